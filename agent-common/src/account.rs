@@ -1,0 +1,250 @@
+//! The account: every packet that a hook sees ends up in exactly one counter beside `seen`.
+//!
+//! `seen = flows + unparsed (by reason) + not_inserted (by reason) + filtered`, in packets and in
+//! bytes. `seen` is added before any branch, so the equation can fail and therefore says something.
+
+/// Packets and bytes. Bytes are layer-2 frame bytes without FCS.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pair {
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+impl core::ops::Add for Pair {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { packets: self.packets + other.packets, bytes: self.bytes + other.bytes }
+    }
+}
+
+impl core::ops::AddAssign for Pair {
+    fn add_assign(&mut self, other: Self) {
+        *self = *self + other;
+    }
+}
+
+impl core::ops::Sub for Pair {
+    type Output = Self;
+
+    /// The growth of a counter since `earlier`; wraps as the kernel's counters would.
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            packets: self.packets.wrapping_sub(earlier.packets),
+            bytes: self.bytes.wrapping_sub(earlier.bytes),
+        }
+    }
+}
+
+impl core::iter::Sum for Pair {
+    fn sum<I: Iterator<Item = Self>>(pairs: I) -> Self {
+        pairs.fold(Self::default(), |sum, pair| sum + pair)
+    }
+}
+
+/// Declares [`Reason`] with its names, so that a reason cannot lack one.
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
+        /// Where a packet went; the index of its counter in [`HookAccount`].
+        #[repr(u8)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Reason {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl Reason {
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The name in metrics, JSON and protobuf.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Every packet, counted before any branch.
+    Seen = "seen",
+    /// Added to an entry of the flow table.
+    Flows = "flows",
+    /// Left out by a filter rule.
+    Filtered = "filtered",
+
+    /// ARP and RARP: known, and not IP.
+    Arp = "arp",
+    /// An EtherType (or, without an Ethernet header, a first nibble) that is not IP.
+    NotIp = "not_ip",
+    /// An 802.3 length field instead of an EtherType: LLC frames such as STP.
+    Llc = "llc",
+    /// Shorter than an Ethernet header.
+    TruncatedEthernet = "truncated_ethernet",
+    /// Ends within a VLAN tag.
+    TruncatedVlan = "truncated_vlan",
+    /// More than two VLAN tags.
+    VlanDepth = "vlan_depth",
+    /// Ends within the IPv4 header or its options.
+    TruncatedIpv4 = "truncated_ipv4",
+    /// The version is not 4, the header length under 20, or the total length under the header's.
+    MalformedIpv4 = "malformed_ipv4",
+    /// Ends within the IPv6 header.
+    TruncatedIpv6 = "truncated_ipv6",
+    /// The version is not 6.
+    MalformedIpv6 = "malformed_ipv6",
+    /// Ends within an IPv6 extension header.
+    TruncatedExtension = "truncated_extension",
+    /// More extension headers than the parser walks.
+    ExtensionDepth = "extension_depth",
+    /// Ends within the transport header that carries the ports.
+    TruncatedTransport = "truncated_transport",
+    /// A TCP data offset under 20 bytes.
+    MalformedTcp = "malformed_tcp",
+
+    /// The page of the flow table had no room (`E2BIG`).
+    TableFull = "table_full",
+    /// The kernel had no memory for the entry (`ENOMEM`).
+    NoMemory = "no_memory",
+    /// The bucket was locked by the code that this program interrupted (`EBUSY`, `EDEADLK`).
+    Busy = "busy",
+    /// The page or the entry was not there when it was looked up again.
+    Vanished = "vanished",
+    /// The kernel refused the insert with an error that is none of the above.
+    Refused = "refused",
+
+    /// Beside the sum: super-frames (GSO, GRO), each counted once, with the bytes that the skb had.
+    SuperFrames = "super_frames",
+    /// Beside the sum: the frames that super-frames stand for, with their bytes on the wire.
+    SuperFrameSegments = "super_frame_segments",
+    /// Beside the sum: super-frames whose repeated headers are unknown; their bytes are too low.
+    Inexact = "inexact",
+    /// Beside the sum: packets whose VLAN tag the driver had taken out; bytes are those of the tags.
+    OffloadedTags = "offloaded_tags",
+    /// Beside the sum: frames under 60 bytes; bytes are what padding to 60 would add.
+    Short = "short",
+}
+
+impl Reason {
+    /// What the parser could not turn into a flow.
+    pub const UNPARSED: &'static [Self] = &[
+        Self::Arp,
+        Self::NotIp,
+        Self::Llc,
+        Self::TruncatedEthernet,
+        Self::TruncatedVlan,
+        Self::VlanDepth,
+        Self::TruncatedIpv4,
+        Self::MalformedIpv4,
+        Self::TruncatedIpv6,
+        Self::MalformedIpv6,
+        Self::TruncatedExtension,
+        Self::ExtensionDepth,
+        Self::TruncatedTransport,
+        Self::MalformedTcp,
+    ];
+
+    /// What the flow table did not take.
+    pub const NOT_INSERTED: &'static [Self] =
+        &[Self::TableFull, Self::NoMemory, Self::Busy, Self::Vanished, Self::Refused];
+
+    /// Facts about packets that are already in the sum.
+    pub const BESIDE: &'static [Self] = &[
+        Self::SuperFrames,
+        Self::SuperFrameSegments,
+        Self::Inexact,
+        Self::OffloadedTags,
+        Self::Short,
+    ];
+}
+
+/// Slots of [`HookAccount`]: a power of two, so that the verifier sees `index & (SLOTS - 1)` in
+/// bounds.
+pub const SLOTS: usize = 32;
+
+const _: () = assert!(Reason::ALL.len() <= SLOTS);
+
+/// One account: the value, per CPU, of a page's account map for one interface and direction.
+///
+/// In the kernel it is cumulative and never reset; userspace takes differences.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HookAccount {
+    pub counters: [Pair; SLOTS],
+}
+
+const _: () = assert!(size_of::<HookAccount>() == SLOTS * 16);
+
+impl HookAccount {
+    pub fn get(&self, reason: Reason) -> Pair {
+        self.counters[reason as usize]
+    }
+
+    #[inline(always)]
+    pub fn add(&mut self, reason: Reason, packets: u64, bytes: u64) {
+        let counter = &mut self.counters[reason as usize & (SLOTS - 1)];
+        counter.packets = counter.packets.wrapping_add(packets);
+        counter.bytes = counter.bytes.wrapping_add(bytes);
+    }
+
+    /// Adds every counter of `other`.
+    pub fn merge(&mut self, other: &Self) {
+        for (counter, more) in self.counters.iter_mut().zip(other.counters) {
+            *counter += more;
+        }
+    }
+
+    /// What was counted since `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut growth = *self;
+        for (counter, before) in growth.counters.iter_mut().zip(earlier.counters) {
+            *counter = *counter - before;
+        }
+        growth
+    }
+
+    pub fn unparsed(&self) -> Pair {
+        Reason::UNPARSED.iter().map(|&reason| self.get(reason)).sum()
+    }
+
+    pub fn not_inserted(&self) -> Pair {
+        Reason::NOT_INSERTED.iter().map(|&reason| self.get(reason)).sum()
+    }
+
+    /// `seen` less every place where a packet can have gone: zero, or the account is broken.
+    pub fn missing(&self) -> Pair {
+        let placed = self.get(Reason::Flows)
+            + self.unparsed()
+            + self.not_inserted()
+            + self.get(Reason::Filtered);
+        self.get(Reason::Seen) - placed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_is_in_exactly_one_group() {
+        let sum = [Reason::Seen, Reason::Flows, Reason::Filtered];
+        let groups: Vec<Reason> = [&sum, Reason::UNPARSED, Reason::NOT_INSERTED, Reason::BESIDE]
+            .into_iter()
+            .flatten()
+            .copied()
+            .collect();
+        assert_eq!(groups, Reason::ALL);
+    }
+
+    #[test]
+    fn an_account_that_lost_a_packet_says_so() {
+        let mut account = HookAccount::default();
+        account.add(Reason::Seen, 2, 128);
+        account.add(Reason::Flows, 1, 64);
+        assert_eq!(account.missing(), Pair { packets: 1, bytes: 64 });
+        account.add(Reason::Arp, 1, 64);
+        assert_eq!(account.missing(), Pair::default());
+    }
+}

@@ -1,0 +1,205 @@
+//! The flow: the key that names it and the counters that the kernel keeps for it.
+//!
+//! A flow is bidirectional (RFC 5103): both directions fall into one entry, whose endpoints stand
+//! in canonical order, the lower `address, port` first. Direction 0 is a → b.
+
+/// How the two port fields of a [`FlowKey`] are to be read.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum L4Kind {
+    /// A protocol without ports: both fields are zero.
+    None = 0,
+    /// TCP, UDP, SCTP, UDP-Lite, DCCP: ports.
+    Ports = 1,
+    /// ICMP: `port_a` is type and code; `port_b` is zero.
+    Icmp = 2,
+    /// ICMP with an identifier: `port_a` is type and code of the request; `port_b` the identifier.
+    IcmpQuery = 3,
+    /// A later fragment: its ports are in a packet that is not at hand; both fields are zero.
+    Fragment = 4,
+}
+
+impl L4Kind {
+    /// The kind that a key of the flow table holds, `None` for a byte that no program writes.
+    pub const fn from_u8(byte: u8) -> Option<Self> {
+        Some(match byte {
+            0 => Self::None,
+            1 => Self::Ports,
+            2 => Self::Icmp,
+            3 => Self::IcmpQuery,
+            4 => Self::Fragment,
+            _ => return None,
+        })
+    }
+}
+
+/// Names a flow. Plain integers and byte arrays, no hidden padding: the kernel hashes the bytes.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowKey {
+    /// The lower endpoint's address as on the wire; an IPv4 address is the first four bytes, the
+    /// others zero.
+    pub addr_a: [u8; 16],
+    pub addr_b: [u8; 16],
+    /// The network namespace's inode number, so that interface indexes of two namespaces differ.
+    pub netns: u32,
+    pub ifindex: u32,
+    /// Outer and inner VLAN id; 0 where there is no tag (802.1Q: id 0 means no VLAN).
+    pub vlan_ids: [u16; 2],
+    /// Host byte order; see [`L4Kind`].
+    pub port_a: u16,
+    pub port_b: u16,
+    /// 4 or 6.
+    pub ip_version: u8,
+    /// IANA protocol number; for IPv6 the last next-header value.
+    pub protocol: u8,
+    /// An [`L4Kind`].
+    pub l4_kind: u8,
+    pub reserved: [u8; 5],
+}
+
+const _: () = assert!(size_of::<FlowKey>() == 32 + 8 + 4 + 4 + 3 + 5);
+
+/// The TCP flags, in the order of their bits in the TCP header's flag byte.
+pub mod tcp_flags {
+    pub const FIN: u8 = 0x01;
+    pub const SYN: u8 = 0x02;
+    pub const RST: u8 = 0x04;
+    pub const PSH: u8 = 0x08;
+    pub const ACK: u8 = 0x10;
+    pub const URG: u8 = 0x20;
+    pub const ECE: u8 = 0x40;
+    pub const CWR: u8 = 0x80;
+}
+
+/// One byte for each TCP flag, since kernel 5.10 has no atomic OR: storing 1 never loses another's.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpFlagBytes {
+    /// FIN, SYN without ACK, RST, PSH, ACK, URG, ECE, CWR: index `n` is bit `n` of the flag byte.
+    pub by_bit: [u8; 8],
+    /// SYN with ACK.
+    pub syn_ack: u8,
+    /// The flag byte's bits whose bytes are known to be stored: a hint that may lag, never lead.
+    /// SYN is never in it.
+    pub stored: u8,
+}
+
+impl TcpFlagBytes {
+    const SYN_BIT: usize = 1;
+
+    /// The union of the flag bytes of all segments (IPFIX element 6, `tcpControlBits`).
+    pub fn union(&self) -> u8 {
+        let mut flags = 0;
+        for (bit, &byte) in self.by_bit.iter().enumerate() {
+            flags |= u8::from(byte != 0) << bit;
+        }
+        if self.syn_ack != 0 { flags | tcp_flags::SYN } else { flags }
+    }
+
+    pub fn has_syn_without_ack(&self) -> bool {
+        self.by_bit[Self::SYN_BIT] != 0
+    }
+
+    pub fn has_syn_with_ack(&self) -> bool {
+        self.syn_ack != 0
+    }
+
+    /// Remembers a segment's flag byte. Each store writes the value 1 whatever was there, and the
+    /// hint is written after the bytes it speaks of, so CPUs may do this at once.
+    #[inline(always)]
+    pub fn store(&mut self, flags: u8) {
+        let stored = self.stored;
+        if flags & !stored == 0 {
+            return;
+        }
+        // Unrolled by hand: a loop over a variable index costs the verifier a bound each turn.
+        if flags & tcp_flags::FIN != 0 {
+            self.by_bit[0] = 1;
+        }
+        if flags & tcp_flags::SYN != 0 {
+            if flags & tcp_flags::ACK == 0 {
+                self.by_bit[1] = 1;
+            } else {
+                self.syn_ack = 1;
+            }
+        }
+        if flags & tcp_flags::RST != 0 {
+            self.by_bit[2] = 1;
+        }
+        if flags & tcp_flags::PSH != 0 {
+            self.by_bit[3] = 1;
+        }
+        if flags & tcp_flags::ACK != 0 {
+            self.by_bit[4] = 1;
+        }
+        if flags & tcp_flags::URG != 0 {
+            self.by_bit[5] = 1;
+        }
+        if flags & tcp_flags::ECE != 0 {
+            self.by_bit[6] = 1;
+        }
+        if flags & tcp_flags::CWR != 0 {
+            self.by_bit[7] = 1;
+        }
+        self.stored = stored | (flags & !tcp_flags::SYN);
+    }
+}
+
+/// What the kernel counts for a flow within one page: deltas, since every scan starts a page anew.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowCounters {
+    /// By direction: a → b, b → a.
+    pub packets: [u64; 2],
+    pub bytes: [u64; 2],
+    /// `CLOCK_BOOTTIME` nanoseconds.
+    pub first_seen_ns: u64,
+    pub last_seen_ns: u64,
+    /// By direction.
+    pub tcp_flags: [TcpFlagBytes; 2],
+    /// The direction of the packet that made the entry.
+    pub first_direction: u8,
+    /// The DSCP (RFC 2474, six bits) of that packet.
+    pub dscp: u8,
+    pub reserved: [u8; 2],
+}
+
+const _: () = assert!(size_of::<FlowCounters>() == 32 + 16 + 20 + 4);
+
+#[cfg(feature = "user")]
+mod pod {
+    // SAFETY: repr(C), integers and byte arrays only, no padding (asserted by size above).
+    unsafe impl aya::Pod for super::FlowKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::FlowCounters {}
+    // SAFETY: an array of pairs of u64.
+    unsafe impl aya::Pod for crate::HookAccount {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flag_bytes_keep_the_union_and_tell_the_syns_apart() {
+        for flags in 0..=u8::MAX {
+            let mut bytes = TcpFlagBytes::default();
+            bytes.store(flags);
+            assert_eq!(bytes.union(), flags);
+            let syn = flags & tcp_flags::SYN != 0;
+            let ack = flags & tcp_flags::ACK != 0;
+            assert_eq!(bytes.has_syn_without_ack(), syn && !ack);
+            assert_eq!(bytes.has_syn_with_ack(), syn && ack);
+        }
+    }
+
+    #[test]
+    fn the_hint_never_hides_a_flag() {
+        let mut bytes = TcpFlagBytes::default();
+        bytes.store(tcp_flags::SYN | tcp_flags::ACK);
+        bytes.store(tcp_flags::ACK);
+        bytes.store(tcp_flags::SYN);
+        assert!(bytes.has_syn_without_ack() && bytes.has_syn_with_ack());
+    }
+}

@@ -1,0 +1,23 @@
+//! What the kernel programs and the agent share.
+//!
+//! In reading order, which is the order of the data: [`frame`] gives access to the bytes of a
+//! frame, [`parse`] turns them into a [`Packet`], whose [`FlowKey`] names an
+//! entry of the flow table with a [`FlowCounters`] value; [`wire_size`] says how many frames on the
+//! wire a packet stands for; [`account`] holds the counters into which every packet falls.
+//!
+//! Everything here is `no_std`, allocates nothing, and is the same source in the kernel, in the
+//! host tests and in the benches.
+
+#![cfg_attr(not(test), no_std)]
+
+pub mod account;
+pub mod flow;
+pub mod frame;
+pub mod parse;
+pub mod transport;
+pub mod wire_size;
+
+pub use account::{HookAccount, Pair, Reason};
+pub use flow::{FlowCounters, FlowKey, L4Kind};
+pub use frame::{Frame, Header};
+pub use parse::{LinkType, Packet, parse};

@@ -1,0 +1,42 @@
+//! The flow record: what the replica says about one flow after one scan, before it is encoded.
+
+use agent_common::{FlowKey, Pair};
+
+/// Why a flow ended: the values of IPFIX element 136, `flowEndReason` (RFC 5102).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndReason {
+    /// No packet for the idle timeout.
+    IdleTimeout = 1,
+    /// A record of a flow that goes on; not used, since a living flow carries no end reason.
+    ActiveTimeout = 2,
+    /// FIN from both sides (from the one side seen, where only one is), or RST.
+    EndOfFlow = 3,
+    /// The agent stopped.
+    ForcedEnd = 4,
+    /// The replica was full and this flow had been quiet the longest.
+    LackOfResources = 5,
+}
+
+/// One flow after one scan. `[0]` is forward, from the initiator; `[1]` is reverse.
+#[derive(Clone, Copy, Debug)]
+pub struct Record {
+    pub key: FlowKey,
+    /// Which endpoint of the key is the initiator, so the record's source: 0 is a, 1 is b.
+    pub initiator: u8,
+    /// Since the last record of this flow.
+    pub delta: [Pair; 2],
+    /// Since the first packet of this flow.
+    pub total: [Pair; 2],
+    /// Unix time in nanoseconds.
+    pub first_seen_unix_ns: u64,
+    /// Unix time in nanoseconds.
+    pub last_seen_unix_ns: u64,
+    /// The union of the TCP flag bytes since the first packet.
+    pub tcp_flags: [u8; 2],
+    /// DSCP of the first packet, six bits.
+    pub dscp: u8,
+    /// Absent while the flow lives.
+    pub end_reason: Option<EndReason>,
+    /// Community ID version 1 with seed 0: the SHA-1 digest, without the `1:` and base64.
+    pub community_id: [u8; 20],
+}
