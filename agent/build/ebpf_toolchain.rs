@@ -1,0 +1,148 @@
+//! What compiles the eBPF crate: this machine goes in, a compiler that has `core` for the BPF target
+//! and a linker for it come out.
+//!
+//! The agent's build script and `cargo xtask setup` both include this file, so that what the set-up
+//! installs is what the build finds.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+pub const TARGET: &str = "bpfel-unknown-none";
+
+/// Names a `rustc` to be used instead of the ones that [`find_compiler`] tries.
+pub const RUSTC_OVERRIDE: &str = "FLOW_AGENT_EBPF_RUSTC";
+
+/// Debian's compiler has `core` for BPF as a package; rustup's stable has it nowhere.
+const DISTRIBUTION_RUSTC: &str = "/usr/bin/rustc";
+
+const HOW_TO_INSTALL: &str = "\
+`cargo xtask setup` installs what is missing where apt is at hand. By hand, either
+  Debian 12:        apt-get install rustc-web libstd-rust-web-dev-bpf
+  later Debians:    apt-get install rustc libstd-rust-dev-bpf
+  anywhere:         rustup toolchain install nightly --profile minimal --component rust-src
+and bpf-linker, whose LLVM must be at least the compiler's:
+  from Debian:      apt-get install llvm-22-dev libpolly-22-dev zlib1g-dev libzstd-dev, then
+                    LLVM_PREFIX=/usr/lib/llvm-22 LLVM_SYS_221_PREFIX=/usr/lib/llvm-22 \\
+                    cargo install bpf-linker --locked --no-default-features --features llvm-22
+  with rustup:      cargo install bpf-linker";
+
+/// A compiler for the BPF target.
+#[derive(Clone, Debug)]
+pub struct Compiler {
+    pub rustc: PathBuf,
+    /// The cargo that belongs to `rustc`; `None` where any cargo will do.
+    pub cargo: Option<PathBuf>,
+    /// `core` comes as source and is compiled along with the programs.
+    pub build_std: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Toolchain {
+    pub compiler: Compiler,
+    pub linker: PathBuf,
+}
+
+/// Compiler and linker, or an error that lists what to install.
+pub fn find() -> Result<Toolchain> {
+    match (find_compiler()?, find_linker()) {
+        (Some(compiler), Some(linker)) => Ok(Toolchain { compiler, linker }),
+        (None, Some(_)) => {
+            bail!("no Rust compiler here has `core` for {TARGET}.\n{HOW_TO_INSTALL}")
+        }
+        (Some(_), None) => bail!("there is no bpf-linker here.\n{HOW_TO_INSTALL}"),
+        (None, None) => bail!(
+            "no Rust compiler here has `core` for {TARGET}, and there is no bpf-linker.\n{HOW_TO_INSTALL}"
+        ),
+    }
+}
+
+/// The first compiler that has `core` for BPF: the override, the distribution's, rustup's nightly,
+/// the one on the PATH. Fails only where the override does not fit.
+pub fn find_compiler() -> Result<Option<Compiler>> {
+    if let Some(rustc) = env::var_os(RUSTC_OVERRIDE).filter(|value| !value.is_empty()) {
+        let compiler = examine(Path::new(&rustc)).with_context(|| {
+            format!(
+                "{RUSTC_OVERRIDE}={} has no `core` for {TARGET}",
+                rustc.display()
+            )
+        })?;
+        return Ok(Some(compiler));
+    }
+    Ok(examine(Path::new(DISTRIBUTION_RUSTC))
+        .or_else(|| examine(&rustup_nightly()?))
+        .or_else(|| examine(&find_on_path("rustc")?)))
+}
+
+/// `bpf-linker` where `cargo xtask setup` puts it, else the one on the PATH.
+pub fn find_linker() -> Option<PathBuf> {
+    let ours = cache_root().map(|root| root.join("bin/bpf-linker"));
+    ours.filter(|linker| linker.is_file())
+        .or_else(|| find_on_path("bpf-linker"))
+}
+
+/// What set-up installs for this user alone: `$XDG_CACHE_HOME/flow-agent`.
+pub fn cache_root() -> Option<PathBuf> {
+    let absolute = |name| {
+        env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(caches.join("flow-agent"))
+}
+
+/// Whether `rustc` can compile for BPF, by what lies in its sysroot.
+fn examine(rustc: &Path) -> Option<Compiler> {
+    let rustlib =
+        Path::new(&output(Command::new(rustc).args(["--print", "sysroot"]))?).join("lib/rustlib");
+    let rustc = rustc.to_path_buf();
+    if rustlib.join(TARGET).join("lib").is_dir() {
+        return Some(Compiler {
+            rustc,
+            cargo: None,
+            build_std: false,
+        });
+    }
+    let has_source = rustlib.join("src/rust/library/core/src/lib.rs").is_file();
+    let nightly = output(Command::new(&rustc).arg("--version"))?.contains("-nightly");
+    let cargo = rustc.with_file_name("cargo");
+    (has_source && nightly && cargo.is_file()).then_some(Compiler {
+        rustc,
+        cargo: Some(cargo),
+        build_std: true,
+    })
+}
+
+fn rustup_nightly() -> Option<PathBuf> {
+    // Asked without this variable, rustup may install the toolchain that it is asked about.
+    let mut rustup = Command::new("rustup");
+    rustup
+        .args(["which", "--toolchain", "nightly", "rustc"])
+        .env("RUSTUP_AUTO_INSTALL", "0");
+    output(&mut rustup).map(PathBuf::from)
+}
+
+fn find_on_path(name: &str) -> Option<PathBuf> {
+    env::split_paths(&env::var_os("PATH")?)
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())
+}
+
+/// The command's standard output without the line's end; `None` where it cannot run or fails.
+fn output(command: &mut Command) -> Option<String> {
+    let output = command
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    let text = output
+        .status
+        .success()
+        .then(|| String::from_utf8(output.stdout).ok())??;
+    Some(text.trim_end().to_owned())
+}
