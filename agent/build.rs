@@ -4,7 +4,7 @@
 use std::{
     env, fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, ExitCode},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -27,7 +27,19 @@ const OUTER_BUILD: &[&str] = &[
     "RUSTFLAGS",
 ];
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match build() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            for line in format!("{error:#}").lines() {
+                println!("cargo::error={line}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn build() -> Result<()> {
     let manifest_dir = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
     let root = manifest_dir
         .parent()
