@@ -1,0 +1,192 @@
+//! A socket that sends whole frames: bytes come in, the same frames in the same order leave an
+//! interface.
+
+use std::{
+    ffi::CString,
+    io,
+    mem::{size_of_val, zeroed},
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    thread,
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::Namespace;
+
+/// Frames a system call.
+const BATCH: usize = 256;
+
+/// An `AF_PACKET` socket bound to an interface. It receives nothing.
+///
+/// The interface's length rules hold: 14 bytes at least, MTU and header at most.
+#[derive(Debug)]
+pub struct FrameSocket {
+    fd: OwnedFd,
+    interface: String,
+}
+
+impl FrameSocket {
+    pub fn new(namespace: &Namespace, interface: &str) -> Result<Self> {
+        let name = CString::new(interface).context("an interface name has no zero byte")?;
+        let fd = namespace.enter(|| {
+            open_bound(&name).with_context(|| format!("open a packet socket on {interface}"))
+        })?;
+        Ok(Self {
+            fd,
+            interface: interface.to_owned(),
+        })
+    }
+
+    /// From here on frames pass the queueing discipline, and the TC egress hook with it, by.
+    pub fn bypass_qdisc(&self) -> Result<()> {
+        let on: libc::c_int = 1;
+        // SAFETY: the option's value is an int that outlives the call, and its length is given.
+        let result = unsafe {
+            libc::setsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_QDISC_BYPASS,
+                (&raw const on).cast(),
+                size_of_val(&on) as libc::socklen_t,
+            )
+        };
+        ensure!(
+            result == 0,
+            "set PACKET_QDISC_BYPASS: {}",
+            io::Error::last_os_error()
+        );
+        Ok(())
+    }
+
+    /// Sends one frame.
+    pub fn send(&self, frame: &[u8]) -> Result<()> {
+        self.send_many([frame]).map(drop)
+    }
+
+    /// Sends the frames in order and returns how many there were. A frame that the receiving end had
+    /// no room for is sent again, so that none is lost; such a frame passes a TC egress hook on this
+    /// end once for every attempt.
+    pub fn send_many<F: AsRef<[u8]>>(&self, frames: impl IntoIterator<Item = F>) -> Result<usize> {
+        let mut frames = frames.into_iter();
+        let mut sent = 0;
+        loop {
+            let batch: Vec<F> = frames.by_ref().take(BATCH).collect();
+            if batch.is_empty() {
+                return Ok(sent);
+            }
+            let mut rest = &batch[..];
+            while !rest.is_empty() {
+                match self.send_batch(rest) {
+                    Ok(count) => rest = &rest[count..],
+                    Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                        thread::yield_now();
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => {
+                        let len_bytes = rest[0].as_ref().len();
+                        return Err(error).with_context(|| {
+                            format!("send a frame of {len_bytes} bytes to {}", self.interface)
+                        });
+                    }
+                }
+            }
+            sent += batch.len();
+        }
+    }
+
+    /// How many of the frames, from the first on, one call has sent: one at least.
+    fn send_batch<F: AsRef<[u8]>>(&self, frames: &[F]) -> io::Result<usize> {
+        let mut pieces: Vec<libc::iovec> = frames
+            .iter()
+            .map(|frame| {
+                let frame = frame.as_ref();
+                libc::iovec {
+                    iov_base: frame.as_ptr().cast_mut().cast(),
+                    iov_len: frame.len(),
+                }
+            })
+            .collect();
+        let mut messages: Vec<libc::mmsghdr> = pieces
+            .iter_mut()
+            .map(|piece| {
+                // SAFETY: all zeros is a message without address, data and control data.
+                let mut message: libc::mmsghdr = unsafe { zeroed() };
+                message.msg_hdr.msg_iov = piece;
+                message.msg_hdr.msg_iovlen = 1;
+                message
+            })
+            .collect();
+        let count = messages.len() as libc::c_uint;
+        // SAFETY: `count` messages, each with one piece of a frame that outlives the call; the
+        // kernel only reads from the frames.
+        let sent = unsafe { libc::sendmmsg(self.fd.as_raw_fd(), messages.as_mut_ptr(), count, 0) };
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+fn open_bound(interface: &CString) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers are passed. Protocol 0 receives nothing.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is open and nobody else's.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: the name is a C string that outlives the call.
+    let ifindex = unsafe { libc::if_nametoindex(interface.as_ptr()) };
+    if ifindex == 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: all zeros is an address without interface.
+    let mut address: libc::sockaddr_ll = unsafe { zeroed() };
+    address.sll_family = libc::AF_PACKET as libc::c_ushort;
+    address.sll_ifindex = ifindex.cast_signed();
+    let len = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the address is a sockaddr_ll that outlives the call, and its length is given.
+    match unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) } {
+        0 => Ok(fd),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Lab, privilege::is_root_or_skip};
+
+    #[test]
+    fn every_frame_arrives_and_is_counted() {
+        if !is_root_or_skip("lab::every_frame_arrives_and_is_counted") {
+            return;
+        }
+        let lab = Lab::quiet().unwrap();
+        let socket = lab.peer.frame_socket().unwrap();
+        let frame = lab.peer.frame_v4(&lab.agent);
+        let frames = (0..100_000_u32).map(|n| frame.udp(n as u16, 53, &[0; 18]).unwrap());
+        assert_eq!(socket.send_many(frames).unwrap(), 100_000);
+        let received = lab.agent.counters().unwrap();
+        assert_eq!(
+            (received.rx_packets, received.rx_bytes),
+            (100_000, 6_000_000)
+        );
+        let sent = lab.peer.counters().unwrap();
+        assert_eq!((sent.tx_packets, sent.tx_bytes), (100_000, 6_000_000));
+    }
+
+    #[test]
+    fn a_frame_that_is_too_long_is_an_error_that_says_so() {
+        if !is_root_or_skip("lab::a_frame_that_is_too_long_is_an_error_that_says_so") {
+            return;
+        }
+        let lab = Lab::quiet().unwrap();
+        let error = lab
+            .peer
+            .frame_socket()
+            .unwrap()
+            .send(&[0; 2000])
+            .unwrap_err();
+        assert!(
+            format!("{error:#}").contains("2000 bytes to peer0"),
+            "{error:#}"
+        );
+    }
+}

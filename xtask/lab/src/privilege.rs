@@ -1,0 +1,40 @@
+//! Whether this process may build a laboratory: a test's name comes in, leave to run or a recorded
+//! skip goes out.
+
+use std::{env, fs::OpenOptions, io::Write as _};
+
+/// Names the file to which skipped tests add themselves, so that they are never counted as passed.
+pub const SKIP_LOG: &str = "FLOW_AGENT_SKIP_LOG";
+
+/// True for root. Otherwise records the skip; the test then returns.
+pub fn is_root_or_skip(test: &str) -> bool {
+    let root = is_root();
+    if !root {
+        skip(test, "needs root");
+    }
+    root
+}
+
+pub fn is_root() -> bool {
+    // SAFETY: geteuid has no preconditions and cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Records that `test` did not run and why.
+///
+/// # Panics
+///
+/// When the record cannot be written: a skip must not look like a pass.
+pub fn skip(test: &str, reason: &str) {
+    eprintln!("skipped: {test}: {reason}");
+    if let Some(path) = env::var_os(SKIP_LOG) {
+        let mut log = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(&path)
+            .expect("the skip log opens");
+        // One write, so that lines of parallel tests do not mix.
+        log.write_all(format!("{test}: {reason}\n").as_bytes())
+            .expect("the skip log is written");
+    }
+}
