@@ -5,7 +5,7 @@
 //! installs is what the build finds.
 
 use std::{
-    env,
+    env, fmt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -21,15 +21,15 @@ pub const RUSTC_OVERRIDE: &str = "FLOW_AGENT_EBPF_RUSTC";
 const DISTRIBUTION_RUSTC: &str = "/usr/bin/rustc";
 
 const HOW_TO_INSTALL: &str = "\
-`cargo xtask setup` installs what is missing where apt is at hand. By hand, either
-  Debian 12:        apt-get install rustc-web libstd-rust-web-dev-bpf
-  later Debians:    apt-get install rustc libstd-rust-dev-bpf
-  anywhere:         rustup toolchain install nightly --profile minimal --component rust-src
+`cargo xtask setup` installs what is missing where apt is at hand. By hand, a compiler:
+  Debian 12:      apt-get install rustc-web libstd-rust-web-dev-bpf
+  later Debians:  apt-get install rustc libstd-rust-dev-bpf
+  anywhere else:  rustup toolchain install nightly --profile minimal --component rust-src
 and bpf-linker, whose LLVM must be at least the compiler's:
-  from Debian:      apt-get install llvm-22-dev libpolly-22-dev zlib1g-dev libzstd-dev, then
-                    LLVM_PREFIX=/usr/lib/llvm-22 LLVM_SYS_221_PREFIX=/usr/lib/llvm-22 \\
-                    cargo install bpf-linker --locked --no-default-features --features llvm-22
-  with rustup:      cargo install bpf-linker";
+  Debian:         apt-get install g++ llvm-22-dev libpolly-22-dev zlib1g-dev libzstd-dev
+                  LLVM_PREFIX=/usr/lib/llvm-22 LLVM_SYS_221_PREFIX=/usr/lib/llvm-22 \\
+                  cargo install bpf-linker --locked --no-default-features --features llvm-22
+  anywhere else:  the distribution's package, or a binary of the bpf-linker project, on the PATH";
 
 /// A compiler for the BPF target.
 #[derive(Clone, Debug)]
@@ -45,6 +45,24 @@ pub struct Compiler {
 pub struct Toolchain {
     pub compiler: Compiler,
     pub linker: PathBuf,
+}
+
+impl fmt::Display for Toolchain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Compiler {
+            rustc,
+            cargo,
+            build_std,
+        } = &self.compiler;
+        write!(f, "{}", rustc.display())?;
+        if let Some(cargo) = cargo {
+            write!(f, ", {}", cargo.display())?;
+        }
+        if *build_std {
+            write!(f, ", `core` from source")?;
+        }
+        write!(f, ", {}", self.linker.display())
+    }
 }
 
 /// Compiler and linker, or an error that lists what to install.

@@ -1,3 +1,41 @@
-//! The project's chores.
+//! The project's chores: a task's name comes in, its outcome is the exit status.
 
-fn main() {}
+mod apt;
+mod demo;
+#[path = "../../agent/build/ebpf_toolchain.rs"]
+mod ebpf_toolchain;
+mod linker;
+mod run;
+mod setup;
+mod test;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask", about = "The project's chores")]
+enum Task {
+    /// Install what is missing to build, run and test.
+    Setup,
+    /// Set up, build and run the agent, showing live flows as a table.
+    Run(run::Arguments),
+    /// Set up, check format and lints, run every test; the last line counts.
+    Test(test::Arguments),
+    /// Show the agent at work on traffic between two network namespaces.
+    Demo(demo::Arguments),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Task::parse() {
+        Task::Setup => setup::report(),
+        Task::Run(arguments) => run::run(&arguments),
+        Task::Test(arguments) => Ok(test::test(&arguments)),
+        Task::Demo(arguments) => demo::demo(&arguments),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}

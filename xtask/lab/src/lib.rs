@@ -18,6 +18,7 @@ mod generator;
 mod host;
 mod namespace;
 pub mod privilege;
+mod process;
 pub mod traffic;
 mod tun;
 
@@ -27,6 +28,7 @@ pub use frame_socket::FrameSocket;
 pub use generator::Generator;
 pub use host::{Host, Lab, LabOptions};
 pub use namespace::Namespace;
+pub use process::Process;
 pub use tun::Tun;
 
 use anyhow::{Context as _, Result, ensure};

@@ -1,0 +1,75 @@
+//! A program of the test's: a command comes in, a process that does not outlive the value goes out.
+
+use std::{
+    io,
+    process::{Child, Command, ExitStatus},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+/// A running program, killed when dropped.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    name: String,
+}
+
+impl Process {
+    pub fn spawn(command: &mut Command) -> Result<Self> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let child = command.spawn().with_context(|| format!("start {name}"))?;
+        Ok(Self { child, name })
+    }
+
+    /// For its process id and its pipes.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// Asks it to stop and waits until it has.
+    pub fn terminate(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        self.signal(libc::SIGTERM)?;
+        self.wait(timeout)
+    }
+
+    pub fn signal(&self, signal: i32) -> Result<()> {
+        // SAFETY: no pointers; the id is our child's, which was not reaped while we hold it.
+        let result = unsafe { libc::kill(self.child.id().cast_signed(), signal) };
+        if result != 0 {
+            return Err(io::Error::last_os_error())
+                .with_context(|| format!("send signal {signal} to {}", self.name));
+        }
+        Ok(())
+    }
+
+    /// Its exit status, `None` while it runs.
+    pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
+        self.child
+            .try_wait()
+            .with_context(|| format!("ask after {}", self.name))
+    }
+
+    /// Waits until it has stopped by itself.
+    pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(status) = self.exited()? {
+                return Ok(status);
+            }
+            if Instant::now() > deadline {
+                bail!("{} still runs after {timeout:?}", self.name);
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail harmlessly where it has stopped before.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}

@@ -1,0 +1,102 @@
+//! Debian's package manager: package names come in, installed packages go out.
+
+use std::{cell::OnceCell, process::Command};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::workspace::{has_command, run};
+
+/// The way to apt for this user.
+pub struct Apt {
+    with_sudo: bool,
+    /// The lists were fetched in this run.
+    updated: OnceCell<()>,
+}
+
+impl Apt {
+    /// `None` where there is no apt, or no leave to use it.
+    pub fn find() -> Option<Self> {
+        let root = lab::privilege::is_root();
+        let usable = has_command("apt-get") && (root || has_command("sudo"));
+        usable.then(|| Self {
+            with_sudo: !root,
+            updated: OnceCell::new(),
+        })
+    }
+
+    /// The version that `install` would take, `None` for a package that apt does not know.
+    pub fn candidate(&self, package: &str) -> Result<Option<String>> {
+        self.update()?;
+        let output = Command::new("apt-cache")
+            .args(["policy", package])
+            .env("LC_ALL", "C")
+            .output()
+            .context("start apt-cache")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let candidate = text
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("Candidate: "));
+        Ok(candidate
+            .filter(|version| *version != "(none)")
+            .map(str::to_owned))
+    }
+
+    /// Installs the packages, saying why. Removes none: what is in the way is for the user to judge.
+    pub fn install(&self, packages: &[&str], why: &str) -> Result<()> {
+        eprintln!("setup: installing {} ({why})", packages.join(" "));
+        self.update()?;
+        let mut install = self.apt_get();
+        install
+            .args([
+                "install",
+                "-y",
+                "-q",
+                "--no-install-recommends",
+                "--no-remove",
+            ])
+            .args(packages);
+        run(&mut install)
+    }
+
+    fn update(&self) -> Result<()> {
+        if self.updated.get().is_none() {
+            eprintln!("setup: fetching apt's package lists");
+            run(self.apt_get().args(["update", "-q"]))?;
+            self.updated.get_or_init(|| ());
+        }
+        Ok(())
+    }
+
+    fn apt_get(&self) -> Command {
+        let mut command = Command::new(if self.with_sudo { "sudo" } else { "env" });
+        if self.with_sudo {
+            command.arg("env");
+        }
+        command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get"]);
+        command
+    }
+}
+
+/// The packages that bring a Rust compiler with `core` for BPF: Debian 12 has them under the names
+/// of the compiler that it keeps for browsers.
+pub fn compiler_packages(apt: &Apt) -> Result<Vec<String>> {
+    if let Some(version) = apt.candidate("libstd-rust-dev-bpf")? {
+        // From a backports suite, the compiler must be of the same version.
+        let rustc = format!("rustc={version}");
+        let library = format!("libstd-rust-dev={version}");
+        return Ok(vec![
+            rustc,
+            library,
+            format!("libstd-rust-dev-bpf={version}"),
+        ]);
+    }
+    let web = apt.candidate("libstd-rust-web-dev-bpf")?;
+    ensure!(
+        web.is_some(),
+        "apt has no package with `core` for BPF (libstd-rust-dev-bpf)"
+    );
+    Ok(vec![
+        "rustc-web".to_owned(),
+        "libstd-rust-web-dev-bpf".to_owned(),
+    ])
+}

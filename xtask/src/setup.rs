@@ -1,0 +1,149 @@
+//! Set-up: what a task needs comes in, the machine with what was missing goes out. Where nothing is
+//! missing it says nothing.
+
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{
+    apt::{self, Apt},
+    ebpf_toolchain::{self, Compiler},
+    linker,
+    workspace::{cargo, has_command, run},
+};
+
+/// Who asks; each needs what those before it need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Purpose {
+    Run,
+    Demo,
+    Test,
+}
+
+/// A program, the package that has it, and what it is for.
+struct Tool {
+    command: &'static str,
+    packages: &'static [&'static str],
+    why: &'static str,
+    needed_from: Purpose,
+}
+
+const TOOLS: &[Tool] = &[
+    Tool {
+        command: "cc",
+        packages: &["gcc", "libc6-dev"],
+        why: "links the agent",
+        needed_from: Purpose::Run,
+    },
+    Tool {
+        command: "ip",
+        packages: &["iproute2"],
+        why: "makes network namespaces",
+        needed_from: Purpose::Demo,
+    },
+    Tool {
+        command: "ping",
+        packages: &["iputils-ping"],
+        why: "sends ICMP echo",
+        needed_from: Purpose::Demo,
+    },
+    Tool {
+        command: "ethtool",
+        packages: &["ethtool"],
+        why: "switches offloads",
+        needed_from: Purpose::Demo,
+    },
+    Tool {
+        command: "tc",
+        packages: &["iproute2"],
+        why: "shows attached filters",
+        needed_from: Purpose::Test,
+    },
+    Tool {
+        command: "ps",
+        packages: &["procps"],
+        why: "looks after processes in tests",
+        needed_from: Purpose::Test,
+    },
+];
+
+/// Installs all that is missing and says what will compile the eBPF programs.
+pub fn report() -> Result<ExitCode> {
+    setup(Purpose::Test)?;
+    eprintln!(
+        "setup: nothing is missing; for the eBPF programs: {}",
+        ebpf_toolchain::find()?
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Installs what is missing for the purpose.
+pub fn setup(purpose: Purpose) -> Result<()> {
+    let apt = Apt::find();
+    for tool in TOOLS {
+        if tool.needed_from <= purpose && !has_command(tool.command) {
+            let Some(apt) = &apt else {
+                bail!(
+                    "install `{}` ({}): there is no apt, or no way to be root for it",
+                    tool.command,
+                    tool.why
+                )
+            };
+            apt.install(tool.packages, tool.why)?;
+        }
+    }
+    let compiler = compiler(apt.as_ref())?;
+    if !linker::is_ready(&compiler)? {
+        match &apt {
+            Some(apt) => linker::install(apt, &compiler).or_else(|error| explain(&error))?,
+            None => drop(ebpf_toolchain::find()?),
+        }
+    }
+    if purpose == Purpose::Test {
+        rustup_components()?;
+    }
+    Ok(())
+}
+
+fn compiler(apt: Option<&Apt>) -> Result<Compiler> {
+    if let Some(compiler) = ebpf_toolchain::find_compiler()? {
+        return Ok(compiler);
+    }
+    if let Some(apt) = apt {
+        let install = || {
+            let packages = apt::compiler_packages(apt)?;
+            let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
+            apt.install(&packages, "a Rust compiler with `core` for BPF")
+        };
+        install().or_else(|error| explain(&error))?;
+        if let Some(compiler) = ebpf_toolchain::find_compiler()? {
+            return Ok(compiler);
+        }
+    }
+    // It fails, and lists what to install.
+    ebpf_toolchain::find().map(|toolchain| toolchain.compiler)
+}
+
+/// Says why apt did not do; the error that follows says what would.
+fn explain(error: &anyhow::Error) -> Result<()> {
+    eprintln!("setup: {error:#}");
+    ebpf_toolchain::find().map(drop)
+}
+
+/// rustup brings the checkers along with the toolchain, unless it was told not to install by itself.
+fn rustup_components() -> Result<()> {
+    for (subcommand, component) in [("clippy", "clippy"), ("fmt", "rustfmt")] {
+        let found = cargo(&[subcommand, "--version"])
+            .output()
+            .is_ok_and(|output| output.status.success());
+        if !found {
+            eprintln!("setup: adding {component} (checks the sources)");
+            let mut rustup = Command::new("rustup");
+            rustup
+                .args(["component", "add", component])
+                .current_dir(crate::workspace::root());
+            run(&mut rustup).with_context(|| format!("cargo {subcommand} is missing"))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,243 @@
+//! Every check and every test: a filter comes in, a count goes out as the last line.
+
+#![expect(
+    clippy::print_stdout,
+    reason = "the tests' output and the count are what this task is for"
+)]
+
+use std::{
+    env, fs,
+    io::{BufRead as _, BufReader},
+    path::PathBuf,
+    process::{self, Command, ExitCode, Stdio},
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::{
+    setup::{Purpose, setup},
+    workspace::{cargo, has_command, run},
+};
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Leave out the format and lint checks
+    #[arg(long)]
+    quick: bool,
+    /// Arguments of `cargo test`, such as a part of the names of the tests to run
+    #[arg(last = true)]
+    cargo_test: Vec<String>,
+}
+
+#[derive(Default)]
+struct Count {
+    passed: usize,
+    failed: usize,
+    /// With reasons.
+    skipped: Vec<String>,
+}
+
+/// Runs all to the end, whatever fails; the exit status tells whether anything did.
+pub fn test(arguments: &Arguments) -> ExitCode {
+    let mut count = Count::default();
+    match setup(Purpose::Test) {
+        Ok(()) => {
+            if !arguments.quick {
+                checks(&mut count);
+            }
+            if let Err(error) = tests(&arguments.cargo_test, &mut count) {
+                eprintln!("error: {error:#}");
+                count.failed += 1;
+            }
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            count.failed += 1;
+        }
+    }
+    for skipped in &count.skipped {
+        println!("skipped: {skipped}");
+    }
+    println!(
+        "{} passed, {} failed, {} skipped",
+        count.passed,
+        count.failed,
+        count.skipped.len()
+    );
+    if count.failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// Format and lints, of the workspace and of the eBPF crate outside it; each counts as a test.
+fn checks(count: &mut Count) {
+    const EBPF: &str = "agent-ebpf/Cargo.toml";
+    let checks: &[&[&str]] = &[
+        &["fmt", "--all", "--check"],
+        &["fmt", "--manifest-path", EBPF, "--check"],
+        &[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ],
+        // For the host: the lints are the same, and clippy needs the compiler that it came with.
+        &[
+            "clippy",
+            "--manifest-path",
+            EBPF,
+            "--bins",
+            "--",
+            "-D",
+            "warnings",
+        ],
+    ];
+    for check in checks {
+        eprintln!("check: cargo {}", check.join(" "));
+        match run(&mut cargo(check)) {
+            Ok(()) => count.passed += 1,
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                count.failed += 1;
+            }
+        }
+    }
+}
+
+/// `cargo test`, its output passed on while its results are added up.
+fn tests(arguments: &[String], count: &mut Count) -> Result<()> {
+    let skip_log = SkipLog::new();
+    let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
+    command
+        .args(arguments)
+        .env(lab::privilege::SKIP_LOG, &skip_log.path)
+        .stdout(Stdio::piped());
+    if !lab::privilege::is_root() {
+        run_tests_through_sudo(&mut command, &skip_log)?;
+    }
+    let mut child = command.spawn().context("start cargo test")?;
+    let stdout = child
+        .stdout
+        .take()
+        .context("the output of cargo test is piped")?;
+    let failed_before = count.failed;
+    for line in BufReader::new(stdout).split(b'\n') {
+        let line = line.context("read the output of cargo test")?;
+        let line = String::from_utf8_lossy(&line);
+        println!("{line}");
+        count.add_result(&line);
+    }
+    let status = child.wait().context("wait for cargo test")?;
+    let skipped = skip_log.read();
+    count.passed = count.passed.saturating_sub(skipped.len());
+    count.skipped.extend(skipped);
+    if !status.success() && count.failed == failed_before {
+        // A test that did not compile, or a process that died before it could count.
+        count.failed += 1;
+    }
+    Ok(())
+}
+
+/// Built by the user, run by root. Where sudo says no, the privileged tests skip themselves.
+fn run_tests_through_sudo(command: &mut Command, skip_log: &SkipLog) -> Result<()> {
+    let allowed = has_command("sudo")
+        && Command::new("sudo")
+            .arg("-v")
+            .status()
+            .is_ok_and(|status| status.success());
+    if allowed {
+        let version = Command::new("rustc")
+            .arg("-vV")
+            .output()
+            .context("start rustc")?;
+        let version = String::from_utf8_lossy(&version.stdout);
+        let host = version
+            .lines()
+            .find_map(|line| line.strip_prefix("host: "))
+            .context("rustc names its host")?;
+        let host = host.to_uppercase().replace('-', "_");
+        let log = format!("{}={}", lab::privilege::SKIP_LOG, skip_log.path.display());
+        command.env(
+            format!("CARGO_TARGET_{host}_RUNNER"),
+            format!("sudo env {log}"),
+        );
+    }
+    Ok(())
+}
+
+impl Count {
+    /// Adds a line such as `test result: ok. 14 passed; 0 failed; 1 ignored; …`.
+    fn add_result(&mut self, line: &str) {
+        let Some((_, result)) = line
+            .strip_prefix("test result: ")
+            .and_then(|rest| rest.split_once(". "))
+        else {
+            return;
+        };
+        for part in result.split("; ") {
+            match part
+                .split_once(' ')
+                .map(|(number, what)| (number.parse::<usize>(), what))
+            {
+                Some((Ok(number), "passed")) => self.passed += number,
+                Some((Ok(number), "failed")) => self.failed += number,
+                Some((Ok(number), "ignored")) => {
+                    self.skipped
+                        .extend((0..number).map(|_| "a test that is marked `ignore`".to_owned()));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The file in which tests say that they did not run.
+struct SkipLog {
+    path: PathBuf,
+}
+
+impl SkipLog {
+    fn new() -> Self {
+        Self {
+            path: env::temp_dir().join(format!("flow-agent-skipped-{}", process::id())),
+        }
+    }
+
+    fn read(&self) -> Vec<String> {
+        fs::read_to_string(&self.path)
+            .unwrap_or_default()
+            .lines()
+            .map(str::to_owned)
+            .collect()
+    }
+}
+
+impl Drop for SkipLog {
+    fn drop(&mut self) {
+        // Not there where no test was skipped.
+        drop(fs::remove_file(&self.path));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn result_lines_add_up_and_other_lines_do_not() {
+        let mut count = Count::default();
+        count.add_result("test result: ok. 14 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 8.16s");
+        count.add_result(
+            "test result: FAILED. 2 passed; 3 failed; 0 ignored; 0 measured; 0 filtered out",
+        );
+        count.add_result("test frame::tests::passed ... ok");
+        assert_eq!(
+            (count.passed, count.failed, count.skipped.len()),
+            (16, 3, 1)
+        );
+    }
+}

@@ -1,0 +1,93 @@
+//! Where things lie and how cargo is called: cargo's own answers come in, commands and paths go out.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+/// The project's root folder.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask lies in the root folder")
+}
+
+/// The cargo that started us, in the root folder.
+pub fn cargo(arguments: &[&str]) -> Command {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(arguments).current_dir(root());
+    cargo
+}
+
+/// Runs a command to its end with our terminal; an error names what failed.
+pub fn run(command: &mut Command) -> Result<()> {
+    let status = command
+        .status()
+        .with_context(|| format!("start {}", words(command)))?;
+    ensure!(status.success(), "{} failed ({status})", words(command));
+    Ok(())
+}
+
+/// Builds the agent for release and returns its path.
+pub fn build_agent() -> Result<PathBuf> {
+    run(&mut cargo(&["build", "--release", "--package", "agent"]))?;
+    Ok(target_dir()?.join("release/flow-agent"))
+}
+
+pub fn target_dir() -> Result<PathBuf> {
+    let mut metadata = cargo(&["metadata", "--no-deps", "--format-version", "1"]);
+    let output = metadata.output().context("start cargo metadata")?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "cargo metadata failed: {}",
+        stderr.trim()
+    );
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&output.stdout).context("parse the output of cargo metadata")?;
+    let path = metadata["target_directory"]
+        .as_str()
+        .context("cargo metadata names a target folder")?;
+    Ok(PathBuf::from(path))
+}
+
+/// The program as root: itself for root, else through `sudo`, with our settings taken along.
+pub fn as_root(program: &Path) -> Command {
+    if lab::privilege::is_root() {
+        return Command::new(program);
+    }
+    let mut sudo = Command::new("sudo");
+    sudo.arg("env");
+    for (name, value) in env::vars_os() {
+        if name.to_string_lossy().starts_with("FLOW_AGENT_") || name == "RUST_LOG" {
+            let mut assignment = name;
+            assignment.push("=");
+            assignment.push(value);
+            sudo.arg(assignment);
+        }
+    }
+    sudo.arg(program);
+    sudo
+}
+
+/// Whether a program is on the PATH or where only root's PATH leads.
+pub fn has_command(name: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let sbin = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    env::split_paths(&path)
+        .chain(sbin)
+        .any(|folder| folder.join(name).is_file())
+}
+
+fn words(command: &Command) -> String {
+    let words = [command.get_program()]
+        .into_iter()
+        .chain(command.get_args());
+    words
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
