@@ -50,7 +50,9 @@ impl Apt {
             .args([
                 "install",
                 "-y",
-                "-q",
+                "-qq",
+                "-o",
+                "Dpkg::Use-Pty=0",
                 "--no-install-recommends",
                 "--no-remove",
             ])
@@ -61,7 +63,7 @@ impl Apt {
     fn update(&self) -> Result<()> {
         if self.updated.get().is_none() {
             eprintln!("setup: fetching apt's package lists");
-            run(self.apt_get().args(["update", "-q"]))?;
+            run(self.apt_get().args(["update", "-qq"]))?;
             self.updated.get_or_init(|| ());
         }
         Ok(())

@@ -71,7 +71,7 @@ const TOOLS: &[Tool] = &[
 pub fn report() -> Result<ExitCode> {
     setup(Purpose::Test)?;
     eprintln!(
-        "setup: nothing is missing; for the eBPF programs: {}",
+        "setup: complete; the eBPF programs are built by: {}",
         ebpf_toolchain::find()?
     );
     Ok(ExitCode::SUCCESS)
