@@ -85,9 +85,11 @@ fn checks(count: &mut Count) {
             "-D",
             "warnings",
         ],
-        // For the host: the lints are the same, and clippy needs the compiler that it came with.
+        // For the host, since clippy needs the compiler that it came with; for release, since only
+        // that profile aborts on a panic, and a program without `std` cannot unwind.
         &[
             "clippy",
+            "--release",
             "--manifest-path",
             EBPF,
             "--bins",

@@ -53,7 +53,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// The name for `ip -n` and `ip netns`.
+    /// The name for `ip netns`, and for `ip link` to move an interface here.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -95,9 +95,9 @@ impl Namespace {
         command
     }
 
-    /// Runs `ip` on this namespace.
+    /// Runs `ip` in this namespace.
     pub fn ip(&self, arguments: &[&str]) -> Result<Vec<u8>> {
-        run(Command::new("ip").args(["-n", &self.name]).args(arguments))
+        run(self.command("ip").args(arguments))
     }
 
     /// Writes a setting such as `net/ipv6/conf/all/disable_ipv6`.
