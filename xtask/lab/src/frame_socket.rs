@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 
 use crate::Namespace;
 
@@ -27,10 +27,7 @@ pub struct FrameSocket {
 
 impl FrameSocket {
     pub fn new(namespace: &Namespace, interface: &str) -> Result<Self> {
-        let name = CString::new(interface).context("an interface name has no zero byte")?;
-        let fd = namespace.enter(|| {
-            open_bound(&name).with_context(|| format!("open a packet socket on {interface}"))
-        })?;
+        let fd = open_packet_socket(namespace, interface)?;
         Ok(Self {
             fd,
             interface: interface.to_owned(),
@@ -39,23 +36,7 @@ impl FrameSocket {
 
     /// From here on frames pass the queueing discipline, and the TC egress hook with it, by.
     pub fn bypass_qdisc(&self) -> Result<()> {
-        let on: libc::c_int = 1;
-        // SAFETY: the option's value is an int that outlives the call, and its length is given.
-        let result = unsafe {
-            libc::setsockopt(
-                self.fd.as_raw_fd(),
-                libc::SOL_PACKET,
-                libc::PACKET_QDISC_BYPASS,
-                (&raw const on).cast(),
-                size_of_val(&on) as libc::socklen_t,
-            )
-        };
-        ensure!(
-            result == 0,
-            "set PACKET_QDISC_BYPASS: {}",
-            io::Error::last_os_error()
-        );
-        Ok(())
+        set_packet_option(&self.fd, libc::PACKET_QDISC_BYPASS).context("set PACKET_QDISC_BYPASS")
     }
 
     /// Sends one frame.
@@ -121,6 +102,34 @@ impl FrameSocket {
         // kernel only reads from the frames.
         let sent = unsafe { libc::sendmmsg(self.fd.as_raw_fd(), messages.as_mut_ptr(), count, 0) };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+/// A socket in the namespace that sends raw frames out of the interface and receives nothing.
+pub(crate) fn open_packet_socket(namespace: &Namespace, interface: &str) -> Result<OwnedFd> {
+    let name = CString::new(interface).context("an interface name has no zero byte")?;
+    namespace
+        .enter(|| open_bound(&name).with_context(|| format!("open a packet socket on {interface}")))
+}
+
+/// Switches an option of packet sockets on.
+pub(crate) fn set_packet_option(socket: &OwnedFd, option: libc::c_int) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    let len = size_of_val(&on) as libc::socklen_t;
+    // SAFETY: the option's value is an int that outlives the call, and its length is given.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_PACKET,
+            option,
+            (&raw const on).cast(),
+            len,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
     }
 }
 

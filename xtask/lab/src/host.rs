@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 
-use crate::{Counters, Frame, FrameSocket, Generator, Namespace, run};
+use crate::{Counters, Frame, FrameSocket, Generator, Namespace, SuperFrameSocket, run};
 
 /// What `ethtool -K` calls whatever lets an skb differ from the frames on the wire.
 const OFFLOADS: &[&str] = &["rx", "tx", "sg", "tso", "gso", "gro", "rxvlan", "txvlan"];
@@ -193,6 +193,11 @@ impl Host {
     /// A socket that sends whole frames out of this host's end.
     pub fn frame_socket(&self) -> Result<FrameSocket> {
         FrameSocket::new(&self.namespace, &self.interface)
+    }
+
+    /// A socket that sends super-frames out of this host's end.
+    pub fn super_frame_socket(&self) -> Result<SuperFrameSocket> {
+        SuperFrameSocket::new(&self.namespace, &self.interface)
     }
 
     /// A full-speed sender out of this host's end; see [`Generator`] for what the other end needs.

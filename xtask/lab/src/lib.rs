@@ -7,8 +7,9 @@
 //! also with the interfaces' own [`Counters`].
 //!
 //! Traffic comes from [`Frame`]s sent through a [`FrameSocket`] (any bytes, in order, none lost), a
-//! [`Generator`] (one frame, millions of times a second), a [`Tun`] (bare IP), or from real sockets
-//! ([`traffic`]).
+//! [`SuperFrameSocket`] (one skb for many frames), a [`Generator`] (one frame, millions of times a
+//! second), a [`Tun`] (bare IP), or from real sockets ([`traffic`]). A [`Process`] is a program that
+//! does not outlive its test.
 
 mod checksum;
 mod counters;
@@ -19,6 +20,7 @@ mod host;
 mod namespace;
 pub mod privilege;
 mod process;
+mod super_frame;
 pub mod traffic;
 mod tun;
 
@@ -29,6 +31,7 @@ pub use generator::Generator;
 pub use host::{Host, Lab, LabOptions};
 pub use namespace::Namespace;
 pub use process::Process;
+pub use super_frame::SuperFrameSocket;
 pub use tun::Tun;
 
 use anyhow::{Context as _, Result, ensure};

@@ -73,3 +73,23 @@ impl Drop for Process {
         drop(self.child.wait());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_process_ends_when_asked_and_when_dropped() {
+        let sleep = || Process::spawn(Command::new("sleep").arg("60")).unwrap();
+        let mut asked = sleep();
+        assert_eq!(asked.exited().unwrap(), None);
+        assert!(!asked.terminate(Duration::from_secs(5)).unwrap().success());
+
+        let mut dropped = sleep();
+        let id = dropped.child().id();
+        drop(dropped);
+        assert!(!Path::new("/proc").join(id.to_string()).exists());
+    }
+}
