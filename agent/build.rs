@@ -1,5 +1,5 @@
 //! Compiles the eBPF crate: its sources and ours that it shares come in, the object that the agent
-//! embeds goes out, as `$OUT_DIR/flow-agent-ebpf`.
+//! embeds goes out, as `$OUT_DIR/flow-agent-ebpf`. The gRPC code is generated beside it.
 
 use std::{
     env, fs,
@@ -11,6 +11,8 @@ use anyhow::{Context as _, Result, ensure};
 
 #[path = "build/ebpf_toolchain.rs"]
 mod ebpf_toolchain;
+#[path = "build/proto.rs"]
+mod proto;
 
 use ebpf_toolchain::Toolchain;
 
@@ -68,6 +70,7 @@ fn build() -> Result<()> {
         ebpf_toolchain::RUSTC_OVERRIDE
     );
 
+    proto::generate(&manifest_dir)?;
     let toolchain = ebpf_toolchain::find()?;
     println!(
         "cargo::rerun-if-changed={}",

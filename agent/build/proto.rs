@@ -1,0 +1,55 @@
+//! Generates the gRPC code: `proto/flow/v1/flow.proto` comes in, Rust sources in `$OUT_DIR` go out.
+//!
+//! The parser is protox, so nobody needs `protoc`.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+
+const PROTO: &str = "flow/v1/flow.proto";
+
+/// Writes `flow.v1.rs`, the messages with clients and servers, and `flow.v1.FlowAgent.rs`, the
+/// agent's service over batches that are encoded already.
+pub fn generate(manifest_dir: &Path) -> Result<()> {
+    let root = manifest_dir.join("proto");
+    println!("cargo::rerun-if-changed={}", root.display());
+
+    let descriptors =
+        protox::compile([PROTO], [&root]).with_context(|| format!("compile {PROTO}"))?;
+    tonic_prost_build::configure()
+        .btree_map(".")
+        .bytes(".flow.v1.FlowRecord")
+        .compile_fds(descriptors)
+        .with_context(|| format!("generate code for {PROTO}"))?;
+    serving_agent();
+    Ok(())
+}
+
+/// `FlowAgent` once more, for the server only: `Observe` sends a type that carries a batch's bytes
+/// instead of one that is encoded anew for every consumer.
+fn serving_agent() {
+    use tonic_build::manual::{Builder, Method, Service};
+
+    let observe = Method::builder()
+        .name("observe")
+        .route_name("Observe")
+        .input_type("crate::wire::ObserveRequest")
+        .output_type("crate::hub::OutgoingBatch")
+        .codec_path("crate::wire::BatchCodec")
+        .server_streaming()
+        .build();
+    let get_status = Method::builder()
+        .name("get_status")
+        .route_name("GetStatus")
+        .input_type("crate::wire::GetStatusRequest")
+        .output_type("crate::wire::AgentStatus")
+        .codec_path("tonic_prost::ProstCodec")
+        .build();
+    let service = Service::builder()
+        .name("FlowAgent")
+        .package("flow.v1")
+        .method(observe)
+        .method(get_status)
+        .build();
+    Builder::new().build_client(false).compile(&[service]);
+}

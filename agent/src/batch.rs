@@ -1,0 +1,198 @@
+//! Batches: the records of a scan come in, `FlowBatch` messages go out as bytes that all consumers
+//! share.
+//!
+//! What differs between consumers is left out; since protobuf merges what is concatenated, the
+//! [`crate::hub`] puts it in front. Records are written by hand, in the order of their field numbers,
+//! so that a flow costs no allocation; everything else is encoded by prost once a scan.
+
+use std::sync::Arc;
+
+use agent_common::HookAccount;
+use bytes::{BufMut as _, Bytes, BytesMut};
+use prost::Message as _;
+
+use crate::{
+    record::Record,
+    wire::{Account, AgentIdentity, FlowBatch, Interface},
+};
+
+mod record_buffer;
+
+use record_buffer::RecordBuffer;
+
+/// A batch is closed before it would be longer than this, the scan's own fields aside. Those grow
+/// with the interfaces, by at most 33 bytes each, so gRPC's default limit of 4 MiB is far.
+const BATCH_LEN_BYTES: usize = 256 << 10;
+const BATCH_RECORDS: u32 = 4096;
+/// Room for the account, which closes the last batch of a scan.
+const TRAILER_LEN_BYTES: usize = 4 << 10;
+
+/// `records = 15`, length-delimited.
+const RECORDS_TAG: u8 = 15 << 3 | 2;
+const RECORD_PREFIX_LEN_BYTES: usize = 3;
+const _: () = assert!(RecordBuffer::LEN_BYTES < 1 << 14);
+
+/// Who speaks, in every batch.
+pub type Identity = AgentIdentity;
+
+/// What is known of a scan before its page is drained.
+#[derive(Debug, Clone)]
+pub struct ScanHeader {
+    /// From 1.
+    pub scan_id: u64,
+    pub page_generation: u64,
+    pub window_start_unix_ns: u64,
+    pub window_end_unix_ns: u64,
+    /// Flows that a page can hold.
+    pub capacity: u64,
+    /// The kernel refused a flow or more in this window.
+    pub refused_in_window: bool,
+    /// Those that records can name.
+    pub interfaces: Arc<[Interface]>,
+}
+
+/// What is known of a scan once its page is drained.
+#[derive(Debug, Clone, Copy)]
+pub struct ScanTrailer<'a> {
+    /// Flows that the page held.
+    pub occupancy: u64,
+    /// Of all hooks, since the agent started.
+    pub account: &'a HookAccount,
+    /// The agent has detached and drained both pages.
+    pub is_final: bool,
+}
+
+/// An encoded `FlowBatch` without the fields that differ between consumers. Clones share its bytes.
+#[derive(Debug, Clone)]
+pub struct Batch {
+    pub body: Bytes,
+    pub records: u32,
+    pub scan_id: u64,
+    /// Within the scan, from 0.
+    pub index: u32,
+    pub last_of_scan: bool,
+}
+
+/// Encodes one scan after another: `begin`, `push` for each record, `finish`.
+pub struct BatchEncoder {
+    identity: Arc<Identity>,
+    open: OpenBatch,
+    record: RecordBuffer,
+}
+
+impl BatchEncoder {
+    pub fn new(identity: Arc<Identity>) -> Self {
+        Self {
+            identity,
+            open: OpenBatch::default(),
+            record: RecordBuffer::new(),
+        }
+    }
+
+    /// Starts a scan. What was pushed without `finish` is forgotten.
+    pub fn begin(&mut self, header: &ScanHeader) {
+        let head = FlowBatch {
+            agent: Some((*self.identity).clone()),
+            scan_id: header.scan_id,
+            page_generation: header.page_generation,
+            window_start_unix_ns: header.window_start_unix_ns,
+            window_end_unix_ns: header.window_end_unix_ns,
+            table_capacity: header.capacity,
+            refused_in_window: header.refused_in_window,
+            interfaces: header.interfaces.to_vec(),
+            ..FlowBatch::default()
+        };
+        self.open.head = head.encode_to_vec();
+        self.open.scan_id = header.scan_id;
+        self.open.start(0);
+    }
+
+    /// Appends a record, after handing a full batch to `sink`.
+    #[inline]
+    pub fn push(&mut self, record: &Record, sink: &mut impl FnMut(Batch)) {
+        let message = self.record.write(record);
+        if !self.open.has_room(message.len()) {
+            sink(self.open.take(false));
+            self.open.start(self.open.index + 1);
+        }
+        self.open.append(message);
+    }
+
+    /// Ends the scan: its last batch, with the account, goes to `sink` even where it has no record.
+    pub fn finish(&mut self, trailer: &ScanTrailer<'_>, sink: &mut impl FnMut(Batch)) {
+        let fields = FlowBatch {
+            last_of_scan: true,
+            table_occupancy: Some(trailer.occupancy),
+            account: Some(Account::from_hook(trailer.account, trailer.is_final)),
+            ..FlowBatch::default()
+        };
+        self.open.body.extend_from_slice(&fields.encode_to_vec());
+        sink(self.open.take(true));
+        self.open.body.clear();
+    }
+}
+
+/// The batch that is being written.
+#[derive(Default)]
+struct OpenBatch {
+    scan_id: u64,
+    /// The fields that every batch of this scan begins with.
+    head: Vec<u8>,
+    index: u32,
+    body: BytesMut,
+    records: u32,
+}
+
+impl OpenBatch {
+    fn start(&mut self, index: u32) {
+        self.index = index;
+        self.records = 0;
+        self.body.clear();
+        self.body
+            .reserve(self.head.len() + BATCH_LEN_BYTES + TRAILER_LEN_BYTES);
+        self.body.put_slice(&self.head);
+        let index = FlowBatch {
+            batch_index: index,
+            ..FlowBatch::default()
+        };
+        self.body.put_slice(&index.encode_to_vec());
+    }
+
+    fn has_room(&self, message_len: usize) -> bool {
+        let len = self.body.len() - self.head.len() + RECORD_PREFIX_LEN_BYTES + message_len;
+        self.records < BATCH_RECORDS && len <= BATCH_LEN_BYTES
+    }
+
+    #[inline]
+    fn append(&mut self, message: &[u8]) {
+        // A message is at most RecordBuffer::LEN_BYTES long, so its length takes at most two bytes.
+        let [high, low] = [(message.len() >> 7) as u8, (message.len() & 0x7f) as u8];
+        if high == 0 {
+            self.body.put_slice(&[RECORDS_TAG, low]);
+        } else {
+            self.body.put_slice(&[RECORDS_TAG, low | 0x80, high]);
+        }
+        self.body.put_slice(message);
+        self.records += 1;
+    }
+
+    /// A small batch is copied, so that a queue of them does not hold a large buffer for each.
+    fn take(&mut self, last_of_scan: bool) -> Batch {
+        let body = if self.body.len() < BATCH_LEN_BYTES / 2 {
+            Bytes::copy_from_slice(&self.body)
+        } else {
+            self.body.split().freeze()
+        };
+        let (scan_id, index, records) = (self.scan_id, self.index, self.records);
+        Batch {
+            body,
+            records,
+            scan_id,
+            index,
+            last_of_scan,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,306 @@
+use agent_common::{FlowKey, L4Kind, Pair, Reason};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{record::EndReason, wire::FlowRecord};
+
+/// gRPC's default.
+const MESSAGE_LIMIT_BYTES: usize = 4 << 20;
+
+fn identity() -> Arc<Identity> {
+    Arc::new(Identity {
+        agent_id: "agent-1".into(),
+        hostname: "host".into(),
+        boot_id: "boot".into(),
+        instance_id: "instance".into(),
+        version: "0.0.0".into(),
+    })
+}
+
+fn header(interfaces: u32) -> ScanHeader {
+    let interfaces = (1..=interfaces).map(|ifindex| Interface {
+        ifindex,
+        name: format!("eth{ifindex}"),
+        netns: 7,
+    });
+    ScanHeader {
+        scan_id: 3,
+        page_generation: 5,
+        window_start_unix_ns: 10,
+        window_end_unix_ns: 20,
+        capacity: 500_000,
+        refused_in_window: true,
+        interfaces: interfaces.collect(),
+    }
+}
+
+fn encode(header: &ScanHeader, records: &[Record]) -> Vec<Batch> {
+    let mut encoder = BatchEncoder::new(identity());
+    let mut batches = Vec::new();
+    let mut sink = |batch| batches.push(batch);
+    let mut account = HookAccount::default();
+    account.add(Reason::Seen, 9, 900);
+    encoder.begin(header);
+    for record in records {
+        encoder.push(record, &mut sink);
+    }
+    let occupancy = records.len() as u64;
+    encoder.finish(
+        &ScanTrailer {
+            occupancy,
+            account: &account,
+            is_final: false,
+        },
+        &mut sink,
+    );
+    batches
+}
+
+fn decode(batch: &Batch) -> FlowBatch {
+    FlowBatch::decode(batch.body.clone()).unwrap()
+}
+
+fn pair() -> impl Strategy<Value = Pair> {
+    // Every length of a varint is as likely as any other.
+    let number =
+        || (any::<u64>(), 0..=64u32).prop_map(|(bits, len)| bits.checked_shr(len).unwrap_or(0));
+    (number(), number()).prop_map(|(packets, bytes)| Pair { packets, bytes })
+}
+
+fn key() -> impl Strategy<Value = FlowKey> {
+    let names = (any::<u32>(), any::<u32>(), any::<[u16; 2]>());
+    (
+        any::<([u8; 16], [u8; 16])>(),
+        names,
+        any::<(u16, u16)>(),
+        any::<bool>(),
+        any::<u8>(),
+        0..=4u8,
+    )
+        .prop_map(
+            |(addr, (netns, ifindex, vlan_ids), port, v4, protocol, l4_kind)| {
+                let mut key = FlowKey {
+                    addr_a: addr.0,
+                    addr_b: addr.1,
+                    netns,
+                    ifindex,
+                    vlan_ids,
+                    port_a: port.0,
+                    port_b: port.1,
+                    ip_version: if v4 { 4 } else { 6 },
+                    protocol: if protocol < 128 { TCP } else { protocol },
+                    l4_kind,
+                    ..FlowKey::default()
+                };
+                if v4 {
+                    key.addr_a[4..].fill(0);
+                    key.addr_b[4..].fill(0);
+                }
+                key
+            },
+        )
+}
+
+fn record() -> impl Strategy<Value = Record> {
+    let counters = ([pair(), pair()], [pair(), pair()]);
+    let rest = (
+        any::<u64>(),
+        any::<u64>(),
+        any::<[u8; 2]>(),
+        0..64u8,
+        any::<[u8; 20]>(),
+    );
+    (key(), 0..=1u8, counters, rest, 0..=5u8).prop_map(
+        |(key, initiator, (delta, total), (first, last, tcp_flags, dscp, community_id), end)| {
+            Record {
+                key,
+                initiator,
+                delta,
+                total,
+                first_seen_unix_ns: first,
+                last_seen_unix_ns: last,
+                tcp_flags,
+                dscp,
+                end_reason: match end {
+                    1 => Some(EndReason::IdleTimeout),
+                    2 => Some(EndReason::ActiveTimeout),
+                    3 => Some(EndReason::EndOfFlow),
+                    4 => Some(EndReason::ForcedEnd),
+                    5 => Some(EndReason::LackOfResources),
+                    _ => None,
+                },
+                community_id,
+            }
+        },
+    )
+}
+
+const TCP: u8 = 6;
+
+/// The message as its definition reads, beside the encoder that has to be fast.
+fn expected(record: &Record) -> FlowRecord {
+    let key = &record.key;
+    let len = if key.ip_version == 4 { 4 } else { 16 };
+    let mut ends = [(key.addr_a, key.port_a), (key.addr_b, key.port_b)];
+    if record.initiator == 1 {
+        ends.reverse();
+    }
+    let kind = L4Kind::from_u8(key.l4_kind).unwrap();
+    let has_ports = kind == L4Kind::Ports;
+    let is_icmp = matches!(kind, L4Kind::Icmp | L4Kind::IcmpQuery);
+    let is_tcp = has_ports && key.protocol == TCP;
+    FlowRecord {
+        protocol: key.protocol.into(),
+        src_addr: Bytes::copy_from_slice(&ends[0].0[..len]),
+        dst_addr: Bytes::copy_from_slice(&ends[1].0[..len]),
+        src_port: has_ports.then_some(ends[0].1.into()),
+        dst_port: has_ports.then_some(ends[1].1.into()),
+        delta_packets: record.delta[0].packets,
+        delta_bytes: record.delta[0].bytes,
+        delta_reverse_packets: record.delta[1].packets,
+        delta_reverse_bytes: record.delta[1].bytes,
+        total_packets: record.total[0].packets,
+        total_bytes: record.total[0].bytes,
+        total_reverse_packets: record.total[1].packets,
+        total_reverse_bytes: record.total[1].bytes,
+        first_seen_unix_ns: record.first_seen_unix_ns,
+        last_seen_unix_ns: record.last_seen_unix_ns,
+        ip_version: key.ip_version.into(),
+        ifindex: key.ifindex,
+        netns: key.netns,
+        vlan_ids: key
+            .vlan_ids
+            .iter()
+            .filter(|&&id| id != 0)
+            .map(|&id| id.into())
+            .collect(),
+        icmp_type: is_icmp.then_some((key.port_a >> 8).into()),
+        icmp_code: is_icmp.then_some((key.port_a & 0xff).into()),
+        icmp_identifier: (kind == L4Kind::IcmpQuery).then_some(key.port_b.into()),
+        later_fragment: kind == L4Kind::Fragment,
+        tcp_flags: is_tcp.then_some(record.tcp_flags[0].into()),
+        reverse_tcp_flags: is_tcp.then_some(record.tcp_flags[1].into()),
+        dscp: Some(record.dscp.into()),
+        end_reason: record.end_reason.map(|reason| reason as i32),
+        community_id: Bytes::copy_from_slice(&record.community_id),
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_decoded_record_says_what_went_in(records in proptest::collection::vec(record(), 1..20)) {
+        let batches = encode(&header(2), &records);
+        prop_assert_eq!(batches.len(), 1);
+        let message = decode(&batches[0]);
+        let expected: Vec<FlowRecord> = records.iter().map(expected).collect();
+        prop_assert_eq!(&message.records, &expected);
+        // The same bytes as prost writes: nothing is encoded in a longer form than it needs.
+        prop_assert_eq!(message.encoded_len(), batches[0].body.len());
+    }
+}
+
+/// Every field at its longest.
+fn longest_record() -> Record {
+    let most = Pair {
+        packets: u64::MAX,
+        bytes: u64::MAX,
+    };
+    Record {
+        key: FlowKey {
+            addr_a: [0xff; 16],
+            addr_b: [0xff; 16],
+            netns: u32::MAX,
+            ifindex: u32::MAX,
+            vlan_ids: [u16::MAX; 2],
+            port_a: u16::MAX,
+            port_b: u16::MAX,
+            ip_version: 6,
+            protocol: u8::MAX,
+            l4_kind: L4Kind::IcmpQuery as u8,
+            ..FlowKey::default()
+        },
+        initiator: 1,
+        delta: [most; 2],
+        total: [most; 2],
+        first_seen_unix_ns: u64::MAX,
+        last_seen_unix_ns: u64::MAX,
+        tcp_flags: [u8::MAX; 2],
+        dscp: 63,
+        end_reason: Some(EndReason::LackOfResources),
+        community_id: [0xff; 20],
+    }
+}
+
+#[test]
+fn many_long_records_make_batches_under_the_limit_and_lose_none() {
+    let records = vec![longest_record(); 20_000];
+    let batches = encode(&header(20_000), &records);
+    assert!(batches.len() > 2);
+    let mut decoded = 0;
+    for (index, batch) in batches.iter().enumerate() {
+        assert!(batch.body.len() < MESSAGE_LIMIT_BYTES);
+        let message = decode(batch);
+        assert_eq!(message.records.len(), batch.records as usize);
+        assert_eq!(
+            (message.batch_index, batch.index),
+            (index as u32, index as u32)
+        );
+        assert_eq!(message.interfaces.len(), 20_000);
+        assert_eq!(message.last_of_scan, index + 1 == batches.len());
+        assert_eq!(message.account.is_some(), message.last_of_scan);
+        decoded += message.records.len();
+    }
+    assert_eq!(decoded, records.len());
+}
+
+#[test]
+fn an_empty_scan_makes_one_batch_with_the_account() {
+    let batches = encode(&header(1), &[]);
+    assert_eq!(batches.len(), 1);
+    assert_eq!((batches[0].records, batches[0].last_of_scan), (0, true));
+    let message = decode(&batches[0]);
+    assert_eq!(message.agent.as_ref(), Some(&*identity()));
+    assert_eq!((message.scan_id, message.page_generation), (3, 5));
+    assert_eq!(
+        (message.window_start_unix_ns, message.window_end_unix_ns),
+        (10, 20)
+    );
+    assert_eq!(
+        (message.table_occupancy, message.table_capacity),
+        (Some(0), 500_000)
+    );
+    assert!(message.refused_in_window && message.last_of_scan);
+    let account = message.account.unwrap();
+    assert_eq!(
+        Pair::from(account.seen.unwrap()),
+        Pair {
+            packets: 9,
+            bytes: 900
+        }
+    );
+    assert_eq!(account.unparsed.len(), Reason::UNPARSED.len());
+}
+
+#[test]
+fn an_encoder_starts_every_scan_anew() {
+    let mut encoder = BatchEncoder::new(identity());
+    let account = HookAccount::default();
+    for scan_id in 1..4 {
+        encoder.begin(&ScanHeader {
+            scan_id,
+            ..header(1)
+        });
+        encoder.push(&longest_record(), &mut |_| panic!("one record fits"));
+        let mut batches = Vec::new();
+        let trailer = ScanTrailer {
+            occupancy: 1,
+            account: &account,
+            is_final: scan_id == 3,
+        };
+        encoder.finish(&trailer, &mut |batch| batches.push(batch));
+        let message = decode(&batches[0]);
+        assert_eq!((batches.len(), message.records.len()), (1, 1));
+        assert_eq!((message.scan_id, message.batch_index), (scan_id, 0));
+        assert_eq!(message.account.unwrap().r#final, scan_id == 3);
+    }
+}

@@ -1,0 +1,391 @@
+//! The hub: encoded batches come in, each consumer's queue gets them, with what the consumer lost.
+//!
+//! Publishing never waits. A queue is bounded in batches; where one is full, that consumer alone
+//! loses the batch, and the next batch that it gets says how many it lost so far.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use bytes::{Buf, Bytes};
+use prost::{DecodeError, Message as _};
+use tokio::sync::mpsc::{self, error::TrySendError};
+use tracing::{info, warn};
+
+use crate::{
+    batch::Batch,
+    wire::{ConsumerStatus, FlowBatch},
+};
+
+/// Batches that a consumer's queue holds, where no setting says otherwise.
+pub const DEFAULT_QUEUE_BATCHES: usize = 1024;
+
+/// Clones share the consumers.
+#[derive(Clone)]
+pub struct Hub {
+    registry: Arc<Mutex<Registry>>,
+    queue_batches: usize,
+}
+
+struct Registry {
+    open: bool,
+    entries: Vec<Entry>,
+}
+
+struct Entry {
+    queue: mpsc::Sender<Queued>,
+    consumer: Arc<Consumer>,
+    /// The last batch did not fit.
+    losing: bool,
+}
+
+/// A batch in a queue, with what its consumer had lost when it was put there.
+struct Queued {
+    batch: Batch,
+    lost: Lost,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Lost {
+    batches: u64,
+    records: u64,
+}
+
+struct Consumer {
+    name: String,
+    peer: String,
+    since_unix_ns: u64,
+    delivered_batches: AtomicU64,
+    delivered_records: AtomicU64,
+    lost_batches: AtomicU64,
+    lost_records: AtomicU64,
+}
+
+impl Hub {
+    /// A queue holds at least one batch.
+    pub fn new(queue_batches: usize) -> Self {
+        let registry = Registry {
+            open: true,
+            entries: Vec::new(),
+        };
+        Self {
+            registry: Arc::new(Mutex::new(registry)),
+            queue_batches: queue_batches.max(1),
+        }
+    }
+
+    /// A consumer of every batch that is published from now on; of none after [`Hub::close`].
+    pub fn subscribe(&self, name: &str, peer: &str) -> Subscription {
+        let (sender, queue) = mpsc::channel(self.queue_batches);
+        let consumer = Arc::new(Consumer::new(name, peer));
+        let mut registry = self.registry();
+        if registry.open {
+            let consumer = Arc::clone(&consumer);
+            registry.entries.push(Entry {
+                queue: sender,
+                consumer,
+                losing: false,
+            });
+        }
+        Subscription {
+            queue,
+            consumer,
+            stream_seq: 0,
+            told: Lost::default(),
+        }
+    }
+
+    /// Nobody listens: a scan needs not be encoded.
+    pub fn has_consumers(&self) -> bool {
+        self.registry()
+            .entries
+            .iter()
+            .any(|entry| !entry.queue.is_closed())
+    }
+
+    /// Puts the batch into every queue that has room.
+    pub fn publish(&self, batch: &Batch) {
+        self.registry()
+            .entries
+            .retain_mut(|entry| entry.offer(batch));
+    }
+
+    /// Ends every subscription behind what its queue holds.
+    pub fn close(&self) {
+        let mut registry = self.registry();
+        registry.open = false;
+        registry.entries.clear();
+    }
+
+    pub fn status(&self) -> Vec<ConsumerStatus> {
+        let registry = self.registry();
+        registry
+            .entries
+            .iter()
+            .filter(|entry| !entry.queue.is_closed())
+            .map(Entry::status)
+            .collect()
+    }
+
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        // Nothing that is done under the lock can leave it half done.
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    /// `false` where the consumer has left.
+    fn offer(&mut self, batch: &Batch) -> bool {
+        let queued = Queued {
+            batch: batch.clone(),
+            lost: self.consumer.lost(),
+        };
+        let (name, peer) = (&self.consumer.name, &self.consumer.peer);
+        match self.queue.try_send(queued) {
+            Ok(()) => {
+                if self.losing {
+                    let lost = self.consumer.lost();
+                    info!(
+                        name,
+                        peer,
+                        lost_batches = lost.batches,
+                        lost_records = lost.records,
+                        "a consumer keeps up again"
+                    );
+                }
+                self.losing = false;
+                true
+            }
+            Err(TrySendError::Full(_)) => {
+                self.consumer.lose(u64::from(batch.records));
+                if !self.losing {
+                    warn!(
+                        name,
+                        peer,
+                        scan_id = batch.scan_id,
+                        "a consumer reads too slowly: its queue is full and it loses batches"
+                    );
+                }
+                self.losing = true;
+                true
+            }
+            Err(TrySendError::Closed(_)) => false,
+        }
+    }
+
+    fn status(&self) -> ConsumerStatus {
+        let consumer = &self.consumer;
+        let lost = consumer.lost();
+        ConsumerStatus {
+            name: consumer.name.clone(),
+            peer: consumer.peer.clone(),
+            since_unix_ns: consumer.since_unix_ns,
+            queued_batches: (self.queue.max_capacity() - self.queue.capacity()) as u64,
+            delivered_batches: consumer.delivered_batches.load(Relaxed),
+            delivered_records: consumer.delivered_records.load(Relaxed),
+            lost_batches: lost.batches,
+            lost_records: lost.records,
+        }
+    }
+}
+
+impl Consumer {
+    fn new(name: &str, peer: &str) -> Self {
+        let since = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        Self {
+            name: name.to_owned(),
+            peer: peer.to_owned(),
+            since_unix_ns: since.as_nanos() as u64,
+            delivered_batches: AtomicU64::new(0),
+            delivered_records: AtomicU64::new(0),
+            lost_batches: AtomicU64::new(0),
+            lost_records: AtomicU64::new(0),
+        }
+    }
+
+    fn lost(&self) -> Lost {
+        let batches = self.lost_batches.load(Relaxed);
+        Lost {
+            batches,
+            records: self.lost_records.load(Relaxed),
+        }
+    }
+
+    fn lose(&self, records: u64) {
+        self.lost_batches.fetch_add(1, Relaxed);
+        self.lost_records.fetch_add(records, Relaxed);
+    }
+}
+
+/// One consumer's end of the hub. Dropping it leaves the hub.
+pub struct Subscription {
+    queue: mpsc::Receiver<Queued>,
+    consumer: Arc<Consumer>,
+    stream_seq: u64,
+    told: Lost,
+}
+
+impl Subscription {
+    /// The next batch; `None` once the hub is closed and the queue is empty. Losses behind the last
+    /// batch are told in a batch of their own, whose `scan_id` is zero.
+    ///
+    /// Dropping the future loses nothing.
+    pub async fn next(&mut self) -> Option<OutgoingBatch> {
+        let queued = self.queue.recv().await;
+        let (body, records, lost) = match queued {
+            Some(Queued { batch, lost }) => (batch.body, batch.records, lost),
+            None if self.consumer.lost() != self.told => (Bytes::new(), 0, self.consumer.lost()),
+            None => return None,
+        };
+        self.told = lost;
+        self.stream_seq += 1;
+        self.consumer.delivered_batches.fetch_add(1, Relaxed);
+        self.consumer
+            .delivered_records
+            .fetch_add(u64::from(records), Relaxed);
+        Some(OutgoingBatch::new(self.stream_seq, lost, body))
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.queue.close();
+        let (mut unsent_batches, mut unsent_records) = (0u64, 0);
+        while let Ok(Queued { batch, .. }) = self.queue.try_recv() {
+            unsent_batches += 1;
+            unsent_records += u64::from(batch.records);
+        }
+        let lost = self.consumer.lost();
+        info!(
+            name = self.consumer.name,
+            peer = self.consumer.peer,
+            delivered_batches = self.consumer.delivered_batches.load(Relaxed),
+            lost_batches = lost.batches,
+            lost_records = lost.records,
+            unsent_batches,
+            unsent_records,
+            "a consumer left"
+        );
+    }
+}
+
+/// A batch as one consumer gets it: its own fields in front of the bytes that all share.
+#[derive(Debug, Clone)]
+pub struct OutgoingBatch {
+    prefix: Bytes,
+    body: Bytes,
+}
+
+impl OutgoingBatch {
+    fn new(stream_seq: u64, lost: Lost, body: Bytes) -> Self {
+        let prefix = FlowBatch {
+            stream_seq,
+            lost_batches: lost.batches,
+            lost_records: lost.records,
+            ..FlowBatch::default()
+        };
+        Self {
+            prefix: prefix.encode_to_vec().into(),
+            body,
+        }
+    }
+
+    pub fn encoded_len(&self) -> usize {
+        self.prefix.len() + self.body.len()
+    }
+
+    /// The encoded `FlowBatch`.
+    pub fn into_buf(self) -> impl Buf {
+        self.prefix.chain(self.body)
+    }
+
+    /// For a consumer within the agent. Addresses and identifiers stay within the shared bytes.
+    pub fn decode(self) -> Result<FlowBatch, DecodeError> {
+        FlowBatch::decode(self.into_buf())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(scan_id: u64, records: u32) -> Batch {
+        let message = FlowBatch {
+            scan_id,
+            last_of_scan: true,
+            ..FlowBatch::default()
+        };
+        let body = message.encode_to_vec().into();
+        Batch {
+            body,
+            records,
+            scan_id,
+            index: 0,
+            last_of_scan: true,
+        }
+    }
+
+    async fn next(subscription: &mut Subscription) -> Option<(u64, u64, u64, u64)> {
+        let message = subscription.next().await?.decode().unwrap();
+        Some((
+            message.stream_seq,
+            message.scan_id,
+            message.lost_batches,
+            message.lost_records,
+        ))
+    }
+
+    #[tokio::test]
+    async fn a_slow_consumer_loses_its_own_batches_and_is_told_where() {
+        let hub = Hub::new(2);
+        assert!(!hub.has_consumers());
+        let mut slow = hub.subscribe("slow", "test");
+        let mut fast = hub.subscribe("fast", "test");
+        assert!(hub.has_consumers());
+        for scan_id in 1..=4 {
+            hub.publish(&batch(scan_id, 10));
+            assert_eq!(next(&mut fast).await, Some((scan_id, scan_id, 0, 0)));
+        }
+        let status = hub.status();
+        assert_eq!((status[0].queued_batches, status[0].lost_batches), (2, 2));
+        assert_eq!(
+            (status[1].queued_batches, status[1].delivered_records),
+            (0, 40)
+        );
+
+        assert_eq!(next(&mut slow).await, Some((1, 1, 0, 0)));
+        hub.publish(&batch(5, 10));
+        assert_eq!(next(&mut slow).await, Some((2, 2, 0, 0)));
+        assert_eq!(next(&mut slow).await, Some((3, 5, 2, 20)));
+    }
+
+    #[tokio::test]
+    async fn closing_delivers_what_is_queued_and_tells_of_the_last_losses() {
+        let hub = Hub::new(1);
+        let mut consumer = hub.subscribe("", "test");
+        hub.publish(&batch(1, 1));
+        hub.publish(&batch(2, 7));
+        hub.close();
+        hub.publish(&batch(3, 1));
+        assert_eq!(next(&mut consumer).await, Some((1, 1, 0, 0)));
+        assert_eq!(next(&mut consumer).await, Some((2, 0, 1, 7)));
+        assert_eq!(next(&mut consumer).await, None);
+        assert_eq!(next(&mut hub.subscribe("", "late")).await, None);
+    }
+
+    #[tokio::test]
+    async fn a_consumer_that_left_is_forgotten() {
+        let hub = Hub::new(1);
+        drop(hub.subscribe("", "test"));
+        assert!(!hub.has_consumers());
+        assert!(hub.status().is_empty());
+        hub.publish(&batch(1, 1));
+        assert!(hub.registry().entries.is_empty());
+    }
+}
