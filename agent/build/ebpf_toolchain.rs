@@ -22,7 +22,7 @@ const DISTRIBUTION_RUSTC: &str = "/usr/bin/rustc";
 
 const HOW_TO_INSTALL: &str = "\
 `cargo xtask setup` installs what is missing where apt is at hand. By hand, a compiler:
-  Debian 12:      apt-get install rustc-web libstd-rust-web-dev-bpf
+  Debian 12, 13:  apt-get install rustc-web libstd-rust-web-dev-bpf
   later Debians:  apt-get install rustc libstd-rust-dev-bpf
   anywhere else:  rustup toolchain install nightly --profile minimal --component rust-src
 and bpf-linker, whose LLVM must be at least the compiler's:

@@ -2,7 +2,7 @@
 
 use std::{cell::OnceCell, process::Command};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow};
 
 use crate::workspace::{has_command, run};
 
@@ -79,26 +79,21 @@ impl Apt {
     }
 }
 
-/// The packages that bring a Rust compiler with `core` for BPF: Debian 12 has them under the names
-/// of the compiler that it keeps for browsers.
-pub fn compiler_packages(apt: &Apt) -> Result<Vec<String>> {
-    if let Some(version) = apt.candidate("libstd-rust-dev-bpf")? {
-        // From a backports suite, the compiler must be of the same version.
-        let rustc = format!("rustc={version}");
-        let library = format!("libstd-rust-dev={version}");
-        return Ok(vec![
-            rustc,
-            library,
-            format!("libstd-rust-dev-bpf={version}"),
-        ]);
+/// Installs a Rust compiler with `core` for BPF. Debian 12 and 13 have it under the names of the
+/// compiler that they keep for browsers, later ones under the plain names.
+pub fn install_compiler(apt: &Apt) -> Result<()> {
+    const WHY: &str = "a Rust compiler with `core` for BPF";
+    let mut outcome = Err(anyhow!("apt has no package with `core` for BPF"));
+    if apt.candidate("libstd-rust-web-dev-bpf")?.is_some() {
+        outcome = apt.install(&["rustc-web", "libstd-rust-web-dev-bpf"], WHY);
     }
-    let web = apt.candidate("libstd-rust-web-dev-bpf")?;
-    ensure!(
-        web.is_some(),
-        "apt has no package with `core` for BPF (libstd-rust-dev-bpf)"
-    );
-    Ok(vec![
-        "rustc-web".to_owned(),
-        "libstd-rust-web-dev-bpf".to_owned(),
-    ])
+    if outcome.is_err()
+        && let Some(version) = apt.candidate("libstd-rust-dev-bpf")?
+    {
+        // Where it comes from backports, apt would take an older compiler by itself.
+        let packages = ["rustc", "libstd-rust-dev", "libstd-rust-dev-bpf"];
+        let packages = packages.map(|package| format!("{package}={version}"));
+        outcome = apt.install(&packages.each_ref().map(String::as_str), WHY);
+    }
+    outcome
 }

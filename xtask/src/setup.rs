@@ -110,12 +110,7 @@ fn compiler(apt: Option<&Apt>) -> Result<Compiler> {
         return Ok(compiler);
     }
     if let Some(apt) = apt {
-        let install = || {
-            let packages = apt::compiler_packages(apt)?;
-            let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
-            apt.install(&packages, "a Rust compiler with `core` for BPF")
-        };
-        install().or_else(|error| explain(&error))?;
+        apt::install_compiler(apt).or_else(|error| explain(&error))?;
         if let Some(compiler) = ebpf_toolchain::find_compiler()? {
             return Ok(compiler);
         }
