@@ -56,6 +56,8 @@ pub struct ScanHeader {
 pub struct ScanTrailer<'a> {
     /// Flows that the page held.
     pub occupancy: u64,
+    /// Flows in the replica after this scan.
+    pub tracked: u64,
     /// Of all hooks, since the agent started.
     pub account: &'a HookAccount,
     /// The agent has detached and drained both pages.
@@ -123,6 +125,7 @@ impl BatchEncoder {
         let fields = FlowBatch {
             last_of_scan: true,
             table_occupancy: Some(trailer.occupancy),
+            tracked_flows: Some(trailer.tracked),
             account: Some(Account::from_hook(trailer.account, trailer.is_final)),
             ..FlowBatch::default()
         };

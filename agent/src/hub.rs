@@ -34,6 +34,8 @@ pub struct Hub {
 struct Registry {
     open: bool,
     entries: Vec<Entry>,
+    /// Consumers that the closed hub still has batches for.
+    draining: Vec<Arc<Consumer>>,
 }
 
 struct Entry {
@@ -46,23 +48,37 @@ struct Entry {
 /// A batch in a queue, with what its consumer had lost when it was put there.
 struct Queued {
     batch: Batch,
-    lost: Lost,
+    lost: Volume,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Lost {
-    batches: u64,
-    records: u64,
+pub struct Volume {
+    pub batches: u64,
+    pub records: u64,
+}
+
+/// A volume that is counted while others read it.
+#[derive(Default)]
+struct Tally {
+    batches: AtomicU64,
+    records: AtomicU64,
 }
 
 struct Consumer {
     name: String,
     peer: String,
     since_unix_ns: u64,
-    delivered_batches: AtomicU64,
-    delivered_records: AtomicU64,
-    lost_batches: AtomicU64,
-    lost_records: AtomicU64,
+    queued: Tally,
+    delivered: Tally,
+    lost: Tally,
+}
+
+/// What is still in the queue of a consumer when the agent stops waiting for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Undelivered {
+    pub name: String,
+    pub peer: String,
+    pub volume: Volume,
 }
 
 impl Hub {
@@ -71,6 +87,7 @@ impl Hub {
         let registry = Registry {
             open: true,
             entries: Vec::new(),
+            draining: Vec::new(),
         };
         Self {
             registry: Arc::new(Mutex::new(registry)),
@@ -95,7 +112,7 @@ impl Hub {
             queue,
             consumer,
             stream_seq: 0,
-            told: Lost::default(),
+            told: Volume::default(),
         }
     }
 
@@ -118,7 +135,24 @@ impl Hub {
     pub fn close(&self) {
         let mut registry = self.registry();
         registry.open = false;
-        registry.entries.clear();
+        let entries = std::mem::take(&mut registry.entries);
+        registry
+            .draining
+            .extend(entries.into_iter().map(|entry| entry.consumer));
+    }
+
+    /// After [`Hub::close`]: the consumers that have not taken everything.
+    pub fn undelivered(&self) -> Vec<Undelivered> {
+        let consumers = &self.registry().draining;
+        consumers
+            .iter()
+            .map(|consumer| Undelivered {
+                name: consumer.name.clone(),
+                peer: consumer.peer.clone(),
+                volume: consumer.queued.get(),
+            })
+            .filter(|left| left.volume.batches > 0)
+            .collect()
     }
 
     pub fn status(&self) -> Vec<ConsumerStatus> {
@@ -142,13 +176,16 @@ impl Entry {
     fn offer(&mut self, batch: &Batch) -> bool {
         let queued = Queued {
             batch: batch.clone(),
-            lost: self.consumer.lost(),
+            lost: self.consumer.lost.get(),
         };
         let (name, peer) = (&self.consumer.name, &self.consumer.peer);
+        let records = u64::from(batch.records);
+        // Counted first: the consumer may take the batch before `try_send` returns.
+        self.consumer.queued.add(records);
         match self.queue.try_send(queued) {
             Ok(()) => {
                 if self.losing {
-                    let lost = self.consumer.lost();
+                    let lost = self.consumer.lost.get();
                     info!(
                         name,
                         peer,
@@ -161,7 +198,8 @@ impl Entry {
                 true
             }
             Err(TrySendError::Full(_)) => {
-                self.consumer.lose(u64::from(batch.records));
+                self.consumer.queued.sub(records);
+                self.consumer.lost.add(records);
                 if !self.losing {
                     warn!(
                         name,
@@ -179,14 +217,14 @@ impl Entry {
 
     fn status(&self) -> ConsumerStatus {
         let consumer = &self.consumer;
-        let lost = consumer.lost();
+        let (delivered, lost) = (consumer.delivered.get(), consumer.lost.get());
         ConsumerStatus {
             name: consumer.name.clone(),
             peer: consumer.peer.clone(),
             since_unix_ns: consumer.since_unix_ns,
-            queued_batches: (self.queue.max_capacity() - self.queue.capacity()) as u64,
-            delivered_batches: consumer.delivered_batches.load(Relaxed),
-            delivered_records: consumer.delivered_records.load(Relaxed),
+            queued_batches: consumer.queued.get().batches,
+            delivered_batches: delivered.batches,
+            delivered_records: delivered.records,
             lost_batches: lost.batches,
             lost_records: lost.records,
         }
@@ -195,31 +233,36 @@ impl Entry {
 
 impl Consumer {
     fn new(name: &str, peer: &str) -> Self {
-        let since = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             name: name.to_owned(),
             peer: peer.to_owned(),
-            since_unix_ns: since.as_nanos() as u64,
-            delivered_batches: AtomicU64::new(0),
-            delivered_records: AtomicU64::new(0),
-            lost_batches: AtomicU64::new(0),
-            lost_records: AtomicU64::new(0),
+            since_unix_ns: since.unwrap_or_default().as_nanos() as u64,
+            queued: Tally::default(),
+            delivered: Tally::default(),
+            lost: Tally::default(),
+        }
+    }
+}
+
+impl Tally {
+    fn get(&self) -> Volume {
+        Volume {
+            batches: self.batches.load(Relaxed),
+            records: self.records.load(Relaxed),
         }
     }
 
-    fn lost(&self) -> Lost {
-        let batches = self.lost_batches.load(Relaxed);
-        Lost {
-            batches,
-            records: self.lost_records.load(Relaxed),
-        }
+    /// One batch more.
+    fn add(&self, records: u64) {
+        self.batches.fetch_add(1, Relaxed);
+        self.records.fetch_add(records, Relaxed);
     }
 
-    fn lose(&self, records: u64) {
-        self.lost_batches.fetch_add(1, Relaxed);
-        self.lost_records.fetch_add(records, Relaxed);
+    /// One batch less.
+    fn sub(&self, records: u64) {
+        self.batches.fetch_sub(1, Relaxed);
+        self.records.fetch_sub(records, Relaxed);
     }
 }
 
@@ -228,7 +271,7 @@ pub struct Subscription {
     queue: mpsc::Receiver<Queued>,
     consumer: Arc<Consumer>,
     stream_seq: u64,
-    told: Lost,
+    told: Volume,
 }
 
 impl Subscription {
@@ -237,18 +280,19 @@ impl Subscription {
     ///
     /// Dropping the future loses nothing.
     pub async fn next(&mut self) -> Option<OutgoingBatch> {
-        let queued = self.queue.recv().await;
-        let (body, records, lost) = match queued {
-            Some(Queued { batch, lost }) => (batch.body, batch.records, lost),
-            None if self.consumer.lost() != self.told => (Bytes::new(), 0, self.consumer.lost()),
+        let consumer = &self.consumer;
+        let (body, lost) = match self.queue.recv().await {
+            Some(Queued { batch, lost }) => {
+                let records = u64::from(batch.records);
+                consumer.queued.sub(records);
+                consumer.delivered.add(records);
+                (batch.body, lost)
+            }
+            None if consumer.lost.get() != self.told => (Bytes::new(), consumer.lost.get()),
             None => return None,
         };
         self.told = lost;
         self.stream_seq += 1;
-        self.consumer.delivered_batches.fetch_add(1, Relaxed);
-        self.consumer
-            .delivered_records
-            .fetch_add(u64::from(records), Relaxed);
         Some(OutgoingBatch::new(self.stream_seq, lost, body))
     }
 }
@@ -256,16 +300,19 @@ impl Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         self.queue.close();
-        let (mut unsent_batches, mut unsent_records) = (0u64, 0);
+        let consumer = &self.consumer;
+        let (mut unsent_batches, mut unsent_records) = (0, 0);
         while let Ok(Queued { batch, .. }) = self.queue.try_recv() {
+            consumer.queued.sub(u64::from(batch.records));
             unsent_batches += 1;
             unsent_records += u64::from(batch.records);
         }
-        let lost = self.consumer.lost();
+        let (delivered, lost) = (consumer.delivered.get(), consumer.lost.get());
         info!(
-            name = self.consumer.name,
-            peer = self.consumer.peer,
-            delivered_batches = self.consumer.delivered_batches.load(Relaxed),
+            name = consumer.name,
+            peer = consumer.peer,
+            delivered_batches = delivered.batches,
+            delivered_records = delivered.records,
             lost_batches = lost.batches,
             lost_records = lost.records,
             unsent_batches,
@@ -283,7 +330,7 @@ pub struct OutgoingBatch {
 }
 
 impl OutgoingBatch {
-    fn new(stream_seq: u64, lost: Lost, body: Bytes) -> Self {
+    fn new(stream_seq: u64, lost: Volume, body: Bytes) -> Self {
         let prefix = FlowBatch {
             stream_seq,
             lost_batches: lost.batches,
@@ -373,9 +420,20 @@ mod tests {
         hub.publish(&batch(2, 7));
         hub.close();
         hub.publish(&batch(3, 1));
+        let volume = Volume {
+            batches: 1,
+            records: 1,
+        };
+        let undelivered = Undelivered {
+            name: String::new(),
+            peer: "test".into(),
+            volume,
+        };
+        assert_eq!(hub.undelivered(), [undelivered]);
         assert_eq!(next(&mut consumer).await, Some((1, 1, 0, 0)));
         assert_eq!(next(&mut consumer).await, Some((2, 0, 1, 7)));
         assert_eq!(next(&mut consumer).await, None);
+        assert_eq!(hub.undelivered(), []);
         assert_eq!(next(&mut hub.subscribe("", "late")).await, None);
     }
 

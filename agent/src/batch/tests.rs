@@ -48,6 +48,7 @@ fn encode(header: &ScanHeader, records: &[Record]) -> Vec<Batch> {
     encoder.finish(
         &ScanTrailer {
             occupancy,
+            tracked: 8,
             account: &account,
             is_final: false,
         },
@@ -269,6 +270,7 @@ fn an_empty_scan_makes_one_batch_with_the_account() {
         (message.table_occupancy, message.table_capacity),
         (Some(0), 500_000)
     );
+    assert_eq!(message.tracked_flows, Some(8));
     assert!(message.refused_in_window && message.last_of_scan);
     let account = message.account.unwrap();
     assert_eq!(
@@ -294,6 +296,7 @@ fn an_encoder_starts_every_scan_anew() {
         let mut batches = Vec::new();
         let trailer = ScanTrailer {
             occupancy: 1,
+            tracked: 8,
             account: &account,
             is_final: scan_id == 3,
         };

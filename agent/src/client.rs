@@ -1,0 +1,345 @@
+//! A consumer: an agent's address comes in, its batches and status go out, across its restarts.
+
+use std::{collections::VecDeque, error::Error as StdError, fmt, io, str::FromStr, time::Duration};
+
+use thiserror::Error;
+use tonic::{
+    Code, Status, Streaming,
+    transport::{Channel, Endpoint},
+};
+
+use crate::wire::{
+    AgentStatus, FlowBatch, GetStatusRequest, ObserveRequest, flow_agent_client::FlowAgentClient,
+};
+
+/// Where the agent listens when nothing else is said.
+pub const DEFAULT_TARGET: &str = "unix:/run/flow-agent/flow-agent.sock";
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+const BACKOFF_FIRST: Duration = Duration::from_millis(200);
+const BACKOFF_MOST: Duration = Duration::from_secs(5);
+
+/// What the agent may send ahead of a consumer: a few full batches.
+const WINDOW_BYTES: u32 = 2 << 20;
+
+/// `unix:PATH` or `HOST:PORT`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    Unix(String),
+    Tcp(String),
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if path.is_empty() {
+                return Err("the path after `unix:` is missing".to_owned());
+            }
+            return Ok(Self::Unix(path.to_owned()));
+        }
+        let address = text.strip_prefix("http://").unwrap_or(text);
+        let port = address
+            .rsplit_once(':')
+            .and_then(|(_, port)| port.parse::<u16>().ok());
+        if port.is_none() {
+            return Err("neither unix:PATH nor HOST:PORT".to_owned());
+        }
+        Ok(Self::Tcp(address.to_owned()))
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(formatter, "unix:{path}"),
+            Self::Tcp(address) => formatter.write_str(address),
+        }
+    }
+}
+
+#[derive(Debug, Error)]
+pub enum ClientError {
+    #[error(
+        "no agent listens on {target}: start one (`flow-agent run` or `systemctl start \
+         flow-agent`), or say where it is with --connect"
+    )]
+    NobodyListens { target: Target },
+    #[error(
+        "no permission to connect to {target}: its owner and group may; use sudo, or join the \
+         socket's group"
+    )]
+    NoPermission { target: Target },
+    #[error("the agent at {target} is older and does not know {call}: update it")]
+    TooOld { target: Target, call: &'static str },
+    #[error("the agent at {target} refused: {message}")]
+    Refused { target: Target, message: String },
+    #[error("what listens on {target} does not speak gRPC as a flow agent does")]
+    NotAnAgent {
+        target: Target,
+        source: Box<dyn StdError + Send + Sync>,
+    },
+    #[error("the connection to the agent at {target} failed")]
+    Broken {
+        target: Target,
+        source: Box<dyn StdError + Send + Sync>,
+    },
+    #[error("{target} is no address to connect to")]
+    BadTarget {
+        target: Target,
+        source: tonic::transport::Error,
+    },
+}
+
+impl ClientError {
+    /// A restart of the agent mends it.
+    fn may_pass(&self) -> bool {
+        match self {
+            Self::NobodyListens { .. }
+            | Self::NoPermission { .. }
+            | Self::NotAnAgent { .. }
+            | Self::Broken { .. } => true,
+            Self::TooOld { .. } | Self::Refused { .. } | Self::BadTarget { .. } => false,
+        }
+    }
+
+    fn from_connect(target: &Target, source: tonic::transport::Error) -> Self {
+        let target = target.clone();
+        match io_error_kind(&source) {
+            Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+                Self::NobodyListens { target }
+            }
+            Some(io::ErrorKind::PermissionDenied) => Self::NoPermission { target },
+            _ => Self::Broken {
+                target,
+                source: source.into(),
+            },
+        }
+    }
+
+    fn from_status(target: &Target, call: &'static str, status: Status) -> Self {
+        let target = target.clone();
+        let code = status.code();
+        if code == Code::Unimplemented {
+            Self::TooOld { target, call }
+        } else if code == Code::InvalidArgument {
+            Self::Refused {
+                target,
+                message: status.message().to_owned(),
+            }
+        } else if matches!(code, Code::Internal | Code::Unknown) && io_error_kind(&status).is_none()
+        {
+            Self::NotAnAgent {
+                target,
+                source: status.into(),
+            }
+        } else {
+            Self::Broken {
+                target,
+                source: status.into(),
+            }
+        }
+    }
+}
+
+fn io_error_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return Some(error.kind());
+        }
+        next = error.source();
+    }
+    None
+}
+
+async fn connect(target: &Target) -> Result<FlowAgentClient<Channel>, ClientError> {
+    let uri = match target {
+        Target::Unix(path) => format!("unix:{path}"),
+        Target::Tcp(address) => format!("http://{address}"),
+    };
+    let endpoint = Endpoint::from_shared(uri)
+        .map_err(|source| ClientError::BadTarget {
+            target: target.clone(),
+            source,
+        })?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(2 * WINDOW_BYTES);
+    let channel = endpoint
+        .connect()
+        .await
+        .map_err(|error| ClientError::from_connect(target, error))?;
+    Ok(FlowAgentClient::new(channel))
+}
+
+/// Asks the agent once.
+pub async fn status(target: &Target) -> Result<AgentStatus, ClientError> {
+    let mut client = connect(target).await?;
+    let mut request = tonic::Request::new(GetStatusRequest {});
+    request.set_timeout(STATUS_TIMEOUT);
+    let response = client.get_status(request).await;
+    let response =
+        response.map_err(|status| ClientError::from_status(target, "GetStatus", status))?;
+    Ok(response.into_inner())
+}
+
+/// What happens on a stream that goes on across restarts of the agent.
+#[derive(Debug)]
+pub enum Event {
+    Batch(Box<FlowBatch>),
+    /// Batches are missing on the stream though the agent did not count them as lost.
+    Gap {
+        batches: u64,
+    },
+    /// The stream ended; the observer tries again until it is told to stop.
+    Disconnected {
+        reason: String,
+    },
+    Reconnected {
+        /// Another process answers: totals and scan numbers begin anew.
+        restarted: bool,
+        /// Scans of the same process that went by unseen.
+        missed_scans: u64,
+    },
+}
+
+/// A stream of batches.
+pub struct Observer {
+    target: Target,
+    request: ObserveRequest,
+    stream: Option<Streaming<FlowBatch>>,
+    /// Of the last batch, over all streams.
+    last: Option<Position>,
+    /// Of the last batch of this stream; 0 before the first.
+    stream_seq: u64,
+    reconnecting: bool,
+    pending: VecDeque<Event>,
+}
+
+struct Position {
+    instance_id: String,
+    scan_id: u64,
+}
+
+impl Observer {
+    /// Fails where no agent can be reached: only a stream that has begun is worth waiting for.
+    pub async fn connect(target: Target, consumer: &str) -> Result<Self, ClientError> {
+        let request = ObserveRequest {
+            filter: String::new(),
+            consumer: consumer.to_owned(),
+        };
+        let mut observer = Self {
+            target,
+            request,
+            stream: None,
+            last: None,
+            stream_seq: 0,
+            reconnecting: false,
+            pending: VecDeque::new(),
+        };
+        observer.stream = Some(observer.open().await?);
+        Ok(observer)
+    }
+
+    /// Never ends by itself; fails where waiting cannot help.
+    pub async fn next(&mut self) -> Result<Event, ClientError> {
+        loop {
+            if let Some(event) = self.pending.pop_front() {
+                return Ok(event);
+            }
+            let Some(stream) = &mut self.stream else {
+                self.reopen().await?;
+                continue;
+            };
+            let reason = match stream.message().await {
+                Ok(Some(batch)) => {
+                    self.accept(batch);
+                    continue;
+                }
+                Ok(None) => "the agent stopped".to_owned(),
+                Err(status) => {
+                    let error = ClientError::from_status(&self.target, "Observe", status);
+                    if !error.may_pass() {
+                        return Err(error);
+                    }
+                    describe(&error)
+                }
+            };
+            self.stream = None;
+            return Ok(Event::Disconnected { reason });
+        }
+    }
+
+    async fn open(&self) -> Result<Streaming<FlowBatch>, ClientError> {
+        let mut client = connect(&self.target).await?;
+        let response = client.observe(self.request.clone()).await;
+        let response =
+            response.map_err(|status| ClientError::from_status(&self.target, "Observe", status))?;
+        Ok(response.into_inner())
+    }
+
+    async fn reopen(&mut self) -> Result<(), ClientError> {
+        let mut backoff = BACKOFF_FIRST;
+        loop {
+            tokio::time::sleep(backoff).await;
+            match self.open().await {
+                Ok(stream) => {
+                    self.stream = Some(stream);
+                    self.stream_seq = 0;
+                    self.reconnecting = true;
+                    return Ok(());
+                }
+                Err(error) if error.may_pass() => backoff = (backoff * 2).min(BACKOFF_MOST),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Says what the batch tells about the stream, before the batch.
+    fn accept(&mut self, batch: FlowBatch) {
+        let instance_id = batch.agent.as_ref().map(|agent| agent.instance_id.clone());
+        if std::mem::take(&mut self.reconnecting) {
+            let same = self
+                .last
+                .as_ref()
+                .filter(|last| Some(&last.instance_id) == instance_id.as_ref());
+            let missed_scans =
+                same.map_or(0, |last| batch.scan_id.saturating_sub(last.scan_id + 1));
+            self.pending.push_back(Event::Reconnected {
+                restarted: same.is_none(),
+                missed_scans,
+            });
+        }
+        let expected = self.stream_seq + 1;
+        if batch.stream_seq > expected {
+            self.pending.push_back(Event::Gap {
+                batches: batch.stream_seq - expected,
+            });
+        }
+        self.stream_seq = batch.stream_seq;
+        if let Some(instance_id) = instance_id {
+            self.last = Some(Position {
+                instance_id,
+                scan_id: batch.scan_id,
+            });
+        }
+        self.pending.push_back(Event::Batch(Box::new(batch)));
+    }
+}
+
+/// An error with its causes, in one line.
+fn describe(error: &dyn StdError) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text = format!("{text}: {cause}");
+        next = cause.source();
+    }
+    text
+}

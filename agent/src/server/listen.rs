@@ -1,0 +1,357 @@
+//! Where the agent listens: addresses come in, accepted connections go out, Unix and TCP in one
+//! stream.
+
+use std::{
+    fmt, fs, io,
+    net::{SocketAddr, ToSocketAddrs as _},
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    pin::Pin,
+    str::FromStr,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures_util::{Stream, StreamExt as _, stream};
+use thiserror::Error;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+};
+use tonic::transport::server::Connected;
+use tracing::{info, warn};
+
+/// Owner and group may connect.
+const SOCKET_MODE: u32 = 0o660;
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// `unix:PATH` or a TCP address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListenAddr {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+impl FromStr for ListenAddr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("unix:") {
+            Some("") => Err("the path after `unix:` is missing".to_owned()),
+            Some(path) => Ok(Self::Unix(PathBuf::from(path))),
+            None => {
+                let mut addresses = text.to_socket_addrs().map_err(|error| {
+                    format!("neither unix:PATH nor an address with a port, as in 127.0.0.1:50051 ({error})")
+                })?;
+                addresses
+                    .next()
+                    .map(Self::Tcp)
+                    .ok_or_else(|| format!("{text} has no address"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for ListenAddr {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
+            Self::Tcp(address) => address.fmt(formatter),
+        }
+    }
+}
+
+#[derive(Debug, Error)]
+pub enum ListenError {
+    #[error("another agent listens on unix:{path}: stop it, or choose another --listen")]
+    AnotherAgent { path: String },
+    #[error("{path} exists and is no socket: move it away, or choose another --listen")]
+    NotASocket { path: String },
+    #[error("the directory {directory} does not exist: create it, or choose another --listen")]
+    NoDirectory { directory: String },
+    #[error("{address} is in use: stop what listens there, or choose another --listen")]
+    PortInUse { address: SocketAddr },
+    #[error("no permission to listen on {address}: run as root, or choose another --listen")]
+    NoPermission { address: String, source: io::Error },
+    #[error("cannot listen on {address}: choose another --listen")]
+    Other { address: String, source: io::Error },
+}
+
+impl ListenError {
+    fn from_io(address: &ListenAddr, source: io::Error) -> Self {
+        let text = address.to_string();
+        match (source.kind(), address) {
+            (io::ErrorKind::AddrInUse, &ListenAddr::Tcp(address)) => Self::PortInUse { address },
+            (io::ErrorKind::PermissionDenied, _) => Self::NoPermission {
+                address: text,
+                source,
+            },
+            _ => Self::Other {
+                address: text,
+                source,
+            },
+        }
+    }
+}
+
+/// Bound, and not served yet: connections wait. Dropping it removes its socket files.
+pub struct Listeners {
+    listeners: Vec<Listener>,
+    socket_files: Vec<SocketFile>,
+}
+
+enum Listener {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+impl Listeners {
+    /// Binds all addresses or none.
+    pub async fn bind(addresses: &[ListenAddr]) -> Result<Self, ListenError> {
+        let mut bound = Self {
+            listeners: Vec::new(),
+            socket_files: Vec::new(),
+        };
+        for address in addresses {
+            let failed = |error| ListenError::from_io(address, error);
+            match address {
+                ListenAddr::Unix(path) => {
+                    make_way(path).await?;
+                    bound
+                        .listeners
+                        .push(Listener::Unix(UnixListener::bind(path).map_err(failed)?));
+                    bound
+                        .socket_files
+                        .push(SocketFile::of(path).map_err(failed)?);
+                    let mode = fs::Permissions::from_mode(SOCKET_MODE);
+                    fs::set_permissions(path, mode).map_err(failed)?;
+                    info!(%address, "listening");
+                }
+                ListenAddr::Tcp(tcp) => {
+                    let listener = TcpListener::bind(tcp).await.map_err(failed)?;
+                    // Port 0 asks the kernel for a free one.
+                    info!(address = %listener.local_addr().map_err(failed)?, "listening");
+                    bound.listeners.push(Listener::Tcp(listener));
+                }
+            }
+        }
+        Ok(bound)
+    }
+
+    /// The TCP addresses, with the ports that the kernel chose.
+    pub fn tcp_addresses(&self) -> Vec<SocketAddr> {
+        let tcp = self.listeners.iter().filter_map(|listener| match listener {
+            Listener::Tcp(listener) => listener.local_addr().ok(),
+            Listener::Unix(_) => None,
+        });
+        tcp.collect()
+    }
+
+    /// The stream never fails: where the process has no file left, it waits.
+    pub(super) fn into_connections(
+        self,
+    ) -> (
+        Vec<SocketFile>,
+        impl Stream<Item = io::Result<Connection>> + Unpin,
+    ) {
+        let streams = self.listeners.into_iter().map(|listener| {
+            Box::pin(stream::unfold(listener, |listener| async {
+                let connection = listener.accept().await;
+                Some((Ok(connection), listener))
+            }))
+        });
+        // Without a listener there is nothing to serve, which is not an end.
+        let streams = stream::select_all(streams).chain(stream::pending());
+        (self.socket_files, streams)
+    }
+}
+
+impl Listener {
+    async fn accept(&self) -> Connection {
+        loop {
+            let accepted = match self {
+                Self::Unix(listener) => listener
+                    .accept()
+                    .await
+                    .map(|(stream, _)| Connection::Unix(stream)),
+                Self::Tcp(listener) => listener
+                    .accept()
+                    .await
+                    .map(|(stream, _)| Connection::Tcp(stream)),
+            };
+            match accepted {
+                Ok(connection) => return connection,
+                Err(error) => {
+                    warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+/// Creates the directory under /run, and removes the socket of an agent that is gone.
+async fn make_way(path: &Path) -> Result<(), ListenError> {
+    let text = path.display().to_string();
+    let failed = |error| ListenError::from_io(&ListenAddr::Unix(path.to_owned()), error);
+    let parent = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
+    if let Some(parent) = parent.filter(|parent| !parent.exists()) {
+        if !parent.starts_with("/run") {
+            return Err(ListenError::NoDirectory {
+                directory: parent.display().to_string(),
+            });
+        }
+        fs::create_dir_all(parent).map_err(failed)?;
+    }
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(error)),
+        Ok(file) if !file.file_type().is_socket() => {
+            return Err(ListenError::NotASocket { path: text });
+        }
+        Ok(_) => {}
+    }
+    match tokio::time::timeout(PROBE_TIMEOUT, UnixStream::connect(path)).await {
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            info!(path = text, "removing the socket of an agent that is gone");
+            fs::remove_file(path).map_err(failed)
+        }
+        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Ok(Err(error)) => Err(failed(error)),
+        Ok(Ok(_)) | Err(_) => Err(ListenError::AnotherAgent { path: text }),
+    }
+}
+
+/// Removes the socket at its drop, unless another one has taken its place.
+pub(super) struct SocketFile {
+    path: PathBuf,
+    device_inode: (u64, u64),
+}
+
+impl SocketFile {
+    fn of(path: &Path) -> io::Result<Self> {
+        Ok(Self {
+            path: path.to_owned(),
+            device_inode: device_inode(path)?,
+        })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if device_inode(&self.path).is_ok_and(|found| found == self.device_inode)
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            warn!(path = %self.path.display(), %error, "cannot remove our socket");
+        }
+    }
+}
+
+fn device_inode(path: &Path) -> io::Result<(u64, u64)> {
+    let file = fs::symlink_metadata(path)?;
+    Ok((file.dev(), file.ino()))
+}
+
+/// Who is at the other end of a connection.
+#[derive(Debug, Clone)]
+pub enum Peer {
+    Unix { pid: Option<i32>, uid: u32 },
+    Tcp(SocketAddr),
+    Unknown,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix {
+                pid: Some(pid),
+                uid,
+            } => write!(formatter, "unix pid={pid} uid={uid}"),
+            Self::Unix { pid: None, uid } => write!(formatter, "unix uid={uid}"),
+            Self::Tcp(address) => address.fmt(formatter),
+            Self::Unknown => formatter.write_str("unknown"),
+        }
+    }
+}
+
+/// A connection of either kind.
+pub enum Connection {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        match self {
+            Self::Unix(stream) => {
+                stream
+                    .peer_cred()
+                    .map_or(Peer::Unknown, |credentials| Peer::Unix {
+                        pid: credentials.pid(),
+                        uid: credentials.uid(),
+                    })
+            }
+            Self::Tcp(stream) => stream.peer_addr().map_or(Peer::Unknown, Peer::Tcp),
+        }
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
+            Self::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Unix(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Unix(stream) => Pin::new(stream).poll_flush(context),
+            Self::Tcp(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Unix(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
