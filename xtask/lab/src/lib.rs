@@ -13,6 +13,7 @@
 
 mod checksum;
 mod counters;
+mod extension;
 mod frame;
 mod frame_socket;
 mod generator;
@@ -25,7 +26,8 @@ pub mod traffic;
 mod tun;
 
 pub use counters::Counters;
-pub use frame::{Extension, Frame};
+pub use extension::Extension;
+pub use frame::Frame;
 pub use frame_socket::FrameSocket;
 pub use generator::Generator;
 pub use host::{Host, Lab, LabOptions};
