@@ -8,6 +8,25 @@ use anyhow::{Context as _, Result};
 
 const PROTO: &str = "flow/v1/flow.proto";
 
+/// `AgentStatus` and what is in it.
+const SHOWN_AS_JSON: &[&str] = &[
+    ".flow.v1.Account",
+    ".flow.v1.AgentIdentity",
+    ".flow.v1.AgentStatus",
+    ".flow.v1.ConsumerStatus",
+    ".flow.v1.Count",
+    ".flow.v1.HookStatus",
+    ".flow.v1.Interface",
+    ".flow.v1.InterfaceCounters",
+    ".flow.v1.MemoryStatus",
+    ".flow.v1.ReplicaStatus",
+    ".flow.v1.ScanStatus",
+    ".flow.v1.Settings",
+    ".flow.v1.TableStatus",
+];
+const HOOK: &str = ".flow.v1.HookStatus.hook";
+const MODE: &str = ".flow.v1.HookStatus.mode";
+
 /// Writes `flow.v1.rs`, the messages with clients and servers, and `flow.v1.FlowAgent.rs`, the
 /// agent's service over batches that are encoded already.
 pub fn generate(manifest_dir: &Path) -> Result<()> {
@@ -16,9 +35,21 @@ pub fn generate(manifest_dir: &Path) -> Result<()> {
 
     let descriptors =
         protox::compile([PROTO], [&root]).with_context(|| format!("compile {PROTO}"))?;
-    tonic_prost_build::configure()
+    let mut config = tonic_prost_build::configure()
         .btree_map(".")
-        .bytes(".flow.v1.FlowRecord")
+        .bytes(".flow.v1.FlowRecord");
+    for message in SHOWN_AS_JSON {
+        config = config.type_attribute(message, "#[derive(serde::Serialize)]");
+    }
+    config
+        .field_attribute(
+            HOOK,
+            r#"#[serde(serialize_with = "crate::wire::hook_name")]"#,
+        )
+        .field_attribute(
+            MODE,
+            r#"#[serde(serialize_with = "crate::wire::mode_name")]"#,
+        )
         .compile_fds(descriptors)
         .with_context(|| format!("generate code for {PROTO}"))?;
     serving_agent();

@@ -4,6 +4,7 @@
 
 use agent_common::{HookAccount, Pair, Reason};
 use bytes::{Buf, BufMut};
+use serde::Serializer;
 use tonic::{
     Status,
     codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
@@ -97,6 +98,47 @@ impl Account {
     pub fn beside(&self, reason: Reason) -> Pair {
         pair(self.beside.get(reason.name()).copied())
     }
+}
+
+impl Hook {
+    /// The name that people and programs read.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unspecified => "unknown",
+            Self::TcIngress => "tc_ingress",
+            Self::TcEgress => "tc_egress",
+            Self::Xdp => "xdp",
+        }
+    }
+}
+
+impl AttachMode {
+    /// The name that people and programs read.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unspecified => "unknown",
+            Self::Tcx => "tcx",
+            Self::Clsact => "clsact",
+            Self::Native => "native",
+            Self::Generic => "generic",
+        }
+    }
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature that serde calls"
+)]
+fn hook_name<S: Serializer>(hook: &i32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(Hook::try_from(*hook).unwrap_or_default().name())
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature that serde calls"
+)]
+fn mode_name<S: Serializer>(mode: &i32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(AttachMode::try_from(*mode).unwrap_or_default().name())
 }
 
 /// A count that may be absent from a message: then it is zero.

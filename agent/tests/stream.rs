@@ -1,6 +1,9 @@
 //! The way from an encoded batch to a consumer, over real sockets: no privilege is needed.
 
-#![expect(clippy::unwrap_used, reason = "clippy takes only functions marked as tests for tests")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy takes only functions marked as tests for tests"
+)]
 
 use std::{
     net::TcpListener, os::unix::fs::PermissionsExt as _, path::Path, sync::Arc, time::Duration,
@@ -213,7 +216,7 @@ async fn two_consumers_see_the_same_scans() {
         status.consumers[0].peer
     );
     assert!(status.consumers[1].peer.starts_with("127.0.0.1:"));
-    assert_eq!(status.consumers[1].delivered_records, flows.into());
+    assert_eq!(status.consumers[1].delivered_records, u64::from(flows));
     agent.stop().await;
     assert!(matches!(
         event(&mut observers[0]).await,

@@ -1,0 +1,168 @@
+//! `flow-agent audit`: an agent's status comes in; its account beside each interface's own counters,
+//! with the differences explained, goes out as text or JSON.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::status::{self, Format};
+use crate::client::{self, Target};
+
+mod compare;
+
+use compare::{Comparison, Figures, Verdict, compare};
+
+/// Compare what the agent counted with the interfaces' own counters.
+///
+/// Exit status 1 where a difference has no explanation.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Where the agent listens: unix:PATH or HOST:PORT.
+    #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_CONNECT", default_value = client::DEFAULT_TARGET)]
+    pub connect: Target,
+
+    /// Text for people, or one JSON object.
+    #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
+    pub output: Format,
+}
+
+#[derive(Serialize)]
+struct Report {
+    comparisons: Vec<Comparison>,
+}
+
+pub async fn run(args: Args) -> Result<ExitCode> {
+    let agent = client::status(&args.connect).await?;
+    let report = Report {
+        comparisons: agent.hooks.iter().map(compare).collect(),
+    };
+    let text = match args.output {
+        Format::Text if report.comparisons.is_empty() => {
+            "the agent is attached to no interface\n".to_owned()
+        }
+        Format::Text => report.comparisons.iter().map(text).collect(),
+        Format::Json => serde_json::to_string_pretty(&report)? + "\n",
+    };
+    status::print(&text)?;
+    let verdicts = report
+        .comparisons
+        .iter()
+        .map(|comparison| comparison.verdict);
+    Ok(exit_code(verdicts))
+}
+
+fn exit_code(mut verdicts: impl Iterator<Item = Verdict>) -> ExitCode {
+    if verdicts.any(|verdict| verdict == Verdict::Unexplained) {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
+}
+
+fn text(comparison: &Comparison) -> String {
+    let Comparison {
+        interface,
+        direction,
+        hook,
+        mode,
+        ours,
+        ..
+    } = comparison;
+    let verdict = verdict(comparison);
+    let mut lines = vec![
+        format!("{interface} {direction} ({hook} by {mode}): {verdict}"),
+        format!(
+            "  ours        {} packets, {} bytes",
+            ours.packets, ours.bytes
+        ),
+    ];
+    if let (Some(least), Some(most)) = (comparison.interface_least, comparison.interface_most) {
+        let packets = range(least.packets, most.packets);
+        let bytes = range(least.bytes, most.bytes);
+        lines.push(format!("  interface   {packets} packets, {bytes} bytes"));
+    }
+    if let Some(difference) = comparison.difference {
+        lines.push(format!("  difference  {}", signed(difference)));
+    }
+    let explanations = comparison.explanations.iter();
+    lines.extend(explanations.map(|explanation| format!("  - {explanation}")));
+    lines.join("\n") + "\n"
+}
+
+fn verdict(comparison: &Comparison) -> String {
+    match comparison.verdict {
+        Verdict::Exact => "exact".to_owned(),
+        Verdict::Explained => "explained".to_owned(),
+        Verdict::Unexplained => {
+            format!(
+                "unexplained {}",
+                signed(comparison.unexplained.unwrap_or_default())
+            )
+        }
+        Verdict::Unknown => "unknown".to_owned(),
+    }
+}
+
+fn range(least: i64, most: i64) -> String {
+    if least == most {
+        least.to_string()
+    } else {
+        format!("{least} to {most}")
+    }
+}
+
+fn signed(figures: Figures) -> String {
+    format!("{:+} packets, {:+} bytes", figures.packets, figures.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_gives_both_counts_the_difference_and_the_verdict() {
+        let comparison = Comparison {
+            interface: "eth0".to_owned(),
+            ifindex: 2,
+            netns: 5,
+            direction: "ingress",
+            hook: "tc_ingress",
+            mode: "tcx",
+            ours: Figures {
+                packets: 10,
+                bytes: 1000,
+            },
+            interface_least: Some(Figures {
+                packets: 12,
+                bytes: 1200,
+            }),
+            interface_most: Some(Figures {
+                packets: 13,
+                bytes: 1300,
+            }),
+            difference: Some(Figures {
+                packets: -2,
+                bytes: -200,
+            }),
+            explanations: vec!["because".to_owned()],
+            unexplained: Some(Figures {
+                packets: -2,
+                bytes: -200,
+            }),
+            verdict: Verdict::Unexplained,
+        };
+        let expected = "\
+eth0 ingress (tc_ingress by tcx): unexplained -2 packets, -200 bytes
+  ours        10 packets, 1000 bytes
+  interface   12 to 13 packets, 1200 to 1300 bytes
+  difference  -2 packets, -200 bytes
+  - because
+";
+        assert_eq!(text(&comparison), expected);
+        assert_eq!(
+            serde_json::to_value(&comparison).unwrap()["verdict"],
+            "unexplained"
+        );
+    }
+}

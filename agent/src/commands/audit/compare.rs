@@ -1,0 +1,376 @@
+//! Our account beside an interface's counters: both come in, a verdict with its reasons goes out.
+//!
+//! The interface is read before and after the moments between which we count, so its growth has a
+//! least and a most; ours is right anywhere between. Where it is not, each known way in which
+//! interfaces count otherwise is tried, the fewest at once first.
+
+use agent_common::{Pair, Reason};
+use serde::Serialize;
+
+use crate::wire::{self, Account, Hook, HookStatus, InterfaceCounters};
+
+const FCS_LEN_BYTES: i128 = 4;
+/// A dropped packet has at least an Ethernet header, and at most what a super-frame can hold.
+const PACKET_LEN_BYTES: (i128, i128) = (14, 65_535 + 22);
+/// The headers that a super-frame's segment may repeat: more than the deepest tunnel has.
+const REPEATED_HEADERS_LEN_BYTES: i128 = 256;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// As the interface counts, to the packet and the byte.
+    Exact,
+    /// As the interface counts, once the explanations are taken into account.
+    Explained,
+    Unexplained,
+    /// The interface's counters are not known at all four moments.
+    Unknown,
+}
+
+/// A direction of an interface.
+#[derive(Debug, Serialize)]
+pub struct Comparison {
+    pub interface: String,
+    pub ifindex: u32,
+    pub netns: u32,
+    pub direction: &'static str,
+    pub hook: &'static str,
+    pub mode: &'static str,
+    pub ours: Figures,
+    pub interface_least: Option<Figures>,
+    pub interface_most: Option<Figures>,
+    /// Ours less the interface's, zero where ours lies between least and most.
+    pub difference: Option<Figures>,
+    pub explanations: Vec<String>,
+    /// What of the difference no explanation covers.
+    pub unexplained: Option<Figures>,
+    pub verdict: Verdict,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Figures {
+    pub packets: i64,
+    pub bytes: i64,
+}
+
+pub fn compare(status: &HookStatus) -> Comparison {
+    let interface = status.interface.clone().unwrap_or_default();
+    let account = status.account.clone().unwrap_or_default();
+    let is_egress = status.hook() == Hook::TcEgress;
+    let seen = wire::pair(account.seen);
+    let mut comparison = Comparison {
+        interface: interface.name,
+        ifindex: interface.ifindex,
+        netns: interface.netns,
+        direction: if is_egress { "egress" } else { "ingress" },
+        hook: status.hook().name(),
+        mode: status.mode().name(),
+        ours: Figures {
+            packets: seen.packets.cast_signed(),
+            bytes: seen.bytes.cast_signed(),
+        },
+        interface_least: None,
+        interface_most: None,
+        difference: None,
+        explanations: Vec::new(),
+        unexplained: None,
+        verdict: Verdict::Unknown,
+    };
+    let Some(growth) = Growth::of(status) else {
+        comparison
+            .explanations
+            .push("the interface's counters are not known".to_owned());
+        return comparison;
+    };
+    let theirs = growth.counted(is_egress);
+    comparison.interface_least = Some(Figures::at(&theirs, Range::least));
+    comparison.interface_most = Some(Figures::at(&theirs, Range::most));
+    comparison.difference = Some(Counted::exactly(seen).beyond(&theirs));
+    let passed = theirs.packets.most - theirs.packets.least;
+    if passed > 0 {
+        comparison.explanations.push(format!(
+            "up to {passed} packets passed while the counters were read"
+        ));
+    }
+    let causes = causes(&account, status, &growth, is_egress);
+    let found = explain(seen, &theirs, &causes);
+    let names = found.causes.iter().map(|cause| cause.text.clone());
+    comparison.explanations.extend(names);
+    comparison.unexplained = Some(found.rest);
+    comparison.verdict = match (found.rest == Figures::default(), found.causes.is_empty()) {
+        (true, true) => Verdict::Exact,
+        (true, false) => Verdict::Explained,
+        (false, _) => Verdict::Unexplained,
+    };
+    comparison
+}
+
+/// A value that is known to lie between two others.
+#[derive(Debug, Clone, Copy, Default)]
+struct Range {
+    least: i128,
+    most: i128,
+}
+
+impl Range {
+    fn exactly(value: i128) -> Self {
+        Self {
+            least: value,
+            most: value,
+        }
+    }
+
+    fn least(&self) -> i128 {
+        self.least
+    }
+
+    fn most(&self) -> i128 {
+        self.most
+    }
+
+    /// How far this lies above `other`, negative where below, zero where they meet.
+    fn beyond(self, other: Self) -> i128 {
+        (self.least - other.most).max(0) + (self.most - other.least).min(0)
+    }
+}
+
+impl std::ops::Add for Range {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            least: self.least + other.least,
+            most: self.most + other.most,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Counted {
+    packets: Range,
+    bytes: Range,
+}
+
+impl Counted {
+    fn exactly(pair: Pair) -> Self {
+        Self {
+            packets: Range::exactly(pair.packets.into()),
+            bytes: Range::exactly(pair.bytes.into()),
+        }
+    }
+
+    fn beyond(&self, other: &Self) -> Figures {
+        Figures {
+            packets: self.packets.beyond(other.packets) as i64,
+            bytes: self.bytes.beyond(other.bytes) as i64,
+        }
+    }
+}
+
+impl Figures {
+    fn at(counted: &Counted, end: impl Fn(&Range) -> i128) -> Self {
+        Self {
+            packets: end(&counted.packets) as i64,
+            bytes: end(&counted.bytes) as i64,
+        }
+    }
+
+    /// Packets weigh first.
+    fn weight(self) -> (u64, u64) {
+        (self.packets.unsigned_abs(), self.bytes.unsigned_abs())
+    }
+}
+
+/// What the interface's counters grew by between our attachment and the flip of the last scan.
+struct Growth {
+    before_attach: InterfaceCounters,
+    after_attach: InterfaceCounters,
+    before_flip: InterfaceCounters,
+    after_flip: InterfaceCounters,
+}
+
+impl Growth {
+    fn of(status: &HookStatus) -> Option<Self> {
+        Some(Self {
+            before_attach: status.before_attach?,
+            after_attach: status.after_attach?,
+            before_flip: status.before_flip?,
+            after_flip: status.after_flip?,
+        })
+    }
+
+    fn counted(&self, is_egress: bool) -> Counted {
+        if is_egress {
+            let packets = self.range(|counters| counters.tx_packets);
+            Counted {
+                packets,
+                bytes: self.range(|counters| counters.tx_bytes),
+            }
+        } else {
+            let packets = self.range(|counters| counters.rx_packets);
+            Counted {
+                packets,
+                bytes: self.range(|counters| counters.rx_bytes),
+            }
+        }
+    }
+
+    fn range(&self, counter: impl Fn(&InterfaceCounters) -> u64) -> Range {
+        let least =
+            i128::from(counter(&self.before_flip)) - i128::from(counter(&self.after_attach));
+        let most = i128::from(counter(&self.after_flip)) - i128::from(counter(&self.before_attach));
+        // A counter that was reset between two reads must not make an empty range.
+        Range {
+            least: least.min(most),
+            most,
+        }
+    }
+}
+
+/// A way in which the interface counts otherwise: what it adds to our figures.
+struct Cause {
+    adds: Counted,
+    text: String,
+}
+
+fn causes(account: &Account, status: &HookStatus, growth: &Growth, is_egress: bool) -> Vec<Cause> {
+    let mut causes = Vec::new();
+    let mut cause = |packets: Range, bytes: Range, text: String| {
+        causes.push(Cause {
+            adds: Counted { packets, bytes },
+            text,
+        });
+    };
+    let none = Range::default();
+    let supers = account.beside(Reason::SuperFrames);
+    let segments = account.beside(Reason::SuperFrameSegments);
+    if segments != supers {
+        let fewer = |ours: u64, theirs: u64| Range::exactly(i128::from(theirs) - i128::from(ours));
+        cause(
+            fewer(segments.packets, supers.packets),
+            fewer(segments.bytes, supers.bytes),
+            format!(
+                "the interface counts {} super-frames once each, we the {} frames on the wire",
+                supers.packets, segments.packets
+            ),
+        );
+    }
+    let tags = account.beside(Reason::OffloadedTags);
+    if tags.packets > 0 {
+        let text = format!(
+            "the interface does not count the VLAN tags that {} packets carry beside their data",
+            tags.packets
+        );
+        cause(none, Range::exactly(-i128::from(tags.bytes)), text);
+    }
+    let short = account.beside(Reason::Short);
+    if short.packets > 0 {
+        let text = format!(
+            "the interface counts {} short frames padded to 60 bytes",
+            short.packets
+        );
+        cause(none, Range::exactly(short.bytes.into()), text);
+    }
+    let inexact = account.beside(Reason::Inexact);
+    if inexact.packets > 0 {
+        let most = i128::from(segments.packets) * REPEATED_HEADERS_LEN_BYTES;
+        let text = format!(
+            "{} super-frames repeat headers of unknown length",
+            inexact.packets
+        );
+        cause(none, Range { least: 0, most }, text);
+    }
+    if let Some((packets, text)) = drops(status, growth, is_egress) {
+        // Drops behind us are missing from the interface's count, drops before us from ours.
+        let (low, high) = PACKET_LEN_BYTES;
+        if is_egress {
+            let bytes = Range {
+                least: -packets * high,
+                most: 0,
+            };
+            cause(
+                Range {
+                    least: -packets,
+                    most: 0,
+                },
+                bytes,
+                text,
+            );
+        } else {
+            let bytes = Range {
+                least: low.min(packets * high),
+                most: packets * high,
+            };
+            cause(
+                Range {
+                    least: 0,
+                    most: packets,
+                },
+                bytes,
+                text,
+            );
+        }
+    }
+    let frames = i128::from(wire::pair(account.seen).packets);
+    if frames > 0 {
+        let text = "the interface counts four bytes of FCS for each frame".to_owned();
+        cause(none, Range::exactly(frames * FCS_LEN_BYTES), text);
+    }
+    causes
+}
+
+/// The most packets that drops on the other side of the hook can have been.
+fn drops(status: &HookStatus, growth: &Growth, is_egress: bool) -> Option<(i128, String)> {
+    let (packets, text) = if is_egress {
+        let qdisc = status.qdisc_drops.unwrap_or_default();
+        let dropped = growth.range(|counters| counters.tx_dropped).most.max(0);
+        let errors = growth.range(|counters| counters.tx_errors).most.max(0);
+        let text = format!(
+            "behind the hook, qdiscs dropped {qdisc} packets, the interface {dropped}, and {errors} failed"
+        );
+        (i128::from(qdisc) + dropped + errors, text)
+    } else {
+        let dropped = growth.range(|counters| counters.rx_dropped).most.max(0);
+        let text = format!(
+            "the interface counts {dropped} dropped packets, which may not have come to the hook"
+        );
+        (dropped, text)
+    };
+    (packets > 0).then_some((packets, text))
+}
+
+struct Explanation<'a> {
+    causes: Vec<&'a Cause>,
+    rest: Figures,
+}
+
+/// The fewest causes that leave the least.
+fn explain<'a>(seen: Pair, theirs: &Counted, causes: &'a [Cause]) -> Explanation<'a> {
+    let subsets = 0..1u32 << causes.len();
+    let explanations = subsets.map(|subset| {
+        let chosen = causes
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| subset & 1 << index != 0);
+        let causes: Vec<&Cause> = chosen.map(|(_, cause)| cause).collect();
+        let ours = causes
+            .iter()
+            .fold(Counted::exactly(seen), |ours, cause| Counted {
+                packets: ours.packets + cause.adds.packets,
+                bytes: ours.bytes + cause.adds.bytes,
+            });
+        Explanation {
+            causes,
+            rest: ours.beyond(theirs),
+        }
+    });
+    explanations
+        .min_by_key(|explanation| (explanation.rest.weight(), explanation.causes.len()))
+        .unwrap_or(Explanation {
+            causes: Vec::new(),
+            rest: Counted::exactly(seen).beyond(theirs),
+        })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,245 @@
+//! `flow-agent status`: an agent's address comes in, what it says of itself goes out, as text or JSON.
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::{
+    client::{self, Target},
+    output::{human, is_broken_pipe, table},
+    wire::{self, AgentStatus, ConsumerStatus, HookStatus},
+};
+
+/// Show what a running agent does and how it fares.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Where the agent listens: unix:PATH or HOST:PORT.
+    #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_CONNECT", default_value = client::DEFAULT_TARGET)]
+    pub connect: Target,
+
+    /// Text for people, or one JSON object.
+    #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
+    pub output: Format,
+}
+
+/// The forms of an answer that is given once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    Text,
+    Json,
+}
+
+pub async fn run(args: Args) -> Result<ExitCode> {
+    let status = client::status(&args.connect).await?;
+    let text = match args.output {
+        Format::Text => text(&status),
+        Format::Json => serde_json::to_string_pretty(&status)? + "\n",
+    };
+    print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whoever stops reading, as `head` does, has what they wanted.
+pub(super) fn print(text: &str) -> Result<()> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if is_broken_pipe(&error) => Ok(()),
+        written => written.context("write to stdout"),
+    }
+}
+
+fn text(status: &AgentStatus) -> String {
+    let mut lines = Vec::new();
+    let agent = status.agent.clone().unwrap_or_default();
+    lines.push(format!(
+        "flow-agent {} on {}, up {}",
+        agent.version,
+        agent.hostname,
+        duration(status.uptime_ns)
+    ));
+    if !agent.agent_id.is_empty() {
+        lines.push(format!(
+            "  agent id {}, instance {}",
+            agent.agent_id, agent.instance_id
+        ));
+    }
+    settings_lines(status, &mut lines);
+    for hook in &status.hooks {
+        hook_lines(hook, &mut lines);
+    }
+    if let Some(account) = &status.account {
+        lines.push("all hooks".to_owned());
+        lines.push(format!("  {}", table::closing(account)));
+    }
+    figures_lines(status, &mut lines);
+    if status.consumers.is_empty() {
+        lines.push("no consumers".to_owned());
+    }
+    lines.extend(status.consumers.iter().map(consumer_line));
+    lines.join("\n") + "\n"
+}
+
+fn settings_lines(status: &AgentStatus, lines: &mut Vec<String>) {
+    let Some(settings) = &status.settings else {
+        return;
+    };
+    lines.push(format!(
+        "settings  max-flows {}, max-tracked-flows {}, scan-interval {}, idle-timeout {}",
+        settings.max_flows,
+        settings.max_tracked_flows,
+        duration(settings.scan_interval_ns),
+        duration(settings.idle_timeout_ns)
+    ));
+}
+
+fn hook_lines(hook: &HookStatus, lines: &mut Vec<String>) {
+    let interface = hook.interface.clone().unwrap_or_default();
+    lines.push(format!(
+        "{} (ifindex {}, netns {}) {} by {}",
+        interface.name,
+        interface.ifindex,
+        interface.netns,
+        hook.hook().name(),
+        hook.mode().name()
+    ));
+    let Some(account) = &hook.account else { return };
+    lines.push(format!("  {}", table::closing(account)));
+    let seen = wire::pair(account.seen);
+    lines.push(format!(
+        "  {} packets, {}",
+        seen.packets,
+        human::bytes(seen.bytes)
+    ));
+}
+
+fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
+    if let Some(table) = &status.table {
+        lines.push(format!(
+            "table     {} of {} flows in the last scan, at most {}; suggested --max-flows {}",
+            table.occupancy, table.capacity, table.high_water, table.suggested_max_flows
+        ));
+    }
+    if let Some(replica) = &status.replica {
+        lines.push(format!(
+            "replica   {} of {} flows tracked, {} evicted",
+            replica.tracked, replica.capacity, replica.evicted
+        ));
+    }
+    if let Some(scans) = &status.scans {
+        lines.push(format!(
+            "scans     {}, {} late, {} early; the last took {} of which {} waiting for the flip; \
+             CPU {} in all",
+            scans.count,
+            scans.late,
+            scans.early,
+            fine(scans.last_duration_ns),
+            fine(scans.last_flip_wait_ns),
+            fine(scans.cpu_ns)
+        ));
+    }
+    if let Some(memory) = &status.memory {
+        lines.push(format!(
+            "memory    {} resident, {} of kernel maps",
+            human::bytes(memory.resident_bytes),
+            human::bytes(memory.kernel_map_bytes)
+        ));
+    }
+}
+
+fn consumer_line(consumer: &ConsumerStatus) -> String {
+    format!(
+        "consumer  {} ({}): {} batches with {} records delivered, {} queued, {} batches with {} \
+         records lost",
+        if consumer.name.is_empty() {
+            "unnamed"
+        } else {
+            &consumer.name
+        },
+        consumer.peer,
+        consumer.delivered_batches,
+        consumer.delivered_records,
+        consumer.queued_batches,
+        consumer.lost_batches,
+        consumer.lost_records
+    )
+}
+
+fn duration(ns: u64) -> String {
+    human::duration(Duration::from_nanos(ns))
+}
+
+/// Milliseconds with one digit, where a scan's figures lie.
+fn fine(ns: u64) -> String {
+    format!("{:.1}ms", ns as f64 / 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_common::{HookAccount, Reason};
+
+    use super::*;
+    use crate::wire::{Account, AttachMode, Hook, Interface, TableStatus};
+
+    fn status() -> AgentStatus {
+        let mut account = HookAccount::default();
+        account.add(Reason::Seen, 10, 1000);
+        account.add(Reason::Flows, 10, 1000);
+        let account = Some(Account::from_hook(&account, false));
+        let hook = HookStatus {
+            interface: Some(Interface {
+                ifindex: 2,
+                name: "eth0".into(),
+                netns: 5,
+            }),
+            hook: Hook::TcIngress.into(),
+            mode: AttachMode::Tcx.into(),
+            account: account.clone(),
+            ..HookStatus::default()
+        };
+        AgentStatus {
+            hooks: vec![hook],
+            account,
+            table: Some(TableStatus {
+                capacity: 1000,
+                suggested_max_flows: 2048,
+                ..Default::default()
+            }),
+            consumers: vec![ConsumerStatus {
+                lost_batches: 3,
+                ..ConsumerStatus::default()
+            }],
+            ..AgentStatus::default()
+        }
+    }
+
+    #[test]
+    fn the_text_names_hooks_accounts_and_the_suggested_table() {
+        let text = text(&status());
+        for part in [
+            "eth0 (ifindex 2, netns 5) tc_ingress by tcx",
+            "account closes: seen 10 = flows 10",
+            "suggested --max-flows 2048",
+            "3 batches with 0 records lost",
+        ] {
+            assert!(text.contains(part), "{part} is not in:\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_json_names_what_the_wire_numbers() {
+        let value = serde_json::to_value(status()).unwrap();
+        let hook = &value["hooks"][0];
+        assert_eq!(
+            (&hook["hook"], &hook["mode"]),
+            (&"tc_ingress".into(), &"tcx".into())
+        );
+        assert_eq!(
+            hook["account"]["seen"],
+            serde_json::json!({"packets": 10, "bytes": 1000})
+        );
+        assert_eq!(hook["account"]["not_inserted"]["table_full"]["packets"], 0);
+    }
+}

@@ -1,0 +1,86 @@
+use super::*;
+
+fn batch(scan_id: u64, records: u32) -> Batch {
+    let message = FlowBatch {
+        scan_id,
+        last_of_scan: true,
+        ..FlowBatch::default()
+    };
+    let body = message.encode_to_vec().into();
+    Batch {
+        body,
+        records,
+        scan_id,
+        index: 0,
+        last_of_scan: true,
+    }
+}
+
+async fn next(subscription: &mut Subscription) -> Option<(u64, u64, u64, u64)> {
+    let message = subscription.next().await?.decode().unwrap();
+    Some((
+        message.stream_seq,
+        message.scan_id,
+        message.lost_batches,
+        message.lost_records,
+    ))
+}
+
+#[tokio::test]
+async fn a_slow_consumer_loses_its_own_batches_and_is_told_where() {
+    let hub = Hub::new(2);
+    assert!(!hub.has_consumers());
+    let mut slow = hub.subscribe("slow", "test");
+    let mut fast = hub.subscribe("fast", "test");
+    assert!(hub.has_consumers());
+    for scan_id in 1..=4 {
+        hub.publish(&batch(scan_id, 10));
+        assert_eq!(next(&mut fast).await, Some((scan_id, scan_id, 0, 0)));
+    }
+    let status = hub.status();
+    assert_eq!((status[0].queued_batches, status[0].lost_batches), (2, 2));
+    assert_eq!(
+        (status[1].queued_batches, status[1].delivered_records),
+        (0, 40)
+    );
+
+    assert_eq!(next(&mut slow).await, Some((1, 1, 0, 0)));
+    hub.publish(&batch(5, 10));
+    assert_eq!(next(&mut slow).await, Some((2, 2, 0, 0)));
+    assert_eq!(next(&mut slow).await, Some((3, 5, 2, 20)));
+}
+
+#[tokio::test]
+async fn closing_delivers_what_is_queued_and_tells_of_the_last_losses() {
+    let hub = Hub::new(1);
+    let mut consumer = hub.subscribe("", "test");
+    hub.publish(&batch(1, 1));
+    hub.publish(&batch(2, 7));
+    hub.close();
+    hub.publish(&batch(3, 1));
+    let volume = Volume {
+        batches: 1,
+        records: 1,
+    };
+    let undelivered = Undelivered {
+        name: String::new(),
+        peer: "test".into(),
+        volume,
+    };
+    assert_eq!(hub.undelivered(), [undelivered]);
+    assert_eq!(next(&mut consumer).await, Some((1, 1, 0, 0)));
+    assert_eq!(next(&mut consumer).await, Some((2, 0, 1, 7)));
+    assert_eq!(next(&mut consumer).await, None);
+    assert_eq!(hub.undelivered(), []);
+    assert_eq!(next(&mut hub.subscribe("", "late")).await, None);
+}
+
+#[tokio::test]
+async fn a_consumer_that_left_is_forgotten() {
+    let hub = Hub::new(1);
+    drop(hub.subscribe("", "test"));
+    assert!(!hub.has_consumers());
+    assert!(hub.status().is_empty());
+    hub.publish(&batch(1, 1));
+    assert!(hub.registry().entries.is_empty());
+}

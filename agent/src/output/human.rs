@@ -1,0 +1,136 @@
+//! Figures for people: counts, bytes, durations and endpoints come in, short text goes out.
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use crate::wire::FlowRecord;
+
+/// At most five characters and a unit: `999`, `1.2k`, `34M`.
+pub fn count(value: u64) -> String {
+    scaled(value, 1000, &["", "k", "M", "G", "T", "P", "E"])
+}
+
+/// Bytes with binary units: `512 B`, `1.5 KiB`.
+pub fn bytes(value: u64) -> String {
+    scaled(
+        value,
+        1024,
+        &[" B", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"],
+    )
+}
+
+fn scaled(value: u64, base: u64, units: &[&str]) -> String {
+    let mut scaled = value as f64;
+    let mut units = units.iter();
+    let mut unit = units.next().copied().unwrap_or_default();
+    // What would be shown as a whole `base` is shown as one of the next unit.
+    while scaled >= base as f64 - 0.5 {
+        let Some(next) = units.next() else { break };
+        scaled /= base as f64;
+        unit = next;
+    }
+    let is_whole = value < base;
+    let digits = usize::from(!is_whole && scaled < 9.95);
+    format!("{scaled:.digits$}{unit}")
+}
+
+/// `850ms`, `12s`, `3m05s`, `2h07m`, `4d03h`.
+pub fn duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0 => format!("{}ms", duration.as_millis()),
+        1..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
+/// An address of 4 or 16 bytes.
+pub fn address(bytes: &[u8]) -> Option<IpAddr> {
+    if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
+        return Some(v4.into());
+    }
+    <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
+}
+
+/// `10.0.0.1:443`, `[2001:db8::1]:443`, or without a port the address alone.
+pub fn endpoint(address_bytes: &[u8], port: Option<u32>) -> String {
+    match (address(address_bytes), port) {
+        (Some(ip), Some(port)) => SocketAddr::new(ip, port as u16).to_string(),
+        (Some(ip), None) => ip.to_string(),
+        (None, _) => "?".to_owned(),
+    }
+}
+
+/// The protocol's name where it has a well-known one, else its number.
+pub fn protocol(record: &FlowRecord) -> String {
+    let name = match record.protocol {
+        1 => "icmp",
+        2 => "igmp",
+        6 => "tcp",
+        17 => "udp",
+        33 => "dccp",
+        41 => "ipv6",
+        47 => "gre",
+        50 => "esp",
+        51 => "ah",
+        58 => "icmp6",
+        89 => "ospf",
+        103 => "pim",
+        112 => "vrrp",
+        132 => "sctp",
+        136 => "udplt",
+        number => return number.to_string(),
+    };
+    name.to_owned()
+}
+
+/// Shows at most `width` characters; the last is `…` where some are missing.
+pub fn shortened(text: &str, width: usize) -> impl fmt::Display {
+    let length = text.chars().count();
+    if length <= width {
+        return text.to_owned();
+    }
+    let mut short: String = text.chars().take(width.saturating_sub(1)).collect();
+    short.push('…');
+    short
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_keep_two_digits_and_their_unit() {
+        let counts = [0, 999, 1000, 1499, 9949, 9950, 999_499, 999_500, u64::MAX];
+        let shown = [
+            "0", "999", "1.0k", "1.5k", "9.9k", "10k", "999k", "1.0M", "18E",
+        ];
+        assert_eq!(counts.map(count), shown);
+        assert_eq!(
+            [0, 1023, 1024, 1536, 10 << 20].map(bytes),
+            ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "10 MiB"]
+        );
+    }
+
+    #[test]
+    fn durations_have_two_units_at_most() {
+        let shown = [850, 12_000, 185_000, 7_620_000, 356_400_000]
+            .map(|millis| duration(Duration::from_millis(millis)));
+        assert_eq!(shown, ["850ms", "12s", "3m05s", "2h07m", "4d03h"]);
+    }
+
+    #[test]
+    fn an_ipv6_address_is_bracketed_where_a_port_follows() {
+        let mut v6 = [0; 16];
+        v6[15] = 1;
+        assert_eq!(endpoint(&v6, Some(443)), "[::1]:443");
+        assert_eq!(endpoint(&v6, None), "::1");
+        assert_eq!(endpoint(&[10, 0, 0, 1], Some(80)), "10.0.0.1:80");
+        assert_eq!(endpoint(&[10], Some(80)), "?");
+    }
+}

@@ -1,0 +1,385 @@
+//! JSON Lines: decoded batches come in, a line for each flow, account and loss goes out.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    io::{self, Write},
+    net::IpAddr,
+};
+
+use base64::{display::Base64Display, engine::general_purpose::STANDARD};
+use serde::{Serialize, Serializer};
+
+use super::{LostSoFar, human};
+use crate::wire::{Account, Count, EndReason, FlowBatch, FlowRecord};
+
+/// Writes each batch whole, then flushes.
+pub struct JsonWriter<W: Write> {
+    out: W,
+    line: Vec<u8>,
+    /// Names by network namespace and index; flows of an interface that is gone keep its name.
+    interfaces: HashMap<(u32, u32), String>,
+    lost: LostSoFar,
+}
+
+impl<W: Write> JsonWriter<W> {
+    pub fn new(out: W) -> Self {
+        Self {
+            out,
+            line: Vec::with_capacity(1024),
+            interfaces: HashMap::new(),
+            lost: LostSoFar::default(),
+        }
+    }
+
+    pub fn batch(&mut self, batch: &FlowBatch) -> io::Result<()> {
+        for interface in &batch.interfaces {
+            let name = self
+                .interfaces
+                .entry((interface.netns, interface.ifindex))
+                .or_default();
+            name.clone_from(&interface.name);
+        }
+        if let Some((batches, records)) = self.lost.growth(batch) {
+            let line = LostLine {
+                r#type: "lost",
+                stream_seq: batch.stream_seq,
+                batches,
+                records,
+                lost_batches: batch.lost_batches,
+                lost_records: batch.lost_records,
+            };
+            write_line(&mut self.out, &mut self.line, &line)?;
+        }
+        for record in &batch.records {
+            let interface = self.interfaces.get(&(record.netns, record.ifindex));
+            let line = FlowLine::new(batch, record, interface.map(String::as_str));
+            write_line(&mut self.out, &mut self.line, &line)?;
+        }
+        if let Some(account) = &batch.account {
+            let line = AccountLine::new(batch, account);
+            write_line(&mut self.out, &mut self.line, &line)?;
+        }
+        self.out.flush()
+    }
+}
+
+fn write_line(out: &mut impl Write, buffer: &mut Vec<u8>, line: &impl Serialize) -> io::Result<()> {
+    buffer.clear();
+    serde_json::to_writer(&mut *buffer, line)?;
+    buffer.push(b'\n');
+    out.write_all(buffer)
+}
+
+#[derive(Serialize)]
+struct FlowLine<'a> {
+    r#type: &'static str,
+    scan_id: u64,
+    batch: u32,
+    stream_seq: u64,
+    interface: Option<&'a str>,
+    ifindex: u32,
+    netns: u32,
+    vlan_ids: &'a [u32],
+    ip_version: u32,
+    protocol: u32,
+    src_addr: Option<IpAddr>,
+    src_port: Option<u32>,
+    dst_addr: Option<IpAddr>,
+    dst_port: Option<u32>,
+    icmp_type: Option<u32>,
+    icmp_code: Option<u32>,
+    icmp_identifier: Option<u32>,
+    later_fragment: bool,
+    packets: u64,
+    bytes: u64,
+    reverse_packets: u64,
+    reverse_bytes: u64,
+    total_packets: u64,
+    total_bytes: u64,
+    total_reverse_packets: u64,
+    total_reverse_bytes: u64,
+    first_seen_ns: u64,
+    last_seen_ns: u64,
+    tcp_flags: Option<u32>,
+    reverse_tcp_flags: Option<u32>,
+    dscp: Option<u32>,
+    end_reason: Option<&'static str>,
+    community_id: CommunityId<'a>,
+}
+
+impl<'a> FlowLine<'a> {
+    fn new(batch: &FlowBatch, record: &'a FlowRecord, interface: Option<&'a str>) -> Self {
+        Self {
+            r#type: "flow",
+            scan_id: batch.scan_id,
+            batch: batch.batch_index,
+            stream_seq: batch.stream_seq,
+            interface,
+            ifindex: record.ifindex,
+            netns: record.netns,
+            vlan_ids: &record.vlan_ids,
+            ip_version: record.ip_version,
+            protocol: record.protocol,
+            src_addr: human::address(&record.src_addr),
+            src_port: record.src_port,
+            dst_addr: human::address(&record.dst_addr),
+            dst_port: record.dst_port,
+            icmp_type: record.icmp_type,
+            icmp_code: record.icmp_code,
+            icmp_identifier: record.icmp_identifier,
+            later_fragment: record.later_fragment,
+            packets: record.delta_packets,
+            bytes: record.delta_bytes,
+            reverse_packets: record.delta_reverse_packets,
+            reverse_bytes: record.delta_reverse_bytes,
+            total_packets: record.total_packets,
+            total_bytes: record.total_bytes,
+            total_reverse_packets: record.total_reverse_packets,
+            total_reverse_bytes: record.total_reverse_bytes,
+            first_seen_ns: record.first_seen_unix_ns,
+            last_seen_ns: record.last_seen_unix_ns,
+            tcp_flags: record.tcp_flags,
+            reverse_tcp_flags: record.reverse_tcp_flags,
+            dscp: record.dscp,
+            end_reason: end_reason(record),
+            community_id: CommunityId(&record.community_id),
+        }
+    }
+}
+
+/// The name of the end reason; `None` while the flow lives.
+pub fn end_reason(record: &FlowRecord) -> Option<&'static str> {
+    let name = match EndReason::try_from(record.end_reason?) {
+        Ok(EndReason::IdleTimeout) => "idle_timeout",
+        Ok(EndReason::ActiveTimeout) => "active_timeout",
+        Ok(EndReason::EndOfFlow) => "end_of_flow",
+        Ok(EndReason::ForcedEnd) => "forced_end",
+        Ok(EndReason::LackOfResources) => "lack_of_resources",
+        Ok(EndReason::Unspecified) | Err(_) => "unknown",
+    };
+    Some(name)
+}
+
+/// `1:` and base64, or null where the agent sent none.
+struct CommunityId<'a>(&'a [u8]);
+
+impl Serialize for CommunityId<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.0.is_empty() {
+            return serializer.serialize_none();
+        }
+        serializer.collect_str(self)
+    }
+}
+
+impl fmt::Display for CommunityId<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "1:{}", Base64Display::new(self.0, &STANDARD))
+    }
+}
+
+#[derive(Serialize)]
+struct AccountLine<'a> {
+    r#type: &'static str,
+    scan_id: u64,
+    stream_seq: u64,
+    r#final: bool,
+    seen: Count,
+    flows: Count,
+    filtered: Count,
+    unparsed: &'a BTreeMap<String, Count>,
+    not_inserted: &'a BTreeMap<String, Count>,
+    beside: &'a BTreeMap<String, Count>,
+    window_start_ns: u64,
+    window_end_ns: u64,
+    refused_in_window: bool,
+    table_occupancy: Option<u64>,
+    table_capacity: u64,
+    tracked_flows: Option<u64>,
+    lost_batches: u64,
+    lost_records: u64,
+}
+
+impl<'a> AccountLine<'a> {
+    fn new(batch: &FlowBatch, account: &'a Account) -> Self {
+        Self {
+            r#type: "account",
+            scan_id: batch.scan_id,
+            stream_seq: batch.stream_seq,
+            r#final: account.r#final,
+            seen: account.seen.unwrap_or_default(),
+            flows: account.flows.unwrap_or_default(),
+            filtered: account.filtered.unwrap_or_default(),
+            unparsed: &account.unparsed,
+            not_inserted: &account.not_inserted,
+            beside: &account.beside,
+            window_start_ns: batch.window_start_unix_ns,
+            window_end_ns: batch.window_end_unix_ns,
+            refused_in_window: batch.refused_in_window,
+            table_occupancy: batch.table_occupancy,
+            table_capacity: batch.table_capacity,
+            tracked_flows: batch.tracked_flows,
+            lost_batches: batch.lost_batches,
+            lost_records: batch.lost_records,
+        }
+    }
+}
+
+/// What this consumer lost before the batch that follows, and in all.
+#[derive(Serialize)]
+struct LostLine {
+    r#type: &'static str,
+    stream_seq: u64,
+    batches: u64,
+    records: u64,
+    lost_batches: u64,
+    lost_records: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::wire::Interface;
+
+    fn lines(batches: &[FlowBatch]) -> Vec<Value> {
+        let mut out = Vec::new();
+        let mut writer = JsonWriter::new(&mut out);
+        for batch in batches {
+            writer.batch(batch).unwrap();
+        }
+        String::from_utf8(out)
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+
+    fn tcp_record() -> FlowRecord {
+        FlowRecord {
+            protocol: 6,
+            src_addr: vec![10, 0, 0, 1].into(),
+            dst_addr: vec![10, 0, 0, 2].into(),
+            src_port: Some(40_000),
+            dst_port: Some(443),
+            delta_packets: 1,
+            delta_bytes: 60,
+            total_packets: 3,
+            total_bytes: 180,
+            first_seen_unix_ns: 1_700_000_000_000_000_001,
+            last_seen_unix_ns: 1_700_000_000_000_000_002,
+            ip_version: 4,
+            ifindex: 2,
+            netns: 5,
+            vlan_ids: vec![100],
+            tcp_flags: Some(0),
+            reverse_tcp_flags: Some(0x12),
+            dscp: Some(0),
+            community_id: vec![0; 20].into(),
+            ..FlowRecord::default()
+        }
+    }
+
+    fn batch(records: Vec<FlowRecord>) -> FlowBatch {
+        let interfaces = vec![Interface {
+            ifindex: 2,
+            name: "eth0".into(),
+            netns: 5,
+        }];
+        FlowBatch {
+            scan_id: 7,
+            batch_index: 1,
+            stream_seq: 9,
+            interfaces,
+            records,
+            ..FlowBatch::default()
+        }
+    }
+
+    #[test]
+    fn a_flow_line_has_every_field_and_null_where_none_applies() {
+        let lines = lines(&[batch(vec![tcp_record()])]);
+        let expected = json!({
+            "type": "flow", "scan_id": 7, "batch": 1, "stream_seq": 9,
+            "interface": "eth0", "ifindex": 2, "netns": 5, "vlan_ids": [100],
+            "ip_version": 4, "protocol": 6,
+            "src_addr": "10.0.0.1", "src_port": 40_000, "dst_addr": "10.0.0.2", "dst_port": 443,
+            "icmp_type": null, "icmp_code": null, "icmp_identifier": null, "later_fragment": false,
+            "packets": 1, "bytes": 60, "reverse_packets": 0, "reverse_bytes": 0,
+            "total_packets": 3, "total_bytes": 180,
+            "total_reverse_packets": 0, "total_reverse_bytes": 0,
+            "first_seen_ns": 1_700_000_000_000_000_001_u64,
+            "last_seen_ns": 1_700_000_000_000_000_002_u64,
+            "tcp_flags": 0, "reverse_tcp_flags": 18, "dscp": 0, "end_reason": null,
+            "community_id": "1:AAAAAAAAAAAAAAAAAAAAAAAAAAA=",
+        });
+        assert_eq!(lines, [expected]);
+    }
+
+    #[test]
+    fn an_icmp_flow_that_ended_has_no_ports_and_says_why() {
+        let record = FlowRecord {
+            protocol: 58,
+            ip_version: 6,
+            src_addr: vec![0xfe; 16].into(),
+            src_port: None,
+            dst_port: None,
+            icmp_type: Some(128),
+            icmp_code: Some(0),
+            tcp_flags: None,
+            ifindex: 99,
+            end_reason: Some(EndReason::IdleTimeout.into()),
+            ..tcp_record()
+        };
+        let line = &lines(&[batch(vec![record])])[0];
+        assert_eq!(line["src_addr"], "fefe:fefe:fefe:fefe:fefe:fefe:fefe:fefe");
+        assert!(
+            line["src_port"].is_null()
+                && line["tcp_flags"].is_null()
+                && line["interface"].is_null()
+        );
+        assert_eq!(
+            (&line["icmp_type"], &line["icmp_code"]),
+            (&json!(128), &json!(0))
+        );
+        assert_eq!(line["end_reason"], "idle_timeout");
+    }
+
+    #[test]
+    fn losses_come_before_the_batch_and_the_account_after_it() {
+        let hook = agent_common::HookAccount::default();
+        let last = FlowBatch {
+            stream_seq: 10,
+            lost_batches: 3,
+            lost_records: 30,
+            table_occupancy: Some(1),
+            account: Some(Account::from_hook(&hook, true)),
+            ..batch(vec![tcp_record()])
+        };
+        let lines = lines(&[
+            batch(Vec::new()),
+            last.clone(),
+            FlowBatch {
+                account: None,
+                ..last
+            },
+        ]);
+        let types: Vec<&str> = lines
+            .iter()
+            .map(|line| line["type"].as_str().unwrap())
+            .collect();
+        assert_eq!(types, ["lost", "flow", "account", "flow"]);
+        assert_eq!(
+            (&lines[0]["batches"], &lines[0]["lost_records"]),
+            (&json!(3), &json!(30))
+        );
+        assert_eq!(lines[2]["final"], true);
+        assert_eq!(
+            lines[2]["not_inserted"]["table_full"],
+            json!({"packets": 0, "bytes": 0})
+        );
+        assert_eq!(lines[2]["unparsed"].as_object().unwrap().len(), 14);
+    }
+}

@@ -1,0 +1,80 @@
+//! Output for people and programs: decoded batches come in, a live table or JSON Lines go out.
+
+use std::io::{self, IsTerminal as _, Write};
+
+use crate::wire::FlowBatch;
+
+pub mod human;
+pub mod json;
+pub mod table;
+
+pub use json::JsonWriter;
+pub use table::TableWriter;
+
+/// The forms that batches can be shown in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// A table of the flows of each scan; on a terminal it is redrawn in place.
+    Table,
+    /// JSON Lines.
+    Json,
+}
+
+/// Writes batches in either form.
+pub enum Printer<W: Write> {
+    Table(TableWriter<W>),
+    Json(JsonWriter<W>),
+}
+
+impl Printer<io::BufWriter<io::Stdout>> {
+    /// `limit` bounds the rows of a table.
+    pub fn on_stdout(format: Format, limit: Option<usize>) -> Self {
+        let stdout = io::stdout();
+        let in_place = stdout.is_terminal();
+        let out = io::BufWriter::with_capacity(64 << 10, stdout);
+        match format {
+            Format::Table if in_place => Self::Table(TableWriter::on_terminal(out, limit)),
+            Format::Table => Self::Table(TableWriter::plain(out, limit)),
+            Format::Json => Self::Json(JsonWriter::new(out)),
+        }
+    }
+}
+
+impl<W: Write> Printer<W> {
+    pub fn batch(&mut self, batch: &FlowBatch) -> io::Result<()> {
+        match self {
+            Self::Table(table) => table.batch(batch),
+            Self::Json(json) => json.batch(batch),
+        }
+    }
+}
+
+/// Whoever read our output has gone, which is how `head` ends: no error.
+pub fn is_broken_pipe(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::BrokenPipe
+}
+
+/// What the lost counters of a stream grew by; they begin anew with each stream.
+#[derive(Debug, Default)]
+pub(crate) struct LostSoFar {
+    batches: u64,
+    records: u64,
+}
+
+impl LostSoFar {
+    /// Batches and records that were lost between the batch before and this one.
+    pub(crate) fn growth(&mut self, batch: &FlowBatch) -> Option<(u64, u64)> {
+        if batch.stream_seq == 1 {
+            *self = Self::default();
+        }
+        let growth = (
+            batch.lost_batches.saturating_sub(self.batches),
+            batch.lost_records.saturating_sub(self.records),
+        );
+        *self = Self {
+            batches: batch.lost_batches,
+            records: batch.lost_records,
+        };
+        (growth != (0, 0)).then_some(growth)
+    }
+}

@@ -1,0 +1,201 @@
+//! The table's columns: rows of text come in, lines that fit a width go out.
+
+use std::time::Duration;
+
+use crate::{
+    output::human,
+    wire::{EndReason, FlowRecord},
+};
+
+const GAP: &str = "  ";
+const COLUMNS: usize = 10;
+const TITLES: [&str; COLUMNS] = [
+    "IFACE",
+    "PROTO",
+    "INITIATOR",
+    "RESPONDER",
+    "PKTS",
+    "BYTES",
+    "REV PKTS",
+    "REV BYTES",
+    "AGE",
+    "STATE",
+];
+const INITIATOR: usize = 2;
+const RESPONDER: usize = 3;
+/// Figures stand at the right of their columns.
+const FIGURES: std::ops::RangeInclusive<usize> = 4..=8;
+/// What is left out, in this order, where a line is too long.
+const DISPENSABLE: [usize; 5] = [8, 6, 4, 0, 9];
+/// An endpoint is not shortened below this while something can be left out.
+const ENDPOINT_WIDTH: usize = 21;
+
+/// One flow as text, a cell for each column.
+pub(super) struct Row {
+    cells: [String; COLUMNS],
+}
+
+impl Row {
+    pub(super) fn new(
+        record: &FlowRecord,
+        interface: Option<&String>,
+        scan_end_unix_ns: u64,
+    ) -> Self {
+        let age = scan_end_unix_ns.saturating_sub(record.first_seen_unix_ns);
+        let cells = [
+            place(record, interface),
+            protocol(record),
+            human::endpoint(&record.src_addr, record.src_port),
+            human::endpoint(&record.dst_addr, record.dst_port),
+            human::count(record.delta_packets),
+            human::bytes(record.delta_bytes),
+            human::count(record.delta_reverse_packets),
+            human::bytes(record.delta_reverse_bytes),
+            human::duration(Duration::from_nanos(age)),
+            state(record).to_owned(),
+        ];
+        Self { cells }
+    }
+}
+
+/// The interface with the VLANs behind it: `eth0.100`.
+fn place(record: &FlowRecord, interface: Option<&String>) -> String {
+    let name = interface
+        .cloned()
+        .unwrap_or_else(|| format!("#{}", record.ifindex));
+    let vlan_ids = record.vlan_ids.iter().map(ToString::to_string);
+    std::iter::once(name)
+        .chain(vlan_ids)
+        .collect::<Vec<_>>()
+        .join(".")
+}
+
+fn protocol(record: &FlowRecord) -> String {
+    let name = human::protocol(record);
+    match (record.icmp_type, record.icmp_code) {
+        (Some(icmp_type), Some(code)) => format!("{name} {icmp_type}/{code}"),
+        _ if record.later_fragment => format!("{name} frag"),
+        _ => name,
+    }
+}
+
+fn state(record: &FlowRecord) -> &'static str {
+    match record.end_reason.map(EndReason::try_from) {
+        None => "active",
+        Some(Ok(EndReason::IdleTimeout)) => "idle",
+        Some(Ok(EndReason::EndOfFlow)) => "closed",
+        Some(Ok(EndReason::ForcedEnd)) => "stopped",
+        Some(Ok(EndReason::LackOfResources)) => "evicted",
+        Some(Ok(EndReason::ActiveTimeout | EndReason::Unspecified) | Err(_)) => "ended",
+    }
+}
+
+/// The head and a line for each row.
+pub(super) fn lines(rows: &[Row], width: usize) -> Vec<String> {
+    let (columns, widths) = fit(rows, width);
+    let titles = TITLES.map(str::to_owned);
+    let cells = std::iter::once(&titles).chain(rows.iter().map(|row| &row.cells));
+    cells.map(|cells| line(cells, &columns, &widths)).collect()
+}
+
+fn line(cells: &[String; COLUMNS], columns: &[usize], widths: &[usize; COLUMNS]) -> String {
+    let padded = columns.iter().map(|&column| {
+        let width = widths[column];
+        let cell = human::shortened(&cells[column], width).to_string();
+        if FIGURES.contains(&column) {
+            format!("{cell:>width$}")
+        } else {
+            format!("{cell:<width$}")
+        }
+    });
+    padded.collect::<Vec<_>>().join(GAP).trim_end().to_owned()
+}
+
+/// The columns to show, and the width of each.
+fn fit(rows: &[Row], width: usize) -> (Vec<usize>, [usize; COLUMNS]) {
+    let mut widths = TITLES.map(str::len);
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(&row.cells) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut columns: Vec<usize> = (0..COLUMNS).collect();
+    for dispensable in DISPENSABLE {
+        let endpoints =
+            widths[INITIATOR].min(ENDPOINT_WIDTH) + widths[RESPONDER].min(ENDPOINT_WIDTH);
+        if width_beside_endpoints(&columns, &widths) + endpoints <= width {
+            break;
+        }
+        columns.retain(|&column| column != dispensable);
+    }
+    let room = width.saturating_sub(width_beside_endpoints(&columns, &widths));
+    let (initiator, responder) = (widths[INITIATOR], widths[RESPONDER]);
+    if initiator.saturating_add(responder) > room {
+        // The shorter one gets what it needs, up to half.
+        let half = room / 2;
+        (widths[INITIATOR], widths[RESPONDER]) = if initiator <= half {
+            (initiator, room - initiator)
+        } else if responder <= half {
+            (room - responder, responder)
+        } else {
+            (half, room - half)
+        };
+    }
+    (columns, widths)
+}
+
+fn width_beside_endpoints(columns: &[usize], widths: &[usize; COLUMNS]) -> usize {
+    let cells: usize = columns
+        .iter()
+        .filter(|&&column| column != INITIATOR && column != RESPONDER)
+        .map(|&column| widths[column])
+        .sum();
+    cells + (columns.len() - 1) * GAP.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows() -> Vec<Row> {
+        let long = FlowRecord {
+            protocol: 58,
+            src_addr: vec![0xfd; 16].into(),
+            dst_addr: vec![0xfe; 16].into(),
+            icmp_type: Some(128),
+            icmp_code: Some(0),
+            vlan_ids: vec![10, 20],
+            delta_bytes: u64::MAX,
+            ..FlowRecord::default()
+        };
+        let name = "eth0".to_owned();
+        vec![
+            Row::new(&long, Some(&name), 1),
+            Row::new(&FlowRecord::default(), None, 0),
+        ]
+    }
+
+    #[test]
+    fn lines_fit_the_terminal() {
+        for width in [40, 60, 80, 100, 120, 200] {
+            for line in lines(&rows(), width) {
+                assert!(line.chars().count() <= width, "{width}: {line}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_wide_terminal_shows_everything() {
+        let lines = lines(&rows(), 200);
+        assert!(TITLES.iter().all(|title| lines[0].contains(title)));
+        assert!(lines[1].contains("eth0.10.20") && lines[1].contains("icmp6 128/0"));
+        assert!(lines[1].contains("fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd"));
+    }
+
+    #[test]
+    fn a_narrow_terminal_keeps_the_endpoints_and_the_bytes() {
+        let lines = lines(&rows(), 80);
+        assert!(lines[0].contains("INITIATOR") && lines[0].contains("BYTES"));
+        assert!(!lines[0].contains("AGE"));
+    }
+}
