@@ -1,0 +1,312 @@
+//! The parser: a frame comes in, a [`Packet`] with its flow key goes out, or the [`Reason`] why not.
+//!
+//! Link layer and IP headers are here, what is behind them in [`crate::transport`]. Every loop is
+//! bounded and every offset has a limit, so the verifier accepts the same source that the host
+//! tests run.
+
+use crate::{
+    account::Reason,
+    flow::{FlowKey, L4Kind},
+    frame::{Frame, Header},
+    transport,
+};
+
+/// What stands at the first byte of a frame; the interface's hardware type (ARPHRD) decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkType {
+    Ethernet,
+    /// No link header: tun, WireGuard, IP tunnels, raw IP modems.
+    Ip,
+}
+
+/// What the parser says about a packet. `netns` and `ifindex` of the key are the caller's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Packet {
+    pub key: FlowKey,
+    /// 0 where the sender is endpoint a, 1 where it is b.
+    pub direction: u8,
+    /// The direction that this packet alone would call the initiator's: its own, or the other one
+    /// for an answer (SYN with ACK, ICMP reply).
+    pub initiator: u8,
+    /// The TCP header's flag byte; 0 for other protocols.
+    pub tcp_flags: u8,
+    /// DSCP, six bits.
+    pub dscp: u8,
+    /// From the start of the frame through the TCP, UDP or SCTP header: what each segment of a
+    /// super-frame repeats. 0 where it is not known.
+    pub segment_header_len_bytes: u32,
+}
+
+/// Extension headers that the walk goes through. RFC 8200 allows seven in sensible use.
+const MAX_EXTENSION_HEADERS: u32 = 8;
+
+const ETHERNET_LEN: u32 = 14;
+const VLAN_LEN: u32 = 4;
+const VLAN_ID_MASK: u16 = 0x0fff;
+/// Below this an EtherType is an 802.3 length.
+const MIN_ETHERTYPE: u16 = 0x0600;
+
+const ETHERTYPE_IPV4: u16 = 0x0800;
+const ETHERTYPE_IPV6: u16 = 0x86dd;
+const ETHERTYPE_ARP: u16 = 0x0806;
+const ETHERTYPE_RARP: u16 = 0x8035;
+/// 802.1Q, 802.1ad, and the value that equipment used for QinQ before 802.1ad.
+const ETHERTYPE_VLAN: u16 = 0x8100;
+const ETHERTYPE_QINQ: u16 = 0x88a8;
+const ETHERTYPE_QINQ_OLD: u16 = 0x9100;
+
+const IPV4_LEN: u32 = 20;
+const IPV4_FRAGMENT_OFFSET_MASK: u16 = 0x1fff;
+const IPV6_LEN: u32 = 40;
+const IPV6_FRAGMENT_OFFSET_MASK: u16 = 0xfff8;
+
+const NEXT_HOP_BY_HOP: u8 = 0;
+const NEXT_ROUTING: u8 = 43;
+const NEXT_FRAGMENT: u8 = 44;
+const NEXT_AUTHENTICATION: u8 = 51;
+const NEXT_DESTINATION: u8 = 60;
+const NEXT_MOBILITY: u8 = 135;
+const NEXT_HIP: u8 = 139;
+const NEXT_SHIM6: u8 = 140;
+
+/// Where the transport header is and who talks to whom: what the IP layer hands on.
+#[derive(Clone, Copy)]
+pub(crate) struct Transport {
+    pub protocol: u8,
+    pub offset_bytes: u32,
+    /// Where the IP packet ends; bytes behind it are padding. `u32::MAX` where the header gives no
+    /// length (BIG TCP, jumbograms).
+    pub end_bytes: u32,
+    pub later_fragment: bool,
+    /// Source below, equal to, or above destination: decides the canonical order.
+    pub order: core::cmp::Ordering,
+}
+
+/// Parses `frame` into `packet`, which must be [`Packet::default`].
+///
+/// `offloaded_tci` is the tag that the driver took out of the frame (`skb->vlan_tci`), which is
+/// the outermost one.
+#[inline(always)]
+pub fn parse<F: Frame>(
+    frame: &F,
+    link_type: LinkType,
+    offloaded_tci: Option<u16>,
+    packet: &mut Packet,
+) -> Result<(), Reason> {
+    let mut tags = 0;
+    if let Some(tci) = offloaded_tci {
+        packet.key.vlan_ids[0] = tci & VLAN_ID_MASK;
+        tags = 1;
+    }
+    match link_type {
+        LinkType::Ethernet => ethernet(frame, tags, packet),
+        LinkType::Ip => bare_ip(frame, packet),
+    }
+}
+
+#[inline(always)]
+fn bare_ip<F: Frame>(frame: &F, packet: &mut Packet) -> Result<(), Reason> {
+    let first = frame.header::<1>(0).ok_or(Reason::TruncatedIpv4)?;
+    match first.u8::<0>() >> 4 {
+        4 => ipv4(frame, 0, packet),
+        6 => ipv6(frame, 0, packet),
+        _ => Err(Reason::NotIp),
+    }
+}
+
+#[inline(always)]
+fn ethernet<F: Frame>(frame: &F, tags_before: usize, packet: &mut Packet) -> Result<(), Reason> {
+    let header = frame.header::<14>(0).ok_or(Reason::TruncatedEthernet)?;
+    let mut ethertype = header.be16::<12>();
+    let mut offset = ETHERNET_LEN;
+
+    // At most two tags with the offloaded one; written out, since a loop would make the offsets
+    // behind it variable for the verifier.
+    if is_vlan(ethertype) {
+        if tags_before == 0 {
+            ethertype = vlan::<F, 0>(frame, offset, packet)?;
+        } else {
+            ethertype = vlan::<F, 1>(frame, offset, packet)?;
+        }
+        offset += VLAN_LEN;
+        if is_vlan(ethertype) {
+            if tags_before != 0 {
+                return Err(Reason::VlanDepth);
+            }
+            ethertype = vlan::<F, 1>(frame, offset, packet)?;
+            offset += VLAN_LEN;
+            if is_vlan(ethertype) {
+                return Err(Reason::VlanDepth);
+            }
+        }
+    }
+
+    match ethertype {
+        ETHERTYPE_IPV4 => ipv4(frame, offset, packet),
+        ETHERTYPE_IPV6 => ipv6(frame, offset, packet),
+        ETHERTYPE_ARP | ETHERTYPE_RARP => Err(Reason::Arp),
+        0..MIN_ETHERTYPE => Err(Reason::Llc),
+        _ => Err(Reason::NotIp),
+    }
+}
+
+#[inline(always)]
+fn is_vlan(ethertype: u16) -> bool {
+    matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_QINQ | ETHERTYPE_QINQ_OLD)
+}
+
+/// Reads the tag at `offset` into `vlan_ids[POSITION]` and returns the EtherType behind it.
+#[inline(always)]
+fn vlan<F: Frame, const POSITION: usize>(
+    frame: &F,
+    offset: u32,
+    packet: &mut Packet,
+) -> Result<u16, Reason> {
+    let tag = frame.header::<4>(offset).ok_or(Reason::TruncatedVlan)?;
+    packet.key.vlan_ids[POSITION] = tag.be16::<0>() & VLAN_ID_MASK;
+    Ok(tag.be16::<2>())
+}
+
+/// RFC 791. `offset` is that of the IPv4 header.
+#[inline(always)]
+fn ipv4<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(), Reason> {
+    let header = frame.header::<20>(offset).ok_or(Reason::TruncatedIpv4)?;
+    let version_and_len = header.u8::<0>();
+    let header_len = u32::from(version_and_len & 0x0f) * 4;
+    let total_len = u32::from(header.be16::<2>());
+    if version_and_len >> 4 != 4
+        || header_len < IPV4_LEN
+        || (total_len != 0 && total_len < header_len)
+    {
+        return Err(Reason::MalformedIpv4);
+    }
+    packet.dscp = header.u8::<1>() >> 2;
+    packet.key.ip_version = 4;
+
+    let (source, destination) = (header.ne32::<12>(), header.ne32::<16>());
+    let order = u32::from_be(source).cmp(&u32::from_be(destination));
+    let (a, b) =
+        if order.is_gt() { (destination, source) } else { (source, destination) };
+    set_first_four(&mut packet.key.addr_a, a);
+    set_first_four(&mut packet.key.addr_b, b);
+
+    transport::parse(
+        frame,
+        Transport {
+            protocol: header.u8::<9>(),
+            offset_bytes: offset + header_len,
+            end_bytes: if total_len == 0 { u32::MAX } else { offset + total_len },
+            later_fragment: header.be16::<6>() & IPV4_FRAGMENT_OFFSET_MASK != 0,
+            order,
+        },
+        packet,
+    )
+}
+
+/// RFC 8200. `offset` is that of the IPv6 header.
+#[inline(always)]
+fn ipv6<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(), Reason> {
+    let header = frame.header::<40>(offset).ok_or(Reason::TruncatedIpv6)?;
+    let version_and_class = header.be16::<0>();
+    if version_and_class >> 12 != 6 {
+        return Err(Reason::MalformedIpv6);
+    }
+    packet.dscp = (version_and_class >> 6) as u8 & 0x3f;
+    packet.key.ip_version = 6;
+
+    let source = (header.ne64::<8>(), header.ne64::<16>());
+    let destination = (header.ne64::<24>(), header.ne64::<32>());
+    let order = match u64::from_be(source.0).cmp(&u64::from_be(destination.0)) {
+        core::cmp::Ordering::Equal => u64::from_be(source.1).cmp(&u64::from_be(destination.1)),
+        unequal => unequal,
+    };
+    let (a, b) =
+        if order.is_gt() { (destination, source) } else { (source, destination) };
+    set_halves(&mut packet.key.addr_a, a);
+    set_halves(&mut packet.key.addr_b, b);
+
+    let payload_len = u32::from(header.be16::<4>());
+    let mut transport = Transport {
+        protocol: header.u8::<6>(),
+        offset_bytes: offset + IPV6_LEN,
+        end_bytes: if payload_len == 0 { u32::MAX } else { offset + IPV6_LEN + payload_len },
+        later_fragment: false,
+        order,
+    };
+    if is_extension(transport.protocol) {
+        walk_extensions(frame, &mut transport)?;
+    }
+    transport::parse(frame, transport, packet)
+}
+
+#[inline(always)]
+fn is_extension(next_header: u8) -> bool {
+    matches!(
+        next_header,
+        NEXT_HOP_BY_HOP
+            | NEXT_ROUTING
+            | NEXT_FRAGMENT
+            | NEXT_AUTHENTICATION
+            | NEXT_DESTINATION
+            | NEXT_MOBILITY
+            | NEXT_HIP
+            | NEXT_SHIM6
+    )
+}
+
+/// Moves `transport` behind the extension headers. A later fragment ends the walk: what its
+/// Fragment header calls next lies in the first one.
+#[inline(always)]
+fn walk_extensions<F: Frame>(frame: &F, transport: &mut Transport) -> Result<(), Reason> {
+    for _ in 0..MAX_EXTENSION_HEADERS {
+        // Every extension header is at least eight bytes (RFC 8200 section 4, RFC 4302).
+        if transport.offset_bytes + 8 > transport.end_bytes {
+            return Err(Reason::TruncatedExtension);
+        }
+        let header = frame.header::<4>(transport.offset_bytes).ok_or(Reason::TruncatedExtension)?;
+        let len_field = u32::from(header.u8::<1>());
+        let len = match transport.protocol {
+            NEXT_FRAGMENT => {
+                transport.later_fragment = header.be16::<2>() & IPV6_FRAGMENT_OFFSET_MASK != 0;
+                8
+            }
+            NEXT_AUTHENTICATION => (len_field + 2) * 4,
+            _ => (len_field + 1) * 8,
+        };
+        transport.protocol = header.u8::<0>();
+        transport.offset_bytes += len;
+        if transport.later_fragment || !is_extension(transport.protocol) {
+            return Ok(());
+        }
+    }
+    Err(Reason::ExtensionDepth)
+}
+
+#[inline(always)]
+fn set_first_four(address: &mut [u8; 16], value_ne: u32) {
+    let bytes = value_ne.to_ne_bytes();
+    address[0] = bytes[0];
+    address[1] = bytes[1];
+    address[2] = bytes[2];
+    address[3] = bytes[3];
+}
+
+#[inline(always)]
+fn set_halves(address: &mut [u8; 16], (high_ne, low_ne): (u64, u64)) {
+    let (high, low) = (high_ne.to_ne_bytes(), low_ne.to_ne_bytes());
+    *address = [
+        high[0], high[1], high[2], high[3], high[4], high[5], high[6], high[7], //
+        low[0], low[1], low[2], low[3], low[4], low[5], low[6], low[7],
+    ];
+}
+
+impl Packet {
+    /// Puts the transport's facts into the key. `order` compares source and destination.
+    #[inline(always)]
+    pub(crate) fn set_direction(&mut self, kind: L4Kind, protocol: u8, reversed: bool) {
+        self.key.l4_kind = kind as u8;
+        self.key.protocol = protocol;
+        self.direction = u8::from(reversed);
+        self.initiator = self.direction;
+    }
+}

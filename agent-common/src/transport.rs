@@ -1,0 +1,192 @@
+//! What stands behind the IP header: ports, TCP flags, ICMP type, code and identifier.
+//!
+//! A header counts as truncated when the frame or the IP packet's own length ends within it: bytes
+//! behind the IP packet are padding and never become ports.
+
+use core::cmp::Ordering;
+
+use crate::{
+    account::Reason,
+    flow::{L4Kind, tcp_flags},
+    frame::{Frame, Header},
+    parse::{Packet, Transport},
+};
+
+const ICMP: u8 = 1;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const DCCP: u8 = 33;
+const ICMPV6: u8 = 58;
+const SCTP: u8 = 132;
+const UDP_LITE: u8 = 136;
+
+const TCP_LEN: u32 = 20;
+const UDP_LEN: u32 = 8;
+const SCTP_LEN: u32 = 12;
+/// RFC 4340 with short sequence numbers; the ports are its first four bytes.
+const DCCP_LEN: u32 = 12;
+const ICMP_LEN: u32 = 8;
+
+/// UDP destinations whose super-frames are segmented behind an inner header (VXLAN, the port that
+/// Linux used before RFC 7348, VXLAN-GPE, Geneve), so their repeated headers are longer than ours.
+const TUNNEL_PORTS: [u16; 4] = [4789, 8472, 4790, 6081];
+
+#[inline(always)]
+pub(crate) fn parse<F: Frame>(
+    frame: &F,
+    transport: Transport,
+    packet: &mut Packet,
+) -> Result<(), Reason> {
+    let protocol = transport.protocol;
+    if transport.later_fragment {
+        packet.set_direction(L4Kind::Fragment, protocol, transport.order.is_gt());
+        return Ok(());
+    }
+    match protocol {
+        TCP => tcp(frame, transport, packet),
+        UDP | UDP_LITE => {
+            ports::<F, 8>(frame, transport, packet)?;
+            packet.segment_header_len_bytes = udp_segment_header(transport, packet);
+            Ok(())
+        }
+        SCTP => {
+            ports::<F, 12>(frame, transport, packet)?;
+            packet.segment_header_len_bytes = transport.offset_bytes + SCTP_LEN;
+            Ok(())
+        }
+        DCCP => ports::<F, 12>(frame, transport, packet),
+        ICMP | ICMPV6 => icmp(frame, transport, packet),
+        _ => {
+            packet.set_direction(L4Kind::None, protocol, transport.order.is_gt());
+            Ok(())
+        }
+    }
+}
+
+const _: () = assert!(UDP_LEN == 8 && SCTP_LEN == 12 && DCCP_LEN == 12);
+
+/// The transport header, where the IP packet has it whole.
+#[inline(always)]
+fn header<F: Frame, const N: usize>(
+    frame: &F,
+    transport: Transport,
+) -> Result<F::Header<N>, Reason> {
+    if transport.offset_bytes + N as u32 > transport.end_bytes {
+        return Err(Reason::TruncatedTransport);
+    }
+    frame.header::<N>(transport.offset_bytes).ok_or(Reason::TruncatedTransport)
+}
+
+#[inline(always)]
+fn set_ports(packet: &mut Packet, transport: Transport, source: u16, destination: u16) {
+    let order = match transport.order {
+        Ordering::Equal => source.cmp(&destination),
+        unequal => unequal,
+    };
+    let reversed = order.is_gt();
+    let (a, b) = if reversed { (destination, source) } else { (source, destination) };
+    packet.key.port_a = a;
+    packet.key.port_b = b;
+    packet.set_direction(L4Kind::Ports, transport.protocol, reversed);
+}
+
+/// RFC 9293.
+#[inline(always)]
+fn tcp<F: Frame>(frame: &F, transport: Transport, packet: &mut Packet) -> Result<(), Reason> {
+    let header = header::<F, 20>(frame, transport)?;
+    let header_len = u32::from(header.u8::<12>() >> 4) * 4;
+    if header_len < TCP_LEN {
+        return Err(Reason::MalformedTcp);
+    }
+    set_ports(packet, transport, header.be16::<0>(), header.be16::<2>());
+    packet.segment_header_len_bytes = transport.offset_bytes + header_len;
+    packet.tcp_flags = header.u8::<13>();
+    const SYN_ACK: u8 = tcp_flags::SYN | tcp_flags::ACK;
+    if packet.tcp_flags & SYN_ACK == SYN_ACK {
+        packet.initiator = 1 - packet.direction;
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn ports<F: Frame, const N: usize>(
+    frame: &F,
+    transport: Transport,
+    packet: &mut Packet,
+) -> Result<(), Reason> {
+    let header = header::<F, N>(frame, transport)?;
+    set_ports(packet, transport, header.be16::<0>(), header.be16::<2>());
+    Ok(())
+}
+
+/// A super-frame of UDP repeats the UDP header; a tunnel's also what is inside, which is not read.
+#[inline(always)]
+fn udp_segment_header(transport: Transport, packet: &Packet) -> u32 {
+    let destination =
+        if packet.direction == 0 { packet.key.port_b } else { packet.key.port_a };
+    if TUNNEL_PORTS.contains(&destination) { 0 } else { transport.offset_bytes + UDP_LEN }
+}
+
+/// RFC 792, RFC 4443. A reply falls into the flow of its request.
+#[inline(always)]
+fn icmp<F: Frame>(frame: &F, transport: Transport, packet: &mut Packet) -> Result<(), Reason> {
+    let header = header::<F, 8>(frame, transport)?;
+    let (icmp_type, code) = (header.u8::<0>(), header.u8::<1>());
+    let query = if transport.protocol == ICMP { icmpv4_query(icmp_type) } else { icmpv6_query(icmp_type) };
+
+    // Two hosts are told apart by address; a host that asks itself, by who answers.
+    let reversed = match transport.order {
+        Ordering::Equal => query.is_reply,
+        unequal => unequal.is_gt(),
+    };
+    packet.key.port_a = u16::from(query.request_type) << 8 | u16::from(code);
+    let kind = if query.has_identifier {
+        packet.key.port_b = header.be16::<4>();
+        L4Kind::IcmpQuery
+    } else {
+        L4Kind::Icmp
+    };
+    packet.set_direction(kind, transport.protocol, reversed);
+    if query.is_reply {
+        packet.initiator = 1 - packet.direction;
+    }
+    Ok(())
+}
+
+const _: () = assert!(ICMP_LEN == 8);
+
+struct Query {
+    request_type: u8,
+    is_reply: bool,
+    has_identifier: bool,
+}
+
+#[inline(always)]
+fn icmpv4_query(icmp_type: u8) -> Query {
+    let (request_type, is_reply, has_identifier) = match icmp_type {
+        0 => (8, true, true),    // echo reply
+        8 => (8, false, true),   // echo
+        14 => (13, true, true),  // timestamp reply
+        13 => (13, false, true), // timestamp
+        16 => (15, true, true),  // information reply
+        15 => (15, false, true), // information request
+        18 => (17, true, true),  // address mask reply
+        17 => (17, false, true), // address mask request
+        9 => (10, true, false),  // router advertisement answers a solicitation
+        other => (other, false, false),
+    };
+    Query { request_type, is_reply, has_identifier }
+}
+
+#[inline(always)]
+fn icmpv6_query(icmp_type: u8) -> Query {
+    let (request_type, is_reply, has_identifier) = match icmp_type {
+        129 => (128, true, true),  // echo reply
+        128 => (128, false, true), // echo request
+        134 => (133, true, false), // router advertisement
+        136 => (135, true, false), // neighbour advertisement
+        140 => (139, true, false), // node information reply
+        other => (other, false, false),
+    };
+    Query { request_type, is_reply, has_identifier }
+}
