@@ -12,5 +12,6 @@ pub mod community_id;
 pub mod hub;
 pub mod output;
 pub mod record;
+pub mod replica;
 pub mod server;
 pub mod wire;

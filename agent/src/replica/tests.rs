@@ -1,0 +1,324 @@
+use std::collections::{HashMap, HashSet};
+
+use agent_common::flow::{TcpFlagBytes, tcp_flags::*};
+use proptest::prelude::*;
+
+use super::*;
+
+const SECOND: u64 = 1_000_000_000;
+const UNIX: i64 = 1_700_000_000_000_000_000;
+
+fn replica(max_flows: usize) -> Replica {
+    Replica::new(ReplicaSettings {
+        max_flows,
+        idle_timeout: Duration::from_secs(30),
+    })
+}
+
+fn key(number: u32) -> FlowKey {
+    let mut key = FlowKey {
+        ip_version: 4,
+        protocol: 6,
+        l4_kind: 1,
+        ..FlowKey::default()
+    };
+    key.addr_a[..4].copy_from_slice(&number.to_be_bytes());
+    key.addr_b[0] = 255;
+    key
+}
+
+fn flags(segments: &[u8]) -> TcpFlagBytes {
+    let mut bytes = TcpFlagBytes::default();
+    for &segment in segments {
+        bytes.store(segment);
+    }
+    bytes
+}
+
+/// One packet in each direction with segments; a packet seen at `second`.
+fn counters(second: u64, a_to_b: &[u8], b_to_a: &[u8]) -> FlowCounters {
+    let packets = [a_to_b.len() as u64, b_to_a.len() as u64];
+    FlowCounters {
+        packets,
+        bytes: packets.map(|packets| packets * 60),
+        first_seen_ns: second * SECOND,
+        last_seen_ns: second * SECOND,
+        tcp_flags: [flags(a_to_b), flags(b_to_a)],
+        ..FlowCounters::default()
+    }
+}
+
+fn scan(replica: &mut Replica, second: u64, updates: &[(u32, FlowCounters)]) -> Vec<Record> {
+    let mut records = Vec::new();
+    let mut sink = |record: &Record| records.push(*record);
+    replica.begin_scan(ScanClock {
+        boot_ns: second * SECOND,
+        boot_to_unix_ns: UNIX,
+    });
+    for (number, counters) in updates {
+        replica.update(&key(*number), counters, &mut sink);
+    }
+    replica.end_scan(&mut sink);
+    records
+}
+
+fn reasons(records: &[Record]) -> Vec<Option<EndReason>> {
+    records.iter().map(|record| record.end_reason).collect()
+}
+
+#[test]
+fn a_quiet_flow_ends_at_the_idle_timeout_and_not_before() {
+    let mut replica = replica(8);
+    scan(&mut replica, 10, &[(1, counters(10, &[ACK], &[ACK]))]);
+    assert!(scan(&mut replica, 39, &[]).is_empty());
+    let ended = scan(&mut replica, 40, &[]);
+    assert_eq!(reasons(&ended), [Some(EndReason::IdleTimeout)]);
+    assert_eq!(ended[0].delta, [Pair::default(); 2]);
+    assert_eq!(ended[0].total[0].packets, 1);
+    assert_eq!(ended[0].last_seen_unix_ns, UNIX as u64 + 10 * SECOND);
+    assert!(replica.is_empty());
+}
+
+#[test]
+fn a_closed_flow_lingers_one_scan_and_takes_in_the_last_ack() {
+    for closing in [
+        counters(1, &[FIN | ACK], &[FIN | ACK]),
+        counters(1, &[ACK], &[RST]),
+        counters(1, &[FIN | ACK], &[]),
+        counters(1, &[], &[FIN | ACK]),
+    ] {
+        let mut replica = replica(8);
+        assert_eq!(reasons(&scan(&mut replica, 1, &[(1, closing)])), [None]);
+        let records = scan(&mut replica, 2, &[(1, counters(2, &[ACK], &[]))]);
+        assert_eq!(reasons(&records), [None, Some(EndReason::EndOfFlow)]);
+        assert_eq!(records[0].total, records[1].total);
+        assert!(replica.is_empty());
+    }
+}
+
+#[test]
+fn a_flow_half_closed_lives() {
+    let mut replica = replica(8);
+    scan(&mut replica, 1, &[(1, counters(1, &[FIN | ACK], &[ACK]))]);
+    assert!(scan(&mut replica, 2, &[]).is_empty());
+    scan(&mut replica, 3, &[(1, counters(3, &[], &[FIN | ACK]))]);
+    let ended = scan(&mut replica, 4, &[]);
+    assert_eq!(reasons(&ended), [Some(EndReason::EndOfFlow)]);
+}
+
+#[test]
+fn a_syn_after_the_close_opens_a_new_flow() {
+    let mut replica = replica(1);
+    scan(&mut replica, 1, &[(1, counters(1, &[ACK], &[RST]))]);
+    let records = scan(&mut replica, 2, &[(1, counters(2, &[], &[SYN]))]);
+    assert_eq!(reasons(&records), [Some(EndReason::EndOfFlow), None]);
+    assert_eq!(records[0].first_seen_unix_ns, UNIX as u64 + SECOND);
+    assert_eq!(records[1].first_seen_unix_ns, UNIX as u64 + 2 * SECOND);
+    assert_eq!(records[1].initiator, 1);
+    assert_eq!(records[1].total, records[1].delta);
+    assert_eq!(records[1].tcp_flags, [SYN, 0]);
+    assert_eq!((replica.len(), replica.evicted()), (1, 0));
+}
+
+#[test]
+fn a_syn_in_the_scan_of_the_close_merges() {
+    let mut replica = replica(8);
+    let both = [
+        (1, counters(1, &[ACK], &[RST])),
+        (1, counters(1, &[SYN], &[])),
+    ];
+    assert_eq!(reasons(&scan(&mut replica, 1, &both)), [None, None]);
+    assert_eq!(replica.len(), 1);
+}
+
+#[test]
+fn the_handshake_tells_the_initiator_else_the_first_packet() {
+    const SYN_ACK: u8 = SYN | ACK;
+    let cases: [(&[u8], &[u8], u8, u8); 9] = [
+        (&[SYN], &[SYN_ACK], 1, 0),
+        (&[SYN_ACK], &[SYN], 0, 1),
+        (&[SYN], &[ACK], 1, 0),
+        (&[SYN_ACK], &[ACK], 0, 1),
+        (&[ACK], &[SYN_ACK], 1, 0),
+        (&[SYN], &[SYN], 1, 1),
+        (&[SYN, SYN_ACK], &[SYN], 0, 1),
+        (&[SYN_ACK], &[SYN_ACK], 1, 1),
+        (&[ACK], &[ACK], 1, 1),
+    ];
+    for (a_to_b, b_to_a, first_direction, expected) in cases {
+        let mut counted = counters(1, a_to_b, b_to_a);
+        counted.first_direction = first_direction;
+        counted.packets = [10, 20];
+        let mut replica = replica(8);
+        let record = scan(&mut replica, 1, &[(1, counted)])[0];
+        assert_eq!(record.initiator, expected, "{a_to_b:?} {b_to_a:?}");
+        let forward = counted.packets[usize::from(expected)];
+        assert_eq!(record.delta[0].packets, forward);
+        assert_eq!(record.community_id, community_id(&key(1), expected));
+
+        let later = counters(2, &[], &[SYN]);
+        let record = scan(&mut replica, 2, &[(1, later)])[0];
+        assert_eq!(record.initiator, expected, "decided once");
+    }
+}
+
+#[test]
+fn times_and_flags_only_grow() {
+    let mut replica = replica(8);
+    let mut first = counters(5, &[PSH], &[ACK]);
+    first.dscp = 46;
+    scan(&mut replica, 6, &[(1, first)]);
+    let record = scan(&mut replica, 7, &[(1, counters(4, &[URG], &[]))])[0];
+    assert_eq!(record.first_seen_unix_ns, UNIX as u64 + 5 * SECOND);
+    assert_eq!(record.last_seen_unix_ns, UNIX as u64 + 5 * SECOND);
+    assert_eq!((record.tcp_flags, record.dscp), ([PSH | URG, ACK], 46));
+}
+
+#[test]
+fn an_update_without_packets_is_a_record() {
+    let mut replica = replica(8);
+    let records = scan(&mut replica, 1, &[(1, counters(1, &[], &[]))]);
+    assert_eq!(reasons(&records), [None]);
+}
+
+#[test]
+fn a_full_replica_lets_the_flow_go_that_was_quiet_the_longest() {
+    let mut replica = replica(3);
+    let opened = [3, 1, 2].map(|second| (second as u32, counters(second, &[ACK], &[])));
+    scan(&mut replica, 4, &opened);
+    scan(&mut replica, 5, &[(1, counters(5, &[ACK], &[]))]);
+    let records = scan(&mut replica, 6, &[(9, counters(6, &[ACK], &[]))]);
+    assert_eq!(reasons(&records), [Some(EndReason::LackOfResources), None]);
+    assert_eq!(records[0].key, key(2));
+    assert_eq!(records[0].delta, [Pair::default(); 2]);
+    assert_eq!((replica.len(), replica.evicted()), (3, 1));
+}
+
+#[test]
+fn a_flow_takes_at_most_200_bytes_and_steady_state_allocates_nothing() {
+    const FLOWS: u32 = 500_000;
+    let mut replica = replica(FLOWS as usize);
+    let mut ignore = |_: &Record| {};
+    let mut turn_over = |replica: &mut Replica, from: u32| {
+        for number in from..from + FLOWS {
+            let counted = counters(u64::from(number), &[ACK], &[]);
+            replica.update(&key(number), &counted, &mut ignore);
+        }
+        assert_eq!(replica.len(), FLOWS as usize);
+        replica.memory_bytes()
+    };
+    turn_over(&mut replica, 0);
+    let after_churn = turn_over(&mut replica, FLOWS);
+    assert_eq!(turn_over(&mut replica, 2 * FLOWS), after_churn);
+    assert!(
+        after_churn <= 200 * FLOWS as usize,
+        "{}",
+        after_churn / FLOWS as usize
+    );
+}
+
+/// What the records so far say of a living flow.
+#[derive(Default)]
+struct Told {
+    delta: [Pair; 2],
+    last_seen_unix_ns: u64,
+}
+
+/// Listens to the records and holds the replica to its promises.
+#[derive(Default)]
+struct Listener {
+    living: HashMap<FlowKey, Told>,
+    all: Pair,
+}
+
+impl Listener {
+    fn hear(&mut self, record: &Record) {
+        let Some(reason) = record.end_reason else {
+            let told = self.living.entry(record.key).or_default();
+            for (sum, &delta) in told.delta.iter_mut().zip(&record.delta) {
+                *sum += delta;
+                self.all += delta;
+            }
+            told.last_seen_unix_ns = record.last_seen_unix_ns;
+            assert_eq!(record.total, told.delta);
+            return;
+        };
+        let oldest = self.living.values().map(|told| told.last_seen_unix_ns);
+        let oldest = oldest.min().expect("only a living flow ends");
+        let told = self
+            .living
+            .remove(&record.key)
+            .expect("a flow ends only once");
+        assert_eq!(record.total, told.delta);
+        assert_eq!(record.delta, [Pair::default(); 2]);
+        if reason == EndReason::LackOfResources {
+            assert_eq!(record.last_seen_unix_ns, oldest);
+        }
+    }
+}
+
+/// Key, seconds before the scan, flags in both directions, packets.
+type Op = (u32, u64, [u8; 2], [u64; 2]);
+
+/// Plays scans, and checks after each that the listener knows what the replica holds.
+fn play(max_flows: usize, scans: &[Vec<Op>]) -> u64 {
+    let mut replica = replica(max_flows);
+    let mut listener = Listener::default();
+    let mut fed = Pair::default();
+    for (second, ops) in (20..).step_by(7).zip(scans) {
+        replica.begin_scan(ScanClock {
+            boot_ns: second * SECOND,
+            boot_to_unix_ns: UNIX,
+        });
+        for &(number, ago, [a_to_b, b_to_a], packets) in ops {
+            let mut counted = counters(second - ago, &[a_to_b], &[b_to_a]);
+            counted.packets = packets;
+            counted.bytes = packets.map(|packets| packets * 100);
+            fed += Pair {
+                packets: packets[0] + packets[1],
+                bytes: (packets[0] + packets[1]) * 100,
+            };
+            replica.update(&key(number), &counted, &mut |record| listener.hear(record));
+            assert!(replica.len() <= max_flows);
+        }
+        replica.end_scan(&mut |record| listener.hear(record));
+        assert_eq!(replica.len(), listener.living.len());
+    }
+    let living: HashSet<FlowKey> = listener.living.keys().copied().collect();
+    let mut forced = HashSet::new();
+    replica.finish(&mut |record| {
+        listener.hear(record);
+        forced.insert(record.key);
+    });
+    assert_eq!(forced, living);
+    assert!(replica.is_empty() && listener.living.is_empty());
+    assert_eq!(listener.all, fed);
+    replica.evicted()
+}
+
+fn scans(keys: u32, ops: usize) -> impl Strategy<Value = Vec<Vec<Op>>> {
+    let flags = || prop_oneof![4 => Just(ACK), 1 => Just(SYN), 1 => Just(FIN), 1 => Just(RST)];
+    let op = (
+        0..keys,
+        0u64..20,
+        [flags(), flags()],
+        [0u64..1000, 0u64..1000],
+    );
+    prop::collection::vec(prop::collection::vec(op, 0..ops), 1..12)
+}
+
+proptest! {
+    #[test]
+    fn no_packet_is_lost_or_told_twice_and_every_flow_ends_once(
+        max_flows in 1usize..8, scans in scans(10, 12),
+    ) {
+        play(max_flows, &scans);
+    }
+
+    #[test]
+    fn the_oldest_leaves_whatever_came_between(
+        max_flows in 128usize..400, scans in scans(600, 300),
+    ) {
+        play(max_flows, &scans);
+    }
+}
