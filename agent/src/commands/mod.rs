@@ -1,5 +1,6 @@
-//! The subcommands that talk to an agent: arguments come in, what the agent says goes to stdout.
+//! The subcommands: arguments come in, what they say goes to stdout.
 
 pub mod audit;
+pub mod run;
 pub mod status;
 pub mod watch;

@@ -1,0 +1,47 @@
+//! The account's counters: per CPU, by page, interface and direction.
+
+use agent_common::{HookAccount, Reason};
+use aya_ebpf::{
+    Global,
+    btf_maps::{Array, PerCpuArray},
+    macros::btf_map,
+};
+
+use crate::hook::Direction;
+
+/// `ACCOUNTS_PER_PAGE` accounts for each page, two (ingress, egress) for each interface slot.
+/// Userspace sizes it.
+#[btf_map]
+static ACCOUNT: PerCpuArray<HookAccount, 4> = PerCpuArray::new();
+
+/// Interface index → interface slot + 1; 0 where the interface is not ours. Userspace sizes it.
+#[btf_map]
+static INTERFACES: Array<u32, 64> = Array::new();
+
+#[unsafe(no_mangle)]
+static ACCOUNTS_PER_PAGE: Global<u32> = Global::new(2);
+
+/// This CPU's account of one hook on one page.
+pub struct Account(*mut HookAccount);
+
+impl Account {
+    /// `None` for an interface that userspace did not register.
+    #[inline(always)]
+    pub fn of(page: u32, ifindex: u32, direction: Direction) -> Option<Self> {
+        let slot = *INTERFACES.get(ifindex)?;
+        if slot == 0 {
+            return None;
+        }
+        let index = page * ACCOUNTS_PER_PAGE.load() + (slot - 1) * 2 + direction as u32;
+        ACCOUNT.get_ptr_mut(index).map(Self)
+    }
+
+    /// Plain adds: bottom halves are off while a TC or XDP program runs, so nothing else on this
+    /// CPU touches the counter meanwhile.
+    #[inline(always)]
+    pub fn add(&self, reason: Reason, packets: u64, bytes: u64) {
+        // SAFETY: the pointer comes from a per-CPU array lookup and stays valid for the program's
+        // run; only this CPU writes to it (see above).
+        unsafe { (*self.0).add(reason, packets, bytes) }
+    }
+}

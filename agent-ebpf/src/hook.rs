@@ -1,0 +1,167 @@
+//! One packet at one hook: what the kernel says about it comes in, the account and the table grow.
+
+use agent_common::{
+    LinkType, Packet, Reason, parse,
+    wire_size::{Skb, WireSize, wire_size},
+};
+use aya_ebpf::{
+    Global,
+    helpers::{bpf_ktime_get_boot_ns, bpf_xdp_get_buff_len},
+    programs::{TcContext, XdpContext},
+};
+use aya_log_ebpf::debug;
+
+use crate::{
+    account::Account,
+    packet::{Fragmented, Linear, Paged},
+    page, table,
+};
+
+/// The network namespace of the interfaces, by inode number.
+#[unsafe(no_mangle)]
+static NETNS: Global<u32> = Global::new(0);
+
+const VLAN_TAG_LEN: u32 = 4;
+/// An Ethernet frame on the wire has at least 60 bytes, without FCS.
+const MIN_FRAME_LEN: u32 = 60;
+
+/// The index of a hook's account within an interface slot.
+#[derive(Clone, Copy)]
+pub enum Direction {
+    Ingress = 0,
+    Egress = 1,
+}
+
+/// Counts an skb.
+#[inline(always)]
+pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
+    // SAFETY: the context pointer is valid for the program's run; the verifier checks the fields.
+    let skb = unsafe { &*ctx.skb.skb };
+    let linear = Linear { data: skb.data as usize, data_end: skb.data_end as usize };
+    let tag = (skb.vlan_present != 0).then_some(skb.vlan_tci as u16);
+
+    let mut packet = Packet::default();
+    let mut parsed = parse(&linear, link_type, tag, &mut packet);
+    if parsed.is_err() && linear.data + (skb.len as usize) > linear.data_end {
+        packet = Packet::default();
+        parsed = parse_paged(ctx, link_type, tag, &mut packet);
+    }
+    count(
+        ctx,
+        skb.ifindex,
+        direction,
+        Skb {
+            len_bytes: skb.len,
+            gso_size_bytes: skb.gso_size,
+            gso_segs: skb.gso_segs,
+            tag_len_bytes: if tag.is_some() { VLAN_TAG_LEN } else { 0 },
+        },
+        &mut packet,
+        parsed,
+    );
+}
+
+/// Counts a frame in one buffer.
+#[inline(always)]
+pub fn xdp(ctx: &XdpContext, link_type: LinkType) {
+    let linear = Linear { data: ctx.data(), data_end: ctx.data_end() };
+    let len_bytes = (linear.data_end - linear.data) as u32;
+    let mut packet = Packet::default();
+    let parsed = parse(&linear, link_type, None, &mut packet);
+    count_frame(ctx, len_bytes, &mut packet, parsed);
+}
+
+/// Counts a frame in one buffer or more.
+#[inline(always)]
+pub fn xdp_frags(ctx: &XdpContext, link_type: LinkType) {
+    let linear = Linear { data: ctx.data(), data_end: ctx.data_end() };
+    // SAFETY: the context pointer is the program's own.
+    let len_bytes = unsafe { bpf_xdp_get_buff_len(ctx.ctx) } as u32;
+    let mut packet = Packet::default();
+    let mut parsed = parse(&linear, link_type, None, &mut packet);
+    if parsed.is_err() && len_bytes as usize > linear.data_end - linear.data {
+        packet = Packet::default();
+        parsed = parse(&Fragmented(ctx), link_type, None, &mut packet);
+    }
+    count_frame(ctx, len_bytes, &mut packet, parsed);
+}
+
+#[inline(always)]
+fn count_frame(
+    ctx: &XdpContext,
+    len_bytes: u32,
+    packet: &mut Packet,
+    parsed: Result<(), Reason>,
+) {
+    // SAFETY: the context pointer is valid for the program's run; the verifier checks the field.
+    let ifindex = unsafe { (*ctx.ctx).ingress_ifindex };
+    let skb = Skb { len_bytes, ..Skb::default() };
+    count(ctx, ifindex, Direction::Ingress, skb, packet, parsed);
+}
+
+/// A function of its own, so that the slow path does not share the fast path's registers.
+#[inline(never)]
+fn parse_paged(
+    ctx: &TcContext,
+    link_type: LinkType,
+    tag: Option<u16>,
+    packet: &mut Packet,
+) -> Result<(), Reason> {
+    parse(&Paged(ctx), link_type, tag, packet)
+}
+
+/// Where every packet ends up. `seen` is added before any branch on what the parser said.
+#[inline(always)]
+fn count<C: aya_ebpf::EbpfContext>(
+    ctx: &C,
+    ifindex: u32,
+    direction: Direction,
+    skb: Skb,
+    packet: &mut Packet,
+    parsed: Result<(), Reason>,
+) {
+    let page = page::current();
+    let Some(account) = Account::of(page, ifindex, direction) else {
+        return;
+    };
+    let header_len = if parsed.is_ok() { packet.segment_header_len_bytes } else { 0 };
+    let size = wire_size(skb, header_len);
+    account.add(Reason::Seen, size.packets, size.bytes);
+    beside(&account, skb, size);
+
+    let placed = match parsed {
+        Ok(()) => {
+            packet.key.netns = NETNS.load();
+            packet.key.ifindex = ifindex;
+            // SAFETY: the helper takes no argument.
+            let now_ns = unsafe { bpf_ktime_get_boot_ns() };
+            table::add(page, packet, size.packets, size.bytes, now_ns)
+        }
+        Err(reason) => Err(reason),
+    };
+    match placed {
+        Ok(()) => account.add(Reason::Flows, size.packets, size.bytes),
+        Err(reason) => {
+            account.add(reason, size.packets, size.bytes);
+            debug!(ctx, "ifindex {} not in a flow: reason {}", ifindex, reason as u8);
+        }
+    }
+}
+
+/// Facts that explain the difference to the interface's own counters.
+#[inline(always)]
+fn beside(account: &Account, skb: Skb, size: WireSize) {
+    if skb.gso_size_bytes != 0 {
+        account.add(Reason::SuperFrames, 1, u64::from(skb.len_bytes + skb.tag_len_bytes));
+        account.add(Reason::SuperFrameSegments, size.packets, size.bytes);
+        if !size.exact {
+            account.add(Reason::Inexact, size.packets, size.bytes);
+        }
+    }
+    if skb.tag_len_bytes != 0 {
+        account.add(Reason::OffloadedTags, size.packets, size.packets * u64::from(VLAN_TAG_LEN));
+    }
+    if skb.len_bytes < MIN_FRAME_LEN {
+        account.add(Reason::Short, 1, u64::from(MIN_FRAME_LEN - skb.len_bytes));
+    }
+}

@@ -1,0 +1,111 @@
+//! Readers of packet memory, for the parser: bounds are checked once a header, fields are read
+//! where they lie.
+
+use agent_common::{Frame, Header};
+use aya_ebpf::{
+    helpers::{bpf_skb_load_bytes, bpf_xdp_load_bytes},
+    programs::{TcContext, XdpContext},
+};
+
+/// The verifier wants a limit on variable offsets; no header that the parser looks for is behind it.
+const MAX_OFFSET_BYTES: u32 = 0x3fff;
+
+/// Memory between `data` and `data_end`: all of an XDP buffer, or the linear part of an skb.
+pub struct Linear {
+    pub data: usize,
+    pub data_end: usize,
+}
+
+impl Frame for Linear {
+    type Header<const N: usize> = LinearHeader<N>;
+
+    #[inline(always)]
+    fn header<const N: usize>(&self, offset_bytes: u32) -> Option<LinearHeader<N>> {
+        if offset_bytes > MAX_OFFSET_BYTES {
+            return None;
+        }
+        let start = self.data + offset_bytes as usize;
+        if start + N > self.data_end {
+            return None;
+        }
+        Some(LinearHeader { start })
+    }
+}
+
+/// `N` bytes from `start` that are known to lie before `data_end`.
+pub struct LinearHeader<const N: usize> {
+    start: usize,
+}
+
+impl<const N: usize> LinearHeader<N> {
+    /// Reads a `T` at `AT`. Every architecture that runs these programs reads unaligned packet
+    /// memory; the type's own alignment would make the compiler read byte by byte.
+    #[inline(always)]
+    fn read<T: Copy, const AT: usize>(&self) -> T {
+        const { assert!(AT + size_of::<T>() <= N) }
+        // SAFETY: `AT + size_of::<T>() <= N`, and `N` bytes from `start` are in the packet (checked
+        // by `Linear::header` and again by the verifier).
+        unsafe { ((self.start + AT) as *const T).read() }
+    }
+}
+
+impl<const N: usize> Header for LinearHeader<N> {
+    #[inline(always)]
+    fn u8<const AT: usize>(&self) -> u8 {
+        self.read::<u8, AT>()
+    }
+
+    #[inline(always)]
+    fn be16<const AT: usize>(&self) -> u16 {
+        u16::from_be(self.read::<u16, AT>())
+    }
+
+    #[inline(always)]
+    fn ne32<const AT: usize>(&self) -> u32 {
+        self.read::<u32, AT>()
+    }
+
+    #[inline(always)]
+    fn ne64<const AT: usize>(&self) -> u64 {
+        self.read::<u64, AT>()
+    }
+}
+
+/// An skb whose headers are not all in its linear part.
+pub struct Paged<'a>(pub &'a TcContext);
+
+impl Frame for Paged<'_> {
+    type Header<const N: usize> = [u8; N];
+
+    #[inline(always)]
+    fn header<const N: usize>(&self, offset_bytes: u32) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        // SAFETY: `bytes` has N bytes, and the helper checks the offset against `skb->len`.
+        let result = unsafe {
+            bpf_skb_load_bytes(
+                self.0.skb.skb.cast(),
+                offset_bytes,
+                bytes.as_mut_ptr().cast(),
+                N as u32,
+            )
+        };
+        (result == 0).then_some(bytes)
+    }
+}
+
+/// An XDP frame of several buffers.
+pub struct Fragmented<'a>(pub &'a XdpContext);
+
+impl Frame for Fragmented<'_> {
+    type Header<const N: usize> = [u8; N];
+
+    #[inline(always)]
+    fn header<const N: usize>(&self, offset_bytes: u32) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        // SAFETY: as for `Paged`; the helper checks against the length of all buffers.
+        let result = unsafe {
+            bpf_xdp_load_bytes(self.0.ctx, offset_bytes, bytes.as_mut_ptr().cast(), N as u32)
+        };
+        (result == 0).then_some(bytes)
+    }
+}

@@ -1,0 +1,92 @@
+//! The flow table: a packet's key and size come in, an entry of the current page grows.
+
+use agent_common::{FlowCounters, FlowKey, Packet, Reason};
+use aya_ebpf::{
+    btf_maps::{ArrayOfMaps, HashMap},
+    macros::btf_map,
+};
+
+/// The two pages. Userspace puts inner maps of the size that it wants into both slots.
+#[btf_map]
+static PAGES: ArrayOfMaps<HashMap<FlowKey, FlowCounters, 1>, 2> = ArrayOfMaps::new();
+
+const BPF_NOEXIST: u64 = 1;
+
+const E2BIG: i32 = -7;
+const ENOMEM: i32 = -12;
+const EBUSY: i32 = -16;
+const EEXIST: i32 = -17;
+const EDEADLK: i32 = -35;
+const ETIMEDOUT: i32 = -110;
+
+/// Adds a packet to its flow; the error says why it could not.
+#[inline(always)]
+pub fn add(
+    page: u32,
+    packet: &Packet,
+    packets: u64,
+    bytes: u64,
+    now_ns: u64,
+) -> Result<(), Reason> {
+    let table = PAGES.get(page).ok_or(Reason::Vanished)?;
+    if let Some(flow) = table.get_ptr_mut(&packet.key) {
+        grow(flow, packet, packets, bytes, now_ns);
+        return Ok(());
+    }
+    let mut first = FlowCounters {
+        first_seen_ns: now_ns,
+        last_seen_ns: now_ns,
+        first_direction: packet.initiator,
+        dscp: packet.dscp,
+        ..FlowCounters::default()
+    };
+    let direction = usize::from(packet.direction & 1);
+    first.packets[direction] = packets;
+    first.bytes[direction] = bytes;
+    first.tcp_flags[direction].store(packet.tcp_flags);
+    match table.insert(packet.key, first, BPF_NOEXIST) {
+        Ok(()) => Ok(()),
+        // Another CPU was first.
+        Err(EEXIST) => {
+            let flow = table.get_ptr_mut(&packet.key).ok_or(Reason::Vanished)?;
+            grow(flow, packet, packets, bytes, now_ns);
+            Ok(())
+        }
+        Err(E2BIG) => Err(Reason::TableFull),
+        Err(ENOMEM) => Err(Reason::NoMemory),
+        Err(EBUSY | EDEADLK | ETIMEDOUT) => Err(Reason::Busy),
+        Err(_) => Err(Reason::Refused),
+    }
+}
+
+/// Several CPUs may be in the same entry: counters grow by atomic adds, flags by storing ones.
+#[inline(always)]
+fn grow(flow: *mut FlowCounters, packet: &Packet, packets: u64, bytes: u64, now_ns: u64) {
+    let direction = usize::from(packet.direction & 1);
+    // SAFETY: `flow` comes from a lookup in this program run, entries are not deleted while a
+    // program may hold them (DESIGN: page flip with a grace period), and the index is 0 or 1.
+    unsafe {
+        add_atomic(&raw mut (*flow).packets[direction], packets);
+        add_atomic(&raw mut (*flow).bytes[direction], bytes);
+        if (*flow).last_seen_ns < now_ns {
+            (*flow).last_seen_ns = now_ns;
+        }
+        if packet.tcp_flags != 0 {
+            (*flow).tcp_flags[direction].store(packet.tcp_flags);
+        }
+    }
+}
+
+/// `lock *(u64 *)counter += value`, the form without a result: kernel 5.10 has no other.
+///
+/// # Safety
+///
+/// `counter` must point into a live map value.
+#[inline(always)]
+unsafe fn add_atomic(counter: *mut u64, value: u64) {
+    use core::intrinsics::{AtomicOrdering, atomic_xadd};
+    // SAFETY: the caller's promise; the field is an aligned u64.
+    unsafe {
+        atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, value);
+    }
+}

@@ -1,0 +1,370 @@
+//! `flow-agent run`: settings come in, flow records go to gRPC consumers and to stdout until the
+//! end is asked for; then everything is detached, drained and sent.
+
+use std::{process::ExitCode, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::{oneshot, watch},
+    time::{Instant, MissedTickBehavior},
+};
+
+use crate::{
+    batch::{BatchEncoder, Identity},
+    hub::{DEFAULT_QUEUE_BATCHES, Hub},
+    interfaces::{self, Pattern},
+    kernel::{
+        attach::{AttachSettings, Attachments, Direction, IngressHook, TcAttach, XdpMode},
+        links::{LinkSocket, netns_inode},
+        load::{Kernel, LoadSettings},
+    },
+    output::{self, Format, Printer},
+    replica::{Replica, ReplicaSettings},
+    scan::{HookState, Scanner, ScannerParts},
+    server::{self, DEFAULT_DRAIN_TIMEOUT, ListenAddr, Listeners},
+    status::{self, StatusSettings},
+    wire,
+};
+
+/// Count the flows of interfaces and stream them.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Interfaces by name, glob, or /regular expression/; repeatable [default: those that carry a
+    /// default route].
+    #[arg(long, value_name = "PATTERN", env = "FLOW_AGENT_INTERFACE", value_delimiter = ',')]
+    pub interface: Vec<Pattern>,
+
+    /// Interfaces to leave out, likewise.
+    #[arg(long, value_name = "PATTERN", env = "FLOW_AGENT_EXCLUDE_INTERFACE", value_delimiter = ',')]
+    pub exclude_interface: Vec<Pattern>,
+
+    /// Where arriving packets are counted: tc sees what GRO made of them, xdp each frame.
+    #[arg(long, env = "FLOW_AGENT_INGRESS_HOOK", value_enum, default_value = "tc")]
+    pub ingress_hook: IngressHook,
+
+    /// How XDP is attached; native may reset a NIC.
+    #[arg(long, env = "FLOW_AGENT_XDP_MODE", value_enum, default_value = "auto")]
+    pub xdp_mode: XdpMode,
+
+    /// How TC programs are attached: links that end with the process, or filters on clsact.
+    #[arg(long, env = "FLOW_AGENT_TC_ATTACH", value_enum, default_value = "auto")]
+    pub tc_attach: TcAttach,
+
+    /// Which packets are counted.
+    #[arg(long, env = "FLOW_AGENT_DIRECTION", value_enum, default_value = "both")]
+    pub direction: Direction,
+
+    /// Flows in each of the two pages of the kernel's table, some 190 bytes of kernel memory each.
+    #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_FLOWS", default_value_t = 500_000,
+          value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    pub max_flows: u32,
+
+    /// Flows kept in userspace; beyond it the one that was quiet the longest leaves.
+    #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_TRACKED_FLOWS", default_value_t = 1_000_000,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000_000))]
+    pub max_tracked_flows: u32,
+
+    /// How often the table is drained.
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_SCAN_INTERVAL", default_value = "10s",
+          value_parser = interval)]
+    pub scan_interval: Duration,
+
+    /// After this time without a packet a flow ends.
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_IDLE_TIMEOUT", default_value = "60s",
+          value_parser = humantime::parse_duration)]
+    pub idle_timeout: Duration,
+
+    /// Where consumers connect: unix:PATH (mode 0660) or a TCP address; repeatable.
+    #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_LISTEN", value_delimiter = ',',
+          default_value = "unix:/run/flow-agent/flow-agent.sock")]
+    pub listen: Vec<ListenAddr>,
+
+    /// Flows on stdout as well: a table for people, JSON Lines for programs.
+    #[arg(long, value_name = "FORMAT", env = "FLOW_AGENT_OUTPUT", value_enum, default_value = "none")]
+    pub output: Output,
+
+    /// Stop after this time, as in 10s or 2m.
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_DURATION", value_parser = humantime::parse_duration)]
+    pub duration: Option<Duration>,
+
+    /// What the kernel programs log about single packets; costs nothing while off.
+    #[arg(long, value_name = "LEVEL", env = "FLOW_AGENT_BPF_LOG_LEVEL", value_enum, default_value = "off")]
+    pub bpf_log_level: BpfLogLevel,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Output {
+    None,
+    Table,
+    Json,
+}
+
+/// aya-log's levels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum BpfLogLevel {
+    Off = 0,
+    Error = 1,
+    Warn = 2,
+    Info = 3,
+    Debug = 4,
+    Trace = 5,
+}
+
+/// A flip alone waits for some milliseconds.
+const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(10);
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if interval < MIN_SCAN_INTERVAL {
+        return Err(format!("at least {}", humantime::format_duration(MIN_SCAN_INTERVAL)));
+    }
+    Ok(interval)
+}
+
+pub async fn run(args: Args) -> Result<ExitCode> {
+    let hub = Hub::new(DEFAULT_QUEUE_BATCHES);
+    let identity = Arc::new(identity()?);
+    // Before anything is attached, so that a port in use leaves nothing behind.
+    let mut links = LinkSocket::open()?;
+    let selected = interfaces::select(
+        &links.links()?,
+        &args.interface,
+        &args.exclude_interface,
+        &links.default_route_ifindexes()?,
+    )?;
+    let netns = netns_inode()?;
+    let mut kernel = Kernel::load(&LoadSettings {
+        max_flows: args.max_flows,
+        netns,
+        max_ifindex: selected.iter().map(|link| link.ifindex).max().unwrap_or(0),
+        interfaces: selected.len() as u32,
+        log_level: args.bpf_log_level as u8,
+    })?;
+    let listeners = Listeners::bind(&args.listen).await?;
+    for (slot, link) in selected.iter().enumerate() {
+        kernel.register(link.ifindex, slot as u32)?;
+    }
+    if args.bpf_log_level != BpfLogLevel::Off {
+        forward_logs(&mut kernel)?;
+    }
+
+    let mut before = Vec::new();
+    for link in &selected {
+        before.push((link.ifindex, links.counters(link.ifindex)?));
+    }
+    let attachments = Attachments::attach(
+        &mut kernel.ebpf,
+        &selected,
+        AttachSettings {
+            ingress_hook: args.ingress_hook,
+            xdp_mode: args.xdp_mode,
+            direction: args.direction,
+            tc_attach: args.tc_attach,
+        },
+    )?;
+    let mut hooks = Vec::new();
+    for hook in &attachments.hooks {
+        let after_attach = links.counters(hook.ifindex)?;
+        let before_attach =
+            before.iter().find(|(ifindex, _)| *ifindex == hook.ifindex).map_or(after_attach, |b| b.1);
+        tracing::info!(
+            interface = hook.interface,
+            hook = status::hook_name(hook),
+            mode = ?hook.mode,
+            "attached"
+        );
+        hooks.push(HookState {
+            hook: hook.clone(),
+            account: agent_common::HookAccount::default(),
+            before_attach,
+            after_attach,
+            before_flip: after_attach,
+            after_flip: after_attach,
+        });
+    }
+    let interfaces: Arc<[wire::Interface]> = selected
+        .iter()
+        .map(|link| wire::Interface { ifindex: link.ifindex, name: link.name.clone(), netns })
+        .collect();
+    let scanner = Scanner::new(ScannerParts {
+        kernel,
+        attachments,
+        links,
+        replica: Replica::new(ReplicaSettings {
+            max_flows: args.max_tracked_flows as usize,
+            idle_timeout: args.idle_timeout,
+        }),
+        encoder: BatchEncoder::new(Arc::clone(&identity)),
+        hub: hub.clone(),
+        interfaces,
+        hooks,
+    });
+    serve(args, identity, hub, listeners, scanner).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The running agent: printer, server and scan loop; ends when all three have ended.
+async fn serve(
+    args: Args,
+    identity: Arc<Identity>,
+    hub: Hub,
+    listeners: Listeners,
+    scanner: Scanner,
+) -> Result<()> {
+    let settings = StatusSettings {
+        identity,
+        started_unix_ns: crate::clock::unix_ns(crate::clock::now()),
+        max_tracked_flows: u64::from(args.max_tracked_flows),
+        scan_interval: args.scan_interval,
+        idle_timeout: args.idle_timeout,
+    };
+    let (status_sender, status_receiver) =
+        watch::channel(Arc::new(status::of(&settings, &scanner, 0)));
+    let printer = match args.output {
+        Output::None => None,
+        Output::Table => Some(Format::Table),
+        Output::Json => Some(Format::Json),
+    }
+    .map(|format| {
+        let subscription = hub.subscribe("stdout", "this process");
+        tokio::spawn(print(subscription, format))
+    });
+    let (stop_server, server_stopped) = oneshot::channel::<()>();
+    let server = tokio::spawn(server::run(
+        listeners,
+        hub.clone(),
+        status_receiver,
+        DEFAULT_DRAIN_TIMEOUT,
+        async move {
+            // An error means that the sender is gone, which is an end as well.
+            let _ = server_stopped.await;
+        },
+    ));
+
+    let scanned =
+        scan_until(shutdown(args.duration)?, args.scan_interval, scanner, &settings, &status_sender)
+            .await;
+    // The receiver is gone where the server ended early, with an error that is told below.
+    let _ = stop_server.send(());
+    let served = server.await.context("the server task")?;
+    if let Some(printer) = printer {
+        printer.await.context("the printer task")??;
+    }
+    scanned?;
+    served.context("serve gRPC consumers")
+}
+
+/// Scans at every interval until `shutdown`, then once more after detaching.
+async fn scan_until(
+    shutdown: impl Future<Output = ()>,
+    interval: Duration,
+    mut scanner: Scanner,
+    settings: &StatusSettings,
+    status_sender: &watch::Sender<Arc<wire::AgentStatus>>,
+) -> Result<()> {
+    let mut ticks = tokio::time::interval_at(Instant::now() + interval, interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut late = 0;
+    tokio::pin!(shutdown);
+    loop {
+        let is_final = tokio::select! {
+            _ = ticks.tick() => false,
+            () = &mut shutdown => true,
+        };
+        let started = Instant::now();
+        scanner = tokio::task::spawn_blocking(move || -> Result<Scanner> {
+            if is_final { scanner.finish()? } else { scanner.scan()? }
+            Ok(scanner)
+        })
+        .await
+        .context("the scan task")??;
+        if started.elapsed() > interval && !is_final {
+            late += 1;
+            tracing::warn!(
+                took = ?started.elapsed(),
+                ?interval,
+                "a scan took longer than the scan interval; the next ones are skipped, not piled up"
+            );
+        }
+        status_sender.send_replace(Arc::new(status::of(settings, &scanner, late)));
+        if is_final {
+            let missing = scanner.account.missing();
+            tracing::info!(
+                seen = scanner.account.get(agent_common::Reason::Seen).packets,
+                missing = missing.packets,
+                "detached; final account"
+            );
+            return Ok(());
+        }
+    }
+}
+
+/// Resolves at SIGTERM, SIGINT, or the end of `duration`.
+fn shutdown(duration: Option<Duration>) -> Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
+    Ok(async move {
+        let end = async {
+            match duration {
+                Some(duration) => tokio::time::sleep(duration).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            () = end => {}
+        }
+    })
+}
+
+/// Shows every batch; ends with the hub, or when nobody reads stdout.
+async fn print(mut subscription: crate::hub::Subscription, format: Format) -> Result<()> {
+    let mut printer = Printer::on_stdout(format, None);
+    while let Some(batch) = subscription.next().await {
+        let batch = batch.decode().context("decode our own batch")?;
+        let (back, written) = tokio::task::spawn_blocking(move || {
+            let written = printer.batch(&batch);
+            (printer, written)
+        })
+        .await
+        .context("write to stdout")?;
+        printer = back;
+        match written {
+            Ok(()) => {}
+            Err(error) if output::is_broken_pipe(&error) => return Ok(()),
+            Err(error) => return Err(error).context("write to stdout"),
+        }
+    }
+    Ok(())
+}
+
+/// Who this agent is: machine, boot and process.
+fn identity() -> Result<Identity> {
+    let line = |path: &str| -> Result<String> {
+        Ok(std::fs::read_to_string(path).with_context(|| format!("read {path}"))?.trim().to_owned())
+    };
+    let hostname = line("/proc/sys/kernel/hostname")?;
+    Ok(Identity {
+        agent_id: line("/etc/machine-id").unwrap_or_else(|_| hostname.clone()),
+        hostname,
+        boot_id: line("/proc/sys/kernel/random/boot_id")?,
+        instance_id: line("/proc/sys/kernel/random/uuid")?,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    })
+}
+
+/// Carries what the programs log to our own log, for as long as the process runs.
+fn forward_logs(kernel: &mut Kernel) -> Result<()> {
+    let logger = aya_log::EbpfLogger::init(&mut kernel.ebpf).context("read the programs' log")?;
+    let mut logger = tokio::io::unix::AsyncFd::with_interest(logger, tokio::io::Interest::READABLE)
+        .context("wait for the programs' log")?;
+    tokio::spawn(async move {
+        while let Ok(mut guard) = logger.readable_mut().await {
+            guard.get_inner_mut().flush();
+            guard.clear_ready();
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! Raw `bpf(2)` on map file descriptors: the calls that aya 0.14 does not have.
+
+use std::{
+    io,
+    os::fd::{AsRawFd as _, BorrowedFd},
+};
+
+const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
+const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
+const BPF_MAP_LOOKUP_AND_DELETE_BATCH: libc::c_long = 25;
+
+/// `union bpf_attr` for the calls on one element.
+#[repr(C, align(8))]
+#[derive(Default)]
+struct ElementAttr {
+    map_fd: u32,
+    pad: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+/// `union bpf_attr` for the batch calls (kernel 5.6).
+#[repr(C, align(8))]
+#[derive(Default)]
+struct BatchAttr {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<()> {
+    // SAFETY: `attr` is one of the two structs above, whose pointers the callers below keep alive
+    // for the call; the size tells the kernel how much of the union is there.
+    let result = unsafe {
+        libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>())
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Stores `value` under `key`. `value` must have the map's value size.
+pub fn update(map: BorrowedFd<'_>, key: u32, value: &[u8]) -> io::Result<()> {
+    let mut attr = ElementAttr {
+        map_fd: fd(map),
+        key: std::ptr::from_ref(&key) as u64,
+        value: value.as_ptr() as u64,
+        ..ElementAttr::default()
+    };
+    bpf(BPF_MAP_UPDATE_ELEM, &mut attr)
+}
+
+/// Reads the value under `key` into `value`, which must have the map's value size (for a per-CPU
+/// map, that of all possible CPUs).
+pub fn lookup(map: BorrowedFd<'_>, key: u32, value: &mut [u8]) -> io::Result<()> {
+    let mut attr = ElementAttr {
+        map_fd: fd(map),
+        key: std::ptr::from_ref(&key) as u64,
+        value: value.as_mut_ptr() as u64,
+        ..ElementAttr::default()
+    };
+    bpf(BPF_MAP_LOOKUP_ELEM, &mut attr)
+}
+
+/// Moves up to `keys.len()` entries out of a hash map.
+///
+/// `cursor` is `None` at the first call and is moved on; the answer is how many entries were
+/// moved and whether they were the last. Source: `kernel/bpf/hashtab.c`,
+/// `__htab_map_lookup_and_delete_batch`.
+pub fn take_batch<K, V>(
+    map: BorrowedFd<'_>,
+    cursor: &mut Option<u32>,
+    keys: &mut [K],
+    values: &mut [V],
+) -> io::Result<(usize, bool)> {
+    assert_eq!(keys.len(), values.len(), "a key for each value");
+    let mut next = 0_u32;
+    let mut attr = BatchAttr {
+        in_batch: cursor.as_ref().map_or(0, |cursor| std::ptr::from_ref(cursor) as u64),
+        out_batch: std::ptr::from_mut(&mut next) as u64,
+        keys: keys.as_mut_ptr() as u64,
+        values: values.as_mut_ptr() as u64,
+        count: keys.len() as u32,
+        map_fd: fd(map),
+        ..BatchAttr::default()
+    };
+    let result = bpf(BPF_MAP_LOOKUP_AND_DELETE_BATCH, &mut attr);
+    let last = match result {
+        Ok(()) => false,
+        // The end of the table; `count` entries came with it.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
+        Err(error) => return Err(error),
+    };
+    *cursor = Some(next);
+    Ok((attr.count as usize, last))
+}
+
+fn fd(map: BorrowedFd<'_>) -> u32 {
+    u32::try_from(map.as_raw_fd()).expect("an open file descriptor is not negative")
+}

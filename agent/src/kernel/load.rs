@@ -1,0 +1,106 @@
+//! Puts the programs and their maps into the kernel: settings come in, a [`Kernel`] goes out.
+
+use std::os::fd::AsFd as _;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{Map, MapData},
+};
+
+use super::{account::Accounts, bpf, pages::Pages};
+
+/// The programs, compiled by the build script.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/flow-agent-ebpf"));
+
+/// Interface slots that are made for interfaces that appear later.
+const SPARE_SLOTS: u32 = 8;
+
+/// What is fixed when the programs are loaded.
+pub struct LoadSettings {
+    pub max_flows: u32,
+    /// Inode number of the interfaces' network namespace.
+    pub netns: u32,
+    /// Highest interface index and number of interfaces that will be attached.
+    pub max_ifindex: u32,
+    pub interfaces: u32,
+    /// 0 is off, 1 to 5 are error to trace (aya-log's levels).
+    pub log_level: u8,
+}
+
+/// The loaded object, in its parts.
+pub struct Kernel {
+    pub ebpf: Ebpf,
+    pub pages: Pages,
+    pub accounts: Accounts,
+    interfaces: MapData,
+}
+
+impl Kernel {
+    pub fn load(settings: &LoadSettings) -> Result<Self> {
+        let accounts_per_page = (settings.interfaces + SPARE_SLOTS) * 2;
+        let mut ebpf = EbpfLoader::new()
+            .override_global("NETNS", &settings.netns, true)
+            .override_global("ACCOUNTS_PER_PAGE", &accounts_per_page, true)
+            .override_global(aya_log::LEVEL, &settings.log_level, false)
+            .map_max_entries("ACCOUNT", accounts_per_page * 2)
+            .map_max_entries("INTERFACES", (settings.max_ifindex + 1).max(1024))
+            .load(OBJECT)
+            .map_err(explain)?;
+        let pages = Pages::create(
+            take(&mut ebpf, "PAGES")?,
+            take(&mut ebpf, ".bss")?,
+            settings.max_flows,
+        )?;
+        let accounts = Accounts::new(take(&mut ebpf, "ACCOUNT")?, accounts_per_page)?;
+        let interfaces = take(&mut ebpf, "INTERFACES")?;
+        Ok(Self { ebpf, pages, accounts, interfaces })
+    }
+
+    /// Lets the programs count packets of `ifindex` under interface slot `slot`.
+    pub fn register(&mut self, ifindex: u32, slot: u32) -> Result<()> {
+        bpf::update(self.interfaces.fd().as_fd(), ifindex, &(slot + 1).to_ne_bytes())
+            .with_context(|| format!("register interface index {ifindex}"))
+    }
+
+    pub fn kernel_memory_bytes(&self) -> u64 {
+        self.pages.kernel_memory_bytes()
+            + self.accounts.kernel_memory_bytes()
+            + map_memory_bytes(&self.interfaces)
+    }
+}
+
+fn take(ebpf: &mut Ebpf, name: &str) -> Result<MapData> {
+    let map = ebpf.take_map(name).with_context(|| format!("the object has no map {name}"))?;
+    match map {
+        Map::Array(data) | Map::ArrayOfMaps(data) | Map::PerCpuArray(data) => Ok(data),
+        other => bail!("map {name} is of another kind: {other:?}"),
+    }
+}
+
+fn explain(error: aya::EbpfError) -> anyhow::Error {
+    let refused = std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source())
+        .filter_map(|e| e.downcast_ref::<std::io::Error>())
+        .any(|e| matches!(e.raw_os_error(), Some(libc::EPERM | libc::EACCES)));
+    if refused {
+        anyhow!(error).context(
+            "no privilege to load BPF programs: run as root, or with the capabilities CAP_BPF, \
+             CAP_NET_ADMIN and CAP_PERFMON (`flow-agent check` says what is missing)",
+        )
+    } else {
+        anyhow!(error).context("load the BPF programs (`flow-agent check` says what is missing)")
+    }
+}
+
+/// What the kernel charges for a map: `memlock` in its fdinfo, 0 where the kernel does not say.
+pub(super) fn map_memory_bytes(map: &MapData) -> u64 {
+    use std::os::fd::AsRawFd as _;
+    let path = format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd());
+    std::fs::read_to_string(path)
+        .ok()
+        .and_then(|info| {
+            let line = info.lines().find(|line| line.starts_with("memlock:"))?;
+            line.split_whitespace().nth(1)?.parse().ok()
+        })
+        .unwrap_or(0)
+}

@@ -1,0 +1,13 @@
+//! Everything that touches the kernel: settings come in, attached programs, drained pages and
+//! accounts go out.
+//!
+//! [`load`] puts the programs and maps into the kernel, [`attach`] hangs them on interfaces,
+//! [`pages`] flips and drains the flow table, [`account`] reads the counters, [`links`] knows the
+//! interfaces, [`bpf`] is the system call.
+
+pub mod account;
+pub mod attach;
+pub mod bpf;
+pub mod links;
+pub mod load;
+pub mod pages;

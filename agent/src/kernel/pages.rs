@@ -1,0 +1,135 @@
+//! The flow table's two pages: a flip comes in, the entries of the page that went idle go out.
+//!
+//! Programs read the page number once a packet. [`Pages::flip`] stores the other number, then
+//! rewrites a slot of the outer map: the kernel's update of a map-in-map returns only after every
+//! running program has finished (`maybe_wait_bpf_programs`, 4.20). From then on the old page, with
+//! its half of the account, belongs to userspace.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd},
+};
+
+use agent_common::{FlowCounters, FlowKey};
+use anyhow::{Context as _, Result, bail};
+use aya::maps::MapData;
+
+use super::bpf;
+
+/// Entries moved out of the kernel by one system call; the buffers are half a megabyte.
+const BATCH_ENTRIES: usize = 4096;
+
+pub struct Pages {
+    outer: MapData,
+    inner: [MapData; 2],
+    /// The map of the programs' static variables, whose only one is the page number.
+    variables: MapData,
+    variables_len_bytes: usize,
+    active: u32,
+    capacity: u32,
+    keys: Vec<FlowKey>,
+    values: Vec<FlowCounters>,
+}
+
+impl Pages {
+    /// Creates both pages with room for `max_flows` each and hands them to the programs.
+    pub fn create(outer: MapData, variables: MapData, max_flows: u32) -> Result<Self> {
+        let create = |name: &str| {
+            let map = aya_obj::Map::new_from_params(
+                aya_obj::generated::bpf_map_type::BPF_MAP_TYPE_HASH as u32,
+                size_of::<FlowKey>() as u32,
+                size_of::<FlowCounters>() as u32,
+                max_flows,
+                0,
+            );
+            MapData::create(map, name, None).with_context(|| {
+                format!(
+                    "create a page of the flow table for {max_flows} flows (lower --max-flows if \
+                     memory is short; on kernels before 5.11 raise the memory lock limit)"
+                )
+            })
+        };
+        let inner = [create("flows_0")?, create("flows_1")?];
+        let variables_len_bytes =
+            variables.info().context("ask for the size of the programs' variables")?.value_size()
+                as usize;
+        let pages = Self {
+            outer,
+            inner,
+            variables,
+            variables_len_bytes,
+            active: 0,
+            capacity: max_flows,
+            keys: vec![FlowKey::default(); BATCH_ENTRIES],
+            values: vec![FlowCounters::default(); BATCH_ENTRIES],
+        };
+        pages.place(0).context("place page 0 of the flow table")?;
+        pages.place(1).context("place page 1 of the flow table")?;
+        Ok(pages)
+    }
+
+    /// Puts page `index` into its slot; returns after every program that runs now has finished.
+    fn place(&self, index: u32) -> io::Result<()> {
+        let inner = self.inner[index as usize].fd().as_fd();
+        bpf::update(self.outer.fd().as_fd(), index, &inner.as_raw_fd().to_ne_bytes())
+    }
+
+    /// Makes the other page the active one and waits for the grace period. Returns the number of
+    /// the page that is idle from now on.
+    ///
+    /// The caller has drained that other page before: a flip onto a page with entries would mix
+    /// two scans.
+    pub fn flip(&mut self) -> Result<u32> {
+        let idle = self.active;
+        self.active = 1 - idle;
+        let mut variables = vec![0; self.variables_len_bytes];
+        variables[..4].copy_from_slice(&self.active.to_ne_bytes());
+        bpf::update(self.variables.fd().as_fd(), 0, &variables).context("store the page number")?;
+        self.place(idle).context("wait for the programs that still use the old page")?;
+        Ok(idle)
+    }
+
+    /// Moves every entry of the idle page to `sink`; returns how many there were.
+    pub fn drain(
+        &mut self,
+        idle: u32,
+        mut sink: impl FnMut(&FlowKey, &FlowCounters),
+    ) -> Result<u64> {
+        if idle == self.active {
+            bail!("page {idle} is in use by the programs");
+        }
+        let mut drained = 0;
+        let mut cursor = None;
+        loop {
+            let map: BorrowedFd<'_> = self.inner[idle as usize].fd().as_fd();
+            let (count, last) =
+                match bpf::take_batch(map, &mut cursor, &mut self.keys, &mut self.values) {
+                    Ok(batch) => batch,
+                    // A bucket with more entries than the buffers hold.
+                    Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
+                        let room = self.keys.len() * 2;
+                        self.keys.resize(room, FlowKey::default());
+                        self.values.resize(room, FlowCounters::default());
+                        continue;
+                    }
+                    Err(error) => return Err(error).context("drain a page of the flow table"),
+                };
+            for (key, value) in self.keys[..count].iter().zip(&self.values[..count]) {
+                sink(key, value);
+            }
+            drained += count as u64;
+            if last {
+                return Ok(drained);
+            }
+        }
+    }
+
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Kernel memory of both pages, as the kernel charges it.
+    pub fn kernel_memory_bytes(&self) -> u64 {
+        self.inner.iter().chain([&self.outer]).map(super::load::map_memory_bytes).sum()
+    }
+}

@@ -1,0 +1,56 @@
+//! The command line: arguments come in, one subcommand runs, the chain of an error goes to stderr.
+
+use std::process::ExitCode;
+
+use agent::commands;
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// Keeps the network flow table inside the kernel and streams exact flow records over gRPC.
+#[derive(Parser)]
+#[command(name = "flow-agent", version, about, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Count the flows of interfaces and stream them.
+    Run(commands::run::Args),
+    /// Show the flows that a running agent sees.
+    Watch(commands::watch::Args),
+    /// Show how a running agent is doing.
+    Status(commands::status::Args),
+    /// Hold a running agent's account against the interfaces' own counters.
+    Audit(commands::audit::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match execute(cli.command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("flow-agent: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute(command: Command) -> anyhow::Result<ExitCode> {
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        match command {
+            Command::Run(args) => commands::run::run(args).await,
+            Command::Watch(args) => commands::watch::run(args).await,
+            Command::Status(args) => commands::status::run(args).await,
+            Command::Audit(args) => commands::audit::run(args).await,
+        }
+    })
+}

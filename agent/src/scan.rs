@@ -1,0 +1,240 @@
+//! One scan: the page flips, the idle page and its account are drained into the replica, records
+//! and the account go to the hub as batches.
+//!
+//! A scan blocks (a grace period, system calls), so it runs on a thread of its own; see
+//! [`crate::commands::run`].
+
+use std::{sync::Arc, time::Instant};
+
+use agent_common::{HookAccount, Pair, Reason};
+use anyhow::{Context as _, Result};
+
+use crate::{
+    batch::{BatchEncoder, ScanHeader, ScanTrailer},
+    clock,
+    hub::Hub,
+    kernel::{
+        attach::{Attachments, Hook},
+        links::{Counters, LinkSocket},
+        load::Kernel,
+    },
+    record::Record,
+    replica::Replica,
+    wire,
+};
+
+/// What the scans have done so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ScanStats {
+    pub count: u64,
+    pub last_duration_ns: u64,
+    pub last_flip_wait_ns: u64,
+    pub cpu_ns: u64,
+    /// Flows on the page of the last scan, and the most that a page held.
+    pub occupancy: u64,
+    pub high_water: u64,
+}
+
+/// One hook's account with its interface's own counters around attachment and the last flip.
+pub struct HookState {
+    pub hook: Hook,
+    pub account: HookAccount,
+    pub before_attach: Counters,
+    pub after_attach: Counters,
+    pub before_flip: Counters,
+    pub after_flip: Counters,
+}
+
+/// Owns the kernel's half and the replica; one task has it at a time.
+pub struct Scanner {
+    kernel: Kernel,
+    attachments: Option<Attachments>,
+    links: LinkSocket,
+    replica: Replica,
+    encoder: BatchEncoder,
+    hub: Hub,
+    interfaces: Arc<[wire::Interface]>,
+    pub hooks: Vec<HookState>,
+    /// All hooks; `flows` is what was drained, not what the programs say they put in.
+    pub account: HookAccount,
+    pub stats: ScanStats,
+    window_start_unix_ns: u64,
+}
+
+/// The parts that a [`Scanner`] is made of.
+pub struct ScannerParts {
+    pub kernel: Kernel,
+    pub attachments: Attachments,
+    pub links: LinkSocket,
+    pub replica: Replica,
+    pub encoder: BatchEncoder,
+    pub hub: Hub,
+    pub interfaces: Arc<[wire::Interface]>,
+    pub hooks: Vec<HookState>,
+}
+
+impl Scanner {
+    pub fn new(parts: ScannerParts) -> Self {
+        Self {
+            kernel: parts.kernel,
+            attachments: Some(parts.attachments),
+            links: parts.links,
+            replica: parts.replica,
+            encoder: parts.encoder,
+            hub: parts.hub,
+            interfaces: parts.interfaces,
+            hooks: parts.hooks,
+            account: HookAccount::default(),
+            stats: ScanStats::default(),
+            window_start_unix_ns: clock::unix_ns(clock::now()),
+        }
+    }
+
+    /// Counts what the programs saw since the last scan.
+    pub fn scan(&mut self) -> Result<()> {
+        self.run(false)
+    }
+
+    /// Detaches, then counts what is left on both pages and ends every flow.
+    pub fn finish(&mut self) -> Result<()> {
+        self.attachments.take();
+        self.run(true)
+    }
+
+    fn run(&mut self, is_final: bool) -> Result<()> {
+        let started = Instant::now();
+        let cpu_started = clock::thread_cpu();
+        let scan_clock = clock::now();
+        self.replica.begin_scan(scan_clock);
+
+        for state in &mut self.hooks {
+            state.before_flip = read(&mut self.links, &state.hook, state.before_flip);
+        }
+        let idle = self.kernel.pages.flip()?;
+        self.stats.last_flip_wait_ns = nanos(started);
+        for state in &mut self.hooks {
+            state.after_flip = read(&mut self.links, &state.hook, state.after_flip);
+        }
+        let mut refused = self.take_account(idle)?;
+        let encode = self.hub.has_consumers();
+        let window_end_unix_ns = clock::unix_ns(scan_clock);
+        self.stats.count += 1;
+        if encode {
+            self.encoder.begin(&ScanHeader {
+                scan_id: self.stats.count,
+                page_generation: self.stats.count,
+                window_start_unix_ns: self.window_start_unix_ns,
+                window_end_unix_ns,
+                capacity: u64::from(self.kernel.pages.capacity()),
+                refused_in_window: refused,
+                interfaces: Arc::clone(&self.interfaces),
+            });
+        }
+
+        let mut occupancy = self.drain(idle, encode)?;
+        if is_final {
+            // A program that ran during the flip may have read the number of the other page.
+            let other = self.kernel.pages.flip()?;
+            refused |= self.take_account(other)?;
+            occupancy += self.drain(other, encode)?;
+        }
+        if refused {
+            tracing::warn!(
+                scan = self.stats.count,
+                "the flow table refused packets in this window: raise --max-flows or shorten \
+                 --scan-interval"
+            );
+        }
+        self.end(is_final, encode, occupancy);
+        self.window_start_unix_ns = window_end_unix_ns;
+        self.stats.occupancy = occupancy;
+        self.stats.high_water = self.stats.high_water.max(occupancy);
+        self.stats.last_duration_ns = nanos(started);
+        self.stats.cpu_ns += u64::try_from((clock::thread_cpu() - cpu_started).as_nanos())
+            .unwrap_or(u64::MAX);
+        let missing = self.account.missing();
+        if missing != Pair::default() {
+            tracing::error!(?missing, "the account does not close: please report this");
+        }
+        Ok(())
+    }
+
+    /// Adds the page's account; says whether the table refused anything.
+    fn take_account(&mut self, page: u32) -> Result<bool> {
+        let mut refused = false;
+        for state in &mut self.hooks {
+            let mut growth = self.kernel.accounts.take(page, state.hook.account_index)?;
+            state.account.merge(&growth);
+            refused |= growth.not_inserted().packets != 0;
+            growth.counters[Reason::Flows as usize] = Pair::default();
+            self.account.merge(&growth);
+        }
+        Ok(refused)
+    }
+
+    fn drain(&mut self, page: u32, encode: bool) -> Result<u64> {
+        let Self { kernel, replica, encoder, hub, account, .. } = self;
+        let mut drained = Pair::default();
+        let mut sink = sink(encoder, hub, encode);
+        let count = kernel
+            .pages
+            .drain(page, |key, counters| {
+                drained.packets += counters.packets[0] + counters.packets[1];
+                drained.bytes += counters.bytes[0] + counters.bytes[1];
+                replica.update(key, counters, &mut sink);
+            })
+            .context("drain the flow table")?;
+        account.add(Reason::Flows, drained.packets, drained.bytes);
+        Ok(count)
+    }
+
+    fn end(&mut self, is_final: bool, encode: bool, occupancy: u64) {
+        let Self { replica, encoder, hub, account, .. } = self;
+        {
+            let mut sink = sink(encoder, hub, encode);
+            if is_final {
+                replica.finish(&mut sink);
+            } else {
+                replica.end_scan(&mut sink);
+            }
+        }
+        if encode {
+            let trailer =
+                ScanTrailer { occupancy, tracked: replica.len() as u64, account, is_final };
+            encoder.finish(&trailer, &mut |batch| hub.publish(&batch));
+        }
+    }
+
+    pub fn replica(&self) -> &Replica {
+        &self.replica
+    }
+
+    pub fn capacity(&self) -> u32 {
+        self.kernel.pages.capacity()
+    }
+
+    pub fn kernel_memory_bytes(&self) -> u64 {
+        self.kernel.kernel_memory_bytes()
+    }
+}
+
+fn sink<'a>(
+    encoder: &'a mut BatchEncoder,
+    hub: &'a Hub,
+    encode: bool,
+) -> impl FnMut(&Record) + 'a {
+    move |record| {
+        if encode {
+            encoder.push(record, &mut |batch| hub.publish(&batch));
+        }
+    }
+}
+
+/// An interface that is gone keeps the counters that were read last.
+fn read(links: &mut LinkSocket, hook: &Hook, last: Counters) -> Counters {
+    links.counters(hook.ifindex).unwrap_or(last)
+}
+
+fn nanos(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}

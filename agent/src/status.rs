@@ -1,0 +1,135 @@
+//! The status: the scanner's state comes in after each scan, the message that `GetStatus` answers
+//! with goes out.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    batch::Identity,
+    kernel::{
+        attach::{Hook, Mode},
+        links::Counters,
+    },
+    scan::{HookState, Scanner},
+    wire,
+};
+
+/// What does not change while the agent runs.
+pub struct StatusSettings {
+    pub identity: Arc<Identity>,
+    pub started_unix_ns: u64,
+    pub max_tracked_flows: u64,
+    pub scan_interval: Duration,
+    pub idle_timeout: Duration,
+}
+
+/// `late` is how many scans took longer than the interval.
+pub fn of(settings: &StatusSettings, scanner: &Scanner, late: u64) -> wire::AgentStatus {
+    let stats = scanner.stats;
+    let capacity = u64::from(scanner.capacity());
+    wire::AgentStatus {
+        agent: Some((*settings.identity).clone()),
+        started_unix_ns: settings.started_unix_ns,
+        uptime_ns: 0,
+        settings: Some(wire::Settings {
+            max_flows: capacity,
+            max_tracked_flows: settings.max_tracked_flows,
+            scan_interval_ns: nanos(settings.scan_interval),
+            idle_timeout_ns: nanos(settings.idle_timeout),
+        }),
+        hooks: scanner.hooks.iter().map(hook).collect(),
+        table: Some(wire::TableStatus {
+            capacity,
+            occupancy: stats.occupancy,
+            high_water: stats.high_water,
+            suggested_max_flows: suggested_max_flows(stats.high_water),
+        }),
+        replica: Some(wire::ReplicaStatus {
+            tracked: scanner.replica().len() as u64,
+            capacity: scanner.replica().capacity() as u64,
+            evicted: scanner.replica().evicted(),
+        }),
+        scans: Some(wire::ScanStatus {
+            count: stats.count,
+            late,
+            early: 0,
+            last_duration_ns: stats.last_duration_ns,
+            last_flip_wait_ns: stats.last_flip_wait_ns,
+            cpu_ns: stats.cpu_ns,
+        }),
+        memory: Some(wire::MemoryStatus {
+            resident_bytes: resident_bytes(),
+            kernel_map_bytes: scanner.kernel_memory_bytes(),
+        }),
+        consumers: Vec::new(),
+        account: Some(wire::Account::from_hook(&scanner.account, false)),
+    }
+}
+
+/// Twice the high-water mark, rounded up to a power of two, and never under a thousand.
+fn suggested_max_flows(high_water: u64) -> u64 {
+    (high_water * 2).max(1024).next_power_of_two()
+}
+
+fn hook(state: &HookState) -> wire::HookStatus {
+    wire::HookStatus {
+        interface: Some(wire::Interface {
+            ifindex: state.hook.ifindex,
+            name: state.hook.interface.clone(),
+            netns: 0,
+        }),
+        hook: hook_kind(&state.hook) as i32,
+        mode: match state.hook.mode {
+            Mode::Tcx => wire::AttachMode::Tcx,
+            Mode::Clsact => wire::AttachMode::Clsact,
+            Mode::XdpNative => wire::AttachMode::Native,
+            Mode::XdpGeneric => wire::AttachMode::Generic,
+        } as i32,
+        account: Some(wire::Account::from_hook(&state.account, false)),
+        before_attach: Some(counters(state.before_attach)),
+        after_attach: Some(counters(state.after_attach)),
+        before_flip: Some(counters(state.before_flip)),
+        after_flip: Some(counters(state.after_flip)),
+        qdisc_drops: None,
+    }
+}
+
+fn hook_kind(hook: &Hook) -> wire::Hook {
+    match (hook.is_egress, hook.mode) {
+        (true, _) => wire::Hook::TcEgress,
+        (false, Mode::XdpNative | Mode::XdpGeneric) => wire::Hook::Xdp,
+        (false, Mode::Tcx | Mode::Clsact) => wire::Hook::TcIngress,
+    }
+}
+
+/// The hook's name in logs.
+pub fn hook_name(hook: &Hook) -> &'static str {
+    hook_kind(hook).name()
+}
+
+fn counters(counters: Counters) -> wire::InterfaceCounters {
+    wire::InterfaceCounters {
+        rx_packets: counters.rx_packets,
+        rx_bytes: counters.rx_bytes,
+        rx_dropped: counters.rx_dropped,
+        rx_errors: counters.rx_errors,
+        tx_packets: counters.tx_packets,
+        tx_bytes: counters.tx_bytes,
+        tx_dropped: counters.tx_dropped,
+        tx_errors: counters.tx_errors,
+    }
+}
+
+/// `VmRSS`, 0 where /proc does not say.
+fn resident_bytes() -> u64 {
+    std::fs::read_to_string("/proc/self/status")
+        .ok()
+        .and_then(|status| {
+            let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
+            line.split_whitespace().nth(1)?.parse::<u64>().ok()
+        })
+        .map_or(0, |kib| kib * 1024)
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
