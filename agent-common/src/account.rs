@@ -15,7 +15,10 @@ impl core::ops::Add for Pair {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self { packets: self.packets + other.packets, bytes: self.bytes + other.bytes }
+        Self {
+            packets: self.packets + other.packets,
+            bytes: self.bytes + other.bytes,
+        }
     }
 }
 
@@ -146,8 +149,13 @@ impl Reason {
     ];
 
     /// What the flow table did not take.
-    pub const NOT_INSERTED: &'static [Self] =
-        &[Self::TableFull, Self::NoMemory, Self::Busy, Self::Vanished, Self::Refused];
+    pub const NOT_INSERTED: &'static [Self] = &[
+        Self::TableFull,
+        Self::NoMemory,
+        Self::Busy,
+        Self::Vanished,
+        Self::Refused,
+    ];
 
     /// Facts about packets that are already in the sum.
     pub const BESIDE: &'static [Self] = &[
@@ -206,11 +214,17 @@ impl HookAccount {
     }
 
     pub fn unparsed(&self) -> Pair {
-        Reason::UNPARSED.iter().map(|&reason| self.get(reason)).sum()
+        Reason::UNPARSED
+            .iter()
+            .map(|&reason| self.get(reason))
+            .sum()
     }
 
     pub fn not_inserted(&self) -> Pair {
-        Reason::NOT_INSERTED.iter().map(|&reason| self.get(reason)).sum()
+        Reason::NOT_INSERTED
+            .iter()
+            .map(|&reason| self.get(reason))
+            .sum()
     }
 
     /// `seen` less every place where a packet can have gone: zero, or the account is broken.
@@ -243,7 +257,13 @@ mod tests {
         let mut account = HookAccount::default();
         account.add(Reason::Seen, 2, 128);
         account.add(Reason::Flows, 1, 64);
-        assert_eq!(account.missing(), Pair { packets: 1, bytes: 64 });
+        assert_eq!(
+            account.missing(),
+            Pair {
+                packets: 1,
+                bytes: 64
+            }
+        );
         account.add(Reason::Arp, 1, 64);
         assert_eq!(account.missing(), Pair::default());
     }

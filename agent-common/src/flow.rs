@@ -94,7 +94,11 @@ impl TcpFlagBytes {
         for (bit, &byte) in self.by_bit.iter().enumerate() {
             flags |= u8::from(byte != 0) << bit;
         }
-        if self.syn_ack != 0 { flags | tcp_flags::SYN } else { flags }
+        if self.syn_ack != 0 {
+            flags | tcp_flags::SYN
+        } else {
+            flags
+        }
     }
 
     pub fn has_syn_without_ack(&self) -> bool {

@@ -68,6 +68,8 @@ impl Frame for &[u8] {
 
     #[inline(always)]
     fn header<const N: usize>(&self, offset_bytes: u32) -> Option<[u8; N]> {
-        self.get(offset_bytes as usize..)?.first_chunk::<N>().copied()
+        self.get(offset_bytes as usize..)?
+            .first_chunk::<N>()
+            .copied()
     }
 }

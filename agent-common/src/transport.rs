@@ -74,7 +74,9 @@ fn header<F: Frame, const N: usize>(
     if transport.offset_bytes + N as u32 > transport.end_bytes {
         return Err(Reason::TruncatedTransport);
     }
-    frame.header::<N>(transport.offset_bytes).ok_or(Reason::TruncatedTransport)
+    frame
+        .header::<N>(transport.offset_bytes)
+        .ok_or(Reason::TruncatedTransport)
 }
 
 #[inline(always)]
@@ -84,7 +86,11 @@ fn set_ports(packet: &mut Packet, transport: Transport, source: u16, destination
         unequal => unequal,
     };
     let reversed = order.is_gt();
-    let (a, b) = if reversed { (destination, source) } else { (source, destination) };
+    let (a, b) = if reversed {
+        (destination, source)
+    } else {
+        (source, destination)
+    };
     packet.key.port_a = a;
     packet.key.port_b = b;
     packet.set_direction(L4Kind::Ports, transport.protocol, reversed);
@@ -122,9 +128,16 @@ fn ports<F: Frame, const N: usize>(
 /// A super-frame of UDP repeats the UDP header; a tunnel's also what is inside, which is not read.
 #[inline(always)]
 fn udp_segment_header(transport: Transport, packet: &Packet) -> u32 {
-    let destination =
-        if packet.direction == 0 { packet.key.port_b } else { packet.key.port_a };
-    if TUNNEL_PORTS.contains(&destination) { 0 } else { transport.offset_bytes + UDP_LEN }
+    let destination = if packet.direction == 0 {
+        packet.key.port_b
+    } else {
+        packet.key.port_a
+    };
+    if TUNNEL_PORTS.contains(&destination) {
+        0
+    } else {
+        transport.offset_bytes + UDP_LEN
+    }
 }
 
 /// RFC 792, RFC 4443. A reply falls into the flow of its request.
@@ -132,7 +145,11 @@ fn udp_segment_header(transport: Transport, packet: &Packet) -> u32 {
 fn icmp<F: Frame>(frame: &F, transport: Transport, packet: &mut Packet) -> Result<(), Reason> {
     let header = header::<F, 8>(frame, transport)?;
     let (icmp_type, code) = (header.u8::<0>(), header.u8::<1>());
-    let query = if transport.protocol == ICMP { icmpv4_query(icmp_type) } else { icmpv6_query(icmp_type) };
+    let query = if transport.protocol == ICMP {
+        icmpv4_query(icmp_type)
+    } else {
+        icmpv6_query(icmp_type)
+    };
 
     // Two hosts are told apart by address; a host that asks itself, by who answers.
     let reversed = match transport.order {
@@ -175,7 +192,11 @@ fn icmpv4_query(icmp_type: u8) -> Query {
         9 => (10, true, false),  // router advertisement answers a solicitation
         other => (other, false, false),
     };
-    Query { request_type, is_reply, has_identifier }
+    Query {
+        request_type,
+        is_reply,
+        has_identifier,
+    }
 }
 
 #[inline(always)]
@@ -188,5 +209,9 @@ fn icmpv6_query(icmp_type: u8) -> Query {
         140 => (139, true, false), // node information reply
         other => (other, false, false),
     };
-    Query { request_type, is_reply, has_identifier }
+    Query {
+        request_type,
+        is_reply,
+        has_identifier,
+    }
 }

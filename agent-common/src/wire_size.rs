@@ -28,14 +28,22 @@ pub struct WireSize {
 pub fn wire_size(skb: Skb, header_len_bytes: u32) -> WireSize {
     let once = u64::from(skb.len_bytes) + u64::from(skb.tag_len_bytes);
     if skb.gso_size_bytes == 0 {
-        return WireSize { packets: 1, bytes: once, exact: true };
+        return WireSize {
+            packets: 1,
+            bytes: once,
+            exact: true,
+        };
     }
     let known = header_len_bytes != 0 && header_len_bytes <= skb.len_bytes;
     let packets = if skb.gso_segs != 0 {
         skb.gso_segs
     } else {
         // With an unknown header this may be one too many, and is marked inexact below.
-        let payload = if known { skb.len_bytes - header_len_bytes } else { skb.len_bytes };
+        let payload = if known {
+            skb.len_bytes - header_len_bytes
+        } else {
+            skb.len_bytes
+        };
         payload.div_ceil(skb.gso_size_bytes).max(1)
     };
     let repeated = if known { header_len_bytes } else { 0 } + skb.tag_len_bytes;
@@ -52,41 +60,99 @@ mod tests {
 
     #[test]
     fn a_single_frame_is_itself() {
-        let skb = Skb { len_bytes: 60, ..Skb::default() };
-        assert_eq!(wire_size(skb, 54), WireSize { packets: 1, bytes: 60, exact: true });
-        let tagged = Skb { tag_len_bytes: 4, ..skb };
-        assert_eq!(wire_size(tagged, 54), WireSize { packets: 1, bytes: 64, exact: true });
+        let skb = Skb {
+            len_bytes: 60,
+            ..Skb::default()
+        };
+        assert_eq!(
+            wire_size(skb, 54),
+            WireSize {
+                packets: 1,
+                bytes: 60,
+                exact: true
+            }
+        );
+        let tagged = Skb {
+            tag_len_bytes: 4,
+            ..skb
+        };
+        assert_eq!(
+            wire_size(tagged, 54),
+            WireSize {
+                packets: 1,
+                bytes: 64,
+                exact: true
+            }
+        );
     }
 
     #[test]
     fn every_segment_repeats_headers_and_tag() {
         // 3,000 bytes of payload in segments of 1,448 behind 66 bytes of headers: 1,448 + 1,448 + 104.
-        let skb =
-            Skb { len_bytes: 66 + 3_000, gso_size_bytes: 1_448, gso_segs: 3, tag_len_bytes: 4 };
+        let skb = Skb {
+            len_bytes: 66 + 3_000,
+            gso_size_bytes: 1_448,
+            gso_segs: 3,
+            tag_len_bytes: 4,
+        };
         assert_eq!(
             wire_size(skb, 66),
-            WireSize { packets: 3, bytes: 3_000 + 3 * (66 + 4), exact: true }
+            WireSize {
+                packets: 3,
+                bytes: 3_000 + 3 * (66 + 4),
+                exact: true
+            }
         );
     }
 
     #[test]
     fn segments_are_counted_where_the_driver_leaves_them_zero() {
-        let skb = Skb { len_bytes: 66 + 2_896, gso_size_bytes: 1_448, ..Skb::default() };
+        let skb = Skb {
+            len_bytes: 66 + 2_896,
+            gso_size_bytes: 1_448,
+            ..Skb::default()
+        };
         assert_eq!(wire_size(skb, 66).packets, 2);
-        let one_more = Skb { len_bytes: skb.len_bytes + 1, ..skb };
+        let one_more = Skb {
+            len_bytes: skb.len_bytes + 1,
+            ..skb
+        };
         assert_eq!(wire_size(one_more, 66).packets, 3);
     }
 
     #[test]
     fn sctp_brings_its_own_count() {
-        let skb =
-            Skb { len_bytes: 1_000, gso_size_bytes: 0xffff, gso_segs: 4, ..Skb::default() };
-        assert_eq!(wire_size(skb, 46), WireSize { packets: 4, bytes: 1_000 + 3 * 46, exact: true });
+        let skb = Skb {
+            len_bytes: 1_000,
+            gso_size_bytes: 0xffff,
+            gso_segs: 4,
+            ..Skb::default()
+        };
+        assert_eq!(
+            wire_size(skb, 46),
+            WireSize {
+                packets: 4,
+                bytes: 1_000 + 3 * 46,
+                exact: true
+            }
+        );
     }
 
     #[test]
     fn an_unknown_header_is_said() {
-        let skb = Skb { len_bytes: 3_000, gso_size_bytes: 1_000, gso_segs: 3, ..Skb::default() };
-        assert_eq!(wire_size(skb, 0), WireSize { packets: 3, bytes: 3_000, exact: false });
+        let skb = Skb {
+            len_bytes: 3_000,
+            gso_size_bytes: 1_000,
+            gso_segs: 3,
+            ..Skb::default()
+        };
+        assert_eq!(
+            wire_size(skb, 0),
+            WireSize {
+                packets: 3,
+                bytes: 3_000,
+                exact: false
+            }
+        );
     }
 }

@@ -37,7 +37,10 @@ pub enum Direction {
 pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
     // SAFETY: the context pointer is valid for the program's run; the verifier checks the fields.
     let skb = unsafe { &*ctx.skb.skb };
-    let linear = Linear { data: skb.data as usize, data_end: skb.data_end as usize };
+    let linear = Linear {
+        data: skb.data as usize,
+        data_end: skb.data_end as usize,
+    };
     let tag = (skb.vlan_present != 0).then_some(skb.vlan_tci as u16);
 
     let mut packet = Packet::default();
@@ -64,7 +67,10 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
 /// Counts a frame in one buffer.
 #[inline(always)]
 pub fn xdp(ctx: &XdpContext, link_type: LinkType) {
-    let linear = Linear { data: ctx.data(), data_end: ctx.data_end() };
+    let linear = Linear {
+        data: ctx.data(),
+        data_end: ctx.data_end(),
+    };
     let len_bytes = (linear.data_end - linear.data) as u32;
     let mut packet = Packet::default();
     let parsed = parse(&linear, link_type, None, &mut packet);
@@ -74,7 +80,10 @@ pub fn xdp(ctx: &XdpContext, link_type: LinkType) {
 /// Counts a frame in one buffer or more.
 #[inline(always)]
 pub fn xdp_frags(ctx: &XdpContext, link_type: LinkType) {
-    let linear = Linear { data: ctx.data(), data_end: ctx.data_end() };
+    let linear = Linear {
+        data: ctx.data(),
+        data_end: ctx.data_end(),
+    };
     // SAFETY: the context pointer is the program's own.
     let len_bytes = unsafe { bpf_xdp_get_buff_len(ctx.ctx) } as u32;
     let mut packet = Packet::default();
@@ -87,15 +96,13 @@ pub fn xdp_frags(ctx: &XdpContext, link_type: LinkType) {
 }
 
 #[inline(always)]
-fn count_frame(
-    ctx: &XdpContext,
-    len_bytes: u32,
-    packet: &mut Packet,
-    parsed: Result<(), Reason>,
-) {
+fn count_frame(ctx: &XdpContext, len_bytes: u32, packet: &mut Packet, parsed: Result<(), Reason>) {
     // SAFETY: the context pointer is valid for the program's run; the verifier checks the field.
     let ifindex = unsafe { (*ctx.ctx).ingress_ifindex };
-    let skb = Skb { len_bytes, ..Skb::default() };
+    let skb = Skb {
+        len_bytes,
+        ..Skb::default()
+    };
     count(ctx, ifindex, Direction::Ingress, skb, packet, parsed);
 }
 
@@ -124,7 +131,11 @@ fn count<C: aya_ebpf::EbpfContext>(
     let Some(account) = Account::of(page, ifindex, direction) else {
         return;
     };
-    let header_len = if parsed.is_ok() { packet.segment_header_len_bytes } else { 0 };
+    let header_len = if parsed.is_ok() {
+        packet.segment_header_len_bytes
+    } else {
+        0
+    };
     let size = wire_size(skb, header_len);
     account.add(Reason::Seen, size.packets, size.bytes);
     beside(&account, skb, size);
@@ -143,7 +154,10 @@ fn count<C: aya_ebpf::EbpfContext>(
         Ok(()) => account.add(Reason::Flows, size.packets, size.bytes),
         Err(reason) => {
             account.add(reason, size.packets, size.bytes);
-            debug!(ctx, "ifindex {} not in a flow: reason {}", ifindex, reason as u8);
+            debug!(
+                ctx,
+                "ifindex {} not in a flow: reason {}", ifindex, reason as u8
+            );
         }
     }
 }
@@ -152,14 +166,22 @@ fn count<C: aya_ebpf::EbpfContext>(
 #[inline(always)]
 fn beside(account: &Account, skb: Skb, size: WireSize) {
     if skb.gso_size_bytes != 0 {
-        account.add(Reason::SuperFrames, 1, u64::from(skb.len_bytes + skb.tag_len_bytes));
+        account.add(
+            Reason::SuperFrames,
+            1,
+            u64::from(skb.len_bytes + skb.tag_len_bytes),
+        );
         account.add(Reason::SuperFrameSegments, size.packets, size.bytes);
         if !size.exact {
             account.add(Reason::Inexact, size.packets, size.bytes);
         }
     }
     if skb.tag_len_bytes != 0 {
-        account.add(Reason::OffloadedTags, size.packets, size.packets * u64::from(VLAN_TAG_LEN));
+        account.add(
+            Reason::OffloadedTags,
+            size.packets,
+            size.packets * u64::from(VLAN_TAG_LEN),
+        );
     }
     if skb.len_bytes < MIN_FRAME_LEN {
         account.add(Reason::Short, 1, u64::from(MIN_FRAME_LEN - skb.len_bytes));

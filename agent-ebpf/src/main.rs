@@ -7,7 +7,10 @@
 
 #![no_std]
 #![no_main]
-#![expect(internal_features, reason = "atomic_xadd is the only atomic add that kernel 5.10 takes")]
+#![expect(
+    internal_features,
+    reason = "atomic_xadd is the only atomic add that kernel 5.10 takes"
+)]
 #![feature(core_intrinsics)]
 
 mod account;

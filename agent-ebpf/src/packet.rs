@@ -104,7 +104,12 @@ impl Frame for Fragmented<'_> {
         let mut bytes = [0; N];
         // SAFETY: as for `Paged`; the helper checks against the length of all buffers.
         let result = unsafe {
-            bpf_xdp_load_bytes(self.0.ctx, offset_bytes, bytes.as_mut_ptr().cast(), N as u32)
+            bpf_xdp_load_bytes(
+                self.0.ctx,
+                offset_bytes,
+                bytes.as_mut_ptr().cast(),
+                N as u32,
+            )
         };
         (result == 0).then_some(bytes)
     }

@@ -44,7 +44,7 @@ pub fn add(
     first.packets[direction] = packets;
     first.bytes[direction] = bytes;
     first.tcp_flags[direction].store(packet.tcp_flags);
-    match table.insert(packet.key, first, BPF_NOEXIST) {
+    match table.insert(&packet.key, &first, BPF_NOEXIST) {
         Ok(()) => Ok(()),
         // Another CPU was first.
         Err(EEXIST) => {

@@ -8,7 +8,10 @@ use crate::replica::ScanClock;
 pub fn now() -> ScanClock {
     let boot_ns = read_ns(libc::CLOCK_BOOTTIME);
     let unix_ns = read_ns(libc::CLOCK_REALTIME);
-    ScanClock { boot_ns, boot_to_unix_ns: unix_ns.wrapping_sub(boot_ns).cast_signed() }
+    ScanClock {
+        boot_ns,
+        boot_to_unix_ns: unix_ns.wrapping_sub(boot_ns).cast_signed(),
+    }
 }
 
 /// Unix time of a scan's clock.
@@ -22,7 +25,10 @@ pub fn thread_cpu() -> Duration {
 }
 
 fn read_ns(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: `time` outlives the call; the clocks used here exist on every kernel since 2.6.39.
     unsafe { libc::clock_gettime(clock, &raw mut time) };
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()

@@ -24,12 +24,17 @@ enum Command {
     Status(commands::status::Args),
     /// Hold a running agent's account against the interfaces' own counters.
     Audit(commands::audit::Args),
+    /// Say what works on this kernel for this user, and what is missing.
+    Check(commands::check::Args),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
     match execute(cli.command) {
         Ok(code) => code,
         Err(error) => {
@@ -40,6 +45,8 @@ fn main() -> ExitCode {
 }
 
 fn execute(command: Command) -> anyhow::Result<ExitCode> {
+    if let Command::Check(args) = command {
+        return commands::check::run(args);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -51,6 +58,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             Command::Watch(args) => commands::watch::run(args).await,
             Command::Status(args) => commands::status::run(args).await,
             Command::Audit(args) => commands::audit::run(args).await,
+            Command::Check(args) => commands::check::run(args),
         }
     })
 }

@@ -150,8 +150,8 @@ impl Scanner {
         self.stats.occupancy = occupancy;
         self.stats.high_water = self.stats.high_water.max(occupancy);
         self.stats.last_duration_ns = nanos(started);
-        self.stats.cpu_ns += u64::try_from((clock::thread_cpu() - cpu_started).as_nanos())
-            .unwrap_or(u64::MAX);
+        self.stats.cpu_ns +=
+            u64::try_from((clock::thread_cpu() - cpu_started).as_nanos()).unwrap_or(u64::MAX);
         let missing = self.account.missing();
         if missing != Pair::default() {
             tracing::error!(?missing, "the account does not close: please report this");
@@ -173,7 +173,14 @@ impl Scanner {
     }
 
     fn drain(&mut self, page: u32, encode: bool) -> Result<u64> {
-        let Self { kernel, replica, encoder, hub, account, .. } = self;
+        let Self {
+            kernel,
+            replica,
+            encoder,
+            hub,
+            account,
+            ..
+        } = self;
         let mut drained = Pair::default();
         let mut sink = sink(encoder, hub, encode);
         let count = kernel
@@ -189,7 +196,13 @@ impl Scanner {
     }
 
     fn end(&mut self, is_final: bool, encode: bool, occupancy: u64) {
-        let Self { replica, encoder, hub, account, .. } = self;
+        let Self {
+            replica,
+            encoder,
+            hub,
+            account,
+            ..
+        } = self;
         {
             let mut sink = sink(encoder, hub, encode);
             if is_final {
@@ -199,8 +212,12 @@ impl Scanner {
             }
         }
         if encode {
-            let trailer =
-                ScanTrailer { occupancy, tracked: replica.len() as u64, account, is_final };
+            let trailer = ScanTrailer {
+                occupancy,
+                tracked: replica.len() as u64,
+                account,
+                is_final,
+            };
             encoder.finish(&trailer, &mut |batch| hub.publish(&batch));
         }
     }
@@ -218,11 +235,7 @@ impl Scanner {
     }
 }
 
-fn sink<'a>(
-    encoder: &'a mut BatchEncoder,
-    hub: &'a Hub,
-    encode: bool,
-) -> impl FnMut(&Record) + 'a {
+fn sink<'a>(encoder: &'a mut BatchEncoder, hub: &'a Hub, encode: bool) -> impl FnMut(&Record) + 'a {
     move |record| {
         if encode {
             encoder.push(record, &mut |batch| hub.publish(&batch));

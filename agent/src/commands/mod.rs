@@ -1,6 +1,7 @@
 //! The subcommands: arguments come in, what they say goes to stdout.
 
 pub mod audit;
+pub mod check;
 pub mod run;
 pub mod status;
 pub mod watch;

@@ -32,15 +32,30 @@ use crate::{
 pub struct Args {
     /// Interfaces by name, glob, or /regular expression/; repeatable [default: those that carry a
     /// default route].
-    #[arg(long, value_name = "PATTERN", env = "FLOW_AGENT_INTERFACE", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "PATTERN",
+        env = "FLOW_AGENT_INTERFACE",
+        value_delimiter = ','
+    )]
     pub interface: Vec<Pattern>,
 
     /// Interfaces to leave out, likewise.
-    #[arg(long, value_name = "PATTERN", env = "FLOW_AGENT_EXCLUDE_INTERFACE", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "PATTERN",
+        env = "FLOW_AGENT_EXCLUDE_INTERFACE",
+        value_delimiter = ','
+    )]
     pub exclude_interface: Vec<Pattern>,
 
     /// Where arriving packets are counted: tc sees what GRO made of them, xdp each frame.
-    #[arg(long, env = "FLOW_AGENT_INGRESS_HOOK", value_enum, default_value = "tc")]
+    #[arg(
+        long,
+        env = "FLOW_AGENT_INGRESS_HOOK",
+        value_enum,
+        default_value = "tc"
+    )]
     pub ingress_hook: IngressHook,
 
     /// How XDP is attached; native may reset a NIC.
@@ -76,12 +91,23 @@ pub struct Args {
     pub idle_timeout: Duration,
 
     /// Where consumers connect: unix:PATH (mode 0660) or a TCP address; repeatable.
-    #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_LISTEN", value_delimiter = ',',
-          default_value = "unix:/run/flow-agent/flow-agent.sock")]
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "FLOW_AGENT_LISTEN",
+        value_delimiter = ',',
+        default_value = "unix:/run/flow-agent/flow-agent.sock"
+    )]
     pub listen: Vec<ListenAddr>,
 
     /// Flows on stdout as well: a table for people, JSON Lines for programs.
-    #[arg(long, value_name = "FORMAT", env = "FLOW_AGENT_OUTPUT", value_enum, default_value = "none")]
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        env = "FLOW_AGENT_OUTPUT",
+        value_enum,
+        default_value = "none"
+    )]
     pub output: Output,
 
     /// Stop after this time, as in 10s or 2m.
@@ -89,7 +115,13 @@ pub struct Args {
     pub duration: Option<Duration>,
 
     /// What the kernel programs log about single packets; costs nothing while off.
-    #[arg(long, value_name = "LEVEL", env = "FLOW_AGENT_BPF_LOG_LEVEL", value_enum, default_value = "off")]
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        env = "FLOW_AGENT_BPF_LOG_LEVEL",
+        value_enum,
+        default_value = "off"
+    )]
     pub bpf_log_level: BpfLogLevel,
 }
 
@@ -114,10 +146,16 @@ pub enum BpfLogLevel {
 /// A flip alone waits for some milliseconds.
 const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(10);
 
+/// How often the programs' log is carried over, where it is on.
+const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
+
 fn interval(text: &str) -> Result<Duration, String> {
     let interval = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     if interval < MIN_SCAN_INTERVAL {
-        return Err(format!("at least {}", humantime::format_duration(MIN_SCAN_INTERVAL)));
+        return Err(format!(
+            "at least {}",
+            humantime::format_duration(MIN_SCAN_INTERVAL)
+        ));
     }
     Ok(interval)
 }
@@ -166,8 +204,10 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     let mut hooks = Vec::new();
     for hook in &attachments.hooks {
         let after_attach = links.counters(hook.ifindex)?;
-        let before_attach =
-            before.iter().find(|(ifindex, _)| *ifindex == hook.ifindex).map_or(after_attach, |b| b.1);
+        let before_attach = before
+            .iter()
+            .find(|(ifindex, _)| *ifindex == hook.ifindex)
+            .map_or(after_attach, |b| b.1);
         tracing::info!(
             interface = hook.interface,
             hook = status::hook_name(hook),
@@ -185,7 +225,11 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     }
     let interfaces: Arc<[wire::Interface]> = selected
         .iter()
-        .map(|link| wire::Interface { ifindex: link.ifindex, name: link.name.clone(), netns })
+        .map(|link| wire::Interface {
+            ifindex: link.ifindex,
+            name: link.name.clone(),
+            netns,
+        })
         .collect();
     let scanner = Scanner::new(ScannerParts {
         kernel,
@@ -242,9 +286,14 @@ async fn serve(
         },
     ));
 
-    let scanned =
-        scan_until(shutdown(args.duration)?, args.scan_interval, scanner, &settings, &status_sender)
-            .await;
+    let scanned = scan_until(
+        shutdown(args.duration)?,
+        args.scan_interval,
+        scanner,
+        &settings,
+        &status_sender,
+    )
+    .await;
     // The receiver is gone where the server ended early, with an error that is told below.
     let _ = stop_server.send(());
     let served = server.await.context("the server task")?;
@@ -274,7 +323,11 @@ async fn scan_until(
         };
         let started = Instant::now();
         scanner = tokio::task::spawn_blocking(move || -> Result<Scanner> {
-            if is_final { scanner.finish()? } else { scanner.scan()? }
+            if is_final {
+                scanner.finish()?
+            } else {
+                scanner.scan()?
+            }
             Ok(scanner)
         })
         .await
@@ -343,7 +396,10 @@ async fn print(mut subscription: crate::hub::Subscription, format: Format) -> Re
 /// Who this agent is: machine, boot and process.
 fn identity() -> Result<Identity> {
     let line = |path: &str| -> Result<String> {
-        Ok(std::fs::read_to_string(path).with_context(|| format!("read {path}"))?.trim().to_owned())
+        Ok(std::fs::read_to_string(path)
+            .with_context(|| format!("read {path}"))?
+            .trim()
+            .to_owned())
     };
     let hostname = line("/proc/sys/kernel/hostname")?;
     Ok(Identity {
@@ -357,13 +413,13 @@ fn identity() -> Result<Identity> {
 
 /// Carries what the programs log to our own log, for as long as the process runs.
 fn forward_logs(kernel: &mut Kernel) -> Result<()> {
-    let logger = aya_log::EbpfLogger::init(&mut kernel.ebpf).context("read the programs' log")?;
-    let mut logger = tokio::io::unix::AsyncFd::with_interest(logger, tokio::io::Interest::READABLE)
-        .context("wait for the programs' log")?;
+    let mut logger =
+        aya_log::EbpfLogger::init(&mut kernel.ebpf).context("read the programs' log")?;
     tokio::spawn(async move {
-        while let Ok(mut guard) = logger.readable_mut().await {
-            guard.get_inner_mut().flush();
-            guard.clear_ready();
+        let mut ticks = tokio::time::interval(LOG_FLUSH_INTERVAL);
+        loop {
+            ticks.tick().await;
+            logger.flush();
         }
     });
     Ok(())

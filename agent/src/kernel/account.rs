@@ -37,7 +37,11 @@ impl Accounts {
         let key = page * self.accounts_per_page + index;
         bpf::lookup(self.map.fd().as_fd(), key, &mut self.buffer).context("read the account")?;
         let mut sum = HookAccount::default();
-        for cpu in self.buffer.chunks_exact(size_of::<HookAccount>()).take(self.possible_cpus) {
+        for cpu in self
+            .buffer
+            .chunks_exact(size_of::<HookAccount>())
+            .take(self.possible_cpus)
+        {
             for (counter, pair) in sum.counters.iter_mut().zip(cpu.chunks_exact(16)) {
                 counter.packets += word(pair, 0);
                 counter.bytes += word(pair, 8);

@@ -19,6 +19,7 @@ use aya::{
         links::FdLink,
         tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle},
     },
+    util::KernelVersion,
 };
 
 use super::links::Link;
@@ -98,8 +99,12 @@ const LOCK_DIR: &str = "/run/flow-agent";
 impl Attachments {
     /// Attaches the hooks of every interface; where one fails, none stays.
     pub fn attach(ebpf: &mut Ebpf, links: &[Link], settings: AttachSettings) -> Result<Self> {
-        let mut attached =
-            Self { hooks: Vec::new(), links: Vec::new(), filters: Vec::new(), instance: None };
+        let mut attached = Self {
+            hooks: Vec::new(),
+            links: Vec::new(),
+            filters: Vec::new(),
+            instance: None,
+        };
         for (slot, link) in links.iter().enumerate() {
             let slot = slot as u32;
             if settings.direction != Direction::Egress {
@@ -114,7 +119,9 @@ impl Attachments {
             }
         }
         if attached.hooks.is_empty() {
-            bail!("nothing to attach: on lo only ingress is seen; choose --direction both or ingress");
+            bail!(
+                "nothing to attach: on lo only ingress is seen; choose --direction both or ingress"
+            );
         }
         Ok(attached)
     }
@@ -140,13 +147,23 @@ impl Attachments {
             .try_into()
             .context("a TC program")?;
         if program.fd().is_err() {
-            program.load().with_context(|| format!("load the program {name}"))?;
+            program
+                .load()
+                .with_context(|| format!("load the program {name}"))?;
         }
-        let attach_type = if is_egress { TcAttachType::Egress } else { TcAttachType::Ingress };
+        let attach_type = if is_egress {
+            TcAttachType::Egress
+        } else {
+            TcAttachType::Ingress
+        };
         let mut mode = Mode::Tcx;
         if how != TcAttach::Clsact {
             // First on ingress, last on egress: what others change or drop there is theirs.
-            let order = if is_egress { LinkOrder::last() } else { LinkOrder::first() };
+            let order = if is_egress {
+                LinkOrder::last()
+            } else {
+                LinkOrder::first()
+            };
             match program.attach_with_options(
                 &link.name,
                 attach_type,
@@ -154,12 +171,12 @@ impl Attachments {
             ) {
                 Ok(id) => {
                     let link = program.take_link(id).context("keep the TCX link")?;
-                    self.links.push(FdLink::try_from(link).context("a TCX link has a descriptor")?);
+                    self.links
+                        .push(FdLink::try_from(link).context("a TCX link has a descriptor")?);
                 }
                 Err(error) if how == TcAttach::Auto && is_einval(&error) => mode = Mode::Clsact,
                 Err(error) => {
-                    return Err(error)
-                        .with_context(|| format!("attach tc {way} to {}", link.name));
+                    return Err(error).with_context(|| format!("attach tc {way} to {}", link.name));
                 }
             }
         }
@@ -189,7 +206,8 @@ impl Attachments {
                     }),
                 )
                 .with_context(|| format!("attach tc {way} to {} by clsact", link.name))?;
-            self.filters.push(program.take_link(id).context("keep the clsact filter")?);
+            self.filters
+                .push(program.take_link(id).context("keep the clsact filter")?);
         }
         self.hooks.push(Hook {
             interface: link.name.clone(),
@@ -204,13 +222,14 @@ impl Attachments {
     fn xdp(&mut self, ebpf: &mut Ebpf, link: &Link, slot: u32, wanted: XdpMode) -> Result<()> {
         let link_type = link_type(link)?;
         let modes: &[(AyaXdpMode, Mode)] = match wanted {
-            XdpMode::Auto => {
-                &[(AyaXdpMode::Driver, Mode::XdpNative), (AyaXdpMode::Skb, Mode::XdpGeneric)]
-            }
+            XdpMode::Auto => &[
+                (AyaXdpMode::Driver, Mode::XdpNative),
+                (AyaXdpMode::Skb, Mode::XdpGeneric),
+            ],
             XdpMode::Native => &[(AyaXdpMode::Driver, Mode::XdpNative)],
             XdpMode::Generic => &[(AyaXdpMode::Skb, Mode::XdpGeneric)],
         };
-        let frags = aya::util::KernelVersion::at_least(5, 18, 0);
+        let frags = has_xdp_frags();
         let name = match (frags, link_type) {
             (false, LinkType::Ethernet) => "xdp_ingress",
             (false, LinkType::Ip) => "xdp_ingress_ip",
@@ -223,7 +242,9 @@ impl Attachments {
             .try_into()
             .context("an XDP program")?;
         if program.fd().is_err() {
-            program.load().with_context(|| format!("load the program {name}"))?;
+            program
+                .load()
+                .with_context(|| format!("load the program {name}"))?;
         }
         let mut last = anyhow!("no mode tried");
         for &(aya_mode, mode) in modes {
@@ -267,7 +288,10 @@ impl Drop for Attachments {
 
 fn link_type(link: &Link) -> Result<LinkType> {
     link.link_type().with_context(|| {
-        format!("{}: hardware type {} carries neither Ethernet nor bare IP", link.name, link.hardware_type)
+        format!(
+            "{}: hardware type {} carries neither Ethernet nor bare IP",
+            link.name, link.hardware_type
+        )
     })
 }
 
@@ -283,7 +307,9 @@ fn has_errno(error: &(dyn std::error::Error + 'static), errno: i32) -> bool {
     std::iter::successors(Some(error), |e| e.source())
         .filter_map(|e| e.downcast_ref::<std::io::Error>())
         .any(|e| e.raw_os_error() == Some(errno))
-        || error.to_string().contains(&std::io::Error::from_raw_os_error(errno).to_string())
+        || error
+            .to_string()
+            .contains(&std::io::Error::from_raw_os_error(errno).to_string())
 }
 
 /// This process's number among the agents of the host, held by a file lock: a number whose lock
@@ -305,7 +331,12 @@ impl Instance {
                 .open(&path)
                 .with_context(|| format!("open {}", path.display()))?;
             match file.try_lock() {
-                Ok(()) => return Ok(Self { number, _lock: file }),
+                Ok(()) => {
+                    return Ok(Self {
+                        number,
+                        _lock: file,
+                    });
+                }
                 Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(error)) => {
                     return Err(error).with_context(|| format!("lock {}", path.display()));
@@ -328,8 +359,16 @@ impl Instance {
         if let Ok(link) = stale {
             use aya::programs::Link as _;
             if link.detach().is_ok() {
-                tracing::info!(interface, "removed a filter that a killed agent left behind");
+                tracing::info!(
+                    interface,
+                    "removed a filter that a killed agent left behind"
+                );
             }
         }
     }
+}
+
+/// XDP frames of several buffers exist from kernel 5.18; before it, the flag is refused.
+fn has_xdp_frags() -> bool {
+    KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(5, 18, 0))
 }

@@ -38,9 +38,18 @@ fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<()> {
     // SAFETY: `attr` is one of the two structs above, whose pointers the callers below keep alive
     // for the call; the size tells the kernel how much of the union is there.
     let result = unsafe {
-        libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>())
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            std::ptr::from_mut(attr),
+            size_of::<T>(),
+        )
     };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// Stores `value` under `key`. `value` must have the map's value size.
@@ -80,7 +89,9 @@ pub fn take_batch<K, V>(
     assert_eq!(keys.len(), values.len(), "a key for each value");
     let mut next = 0_u32;
     let mut attr = BatchAttr {
-        in_batch: cursor.as_ref().map_or(0, |cursor| std::ptr::from_ref(cursor) as u64),
+        in_batch: cursor
+            .as_ref()
+            .map_or(0, |cursor| std::ptr::from_ref(cursor) as u64),
         out_batch: std::ptr::from_mut(&mut next) as u64,
         keys: keys.as_mut_ptr() as u64,
         values: values.as_mut_ptr() as u64,

@@ -54,13 +54,22 @@ impl Kernel {
         )?;
         let accounts = Accounts::new(take(&mut ebpf, "ACCOUNT")?, accounts_per_page)?;
         let interfaces = take(&mut ebpf, "INTERFACES")?;
-        Ok(Self { ebpf, pages, accounts, interfaces })
+        Ok(Self {
+            ebpf,
+            pages,
+            accounts,
+            interfaces,
+        })
     }
 
     /// Lets the programs count packets of `ifindex` under interface slot `slot`.
     pub fn register(&mut self, ifindex: u32, slot: u32) -> Result<()> {
-        bpf::update(self.interfaces.fd().as_fd(), ifindex, &(slot + 1).to_ne_bytes())
-            .with_context(|| format!("register interface index {ifindex}"))
+        bpf::update(
+            self.interfaces.fd().as_fd(),
+            ifindex,
+            &(slot + 1).to_ne_bytes(),
+        )
+        .with_context(|| format!("register interface index {ifindex}"))
     }
 
     pub fn kernel_memory_bytes(&self) -> u64 {
@@ -71,7 +80,9 @@ impl Kernel {
 }
 
 fn take(ebpf: &mut Ebpf, name: &str) -> Result<MapData> {
-    let map = ebpf.take_map(name).with_context(|| format!("the object has no map {name}"))?;
+    let map = ebpf
+        .take_map(name)
+        .with_context(|| format!("the object has no map {name}"))?;
     match map {
         Map::Array(data) | Map::ArrayOfMaps(data) | Map::PerCpuArray(data) => Ok(data),
         other => bail!("map {name} is of another kind: {other:?}"),

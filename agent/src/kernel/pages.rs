@@ -50,9 +50,10 @@ impl Pages {
             })
         };
         let inner = [create("flows_0")?, create("flows_1")?];
-        let variables_len_bytes =
-            variables.info().context("ask for the size of the programs' variables")?.value_size()
-                as usize;
+        let variables_len_bytes = variables
+            .info()
+            .context("ask for the size of the programs' variables")?
+            .value_size() as usize;
         let pages = Self {
             outer,
             inner,
@@ -71,7 +72,11 @@ impl Pages {
     /// Puts page `index` into its slot; returns after every program that runs now has finished.
     fn place(&self, index: u32) -> io::Result<()> {
         let inner = self.inner[index as usize].fd().as_fd();
-        bpf::update(self.outer.fd().as_fd(), index, &inner.as_raw_fd().to_ne_bytes())
+        bpf::update(
+            self.outer.fd().as_fd(),
+            index,
+            &inner.as_raw_fd().to_ne_bytes(),
+        )
     }
 
     /// Makes the other page the active one and waits for the grace period. Returns the number of
@@ -85,7 +90,8 @@ impl Pages {
         let mut variables = vec![0; self.variables_len_bytes];
         variables[..4].copy_from_slice(&self.active.to_ne_bytes());
         bpf::update(self.variables.fd().as_fd(), 0, &variables).context("store the page number")?;
-        self.place(idle).context("wait for the programs that still use the old page")?;
+        self.place(idle)
+            .context("wait for the programs that still use the old page")?;
         Ok(idle)
     }
 
@@ -130,6 +136,10 @@ impl Pages {
 
     /// Kernel memory of both pages, as the kernel charges it.
     pub fn kernel_memory_bytes(&self) -> u64 {
-        self.inner.iter().chain([&self.outer]).map(super::load::map_memory_bytes).sum()
+        self.inner
+            .iter()
+            .chain([&self.outer])
+            .map(super::load::map_memory_bytes)
+            .sum()
     }
 }

@@ -1,0 +1,266 @@
+//! `flow-agent check`: this kernel and user come in; what works, what is missing and what to do about
+//! it go out, a line each, as text or JSON Lines.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::status::{self, Format};
+use crate::{
+    interfaces::{self, Pattern},
+    kernel::links::{Link, LinkSocket},
+};
+
+mod bpf;
+mod process;
+mod system;
+mod xdp;
+
+/// Say what works here and what is missing, for this kernel and this user.
+///
+/// Exit status 0 where the agent can run with its defaults, 1 where it cannot.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Text for people, or JSON Lines.
+    #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
+    pub output: Format,
+
+    /// The interfaces that the agent is to watch: a name, a 'glob*' or a '/regex/'; repeatable
+    /// [default: those that carry a default route].
+    #[arg(
+        long = "interface",
+        value_name = "PATTERN",
+        env = "FLOW_AGENT_INTERFACE",
+        value_delimiter = ','
+    )]
+    pub interfaces: Vec<Pattern>,
+
+    /// The interfaces to leave out; repeatable.
+    #[arg(
+        long = "exclude-interface",
+        value_name = "PATTERN",
+        env = "FLOW_AGENT_EXCLUDE_INTERFACE",
+        value_delimiter = ','
+    )]
+    pub exclude_interfaces: Vec<Pattern>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Status {
+    Ok,
+    /// The agent runs, with a loss that the detail names.
+    Warn,
+    /// The agent cannot run with its defaults.
+    Missing,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "type", rename = "check")]
+struct Check {
+    name: String,
+    status: Status,
+    detail: String,
+    remedy: Option<String>,
+}
+
+impl Check {
+    fn ok(name: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            status: Status::Ok,
+            detail: detail.into(),
+            remedy: None,
+        }
+    }
+
+    fn warn(name: impl Into<String>, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self {
+            status: Status::Warn,
+            remedy: Some(remedy.into()),
+            ..Self::ok(name, detail)
+        }
+    }
+
+    fn missing(
+        name: impl Into<String>,
+        detail: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self {
+            status: Status::Missing,
+            ..Self::warn(name, detail, remedy)
+        }
+    }
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    let Args {
+        output,
+        interfaces,
+        exclude_interfaces,
+    } = args;
+    let checks = checks(&interfaces, &exclude_interfaces)?;
+    let text = match output {
+        Format::Text => text(&checks),
+        Format::Json => json_lines(&checks)?,
+    };
+    status::print(&text)?;
+    Ok(if missing(&checks) == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn checks(include: &[Pattern], exclude: &[Pattern]) -> Result<Vec<Check>> {
+    let release = system::Release::of_this_kernel()?;
+    let capabilities = process::Capabilities::of_this_process()?;
+    let mut checks = vec![
+        system::kernel(&release),
+        bpf::syscall(capabilities),
+        system::jit(),
+        system::btf(),
+    ];
+    checks.extend(process::capabilities(capabilities));
+    checks.push(process::memory_lock(&release)?);
+    checks.push(bpf::tcx());
+    checks.extend(interfaces(include, exclude));
+    Ok(checks)
+}
+
+/// One line for the selection as a whole where it fails, else two for each interface.
+fn interfaces(include: &[Pattern], exclude: &[Pattern]) -> Vec<Check> {
+    match select(include, exclude) {
+        Ok(selected) => {
+            let mut xdp = xdp::Features::open();
+            let lines = selected
+                .iter()
+                .flat_map(|link| [interface(link), xdp::mode(&mut xdp, link)]);
+            lines.collect()
+        }
+        Err(error) => vec![Check::missing(
+            "interfaces",
+            format!("{error:#}"),
+            "select interfaces with --interface and --exclude-interface",
+        )],
+    }
+}
+
+fn select(include: &[Pattern], exclude: &[Pattern]) -> Result<Vec<Link>> {
+    let mut socket = LinkSocket::open()?;
+    interfaces::select(
+        &socket.links()?,
+        include,
+        exclude,
+        &socket.default_route_ifindexes()?,
+    )
+}
+
+fn interface(link: &Link) -> Check {
+    let name = format!("interface {}", link.name);
+    let detail = format!("ifindex {}, MTU {}", link.ifindex, link.mtu_bytes);
+    if link.is_up {
+        Check::ok(name, format!("{detail}, up"))
+    } else {
+        let remedy = format!("ip link set {} up", link.name);
+        Check::warn(name, format!("{detail}, down: no packets pass"), remedy)
+    }
+}
+
+fn missing(checks: &[Check]) -> usize {
+    let missing = checks
+        .iter()
+        .filter(|check| check.status == Status::Missing);
+    missing.count()
+}
+
+fn text(checks: &[Check]) -> String {
+    let width = checks.iter().map(|check| check.name.len()).max();
+    let width = width.unwrap_or_default();
+    let mut lines: Vec<_> = checks.iter().map(|check| line(check, width)).collect();
+    lines.push(match missing(checks) {
+        0 => "the agent can run here".to_owned(),
+        1 => "the agent cannot run here with its defaults: 1 thing is missing".to_owned(),
+        count => {
+            format!("the agent cannot run here with its defaults: {count} things are missing")
+        }
+    });
+    lines.join("\n") + "\n"
+}
+
+fn line(check: &Check, name_width: usize) -> String {
+    let Check {
+        name,
+        status,
+        detail,
+        remedy,
+    } = check;
+    let status = match status {
+        Status::Ok => "ok",
+        Status::Warn => "warn",
+        Status::Missing => "missing",
+    };
+    let remedy = remedy
+        .as_ref()
+        .map_or_else(String::new, |remedy| format!("; {remedy}"));
+    format!("{status:<7}  {name:<name_width$}  {detail}{remedy}")
+}
+
+fn json_lines(checks: &[Check]) -> Result<String> {
+    let mut lines = String::new();
+    for check in checks {
+        lines += &serde_json::to_string(check)?;
+        lines.push('\n');
+    }
+    Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn some() -> Vec<Check> {
+        vec![
+            Check::ok("kernel", "5.10.0"),
+            Check::missing("CAP_BPF", "this process lacks it", "run as root"),
+        ]
+    }
+
+    #[test]
+    fn the_text_aligns_the_lines_and_ends_with_the_verdict() {
+        let expected = "\
+ok       kernel   5.10.0
+missing  CAP_BPF  this process lacks it; run as root
+the agent cannot run here with its defaults: 1 thing is missing
+";
+        assert_eq!(text(&some()), expected);
+    }
+
+    #[test]
+    fn a_json_line_has_its_type_and_a_remedy_or_null() {
+        let lines = json_lines(&some()).unwrap();
+        let first: serde_json::Value = serde_json::from_str(lines.lines().next().unwrap()).unwrap();
+        assert_eq!(
+            first,
+            serde_json::json!({
+                "type": "check", "name": "kernel", "status": "ok", "detail": "5.10.0",
+                "remedy": null,
+            })
+        );
+        assert_eq!(lines.lines().count(), 2);
+    }
+
+    #[test]
+    fn every_check_answers_whatever_the_privilege() {
+        let names: Vec<_> = checks(&["lo".parse().unwrap()], &[])
+            .unwrap()
+            .into_iter()
+            .map(|check| check.name)
+            .collect();
+        for name in ["kernel", "bpf", "CAP_BPF", "interface lo", "xdp lo"] {
+            assert!(names.iter().any(|known| known == name), "{name}: {names:?}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! This process's capabilities and limits come in; what they allow goes out as checks.
+
+use std::{fs, io, mem::MaybeUninit};
+
+use anyhow::{Context as _, Result};
+
+use super::{Check, system::Release};
+
+const STATUS: &str = "/proc/self/status";
+
+// linux/capability.h.
+const CAP_NET_ADMIN: u32 = 12;
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_PERFMON: u32 = 38;
+const CAP_BPF: u32 = 39;
+
+/// What two preallocated pages of the default size are charged, with room for the rest.
+const MEMORY_LOCK_NEEDED_BYTES: u64 = 256 * 1024 * 1024;
+
+/// The effective set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Capabilities(u64);
+
+impl Capabilities {
+    pub(super) fn of_this_process() -> Result<Self> {
+        let status = fs::read_to_string(STATUS).with_context(|| format!("read {STATUS}"))?;
+        Self::parse(&status).with_context(|| format!("find CapEff in {STATUS}"))
+    }
+
+    fn parse(status: &str) -> Option<Self> {
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("CapEff:"))?;
+        u64::from_str_radix(line.trim(), 16).ok().map(Self)
+    }
+
+    fn has(self, capability: u32) -> bool {
+        self.0 & (1 << capability) != 0
+    }
+
+    /// Since 5.8 `CAP_SYS_ADMIN` stands for `CAP_BPF` (`bpf_capable`) and `CAP_PERFMON`.
+    fn has_or_is_admin(self, capability: u32) -> bool {
+        self.has(capability) || self.has(CAP_SYS_ADMIN)
+    }
+
+    pub(super) fn may_load_programs(self) -> bool {
+        self.has_or_is_admin(CAP_BPF)
+    }
+}
+
+pub(super) fn capabilities(capabilities: Capabilities) -> [Check; 4] {
+    [
+        bpf(capabilities),
+        net_admin(capabilities),
+        perfmon(capabilities),
+        sys_admin(capabilities),
+    ]
+}
+
+fn bpf(capabilities: Capabilities) -> Check {
+    let name = "CAP_BPF";
+    if capabilities.may_load_programs() {
+        return Check::ok(name, granted(capabilities, CAP_BPF));
+    }
+    Check::missing(
+        name,
+        "this process may not create maps and load programs",
+        "run as root, or setcap cap_bpf,cap_net_admin,cap_perfmon+ep on the binary",
+    )
+}
+
+fn net_admin(capabilities: Capabilities) -> Check {
+    let name = "CAP_NET_ADMIN";
+    if capabilities.has(CAP_NET_ADMIN) {
+        return Check::ok(name, "held");
+    }
+    Check::missing(
+        name,
+        "this process may not attach programs to interfaces",
+        "run as root, or setcap cap_bpf,cap_net_admin,cap_perfmon+ep on the binary",
+    )
+}
+
+fn perfmon(capabilities: Capabilities) -> Check {
+    let name = "CAP_PERFMON";
+    if capabilities.has_or_is_admin(CAP_PERFMON) {
+        return Check::ok(name, granted(capabilities, CAP_PERFMON));
+    }
+    Check::warn(
+        name,
+        "the verifier adds Spectre masking, which costs time for each packet",
+        "grant CAP_PERFMON too",
+    )
+}
+
+/// The service does without on purpose.
+fn sys_admin(capabilities: Capabilities) -> Check {
+    let detail = if capabilities.has(CAP_SYS_ADMIN) {
+        "held, and not needed"
+    } else {
+        "not held, and not needed"
+    };
+    Check::ok("CAP_SYS_ADMIN", detail)
+}
+
+fn granted(capabilities: Capabilities, capability: u32) -> &'static str {
+    if capabilities.has(capability) {
+        "held"
+    } else {
+        "CAP_SYS_ADMIN stands for it"
+    }
+}
+
+/// From 5.11 map memory is charged to the cgroup and `RLIMIT_MEMLOCK` no longer counts
+/// (`bpf_map_charge_init` went).
+pub(super) fn memory_lock(release: &Release) -> Result<Check> {
+    let name = "memory lock";
+    if release.is_at_least(5, 11) {
+        return Ok(Check::ok(
+            name,
+            "map memory is charged to the cgroup, not to RLIMIT_MEMLOCK",
+        ));
+    }
+    let limit_bytes = memory_lock_limit_bytes().context("read RLIMIT_MEMLOCK")?;
+    if limit_bytes >= MEMORY_LOCK_NEEDED_BYTES {
+        return Ok(Check::ok(name, "RLIMIT_MEMLOCK is high enough"));
+    }
+    Ok(Check::missing(
+        name,
+        format!(
+            "RLIMIT_MEMLOCK is {} KiB, below the {} MiB of the default table",
+            limit_bytes / 1024,
+            MEMORY_LOCK_NEEDED_BYTES / (1024 * 1024)
+        ),
+        "ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit",
+    ))
+}
+
+/// The soft limit; `RLIM_INFINITY` is the highest value.
+fn memory_lock_limit_bytes() -> io::Result<u64> {
+    let mut limit = MaybeUninit::<libc::rlimit>::uninit();
+    // SAFETY: the kernel writes one `rlimit` to the pointer, which is valid for that.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, limit.as_mut_ptr()) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: getrlimit answered 0, so it wrote the whole struct.
+    let limit = unsafe { limit.assume_init() };
+    Ok(limit.rlim_cur)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::Status, *};
+
+    fn statuses(effective: &str) -> [Status; 4] {
+        let text = format!("Name:\tx\nCapEff:\t{effective}\nCapBnd:\t0\n");
+        capabilities(Capabilities::parse(&text).unwrap()).map(|check| check.status)
+    }
+
+    #[test]
+    fn the_service_runs_with_three_capabilities() {
+        let three = format!("{:016x}", 1_u64 << 39 | 1 << 38 | 1 << 12);
+        assert_eq!(statuses(&three), [Status::Ok; 4]);
+    }
+
+    #[test]
+    fn sys_admin_stands_for_all_but_net_admin() {
+        let admin = format!("{:016x}", 1_u64 << 21);
+        assert_eq!(
+            statuses(&admin),
+            [Status::Ok, Status::Missing, Status::Ok, Status::Ok]
+        );
+    }
+
+    #[test]
+    fn an_unprivileged_process_lacks_two_and_is_warned_of_one() {
+        assert_eq!(
+            statuses("0000000000000000"),
+            [Status::Missing, Status::Missing, Status::Warn, Status::Ok]
+        );
+    }
+}

@@ -1,0 +1,111 @@
+//! What the kernel tells everybody in /proc and /sys comes in; its release, JIT and BTF as checks go out.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result};
+
+use super::Check;
+
+/// The oldest kernel that the agent is made for.
+const FLOOR: (u32, u32) = (5, 10);
+
+const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
+const BTF: &str = "/sys/kernel/btf/vmlinux";
+
+/// A kernel release as in `6.1.0-13-amd64`.
+pub(super) struct Release {
+    text: String,
+    version: (u32, u32),
+}
+
+impl Release {
+    pub(super) fn of_this_kernel() -> Result<Self> {
+        let path = "/proc/sys/kernel/osrelease";
+        let text = fs::read_to_string(path).with_context(|| format!("read {path}"))?;
+        Self::parse(text.trim()).with_context(|| format!("understand {path}: {}", text.trim()))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut numbers = text
+            .split(|character: char| !character.is_ascii_digit())
+            .map(|number| number.parse().ok());
+        let version = (numbers.next()??, numbers.next()??);
+        let text = text.to_owned();
+        Some(Self { text, version })
+    }
+
+    pub(super) fn is_at_least(&self, major: u32, minor: u32) -> bool {
+        self.version >= (major, minor)
+    }
+}
+
+pub(super) fn kernel(release: &Release) -> Check {
+    let (major, minor) = FLOOR;
+    if release.is_at_least(major, minor) {
+        Check::ok("kernel", release.text.as_str())
+    } else {
+        Check::missing(
+            "kernel",
+            format!("{} is older than {major}.{minor}", release.text),
+            format!("use a kernel from {major}.{minor}"),
+        )
+    }
+}
+
+pub(super) fn jit() -> Check {
+    let name = "jit";
+    // The file is there only in the first network namespace.
+    match fs::read_to_string(JIT) {
+        Err(error) => Check::ok(
+            name,
+            format!("unknown ({JIT}: {error}); a kernel with CONFIG_BPF_JIT_ALWAYS_ON has it on"),
+        ),
+        Ok(value) if value.trim() == "0" => Check::warn(
+            name,
+            "off: programs are interpreted, several times slower",
+            "sysctl net.core.bpf_jit_enable=1",
+        ),
+        Ok(value) => Check::ok(name, format!("on (bpf_jit_enable={})", value.trim())),
+    }
+}
+
+pub(super) fn btf() -> Check {
+    if Path::new(BTF).exists() {
+        Check::ok("btf", BTF)
+    } else {
+        Check::warn(
+            "btf",
+            format!("{BTF} is absent; the TC and XDP programs do without"),
+            "a kernel with CONFIG_DEBUG_INFO_BTF=y has it",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_compare_by_number() {
+        for (text, status) in [
+            ("6.1.0-13-amd64", true),
+            ("5.10", true),
+            ("5.9.16", false),
+            ("4.19.0", false),
+            ("6-rc", false),
+        ] {
+            let release = Release::parse(text);
+            assert_eq!(
+                release.is_some_and(|release| release.is_at_least(5, 10)),
+                status,
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_old_kernel_is_missing() {
+        let release = Release::parse("5.9.16").unwrap();
+        assert_eq!(kernel(&release).status, super::super::Status::Missing);
+    }
+}

@@ -1,0 +1,329 @@
+//! A question about this network namespace comes in; its links, their counters and its default
+//! routes go out.
+//!
+//! Over `NETLINK_ROUTE`, which follows the calling thread's network namespace. `/sys/class/net` may
+//! show another namespace than the thread's, that of whoever mounted it.
+
+use std::{collections::BTreeSet, fs, os::linux::fs::MetadataExt as _};
+
+use agent_common::LinkType;
+use anyhow::{Context as _, Result};
+use netlink_sys::protocols::NETLINK_ROUTE;
+
+pub(crate) mod netlink;
+
+use netlink::{Message, NetlinkSocket, attributes, field};
+
+/// The index of `lo` in every network namespace (`LOOPBACK_IFINDEX`).
+pub const LOOPBACK_IFINDEX: u32 = 1;
+
+// linux/if_link.h, linux/rtnetlink.h.
+const IFINFOMSG_LEN_BYTES: usize = 16;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
+const IFLA_STATS64: u16 = 23;
+const RTMSG_LEN_BYTES: usize = 12;
+const RTA_OIF: u16 = 4;
+const RTA_MULTIPATH: u16 = 9;
+const RTNEXTHOP_LEN_BYTES: usize = 8;
+
+// linux/if_arp.h.
+const ARPHRD_ETHER: u16 = 1;
+const ARPHRD_PPP: u16 = 512;
+const ARPHRD_RAWIP: u16 = 519;
+const ARPHRD_TUNNEL: u16 = 768;
+const ARPHRD_TUNNEL6: u16 = 769;
+const ARPHRD_LOOPBACK: u16 = 772;
+const ARPHRD_SIT: u16 = 776;
+const ARPHRD_IPGRE: u16 = 778;
+const ARPHRD_IP6GRE: u16 = 823;
+const ARPHRD_NONE: u16 = 0xfffe;
+
+/// A network interface as the kernel describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    pub ifindex: u32,
+    pub name: String,
+    /// `ARPHRD_*` of `linux/if_arp.h`.
+    pub hardware_type: u16,
+    pub is_up: bool,
+    pub is_loopback: bool,
+    pub mtu_bytes: u32,
+    pub counters: Counters,
+}
+
+/// What the interface itself counted: `IFLA_STATS64`, `struct rtnl_link_stats64`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub rx_packets: u64,
+    pub rx_bytes: u64,
+    pub rx_dropped: u64,
+    pub rx_errors: u64,
+    pub tx_packets: u64,
+    pub tx_bytes: u64,
+    pub tx_dropped: u64,
+    pub tx_errors: u64,
+}
+
+impl Link {
+    /// What a frame of this link begins with; `None` where the agent cannot parse it.
+    pub fn link_type(&self) -> Option<LinkType> {
+        match self.hardware_type {
+            ARPHRD_ETHER | ARPHRD_LOOPBACK => Some(LinkType::Ethernet),
+            ARPHRD_NONE | ARPHRD_RAWIP | ARPHRD_TUNNEL | ARPHRD_TUNNEL6 | ARPHRD_SIT
+            | ARPHRD_IPGRE | ARPHRD_IP6GRE | ARPHRD_PPP => Some(LinkType::Ip),
+            _ => None,
+        }
+    }
+}
+
+/// Every link of this namespace, by ifindex.
+pub fn links() -> Result<Vec<Link>> {
+    LinkSocket::open()?.links()
+}
+
+/// The counters of one link. Whoever asks often keeps a [`LinkSocket`].
+pub fn link_counters(ifindex: u32) -> Result<Counters> {
+    LinkSocket::open()?.counters(ifindex)
+}
+
+/// The links that carry an IPv4 or IPv6 default route, in any table, without `lo`.
+pub fn default_route_ifindexes() -> Result<BTreeSet<u32>> {
+    LinkSocket::open()?.default_route_ifindexes()
+}
+
+/// The inode number of the calling thread's network namespace.
+pub fn netns_inode() -> Result<u32> {
+    let path = "/proc/thread-self/ns/net";
+    let metadata = fs::metadata(path).with_context(|| format!("read {path}"))?;
+    // Namespace inodes are allocated as 32 bits (ns_common.inum).
+    u32::try_from(metadata.st_ino()).context("a network namespace's inode exceeds 32 bits")
+}
+
+/// A socket to ask the links of the namespace in which it was opened.
+pub struct LinkSocket {
+    netlink: NetlinkSocket,
+}
+
+impl LinkSocket {
+    pub fn open() -> Result<Self> {
+        let netlink = NetlinkSocket::open(NETLINK_ROUTE).context("ask the kernel for links")?;
+        Ok(Self { netlink })
+    }
+
+    /// Every link, by ifindex.
+    pub fn links(&mut self) -> Result<Vec<Link>> {
+        let answers = self.netlink.dump(&link_request(0)).context("list links")?;
+        let links = answers
+            .iter()
+            .filter(|answer| answer.kind == libc::RTM_NEWLINK)
+            .map(|answer| link(&answer.body).context("read a link"));
+        let mut links: Vec<_> = links.collect::<Result<_>>()?;
+        links.sort_by_key(|link| link.ifindex);
+        Ok(links)
+    }
+
+    /// The counters of one link; fails with ENODEV where it is gone.
+    pub fn counters(&mut self, ifindex: u32) -> Result<Counters> {
+        let what = || format!("read the counters of ifindex {ifindex}");
+        let answer = self.netlink.get(link_request(ifindex)).with_context(what)?;
+        Ok(link(&answer.body).with_context(what)?.counters)
+    }
+
+    /// The links that carry an IPv4 or IPv6 default route, in any table, without `lo`.
+    pub fn default_route_ifindexes(&mut self) -> Result<BTreeSet<u32>> {
+        let mut ifindexes = BTreeSet::new();
+        for family in [libc::AF_INET as u8, libc::AF_INET6 as u8] {
+            let mut body = vec![0; RTMSG_LEN_BYTES];
+            body[0] = family;
+            let request = Message {
+                kind: libc::RTM_GETROUTE,
+                body,
+            };
+            let routes = self.netlink.dump(&request).context("list routes")?;
+            // A kernel without IPv6 answers with the routes of the families that it has.
+            for route in routes
+                .iter()
+                .filter(|route| route.kind == libc::RTM_NEWROUTE)
+            {
+                ifindexes.extend(default_route(&route.body).context("read a route")?);
+            }
+        }
+        ifindexes.remove(&LOOPBACK_IFINDEX);
+        Ok(ifindexes)
+    }
+}
+
+/// `struct ifinfomsg`; every link for index 0.
+fn link_request(ifindex: u32) -> Message {
+    let mut body = vec![0; IFINFOMSG_LEN_BYTES];
+    body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    Message {
+        kind: libc::RTM_GETLINK,
+        body,
+    }
+}
+
+/// `struct ifinfomsg` and its attributes.
+fn link(body: &[u8]) -> Result<Link> {
+    let flags = u32::from_ne_bytes(field(body, 8)?);
+    let mut link = Link {
+        ifindex: u32::from_ne_bytes(field(body, 4)?),
+        name: String::new(),
+        hardware_type: u16::from_ne_bytes(field(body, 2)?),
+        is_up: flags & libc::IFF_UP as u32 != 0,
+        is_loopback: flags & libc::IFF_LOOPBACK as u32 != 0,
+        mtu_bytes: 0,
+        counters: Counters::default(),
+    };
+    for (kind, value) in attributes(&body[IFINFOMSG_LEN_BYTES.min(body.len())..]) {
+        match kind {
+            IFLA_IFNAME => {
+                let name = value.split(|byte| *byte == 0).next().unwrap_or_default();
+                link.name = String::from_utf8_lossy(name).into_owned();
+            }
+            IFLA_MTU => link.mtu_bytes = u32::from_ne_bytes(field(value, 0)?),
+            IFLA_STATS64 => link.counters = counters(value)?,
+            _ => {}
+        }
+    }
+    Ok(link)
+}
+
+/// The head of `struct rtnl_link_stats64`, which later kernels lengthen.
+fn counters(stats: &[u8]) -> Result<Counters> {
+    let nth = |index: usize| field(stats, index * 8).map(u64::from_ne_bytes);
+    Ok(Counters {
+        rx_packets: nth(0)?,
+        tx_packets: nth(1)?,
+        rx_bytes: nth(2)?,
+        tx_bytes: nth(3)?,
+        rx_errors: nth(4)?,
+        tx_errors: nth(5)?,
+        rx_dropped: nth(6)?,
+        tx_dropped: nth(7)?,
+    })
+}
+
+/// The interfaces of a route, where it is a default route: `struct rtmsg` and its attributes.
+fn default_route(body: &[u8]) -> Result<Vec<u32>> {
+    let [_family, destination_prefix_len] = field(body, 0)?;
+    let [route_type] = field(body, 7)?;
+    let route_flags = u32::from_ne_bytes(field(body, 8)?);
+    let is_default = destination_prefix_len == 0
+        && route_type == libc::RTN_UNICAST
+        && route_flags & libc::RTM_F_CLONED == 0;
+    if !is_default {
+        return Ok(Vec::new());
+    }
+    let mut ifindexes = Vec::new();
+    for (kind, value) in attributes(&body[RTMSG_LEN_BYTES..]) {
+        match kind {
+            RTA_OIF => ifindexes.push(u32::from_ne_bytes(field(value, 0)?)),
+            RTA_MULTIPATH => ifindexes.extend(next_hops(value)?),
+            _ => {}
+        }
+    }
+    Ok(ifindexes)
+}
+
+/// The interfaces of a row of `struct rtnexthop`, each followed by attributes of its own.
+fn next_hops(mut bytes: &[u8]) -> Result<Vec<u32>> {
+    let mut ifindexes = Vec::new();
+    while bytes.len() >= RTNEXTHOP_LEN_BYTES {
+        let len = usize::from(u16::from_ne_bytes(field(bytes, 0)?));
+        ifindexes.push(u32::from_ne_bytes(field(bytes, 4)?));
+        let aligned_len = len.max(RTNEXTHOP_LEN_BYTES).next_multiple_of(4);
+        bytes = bytes.get(aligned_len..).unwrap_or_default();
+    }
+    Ok(ifindexes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let mut bytes = ((value.len() + 4) as u16).to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    fn route(prefix_len: u8, route_type: u8, attributes: &[Vec<u8>]) -> Vec<u8> {
+        let mut bytes = vec![0; RTMSG_LEN_BYTES];
+        bytes[1] = prefix_len;
+        bytes[7] = route_type;
+        bytes.extend(attributes.concat());
+        bytes
+    }
+
+    #[test]
+    fn loopback_is_among_the_links_of_this_namespace() {
+        let links = links().unwrap();
+        let lo = links.iter().find(|link| link.is_loopback).unwrap();
+        assert_eq!((lo.ifindex, lo.name.as_str()), (LOOPBACK_IFINDEX, "lo"));
+        assert_eq!(lo.link_type(), Some(LinkType::Ethernet));
+        assert!(lo.mtu_bytes > 0);
+        let counters = link_counters(lo.ifindex).unwrap();
+        assert!(counters.rx_packets >= lo.counters.rx_packets);
+    }
+
+    #[test]
+    fn a_socket_answers_again_after_an_unknown_link() {
+        let mut socket = LinkSocket::open().unwrap();
+        let error = socket.counters(0x7fff_fff0).unwrap_err();
+        let kernel = error.chain().find_map(|cause| cause.downcast_ref());
+        let kernel: &std::io::Error = kernel.unwrap();
+        assert_eq!(kernel.raw_os_error(), Some(libc::ENODEV));
+        assert!(socket.counters(LOOPBACK_IFINDEX).is_ok());
+    }
+
+    #[test]
+    fn default_routes_are_links_of_this_namespace() {
+        let ifindexes = default_route_ifindexes().unwrap();
+        let links = links().unwrap();
+        for ifindex in ifindexes {
+            assert!(links.iter().any(|link| link.ifindex == ifindex));
+        }
+    }
+
+    #[test]
+    fn every_next_hop_of_a_multipath_default_route_counts() {
+        let mut hops = Vec::new();
+        for ifindex in [7_u32, 9] {
+            let gateway = attribute(5, &[10, 0, 0, 1]);
+            hops.extend(((8 + gateway.len()) as u16).to_ne_bytes());
+            hops.extend([0, 0]);
+            hops.extend(ifindex.to_ne_bytes());
+            hops.extend(gateway);
+        }
+        let body = route(0, libc::RTN_UNICAST, &[attribute(RTA_MULTIPATH, &hops)]);
+        assert_eq!(default_route(&body).unwrap(), [7, 9]);
+    }
+
+    #[test]
+    fn a_prefix_and_an_unreachable_route_are_no_default_routes() {
+        let oif = [attribute(RTA_OIF, &3_u32.to_ne_bytes())];
+        assert_eq!(
+            default_route(&route(0, libc::RTN_UNICAST, &oif)).unwrap(),
+            [3]
+        );
+        for (prefix_len, route_type) in [(1, libc::RTN_UNICAST), (0, libc::RTN_UNREACHABLE)] {
+            let body = route(prefix_len, route_type, &oif);
+            assert!(default_route(&body).unwrap().is_empty());
+        }
+    }
+
+    #[test]
+    fn a_truncated_message_is_an_error() {
+        assert!(link(&[0; 8]).is_err());
+        assert!(default_route(&[0; 4]).is_err());
+    }
+
+    #[test]
+    fn the_namespace_has_an_inode() {
+        assert!(netns_inode().unwrap() > 0);
+    }
+}
