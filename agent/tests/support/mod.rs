@@ -1,0 +1,220 @@
+//! A real agent in a laboratory: settings come in, what it wrote to stdout comes out.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    process::{Command, ExitStatus},
+    thread,
+    time::{Duration, Instant},
+};
+
+use agent_common::Pair;
+use lab::{Counters, Host, Lab, Process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// `flow-agent run` on the agent's end of the wire.
+pub struct Agent {
+    process: Process,
+    directory: TempDir,
+}
+
+impl Agent {
+    /// Returns when both hooks are attached. A later setting wins over an earlier one.
+    pub fn start(lab: &Lab, settings: &[&str]) -> Self {
+        let directory = TempDir::new().unwrap();
+        let file = |name| File::create(directory.path().join(name)).unwrap();
+        let mut command = flow_agent(&lab.agent);
+        command
+            .args([
+                "run",
+                "--interface",
+                &lab.agent.interface,
+                "--output",
+                "json",
+            ])
+            .arg("--listen")
+            .arg(format!(
+                "unix:{}",
+                directory.path().join("x.sock").display()
+            ))
+            .args(settings)
+            .stdout(file("stdout"))
+            .stderr(file("stderr"));
+        if !settings.contains(&"--scan-interval") {
+            command.args(["--scan-interval", "100ms"]);
+        }
+        if !settings.contains(&"--max-flows") {
+            command.args(["--max-flows", "50000"]);
+        }
+        let mut agent = Self {
+            process: Process::spawn(&mut command).unwrap(),
+            directory,
+        };
+        wait_until("both hooks are attached", || {
+            let stderr = agent.stderr();
+            if let Some(status) = agent.process.exited().unwrap() {
+                panic!("the agent ended with {status}: {stderr}");
+            }
+            stderr.matches(" attached").count() == 2
+        });
+        agent
+    }
+
+    pub fn stderr(&self) -> String {
+        fs::read_to_string(self.directory.path().join("stderr")).unwrap()
+    }
+
+    pub fn kill(mut self) -> ExitStatus {
+        self.process.signal(libc::SIGKILL).unwrap();
+        self.process.wait(PATIENCE).unwrap()
+    }
+
+    /// Ends it with SIGTERM. Every account that it wrote has closed, and the last one is final.
+    pub fn stop(mut self) -> Report {
+        let status = self.process.terminate(PATIENCE).unwrap();
+        assert!(status.success(), "{status}: {}", self.stderr());
+        let stdout = fs::read_to_string(self.directory.path().join("stdout")).unwrap();
+        let lines: Vec<Value> = stdout
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let (accounts, others): (Vec<Value>, Vec<Value>) = lines
+            .into_iter()
+            .partition(|line| line["type"] == "account");
+        for account in &accounts {
+            assert_closes(account);
+        }
+        assert_eq!(accounts.last().expect("an account")["final"], true);
+        assert!(
+            others.iter().all(|line| line["type"] == "flow"),
+            "lost batches: {others:?}"
+        );
+        Report {
+            accounts,
+            flows: others,
+        }
+    }
+}
+
+/// The binary on a host, with a log that is plain text.
+pub fn flow_agent(host: &Host) -> Command {
+    let mut command = host.command(env!("CARGO_BIN_EXE_flow-agent"));
+    command.env("NO_COLOR", "1").env_remove("RUST_LOG");
+    command
+}
+
+/// Everything that an agent wrote.
+pub struct Report {
+    pub accounts: Vec<Value>,
+    pub flows: Vec<Value>,
+}
+
+/// Forward and reverse.
+pub type Both = [Pair; 2];
+
+impl Report {
+    pub fn last(&self) -> &Value {
+        self.accounts.last().expect("an account")
+    }
+
+    pub fn seen(&self) -> Pair {
+        pair(&self.last()["seen"])
+    }
+
+    /// The sum of each flow's records, by [`flow_name`].
+    pub fn sums(&self) -> BTreeMap<String, Both> {
+        let mut sums = BTreeMap::<String, Both>::new();
+        for line in &self.flows {
+            let number = |name: &str| line[name].as_u64().unwrap();
+            let [forward, reverse] = sums.entry(flow_name(line)).or_default();
+            *forward += Pair {
+                packets: number("packets"),
+                bytes: number("bytes"),
+            };
+            *reverse += Pair {
+                packets: number("reverse_packets"),
+                bytes: number("reverse_bytes"),
+            };
+        }
+        sums
+    }
+
+    /// Why the flow ended; it did so once.
+    pub fn end_reason(&self, name: &str) -> &str {
+        let reasons: Vec<&str> = self
+            .flows
+            .iter()
+            .filter(|line| flow_name(line) == name)
+            .filter_map(|line| line["end_reason"].as_str())
+            .collect();
+        let [reason] = reasons[..] else {
+            panic!("{name} ended {reasons:?}")
+        };
+        reason
+    }
+}
+
+/// `VLANS PROTOCOL SOURCE PORT > DESTINATION PORT`, the identifier of an echo instead of the ports.
+fn flow_name(line: &Value) -> String {
+    let text = |name: &str| line[name].as_str().unwrap();
+    let port = |name: &str| {
+        line[name]
+            .as_u64()
+            .or(line["icmp_identifier"].as_u64())
+            .unwrap_or_default()
+    };
+    name(
+        &line["vlan_ids"].to_string(),
+        line["protocol"].as_u64().unwrap(),
+        (text("src_addr"), port("src_port")),
+        (text("dst_addr"), port("dst_port")),
+    )
+}
+
+pub fn name(vlans: &str, protocol: u64, src: (&str, u64), dst: (&str, u64)) -> String {
+    format!(
+        "{vlans} {protocol} {} {} > {} {}",
+        src.0, src.1, dst.0, dst.1
+    )
+}
+
+pub fn pair(count: &Value) -> Pair {
+    let number = |name: &str| count[name].as_u64().unwrap();
+    Pair {
+        packets: number("packets"),
+        bytes: number("bytes"),
+    }
+}
+
+fn sum(counts: &Value) -> Pair {
+    counts.as_object().unwrap().values().map(pair).sum()
+}
+
+fn assert_closes(account: &Value) {
+    let placed = pair(&account["flows"])
+        + sum(&account["unparsed"])
+        + sum(&account["not_inserted"])
+        + pair(&account["filtered"]);
+    assert_eq!(pair(&account["seen"]), placed, "{account}");
+}
+
+/// Waits until the interface has counted as many packets since `before`.
+pub fn wait_for_packets(host: &Host, before: Counters, packets: u64) -> Counters {
+    let mut growth = Counters::default();
+    wait_until("the packets arrive", || {
+        growth = host.counters().unwrap() - before;
+        growth.rx_packets >= packets
+    });
+    growth
+}
+
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
