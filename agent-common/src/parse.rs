@@ -237,7 +237,7 @@ fn ipv6<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(), Rea
     let destination = (header.ne64::<24>(), header.ne64::<32>());
     let order = match u64::from_be(source.0).cmp(&u64::from_be(destination.0)) {
         core::cmp::Ordering::Equal => u64::from_be(source.1).cmp(&u64::from_be(destination.1)),
-        unequal => unequal,
+        unequal @ (core::cmp::Ordering::Less | core::cmp::Ordering::Greater) => unequal,
     };
     let (a, b) = if order.is_gt() {
         (destination, source)

@@ -83,7 +83,7 @@ fn header<F: Frame, const N: usize>(
 fn set_ports(packet: &mut Packet, transport: Transport, source: u16, destination: u16) {
     let order = match transport.order {
         Ordering::Equal => source.cmp(&destination),
-        unequal => unequal,
+        unequal @ (Ordering::Less | Ordering::Greater) => unequal,
     };
     let reversed = order.is_gt();
     let (a, b) = if reversed {
@@ -96,6 +96,8 @@ fn set_ports(packet: &mut Packet, transport: Transport, source: u16, destination
     packet.set_direction(L4Kind::Ports, transport.protocol, reversed);
 }
 
+const SYN_ACK: u8 = tcp_flags::SYN | tcp_flags::ACK;
+
 /// RFC 9293.
 #[inline(always)]
 fn tcp<F: Frame>(frame: &F, transport: Transport, packet: &mut Packet) -> Result<(), Reason> {
@@ -107,7 +109,6 @@ fn tcp<F: Frame>(frame: &F, transport: Transport, packet: &mut Packet) -> Result
     set_ports(packet, transport, header.be16::<0>(), header.be16::<2>());
     packet.segment_header_len_bytes = transport.offset_bytes + header_len;
     packet.tcp_flags = header.u8::<13>();
-    const SYN_ACK: u8 = tcp_flags::SYN | tcp_flags::ACK;
     if packet.tcp_flags & SYN_ACK == SYN_ACK {
         packet.initiator = 1 - packet.direction;
     }
@@ -154,7 +155,8 @@ fn icmp<F: Frame>(frame: &F, transport: Transport, packet: &mut Packet) -> Resul
     // Two hosts are told apart by address; a host that asks itself, by who answers.
     let reversed = match transport.order {
         Ordering::Equal => query.is_reply,
-        unequal => unequal.is_gt(),
+        Ordering::Less => false,
+        Ordering::Greater => true,
     };
     packet.key.port_a = u16::from(query.request_type) << 8 | u16::from(code);
     let kind = if query.has_identifier {

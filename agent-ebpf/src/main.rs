@@ -7,11 +7,14 @@
 
 #![no_std]
 #![no_main]
-#![expect(
-    internal_features,
-    reason = "atomic_xadd is the only atomic add that kernel 5.10 takes"
+#![cfg_attr(
+    target_arch = "bpf",
+    expect(
+        internal_features,
+        reason = "atomic_xadd is the only atomic add that kernel 5.10 takes"
+    )
 )]
-#![feature(core_intrinsics)]
+#![cfg_attr(target_arch = "bpf", feature(core_intrinsics))]
 
 mod account;
 mod hook;

@@ -151,7 +151,8 @@ impl Scanner {
         self.stats.high_water = self.stats.high_water.max(occupancy);
         self.stats.last_duration_ns = nanos(started);
         self.stats.cpu_ns +=
-            u64::try_from((clock::thread_cpu() - cpu_started).as_nanos()).unwrap_or(u64::MAX);
+            u64::try_from(clock::thread_cpu().saturating_sub(cpu_started).as_nanos())
+                .unwrap_or(u64::MAX);
         let missing = self.account.missing();
         if missing != Pair::default() {
             tracing::error!(?missing, "the account does not close: please report this");

@@ -187,6 +187,8 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         forward_logs(&mut kernel)?;
     }
 
+    // A signal from here on ends in a final scan.
+    let stop = shutdown(args.duration)?;
     let mut before = Vec::new();
     for link in &selected {
         before.push((link.ifindex, links.counters(link.ifindex)?));
@@ -244,7 +246,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         interfaces,
         hooks,
     });
-    serve(args, identity, hub, listeners, scanner).await?;
+    serve(args, identity, hub, listeners, scanner, stop).await?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -255,6 +257,7 @@ async fn serve(
     hub: Hub,
     listeners: Listeners,
     scanner: Scanner,
+    stop: impl Future<Output = ()>,
 ) -> Result<()> {
     let settings = StatusSettings {
         identity,
@@ -274,7 +277,7 @@ async fn serve(
         let subscription = hub.subscribe("stdout", "this process");
         tokio::spawn(print(subscription, format))
     });
-    let (stop_server, server_stopped) = oneshot::channel::<()>();
+    let (end_server, server_end) = oneshot::channel::<()>();
     let server = tokio::spawn(server::run(
         listeners,
         hub.clone(),
@@ -282,26 +285,19 @@ async fn serve(
         DEFAULT_DRAIN_TIMEOUT,
         async move {
             // An error means that the sender is gone, which is an end as well.
-            let _ = server_stopped.await;
+            let _ = server_end.await;
         },
     ));
 
-    let scanned = scan_until(
-        shutdown(args.duration)?,
-        args.scan_interval,
-        scanner,
-        &settings,
-        &status_sender,
-    )
-    .await;
+    let ended = scan_until(stop, args.scan_interval, scanner, &settings, &status_sender).await;
     // The receiver is gone where the server ended early, with an error that is told below.
-    let _ = stop_server.send(());
-    let served = server.await.context("the server task")?;
+    let _ = end_server.send(());
+    let outcome = server.await.context("the server task")?;
     if let Some(printer) = printer {
         printer.await.context("the printer task")??;
     }
-    scanned?;
-    served.context("serve gRPC consumers")
+    ended?;
+    outcome.context("serve gRPC consumers")
 }
 
 /// Scans at every interval until `shutdown`, then once more after detaching.
@@ -324,9 +320,9 @@ async fn scan_until(
         let started = Instant::now();
         scanner = tokio::task::spawn_blocking(move || -> Result<Scanner> {
             if is_final {
-                scanner.finish()?
+                scanner.finish()?;
             } else {
-                scanner.scan()?
+                scanner.scan()?;
             }
             Ok(scanner)
         })

@@ -11,22 +11,22 @@ use super::bpf;
 /// The account map with the last value of each account, since the kernel's counters only grow.
 pub struct Accounts {
     map: MapData,
-    accounts_per_page: u32,
+    per_page: u32,
     possible_cpus: usize,
     before: Vec<HookAccount>,
     buffer: Vec<u8>,
 }
 
 impl Accounts {
-    pub fn new(map: MapData, accounts_per_page: u32) -> Result<Self> {
+    pub fn new(map: MapData, per_page: u32) -> Result<Self> {
         let possible_cpus = aya::util::nr_cpus()
             .map_err(|(path, error)| error_at(path, &error))
             .context("count the possible CPUs")?;
         Ok(Self {
             map,
-            accounts_per_page,
+            per_page,
             possible_cpus,
-            before: vec![HookAccount::default(); 2 * accounts_per_page as usize],
+            before: vec![HookAccount::default(); 2 * per_page as usize],
             buffer: vec![0; possible_cpus * size_of::<HookAccount>()],
         })
     }
@@ -34,7 +34,7 @@ impl Accounts {
     /// What the hook at `index` (interface slot × 2 + direction) counted on `page` since the page
     /// was idle the last time. The page must be idle.
     pub fn take(&mut self, page: u32, index: u32) -> Result<HookAccount> {
-        let key = page * self.accounts_per_page + index;
+        let key = page * self.per_page + index;
         bpf::lookup(self.map.fd().as_fd(), key, &mut self.buffer).context("read the account")?;
         let mut sum = HookAccount::default();
         for cpu in self

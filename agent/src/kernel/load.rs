@@ -79,13 +79,17 @@ impl Kernel {
     }
 }
 
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "aya has a variant for every map type"
+)]
 fn take(ebpf: &mut Ebpf, name: &str) -> Result<MapData> {
     let map = ebpf
         .take_map(name)
         .with_context(|| format!("the object has no map {name}"))?;
     match map {
         Map::Array(data) | Map::ArrayOfMaps(data) | Map::PerCpuArray(data) => Ok(data),
-        other => bail!("map {name} is of another kind: {other:?}"),
+        _ => bail!("map {name} is of another kind"),
     }
 }
 
