@@ -1,5 +1,7 @@
 //! A real agent in a laboratory: settings come in, what it wrote to stdout comes out.
 
+#![allow(dead_code, reason = "each test file takes what it needs")]
+
 use std::{
     collections::BTreeMap,
     fs::{self, File},
@@ -15,26 +17,28 @@ use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// `flow-agent run` on the agent's end of the wire.
+pub const NATIVE_XDP: &[&str] = &["--ingress-hook", "xdp", "--xdp-mode", "native"];
+pub const GENERIC_XDP: &[&str] = &["--ingress-hook", "xdp", "--xdp-mode", "generic"];
+
+/// `flow-agent run` on an interface.
 pub struct Agent {
     process: Process,
     directory: TempDir,
 }
 
 impl Agent {
-    /// Returns when both hooks are attached. A later setting wins over an earlier one.
+    /// On the agent's end of the wire.
     pub fn start(lab: &Lab, settings: &[&str]) -> Self {
+        Self::start_on(&lab.agent, &lab.agent.interface, settings)
+    }
+
+    /// Returns when both hooks are attached. A later setting wins over an earlier one.
+    pub fn start_on(host: &Host, interface: &str, settings: &[&str]) -> Self {
         let directory = TempDir::new().unwrap();
         let file = |name| File::create(directory.path().join(name)).unwrap();
-        let mut command = flow_agent(&lab.agent);
+        let mut command = flow_agent(host);
         command
-            .args([
-                "run",
-                "--interface",
-                &lab.agent.interface,
-                "--output",
-                "json",
-            ])
+            .args(["run", "--interface", interface, "--output", "json"])
             .arg("--listen")
             .arg(format!(
                 "unix:{}",
@@ -186,6 +190,14 @@ pub fn pair(count: &Value) -> Pair {
     Pair {
         packets: number("packets"),
         bytes: number("bytes"),
+    }
+}
+
+/// So many copies of a frame.
+pub fn count(packets: u64, frame: &[u8]) -> Pair {
+    Pair {
+        packets,
+        bytes: packets * frame.len() as u64,
     }
 }
 

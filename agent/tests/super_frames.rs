@@ -1,0 +1,163 @@
+//! Super-frames (GSO, GRO) at the agent's end of the wire, single frames at the other: the agent
+//! counts what the other end counts.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy takes only functions marked as tests for tests"
+)]
+
+mod support;
+
+use std::thread;
+
+use agent_common::Pair;
+use lab::{
+    Counters, Frame, Lab,
+    privilege::is_root_or_skip,
+    traffic::{self, IpVersion},
+};
+use support::{Agent, Report, pair, wait_until};
+
+const ACK: u8 = 0x10;
+const ETHERNET_HEADER_LEN_BYTES: u64 = 14;
+/// What makes super-frames of a socket's data ahead of TC egress that are cut behind it, and of
+/// arriving frames ahead of TC ingress.
+const SOFTWARE_OFFLOADS: &[&str] = &["tx", "sg", "gso", "gro"];
+
+/// The frames on the wire, both ways, as the end without offloads counts them: what it sends to an
+/// end that polls (`gro`) it counts as that end does; see [`Counters`] for the header.
+fn on_the_wire(peer: Counters) -> Pair {
+    Pair {
+        packets: peer.rx_packets + peer.tx_packets,
+        bytes: peer.rx_bytes + peer.tx_bytes + ETHERNET_HEADER_LEN_BYTES * peer.tx_packets,
+    }
+}
+
+fn assert_equals_the_wire(report: &Report, wire: Pair) {
+    assert_eq!(report.seen(), wire);
+    let in_records: Pair = report.sums().into_values().flatten().sum();
+    assert_eq!(in_records, wire);
+    assert_eq!(beside(report, "inexact"), Pair::default());
+}
+
+fn beside(report: &Report, fact: &str) -> Pair {
+    report.last()["beside"]
+        .get(fact)
+        .map(pair)
+        .unwrap_or_default()
+}
+
+fn with_super_frames(lab: Lab) -> Lab {
+    lab.agent.set_offloads(SOFTWARE_OFFLOADS, true).unwrap();
+    // Else the veth hands super-frames of UDP over whole.
+    lab.agent
+        .set_offloads(&["tx-udp-segmentation"], false)
+        .unwrap();
+    lab
+}
+
+fn wait_for_silence(lab: &Lab) {
+    let mut counted = Counters::default();
+    wait_until("the last segments are through", || {
+        let earlier = counted;
+        counted = lab.peer.counters().unwrap();
+        counted == earlier
+    });
+}
+
+#[test]
+fn bulk_tcp_equals_the_frames_that_the_other_end_counts() {
+    const BYTES: u64 = 30_000_000;
+    if !is_root_or_skip("agent::bulk_tcp_equals_the_frames_that_the_other_end_counts") {
+        return;
+    }
+    for version in [IpVersion::V4, IpVersion::V6] {
+        for is_upload in [true, false] {
+            let lab = with_super_frames(Lab::addressed().unwrap());
+            let agent = Agent::start(&lab, &[]);
+            let before = lab.peer.counters().unwrap();
+            let (client, server) = if is_upload {
+                (&lab.agent, &lab.peer)
+            } else {
+                (&lab.peer, &lab.agent)
+            };
+            traffic::tcp(client, server, version, 5001, BYTES).unwrap();
+            wait_for_silence(&lab);
+            let wire = on_the_wire(lab.peer.counters().unwrap() - before);
+            let report = agent.stop();
+
+            assert!(wire.bytes > BYTES);
+            assert_equals_the_wire(&report, wire);
+            // Else the test has tested nothing: most of the bytes came in super-frames.
+            let (skbs, segments) = (
+                beside(&report, "super_frames"),
+                beside(&report, "super_frame_segments"),
+            );
+            assert!(segments.bytes > BYTES / 2, "{segments:?}");
+            assert!(segments.packets > 2 * skbs.packets, "{skbs:?} {segments:?}");
+        }
+    }
+}
+
+/// As from virtio and tap: `gso_segs` is 0, so the agent has to find out the number.
+#[test]
+fn super_frames_without_a_segment_count_equal_the_wire() {
+    if !is_root_or_skip("agent::super_frames_without_a_segment_count_equal_the_wire") {
+        return;
+    }
+    let lab = with_super_frames(Lab::quiet().unwrap());
+    let agent = Agent::start(&lab, &[]);
+    let before = lab.peer.counters().unwrap();
+    let socket = lab.agent.super_frame_socket().unwrap();
+    let bases: [Frame; 5] = [
+        lab.agent.frame_v4(&lab.peer),
+        lab.agent.frame_v6(&lab.peer),
+        lab.agent.frame_v4(&lab.peer).vlan(100),
+        lab.agent.frame_v6(&lab.peer).qinq(200, 300),
+        lab.agent.frame_v4(&lab.peer).ipv4_options(&[1; 8]),
+    ];
+    for (port, base) in (1..).zip(&bases) {
+        // One byte less than two segments, two whole ones, one byte more, and many.
+        for payload_len in [1999, 2000, 2001, 54_321] {
+            let payload = vec![0; payload_len];
+            let tcp = base.clone().tcp_options(&[1; 12]);
+            socket
+                .send(&tcp.tcp(port, 80, ACK, &payload).unwrap(), 1000)
+                .unwrap();
+            socket
+                .send(&base.udp(port, 53, &payload).unwrap(), 1000)
+                .unwrap();
+        }
+    }
+    wait_for_silence(&lab);
+    let wire = on_the_wire(lab.peer.counters().unwrap() - before);
+    let report = agent.stop();
+    assert_equals_the_wire(&report, wire);
+    assert_eq!(beside(&report, "super_frames").packets, 5 * 4 * 2);
+    assert_eq!(report.sums().len(), 5 * 2);
+}
+
+/// Each segment carries the tag that the kernel keeps beside the frame.
+#[test]
+fn merged_frames_with_a_tag_equal_the_wire() {
+    if !is_root_or_skip("agent::merged_frames_with_a_tag_equal_the_wire") {
+        return;
+    }
+    let lab = with_super_frames(Lab::quiet().unwrap());
+    let agent = Agent::start(&lab, &[]);
+    let before = lab.peer.counters().unwrap();
+    let socket = lab.peer.frame_socket().unwrap();
+    let frame = lab.peer.frame_v4(&lab.agent).vlan(100);
+    let frames: Vec<_> = (0..2000)
+        .map(|_| frame.tcp(1, 80, ACK, &[0; 1000]).unwrap())
+        .collect();
+    thread::scope(|scope| {
+        scope.spawn(|| socket.send_many(&frames).unwrap());
+    });
+    wait_for_silence(&lab);
+    let wire = on_the_wire(lab.peer.counters().unwrap() - before);
+    let report = agent.stop();
+    assert_eq!(wire.packets, 2000);
+    assert_equals_the_wire(&report, wire);
+    assert_eq!(beside(&report, "offloaded_tags").packets, 2000);
+}
