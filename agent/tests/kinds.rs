@@ -247,13 +247,13 @@ impl Hook {
     }
 }
 
-/// Sends by `send` past the agent's hook and gives its report, which agrees with the interface.
-fn report_of(hook: Hook, send: impl FnOnce(&Host, &Host) -> u64) -> Report {
+/// Lets `traffic` pass the agent's hook and gives its report, which agrees with the interface.
+fn report_of(hook: Hook, traffic: impl FnOnce(&Host, &Host) -> u64) -> Report {
     let lab = Lab::quiet().unwrap();
     let agent = Agent::start(&lab, hook.settings());
     let before = lab.agent.counters().unwrap();
     let (from, to) = hook.ends(&lab);
-    let sent = send(from, to);
+    let sent = traffic(from, to);
     let mut counted = Pair::default();
     wait_until("the frames are through", || {
         counted = hook.counted(lab.agent.counters().unwrap() - before);
