@@ -129,7 +129,7 @@ impl BatchEncoder {
             account: Some(Account::from_hook(trailer.account, trailer.is_final)),
             ..FlowBatch::default()
         };
-        self.open.body.extend_from_slice(&fields.encode_to_vec());
+        self.open.append_fields(&fields);
         sink(self.open.take(true));
         self.open.body.clear();
     }
@@ -158,7 +158,13 @@ impl OpenBatch {
             batch_index: index,
             ..FlowBatch::default()
         };
-        self.body.put_slice(&index.encode_to_vec());
+        self.append_fields(&index);
+    }
+
+    fn append_fields(&mut self, fields: &FlowBatch) {
+        fields
+            .encode(&mut self.body)
+            .expect("the buffer grows as it is written");
     }
 
     fn has_room(&self, message_len: usize) -> bool {
