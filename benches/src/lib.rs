@@ -1,1 +1,17 @@
-//! Criterion benches over the flow path; each is a file of its own under `benches/`.
+//! What the benches measure with: synthetic flows come in, costs go out.
+//!
+//! A [`profile`] is a set of flows, as entries that a scan drained and as [`frames`] for the parser.
+//! [`user_space`] does with the entries what the agent does after the drain, [`kernel_table`] holds
+//! them in the kernel before it. [`heap`] and [`resident`] count memory, [`stage`] puts a cost on a
+//! flow, [`sample`] runs one case once, and [`report`] turns the samples of several rounds into
+//! figures. Each criterion bench is a file of its own under `benches/`.
+
+pub mod frames;
+pub mod heap;
+pub mod kernel_table;
+pub mod profile;
+pub mod report;
+pub mod resident;
+pub mod sample;
+pub mod stage;
+pub mod user_space;

@@ -130,6 +130,11 @@ impl Pages {
         }
     }
 
+    /// The page that the programs fill.
+    pub fn active(&self) -> &MapData {
+        &self.inner[self.active as usize]
+    }
+
     pub fn capacity(&self) -> u32 {
         self.capacity
     }

@@ -1,0 +1,54 @@
+//! The kernel's table: filled, flipped, and drained by the agent's own code. Filling and the grace
+//! period are not part of the time.
+
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use benches::{
+    kernel_table::KernelTable,
+    profile::{KERNEL_PROFILES, Profile},
+    user_space::Source as _,
+};
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+
+fn bench(criterion: &mut Criterion) {
+    let mut table = match KernelTable::load() {
+        Ok(table) => table,
+        Err(error) => {
+            eprintln!("skipped: drain: {error:#}");
+            return;
+        }
+    };
+    let mut group = criterion.benchmark_group("drain");
+    for profile in KERNEL_PROFILES {
+        group.throughput(Throughput::Elements(u64::from(profile.flows)));
+        group.bench_function(profile.name, |bencher| {
+            bencher.iter_custom(|iterations| {
+                (0..iterations)
+                    .map(|_| drain(&mut table, profile).expect("a full page drains"))
+                    .sum()
+            });
+        });
+    }
+    group.finish();
+}
+
+fn drain(table: &mut KernelTable, profile: Profile) -> Result<Duration> {
+    table.fill(profile)?;
+    let page = table.flip()?;
+    let started = Instant::now();
+    page.drain(|key, counters| {
+        black_box((key, counters));
+    })?;
+    Ok(started.elapsed())
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().sample_size(10).without_plots();
+    targets = bench
+}
+criterion_main!(benches);

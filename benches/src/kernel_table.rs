@@ -1,0 +1,70 @@
+//! The kernel's flow table as the agent makes it: a profile's entries are put into the page that the
+//! programs would fill, and come out as a scan drains them.
+
+use std::os::fd::AsFd as _;
+
+use agent::kernel::load::{Kernel, LoadSettings};
+use agent_common::{FlowCounters, FlowKey};
+use anyhow::{Context as _, Result};
+use aya::maps::{HashMap, Map, MapData};
+
+use crate::{profile::Profile, user_space::Source};
+
+/// The agent's default for `--max-flows`.
+pub const CAPACITY: u32 = 500_000;
+
+/// The agent's maps with nothing attached.
+pub struct KernelTable {
+    kernel: Kernel,
+}
+
+impl KernelTable {
+    /// Fails where the process may not load BPF objects.
+    pub fn load() -> Result<Self> {
+        let kernel = Kernel::load(&LoadSettings {
+            max_flows: CAPACITY,
+            netns: 0,
+            max_ifindex: 1,
+            interfaces: 1,
+            log_level: 0,
+        })?;
+        Ok(Self { kernel })
+    }
+
+    /// Puts every flow of the profile into the active page.
+    pub fn fill(&mut self, profile: Profile) -> Result<()> {
+        let page = self.kernel.pages.active().fd().as_fd();
+        let page = page.try_clone_to_owned().context("duplicate a page's fd")?;
+        let map = Map::HashMap(MapData::from_fd(page)?);
+        let mut page: HashMap<_, FlowKey, FlowCounters> = map.try_into()?;
+        for number in 0..profile.flows {
+            let (key, counters) = Profile::entry(number);
+            page.insert(key, counters, 0)
+                .with_context(|| format!("put flow {number} into the table"))?;
+        }
+        Ok(())
+    }
+
+    /// Flips to the other page and waits for the programs, as a scan does.
+    pub fn flip(&mut self) -> Result<IdlePage<'_>> {
+        let index = self.kernel.pages.flip()?;
+        Ok(IdlePage { table: self, index })
+    }
+
+    /// Of both pages and the account, as the kernel charges it.
+    pub fn memory_bytes(&self) -> u64 {
+        self.kernel.kernel_memory_bytes()
+    }
+}
+
+/// The page that a flip left to user space.
+pub struct IdlePage<'a> {
+    table: &'a mut KernelTable,
+    index: u32,
+}
+
+impl Source for IdlePage<'_> {
+    fn drain(self, sink: impl FnMut(&FlowKey, &FlowCounters)) -> Result<u64> {
+        self.table.kernel.pages.drain(self.index, sink)
+    }
+}

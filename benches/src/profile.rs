@@ -1,0 +1,225 @@
+//! Flow profiles: a number of flows comes in, the entries that a scan would drain go out, the same
+//! ones at every run.
+
+use agent_common::{FlowCounters, FlowKey, L4Kind, flow::tcp_flags};
+
+/// One entry of a drained page.
+pub type Entry = (FlowKey, FlowCounters);
+
+/// A set of flows between one host and its peers, [`Profile::PORTS`] on each peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Profile {
+    pub name: &'static str,
+    pub flows: u32,
+}
+
+/// 50 peers on 8 ports: what probectl publishes its figures for.
+pub const PROBECTL: Profile = Profile {
+    name: "probectl",
+    flows: 400,
+};
+
+pub const PROFILES: [Profile; 5] = [
+    PROBECTL,
+    Profile {
+        name: "10k",
+        flows: 10_000,
+    },
+    Profile {
+        name: "100k",
+        flows: 100_000,
+    },
+    Profile {
+        name: "500k",
+        flows: 500_000,
+    },
+    Profile {
+        name: "1m",
+        flows: 1_000_000,
+    },
+];
+
+/// The fill levels of the kernel's table.
+pub const KERNEL_PROFILES: [Profile; 3] = [
+    Profile {
+        name: "1",
+        flows: 1,
+    },
+    PROFILES[1],
+    PROFILES[3],
+];
+
+pub const TCP: u8 = 6;
+pub const UDP: u8 = 17;
+
+const NETNS: u32 = 4_026_531_840;
+const IFINDEX: u32 = 2;
+/// Half of the peers have addresses below the host's, so that it is either endpoint of the key.
+const HOST_V4: [u8; 4] = [128, 0, 0, 1];
+const HOST_V6: u8 = 0x80;
+const FRAME_LENS_BYTES: [u64; 4] = [60, 118, 590, 1_514];
+
+/// `CLOCK_BOOTTIME` of the scan that drained the entries.
+pub const SCAN_BOOT_NS: u64 = 3_600_000_000_000;
+const WINDOW_NS: u64 = 10_000_000_000;
+
+/// Who talks to whom in one flow, the host first.
+#[derive(Clone, Copy, Debug)]
+pub struct Conversation {
+    pub ip_version: u8,
+    pub protocol: u8,
+    pub host: [u8; 16],
+    pub peer: [u8; 16],
+    pub host_port: u16,
+    pub peer_port: u16,
+}
+
+impl Profile {
+    pub const PORTS: [u16; 8] = [22, 53, 80, 123, 443, 853, 5432, 8080];
+
+    /// One peer in four speaks IPv6; DNS, NTP and HTTP/3 are UDP.
+    pub fn conversation(number: u32) -> Conversation {
+        let ports = Self::PORTS.len() as u32;
+        let (peer, port) = (number / ports, (number % ports) as usize);
+        let ip_version = if peer % 4 == 3 { 6 } else { 4 };
+        let mut conversation = Conversation {
+            ip_version,
+            protocol: if matches!(port, 1 | 3) || port == 4 && peer % 2 == 1 {
+                UDP
+            } else {
+                TCP
+            },
+            host: [0; 16],
+            peer: [0; 16],
+            host_port: 32_768 + (number % 28_232) as u16,
+            peer_port: Self::PORTS[port],
+        };
+        let side = if peer % 2 == 0 { 10 } else { 200 };
+        let [_, high, middle, low] = peer.to_be_bytes();
+        if ip_version == 4 {
+            conversation.host[..4].copy_from_slice(&HOST_V4);
+            conversation.peer[..4].copy_from_slice(&[side, high, middle, low]);
+        } else {
+            (conversation.host[0], conversation.host[15]) = (HOST_V6, 1);
+            conversation.peer[0] = if peer % 8 == 3 { 0x20 } else { 0xa0 };
+            conversation.peer[13..].copy_from_slice(&[high, middle, low]);
+        }
+        conversation
+    }
+
+    /// The entry of flow `number`: both directions or one, from few packets to many.
+    pub fn entry(number: u32) -> Entry {
+        let bits = mix(u64::from(number));
+        let packets = [1 + (bits & 0xff), (bits >> 8 & 0x3ff) * (bits >> 18 & 1)];
+        let lens = [bits >> 20 & 3, bits >> 22 & 3].map(|index| FRAME_LENS_BYTES[index as usize]);
+        let key = Self::conversation(number).key();
+        let seen_ns = [bits >> 24, bits >> 32].map(|age| SCAN_BOOT_NS - 1 - age % WINDOW_NS);
+        let mut counters = FlowCounters {
+            packets,
+            bytes: [packets[0] * lens[0], packets[1] * lens[1]],
+            first_seen_ns: seen_ns[0].min(seen_ns[1]),
+            last_seen_ns: seen_ns[0].max(seen_ns[1]),
+            first_direction: (bits >> 19 & 1) as u8,
+            dscp: if bits.is_multiple_of(16) { 46 } else { 0 },
+            ..FlowCounters::default()
+        };
+        if key.protocol == TCP {
+            for (flags, _) in counters
+                .tcp_flags
+                .iter_mut()
+                .zip(packets)
+                .filter(|(_, n)| *n != 0)
+            {
+                flags.store(tcp_flags::ACK);
+                flags.store(tcp_flags::ACK | tcp_flags::PSH);
+            }
+        }
+        (key, counters)
+    }
+
+    /// All entries in the order of one page. Each page hashes with a seed of its own
+    /// (`htab->hashrnd`), so the two pages' orders have nothing to do with each other.
+    pub fn page(self, page: u32) -> Vec<Entry> {
+        let mut order: Vec<u32> = (0..self.flows).collect();
+        order.sort_unstable_by_key(|&number| mix(u64::from(page) << 32 | u64::from(number)));
+        order.into_iter().map(Self::entry).collect()
+    }
+
+    pub fn pages(self) -> [Vec<Entry>; 2] {
+        [self.page(0), self.page(1)]
+    }
+}
+
+impl Conversation {
+    pub fn key(self) -> FlowKey {
+        let (host, peer) = ((self.host, self.host_port), (self.peer, self.peer_port));
+        let (a, b) = if host < peer {
+            (host, peer)
+        } else {
+            (peer, host)
+        };
+        FlowKey {
+            addr_a: a.0,
+            addr_b: b.0,
+            port_a: a.1,
+            port_b: b.1,
+            netns: NETNS,
+            ifindex: IFINDEX,
+            ip_version: self.ip_version,
+            protocol: self.protocol,
+            l4_kind: L4Kind::Ports as u8,
+            ..FlowKey::default()
+        }
+    }
+}
+
+/// The finalizer of splitmix64: neighbouring numbers become unlike.
+fn mix(number: u64) -> u64 {
+    let mut bits = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ bits >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_flow_of_a_profile_has_a_key_of_its_own() {
+        let keys: HashSet<FlowKey> = PROFILES[2]
+            .page(0)
+            .into_iter()
+            .map(|(key, _)| key)
+            .collect();
+        assert_eq!(keys.len(), PROFILES[2].flows as usize);
+    }
+
+    #[test]
+    fn both_pages_hold_the_same_flows_in_other_orders() {
+        let [first, second] = PROBECTL.pages();
+        assert_ne!(first, second);
+        let sorted = |mut page: Vec<Entry>| {
+            page.sort_unstable_by_key(|&(key, _)| key);
+            page
+        };
+        assert_eq!(sorted(first), sorted(second));
+    }
+
+    #[test]
+    fn the_flows_are_mixed() {
+        let entries = PROBECTL.page(0);
+        let share = |matches: fn(&Entry) -> bool| entries.iter().filter(|e| matches(e)).count();
+        for mixed in [
+            share(|(key, _)| key.ip_version == 6),
+            share(|(key, _)| key.protocol == UDP),
+            share(|(key, _)| key.addr_a[..4] == HOST_V4),
+            share(|(_, counters)| counters.packets[1] == 0),
+            share(|(_, counters)| counters.first_direction == 1),
+        ] {
+            assert!((40..360).contains(&mixed), "{mixed} of 400");
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! What the agent does with a drained page, in the order of `agent::scan`: entries come in, batches
+//! go out to a consumer.
+
+use std::{hint::black_box, mem, sync::Arc, time::Duration};
+
+use agent::{
+    batch::{Batch, BatchEncoder, Identity, ScanHeader, ScanTrailer},
+    record::Record,
+    replica::{Replica, ReplicaSettings, ScanClock},
+    wire::Interface,
+};
+use agent_common::{FlowCounters, FlowKey, HookAccount};
+use anyhow::Result;
+
+use crate::profile::{Entry, SCAN_BOOT_NS};
+
+/// The agent's default for `--max-tracked-flows`.
+const MAX_TRACKED_FLOWS: usize = 1_000_000;
+/// Half of what the agent fills a batch with.
+const SHORT_BATCH_LEN_BYTES: usize = 128 << 10;
+const CLOCK: ScanClock = ScanClock {
+    boot_ns: SCAN_BOOT_NS,
+    boot_to_unix_ns: 1_700_000_000_000_000_000,
+};
+
+/// The replica and the encoder as the agent makes them by default.
+pub struct UserSpace {
+    pub replica: Replica,
+    encoder: BatchEncoder,
+    account: HookAccount,
+    interfaces: Arc<[Interface]>,
+    consumer: Consumer,
+    scans: u64,
+}
+
+/// A consumer that is one batch behind, so that the encoder never gets its last buffer back.
+#[derive(Default)]
+struct Consumer {
+    last: Option<Batch>,
+    delivered: Delivered,
+}
+
+/// What a consumer got.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Delivered {
+    pub batches: u64,
+    /// Shorter than half a full batch, so that the encoder copies them out of its buffer.
+    pub short_batches: u64,
+    pub records: u64,
+    pub encoded_bytes: u64,
+}
+
+impl Consumer {
+    fn take(&mut self, batch: Batch) {
+        let delivered = &mut self.delivered;
+        delivered.batches += 1;
+        delivered.short_batches += u64::from(batch.body.len() < SHORT_BATCH_LEN_BYTES);
+        delivered.records += u64::from(batch.records);
+        delivered.encoded_bytes += batch.body.len() as u64;
+        self.last = Some(batch);
+    }
+}
+
+/// What a cycle drains: entries that lie ready, or a page of the kernel's table.
+pub trait Source {
+    fn drain(self, sink: impl FnMut(&FlowKey, &FlowCounters)) -> Result<u64>;
+}
+
+impl Source for &[Entry] {
+    fn drain(self, mut sink: impl FnMut(&FlowKey, &FlowCounters)) -> Result<u64> {
+        for (key, counters) in self {
+            sink(key, counters);
+        }
+        Ok(self.len() as u64)
+    }
+}
+
+impl Default for UserSpace {
+    fn default() -> Self {
+        let identity = Identity {
+            agent_id: "flow-bench".into(),
+            hostname: "host".into(),
+            boot_id: "8c5d1c2e-5c5e-4c57-9d52-2f6f2a4a1b9e".into(),
+            instance_id: "1f0e8a52-6a0b-4f3c-8d43-2f0d8b9a7c11".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+        };
+        Self {
+            replica: Replica::new(ReplicaSettings {
+                max_flows: MAX_TRACKED_FLOWS,
+                idle_timeout: Duration::from_secs(60),
+            }),
+            encoder: BatchEncoder::new(Arc::new(identity)),
+            account: HookAccount::default(),
+            interfaces: Arc::new([Interface {
+                ifindex: 2,
+                name: "eth0".into(),
+                netns: 4_026_531_840,
+            }]),
+            consumer: Consumer::default(),
+            scans: 0,
+        }
+    }
+}
+
+impl UserSpace {
+    /// Drained entries into the replica, and no further; with the end of the scan.
+    pub fn update(&mut self, entries: &[Entry]) {
+        self.replica.begin_scan(CLOCK);
+        for (key, counters) in entries {
+            self.replica.update(key, counters, &mut |record| {
+                black_box(record);
+            });
+        }
+        self.end_scan();
+    }
+
+    pub fn end_scan(&mut self) {
+        self.replica.end_scan(&mut |record| {
+            black_box(record);
+        });
+    }
+
+    /// The records of a scan of `entries`.
+    pub fn records(&mut self, entries: &[Entry]) -> Vec<Record> {
+        let mut records = Vec::with_capacity(entries.len());
+        self.replica.begin_scan(CLOCK);
+        for (key, counters) in entries {
+            self.replica
+                .update(key, counters, &mut |record| records.push(*record));
+        }
+        records
+    }
+
+    /// Records into batches, and no further.
+    pub fn encode(&mut self, records: &[Record]) {
+        self.begin();
+        let Self {
+            encoder, consumer, ..
+        } = self;
+        for record in records {
+            encoder.push(record, &mut |batch| consumer.take(batch));
+        }
+        self.finish(records.len() as u64);
+    }
+
+    /// Everything after the drain: update, encode, end of the scan. Returns how many entries the
+    /// source had.
+    pub fn cycle(&mut self, source: impl Source) -> Result<u64> {
+        self.replica.begin_scan(CLOCK);
+        self.begin();
+        let Self {
+            replica,
+            encoder,
+            consumer,
+            ..
+        } = self;
+        let mut sink = |record: &Record| encoder.push(record, &mut |batch| consumer.take(batch));
+        let occupancy = source.drain(|key, counters| replica.update(key, counters, &mut sink))?;
+        replica.end_scan(&mut sink);
+        self.finish(occupancy);
+        Ok(occupancy)
+    }
+
+    fn begin(&mut self) {
+        self.scans += 1;
+        self.encoder.begin(&ScanHeader {
+            scan_id: self.scans,
+            page_generation: self.scans,
+            window_start_unix_ns: 1,
+            window_end_unix_ns: 2,
+            capacity: 500_000,
+            refused_in_window: false,
+            interfaces: Arc::clone(&self.interfaces),
+        });
+    }
+
+    fn finish(&mut self, occupancy: u64) {
+        let trailer = ScanTrailer {
+            occupancy,
+            tracked: self.replica.len() as u64,
+            account: &self.account,
+            is_final: false,
+        };
+        self.encoder
+            .finish(&trailer, &mut |batch| self.consumer.take(batch));
+    }
+
+    /// What the consumer got since the last call.
+    pub fn take_delivered(&mut self) -> Delivered {
+        mem::take(&mut self.consumer.delivered)
+    }
+}

@@ -1,0 +1,111 @@
+//! Tripwires: what must not get lost without anybody noticing. The figures themselves come from
+//! `flow-bench`.
+
+use agent_common::Reason;
+use benches::{
+    heap::{CountingAllocator, heap},
+    kernel_table::KernelTable,
+    profile::{Entry, PROBECTL, PROFILES, Profile},
+    stage::Cost,
+    user_space::{Source as _, UserSpace},
+};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// A twentieth of what was measured on two virtual cores of an EPYC 9005.
+const FLOOR_FLOWS_PER_SECOND: f64 = if cfg!(debug_assertions) {
+    40_000.0
+} else {
+    600_000.0
+};
+
+/// The fields that every batch of a scan begins with, and the account beside its reasons.
+const ALLOCATIONS_PER_SCAN: u64 = 16;
+/// A name in the account.
+const ALLOCATIONS_PER_REASON: u64 = 1;
+/// A buffer and its reference count.
+const ALLOCATIONS_PER_BATCH: u64 = 2;
+/// A copy, while the buffer stays.
+const ALLOCATIONS_PER_SHORT_BATCH: u64 = 1;
+
+#[test]
+fn a_full_cycle_stays_above_its_floor() {
+    let pages = PROBECTL.pages();
+    let mut user_space = UserSpace::default();
+    let mut scans = |count: usize| {
+        for scan in 0..count {
+            user_space.cycle(&pages[scan % 2][..]).unwrap();
+        }
+        Ok(())
+    };
+    scans(10).unwrap();
+    let (cost, ()) = Cost::of(|| scans(100)).unwrap();
+    // CPU time, since a test shares its machine with other tests.
+    let rate = f64::from(PROBECTL.flows) * 100.0 / cost.cpu_ns * 1e9;
+    eprintln!("{rate:.0} flows/s");
+    assert!(
+        rate >= FLOOR_FLOWS_PER_SECOND,
+        "{rate:.0} flows/s are below {FLOOR_FLOWS_PER_SECOND}"
+    );
+}
+
+#[test]
+fn updates_of_known_flows_and_the_end_of_a_scan_allocate_nothing() {
+    for profile in [PROBECTL, PROFILES[1]] {
+        let pages = profile.pages();
+        let mut user_space = UserSpace::default();
+        user_space.update(&pages[0]);
+        let before = heap().allocations;
+        user_space.update(&pages[1]);
+        user_space.update(&pages[0]);
+        assert_eq!(heap().allocations - before, 0, "{}", profile.name);
+    }
+}
+
+#[test]
+fn a_scan_allocates_by_the_batch_and_never_by_the_flow() {
+    let reasons = Reason::UNPARSED.len() + Reason::NOT_INSERTED.len() + Reason::BESIDE.len();
+    for profile in [PROBECTL, PROFILES[1], PROFILES[2]] {
+        let pages = profile.pages();
+        let mut user_space = UserSpace::default();
+        for page in [0, 1, 0] {
+            user_space.cycle(&pages[page][..]).unwrap();
+        }
+        user_space.take_delivered();
+        let before = heap().allocations;
+        user_space.cycle(&pages[1][..]).unwrap();
+        let allocations = heap().allocations - before;
+        let delivered = user_space.take_delivered();
+        let (batches, short) = (delivered.batches, delivered.short_batches);
+        assert_eq!(
+            allocations,
+            ALLOCATIONS_PER_SCAN
+                + ALLOCATIONS_PER_REASON * reasons as u64
+                + ALLOCATIONS_PER_BATCH * (batches - short)
+                + ALLOCATIONS_PER_SHORT_BATCH * short,
+            "{}: {batches} batches, {short} of them short",
+            profile.name
+        );
+    }
+}
+
+#[test]
+fn the_kernels_table_drains_to_what_was_put_in() {
+    if !lab::privilege::is_root_or_skip("the_kernels_table_drains_to_what_was_put_in") {
+        return;
+    }
+    let mut table = KernelTable::load().unwrap();
+    for _ in 0..3 {
+        table.fill(PROBECTL).unwrap();
+        let mut drained = Vec::new();
+        let page = table.flip().unwrap();
+        page.drain(|&key, &counters| drained.push((key, counters)))
+            .unwrap();
+        let mut expected: Vec<Entry> = (0..PROBECTL.flows).map(Profile::entry).collect();
+        for entries in [&mut drained, &mut expected] {
+            entries.sort_unstable_by_key(|&(key, _)| key);
+        }
+        assert!(drained == expected);
+    }
+}
