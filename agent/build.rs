@@ -142,6 +142,9 @@ fn rust_flags(linker: &Path) -> Result<String> {
         format!("--cfg=bpf_target_arch=\"{arch}\""),
         format!("-Clinker={linker}"),
         "-Clink-arg=--btf".to_owned(),
+        // Else every memset is a call to a loop over bytes: LLVM's BPFTargetLowering allows no
+        // inline stores then.
+        "-Clink-arg=--disable-expand-memcpy-in-order".to_owned(),
         "-Cdebuginfo=2".to_owned(),
     ]
     .join("\x1f"))

@@ -148,6 +148,20 @@ impl Reason {
         Self::MalformedTcp,
     ];
 
+    /// Whether more bytes could have made a flow of it.
+    #[inline(always)]
+    pub fn is_truncated(self) -> bool {
+        matches!(
+            self,
+            Self::TruncatedEthernet
+                | Self::TruncatedVlan
+                | Self::TruncatedIpv4
+                | Self::TruncatedIpv6
+                | Self::TruncatedExtension
+                | Self::TruncatedTransport
+        )
+    }
+
     /// What the flow table did not take.
     pub const NOT_INSERTED: &'static [Self] = &[
         Self::TableFull,

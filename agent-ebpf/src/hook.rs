@@ -32,7 +32,7 @@ pub enum Direction {
     Egress = 1,
 }
 
-/// Counts an skb.
+/// Counts an skb. A header that ends with the linear part may go on in the pages.
 #[inline(always)]
 pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
     // SAFETY: the context pointer is valid for the program's run; the verifier checks the fields.
@@ -45,7 +45,7 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
 
     let mut packet = Packet::default();
     let mut parsed = parse(&linear, link_type, tag, &mut packet);
-    if parsed.is_err() && linear.data + (skb.len as usize) > linear.data_end {
+    if parsed.is_err_and(Reason::is_truncated) {
         packet = Packet::default();
         parsed = parse_paged(ctx, link_type, tag, &mut packet);
     }
@@ -88,7 +88,7 @@ pub fn xdp_frags(ctx: &XdpContext, link_type: LinkType) {
     let len_bytes = unsafe { bpf_xdp_get_buff_len(ctx.ctx) } as u32;
     let mut packet = Packet::default();
     let mut parsed = parse(&linear, link_type, None, &mut packet);
-    if parsed.is_err() && len_bytes as usize > linear.data_end - linear.data {
+    if parsed.is_err_and(Reason::is_truncated) {
         packet = Packet::default();
         parsed = parse(&Fragmented(ctx), link_type, None, &mut packet);
     }

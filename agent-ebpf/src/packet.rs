@@ -1,6 +1,11 @@
 //! Readers of packet memory, for the parser: bounds are checked once a header, fields are read
 //! where they lie.
 
+use core::{
+    ffi::{c_long, c_void},
+    mem::MaybeUninit,
+};
+
 use agent_common::{Frame, Header};
 use aya_ebpf::{
     helpers::{bpf_skb_load_bytes, bpf_xdp_load_bytes},
@@ -79,17 +84,11 @@ impl Frame for Paged<'_> {
 
     #[inline(always)]
     fn header<const N: usize>(&self, offset_bytes: u32) -> Option<[u8; N]> {
-        let mut bytes = [0; N];
-        // SAFETY: `bytes` has N bytes, and the helper checks the offset against `skb->len`.
-        let result = unsafe {
-            bpf_skb_load_bytes(
-                self.0.skb.skb.cast(),
-                offset_bytes,
-                bytes.as_mut_ptr().cast(),
-                N as u32,
-            )
-        };
-        (result == 0).then_some(bytes)
+        loaded(|bytes, len_bytes| {
+            // SAFETY: the helper checks the offset against `skb->len`, and writes as many bytes as
+            // there are at `bytes`.
+            unsafe { bpf_skb_load_bytes(self.0.skb.skb.cast(), offset_bytes, bytes, len_bytes) }
+        })
     }
 }
 
@@ -101,16 +100,21 @@ impl Frame for Fragmented<'_> {
 
     #[inline(always)]
     fn header<const N: usize>(&self, offset_bytes: u32) -> Option<[u8; N]> {
-        let mut bytes = [0; N];
-        // SAFETY: as for `Paged`; the helper checks against the length of all buffers.
-        let result = unsafe {
-            bpf_xdp_load_bytes(
-                self.0.ctx,
-                offset_bytes,
-                bytes.as_mut_ptr().cast(),
-                N as u32,
-            )
-        };
-        (result == 0).then_some(bytes)
+        loaded(|bytes, len_bytes| {
+            // SAFETY: the helper checks the offset against the length of all buffers, and writes as
+            // many bytes as there are at `bytes`.
+            unsafe { bpf_xdp_load_bytes(self.0.ctx, offset_bytes, bytes, len_bytes) }
+        })
     }
+}
+
+/// What `load` writes; nothing is zeroed before.
+#[inline(always)]
+fn loaded<const N: usize>(load: impl FnOnce(*mut c_void, u32) -> c_long) -> Option<[u8; N]> {
+    let mut bytes = MaybeUninit::<[u8; N]>::uninit();
+    if load(bytes.as_mut_ptr().cast(), N as u32) != 0 {
+        return None;
+    }
+    // SAFETY: both helpers return 0 after they have written all of the N bytes.
+    Some(unsafe { bytes.assume_init() })
 }
