@@ -1,6 +1,6 @@
 //! The command line: arguments come in, one subcommand runs, the chain of an error goes to stderr.
 
-use std::process::ExitCode;
+use std::{io::IsTerminal as _, process::ExitCode};
 
 use agent::commands;
 use clap::{Parser, Subcommand};
@@ -33,6 +33,7 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_writer(std::io::stderr)
         .init();
     match execute(cli.command) {

@@ -2,27 +2,32 @@
 //! whose end detaches everything.
 //!
 //! TCX and XDP attachments are BPF links: the kernel removes them with the process, whatever ends
-//! it. Filters on a clsact qdisc stay after a SIGKILL, so they carry our name and a handle of this
-//! instance, and the next start removes those whose instance is gone.
+//! it. Filters on clsact stay after a SIGKILL; the next start removes them.
 
 use std::{
-    fs::{self, File, TryLockError},
-    path::Path,
+    io,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
 use agent_common::LinkType;
 use anyhow::{Context as _, Result, anyhow, bail};
 use aya::{
     Ebpf,
-    programs::{
-        LinkOrder, SchedClassifier, TcAttachType, Xdp, XdpMode as AyaXdpMode,
-        links::FdLink,
-        tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle},
-    },
+    programs::{ProgramFd, SchedClassifier, Xdp},
     util::KernelVersion,
 };
 
-use super::links::Link;
+use super::{
+    bpf::{LinkPlace, create_link},
+    links::Link,
+};
+
+mod clsact;
+mod filter;
+mod instance;
+
+use clsact::Clsact;
+use filter::Side;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum IngressHook {
@@ -81,41 +86,38 @@ pub struct Hook {
     pub mode: Mode,
 }
 
-/// What is attached; dropping it detaches.
+/// What is attached; dropping it detaches: links as their descriptors close, filters by netlink.
 pub struct Attachments {
     pub hooks: Vec<Hook>,
-    links: Vec<FdLink>,
-    filters: Vec<SchedClassifierLink>,
-    instance: Option<Instance>,
+    links: Vec<OwnedFd>,
+    clsact: Option<Clsact>,
 }
 
-/// A priority that leaves room on both sides (the kernel's own choice starts at 49152).
-const CLSACT_PRIORITY: u16 = 0xc0de;
-/// The upper half of every handle of ours.
-const HANDLE_MAJOR: u16 = 0xf10a;
-const MAX_INSTANCES: u16 = 64;
-const LOCK_DIR: &str = "/run/flow-agent";
-
 impl Attachments {
-    /// Attaches the hooks of every interface; where one fails, none stays.
+    /// Attaches the hooks of every interface; where one fails, none stays. First it removes what
+    /// killed agents left behind.
     pub fn attach(ebpf: &mut Ebpf, links: &[Link], settings: AttachSettings) -> Result<Self> {
         let mut attached = Self {
             hooks: Vec::new(),
             links: Vec::new(),
-            filters: Vec::new(),
-            instance: None,
+            clsact: None,
         };
+        if let Err(error) = clsact::remove_stale() {
+            tracing::warn!("cannot look for filters of killed agents: {error:#}");
+        }
         for (slot, link) in links.iter().enumerate() {
             let slot = slot as u32;
             if settings.direction != Direction::Egress {
                 match settings.ingress_hook {
-                    IngressHook::Tc => attached.tc(ebpf, link, slot, false, settings.tc_attach)?,
+                    IngressHook::Tc => {
+                        attached.tc(ebpf, link, slot, Side::Ingress, settings.tc_attach)?;
+                    }
                     IngressHook::Xdp => attached.xdp(ebpf, link, slot, settings.xdp_mode)?,
                 }
             }
             // What a host sends to itself arrives on lo as well: one hook counts it once.
             if settings.direction != Direction::Ingress && !link.is_loopback {
-                attached.tc(ebpf, link, slot, true, settings.tc_attach)?;
+                attached.tc(ebpf, link, slot, Side::Egress, settings.tc_attach)?;
             }
         }
         if attached.hooks.is_empty() {
@@ -131,159 +133,146 @@ impl Attachments {
         ebpf: &mut Ebpf,
         link: &Link,
         slot: u32,
-        is_egress: bool,
+        side: Side,
         how: TcAttach,
     ) -> Result<()> {
-        let name = match (is_egress, link_type(link)?) {
-            (false, LinkType::Ethernet) => "tc_ingress",
-            (false, LinkType::Ip) => "tc_ingress_ip",
-            (true, LinkType::Ethernet) => "tc_egress",
-            (true, LinkType::Ip) => "tc_egress_ip",
+        let (name, way, place) = match (side, link_type(link)?) {
+            (Side::Ingress, LinkType::Ethernet) => ("tc_ingress", "ingress", INGRESS),
+            (Side::Ingress, LinkType::Ip) => ("tc_ingress_ip", "ingress", INGRESS),
+            (Side::Egress, LinkType::Ethernet) => ("tc_egress", "egress", EGRESS),
+            (Side::Egress, LinkType::Ip) => ("tc_egress_ip", "egress", EGRESS),
         };
-        let way = if is_egress { "egress" } else { "ingress" };
-        let program: &mut SchedClassifier = ebpf
-            .program_mut(name)
-            .with_context(|| format!("the object has no program {name}"))?
-            .try_into()
-            .context("a TC program")?;
-        if program.fd().is_err() {
-            program
-                .load()
-                .with_context(|| format!("load the program {name}"))?;
-        }
-        let attach_type = if is_egress {
-            TcAttachType::Egress
+        let program = tc_program(ebpf, name)?.as_fd();
+        let what = || format!("attach tc {way} to {}", link.name);
+        let tcx = match how {
+            TcAttach::Clsact => None,
+            TcAttach::Auto | TcAttach::Tcx => match create_link(program, link.ifindex, place) {
+                Ok(tcx) => Some(tcx),
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                    if how == TcAttach::Tcx {
+                        return Err(error)
+                            .context("the kernel refuses TCX (it has it from 6.6): choose --tc-attach clsact")
+                            .with_context(what);
+                    }
+                    None
+                }
+                Err(error) => return Err(error).with_context(what),
+            },
+        };
+        let mode = if let Some(tcx) = tcx {
+            self.links.push(tcx);
+            Mode::Tcx
         } else {
-            TcAttachType::Ingress
+            self.clsact(link, side, program, name).with_context(what)?;
+            Mode::Clsact
         };
-        let mut mode = Mode::Tcx;
-        if how != TcAttach::Clsact {
-            // First on ingress, last on egress: what others change or drop there is theirs.
-            let order = if is_egress {
-                LinkOrder::last()
-            } else {
-                LinkOrder::first()
-            };
-            match program.attach_with_options(
-                &link.name,
-                attach_type,
-                TcAttachOptions::TcxOrder(order),
-            ) {
-                Ok(id) => {
-                    let link = program.take_link(id).context("keep the TCX link")?;
-                    self.links
-                        .push(FdLink::try_from(link).context("a TCX link has a descriptor")?);
-                }
-                Err(error) if how == TcAttach::Auto && is_einval(&error) => mode = Mode::Clsact,
-                Err(error) => {
-                    return Err(error).with_context(|| format!("attach tc {way} to {}", link.name));
-                }
-            }
-        }
-        if mode == Mode::Clsact || how == TcAttach::Clsact {
-            mode = Mode::Clsact;
-            if self.instance.is_none() {
-                self.instance = Some(Instance::lock()?);
-            }
-            let instance = self.instance.as_ref().expect("set above");
-            match tc::qdisc_add_clsact(&link.name) {
-                Ok(()) => {}
-                Err(error) if is_exist(&error) => {}
-                Err(error) => {
-                    return Err(error)
-                        .with_context(|| format!("add the clsact qdisc to {}", link.name));
-                }
-            }
-            instance.remove_stale(&link.name, attach_type);
-            let id = program
-                .attach_with_options(
-                    &link.name,
-                    attach_type,
-                    TcAttachOptions::Netlink(NlOptions {
-                        priority: CLSACT_PRIORITY,
-                        handle: TcHandle::new(HANDLE_MAJOR, instance.number),
-                        ..NlOptions::default()
-                    }),
-                )
-                .with_context(|| format!("attach tc {way} to {} by clsact", link.name))?;
-            self.filters
-                .push(program.take_link(id).context("keep the clsact filter")?);
-        }
         self.hooks.push(Hook {
             interface: link.name.clone(),
             ifindex: link.ifindex,
-            account_index: slot * 2 + u32::from(is_egress),
-            is_egress,
+            account_index: slot * 2 + u32::from(side == Side::Egress),
+            is_egress: side == Side::Egress,
             mode,
         });
         Ok(())
     }
 
-    fn xdp(&mut self, ebpf: &mut Ebpf, link: &Link, slot: u32, wanted: XdpMode) -> Result<()> {
-        let link_type = link_type(link)?;
-        let modes: &[(AyaXdpMode, Mode)] = match wanted {
-            XdpMode::Auto => &[
-                (AyaXdpMode::Driver, Mode::XdpNative),
-                (AyaXdpMode::Skb, Mode::XdpGeneric),
-            ],
-            XdpMode::Native => &[(AyaXdpMode::Driver, Mode::XdpNative)],
-            XdpMode::Generic => &[(AyaXdpMode::Skb, Mode::XdpGeneric)],
+    fn clsact(
+        &mut self,
+        link: &Link,
+        side: Side,
+        program: BorrowedFd<'_>,
+        program_name: &str,
+    ) -> Result<()> {
+        let clsact = match &mut self.clsact {
+            Some(clsact) => clsact,
+            None => self.clsact.insert(Clsact::open()?),
         };
-        let frags = has_xdp_frags();
-        let name = match (frags, link_type) {
+        clsact.attach(link, side, program, program_name)
+    }
+
+    fn xdp(&mut self, ebpf: &mut Ebpf, link: &Link, slot: u32, wanted: XdpMode) -> Result<()> {
+        let name = match (has_xdp_frags(), link_type(link)?) {
             (false, LinkType::Ethernet) => "xdp_ingress",
             (false, LinkType::Ip) => "xdp_ingress_ip",
             (true, LinkType::Ethernet) => "xdp_frags",
             (true, LinkType::Ip) => "xdp_frags_ip",
         };
-        let program: &mut Xdp = ebpf
-            .program_mut(name)
-            .with_context(|| format!("the object has no program {name}"))?
-            .try_into()
-            .context("an XDP program")?;
-        if program.fd().is_err() {
-            program
-                .load()
-                .with_context(|| format!("load the program {name}"))?;
-        }
-        let mut last = anyhow!("no mode tried");
-        for &(aya_mode, mode) in modes {
-            match program.attach_to_if_index(link.ifindex, aya_mode) {
-                Ok(id) => {
-                    let xdp_link = program.take_link(id).context("keep the XDP link")?;
-                    // aya falls back to a netlink attachment, which would outlive a SIGKILL.
-                    let fd_link = FdLink::try_from(xdp_link)
-                        .map_err(|_| anyhow!("the kernel gave no BPF link for XDP"))?;
-                    self.links.push(fd_link);
-                    self.hooks.push(Hook {
-                        interface: link.name.clone(),
-                        ifindex: link.ifindex,
-                        account_index: slot * 2,
-                        is_egress: false,
-                        mode,
-                    });
-                    return Ok(());
-                }
-                Err(error) => last = anyhow!(error),
-            }
-        }
-        Err(last).with_context(|| {
-            format!(
-                "attach XDP to {} (another XDP program there, or a driver that cannot? try \
-                 --xdp-mode generic or --ingress-hook tc)",
-                link.name
-            )
-        })
+        let program = xdp_program(ebpf, name)?.as_fd();
+        let native = || create_link(program, link.ifindex, LinkPlace::XdpNative);
+        let generic = || create_link(program, link.ifindex, LinkPlace::XdpGeneric);
+        let attached = match wanted {
+            XdpMode::Native => native().map(|xdp| (xdp, Mode::XdpNative)),
+            XdpMode::Generic => generic().map(|xdp| (xdp, Mode::XdpGeneric)),
+            XdpMode::Auto => match native() {
+                Ok(xdp) => Ok((xdp, Mode::XdpNative)),
+                Err(error) if is_taken(&error) => Err(error),
+                Err(_) => generic().map(|xdp| (xdp, Mode::XdpGeneric)),
+            },
+        };
+        let (xdp, mode) = attached.map_err(|error| explain_xdp(error, link, wanted))?;
+        self.links.push(xdp);
+        self.hooks.push(Hook {
+            interface: link.name.clone(),
+            ifindex: link.ifindex,
+            account_index: slot * 2,
+            is_egress: false,
+            mode,
+        });
+        Ok(())
     }
 }
 
-impl Drop for Attachments {
-    fn drop(&mut self) {
-        // Links detach as their descriptors close, filters by netlink; the lock goes last.
-        self.links.clear();
-        self.filters.clear();
-        self.instance.take();
+// What others change or drop at the hook is theirs.
+const INGRESS: LinkPlace = LinkPlace::TcxIngressFirst;
+const EGRESS: LinkPlace = LinkPlace::TcxEgressLast;
+
+/// The program's descriptor; it is loaded where it is wanted for the first time.
+fn tc_program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a ProgramFd> {
+    let program: &mut SchedClassifier = ebpf
+        .program_mut(name)
+        .with_context(|| format!("the object has no program {name}"))?
+        .try_into()
+        .context("a TC program")?;
+    if program.fd().is_err() {
+        program
+            .load()
+            .with_context(|| format!("load the program {name}"))?;
     }
+    program.fd().context("a loaded program has a descriptor")
+}
+
+/// The program's descriptor; it is loaded where it is wanted for the first time.
+fn xdp_program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a ProgramFd> {
+    let program: &mut Xdp = ebpf
+        .program_mut(name)
+        .with_context(|| format!("the object has no program {name}"))?
+        .try_into()
+        .context("an XDP program")?;
+    if program.fd().is_err() {
+        program
+            .load()
+            .with_context(|| format!("load the program {name}"))?;
+    }
+    program.fd().context("a loaded program has a descriptor")
+}
+
+/// EBUSY where a program is there in the mode asked for, EEXIST where one is in the other
+/// (`dev_xdp_attach`, 5.10).
+fn is_taken(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
+}
+
+fn explain_xdp(error: io::Error, link: &Link, wanted: XdpMode) -> anyhow::Error {
+    let why = if is_taken(&error) {
+        "another XDP program is there: detach it (`ip link` shows it), or choose --ingress-hook tc"
+    } else if wanted == XdpMode::Native {
+        "the driver does not take it in native mode: choose --xdp-mode generic or --ingress-hook tc"
+    } else {
+        "the kernel refuses it: choose --ingress-hook tc"
+    };
+    anyhow!(error)
+        .context(why)
+        .context(format!("attach XDP to {}", link.name))
 }
 
 fn link_type(link: &Link) -> Result<LinkType> {
@@ -293,79 +282,6 @@ fn link_type(link: &Link) -> Result<LinkType> {
             link.name, link.hardware_type
         )
     })
-}
-
-fn is_einval(error: &(dyn std::error::Error + 'static)) -> bool {
-    has_errno(error, libc::EINVAL)
-}
-
-fn is_exist(error: &(dyn std::error::Error + 'static)) -> bool {
-    has_errno(error, libc::EEXIST)
-}
-
-fn has_errno(error: &(dyn std::error::Error + 'static), errno: i32) -> bool {
-    std::iter::successors(Some(error), |e| e.source())
-        .filter_map(|e| e.downcast_ref::<std::io::Error>())
-        .any(|e| e.raw_os_error() == Some(errno))
-        || error
-            .to_string()
-            .contains(&std::io::Error::from_raw_os_error(errno).to_string())
-}
-
-/// This process's number among the agents of the host, held by a file lock: a number whose lock
-/// can be had belongs to nobody who lives.
-struct Instance {
-    number: u16,
-    _lock: File,
-}
-
-impl Instance {
-    fn lock() -> Result<Self> {
-        fs::create_dir_all(LOCK_DIR).with_context(|| format!("make {LOCK_DIR}"))?;
-        for number in 1..=MAX_INSTANCES {
-            let path = Path::new(LOCK_DIR).join(format!("instance-{number}.lock"));
-            let file = File::options()
-                .create(true)
-                .truncate(false)
-                .write(true)
-                .open(&path)
-                .with_context(|| format!("open {}", path.display()))?;
-            match file.try_lock() {
-                Ok(()) => {
-                    return Ok(Self {
-                        number,
-                        _lock: file,
-                    });
-                }
-                Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(error)) => {
-                    return Err(error).with_context(|| format!("lock {}", path.display()));
-                }
-            }
-        }
-        bail!("{MAX_INSTANCES} agents run on this host already")
-    }
-
-    /// Removes the filter that a killed agent of our number left behind: our priority and handle.
-    fn remove_stale(&self, interface: &str, attach_type: TcAttachType) {
-        let stale = SchedClassifierLink::attached(
-            interface,
-            attach_type,
-            CLSACT_PRIORITY,
-            TcHandle::new(HANDLE_MAJOR, self.number),
-            None,
-        );
-        // Mostly there is none, and the kernel says ENOENT.
-        if let Ok(link) = stale {
-            use aya::programs::Link as _;
-            if link.detach().is_ok() {
-                tracing::info!(
-                    interface,
-                    "removed a filter that a killed agent left behind"
-                );
-            }
-        }
-    }
 }
 
 /// XDP frames of several buffers exist from kernel 5.18; before it, the flag is refused.

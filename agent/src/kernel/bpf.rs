@@ -1,13 +1,35 @@
-//! Raw `bpf(2)` on map file descriptors: the calls that aya 0.14 does not have.
+//! Raw `bpf(2)` on file descriptors of maps and programs: the calls that aya 0.14 does not have, or
+//! has in a form that may leave something behind.
 
 use std::{
     io,
-    os::fd::{AsRawFd as _, BorrowedFd},
+    os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
 };
 
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_MAP_LOOKUP_AND_DELETE_BATCH: libc::c_long = 25;
+const BPF_LINK_CREATE: libc::c_long = 28;
+
+// linux/bpf.h, linux/if_link.h.
+const BPF_XDP: u32 = 37;
+const BPF_TCX_INGRESS: u32 = 46;
+const BPF_TCX_EGRESS: u32 = 47;
+const BPF_F_BEFORE: u32 = 1 << 3;
+const BPF_F_AFTER: u32 = 1 << 4;
+const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+
+/// Where on an interface a link hangs its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkPlace {
+    /// Before the programs that are there (kernel 6.6).
+    TcxIngressFirst,
+    /// Behind the programs that are there (kernel 6.6).
+    TcxEgressLast,
+    XdpNative,
+    XdpGeneric,
+}
 
 /// `union bpf_attr` for the calls on one element.
 #[repr(C, align(8))]
@@ -34,8 +56,21 @@ struct BatchAttr {
     flags: u64,
 }
 
-fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<()> {
-    // SAFETY: `attr` is one of the two structs above, whose pointers the callers below keep alive
+/// `union bpf_attr` for `BPF_LINK_CREATE` on an interface; before 6.6 the tail must be zero.
+#[repr(C, align(8))]
+#[derive(Default)]
+struct LinkCreateAttr {
+    prog_fd: u32,
+    target_ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+    relative: u32,
+    pad: u32,
+    expected_revision: u64,
+}
+
+fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<libc::c_long> {
+    // SAFETY: `attr` is one of the structs above, whose pointers the callers below keep alive
     // for the call; the size tells the kernel how much of the union is there.
     let result = unsafe {
         libc::syscall(
@@ -48,8 +83,30 @@ fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<()> {
     if result < 0 {
         Err(io::Error::last_os_error())
     } else {
-        Ok(())
+        Ok(result)
     }
+}
+
+/// Hangs a program on an interface by a link, which is gone when its last descriptor is closed.
+///
+/// aya falls back to netlink where the kernel says EINVAL; what is attached so outlives the process.
+pub fn create_link(program: BorrowedFd<'_>, ifindex: u32, place: LinkPlace) -> io::Result<OwnedFd> {
+    let (attach_type, flags) = match place {
+        LinkPlace::TcxIngressFirst => (BPF_TCX_INGRESS, BPF_F_BEFORE),
+        LinkPlace::TcxEgressLast => (BPF_TCX_EGRESS, BPF_F_AFTER),
+        LinkPlace::XdpNative => (BPF_XDP, XDP_FLAGS_DRV_MODE),
+        LinkPlace::XdpGeneric => (BPF_XDP, XDP_FLAGS_SKB_MODE),
+    };
+    let mut attr = LinkCreateAttr {
+        prog_fd: fd(program),
+        target_ifindex: ifindex,
+        attach_type,
+        flags,
+        ..LinkCreateAttr::default()
+    };
+    let link = bpf(BPF_LINK_CREATE, &mut attr)?;
+    // SAFETY: BPF_LINK_CREATE answers with a descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(link as i32) })
 }
 
 /// Stores `value` under `key`. `value` must have the map's value size.
@@ -60,7 +117,7 @@ pub fn update(map: BorrowedFd<'_>, key: u32, value: &[u8]) -> io::Result<()> {
         value: value.as_ptr() as u64,
         ..ElementAttr::default()
     };
-    bpf(BPF_MAP_UPDATE_ELEM, &mut attr)
+    bpf(BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
 }
 
 /// Reads the value under `key` into `value`, which must have the map's value size (for a per-CPU
@@ -72,7 +129,7 @@ pub fn lookup(map: BorrowedFd<'_>, key: u32, value: &mut [u8]) -> io::Result<()>
         value: value.as_mut_ptr() as u64,
         ..ElementAttr::default()
     };
-    bpf(BPF_MAP_LOOKUP_ELEM, &mut attr)
+    bpf(BPF_MAP_LOOKUP_ELEM, &mut attr).map(drop)
 }
 
 /// Moves up to `keys.len()` entries out of a hash map.
@@ -101,7 +158,7 @@ pub fn take_batch<K, V>(
     };
     let result = bpf(BPF_MAP_LOOKUP_AND_DELETE_BATCH, &mut attr);
     let last = match result {
-        Ok(()) => false,
+        Ok(_) => false,
         // The end of the table; `count` entries came with it.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
         Err(error) => return Err(error),
@@ -110,6 +167,6 @@ pub fn take_batch<K, V>(
     Ok((attr.count as usize, last))
 }
 
-fn fd(map: BorrowedFd<'_>) -> u32 {
-    u32::try_from(map.as_raw_fd()).expect("an open file descriptor is not negative")
+fn fd(descriptor: BorrowedFd<'_>) -> u32 {
+    u32::try_from(descriptor.as_raw_fd()).expect("an open file descriptor is not negative")
 }

@@ -7,7 +7,7 @@ use netlink_sys::protocols::NETLINK_GENERIC;
 use super::Check;
 use crate::kernel::links::{
     Link,
-    netlink::{Message, NetlinkSocket, attributes, field},
+    netlink::{Message, NetlinkSocket, attributes, field, push_attribute},
 };
 
 // linux/genetlink.h, linux/netdev.h.
@@ -87,10 +87,7 @@ pub(super) fn mode(features: &mut Result<Features>, link: &Link) -> Check {
 /// A generic netlink request with one attribute.
 fn request(family: u16, command: u8, attribute: u16, value: &[u8]) -> Message {
     let mut body = vec![command, 1, 0, 0];
-    body.extend((value.len() as u16 + 4).to_ne_bytes());
-    body.extend(attribute.to_ne_bytes());
-    body.extend(value);
-    body.resize(body.len().next_multiple_of(4), 0);
+    push_attribute(&mut body, attribute, value);
     Message { kind: family, body }
 }
 

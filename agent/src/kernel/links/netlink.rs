@@ -7,13 +7,20 @@ use std::{convert::Infallible, io};
 
 use anyhow::{Context as _, Result, bail};
 use netlink_packet_core::{
-    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_ALIGNTO, NetlinkDeserializable,
-    NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable, NlasIterator,
+    ErrorMessage, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_ALIGNTO,
+    NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
+    NlasIterator,
 };
 use netlink_sys::{Socket, SocketAddr};
 
 /// The kernel fills at most 32 KiB a datagram of a dump (`netlink_dump`, 5.10).
 const RECEIVE_BUFFER_LEN_BYTES: usize = 64 * 1024;
+
+/// `struct nlmsghdr`.
+const HEADER_LEN_BYTES: usize = 16;
+
+/// What the kernel says about an error in words (`NLMSGERR_ATTR_MSG`, linux/netlink.h).
+const ERROR_MESSAGE: u16 = 1;
 
 /// A dump that changes under the reader is asked for again this often.
 const DUMP_ATTEMPTS: usize = 8;
@@ -65,6 +72,10 @@ impl NetlinkSocket {
         socket
             .connect(&SocketAddr::new(0, 0))
             .context("connect a netlink socket to the kernel")?;
+        socket
+            .set_cap_ack(true)
+            .and_then(|()| socket.set_ext_ack(true))
+            .context("ask for netlink errors in words")?;
         Ok(Self {
             socket,
             buffer: Vec::with_capacity(RECEIVE_BUFFER_LEN_BYTES),
@@ -78,6 +89,13 @@ impl NetlinkSocket {
         let (answers, _) = self.receive(false)?;
         let answer = answers.into_iter().next();
         answer.context("the kernel acknowledged a netlink request and answered nothing")
+    }
+
+    /// Has the kernel change something; `flags` such as `NLM_F_CREATE` say how. An error of the kernel
+    /// is an [`io::Error`] in the chain.
+    pub(crate) fn change(&mut self, request: Message, flags: u16) -> Result<()> {
+        self.send(request, NLM_F_REQUEST | NLM_F_ACK | flags)?;
+        self.receive(false).map(drop)
     }
 
     /// All messages of a dump that did not change while it was read.
@@ -130,7 +148,7 @@ impl NetlinkSocket {
                 match message.payload {
                     NetlinkPayload::InnerMessage(answer) => answers.push(answer),
                     NetlinkPayload::Error(error) if error.code.is_some() => {
-                        return Err(error.to_io()).context("the kernel refused a netlink request");
+                        return Err(refusal(&error));
                     }
                     NetlinkPayload::Overrun(_) => bail!("the kernel's netlink answer overran"),
                     NetlinkPayload::Done(done) if done.code < 0 => {
@@ -164,6 +182,27 @@ impl NetlinkSocket {
     }
 }
 
+/// With the kernel's own words, where it has some: they follow the header of our request.
+fn refusal(error: &ErrorMessage) -> anyhow::Error {
+    let refused = anyhow::Error::new(error.to_io());
+    let words = error.header.get(HEADER_LEN_BYTES..).unwrap_or_default();
+    match attributes(words).find(|(kind, _)| *kind == ERROR_MESSAGE) {
+        Some((_, text)) => {
+            let text = String::from_utf8_lossy(text);
+            let text = text.trim_end_matches(['\0', '.']);
+            refused.context(format!("the kernel refused: {text}"))
+        }
+        None => refused.context("the kernel refused a netlink request"),
+    }
+}
+
+/// The errno that an error of the kernel came with.
+pub(crate) fn errno(error: &anyhow::Error) -> Option<i32> {
+    error
+        .chain()
+        .find_map(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error())
+}
+
 /// The attributes in `bytes` as type and value, to the first that is malformed.
 pub(crate) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(bytes)
@@ -172,6 +211,14 @@ pub(crate) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
             let value_len = attribute.value_length();
             (attribute.kind(), &attribute.into_inner()[4..4 + value_len])
         })
+}
+
+/// Appends an attribute with its padding.
+pub(crate) fn push_attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    body.extend((value.len() as u16 + 4).to_ne_bytes());
+    body.extend(kind.to_ne_bytes());
+    body.extend(value);
+    body.resize(body.len().next_multiple_of(4), 0);
 }
 
 /// The `N` bytes of `bytes` at `offset`.

@@ -1,0 +1,207 @@
+//! Filters on clsact, for kernels without TCX: a program comes in, its filter stays until the value
+//! is dropped.
+//!
+//! The kernel keeps a filter when its maker is killed. So each of ours says in its name, priority and
+//! handle that it is ours and of which instance, and every start removes those whose instance is
+//! gone. Nothing else is ever removed.
+//!
+//! The qdisc stays, also where we added it: the kernel removes a qdisc with all its filters, without
+//! a way to say "if it is empty", so a filter that someone adds after we looked would go with it. A
+//! clsact without filters is not run (`mini_qdisc_pair_swap` leaves no `miniq`, 5.10).
+
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    os::fd::BorrowedFd,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{
+    filter::{Place, Side, TcSocket},
+    instance::Instance,
+};
+use crate::kernel::links::{Link, netlink::errno};
+
+/// First on ingress, last on egress: what others change or drop there is theirs. The kernel itself
+/// chooses 49152 and below, and people choose round numbers.
+const INGRESS_PRIORITY: u16 = 7;
+const EGRESS_PRIORITY: u16 = 0xc0de;
+/// The upper half of every handle of ours; the lower is the instance.
+const HANDLE_MAJOR: u32 = 0xf10a;
+const NAME_PREFIX: &str = "flow-agent:";
+
+/// The filters of this process.
+pub(super) struct Clsact {
+    socket: TcSocket,
+    /// Let go after the filters are removed.
+    instance: Instance,
+    filters: Vec<Place>,
+}
+
+impl Clsact {
+    pub(super) fn open() -> Result<Self> {
+        Ok(Self {
+            socket: TcSocket::open()?,
+            instance: Instance::claim_any()?,
+            filters: Vec::new(),
+        })
+    }
+
+    /// Hangs the program of this name on one side of an interface.
+    pub(super) fn attach(
+        &mut self,
+        link: &Link,
+        side: Side,
+        program: BorrowedFd<'_>,
+        program_name: &str,
+    ) -> Result<()> {
+        self.ensure_qdisc(link, side)?;
+        let place = Place {
+            ifindex: link.ifindex,
+            side,
+            priority: priority(side),
+            handle: HANDLE_MAJOR << 16 | u32::from(self.instance.number),
+        };
+        self.socket
+            .add(place, program, &format!("{NAME_PREFIX}{program_name}"))
+            .with_context(|| {
+                let priority = place.priority;
+                format!(
+                    "add a clsact filter at priority {priority} (`tc filter show` lists others)"
+                )
+            })?;
+        self.filters.push(place);
+        Ok(())
+    }
+
+    fn ensure_qdisc(&mut self, link: &Link, side: Side) -> Result<()> {
+        match self.socket.add_clsact(link.ifindex) {
+            Ok(()) => {
+                tracing::info!(
+                    interface = link.name,
+                    "added a clsact qdisc; it stays when the agent ends"
+                );
+                return Ok(());
+            }
+            Err(error) if errno(&error) == Some(libc::EEXIST) => {}
+            Err(error) => return Err(error).context("add a clsact qdisc"),
+        }
+        let qdiscs = self.socket.filter_qdiscs()?;
+        // The kernel takes a filter for the egress side of an ingress qdisc, and runs it on ingress.
+        if side == Side::Egress
+            && qdiscs
+                .get(&link.ifindex)
+                .is_some_and(|kind| kind == "ingress")
+        {
+            bail!(
+                "there is an ingress qdisc of somebody else's, which has no egress side: choose \
+                 --direction ingress, or replace it by clsact"
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Clsact {
+    fn drop(&mut self) {
+        for place in std::mem::take(&mut self.filters) {
+            if let Err(error) = self.socket.remove(place) {
+                // With its interface or its qdisc a filter goes too.
+                let is_gone = matches!(
+                    errno(&error),
+                    Some(libc::ENOENT | libc::ENODEV | libc::EINVAL)
+                );
+                if !is_gone {
+                    tracing::warn!(?place, "a clsact filter stays: {error:#}");
+                }
+            }
+        }
+    }
+}
+
+/// Removes what killed agents left behind, on every interface of this network namespace. This
+/// process has no filter then.
+pub(super) fn remove_stale() -> Result<()> {
+    let mut socket = TcSocket::open()?;
+    // Held to the end, so that no agent begins under a number whose filters we are removing.
+    let mut claims = BTreeMap::new();
+    for ifindex in socket.filter_qdiscs()?.into_keys() {
+        for side in [Side::Ingress, Side::Egress] {
+            for (place, name) in socket.list(ifindex, side)? {
+                let Some(number) = instance_number(place, &name) else {
+                    continue;
+                };
+                let claim = match claims.entry(number) {
+                    Entry::Occupied(claim) => claim.into_mut(),
+                    Entry::Vacant(vacant) => vacant.insert(Instance::claim(number)?),
+                };
+                if claim.is_none() {
+                    continue; // It lives.
+                }
+                socket
+                    .remove(place)
+                    .with_context(|| format!("remove {name} from interface index {ifindex}"))?;
+                tracing::info!(
+                    ifindex,
+                    ?side,
+                    name,
+                    "removed a filter that a killed agent left behind"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The instance whose filter this is, `None` where it is not ours.
+fn instance_number(place: Place, name: &str) -> Option<u16> {
+    let is_ours = place.priority == priority(place.side)
+        && place.handle >> 16 == HANDLE_MAJOR
+        && name.starts_with(NAME_PREFIX);
+    is_ours.then_some(place.handle as u16)
+}
+
+fn priority(side: Side) -> u16 {
+    match side {
+        Side::Ingress => INGRESS_PRIORITY,
+        Side::Egress => EGRESS_PRIORITY,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_is_ours_by_priority_handle_and_name_together() {
+        let ours = Place {
+            ifindex: 2,
+            side: Side::Ingress,
+            priority: INGRESS_PRIORITY,
+            handle: 0xf10a_0003,
+        };
+        let name = "flow-agent:tc_ingress";
+        assert_eq!(instance_number(ours, name), Some(3));
+        let others = [
+            (
+                Place {
+                    priority: 8,
+                    ..ours
+                },
+                name,
+            ),
+            (
+                Place {
+                    side: Side::Egress,
+                    ..ours
+                },
+                name,
+            ),
+            (Place { handle: 3, ..ours }, name),
+            (ours, "tc_ingress"),
+        ];
+        for (place, name) in others {
+            assert_eq!(instance_number(place, name), None, "{place:?} {name}");
+        }
+    }
+}

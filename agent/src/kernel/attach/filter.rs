@@ -1,0 +1,172 @@
+//! BPF filters on clsact by netlink: an interface and a side come in, filters are added, listed and
+//! removed, each by its own priority and handle.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsRawFd as _, BorrowedFd},
+};
+
+use anyhow::{Context as _, Result};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_sys::protocols::NETLINK_ROUTE;
+
+use crate::kernel::links::netlink::{Message, NetlinkSocket, attributes, field, push_attribute};
+
+// linux/pkt_sched.h, linux/pkt_cls.h, linux/rtnetlink.h, linux/if_ether.h.
+const TCMSG_LEN_BYTES: usize = 20;
+const TC_H_CLSACT: u32 = 0xffff_fff1;
+const TC_H_CLSACT_HANDLE: u32 = 0xffff_0000;
+const TC_H_MIN_INGRESS: u32 = 0xffff_fff2;
+const TC_H_MIN_EGRESS: u32 = 0xffff_fff3;
+const TCA_KIND: u16 = 1;
+const TCA_OPTIONS: u16 = 2;
+const TCA_BPF_FD: u16 = 6;
+const TCA_BPF_NAME: u16 = 7;
+const TCA_BPF_FLAGS: u16 = 8;
+const TCA_BPF_FLAG_ACT_DIRECT: u32 = 1;
+const ETH_P_ALL: u16 = 3;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Ingress,
+    Egress,
+}
+
+/// Where a filter is; two filters cannot be in one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub ifindex: u32,
+    pub side: Side,
+    pub priority: u16,
+    pub handle: u32,
+}
+
+/// A socket to change the filters of the namespace in which it was opened.
+pub(super) struct TcSocket {
+    netlink: NetlinkSocket,
+}
+
+impl TcSocket {
+    pub(super) fn open() -> Result<Self> {
+        let netlink = NetlinkSocket::open(NETLINK_ROUTE).context("reach the kernel's TC")?;
+        Ok(Self { netlink })
+    }
+
+    /// The kind, `clsact` or `ingress`, of the qdisc with filters on arriving packets, by ifindex.
+    pub(super) fn filter_qdiscs(&mut self) -> Result<BTreeMap<u32, String>> {
+        let request = Message {
+            kind: libc::RTM_GETQDISC,
+            body: vec![0; TCMSG_LEN_BYTES],
+        };
+        let mut qdiscs = BTreeMap::new();
+        for answer in self.netlink.dump(&request).context("list qdiscs")? {
+            let body = &answer.body;
+            if u32::from_ne_bytes(field(body, 12)?) == TC_H_CLSACT {
+                let ifindex = u32::from_ne_bytes(field(body, 4)?);
+                qdiscs.insert(ifindex, text(attribute(body, TCA_KIND)));
+            }
+        }
+        Ok(qdiscs)
+    }
+
+    /// Fails with EEXIST where the interface has one, or an `ingress` qdisc in its place.
+    pub(super) fn add_clsact(&mut self, ifindex: u32) -> Result<()> {
+        let mut body = tcmsg(ifindex, TC_H_CLSACT_HANDLE, TC_H_CLSACT, 0);
+        push_attribute(&mut body, TCA_KIND, b"clsact\0");
+        let request = Message {
+            kind: libc::RTM_NEWQDISC,
+            body,
+        };
+        self.netlink.change(request, NLM_F_CREATE | NLM_F_EXCL)
+    }
+
+    /// Adds a filter whose program decides by itself; fails with EEXIST where the place is taken.
+    pub(super) fn add(&mut self, place: Place, program: BorrowedFd<'_>, name: &str) -> Result<()> {
+        let mut options = Vec::new();
+        push_attribute(&mut options, TCA_BPF_FD, &program.as_raw_fd().to_ne_bytes());
+        let name = [name.as_bytes(), b"\0"].concat();
+        push_attribute(&mut options, TCA_BPF_NAME, &name);
+        let flags = TCA_BPF_FLAG_ACT_DIRECT.to_ne_bytes();
+        push_attribute(&mut options, TCA_BPF_FLAGS, &flags);
+        let mut body = place.tcmsg();
+        push_attribute(&mut body, TCA_KIND, b"bpf\0");
+        push_attribute(&mut body, TCA_OPTIONS, &options);
+        let request = Message {
+            kind: libc::RTM_NEWTFILTER,
+            body,
+        };
+        self.netlink.change(request, NLM_F_CREATE | NLM_F_EXCL)
+    }
+
+    /// Removes one filter; fails with ENOENT, ENODEV or EINVAL where it is gone.
+    pub(super) fn remove(&mut self, place: Place) -> Result<()> {
+        let request = Message {
+            kind: libc::RTM_DELTFILTER,
+            body: place.tcmsg(),
+        };
+        self.netlink.change(request, 0)
+    }
+
+    /// The BPF filters on one side of an interface with the names that they were added under.
+    pub(super) fn list(&mut self, ifindex: u32, side: Side) -> Result<Vec<(Place, String)>> {
+        let request = Message {
+            kind: libc::RTM_GETTFILTER,
+            body: tcmsg(ifindex, 0, side.parent(), 0),
+        };
+        let mut filters = Vec::new();
+        for answer in self.netlink.dump(&request).context("list filters")? {
+            let body = &answer.body;
+            let options = attribute(body, TCA_OPTIONS);
+            if text(attribute(body, TCA_KIND)) != "bpf" {
+                continue;
+            }
+            let place = Place {
+                ifindex,
+                side,
+                priority: (u32::from_ne_bytes(field(body, 16)?) >> 16) as u16,
+                handle: u32::from_ne_bytes(field(body, 8)?),
+            };
+            let name = attributes(options).find(|(kind, _)| *kind == TCA_BPF_NAME);
+            filters.push((place, text(name.map_or(&[], |(_, name)| name))));
+        }
+        Ok(filters)
+    }
+}
+
+impl Side {
+    fn parent(self) -> u32 {
+        match self {
+            Self::Ingress => TC_H_MIN_INGRESS,
+            Self::Egress => TC_H_MIN_EGRESS,
+        }
+    }
+}
+
+impl Place {
+    fn tcmsg(self) -> Vec<u8> {
+        let protocol_be = u32::from(ETH_P_ALL.to_be());
+        let info = u32::from(self.priority) << 16 | protocol_be;
+        tcmsg(self.ifindex, self.handle, self.side.parent(), info)
+    }
+}
+
+/// `struct tcmsg`.
+fn tcmsg(ifindex: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {
+    let mut body = vec![0; 4];
+    for number in [ifindex, handle, parent, info] {
+        body.extend(number.to_ne_bytes());
+    }
+    body
+}
+
+/// The value of an attribute behind the `tcmsg`, empty where there is none.
+fn attribute(body: &[u8], wanted: u16) -> &[u8] {
+    let bytes = body.get(TCMSG_LEN_BYTES..).unwrap_or_default();
+    let found = attributes(bytes).find(|(kind, _)| *kind == wanted);
+    found.map_or(&[], |(_, value)| value)
+}
+
+fn text(value: &[u8]) -> String {
+    let text = value.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
+}
