@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .init();
     match execute(cli.command) {
         Ok(code) => code,
