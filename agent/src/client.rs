@@ -74,7 +74,10 @@ pub enum ClientError {
          socket's group"
     )]
     NoPermission { target: Target },
-    #[error("the agent at {target} is older and does not know {call}: update it")]
+    #[error(
+        "what listens on {target} does not know flow.v1.FlowAgent/{call}: it is an older agent, or \
+         no flow agent at all; update it, or say where the agent is with --connect"
+    )]
     TooOld { target: Target, call: &'static str },
     #[error("the agent at {target} refused: {message}")]
     Refused { target: Target, message: String },

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use futures_util::{Stream, stream};
 use tokio::sync::{oneshot, watch};
-use tonic::{Request, Response, Status, transport::Server};
+use tonic::{Request, Response, Status, service::Routes, transport::Server};
 use tracing::warn;
 
 use crate::{
@@ -22,6 +22,7 @@ use crate::{
     },
 };
 
+mod grpc_only;
 pub mod listen;
 
 pub use listen::{ListenAddr, ListenError, Listeners, Peer};
@@ -50,6 +51,9 @@ pub async fn run(
         hub: hub.clone(),
         status,
     });
+    // As the fallback it gets what is under no known path as well.
+    let paths = Routes::default().into_axum_router();
+    let routes = Routes::from(paths.fallback_service(grpc_only::GrpcOnly(service)));
 
     let (stopping, stopped) = oneshot::channel();
     let signal = async {
@@ -61,7 +65,8 @@ pub async fn run(
     let serve = Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .add_service(service)
+        .accept_http1(true)
+        .add_routes(routes)
         .serve_with_incoming_shutdown(connections, signal);
     let deadline = async {
         if stopped.await.is_err() {

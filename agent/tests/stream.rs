@@ -433,7 +433,7 @@ async fn an_old_peer_is_told_from_a_stranger() {
     assert!(
         error
             .to_string()
-            .contains("is older and does not know GetStatus"),
+            .contains("does not know flow.v1.FlowAgent/GetStatus"),
         "{error:?}"
     );
 
