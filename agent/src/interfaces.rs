@@ -228,6 +228,7 @@ mod tests {
             is_up: true,
             is_loopback: name == "lo",
             mtu_bytes: 1500,
+            has_xdp: false,
             counters: Counters::default(),
         }
     }

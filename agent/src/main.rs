@@ -35,15 +35,28 @@ fn main() -> ExitCode {
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
         .init();
     match execute(cli.command) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("flow-agent: {error:#}");
+            eprintln!("flow-agent: {}", one_line(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The error with its causes. Some libraries repeat a cause in the text of what it caused.
+fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        let cause = cause.replace('\n', " ");
+        if line.is_empty() {
+            line = cause;
+        } else if !line.ends_with(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line
 }
 
 fn execute(command: Command) -> anyhow::Result<ExitCode> {

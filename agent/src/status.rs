@@ -7,7 +7,7 @@ use crate::{
     batch::Identity,
     kernel::{
         attach::{Hook, Mode},
-        links::Counters,
+        links::{Counters, presence::Presence},
     },
     scan::{HookState, Scanner},
     wire,
@@ -23,7 +23,12 @@ pub struct StatusSettings {
 }
 
 /// `late` is how many scans took longer than the interval.
-pub fn of(settings: &StatusSettings, scanner: &Scanner, late: u64) -> wire::AgentStatus {
+pub fn of(
+    settings: &StatusSettings,
+    scanner: &Scanner,
+    presence: &Presence,
+    late: u64,
+) -> wire::AgentStatus {
     let stats = scanner.stats;
     let capacity = u64::from(scanner.capacity());
     wire::AgentStatus {
@@ -36,7 +41,14 @@ pub fn of(settings: &StatusSettings, scanner: &Scanner, late: u64) -> wire::Agen
             scan_interval_ns: nanos(settings.scan_interval),
             idle_timeout_ns: nanos(settings.idle_timeout),
         }),
-        hooks: scanner.hooks.iter().map(hook).collect(),
+        hooks: scanner
+            .hooks
+            .iter()
+            .map(|state| wire::HookStatus {
+                interface_gone: presence.is_gone(state.hook.ifindex),
+                ..hook(state)
+            })
+            .collect(),
         table: Some(wire::TableStatus {
             capacity,
             occupancy: stats.occupancy,
@@ -90,6 +102,7 @@ fn hook(state: &HookState) -> wire::HookStatus {
         before_flip: Some(counters(state.before_flip)),
         after_flip: Some(counters(state.after_flip)),
         qdisc_drops: None,
+        interface_gone: false,
     }
 }
 

@@ -14,6 +14,7 @@ use crate::{
 
 mod bpf;
 mod process;
+mod programs;
 mod system;
 mod xdp;
 
@@ -125,6 +126,9 @@ fn checks(include: &[Pattern], exclude: &[Pattern]) -> Result<Vec<Check>> {
     ];
     checks.extend(process::capabilities(capabilities));
     checks.push(process::memory_lock(&release)?);
+    if capabilities.may_load_programs() {
+        checks.push(programs::programs());
+    }
     checks.push(bpf::tcx());
     checks.extend(interfaces(include, exclude));
     Ok(checks)

@@ -16,7 +16,7 @@ use crate::{
     interfaces::{self, Pattern},
     kernel::{
         attach::{AttachSettings, Attachments, Direction, IngressHook, TcAttach, XdpMode},
-        links::{LinkSocket, netns_inode},
+        links::{LinkSocket, netns_inode, presence::Presence},
         load::{Kernel, LoadSettings},
     },
     output::{self, Format, Printer},
@@ -266,8 +266,9 @@ async fn serve(
         scan_interval: args.scan_interval,
         idle_timeout: args.idle_timeout,
     };
+    let presence = Presence::open()?;
     let (status_sender, status_receiver) =
-        watch::channel(Arc::new(status::of(&settings, &scanner, 0)));
+        watch::channel(Arc::new(status::of(&settings, &scanner, &presence, 0)));
     let printer = match args.output {
         Output::None => None,
         Output::Table => Some(Format::Table),
@@ -289,7 +290,11 @@ async fn serve(
         },
     ));
 
-    let ended = scan_until(stop, args.scan_interval, scanner, &settings, &status_sender).await;
+    let publish_status = |scanner: &Scanner, presence: &Presence, late| {
+        let status = status::of(&settings, scanner, presence, late);
+        status_sender.send_replace(Arc::new(status));
+    };
+    let ended = scan_until(stop, args.scan_interval, scanner, presence, publish_status).await;
     // The receiver is gone where the server ended early, with an error that is told below.
     let _ = end_server.send(());
     let outcome = server.await.context("the server task")?;
@@ -305,8 +310,8 @@ async fn scan_until(
     shutdown: impl Future<Output = ()>,
     interval: Duration,
     mut scanner: Scanner,
-    settings: &StatusSettings,
-    status_sender: &watch::Sender<Arc<wire::AgentStatus>>,
+    mut presence: Presence,
+    publish_status: impl Fn(&Scanner, &Presence, u64),
 ) -> Result<()> {
     let mut ticks = tokio::time::interval_at(Instant::now() + interval, interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -318,13 +323,16 @@ async fn scan_until(
             () = &mut shutdown => true,
         };
         let started = Instant::now();
-        scanner = tokio::task::spawn_blocking(move || -> Result<Scanner> {
+        (scanner, presence) = tokio::task::spawn_blocking(move || -> Result<_> {
             if is_final {
                 scanner.finish()?;
             } else {
                 scanner.scan()?;
             }
-            Ok(scanner)
+            for state in &scanner.hooks {
+                presence.look(state.hook.ifindex, &state.hook.interface);
+            }
+            Ok((scanner, presence))
         })
         .await
         .context("the scan task")??;
@@ -336,7 +344,7 @@ async fn scan_until(
                 "a scan took longer than the scan interval; the next ones are skipped, not piled up"
             );
         }
-        status_sender.send_replace(Arc::new(status::of(settings, &scanner, late)));
+        publish_status(&scanner, &presence, late);
         if is_final {
             let missing = scanner.account.missing();
             tracing::info!(

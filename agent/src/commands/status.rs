@@ -105,6 +105,9 @@ fn hook_lines(hook: &HookStatus, lines: &mut Vec<String>) {
         hook.hook().name(),
         hook.mode().name()
     ));
+    if hook.interface_gone {
+        lines.push("  the interface is gone; should it come back, restart the agent".to_owned());
+    }
     let Some(account) = &hook.account else { return };
     lines.push(format!("  {}", table::closing(account)));
     let seen = wire::pair(account.seen);

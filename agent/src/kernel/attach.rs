@@ -191,13 +191,7 @@ impl Attachments {
     }
 
     fn xdp(&mut self, ebpf: &mut Ebpf, link: &Link, slot: u32, wanted: XdpMode) -> Result<()> {
-        let name = match (has_xdp_frags(), link_type(link)?) {
-            (false, LinkType::Ethernet) => "xdp_ingress",
-            (false, LinkType::Ip) => "xdp_ingress_ip",
-            (true, LinkType::Ethernet) => "xdp_frags",
-            (true, LinkType::Ip) => "xdp_frags_ip",
-        };
-        let program = xdp_program(ebpf, name)?.as_fd();
+        let program = xdp_program(ebpf, xdp_name(link_type(link)?))?.as_fd();
         let native = || create_link(program, link.ifindex, LinkPlace::XdpNative);
         let generic = || create_link(program, link.ifindex, LinkPlace::XdpGeneric);
         let attached = match wanted {
@@ -219,6 +213,26 @@ impl Attachments {
             mode,
         });
         Ok(())
+    }
+}
+
+/// Has the kernel verify every program that this kernel's version calls for, and attaches none.
+pub fn load_all(ebpf: &mut Ebpf) -> Result<()> {
+    for name in ["tc_ingress", "tc_ingress_ip", "tc_egress", "tc_egress_ip"] {
+        tc_program(ebpf, name)?;
+    }
+    for link_type in [LinkType::Ethernet, LinkType::Ip] {
+        xdp_program(ebpf, xdp_name(link_type))?;
+    }
+    Ok(())
+}
+
+fn xdp_name(link_type: LinkType) -> &'static str {
+    match (has_xdp_frags(), link_type) {
+        (false, LinkType::Ethernet) => "xdp_ingress",
+        (false, LinkType::Ip) => "xdp_ingress_ip",
+        (true, LinkType::Ethernet) => "xdp_frags",
+        (true, LinkType::Ip) => "xdp_frags_ip",
     }
 }
 

@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result};
 use netlink_sys::protocols::NETLINK_ROUTE;
 
 pub(crate) mod netlink;
+pub mod presence;
 
 use netlink::{Message, NetlinkSocket, attributes, field};
 
@@ -22,6 +23,8 @@ const IFINFOMSG_LEN_BYTES: usize = 16;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_STATS64: u16 = 23;
+const IFLA_XDP: u16 = 43;
+const IFLA_XDP_ATTACHED: u16 = 2;
 const RTMSG_LEN_BYTES: usize = 12;
 const RTA_OIF: u16 = 4;
 const RTA_MULTIPATH: u16 = 9;
@@ -49,6 +52,8 @@ pub struct Link {
     pub is_up: bool,
     pub is_loopback: bool,
     pub mtu_bytes: u32,
+    /// An XDP program is attached, in whatever mode.
+    pub has_xdp: bool,
     pub counters: Counters,
 }
 
@@ -174,6 +179,7 @@ fn link(body: &[u8]) -> Result<Link> {
         is_up: flags & libc::IFF_UP as u32 != 0,
         is_loopback: flags & libc::IFF_LOOPBACK as u32 != 0,
         mtu_bytes: 0,
+        has_xdp: false,
         counters: Counters::default(),
     };
     for (kind, value) in attributes(&body[IFINFOMSG_LEN_BYTES.min(body.len())..]) {
@@ -183,11 +189,17 @@ fn link(body: &[u8]) -> Result<Link> {
                 link.name = String::from_utf8_lossy(name).into_owned();
             }
             IFLA_MTU => link.mtu_bytes = u32::from_ne_bytes(field(value, 0)?),
+            IFLA_XDP => link.has_xdp = has_xdp(value),
             IFLA_STATS64 => link.counters = counters(value)?,
             _ => {}
         }
     }
     Ok(link)
+}
+
+/// `XDP_ATTACHED_NONE` is 0.
+fn has_xdp(xdp: &[u8]) -> bool {
+    attributes(xdp).any(|(kind, value)| kind == IFLA_XDP_ATTACHED && value != [0])
 }
 
 /// The head of `struct rtnl_link_stats64`, which later kernels lengthen.

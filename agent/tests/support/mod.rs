@@ -76,9 +76,24 @@ impl Agent {
         self.process.wait(PATIENCE).unwrap()
     }
 
+    /// What consumers connect to.
+    pub fn address(&self) -> String {
+        format!("unix:{}", self.directory.path().join("x.sock").display())
+    }
+
     /// Ends it with SIGTERM. Every account that it wrote has closed, and the last one is final.
-    pub fn stop(mut self) -> Report {
-        let status = self.process.terminate(PATIENCE).unwrap();
+    pub fn stop(self) -> Report {
+        self.process.signal(libc::SIGTERM).unwrap();
+        self.ended()
+    }
+
+    pub fn signal(&self, signal: i32) {
+        self.process.signal(signal).unwrap();
+    }
+
+    /// Waits for its end, which has to be a good one as in [`Agent::stop`].
+    pub fn ended(mut self) -> Report {
+        let status = self.process.wait(PATIENCE).unwrap();
         assert!(status.success(), "{status}: {}", self.stderr());
         let stdout = fs::read_to_string(self.directory.path().join("stdout")).unwrap();
         let lines: Vec<Value> = stdout

@@ -23,7 +23,7 @@ pub enum Verdict {
     /// As the interface counts, once the explanations are taken into account.
     Explained,
     Unexplained,
-    /// The interface's counters are not known at all four moments.
+    /// The interface is gone, or its counters are not known at all four moments.
     Unknown,
 }
 
@@ -76,6 +76,12 @@ pub fn compare(status: &HookStatus) -> Comparison {
         unexplained: None,
         verdict: Verdict::Unknown,
     };
+    if status.interface_gone {
+        comparison
+            .explanations
+            .push("the interface is gone, and its last counters with it".to_owned());
+        return comparison;
+    }
     let Some(growth) = Growth::of(status) else {
         comparison
             .explanations

@@ -60,9 +60,17 @@ impl Features {
     }
 }
 
-/// How `--ingress-hook xdp` would attach to `link`.
+/// How `--ingress-hook xdp` would attach to `link`. The driver is asked and nothing is tried: attaching
+/// in native mode may reset a NIC, and changes a veth peer's offloads.
 pub(super) fn mode(features: &mut Result<Features>, link: &Link) -> Check {
     let name = format!("xdp {}", link.name);
+    if link.has_xdp {
+        return Check::warn(
+            name,
+            "taken: an XDP program is attached already",
+            "stay with --ingress-hook tc, the default",
+        );
+    }
     let unknown = |reason: &dyn std::fmt::Display| {
         Check::ok(
             name.clone(),

@@ -1,0 +1,34 @@
+//! The agent's own programs go to this kernel's verifier; its verdict comes out as a check. Nothing
+//! is attached, and what was loaded is gone at the end.
+
+use anyhow::Result;
+
+use super::Check;
+use crate::kernel::{
+    attach,
+    links::{LOOPBACK_IFINDEX, netns_inode},
+    load::{Kernel, LoadSettings},
+};
+
+pub(super) fn programs() -> Check {
+    let name = "programs";
+    match load() {
+        Ok(()) => Check::ok(name, "the kernel takes all of the agent's programs"),
+        Err(error) => Check::missing(
+            name,
+            format!("{error:#}"),
+            "see `bpf` and the capabilities above; else report it with the kernel's version",
+        ),
+    }
+}
+
+fn load() -> Result<()> {
+    let mut kernel = Kernel::load(&LoadSettings {
+        max_flows: 1,
+        netns: netns_inode()?,
+        max_ifindex: LOOPBACK_IFINDEX,
+        interfaces: 1,
+        log_level: 0,
+    })?;
+    attach::load_all(&mut kernel.ebpf)
+}
