@@ -42,7 +42,10 @@ impl ScanClock {
     }
 }
 
-/// Between `begin_scan` and `end_scan` comes an `update` for each entry that the scan drained.
+/// Entries that are looked up together.
+const GROUP: usize = 32;
+
+/// Between `begin_scan` and `end_scan` comes an `update` with each part of what the scan drained.
 pub struct Replica {
     max_flows: usize,
     idle_timeout_ns: u64,
@@ -79,18 +82,56 @@ impl Replica {
         self.scan = self.scan.wrapping_add(1);
     }
 
-    /// Takes in one drained entry.
+    /// Takes in drained entries, a key for each of the counters.
     pub fn update(
         &mut self,
+        keys: &[FlowKey],
+        counters: &[FlowCounters],
+        sink: &mut impl FnMut(&Record),
+    ) {
+        assert_eq!(keys.len(), counters.len(), "a key for each of the counters");
+        for (keys, counters) in keys.chunks(GROUP).zip(counters.chunks(GROUP)) {
+            let found = self.look_up(keys);
+            for ((key, counters), (hash, slot)) in keys.iter().zip(counters).zip(found) {
+                // The entries before this one may have ended its flow, or have made it.
+                let slot = slot
+                    .filter(|&slot| self.slab[slot].is(key))
+                    .or_else(|| self.find(hash, key));
+                self.update_flow(hash, slot, key, counters, sink);
+            }
+        }
+    }
+
+    /// The hash and, where the flow is known, most likely the slot, for each of a group.
+    ///
+    /// A large table is in no cache. One step for all, then the next for all: so the CPU waits for
+    /// many reads from memory at once, and the updates find their entries in the cache.
+    fn look_up(&self, keys: &[FlowKey]) -> [(u64, Option<u32>); GROUP] {
+        let mut found = [(0, None); GROUP];
+        for (found, key) in found.iter_mut().zip(keys) {
+            let hash = hash_of(&self.seed, key);
+            *found = (hash, self.index.find(hash, |_| true).copied());
+        }
+        for ((_, slot), key) in found.iter_mut().zip(keys) {
+            *slot = slot.filter(|&slot| self.slab[slot].is(key));
+        }
+        found
+    }
+
+    fn find(&self, hash: u64, key: &FlowKey) -> Option<u32> {
+        self.index
+            .find(hash, |&slot| self.slab[slot].is(key))
+            .copied()
+    }
+
+    fn update_flow(
+        &mut self,
+        hash: u64,
+        known: Option<u32>,
         key: &FlowKey,
         counters: &FlowCounters,
         sink: &mut impl FnMut(&Record),
     ) {
-        let hash = hash_of(&self.seed, key);
-        let known = self
-            .index
-            .find(hash, |&slot| self.slab[slot].key == *key)
-            .copied();
         let slot = match known {
             Some(slot) if self.slab[slot].closed_before(self.scan) && opens(counters) => {
                 self.end(slot, EndReason::EndOfFlow, sink);
@@ -222,6 +263,10 @@ impl Entry {
             dscp: counters.dscp,
             state: State::Living,
         }
+    }
+
+    fn is(&self, key: &FlowKey) -> bool {
+        self.state != State::Free && self.key == *key
     }
 
     /// Returns what was added.

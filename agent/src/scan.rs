@@ -186,10 +186,12 @@ impl Scanner {
         let mut sink = sink(encoder, hub, encode);
         let count = kernel
             .pages
-            .drain(page, |key, counters| {
-                drained.packets += counters.packets[0] + counters.packets[1];
-                drained.bytes += counters.bytes[0] + counters.bytes[1];
-                replica.update(key, counters, &mut sink);
+            .drain(page, |keys, counters| {
+                for counters in counters {
+                    drained.packets += counters.packets[0] + counters.packets[1];
+                    drained.bytes += counters.bytes[0] + counters.bytes[1];
+                }
+                replica.update(keys, counters, &mut sink);
             })
             .context("drain the flow table")?;
         account.add(Reason::Flows, drained.packets, drained.bytes);

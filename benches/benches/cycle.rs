@@ -15,7 +15,7 @@ fn bench(criterion: &mut Criterion) {
             bencher.iter(|| {
                 let page = by_turns.next().expect("a cycle of two pages has no end");
                 user_space
-                    .cycle(&page[..])
+                    .cycle(page)
                     .expect("a slice drains without errors")
             });
         });

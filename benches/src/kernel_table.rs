@@ -64,7 +64,7 @@ pub struct IdlePage<'a> {
 }
 
 impl Source for IdlePage<'_> {
-    fn drain(self, sink: impl FnMut(&FlowKey, &FlowCounters)) -> Result<u64> {
+    fn drain(self, sink: impl FnMut(&[FlowKey], &[FlowCounters])) -> Result<u64> {
         self.table.kernel.pages.drain(self.index, sink)
     }
 }

@@ -3,8 +3,12 @@
 
 use agent_common::{FlowCounters, FlowKey, L4Kind, flow::tcp_flags};
 
-/// One entry of a drained page.
-pub type Entry = (FlowKey, FlowCounters);
+/// A drained page, a key for each of the counters.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Page {
+    pub keys: Vec<FlowKey>,
+    pub counters: Vec<FlowCounters>,
+}
 
 /// A set of flows between one host and its peers, [`Profile::PORTS`] on each peer.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +112,7 @@ impl Profile {
     }
 
     /// The entry of flow `number`: both directions or one, from few packets to many.
-    pub fn entry(number: u32) -> Entry {
+    pub fn entry(number: u32) -> (FlowKey, FlowCounters) {
         let bits = mix(u64::from(number));
         let packets = [1 + (bits & 0xff), (bits >> 8 & 0x3ff) * (bits >> 18 & 1)];
         let lens = [bits >> 20 & 3, bits >> 22 & 3].map(|index| FRAME_LENS_BYTES[index as usize]);
@@ -139,13 +143,14 @@ impl Profile {
 
     /// All entries in the order of one page. Each page hashes with a seed of its own
     /// (`htab->hashrnd`), so the two pages' orders have nothing to do with each other.
-    pub fn page(self, page: u32) -> Vec<Entry> {
+    pub fn page(self, page: u32) -> Page {
         let mut order: Vec<u32> = (0..self.flows).collect();
         order.sort_unstable_by_key(|&number| mix(u64::from(page) << 32 | u64::from(number)));
-        order.into_iter().map(Self::entry).collect()
+        let (keys, counters) = order.into_iter().map(Self::entry).unzip();
+        Page { keys, counters }
     }
 
-    pub fn pages(self) -> [Vec<Entry>; 2] {
+    pub fn pages(self) -> [Page; 2] {
         [self.page(0), self.page(1)]
     }
 }
@@ -189,11 +194,7 @@ mod tests {
 
     #[test]
     fn every_flow_of_a_profile_has_a_key_of_its_own() {
-        let keys: HashSet<FlowKey> = PROFILES[2]
-            .page(0)
-            .into_iter()
-            .map(|(key, _)| key)
-            .collect();
+        let keys: HashSet<FlowKey> = PROFILES[2].page(0).keys.into_iter().collect();
         assert_eq!(keys.len(), PROFILES[2].flows as usize);
     }
 
@@ -201,23 +202,26 @@ mod tests {
     fn both_pages_hold_the_same_flows_in_other_orders() {
         let [first, second] = PROBECTL.pages();
         assert_ne!(first, second);
-        let sorted = |mut page: Vec<Entry>| {
-            page.sort_unstable_by_key(|&(key, _)| key);
-            page
+        let sorted = |page: Page| {
+            let mut entries: Vec<_> = page.keys.into_iter().zip(page.counters).collect();
+            entries.sort_unstable_by_key(|&(key, _)| key);
+            entries
         };
         assert_eq!(sorted(first), sorted(second));
     }
 
     #[test]
     fn the_flows_are_mixed() {
-        let entries = PROBECTL.page(0);
-        let share = |matches: fn(&Entry) -> bool| entries.iter().filter(|e| matches(e)).count();
+        let Page { keys, counters } = PROBECTL.page(0);
+        let of_keys = |matches: fn(&FlowKey) -> bool| keys.iter().filter(|k| matches(k)).count();
+        let of_counters =
+            |matches: fn(&FlowCounters) -> bool| counters.iter().filter(|c| matches(c)).count();
         for mixed in [
-            share(|(key, _)| key.ip_version == 6),
-            share(|(key, _)| key.protocol == UDP),
-            share(|(key, _)| key.addr_a[..4] == HOST_V4),
-            share(|(_, counters)| counters.packets[1] == 0),
-            share(|(_, counters)| counters.first_direction == 1),
+            of_keys(|key| key.ip_version == 6),
+            of_keys(|key| key.protocol == UDP),
+            of_keys(|key| key.addr_a[..4] == HOST_V4),
+            of_counters(|counters| counters.packets[1] == 0),
+            of_counters(|counters| counters.first_direction == 1),
         ] {
             assert!((40..360).contains(&mixed), "{mixed} of 400");
         }

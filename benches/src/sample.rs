@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use crate::{
     heap::{heap, reset_peak},
     kernel_table::KernelTable,
-    profile::{Entry, KERNEL_PROFILES, PROFILES, Profile},
+    profile::{KERNEL_PROFILES, PROFILES, Page, Profile},
     resident::{peak_resident_bytes, resident_bytes},
     stage::{Cost, Figures},
     user_space::{Source as _, UserSpace},
@@ -84,7 +84,7 @@ fn synthetic(profile: Profile) -> Result<Figures> {
     memory.put(&mut figures, profile)?;
 
     let scans = (FLOWS_PER_STAGE / profile.flows).max(2).next_multiple_of(2);
-    let mut stage = |name: &str, work: &mut dyn FnMut(&[Entry]) -> Result<()>| -> Result<()> {
+    let mut stage = |name: &str, work: &mut dyn FnMut(&Page) -> Result<()>| -> Result<()> {
         // Once before it counts, so that buffers have their size.
         work(&pages[1])?;
         let (cost, ()) = Cost::of(|| {

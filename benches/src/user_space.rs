@@ -12,7 +12,7 @@ use agent::{
 use agent_common::{FlowCounters, FlowKey, HookAccount};
 use anyhow::Result;
 
-use crate::profile::{Entry, SCAN_BOOT_NS};
+use crate::profile::{Page, SCAN_BOOT_NS};
 
 /// The agent's default for `--max-tracked-flows`.
 const MAX_TRACKED_FLOWS: usize = 1_000_000;
@@ -63,15 +63,14 @@ impl Consumer {
 
 /// What a cycle drains: entries that lie ready, or a page of the kernel's table.
 pub trait Source {
-    fn drain(self, sink: impl FnMut(&FlowKey, &FlowCounters)) -> Result<u64>;
+    /// A key for each of the counters; returns how many there were.
+    fn drain(self, sink: impl FnMut(&[FlowKey], &[FlowCounters])) -> Result<u64>;
 }
 
-impl Source for &[Entry] {
-    fn drain(self, mut sink: impl FnMut(&FlowKey, &FlowCounters)) -> Result<u64> {
-        for (key, counters) in self {
-            sink(key, counters);
-        }
-        Ok(self.len() as u64)
+impl Source for &Page {
+    fn drain(self, mut sink: impl FnMut(&[FlowKey], &[FlowCounters])) -> Result<u64> {
+        sink(&self.keys, &self.counters);
+        Ok(self.keys.len() as u64)
     }
 }
 
@@ -104,13 +103,12 @@ impl Default for UserSpace {
 
 impl UserSpace {
     /// Drained entries into the replica, and no further; with the end of the scan.
-    pub fn update(&mut self, entries: &[Entry]) {
+    pub fn update(&mut self, page: &Page) {
         self.replica.begin_scan(CLOCK);
-        for (key, counters) in entries {
-            self.replica.update(key, counters, &mut |record| {
+        self.replica
+            .update(&page.keys, &page.counters, &mut |record| {
                 black_box(record);
             });
-        }
         self.end_scan();
     }
 
@@ -120,14 +118,14 @@ impl UserSpace {
         });
     }
 
-    /// The records of a scan of `entries`.
-    pub fn records(&mut self, entries: &[Entry]) -> Vec<Record> {
-        let mut records = Vec::with_capacity(entries.len());
+    /// The records of a scan of `page`.
+    pub fn records(&mut self, page: &Page) -> Vec<Record> {
+        let mut records = Vec::with_capacity(page.keys.len());
         self.replica.begin_scan(CLOCK);
-        for (key, counters) in entries {
-            self.replica
-                .update(key, counters, &mut |record| records.push(*record));
-        }
+        self.replica
+            .update(&page.keys, &page.counters, &mut |record| {
+                records.push(*record);
+            });
         records
     }
 
@@ -155,7 +153,7 @@ impl UserSpace {
             ..
         } = self;
         let mut sink = |record: &Record| encoder.push(record, &mut |batch| consumer.take(batch));
-        let occupancy = source.drain(|key, counters| replica.update(key, counters, &mut sink))?;
+        let occupancy = source.drain(|keys, counters| replica.update(keys, counters, &mut sink))?;
         replica.end_scan(&mut sink);
         self.finish(occupancy);
         Ok(occupancy)

@@ -95,11 +95,12 @@ impl Pages {
         Ok(idle)
     }
 
-    /// Moves every entry of the idle page to `sink`; returns how many there were.
+    /// Moves every entry of the idle page to `sink`, many at a time, a key for each of the counters;
+    /// returns how many there were.
     pub fn drain(
         &mut self,
         idle: u32,
-        mut sink: impl FnMut(&FlowKey, &FlowCounters),
+        mut sink: impl FnMut(&[FlowKey], &[FlowCounters]),
     ) -> Result<u64> {
         if idle == self.active {
             bail!("page {idle} is in use by the programs");
@@ -120,9 +121,7 @@ impl Pages {
                     }
                     Err(error) => return Err(error).context("drain a page of the flow table"),
                 };
-            for (key, value) in self.keys[..count].iter().zip(&self.values[..count]) {
-                sink(key, value);
-            }
+            sink(&self.keys[..count], &self.values[..count]);
             drained += count as u64;
             if last {
                 return Ok(drained);

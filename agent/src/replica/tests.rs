@@ -55,9 +55,8 @@ fn scan(replica: &mut Replica, second: u64, updates: &[(u32, FlowCounters)]) -> 
         boot_ns: second * SECOND,
         boot_to_unix_ns: UNIX,
     });
-    for (number, counters) in updates {
-        replica.update(&key(*number), counters, &mut sink);
-    }
+    let (keys, counters): (Vec<_>, Vec<_>) = updates.iter().map(|&(n, c)| (key(n), c)).unzip();
+    replica.update(&keys, &counters, &mut sink);
     replica.end_scan(&mut sink);
     records
 }
@@ -202,7 +201,7 @@ fn a_flow_takes_at_most_200_bytes_and_steady_state_allocates_nothing() {
     let mut turn_over = |replica: &mut Replica, from: u32| {
         for number in from..from + FLOWS {
             let counted = counters(u64::from(number), &[ACK], &[]);
-            replica.update(&key(number), &counted, &mut ignore);
+            replica.update(&[key(number)], &[counted], &mut ignore);
         }
         assert_eq!(replica.len(), FLOWS as usize);
         replica.memory_bytes()
@@ -270,6 +269,7 @@ fn play(max_flows: usize, scans: &[Vec<Op>]) -> u64 {
             boot_ns: second * SECOND,
             boot_to_unix_ns: UNIX,
         });
+        let mut page = (Vec::new(), Vec::new());
         for &(number, ago, [a_to_b, b_to_a], packets) in ops {
             let mut counted = counters(second - ago, &[a_to_b], &[b_to_a]);
             counted.packets = packets;
@@ -278,9 +278,14 @@ fn play(max_flows: usize, scans: &[Vec<Op>]) -> u64 {
                 packets: packets[0] + packets[1],
                 bytes: (packets[0] + packets[1]) * 100,
             };
-            replica.update(&key(number), &counted, &mut |record| listener.hear(record));
-            assert!(replica.len() <= max_flows);
+            page.0.push(key(number));
+            page.1.push(counted);
         }
+        replica.update(&page.0, &page.1, &mut |record| {
+            listener.hear(record);
+            assert!(listener.living.len() <= max_flows);
+        });
+        assert!(replica.len() <= max_flows);
         replica.end_scan(&mut |record| listener.hear(record));
         assert_eq!(replica.len(), listener.living.len());
     }
