@@ -218,7 +218,7 @@ fn did_you_mean(name: &str, links: &[Link]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::links::Counters;
+    use crate::kernel::links::{AttachedXdp, Counters};
 
     fn link(ifindex: u32, name: &str, hardware_type: u16) -> Link {
         Link {
@@ -228,7 +228,7 @@ mod tests {
             is_up: true,
             is_loopback: name == "lo",
             mtu_bytes: 1500,
-            has_xdp: false,
+            xdp: AttachedXdp::None,
             counters: Counters::default(),
         }
     }

@@ -125,7 +125,7 @@ fn checks(include: &[Pattern], exclude: &[Pattern]) -> Result<Vec<Check>> {
         system::btf(),
     ];
     checks.extend(process::capabilities(capabilities));
-    checks.push(process::memory_lock(&release)?);
+    checks.push(process::memory_lock(&release, capabilities)?);
     if capabilities.may_load_programs() {
         checks.push(programs::programs());
     }

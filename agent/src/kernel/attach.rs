@@ -19,7 +19,7 @@ use aya::{
 
 use super::{
     bpf::{LinkPlace, create_link},
-    links::Link,
+    links::{AttachedXdp, Link},
 };
 
 mod clsact;
@@ -110,6 +110,7 @@ impl Attachments {
             if settings.direction != Direction::Egress {
                 match settings.ingress_hook {
                     IngressHook::Tc => {
+                        warn_of_generic_xdp(link);
                         attached.tc(ebpf, link, slot, Side::Ingress, settings.tc_attach)?;
                     }
                     IngressHook::Xdp => attached.xdp(ebpf, link, slot, settings.xdp_mode)?,
@@ -287,6 +288,18 @@ fn explain_xdp(error: io::Error, link: &Link, wanted: XdpMode) -> anyhow::Error 
     anyhow!(error)
         .context(why)
         .context(format!("attach XDP to {}", link.name))
+}
+
+/// Seen on 6.18: generic XDP copies an skb that has too little headroom, and the copy's `mac_len` is
+/// zero, so that TC pushes no Ethernet header back before it runs its programs (`tc_run`).
+fn warn_of_generic_xdp(link: &Link) {
+    if link.xdp == AttachedXdp::Generic {
+        tracing::warn!(
+            interface = link.name,
+            "a generic XDP program of somebody else's is there: behind it TC may see packets without \
+             their Ethernet header, and they count as not_ip"
+        );
+    }
 }
 
 fn link_type(link: &Link) -> Result<LinkType> {

@@ -25,6 +25,8 @@ const IFLA_MTU: u16 = 4;
 const IFLA_STATS64: u16 = 23;
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_ATTACHED: u16 = 2;
+const XDP_ATTACHED_NONE: u8 = 0;
+const XDP_ATTACHED_SKB: u8 = 2;
 const RTMSG_LEN_BYTES: usize = 12;
 const RTA_OIF: u16 = 4;
 const RTA_MULTIPATH: u16 = 9;
@@ -52,9 +54,19 @@ pub struct Link {
     pub is_up: bool,
     pub is_loopback: bool,
     pub mtu_bytes: u32,
-    /// An XDP program is attached, in whatever mode.
-    pub has_xdp: bool,
+    pub xdp: AttachedXdp,
     pub counters: Counters,
+}
+
+/// Whether an XDP program is attached, and how.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum AttachedXdp {
+    #[default]
+    None,
+    /// By the driver or the hardware.
+    Native,
+    /// By the kernel, before TC.
+    Generic,
 }
 
 /// What the interface itself counted: `IFLA_STATS64`, `struct rtnl_link_stats64`.
@@ -179,7 +191,7 @@ fn link(body: &[u8]) -> Result<Link> {
         is_up: flags & libc::IFF_UP as u32 != 0,
         is_loopback: flags & libc::IFF_LOOPBACK as u32 != 0,
         mtu_bytes: 0,
-        has_xdp: false,
+        xdp: AttachedXdp::None,
         counters: Counters::default(),
     };
     for (kind, value) in attributes(&body[IFINFOMSG_LEN_BYTES.min(body.len())..]) {
@@ -189,7 +201,7 @@ fn link(body: &[u8]) -> Result<Link> {
                 link.name = String::from_utf8_lossy(name).into_owned();
             }
             IFLA_MTU => link.mtu_bytes = u32::from_ne_bytes(field(value, 0)?),
-            IFLA_XDP => link.has_xdp = has_xdp(value),
+            IFLA_XDP => link.xdp = attached_xdp(value),
             IFLA_STATS64 => link.counters = counters(value)?,
             _ => {}
         }
@@ -197,9 +209,12 @@ fn link(body: &[u8]) -> Result<Link> {
     Ok(link)
 }
 
-/// `XDP_ATTACHED_NONE` is 0.
-fn has_xdp(xdp: &[u8]) -> bool {
-    attributes(xdp).any(|(kind, value)| kind == IFLA_XDP_ATTACHED && value != [0])
+fn attached_xdp(xdp: &[u8]) -> AttachedXdp {
+    match attributes(xdp).find(|(kind, _)| *kind == IFLA_XDP_ATTACHED) {
+        None | Some((_, [XDP_ATTACHED_NONE])) => AttachedXdp::None,
+        Some((_, [XDP_ATTACHED_SKB])) => AttachedXdp::Generic,
+        Some(_) => AttachedXdp::Native,
+    }
 }
 
 /// The head of `struct rtnl_link_stats64`, which later kernels lengthen.

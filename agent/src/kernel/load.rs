@@ -8,7 +8,7 @@ use aya::{
     maps::{Map, MapData},
 };
 
-use super::{account::Accounts, bpf, pages::Pages};
+use super::{account::Accounts, bpf, links::netlink::errno, pages::Pages};
 
 /// The programs, compiled by the build script.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/flow-agent-ebpf"));
@@ -38,6 +38,7 @@ pub struct Kernel {
 
 impl Kernel {
     pub fn load(settings: &LoadSettings) -> Result<Self> {
+        raise_memory_lock_limit();
         let accounts_per_page = (settings.interfaces + SPARE_SLOTS) * 2;
         let mut ebpf = EbpfLoader::new()
             .override_global("NETNS", &settings.netns, true)
@@ -51,7 +52,8 @@ impl Kernel {
             take(&mut ebpf, "PAGES")?,
             take(&mut ebpf, ".bss")?,
             settings.max_flows,
-        )?;
+        )
+        .map_err(|error| explain_memory(error, settings.max_flows))?;
         let accounts = Accounts::new(take(&mut ebpf, "ACCOUNT")?, accounts_per_page)?;
         let interfaces = take(&mut ebpf, "INTERFACES")?;
         Ok(Self {
@@ -100,10 +102,39 @@ fn explain(error: aya::EbpfError) -> anyhow::Error {
     if refused {
         anyhow!(error).context(
             "no privilege to load BPF programs: run as root, or with the capabilities CAP_BPF, \
-             CAP_NET_ADMIN and CAP_PERFMON (`flow-agent check` says what is missing)",
+             CAP_NET_ADMIN and CAP_PERFMON, and before kernel 5.11 with LimitMEMLOCK=infinity \
+             (`flow-agent check` says what is missing)",
         )
     } else {
         anyhow!(error).context("load the BPF programs (`flow-agent check` says what is missing)")
+    }
+}
+
+fn explain_memory(error: anyhow::Error, max_flows: u32) -> anyhow::Error {
+    if errno(&error) == Some(libc::ENOMEM) {
+        error.context(format!(
+            "the kernel has no memory for two pages of {max_flows} flows: lower --max-flows, or \
+             raise the memory limit of the agent's cgroup"
+        ))
+    } else {
+        error
+    }
+}
+
+/// Before 5.11 map memory counts against `RLIMIT_MEMLOCK`, by default far less than the flow table.
+/// Where the process may not raise it, the kernel's EPERM says so later.
+fn raise_memory_lock_limit() {
+    let limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: the limit outlives the call, which only reads it.
+    let result = unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) };
+    if result != 0 {
+        tracing::debug!(
+            "RLIMIT_MEMLOCK stays as it is: {}",
+            std::io::Error::last_os_error()
+        );
     }
 }
 

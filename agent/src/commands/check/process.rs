@@ -11,6 +11,7 @@ const STATUS: &str = "/proc/self/status";
 // linux/capability.h.
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_SYS_ADMIN: u32 = 21;
+const CAP_SYS_RESOURCE: u32 = 24;
 const CAP_PERFMON: u32 = 38;
 const CAP_BPF: u32 = 39;
 
@@ -113,13 +114,16 @@ fn granted(capabilities: Capabilities, capability: u32) -> &'static str {
 
 /// From 5.11 map memory is charged to the cgroup and `RLIMIT_MEMLOCK` no longer counts
 /// (`bpf_map_charge_init` went).
-pub(super) fn memory_lock(release: &Release) -> Result<Check> {
+pub(super) fn memory_lock(release: &Release, capabilities: Capabilities) -> Result<Check> {
     let name = "memory lock";
     if release.is_at_least(5, 11) {
         return Ok(Check::ok(
             name,
             "map memory is charged to the cgroup, not to RLIMIT_MEMLOCK",
         ));
+    }
+    if capabilities.has(CAP_SYS_RESOURCE) {
+        return Ok(Check::ok(name, "the agent raises RLIMIT_MEMLOCK by itself"));
     }
     let limit_bytes = memory_lock_limit_bytes().context("read RLIMIT_MEMLOCK")?;
     if limit_bytes >= MEMORY_LOCK_NEEDED_BYTES {

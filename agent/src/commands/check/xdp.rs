@@ -6,7 +6,7 @@ use netlink_sys::protocols::NETLINK_GENERIC;
 
 use super::Check;
 use crate::kernel::links::{
-    Link,
+    AttachedXdp, Link,
     netlink::{Message, NetlinkSocket, attributes, field, push_attribute},
 };
 
@@ -64,7 +64,7 @@ impl Features {
 /// in native mode may reset a NIC, and changes a veth peer's offloads.
 pub(super) fn mode(features: &mut Result<Features>, link: &Link) -> Check {
     let name = format!("xdp {}", link.name);
-    if link.has_xdp {
+    if link.xdp != AttachedXdp::None {
         return Check::warn(
             name,
             "taken: an XDP program is attached already",
