@@ -12,6 +12,9 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{Counters, Namespace};
 
+// linux/if_tun.h.
+const TUNSETLINK: libc::Ioctl = 0x4004_54cd;
+
 /// A tun device in a namespace, up, without addresses; it goes away when dropped.
 #[derive(Debug)]
 pub struct Tun {
@@ -58,6 +61,14 @@ impl Tun {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error).with_context(|| format!("read from {}", self.interface)),
         }
+    }
+
+    /// Changes what the frames are said to begin with (`ARPHRD_*`); the device has to be down.
+    pub fn set_link_type(&self, hardware_type: libc::c_ulong) -> Result<()> {
+        // SAFETY: TUNSETLINK takes a number and no pointer.
+        let result = unsafe { libc::ioctl(self.file.as_raw_fd(), TUNSETLINK, hardware_type) };
+        ensure!(result == 0, "TUNSETLINK: {}", io::Error::last_os_error());
+        Ok(())
     }
 
     pub fn counters(&self, namespace: &Namespace) -> Result<Counters> {

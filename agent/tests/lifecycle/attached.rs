@@ -1,0 +1,131 @@
+//! What hangs on an interface: asked of the kernel, and put there as a stranger would.
+
+use std::{
+    io,
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    process::Command,
+};
+
+use lab::Host;
+
+const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_PROG_QUERY: libc::c_long = 16;
+const BPF_LINK_CREATE: libc::c_long = 28;
+const SCHED_CLS: u32 = 3;
+const XDP: u32 = 6;
+pub const TCX_INGRESS: u32 = 46;
+pub const TCX_EGRESS: u32 = 47;
+const XDP_HOOK: u32 = 37;
+const XDP_GENERIC: u32 = 1 << 1;
+const BEFORE: u32 = 1 << 3;
+
+/// Programs on the TCX hooks, ingress and egress.
+pub fn tcx_programs(host: &Host) -> [u32; 2] {
+    [TCX_INGRESS, TCX_EGRESS].map(|attach_type| {
+        // The head of `union bpf_attr` for BPF_PROG_QUERY; the count is at 24.
+        let mut attr = [0_u32; 16];
+        attr[0] = host.ifindex;
+        attr[1] = attach_type;
+        host.namespace
+            .enter(|| {
+                bpf(BPF_PROG_QUERY, &mut attr)?;
+                Ok(attr[6])
+            })
+            .unwrap()
+    })
+}
+
+pub fn has_xdp(host: &Host) -> bool {
+    let link = host
+        .namespace
+        .ip(&["-d", "-j", "link", "show", &host.interface])
+        .unwrap();
+    let links: serde_json::Value = serde_json::from_slice(&link).unwrap();
+    links[0].get("xdp").is_some()
+}
+
+/// The filters on both sides of an interface, as `tc` shows them.
+pub fn filters(host: &Host, interface: &str) -> String {
+    ["ingress", "egress"]
+        .map(|side| tc(host, &format!("filter show dev {interface} {side}")))
+        .concat()
+}
+
+pub fn qdiscs(host: &Host, interface: &str) -> String {
+    tc(host, &format!("qdisc show dev {interface}"))
+}
+
+pub fn nothing_is_attached(host: &Host) -> bool {
+    tcx_programs(host) == [0, 0]
+        && !has_xdp(host)
+        && !filters(host, &host.interface).contains("flow-agent")
+}
+
+/// Runs `tc`; its arguments are parted by spaces, where an underscore is a space within one.
+pub fn tc(host: &Host, arguments: &str) -> String {
+    let mut command: Command = host.command("tc");
+    let arguments = arguments.split(' ').map(|one| one.replace('_', " "));
+    let output = command.args(arguments).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Adds a filter of somebody else's that gives every packet this verdict.
+pub fn add_filter(host: &Host, place: &str, verdict: i32) {
+    let interface = &host.interface;
+    let verdict = verdict.cast_unsigned();
+    tc(
+        host,
+        &format!("filter add dev {interface} {place} bpf da bytecode 1,6_0_0_{verdict},"),
+    );
+}
+
+/// A stranger's program on the TCX ingress, before all others, until the value is dropped.
+pub fn tcx_ingress(host: &Host, verdict: i32) -> OwnedFd {
+    link(host, &load(SCHED_CLS, verdict), TCX_INGRESS, BEFORE)
+}
+
+/// A stranger's program on the XDP hook, in generic mode, that lets all pass.
+pub fn xdp(host: &Host) -> OwnedFd {
+    link(host, &load(XDP, 2), XDP_HOOK, XDP_GENERIC)
+}
+
+fn link(host: &Host, program: &OwnedFd, attach_type: u32, flags: u32) -> OwnedFd {
+    let mut attr = [0_u32; 16];
+    attr[0] = program.as_raw_fd().cast_unsigned();
+    attr[1] = host.ifindex;
+    attr[2] = attach_type;
+    attr[3] = flags;
+    let enter = || Ok(bpf(BPF_LINK_CREATE, &mut attr)?);
+    owned(host.namespace.enter(enter).unwrap())
+}
+
+/// `r0 = verdict; exit`
+fn load(program_type: u32, verdict: i32) -> OwnedFd {
+    let mov = 0xb7 | u64::from(verdict.cast_unsigned()) << 32;
+    let instructions: [u64; 2] = [mov, 0x95];
+    let license = c"GPL";
+    let mut attr = [0_u64; 8];
+    attr[0] = u64::from(program_type) | 2 << 32;
+    attr[1] = instructions.as_ptr() as u64;
+    attr[2] = license.as_ptr() as u64;
+    owned(bpf(BPF_PROG_LOAD, &mut attr).unwrap())
+}
+
+fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<i32> {
+    let attr_len = size_of::<T>();
+    // SAFETY: `attr` is at least the part of `union bpf_attr` that the command reads, all else in it
+    // is zero, and what it points at outlives the call.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attr, attr_len) };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result as i32)
+    }
+}
+
+fn owned(fd: i32) -> OwnedFd {
+    // SAFETY: the kernel answered with a descriptor that nobody else owns.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}

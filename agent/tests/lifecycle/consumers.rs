@@ -1,0 +1,166 @@
+//! Consumers over restarts of the agent, and one that does not read.
+
+use std::{
+    fs::{self, File},
+    thread,
+    time::Duration,
+};
+
+use lab::{Host, Lab, Process, privilege::is_root_or_skip};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::{Agent, flow_agent, wait_until};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// `flow-agent watch --output json`, with what it wrote.
+struct Watch {
+    process: Process,
+    directory: TempDir,
+}
+
+impl Watch {
+    fn start(host: &Host, address: &str) -> Self {
+        let directory = TempDir::new().unwrap();
+        let file = |name| File::create(directory.path().join(name)).unwrap();
+        let mut command = flow_agent(host);
+        command
+            .args(["watch", "--output", "json", "--connect", address])
+            .stdout(file("stdout"))
+            .stderr(file("stderr"));
+        Self {
+            process: Process::spawn(&mut command).unwrap(),
+            directory,
+        }
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.directory.path().join(name)).unwrap()
+    }
+
+    /// Its whole lines, each of them JSON.
+    fn lines(&self) -> Vec<Value> {
+        let text = self.read("stdout");
+        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        let lines = whole.lines().map(serde_json::from_str);
+        lines.collect::<Result<_, _>>().unwrap()
+    }
+
+    fn has_flow(&self, port: u16) -> bool {
+        let mut lines = self.lines().into_iter();
+        lines.any(|line| line["type"] == "flow" && line["src_port"] == port)
+    }
+
+    /// The scans whose account came.
+    fn scans(&self) -> Vec<u64> {
+        let lines = self.lines().into_iter();
+        let accounts = lines.filter(|line| line["type"] == "account");
+        accounts
+            .map(|line| line["scan_id"].as_u64().unwrap())
+            .collect()
+    }
+
+    /// Ends it with SIGINT; every line that it wrote was a whole one.
+    fn stop(mut self) -> Vec<Value> {
+        self.process.signal(libc::SIGINT).unwrap();
+        assert!(self.process.wait(PATIENCE).unwrap().success());
+        assert!(self.read("stdout").ends_with('\n'));
+        self.lines()
+    }
+}
+
+fn send(lab: &Lab, ports: impl Iterator<Item = u16>) {
+    let frame = lab.peer.frame_v4(&lab.agent);
+    let frames = ports.map(|port| frame.udp(port, 53, &[0; 18]).unwrap());
+    lab.peer.frame_socket().unwrap().send_many(frames).unwrap();
+}
+
+#[test]
+fn a_watch_outlives_its_agent_and_goes_on_with_the_next() {
+    if !is_root_or_skip("agent::a_watch_outlives_its_agent_and_goes_on_with_the_next") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let directory = TempDir::new().unwrap();
+    let address = format!("unix:{}", directory.path().join("agent.sock").display());
+    let settings = ["--listen", &address];
+    let agent = Agent::start(&lab, &settings);
+    let watch = Watch::start(&lab.agent, &address);
+    let consumed = |port| {
+        wait_until("the watch shows the flow", || {
+            send(&lab, [port].into_iter());
+            thread::sleep(Duration::from_millis(100));
+            watch.has_flow(port)
+        });
+    };
+    consumed(1001);
+    agent.kill();
+    wait_until("the watch says that the stream broke", || {
+        watch.read("stderr").contains("waiting for the agent")
+    });
+    let agent = Agent::start(&lab, &settings);
+    consumed(1002);
+    assert!(watch.read("stderr").contains("it is another process"));
+    // A stop in good order is told as well.
+    agent.stop();
+    wait_until("the watch says that the agent stopped", || {
+        watch.read("stderr").contains("the agent stopped")
+    });
+    let agent = Agent::start(&lab, &settings);
+    consumed(1003);
+    let lines = watch.stop();
+    assert!(lines.iter().all(|line| line["type"] != "lost"));
+    agent.stop();
+}
+
+#[test]
+fn a_stopped_consumer_loses_its_own_batches_and_nobody_elses() {
+    if !is_root_or_skip("agent::a_stopped_consumer_loses_its_own_batches_and_nobody_elses") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--scan-interval", "10ms"]);
+    let address = agent.address();
+    let (quick, slow) = (
+        Watch::start(&lab.agent, &address),
+        Watch::start(&lab.agent, &address),
+    );
+    wait_until("both get batches", || {
+        !quick.scans().is_empty() && !slow.scans().is_empty()
+    });
+    slow.process.signal(libc::SIGSTOP).unwrap();
+    // Fills what the transport holds for a consumer (2 MiB and the socket), then the queue of 1024
+    // batches, one a scan.
+    let losing = || agent.stderr().contains("it loses batches");
+    for _ in 0..3 {
+        send(&lab, 1..=30_000);
+    }
+    let mut rounds = 0;
+    while !losing() {
+        thread::sleep(Duration::from_millis(500));
+        rounds += 1;
+        assert!(rounds < 120, "the consumer never loses: {}", agent.stderr());
+    }
+    thread::sleep(Duration::from_millis(500));
+    slow.process.signal(libc::SIGCONT).unwrap();
+    wait_until("the consumer is told", || {
+        slow.lines().iter().any(|line| line["type"] == "lost")
+    });
+    wait_until("the consumer keeps up again", || {
+        agent.stderr().contains("keeps up again")
+    });
+
+    let scans = quick.scans();
+    let expected: Vec<u64> = (scans[0]..scans[0] + scans.len() as u64).collect();
+    assert_eq!(scans, expected, "a scan is missing to the other consumer");
+    let told = slow.stop();
+    let lost: Vec<&Value> = told.iter().filter(|line| line["type"] == "lost").collect();
+    assert!(
+        lost.iter()
+            .all(|line| line["lost_batches"].as_u64() > Some(0))
+    );
+    assert!(quick.stop().iter().all(|line| line["type"] != "lost"));
+    // The third consumer, its own standard output, has every batch too: that is asserted here.
+    agent.stop();
+}

@@ -1,0 +1,109 @@
+//! However an agent ends, nothing of it stays on the interface.
+
+use lab::{Lab, privilege::is_root_or_skip};
+
+use crate::{
+    CLSACT, TCX,
+    attached::{add_filter, filters, has_xdp, nothing_is_attached, qdiscs, tc, tcx_programs},
+    support::{Agent, GENERIC_XDP, count, wait_for_packets, wait_until},
+};
+
+#[test]
+fn tcx_is_empty_after_an_end_of_any_kind() {
+    if !is_root_or_skip("agent::tcx_is_empty_after_an_end_of_any_kind") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
+    let socket = lab.peer.frame_socket().unwrap();
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGKILL] {
+        let agent = Agent::start(&lab, TCX);
+        assert_eq!(tcx_programs(&lab.agent), [1, 1]);
+        let before = lab.agent.counters().unwrap();
+        socket.send(&frame).unwrap();
+        wait_for_packets(&lab.agent, before, 1);
+        if signal == libc::SIGKILL {
+            assert!(!agent.kill().success());
+            // The kernel frees the links of a process some time after its end.
+            wait_until("the links are gone", || tcx_programs(&lab.agent) == [0, 0]);
+        } else {
+            agent.signal(signal);
+            assert_eq!(agent.ended().seen(), count(1, &frame), "signal {signal}");
+        }
+        assert!(nothing_is_attached(&lab.agent), "signal {signal}");
+    }
+}
+
+#[test]
+fn a_set_duration_ends_as_a_signal_does() {
+    if !is_root_or_skip("agent::a_set_duration_ends_as_a_signal_does") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    for hooks in [TCX, CLSACT, GENERIC_XDP] {
+        let agent = Agent::start(&lab, &[hooks, &["--duration", "1s"]].concat());
+        assert!(!nothing_is_attached(&lab.agent));
+        agent.ended();
+        assert!(nothing_is_attached(&lab.agent), "{hooks:?}");
+    }
+}
+
+#[test]
+fn generic_xdp_goes_with_a_killed_agent() {
+    if !is_root_or_skip("agent::generic_xdp_goes_with_a_killed_agent") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, GENERIC_XDP);
+    assert!(has_xdp(&lab.agent));
+    agent.kill();
+    wait_until("XDP is detached", || nothing_is_attached(&lab.agent));
+}
+
+#[test]
+fn clsact_keeps_the_filters_of_others_and_none_of_ours() {
+    if !is_root_or_skip("agent::clsact_keeps_the_filters_of_others_and_none_of_ours") {
+        return;
+    }
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let lab = Lab::quiet().unwrap();
+        let interface = &lab.agent.interface;
+        tc(&lab.agent, &format!("qdisc add dev {interface} clsact"));
+        add_filter(&lab.agent, "ingress prio 100", -1);
+        add_filter(&lab.agent, "ingress prio 7 handle 0x1", -1);
+        add_filter(&lab.agent, "egress prio 49374 handle 0x1", -1);
+        let before = (
+            filters(&lab.agent, interface),
+            qdiscs(&lab.agent, interface),
+        );
+        let agent = Agent::start(&lab, CLSACT);
+        assert_eq!(tcx_programs(&lab.agent), [0, 0]);
+        let during = filters(&lab.agent, interface);
+        assert_eq!(during.matches("flow-agent:").count(), 2, "{during}");
+        agent.signal(signal);
+        agent.ended();
+        let after = (
+            filters(&lab.agent, interface),
+            qdiscs(&lab.agent, interface),
+        );
+        assert_eq!(after, before);
+    }
+}
+
+#[test]
+fn a_clsact_qdisc_that_the_agent_added_stays_empty() {
+    if !is_root_or_skip("agent::a_clsact_qdisc_that_the_agent_added_stays_empty") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, CLSACT);
+    // Were the qdisc removed with the agent, this one of somebody else's would go too.
+    add_filter(&lab.agent, "ingress prio 100", -1);
+    assert!(agent.stderr().contains("added a clsact qdisc; it stays"));
+    agent.stop();
+    let interface = &lab.agent.interface;
+    assert!(qdiscs(&lab.agent, interface).contains("clsact"));
+    let left = filters(&lab.agent, interface);
+    assert!(left.contains("pref 100"), "{left}");
+    assert!(!left.contains("flow-agent"), "{left}");
+}

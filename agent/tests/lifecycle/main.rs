@@ -1,0 +1,22 @@
+//! The life of an agent among others: how it starts, shares an interface, is refused, and what it
+//! leaves behind, by the real binary on real interfaces.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy takes only functions marked as tests for tests"
+)]
+
+mod attached;
+mod checks;
+mod consumers;
+mod endings;
+mod gone;
+mod leftovers;
+mod neighbours;
+mod refusals;
+mod strangers;
+#[path = "../support/mod.rs"]
+mod support;
+
+const CLSACT: &[&str] = &["--tc-attach", "clsact"];
+const TCX: &[&str] = &["--tc-attach", "tcx"];
