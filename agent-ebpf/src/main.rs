@@ -17,9 +17,11 @@
 #![cfg_attr(target_arch = "bpf", feature(core_intrinsics))]
 
 mod account;
+mod atomic;
 mod hook;
 mod packet;
 mod page;
+mod runtime;
 mod table;
 
 use agent_common::LinkType;
@@ -79,13 +81,3 @@ pub fn xdp_frags_ip(ctx: XdpContext) -> u32 {
     hook::xdp_frags(&ctx, LinkType::Ip);
     XDP_PASS
 }
-
-#[panic_handler]
-fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // No code path reaches this: the verifier refuses programs that could.
-    loop {}
-}
-
-#[unsafe(link_section = "license")]
-#[unsafe(no_mangle)]
-static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

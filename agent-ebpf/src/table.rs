@@ -6,6 +6,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
+use crate::atomic;
+
 /// The two pages. Userspace puts inner maps of the size that it wants into both slots.
 #[btf_map]
 static PAGES: ArrayOfMaps<HashMap<FlowKey, FlowCounters, 1>, 2> = ArrayOfMaps::new();
@@ -66,37 +68,13 @@ fn grow(flow: *mut FlowCounters, packet: &Packet, packets: u64, bytes: u64, now_
     // SAFETY: `flow` comes from a lookup in this program run, entries are not deleted while a
     // program may hold them (DESIGN: page flip with a grace period), and the index is 0 or 1.
     unsafe {
-        add_atomic(&raw mut (*flow).packets[direction], packets);
-        add_atomic(&raw mut (*flow).bytes[direction], bytes);
+        atomic::add(&raw mut (*flow).packets[direction], packets);
+        atomic::add(&raw mut (*flow).bytes[direction], bytes);
         if (*flow).last_seen_ns < now_ns {
             (*flow).last_seen_ns = now_ns;
         }
         if packet.tcp_flags != 0 {
             (*flow).tcp_flags[direction].store(packet.tcp_flags);
         }
-    }
-}
-
-/// `lock *(u64 *)counter += value`, the form without a result: kernel 5.10 has no other.
-///
-/// # Safety
-///
-/// `counter` must point into a live map value.
-#[inline(always)]
-unsafe fn add_atomic(counter: *mut u64, value: u64) {
-    #[cfg(target_arch = "bpf")]
-    {
-        use core::intrinsics::{AtomicOrdering, atomic_xadd};
-        // SAFETY: the caller's promise; the field is an aligned u64.
-        unsafe {
-            atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, value);
-        }
-    }
-    // Never run: so that the crate can be checked by the host's compiler.
-    #[cfg(not(target_arch = "bpf"))]
-    {
-        use core::sync::atomic::{AtomicU64, Ordering};
-        // SAFETY: as above.
-        unsafe { AtomicU64::from_ptr(counter) }.fetch_add(value, Ordering::Relaxed);
     }
 }

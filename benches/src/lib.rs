@@ -9,6 +9,7 @@
 pub mod frames;
 pub mod heap;
 pub mod kernel_table;
+pub mod live;
 pub mod profile;
 pub mod report;
 pub mod resident;

@@ -246,6 +246,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         interfaces,
         hooks,
     });
+    tracing::info!(max_flows = args.max_flows, scan_interval = ?args.scan_interval, "counting");
     serve(args, identity, hub, listeners, scanner, stop).await?;
     Ok(ExitCode::SUCCESS)
 }

@@ -20,6 +20,15 @@ const BPF_PROG_TEST_RUN: c_long = 10;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_F_TEST_XDP_LIVE_FRAMES: u32 = 1 << 1;
 
+/// How the copies of a frame differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variety {
+    Same,
+    /// Each copy of an untagged IPv4 frame has a random source address out of so many, the header's
+    /// checksum left as it is; 0 stands for all 2^32.
+    Sources(u32),
+}
+
 /// Sends out of one interface.
 ///
 /// On a veth the other end must poll: a native XDP program there, or `gro` on. Otherwise the kernel
@@ -33,9 +42,9 @@ pub struct Generator<'a> {
 }
 
 impl<'a> Generator<'a> {
-    pub fn new(namespace: &'a Namespace, interface: &str) -> Result<Self> {
+    pub fn new(namespace: &'a Namespace, interface: &str, variety: Variety) -> Result<Self> {
         let ifindex = namespace.ifindex(interface)?;
-        let program = load_redirect(ifindex)
+        let program = load_sender(ifindex, variety)
             .with_context(|| format!("load an XDP program for {interface}"))?;
         Ok(Self { namespace, program })
     }
@@ -104,24 +113,19 @@ struct Instruction {
     immediate: i32,
 }
 
-/// `return bpf_redirect(ifindex, 0);`
-fn load_redirect(ifindex: u32) -> io::Result<OwnedFd> {
-    const MOVE_IMMEDIATE: u8 = 0xB7;
-    const CALL: u8 = 0x85;
-    const EXIT: u8 = 0x95;
+/// Writes the source address where copies differ; then `return bpf_redirect(ifindex, 0);`.
+fn load_sender(ifindex: u32, variety: Variety) -> io::Result<OwnedFd> {
     const BPF_FUNC_REDIRECT: i32 = 23;
-    let instruction = |code, registers, immediate| Instruction {
-        code,
-        registers,
-        offset: 0,
-        immediate,
+    let mut instructions = match variety {
+        Variety::Same => Vec::new(),
+        Variety::Sources(sources) => random_source(sources),
     };
-    let instructions = [
-        instruction(MOVE_IMMEDIATE, 1, ifindex.cast_signed()),
-        instruction(MOVE_IMMEDIATE, 2, 0),
-        instruction(CALL, 0, BPF_FUNC_REDIRECT),
-        instruction(EXIT, 0, 0),
-    ];
+    instructions.extend([
+        instruction(MOVE_IMMEDIATE, 1, 0, ifindex.cast_signed()),
+        instruction(MOVE_IMMEDIATE, 2, 0, 0),
+        instruction(CALL, 0, 0, BPF_FUNC_REDIRECT),
+        instruction(EXIT, 0, 0, 0),
+    ]);
     let load = ProgramLoad {
         program_type: BPF_PROG_TYPE_XDP,
         instruction_count: instructions.len() as u32,
@@ -132,6 +136,53 @@ fn load_redirect(ifindex: u32) -> io::Result<OwnedFd> {
     let fd = unsafe { bpf(BPF_PROG_LOAD, &load) }?;
     // SAFETY: the kernel has just opened it for us; a descriptor fits an int.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+const MOVE_IMMEDIATE: u8 = 0xB7;
+const MOVE: u8 = 0xBF;
+const ADD_IMMEDIATE: u8 = 0x07;
+const MODULO_IMMEDIATE_32: u8 = 0x94;
+const LOAD_32: u8 = 0x61;
+const STORE_32: u8 = 0x63;
+const JUMP_IF_GREATER: u8 = 0x2D;
+const CALL: u8 = 0x85;
+const EXIT: u8 = 0x95;
+
+const fn instruction(code: u8, registers: u8, offset: i16, immediate: i32) -> Instruction {
+    Instruction {
+        code,
+        registers,
+        offset,
+        immediate,
+    }
+}
+
+/// A frame that ends before the address is left as it is.
+fn random_source(sources: u32) -> Vec<Instruction> {
+    const BPF_FUNC_GET_PRANDOM_U32: i32 = 7;
+    const SOURCE_OFFSET_BYTES: i16 = 14 + 12;
+    let mut instructions = vec![
+        instruction(MOVE, 0x16, 0, 0),
+        instruction(CALL, 0, 0, BPF_FUNC_GET_PRANDOM_U32),
+    ];
+    if sources != 0 {
+        instructions.push(instruction(
+            MODULO_IMMEDIATE_32,
+            0,
+            0,
+            sources.cast_signed(),
+        ));
+    }
+    instructions.extend([
+        // `data` and `data_end` of `struct xdp_md`.
+        instruction(LOAD_32, 0x61, 0, 0),
+        instruction(LOAD_32, 0x62, 4, 0),
+        instruction(MOVE, 0x13, 0, 0),
+        instruction(ADD_IMMEDIATE, 3, 0, i32::from(SOURCE_OFFSET_BYTES) + 4),
+        instruction(JUMP_IF_GREATER, 0x23, 1, 0),
+        instruction(STORE_32, 0x01, SOURCE_OFFSET_BYTES, 0),
+    ]);
+    instructions
 }
 
 /// # Safety

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 
-use crate::{Counters, Frame, FrameSocket, Generator, Namespace, SuperFrameSocket, run};
+use crate::{Counters, Frame, FrameSocket, Generator, Namespace, SuperFrameSocket, Variety, run};
 
 /// What `ethtool -K` calls whatever lets an skb differ from the frames on the wire.
 const OFFLOADS: &[&str] = &["rx", "tx", "sg", "tso", "gso", "gro", "rxvlan", "txvlan"];
@@ -202,7 +202,12 @@ impl Host {
 
     /// A full-speed sender out of this host's end; see [`Generator`] for what the other end needs.
     pub fn generator(&self) -> Result<Generator<'_>> {
-        Generator::new(&self.namespace, &self.interface)
+        Generator::new(&self.namespace, &self.interface, Variety::Same)
+    }
+
+    /// The same with copies that differ.
+    pub fn generator_of(&self, variety: Variety) -> Result<Generator<'_>> {
+        Generator::new(&self.namespace, &self.interface, variety)
     }
 
     /// An IPv4 frame from this host.

@@ -1,0 +1,25 @@
+//! The one atomic operation that every kernel from 5.10 on takes.
+
+/// `lock *(u64 *)counter += value`, the form without a result: kernel 5.10 has no other.
+///
+/// # Safety
+///
+/// `counter` must point into a live map value.
+#[inline(always)]
+pub unsafe fn add(counter: *mut u64, value: u64) {
+    #[cfg(target_arch = "bpf")]
+    {
+        use core::intrinsics::{AtomicOrdering, atomic_xadd};
+        // SAFETY: the caller's promise; the field is an aligned u64.
+        unsafe {
+            atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, value);
+        }
+    }
+    // Never run: so that the crate can be checked by the host's compiler.
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        use core::sync::atomic::{AtomicU64, Ordering};
+        // SAFETY: as above.
+        unsafe { AtomicU64::from_ptr(counter) }.fetch_add(value, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,112 @@
+//! The live benches: arguments come in, progress goes to stderr, results to a file and to stdout.
+
+#![expect(clippy::print_stdout, reason = "figures are what this program is for")]
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::{Context as _, Result, ensure};
+use benches::live::{
+    overhead,
+    result::{Figure, Run},
+    rounds::Interrupt,
+};
+use clap::{Parser, Subcommand};
+
+/// Measures the agent on real packets, in network namespaces of its own. Needs root.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    bench: Bench,
+
+    /// The agent that is measured
+    #[arg(long, global = true, default_value = "target/release/flow-agent")]
+    agent: PathBuf,
+
+    /// Fewer packets and three rounds: to see that it works, not to publish
+    #[arg(long, global = true)]
+    quick: bool,
+
+    /// How often each arm is measured [default: 5, with --quick 3]
+    #[arg(long, global = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: Option<u32>,
+
+    /// Where the result file goes
+    #[arg(long, global = true, default_value = "docs/overhead")]
+    results: PathBuf,
+
+    /// Print the results as JSON too
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// Nanoseconds a packet of our programs, packets a second, TCP throughput
+    Overhead,
+}
+
+fn main() -> ExitCode {
+    match bench(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn bench(cli: &Cli) -> Result<()> {
+    ensure!(
+        lab::privilege::is_root(),
+        "network namespaces and BPF need root"
+    );
+    let agent = cli
+        .agent
+        .canonicalize()
+        .with_context(|| format!("find the agent {}", cli.agent.display()))?;
+    let rounds = cli.rounds.unwrap_or(if cli.quick { 3 } else { 5 });
+    let interrupt = Interrupt::install()?;
+    let run = match cli.bench {
+        Bench::Overhead => overhead::run(
+            &overhead::Settings {
+                agent: &agent,
+                rounds,
+                quick: cli.quick,
+            },
+            &interrupt,
+        )?,
+    };
+    let path = run.save(&cli.results)?;
+    print(&run);
+    println!("written to {}", path.display());
+    if cli.json {
+        println!(
+            "{}",
+            serde_json::to_string(&run).context("encode the results")?
+        );
+    }
+    Ok(())
+}
+
+fn print(run: &Run) {
+    let mut scenario = None;
+    for row in &run.rows {
+        if scenario != Some(&row.scenario) {
+            let words: Vec<String> = row
+                .scenario
+                .iter()
+                .map(|(name, value)| format!("{name} {value}"))
+                .collect();
+            println!("\n{}", words.join(", "));
+            scenario = Some(&row.scenario);
+        }
+        if let Some(Figure { median, low, high }) = row.figure() {
+            println!(
+                "  {:<10} {:<24} {median:>14.1}  ({low:.1} to {high:.1})",
+                row.arm, row.measure
+            );
+        }
+    }
+    println!();
+}
