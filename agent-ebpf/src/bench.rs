@@ -14,14 +14,17 @@
 #![cfg_attr(target_arch = "bpf", feature(core_intrinsics))]
 
 mod atomic;
+#[allow(dead_code, reason = "the readers of paged packets are the agent's alone")]
 mod packet;
 mod runtime;
+
+use core::hint::black_box;
 
 use agent_common::{FlowCounters, FlowKey, LinkType, Packet, parse};
 use aya_ebpf::{
     bindings::{TC_ACT_UNSPEC, xdp_action::XDP_PASS},
     btf_maps::HashMap,
-    helpers::bpf_ktime_get_boot_ns,
+    helpers::{bpf_ktime_get_boot_ns, bpf_ktime_get_coarse_ns},
     macros::{btf_map, classifier, xdp},
     programs::{TcContext, XdpContext},
 };
@@ -42,16 +45,59 @@ pub fn empty_xdp(_: XdpContext) -> u32 {
     XDP_PASS
 }
 
+/// One part of the bare program alone, and so each of those below.
+#[classifier]
+pub fn clock_tc(_: TcContext) -> i32 {
+    // SAFETY: the helper takes no argument.
+    black_box(unsafe { bpf_ktime_get_boot_ns() });
+    TC_ACT_UNSPEC
+}
+
+#[classifier]
+pub fn coarse_clock_tc(_: TcContext) -> i32 {
+    // SAFETY: the helper takes no argument.
+    black_box(unsafe { bpf_ktime_get_coarse_ns() });
+    TC_ACT_UNSPEC
+}
+
+#[classifier]
+pub fn parse_tc(ctx: TcContext) -> i32 {
+    let mut packet = Packet::default();
+    let parsed = parse(&linear(&ctx).0, LinkType::Ethernet, None, &mut packet);
+    black_box((&packet, parsed.is_ok()));
+    TC_ACT_UNSPEC
+}
+
+#[classifier]
+pub fn timeless_tc(ctx: TcContext) -> i32 {
+    let (linear, len_bytes) = linear(&ctx);
+    count(&linear, len_bytes, || 1);
+    TC_ACT_UNSPEC
+}
+
 #[classifier]
 pub fn bare_tc(ctx: TcContext) -> i32 {
+    let (linear, len_bytes) = linear(&ctx);
+    count(&linear, len_bytes, now_ns);
+    TC_ACT_UNSPEC
+}
+
+/// The linear part, and the length of the whole.
+#[inline(always)]
+fn linear(ctx: &TcContext) -> (Linear, u32) {
     // SAFETY: the context pointer is valid for the program's run; the verifier checks the fields.
     let skb = unsafe { &*ctx.skb.skb };
     let linear = Linear {
         data: skb.data as usize,
         data_end: skb.data_end as usize,
     };
-    count(&linear, skb.len);
-    TC_ACT_UNSPEC
+    (linear, skb.len)
+}
+
+#[inline(always)]
+fn now_ns() -> u64 {
+    // SAFETY: the helper takes no argument.
+    unsafe { bpf_ktime_get_boot_ns() }
 }
 
 #[xdp(frags)]
@@ -60,18 +106,17 @@ pub fn bare_xdp(ctx: XdpContext) -> u32 {
         data: ctx.data(),
         data_end: ctx.data_end(),
     };
-    count(&linear, (linear.data_end - linear.data) as u32);
+    count(&linear, (linear.data_end - linear.data) as u32, now_ns);
     XDP_PASS
 }
 
 #[inline(always)]
-fn count(linear: &Linear, len_bytes: u32) {
+fn count(linear: &Linear, len_bytes: u32, now_ns: impl FnOnce() -> u64) {
     let mut packet = Packet::default();
     if parse(linear, LinkType::Ethernet, None, &mut packet).is_err() {
         return;
     }
-    // SAFETY: the helper takes no argument.
-    let now_ns = unsafe { bpf_ktime_get_boot_ns() };
+    let now_ns = now_ns();
     let direction = usize::from(packet.direction & 1);
     if let Some(flow) = BARE.get_ptr_mut(&packet.key) {
         // SAFETY: `flow` comes from a look-up in this program run, and the index is 0 or 1.

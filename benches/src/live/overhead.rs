@@ -11,7 +11,7 @@ use lab::{
 
 use super::{
     cost::{Statistics, program_cost},
-    program::{Hook, Occupant, Reference},
+    program::{Hook, Occupant},
     reference,
     result::Run,
     rounds::{Interrupt, Progress, order},
@@ -19,8 +19,18 @@ use super::{
 };
 
 const ARMS: [&str; 4] = ["nothing", "empty", "bare", "agent"];
+const TCP_ARMS: [&str; 3] = ["nothing", "empty", "agent"];
 /// Room for every flow of every scenario, so that no packet is refused.
 const MAX_FLOWS: u32 = 1_000_000;
+/// The bare program in its parts; `timeless` is all of it but the clock.
+const PARTS: [&str; 6] = [
+    "empty",
+    "clock",
+    "coarse_clock",
+    "parse",
+    "timeless",
+    "bare",
+];
 const HOOKS: [Hook; 2] = [Hook::Tc, Hook::Xdp];
 
 pub struct Settings<'a> {
@@ -46,8 +56,7 @@ impl Scenario {
         }
     }
 
-    fn labels(self, hook: Hook) -> BTreeMap<String, String> {
-        let path = if self.flows == 0 { "insert" } else { "hit" };
+    fn labels(self, path: &str, hook: Hook) -> BTreeMap<String, String> {
         BTreeMap::from([
             ("hook".to_owned(), hook.name().to_owned()),
             ("frame_bytes".to_owned(), self.frame_len_bytes.to_string()),
@@ -70,21 +79,26 @@ fn hits(quick: bool) -> Vec<Scenario> {
 }
 
 pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
-    let mut run = Run::new("overhead", settings.quick, settings.rounds)?;
     let hits = hits(settings.quick);
     let insert = Scenario {
         frame_len_bytes: 64,
         flows: 0,
         packets: if settings.quick { 100_000 } else { 400_000 },
     };
-    let rounds = settings.rounds as usize;
-    let mut progress =
-        Progress::new(HOOKS.len() * rounds * (hits.len() + 1) * ARMS.len() + rounds * 3);
+    let steps_a_round = PARTS.len() + HOOKS.len() * (hits.len() + 1) * ARMS.len() + TCP_ARMS.len();
+    let mut bench = Bench {
+        run: Run::new("overhead", settings.quick, settings.rounds)?,
+        settings,
+        progress: Progress::new(settings.rounds as usize * steps_a_round),
+        interrupt,
+    };
+    bench.hits("parts", &PARTS, Hook::Tc, &hits[..1])?;
     for hook in HOOKS {
-        measure_hits(&mut run, settings, hook, &hits, &mut progress, interrupt)?;
-        measure_inserts(&mut run, settings, hook, insert, &mut progress, interrupt)?;
+        bench.hits("hit", &ARMS, hook, &hits)?;
+        bench.inserts(hook, insert)?;
     }
-    measure_tcp(&mut run, settings, &mut progress, interrupt)?;
+    bench.tcp()?;
+    let mut run = bench.run;
     run.notes.extend([
         "program_ns_per_packet is the kernel's run_time_ns over run_cnt while BPF_ENABLE_STATS is on; \
          it contains what the statistics themselves cost, which the empty program shows as well."
@@ -99,6 +113,12 @@ pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
     Ok(run)
 }
 
+struct Measured {
+    /// `None` where no program is on the hook.
+    program_ns_per_packet: Option<f64>,
+    packets_per_second: f64,
+}
+
 /// An arm on a wire of its own.
 struct Station {
     wire: Wire,
@@ -110,16 +130,15 @@ impl Station {
         let wire = Wire::new()?;
         let host = &wire.lab.agent;
         let occupant = match arm {
-            "empty" => Occupant::reference(host, hook, Reference::Empty, 1)?,
-            "bare" => Occupant::reference(host, hook, Reference::Bare, MAX_FLOWS)?,
+            "nothing" => Occupant::Nothing,
             "agent" => agent(host, hook, settings, interrupt)?,
-            _ => Occupant::Nothing,
+            program => Occupant::reference(host, hook, program, MAX_FLOWS)?,
         };
         Ok(Self { wire, occupant })
     }
 
     /// Sends the scenario's packets, once with statistics and once without.
-    fn measure(&mut self, scenario: Scenario, interrupt: &Interrupt) -> Result<(Option<f64>, f64)> {
+    fn measure(&mut self, scenario: Scenario, interrupt: &Interrupt) -> Result<Measured> {
         let frame = self.wire.frame(scenario.frame_len_bytes)?;
         let send = || {
             self.wire
@@ -137,7 +156,10 @@ impl Station {
         } else {
             send()?
         };
-        Ok((cost.ns_per_run(), rate.packets_per_second()))
+        Ok(Measured {
+            program_ns_per_packet: cost.ns_per_run(),
+            packets_per_second: rate.packets_per_second(),
+        })
     }
 }
 
@@ -157,130 +179,127 @@ fn agent(host: &Host, hook: Hook, settings: &Settings, interrupt: &Interrupt) ->
     Occupant::agent(host, settings.agent, &arguments, interrupt)
 }
 
-fn record(
-    run: &mut Run,
-    labels: &BTreeMap<String, String>,
-    arm: &str,
-    (ns_per_packet, packets_per_second): (Option<f64>, f64),
-) {
-    if let Some(ns) = ns_per_packet {
-        run.add(labels, arm, "program_ns_per_packet", ns);
-    }
-    run.add(labels, arm, "packets_per_second", packets_per_second);
+struct Bench<'a> {
+    run: Run,
+    settings: &'a Settings<'a>,
+    progress: Progress,
+    interrupt: &'a Interrupt,
 }
 
-fn measure_hits(
-    run: &mut Run,
-    settings: &Settings,
-    hook: Hook,
-    scenarios: &[Scenario],
-    progress: &mut Progress,
-    interrupt: &Interrupt,
-) -> Result<()> {
-    let mut stations = ARMS
-        .iter()
-        .map(|arm| Station::new(arm, hook, settings, interrupt))
-        .collect::<Result<Vec<_>>>()?;
-    for scenario in scenarios {
-        // The flows are in the table before the first round.
-        for station in stations.iter_mut().filter(|_| scenario.flows > 1) {
-            let frame = station.wire.frame(scenario.frame_len_bytes)?;
-            let count = scenario.flows.saturating_mul(5);
-            station
-                .wire
-                .flood(&frame, scenario.variety(), count, interrupt)?;
-        }
-        let labels = scenario.labels(hook);
-        for round in 0..settings.rounds {
-            run.add(&labels, "reference", "step_ns", reference::step_ns());
-            for index in order(ARMS.len(), round) {
-                let arm = ARMS[index];
-                progress.step(&format!(
-                    "{} hook, {} bytes, {} flows, round {}: {arm}",
-                    hook.name(),
-                    scenario.frame_len_bytes,
-                    scenario.flows,
-                    round + 1
-                ));
-                let measured = stations[index]
-                    .measure(*scenario, interrupt)
-                    .with_context(|| format!("measure {arm}"))?;
-                record(run, &labels, arm, measured);
+impl Bench<'_> {
+    /// The arms stay while the scenarios pass, so that flows are in the table when they count.
+    fn hits(
+        &mut self,
+        path: &str,
+        arms: &[&str],
+        hook: Hook,
+        scenarios: &[Scenario],
+    ) -> Result<()> {
+        let mut stations = arms
+            .iter()
+            .map(|arm| Station::new(arm, hook, self.settings, self.interrupt))
+            .collect::<Result<Vec<_>>>()?;
+        for scenario in scenarios {
+            for station in stations.iter_mut().filter(|_| scenario.flows > 1) {
+                let frame = station.wire.frame(scenario.frame_len_bytes)?;
+                let count = scenario.flows.saturating_mul(5);
+                station
+                    .wire
+                    .flood(&frame, scenario.variety(), count, self.interrupt)?;
+            }
+            let labels = scenario.labels(path, hook);
+            for round in 0..self.settings.rounds {
+                self.reference(&labels);
+                for index in order(arms.len(), round) {
+                    let arm = arms[index];
+                    let (len_bytes, flows) = (scenario.frame_len_bytes, scenario.flows);
+                    let what = format!("{} hook, {len_bytes} bytes, {flows} flows", hook.name());
+                    self.step(&what, round, arm);
+                    let measured = stations[index].measure(*scenario, self.interrupt);
+                    self.record(&labels, arm, measured)?;
+                }
             }
         }
+        Ok(())
     }
-    Ok(())
-}
 
-/// Every round has arms of its own, whose tables are empty.
-fn measure_inserts(
-    run: &mut Run,
-    settings: &Settings,
-    hook: Hook,
-    scenario: Scenario,
-    progress: &mut Progress,
-    interrupt: &Interrupt,
-) -> Result<()> {
-    let labels = scenario.labels(hook);
-    for round in 0..settings.rounds {
-        run.add(&labels, "reference", "step_ns", reference::step_ns());
-        for index in order(ARMS.len(), round) {
-            let arm = ARMS[index];
-            progress.step(&format!(
-                "{} hook, every packet a new flow, round {}: {arm}",
-                hook.name(),
-                round + 1
-            ));
-            let mut station = Station::new(arm, hook, settings, interrupt)?;
-            let measured = station
-                .measure(scenario, interrupt)
-                .with_context(|| format!("measure {arm}"))?;
-            record(run, &labels, arm, measured);
+    /// Every round has arms of its own, whose tables are empty.
+    fn inserts(&mut self, hook: Hook, scenario: Scenario) -> Result<()> {
+        let labels = scenario.labels("insert", hook);
+        for round in 0..self.settings.rounds {
+            self.reference(&labels);
+            for index in order(ARMS.len(), round) {
+                let arm = ARMS[index];
+                let what = format!("{} hook, every packet a new flow", hook.name());
+                self.step(&what, round, arm);
+                let mut station = Station::new(arm, hook, self.settings, self.interrupt)?;
+                let measured = station.measure(scenario, self.interrupt);
+                self.record(&labels, arm, measured)?;
+            }
         }
+        Ok(())
     }
-    Ok(())
-}
 
-/// Real sockets over a wire with offloads, the agent on both directions as by default.
-fn measure_tcp(
-    run: &mut Run,
-    settings: &Settings,
-    progress: &mut Progress,
-    interrupt: &Interrupt,
-) -> Result<()> {
-    const TCP_ARMS: [&str; 3] = ["nothing", "empty", "agent"];
-    let bytes: u64 = if settings.quick {
-        200_000_000
-    } else {
-        2_000_000_000
-    };
-    let labels = BTreeMap::from([("traffic".to_owned(), "one TCP stream".to_owned())]);
-    let mut stations = Vec::new();
-    for arm in TCP_ARMS {
-        let lab = Lab::new(LabOptions {
-            addresses: true,
-            offloads: true,
-            ..LabOptions::default()
-        })?;
-        let occupant = match arm {
-            "empty" => Occupant::reference(&lab.agent, Hook::Tc, Reference::Empty, 1)?,
-            "agent" => Occupant::agent(&lab.agent, settings.agent, &[], interrupt)?,
-            _ => Occupant::Nothing,
+    /// Real sockets over a wire with offloads, the agent on both directions as by default.
+    fn tcp(&mut self) -> Result<()> {
+        let bytes: u64 = if self.settings.quick {
+            200_000_000
+        } else {
+            2_000_000_000
         };
-        stations.push((lab, occupant));
-    }
-    for round in 0..settings.rounds {
-        run.add(&labels, "reference", "step_ns", reference::step_ns());
-        for index in order(TCP_ARMS.len(), round) {
-            interrupt.check()?;
-            let arm = TCP_ARMS[index];
-            progress.step(&format!("one TCP stream, round {}: {arm}", round + 1));
-            let lab = &stations[index].0;
-            let started = Instant::now();
-            traffic::tcp(&lab.peer, &lab.agent, IpVersion::V4, 5001, bytes)?;
-            let rate = bytes as f64 / started.elapsed().as_secs_f64();
-            run.add(&labels, arm, "tcp_bytes_per_second", rate);
+        let labels = BTreeMap::from([("traffic".to_owned(), "one TCP stream".to_owned())]);
+        let mut stations = Vec::new();
+        for arm in TCP_ARMS {
+            let lab = Lab::new(LabOptions {
+                addresses: true,
+                offloads: true,
+                ..LabOptions::default()
+            })?;
+            let occupant = match arm {
+                "empty" => Occupant::reference(&lab.agent, Hook::Tc, "empty", 1)?,
+                "agent" => Occupant::agent(&lab.agent, self.settings.agent, &[], self.interrupt)?,
+                _ => Occupant::Nothing,
+            };
+            stations.push((occupant, lab));
         }
+        for round in 0..self.settings.rounds {
+            self.reference(&labels);
+            for index in order(TCP_ARMS.len(), round) {
+                self.interrupt.check()?;
+                let arm = TCP_ARMS[index];
+                self.step("one TCP stream", round, arm);
+                let lab = &stations[index].1;
+                let started = Instant::now();
+                traffic::tcp(&lab.peer, &lab.agent, IpVersion::V4, 5001, bytes)?;
+                let rate = bytes as f64 / started.elapsed().as_secs_f64();
+                self.run.add(&labels, arm, "tcp_bytes_per_second", rate);
+            }
+        }
+        Ok(())
     }
-    Ok(())
+
+    fn step(&mut self, what: &str, round: u32, arm: &str) {
+        self.progress
+            .step(&format!("{what}, round {}: {arm}", round + 1));
+    }
+
+    fn reference(&mut self, labels: &BTreeMap<String, String>) {
+        self.run
+            .add(labels, "reference", "step_ns", reference::step_ns());
+    }
+
+    fn record(
+        &mut self,
+        labels: &BTreeMap<String, String>,
+        arm: &str,
+        measured: Result<Measured>,
+    ) -> Result<()> {
+        let measured = measured.with_context(|| format!("measure {arm}"))?;
+        if let Some(ns) = measured.program_ns_per_packet {
+            self.run.add(labels, arm, "program_ns_per_packet", ns);
+        }
+        let rate = measured.packets_per_second;
+        self.run.add(labels, arm, "packets_per_second", rate);
+        Ok(())
+    }
 }

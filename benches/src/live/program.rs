@@ -42,24 +42,6 @@ impl Hook {
     }
 }
 
-/// What the agent's programs are held against.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reference {
-    Empty,
-    Bare,
-}
-
-impl Reference {
-    fn program(self, hook: Hook) -> &'static str {
-        match (self, hook) {
-            (Self::Empty, Hook::Tc) => "empty_tc",
-            (Self::Empty, Hook::Xdp) => "empty_xdp",
-            (Self::Bare, Hook::Tc) => "bare_tc",
-            (Self::Bare, Hook::Xdp) => "bare_xdp",
-        }
-    }
-}
-
 /// What is on the hook; dropping it takes it off.
 pub enum Occupant {
     Nothing,
@@ -68,15 +50,16 @@ pub enum Occupant {
 }
 
 impl Occupant {
-    /// `max_flows` is the size of the bare program's table.
-    pub fn reference(host: &Host, hook: Hook, which: Reference, max_flows: u32) -> Result<Self> {
+    /// One of the programs that the agent's are held against, as `empty` or `bare`; `max_flows` is
+    /// the size of its table.
+    pub fn reference(host: &Host, hook: Hook, which: &str, max_flows: u32) -> Result<Self> {
         let mut ebpf = EbpfLoader::new()
             .map_max_entries("BARE", max_flows)
             .load(OBJECT)
             .context("load the reference programs")?;
-        let name = which.program(hook);
+        let name = format!("{which}_{}", hook.name());
         let program = ebpf
-            .program_mut(name)
+            .program_mut(&name)
             .with_context(|| format!("the object has no program {name}"))?;
         let attach = || -> Result<u32> {
             let info = match hook {
