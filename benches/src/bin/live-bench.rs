@@ -43,7 +43,11 @@ struct Cli {
 #[derive(Subcommand)]
 enum Bench {
     /// Nanoseconds a packet of our programs, packets a second, TCP throughput
-    Overhead,
+    Overhead {
+        /// Only these sections
+        #[arg(value_enum)]
+        sections: Vec<overhead::Section>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -67,12 +71,13 @@ fn bench(cli: &Cli) -> Result<()> {
         .with_context(|| format!("find the agent {}", cli.agent.display()))?;
     let rounds = cli.rounds.unwrap_or(if cli.quick { 3 } else { 5 });
     let interrupt = Interrupt::install()?;
-    let run = match cli.bench {
-        Bench::Overhead => overhead::run(
+    let run = match &cli.bench {
+        Bench::Overhead { sections } => overhead::run(
             &overhead::Settings {
                 agent: &agent,
                 rounds,
                 quick: cli.quick,
+                sections,
             },
             &interrupt,
         )?,

@@ -37,6 +37,20 @@ pub struct Settings<'a> {
     pub agent: &'a Path,
     pub rounds: u32,
     pub quick: bool,
+    /// Empty for all.
+    pub sections: &'a [Section],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Section {
+    /// The bare program taken apart
+    Parts,
+    /// Packets of flows that are in the table
+    Hits,
+    /// Every packet a new flow
+    Inserts,
+    /// TCP throughput
+    Tcp,
 }
 
 /// What all arms get in one measurement.
@@ -85,19 +99,39 @@ pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
         flows: 0,
         packets: if settings.quick { 100_000 } else { 400_000 },
     };
-    let steps_a_round = PARTS.len() + HOOKS.len() * (hits.len() + 1) * ARMS.len() + TCP_ARMS.len();
+    let wants = |section| settings.sections.is_empty() || settings.sections.contains(&section);
+    let on_all_hooks = HOOKS.len() * ARMS.len();
+    let steps_a_round = [
+        (Section::Parts, PARTS.len()),
+        (Section::Hits, on_all_hooks * hits.len()),
+        (Section::Inserts, on_all_hooks),
+        (Section::Tcp, TCP_ARMS.len()),
+    ];
+    let steps_a_round: usize = steps_a_round
+        .into_iter()
+        .filter(|(section, _)| wants(*section))
+        .map(|(_, steps)| steps)
+        .sum();
     let mut bench = Bench {
         run: Run::new("overhead", settings.quick, settings.rounds)?,
         settings,
         progress: Progress::new(settings.rounds as usize * steps_a_round),
         interrupt,
     };
-    bench.hits("parts", &PARTS, Hook::Tc, &hits[..1])?;
-    for hook in HOOKS {
-        bench.hits("hit", &ARMS, hook, &hits)?;
-        bench.inserts(hook, insert)?;
+    if wants(Section::Parts) {
+        bench.hits("parts", &PARTS, Hook::Tc, &hits[..1])?;
     }
-    bench.tcp()?;
+    for hook in HOOKS {
+        if wants(Section::Hits) {
+            bench.hits("hit", &ARMS, hook, &hits)?;
+        }
+        if wants(Section::Inserts) {
+            bench.inserts(hook, insert)?;
+        }
+    }
+    if wants(Section::Tcp) {
+        bench.tcp()?;
+    }
     let mut run = bench.run;
     run.notes.extend([
         "program_ns_per_packet is the kernel's run_time_ns over run_cnt while BPF_ENABLE_STATS is on; \

@@ -59,7 +59,7 @@ impl Figure {
         sorted.sort_unstable_by(f64::total_cmp);
         let (low, high) = (*sorted.first()?, *sorted.last()?);
         let middle = sorted.len() / 2;
-        let median = if sorted.len() % 2 == 0 {
+        let median = if sorted.len().is_multiple_of(2) {
             f64::midpoint(sorted[middle - 1], sorted[middle])
         } else {
             sorted[middle]
