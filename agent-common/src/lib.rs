@@ -18,6 +18,6 @@ pub mod transport;
 pub mod wire_size;
 
 pub use account::{HookAccount, Pair, Reason};
-pub use flow::{FlowCounters, FlowKey, L4Kind};
+pub use flow::{Clocks, FlowCounters, FlowKey, L4Kind};
 pub use frame::{Frame, Header};
 pub use parse::{LinkType, Packet, parse};

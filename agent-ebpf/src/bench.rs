@@ -14,7 +14,11 @@
 #![cfg_attr(target_arch = "bpf", feature(core_intrinsics))]
 
 mod atomic;
-#[allow(dead_code, reason = "the readers of paged packets are the agent's alone")]
+mod clock;
+#[allow(
+    dead_code,
+    reason = "the readers of paged packets are the agent's alone"
+)]
 mod packet;
 mod runtime;
 
@@ -24,7 +28,7 @@ use agent_common::{FlowCounters, FlowKey, LinkType, Packet, parse};
 use aya_ebpf::{
     bindings::{TC_ACT_UNSPEC, xdp_action::XDP_PASS},
     btf_maps::HashMap,
-    helpers::{bpf_ktime_get_boot_ns, bpf_ktime_get_coarse_ns},
+    helpers::bpf_ktime_get_coarse_ns,
     macros::{btf_map, classifier, xdp},
     programs::{TcContext, XdpContext},
 };
@@ -48,8 +52,7 @@ pub fn empty_xdp(_: XdpContext) -> u32 {
 /// One part of the bare program alone, and so each of those below.
 #[classifier]
 pub fn clock_tc(_: TcContext) -> i32 {
-    // SAFETY: the helper takes no argument.
-    black_box(unsafe { bpf_ktime_get_boot_ns() });
+    black_box(clock::boot_ns());
     TC_ACT_UNSPEC
 }
 
@@ -71,14 +74,14 @@ pub fn parse_tc(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn timeless_tc(ctx: TcContext) -> i32 {
     let (linear, len_bytes) = linear(&ctx);
-    count(&linear, len_bytes, || 1);
+    count(&linear, len_bytes, clock::jiffies);
     TC_ACT_UNSPEC
 }
 
 #[classifier]
 pub fn bare_tc(ctx: TcContext) -> i32 {
     let (linear, len_bytes) = linear(&ctx);
-    count(&linear, len_bytes, now_ns);
+    count(&linear, len_bytes, clock::boot_ns);
     TC_ACT_UNSPEC
 }
 
@@ -94,41 +97,39 @@ fn linear(ctx: &TcContext) -> (Linear, u32) {
     (linear, skb.len)
 }
 
-#[inline(always)]
-fn now_ns() -> u64 {
-    // SAFETY: the helper takes no argument.
-    unsafe { bpf_ktime_get_boot_ns() }
-}
-
 #[xdp(frags)]
 pub fn bare_xdp(ctx: XdpContext) -> u32 {
     let linear = Linear {
         data: ctx.data(),
         data_end: ctx.data_end(),
     };
-    count(&linear, (linear.data_end - linear.data) as u32, now_ns);
+    count(
+        &linear,
+        (linear.data_end - linear.data) as u32,
+        clock::boot_ns,
+    );
     XDP_PASS
 }
 
 #[inline(always)]
-fn count(linear: &Linear, len_bytes: u32, now_ns: impl FnOnce() -> u64) {
+fn count(linear: &Linear, len_bytes: u32, now: impl FnOnce() -> u64) {
     let mut packet = Packet::default();
     if parse(linear, LinkType::Ethernet, None, &mut packet).is_err() {
         return;
     }
-    let now_ns = now_ns();
+    let now = now();
     let direction = usize::from(packet.direction & 1);
     if let Some(flow) = BARE.get_ptr_mut(&packet.key) {
         // SAFETY: `flow` comes from a look-up in this program run, and the index is 0 or 1.
         unsafe {
             atomic::add(&raw mut (*flow).packets[direction], 1);
             atomic::add(&raw mut (*flow).bytes[direction], u64::from(len_bytes));
-            (*flow).last_seen_ns = now_ns;
+            (*flow).last_seen_jiffies = now;
         }
         return;
     }
     let mut first = FlowCounters {
-        last_seen_ns: now_ns,
+        last_seen_jiffies: now,
         ..FlowCounters::default()
     };
     first.packets[direction] = 1;

@@ -6,7 +6,7 @@ use agent_common::{
 };
 use aya_ebpf::{
     Global,
-    helpers::{bpf_ktime_get_boot_ns, bpf_xdp_get_buff_len},
+    helpers::bpf_xdp_get_buff_len,
     programs::{TcContext, XdpContext},
 };
 use aya_log_ebpf::debug;
@@ -144,9 +144,7 @@ fn count<C: aya_ebpf::EbpfContext>(
         Ok(()) => {
             packet.key.netns = NETNS.load();
             packet.key.ifindex = ifindex;
-            // SAFETY: the helper takes no argument.
-            let now_ns = unsafe { bpf_ktime_get_boot_ns() };
-            table::add(page, packet, size.packets, size.bytes, now_ns)
+            table::add(page, packet, size.packets, size.bytes)
         }
         Err(reason) => Err(reason),
     };

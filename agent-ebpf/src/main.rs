@@ -18,13 +18,14 @@
 
 mod account;
 mod atomic;
+mod clock;
 mod hook;
 mod packet;
 mod page;
 mod runtime;
 mod table;
 
-use agent_common::LinkType;
+use agent_common::{Clocks, LinkType};
 use aya_ebpf::{
     bindings::{TC_ACT_UNSPEC, xdp_action::XDP_PASS},
     macros::{classifier, xdp},
@@ -79,5 +80,23 @@ pub fn xdp_frags(ctx: XdpContext) -> u32 {
 #[xdp(frags)]
 pub fn xdp_frags_ip(ctx: XdpContext) -> u32 {
     hook::xdp_frags(&ctx, LinkType::Ip);
+    XDP_PASS
+}
+
+/// Never attached: userspace runs it by `BPF_PROG_TEST_RUN` on a packet of [`Clocks`]' size or more,
+/// and reads what it wrote there.
+#[xdp]
+pub fn clocks(ctx: XdpContext) -> u32 {
+    let start = ctx.data();
+    if start + size_of::<Clocks>() <= ctx.data_end() {
+        // SAFETY: the packet has room for it, which was checked, and `BPF_PROG_TEST_RUN` puts it 256
+        // bytes into a page (`XDP_PACKET_HEADROOM`).
+        unsafe {
+            (start as *mut Clocks).write(Clocks {
+                jiffies: clock::jiffies(),
+                boot_ns: clock::boot_ns(),
+            });
+        }
+    }
     XDP_PASS
 }

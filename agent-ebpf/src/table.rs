@@ -6,7 +6,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
-use crate::atomic;
+use crate::{atomic, clock};
 
 /// The two pages. Userspace puts inner maps of the size that it wants into both slots.
 #[btf_map]
@@ -23,21 +23,15 @@ const ETIMEDOUT: i32 = -110;
 
 /// Adds a packet to its flow; the error says why it could not.
 #[inline(always)]
-pub fn add(
-    page: u32,
-    packet: &Packet,
-    packets: u64,
-    bytes: u64,
-    now_ns: u64,
-) -> Result<(), Reason> {
+pub fn add(page: u32, packet: &Packet, packets: u64, bytes: u64) -> Result<(), Reason> {
     let table = PAGES.get(page).ok_or(Reason::Vanished)?;
     if let Some(flow) = table.get_ptr_mut(&packet.key) {
-        grow(flow, packet, packets, bytes, now_ns);
+        grow(flow, packet, packets, bytes);
         return Ok(());
     }
     let mut first = FlowCounters {
-        first_seen_ns: now_ns,
-        last_seen_ns: now_ns,
+        first_seen_ns: clock::boot_ns(),
+        last_seen_jiffies: clock::jiffies(),
         first_direction: packet.initiator,
         dscp: packet.dscp,
         ..FlowCounters::default()
@@ -51,7 +45,7 @@ pub fn add(
         // Another CPU was first.
         Err(EEXIST) => {
             let flow = table.get_ptr_mut(&packet.key).ok_or(Reason::Vanished)?;
-            grow(flow, packet, packets, bytes, now_ns);
+            grow(flow, packet, packets, bytes);
             Ok(())
         }
         Err(E2BIG) => Err(Reason::TableFull),
@@ -63,15 +57,17 @@ pub fn add(
 
 /// Several CPUs may be in the same entry: counters grow by atomic adds, flags by storing ones.
 #[inline(always)]
-fn grow(flow: *mut FlowCounters, packet: &Packet, packets: u64, bytes: u64, now_ns: u64) {
+fn grow(flow: *mut FlowCounters, packet: &Packet, packets: u64, bytes: u64) {
+    let now_jiffies = clock::jiffies();
     let direction = usize::from(packet.direction & 1);
     // SAFETY: `flow` comes from a lookup in this program run, entries are not deleted while a
     // program may hold them (DESIGN: page flip with a grace period), and the index is 0 or 1.
     unsafe {
         atomic::add(&raw mut (*flow).packets[direction], packets);
         atomic::add(&raw mut (*flow).bytes[direction], bytes);
-        if (*flow).last_seen_ns < now_ns {
-            (*flow).last_seen_ns = now_ns;
+        // Mostly the tick is the same, and nothing is written.
+        if (*flow).last_seen_jiffies < now_jiffies {
+            (*flow).last_seen_jiffies = now_jiffies;
         }
         if packet.tcp_flags != 0 {
             (*flow).tcp_flags[direction].store(packet.tcp_flags);

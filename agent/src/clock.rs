@@ -1,22 +1,44 @@
-//! The clocks: `CLOCK_BOOTTIME`, which the programs stamp packets with, and its offset to Unix time.
+//! The clocks: the kernel's tick counter and `CLOCK_BOOTTIME`, which the programs stamp packets with,
+//! and the offset to Unix time.
 
 use std::time::Duration;
 
+use agent_common::Clocks;
+
 use crate::replica::ScanClock;
 
-/// Both clocks at one moment; the offset is taken anew at every scan, since Unix time is adjusted.
-pub fn now() -> ScanClock {
-    let boot_ns = read_ns(libc::CLOCK_BOOTTIME);
-    let unix_ns = read_ns(libc::CLOCK_REALTIME);
+/// All clocks at one moment, `clocks` being the programs' own; taken anew at every scan, since Unix
+/// time is adjusted and ticks stand still while the machine sleeps.
+pub fn at(clocks: Clocks) -> ScanClock {
     ScanClock {
-        boot_ns,
-        boot_to_unix_ns: unix_ns.wrapping_sub(boot_ns).cast_signed(),
+        boot_ns: clocks.boot_ns,
+        jiffies: clocks.jiffies,
+        tick_ns: tick_ns(),
+        boot_to_unix_ns: read_ns(libc::CLOCK_REALTIME)
+            .wrapping_sub(read_ns(libc::CLOCK_BOOTTIME))
+            .cast_signed(),
     }
 }
 
 /// Unix time of a scan's clock.
 pub fn unix_ns(clock: ScanClock) -> u64 {
     clock.boot_ns.wrapping_add_signed(clock.boot_to_unix_ns)
+}
+
+/// Unix time.
+pub fn unix_now_ns() -> u64 {
+    read_ns(libc::CLOCK_REALTIME)
+}
+
+/// How long a tick of the kernel is: the coarse clocks move once a tick.
+fn tick_ns() -> u64 {
+    let mut resolution = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `resolution` outlives the call; the clock exists on every kernel since 2.6.32.
+    unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut resolution) };
+    nanoseconds(resolution)
 }
 
 /// CPU time of the calling thread.
@@ -31,5 +53,9 @@ fn read_ns(clock: libc::clockid_t) -> u64 {
     };
     // SAFETY: `time` outlives the call; the clocks used here exist on every kernel since 2.6.39.
     unsafe { libc::clock_gettime(clock, &raw mut time) };
+    nanoseconds(time)
+}
+
+fn nanoseconds(time: libc::timespec) -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }

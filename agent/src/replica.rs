@@ -32,6 +32,9 @@ pub struct ReplicaSettings {
 pub struct ScanClock {
     /// `CLOCK_BOOTTIME` at the scan.
     pub boot_ns: u64,
+    /// The kernel's tick counter at the same moment.
+    pub jiffies: u64,
+    pub tick_ns: u64,
     /// What to add to boot time to get Unix time.
     pub boot_to_unix_ns: i64,
 }
@@ -39,6 +42,18 @@ pub struct ScanClock {
 impl ScanClock {
     fn unix_ns(self, boot_ns: u64) -> u64 {
         boot_ns.saturating_add_signed(self.boot_to_unix_ns)
+    }
+
+    /// To the tick, which is 1 to 10 ms, and not before the first packet.
+    fn last_seen_boot_ns(self, counters: &FlowCounters) -> u64 {
+        let ticks = self
+            .jiffies
+            .wrapping_sub(counters.last_seen_jiffies)
+            .cast_signed();
+        let tick_ns = self.tick_ns.cast_signed();
+        self.boot_ns
+            .saturating_add_signed(ticks.saturating_mul(tick_ns).saturating_neg())
+            .max(counters.first_seen_ns)
     }
 }
 
@@ -141,7 +156,7 @@ impl Replica {
             None => self.insert(hash, key, counters, sink),
         };
         let entry = &mut self.slab[slot];
-        let delta = entry.add(counters, self.scan);
+        let delta = entry.add(counters, self.clock, self.scan);
         self.oldest.note((entry.last_seen_boot_ns, slot));
         sink(&entry.record(self.clock, delta, None));
     }
@@ -270,7 +285,7 @@ impl Entry {
     }
 
     /// Returns what was added.
-    fn add(&mut self, counters: &FlowCounters, scan: u32) -> [Pair; 2] {
+    fn add(&mut self, counters: &FlowCounters, clock: ScanClock, scan: u32) -> [Pair; 2] {
         let delta = [0, 1].map(|direction| Pair {
             packets: counters.packets[direction],
             bytes: counters.bytes[direction],
@@ -279,7 +294,9 @@ impl Entry {
             self.total[direction] += added;
             self.tcp_flags[direction] |= counters.tcp_flags[direction].union();
         }
-        self.last_seen_boot_ns = self.last_seen_boot_ns.max(counters.last_seen_ns);
+        self.last_seen_boot_ns = self
+            .last_seen_boot_ns
+            .max(clock.last_seen_boot_ns(counters));
         if self.state == State::Living && self.is_over() {
             self.state = State::Closing;
             self.closing_scan = scan;

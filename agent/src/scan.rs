@@ -86,7 +86,7 @@ impl Scanner {
             hooks: parts.hooks,
             account: HookAccount::default(),
             stats: ScanStats::default(),
-            window_start_unix_ns: clock::unix_ns(clock::now()),
+            window_start_unix_ns: clock::unix_now_ns(),
         }
     }
 
@@ -104,7 +104,7 @@ impl Scanner {
     fn run(&mut self, is_final: bool) -> Result<()> {
         let started = Instant::now();
         let cpu_started = clock::thread_cpu();
-        let scan_clock = clock::now();
+        let scan_clock = clock::at(self.kernel.clocks()?);
         self.replica.begin_scan(scan_clock);
 
         for state in &mut self.hooks {

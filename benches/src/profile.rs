@@ -65,6 +65,8 @@ const FRAME_LENS_BYTES: [u64; 4] = [60, 118, 590, 1_514];
 
 /// `CLOCK_BOOTTIME` of the scan that drained the entries.
 pub const SCAN_BOOT_NS: u64 = 3_600_000_000_000;
+/// A kernel of 250 ticks a second.
+pub const TICK_NS: u64 = 4_000_000;
 const WINDOW_NS: u64 = 10_000_000_000;
 
 /// Who talks to whom in one flow, the host first.
@@ -122,7 +124,7 @@ impl Profile {
             packets,
             bytes: [packets[0] * lens[0], packets[1] * lens[1]],
             first_seen_ns: seen_ns[0].min(seen_ns[1]),
-            last_seen_ns: seen_ns[0].max(seen_ns[1]),
+            last_seen_jiffies: seen_ns[0].max(seen_ns[1]) / TICK_NS,
             first_direction: (bits >> 19 & 1) as u8,
             dscp: if bits.is_multiple_of(16) { 46 } else { 0 },
             ..FlowCounters::default()

@@ -12,7 +12,7 @@ use agent::{
 use agent_common::{FlowCounters, FlowKey, HookAccount};
 use anyhow::Result;
 
-use crate::profile::{Page, SCAN_BOOT_NS};
+use crate::profile::{Page, SCAN_BOOT_NS, TICK_NS};
 
 /// The agent's default for `--max-tracked-flows`.
 const MAX_TRACKED_FLOWS: usize = 1_000_000;
@@ -20,6 +20,8 @@ const MAX_TRACKED_FLOWS: usize = 1_000_000;
 const SHORT_BATCH_LEN_BYTES: usize = 128 << 10;
 const CLOCK: ScanClock = ScanClock {
     boot_ns: SCAN_BOOT_NS,
+    jiffies: SCAN_BOOT_NS / TICK_NS,
+    tick_ns: TICK_NS,
     boot_to_unix_ns: 1_700_000_000_000_000_000,
 };
 

@@ -262,7 +262,7 @@ async fn serve(
 ) -> Result<()> {
     let settings = StatusSettings {
         identity,
-        started_unix_ns: crate::clock::unix_ns(crate::clock::now()),
+        started_unix_ns: crate::clock::unix_now_ns(),
         max_tracked_flows: u64::from(args.max_tracked_flows),
         scan_interval: args.scan_interval,
         idle_timeout: args.idle_timeout,

@@ -1,17 +1,22 @@
 //! Puts the programs and their maps into the kernel: settings come in, a [`Kernel`] goes out.
 
-use std::os::fd::AsFd as _;
+use std::{mem::offset_of, os::fd::AsFd as _};
 
+use agent_common::Clocks;
 use anyhow::{Context as _, Result, anyhow, bail};
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Map, MapData},
+    programs::{TestRun as _, TestRunOptions, Xdp},
 };
 
 use super::{account::Accounts, bpf, links::netlink::errno, pages::Pages};
 
 /// The programs, compiled by the build script.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/flow-agent-ebpf"));
+
+/// Tells the time; see [`Kernel::clocks`].
+const CLOCKS: &str = "clocks";
 
 /// Interface slots that are made for interfaces that appear later.
 const SPARE_SLOTS: u32 = 8;
@@ -56,6 +61,14 @@ impl Kernel {
         .map_err(|error| explain_memory(error, settings.max_flows))?;
         let accounts = Accounts::new(take(&mut ebpf, "ACCOUNT")?, accounts_per_page)?;
         let interfaces = take(&mut ebpf, "INTERFACES")?;
+        let clocks: &mut Xdp = ebpf
+            .program_mut(CLOCKS)
+            .with_context(|| format!("the object has no program {CLOCKS}"))?
+            .try_into()
+            .context("an XDP program")?;
+        clocks
+            .load()
+            .with_context(|| format!("load the program {CLOCKS}"))?;
         Ok(Self {
             ebpf,
             pages,
@@ -72,6 +85,38 @@ impl Kernel {
             &(slot + 1).to_ne_bytes(),
         )
         .with_context(|| format!("register interface index {ifindex}"))
+    }
+
+    /// What the programs' clocks say at the moment.
+    pub fn clocks(&self) -> Result<Clocks> {
+        const JIFFIES: usize = offset_of!(Clocks, jiffies);
+        const BOOT_NS: usize = offset_of!(Clocks, boot_ns);
+        // The least that the kernel runs a program on is an Ethernet header.
+        let mut packet = [0; size_of::<Clocks>()];
+        let program: &Xdp = self
+            .ebpf
+            .program(CLOCKS)
+            .with_context(|| format!("the object has no program {CLOCKS}"))?
+            .try_into()
+            .context("an XDP program")?;
+        let sent = packet;
+        program
+            .test_run(TestRunOptions {
+                data_in: Some(&sent),
+                data_out: Some(&mut packet),
+                ..TestRunOptions::new()
+            })
+            .context("run the program that reads the clocks")?;
+        let number = |at: usize| {
+            let bytes = packet[at..]
+                .first_chunk()
+                .expect("the packet has room for both");
+            u64::from_ne_bytes(*bytes)
+        };
+        Ok(Clocks {
+            jiffies: number(JIFFIES),
+            boot_ns: number(BOOT_NS),
+        })
     }
 
     pub fn kernel_memory_bytes(&self) -> u64 {

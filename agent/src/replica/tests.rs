@@ -42,7 +42,7 @@ fn counters(second: u64, a_to_b: &[u8], b_to_a: &[u8]) -> FlowCounters {
         packets,
         bytes: packets.map(|packets| packets * 60),
         first_seen_ns: second * SECOND,
-        last_seen_ns: second * SECOND,
+        last_seen_jiffies: second,
         tcp_flags: [flags(a_to_b), flags(b_to_a)],
         ..FlowCounters::default()
     }
@@ -53,6 +53,8 @@ fn scan(replica: &mut Replica, second: u64, updates: &[(u32, FlowCounters)]) -> 
     let mut sink = |record: &Record| records.push(*record);
     replica.begin_scan(ScanClock {
         boot_ns: second * SECOND,
+        jiffies: second,
+        tick_ns: SECOND,
         boot_to_unix_ns: UNIX,
     });
     let (keys, counters): (Vec<_>, Vec<_>) = updates.iter().map(|&(n, c)| (key(n), c)).unzip();
@@ -267,6 +269,8 @@ fn play(max_flows: usize, scans: &[Vec<Op>]) -> u64 {
     for (second, ops) in (20..).step_by(7).zip(scans) {
         replica.begin_scan(ScanClock {
             boot_ns: second * SECOND,
+            jiffies: second,
+            tick_ns: SECOND,
             boot_to_unix_ns: UNIX,
         });
         let mut page = (Vec::new(), Vec::new());

@@ -1,0 +1,17 @@
+//! The kernel's clocks.
+
+use aya_ebpf::helpers::{bpf_jiffies64, bpf_ktime_get_boot_ns};
+
+/// `CLOCK_BOOTTIME`; some 40 ns where a guest reads the time-stamp counter.
+#[inline(always)]
+pub fn boot_ns() -> u64 {
+    // SAFETY: the helper takes no argument.
+    unsafe { bpf_ktime_get_boot_ns() }
+}
+
+/// Ticks; the verifier puts a load in the place of the call (`do_misc_fixups`).
+#[inline(always)]
+pub fn jiffies() -> u64 {
+    // SAFETY: the helper takes no argument.
+    unsafe { bpf_jiffies64() }
+}
