@@ -2,11 +2,11 @@
 
 #![expect(clippy::print_stdout, reason = "figures are what this program is for")]
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use benches::live::{
-    overhead,
+    ladder, overhead,
     result::{Figure, Run},
     rounds::Interrupt,
 };
@@ -31,6 +31,10 @@ struct Cli {
     #[arg(long, global = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
 
+    /// Of each measurement that is taken over a time [default: 5s, with --quick 2s]
+    #[arg(long, global = true, value_name = "TIME", value_parser = humantime::parse_duration)]
+    duration: Option<Duration>,
+
     /// Where the result file goes
     #[arg(long, global = true, default_value = "docs/overhead")]
     results: PathBuf,
@@ -38,6 +42,14 @@ struct Cli {
     /// Print the results as JSON too
     #[arg(long, global = true)]
     json: bool,
+}
+
+impl Cli {
+    fn window(&self, usual: Duration) -> Duration {
+        let quick = Duration::from_secs(2);
+        self.duration
+            .unwrap_or(if self.quick { quick } else { usual })
+    }
 }
 
 #[derive(Subcommand)]
@@ -48,6 +60,8 @@ enum Bench {
         #[arg(value_enum)]
         sections: Vec<overhead::Section>,
     },
+    /// CPU and memory of each thing that the agent is asked to do
+    Ladder,
 }
 
 fn main() -> ExitCode {
@@ -78,6 +92,15 @@ fn bench(cli: &Cli) -> Result<()> {
                 rounds,
                 quick: cli.quick,
                 sections,
+            },
+            &interrupt,
+        )?,
+        Bench::Ladder => ladder::run(
+            &ladder::Settings {
+                agent: &agent,
+                rounds,
+                quick: cli.quick,
+                window: cli.window(Duration::from_secs(5)),
             },
             &interrupt,
         )?,

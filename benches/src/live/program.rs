@@ -124,6 +124,17 @@ impl Agent {
         settings: &[&str],
         interrupt: &Interrupt,
     ) -> Result<Self> {
+        Self::start_in(host, binary, settings, &[], interrupt)
+    }
+
+    /// The same with environment variables; its own settings by environment are taken from it.
+    pub fn start_in(
+        host: &Host,
+        binary: &Path,
+        settings: &[&str],
+        environment: &[(&str, &str)],
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let folder =
@@ -145,6 +156,7 @@ impl Agent {
                 command.env_remove(name);
             }
         }
+        command.envs(environment.iter().copied());
         let mut agent = Self {
             process: Process::spawn(&mut command)?,
             folder,
@@ -196,7 +208,7 @@ impl Agent {
     }
 
     /// Of the programs that it holds by descriptor.
-    fn program_ids(&mut self) -> Result<BTreeSet<u32>> {
+    pub fn program_ids(&mut self) -> Result<BTreeSet<u32>> {
         let ids = super::cost::held_program_ids(self.pid())?;
         ensure!(!ids.is_empty(), "flow-agent holds no program");
         Ok(ids)

@@ -70,6 +70,34 @@ impl Wire {
         Ok(Passage { packets, elapsed })
     }
 
+    /// Sends at a steady rate, in small parts.
+    pub fn pace(
+        &self,
+        frame: &[u8],
+        variety: Variety,
+        packets_per_second: u32,
+        duration: Duration,
+        interrupt: &Interrupt,
+    ) -> Result<Passage> {
+        const PARTS_PER_SECOND: u32 = 200;
+        let part = (packets_per_second / PARTS_PER_SECOND).max(1);
+        let generator = self.lab.peer.generator_of(variety)?;
+        let before = self.lab.agent.counters()?;
+        let started = Instant::now();
+        let mut sent = 0_u32;
+        while started.elapsed() < duration {
+            interrupt.check()?;
+            generator.send(frame, part, sender_cpu())?;
+            sent += part;
+            let due = Duration::from_secs_f64(f64::from(sent) / f64::from(packets_per_second));
+            std::thread::sleep(due.saturating_sub(started.elapsed()));
+        }
+        let (counters, elapsed) = self.settle(started)?;
+        let packets = (counters - before).rx_packets;
+        ensure!(packets > 0, "no frame arrived");
+        Ok(Passage { packets, elapsed })
+    }
+
     /// Waits for the frames in the ring. The clock stops where the counter last moved.
     fn settle(&self, started: Instant) -> Result<(Counters, Duration)> {
         let mut last = self.lab.agent.counters()?;
