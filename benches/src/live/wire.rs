@@ -70,7 +70,8 @@ impl Wire {
         Ok(Passage { packets, elapsed })
     }
 
-    /// Sends at a steady rate, in small parts.
+    /// Sends at a steady rate: each call sends what is due, since starting one takes the kernel
+    /// milliseconds.
     pub fn pace(
         &self,
         frame: &[u8],
@@ -79,18 +80,23 @@ impl Wire {
         duration: Duration,
         interrupt: &Interrupt,
     ) -> Result<Passage> {
-        const PARTS_PER_SECOND: u32 = 200;
-        let part = (packets_per_second / PARTS_PER_SECOND).max(1);
+        const PAUSE: Duration = Duration::from_millis(5);
         let generator = self.lab.peer.generator_of(variety)?;
         let before = self.lab.agent.counters()?;
         let started = Instant::now();
-        let mut sent = 0_u32;
-        while started.elapsed() < duration {
+        let mut sent = 0;
+        loop {
             interrupt.check()?;
-            generator.send(frame, part, sender_cpu())?;
-            sent += part;
-            let due = Duration::from_secs_f64(f64::from(sent) / f64::from(packets_per_second));
-            std::thread::sleep(due.saturating_sub(started.elapsed()));
+            let elapsed = started.elapsed().min(duration);
+            let in_all = elapsed.as_micros() * u128::from(packets_per_second) / 1_000_000;
+            let due = u32::try_from(in_all).unwrap_or(u32::MAX) - sent;
+            if due > 0 {
+                generator.send(frame, due, sender_cpu())?;
+                sent += due;
+            } else if elapsed == duration {
+                break;
+            }
+            std::thread::sleep(PAUSE);
         }
         let (counters, elapsed) = self.settle(started)?;
         let packets = (counters - before).rx_packets;
