@@ -1,5 +1,7 @@
 //! All of user space after the drain: update, encode, end of the scan.
 
+use std::time::Duration;
+
 use benches::{profile::PROFILES, user_space::UserSpace};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
@@ -25,7 +27,11 @@ fn bench(criterion: &mut Criterion) {
 
 criterion_group! {
     name = benches;
-    config = Criterion::default().sample_size(10).without_plots();
+    config = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(2))
+        .without_plots();
     targets = bench
 }
 criterion_main!(benches);

@@ -48,7 +48,11 @@ fn drain(table: &mut KernelTable, profile: Profile) -> Result<Duration> {
 
 criterion_group! {
     name = benches;
-    config = Criterion::default().sample_size(10).without_plots();
+    config = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(2))
+        .without_plots();
     targets = bench
 }
 criterion_main!(benches);

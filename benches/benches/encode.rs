@@ -1,5 +1,7 @@
 //! The encoder: the records of a scan become batches.
 
+use std::time::Duration;
+
 use benches::{profile::PROFILES, user_space::UserSpace};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
@@ -18,7 +20,11 @@ fn bench(criterion: &mut Criterion) {
 
 criterion_group! {
     name = benches;
-    config = Criterion::default().sample_size(10).without_plots();
+    config = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(2))
+        .without_plots();
     targets = bench
 }
 criterion_main!(benches);

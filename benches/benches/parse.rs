@@ -1,6 +1,6 @@
 //! The parser on the host: one frame of each kind, and a mix as it comes from many flows.
 
-use std::hint::black_box;
+use std::{hint::black_box, time::Duration};
 
 use agent_common::{LinkType, Packet, parse};
 use benches::{frames, profile};
@@ -37,7 +37,11 @@ fn bench(criterion: &mut Criterion) {
 
 criterion_group! {
     name = benches;
-    config = Criterion::default().sample_size(30).without_plots();
+    config = Criterion::default()
+        .sample_size(30)
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(2))
+        .without_plots();
     targets = bench
 }
 criterion_main!(benches);

@@ -1,6 +1,8 @@
 //! The replica: drained entries of known flows, of flows that it sees for the first time, and the
 //! end of a scan.
 
+use std::time::Duration;
+
 use benches::{
     profile::{PROFILES, Profile},
     user_space::UserSpace,
@@ -41,7 +43,11 @@ fn bench_profile(criterion: &mut Criterion, profile: Profile) {
 
 criterion_group! {
     name = benches;
-    config = Criterion::default().sample_size(10).without_plots();
+    config = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(2))
+        .without_plots();
     targets = bench
 }
 criterion_main!(benches);
