@@ -2,9 +2,11 @@
 //!
 //! A bench is a list of [`rounds::Arm`]s that are measured by turns, so that a machine whose speed
 //! swings slows them all alike. Each measurement is a [`result::Row`]; a [`result::Run`] has all of
-//! them with the [`host`] and goes into a file. [`overhead`] and [`ladder`] are benches; [`wire`] and [`program`]
+//! them with the [`host`] and goes into a file. [`overhead`], [`ladder`] and
+//! [`compare`] are benches; [`wire`] and [`program`]
 //! are what it puts on a hook, [`cost`] what a process and its programs cost.
 
+pub mod compare;
 pub mod cost;
 pub mod host;
 pub mod ladder;

@@ -1,6 +1,7 @@
 //! The project's chores: a task's name comes in, its outcome is the exit status.
 
 mod apt;
+mod bench;
 mod demo;
 #[path = "../../agent/build/ebpf_toolchain.rs"]
 mod ebpf_toolchain;
@@ -25,6 +26,10 @@ enum Task {
     Test(test::Arguments),
     /// Show the agent at work on traffic between two network namespaces.
     Demo(demo::Arguments),
+    /// Measure what the agent costs on real packets; `bench --help` says what there is.
+    Bench(bench::Arguments),
+    /// Make the pages and plots about overhead from the result files.
+    Report,
 }
 
 fn main() -> ExitCode {
@@ -33,6 +38,8 @@ fn main() -> ExitCode {
         Task::Run(arguments) => run::run(&arguments),
         Task::Test(arguments) => Ok(test::test(&arguments)),
         Task::Demo(arguments) => demo::demo(&arguments),
+        Task::Bench(arguments) => bench::bench(&arguments),
+        Task::Report => bench::report(),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

@@ -6,7 +6,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use benches::live::{
-    ladder, overhead,
+    compare, ladder, overhead,
     result::{Figure, Run},
     rounds::Interrupt,
 };
@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 
 /// Measures the agent on real packets, in network namespaces of its own. Needs root.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, bin_name = "cargo xtask bench", args_override_self = true)]
 struct Cli {
     #[command(subcommand)]
     bench: Bench,
@@ -62,6 +62,18 @@ enum Bench {
     },
     /// CPU and memory of each thing that the agent is asked to do
     Ladder,
+    /// Another agent beside ours: CPU and memory of its processes, its programs, the traffic
+    Compare {
+        /// What its rows are called
+        #[arg(long, default_value = "other")]
+        name: String,
+        /// How long it takes to come up
+        #[arg(long, default_value = "3s", value_parser = humantime::parse_duration)]
+        settle: Duration,
+        /// Its command; `{interface}` becomes the name of the interface that it shall watch
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -101,6 +113,22 @@ fn bench(cli: &Cli) -> Result<()> {
                 rounds,
                 quick: cli.quick,
                 window: cli.window(Duration::from_secs(5)),
+            },
+            &interrupt,
+        )?,
+        Bench::Compare {
+            name,
+            settle,
+            command,
+        } => compare::run(
+            &compare::Settings {
+                agent: &agent,
+                rounds,
+                quick: cli.quick,
+                window: cli.window(Duration::from_secs(5)),
+                name,
+                settle: *settle,
+                command,
             },
             &interrupt,
         )?,
