@@ -13,6 +13,7 @@ pub mod ladder;
 pub mod overhead;
 pub mod program;
 pub mod reference;
+pub mod report;
 pub mod result;
 pub mod rounds;
 pub mod wire;

@@ -72,6 +72,13 @@ impl Row {
     pub fn figure(&self) -> Option<Figure> {
         Figure::of(&self.values)
     }
+
+    /// Its values over another's, round by round.
+    pub fn ratio_to(&self, other: &Self) -> Option<Figure> {
+        let rounds = self.values.iter().zip(&other.values);
+        let ratios: Vec<f64> = rounds.map(|(over, under)| over / under).collect();
+        Figure::of(&ratios)
+    }
 }
 
 impl Run {
@@ -122,27 +129,6 @@ impl Run {
             .find(|row| row.scenario == *scenario && row.arm == arm && row.measure == measure)
     }
 
-    /// One arm's values over another's, round by round.
-    pub fn ratio(
-        &self,
-        scenario: &BTreeMap<String, String>,
-        measure: &str,
-        arm: &str,
-        to: &str,
-    ) -> Option<Figure> {
-        let (over, under) = (
-            self.row(scenario, arm, measure)?,
-            self.row(scenario, to, measure)?,
-        );
-        let ratios: Vec<f64> = over
-            .values
-            .iter()
-            .zip(&under.values)
-            .map(|(over, under)| over / under)
-            .collect();
-        Figure::of(&ratios)
-    }
-
     /// Writes `FOLDER/DATE-HOST-BENCH.json` and returns its path.
     pub fn save(&self, folder: &Path) -> Result<PathBuf> {
         fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
@@ -173,7 +159,8 @@ mod tests {
             run.add(&scenario, "agent", "ns", ours);
             run.add(&scenario, "bare", "ns", theirs);
         }
-        let ratio = run.ratio(&scenario, "ns", "agent", "bare").unwrap();
+        let row = |arm| run.row(&scenario, arm, "ns").unwrap();
+        let ratio = row("agent").ratio_to(row("bare")).unwrap();
         assert_eq!((ratio.median, ratio.low, ratio.high), (1.5, 1.5, 1.65));
     }
 

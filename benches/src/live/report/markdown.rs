@@ -1,0 +1,166 @@
+//! Tables: runs come in, Markdown goes out.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
+
+use super::{RATIOS, Sortable, arms, lines, units};
+use crate::live::result::{Figure, Row, Run};
+
+/// Plots by bench and host.
+type Plots = BTreeMap<(String, String), Vec<String>>;
+
+/// Each function writes into a `String`, which cannot fail.
+pub fn page(runs: &[Run], plots: &Plots) -> String {
+    let mut out = String::from(
+        "# Overhead, measured\n\n\
+         Made by `cargo xtask report` from the result files beside it; `cargo xtask bench` makes those.\n\
+         A figure is the median of the rounds, with the lowest and the highest in parentheses. Arms are\n\
+         measured by turns; a ratio is taken round by round, so that a machine whose speed swings\n\
+         slows both sides of it.\n",
+    );
+    for run in runs {
+        let none = Vec::new();
+        let of_run = plots
+            .get(&(run.bench.clone(), run.host.slug()))
+            .unwrap_or(&none);
+        section(&mut out, run, of_run);
+    }
+    out
+}
+
+fn section(out: &mut String, run: &Run, plots: &[String]) {
+    let host = &run.host;
+    let quick = if run.quick {
+        ", quick: to see that it works, not to publish"
+    } else {
+        ""
+    };
+    let _ = write!(
+        out,
+        "\n## {}\n\n{}, {} CPUs, {:.0} GiB, kernel {}, {}, governor {}; {} rounds{quick}; {}\n",
+        run.bench,
+        host.cpu,
+        host.cpus,
+        host.memory_bytes as f64 / f64::from(1 << 30),
+        host.kernel,
+        if host.virtualization == "none" {
+            "bare metal"
+        } else {
+            "virtual machine"
+        },
+        host.governor,
+        run.rounds,
+        run.started,
+    );
+    for plot in plots {
+        let _ = write!(out, "\n![{}]({plot})\n", plot.trim_end_matches(".svg"));
+    }
+    let measures: BTreeSet<&str> = lines(run).keys().map(|(measure, _)| *measure).collect();
+    for measure in measures {
+        table(out, run, measure);
+    }
+    if !run.notes.is_empty() {
+        out.push('\n');
+    }
+    for note in &run.notes {
+        let _ = writeln!(out, "- {note}");
+    }
+}
+
+fn table(out: &mut String, run: &Run, measure: &str) {
+    let arms = arms(run, measure);
+    let ratio = RATIOS
+        .iter()
+        .find(|ratio| ratio.bench == run.bench && ratio.measure == measure);
+    let mut header = vec!["scenario".to_owned()];
+    header.extend(arms.iter().map(|arm| (*arm).to_owned()));
+    header.extend(ratio.map(|ratio| format!("{} / {}", ratio.arm, ratio.to)));
+    let _ = write!(out, "\n### {}\n\n", units::title(measure));
+    line(out, &header);
+    line(out, &vec!["---".to_owned(); header.len()]);
+    for ((_, scenario), by_arm) in lines(run).iter().filter(|((of, _), _)| *of == measure) {
+        let mut cells = vec![words(scenario)];
+        for arm in &arms {
+            let figure = by_arm.get(arm).and_then(|row| row.figure());
+            cells.push(
+                figure.map_or_else(|| "n/a".to_owned(), |figure| units::figure(measure, figure)),
+            );
+        }
+        if let Some(ratio) = ratio {
+            cells.push(ratio_of(by_arm, ratio.arm, ratio.to));
+        }
+        line(out, &cells);
+    }
+}
+
+fn ratio_of(by_arm: &BTreeMap<&str, &Row>, arm: &str, to: &str) -> String {
+    let ratio = by_arm
+        .get(arm)
+        .zip(by_arm.get(to))
+        .and_then(|(over, under)| over.ratio_to(under));
+    match ratio {
+        Some(Figure { median, low, high }) => format!("**{median:.2}** ({low:.2}–{high:.2})"),
+        None => "n/a".to_owned(),
+    }
+}
+
+fn words(scenario: &[(&str, Sortable<'_>)]) -> String {
+    let words: Vec<String> = scenario
+        .iter()
+        .map(|(name, value)| {
+            let name = name.replace('_', " ");
+            match value {
+                Sortable::Number(number) => format!("{name} {number}"),
+                Sortable::Text(text) => format!("{name} {text}"),
+            }
+        })
+        .collect();
+    words.join(", ")
+}
+
+fn line(out: &mut String, cells: &[String]) {
+    let _ = writeln!(out, "| {} |", cells.join(" | "));
+}
+
+/// For the README: every ratio of every host.
+pub fn summary(runs: &[Run]) -> String {
+    let mut out = String::new();
+    line(
+        &mut out,
+        &["bench", "measure", "scenario", "agent", "against", "ratio"].map(str::to_owned),
+    );
+    line(&mut out, &vec!["---".to_owned(); 6]);
+    for run in runs {
+        for ratio in RATIOS.iter().filter(|ratio| ratio.bench == run.bench) {
+            for ((_, scenario), by_arm) in lines(run)
+                .iter()
+                .filter(|((of, _), _)| *of == ratio.measure)
+            {
+                let (Some(over), Some(under)) = (by_arm.get(ratio.arm), by_arm.get(ratio.to))
+                else {
+                    continue;
+                };
+                let median = |row: &Row| {
+                    row.figure().map_or_else(
+                        || "n/a".to_owned(),
+                        |figure| units::number(ratio.measure, figure.median),
+                    )
+                };
+                line(
+                    &mut out,
+                    &[
+                        run.bench.clone(),
+                        units::title(ratio.measure),
+                        words(scenario),
+                        median(over),
+                        format!("{} {}", ratio.to, median(under)),
+                        ratio_of(by_arm, ratio.arm, ratio.to),
+                    ],
+                );
+            }
+        }
+    }
+    out
+}

@@ -1,0 +1,68 @@
+//! Figures for people: a measure and a value come in, text with a unit goes out.
+
+use crate::live::result::Figure;
+
+/// Unit of a measure, by the end of its name, what a value is divided by, and decimals.
+fn unit(measure: &str) -> (&'static str, f64, usize) {
+    let ends = |suffix: &str| measure.ends_with(suffix);
+    if ends("bytes_per_second") {
+        ("Gbit/s", 1e9 / 8.0, 1)
+    } else if ends("packets_per_second") {
+        ("Mpps", 1e6, 2)
+    } else if ends("_percent") || measure == "percent" {
+        ("%", 1.0, 1)
+    } else if ends("bytes_per_flow") {
+        ("B", 1.0, 0)
+    } else if ends("_bytes") {
+        ("MiB", 1_048_576.0, 1)
+    } else if ends("_us") {
+        ("µs", 1.0, 0)
+    } else if ends("_ns") || measure.contains("_ns_per_") {
+        ("ns", 1.0, 1)
+    } else {
+        ("", 1.0, 1)
+    }
+}
+
+/// The name in words, with the unit.
+pub fn title(measure: &str) -> String {
+    let (unit, _, _) = unit(measure);
+    let words = measure.replace('_', " ");
+    if unit.is_empty() {
+        words
+    } else {
+        format!("{words} ({unit})")
+    }
+}
+
+pub fn scaled(measure: &str, value: f64) -> f64 {
+    value / unit(measure).1
+}
+
+pub fn number(measure: &str, value: f64) -> String {
+    let (_, _, decimals) = unit(measure);
+    format!("{:.decimals$}", scaled(measure, value))
+}
+
+/// The median with the extremes.
+pub fn figure(measure: &str, figure: Figure) -> String {
+    format!(
+        "{} ({}–{})",
+        number(measure, figure.median),
+        number(measure, figure.low),
+        number(measure, figure.high)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_measure_brings_its_unit() {
+        assert_eq!(number("resident_bytes", 20.0 * 1_048_576.0), "20.0");
+        assert_eq!(number("tcp_bytes_per_second", 1.25e9), "10.0");
+        assert_eq!(title("p99_us"), "p99 us (µs)");
+        assert_eq!(title("rounds"), "rounds");
+    }
+}
