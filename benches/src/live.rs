@@ -8,6 +8,7 @@
 
 pub mod compare;
 pub mod cost;
+pub mod diff;
 pub mod host;
 pub mod ladder;
 pub mod overhead;

@@ -2,22 +2,27 @@
 
 #![expect(clippy::print_stdout, reason = "figures are what this program is for")]
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
-
-use anyhow::{Context as _, Result, ensure};
-use benches::live::{
-    compare, ladder, overhead,
-    result::{Figure, Run},
-    rounds::Interrupt,
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
 };
+
+use anyhow::{Context as _, Result, bail, ensure};
+use benches::live::{compare, diff, ladder, overhead, report, result::Run, rounds::Interrupt};
 use clap::{Parser, Subcommand};
 
 /// Measures the agent on real packets, in network namespaces of its own. Needs root.
 #[derive(Parser)]
 #[command(version, bin_name = "cargo xtask bench", args_override_self = true)]
 struct Cli {
+    /// Without one: overhead and ladder
     #[command(subcommand)]
-    bench: Bench,
+    bench: Option<Bench>,
+
+    /// Show what became better or worse between two result files
+    #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"])]
+    diff: Option<Vec<PathBuf>>,
 
     /// The agent that is measured
     #[arg(long, global = true, default_value = "target/release/flow-agent")]
@@ -74,6 +79,9 @@ enum Bench {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
+    /// Make the pages and plots from the result files
+    #[command(hide = true)]
+    Report,
 }
 
 fn main() -> ExitCode {
@@ -87,6 +95,31 @@ fn main() -> ExitCode {
 }
 
 fn bench(cli: &Cli) -> Result<()> {
+    if let Some([before, after]) = cli.diff.as_deref() {
+        print!("{}", diff::text(&Run::load(before)?, &Run::load(after)?)?);
+        return Ok(());
+    }
+    match &cli.bench {
+        Some(Bench::Report) => {
+            for path in report::write(&cli.results, Path::new("README.md"))? {
+                println!("written {}", path.display());
+            }
+            Ok(())
+        }
+        Some(bench) => live(cli, &[bench]),
+        None => live(
+            cli,
+            &[
+                &Bench::Overhead {
+                    sections: Vec::new(),
+                },
+                &Bench::Ladder,
+            ],
+        ),
+    }
+}
+
+fn live(cli: &Cli, benches: &[&Bench]) -> Result<()> {
     ensure!(
         lab::privilege::is_root(),
         "network namespaces and BPF need root"
@@ -95,54 +128,61 @@ fn bench(cli: &Cli) -> Result<()> {
         .agent
         .canonicalize()
         .with_context(|| format!("find the agent {}", cli.agent.display()))?;
-    let rounds = cli.rounds.unwrap_or(if cli.quick { 3 } else { 5 });
     let interrupt = Interrupt::install()?;
-    let run = match &cli.bench {
-        Bench::Overhead { sections } => overhead::run(
-            &overhead::Settings {
-                agent: &agent,
+    for bench in benches {
+        let run = one(cli, bench, &agent, &interrupt)?;
+        let path = run.save(&cli.results)?;
+        print(&run);
+        println!("written to {}", path.display());
+        if cli.json {
+            let text = serde_json::to_string(&run).context("encode the results")?;
+            println!("{text}");
+        }
+    }
+    Ok(())
+}
+
+fn one(cli: &Cli, bench: &Bench, agent: &Path, interrupt: &Interrupt) -> Result<Run> {
+    let rounds = cli.rounds.unwrap_or(if cli.quick { 3 } else { 5 });
+    let quick = cli.quick;
+    let window = cli.window(Duration::from_secs(5));
+    match bench {
+        Bench::Overhead { sections } => {
+            let settings = overhead::Settings {
+                agent,
                 rounds,
-                quick: cli.quick,
+                quick,
                 sections,
-            },
-            &interrupt,
-        )?,
-        Bench::Ladder => ladder::run(
-            &ladder::Settings {
-                agent: &agent,
+            };
+            overhead::run(&settings, interrupt)
+        }
+        Bench::Ladder => {
+            let settings = ladder::Settings {
+                agent,
                 rounds,
-                quick: cli.quick,
-                window: cli.window(Duration::from_secs(5)),
-            },
-            &interrupt,
-        )?,
+                quick,
+                window,
+            };
+            ladder::run(&settings, interrupt)
+        }
         Bench::Compare {
             name,
             settle,
             command,
-        } => compare::run(
-            &compare::Settings {
-                agent: &agent,
+        } => {
+            let settings = compare::Settings {
+                agent,
                 rounds,
-                quick: cli.quick,
-                window: cli.window(Duration::from_secs(5)),
+                quick,
+                window,
                 name,
                 settle: *settle,
                 command,
-            },
-            &interrupt,
-        )?,
-    };
-    let path = run.save(&cli.results)?;
-    print(&run);
-    println!("written to {}", path.display());
-    if cli.json {
-        println!(
-            "{}",
-            serde_json::to_string(&run).context("encode the results")?
-        );
+            };
+            compare::run(&settings, interrupt)
+        }
+        Bench::Report => bail!("a report is no bench"),
     }
-    Ok(())
 }
 
 fn print(run: &Run) {
@@ -157,11 +197,12 @@ fn print(run: &Run) {
             println!("\n{}", words.join(", "));
             scenario = Some(&row.scenario);
         }
-        if let Some(Figure { median, low, high }) = row.figure() {
-            println!(
-                "  {:<10} {:<24} {median:>14.1}  ({low:.1} to {high:.1})",
-                row.arm, row.measure
+        if let Some(figure) = row.figure() {
+            let (title, text) = (
+                report::units::title(&row.measure),
+                report::units::figure(&row.measure, figure),
             );
+            println!("  {:<16} {title:<32} {text}", row.arm);
         }
     }
     println!();

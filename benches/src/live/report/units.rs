@@ -27,12 +27,15 @@ fn unit(measure: &str) -> (&'static str, f64, usize) {
 /// The name in words, with the unit.
 pub fn title(measure: &str) -> String {
     let (unit, _, _) = unit(measure);
-    let words = measure.replace('_', " ");
     if unit.is_empty() {
-        words
-    } else {
-        format!("{words} ({unit})")
+        return measure.replace('_', " ");
     }
+    let bare = ["_percent", "_bytes", "_ns", "_us"]
+        .iter()
+        .find_map(|suffix| measure.strip_suffix(suffix))
+        .unwrap_or(measure);
+    let words = bare.replace("_ns_per_", " per ").replace('_', " ");
+    format!("{words} ({unit})")
 }
 
 pub fn scaled(measure: &str, value: f64) -> f64 {
@@ -62,7 +65,8 @@ mod tests {
     fn a_measure_brings_its_unit() {
         assert_eq!(number("resident_bytes", 20.0 * 1_048_576.0), "20.0");
         assert_eq!(number("tcp_bytes_per_second", 1.25e9), "10.0");
-        assert_eq!(title("p99_us"), "p99 us (µs)");
+        assert_eq!(title("p99_us"), "p99 (µs)");
+        assert_eq!(title("program_ns_per_packet"), "program per packet (ns)");
         assert_eq!(title("rounds"), "rounds");
     }
 }
