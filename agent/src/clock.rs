@@ -3,9 +3,36 @@
 
 use std::time::Duration;
 
-use agent_common::Clocks;
+use agent_common::{Clocks, FlowCounters};
 
-use crate::replica::ScanClock;
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ScanClock {
+    /// `CLOCK_BOOTTIME` at the scan.
+    pub boot_ns: u64,
+    /// The kernel's tick counter at the same moment.
+    pub jiffies: u64,
+    pub tick_ns: u64,
+    /// What to add to boot time to get Unix time.
+    pub boot_to_unix_ns: i64,
+}
+
+impl ScanClock {
+    pub fn unix_ns(self, boot_ns: u64) -> u64 {
+        boot_ns.saturating_add_signed(self.boot_to_unix_ns)
+    }
+
+    /// To the tick, which is 1 to 10 ms, and not before the first packet.
+    pub fn last_seen_boot_ns(self, counters: &FlowCounters) -> u64 {
+        let ticks = self
+            .jiffies
+            .wrapping_sub(counters.last_seen_jiffies)
+            .cast_signed();
+        let tick_ns = self.tick_ns.cast_signed();
+        self.boot_ns
+            .saturating_add_signed(ticks.saturating_mul(tick_ns).saturating_neg())
+            .max(counters.first_seen_ns)
+    }
+}
 
 /// All clocks at one moment, `clocks` being the programs' own; taken anew at every scan, since Unix
 /// time is adjusted and ticks stand still while the machine sleeps.

@@ -1,60 +1,35 @@
 //! The replica, the flow table in user space: what each scan drained from the kernel comes in, a
 //! record for each update and exactly one end record for each flow go out.
 
+mod entry;
+mod oldest;
+mod slab;
+#[cfg(test)]
+mod tests;
+
 use std::{
-    cmp::Reverse,
-    collections::BinaryHeap,
     hash::{BuildHasher as _, Hasher as _},
-    mem,
-    ops::{Index, IndexMut},
     time::Duration,
 };
 
-use agent_common::{FlowCounters, FlowKey, Pair, flow::tcp_flags};
+use agent_common::{FlowCounters, FlowKey, Pair};
 use foldhash::{SharedSeed, fast::SeedableRandomState};
 use hashbrown::HashTable;
 
+use self::{
+    entry::{Entry, State, opens},
+    oldest::Oldest,
+    slab::Slab,
+};
 use crate::{
-    community_id::community_id,
+    clock::ScanClock,
     record::{EndReason, Record},
 };
-
-#[cfg(test)]
-mod tests;
 
 #[derive(Clone, Copy, Debug)]
 pub struct ReplicaSettings {
     pub max_flows: usize,
     pub idle_timeout: Duration,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ScanClock {
-    /// `CLOCK_BOOTTIME` at the scan.
-    pub boot_ns: u64,
-    /// The kernel's tick counter at the same moment.
-    pub jiffies: u64,
-    pub tick_ns: u64,
-    /// What to add to boot time to get Unix time.
-    pub boot_to_unix_ns: i64,
-}
-
-impl ScanClock {
-    fn unix_ns(self, boot_ns: u64) -> u64 {
-        boot_ns.saturating_add_signed(self.boot_to_unix_ns)
-    }
-
-    /// To the tick, which is 1 to 10 ms, and not before the first packet.
-    fn last_seen_boot_ns(self, counters: &FlowCounters) -> u64 {
-        let ticks = self
-            .jiffies
-            .wrapping_sub(counters.last_seen_jiffies)
-            .cast_signed();
-        let tick_ns = self.tick_ns.cast_signed();
-        self.boot_ns
-            .saturating_add_signed(ticks.saturating_mul(tick_ns).saturating_neg())
-            .max(counters.first_seen_ns)
-    }
 }
 
 /// Entries that are looked up together.
@@ -238,123 +213,6 @@ impl Replica {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Free,
-    Living,
-    /// FIN or RST was seen: lingers so that the last ACK opens no new flow.
-    Closing,
-}
-
-/// Arrays are by direction of the key, as the kernel counts.
-struct Entry {
-    key: FlowKey,
-    total: [Pair; 2],
-    first_seen_unix_ns: u64,
-    last_seen_boot_ns: u64,
-    community_id: [u8; 20],
-    /// When the flow became closing.
-    closing_scan: u32,
-    tcp_flags: [u8; 2],
-    initiator: u8,
-    dscp: u8,
-    state: State,
-}
-
-const _: () = assert!(size_of::<Entry>() <= 144);
-
-impl Entry {
-    fn new(key: &FlowKey, counters: &FlowCounters, clock: ScanClock) -> Self {
-        let initiator = initiator(counters);
-        Self {
-            key: *key,
-            total: [Pair::default(); 2],
-            first_seen_unix_ns: clock.unix_ns(counters.first_seen_ns),
-            last_seen_boot_ns: counters.first_seen_ns,
-            community_id: community_id(key, initiator),
-            closing_scan: 0,
-            tcp_flags: [0; 2],
-            initiator,
-            dscp: counters.dscp,
-            state: State::Living,
-        }
-    }
-
-    fn is(&self, key: &FlowKey) -> bool {
-        self.state != State::Free && self.key == *key
-    }
-
-    /// Returns what was added.
-    fn add(&mut self, counters: &FlowCounters, clock: ScanClock, scan: u32) -> [Pair; 2] {
-        let delta = [0, 1].map(|direction| Pair {
-            packets: counters.packets[direction],
-            bytes: counters.bytes[direction],
-        });
-        for (direction, &added) in delta.iter().enumerate() {
-            self.total[direction] += added;
-            self.tcp_flags[direction] |= counters.tcp_flags[direction].union();
-        }
-        self.last_seen_boot_ns = self
-            .last_seen_boot_ns
-            .max(clock.last_seen_boot_ns(counters));
-        if self.state == State::Living && self.is_over() {
-            self.state = State::Closing;
-            self.closing_scan = scan;
-        }
-        delta
-    }
-
-    fn is_over(&self) -> bool {
-        let [flags_a, flags_b] = self.tcp_flags;
-        let done = |direction: usize| {
-            self.tcp_flags[direction] & tcp_flags::FIN != 0 || self.total[direction].packets == 0
-        };
-        (flags_a | flags_b) & tcp_flags::RST != 0
-            || (flags_a | flags_b) & tcp_flags::FIN != 0 && done(0) && done(1)
-    }
-
-    fn closed_before(&self, scan: u32) -> bool {
-        self.state == State::Closing && self.closing_scan != scan
-    }
-
-    fn record(&self, clock: ScanClock, delta: [Pair; 2], end_reason: Option<EndReason>) -> Record {
-        let forward = usize::from(self.initiator);
-        let reverse = 1 - forward;
-        Record {
-            key: self.key,
-            initiator: self.initiator,
-            delta: [delta[forward], delta[reverse]],
-            total: [self.total[forward], self.total[reverse]],
-            first_seen_unix_ns: self.first_seen_unix_ns,
-            last_seen_unix_ns: clock.unix_ns(self.last_seen_boot_ns),
-            tcp_flags: [self.tcp_flags[forward], self.tcp_flags[reverse]],
-            dscp: self.dscp,
-            end_reason,
-            community_id: self.community_id,
-        }
-    }
-}
-
-/// The direction that opened the flow: the handshake tells, else the first packet that was seen.
-fn initiator(counters: &FlowCounters) -> u8 {
-    let [a, b] = &counters.tcp_flags;
-    match (a.has_syn_without_ack(), b.has_syn_without_ack()) {
-        (true, false) => return 0,
-        (false, true) => return 1,
-        _ => {}
-    }
-    match (a.has_syn_with_ack(), b.has_syn_with_ack()) {
-        (true, false) => 1,
-        (false, true) => 0,
-        _ => u8::from(counters.first_direction != 0),
-    }
-}
-
-fn opens(counters: &FlowCounters) -> bool {
-    let [a, b] = &counters.tcp_flags;
-    a.has_syn_without_ack() || b.has_syn_without_ack()
-}
-
 fn hash_of(seed: &SeedableRandomState, key: &FlowKey) -> u64 {
     let wide = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
     let pair = |high: u16, low: u16| u32::from(high) << 16 | u32::from(low);
@@ -367,142 +225,4 @@ fn hash_of(seed: &SeedableRandomState, key: &FlowKey) -> u64 {
     let kinds = [key.ip_version, key.protocol, key.l4_kind, 0];
     hasher.write_u64(wide(0, u32::from_ne_bytes(kinds)));
     hasher.finish()
-}
-
-/// Entries by slot number. Grows by chunks, so that nothing is ever copied.
-#[derive(Default)]
-struct Slab {
-    /// Each is allocated at its full size.
-    chunks: Vec<Vec<Entry>>,
-    free: Vec<u32>,
-}
-
-impl Slab {
-    const CHUNK: usize = 4096;
-
-    fn insert(&mut self, entry: Entry) -> u32 {
-        if let Some(slot) = self.free.pop() {
-            self[slot] = entry;
-            return slot;
-        }
-        let slot = self.slots().end;
-        match self.chunks.last_mut() {
-            Some(chunk) if chunk.len() < Self::CHUNK => chunk.push(entry),
-            _ => {
-                let mut chunk = Vec::with_capacity(Self::CHUNK);
-                chunk.push(entry);
-                self.chunks.push(chunk);
-            }
-        }
-        slot
-    }
-
-    fn remove(&mut self, slot: u32) {
-        self[slot].state = State::Free;
-        self.free.push(slot);
-    }
-
-    /// All slots, the free ones too.
-    fn slots(&self) -> std::ops::Range<u32> {
-        let last = self.chunks.last().map_or(0, Vec::len);
-        0..(self.chunks.len().saturating_sub(1) * Self::CHUNK + last) as u32
-    }
-
-    fn memory_bytes(&self) -> usize {
-        self.chunks.len() * Self::CHUNK * size_of::<Entry>()
-            + self.chunks.capacity() * size_of::<Vec<Entry>>()
-            + self.free.capacity() * size_of::<u32>()
-    }
-}
-
-impl Index<u32> for Slab {
-    type Output = Entry;
-
-    fn index(&self, slot: u32) -> &Entry {
-        &self.chunks[slot as usize / Self::CHUNK][slot as usize % Self::CHUNK]
-    }
-}
-
-impl IndexMut<u32> for Slab {
-    fn index_mut(&mut self, slot: u32) -> &mut Entry {
-        &mut self.chunks[slot as usize / Self::CHUNK][slot as usize % Self::CHUNK]
-    }
-}
-
-/// When a flow was last seen, and its slot.
-type Age = (u64, u32);
-
-/// Finds the flow that was quiet the longest, with a pass over the slab only once for many of them.
-struct Oldest {
-    /// Holds the age of every flow up to `bound`, and ages that are no flow's any more.
-    candidates: BinaryHeap<Reverse<Age>>,
-    bound: Option<Age>,
-    /// How many a pass selects; twice as many have room.
-    selection: usize,
-}
-
-impl Oldest {
-    fn new(max_flows: usize) -> Self {
-        let selection = (max_flows / 64).max(1);
-        Self {
-            candidates: BinaryHeap::with_capacity(2 * selection),
-            bound: None,
-            selection,
-        }
-    }
-
-    /// A flow has a new age.
-    fn note(&mut self, age: Age) {
-        if self.bound.is_none_or(|bound| age > bound) {
-            return;
-        }
-        if self.candidates.len() < 2 * self.selection {
-            self.candidates.push(Reverse(age));
-        } else {
-            self.candidates.clear();
-            self.bound = None;
-        }
-    }
-
-    /// The slot of the oldest flow. There must be a flow.
-    fn take(&mut self, slab: &Slab) -> u32 {
-        loop {
-            while let Some(Reverse((last_seen, slot))) = self.candidates.pop() {
-                let entry = &slab[slot];
-                if entry.state != State::Free && entry.last_seen_boot_ns == last_seen {
-                    return slot;
-                }
-            }
-            self.select(slab);
-        }
-    }
-
-    fn select(&mut self, slab: &Slab) {
-        let mut ages = mem::take(&mut self.candidates).into_vec();
-        let mut bound = (u64::MAX, u32::MAX);
-        let keep_oldest = |ages: &mut Vec<Reverse<Age>>| {
-            ages.select_nth_unstable_by_key(self.selection - 1, |&Reverse(age)| age);
-            ages.truncate(self.selection);
-            ages[self.selection - 1].0
-        };
-        for slot in slab.slots() {
-            let age = (slab[slot].last_seen_boot_ns, slot);
-            if slab[slot].state == State::Free || age > bound {
-                continue;
-            }
-            ages.push(Reverse(age));
-            if ages.len() == 2 * self.selection {
-                bound = keep_oldest(&mut ages);
-            }
-        }
-        if ages.len() >= self.selection {
-            bound = keep_oldest(&mut ages);
-        }
-        self.bound = Some(bound);
-        self.candidates = BinaryHeap::from(ages);
-    }
-
-    fn memory_bytes(&self) -> usize {
-        self.candidates.capacity() * size_of::<Age>()
-    }
 }

@@ -5,8 +5,9 @@ use std::{hint::black_box, mem, sync::Arc, time::Duration};
 
 use agent::{
     batch::{Batch, BatchEncoder, Identity, ScanHeader, ScanTrailer},
+    clock::ScanClock,
     record::Record,
-    replica::{Replica, ReplicaSettings, ScanClock},
+    replica::{Replica, ReplicaSettings},
     wire::Interface,
 };
 use agent_common::{FlowCounters, FlowKey, HookAccount};

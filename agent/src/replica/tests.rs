@@ -4,6 +4,7 @@ use agent_common::flow::{TcpFlagBytes, tcp_flags::*};
 use proptest::prelude::*;
 
 use super::*;
+use crate::community_id::community_id;
 
 const SECOND: u64 = 1_000_000_000;
 const UNIX: i64 = 1_700_000_000_000_000_000;

@@ -1,0 +1,65 @@
+//! Where the flows lie: entries come in, slot numbers that stay theirs go out.
+
+use std::ops::{Index, IndexMut};
+
+use super::entry::{Entry, State};
+
+/// Entries by slot number. Grows by chunks, so that nothing is ever copied.
+#[derive(Default)]
+pub struct Slab {
+    /// Each is allocated at its full size.
+    chunks: Vec<Vec<Entry>>,
+    free: Vec<u32>,
+}
+
+impl Slab {
+    const CHUNK: usize = 4096;
+
+    pub fn insert(&mut self, entry: Entry) -> u32 {
+        if let Some(slot) = self.free.pop() {
+            self[slot] = entry;
+            return slot;
+        }
+        let slot = self.slots().end;
+        match self.chunks.last_mut() {
+            Some(chunk) if chunk.len() < Self::CHUNK => chunk.push(entry),
+            _ => {
+                let mut chunk = Vec::with_capacity(Self::CHUNK);
+                chunk.push(entry);
+                self.chunks.push(chunk);
+            }
+        }
+        slot
+    }
+
+    pub fn remove(&mut self, slot: u32) {
+        self[slot].state = State::Free;
+        self.free.push(slot);
+    }
+
+    /// All slots, the free ones too.
+    pub fn slots(&self) -> std::ops::Range<u32> {
+        let last = self.chunks.last().map_or(0, Vec::len);
+        0..(self.chunks.len().saturating_sub(1) * Self::CHUNK + last) as u32
+    }
+
+    pub fn memory_bytes(&self) -> usize {
+        self.chunks.len() * Self::CHUNK * size_of::<Entry>()
+            + self.chunks.capacity() * size_of::<Vec<Entry>>()
+            + self.free.capacity() * size_of::<u32>()
+    }
+}
+
+impl Index<u32> for Slab {
+    type Output = Entry;
+
+    fn index(&self, slot: u32) -> &Entry {
+        &self.chunks[slot as usize / Self::CHUNK][slot as usize % Self::CHUNK]
+    }
+}
+
+impl IndexMut<u32> for Slab {
+    fn index_mut(&mut self, slot: u32) -> &mut Entry {
+        &mut self.chunks[slot as usize / Self::CHUNK][slot as usize % Self::CHUNK]
+    }
+}
