@@ -194,6 +194,10 @@ fn ipv4<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(), Rea
     {
         return Err(Reason::MalformedIpv4);
     }
+    // Nobody reads options, but where they are cut, what follows the header is not there.
+    if header_len > IPV4_LEN && frame.header::<4>(offset + header_len - 4).is_none() {
+        return Err(Reason::TruncatedIpv4);
+    }
     packet.dscp = header.u8::<1>() >> 2;
     packet.key.ip_version = 4;
 
@@ -269,10 +273,11 @@ fn ipv6<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(), Rea
 /// Fragment header calls next lies in the first one.
 #[inline(always)]
 fn walk_extensions<F: Frame>(frame: &F, transport: &mut Transport) -> Result<(), Reason> {
+    let start_bytes = transport.offset_bytes;
     for _ in 0..MAX_EXTENSION_HEADERS {
         let unit = extension_unit(transport.protocol);
         if unit == NOT_AN_EXTENSION {
-            return Ok(());
+            return last_extension_is_whole(frame, transport, start_bytes);
         }
         // Every extension header is at least eight bytes (RFC 8200 section 4, RFC 4302).
         if transport.offset_bytes + 8 > transport.end_bytes {
@@ -289,11 +294,31 @@ fn walk_extensions<F: Frame>(frame: &F, transport: &mut Transport) -> Result<(),
             return Ok(());
         }
     }
+    last_extension_is_whole(frame, transport, start_bytes)?;
     if extension_unit(transport.protocol) == NOT_AN_EXTENSION {
         Ok(())
     } else {
         Err(Reason::ExtensionDepth)
     }
+}
+
+/// Whether the bytes before `transport` are there; a header further ahead that is cut leaves no room
+/// for the next one.
+#[inline(always)]
+fn last_extension_is_whole<F: Frame>(
+    frame: &F,
+    transport: &Transport,
+    start_bytes: u32,
+) -> Result<(), Reason> {
+    if transport.offset_bytes == start_bytes {
+        return Ok(());
+    }
+    if transport.offset_bytes > transport.end_bytes
+        || frame.header::<8>(transport.offset_bytes - 8).is_none()
+    {
+        return Err(Reason::TruncatedExtension);
+    }
+    Ok(())
 }
 
 /// One table look-up whose result the verifier does not know: were each kind of header a branch of
