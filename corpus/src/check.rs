@@ -1,0 +1,35 @@
+//! Holds our parser against the second one: a frame comes in, agreement or the reasoned difference
+//! goes out.
+
+use crate::{Difference, Entry, Parsed, RawFrame, peer};
+
+/// Both parsers read `frame`. `None` where they agree; an error where they do not and nothing in the
+/// frame explains it, whose text has the frame as an entry for the corpus.
+pub fn check(frame: &RawFrame) -> Result<Option<Difference>, String> {
+    let ours = frame.parse();
+    let theirs = peer::parse(frame);
+    if ours == theirs.parsed {
+        return Ok(None);
+    }
+    let explained = theirs
+        .difference
+        .filter(|difference| difference.explains(&ours, &theirs.parsed));
+    explained.map(Some).ok_or_else(|| {
+        format!(
+            "two parsers differ; ours says\n\n{}\nand the second one\n\n{}",
+            found(frame, &ours),
+            found(frame, &theirs.parsed),
+        )
+    })
+}
+
+/// A frame that a test found, as an entry whose expectation is what `parsed` says: to be judged
+/// before it is kept.
+pub fn found(frame: &RawFrame, parsed: &Parsed) -> Entry {
+    Entry {
+        name: "found".to_owned(),
+        why: "Found by mutation; judge by the RFC what it should give.".to_owned(),
+        frame: frame.clone(),
+        expected: *parsed,
+    }
+}

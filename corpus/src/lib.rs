@@ -1,0 +1,77 @@
+//! Frames with what they mean, for every test of the parser: text comes in, [`Entry`]s go out.
+//!
+//! [`read`] turns the files into entries and [`write`] an entry into text again; [`peer`] is the
+//! second parser, [`check`] holds ours against it, and [`mutation`] makes more frames of those that
+//! are there.
+
+use std::{fs, path::Path};
+
+use agent_common::{LinkType, Packet, Reason, parse};
+use anyhow::{Context as _, Result, ensure};
+
+pub mod check;
+pub mod mutation;
+pub mod peer;
+mod read;
+mod write;
+
+pub use peer::Difference;
+
+/// What a hook sees: bytes, what stands at the first of them, and the tag (TCI) that the driver took
+/// out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RawFrame {
+    pub link_type: LinkType,
+    pub tag: Option<u16>,
+    pub bytes: Vec<u8>,
+}
+
+impl RawFrame {
+    /// What our parser says, on the host.
+    pub fn parse(&self) -> Parsed {
+        let mut packet = Packet::default();
+        parse(&&*self.bytes, self.link_type, self.tag, &mut packet).map(|()| packet)
+    }
+}
+
+/// A packet, whose key has no interface and no namespace, or the reason why there is none.
+pub type Parsed = Result<Packet, Reason>;
+
+/// A frame of the corpus.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub name: String,
+    pub why: String,
+    pub frame: RawFrame,
+    pub expected: Parsed,
+}
+
+/// The whole corpus, in the order of the files' names.
+pub fn entries() -> Result<Vec<Entry>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("frames");
+    let mut paths = fs::read_dir(&folder)
+        .and_then(|files| {
+            files
+                .map(|file| file.map(|file| file.path()))
+                .collect::<Result<Vec<_>, _>>()
+        })
+        .with_context(|| format!("list {}", folder.display()))?;
+    paths.sort();
+    let mut entries: Vec<Entry> = Vec::new();
+    for path in paths {
+        let read = || read::entries(&fs::read_to_string(&path)?);
+        for entry in read().with_context(|| format!("read {}", path.display()))? {
+            ensure!(
+                entries.iter().all(|other| other.name != entry.name),
+                "{}: a second frame is called {}",
+                path.display(),
+                entry.name
+            );
+            entries.push(entry);
+        }
+    }
+    Ok(entries)
+}
+
+/// The names of [`agent_common::L4Kind`], by its numbers.
+const KINDS: [&str; 5] = ["none", "ports", "icmp", "icmp_query", "fragment"];

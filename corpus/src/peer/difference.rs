@@ -1,0 +1,121 @@
+//! Where two right parsers differ: a property of a frame comes in, the reason goes out.
+
+use agent_common::{Packet, Reason};
+
+use crate::Parsed;
+
+/// Why our parser and etherparse may say two things of one frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Difference {
+    VersionAgainstEtherType,
+    Macsec,
+    OneByte,
+    FirstOfTwoFaults,
+    Ipv4Authentication,
+    AuthenticationOfEightBytes,
+    HopByHopNotFirst,
+    ExtensionNotKnown,
+    TcpOptionsCut,
+    TimestampLength,
+}
+
+impl Difference {
+    pub const ALL: &'static [Self] = &[
+        Self::VersionAgainstEtherType,
+        Self::Macsec,
+        Self::OneByte,
+        Self::FirstOfTwoFaults,
+        Self::Ipv4Authentication,
+        Self::AuthenticationOfEightBytes,
+        Self::HopByHopNotFirst,
+        Self::ExtensionNotKnown,
+        Self::TcpOptionsCut,
+        Self::TimestampLength,
+    ];
+
+    /// Why ours is right for a flow table, or why it does not matter.
+    pub const fn reason(self) -> &'static str {
+        match self {
+            Self::VersionAgainstEtherType => {
+                "etherparse goes by the version nibble; we go by the EtherType, as the kernel's \
+                 receive path does, and call a header of another version malformed"
+            }
+            Self::Macsec => {
+                "etherparse looks behind an unencrypted MACsec header; to us protected frames are \
+                 not IP, whichever mode they are in"
+            }
+            Self::OneByte => {
+                "etherparse reads the version of a packet of one byte; we call it truncated IPv4, \
+                 since the verifier learns nothing from a check of one byte"
+            }
+            Self::FirstOfTwoFaults => {
+                "an IPv4 header that is both cut and malformed: we look for its first twenty bytes, \
+                 then at its fields, then for its options; etherparse looks at the header length \
+                 first and at the total length last"
+            }
+            Self::Ipv4Authentication => {
+                "etherparse walks an Authentication header behind IPv4; we count the protocol that \
+                 the IPv4 header names (IPFIX element 4), as for ESP"
+            }
+            Self::AuthenticationOfEightBytes => {
+                "RFC 4302 knows no Authentication header under twelve bytes and etherparse refuses \
+                 it; we walk by the length field, as the kernel does (ipv6_skip_exthdr)"
+            }
+            Self::HopByHopNotFirst => {
+                "RFC 8200 wants hop-by-hop options first and etherparse refuses others; a packet \
+                 that went over the wire with them elsewhere still belongs to its flow"
+            }
+            Self::ExtensionNotKnown => {
+                "etherparse does not know mobility, host identity and shim6 as extension headers; \
+                 IANA lists them as such, with the same length field"
+            }
+            Self::TcpOptionsCut => {
+                "etherparse wants the whole TCP header; ports and flags stand in its first twenty \
+                 bytes, which are there"
+            }
+            Self::TimestampLength => {
+                "etherparse wants ICMP timestamp messages to be exactly twenty bytes; type, code \
+                 and identifier stand in the first eight"
+            }
+        }
+    }
+
+    /// Whether it makes of a frame what the two parsers say.
+    pub fn explains(self, ours: &Parsed, theirs: &Parsed) -> bool {
+        let is = |parsed: &Parsed, protocol| matches!(parsed, Ok(packet) if packet.key.protocol == protocol);
+        match self {
+            Self::VersionAgainstEtherType => ours.is_err(),
+            Self::Macsec => *ours == Err(Reason::NotIp),
+            Self::OneByte => *ours == Err(Reason::TruncatedIpv4),
+            Self::FirstOfTwoFaults => [ours, theirs]
+                .into_iter()
+                .all(|parsed| matches!(parsed, Err(Reason::TruncatedIpv4 | Reason::MalformedIpv4))),
+            Self::Ipv4Authentication => is(ours, IPV4_AUTHENTICATION) && same_ip(ours, theirs),
+            Self::AuthenticationOfEightBytes | Self::HopByHopNotFirst => {
+                *theirs == Err(Reason::TruncatedExtension)
+            }
+            Self::ExtensionNotKnown => same_ip(ours, theirs),
+            Self::TcpOptionsCut => is(ours, TCP),
+            Self::TimestampLength => is(ours, ICMP),
+        }
+    }
+}
+
+const ICMP: u8 = 1;
+const TCP: u8 = 6;
+const IPV4_AUTHENTICATION: u8 = 51;
+
+/// Whether two packets have the same tags and the same facts from the IP header; true where there is
+/// only one.
+fn same_ip(ours: &Parsed, theirs: &Parsed) -> bool {
+    let facts = |packet: &Packet| {
+        let key = &packet.key;
+        let mut addresses = [key.addr_a, key.addr_b];
+        addresses.sort_unstable();
+        (key.vlan_ids, key.ip_version, packet.dscp, addresses)
+    };
+    match (ours, theirs) {
+        (Ok(ours), Ok(theirs)) => facts(ours) == facts(theirs),
+        (Ok(_), Err(_)) | (Err(_), Ok(_) | Err(_)) => true,
+    }
+}

@@ -1,0 +1,165 @@
+//! The IP layer of the second parser: etherparse's slices come in, where the transport header is
+//! goes out.
+
+use std::net::IpAddr;
+
+use agent_common::Reason;
+use etherparse::{
+    IpAuthHeaderSlice, IpNumber, Ipv6FragmentHeaderSlice, Ipv6RawExtHeaderSlice, LaxIpPayloadSlice,
+    LaxIpv4Slice, LaxIpv6Slice,
+    err::{Layer, ipv6_exts, packet::SliceError},
+    ip_number,
+};
+
+use super::{Difference, Reading, Transport};
+
+const EXTENSION_HEADERS: usize = 8;
+/// Mobility, host identity, shim6.
+const EXTENSIONS_NOT_KNOWN: [u8; 3] = [135, 139, 140];
+
+impl Reading {
+    pub(super) fn ipv4<'a>(
+        &mut self,
+        packet: &'a LaxIpv4Slice<'_>,
+        frame: &[u8],
+    ) -> Result<Transport<'a>, Reason> {
+        let header = packet.header();
+        if header.total_len() != 0 && header.payload_len().is_err() {
+            return Err(Reason::MalformedIpv4);
+        }
+        if header.protocol() == ip_number::AUTH {
+            self.note(Difference::Ipv4Authentication);
+        }
+        self.packet.dscp = header.dcp().value();
+        self.packet.key.ip_version = 4;
+        Ok(Transport {
+            later_fragment: header.fragments_offset().value() != 0,
+            ..transport(
+                packet.payload(),
+                frame,
+                header.source_addr().into(),
+                header.destination_addr().into(),
+            )
+        })
+    }
+
+    pub(super) fn ipv6<'a>(
+        &mut self,
+        packet: &'a LaxIpv6Slice<'_>,
+        stopped: Option<&(SliceError, Layer)>,
+        frame: &[u8],
+    ) -> Result<Transport<'a>, Reason> {
+        let header = packet.header();
+        self.packet.dscp = header.dscp().value();
+        self.packet.key.ip_version = 6;
+        let payload = packet.payload();
+        let mut transport = transport(
+            payload,
+            frame,
+            header.source_addr().into(),
+            header.destination_addr().into(),
+        );
+        let walk = walk(header.next_header(), packet.extensions().slice())?;
+        if let Some(protocol) = walk.later_fragment {
+            transport.protocol = protocol.0;
+            transport.later_fragment = true;
+            return Ok(transport);
+        }
+        if let Some((error, layer)) = stopped.filter(|(_, layer)| is_extension(*layer)) {
+            if walk.headers == EXTENSION_HEADERS {
+                return Err(Reason::ExtensionDepth);
+            }
+            self.note_stopped_walk(error, *layer, payload.payload);
+            return Err(Reason::TruncatedExtension);
+        }
+        if EXTENSIONS_NOT_KNOWN.contains(&transport.protocol) {
+            self.note(Difference::ExtensionNotKnown);
+        }
+        Ok(transport)
+    }
+
+    /// `rest` begins with the extension header that was not accepted.
+    fn note_stopped_walk(&mut self, error: &SliceError, layer: Layer, rest: &[u8]) {
+        if matches!(
+            error,
+            SliceError::Ipv6Exts(ipv6_exts::HeaderError::HopByHopNotAtStart)
+        ) {
+            self.note(Difference::HopByHopNotFirst);
+        }
+        // A fixed part that lacks its last four bytes is what the length of eight announces.
+        if layer == Layer::IpAuthHeader && rest.len() >= 8 && rest[1] == 0 {
+            self.note(Difference::AuthenticationOfEightBytes);
+        }
+    }
+}
+
+fn transport<'a>(
+    payload: &LaxIpPayloadSlice<'a>,
+    frame: &[u8],
+    src: IpAddr,
+    dst: IpAddr,
+) -> Transport<'a> {
+    Transport {
+        protocol: payload.ip_number.0,
+        payload: payload.payload,
+        offset_bytes: payload.payload.as_ptr().addr() - frame.as_ptr().addr(),
+        later_fragment: false,
+        src,
+        dst,
+    }
+}
+
+fn is_extension(layer: Layer) -> bool {
+    matches!(
+        layer,
+        Layer::Ipv6ExtHeader
+            | Layer::Ipv6HopByHopHeader
+            | Layer::Ipv6DestOptionsHeader
+            | Layer::Ipv6RouteHeader
+            | Layer::Ipv6FragHeader
+            | Layer::IpAuthHeader
+    )
+}
+
+struct Walk {
+    headers: usize,
+    /// What a fragment that is not the first says that it is of.
+    later_fragment: Option<IpNumber>,
+}
+
+/// Counts the whole extension headers in `rest`, up to a later fragment. Not etherparse's iterator,
+/// which reads on behind headers of which the next one was refused.
+fn walk(mut next: IpNumber, mut rest: &[u8]) -> Result<Walk, Reason> {
+    let mut headers = 0;
+    let mut later_fragment = None;
+    while !rest.is_empty() && later_fragment.is_none() {
+        headers += 1;
+        if headers > EXTENSION_HEADERS {
+            return Err(Reason::ExtensionDepth);
+        }
+        let cut = Reason::TruncatedExtension;
+        let len = match next {
+            ip_number::AUTH => {
+                let header = IpAuthHeaderSlice::from_slice(rest).map_err(|_| cut)?;
+                next = header.next_header();
+                header.slice().len()
+            }
+            ip_number::IPV6_FRAG => {
+                let header = Ipv6FragmentHeaderSlice::from_slice(rest).map_err(|_| cut)?;
+                next = header.next_header();
+                later_fragment = (header.fragment_offset().value() != 0).then_some(next);
+                header.slice().len()
+            }
+            _ => {
+                let header = Ipv6RawExtHeaderSlice::from_slice(rest).map_err(|_| cut)?;
+                next = header.next_header();
+                header.slice().len()
+            }
+        };
+        rest = &rest[len..];
+    }
+    Ok(Walk {
+        headers,
+        later_fragment,
+    })
+}

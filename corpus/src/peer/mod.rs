@@ -1,0 +1,184 @@
+//! The second parser: `etherparse` takes a frame apart, and what it found goes out in the words of
+//! ours.
+//!
+//! Headers, lengths and offsets are etherparse's. Two limits (two VLAN tags, eight extension
+//! headers) and the canonical order are the flow's own and are written here a second time.
+
+use std::net::IpAddr;
+
+use agent_common::{LinkType, Packet, Reason};
+use etherparse::{
+    EtherType, LaxLinkExtSlice, LaxNetSlice, LaxSlicedPacket,
+    err::{Layer, ip, packet::SliceError},
+    ether_type,
+};
+
+use crate::{Parsed, RawFrame};
+
+mod difference;
+mod ip_packet;
+mod transport;
+
+pub use difference::Difference;
+
+/// What the second parser says.
+pub struct Theirs {
+    pub parsed: Parsed,
+    /// Why ours may say otherwise of this frame.
+    pub difference: Option<Difference>,
+}
+
+pub fn parse(frame: &RawFrame) -> Theirs {
+    let mut reading = Reading::default();
+    let parsed = match frame.link_type {
+        LinkType::Ethernet => reading.ethernet(frame),
+        LinkType::Ip => reading.bare_ip(&frame.bytes),
+    };
+    Theirs {
+        parsed: parsed.map(|()| reading.packet),
+        difference: reading.difference,
+    }
+}
+
+/// A frame that is being read.
+#[derive(Default)]
+struct Reading {
+    packet: Packet,
+    difference: Option<Difference>,
+}
+
+/// Where the IP layer leads.
+struct Transport<'a> {
+    protocol: u8,
+    payload: &'a [u8],
+    /// From the start of the frame.
+    offset_bytes: usize,
+    later_fragment: bool,
+    src: IpAddr,
+    dst: IpAddr,
+}
+
+const VLAN_TAGS: usize = 2;
+const VLAN_ID_MASK: u16 = 0x0fff;
+const ETHERTYPE_RARP: EtherType = EtherType(0x8035);
+const LOWEST_ETHERTYPE: u16 = 0x0600;
+const IPV4_LEN: usize = 20;
+
+impl Reading {
+    /// The first one holds: what comes behind it may be misread.
+    fn note(&mut self, difference: Difference) {
+        self.difference.get_or_insert(difference);
+    }
+
+    fn ethernet(&mut self, frame: &RawFrame) -> Result<(), Reason> {
+        let sliced =
+            LaxSlicedPacket::from_ethernet(&frame.bytes).map_err(|_| Reason::TruncatedEthernet)?;
+        self.tags(frame, &sliced)?;
+        // None behind a MACsec header whose payload is encrypted.
+        let Some(payload) = sliced.ether_payload() else {
+            return Err(Reason::NotIp);
+        };
+        let version = match payload.ether_type {
+            ether_type::IPV4 => 4,
+            ether_type::IPV6 => 6,
+            ether_type::ARP | ETHERTYPE_RARP => return Err(Reason::Arp),
+            EtherType(length) if length < LOWEST_ETHERTYPE => return Err(Reason::Llc),
+            _ => return Err(Reason::NotIp),
+        };
+        if payload
+            .payload
+            .first()
+            .is_some_and(|byte| byte >> 4 != version)
+        {
+            self.note(Difference::VersionAgainstEtherType);
+        }
+        match &sliced.stop_err {
+            Some((error, Layer::IpHeader)) => {
+                Err(self.ip_header_error(error, version, payload.payload))
+            }
+            _ => self.ip(&sliced, &frame.bytes),
+        }
+    }
+
+    fn tags(&mut self, frame: &RawFrame, sliced: &LaxSlicedPacket<'_>) -> Result<(), Reason> {
+        let is_macsec = |header: &LaxLinkExtSlice<'_>| matches!(header, LaxLinkExtSlice::Macsec(_));
+        let stopped_at = sliced.stop_err.as_ref().map(|(_, layer)| *layer);
+        if sliced.link_exts.iter().any(is_macsec)
+            || matches!(stopped_at, Some(Layer::MacsecHeader | Layer::MacsecPacket))
+        {
+            self.note(Difference::Macsec);
+        }
+        let in_frame = sliced.vlan_ids();
+        let ids: Vec<u16> = frame
+            .tag
+            .map(|tag| tag & VLAN_ID_MASK)
+            .into_iter()
+            .chain(in_frame.iter().map(|id| id.value()))
+            .collect();
+        let cut = stopped_at == Some(Layer::VlanHeader);
+        if ids.len() + usize::from(cut) > VLAN_TAGS {
+            return Err(Reason::VlanDepth);
+        }
+        if cut {
+            return Err(Reason::TruncatedVlan);
+        }
+        self.packet.key.vlan_ids[..ids.len()].copy_from_slice(&ids);
+        Ok(())
+    }
+
+    fn bare_ip(&mut self, bytes: &[u8]) -> Result<(), Reason> {
+        let error = match LaxSlicedPacket::from_ip(bytes) {
+            Ok(sliced) => return self.ip(&sliced, bytes),
+            Err(ip::LaxHeaderSliceError::Len(error)) => SliceError::Len(error),
+            Err(ip::LaxHeaderSliceError::Content(error)) => SliceError::Ip(error),
+        };
+        if bytes.len() == 1 {
+            self.note(Difference::OneByte);
+        }
+        let version = bytes.first().map_or(4, |byte| byte >> 4);
+        Err(match version {
+            4 | 6 => self.ip_header_error(&error, version, bytes),
+            _ => Reason::NotIp,
+        })
+    }
+
+    /// What an error in the IP header is called, where the layer below announced `version`.
+    fn ip_header_error(&mut self, error: &SliceError, version: u8, header: &[u8]) -> Reason {
+        let is_short = matches!(error, SliceError::Len(_));
+        if version == 6 {
+            return if is_short {
+                Reason::TruncatedIpv6
+            } else {
+                Reason::MalformedIpv6
+            };
+        }
+        let total_len = header
+            .get(2..4)
+            .map_or(0, |len| u16::from_be_bytes([len[0], len[1]]));
+        let header_len = u16::from(header.first().map_or(0, |byte| byte & 0x0f)) * 4;
+        let has_two_faults = if is_short {
+            // Options are missing, and the total length is wrong.
+            header.len() >= IPV4_LEN && total_len != 0 && total_len < header_len
+        } else {
+            // The header length is wrong, and the header is cut anyway.
+            header.len() < IPV4_LEN
+        };
+        if has_two_faults {
+            self.note(Difference::FirstOfTwoFaults);
+        }
+        if is_short {
+            Reason::TruncatedIpv4
+        } else {
+            Reason::MalformedIpv4
+        }
+    }
+
+    fn ip(&mut self, sliced: &LaxSlicedPacket<'_>, frame: &[u8]) -> Result<(), Reason> {
+        let transport = match &sliced.net {
+            Some(LaxNetSlice::Ipv4(packet)) => self.ipv4(packet, frame),
+            Some(LaxNetSlice::Ipv6(packet)) => self.ipv6(packet, sliced.stop_err.as_ref(), frame),
+            Some(LaxNetSlice::Arp(_)) | None => Err(Reason::NotIp),
+        }?;
+        self.transport(&transport)
+    }
+}

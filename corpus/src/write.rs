@@ -1,0 +1,100 @@
+//! Writes an entry as the corpus has it, for a frame that a test found.
+
+use std::{
+    fmt::{Display, Formatter, Result},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use agent_common::{FlowKey, L4Kind, LinkType, Packet};
+
+use crate::{Entry, KINDS};
+
+const BYTES_PER_LINE: usize = 16;
+/// Runs of a byte that are written as a repetition.
+const SHORTEST_RUN: usize = 12;
+
+impl Display for Entry {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        writeln!(f, "frame {}\nwhy   {}", self.name, self.why)?;
+        let link = match self.frame.link_type {
+            LinkType::Ethernet => "ethernet",
+            LinkType::Ip => "ip",
+        };
+        writeln!(f, "link  {link}")?;
+        if let Some(tag) = self.frame.tag {
+            writeln!(f, "tag   {tag:04x}")?;
+        }
+        writeln!(f, "bytes")?;
+        write_bytes(f, &self.frame.bytes)?;
+        match &self.expected {
+            Ok(packet) => write_packet(f, packet),
+            Err(reason) => writeln!(f, "unparsed {}", reason.name()),
+        }
+    }
+}
+
+fn write_bytes(f: &mut Formatter<'_>, bytes: &[u8]) -> Result {
+    let mut words: Vec<(String, usize)> = Vec::new();
+    for run in bytes.chunk_by(|one, other| one == other) {
+        if run.len() < SHORTEST_RUN {
+            words.extend(run.iter().map(|byte| (format!("{byte:02x}"), 1)));
+        } else {
+            words.push((format!("{:02x}*{}", run[0], run.len()), run.len()));
+        }
+    }
+    let mut offset = 0;
+    for line in words.chunks(BYTES_PER_LINE) {
+        let text: Vec<&str> = line.iter().map(|(text, _)| &**text).collect();
+        writeln!(f, "  {offset:04x}  {}", text.join(" "))?;
+        offset += line.iter().map(|(_, len)| len).sum::<usize>();
+    }
+    Ok(())
+}
+
+fn write_packet(f: &mut Formatter<'_>, packet: &Packet) -> Result {
+    let key = &packet.key;
+    let kind = L4Kind::from_u8(key.l4_kind);
+    writeln!(
+        f,
+        "flow  {} {}",
+        key.protocol,
+        KINDS.get(usize::from(key.l4_kind)).unwrap_or(&"?")
+    )?;
+    for (name, address, port) in [
+        ("a", &key.addr_a, key.port_a),
+        ("b", &key.addr_b, key.port_b),
+    ] {
+        write!(f, "  {name:<10} {}", address_of(key, address))?;
+        if kind == Some(L4Kind::Ports) {
+            write!(f, " {port}")?;
+        }
+        writeln!(f)?;
+    }
+    if matches!(kind, Some(L4Kind::Icmp | L4Kind::IcmpQuery)) {
+        let [icmp_type, code] = key.port_a.to_be_bytes();
+        writeln!(f, "  icmp       {icmp_type} {code}")?;
+    }
+    if kind == Some(L4Kind::IcmpQuery) {
+        writeln!(f, "  identifier {}", key.port_b)?;
+    }
+    let name = |direction| if direction == 0 { "a" } else { "b" };
+    writeln!(f, "  sender     {}", name(packet.direction))?;
+    if packet.initiator != packet.direction {
+        writeln!(f, "  initiator  {}", name(packet.initiator))?;
+    }
+    if key.vlan_ids != [0, 0] {
+        let [outer, inner] = key.vlan_ids;
+        writeln!(f, "  vlans      {outer} {inner}")?;
+    }
+    writeln!(f, "  tcp_flags  {:02x}", packet.tcp_flags)?;
+    writeln!(f, "  dscp       {}", packet.dscp)?;
+    writeln!(f, "  repeats    {}", packet.segment_header_len_bytes)
+}
+
+fn address_of(key: &FlowKey, bytes: &[u8; 16]) -> IpAddr {
+    if key.ip_version == 4 {
+        Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3]).into()
+    } else {
+        Ipv6Addr::from(*bytes).into()
+    }
+}

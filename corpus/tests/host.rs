@@ -1,0 +1,181 @@
+//! The corpus against our parser on the host and against the second one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use agent_common::Reason;
+use corpus::{Difference, check, entries, mutation};
+use proptest::{
+    strategy::Strategy,
+    test_runner::{Config, RngSeed, TestCaseError, TestRunner},
+};
+
+/// Which frames of the corpus the two parsers do not read alike; the reasons are
+/// [`Difference::reason`]'s.
+const DIFFERENCES: &[(Difference, &[&str])] = &[
+    (
+        Difference::VersionAgainstEtherType,
+        &[
+            "ipv4_version_6",
+            "ipv4_version_6_and_no_ipv6_either",
+            "ipv6_version_4",
+            "ipv6_version_4_shorter_than_ipv6",
+        ],
+    ),
+    (Difference::Macsec, &["macsec"]),
+    (Difference::OneByte, &["bare_one_byte_of_ipv6"]),
+    (
+        Difference::FirstOfTwoFaults,
+        &["ipv4_cut_and_ihl_4", "ipv4_options_cut_and_total_length_21"],
+    ),
+    (Difference::Ipv4Authentication, &["ah_over_ipv4"]),
+    (
+        Difference::AuthenticationOfEightBytes,
+        &["authentication_payload_length_0"],
+    ),
+    (
+        Difference::HopByHopNotFirst,
+        &[
+            "hop_by_hop_behind_another",
+            "ipv6_of_zeros_behind_version",
+            "two_hop_by_hop_headers",
+        ],
+    ),
+    (
+        Difference::ExtensionNotKnown,
+        &[
+            "host_identity",
+            "host_identity_alone",
+            "host_identity_cut_within_its_length",
+            "host_identity_of_0_bytes",
+            "host_identity_of_1_bytes",
+            "host_identity_of_7_bytes",
+            "mobility",
+            "mobility_alone",
+            "mobility_cut_within_its_length",
+            "mobility_of_0_bytes",
+            "mobility_of_1_bytes",
+            "mobility_of_7_bytes",
+            "shim6",
+            "shim6_alone",
+            "shim6_cut_within_its_length",
+            "shim6_of_0_bytes",
+            "shim6_of_1_bytes",
+            "shim6_of_7_bytes",
+        ],
+    ),
+    (Difference::TcpOptionsCut, &["tcp_options_past_the_packet"]),
+    (Difference::TimestampLength, &["icmp_timestamp_of_8_bytes"]),
+];
+
+#[test]
+fn every_frame_gives_what_its_entry_says() {
+    let wrong: Vec<String> = entries()
+        .unwrap()
+        .into_iter()
+        .filter(|entry| entry.frame.parse() != entry.expected)
+        .map(|entry| {
+            let ours = check::found(&entry.frame, &entry.frame.parse());
+            format!("{entry}but our parser says\n\n{ours}")
+        })
+        .collect();
+    assert!(
+        wrong.is_empty(),
+        "{} frames\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn the_second_parser_reads_every_frame_alike_or_for_a_reason_otherwise() {
+    let mut differences: BTreeMap<Difference, BTreeSet<String>> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for entry in entries().unwrap() {
+        match check::check(&entry.frame) {
+            Ok(None) => {}
+            Ok(Some(difference)) => {
+                differences
+                    .entry(difference)
+                    .or_default()
+                    .insert(entry.name);
+            }
+            Err(error) => wrong.push(format!("{}: {error}", entry.name)),
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} frames\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+    let stated = DIFFERENCES
+        .iter()
+        .map(|(difference, names)| {
+            (
+                *difference,
+                names.iter().map(|&name| name.to_owned()).collect(),
+            )
+        })
+        .collect();
+    assert_eq!(differences, stated);
+}
+
+#[test]
+fn every_difference_is_shown_by_a_frame() {
+    let shown: Vec<Difference> = DIFFERENCES
+        .iter()
+        .map(|(difference, _)| *difference)
+        .collect();
+    assert_eq!(shown, Difference::ALL);
+}
+
+#[test]
+fn every_reason_is_shown_by_a_frame() {
+    let shown: BTreeSet<Reason> = entries()
+        .unwrap()
+        .into_iter()
+        .filter_map(|entry| entry.expected.err())
+        .collect();
+    assert_eq!(shown, Reason::UNPARSED.iter().copied().collect());
+}
+
+/// The same frames at every run; `PROPTEST_CASES` and `PROPTEST_RNG_SEED` ask for others.
+fn runner(cases: u32) -> TestRunner {
+    let asked = Config::default();
+    let is_asked = |name| std::env::var_os(name).is_some();
+    TestRunner::new(Config {
+        cases: if is_asked("PROPTEST_CASES") {
+            asked.cases
+        } else {
+            cases
+        },
+        rng_seed: if is_asked("PROPTEST_RNG_SEED") {
+            asked.rng_seed
+        } else {
+            RngSeed::Fixed(1)
+        },
+        failure_persistence: None,
+        ..asked
+    })
+}
+
+fn both_parsers_agree_on(frames: &impl Strategy<Value = corpus::RawFrame>, cases: u32) {
+    let result = runner(cases).run(frames, |frame| {
+        check::check(&frame).map_err(TestCaseError::fail)?;
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+}
+
+#[test]
+fn both_parsers_agree_on_mutated_frames() {
+    let entries = entries().unwrap();
+    both_parsers_agree_on(&mutation::mutated(&entries), 50_000);
+}
+
+#[test]
+fn both_parsers_agree_on_any_bytes() {
+    both_parsers_agree_on(&mutation::arbitrary(), 50_000);
+}
