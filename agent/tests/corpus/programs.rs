@@ -1,0 +1,177 @@
+//! The loaded programs, attached nowhere: a frame comes in, what the kernel counted of it goes out.
+
+use std::{io, os::fd::AsFd as _};
+
+use agent::kernel::{
+    bpf,
+    load::{Kernel, LoadSettings},
+};
+use agent_common::{FlowCounters, FlowKey, HookAccount, LinkType};
+use aya::programs::{ProgramError, SchedClassifier, TestRun as _, TestRunOptions, Xdp};
+use corpus::RawFrame;
+
+/// The loopback interface: where the kernel pretends that the frame is (`net/bpf/test_run.c`).
+pub const IFINDEX: u32 = 1;
+pub const NETNS: u32 = 4_026_531_840;
+/// More than one frame can make, few enough that a page is drained in no time.
+const MAX_FLOWS: u32 = 16;
+/// The kernel runs no program on less (`bpf_test_init`), whatever the link type.
+const SHORTEST_FRAME: usize = 14;
+/// A page less headroom and tailroom is the most that goes into one buffer; they depend on the
+/// kernel's configuration, and no frame of the corpus is between this and a page.
+pub const LONGEST_BUFFER: usize = 3_000;
+pub const PAGE: usize = 4_096;
+
+/// How a program takes its frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    TcIngress,
+    TcEgress,
+    Xdp,
+    XdpFrags,
+}
+
+pub const PROGRAMS: &[(&str, Hook, LinkType)] = &[
+    ("tc_ingress", Hook::TcIngress, LinkType::Ethernet),
+    ("tc_egress", Hook::TcEgress, LinkType::Ethernet),
+    ("xdp_ingress", Hook::Xdp, LinkType::Ethernet),
+    ("xdp_frags", Hook::XdpFrags, LinkType::Ethernet),
+    ("tc_ingress_ip", Hook::TcIngress, LinkType::Ip),
+    ("tc_egress_ip", Hook::TcEgress, LinkType::Ip),
+    ("xdp_ingress_ip", Hook::Xdp, LinkType::Ip),
+    ("xdp_frags_ip", Hook::XdpFrags, LinkType::Ip),
+];
+
+/// Why a frame cannot be run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NotRun {
+    TooShort,
+    TooLong,
+    /// The call would give the program the first of several buffers, as no driver does.
+    SeveralBuffers,
+    /// An skb that some kernels refuse and some run.
+    ShortSkb,
+    /// The call cannot set `skb->vlan_tci`; XDP has no such thing.
+    OffloadedTag,
+}
+
+impl Hook {
+    pub fn refuses(self, frame: &RawFrame) -> Option<NotRun> {
+        if frame.tag.is_some() {
+            Some(NotRun::OffloadedTag)
+        } else if frame.bytes.len() < SHORTEST_FRAME {
+            Some(NotRun::TooShort)
+        } else if frame.bytes.len() > LONGEST_BUFFER {
+            match self {
+                Self::TcIngress | Self::TcEgress => Some(NotRun::TooLong),
+                Self::Xdp => Some(NotRun::SeveralBuffers),
+                Self::XdpFrags => None,
+            }
+        } else {
+            None
+        }
+    }
+}
+
+/// A link header alone, or one that promises an IP header which is not whole
+/// (`bpf_prog_test_run_skb` reads it so whatever the program does).
+pub fn is_short_skb(bytes: &[u8]) -> bool {
+    match bytes.get(12..14) {
+        Some([0x08, 0x00]) => bytes.len() < 14 + 20,
+        Some([0x86, 0xdd]) => bytes.len() < 14 + 40,
+        _ => bytes.len() == SHORTEST_FRAME,
+    }
+}
+
+/// What one run left behind.
+pub struct Counted {
+    pub account: HookAccount,
+    pub flows: Vec<(FlowKey, FlowCounters)>,
+}
+
+/// The loaded programs, attached nowhere.
+pub struct Programs {
+    kernel: Kernel,
+}
+
+impl Programs {
+    pub fn load() -> Self {
+        let mut kernel = Kernel::load(&LoadSettings {
+            max_flows: MAX_FLOWS,
+            netns: NETNS,
+            max_ifindex: IFINDEX,
+            interfaces: 1,
+            log_level: 0,
+        })
+        .unwrap();
+        kernel.register(IFINDEX, 0).unwrap();
+        for &(name, hook, _) in PROGRAMS {
+            let program = kernel.ebpf.program_mut(name).unwrap();
+            match hook {
+                Hook::TcIngress | Hook::TcEgress => {
+                    <&mut SchedClassifier>::try_from(program).unwrap().load()
+                }
+                Hook::Xdp | Hook::XdpFrags => <&mut Xdp>::try_from(program).unwrap().load(),
+            }
+            .unwrap();
+        }
+        Self { kernel }
+    }
+
+    /// Runs a program once. Nothing else runs these programs, so the page that they fill is idle
+    /// between two runs and is emptied where it is, without a flip.
+    pub fn run(&mut self, name: &str, hook: Hook, bytes: &[u8]) -> io::Result<Counted> {
+        let program = self.kernel.ebpf.program(name).unwrap();
+        let options = TestRunOptions {
+            data_in: Some(bytes),
+            ..TestRunOptions::new()
+        };
+        let result = match hook {
+            Hook::TcIngress | Hook::TcEgress => <&SchedClassifier>::try_from(program)
+                .unwrap()
+                .test_run(options),
+            Hook::Xdp | Hook::XdpFrags => <&Xdp>::try_from(program).unwrap().test_run(options),
+        };
+        let verdict = result.map_err(os_error)?.return_value;
+        assert_eq!(verdict, hook.verdict(), "the packet goes on");
+        Ok(Counted {
+            account: self.kernel.accounts.take(0, hook.account()).unwrap(),
+            flows: self.take_flows(),
+        })
+    }
+
+    fn take_flows(&mut self) -> Vec<(FlowKey, FlowCounters)> {
+        let mut keys = [FlowKey::default(); MAX_FLOWS as usize];
+        let mut counters = [FlowCounters::default(); MAX_FLOWS as usize];
+        let page = self.kernel.pages.active().fd().as_fd();
+        let (count, last) = bpf::take_batch(page, &mut None, &mut keys, &mut counters).unwrap();
+        assert!(last, "a page has no more than its capacity");
+        keys.into_iter().zip(counters).take(count).collect()
+    }
+}
+
+impl Hook {
+    pub fn takes_skbs(self) -> bool {
+        matches!(self, Self::TcIngress | Self::TcEgress)
+    }
+
+    /// `TC_ACT_UNSPEC` and `XDP_PASS`.
+    fn verdict(self) -> u32 {
+        match self {
+            Self::TcIngress | Self::TcEgress => u32::MAX,
+            Self::Xdp | Self::XdpFrags => 2,
+        }
+    }
+
+    /// Of the interface's two accounts.
+    fn account(self) -> u32 {
+        u32::from(self == Self::TcEgress)
+    }
+}
+
+fn os_error(error: ProgramError) -> io::Error {
+    let ProgramError::SyscallError(error) = error else {
+        panic!("{error}");
+    };
+    error.io_error
+}
