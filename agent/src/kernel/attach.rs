@@ -20,6 +20,7 @@ use aya::{
 use super::{
     bpf::{LinkPlace, create_link},
     links::{AttachedXdp, Link},
+    refusal,
 };
 
 mod clsact;
@@ -251,7 +252,7 @@ fn tc_program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a ProgramFd> {
     if program.fd().is_err() {
         program
             .load()
-            .with_context(|| format!("load the program {name}"))?;
+            .map_err(|error| refusal::explain(name, error))?;
     }
     program.fd().context("a loaded program has a descriptor")
 }
@@ -266,7 +267,7 @@ fn xdp_program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a ProgramFd> {
     if program.fd().is_err() {
         program
             .load()
-            .with_context(|| format!("load the program {name}"))?;
+            .map_err(|error| refusal::explain(name, error))?;
     }
     program.fd().context("a loaded program has a descriptor")
 }

@@ -10,7 +10,7 @@ use aya::{
     programs::{TestRun as _, TestRunOptions, Xdp},
 };
 
-use super::{account::Accounts, bpf, links::netlink::errno, pages::Pages};
+use super::{account::Accounts, bpf, links::netlink::errno, pages::Pages, refusal};
 
 /// The programs, compiled by the build script.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/flow-agent-ebpf"));
@@ -68,7 +68,7 @@ impl Kernel {
             .context("an XDP program")?;
         clocks
             .load()
-            .with_context(|| format!("load the program {CLOCKS}"))?;
+            .map_err(|error| refusal::explain(CLOCKS, error))?;
         Ok(Self {
             ebpf,
             pages,

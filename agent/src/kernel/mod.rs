@@ -3,7 +3,7 @@
 //!
 //! [`load`] puts the programs and maps into the kernel, [`attach`] hangs them on interfaces,
 //! [`pages`] flips and drains the flow table, [`account`] reads the counters, [`links`] knows the
-//! interfaces, [`bpf`] is the system call.
+//! interfaces, [`bpf`] is the system call, [`refusal`] says why a program was not taken.
 
 pub mod account;
 pub mod attach;
@@ -11,3 +11,4 @@ pub mod bpf;
 pub mod links;
 pub mod load;
 pub mod pages;
+pub mod refusal;

@@ -119,8 +119,8 @@ fn an_address_in_use_is_refused_and_a_stale_socket_is_replaced() {
     assert!(nothing_is_attached(&lab.agent));
 }
 
-/// The binary where any user may run it.
-fn unprivileged(host: &Host, directory: &TempDir) -> Command {
+/// The binary where any user may run it, by a user with these capabilities and no other.
+fn with_capabilities(host: &Host, directory: &TempDir, capabilities: &str) -> Command {
     let open = fs::Permissions::from_mode(0o755);
     fs::set_permissions(directory.path(), open).unwrap();
     let binary = directory.path().join("flow-agent");
@@ -130,9 +130,36 @@ fn unprivileged(host: &Host, directory: &TempDir) -> Command {
     let mut command = host.command("setpriv");
     command
         .args("--reuid 65534 --regid 65534 --clear-groups".split(' '))
+        .args(["--inh-caps", capabilities, "--ambient-caps", capabilities])
         .arg(binary)
         .env("NO_COLOR", "1");
     command
+}
+
+fn unprivileged(host: &Host, directory: &TempDir) -> Command {
+    with_capabilities(host, directory, "-all")
+}
+
+/// The service's capabilities are enough, and one less is not.
+#[test]
+fn without_perfmon_the_verifier_refuses_and_the_agent_says_why() {
+    if !is_root_or_skip("agent::without_perfmon_the_verifier_refuses_and_the_agent_says_why") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let directory = TempDir::new().unwrap();
+    let run = |capabilities: &str| {
+        let mut command = with_capabilities(&lab.agent, &directory, capabilities);
+        command.args(["run", "--interface", &lab.agent.interface]);
+        command.args(["--listen", "127.0.0.1:0", "--duration", "300ms"]);
+        command
+    };
+    let served = run("+bpf,+net_admin,+perfmon").status().unwrap();
+    assert!(served.success());
+    let error = refusal(&mut run("+bpf,+net_admin"));
+    assert_says(&error, &["verifier", "tc_ingress", "CAP_PERFMON"]);
+    assert!(error.len() < 500, "{error}");
+    assert!(nothing_is_attached(&lab.agent));
 }
 
 #[test]

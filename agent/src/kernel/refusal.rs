@@ -1,0 +1,53 @@
+//! Programs that the kernel does not take: aya's error comes in, one line that says why and what to
+//! do goes out. The verifier's whole log goes to our own at the level debug.
+
+use anyhow::anyhow;
+use aya::programs::ProgramError;
+
+/// Why the program `name` could not be loaded.
+pub fn explain(name: &str, error: ProgramError) -> anyhow::Error {
+    let ProgramError::LoadError {
+        io_error,
+        verifier_log,
+    } = error
+    else {
+        return anyhow!(error).context(format!("load the program {name}"));
+    };
+    let log = verifier_log.to_string();
+    tracing::debug!(program = name, %log, "the verifier's log");
+    let error = anyhow!(io_error);
+    let Some(reason) = reason(&log) else {
+        return error.context(format!("load the program {name}"));
+    };
+    if reason.ends_with("prohibited for !root") || reason.ends_with("prohibited") {
+        return error.context(format!(
+            "the kernel's verifier refuses the program {name} to a process without CAP_PERFMON: run \
+             as root, or with the capabilities CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON ({reason})"
+        ));
+    }
+    error.context(format!(
+        "the kernel's verifier refuses the program {name}: {reason} (RUST_LOG=debug shows its whole \
+         log; please report it with the kernel's version)"
+    ))
+}
+
+/// The last line of the log before its statistics.
+fn reason(log: &str) -> Option<&str> {
+    const STATISTICS: [&str; 3] = ["verification time", "stack depth", "processed"];
+    log.lines()
+        .map(str::trim)
+        .rfind(|line| !line.is_empty() && !STATISTICS.iter().any(|start| line.starts_with(start)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_is_the_line_before_the_statistics() {
+        let log = "1: (bf) r2 = r0\nR2 pointer -= pointer prohibited\nverification time 9 usec\n\
+                   stack depth 192+0\nprocessed 297 insns (limit 1000000)\n";
+        assert_eq!(reason(log), Some("R2 pointer -= pointer prohibited"));
+        assert_eq!(reason(""), None);
+    }
+}
