@@ -91,6 +91,42 @@ impl fmt::Display for Pattern {
     }
 }
 
+/// Patterns separated by commas, as one argument or one variable holds them.
+///
+/// A regex has commas of its own, as in `/^eth{1,2}$/`: it goes on to the slash that ends it.
+#[derive(Debug, Clone)]
+pub struct Patterns(Vec<Pattern>);
+
+impl FromStr for Patterns {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut patterns = Vec::new();
+        let mut rest = Some(text);
+        while let Some(text) = rest {
+            let text = text.trim_start();
+            let comma = if text.starts_with('/') {
+                text.find("/,").map(|slash| slash + 1)
+            } else {
+                text.find(',')
+            };
+            let (pattern, behind) = match comma {
+                Some(comma) => (&text[..comma], Some(&text[comma + 1..])),
+                None => (text, None),
+            };
+            patterns.push(pattern.trim_end().parse()?);
+            rest = behind;
+        }
+        Ok(Self(patterns))
+    }
+}
+
+/// What several arguments hold together.
+pub fn all(lists: &[Patterns]) -> Vec<Pattern> {
+    let patterns = lists.iter().flat_map(|list| &list.0);
+    patterns.cloned().collect()
+}
+
 /// The links that `include` names and `exclude` does not, by ifindex.
 ///
 /// Without `include`, those that carry a default route. Fails where a pattern matches nothing, where
@@ -332,6 +368,25 @@ mod tests {
             let error = text.parse::<Pattern>().unwrap_err().to_string();
             assert!(error.starts_with(&format!("'{text}' ")), "{error}");
             assert!(error.contains("allowed are"), "{error}");
+        }
+    }
+
+    #[test]
+    fn commas_separate_patterns_and_stay_within_a_regex() {
+        let displayed = |texts: &[&str]| -> Vec<String> {
+            let lists: Vec<Patterns> = texts.iter().map(|text| text.parse().unwrap()).collect();
+            all(&lists).iter().map(Pattern::to_string).collect()
+        };
+        assert_eq!(
+            displayed(&["eth0,veth*, lo", "/a/"]),
+            ["eth0", "veth*", "lo", "/a/"]
+        );
+        assert_eq!(
+            displayed(&["/^e{1,2}$/,lo", "lo,/^(a|b{2,})/ "]),
+            ["/^e{1,2}$/", "lo", "lo", "/^(a|b{2,})/"]
+        );
+        for text in ["", "eth0,", ",eth0", "/a,b"] {
+            assert!(text.parse::<Patterns>().is_err(), "{text}");
         }
     }
 

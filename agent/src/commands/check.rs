@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::status::{self, Format};
 use crate::{
-    interfaces::{self, Pattern},
+    interfaces::{self, Pattern, Patterns},
     kernel::links::{Link, LinkSocket},
 };
 
@@ -32,19 +32,17 @@ pub struct Args {
     #[arg(
         long = "interface",
         value_name = "PATTERN",
-        env = "FLOW_AGENT_INTERFACE",
-        value_delimiter = ','
+        env = "FLOW_AGENT_INTERFACE"
     )]
-    pub interfaces: Vec<Pattern>,
+    pub interfaces: Vec<Patterns>,
 
     /// The interfaces to leave out; repeatable.
     #[arg(
         long = "exclude-interface",
         value_name = "PATTERN",
-        env = "FLOW_AGENT_EXCLUDE_INTERFACE",
-        value_delimiter = ','
+        env = "FLOW_AGENT_EXCLUDE_INTERFACE"
     )]
-    pub exclude_interfaces: Vec<Pattern>,
+    pub exclude_interfaces: Vec<Patterns>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -102,7 +100,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
         interfaces,
         exclude_interfaces,
     } = args;
-    let checks = checks(&interfaces, &exclude_interfaces)?;
+    let checks = checks(
+        &interfaces::all(&interfaces),
+        &interfaces::all(&exclude_interfaces),
+    )?;
     let text = match output {
         Format::Text => text(&checks),
         Format::Json => json_lines(&checks)?,

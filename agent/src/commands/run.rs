@@ -13,7 +13,7 @@ use tokio::{
 use crate::{
     batch::{BatchEncoder, Identity},
     hub::{DEFAULT_QUEUE_BATCHES, Hub},
-    interfaces::{self, Pattern},
+    interfaces::{self, Patterns},
     kernel::{
         attach::{AttachSettings, Attachments, Direction, IngressHook, TcAttach, XdpMode},
         links::{LinkSocket, netns_inode, presence::Presence},
@@ -32,22 +32,12 @@ use crate::{
 pub struct Args {
     /// Interfaces by name, glob, or /regular expression/; repeatable [default: those that carry a
     /// default route].
-    #[arg(
-        long,
-        value_name = "PATTERN",
-        env = "FLOW_AGENT_INTERFACE",
-        value_delimiter = ','
-    )]
-    pub interface: Vec<Pattern>,
+    #[arg(long, value_name = "PATTERN", env = "FLOW_AGENT_INTERFACE")]
+    pub interface: Vec<Patterns>,
 
     /// Interfaces to leave out, likewise.
-    #[arg(
-        long,
-        value_name = "PATTERN",
-        env = "FLOW_AGENT_EXCLUDE_INTERFACE",
-        value_delimiter = ','
-    )]
-    pub exclude_interface: Vec<Pattern>,
+    #[arg(long, value_name = "PATTERN", env = "FLOW_AGENT_EXCLUDE_INTERFACE")]
+    pub exclude_interface: Vec<Patterns>,
 
     /// Where arriving packets are counted: tc sees what GRO made of them, xdp each frame.
     #[arg(
@@ -163,12 +153,11 @@ fn interval(text: &str) -> Result<Duration, String> {
 pub async fn run(args: Args) -> Result<ExitCode> {
     let hub = Hub::new(DEFAULT_QUEUE_BATCHES);
     let identity = Arc::new(identity()?);
-    // Before anything is attached, so that a port in use leaves nothing behind.
     let mut links = LinkSocket::open()?;
     let selected = interfaces::select(
         &links.links()?,
-        &args.interface,
-        &args.exclude_interface,
+        &interfaces::all(&args.interface),
+        &interfaces::all(&args.exclude_interface),
         &links.default_route_ifindexes()?,
     )?;
     let netns = netns_inode()?;
@@ -179,6 +168,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         interfaces: selected.len() as u32,
         log_level: args.bpf_log_level as u8,
     })?;
+    // Before anything is attached, so that a port in use leaves nothing behind.
     let listeners = Listeners::bind(&args.listen).await?;
     for (slot, link) in selected.iter().enumerate() {
         kernel.register(link.ifindex, slot as u32)?;
