@@ -43,6 +43,9 @@ pub struct HookState {
     pub after_attach: Counters,
     pub before_flip: Counters,
     pub after_flip: Counters,
+    /// What the interface's qdisc had dropped, where it has one.
+    pub qdisc_drops_before_attach: Option<u64>,
+    pub qdisc_drops_after_flip: Option<u64>,
 }
 
 /// Owns the kernel's half and the replica; one task has it at a time.
@@ -115,6 +118,7 @@ impl Scanner {
         for state in &mut self.hooks {
             state.after_flip = read(&mut self.links, &state.hook, state.after_flip);
         }
+        self.read_qdisc_drops();
         let mut refused = self.take_account(idle)?;
         let encode = self.hub.has_consumers();
         let window_end_unix_ns = clock::unix_ns(scan_clock);
@@ -158,6 +162,14 @@ impl Scanner {
             tracing::error!(?missing, "the account does not close: please report this");
         }
         Ok(())
+    }
+
+    /// Where they cannot be read they are unknown, which the audit can live with.
+    fn read_qdisc_drops(&mut self) {
+        let drops = self.links.qdisc_drops().unwrap_or_default();
+        for state in &mut self.hooks {
+            state.qdisc_drops_after_flip = drops.get(&state.hook.ifindex).copied();
+        }
     }
 
     /// Adds the page's account; says whether the table refused anything.

@@ -7,7 +7,7 @@ use crate::{
     batch::Identity,
     kernel::{
         attach::{Hook, Mode},
-        links::{Counters, presence::Presence},
+        links::{Counters, presence::Presence, qdisc::dropped_since},
     },
     scan::{HookState, Scanner},
     wire,
@@ -101,7 +101,10 @@ fn hook(state: &HookState) -> wire::HookStatus {
         after_attach: Some(counters(state.after_attach)),
         before_flip: Some(counters(state.before_flip)),
         after_flip: Some(counters(state.after_flip)),
-        qdisc_drops: None,
+        qdisc_drops: dropped_since(
+            state.qdisc_drops_before_attach,
+            state.qdisc_drops_after_flip,
+        ),
         interface_gone: false,
     }
 }

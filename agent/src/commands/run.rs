@@ -183,6 +183,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     for link in &selected {
         before.push((link.ifindex, links.counters(link.ifindex)?));
     }
+    let qdisc_drops = links.qdisc_drops().unwrap_or_default();
     let attachments = Attachments::attach(
         &mut kernel.ebpf,
         &selected,
@@ -213,6 +214,8 @@ pub async fn run(args: Args) -> Result<ExitCode> {
             after_attach,
             before_flip: after_attach,
             after_flip: after_attach,
+            qdisc_drops_before_attach: qdisc_drops.get(&hook.ifindex).copied(),
+            qdisc_drops_after_flip: None,
         });
     }
     let interfaces: Arc<[wire::Interface]> = selected

@@ -12,6 +12,7 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 
 pub(crate) mod netlink;
 pub mod presence;
+pub mod qdisc;
 
 use netlink::{Message, NetlinkSocket, attributes, field};
 

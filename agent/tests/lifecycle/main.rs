@@ -7,6 +7,7 @@
 )]
 
 mod attached;
+mod audits;
 mod checks;
 mod consumers;
 mod endings;

@@ -10,6 +10,8 @@ use serde::Serialize;
 use crate::wire::{self, Account, Hook, HookStatus, InterfaceCounters};
 
 const FCS_LEN_BYTES: i128 = 4;
+/// `veth_xdp_rcv_skb` counts an skb behind `eth_type_trans`; seen on 6.18.
+const ETHERNET_HEADER_LEN_BYTES: i128 = 14;
 /// A dropped packet has at least an Ethernet header, and at most what a super-frame can hold.
 const PACKET_LEN_BYTES: (i128, i128) = (14, 65_535 + 22);
 /// The headers that a super-frame's segment may repeat: more than the deepest tunnel has.
@@ -318,6 +320,17 @@ fn causes(account: &Account, status: &HookStatus, growth: &Growth, is_egress: bo
         }
     }
     let frames = i128::from(wire::pair(account.seen).packets);
+    if frames > 0 && !is_egress {
+        let text = "the interface counts frames without their Ethernet header, as a veth end does \
+                    that polls (GRO on, or XDP by native)";
+        // Once a super-frame, or once each of its frames where they came before they were merged.
+        let fewest = frames - i128::from(segments.packets) + i128::from(supers.packets);
+        let bytes = Range {
+            least: -frames * ETHERNET_HEADER_LEN_BYTES,
+            most: -fewest * ETHERNET_HEADER_LEN_BYTES,
+        };
+        cause(none, bytes, text.to_owned());
+    }
     if frames > 0 {
         let text = "the interface counts four bytes of FCS for each frame".to_owned();
         cause(none, Range::exactly(frames * FCS_LEN_BYTES), text);

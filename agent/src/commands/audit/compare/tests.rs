@@ -123,6 +123,7 @@ fn tags_padding_and_fcs_are_told_apart() {
     assert!(explained(20_000 - 120).contains("30 packets"));
     assert!(explained(20_000 + 140).contains("10 short frames"));
     assert!(explained(20_000 + 400).contains("FCS"));
+    assert!(explained(20_000 - 1400).contains("without their Ethernet header"));
     let all = explained(20_000 + 400 + 140 - 120);
     assert!(
         all.contains("FCS") && all.contains("short") && all.contains("VLAN"),
