@@ -30,18 +30,36 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let (filter, refused) = log_filter();
+    // What the kernel programs log is chosen by --bpf-log-level alone.
+    let programs = "flow_agent_ebpf=trace".parse().expect("a directive");
     tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_env_filter(filter.add_directive(programs))
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_writer(std::io::stderr)
         .init();
+    if let Some(error) = refused {
+        tracing::warn!("RUST_LOG is no log filter, info is taken: {error}");
+    }
     match execute(cli.command) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("flow-agent: {}", one_line(&error));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// What `RUST_LOG` says, or why it says nothing that can be understood; `info` where it is unset or
+/// empty.
+fn log_filter() -> (EnvFilter, Option<impl std::error::Error>) {
+    let wanted = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_default();
+    if wanted.is_empty() {
+        return (EnvFilter::new("info"), None);
+    }
+    match EnvFilter::try_new(wanted) {
+        Ok(filter) => (filter, None),
+        Err(error) => (EnvFilter::new("info"), Some(error)),
     }
 }
 

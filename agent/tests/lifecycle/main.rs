@@ -13,6 +13,7 @@ mod consumers;
 mod endings;
 mod gone;
 mod leftovers;
+mod logs;
 mod neighbours;
 mod refusals;
 mod strangers;
