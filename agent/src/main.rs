@@ -85,7 +85,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         .worker_threads(2)
         .enable_all()
         .build()?;
-    runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         match command {
             Command::Run(args) => commands::run::run(args).await,
             Command::Watch(args) => commands::watch::run(args).await,
@@ -93,5 +93,8 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             Command::Audit(args) => commands::audit::run(args).await,
             Command::Check(args) => commands::check::run(args),
         }
-    })
+    });
+    // A thread may be stuck in a write to a stdout that nobody reads.
+    runtime.shutdown_background();
+    outcome
 }

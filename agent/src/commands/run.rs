@@ -19,13 +19,17 @@ use crate::{
         links::{LinkSocket, netns_inode, presence::Presence},
         load::{Kernel, LoadSettings},
     },
-    output::{self, Format, Printer},
+    output::Format,
     replica::{Replica, ReplicaSettings},
     scan::{HookState, Scanner, ScannerParts},
     server::{self, DEFAULT_DRAIN_TIMEOUT, ListenAddr, Listeners},
     status::{self, StatusSettings},
     wire,
 };
+
+mod printing;
+
+use printing::Printing;
 
 /// Count the flows of interfaces and stream them.
 #[derive(Debug, clap::Args)]
@@ -268,10 +272,7 @@ async fn serve(
         Output::Table => Some(Format::Table),
         Output::Json => Some(Format::Json),
     }
-    .map(|format| {
-        let subscription = hub.subscribe("stdout", "this process");
-        tokio::spawn(print(subscription, format))
-    });
+    .map(|format| Printing::start(hub.subscribe("stdout", "this process"), format));
     let (end_server, server_end) = oneshot::channel::<()>();
     let server = tokio::spawn(server::run(
         listeners,
@@ -293,7 +294,7 @@ async fn serve(
     let _ = end_server.send(());
     let outcome = server.await.context("the server task")?;
     if let Some(printer) = printer {
-        printer.await.context("the printer task")??;
+        printer.end().await?;
     }
     ended?;
     outcome.context("serve gRPC consumers")
@@ -368,27 +369,6 @@ fn shutdown(duration: Option<Duration>) -> Result<impl Future<Output = ()>> {
             () = end => {}
         }
     })
-}
-
-/// Shows every batch; ends with the hub, or when nobody reads stdout.
-async fn print(mut subscription: crate::hub::Subscription, format: Format) -> Result<()> {
-    let mut printer = Printer::on_stdout(format, None);
-    while let Some(batch) = subscription.next().await {
-        let batch = batch.decode().context("decode our own batch")?;
-        let (back, written) = tokio::task::spawn_blocking(move || {
-            let written = printer.batch(&batch);
-            (printer, written)
-        })
-        .await
-        .context("write to stdout")?;
-        printer = back;
-        match written {
-            Ok(()) => {}
-            Err(error) if output::is_broken_pipe(&error) => return Ok(()),
-            Err(error) => return Err(error).context("write to stdout"),
-        }
-    }
-    Ok(())
 }
 
 /// Who this agent is: machine, boot and process.

@@ -1,11 +1,16 @@
 //! However an agent ends, nothing of it stays on the interface.
 
-use lab::{Lab, privilege::is_root_or_skip};
+use std::{
+    fs::{self, File},
+    time::Duration,
+};
+
+use lab::{Lab, Process, privilege::is_root_or_skip};
 
 use crate::{
     CLSACT, TCX,
     attached::{add_filter, filters, has_xdp, nothing_is_attached, qdiscs, tc, tcx_programs},
-    support::{Agent, GENERIC_XDP, count, wait_for_packets, wait_until},
+    support::{Agent, GENERIC_XDP, count, flow_agent, wait_for_packets, wait_until},
 };
 
 #[test]
@@ -32,6 +37,69 @@ fn tcx_is_empty_after_an_end_of_any_kind() {
         }
         assert!(nothing_is_attached(&lab.agent), "signal {signal}");
     }
+}
+
+#[test]
+fn a_stdout_that_nobody_reads_does_not_hold_the_end_up() {
+    if !is_root_or_skip("agent::a_stdout_that_nobody_reads_does_not_hold_the_end_up") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let interface = &lab.agent.interface;
+    let directory = tempfile::TempDir::new().unwrap();
+    let log = directory.path().join("stderr");
+    let (unread, stdout) = std::io::pipe().unwrap();
+    let address = format!("unix:{}", directory.path().join("x.sock").display());
+    let mut command = flow_agent(&lab.agent);
+    command
+        .args(["run", "--interface", interface, "--output", "json"])
+        .args(["--listen", &address, "--max-flows", "1000"])
+        .args(["--scan-interval", "10ms"])
+        .stdout(stdout)
+        .stderr(File::create(&log).unwrap());
+    let mut process = Process::spawn(&mut command).unwrap();
+    drop(command);
+    let status = || {
+        let mut status = flow_agent(&lab.agent);
+        status.args(["status", "--connect", &address]);
+        String::from_utf8(status.output().unwrap().stdout).unwrap()
+    };
+    wait_until("the pipe is full", || {
+        let status = status();
+        status.contains("consumer  stdout") && !status.contains(", 0 queued")
+    });
+    process.signal(libc::SIGTERM).unwrap();
+    assert!(process.wait(Duration::from_secs(20)).unwrap().success());
+    let log = fs::read_to_string(log).unwrap();
+    assert!(log.contains("stdout did not take"), "{log}");
+    assert!(nothing_is_attached(&lab.agent));
+    drop(unread);
+}
+
+#[test]
+fn a_stdout_that_takes_nothing_is_told_at_once() {
+    if !is_root_or_skip("agent::a_stdout_that_takes_nothing_is_told_at_once") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let directory = tempfile::TempDir::new().unwrap();
+    let log = directory.path().join("stderr");
+    let address = format!("unix:{}", directory.path().join("x.sock").display());
+    let mut command = flow_agent(&lab.agent);
+    command
+        .args(["run", "--interface", &lab.agent.interface])
+        .args(["--output", "json", "--listen", &address])
+        .args(["--scan-interval", "100ms", "--max-flows", "1000"])
+        .stdout(File::options().write(true).open("/dev/full").unwrap())
+        .stderr(File::create(&log).unwrap());
+    let mut process = Process::spawn(&mut command).unwrap();
+    wait_until("the log says it", || {
+        let log = fs::read_to_string(&log).unwrap();
+        log.contains("cannot write to stdout")
+    });
+    process.signal(libc::SIGTERM).unwrap();
+    assert!(!process.wait(Duration::from_secs(20)).unwrap().success());
+    assert!(nothing_is_attached(&lab.agent));
 }
 
 #[test]
