@@ -241,6 +241,13 @@ impl Scanner {
         &self.replica
     }
 
+    /// As batches name it.
+    pub fn interface(&self, ifindex: u32) -> Option<&wire::Interface> {
+        self.interfaces
+            .iter()
+            .find(|interface| interface.ifindex == ifindex)
+    }
+
     pub fn capacity(&self) -> u32 {
         self.kernel.pages.capacity()
     }

@@ -46,7 +46,7 @@ pub fn of(
             .iter()
             .map(|state| wire::HookStatus {
                 interface_gone: presence.is_gone(state.hook.ifindex),
-                ..hook(state)
+                ..hook(scanner, state)
             })
             .collect(),
         table: Some(wire::TableStatus {
@@ -63,7 +63,6 @@ pub fn of(
         scans: Some(wire::ScanStatus {
             count: stats.count,
             late,
-            early: 0,
             last_duration_ns: stats.last_duration_ns,
             last_flip_wait_ns: stats.last_flip_wait_ns,
             cpu_ns: stats.cpu_ns,
@@ -82,13 +81,9 @@ fn suggested_max_flows(high_water: u64) -> u64 {
     (high_water * 2).max(1024).next_power_of_two()
 }
 
-fn hook(state: &HookState) -> wire::HookStatus {
+fn hook(scanner: &Scanner, state: &HookState) -> wire::HookStatus {
     wire::HookStatus {
-        interface: Some(wire::Interface {
-            ifindex: state.hook.ifindex,
-            name: state.hook.interface.clone(),
-            netns: 0,
-        }),
+        interface: scanner.interface(state.hook.ifindex).cloned(),
         hook: hook_kind(&state.hook) as i32,
         mode: match state.hook.mode {
             Mode::Tcx => wire::AttachMode::Tcx,

@@ -133,11 +133,10 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
     }
     if let Some(scans) = &status.scans {
         lines.push(format!(
-            "scans     {}, {} late, {} early; the last took {} of which {} waiting for the flip; \
+            "scans     {}, {} late; the last took {} of which {} waiting for the flip; \
              CPU {} in all",
             scans.count,
             scans.late,
-            scans.early,
             fine(scans.last_duration_ns),
             fine(scans.last_flip_wait_ns),
             fine(scans.cpu_ns)

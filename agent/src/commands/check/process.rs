@@ -178,10 +178,15 @@ mod tests {
     }
 
     #[test]
-    fn an_unprivileged_process_lacks_two_and_is_warned_of_one() {
+    fn an_unprivileged_process_lacks_all_three() {
         assert_eq!(
             statuses("0000000000000000"),
-            [Status::Missing, Status::Missing, Status::Warn, Status::Ok]
+            [
+                Status::Missing,
+                Status::Missing,
+                Status::Missing,
+                Status::Ok
+            ]
         );
     }
 }
