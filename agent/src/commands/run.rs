@@ -402,3 +402,50 @@ fn forward_logs(kernel: &mut Kernel) -> Result<()> {
     });
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command};
+
+    use super::*;
+
+    fn options() -> Command {
+        Args::augment_args(Command::new("run"))
+    }
+
+    #[test]
+    fn every_option_is_also_a_variable() {
+        for option in options().get_arguments() {
+            let name = option.get_long().expect("options have long names");
+            let variable = format!("FLOW_AGENT_{}", name.to_uppercase().replace('-', "_"));
+            assert_eq!(option.get_env(), Some(variable.as_ref()), "--{name}");
+        }
+    }
+
+    #[test]
+    fn the_services_settings_are_options_with_their_defaults() {
+        let settings = include_str!("../../../deploy/flow-agent.env");
+        let command = options();
+        let mut named = Vec::new();
+        for line in settings.lines() {
+            let Some((variable, value)) = line
+                .strip_prefix('#')
+                .and_then(|line| line.split_once('='))
+                .filter(|(variable, _)| variable.starts_with("FLOW_AGENT_"))
+            else {
+                continue;
+            };
+            let option = command
+                .get_arguments()
+                .find(|option| option.get_env() == Some(variable.as_ref()))
+                .unwrap_or_else(|| panic!("{variable} is no option"));
+            if let [default] = option.get_default_values() {
+                assert_eq!(default, value, "{variable}");
+            }
+            named.push(variable);
+        }
+        // A service has no end that is set.
+        let all = command.get_arguments().count();
+        assert_eq!(named.len(), all - 1, "{named:?}");
+    }
+}
