@@ -4,11 +4,13 @@
 //! swings slows them all alike. Each measurement is a [`result::Row`]; a [`result::Run`] has all of
 //! them with the [`host`] and goes into a file. [`overhead`], [`ladder`] and
 //! [`compare`] are benches; [`wire`] and [`program`]
-//! are what it puts on a hook, [`cost`] what a process and its programs cost.
+//! are what they put on a hook, [`cost`] what a process and its programs cost, [`difference`] what
+//! one arm has over another.
 
 pub mod compare;
 pub mod cost;
 pub mod diff;
+pub mod difference;
 pub mod host;
 pub mod ladder;
 pub mod overhead;

@@ -4,7 +4,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
-    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -13,7 +12,7 @@ use lab::{Process, Variety};
 
 use super::{
     cost::{Statistics, map_memory_bytes, process_cpu_ns, program_cost, resident},
-    program::Agent,
+    program::{Agent, watch},
     reference,
     result::Run,
     rounds::{Interrupt, Progress, order},
@@ -212,17 +211,6 @@ fn last_of_each<'a>(arguments: impl Iterator<Item = &'a &'static str>) -> Vec<&'
         .into_iter()
         .flat_map(|(option, value)| [option, value])
         .collect()
-}
-
-/// A consumer that reads everything and shows it to nobody.
-fn watch(binary: &Path, address: &str) -> Result<Process> {
-    Process::spawn(
-        Command::new(binary)
-            .args(["watch", "--connect", address, "--output", "json"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null()),
-    )
 }
 
 #[cfg(test)]

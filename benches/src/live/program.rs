@@ -5,7 +5,7 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
@@ -221,4 +221,15 @@ impl Drop for Agent {
         let _ = self.process.terminate(PATIENCE);
         let _ = fs::remove_dir_all(&self.folder);
     }
+}
+
+/// A consumer that reads everything and shows it to nobody.
+pub fn watch(binary: &Path, address: &str) -> Result<Process> {
+    Process::spawn(
+        Command::new(binary)
+            .args(["watch", "--connect", address, "--output", "json"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null()),
+    )
 }

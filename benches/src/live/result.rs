@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-use super::host::Host;
+use super::{difference::Difference, host::Host};
 
 /// Grows by one where a field changes its meaning or goes away.
 const FORMAT: u32 = 1;
@@ -78,6 +78,11 @@ impl Row {
         let rounds = self.values.iter().zip(&other.values);
         let ratios: Vec<f64> = rounds.map(|(over, under)| over / under).collect();
         Figure::of(&ratios)
+    }
+
+    /// What it has over another, round by round.
+    pub fn difference_to(&self, other: &Self) -> Option<Difference> {
+        Difference::of(&self.values, &other.values)
     }
 }
 
