@@ -9,7 +9,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use benches::live::{compare, diff, ladder, overhead, report, result::Run, rounds::Interrupt};
+use benches::live::{
+    compare, diff, difference::Difference, http, ladder, overhead, report, result::Run,
+    rounds::Interrupt,
+};
 use clap::{Parser, Subcommand};
 
 /// Measures the agent on real packets, in network namespaces of its own. Needs root.
@@ -67,6 +70,12 @@ enum Bench {
     },
     /// CPU and memory of each thing that the agent is asked to do
     Ladder,
+    /// Latency of HTTP requests with and without the agent, and with one that gets no CPU
+    Http {
+        /// Instead of 10,000, or what the machine holds
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+        requests_per_second: Option<u32>,
+    },
     /// Another agent beside ours: CPU and memory of its processes, its programs, the traffic
     Compare {
         /// What its rows are called
@@ -82,6 +91,8 @@ enum Bench {
     /// Make the pages and plots from the result files
     #[command(hide = true)]
     Report,
+    #[command(flatten)]
+    HttpPart(http::Part),
 }
 
 fn main() -> ExitCode {
@@ -106,6 +117,7 @@ fn bench(cli: &Cli) -> Result<()> {
             }
             Ok(())
         }
+        Some(Bench::HttpPart(part)) => part.play(),
         Some(bench) => live(cli, &[bench]),
         None => live(
             cli,
@@ -165,6 +177,19 @@ fn one(cli: &Cli, bench: &Bench, agent: &Path, interrupt: &Interrupt) -> Result<
             };
             ladder::run(&settings, interrupt)
         }
+        Bench::Http {
+            requests_per_second,
+        } => {
+            let settings = http::Settings {
+                agent,
+                rounds,
+                quick,
+                window: cli.window(Duration::from_secs(7)),
+                stopped_window: Duration::from_secs(if quick { 5 } else { 30 }),
+                requests_per_second: *requests_per_second,
+            };
+            http::run(&settings, interrupt)
+        }
         Bench::Compare {
             name,
             settle,
@@ -181,7 +206,7 @@ fn one(cli: &Cli, bench: &Bench, agent: &Path, interrupt: &Interrupt) -> Result<
             };
             compare::run(&settings, interrupt)
         }
-        Bench::Report => bail!("a report is no bench"),
+        Bench::Report | Bench::HttpPart(_) => bail!("this is no bench"),
     }
 }
 
@@ -205,5 +230,25 @@ fn print(run: &Run) {
             println!("  {:<16} {title:<32} {text}", row.arm);
         }
     }
+    if run.bench == "http" {
+        print_differences(run);
+    }
     println!();
+}
+
+fn print_differences(run: &Run) {
+    println!("\nover nothing, with the 95 % confidence interval of the rounds' median");
+    for (row, difference) in http::differences(run) {
+        let Difference { median, low, high } = difference;
+        let title = report::units::title(&row.measure);
+        let error = if difference.is_significant() {
+            ""
+        } else {
+            "  within the error"
+        };
+        println!(
+            "  {:<16} {title:<32} {median:+.0} ({low:+.0} to {high:+.0}){error}",
+            row.arm
+        );
+    }
 }

@@ -6,7 +6,11 @@ use std::{
 };
 
 use super::{RATIOS, Sortable, arms, lines, units};
-use crate::live::result::{Figure, Row, Run};
+use crate::live::{
+    difference::Difference,
+    http,
+    result::{Figure, Row, Run},
+};
 
 /// Plots by bench and host.
 type Plots = BTreeMap<(String, String), Vec<String>>;
@@ -61,6 +65,9 @@ fn section(out: &mut String, run: &Run, plots: &[String]) {
     for measure in measures {
         table(out, run, measure);
     }
+    if run.bench == "http" {
+        differences(out, run);
+    }
     if !run.notes.is_empty() {
         out.push('\n');
     }
@@ -91,6 +98,24 @@ fn table(out: &mut String, run: &Run, measure: &str) {
         if let Some(ratio) = ratio {
             cells.push(ratio_of(by_arm, ratio.arm, ratio.to));
         }
+        line(out, &cells);
+    }
+}
+
+/// What each arm adds to the latency without an agent.
+fn differences(out: &mut String, run: &Run) {
+    let header = ["measure", "arm", "over nothing", "95 % confidence interval"].map(str::to_owned);
+    out.push_str("\n### difference\n\n");
+    line(out, &header);
+    line(out, &vec!["---".to_owned(); header.len()]);
+    for (row, difference) in http::differences(run) {
+        let Difference { median, low, high } = difference;
+        let cells = [
+            units::title(&row.measure),
+            row.arm.clone(),
+            format!("{median:+.0}"),
+            format!("{low:+.0} to {high:+.0}"),
+        ];
         line(out, &cells);
     }
 }

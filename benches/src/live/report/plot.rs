@@ -69,6 +69,13 @@ const PLOTS: &[Plot] = &[
         fixed: &[],
     },
     Plot {
+        bench: "http",
+        name: "latency",
+        measure: "latency_p99_us",
+        over: "offered_requests_per_second",
+        fixed: &[],
+    },
+    Plot {
         bench: "sweep",
         name: "cpu",
         measure: "cpu_percent",

@@ -1,0 +1,101 @@
+//! The agent under the requests: a wire comes in; what it and its programs cost meanwhile, and what it
+//! lost, go out.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use lab::Process;
+
+use super::{Bench, Measures, account::Ledger, client::Plan, latency_of};
+use crate::live::{
+    cost::{Statistics, process_cpu_ns, program_cost, resident},
+    program::{Agent, watch},
+};
+
+/// An agent as it is by default, with one consumer, that scans often enough to be seen in a window.
+pub struct Station<'a> {
+    bench: &'a Bench<'a>,
+    ledger: Ledger<'a>,
+    _consumer: Process,
+    pub agent: Agent,
+}
+
+impl<'a> Station<'a> {
+    pub fn new(bench: &'a Bench<'a>) -> Result<Self> {
+        let host = &bench.lab.agent;
+        let ledger = Ledger::open(host)?;
+        let binary = bench.settings.agent;
+        let agent = Agent::start(host, binary, &["--scan-interval", "1s"], bench.interrupt)?;
+        let consumer = watch(binary, &agent.address())?;
+        Ok(Self {
+            bench,
+            ledger,
+            _consumer: consumer,
+            agent,
+        })
+    }
+
+    /// Latency, and what the agent's process costs meanwhile.
+    pub fn load(&mut self, plan: &Plan) -> Result<Measures> {
+        let pid = self.agent.pid();
+        let started = Instant::now();
+        let before = process_cpu_ns(pid)?;
+        let outcome = self.bench.load(plan)?;
+        let cpu_ns = process_cpu_ns(pid)? - before;
+        let mut measures = latency_of(&outcome);
+        measures.push(("agent_cpu_percent", percent(cpu_ns, started)));
+        measures.push(("resident_bytes", resident(pid)?.now_bytes as f64));
+        Ok(measures)
+    }
+
+    /// What the agent's programs cost, in half the time.
+    pub fn programs(&mut self, plan: &Plan) -> Result<Measures> {
+        let plan = Plan {
+            window: plan.window / 2,
+            ..*plan
+        };
+        let programs = self.agent.program_ids()?;
+        let statistics = Statistics::enable()?;
+        let started = Instant::now();
+        let before = program_cost(&programs)?;
+        let outcome = self.bench.load(&plan)?;
+        let cost = program_cost(&programs)? - before;
+        let cpu = percent(cost.run_time_ns, started);
+        drop(statistics);
+        Ok(vec![
+            ("programs_cpu_percent", cpu),
+            (
+                "program_ns_per_request",
+                cost.run_time_ns as f64 / outcome.answered.max(1) as f64,
+            ),
+            (
+                "program_runs_per_request",
+                cost.runs as f64 / outcome.answered.max(1) as f64,
+            ),
+        ])
+    }
+
+    /// Lets the agent catch up, takes its account and ends it.
+    pub fn close(self) -> Result<Measures> {
+        const PATIENCE: Duration = Duration::from_secs(15);
+        let bench = self.bench;
+        let loss = self.ledger.close(
+            bench.settings.agent,
+            &self.agent.address(),
+            PATIENCE,
+            bench.interrupt,
+        )?;
+        self.agent.stop()?;
+        Ok(vec![
+            ("seen_packets", loss.seen as f64),
+            ("unseen_packets", loss.unseen as f64),
+            ("not_inserted_packets", loss.not_inserted as f64),
+            ("missing_packets", loss.missing as f64),
+            ("lost_records", loss.lost_records as f64),
+        ])
+    }
+}
+
+fn percent(cpu_ns: u64, since: Instant) -> f64 {
+    100.0 * cpu_ns as f64 / since.elapsed().as_nanos() as f64
+}
