@@ -17,7 +17,7 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// `None` where there are no rounds.
+    /// `None` for fewer than three rounds, which say nothing of chance.
     ///
     /// Each round's two values were taken one after the other, so their difference is what is
     /// resampled (percentile bootstrap). It is the median's interval, since the mean's is too narrow
@@ -29,6 +29,9 @@ impl Difference {
             .zip(theirs)
             .map(|(ours, theirs)| ours - theirs)
             .collect();
+        if differences.len() < 3 {
+            return None;
+        }
         let median = Figure::of(&differences)?.median;
         let mut random = SplitMix(SEED);
         let mut resample = vec![0.0; differences.len()];
@@ -109,12 +112,12 @@ mod tests {
     }
 
     #[test]
-    fn the_same_values_give_the_same_interval_and_none_give_none() {
+    fn the_same_values_give_the_same_interval_and_too_few_give_none() {
         let (ours, theirs) = ([3.0, 9.0, 4.0, 7.0], [1.0, 2.0, 3.0, 4.0]);
         assert_eq!(
             Difference::of(&ours, &theirs),
             Difference::of(&ours, &theirs)
         );
-        assert_eq!(Difference::of(&[], &[]), None);
+        assert_eq!(Difference::of(&ours[..2], &theirs[..2]), None);
     }
 }
