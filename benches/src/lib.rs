@@ -4,8 +4,10 @@
 //! [`user_space`] does with the entries what the agent does after the drain, [`kernel_table`] holds
 //! them in the kernel before it. [`heap`] and [`resident`] count memory, [`stage`] puts a cost on a
 //! flow, [`sample`] runs one case once, and [`report`] turns the samples of several rounds into
-//! figures. Each criterion bench is a file of its own under `benches/`.
+//! figures. [`capture`] is what the agent replaces, to be held against it in the [`live`] benches.
+//! Each criterion bench is a file of its own under `benches/`.
 
+pub mod capture;
 pub mod frames;
 pub mod heap;
 pub mod kernel_table;

@@ -1,0 +1,270 @@
+//! The capture approach that the agent replaces: a copy of every packet comes in from an `AF_PACKET`
+//! ring, flows go out, by the agent's own parser and replica.
+//!
+//! It is meant to be a good one of its kind: [`ring`] is mapped memory that takes no system call a
+//! packet, frames are cut to their headers in the kernel, and the table is a fast hash map. One
+//! thread does it all, so the ring has to hold what arrives during a drain.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use agent::{
+    clock::ScanClock,
+    replica::{Replica, ReplicaSettings},
+};
+use agent_common::{FlowCounters, FlowKey, LinkType, Packet, parse};
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use block::Captured;
+use ring::Ring;
+
+pub mod block;
+pub mod ring;
+
+/// Stands for the kernel's tick, by which the replica takes the time of the last packet.
+const TICK_NS: u64 = 1_000_000;
+
+/// Entries that go into the replica at once.
+const PART: usize = 4096;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub ring_bytes: usize,
+    pub max_tracked_flows: usize,
+    pub idle_timeout: Duration,
+}
+
+impl Default for Settings {
+    /// About what the agent's two pages of 500,000 flows take, and its default settings.
+    fn default() -> Self {
+        Self {
+            ring_bytes: 128 << 20,
+            max_tracked_flows: 1_000_000,
+            idle_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+/// What was counted since the start, as one line of JSON.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Account {
+    /// Drains so far.
+    pub scans: u64,
+    /// Packets in flows; they count where their table was drained.
+    pub packets: u64,
+    pub bytes: u64,
+    pub unparsed: u64,
+    /// Packets that found the ring full.
+    pub dropped: u64,
+    /// Flows in the last drain.
+    pub flows: u64,
+    /// Flows in the replica.
+    pub tracked: u64,
+    pub ring_bytes: u64,
+}
+
+/// Counts the flows of one interface.
+pub struct Capture {
+    ring: Ring,
+    table: HashMap<FlowKey, FlowCounters, foldhash::fast::RandomState>,
+    replica: Replica,
+    unparsed: u64,
+    account: Account,
+}
+
+impl Capture {
+    /// Opens the ring in the calling thread's network namespace.
+    pub fn open(interface: &str, settings: Settings) -> Result<Self> {
+        let ring = Ring::open(interface, settings.ring_bytes)?;
+        let account = Account {
+            ring_bytes: ring.len_bytes() as u64,
+            ..Account::default()
+        };
+        Ok(Self {
+            ring,
+            table: HashMap::default(),
+            replica: Replica::new(ReplicaSettings {
+                max_flows: settings.max_tracked_flows,
+                idle_timeout: settings.idle_timeout,
+            }),
+            unparsed: 0,
+            account,
+        })
+    }
+
+    /// Counts what arrives until the deadline.
+    pub fn count_until(&mut self, deadline: Instant) -> Result<()> {
+        loop {
+            // What is in the ring may never end.
+            while self.count_block() && Instant::now() < deadline {}
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            self.ring.wait(left)?;
+        }
+    }
+
+    /// False where no block is ready.
+    fn count_block(&mut self) -> bool {
+        let Self {
+            ring,
+            table,
+            unparsed,
+            ..
+        } = self;
+        let boot_to_unix_ns = clock().boot_to_unix_ns;
+        ring.take(|frame| {
+            if !count(table, &frame, boot_to_unix_ns) {
+                *unparsed += 1;
+            }
+        })
+    }
+
+    /// Empties the table into the replica, as a scan of the agent does.
+    pub fn drain(&mut self) -> Result<Account> {
+        let Self {
+            table,
+            replica,
+            account,
+            ..
+        } = self;
+        let mut sink = |record: &_| {
+            std::hint::black_box(record);
+        };
+        replica.begin_scan(clock());
+        account.scans += 1;
+        account.flows = table.len() as u64;
+        account.unparsed = self.unparsed;
+        let (mut keys, mut counters) = (Vec::with_capacity(PART), Vec::with_capacity(PART));
+        let mut entries = table.drain();
+        loop {
+            keys.clear();
+            counters.clear();
+            for (key, entry) in entries.by_ref().take(PART) {
+                account.packets += entry.packets[0] + entry.packets[1];
+                account.bytes += entry.bytes[0] + entry.bytes[1];
+                keys.push(key);
+                counters.push(entry);
+            }
+            if keys.is_empty() {
+                break;
+            }
+            replica.update(&keys, &counters, &mut sink);
+        }
+        drop(entries);
+        replica.end_scan(&mut sink);
+        account.tracked = replica.len() as u64;
+        account.dropped += self.ring.take_dropped()?;
+        Ok(*account)
+    }
+
+    /// Counts what has arrived and drains for the last time.
+    pub fn finish(mut self) -> Result<Account> {
+        std::thread::sleep(2 * ring::RETIRE_AFTER);
+        // At most once around: what arrives meanwhile is too late.
+        for _ in 0..self.ring.blocks() {
+            if !self.count_block() {
+                break;
+            }
+        }
+        self.drain()
+    }
+}
+
+/// Adds a frame to its flow; false where the parser makes no flow of it.
+fn count(
+    table: &mut HashMap<FlowKey, FlowCounters, foldhash::fast::RandomState>,
+    frame: &Captured,
+    boot_to_unix_ns: i64,
+) -> bool {
+    let mut packet = Packet::default();
+    let tci = frame.vlan_tci;
+    if parse(&frame.bytes, LinkType::Ethernet, tci, &mut packet).is_err() {
+        return false;
+    }
+    let seen_ns = frame.unix_ns.saturating_add_signed(-boot_to_unix_ns);
+    let entry = table.entry(packet.key).or_insert_with(|| FlowCounters {
+        first_seen_ns: seen_ns,
+        first_direction: packet.direction,
+        dscp: packet.dscp,
+        ..FlowCounters::default()
+    });
+    let direction = usize::from(packet.direction & 1);
+    entry.packets[direction] += 1;
+    entry.bytes[direction] += frame.wire_len_bytes();
+    entry.last_seen_jiffies = seen_ns / TICK_NS;
+    entry.tcp_flags[direction].store(packet.tcp_flags);
+    true
+}
+
+fn clock() -> ScanClock {
+    let boot_ns = read_clock_ns(libc::CLOCK_BOOTTIME);
+    let unix_ns = read_clock_ns(libc::CLOCK_REALTIME);
+    ScanClock {
+        boot_ns,
+        jiffies: boot_ns / TICK_NS,
+        tick_ns: TICK_NS,
+        boot_to_unix_ns: unix_ns.wrapping_sub(boot_ns).cast_signed(),
+    }
+}
+
+fn read_clock_ns(clock: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` outlives the call; both clocks exist on every kernel since 2.6.39.
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
+    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+}
+
+#[cfg(test)]
+mod tests {
+    use lab::Lab;
+
+    use super::*;
+
+    const FRAMES: u32 = 100_000;
+    const FLOWS: u32 = 1_000;
+    const LEN_BYTES: u64 = 1_024;
+
+    #[test]
+    fn every_frame_is_counted_in_its_flow() {
+        if !lab::privilege::is_root_or_skip("benches::every_frame_is_counted_in_its_flow") {
+            return;
+        }
+        let lab = Lab::quiet().unwrap();
+        let open = || Capture::open(&lab.agent.interface, Settings::default());
+        let mut capture = lab.agent.namespace.enter(open).unwrap();
+
+        let frame = lab.peer.frame_v4(&lab.agent);
+        let payload = vec![0; LEN_BYTES as usize - 14 - 20 - 8];
+        let frames = (0..FRAMES).map(|number| {
+            let port = 1 + (number % FLOWS) as u16;
+            frame.udp(port, 53, &payload).unwrap()
+        });
+        let socket = lab.peer.frame_socket().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| socket.send_many(frames).unwrap());
+            let deadline = Instant::now() + Duration::from_millis(100);
+            capture.count_until(deadline).unwrap();
+        });
+        let first = capture.drain().unwrap();
+        let arp = lab.peer.mac;
+        let not_ip: Vec<u8> = [&[0xff; 6][..], &arp, &[0x08, 0x06], &[0; 46]].concat();
+        socket.send(&not_ip).unwrap();
+
+        let last = capture.finish().unwrap();
+        assert_eq!(first.flows.max(last.flows), u64::from(FLOWS));
+        assert_eq!(
+            (last.packets, last.bytes),
+            (u64::from(FRAMES), u64::from(FRAMES) * LEN_BYTES)
+        );
+        assert_eq!((last.dropped, last.unparsed), (0, 1));
+        assert_eq!((last.scans, last.tracked), (2, u64::from(FLOWS)));
+    }
+}
