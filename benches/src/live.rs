@@ -2,7 +2,7 @@
 //!
 //! A bench is a list of [`rounds::Arm`]s that are measured by turns, so that a machine whose speed
 //! swings slows them all alike. Each measurement is a [`result::Row`]; a [`result::Run`] has all of
-//! them with the [`host`] and goes into a file. [`overhead`], [`ladder`], [`http`] and
+//! them with the [`host`] and goes into a file. [`overhead`], [`sweep`], [`ladder`], [`http`] and
 //! [`compare`] are benches; [`wire`] and [`program`]
 //! are what they put on a hook, [`cost`] what a process and its programs cost, [`difference`] what
 //! one arm has over another.
@@ -20,4 +20,5 @@ pub mod reference;
 pub mod report;
 pub mod result;
 pub mod rounds;
+pub mod sweep;
 pub mod wire;

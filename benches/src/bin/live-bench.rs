@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use benches::live::{
     compare, diff, difference::Difference, http, ladder, overhead, report, result::Run,
-    rounds::Interrupt,
+    rounds::Interrupt, sweep,
 };
 use clap::{Parser, Subcommand};
 
@@ -67,6 +67,12 @@ enum Bench {
         /// Only these sections
         #[arg(value_enum)]
         sections: Vec<overhead::Section>,
+    },
+    /// CPU, memory and loss from one flow to a million, beside a packet capture
+    Sweep {
+        /// Only these sections
+        #[arg(value_enum)]
+        sections: Vec<sweep::Section>,
     },
     /// CPU and memory of each thing that the agent is asked to do
     Ladder,
@@ -125,6 +131,9 @@ fn bench(cli: &Cli) -> Result<()> {
                 &Bench::Overhead {
                     sections: Vec::new(),
                 },
+                &Bench::Sweep {
+                    sections: Vec::new(),
+                },
                 &Bench::Ladder,
             ],
         ),
@@ -167,6 +176,16 @@ fn one(cli: &Cli, bench: &Bench, agent: &Path, interrupt: &Interrupt) -> Result<
                 sections,
             };
             overhead::run(&settings, interrupt)
+        }
+        Bench::Sweep { sections } => {
+            let settings = sweep::Settings {
+                agent,
+                rounds,
+                quick,
+                window: cli.window(Duration::from_secs(2)),
+                sections,
+            };
+            sweep::run(&settings, interrupt)
         }
         Bench::Ladder => {
             let settings = ladder::Settings {

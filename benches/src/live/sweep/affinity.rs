@@ -1,0 +1,47 @@
+//! Which CPUs threads run on: the sender has one to itself, what is measured the others.
+
+use std::{fs, io, mem::size_of_val, mem::zeroed};
+
+use anyhow::{Context as _, Result};
+
+/// The calling thread runs on this CPU only.
+pub fn pin(cpu: usize) -> Result<()> {
+    set(0, &[cpu]).with_context(|| format!("pin a thread to CPU {cpu}"))
+}
+
+/// All threads of the process, and those that they will start, run on any CPU but this.
+pub fn keep_off(pid: u32, cpu: usize) -> Result<()> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let others: Vec<usize> = (0..cpus).filter(|&other| other != cpu).collect();
+    let tasks = format!("/proc/{pid}/task");
+    for task in fs::read_dir(&tasks).with_context(|| format!("read {tasks}"))? {
+        let name = task?.file_name();
+        let Some(task) = name.to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        match set(task, &others) {
+            // The thread has ended meanwhile.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+            result => result.with_context(|| format!("keep thread {task} off CPU {cpu}"))?,
+        }
+    }
+    Ok(())
+}
+
+/// 0 is the calling thread.
+fn set(thread: libc::pid_t, cpus: &[usize]) -> io::Result<()> {
+    // SAFETY: all zeros is the empty set.
+    let mut set: libc::cpu_set_t = unsafe { zeroed() };
+    for &cpu in cpus {
+        if cpu >= size_of_val(&set) * 8 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: the CPU was checked against the size of the set.
+        unsafe { libc::CPU_SET(cpu, &mut set) };
+    }
+    // SAFETY: the set outlives the call, and its size is given.
+    match unsafe { libc::sched_setaffinity(thread, size_of_val(&set), &raw const set) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
