@@ -81,7 +81,7 @@ impl Scenario {
 }
 
 fn hits(quick: bool) -> Vec<Scenario> {
-    let packets = if quick { 300_000 } else { 1_000_000 };
+    let packets = if quick { 300_000 } else { 600_000 };
     [(64, 1), (1500, 1), (64, 10_000), (64, 500_000)]
         .into_iter()
         .map(|(frame_len_bytes, flows)| Scenario {

@@ -10,7 +10,8 @@ pub fn step_ns() -> f64 {
     let started = Instant::now();
     let mut state = black_box(1_u64);
     for _ in 0..STEPS {
-        state = state
+        // Opaque at every step, else the compiler folds several into one.
+        state = black_box(state)
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
     }
