@@ -24,5 +24,5 @@ fn main() -> ExitCode {
 fn build() -> Result<()> {
     let manifest_dir = env::var_os("CARGO_MANIFEST_DIR").context("cargo names the package")?;
     proto::generate(&PathBuf::from(manifest_dir))?;
-    ebpf::build("flow-agent-ebpf")
+    ebpf::build("flow-agent-ebpf", &[])
 }

@@ -14,6 +14,7 @@
 #![cfg_attr(target_arch = "bpf", feature(core_intrinsics))]
 
 mod atomic;
+mod bare;
 mod clock;
 #[allow(
     dead_code,
@@ -24,20 +25,15 @@ mod runtime;
 
 use core::hint::black_box;
 
-use agent_common::{FlowCounters, FlowKey, LinkType, Packet, parse};
+use agent_common::{LinkType, Packet, parse};
 use aya_ebpf::{
     bindings::{TC_ACT_UNSPEC, xdp_action::XDP_PASS},
-    btf_maps::HashMap,
     helpers::bpf_ktime_get_coarse_ns,
-    macros::{btf_map, classifier, xdp},
+    macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
 
-use crate::packet::Linear;
-
-/// Userspace sizes it.
-#[btf_map]
-static BARE: HashMap<FlowKey, FlowCounters, 1> = HashMap::new();
+use crate::{bare::count, packet::Linear};
 
 #[classifier]
 pub fn empty_tc(_: TcContext) -> i32 {
@@ -109,31 +105,4 @@ pub fn bare_xdp(ctx: XdpContext) -> u32 {
         clock::boot_ns,
     );
     XDP_PASS
-}
-
-#[inline(always)]
-fn count(linear: &Linear, len_bytes: u32, now: impl FnOnce() -> u64) {
-    let mut packet = Packet::default();
-    if parse(linear, LinkType::Ethernet, None, &mut packet).is_err() {
-        return;
-    }
-    let now = now();
-    let direction = usize::from(packet.direction & 1);
-    if let Some(flow) = BARE.get_ptr_mut(&packet.key) {
-        // SAFETY: `flow` comes from a look-up in this program run, and the index is 0 or 1.
-        unsafe {
-            atomic::add(&raw mut (*flow).packets[direction], 1);
-            atomic::add(&raw mut (*flow).bytes[direction], u64::from(len_bytes));
-            (*flow).last_seen_jiffies = now;
-        }
-        return;
-    }
-    let mut first = FlowCounters {
-        last_seen_jiffies: now,
-        ..FlowCounters::default()
-    };
-    first.packets[direction] = 1;
-    first.bytes[direction] = u64::from(len_bytes);
-    // A full table is the bench's own mistake; it sizes the table.
-    let _ = BARE.insert(&packet.key, &first, 0);
 }

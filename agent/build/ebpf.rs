@@ -25,7 +25,8 @@ const OUTER_BUILD: &[&str] = &[
 ];
 
 /// Cargo runs the build again where the crate, what it shares with us, or its compiler changes.
-pub fn build(object: &str) -> Result<()> {
+/// `more_rust_flags` are this object's alone.
+pub fn build(object: &str, more_rust_flags: &[&str]) -> Result<()> {
     let manifest_dir = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
     let root = manifest_dir
         .parent()
@@ -60,7 +61,14 @@ pub fn build(object: &str) -> Result<()> {
     println!("cargo::rerun-if-changed={}", toolchain.linker.display());
 
     let package = root.join("agent-ebpf");
-    let built = compile(&package, object, &toolchain, &out_dir.join("ebpf"))?;
+    let rust_flags = rust_flags(&toolchain.linker, more_rust_flags)?;
+    let built = compile(
+        &package,
+        object,
+        &toolchain,
+        &rust_flags,
+        &out_dir.join("ebpf"),
+    )?;
     fs::copy(&built, out_dir.join(object))
         .with_context(|| format!("copy {} to {}", built.display(), out_dir.display()))?;
     Ok(())
@@ -71,6 +79,7 @@ fn compile(
     package: &Path,
     object: &str,
     toolchain: &Toolchain,
+    rust_flags: &str,
     target_dir: &Path,
 ) -> Result<PathBuf> {
     let compiler = &toolchain.compiler;
@@ -103,7 +112,7 @@ fn compile(
         .env("RUSTC_WORKSPACE_WRAPPER", "")
         // The BPF target and the crates for it use unstable features of the compiler.
         .env("RUSTC_BOOTSTRAP", "1")
-        .env("CARGO_ENCODED_RUSTFLAGS", rust_flags(&toolchain.linker)?);
+        .env("CARGO_ENCODED_RUSTFLAGS", rust_flags);
     if compiler.build_std {
         command.args(["-Z", "build-std=core"]);
     }
@@ -122,10 +131,10 @@ fn compile(
 
 /// The flags that a BPF object needs, in cargo's encoding: `core::ffi` and the layout of `pt_regs`
 /// follow the machine's architecture, and without debug information there is no BTF.
-fn rust_flags(linker: &Path) -> Result<String> {
+fn rust_flags(linker: &Path, more: &[&str]) -> Result<String> {
     let linker = linker.to_str().context("the path of bpf-linker is UTF-8")?;
     let arch = variable("CARGO_CFG_TARGET_ARCH")?;
-    Ok([
+    let mut flags = vec![
         format!("--cfg=bpf_target_arch=\"{arch}\""),
         format!("-Clinker={linker}"),
         "-Clink-arg=--btf".to_owned(),
@@ -133,8 +142,9 @@ fn rust_flags(linker: &Path) -> Result<String> {
         // inline stores then.
         "-Clink-arg=--disable-expand-memcpy-in-order".to_owned(),
         "-Cdebuginfo=2".to_owned(),
-    ]
-    .join("\x1f"))
+    ];
+    flags.extend(more.iter().map(|&flag| flag.to_owned()));
+    Ok(flags.join("\x1f"))
 }
 
 fn variable(name: &str) -> Result<String> {
