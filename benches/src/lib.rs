@@ -12,6 +12,7 @@ pub mod frames;
 pub mod heap;
 pub mod kernel_table;
 pub mod live;
+pub mod own_table;
 pub mod profile;
 pub mod report;
 pub mod resident;

@@ -21,4 +21,5 @@ pub mod report;
 pub mod result;
 pub mod rounds;
 pub mod sweep;
+pub mod table;
 pub mod wire;

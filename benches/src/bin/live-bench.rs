@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use benches::live::{
     compare, diff, difference::Difference, http, ladder, overhead, report, result::Run,
-    rounds::Interrupt, sweep,
+    rounds::Interrupt, sweep, table,
 };
 use clap::{Parser, Subcommand};
 
@@ -94,6 +94,8 @@ enum Bench {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
+    /// A flow table of our own against the kernel's hash map: a prototype
+    Table,
     /// Make the pages and plots from the result files
     #[command(hide = true)]
     Report,
@@ -225,6 +227,7 @@ fn one(cli: &Cli, bench: &Bench, agent: &Path, interrupt: &Interrupt) -> Result<
             };
             compare::run(&settings, interrupt)
         }
+        Bench::Table => table::run(rounds, quick, interrupt),
         Bench::Report | Bench::HttpPart(_) => bail!("this is no bench"),
     }
 }

@@ -15,6 +15,8 @@ fn unit(measure: &str) -> (&'static str, f64, usize) {
         ("B", 1.0, 0)
     } else if ends("_bytes") {
         ("MiB", 1_048_576.0, 1)
+    } else if ends("_ratio") {
+        ("", 1.0, 2)
     } else if ends("_us") {
         ("µs", 1.0, 0)
     } else if ends("_ns") || measure.contains("_ns_per_") {
