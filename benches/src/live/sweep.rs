@@ -106,6 +106,7 @@ pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
         "there is no {}: cargo build --release --package benches --bins",
         capture.display()
     );
+    let _hurry = affinity::Hurry::begin()?;
     let mut groups = Vec::new();
     if settings.wants(Section::Flows) {
         let of_flows = |&flows| Group::of_flows(flows, settings.interval());
@@ -134,7 +135,8 @@ pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
 const NOTES: [&str; 11] = [
     "One thread on a CPU of its own sends UDP frames of 1,024 bytes at a steady rate from one \
      namespace to another, the flows' sources in turn. The agent and the capture run on the other \
-     CPUs; the programs, and the capture's copy into its ring, run in the sender's soft interrupts.",
+     CPUs; the programs, and the capture's copy into its ring, run in the sender's soft interrupts. All \
+     of them have a nice value of -10.",
     "CPU is in percent of one core. The tables are in a steady state: each flow has been seen before.",
     "The agent has its default settings but table, scan interval and idle timeout, and no consumer. \
      The capture is a TPACKET_V3 ring with the agent's parser, a hash table and the agent's replica, \

@@ -9,13 +9,35 @@ pub fn pin(cpu: usize) -> Result<()> {
     set(0, &[cpu]).with_context(|| format!("pin a thread to CPU {cpu}"))
 }
 
-/// The calling thread goes before others on its CPU, so that it holds its rate on a busy machine.
-pub fn hurry() -> Result<()> {
+/// While it lives, the calling thread, and what it starts, go before others: what else the machine
+/// does would starve the capture of CPU and the sender of its rate.
+pub struct Hurry {
+    nice_before: libc::c_int,
+}
+
+impl Hurry {
     const NICE: libc::c_int = -10;
+
+    pub fn begin() -> Result<Self> {
+        // SAFETY: no pointers are passed; 0 is the calling thread.
+        let nice_before = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+        set_nice(Self::NICE).context("raise the bench's priority")?;
+        Ok(Self { nice_before })
+    }
+}
+
+impl Drop for Hurry {
+    fn drop(&mut self) {
+        // Lowering one's own priority is never refused.
+        let _ = set_nice(self.nice_before);
+    }
+}
+
+fn set_nice(nice: libc::c_int) -> io::Result<()> {
     // SAFETY: no pointers are passed; 0 is the calling thread.
-    match unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) } {
+    match unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) } {
         0 => Ok(()),
-        _ => Err(io::Error::last_os_error()).context("raise the sender's priority"),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -62,7 +62,6 @@ impl Sender {
         if let Some(cpu) = cpu {
             affinity::pin(cpu)?;
         }
-        affinity::hurry()?;
         let cpu_before = clock::thread_cpu();
         let started = Instant::now();
         // Packets that were sent or given up.
