@@ -6,12 +6,15 @@ use std::{
     os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
 };
 
+const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
+const BPF_PROG_QUERY: libc::c_long = 16;
 const BPF_MAP_LOOKUP_AND_DELETE_BATCH: libc::c_long = 25;
 const BPF_LINK_CREATE: libc::c_long = 28;
 
 // linux/bpf.h, linux/if_link.h.
+const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_XDP: u32 = 37;
 const BPF_TCX_INGRESS: u32 = 46;
 const BPF_TCX_EGRESS: u32 = 47;
@@ -29,6 +32,33 @@ pub enum LinkPlace {
     TcxEgressLast,
     XdpNative,
     XdpGeneric,
+}
+
+/// The head of `union bpf_attr` for `BPF_MAP_CREATE`.
+#[repr(C, align(8))]
+#[derive(Default)]
+struct MapCreateAttr {
+    map_type: u32,
+    key_size_bytes: u32,
+    value_size_bytes: u32,
+    max_entries: u32,
+}
+
+/// `union bpf_attr` for `BPF_PROG_QUERY` (kernel 6.6; earlier ones take a tail of zeros).
+#[repr(C, align(8))]
+#[derive(Default)]
+struct QueryAttr {
+    target_ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    prog_ids: u64,
+    count: u32,
+    pad: u32,
+    prog_attach_flags: u64,
+    link_ids: u64,
+    link_attach_flags: u64,
+    revision: u64,
 }
 
 /// `union bpf_attr` for the calls on one element.
@@ -85,6 +115,29 @@ fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<libc::c_long> {
     } else {
         Ok(result)
     }
+}
+
+/// An array of one entry of eight bytes: whether this process may make maps at all.
+pub fn create_small_array() -> io::Result<OwnedFd> {
+    let mut attr = MapCreateAttr {
+        map_type: BPF_MAP_TYPE_ARRAY,
+        key_size_bytes: 4,
+        value_size_bytes: 8,
+        max_entries: 1,
+    };
+    let fd = bpf(BPF_MAP_CREATE, &mut attr)?;
+    // SAFETY: BPF_MAP_CREATE answers with a file descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Asks for the programs on an interface's TCX ingress: EINVAL where the kernel has no TCX (6.6).
+pub fn query_tcx_ingress(ifindex: u32) -> io::Result<()> {
+    let mut attr = QueryAttr {
+        target_ifindex: ifindex,
+        attach_type: BPF_TCX_INGRESS,
+        ..QueryAttr::default()
+    };
+    bpf(BPF_PROG_QUERY, &mut attr).map(drop)
 }
 
 /// Hangs a program on an interface by a link, which is gone when its last descriptor is closed.
