@@ -33,7 +33,10 @@ use aya_ebpf::{
     programs::{TcContext, XdpContext},
 };
 
-use crate::{bare::count, packet::Linear};
+use crate::{
+    bare::{BPF_ANY, BPF_NOEXIST, Settings, atomic_add, count, linear, plain_add, timeless},
+    packet::Linear,
+};
 
 #[classifier]
 pub fn empty_tc(_: TcContext) -> i32 {
@@ -61,8 +64,20 @@ pub fn coarse_clock_tc(_: TcContext) -> i32 {
 
 #[classifier]
 pub fn parse_tc(ctx: TcContext) -> i32 {
+    bare::parse_only(&ctx);
+    TC_ACT_UNSPEC
+}
+
+/// The canonical order, found once more than the parser does.
+#[classifier]
+pub fn order_tc(ctx: TcContext) -> i32 {
     let mut packet = Packet::default();
     let parsed = parse(&linear(&ctx).0, LinkType::Ethernet, None, &mut packet);
+    let key = black_box(&mut packet.key);
+    if u128::from_be_bytes(key.addr_a) > u128::from_be_bytes(key.addr_b) {
+        core::mem::swap(&mut key.addr_a, &mut key.addr_b);
+        core::mem::swap(&mut key.port_a, &mut key.port_b);
+    }
     black_box((&packet, parsed.is_ok()));
     TC_ACT_UNSPEC
 }
@@ -70,27 +85,51 @@ pub fn parse_tc(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn timeless_tc(ctx: TcContext) -> i32 {
     let (linear, len_bytes) = linear(&ctx);
-    count(&linear, len_bytes, clock::jiffies);
+    count(&linear, len_bytes, timeless());
+    TC_ACT_UNSPEC
+}
+
+#[classifier]
+pub fn plain_adds_tc(ctx: TcContext) -> i32 {
+    let (linear, len_bytes) = linear(&ctx);
+    let settings = Settings {
+        now: clock::jiffies,
+        add: plain_add,
+        insert_flags: BPF_ANY,
+    };
+    count(&linear, len_bytes, settings);
+    TC_ACT_UNSPEC
+}
+
+#[classifier]
+pub fn short_key_tc(ctx: TcContext) -> i32 {
+    let (linear, len_bytes) = linear(&ctx);
+    bare::count_by_short_key(&linear, len_bytes);
     TC_ACT_UNSPEC
 }
 
 #[classifier]
 pub fn bare_tc(ctx: TcContext) -> i32 {
     let (linear, len_bytes) = linear(&ctx);
-    count(&linear, len_bytes, clock::boot_ns);
+    count(&linear, len_bytes, bare(BPF_ANY));
     TC_ACT_UNSPEC
 }
 
-/// The linear part, and the length of the whole.
+/// The bare program, whose insert refuses what is there already.
+#[classifier]
+pub fn noexist_tc(ctx: TcContext) -> i32 {
+    let (linear, len_bytes) = linear(&ctx);
+    count(&linear, len_bytes, bare(BPF_NOEXIST));
+    TC_ACT_UNSPEC
+}
+
 #[inline(always)]
-fn linear(ctx: &TcContext) -> (Linear, u32) {
-    // SAFETY: the context pointer is valid for the program's run; the verifier checks the fields.
-    let skb = unsafe { &*ctx.skb.skb };
-    let linear = Linear {
-        data: skb.data as usize,
-        data_end: skb.data_end as usize,
-    };
-    (linear, skb.len)
+fn bare(insert_flags: u64) -> Settings<fn() -> u64, fn(*mut u64, u64)> {
+    Settings {
+        now: clock::boot_ns,
+        add: atomic_add,
+        insert_flags,
+    }
 }
 
 #[xdp(frags)]
@@ -99,10 +138,7 @@ pub fn bare_xdp(ctx: XdpContext) -> u32 {
         data: ctx.data(),
         data_end: ctx.data_end(),
     };
-    count(
-        &linear,
-        (linear.data_end - linear.data) as u32,
-        clock::boot_ns,
-    );
+    let len_bytes = (linear.data_end - linear.data) as u32;
+    count(&linear, len_bytes, bare(BPF_ANY));
     XDP_PASS
 }

@@ -1,12 +1,13 @@
 //! The live path: the agent's programs in a real kernel on real packets, in namespaces of their own.
 //!
-//! A bench is a list of [`rounds::Arm`]s that are measured by turns, so that a machine whose speed
-//! swings slows them all alike. Each measurement is a [`result::Row`]; a [`result::Run`] has all of
+//! The arms of a bench are measured by turns ([`rounds`]), so that a machine whose speed swings slows
+//! them all alike. Each measurement is a [`result::Row`]; a [`result::Run`] has all of
 //! them with the [`host`] and goes into a file. [`overhead`], [`sweep`], [`ladder`], [`http`] and
 //! [`compare`] are benches; [`wire`] and [`program`]
-//! are what they put on a hook, [`cost`] what a process and its programs cost, [`difference`] what
+//! are what they put on a hook, [`affinity`] on which CPU, [`cost`] what a process and its programs cost, [`difference`] what
 //! one arm has over another.
 
+pub mod affinity;
 pub mod compare;
 pub mod cost;
 pub mod diff;

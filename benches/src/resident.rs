@@ -1,26 +1,40 @@
-//! This process's resident memory, as `/proc/self/status` (`proc_pid_status(5)`) gives it.
+//! A process's resident memory: its id comes in, what `proc_pid_status(5)` says goes out.
 
 use std::fs;
 
 use anyhow::{Context as _, Result};
 
-/// Resident memory: `VmRSS`.
-pub fn resident_bytes() -> Result<u64> {
-    field("VmRSS:")
+/// Resident memory now (`VmRSS`) and at most so far (`VmHWM`).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Resident {
+    pub now_bytes: u64,
+    pub peak_bytes: u64,
 }
 
-/// The most that was resident so far: `VmHWM`.
-pub fn peak_resident_bytes() -> Result<u64> {
-    field("VmHWM:")
-}
+impl Resident {
+    pub fn of(pid: u32) -> Result<Self> {
+        Self::read(&format!("/proc/{pid}/status"))
+    }
 
-fn field(name: &str) -> Result<u64> {
-    let status = fs::read_to_string("/proc/self/status").context("read /proc/self/status")?;
-    let kib: u64 = status
-        .lines()
-        .find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"))
-        .with_context(|| format!("/proc/self/status has {name}"))?
-        .parse()
-        .with_context(|| format!("read {name}"))?;
-    Ok(kib * 1024)
+    /// Of this process.
+    pub fn own() -> Result<Self> {
+        Self::read("/proc/self/status")
+    }
+
+    fn read(path: &str) -> Result<Self> {
+        let status = fs::read_to_string(path).with_context(|| format!("read {path}"))?;
+        let field = |name: &str| -> Result<u64> {
+            let kib: u64 = status
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"))
+                .with_context(|| format!("{path} has {name}"))?
+                .parse()
+                .with_context(|| format!("read {name} of {path}"))?;
+            Ok(kib * 1024)
+        };
+        Ok(Self {
+            now_bytes: field("VmRSS:")?,
+            peak_bytes: field("VmHWM:")?,
+        })
+    }
 }

@@ -7,7 +7,7 @@ use crate::{
     heap::{heap, reset_peak},
     kernel_table::KernelTable,
     profile::{KERNEL_PROFILES, PROFILES, Page, Profile},
-    resident::{peak_resident_bytes, resident_bytes},
+    resident::Resident,
     stage::{Cost, Figures},
     user_space::{Source as _, UserSpace},
 };
@@ -173,7 +173,7 @@ impl Memory {
         reset_peak();
         Ok(Self {
             heap_bytes: heap().live_bytes,
-            resident_bytes: resident_bytes()?,
+            resident_bytes: Resident::own()?.now_bytes,
         })
     }
 
@@ -181,7 +181,8 @@ impl Memory {
     fn put(&mut self, figures: &mut Figures, profile: Profile) -> Result<()> {
         let flows = f64::from(profile.flows);
         let heap_bytes = heap().live_bytes - self.heap_bytes;
-        let grown_bytes = resident_bytes()?.saturating_sub(self.resident_bytes);
+        let resident = Resident::own()?;
+        let grown_bytes = resident.now_bytes.saturating_sub(self.resident_bytes);
         for (name, figure) in [
             ("heap_bytes_per_flow", heap_bytes as f64 / flows),
             ("resident_bytes_per_flow", grown_bytes as f64 / flows),
@@ -190,7 +191,7 @@ impl Memory {
                 (heap().peak_bytes - self.heap_bytes) as f64,
             ),
             ("resident_before_bytes", self.resident_bytes as f64),
-            ("resident_peak_bytes", peak_resident_bytes()? as f64),
+            ("resident_peak_bytes", resident.peak_bytes as f64),
         ] {
             figures.insert(name.into(), figure);
         }

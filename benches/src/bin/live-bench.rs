@@ -4,7 +4,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    process::ExitCode,
+    process::{Command, ExitCode},
     time::Duration,
 };
 
@@ -19,7 +19,7 @@ use clap::{Parser, Subcommand};
 #[derive(Parser)]
 #[command(version, bin_name = "cargo xtask bench", args_override_self = true)]
 struct Cli {
-    /// Without one: overhead and ladder
+    /// Without one: userspace, overhead, sweep, ladder and http
     #[command(subcommand)]
     bench: Option<Bench>,
 
@@ -35,11 +35,12 @@ struct Cli {
     #[arg(long, global = true)]
     quick: bool,
 
-    /// How often each arm is measured [default: 5, with --quick 3]
+    /// How often each arm is measured [default: 5, http 6, with --quick 3]
     #[arg(long, global = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
 
-    /// Of each measurement that is taken over a time [default: 5s, with --quick 2s]
+    /// Of each measurement that is taken over a time, which those of `overhead` and `table` are not
+    /// [default: 5s, sweep 2s, http 7s, and 30s where the agent is stopped; with --quick 2s]
     #[arg(long, global = true, value_name = "TIME", value_parser = humantime::parse_duration)]
     duration: Option<Duration>,
 
@@ -114,6 +115,11 @@ fn main() -> ExitCode {
 }
 
 fn bench(cli: &Cli) -> Result<()> {
+    let counts_packets = matches!(cli.bench, Some(Bench::Overhead { .. } | Bench::Table));
+    ensure!(
+        cli.duration.is_none() || !counts_packets,
+        "--duration: this bench sends a number of packets and not for a time; --rounds makes it longer"
+    );
     if let Some([before, after]) = cli.diff.as_deref() {
         print!("{}", diff::text(&Run::load(before)?, &Run::load(after)?)?);
         return Ok(());
@@ -137,6 +143,9 @@ fn bench(cli: &Cli) -> Result<()> {
                     sections: Vec::new(),
                 },
                 &Bench::Ladder,
+                &Bench::Http {
+                    requests_per_second: None,
+                },
             ],
         ),
     }
@@ -153,7 +162,8 @@ fn live(cli: &Cli, benches: &[&Bench]) -> Result<()> {
         .with_context(|| format!("find the agent {}", cli.agent.display()))?;
     let interrupt = Interrupt::install()?;
     for bench in benches {
-        let run = one(cli, bench, &agent, &interrupt)?;
+        let mut run = one(cli, bench, &agent, &interrupt)?;
+        run.agent_version = version_of(&agent)?;
         let path = run.save(&cli.results)?;
         print(&run);
         println!("written to {}", path.display());
@@ -165,8 +175,23 @@ fn live(cli: &Cli, benches: &[&Bench]) -> Result<()> {
     Ok(())
 }
 
+fn version_of(agent: &Path) -> Result<String> {
+    let output = Command::new(agent)
+        .arg("--version")
+        .output()
+        .with_context(|| format!("start {}", agent.display()))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let version = text.split_whitespace().next_back();
+    Ok(version.context("the agent says no version")?.to_owned())
+}
+
 fn one(cli: &Cli, bench: &Bench, agent: &Path, interrupt: &Interrupt) -> Result<Run> {
-    let rounds = cli.rounds.unwrap_or(if cli.quick { 3 } else { 5 });
+    let rounds = cli.rounds.unwrap_or(match bench {
+        _ if cli.quick => 3,
+        // Fewer do not give an interval that covers 95 %.
+        Bench::Http { .. } => 6,
+        _ => 5,
+    });
     let quick = cli.quick;
     let window = cli.window(Duration::from_secs(5));
     match bench {
@@ -206,7 +231,7 @@ fn one(cli: &Cli, bench: &Bench, agent: &Path, interrupt: &Interrupt) -> Result<
                 rounds,
                 quick,
                 window: cli.window(Duration::from_secs(7)),
-                stopped_window: Duration::from_secs(if quick { 5 } else { 30 }),
+                stopped_window: cli.window(Duration::from_secs(30)),
                 requests_per_second: *requests_per_second,
             };
             http::run(&settings, interrupt)
@@ -259,9 +284,14 @@ fn print(run: &Run) {
 }
 
 fn print_differences(run: &Run) {
-    println!("\nover nothing, with the 95 % confidence interval of the rounds' median");
+    println!("\nover nothing, with a confidence interval of the rounds' median");
     for (row, difference) in http::differences(run) {
-        let Difference { median, low, high } = difference;
+        let Difference {
+            median,
+            low,
+            high,
+            coverage_percent,
+        } = difference;
         let title = report::units::title(&row.measure);
         let error = if difference.is_significant() {
             ""
@@ -269,7 +299,7 @@ fn print_differences(run: &Run) {
             "  within the error"
         };
         println!(
-            "  {:<16} {title:<32} {median:+.0} ({low:+.0} to {high:+.0}){error}",
+            "  {:<16} {title:<32} {median:+.0} ({low:+.0} to {high:+.0}, {coverage_percent:.0} %){error}",
             row.arm
         );
     }

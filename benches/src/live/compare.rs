@@ -3,25 +3,29 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    os::unix::process::CommandExt as _,
     path::Path,
     process::Stdio,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
 use lab::{Process, Variety};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::{
+    affinity,
     cost::{
-        Statistics, held_program_ids, map_memory_bytes, process_cpu_ns, process_tree, program_cost,
-        program_ids, resident,
+        CpuMeter, cpu_percent, held_program_ids, map_memory_bytes, process_tree, program_ids,
+        programs_during,
     },
     program::Agent,
     reference,
     result::Run,
     rounds::{Interrupt, Progress, order},
-    wire::Wire,
+    wire::{Wire, sender_cpu},
 };
+use crate::resident::Resident;
 
 pub struct Settings<'a> {
     pub agent: &'a Path,
@@ -105,7 +109,8 @@ pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
     let command = settings.command.join(" ");
     run.notes.extend([
         format!("{} is `{command}`.", settings.name),
-        "CPU is in percent of one core, of the command and all processes that it started."
+        "CPU is in percent of one core, of the command and all processes that it started; what a \
+         process took that ended within a measurement is not in it."
             .to_owned(),
         "Programs are those that the processes hold by descriptor and those that appeared in the \
          kernel while the command came up; kernel memory is that of maps held by descriptor."
@@ -125,7 +130,8 @@ fn other(wire: &Wire, settings: &Settings) -> Result<Contender> {
     command
         .args(words)
         .stdin(Stdio::null())
-        .stdout(Stdio::null());
+        .stdout(Stdio::null())
+        .process_group(0);
     Ok(Contender::Other(Process::spawn(&mut command)?))
 }
 
@@ -155,6 +161,9 @@ impl<'a> Arm<'a> {
         };
         for pid in arm.processes()? {
             arm.programs.extend(held_program_ids(pid)?);
+            if let Some(cpu) = sender_cpu() {
+                affinity::keep_off(pid, cpu)?;
+            }
         }
         Ok(arm)
     }
@@ -174,34 +183,27 @@ impl<'a> Arm<'a> {
     ) -> Result<Vec<(&'static str, f64)>> {
         let frame = self.wire.frame(FRAME_LEN_BYTES)?;
         let variety = Variety::Sources(FLOWS);
-        let pids = self.processes()?;
-        let cpu_ns = || -> Result<u64> { pids.iter().map(|&pid| process_cpu_ns(pid)).sum() };
         let mut figures = Vec::new();
-        let percent =
-            |ns: u64, since: Instant| 100.0 * ns as f64 / since.elapsed().as_nanos() as f64;
+        let pace = |wire: &Wire| wire.pace(&frame, variety, PACKETS_PER_SECOND, window, interrupt);
 
-        let (started, before) = (Instant::now(), cpu_ns()?);
-        self.wire
-            .pace(&frame, variety, PACKETS_PER_SECOND, window, interrupt)?;
+        let meter = CpuMeter::start(self.processes()?)?;
+        pace(&self.wire)?;
+        let pids = self.processes()?;
         if !pids.is_empty() {
-            figures.push(("cpu_percent", percent(cpu_ns()? - before, started)));
-            let mut memory = [0; 2];
+            figures.push(("cpu_percent", meter.percent_of(&pids)));
+            let [mut resident_bytes, mut map_bytes] = [0; 2];
             for &pid in &pids {
-                memory[0] += resident(pid)?.now_bytes;
-                memory[1] += map_memory_bytes(pid)?;
+                // A process may end meanwhile.
+                resident_bytes += Resident::of(pid).unwrap_or_default().now_bytes;
+                map_bytes += map_memory_bytes(pid).unwrap_or_default();
             }
-            figures.push(("resident_bytes", memory[0] as f64));
-            figures.push(("kernel_memory_bytes", memory[1] as f64));
+            figures.push(("resident_bytes", resident_bytes as f64));
+            figures.push(("kernel_memory_bytes", map_bytes as f64));
         }
         if !self.programs.is_empty() {
-            let statistics = Statistics::enable()?;
-            let (started, before) = (Instant::now(), program_cost(&self.programs)?);
-            let passage = self
-                .wire
-                .pace(&frame, variety, PACKETS_PER_SECOND, window, interrupt)?;
-            let cost = program_cost(&self.programs)? - before;
-            drop(statistics);
-            figures.push(("programs_cpu_percent", percent(cost.run_time_ns, started)));
+            let (cost, elapsed, passage) = programs_during(&self.programs, || pace(&self.wire))?;
+            let percent = cpu_percent(cost.run_time_ns, elapsed);
+            figures.push(("programs_cpu_percent", percent));
             let per_packet = cost.run_time_ns as f64 / passage.packets as f64;
             figures.push(("programs_ns_per_packet", per_packet));
         }
@@ -213,9 +215,15 @@ impl<'a> Arm<'a> {
 
 impl Drop for Arm<'_> {
     fn drop(&mut self) {
-        if let Contender::Other(process) = &mut self.contender {
-            // As an operator would; it is killed where it does not listen.
-            let _ = process.terminate(PATIENCE);
+        let Contender::Other(process) = &mut self.contender else {
+            return;
+        };
+        let group = i32::try_from(process.child().id()).ok().and_then(Pid::from_raw);
+        // As an operator would; it is killed where it does not listen, and so are processes that it
+        // left behind.
+        let _ = process.terminate(PATIENCE);
+        if let Some(group) = group {
+            let _ = kill_process_group(group, Signal::KILL);
         }
     }
 }

@@ -2,31 +2,76 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs, io,
     os::fd::OwnedFd,
-    path::PathBuf,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
 use aya::{programs::loaded_programs, sys::Stats};
 
-/// CPU time of a process, all threads, from `/proc/PID/task/*/schedstat`: nanoseconds, not ticks.
+/// CPU time of a process with all threads, those that have ended too: nanoseconds, not ticks
+/// (`clock_getcpuclockid(3)`).
 pub fn process_cpu_ns(pid: u32) -> Result<u64> {
-    let tasks = PathBuf::from(format!("/proc/{pid}/task"));
-    let mut sum = 0;
-    for task in fs::read_dir(&tasks).with_context(|| format!("read {}", tasks.display()))? {
-        let path = task?.path().join("schedstat");
-        // A thread may end meanwhile.
-        let Ok(text) = fs::read_to_string(&path) else {
-            continue;
-        };
-        sum += text
-            .split(' ')
-            .next()
-            .and_then(|field| field.parse::<u64>().ok())
-            .with_context(|| format!("read {}", path.display()))?;
+    let mut clock = 0;
+    // SAFETY: the id of the clock outlives the call, which writes it.
+    let error =
+        unsafe { libc::clock_getcpuclockid(pid.cast_signed(), &raw mut clock) };
+    if error != 0 {
+        return Err(io::Error::from_raw_os_error(error))
+            .with_context(|| format!("find the CPU clock of process {pid}"));
     }
-    Ok(sum)
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the time outlives the call, which writes it.
+    if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
+        return Err(io::Error::last_os_error())
+            .with_context(|| format!("read the CPU clock of process {pid}"));
+    }
+    Ok(time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs())
+}
+
+/// As percent of one core.
+pub fn cpu_percent(cpu_ns: u64, window: Duration) -> f64 {
+    100.0 * cpu_ns as f64 / window.as_nanos() as f64
+}
+
+/// The CPU that processes take from its start on.
+pub struct CpuMeter {
+    started: Instant,
+    before_ns: BTreeMap<u32, u64>,
+}
+
+impl CpuMeter {
+    pub fn start(pids: impl IntoIterator<Item = u32>) -> Result<Self> {
+        let started = Instant::now();
+        let before = pids.into_iter().map(|pid| Ok((pid, process_cpu_ns(pid)?)));
+        Ok(Self {
+            started,
+            before_ns: before.collect::<Result<_>>()?,
+        })
+    }
+
+    /// Of all processes that it was started with, in percent of one core.
+    pub fn percent(&self) -> Result<f64> {
+        let mut sum_ns = 0;
+        for (&pid, before_ns) in &self.before_ns {
+            sum_ns += process_cpu_ns(pid)?.saturating_sub(*before_ns);
+        }
+        Ok(cpu_percent(sum_ns, self.started.elapsed()))
+    }
+
+    /// Of the processes that there are in the end, those that came meanwhile too; what ended
+    /// meanwhile is left out.
+    pub fn percent_of(&self, pids: &BTreeSet<u32>) -> f64 {
+        let of = |pid| {
+            let before_ns = self.before_ns.get(pid).copied().unwrap_or_default();
+            process_cpu_ns(*pid).map_or(0, |now_ns| now_ns.saturating_sub(before_ns))
+        };
+        cpu_percent(pids.iter().map(of).sum(), self.started.elapsed())
+    }
 }
 
 /// A process and all its descendants, as `/proc` shows them at the moment.
@@ -59,31 +104,6 @@ fn parent_of(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(1)?.parse().ok()
-}
-
-/// Resident memory now and at most, as `proc_pid_status(5)` has it.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Resident {
-    pub now_bytes: u64,
-    pub peak_bytes: u64,
-}
-
-pub fn resident(pid: u32) -> Result<Resident> {
-    let path = format!("/proc/{pid}/status");
-    let status = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-    let field = |name: &str| -> Result<u64> {
-        let kib: u64 = status
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"))
-            .with_context(|| format!("{path} has {name}"))?
-            .parse()
-            .with_context(|| format!("read {name} of {path}"))?;
-        Ok(kib * 1024)
-    };
-    Ok(Resident {
-        now_bytes: field("VmRSS:")?,
-        peak_bytes: field("VmHWM:")?,
-    })
 }
 
 /// Kernel memory of the BPF maps that a process holds by descriptor, each map once; maps inside
@@ -120,8 +140,9 @@ impl std::ops::Sub for ProgramCost {
 
     fn sub(self, earlier: Self) -> Self {
         Self {
-            run_time_ns: self.run_time_ns - earlier.run_time_ns,
-            runs: self.runs - earlier.runs,
+            // A program that was unloaded meanwhile takes its share away.
+            run_time_ns: self.run_time_ns.saturating_sub(earlier.run_time_ns),
+            runs: self.runs.saturating_sub(earlier.runs),
         }
     }
 }
@@ -146,6 +167,21 @@ impl Statistics {
             .context("switch on BPF statistics (needs CAP_SYS_ADMIN)")?;
         Ok(Self { _fd: fd })
     }
+}
+
+/// What the programs took while `work` ran, with the time that it took and its answer. Only for this
+/// time does the kernel count.
+pub fn programs_during<T>(
+    ids: &BTreeSet<u32>,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<(ProgramCost, Duration, T)> {
+    let statistics = Statistics::enable()?;
+    let (started, before) = (Instant::now(), program_cost(ids)?);
+    let answer = work()?;
+    let cost = program_cost(ids)? - before;
+    let elapsed = started.elapsed();
+    drop(statistics);
+    Ok((cost, elapsed, answer))
 }
 
 /// Ids of all programs in the kernel.

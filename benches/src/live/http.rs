@@ -53,6 +53,8 @@ pub struct Settings<'a> {
 enum Arm {
     Nothing,
     Agent,
+    /// What is held against the stopped agent: nothing, for as long.
+    NothingAsLong,
     /// By SIGSTOP.
     Stopped,
     /// Held to [`QUOTA_PERCENT`].
@@ -64,6 +66,7 @@ impl Arm {
         match self {
             Self::Nothing => "nothing",
             Self::Agent => "agent",
+            Self::NothingAsLong => "nothing as long",
             Self::Stopped => "stopped",
             Self::Quota => "quota",
         }
@@ -73,7 +76,7 @@ impl Arm {
 pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
     let mut run = Run::new("http", settings.quick, settings.rounds)?;
     let mut bench = Bench::new(settings, interrupt)?;
-    let mut arms = vec![Arm::Nothing, Arm::Agent, Arm::Stopped];
+    let mut arms = vec![Arm::Nothing, Arm::Agent, Arm::NothingAsLong, Arm::Stopped];
     match &bench.quota {
         Ok(_) => arms.push(Arm::Quota),
         Err(error) => run.notes.push(format!("quota: n/a, since {error:#}.")),
@@ -99,12 +102,17 @@ pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
 
 /// What each arm adds to the latency without an agent.
 pub fn differences(run: &Run) -> Vec<(&Row, Difference)> {
-    let nothing = Arm::Nothing.name();
+    let control = |arm: &str| match arm {
+        "agent" | "quota" => Some(Arm::Nothing),
+        "stopped" => Some(Arm::NothingAsLong),
+        _ => None,
+    };
     run.rows
         .iter()
-        .filter(|row| row.arm != nothing && row.measure.starts_with("latency_"))
+        .filter(|row| row.measure.starts_with("latency_"))
         .filter_map(|row| {
-            let without = run.row(&row.scenario, nothing, &row.measure)?;
+            let control = control(&row.arm)?.name();
+            let without = run.row(&row.scenario, control, &row.measure)?;
             Some((row, row.difference_to(without)?))
         })
         .collect()
@@ -162,6 +170,14 @@ impl<'a> Bench<'a> {
         part::load(&self.lab.peer, plan, self.interrupt)
     }
 
+    /// For as long as the agent is stopped.
+    fn long_plan(&self) -> Plan {
+        Plan {
+            window: self.settings.stopped_window,
+            ..self.plan
+        }
+    }
+
     fn labels(&self) -> BTreeMap<String, String> {
         let rate = self.plan.requests_per_second.to_string();
         BTreeMap::from([
@@ -186,9 +202,7 @@ impl<'a> Bench<'a> {
             "Client, server, agent and its consumer share this host's CPUs; client and server are \
              pinned, each to one of its own where there are two."
                 .to_owned(),
-            "A difference is the median of the rounds' differences, its interval a bootstrap over the \
-             rounds; that of five reaches from the lowest to the highest, that of three is too narrow \
-             to decide by."
+            "A difference is the median of the rounds' differences, its interval that of the sign test."
                 .to_owned(),
             "The server's delay is part of every latency. CPU is in percent of one core."
                 .to_owned(),
@@ -214,6 +228,7 @@ impl<'a> Bench<'a> {
         self.interrupt.sleep(Duration::from_millis(500))?;
         match arm {
             Arm::Nothing => Ok(latency_of(&self.load(&self.plan)?)),
+            Arm::NothingAsLong => Ok(latency_of(&self.load(&self.long_plan())?)),
             Arm::Agent => {
                 let mut station = Station::new(self)?;
                 let mut measures = station.load(&self.plan)?;
@@ -222,10 +237,7 @@ impl<'a> Bench<'a> {
                 Ok(measures)
             }
             Arm::Stopped => {
-                let plan = Plan {
-                    window: self.settings.stopped_window,
-                    ..self.plan
-                };
+                let plan = self.long_plan();
                 let mut station = Station::new(self)?;
                 let stopped = Stopped::new(station.agent.process())?;
                 let outcome = self.load(&plan)?;

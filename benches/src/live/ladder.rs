@@ -4,20 +4,22 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
 use lab::{Process, Variety};
 
 use super::{
-    cost::{Statistics, map_memory_bytes, process_cpu_ns, program_cost, resident},
+    affinity,
+    cost::{CpuMeter, cpu_percent, map_memory_bytes, programs_during},
     program::{Agent, watch},
     reference,
     result::Run,
     rounds::{Interrupt, Progress, order},
-    wire::Wire,
+    wire::{Wire, sender_cpu},
 };
+use crate::resident::Resident;
 
 pub struct Settings<'a> {
     pub agent: &'a Path,
@@ -34,6 +36,9 @@ struct Step {
     environment: &'static [(&'static str, &'static str)],
     consumers: usize,
 }
+
+/// Without an agent: what the traffic is by itself.
+const CONTROL: &str = "nothing";
 
 /// Later settings win, so that a step can change what an earlier one set.
 const STEPS: &[Step] = &[
@@ -79,18 +84,22 @@ const FLOWS: u32 = 10_000;
 const PACKETS_PER_SECOND: u32 = 50_000;
 const FRAME_LEN_BYTES: usize = 512;
 
-/// An agent with all that its step and those before ask of it.
+/// A wire with an agent that does all that its step and those before ask of it, or with none.
 struct Rung {
     name: &'static str,
+    climber: Option<Climber>,
+    wire: Wire,
+}
+
+struct Climber {
     consumers: Vec<Process>,
     agent: Agent,
     programs: BTreeSet<u32>,
-    wire: Wire,
 }
 
 pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
     let mut run = Run::new("ladder", settings.quick, settings.rounds)?;
-    let mut progress = Progress::new(settings.rounds as usize * STEPS.len());
+    let mut progress = Progress::new(settings.rounds as usize * (1 + STEPS.len()));
     let labels = BTreeMap::from([
         ("flows".to_owned(), FLOWS.to_string()),
         (
@@ -99,7 +108,7 @@ pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
         ),
         ("frame_bytes".to_owned(), FRAME_LEN_BYTES.to_string()),
     ]);
-    let mut rungs = (1..=STEPS.len())
+    let mut rungs = (0..=STEPS.len())
         .map(|steps| Rung::new(&STEPS[..steps], settings.agent, interrupt))
         .collect::<Result<Vec<_>>>()?;
     for round in 0..settings.rounds {
@@ -126,22 +135,13 @@ impl Rung {
     /// `steps` are its own, the last one, and all before it.
     fn new(steps: &[Step], binary: &Path, interrupt: &Interrupt) -> Result<Self> {
         let wire = Wire::new()?;
-        let arguments: Vec<&str> = last_of_each(steps.iter().flat_map(|step| step.arguments));
-        let environment: Vec<(&str, &str)> = steps
-            .iter()
-            .flat_map(|step| step.environment)
-            .copied()
-            .collect();
-        let mut agent =
-            Agent::start_in(&wire.lab.agent, binary, &arguments, &environment, interrupt)?;
-        let consumers = (0..steps.iter().map(|step| step.consumers).sum())
-            .map(|_| watch(binary, &agent.address()))
-            .collect::<Result<_>>()?;
+        let climber = match steps {
+            [] => None,
+            steps => Some(Climber::new(&wire, steps, binary, interrupt)?),
+        };
         Ok(Self {
-            name: steps.last().map_or("", |step| step.name),
-            programs: agent.program_ids()?,
-            consumers,
-            agent,
+            name: steps.last().map_or(CONTROL, |step| step.name),
+            climber,
             wire,
         })
     }
@@ -152,51 +152,62 @@ impl Rung {
         interrupt: &Interrupt,
     ) -> Result<Vec<(&'static str, f64)>> {
         let frame = self.wire.frame(FRAME_LEN_BYTES)?;
+        let wire = &self.wire;
         let send = || {
             let variety = Variety::Sources(FLOWS);
-            self.wire
-                .pace(&frame, variety, PACKETS_PER_SECOND, window, interrupt)
+            wire.pace(&frame, variety, PACKETS_PER_SECOND, window, interrupt)
         };
-        let pid = self.agent.pid();
-        let consumer_pids: Vec<u32> = self
-            .consumers
-            .iter_mut()
-            .map(|consumer| consumer.child().id())
-            .collect();
-        let consumers_cpu_ns =
-            || -> Result<u64> { consumer_pids.iter().map(|&pid| process_cpu_ns(pid)).sum() };
-
-        let started = Instant::now();
-        let before = (process_cpu_ns(pid)?, consumers_cpu_ns()?);
+        let Some(climber) = &mut self.climber else {
+            let rate = send()?.packets_per_second();
+            return Ok(vec![("packets_per_second", rate)]);
+        };
+        let pid = climber.agent.pid();
+        let consumers = climber.consumers.iter_mut();
+        let agent = CpuMeter::start([pid])?;
+        let consumers = CpuMeter::start(consumers.map(|consumer| consumer.child().id()))?;
         let passage = send()?;
-        let after = (process_cpu_ns(pid)?, consumers_cpu_ns()?);
-        let window_ns = started.elapsed().as_nanos() as f64;
-        let resident = resident(pid)?;
-
-        let statistics = Statistics::enable()?;
-        let programs_started = Instant::now();
-        let programs_before = program_cost(&self.programs)?;
-        send()?;
-        let programs = program_cost(&self.programs)? - programs_before;
-        let programs_window_ns = programs_started.elapsed().as_nanos() as f64;
-        drop(statistics);
-
-        let percent = |ns: u64, window_ns: f64| 100.0 * ns as f64 / window_ns;
+        let cpu_percents = (agent.percent()?, consumers.percent()?);
+        let resident = Resident::of(pid)?;
+        let (programs, elapsed, _) = programs_during(&climber.programs, send)?;
         Ok(vec![
-            ("agent_cpu_percent", percent(after.0 - before.0, window_ns)),
+            ("agent_cpu_percent", cpu_percents.0),
             (
                 "programs_cpu_percent",
-                percent(programs.run_time_ns, programs_window_ns),
+                cpu_percent(programs.run_time_ns, elapsed),
             ),
-            (
-                "consumers_cpu_percent",
-                percent(after.1 - before.1, window_ns),
-            ),
+            ("consumers_cpu_percent", cpu_percents.1),
             ("resident_bytes", resident.now_bytes as f64),
             ("resident_peak_bytes", resident.peak_bytes as f64),
             ("kernel_memory_bytes", map_memory_bytes(pid)? as f64),
             ("packets_per_second", passage.packets_per_second()),
         ])
+    }
+}
+
+impl Climber {
+    fn new(wire: &Wire, steps: &[Step], binary: &Path, interrupt: &Interrupt) -> Result<Self> {
+        let arguments: Vec<&str> = last_of_each(steps.iter().flat_map(|step| step.arguments));
+        let environment: Vec<(&str, &str)> = steps
+            .iter()
+            .flat_map(|step| step.environment)
+            .copied()
+            .collect();
+        let mut agent =
+            Agent::start_in(&wire.lab.agent, binary, &arguments, &environment, interrupt)?;
+        let mut consumers: Vec<Process> = (0..steps.iter().map(|step| step.consumers).sum())
+            .map(|_| watch(binary, &agent.address()))
+            .collect::<Result<_>>()?;
+        if let Some(cpu) = sender_cpu() {
+            affinity::keep_off(agent.pid(), cpu)?;
+            for consumer in &mut consumers {
+                affinity::keep_off(consumer.child().id(), cpu)?;
+            }
+        }
+        Ok(Self {
+            programs: agent.program_ids()?,
+            consumers,
+            agent,
+        })
     }
 }
 

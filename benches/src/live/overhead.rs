@@ -3,33 +3,42 @@
 
 use std::{collections::BTreeMap, path::Path, time::Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use lab::{
     Host, Lab, LabOptions, Variety,
     traffic::{self, IpVersion},
 };
 
 use super::{
-    cost::{Statistics, program_cost},
+    affinity,
+    cost::programs_during,
     program::{Hook, Occupant},
     reference,
-    result::Run,
+    result::{Run, names},
     rounds::{Interrupt, Progress, order},
-    wire::Wire,
+    wire::{Wire, sender_cpu},
 };
 
 const ARMS: [&str; 4] = ["nothing", "empty", "bare", "agent"];
+/// `noexist` is the bare program with an insert that refuses what is there.
+const INSERT_ARMS: [&str; 5] = ["nothing", "empty", "bare", "noexist", "agent"];
 const TCP_ARMS: [&str; 3] = ["nothing", "empty", "agent"];
 /// Room for every flow of every scenario, so that no packet is refused.
 const MAX_FLOWS: u32 = 1_000_000;
-/// The bare program in its parts; `timeless` is all of it but the clock.
-const PARTS: [&str; 6] = [
+/// The bare program in its parts, and the agent beside them. `timeless` is all of it but the clock;
+/// `order` is `parse` with the canonical order found once more; `plain_adds` and `short_key` are
+/// `timeless` with adds that are not atomic, and with a key of eight bytes.
+const PARTS: [&str; 10] = [
     "empty",
     "clock",
     "coarse_clock",
     "parse",
+    "order",
     "timeless",
+    "plain_adds",
+    "short_key",
     "bare",
+    "agent",
 ];
 const HOOKS: [Hook; 2] = [Hook::Tc, Hook::Xdp];
 
@@ -104,7 +113,7 @@ pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
     let steps_a_round = [
         (Section::Parts, PARTS.len()),
         (Section::Hits, on_all_hooks * hits.len()),
-        (Section::Inserts, on_all_hooks),
+        (Section::Inserts, ARMS.len() + INSERT_ARMS.len()),
         (Section::Tcp, TCP_ARMS.len()),
     ];
     let steps_a_round: usize = steps_a_round
@@ -133,12 +142,18 @@ pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
         bench.tcp()?;
     }
     let mut run = bench.run;
+    run.sections = names(settings.sections);
     run.notes.extend([
         "program_ns_per_packet is the kernel's run_time_ns over run_cnt while BPF_ENABLE_STATS is on; \
-         it contains what the statistics themselves cost, which the empty program shows as well."
+         it contains what the statistics themselves cost, which is what the empty program shows. \
+         net_ns_per_packet is that over the empty program of the same round, and the honest base for \
+         a ratio."
             .to_owned(),
         "packets_per_second is taken with the statistics off: one CPU sends, and the frames that \
-         arrived count."
+         arrived count. The agent runs on the other CPUs."
+            .to_owned(),
+        "The TCP stream's ends run where the scheduler puts them; the agent is on both directions, the \
+         empty program on arriving packets."
             .to_owned(),
         "The bare program has the same parser, one clock read and a look-up and add in one hash map; \
          it keeps no account, no pages, no flags and no time of the first packet."
@@ -146,6 +161,9 @@ pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
     ]);
     Ok(run)
 }
+
+/// Nanoseconds of a packet by arm, in one round.
+type Net = BTreeMap<String, f64>;
 
 struct Measured {
     /// `None` where no program is on the hook.
@@ -179,20 +197,16 @@ impl Station {
                 .flood(&frame, scenario.variety(), scenario.packets, interrupt)
         };
         let ids = self.occupant.program_ids()?;
-        let statistics = Statistics::enable()?;
-        let before = program_cost(&ids)?;
-        let passage = send()?;
-        let cost = program_cost(&ids)? - before;
-        drop(statistics);
-        let rate = if scenario.flows == 0 {
-            // The table has no room for as many again.
-            passage
-        } else {
-            send()?
-        };
+        let (cost, _, passage) = programs_during(&ids, send)?;
+        ensure!(
+            ids.is_empty() || cost.runs >= passage.packets,
+            "{} packets arrived and the program ran {} times",
+            passage.packets,
+            cost.runs
+        );
         Ok(Measured {
             program_ns_per_packet: cost.ns_per_run(),
-            packets_per_second: rate.packets_per_second(),
+            packets_per_second: send()?.packets_per_second(),
         })
     }
 }
@@ -210,7 +224,11 @@ fn agent(host: &Host, hook: Hook, settings: &Settings, interrupt: &Interrupt) ->
         "--scan-interval",
         "1h",
     ];
-    Occupant::agent(host, settings.agent, &arguments, interrupt)
+    let mut occupant = Occupant::agent(host, settings.agent, &arguments, interrupt)?;
+    if let (Occupant::Agent(agent), Some(cpu)) = (&mut occupant, sender_cpu()) {
+        affinity::keep_off(agent.pid(), cpu)?;
+    }
+    Ok(occupant)
 }
 
 struct Bench<'a> {
@@ -244,14 +262,16 @@ impl Bench<'_> {
             let labels = scenario.labels(path, hook);
             for round in 0..self.settings.rounds {
                 self.reference(&labels);
+                let mut net = Net::default();
                 for index in order(arms.len(), round) {
                     let arm = arms[index];
                     let (len_bytes, flows) = (scenario.frame_len_bytes, scenario.flows);
                     let what = format!("{} hook, {len_bytes} bytes, {flows} flows", hook.name());
                     self.step(&what, round, arm);
                     let measured = stations[index].measure(*scenario, self.interrupt);
-                    self.record(&labels, arm, measured)?;
+                    self.record(&labels, arm, measured, &mut net)?;
                 }
+                self.record_net(&labels, &net);
             }
         }
         Ok(())
@@ -260,16 +280,22 @@ impl Bench<'_> {
     /// Every round has arms of its own, whose tables are empty.
     fn inserts(&mut self, hook: Hook, scenario: Scenario) -> Result<()> {
         let labels = scenario.labels("insert", hook);
+        let arms = match hook {
+            Hook::Tc => INSERT_ARMS.as_slice(),
+            Hook::Xdp => ARMS.as_slice(),
+        };
         for round in 0..self.settings.rounds {
             self.reference(&labels);
-            for index in order(ARMS.len(), round) {
-                let arm = ARMS[index];
+            let mut net = Net::default();
+            for index in order(arms.len(), round) {
+                let arm = arms[index];
                 let what = format!("{} hook, every packet a new flow", hook.name());
                 self.step(&what, round, arm);
                 let mut station = Station::new(arm, hook, self.settings, self.interrupt)?;
                 let measured = station.measure(scenario, self.interrupt);
-                self.record(&labels, arm, measured)?;
+                self.record(&labels, arm, measured, &mut net)?;
             }
+            self.record_net(&labels, &net);
         }
         Ok(())
     }
@@ -327,13 +353,26 @@ impl Bench<'_> {
         labels: &BTreeMap<String, String>,
         arm: &str,
         measured: Result<Measured>,
+        net: &mut Net,
     ) -> Result<()> {
         let measured = measured.with_context(|| format!("measure {arm}"))?;
         if let Some(ns) = measured.program_ns_per_packet {
             self.run.add(labels, arm, "program_ns_per_packet", ns);
+            net.insert(arm.to_owned(), ns);
         }
         let rate = measured.packets_per_second;
         self.run.add(labels, arm, "packets_per_second", rate);
         Ok(())
+    }
+
+    /// What each program takes over the empty one of the same round.
+    fn record_net(&mut self, labels: &BTreeMap<String, String>, round: &Net) {
+        let Some(empty_ns) = round.get("empty") else {
+            return;
+        };
+        for (arm, ns) in round.iter().filter(|(arm, _)| *arm != "empty") {
+            self.run
+                .add(labels, arm, "net_ns_per_packet", ns - empty_ns);
+        }
     }
 }

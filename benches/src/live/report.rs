@@ -88,7 +88,7 @@ pub fn write(folder: &Path, readme: &Path) -> Result<Vec<PathBuf>> {
     Ok(written)
 }
 
-/// The newest run of each bench on each host; quick ones only where there is no other.
+/// The newest run of each bench on each host; a partial or a quick one only where there is no other.
 fn latest(folder: &Path) -> Result<Vec<Run>> {
     let mut newest: BTreeMap<(String, String), Run> = BTreeMap::new();
     for entry in fs::read_dir(folder).with_context(|| format!("read {}", folder.display()))? {
@@ -100,7 +100,7 @@ fn latest(folder: &Path) -> Result<Vec<Run>> {
         let key = (run.host.slug(), run.bench.clone());
         let is_better = newest
             .get(&key)
-            .is_none_or(|other| (!run.quick, &run.started) > (!other.quick, &other.started));
+            .is_none_or(|other| run.worth() > other.worth());
         if is_better {
             newest.insert(key, run);
         }

@@ -3,7 +3,9 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::Write as _,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context as _, Result};
@@ -22,9 +24,16 @@ pub struct Run {
     pub bench: String,
     /// UTC, as `2026-01-31T12:00:00Z`.
     pub started: String,
+    /// What the measured agent says of itself with `--version`.
     pub agent_version: String,
+    /// Of the source tree that the bench was started in, `n/a` outside of one.
+    #[serde(default)]
+    pub commit: String,
     pub host: Host,
     pub quick: bool,
+    /// The only sections that were measured; empty for all.
+    #[serde(default)]
+    pub sections: Vec<String>,
     pub rounds: u32,
     pub rows: Vec<Row>,
     /// What a reader has to know of this run, a sentence each.
@@ -92,9 +101,11 @@ impl Run {
             format: FORMAT,
             bench: bench.to_owned(),
             started: humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
-            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            agent_version: "n/a".to_owned(),
+            commit: commit(),
             host: Host::read()?,
             quick,
+            sections: Vec::new(),
             rounds,
             rows: Vec::new(),
             notes: Vec::new(),
@@ -134,15 +145,31 @@ impl Run {
             .find(|row| row.scenario == *scenario && row.arm == arm && row.measure == measure)
     }
 
-    /// Writes `FOLDER/DATE-HOST-BENCH.json` and returns its path.
+    /// Writes `FOLDER/DATE-TIME-HOST-BENCH.json` and returns its path; an older file is never
+    /// overwritten.
     pub fn save(&self, folder: &Path) -> Result<PathBuf> {
         fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
-        let date = self.started.get(..10).unwrap_or(&self.started);
-        let path = folder.join(format!("{date}-{}-{}.json", self.host.slug(), self.bench));
+        let path = folder.join(self.file_name());
         let mut text = serde_json::to_string_pretty(self).context("encode the results")?;
         text.push('\n');
-        fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+        fs::File::create_new(&path)
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .with_context(|| format!("write {}", path.display()))?;
         Ok(path)
+    }
+
+    fn file_name(&self) -> String {
+        let time = self.started.replace(':', "");
+        let time = time.trim_end_matches('Z').replace('T', "-");
+        let parts = self.sections.iter().map(|section| format!("-{section}"));
+        let parts: String = parts.chain(self.quick.then(|| "-quick".to_owned())).collect();
+        format!("{time}-{}-{}{parts}.json", self.host.slug(), self.bench)
+    }
+
+    /// How much it says, for choosing among several: all sections before some, full before quick, then
+    /// the later one.
+    pub fn worth(&self) -> (bool, bool, &str) {
+        (self.sections.is_empty(), !self.quick, &self.started)
     }
 
     pub fn load(path: &Path) -> Result<Self> {
@@ -151,9 +178,42 @@ impl Run {
     }
 }
 
+/// As the command line has them; in another order they are the same.
+pub fn names<T: clap::ValueEnum>(sections: &[T]) -> Vec<String> {
+    let names: std::collections::BTreeSet<String> = sections
+        .iter()
+        .filter_map(|section| Some(section.to_possible_value()?.get_name().to_owned()))
+        .collect();
+    names.into_iter().collect()
+}
+
+/// `-dirty` where the tree has changes that are in no commit.
+fn commit() -> String {
+    Command::new("git")
+        .args(["describe", "--always", "--dirty", "--exclude", "*"])
+        .output()
+        .ok()
+        .filter(|output| output.status.success())
+        .and_then(|output| String::from_utf8(output.stdout).ok())
+        .map_or_else(|| "n/a".to_owned(), |text| text.trim().to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_partial_or_quick_run_takes_no_other_runs_name_nor_place() {
+        let mut full = Run::new("overhead", false, 5).unwrap();
+        full.started = "2026-01-31T12:00:00Z".to_owned();
+        let mut partial = full.clone();
+        partial.sections = vec!["parts".to_owned()];
+        partial.quick = true;
+        partial.started = "2026-01-31T13:00:00Z".to_owned();
+        assert!(full.file_name().starts_with("2026-01-31-120000-"));
+        assert!(partial.file_name().ends_with("-overhead-parts-quick.json"));
+        assert!(full.worth() > partial.worth());
+    }
 
     #[test]
     fn ratios_are_taken_round_by_round() {

@@ -10,8 +10,9 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// Set by Ctrl-C and SIGTERM, so that what was made is also taken away.
+/// Set by Ctrl-C, SIGTERM and a terminal that goes away, so that what was made is also taken away.
 #[derive(Clone, Debug)]
 pub struct Interrupt(Arc<AtomicBool>);
 
@@ -19,7 +20,7 @@ impl Interrupt {
     /// The process no longer ends by itself at these signals.
     pub fn install() -> Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register(signal, Arc::clone(&flag)).context("listen for signals")?;
         }
         Ok(Self(flag))
@@ -45,11 +46,6 @@ impl Interrupt {
             std::thread::sleep(rest.min(SLICE));
         }
     }
-}
-
-/// What is measured in each round.
-pub trait Arm {
-    fn name(&self) -> &str;
 }
 
 /// The arms' indices, another one first in every round.

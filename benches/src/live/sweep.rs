@@ -7,12 +7,11 @@ use anyhow::{Context as _, Result, ensure};
 
 use self::station::{Arm, Station, Traffic};
 use super::{
-    reference,
-    result::{Row, Run},
+    affinity, reference,
+    result::{Row, Run, names},
     rounds::{Interrupt, Progress, order},
 };
 
-mod affinity;
 mod counter;
 mod sender;
 mod station;
@@ -127,6 +126,7 @@ pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
         bench.group(group)?;
     }
     let mut run = bench.run;
+    run.sections = names(settings.sections);
     arrange(&mut run.rows);
     run.notes.extend(NOTES.map(str::to_owned));
     Ok(run)

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use lab::{Counters, Lab, Variety};
 
-use super::rounds::Interrupt;
+use super::{affinity, rounds::Interrupt};
 
 /// Frames that one call sends: short enough for an interrupt to be heard.
 const CHUNK: u32 = 200_000;
@@ -122,6 +122,6 @@ impl Wire {
 
 /// The last CPU, where there are two: the first ones take interrupts.
 pub fn sender_cpu() -> Option<usize> {
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let cpus = affinity::cpus();
     (cpus > 1).then(|| cpus - 1)
 }

@@ -16,14 +16,14 @@ use clap::Subcommand;
 use lab::{Host, Process};
 use rustix::{
     process::{Signal, set_parent_process_death_signal},
-    thread::{CpuSet, sched_setaffinity, set_current_timer_slack},
+    thread::set_current_timer_slack,
 };
 
 use super::{
     client::{self, Outcome, Plan},
     server::Server,
 };
-use crate::live::rounds::Interrupt;
+use crate::live::{affinity, rounds::Interrupt};
 
 #[derive(Subcommand)]
 pub enum Part {
@@ -58,7 +58,8 @@ impl Part {
         set_current_timer_slack(NonZeroU64::new(1)).context("set the timer slack")?;
         match *self {
             Self::HttpServer { listen, delay } => {
-                pin(0)?;
+                // Each on a CPU of its own, where there are two, in every round alike.
+                affinity::pin(0)?;
                 let listener =
                     TcpListener::bind(listen).with_context(|| format!("bind {listen}"))?;
                 tell("listening")?;
@@ -71,7 +72,7 @@ impl Part {
                 window,
                 connections,
             } => {
-                pin(cpus() - 1)?;
+                affinity::pin(affinity::cpus() - 1)?;
                 let outcome = client::run(Plan {
                     server,
                     requests_per_second,
@@ -83,17 +84,6 @@ impl Part {
             }
         }
     }
-}
-
-/// Server and client each on a CPU of its own, where there are two, in every round alike.
-fn pin(cpu: usize) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    sched_setaffinity(None, &set).with_context(|| format!("stay on CPU {cpu}"))
-}
-
-fn cpus() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn tell(line: &str) -> Result<()> {

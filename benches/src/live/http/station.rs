@@ -1,16 +1,17 @@
 //! The agent under the requests: a wire comes in; what it and its programs cost meanwhile, and what it
 //! lost, go out.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 use lab::Process;
 
 use super::{Bench, Measures, account::Ledger, client::Plan, latency_of};
 use crate::live::{
-    cost::{Statistics, process_cpu_ns, program_cost, resident},
+    cost::{CpuMeter, cpu_percent, programs_during},
     program::{Agent, watch},
 };
+use crate::resident::Resident;
 
 /// An agent as it is by default, with one consumer, that scans often enough to be seen in a window.
 pub struct Station<'a> {
@@ -38,13 +39,12 @@ impl<'a> Station<'a> {
     /// Latency, and what the agent's process costs meanwhile.
     pub fn load(&mut self, plan: &Plan) -> Result<Measures> {
         let pid = self.agent.pid();
-        let started = Instant::now();
-        let before = process_cpu_ns(pid)?;
+        let meter = CpuMeter::start([pid])?;
         let outcome = self.bench.load(plan)?;
-        let cpu_ns = process_cpu_ns(pid)? - before;
+        let cpu_percent = meter.percent()?;
         let mut measures = latency_of(&outcome);
-        measures.push(("agent_cpu_percent", percent(cpu_ns, started)));
-        measures.push(("resident_bytes", resident(pid)?.now_bytes as f64));
+        measures.push(("agent_cpu_percent", cpu_percent));
+        measures.push(("resident_bytes", Resident::of(pid)?.now_bytes as f64));
         Ok(measures)
     }
 
@@ -55,15 +55,12 @@ impl<'a> Station<'a> {
             ..*plan
         };
         let programs = self.agent.program_ids()?;
-        let statistics = Statistics::enable()?;
-        let started = Instant::now();
-        let before = program_cost(&programs)?;
-        let outcome = self.bench.load(&plan)?;
-        let cost = program_cost(&programs)? - before;
-        let cpu = percent(cost.run_time_ns, started);
-        drop(statistics);
+        let (cost, elapsed, outcome) = programs_during(&programs, || self.bench.load(&plan))?;
         Ok(vec![
-            ("programs_cpu_percent", cpu),
+            (
+                "programs_cpu_percent",
+                cpu_percent(cost.run_time_ns, elapsed),
+            ),
             (
                 "program_ns_per_request",
                 cost.run_time_ns as f64 / outcome.answered.max(1) as f64,
@@ -94,8 +91,4 @@ impl<'a> Station<'a> {
             ("lost_records", loss.lost_records as f64),
         ])
     }
-}
-
-fn percent(cpu_ns: u64, since: Instant) -> f64 {
-    100.0 * cpu_ns as f64 / since.elapsed().as_nanos() as f64
 }

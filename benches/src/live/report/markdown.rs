@@ -104,17 +104,22 @@ fn table(out: &mut String, run: &Run, measure: &str) {
 
 /// What each arm adds to the latency without an agent.
 fn differences(out: &mut String, run: &Run) {
-    let header = ["measure", "arm", "over nothing", "95 % confidence interval"].map(str::to_owned);
+    let header = ["measure", "arm", "over nothing", "confidence interval"].map(str::to_owned);
     out.push_str("\n### difference\n\n");
     line(out, &header);
     line(out, &vec!["---".to_owned(); header.len()]);
     for (row, difference) in http::differences(run) {
-        let Difference { median, low, high } = difference;
+        let Difference {
+            median,
+            low,
+            high,
+            coverage_percent,
+        } = difference;
         let cells = [
             units::title(&row.measure),
             row.arm.clone(),
             format!("{median:+.0}"),
-            format!("{low:+.0} to {high:+.0}"),
+            format!("{low:+.0} to {high:+.0} ({coverage_percent:.0} %)"),
         ];
         line(out, &cells);
     }

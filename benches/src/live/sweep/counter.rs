@@ -17,6 +17,7 @@ use serde_json::Value;
 use crate::{
     capture::Account,
     live::{cost, program::Agent, rounds::Interrupt},
+    resident::Resident,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -94,6 +95,19 @@ impl Counter {
         }
     }
 
+    /// Fails where the process that counts has ended.
+    pub fn ensure_alive(&mut self) -> Result<()> {
+        let (name, process) = match self {
+            Self::Nothing => return Ok(()),
+            Self::Agent { agent, .. } => ("flow-agent", agent.process()),
+            Self::Capture(capture) => ("flow-capture", &mut capture.process),
+        };
+        match process.exited()? {
+            Some(status) => bail!("{name} ended with {status}"),
+            None => Ok(()),
+        }
+    }
+
     pub fn program_ids(&mut self) -> Result<BTreeSet<u32>> {
         match self {
             Self::Nothing | Self::Capture(_) => Ok(BTreeSet::new()),
@@ -113,7 +127,7 @@ impl Counter {
         let Some(pid) = self.pid() else {
             return Ok(None);
         };
-        let resident_bytes = cost::resident(pid)?.now_bytes;
+        let resident_bytes = Resident::of(pid)?.now_bytes;
         Ok(Some(match self {
             Self::Capture(capture) => {
                 let ring_bytes = capture.account()?.ring_bytes;

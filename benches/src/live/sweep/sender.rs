@@ -11,7 +11,8 @@ use agent::clock;
 use anyhow::{Context as _, Result};
 use lab::{FrameSocket, Lab};
 
-use super::{FRAME_LEN_BYTES, PACKETS_PER_SECOND, affinity};
+use super::{FRAME_LEN_BYTES, PACKETS_PER_SECOND};
+use crate::live::affinity;
 
 /// Frames a system call, so that an end is heard soon.
 const BATCH: usize = 250;

@@ -12,13 +12,14 @@ use anyhow::{Context as _, Result};
 use lab::Lab;
 
 use super::{
-    FRAME_LEN_BYTES, PACKETS_PER_SECOND, affinity,
+    FRAME_LEN_BYTES, PACKETS_PER_SECOND,
     counter::{Counter, Tally},
     sender::{Sender, Sent},
     window::{MANY, Measures, Window, process_measures, program_measures, whole_intervals},
 };
 use crate::live::{
-    cost::{Statistics, program_cost},
+    affinity,
+    cost::programs_during,
     rounds::Interrupt,
     wire::sender_cpu,
 };
@@ -165,13 +166,8 @@ impl Station {
                 interrupt.sleep(if is_counted { interval } else { A_MOMENT })?;
                 None
             } else {
-                let before = (sent.so_far().0, program_cost(&ids)?);
-                let statistics = Statistics::enable()?;
-                let started = Instant::now();
-                interrupt.sleep(interval)?;
-                let cost = program_cost(&ids)? - before.1;
-                drop(statistics);
-                Some((cost, started.elapsed()))
+                let (cost, elapsed, ()) = programs_during(&ids, || interrupt.sleep(interval))?;
+                Some((cost, elapsed))
             };
             let window = Window::measure(pid, sent, self.window, interrupt)?;
             Ok((programs, window, counter.memory()?, counter.tally()?))
@@ -214,15 +210,17 @@ impl Station {
             if placed == turn.sent_in_all || tally.scans >= turn.scans_at_end + 2 {
                 break tally;
             }
+            self.counter.ensure_alive()?;
             interrupt.sleep(Duration::from_millis(100))?;
         };
         let (before, sent_before) = self.before;
         self.before = (tally, turn.sent_in_all);
         let sent = turn.sent_in_all - sent_before;
-        let lost = sent.saturating_sub(tally.counted - before.counted);
+        // Below zero where more was counted than sent, which is as wrong as a loss.
+        let lost = sent.cast_signed() - (tally.counted - before.counted).cast_signed();
         let refused = tally.refused - before.refused;
         let unparsed = tally.unparsed - before.unparsed;
-        let unaccounted = lost.saturating_sub(refused + unparsed);
+        let unaccounted = lost - (refused + unparsed).cast_signed();
         let mut measures = vec![
             ("lost_packets", lost as f64),
             ("lost_percent", 100.0 * lost as f64 / sent as f64),

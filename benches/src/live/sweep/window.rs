@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::{counter::Tally, sender::Sent};
 use crate::live::{
-    cost::{ProgramCost, process_cpu_ns},
+    cost::{ProgramCost, cpu_percent, process_cpu_ns},
     rounds::Interrupt,
 };
 
@@ -58,7 +58,7 @@ pub fn process_measures(window: &Window, tally: Tally, scans: f64) -> Measures {
     let mut measures = vec![
         (
             "process_cpu_percent",
-            percent(window.process_cpu_ns, window.elapsed),
+            cpu_percent(window.process_cpu_ns, window.elapsed),
         ),
         ("process_cpu_ms_per_scan", a_scan_ns / 1e6),
         ("flows_seen", tally.flows as f64),
@@ -70,13 +70,10 @@ pub fn process_measures(window: &Window, tally: Tally, scans: f64) -> Measures {
 }
 
 pub fn program_measures((cost, elapsed): &(ProgramCost, Duration)) -> Measures {
-    let mut measures = vec![("programs_cpu_percent", percent(cost.run_time_ns, *elapsed))];
+    let cpu = cpu_percent(cost.run_time_ns, *elapsed);
+    let mut measures = vec![("programs_cpu_percent", cpu)];
     measures.extend(cost.ns_per_run().map(|ns| ("programs_ns_per_packet", ns)));
     measures
-}
-
-fn percent(cpu_ns: u64, elapsed: Duration) -> f64 {
-    100.0 * cpu_ns as f64 / elapsed.as_nanos() as f64
 }
 
 /// As many as fill the time.

@@ -1,0 +1,66 @@
+//! Where and how urgently threads run: the sender has a CPU to itself, what is measured the others.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+use rustix::{
+    io::Errno,
+    process::{Pid, getpriority_process, setpriority_process},
+    thread::{CpuSet, sched_setaffinity},
+};
+
+/// The calling thread runs on this CPU only.
+pub fn pin(cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).with_context(|| format!("pin a thread to CPU {cpu}"))
+}
+
+/// While it lives, the calling thread, and what it starts, go before others: what else the machine
+/// does would starve the capture of CPU and the sender of its rate.
+pub struct Hurry {
+    nice_before: i32,
+}
+
+impl Hurry {
+    const NICE: i32 = -10;
+
+    pub fn begin() -> Result<Self> {
+        let nice_before = getpriority_process(None).context("read the bench's priority")?;
+        setpriority_process(None, Self::NICE).context("raise the bench's priority")?;
+        Ok(Self { nice_before })
+    }
+}
+
+impl Drop for Hurry {
+    fn drop(&mut self) {
+        // Lowering one's own priority is never refused.
+        let _ = setpriority_process(None, self.nice_before);
+    }
+}
+
+/// All threads of the process, and those that they will start, run on any CPU but this.
+pub fn keep_off(pid: u32, cpu: usize) -> Result<()> {
+    let mut others = CpuSet::new();
+    for other in (0..cpus()).filter(|&other| other != cpu) {
+        others.set(other);
+    }
+    let tasks = format!("/proc/{pid}/task");
+    for task in fs::read_dir(&tasks).with_context(|| format!("read {tasks}"))? {
+        let name = task?.file_name();
+        let task = name.to_str().and_then(|name| name.parse().ok());
+        let Some(thread) = task.and_then(Pid::from_raw) else {
+            continue;
+        };
+        match sched_setaffinity(Some(thread), &others) {
+            // The thread has ended meanwhile.
+            Err(Errno::SRCH) => {}
+            result => result.with_context(|| format!("keep thread {thread:?} off CPU {cpu}"))?,
+        }
+    }
+    Ok(())
+}
+
+pub fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
