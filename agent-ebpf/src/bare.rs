@@ -52,17 +52,21 @@ pub fn count<N: FnOnce() -> u64, A: Fn(*mut u64, u64)>(
     len_bytes: u32,
     settings: Settings<N, A>,
 ) {
-    count_in(&BARE, |packet| packet.key, linear, len_bytes, settings);
+    let mut packet = Packet::default();
+    if parse(linear, LinkType::Ethernet, None, &mut packet).is_ok() {
+        add(&BARE, &packet.key, &packet, len_bytes, settings);
+    }
 }
 
 /// Eight bytes name the flow: fewer to hash and to compare.
 #[inline(always)]
 pub fn count_by_short_key(linear: &Linear, len_bytes: u32) {
-    let key = |packet: &Packet| {
+    let mut packet = Packet::default();
+    if parse(linear, LinkType::Ethernet, None, &mut packet).is_ok() {
         let [a, b] = [packet.key.addr_a, packet.key.addr_b];
-        u64::from_ne_bytes([a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]])
-    };
-    count_in(&SHORT_KEYS, key, linear, len_bytes, timeless());
+        let key = u64::from_ne_bytes([a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]]);
+        add(&SHORT_KEYS, &key, &packet, len_bytes, timeless());
+    }
 }
 
 /// The usual variant, but for the clock.
@@ -89,21 +93,16 @@ pub fn plain_add(counter: *mut u64, value: u64) {
 }
 
 #[inline(always)]
-fn count_in<K, N: FnOnce() -> u64, A: Fn(*mut u64, u64)>(
+fn add<K, N: FnOnce() -> u64, A: Fn(*mut u64, u64)>(
     table: &HashMap<K, FlowCounters, 1>,
-    key: impl FnOnce(&Packet) -> K,
-    linear: &Linear,
+    key: &K,
+    packet: &Packet,
     len_bytes: u32,
     settings: Settings<N, A>,
 ) {
-    let mut packet = Packet::default();
-    if parse(linear, LinkType::Ethernet, None, &mut packet).is_err() {
-        return;
-    }
-    let key = key(&packet);
     let now = (settings.now)();
     let direction = usize::from(packet.direction & 1);
-    if let Some(flow) = table.get_ptr_mut(&key) {
+    if let Some(flow) = table.get_ptr_mut(key) {
         // SAFETY: `flow` comes from a look-up in this program run, and the index is 0 or 1.
         let (packets, bytes) = unsafe {
             (*flow).last_seen_jiffies = now;
@@ -123,5 +122,5 @@ fn count_in<K, N: FnOnce() -> u64, A: Fn(*mut u64, u64)>(
     first.packets[direction] = 1;
     first.bytes[direction] = u64::from(len_bytes);
     // A full table is the bench's own mistake; it sizes the table.
-    let _ = table.insert(&key, &first, settings.insert_flags);
+    let _ = table.insert(key, &first, settings.insert_flags);
 }

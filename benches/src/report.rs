@@ -1,99 +1,74 @@
-//! The figures of several rounds: samples come in, the median and the spread of each figure go out,
-//! as JSON for programs or a table for people.
+//! What a flow costs behind the hook: samples of several rounds come in, a result file of the same kind
+//! as the live benches' goes out, and a table for people.
 
 use std::{
     collections::BTreeMap,
     fmt::{self, Display},
 };
 
-use serde::Serialize;
+use anyhow::Result;
 
 use crate::{
+    live::{
+        reference,
+        result::{Figure, Run},
+    },
     sample::{Case, Table},
     stage::Figures,
 };
 
-/// Grows by one where a figure changes its meaning or goes away.
-const FORMAT: u32 = 1;
+/// The arm of figures that belong to no stage.
+const PROCESS: &str = "process";
 
-#[derive(Debug, Serialize)]
+/// Makes the result of one round after the other.
 pub struct Report {
-    pub format: u32,
-    pub rounds: u32,
-    pub cases: Vec<CaseReport>,
-    /// Cases that could not be measured, each with the reason.
-    pub skipped: BTreeMap<String, String>,
-}
-
-#[derive(Debug, Serialize)]
-pub struct CaseReport {
-    pub name: String,
-    /// `synthetic` or `kernel`.
-    pub table: &'static str,
-    pub profile: &'static str,
-    pub flows: u32,
-    pub figures: BTreeMap<String, Spread>,
-}
-
-/// A figure over the rounds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Spread {
-    pub median: f64,
-    pub min: f64,
-    pub max: f64,
+    run: Run,
 }
 
 impl Report {
-    pub fn new(
-        rounds: u32,
-        samples: &[(Case, Vec<Figures>)],
-        skipped: BTreeMap<String, String>,
-    ) -> Self {
-        Self {
-            format: FORMAT,
-            rounds,
-            cases: samples
-                .iter()
-                .map(|(case, samples)| CaseReport::new(case, samples))
-                .collect(),
-            skipped,
-        }
+    pub fn new(rounds: u32) -> Result<Self> {
+        let mut run = Run::new("userspace", false, rounds)?;
+        env!("CARGO_PKG_VERSION").clone_into(&mut run.agent_version);
+        run.notes = NOTES.map(str::to_owned).to_vec();
+        Ok(Self { run })
     }
-}
 
-impl CaseReport {
-    fn new(case: &Case, samples: &[Figures]) -> Self {
-        let mut by_name: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-        for (name, &figure) in samples.iter().flatten() {
-            by_name.entry(name.clone()).or_default().push(figure);
-        }
-        Self {
-            name: case.name(),
-            table: case.table.name(),
-            profile: case.profile.name,
-            flows: case.profile.flows,
-            figures: by_name
-                .into_iter()
-                .filter_map(|(name, figures)| Some((name, Spread::of(figures)?)))
-                .collect(),
+    pub fn skipped(&mut self, case: &Case, reason: &str) {
+        let name = case.name();
+        self.run.notes.push(format!("{name}: n/a, it {reason}."));
+    }
+
+    /// A stage's figures are named after it, with a dot.
+    pub fn add(&mut self, case: &Case, figures: &Figures) {
+        let labels = BTreeMap::from([
+            ("table".to_owned(), case.table.name().to_owned()),
+            ("profile".to_owned(), case.profile.name.to_owned()),
+            ("flows".to_owned(), case.profile.flows.to_string()),
+        ]);
+        self.run
+            .add(&labels, "reference", "step_ns", reference::step_ns());
+        for (name, &figure) in figures {
+            let (stage, measure) = name.split_once('.').unwrap_or((PROCESS, name));
+            self.run.add(&labels, stage, measure, figure);
         }
     }
 
-    fn median(&self, name: &str) -> Option<f64> {
-        Some(self.figures.get(name)?.median)
+    pub fn into_run(self) -> Run {
+        self.run
     }
 }
 
-impl Spread {
-    fn of(mut figures: Vec<f64>) -> Option<Self> {
-        figures.sort_unstable_by(f64::total_cmp);
-        Some(Self {
-            median: *figures.get(figures.len() / 2)?,
-            min: *figures.first()?,
-            max: *figures.last()?,
-        })
-    }
-}
+const NOTES: [&str; 4] = [
+    "Every sample is a process of its own. CPU is that of its one thread (CLOCK_THREAD_CPUTIME_ID, which \
+     is what getrusage(RUSAGE_THREAD) adds up, without its ticks); allocations are those of its heap.",
+    "synthetic: entries made up, as a drained page has them; insert is their first scan, update and \
+     encode a later one's parts, cycle all of a later scan. kernel: entries of a hash map in the \
+     kernel; drain takes them out, first_cycle and drain_and_cycle drain, update the replica and encode.",
+    "heap_bytes_per_flow is the replica's; resident_bytes_per_flow is what the process has grown by. \
+     resident_peak_bytes contains the bench's own input.",
+    "probectl is 50 peers on 8 ports in both directions and several sizes, the profile that probectl \
+     publishes 1,750 ns a flow for.",
+];
 
 const STAGES: [(Table, &[&str]); 2] = [
     (
@@ -103,93 +78,119 @@ const STAGES: [(Table, &[&str]); 2] = [
     (Table::Kernel, &["drain", "first_cycle", "drain_and_cycle"]),
 ];
 
-impl Display for Report {
+/// A run of this bench, as a table.
+pub struct Text<'a>(pub &'a Run);
+
+impl Display for Text<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (table, stages) in STAGES {
-            let of_table = |case: &&CaseReport| case.table == table.name();
-            for case in self.cases.iter().filter(of_table) {
-                case.write_stages(f, stages)?;
-                case.write_memory(f)?;
-                writeln!(f)?;
+            for case in Case::all().iter().filter(|case| case.table == table) {
+                let of_case = |arm: &str, measure: &str| self.figure(case, arm, measure);
+                if of_case("reference", "step_ns").is_some() {
+                    write_stages(f, &case.name(), stages, &of_case)?;
+                    write_memory(f, &of_case)?;
+                    writeln!(f)?;
+                }
             }
         }
-        for (case, reason) in &self.skipped {
-            writeln!(f, "skipped: {case}: {reason}")?;
+        for note in &self.0.notes {
+            writeln!(f, "{note}")?;
         }
-        writeln!(
-            f,
-            "medians of {} rounds (lowest to highest); CPU of this thread, allocations of its heap",
-            self.rounds
-        )
+        writeln!(f, "medians of {} rounds", self.0.rounds)
     }
 }
 
-impl CaseReport {
-    fn write_stages(&self, f: &mut fmt::Formatter<'_>, stages: &[&str]) -> fmt::Result {
+impl Text<'_> {
+    fn figure(&self, case: &Case, arm: &str, measure: &str) -> Option<Figure> {
+        let label = |name: &str, value: &str, labels: &BTreeMap<String, String>| {
+            labels.get(name).is_some_and(|other| other == value)
+        };
+        self.0
+            .rows
+            .iter()
+            .find(|row| {
+                row.arm == arm
+                    && row.measure == measure
+                    && label("table", case.table.name(), &row.scenario)
+                    && label("profile", case.profile.name, &row.scenario)
+            })?
+            .figure()
+    }
+}
+
+fn write_stages(
+    f: &mut fmt::Formatter<'_>,
+    name: &str,
+    stages: &[&str],
+    figure: &impl Fn(&str, &str) -> Option<Figure>,
+) -> fmt::Result {
+    writeln!(
+        f,
+        "{name:<18}{:>13}{:>14}{:>21}{:>16}{:>14}",
+        "flows/s", "CPU ns/flow", "(low to high)", "CPU µs/scan", "allocs/scan",
+    )?;
+    for stage in stages {
+        let (Some(rate), Some(cpu), Some(scan), Some(allocations)) = (
+            figure(stage, "flows_per_second"),
+            figure(stage, "cpu_ns_per_flow"),
+            figure(stage, "cpu_ns_per_scan"),
+            figure(stage, "allocations_per_scan"),
+        ) else {
+            continue;
+        };
+        let spread = format!("({:.1} to {:.1})", cpu.low, cpu.high);
         writeln!(
             f,
-            "{:<18}{:>13}{:>14}{:>21}{:>16}{:>14}",
-            self.name, "flows/s", "CPU ns/flow", "(low to high)", "CPU µs/scan", "allocs/scan",
+            "  {stage:<16}{:>13.0}{:>14.1}{spread:>21}{:>16.1}{:>14.1}",
+            rate.median,
+            cpu.median,
+            scan.median / 1e3,
+            allocations.median,
         )?;
-        for stage in stages {
-            let of = |name: &str| self.figures.get(&format!("{stage}.{name}"));
-            let (Some(rate), Some(cpu), Some(scan), Some(allocations)) = (
-                of("flows_per_second"),
-                of("cpu_ns_per_flow"),
-                of("cpu_ns_per_scan"),
-                of("allocations_per_scan"),
-            ) else {
-                continue;
-            };
-            let spread = format!("({:.1} to {:.1})", cpu.min, cpu.max);
-            writeln!(
-                f,
-                "  {stage:<16}{:>13.0}{:>14.1}{spread:>21}{:>16.1}{:>14.1}",
-                rate.median,
-                cpu.median,
-                scan.median / 1e3,
-                allocations.median,
-            )?;
-        }
-        Ok(())
     }
-
-    fn write_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (what, name, unit, divisor) in [
-            ("replica, heap", "heap_bytes_per_flow", "bytes/flow", 1.0),
-            ("resident", "resident_bytes_per_flow", "bytes/flow", 1.0),
-            (
-                "resident at most",
-                "resident_peak_bytes",
-                "MiB",
-                1_048_576.0,
-            ),
-            ("kernel memory", "kernel_memory_bytes", "MiB", 1_048_576.0),
-            ("grace period", "flip.wall_ns_per_scan", "ms/scan", 1e6),
-            ("on the wire", "encoded_bytes_per_flow", "bytes/flow", 1.0),
-        ] {
-            if let Some(figure) = self.median(name) {
-                writeln!(f, "  {what:<16}{:>13.1} {unit}", figure / divisor)?;
-            }
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_figure_is_its_median_with_the_extremes() {
-        let spread = Spread::of(vec![3.0, 1.0, 9.0]);
-        assert_eq!(
-            spread,
-            Some(Spread {
-                median: 3.0,
-                min: 1.0,
-                max: 9.0
-            })
-        );
+fn write_memory(
+    f: &mut fmt::Formatter<'_>,
+    figure: &impl Fn(&str, &str) -> Option<Figure>,
+) -> fmt::Result {
+    const MIB: f64 = 1_048_576.0;
+    for (what, arm, measure, unit, divisor) in [
+        (
+            "replica, heap",
+            PROCESS,
+            "heap_bytes_per_flow",
+            "bytes/flow",
+            1.0,
+        ),
+        (
+            "resident",
+            PROCESS,
+            "resident_bytes_per_flow",
+            "bytes/flow",
+            1.0,
+        ),
+        (
+            "resident at most",
+            PROCESS,
+            "resident_peak_bytes",
+            "MiB",
+            MIB,
+        ),
+        ("kernel memory", PROCESS, "kernel_memory_bytes", "MiB", MIB),
+        ("grace period", "flip", "wall_ns_per_scan", "ms/scan", 1e6),
+        (
+            "on the wire",
+            PROCESS,
+            "encoded_bytes_per_flow",
+            "bytes/flow",
+            1.0,
+        ),
+    ] {
+        if let Some(figure) = figure(arm, measure) {
+            writeln!(f, "  {what:<16}{:>13.1} {unit}", figure.median / divisor)?;
+        }
     }
+    Ok(())
 }

@@ -10,15 +10,16 @@
 )]
 
 use std::{
-    collections::BTreeMap,
     env,
+    path::PathBuf,
     process::{Command, ExitCode, Stdio},
 };
 
 use anyhow::{Context as _, Result, ensure};
 use benches::{
     heap::CountingAllocator,
-    report::Report,
+    live::result::Run,
+    report::{Report, Text},
     sample::{Case, Table},
     stage::Figures,
 };
@@ -38,6 +39,9 @@ struct Arguments {
     /// Measure only cases whose names contain this
     #[arg(long, default_value = "")]
     case: String,
+    /// A folder that the result file goes to
+    #[arg(long)]
+    results: Option<PathBuf>,
     /// Measure one case once, here
     #[arg(long, hide = true)]
     sample: Option<String>,
@@ -65,34 +69,46 @@ fn run(arguments: &Arguments) -> Result<()> {
         println!("{}", serde_json::to_string(&figures)?);
         return Ok(());
     }
-    let report = measure(arguments)?;
+    let run = measure(arguments)?;
+    if let Some(folder) = &arguments.results {
+        eprintln!("written to {}", run.save(folder)?.display());
+    }
     match arguments.output {
-        Output::Table => print!("{report}"),
-        Output::Json => println!("{}", serde_json::to_string_pretty(&report)?),
+        Output::Table => print!("{}", Text(&run)),
+        Output::Json => println!("{}", serde_json::to_string_pretty(&run)?),
     }
     Ok(())
 }
 
-fn measure(arguments: &Arguments) -> Result<Report> {
-    let mut skipped = BTreeMap::new();
-    let mut samples = Vec::new();
+fn measure(arguments: &Arguments) -> Result<Run> {
+    let mut report = Report::new(arguments.rounds)?;
+    let mut cases = Vec::new();
     for case in Case::all() {
         if !case.name().contains(&arguments.case) {
             continue;
         }
         if case.table == Table::Kernel && !lab::privilege::is_root() {
-            skipped.insert(case.name(), "needs root".to_owned());
+            report.skipped(&case, "needs root");
         } else {
-            samples.push((case, Vec::new()));
+            cases.push(case);
         }
     }
+    ensure!(
+        !cases.is_empty(),
+        "no case that can be measured here has {} in its name",
+        arguments.case
+    );
     for round in 1..=arguments.rounds {
-        for (case, figures) in &mut samples {
+        for case in &cases {
             eprintln!("round {round} of {}: {}", arguments.rounds, case.name());
-            figures.push(sample(case)?);
+            report.add(case, &sample(case)?);
         }
     }
-    Ok(Report::new(arguments.rounds, &samples, skipped))
+    let mut run = report.into_run();
+    if !arguments.case.is_empty() {
+        run.sections = vec![arguments.case.replace('/', "-")];
+    }
+    Ok(run)
 }
 
 fn sample(case: &Case) -> Result<Figures> {

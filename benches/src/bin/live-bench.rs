@@ -63,6 +63,8 @@ impl Cli {
 
 #[derive(Subcommand)]
 enum Bench {
+    /// Nanoseconds, allocations and memory of a flow behind the hook
+    Userspace,
     /// Nanoseconds a packet of our programs, packets a second, TCP throughput
     Overhead {
         /// Only these sections
@@ -136,6 +138,7 @@ fn bench(cli: &Cli) -> Result<()> {
         None => live(
             cli,
             &[
+                &Bench::Userspace,
                 &Bench::Overhead {
                     sections: Vec::new(),
                 },
@@ -162,6 +165,11 @@ fn live(cli: &Cli, benches: &[&Bench]) -> Result<()> {
         .with_context(|| format!("find the agent {}", cli.agent.display()))?;
     let interrupt = Interrupt::install()?;
     for bench in benches {
+        if matches!(bench, Bench::Userspace) {
+            interrupt.check()?;
+            userspace(cli)?;
+            continue;
+        }
         let mut run = one(cli, bench, &agent, &interrupt)?;
         run.agent_version = version_of(&agent)?;
         let path = run.save(&cli.results)?;
@@ -172,6 +180,29 @@ fn live(cli: &Cli, benches: &[&Bench]) -> Result<()> {
             println!("{text}");
         }
     }
+    Ok(())
+}
+
+/// By a program of its own, whose allocator counts.
+fn userspace(cli: &Cli) -> Result<()> {
+    let program = std::env::current_exe()
+        .context("find this program")?
+        .with_file_name("flow-bench");
+    let rounds = cli.rounds.unwrap_or(if cli.quick { 3 } else { 5 });
+    let mut command = Command::new(&program);
+    command
+        .args(["--rounds", &rounds.to_string(), "--results"])
+        .arg(&cli.results);
+    if cli.quick {
+        command.args(["--case", "10k"]);
+    }
+    if cli.json {
+        command.args(["--output", "json"]);
+    }
+    let status = command
+        .status()
+        .with_context(|| format!("start {}", program.display()))?;
+    ensure!(status.success(), "{}: {status}", program.display());
     Ok(())
 }
 
@@ -186,11 +217,13 @@ fn version_of(agent: &Path) -> Result<String> {
 }
 
 fn one(cli: &Cli, bench: &Bench, agent: &Path, interrupt: &Interrupt) -> Result<Run> {
-    let rounds = cli.rounds.unwrap_or(match bench {
-        _ if cli.quick => 3,
+    let rounds = cli.rounds.unwrap_or(if cli.quick {
+        3
+    } else if matches!(bench, Bench::Http { .. }) {
         // Fewer do not give an interval that covers 95 %.
-        Bench::Http { .. } => 6,
-        _ => 5,
+        6
+    } else {
+        5
     });
     let quick = cli.quick;
     let window = cli.window(Duration::from_secs(5));
@@ -253,7 +286,7 @@ fn one(cli: &Cli, bench: &Bench, agent: &Path, interrupt: &Interrupt) -> Result<
             compare::run(&settings, interrupt)
         }
         Bench::Table => table::run(rounds, quick, interrupt),
-        Bench::Report | Bench::HttpPart(_) => bail!("this is no bench"),
+        Bench::Userspace | Bench::Report | Bench::HttpPart(_) => bail!("this is no live bench"),
     }
 }
 

@@ -218,7 +218,9 @@ impl Drop for Arm<'_> {
         let Contender::Other(process) = &mut self.contender else {
             return;
         };
-        let group = i32::try_from(process.child().id()).ok().and_then(Pid::from_raw);
+        let group = i32::try_from(process.child().id())
+            .ok()
+            .and_then(Pid::from_raw);
         // As an operator would; it is killed where it does not listen, and so are processes that it
         // left behind.
         let _ = process.terminate(PATIENCE);

@@ -15,8 +15,7 @@ use aya::{programs::loaded_programs, sys::Stats};
 pub fn process_cpu_ns(pid: u32) -> Result<u64> {
     let mut clock = 0;
     // SAFETY: the id of the clock outlives the call, which writes it.
-    let error =
-        unsafe { libc::clock_getcpuclockid(pid.cast_signed(), &raw mut clock) };
+    let error = unsafe { libc::clock_getcpuclockid(pid.cast_signed(), &raw mut clock) };
     if error != 0 {
         return Err(io::Error::from_raw_os_error(error))
             .with_context(|| format!("find the CPU clock of process {pid}"));

@@ -1,6 +1,6 @@
 //! Two runs of one bench: both come in, what became better or worse goes out.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeMap, fmt::Write as _};
 
 use anyhow::{Result, ensure};
 
@@ -15,9 +15,66 @@ enum Verdict {
     Worse,
     /// The rounds of both overlap.
     Same,
+    /// It is neither good nor bad.
+    Neutral,
 }
 
-/// A line for each row that both have, and how many became worse.
+/// How a measure is to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Goes with the machine's speed.
+    Time,
+    /// Goes against it.
+    Rate,
+    /// Bytes, and packets that were lost.
+    Amount,
+    /// What was sent and seen.
+    Neutral,
+}
+
+impl Kind {
+    fn of(measure: &str) -> Self {
+        const NEUTRAL: [&str; 5] = [
+            "flows_seen",
+            "seen_packets",
+            "requests_per_second",
+            "sent_packets_per_second",
+            "program_runs_per_request",
+        ];
+        if NEUTRAL.contains(&measure) {
+            Self::Neutral
+        } else if measure.ends_with("per_second") {
+            Self::Rate
+        } else if measure.ends_with("cpu_percent")
+            || measure.contains("_ns")
+            || measure.ends_with("_us")
+            || measure.contains("_ms_")
+        {
+            Self::Time
+        } else {
+            Self::Amount
+        }
+    }
+
+    /// What a figure would have been at a speed `slowness` times as low.
+    fn at(self, slowness: f64, figure: Figure) -> Figure {
+        let factor = match self {
+            Self::Time => slowness,
+            Self::Rate => 1.0 / slowness,
+            Self::Amount | Self::Neutral => 1.0,
+        };
+        Figure {
+            median: figure.median * factor,
+            low: figure.low * factor,
+            high: figure.high * factor,
+        }
+    }
+}
+
+/// A line for each row that one of both has, and how many became worse.
+///
+/// Times and rates of the earlier run are brought to the speed that the machine had in the later one,
+/// as the reference of each scenario tells.
 pub fn text(before: &Run, after: &Run) -> Result<String> {
     ensure!(
         before.bench == after.bench,
@@ -25,52 +82,95 @@ pub fn text(before: &Run, after: &Run) -> Result<String> {
         before.bench,
         after.bench
     );
+    ensure!(
+        before.quick == after.quick,
+        "one run is quick, the other full: they send different numbers of packets"
+    );
     let mut out = String::new();
-    if before.host != after.host {
+    if !before.host.is_like(&after.host) {
         out.push_str("the hosts differ: what follows may be theirs and not the agent's\n");
     }
     let (mut compared, mut worse) = (0, 0);
-    for row in after.rows.iter().filter(|row| row.arm != "reference") {
+    for row in measured(after) {
         let earlier = before.row(&row.scenario, &row.arm, &row.measure);
         let Some((earlier, now)) = earlier.and_then(Row::figure).zip(row.figure()) else {
+            line(&mut out, "new", "", row, "not in the earlier run");
             continue;
         };
         compared += 1;
-        let verdict = verdict(&row.measure, earlier, now);
+        let kind = Kind::of(&row.measure);
+        let earlier = kind.at(slowness(before, after, &row.scenario), earlier);
+        let verdict = verdict(kind, earlier, now);
         worse += u32::from(verdict == Verdict::Worse);
-        line(&mut out, row, earlier, now, verdict);
+        let mark = match verdict {
+            Verdict::Better => "better",
+            Verdict::Worse => "WORSE",
+            Verdict::Same => "same",
+            Verdict::Neutral => "",
+        };
+        let figures = format!(
+            "{} to {}",
+            units::figure(&row.measure, earlier),
+            units::figure(&row.measure, now)
+        );
+        line(&mut out, mark, &change(earlier, now), row, &figures);
     }
     ensure!(compared > 0, "the two files have no row in common");
+    for row in measured(before) {
+        if after.row(&row.scenario, &row.arm, &row.measure).is_none() {
+            line(&mut out, "gone", "", row, "not in the later run");
+        }
+    }
     // A string takes everything.
-    let _ = writeln!(out, "{compared} compared, {worse} worse");
+    let _ = writeln!(
+        out,
+        "{compared} compared, {worse} worse; times and rates of the earlier run are at the speed of the \
+         later one"
+    );
     Ok(out)
 }
 
-fn line(out: &mut String, row: &Row, earlier: Figure, now: Figure, verdict: Verdict) {
-    let scenario: Vec<&str> = row.scenario.values().map(String::as_str).collect();
-    let mark = match verdict {
-        Verdict::Better => "better",
-        Verdict::Worse => "WORSE",
-        Verdict::Same => "same",
+fn measured(run: &Run) -> impl Iterator<Item = &Row> {
+    run.rows.iter().filter(|row| row.arm != "reference")
+}
+
+/// How much slower the machine was in the later run; 1 where there is no reference.
+fn slowness(before: &Run, after: &Run, scenario: &BTreeMap<String, String>) -> f64 {
+    let step_ns = |run: &Run| {
+        let row = run.row(scenario, "reference", "step_ns")?;
+        Some(row.figure()?.median)
     };
+    match (step_ns(before), step_ns(after)) {
+        (Some(before), Some(after)) if before > 0.0 => after / before,
+        _ => 1.0,
+    }
+}
+
+fn change(earlier: Figure, now: Figure) -> String {
+    if earlier.median == 0.0 {
+        return String::new();
+    }
+    format!("{:+.1} %", 100.0 * (now.median / earlier.median - 1.0))
+}
+
+fn line(out: &mut String, mark: &str, change: &str, row: &Row, figures: &str) {
+    let scenario: Vec<&str> = row.scenario.values().map(String::as_str).collect();
     let _ = writeln!(
         out,
-        "{mark:<7}{:+6.1} %  {} {}, {}: {} to {}",
-        100.0 * (now.median / earlier.median - 1.0),
+        "{mark:<7}{change:>9}  {} {}, {}: {figures}",
         row.arm,
         units::title(&row.measure),
         scenario.join(" "),
-        units::figure(&row.measure, earlier),
-        units::figure(&row.measure, now),
     );
 }
 
 /// A change counts where no round of the one lies among those of the other.
-fn verdict(measure: &str, earlier: Figure, now: Figure) -> Verdict {
-    let higher_is_better = measure.ends_with("per_second");
-    if now.low <= earlier.high && earlier.low <= now.high {
+fn verdict(kind: Kind, earlier: Figure, now: Figure) -> Verdict {
+    if kind == Kind::Neutral {
+        Verdict::Neutral
+    } else if now.low <= earlier.high && earlier.low <= now.high {
         Verdict::Same
-    } else if (now.low > earlier.high) == higher_is_better {
+    } else if (now.low > earlier.high) == (kind == Kind::Rate) {
         Verdict::Better
     } else {
         Verdict::Worse
@@ -95,27 +195,43 @@ mod tests {
     fn only_a_change_beyond_the_spread_counts() {
         let before = run(&[100.0, 110.0, 120.0]);
         let text = |after: &[f64]| text(&before, &run(after)).unwrap();
-        assert!(text(&[118.0, 130.0, 140.0]).ends_with("1 compared, 0 worse\n"));
-        assert!(text(&[121.0, 130.0, 140.0]).ends_with("1 compared, 1 worse\n"));
+        assert!(text(&[118.0, 130.0, 140.0]).contains("1 compared, 0 worse"));
+        assert!(text(&[121.0, 130.0, 140.0]).contains("1 compared, 1 worse"));
         assert!(text(&[70.0, 80.0, 99.0]).starts_with("better"));
     }
 
     #[test]
-    fn a_rate_that_falls_is_worse() {
+    fn a_rate_that_falls_is_worse_and_what_was_sent_is_nothing() {
         let figure = |median| Figure {
             median,
             low: median,
             high: median,
         };
         let (slow, fast) = (figure(1.0), figure(2.0));
-        assert_eq!(verdict("packets_per_second", fast, slow), Verdict::Worse);
-        assert_eq!(verdict("packets_per_second", slow, fast), Verdict::Better);
+        let of = |measure, before, after| verdict(Kind::of(measure), before, after);
+        assert_eq!(of("packets_per_second", fast, slow), Verdict::Worse);
+        assert_eq!(of("packets_per_second", slow, fast), Verdict::Better);
+        assert_eq!(of("seen_packets", slow, fast), Verdict::Neutral);
     }
 
     #[test]
-    fn files_of_different_benches_are_refused() {
+    fn a_slow_hour_is_not_the_agents() {
+        let at = |step_ns: f64| {
+            let mut run = run(&[100.0 * step_ns, 110.0 * step_ns]);
+            run.add(&BTreeMap::new(), "reference", "step_ns", step_ns);
+            run
+        };
+        let text = text(&at(1.0), &at(2.0)).unwrap();
+        assert!(text.contains("1 compared, 0 worse"), "{text}");
+    }
+
+    #[test]
+    fn files_of_different_benches_and_lengths_are_refused() {
         let mut other = run(&[1.0]);
         other.bench = "sweep".to_owned();
         assert!(text(&run(&[1.0]), &other).is_err());
+        let mut full = run(&[1.0]);
+        full.quick = false;
+        assert!(text(&run(&[1.0]), &full).is_err());
     }
 }

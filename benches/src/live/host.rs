@@ -1,7 +1,7 @@
 //! The host's fingerprint: what figures depend on, so that those of two hosts are not mixed up. No
 //! name and no address is in it.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,16 @@ pub struct Host {
     pub bpf_jit: String,
     /// Spectre v2 mitigation, which decides what an indirect call costs.
     pub spectre_v2: String,
+    /// What reading the time costs depends on it.
+    #[serde(default)]
+    pub clocksource: String,
+    /// `CONFIG_IRQ_TIME_ACCOUNTING`: `y`, `n`, or `n/a` where the kernel's configuration is not to be
+    /// read. With it the time of soft interrupts is nobody's CPU time.
+    #[serde(default)]
+    pub irq_time_accounting: String,
+    /// Of the last minute before the run.
+    #[serde(default)]
+    pub load: String,
 }
 
 impl Host {
@@ -42,7 +52,19 @@ impl Host {
             governor: line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
             bpf_jit: line("/proc/sys/net/core/bpf_jit_enable"),
             spectre_v2: line("/sys/devices/system/cpu/vulnerabilities/spectre_v2"),
+            clocksource: line("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+            irq_time_accounting: irq_time_accounting(),
+            load: first_word(&line("/proc/loadavg")),
         })
+    }
+
+    /// The same hardware and kernel, whatever else it does.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let without_load = |host: &Self| Self {
+            load: String::new(),
+            ..host.clone()
+        };
+        without_load(self) == without_load(other)
     }
 
     /// For file names: CPU and number of CPUs, in lower case.
@@ -59,6 +81,27 @@ impl Host {
             .join("-");
         format!("{words}-{}cpu", self.cpus)
     }
+}
+
+/// From the configuration that the kernel itself or its package brings along.
+fn irq_time_accounting() -> String {
+    let release = line("/proc/sys/kernel/osrelease");
+    let packed = Command::new("gzip")
+        .args(["-dc", "/proc/config.gz"])
+        .output();
+    let packed = packed.ok().filter(|output| output.status.success());
+    let text = packed
+        .and_then(|output| String::from_utf8(output.stdout).ok())
+        .or_else(|| fs::read_to_string(format!("/boot/config-{release}")).ok());
+    match text {
+        None => "n/a".to_owned(),
+        Some(text) if text.contains("CONFIG_IRQ_TIME_ACCOUNTING=y") => "y".to_owned(),
+        Some(_) => "n".to_owned(),
+    }
+}
+
+fn first_word(text: &str) -> String {
+    text.split(' ').next().unwrap_or_default().to_owned()
 }
 
 fn memory_bytes() -> Result<u64> {

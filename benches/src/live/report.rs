@@ -3,6 +3,7 @@
 
 mod markdown;
 mod plot;
+mod summary;
 pub mod units;
 
 use std::{
@@ -31,7 +32,7 @@ struct Ratio {
 const RATIOS: &[Ratio] = &[
     Ratio {
         bench: "overhead",
-        measure: "program_ns_per_packet",
+        measure: "net_ns_per_packet",
         arm: "agent",
         to: "bare",
     },
@@ -52,6 +53,42 @@ const RATIOS: &[Ratio] = &[
         measure: "cpu_percent",
         arm: "agent",
         to: "capture",
+    },
+    Ratio {
+        bench: "sweep",
+        measure: "process_cpu_percent",
+        arm: "agent",
+        to: "capture",
+    },
+    Ratio {
+        bench: "sweep",
+        measure: "resident_bytes",
+        arm: "agent",
+        to: "capture",
+    },
+    Ratio {
+        bench: "http",
+        measure: "latency_p50_us",
+        arm: "agent",
+        to: "nothing",
+    },
+    Ratio {
+        bench: "http",
+        measure: "latency_p99_us",
+        arm: "agent",
+        to: "nothing",
+    },
+    Ratio {
+        bench: "http",
+        measure: "latency_p999_us",
+        arm: "agent",
+        to: "nothing",
+    },
+    Ratio {
+        bench: "compare",
+        measure: "packets_per_second",
+        arm: "agent",
+        to: "nothing",
     },
 ];
 
@@ -82,7 +119,7 @@ pub fn write(folder: &Path, readme: &Path) -> Result<Vec<PathBuf>> {
     }
     put(folder.join("README.md"), markdown::page(&runs, &plots))?;
     let text = fs::read_to_string(readme).with_context(|| format!("read {}", readme.display()))?;
-    let text = between_marks(&text, &markdown::summary(&runs))
+    let text = between_marks(&text, &summary::text(&runs))
         .with_context(|| format!("{} has no place for the table", readme.display()))?;
     put(readme.to_owned(), text)?;
     Ok(written)

@@ -20,7 +20,7 @@ const FORMAT: u32 = 1;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {
     pub format: u32,
-    /// `overhead`, `sweep`, `http`, `ladder` or `compare`.
+    /// As `overhead` or `sweep`: what the command line calls it.
     pub bench: String,
     /// UTC, as `2026-01-31T12:00:00Z`.
     pub started: String,
@@ -162,7 +162,9 @@ impl Run {
         let time = self.started.replace(':', "");
         let time = time.trim_end_matches('Z').replace('T', "-");
         let parts = self.sections.iter().map(|section| format!("-{section}"));
-        let parts: String = parts.chain(self.quick.then(|| "-quick".to_owned())).collect();
+        let parts: String = parts
+            .chain(self.quick.then(|| "-quick".to_owned()))
+            .collect();
         format!("{time}-{}-{}{parts}.json", self.host.slug(), self.bench)
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    os::unix::process::CommandExt as _,
     process::{Child, Command, ExitStatus},
     thread,
     time::{Duration, Instant},
@@ -9,7 +10,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-/// A running program, killed when dropped.
+/// A running program, killed when dropped, and by the kernel where the thread that started it is gone
+/// before (`PR_SET_PDEATHSIG`): it does not outlive a killed test.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -19,6 +21,8 @@ pub struct Process {
 impl Process {
     pub fn spawn(command: &mut Command) -> Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
+        // SAFETY: between fork and exec it makes one system call and touches no memory.
+        unsafe { command.pre_exec(die_with_parent) };
         let child = command.spawn().with_context(|| format!("start {name}"))?;
         Ok(Self { child, name })
     }
@@ -63,6 +67,14 @@ impl Process {
             }
             thread::sleep(Duration::from_millis(5));
         }
+    }
+}
+
+fn die_with_parent() -> io::Result<()> {
+    // SAFETY: no pointers are passed.
+    match unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -14,10 +14,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use clap::Subcommand;
 use lab::{Host, Process};
-use rustix::{
-    process::{Signal, set_parent_process_death_signal},
-    thread::set_current_timer_slack,
-};
+use rustix::thread::set_current_timer_slack;
 
 use super::{
     client::{self, Outcome, Plan},
@@ -52,8 +49,6 @@ pub enum Part {
 impl Part {
     /// In the process that [`serve`] or [`load`] starts.
     pub fn play(&self) -> Result<()> {
-        // A harness that is killed cannot take its parts along.
-        set_parent_process_death_signal(Some(Signal::KILL)).context("ask to end with the bench")?;
         // Sleeps end up to 50 µs late otherwise.
         set_current_timer_slack(NonZeroU64::new(1)).context("set the timer slack")?;
         match *self {

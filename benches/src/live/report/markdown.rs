@@ -35,29 +35,7 @@ pub fn page(runs: &[Run], plots: &Plots) -> String {
 }
 
 fn section(out: &mut String, run: &Run, plots: &[String]) {
-    let host = &run.host;
-    let quick = if run.quick {
-        ", quick: to see that it works, not to publish"
-    } else {
-        ""
-    };
-    let _ = write!(
-        out,
-        "\n## {}\n\n{}, {} CPUs, {:.0} GiB, kernel {}, {}, governor {}; {} rounds{quick}; {}\n",
-        run.bench,
-        host.cpu,
-        host.cpus,
-        host.memory_bytes as f64 / f64::from(1 << 30),
-        host.kernel,
-        if host.virtualization == "none" {
-            "bare metal"
-        } else {
-            "virtual machine"
-        },
-        host.governor,
-        run.rounds,
-        run.started,
-    );
+    let _ = write!(out, "\n## {}\n\n{}\n", run.bench, origin(run));
     for plot in plots {
         let _ = write!(out, "\n![{}]({plot})\n", plot.trim_end_matches(".svg"));
     }
@@ -74,6 +52,46 @@ fn section(out: &mut String, run: &Run, plots: &[String]) {
     for note in &run.notes {
         let _ = writeln!(out, "- {note}");
     }
+    if run.rows.iter().any(|row| row.arm == "reference") {
+        out.push_str(
+            "- A reference step is one of work that never changes, timed in every round: what a figure \
+             is in such steps does not depend on how fast the machine was at the moment.\n",
+        );
+    }
+}
+
+/// Where, when and of what the figures are.
+pub(super) fn origin(run: &Run) -> String {
+    let host = &run.host;
+    let part = if run.sections.is_empty() {
+        String::new()
+    } else {
+        format!(", only {}", run.sections.join(", "))
+    };
+    let quick = if run.quick {
+        ", quick: to see that it works, not to publish"
+    } else {
+        ""
+    };
+    format!(
+        "{}, {} CPUs, {:.0} GiB, kernel {}, {}, governor {}, load {} before the run; agent {} ({}); {} \
+         rounds{part}{quick}; {}",
+        host.cpu,
+        host.cpus,
+        host.memory_bytes as f64 / f64::from(1 << 30),
+        host.kernel,
+        if host.virtualization == "none" {
+            "bare metal"
+        } else {
+            "virtual machine"
+        },
+        host.governor,
+        host.load,
+        run.agent_version,
+        run.commit,
+        run.rounds,
+        run.started,
+    )
 }
 
 fn table(out: &mut String, run: &Run, measure: &str) {
@@ -84,6 +102,9 @@ fn table(out: &mut String, run: &Run, measure: &str) {
     let mut header = vec!["scenario".to_owned()];
     header.extend(arms.iter().map(|arm| (*arm).to_owned()));
     header.extend(ratio.map(|ratio| format!("{} / {}", ratio.arm, ratio.to)));
+    // The stage or the arm that is ours, where it is a time.
+    let in_steps = units::nanoseconds(measure).zip(arms.iter().find(|arm| **arm == "agent"));
+    header.extend(in_steps.map(|(_, arm)| format!("{arm}, reference steps")));
     let _ = write!(out, "\n### {}\n\n", units::title(measure));
     line(out, &header);
     line(out, &vec!["---".to_owned(); header.len()]);
@@ -97,6 +118,13 @@ fn table(out: &mut String, run: &Run, measure: &str) {
         }
         if let Some(ratio) = ratio {
             cells.push(ratio_of(by_arm, ratio.arm, ratio.to));
+        }
+        if let Some((unit_ns, arm)) = in_steps {
+            let steps = by_arm.get(arm).and_then(|row| {
+                let reference = run.row(&row.scenario, "reference", "step_ns")?;
+                Some(row.ratio_to(reference)?.median * unit_ns)
+            });
+            cells.push(steps.map_or_else(|| "n/a".to_owned(), |steps| format!("{steps:.0}")));
         }
         line(out, &cells);
     }
@@ -125,7 +153,7 @@ fn differences(out: &mut String, run: &Run) {
     }
 }
 
-fn ratio_of(by_arm: &BTreeMap<&str, &Row>, arm: &str, to: &str) -> String {
+pub(super) fn ratio_of(by_arm: &BTreeMap<&str, &Row>, arm: &str, to: &str) -> String {
     let ratio = by_arm
         .get(arm)
         .zip(by_arm.get(to))
@@ -150,47 +178,6 @@ fn words(scenario: &[(&str, Sortable<'_>)]) -> String {
     words.join(", ")
 }
 
-fn line(out: &mut String, cells: &[String]) {
+pub(super) fn line(out: &mut String, cells: &[String]) {
     let _ = writeln!(out, "| {} |", cells.join(" | "));
-}
-
-/// For the README: every ratio of every host.
-pub fn summary(runs: &[Run]) -> String {
-    let mut out = String::new();
-    line(
-        &mut out,
-        &["bench", "measure", "scenario", "agent", "against", "ratio"].map(str::to_owned),
-    );
-    line(&mut out, &vec!["---".to_owned(); 6]);
-    for run in runs {
-        for ratio in RATIOS.iter().filter(|ratio| ratio.bench == run.bench) {
-            for ((_, scenario), by_arm) in lines(run)
-                .iter()
-                .filter(|((of, _), _)| *of == ratio.measure)
-            {
-                let (Some(over), Some(under)) = (by_arm.get(ratio.arm), by_arm.get(ratio.to))
-                else {
-                    continue;
-                };
-                let median = |row: &Row| {
-                    row.figure().map_or_else(
-                        || "n/a".to_owned(),
-                        |figure| units::number(ratio.measure, figure.median),
-                    )
-                };
-                line(
-                    &mut out,
-                    &[
-                        run.bench.clone(),
-                        units::title(ratio.measure),
-                        words(scenario),
-                        median(over),
-                        format!("{} {}", ratio.to, median(under)),
-                        ratio_of(by_arm, ratio.arm, ratio.to),
-                    ],
-                );
-            }
-        }
-    }
-    out
 }

@@ -36,21 +36,21 @@ const PLOTS: &[Plot] = &[
     Plot {
         bench: "overhead",
         name: "tc-ns",
-        measure: "program_ns_per_packet",
+        measure: "net_ns_per_packet",
         over: "flows",
         fixed: &[("hook", "tc"), ("frame_bytes", "64"), ("path", "hit")],
     },
     Plot {
         bench: "overhead",
         name: "xdp-ns",
-        measure: "program_ns_per_packet",
+        measure: "net_ns_per_packet",
         over: "flows",
         fixed: &[("hook", "xdp"), ("frame_bytes", "64"), ("path", "hit")],
     },
     Plot {
         bench: "overhead",
         name: "parts-ns",
-        measure: "program_ns_per_packet",
+        measure: "net_ns_per_packet",
         over: "flows",
         fixed: &[("path", "parts")],
     },
@@ -77,10 +77,24 @@ const PLOTS: &[Plot] = &[
     },
     Plot {
         bench: "sweep",
+        name: "memory",
+        measure: "resident_bytes",
+        over: "flows",
+        fixed: &[("section", "flows")],
+    },
+    Plot {
+        bench: "userspace",
+        name: "flow",
+        measure: "cpu_ns_per_flow",
+        over: "flows",
+        fixed: &[("table", "kernel")],
+    },
+    Plot {
+        bench: "sweep",
         name: "cpu",
         measure: "cpu_percent",
         over: "flows",
-        fixed: &[],
+        fixed: &[("section", "flows")],
     },
 ];
 

@@ -9,6 +9,8 @@ fn unit(measure: &str) -> (&'static str, f64, usize) {
         ("Gbit/s", 1e9 / 8.0, 1)
     } else if ends("packets_per_second") {
         ("Mpps", 1e6, 2)
+    } else if ends("per_second") {
+        ("thousand", 1e3, 1)
     } else if ends("_percent") || measure == "percent" {
         ("%", 1.0, 1)
     } else if ends("bytes_per_flow") {
@@ -17,12 +19,24 @@ fn unit(measure: &str) -> (&'static str, f64, usize) {
         ("MiB", 1_048_576.0, 1)
     } else if ends("_ratio") {
         ("", 1.0, 2)
+    } else if measure.contains("_ms_per_") {
+        ("ms", 1.0, 2)
     } else if ends("_us") {
         ("µs", 1.0, 0)
     } else if ends("_ns") || measure.contains("_ns_per_") {
         ("ns", 1.0, 1)
     } else {
         ("", 1.0, 1)
+    }
+}
+
+/// How many a unit of the measure has, where it is a time.
+pub fn nanoseconds(measure: &str) -> Option<f64> {
+    match unit(measure).0 {
+        "ns" => Some(1.0),
+        "µs" => Some(1e3),
+        "ms" => Some(1e6),
+        _ => None,
     }
 }
 
@@ -36,7 +50,10 @@ pub fn title(measure: &str) -> String {
         .iter()
         .find_map(|suffix| measure.strip_suffix(suffix))
         .unwrap_or(measure);
-    let words = bare.replace("_ns_per_", " per ").replace('_', " ");
+    let words = bare
+        .replace("_ns_per_", " per ")
+        .replace("_ms_per_", " per ")
+        .replace('_', " ");
     format!("{words} ({unit})")
 }
 
@@ -47,6 +64,20 @@ pub fn scaled(measure: &str, value: f64) -> f64 {
 pub fn number(measure: &str, value: f64) -> String {
     let (_, _, decimals) = unit(measure);
     format!("{:.decimals$}", scaled(measure, value))
+}
+
+/// A single figure with its unit.
+pub fn with_unit(measure: &str, value: f64) -> String {
+    format!("{} {}", number(measure, value), unit(measure).0)
+        .trim_end()
+        .to_owned()
+}
+
+/// The median with the extremes and the unit.
+pub fn figure_with_unit(measure: &str, of: Figure) -> String {
+    format!("{} {}", figure(measure, of), unit(measure).0)
+        .trim_end()
+        .to_owned()
 }
 
 /// The median with the extremes.

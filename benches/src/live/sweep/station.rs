@@ -17,12 +17,7 @@ use super::{
     sender::{Sender, Sent},
     window::{MANY, Measures, Window, process_measures, program_measures, whole_intervals},
 };
-use crate::live::{
-    affinity,
-    cost::programs_during,
-    rounds::Interrupt,
-    wire::sender_cpu,
-};
+use crate::live::{affinity, cost::programs_during, rounds::Interrupt, wire::sender_cpu};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arm {

@@ -1,0 +1,21 @@
+//! CPU time, allocations and memory of a flow, which criterion does not count: `flow-bench`, each case
+//! once.
+
+use std::process::{Command, ExitCode};
+
+fn main() -> ExitCode {
+    let status = Command::new(env!("CARGO_BIN_EXE_flow-bench"))
+        .args(["--rounds", "1"])
+        .status();
+    match status {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        Ok(status) => {
+            eprintln!("flow-bench: {status}");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("start flow-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

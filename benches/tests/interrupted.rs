@@ -1,0 +1,87 @@
+//! A live bench that is interrupted: nothing of it is left.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use benches::live::cost::{process_tree, program_ids};
+use lab::{Process, privilege::is_root_or_skip};
+
+#[test]
+fn an_interrupted_bench_leaves_no_process_program_or_namespace() {
+    let name = "interrupted::an_interrupted_bench_leaves_no_process_program_or_namespace";
+    if !is_root_or_skip(name) {
+        return;
+    }
+    let bench = Path::new(env!("CARGO_BIN_EXE_live-bench"));
+    // Cargo puts the binaries of all packages into one folder.
+    let agent = bench.with_file_name("flow-agent");
+    assert!(agent.exists(), "build the workspace: {}", agent.display());
+    let results = std::env::temp_dir().join(format!("interrupted-{}", std::process::id()));
+    let mut bench = Process::spawn(
+        Command::new(bench)
+            .args(["ladder", "--quick", "--duration", "30s", "--agent"])
+            .arg(&agent)
+            .arg("--results")
+            .arg(&results)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped()),
+    )
+    .unwrap();
+    let pid = bench.child().id();
+    let stderr = bench.child().stderr.take().unwrap();
+    let mut lines = BufReader::new(stderr).lines();
+    let progress = lines.next().unwrap().unwrap();
+    assert!(progress.contains("round 1"), "{progress}");
+
+    // Agents and consumers run by then, and their programs.
+    let tree = process_tree(pid).unwrap();
+    assert!(tree.len() > 5, "{tree:?}");
+    let namespaces = namespaces_of(pid);
+    assert!(!namespaces.is_empty());
+    let programs = programs_of(&tree);
+    assert!(!programs.is_empty());
+
+    bench.signal(2).unwrap();
+    let status = bench.wait(Duration::from_secs(60)).unwrap();
+    assert_eq!(status.code(), Some(1));
+    let last = lines.map_while(Result::ok).last().unwrap();
+    assert!(last.contains("interrupted"), "{last}");
+    for pid in tree {
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "{pid}");
+    }
+    assert_eq!(namespaces_of(pid), Vec::<PathBuf>::new());
+    // The kernel frees a program a moment after its last descriptor is closed.
+    std::thread::sleep(Duration::from_secs(1));
+    let left: Vec<u32> = program_ids()
+        .unwrap()
+        .intersection(&programs)
+        .copied()
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    assert!(!results.exists());
+}
+
+/// Those that carry the id of the process in their names.
+fn namespaces_of(pid: u32) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir("/run/netns") else {
+        return Vec::new();
+    };
+    entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| {
+            let name = path.to_string_lossy().into_owned();
+            name.split('-').any(|part| part == pid.to_string())
+        })
+        .collect()
+}
+
+fn programs_of(tree: &std::collections::BTreeSet<u32>) -> std::collections::BTreeSet<u32> {
+    tree.iter()
+        .flat_map(|&pid| benches::live::cost::held_program_ids(pid).unwrap_or_default())
+        .collect()
+}
