@@ -1,7 +1,7 @@
 //! The account: every packet that a hook sees ends up in exactly one counter beside `seen`.
 //!
-//! `seen = flows + unparsed (by reason) + not_inserted (by reason) + filtered`, in packets and in
-//! bytes. `seen` is added before any branch, so the equation can fail and therefore says something.
+//! `seen = flows + unparsed (by reason) + not_inserted (by reason) + filtered + sampled_out`, in
+//! packets and in bytes. `seen` is added before any branch, so the equation can fail and therefore says something.
 
 /// Packets and bytes. Bytes are layer-2 frame bytes without FCS.
 #[repr(C)]
@@ -76,6 +76,8 @@ reasons! {
     Flows = "flows",
     /// Left out by a filter rule.
     Filtered = "filtered",
+    /// Of a flow that the sampling leaves out.
+    SampledOut = "sampled_out",
 
     /// ARP and RARP: known, and not IP.
     Arp = "arp",
@@ -246,7 +248,8 @@ impl HookAccount {
         let placed = self.get(Reason::Flows)
             + self.unparsed()
             + self.not_inserted()
-            + self.get(Reason::Filtered);
+            + self.get(Reason::Filtered)
+            + self.get(Reason::SampledOut);
         self.get(Reason::Seen) - placed
     }
 }
@@ -257,7 +260,12 @@ mod tests {
 
     #[test]
     fn every_reason_is_in_exactly_one_group() {
-        let sum = [Reason::Seen, Reason::Flows, Reason::Filtered];
+        let sum = [
+            Reason::Seen,
+            Reason::Flows,
+            Reason::Filtered,
+            Reason::SampledOut,
+        ];
         let groups: Vec<Reason> = [&sum, Reason::UNPARSED, Reason::NOT_INSERTED, Reason::BESIDE]
             .into_iter()
             .flatten()

@@ -3,7 +3,8 @@
 //! In reading order, which is the order of the data: [`frame`] gives access to the bytes of a
 //! frame, [`parse`] turns them into a [`Packet`], whose [`FlowKey`] names an
 //! entry of the flow table with a [`FlowCounters`] value; [`wire_size`] says how many frames on the
-//! wire a packet stands for; [`account`] holds the counters into which every packet falls.
+//! wire a packet stands for; [`filter`] and [`sample`] leave packets out; [`account`] holds the
+//! counters into which every packet falls; [`switches`] is what userspace changes meanwhile.
 //!
 //! Everything here is `no_std`, allocates nothing, and is the same source in the kernel, in the
 //! host tests and in the benches.
@@ -11,9 +12,12 @@
 #![cfg_attr(not(test), no_std)]
 
 pub mod account;
+pub mod filter;
 pub mod flow;
 pub mod frame;
 pub mod parse;
+pub mod sample;
+pub mod switches;
 pub mod transport;
 pub mod wire_size;
 
@@ -21,3 +25,4 @@ pub use account::{HookAccount, Pair, Reason};
 pub use flow::{Clocks, FlowCounters, FlowKey, L4Kind};
 pub use frame::{Frame, Header};
 pub use parse::{LinkType, Packet, parse};
+pub use switches::Switches;

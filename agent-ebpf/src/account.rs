@@ -21,6 +21,16 @@ static INTERFACES: Array<u32, 64> = Array::new();
 #[unsafe(no_mangle)]
 static ACCOUNTS_PER_PAGE: Global<u32> = Global::new(2);
 
+/// Interface slot × 2 + direction, `None` for an interface that userspace did not register.
+#[inline(always)]
+pub fn hook(ifindex: u32, direction: u32) -> Option<u32> {
+    let slot = *INTERFACES.get(ifindex)?;
+    if slot == 0 {
+        return None;
+    }
+    Some((slot - 1) * 2 + direction)
+}
+
 /// This CPU's account of one hook on one page.
 pub struct Account(*mut HookAccount);
 
@@ -28,11 +38,7 @@ impl Account {
     /// `None` for an interface that userspace did not register.
     #[inline(always)]
     pub fn of(page: u32, ifindex: u32, direction: Direction) -> Option<Self> {
-        let slot = *INTERFACES.get(ifindex)?;
-        if slot == 0 {
-            return None;
-        }
-        let index = page * ACCOUNTS_PER_PAGE.load() + (slot - 1) * 2 + direction as u32;
+        let index = page * ACCOUNTS_PER_PAGE.load() + hook(ifindex, direction as u32)?;
         ACCOUNT.get_ptr_mut(index).map(Self)
     }
 

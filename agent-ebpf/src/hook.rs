@@ -13,6 +13,7 @@ use aya_log_ebpf::debug;
 
 use crate::{
     account::Account,
+    filter,
     packet::{Fragmented, Linear, Paged},
     page, table,
 };
@@ -144,7 +145,8 @@ fn count<C: aya_ebpf::EbpfContext>(
         Ok(()) => {
             packet.key.netns = NETNS.load();
             packet.key.ifindex = ifindex;
-            table::add(page, packet, size.packets, size.bytes)
+            filter::select(packet, direction)
+                .and_then(|()| table::add(page, packet, size.packets, size.bytes))
         }
         Err(reason) => Err(reason),
     };

@@ -78,6 +78,8 @@ pub struct Batch {
 /// Encodes one scan after another: `begin`, `push` for each record, `finish`.
 pub struct BatchEncoder {
     identity: Arc<Identity>,
+    /// As `FlowBatch.sample_rate`.
+    sample_rate: u32,
     open: OpenBatch,
     record: RecordBuffer,
 }
@@ -86,8 +88,18 @@ impl BatchEncoder {
     pub fn new(identity: Arc<Identity>) -> Self {
         Self {
             identity,
+            sample_rate: 0,
             open: OpenBatch::default(),
             record: RecordBuffer::new(),
+        }
+    }
+
+    /// Says in every batch that one flow in so many is counted.
+    #[must_use]
+    pub fn sampling(self, rate: u32) -> Self {
+        Self {
+            sample_rate: if rate < 2 { 0 } else { rate },
+            ..self
         }
     }
 
@@ -102,6 +114,7 @@ impl BatchEncoder {
             table_capacity: header.capacity,
             refused_in_window: header.refused_in_window,
             interfaces: header.interfaces.to_vec(),
+            sample_rate: self.sample_rate,
             ..FlowBatch::default()
         };
         self.open.head = head.encode_to_vec();
@@ -126,7 +139,10 @@ impl BatchEncoder {
             last_of_scan: true,
             table_occupancy: Some(trailer.occupancy),
             tracked_flows: Some(trailer.tracked),
-            account: Some(Account::from_hook(trailer.account, trailer.is_final)),
+            account: Some(Account {
+                sample_rate: self.sample_rate,
+                ..Account::from_hook(trailer.account, trailer.is_final)
+            }),
             ..FlowBatch::default()
         };
         self.open.append_fields(&fields);

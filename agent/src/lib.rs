@@ -1,6 +1,7 @@
 //! The agent: packets that the kernel programs counted come in, flow records on streams go out.
 //!
-//! In the order of the data: [`interfaces`] are chosen, the [`kernel`] half counts packets, a
+//! In the order of the data: [`interfaces`] are chosen, the [`kernel`] half counts packets that the
+//! [`filter`] rules leave, a
 //! [`scan`] drains it into the [`replica`], a [`record`] is what one scan says about one flow, a
 //! [`batch`] holds many of them encoded as [`wire`] messages, the [`hub`] gives batches to every
 //! consumer, the [`server`] carries them and the [`status`] over gRPC, and the [`client`] is the
@@ -11,10 +12,12 @@ pub mod client;
 pub mod clock;
 pub mod commands;
 pub mod community_id;
+pub mod filter;
 pub mod hub;
 pub mod interfaces;
 pub mod kernel;
 pub mod output;
+pub mod protocols;
 pub mod record;
 pub mod replica;
 pub mod scan;

@@ -2,7 +2,7 @@
 
 use std::{io::IsTerminal as _, process::ExitCode};
 
-use agent::commands;
+use agent::{commands, filter};
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     match execute(cli.command) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("flow-agent: {}", one_line(&error));
+            eprintln!("flow-agent: {}", shown(&error));
             ExitCode::FAILURE
         }
     }
@@ -60,6 +60,14 @@ fn log_filter() -> (EnvFilter, Option<impl std::error::Error>) {
     match EnvFilter::try_new(wanted) {
         Ok(filter) => (filter, None),
         Err(error) => (EnvFilter::new("info"), Some(error)),
+    }
+}
+
+/// One line, but for a fault in a rule, which points at its place in a line of its own.
+fn shown(error: &anyhow::Error) -> String {
+    match error.downcast_ref::<filter::Fault>() {
+        Some(fault) => fault.to_string(),
+        None => one_line(error),
     }
 }
 
@@ -87,7 +95,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         .build()?;
     let outcome = runtime.block_on(async {
         match command {
-            Command::Run(args) => commands::run::run(args).await,
+            Command::Run(args) => Box::pin(commands::run::run(args)).await,
             Command::Watch(args) => commands::watch::run(args).await,
             Command::Status(args) => commands::status::run(args).await,
             Command::Audit(args) => commands::audit::run(args).await,

@@ -20,6 +20,8 @@ pub struct StatusSettings {
     pub max_tracked_flows: u64,
     pub scan_interval: Duration,
     pub idle_timeout: Duration,
+    /// 0 where every flow is counted.
+    pub sample_rate: u32,
 }
 
 /// `late` is how many scans took longer than the interval.
@@ -40,6 +42,7 @@ pub fn of(
             max_tracked_flows: settings.max_tracked_flows,
             scan_interval_ns: nanos(settings.scan_interval),
             idle_timeout_ns: nanos(settings.idle_timeout),
+            sample_rate: settings.sample_rate,
         }),
         hooks: scanner
             .hooks
@@ -72,7 +75,10 @@ pub fn of(
             kernel_map_bytes: scanner.kernel_memory_bytes(),
         }),
         consumers: Vec::new(),
-        account: Some(wire::Account::from_hook(&scanner.account, false)),
+        account: Some(wire::Account {
+            sample_rate: settings.sample_rate,
+            ..wire::Account::from_hook(&scanner.account, false)
+        }),
     }
 }
 

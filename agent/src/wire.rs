@@ -56,7 +56,7 @@ impl From<Count> for Pair {
 }
 
 impl Account {
-    /// Every reason is there, those that counted nothing too.
+    /// Every reason is there, those that counted nothing too. The sample rate is the caller's.
     pub fn from_hook(account: &HookAccount, is_final: bool) -> Self {
         let by_reason = |reasons: &[Reason]| {
             reasons
@@ -69,6 +69,8 @@ impl Account {
             seen: Some(account.get(Reason::Seen).into()),
             flows: Some(account.get(Reason::Flows).into()),
             filtered: Some(account.get(Reason::Filtered).into()),
+            sampled_out: Some(account.get(Reason::SampledOut).into()),
+            sample_rate: 0,
             unparsed: by_reason(Reason::UNPARSED),
             not_inserted: by_reason(Reason::NOT_INSERTED),
             beside: by_reason(Reason::BESIDE),
@@ -89,8 +91,11 @@ impl Account {
     /// Packets that were seen and are in no other counter: zero, or the account is broken. Wraps
     /// where more was placed than seen.
     pub fn missing(&self) -> Pair {
-        let placed =
-            pair(self.flows) + pair(self.filtered) + self.unparsed_sum() + self.not_inserted_sum();
+        let placed = pair(self.flows)
+            + pair(self.filtered)
+            + pair(self.sampled_out)
+            + self.unparsed_sum()
+            + self.not_inserted_sum();
         pair(self.seen) - placed
     }
 

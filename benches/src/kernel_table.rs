@@ -26,6 +26,7 @@ impl KernelTable {
             netns: 0,
             max_ifindex: 1,
             interfaces: 1,
+            sample_rate: 0,
             log_level: 0,
         })?;
         Ok(Self { kernel })

@@ -1,18 +1,20 @@
 //! `flow-agent check`: this kernel and user come in; what works, what is missing and what to do about
 //! it go out, a line each, as text or JSON Lines.
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use serde::Serialize;
 
 use super::status::{self, Format};
 use crate::{
+    filter::{self, Probe, Rules},
     interfaces::{self, Pattern, Patterns},
     kernel::links::{Link, LinkSocket},
 };
 
 mod bpf;
+mod filters;
 mod process;
 mod programs;
 mod system;
@@ -20,7 +22,8 @@ mod xdp;
 
 /// Say what works here and what is missing, for this kernel and this user.
 ///
-/// Exit status 0 where the agent can run with its defaults, 1 where it cannot.
+/// Exit status 0 where the agent can run with its defaults, 1 where it cannot. With filter rules it
+/// explains these instead.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Text for people, or JSON Lines.
@@ -43,6 +46,20 @@ pub struct Args {
         env = "FLOW_AGENT_EXCLUDE_INTERFACE"
     )]
     pub exclude_interfaces: Vec<Patterns>,
+
+    /// Explain these filter rules, separated by semicolons; repeatable. `flow-agent run --help` has
+    /// the language.
+    #[arg(long, value_name = "RULES", help_heading = "Filter rules")]
+    pub filter: Vec<Rules>,
+
+    /// Explain the rules of this file, behind those of --filter.
+    #[arg(long, value_name = "PATH", help_heading = "Filter rules")]
+    pub filter_file: Option<PathBuf>,
+
+    /// Say which rule decides about a packet and its answer: 'SENDER > RECEIVER PROTOCOL [on
+    /// INTERFACE] [ingress|egress]', as in '192.0.2.1:1234 > 10.0.0.1:53 udp'; repeatable.
+    #[arg(long, value_name = "PACKET", help_heading = "Filter rules")]
+    pub flow: Vec<Probe>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -99,7 +116,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
         output,
         interfaces,
         exclude_interfaces,
+        filter,
+        filter_file,
+        flow,
     } = args;
+    if !filter.is_empty() || filter_file.is_some() || !flow.is_empty() {
+        let rules = filter::read(&filter, filter_file.as_deref())?;
+        status::print(&filters::explain(&rules, &flow, output == Format::Json)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let checks = checks(
         &interfaces::all(&interfaces),
         &interfaces::all(&exclude_interfaces),

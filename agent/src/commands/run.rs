@@ -1,7 +1,7 @@
 //! `flow-agent run`: settings come in, flow records go to gRPC consumers and to stdout until the
 //! end is asked for; then everything is detached, drained and sent.
 
-use std::{process::ExitCode, sync::Arc, time::Duration};
+use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use tokio::{
@@ -12,6 +12,7 @@ use tokio::{
 
 use crate::{
     batch::{BatchEncoder, Identity},
+    filter::{self, Rules},
     hub::{DEFAULT_QUEUE_BATCHES, Hub},
     interfaces::{self, Patterns},
     kernel::{
@@ -104,6 +105,27 @@ pub struct Args {
     )]
     pub output: Output,
 
+    /// Rules that leave packets out before they reach the table: include or exclude, then [src|dst]
+    /// net, [src|dst] port, proto, on INTERFACE, ingress or egress. The first that matches decides;
+    /// what none matches is counted. Separated by semicolons; repeatable.
+    #[arg(
+        long,
+        value_name = "RULES",
+        env = "FLOW_AGENT_FILTER",
+        long_help = filter::HELP
+    )]
+    pub filter: Vec<Rules>,
+
+    /// Rules behind those of --filter, one a line; # begins a comment.
+    #[arg(long, value_name = "PATH", env = "FLOW_AGENT_FILTER_FILE")]
+    pub filter_file: Option<PathBuf>,
+
+    /// Count one flow in so many, and all packets of that one; 1 counts every flow. The choice falls by
+    /// a hash of endpoints and protocol: the same flows at every agent.
+    #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_SAMPLE", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub sample: u32,
+
     /// Stop after this time, as in 10s or 2m.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_DURATION", value_parser = humantime::parse_duration)]
     pub duration: Option<Duration>,
@@ -155,6 +177,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 pub async fn run(args: Args) -> Result<ExitCode> {
+    let rules = filter::read(&args.filter, args.filter_file.as_deref())?;
     let hub = Hub::new(DEFAULT_QUEUE_BATCHES);
     let identity = Arc::new(identity()?);
     let mut links = LinkSocket::open()?;
@@ -170,13 +193,15 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         netns,
         max_ifindex: selected.iter().map(|link| link.ifindex).max().unwrap_or(0),
         interfaces: selected.len() as u32,
+        sample_rate: args.sample,
         log_level: args.bpf_log_level as u8,
     })?;
     // Before anything is attached, so that a port in use leaves nothing behind.
     let listeners = Listeners::bind(&args.listen).await?;
     for (slot, link) in selected.iter().enumerate() {
-        kernel.register(link.ifindex, slot as u32)?;
+        kernel.register(link.ifindex, &link.name, slot as u32)?;
     }
+    kernel.set_filters(&rules)?;
     if args.bpf_log_level != BpfLogLevel::Off {
         forward_logs(&mut kernel)?;
     }
@@ -238,7 +263,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
             max_flows: args.max_tracked_flows as usize,
             idle_timeout: args.idle_timeout,
         }),
-        encoder: BatchEncoder::new(Arc::clone(&identity)),
+        encoder: BatchEncoder::new(Arc::clone(&identity)).sampling(args.sample),
         hub: hub.clone(),
         interfaces,
         hooks,
@@ -263,6 +288,7 @@ async fn serve(
         max_tracked_flows: u64::from(args.max_tracked_flows),
         scan_interval: args.scan_interval,
         idle_timeout: args.idle_timeout,
+        sample_rate: if args.sample < 2 { 0 } else { args.sample },
     };
     let presence = Presence::open()?;
     let (status_sender, status_receiver) =

@@ -86,8 +86,12 @@ fn settings_lines(status: &AgentStatus, lines: &mut Vec<String>) {
     let Some(settings) = &status.settings else {
         return;
     };
+    let sample = match settings.sample_rate {
+        0 => String::new(),
+        rate => format!(", sample 1 in {rate} flows"),
+    };
     lines.push(format!(
-        "settings  max-flows {}, max-tracked-flows {}, scan-interval {}, idle-timeout {}",
+        "settings  max-flows {}, max-tracked-flows {}, scan-interval {}, idle-timeout {}{sample}",
         settings.max_flows,
         settings.max_tracked_flows,
         duration(settings.scan_interval_ns),

@@ -9,6 +9,7 @@ use std::{
 const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
+const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_PROG_QUERY: libc::c_long = 16;
 const BPF_MAP_LOOKUP_AND_DELETE_BATCH: libc::c_long = 25;
 const BPF_LINK_CREATE: libc::c_long = 28;
@@ -164,13 +165,28 @@ pub fn create_link(program: BorrowedFd<'_>, ifindex: u32, place: LinkPlace) -> i
 
 /// Stores `value` under `key`. `value` must have the map's value size.
 pub fn update(map: BorrowedFd<'_>, key: u32, value: &[u8]) -> io::Result<()> {
+    update_by_bytes(map, &key.to_ne_bytes(), value)
+}
+
+/// The same under a key of any kind; `key` must have the map's key size.
+pub fn update_by_bytes(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<()> {
     let mut attr = ElementAttr {
         map_fd: fd(map),
-        key: std::ptr::from_ref(&key) as u64,
+        key: key.as_ptr() as u64,
         value: value.as_ptr() as u64,
         ..ElementAttr::default()
     };
     bpf(BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
+}
+
+/// Takes what is under `key` out of the map.
+pub fn delete(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
+    let mut attr = ElementAttr {
+        map_fd: fd(map),
+        key: std::ptr::from_ref(&key) as u64,
+        ..ElementAttr::default()
+    };
+    bpf(BPF_MAP_DELETE_ELEM, &mut attr).map(drop)
 }
 
 /// Reads the value under `key` into `value`, which must have the map's value size (for a per-CPU

@@ -2,7 +2,7 @@
 
 use std::{mem::offset_of, os::fd::AsFd as _};
 
-use agent_common::Clocks;
+use agent_common::{Clocks, sample};
 use anyhow::{Context as _, Result, anyhow, bail};
 use aya::{
     Ebpf, EbpfLoader,
@@ -10,7 +10,13 @@ use aya::{
     programs::{TestRun as _, TestRunOptions, Xdp},
 };
 
-use super::{account::Accounts, bpf, links::netlink::errno, pages::Pages, refusal};
+use super::{
+    account::Accounts, bpf, filters::Filters, links::netlink::errno, pages::Pages, refusal,
+};
+use crate::{
+    filter::{Compiled, Rule},
+    interfaces::Pattern,
+};
 
 /// The programs, compiled by the build script.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/flow-agent-ebpf"));
@@ -29,6 +35,8 @@ pub struct LoadSettings {
     /// Highest interface index and number of interfaces that will be attached.
     pub max_ifindex: u32,
     pub interfaces: u32,
+    /// One flow in so many is counted, each where it is under 2.
+    pub sample_rate: u32,
     /// 0 is off, 1 to 5 are error to trace (aya-log's levels).
     pub log_level: u8,
 }
@@ -38,16 +46,22 @@ pub struct Kernel {
     pub ebpf: Ebpf,
     pub pages: Pages,
     pub accounts: Accounts,
+    filters: Filters,
     interfaces: MapData,
+    /// Slots for which there are accounts; their interfaces' names, where they have one.
+    interface_names: Vec<Option<String>>,
 }
 
 impl Kernel {
     pub fn load(settings: &LoadSettings) -> Result<Self> {
         raise_memory_lock_limit();
-        let accounts_per_page = (settings.interfaces + SPARE_SLOTS) * 2;
+        let sample_below = sample::threshold(settings.sample_rate);
+        let slots = settings.interfaces + SPARE_SLOTS;
+        let accounts_per_page = slots * 2;
         let mut ebpf = EbpfLoader::new()
             .override_global("NETNS", &settings.netns, true)
             .override_global("ACCOUNTS_PER_PAGE", &accounts_per_page, true)
+            .override_global("SAMPLE_BELOW", &sample_below, true)
             .override_global(aya_log::LEVEL, &settings.log_level, false)
             .map_max_entries("ACCOUNT", accounts_per_page * 2)
             .map_max_entries("INTERFACES", (settings.max_ifindex + 1).max(1024))
@@ -60,6 +74,11 @@ impl Kernel {
         )
         .map_err(|error| explain_memory(error, settings.max_flows))?;
         let accounts = Accounts::new(take(&mut ebpf, "ACCOUNT")?, accounts_per_page)?;
+        let filters = Filters::new(
+            take(&mut ebpf, "RULE_ROWS")?,
+            take(&mut ebpf, "RULE_NETS_V4")?,
+            take(&mut ebpf, "RULE_NETS_V6")?,
+        );
         let interfaces = take(&mut ebpf, "INTERFACES")?;
         let clocks: &mut Xdp = ebpf
             .program_mut(CLOCKS)
@@ -73,18 +92,40 @@ impl Kernel {
             ebpf,
             pages,
             accounts,
+            filters,
             interfaces,
+            interface_names: vec![None; slots as usize],
         })
     }
 
-    /// Lets the programs count packets of `ifindex` under interface slot `slot`.
-    pub fn register(&mut self, ifindex: u32, slot: u32) -> Result<()> {
+    /// Lets the programs count packets of `ifindex` under interface slot `slot`. Rules that name
+    /// the interface hold from the next [`Kernel::set_filters`] on.
+    pub fn register(&mut self, ifindex: u32, name: &str, slot: u32) -> Result<()> {
+        let names = &mut self.interface_names;
+        if let Some(known) = names.get_mut(slot as usize) {
+            *known = Some(name.to_owned());
+        }
         bpf::update(
             self.interfaces.fd().as_fd(),
             ifindex,
             &(slot + 1).to_ne_bytes(),
         )
         .with_context(|| format!("register interface index {ifindex}"))
+    }
+
+    /// Puts filter rules into force, none for every packet; where it fails the old ones stay.
+    pub fn set_filters(&mut self, rules: &[Rule]) -> Result<()> {
+        let compiled = Compiled::new(rules, &self.interface_names)?;
+        for rule in rules {
+            let is_here = |pattern: &Pattern| {
+                let mut names = self.interface_names.iter().flatten();
+                names.any(|name| pattern.matches(name))
+            };
+            if let Some(pattern) = rule.interfaces.iter().find(|pattern| !is_here(pattern)) {
+                tracing::warn!(%rule, "no interface that is watched is named {pattern}");
+            }
+        }
+        self.filters.replace(&mut self.pages, &compiled)
     }
 
     /// What the programs' clocks say at the moment.
@@ -122,6 +163,7 @@ impl Kernel {
     pub fn kernel_memory_bytes(&self) -> u64 {
         self.pages.kernel_memory_bytes()
             + self.accounts.kernel_memory_bytes()
+            + self.filters.kernel_memory_bytes()
             + map_memory_bytes(&self.interfaces)
     }
 }

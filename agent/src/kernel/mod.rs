@@ -2,12 +2,13 @@
 //! accounts go out.
 //!
 //! [`load`] puts the programs and maps into the kernel, [`attach`] hangs them on interfaces,
-//! [`pages`] flips and drains the flow table, [`account`] reads the counters, [`links`] knows the
-//! interfaces, [`bpf`] is the system call, [`refusal`] says why a program was not taken.
+//! [`pages`] flips and drains the flow table, [`filters`] changes the filter rules, [`account`] reads
+//! the counters, [`links`] knows the interfaces, [`bpf`] is the system call, [`refusal`] says why a program was not taken.
 
 pub mod account;
 pub mod attach;
 pub mod bpf;
+pub mod filters;
 pub mod links;
 pub mod load;
 pub mod pages;

@@ -10,7 +10,7 @@ use std::{
     os::fd::{AsFd as _, AsRawFd as _, BorrowedFd},
 };
 
-use agent_common::{FlowCounters, FlowKey};
+use agent_common::{FlowCounters, FlowKey, Switches};
 use anyhow::{Context as _, Result, bail};
 use aya::maps::MapData;
 
@@ -22,10 +22,10 @@ const BATCH_ENTRIES: usize = 4096;
 pub struct Pages {
     outer: MapData,
     inner: [MapData; 2],
-    /// The map of the programs' static variables, whose only one is the page number.
+    /// The map of the programs' static variables, whose only one is [`Switches`].
     variables: MapData,
     variables_len_bytes: usize,
-    active: u32,
+    switches: Switches,
     capacity: u32,
     keys: Vec<FlowKey>,
     values: Vec<FlowCounters>,
@@ -59,7 +59,7 @@ impl Pages {
             inner,
             variables,
             variables_len_bytes,
-            active: 0,
+            switches: Switches::default(),
             capacity: max_flows,
             keys: vec![FlowKey::default(); BATCH_ENTRIES],
             values: vec![FlowCounters::default(); BATCH_ENTRIES],
@@ -85,14 +85,34 @@ impl Pages {
     /// The caller has drained that other page before: a flip onto a page with entries would mix
     /// two scans.
     pub fn flip(&mut self) -> Result<u32> {
-        let idle = self.active;
-        self.active = 1 - idle;
-        let mut variables = vec![0; self.variables_len_bytes];
-        variables[..4].copy_from_slice(&self.active.to_ne_bytes());
-        bpf::update(self.variables.fd().as_fd(), 0, &variables).context("store the page number")?;
-        self.place(idle)
-            .context("wait for the programs that still use the old page")?;
+        let idle = self.switches.page;
+        self.switch(Switches {
+            page: 1 - idle,
+            ..self.switches
+        })
+        .context("flip the page")?;
         Ok(idle)
+    }
+
+    /// Makes the programs follow another set of filter rules, 0 for none, and waits until none of
+    /// them can still follow the one before.
+    pub fn set_rule_set(&mut self, rule_set: u32) -> Result<()> {
+        self.switch(Switches {
+            rule_set,
+            ..self.switches
+        })
+        .context("change the filter rules")
+    }
+
+    /// Stores what the programs read once a packet, then waits for those that run.
+    fn switch(&mut self, switches: Switches) -> Result<()> {
+        let mut variables = vec![0; self.variables_len_bytes];
+        variables[..Switches::LEN_BYTES].copy_from_slice(&switches.to_bytes());
+        bpf::update(self.variables.fd().as_fd(), 0, &variables)
+            .context("store the programs' variables")?;
+        self.switches = switches;
+        self.place(1 - switches.page)
+            .context("wait for the programs that still use the old ones")
     }
 
     /// Moves every entry of the idle page to `sink`, many at a time, a key for each of the counters;
@@ -102,7 +122,7 @@ impl Pages {
         idle: u32,
         mut sink: impl FnMut(&[FlowKey], &[FlowCounters]),
     ) -> Result<u64> {
-        if idle == self.active {
+        if idle == self.switches.page {
             bail!("page {idle} is in use by the programs");
         }
         let mut drained = 0;
@@ -131,7 +151,7 @@ impl Pages {
 
     /// The page that the programs fill.
     pub fn active(&self) -> &MapData {
-        &self.inner[self.active as usize]
+        &self.inner[self.switches.page as usize]
     }
 
     pub fn capacity(&self) -> u32 {

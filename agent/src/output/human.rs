@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::wire::FlowRecord;
+use crate::{protocols, wire::FlowRecord};
 
 /// At most five characters and a unit: `999`, `1.2k`, `34M`.
 pub fn count(value: u64) -> String {
@@ -68,25 +68,8 @@ pub fn endpoint(address_bytes: &[u8], port: Option<u32>) -> String {
 
 /// The protocol's name where it has a well-known one, else its number.
 pub fn protocol(record: &FlowRecord) -> String {
-    let name = match record.protocol {
-        1 => "icmp",
-        2 => "igmp",
-        6 => "tcp",
-        17 => "udp",
-        33 => "dccp",
-        41 => "ipv6",
-        47 => "gre",
-        50 => "esp",
-        51 => "ah",
-        58 => "icmp6",
-        89 => "ospf",
-        103 => "pim",
-        112 => "vrrp",
-        132 => "sctp",
-        136 => "udplt",
-        number => return number.to_string(),
-    };
-    name.to_owned()
+    let name = u8::try_from(record.protocol).ok().and_then(protocols::name);
+    name.map_or_else(|| record.protocol.to_string(), str::to_owned)
 }
 
 /// Shows at most `width` characters; the last is `…` where some are missing.

@@ -208,8 +208,15 @@ impl Scan {
 pub fn closing(account: &Account) -> String {
     let seen = wire::pair(account.seen);
     let missing = account.missing();
+    let sampled_out = match account.sample_rate {
+        0 => String::new(),
+        rate => format!(
+            " + sampled out {} (1 flow in {rate} is counted)",
+            wire::pair(account.sampled_out).packets
+        ),
+    };
     let equation = format!(
-        "seen {} = flows {} + unparsed {}{} + not inserted {}{} + filtered {}",
+        "seen {} = flows {} + unparsed {}{} + not inserted {}{} + filtered {}{sampled_out}",
         seen.packets,
         wire::pair(account.flows).packets,
         account.unparsed_sum().packets,

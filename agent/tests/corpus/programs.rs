@@ -101,10 +101,11 @@ impl Programs {
             netns: NETNS,
             max_ifindex: IFINDEX,
             interfaces: 1,
+            sample_rate: 0,
             log_level: 0,
         })
         .unwrap();
-        kernel.register(IFINDEX, 0).unwrap();
+        kernel.register(IFINDEX, "lo", 0).unwrap();
         for &(name, hook, _) in PROGRAMS {
             let program = kernel.ebpf.program_mut(name).unwrap();
             match hook {

@@ -224,7 +224,8 @@ fn assert_closes(account: &Value) {
     let placed = pair(&account["flows"])
         + sum(&account["unparsed"])
         + sum(&account["not_inserted"])
-        + pair(&account["filtered"]);
+        + pair(&account["filtered"])
+        + pair(&account["sampled_out"]);
     assert_eq!(pair(&account["seen"]), placed, "{account}");
 }
 

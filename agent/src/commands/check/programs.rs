@@ -28,6 +28,7 @@ fn load() -> Result<()> {
         netns: netns_inode()?,
         max_ifindex: LOOPBACK_IFINDEX,
         interfaces: 1,
+        sample_rate: 0,
         log_level: 0,
     })?;
     attach::load_all(&mut kernel.ebpf)

@@ -31,6 +31,8 @@ struct Account {
     seen: Count,
     flows: Count,
     filtered: Count,
+    #[serde(default)]
+    sampled_out: Count,
     unparsed: BTreeMap<String, Count>,
     not_inserted: BTreeMap<String, Count>,
     beside: BTreeMap<String, Count>,
@@ -122,6 +124,7 @@ impl Status {
         let not_inserted = sum(&account.not_inserted);
         let placed = account.flows.packets
             + account.filtered.packets
+            + account.sampled_out.packets
             + sum(&account.unparsed)
             + not_inserted;
         // The interface counts a super-frame once.

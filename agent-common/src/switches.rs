@@ -1,0 +1,25 @@
+//! What userspace changes while the programs run: which page of the flow table they fill, and which
+//! set of filter rules they follow.
+
+/// The programs' only static variable, so that one load brings all of it into the cache. Userspace
+/// writes it as a whole; a program reads each field once a packet.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Switches {
+    /// 0 or 1.
+    pub page: u32,
+    /// 0 without rules, else the slot of the rule set + 1.
+    pub rule_set: u32,
+}
+
+impl Switches {
+    pub const LEN_BYTES: usize = size_of::<Self>();
+
+    /// As it lies in the programs' memory.
+    pub fn to_bytes(self) -> [u8; Self::LEN_BYTES] {
+        let mut bytes = [0; Self::LEN_BYTES];
+        bytes[..4].copy_from_slice(&self.page.to_ne_bytes());
+        bytes[4..].copy_from_slice(&self.rule_set.to_ne_bytes());
+        bytes
+    }
+}

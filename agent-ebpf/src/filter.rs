@@ -1,0 +1,86 @@
+//! Filter rules and sampling: a parsed packet comes in, whether it goes on to the flow table comes out.
+
+use agent_common::{
+    Packet, Reason,
+    filter::{NetKey4, NetKey6, NetRows, Row, RuleSet, first_match},
+    sample,
+};
+use aya_ebpf::{
+    Global,
+    btf_maps::{Array, ArrayOfMaps, LpmTrie, lpm_trie::Key},
+    macros::btf_map,
+};
+
+use crate::{account, hook::Direction, page};
+
+/// `BPF_F_INNER_MAP` (5.10): inner arrays may differ in their number of entries.
+const INNER_MAP: usize = 1 << 12;
+
+/// Two slots each, for the rule set in force and the next one; empty without rules.
+#[btf_map]
+static RULE_ROWS: ArrayOfMaps<Array<Row, 1, INNER_MAP>, 2> = ArrayOfMaps::new();
+#[btf_map]
+static RULE_NETS_V4: ArrayOfMaps<LpmTrie<[u8; 8], NetRows, 1>, 2> = ArrayOfMaps::new();
+#[btf_map]
+static RULE_NETS_V6: ArrayOfMaps<LpmTrie<[u8; 16], NetRows, 1>, 2> = ArrayOfMaps::new();
+
+/// [`sample::threshold`]; 0 counts every flow.
+#[unsafe(no_mangle)]
+static SAMPLE_BELOW: Global<u32> = Global::new(0);
+
+/// Says why the packet stays out of the flow table, if it does. The interface index is in its key.
+#[inline(always)]
+pub fn select(packet: &Packet, direction: Direction) -> Result<(), Reason> {
+    if let Some(slot) = page::rule_set()
+        && is_excluded(packet, slot, direction as u32) != 0
+    {
+        return Err(Reason::Filtered);
+    }
+    // A constant: without sampling the verifier takes the branch out.
+    let below = SAMPLE_BELOW.load();
+    if below != 0 && !sample::is_sampled(&packet.key, below) {
+        return Err(Reason::SampledOut);
+    }
+    Ok(())
+}
+
+/// A function of its own, so that packets without rules do not share its registers. Where a part of
+/// the set is missing the packet is counted.
+#[inline(never)]
+fn is_excluded(packet: &Packet, slot: u32, direction: u32) -> u32 {
+    let Some(rows) = RULE_ROWS.get(slot) else {
+        return 0;
+    };
+    let Some(hook) = account::hook(packet.key.ifindex, direction) else {
+        return 0;
+    };
+    let matched = first_match(&Maps { rows, slot }, packet, hook);
+    u32::from(matched.is_some_and(|matched| matched.is_excluded))
+}
+
+/// A rule set in the kernel's maps.
+struct Maps<'a> {
+    rows: &'a Array<Row, 1, INNER_MAP>,
+    slot: u32,
+}
+
+impl RuleSet for Maps<'_> {
+    #[inline(always)]
+    fn row(&self, number: u32) -> Option<&Row> {
+        self.rows.get(number)
+    }
+
+    #[inline(always)]
+    fn nets_v4(&self, key: &NetKey4) -> Option<&NetRows> {
+        // SAFETY: the same layout, of which `Key` asks for less alignment.
+        let key = unsafe { &*core::ptr::from_ref(key).cast::<Key<[u8; 8]>>() };
+        RULE_NETS_V4.get(self.slot)?.get(key)
+    }
+
+    #[inline(always)]
+    fn nets_v6(&self, key: &NetKey6) -> Option<&NetRows> {
+        // SAFETY: as above.
+        let key = unsafe { &*core::ptr::from_ref(key).cast::<Key<[u8; 16]>>() };
+        RULE_NETS_V6.get(self.slot)?.get(key)
+    }
+}

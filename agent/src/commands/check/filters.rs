@@ -1,0 +1,122 @@
+//! Filter rules and packets that somebody asks about come in; what each rule means and which one
+//! decides goes out, as text or JSON Lines.
+
+use std::fmt::Write as _;
+
+use anyhow::{Result, ensure};
+use serde::Serialize;
+
+use crate::filter::{self, Compiled, Explained, Probe, Rule, Verdict};
+
+/// A line of JSON.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+enum Line<'a> {
+    Rule(&'a Explained),
+    Packet(&'a Verdict),
+}
+
+/// Explains rules, and what they do to packets.
+pub(super) fn explain(rules: &[Rule], probes: &[Probe], as_json: bool) -> Result<String> {
+    ensure!(
+        probes.is_empty() || !rules.is_empty(),
+        "there are no rules to hold --flow against: give them with --filter or --filter-file"
+    );
+    // What fits in no set is told here as at a start.
+    Compiled::new(rules, &[])?;
+    let explained = filter::explain(rules);
+    let mut verdicts = Vec::new();
+    for probe in probes {
+        verdicts.extend(probe.verdicts(rules)?);
+    }
+    if as_json {
+        let rules = explained.iter().map(Line::Rule);
+        let mut text = String::new();
+        for line in rules.chain(verdicts.iter().map(Line::Packet)) {
+            text += &serde_json::to_string(&line)?;
+            text.push('\n');
+        }
+        return Ok(text);
+    }
+    let mut text = String::new();
+    write_rules(&mut text, &explained)?;
+    write_packets(&mut text, &verdicts)?;
+    Ok(text)
+}
+
+fn write_rules(text: &mut String, explained: &[Explained]) -> Result<()> {
+    let width = explained.len().to_string().len();
+    for rule in explained {
+        writeln!(text, "{:>width$}  {}", rule.number, rule.rule)?;
+        for note in &rule.notes {
+            writeln!(text, "{:width$}    {note}", "")?;
+        }
+    }
+    writeln!(text, "{:width$}  what no rule matches is counted", "")?;
+    Ok(())
+}
+
+fn write_packets(text: &mut String, verdicts: &[Verdict]) -> Result<()> {
+    let width = verdicts.iter().map(|verdict| verdict.packet.len()).max();
+    let width = width.unwrap_or_default();
+    for (index, verdict) in verdicts.iter().enumerate() {
+        let gap = if index == 0 { "\n" } else { "" };
+        let what = if verdict.is_counted {
+            "counted"
+        } else {
+            "left out"
+        };
+        let why = match verdict.rule {
+            Some(rule) => format!("by rule {rule}"),
+            None => "no rule matches".to_owned(),
+        };
+        writeln!(text, "{gap}{:<width$}  {what}, {why}", verdict.packet)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filter::Rules;
+
+    #[test]
+    fn rules_are_numbered_and_packets_come_with_their_answers() {
+        let Rules(rules) = "include net 10.1.0.0/16; exclude net 10.1.2.0/24; exclude all"
+            .parse()
+            .unwrap();
+        let probe: Probe = "10.2.0.1:1 > 10.3.0.1:2 udp ingress".parse().unwrap();
+        let text = explain(&rules, &[probe], false).unwrap();
+        assert_eq!(
+            text,
+            "1  include net 10.1.0.0/16\n\
+             2  exclude net 10.1.2.0/24\n     never decides: rule 1 matches all that it does\n\
+             3  exclude all\n   what no rule matches is counted\n\n\
+             10.2.0.1:1 > 10.3.0.1:2 udp ingress  left out, by rule 3\n\
+             10.3.0.1:2 > 10.2.0.1:1 udp egress   left out, by rule 3\n"
+        );
+    }
+
+    #[test]
+    fn a_json_line_says_what_it_is() {
+        let Rules(rules) = "exclude net 10.1.0.0/16".parse().unwrap();
+        let probe: Probe = "10.1.0.1:1 > 10.3.0.1:2 udp egress".parse().unwrap();
+        let text = explain(&rules, &[probe], true).unwrap();
+        let lines: Vec<serde_json::Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(
+            lines[..2],
+            [
+                serde_json::json!({
+                    "type": "rule", "number": 1, "rule": "exclude net 10.1.0.0/16", "notes": [],
+                }),
+                serde_json::json!({
+                    "type": "packet", "packet": "10.1.0.1:1 > 10.3.0.1:2 udp egress",
+                    "is_counted": false, "rule": 1,
+                }),
+            ]
+        );
+    }
+}

@@ -1,0 +1,206 @@
+//! Filter rules: text comes in; the rules, and the tables by which the kernel programs follow them,
+//! go out.
+//!
+//! `src` and `dst` are the packet's sender and receiver, as in tcpdump, and not the flow's
+//! endpoints: a rule with either of them concerns one direction of a conversation. A rule without
+//! them concerns both.
+
+use std::{fmt, ops::RangeInclusive, path::Path, str::FromStr};
+
+use anyhow::{Context as _, Result};
+
+use crate::interfaces::Pattern;
+
+mod compile;
+mod explain;
+mod net;
+mod parse;
+mod probe;
+
+pub use compile::{CompileError, Compiled, HookNames};
+pub use explain::{Explained, explain};
+pub use net::Net;
+pub use parse::Fault;
+pub use probe::{Probe, Verdict};
+
+/// The language, for `--help`.
+pub const HELP: &str = "\
+Rules that leave packets out before they reach the flow table; repeatable, or separated by semicolons.
+
+  include|exclude TERM...
+
+  [src|dst] net NETWORK[,NETWORK...]   IPv4 or IPv6, as 10.0.0.0/8 or 2001:db8::1
+  [src|dst] port PORT[,PORT...]        as 443 or 1024-65535; never true of a packet without ports
+  proto PROTOCOL[,PROTOCOL...]         by name or number, as tcp or 47
+  on INTERFACE[,INTERFACE...]          a name, or a glob such as veth*
+  ingress | egress
+  all                                  every packet; stands alone
+
+A rule matches where all of its terms hold, each for one of its values. The first rule that matches
+decides; what no rule matches is counted. src and dst are the packet's sender and receiver, as in
+tcpdump: a rule with them concerns one direction of a conversation, one without them both.
+
+  --filter 'include net 10.1.0.0/16; exclude net 10.0.0.0/8'
+  --filter 'exclude port 1024-65535 proto udp on eth0 ingress'
+
+What is left out is in the account as filtered. `flow-agent check --filter RULES` explains rules.";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    Include,
+    Exclude,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    Ingress,
+    Egress,
+}
+
+/// What a rule asks of the sender, the receiver, and either of them: one of several values, or
+/// nothing where there are none.
+#[derive(Clone, Debug)]
+pub struct Sides<T> {
+    pub src: Vec<T>,
+    pub dst: Vec<T>,
+    pub either: Vec<T>,
+}
+
+impl<T> Sides<T> {
+    /// No term.
+    pub const fn none() -> Self {
+        Self {
+            src: Vec::new(),
+            dst: Vec::new(),
+            either: Vec::new(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.src.is_empty() && self.dst.is_empty() && self.either.is_empty()
+    }
+
+    fn names_a_side(&self) -> bool {
+        !self.src.is_empty() || !self.dst.is_empty()
+    }
+}
+
+pub type Ports = RangeInclusive<u16>;
+
+/// All of its terms hold for the packets that it matches; a term that is empty holds for each.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    pub action: Action,
+    pub nets: Sides<Net>,
+    pub ports: Sides<Ports>,
+    /// IANA numbers.
+    pub protocols: Vec<u8>,
+    /// Names and globs.
+    pub interfaces: Vec<Pattern>,
+    pub direction: Option<Direction>,
+}
+
+impl Rule {
+    pub fn new(action: Action) -> Self {
+        Self {
+            action,
+            nets: Sides::none(),
+            ports: Sides::none(),
+            protocols: Vec::new(),
+            interfaces: Vec::new(),
+            direction: None,
+        }
+    }
+
+    fn matches_all(&self) -> bool {
+        self.nets.is_empty()
+            && self.ports.is_empty()
+            && self.protocols.is_empty()
+            && self.interfaces.is_empty()
+            && self.direction.is_none()
+    }
+}
+
+/// As it is written, with the terms in one order.
+impl fmt::Display for Rule {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self.action {
+            Action::Include => "include",
+            Action::Exclude => "exclude",
+        })?;
+        if self.matches_all() {
+            formatter.write_str(" all")?;
+        }
+        let ports = |ports: &Ports| {
+            let (first, last) = (ports.start(), ports.end());
+            if first == last {
+                first.to_string()
+            } else {
+                format!("{first}-{last}")
+            }
+        };
+        term(formatter, "src net", &self.nets.src, Net::to_string)?;
+        term(formatter, "dst net", &self.nets.dst, Net::to_string)?;
+        term(formatter, "net", &self.nets.either, Net::to_string)?;
+        term(formatter, "src port", &self.ports.src, ports)?;
+        term(formatter, "dst port", &self.ports.dst, ports)?;
+        term(formatter, "port", &self.ports.either, ports)?;
+        term(formatter, "proto", &self.protocols, |&number| {
+            crate::protocols::name(number).map_or_else(|| number.to_string(), str::to_owned)
+        })?;
+        term(formatter, "on", &self.interfaces, Pattern::to_string)?;
+        match self.direction {
+            Some(Direction::Ingress) => formatter.write_str(" ingress"),
+            Some(Direction::Egress) => formatter.write_str(" egress"),
+            None => Ok(()),
+        }
+    }
+}
+
+fn term<T>(
+    formatter: &mut fmt::Formatter<'_>,
+    name: &str,
+    values: &[T],
+    text: impl Fn(&T) -> String,
+) -> fmt::Result {
+    if values.is_empty() {
+        return Ok(());
+    }
+    let values: Vec<String> = values.iter().map(text).collect();
+    write!(formatter, " {name} {}", values.join(","))
+}
+
+/// The rules of one argument or one variable, separated by semicolons.
+#[derive(Clone, Debug)]
+pub struct Rules(pub Vec<Rule>);
+
+impl FromStr for Rules {
+    type Err = Fault;
+
+    fn from_str(text: &str) -> Result<Self, Fault> {
+        parse::line(text).map(Self)
+    }
+}
+
+/// The rules of all arguments, then those of the file: one or more a line, `#` begins a comment.
+pub fn read(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
+    let mut rules: Vec<Rule> = arguments
+        .iter()
+        .flat_map(|rules| rules.0.iter().cloned())
+        .collect();
+    if let Some(path) = file {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("read the filter rules in {}", path.display()))?;
+        for (index, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or_default();
+            let parsed = parse::line(line);
+            rules.extend(
+                parsed.map_err(|fault| fault.at(&format!("{}:{}", path.display(), index + 1)))?,
+            );
+        }
+    }
+    Ok(rules)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,299 @@
+//! Rules come in, the rows and prefixes that the kernel programs look up go out.
+//!
+//! `agent_common::filter` says what they are and finds the first match in them, in the kernel and
+//! here.
+
+use std::collections::{BTreeMap, HashMap};
+
+use agent_common::filter::{
+    ALL_ROW, EXCLUDE_ROW, FIRST_FREE_ROW, HEAD_ROW, Head, MAX_RULES, NetKey, NetKey4, NetKey6,
+    NetRows, ROW_ENTRIES, Row, RuleSet,
+};
+use thiserror::Error;
+
+use super::{Action, Direction, Net, Ports, Rule};
+
+/// The names of the interfaces by their slots; none for a slot that has no interface.
+pub type HookNames = [Option<String>];
+
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum CompileError {
+    #[error(
+        "{0} filter rules; a set has at most {MAX_RULES} (a term takes several values: net A,B)"
+    )]
+    TooManyRules(usize),
+    #[error("the filter rules tell more ranges of ports apart than fit: use fewer or wider ones")]
+    TooManyPorts,
+}
+
+/// A set of rules in the form that packets are held against.
+#[derive(Debug, Default)]
+pub struct Compiled {
+    rules: usize,
+    pub rows: Vec<Row>,
+    pub nets_v4: Vec<(NetKey4, NetRows)>,
+    pub nets_v6: Vec<(NetKey6, NetRows)>,
+}
+
+impl Compiled {
+    pub fn new(rules: &[Rule], interfaces: &HookNames) -> Result<Self, CompileError> {
+        if rules.len() > MAX_RULES {
+            return Err(CompileError::TooManyRules(rules.len()));
+        }
+        let mut tables = Tables::new(rules);
+        if rules.iter().any(|rule| !rule.protocols.is_empty()) {
+            tables.protocols(rules)?;
+        }
+        if rules
+            .iter()
+            .any(|rule| !rule.interfaces.is_empty() || rule.direction.is_some())
+        {
+            tables.hooks(rules, interfaces)?;
+        }
+        tables.ports(rules, Head::SrcPorts, |rule| &rule.ports.src)?;
+        tables.ports(rules, Head::DstPorts, |rule| &rule.ports.dst)?;
+        tables.ports(rules, Head::Ports, |rule| &rule.ports.either)?;
+        let portless = row_of(rules, |rule| rule.ports.is_empty());
+        let portless = tables.number_of(portless)?;
+        tables.set_head(Head::Portless, portless);
+
+        let has_nets = rules.iter().any(|rule| !rule.nets.is_empty());
+        tables.set_head(Head::HasNets, u16::from(has_nets));
+        let (mut nets_v4, mut nets_v6) = (Vec::new(), Vec::new());
+        if has_nets {
+            for (net, rows) in prefixes(rules, false) {
+                let [address, ..] = net.address_ne();
+                nets_v4.push((key(&net, [address, 0]), rows));
+            }
+            for (net, rows) in prefixes(rules, true) {
+                nets_v6.push((key(&net, net.address_ne()), rows));
+            }
+        }
+        Ok(Self {
+            rules: rules.len(),
+            rows: tables.rows,
+            nets_v4,
+            nets_v6,
+        })
+    }
+
+    /// Without rules every packet is counted.
+    pub fn is_empty(&self) -> bool {
+        self.rules == 0
+    }
+}
+
+fn key<const N: usize>(net: &Net, address_ne: [u32; N]) -> NetKey<N> {
+    NetKey {
+        prefix_len: net.len.into(),
+        address_ne,
+    }
+}
+
+/// The rules that something satisfies.
+fn row_of(rules: &[Rule], is_satisfied: impl Fn(&Rule) -> bool) -> Row {
+    let mut row = Row::NONE;
+    for (index, rule) in rules.iter().enumerate() {
+        if is_satisfied(rule) {
+            row.insert(index);
+        }
+    }
+    row
+}
+
+/// The rows as they come to be.
+struct Tables {
+    rows: Vec<Row>,
+    /// Equal bitmaps are one row.
+    numbers: HashMap<Row, u16>,
+}
+
+impl Tables {
+    fn new(rules: &[Rule]) -> Self {
+        let mut rows = vec![Row::NONE; FIRST_FREE_ROW as usize];
+        rows[HEAD_ROW as usize].0[Head::Words as usize] = rules.len().div_ceil(64) as u64;
+        rows[ALL_ROW as usize] = Row::ALL;
+        rows[EXCLUDE_ROW as usize] = row_of(rules, |rule| rule.action == Action::Exclude);
+        Self {
+            rows,
+            numbers: HashMap::from([(Row::ALL, ALL_ROW as u16)]),
+        }
+    }
+
+    fn set_head(&mut self, field: Head, value: u16) {
+        self.rows[HEAD_ROW as usize].0[field as usize] = value.into();
+    }
+
+    fn number_of(&mut self, row: Row) -> Result<u16, CompileError> {
+        if let Some(&number) = self.numbers.get(&row) {
+            return Ok(number);
+        }
+        let number = u16::try_from(self.rows.len()).map_err(|_| CompileError::TooManyPorts)?;
+        self.rows.push(row);
+        self.numbers.insert(row, number);
+        Ok(number)
+    }
+
+    /// A table of so many entries, given as runs of equal ones; each with where it ends.
+    fn table(
+        &mut self,
+        field: Head,
+        entries: u32,
+        runs: impl IntoIterator<Item = (u32, Row)>,
+    ) -> Result<(), CompileError> {
+        let first = self.rows.len();
+        let len = entries.div_ceil(ROW_ENTRIES) as usize;
+        self.rows.resize(first + len, Row::NONE);
+        let number = u16::try_from(first).map_err(|_| CompileError::TooManyPorts)?;
+        self.set_head(field, number);
+        let mut index = 0;
+        for (end, row) in runs {
+            let number = self.number_of(row)?;
+            while index < end {
+                self.rows[first + (index / ROW_ENTRIES) as usize]
+                    .set_entry(index % ROW_ENTRIES, number);
+                index += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn protocols(&mut self, rules: &[Rule]) -> Result<(), CompileError> {
+        let runs = (0..=u8::MAX).map(|protocol| {
+            let row = row_of(rules, |rule| {
+                rule.protocols.is_empty() || rule.protocols.contains(&protocol)
+            });
+            (u32::from(protocol) + 1, row)
+        });
+        self.table(Head::Protocols, 256, runs)
+    }
+
+    fn hooks(&mut self, rules: &[Rule], interfaces: &HookNames) -> Result<(), CompileError> {
+        let hooks = interfaces
+            .iter()
+            .flat_map(|name| [(name, Direction::Ingress), (name, Direction::Egress)]);
+        let runs = hooks.enumerate().map(|(index, (name, direction))| {
+            let row = row_of(rules, |rule| {
+                let is_on = |name| rule.interfaces.iter().any(|known| known.matches(name));
+                (rule.interfaces.is_empty() || name.as_deref().is_some_and(is_on))
+                    && rule.direction.is_none_or(|known| known == direction)
+            });
+            (index as u32 + 1, row)
+        });
+        self.table(Head::Hooks, interfaces.len() as u32 * 2, runs)
+    }
+
+    /// Ports between two neighbouring bounds of ranges satisfy the same rules.
+    fn ports(
+        &mut self,
+        rules: &[Rule],
+        field: Head,
+        side: impl Fn(&Rule) -> &Vec<Ports>,
+    ) -> Result<(), CompileError> {
+        let mut ends: Vec<u32> = rules
+            .iter()
+            .flat_map(&side)
+            .flat_map(|range| [u32::from(*range.start()), u32::from(*range.end()) + 1])
+            .collect();
+        if ends.is_empty() {
+            return Ok(());
+        }
+        ends.push(1 << 16);
+        ends.sort_unstable();
+        ends.dedup();
+        let runs = ends.into_iter().filter(|end| *end > 0).map(|end| {
+            let last = (end - 1) as u16;
+            let row = row_of(rules, |rule| {
+                let ranges = side(rule);
+                ranges.is_empty() || ranges.iter().any(|range| range.contains(&last))
+            });
+            (end, row)
+        });
+        self.table(field, 1 << 16, runs)
+    }
+}
+
+/// Every prefix of one IP version that a rule names, and the one of all addresses, with the rules
+/// that it satisfies, those around it included.
+fn prefixes(rules: &[Rule], is_v6: bool) -> Vec<(Net, NetRows)> {
+    let everything = NetRows {
+        src: row_of(rules, |rule| rule.nets.src.is_empty()),
+        dst: row_of(rules, |rule| rule.nets.dst.is_empty()),
+        either: row_of(rules, |rule| rule.nets.either.is_empty()),
+    };
+    // By address and then length: what covers a prefix comes before it.
+    let mut own = BTreeMap::<(u128, u8), NetRows>::new();
+    own.insert((0, 0), everything);
+    for (index, rule) in rules.iter().enumerate() {
+        let mut add = |nets: &[Net], row: fn(&mut NetRows) -> &mut Row| {
+            for net in nets.iter().filter(|net| net.is_v6 == is_v6) {
+                row(own.entry((net.bits, net.len)).or_default()).insert(index);
+            }
+        };
+        add(&rule.nets.src, |rows| &mut rows.src);
+        add(&rule.nets.dst, |rows| &mut rows.dst);
+        add(&rule.nets.either, |rows| &mut rows.either);
+    }
+    let mut around: Vec<(Net, NetRows)> = Vec::new();
+    let mut all = Vec::with_capacity(own.len());
+    for ((bits, len), mut rows) in own {
+        let net = Net { is_v6, bits, len };
+        while around.last().is_some_and(|(outer, _)| !outer.covers(&net)) {
+            around.pop();
+        }
+        if let Some((_, outer)) = around.last() {
+            merge(&mut rows.src, &outer.src);
+            merge(&mut rows.dst, &outer.dst);
+            merge(&mut rows.either, &outer.either);
+        }
+        around.push((net, rows));
+        all.push((net, rows));
+    }
+    all
+}
+
+fn merge(row: &mut Row, more: &Row) {
+    for (word, more) in row.0.iter_mut().zip(more.0) {
+        *word |= more;
+    }
+}
+
+impl RuleSet for Compiled {
+    fn row(&self, number: u32) -> Option<&Row> {
+        self.rows.get(number as usize)
+    }
+
+    fn nets_v4(&self, key: &NetKey4) -> Option<&NetRows> {
+        longest(&self.nets_v4, key)
+    }
+
+    fn nets_v6(&self, key: &NetKey6) -> Option<&NetRows> {
+        longest(&self.nets_v6, key)
+    }
+}
+
+/// What the kernel's trie answers.
+fn longest<'a, const N: usize>(
+    prefixes: &'a [(NetKey<N>, NetRows)],
+    address: &NetKey<N>,
+) -> Option<&'a NetRows> {
+    let covering = prefixes
+        .iter()
+        .filter(|(prefix, _)| is_prefix(prefix, address));
+    covering
+        .max_by_key(|(prefix, _)| prefix.prefix_len)
+        .map(|(_, rows)| rows)
+}
+
+fn is_prefix<const N: usize>(prefix: &NetKey<N>, address: &NetKey<N>) -> bool {
+    let mut bits = prefix.prefix_len;
+    for (prefix, address) in prefix.address_ne.iter().zip(address.address_ne) {
+        let in_word = bits.min(32);
+        bits -= in_word;
+        let differing = u32::from_be(*prefix ^ address);
+        if differing.leading_zeros() < in_word {
+            return false;
+        }
+    }
+    true
+}

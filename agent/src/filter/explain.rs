@@ -1,0 +1,107 @@
+//! Rules come in; each as it was understood, with what its author may not have meant, goes out.
+
+use serde::Serialize;
+
+use super::{Action, Net, Ports, Rule, Sides};
+use crate::interfaces::Pattern;
+
+/// A rule with what there is to know of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Explained {
+    /// From 1.
+    pub number: usize,
+    pub rule: String,
+    pub notes: Vec<String>,
+}
+
+/// One for each rule, in their order.
+pub fn explain(rules: &[Rule]) -> Vec<Explained> {
+    let explained = rules.iter().enumerate().map(|(index, rule)| Explained {
+        number: index + 1,
+        rule: rule.to_string(),
+        notes: notes(&rules[..index], rule),
+    });
+    explained.collect()
+}
+
+fn notes(earlier: &[Rule], rule: &Rule) -> Vec<String> {
+    let mut notes = Vec::new();
+    let covering = earlier.iter().position(|earlier| covers(earlier, rule));
+    if let Some(index) = covering {
+        notes.push(format!(
+            "never decides: rule {} matches all that it does",
+            index + 1
+        ));
+    }
+    if mixes_versions(&rule.nets) {
+        notes.push("never matches: its networks are of two IP versions".to_owned());
+    }
+    if !rule.ports.is_empty() {
+        notes.push(
+            "matches no packet without ports: ICMP, and later fragments whose first was not seen"
+                .to_owned(),
+        );
+    }
+    if rule.nets.names_a_side() || rule.ports.names_a_side() {
+        notes.push(
+            match rule.action {
+                Action::Include => {
+                    "one direction only: the answers of these packets are for later rules"
+                }
+                Action::Exclude => {
+                    "one direction only: the answers of these packets are counted unless a rule \
+                 excludes them"
+                }
+            }
+            .to_owned(),
+        );
+    }
+    notes
+}
+
+/// Whether the terms of one IP version can never hold at once with those of the other.
+fn mixes_versions(nets: &Sides<Net>) -> bool {
+    let can_be = |is_v6: bool| {
+        [&nets.src, &nets.dst, &nets.either]
+            .into_iter()
+            .all(|side| side.is_empty() || side.iter().any(|net| net.is_v6 == is_v6))
+    };
+    !can_be(false) && !can_be(true)
+}
+
+/// Whether `outer` matches every packet that `inner` does. `false` where it is not sure.
+fn covers(outer: &Rule, inner: &Rule) -> bool {
+    side_covers(&outer.nets, &inner.nets, Net::covers)
+        && side_covers(&outer.ports, &inner.ports, |outer: &Ports, inner| {
+            outer.start() <= inner.start() && inner.end() <= outer.end()
+        })
+        && all_within(&outer.protocols, &inner.protocols, |outer, inner| {
+            outer == inner
+        })
+        && all_within(
+            &outer.interfaces,
+            &inner.interfaces,
+            |outer, inner| match inner {
+                Pattern::Name(name) => outer.matches(name),
+                Pattern::Glob(_) | Pattern::Regex(_) => outer.to_string() == inner.to_string(),
+            },
+        )
+        && (outer.direction.is_none() || outer.direction == inner.direction)
+}
+
+fn side_covers<T>(outer: &Sides<T>, inner: &Sides<T>, covers: impl Fn(&T, &T) -> bool) -> bool {
+    let within = |outer: &[T], inner: &[T]| all_within(outer, inner, &covers);
+    let either = [&inner.either, &inner.src, &inner.dst];
+    within(&outer.src, &inner.src)
+        && within(&outer.dst, &inner.dst)
+        && either.into_iter().any(|inner| within(&outer.either, inner))
+}
+
+/// Whether a term with the values `inner` holds only where one with the values `outer` does.
+fn all_within<T>(outer: &[T], inner: &[T], covers: impl Fn(&T, &T) -> bool) -> bool {
+    outer.is_empty()
+        || !inner.is_empty()
+            && inner
+                .iter()
+                .all(|inner| outer.iter().any(|outer| covers(outer, inner)))
+}

@@ -1,0 +1,346 @@
+//! Compiled rules against the plain meaning of rules, and what people are told.
+
+use std::net::IpAddr;
+
+use agent_common::filter::{Match, first_match};
+use proptest::{prelude::*, sample::select};
+
+use super::*;
+
+/// What the language means, rule by rule and term by term.
+fn plainly_matched(rules: &[Rule], probe: &Probe) -> Option<Match> {
+    let index = rules.iter().position(|rule| holds(rule, probe))?;
+    Some(Match {
+        rule: index as u32,
+        is_excluded: rules[index].action == Action::Exclude,
+    })
+}
+
+fn holds(rule: &Rule, probe: &Probe) -> bool {
+    let [src, dst] = probe.ends;
+    let in_nets =
+        |nets: &[Net], address: IpAddr| nets.iter().any(|net| net.covers(&Net::of(address)));
+    let in_ports = |ports: &[Ports], port: u16| {
+        probe.has_ports && ports.iter().any(|range| range.contains(&port))
+    };
+    let is_on = |name: &String| rule.interfaces.iter().any(|known| known.matches(name));
+    (rule.nets.src.is_empty() || in_nets(&rule.nets.src, src.0))
+        && (rule.nets.dst.is_empty() || in_nets(&rule.nets.dst, dst.0))
+        && (rule.nets.either.is_empty()
+            || in_nets(&rule.nets.either, src.0)
+            || in_nets(&rule.nets.either, dst.0))
+        && (rule.ports.src.is_empty() || in_ports(&rule.ports.src, src.1))
+        && (rule.ports.dst.is_empty() || in_ports(&rule.ports.dst, dst.1))
+        && (rule.ports.either.is_empty()
+            || in_ports(&rule.ports.either, src.1)
+            || in_ports(&rule.ports.either, dst.1))
+        && (rule.protocols.is_empty() || rule.protocols.contains(&probe.protocol))
+        && (rule.interfaces.is_empty() || probe.interface.as_ref().is_some_and(is_on))
+        && (rule.direction.is_none() || rule.direction == probe.direction)
+}
+
+/// Few addresses and many prefix lengths, so that prefixes lie within each other.
+fn address_v4() -> impl Strategy<Value = IpAddr> {
+    (
+        select(&[0x0a00_0000_u32, 0x0a01_0000, 0xc000_0200]),
+        0..4_u32,
+    )
+        .prop_map(|(net, host)| IpAddr::from((net + host).to_be_bytes()))
+}
+
+fn address_v6() -> impl Strategy<Value = IpAddr> {
+    let nets = &[0x2001_0db8_u128 << 96, 0x2001_0db8_0001_u128 << 80, 0];
+    (select(nets), 0..4_u128).prop_map(|(net, host)| IpAddr::from((net + host).to_be_bytes()))
+}
+
+fn address() -> impl Strategy<Value = IpAddr> {
+    prop_oneof![address_v4(), address_v6()]
+}
+
+fn net() -> impl Strategy<Value = Net> {
+    (address(), 0..=128_u8).prop_map(|(address, len)| {
+        let whole = Net::of(address);
+        let len = len.min(whole.len);
+        Net::parse(&format!("{address}/{len}")).unwrap_or_else(|error| match error {
+            net::BadNet::HostBits(net) => net,
+            net::BadNet::NotAnAddress | net::BadNet::BadLength(_) => panic!("{error:?}"),
+        })
+    })
+}
+
+fn ports() -> impl Strategy<Value = Ports> {
+    let port = select(&[0, 1, 52, 53, 54, 1023, 1024, 65_534, u16::MAX]);
+    (port.clone(), port).prop_map(|(a, b)| a.min(b)..=a.max(b))
+}
+
+/// A term that mostly is not there.
+fn maybe<T: fmt::Debug + 'static>(
+    value: impl Strategy<Value = T> + 'static,
+) -> impl Strategy<Value = Vec<T>> {
+    prop_oneof![
+        3 => Just(()).prop_map(|()| Vec::new()).boxed(),
+        2 => prop::collection::vec(value, 1..4).boxed(),
+    ]
+}
+
+fn sides<T: fmt::Debug + Clone + 'static>(
+    value: impl Strategy<Value = T> + Clone + 'static,
+) -> impl Strategy<Value = Sides<T>> {
+    (maybe(value.clone()), maybe(value.clone()), maybe(value))
+        .prop_map(|(src, dst, either)| Sides { src, dst, either })
+}
+
+fn direction() -> impl Strategy<Value = Direction> {
+    select(&[Direction::Ingress, Direction::Egress])
+}
+
+fn rule() -> impl Strategy<Value = Rule> {
+    (
+        select(&[Action::Include, Action::Exclude]),
+        sides(net().boxed()),
+        sides(ports().boxed()),
+        maybe(select(&[1_u8, 6, 17])),
+        maybe(select(&["eth0", "eth*", "wg0"])),
+        prop::option::weighted(0.2, direction()),
+    )
+        .prop_map(
+            |(action, nets, ports, protocols, interfaces, direction)| Rule {
+                action,
+                nets,
+                ports,
+                protocols,
+                interfaces: interfaces
+                    .into_iter()
+                    .map(|name| name.parse().unwrap())
+                    .collect(),
+                direction,
+            },
+        )
+}
+
+fn probe() -> impl Strategy<Value = Probe> {
+    let port = select(&[0, 1, 53, 1023, 1024, 40_000, u16::MAX]);
+    let ends = prop_oneof![
+        (address_v4().boxed(), address_v4().boxed()),
+        (address_v6().boxed(), address_v6().boxed()),
+    ];
+    (
+        ends,
+        (port.clone(), port),
+        any::<bool>(),
+        select(&[1_u8, 6, 17]),
+        select(&["eth0", "eth1", "wg0", "lo"]),
+        direction(),
+    )
+        .prop_map(
+            |(ends, ports, has_ports, protocol, interface, direction)| Probe {
+                ends: [(ends.0, ports.0), (ends.1, ports.1)],
+                has_ports,
+                protocol,
+                interface: Some(interface.to_owned()),
+                direction: Some(direction),
+            },
+        )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn compiled_rules_mean_what_the_language_says(
+        rules in prop::collection::vec(rule(), 0..150),
+        probes in prop::collection::vec(probe(), 50),
+    ) {
+        let names = ["eth0", "eth1", "wg0", "lo"].map(|name| Some(name.to_owned()));
+        let compiled = Compiled::new(&rules, &names).unwrap();
+        for probe in probes {
+            let slot = names.iter().position(|name| *name == probe.interface).unwrap() as u32;
+            let hook = slot * 2 + u32::from(probe.direction == Some(Direction::Egress));
+            prop_assert_eq!(
+                first_match(&compiled, &probe.packet(), hook),
+                plainly_matched(&rules, &probe),
+                "{}", probe
+            );
+        }
+    }
+
+    #[test]
+    fn a_rule_reads_back_what_it_shows(rule in rule()) {
+        let shown = rule.to_string();
+        let Rules(rules) = shown.parse::<Rules>().unwrap();
+        prop_assert_eq!(rules.len(), 1);
+        prop_assert_eq!(rules[0].to_string(), shown);
+    }
+
+    #[test]
+    fn a_rule_that_is_said_to_be_covered_decides_nothing(
+        rules in prop::collection::vec(rule(), 2..6),
+        probes in prop::collection::vec(probe(), 200),
+    ) {
+        for explained in explain(&rules) {
+            if explained.notes.iter().any(|note| note.starts_with("never")) {
+                for probe in &probes {
+                    let matched = plainly_matched(&rules, probe);
+                    prop_assert_ne!(matched.map(|matched| matched.rule as usize + 1), Some(explained.number));
+                }
+            }
+        }
+    }
+}
+
+fn rules(text: &str) -> Vec<Rule> {
+    text.parse::<Rules>().unwrap().0
+}
+
+fn fault(text: &str) -> String {
+    text.parse::<Rules>().unwrap_err().to_string()
+}
+
+#[test]
+fn rules_are_read_in_any_order_of_terms_and_shown_in_one() {
+    let cases = [
+        ("exclude net 10.0.0.0/8", "exclude net 10.0.0.0/8"),
+        (
+            "include dst port 443 proto TCP src net 2001:db8::/32",
+            "include src net 2001:db8::/32 dst port 443 proto tcp",
+        ),
+        (
+            "  exclude\tport 1024-65535,53 proto 17 on eth0 ingress ; ",
+            "exclude port 1024-65535,53 proto udp on eth0 ingress",
+        ),
+        ("exclude net 192.0.2.1", "exclude net 192.0.2.1/32"),
+        ("exclude all", "exclude all"),
+    ];
+    for (text, shown) in cases {
+        let rules = rules(text);
+        assert_eq!(rules.len(), 1);
+        assert_eq!(rules[0].to_string(), shown);
+    }
+    assert_eq!(rules("include net ::/0; exclude all").len(), 2);
+    assert!(rules("").is_empty());
+}
+
+#[test]
+fn a_fault_points_at_its_place() {
+    assert_eq!(
+        fault("include all; exclude net 10.0.0.0/8,10.0.0.0/33 ingress"),
+        "the prefix length is a number from 0 to 32\n  \
+         include all; exclude net 10.0.0.0/8,10.0.0.0/33 ingress\n  \
+         \u{20}                                   ^^^^^^^^^^^"
+    );
+    assert_eq!(
+        fault("exclude src"),
+        "expected net or port here\n  exclude src\n              ^"
+    );
+    let cases = [
+        ("drop all", "^^^^", "begins with include or exclude"),
+        ("exclude", "^", "expected src, dst"),
+        ("exclude host 10.0.0.1", "^^^^", "no term begins so"),
+        (
+            "exclude net 10.1.2.3/8",
+            "^^^^^^^^^^",
+            "the network is 10.0.0.0/8",
+        ),
+        ("exclude port 70000", "^^^^^", "a port or a range"),
+        ("exclude port 90-80", "^^^^^", "80-90 is not"),
+        ("exclude port 80, 90", "^", "a list has no spaces"),
+        ("exclude proto tpc", "^^^", "expected a protocol's name"),
+        ("exclude on /eth/", "^^^^^", "an interface's name"),
+        ("exclude all net ::/0", "^^^", "stands alone"),
+        ("exclude ingress egress", "^^^^^^", "already given"),
+        (
+            "exclude port 1 proto tcp port 2",
+            "^^^^",
+            "stands there twice",
+        ),
+        ("exclude net ☃", "^", "a network or an address"),
+    ];
+    for (text, mark, message) in cases {
+        let fault = fault(text);
+        assert!(fault.contains(message), "{fault}");
+        assert_eq!(fault.lines().last().unwrap().trim_start(), mark, "{fault}");
+    }
+}
+
+#[test]
+fn a_fault_in_a_file_names_line_and_column() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("filters");
+    std::fs::write(
+        &path,
+        "# ours\n\ninclude net 10.0.0.0/8 # but\nexclude nets ::/0\n",
+    )
+    .unwrap();
+    let error = read(&[], Some(&path)).unwrap_err().to_string();
+    let place = format!("{}:4:9: no term begins so", path.display());
+    assert!(error.starts_with(&place), "{error}");
+
+    std::fs::write(&path, "# ours\n\ninclude net 10.0.0.0/8 # but\n").unwrap();
+    let read = read(&[Rules(rules("exclude all"))], Some(&path)).unwrap();
+    let shown: Vec<String> = read.iter().map(ToString::to_string).collect();
+    assert_eq!(shown, ["exclude all", "include net 10.0.0.0/8"]);
+}
+
+#[test]
+fn what_decides_nothing_is_told() {
+    let explained = explain(&rules(
+        "exclude net 10.0.0.0/8; include src net 10.1.0.0/16 proto tcp; exclude port 53; \
+         include src net 10.0.0.0/8 dst net ::/0",
+    ));
+    let noted = |index: usize, note: &str| {
+        explained[index]
+            .notes
+            .iter()
+            .any(|known| known.starts_with(note))
+    };
+    assert!(explained[0].notes.is_empty());
+    assert!(noted(1, "never decides: rule 1") && noted(1, "one direction only"));
+    assert!(noted(2, "matches no packet without ports") && !noted(2, "never"));
+    assert!(noted(3, "never matches: its networks"));
+}
+
+#[test]
+fn a_probe_tells_the_rule_for_the_packet_and_its_answer() {
+    let probe: Probe = "192.0.2.1:1234 > 10.0.0.1:53 udp on eth0 ingress"
+        .parse()
+        .unwrap();
+    let verdicts = probe
+        .verdicts(&rules(
+            "include proto tcp; exclude src net 10.0.0.0/8 egress",
+        ))
+        .unwrap();
+    assert_eq!(
+        verdicts,
+        [
+            Verdict {
+                packet: "192.0.2.1:1234 > 10.0.0.1:53 udp on eth0 ingress".to_owned(),
+                is_counted: true,
+                rule: None,
+            },
+            Verdict {
+                packet: "10.0.0.1:53 > 192.0.2.1:1234 udp on eth0 egress".to_owned(),
+                is_counted: false,
+                rule: Some(2),
+            },
+        ]
+    );
+    for bad in [
+        "",
+        "10.0.0.1 > ::1 tcp",
+        "10.0.0.1:1 > 10.0.0.2:2 icmp",
+        "10.0.0.1 > 10.0.0.2 tcp up",
+    ] {
+        assert!(bad.parse::<Probe>().is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn more_rules_than_fit_are_refused() {
+    let one = rules("exclude net 10.0.0.0/8");
+    let many: Vec<Rule> = one.iter().cycle().take(1025).cloned().collect();
+    assert_eq!(
+        Compiled::new(&many, &[]).unwrap_err(),
+        CompileError::TooManyRules(1025)
+    );
+    assert!(Compiled::new(&many[..1024], &[]).is_ok());
+}

@@ -1,0 +1,37 @@
+//! Names of IP protocols: numbers come in, names go out, and back.
+
+/// Well-known protocols by their IANA number, under the names that people know.
+const NAMES: &[(u8, &str)] = &[
+    (1, "icmp"),
+    (2, "igmp"),
+    (4, "ipip"),
+    (6, "tcp"),
+    (17, "udp"),
+    (33, "dccp"),
+    (41, "ipv6"),
+    (47, "gre"),
+    (50, "esp"),
+    (51, "ah"),
+    (58, "icmp6"),
+    (89, "ospf"),
+    (103, "pim"),
+    (112, "vrrp"),
+    (132, "sctp"),
+    (136, "udplite"),
+];
+
+/// The name, where the protocol has a well-known one.
+pub fn name(number: u8) -> Option<&'static str> {
+    NAMES
+        .iter()
+        .find(|(known, _)| *known == number)
+        .map(|(_, name)| *name)
+}
+
+/// The number of a name, in any case.
+pub fn number(name: &str) -> Option<u8> {
+    NAMES
+        .iter()
+        .find(|(_, known)| known.eq_ignore_ascii_case(name))
+        .map(|(number, _)| *number)
+}
