@@ -129,6 +129,10 @@ reasons! {
     OffloadedTags = "offloaded_tags",
     /// Beside the sum: frames under 60 bytes; bytes are what padding to 60 would add.
     Short = "short",
+    /// Beside the sum: later fragments that joined the flow of their first one.
+    FragmentsJoined = "fragments_joined",
+    /// Beside the sum: later fragments whose first one was not remembered, in flows without ports.
+    FragmentsUnmatched = "fragments_unmatched",
 }
 
 impl Reason {
@@ -180,12 +184,14 @@ impl Reason {
         Self::Inexact,
         Self::OffloadedTags,
         Self::Short,
+        Self::FragmentsJoined,
+        Self::FragmentsUnmatched,
     ];
 }
 
 /// Slots of [`HookAccount`]: a power of two, so that the verifier sees `index & (SLOTS - 1)` in
 /// bounds.
-pub const SLOTS: usize = 32;
+pub const SLOTS: usize = 64;
 
 const _: () = assert!(Reason::ALL.len() <= SLOTS);
 
@@ -193,9 +199,17 @@ const _: () = assert!(Reason::ALL.len() <= SLOTS);
 ///
 /// In the kernel it is cumulative and never reset; userspace takes differences.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HookAccount {
     pub counters: [Pair; SLOTS],
+}
+
+impl Default for HookAccount {
+    fn default() -> Self {
+        Self {
+            counters: [Pair::default(); SLOTS],
+        }
+    }
 }
 
 const _: () = assert!(size_of::<HookAccount>() == SLOTS * 16);

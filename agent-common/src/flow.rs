@@ -15,7 +15,7 @@ pub enum L4Kind {
     Icmp = 2,
     /// ICMP with an identifier: `port_a` is type and code of the request; `port_b` the identifier.
     IcmpQuery = 3,
-    /// A later fragment: its ports are in a packet that is not at hand; both fields are zero.
+    /// A later fragment whose first one is not known: both fields are zero.
     Fragment = 4,
 }
 

@@ -24,5 +24,5 @@ pub mod wire_size;
 pub use account::{HookAccount, Pair, Reason};
 pub use flow::{Clocks, FlowCounters, FlowKey, L4Kind};
 pub use frame::{Frame, Header};
-pub use parse::{LinkType, Packet, parse};
+pub use parse::{LinkType, Packet, Part, parse};
 pub use switches::Switches;

@@ -35,6 +35,65 @@ pub struct Packet {
     /// From the start of the frame through the TCP, UDP or SCTP header: what each segment of a
     /// super-frame repeats. 0 where it is not known.
     pub segment_header_len_bytes: u32,
+    /// Which part of its datagram the packet is.
+    pub part: Part,
+    /// The identification that all fragments of the datagram carry.
+    pub datagram_id: u32,
+}
+
+/// A packet's part of its datagram, as IPv4 writes it: the offset in units of eight bytes (lower 13
+/// bits), and whether more fragments follow. 0 is a whole datagram, also where an IPv6 Fragment
+/// header says so (RFC 6946).
+///
+/// Bits and no enum: the verifier walks all of the parser again for each value that it can tell
+/// from others.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Part(u32);
+
+impl Part {
+    const MORE: u32 = 0x2000;
+    const OFFSET: u32 = 0x1fff;
+
+    pub const fn new(offset_bytes: u16, more: bool) -> Self {
+        Self(offset_bytes as u32 >> 3 | if more { Self::MORE } else { 0 })
+    }
+
+    /// From the second 32-bit word of an IPv4 header (RFC 791).
+    #[inline(always)]
+    fn ipv4(word: u32) -> Self {
+        Self(word & (Self::MORE | Self::OFFSET))
+    }
+
+    /// From the second 16-bit word of a Fragment header (RFC 8200 section 4.5).
+    #[inline(always)]
+    fn ipv6(word: u16) -> Self {
+        Self(u32::from(word >> 3 | (word & 1) << 13))
+    }
+
+    #[inline(always)]
+    pub const fn is_whole(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Has the header with the ports, which the others lack.
+    #[inline(always)]
+    pub const fn is_first(self) -> bool {
+        self.0 == Self::MORE
+    }
+
+    #[inline(always)]
+    pub const fn is_later(self) -> bool {
+        self.0 & Self::OFFSET != 0
+    }
+
+    pub const fn offset_bytes(self) -> u16 {
+        ((self.0 & Self::OFFSET) << 3) as u16
+    }
+
+    pub const fn has_more(self) -> bool {
+        self.0 & Self::MORE != 0
+    }
 }
 
 /// Extension headers that the walk goes through. RFC 8200 allows seven in sensible use.
@@ -56,9 +115,7 @@ const ETHERTYPE_QINQ: u16 = 0x88a8;
 const ETHERTYPE_QINQ_OLD: u16 = 0x9100;
 
 const IPV4_LEN: u32 = 20;
-const IPV4_FRAGMENT_OFFSET_MASK: u16 = 0x1fff;
 const IPV6_LEN: u32 = 40;
-const IPV6_FRAGMENT_OFFSET_MASK: u16 = 0xfff8;
 
 const NEXT_FRAGMENT: u8 = 44;
 
@@ -211,6 +268,9 @@ fn ipv4<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(), Rea
     set_first_four(&mut packet.key.addr_a, a);
     set_first_four(&mut packet.key.addr_b, b);
 
+    let id_and_part = u32::from_be(header.ne32::<4>());
+    packet.datagram_id = id_and_part >> 16;
+    packet.part = Part::ipv4(id_and_part);
     transport::parse(
         frame,
         Transport {
@@ -221,7 +281,7 @@ fn ipv4<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(), Rea
             } else {
                 offset + total_len
             },
-            later_fragment: header.be16::<6>() & IPV4_FRAGMENT_OFFSET_MASK != 0,
+            later_fragment: packet.part.is_later(),
             order,
         },
         packet,
@@ -265,14 +325,18 @@ fn ipv6<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(), Rea
         later_fragment: false,
         order,
     };
-    walk_extensions(frame, &mut transport)?;
+    walk_extensions(frame, &mut transport, packet)?;
     transport::parse(frame, transport, packet)
 }
 
 /// Moves `transport` behind the extension headers. A later fragment ends the walk: what its
-/// Fragment header calls next lies in the first one.
+/// Fragment header calls next lies in the first one. Of two Fragment headers the last one counts.
 #[inline(always)]
-fn walk_extensions<F: Frame>(frame: &F, transport: &mut Transport) -> Result<(), Reason> {
+fn walk_extensions<F: Frame>(
+    frame: &F,
+    transport: &mut Transport,
+    packet: &mut Packet,
+) -> Result<(), Reason> {
     let start_bytes = transport.offset_bytes;
     for _ in 0..MAX_EXTENSION_HEADERS {
         let unit = extension_unit(transport.protocol);
@@ -289,9 +353,13 @@ fn walk_extensions<F: Frame>(frame: &F, transport: &mut Transport) -> Result<(),
         let is_fragment = transport.protocol == NEXT_FRAGMENT;
         transport.protocol = header.u8::<0>();
         transport.offset_bytes += 8 + u32::from(header.u8::<1>()) * u32::from(unit & 0x0c);
-        if is_fragment && header.be16::<2>() & IPV6_FRAGMENT_OFFSET_MASK != 0 {
-            transport.later_fragment = true;
-            return Ok(());
+        if is_fragment {
+            packet.part = Part::ipv6(header.be16::<2>());
+            packet.datagram_id = u32::from_be(header.ne32::<4>());
+            if packet.part.is_later() {
+                transport.later_fragment = true;
+                return Ok(());
+            }
         }
     }
     last_extension_is_whole(frame, transport, start_bytes)?;

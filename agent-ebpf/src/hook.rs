@@ -14,6 +14,7 @@ use aya_log_ebpf::debug;
 use crate::{
     account::Account,
     filter,
+    fragments,
     packet::{Fragmented, Linear, Paged},
     page, table,
 };
@@ -145,6 +146,11 @@ fn count<C: aya_ebpf::EbpfContext>(
         Ok(()) => {
             packet.key.netns = NETNS.load();
             packet.key.ifindex = ifindex;
+            if !packet.part.is_whole()
+                && let Some(fact) = fragments::join(packet)
+            {
+                account.add(fact, size.packets, size.bytes);
+            }
             filter::select(packet, direction)
                 .and_then(|()| table::add(page, packet, size.packets, size.bytes))
         }

@@ -2,8 +2,9 @@
 //! out. The packet itself is never changed and always goes on.
 //!
 //! A packet's way: a program here names its hook and link type → [`hook`] reads what the kernel
-//! says about the packet, parses it through a reader of [`packet`], asks the [`filter`], and counts
-//! it in the [`account`] and the [`table`], both on the page that [`page`] names.
+//! says about the packet, parses it through a reader of [`packet`], gives later fragments their ports
+//! ([`fragments`]), asks the [`filter`], and counts it in the [`account`] and the [`table`], both on
+//! the page that [`page`] names.
 
 #![no_std]
 #![no_main]
@@ -20,6 +21,7 @@ mod account;
 mod atomic;
 mod clock;
 mod filter;
+mod fragments;
 mod hook;
 mod packet;
 mod page;

@@ -11,11 +11,14 @@ mod support;
 use std::collections::BTreeMap;
 
 use agent_common::Pair;
-use lab::{Counters, Extension, Frame, FrameSocket, Host, Lab, Tun, privilege::is_root_or_skip};
-use support::{Agent, Both, GENERIC_XDP, NATIVE_XDP, Report, count, name, pair, wait_until};
+use lab::{Extension, Frame, FrameSocket, Host, Lab, Tun, privilege::is_root_or_skip};
+use support::{
+    Agent, Both, count,
+    hook::{Hook, report_of},
+    name, pair, wait_until,
+};
 
 const ACK: u8 = 0x10;
-const ETHERNET_HEADER_LEN_BYTES: u64 = 14;
 /// IEEE 802 experimental: no transport header that anyone parses.
 const OTHER_PROTOCOL: u8 = 253;
 /// Source port 4000, destination port 5000, and what any header with ports has behind them.
@@ -101,12 +104,12 @@ fn detours(ends: &Ends) -> Vec<Kind> {
                 .udp(2000, 53, &[0; 32])
                 .unwrap(),
         ),
-        // A fragment that is not the first has no ports: it is a flow of its own.
+        // Without its first one, a later fragment has no ports: it is a flow of its own.
         (
             17,
             0,
             0,
-            plain().fragment(7, 40, false).ip(17, &[0xff; 24]).unwrap(),
+            plain().fragment(8, 40, false).ip(17, &[0xff; 24]).unwrap(),
         ),
         // Padding behind the IP packet is in the bytes and nowhere else.
         (
@@ -207,67 +210,9 @@ fn send(socket: &FrameSocket, traffic: &[Traffic]) -> u64 {
     socket.send_many(frames).unwrap() as u64
 }
 
-/// What a hook sees and how the agent's interface counts it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Hook {
-    TcIngress,
-    TcEgress,
-    NativeXdp,
-    GenericXdp,
-}
-
-impl Hook {
-    fn settings(self) -> &'static [&'static str] {
-        match self {
-            Self::TcIngress | Self::TcEgress => &[],
-            Self::NativeXdp => NATIVE_XDP,
-            Self::GenericXdp => GENERIC_XDP,
-        }
-    }
-
-    fn ends(self, lab: &Lab) -> (&Host, &Host) {
-        match self {
-            Self::TcEgress => (&lab.agent, &lab.peer),
-            Self::TcIngress | Self::NativeXdp | Self::GenericXdp => (&lab.peer, &lab.agent),
-        }
-    }
-
-    /// The growth of the interface's counter, as frame bytes.
-    fn counted(self, growth: Counters) -> Pair {
-        let (packets, bytes) = match self {
-            Self::TcEgress => (growth.tx_packets, growth.tx_bytes),
-            Self::TcIngress | Self::GenericXdp => (growth.rx_packets, growth.rx_bytes),
-            // See `lab::Counters` for the header.
-            Self::NativeXdp => (
-                growth.rx_packets,
-                growth.rx_bytes + ETHERNET_HEADER_LEN_BYTES * growth.rx_packets,
-            ),
-        };
-        Pair { packets, bytes }
-    }
-}
-
-/// Lets `traffic` pass the agent's hook and gives its report, which agrees with the interface.
-fn report_of(hook: Hook, traffic: impl FnOnce(&Host, &Host) -> u64) -> Report {
-    let lab = Lab::quiet().unwrap();
-    let agent = Agent::start(&lab, hook.settings());
-    let before = lab.agent.counters().unwrap();
-    let (from, to) = hook.ends(&lab);
-    let sent = traffic(from, to);
-    let mut counted = Pair::default();
-    wait_until("the frames are through", || {
-        counted = hook.counted(lab.agent.counters().unwrap() - before);
-        counted.packets >= sent
-    });
-    let report = agent.stop();
-    assert_eq!(report.seen(), counted);
-    assert_eq!(counted.packets, sent);
-    report
-}
-
 fn every_kind_makes_exact_records(hook: Hook) {
     let mut expected = BTreeMap::new();
-    let report = report_of(hook, |from, to| {
+    let report = report_of(hook, &[], |from, to| {
         let traffic = every_kind(from, to);
         expected = sums_of(&traffic);
         send(&from.frame_socket().unwrap(), &traffic)
@@ -348,7 +293,7 @@ fn unparsable(from: &Host, to: &Host) -> Vec<(&'static str, Vec<u8>)> {
 
 fn what_cannot_be_parsed_is_counted_by_reason(hook: Hook) {
     let mut expected = BTreeMap::<&str, Pair>::new();
-    let report = report_of(hook, |from, to| {
+    let report = report_of(hook, &[], |from, to| {
         let mut frames = unparsable(from, to);
         if hook != Hook::TcIngress {
             // The kernel drops it ahead of TC ingress (skb_vlan_untag).

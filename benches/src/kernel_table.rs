@@ -23,6 +23,7 @@ impl KernelTable {
     pub fn load() -> Result<Self> {
         let kernel = Kernel::load(&LoadSettings {
             max_flows: CAPACITY,
+            max_fragments: 1,
             netns: 0,
             max_ifindex: 1,
             interfaces: 1,

@@ -27,10 +27,15 @@ pub struct RawFrame {
 }
 
 impl RawFrame {
-    /// What our parser says, on the host.
+    /// What our parser says, on the host. The identification of a whole datagram, which nobody
+    /// reads, is left out.
     pub fn parse(&self) -> Parsed {
         let mut packet = Packet::default();
-        parse(&&*self.bytes, self.link_type, self.tag, &mut packet).map(|()| packet)
+        parse(&&*self.bytes, self.link_type, self.tag, &mut packet)?;
+        if packet.part.is_whole() {
+            packet.datagram_id = 0;
+        }
+        Ok(packet)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, str::FromStr};
 
-use agent_common::{L4Kind, LinkType, Packet, Reason};
+use agent_common::{L4Kind, LinkType, Packet, Part, Reason};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{Entry, KINDS, Parsed, RawFrame};
@@ -164,6 +164,17 @@ fn add_fact(packet: &mut Packet, word: &str, rest: &str) -> Result<()> {
         }
         "tcp_flags" => packet.tcp_flags = u8::from_str_radix(rest, 16)?,
         "dscp" => packet.dscp = rest.parse()?,
+        "fragment" => {
+            let (rest, more) = match rest.strip_suffix(" more") {
+                Some(rest) => (rest, true),
+                None => (rest, false),
+            };
+            let [id, offset_bytes] = numbers(rest)?[..] else {
+                bail!("an identification and an offset")
+            };
+            packet.datagram_id = id;
+            packet.part = Part::new(offset_bytes.try_into()?, more);
+        }
         "repeats" => packet.segment_header_len_bytes = rest.parse()?,
         _ => bail!("`{word}` is no word of the format"),
     }

@@ -86,6 +86,15 @@ fn write_packet(f: &mut Formatter<'_>, packet: &Packet) -> Result {
         let [outer, inner] = key.vlan_ids;
         writeln!(f, "  vlans      {outer} {inner}")?;
     }
+    if !packet.part.is_whole() {
+        let more = if packet.part.has_more() { " more" } else { "" };
+        let offset_bytes = packet.part.offset_bytes();
+        writeln!(
+            f,
+            "  fragment   {} {offset_bytes}{more}",
+            packet.datagram_id
+        )?;
+    }
     writeln!(f, "  tcp_flags  {:02x}", packet.tcp_flags)?;
     writeln!(f, "  dscp       {}", packet.dscp)?;
     writeln!(f, "  repeats    {}", packet.segment_header_len_bytes)

@@ -75,6 +75,12 @@ pub struct Args {
           value_parser = clap::value_parser!(u32).range(1..=1_000_000_000))]
     pub max_tracked_flows: u32,
 
+    /// Fragmented datagrams whose ports are remembered for their later fragments, some 150 bytes of
+    /// kernel memory each; beyond it the one that was quiet the longest leaves.
+    #[arg(long, value_name = "DATAGRAMS", env = "FLOW_AGENT_MAX_FRAGMENTS", default_value_t = 16_384,
+          value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
+    pub max_fragments: u32,
+
     /// How often the table is drained.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_SCAN_INTERVAL", default_value = "10s",
           value_parser = interval)]
@@ -190,6 +196,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     let netns = netns_inode()?;
     let mut kernel = Kernel::load(&LoadSettings {
         max_flows: args.max_flows,
+        max_fragments: args.max_fragments,
         netns,
         max_ifindex: selected.iter().map(|link| link.ifindex).max().unwrap_or(0),
         interfaces: selected.len() as u32,
@@ -269,7 +276,8 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         hooks,
     });
     tracing::info!(max_flows = args.max_flows, scan_interval = ?args.scan_interval, "counting");
-    serve(args, identity, hub, listeners, scanner, stop).await?;
+    // The scanner holds accounts: too much for the caller's stack.
+    Box::pin(serve(args, identity, hub, listeners, scanner, stop)).await?;
     Ok(ExitCode::SUCCESS)
 }
 

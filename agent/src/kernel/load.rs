@@ -30,6 +30,8 @@ const SPARE_SLOTS: u32 = 8;
 /// What is fixed when the programs are loaded.
 pub struct LoadSettings {
     pub max_flows: u32,
+    /// Fragmented datagrams whose ports are remembered at a time.
+    pub max_fragments: u32,
     /// Inode number of the interfaces' network namespace.
     pub netns: u32,
     /// Highest interface index and number of interfaces that will be attached.
@@ -50,6 +52,7 @@ pub struct Kernel {
     interfaces: MapData,
     /// Slots for which there are accounts; their interfaces' names, where they have one.
     interface_names: Vec<Option<String>>,
+    pub fragments: MapData,
 }
 
 impl Kernel {
@@ -65,6 +68,7 @@ impl Kernel {
             .override_global(aya_log::LEVEL, &settings.log_level, false)
             .map_max_entries("ACCOUNT", accounts_per_page * 2)
             .map_max_entries("INTERFACES", (settings.max_ifindex + 1).max(1024))
+            .map_max_entries("FRAGMENTS", settings.max_fragments)
             .load(OBJECT)
             .map_err(explain)?;
         let pages = Pages::create(
@@ -80,6 +84,7 @@ impl Kernel {
             take(&mut ebpf, "RULE_NETS_V6")?,
         );
         let interfaces = take(&mut ebpf, "INTERFACES")?;
+        let fragments = take(&mut ebpf, "FRAGMENTS")?;
         let clocks: &mut Xdp = ebpf
             .program_mut(CLOCKS)
             .with_context(|| format!("the object has no program {CLOCKS}"))?
@@ -95,6 +100,7 @@ impl Kernel {
             filters,
             interfaces,
             interface_names: vec![None; slots as usize],
+            fragments,
         })
     }
 
@@ -165,6 +171,7 @@ impl Kernel {
             + self.accounts.kernel_memory_bytes()
             + self.filters.kernel_memory_bytes()
             + map_memory_bytes(&self.interfaces)
+            + map_memory_bytes(&self.fragments)
     }
 }
 
@@ -177,7 +184,10 @@ fn take(ebpf: &mut Ebpf, name: &str) -> Result<MapData> {
         .take_map(name)
         .with_context(|| format!("the object has no map {name}"))?;
     match map {
-        Map::Array(data) | Map::ArrayOfMaps(data) | Map::PerCpuArray(data) => Ok(data),
+        Map::Array(data)
+        | Map::ArrayOfMaps(data)
+        | Map::LruHashMap(data)
+        | Map::PerCpuArray(data) => Ok(data),
         _ => bail!("map {name} is of another kind"),
     }
 }

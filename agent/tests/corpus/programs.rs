@@ -7,7 +7,10 @@ use agent::kernel::{
     load::{Kernel, LoadSettings},
 };
 use agent_common::{FlowCounters, FlowKey, HookAccount, LinkType};
-use aya::programs::{ProgramError, SchedClassifier, TestRun as _, TestRunOptions, Xdp};
+use aya::{
+    maps::{HashMap, Map, MapData},
+    programs::{ProgramError, SchedClassifier, TestRun as _, TestRunOptions, Xdp},
+};
 use corpus::RawFrame;
 
 /// The loopback interface: where the kernel pretends that the frame is (`net/bpf/test_run.c`).
@@ -92,12 +95,17 @@ pub struct Counted {
 /// The loaded programs, attached nowhere.
 pub struct Programs {
     kernel: Kernel,
+    fragments: HashMap<MapData, [u8; DATAGRAM_LEN], [u8; 16]>,
 }
+
+/// What names a datagram whose first fragment is remembered: a flow's key, identification, direction.
+const DATAGRAM_LEN: usize = size_of::<FlowKey>() + 8;
 
 impl Programs {
     pub fn load() -> Self {
         let mut kernel = Kernel::load(&LoadSettings {
             max_flows: MAX_FLOWS,
+            max_fragments: 1024,
             netns: NETNS,
             max_ifindex: IFINDEX,
             interfaces: 1,
@@ -116,7 +124,12 @@ impl Programs {
             }
             .unwrap();
         }
-        Self { kernel }
+        let fragments = kernel.fragments.fd().as_fd().try_clone_to_owned().unwrap();
+        let fragments = Map::LruHashMap(MapData::from_fd(fragments).unwrap());
+        Self {
+            kernel,
+            fragments: fragments.try_into().unwrap(),
+        }
     }
 
     /// Runs a program once. Nothing else runs these programs, so the page that they fill is idle
@@ -135,10 +148,19 @@ impl Programs {
         };
         let verdict = result.map_err(os_error)?.return_value;
         assert_eq!(verdict, hook.verdict(), "the packet goes on");
+        self.forget_fragments();
         Ok(Counted {
             account: self.kernel.accounts.take(0, hook.account()).unwrap(),
             flows: self.take_flows(),
         })
+    }
+
+    /// So that no frame joins the flow of one before.
+    fn forget_fragments(&mut self) {
+        let datagrams: Vec<_> = self.fragments.keys().map(Result::unwrap).collect();
+        for datagram in &datagrams {
+            self.fragments.remove(datagram).unwrap();
+        }
     }
 
     fn take_flows(&mut self) -> Vec<(FlowKey, FlowCounters)> {

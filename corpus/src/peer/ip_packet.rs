@@ -3,10 +3,10 @@
 
 use std::net::IpAddr;
 
-use agent_common::Reason;
+use agent_common::{Part, Reason};
 use etherparse::{
-    IpAuthHeaderSlice, IpNumber, Ipv6FragmentHeaderSlice, Ipv6RawExtHeaderSlice, LaxIpPayloadSlice,
-    LaxIpv4Slice, LaxIpv6Slice,
+    IpAuthHeaderSlice, IpFragOffset, IpNumber, Ipv6FragmentHeader, Ipv6FragmentHeaderSlice,
+    Ipv6RawExtHeaderSlice, LaxIpPayloadSlice, LaxIpv4Slice, LaxIpv6Slice,
     err::{Layer, ipv6_exts, packet::SliceError},
     ip_number,
 };
@@ -32,6 +32,12 @@ impl Reading {
         }
         self.packet.dscp = header.dcp().value();
         self.packet.key.ip_version = 4;
+        let offset = header.fragments_offset();
+        self.note_fragment(
+            header.identification().into(),
+            offset,
+            header.more_fragments(),
+        );
         Ok(Transport {
             later_fragment: header.fragments_offset().value() != 0,
             ..transport(
@@ -60,6 +66,13 @@ impl Reading {
             header.destination_addr().into(),
         );
         let walk = walk(header.next_header(), packet.extensions().slice())?;
+        if let Some(fragment) = walk.fragment {
+            self.note_fragment(
+                fragment.identification,
+                fragment.fragment_offset,
+                fragment.more_fragments,
+            );
+        }
         if let Some(protocol) = walk.later_fragment {
             transport.protocol = protocol.0;
             transport.later_fragment = true;
@@ -76,6 +89,11 @@ impl Reading {
             self.note(Difference::ExtensionNotKnown);
         }
         Ok(transport)
+    }
+
+    fn note_fragment(&mut self, id: u32, offset: IpFragOffset, more: bool) {
+        self.packet.part = Part::new(offset.byte_offset(), more);
+        self.packet.datagram_id = if self.packet.part.is_whole() { 0 } else { id };
     }
 
     /// `rest` begins with the extension header that was not accepted.
@@ -123,6 +141,8 @@ fn is_extension(layer: Layer) -> bool {
 
 struct Walk {
     headers: usize,
+    /// The last Fragment header.
+    fragment: Option<Ipv6FragmentHeader>,
     /// What a fragment that is not the first says that it is of.
     later_fragment: Option<IpNumber>,
 }
@@ -131,6 +151,7 @@ struct Walk {
 /// which reads on behind headers of which the next one was refused.
 fn walk(mut next: IpNumber, mut rest: &[u8]) -> Result<Walk, Reason> {
     let mut headers = 0;
+    let mut fragment = None;
     let mut later_fragment = None;
     while !rest.is_empty() && later_fragment.is_none() {
         headers += 1;
@@ -147,6 +168,7 @@ fn walk(mut next: IpNumber, mut rest: &[u8]) -> Result<Walk, Reason> {
             ip_number::IPV6_FRAG => {
                 let header = Ipv6FragmentHeaderSlice::from_slice(rest).map_err(|_| cut)?;
                 next = header.next_header();
+                fragment = Some(header.to_header());
                 later_fragment = (header.fragment_offset().value() != 0).then_some(next);
                 header.slice().len()
             }
@@ -160,6 +182,7 @@ fn walk(mut next: IpNumber, mut rest: &[u8]) -> Result<Walk, Reason> {
     }
     Ok(Walk {
         headers,
+        fragment,
         later_fragment,
     })
 }

@@ -25,6 +25,7 @@ pub(super) fn programs() -> Check {
 fn load() -> Result<()> {
     let mut kernel = Kernel::load(&LoadSettings {
         max_flows: 1,
+        max_fragments: 1,
         netns: netns_inode()?,
         max_ifindex: LOOPBACK_IFINDEX,
         interfaces: 1,

@@ -1,0 +1,110 @@
+//! Fragments: the first one of a datagram leaves what names its flow, and the later ones take it up.
+
+use agent_common::{FlowKey, Packet, Reason};
+use aya_ebpf::{btf_maps::LruHashMap, macros::btf_map};
+
+use crate::clock;
+
+/// Which datagram a fragment is of: RFC 791 tells datagrams apart by addresses, protocol and
+/// identification, RFC 8200 by addresses and identification. Interface and tags too, since what
+/// they lead to may use the same addresses.
+#[repr(C)]
+struct Datagram {
+    /// Without ports; for IPv6 without the protocol, which a later fragment cannot know.
+    flow: FlowKey,
+    id: u32,
+    /// 0 where the lower address is the sender's or both are one.
+    direction: u32,
+}
+
+const _: () = assert!(size_of::<Datagram>() == size_of::<FlowKey>() + 8);
+
+/// What the first fragment said.
+#[repr(C)]
+struct First {
+    /// `CLOCK_BOOTTIME`.
+    seen_ns: u64,
+    port_a: u16,
+    port_b: u16,
+    l4_kind: u8,
+    protocol: u8,
+    direction: u8,
+    initiator: u8,
+}
+
+const _: () = assert!(size_of::<First>() == 16);
+
+/// The one that was not used for the longest time leaves. Userspace sizes it.
+#[btf_map]
+static FRAGMENTS: LruHashMap<Datagram, First, 1> = LruHashMap::new();
+
+/// As long as Linux waits for an IPv4 datagram's other fragments (`IP_FRAG_TIME`): a fragment that
+/// comes later is more likely of another datagram with the same identification.
+const REASSEMBLY_NS: u64 = 30_000_000_000;
+
+/// Remembers the flow of a first fragment, and puts a later one into it; tells what became of a
+/// later one. The key of `packet` is complete but for the ports.
+///
+/// A function of its own: few packets are fragments, and the others keep their registers.
+#[inline(never)]
+pub fn join(packet: &mut Packet) -> Option<Reason> {
+    let mut datagram = Datagram {
+        flow: packet.key,
+        id: packet.datagram_id,
+        direction: if has_one_address(&packet.key) {
+            0
+        } else {
+            u32::from(packet.direction)
+        },
+    };
+    datagram.flow.port_a = 0;
+    datagram.flow.port_b = 0;
+    datagram.flow.l4_kind = 0;
+    if datagram.flow.ip_version == 6 {
+        datagram.flow.protocol = 0;
+    }
+    let now_ns = clock::boot_ns();
+    if packet.part.is_first() {
+        let first = First {
+            seen_ns: now_ns,
+            port_a: packet.key.port_a,
+            port_b: packet.key.port_b,
+            l4_kind: packet.key.l4_kind,
+            protocol: packet.key.protocol,
+            direction: packet.direction,
+            initiator: packet.initiator,
+        };
+        // Where the kernel has no room, the later ones are unmatched.
+        let _ = FRAGMENTS.insert(&datagram, &first, 0);
+        return None;
+    }
+    let Some(first) = FRAGMENTS.get_ptr(&datagram) else {
+        return Some(Reason::FragmentsUnmatched);
+    };
+    // SAFETY: `first` comes from a look-up in this program run; a value is plain bytes.
+    let first = unsafe { first.read() };
+    if now_ns.wrapping_sub(first.seen_ns) > REASSEMBLY_NS {
+        return Some(Reason::FragmentsUnmatched);
+    }
+    packet.key.port_a = first.port_a;
+    packet.key.port_b = first.port_b;
+    packet.key.l4_kind = first.l4_kind;
+    packet.key.protocol = first.protocol;
+    packet.direction = first.direction;
+    packet.initiator = first.initiator;
+    Some(Reason::FragmentsJoined)
+}
+
+/// Word by word: there is no `memcmp` in the kernel's programs.
+#[inline(always)]
+fn has_one_address(key: &FlowKey) -> bool {
+    let [a_high, a_low] = halves(&key.addr_a);
+    let [b_high, b_low] = halves(&key.addr_b);
+    a_high == b_high && a_low == b_low
+}
+
+#[inline(always)]
+fn halves(address: &[u8; 16]) -> [u64; 2] {
+    let number = u128::from_ne_bytes(*address);
+    [number as u64, (number >> 64) as u64]
+}
