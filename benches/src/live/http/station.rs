@@ -21,6 +21,9 @@ pub struct Station<'a> {
     pub agent: Agent,
 }
 
+/// Two scans and the consumer's start are over by then.
+const SETTLE: Duration = Duration::from_millis(2500);
+
 impl<'a> Station<'a> {
     pub fn new(bench: &'a Bench<'a>) -> Result<Self> {
         let host = &bench.lab.agent;
@@ -28,6 +31,8 @@ impl<'a> Station<'a> {
         let binary = bench.settings.agent;
         let agent = Agent::start(host, binary, &["--scan-interval", "1s"], bench.interrupt)?;
         let consumer = watch(binary, &agent.address())?;
+        // What it costs to come up is not what it costs to run.
+        bench.interrupt.sleep(SETTLE)?;
         Ok(Self {
             bench,
             ledger,

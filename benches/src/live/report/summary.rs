@@ -23,11 +23,13 @@ struct Headline {
 enum Against {
     /// Another arm of the same run, with what it is in words.
     Arm(&'static str, &'static str),
+    /// What we promise, in words.
+    Promise(&'static str),
     /// A figure in the measure's own unit that somebody else published.
     Published(f64, &'static str),
 }
 
-use Against::{Arm, Published};
+use Against::{Arm, Promise, Published};
 
 const BARE: Against = Arm(
     "bare",
@@ -181,7 +183,7 @@ const HEADLINES: &[Headline] = &[
         scenario: &[],
         measure: "unseen_packets",
         arm: "stopped",
-        against: Published(0.0, "none"),
+        against: Promise("none is unaccounted for"),
     },
 ];
 
@@ -228,11 +230,11 @@ impl Headline {
                 let ratio = ratio_of(&by_arm, self.arm, arm);
                 (format!("{theirs}: {words}"), ratio)
             }
+            Promise(words) => (words.to_owned(), none()),
             Published(figure, words) => {
                 let median = measured.and_then(Row::figure).map(|figure| figure.median);
-                let ratio = median
-                    .filter(|_| figure != 0.0)
-                    .map_or_else(none, |median| format!("**{:.2}**", median / figure));
+                let ratio =
+                    median.map_or_else(none, |median| format!("**{:.2}**", median / figure));
                 (
                     format!(
                         "published by others: {}, {words}",
