@@ -2,7 +2,7 @@
 //!
 //! The arms of a bench are measured by turns ([`rounds`]), so that a machine whose speed swings slows
 //! them all alike. Each measurement is a [`result::Row`]; a [`result::Run`] has all of
-//! them with the [`host`] and goes into a file. [`overhead`], [`sweep`], [`ladder`], [`http`] and
+//! them with the [`host`] and goes into a file. [`overhead`], [`sweep`], [`filters`], [`ladder`], [`http`] and
 //! [`compare`] are benches; [`wire`] and [`program`]
 //! are what they put on a hook, [`affinity`] on which CPU, [`cost`] what a process and its programs cost, [`difference`] what
 //! one arm has over another.
@@ -12,6 +12,7 @@ pub mod compare;
 pub mod cost;
 pub mod diff;
 pub mod difference;
+pub mod filters;
 pub mod host;
 pub mod http;
 pub mod ladder;

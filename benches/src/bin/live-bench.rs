@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use benches::live::{
-    compare, diff, difference::Difference, http, ladder, overhead, report, result::Run,
+    compare, diff, difference::Difference, filters, http, ladder, overhead, report, result::Run,
     rounds::Interrupt, sweep, table,
 };
 use clap::{Parser, Subcommand};
@@ -77,6 +77,8 @@ enum Bench {
         #[arg(value_enum)]
         sections: Vec<sweep::Section>,
     },
+    /// What filter rules cost a packet: none, 1, 100 and 1,000 networks
+    Filters,
     /// CPU and memory of each thing that the agent is asked to do
     Ladder,
     /// Latency of HTTP requests with and without the agent, and with one that gets no CPU
@@ -247,6 +249,14 @@ fn one(cli: &Cli, bench: &Bench, agent: &Path, interrupt: &Interrupt) -> Result<
             };
             sweep::run(&settings, interrupt)
         }
+        Bench::Filters => filters::run(
+            &filters::Settings {
+                agent,
+                rounds,
+                quick,
+            },
+            interrupt,
+        ),
         Bench::Ladder => {
             let settings = ladder::Settings {
                 agent,

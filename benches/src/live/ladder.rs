@@ -73,6 +73,12 @@ const STEPS: &[Step] = &[
         consumers: 0,
     },
     Step {
+        name: "ten filter rules",
+        arguments: &["--filter", FILTER],
+        environment: &[],
+        consumers: 0,
+    },
+    Step {
         name: "debug logging",
         arguments: &["--bpf-log-level", "debug"],
         environment: &[("RUST_LOG", "debug")],
@@ -80,6 +86,11 @@ const STEPS: &[Step] = &[
     },
 ];
 
+/// None of them matches.
+const FILTER: &str = "exclude net 198.18.0.0/15; exclude net 2001:db8::/32; exclude port 9; \
+                      exclude src port 7; exclude proto gre; exclude proto tcp dst port 1024-65535; \
+                      exclude egress net 198.51.100.0/24; exclude net 203.0.113.0/24; \
+                      exclude proto sctp; exclude dst port 65535";
 const FLOWS: u32 = 10_000;
 const PACKETS_PER_SECOND: u32 = 50_000;
 const FRAME_LEN_BYTES: usize = 512;

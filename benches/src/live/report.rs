@@ -90,6 +90,30 @@ const RATIOS: &[Ratio] = &[
         arm: "agent",
         to: "nothing",
     },
+    Ratio {
+        bench: "filters",
+        measure: "program_ns_per_packet",
+        arm: "1 network",
+        to: "no rules",
+    },
+    Ratio {
+        bench: "filters",
+        measure: "program_ns_per_packet",
+        arm: "100 networks",
+        to: "no rules",
+    },
+    Ratio {
+        bench: "filters",
+        measure: "program_ns_per_packet",
+        arm: "1000 networks",
+        to: "no rules",
+    },
+    Ratio {
+        bench: "filters",
+        measure: "packets_per_second",
+        arm: "1000 networks",
+        to: "no rules",
+    },
 ];
 
 /// Reads all result files of `folder`, writes its `README.md` and plots, and the table in `readme`.

@@ -96,12 +96,17 @@ pub(super) fn origin(run: &Run) -> String {
 
 fn table(out: &mut String, run: &Run, measure: &str) {
     let arms = arms(run, measure);
-    let ratio = RATIOS
+    let ratios: Vec<_> = RATIOS
         .iter()
-        .find(|ratio| ratio.bench == run.bench && ratio.measure == measure);
+        .filter(|ratio| ratio.bench == run.bench && ratio.measure == measure)
+        .collect();
     let mut header = vec!["scenario".to_owned()];
     header.extend(arms.iter().map(|arm| (*arm).to_owned()));
-    header.extend(ratio.map(|ratio| format!("{} / {}", ratio.arm, ratio.to)));
+    header.extend(
+        ratios
+            .iter()
+            .map(|ratio| format!("{} / {}", ratio.arm, ratio.to)),
+    );
     // The stage or the arm that is ours, where it is a time.
     let in_steps = units::nanoseconds(measure).zip(arms.iter().find(|arm| **arm == "agent"));
     header.extend(in_steps.map(|(_, arm)| format!("{arm}, reference steps")));
@@ -116,7 +121,7 @@ fn table(out: &mut String, run: &Run, measure: &str) {
                 figure.map_or_else(|| "n/a".to_owned(), |figure| units::figure(measure, figure)),
             );
         }
-        if let Some(ratio) = ratio {
+        for ratio in &ratios {
             cells.push(ratio_of(by_arm, ratio.arm, ratio.to));
         }
         if let Some((unit_ns, arm)) = in_steps {

@@ -55,6 +55,13 @@ const PLOTS: &[Plot] = &[
         fixed: &[("path", "parts")],
     },
     Plot {
+        bench: "filters",
+        name: "tc-ns",
+        measure: "program_ns_per_packet",
+        over: "flows",
+        fixed: &[("hook", "tc")],
+    },
+    Plot {
         bench: "ladder",
         name: "cpu",
         measure: "agent_cpu_percent",

@@ -54,6 +54,17 @@ const fn hit(
     }
 }
 
+const fn filtered(title: &'static str, arm: &'static str) -> Headline {
+    Headline {
+        bench: "filters",
+        title,
+        scenario: &[("hook", "tc"), ("flows", "10000")],
+        measure: "program_ns_per_packet",
+        arm,
+        against: Arm("no rules", "no rules"),
+    }
+}
+
 const HEADLINES: &[Headline] = &[
     hit(
         "a packet of the only flow, over an empty program on TC",
@@ -101,6 +112,11 @@ const HEADLINES: &[Headline] = &[
         "tcp_bytes_per_second",
         NOTHING,
     ),
+    filtered(
+        "a packet held against 100 networks of filter rules",
+        "100 networks",
+    ),
+    filtered("the same with 1,000 networks", "1000 networks"),
     Headline {
         bench: "sweep",
         title: "CPU, kernel and process, 10,000 flows at 250,000 packets/s",
