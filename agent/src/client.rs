@@ -9,7 +9,8 @@ use tonic::{
 };
 
 use crate::wire::{
-    AgentStatus, FlowBatch, GetStatusRequest, ObserveRequest, flow_agent_client::FlowAgentClient,
+    AgentStatus, Filters, FlowBatch, GetFiltersRequest, GetStatusRequest, ObserveRequest,
+    SetFiltersRequest, flow_agent_client::FlowAgentClient, flow_control_client::FlowControlClient,
 };
 
 /// Where the agent listens when nothing else is said.
@@ -75,7 +76,7 @@ pub enum ClientError {
     )]
     NoPermission { target: Target },
     #[error(
-        "what listens on {target} does not know flow.v1.FlowAgent/{call}: it is an older agent, or \
+        "what listens on {target} does not know flow.v1.{call}: it is an older agent, or \
          no flow agent at all; update it, or say where the agent is with --connect"
     )]
     TooOld { target: Target, call: &'static str },
@@ -129,7 +130,10 @@ impl ClientError {
         let code = status.code();
         if code == Code::Unimplemented {
             Self::TooOld { target, call }
-        } else if code == Code::InvalidArgument {
+        } else if matches!(
+            code,
+            Code::InvalidArgument | Code::FailedPrecondition | Code::PermissionDenied
+        ) {
             Self::Refused {
                 target,
                 message: status.message().to_owned(),
@@ -161,6 +165,10 @@ fn io_error_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
 }
 
 async fn connect(target: &Target) -> Result<FlowAgentClient<Channel>, ClientError> {
+    channel(target).await.map(FlowAgentClient::new)
+}
+
+async fn channel(target: &Target) -> Result<Channel, ClientError> {
     let uri = match target {
         Target::Unix(path) => format!("unix:{path}"),
         Target::Tcp(address) => format!("http://{address}"),
@@ -174,11 +182,10 @@ async fn connect(target: &Target) -> Result<FlowAgentClient<Channel>, ClientErro
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(2 * WINDOW_BYTES);
-    let channel = endpoint
+    endpoint
         .connect()
         .await
-        .map_err(|error| ClientError::from_connect(target, error))?;
-    Ok(FlowAgentClient::new(channel))
+        .map_err(|error| ClientError::from_connect(target, error))
 }
 
 /// Asks the agent once.
@@ -187,8 +194,32 @@ pub async fn status(target: &Target) -> Result<AgentStatus, ClientError> {
     let mut request = tonic::Request::new(GetStatusRequest {});
     request.set_timeout(STATUS_TIMEOUT);
     let response = client.get_status(request).await;
-    let response =
-        response.map_err(|status| ClientError::from_status(target, "GetStatus", status))?;
+    let response = response
+        .map_err(|status| ClientError::from_status(target, "FlowAgent/GetStatus", status))?;
+    Ok(response.into_inner())
+}
+
+/// The filter rules in force.
+pub async fn filters(target: &Target) -> Result<Filters, ClientError> {
+    let mut client = FlowControlClient::new(channel(target).await?);
+    let mut request = tonic::Request::new(GetFiltersRequest {});
+    request.set_timeout(STATUS_TIMEOUT);
+    let response = client
+        .get_filters(request)
+        .await
+        .map_err(|status| ClientError::from_status(target, "FlowControl/GetFilters", status))?;
+    Ok(response.into_inner())
+}
+
+/// Replaces the filter rules, by none where there are none, and says what is in force then.
+pub async fn set_filters(target: &Target, rules: Vec<String>) -> Result<Filters, ClientError> {
+    let mut client = FlowControlClient::new(channel(target).await?);
+    let mut request = tonic::Request::new(SetFiltersRequest { rules });
+    request.set_timeout(STATUS_TIMEOUT);
+    let response = client
+        .set_filters(request)
+        .await
+        .map_err(|status| ClientError::from_status(target, "FlowControl/SetFilters", status))?;
     Ok(response.into_inner())
 }
 
@@ -267,7 +298,7 @@ impl Observer {
                 }
                 Ok(None) => "the agent stopped".to_owned(),
                 Err(status) => {
-                    let error = ClientError::from_status(&self.target, "Observe", status);
+                    let error = ClientError::from_status(&self.target, "FlowAgent/Observe", status);
                     if !error.may_pass() {
                         return Err(error);
                     }
@@ -282,8 +313,9 @@ impl Observer {
     async fn open(&self) -> Result<Streaming<FlowBatch>, ClientError> {
         let mut client = connect(&self.target).await?;
         let response = client.observe(self.request.clone()).await;
-        let response =
-            response.map_err(|status| ClientError::from_status(&self.target, "Observe", status))?;
+        let response = response.map_err(|status| {
+            ClientError::from_status(&self.target, "FlowAgent/Observe", status)
+        })?;
         Ok(response.into_inner())
     }
 

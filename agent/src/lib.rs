@@ -12,6 +12,7 @@ pub mod client;
 pub mod clock;
 pub mod commands;
 pub mod community_id;
+pub mod control;
 pub mod filter;
 pub mod hub;
 pub mod interfaces;

@@ -24,6 +24,8 @@ enum Command {
     Status(commands::status::Args),
     /// Hold a running agent's account against the interfaces' own counters.
     Audit(commands::audit::Args),
+    /// Show or change the filter rules of a running agent.
+    Filter(commands::filter::Args),
     /// Say what works on this kernel for this user, and what is missing.
     Check(commands::check::Args),
 }
@@ -99,6 +101,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             Command::Watch(args) => commands::watch::run(args).await,
             Command::Status(args) => commands::status::run(args).await,
             Command::Audit(args) => commands::audit::run(args).await,
+            Command::Filter(args) => commands::filter::run(args).await,
             Command::Check(args) => commands::check::run(args),
         }
     });

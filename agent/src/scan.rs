@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result};
 use crate::{
     batch::{BatchEncoder, ScanHeader, ScanTrailer},
     clock,
+    filter::Rule,
     hub::Hub,
     kernel::{
         attach::{Attachments, Hook},
@@ -235,6 +236,15 @@ impl Scanner {
             };
             encoder.finish(&trailer, &mut |batch| hub.publish(&batch));
         }
+    }
+
+    /// Puts filter rules into force; where it fails the old ones stay.
+    pub fn set_filters(&mut self, rules: &[Rule]) -> Result<()> {
+        self.kernel.set_filters(rules)
+    }
+
+    pub fn filter_rules(&self) -> u32 {
+        self.kernel.filter_rules
     }
 
     pub fn replica(&self) -> &Replica {

@@ -1,5 +1,5 @@
 //! The gRPC server: the hub's batches and the agent's status come in, `flow.v1.FlowAgent` goes out
-//! on every listener.
+//! on every listener, and `flow.v1.FlowControl` on Unix sockets.
 
 use std::{
     future::Future,
@@ -15,13 +15,16 @@ use tonic::{Request, Response, Status, service::Routes, transport::Server};
 use tracing::warn;
 
 use crate::{
+    control::Control,
     hub::{Hub, OutgoingBatch, Subscription},
     wire::{
         AgentStatus, GetStatusRequest, ObserveRequest,
+        flow_control_server::FlowControlServer,
         serving::flow_agent_server::{FlowAgent, FlowAgentServer},
     },
 };
 
+mod control;
 mod grpc_only;
 pub mod listen;
 
@@ -43,6 +46,7 @@ pub async fn run(
     listeners: Listeners,
     hub: Hub,
     status: watch::Receiver<Arc<AgentStatus>>,
+    control: Control,
     drain_timeout: Duration,
     shutdown: impl Future<Output = ()>,
 ) -> Result<()> {
@@ -52,7 +56,8 @@ pub async fn run(
         status,
     });
     // As the fallback it gets what is under no known path as well.
-    let paths = Routes::default().into_axum_router();
+    let control = FlowControlServer::new(control::Service(control));
+    let paths = Routes::new(grpc_only::GrpcOnly(control)).into_axum_router();
     let routes = Routes::from(paths.fallback_service(grpc_only::GrpcOnly(service)));
 
     let (stopping, stopped) = oneshot::channel();

@@ -43,6 +43,7 @@ pub fn of(
             scan_interval_ns: nanos(settings.scan_interval),
             idle_timeout_ns: nanos(settings.idle_timeout),
             sample_rate: settings.sample_rate,
+            filter_rules: scanner.filter_rules(),
         }),
         hooks: scanner
             .hooks

@@ -12,6 +12,7 @@ use std::{
 use agent::{
     batch::{Batch, BatchEncoder, Identity, ScanHeader, ScanTrailer},
     client::{self, ClientError, Event, Observer, Target},
+    control,
     hub::Hub,
     record::Record,
     server::{self, ListenAddr, ListenError, Listeners},
@@ -59,7 +60,8 @@ impl Agent {
         let serving_hub = hub.clone();
         let served = tokio::spawn(async move {
             let shutdown = async { stopped.await.unwrap_or_default() };
-            server::run(listeners, serving_hub, status, DRAIN, shutdown).await
+            let control = control::channel(&[]).0;
+            server::run(listeners, serving_hub, status, control, DRAIN, shutdown).await
         });
         Self {
             hub,

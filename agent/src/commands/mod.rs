@@ -2,6 +2,7 @@
 
 pub mod audit;
 pub mod check;
+pub mod filter;
 pub mod run;
 pub mod status;
 pub mod watch;

@@ -12,6 +12,7 @@ use tokio::{
 
 use crate::{
     batch::{BatchEncoder, Identity},
+    control::{self, Changes, Control},
     filter::{self, Rules},
     hub::{DEFAULT_QUEUE_BATCHES, Hub},
     interfaces::{self, Patterns},
@@ -29,6 +30,7 @@ use crate::{
 };
 
 mod printing;
+mod reload;
 
 use printing::Printing;
 
@@ -184,6 +186,8 @@ fn interval(text: &str) -> Result<Duration, String> {
 
 pub async fn run(args: Args) -> Result<ExitCode> {
     let rules = filter::read(&args.filter, args.filter_file.as_deref())?;
+    let (control, changes) = control::channel(&rules);
+    reload::at_hangup(&args, control.clone())?;
     let hub = Hub::new(DEFAULT_QUEUE_BATCHES);
     let identity = Arc::new(identity()?);
     let mut links = LinkSocket::open()?;
@@ -276,8 +280,12 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         hooks,
     });
     tracing::info!(max_flows = args.max_flows, scan_interval = ?args.scan_interval, "counting");
+    let control = (control, changes);
     // The scanner holds accounts: too much for the caller's stack.
-    Box::pin(serve(args, identity, hub, listeners, scanner, stop)).await?;
+    Box::pin(serve(
+        args, identity, hub, listeners, scanner, stop, control,
+    ))
+    .await?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -289,6 +297,7 @@ async fn serve(
     listeners: Listeners,
     scanner: Scanner,
     stop: impl Future<Output = ()>,
+    (control, changes): (Control, Changes),
 ) -> Result<()> {
     let settings = StatusSettings {
         identity,
@@ -312,6 +321,7 @@ async fn serve(
         listeners,
         hub.clone(),
         status_receiver,
+        control,
         DEFAULT_DRAIN_TIMEOUT,
         async move {
             // An error means that the sender is gone, which is an end as well.
@@ -323,7 +333,15 @@ async fn serve(
         let status = status::of(&settings, scanner, presence, late);
         status_sender.send_replace(Arc::new(status));
     };
-    let ended = scan_until(stop, args.scan_interval, scanner, presence, publish_status).await;
+    let ended = scan_until(
+        stop,
+        changes,
+        args.scan_interval,
+        scanner,
+        presence,
+        publish_status,
+    )
+    .await;
     // The receiver is gone where the server ended early, with an error that is told below.
     let _ = end_server.send(());
     let outcome = server.await.context("the server task")?;
@@ -337,6 +355,7 @@ async fn serve(
 /// Scans at every interval until `shutdown`, then once more after detaching.
 async fn scan_until(
     shutdown: impl Future<Output = ()>,
+    mut changes: Changes,
     interval: Duration,
     mut scanner: Scanner,
     mut presence: Presence,
@@ -348,6 +367,17 @@ async fn scan_until(
     tokio::pin!(shutdown);
     loop {
         let is_final = tokio::select! {
+            change = changes.next() => {
+                let (back, change, outcome) = tokio::task::spawn_blocking(move || {
+                    let outcome = scanner.set_filters(&change.rules);
+                    (scanner, change, outcome)
+                })
+                .await
+                .context("the task that changes the filter rules")?;
+                scanner = back;
+                changes.end(change, &outcome);
+                continue;
+            }
             _ = ticks.tick() => false,
             () = &mut shutdown => true,
         };

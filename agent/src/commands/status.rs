@@ -90,8 +90,14 @@ fn settings_lines(status: &AgentStatus, lines: &mut Vec<String>) {
         0 => String::new(),
         rate => format!(", sample 1 in {rate} flows"),
     };
+    let filter = match settings.filter_rules {
+        0 => String::new(),
+        1 => ", 1 filter rule".to_owned(),
+        rules => format!(", {rules} filter rules"),
+    };
     lines.push(format!(
-        "settings  max-flows {}, max-tracked-flows {}, scan-interval {}, idle-timeout {}{sample}",
+        "settings  max-flows {}, max-tracked-flows {}, scan-interval {}, \
+         idle-timeout {}{sample}{filter}",
         settings.max_flows,
         settings.max_tracked_flows,
         duration(settings.scan_interval_ns),

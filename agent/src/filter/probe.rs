@@ -165,9 +165,8 @@ impl Probe {
                 direction: Some(direction),
                 ..self.clone()
             };
-            verdicts.extend([asked.answer(), asked].map(|probe| probe.verdict(&compiled)));
-            let last = verdicts.len() - 1;
-            verdicts.swap(last, last - 1);
+            verdicts.push(asked.verdict(&compiled));
+            verdicts.push(asked.answer().verdict(&compiled));
         }
         Ok(verdicts)
     }

@@ -49,6 +49,8 @@ pub struct Kernel {
     pub pages: Pages,
     pub accounts: Accounts,
     filters: Filters,
+    /// In force.
+    pub filter_rules: u32,
     interfaces: MapData,
     /// Slots for which there are accounts; their interfaces' names, where they have one.
     interface_names: Vec<Option<String>>,
@@ -98,6 +100,7 @@ impl Kernel {
             pages,
             accounts,
             filters,
+            filter_rules: 0,
             interfaces,
             interface_names: vec![None; slots as usize],
             fragments,
@@ -131,7 +134,9 @@ impl Kernel {
                 tracing::warn!(%rule, "no interface that is watched is named {pattern}");
             }
         }
-        self.filters.replace(&mut self.pages, &compiled)
+        self.filters.replace(&mut self.pages, &compiled)?;
+        self.filter_rules = rules.len() as u32;
+        Ok(())
     }
 
     /// What the programs' clocks say at the moment.

@@ -6,6 +6,8 @@
     reason = "clippy takes only functions marked as tests for tests"
 )]
 
+mod changes;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::{collections::BTreeMap, fs, net::Ipv4Addr};

@@ -1,0 +1,76 @@
+//! `flow-agent filter`: an agent's address and rules come in; the rules in force go out, one a line as
+//! a file of rules has them.
+
+use std::{fmt::Write as _, path::PathBuf, process::ExitCode};
+
+use anyhow::{Result, ensure};
+
+use super::status;
+use crate::{
+    client::{self, Target},
+    filter::{self, Rules},
+    wire::Filters,
+};
+
+/// Show or change the filter rules of a running agent.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+
+    /// Where the agent listens: unix:PATH; over TCP the rules can neither be read nor changed.
+    #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_CONNECT",
+          default_value = client::DEFAULT_TARGET, global = true)]
+    connect: Target,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// The rules in force, as a file of rules has them.
+    Show,
+    /// Replace all rules by these, until the agent reads its own again (SIGHUP) or ends. No packet
+    /// goes by in between; where one rule cannot be read, all stay as they were.
+    Set {
+        /// Separated by semicolons, as `flow-agent run --filter` takes them.
+        #[arg(value_name = "RULES")]
+        rules: Vec<Rules>,
+
+        /// Rules behind those, one a line.
+        #[arg(long, value_name = "PATH")]
+        file: Option<PathBuf>,
+    },
+    /// Remove all rules: every packet is counted.
+    Clear,
+}
+
+pub async fn run(args: Args) -> Result<ExitCode> {
+    let filters = match args.command {
+        Command::Show => client::filters(&args.connect).await?,
+        Command::Set { rules, file } => {
+            let rules = filter::read(&rules, file.as_deref())?;
+            ensure!(
+                !rules.is_empty(),
+                "there are no rules to set; `flow-agent filter clear` removes those in force"
+            );
+            let rules = rules.iter().map(ToString::to_string).collect();
+            client::set_filters(&args.connect, rules).await?
+        }
+        Command::Clear => client::set_filters(&args.connect, Vec::new()).await?,
+    };
+    status::print(&text(&filters)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(filters: &Filters) -> Result<String> {
+    let mut text = String::new();
+    for rule in &filters.rules {
+        writeln!(text, "{rule}")?;
+    }
+    let rules = match filters.rules.len() {
+        0 => "no rules: every packet is counted".to_owned(),
+        1 => "1 rule".to_owned(),
+        count => format!("{count} rules"),
+    };
+    writeln!(text, "# {rules}; set {} of this agent", filters.generation)?;
+    Ok(text)
+}

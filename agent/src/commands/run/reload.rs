@@ -1,0 +1,29 @@
+//! SIGHUP comes in; the rules of the arguments and the file, read again, go to the running agent.
+
+use std::io::IsTerminal as _;
+
+use anyhow::{Context as _, Result};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::Args;
+use crate::{control::Control, filter};
+
+/// Reads the filter rules again at every SIGHUP, as a service is told to. In a terminal it stays what
+/// it is there, the end, unless there is a file to read.
+pub(super) fn at_hangup(args: &Args, control: Control) -> Result<()> {
+    if args.filter_file.is_none() && std::io::stdin().is_terminal() {
+        return Ok(());
+    }
+    let mut hangup = signal(SignalKind::hangup()).context("handle SIGHUP")?;
+    let (rules, file) = (args.filter.clone(), args.filter_file.clone());
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            match filter::read(&rules, file.as_deref()) {
+                // What becomes of them is logged where they come into force.
+                Ok(rules) => drop(control.set_filters(rules).await),
+                Err(error) => tracing::error!("the filter rules stay as they were: {error:#}"),
+            }
+        }
+    });
+    Ok(())
+}

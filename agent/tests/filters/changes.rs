@@ -1,0 +1,182 @@
+//! Rules that change while the agent runs: by gRPC and by SIGHUP, under traffic, and refused ones.
+
+use std::{
+    fs,
+    net::Ipv4Addr,
+    process::Output,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+use agent_common::Pair;
+use lab::{Lab, privilege::is_root_or_skip};
+
+use crate::support::{Agent, NATIVE_XDP, count, flow_agent, pair, wait_for_packets, wait_until};
+
+/// `flow-agent filter` against a running agent.
+fn filter(lab: &Lab, address: &str, arguments: &[&str]) -> Output {
+    let mut command = flow_agent(&lab.agent);
+    command.arg("filter").args(arguments);
+    command.args(["--connect", address]).output().unwrap()
+}
+
+fn in_force(lab: &Lab, address: &str) -> String {
+    let output = filter(lab, address, &["show"]);
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Two senders never stop while sets of rules come and go, some of which exclude the one, some the
+/// other, some both; every packet is in the flows or filtered.
+fn rules_change_under_traffic(settings: &[&str]) {
+    const SETS: [&[&str]; 5] = [
+        &["set", "exclude src net 10.1.0.0/16"],
+        &["set", "exclude src net 10.2.0.0/16; exclude dst port 9"],
+        &["clear"],
+        &["set", "include port 53 proto udp ingress; exclude all"],
+        &["set", "exclude proto udp"],
+    ];
+    const CHANGES: usize = 40;
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, settings);
+    let before = lab.agent.counters().unwrap();
+    let to = lab.agent.ipv4;
+    let frames = [[10, 1, 0, 0], [10, 2, 0, 0]].map(|from| {
+        let from = Ipv4Addr::from(from).to_bits();
+        let frame = |host: u32| {
+            let from = Ipv4Addr::from(from + host);
+            let frame = lab.peer.frame_v4(&lab.agent).between(from, to);
+            frame.udp(1000, 53, &[0; 18]).unwrap()
+        };
+        (0..500).map(frame).collect::<Vec<_>>()
+    });
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let senders = frames.each_ref().map(|frames| {
+            let (is_over, socket) = (&is_over, lab.peer.frame_socket().unwrap());
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    socket.send_many(frames).unwrap();
+                }
+            })
+        });
+        for set in SETS.iter().cycle().take(CHANGES) {
+            let output = filter(&lab, &agent.address(), set);
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{set:?}: {stderr}");
+        }
+        is_over.store(true, Ordering::Relaxed);
+        for sender in senders {
+            sender.join().unwrap();
+        }
+    });
+    let mut counted = before;
+    wait_until("the last frames are through", || {
+        let earlier = counted;
+        counted = lab.agent.counters().unwrap();
+        counted == earlier
+    });
+    let report = agent.stop();
+
+    // A polling end drops what finds its ring full.
+    let arrived = (counted - before).rx_packets;
+    assert_eq!(report.seen(), count(arrived, &frames[0][0]));
+    let filtered = pair(&report.last()["filtered"]);
+    let flows: Pair = report.sums().into_values().flatten().sum();
+    assert_eq!(filtered + flows, report.seen());
+    assert!(
+        filtered.packets > 0 && flows.packets > 0,
+        "{filtered:?} {flows:?}"
+    );
+}
+
+#[test]
+fn rules_change_under_traffic_without_a_gap_over_tc() {
+    if is_root_or_skip("agent::rules_change_under_traffic_without_a_gap_over_tc") {
+        rules_change_under_traffic(&[]);
+    }
+}
+
+#[test]
+fn rules_change_under_traffic_without_a_gap_over_xdp() {
+    if is_root_or_skip("agent::rules_change_under_traffic_without_a_gap_over_xdp") {
+        rules_change_under_traffic(NATIVE_XDP);
+    }
+}
+
+#[test]
+fn a_set_with_a_fault_is_refused_as_a_whole_and_the_old_one_stays() {
+    if !is_root_or_skip("agent::a_set_with_a_fault_is_refused_as_a_whole_and_the_old_one_stays") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("filters");
+    fs::write(&file, "exclude dst port 1\n").unwrap();
+    let agent = Agent::start(&lab, &["--filter-file", file.to_str().unwrap()]);
+    let show = || in_force(&lab, &agent.address());
+    let first = "exclude dst port 1\n# 1 rule; set 1 of this agent\n";
+    assert_eq!(show(), first);
+
+    let target = agent.address().parse().unwrap();
+    let set = ["exclude all", "exclude port 1 nett ::/0"].map(str::to_owned);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let error = runtime.block_on(agent::client::set_filters(&target, set.into()));
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("rule 2:16: no term begins so"), "{error}");
+    let set = ["set", "exclude all; exclude net 10.0.0.1/8"];
+    let refused = filter(&lab, &agent.address(), &set);
+    let stderr = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success());
+    assert!(
+        stderr.contains("^^^^^^^^^^") && stderr.contains("10.0.0.0/8"),
+        "{stderr}"
+    );
+    assert_eq!(show(), first);
+
+    // The file is read again at SIGHUP, and counts only where all of it can be read.
+    fs::write(&file, "exclude dst port 2\nexclude dst prt 3\n").unwrap();
+    agent.signal(libc::SIGHUP);
+    wait_until("the fault is told", || {
+        agent.stderr().contains("filters:2:13: ")
+    });
+    assert_eq!(show(), first);
+    fs::write(&file, "exclude dst port 2\n").unwrap();
+    agent.signal(libc::SIGHUP);
+    wait_until("the file is in force", || {
+        show() == "exclude dst port 2\n# 1 rule; set 2 of this agent\n"
+    });
+
+    let frame = lab.peer.frame_v4(&lab.agent);
+    let frames = [1, 2, 2].map(|port| frame.udp(9, port, &[0; 18]).unwrap());
+    let before = lab.agent.counters().unwrap();
+    lab.peer.frame_socket().unwrap().send_many(&frames).unwrap();
+    wait_for_packets(&lab.agent, before, 3);
+    let report = agent.stop();
+    assert_eq!(pair(&report.last()["filtered"]), count(2, &frames[0]));
+    assert_eq!(pair(&report.last()["flows"]), count(1, &frames[0]));
+}
+
+#[test]
+fn rules_are_neither_read_nor_changed_over_tcp() {
+    if !is_root_or_skip("agent::rules_are_neither_read_nor_changed_over_tcp") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let up = ["link", "set", "lo", "up"];
+    lab.agent.namespace.ip(&up).unwrap();
+    let agent = Agent::start(&lab, &["--listen", "127.0.0.1:5999"]);
+    for arguments in [&["show"][..], &["set", "exclude all"], &["clear"]] {
+        let output = filter(&lab, "127.0.0.1:5999", arguments);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            !output.status.success() && stderr.contains("Unix socket"),
+            "{stderr}"
+        );
+    }
+    assert_eq!(
+        in_force(&lab, &agent.address()),
+        "# no rules: every packet is counted; set 1 of this agent\n"
+    );
+    agent.stop();
+}
