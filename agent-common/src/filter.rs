@@ -143,12 +143,12 @@ pub fn first_match<S: RuleSet>(set: &S, packet: &Packet, hook: u32) -> Option<Ma
         }
         let (src, dst) = (u32::from(src), u32::from(dst));
         let ports = [
-            satisfied_by(set, head, Head::SrcPorts, src)?,
-            satisfied_by(set, head, Head::DstPorts, dst)?,
+            satisfied_by(set, [head, all], Head::SrcPorts, src)?,
+            satisfied_by(set, [head, all], Head::DstPorts, dst)?,
         ];
         let either = [
-            satisfied_by(set, head, Head::Ports, src)?,
-            satisfied_by(set, head, Head::Ports, dst)?,
+            satisfied_by(set, [head, all], Head::Ports, src)?,
+            satisfied_by(set, [head, all], Head::Ports, dst)?,
         ];
         (ports, either)
     } else {
@@ -164,8 +164,8 @@ pub fn first_match<S: RuleSet>(set: &S, packet: &Packet, hook: u32) -> Option<Ma
             either_nets,
             ports,
             either_ports,
-            protocol: satisfied_by(set, head, Head::Protocols, protocol)?,
-            hook: satisfied_by(set, head, Head::Hooks, hook)?,
+            protocol: satisfied_by(set, [head, all], Head::Protocols, protocol)?,
+            hook: satisfied_by(set, [head, all], Head::Hooks, hook)?,
         },
     )
 }
@@ -200,21 +200,20 @@ fn lowest(words: u64, exclude: &Row, rows: &Satisfied<'_>) -> Option<Match> {
     None
 }
 
-/// The row that `index` leads to in a table.
+/// The row that `index` leads to in a table; all rules where there is no table.
 #[inline(always)]
 fn satisfied_by<'a, S: RuleSet>(
     set: &'a S,
-    head: &Row,
+    [head, all]: [&'a Row; 2],
     table: Head,
     index: u32,
 ) -> Option<&'a Row> {
     let first = head.0[table as usize] as u32;
-    let number = if first == 0 {
-        ALL_ROW
-    } else {
-        set.row(first + index / ROW_ENTRIES)?.entry(index)
-    };
-    set.row(number)
+    if first == 0 {
+        // Not looked up again: in the kernel each look-up is a call.
+        return Some(all);
+    }
+    set.row(set.row(first + index / ROW_ENTRIES)?.entry(index))
 }
 
 /// The rows of the sender's and the receiver's address.

@@ -267,3 +267,54 @@ fn a_sampled_flow_has_all_its_packets_and_the_others_are_in_the_account() {
     assert_eq!(pair(&last["filtered"]), count(FLOWS.into(), &requests[0]));
     assert_eq!(last["sample_rate"], RATE);
 }
+
+#[test]
+fn rules_see_a_later_fragment_with_the_ports_of_its_first() {
+    if !is_root_or_skip("agent::rules_see_a_later_fragment_with_the_ports_of_its_first") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--filter", "exclude port 0-53"]);
+    let (from, to) = (&lab.peer, &lab.agent);
+    let before = lab.agent.counters().unwrap();
+    let mut expected = BTreeMap::<String, Both>::new();
+    let mut left_out = Pair::default();
+    let mut frames = Vec::new();
+    for (frame, src, dst) in [
+        (
+            from.frame_v4(to),
+            from.ipv4.to_string(),
+            to.ipv4.to_string(),
+        ),
+        (
+            from.frame_v6(to),
+            from.ipv6.to_string(),
+            to.ipv6.to_string(),
+        ),
+    ] {
+        let first = |id, port| {
+            let frame = frame.clone().fragment(id, 0, true);
+            frame.udp(2000, port, &[0; 32]).unwrap()
+        };
+        let later = |id| {
+            let frame = frame.clone().fragment(id, 40, false);
+            frame.ip(17, &[0; 24]).unwrap()
+        };
+        let mut flow = |ports: (u16, u16), sum| {
+            let (src, dst) = ((&*src, ports.0.into()), (&*dst, ports.1.into()));
+            expected.insert(name("[]", 17, src, dst), [sum, Pair::default()]);
+        };
+        let datagrams = [first(1, 53), later(1), first(2, 54), later(2), later(3)];
+        let sizes = datagrams.each_ref().map(|frame| count(1, frame));
+        left_out += sizes[0] + sizes[1];
+        flow((2000, 54), sizes[2] + sizes[3]);
+        // Nobody knows the ports of this one.
+        flow((0, 0), sizes[4]);
+        frames.extend(datagrams);
+    }
+    from.frame_socket().unwrap().send_many(&frames).unwrap();
+    wait_for_packets(&lab.agent, before, frames.len() as u64);
+    let report = agent.stop();
+    assert_eq!(report.sums(), expected);
+    assert_eq!(pair(&report.last()["filtered"]), left_out);
+}
