@@ -12,10 +12,10 @@
     target_arch = "bpf",
     expect(
         internal_features,
-        reason = "atomic_xadd is the only atomic add that kernel 5.10 takes"
+        reason = "atomic_xadd is the only atomic add that kernel 5.10 takes; packet.rs asks what is constant"
     )
 )]
-#![cfg_attr(target_arch = "bpf", feature(core_intrinsics))]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch, core_intrinsics))]
 
 mod account;
 mod atomic;

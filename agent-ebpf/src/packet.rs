@@ -13,7 +13,8 @@ use aya_ebpf::{
 };
 
 /// The verifier wants a limit on variable offsets; no header that the parser looks for is behind it.
-const MAX_OFFSET_BYTES: u32 = 0x3fff;
+/// All ones, since it is a mask too.
+const MAX_OFFSET_BYTES: usize = 0x3fff;
 
 /// Memory between `data` and `data_end`: all of an XDP buffer, or the linear part of an skb.
 pub struct Linear {
@@ -26,15 +27,42 @@ impl Frame for Linear {
 
     #[inline(always)]
     fn header<const N: usize>(&self, offset_bytes: u32) -> Option<LinearHeader<N>> {
-        if offset_bytes > MAX_OFFSET_BYTES {
+        let offset = offset_bytes as usize;
+        if offset > MAX_OFFSET_BYTES {
             return None;
         }
-        let start = self.data + offset_bytes as usize;
+        let start = checkable_sum(self.data, offset);
         if start + N > self.data_end {
             return None;
         }
         Some(LinearHeader { start })
     }
+}
+
+/// `data + offset`, where the offset is at most [`MAX_OFFSET_BYTES`].
+///
+/// The compiler leaves out a check that never fails, or has the offset in memory between check and
+/// sum. The verifier of 5.10 then knows no limits of it any more (it forgets those of a spilled
+/// register), and refuses the sum. So the offset is limited where it is added.
+#[inline(always)]
+fn checkable_sum(data: usize, offset: usize) -> usize {
+    #[cfg(target_arch = "bpf")]
+    if !core::intrinsics::is_val_statically_known(offset) {
+        let sum;
+        // SAFETY: two operations on two registers, and the mask has all the bits of the offset.
+        unsafe {
+            core::arch::asm!(
+                "{offset} &= {mask}",
+                "{offset} += {data}",
+                offset = inout(reg) offset => sum,
+                data = in(reg) data,
+                mask = const MAX_OFFSET_BYTES,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+        return sum;
+    }
+    data + offset
 }
 
 /// `N` bytes from `start` that are known to lie before `data_end`.

@@ -11,7 +11,7 @@
         reason = "atomic_xadd is the only atomic add that kernel 5.10 takes"
     )
 )]
-#![cfg_attr(target_arch = "bpf", feature(core_intrinsics))]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch, core_intrinsics))]
 
 mod atomic;
 #[allow(dead_code, reason = "the variants are those of the other benches")]

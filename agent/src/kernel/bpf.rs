@@ -6,11 +6,14 @@ use std::{
     os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
 };
 
+use super::inner_map::Shape;
+
 const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_PROG_QUERY: libc::c_long = 16;
+const BPF_BTF_LOAD: libc::c_long = 18;
 const BPF_MAP_LOOKUP_AND_DELETE_BATCH: libc::c_long = 25;
 const BPF_LINK_CREATE: libc::c_long = 28;
 
@@ -43,6 +46,28 @@ struct MapCreateAttr {
     key_size_bytes: u32,
     value_size_bytes: u32,
     max_entries: u32,
+    map_flags: u32,
+    inner_map_fd: u32,
+    numa_node: u32,
+    map_name: [u8; MAP_NAME_LEN_BYTES],
+    map_ifindex: u32,
+    btf_fd: u32,
+    btf_key_type_id: u32,
+    btf_value_type_id: u32,
+    btf_vmlinux_value_type_id: u32,
+}
+
+/// `BPF_OBJ_NAME_LEN`, with the zero at the end.
+const MAP_NAME_LEN_BYTES: usize = 16;
+
+/// The head of `union bpf_attr` for `BPF_BTF_LOAD`.
+#[repr(C, align(8))]
+#[derive(Default)]
+struct BtfLoadAttr {
+    btf: u64,
+    log: u64,
+    btf_len_bytes: u32,
+    log_len_bytes: u32,
 }
 
 /// `union bpf_attr` for `BPF_PROG_QUERY` (kernel 6.6; earlier ones take a tail of zeros).
@@ -125,9 +150,54 @@ pub fn create_small_array() -> io::Result<OwnedFd> {
         key_size_bytes: 4,
         value_size_bytes: 8,
         max_entries: 1,
+        ..MapCreateAttr::default()
     };
     let fd = bpf(BPF_MAP_CREATE, &mut attr)?;
     // SAFETY: BPF_MAP_CREATE answers with a file descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Makes a map whose key and value are of the given types of `types`. A name that is too long is cut.
+pub fn create_map(
+    name: &str,
+    shape: Shape,
+    types: BorrowedFd<'_>,
+    key_type: u32,
+    value_type: u32,
+) -> io::Result<OwnedFd> {
+    let mut map_name = [0; MAP_NAME_LEN_BYTES];
+    for (to, from) in map_name[..MAP_NAME_LEN_BYTES - 1]
+        .iter_mut()
+        .zip(name.bytes())
+    {
+        *to = from;
+    }
+    let mut attr = MapCreateAttr {
+        map_type: shape.map_type,
+        key_size_bytes: shape.key_len_bytes,
+        value_size_bytes: shape.value_len_bytes,
+        max_entries: shape.max_entries,
+        map_flags: shape.flags,
+        map_name,
+        btf_fd: fd(types),
+        btf_key_type_id: key_type,
+        btf_value_type_id: value_type,
+        ..MapCreateAttr::default()
+    };
+    let map = bpf(BPF_MAP_CREATE, &mut attr)?;
+    // SAFETY: BPF_MAP_CREATE answers with a file descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(map as i32) })
+}
+
+/// Loads type information (BTF).
+pub fn load_btf(btf: &[u8]) -> io::Result<OwnedFd> {
+    let mut attr = BtfLoadAttr {
+        btf: btf.as_ptr() as u64,
+        btf_len_bytes: btf.len() as u32,
+        ..BtfLoadAttr::default()
+    };
+    let fd = bpf(BPF_BTF_LOAD, &mut attr)?;
+    // SAFETY: BPF_BTF_LOAD answers with a file descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 

@@ -11,7 +11,12 @@ use anyhow::{Context as _, Result};
 use aya::maps::MapData;
 use aya_obj::generated::bpf_map_type::{BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_LPM_TRIE};
 
-use super::{bpf, load::map_memory_bytes, pages::Pages};
+use super::{
+    bpf,
+    inner_map::{self, Shape},
+    load::map_memory_bytes,
+    pages::Pages,
+};
 use crate::filter::Compiled;
 
 // linux/bpf.h.
@@ -141,14 +146,14 @@ fn create(
     entries: usize,
     flags: u32,
 ) -> Result<MapData> {
-    let map = aya_obj::Map::new_from_params(
+    let shape = Shape {
         map_type,
-        key_len_bytes as u32,
-        value_len_bytes as u32,
-        entries as u32,
+        key_len_bytes: key_len_bytes as u32,
+        value_len_bytes: value_len_bytes as u32,
+        max_entries: entries as u32,
         flags,
-    );
-    MapData::create(map, name, None).with_context(|| format!("create the map {name}"))
+    };
+    inner_map::create(name, shape).with_context(|| format!("create the map {name}"))
 }
 
 fn append(bytes: &mut Vec<u8>, row: &Row) {

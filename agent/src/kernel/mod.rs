@@ -9,6 +9,7 @@ pub mod account;
 pub mod attach;
 pub mod bpf;
 pub mod filters;
+pub mod inner_map;
 pub mod links;
 pub mod load;
 pub mod pages;

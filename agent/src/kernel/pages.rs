@@ -14,7 +14,10 @@ use agent_common::{FlowCounters, FlowKey, Switches};
 use anyhow::{Context as _, Result, bail};
 use aya::maps::MapData;
 
-use super::bpf;
+use super::{
+    bpf,
+    inner_map::{self, Shape},
+};
 
 /// Entries moved out of the kernel by one system call; the buffers are half a megabyte.
 const BATCH_ENTRIES: usize = 4096;
@@ -35,14 +38,14 @@ impl Pages {
     /// Creates both pages with room for `max_flows` each and hands them to the programs.
     pub fn create(outer: MapData, variables: MapData, max_flows: u32) -> Result<Self> {
         let create = |name: &str| {
-            let map = aya_obj::Map::new_from_params(
-                aya_obj::generated::bpf_map_type::BPF_MAP_TYPE_HASH as u32,
-                size_of::<FlowKey>() as u32,
-                size_of::<FlowCounters>() as u32,
-                max_flows,
-                0,
-            );
-            MapData::create(map, name, None).with_context(|| {
+            let shape = Shape {
+                map_type: aya_obj::generated::bpf_map_type::BPF_MAP_TYPE_HASH as u32,
+                key_len_bytes: size_of::<FlowKey>() as u32,
+                value_len_bytes: size_of::<FlowCounters>() as u32,
+                max_entries: max_flows,
+                flags: 0,
+            };
+            inner_map::create(name, shape).with_context(|| {
                 format!(
                     "create a page of the flow table for {max_flows} flows (lower --max-flows if \
                      memory is short; on kernels before 5.11 raise the memory lock limit)"

@@ -1,0 +1,79 @@
+//! Maps for the slots of a map of maps: a shape comes in, a map that the kernel takes there goes out.
+//!
+//! Some kernels compare more than the shape with the pattern that the outer map was made with: up to 6.1
+//! `bpf_map_meta_equal` wants `timer_off` to be the same too, which tells a value without type
+//! information (BTF) from a value whose type has no timer. The loader makes the pattern with the
+//! object's type information; so these maps have some too, of structures without members.
+
+use std::os::fd::AsFd as _;
+
+use anyhow::{Context as _, Result};
+use aya::maps::MapData;
+
+use super::bpf;
+
+// linux/btf.h.
+const MAGIC: u16 = 0xeb9f;
+const VERSION: u8 = 1;
+const HEADER_LEN_BYTES: u32 = 24;
+const KIND_INT: u32 = 1;
+const KIND_STRUCT: u32 = 4;
+const STRINGS: &[u8] = b"\0u32\0";
+const U32_NAME: u32 = 1;
+
+/// The number of a type is its place, from 1 on.
+const U32: u32 = 1;
+const KEY: u32 = 2;
+const VALUE: u32 = 3;
+
+// linux/bpf.h.
+const BPF_MAP_TYPE_ARRAY: u32 = 2;
+
+/// A map's shape, as `BPF_MAP_CREATE` has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// `BPF_MAP_TYPE_*`.
+    pub map_type: u32,
+    pub key_len_bytes: u32,
+    pub value_len_bytes: u32,
+    pub max_entries: u32,
+    /// `BPF_F_*`; the same as the pattern's.
+    pub flags: u32,
+}
+
+pub fn create(name: &str, shape: Shape) -> Result<MapData> {
+    let types = bpf::load_btf(&types(shape)).context("load type information")?;
+    // Arrays take nothing else.
+    let key = if shape.map_type == BPF_MAP_TYPE_ARRAY {
+        U32
+    } else {
+        KEY
+    };
+    let map = bpf::create_map(name, shape, types.as_fd(), key, VALUE)?;
+    MapData::from_fd(map).context("ask for the map's shape")
+}
+
+/// The types of keys and values of that length, in the kernel's own byte order.
+fn types(shape: Shape) -> Vec<u8> {
+    let structure = |len_bytes| [0, KIND_STRUCT << 24, len_bytes];
+    let words: Vec<u32> = [
+        // Behind the name, kind and length of a number: how many bits it has.
+        &[U32_NAME, KIND_INT << 24, 4, 32][..],
+        &structure(shape.key_len_bytes),
+        &structure(shape.value_len_bytes),
+    ]
+    .concat();
+    let types_len_bytes = words.len() as u32 * 4;
+    let header = [
+        HEADER_LEN_BYTES,
+        0,
+        types_len_bytes,
+        types_len_bytes,
+        STRINGS.len() as u32,
+    ];
+    let mut bytes = MAGIC.to_ne_bytes().to_vec();
+    bytes.extend([VERSION, 0]);
+    bytes.extend(header.into_iter().chain(words).flat_map(u32::to_ne_bytes));
+    bytes.extend(STRINGS);
+    bytes
+}
