@@ -12,7 +12,7 @@ use std::thread;
 
 use agent_common::Pair;
 use lab::{
-    Counters, Frame, Lab,
+    Counters, Frame, Lab, kernel,
     privilege::is_root_or_skip,
     traffic::{self, IpVersion},
 };
@@ -27,10 +27,20 @@ const SOFTWARE_OFFLOADS: &[&str] = &["tx", "sg", "gso", "gro"];
 /// The frames on the wire, both ways, as the end without offloads counts them: what it sends to an
 /// end that polls (`gro`) it counts as that end does; see [`Counters`] for the header.
 fn on_the_wire(peer: Counters) -> Pair {
+    let left_out_bytes = if veth_merges() {
+        ETHERNET_HEADER_LEN_BYTES
+    } else {
+        0
+    };
     Pair {
         packets: peer.rx_packets + peer.tx_packets,
-        bytes: peer.rx_bytes + peer.tx_bytes + ETHERNET_HEADER_LEN_BYTES * peer.tx_packets,
+        bytes: peer.rx_bytes + peer.tx_bytes + left_out_bytes * peer.tx_packets,
     }
+}
+
+/// Whether `gro` makes an end of a veth poll, and merge what arrives.
+fn veth_merges() -> bool {
+    kernel::is_at_least(5, 13)
 }
 
 fn assert_equals_the_wire(report: &Report, wire: Pair) {
@@ -67,12 +77,15 @@ fn wait_for_silence(lab: &Lab) {
 
 #[test]
 fn bulk_tcp_equals_the_frames_that_the_other_end_counts() {
-    const BYTES: u64 = 30_000_000;
+    let bytes = kernel::packets(30_000_000, 3_000_000);
     if !is_root_or_skip("agent::bulk_tcp_equals_the_frames_that_the_other_end_counts") {
         return;
     }
     for version in [IpVersion::V4, IpVersion::V6] {
         for is_upload in [true, false] {
+            if !is_upload && !veth_merges() {
+                continue;
+            }
             let lab = with_super_frames(Lab::addressed().unwrap());
             let agent = Agent::start(&lab, &[]);
             let before = lab.peer.counters().unwrap();
@@ -81,19 +94,19 @@ fn bulk_tcp_equals_the_frames_that_the_other_end_counts() {
             } else {
                 (&lab.peer, &lab.agent)
             };
-            traffic::tcp(client, server, version, 5001, BYTES).unwrap();
+            traffic::tcp(client, server, version, 5001, bytes).unwrap();
             wait_for_silence(&lab);
             let wire = on_the_wire(lab.peer.counters().unwrap() - before);
             let report = agent.stop();
 
-            assert!(wire.bytes > BYTES);
+            assert!(wire.bytes > bytes);
             assert_equals_the_wire(&report, wire);
             // Else the test has tested nothing: most of the bytes came in super-frames.
             let (skbs, segments) = (
                 beside(&report, "super_frames"),
                 beside(&report, "super_frame_segments"),
             );
-            assert!(segments.bytes > BYTES / 2, "{segments:?}");
+            assert!(segments.bytes > bytes / 2, "{segments:?}");
             assert!(segments.packets > 2 * skbs.packets, "{skbs:?} {segments:?}");
         }
     }
@@ -106,6 +119,8 @@ fn super_frames_without_a_segment_count_equal_the_wire() {
         return;
     }
     let lab = with_super_frames(Lab::quiet().unwrap());
+    // VIRTIO_NET_HDR_GSO_UDP_L4 on packet sockets.
+    let takes_udp = kernel::is_at_least(6, 2);
     let agent = Agent::start(&lab, &[]);
     let before = lab.peer.counters().unwrap();
     let socket = lab.agent.super_frame_socket().unwrap();
@@ -124,17 +139,20 @@ fn super_frames_without_a_segment_count_equal_the_wire() {
             socket
                 .send(&tcp.tcp(port, 80, ACK, &payload).unwrap(), 1000)
                 .unwrap();
-            socket
-                .send(&base.udp(port, 53, &payload).unwrap(), 1000)
-                .unwrap();
+            if takes_udp {
+                socket
+                    .send(&base.udp(port, 53, &payload).unwrap(), 1000)
+                    .unwrap();
+            }
         }
     }
     wait_for_silence(&lab);
     let wire = on_the_wire(lab.peer.counters().unwrap() - before);
     let report = agent.stop();
     assert_equals_the_wire(&report, wire);
-    assert_eq!(beside(&report, "super_frames").packets, 5 * 4 * 2);
-    assert_eq!(report.sums().len(), 5 * 2);
+    let protocols = if takes_udp { 2 } else { 1 };
+    assert_eq!(beside(&report, "super_frames").packets, 5 * 4 * protocols);
+    assert_eq!(report.sums().len() as u64, 5 * protocols);
 }
 
 /// Each segment carries the tag that the kernel keeps beside the frame.

@@ -60,7 +60,8 @@ impl Apt {
         run(&mut install)
     }
 
-    fn update(&self) -> Result<()> {
+    /// Fetches the package lists, once.
+    pub fn update(&self) -> Result<()> {
         if self.updated.get().is_none() {
             eprintln!("setup: fetching apt's package lists");
             run(self.apt_get().args(["update", "-qq"]))?;

@@ -2,9 +2,11 @@
 
 mod apt;
 mod bench;
+mod count;
 mod demo;
 #[path = "../../agent/build/ebpf_toolchain.rs"]
 mod ebpf_toolchain;
+mod kernels;
 mod linker;
 mod run;
 mod setup;
@@ -24,6 +26,8 @@ enum Task {
     Run(run::Arguments),
     /// Set up, check format and lints, run every test; the last line counts.
     Test(test::Arguments),
+    /// Run the tests that need a kernel on other kernels, in virtual machines.
+    TestKernels(kernels::Arguments),
     /// Show the agent at work on traffic between two network namespaces.
     Demo(demo::Arguments),
     /// Measure what the agent costs on real packets; `bench --help` says what there is.
@@ -37,6 +41,7 @@ fn main() -> ExitCode {
         Task::Setup => setup::report(),
         Task::Run(arguments) => run::run(&arguments),
         Task::Test(arguments) => Ok(test::test(&arguments)),
+        Task::TestKernels(arguments) => kernels::test(&arguments),
         Task::Demo(arguments) => demo::demo(&arguments),
         Task::Bench(arguments) => bench::bench(&arguments),
         Task::Report => bench::report(),

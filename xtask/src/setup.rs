@@ -18,6 +18,7 @@ pub enum Purpose {
     Run,
     Demo,
     Test,
+    Kernels,
 }
 
 /// A program, the package that has it, and what it is for.
@@ -65,6 +66,30 @@ const TOOLS: &[Tool] = &[
         why: "looks after processes in tests",
         needed_from: Purpose::Test,
     },
+    Tool {
+        command: "qemu-system-x86_64",
+        packages: &["qemu-system-x86"],
+        why: "runs other kernels in virtual machines",
+        needed_from: Purpose::Kernels,
+    },
+    Tool {
+        command: "busybox",
+        packages: &["busybox-static"],
+        why: "starts those virtual machines",
+        needed_from: Purpose::Kernels,
+    },
+    Tool {
+        command: "wg",
+        packages: &["wireguard-tools"],
+        why: "sets up WireGuard in those virtual machines",
+        needed_from: Purpose::Kernels,
+    },
+    Tool {
+        command: "xz",
+        packages: &["xz-utils"],
+        why: "unpacks those kernels' modules",
+        needed_from: Purpose::Kernels,
+    },
 ];
 
 /// Installs all that is missing and says what will compile the eBPF programs.
@@ -99,7 +124,7 @@ pub fn setup(purpose: Purpose) -> Result<()> {
             None => drop(ebpf_toolchain::find()?),
         }
     }
-    if purpose == Purpose::Test {
+    if purpose >= Purpose::Test {
         rustup_components()?;
     }
     Ok(())

@@ -15,6 +15,7 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use crate::{
+    count::Count,
     setup::{Purpose, setup},
     workspace::{cargo, has_command, run},
 };
@@ -27,14 +28,6 @@ pub struct Arguments {
     /// Arguments of `cargo test`, such as a part of the names of the tests to run
     #[arg(last = true)]
     cargo_test: Vec<String>,
-}
-
-#[derive(Default)]
-struct Count {
-    passed: usize,
-    failed: usize,
-    /// With reasons.
-    skipped: Vec<String>,
 }
 
 /// Runs all to the end, whatever fails; the exit status tells whether anything did.
@@ -55,20 +48,7 @@ pub fn test(arguments: &Arguments) -> ExitCode {
             count.failed += 1;
         }
     }
-    for skipped in &count.skipped {
-        println!("skipped: {skipped}");
-    }
-    println!(
-        "{} passed, {} failed, {} skipped",
-        count.passed,
-        count.failed,
-        count.skipped.len()
-    );
-    if count.failed == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    count.report()
 }
 
 /// Format and lints, of the workspace and of the eBPF crate outside it; each counts as a test.
@@ -171,32 +151,6 @@ fn run_tests_through_sudo(command: &mut Command, skip_log: &SkipLog) -> Result<(
     Ok(())
 }
 
-impl Count {
-    /// Adds a line such as `test result: ok. 14 passed; 0 failed; 1 ignored; …`.
-    fn add_result(&mut self, line: &str) {
-        let Some((_, result)) = line
-            .strip_prefix("test result: ")
-            .and_then(|rest| rest.split_once(". "))
-        else {
-            return;
-        };
-        for part in result.split("; ") {
-            match part
-                .split_once(' ')
-                .map(|(number, what)| (number.parse::<usize>(), what))
-            {
-                Some((Ok(number), "passed")) => self.passed += number,
-                Some((Ok(number), "failed")) => self.failed += number,
-                Some((Ok(number), "ignored")) => {
-                    self.skipped
-                        .extend((0..number).map(|_| "a test that is marked `ignore`".to_owned()));
-                }
-                _ => {}
-            }
-        }
-    }
-}
-
 /// The file in which tests say that they did not run.
 struct SkipLog {
     path: PathBuf,
@@ -222,24 +176,5 @@ impl Drop for SkipLog {
     fn drop(&mut self) {
         // Not there where no test was skipped.
         drop(fs::remove_file(&self.path));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn result_lines_add_up_and_other_lines_do_not() {
-        let mut count = Count::default();
-        count.add_result("test result: ok. 14 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 8.16s");
-        count.add_result(
-            "test result: FAILED. 2 passed; 3 failed; 0 ignored; 0 measured; 0 filtered out",
-        );
-        count.add_result("test frame::tests::passed ... ok");
-        assert_eq!(
-            (count.passed, count.failed, count.skipped.len()),
-            (16, 3, 1)
-        );
     }
 }

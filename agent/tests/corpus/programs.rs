@@ -1,6 +1,6 @@
 //! The loaded programs, attached nowhere: a frame comes in, what the kernel counted of it goes out.
 
-use std::{io, os::fd::AsFd as _};
+use std::{io, os::fd::AsFd as _, sync::LazyLock};
 
 use agent::kernel::{
     bpf,
@@ -45,6 +45,9 @@ pub const PROGRAMS: &[(&str, Hook, LinkType)] = &[
     ("xdp_frags_ip", Hook::XdpFrags, LinkType::Ip),
 ];
 
+/// Frames in several buffers, and programs that say they take them.
+static HAS_FRAGS: LazyLock<bool> = LazyLock::new(|| lab::kernel::is_at_least(5, 18));
+
 /// Why a frame cannot be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NotRun {
@@ -54,14 +57,22 @@ pub enum NotRun {
     SeveralBuffers,
     /// An skb that some kernels refuse and some run.
     ShortSkb,
+    /// The kernel has no such programs.
+    NoFrags,
     /// The call cannot set `skb->vlan_tci`; XDP has no such thing.
     OffloadedTag,
 }
 
 impl Hook {
+    fn is_known(self) -> bool {
+        self != Self::XdpFrags || *HAS_FRAGS
+    }
+
     pub fn refuses(self, frame: &RawFrame) -> Option<NotRun> {
         if frame.tag.is_some() {
             Some(NotRun::OffloadedTag)
+        } else if !self.is_known() {
+            Some(NotRun::NoFrags)
         } else if frame.bytes.len() < SHORTEST_FRAME {
             Some(NotRun::TooShort)
         } else if frame.bytes.len() > LONGEST_BUFFER {
@@ -114,7 +125,7 @@ impl Programs {
         })
         .unwrap();
         kernel.register(IFINDEX, "lo", 0).unwrap();
-        for &(name, hook, _) in PROGRAMS {
+        for &(name, hook, _) in PROGRAMS.iter().filter(|(_, hook, _)| hook.is_known()) {
             let program = kernel.ebpf.program_mut(name).unwrap();
             match hook {
                 Hook::TcIngress | Hook::TcEgress => {

@@ -55,6 +55,8 @@ impl Agent {
         if !settings.contains(&"--max-flows") {
             command.args(["--max-flows", "50000"]);
         }
+        let more = settings.iter().filter(|word| **word == "--interface");
+        let interfaces = 1 + more.count();
         let mut agent = Self {
             process: Process::spawn(&mut command).unwrap(),
             directory,
@@ -64,7 +66,7 @@ impl Agent {
             if let Some(status) = agent.process.exited().unwrap() {
                 panic!("the agent ended with {status}: {stderr}");
             }
-            stderr.matches(" attached").count() == 2
+            stderr.matches(" attached").count() == 2 * interfaces
         });
         agent
     }
@@ -147,20 +149,13 @@ impl Report {
 
     /// The sum of each flow's records, by [`flow_name`].
     pub fn sums(&self) -> BTreeMap<String, Both> {
-        let mut sums = BTreeMap::<String, Both>::new();
-        for line in &self.flows {
-            let number = |name: &str| line[name].as_u64().unwrap();
-            let [forward, reverse] = sums.entry(flow_name(line)).or_default();
-            *forward += Pair {
-                packets: number("packets"),
-                bytes: number("bytes"),
-            };
-            *reverse += Pair {
-                packets: number("reverse_packets"),
-                bytes: number("reverse_bytes"),
-            };
-        }
-        sums
+        sums_of(&self.flows)
+    }
+
+    /// The same of the records of one interface.
+    pub fn sums_on(&self, interface: &str) -> BTreeMap<String, Both> {
+        let flows = self.flows.iter();
+        sums_of(flows.filter(|line| line["interface"] == interface))
     }
 
     /// Why the flow ended; it did so once.
@@ -176,6 +171,23 @@ impl Report {
         };
         reason
     }
+}
+
+fn sums_of<'a>(flows: impl IntoIterator<Item = &'a Value>) -> BTreeMap<String, Both> {
+    let mut sums = BTreeMap::<String, Both>::new();
+    for line in flows {
+        let number = |name: &str| line[name].as_u64().unwrap();
+        let [forward, reverse] = sums.entry(flow_name(line)).or_default();
+        *forward += Pair {
+            packets: number("packets"),
+            bytes: number("bytes"),
+        };
+        *reverse += Pair {
+            packets: number("reverse_packets"),
+            bytes: number("reverse_bytes"),
+        };
+    }
+    sums
 }
 
 /// `VLANS PROTOCOL SOURCE PORT > DESTINATION PORT`, the identifier of an echo instead of the ports.

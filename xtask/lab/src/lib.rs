@@ -18,6 +18,7 @@ mod frame;
 mod frame_socket;
 mod generator;
 mod host;
+pub mod kernel;
 mod namespace;
 pub mod privilege;
 mod process;

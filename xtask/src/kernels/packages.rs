@@ -1,0 +1,200 @@
+//! Kernels of other Debian releases: a release's name comes in, its newest kernel goes out, unpacked in
+//! the user's cache. Nothing of it is installed on this machine.
+//!
+//! apt fetches them with lists of its own in that cache, from the mirrors that this machine's apt uses
+//! already.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::{apt::Apt, ebpf_toolchain, workspace::run};
+
+/// Without drivers for hardware: a third of the size, and every virtual device is in it.
+const PACKAGE: &str = "linux-image-cloud-amd64";
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// A kernel that can be booted.
+pub struct KernelPackage {
+    /// As `uname -r` says.
+    pub release: String,
+    pub image: PathBuf,
+    /// The folder under which its modules lie.
+    pub modules: PathBuf,
+}
+
+/// The kernel of a Debian release: the one in the cache, unless a newer one is asked for.
+pub fn kernel(suite: &str, renew: bool) -> Result<KernelPackage> {
+    let cache = ebpf_toolchain::cache_root().context("neither HOME nor XDG_CACHE_HOME is set")?;
+    let folder = cache.join("kernels").join(suite);
+    let root = folder.join("root");
+    if !renew && let Ok(kernel) = unpacked(&root) {
+        return Ok(kernel);
+    }
+    let lists = Lists::fetch(suite, &folder.join("apt"))?;
+    let package = lists.kernel()?;
+    eprintln!("setup: fetching {package} (the kernel of {suite}, for a virtual machine)");
+    let archive = lists.download(&package, &folder)?;
+    if root.exists() {
+        fs::remove_dir_all(&root).with_context(|| format!("remove {}", root.display()))?;
+    }
+    run(Command::new("dpkg-deb").arg("-x").args([&archive, &root]))?;
+    fs::remove_file(&archive).with_context(|| format!("remove {}", archive.display()))?;
+    unpacked(&root)
+}
+
+/// What lies in an unpacked package.
+fn unpacked(root: &Path) -> Result<KernelPackage> {
+    for library in ["usr/lib", "lib"] {
+        let modules = root.join(library).join("modules");
+        let Some(entry) = fs::read_dir(&modules).ok().and_then(|mut dir| dir.next()) else {
+            continue;
+        };
+        let entry = entry.with_context(|| format!("list {}", modules.display()))?;
+        let release = entry.file_name().to_string_lossy().into_owned();
+        let image = root.join("boot").join(format!("vmlinuz-{release}"));
+        ensure!(image.is_file(), "{} is not there", image.display());
+        return Ok(KernelPackage {
+            release,
+            image,
+            modules: entry.path(),
+        });
+    }
+    bail!("{} has no kernel modules", root.display())
+}
+
+/// apt's lists of one release, beside this machine's own.
+struct Lists {
+    options: Vec<String>,
+}
+
+impl Lists {
+    fn fetch(suite: &str, state: &Path) -> Result<Self> {
+        for folder in ["lists/partial", "archives/partial"] {
+            let folder = state.join(folder);
+            fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+        }
+        let sources = state.join("sources.list");
+        fs::write(&sources, sources_of(suite)?)
+            .with_context(|| format!("write {}", sources.display()))?;
+        let state = state.display();
+        let options = [
+            format!("Dir::Etc::sourcelist={}", sources.display()),
+            "Dir::Etc::sourceparts=-".to_owned(),
+            format!("Dir::State={state}"),
+            format!("Dir::State::lists={state}/lists"),
+            "Dir::State::status=/var/lib/dpkg/status".to_owned(),
+            format!("Dir::Cache={state}"),
+            format!("Dir::Cache::archives={state}/archives"),
+            "Acquire::Languages=none".to_owned(),
+            "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
+            // The folder is ours alone: apt's own user cannot write into it.
+            format!("APT::Sandbox::User={}", user()),
+        ];
+        let lists = Self {
+            options: options
+                .into_iter()
+                .flat_map(|option| ["-o".to_owned(), option])
+                .collect(),
+        };
+        eprintln!("setup: fetching apt's package lists of {suite} (for its kernel)");
+        // A mirror that fails is else a warning.
+        run(lists
+            .command("apt-get")
+            .args(["update", "-qq", "--error-on=any"]))?;
+        Ok(lists)
+    }
+
+    /// The package that the release's current kernel is in.
+    fn kernel(&self) -> Result<String> {
+        let output = self
+            .command("apt-cache")
+            .args(["depends", PACKAGE])
+            .output()
+            .context("start apt-cache")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let package = text
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
+        let package = package.with_context(|| format!("apt has no {PACKAGE} there"))?;
+        Ok(format!("linux-image-{package}"))
+    }
+
+    fn download(&self, package: &str, into: &Path) -> Result<PathBuf> {
+        run(self
+            .command("apt-get")
+            .args(["download", "-qq", package])
+            .current_dir(into))?;
+        let prefix = format!("{package}_");
+        let files = fs::read_dir(into).with_context(|| format!("list {}", into.display()))?;
+        files
+            .filter_map(|file| Some(file.ok()?.path()))
+            .find(|path| {
+                path.file_name()
+                    .is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
+            })
+            .with_context(|| format!("apt-get download {package} left no file"))
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.args(&self.options).env("LC_ALL", "C");
+        command
+    }
+}
+
+/// The sources of a release, on the mirrors that this machine's own release comes from.
+fn sources_of(suite: &str) -> Result<String> {
+    let own = fs::read_to_string("/etc/os-release").context("read /etc/os-release")?;
+    let own = own
+        .lines()
+        .find_map(|line| line.strip_prefix("VERSION_CODENAME="))
+        .context("/etc/os-release names no release")?
+        .trim_matches('"');
+    let mut targets = own_sources()?;
+    if targets.is_empty() {
+        // apt tells only of lists that it has.
+        let apt = Apt::find().context("there is no apt, or no way to be root for it")?;
+        apt.update()?;
+        targets = own_sources()?;
+    }
+    let keys = if Path::new(KEYRING).is_file() {
+        format!("[signed-by={KEYRING}] ")
+    } else {
+        String::new()
+    };
+    let source = |suffix: &str| {
+        let (_, mirror) = targets
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .find(|(release, _)| *release == format!("{own}{suffix}"))?;
+        Some(format!("deb {keys}{mirror} {suite}{suffix} main\n"))
+    };
+    let sources: String = ["", "-security"].into_iter().filter_map(source).collect();
+    ensure!(
+        !sources.is_empty(),
+        "apt has no source of {own}: this is no Debian, or a mixed one"
+    );
+    Ok(sources)
+}
+
+/// A line for each of this machine's lists: the release and the mirror.
+fn own_sources() -> Result<String> {
+    let targets = Command::new("apt-get")
+        .args(["indextargets", "--format", "$(RELEASE) $(REPO_URI)"])
+        .arg("Created-By: Packages")
+        .output()
+        .context("start apt-get")?;
+    Ok(String::from_utf8_lossy(&targets.stdout).into_owned())
+}
+
+fn user() -> String {
+    env::var("USER")
+        .ok()
+        .filter(|_| !lab::privilege::is_root())
+        .unwrap_or_else(|| "root".to_owned())
+}
