@@ -91,6 +91,12 @@ reasons! {
     TruncatedVlan = "truncated_vlan",
     /// More than two VLAN tags.
     VlanDepth = "vlan_depth",
+    /// Ends within the PPPoE header or the PPP protocol behind it.
+    TruncatedPppoe = "truncated_pppoe",
+    /// Ends within the MPLS labels.
+    TruncatedMpls = "truncated_mpls",
+    /// More MPLS labels than the parser walks.
+    MplsDepth = "mpls_depth",
     /// Ends within the IPv4 header or its options.
     TruncatedIpv4 = "truncated_ipv4",
     /// The version is not 4, the header length under 20, or the total length under the header's.
@@ -133,6 +139,13 @@ reasons! {
     FragmentsJoined = "fragments_joined",
     /// Beside the sum: later fragments whose first one was not remembered, in flows without ports.
     FragmentsUnmatched = "fragments_unmatched",
+    /// Beside the sum: packets in the flow of what a tunnel carries.
+    Decapsulated = "decapsulated",
+    /// Beside the sum: packets in the flow of a tunnel itself, since what it carries could not be
+    /// read: a fragment, no IP inside, a header that is cut or of another version.
+    TunnelsUnopened = "tunnels_unopened",
+    /// Beside the sum: packets in the flow of a tunnel within as many tunnels as are opened.
+    TunnelDepth = "tunnel_depth",
 }
 
 impl Reason {
@@ -144,6 +157,9 @@ impl Reason {
         Self::TruncatedEthernet,
         Self::TruncatedVlan,
         Self::VlanDepth,
+        Self::TruncatedPppoe,
+        Self::TruncatedMpls,
+        Self::MplsDepth,
         Self::TruncatedIpv4,
         Self::MalformedIpv4,
         Self::TruncatedIpv6,
@@ -154,12 +170,14 @@ impl Reason {
         Self::MalformedTcp,
     ];
 
-    /// Whether more bytes could have made a flow of it.
+    /// Whether a reader of more than linear memory could make a flow of it, or a parser that goes
+    /// behind PPPoE and MPLS.
     #[inline(always)]
-    pub fn is_truncated(self) -> bool {
+    pub fn may_be_more(self) -> bool {
         matches!(
             self,
-            Self::TruncatedEthernet
+            Self::NotIp
+                | Self::TruncatedEthernet
                 | Self::TruncatedVlan
                 | Self::TruncatedIpv4
                 | Self::TruncatedIpv6
@@ -186,6 +204,9 @@ impl Reason {
         Self::Short,
         Self::FragmentsJoined,
         Self::FragmentsUnmatched,
+        Self::Decapsulated,
+        Self::TunnelsUnopened,
+        Self::TunnelDepth,
     ];
 }
 

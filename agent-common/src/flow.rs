@@ -55,10 +55,67 @@ pub struct FlowKey {
     pub protocol: u8,
     /// An [`L4Kind`].
     pub l4_kind: u8,
-    pub reserved: [u8; 5],
+    /// An [`Encapsulation`]: the innermost that the flow was taken out of.
+    pub encapsulation: u8,
+    /// What tells tunnels of this kind apart, host byte order; see [`Encapsulation`].
+    pub tunnel_id: u32,
 }
 
-const _: () = assert!(size_of::<FlowKey>() == 32 + 8 + 4 + 4 + 3 + 5);
+const _: () = assert!(size_of::<FlowKey>() == 32 + 8 + 4 + 4 + 4 + 4);
+
+/// What a flow's packets were wrapped in, and what `tunnel_id` of a [`FlowKey`] then is.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encapsulation {
+    None = 0,
+    /// The session id (RFC 2516).
+    Pppoe = 1,
+    /// 0: labels belong to one direction each (RFC 3031), and a flow has two.
+    Mpls = 2,
+    /// The network identifier, VNI (RFC 7348).
+    Vxlan = 3,
+    /// The network identifier, VNI (RFC 8926).
+    Geneve = 4,
+    /// The key (RFC 2890), 0 where there is none.
+    Gre = 5,
+    /// 0.
+    IpInIp = 6,
+}
+
+impl Encapsulation {
+    /// What a key of the flow table holds, `None` for a byte that no program writes.
+    pub const fn from_u8(byte: u8) -> Option<Self> {
+        Some(match byte {
+            0 => Self::None,
+            1 => Self::Pppoe,
+            2 => Self::Mpls,
+            3 => Self::Vxlan,
+            4 => Self::Geneve,
+            5 => Self::Gre,
+            6 => Self::IpInIp,
+            _ => return None,
+        })
+    }
+
+    /// Whether IP packets carried it, so that the flow has [`Outer`] endpoints.
+    pub const fn is_tunnel(self) -> bool {
+        matches!(self, Self::Vxlan | Self::Geneve | Self::Gre | Self::IpInIp)
+    }
+}
+
+/// The endpoints of the tunnel that a flow's first packet came through.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outer {
+    /// At the side of the flow's endpoint a; written as in a [`FlowKey`].
+    pub addr_a: [u8; 16],
+    pub addr_b: [u8; 16],
+    /// 4 or 6.
+    pub ip_version: u8,
+    pub reserved: [u8; 7],
+}
+
+const _: () = assert!(size_of::<Outer>() == 40);
 
 /// The TCP flags, in the order of their bits in the TCP header's flag byte.
 pub mod tcp_flags {
@@ -190,6 +247,8 @@ mod pod {
     unsafe impl aya::Pod for super::FlowKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::FlowCounters {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Outer {}
     // SAFETY: an array of pairs of u64.
     unsafe impl aya::Pod for crate::HookAccount {}
 }

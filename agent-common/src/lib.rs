@@ -19,10 +19,11 @@ pub mod parse;
 pub mod sample;
 pub mod switches;
 pub mod transport;
+pub mod tunnel;
 pub mod wire_size;
 
 pub use account::{HookAccount, Pair, Reason};
-pub use flow::{Clocks, FlowCounters, FlowKey, L4Kind};
+pub use flow::{Clocks, Encapsulation, FlowCounters, FlowKey, L4Kind, Outer};
 pub use frame::{Frame, Header};
-pub use parse::{LinkType, Packet, Part, parse};
+pub use parse::{LinkType, Packet, Part, parse, parse_encapsulated};
 pub use switches::Switches;

@@ -6,7 +6,7 @@
 
 use crate::{
     account::Reason,
-    flow::{FlowKey, L4Kind},
+    flow::{Encapsulation, FlowKey, L4Kind},
     frame::{Frame, Header},
     transport,
 };
@@ -39,6 +39,9 @@ pub struct Packet {
     pub part: Part,
     /// The identification that all fragments of the datagram carry.
     pub datagram_id: u32,
+    /// Of a packet that may be a tunnel's: where its payload begins and where the IP packet ends, in
+    /// bytes of the frame. Both 0 for other packets.
+    pub payload: (u32, u32),
 }
 
 /// A packet's part of its datagram, as IPv4 writes it: the offset in units of eight bytes (lower 13
@@ -105,14 +108,30 @@ const VLAN_ID_MASK: u16 = 0x0fff;
 /// Below this an EtherType is an 802.3 length.
 const MIN_ETHERTYPE: u16 = 0x0600;
 
-const ETHERTYPE_IPV4: u16 = 0x0800;
-const ETHERTYPE_IPV6: u16 = 0x86dd;
+pub(crate) const ETHERTYPE_IPV4: u16 = 0x0800;
+pub(crate) const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ETHERTYPE_ARP: u16 = 0x0806;
 const ETHERTYPE_RARP: u16 = 0x8035;
 /// 802.1Q, 802.1ad, and the value that equipment used for QinQ before 802.1ad.
 const ETHERTYPE_VLAN: u16 = 0x8100;
 const ETHERTYPE_QINQ: u16 = 0x88a8;
 const ETHERTYPE_QINQ_OLD: u16 = 0x9100;
+const ETHERTYPE_PPPOE: u16 = 0x8864;
+/// Unicast, and what was multicast and upstream-assigned labels are (RFC 5332).
+const ETHERTYPE_MPLS: u16 = 0x8847;
+const ETHERTYPE_MPLS_UPSTREAM: u16 = 0x8848;
+
+/// RFC 2516: version and type 1, and the code of session data.
+const PPPOE_SESSION_DATA: u16 = 0x1100;
+const PPPOE_LEN: u32 = 6;
+const PPP_PROTOCOL_LEN: u32 = 2;
+const PPP_IPV4: u16 = 0x0021;
+const PPP_IPV6: u16 = 0x0057;
+
+/// Labels that the walk goes through.
+const MAX_MPLS_LABELS: u32 = 4;
+const MPLS_LABEL_LEN: u32 = 4;
+const MPLS_BOTTOM_OF_STACK: u8 = 1;
 
 const IPV4_LEN: u32 = 20;
 const IPV6_LEN: u32 = 40;
@@ -148,12 +167,35 @@ pub(crate) struct Transport {
     pub order: core::cmp::Ordering,
 }
 
-/// Parses `frame` into `packet`, which must be [`Packet::default`].
+/// Parses `frame` into `packet`, which must be [`Packet::default`]. PPPoE and MPLS are not IP to it:
+/// where it says so, [`parse_encapsulated`] may know more.
 ///
 /// `offloaded_tci` is the tag that the driver took out of the frame (`skb->vlan_tci`), which is
 /// the outermost one.
 #[inline(always)]
 pub fn parse<F: Frame>(
+    frame: &F,
+    link_type: LinkType,
+    offloaded_tci: Option<u16>,
+    packet: &mut Packet,
+) -> Result<(), Reason> {
+    parse_any::<F, false>(frame, link_type, offloaded_tci, packet)
+}
+
+/// As [`parse`], and behind PPPoE and MPLS: apart, since these make the offsets behind them variable
+/// for the verifier, and each offset that it can tell from others is a walk of its own.
+#[inline(always)]
+pub fn parse_encapsulated<F: Frame>(
+    frame: &F,
+    link_type: LinkType,
+    offloaded_tci: Option<u16>,
+    packet: &mut Packet,
+) -> Result<(), Reason> {
+    parse_any::<F, true>(frame, link_type, offloaded_tci, packet)
+}
+
+#[inline(always)]
+fn parse_any<F: Frame, const ENCAPSULATED: bool>(
     frame: &F,
     link_type: LinkType,
     offloaded_tci: Option<u16>,
@@ -165,7 +207,7 @@ pub fn parse<F: Frame>(
         tags = 1;
     }
     match link_type {
-        LinkType::Ethernet => ethernet(frame, tags, packet),
+        LinkType::Ethernet => ethernet::<F, ENCAPSULATED>(frame, 0, tags, packet),
         LinkType::Ip => bare_ip(frame, packet),
     }
 }
@@ -182,11 +224,17 @@ fn bare_ip<F: Frame>(frame: &F, packet: &mut Packet) -> Result<(), Reason> {
     }
 }
 
+/// `start` is the offset of the Ethernet header.
 #[inline(always)]
-fn ethernet<F: Frame>(frame: &F, tags_before: usize, packet: &mut Packet) -> Result<(), Reason> {
-    let header = frame.header::<14>(0).ok_or(Reason::TruncatedEthernet)?;
+pub(crate) fn ethernet<F: Frame, const ENCAPSULATED: bool>(
+    frame: &F,
+    start: u32,
+    tags_before: usize,
+    packet: &mut Packet,
+) -> Result<(), Reason> {
+    let header = frame.header::<14>(start).ok_or(Reason::TruncatedEthernet)?;
     let mut ethertype = header.be16::<12>();
-    let mut offset = ETHERNET_LEN;
+    let mut offset = start + ETHERNET_LEN;
 
     // At most two tags with the offloaded one; written out, since a loop would make the offsets
     // behind it variable for the verifier.
@@ -206,6 +254,15 @@ fn ethernet<F: Frame>(frame: &F, tags_before: usize, packet: &mut Packet) -> Res
             if is_vlan(ethertype) {
                 return Err(Reason::VlanDepth);
             }
+        }
+    }
+
+    if ENCAPSULATED {
+        if ethertype == ETHERTYPE_PPPOE {
+            ethertype = pppoe(frame, offset, packet)?;
+            offset += PPPOE_LEN + PPP_PROTOCOL_LEN;
+        } else if matches!(ethertype, ETHERTYPE_MPLS | ETHERTYPE_MPLS_UPSTREAM) {
+            (ethertype, offset) = mpls(frame, offset, packet)?;
         }
     }
 
@@ -238,9 +295,46 @@ fn vlan<F: Frame, const POSITION: usize>(
     Ok(tag.be16::<2>())
 }
 
+/// RFC 2516, RFC 1661. Returns the EtherType of what is inside.
+#[inline(always)]
+fn pppoe<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<u16, Reason> {
+    let header = frame.header::<8>(offset).ok_or(Reason::TruncatedPppoe)?;
+    if header.be16::<0>() != PPPOE_SESSION_DATA {
+        return Err(Reason::NotIp);
+    }
+    packet.key.encapsulation = Encapsulation::Pppoe as u8;
+    packet.key.tunnel_id = header.be16::<2>().into();
+    match header.be16::<6>() {
+        PPP_IPV4 => Ok(ETHERTYPE_IPV4),
+        PPP_IPV6 => Ok(ETHERTYPE_IPV6),
+        _ => Err(Reason::NotIp),
+    }
+}
+
+/// RFC 3032. Returns the EtherType of what is behind the bottom of the stack, and its offset. Only
+/// the first nibble says what it is (RFC 4928).
+#[inline(always)]
+fn mpls<F: Frame>(frame: &F, start: u32, packet: &mut Packet) -> Result<(u16, u32), Reason> {
+    packet.key.encapsulation = Encapsulation::Mpls as u8;
+    let mut offset = start;
+    for _ in 0..MAX_MPLS_LABELS {
+        let label = frame.header::<4>(offset).ok_or(Reason::TruncatedMpls)?;
+        offset += MPLS_LABEL_LEN;
+        if label.u8::<2>() & MPLS_BOTTOM_OF_STACK != 0 {
+            let inside = frame.header::<2>(offset).ok_or(Reason::TruncatedMpls)?;
+            return match inside.u8::<0>() >> 4 {
+                4 => Ok((ETHERTYPE_IPV4, offset)),
+                6 => Ok((ETHERTYPE_IPV6, offset)),
+                _ => Err(Reason::NotIp),
+            };
+        }
+    }
+    Err(Reason::MplsDepth)
+}
+
 /// RFC 791. `offset` is that of the IPv4 header.
 #[inline(always)]
-fn ipv4<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(), Reason> {
+pub(crate) fn ipv4<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(), Reason> {
     let header = frame.header::<20>(offset).ok_or(Reason::TruncatedIpv4)?;
     let version_and_len = header.u8::<0>();
     let header_len = u32::from(version_and_len & 0x0f) * 4;
@@ -290,7 +384,7 @@ fn ipv4<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(), Rea
 
 /// RFC 8200. `offset` is that of the IPv6 header.
 #[inline(always)]
-fn ipv6<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(), Reason> {
+pub(crate) fn ipv6<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(), Reason> {
     let header = frame.header::<40>(offset).ok_or(Reason::TruncatedIpv6)?;
     let version_and_class = header.be16::<0>();
     if version_and_class >> 12 != 6 {
@@ -417,6 +511,16 @@ fn set_halves(address: &mut [u8; 16], (high_ne, low_ne): (u64, u64)) {
 }
 
 impl Packet {
+    /// Of a packet whose key has ports.
+    #[inline(always)]
+    pub(crate) fn destination_port(&self) -> u16 {
+        if self.direction == 0 {
+            self.key.port_b
+        } else {
+            self.key.port_a
+        }
+    }
+
     /// Puts the transport's facts into the key. `order` compares source and destination.
     #[inline(always)]
     pub(crate) fn set_direction(&mut self, kind: L4Kind, protocol: u8, reversed: bool) {

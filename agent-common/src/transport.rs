@@ -13,9 +13,12 @@ use crate::{
 };
 
 const ICMP: u8 = 1;
+pub(crate) const IPV4_IN_IP: u8 = 4;
 const TCP: u8 = 6;
-const UDP: u8 = 17;
+pub(crate) const UDP: u8 = 17;
 const DCCP: u8 = 33;
+pub(crate) const IPV6_IN_IP: u8 = 41;
+pub(crate) const GRE: u8 = 47;
 const ICMPV6: u8 = 58;
 const SCTP: u8 = 132;
 const UDP_LITE: u8 = 136;
@@ -29,7 +32,10 @@ const ICMP_LEN: u32 = 8;
 
 /// UDP destinations whose super-frames are segmented behind an inner header (VXLAN, the port that
 /// Linux used before RFC 7348, VXLAN-GPE, Geneve), so their repeated headers are longer than ours.
-const TUNNEL_PORTS: [u16; 4] = [4789, 8472, 4790, 6081];
+const TUNNEL_PORTS: [u16; 4] = [VXLAN, VXLAN_LINUX, 4790, GENEVE];
+pub(crate) const VXLAN: u16 = 4789;
+pub(crate) const VXLAN_LINUX: u16 = 8472;
+pub(crate) const GENEVE: u16 = 6081;
 
 #[inline(always)]
 pub(crate) fn parse<F: Frame>(
@@ -46,7 +52,7 @@ pub(crate) fn parse<F: Frame>(
         TCP => tcp(frame, transport, packet),
         UDP | UDP_LITE => {
             ports::<F, 8>(frame, transport, packet)?;
-            packet.segment_header_len_bytes = udp_segment_header(transport, packet);
+            udp_payload(transport, packet);
             Ok(())
         }
         SCTP => {
@@ -58,6 +64,9 @@ pub(crate) fn parse<F: Frame>(
         ICMP | ICMPV6 => icmp(frame, transport, packet),
         _ => {
             packet.set_direction(L4Kind::None, protocol, transport.order.is_gt());
+            if matches!(protocol, IPV4_IN_IP | IPV6_IN_IP | GRE) {
+                packet.payload = (transport.offset_bytes, transport.end_bytes);
+            }
             Ok(())
         }
     }
@@ -126,18 +135,15 @@ fn ports<F: Frame, const N: usize>(
     Ok(())
 }
 
-/// A super-frame of UDP repeats the UDP header; a tunnel's also what is inside, which is not read.
+/// A super-frame of UDP repeats the UDP header; a tunnel's also what is inside, which is not read
+/// here.
 #[inline(always)]
-fn udp_segment_header(transport: Transport, packet: &Packet) -> u32 {
-    let destination = if packet.direction == 0 {
-        packet.key.port_b
+fn udp_payload(transport: Transport, packet: &mut Packet) {
+    let payload_offset = transport.offset_bytes + UDP_LEN;
+    if TUNNEL_PORTS.contains(&packet.destination_port()) {
+        packet.payload = (payload_offset, transport.end_bytes);
     } else {
-        packet.key.port_a
-    };
-    if TUNNEL_PORTS.contains(&destination) {
-        0
-    } else {
-        transport.offset_bytes + UDP_LEN
+        packet.segment_header_len_bytes = payload_offset;
     }
 }
 

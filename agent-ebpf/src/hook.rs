@@ -1,7 +1,8 @@
 //! One packet at one hook: what the kernel says about it comes in, the account and the table grow.
 
 use agent_common::{
-    LinkType, Packet, Reason, parse,
+    Frame, LinkType, Packet, Reason, parse, parse_encapsulated,
+    tunnel::outcome,
     wire_size::{Skb, WireSize, wire_size},
 };
 use aya_ebpf::{
@@ -13,10 +14,9 @@ use aya_log_ebpf::debug;
 
 use crate::{
     account::Account,
-    filter,
-    fragments,
+    filter, fragments,
     packet::{Fragmented, Linear, Paged},
-    page, table,
+    page, table, tunnels,
 };
 
 /// The network namespace of the interfaces, by inode number.
@@ -47,10 +47,15 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
 
     let mut packet = Packet::default();
     let mut parsed = parse(&linear, link_type, tag, &mut packet);
-    if parsed.is_err_and(Reason::is_truncated) {
+    if parsed.is_err_and(Reason::may_be_more) {
         packet = Packet::default();
-        parsed = parse_paged(ctx, link_type, tag, &mut packet);
+        parsed = parse_slowly(&Paged(ctx), link_type, tag, &mut packet);
     }
+    let tunnel = if parsed.is_ok() {
+        tunnels::open(&Paged(ctx), &mut packet)
+    } else {
+        0
+    };
     count(
         ctx,
         skb.ifindex,
@@ -63,6 +68,7 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
         },
         &mut packet,
         parsed,
+        tunnel,
     );
 }
 
@@ -75,8 +81,17 @@ pub fn xdp(ctx: &XdpContext, link_type: LinkType) {
     };
     let len_bytes = (linear.data_end - linear.data) as u32;
     let mut packet = Packet::default();
-    let parsed = parse(&linear, link_type, None, &mut packet);
-    count_frame(ctx, len_bytes, &mut packet, parsed);
+    let mut parsed = parse(&linear, link_type, None, &mut packet);
+    if parsed == Err(Reason::NotIp) {
+        packet = Packet::default();
+        parsed = parse_slowly(&linear, link_type, None, &mut packet);
+    }
+    let tunnel = if parsed.is_ok() {
+        tunnels::open(&linear, &mut packet)
+    } else {
+        0
+    };
+    count_frame(ctx, len_bytes, &mut packet, parsed, tunnel);
 }
 
 /// Counts a frame in one buffer or more.
@@ -90,33 +105,52 @@ pub fn xdp_frags(ctx: &XdpContext, link_type: LinkType) {
     let len_bytes = unsafe { bpf_xdp_get_buff_len(ctx.ctx) } as u32;
     let mut packet = Packet::default();
     let mut parsed = parse(&linear, link_type, None, &mut packet);
-    if parsed.is_err_and(Reason::is_truncated) {
+    if parsed.is_err_and(Reason::may_be_more) {
         packet = Packet::default();
-        parsed = parse(&Fragmented(ctx), link_type, None, &mut packet);
+        parsed = parse_slowly(&Fragmented(ctx), link_type, None, &mut packet);
     }
-    count_frame(ctx, len_bytes, &mut packet, parsed);
+    let tunnel = if parsed.is_ok() {
+        tunnels::open(&Fragmented(ctx), &mut packet)
+    } else {
+        0
+    };
+    count_frame(ctx, len_bytes, &mut packet, parsed, tunnel);
 }
 
 #[inline(always)]
-fn count_frame(ctx: &XdpContext, len_bytes: u32, packet: &mut Packet, parsed: Result<(), Reason>) {
+fn count_frame(
+    ctx: &XdpContext,
+    len_bytes: u32,
+    packet: &mut Packet,
+    parsed: Result<(), Reason>,
+    tunnel: u32,
+) {
     // SAFETY: the context pointer is valid for the program's run; the verifier checks the field.
     let ifindex = unsafe { (*ctx.ctx).ingress_ifindex };
     let skb = Skb {
         len_bytes,
         ..Skb::default()
     };
-    count(ctx, ifindex, Direction::Ingress, skb, packet, parsed);
+    count(
+        ctx,
+        ifindex,
+        Direction::Ingress,
+        skb,
+        packet,
+        parsed,
+        tunnel,
+    );
 }
 
 /// A function of its own, so that the slow path does not share the fast path's registers.
 #[inline(never)]
-fn parse_paged(
-    ctx: &TcContext,
+fn parse_slowly<F: Frame>(
+    frame: &F,
     link_type: LinkType,
     tag: Option<u16>,
     packet: &mut Packet,
 ) -> Result<(), Reason> {
-    parse(&Paged(ctx), link_type, tag, packet)
+    parse_encapsulated(frame, link_type, tag, packet)
 }
 
 /// Where every packet ends up. `seen` is added before any branch on what the parser said.
@@ -128,6 +162,7 @@ fn count<C: aya_ebpf::EbpfContext>(
     skb: Skb,
     packet: &mut Packet,
     parsed: Result<(), Reason>,
+    tunnel: u32,
 ) {
     let page = page::current();
     let Some(account) = Account::of(page, ifindex, direction) else {
@@ -151,8 +186,16 @@ fn count<C: aya_ebpf::EbpfContext>(
             {
                 account.add(fact, size.packets, size.bytes);
             }
+            if tunnel != 0 {
+                tunnels::facts(tunnel, |fact| account.add(fact, size.packets, size.bytes));
+            }
             filter::select(packet, direction)
                 .and_then(|()| table::add(page, packet, size.packets, size.bytes))
+                .map(|made| {
+                    if made && tunnel & outcome::DECAPSULATED != 0 {
+                        tunnels::remember_outer(packet);
+                    }
+                })
         }
         Err(reason) => Err(reason),
     };

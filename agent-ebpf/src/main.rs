@@ -2,9 +2,10 @@
 //! out. The packet itself is never changed and always goes on.
 //!
 //! A packet's way: a program here names its hook and link type → [`hook`] reads what the kernel
-//! says about the packet, parses it through a reader of [`packet`], gives later fragments their ports
-//! ([`fragments`]), asks the [`filter`], and counts it in the [`account`] and the [`table`], both on
-//! the page that [`page`] names.
+//! says about the packet, parses it through a reader of [`packet`], takes out what [`tunnels`] carry
+//! where userspace asks for it, gives later fragments their ports ([`fragments`]), asks the
+//! [`filter`], and counts it in the [`account`] and the [`table`], both on the page that [`page`]
+//! names.
 
 #![no_std]
 #![no_main]
@@ -27,6 +28,7 @@ mod packet;
 mod page;
 mod runtime;
 mod table;
+mod tunnels;
 
 use agent_common::{Clocks, LinkType};
 use aya_ebpf::{

@@ -2,11 +2,12 @@
 //! of two cache lines grows.
 //!
 //! A flow's slot is in one of a few windows of neighbouring slots, which the hash of its key chooses.
-//! A slot's state is the last word of its key, whose upper half, reserved in [`FlowKey`], holds bits
-//! of the hash: empty, then taken by a compare-and-swap, then published. It never goes back while
-//! programs run: userspace empties a page that no program uses. A program that finds a slot taken
-//! and not yet published goes on to the next one, so a key may stand in two slots, and who reads
-//! them adds them up. So every packet is in exactly one slot, or in [`UNPLACED`].
+//! A slot's state is the last word of its key, whose upper half, a tunnel's number of which the
+//! prototype knows nothing, holds bits of the hash: empty, then taken by a compare-and-swap, then
+//! published. It never goes back while programs run: userspace empties a page that no program uses. A
+//! program that finds a slot taken and not yet published goes on to the next one, so a key may stand
+//! in two slots, and who reads them adds them up. So every packet is in exactly one slot, or in
+//! [`UNPLACED`].
 
 mod hash;
 mod word;

@@ -21,13 +21,13 @@ const EEXIST: i32 = -17;
 const EDEADLK: i32 = -35;
 const ETIMEDOUT: i32 = -110;
 
-/// Adds a packet to its flow; the error says why it could not.
+/// Adds a packet to its flow and says whether this made the flow; the error says why it could not.
 #[inline(always)]
-pub fn add(page: u32, packet: &Packet, packets: u64, bytes: u64) -> Result<(), Reason> {
+pub fn add(page: u32, packet: &Packet, packets: u64, bytes: u64) -> Result<bool, Reason> {
     let table = PAGES.get(page).ok_or(Reason::Vanished)?;
     if let Some(flow) = table.get_ptr_mut(&packet.key) {
         grow(flow, packet, packets, bytes);
-        return Ok(());
+        return Ok(false);
     }
     let mut first = FlowCounters {
         first_seen_ns: clock::boot_ns(),
@@ -41,12 +41,12 @@ pub fn add(page: u32, packet: &Packet, packets: u64, bytes: u64) -> Result<(), R
     first.bytes[direction] = bytes;
     first.tcp_flags[direction].store(packet.tcp_flags);
     match table.insert(&packet.key, &first, BPF_NOEXIST) {
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(true),
         // Another CPU was first.
         Err(EEXIST) => {
             let flow = table.get_ptr_mut(&packet.key).ok_or(Reason::Vanished)?;
             grow(flow, packet, packets, bytes);
-            Ok(())
+            Ok(false)
         }
         Err(E2BIG) => Err(Reason::TableFull),
         Err(ENOMEM) => Err(Reason::NoMemory),

@@ -1,6 +1,6 @@
 //! The flow record: what the replica says about one flow after one scan, before it is encoded.
 
-use agent_common::{FlowKey, Pair};
+use agent_common::{FlowKey, Outer, Pair};
 
 /// Why a flow ended: the values of IPFIX element 136, `flowEndReason` (RFC 5102).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,4 +39,6 @@ pub struct Record {
     pub end_reason: Option<EndReason>,
     /// Community ID version 1 with seed 0: the SHA-1 digest, without the `1:` and base64.
     pub community_id: [u8; 20],
+    /// The endpoints of the tunnel that the flow came through.
+    pub outer: Option<Outer>,
 }

@@ -8,11 +8,12 @@ mod slab;
 mod tests;
 
 use std::{
+    collections::HashMap,
     hash::{BuildHasher as _, Hasher as _},
     time::Duration,
 };
 
-use agent_common::{FlowCounters, FlowKey, Pair};
+use agent_common::{Encapsulation, FlowCounters, FlowKey, Outer, Pair};
 use foldhash::{SharedSeed, fast::SeedableRandomState};
 use hashbrown::HashTable;
 
@@ -46,6 +47,8 @@ pub struct Replica {
     seed: SeedableRandomState,
     oldest: Oldest,
     evicted: u64,
+    /// Of flows that came through tunnels, which are few or all: so not in every entry.
+    outers: HashMap<FlowKey, Outer>,
 }
 
 impl Replica {
@@ -64,12 +67,23 @@ impl Replica {
             seed: SeedableRandomState::with_seed(seed, SharedSeed::global_random()),
             oldest: Oldest::new(max_flows),
             evicted: 0,
+            outers: HashMap::new(),
         }
     }
 
     pub fn begin_scan(&mut self, clock: ScanClock) {
         self.clock = clock;
         self.scan = self.scan.wrapping_add(1);
+    }
+
+    /// Keeps the endpoints of the tunnel that a flow came through, which the next `update` brings;
+    /// asks for them where they are not known.
+    pub fn note_outer(&mut self, key: &FlowKey, ask: impl FnOnce() -> Option<Outer>) {
+        if !self.outers.contains_key(key)
+            && let Some(outer) = ask()
+        {
+            self.outers.insert(*key, outer);
+        }
     }
 
     /// Takes in drained entries, a key for each of the counters.
@@ -124,7 +138,11 @@ impl Replica {
     ) {
         let slot = match known {
             Some(slot) if self.slab[slot].closed_before(self.scan) && opens(counters) => {
+                let outer = self.outers.get(key).copied();
                 self.end(slot, EndReason::EndOfFlow, sink);
+                if let Some(outer) = outer {
+                    self.outers.insert(*key, outer);
+                }
                 self.insert(hash, key, counters, sink)
             }
             Some(slot) => slot,
@@ -133,7 +151,7 @@ impl Replica {
         let entry = &mut self.slab[slot];
         let delta = entry.add(counters, self.clock, self.scan);
         self.oldest.note((entry.last_seen_boot_ns, slot));
-        sink(&entry.record(self.clock, delta, None));
+        sink(&self.record(slot, delta, None));
     }
 
     /// Ends the flows that were closed before this scan and those that were quiet for too long.
@@ -202,15 +220,33 @@ impl Replica {
         slot
     }
 
-    fn end(&mut self, slot: u32, reason: EndReason, sink: &mut impl FnMut(&Record)) {
+    fn record(&self, slot: u32, delta: [Pair; 2], end_reason: Option<EndReason>) -> Record {
         let entry = &self.slab[slot];
-        sink(&entry.record(self.clock, [Pair::default(); 2], Some(reason)));
+        let mut record = entry.record(self.clock, delta, end_reason);
+        if came_through_a_tunnel(&entry.key) {
+            record.outer = self.outers.get(&entry.key).copied();
+        }
+        record
+    }
+
+    fn end(&mut self, slot: u32, reason: EndReason, sink: &mut impl FnMut(&Record)) {
+        sink(&self.record(slot, [Pair::default(); 2], Some(reason)));
+        let entry = &self.slab[slot];
         let hash = hash_of(&self.seed, &entry.key);
+        if came_through_a_tunnel(&entry.key) {
+            self.outers.remove(&entry.key);
+        }
         if let Ok(indexed) = self.index.find_entry(hash, |&other| other == slot) {
             indexed.remove();
         }
         self.slab.remove(slot);
     }
+}
+
+/// Whether the flow's record has outer endpoints.
+pub fn came_through_a_tunnel(key: &FlowKey) -> bool {
+    key.encapsulation != 0
+        && Encapsulation::from_u8(key.encapsulation).is_some_and(Encapsulation::is_tunnel)
 }
 
 fn hash_of(seed: &SeedableRandomState, key: &FlowKey) -> u64 {
@@ -222,7 +258,7 @@ fn hash_of(seed: &SeedableRandomState, key: &FlowKey) -> u64 {
     hasher.write_u64(wide(key.netns, key.ifindex));
     let [outer, inner] = key.vlan_ids;
     hasher.write_u64(wide(pair(outer, inner), pair(key.port_a, key.port_b)));
-    let kinds = [key.ip_version, key.protocol, key.l4_kind, 0];
-    hasher.write_u64(wide(0, u32::from_ne_bytes(kinds)));
+    let kinds = [key.ip_version, key.protocol, key.l4_kind, key.encapsulation];
+    hasher.write_u64(wide(key.tunnel_id, u32::from_ne_bytes(kinds)));
     hasher.finish()
 }

@@ -20,7 +20,7 @@ use crate::{
         load::Kernel,
     },
     record::Record,
-    replica::Replica,
+    replica::{Replica, came_through_a_tunnel},
     wire,
 };
 
@@ -197,12 +197,17 @@ impl Scanner {
         } = self;
         let mut drained = Pair::default();
         let mut sink = sink(encoder, hub, encode);
-        let count = kernel
-            .pages
+        let Kernel { pages, outers, .. } = kernel;
+        let count = pages
             .drain(page, |keys, counters| {
                 for counters in counters {
                     drained.packets += counters.packets[0] + counters.packets[1];
                     drained.bytes += counters.bytes[0] + counters.bytes[1];
+                }
+                if outers.are_kept() {
+                    for key in keys.iter().filter(|key| came_through_a_tunnel(key)) {
+                        replica.note_outer(key, || outers.get(key));
+                    }
                 }
                 replica.update(keys, counters, &mut sink);
             })

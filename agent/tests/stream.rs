@@ -153,6 +153,7 @@ fn record(number: u32) -> Record {
         dscp: 0,
         end_reason: None,
         community_id: [1; 20],
+        outer: None,
     }
 }
 

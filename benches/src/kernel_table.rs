@@ -24,6 +24,7 @@ impl KernelTable {
         let kernel = Kernel::load(&LoadSettings {
             max_flows: CAPACITY,
             max_fragments: 1,
+            decapsulate: false,
             netns: 0,
             max_ifindex: 1,
             interfaces: 1,

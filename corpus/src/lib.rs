@@ -6,7 +6,10 @@
 
 use std::{fs, path::Path};
 
-use agent_common::{LinkType, Packet, Reason, parse};
+use agent_common::{
+    LinkType, Packet, Reason, parse_encapsulated,
+    tunnel::{self, Opening},
+};
 use anyhow::{Context as _, Result, ensure};
 
 pub mod check;
@@ -23,15 +26,29 @@ pub use peer::Difference;
 pub struct RawFrame {
     pub link_type: LinkType,
     pub tag: Option<u16>,
+    /// Whether the agent is told to open tunnels.
+    pub decapsulate: bool,
     pub bytes: Vec<u8>,
 }
 
 impl RawFrame {
     /// What our parser says, on the host. The identification of a whole datagram, which nobody
-    /// reads, is left out.
+    /// reads, is left out, and where a tunnel's payload is, which its inner packet tells.
     pub fn parse(&self) -> Parsed {
         let mut packet = Packet::default();
-        parse(&&*self.bytes, self.link_type, self.tag, &mut packet)?;
+        let frame = &&*self.bytes;
+        parse_encapsulated(frame, self.link_type, self.tag, &mut packet)?;
+        if self.decapsulate {
+            let mut opening = Opening::new(&packet);
+            tunnel::open(
+                frame,
+                &mut opening,
+                tunnel::read_header,
+                tunnel::parse_inner,
+            );
+            packet = opening.packet;
+        }
+        packet.payload = (0, 0);
         if packet.part.is_whole() {
             packet.datagram_id = 0;
         }
@@ -80,3 +97,8 @@ pub fn entries() -> Result<Vec<Entry>> {
 
 /// The names of [`agent_common::L4Kind`], by its numbers.
 const KINDS: [&str; 5] = ["none", "ports", "icmp", "icmp_query", "fragment"];
+
+/// The names of [`agent_common::Encapsulation`], by its numbers.
+const ENCAPSULATIONS: [&str; 7] = [
+    "none", "pppoe", "mpls", "vxlan", "geneve", "gre", "ip_in_ip",
+];

@@ -93,7 +93,11 @@ pub fn mutated(entries: &[Entry]) -> impl Strategy<Value = RawFrame> {
 /// Any bytes, behind an Ethernet header that leads to the parser's parts as often as not.
 pub fn arbitrary() -> impl Strategy<Value = RawFrame> {
     let ether_type = prop_oneof![
-        prop::sample::select(&[0x0800_u16, 0x86dd, 0x8100, 0x88a8, 0x9100, 0x0806, 0x88e5][..]),
+        prop::sample::select(
+            &[
+                0x0800_u16, 0x86dd, 0x8100, 0x88a8, 0x9100, 0x0806, 0x88e5, 0x8864, 0x8847, 0x8848,
+            ][..]
+        ),
         any::<u16>(),
     ];
     let first = prop_oneof![
@@ -105,7 +109,8 @@ pub fn arbitrary() -> impl Strategy<Value = RawFrame> {
         [&[2; 12], &ether_type.to_be_bytes()[..], &[first], &rest].concat()
     });
     let link_type = prop_oneof![Just(LinkType::Ethernet), Just(LinkType::Ip)];
-    (link_type, prop_oneof![2 => headed, 1 => any_bytes()]).prop_map(|(link_type, bytes)| {
+    let bytes = prop_oneof![2 => headed, 1 => any_bytes()];
+    (link_type, bytes, any::<bool>()).prop_map(|(link_type, bytes, decapsulate)| {
         // Without a link header the same bytes begin where IP does.
         let skipped = if link_type == LinkType::Ip {
             bytes.len().min(14)
@@ -115,6 +120,7 @@ pub fn arbitrary() -> impl Strategy<Value = RawFrame> {
         RawFrame {
             link_type,
             tag: None,
+            decapsulate,
             bytes: bytes[skipped..].to_vec(),
         }
     })

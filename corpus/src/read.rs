@@ -5,7 +5,7 @@ use std::{net::IpAddr, str::FromStr};
 use agent_common::{L4Kind, LinkType, Packet, Part, Reason};
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::{Entry, KINDS, Parsed, RawFrame};
+use crate::{ENCAPSULATIONS, Entry, KINDS, Parsed, RawFrame};
 
 pub fn entries(text: &str) -> Result<Vec<Entry>> {
     let mut drafts: Vec<Draft> = Vec::new();
@@ -46,6 +46,7 @@ struct Draft {
     why: Vec<String>,
     link_type: Option<LinkType>,
     tag: Option<u16>,
+    decapsulate: bool,
     bytes: Option<Vec<u8>>,
     expected: Option<Parsed>,
     initiator: Option<u8>,
@@ -58,6 +59,7 @@ impl Draft {
             why: Vec::new(),
             link_type: None,
             tag: None,
+            decapsulate: false,
             bytes: None,
             expected: None,
             initiator: None,
@@ -74,6 +76,7 @@ impl Draft {
                     _ => bail!("a link type is `ethernet` or `ip`"),
                 });
             }
+            "decapsulate" => self.decapsulate = true,
             "tag" => self.tag = Some(u16::from_str_radix(rest, 16)?),
             "bytes" => self.bytes = Some(Vec::new()),
             "flow" => self.expected = Some(Ok(flow(rest)?)),
@@ -119,6 +122,7 @@ impl Draft {
             frame: RawFrame {
                 link_type,
                 tag: self.tag,
+                decapsulate: self.decapsulate,
                 bytes,
             },
             expected,
@@ -161,6 +165,12 @@ fn add_fact(packet: &mut Packet, word: &str, rest: &str) -> Result<()> {
             let ids = numbers(rest)?;
             ensure!(matches!(ids.len(), 1 | 2), "one or two VLAN ids");
             key.vlan_ids[..ids.len()].copy_from_slice(&ids);
+        }
+        "within" => {
+            let (name, id) = rest.split_once(' ').unwrap_or((rest, "0"));
+            let kind = ENCAPSULATIONS.iter().position(|&it| it == name);
+            key.encapsulation = kind.context("an encapsulation")? as u8;
+            key.tunnel_id = id.parse()?;
         }
         "tcp_flags" => packet.tcp_flags = u8::from_str_radix(rest, 16)?,
         "dscp" => packet.dscp = rest.parse()?,

@@ -7,7 +7,7 @@ use std::{
 
 use agent_common::{FlowKey, L4Kind, LinkType, Packet};
 
-use crate::{Entry, KINDS};
+use crate::{ENCAPSULATIONS, Entry, KINDS};
 
 const BYTES_PER_LINE: usize = 16;
 /// Runs of a byte that are written as a repetition.
@@ -23,6 +23,9 @@ impl Display for Entry {
         writeln!(f, "link  {link}")?;
         if let Some(tag) = self.frame.tag {
             writeln!(f, "tag   {tag:04x}")?;
+        }
+        if self.frame.decapsulate {
+            writeln!(f, "decapsulate")?;
         }
         writeln!(f, "bytes")?;
         write_bytes(f, &self.frame.bytes)?;
@@ -85,6 +88,12 @@ fn write_packet(f: &mut Formatter<'_>, packet: &Packet) -> Result {
     if key.vlan_ids != [0, 0] {
         let [outer, inner] = key.vlan_ids;
         writeln!(f, "  vlans      {outer} {inner}")?;
+    }
+    if let Some(name) = ENCAPSULATIONS
+        .get(usize::from(key.encapsulation))
+        .filter(|_| key.encapsulation != 0)
+    {
+        writeln!(f, "  within     {name} {}", key.tunnel_id)?;
     }
     if !packet.part.is_whole() {
         let more = if packet.part.has_more() { " more" } else { "" };

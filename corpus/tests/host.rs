@@ -19,6 +19,7 @@ const DIFFERENCES: &[(Difference, &[&str])] = &[
             "ipv4_version_6_and_no_ipv6_either",
             "ipv6_version_4",
             "ipv6_version_4_shorter_than_ipv6",
+            "pppoe_ipv4_that_is_version_6",
         ],
     ),
     (Difference::Macsec, &["macsec"]),
@@ -65,6 +66,10 @@ const DIFFERENCES: &[(Difference, &[&str])] = &[
     ),
     (Difference::TcpOptionsCut, &["tcp_options_past_the_packet"]),
     (Difference::TimestampLength, &["icmp_timestamp_of_8_bytes"]),
+    (
+        Difference::InsideATunnel,
+        &["vxlan_inner_version_against_ether_type_opened"],
+    ),
 ];
 
 #[test]

@@ -1,7 +1,7 @@
 //! One record: a [`Record`] comes in, the fields of a `FlowRecord` message go out, in a buffer that
 //! is used for every record.
 
-use agent_common::{FlowKey, L4Kind};
+use agent_common::{Encapsulation, FlowKey, L4Kind};
 
 use crate::record::Record;
 
@@ -18,8 +18,8 @@ pub(super) struct RecordBuffer {
 }
 
 impl RecordBuffer {
-    /// Every field at its longest takes 233 bytes.
-    pub(super) const LEN_BYTES: usize = 256;
+    /// Every field at its longest takes 282 bytes.
+    pub(super) const LEN_BYTES: usize = 320;
 
     pub(super) fn new() -> Self {
         Self {
@@ -81,6 +81,9 @@ impl RecordBuffer {
             self.value::<27>(reason as u64);
         }
         self.bytes::<28>(&record.community_id);
+        if key.encapsulation != 0 {
+            self.encapsulation(record, reversed);
+        }
         &self.bytes[..self.len]
     }
 
@@ -110,6 +113,26 @@ impl RecordBuffer {
         if kind == Some(L4Kind::IcmpQuery) {
             self.value::<22>(u64::from(key.port_b));
         }
+    }
+
+    /// The numbers of the enum in `flow.proto` are those in a key.
+    fn encapsulation(&mut self, record: &Record, reversed: bool) {
+        let key = &record.key;
+        self.value::<30>(u64::from(key.encapsulation));
+        let has_id = !matches!(
+            Encapsulation::from_u8(key.encapsulation),
+            Some(Encapsulation::Mpls | Encapsulation::IpInIp)
+        );
+        if has_id {
+            self.value::<31>(u64::from(key.tunnel_id));
+        }
+        let Some(outer) = &record.outer else {
+            return;
+        };
+        let (source, destination) = in_order(&outer.addr_a, &outer.addr_b, reversed);
+        let len = if outer.ip_version == 4 { 4 } else { 16 };
+        self.bytes::<32>(&source[..len]);
+        self.bytes::<33>(&destination[..len]);
     }
 
     /// A field whose absence means zero.

@@ -1,4 +1,4 @@
-use agent_common::{FlowKey, L4Kind, Pair, Reason};
+use agent_common::{Encapsulation, FlowKey, L4Kind, Outer, Pair, Reason};
 use proptest::prelude::*;
 
 use super::*;
@@ -70,6 +70,7 @@ fn pair() -> impl Strategy<Value = Pair> {
 
 fn key() -> impl Strategy<Value = FlowKey> {
     let names = (any::<u32>(), any::<u32>(), any::<[u16; 2]>());
+    let tunnel = (0..=6u8, any::<u32>());
     (
         any::<([u8; 16], [u8; 16])>(),
         names,
@@ -77,9 +78,10 @@ fn key() -> impl Strategy<Value = FlowKey> {
         any::<bool>(),
         any::<u8>(),
         0..=4u8,
+        tunnel,
     )
         .prop_map(
-            |(addr, (netns, ifindex, vlan_ids), port, v4, protocol, l4_kind)| {
+            |(addr, (netns, ifindex, vlan_ids), port, v4, protocol, l4_kind, tunnel)| {
                 let mut key = FlowKey {
                     addr_a: addr.0,
                     addr_b: addr.1,
@@ -91,7 +93,8 @@ fn key() -> impl Strategy<Value = FlowKey> {
                     ip_version: if v4 { 4 } else { 6 },
                     protocol: if protocol < 128 { TCP } else { protocol },
                     l4_kind,
-                    ..FlowKey::default()
+                    encapsulation: tunnel.0,
+                    tunnel_id: tunnel.1,
                 };
                 if v4 {
                     key.addr_a[4..].fill(0);
@@ -102,6 +105,15 @@ fn key() -> impl Strategy<Value = FlowKey> {
         )
 }
 
+fn outer() -> impl Strategy<Value = Outer> {
+    (any::<[[u8; 16]; 2]>(), any::<bool>()).prop_map(|([addr_a, addr_b], is_ipv4)| Outer {
+        addr_a,
+        addr_b,
+        ip_version: if is_ipv4 { 4 } else { 6 },
+        ..Outer::default()
+    })
+}
+
 fn record() -> impl Strategy<Value = Record> {
     let counters = ([pair(), pair()], [pair(), pair()]);
     let rest = (
@@ -110,9 +122,16 @@ fn record() -> impl Strategy<Value = Record> {
         any::<[u8; 2]>(),
         0..64u8,
         any::<[u8; 20]>(),
+        proptest::option::of(outer()),
     );
     (key(), 0..=1u8, counters, rest, 0..=5u8).prop_map(
-        |(key, initiator, (delta, total), (first, last, tcp_flags, dscp, community_id), end)| {
+        |(
+            key,
+            initiator,
+            (delta, total),
+            (first, last, tcp_flags, dscp, community_id, outer),
+            end,
+        )| {
             Record {
                 key,
                 initiator,
@@ -131,6 +150,7 @@ fn record() -> impl Strategy<Value = Record> {
                     _ => None,
                 },
                 community_id,
+                outer: outer.filter(|_| key.encapsulation != 0),
             }
         },
     )
@@ -184,6 +204,10 @@ fn expected(record: &Record) -> FlowRecord {
         dscp: Some(record.dscp.into()),
         end_reason: record.end_reason.map(|reason| reason as i32),
         community_id: Bytes::copy_from_slice(&record.community_id),
+        encapsulation: (key.encapsulation != 0).then_some(key.encapsulation.into()),
+        tunnel_id: matches!(key.encapsulation, 1 | 3 | 4 | 5).then_some(key.tunnel_id),
+        outer_src_addr: outer_addr(record, 0),
+        outer_dst_addr: outer_addr(record, 1),
     }
 }
 
@@ -198,6 +222,17 @@ proptest! {
         // The same bytes as prost writes: nothing is encoded in a longer form than it needs.
         prop_assert_eq!(message.encoded_len(), batches[0].body.len());
     }
+}
+
+fn outer_addr(record: &Record, side: u8) -> Bytes {
+    record.outer.map_or_else(Bytes::new, |outer| {
+        let addr = if side == record.initiator {
+            outer.addr_a
+        } else {
+            outer.addr_b
+        };
+        Bytes::copy_from_slice(&addr[..if outer.ip_version == 4 { 4 } else { 16 }])
+    })
 }
 
 /// Every field at its longest.
@@ -218,7 +253,8 @@ fn longest_record() -> Record {
             ip_version: 6,
             protocol: u8::MAX,
             l4_kind: L4Kind::IcmpQuery as u8,
-            ..FlowKey::default()
+            encapsulation: Encapsulation::Vxlan as u8,
+            tunnel_id: u32::MAX,
         },
         initiator: 1,
         delta: [most; 2],
@@ -229,6 +265,12 @@ fn longest_record() -> Record {
         dscp: 63,
         end_reason: Some(EndReason::LackOfResources),
         community_id: [0xff; 20],
+        outer: Some(Outer {
+            addr_a: [0xff; 16],
+            addr_b: [0xff; 16],
+            ip_version: 6,
+            ..Outer::default()
+        }),
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
     interfaces::{self, Patterns},
     kernel::{
         attach::{AttachSettings, Attachments, Direction, IngressHook, TcAttach, XdpMode},
-        links::{LinkSocket, netns_inode, presence::Presence},
+        links::{Link, LinkSocket, netns_inode, presence::Presence},
         load::{Kernel, LoadSettings},
     },
     output::Format,
@@ -76,6 +76,11 @@ pub struct Args {
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_TRACKED_FLOWS", default_value_t = 1_000_000,
           value_parser = clap::value_parser!(u32).range(1..=1_000_000_000))]
     pub max_tracked_flows: u32,
+
+    /// Count what tunnels carry (VXLAN, Geneve, GRE, IP in IP) in flows of its own addresses and ports,
+    /// up to two tunnels deep; otherwise a flow is the tunnel's.
+    #[arg(long, env = "FLOW_AGENT_DECAPSULATE")]
+    pub decapsulate: bool,
 
     /// Fragmented datagrams whose ports are remembered for their later fragments, some 150 bytes of
     /// kernel memory each; beyond it the one that was quiet the longest leaves.
@@ -184,6 +189,21 @@ fn interval(text: &str) -> Result<Duration, String> {
     Ok(interval)
 }
 
+impl Args {
+    fn load_settings(&self, selected: &[Link], netns: u32) -> LoadSettings {
+        LoadSettings {
+            max_flows: self.max_flows,
+            max_fragments: self.max_fragments,
+            decapsulate: self.decapsulate,
+            netns,
+            max_ifindex: selected.iter().map(|link| link.ifindex).max().unwrap_or(0),
+            interfaces: selected.len() as u32,
+            sample_rate: self.sample,
+            log_level: self.bpf_log_level as u8,
+        }
+    }
+}
+
 pub async fn run(args: Args) -> Result<ExitCode> {
     let rules = filter::read(&args.filter, args.filter_file.as_deref())?;
     let (control, changes) = control::channel(&rules);
@@ -198,15 +218,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         &links.default_route_ifindexes()?,
     )?;
     let netns = netns_inode()?;
-    let mut kernel = Kernel::load(&LoadSettings {
-        max_flows: args.max_flows,
-        max_fragments: args.max_fragments,
-        netns,
-        max_ifindex: selected.iter().map(|link| link.ifindex).max().unwrap_or(0),
-        interfaces: selected.len() as u32,
-        sample_rate: args.sample,
-        log_level: args.bpf_log_level as u8,
-    })?;
+    let mut kernel = Kernel::load(&args.load_settings(&selected, netns))?;
     // Before anything is attached, so that a port in use leaves nothing behind.
     let listeners = Listeners::bind(&args.listen).await?;
     for (slot, link) in selected.iter().enumerate() {

@@ -11,7 +11,8 @@ use aya::{
 };
 
 use super::{
-    account::Accounts, bpf, filters::Filters, links::netlink::errno, pages::Pages, refusal,
+    account::Accounts, bpf, filters::Filters, links::netlink::errno, outers::Outers, pages::Pages,
+    refusal,
 };
 use crate::{
     filter::{Compiled, Rule},
@@ -32,6 +33,8 @@ pub struct LoadSettings {
     pub max_flows: u32,
     /// Fragmented datagrams whose ports are remembered at a time.
     pub max_fragments: u32,
+    /// Flows are those of the packets that tunnels carry.
+    pub decapsulate: bool,
     /// Inode number of the interfaces' network namespace.
     pub netns: u32,
     /// Highest interface index and number of interfaces that will be attached.
@@ -55,6 +58,7 @@ pub struct Kernel {
     /// Slots for which there are accounts; their interfaces' names, where they have one.
     interface_names: Vec<Option<String>>,
     pub fragments: MapData,
+    pub outers: Outers,
 }
 
 impl Kernel {
@@ -70,7 +74,16 @@ impl Kernel {
             .override_global(aya_log::LEVEL, &settings.log_level, false)
             .map_max_entries("ACCOUNT", accounts_per_page * 2)
             .map_max_entries("INTERFACES", (settings.max_ifindex + 1).max(1024))
+            .override_global("DECAPSULATE", &u32::from(settings.decapsulate), true)
             .map_max_entries("FRAGMENTS", settings.max_fragments)
+            .map_max_entries(
+                "OUTER",
+                if settings.decapsulate {
+                    settings.max_flows
+                } else {
+                    1
+                },
+            )
             .load(OBJECT)
             .map_err(explain)?;
         let pages = Pages::create(
@@ -87,6 +100,7 @@ impl Kernel {
         );
         let interfaces = take(&mut ebpf, "INTERFACES")?;
         let fragments = take(&mut ebpf, "FRAGMENTS")?;
+        let outers = Outers::new(take(&mut ebpf, "OUTER")?, settings.decapsulate)?;
         let clocks: &mut Xdp = ebpf
             .program_mut(CLOCKS)
             .with_context(|| format!("the object has no program {CLOCKS}"))?
@@ -104,6 +118,7 @@ impl Kernel {
             interfaces,
             interface_names: vec![None; slots as usize],
             fragments,
+            outers,
         })
     }
 
@@ -177,6 +192,7 @@ impl Kernel {
             + self.filters.kernel_memory_bytes()
             + map_memory_bytes(&self.interfaces)
             + map_memory_bytes(&self.fragments)
+            + self.outers.kernel_memory_bytes()
     }
 }
 

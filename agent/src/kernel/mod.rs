@@ -3,7 +3,8 @@
 //!
 //! [`load`] puts the programs and maps into the kernel, [`attach`] hangs them on interfaces,
 //! [`pages`] flips and drains the flow table, [`filters`] changes the filter rules, [`account`] reads
-//! the counters, [`links`] knows the interfaces, [`bpf`] is the system call, [`refusal`] says why a program was not taken.
+//! the counters, [`outers`] the tunnels of flows, [`links`] knows the interfaces, [`bpf`] is the system
+//! call, [`refusal`] says why a program was not taken.
 
 pub mod account;
 pub mod attach;
@@ -12,5 +13,6 @@ pub mod filters;
 pub mod inner_map;
 pub mod links;
 pub mod load;
+pub mod outers;
 pub mod pages;
 pub mod refusal;

@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use crate::{protocols, wire::FlowRecord};
+use crate::{
+    protocols,
+    wire::{Encapsulation, FlowRecord},
+};
 
 /// At most five characters and a unit: `999`, `1.2k`, `34M`.
 pub fn count(value: u64) -> String {
@@ -70,6 +73,19 @@ pub fn endpoint(address_bytes: &[u8], port: Option<u32>) -> String {
 pub fn protocol(record: &FlowRecord) -> String {
     let name = u8::try_from(record.protocol).ok().and_then(protocols::name);
     name.map_or_else(|| record.protocol.to_string(), str::to_owned)
+}
+
+/// What the flow's packets were wrapped in.
+pub fn encapsulation(record: &FlowRecord) -> Option<&'static str> {
+    Some(match Encapsulation::try_from(record.encapsulation?) {
+        Ok(Encapsulation::Pppoe) => "pppoe",
+        Ok(Encapsulation::Mpls) => "mpls",
+        Ok(Encapsulation::Vxlan) => "vxlan",
+        Ok(Encapsulation::Geneve) => "geneve",
+        Ok(Encapsulation::Gre) => "gre",
+        Ok(Encapsulation::IpInIp) => "ip_in_ip",
+        Ok(Encapsulation::Unspecified) | Err(_) => "unknown",
+    })
 }
 
 /// Shows at most `width` characters; the last is `…` where some are missing.

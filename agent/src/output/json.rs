@@ -106,6 +106,10 @@ struct FlowLine<'a> {
     dscp: Option<u32>,
     end_reason: Option<&'static str>,
     community_id: CommunityId<'a>,
+    encapsulation: Option<&'static str>,
+    tunnel_id: Option<u32>,
+    outer_src_addr: Option<IpAddr>,
+    outer_dst_addr: Option<IpAddr>,
 }
 
 impl<'a> FlowLine<'a> {
@@ -144,6 +148,10 @@ impl<'a> FlowLine<'a> {
             dscp: record.dscp,
             end_reason: end_reason(record),
             community_id: CommunityId(&record.community_id),
+            encapsulation: human::encapsulation(record),
+            tunnel_id: record.tunnel_id,
+            outer_src_addr: human::address(&record.outer_src_addr),
+            outer_dst_addr: human::address(&record.outer_dst_addr),
         }
     }
 }
@@ -246,7 +254,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::wire::Interface;
+    use crate::wire::{Encapsulation, Interface};
 
     fn lines(batches: &[FlowBatch]) -> Vec<Value> {
         let mut out = Vec::new();
@@ -318,8 +326,30 @@ mod tests {
             "last_seen_ns": 1_700_000_000_000_000_002_u64,
             "tcp_flags": 0, "reverse_tcp_flags": 18, "dscp": 0, "end_reason": null,
             "community_id": "1:AAAAAAAAAAAAAAAAAAAAAAAAAAA=",
+            "encapsulation": null, "tunnel_id": null,
+            "outer_src_addr": null, "outer_dst_addr": null,
         });
         assert_eq!(lines, [expected]);
+    }
+
+    #[test]
+    fn a_flow_out_of_a_tunnel_has_the_tunnels_endpoints() {
+        let record = FlowRecord {
+            encapsulation: Some(Encapsulation::Vxlan.into()),
+            tunnel_id: Some(42),
+            outer_src_addr: vec![192, 0, 2, 1].into(),
+            outer_dst_addr: vec![192, 0, 2, 2].into(),
+            ..tcp_record()
+        };
+        let line = &lines(&[batch(vec![record])])[0];
+        assert_eq!(
+            (&line["encapsulation"], &line["tunnel_id"]),
+            (&json!("vxlan"), &json!(42))
+        );
+        assert_eq!(
+            (&line["outer_src_addr"], &line["outer_dst_addr"]),
+            (&json!("192.0.2.1"), &json!("192.0.2.2"))
+        );
     }
 
     #[test]
@@ -384,6 +414,6 @@ mod tests {
             lines[2]["not_inserted"]["table_full"],
             json!({"packets": 0, "bytes": 0})
         );
-        assert_eq!(lines[2]["unparsed"].as_object().unwrap().len(), 14);
+        assert_eq!(lines[2]["unparsed"].as_object().unwrap().len(), 17);
     }
 }

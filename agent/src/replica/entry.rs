@@ -106,6 +106,7 @@ impl Entry {
             dscp: self.dscp,
             end_reason,
             community_id: self.community_id,
+            outer: None,
         }
     }
 }

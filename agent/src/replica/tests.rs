@@ -99,6 +99,42 @@ fn a_closed_flow_lingers_one_scan_and_takes_in_the_last_ack() {
 }
 
 #[test]
+fn a_flow_out_of_a_tunnel_keeps_the_tunnels_endpoints_to_its_end() {
+    let mut replica = replica(8);
+    let flow = FlowKey {
+        encapsulation: Encapsulation::Vxlan as u8,
+        tunnel_id: 42,
+        ..key(1)
+    };
+    let outer = Outer {
+        addr_a: [1; 16],
+        ..Outer::default()
+    };
+    let mut scan = |second: u64, updates: &[FlowCounters], known: Option<Outer>| {
+        let mut records = Vec::new();
+        let mut sink = |record: &Record| records.push(record.outer);
+        replica.begin_scan(ScanClock {
+            boot_ns: second * SECOND,
+            jiffies: second,
+            tick_ns: SECOND,
+            boot_to_unix_ns: UNIX,
+        });
+        for counters in updates {
+            replica.note_outer(&flow, || known);
+            replica.update(&[flow], &[*counters], &mut sink);
+        }
+        replica.end_scan(&mut sink);
+        records
+    };
+    let closing = counters(1, &[SYN, FIN | ACK], &[FIN | ACK]);
+    assert_eq!(scan(1, &[closing], Some(outer)), [Some(outer)]);
+    // Ends and begins again.
+    assert_eq!(scan(2, &[closing], None), [Some(outer); 2]);
+    assert_eq!(scan(3, &[], None), [Some(outer)]);
+    assert_eq!(scan(4, &[counters(4, &[SYN], &[])], None), [None]);
+}
+
+#[test]
 fn a_flow_half_closed_lives() {
     let mut replica = replica(8);
     scan(&mut replica, 1, &[(1, counters(1, &[FIN | ACK], &[ACK]))]);

@@ -25,7 +25,7 @@ fn every_frame_counts_in_the_kernel_as_its_entry_says() {
     if !is_root_or_skip("agent::every_frame_counts_in_the_kernel_as_its_entry_says") {
         return;
     }
-    let mut programs = Programs::load();
+    let mut programs = [false, true].map(Programs::load);
     let mut not_run: BTreeMap<NotRun, usize> = BTreeMap::new();
     let mut wrong = Vec::new();
     let mut runs = 0;
@@ -36,11 +36,12 @@ fn every_frame_counts_in_the_kernel_as_its_entry_says() {
             "{}: some kernels take it and some do not",
             entry.name
         );
+        let programs = &mut programs[usize::from(entry.frame.decapsulate)];
         for &(name, hook, link_type) in PROGRAMS {
             if link_type != entry.frame.link_type {
                 continue;
             }
-            match run_and_compare(&mut programs, (name, hook), &entry.frame, &entry.expected) {
+            match run_and_compare(programs, (name, hook), &entry.frame, &entry.expected) {
                 Ok(None) => runs += 1,
                 Ok(Some(reason)) => {
                     *not_run.entry(reason).or_default() += 1;
@@ -77,7 +78,7 @@ fn mutated_frames_count_in_the_kernel_as_the_host_parses_them() {
     if !is_root_or_skip("agent::mutated_frames_count_in_the_kernel_as_the_host_parses_them") {
         return;
     }
-    let programs = RefCell::new(Programs::load());
+    let programs = RefCell::new([false, true].map(Programs::load));
     let entries = entries().unwrap();
     let mut runner = TestRunner::new(Config {
         cases: 5_000,
@@ -93,7 +94,8 @@ fn mutated_frames_count_in_the_kernel_as_the_host_parses_them() {
                 continue;
             }
             let mut programs = programs.borrow_mut();
-            let ran = run_and_compare(&mut programs, (name, hook), &frame, &parsed);
+            let programs = &mut programs[usize::from(frame.decapsulate)];
+            let ran = run_and_compare(programs, (name, hook), &frame, &parsed);
             ran.map_err(|error| {
                 let entry = check::found(&frame, &parsed);
                 TestCaseError::fail(format!("{error}\non the host\n\n{entry}"))

@@ -113,10 +113,11 @@ pub struct Programs {
 const DATAGRAM_LEN: usize = size_of::<FlowKey>() + 8;
 
 impl Programs {
-    pub fn load() -> Self {
+    pub fn load(decapsulate: bool) -> Self {
         let mut kernel = Kernel::load(&LoadSettings {
             max_flows: MAX_FLOWS,
             max_fragments: 1024,
+            decapsulate,
             netns: NETNS,
             max_ifindex: IFINDEX,
             interfaces: 1,

@@ -191,7 +191,7 @@ fn sums_of<'a>(flows: impl IntoIterator<Item = &'a Value>) -> BTreeMap<String, B
 }
 
 /// `VLANS PROTOCOL SOURCE PORT > DESTINATION PORT`, the identifier of an echo instead of the ports.
-fn flow_name(line: &Value) -> String {
+pub fn flow_name(line: &Value) -> String {
     let text = |name: &str| line[name].as_str().unwrap();
     let port = |name: &str| {
         line[name]

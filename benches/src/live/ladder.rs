@@ -72,6 +72,13 @@ const STEPS: &[Step] = &[
         environment: &[],
         consumers: 0,
     },
+    // Of traffic without tunnels: what it costs to look for them.
+    Step {
+        name: "decapsulation",
+        arguments: &[],
+        environment: &[("FLOW_AGENT_DECAPSULATE", "true")],
+        consumers: 0,
+    },
     Step {
         name: "ten filter rules",
         arguments: &["--filter", FILTER],

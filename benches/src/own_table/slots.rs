@@ -89,7 +89,7 @@ impl Slots {
             let mut taken = unsafe { slot.read() };
             // SAFETY: as above; all zeros is an empty slot.
             unsafe { slot.write_bytes(0, 1) };
-            taken.key.reserved = [0; 5];
+            taken.key.tunnel_id = 0;
             self.keys.push(taken.key);
             self.values.push(taken.counters);
             if self.keys.len() == BATCH_ENTRIES {

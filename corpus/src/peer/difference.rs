@@ -17,6 +17,7 @@ pub enum Difference {
     ExtensionNotKnown,
     TcpOptionsCut,
     TimestampLength,
+    InsideATunnel,
 }
 
 impl Difference {
@@ -31,6 +32,7 @@ impl Difference {
         Self::ExtensionNotKnown,
         Self::TcpOptionsCut,
         Self::TimestampLength,
+        Self::InsideATunnel,
     ];
 
     /// Why ours is right for a flow table, or why it does not matter.
@@ -77,6 +79,10 @@ impl Difference {
                 "etherparse wants ICMP timestamp messages to be exactly twenty bytes; type, code \
                  and identifier stand in the first eight"
             }
+            Self::InsideATunnel => {
+                "one of the reasons above holds for a packet that a tunnel carries: the parser that \
+                 refuses it stays with the tunnel's own flow"
+            }
         }
     }
 
@@ -97,6 +103,7 @@ impl Difference {
             Self::ExtensionNotKnown => same_ip(ours, theirs),
             Self::TcpOptionsCut => is(ours, TCP),
             Self::TimestampLength => is(ours, ICMP),
+            Self::InsideATunnel => ours.is_ok() && theirs.is_ok(),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! Headers, lengths and offsets are etherparse's. Two limits (two VLAN tags, eight extension
 //! headers) and the canonical order are the flow's own and are written here a second time.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, ops::Range};
 
 use agent_common::{LinkType, Packet, Reason};
 use etherparse::{
@@ -17,7 +17,9 @@ use crate::{Parsed, RawFrame};
 
 mod difference;
 mod ip_packet;
+mod link;
 mod transport;
+mod tunnel;
 
 pub use difference::Difference;
 
@@ -30,10 +32,14 @@ pub struct Theirs {
 
 pub fn parse(frame: &RawFrame) -> Theirs {
     let mut reading = Reading::default();
+    let bytes = &frame.bytes[..];
     let parsed = match frame.link_type {
-        LinkType::Ethernet => reading.ethernet(frame),
-        LinkType::Ip => reading.bare_ip(&frame.bytes),
+        LinkType::Ethernet => reading.ethernet(frame.tag, bytes, bytes, true),
+        LinkType::Ip => reading.bare_ip(bytes, bytes),
     };
+    if parsed.is_ok() && frame.decapsulate {
+        reading = reading.innermost(bytes);
+    }
     Theirs {
         parsed: parsed.map(|()| reading.packet),
         difference: reading.difference,
@@ -41,10 +47,20 @@ pub fn parse(frame: &RawFrame) -> Theirs {
 }
 
 /// A frame that is being read.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Reading {
     packet: Packet,
     difference: Option<Difference>,
+    /// The payload of what may be a tunnel.
+    payload: Option<Payload>,
+}
+
+#[derive(Clone)]
+struct Payload {
+    protocol: u8,
+    destination_port: u16,
+    /// In the frame.
+    range: Range<usize>,
 }
 
 /// Where the IP layer leads.
@@ -70,11 +86,30 @@ impl Reading {
         self.difference.get_or_insert(difference);
     }
 
-    fn ethernet(&mut self, frame: &RawFrame) -> Result<(), Reason> {
+    /// `bytes` begin with an Ethernet header and lie in `frame`.
+    fn ethernet(
+        &mut self,
+        tag: Option<u16>,
+        bytes: &[u8],
+        frame: &[u8],
+        is_uplink: bool,
+    ) -> Result<(), Reason> {
         let sliced =
-            LaxSlicedPacket::from_ethernet(&frame.bytes).map_err(|_| Reason::TruncatedEthernet)?;
-        self.tags(frame, &sliced)?;
+            LaxSlicedPacket::from_ethernet(bytes).map_err(|_| Reason::TruncatedEthernet)?;
+        self.tags(tag, &sliced)?;
         // None behind a MACsec header whose payload is encrypted.
+        let Some(payload) = sliced.ether_payload() else {
+            return Err(Reason::NotIp);
+        };
+        match payload.ether_type {
+            link::PPPOE if is_uplink => self.pppoe(payload.payload, frame),
+            link::MPLS | link::MPLS_UPSTREAM if is_uplink => self.mpls(payload.payload, frame),
+            _ => self.network(&sliced, frame),
+        }
+    }
+
+    /// What is behind the link layer.
+    fn network(&mut self, sliced: &LaxSlicedPacket<'_>, frame: &[u8]) -> Result<(), Reason> {
         let Some(payload) = sliced.ether_payload() else {
             return Err(Reason::NotIp);
         };
@@ -96,11 +131,11 @@ impl Reading {
             Some((error, Layer::IpHeader)) => {
                 Err(self.ip_header_error(error, version, payload.payload))
             }
-            _ => self.ip(&sliced, &frame.bytes),
+            _ => self.ip(sliced, frame),
         }
     }
 
-    fn tags(&mut self, frame: &RawFrame, sliced: &LaxSlicedPacket<'_>) -> Result<(), Reason> {
+    fn tags(&mut self, tag: Option<u16>, sliced: &LaxSlicedPacket<'_>) -> Result<(), Reason> {
         let is_macsec = |header: &LaxLinkExtSlice<'_>| matches!(header, LaxLinkExtSlice::Macsec(_));
         let stopped_at = sliced.stop_err.as_ref().map(|(_, layer)| *layer);
         if sliced.link_exts.iter().any(is_macsec)
@@ -109,8 +144,7 @@ impl Reading {
             self.note(Difference::Macsec);
         }
         let in_frame = sliced.vlan_ids();
-        let ids: Vec<u16> = frame
-            .tag
+        let ids: Vec<u16> = tag
             .map(|tag| tag & VLAN_ID_MASK)
             .into_iter()
             .chain(in_frame.iter().map(|id| id.value()))
@@ -126,9 +160,9 @@ impl Reading {
         Ok(())
     }
 
-    fn bare_ip(&mut self, bytes: &[u8]) -> Result<(), Reason> {
+    fn bare_ip(&mut self, bytes: &[u8], frame: &[u8]) -> Result<(), Reason> {
         let error = match LaxSlicedPacket::from_ip(bytes) {
-            Ok(sliced) => return self.ip(&sliced, bytes),
+            Ok(sliced) => return self.ip(&sliced, frame),
             Err(ip::LaxHeaderSliceError::Len(error)) => SliceError::Len(error),
             Err(ip::LaxHeaderSliceError::Content(error)) => SliceError::Ip(error),
         };

@@ -5,7 +5,7 @@ use etherparse::{
     Icmpv4Slice, Icmpv6Slice, TcpHeaderSlice, UdpHeaderSlice, err::tcp::HeaderSliceError,
 };
 
-use super::{Difference, Reading, Transport};
+use super::{Difference, Payload, Reading, Transport};
 
 const ICMP: u8 = 1;
 const TCP: u8 = 6;
@@ -47,6 +47,7 @@ impl Reading {
             ICMP | ICMPV6 => self.icmp(transport),
             _ => {
                 self.place(transport, L4Kind::None, None);
+                self.note_payload(transport, 0, 0);
                 Ok(())
             }
         }
@@ -91,7 +92,9 @@ impl Reading {
             .map_err(|_| Reason::TruncatedTransport)?;
         let ports = (header.source_port(), header.destination_port());
         self.place(transport, L4Kind::Ports, Some(ports));
-        if !TUNNELS.contains(&header.destination_port()) {
+        if TUNNELS.contains(&header.destination_port()) {
+            self.note_payload(transport, header.destination_port(), UDP_LEN);
+        } else {
             self.repeat(transport, UDP_LEN);
         }
         Ok(())
@@ -177,6 +180,15 @@ impl Reading {
         }
         self.packet.direction = u8::from(sender_is_b);
         self.packet.initiator = self.packet.direction;
+    }
+
+    fn note_payload(&mut self, transport: &Transport<'_>, destination_port: u16, at: usize) {
+        let start = transport.offset_bytes;
+        self.payload = Some(Payload {
+            protocol: transport.protocol,
+            destination_port,
+            range: start + at..start + transport.payload.len(),
+        });
     }
 
     fn repeat(&mut self, transport: &Transport<'_>, header_len: usize) {

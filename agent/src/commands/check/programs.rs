@@ -26,6 +26,7 @@ fn load() -> Result<()> {
     let mut kernel = Kernel::load(&LoadSettings {
         max_flows: 1,
         max_fragments: 1,
+        decapsulate: false,
         netns: netns_inode()?,
         max_ifindex: LOOPBACK_IFINDEX,
         interfaces: 1,

@@ -58,16 +58,23 @@ impl Row {
     }
 }
 
-/// The interface with the VLANs behind it: `eth0.100`.
+/// The interface with the VLANs behind it, and the tunnel: `eth0.100`, `eth0 vxlan 42`.
 fn place(record: &FlowRecord, interface: Option<&String>) -> String {
     let name = interface
         .cloned()
         .unwrap_or_else(|| format!("#{}", record.ifindex));
     let vlan_ids = record.vlan_ids.iter().map(ToString::to_string);
-    std::iter::once(name)
+    let mut place = std::iter::once(name)
         .chain(vlan_ids)
         .collect::<Vec<_>>()
-        .join(".")
+        .join(".");
+    if let Some(encapsulation) = human::encapsulation(record) {
+        place = format!("{place} {encapsulation}");
+    }
+    if let Some(id) = record.tunnel_id {
+        place = format!("{place} {id}");
+    }
+    place
 }
 
 fn protocol(record: &FlowRecord) -> String {

@@ -1,0 +1,40 @@
+//! The endpoints of the tunnels that flows came through: a flow's key comes in, they go out.
+
+use agent_common::{FlowKey, Outer};
+use anyhow::{Context as _, Result};
+use aya::maps::{HashMap, Map, MapData};
+
+/// The programs write it where a flow begins; the one that was not used for the longest time leaves.
+pub struct Outers {
+    map: HashMap<MapData, FlowKey, Outer>,
+    are_kept: bool,
+    kernel_memory_bytes: u64,
+}
+
+impl Outers {
+    /// `are_kept` says whether the programs open tunnels.
+    pub fn new(map: MapData, are_kept: bool) -> Result<Self> {
+        let kernel_memory_bytes = super::load::map_memory_bytes(&map);
+        Ok(Self {
+            map: Map::LruHashMap(map)
+                .try_into()
+                .context("the map of tunnels' endpoints")?,
+            are_kept,
+            kernel_memory_bytes,
+        })
+    }
+
+    pub fn are_kept(&self) -> bool {
+        self.are_kept
+    }
+
+    /// `None` where they are remembered no longer.
+    pub fn get(&self, flow: &FlowKey) -> Option<Outer> {
+        self.map.get(flow, 0).ok()
+    }
+
+    /// As the kernel charges it; the map has one size.
+    pub fn kernel_memory_bytes(&self) -> u64 {
+        self.kernel_memory_bytes
+    }
+}

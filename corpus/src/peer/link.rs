@@ -1,0 +1,54 @@
+//! The link layer of the second parser behind Ethernet: PPPoE and MPLS, which etherparse does not
+//! know, come in, what they wrap goes to etherparse again.
+
+use agent_common::{Encapsulation, Reason};
+use etherparse::{EtherType, LaxSlicedPacket, ether_type};
+
+use super::Reading;
+
+pub(super) const PPPOE: EtherType = EtherType(0x8864);
+pub(super) const MPLS: EtherType = EtherType(0x8847);
+pub(super) const MPLS_UPSTREAM: EtherType = EtherType(0x8848);
+
+const MPLS_LABELS: usize = 4;
+
+impl Reading {
+    pub(super) fn pppoe(&mut self, bytes: &[u8], frame: &[u8]) -> Result<(), Reason> {
+        let (header, rest) = bytes
+            .split_first_chunk::<8>()
+            .ok_or(Reason::TruncatedPppoe)?;
+        let [0x11, 0, id @ .., _, _, high, low] = *header else {
+            return Err(Reason::NotIp);
+        };
+        self.packet.key.encapsulation = Encapsulation::Pppoe as u8;
+        self.packet.key.tunnel_id = u16::from_be_bytes(id).into();
+        let ether_type = match [high, low] {
+            [0, 0x21] => ether_type::IPV4,
+            [0, 0x57] => ether_type::IPV6,
+            _ => return Err(Reason::NotIp),
+        };
+        self.network(&LaxSlicedPacket::from_ether_type(ether_type, rest), frame)
+    }
+
+    pub(super) fn mpls(&mut self, bytes: &[u8], frame: &[u8]) -> Result<(), Reason> {
+        self.packet.key.encapsulation = Encapsulation::Mpls as u8;
+        let labels = bytes.chunks_exact(4).take(MPLS_LABELS);
+        let Some(above) = labels.clone().position(|label| label[2] & 1 != 0) else {
+            return Err(if labels.len() == MPLS_LABELS {
+                Reason::MplsDepth
+            } else {
+                Reason::TruncatedMpls
+            });
+        };
+        let rest = &bytes[(above + 1) * 4..];
+        if rest.len() < 2 {
+            return Err(Reason::TruncatedMpls);
+        }
+        let ether_type = match rest[0] >> 4 {
+            4 => ether_type::IPV4,
+            6 => ether_type::IPV6,
+            _ => return Err(Reason::NotIp),
+        };
+        self.network(&LaxSlicedPacket::from_ether_type(ether_type, rest), frame)
+    }
+}

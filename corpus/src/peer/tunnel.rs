@@ -1,0 +1,135 @@
+//! Tunnels in the second parser: their headers are read here a second time, what they carry by
+//! etherparse.
+
+use std::ops::Range;
+
+use agent_common::Encapsulation;
+
+use super::{Difference, Payload, Reading};
+
+const DEPTH: usize = 2;
+
+const IPV4_IN_IP: u8 = 4;
+const UDP: u8 = 17;
+const IPV6_IN_IP: u8 = 41;
+const GRE: u8 = 47;
+
+#[derive(Clone, Copy)]
+enum Layer {
+    Ethernet,
+    Ip(u8),
+}
+
+struct Tunnel {
+    kind: Encapsulation,
+    id: u32,
+    layer: Layer,
+    inside: Range<usize>,
+}
+
+impl Reading {
+    /// What the tunnels carry, or the last packet that can be read.
+    pub(super) fn innermost(mut self, frame: &[u8]) -> Self {
+        for _ in 0..DEPTH {
+            if self.difference.is_some() {
+                return self;
+            }
+            let Some(tunnel) = self.tunnel(frame) else {
+                return self;
+            };
+            let mut inner = Self::default();
+            let bytes = &frame[tunnel.inside];
+            let parsed = match tunnel.layer {
+                Layer::Ethernet => inner.ethernet(None, bytes, frame, false),
+                Layer::Ip(version) if bytes.first().is_some_and(|it| it >> 4 == version) => {
+                    inner.bare_ip(bytes, frame)
+                }
+                Layer::Ip(_) => return self,
+            };
+            if inner.difference.is_some() {
+                inner.difference = Some(Difference::InsideATunnel);
+            }
+            if parsed.is_err() {
+                self.difference = inner.difference;
+                return self;
+            }
+            inner.packet.key.encapsulation = tunnel.kind as u8;
+            inner.packet.key.tunnel_id = tunnel.id;
+            self = inner;
+        }
+        self
+    }
+
+    fn tunnel(&self, frame: &[u8]) -> Option<Tunnel> {
+        let Payload {
+            protocol,
+            destination_port,
+            range,
+        } = self.payload.clone()?;
+        if !self.packet.part.is_whole() {
+            return None;
+        }
+        let bytes = &frame[range.clone()];
+        let tunnel = |kind, id, layer, header_len| {
+            (header_len <= bytes.len()).then(|| Tunnel {
+                kind,
+                id,
+                layer,
+                inside: range.start + header_len..range.end,
+            })
+        };
+        match (protocol, destination_port) {
+            (UDP, 4789 | 8472) => {
+                let [0x08 | 0x88, _, _, _, high, middle, low, 0, ..] = *bytes else {
+                    return None;
+                };
+                let id = u32::from_be_bytes([0, high, middle, low]);
+                tunnel(Encapsulation::Vxlan, id, Layer::Ethernet, 8)
+            }
+            (UDP, 6081) => {
+                let [words @ 0..0x40, flags, a, b, high, middle, low, _, ..] = *bytes else {
+                    return None;
+                };
+                if flags & 0x80 != 0 {
+                    return None;
+                }
+                let id = u32::from_be_bytes([0, high, middle, low]);
+                let header_len = 8 + usize::from(words) * 4;
+                tunnel(Encapsulation::Geneve, id, layer([a, b])?, header_len)
+            }
+            (GRE, _) => {
+                let [flags, 0, a, b, ..] = *bytes else {
+                    return None;
+                };
+                if flags & 0x4f != 0 {
+                    return None;
+                }
+                let mut fields = bytes[4..].chunks(4);
+                let mut words = 1;
+                if flags & 0x80 != 0 {
+                    fields.next();
+                    words += 1;
+                }
+                let mut id = 0;
+                if flags & 0x20 != 0 {
+                    id = u32::from_be_bytes(fields.next()?.try_into().ok()?);
+                    words += 1;
+                }
+                words += usize::from(flags & 0x10 != 0);
+                tunnel(Encapsulation::Gre, id, layer([a, b])?, words * 4)
+            }
+            (IPV4_IN_IP, _) => tunnel(Encapsulation::IpInIp, 0, Layer::Ip(4), 0),
+            (IPV6_IN_IP, _) => tunnel(Encapsulation::IpInIp, 0, Layer::Ip(6), 0),
+            _ => None,
+        }
+    }
+}
+
+fn layer(ether_type: [u8; 2]) -> Option<Layer> {
+    match ether_type {
+        [0x65, 0x58] => Some(Layer::Ethernet),
+        [0x08, 0x00] => Some(Layer::Ip(4)),
+        [0x86, 0xdd] => Some(Layer::Ip(6)),
+        _ => None,
+    }
+}
