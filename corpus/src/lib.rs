@@ -16,6 +16,7 @@ pub mod check;
 pub mod mutation;
 pub mod peer;
 mod read;
+pub mod seed;
 mod write;
 
 pub use peer::Difference;

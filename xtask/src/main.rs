@@ -6,6 +6,7 @@ mod count;
 mod demo;
 #[path = "../../agent/build/ebpf_toolchain.rs"]
 mod ebpf_toolchain;
+mod fuzz;
 mod kernels;
 mod linker;
 mod run;
@@ -26,6 +27,8 @@ enum Task {
     Run(run::Arguments),
     /// Set up, check format and lints, run every test; the last line counts.
     Test(test::Arguments),
+    /// Look for frames that break the parser, or that the kernel reads otherwise.
+    Fuzz(fuzz::Arguments),
     /// Run the tests that need a kernel on other kernels, in virtual machines.
     TestKernels(kernels::Arguments),
     /// Show the agent at work on traffic between two network namespaces.
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Task::Setup => setup::report(),
         Task::Run(arguments) => run::run(&arguments),
         Task::Test(arguments) => Ok(test::test(&arguments)),
+        Task::Fuzz(arguments) => fuzz::fuzz(&arguments),
         Task::TestKernels(arguments) => kernels::test(&arguments),
         Task::Demo(arguments) => demo::demo(&arguments),
         Task::Bench(arguments) => bench::bench(&arguments),

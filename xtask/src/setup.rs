@@ -67,6 +67,25 @@ const TOOLS: &[Tool] = &[
         needed_from: Purpose::Test,
     },
     Tool {
+        command: "tshark",
+        packages: &["tshark"],
+        why: "counts captures as the agent shall",
+        needed_from: Purpose::Test,
+    },
+    Tool {
+        // What the package of the library, python3-scapy, has on the PATH.
+        command: "scapy3",
+        packages: &["python3-scapy"],
+        why: "makes those captures",
+        needed_from: Purpose::Test,
+    },
+    Tool {
+        command: "c++",
+        packages: &["g++"],
+        why: "compiles the fuzzing engine",
+        needed_from: Purpose::Test,
+    },
+    Tool {
         command: "qemu-system-x86_64",
         packages: &["qemu-system-x86"],
         why: "runs other kernels in virtual machines",

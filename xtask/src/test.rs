@@ -10,12 +10,14 @@ use std::{
     io::{BufRead as _, BufReader},
     path::PathBuf,
     process::{self, Command, ExitCode, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
 
 use crate::{
     count::Count,
+    fuzz::TARGETS,
     setup::{Purpose, setup},
     workspace::{cargo, has_command, run},
 };
@@ -41,6 +43,9 @@ pub fn test(arguments: &Arguments) -> ExitCode {
             if let Err(error) = tests(&arguments.cargo_test, &mut count) {
                 eprintln!("error: {error:#}");
                 count.failed += 1;
+            }
+            if !arguments.quick {
+                fuzz_for_a_minute(&mut count);
             }
         }
         Err(error) => {
@@ -81,6 +86,29 @@ fn checks(count: &mut Count) {
     for check in checks {
         eprintln!("check: cargo {}", check.join(" "));
         match run(&mut cargo(check)) {
+            Ok(()) => count.passed += 1,
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                count.failed += 1;
+            }
+        }
+    }
+}
+
+/// Runs the corpus and what it leads to; each target counts as a test.
+fn fuzz_for_a_minute(count: &mut Count) {
+    const EACH: Duration = Duration::from_secs(60 / TARGETS.len() as u64);
+    for target in TARGETS {
+        let name = target.name();
+        if target.needs_root() && !lab::privilege::is_root() && !has_command("sudo") {
+            count.skipped.push(format!("{name}: needs root"));
+            continue;
+        }
+        eprintln!("fuzz: {name} for {} s", EACH.as_secs());
+        match target
+            .build()
+            .and_then(|fuzzer| fuzzer.run(EACH, &[], false))
+        {
             Ok(()) => count.passed += 1,
             Err(error) => {
                 eprintln!("error: {error:#}");

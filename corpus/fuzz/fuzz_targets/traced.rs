@@ -1,0 +1,60 @@
+//! The parser once more: a frame comes in, what it says goes out, by way of code that belongs to the
+//! fuzz target.
+//!
+//! Only a target's own crate is compiled with coverage, so that all others are those of the tests. The
+//! parser is generic over the frame: with a kind of frame that only the target has, it is compiled here.
+
+use std::{env, fs, path::PathBuf};
+
+use agent_common::{Frame, Packet, parse};
+use corpus::{Parsed, RawFrame, seed};
+
+/// Names a folder for the corpus as seeds. libFuzzer passes over what begins with two dashes.
+const SEEDS: &str = "--seeds=";
+
+struct Traced<'a>(&'a [u8]);
+
+impl Frame for Traced<'_> {
+    type Header<const N: usize> = [u8; N];
+
+    #[inline]
+    fn header<const N: usize>(&self, offset_bytes: u32) -> Option<[u8; N]> {
+        self.0
+            .get(offset_bytes as usize..)?
+            .first_chunk::<N>()
+            .copied()
+    }
+}
+
+/// What our parser says, with coverage.
+pub fn traced(frame: &RawFrame) -> Parsed {
+    let mut packet = Packet::default();
+    parse(
+        &Traced(&frame.bytes),
+        frame.link_type,
+        frame.tag,
+        &mut packet,
+    )
+    .map(|()| packet)
+}
+
+/// Writes the corpus to where the fuzzer will read it.
+pub fn write_seeds() {
+    let folder = env::args().find_map(|argument| Some(argument.strip_prefix(SEEDS)?.into()));
+    let Some(folder): Option<PathBuf> = folder else {
+        return;
+    };
+    fs::create_dir_all(&folder).expect("the folder for seeds can be made");
+    for entry in corpus::entries().expect("the corpus can be read") {
+        let file = folder.join(&entry.name);
+        fs::write(&file, seed::seed(&entry.frame)).expect("a seed can be written");
+    }
+}
+
+/// Ends the run, which keeps the input.
+pub fn fail(error: &str) -> ! {
+    panic!(
+        "{error}\n\nThis frame belongs into corpus/frames/, with a name, a reason, and what the RFC \
+         says it should give: corpus/README.md"
+    )
+}

@@ -1,0 +1,64 @@
+//! Frames as a fuzzer has them: any bytes come in, a frame goes out, and the other way round.
+//!
+//! The first byte has the link type in bit 0 (1 is bare IP) and in bit 1 whether two bytes of tag (TCI,
+//! big-endian) follow; the rest is the frame.
+
+use agent_common::LinkType;
+
+use crate::RawFrame;
+
+const BARE_IP: u8 = 1;
+const TAGGED: u8 = 2;
+
+/// `None` where the bytes are too few to say what they are.
+pub fn frame(seed: &[u8]) -> Option<RawFrame> {
+    let (&kind, mut bytes) = seed.split_first()?;
+    let link_type = if kind & BARE_IP == 0 {
+        LinkType::Ethernet
+    } else {
+        LinkType::Ip
+    };
+    let mut tag = None;
+    if kind & TAGGED != 0 && link_type == LinkType::Ethernet {
+        let (tci_be, rest) = bytes.split_first_chunk()?;
+        tag = Some(u16::from_be_bytes(*tci_be));
+        bytes = rest;
+    }
+    Some(RawFrame {
+        link_type,
+        tag,
+        bytes: bytes.to_vec(),
+    })
+}
+
+/// What [`frame`] makes `frame` of.
+pub fn seed(frame: &RawFrame) -> Vec<u8> {
+    let link = match frame.link_type {
+        LinkType::Ethernet => 0,
+        LinkType::Ip => BARE_IP,
+    };
+    let mut seed = vec![link];
+    if let Some(tci) = frame.tag {
+        seed[0] |= TAGGED;
+        seed.extend(tci.to_be_bytes());
+    }
+    seed.extend(&frame.bytes);
+    seed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_frame_of_the_corpus_is_a_seed() {
+        for entry in crate::entries().unwrap() {
+            assert_eq!(
+                frame(&seed(&entry.frame)),
+                Some(entry.frame),
+                "{}",
+                entry.name
+            );
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Fuzzing: a target and a time come in, frames that break a promise go out, else nothing.
+//!
+//! No nightly compiler is needed: coverage comes from LLVM's own pass over a target's crate, without a
+//! sanitizer, which safe code has little use for.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::{
+    setup::{Purpose, setup},
+    workspace::{as_root, cargo, run, target_dir},
+};
+
+/// What cargo-fuzz asks of the compiler, less the sanitizer.
+const COVERAGE: &[&str] = &[
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Copt-level=2",
+    "-Ccodegen-units=1",
+];
+
+/// Longer frames teach the parser nothing.
+const LONGEST_INPUT_BYTES: u32 = 1024;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Target {
+    /// Our parser against the second one, on the host.
+    Parsers,
+    /// The programs in the kernel against our parser; needs root.
+    Kernel,
+}
+
+pub const TARGETS: [Target; 2] = [Target::Parsers, Target::Kernel];
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// What to fuzz [default: both, one after the other]
+    target: Option<Target>,
+    /// How long, for both together
+    #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
+    time: Duration,
+    /// Arguments of libFuzzer, such as a file with one input to run
+    #[arg(last = true)]
+    libfuzzer: Vec<String>,
+}
+
+pub fn fuzz(arguments: &Arguments) -> Result<ExitCode> {
+    setup(Purpose::Test)?;
+    let targets = arguments
+        .target
+        .map_or(TARGETS.to_vec(), |target| vec![target]);
+    let each = arguments.time / targets.len() as u32;
+    for target in targets {
+        target.build()?.run(each, &arguments.libfuzzer, true)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A target that is built.
+pub struct Fuzzer {
+    target: Target,
+    program: PathBuf,
+}
+
+impl Target {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Parsers => "fuzz-parsers",
+            Self::Kernel => "fuzz-kernel",
+        }
+    }
+
+    pub fn needs_root(self) -> bool {
+        self == Self::Kernel
+    }
+
+    /// Only the target's own crate has coverage, so that the others are those that the tests use.
+    pub fn build(self) -> Result<Fuzzer> {
+        let mut build = cargo(&[
+            "rustc",
+            "--package",
+            "corpus-fuzz",
+            "--bin",
+            self.name(),
+            "--",
+        ]);
+        run(build.args(COVERAGE))?;
+        Ok(Fuzzer {
+            target: self,
+            program: target_dir()?.join("debug").join(self.name()),
+        })
+    }
+}
+
+impl Fuzzer {
+    /// Runs the corpus and what earlier runs found, then more; an error names the input that failed,
+    /// whose frame stands above.
+    pub fn run(&self, time: Duration, arguments: &[String], verbose: bool) -> Result<()> {
+        let folder = target_dir()?.join("fuzz").join(self.target.name());
+        let (seeds, found) = (folder.join("seeds"), folder.join("found"));
+        // Frames that have left the corpus are not seeds.
+        drop(fs::remove_dir_all(&seeds));
+        for folder in [&seeds, &found] {
+            fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
+        }
+        let mut fuzzer = if self.target.needs_root() {
+            as_root(&self.program)
+        } else {
+            Command::new(&self.program)
+        };
+        fuzzer
+            // The target writes the corpus there before libFuzzer, which passes over it, reads it.
+            .arg(format!("--seeds={}", seeds.display()))
+            .arg(format!("-max_total_time={}", time.as_secs().max(1)))
+            .arg(format!("-max_len={LONGEST_INPUT_BYTES}"))
+            .arg(format!("-artifact_prefix={}/", folder.display()))
+            .args(["-timeout=10", "-print_final_stats=1"])
+            .args(arguments);
+        // One input is run alone, without the others.
+        if !arguments
+            .iter()
+            .any(|argument| Path::new(argument).is_file())
+        {
+            fuzzer.args([&found, &seeds]);
+        }
+        let name = self.target.name();
+        let hint = format!(
+            "{name} found a frame: it stands above and in {}",
+            folder.display()
+        );
+        if verbose {
+            let status = fuzzer.status().with_context(|| format!("start {name}"))?;
+            ensure!(status.success(), hint);
+            return Ok(());
+        }
+        let output = fuzzer
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("start {name}"))?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() {
+            eprintln!("{text}");
+        }
+        ensure!(output.status.success(), hint);
+        for line in text.lines().filter(|line| is_figure(line)) {
+            eprintln!("fuzz: {name}: {line}");
+        }
+        Ok(())
+    }
+}
+
+/// How much was run, of what libFuzzer says at the end.
+fn is_figure(line: &str) -> bool {
+    line.starts_with("Done ") || line.starts_with("stat::new_units_added")
+}
