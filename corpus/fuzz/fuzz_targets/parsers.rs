@@ -15,7 +15,7 @@ fuzz_target!(init: traced::write_seeds(), |input: &[u8]| -> Corpus {
         return Corpus::Reject;
     };
     // For its coverage; the compiler shall not leave out what nobody asks for.
-    black_box(traced::traced(&frame));
+    let _parsed = black_box(traced::traced(&frame));
     match check::check(&frame) {
         Ok(_) => Corpus::Keep,
         Err(error) => traced::fail(&error),
