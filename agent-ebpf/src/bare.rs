@@ -69,8 +69,11 @@ pub fn count_by_short_key(linear: &Linear, len_bytes: u32) {
     }
 }
 
+/// A clock and an add that are known by name.
+pub type Usual = Settings<fn() -> u64, fn(*mut u64, u64)>;
+
 /// The usual variant, but for the clock.
-pub fn timeless() -> Settings<fn() -> u64, fn(*mut u64, u64)> {
+pub fn timeless() -> Usual {
     Settings {
         now: clock::jiffies,
         add: atomic_add,

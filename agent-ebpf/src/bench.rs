@@ -34,7 +34,7 @@ use aya_ebpf::{
 };
 
 use crate::{
-    bare::{BPF_ANY, BPF_NOEXIST, Settings, atomic_add, count, linear, plain_add, timeless},
+    bare::{BPF_ANY, BPF_NOEXIST, Settings, Usual, atomic_add, count, linear, plain_add, timeless},
     packet::Linear,
 };
 
@@ -124,7 +124,7 @@ pub fn noexist_tc(ctx: TcContext) -> i32 {
 }
 
 #[inline(always)]
-fn bare(insert_flags: u64) -> Settings<fn() -> u64, fn(*mut u64, u64)> {
+fn bare(insert_flags: u64) -> Usual {
     Settings {
         now: clock::boot_ns,
         add: atomic_add,
