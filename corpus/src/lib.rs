@@ -7,7 +7,7 @@
 use std::{fs, path::Path};
 
 use agent_common::{
-    LinkType, Packet, Reason, parse_encapsulated,
+    Frame, LinkType, Packet, Reason, parse_encapsulated,
     tunnel::{self, Opening},
 };
 use anyhow::{Context as _, Result, ensure};
@@ -36,8 +36,12 @@ impl RawFrame {
     /// What our parser says, on the host. The identification of a whole datagram, which nobody
     /// reads, is left out, and where a tunnel's payload is, which its inner packet tells.
     pub fn parse(&self) -> Parsed {
+        self.parse_by(&&*self.bytes)
+    }
+
+    /// The same by a reader of its bytes.
+    pub fn parse_by<F: Frame>(&self, frame: &F) -> Parsed {
         let mut packet = Packet::default();
-        let frame = &&*self.bytes;
         parse_encapsulated(frame, self.link_type, self.tag, &mut packet)?;
         if self.decapsulate {
             let mut opening = Opening::new(&packet);

@@ -1,7 +1,7 @@
 //! Frames as a fuzzer has them: any bytes come in, a frame goes out, and the other way round.
 //!
-//! The first byte has the link type in bit 0 (1 is bare IP) and in bit 1 whether two bytes of tag (TCI,
-//! big-endian) follow; the rest is the frame.
+//! The first byte has the link type in bit 0 (1 is bare IP), in bit 1 whether two bytes of tag (TCI,
+//! big-endian) follow, and in bit 2 whether tunnels are opened; the rest is the frame.
 
 use agent_common::LinkType;
 
@@ -9,6 +9,7 @@ use crate::RawFrame;
 
 const BARE_IP: u8 = 1;
 const TAGGED: u8 = 2;
+const DECAPSULATE: u8 = 4;
 
 /// `None` where the bytes are too few to say what they are.
 pub fn frame(seed: &[u8]) -> Option<RawFrame> {
@@ -27,6 +28,7 @@ pub fn frame(seed: &[u8]) -> Option<RawFrame> {
     Some(RawFrame {
         link_type,
         tag,
+        decapsulate: kind & DECAPSULATE != 0,
         bytes: bytes.to_vec(),
     })
 }
@@ -38,6 +40,9 @@ pub fn seed(frame: &RawFrame) -> Vec<u8> {
         LinkType::Ip => BARE_IP,
     };
     let mut seed = vec![link];
+    if frame.decapsulate {
+        seed[0] |= DECAPSULATE;
+    }
     if let Some(tci) = frame.tag {
         seed[0] |= TAGGED;
         seed.extend(tci.to_be_bytes());

@@ -20,7 +20,8 @@ use libfuzzer_sys::{Corpus, fuzz_target};
 use programs::{LONGEST_BUFFER, PAGE, PROGRAMS, Programs};
 
 thread_local! {
-    static LOADED: RefCell<Programs> = RefCell::new(Programs::load());
+    /// Without and with tunnels opened.
+    static LOADED: RefCell<[Programs; 2]> = RefCell::new([false, true].map(Programs::load));
 }
 
 fuzz_target!(init: traced::write_seeds(), |input: &[u8]| -> Corpus {
@@ -38,6 +39,7 @@ fuzz_target!(init: traced::write_seeds(), |input: &[u8]| -> Corpus {
 fn run(frame: &RawFrame) {
     let parsed = traced::traced(frame);
     LOADED.with_borrow_mut(|programs| {
+        let programs = &mut programs[usize::from(frame.decapsulate)];
         for &(name, hook, link_type) in PROGRAMS {
             if link_type == frame.link_type
                 && let Err(error) = twin::run_and_compare(programs, (name, hook), frame, &parsed)

@@ -6,7 +6,7 @@
 
 use std::{env, fs, path::PathBuf};
 
-use agent_common::{Frame, Packet, parse};
+use agent_common::Frame;
 use corpus::{Parsed, RawFrame, seed};
 
 /// Names a folder for the corpus as seeds. libFuzzer passes over what begins with two dashes.
@@ -28,14 +28,7 @@ impl Frame for Traced<'_> {
 
 /// What our parser says, with coverage.
 pub fn traced(frame: &RawFrame) -> Parsed {
-    let mut packet = Packet::default();
-    parse(
-        &Traced(&frame.bytes),
-        frame.link_type,
-        frame.tag,
-        &mut packet,
-    )
-    .map(|()| packet)
+    frame.parse_by(&Traced(&frame.bytes))
 }
 
 /// Writes the corpus to where the fuzzer will read it.
