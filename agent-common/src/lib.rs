@@ -4,7 +4,8 @@
 //! frame, [`parse`] turns them into a [`Packet`], whose [`FlowKey`] names an
 //! entry of the flow table with a [`FlowCounters`] value; [`wire_size`] says how many frames on the
 //! wire a packet stands for; [`filter`] and [`sample`] leave packets out; [`account`] holds the
-//! counters into which every packet falls; [`switches`] is what userspace changes meanwhile.
+//! counters into which every packet falls; [`fill`] says how full a page is; [`switches`] is what
+//! userspace changes meanwhile.
 //!
 //! Everything here is `no_std`, allocates nothing, and is the same source in the kernel, in the
 //! host tests and in the benches.
@@ -12,6 +13,7 @@
 #![cfg_attr(not(test), no_std)]
 
 pub mod account;
+pub mod fill;
 pub mod filter;
 pub mod flow;
 pub mod frame;
@@ -23,6 +25,7 @@ pub mod tunnel;
 pub mod wire_size;
 
 pub use account::{HookAccount, Pair, Reason};
+pub use fill::PageFill;
 pub use flow::{Clocks, Encapsulation, FlowCounters, FlowKey, L4Kind, Outer};
 pub use frame::{Frame, Header};
 pub use parse::{LinkType, Packet, Part, parse, parse_encapsulated};

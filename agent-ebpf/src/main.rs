@@ -21,6 +21,7 @@
 mod account;
 mod atomic;
 mod clock;
+mod fill;
 mod filter;
 mod fragments;
 mod hook;

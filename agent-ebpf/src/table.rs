@@ -6,7 +6,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
-use crate::{atomic, clock};
+use crate::{atomic, clock, fill};
 
 /// The two pages. Userspace puts inner maps of the size that it wants into both slots.
 #[btf_map]
@@ -41,14 +41,20 @@ pub fn add(page: u32, packet: &Packet, packets: u64, bytes: u64) -> Result<bool,
     first.bytes[direction] = bytes;
     first.tcp_flags[direction].store(packet.tcp_flags);
     match table.insert(&packet.key, &first, BPF_NOEXIST) {
-        Ok(()) => Ok(true),
+        Ok(()) => {
+            fill::note_new_flow(page);
+            Ok(true)
+        }
         // Another CPU was first.
         Err(EEXIST) => {
             let flow = table.get_ptr_mut(&packet.key).ok_or(Reason::Vanished)?;
             grow(flow, packet, packets, bytes);
             Ok(false)
         }
-        Err(E2BIG) => Err(Reason::TableFull),
+        Err(E2BIG) => {
+            fill::note_full(page);
+            Err(Reason::TableFull)
+        }
         Err(ENOMEM) => Err(Reason::NoMemory),
         Err(EBUSY | EDEADLK | ETIMEDOUT) => Err(Reason::Busy),
         Err(_) => Err(Reason::Refused),

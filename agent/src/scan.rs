@@ -19,6 +19,7 @@ use crate::{
         links::{Counters, LinkSocket},
         load::Kernel,
     },
+    log_limit::LogLimit,
     record::Record,
     replica::{Replica, came_through_a_tunnel},
     wire,
@@ -28,6 +29,8 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScanStats {
     pub count: u64,
+    /// Of `count`: because a page had filled, and not at the interval.
+    pub early: u64,
     pub last_duration_ns: u64,
     pub last_flip_wait_ns: u64,
     pub cpu_ns: u64,
@@ -63,6 +66,7 @@ pub struct Scanner {
     pub account: HookAccount,
     pub stats: ScanStats,
     window_start_unix_ns: u64,
+    refusals: LogLimit,
 }
 
 /// The parts that a [`Scanner`] is made of.
@@ -91,11 +95,18 @@ impl Scanner {
             account: HookAccount::default(),
             stats: ScanStats::default(),
             window_start_unix_ns: clock::unix_now_ns(),
+            refusals: LogLimit::default(),
         }
     }
 
     /// Counts what the programs saw since the last scan.
     pub fn scan(&mut self) -> Result<()> {
+        self.run(false)
+    }
+
+    /// The same before its time.
+    pub fn scan_early(&mut self) -> Result<()> {
+        self.stats.early += 1;
         self.run(false)
     }
 
@@ -143,11 +154,12 @@ impl Scanner {
             refused |= self.take_account(other)?;
             occupancy += self.drain(other, encode)?;
         }
-        if refused {
+        if refused && let Some(windows) = self.refusals.event() {
             tracing::warn!(
                 scan = self.stats.count,
-                "the flow table refused packets in this window: raise --max-flows or shorten \
-                 --scan-interval"
+                windows,
+                "the flow table refused packets in this window: raise --max-flows, or lower \
+                 --scan-interval or --early-scan"
             );
         }
         self.end(is_final, encode, occupancy);
@@ -265,6 +277,11 @@ impl Scanner {
 
     pub fn capacity(&self) -> u32 {
         self.kernel.pages.capacity()
+    }
+
+    /// Number of the page that the programs fill.
+    pub fn active_page(&self) -> u32 {
+        self.kernel.pages.active_number()
     }
 
     pub fn kernel_memory_bytes(&self) -> u64 {

@@ -19,6 +19,7 @@ pub struct StatusSettings {
     pub started_unix_ns: u64,
     pub max_tracked_flows: u64,
     pub scan_interval: Duration,
+    pub early_scan_percent: u32,
     pub idle_timeout: Duration,
     /// 0 where every flow is counted.
     pub sample_rate: u32,
@@ -42,6 +43,7 @@ pub fn of(
             max_tracked_flows: settings.max_tracked_flows,
             scan_interval_ns: nanos(settings.scan_interval),
             idle_timeout_ns: nanos(settings.idle_timeout),
+            early_scan_percent: settings.early_scan_percent,
             sample_rate: settings.sample_rate,
             filter_rules: scanner.filter_rules(),
         }),
@@ -66,6 +68,7 @@ pub fn of(
         }),
         scans: Some(wire::ScanStatus {
             count: stats.count,
+            early: stats.early,
             late,
             last_duration_ns: stats.last_duration_ns,
             last_flip_wait_ns: stats.last_flip_wait_ns,

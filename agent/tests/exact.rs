@@ -159,7 +159,15 @@ fn a_full_table_keeps_what_it_has_and_counts_what_it_refuses() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    let agent = Agent::start(&lab, &["--max-flows", "1000", "--scan-interval", "60s"]);
+    let settings = [
+        "--max-flows",
+        "1000",
+        "--early-scan",
+        "0",
+        "--scan-interval",
+        "60s",
+    ];
+    let agent = Agent::start(&lab, &settings);
     let before = lab.agent.counters().unwrap();
     let frame = lab.peer.frame_v4(&lab.agent);
     let frames: Vec<_> = (1..=FLOWS)

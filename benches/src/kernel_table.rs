@@ -25,6 +25,7 @@ impl KernelTable {
             max_flows: CAPACITY,
             max_fragments: 1,
             decapsulate: false,
+            early_scan_flows: 0,
             netns: 0,
             max_ifindex: 1,
             interfaces: 1,

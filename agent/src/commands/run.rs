@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{oneshot, watch},
-    time::{Instant, MissedTickBehavior},
+    time::Instant,
 };
 
 use crate::{
@@ -18,9 +18,11 @@ use crate::{
     interfaces::{self, Patterns},
     kernel::{
         attach::{AttachSettings, Attachments, Direction, IngressHook, TcAttach, XdpMode},
+        filled::FilledPages,
         links::{Link, LinkSocket, netns_inode, presence::Presence},
         load::{Kernel, LoadSettings},
     },
+    log_limit::LogLimit,
     output::Format,
     replica::{Replica, ReplicaSettings},
     scan::{HookState, Scanner, ScannerParts},
@@ -31,8 +33,10 @@ use crate::{
 
 mod printing;
 mod reload;
+mod wakes;
 
 use printing::Printing;
+use wakes::{Wake, Wakes};
 
 /// Count the flows of interfaces and stream them.
 #[derive(Debug, clap::Args)]
@@ -92,6 +96,12 @@ pub struct Args {
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_SCAN_INTERVAL", default_value = "10s",
           value_parser = interval)]
     pub scan_interval: Duration,
+
+    /// How full a page is, in percent of --max-flows, when it is drained before the interval is over;
+    /// 0 always waits.
+    #[arg(long, value_name = "PERCENT", env = "FLOW_AGENT_EARLY_SCAN", default_value_t = 50,
+          value_parser = clap::value_parser!(u32).range(0..=99))]
+    pub early_scan: u32,
 
     /// After this time without a packet a flow ends.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_IDLE_TIMEOUT", default_value = "60s",
@@ -172,6 +182,12 @@ pub enum BpfLogLevel {
     Trace = 5,
 }
 
+/// Where the setting is not 0, at least one flow.
+fn early_scan_flows(max_flows: u32, percent: u32) -> u32 {
+    let flows = u64::from(max_flows) * u64::from(percent) / 100;
+    u32::try_from(flows).map_or(u32::MAX, |flows| flows.max(u32::from(percent != 0)))
+}
+
 /// A flip alone waits for some milliseconds.
 const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -194,6 +210,7 @@ impl Args {
         LoadSettings {
             max_flows: self.max_flows,
             max_fragments: self.max_fragments,
+            early_scan_flows: early_scan_flows(self.max_flows, self.early_scan),
             decapsulate: self.decapsulate,
             netns,
             max_ifindex: selected.iter().map(|link| link.ifindex).max().unwrap_or(0),
@@ -219,6 +236,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     )?;
     let netns = netns_inode()?;
     let mut kernel = Kernel::load(&args.load_settings(&selected, netns))?;
+    let filled = FilledPages::of(&mut kernel)?;
     // Before anything is attached, so that a port in use leaves nothing behind.
     let listeners = Listeners::bind(&args.listen).await?;
     for (slot, link) in selected.iter().enumerate() {
@@ -270,14 +288,6 @@ pub async fn run(args: Args) -> Result<ExitCode> {
             qdisc_drops_after_flip: None,
         });
     }
-    let interfaces: Arc<[wire::Interface]> = selected
-        .iter()
-        .map(|link| wire::Interface {
-            ifindex: link.ifindex,
-            name: link.name.clone(),
-            netns,
-        })
-        .collect();
     let scanner = Scanner::new(ScannerParts {
         kernel,
         attachments,
@@ -288,17 +298,27 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         }),
         encoder: BatchEncoder::new(Arc::clone(&identity)).sampling(args.sample),
         hub: hub.clone(),
-        interfaces,
+        interfaces: on_the_wire(&selected, netns),
         hooks,
     });
     tracing::info!(max_flows = args.max_flows, scan_interval = ?args.scan_interval, "counting");
-    let control = (control, changes);
+    let (counting, control) = ((scanner, filled), (control, changes));
     // The scanner holds accounts: too much for the caller's stack.
     Box::pin(serve(
-        args, identity, hub, listeners, scanner, stop, control,
+        args, identity, hub, listeners, counting, stop, control,
     ))
     .await?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The interfaces as batches name them.
+fn on_the_wire(selected: &[Link], netns: u32) -> Arc<[wire::Interface]> {
+    let interface = |link: &Link| wire::Interface {
+        ifindex: link.ifindex,
+        name: link.name.clone(),
+        netns,
+    };
+    selected.iter().map(interface).collect()
 }
 
 /// The running agent: printer, server and scan loop; ends when all three have ended.
@@ -307,7 +327,7 @@ async fn serve(
     identity: Arc<Identity>,
     hub: Hub,
     listeners: Listeners,
-    scanner: Scanner,
+    (scanner, filled): (Scanner, FilledPages),
     stop: impl Future<Output = ()>,
     (control, changes): (Control, Changes),
 ) -> Result<()> {
@@ -316,6 +336,7 @@ async fn serve(
         started_unix_ns: crate::clock::unix_now_ns(),
         max_tracked_flows: u64::from(args.max_tracked_flows),
         scan_interval: args.scan_interval,
+        early_scan_percent: args.early_scan,
         idle_timeout: args.idle_timeout,
         sample_rate: if args.sample < 2 { 0 } else { args.sample },
     };
@@ -345,15 +366,8 @@ async fn serve(
         let status = status::of(&settings, scanner, presence, late);
         status_sender.send_replace(Arc::new(status));
     };
-    let ended = scan_until(
-        stop,
-        changes,
-        args.scan_interval,
-        scanner,
-        presence,
-        publish_status,
-    )
-    .await;
+    let wakes = Wakes::new(args.scan_interval, filled);
+    let ended = scan_until(stop, changes, wakes, scanner, presence, publish_status).await;
     // The receiver is gone where the server ended early, with an error that is told below.
     let _ = end_server.send(());
     let outcome = server.await.context("the server task")?;
@@ -364,21 +378,21 @@ async fn serve(
     outcome.context("serve gRPC consumers")
 }
 
-/// Scans at every interval until `shutdown`, then once more after detaching.
+/// Scans at every interval, and before where a page fills, until `shutdown`; then once more after
+/// detaching.
 async fn scan_until(
     shutdown: impl Future<Output = ()>,
     mut changes: Changes,
-    interval: Duration,
+    mut wakes: Wakes,
     mut scanner: Scanner,
     mut presence: Presence,
     publish_status: impl Fn(&Scanner, &Presence, u64),
 ) -> Result<()> {
-    let mut ticks = tokio::time::interval_at(Instant::now() + interval, interval);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let mut late = 0;
+    let interval = wakes.interval;
+    let (mut late, mut late_log) = (0, LogLimit::default());
     tokio::pin!(shutdown);
     loop {
-        let is_final = tokio::select! {
+        let wake = tokio::select! {
             change = changes.next() => {
                 let (back, change, outcome) = tokio::task::spawn_blocking(move || {
                     let outcome = scanner.set_filters(&change.rules);
@@ -390,15 +404,16 @@ async fn scan_until(
                 changes.end(change, &outcome);
                 continue;
             }
-            _ = ticks.tick() => false,
-            () = &mut shutdown => true,
+            wake = wakes.next(scanner.active_page()) => wake?,
+            () = &mut shutdown => Wake::End,
         };
+        let is_final = wake == Wake::End;
         let started = Instant::now();
         (scanner, presence) = tokio::task::spawn_blocking(move || -> Result<_> {
-            if is_final {
-                scanner.finish()?;
-            } else {
-                scanner.scan()?;
+            match wake {
+                Wake::Interval => scanner.scan()?,
+                Wake::Filled => scanner.scan_early()?,
+                Wake::End => scanner.finish()?,
             }
             for state in &scanner.hooks {
                 presence.look(state.hook.ifindex, &state.hook.interface);
@@ -409,11 +424,14 @@ async fn scan_until(
         .context("the scan task")??;
         if started.elapsed() > interval && !is_final {
             late += 1;
-            tracing::warn!(
-                took = ?started.elapsed(),
-                ?interval,
-                "a scan took longer than the scan interval; the next ones are skipped, not piled up"
-            );
+            if let Some(scans) = late_log.event() {
+                tracing::warn!(
+                    took = ?started.elapsed(),
+                    ?interval,
+                    scans,
+                    "a scan took longer than the scan interval; the next ones are skipped, not piled up"
+                );
+            }
         }
         publish_status(&scanner, &presence, late);
         if is_final {
@@ -484,6 +502,14 @@ mod tests {
     use clap::{Args as _, Command};
 
     use super::*;
+
+    #[test]
+    fn the_mark_is_a_part_of_the_table_and_at_least_one_flow() {
+        assert_eq!(early_scan_flows(500_000, 50), 250_000);
+        assert_eq!(early_scan_flows(100_000_000, 99), 99_000_000);
+        assert_eq!(early_scan_flows(1, 50), 1);
+        assert_eq!(early_scan_flows(500_000, 0), 0);
+    }
 
     fn options() -> Command {
         Args::augment_args(Command::new("run"))

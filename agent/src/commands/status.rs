@@ -96,11 +96,12 @@ fn settings_lines(status: &AgentStatus, lines: &mut Vec<String>) {
         rules => format!(", {rules} filter rules"),
     };
     lines.push(format!(
-        "settings  max-flows {}, max-tracked-flows {}, scan-interval {}, \
+        "settings  max-flows {}, max-tracked-flows {}, scan-interval {}, early-scan {} %, \
          idle-timeout {}{sample}{filter}",
         settings.max_flows,
         settings.max_tracked_flows,
         duration(settings.scan_interval_ns),
+        settings.early_scan_percent,
         duration(settings.idle_timeout_ns)
     ));
 }
@@ -143,9 +144,10 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
     }
     if let Some(scans) = &status.scans {
         lines.push(format!(
-            "scans     {}, {} late; the last took {} of which {} waiting for the flip; \
+            "scans     {}, {} early, {} late; the last took {} of which {} waiting for the flip; \
              CPU {} in all",
             scans.count,
+            scans.early,
             scans.late,
             fine(scans.last_duration_ns),
             fine(scans.last_flip_wait_ns),

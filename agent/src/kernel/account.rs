@@ -19,9 +19,7 @@ pub struct Accounts {
 
 impl Accounts {
     pub fn new(map: MapData, per_page: u32) -> Result<Self> {
-        let possible_cpus = aya::util::nr_cpus()
-            .map_err(|(path, error)| error_at(path, &error))
-            .context("count the possible CPUs")?;
+        let possible_cpus = super::load::possible_cpus()?;
         Ok(Self {
             map,
             per_page,
@@ -60,8 +58,4 @@ impl Accounts {
 fn word(bytes: &[u8], at: usize) -> u64 {
     let word = bytes[at..].first_chunk().expect("a pair is sixteen bytes");
     u64::from_ne_bytes(*word)
-}
-
-fn error_at(path: &str, error: &std::io::Error) -> anyhow::Error {
-    anyhow::anyhow!("{path}: {error}")
 }

@@ -1,12 +1,15 @@
 //! Puts the programs and their maps into the kernel: settings come in, a [`Kernel`] goes out.
 
-use std::{mem::offset_of, os::fd::AsFd as _};
+use std::{
+    mem::offset_of,
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd},
+};
 
 use agent_common::{Clocks, sample};
 use anyhow::{Context as _, Result, anyhow, bail};
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{Map, MapData},
+    maps::{Map, MapData, RingBuf},
     programs::{TestRun as _, TestRunOptions, Xdp},
 };
 
@@ -35,6 +38,8 @@ pub struct LoadSettings {
     pub max_fragments: u32,
     /// Flows are those of the packets that tunnels carry.
     pub decapsulate: bool,
+    /// Flows on a page at which the programs ask for a scan; 0 leaves it to the interval.
+    pub early_scan_flows: u32,
     /// Inode number of the interfaces' network namespace.
     pub netns: u32,
     /// Highest interface index and number of interfaces that will be attached.
@@ -54,6 +59,9 @@ pub struct Kernel {
     filters: Filters,
     /// In force.
     pub filter_rules: u32,
+    /// What the programs say of pages that fill early, until it is taken; see [`super::filled`].
+    pub filled: Option<RingBuf<MapData>>,
+    filled_memory_bytes: u64,
     interfaces: MapData,
     /// Slots for which there are accounts; their interfaces' names, where they have one.
     interface_names: Vec<Option<String>>,
@@ -67,10 +75,17 @@ impl Kernel {
         let sample_below = sample::threshold(settings.sample_rate);
         let slots = settings.interfaces + SPARE_SLOTS;
         let accounts_per_page = slots * 2;
+        let fill_step = fill_step(
+            settings.max_flows,
+            settings.early_scan_flows,
+            possible_cpus()?,
+        );
         let mut ebpf = EbpfLoader::new()
             .override_global("NETNS", &settings.netns, true)
             .override_global("ACCOUNTS_PER_PAGE", &accounts_per_page, true)
             .override_global("SAMPLE_BELOW", &sample_below, true)
+            .override_global("EARLY_SCAN_FLOWS", &settings.early_scan_flows, true)
+            .override_global("FILL_STEP", &fill_step, true)
             .override_global(aya_log::LEVEL, &settings.log_level, false)
             .map_max_entries("ACCOUNT", accounts_per_page * 2)
             .map_max_entries("INTERFACES", (settings.max_ifindex + 1).max(1024))
@@ -88,6 +103,7 @@ impl Kernel {
             .map_err(explain)?;
         let pages = Pages::create(
             take(&mut ebpf, "PAGES")?,
+            take(&mut ebpf, "FILL")?,
             take(&mut ebpf, ".bss")?,
             settings.max_flows,
         )
@@ -101,6 +117,10 @@ impl Kernel {
         let interfaces = take(&mut ebpf, "INTERFACES")?;
         let fragments = take(&mut ebpf, "FRAGMENTS")?;
         let outers = Outers::new(take(&mut ebpf, "OUTER")?, settings.decapsulate)?;
+        let filled = ebpf
+            .take_map("FILLED")
+            .context("the object has no map FILLED")?;
+        let filled = RingBuf::try_from(filled).context("map the ring of filled pages")?;
         let clocks: &mut Xdp = ebpf
             .program_mut(CLOCKS)
             .with_context(|| format!("the object has no program {CLOCKS}"))?
@@ -115,6 +135,8 @@ impl Kernel {
             accounts,
             filters,
             filter_rules: 0,
+            filled_memory_bytes: memory_bytes(filled.as_fd()),
+            filled: Some(filled),
             interfaces,
             interface_names: vec![None; slots as usize],
             fragments,
@@ -190,10 +212,28 @@ impl Kernel {
         self.pages.kernel_memory_bytes()
             + self.accounts.kernel_memory_bytes()
             + self.filters.kernel_memory_bytes()
+            + self.filled_memory_bytes
             + map_memory_bytes(&self.interfaces)
             + map_memory_bytes(&self.fragments)
             + self.outers.kernel_memory_bytes()
     }
+}
+
+/// After how many new flows a CPU adds them to what all have put into a page: seldom, and yet so often
+/// that what all of them hold back is an eighth of the mark at most, and of the room above it.
+fn fill_step(max_flows: u32, mark: u32, cpus: usize) -> u32 {
+    const SELDOM: u32 = 64;
+    let room = max_flows.saturating_sub(mark);
+    let cpus = u32::try_from(cpus).unwrap_or(u32::MAX).max(1);
+    let most = (mark.min(room) / 8 / cpus).clamp(1, SELDOM);
+    1 << most.ilog2()
+}
+
+/// The CPUs for which the kernel keeps per-CPU values.
+pub(super) fn possible_cpus() -> Result<usize> {
+    aya::util::nr_cpus()
+        .map_err(|(path, error)| anyhow!("{path}: {error}"))
+        .context("count the possible CPUs")
 }
 
 #[expect(
@@ -256,10 +296,13 @@ fn raise_memory_lock_limit() {
     }
 }
 
-/// What the kernel charges for a map: `memlock` in its fdinfo, 0 where the kernel does not say.
 pub(super) fn map_memory_bytes(map: &MapData) -> u64 {
-    use std::os::fd::AsRawFd as _;
-    let path = format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd());
+    memory_bytes(map.fd().as_fd())
+}
+
+/// What the kernel charges for a map: `memlock` in its fdinfo, 0 where the kernel does not say.
+fn memory_bytes(map: BorrowedFd<'_>) -> u64 {
+    let path = format!("/proc/self/fdinfo/{}", map.as_raw_fd());
     std::fs::read_to_string(path)
         .ok()
         .and_then(|info| {
@@ -267,4 +310,31 @@ pub(super) fn map_memory_bytes(map: &MapData) -> u64 {
             line.split_whitespace().nth(1)?.parse().ok()
         })
         .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_cpus_hold_back_is_a_small_part_of_the_mark() {
+        for (max_flows, mark) in [
+            (1, 1),
+            (4, 2),
+            (1000, 990),
+            (4096, 2048),
+            (500_000, 250_000),
+        ] {
+            for cpus in [1, 2, 3, 64, 1024] {
+                let step = fill_step(max_flows, mark, cpus);
+                assert!(step.is_power_of_two() && step <= 64);
+                let held_back = (step - 1) * cpus as u32;
+                let room = max_flows - mark;
+                assert!(
+                    held_back <= mark.min(room) / 8,
+                    "{mark} of {max_flows}, {cpus} CPUs"
+                );
+            }
+        }
+    }
 }

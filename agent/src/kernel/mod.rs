@@ -2,13 +2,14 @@
 //! accounts go out.
 //!
 //! [`load`] puts the programs and maps into the kernel, [`attach`] hangs them on interfaces,
-//! [`pages`] flips and drains the flow table, [`filters`] changes the filter rules, [`account`] reads
-//! the counters, [`outers`] the tunnels of flows, [`links`] knows the interfaces, [`bpf`] is the system
-//! call, [`refusal`] says why a program was not taken.
+//! [`pages`] flips and drains the flow table, [`filled`] hears of pages that fill early, [`filters`]
+//! changes the filter rules, [`account`] reads the counters, [`outers`] the tunnels of flows, [`links`]
+//! knows the interfaces, [`bpf`] is the system call, [`refusal`] says why a program was not taken.
 
 pub mod account;
 pub mod attach;
 pub mod bpf;
+pub mod filled;
 pub mod filters;
 pub mod inner_map;
 pub mod links;

@@ -10,7 +10,7 @@ use std::{
     os::fd::{AsFd as _, AsRawFd as _, BorrowedFd},
 };
 
-use agent_common::{FlowCounters, FlowKey, Switches};
+use agent_common::{FlowCounters, FlowKey, PageFill, Switches};
 use anyhow::{Context as _, Result, bail};
 use aya::maps::MapData;
 
@@ -25,6 +25,8 @@ const BATCH_ENTRIES: usize = 4096;
 pub struct Pages {
     outer: MapData,
     inner: [MapData; 2],
+    /// How full each page is, as the programs count it.
+    fill: MapData,
     /// The map of the programs' static variables, whose only one is [`Switches`].
     variables: MapData,
     variables_len_bytes: usize,
@@ -36,7 +38,12 @@ pub struct Pages {
 
 impl Pages {
     /// Creates both pages with room for `max_flows` each and hands them to the programs.
-    pub fn create(outer: MapData, variables: MapData, max_flows: u32) -> Result<Self> {
+    pub fn create(
+        outer: MapData,
+        fill: MapData,
+        variables: MapData,
+        max_flows: u32,
+    ) -> Result<Self> {
         let create = |name: &str| {
             let shape = Shape {
                 map_type: aya_obj::generated::bpf_map_type::BPF_MAP_TYPE_HASH as u32,
@@ -60,6 +67,7 @@ impl Pages {
         let pages = Self {
             outer,
             inner,
+            fill,
             variables,
             variables_len_bytes,
             switches: Switches::default(),
@@ -119,7 +127,7 @@ impl Pages {
     }
 
     /// Moves every entry of the idle page to `sink`, many at a time, a key for each of the counters;
-    /// returns how many there were.
+    /// returns how many there were. The page counts as empty from then on.
     pub fn drain(
         &mut self,
         idle: u32,
@@ -147,14 +155,22 @@ impl Pages {
             sink(&self.keys[..count], &self.values[..count]);
             drained += count as u64;
             if last {
-                return Ok(drained);
+                break;
             }
         }
+        let empty = [0; size_of::<PageFill>()];
+        bpf::update(self.fill.fd().as_fd(), idle, &empty).context("note that a page is empty")?;
+        Ok(drained)
     }
 
     /// The page that the programs fill.
     pub fn active(&self) -> &MapData {
         &self.inner[self.switches.page as usize]
+    }
+
+    /// Its number, as the programs know it.
+    pub fn active_number(&self) -> u32 {
+        self.switches.page
     }
 
     pub fn capacity(&self) -> u32 {
@@ -165,7 +181,7 @@ impl Pages {
     pub fn kernel_memory_bytes(&self) -> u64 {
         self.inner
             .iter()
-            .chain([&self.outer])
+            .chain([&self.outer, &self.fill])
             .map(super::load::map_memory_bytes)
             .sum()
     }

@@ -118,6 +118,7 @@ impl Programs {
             max_flows: MAX_FLOWS,
             max_fragments: 1024,
             decapsulate,
+            early_scan_flows: 0,
             netns: NETNS,
             max_ifindex: IFINDEX,
             interfaces: 1,

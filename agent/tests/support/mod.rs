@@ -40,7 +40,7 @@ impl Agent {
         let file = |name| File::create(directory.path().join(name)).unwrap();
         let mut command = flow_agent(host);
         command
-            .args(["run", "--interface", interface, "--output", "json"])
+            .args(["run", "--interface", interface])
             .arg("--listen")
             .arg(format!(
                 "unix:{}",
@@ -49,6 +49,9 @@ impl Agent {
             .args(settings)
             .stdout(file("stdout"))
             .stderr(file("stderr"));
+        if !settings.contains(&"--output") {
+            command.args(["--output", "json"]);
+        }
         if !settings.contains(&"--scan-interval") {
             command.args(["--scan-interval", "100ms"]);
         }
@@ -83,6 +86,29 @@ impl Agent {
     /// What consumers connect to.
     pub fn address(&self) -> String {
         format!("unix:{}", self.directory.path().join("x.sock").display())
+    }
+
+    pub fn pid(&mut self) -> u32 {
+        self.process.child().id()
+    }
+
+    /// Ends one that wrote nothing to stdout and returns its log. Its account closes.
+    pub fn stop_silent(mut self) -> String {
+        let status = self.process.terminate(PATIENCE).unwrap();
+        let log = self.stderr();
+        assert!(status.success(), "{status}: {log}");
+        assert!(log.contains(" missing=0"), "{log}");
+        assert!(!log.contains("does not close"), "{log}");
+        log
+    }
+
+    /// What `flow-agent status` says, as JSON.
+    pub fn status(&self, host: &Host) -> Value {
+        let mut command = flow_agent(host);
+        command.args(["status", "--output", "json", "--connect", &self.address()]);
+        let output = command.output().unwrap();
+        assert!(output.status.success());
+        serde_json::from_slice(&output.stdout).unwrap()
     }
 
     /// Ends it with SIGTERM. Every account that it wrote has closed, and the last one is final.

@@ -223,6 +223,9 @@ fn agent(host: &Host, hook: Hook, settings: &Settings, interrupt: &Interrupt) ->
         &max_flows,
         "--scan-interval",
         "1h",
+        // New flows are counted, and never so many that a scan comes early.
+        "--early-scan",
+        "99",
     ];
     let mut occupant = Occupant::agent(host, settings.agent, &arguments, interrupt)?;
     if let (Occupant::Agent(agent), Some(cpu)) = (&mut occupant, sender_cpu()) {

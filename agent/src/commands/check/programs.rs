@@ -27,6 +27,7 @@ fn load() -> Result<()> {
         max_flows: 1,
         max_fragments: 1,
         decapsulate: false,
+        early_scan_flows: 0,
         netns: netns_inode()?,
         max_ifindex: LOOPBACK_IFINDEX,
         interfaces: 1,

@@ -66,6 +66,9 @@ impl Counter {
             &table,
             "--scan-interval",
             &interval,
+            // Where every flow of the table is in use, half of it would be a scan of its own.
+            "--early-scan",
+            "0",
             "--idle-timeout",
             IDLE_TIMEOUT,
         ];

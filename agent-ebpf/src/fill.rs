@@ -1,0 +1,102 @@
+//! How full the pages are: each new flow comes in, a message to userspace goes out when its page
+//! passes the mark at which a scan shall not wait for its time.
+
+use agent_common::PageFill;
+use aya_ebpf::{
+    Global,
+    btf_maps::{Array, PerCpuArray, RingBuf},
+    macros::btf_map,
+};
+
+use crate::atomic;
+
+/// Flows that this CPU put into each page, in all: an atomic add a flow would wait until the flow's
+/// entry is out of the store buffer, a tenth of what an insert costs.
+#[btf_map]
+static INSERTED: PerCpuArray<u64, 2> = PerCpuArray::new();
+
+/// By page, of all CPUs. Not a static: userspace writes all of those anew at each flip.
+#[btf_map]
+static FILL: Array<PageFill, 2> = Array::new();
+
+/// Numbers of pages that passed the mark; userspace makes the size what a page of memory is.
+#[btf_map]
+static FILLED: RingBuf<u64, 4096> = RingBuf::new();
+
+/// The mark, in flows; 0 is off, and then the verifier leaves out what is below.
+#[unsafe(no_mangle)]
+static EARLY_SCAN_FLOWS: Global<u32> = Global::new(0);
+
+/// After so many flows a CPU adds them to [`FILL`]; a power of two.
+#[unsafe(no_mangle)]
+static FILL_STEP: Global<u32> = Global::new(1);
+
+const BPF_RB_FORCE_WAKEUP: u64 = 1 << 1;
+
+/// Counts a flow that was put into the page.
+#[inline(always)]
+pub fn note_new_flow(page: u32) {
+    let mark = EARLY_SCAN_FLOWS.load();
+    if mark == 0 {
+        return;
+    }
+    let Some(inserted) = INSERTED.get_ptr_mut(page) else {
+        return;
+    };
+    let step = u64::from(FILL_STEP.load());
+    // SAFETY: the pointer comes from a per-CPU array look-up in this program run, and only this CPU
+    // writes to it, with bottom halves off.
+    let inserted = unsafe {
+        *inserted += 1;
+        *inserted
+    };
+    if inserted & (step - 1) == 0 {
+        add(page, step, mark);
+    }
+}
+
+/// Notes that the page refused a flow: what the CPUs hold back may have hidden that it fills.
+#[inline(always)]
+pub fn note_full(page: u32) {
+    if EARLY_SCAN_FLOWS.load() == 0 {
+        return;
+    }
+    if let Some(fill) = FILL.get_ptr_mut(page) {
+        tell(fill, page);
+    }
+}
+
+#[inline(always)]
+fn add(page: u32, flows: u64, mark: u32) {
+    let Some(fill) = FILL.get_ptr_mut(page) else {
+        return;
+    };
+    // SAFETY: `fill` comes from a look-up in this program run, and elements of an array stay where
+    // they are. Userspace writes to it only while no program uses the page (DESIGN: page flip).
+    // Volatile, since other CPUs write it too.
+    let inserted = unsafe {
+        atomic::add(&raw mut (*fill).inserted, flows);
+        (&raw const (*fill).inserted).read_volatile()
+    };
+    if inserted >= u64::from(mark) {
+        tell(fill, page);
+    }
+}
+
+/// Once for each time that the page fills; CPUs that come here together may all tell.
+#[inline(always)]
+fn tell(fill: *mut PageFill, page: u32) {
+    // SAFETY: as above.
+    unsafe {
+        let told = &raw mut (*fill).told;
+        if told.read_volatile() != 0 {
+            return;
+        }
+        told.write_volatile(1);
+        let said = FILLED.output(u64::from(page), BPF_RB_FORCE_WAKEUP);
+        if said.is_err() {
+            // No room: the next ones tell.
+            told.write_volatile(0);
+        }
+    }
+}

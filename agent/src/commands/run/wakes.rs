@@ -1,0 +1,56 @@
+//! When to scan: the interval and the programs' word of a page that fills come in, one wake at a time
+//! goes out.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use tokio::time::{Instant, Interval, MissedTickBehavior};
+
+use crate::{kernel::filled::FilledPages, log_limit::LogLimit};
+
+/// Why to scan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    Interval,
+    /// The page in use passed its mark.
+    Filled,
+    End,
+}
+
+pub struct Wakes {
+    pub interval: Duration,
+    ticks: Interval,
+    filled: FilledPages,
+    early: LogLimit,
+}
+
+impl Wakes {
+    /// The first interval begins here.
+    pub fn new(interval: Duration, filled: FilledPages) -> Self {
+        let mut ticks = tokio::time::interval_at(Instant::now() + interval, interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        Self {
+            interval,
+            ticks,
+            filled,
+            early: LogLimit::default(),
+        }
+    }
+
+    /// Never [`Wake::End`]. May be dropped before it resolves.
+    pub async fn next(&mut self, active_page: u32) -> Result<Wake> {
+        tokio::select! {
+            _ = self.ticks.tick() => return Ok(Wake::Interval),
+            passed = self.filled.passed(active_page) => {
+                passed.context("listen for pages that fill early")?;
+            }
+        }
+        if let Some(scans) = self.early.event() {
+            tracing::info!(
+                scans,
+                "new flows fill the table before the interval is over; it is drained early"
+            );
+        }
+        Ok(Wake::Filled)
+    }
+}

@@ -1,0 +1,50 @@
+//! Pages that fill early: what the programs say in a ring comes in, that the page in use is to be
+//! drained before its time goes out.
+
+use std::io;
+
+use anyhow::{Context as _, Result};
+use aya::maps::{MapData, RingBuf};
+use tokio::io::{Interest, unix::AsyncFd};
+
+use super::load::Kernel;
+
+/// Hears what the programs say; nobody polls meanwhile.
+pub struct FilledPages {
+    ring: AsyncFd<RingBuf<MapData>>,
+}
+
+impl FilledPages {
+    /// # Panics
+    ///
+    /// Outside of a runtime.
+    pub fn of(kernel: &mut Kernel) -> Result<Self> {
+        let ring = kernel.filled.take();
+        let ring = ring.context("somebody else listens for pages that fill")?;
+        // SAFETY: the ring owns its map's descriptor, which stays open and the same for its life.
+        let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) };
+        let ring = ring
+            .map_err(|error| error.into_parts().1)
+            .context("listen for pages that fill")?;
+        Ok(Self { ring })
+    }
+
+    /// Resolves when page `active` has passed the mark.
+    ///
+    /// What is said of the other page is late: the scan that made it the other one drained it. Where
+    /// it is read only after one more flip, it costs a scan that was not needed yet.
+    pub async fn passed(&mut self, active: u32) -> io::Result<()> {
+        loop {
+            let mut ready = self.ring.readable_mut().await?;
+            let ring = ready.get_inner_mut();
+            let mut has_passed = false;
+            while let Some(said) = ring.next() {
+                has_passed |= *said == u64::from(active).to_ne_bytes();
+            }
+            ready.clear_ready();
+            if has_passed {
+                return Ok(());
+            }
+        }
+    }
+}
