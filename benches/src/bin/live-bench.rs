@@ -10,8 +10,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use benches::live::{
-    compare, diff, difference::Difference, filters, http, ladder, overhead, report, result::Run,
-    rounds::Interrupt, sweep, table,
+    compare, diff, difference::Difference, filters, http, ladder, newflows, overhead, report,
+    result::Run, rounds::Interrupt, sweep, table,
 };
 use clap::{Parser, Subcommand};
 
@@ -35,7 +35,7 @@ struct Cli {
     #[arg(long, global = true)]
     quick: bool,
 
-    /// How often each arm is measured [default: 5, http 6, with --quick 3]
+    /// How often each arm is measured [default: 5, http 6, with --quick 3; newflows 1]
     #[arg(long, global = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
 
@@ -79,6 +79,9 @@ enum Bench {
     },
     /// What filter rules cost a packet: none, 1, 100 and 1,000 networks
     Filters,
+    /// New flows a second until the table loses one, with and without early scans; a round takes
+    /// some minutes
+    Newflows,
     /// CPU and memory of each thing that the agent is asked to do
     Ladder,
     /// Latency of HTTP requests with and without the agent, and with one that gets no CPU
@@ -253,6 +256,14 @@ fn one(cli: &Cli, bench: &Bench, agent: &Path, interrupt: &Interrupt) -> Result<
             &filters::Settings {
                 agent,
                 rounds,
+                quick,
+            },
+            interrupt,
+        ),
+        Bench::Newflows => newflows::run(
+            &newflows::Settings {
+                agent,
+                rounds: cli.rounds.unwrap_or(1),
                 quick,
             },
             interrupt,

@@ -114,6 +114,12 @@ const RATIOS: &[Ratio] = &[
         arm: "1000 networks",
         to: "no rules",
     },
+    Ratio {
+        bench: "newflows",
+        measure: "lossless_flows_per_second",
+        arm: "early",
+        to: "interval",
+    },
 ];
 
 /// Reads all result files of `folder`, writes its `README.md` and plots, and the table in `readme`.

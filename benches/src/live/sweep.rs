@@ -144,7 +144,8 @@ const NOTES: [&str; 12] = [
      CPUs; the programs, and the capture's copy into its ring, run in the sender's soft interrupts. All \
      of them have a nice value of -10.",
     "CPU is in percent of one core. The tables are in a steady state: each flow has been seen before.",
-    "The agent has its default settings but table, scan interval and idle timeout, and no consumer. \
+    "The agent has its default settings but table, scan interval and idle timeout, no early scans and \
+     no consumer. \
      The capture is a TPACKET_V3 ring with the agent's parser, a hash table and the agent's replica, \
      drained at the same interval; it cuts frames to 192 bytes.",
     "process_cpu_percent is the process over whole scan intervals; process_cpu_ms_per_scan and \

@@ -103,6 +103,20 @@ const PLOTS: &[Plot] = &[
         over: "flows",
         fixed: &[("section", "flows")],
     },
+    Plot {
+        bench: "newflows",
+        name: "rate-1s",
+        measure: "lossless_flows_per_second",
+        over: "table",
+        fixed: &[("scan_interval", "1s")],
+    },
+    Plot {
+        bench: "newflows",
+        name: "rate-10s",
+        measure: "lossless_flows_per_second",
+        over: "table",
+        fixed: &[("scan_interval", "10s")],
+    },
 ];
 
 /// Names and plots of a run; what was not measured has none.

@@ -37,6 +37,7 @@ const BARE: Against = Arm(
 );
 const NOTHING: Against = Arm("nothing", "no agent");
 const CAPTURE: Against = Arm("capture", "a packet capture (TPACKET_V3)");
+const ON_TIME: Against = Arm("interval", "`--early-scan 0`");
 
 const fn hit(
     title: &'static str,
@@ -160,6 +161,22 @@ const HEADLINES: &[Headline] = &[
         measure: "resident_bytes_per_flow",
         arm: "agent",
         against: CAPTURE,
+    },
+    Headline {
+        bench: "newflows",
+        title: "new flows a second until one is lost, table of 65,536, every 10 s",
+        scenario: &[("table", "65536"), ("scan_interval", "10s")],
+        measure: "lossless_flows_per_second",
+        arm: "early",
+        against: ON_TIME,
+    },
+    Headline {
+        bench: "newflows",
+        title: "the same with a table of 500,000",
+        scenario: &[("table", "500000"), ("scan_interval", "10s")],
+        measure: "lossless_flows_per_second",
+        arm: "early",
+        against: ON_TIME,
     },
     Headline {
         bench: "userspace",

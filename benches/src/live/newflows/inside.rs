@@ -1,0 +1,75 @@
+//! What an agent's maps say without asking the agent: its process comes in, flips of the page and
+//! packets of its account go out.
+
+use std::{collections::BTreeSet, fs, os::fd::AsFd as _};
+
+use agent::kernel::{account::Accounts, bpf};
+use agent_common::{HookAccount, Pair, Reason};
+use anyhow::{Context as _, Result};
+use aya::maps::{MapData, loaded_maps};
+
+pub struct Inside {
+    accounts: Accounts,
+    accounts_per_page: u32,
+    variables: MapData,
+    variables_len_bytes: usize,
+    sum: HookAccount,
+}
+
+impl Inside {
+    /// Of the maps that the process holds.
+    pub fn of(pid: u32) -> Result<Self> {
+        let held = held_map_ids(pid)?;
+        let map = |name: &str| -> Result<(MapData, aya::maps::MapInfo)> {
+            for info in loaded_maps() {
+                let info = info.context("list the maps")?;
+                if held.contains(&info.id()) && info.name_as_str() == Some(name) {
+                    return Ok((MapData::from_id(info.id())?, info));
+                }
+            }
+            anyhow::bail!("the agent holds no map {name}")
+        };
+        let (account, info) = map("ACCOUNT")?;
+        let accounts_per_page = info.max_entries() / 2;
+        let (variables, info) = map(".bss")?;
+        Ok(Self {
+            accounts: Accounts::new(account, accounts_per_page)?,
+            accounts_per_page,
+            variables,
+            variables_len_bytes: info.value_size() as usize,
+            sum: HookAccount::default(),
+        })
+    }
+
+    /// The page that the programs fill.
+    pub fn page(&self) -> Result<u8> {
+        let mut variables = vec![0; self.variables_len_bytes];
+        bpf::lookup(self.variables.fd().as_fd(), 0, &mut variables).context("read the page")?;
+        variables.first().copied().context("the page has a byte")
+    }
+
+    /// Packets that the programs saw, and those of them that the table refused.
+    pub fn seen_and_refused(&mut self) -> Result<(u64, u64)> {
+        for page in 0..2 {
+            for index in 0..self.accounts_per_page {
+                self.sum.merge(&self.accounts.take(page, index)?);
+            }
+        }
+        let Pair { packets: seen, .. } = self.sum.get(Reason::Seen);
+        Ok((seen, self.sum.not_inserted().packets))
+    }
+}
+
+fn held_map_ids(pid: u32) -> Result<BTreeSet<u32>> {
+    let folder = format!("/proc/{pid}/fdinfo");
+    let mut ids = BTreeSet::new();
+    for entry in fs::read_dir(&folder).with_context(|| format!("read {folder}"))? {
+        // A descriptor may be closed meanwhile.
+        let Ok(text) = fs::read_to_string(entry?.path()) else {
+            continue;
+        };
+        let id = text.lines().find_map(|line| line.strip_prefix("map_id:"));
+        ids.extend(id.and_then(|id| id.trim().parse::<u32>().ok()));
+    }
+    Ok(ids)
+}
