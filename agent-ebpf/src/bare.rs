@@ -37,6 +37,9 @@ pub fn linear(ctx: &TcContext) -> (Linear, u32) {
     (linear, skb.len)
 }
 
+/// Settings that a function can return.
+pub type FixedSettings = Settings<fn() -> u64, fn(*mut u64, u64)>;
+
 /// What every variant starts from.
 #[inline(always)]
 pub fn parse_only(ctx: &TcContext) {
@@ -69,11 +72,8 @@ pub fn count_by_short_key(linear: &Linear, len_bytes: u32) {
     }
 }
 
-/// A clock and an add that are known by name.
-pub type Usual = Settings<fn() -> u64, fn(*mut u64, u64)>;
-
 /// The usual variant, but for the clock.
-pub fn timeless() -> Usual {
+pub fn timeless() -> FixedSettings {
     Settings {
         now: clock::jiffies,
         add: atomic_add,
@@ -95,9 +95,10 @@ pub fn plain_add(counter: *mut u64, value: u64) {
     unsafe { *counter += value }
 }
 
+/// Adds a packet to its flow in any kind of table.
 #[inline(always)]
-fn add<K, N: FnOnce() -> u64, A: Fn(*mut u64, u64)>(
-    table: &HashMap<K, FlowCounters, 1>,
+pub fn add<K, N: FnOnce() -> u64, A: Fn(*mut u64, u64), const FLAGS: usize>(
+    table: &HashMap<K, FlowCounters, 1, FLAGS>,
     key: &K,
     packet: &Packet,
     len_bytes: u32,

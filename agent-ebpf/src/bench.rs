@@ -16,6 +16,7 @@
 mod atomic;
 mod bare;
 mod clock;
+mod other_pages;
 #[allow(
     dead_code,
     reason = "the readers of paged packets are the agent's alone"
@@ -34,7 +35,11 @@ use aya_ebpf::{
 };
 
 use crate::{
-    bare::{BPF_ANY, BPF_NOEXIST, Settings, Usual, atomic_add, count, linear, plain_add, timeless},
+    bare::{
+        BPF_ANY, BPF_NOEXIST, FixedSettings, Settings, atomic_add, count, linear, plain_add,
+        timeless,
+    },
+    other_pages::{count_by_cpu, count_growing},
     packet::Linear,
 };
 
@@ -89,6 +94,22 @@ pub fn timeless_tc(ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
+/// As `timeless_tc`, in a table that takes memory for a flow when it comes.
+#[classifier]
+pub fn growing_tc(ctx: TcContext) -> i32 {
+    let (linear, len_bytes) = linear(&ctx);
+    count_growing(&linear, len_bytes);
+    TC_ACT_UNSPEC
+}
+
+/// As `plain_adds_tc`, in a table of each CPU's own, so that no add is lost.
+#[classifier]
+pub fn by_cpu_tc(ctx: TcContext) -> i32 {
+    let (linear, len_bytes) = linear(&ctx);
+    count_by_cpu(&linear, len_bytes);
+    TC_ACT_UNSPEC
+}
+
 #[classifier]
 pub fn plain_adds_tc(ctx: TcContext) -> i32 {
     let (linear, len_bytes) = linear(&ctx);
@@ -124,7 +145,7 @@ pub fn noexist_tc(ctx: TcContext) -> i32 {
 }
 
 #[inline(always)]
-fn bare(insert_flags: u64) -> Usual {
+fn bare(insert_flags: u64) -> FixedSettings {
     Settings {
         now: clock::boot_ns,
         add: atomic_add,

@@ -36,6 +36,23 @@ pub struct Pages {
     values: Vec<FlowCounters>,
 }
 
+/// Makes an empty page, its memory taken at once.
+pub fn create_page(name: &str, max_flows: u32) -> Result<MapData> {
+    let shape = Shape {
+        map_type: aya_obj::generated::bpf_map_type::BPF_MAP_TYPE_HASH as u32,
+        key_len_bytes: size_of::<FlowKey>() as u32,
+        value_len_bytes: size_of::<FlowCounters>() as u32,
+        max_entries: max_flows,
+        flags: 0,
+    };
+    inner_map::create(name, shape).with_context(|| {
+        format!(
+            "create a page of the flow table for {max_flows} flows (lower --max-flows if memory is \
+             short; on kernels before 5.11 raise the memory lock limit)"
+        )
+    })
+}
+
 impl Pages {
     /// Creates both pages with room for `max_flows` each and hands them to the programs.
     pub fn create(
@@ -44,22 +61,10 @@ impl Pages {
         variables: MapData,
         max_flows: u32,
     ) -> Result<Self> {
-        let create = |name: &str| {
-            let shape = Shape {
-                map_type: aya_obj::generated::bpf_map_type::BPF_MAP_TYPE_HASH as u32,
-                key_len_bytes: size_of::<FlowKey>() as u32,
-                value_len_bytes: size_of::<FlowCounters>() as u32,
-                max_entries: max_flows,
-                flags: 0,
-            };
-            inner_map::create(name, shape).with_context(|| {
-                format!(
-                    "create a page of the flow table for {max_flows} flows (lower --max-flows if \
-                     memory is short; on kernels before 5.11 raise the memory lock limit)"
-                )
-            })
-        };
-        let inner = [create("flows_0")?, create("flows_1")?];
+        let inner = [
+            create_page("flows_0", max_flows)?,
+            create_page("flows_1", max_flows)?,
+        ];
         let variables_len_bytes = variables
             .info()
             .context("ask for the size of the programs' variables")?

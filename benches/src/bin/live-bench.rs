@@ -10,8 +10,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use benches::live::{
-    compare, diff, difference::Difference, filters, http, ladder, newflows, overhead, report,
-    result::Run, rounds::Interrupt, sweep, table,
+    compare, diff, difference::Difference, filters, http, ladder, newflows, overhead, pages,
+    report, result::Run, rounds::Interrupt, sweep, table,
 };
 use clap::{Parser, Subcommand};
 
@@ -104,6 +104,9 @@ enum Bench {
     },
     /// A flow table of our own against the kernel's hash map: a prototype
     Table,
+    /// What the table's pages are made of: memory in advance or a flow at a time, one for all CPUs or
+    /// one for each
+    Pages,
     /// Make the pages and plots from the result files
     #[command(hide = true)]
     Report,
@@ -307,6 +310,7 @@ fn one(cli: &Cli, bench: &Bench, agent: &Path, interrupt: &Interrupt) -> Result<
             compare::run(&settings, interrupt)
         }
         Bench::Table => table::run(rounds, quick, interrupt),
+        Bench::Pages => pages::run(rounds, quick, interrupt),
         Bench::Userspace | Bench::Report | Bench::HttpPart(_) => bail!("this is no live bench"),
     }
 }

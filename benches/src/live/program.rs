@@ -20,7 +20,7 @@ use lab::{Host, Process};
 
 use super::rounds::Interrupt;
 
-static OBJECT: &[u8] =
+pub(super) static OBJECT: &[u8] =
     aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/flow-agent-ebpf-bench"));
 
 /// Of the table that only one flow is counted in.
