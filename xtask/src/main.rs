@@ -11,6 +11,7 @@ mod kernels;
 mod linker;
 mod run;
 mod setup;
+mod soak;
 mod test;
 mod workspace;
 
@@ -31,6 +32,8 @@ enum Task {
     Fuzz(fuzz::Arguments),
     /// Run the tests that need a kernel on other kernels, in virtual machines.
     TestKernels(kernels::Arguments),
+    /// Run the agent under everything at once for some minutes: nothing may grow or be left behind.
+    Soak(soak::Arguments),
     /// Show the agent at work on traffic between two network namespaces.
     Demo(demo::Arguments),
     /// Measure what the agent costs on real packets; `bench --help` says what there is.
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         Task::Test(arguments) => Ok(test::test(&arguments)),
         Task::Fuzz(arguments) => fuzz::fuzz(&arguments),
         Task::TestKernels(arguments) => kernels::test(&arguments),
+        Task::Soak(arguments) => soak::soak(&arguments),
         Task::Demo(arguments) => demo::demo(&arguments),
         Task::Bench(arguments) => bench::bench(&arguments),
         Task::Report => bench::report(),

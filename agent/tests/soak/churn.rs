@@ -1,0 +1,197 @@
+//! Everything at once: traffic, scans, interfaces that go down and up, come and go, consumers that come
+//! and go, and one that stalls.
+
+use std::{
+    process::Stdio,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use lab::{Host, Lab, Process, privilege::is_root_or_skip};
+
+use crate::{
+    at_end::AtEnd,
+    memory::Samples,
+    objects::Objects,
+    seconds_from,
+    support::{Agent, flow_agent, wait_for_packets, wait_until},
+};
+
+const SETTINGS: [&str; 10] = [
+    "--max-flows",
+    "4096",
+    "--max-tracked-flows",
+    "20000",
+    "--scan-interval",
+    "20ms",
+    "--idle-timeout",
+    "1s",
+    "--output",
+    "none",
+];
+/// What these settings and a consumer that does not read can come to, with room to spare.
+const RESIDENT_BYTES: u64 = 128 << 20;
+
+/// What the actors share.
+struct Stage<'a> {
+    lab: &'a Lab,
+    address: &'a str,
+    is_over: AtomicBool,
+    /// Held by whoever may not be disturbed: no frame is on the wire while an interface goes down.
+    wire: Mutex<()>,
+    sent: AtomicU64,
+    turns: AtomicU64,
+}
+
+impl Stage<'_> {
+    fn goes_on(&self) -> bool {
+        !self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// Some hundred flows at a time, most of them new.
+    fn traffic(&self) {
+        const AT_ONCE: u64 = 100;
+        let socket = self.lab.peer.frame_socket().unwrap();
+        let frame = self.lab.peer.frame_v4(&self.lab.agent);
+        let mut port = 0_u16;
+        while self.goes_on() {
+            let frames = (0..AT_ONCE).map(|_| {
+                port = port.wrapping_add(1);
+                frame.udp(port, 53, &[0; 18]).unwrap()
+            });
+            let frames: Vec<_> = frames.collect();
+            {
+                let _quiet = self.wire.lock().unwrap();
+                socket.send_many(&frames).unwrap();
+                self.sent.fetch_add(AT_ONCE, Ordering::Relaxed);
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Both ends of the wire go down and up, and another wire comes and goes.
+    fn interfaces(&self) {
+        let (agent, peer) = (&self.lab.agent, &self.lab.peer);
+        let set = |host: &Host, state| {
+            let set = ["link", "set", "dev", &host.interface, state];
+            host.namespace.ip(&set).unwrap();
+        };
+        while self.goes_on() {
+            for host in [agent, peer] {
+                let _quiet = self.wire.lock().unwrap();
+                // What is in a queue of the receiving end would be dropped with it.
+                thread::sleep(Duration::from_millis(50));
+                set(host, "down");
+                set(host, "up");
+                wait_until("the wire carries", || {
+                    has_carrier(agent) && has_carrier(peer)
+                });
+            }
+            let add = "link add passing0 type veth peer name passing1";
+            let add: Vec<_> = add.split(' ').collect();
+            agent.namespace.ip(&add).unwrap();
+            thread::sleep(Duration::from_millis(200));
+            agent.namespace.ip(&["link", "del", "passing0"]).unwrap();
+            self.turns.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn consumers(&self) {
+        while self.goes_on() {
+            let mut watch = self.watch();
+            thread::sleep(Duration::from_millis(700));
+            // By turns as an operator ends it and as it dies.
+            if self.turns.load(Ordering::Relaxed).is_multiple_of(2) {
+                watch.signal(libc::SIGINT).unwrap();
+                watch.wait(Duration::from_secs(10)).unwrap();
+            }
+        }
+    }
+
+    fn watch(&self) -> Process {
+        let mut command = flow_agent(&self.lab.agent);
+        command
+            .args(["watch", "--output", "json", "--connect", self.address])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        Process::spawn(&mut command).unwrap()
+    }
+}
+
+fn has_carrier(host: &Host) -> bool {
+    let show = ["-j", "link", "show", "dev", &host.interface];
+    let links = host.namespace.ip(&show).unwrap();
+    let links: serde_json::Value = serde_json::from_slice(&links).unwrap();
+    links[0]["operstate"] == "UP"
+}
+
+#[test]
+fn nothing_grows_and_nothing_is_left_behind() {
+    if !is_root_or_skip("agent::nothing_grows_and_nothing_is_left_behind") {
+        return;
+    }
+    let time = seconds_from("FLOW_AGENT_SOAK_SECONDS", 25);
+    let lab = Lab::quiet().unwrap();
+    let mut agent = Agent::start(&lab, &SETTINGS);
+    let (pid, address) = (agent.pid(), agent.address());
+    let held = Objects::held_by(pid);
+    assert_eq!(held.alive(), held);
+    let before = lab.agent.counters().unwrap();
+    let stage = Stage {
+        lab: &lab,
+        address: &address,
+        is_over: AtomicBool::new(false),
+        wire: Mutex::new(()),
+        sent: AtomicU64::new(0),
+        turns: AtomicU64::new(0),
+    };
+    let stalled = stage.watch();
+    thread::sleep(Duration::from_millis(300));
+    stalled.signal(libc::SIGSTOP).unwrap();
+
+    let mut samples = Samples::default();
+    let mut full_since = None;
+    thread::scope(|scope| {
+        let over = AtEnd(|| stage.is_over.store(true, Ordering::Relaxed));
+        let actors = [Stage::traffic, Stage::interfaces, Stage::consumers];
+        let stage = &stage;
+        let actors = actors.map(|act| scope.spawn(move || act(stage)));
+        let end = Instant::now() + time;
+        while Instant::now() < end && actors.iter().all(|actor| !actor.is_finished()) {
+            thread::sleep(Duration::from_millis(500));
+            samples.add(&agent.status(&lab.agent));
+            if full_since.is_none() && agent.stderr().contains("it loses batches") {
+                full_since = Some(Instant::now());
+            }
+        }
+        drop(over);
+    });
+    assert_eq!(
+        Objects::held_by(pid),
+        held,
+        "what the agent holds has changed"
+    );
+    let sent = stage.sent.load(Ordering::Relaxed);
+    wait_for_packets(&lab.agent, before, sent);
+    stalled.signal(libc::SIGCONT).unwrap();
+    drop(stalled);
+    let log = agent.stop_silent();
+
+    let turns = stage.turns.load(Ordering::Relaxed);
+    let (resident, kernel) = (samples.peak_mib(), samples.kernel_mib());
+    println!("{sent} packets and {turns} turns of the interfaces in {time:?}");
+    println!("memory: {resident} MiB resident at most, {kernel} MiB of kernel maps");
+    assert!(turns > 1 && sent > 1000);
+    assert!(log.contains(&format!("seen={sent} ")), "{sent} sent: {log}");
+    samples.assert_bounded(RESIDENT_BYTES);
+    if let Some(full_since) = full_since {
+        samples.assert_flat_since(full_since);
+    }
+    wait_until("the kernel has none of its objects", || {
+        held.alive() == Objects::default()
+    });
+}

@@ -1,0 +1,103 @@
+//! SYNs from random sources as fast as the kernel makes them.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use lab::{Lab, Variety, privilege::is_root_or_skip};
+
+use crate::{
+    memory::Samples,
+    probe, seconds_from,
+    support::{Agent, wait_until},
+};
+
+const SYN: u8 = 0x02;
+const MAX_FLOWS: u64 = 65_536;
+const MAX_TRACKED_FLOWS: u64 = 200_000;
+/// A flow of the kernel's table in both pages, and of the replica with its index: what the README
+/// says, rounded up.
+const BYTES_PER_FLOW: u64 = 2 * 200;
+const BYTES_PER_TRACKED_FLOW: u64 = 400;
+const REST_BYTES: u64 = 48 << 20;
+/// Far beyond what a host that runs many tests at once shows, far under what a user would call hung.
+const RESPONSIVE: Duration = Duration::from_secs(1);
+
+fn flood(lab: &Lab, time: Duration) {
+    const AT_ONCE: u32 = 100_000;
+    let frame = lab.peer.frame_v4(&lab.agent);
+    let frame = frame.tcp(4000, 80, SYN, &[]).unwrap();
+    let generator = lab.peer.generator_of(Variety::Sources(0)).unwrap();
+    let start = Instant::now();
+    while start.elapsed() < time {
+        generator.send(&frame, AT_ONCE, Some(0)).unwrap();
+    }
+}
+
+#[test]
+fn a_syn_flood_leaves_memory_bounded_and_the_host_responsive() {
+    if !is_root_or_skip("agent::a_syn_flood_leaves_memory_bounded_and_the_host_responsive") {
+        return;
+    }
+    let time = seconds_from("FLOW_AGENT_FLOOD_SECONDS", 6);
+    let lab = Lab::quiet().unwrap();
+    // A veth end takes generated frames only where it polls.
+    lab.agent.set_offloads(&["gro"], true).unwrap();
+    let alone = probe::during(|| flood(&lab, time / 3));
+
+    let (max_flows, max_tracked) = (MAX_FLOWS.to_string(), MAX_TRACKED_FLOWS.to_string());
+    let settings = [
+        &[
+            "--max-flows",
+            &max_flows,
+            "--max-tracked-flows",
+            &max_tracked,
+        ][..],
+        &["--scan-interval", "1s", "--output", "none"],
+    ];
+    let agent = Agent::start(&lab, &settings.concat());
+    let before = lab.agent.counters().unwrap();
+    let mut samples = Samples::default();
+    samples.add(&agent.status(&lab.agent));
+    let counted = probe::during(|| {
+        thread::scope(|scope| {
+            let flooding = scope.spawn(|| flood(&lab, time));
+            while !flooding.is_finished() {
+                thread::sleep(Duration::from_millis(500));
+                samples.add(&agent.status(&lab.agent));
+            }
+        });
+    });
+    let mut last = before;
+    wait_until("the last SYNs are through", || {
+        let earlier = last;
+        last = lab.agent.counters().unwrap();
+        last == earlier
+    });
+    let received = (last - before).rx_packets;
+    let early = agent.status(&lab.agent)["scans"]["early"].clone();
+    let log = agent.stop_silent();
+
+    println!("{received} SYNs in {time:?}, {early} early scans");
+    println!(
+        "a timer, without the agent: {}; with it: {}",
+        alone.late, counted.late
+    );
+    println!(
+        "an echo, without the agent: {}; with it: {}",
+        alone.echo, counted.echo
+    );
+    let (resident, kernel) = (samples.peak_mib(), samples.kernel_mib());
+    println!("memory: {resident} MiB resident at most, {kernel} MiB of kernel maps");
+    assert!(received > 100_000, "{received} SYNs are no flood");
+    assert!(
+        log.contains(&format!("seen={received} ")),
+        "{received}: {log}"
+    );
+    samples.assert_bounded(MAX_TRACKED_FLOWS * BYTES_PER_TRACKED_FLOW + REST_BYTES);
+    assert!(kernel << 20 <= MAX_FLOWS * BYTES_PER_FLOW + REST_BYTES);
+    for times in [&counted.late, &counted.echo] {
+        assert!(times.percentile(99) < RESPONSIVE, "{times}");
+    }
+}

@@ -1,0 +1,29 @@
+//! Some time of everything at once, and of the worst that can arrive: the agent's memory stays bounded,
+//! its account closes, the host stays responsive, and nothing is left in the kernel.
+//!
+//! The times are short here; `cargo xtask soak` sets longer ones.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy takes only functions marked as tests for tests"
+)]
+#![expect(clippy::print_stdout, reason = "a soak's figures are for people")]
+
+mod at_end;
+mod churn;
+mod flood;
+mod memory;
+mod objects;
+mod probe;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::{env, time::Duration};
+
+/// How long, from a variable as `cargo xtask soak` sets it, in seconds.
+fn seconds_from(variable: &str, usual: u64) -> Duration {
+    let seconds = env::var(variable).map_or(usual, |text| {
+        text.parse().expect("a whole number of seconds")
+    });
+    Duration::from_secs(seconds)
+}

@@ -1,0 +1,75 @@
+//! Memory over time: an agent's status comes in again and again, whether it stays within a bound goes
+//! out.
+
+use std::time::Instant;
+
+use serde_json::Value;
+
+/// Resident and kernel memory at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    pub at: Instant,
+    pub resident_bytes: u64,
+    pub kernel_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+pub struct Samples(Vec<Sample>);
+
+const MIB: u64 = 1 << 20;
+
+impl Samples {
+    pub fn add(&mut self, status: &Value) {
+        let number = |name: &str| status["memory"][name].as_u64().unwrap();
+        self.0.push(Sample {
+            at: Instant::now(),
+            resident_bytes: number("resident_bytes"),
+            kernel_bytes: number("kernel_map_bytes"),
+        });
+    }
+
+    /// Kernel memory was what it was from the first moment on, and resident memory never above the
+    /// bound.
+    pub fn assert_bounded(&self, resident_bytes: u64) {
+        let first = self.0.first().expect("a sample");
+        for sample in &self.0 {
+            assert_eq!(sample.kernel_bytes, first.kernel_bytes);
+            assert!(sample.resident_bytes <= resident_bytes, "{}", self.text());
+        }
+    }
+
+    /// After `start` resident memory does not grow from the first half to the second.
+    pub fn assert_flat_since(&self, start: Instant) {
+        let later: Vec<u64> = self
+            .0
+            .iter()
+            .filter(|sample| sample.at >= start)
+            .map(|sample| sample.resident_bytes)
+            .collect();
+        let (before, after) = later.split_at(later.len() / 2);
+        let (Some(before), Some(after)) = (before.iter().max(), after.iter().max()) else {
+            return;
+        };
+        let room = before / 20 + MIB;
+        assert!(*after <= before + room, "{}", self.text());
+    }
+
+    pub fn peak_mib(&self) -> u64 {
+        let peak = self.0.iter().map(|sample| sample.resident_bytes).max();
+        peak.unwrap_or_default() / MIB
+    }
+
+    pub fn kernel_mib(&self) -> u64 {
+        self.0.first().map_or(0, |first| first.kernel_bytes / MIB)
+    }
+
+    fn text(&self) -> String {
+        let start = self.0[0].at;
+        let lines = self.0.iter().map(|sample| {
+            let seconds = (sample.at - start).as_secs();
+            let kib = sample.resident_bytes / 1024;
+            format!("{seconds} s: {kib} KiB\n")
+        });
+        lines.collect()
+    }
+}
