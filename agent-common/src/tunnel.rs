@@ -277,6 +277,8 @@ pub fn parse_inner<F: Frame>(frame: &F, opening: &mut Opening) -> bool {
         opening.outcome |= outcome::UNOPENED;
         return false;
     }
+    // What the outer packet has no room for is not the inner one's, whatever its header says.
+    opening.packet.payload.1 = opening.packet.payload.1.min(opening.saved.payload.1);
     opening.packet.key.encapsulation = inner.encapsulation as u8;
     opening.packet.key.tunnel_id = inner.tunnel_id;
     opening.outer = opening.saved.outer(&opening.packet);
