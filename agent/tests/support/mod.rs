@@ -17,7 +17,8 @@ use lab::{Counters, Host, Lab, Process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+/// An emulated guest takes half a minute to verify the programs.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 pub const NATIVE_XDP: &[&str] = &["--ingress-hook", "xdp", "--xdp-mode", "native"];
 pub const GENERIC_XDP: &[&str] = &["--ingress-hook", "xdp", "--xdp-mode", "generic"];

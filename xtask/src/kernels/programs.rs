@@ -21,10 +21,12 @@ const TESTS: &[(&str, u64)] = &[
     ("exact", 300),
     ("kinds", 300),
     ("super_frames", 300),
-    ("corpus", 300),
+    // It loads every program twice, with and without opened tunnels.
+    ("corpus", 900),
     ("devices", 300),
     ("filters", 300),
     ("fragments", 300),
+    ("tunnels", 900),
 ];
 
 /// What the tests start, besides the agent.
