@@ -62,19 +62,24 @@ pub fn build(object: &str, more_rust_flags: &[&str]) -> Result<()> {
 
     let package = root.join("agent-ebpf");
     let rust_flags = rust_flags(&toolchain.linker, more_rust_flags)?;
-    let built = compile(
-        &package,
-        object,
-        &toolchain,
-        &rust_flags,
-        &out_dir.join("ebpf"),
-    )?;
+    let target_dir = shared_target_dir(&out_dir)?;
+    let built = compile(&package, object, &toolchain, &rust_flags, &target_dir)?;
     fs::copy(&built, out_dir.join(object))
         .with_context(|| format!("copy {} to {}", built.display(), out_dir.display()))?;
     Ok(())
 }
 
-/// Runs cargo on the eBPF crate, in a target folder of its own since ours is locked meanwhile.
+/// `target/PROFILE/ebpf`: one for every object and every build script that asks, since what they are
+/// made of is the same; not ours, which is locked meanwhile.
+fn shared_target_dir(out_dir: &Path) -> Result<PathBuf> {
+    // $OUT_DIR is target/PROFILE/build/PACKAGE-HASH/out.
+    let profile_dir = out_dir.ancestors().nth(3);
+    Ok(profile_dir
+        .with_context(|| format!("{} lies in a target folder", out_dir.display()))?
+        .join("ebpf"))
+}
+
+/// Runs cargo on the eBPF crate.
 fn compile(
     package: &Path,
     object: &str,
