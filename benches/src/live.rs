@@ -18,6 +18,7 @@ pub mod http;
 pub mod ladder;
 pub mod newflows;
 pub mod overhead;
+pub mod pacer;
 pub mod pages;
 pub mod program;
 pub mod reference;

@@ -1,21 +1,19 @@
 //! A sender of new flows: a rate comes in, frames none of which has the flow of an earlier one leave
 //! an interface until the end is asked for.
 
-use std::{
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
-    time::{Duration, Instant},
-};
+use std::{sync::atomic::AtomicBool, time::Duration};
 
 use anyhow::{Context as _, Result};
 use lab::{FrameSocket, Lab};
 
-use crate::live::affinity;
+use crate::live::{
+    affinity,
+    pacer::{Pace, Pacer},
+};
 
-/// Frames a system call, so that an end is heard soon.
+/// Frames a system call.
 const BATCH: usize = 128;
 const PAUSE: Duration = Duration::from_micros(500);
-/// What a longer stall leaves behind is not made up for: it would be a burst at full speed.
 const LONGEST_STALL: Duration = Duration::from_millis(10);
 const FRAME_LEN_BYTES: usize = 64;
 const SOURCE_OFFSET_BYTES: usize = 14 + 12;
@@ -63,25 +61,21 @@ impl Sender {
         if let Some(cpu) = cpu {
             affinity::pin(cpu)?;
         }
-        let most_due = due(flows_per_second, LONGEST_STALL) + 1;
-        let started = Instant::now();
-        // Packets that were sent or given up.
-        let (mut done, mut packets) = (0, 0);
-        while !stop.load(Ordering::Relaxed) {
-            let due = due(flows_per_second, started.elapsed());
-            done = done.max(due.saturating_sub(most_due));
-            if done == due {
-                thread::sleep(PAUSE);
-                continue;
-            }
-            let count = BATCH.min((due - done) as usize);
+        let pace = Pace {
+            packets_per_second: flows_per_second,
+            most_at_once: BATCH,
+            pause: PAUSE,
+            longest_stall: LONGEST_STALL,
+        };
+        let mut pacer = Pacer::start(pace, stop);
+        let mut packets = 0;
+        for count in &mut pacer {
             self.send(count)?;
-            done += count as u64;
             packets += count as u64;
         }
         Ok(Sent {
             packets,
-            elapsed: started.elapsed(),
+            elapsed: pacer.elapsed(),
         })
     }
 
@@ -98,11 +92,6 @@ impl Sender {
             .context("send a batch")?;
         Ok(())
     }
-}
-
-fn due(flows_per_second: u64, elapsed: Duration) -> u64 {
-    let packets = elapsed.as_micros() * u128::from(flows_per_second) / 1_000_000;
-    u64::try_from(packets).unwrap_or(u64::MAX)
 }
 
 /// In 11.0.0.0/8, away from the lab's own addresses, with another port for each 2^24 flows.

@@ -3,8 +3,7 @@
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use agent::clock;
@@ -12,13 +11,19 @@ use anyhow::{Context as _, Result};
 use lab::{FrameSocket, Lab};
 
 use super::{FRAME_LEN_BYTES, PACKETS_PER_SECOND};
-use crate::live::affinity;
+use crate::live::{
+    affinity,
+    pacer::{Pace, Pacer},
+};
 
-/// Frames a system call, so that an end is heard soon.
+/// Frames a system call.
 const BATCH: usize = 250;
-const PAUSE: Duration = Duration::from_millis(1);
-/// What a longer stall leaves behind is not made up for: it would be a burst at full speed.
-const MOST_DUE: u64 = PACKETS_PER_SECOND as u64 / 4;
+const PACE: Pace = Pace {
+    packets_per_second: PACKETS_PER_SECOND as u64,
+    most_at_once: BATCH,
+    pause: Duration::from_millis(1),
+    longest_stall: Duration::from_millis(250),
+};
 const SOURCE_OFFSET_BYTES: usize = 14 + 12;
 
 /// The sources in turn; the header's checksum is left as it is, which the parser does not look at
@@ -64,19 +69,8 @@ impl Sender {
             affinity::pin(cpu)?;
         }
         let cpu_before = clock::thread_cpu();
-        let started = Instant::now();
-        // Packets that were sent or given up.
-        let mut done = 0;
-        while !stop.load(Ordering::Relaxed) {
-            let due = due(started.elapsed());
-            done = done.max(due.saturating_sub(MOST_DUE));
-            if done == due {
-                thread::sleep(PAUSE);
-                continue;
-            }
-            let count = BATCH.min((due - done) as usize);
+        for count in Pacer::start(PACE, stop) {
             self.send(count)?;
-            done += count as u64;
             sent.packets.fetch_add(count as u64, Ordering::Relaxed);
             let cpu = clock::thread_cpu().saturating_sub(cpu_before);
             let cpu_ns = u64::try_from(cpu.as_nanos()).unwrap_or(u64::MAX);
@@ -97,11 +91,6 @@ impl Sender {
     }
 }
 
-fn due(elapsed: Duration) -> u64 {
-    let packets = elapsed.as_micros() * u128::from(PACKETS_PER_SECOND) / 1_000_000;
-    u64::try_from(packets).unwrap_or(u64::MAX)
-}
-
 /// In 11.0.0.0/8, away from the lab's own addresses.
 fn source(number: u32) -> [u8; 4] {
     let [_, high, middle, low] = number.to_be_bytes();
@@ -116,11 +105,5 @@ mod tests {
     fn a_million_flows_have_sources_of_their_own() {
         let all: std::collections::HashSet<_> = (0..1_000_000).map(source).collect();
         assert_eq!(all.len(), 1_000_000);
-    }
-
-    #[test]
-    fn what_is_due_follows_the_clock() {
-        assert_eq!(due(Duration::from_secs(4)), 1_000_000);
-        assert_eq!(due(Duration::from_micros(4)), 1);
     }
 }

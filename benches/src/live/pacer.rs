@@ -1,0 +1,105 @@
+//! A steady pace: a rate comes in, the number of packets that are due now goes out.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How a sender keeps to its rate.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    pub packets_per_second: u64,
+    /// Packets a turn, so that an end is heard soon.
+    pub most_at_once: usize,
+    /// Sleep while nothing is due.
+    pub pause: Duration,
+    /// What a longer stall leaves behind is not made up for: it would be a burst at full speed.
+    pub longest_stall: Duration,
+}
+
+pub struct Pacer<'a> {
+    pace: Pace,
+    started: Instant,
+    stop: &'a AtomicBool,
+    /// Packets that were handed out or given up.
+    done: u64,
+}
+
+impl<'a> Pacer<'a> {
+    /// The clock starts now, and the pacer ends with `stop`.
+    pub fn start(pace: Pace, stop: &'a AtomicBool) -> Self {
+        Self {
+            pace,
+            started: Instant::now(),
+            stop,
+            done: 0,
+        }
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+/// Waits until something is due; each item is a number of packets to send now, at least one.
+impl Iterator for Pacer<'_> {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        while !self.stop.load(Ordering::Relaxed) {
+            let due = self.pace.due(self.started.elapsed());
+            let arrears = self.pace.due(self.pace.longest_stall) + 1;
+            self.done = self.done.max(due.saturating_sub(arrears));
+            if self.done < due {
+                let count = self.pace.most_at_once.min((due - self.done) as usize);
+                self.done += count as u64;
+                return Some(count);
+            }
+            thread::sleep(self.pace.pause);
+        }
+        None
+    }
+}
+
+impl Pace {
+    fn due(&self, elapsed: Duration) -> u64 {
+        let packets = elapsed.as_micros() * u128::from(self.packets_per_second) / 1_000_000;
+        u64::try_from(packets).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PACE: Pace = Pace {
+        packets_per_second: 250_000,
+        most_at_once: 100,
+        pause: Duration::from_micros(100),
+        longest_stall: Duration::from_millis(1),
+    };
+
+    #[test]
+    fn what_is_due_follows_the_clock() {
+        assert_eq!(PACE.due(Duration::from_secs(4)), 1_000_000);
+        assert_eq!(PACE.due(Duration::from_micros(4)), 1);
+    }
+
+    #[test]
+    fn a_long_stall_is_not_made_up_for() {
+        let stop = AtomicBool::new(false);
+        let mut pacer = Pacer::start(PACE, &stop);
+        let an_hour = Duration::from_secs(3_600);
+        pacer.started = pacer.started.checked_sub(an_hour).expect("the clock runs");
+        assert_eq!(pacer.next(), Some(100));
+        let given_up = PACE.due(an_hour) - PACE.due(PACE.longest_stall) - 1;
+        assert!(pacer.done >= given_up + 100, "{}", pacer.done);
+    }
+
+    #[test]
+    fn ends_when_told_to() {
+        let stop = AtomicBool::new(true);
+        assert_eq!(Pacer::start(PACE, &stop).next(), None);
+    }
+}
