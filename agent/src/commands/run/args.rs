@@ -1,0 +1,250 @@
+//! The settings of `flow-agent run`: options and variables come in, checked values go out.
+
+use std::{path::PathBuf, time::Duration};
+
+use crate::{
+    filter::{self, Rules},
+    interfaces::Patterns,
+    kernel::{
+        attach::{Direction, IngressHook, TcAttach, XdpMode},
+        links::Link,
+        load::LoadSettings,
+    },
+    server::ListenAddr,
+};
+
+/// Count the flows of interfaces and stream them.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Interfaces by name, glob, or /regular expression/; repeatable [default: those that carry a
+    /// default route].
+    #[arg(long, value_name = "PATTERN", env = "FLOW_AGENT_INTERFACE")]
+    pub interface: Vec<Patterns>,
+
+    /// Interfaces to leave out, likewise.
+    #[arg(long, value_name = "PATTERN", env = "FLOW_AGENT_EXCLUDE_INTERFACE")]
+    pub exclude_interface: Vec<Patterns>,
+
+    /// Where arriving packets are counted: tc sees what GRO made of them, xdp each frame.
+    #[arg(
+        long,
+        env = "FLOW_AGENT_INGRESS_HOOK",
+        value_enum,
+        default_value = "tc"
+    )]
+    pub ingress_hook: IngressHook,
+
+    /// How XDP is attached; native may reset a NIC.
+    #[arg(long, env = "FLOW_AGENT_XDP_MODE", value_enum, default_value = "auto")]
+    pub xdp_mode: XdpMode,
+
+    /// How TC programs are attached: links that end with the process, or filters on clsact.
+    #[arg(long, env = "FLOW_AGENT_TC_ATTACH", value_enum, default_value = "auto")]
+    pub tc_attach: TcAttach,
+
+    /// Which packets are counted.
+    #[arg(long, env = "FLOW_AGENT_DIRECTION", value_enum, default_value = "both")]
+    pub direction: Direction,
+
+    /// Flows in each of the two pages of the kernel's table, some 190 bytes of kernel memory each.
+    #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_FLOWS", default_value_t = 500_000,
+          value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    pub max_flows: u32,
+
+    /// Flows kept in userspace; beyond it the one that was quiet the longest leaves.
+    #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_TRACKED_FLOWS", default_value_t = 1_000_000,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000_000))]
+    pub max_tracked_flows: u32,
+
+    /// Count what tunnels carry (VXLAN, Geneve, GRE, IP in IP) in flows of its own addresses and ports,
+    /// up to two tunnels deep; otherwise a flow is the tunnel's.
+    #[arg(long, env = "FLOW_AGENT_DECAPSULATE")]
+    pub decapsulate: bool,
+
+    /// Fragmented datagrams whose ports are remembered for their later fragments, some 150 bytes of
+    /// kernel memory each; beyond it the one that was quiet the longest leaves.
+    #[arg(long, value_name = "DATAGRAMS", env = "FLOW_AGENT_MAX_FRAGMENTS", default_value_t = 16_384,
+          value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
+    pub max_fragments: u32,
+
+    /// How often the table is drained.
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_SCAN_INTERVAL", default_value = "10s",
+          value_parser = interval)]
+    pub scan_interval: Duration,
+
+    /// How full a page is, in percent of --max-flows, when it is drained before the interval is over;
+    /// 0 always waits.
+    #[arg(long, value_name = "PERCENT", env = "FLOW_AGENT_EARLY_SCAN", default_value_t = 50,
+          value_parser = clap::value_parser!(u32).range(0..=99))]
+    pub early_scan: u32,
+
+    /// After this time without a packet a flow ends.
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_IDLE_TIMEOUT", default_value = "60s",
+          value_parser = humantime::parse_duration)]
+    pub idle_timeout: Duration,
+
+    /// Where consumers connect: unix:PATH (mode 0660) or a TCP address; repeatable.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "FLOW_AGENT_LISTEN",
+        value_delimiter = ',',
+        default_value = "unix:/run/flow-agent/flow-agent.sock"
+    )]
+    pub listen: Vec<ListenAddr>,
+
+    /// Flows on stdout as well: a table for people, JSON Lines for programs.
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        env = "FLOW_AGENT_OUTPUT",
+        value_enum,
+        default_value = "none"
+    )]
+    pub output: Output,
+
+    /// Rules that leave packets out before they reach the table: include or exclude, then [src|dst]
+    /// net, [src|dst] port, proto, on INTERFACE, ingress or egress. The first that matches decides;
+    /// what none matches is counted. Separated by semicolons; repeatable.
+    #[arg(
+        long,
+        value_name = "RULES",
+        env = "FLOW_AGENT_FILTER",
+        long_help = filter::HELP
+    )]
+    pub filter: Vec<Rules>,
+
+    /// Rules behind those of --filter, one a line; # begins a comment.
+    #[arg(long, value_name = "PATH", env = "FLOW_AGENT_FILTER_FILE")]
+    pub filter_file: Option<PathBuf>,
+
+    /// Count one flow in so many, and all packets of that one; 1 counts every flow. The choice falls by
+    /// a hash of endpoints and protocol: the same flows at every agent.
+    #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_SAMPLE", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub sample: u32,
+
+    /// Stop after this time, as in 10s or 2m.
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_DURATION", value_parser = humantime::parse_duration)]
+    pub duration: Option<Duration>,
+
+    /// What the kernel programs log about single packets; costs nothing while off.
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        env = "FLOW_AGENT_BPF_LOG_LEVEL",
+        value_enum,
+        default_value = "off"
+    )]
+    pub bpf_log_level: BpfLogLevel,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Output {
+    None,
+    Table,
+    Json,
+}
+
+/// aya-log's levels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum BpfLogLevel {
+    Off = 0,
+    Error = 1,
+    Warn = 2,
+    Info = 3,
+    Debug = 4,
+    Trace = 5,
+}
+
+/// Where the setting is not 0, at least one flow.
+fn early_scan_flows(max_flows: u32, percent: u32) -> u32 {
+    let flows = u64::from(max_flows) * u64::from(percent) / 100;
+    u32::try_from(flows).map_or(u32::MAX, |flows| flows.max(u32::from(percent != 0)))
+}
+
+/// A flip alone waits for some milliseconds.
+const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(10);
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if interval < MIN_SCAN_INTERVAL {
+        return Err(format!(
+            "at least {}",
+            humantime::format_duration(MIN_SCAN_INTERVAL)
+        ));
+    }
+    Ok(interval)
+}
+
+impl Args {
+    /// What the programs are loaded with, for these interfaces of the network namespace `netns`.
+    pub(super) fn load_settings(&self, selected: &[Link], netns: u32) -> LoadSettings {
+        LoadSettings {
+            max_flows: self.max_flows,
+            max_fragments: self.max_fragments,
+            early_scan_flows: early_scan_flows(self.max_flows, self.early_scan),
+            decapsulate: self.decapsulate,
+            netns,
+            max_ifindex: selected.iter().map(|link| link.ifindex).max().unwrap_or(0),
+            interfaces: selected.len() as u32,
+            sample_rate: self.sample,
+            log_level: self.bpf_log_level as u8,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command};
+
+    use super::*;
+
+    #[test]
+    fn the_mark_is_a_part_of_the_table_and_at_least_one_flow() {
+        assert_eq!(early_scan_flows(500_000, 50), 250_000);
+        assert_eq!(early_scan_flows(100_000_000, 99), 99_000_000);
+        assert_eq!(early_scan_flows(1, 50), 1);
+        assert_eq!(early_scan_flows(500_000, 0), 0);
+    }
+
+    fn options() -> Command {
+        Args::augment_args(Command::new("run"))
+    }
+
+    #[test]
+    fn every_option_is_also_a_variable() {
+        for option in options().get_arguments() {
+            let name = option.get_long().expect("options have long names");
+            let variable = format!("FLOW_AGENT_{}", name.to_uppercase().replace('-', "_"));
+            assert_eq!(option.get_env(), Some(variable.as_ref()), "--{name}");
+        }
+    }
+
+    #[test]
+    fn the_services_settings_are_options_with_their_defaults() {
+        let settings = include_str!("../../../../deploy/flow-agent.env");
+        let command = options();
+        let mut named = Vec::new();
+        for line in settings.lines() {
+            let Some((variable, value)) = line
+                .strip_prefix('#')
+                .and_then(|line| line.split_once('='))
+                .filter(|(variable, _)| variable.starts_with("FLOW_AGENT_"))
+            else {
+                continue;
+            };
+            let option = command
+                .get_arguments()
+                .find(|option| option.get_env() == Some(variable.as_ref()))
+                .unwrap_or_else(|| panic!("{variable} is no option"));
+            if let [default] = option.get_default_values() {
+                assert_eq!(default, value, "{variable}");
+            }
+            named.push(variable);
+        }
+        // A service has no end that is set.
+        let all = command.get_arguments().count();
+        assert_eq!(named.len(), all - 1, "{named:?}");
+    }
+}

@@ -1,0 +1,90 @@
+//! A tunnel that the kernel's own device makes, super frames and all.
+
+use agent_common::Pair;
+use lab::{
+    Counters, Lab,
+    privilege::is_root_or_skip,
+    traffic::{self, IpVersion},
+};
+
+use crate::{
+    DECAPSULATE, beside,
+    carrier::INNER_V4,
+    sums_of,
+    support::{Agent, wait_until},
+};
+
+const ETHERNET_HEADER_LEN_BYTES: u64 = 14;
+
+/// Puts a VXLAN device over the wire on both hosts, whose addresses are the tunnel's from then on.
+fn with_vxlan(mut lab: Lab) -> Lab {
+    let underlay = [lab.agent.ipv4, lab.peer.ipv4].map(|address| address.to_string());
+    for (host, local, remote) in [(&mut lab.agent, 0, 1), (&mut lab.peer, 1, 0)] {
+        let overlay = INNER_V4[local];
+        let interface = host.interface.clone();
+        let ip = |words: &str| {
+            let words: Vec<&str> = words.split(' ').collect();
+            host.namespace.ip(&words).unwrap();
+        };
+        ip(&format!(
+            "link add vxlan0 type vxlan id 42 dstport 4789 dev {interface} local {} remote {}",
+            underlay[local], underlay[remote]
+        ));
+        // Else it reports multicast groups at a time of its own.
+        host.namespace
+            .set_sysctl("net/ipv6/conf/vxlan0/disable_ipv6", "1")
+            .unwrap();
+        ip(&format!("address add {overlay}/24 dev vxlan0"));
+        ip("link set vxlan0 up");
+        host.ipv4 = overlay;
+    }
+    lab
+}
+
+/// Each segment repeats all headers through the inner TCP header.
+#[test]
+fn super_frames_in_a_tunnel_equal_the_wire() {
+    const BYTES: u64 = 10_000_000;
+    if !is_root_or_skip("agent::super_frames_in_a_tunnel_equal_the_wire") {
+        return;
+    }
+    for is_upload in [true, false] {
+        let lab = with_vxlan(Lab::addressed().unwrap());
+        lab.agent
+            .set_offloads(&["tx", "sg", "gso", "gro"], true)
+            .unwrap();
+        for segmentation in ["tx-udp_tnl-segmentation", "tx-udp_tnl-csum-segmentation"] {
+            lab.agent.set_offloads(&[segmentation], false).unwrap();
+        }
+        let agent = Agent::start(&lab, DECAPSULATE);
+        let before = lab.peer.counters().unwrap();
+        let (client, server) = if is_upload {
+            (&lab.agent, &lab.peer)
+        } else {
+            (&lab.peer, &lab.agent)
+        };
+        traffic::tcp(client, server, IpVersion::V4, 5001, BYTES).unwrap();
+        let mut counted = Counters::default();
+        wait_until("the last segments are through", || {
+            let earlier = counted;
+            counted = lab.peer.counters().unwrap();
+            counted == earlier
+        });
+        let peer = counted - before;
+        let report = agent.stop();
+        let wire = Pair {
+            packets: peer.rx_packets + peer.tx_packets,
+            bytes: peer.rx_bytes + peer.tx_bytes + ETHERNET_HEADER_LEN_BYTES * peer.tx_packets,
+        };
+        assert_eq!(report.seen(), wire);
+        assert_eq!(beside(&report, "inexact"), Pair::default());
+        let segments = beside(&report, "super_frame_segments");
+        assert!(segments.bytes > BYTES / 2, "{segments:?}");
+        let sums = sums_of(&report);
+        let carried = sums
+            .iter()
+            .find(|(flow, _)| flow.contains(" 5001 | vxlan 42 | "))
+            .map(|(_, [forward, _])| *forward);
+        assert!(carried.unwrap().bytes > BYTES, "{sums:?}");
+    }
+}
