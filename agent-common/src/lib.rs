@@ -1,7 +1,7 @@
 //! What the kernel programs and the agent share.
 //!
 //! In reading order, which is the order of the data: [`frame`] gives access to the bytes of a
-//! frame, [`parse`] turns them into a [`Packet`], whose [`FlowKey`] names an
+//! frame, [`parse()`] turns them into a [`Packet`] (link layer, IP, transport, and [`tunnel`]s), whose [`FlowKey`] names an
 //! entry of the flow table with a [`FlowCounters`] value; [`wire_size`] says how many frames on the
 //! wire a packet stands for; [`filter`] and [`sample`] leave packets out; [`account`] holds the
 //! counters into which every packet falls; [`fill`] says how full a page is; [`switches`] is what
@@ -17,6 +17,8 @@ pub mod fill;
 pub mod filter;
 pub mod flow;
 pub mod frame;
+mod ip;
+mod link;
 pub mod parse;
 pub mod sample;
 pub mod switches;

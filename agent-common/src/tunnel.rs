@@ -6,7 +6,9 @@
 use crate::{
     flow::{Encapsulation, Outer},
     frame::{Frame, Header},
-    parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Packet},
+    ip,
+    link::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+    parse::Packet,
     transport::{GENEVE, GRE, IPV4_IN_IP, IPV6_IN_IP, UDP, VXLAN, VXLAN_LINUX},
 };
 
@@ -268,9 +270,9 @@ pub fn parse_inner<F: Frame>(frame: &F, opening: &mut Opening) -> bool {
     };
     let (offset, packet) = (inner.offset_bytes, &mut opening.packet);
     let parsed = match inner.layer {
-        Layer::Ethernet => parse::ethernet::<_, false>(&frame, offset, 0, packet),
-        Layer::Ipv4 => parse::ipv4(&frame, offset, packet),
-        Layer::Ipv6 => parse::ipv6(&frame, offset, packet),
+        Layer::Ethernet => link::ethernet::<_, false>(&frame, offset, 0, packet),
+        Layer::Ipv4 => ip::v4(&frame, offset, packet),
+        Layer::Ipv6 => ip::v6(&frame, offset, packet),
     };
     if parsed.is_err() {
         opening.packet = opening.saved;
