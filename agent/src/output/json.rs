@@ -110,6 +110,7 @@ struct FlowLine<'a> {
     tunnel_id: Option<u32>,
     outer_src_addr: Option<IpAddr>,
     outer_dst_addr: Option<IpAddr>,
+    sample_rate: u32,
 }
 
 impl<'a> FlowLine<'a> {
@@ -152,6 +153,7 @@ impl<'a> FlowLine<'a> {
             tunnel_id: record.tunnel_id,
             outer_src_addr: human::address(&record.outer_src_addr),
             outer_dst_addr: human::address(&record.outer_dst_addr),
+            sample_rate: batch.sample_rate,
         }
     }
 }
@@ -312,7 +314,10 @@ mod tests {
 
     #[test]
     fn a_flow_line_has_every_field_and_null_where_none_applies() {
-        let lines = lines(&[batch(vec![tcp_record()])]);
+        let lines = lines(&[FlowBatch {
+            sample_rate: 100,
+            ..batch(vec![tcp_record()])
+        }]);
         let expected = json!({
             "type": "flow", "scan_id": 7, "batch": 1, "stream_seq": 9,
             "interface": "eth0", "ifindex": 2, "netns": 5, "vlan_ids": [100],
@@ -327,7 +332,7 @@ mod tests {
             "tcp_flags": 0, "reverse_tcp_flags": 18, "dscp": 0, "end_reason": null,
             "community_id": "1:AAAAAAAAAAAAAAAAAAAAAAAAAAA=",
             "encapsulation": null, "tunnel_id": null,
-            "outer_src_addr": null, "outer_dst_addr": null,
+            "outer_src_addr": null, "outer_dst_addr": null, "sample_rate": 100,
         });
         assert_eq!(lines, [expected]);
     }

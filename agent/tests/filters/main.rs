@@ -7,6 +7,7 @@
 )]
 
 mod changes;
+mod interfaces;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -266,6 +267,7 @@ fn a_sampled_flow_has_all_its_packets_and_the_others_are_in_the_account() {
     );
     assert_eq!(pair(&last["filtered"]), count(FLOWS.into(), &requests[0]));
     assert_eq!(last["sample_rate"], RATE);
+    assert!(report.flows.iter().all(|line| line["sample_rate"] == RATE));
 }
 
 #[test]
