@@ -153,7 +153,7 @@ fn checks(include: &[Pattern], exclude: &[Pattern]) -> Result<Vec<Check>> {
     checks.extend(process::capabilities(capabilities));
     checks.push(process::memory_lock(&release, capabilities)?);
     if capabilities.may_load_programs() {
-        checks.push(programs::programs());
+        checks.extend(programs::programs());
     }
     checks.push(bpf::tcx());
     checks.extend(interfaces(include, exclude));

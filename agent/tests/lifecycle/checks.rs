@@ -42,6 +42,7 @@ fn a_check_says_of_each_interface_what_a_start_then_does() {
         "kernel",
         "bpf",
         "programs",
+        "decapsulation",
         "CAP_BPF",
         "CAP_NET_ADMIN",
         "tc",

@@ -10,23 +10,31 @@ use crate::kernel::{
     load::{Kernel, LoadSettings},
 };
 
-pub(super) fn programs() -> Check {
-    let name = "programs";
-    match load() {
-        Ok(()) => Check::ok(name, "the kernel takes all of the agent's programs"),
+pub(super) fn programs() -> [Check; 2] {
+    let plain = match load(false) {
+        Ok(()) => Check::ok("programs", "the kernel takes all of the agent's programs"),
         Err(error) => Check::missing(
-            name,
+            "programs",
             format!("{error:#}"),
             "see `bpf` and the capabilities above; else report it with the kernel's version",
         ),
-    }
+    };
+    let decapsulating = match load(true) {
+        Ok(()) => Check::ok("decapsulation", "and with --decapsulate too"),
+        Err(error) => Check::warn(
+            "decapsulation",
+            format!("{error:#}"),
+            "run without --decapsulate, and report it with the kernel's version",
+        ),
+    };
+    [plain, decapsulating]
 }
 
-fn load() -> Result<()> {
+fn load(decapsulate: bool) -> Result<()> {
     let mut kernel = Kernel::load(&LoadSettings {
         max_flows: 1,
         max_fragments: 1,
-        decapsulate: false,
+        decapsulate,
         early_scan_flows: 0,
         netns: netns_inode()?,
         max_ifindex: LOOPBACK_IFINDEX,
