@@ -4,15 +4,21 @@
 use std::{
     io::{self, Write as _},
     process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result};
+use tokio::{task::spawn_blocking, time::timeout};
 
 use crate::{
     client::{self, Event, Observer, Target},
     output::{self, Format, Printer},
+    wire::FlowBatch,
 };
+
+/// How long a batch that is being written may take after the end was asked for.
+const LAST_WRITE: Duration = Duration::from_secs(1);
 
 /// Show the flows that a running agent sees.
 #[derive(Debug, clap::Args)]
@@ -47,22 +53,49 @@ pub async fn run(args: Args) -> Result<ExitCode> {
             None => std::future::pending().await,
         }
     };
+    let screen = Screen::new(args.output, args.limit);
     tokio::select! {
-        watched = watch(&args) => watched?,
+        watched = watch(&args, &screen) => watched?,
         () = end => {}
         interrupted = tokio::signal::ctrl_c() => interrupted.context("wait for SIGINT")?,
     }
+    screen.finish().await;
     Ok(ExitCode::SUCCESS)
 }
 
+/// Stdout, written to by another thread: whoever reads it may stop to, and the end is heard all the
+/// same.
+struct Screen(Arc<Mutex<Printer<io::BufWriter<io::Stdout>>>>);
+
+impl Screen {
+    fn new(format: Format, limit: Option<usize>) -> Self {
+        Self(Arc::new(Mutex::new(Printer::on_stdout(format, limit))))
+    }
+
+    async fn show(&self, batch: FlowBatch) -> Result<io::Result<()>> {
+        let printer = Arc::clone(&self.0);
+        spawn_blocking(move || {
+            let mut printer = printer.lock().unwrap_or_else(PoisonError::into_inner);
+            printer.batch(&batch)
+        })
+        .await
+        .context("write to stdout")
+    }
+
+    /// Waits for the batch that is being written, unless nobody reads it.
+    async fn finish(self) {
+        let last = spawn_blocking(move || drop(self.0.lock()));
+        let _ = timeout(LAST_WRITE, last).await;
+    }
+}
+
 /// Ends when nobody reads stdout.
-async fn watch(args: &Args) -> Result<()> {
+async fn watch(args: &Args, screen: &Screen) -> Result<()> {
     let consumer = format!("watch pid={}", std::process::id());
     let mut observer = Observer::connect(args.connect.clone(), &consumer).await?;
-    let mut printer = Printer::on_stdout(args.output, args.limit);
     loop {
         match observer.next().await? {
-            Event::Batch(batch) => match printer.batch(&batch) {
+            Event::Batch(batch) => match screen.show(*batch).await? {
                 Err(error) if output::is_broken_pipe(&error) => return Ok(()),
                 written => written.context("write to stdout")?,
             },

@@ -2,6 +2,8 @@
 
 use std::{
     fs::{self, File},
+    os::fd::AsRawFd as _,
+    process::Stdio,
     thread,
     time::Duration,
 };
@@ -162,5 +164,33 @@ fn a_stopped_consumer_loses_its_own_batches_and_nobody_elses() {
     );
     assert!(quick.stop().iter().all(|line| line["type"] != "lost"));
     // The third consumer, its own standard output, has every batch too: that is asserted here.
+    agent.stop();
+}
+
+/// As `flow-agent watch | less` does, when the reader has seen enough.
+#[test]
+fn a_watch_whose_reader_stalls_still_hears_its_end() {
+    /// A pipe's default size is 64 KiB; the last write may find no room for all of it.
+    const NEARLY_FULL: libc::c_int = 60_000;
+    if !is_root_or_skip("agent::a_watch_whose_reader_stalls_still_hears_its_end") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &[]);
+    let mut command = flow_agent(&lab.agent);
+    command
+        .args(["watch", "--output", "json", "--connect", &agent.address()])
+        .stdout(Stdio::piped());
+    let mut watch = Process::spawn(&mut command).unwrap();
+    let unread = watch.child().stdout.take().unwrap();
+    wait_until("the pipe is full", || {
+        send(&lab, 1..=2_000);
+        let mut waiting = 0;
+        // SAFETY: FIONREAD writes one int, which outlives the call, and the descriptor is open.
+        unsafe { libc::ioctl(unread.as_raw_fd(), libc::FIONREAD, &raw mut waiting) };
+        waiting > NEARLY_FULL
+    });
+    watch.signal(libc::SIGINT).unwrap();
+    assert!(watch.wait(PATIENCE).unwrap().success());
     agent.stop();
 }
