@@ -31,6 +31,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    forget_empty_settings();
     let cli = Cli::parse();
     let (filter, refused) = log_filter();
     // What the kernel programs log is chosen by --bpf-log-level alone.
@@ -48,6 +49,16 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("flow-agent: {}", shown(&error));
             ExitCode::FAILURE
+        }
+    }
+}
+
+/// `FLOW_AGENT_X=` in an environment file means that X is not set.
+fn forget_empty_settings() {
+    for (name, value) in std::env::vars_os() {
+        if value.is_empty() && name.as_encoded_bytes().starts_with(b"FLOW_AGENT_") {
+            // SAFETY: the process has no other thread yet.
+            unsafe { std::env::remove_var(name) };
         }
     }
 }

@@ -298,3 +298,29 @@ fn a_table_larger_than_the_memory_is_refused() {
     let error = refusal(&mut command);
     assert_says(&error, &["--max-flows", "memory"]);
 }
+
+/// What an operator leaves in an environment file to have the default.
+#[test]
+fn an_empty_variable_is_no_setting() {
+    if !is_root_or_skip("agent::an_empty_variable_is_no_setting") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let variables: Vec<&str> = include_str!("../../../deploy/flow-agent.env")
+        .lines()
+        .filter_map(|line| line.strip_prefix('#')?.split_once('='))
+        .map(|(name, _)| name)
+        .filter(|name| name.starts_with("FLOW_AGENT_"))
+        .collect();
+    assert!(variables.contains(&"FLOW_AGENT_FILTER"), "{variables:?}");
+    let directory = TempDir::new().unwrap();
+    let socket = directory.path().join("agent.sock");
+    let mut command = flow_agent(&lab.agent);
+    command
+        .args(["run", "--interface", &lab.agent.interface])
+        .args(["--duration", "10ms", "--listen"])
+        .arg(format!("unix:{}", socket.display()))
+        .envs(variables.iter().map(|name| (name, "")));
+    let Output { status, stderr, .. } = command.output().unwrap();
+    assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+}
