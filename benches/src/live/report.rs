@@ -28,98 +28,55 @@ struct Ratio {
     to: &'static str,
 }
 
+impl Ratio {
+    const fn new(
+        bench: &'static str,
+        measure: &'static str,
+        arm: &'static str,
+        to: &'static str,
+    ) -> Self {
+        Self {
+            bench,
+            measure,
+            arm,
+            to,
+        }
+    }
+}
+
 /// A bench that comes later adds its line.
 const RATIOS: &[Ratio] = &[
-    Ratio {
-        bench: "overhead",
-        measure: "net_ns_per_packet",
-        arm: "agent",
-        to: "bare",
-    },
-    Ratio {
-        bench: "overhead",
-        measure: "packets_per_second",
-        arm: "agent",
-        to: "nothing",
-    },
-    Ratio {
-        bench: "overhead",
-        measure: "tcp_bytes_per_second",
-        arm: "agent",
-        to: "nothing",
-    },
-    Ratio {
-        bench: "sweep",
-        measure: "cpu_percent",
-        arm: "agent",
-        to: "capture",
-    },
-    Ratio {
-        bench: "sweep",
-        measure: "process_cpu_percent",
-        arm: "agent",
-        to: "capture",
-    },
-    Ratio {
-        bench: "sweep",
-        measure: "resident_bytes",
-        arm: "agent",
-        to: "capture",
-    },
-    Ratio {
-        bench: "http",
-        measure: "latency_p50_us",
-        arm: "agent",
-        to: "nothing",
-    },
-    Ratio {
-        bench: "http",
-        measure: "latency_p99_us",
-        arm: "agent",
-        to: "nothing",
-    },
-    Ratio {
-        bench: "http",
-        measure: "latency_p999_us",
-        arm: "agent",
-        to: "nothing",
-    },
-    Ratio {
-        bench: "compare",
-        measure: "packets_per_second",
-        arm: "agent",
-        to: "nothing",
-    },
-    Ratio {
-        bench: "filters",
-        measure: "program_ns_per_packet",
-        arm: "1 network",
-        to: "no rules",
-    },
-    Ratio {
-        bench: "filters",
-        measure: "program_ns_per_packet",
-        arm: "100 networks",
-        to: "no rules",
-    },
-    Ratio {
-        bench: "filters",
-        measure: "program_ns_per_packet",
-        arm: "1000 networks",
-        to: "no rules",
-    },
-    Ratio {
-        bench: "filters",
-        measure: "packets_per_second",
-        arm: "1000 networks",
-        to: "no rules",
-    },
-    Ratio {
-        bench: "newflows",
-        measure: "lossless_flows_per_second",
-        arm: "early",
-        to: "interval",
-    },
+    Ratio::new("overhead", "net_ns_per_packet", "agent", "bare"),
+    Ratio::new("overhead", "packets_per_second", "agent", "nothing"),
+    Ratio::new("overhead", "tcp_bytes_per_second", "agent", "nothing"),
+    Ratio::new("sweep", "cpu_percent", "agent", "capture"),
+    Ratio::new("sweep", "process_cpu_percent", "agent", "capture"),
+    Ratio::new("sweep", "resident_bytes", "agent", "capture"),
+    Ratio::new("http", "latency_p50_us", "agent", "nothing"),
+    Ratio::new("http", "latency_p99_us", "agent", "nothing"),
+    Ratio::new("http", "latency_p999_us", "agent", "nothing"),
+    Ratio::new("compare", "packets_per_second", "agent", "nothing"),
+    Ratio::new("filters", "program_ns_per_packet", "1 network", "no rules"),
+    Ratio::new(
+        "filters",
+        "program_ns_per_packet",
+        "100 networks",
+        "no rules",
+    ),
+    Ratio::new(
+        "filters",
+        "program_ns_per_packet",
+        "1000 networks",
+        "no rules",
+    ),
+    Ratio::new("filters", "packets_per_second", "1000 networks", "no rules"),
+    Ratio::new("newflows", "lossless_flows_per_second", "early", "interval"),
+    Ratio::new("pages", "program_ns_per_packet", "growing", "preallocated"),
+    Ratio::new("pages", "program_ns_per_packet", "by_cpu", "preallocated"),
+    Ratio::new("pages", "drain_cpu_ns_per_flow", "growing", "preallocated"),
+    Ratio::new("pages", "memory_empty_bytes", "growing", "preallocated"),
+    Ratio::new("pages", "memory_full_bytes", "growing", "preallocated"),
+    Ratio::new("table", "drain_cpu_us", "own", "hash_map"),
 ];
 
 /// Reads all result files of `folder`, writes its `README.md` and plots, and the table in `readme`.
