@@ -32,6 +32,10 @@ impl Row {
         self.0[rule / 64] |= 1 << (rule % 64);
     }
 
+    pub fn remove(&mut self, rule: usize) {
+        self.0[rule / 64] &= !(1 << (rule % 64));
+    }
+
     /// Entry `index % ROW_ENTRIES` of a row of a table.
     #[inline(always)]
     pub fn entry(&self, index: u32) -> u32 {

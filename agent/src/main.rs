@@ -1,6 +1,9 @@
 //! The command line: arguments come in, one subcommand runs, the chain of an error goes to stderr.
 
-use std::{io::IsTerminal as _, process::ExitCode};
+use std::{
+    io::{IsTerminal as _, Write as _},
+    process::ExitCode,
+};
 
 use agent::{commands, filter};
 use clap::{Parser, Subcommand};
@@ -40,6 +43,8 @@ fn main() -> ExitCode {
         .with_env_filter(filter.add_directive(programs))
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_writer(std::io::stderr)
+        // It would tell stderr of a write to stderr that failed, and panic where that fails too.
+        .log_internal_errors(false)
         .init();
     if let Some(error) = refused {
         tracing::warn!("RUST_LOG is no log filter, info is taken: {error}");
@@ -47,7 +52,8 @@ fn main() -> ExitCode {
     match execute(cli.command) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("flow-agent: {}", shown(&error));
+            // The exit status says it where nobody reads stderr.
+            let _ = writeln!(std::io::stderr(), "flow-agent: {}", shown(&error));
             ExitCode::FAILURE
         }
     }

@@ -12,10 +12,10 @@ use anyhow::{Context as _, Result};
 use crate::{
     batch::{BatchEncoder, ScanHeader, ScanTrailer},
     clock,
-    filter::Rule,
     hub::Hub,
     kernel::{
         attach::{Attachments, Hook},
+        filters::RuleSet,
         links::{Counters, LinkSocket},
         load::Kernel,
     },
@@ -255,13 +255,13 @@ impl Scanner {
         }
     }
 
-    /// Puts filter rules into force; where it fails the old ones stay.
-    pub fn set_filters(&mut self, rules: &[Rule]) -> Result<()> {
-        self.kernel.set_filters(rules)
+    /// Turns the programs to a set of filter rules; where it fails the one before stays.
+    pub fn follow(&mut self, set: RuleSet) -> Result<()> {
+        self.kernel.follow(set)
     }
 
     pub fn filter_rules(&self) -> u32 {
-        self.kernel.filter_rules
+        self.kernel.rule_set.rules
     }
 
     pub fn replica(&self) -> &Replica {

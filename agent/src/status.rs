@@ -52,7 +52,7 @@ pub fn of(
             .iter()
             .map(|state| wire::HookStatus {
                 interface_gone: presence.is_gone(state.hook.ifindex),
-                ..hook(scanner, state)
+                ..hook(scanner, state, settings.sample_rate)
             })
             .collect(),
         table: Some(wire::TableStatus {
@@ -91,7 +91,7 @@ fn suggested_max_flows(high_water: u64) -> u64 {
     (high_water * 2).max(1024).next_power_of_two()
 }
 
-fn hook(scanner: &Scanner, state: &HookState) -> wire::HookStatus {
+fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> wire::HookStatus {
     wire::HookStatus {
         interface: scanner.interface(state.hook.ifindex).cloned(),
         hook: hook_kind(&state.hook) as i32,
@@ -101,7 +101,10 @@ fn hook(scanner: &Scanner, state: &HookState) -> wire::HookStatus {
             Mode::XdpNative => wire::AttachMode::Native,
             Mode::XdpGeneric => wire::AttachMode::Generic,
         } as i32,
-        account: Some(wire::Account::from_hook(&state.account, false)),
+        account: Some(wire::Account {
+            sample_rate,
+            ..wire::Account::from_hook(&state.account, false)
+        }),
         before_attach: Some(counters(state.before_attach)),
         after_attach: Some(counters(state.after_attach)),
         before_flip: Some(counters(state.before_flip)),

@@ -8,11 +8,11 @@
 
 mod support;
 
-use std::{net::Ipv4Addr, thread, time::Duration};
+use std::{fs, net::Ipv4Addr, process::Stdio, thread, time::Duration};
 
 use agent_common::Pair;
 use lab::{Lab, privilege::is_root_or_skip};
-use support::{Agent, Report, count, pair, wait_for_packets};
+use support::{Agent, Report, count, flow_agent, pair, wait_for_packets, wait_until};
 
 /// As many flows of one frame each, at this pace at most: what a busy machine holds up is not made up
 /// for.
@@ -100,6 +100,55 @@ fn four_tables_of_65536_new_flows_in_one_interval_are_all_counted() {
         let settings = ["--max-flows", "65536", "--scan-interval", "60s"];
         none_is_lost(&offer, &settings, 4);
     }
+}
+
+/// A set takes its time to be made ready; the scans do not wait for it.
+#[test]
+fn a_large_set_of_rules_holds_up_no_scan() {
+    const NETWORKS: u32 = 200_000;
+    if !is_root_or_skip("agent::a_large_set_of_rules_holds_up_no_scan") {
+        return;
+    }
+    let offer = Offer {
+        flows: 81_920,
+        per_second: 10_000,
+    };
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let rules = folder.path().join("rules");
+    // None of them is the traffic's.
+    let networks: Vec<String> = (0..NETWORKS)
+        .map(|number| Ipv4Addr::from_bits(0x6300_0000 + number * 2).to_string())
+        .collect();
+    fs::write(&rules, format!("exclude net {}", networks.join(","))).unwrap();
+    let settings = ["--max-flows", "4096", "--scan-interval", "60s"];
+    let agent = Agent::start(&lab, &settings);
+    let before = lab.agent.counters().unwrap();
+    let early = || agent.status(&lab.agent)["scans"]["early"].as_u64().unwrap();
+    let scans = thread::scope(|scope| {
+        let set = scope.spawn(|| {
+            wait_until("the table fills", || early() > 0);
+            let before = early();
+            let mut set = flow_agent(&lab.agent);
+            set.args(["filter", "set", "--connect", &agent.address(), "--file"]);
+            assert!(
+                set.arg(&rules)
+                    .stdout(Stdio::null())
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+            early() - before
+        });
+        offer.send(&lab);
+        set.join().unwrap()
+    });
+    assert!(scans > 0, "the set was there before a page filled");
+    wait_for_packets(&lab.agent, before, offer.flows.into());
+    let report = agent.stop();
+    assert_eq!(report.sums().len(), offer.flows as usize);
+    let refused = pair(&report.last()["not_inserted"]["table_full"]);
+    assert_eq!(refused, Pair::default());
 }
 
 #[test]

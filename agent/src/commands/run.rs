@@ -6,13 +6,13 @@ use std::{process::ExitCode, sync::Arc, time::Duration};
 use anyhow::{Context as _, Result};
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::{oneshot, watch},
+    sync::{mpsc, oneshot, watch},
     time::Instant,
 };
 
 use crate::{
     batch::{BatchEncoder, Identity},
-    control::{self, Changes, Control},
+    control::{self, Control},
     filter,
     hub::{DEFAULT_QUEUE_BATCHES, Hub},
     interfaces,
@@ -34,11 +34,13 @@ use crate::{
 mod args;
 mod printing;
 mod reload;
+mod rules;
 mod wakes;
 
 use args::BpfLogLevel;
 pub use args::{Args, Output};
 use printing::Printing;
+use rules::Switch;
 use wakes::{Wake, Wakes};
 
 /// How often the programs' log is carried over, where it is on.
@@ -65,7 +67,10 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     for (slot, link) in selected.iter().enumerate() {
         kernel.register(link.ifindex, &link.name, slot as u32)?;
     }
-    kernel.set_filters(&rules)?;
+    let mut filters = kernel.take_filters()?;
+    let staged = filters.stage(&rules)?;
+    kernel.follow(staged.set())?;
+    filters.settle(staged);
     if args.bpf_log_level != BpfLogLevel::Off {
         forward_logs(&mut kernel)?;
     }
@@ -125,7 +130,8 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         hooks,
     });
     tracing::info!(max_flows = args.max_flows, scan_interval = ?args.scan_interval, "counting");
-    let (counting, control) = ((scanner, filled), (control, changes));
+    let switches = rules::start(filters, changes);
+    let (counting, control) = ((scanner, filled), (control, switches));
     // The scanner holds accounts: too much for the caller's stack.
     Box::pin(serve(
         args, identity, hub, listeners, counting, stop, control,
@@ -152,7 +158,7 @@ async fn serve(
     listeners: Listeners,
     (scanner, filled): (Scanner, FilledPages),
     stop: impl Future<Output = ()>,
-    (control, changes): (Control, Changes),
+    (control, switches): (Control, mpsc::Receiver<Switch>),
 ) -> Result<()> {
     let settings = StatusSettings {
         identity,
@@ -190,7 +196,7 @@ async fn serve(
         status_sender.send_replace(Arc::new(status));
     };
     let wakes = Wakes::new(args.scan_interval, filled);
-    let ended = scan_until(stop, changes, wakes, scanner, presence, publish_status).await;
+    let ended = scan_until(stop, switches, wakes, scanner, presence, publish_status).await;
     // The receiver is gone where the server ended early, with an error that is told below.
     let _ = end_server.send(());
     let outcome = server.await.context("the server task")?;
@@ -205,7 +211,7 @@ async fn serve(
 /// detaching.
 async fn scan_until(
     shutdown: impl Future<Output = ()>,
-    mut changes: Changes,
+    mut switches: mpsc::Receiver<Switch>,
     mut wakes: Wakes,
     mut scanner: Scanner,
     mut presence: Presence,
@@ -216,15 +222,17 @@ async fn scan_until(
     tokio::pin!(shutdown);
     loop {
         let wake = tokio::select! {
-            change = changes.next() => {
-                let (back, change, outcome) = tokio::task::spawn_blocking(move || {
-                    let outcome = scanner.set_filters(&change.rules);
-                    (scanner, change, outcome)
+            Some(Switch { set, done }) = switches.recv() => {
+                let (back, outcome) = tokio::task::spawn_blocking(move || {
+                    let outcome = scanner.follow(set);
+                    (scanner, outcome)
                 })
                 .await
-                .context("the task that changes the filter rules")?;
+                .context("the task that switches the filter rules")?;
                 scanner = back;
-                changes.end(change, &outcome);
+                publish_status(&scanner, &presence, late);
+                // Who asked may have left.
+                let _ = done.send(outcome);
                 continue;
             }
             wake = wakes.next(scanner.active_page()) => wake?,

@@ -38,7 +38,7 @@ pub struct Args {
     pub output: Format,
 
     /// Stop after this time, as in 10s or 2m.
-    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_WATCH_DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_WATCH_DURATION", value_parser = super::time)]
     pub duration: Option<Duration>,
 
     /// The most rows of a table [default: what the terminal holds, 50 elsewhere].

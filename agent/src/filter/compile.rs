@@ -190,25 +190,38 @@ impl Tables {
         field: Head,
         side: impl Fn(&Rule) -> &Vec<Ports>,
     ) -> Result<(), CompileError> {
-        let mut ends: Vec<u32> = rules
-            .iter()
-            .flat_map(&side)
-            .flat_map(|range| [u32::from(*range.start()), u32::from(*range.end()) + 1])
-            .collect();
-        if ends.is_empty() {
+        // The rules of which a range begins or ends at a port.
+        let mut bounds = BTreeMap::<u32, Vec<(usize, bool)>>::new();
+        for (index, rule) in rules.iter().enumerate() {
+            for range in side(rule) {
+                let (start, end) = (u32::from(*range.start()), u32::from(*range.end()) + 1);
+                bounds.entry(start).or_default().push((index, true));
+                bounds.entry(end).or_default().push((index, false));
+            }
+        }
+        if bounds.is_empty() {
             return Ok(());
         }
-        ends.push(1 << 16);
-        ends.sort_unstable();
-        ends.dedup();
-        let runs = ends.into_iter().filter(|end| *end > 0).map(|end| {
-            let last = (end - 1) as u16;
-            let row = row_of(rules, |rule| {
-                let ranges = side(rule);
-                ranges.is_empty() || ranges.iter().any(|range| range.contains(&last))
-            });
-            (end, row)
-        });
+        bounds.entry(1 << 16).or_default();
+        let mut row = row_of(rules, |rule| side(rule).is_empty());
+        let mut open = vec![0_u32; rules.len()];
+        let mut runs = Vec::with_capacity(bounds.len());
+        for (bound, changes) in bounds {
+            if bound > 0 {
+                runs.push((bound, row));
+            }
+            for (index, begins) in changes {
+                if begins {
+                    open[index] += 1;
+                    row.insert(index);
+                } else {
+                    open[index] -= 1;
+                    if open[index] == 0 {
+                        row.remove(index);
+                    }
+                }
+            }
+        }
         self.table(field, 1 << 16, runs)
     }
 }

@@ -1,8 +1,9 @@
-//! The programs' filter rules: a compiled set comes in, and is in force when the call returns.
+//! The programs' filter rules: rules come in, a set that the programs can be turned to goes out.
 //!
-//! There are two slots. The next set goes into maps of its own in the slot that no program looks at;
-//! then one store changes the slot for all programs, each of which reads it once a packet. The maps
-//! of the set before leave only when no program can hold them.
+//! There are two slots. The next set is put into maps of its own in the slot that no program looks
+//! at, which may take its time; then one store ([`super::pages::Pages::set_rule_set`]) changes the
+//! slot for all programs, each of which reads it once a packet. The maps of the set before leave
+//! only when no program can hold them.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
@@ -15,9 +16,11 @@ use super::{
     bpf,
     inner_map::{self, Shape},
     load::map_memory_bytes,
-    pages::Pages,
 };
-use crate::filter::Compiled;
+use crate::{
+    filter::{Compiled, Rule},
+    interfaces::Pattern,
+};
 
 // linux/bpf.h.
 const BPF_F_NO_PREALLOC: u32 = 1 << 0;
@@ -28,43 +31,96 @@ pub struct Filters {
     rows: MapData,
     nets_v4: MapData,
     nets_v6: MapData,
+    /// By their slots, as rules name them.
+    interfaces: Vec<Option<String>>,
     active: Option<Active>,
 }
 
 struct Active {
     slot: u32,
-    maps: [MapData; 3],
+    /// Their memory is the set's.
+    _maps: [MapData; 3],
+}
+
+/// A set in its slot, before programs are turned to it.
+pub struct Staged {
+    next: Option<Active>,
+    set: RuleSet,
+}
+
+/// What the owner of the programs' switch has to know of a set.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RuleSet {
+    /// As the programs number it; 0 is none.
+    pub number: u32,
+    pub rules: u32,
+    /// As the kernel charges it; next to nothing without rules.
+    pub kernel_memory_bytes: u64,
+}
+
+impl Staged {
+    pub fn set(&self) -> RuleSet {
+        self.set
+    }
 }
 
 impl Filters {
     /// Without rules.
-    pub fn new(rows: MapData, nets_v4: MapData, nets_v6: MapData) -> Self {
+    pub fn new(
+        rows: MapData,
+        nets_v4: MapData,
+        nets_v6: MapData,
+        interfaces: Vec<Option<String>>,
+    ) -> Self {
         Self {
             rows,
             nets_v4,
             nets_v6,
+            interfaces,
             active: None,
         }
     }
 
-    /// Puts `set` into force; every packet is held against the old set or the new one, never
-    /// against none or a part. Where it fails the old one stays.
-    pub fn replace(&mut self, pages: &mut Pages, set: &Compiled) -> Result<()> {
-        let next = if set.is_empty() {
+    /// Compiles `rules` and fills the slot that no program looks at.
+    pub fn stage(&self, rules: &[Rule]) -> Result<Staged> {
+        let compiled = Compiled::new(rules, &self.interfaces)?;
+        for rule in rules {
+            let is_here = |pattern: &Pattern| {
+                let mut names = self.interfaces.iter().flatten();
+                names.any(|name| pattern.matches(name))
+            };
+            if let Some(pattern) = rule.interfaces.iter().find(|pattern| !is_here(pattern)) {
+                tracing::warn!(%rule, "no interface that is watched is named {pattern}");
+            }
+        }
+        let mut kernel_memory_bytes = self.outer().into_iter().map(map_memory_bytes).sum();
+        let next = if compiled.is_empty() {
             None
         } else {
             let slot = self.active.as_ref().map_or(0, |active| 1 - active.slot);
-            Some(self.place(slot, set).context("store the filter rules")?)
+            let maps = self
+                .place(slot, &compiled)
+                .context("store the filter rules")?;
+            kernel_memory_bytes += maps.iter().map(map_memory_bytes).sum::<u64>();
+            Some(Active { slot, _maps: maps })
         };
-        pages.set_rule_set(next.as_ref().map_or(0, |next| next.slot + 1))?;
-        if let Some(old) = std::mem::replace(&mut self.active, next) {
+        let set = RuleSet {
+            number: next.as_ref().map_or(0, |next| next.slot + 1),
+            rules: rules.len() as u32,
+            kernel_memory_bytes,
+        };
+        Ok(Staged { next, set })
+    }
+
+    /// After every program was turned to `staged`: gives the memory of the set before back.
+    pub fn settle(&mut self, staged: Staged) {
+        if let Some(old) = std::mem::replace(&mut self.active, staged.next) {
             self.clear(old.slot);
         }
-        Ok(())
     }
 
     /// Fills a slot that no program looks at.
-    fn place(&self, slot: u32, set: &Compiled) -> Result<Active> {
+    fn place(&self, slot: u32, set: &Compiled) -> Result<[MapData; 3]> {
         let rows = create(
             "rule_rows",
             BPF_MAP_TYPE_ARRAY as u32,
@@ -88,7 +144,7 @@ impl Filters {
             bpf::update(outer.fd().as_fd(), slot, &inner.to_ne_bytes())
                 .context("place the maps of the rules")?;
         }
-        Ok(Active { slot, maps })
+        Ok(maps)
     }
 
     /// Gives the memory of a set back that no program follows any more.
@@ -102,16 +158,6 @@ impl Filters {
 
     fn outer(&self) -> [&MapData; 3] {
         [&self.rows, &self.nets_v4, &self.nets_v6]
-    }
-
-    /// As the kernel charges it; next to nothing without rules.
-    pub fn kernel_memory_bytes(&self) -> u64 {
-        let inner = self.active.iter().flat_map(|active| &active.maps);
-        self.outer()
-            .into_iter()
-            .chain(inner)
-            .map(map_memory_bytes)
-            .sum()
     }
 }
 

@@ -14,12 +14,13 @@ use aya::{
 };
 
 use super::{
-    account::Accounts, bpf, filters::Filters, links::netlink::errno, outers::Outers, pages::Pages,
+    account::Accounts,
+    bpf,
+    filters::{Filters, RuleSet},
+    links::netlink::errno,
+    outers::Outers,
+    pages::Pages,
     refusal,
-};
-use crate::{
-    filter::{Compiled, Rule},
-    interfaces::Pattern,
 };
 
 /// The programs, compiled by the build script.
@@ -27,9 +28,6 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/fl
 
 /// Tells the time; see [`Kernel::clocks`].
 const CLOCKS: &str = "clocks";
-
-/// Interface slots that are made for interfaces that appear later.
-const SPARE_SLOTS: u32 = 8;
 
 /// What is fixed when the programs are loaded.
 pub struct LoadSettings {
@@ -56,9 +54,10 @@ pub struct Kernel {
     pub ebpf: Ebpf,
     pub pages: Pages,
     pub accounts: Accounts,
-    filters: Filters,
+    /// Rows and networks, until they are taken.
+    rule_maps: Option<[MapData; 3]>,
     /// In force.
-    pub filter_rules: u32,
+    pub rule_set: RuleSet,
     /// What the programs say of pages that fill early, until it is taken; see [`super::filled`].
     pub filled: Option<RingBuf<MapData>>,
     filled_memory_bytes: u64,
@@ -73,7 +72,7 @@ impl Kernel {
     pub fn load(settings: &LoadSettings) -> Result<Self> {
         raise_memory_lock_limit();
         let sample_below = sample::threshold(settings.sample_rate);
-        let slots = settings.interfaces + SPARE_SLOTS;
+        let slots = settings.interfaces;
         let accounts_per_page = slots * 2;
         let fill_step = fill_step(
             settings.max_flows,
@@ -109,11 +108,11 @@ impl Kernel {
         )
         .map_err(|error| explain_memory(error, settings.max_flows))?;
         let accounts = Accounts::new(take(&mut ebpf, "ACCOUNT")?, accounts_per_page)?;
-        let filters = Filters::new(
+        let rule_maps = [
             take(&mut ebpf, "RULE_ROWS")?,
             take(&mut ebpf, "RULE_NETS_V4")?,
             take(&mut ebpf, "RULE_NETS_V6")?,
-        );
+        ];
         let interfaces = take(&mut ebpf, "INTERFACES")?;
         let fragments = take(&mut ebpf, "FRAGMENTS")?;
         let outers = Outers::new(take(&mut ebpf, "OUTER")?, settings.decapsulate)?;
@@ -133,8 +132,8 @@ impl Kernel {
             ebpf,
             pages,
             accounts,
-            filters,
-            filter_rules: 0,
+            rule_maps: Some(rule_maps),
+            rule_set: RuleSet::default(),
             filled_memory_bytes: memory_bytes(filled.as_fd()),
             filled: Some(filled),
             interfaces,
@@ -144,8 +143,8 @@ impl Kernel {
         })
     }
 
-    /// Lets the programs count packets of `ifindex` under interface slot `slot`. Rules that name
-    /// the interface hold from the next [`Kernel::set_filters`] on.
+    /// Lets the programs count packets of `ifindex` under interface slot `slot`. Rules can name it
+    /// if it is known before [`Kernel::take_filters`].
     pub fn register(&mut self, ifindex: u32, name: &str, slot: u32) -> Result<()> {
         let names = &mut self.interface_names;
         if let Some(known) = names.get_mut(slot as usize) {
@@ -159,20 +158,21 @@ impl Kernel {
         .with_context(|| format!("register interface index {ifindex}"))
     }
 
-    /// Puts filter rules into force, none for every packet; where it fails the old ones stay.
-    pub fn set_filters(&mut self, rules: &[Rule]) -> Result<()> {
-        let compiled = Compiled::new(rules, &self.interface_names)?;
-        for rule in rules {
-            let is_here = |pattern: &Pattern| {
-                let mut names = self.interface_names.iter().flatten();
-                names.any(|name| pattern.matches(name))
-            };
-            if let Some(pattern) = rule.interfaces.iter().find(|pattern| !is_here(pattern)) {
-                tracing::warn!(%rule, "no interface that is watched is named {pattern}");
-            }
-        }
-        self.filters.replace(&mut self.pages, &compiled)?;
-        self.filter_rules = rules.len() as u32;
+    /// The filter rules' maps, once.
+    pub fn take_filters(&mut self) -> Result<Filters> {
+        let [rows, nets_v4, nets_v6] = self
+            .rule_maps
+            .take()
+            .context("the maps of the filter rules are taken")?;
+        let names = self.interface_names.clone();
+        Ok(Filters::new(rows, nets_v4, nets_v6, names))
+    }
+
+    /// Turns the programs to a set of filter rules: every packet is held against it or the one
+    /// before, and against it alone once this returns. Where it fails the one before stays.
+    pub fn follow(&mut self, set: RuleSet) -> Result<()> {
+        self.pages.set_rule_set(set.number)?;
+        self.rule_set = set;
         Ok(())
     }
 
@@ -211,7 +211,7 @@ impl Kernel {
     pub fn kernel_memory_bytes(&self) -> u64 {
         self.pages.kernel_memory_bytes()
             + self.accounts.kernel_memory_bytes()
-            + self.filters.kernel_memory_bytes()
+            + self.rule_set.kernel_memory_bytes
             + self.filled_memory_bytes
             + map_memory_bytes(&self.interfaces)
             + map_memory_bytes(&self.fragments)

@@ -120,15 +120,25 @@ impl Pages {
         .context("change the filter rules")
     }
 
-    /// Stores what the programs read once a packet, then waits for those that run.
+    /// Stores what the programs read once a packet, then waits for those that run. Where the wait
+    /// fails, what was stored before is stored again.
     fn switch(&mut self, switches: Switches) -> Result<()> {
+        self.store(switches)
+            .context("store the programs' variables")?;
+        // The page that is idle behind the switch, whose slot no program reads.
+        let waited = self.place(1 - switches.page);
+        if waited.is_ok() {
+            self.switches = switches;
+        } else if let Err(error) = self.store(self.switches) {
+            tracing::error!("the programs' variables are not what they were: {error}");
+        }
+        waited.context("wait for the programs that still use the old ones")
+    }
+
+    fn store(&self, switches: Switches) -> io::Result<()> {
         let mut variables = vec![0; self.variables_len_bytes];
         variables[..Switches::LEN_BYTES].copy_from_slice(&switches.to_bytes());
         bpf::update(self.variables.fd().as_fd(), 0, &variables)
-            .context("store the programs' variables")?;
-        self.switches = switches;
-        self.place(1 - switches.page)
-            .context("wait for the programs that still use the old ones")
     }
 
     /// Moves every entry of the idle page to `sink`, many at a time, a key for each of the counters;

@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use super::super::time;
 use crate::{
     filter::{self, Rules},
     interfaces::Patterns,
@@ -80,7 +81,7 @@ pub struct Args {
 
     /// After this time without a packet a flow ends.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_IDLE_TIMEOUT", default_value = "60s",
-          value_parser = humantime::parse_duration)]
+          value_parser = time)]
     pub idle_timeout: Duration,
 
     /// Where consumers connect: unix:PATH (mode 0660) or a TCP address; repeatable.
@@ -125,7 +126,7 @@ pub struct Args {
     pub sample: u32,
 
     /// Stop after this time, as in 10s or 2m.
-    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_DURATION", value_parser = time)]
     pub duration: Option<Duration>,
 
     /// What the kernel programs log about single packets; costs nothing while off.
@@ -167,7 +168,7 @@ fn early_scan_flows(max_flows: u32, percent: u32) -> u32 {
 const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(10);
 
 fn interval(text: &str) -> Result<Duration, String> {
-    let interval = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let interval = time(text)?;
     if interval < MIN_SCAN_INTERVAL {
         return Err(format!(
             "at least {}",
