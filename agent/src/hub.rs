@@ -1,7 +1,8 @@
 //! The hub: encoded batches come in, each consumer's queue gets them, with what the consumer lost.
 //!
-//! Publishing never waits. A queue is bounded in batches; where one is full, that consumer alone
-//! loses the batch, and the next batch that it gets says how many it lost so far.
+//! Publishing never waits. A queue is bounded in batches, and all of them together in bytes; where one
+//! is full, or more than its share once all hold too much, that consumer alone loses the batch, and
+//! the next batch that it gets says how many it lost so far.
 
 use std::{
     sync::{
@@ -24,11 +25,18 @@ use crate::{
 /// Batches that a consumer's queue holds, where no setting says otherwise.
 pub const DEFAULT_QUEUE_BATCHES: usize = 1024;
 
+/// What batches in queues may take, in bytes of their encoding, before a consumer whose queue is more
+/// than its share loses batches. Those that do not come so far have as much again.
+pub const DEFAULT_QUEUED_BYTES: u64 = 128 << 20;
+
 /// Clones share the consumers.
 #[derive(Clone)]
 pub struct Hub {
     registry: Arc<Mutex<Registry>>,
     queue_batches: usize,
+    queued_bytes: u64,
+    /// Of the batches that stand in a queue, each once.
+    held_bytes: Arc<AtomicU64>,
 }
 
 struct Registry {
@@ -49,6 +57,30 @@ struct Entry {
 struct Queued {
     batch: Batch,
     lost: Volume,
+    /// Shared by the queues that the batch stands in.
+    _held: Arc<Held>,
+}
+
+/// A batch's part of what all queues hold.
+struct Held {
+    bytes: u64,
+    total: Arc<AtomicU64>,
+}
+
+impl Held {
+    fn new(bytes: u64, total: &Arc<AtomicU64>) -> Self {
+        total.fetch_add(bytes, Relaxed);
+        Self {
+            bytes,
+            total: Arc::clone(total),
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.total.fetch_sub(self.bytes, Relaxed);
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -69,6 +101,7 @@ struct Consumer {
     peer: String,
     since_unix_ns: u64,
     queued: Tally,
+    queued_bytes: AtomicU64,
     delivered: Tally,
     lost: Tally,
 }
@@ -82,8 +115,9 @@ pub struct Undelivered {
 }
 
 impl Hub {
-    /// A queue holds at least one batch.
-    pub fn new(queue_batches: usize) -> Self {
+    /// A queue holds at least one batch; all together hold at most twice `queued_bytes` and a batch
+    /// for each.
+    pub fn new(queue_batches: usize, queued_bytes: u64) -> Self {
         let registry = Registry {
             open: true,
             entries: Vec::new(),
@@ -92,6 +126,8 @@ impl Hub {
         Self {
             registry: Arc::new(Mutex::new(registry)),
             queue_batches: queue_batches.max(1),
+            queued_bytes,
+            held_bytes: Arc::default(),
         }
     }
 
@@ -126,9 +162,15 @@ impl Hub {
 
     /// Puts the batch into every queue that has room.
     pub fn publish(&self, batch: &Batch) {
-        self.registry()
-            .entries
-            .retain_mut(|entry| entry.offer(batch));
+        let entries = &mut self.registry().entries;
+        let is_too_much = self.held_bytes.load(Relaxed) >= self.queued_bytes;
+        let most_bytes = if is_too_much {
+            self.queued_bytes / entries.len().max(1) as u64
+        } else {
+            u64::MAX
+        };
+        let held = Arc::new(Held::new(batch.body.len() as u64, &self.held_bytes));
+        entries.retain_mut(|entry| entry.offer(batch, &held, most_bytes));
     }
 
     /// Ends every subscription behind what its queue holds.
@@ -172,23 +214,31 @@ impl Hub {
 }
 
 impl Entry {
-    /// `false` where the consumer has left.
-    fn offer(&mut self, batch: &Batch) -> bool {
-        let queued = Queued {
-            batch: batch.clone(),
-            lost: self.consumer.lost.get(),
-        };
-        let (name, peer) = (&self.consumer.name, &self.consumer.peer);
-        let records = u64::from(batch.records);
-        // Counted first: the consumer may take the batch before `try_send` returns.
-        self.consumer.queued.add(records);
-        match self.queue.try_send(queued) {
-            Ok(()) => {
+    /// `most_bytes` is what the queue may hold already; `false` where the consumer has left.
+    fn offer(&mut self, batch: &Batch, held: &Arc<Held>, most_bytes: u64) -> bool {
+        let consumer = &self.consumer;
+        let (records, bytes) = (u64::from(batch.records), batch.body.len() as u64);
+        let outcome = self.queue.try_reserve().and_then(|place| {
+            if consumer.queued_bytes.load(Relaxed) > most_bytes {
+                return Err(TrySendError::Full(()));
+            }
+            Ok(place)
+        });
+        match outcome {
+            Ok(place) => {
+                // Counted first: the consumer may take the batch at once.
+                consumer.queued.add(records);
+                consumer.queued_bytes.fetch_add(bytes, Relaxed);
+                place.send(Queued {
+                    batch: batch.clone(),
+                    lost: consumer.lost.get(),
+                    _held: Arc::clone(held),
+                });
                 if self.losing {
-                    let lost = self.consumer.lost.get();
+                    let lost = consumer.lost.get();
                     info!(
-                        name,
-                        peer,
+                        name = consumer.name,
+                        peer = consumer.peer,
                         lost_batches = lost.batches,
                         lost_records = lost.records,
                         "a consumer keeps up again"
@@ -197,13 +247,12 @@ impl Entry {
                 self.losing = false;
                 true
             }
-            Err(TrySendError::Full(_)) => {
-                self.consumer.queued.sub(records);
-                self.consumer.lost.add(records);
+            Err(TrySendError::Full(())) => {
+                consumer.lost.add(records);
                 if !self.losing {
                     warn!(
-                        name,
-                        peer,
+                        name = consumer.name,
+                        peer = consumer.peer,
                         scan_id = batch.scan_id,
                         "a consumer reads too slowly: its queue is full and it loses batches"
                     );
@@ -211,7 +260,7 @@ impl Entry {
                 self.losing = true;
                 true
             }
-            Err(TrySendError::Closed(_)) => false,
+            Err(TrySendError::Closed(())) => false,
         }
     }
 
@@ -239,6 +288,7 @@ impl Consumer {
             peer: peer.to_owned(),
             since_unix_ns: since.unwrap_or_default().as_nanos() as u64,
             queued: Tally::default(),
+            queued_bytes: AtomicU64::new(0),
             delivered: Tally::default(),
             lost: Tally::default(),
         }
@@ -282,9 +332,11 @@ impl Subscription {
     pub async fn next(&mut self) -> Option<OutgoingBatch> {
         let consumer = &self.consumer;
         let (body, lost) = match self.queue.recv().await {
-            Some(Queued { batch, lost }) => {
+            Some(Queued { batch, lost, .. }) => {
                 let records = u64::from(batch.records);
                 consumer.queued.sub(records);
+                let bytes = batch.body.len() as u64;
+                consumer.queued_bytes.fetch_sub(bytes, Relaxed);
                 consumer.delivered.add(records);
                 (batch.body, lost)
             }

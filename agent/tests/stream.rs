@@ -13,7 +13,7 @@ use agent::{
     batch::{Batch, BatchEncoder, Identity, ScanHeader, ScanTrailer},
     client::{self, ClientError, Event, Observer, Target},
     control,
-    hub::Hub,
+    hub::{DEFAULT_QUEUED_BYTES, Hub},
     record::Record,
     server::{self, ListenAddr, ListenError, Listeners},
     wire::{AgentStatus, FlowBatch, Interface, flow_collector_server},
@@ -50,7 +50,7 @@ impl Agent {
             hostname: "here".into(),
             ..Identity::default()
         };
-        let hub = Hub::new(queue_batches);
+        let hub = Hub::new(queue_batches, DEFAULT_QUEUED_BYTES);
         let status = AgentStatus {
             agent: Some(identity.clone()),
             ..AgentStatus::default()

@@ -14,7 +14,7 @@ use crate::{
     batch::{BatchEncoder, Identity},
     control::{self, Control},
     filter,
-    hub::{DEFAULT_QUEUE_BATCHES, Hub},
+    hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
     interfaces,
     kernel::{
         attach::{AttachSettings, Attachments},
@@ -50,7 +50,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     let rules = filter::read(&args.filter, args.filter_file.as_deref())?;
     let (control, changes) = control::channel(&rules);
     reload::at_hangup(&args, control.clone())?;
-    let hub = Hub::new(DEFAULT_QUEUE_BATCHES);
+    let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
     let identity = Arc::new(identity()?);
     let mut links = LinkSocket::open()?;
     let selected = interfaces::select(

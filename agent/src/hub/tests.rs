@@ -28,7 +28,7 @@ async fn next(subscription: &mut Subscription) -> Option<(u64, u64, u64, u64)> {
 
 #[tokio::test]
 async fn a_slow_consumer_loses_its_own_batches_and_is_told_where() {
-    let hub = Hub::new(2);
+    let hub = Hub::new(2, DEFAULT_QUEUED_BYTES);
     assert!(!hub.has_consumers());
     let mut slow = hub.subscribe("slow", "test");
     let mut fast = hub.subscribe("fast", "test");
@@ -52,7 +52,7 @@ async fn a_slow_consumer_loses_its_own_batches_and_is_told_where() {
 
 #[tokio::test]
 async fn closing_delivers_what_is_queued_and_tells_of_the_last_losses() {
-    let hub = Hub::new(1);
+    let hub = Hub::new(1, DEFAULT_QUEUED_BYTES);
     let mut consumer = hub.subscribe("", "test");
     hub.publish(&batch(1, 1));
     hub.publish(&batch(2, 7));
@@ -77,10 +77,40 @@ async fn closing_delivers_what_is_queued_and_tells_of_the_last_losses() {
 
 #[tokio::test]
 async fn a_consumer_that_left_is_forgotten() {
-    let hub = Hub::new(1);
+    let hub = Hub::new(1, DEFAULT_QUEUED_BYTES);
     drop(hub.subscribe("", "test"));
     assert!(!hub.has_consumers());
     assert!(hub.status().is_empty());
     hub.publish(&batch(1, 1));
     assert!(hub.registry().entries.is_empty());
+}
+
+/// Consumers that stall at different times hold different batches.
+#[tokio::test]
+async fn what_all_queues_hold_is_bounded_and_a_quick_consumer_loses_nothing() {
+    const ROUNDS: u64 = 40;
+    const CONSUMERS: u64 = 5;
+    let one = batch(1, 1).body.len() as u64;
+    let hub = Hub::new(1000, 10 * one);
+    let mut quick = hub.subscribe("quick", "test");
+    let mut stalled = Vec::new();
+    for scan_id in 1..=ROUNDS {
+        if scan_id % 8 == 1 {
+            stalled.push(hub.subscribe("stalled", "test"));
+        }
+        hub.publish(&batch(scan_id, 1));
+        assert_eq!(next(&mut quick).await, Some((scan_id, scan_id, 0, 0)));
+        let held = hub.held_bytes.load(Relaxed);
+        assert!(
+            held <= (20 + CONSUMERS) * one,
+            "{held} bytes after {scan_id}"
+        );
+    }
+    assert_eq!(stalled.len() as u64, CONSUMERS);
+    let lost = |status: &ConsumerStatus| status.lost_batches;
+    assert!(hub.status().iter().map(lost).sum::<u64>() > ROUNDS);
+    drop(stalled);
+    assert_eq!(hub.held_bytes.load(Relaxed), 0);
+    hub.publish(&batch(99, 1));
+    assert_eq!(next(&mut quick).await, Some((ROUNDS + 1, 99, 0, 0)));
 }
