@@ -5,23 +5,24 @@
 //! endpoints: a rule with either of them concerns one direction of a conversation. A rule without
 //! them concerns both.
 
-use std::{fmt, ops::RangeInclusive, path::Path, str::FromStr};
-
-use anyhow::{Context as _, Result};
+use std::{fmt, ops::RangeInclusive, str::FromStr};
 
 use crate::interfaces::Pattern;
 
 mod compile;
 mod explain;
+mod fault;
 mod net;
 mod parse;
 mod probe;
+mod read;
 
 pub use compile::{CompileError, Compiled, HookNames};
 pub use explain::{Explained, explain};
+pub use fault::Fault;
 pub use net::Net;
-pub use parse::Fault;
 pub use probe::{Probe, Verdict};
+pub use read::{read, read_again};
 
 /// The language, for `--help`.
 pub const HELP: &str = "\
@@ -57,6 +58,16 @@ pub enum Direction {
     Egress,
 }
 
+impl Direction {
+    #[must_use]
+    pub const fn opposite(self) -> Self {
+        match self {
+            Self::Ingress => Self::Egress,
+            Self::Egress => Self::Ingress,
+        }
+    }
+}
+
 /// What a rule asks of the sender, the receiver, and either of them: one of several values, or
 /// nothing where there are none.
 #[derive(Clone, Debug)]
@@ -82,6 +93,17 @@ impl<T> Sides<T> {
 
     fn names_a_side(&self) -> bool {
         !self.src.is_empty() || !self.dst.is_empty()
+    }
+}
+
+impl<T: Clone> Sides<T> {
+    /// With the sender's and the receiver's values exchanged.
+    fn mirrored(&self) -> Self {
+        Self {
+            src: self.dst.clone(),
+            dst: self.src.clone(),
+            either: self.either.clone(),
+        }
     }
 }
 
@@ -180,26 +202,6 @@ impl FromStr for Rules {
     fn from_str(text: &str) -> Result<Self, Fault> {
         parse::line(text).map(Self)
     }
-}
-
-/// The rules of all arguments, then those of the file: one or more a line, `#` begins a comment.
-pub fn read(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
-    let mut rules: Vec<Rule> = arguments
-        .iter()
-        .flat_map(|rules| rules.0.iter().cloned())
-        .collect();
-    if let Some(path) = file {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("read the filter rules in {}", path.display()))?;
-        for (index, line) in text.lines().enumerate() {
-            let line = line.split('#').next().unwrap_or_default();
-            let parsed = parse::line(line);
-            rules.extend(
-                parsed.map_err(|fault| fault.at(&format!("{}:{}", path.display(), index + 1)))?,
-            );
-        }
-    }
-    Ok(rules)
 }
 
 #[cfg(test)]

@@ -37,6 +37,29 @@ impl Pattern {
             Self::Regex(regex) => regex.is_match(name),
         }
     }
+
+    /// Takes no regex. The error says what the text is that it should not be.
+    pub fn name_or_glob(text: &str) -> Result<Self, String> {
+        if text.contains(['*', '?', '[']) {
+            let glob = glob::Pattern::new(text).map_err(|error| {
+                let (message, position) = (error.msg, error.pos + 1);
+                format!("is no glob: {message} at character {position}")
+            })?;
+            return Ok(Self::Glob(glob));
+        }
+        let fault = match text {
+            "" => "is empty",
+            "." | ".." => "is no name that an interface can have",
+            _ if text.contains(|character: char| character == '/' || character.is_whitespace()) => {
+                "has a slash or a space, which no interface's name has"
+            }
+            _ if text.len() > NAME_MAX_LEN_BYTES => {
+                "is longer than the 15 bytes of an interface's name"
+            }
+            _ => return Ok(Self::Name(text.to_owned())),
+        };
+        Err(fault.to_owned())
+    }
 }
 
 impl FromStr for Pattern {
@@ -57,27 +80,7 @@ impl FromStr for Pattern {
             })?;
             return Ok(Self::Regex(regex));
         }
-        if text.contains(['*', '?', '[']) {
-            let glob = glob::Pattern::new(text).map_err(|error| {
-                let (message, position) = (error.msg, error.pos + 1);
-                anyhow!(
-                    "'{text}' is no glob: {message} at character {position}; allowed are {ALLOWED}"
-                )
-            })?;
-            return Ok(Self::Glob(glob));
-        }
-        let fault = match text {
-            "" => "is empty",
-            "." | ".." => "is no name that an interface can have",
-            _ if text.contains(|character: char| character == '/' || character.is_whitespace()) => {
-                "has a slash or a space, which no interface's name has"
-            }
-            _ if text.len() > NAME_MAX_LEN_BYTES => {
-                "is longer than the 15 bytes of an interface's name"
-            }
-            _ => return Ok(Self::Name(text.to_owned())),
-        };
-        bail!("'{text}' {fault}; allowed are {ALLOWED}")
+        Self::name_or_glob(text).map_err(|fault| anyhow!("'{text}' {fault}; allowed are {ALLOWED}"))
     }
 }
 

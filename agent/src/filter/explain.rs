@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Action, Net, Ports, Rule, Sides};
+use super::{Action, Direction, Net, Ports, Rule, Sides, probe::WITH_PORTS};
 use crate::interfaces::Pattern;
 
 /// A rule with what there is to know of it.
@@ -33,8 +33,9 @@ fn notes(earlier: &[Rule], rule: &Rule) -> Vec<String> {
             index + 1
         ));
     }
-    if mixes_versions(&rule.nets) {
-        notes.push("never matches: its networks are of two IP versions".to_owned());
+    if let Some(reason) = never_matches(rule) {
+        notes.push(format!("never matches: {reason}"));
+        return notes;
     }
     if !rule.ports.is_empty() {
         notes.push(
@@ -42,7 +43,8 @@ fn notes(earlier: &[Rule], rule: &Rule) -> Vec<String> {
                 .to_owned(),
         );
     }
-    if rule.nets.names_a_side() || rule.ports.names_a_side() {
+    let names_a_side = rule.nets.names_a_side() || rule.ports.names_a_side();
+    if names_a_side && !covers(rule, &answers(rule)) {
         notes.push(
             match rule.action {
                 Action::Include => {
@@ -57,6 +59,31 @@ fn notes(earlier: &[Rule], rule: &Rule) -> Vec<String> {
         );
     }
     notes
+}
+
+/// Why no packet can satisfy all of its terms.
+fn never_matches(rule: &Rule) -> Option<&'static str> {
+    let has_ports = |protocol| WITH_PORTS.contains(protocol);
+    if mixes_versions(&rule.nets) {
+        Some("its networks are of two IP versions")
+    } else if !rule.ports.is_empty()
+        && !rule.protocols.is_empty()
+        && !rule.protocols.iter().any(has_ports)
+    {
+        Some("its protocols have no ports")
+    } else {
+        None
+    }
+}
+
+/// The rule for the answers of the packets that a rule matches.
+fn answers(rule: &Rule) -> Rule {
+    Rule {
+        nets: rule.nets.mirrored(),
+        ports: rule.ports.mirrored(),
+        direction: rule.direction.map(Direction::opposite),
+        ..rule.clone()
+    }
 }
 
 /// Whether the terms of one IP version can never hold at once with those of the other.

@@ -1,52 +1,10 @@
 //! The language of the rules: a line comes in, its rules go out, or a [`Fault`] that points at the
 //! place where it stopped making sense.
 
-use std::fmt;
-
-use super::{Action, Direction, Net, Ports, Rule, Sides, net::BadNet};
+use super::{Action, Direction, Fault, Net, Ports, Rule, Sides, net::BadNet};
 use crate::{interfaces::Pattern, protocols};
 
 const TERMS: &str = "src, dst, net, port, proto, on, ingress, egress or all";
-
-/// A rule that cannot be read, and where.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// The file and the line, where there are any.
-    place: Option<String>,
-    line: String,
-    /// In characters, from 0.
-    column: usize,
-    width: usize,
-    message: String,
-}
-
-impl Fault {
-    /// The same in a place with a name.
-    #[must_use]
-    pub fn at(self, place: &str) -> Self {
-        Self {
-            place: Some(place.to_owned()),
-            ..self
-        }
-    }
-}
-
-/// Three lines: what is wrong, the line, and a mark under the place.
-impl fmt::Display for Fault {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(place) = &self.place {
-            write!(formatter, "{place}:{}: ", self.column + 1)?;
-        }
-        let (before, mark) = (" ".repeat(self.column), "^".repeat(self.width.max(1)));
-        write!(
-            formatter,
-            "{}\n  {}\n  {before}{mark}",
-            self.message, self.line
-        )
-    }
-}
-
-impl std::error::Error for Fault {}
 
 /// A part of the line, with the character that it begins at.
 #[derive(Clone, Copy)]
@@ -65,16 +23,32 @@ struct Words<'a> {
 
 /// Reads rules separated by semicolons; there may be none.
 pub fn line(line: &str) -> Result<Vec<Rule>, Fault> {
-    let line = line.replace('\t', " ");
+    rules(line, line)
+}
+
+/// The same, with a comment behind them or instead of them. A name may have a `#` in it, so a comment
+/// begins at the start of the line or after white space.
+pub fn line_of_file(line: &str) -> Result<Vec<Rule>, Fault> {
+    let mut before = ' ';
+    let comment = line.char_indices().find(|(_, character)| {
+        let is_at_start = std::mem::replace(&mut before, *character).is_whitespace();
+        *character == '#' && is_at_start
+    });
+    let end = comment.map_or(line.len(), |(index, _)| index);
+    rules(&line[..end], line)
+}
+
+/// The rules of `text`, with which `line` begins.
+fn rules(text: &str, line: &str) -> Result<Vec<Rule>, Fault> {
     let mut rules = Vec::new();
-    for part in parts(&line, 0, |character| character == ';') {
+    for part in parts(text, 0, |character| character == ';') {
         let words: Vec<Word<'_>> = parts(part.text, part.column, char::is_whitespace)
             .filter(|word| !word.text.is_empty())
             .collect();
         let Some(last) = words.last() else { continue };
         let end = last.column + last.text.chars().count() + 1;
         rules.push(rule(Words {
-            line: &line,
+            line,
             rest: words.into_iter(),
             end,
         })?);
@@ -144,11 +118,11 @@ fn term(rule: &mut Rule, word: Word<'_>, words: &mut Words<'_>) -> Result<(), Fa
         "on" => {
             let expected = "an interface's name, or a glob such as veth*";
             words.values(&mut rule.interfaces, word, expected, |text| {
-                match text.parse::<Pattern>() {
-                    Ok(pattern @ (Pattern::Name(_) | Pattern::Glob(_))) => Ok(pattern),
-                    Ok(Pattern::Regex(_)) => Err(format!("expected {expected}")),
-                    Err(error) => Err(error.to_string()),
+                if text.starts_with('#') {
+                    return Err("# begins a comment: write [#] for it".to_owned());
                 }
+                Pattern::name_or_glob(text)
+                    .map_err(|fault| format!("this {fault}; expected {expected}"))
             })
         }
         direction @ ("ingress" | "egress") => {
@@ -245,12 +219,6 @@ impl<'a> Words<'a> {
     }
 
     fn fault(&self, word: Word<'_>, message: &str) -> Fault {
-        Fault {
-            place: None,
-            line: self.line.trim_end().to_owned(),
-            column: word.column,
-            width: word.text.chars().count(),
-            message: message.to_owned(),
-        }
+        Fault::new(self.line, word.column, word.text.chars().count(), message)
     }
 }

@@ -2,6 +2,7 @@
 //! out.
 
 use std::{
+    collections::HashSet,
     net::{IpAddr, SocketAddr},
     str::FromStr,
 };
@@ -14,13 +15,16 @@ use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
 use super::{CompileError, Compiled, Direction, Rule};
-use crate::protocols;
+use crate::{interfaces::Pattern, protocols};
 
 const FORM: &str = "as in '192.0.2.1:1234 > [2001:db8::1]:53 udp on eth0 ingress', ports, interface \
                     and direction where they matter";
 
-/// Protocols whose ports the programs read.
-const WITH_PORTS: [&str; 5] = ["tcp", "udp", "sctp", "dccp", "udplite"];
+/// Protocols whose ports the programs read: TCP, UDP, DCCP, SCTP and UDP-Lite.
+pub(super) const WITH_PORTS: [u8; 5] = [6, 17, 33, 132, 136];
+
+/// Where a packet is said to be that is on no interface that a rule names.
+const ELSEWHERE: &str = "any other interface";
 
 /// What rules look at in a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +44,8 @@ pub struct Probe {
 pub struct Verdict {
     /// Sender, receiver and direction.
     pub packet: String,
-    pub is_counted: bool,
+    /// None where the rules name interfaces by a glob and it depends on which one it is.
+    pub is_counted: Option<bool>,
     /// From 1, none where no rule matches.
     pub rule: Option<u32>,
 }
@@ -61,8 +66,7 @@ impl FromStr for Probe {
         let protocol = protocols::number(protocol)
             .or_else(|| protocol.parse().ok())
             .with_context(|| format!("'{protocol}' is no protocol; expected a name or number"))?;
-        let may_have_ports =
-            protocols::name(protocol).is_some_and(|name| WITH_PORTS.contains(&name));
+        let may_have_ports = WITH_PORTS.contains(&protocol);
         let has_ports = match (src_port, dst_port) {
             (Some(_), Some(_)) if !may_have_ports => {
                 bail!("'{text}' has ports, which its protocol has not")
@@ -143,51 +147,92 @@ impl Probe {
         let [src, dst] = self.ends;
         Self {
             ends: [dst, src],
-            direction: self.direction.map(|direction| match direction {
-                Direction::Ingress => Direction::Egress,
-                Direction::Egress => Direction::Ingress,
-            }),
+            direction: self.direction.map(Direction::opposite),
             ..self.clone()
         }
     }
 
     /// What the rules say of the packet and then of its answer, in each direction that was not given.
+    /// Where no interface was given, on each that a rule names, and on any other.
     pub fn verdicts(&self, rules: &[Rule]) -> Result<Vec<Verdict>, CompileError> {
-        let interfaces = [self.interface.clone()];
-        let compiled = Compiled::new(rules, &interfaces)?;
+        let mut interfaces = Vec::new();
+        if self.interface.is_none() {
+            interfaces = named(rules);
+        }
+        let is_one = interfaces.is_empty();
+        let mut names: Vec<Option<String>> = interfaces
+            .iter()
+            .map(|pattern| match pattern {
+                Pattern::Name(name) => Some(name.clone()),
+                Pattern::Glob(_) | Pattern::Regex(_) => None,
+            })
+            .collect();
+        names.push(self.interface.clone());
+        let compiled = Compiled::new(rules, &names)?;
         let directions = match self.direction {
             Some(direction) => vec![direction],
             None => vec![Direction::Ingress, Direction::Egress],
         };
         let mut verdicts = Vec::new();
-        for direction in directions {
-            let asked = Self {
-                direction: Some(direction),
-                ..self.clone()
+        for slot in 0..names.len() {
+            let pattern = interfaces.get(slot);
+            let on = match pattern {
+                Some(pattern) => Some(pattern.to_string()),
+                None if is_one => self.interface.clone(),
+                None => Some(ELSEWHERE.to_owned()),
             };
-            verdicts.push(asked.verdict(&compiled));
-            verdicts.push(asked.answer().verdict(&compiled));
+            for direction in &directions {
+                let asked = Self {
+                    interface: on.clone(),
+                    direction: Some(*direction),
+                    ..self.clone()
+                };
+                for packet in [asked.clone(), asked.answer()] {
+                    verdicts.push(if matches!(pattern, None | Some(Pattern::Name(_))) {
+                        packet.verdict(&compiled, slot as u32)
+                    } else {
+                        packet.undecided()
+                    });
+                }
+            }
         }
         Ok(verdicts)
     }
 
-    fn verdict(&self, compiled: &Compiled) -> Verdict {
-        let matched = self.first_match(compiled);
+    fn verdict(&self, compiled: &Compiled, slot: u32) -> Verdict {
+        let matched = self.first_match(compiled, slot);
         Verdict {
             packet: self.to_string(),
-            is_counted: matched.is_none_or(|matched| !matched.is_excluded),
+            is_counted: Some(matched.is_none_or(|matched| !matched.is_excluded)),
             rule: matched.map(|matched| matched.rule + 1),
         }
     }
 
-    /// On an interface in slot 0.
-    pub fn first_match(&self, compiled: &Compiled) -> Option<Match> {
+    fn undecided(&self) -> Verdict {
+        Verdict {
+            packet: self.to_string(),
+            is_counted: None,
+            rule: None,
+        }
+    }
+
+    fn first_match(&self, compiled: &Compiled, slot: u32) -> Option<Match> {
         if compiled.is_empty() {
             return None;
         }
-        let hook = u32::from(self.direction == Some(Direction::Egress));
-        first_match(compiled, &self.packet(), hook)
+        let is_egress = self.direction == Some(Direction::Egress);
+        first_match(compiled, &self.packet(), slot * 2 + u32::from(is_egress))
     }
+}
+
+/// The interfaces that rules name, each once, in their order.
+fn named(rules: &[Rule]) -> Vec<Pattern> {
+    let mut seen = HashSet::new();
+    let patterns = rules.iter().flat_map(|rule| &rule.interfaces);
+    patterns
+        .filter(|pattern| seen.insert(pattern.to_string()))
+        .cloned()
+        .collect()
 }
 
 impl std::fmt::Display for Probe {

@@ -20,7 +20,7 @@ fn filter(lab: &Lab, address: &str, arguments: &[&str]) -> Output {
     command.args(["--connect", address]).output().unwrap()
 }
 
-fn in_force(lab: &Lab, address: &str) -> String {
+pub fn in_force(lab: &Lab, address: &str) -> String {
     let output = filter(lab, address, &["show"]);
     assert!(output.status.success());
     String::from_utf8(output.stdout).unwrap()

@@ -8,6 +8,7 @@
 
 mod changes;
 mod interfaces;
+mod reload;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -61,16 +61,22 @@ fn write_packets(text: &mut String, verdicts: &[Verdict]) -> Result<()> {
     let width = width.unwrap_or_default();
     for (index, verdict) in verdicts.iter().enumerate() {
         let gap = if index == 0 { "\n" } else { "" };
-        let what = if verdict.is_counted {
-            "counted"
+        let what = match verdict.is_counted {
+            Some(true) => "counted",
+            Some(false) => "left out",
+            None => "depends",
+        };
+        let comma = if verdict.is_counted.is_some() {
+            ","
         } else {
-            "left out"
+            ""
         };
-        let why = match verdict.rule {
-            Some(rule) => format!("by rule {rule}"),
-            None => "no rule matches".to_owned(),
+        let why = match (verdict.is_counted, verdict.rule) {
+            (None, _) => "on the interface's name: add on NAME to --flow".to_owned(),
+            (Some(_), Some(rule)) => format!("by rule {rule}"),
+            (Some(_), None) => "no rule matches".to_owned(),
         };
-        writeln!(text, "{gap}{:<width$}  {what}, {why}", verdict.packet)?;
+        writeln!(text, "{gap}{:<width$}  {what}{comma} {why}", verdict.packet)?;
     }
     Ok(())
 }

@@ -18,9 +18,19 @@ pub(super) fn at_hangup(args: &Args, control: Control) -> Result<()> {
     let (rules, file) = (args.filter.clone(), args.filter_file.clone());
     tokio::spawn(async move {
         while hangup.recv().await.is_some() {
-            match filter::read(&rules, file.as_deref()) {
-                // What becomes of them is logged where they come into force.
-                Ok(rules) => drop(control.set_filters(rules).await),
+            match filter::read_again(&rules, file.as_deref()) {
+                Ok(rules) => {
+                    let before = control.filters().rules.len();
+                    let is_empty = rules.is_empty();
+                    // What becomes of them is logged where they come into force.
+                    let outcome = control.set_filters(rules).await;
+                    if is_empty && before > 0 && outcome.is_ok() {
+                        tracing::warn!(
+                            before,
+                            "no filter rules were found, every packet is counted from here on"
+                        );
+                    }
+                }
                 Err(error) => tracing::error!("the filter rules stay as they were: {error:#}"),
             }
         }

@@ -1,0 +1,145 @@
+//! A fault in a rule: a line and the place where it stopped making sense come in, three lines that
+//! point at it go out, however long the line is.
+
+use std::fmt;
+
+/// What is shown of a line at most, in characters.
+const SHOWN_CHARS: usize = 76;
+/// Of a longer line, how many of them stand before the place.
+const BEFORE_CHARS: usize = 36;
+
+/// A rule that cannot be read, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The file and the line, where there are any.
+    place: Option<String>,
+    /// In the whole line, in characters, from 0.
+    column: usize,
+    message: String,
+    /// The line around the place.
+    shown: String,
+    /// Where the mark stands under it, in characters.
+    mark_from: usize,
+    mark_width: usize,
+}
+
+impl Fault {
+    /// `column` and `width` say where in `line` something is wrong, in characters; the column may be
+    /// behind the line's end, where something is missing.
+    pub(super) fn new(line: &str, column: usize, width: usize, message: &str) -> Self {
+        let line = line.trim_end();
+        let chars = line.chars().count();
+        let from = column
+            .saturating_sub(BEFORE_CHARS)
+            .min(chars.saturating_sub(SHOWN_CHARS));
+        let to = chars.min(from + SHOWN_CHARS);
+        let (before, behind) = (
+            if from > 0 { "…" } else { "" },
+            if to < chars { "…" } else { "" },
+        );
+        // A tab takes one column, as the mark counts; what a terminal would obey is not shown.
+        let part: String = line
+            .chars()
+            .skip(from)
+            .take(to - from)
+            .map(|character| {
+                if character.is_control() {
+                    ' '
+                } else {
+                    character
+                }
+            })
+            .collect();
+        Self {
+            place: None,
+            column,
+            message: message.to_owned(),
+            shown: format!("{before}{part}{behind}"),
+            mark_from: column - from + before.chars().count(),
+            mark_width: width.min(to.saturating_sub(column)).max(1),
+        }
+    }
+
+    /// The same in a place with a name.
+    #[must_use]
+    pub fn at(self, place: &str) -> Self {
+        Self {
+            place: Some(place.to_owned()),
+            ..self
+        }
+    }
+}
+
+/// Three lines: what is wrong, the line, and a mark under the place.
+impl fmt::Display for Fault {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(place) = &self.place {
+            write!(formatter, "{place}:{}: ", self.column + 1)?;
+        }
+        let (before, mark) = (" ".repeat(self.mark_from), "^".repeat(self.mark_width));
+        write!(
+            formatter,
+            "{}\n  {}\n  {before}{mark}",
+            self.message, self.shown
+        )
+    }
+}
+
+impl std::error::Error for Fault {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The line that is shown, and what stands over the mark.
+    fn shown(line: &str, column: usize, width: usize) -> (String, String) {
+        let text = Fault::new(line, column, width, "wrong").to_string();
+        let [_, line, mark] = text.lines().collect::<Vec<_>>()[..] else {
+            panic!("three lines: {text}");
+        };
+        let marked = mark
+            .chars()
+            .zip(line.chars())
+            .filter(|(mark, _)| *mark == '^');
+        let marked = marked.map(|(_, character)| character).collect();
+        assert!(line.chars().count() <= SHOWN_CHARS + 4, "{line}");
+        (line.trim_start().to_owned(), marked)
+    }
+
+    #[test]
+    fn of_a_long_line_the_part_around_the_place_is_shown() {
+        let (before, behind) = ("a".repeat(3_000_000), "z".repeat(3_000_000));
+        let (line, marked) = shown(&format!("{before}wrong{behind}"), before.len(), 5);
+        assert!(line.starts_with("…aaa") && line.ends_with("zzz…"), "{line}");
+        assert_eq!(marked, "wrong");
+
+        let (line, marked) = shown(&format!("wrong{behind}"), 0, 5);
+        assert!(
+            line.starts_with("wrongzzz") && line.ends_with('…'),
+            "{line}"
+        );
+        assert_eq!(marked, "wrong");
+
+        let (line, marked) = shown(&format!("{before}☃"), before.len(), 1);
+        assert!(line.starts_with('…') && line.ends_with('☃'), "{line}");
+        assert_eq!(marked, "☃");
+
+        // The mark ends with what is shown.
+        let (line, marked) = shown(&behind, 10, behind.len() - 10);
+        assert_eq!(line.chars().count(), SHOWN_CHARS + 1);
+        assert_eq!(marked.len(), SHOWN_CHARS - 10);
+    }
+
+    #[test]
+    fn the_mark_stands_under_its_place_behind_tabs_and_behind_the_end() {
+        let (line, marked) = shown("exclude\tnett\u{1b}[31m ::/0", 8, 4);
+        assert_eq!((&*line, &*marked), ("exclude nett [31m ::/0", "nett"));
+        let long = format!("exclude net {} port", "10.0.0.0/8,".repeat(100));
+        let text = Fault::new(&long, long.len() + 1, 0, "missing").to_string();
+        let [_, line, mark] = text.lines().collect::<Vec<_>>()[..] else {
+            panic!("three lines: {text}");
+        };
+        assert!(line.ends_with("10.0.0.0/8, port"), "{line}");
+        assert_eq!(mark.chars().count(), line.chars().count() + 2);
+    }
+}

@@ -1,0 +1,145 @@
+//! Rules of arguments and of a file come in, and go out in their order, or the first fault in them.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::{Fault, Rule, Rules, parse};
+
+/// Some editors begin a file with it.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// The rules of all arguments, then those of the file: one or more a line; `#` begins a comment at the
+/// start of a line and after white space.
+pub fn read(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
+    let mut rules: Vec<Rule> = arguments
+        .iter()
+        .flat_map(|rules| rules.0.iter().cloned())
+        .collect();
+    if let Some(path) = file {
+        let bytes = fs::read(path)
+            .with_context(|| format!("read the filter rules in {}", path.display()))?;
+        let bytes = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&bytes);
+        for (index, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
+            let parsed = text(line).and_then(parse::line_of_file);
+            rules.extend(
+                parsed.map_err(|fault| fault.at(&format!("{}:{}", path.display(), index + 1)))?,
+            );
+        }
+    }
+    Ok(rules)
+}
+
+/// The same for those who have read them before: fails where the file gives its text only once, as a
+/// pipe does, for then no rules would be found.
+pub fn read_again(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
+    if let Some(path) = file {
+        let metadata = fs::metadata(path)
+            .with_context(|| format!("look at the filter rules in {}", path.display()))?;
+        ensure!(
+            metadata.is_file(),
+            "{} is no regular file, its rules could be read only once; start with a file to have it \
+             read again",
+            path.display()
+        );
+    }
+    read(arguments, file)
+}
+
+fn text(line: &[u8]) -> Result<&str, Fault> {
+    std::str::from_utf8(line).map_err(|error| {
+        let (before, rest) = line.split_at(error.valid_up_to());
+        let column = String::from_utf8_lossy(before).chars().count();
+        let byte = rest.first().copied().unwrap_or_default();
+        let message = format!("the byte 0x{byte:02x} is not UTF-8; save the file as UTF-8");
+        Fault::new(&String::from_utf8_lossy(line), column, 1, &message)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(bytes: &[u8]) -> (tempfile::TempDir, std::path::PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("filters");
+        fs::write(&path, bytes).unwrap();
+        (folder, path)
+    }
+
+    fn shown(bytes: &[u8]) -> Vec<String> {
+        let (_folder, path) = written(bytes);
+        let rules = read(&[], Some(&path)).unwrap();
+        rules.iter().map(ToString::to_string).collect()
+    }
+
+    fn fault(bytes: &[u8]) -> String {
+        let (_folder, path) = written(bytes);
+        let error = read(&[], Some(&path)).unwrap_err().to_string();
+        let place = format!("{}:", path.display());
+        error.strip_prefix(&place).unwrap().to_owned()
+    }
+
+    #[test]
+    fn arguments_come_before_the_file() {
+        let (_folder, path) = written(b"# ours\n\ninclude net 10.0.0.0/8 # but\r\n");
+        let read = read(&["exclude all".parse().unwrap()], Some(&path)).unwrap();
+        let shown: Vec<String> = read.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["exclude all", "include net 10.0.0.0/8"]);
+    }
+
+    #[test]
+    fn a_fault_in_a_file_names_line_and_column() {
+        let fault = fault(b"# ours\n\ninclude net 10.0.0.0/8 # but\nexclude nets ::/0\n");
+        assert!(fault.starts_with("4:9: no term begins so"), "{fault}");
+    }
+
+    #[test]
+    fn a_line_is_shown_with_its_comment() {
+        assert_eq!(
+            fault(b"exclude src # the backup\n"),
+            "1:13: expected net or port here\n  exclude src # the backup\n              ^"
+        );
+    }
+
+    #[test]
+    fn a_comment_begins_at_the_start_and_after_white_space_alone() {
+        let text = b"#exclude all\n\t# exclude all\nexclude on eth#1\t#eth0\nexclude on a#,b# #";
+        assert_eq!(shown(text), ["exclude on eth#1", "exclude on a#,b#"]);
+        let shown = shown(b"exclude on [#]1,eth#1");
+        assert_eq!(self::shown(shown.join("\n").as_bytes()), shown);
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_not_a_part_of_the_first_rule() {
+        assert_eq!(shown("\u{feff}exclude all\n".as_bytes()), ["exclude all"]);
+        assert_eq!(shown("\u{feff}".as_bytes()), [""; 0]);
+    }
+
+    #[test]
+    fn what_is_not_utf_8_is_told_with_its_place() {
+        assert_eq!(
+            fault(b"exclude all\n# \xe2\x98\x83 gr\xfcn\n"),
+            "2:7: the byte 0xfc is not UTF-8; save the file as UTF-8\n  # ☃ gr\u{fffd}n\n        ^"
+        );
+        let utf_16 = fault(b"\xff\xfee\0x\0");
+        assert!(
+            utf_16.starts_with("1:1: the byte 0xff is not UTF-8"),
+            "{utf_16}"
+        );
+    }
+
+    #[test]
+    fn only_a_regular_file_is_read_again() {
+        let (folder, path) = written(b"exclude all\n");
+        assert_eq!(read_again(&[], Some(&path)).unwrap().len(), 1);
+        assert!(read_again(&[], None).unwrap().is_empty());
+        let error = read_again(&[], Some(Path::new("/dev/null"))).unwrap_err();
+        assert!(
+            error.to_string().starts_with("/dev/null is no regular"),
+            "{error}"
+        );
+        let gone = read_again(&[], Some(&folder.path().join("gone"))).unwrap_err();
+        assert!(format!("{gone:#}").contains("No such file"), "{gone:#}");
+    }
+}
