@@ -7,8 +7,8 @@
 use std::{fs, path::Path};
 
 use agent_common::{
-    Frame, LinkType, Packet, Reason, parse_encapsulated,
-    tunnel::{self, Opening},
+    Frame, LinkType, Outer, Packet, Reason, parse_encapsulated,
+    tunnel::{self, Opening, outcome},
 };
 use anyhow::{Context as _, Result, ensure};
 
@@ -43,26 +43,40 @@ impl RawFrame {
     pub fn parse_by<F: Frame>(&self, frame: &F) -> Parsed {
         let mut packet = Packet::default();
         parse_encapsulated(frame, self.link_type, self.tag, &mut packet)?;
+        let mut opening = Opening::new(&packet);
         if self.decapsulate {
-            let mut opening = Opening::new(&packet);
             tunnel::open(
                 frame,
                 &mut opening,
                 tunnel::read_header,
                 tunnel::parse_inner,
             );
-            packet = opening.packet;
         }
+        packet = opening.packet;
         packet.payload = (0, 0);
         if packet.part.is_whole() {
             packet.datagram_id = 0;
         }
-        Ok(packet)
+        Ok(Meaning {
+            packet,
+            outer: (opening.outcome & outcome::DECAPSULATED != 0).then_some(opening.outer),
+            outcome: opening.outcome,
+        })
     }
 }
 
-/// A packet, whose key has no interface and no namespace, or the reason why there is none.
-pub type Parsed = Result<Packet, Reason>;
+/// What a frame gives: a packet, whose key has no interface and no namespace, and how it was reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Meaning {
+    pub packet: Packet,
+    /// The endpoints of the tunnel that carries it, if one was opened.
+    pub outer: Option<Outer>,
+    /// Bits of [`outcome`].
+    pub outcome: u32,
+}
+
+/// What a frame gives, or the reason why there is no packet in it.
+pub type Parsed = Result<Meaning, Reason>;
 
 /// A frame of the corpus.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,3 +121,6 @@ const KINDS: [&str; 5] = ["none", "ports", "icmp", "icmp_query", "fragment"];
 const ENCAPSULATIONS: [&str; 7] = [
     "none", "pppoe", "mpls", "vxlan", "geneve", "gre", "ip_in_ip",
 ];
+
+/// The names of those bits of [`outcome`] that `outer` does not tell.
+const OUTCOMES: [(&str, u32); 2] = [("unopened", outcome::UNOPENED), ("deeper", outcome::DEEPER)];

@@ -2,10 +2,10 @@
 
 use std::{net::IpAddr, str::FromStr};
 
-use agent_common::{L4Kind, LinkType, Packet, Part, Reason};
+use agent_common::{L4Kind, LinkType, Outer, Packet, Part, Reason, tunnel::outcome};
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::{ENCAPSULATIONS, Entry, KINDS, Parsed, RawFrame};
+use crate::{ENCAPSULATIONS, Entry, KINDS, Meaning, OUTCOMES, Parsed, RawFrame};
 
 pub fn entries(text: &str) -> Result<Vec<Entry>> {
     let mut drafts: Vec<Draft> = Vec::new();
@@ -84,7 +84,7 @@ impl Draft {
             "initiator" => self.initiator = Some(endpoint(rest)?),
             _ => match &mut self.expected {
                 None => self.add_bytes(word, rest)?,
-                Some(Ok(packet)) => add_fact(packet, word, rest)?,
+                Some(Ok(meaning)) => add_fact(meaning, word, rest)?,
                 Some(Err(_)) => bail!("nothing follows `unparsed`"),
             },
         }
@@ -112,7 +112,7 @@ impl Draft {
         let (link_type, bytes, mut expected) =
             parts().with_context(|| format!("{} lacks a line", self.name))?;
         ensure!(!self.why.is_empty(), "{} has no reason", self.name);
-        if let Ok(packet) = &mut expected {
+        if let Ok(Meaning { packet, .. }) = &mut expected {
             ensure!(packet.key.ip_version != 0, "{} has no address", self.name);
             packet.initiator = self.initiator.unwrap_or(packet.direction);
         }
@@ -130,7 +130,7 @@ impl Draft {
     }
 }
 
-fn flow(rest: &str) -> Result<Packet> {
+fn flow(rest: &str) -> Result<Meaning> {
     let (protocol, kind) = rest.split_once(' ').context("a protocol and a kind")?;
     let kind = KINDS
         .iter()
@@ -140,7 +140,10 @@ fn flow(rest: &str) -> Result<Packet> {
     let mut packet = Packet::default();
     packet.key.protocol = protocol.parse()?;
     packet.key.l4_kind = kind as u8;
-    Ok(packet)
+    Ok(Meaning {
+        packet,
+        ..Meaning::default()
+    })
 }
 
 fn reason(name: &str) -> Result<Reason> {
@@ -148,7 +151,8 @@ fn reason(name: &str) -> Result<Reason> {
     found.copied().context("a reason of the account")
 }
 
-fn add_fact(packet: &mut Packet, word: &str, rest: &str) -> Result<()> {
+fn add_fact(meaning: &mut Meaning, word: &str, rest: &str) -> Result<()> {
+    let packet = &mut meaning.packet;
     let key = &mut packet.key;
     match word {
         "a" => (key.ip_version, key.addr_a, key.port_a) = address(rest)?,
@@ -172,6 +176,14 @@ fn add_fact(packet: &mut Packet, word: &str, rest: &str) -> Result<()> {
             key.encapsulation = kind.context("an encapsulation")? as u8;
             key.tunnel_id = id.parse()?;
         }
+        "outer" => {
+            meaning.outer = Some(outer(rest)?);
+            meaning.outcome |= outcome::DECAPSULATED;
+        }
+        "outcome" => {
+            let found = OUTCOMES.iter().find(|(name, _)| *name == rest);
+            meaning.outcome |= found.context("`unopened` or `deeper`")?.1;
+        }
         "tcp_flags" => packet.tcp_flags = u8::from_str_radix(rest, 16)?,
         "dscp" => packet.dscp = rest.parse()?,
         "fragment" => {
@@ -189,6 +201,20 @@ fn add_fact(packet: &mut Packet, word: &str, rest: &str) -> Result<()> {
         _ => bail!("`{word}` is no word of the format"),
     }
     Ok(())
+}
+
+/// A tunnel's endpoints, at the sides of the packet's a and b.
+fn outer(rest: &str) -> Result<Outer> {
+    let (a, b) = rest.split_once(' ').context("two addresses")?;
+    let (ip_version, addr_a, _) = address(a)?;
+    let (version_b, addr_b, _) = address(b.trim_start())?;
+    ensure!(ip_version == version_b, "addresses of one version");
+    Ok(Outer {
+        addr_a,
+        addr_b,
+        ip_version,
+        ..Outer::default()
+    })
 }
 
 fn numbers<T: FromStr<Err: std::error::Error + Send + Sync + 'static>>(

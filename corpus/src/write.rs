@@ -5,9 +5,9 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use agent_common::{FlowKey, L4Kind, LinkType, Packet};
+use agent_common::{L4Kind, LinkType};
 
-use crate::{ENCAPSULATIONS, Entry, KINDS};
+use crate::{ENCAPSULATIONS, Entry, KINDS, Meaning, OUTCOMES};
 
 const BYTES_PER_LINE: usize = 16;
 /// Runs of a byte that are written as a repetition.
@@ -30,7 +30,7 @@ impl Display for Entry {
         writeln!(f, "bytes")?;
         write_bytes(f, &self.frame.bytes)?;
         match &self.expected {
-            Ok(packet) => write_packet(f, packet),
+            Ok(meaning) => write_meaning(f, meaning),
             Err(reason) => writeln!(f, "unparsed {}", reason.name()),
         }
     }
@@ -54,7 +54,8 @@ fn write_bytes(f: &mut Formatter<'_>, bytes: &[u8]) -> Result {
     Ok(())
 }
 
-fn write_packet(f: &mut Formatter<'_>, packet: &Packet) -> Result {
+fn write_meaning(f: &mut Formatter<'_>, meaning: &Meaning) -> Result {
+    let packet = &meaning.packet;
     let key = &packet.key;
     let kind = L4Kind::from_u8(key.l4_kind);
     writeln!(
@@ -67,7 +68,7 @@ fn write_packet(f: &mut Formatter<'_>, packet: &Packet) -> Result {
         ("a", &key.addr_a, key.port_a),
         ("b", &key.addr_b, key.port_b),
     ] {
-        write!(f, "  {name:<10} {}", address_of(key, address))?;
+        write!(f, "  {name:<10} {}", address_of(key.ip_version, address))?;
         if kind == Some(L4Kind::Ports) {
             write!(f, " {port}")?;
         }
@@ -95,6 +96,15 @@ fn write_packet(f: &mut Formatter<'_>, packet: &Packet) -> Result {
     {
         writeln!(f, "  within     {name} {}", key.tunnel_id)?;
     }
+    if let Some(outer) = &meaning.outer {
+        let [a, b] = [outer.addr_a, outer.addr_b].map(|it| address_of(outer.ip_version, &it));
+        writeln!(f, "  outer      {a} {b}")?;
+    }
+    for (name, bit) in OUTCOMES {
+        if meaning.outcome & bit != 0 {
+            writeln!(f, "  outcome    {name}")?;
+        }
+    }
     if !packet.part.is_whole() {
         let more = if packet.part.has_more() { " more" } else { "" };
         let offset_bytes = packet.part.offset_bytes();
@@ -109,8 +119,8 @@ fn write_packet(f: &mut Formatter<'_>, packet: &Packet) -> Result {
     writeln!(f, "  repeats    {}", packet.segment_header_len_bytes)
 }
 
-fn address_of(key: &FlowKey, bytes: &[u8; 16]) -> IpAddr {
-    if key.ip_version == 4 {
+fn address_of(ip_version: u8, bytes: &[u8; 16]) -> IpAddr {
+    if ip_version == 4 {
         Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3]).into()
     } else {
         Ipv6Addr::from(*bytes).into()

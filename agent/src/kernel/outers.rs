@@ -6,7 +6,7 @@ use aya::maps::{HashMap, Map, MapData};
 
 /// The programs write it where a flow begins; the one that was not used for the longest time leaves.
 pub struct Outers {
-    map: HashMap<MapData, FlowKey, Outer>,
+    pub map: HashMap<MapData, FlowKey, Outer>,
     are_kept: bool,
     kernel_memory_bytes: u64,
 }

@@ -6,7 +6,7 @@ use agent::kernel::{
     bpf,
     load::{Kernel, LoadSettings},
 };
-use agent_common::{FlowCounters, FlowKey, HookAccount, LinkType};
+use agent_common::{FlowCounters, FlowKey, HookAccount, LinkType, Outer};
 use aya::{
     maps::{HashMap, Map, MapData},
     programs::{ProgramError, SchedClassifier, TestRun as _, TestRunOptions, Xdp},
@@ -101,6 +101,8 @@ pub fn is_short_skb(bytes: &[u8]) -> bool {
 pub struct Counted {
     pub account: HookAccount,
     pub flows: Vec<(FlowKey, FlowCounters)>,
+    /// The endpoints of the tunnels that the flows came through.
+    pub outers: Vec<(FlowKey, Outer)>,
 }
 
 /// The loaded programs, attached nowhere.
@@ -165,6 +167,7 @@ impl Programs {
         Ok(Counted {
             account: self.kernel.accounts.take(0, hook.account()).unwrap(),
             flows: self.take_flows(),
+            outers: self.take_outers(),
         })
     }
 
@@ -174,6 +177,15 @@ impl Programs {
         for datagram in &datagrams {
             self.fragments.remove(datagram).unwrap();
         }
+    }
+
+    fn take_outers(&mut self) -> Vec<(FlowKey, Outer)> {
+        let map = &mut self.kernel.outers.map;
+        let outers: Vec<_> = map.iter().map(Result::unwrap).collect();
+        for (flow, _) in &outers {
+            map.remove(flow).unwrap();
+        }
+        outers
     }
 
     fn take_flows(&mut self) -> Vec<(FlowKey, FlowCounters)> {

@@ -3,10 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use agent_common::{FlowCounters, FlowKey, Pair, Reason};
-use corpus::{Parsed, RawFrame};
+use agent_common::{FlowCounters, FlowKey, Pair, Reason, tunnel::outcome};
+use corpus::{Meaning, Parsed, RawFrame};
 
 use crate::programs::{Counted, Hook, IFINDEX, NETNS, NotRun, Programs, is_short_skb};
+
+/// An Ethernet frame on the wire has at least 60 bytes, without FCS.
+const MIN_FRAME_LEN: u64 = 60;
 
 /// What is wrong with what the kernel counted for a frame of `len` bytes, if anything.
 pub fn compare(expected: &Parsed, len: usize, counted: &Counted) -> Result<(), String> {
@@ -14,25 +17,37 @@ pub fn compare(expected: &Parsed, len: usize, counted: &Counted) -> Result<(), S
         packets: 1,
         bytes: len as u64,
     };
-    let placed = expected.err().unwrap_or(Reason::Flows);
     let sums: BTreeMap<Reason, Pair> = Reason::ALL
         .iter()
-        .filter(|reason| !Reason::BESIDE.contains(reason))
         .map(|&reason| (reason, counted.account.get(reason)))
         .filter(|(_, pair)| *pair != Pair::default())
         .collect();
-    if sums != BTreeMap::from([(Reason::Seen, one), (placed, one)]) {
-        return Err(format!("the account has {sums:?}"));
+    let placed = expected.err().unwrap_or(Reason::Flows);
+    let mut expected_sums = BTreeMap::from([(Reason::Seen, one), (placed, one)]);
+    if one.bytes < MIN_FRAME_LEN {
+        let bytes = MIN_FRAME_LEN - one.bytes;
+        expected_sums.insert(Reason::Short, Pair { packets: 1, bytes });
     }
-    let Ok(packet) = expected else {
-        return counted
-            .flows
-            .is_empty()
+    if let Ok(meaning) = expected {
+        expected_sums.extend(facts(meaning).map(|fact| (fact, one)));
+    }
+    if sums != expected_sums {
+        return Err(format!("the account has {sums:?}, not {expected_sums:?}"));
+    }
+    let Ok(Meaning { packet, outer, .. }) = expected else {
+        return (counted.flows.is_empty() && counted.outers.is_empty())
             .then_some(())
             .ok_or_else(|| format!("the page has {:?}", counted.flows));
     };
     let mut key = packet.key;
     (key.netns, key.ifindex) = (NETNS, IFINDEX);
+    let outers: Vec<_> = outer.iter().map(|&outer| (key, outer)).collect();
+    if counted.outers != outers {
+        let found = &counted.outers;
+        return Err(format!(
+            "the tunnels' endpoints are {found:?}, not {outers:?}"
+        ));
+    }
     let direction = usize::from(packet.direction);
     let as_expected = |(found, counters): &(FlowKey, FlowCounters)| {
         let mut both = [Pair::default(); 2];
@@ -50,6 +65,19 @@ pub fn compare(expected: &Parsed, len: usize, counted: &Counted) -> Result<(), S
         [flow] if as_expected(flow) => Ok(()),
         flows => Err(format!("the page has {flows:?}, not {key:?} of {packet:?}")),
     }
+}
+
+/// What the account has beside the sum; no fragment finds the first one of its datagram.
+fn facts(meaning: &Meaning) -> impl Iterator<Item = Reason> {
+    let is = |bit| meaning.outcome & bit != 0;
+    [
+        (meaning.packet.part.is_later(), Reason::FragmentsUnmatched),
+        (is(outcome::DECAPSULATED), Reason::Decapsulated),
+        (is(outcome::UNOPENED), Reason::TunnelsUnopened),
+        (is(outcome::DEEPER), Reason::TunnelDepth),
+    ]
+    .into_iter()
+    .filter_map(|(holds, fact)| holds.then_some(fact))
 }
 
 /// Runs a program on a frame and compares; the error says what is wrong.

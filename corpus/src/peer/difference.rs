@@ -1,8 +1,8 @@
 //! Where two right parsers differ: a property of a frame comes in, the reason goes out.
 
-use agent_common::{Packet, Reason};
+use agent_common::Reason;
 
-use crate::Parsed;
+use crate::{Meaning, Parsed};
 
 /// Why our parser and etherparse may say two things of one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,9 +88,15 @@ impl Difference {
 
     /// Whether it makes of a frame what the two parsers say.
     pub fn explains(self, ours: &Parsed, theirs: &Parsed) -> bool {
-        let is = |parsed: &Parsed, protocol| matches!(parsed, Ok(packet) if packet.key.protocol == protocol);
+        let is = |parsed: &Parsed, protocol| matches!(parsed, Ok(meaning) if meaning.packet.key.protocol == protocol);
         match self {
-            Self::VersionAgainstEtherType => ours.is_err(),
+            Self::VersionAgainstEtherType => matches!(
+                ours,
+                Err(Reason::MalformedIpv4
+                    | Reason::MalformedIpv6
+                    | Reason::TruncatedIpv4
+                    | Reason::TruncatedIpv6)
+            ),
             Self::Macsec => *ours == Err(Reason::NotIp),
             Self::OneByte => *ours == Err(Reason::TruncatedIpv4),
             Self::FirstOfTwoFaults => [ours, theirs]
@@ -115,7 +121,7 @@ const IPV4_AUTHENTICATION: u8 = 51;
 /// Whether two packets have the same tags and the same facts from the IP header; true where there is
 /// only one.
 fn same_ip(ours: &Parsed, theirs: &Parsed) -> bool {
-    let facts = |packet: &Packet| {
+    let facts = |Meaning { packet, .. }: &Meaning| {
         let key = &packet.key;
         let mut addresses = [key.addr_a, key.addr_b];
         addresses.sort_unstable();

@@ -6,14 +6,14 @@
 
 use std::{net::IpAddr, ops::Range};
 
-use agent_common::{LinkType, Packet, Reason};
+use agent_common::{LinkType, Outer, Packet, Reason};
 use etherparse::{
     EtherType, LaxLinkExtSlice, LaxNetSlice, LaxSlicedPacket,
     err::{Layer, ip, packet::SliceError},
     ether_type,
 };
 
-use crate::{Parsed, RawFrame};
+use crate::{Meaning, Parsed, RawFrame};
 
 mod difference;
 mod ip_packet;
@@ -41,7 +41,11 @@ pub fn parse(frame: &RawFrame) -> Theirs {
         reading = reading.innermost(bytes);
     }
     Theirs {
-        parsed: parsed.map(|()| reading.packet),
+        parsed: parsed.map(|()| Meaning {
+            packet: reading.packet,
+            outer: reading.outer,
+            outcome: reading.outcome,
+        }),
         difference: reading.difference,
     }
 }
@@ -53,6 +57,9 @@ struct Reading {
     difference: Option<Difference>,
     /// The payload of what may be a tunnel.
     payload: Option<Payload>,
+    outer: Option<Outer>,
+    /// Bits of [`agent_common::tunnel::outcome`].
+    outcome: u32,
 }
 
 #[derive(Clone)]

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use agent_common::Encapsulation;
+use agent_common::{Encapsulation, Outer, Packet, tunnel::outcome};
 
 use super::{Difference, Payload, Reading};
 
@@ -13,6 +13,7 @@ const IPV4_IN_IP: u8 = 4;
 const UDP: u8 = 17;
 const IPV6_IN_IP: u8 = 41;
 const GRE: u8 = 47;
+const UDP_LITE: u8 = 136;
 
 #[derive(Clone, Copy)]
 enum Layer {
@@ -34,7 +35,11 @@ impl Reading {
             if self.difference.is_some() {
                 return self;
             }
+            if !self.may_be_tunnel() {
+                return self;
+            }
             let Some(tunnel) = self.tunnel(frame) else {
+                self.outcome |= outcome::UNOPENED;
                 return self;
             };
             let mut inner = Self::default();
@@ -44,20 +49,39 @@ impl Reading {
                 Layer::Ip(version) if bytes.first().is_some_and(|it| it >> 4 == version) => {
                     inner.bare_ip(bytes, frame)
                 }
-                Layer::Ip(_) => return self,
+                Layer::Ip(_) => {
+                    self.outcome |= outcome::UNOPENED;
+                    return self;
+                }
             };
             if inner.difference.is_some() {
                 inner.difference = Some(Difference::InsideATunnel);
             }
             if parsed.is_err() {
                 self.difference = inner.difference;
+                self.outcome |= outcome::UNOPENED;
                 return self;
             }
             inner.packet.key.encapsulation = tunnel.kind as u8;
             inner.packet.key.tunnel_id = tunnel.id;
+            inner.outer = Some(outer(&self.packet, &inner.packet));
+            inner.outcome = outcome::DECAPSULATED;
             self = inner;
         }
+        if self.may_be_tunnel() {
+            self.outcome |= outcome::DEEPER;
+        }
         self
+    }
+
+    /// By protocol and port alone.
+    fn may_be_tunnel(&self) -> bool {
+        self.payload.as_ref().is_some_and(|payload| {
+            matches!(
+                (payload.protocol, payload.destination_port),
+                (UDP | UDP_LITE, 1..) | (IPV4_IN_IP | IPV6_IN_IP | GRE, _)
+            )
+        })
     }
 
     fn tunnel(&self, frame: &[u8]) -> Option<Tunnel> {
@@ -122,6 +146,24 @@ impl Reading {
             (IPV6_IN_IP, _) => tunnel(Encapsulation::IpInIp, 0, Layer::Ip(6), 0),
             _ => None,
         }
+    }
+}
+
+/// Who sent the tunnel's packet stands at the side of who sent the one inside.
+fn outer(tunnel: &Packet, inside: &Packet) -> Outer {
+    let ends = [tunnel.key.addr_a, tunnel.key.addr_b];
+    let sender = ends[usize::from(tunnel.direction)];
+    let receiver = ends[usize::from(1 - tunnel.direction)];
+    let (addr_a, addr_b) = if inside.direction == 0 {
+        (sender, receiver)
+    } else {
+        (receiver, sender)
+    };
+    Outer {
+        addr_a,
+        addr_b,
+        ip_version: tunnel.key.ip_version,
+        ..Outer::default()
     }
 }
 
