@@ -5,6 +5,7 @@ each kind of traffic goes out, byte for byte the same every time.
     make.py FOLDER
 """
 
+import itertools
 import struct
 import sys
 from pathlib import Path
@@ -92,6 +93,34 @@ def ipv6_extensions():
         yield ip(6) / chain.copy() / TCP(sport=42000 + number, dport=80, flags="A") / data(10)
         yield ip(6) / chain.copy() / ICMPv6EchoRequest(id=43000 + number, data=b"y" * 16)
     yield ip(6) / hop.copy() / IPv6ExtHdrDestOpt(nh=59, options=[PadN(optdata=bytes(4))])
+    yield from security_and_mobility()
+
+
+def security_and_mobility():
+    """Headers that are dissected by protocols of their own."""
+    for version in (4, 6):
+        # Encrypted: nothing is behind it. Behind IPv4, authentication is a protocol.
+        yield secured(version, 50, data(40))
+    udp = UDP(sport=43100, dport=53)
+    for version in (4, 6):
+        authentication = bytes([17, 4, 0, 0]) + bytes(20)
+        yield secured(version, 51, Raw(authentication + transport(version, udp / data(40))))
+    options = bytes([51, 0, 1, 4, 0, 0, 0, 0])
+    authentication = bytes([6, 4, 0, 0]) + bytes(20)
+    tcp = transport(6, TCP(sport=43101, dport=80, flags="A"))
+    yield ip(6, nh=0) / Raw(options + authentication + tcp)
+    # Mobility without and with something behind it.
+    yield ip(6, nh=135) / Raw(bytes([59, 1, 1, 0]) + bytes(12))
+    yield ip(6, nh=135) / Raw(bytes([17, 1, 1, 0]) + bytes(12) + transport(6, udp / data(40)))
+
+
+def secured(version, protocol, payload):
+    return ip(version, **({"proto": protocol} if version == 4 else {"nh": protocol})) / payload
+
+
+def transport(version, layers):
+    """The bytes behind the IP header."""
+    return raw(Ether(raw(ip(version) / layers))[IP if version == 4 else IPv6].payload)
 
 
 def ipv6_fragments(packet, size, identification):
@@ -116,6 +145,13 @@ def fragments():
     yield from fragment(whole, fragsize=800)
     whole = ip(4, id=301) / TCP(sport=44200, dport=80, flags="A") / data(1400)
     yield from fragment(whole, fragsize=800)
+    # The second one first: it is in no flow with ports, the last one is.
+    whole = ip(4, id=302) / UDP(sport=44300, dport=5000) / data(2000)
+    first, second, *others = fragment(whole, fragsize=600)
+    yield from [second, first, *others]
+    whole = Ether(raw(ip(6) / UDP(sport=44301, dport=5000) / data(2000)))
+    first, second, *others = ipv6_fragments(whole, 600, 302)
+    yield from [second, first, *others]
 
 
 def vlans():
@@ -153,6 +189,66 @@ def tunnels():
             )
             yield ip(outer) / inner4
             yield ip(outer) / inner6
+    yield from more_tunnels()
+
+
+def more_tunnels():
+    """Each way that a header of a tunnel may be written, with both versions outside and inside."""
+    number = 0
+    for outer, version, is_udp in itertools.product((4, 6), (4, 6), (True, False)):
+        kinds = len(tunnels_with(ip(outer), 4, Raw()))
+        for kind in range(kinds):
+            number += 1
+            layer, source, destination = (
+                (IP, "192.168.7.1", "192.168.7.2") if version == 4 else (IPv6, "fd77::1", "fd77::2")
+            )
+            inner = layer(src=source, dst=destination) / (
+                UDP(sport=30000 + number, dport=999) / data(20 + number)
+                if is_udp
+                else TCP(sport=30000 + number, dport=80, flags="S") / data(number)
+            )
+            yield tunnels_with(ip(outer), version, inner)[kind]
+
+
+def tunnels_with(outer, version, inner):
+    link = Ether(src="02:00:00:00:09:01", dst="02:00:00:00:09:02")
+    ethertype = 0x0800 if version == 4 else 0x86DD
+    # A critical option of twelve bytes.
+    geneve = bytes([4, 0x40, 0x65, 0x58, 0, 0, 42, 0]) + bytes([1, 2, 3, 3]) + bytes(12)
+    udp = {port: UDP(sport=5, dport=port) for port in (4789, 6081, 8472)}
+    options = IPv6ExtHdrHopByHop(options=[PadN(optdata=bytes(4))])
+    return [
+        outer / GRE(chksum_present=1, proto=ethertype) / inner,
+        outer / GRE(seqnum_present=1, key_present=1, key=9, proto=ethertype) / inner,
+        outer / GRE(proto=0x6558) / link / Dot1Q(vlan=55) / inner,
+        outer / udp[4789] / VXLAN(vni=99, flags=8) / link / Dot1Q(vlan=55) / inner,
+        outer / udp[8472] / VXLAN(vni=99, flags=8) / link / inner,
+        outer / udp[6081] / Raw(geneve) / Raw(raw(link / inner)),
+        # Two deep.
+        outer / IP(src="172.16.0.1", dst="172.16.0.2") / inner,
+        outer / IPv6(src="fdaa::1", dst="fdaa::2") / options / inner,
+    ]
+
+
+def encapsulations():
+    """What is below IP without being IP: PPPoE sessions and MPLS labels."""
+
+    def labels(*numbers):
+        words = [number << 12 | 64 for number in numbers]
+        words[-1] |= 1 << 8
+        return Raw(b"".join(struct.pack(">I", word) for word in words))
+
+    for number, version in enumerate((4, 6, 4, 6)):
+        for way in ("forward", "back"):
+            ports = (41200 + number, 53) if way == "forward" else (53, 41200 + number)
+            packet = Raw(raw(ip(version, way).payload / UDP(sport=ports[0], dport=ports[1]) / data(40)))
+            link = LINK[way]
+            protocol = struct.pack(">H", 0x21 if version == 4 else 0x57)
+            session = struct.pack(">BBHH", 0x11, 0, 0x0102 + number, 2 + len(packet))
+            yield Ether(src=link.src, dst=link.dst, type=0x8864) / Raw(session + protocol) / packet
+            for ethertype, stack in ((0x8847, [16]), (0x8847, [16, 17, 18]), (0x8848, [16])):
+                yield Ether(src=link.src, dst=link.dst, type=ethertype) / labels(*stack) / packet
+            yield link / Dot1Q(vlan=5, type=0x8847) / labels(16, 17) / packet
 
 
 def icmp_errors():
@@ -221,7 +317,8 @@ def malformed():
 
 
 CAPTURES = [
-    ordinary, ipv6_extensions, fragments, vlans, tunnels, icmp_errors, truncated, malformed,
+    ordinary, ipv6_extensions, fragments, vlans, encapsulations, tunnels, icmp_errors, truncated,
+    malformed,
 ]
 
 

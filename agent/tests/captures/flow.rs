@@ -23,6 +23,9 @@ pub enum Selector {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Flow {
     pub vlan_ids: Vec<u64>,
+    /// What carried it, by the agent's names, and the number of the session or tunnel, 0 where it has
+    /// none.
+    pub within: Option<(String, u64)>,
     pub protocol: u8,
     pub src: IpAddr,
     pub dst: IpAddr,
@@ -63,9 +66,11 @@ impl Flow {
         } else {
             Selector::None
         };
+        let within = record["encapsulation"].as_str();
         let vlan_ids = record["vlan_ids"].as_array().unwrap();
         Self {
             vlan_ids: vlan_ids.iter().map(|id| id.as_u64().unwrap()).collect(),
+            within: within.map(|name| (name.to_owned(), number("tunnel_id").unwrap_or(0))),
             protocol: small("protocol"),
             src: address("src_addr"),
             dst: address("dst_addr"),

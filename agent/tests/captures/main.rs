@@ -26,8 +26,9 @@ use lab::{
     Lab,
     privilege::{is_root_or_skip, skip},
 };
-use support::{Agent, NATIVE_XDP, count, pair, wait_for_packets};
+use support::{Agent, NATIVE_XDP, Report, count, pair, wait_for_packets};
 use tempfile::TempDir;
+use tshark::Headers;
 
 /// The folder of all captures, or why there is none.
 static CAPTURES: LazyLock<Result<TempDir, String>> = LazyLock::new(|| {
@@ -58,6 +59,9 @@ enum Difference {
     TagDepth,
     /// tshark gives up at a UDP length that cannot be; the ports stand before it.
     UdpLength,
+    /// Nothing follows a mobility header to tshark (RFC 6275 6.1.1); we go on, as behind any extension
+    /// header, where it names what follows.
+    MobilityPayload,
     /// No payload length: to us the packet goes on to the end of the frame, as where the kernel hands
     /// over more than 64 KiB (BIG TCP); to tshark it is empty.
     PayloadLengthZero,
@@ -86,6 +90,11 @@ impl Difference {
             let ports = ports_at(UDP_IN_IPV4)?;
             return Some((Self::UdpLength, frame.flow_of(17, ports)));
         }
+        if frame.has("mip6.proto") && bytes[12..14] == [0x86, 0xdd] {
+            let behind = TCP_IN_IPV6 + (usize::from(*bytes.get(TCP_IN_IPV6 + 1)?) + 1) * 8;
+            let ports = ports_at(behind)?;
+            return Some((Self::MobilityPayload, frame.flow_of(17, ports)));
+        }
         if bytes[12..14] == [0x86, 0xdd] && bytes.get(18..20) == Some(&[0, 0]) {
             let ports = ports_at(TCP_IN_IPV6)?;
             return Some((Self::PayloadLengthZero, frame.flow_of(6, ports)));
@@ -101,9 +110,10 @@ const TCP_IN_IPV6: usize = 14 + 40;
 /// Which differences each capture shows.
 const DIFFERENCES: &[(&str, &[Difference])] = &[
     ("ordinary", &[]),
-    ("ipv6_extensions", &[]),
+    ("ipv6_extensions", &[Difference::MobilityPayload]),
     ("fragments", &[]),
     ("vlans", &[]),
+    ("encapsulations", &[]),
     ("tunnels", &[]),
     ("icmp_errors", &[]),
     ("truncated", &[]),
@@ -125,12 +135,10 @@ struct Expected {
     differences: Vec<Difference>,
 }
 
-fn expected(capture: &Path, frames: &[Vec<u8>]) -> Expected {
-    let dissected = tshark::dissect(capture).unwrap();
-    assert_eq!(dissected.len(), frames.len());
+fn expected(frames: &[(tshark::Frame, Vec<u8>)]) -> Expected {
     let mut expected = Expected::default();
     let mut firsts = HashMap::new();
-    for (frame, bytes) in dissected.iter().zip(frames) {
+    for (frame, bytes) in frames {
         let flow = match Difference::of(frame, bytes) {
             Some((difference, flow)) => {
                 if !expected.differences.contains(&difference) {
@@ -140,7 +148,10 @@ fn expected(capture: &Path, frames: &[Vec<u8>]) -> Expected {
             }
             None => frame.flow(),
         };
-        let one = count(1, bytes);
+        let one = Pair {
+            packets: 1,
+            bytes: frame.len_bytes(),
+        };
         match flow.map(|flow| joined(flow, frame, &mut firsts)) {
             Some(flow) => *expected.flows.entry(flow).or_default() += one,
             None => expected.unparsed += one,
@@ -149,8 +160,9 @@ fn expected(capture: &Path, frames: &[Vec<u8>]) -> Expected {
     expected
 }
 
-/// A later fragment is in the flow of its first one, which every capture has before it. tshark would
-/// tell the ports at the last fragment alone, of the datagram as a whole.
+/// A later fragment is in the flow of its first one where that came before it, else in a flow of its own
+/// without ports: nothing is held back. tshark would tell the ports at the last fragment alone, of the
+/// datagram as a whole.
 fn joined(flow: Flow, frame: &tshark::Frame, firsts: &mut Firsts) -> Flow {
     let Some(id) = frame.datagram() else {
         return flow;
@@ -184,38 +196,68 @@ fn agrees_with_tshark(test: &str, hook: Hook) {
         Err(reason) => return skip(&test, reason),
     };
     for (name, differences) in DIFFERENCES {
-        // The kernel drops frames whose tag is cut ahead of TC ingress (`skb_vlan_untag`).
-        if hook == Hook::TcIngress && *name == "truncated" {
-            continue;
-        }
-        let capture: PathBuf = captures.join(name).with_extension("pcap");
-        let frames = pcap::frames(&capture).unwrap();
-        let expected = expected(&capture, &frames);
+        let frames = frames(captures, name, hook, Headers::Outermost);
+        let expected = expected(&frames);
         assert_eq!(expected.differences, *differences, "{name}");
-
-        let lab = Lab::quiet().unwrap();
-        let settings = if hook == Hook::NativeXdp {
-            NATIVE_XDP
-        } else {
-            &[]
-        };
-        let agent = Agent::start(&lab, settings);
-        let (from, to) = match hook {
-            Hook::TcEgress => (&lab.agent, &lab.peer),
-            Hook::TcIngress | Hook::NativeXdp => (&lab.peer, &lab.agent),
-        };
-        let before = to.counters().unwrap();
-        from.frame_socket().unwrap().send_many(&frames).unwrap();
-        wait_for_packets(to, before, frames.len() as u64);
-        let report = agent.stop();
-
-        let all: Pair = frames.iter().map(|frame| count(1, frame)).sum();
-        assert_eq!(report.seen(), all, "{name}");
-        let unparsed = report.last()["unparsed"].as_object().unwrap();
-        let unparsed: Pair = unparsed.values().map(pair).sum();
-        assert_eq!(of_records(&report.flows), expected.flows, "{name}");
-        assert_eq!(unparsed, expected.unparsed, "{name}: {}", report.last());
+        counts(name, hook, &[], &frames, &expected);
     }
+}
+
+/// Frames that take the hook, with what tshark says of them.
+fn frames(
+    captures: &Path,
+    name: &str,
+    hook: Hook,
+    headers: Headers,
+) -> Vec<(tshark::Frame, Vec<u8>)> {
+    let capture: PathBuf = captures.join(name).with_extension("pcap");
+    let frames = pcap::frames(&capture).unwrap();
+    let dissected = tshark::dissect(&capture, headers).unwrap();
+    assert_eq!(dissected.len(), frames.len());
+    dissected
+        .into_iter()
+        .zip(frames)
+        .filter(|(_, bytes)| hook != Hook::TcIngress || !has_cut_tag(bytes))
+        .collect()
+}
+
+/// The kernel drops such a frame ahead of TC ingress: it wants the tag and the EtherType behind it
+/// (`skb_vlan_untag`).
+fn has_cut_tag(frame: &[u8]) -> bool {
+    matches!(frame[12..14], [0x81, 0x00] | [0x88, 0xa8]) && frame.len() < 14 + 4 + 2
+}
+
+/// The agent has exactly the flows that are expected of the frames.
+fn counts(
+    name: &str,
+    hook: Hook,
+    settings: &[&str],
+    frames: &[(tshark::Frame, Vec<u8>)],
+    expected: &Expected,
+) -> Report {
+    let frames: Vec<&[u8]> = frames.iter().map(|(_, bytes)| &**bytes).collect();
+    let lab = Lab::quiet().unwrap();
+    let mut settings = settings.to_vec();
+    if hook == Hook::NativeXdp {
+        settings.extend(NATIVE_XDP);
+    }
+    let agent = Agent::start(&lab, &settings);
+    let (from, to) = match hook {
+        Hook::TcEgress => (&lab.agent, &lab.peer),
+        Hook::TcIngress | Hook::NativeXdp => (&lab.peer, &lab.agent),
+    };
+    let before = to.counters().unwrap();
+    from.frame_socket().unwrap().send_many(&frames).unwrap();
+    wait_for_packets(to, before, frames.len() as u64);
+    let report = agent.stop();
+
+    let all: Pair = frames.iter().map(|frame| count(1, frame)).sum();
+    assert_eq!(report.seen(), all, "{name}");
+    let unparsed = report.last()["unparsed"].as_object().unwrap();
+    let unparsed: Pair = unparsed.values().map(pair).sum();
+    assert_eq!(of_records(&report.flows), expected.flows, "{name}");
+    assert_eq!(unparsed, expected.unparsed, "{name}: {}", report.last());
+    report
 }
 
 #[test]
@@ -240,4 +282,28 @@ fn captures_at_native_xdp_count_as_tshark_counts_them() {
         "captures_at_native_xdp_count_as_tshark_counts_them",
         Hook::NativeXdp,
     );
+}
+
+/// Every frame of the capture is a tunnel's, and none is deeper than is opened.
+#[test]
+fn what_tunnels_carry_counts_as_tshark_counts_it() {
+    let test = "agent::what_tunnels_carry_counts_as_tshark_counts_it";
+    if !is_root_or_skip(test) {
+        return;
+    }
+    let captures = match &*CAPTURES {
+        Ok(folder) => folder.path(),
+        Err(reason) => return skip(test, reason),
+    };
+    for hook in [Hook::TcIngress, Hook::TcEgress, Hook::NativeXdp] {
+        let frames = frames(captures, "tunnels", hook, Headers::Innermost);
+        let expected = expected(&frames);
+        assert_eq!(expected.differences, []);
+        assert_eq!(expected.unparsed, Pair::default());
+        let report = counts("tunnels", hook, &["--decapsulate"], &frames, &expected);
+        let beside = |fact: &str| pair(&report.last()["beside"][fact]);
+        assert_eq!(beside("decapsulated"), report.seen());
+        assert_eq!(beside("tunnels_unopened"), Pair::default());
+        assert_eq!(beside("tunnel_depth"), Pair::default());
+    }
 }
