@@ -2,15 +2,20 @@
 
 use std::{collections::VecDeque, error::Error as StdError, fmt, io, str::FromStr, time::Duration};
 
+use prost::Message as _;
 use thiserror::Error;
 use tonic::{
     Code, Status, Streaming,
     transport::{Channel, Endpoint},
 };
 
-use crate::wire::{
-    AgentStatus, Filters, FlowBatch, GetFiltersRequest, GetStatusRequest, ObserveRequest,
-    SetFiltersRequest, flow_agent_client::FlowAgentClient, flow_control_client::FlowControlClient,
+use crate::{
+    control::MAX_MESSAGE_BYTES,
+    wire::{
+        AgentStatus, Filters, FlowBatch, GetFiltersRequest, GetStatusRequest, ObserveRequest,
+        SetFiltersRequest, flow_agent_client::FlowAgentClient,
+        flow_control_client::FlowControlClient,
+    },
 };
 
 /// Where the agent listens when nothing else is said.
@@ -18,6 +23,8 @@ pub const DEFAULT_TARGET: &str = "unix:/run/flow-agent/flow-agent.sock";
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
+/// A set of a million networks takes some seconds.
+const CONTROL_TIMEOUT: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MOST: Duration = Duration::from_secs(5);
@@ -82,6 +89,11 @@ pub enum ClientError {
     TooOld { target: Target, call: &'static str },
     #[error("the agent at {target} refused: {message}")]
     Refused { target: Target, message: String },
+    #[error(
+        "the filter rules are larger than the {} MiB that gRPC takes; give them to \
+         `flow-agent run --filter-file`", MAX_MESSAGE_BYTES >> 20
+    )]
+    TooLarge,
     #[error("what listens on {target} does not speak gRPC as a flow agent does")]
     NotAnAgent {
         target: Target,
@@ -107,7 +119,10 @@ impl ClientError {
             | Self::NoPermission { .. }
             | Self::NotAnAgent { .. }
             | Self::Broken { .. } => true,
-            Self::TooOld { .. } | Self::Refused { .. } | Self::BadTarget { .. } => false,
+            Self::TooOld { .. }
+            | Self::Refused { .. }
+            | Self::TooLarge
+            | Self::BadTarget { .. } => false,
         }
     }
 
@@ -138,6 +153,8 @@ impl ClientError {
                 target,
                 message: status.message().to_owned(),
             }
+        } else if code == Code::OutOfRange {
+            Self::TooLarge
         } else if matches!(code, Code::Internal | Code::Unknown) && io_error_kind(&status).is_none()
         {
             Self::NotAnAgent {
@@ -201,9 +218,9 @@ pub async fn status(target: &Target) -> Result<AgentStatus, ClientError> {
 
 /// The filter rules in force.
 pub async fn filters(target: &Target) -> Result<Filters, ClientError> {
-    let mut client = FlowControlClient::new(channel(target).await?);
+    let mut client = control(target).await?;
     let mut request = tonic::Request::new(GetFiltersRequest {});
-    request.set_timeout(STATUS_TIMEOUT);
+    request.set_timeout(CONTROL_TIMEOUT);
     let response = client
         .get_filters(request)
         .await
@@ -213,14 +230,25 @@ pub async fn filters(target: &Target) -> Result<Filters, ClientError> {
 
 /// Replaces the filter rules, by none where there are none, and says what is in force then.
 pub async fn set_filters(target: &Target, rules: Vec<String>) -> Result<Filters, ClientError> {
-    let mut client = FlowControlClient::new(channel(target).await?);
-    let mut request = tonic::Request::new(SetFiltersRequest { rules });
-    request.set_timeout(STATUS_TIMEOUT);
+    let request = SetFiltersRequest { rules };
+    if request.encoded_len() > MAX_MESSAGE_BYTES {
+        return Err(ClientError::TooLarge);
+    }
+    let mut client = control(target).await?;
+    let mut request = tonic::Request::new(request);
+    request.set_timeout(CONTROL_TIMEOUT);
     let response = client
         .set_filters(request)
         .await
         .map_err(|status| ClientError::from_status(target, "FlowControl/SetFilters", status))?;
     Ok(response.into_inner())
+}
+
+async fn control(target: &Target) -> Result<FlowControlClient<Channel>, ClientError> {
+    let client = FlowControlClient::new(channel(target).await?);
+    Ok(client
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES))
 }
 
 /// What happens on a stream that goes on across restarts of the agent.
@@ -377,4 +405,28 @@ fn describe(error: &dyn StdError) -> String {
         next = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn rules_that_no_agent_takes_are_not_sent() {
+        let nowhere = "unix:/nowhere7/x.sock".parse().unwrap();
+        let rule = "exclude port 1024-65535,".repeat(3_000_000);
+        let error = set_filters(&nowhere, vec![rule]).await.unwrap_err();
+        assert!(
+            error.to_string().contains("larger than the 64 MiB"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_set_that_is_too_large_is_no_broken_connection() {
+        let target = "unix:/nowhere7/x.sock".parse().unwrap();
+        let status = Status::out_of_range("decoded message length too large");
+        let error = ClientError::from_status(&target, "FlowControl/GetFilters", status);
+        assert!(matches!(error, ClientError::TooLarge), "{error}");
+    }
 }

@@ -8,8 +8,11 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::{filter::Rule, wire::Filters};
 
-/// Changes that may wait for a scan to end.
+/// Changes that may wait for one that is being made.
 const QUEUE: usize = 4;
+
+/// What a set of rules may take as a message: a million IPv6 networks, and room to spare.
+pub const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ControlError {
@@ -36,7 +39,15 @@ pub struct Changes {
 /// Rules that are to replace those in force.
 pub struct Change {
     pub rules: Vec<Rule>,
-    done: oneshot::Sender<Result<Arc<Filters>, ControlError>>,
+    done: oneshot::Sender<Result<Changed, ControlError>>,
+}
+
+/// What became of a change.
+#[derive(Debug)]
+pub struct Changed {
+    pub in_force: Arc<Filters>,
+    /// What in the rules may not be meant.
+    pub warnings: Vec<String>,
 }
 
 /// `rules` are in force at the start.
@@ -59,6 +70,7 @@ fn filters(rules: &[Rule], generation: u64) -> Filters {
     Filters {
         rules: rules.iter().map(ToString::to_string).collect(),
         generation,
+        warnings: Vec::new(),
     }
 }
 
@@ -68,7 +80,7 @@ impl Control {
     }
 
     /// Returns when every packet is held against the new rules.
-    pub async fn set_filters(&self, rules: Vec<Rule>) -> Result<Arc<Filters>, ControlError> {
+    pub async fn set_filters(&self, rules: Vec<Rule>) -> Result<Changed, ControlError> {
         let (done, outcome) = oneshot::channel();
         let change = Change { rules, done };
         self.changes
@@ -89,16 +101,19 @@ impl Changes {
         }
     }
 
-    /// Tells who asked how it went.
-    pub fn end(&self, change: Change, outcome: &anyhow::Result<()>) {
+    /// Tells who asked how it went; a set that is in force comes with its warnings.
+    pub fn end(&self, change: Change, outcome: anyhow::Result<Vec<String>>) {
         let Change { rules, done } = change;
         let answer = match outcome {
-            Ok(()) => {
+            Ok(warnings) => {
                 let generation = self.in_force.borrow().generation + 1;
                 let filters = Arc::new(filters(&rules, generation));
                 self.in_force.send_replace(Arc::clone(&filters));
                 tracing::info!(rules = rules.len(), generation, "filter rules are in force");
-                Ok(filters)
+                Ok(Changed {
+                    in_force: filters,
+                    warnings,
+                })
             }
             Err(error) => {
                 tracing::warn!("the filter rules stay as they were: {error:#}");

@@ -18,7 +18,7 @@ mod probe;
 mod read;
 
 pub use compile::{CompileError, Compiled, HookNames};
-pub use explain::{Explained, explain};
+pub use explain::{Explained, explain, not_watched};
 pub use fault::Fault;
 pub use net::Net;
 pub use probe::{Probe, Verdict};
@@ -44,7 +44,11 @@ tcpdump: a rule with them concerns one direction of a conversation, one without 
   --filter 'include net 10.1.0.0/16; exclude net 10.0.0.0/8'
   --filter 'exclude port 1024-65535 proto udp on eth0 ingress'
 
-What is left out is in the account as filtered. `flow-agent check --filter RULES` explains rules.";
+A set has at most 1,024 rules and 1,000,000 networks, each of which takes some 400 bytes of kernel
+memory. What is left out is in the account as filtered. `flow-agent check --filter RULES` explains rules.";
+
+/// Networks that a set can have: some 400 MB of kernel memory.
+pub const MAX_NETWORKS: usize = 1_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -85,6 +89,10 @@ impl<T> Sides<T> {
             dst: Vec::new(),
             either: Vec::new(),
         }
+    }
+
+    pub fn len(&self) -> usize {
+        self.src.len() + self.dst.len() + self.either.len()
     }
 
     pub fn is_empty(&self) -> bool {

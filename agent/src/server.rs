@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status, service::Routes, transport::Server};
 use tracing::warn;
 
 use crate::{
-    control::Control,
+    control::{Control, MAX_MESSAGE_BYTES},
     hub::{Hub, OutgoingBatch, Subscription},
     wire::{
         AgentStatus, GetStatusRequest, ObserveRequest,
@@ -56,7 +56,9 @@ pub async fn run(
         status,
     });
     // As the fallback it gets what is under no known path as well.
-    let control = FlowControlServer::new(control::Service(control));
+    let control = FlowControlServer::new(control::Service(control))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let paths = Routes::new(grpc_only::GrpcOnly(control)).into_axum_router();
     let routes = Routes::from(paths.fallback_service(grpc_only::GrpcOnly(service)));
 

@@ -17,13 +17,15 @@ mod bpf;
 mod filters;
 mod process;
 mod programs;
+mod settings;
 mod system;
 mod xdp;
 
 /// Say what works here and what is missing, for this kernel and this user.
 ///
-/// Exit status 0 where the agent can run with its defaults, 1 where it cannot. With filter rules it
-/// explains these instead.
+/// Exit status 0 where the agent can run with its defaults, 1 where it cannot. The filter
+/// rules that the environment sets are read too. With --filter, --filter-file or --flow it explains
+/// these rules instead.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Text for people, or JSON Lines.
@@ -157,6 +159,7 @@ fn checks(include: &[Pattern], exclude: &[Pattern]) -> Result<Vec<Check>> {
     }
     checks.push(bpf::tcx());
     checks.extend(interfaces(include, exclude));
+    checks.extend(settings::filters());
     Ok(checks)
 }
 
@@ -235,7 +238,12 @@ fn line(check: &Check, name_width: usize) -> String {
     let remedy = remedy
         .as_ref()
         .map_or_else(String::new, |remedy| format!("; {remedy}"));
-    format!("{status:<7}  {name:<name_width$}  {detail}{remedy}")
+    // A fault in a rule draws its place on lines of their own.
+    let (detail, drawing) = detail.split_once('\n').unwrap_or((detail, ""));
+    let first = format!("{status:<7}  {name:<name_width$}  {detail}{remedy}");
+    let indent = " ".repeat(name_width + 11);
+    let drawing = drawing.lines().map(|line| format!("\n{indent}{line}"));
+    std::iter::once(first).chain(drawing).collect()
 }
 
 fn json_lines(checks: &[Check]) -> Result<String> {

@@ -11,7 +11,7 @@ use agent_common::filter::{
 };
 use thiserror::Error;
 
-use super::{Action, Direction, Net, Ports, Rule};
+use super::{Action, Direction, MAX_NETWORKS, Net, Ports, Rule};
 
 /// The names of the interfaces by their slots; none for a slot that has no interface.
 pub type HookNames = [Option<String>];
@@ -22,6 +22,8 @@ pub enum CompileError {
         "{0} filter rules; a set has at most {MAX_RULES} (a term takes several values: net A,B)"
     )]
     TooManyRules(usize),
+    #[error("{0} networks in the filter rules; a set has at most {MAX_NETWORKS}")]
+    TooManyNetworks(usize),
     #[error("the filter rules tell more ranges of ports apart than fit: use fewer or wider ones")]
     TooManyPorts,
 }
@@ -39,6 +41,10 @@ impl Compiled {
     pub fn new(rules: &[Rule], interfaces: &HookNames) -> Result<Self, CompileError> {
         if rules.len() > MAX_RULES {
             return Err(CompileError::TooManyRules(rules.len()));
+        }
+        let networks = rules.iter().map(|rule| rule.nets.len()).sum();
+        if networks > MAX_NETWORKS {
+            return Err(CompileError::TooManyNetworks(networks));
         }
         let mut tables = Tables::new(rules);
         if rules.iter().any(|rule| !rule.protocols.is_empty()) {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Action, Direction, Net, Ports, Rule, Sides, probe::WITH_PORTS};
+use super::{Action, Direction, HookNames, Net, Ports, Rule, Sides, probe::WITH_PORTS};
 use crate::interfaces::Pattern;
 
 /// A rule with what there is to know of it.
@@ -22,6 +22,22 @@ pub fn explain(rules: &[Rule]) -> Vec<Explained> {
         notes: notes(&rules[..index], rule),
     });
     explained.collect()
+}
+
+/// Rules that name an interface which none of `interfaces` is, a line for each.
+pub fn not_watched(rules: &[Rule], interfaces: &HookNames) -> Vec<String> {
+    let is_here = |pattern: &Pattern| {
+        let mut names = interfaces.iter().flatten();
+        names.any(|name| pattern.matches(name))
+    };
+    let missing = rules.iter().zip(1..).filter_map(|(rule, number)| {
+        let mut patterns = rule.interfaces.iter();
+        let pattern = patterns.find(|pattern| !is_here(pattern))?;
+        Some(format!(
+            "filter rule {number}: no interface that is watched is named {pattern}"
+        ))
+    });
+    missing.collect()
 }
 
 fn notes(earlier: &[Rule], rule: &Rule) -> Vec<String> {

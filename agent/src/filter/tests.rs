@@ -439,3 +439,33 @@ fn more_rules_than_fit_are_refused() {
     );
     assert!(Compiled::new(&many[..1024], &[]).is_ok());
 }
+
+#[test]
+fn more_networks_than_fit_are_refused() {
+    let mut rule = Rule::new(Action::Exclude);
+    let net = Net::of(IpAddr::from([10, 0, 0, 1]));
+    rule.nets.src = vec![net; MAX_NETWORKS];
+    let mut other = Rule::new(Action::Include);
+    other.nets.either = vec![net];
+    let set = [rule, other];
+    assert!(Compiled::new(&set[..1], &[]).is_ok());
+    let error = Compiled::new(&set, &[]).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "1000001 networks in the filter rules; a set has at most 1000000"
+    );
+}
+
+#[test]
+fn rules_on_interfaces_that_are_not_watched_are_told() {
+    let interfaces = ["eth0", "veth1"].map(|name| Some(name.to_owned()));
+    let told = |text: &str| not_watched(&rules(text), &interfaces);
+    assert_eq!(told("exclude on eth0; exclude on v*; exclude all"), [""; 0]);
+    assert_eq!(
+        told("exclude on eth0; exclude on eth0,eht0; include on w* ingress"),
+        [
+            "filter rule 2: no interface that is watched is named eht0",
+            "filter rule 3: no interface that is watched is named w*",
+        ]
+    );
+}

@@ -17,10 +17,7 @@ use super::{
     inner_map::{self, Shape},
     load::map_memory_bytes,
 };
-use crate::{
-    filter::{Compiled, Rule},
-    interfaces::Pattern,
-};
+use crate::filter::{self, Compiled, Rule};
 
 // linux/bpf.h.
 const BPF_F_NO_PREALLOC: u32 = 1 << 0;
@@ -46,6 +43,7 @@ struct Active {
 pub struct Staged {
     next: Option<Active>,
     set: RuleSet,
+    warnings: Vec<String>,
 }
 
 /// What the owner of the programs' switch has to know of a set.
@@ -61,6 +59,11 @@ pub struct RuleSet {
 impl Staged {
     pub fn set(&self) -> RuleSet {
         self.set
+    }
+
+    /// What in the rules may not be meant; it is logged already.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 }
 
@@ -84,14 +87,9 @@ impl Filters {
     /// Compiles `rules` and fills the slot that no program looks at.
     pub fn stage(&self, rules: &[Rule]) -> Result<Staged> {
         let compiled = Compiled::new(rules, &self.interfaces)?;
-        for rule in rules {
-            let is_here = |pattern: &Pattern| {
-                let mut names = self.interfaces.iter().flatten();
-                names.any(|name| pattern.matches(name))
-            };
-            if let Some(pattern) = rule.interfaces.iter().find(|pattern| !is_here(pattern)) {
-                tracing::warn!(%rule, "no interface that is watched is named {pattern}");
-            }
+        let warnings = filter::not_watched(rules, &self.interfaces);
+        for warning in &warnings {
+            tracing::warn!("{warning}");
         }
         let mut kernel_memory_bytes = self.outer().into_iter().map(map_memory_bytes).sum();
         let next = if compiled.is_empty() {
@@ -109,7 +107,11 @@ impl Filters {
             rules: rules.len() as u32,
             kernel_memory_bytes,
         };
-        Ok(Staged { next, set })
+        Ok(Staged {
+            next,
+            set,
+            warnings,
+        })
     }
 
     /// After every program was turned to `staged`: gives the memory of the set before back.

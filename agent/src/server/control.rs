@@ -6,7 +6,7 @@ use tonic::{Request, Response, Status};
 
 use super::Peer;
 use crate::{
-    control::{Control, ControlError},
+    control::{Changed, Control, ControlError},
     filter::{Fault, Rule, Rules},
     wire::{Filters, GetFiltersRequest, SetFiltersRequest, flow_control_server::FlowControl},
 };
@@ -29,7 +29,10 @@ impl FlowControl for Service {
         let rules = rules(&request.into_inner().rules)
             .map_err(|fault| Status::invalid_argument(fault.to_string()))?;
         match self.0.set_filters(rules).await {
-            Ok(filters) => Ok(Response::new((*filters).clone())),
+            Ok(Changed { in_force, warnings }) => Ok(Response::new(Filters {
+                warnings,
+                ..(*in_force).clone()
+            })),
             Err(error @ ControlError::Refused(_)) => {
                 Err(Status::failed_precondition(error.to_string()))
             }

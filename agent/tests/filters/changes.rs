@@ -9,7 +9,7 @@ use std::{
 };
 
 use agent_common::Pair;
-use lab::{Lab, privilege::is_root_or_skip};
+use lab::{Lab, kernel, privilege::is_root_or_skip};
 
 use crate::support::{Agent, NATIVE_XDP, count, flow_agent, pair, wait_for_packets, wait_until};
 
@@ -155,6 +155,67 @@ fn a_set_with_a_fault_is_refused_as_a_whole_and_the_old_one_stays() {
     let report = agent.stop();
     assert_eq!(pair(&report.last()["filtered"]), count(2, &frames[0]));
     assert_eq!(pair(&report.last()["flows"]), count(1, &frames[0]));
+}
+
+/// Far more than a message of gRPC takes by itself.
+#[test]
+fn a_large_set_is_set_shown_and_cleared_over_grpc() {
+    if !is_root_or_skip("agent::a_large_set_is_set_shown_and_cleared_over_grpc") {
+        return;
+    }
+    let networks = kernel::packets(400_000, 20_000) as u32;
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("filters");
+    let file = file.to_str().unwrap();
+    let network = |number: u32| format!("{}/32", Ipv4Addr::from_bits(0x0a00_0000 + number * 2));
+    let list: Vec<String> = (0..networks).map(network).collect();
+    let rule = format!("exclude src net {}\n", list.join(","));
+    fs::write(file, &rule).unwrap();
+    let set = filter(&lab, &agent.address(), &["set", "--file", file]);
+    let stderr = String::from_utf8(set.stderr).unwrap();
+    assert!(set.status.success(), "{stderr}");
+    let shown = format!("{rule}# 1 rule; set 2 of this agent\n");
+    assert!(set.stdout == shown.as_bytes());
+    assert!(in_force(&lab, &agent.address()) == shown);
+
+    let from = |host: u32| {
+        let from = Ipv4Addr::from_bits(0x0a00_0000 + host);
+        let frame = lab.peer.frame_v4(&lab.agent);
+        let frame = frame.between(from, lab.agent.ipv4);
+        frame.udp(9, 1, &[0; 18]).unwrap()
+    };
+    let frames = [0, 1, networks, 2 * networks - 2, 2 * networks].map(from);
+    let before = lab.agent.counters().unwrap();
+    lab.peer.frame_socket().unwrap().send_many(&frames).unwrap();
+    wait_for_packets(&lab.agent, before, 5);
+    assert!(filter(&lab, &agent.address(), &["clear"]).status.success());
+    let report = agent.stop();
+    assert_eq!(pair(&report.last()["filtered"]), count(3, &frames[0]));
+    assert_eq!(report.sums().len(), 2);
+}
+
+#[test]
+fn who_sets_rules_is_told_of_interfaces_that_are_not_watched() {
+    if !is_root_or_skip("agent::who_sets_rules_is_told_of_interfaces_that_are_not_watched") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &[]);
+    let set = |rules: &str| {
+        let output = filter(&lab, &agent.address(), &["set", rules]);
+        assert!(output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let here = &lab.agent.interface;
+    assert_eq!(
+        set(&format!("exclude on {here}; exclude on eht0")),
+        "flow-agent: warning: filter rule 2: no interface that is watched is named eht0\n"
+    );
+    assert!(agent.stderr().contains("named eht0"));
+    assert_eq!(set(&format!("exclude on {here}")), "");
+    agent.stop();
 }
 
 #[test]

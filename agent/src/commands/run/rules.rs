@@ -46,7 +46,7 @@ async fn serve(
         let outcome = match staged {
             Ok(staged) => {
                 let (done, outcome) = oneshot::channel();
-                let set = staged.set();
+                let (set, warnings) = (staged.set(), staged.warnings().to_vec());
                 if switches.send(Switch { set, done }).await.is_err() {
                     // The agent is about to stop: who asked is told by the change's end.
                     return Ok(());
@@ -62,10 +62,10 @@ async fn serve(
                     .await
                     .context("the task that frees the rules before")?;
                 }
-                outcome
+                outcome.map(|()| warnings)
             }
             Err(error) => Err(error),
         };
-        changes.end(change, &outcome);
+        changes.end(change, outcome);
     }
 }
