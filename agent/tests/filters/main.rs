@@ -6,9 +6,12 @@
     reason = "clippy takes only functions marked as tests for tests"
 )]
 
+mod alternation;
 mod changes;
+mod inside;
 mod interfaces;
 mod reload;
+mod sampling;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -1,0 +1,116 @@
+//! Two sets that exclude the same packets by other rules take turns under full load: a packet that
+//! were held against none, or against a part of one, would be counted.
+
+use std::{
+    fs,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+use agent::client;
+use agent_common::Pair;
+use lab::{
+    Lab, kernel,
+    privilege::{is_root_or_skip, skip},
+};
+use tokio::runtime::Runtime;
+
+use crate::support::{Agent, NATIVE_XDP, count, pair, wait_until};
+
+/// In the file. The networks behind the first one make it a set that takes its time to be stored.
+fn by_networks() -> String {
+    let others: Vec<String> = (0..2000)
+        .map(|number| format!("172.16.{}.{}", number / 250, number % 250))
+        .collect();
+    let others = others.join(",");
+    format!("include src net 203.0.113.0/24\nexclude src net 10.77.0.0/16,{others}\n")
+}
+
+/// By gRPC: what the frame is let in by stands behind what leaves it out.
+const BY_PORTS: [&str; 3] = [
+    "include port 1-52,54-999 proto udp",
+    "exclude dst port 53 proto udp ingress",
+    "include src net 10.77.0.0/16",
+];
+
+fn no_packet_passes_between_two_sets(settings: &[&str]) {
+    let changes = kernel::packets(200, 10);
+    let at_once = kernel::packets(50_000, 500) as u32;
+    let lab = Lab::quiet().unwrap();
+    // A veth end takes generated frames only where it polls.
+    lab.agent.set_offloads(&["gro"], true).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("filters");
+    fs::write(&file, by_networks()).unwrap();
+    let settings = [&["--filter-file", file.to_str().unwrap()], settings].concat();
+    let agent = Agent::start(&lab, &settings);
+    let target = agent.address().parse().unwrap();
+    let runtime = Runtime::new().unwrap();
+    let before = lab.agent.counters().unwrap();
+    let frame = lab.peer.frame_v4(&lab.agent);
+    let frame = frame.udp(1000, 53, &[0; 18]).unwrap();
+    let generator = lab.peer.generator().unwrap();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                generator.send(&frame, at_once, None).unwrap();
+            }
+        });
+        let generation = || {
+            runtime
+                .block_on(client::filters(&target))
+                .unwrap()
+                .generation
+        };
+        for number in 2..2 + changes {
+            if number % 2 == 0 {
+                let rules = BY_PORTS.map(str::to_owned).into();
+                let set = runtime.block_on(client::set_filters(&target, rules));
+                assert_eq!(set.unwrap().generation, number);
+            } else {
+                agent.signal(libc::SIGHUP);
+                wait_until("the file is in force", || generation() == number);
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let mut counted = before;
+    wait_until("the last frames are through", || {
+        let earlier = counted;
+        counted = lab.agent.counters().unwrap();
+        counted == earlier
+    });
+    let report = agent.stop();
+
+    // The wire drops what finds its ring full.
+    let arrived = count((counted - before).rx_packets, &frame);
+    assert!(arrived.packets > 0);
+    assert_eq!(report.seen(), arrived);
+    assert_eq!(pair(&report.last()["filtered"]), arrived);
+    assert_eq!(pair(&report.last()["flows"]), Pair::default());
+    assert!(report.flows.is_empty());
+    eprintln!("{changes} changes under {} packets", arrived.packets);
+}
+
+fn has_generator_or_skip(test: &str) -> bool {
+    let has_generator = kernel::is_at_least(5, 18);
+    if !has_generator {
+        skip(test, "the kernel sends live frames from 5.18");
+    }
+    has_generator && is_root_or_skip(test)
+}
+
+#[test]
+fn no_packet_passes_between_two_sets_that_exclude_it_over_tc() {
+    if has_generator_or_skip("agent::no_packet_passes_between_two_sets_that_exclude_it_over_tc") {
+        no_packet_passes_between_two_sets(&[]);
+    }
+}
+
+#[test]
+fn no_packet_passes_between_two_sets_that_exclude_it_over_xdp() {
+    if has_generator_or_skip("agent::no_packet_passes_between_two_sets_that_exclude_it_over_xdp") {
+        no_packet_passes_between_two_sets(NATIVE_XDP);
+    }
+}
