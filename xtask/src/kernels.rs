@@ -35,7 +35,8 @@ const SUITES: &[(&str, &str)] = &[
     ("trixie", "6.12"),
 ];
 
-/// What the tests need of a kernel that comes in modules, and every device that they make.
+/// What the tests need of a kernel that comes in modules, and every device that they make. Each of
+/// [`SUITES`] has them all, so a test that misses one has failed.
 const MODULES: &[&str] = &[
     "veth",
     "tun",
@@ -177,6 +178,9 @@ fn run(
     row
 }
 
+/// In the reason of a skipped test of `agent/tests/devices`.
+const NO_DEVICE: &str = "this kernel has no ";
+
 /// Adds a guest's lines up; where something failed, passes them on.
 fn judge(outcome: &Outcome, programs: usize, release: &str, count: &mut Count) {
     let mut stopped = 0;
@@ -184,7 +188,15 @@ fn judge(outcome: &Outcome, programs: usize, release: &str, count: &mut Count) {
         count.add_result(line);
         if let Some(skipped) = line.strip_prefix("@@ skipped ") {
             count.passed = count.passed.saturating_sub(1);
-            count.skipped.push(format!("kernel {release}: {skipped}"));
+            if skipped.contains(NO_DEVICE) {
+                eprintln!("error: {release}: {skipped}");
+                count.failed += 1;
+            } else {
+                count.skipped.push(format!("kernel {release}: {skipped}"));
+            }
+        } else if let Some(module) = line.strip_prefix("@@ module ") {
+            eprintln!("error: {release}: {module} cannot be loaded");
+            count.failed += 1;
         } else if let Some(stop) = line.strip_prefix("@@ stop ") {
             stopped += 1;
             let mut words = stop.split_whitespace();
@@ -243,4 +255,42 @@ fn report(mut rows: Vec<Row>) -> ExitCode {
         total.skipped.extend(row.count.skipped);
     }
     total.report()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{path::PathBuf, time::Duration};
+
+    use super::*;
+
+    fn judged(lines: &[&str]) -> (usize, usize, usize) {
+        let outcome = Outcome {
+            lines: lines.iter().map(|&line| line.to_owned()).collect(),
+            took: Duration::ZERO,
+            logs: PathBuf::new(),
+        };
+        let mut count = Count::default();
+        judge(&outcome, 1, "6.1", &mut count);
+        (count.passed, count.failed, count.skipped.len())
+    }
+
+    const RESULT: &str = "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured";
+    const STOP: &str = "@@ stop devices 0 1.0 2.0";
+
+    #[test]
+    fn a_device_that_the_kernel_lacks_and_a_module_that_does_not_load_have_failed() {
+        let old = "@@ skipped a::test: before 5.14 packets arrive with the tunnel's headers";
+        assert_eq!(judged(&[RESULT, STOP, old, guest::END]), (2, 0, 1));
+        let lacks = "@@ skipped a::test: this kernel has no gre device";
+        assert_eq!(judged(&[RESULT, STOP, lacks, guest::END]), (2, 1, 0));
+        let module = "@@ module /modules/003-ip_gre.ko";
+        assert_eq!(judged(&[module, RESULT, STOP, guest::END]), (3, 1, 0));
+    }
+
+    #[test]
+    fn a_guest_that_does_not_come_to_its_end_has_failed() {
+        assert_eq!(judged(&[RESULT, STOP, guest::END]), (3, 0, 0));
+        assert_eq!(judged(&[RESULT, STOP]), (3, 1, 0));
+        assert_eq!(judged(&[guest::END]), (0, 1, 0));
+    }
 }

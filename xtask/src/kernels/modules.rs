@@ -13,6 +13,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 /// The modules under a folder.
 pub struct Modules {
     paths: BTreeMap<String, PathBuf>,
+    /// Parts of the kernel itself that could be modules.
+    built_in: BTreeSet<String>,
 }
 
 /// A module as the kernel takes it.
@@ -23,6 +25,12 @@ pub struct Module {
 
 impl Modules {
     pub fn under(folder: &Path) -> Result<Self> {
+        let list = folder.join("modules.builtin");
+        let built_in = fs::read_to_string(&list)
+            .with_context(|| format!("read {}", list.display()))?
+            .lines()
+            .filter_map(|path| Some(canonical(path.rsplit('/').next()?.strip_suffix(".ko")?)))
+            .collect();
         let mut paths = BTreeMap::new();
         let mut folders = vec![folder.to_owned()];
         while let Some(folder) = folders.pop() {
@@ -39,10 +47,10 @@ impl Modules {
                 }
             }
         }
-        Ok(Self { paths })
+        Ok(Self { paths, built_in })
     }
 
-    /// A name that is not there stands for what the kernel has built in, or lacks.
+    /// A name that is neither there nor built into the kernel is an error.
     pub fn with_dependencies(&self, names: &[&str]) -> Result<Vec<Module>> {
         let mut found = Vec::new();
         let mut seen = BTreeSet::new();
@@ -57,6 +65,7 @@ impl Modules {
             return Ok(());
         }
         let Some(path) = self.paths.get(name) else {
+            ensure!(self.built_in.contains(name), "the kernel has no {name}");
             return Ok(());
         };
         let bytes = decompressed(path)?;
@@ -113,6 +122,16 @@ fn dependencies(module: &[u8]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_module_that_is_neither_there_nor_built_in_is_an_error() {
+        let modules = Modules {
+            paths: BTreeMap::new(),
+            built_in: BTreeSet::from(["ip_gre".to_owned()]),
+        };
+        assert!(modules.with_dependencies(&["ip-gre"]).unwrap().is_empty());
+        assert!(modules.with_dependencies(&["ip_gre", "sit"]).is_err());
+    }
 
     #[test]
     fn a_module_names_what_it_depends_on() {
