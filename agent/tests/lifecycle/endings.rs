@@ -2,10 +2,13 @@
 
 use std::{
     fs::{self, File},
+    io::{BufRead as _, BufReader},
+    thread,
     time::Duration,
 };
 
 use lab::{Lab, Process, privilege::is_root_or_skip};
+use serde_json::Value;
 
 use crate::{
     CLSACT, TCX,
@@ -100,6 +103,59 @@ fn a_stdout_that_takes_nothing_is_told_at_once() {
     });
     process.signal(libc::SIGTERM).unwrap();
     assert!(!process.wait(Duration::from_secs(20)).unwrap().success());
+    assert!(nothing_is_attached(&lab.agent));
+}
+
+/// The log of early scans, of a reload and of the end find nobody.
+#[test]
+fn a_stderr_that_nobody_reads_ends_nothing() {
+    const FLOWS: u16 = 5_000;
+    if !is_root_or_skip("agent::a_stderr_that_nobody_reads_ends_nothing") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let directory = tempfile::TempDir::new().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    fs::write(path("rules"), "exclude port 9").unwrap();
+    let mut command = flow_agent(&lab.agent);
+    let (log, stderr) = std::io::pipe().unwrap();
+    command
+        .args(["run", "--interface", &lab.agent.interface])
+        .args(["--output", "json", "--max-flows", "1000"])
+        .arg("--listen")
+        .arg(format!("unix:{}", path("x.sock").display()))
+        .arg("--filter-file")
+        .arg(path("rules"))
+        .stdout(File::create(path("stdout")).unwrap())
+        .stderr(stderr);
+    let mut process = Process::spawn(&mut command).unwrap();
+    drop(command);
+    let mut log = BufReader::new(log).lines();
+    assert!(log.any(|line| line.unwrap().contains("counting max_flows=")));
+    drop(log);
+
+    let before = lab.agent.counters().unwrap();
+    let frame = lab.peer.frame_v4(&lab.agent);
+    let socket = lab.peer.frame_socket().unwrap();
+    for ports in (1000..1000 + FLOWS).collect::<Vec<_>>().chunks(200) {
+        let frames = ports
+            .iter()
+            .map(|&port| frame.udp(port, 53, &[0; 18]).unwrap());
+        socket.send_many(frames.collect::<Vec<_>>()).unwrap();
+        thread::sleep(Duration::from_millis(20));
+    }
+    wait_for_packets(&lab.agent, before, FLOWS.into());
+    process.signal(libc::SIGHUP).unwrap();
+    thread::sleep(Duration::from_millis(300));
+    process.signal(libc::SIGTERM).unwrap();
+    assert!(process.wait(Duration::from_secs(20)).unwrap().success());
+    let written = fs::read_to_string(path("stdout")).unwrap();
+    let last: Value = serde_json::from_str(written.lines().last().unwrap()).unwrap();
+    assert_eq!(
+        (&last["type"], &last["final"]),
+        (&"account".into(), &true.into())
+    );
+    assert_eq!(last["seen"]["packets"], FLOWS);
     assert!(nothing_is_attached(&lab.agent));
 }
 
