@@ -30,7 +30,7 @@ enum Command {
     Show,
     /// Replace all rules by these, until the agent reads its own again (SIGHUP) or ends. No packet
     /// goes by in between; where one rule cannot be read, all stay as they were. A set has at most
-    /// 1,024 rules and 1,000,000 networks, each of which takes some 400 bytes of kernel memory.
+    /// 1,024 rules and 1,000,000 networks, each of which takes up to 1 KB of kernel memory.
     Set {
         /// Separated by semicolons, as `flow-agent run --filter` takes them.
         #[arg(value_name = "RULES")]

@@ -24,7 +24,7 @@ const TESTS: &[(&str, u64)] = &[
     // It loads every program twice, with and without opened tunnels.
     ("corpus", 900),
     ("devices", 300),
-    ("filters", 300),
+    ("filters", 900),
     ("fragments", 300),
     ("tunnels", 900),
 ];
