@@ -1,5 +1,5 @@
 //! Everything at once: traffic, scans, interfaces that go down and up, come and go, consumers that come
-//! and go, and one that stalls.
+//! and go, one that stalls, and rules that change.
 
 use std::{
     process::Stdio,
@@ -27,12 +27,14 @@ const SETTINGS: [&str; 10] = [
     "--max-tracked-flows",
     "20000",
     "--scan-interval",
-    "20ms",
+    "10ms",
     "--idle-timeout",
     "1s",
     "--output",
     "none",
 ];
+/// After its time is over, for the queue of the stalled consumer to be full.
+const PATIENCE: Duration = Duration::from_secs(90);
 /// What these settings and a consumer that does not read can come to, with room to spare.
 const RESIDENT_BYTES: u64 = 128 << 20;
 
@@ -45,6 +47,7 @@ struct Stage<'a> {
     wire: Mutex<()>,
     sent: AtomicU64,
     turns: AtomicU64,
+    changes: AtomicU64,
 }
 
 impl Stage<'_> {
@@ -112,6 +115,24 @@ impl Stage<'_> {
         }
     }
 
+    /// None of them is the traffic's; in the end there are none.
+    fn rules(&self) {
+        let filter = |words: &[&str]| {
+            let mut command = flow_agent(&self.lab.agent);
+            command.arg("filter").args(words);
+            command.args(["--connect", self.address]);
+            let silent = command.stdout(Stdio::null()).stderr(Stdio::null());
+            assert!(silent.status().unwrap().success());
+        };
+        while self.goes_on() {
+            filter(&["set", "exclude net 198.51.100.0/24; exclude port 9"]);
+            thread::sleep(Duration::from_millis(100));
+            filter(&["set", "exclude net 2001:db8::/32"]);
+            filter(&["clear"]);
+            self.changes.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     fn watch(&self) -> Process {
         let mut command = flow_agent(&self.lab.agent);
         command
@@ -148,6 +169,7 @@ fn nothing_grows_and_nothing_is_left_behind() {
         wire: Mutex::new(()),
         sent: AtomicU64::new(0),
         turns: AtomicU64::new(0),
+        changes: AtomicU64::new(0),
     };
     let stalled = stage.watch();
     thread::sleep(Duration::from_millis(300));
@@ -157,16 +179,26 @@ fn nothing_grows_and_nothing_is_left_behind() {
     let mut full_since = None;
     thread::scope(|scope| {
         let over = AtEnd(|| stage.is_over.store(true, Ordering::Relaxed));
-        let actors = [Stage::traffic, Stage::interfaces, Stage::consumers];
+        let actors = [
+            Stage::traffic,
+            Stage::interfaces,
+            Stage::consumers,
+            Stage::rules,
+        ];
         let stage = &stage;
         let actors = actors.map(|act| scope.spawn(move || act(stage)));
-        let end = Instant::now() + time;
-        while Instant::now() < end && actors.iter().all(|actor| !actor.is_finished()) {
+        let start = Instant::now();
+        // What follows the moment when the stalled consumer's queue is full is a third of it.
+        let is_over = |full_since: Option<Instant>| {
+            start.elapsed() >= time && full_since.is_some_and(|full| full.elapsed() >= time / 3)
+        };
+        while !is_over(full_since) && actors.iter().all(|actor| !actor.is_finished()) {
             thread::sleep(Duration::from_millis(500));
             samples.add(&agent.status(&lab.agent));
             if full_since.is_none() && agent.stderr().contains("it loses batches") {
                 full_since = Some(Instant::now());
             }
+            assert!(start.elapsed() < time + PATIENCE, "the queue never fills");
         }
         drop(over);
     });
@@ -183,14 +215,13 @@ fn nothing_grows_and_nothing_is_left_behind() {
 
     let turns = stage.turns.load(Ordering::Relaxed);
     let (resident, kernel) = (samples.peak_mib(), samples.kernel_mib());
-    println!("{sent} packets and {turns} turns of the interfaces in {time:?}");
+    let changes = stage.changes.load(Ordering::Relaxed);
+    println!("{sent} packets, {turns} turns of the interfaces, {changes} of the rules in {time:?}");
     println!("memory: {resident} MiB resident at most, {kernel} MiB of kernel maps");
-    assert!(turns > 1 && sent > 1000);
+    assert!(turns > 1 && sent > 1000 && changes > 1);
     assert!(log.contains(&format!("seen={sent} ")), "{sent} sent: {log}");
     samples.assert_bounded(RESIDENT_BYTES);
-    if let Some(full_since) = full_since {
-        samples.assert_flat_since(full_since);
-    }
+    samples.assert_flat_since(full_since.expect("the loop saw it"));
     wait_until("the kernel has none of its objects", || {
         held.alive() == Objects::default()
     });

@@ -1,16 +1,18 @@
 //! SYNs from random sources as fast as the kernel makes them.
 
 use std::{
+    process::Stdio,
     thread,
     time::{Duration, Instant},
 };
 
-use lab::{Lab, Variety, privilege::is_root_or_skip};
+use lab::{Lab, Process, Variety, privilege::is_root_or_skip};
+use serde_json::Value;
 
 use crate::{
     memory::Samples,
     probe, seconds_from,
-    support::{Agent, wait_until},
+    support::{Agent, flow_agent, wait_until},
 };
 
 const SYN: u8 = 0x02;
@@ -21,6 +23,8 @@ const MAX_TRACKED_FLOWS: u64 = 200_000;
 const BYTES_PER_FLOW: u64 = 2 * 200;
 const BYTES_PER_TRACKED_FLOW: u64 = 400;
 const REST_BYTES: u64 = 48 << 20;
+/// Of a consumer that does not read, as the README says.
+const QUEUED_BYTES: u64 = 256 << 20;
 /// Far beyond what a host that runs many tests at once shows, far under what a user would call hung.
 const RESPONSIVE: Duration = Duration::from_secs(1);
 
@@ -57,6 +61,14 @@ fn a_syn_flood_leaves_memory_bounded_and_the_host_responsive() {
         &["--scan-interval", "1s", "--output", "none"],
     ];
     let agent = Agent::start(&lab, &settings.concat());
+    let mut watch = flow_agent(&lab.agent);
+    watch.args(["watch", "--output", "json", "--connect", &agent.address()]);
+    let stalled = Process::spawn(watch.stdout(Stdio::null())).unwrap();
+    wait_until("the consumer is there", || {
+        let consumers = agent.status(&lab.agent)["consumers"].clone();
+        consumers.as_array().is_some_and(|all| !all.is_empty())
+    });
+    stalled.signal(libc::SIGSTOP).unwrap();
     let before = lab.agent.counters().unwrap();
     let mut samples = Samples::default();
     samples.add(&agent.status(&lab.agent));
@@ -76,10 +88,14 @@ fn a_syn_flood_leaves_memory_bounded_and_the_host_responsive() {
         last == earlier
     });
     let received = (last - before).rx_packets;
-    let early = agent.status(&lab.agent)["scans"]["early"].clone();
+    let status = agent.status(&lab.agent);
+    let number = |of: &Value| of.as_u64().unwrap();
+    let early = number(&status["scans"]["early"]);
+    let flows = number(&status["account"]["flows"]["packets"]);
+    drop(stalled);
     let log = agent.stop_silent();
 
-    println!("{received} SYNs in {time:?}, {early} early scans");
+    println!("{received} SYNs in {time:?}, {early} early scans, {flows} in flows");
     println!(
         "a timer, without the agent: {}; with it: {}",
         alone.late, counted.late
@@ -95,7 +111,8 @@ fn a_syn_flood_leaves_memory_bounded_and_the_host_responsive() {
         log.contains(&format!("seen={received} ")),
         "{received}: {log}"
     );
-    samples.assert_bounded(MAX_TRACKED_FLOWS * BYTES_PER_TRACKED_FLOW + REST_BYTES);
+    assert!(early > 0 && flows > 0, "{early} early scans, {flows} flows");
+    samples.assert_bounded(MAX_TRACKED_FLOWS * BYTES_PER_TRACKED_FLOW + QUEUED_BYTES + REST_BYTES);
     assert!(kernel << 20 <= MAX_FLOWS * BYTES_PER_FLOW + REST_BYTES);
     for times in [&counted.late, &counted.echo] {
         assert!(times.percentile(99) < RESPONSIVE, "{times}");

@@ -28,30 +28,30 @@ impl Samples {
         });
     }
 
-    /// Kernel memory was what it was from the first moment on, and resident memory never above the
-    /// bound.
+    /// Kernel memory varied by what rules take at most, and resident memory was never above the bound.
     pub fn assert_bounded(&self, resident_bytes: u64) {
-        let first = self.0.first().expect("a sample");
+        let least = self.0.iter().map(|sample| sample.kernel_bytes).min();
+        let most_kernel_bytes = least.expect("a sample") + MIB;
         for sample in &self.0 {
-            assert_eq!(sample.kernel_bytes, first.kernel_bytes);
+            assert!(sample.kernel_bytes <= most_kernel_bytes);
             assert!(sample.resident_bytes <= resident_bytes, "{}", self.text());
         }
     }
 
     /// After `start` resident memory does not grow from the first half to the second.
     pub fn assert_flat_since(&self, start: Instant) {
+        const FEWEST: usize = 8;
         let later: Vec<u64> = self
             .0
             .iter()
             .filter(|sample| sample.at >= start)
             .map(|sample| sample.resident_bytes)
             .collect();
+        assert!(later.len() >= FEWEST, "{} samples", later.len());
         let (before, after) = later.split_at(later.len() / 2);
-        let (Some(before), Some(after)) = (before.iter().max(), after.iter().max()) else {
-            return;
-        };
-        let room = before / 20 + MIB;
-        assert!(*after <= before + room, "{}", self.text());
+        let (before, after) = (before.iter().max(), after.iter().max());
+        let room = before.map(|before| before + before / 20 + MIB);
+        assert!(after <= room.as_ref(), "{}", self.text());
     }
 
     pub fn peak_mib(&self) -> u64 {
