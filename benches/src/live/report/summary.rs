@@ -114,9 +114,10 @@ const HEADLINES: &[Headline] = &[
         NOTHING,
     ),
     filtered(
-        "a packet held against 100 networks of filter rules",
-        "100 networks",
+        "a packet held against 1 network of filter rules",
+        "1 network",
     ),
+    filtered("the same with 100 networks", "100 networks"),
     filtered("the same with 1,000 networks", "1000 networks"),
     Headline {
         bench: "sweep",
@@ -164,7 +165,7 @@ const HEADLINES: &[Headline] = &[
     },
     Headline {
         bench: "newflows",
-        title: "new flows a second until one is lost, table of 65,536, every 10 s",
+        title: "new flows a second until one is lost, table of 65,536, every 10 s, no consumer",
         scenario: &[("table", "65536"), ("scan_interval", "10s")],
         measure: "lossless_flows_per_second",
         arm: "early",
