@@ -56,21 +56,56 @@ fn converse(lab: &Lab, kind: Kind) -> BTreeMap<String, Both> {
 }
 
 fn counts_the_device_and_the_wire(test: &str, kind: Kind) {
+    counts(test, kind, &[]);
+}
+
+/// On the wire, the flows are those of the device.
+fn counts_the_device_and_the_opened_wire(test: &str, kind: Kind) {
+    let opened = Kind {
+        outer_protocol: None,
+        ..kind
+    };
+    let Some(report) = counts(test, opened, &["--decapsulate"]) else {
+        return;
+    };
+    let (on_device, on_wire): (Vec<_>, Vec<_>) = report
+        .flows
+        .iter()
+        .partition(|flow| flow["interface"] == NAME);
+    for flow in on_device {
+        assert!(flow["encapsulation"].is_null(), "{flow}");
+    }
+    for flow in &on_wire {
+        assert_eq!(flow["encapsulation"], kind.name, "{flow}");
+    }
+    assert!(
+        on_wire
+            .iter()
+            .any(|flow| flow["outer_src_addr"].is_string())
+    );
+    let wire = report.seen() - total(&report.sums_on(NAME));
+    assert_eq!(pair(&report.last()["beside"]["decapsulated"]), wire);
+}
+
+fn counts(test: &str, kind: Kind, settings: &[&str]) -> Option<Report> {
     let test = format!("agent::{test}");
     if !is_root_or_skip(&test) {
-        return;
+        return None;
     }
     let (major, minor) = kind.shows_inner_from;
     if !lab::kernel::is_at_least(major, minor) {
         let reason = format!("before {major}.{minor} packets arrive with the tunnel's headers");
-        return skip(&test, &reason);
+        skip(&test, &reason);
+        return None;
     }
     let mut lab = Lab::addressed().unwrap();
     if !kind.make(&mut lab).unwrap() {
-        return skip(&test, &format!("this kernel has no {} device", kind.name));
+        skip(&test, &format!("this kernel has no {} device", kind.name));
+        return None;
     }
     let wire = &lab.agent.interface;
-    let agent = Agent::start_on(&lab.agent, NAME, &["--interface", wire]);
+    let settings = [&["--interface", wire], settings].concat();
+    let agent = Agent::start_on(&lab.agent, NAME, &settings);
     let before = lab.agent.counters().unwrap();
     let datagrams = converse(&lab, kind);
     let mut last = Counters::default();
@@ -93,6 +128,7 @@ fn counts_the_device_and_the_wire(test: &str, kind: Kind) {
     assert_eq!(report.seen(), seen, "{}", report.last());
     assert_equals_the_counters(&report, kind, total(&on_wire), last - before);
     assert_carries_the_device(kind, &on_wire, on_device);
+    Some(report)
 }
 
 fn assert_equals_the_counters(report: &Report, kind: Kind, wire: Pair, carried: Counters) {
@@ -210,4 +246,17 @@ fn a_vxlan_device_and_its_wire_are_exact() {
 #[test]
 fn a_wireguard_device_and_its_wire_are_exact() {
     counts_the_device_and_the_wire("a_wireguard_device_and_its_wire_are_exact", Kind::WIREGUARD);
+}
+
+#[test]
+fn a_gre_device_and_its_opened_wire_are_exact() {
+    counts_the_device_and_the_opened_wire("a_gre_device_and_its_opened_wire_are_exact", Kind::GRE);
+}
+
+#[test]
+fn a_geneve_device_and_its_opened_wire_are_exact() {
+    counts_the_device_and_the_opened_wire(
+        "a_geneve_device_and_its_opened_wire_are_exact",
+        Kind::GENEVE,
+    );
 }
