@@ -7,6 +7,7 @@
 )]
 
 mod programs;
+mod reassembly;
 mod twin;
 
 use std::{cell::RefCell, collections::BTreeMap};

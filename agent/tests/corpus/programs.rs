@@ -108,7 +108,8 @@ pub struct Counted {
 /// The loaded programs, attached nowhere.
 pub struct Programs {
     kernel: Kernel,
-    fragments: HashMap<MapData, [u8; DATAGRAM_LEN], [u8; 16]>,
+    /// First fragments: when each was seen, in nanoseconds, and what it said.
+    pub fragments: HashMap<MapData, [u8; DATAGRAM_LEN], [u8; 16]>,
 }
 
 /// What names a datagram whose first fragment is remembered: a flow's key, identification, direction.
@@ -147,9 +148,21 @@ impl Programs {
         }
     }
 
+    /// Runs a program once, so that no frame joins the flow of one before.
+    pub fn run(&mut self, name: &str, hook: Hook, bytes: &[u8]) -> io::Result<Counted> {
+        let counted = self.run_and_remember(name, hook, bytes);
+        self.forget_fragments();
+        counted
+    }
+
     /// Runs a program once. Nothing else runs these programs, so the page that they fill is idle
     /// between two runs and is emptied where it is, without a flip.
-    pub fn run(&mut self, name: &str, hook: Hook, bytes: &[u8]) -> io::Result<Counted> {
+    pub fn run_and_remember(
+        &mut self,
+        name: &str,
+        hook: Hook,
+        bytes: &[u8],
+    ) -> io::Result<Counted> {
         let program = self.kernel.ebpf.program(name).unwrap();
         let options = TestRunOptions {
             data_in: Some(bytes),
@@ -163,7 +176,6 @@ impl Programs {
         };
         let verdict = result.map_err(os_error)?.return_value;
         assert_eq!(verdict, hook.verdict(), "the packet goes on");
-        self.forget_fragments();
         Ok(Counted {
             account: self.kernel.accounts.take(0, hook.account()).unwrap(),
             flows: self.take_flows(),
@@ -171,8 +183,7 @@ impl Programs {
         })
     }
 
-    /// So that no frame joins the flow of one before.
-    fn forget_fragments(&mut self) {
+    pub fn forget_fragments(&mut self) {
         let datagrams: Vec<_> = self.fragments.keys().map(Result::unwrap).collect();
         for datagram in &datagrams {
             self.fragments.remove(datagram).unwrap();
