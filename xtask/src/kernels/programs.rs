@@ -23,7 +23,7 @@ const TESTS: &[(&str, u64)] = &[
     ("super_frames", 300),
     // It loads every program twice, with and without opened tunnels.
     ("corpus", 900),
-    ("devices", 300),
+    ("devices", 900),
     ("filters", 900),
     ("fragments", 300),
     ("tunnels", 900),
