@@ -11,6 +11,10 @@ pub trait Frame {
     /// The `N` bytes at `offset_bytes`, or `None` where the frame does not have them (or, for a
     /// reader of linear memory only, does not have them there).
     fn header<const N: usize>(&self, offset_bytes: u32) -> Option<Self::Header<N>>;
+
+    /// Whether the frame has more than `len_bytes` bytes (or, for a reader of linear memory only,
+    /// has them there).
+    fn is_longer_than(&self, len_bytes: u32) -> bool;
 }
 
 /// Fields of a header. `AT + size <= N` is checked at compile time by the reader in the kernel and
@@ -71,5 +75,10 @@ impl Frame for &[u8] {
         self.get(offset_bytes as usize..)?
             .first_chunk::<N>()
             .copied()
+    }
+
+    #[inline(always)]
+    fn is_longer_than(&self, len_bytes: u32) -> bool {
+        self.len() > len_bytes as usize
     }
 }

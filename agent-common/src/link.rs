@@ -10,6 +10,8 @@ use crate::{
 
 const ETHERNET_LEN: u32 = 14;
 const VLAN_LEN: u32 = 4;
+/// What a sender pads an Ethernet frame's payload to.
+const MIN_PAYLOAD_LEN: u32 = 46;
 pub(crate) const VLAN_ID_MASK: u16 = 0x0fff;
 /// Below this an EtherType is an 802.3 length.
 const MIN_ETHERTYPE: u16 = 0x0600;
@@ -126,8 +128,9 @@ fn pppoe<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<u16, R
     }
 }
 
-/// RFC 3032. Returns the EtherType of what is behind the bottom of the stack, and its offset. Only
-/// the first nibble says what it is (RFC 4928).
+/// RFC 3032. Returns the EtherType of what is behind the bottom of the stack, and its offset. Nothing
+/// names it but its first nibble (RFC 4928), and a pseudowire without control word begins with an
+/// Ethernet address, whose first nibble may be any: so the rest has to look like an IP header too.
 #[inline(always)]
 fn mpls<F: Frame>(frame: &F, start: u32, packet: &mut Packet) -> Result<(u16, u32), Reason> {
     packet.key.encapsulation = Encapsulation::Mpls as u8;
@@ -137,12 +140,26 @@ fn mpls<F: Frame>(frame: &F, start: u32, packet: &mut Packet) -> Result<(u16, u3
         offset += MPLS_LABEL_LEN;
         if label.u8::<2>() & MPLS_BOTTOM_OF_STACK != 0 {
             let inside = frame.header::<2>(offset).ok_or(Reason::TruncatedMpls)?;
-            return match inside.u8::<0>() >> 4 {
-                4 => Ok((ETHERTYPE_IPV4, offset)),
-                6 => Ok((ETHERTYPE_IPV6, offset)),
-                _ => Err(Reason::NotIp),
+            let (ethertype, end_bytes) = match inside.u8::<0>() >> 4 {
+                4 => (ETHERTYPE_IPV4, ip::likely_v4_end(frame, offset)?),
+                6 => (ETHERTYPE_IPV6, ip::likely_v6_end(frame, offset)?),
+                _ => return Err(Reason::NotIp),
+            };
+            return if may_end_at(frame, end_bytes) {
+                Ok((ethertype, offset))
+            } else {
+                Err(Reason::NotIp)
             };
         }
     }
     Err(Reason::MplsDepth)
+}
+
+/// Whether a packet that ends there is all of the frame but its padding. `u32::MAX` where it has no
+/// length of its own.
+#[inline(always)]
+fn may_end_at<F: Frame>(frame: &F, end_bytes: u32) -> bool {
+    end_bytes == u32::MAX
+        || frame.is_longer_than(end_bytes - 1)
+            && !frame.is_longer_than(end_bytes + MIN_PAYLOAD_LEN - 1)
 }

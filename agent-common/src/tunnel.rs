@@ -308,4 +308,9 @@ impl<F: Frame> Frame for Within<'_, F> {
         }
         self.frame.header(offset_bytes)
     }
+
+    #[inline(always)]
+    fn is_longer_than(&self, len_bytes: u32) -> bool {
+        self.end_bytes > len_bytes && self.frame.is_longer_than(len_bytes)
+    }
 }

@@ -8,7 +8,7 @@ use core::{
 
 use agent_common::{Frame, Header};
 use aya_ebpf::{
-    helpers::{bpf_skb_load_bytes, bpf_xdp_load_bytes},
+    helpers::{bpf_skb_load_bytes, bpf_xdp_get_buff_len, bpf_xdp_load_bytes},
     programs::{TcContext, XdpContext},
 };
 
@@ -36,6 +36,11 @@ impl Frame for Linear {
             return None;
         }
         Some(LinearHeader { start })
+    }
+
+    #[inline(always)]
+    fn is_longer_than(&self, len_bytes: u32) -> bool {
+        self.data_end - self.data > len_bytes as usize
     }
 }
 
@@ -118,6 +123,11 @@ impl Frame for Paged<'_> {
             unsafe { bpf_skb_load_bytes(self.0.skb.skb.cast(), offset_bytes, bytes, len_bytes) }
         })
     }
+
+    #[inline(always)]
+    fn is_longer_than(&self, len_bytes: u32) -> bool {
+        self.0.len() > len_bytes
+    }
 }
 
 /// An XDP frame of several buffers.
@@ -133,6 +143,13 @@ impl Frame for Fragmented<'_> {
             // many bytes as there are at `bytes`.
             unsafe { bpf_xdp_load_bytes(self.0.ctx, offset_bytes, bytes, len_bytes) }
         })
+    }
+
+    #[inline(always)]
+    fn is_longer_than(&self, len_bytes: u32) -> bool {
+        // SAFETY: the context pointer is the program's own.
+        let frame_len_bytes = unsafe { bpf_xdp_get_buff_len(self.0.ctx) };
+        frame_len_bytes > u64::from(len_bytes)
     }
 }
 

@@ -24,6 +24,11 @@ impl Frame for Traced<'_> {
             .first_chunk::<N>()
             .copied()
     }
+
+    #[inline]
+    fn is_longer_than(&self, len_bytes: u32) -> bool {
+        self.0.len() > len_bytes as usize
+    }
 }
 
 /// What our parser says, with coverage.
