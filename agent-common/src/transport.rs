@@ -32,7 +32,7 @@ const ICMP_LEN: u32 = 8;
 
 /// UDP destinations whose super-frames are segmented behind an inner header (VXLAN, the port that
 /// Linux used before RFC 7348, VXLAN-GPE, Geneve), so their repeated headers are longer than ours.
-const TUNNEL_PORTS: [u16; 4] = [VXLAN, VXLAN_LINUX, 4790, GENEVE];
+pub(crate) const TUNNEL_PORTS: [u16; 4] = [VXLAN, VXLAN_LINUX, 4790, GENEVE];
 pub(crate) const VXLAN: u16 = 4789;
 pub(crate) const VXLAN_LINUX: u16 = 8472;
 pub(crate) const GENEVE: u16 = 6081;
@@ -140,7 +140,7 @@ fn ports<F: Frame, const N: usize>(
 #[inline(always)]
 fn udp_payload(transport: Transport, packet: &mut Packet) {
     let payload_offset = transport.offset_bytes + UDP_LEN;
-    if TUNNEL_PORTS.contains(&packet.destination_port()) {
+    if transport.protocol == UDP && TUNNEL_PORTS.contains(&packet.destination_port()) {
         packet.payload = (payload_offset, transport.end_bytes);
     } else {
         packet.segment_header_len_bytes = payload_offset;

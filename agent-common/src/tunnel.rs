@@ -9,7 +9,7 @@ use crate::{
     ip,
     link::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
     parse::Packet,
-    transport::{GENEVE, GRE, IPV4_IN_IP, IPV6_IN_IP, UDP, VXLAN, VXLAN_LINUX},
+    transport::{GENEVE, GRE, IPV4_IN_IP, IPV6_IN_IP, TUNNEL_PORTS, UDP, VXLAN, VXLAN_LINUX},
 };
 
 /// Tunnels within tunnels that are opened.
@@ -64,6 +64,18 @@ impl Packet {
     #[inline(always)]
     pub fn may_be_tunnel(&self) -> bool {
         self.payload.0 != 0
+    }
+
+    /// The same of a later fragment by its key, which must be its flow's: without ports, by the
+    /// protocol alone.
+    #[inline(always)]
+    pub fn is_tunnels_later_fragment(&self) -> bool {
+        self.part.is_later()
+            && match self.key.protocol {
+                GRE | IPV4_IN_IP | IPV6_IN_IP => true,
+                UDP => TUNNEL_PORTS.contains(&self.destination_port()),
+                _ => false,
+            }
     }
 
     /// The endpoints of this tunnel's packet, by the sides of the packet that it carries.

@@ -181,10 +181,12 @@ fn count<C: aya_ebpf::EbpfContext>(
         Ok(()) => {
             packet.key.netns = NETNS.load();
             packet.key.ifindex = ifindex;
-            if !packet.part.is_whole()
-                && let Some(fact) = fragments::join(packet)
-            {
-                account.add(fact, size.packets, size.bytes);
+            let mut tunnel = tunnel;
+            if !packet.part.is_whole() {
+                if let Some(fact) = fragments::join(packet) {
+                    account.add(fact, size.packets, size.bytes);
+                }
+                tunnel |= tunnels::of_fragment(packet);
             }
             if tunnel != 0 {
                 tunnels::facts(tunnel, |fact| account.add(fact, size.packets, size.bytes));

@@ -64,6 +64,16 @@ pub fn remember_outer(packet: &Packet) {
     }
 }
 
+/// As [`open`] of a later fragment, which has no header to open; its key must be its flow's.
+#[inline(always)]
+pub fn of_fragment(packet: &Packet) -> u32 {
+    if DECAPSULATE.load() != 0 && packet.is_tunnels_later_fragment() {
+        outcome::UNOPENED
+    } else {
+        0
+    }
+}
+
 /// Tells `count` each fact that the bits of [`outcome`] stand for.
 #[inline(always)]
 pub fn facts(outcome: u32, count: impl Fn(Reason)) {

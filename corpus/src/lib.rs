@@ -53,6 +53,9 @@ impl RawFrame {
             );
         }
         packet = opening.packet;
+        if self.decapsulate && packet.is_tunnels_later_fragment() {
+            opening.outcome |= outcome::UNOPENED;
+        }
         packet.payload = (0, 0);
         if packet.part.is_whole() {
             packet.datagram_id = 0;

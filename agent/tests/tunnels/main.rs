@@ -299,3 +299,48 @@ fn inner_fragments_join_their_flow() {
     assert_eq!(sums_of(&report), expected);
     assert_eq!(beside(&report, "fragments_joined").packets, 2);
 }
+
+/// None of them can be opened, the later ones no more than the first.
+#[test]
+fn every_fragment_of_a_tunnels_packet_is_counted_as_unopened() {
+    if !is_root_or_skip("agent::every_fragment_of_a_tunnels_packet_is_counted_as_unopened") {
+        return;
+    }
+    let report = report_of(Hook::TcIngress, DECAPSULATE, |from, to| {
+        let mut frames = Vec::new();
+        for carrier in carriers(from, to) {
+            let fragment = |id, offset, more| carrier.frame.clone().fragment(id, offset, more);
+            let vxlan = [&[8, 0, 0, 0, 0, 0, 42, 0][..], &[0; 48]].concat();
+            frames.push(fragment(1, 0, true).udp(40_000, 4789, &vxlan).unwrap());
+            for (id, protocol) in [(1, 17), (2, 47), (3, 4), (4, 41)] {
+                if protocol != 17 {
+                    frames.push(fragment(id, 0, true).ip(protocol, &[0; 64]).unwrap());
+                }
+                frames.push(fragment(id, 64, true).ip(protocol, &[0xff; 64]).unwrap());
+                frames.push(fragment(id, 128, false).ip(protocol, &[0xff; 13]).unwrap());
+            }
+        }
+        from.frame_socket().unwrap().send_many(&frames).unwrap() as u64
+    });
+    assert_eq!(report.seen().packets, 2 * 4 * 3);
+    assert_eq!(beside(&report, "tunnels_unopened"), report.seen());
+    assert_eq!(beside(&report, "fragments_joined").packets, 2 * 4 * 2);
+}
+
+/// Of other protocols, and of UDP to other ports: none is a tunnel's.
+#[test]
+fn fragments_of_other_packets_are_no_tunnels() {
+    if !is_root_or_skip("agent::fragments_of_other_packets_are_no_tunnels") {
+        return;
+    }
+    let report = report_of(Hook::TcIngress, DECAPSULATE, |from, to| {
+        let mut frames = Vec::new();
+        for carrier in carriers(from, to) {
+            let fragment = |offset, more| carrier.frame.clone().fragment(1, offset, more);
+            frames.push(fragment(0, true).udp(40_000, 53, &[0; 56]).unwrap());
+            frames.push(fragment(64, false).ip(17, &[0xff; 13]).unwrap());
+        }
+        from.frame_socket().unwrap().send_many(&frames).unwrap() as u64
+    });
+    assert_eq!(beside(&report, "tunnels_unopened"), Pair::default());
+}

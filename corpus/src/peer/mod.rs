@@ -39,6 +39,7 @@ pub fn parse(frame: &RawFrame) -> Theirs {
     };
     if parsed.is_ok() && frame.decapsulate {
         reading = reading.innermost(bytes);
+        reading.note_later_fragment();
     }
     Theirs {
         parsed: parsed.map(|()| Meaning {

@@ -92,7 +92,7 @@ impl Reading {
             .map_err(|_| Reason::TruncatedTransport)?;
         let ports = (header.source_port(), header.destination_port());
         self.place(transport, L4Kind::Ports, Some(ports));
-        if TUNNELS.contains(&header.destination_port()) {
+        if transport.protocol == UDP && TUNNELS.contains(&header.destination_port()) {
             self.note_payload(transport, header.destination_port(), UDP_LEN);
         } else {
             self.repeat(transport, UDP_LEN);

@@ -13,7 +13,6 @@ const IPV4_IN_IP: u8 = 4;
 const UDP: u8 = 17;
 const IPV6_IN_IP: u8 = 41;
 const GRE: u8 = 47;
-const UDP_LITE: u8 = 136;
 
 #[derive(Clone, Copy)]
 enum Layer {
@@ -74,12 +73,22 @@ impl Reading {
         self
     }
 
+    /// One that has no ports is a tunnel's by its protocol alone.
+    pub(super) fn note_later_fragment(&mut self) {
+        let packet = &self.packet;
+        if packet.part.offset_bytes() != 0
+            && [GRE, IPV4_IN_IP, IPV6_IN_IP].contains(&packet.key.protocol)
+        {
+            self.outcome |= outcome::UNOPENED;
+        }
+    }
+
     /// By protocol and port alone.
     fn may_be_tunnel(&self) -> bool {
         self.payload.as_ref().is_some_and(|payload| {
             matches!(
                 (payload.protocol, payload.destination_port),
-                (UDP | UDP_LITE, 1..) | (IPV4_IN_IP | IPV6_IN_IP | GRE, _)
+                (UDP, 1..) | (IPV4_IN_IP | IPV6_IN_IP | GRE, _)
             )
         })
     }
