@@ -12,9 +12,8 @@ pub trait Frame {
     /// reader of linear memory only, does not have them there).
     fn header<const N: usize>(&self, offset_bytes: u32) -> Option<Self::Header<N>>;
 
-    /// Whether the frame has more than `len_bytes` bytes (or, for a reader of linear memory only,
-    /// has them there).
-    fn is_longer_than(&self, len_bytes: u32) -> bool;
+    /// How long the frame is (or, for a reader of linear memory only, what it has there).
+    fn len_bytes(&self) -> u32;
 }
 
 /// Fields of a header. `AT + size <= N` is checked at compile time by the reader in the kernel and
@@ -78,7 +77,7 @@ impl Frame for &[u8] {
     }
 
     #[inline(always)]
-    fn is_longer_than(&self, len_bytes: u32) -> bool {
-        self.len() > len_bytes as usize
+    fn len_bytes(&self) -> u32 {
+        self.len() as u32
     }
 }

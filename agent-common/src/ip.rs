@@ -11,9 +11,7 @@ use crate::{
 const MAX_EXTENSION_HEADERS: u32 = 8;
 
 const IPV4_LEN: u32 = 20;
-const IPV6_LEN: u32 = 40;
-/// The most that a length field says.
-const MAX_LEN: u32 = 0xffff;
+pub(crate) const IPV6_LEN: u32 = 40;
 
 const NEXT_FRAGMENT: u8 = 44;
 
@@ -42,62 +40,6 @@ pub(crate) fn bare<F: Frame>(frame: &F, packet: &mut Packet) -> Result<(), Reaso
         4 => v4(frame, 0, packet),
         6 => v6(frame, 0, packet),
         _ => Err(Reason::NotIp),
-    }
-}
-
-/// Where an IPv4 packet at `offset` ends, [`Reason::NotIp`] where its header length or its checksum
-/// are wrong: for a place where something else may stand. With options the checksum is not looked at.
-#[inline(always)]
-pub(crate) fn likely_v4_end<F: Frame>(frame: &F, offset: u32) -> Result<u32, Reason> {
-    let header = frame.header::<20>(offset).ok_or(Reason::TruncatedIpv4)?;
-    let header_len = u32::from(header.u8::<0>() & 0x0f) * 4;
-    let end_bytes = end(frame, offset, header.be16::<2>()).ok_or(Reason::NotIp)?;
-    if header_len < IPV4_LEN
-        || end_bytes < offset + header_len
-        || (header_len == IPV4_LEN && !has_right_checksum(&header))
-    {
-        return Err(Reason::NotIp);
-    }
-    Ok(end_bytes)
-}
-
-/// Where an IPv6 packet at `offset` ends.
-#[inline(always)]
-pub(crate) fn likely_v6_end<F: Frame>(frame: &F, offset: u32) -> Result<u32, Reason> {
-    let header = frame.header::<40>(offset).ok_or(Reason::TruncatedIpv6)?;
-    let start = offset + IPV6_LEN;
-    Ok(end(frame, start, header.be16::<4>()).unwrap_or(start))
-}
-
-/// RFC 1071, of a header without options: the sum with the checksum is all ones. The order of bytes
-/// does not matter to it.
-#[inline(always)]
-fn has_right_checksum(header: &impl Header) -> bool {
-    let sum = u64::from(header.ne32::<0>())
-        + u64::from(header.ne32::<4>())
-        + u64::from(header.ne32::<8>())
-        + u64::from(header.ne32::<12>())
-        + u64::from(header.ne32::<16>());
-    let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    sum == 0xffff
-}
-
-/// Where an IP packet ends whose header says that `len` bytes follow `start`; `None` where that is
-/// nothing.
-///
-/// The kernel writes 0 where the field is too small: in super-frames over 64 KiB (BIG TCP;
-/// `iph_set_totlen` and `ipv6_gro_complete`, 6.3 and 5.19), and RFC 2675 does. No length then:
-/// `u32::MAX`. In any other frame 0 is 0, and what follows the header is padding.
-#[inline(always)]
-fn end<F: Frame>(frame: &F, start: u32, len: u16) -> Option<u32> {
-    if len != 0 {
-        Some(start + u32::from(len))
-    } else if frame.is_longer_than(start + MAX_LEN) {
-        Some(u32::MAX)
-    } else {
-        None
     }
 }
 

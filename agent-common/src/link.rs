@@ -4,7 +4,7 @@ use crate::{
     account::Reason,
     flow::Encapsulation,
     frame::{Frame, Header},
-    ip,
+    ip::{self, IPV6_LEN},
     parse::Packet,
 };
 
@@ -130,7 +130,8 @@ fn pppoe<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<u16, R
 
 /// RFC 3032. Returns the EtherType of what is behind the bottom of the stack, and its offset. Nothing
 /// names it but its first nibble (RFC 4928), and a pseudowire without control word begins with an
-/// Ethernet address, whose first nibble may be any: so the rest has to look like an IP header too.
+/// Ethernet address, whose first nibble may be any: so the length has to be that of an IP packet that
+/// fills the frame, too.
 #[inline(always)]
 fn mpls<F: Frame>(frame: &F, start: u32, packet: &mut Packet) -> Result<(u16, u32), Reason> {
     packet.key.encapsulation = Encapsulation::Mpls as u8;
@@ -139,13 +140,19 @@ fn mpls<F: Frame>(frame: &F, start: u32, packet: &mut Packet) -> Result<(u16, u3
         let label = frame.header::<4>(offset).ok_or(Reason::TruncatedMpls)?;
         offset += MPLS_LABEL_LEN;
         if label.u8::<2>() & MPLS_BOTTOM_OF_STACK != 0 {
-            let inside = frame.header::<2>(offset).ok_or(Reason::TruncatedMpls)?;
+            let inside = frame.header::<6>(offset).ok_or(Reason::TruncatedMpls)?;
             let (ethertype, end_bytes) = match inside.u8::<0>() >> 4 {
-                4 => (ETHERTYPE_IPV4, ip::likely_v4_end(frame, offset)?),
-                6 => (ETHERTYPE_IPV6, ip::likely_v6_end(frame, offset)?),
+                4 => (ETHERTYPE_IPV4, offset + u32::from(inside.be16::<2>())),
+                6 => (
+                    ETHERTYPE_IPV6,
+                    offset + IPV6_LEN + u32::from(inside.be16::<4>()),
+                ),
                 _ => return Err(Reason::NotIp),
             };
-            return if may_end_at(frame, end_bytes) {
+            // One comparison for both ways of being wrong: each branch here is another walk of what
+            // follows to the verifier.
+            let padding_bytes = frame.len_bytes().wrapping_sub(end_bytes);
+            return if padding_bytes < MIN_PAYLOAD_LEN {
                 Ok((ethertype, offset))
             } else {
                 Err(Reason::NotIp)
@@ -153,13 +160,4 @@ fn mpls<F: Frame>(frame: &F, start: u32, packet: &mut Packet) -> Result<(u16, u3
         }
     }
     Err(Reason::MplsDepth)
-}
-
-/// Whether a packet that ends there is all of the frame but its padding. `u32::MAX` where it has no
-/// length of its own.
-#[inline(always)]
-fn may_end_at<F: Frame>(frame: &F, end_bytes: u32) -> bool {
-    end_bytes == u32::MAX
-        || frame.is_longer_than(end_bytes - 1)
-            && !frame.is_longer_than(end_bytes + MIN_PAYLOAD_LEN - 1)
 }

@@ -322,7 +322,7 @@ impl<F: Frame> Frame for Within<'_, F> {
     }
 
     #[inline(always)]
-    fn is_longer_than(&self, len_bytes: u32) -> bool {
-        self.end_bytes > len_bytes && self.frame.is_longer_than(len_bytes)
+    fn len_bytes(&self) -> u32 {
+        self.frame.len_bytes().min(self.end_bytes)
     }
 }

@@ -39,8 +39,8 @@ impl Frame for Linear {
     }
 
     #[inline(always)]
-    fn is_longer_than(&self, len_bytes: u32) -> bool {
-        self.data_end - self.data > len_bytes as usize
+    fn len_bytes(&self) -> u32 {
+        (self.data_end - self.data) as u32
     }
 }
 
@@ -125,8 +125,8 @@ impl Frame for Paged<'_> {
     }
 
     #[inline(always)]
-    fn is_longer_than(&self, len_bytes: u32) -> bool {
-        self.0.len() > len_bytes
+    fn len_bytes(&self) -> u32 {
+        self.0.len()
     }
 }
 
@@ -146,10 +146,9 @@ impl Frame for Fragmented<'_> {
     }
 
     #[inline(always)]
-    fn is_longer_than(&self, len_bytes: u32) -> bool {
+    fn len_bytes(&self) -> u32 {
         // SAFETY: the context pointer is the program's own.
-        let frame_len_bytes = unsafe { bpf_xdp_get_buff_len(self.0.ctx) };
-        frame_len_bytes > u64::from(len_bytes)
+        unsafe { bpf_xdp_get_buff_len(self.0.ctx) as u32 }
     }
 }
 

@@ -26,8 +26,8 @@ impl Frame for Traced<'_> {
     }
 
     #[inline]
-    fn is_longer_than(&self, len_bytes: u32) -> bool {
-        self.0.len() > len_bytes as usize
+    fn len_bytes(&self) -> u32 {
+        self.0.len() as u32
     }
 }
 

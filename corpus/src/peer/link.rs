@@ -2,7 +2,7 @@
 //! know, come in, what they wrap goes to etherparse again.
 
 use agent_common::{Encapsulation, Reason};
-use etherparse::{EtherType, Ipv4Header, Ipv6Header, LaxSlicedPacket, ether_type};
+use etherparse::{EtherType, Ipv6Header, LaxSlicedPacket, ether_type};
 
 use super::Reading;
 
@@ -11,8 +11,6 @@ pub(super) const MPLS: EtherType = EtherType(0x8847);
 pub(super) const MPLS_UPSTREAM: EtherType = EtherType(0x8848);
 
 const MPLS_LABELS: usize = 4;
-/// The most that a length field says.
-const LONGEST: usize = 65_535;
 
 impl Reading {
     pub(super) fn pppoe(&mut self, bytes: &[u8], frame: &[u8]) -> Result<(), Reason> {
@@ -43,7 +41,7 @@ impl Reading {
             });
         };
         let rest = &bytes[(above + 1) * 4..];
-        if rest.len() < 2 {
+        if rest.len() < 6 {
             return Err(Reason::TruncatedMpls);
         }
         let ether_type = match rest[0] >> 4 {
@@ -55,30 +53,15 @@ impl Reading {
     }
 }
 
-/// Whether header length, total length and checksum are right; true where the header is cut.
+/// Whether the length is that of a packet that fills the frame.
 fn may_be_ipv4(bytes: &[u8]) -> bool {
-    if bytes.len() < Ipv4Header::MIN_LEN {
-        return true;
-    }
-    let Ok((header, _)) = Ipv4Header::from_slice(bytes) else {
-        return false;
-    };
-    let len = usize::from(header.total_len);
-    // The two zeros of one's complement are one.
-    let [said, counted] = [header.header_checksum, header.calc_header_checksum()];
-    let has_right_checksum = said % 0xffff == counted % 0xffff;
-    (len == 0 && bytes.len() > LONGEST
-        || (header.header_len()..=bytes.len()).contains(&len) && is_padding(bytes.len() - len))
-        && (has_right_checksum || !header.options.is_empty())
+    let len = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
+    bytes.len().checked_sub(len).is_some_and(is_padding)
 }
 
-/// Whether the payload length is right; true where the header is cut.
 fn may_be_ipv6(bytes: &[u8]) -> bool {
-    let Some((header, payload)) = bytes.split_first_chunk::<{ Ipv6Header::LEN }>() else {
-        return true;
-    };
-    let len = usize::from(u16::from_be_bytes([header[4], header[5]]));
-    len == 0 && payload.len() > LONGEST || payload.len().checked_sub(len).is_some_and(is_padding)
+    let len = Ipv6Header::LEN + usize::from(u16::from_be_bytes([bytes[4], bytes[5]]));
+    bytes.len().checked_sub(len).is_some_and(is_padding)
 }
 
 /// Ethernet pads a payload to 46 bytes.
