@@ -51,9 +51,8 @@ pub(crate) fn parse<F: Frame>(
     match protocol {
         TCP => tcp(frame, transport, packet),
         UDP | UDP_LITE => {
-            let header = header::<F, 8>(frame, transport)?;
-            set_ports(packet, transport, header.be16::<0>(), header.be16::<2>());
-            udp_payload(&header, transport, packet);
+            ports::<F, 8>(frame, transport, packet)?;
+            udp_payload(transport, packet);
             Ok(())
         }
         SCTP => {
@@ -137,17 +136,12 @@ fn ports<F: Frame, const N: usize>(
 }
 
 /// A super-frame of UDP repeats the UDP header; a tunnel's also what is inside, which is not read
-/// here. Its payload ends where the UDP length says; 0 is no length (RFC 2675).
+/// here.
 #[inline(always)]
-fn udp_payload(header: &impl Header, transport: Transport, packet: &mut Packet) {
+fn udp_payload(transport: Transport, packet: &mut Packet) {
     let payload_offset = transport.offset_bytes + UDP_LEN;
     if transport.protocol == UDP && TUNNEL_PORTS.contains(&packet.destination_port()) {
-        let mut end_bytes = transport.end_bytes;
-        let len = header.be16::<4>();
-        if len != 0 {
-            end_bytes = end_bytes.min(transport.offset_bytes + u32::from(len));
-        }
-        packet.payload = (payload_offset, end_bytes);
+        packet.payload = (payload_offset, transport.end_bytes);
     } else {
         packet.segment_header_len_bytes = payload_offset;
     }

@@ -94,11 +94,6 @@ impl Reading {
         self.place(transport, L4Kind::Ports, Some(ports));
         if transport.protocol == UDP && TUNNELS.contains(&header.destination_port()) {
             self.note_payload(transport, header.destination_port(), UDP_LEN);
-            let len = usize::from(header.length());
-            if let Some(payload) = self.payload.as_mut().filter(|_| len != 0) {
-                let end = transport.offset_bytes + len.max(UDP_LEN);
-                payload.range.end = payload.range.end.min(end);
-            }
         } else {
             self.repeat(transport, UDP_LEN);
         }
