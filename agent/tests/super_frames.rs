@@ -16,32 +16,15 @@ use lab::{
     privilege::is_root_or_skip,
     traffic::{self, IpVersion},
 };
-use support::{Agent, Report, pair, wait_until};
+use support::{
+    Agent, Report, pair, wait_until,
+    wire::{on_the_wire, veth_merges},
+};
 
 const ACK: u8 = 0x10;
-const ETHERNET_HEADER_LEN_BYTES: u64 = 14;
 /// What makes super-frames of a socket's data ahead of TC egress that are cut behind it, and of
 /// arriving frames ahead of TC ingress.
 const SOFTWARE_OFFLOADS: &[&str] = &["tx", "sg", "gso", "gro"];
-
-/// The frames on the wire, both ways, as the end without offloads counts them: what it sends to an
-/// end that polls (`gro`) it counts as that end does; see [`Counters`] for the header.
-fn on_the_wire(peer: Counters) -> Pair {
-    let left_out_bytes = if veth_merges() {
-        ETHERNET_HEADER_LEN_BYTES
-    } else {
-        0
-    };
-    Pair {
-        packets: peer.rx_packets + peer.tx_packets,
-        bytes: peer.rx_bytes + peer.tx_bytes + left_out_bytes * peer.tx_packets,
-    }
-}
-
-/// Whether `gro` makes an end of a veth poll, and merge what arrives.
-fn veth_merges() -> bool {
-    kernel::is_at_least(5, 13)
-}
 
 fn assert_equals_the_wire(report: &Report, wire: Pair) {
     assert_eq!(report.seen(), wire);

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file takes what it needs")]
 
 pub mod hook;
+pub mod wire;
 
 use std::{
     collections::BTreeMap,

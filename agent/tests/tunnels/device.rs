@@ -11,10 +11,11 @@ use crate::{
     DECAPSULATE, beside,
     carrier::INNER_V4,
     sums_of,
-    support::{Agent, wait_until},
+    support::{
+        Agent, wait_until,
+        wire::{on_the_wire, veth_merges},
+    },
 };
-
-const ETHERNET_HEADER_LEN_BYTES: u64 = 14;
 
 /// Puts a VXLAN device over the wire on both hosts, whose addresses are the tunnel's from then on.
 fn with_vxlan(mut lab: Lab) -> Lab {
@@ -49,6 +50,9 @@ fn super_frames_in_a_tunnel_equal_the_wire() {
         return;
     }
     for is_upload in [true, false] {
+        if !is_upload && !veth_merges() {
+            continue;
+        }
         let lab = with_vxlan(Lab::addressed().unwrap());
         lab.agent
             .set_offloads(&["tx", "sg", "gso", "gro"], true)
@@ -70,12 +74,8 @@ fn super_frames_in_a_tunnel_equal_the_wire() {
             counted = lab.peer.counters().unwrap();
             counted == earlier
         });
-        let peer = counted - before;
+        let wire = on_the_wire(counted - before);
         let report = agent.stop();
-        let wire = Pair {
-            packets: peer.rx_packets + peer.tx_packets,
-            bytes: peer.rx_bytes + peer.tx_bytes + ETHERNET_HEADER_LEN_BYTES * peer.tx_packets,
-        };
         assert_eq!(report.seen(), wire);
         assert_eq!(beside(&report, "inexact"), Pair::default());
         let segments = beside(&report, "super_frame_segments");
