@@ -15,12 +15,10 @@ use std::{
 };
 
 use agent_common::Pair;
-use lab::{
-    Lab, kernel,
-    privilege::{is_root_or_skip, skip},
-};
+use lab::{Lab, kernel, privilege::is_root_or_skip};
 use support::{
-    Agent, Both, NATIVE_XDP, count, flow_agent, name, pair, wait_for_packets, wait_until,
+    Agent, Both, NATIVE_XDP, count, flow_agent, has_generator_or_skip, name, pair,
+    wait_for_packets, wait_for_silence, wait_until,
 };
 
 const FIN: u8 = 0x01;
@@ -353,12 +351,7 @@ fn an_elephant_is_counted_to_the_packet(settings: &[&str]) {
             }
         });
     }
-    let mut counted = before;
-    wait_until("the last frames are through", || {
-        let earlier = counted;
-        counted = lab.agent.counters().unwrap();
-        counted == earlier
-    });
+    let counted = wait_for_silence(&lab.agent);
     let report = agent.stop();
 
     let arrived = (counted - before).rx_packets;
@@ -366,14 +359,6 @@ fn an_elephant_is_counted_to_the_packet(settings: &[&str]) {
     assert_eq!(report.seen(), count(arrived, &frame));
     let sums: Vec<Both> = report.sums().into_values().collect();
     assert_eq!(sums, [[count(arrived, &frame), Pair::default()]]);
-}
-
-fn has_generator_or_skip(test: &str) -> bool {
-    let has_generator = kernel::is_at_least(5, 18);
-    if !has_generator {
-        skip(test, "the kernel sends live frames from 5.18");
-    }
-    has_generator && is_root_or_skip(test)
 }
 
 #[test]

@@ -12,12 +12,12 @@ use std::thread;
 
 use agent_common::Pair;
 use lab::{
-    Counters, Frame, Lab, kernel,
+    Frame, Lab, kernel,
     privilege::is_root_or_skip,
     traffic::{self, IpVersion},
 };
 use support::{
-    Agent, Report, pair, wait_until,
+    Agent, Report, pair, wait_for_silence,
     wire::{on_the_wire, veth_merges},
 };
 
@@ -49,15 +49,6 @@ fn with_super_frames(lab: Lab) -> Lab {
     lab
 }
 
-fn wait_for_silence(lab: &Lab) {
-    let mut counted = Counters::default();
-    wait_until("the last segments are through", || {
-        let earlier = counted;
-        counted = lab.peer.counters().unwrap();
-        counted == earlier
-    });
-}
-
 #[test]
 fn bulk_tcp_equals_the_frames_that_the_other_end_counts() {
     let bytes = kernel::packets(30_000_000, 3_000_000);
@@ -78,7 +69,7 @@ fn bulk_tcp_equals_the_frames_that_the_other_end_counts() {
                 (&lab.peer, &lab.agent)
             };
             traffic::tcp(client, server, version, 5001, bytes).unwrap();
-            wait_for_silence(&lab);
+            wait_for_silence(&lab.peer);
             let wire = on_the_wire(lab.peer.counters().unwrap() - before);
             let report = agent.stop();
 
@@ -129,7 +120,7 @@ fn super_frames_without_a_segment_count_equal_the_wire() {
             }
         }
     }
-    wait_for_silence(&lab);
+    wait_for_silence(&lab.peer);
     let wire = on_the_wire(lab.peer.counters().unwrap() - before);
     let report = agent.stop();
     assert_equals_the_wire(&report, wire);
@@ -155,7 +146,7 @@ fn merged_frames_with_a_tag_equal_the_wire() {
     thread::scope(|scope| {
         scope.spawn(|| socket.send_many(&frames).unwrap());
     });
-    wait_for_silence(&lab);
+    wait_for_silence(&lab.peer);
     let wire = on_the_wire(lab.peer.counters().unwrap() - before);
     let report = agent.stop();
     assert_eq!(wire.packets, 2000);

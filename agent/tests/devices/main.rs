@@ -19,7 +19,7 @@ use lab::{
     privilege::{is_root_or_skip, skip},
     traffic::{self, IpVersion},
 };
-use support::{Agent, Both, Report, name, pair, wait_until};
+use support::{Agent, Both, Report, name, pair, wait_for_silence};
 
 const DATAGRAMS: u32 = 50;
 const PAYLOAD_LEN_BYTES: usize = 333;
@@ -108,12 +108,7 @@ fn counts(test: &str, kind: Kind, settings: &[&str]) -> Option<Report> {
     let agent = Agent::start_on(&lab.agent, NAME, &settings);
     let before = lab.agent.counters().unwrap();
     let datagrams = converse(&lab, kind);
-    let mut last = Counters::default();
-    wait_until("the wire is silent", || {
-        let earlier = last;
-        last = lab.agent.counters().unwrap();
-        last == earlier
-    });
+    let last = wait_for_silence(&lab.agent);
     let report = agent.stop();
 
     let (on_device, on_wire) = (report.sums_on(NAME), report.sums_on(wire));

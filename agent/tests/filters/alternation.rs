@@ -9,13 +9,12 @@ use std::{
 
 use agent::client;
 use agent_common::Pair;
-use lab::{
-    Lab, kernel,
-    privilege::{is_root_or_skip, skip},
-};
+use lab::{Lab, kernel};
 use tokio::runtime::Runtime;
 
-use crate::support::{Agent, NATIVE_XDP, count, pair, wait_until};
+use crate::support::{
+    Agent, NATIVE_XDP, count, has_generator_or_skip, pair, wait_for_silence, wait_until,
+};
 
 /// In the file. The networks behind the first one make it a set that takes its time to be stored.
 fn by_networks() -> String {
@@ -75,12 +74,7 @@ fn no_packet_passes_between_two_sets(settings: &[&str]) {
         }
         is_over.store(true, Ordering::Relaxed);
     });
-    let mut counted = before;
-    wait_until("the last frames are through", || {
-        let earlier = counted;
-        counted = lab.agent.counters().unwrap();
-        counted == earlier
-    });
+    let counted = wait_for_silence(&lab.agent);
     let report = agent.stop();
 
     // The wire drops what finds its ring full.
@@ -91,14 +85,6 @@ fn no_packet_passes_between_two_sets(settings: &[&str]) {
     assert_eq!(pair(&report.last()["flows"]), Pair::default());
     assert!(report.flows.is_empty());
     eprintln!("{changes} changes under {} packets", arrived.packets);
-}
-
-fn has_generator_or_skip(test: &str) -> bool {
-    let has_generator = kernel::is_at_least(5, 18);
-    if !has_generator {
-        skip(test, "the kernel sends live frames from 5.18");
-    }
-    has_generator && is_root_or_skip(test)
 }
 
 #[test]

@@ -11,7 +11,9 @@ use std::{
 use agent_common::Pair;
 use lab::{Lab, kernel, privilege::is_root_or_skip};
 
-use crate::support::{Agent, NATIVE_XDP, count, flow_agent, pair, wait_for_packets, wait_until};
+use crate::support::{
+    Agent, NATIVE_XDP, count, flow_agent, pair, wait_for_packets, wait_for_silence, wait_until,
+};
 
 /// `flow-agent filter` against a running agent.
 fn filter(lab: &Lab, address: &str, arguments: &[&str]) -> Output {
@@ -70,12 +72,7 @@ fn rules_change_under_traffic(settings: &[&str]) {
             sender.join().unwrap();
         }
     });
-    let mut counted = before;
-    wait_until("the last frames are through", || {
-        let earlier = counted;
-        counted = lab.agent.counters().unwrap();
-        counted == earlier
-    });
+    let counted = wait_for_silence(&lab.agent);
     let report = agent.stop();
 
     // A polling end drops what finds its ring full.

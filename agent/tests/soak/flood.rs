@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::{
     memory::Samples,
     probe, seconds_from,
-    support::{Agent, flow_agent, wait_until},
+    support::{Agent, flow_agent, wait_for_silence, wait_until},
 };
 
 const SYN: u8 = 0x02;
@@ -81,13 +81,7 @@ fn a_syn_flood_leaves_memory_bounded_and_the_host_responsive() {
             }
         });
     });
-    let mut last = before;
-    wait_until("the last SYNs are through", || {
-        let earlier = last;
-        last = lab.agent.counters().unwrap();
-        last == earlier
-    });
-    let received = (last - before).rx_packets;
+    let received = (wait_for_silence(&lab.agent) - before).rx_packets;
     let status = agent.status(&lab.agent);
     let number = |of: &Value| of.as_u64().unwrap();
     let early = number(&status["scans"]["early"]);

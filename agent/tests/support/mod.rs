@@ -14,7 +14,10 @@ use std::{
 };
 
 use agent_common::Pair;
-use lab::{Counters, Host, Lab, Process};
+use lab::{
+    Counters, Host, Lab, Process, kernel,
+    privilege::{is_root_or_skip, skip},
+};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -277,6 +280,26 @@ pub fn wait_for_packets(host: &Host, before: Counters, packets: u64) -> Counters
         growth.rx_packets >= packets
     });
     growth
+}
+
+/// Waits until the interface counts nothing any more; returns its counters.
+pub fn wait_for_silence(host: &Host) -> Counters {
+    let mut counted = Counters::default();
+    wait_until("the last frames are through", || {
+        let earlier = counted;
+        counted = host.counters().unwrap();
+        counted == earlier
+    });
+    counted
+}
+
+/// For tests of full-speed traffic: `is_root_or_skip`, on a kernel that can make it.
+pub fn has_generator_or_skip(test: &str) -> bool {
+    let has_generator = kernel::is_at_least(5, 18);
+    if !has_generator {
+        skip(test, "the kernel sends live frames from 5.18");
+    }
+    has_generator && is_root_or_skip(test)
 }
 
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {

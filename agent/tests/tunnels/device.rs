@@ -2,7 +2,7 @@
 
 use agent_common::Pair;
 use lab::{
-    Counters, Lab,
+    Lab,
     privilege::is_root_or_skip,
     traffic::{self, IpVersion},
 };
@@ -12,7 +12,7 @@ use crate::{
     carrier::INNER_V4,
     sums_of,
     support::{
-        Agent, wait_until,
+        Agent, wait_for_silence,
         wire::{on_the_wire, veth_merges},
     },
 };
@@ -68,13 +68,7 @@ fn super_frames_in_a_tunnel_equal_the_wire() {
             (&lab.peer, &lab.agent)
         };
         traffic::tcp(client, server, IpVersion::V4, 5001, BYTES).unwrap();
-        let mut counted = Counters::default();
-        wait_until("the last segments are through", || {
-            let earlier = counted;
-            counted = lab.peer.counters().unwrap();
-            counted == earlier
-        });
-        let wire = on_the_wire(counted - before);
+        let wire = on_the_wire(wait_for_silence(&lab.peer) - before);
         let report = agent.stop();
         assert_eq!(report.seen(), wire);
         assert_eq!(beside(&report, "inexact"), Pair::default());
