@@ -104,6 +104,11 @@ pub enum ClientError {
         target: Target,
         source: Box<dyn StdError + Send + Sync>,
     },
+    #[error(
+        "what listens on {target} did not answer within {}: the agent may be stopped (SIGSTOP), or out \
+         of CPU or memory", humantime::format_duration(*after)
+    )]
+    NoAnswer { target: Target, after: Duration },
     #[error("{target} is no address to connect to")]
     BadTarget {
         target: Target,
@@ -118,6 +123,7 @@ impl ClientError {
             Self::NobodyListens { .. }
             | Self::NoPermission { .. }
             | Self::NotAnAgent { .. }
+            | Self::NoAnswer { .. }
             | Self::Broken { .. } => true,
             Self::TooOld { .. }
             | Self::Refused { .. }
@@ -205,27 +211,43 @@ async fn channel(target: &Target) -> Result<Channel, ClientError> {
         .map_err(|error| ClientError::from_connect(target, error))
 }
 
+/// Gives up where the agent takes longer: a process that is stopped takes connections all the same.
+async fn within<T>(
+    after: Duration,
+    target: &Target,
+    answer: impl Future<Output = Result<T, ClientError>>,
+) -> Result<T, ClientError> {
+    let answered = tokio::time::timeout(after, answer).await;
+    answered.unwrap_or_else(|_| {
+        Err(ClientError::NoAnswer {
+            target: target.clone(),
+            after,
+        })
+    })
+}
+
 /// Asks the agent once.
 pub async fn status(target: &Target) -> Result<AgentStatus, ClientError> {
-    let mut client = connect(target).await?;
-    let mut request = tonic::Request::new(GetStatusRequest {});
-    request.set_timeout(STATUS_TIMEOUT);
-    let response = client.get_status(request).await;
-    let response = response
-        .map_err(|status| ClientError::from_status(target, "FlowAgent/GetStatus", status))?;
-    Ok(response.into_inner())
+    within(STATUS_TIMEOUT, target, async {
+        let mut client = connect(target).await?;
+        let response = client.get_status(GetStatusRequest {}).await;
+        let response = response
+            .map_err(|status| ClientError::from_status(target, "FlowAgent/GetStatus", status))?;
+        Ok(response.into_inner())
+    })
+    .await
 }
 
 /// The filter rules in force.
 pub async fn filters(target: &Target) -> Result<Filters, ClientError> {
-    let mut client = control(target).await?;
-    let mut request = tonic::Request::new(GetFiltersRequest {});
-    request.set_timeout(CONTROL_TIMEOUT);
-    let response = client
-        .get_filters(request)
-        .await
-        .map_err(|status| ClientError::from_status(target, "FlowControl/GetFilters", status))?;
-    Ok(response.into_inner())
+    within(STATUS_TIMEOUT, target, async {
+        let mut client = control(target).await?;
+        let response = client.get_filters(GetFiltersRequest {}).await;
+        let response = response
+            .map_err(|status| ClientError::from_status(target, "FlowControl/GetFilters", status))?;
+        Ok(response.into_inner())
+    })
+    .await
 }
 
 /// Replaces the filter rules, by none where there are none, and says what is in force then.
@@ -234,14 +256,15 @@ pub async fn set_filters(target: &Target, rules: Vec<String>) -> Result<Filters,
     if request.encoded_len() > MAX_MESSAGE_BYTES {
         return Err(ClientError::TooLarge);
     }
-    let mut client = control(target).await?;
-    let mut request = tonic::Request::new(request);
-    request.set_timeout(CONTROL_TIMEOUT);
-    let response = client
-        .set_filters(request)
-        .await
-        .map_err(|status| ClientError::from_status(target, "FlowControl/SetFilters", status))?;
-    Ok(response.into_inner())
+    within(CONTROL_TIMEOUT, target, async {
+        let mut client = control(target).await?;
+        let response = client
+            .set_filters(request)
+            .await
+            .map_err(|status| ClientError::from_status(target, "FlowControl/SetFilters", status))?;
+        Ok(response.into_inner())
+    })
+    .await
 }
 
 async fn control(target: &Target) -> Result<FlowControlClient<Channel>, ClientError> {

@@ -6,8 +6,10 @@ use std::{
 };
 
 use agent::{commands, filter};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
+
+mod variables;
 
 /// Keeps the network flow table inside the kernel and streams exact flow records over gRPC.
 #[derive(Parser)]
@@ -34,8 +36,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    forget_empty_settings();
-    let cli = Cli::parse();
+    variables::forget_empty();
+    let cli = Cli::try_parse().unwrap_or_else(|error| explain(error).exit());
     let (filter, refused) = log_filter();
     // What the kernel programs log is chosen by --bpf-log-level alone.
     let programs = "flow_agent_ebpf=trace".parse().expect("a directive");
@@ -59,14 +61,18 @@ fn main() -> ExitCode {
     }
 }
 
-/// `FLOW_AGENT_X=` in an environment file means that X is not set.
-fn forget_empty_settings() {
-    for (name, value) in std::env::vars_os() {
-        if value.is_empty() && name.as_encoded_bytes().starts_with(b"FLOW_AGENT_") {
-            // SAFETY: the process has no other thread yet.
-            unsafe { std::env::remove_var(name) };
-        }
-    }
+fn explain(error: clap::Error) -> clap::Error {
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    variables::name_in(error, &command(), &arguments, |variable| {
+        std::env::var_os(variable).is_some()
+    })
+}
+
+/// As clap shows its arguments in errors.
+fn command() -> clap::Command {
+    let mut command = Cli::command();
+    command.build();
+    command
 }
 
 /// What `RUST_LOG` says, or why it says nothing that can be understood; `info` where it is unset or
@@ -125,4 +131,56 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
     // A thread may be stuck in a write to a stdout that nobody reads.
     runtime.shutdown_background();
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::{OsStr, OsString};
+
+    use super::*;
+
+    fn refused(arguments: &str) -> clap::Error {
+        let all = std::iter::once("flow-agent").chain(arguments.split(' '));
+        let refused = Cli::try_parse_from(all).err();
+        refused.unwrap_or_else(|| panic!("{arguments} is taken"))
+    }
+
+    #[test]
+    fn a_value_that_begins_with_a_hyphen_is_told_from_an_option() {
+        for (arguments, option) in [
+            ("run --duration -1s", "--duration <TIME>"),
+            ("run --scan-interval -10ms", "--scan-interval <TIME>"),
+            ("run --idle-timeout -1m", "--idle-timeout <TIME>"),
+            ("run --max-flows -5", "--max-flows <FLOWS>"),
+            ("run --early-scan -1", "--early-scan <PERCENT>"),
+            ("watch --duration -1s", "--duration <TIME>"),
+            ("watch --limit -1", "--limit <ROWS>"),
+        ] {
+            let error = refused(arguments).to_string();
+            let value = arguments.rsplit(' ').next().unwrap();
+            let expected = format!("error: invalid value '{value}' for '{option}': ");
+            assert!(error.starts_with(&expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_bad_variable_is_named_and_an_option_wins_over_it() {
+        // What clap says of the value is the same, wherever it came from.
+        let of_variable = |arguments: &str, variable: &str| {
+            let error = refused("run --duration soon");
+            let arguments: Vec<_> = arguments.split(' ').map(OsString::from).collect();
+            let is_set = |name: &OsStr| name == variable;
+            variables::name_in(error, &command(), &arguments, is_set).to_string()
+        };
+        let named = of_variable("run --sample 2", "FLOW_AGENT_DURATION");
+        assert!(named.contains("for 'FLOW_AGENT_DURATION': "), "{named}");
+        for (arguments, variable) in [
+            ("run --duration soon", "FLOW_AGENT_DURATION"),
+            ("run --duration=soon", "FLOW_AGENT_DURATION"),
+            ("run --sample 2", "FLOW_AGENT_SAMPLE"),
+        ] {
+            let option = of_variable(arguments, variable);
+            assert!(option.contains("for '--duration <TIME>': "), "{option}");
+        }
+    }
 }

@@ -33,7 +33,7 @@ struct Report {
 }
 
 pub async fn run(args: Args) -> Result<ExitCode> {
-    let agent = client::status(&args.connect).await?;
+    let agent = super::patiently(&args.connect, client::status(&args.connect)).await?;
     let report = Report {
         comparisons: agent.hooks.iter().map(compare).collect(),
     };

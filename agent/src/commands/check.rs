@@ -155,6 +155,7 @@ fn checks(include: &[Pattern], exclude: &[Pattern]) -> Result<Vec<Check>> {
     checks.extend(process::capabilities(capabilities));
     checks.push(process::memory_lock(&release, capabilities)?);
     if capabilities.may_load_programs() {
+        super::notice("the kernel verifies the programs, which takes some seconds");
         checks.extend(programs::programs());
     }
     checks.push(bpf::tcx());

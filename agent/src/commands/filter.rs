@@ -5,7 +5,7 @@ use std::{fmt::Write as _, io::Write as _, path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, ensure};
 
-use super::status;
+use super::{patiently, status};
 use crate::{
     client::{self, Target},
     filter::{self, Rules},
@@ -45,8 +45,9 @@ enum Command {
 }
 
 pub async fn run(args: Args) -> Result<ExitCode> {
+    let connect = &args.connect;
     let filters = match args.command {
-        Command::Show => client::filters(&args.connect).await?,
+        Command::Show => patiently(connect, client::filters(connect)).await?,
         Command::Set { rules, file } => {
             let rules = filter::read(&rules, file.as_deref())?;
             ensure!(
@@ -54,9 +55,9 @@ pub async fn run(args: Args) -> Result<ExitCode> {
                 "there are no rules to set; `flow-agent filter clear` removes those in force"
             );
             let rules = rules.iter().map(ToString::to_string).collect();
-            client::set_filters(&args.connect, rules).await?
+            patiently(connect, client::set_filters(connect, rules)).await?
         }
-        Command::Clear => client::set_filters(&args.connect, Vec::new()).await?,
+        Command::Clear => patiently(connect, client::set_filters(connect, Vec::new())).await?,
     };
     for warning in &filters.warnings {
         // The rules are in force, whether or not somebody reads that.

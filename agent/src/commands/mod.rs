@@ -1,6 +1,11 @@
 //! The subcommands: arguments come in, what they say goes to stdout.
 
-use std::time::Duration;
+use std::{
+    io::{self, Write as _},
+    time::Duration,
+};
+
+use crate::client::Target;
 
 pub mod audit;
 pub mod check;
@@ -14,11 +19,32 @@ const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// A setting such as `10s` or `2m`.
 fn time(text: &str) -> Result<Duration, String> {
-    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let time = humantime::parse_duration(text)
+        .map_err(|error| format!("{error}; expected a time such as 500ms, 10s or 1h 30m"))?;
     if time > LONGEST {
         return Err("at most 36500days".to_owned());
     }
     Ok(time)
+}
+
+/// So long people wait without a word.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// Says what is waited for where an agent takes its time to answer.
+async fn patiently<T>(target: &Target, answer: impl Future<Output = T>) -> T {
+    tokio::pin!(answer);
+    tokio::select! {
+        answered = &mut answer => return answered,
+        () = tokio::time::sleep(SILENCE) => {
+            notice(&format!("waiting for the agent at {target} to answer"));
+        }
+    }
+    answer.await
+}
+
+/// Stdout is for answers. Where stderr is closed, nobody is there to be told.
+fn notice(text: &str) {
+    let _ = writeln!(io::stderr(), "flow-agent: {text}");
 }
 
 #[cfg(test)]
@@ -30,6 +56,9 @@ mod tests {
         assert_eq!(time("1m 30s"), Ok(Duration::from_secs(90)));
         assert_eq!(time("36500days"), Ok(LONGEST));
         assert!(time("584542046090years").is_err());
-        assert!(time("10").is_err());
+        for text in ["10", "-1s", "", "soon"] {
+            let error = time(text).unwrap_err();
+            assert!(error.ends_with("such as 500ms, 10s or 1h 30m"), "{error}");
+        }
     }
 }

@@ -47,6 +47,7 @@ use wakes::{Wake, Wakes};
 const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
 
 pub async fn run(args: Args) -> Result<ExitCode> {
+    args.refuse_contradictions()?;
     let rules = filter::read(&args.filter, args.filter_file.as_deref())?;
     let (control, changes) = control::channel(&rules);
     reload::at_hangup(&args, control.clone())?;

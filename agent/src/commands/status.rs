@@ -34,7 +34,7 @@ pub enum Format {
 }
 
 pub async fn run(args: Args) -> Result<ExitCode> {
-    let status = client::status(&args.connect).await?;
+    let status = super::patiently(&args.connect, client::status(&args.connect)).await?;
     let text = match args.output {
         Format::Text => text(&status),
         Format::Json => serde_json::to_string_pretty(&status)? + "\n",

@@ -2,7 +2,8 @@
 //! restarts of the agent.
 
 use std::{
-    io::{self, Write as _},
+    cell::Cell,
+    io,
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -11,8 +12,9 @@ use std::{
 use anyhow::{Context as _, Result};
 use tokio::{task::spawn_blocking, time::timeout};
 
+use super::{notice, patiently};
 use crate::{
-    client::{self, Event, Observer, Target},
+    client::{self, ClientError, Event, Observer, Target},
     output::{self, Format, Printer},
     wire::FlowBatch,
 };
@@ -38,11 +40,17 @@ pub struct Args {
     pub output: Format,
 
     /// Stop after this time, as in 10s or 2m.
-    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_WATCH_DURATION", value_parser = super::time)]
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_WATCH_DURATION", value_parser = super::time,
+          allow_hyphen_values = true)]
     pub duration: Option<Duration>,
 
     /// The most rows of a table [default: what the terminal holds, 50 elsewhere].
-    #[arg(long, value_name = "ROWS", env = "FLOW_AGENT_WATCH_LIMIT")]
+    #[arg(
+        long,
+        value_name = "ROWS",
+        env = "FLOW_AGENT_WATCH_LIMIT",
+        allow_negative_numbers = true
+    )]
     pub limit: Option<usize>,
 }
 
@@ -54,13 +62,40 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         }
     };
     let screen = Screen::new(args.output, args.limit);
+    let progress = Cell::new(Progress::Connecting);
     tokio::select! {
-        watched = watch(&args, &screen) => watched?,
-        () = end => {}
+        watched = watch(&args, &screen, &progress) => watched?,
+        () = end => say_what_was_missing(&args, progress.get())?,
         interrupted = tokio::signal::ctrl_c() => interrupted.context("wait for SIGINT")?,
     }
     screen.finish().await;
     Ok(ExitCode::SUCCESS)
+}
+
+/// How far the agent has come with its answer.
+#[derive(Clone, Copy)]
+enum Progress {
+    Connecting,
+    Observing,
+    Showing,
+}
+
+/// After the duration: an empty stdout is not to be taken for an interface without flows.
+fn say_what_was_missing(args: &Args, progress: Progress) -> Result<()> {
+    let after = args.duration.unwrap_or_default();
+    match progress {
+        Progress::Connecting => {
+            let target = args.connect.clone();
+            return Err(ClientError::NoAnswer { target, after }.into());
+        }
+        Progress::Observing => notice(&format!(
+            "no scan came within {}: the agent scans less often (`flow-agent status` says how often), or \
+             it is stopped",
+            humantime::format_duration(after)
+        )),
+        Progress::Showing => {}
+    }
+    Ok(())
 }
 
 /// Stdout, written to by another thread: whoever reads it may stop to, and the end is heard all the
@@ -90,15 +125,20 @@ impl Screen {
 }
 
 /// Ends when nobody reads stdout.
-async fn watch(args: &Args, screen: &Screen) -> Result<()> {
+async fn watch(args: &Args, screen: &Screen, progress: &Cell<Progress>) -> Result<()> {
     let consumer = format!("watch pid={}", std::process::id());
-    let mut observer = Observer::connect(args.connect.clone(), &consumer).await?;
+    let observer = Observer::connect(args.connect.clone(), &consumer);
+    let mut observer = patiently(&args.connect, observer).await?;
+    progress.set(Progress::Observing);
     loop {
         match observer.next().await? {
-            Event::Batch(batch) => match screen.show(*batch).await? {
-                Err(error) if output::is_broken_pipe(&error) => return Ok(()),
-                written => written.context("write to stdout")?,
-            },
+            Event::Batch(batch) => {
+                progress.set(Progress::Showing);
+                match screen.show(*batch).await? {
+                    Err(error) if output::is_broken_pipe(&error) => return Ok(()),
+                    written => written.context("write to stdout")?,
+                }
+            }
             Event::Disconnected { reason } => {
                 notice(&format!(
                     "{reason}; waiting for the agent at {} to come back",
@@ -123,9 +163,4 @@ async fn watch(args: &Args, screen: &Screen) -> Result<()> {
             }
         }
     }
-}
-
-/// Stdout is for flows. Where stderr is closed, nobody is there to be told.
-fn notice(text: &str) {
-    let _ = writeln!(io::stderr(), "flow-agent: {text}");
 }

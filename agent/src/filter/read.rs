@@ -1,6 +1,10 @@
 //! Rules of arguments and of a file come in, and go out in their order, or the first fault in them.
 
-use std::{fs, path::Path};
+use std::{
+    fs::{self, File},
+    io::{BufRead as _, BufReader, Read as _},
+    path::Path,
+};
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -8,6 +12,9 @@ use super::{Fault, Rule, Rules, parse};
 
 /// Some editors begin a file with it.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// A file of rules has at most so many bytes: a million IPv6 networks, and room to spare.
+const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// The rules of all arguments, then those of the file: one or more a line; `#` begins a comment at the
 /// start of a line and after white space.
@@ -17,17 +24,41 @@ pub fn read(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
         .flat_map(|rules| rules.0.iter().cloned())
         .collect();
     if let Some(path) = file {
-        let bytes = fs::read(path)
-            .with_context(|| format!("read the filter rules in {}", path.display()))?;
-        let bytes = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&bytes);
-        for (index, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
-            let parsed = text(line).and_then(parse::line_of_file);
-            rules.extend(
-                parsed.map_err(|fault| fault.at(&format!("{}:{}", path.display(), index + 1)))?,
+        let what = || format!("read the filter rules in {}", path.display());
+        let file = File::open(path).with_context(what)?;
+        // A line at a time, so that a file that is none of ours, such as a device without an end,
+        // fails by its first line.
+        let mut file = BufReader::new(file.take(MAX_FILE_BYTES + 1));
+        let (mut line, mut number, mut read_bytes) = (Vec::new(), 0_u64, 0);
+        loop {
+            line.clear();
+            let line_bytes = file.read_until(b'\n', &mut line).with_context(what)? as u64;
+            if line_bytes == 0 {
+                break;
+            }
+            read_bytes += line_bytes;
+            ensure!(
+                read_bytes <= MAX_FILE_BYTES,
+                "{} has more than the {} MiB that a file of filter rules may have; name another file",
+                path.display(),
+                MAX_FILE_BYTES >> 20
             );
+            number += 1;
+            let parsed = text(without_frame(&line, number)).and_then(parse::line_of_file);
+            rules
+                .extend(parsed.map_err(|fault| fault.at(&format!("{}:{number}", path.display())))?);
         }
     }
     Ok(rules)
+}
+
+/// The line without its end and, where it is the first one, without what some editors begin with.
+fn without_frame(line: &[u8], number: u64) -> &[u8] {
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    match line.strip_prefix(BYTE_ORDER_MARK) {
+        Some(rest) if number == 1 => rest,
+        _ => line,
+    }
 }
 
 /// The same for those who have read them before: fails where the file gives its text only once, as a
@@ -127,6 +158,17 @@ mod tests {
             utf_16.starts_with("1:1: the byte 0xff is not UTF-8"),
             "{utf_16}"
         );
+    }
+
+    #[test]
+    fn a_file_without_an_end_is_refused_before_it_fills_the_memory() {
+        let error = read(&[], Some(Path::new("/dev/zero"))).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "/dev/zero has more than the 64 MiB that a file of filter rules may have; name another file"
+        );
+        let error = read(&[], Some(Path::new("/dev/urandom"))).unwrap_err();
+        assert!(error.to_string().starts_with("/dev/urandom:"), "{error}");
     }
 
     #[test]

@@ -8,8 +8,8 @@ use std::{
 use agent_common::{Clocks, sample};
 use anyhow::{Context as _, Result, anyhow, bail};
 use aya::{
-    Ebpf, EbpfLoader,
-    maps::{Map, MapData, RingBuf},
+    Ebpf, EbpfError, EbpfLoader,
+    maps::{Map, MapData, MapError, RingBuf},
     programs::{TestRun as _, TestRunOptions, Xdp},
 };
 
@@ -99,7 +99,7 @@ impl Kernel {
                 },
             )
             .load(OBJECT)
-            .map_err(explain)?;
+            .map_err(|error| explain(error, settings))?;
         let pages = Pages::create(
             take(&mut ebpf, "PAGES")?,
             take(&mut ebpf, "FILL")?,
@@ -253,7 +253,13 @@ fn take(ebpf: &mut Ebpf, name: &str) -> Result<MapData> {
     }
 }
 
-fn explain(error: aya::EbpfError) -> anyhow::Error {
+fn explain(error: EbpfError, settings: &LoadSettings) -> anyhow::Error {
+    if let EbpfError::MapError(MapError::CreateError { name, io_error }) = &error
+        && matches!(io_error.raw_os_error(), Some(libc::ENOMEM | libc::E2BIG))
+        && let Some(remedy) = remedy(name, settings)
+    {
+        return anyhow!(error).context(format!("the kernel has no memory for {remedy}"));
+    }
     let refused = std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source())
         .filter_map(|e| e.downcast_ref::<std::io::Error>())
         .any(|e| matches!(e.raw_os_error(), Some(libc::EPERM | libc::EACCES)));
@@ -266,6 +272,25 @@ fn explain(error: aya::EbpfError) -> anyhow::Error {
     } else {
         anyhow!(error).context("load the BPF programs (`flow-agent check` says what is missing)")
     }
+}
+
+/// What a map that does not fit is for, and which setting makes it smaller.
+fn remedy(map: &str, settings: &LoadSettings) -> Option<String> {
+    Some(match map {
+        "FRAGMENTS" => format!(
+            "{} fragmented datagrams: lower --max-fragments",
+            settings.max_fragments
+        ),
+        "OUTER" => format!(
+            "the tunnels of {} flows: lower --max-flows, or run without --decapsulate",
+            settings.max_flows
+        ),
+        "ACCOUNT" => format!(
+            "the accounts of {} interfaces: choose fewer with --interface or --exclude-interface",
+            settings.interfaces
+        ),
+        _ => return None,
+    })
 }
 
 fn explain_memory(error: anyhow::Error, max_flows: u32) -> anyhow::Error {
@@ -315,6 +340,40 @@ fn memory_bytes(map: BorrowedFd<'_>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_map_that_does_not_fit_is_told_by_the_setting_that_sizes_it() {
+        let settings = LoadSettings {
+            max_flows: 1000,
+            max_fragments: 77,
+            decapsulate: true,
+            early_scan_flows: 0,
+            netns: 0,
+            max_ifindex: 1,
+            interfaces: 2,
+            sample_rate: 1,
+            log_level: 0,
+        };
+        for (map, told) in [
+            (
+                "FRAGMENTS",
+                "for 77 fragmented datagrams: lower --max-fragments",
+            ),
+            (
+                "OUTER",
+                "of 1000 flows: lower --max-flows, or run without --decapsulate",
+            ),
+            ("ACCOUNT", "of 2 interfaces: choose fewer with --interface"),
+            ("CLOCKS", "load the BPF programs"),
+        ] {
+            let error = EbpfError::MapError(MapError::CreateError {
+                name: map.to_owned(),
+                io_error: std::io::Error::from_raw_os_error(libc::ENOMEM),
+            });
+            let error = format!("{:#}", explain(error, &settings));
+            assert!(error.contains(told), "{error}");
+        }
+    }
 
     #[test]
     fn what_the_cpus_hold_back_is_a_small_part_of_the_mark() {

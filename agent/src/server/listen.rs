@@ -33,6 +33,13 @@ pub enum ListenAddr {
     Tcp(SocketAddr),
 }
 
+impl ListenAddr {
+    /// Whether the kernel chooses the port, each time another one.
+    pub fn is_any_port(&self) -> bool {
+        matches!(self, Self::Tcp(address) if address.port() == 0)
+    }
+}
+
 impl FromStr for ListenAddr {
     type Err = String;
 

@@ -16,6 +16,7 @@ mod leftovers;
 mod logs;
 mod neighbours;
 mod refusals;
+mod silence;
 mod strangers;
 #[path = "../support/mod.rs"]
 mod support;

@@ -86,6 +86,22 @@ fn settings_that_make_no_sense_are_named_with_what_is_allowed() {
         &format!("--interface lo --direction egress {tcp}"),
         &["lo", "--direction"],
     );
+    says("--duration -1s", &["'-1s'", "--duration", "such as 500ms"]);
+    says(&format!("{here} {tcp} --xdp-mode native"), &["--xdp-mode"]);
+    says(
+        &format!("{here} --listen unix:/a --listen unix:/a"),
+        &["twice"],
+    );
+    let variable = refusal(
+        flow_agent(&lab.agent)
+            .arg("run")
+            .env("FLOW_AGENT_DURATION", "soon"),
+    );
+    assert_says(
+        &variable,
+        &["'soon'", "FLOW_AGENT_DURATION", "such as 500ms"],
+    );
+    assert!(!variable.contains("--duration"), "{variable}");
 }
 
 #[test]

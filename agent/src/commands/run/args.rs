@@ -2,6 +2,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use anyhow::{Result, ensure};
+
 use super::super::time;
 use crate::{
     filter::{self, Rules},
@@ -49,12 +51,12 @@ pub struct Args {
 
     /// Flows in each of the two pages of the kernel's table, some 190 bytes of kernel memory each.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_FLOWS", default_value_t = 500_000,
-          value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+          value_parser = clap::value_parser!(u32).range(1..=100_000_000), allow_negative_numbers = true)]
     pub max_flows: u32,
 
     /// Flows kept in userspace; beyond it the one that was quiet the longest leaves.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_TRACKED_FLOWS", default_value_t = 1_000_000,
-          value_parser = clap::value_parser!(u32).range(1..=1_000_000_000))]
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000_000), allow_negative_numbers = true)]
     pub max_tracked_flows: u32,
 
     /// Count what tunnels carry (VXLAN, Geneve, GRE, IP in IP) in flows of its own addresses and ports,
@@ -65,23 +67,23 @@ pub struct Args {
     /// Fragmented datagrams whose ports are remembered for their later fragments, some 150 bytes of
     /// kernel memory each; beyond it the one that was quiet the longest leaves.
     #[arg(long, value_name = "DATAGRAMS", env = "FLOW_AGENT_MAX_FRAGMENTS", default_value_t = 16_384,
-          value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
+          value_parser = clap::value_parser!(u32).range(1..=16_777_216), allow_negative_numbers = true)]
     pub max_fragments: u32,
 
     /// How often the table is drained.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_SCAN_INTERVAL", default_value = "10s",
-          value_parser = interval)]
+          value_parser = interval, allow_hyphen_values = true)]
     pub scan_interval: Duration,
 
     /// How full a page is, in percent of --max-flows, when it is drained before the interval is over;
     /// 0 always waits.
     #[arg(long, value_name = "PERCENT", env = "FLOW_AGENT_EARLY_SCAN", default_value_t = 50,
-          value_parser = clap::value_parser!(u32).range(0..=99))]
+          value_parser = clap::value_parser!(u32).range(0..=99), allow_negative_numbers = true)]
     pub early_scan: u32,
 
     /// After this time without a packet a flow ends.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_IDLE_TIMEOUT", default_value = "60s",
-          value_parser = time)]
+          value_parser = time, allow_hyphen_values = true)]
     pub idle_timeout: Duration,
 
     /// Where consumers connect: unix:PATH (mode 0660) or a TCP address; repeatable.
@@ -122,11 +124,12 @@ pub struct Args {
     /// Count one flow in so many, and all packets of that one; 1 counts every flow. The choice falls by
     /// a hash of endpoints and protocol: the same flows at every agent.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_SAMPLE", default_value_t = 1,
-          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000), allow_negative_numbers = true)]
     pub sample: u32,
 
     /// Stop after this time, as in 10s or 2m.
-    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_DURATION", value_parser = time)]
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_DURATION", value_parser = time,
+          allow_hyphen_values = true)]
     pub duration: Option<Duration>,
 
     /// What the kernel programs log about single packets; costs nothing while off.
@@ -179,6 +182,34 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 impl Args {
+    /// Fails where a setting would do nothing beside another one, so that nobody believes it does.
+    pub(super) fn refuse_contradictions(&self) -> Result<()> {
+        let Self {
+            ingress_hook,
+            xdp_mode,
+            direction,
+            listen,
+            ..
+        } = self;
+        ensure!(
+            *ingress_hook != IngressHook::Xdp || *direction != Direction::Egress,
+            "--ingress-hook xdp does nothing with --direction egress, since XDP sees what arrives: \
+             take one of them away"
+        );
+        ensure!(
+            *ingress_hook == IngressHook::Xdp || *xdp_mode == XdpMode::Auto,
+            "--xdp-mode does nothing with --ingress-hook tc: choose --ingress-hook xdp, or take \
+             --xdp-mode away"
+        );
+        for (index, address) in listen.iter().enumerate() {
+            ensure!(
+                address.is_any_port() || !listen[..index].contains(address),
+                "--listen {address} stands twice: take one of them away"
+            );
+        }
+        Ok(())
+    }
+
     /// What the programs are loaded with, for these interfaces of the network namespace `netns`.
     pub(super) fn load_settings(&self, selected: &[Link], netns: u32) -> LoadSettings {
         LoadSettings {
@@ -197,7 +228,7 @@ impl Args {
 
 #[cfg(test)]
 mod tests {
-    use clap::{Args as _, Command};
+    use clap::{Args as _, Command, FromArgMatches as _};
 
     use super::*;
 
@@ -207,6 +238,48 @@ mod tests {
         assert_eq!(early_scan_flows(100_000_000, 99), 99_000_000);
         assert_eq!(early_scan_flows(1, 50), 1);
         assert_eq!(early_scan_flows(500_000, 0), 0);
+    }
+
+    fn contradiction(arguments: &str) -> Option<String> {
+        let all = std::iter::once("run").chain(arguments.split_whitespace());
+        let matches = options().get_matches_from(all);
+        let args = Args::from_arg_matches(&matches).unwrap();
+        let refused = args.refuse_contradictions().err();
+        refused.map(|error| error.to_string())
+    }
+
+    #[test]
+    fn settings_that_do_nothing_beside_others_are_refused_by_name() {
+        for (arguments, named) in [
+            (
+                "--ingress-hook xdp --direction egress",
+                ["--ingress-hook xdp", "--direction egress"],
+            ),
+            ("--xdp-mode native", ["--xdp-mode", "--ingress-hook tc"]),
+            (
+                "--xdp-mode generic --ingress-hook tc",
+                ["--xdp-mode", "--ingress-hook tc"],
+            ),
+            (
+                "--listen unix:/a,127.0.0.1:1 --listen unix:/a",
+                ["--listen unix:/a", "twice"],
+            ),
+            (
+                "--listen 127.0.0.1:1,127.0.0.1:1",
+                ["--listen 127.0.0.1:1", "twice"],
+            ),
+        ] {
+            let error = contradiction(arguments).expect(arguments);
+            assert!(named.iter().all(|part| error.contains(part)), "{error}");
+        }
+        for arguments in [
+            "",
+            "--ingress-hook xdp --direction ingress --xdp-mode generic",
+            "--xdp-mode auto",
+            "--listen 127.0.0.1:0,127.0.0.1:0,unix:/a,unix:/b",
+        ] {
+            assert_eq!(contradiction(arguments), None, "{arguments}");
+        }
     }
 
     fn options() -> Command {

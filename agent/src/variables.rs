@@ -1,0 +1,75 @@
+//! Settings by environment variables: those that are empty count as unset, and an error about one of
+//! the others names the variable, since nobody typed the option.
+
+use std::ffi::{OsStr, OsString};
+
+use clap::{
+    Arg, Command,
+    error::{ContextKind, ContextValue},
+};
+
+/// `FLOW_AGENT_X=` in an environment file means that X is not set.
+pub fn forget_empty() {
+    for (name, value) in std::env::vars_os() {
+        if value.is_empty() && name.as_encoded_bytes().starts_with(b"FLOW_AGENT_") {
+            // SAFETY: the process has no other thread yet.
+            unsafe { std::env::remove_var(name) };
+        }
+    }
+}
+
+/// The error with the variable in the place of the option, where the value came from the variable.
+pub fn name_in(
+    mut error: clap::Error,
+    command: &Command,
+    arguments: &[OsString],
+    is_set: impl Fn(&OsStr) -> bool,
+) -> clap::Error {
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
+        return error;
+    };
+    if let Some(argument) = find(command, arguments, option)
+        && !is_given(argument, arguments)
+        && let Some(variable) = argument.get_env().filter(|variable| is_set(variable))
+    {
+        let variable = variable.to_string_lossy().into_owned();
+        error.insert(ContextKind::InvalidArg, ContextValue::String(variable));
+    }
+    error
+}
+
+/// The argument that clap shows so, of the subcommand that was asked for.
+fn find<'a>(command: &'a Command, arguments: &[OsString], shown: &str) -> Option<&'a Arg> {
+    let mut command = command;
+    for argument in arguments {
+        if let Some(subcommand) = argument
+            .to_str()
+            .and_then(|name| command.find_subcommand(name))
+        {
+            if let Some(found) = shown_as(command, shown) {
+                return Some(found);
+            }
+            command = subcommand;
+        }
+    }
+    shown_as(command, shown)
+}
+
+fn shown_as<'a>(command: &'a Command, shown: &str) -> Option<&'a Arg> {
+    command
+        .get_arguments()
+        .find(|argument| argument.to_string() == shown)
+}
+
+/// An option on the command line wins over its variable.
+fn is_given(argument: &Arg, arguments: &[OsString]) -> bool {
+    let Some(long) = argument.get_long() else {
+        return false;
+    };
+    arguments.iter().any(|given| {
+        given
+            .to_str()
+            .and_then(|given| given.strip_prefix("--")?.strip_prefix(long))
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+    })
+}

@@ -1,0 +1,96 @@
+//! An agent that does not answer, or says nothing for long: whoever asks is told so, and no library's
+//! text.
+
+use std::{
+    os::unix::net::UnixListener,
+    process::{Command, Output},
+    thread,
+};
+
+use lab::{Lab, privilege::is_root_or_skip};
+use tempfile::TempDir;
+
+use crate::support::{Agent, flow_agent};
+
+/// The exit status and the lines of stderr.
+fn said(mut command: Command) -> (bool, Vec<String>) {
+    let Output { status, stderr, .. } = command.output().unwrap();
+    let stderr = String::from_utf8(stderr).unwrap();
+    (
+        status.success(),
+        stderr.lines().map(str::to_owned).collect(),
+    )
+}
+
+#[test]
+fn whoever_asks_a_stopped_agent_is_told_that_it_does_not_answer() {
+    if !is_root_or_skip("agent::whoever_asks_a_stopped_agent_is_told_that_it_does_not_answer") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &[]);
+    agent.signal(libc::SIGSTOP);
+    let address = agent.address();
+    let (host, address) = (&lab.agent, &address);
+    thread::scope(|scope| {
+        for asked in [
+            &["status"][..],
+            &["audit"],
+            &["filter", "show"],
+            &["watch", "--duration", "3s"],
+        ] {
+            scope.spawn(move || {
+                let mut command = flow_agent(host);
+                command.args(asked).args(["--connect", address]);
+                let (is_ok, lines) = said(command);
+                assert!(!is_ok, "{asked:?}");
+                let [waiting, silent] = &lines[..] else {
+                    panic!("{asked:?}: {lines:?}")
+                };
+                assert_eq!(
+                    *waiting,
+                    format!("flow-agent: waiting for the agent at {address} to answer")
+                );
+                let begin = format!("flow-agent: what listens on {address} did not answer within ");
+                assert!(silent.starts_with(&begin), "{asked:?}: {silent}");
+            });
+        }
+    });
+    agent.signal(libc::SIGCONT);
+    agent.stop();
+}
+
+#[test]
+fn a_watch_without_an_answer_or_a_scan_says_so_at_its_end() {
+    if !is_root_or_skip("agent::a_watch_without_an_answer_or_a_scan_says_so_at_its_end") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let watch = |address: &str, duration: &str| {
+        let mut command = flow_agent(&lab.agent);
+        command.args(["watch", "--connect", address, "--duration", duration]);
+        said(command)
+    };
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("mute.sock");
+    let _mute = UnixListener::bind(&path).unwrap();
+    let address = format!("unix:{}", path.display());
+    let (is_ok, lines) = watch(&address, "500ms");
+    assert!(!is_ok);
+    assert!(
+        lines[0].contains("did not answer within 500ms"),
+        "{lines:?}"
+    );
+
+    let agent = Agent::start(&lab, &["--scan-interval", "1h"]);
+    // On a busy machine some seconds may pass before the stream has begun.
+    let (is_ok, lines) = watch(&agent.address(), "20s");
+    assert!(is_ok, "{lines:?}");
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.contains("no scan came within 20s")),
+        "{lines:?}"
+    );
+    agent.stop();
+}
