@@ -20,7 +20,7 @@ pub enum L4Kind {
 }
 
 impl L4Kind {
-    /// The kind that a key of the flow table holds, `None` for a byte that no program writes.
+    /// The kind that a parsed key holds, `None` for a byte that no parser writes.
     pub const fn from_u8(byte: u8) -> Option<Self> {
         Some(match byte {
             0 => Self::None,
@@ -53,7 +53,8 @@ pub struct FlowKey {
     pub ip_version: u8,
     /// IANA protocol number; for IPv6 the last next-header value.
     pub protocol: u8,
-    /// An [`L4Kind`].
+    /// An [`L4Kind`]; in the flow table its highest bit is the [`side`](Self::side). Read it by
+    /// [`FlowKey::kind`].
     pub l4_kind: u8,
     /// An [`Encapsulation`]: the innermost that the flow was taken out of.
     pub encapsulation: u8,
@@ -62,6 +63,39 @@ pub struct FlowKey {
 }
 
 const _: () = assert!(size_of::<FlowKey>() == 32 + 8 + 4 + 4 + 4 + 4);
+
+impl FlowKey {
+    const SIDE_SHIFT: u32 = 7;
+    const KIND_MASK: u8 = (1 << Self::SIDE_SHIFT) - 1;
+
+    /// `None` for a kind that no program writes.
+    pub const fn kind(&self) -> Option<L4Kind> {
+        L4Kind::from_u8(self.l4_kind & Self::KIND_MASK)
+    }
+
+    /// At which side of the interface the endpoints' packets were seen: 0 where those of a arrived
+    /// and those of b left, 1 where those of b arrived and those of a left.
+    ///
+    /// Both directions of a plain flow have one side, so they share an entry. Where one direction
+    /// is seen arriving and leaving (a router with one interface), and where both directions arrive
+    /// (a mirror port, loopback), there are two entries.
+    pub const fn side(&self) -> u8 {
+        self.l4_kind >> Self::SIDE_SHIFT
+    }
+
+    #[must_use]
+    pub const fn with_side(mut self, side: u8) -> Self {
+        self.l4_kind = self.l4_kind & Self::KIND_MASK | side << Self::SIDE_SHIFT;
+        self
+    }
+
+    /// Of a packet in `direction` (0 from a, 1 from b) at `hook` (0 ingress, 1 egress). Once a
+    /// packet: the bit must not be set before.
+    #[inline(always)]
+    pub const fn set_side(&mut self, direction: u8, hook: u8) {
+        self.l4_kind |= ((direction ^ hook) & 1) << Self::SIDE_SHIFT;
+    }
+}
 
 /// What a flow's packets were wrapped in, and what `tunnel_id` of a [`FlowKey`] then is.
 #[repr(u8)]
@@ -267,6 +301,29 @@ mod tests {
             let ack = flags & tcp_flags::ACK != 0;
             assert_eq!(bytes.has_syn_without_ack(), syn && !ack);
             assert_eq!(bytes.has_syn_with_ack(), syn && ack);
+        }
+    }
+
+    #[test]
+    fn both_directions_of_a_plain_flow_have_one_side_and_keep_their_kind() {
+        const INGRESS: u8 = 0;
+        const EGRESS: u8 = 1;
+        for kind in 0..=4 {
+            let of = |direction, hook| {
+                let mut key = FlowKey {
+                    l4_kind: kind,
+                    ..FlowKey::default()
+                };
+                key.set_side(direction, hook);
+                assert_eq!(key.kind(), L4Kind::from_u8(kind));
+                assert_eq!(key.with_side(0).l4_kind, kind);
+                assert_eq!(key.with_side(key.side()), key);
+                key
+            };
+            assert_eq!(of(0, INGRESS), of(1, EGRESS));
+            assert_eq!(of(0, EGRESS), of(1, INGRESS));
+            assert_ne!(of(0, INGRESS), of(0, EGRESS));
+            assert_eq!((of(0, INGRESS).side(), of(0, EGRESS).side()), (0, 1));
         }
     }
 

@@ -192,7 +192,10 @@ fn count<C: aya_ebpf::EbpfContext>(
                 tunnels::facts(tunnel, |fact| account.add(fact, size.packets, size.bytes));
             }
             filter::select(packet, direction)
-                .and_then(|()| table::add(page, packet, size.packets, size.bytes))
+                .and_then(|()| {
+                    packet.key.set_side(packet.direction, direction as u8);
+                    table::add(page, packet, size.packets, size.bytes)
+                })
                 .map(|made| {
                     if made && tunnel & outcome::DECAPSULATED != 0 {
                         tunnels::remember_outer(packet);

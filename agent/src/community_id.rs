@@ -50,7 +50,7 @@ struct Ends<'a> {
 impl<'a> Ends<'a> {
     fn of(key: &'a FlowKey, initiator: u8) -> Self {
         let in_key_order = [&key.addr_a, &key.addr_b];
-        match L4Kind::from_u8(key.l4_kind) {
+        match key.kind() {
             Some(L4Kind::Ports) => Self {
                 addr: in_key_order,
                 port: Some([key.port_a, key.port_b]),

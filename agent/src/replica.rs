@@ -79,10 +79,11 @@ impl Replica {
     /// Keeps the endpoints of the tunnel that a flow came through, which the next `update` brings;
     /// asks for them where they are not known.
     pub fn note_outer(&mut self, key: &FlowKey, ask: impl FnOnce() -> Option<Outer>) {
-        if !self.outers.contains_key(key)
+        let flow = key.with_side(0);
+        if !self.outers.contains_key(&flow)
             && let Some(outer) = ask()
         {
-            self.outers.insert(*key, outer);
+            self.outers.insert(flow, outer);
         }
     }
 
@@ -94,7 +95,12 @@ impl Replica {
         sink: &mut impl FnMut(&Record),
     ) {
         assert_eq!(keys.len(), counters.len(), "a key for each of the counters");
+        let mut flows = [FlowKey::default(); GROUP];
         for (keys, counters) in keys.chunks(GROUP).zip(counters.chunks(GROUP)) {
+            for (flow, key) in flows.iter_mut().zip(keys) {
+                *flow = key.with_side(0);
+            }
+            let keys = &flows[..keys.len()];
             let found = self.look_up(keys);
             for ((key, counters), (hash, slot)) in keys.iter().zip(counters).zip(found) {
                 // The entries before this one may have ended its flow, or have made it.

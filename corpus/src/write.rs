@@ -57,7 +57,7 @@ fn write_bytes(f: &mut Formatter<'_>, bytes: &[u8]) -> Result {
 fn write_meaning(f: &mut Formatter<'_>, meaning: &Meaning) -> Result {
     let packet = &meaning.packet;
     let key = &packet.key;
-    let kind = L4Kind::from_u8(key.l4_kind);
+    let kind = key.kind();
     writeln!(
         f,
         "flow  {} {}",

@@ -48,7 +48,7 @@ impl RecordBuffer {
             self.bytes::<2>(source);
             self.bytes::<3>(destination);
         }
-        let kind = L4Kind::from_u8(key.l4_kind);
+        let kind = key.kind();
         if kind == Some(L4Kind::Ports) {
             let (source, destination) = in_order(&key.port_a, &key.port_b, reversed);
             self.value::<4>(u64::from(*source));

@@ -166,7 +166,7 @@ fn expected(record: &Record) -> FlowRecord {
     if record.initiator == 1 {
         ends.reverse();
     }
-    let kind = L4Kind::from_u8(key.l4_kind).unwrap();
+    let kind = key.kind().unwrap();
     let has_ports = kind == L4Kind::Ports;
     let is_icmp = matches!(kind, L4Kind::Icmp | L4Kind::IcmpQuery);
     let is_tcp = has_ports && key.protocol == TCP;

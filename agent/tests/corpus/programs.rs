@@ -99,6 +99,7 @@ pub fn is_short_skb(bytes: &[u8]) -> bool {
 
 /// What one run left behind.
 pub struct Counted {
+    pub hook: Hook,
     pub account: HookAccount,
     pub flows: Vec<(FlowKey, FlowCounters)>,
     /// The endpoints of the tunnels that the flows came through.
@@ -177,6 +178,7 @@ impl Programs {
         let verdict = result.map_err(os_error)?.return_value;
         assert_eq!(verdict, hook.verdict(), "the packet goes on");
         Ok(Counted {
+            hook,
             account: self.kernel.accounts.take(0, hook.account()).unwrap(),
             flows: self.take_flows(),
             outers: self.take_outers(),
@@ -222,8 +224,8 @@ impl Hook {
         }
     }
 
-    /// Of the interface's two accounts.
-    fn account(self) -> u32 {
+    /// Of the interface's two accounts: 0 for ingress, 1 for egress.
+    pub fn account(self) -> u32 {
         u32::from(self == Self::TcEgress)
     }
 }

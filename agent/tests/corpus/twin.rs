@@ -41,6 +41,7 @@ pub fn compare(expected: &Parsed, len: usize, counted: &Counted) -> Result<(), S
     };
     let mut key = packet.key;
     (key.netns, key.ifindex) = (NETNS, IFINDEX);
+    key.set_side(packet.direction, counted.hook.account() as u8);
     let outers: Vec<_> = outer.iter().map(|&outer| (key, outer)).collect();
     if counted.outers != outers {
         let found = &counted.outers;
