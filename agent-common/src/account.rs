@@ -79,6 +79,9 @@ reasons! {
     /// Of a flow that the sampling leaves out.
     SampledOut = "sampled_out",
 
+    /// Of an interface that the agent does not watch: its program runs there all the same, put by the
+    /// kernel on a lower device, or carried along into another network namespace.
+    UnknownInterface = "unknown_interface",
     /// ARP and RARP: known, and not IP.
     Arp = "arp",
     /// An EtherType (or, without an Ethernet header, a first nibble) that is not IP.
@@ -149,8 +152,9 @@ reasons! {
 }
 
 impl Reason {
-    /// What the parser could not turn into a flow.
+    /// What no flow could be made of.
     pub const UNPARSED: &'static [Self] = &[
+        Self::UnknownInterface,
         Self::Arp,
         Self::NotIp,
         Self::Llc,

@@ -7,19 +7,17 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
-use crate::hook::Direction;
-
-/// `ACCOUNTS_PER_PAGE` accounts for each page, two (ingress, egress) for each interface slot.
-/// Userspace sizes it.
+/// `ACCOUNTS_PER_PAGE` accounts for each page: two (ingress, egress) for each interface slot, and the
+/// last one for interfaces that userspace did not register. Userspace sizes it.
 #[btf_map]
-static ACCOUNT: PerCpuArray<HookAccount, 4> = PerCpuArray::new();
+static ACCOUNT: PerCpuArray<HookAccount, 6> = PerCpuArray::new();
 
 /// Interface index → interface slot + 1; 0 where the interface is not ours. Userspace sizes it.
 #[btf_map]
 static INTERFACES: Array<u32, 64> = Array::new();
 
 #[unsafe(no_mangle)]
-static ACCOUNTS_PER_PAGE: Global<u32> = Global::new(2);
+static ACCOUNTS_PER_PAGE: Global<u32> = Global::new(3);
 
 /// Interface slot × 2 + direction, `None` for an interface that userspace did not register.
 #[inline(always)]
@@ -35,10 +33,12 @@ pub fn hook(ifindex: u32, direction: u32) -> Option<u32> {
 pub struct Account(*mut HookAccount);
 
 impl Account {
-    /// `None` for an interface that userspace did not register.
+    /// The account of a [`hook`], or that of unknown interfaces. `None` where the map is shorter than
+    /// userspace says, which it makes sure of.
     #[inline(always)]
-    pub fn of(page: u32, ifindex: u32, direction: Direction) -> Option<Self> {
-        let index = page * ACCOUNTS_PER_PAGE.load() + hook(ifindex, direction as u32)?;
+    pub fn of(page: u32, hook: Option<u32>) -> Option<Self> {
+        let per_page = ACCOUNTS_PER_PAGE.load();
+        let index = page * per_page + hook.unwrap_or(per_page - 1);
         ACCOUNT.get_ptr_mut(index).map(Self)
     }
 

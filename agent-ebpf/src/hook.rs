@@ -13,7 +13,7 @@ use aya_ebpf::{
 use aya_log_ebpf::debug;
 
 use crate::{
-    account::Account,
+    account::{self, Account},
     filter, fragments,
     packet::{Fragmented, Linear, Paged},
     page, table, tunnels,
@@ -165,8 +165,14 @@ fn count<C: aya_ebpf::EbpfContext>(
     tunnel: u32,
 ) {
     let page = page::current();
-    let Some(account) = Account::of(page, ifindex, direction) else {
+    let hook = account::hook(ifindex, direction as u32);
+    let Some(account) = Account::of(page, hook) else {
         return;
+    };
+    let parsed = if hook.is_some() {
+        parsed
+    } else {
+        Err(Reason::UnknownInterface)
     };
     let header_len = if parsed.is_ok() {
         packet.segment_header_len_bytes

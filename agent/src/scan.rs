@@ -67,6 +67,7 @@ pub struct Scanner {
     pub stats: ScanStats,
     window_start_unix_ns: u64,
     refusals: LogLimit,
+    unknown_interfaces: LogLimit,
 }
 
 /// The parts that a [`Scanner`] is made of.
@@ -96,6 +97,7 @@ impl Scanner {
             stats: ScanStats::default(),
             window_start_unix_ns: clock::unix_now_ns(),
             refusals: LogLimit::default(),
+            unknown_interfaces: LogLimit::default(),
         }
     }
 
@@ -195,7 +197,24 @@ impl Scanner {
             growth.counters[Reason::Flows as usize] = Pair::default();
             self.account.merge(&growth);
         }
+        self.take_unknown(page)?;
         Ok(refused)
+    }
+
+    /// Adds what came through our programs on interfaces that are not ours.
+    fn take_unknown(&mut self, page: u32) -> Result<()> {
+        let growth = self.kernel.accounts.take_unknown(page)?;
+        self.account.merge(&growth);
+        let packets = growth.get(Reason::UnknownInterface).packets;
+        if packets != 0 && self.unknown_interfaces.event().is_some() {
+            tracing::warn!(
+                packets,
+                "a program of ours runs on an interface that is not watched, and what it sees is in no \
+                 flow (unknown_interface): the kernel put it on a lower device, or the interface went \
+                 to another network namespace; choose --ingress-hook tc, or restart the agent"
+            );
+        }
+        Ok(())
     }
 
     fn drain(&mut self, page: u32, encode: bool) -> Result<u64> {

@@ -50,6 +50,11 @@ impl Accounts {
         Ok(growth)
     }
 
+    /// What was counted on `page`, likewise, at interfaces that are not registered.
+    pub fn take_unknown(&mut self, page: u32) -> Result<HookAccount> {
+        self.take(page, self.per_page - 1)
+    }
+
     pub fn kernel_memory_bytes(&self) -> u64 {
         super::load::map_memory_bytes(&self.map)
     }

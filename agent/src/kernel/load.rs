@@ -73,7 +73,8 @@ impl Kernel {
         raise_memory_lock_limit();
         let sample_below = sample::threshold(settings.sample_rate);
         let slots = settings.interfaces;
-        let accounts_per_page = slots * 2;
+        // The last one is that of interfaces that are not registered.
+        let accounts_per_page = slots * 2 + 1;
         let fill_step = fill_step(
             settings.max_flows,
             settings.early_scan_flows,

@@ -9,6 +9,7 @@ use std::{
 use lab::Host;
 
 const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
 const BPF_PROG_QUERY: libc::c_long = 16;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const SCHED_CLS: u32 = 3;
@@ -91,10 +92,30 @@ pub fn xdp(host: &Host) -> OwnedFd {
     link(host, &load(XDP, 2), XDP_HOOK, XDP_GENERIC)
 }
 
+/// Hangs the only program of the host's TCX ingress on that of another interface too.
+pub fn hang_ours_on(host: &Host, ifindex: u32) -> OwnedFd {
+    let mut id = 0_u32;
+    let mut query = [0_u64; 8];
+    query[0] = u64::from(host.ifindex) | u64::from(TCX_INGRESS) << 32;
+    query[2] = &raw mut id as u64;
+    query[3] = 1;
+    host.namespace
+        .enter(|| Ok(bpf(BPF_PROG_QUERY, &mut query)?))
+        .unwrap();
+    let mut by_id = [0_u32; 16];
+    by_id[0] = id;
+    let program = owned(bpf(BPF_PROG_GET_FD_BY_ID, &mut by_id).unwrap());
+    link_to(host, ifindex, &program, TCX_INGRESS, 0)
+}
+
 fn link(host: &Host, program: &OwnedFd, attach_type: u32, flags: u32) -> OwnedFd {
+    link_to(host, host.ifindex, program, attach_type, flags)
+}
+
+fn link_to(host: &Host, ifindex: u32, program: &OwnedFd, attach_type: u32, flags: u32) -> OwnedFd {
     let mut attr = [0_u32; 16];
     attr[0] = program.as_raw_fd().cast_unsigned();
-    attr[1] = host.ifindex;
+    attr[1] = ifindex;
     attr[2] = attach_type;
     attr[3] = flags;
     let enter = || Ok(bpf(BPF_LINK_CREATE, &mut attr)?);

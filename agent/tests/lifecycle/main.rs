@@ -20,6 +20,7 @@ mod silence;
 mod strangers;
 #[path = "../support/mod.rs"]
 mod support;
+mod unknown;
 
 const CLSACT: &[&str] = &["--tc-attach", "clsact"];
 const TCX: &[&str] = &["--tc-attach", "tcx"];
