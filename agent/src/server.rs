@@ -27,6 +27,7 @@ use crate::{
 mod control;
 mod grpc_only;
 pub mod listen;
+mod socket_file;
 
 pub use listen::{ListenAddr, ListenError, Listeners, Peer};
 

@@ -2,10 +2,9 @@
 //! stream.
 
 use std::{
-    fmt, fs, io,
+    fmt, io,
     net::{SocketAddr, ToSocketAddrs as _},
-    os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
-    path::{Path, PathBuf},
+    path::PathBuf,
     pin::Pin,
     str::FromStr,
     task::{Context, Poll},
@@ -21,10 +20,9 @@ use tokio::{
 use tonic::transport::server::Connected;
 use tracing::{info, warn};
 
-/// Owner and group may connect.
-const SOCKET_MODE: u32 = 0o660;
+use super::socket_file::SocketFile;
+
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
-const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// `unix:PATH` or a TCP address.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,6 +73,11 @@ pub enum ListenError {
     AnotherAgent { path: String },
     #[error("{path} exists and is no socket: move it away, or choose another --listen")]
     NotASocket { path: String },
+    #[error(
+        "{path} is not this agent's lock but {reason}: remove it, or choose another --listen, in a \
+         directory where nobody else may write"
+    )]
+    ForeignLock { path: String, reason: String },
     #[error("the directory {directory} does not exist: create it, or choose another --listen")]
     NoDirectory { directory: String },
     #[error("{address} is in use: stop what listens there, or choose another --listen")]
@@ -86,7 +89,7 @@ pub enum ListenError {
 }
 
 impl ListenError {
-    fn from_io(address: &ListenAddr, source: io::Error) -> Self {
+    pub(super) fn from_io(address: &ListenAddr, source: io::Error) -> Self {
         let text = address.to_string();
         match (source.kind(), address) {
             (io::ErrorKind::AddrInUse, &ListenAddr::Tcp(address)) => Self::PortInUse { address },
@@ -102,7 +105,7 @@ impl ListenError {
     }
 }
 
-/// Bound, and not served yet: connections wait. Dropping it removes its socket files.
+/// Bound, and not served yet: connections wait. Dropping it removes its socket files and their locks.
 pub struct Listeners {
     listeners: Vec<Listener>,
     socket_files: Vec<SocketFile>,
@@ -124,15 +127,9 @@ impl Listeners {
             let failed = |error| ListenError::from_io(address, error);
             match address {
                 ListenAddr::Unix(path) => {
-                    make_way(path).await?;
-                    bound
-                        .listeners
-                        .push(Listener::Unix(UnixListener::bind(path).map_err(failed)?));
-                    bound
-                        .socket_files
-                        .push(SocketFile::of(path).map_err(failed)?);
-                    let mode = fs::Permissions::from_mode(SOCKET_MODE);
-                    fs::set_permissions(path, mode).map_err(failed)?;
+                    let (file, listener) = SocketFile::bind(path).await?;
+                    bound.listeners.push(Listener::Unix(listener));
+                    bound.socket_files.push(file);
                     info!(%address, "listening");
                 }
                 ListenAddr::Tcp(tcp) => {
@@ -196,70 +193,6 @@ impl Listener {
             }
         }
     }
-}
-
-/// Creates the directory under /run, and removes the socket of an agent that is gone.
-async fn make_way(path: &Path) -> Result<(), ListenError> {
-    let text = path.display().to_string();
-    let failed = |error| ListenError::from_io(&ListenAddr::Unix(path.to_owned()), error);
-    let parent = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty());
-    if let Some(parent) = parent.filter(|parent| !parent.exists()) {
-        if !parent.starts_with("/run") {
-            return Err(ListenError::NoDirectory {
-                directory: parent.display().to_string(),
-            });
-        }
-        fs::create_dir_all(parent).map_err(failed)?;
-    }
-    match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(failed(error)),
-        Ok(file) if !file.file_type().is_socket() => {
-            return Err(ListenError::NotASocket { path: text });
-        }
-        Ok(_) => {}
-    }
-    match tokio::time::timeout(PROBE_TIMEOUT, UnixStream::connect(path)).await {
-        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            info!(path = text, "removing the socket of an agent that is gone");
-            fs::remove_file(path).map_err(failed)
-        }
-        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Ok(Err(error)) => Err(failed(error)),
-        Ok(Ok(_)) | Err(_) => Err(ListenError::AnotherAgent { path: text }),
-    }
-}
-
-/// Removes the socket at its drop, unless another one has taken its place.
-pub(super) struct SocketFile {
-    path: PathBuf,
-    device_inode: (u64, u64),
-}
-
-impl SocketFile {
-    fn of(path: &Path) -> io::Result<Self> {
-        Ok(Self {
-            path: path.to_owned(),
-            device_inode: device_inode(path)?,
-        })
-    }
-}
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if device_inode(&self.path).is_ok_and(|found| found == self.device_inode)
-            && let Err(error) = fs::remove_file(&self.path)
-        {
-            warn!(path = %self.path.display(), %error, "cannot remove our socket");
-        }
-    }
-}
-
-fn device_inode(path: &Path) -> io::Result<(u64, u64)> {
-    let file = fs::symlink_metadata(path)?;
-    Ok((file.dev(), file.ino()))
 }
 
 /// Who is at the other end of a connection.

@@ -1,0 +1,195 @@
+//! The file of a Unix socket and the lock beside it: of all agents that start on one path, one listens.
+//!
+//! A socket that nobody answers on is removed, and between the question and the removal another agent
+//! may have bound its own. So the agent that holds the lock (flock(2) of PATH.lock) is the only one that
+//! looks, removes and binds, and it holds the lock for as long as it lives.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io,
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tokio::net::{UnixListener, UnixStream};
+use tracing::{info, warn};
+
+use super::listen::{ListenAddr, ListenError};
+
+/// Owner and group may connect.
+const SOCKET_MODE: u32 = 0o660;
+/// Whoever can open the lock can hold it, for reading as well.
+const LOCK_MODE: u32 = 0o600;
+/// How often the lock may have been removed between its opening and its taking.
+const LOCK_ATTEMPTS: usize = 100;
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A bound socket's file. At its drop it is removed, unless another one has taken its place, and the lock
+/// with it.
+pub(super) struct SocketFile {
+    path: PathBuf,
+    device_inode: (u64, u64),
+    _lock: LockFile,
+}
+
+impl SocketFile {
+    /// Binds the socket, in a directory under /run that is created where it is missing.
+    pub(super) async fn bind(path: &Path) -> Result<(Self, UnixListener), ListenError> {
+        let failed = |error| failed(path, error);
+        make_directory(path)?;
+        let lock = LockFile::take(path)?;
+        remove_stale(path).await?;
+        let listener = UnixListener::bind(path).map_err(failed)?;
+        let file = Self {
+            path: path.to_owned(),
+            device_inode: device_inode(path).map_err(failed)?,
+            _lock: lock,
+        };
+        fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
+        Ok((file, listener))
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        remove_ours(&self.path, self.device_inode);
+    }
+}
+
+fn failed(path: &Path, error: io::Error) -> ListenError {
+    ListenError::from_io(&ListenAddr::Unix(path.to_owned()), error)
+}
+
+fn make_directory(path: &Path) -> Result<(), ListenError> {
+    let parent = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
+    if let Some(parent) = parent.filter(|parent| !parent.exists()) {
+        if !parent.starts_with("/run") {
+            return Err(ListenError::NoDirectory {
+                directory: parent.display().to_string(),
+            });
+        }
+        fs::create_dir_all(parent).map_err(|error| failed(path, error))?;
+    }
+    Ok(())
+}
+
+/// Removes the socket of an agent that is gone. One that answers may be of an agent that knows no lock.
+async fn remove_stale(path: &Path) -> Result<(), ListenError> {
+    let text = path.display().to_string();
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(path, error)),
+        Ok(file) if !file.file_type().is_socket() => {
+            return Err(ListenError::NotASocket { path: text });
+        }
+        Ok(_) => {}
+    }
+    match tokio::time::timeout(PROBE_TIMEOUT, UnixStream::connect(path)).await {
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            info!(path = text, "removing the socket of an agent that is gone");
+            fs::remove_file(path).map_err(|error| failed(path, error))
+        }
+        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Ok(Err(error)) => Err(failed(path, error)),
+        Ok(Ok(_)) | Err(_) => Err(ListenError::AnotherAgent { path: text }),
+    }
+}
+
+/// A lock that is held until the drop. Its file is removed before it is let go, so whoever takes a lock
+/// looks whether its file still has the name.
+struct LockFile {
+    path: PathBuf,
+    device_inode: (u64, u64),
+    _file: File,
+}
+
+impl LockFile {
+    fn take(socket: &Path) -> Result<Self, ListenError> {
+        let path = beside(socket);
+        for _ in 0..LOCK_ATTEMPTS {
+            let file = open(&path)?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    return Err(ListenError::AnotherAgent {
+                        path: socket.display().to_string(),
+                    });
+                }
+                Err(TryLockError::Error(error)) => return Err(failed(&path, error)),
+            }
+            let metadata = file.metadata().map_err(|error| failed(&path, error))?;
+            let device_inode = (metadata.dev(), metadata.ino());
+            if self::device_inode(&path).is_ok_and(|found| found == device_inode) {
+                return Ok(Self {
+                    path,
+                    device_inode,
+                    _file: file,
+                });
+            }
+        }
+        let error = io::Error::other("the lock is removed again and again");
+        Err(failed(&path, error))
+    }
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        remove_ours(&self.path, self.device_inode);
+    }
+}
+
+/// PATH.lock.
+fn beside(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".lock");
+    PathBuf::from(path)
+}
+
+/// Creates the lock, or opens the one that an agent of the same user left behind. In a directory where
+/// others may write, one of them could hold a lock of theirs, or name any file of ours.
+fn open(path: &Path) -> Result<File, ListenError> {
+    let foreign = |reason: String| ListenError::ForeignLock {
+        path: path.display().to_string(),
+        reason,
+    };
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(LOCK_MODE)
+        // std adds O_CLOEXEC; a FIFO that somebody left there must not hold us up.
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path);
+    let found = match &opened {
+        Ok(file) => file.metadata(),
+        Err(_) => fs::symlink_metadata(path),
+    };
+    // SAFETY: geteuid has no arguments and always succeeds.
+    let own_uid = unsafe { libc::geteuid() };
+    if let Ok(found) = found {
+        if !found.is_file() {
+            return Err(foreign("no regular file".to_owned()));
+        }
+        if found.uid() != own_uid {
+            return Err(foreign(format!("the file of uid {}", found.uid())));
+        }
+    }
+    opened.map_err(|error| failed(path, error))
+}
+
+fn remove_ours(path: &Path, ours: (u64, u64)) {
+    if device_inode(path).is_ok_and(|found| found == ours)
+        && let Err(error) = fs::remove_file(path)
+    {
+        warn!(path = %path.display(), %error, "cannot remove our file");
+    }
+}
+
+fn device_inode(path: &Path) -> io::Result<(u64, u64)> {
+    let file = fs::symlink_metadata(path)?;
+    Ok((file.dev(), file.ino()))
+}

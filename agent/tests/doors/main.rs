@@ -1,0 +1,13 @@
+//! The doors of a running agent: who may come in, how many, and what they can make it hold, by the real
+//! binary over real sockets.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy takes only functions marked as tests for tests"
+)]
+
+mod locks;
+#[path = "../support/mod.rs"]
+mod support;
+
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
