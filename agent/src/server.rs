@@ -24,6 +24,7 @@ use crate::{
     },
 };
 
+mod authority;
 mod control;
 mod grpc_only;
 pub mod listen;

@@ -20,7 +20,7 @@ use tokio::{
 use tonic::transport::server::Connected;
 use tracing::{info, warn};
 
-use super::socket_file::SocketFile;
+use super::{authority::Filter, socket_file::SocketFile};
 
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -178,7 +178,7 @@ impl Listener {
                 Self::Unix(listener) => listener
                     .accept()
                     .await
-                    .map(|(stream, _)| Connection::Unix(stream)),
+                    .map(|(stream, _)| Connection::Unix(stream, Filter::default())),
                 Self::Tcp(listener) => listener
                     .accept()
                     .await
@@ -219,7 +219,7 @@ impl fmt::Display for Peer {
 
 /// A connection of either kind.
 pub enum Connection {
-    Unix(UnixStream),
+    Unix(UnixStream, Filter),
     Tcp(TcpStream),
 }
 
@@ -228,7 +228,7 @@ impl Connected for Connection {
 
     fn connect_info(&self) -> Peer {
         match self {
-            Self::Unix(stream) => {
+            Self::Unix(stream, _) => {
                 stream
                     .peer_cred()
                     .map_or(Peer::Unknown, |credentials| Peer::Unix {
@@ -248,7 +248,7 @@ impl AsyncRead for Connection {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Self::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
+            Self::Unix(stream, filter) => filter.poll_read(Pin::new(stream), context, buffer),
             Self::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
         }
     }
@@ -261,7 +261,7 @@ impl AsyncWrite for Connection {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Self::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Unix(stream, _) => Pin::new(stream).poll_write(context, bytes),
             Self::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
         }
     }
@@ -272,7 +272,7 @@ impl AsyncWrite for Connection {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Self::Unix(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            Self::Unix(stream, _) => Pin::new(stream).poll_write_vectored(context, slices),
             Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(context, slices),
         }
     }
@@ -283,14 +283,14 @@ impl AsyncWrite for Connection {
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Self::Unix(stream) => Pin::new(stream).poll_flush(context),
+            Self::Unix(stream, _) => Pin::new(stream).poll_flush(context),
             Self::Tcp(stream) => Pin::new(stream).poll_flush(context),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Self::Unix(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Unix(stream, _) => Pin::new(stream).poll_shutdown(context),
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
         }
     }

@@ -1,0 +1,233 @@
+//! What a client on a Unix socket calls the server, in a form that h2 takes.
+//!
+//! Most gRPC clients call a Unix socket by its path: gRPC's C core and Swift send it percent-encoded
+//! as `:authority`, Java and old Go plain. h2 answers both with `PROTOCOL_ERROR`, since neither is
+//! an authority (RFC 3986, section 3.2), and nothing asks for that name here. So the filter reads along
+//! with the client's HTTP/2 frames and replaces the bytes at fault by others of the same length in the
+//! same encoding. Every length and the client's HPACK table stay as they are: nothing is kept,
+//! copied or encoded anew, whatever the client sends. What breaks the rules of HTTP/2 or HPACK passes
+//! untouched, and h2 says what is wrong with it.
+//!
+//! The file goes when h2 takes such names: <https://github.com/hyperium/h2/pull/487>.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use tokio::io::{AsyncRead, ReadBuf};
+
+use block::{Block, Malformed};
+
+mod block;
+mod huffman;
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+const FRAME_HEADER_BYTES: usize = 9;
+const PRIORITY_BYTES: u32 = 5;
+
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+
+const END_HEADERS: u8 = 0x4;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+
+/// The client's side of one connection; fed with all that the client sends.
+#[derive(Debug, Default)]
+pub struct Filter {
+    at: At,
+    block: Block,
+    /// CONTINUATION has to come next.
+    in_block: bool,
+}
+
+/// What the next byte belongs to.
+#[derive(Debug)]
+enum At {
+    Preface {
+        seen: usize,
+    },
+    FrameHeader {
+        header: [u8; FRAME_HEADER_BYTES],
+        seen: usize,
+    },
+    PadLength(Payload),
+    Payload(Payload),
+    /// Nothing that the filter reads.
+    Other,
+}
+
+impl Default for At {
+    fn default() -> Self {
+        Self::Preface { seen: 0 }
+    }
+}
+
+impl At {
+    fn next_frame() -> Self {
+        Self::FrameHeader {
+            header: [0; FRAME_HEADER_BYTES],
+            seen: 0,
+        }
+    }
+}
+
+/// What is left of a frame, in bytes, in this order.
+#[derive(Debug, Clone, Copy, Default)]
+struct Payload {
+    before: u32,
+    /// Of a header block.
+    fragment: u32,
+    after: u32,
+    ends_block: bool,
+}
+
+impl Filter {
+    /// Reads from the client's stream.
+    pub(super) fn poll_read<S: AsyncRead>(
+        &mut self,
+        stream: Pin<&mut S>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(stream.poll_read(context, buffer))?;
+        self.pass(&mut buffer.filled_mut()[before..]);
+        Poll::Ready(Ok(()))
+    }
+
+    /// The client's next bytes, which may begin and end anywhere.
+    fn pass(&mut self, bytes: &mut [u8]) {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let Ok(taken) = self.step(rest) else {
+                self.at = At::Other;
+                return;
+            };
+            rest = &mut rest[taken..];
+        }
+    }
+
+    /// Returns how many bytes it took, at least one.
+    fn step(&mut self, bytes: &mut [u8]) -> Result<usize, Malformed> {
+        match &mut self.at {
+            At::Preface { seen } => {
+                let taken = bytes.len().min(PREFACE.len() - *seen);
+                // Else it is HTTP/1, which gets its answer elsewhere.
+                if bytes[..taken] != PREFACE[*seen..*seen + taken] {
+                    return Err(Malformed);
+                }
+                *seen += taken;
+                if *seen == PREFACE.len() {
+                    self.at = At::next_frame();
+                }
+                Ok(taken)
+            }
+            At::FrameHeader { header, seen } => {
+                let taken = bytes.len().min(FRAME_HEADER_BYTES - *seen);
+                header[*seen..*seen + taken].copy_from_slice(&bytes[..taken]);
+                *seen += taken;
+                if *seen == FRAME_HEADER_BYTES {
+                    let header = *header;
+                    self.begin_frame(header)?;
+                }
+                Ok(taken)
+            }
+            At::PadLength(payload) => {
+                let after = u32::from(bytes[0]);
+                let fragment = payload.fragment.checked_sub(after).ok_or(Malformed)?;
+                let payload = Payload {
+                    fragment,
+                    after,
+                    ..*payload
+                };
+                self.go_on(payload)?;
+                Ok(1)
+            }
+            At::Payload(payload) => {
+                let mut payload = *payload;
+                let taken = payload.take(bytes, &mut self.block)?;
+                self.go_on(payload)?;
+                Ok(taken)
+            }
+            At::Other => Ok(bytes.len()),
+        }
+    }
+
+    fn begin_frame(&mut self, header: [u8; FRAME_HEADER_BYTES]) -> Result<(), Malformed> {
+        let [l0, l1, l2, kind, flags, _stream_id @ ..] = header;
+        let len_bytes = u32::from_be_bytes([0, l0, l1, l2]);
+        if self.in_block != (kind == CONTINUATION) {
+            return Err(Malformed);
+        }
+        let is_headers = kind == HEADERS;
+        if !is_headers && kind != CONTINUATION {
+            return self.go_on(Payload {
+                after: len_bytes,
+                ..Payload::default()
+            });
+        }
+        self.in_block = true;
+        let has_padding = is_headers && flags & PADDED != 0;
+        let before = if is_headers && flags & PRIORITY != 0 {
+            PRIORITY_BYTES
+        } else {
+            0
+        };
+        let fragment = len_bytes
+            .checked_sub(before + u32::from(has_padding))
+            .ok_or(Malformed)?;
+        let payload = Payload {
+            before,
+            fragment,
+            after: 0,
+            ends_block: flags & END_HEADERS != 0,
+        };
+        if has_padding {
+            self.at = At::PadLength(payload);
+            return Ok(());
+        }
+        self.go_on(payload)
+    }
+
+    /// To what is left of a frame, or to the next one.
+    fn go_on(&mut self, payload: Payload) -> Result<(), Malformed> {
+        if payload.ends_block && payload.fragment == 0 && self.in_block {
+            self.in_block = false;
+            self.block.end()?;
+        }
+        let is_over = payload.before == 0 && payload.fragment == 0 && payload.after == 0;
+        self.at = if is_over {
+            At::next_frame()
+        } else {
+            At::Payload(payload)
+        };
+        Ok(())
+    }
+}
+
+impl Payload {
+    /// Returns how many bytes it took, at least one.
+    fn take(&mut self, bytes: &mut [u8], block: &mut Block) -> Result<usize, Malformed> {
+        let is_fragment = self.before == 0 && self.fragment > 0;
+        let left = if is_fragment {
+            &mut self.fragment
+        } else if self.before > 0 {
+            &mut self.before
+        } else {
+            &mut self.after
+        };
+        let taken = bytes.len().min(*left as usize);
+        *left -= taken as u32;
+        if is_fragment {
+            block.pass(&mut bytes[..taken])?;
+        }
+        Ok(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests;

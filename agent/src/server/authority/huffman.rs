@@ -1,0 +1,71 @@
+//! `:authority` in HPACK's Huffman code (RFC 7541, appendix B), mended in place.
+//!
+//! Some bytes that an authority cannot have differ in one bit from others of the same length that it
+//! can: ` ` and `%` become `-` and `.`, `/` and `:` become `3` and `B`.
+
+/// `:authority`.
+pub(super) const NAME: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
+
+/// How many bytes have a code of 1, 2, … 15 bits. Longer ones are of control characters, backslash and
+/// what is not ASCII.
+const CODES: [u16; 15] = [0, 0, 0, 0, 10, 26, 32, 6, 0, 5, 3, 2, 6, 2, 3];
+
+/// For each length, the first number that is no code but the beginning of longer ones: the codes of one
+/// length follow one another, and those of the next length follow them.
+const LIMITS: [u16; 15] = {
+    let mut limits = [0; 15];
+    let (mut length, mut limit) = (0, 0);
+    while length < limits.len() {
+        limit = (limit << 1) + CODES[length];
+        limits[length] = limit;
+        length += 1;
+    }
+    limits
+};
+
+const SPACE_OR_PERCENT: (u8, u16) = (5, 0b01010);
+const SLASH: (u8, u16) = (6, 0b01_1000);
+const COLON: (u8, u16) = (7, 0b101_1100);
+
+/// Where in the value the client is.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Authority {
+    /// The bits of a code that has begun, and their number.
+    code: u16,
+    length: u8,
+    is_path: bool,
+    /// Nothing that could be mended.
+    is_foreign: bool,
+}
+
+impl Authority {
+    pub(super) fn mend(&mut self, bytes: &mut [u8]) {
+        for byte in bytes {
+            for bit in (0..8).rev() {
+                if self.is_foreign {
+                    return;
+                }
+                self.bit(byte, 1 << bit);
+            }
+        }
+    }
+
+    /// The bit is decided on when it comes: the byte may be the last that is there to be mended.
+    fn bit(&mut self, byte: &mut u8, mask: u8) {
+        self.code = self.code << 1 | u16::from(*byte & mask != 0);
+        self.length += 1;
+        let code = (self.length, self.code);
+        if code == SPACE_OR_PERCENT || code == SLASH || code == COLON && self.is_path {
+            self.code |= 1;
+            *byte |= mask;
+            self.is_path = true;
+        }
+        let Some(&limit) = LIMITS.get(usize::from(self.length) - 1) else {
+            self.is_foreign = true;
+            return;
+        };
+        if self.code < limit {
+            (self.code, self.length) = (0, 0);
+        }
+    }
+}
