@@ -132,7 +132,9 @@ reasons! {
     SuperFrames = "super_frames",
     /// Beside the sum: the frames that super-frames stand for, with their bytes on the wire.
     SuperFrameSegments = "super_frame_segments",
-    /// Beside the sum: super-frames whose repeated headers are unknown; their bytes are too low.
+    /// Beside the sum: what may be more on the wire than was counted: super-frames whose repeated
+    /// headers are unknown, whose bytes are too low, and all that a generic XDP hook saw, to which a
+    /// super-frame is one frame.
     Inexact = "inexact",
     /// Beside the sum: packets whose VLAN tag the driver had taken out; bytes are those of the tags.
     OffloadedTags = "offloaded_tags",

@@ -26,6 +26,7 @@ const SHOWN_AS_JSON: &[&str] = &[
 ];
 const HOOK: &str = ".flow.v1.HookStatus.hook";
 const MODE: &str = ".flow.v1.HookStatus.mode";
+const INSTEAD_OF_XDP: &str = ".flow.v1.HookStatus.instead_of_xdp";
 
 /// Writes `flow.v1.rs`, the messages with clients and servers, and `flow.v1.FlowAgent.rs`, the
 /// agent's service over batches that are encoded already.
@@ -49,6 +50,10 @@ pub fn generate(manifest_dir: &Path) -> Result<()> {
         .field_attribute(
             MODE,
             r#"#[serde(serialize_with = "crate::wire::mode_name")]"#,
+        )
+        .field_attribute(
+            INSTEAD_OF_XDP,
+            r#"#[serde(serialize_with = "crate::wire::instead_of_xdp_name")]"#,
         )
         .compile_fds(descriptors)
         .with_context(|| format!("generate code for {PROTO}"))?;

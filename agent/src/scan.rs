@@ -14,7 +14,7 @@ use crate::{
     clock,
     hub::Hub,
     kernel::{
-        attach::{Attachments, Hook},
+        attach::{Attachments, Hook, Mode},
         filters::RuleSet,
         links::{Counters, LinkSocket},
         load::Kernel,
@@ -192,6 +192,7 @@ impl Scanner {
         let mut refused = false;
         for state in &mut self.hooks {
             let mut growth = self.kernel.accounts.take(page, state.hook.account_index)?;
+            mark(&mut growth, &state.hook);
             state.account.merge(&growth);
             refused |= growth.not_inserted().packets != 0;
             growth.counters[Reason::Flows as usize] = Pair::default();
@@ -313,6 +314,14 @@ fn sink<'a>(encoder: &'a mut BatchEncoder, hub: &'a Hub, encode: bool) -> impl F
         if encode {
             encoder.push(record, &mut |batch| hub.publish(&batch));
         }
+    }
+}
+
+/// Puts beside the sum what a program cannot know of the place where it runs.
+fn mark(growth: &mut HookAccount, hook: &Hook) {
+    let seen = growth.get(Reason::Seen);
+    if hook.mode == Mode::XdpGeneric {
+        growth.add(Reason::Inexact, seen.packets, seen.bytes);
     }
 }
 

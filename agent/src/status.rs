@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     batch::Identity,
     kernel::{
-        attach::{Hook, Mode},
+        attach::{Hook, InsteadOfXdp, Mode},
         links::{Counters, presence::Presence, qdisc::dropped_since},
     },
     scan::{HookState, Scanner},
@@ -114,6 +114,12 @@ fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> wire::HookSta
             state.qdisc_drops_after_flip,
         ),
         interface_gone: false,
+        instead_of_xdp: state.hook.instead_of_xdp.map(|why| {
+            match why {
+                InsteadOfXdp::NoNativeMode => wire::InsteadOfXdp::NoNativeMode,
+            }
+            .into()
+        }),
     }
 }
 

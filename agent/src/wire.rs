@@ -130,6 +130,34 @@ impl AttachMode {
     }
 }
 
+impl InsteadOfXdp {
+    /// The name that programs read.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unspecified => "unknown",
+            Self::NoNativeMode => "no_native_mode",
+        }
+    }
+
+    /// The reason in words, behind "instead of xdp: ".
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Unspecified => "this flow-agent does not know the reason",
+            Self::NoNativeMode => "the driver takes no native XDP program",
+        }
+    }
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    clippy::ref_option,
+    reason = "the signature that serde calls"
+)]
+fn instead_of_xdp_name<S: Serializer>(why: &Option<i32>, serializer: S) -> Result<S::Ok, S::Error> {
+    let name = |why| InsteadOfXdp::try_from(why).unwrap_or_default().name();
+    serde::Serialize::serialize(&why.map(name), serializer)
+}
+
 #[expect(
     clippy::trivially_copy_pass_by_ref,
     reason = "the signature that serde calls"

@@ -116,6 +116,12 @@ fn hook_lines(hook: &HookStatus, lines: &mut Vec<String>) {
         hook.hook().name(),
         hook.mode().name()
     ));
+    if hook.instead_of_xdp.is_some() {
+        lines.push(format!(
+            "  instead of xdp: {}",
+            hook.instead_of_xdp().words()
+        ));
+    }
     if hook.interface_gone {
         lines.push("  the interface is gone; should it come back, restart the agent".to_owned());
     }

@@ -38,9 +38,11 @@ pub enum IngressHook {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum XdpMode {
-    /// Native where the driver can, else generic.
+    /// Native where the driver can, else TC.
     Auto,
     Native,
+    /// By the kernel ahead of TC: a super-frame counts as one frame, and programs behind it may see
+    /// packets without their Ethernet header.
     Generic,
 }
 
@@ -76,6 +78,13 @@ pub enum Mode {
     XdpGeneric,
 }
 
+/// Why arriving packets are counted at TC where XDP was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InsteadOfXdp {
+    /// The driver does not take the program.
+    NoNativeMode,
+}
+
 /// One attached hook.
 #[derive(Clone, Debug)]
 pub struct Hook {
@@ -85,6 +94,7 @@ pub struct Hook {
     pub account_index: u32,
     pub is_egress: bool,
     pub mode: Mode,
+    pub instead_of_xdp: Option<InsteadOfXdp>,
 }
 
 /// What is attached; dropping it detaches: links as their descriptors close, filters by netlink.
@@ -115,7 +125,7 @@ impl Attachments {
                         warn_of_generic_xdp(link);
                         attached.tc(ebpf, link, slot, Side::Ingress, settings.tc_attach)?;
                     }
-                    IngressHook::Xdp => attached.xdp(ebpf, link, slot, settings.xdp_mode)?,
+                    IngressHook::Xdp => attached.xdp_or_tc(ebpf, link, slot, settings)?,
                 }
             }
             // What a host sends to itself arrives on lo as well: one hook counts it once.
@@ -175,6 +185,7 @@ impl Attachments {
             account_index: slot * 2 + u32::from(side == Side::Egress),
             is_egress: side == Side::Egress,
             mode,
+            instead_of_xdp: None,
         });
         Ok(())
     }
@@ -193,20 +204,51 @@ impl Attachments {
         clsact.attach(link, side, program, program_name)
     }
 
-    fn xdp(&mut self, ebpf: &mut Ebpf, link: &Link, slot: u32, wanted: XdpMode) -> Result<()> {
-        let program = xdp_program(ebpf, xdp_name(link_type(link)?))?.as_fd();
-        let native = || create_link(program, link.ifindex, LinkPlace::XdpNative);
-        let generic = || create_link(program, link.ifindex, LinkPlace::XdpGeneric);
-        let attached = match wanted {
-            XdpMode::Native => native().map(|xdp| (xdp, Mode::XdpNative)),
-            XdpMode::Generic => generic().map(|xdp| (xdp, Mode::XdpGeneric)),
-            XdpMode::Auto => match native() {
-                Ok(xdp) => Ok((xdp, Mode::XdpNative)),
-                Err(error) if is_taken(&error) => Err(error),
-                Err(_) => generic().map(|xdp| (xdp, Mode::XdpGeneric)),
-            },
+    /// XDP, or TC where XDP would not count right; which it is stands in the log and in the hook.
+    fn xdp_or_tc(
+        &mut self,
+        ebpf: &mut Ebpf,
+        link: &Link,
+        slot: u32,
+        settings: AttachSettings,
+    ) -> Result<()> {
+        let Some(why) = self.xdp(ebpf, link, slot, settings.xdp_mode)? else {
+            return Ok(());
         };
-        let (xdp, mode) = attached.map_err(|error| explain_xdp(error, link, wanted))?;
+        self.tc(ebpf, link, slot, Side::Ingress, settings.tc_attach)?;
+        if let Some(hook) = self.hooks.last_mut() {
+            hook.instead_of_xdp = Some(why);
+        }
+        Ok(())
+    }
+
+    /// Attaches the program, or says why TC is to count instead.
+    fn xdp(
+        &mut self,
+        ebpf: &mut Ebpf,
+        link: &Link,
+        slot: u32,
+        wanted: XdpMode,
+    ) -> Result<Option<InsteadOfXdp>> {
+        let program = xdp_program(ebpf, xdp_name(link_type(link)?))?.as_fd();
+        let (place, mode) = match wanted {
+            XdpMode::Auto | XdpMode::Native => (LinkPlace::XdpNative, Mode::XdpNative),
+            XdpMode::Generic => (LinkPlace::XdpGeneric, Mode::XdpGeneric),
+        };
+        let xdp = match create_link(program, link.ifindex, place) {
+            Ok(xdp) => xdp,
+            Err(error) if wanted == XdpMode::Auto && !is_taken(&error) => {
+                tracing::warn!(
+                    interface = link.name,
+                    "counting at TC: the driver takes no native XDP program ({error})"
+                );
+                return Ok(Some(InsteadOfXdp::NoNativeMode));
+            }
+            Err(error) => return Err(explain_xdp(error, link, wanted)),
+        };
+        if mode == Mode::XdpGeneric {
+            warn_of_our_generic_xdp(link);
+        }
         self.links.push(xdp);
         self.hooks.push(Hook {
             interface: link.name.clone(),
@@ -214,8 +256,9 @@ impl Attachments {
             account_index: slot * 2,
             is_egress: false,
             mode,
+            instead_of_xdp: None,
         });
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -283,7 +326,7 @@ fn explain_xdp(error: io::Error, link: &Link, wanted: XdpMode) -> anyhow::Error 
     let why = if is_taken(&error) {
         "another XDP program is there: detach it (`ip link` shows it), or choose --ingress-hook tc"
     } else if wanted == XdpMode::Native {
-        "the driver does not take it in native mode: choose --xdp-mode generic or --ingress-hook tc"
+        "the driver does not take it in native mode: choose --xdp-mode auto or --ingress-hook tc"
     } else {
         "the kernel refuses it: choose --ingress-hook tc"
     };
@@ -302,6 +345,17 @@ fn warn_of_generic_xdp(link: &Link) {
              their Ethernet header, and they count as not_ip"
         );
     }
+}
+
+/// GRO comes before it, and an XDP program cannot read `gso_size`; for the header see
+/// [`warn_of_generic_xdp`].
+fn warn_of_our_generic_xdp(link: &Link) {
+    tracing::warn!(
+        interface = link.name,
+        "generic XDP counts a super-frame (GSO, GRO) as one frame, so all that it counts is marked \
+         inexact; and TC programs behind it may see packets without their Ethernet header: \
+         --ingress-hook tc is exact and changes nothing"
+    );
 }
 
 /// Seen on 5.10: `ip_tunnel_rcv` and its like leave the MAC header where the outer packet begins, and a

@@ -56,15 +56,16 @@ fn a_check_says_of_each_interface_what_a_start_then_does() {
     );
     let lo = find(&said, "xdp lo");
     assert_eq!(lo["status"], "warn");
-    assert!(lo["detail"].as_str().unwrap().starts_with("generic only"));
+    assert!(lo["detail"].as_str().unwrap().starts_with("tc: "));
     assert!(lo["remedy"].as_str().unwrap().contains("--ingress-hook tc"));
 
     let settings = "--interface lo --ingress-hook xdp --direction ingress";
     let agent = Agent::start(&lab, &settings.split(' ').collect::<Vec<_>>());
     let log = agent.stderr();
-    for (interface, mode) in [(here.as_str(), "XdpNative"), ("lo", "XdpGeneric")] {
+    for (interface, mode) in [(here.as_str(), "XdpNative"), ("lo", "Tc")] {
         let line = log
             .lines()
+            .filter(|line| line.contains(" mode="))
             .find(|line| line.contains(&format!("interface=\"{interface}\"")));
         assert!(line.unwrap().contains(mode), "{log}");
     }

@@ -229,10 +229,8 @@ fn another_xdp_program_is_left_there_and_named() {
 }
 
 #[test]
-fn native_xdp_without_a_driver_for_it_is_refused_and_auto_takes_generic() {
-    if !is_root_or_skip(
-        "agent::native_xdp_without_a_driver_for_it_is_refused_and_auto_takes_generic",
-    ) {
+fn native_xdp_without_a_driver_for_it_is_refused_and_auto_takes_tc() {
+    if !is_root_or_skip("agent::native_xdp_without_a_driver_for_it_is_refused_and_auto_takes_tc") {
         return;
     }
     let lab = Lab::quiet().unwrap();
@@ -240,11 +238,16 @@ fn native_xdp_without_a_driver_for_it_is_refused_and_auto_takes_generic() {
     let interfaces = format!("--interface {} --interface lo", lab.agent.interface);
     let native = "--listen 127.0.0.1:0 --ingress-hook xdp --xdp-mode native";
     let error = refused(&lab.agent, &format!("{interfaces} {native}"));
-    assert_says(&error, &["lo", "native", "--xdp-mode generic"]);
+    assert_says(&error, &["lo", "native", "--xdp-mode auto"]);
 
     let auto = "--interface lo --ingress-hook xdp --direction ingress";
     let agent = Agent::start(&lab, &auto.split(' ').collect::<Vec<_>>());
-    assert!(agent.stderr().contains("mode=XdpGeneric"));
+    let log = agent.stderr();
+    assert!(log.contains("mode=Tcx"), "{log}");
+    assert_says(&log, &["counting at TC", "interface=\"lo\""]);
+    let hook = &agent.status(&lab.agent)["hooks"][0];
+    assert_eq!(hook["hook"], "tc_ingress");
+    assert_eq!(hook["instead_of_xdp"], "no_native_mode");
     agent.stop();
 }
 

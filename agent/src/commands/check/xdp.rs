@@ -74,7 +74,7 @@ pub(super) fn mode(features: &mut Result<Features>, link: &Link) -> Check {
     let unknown = |reason: &dyn std::fmt::Display| {
         Check::ok(
             name.clone(),
-            format!("unknown: --xdp-mode auto tries native, then generic ({reason})"),
+            format!("unknown: --xdp-mode auto tries native, then counts at TC ({reason})"),
         )
     };
     let features = match features {
@@ -85,7 +85,7 @@ pub(super) fn mode(features: &mut Result<Features>, link: &Link) -> Check {
         Ok(features) if features & NETDEV_XDP_ACT_BASIC != 0 => Check::ok(name, "native"),
         Ok(_) => Check::warn(
             name,
-            "generic only: the driver has no native XDP",
+            "tc: the driver has no native XDP",
             "stay with --ingress-hook tc, the default",
         ),
         Err(error) => unknown(&error.root_cause()),

@@ -37,7 +37,7 @@ pub struct Args {
     )]
     pub ingress_hook: IngressHook,
 
-    /// How XDP is attached; native may reset a NIC.
+    /// How XDP is attached: auto is native, and TC where the driver has none; native may reset a NIC.
     #[arg(long, env = "FLOW_AGENT_XDP_MODE", value_enum, default_value = "auto")]
     pub xdp_mode: XdpMode,
 
