@@ -18,7 +18,7 @@ use crate::{
     control::{Control, MAX_MESSAGE_BYTES},
     hub::{Hub, OutgoingBatch, Subscription},
     wire::{
-        AgentStatus, GetStatusRequest, ObserveRequest,
+        AgentStatus, GetStatusRequest, ObserveRequest, ServerStatus,
         flow_control_server::FlowControlServer,
         serving::flow_agent_server::{FlowAgent, FlowAgentServer},
     },
@@ -147,6 +147,10 @@ impl FlowAgent for Service {
             .unwrap_or_default();
         status.uptime_ns = (now.as_nanos() as u64).saturating_sub(status.started_unix_ns);
         status.consumers = self.hub.status();
+        status.server = Some(ServerStatus {
+            consumers_left: self.hub.left(),
+            held_bytes: self.hub.held_bytes(),
+        });
         Ok(Response::new(status))
     }
 }

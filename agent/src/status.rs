@@ -79,6 +79,7 @@ pub fn of(
             kernel_map_bytes: scanner.kernel_memory_bytes(),
         }),
         consumers: Vec::new(),
+        server: None,
         account: Some(wire::Account {
             sample_rate: settings.sample_rate,
             ..wire::Account::from_hook(&scanner.account, false)

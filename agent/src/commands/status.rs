@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 use crate::{
     client::{self, Target},
     output::{human, is_broken_pipe, table},
-    wire::{self, AgentStatus, ConsumerStatus, HookStatus},
+    wire::{self, AgentStatus, ConsumerStatus, HookStatus, ServerStatus},
 };
 
 /// Show what a running agent does and how it fares.
@@ -79,6 +79,7 @@ fn text(status: &AgentStatus) -> String {
         lines.push("no consumers".to_owned());
     }
     lines.extend(status.consumers.iter().map(consumer_line));
+    lines.extend(status.server.as_ref().map(server_line));
     lines.join("\n") + "\n"
 }
 
@@ -184,6 +185,14 @@ fn consumer_line(consumer: &ConsumerStatus) -> String {
         consumer.queued_batches,
         consumer.lost_batches,
         consumer.lost_records
+    )
+}
+
+fn server_line(server: &ServerStatus) -> String {
+    format!(
+        "server    {} held for consumers, {} consumers have left",
+        human::bytes(server.held_bytes),
+        server.consumers_left
     )
 }
 

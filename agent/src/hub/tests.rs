@@ -1,4 +1,7 @@
+use prost::Message as _;
+
 use super::*;
+use crate::wire::FlowBatch;
 
 fn batch(scan_id: u64, records: u32) -> Batch {
     let message = FlowBatch {
@@ -76,13 +79,19 @@ async fn closing_delivers_what_is_queued_and_tells_of_the_last_losses() {
 }
 
 #[tokio::test]
-async fn a_consumer_that_left_is_forgotten() {
+async fn a_consumer_that_left_is_forgotten_at_once() {
     let hub = Hub::new(1, DEFAULT_QUEUED_BYTES);
     drop(hub.subscribe("", "test"));
     assert!(!hub.has_consumers());
-    assert!(hub.status().is_empty());
-    hub.publish(&batch(1, 1));
     assert!(hub.registry().entries.is_empty());
+    assert_eq!(hub.left(), 1);
+
+    let late = hub.subscribe("", "test");
+    hub.publish(&batch(1, 1));
+    hub.close();
+    assert_eq!(hub.undelivered().len(), 1);
+    drop(late);
+    assert!(hub.registry().draining.is_empty());
 }
 
 /// Consumers that stall at different times hold different batches.
@@ -101,10 +110,7 @@ async fn what_all_queues_hold_is_bounded_and_a_quick_consumer_loses_nothing() {
         hub.publish(&batch(scan_id, 1));
         assert_eq!(next(&mut quick).await, Some((scan_id, scan_id, 0, 0)));
         let held = hub.held_bytes.load(Relaxed);
-        assert!(
-            held <= (20 + CONSUMERS) * one,
-            "{held} bytes after {scan_id}"
-        );
+        assert!(held <= 20 * one, "{held} bytes after {scan_id}");
     }
     assert_eq!(stalled.len() as u64, CONSUMERS);
     let lost = |status: &ConsumerStatus| status.lost_batches;
@@ -113,4 +119,31 @@ async fn what_all_queues_hold_is_bounded_and_a_quick_consumer_loses_nothing() {
     assert_eq!(hub.held_bytes.load(Relaxed), 0);
     hub.publish(&batch(99, 1));
     assert_eq!(next(&mut quick).await, Some((ROUNDS + 1, 99, 0, 0)));
+}
+
+#[tokio::test]
+async fn what_the_transport_has_not_sent_counts_as_held() {
+    let one = batch(1, 1).body.len() as u64;
+    let hub = Hub::new(1000, 2 * one);
+    let mut consumers = [hub.subscribe("", "test"), hub.subscribe("", "test")];
+    hub.publish(&batch(1, 1));
+    let mut in_transport = Vec::new();
+    for consumer in &mut consumers {
+        let batch = consumer.next().await.unwrap();
+        in_transport.push(batch);
+    }
+    assert_eq!(hub.held_bytes(), one, "they share it");
+    let held_by = |hub: &Hub| hub.registry().entries[0].consumer.held_bytes.load(Relaxed);
+    assert_eq!(held_by(&hub), one);
+
+    // Whoever holds its share gets no more.
+    for scan_id in 2..=4 {
+        hub.publish(&batch(scan_id, 1));
+    }
+    assert_eq!(hub.held_bytes(), 2 * one);
+    assert_eq!(hub.status()[0].lost_batches, 2);
+    drop(in_transport);
+    assert_eq!((hub.held_bytes(), held_by(&hub)), (one, one));
+    drop(consumers);
+    assert_eq!(hub.held_bytes(), 0);
 }

@@ -6,7 +6,10 @@
     reason = "clippy takes only functions marked as tests for tests"
 )]
 
+mod client;
+mod consumers;
 mod locks;
+mod memory;
 #[path = "../support/mod.rs"]
 mod support;
 

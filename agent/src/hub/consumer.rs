@@ -1,0 +1,82 @@
+//! A consumer as the agent knows it: who it is, and what became of the batches that were its own.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use crate::wire::ConsumerStatus;
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Volume {
+    pub batches: u64,
+    pub records: u64,
+}
+
+/// A volume that is counted while others read it.
+#[derive(Default)]
+pub(super) struct Tally {
+    batches: AtomicU64,
+    records: AtomicU64,
+}
+
+impl Tally {
+    pub(super) fn get(&self) -> Volume {
+        Volume {
+            batches: self.batches.load(Relaxed),
+            records: self.records.load(Relaxed),
+        }
+    }
+
+    /// One batch more.
+    pub(super) fn add(&self, records: u64) {
+        self.batches.fetch_add(1, Relaxed);
+        self.records.fetch_add(records, Relaxed);
+    }
+
+    /// One batch less.
+    pub(super) fn sub(&self, records: u64) {
+        self.batches.fetch_sub(1, Relaxed);
+        self.records.fetch_sub(records, Relaxed);
+    }
+}
+
+pub(super) struct Consumer {
+    pub(super) name: String,
+    pub(super) peer: String,
+    since_unix_ns: u64,
+    pub(super) queued: Tally,
+    /// Of the batches in the queue and in the transport.
+    pub(super) held_bytes: AtomicU64,
+    pub(super) delivered: Tally,
+    pub(super) lost: Tally,
+}
+
+impl Consumer {
+    pub(super) fn new(name: &str, peer: &str) -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            name: name.to_owned(),
+            peer: peer.to_owned(),
+            since_unix_ns: since.unwrap_or_default().as_nanos() as u64,
+            queued: Tally::default(),
+            held_bytes: AtomicU64::new(0),
+            delivered: Tally::default(),
+            lost: Tally::default(),
+        }
+    }
+
+    pub(super) fn status(&self) -> ConsumerStatus {
+        let (delivered, lost) = (self.delivered.get(), self.lost.get());
+        ConsumerStatus {
+            name: self.name.clone(),
+            peer: self.peer.clone(),
+            since_unix_ns: self.since_unix_ns,
+            queued_batches: self.queued.get().batches,
+            delivered_batches: delivered.batches,
+            delivered_records: delivered.records,
+            lost_batches: lost.batches,
+            lost_records: lost.records,
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! One consumer's end of the hub: its batches come out, each with what is the consumer's own in front.
+
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, Bytes};
+use prost::{DecodeError, Message as _};
+use tokio::sync::mpsc;
+
+use super::{
+    Hub,
+    consumer::{Consumer, Volume},
+    held::Charge,
+};
+use crate::{batch::Batch, wire::FlowBatch};
+
+/// A batch in a queue, with what its consumer had lost when it was put there.
+pub(super) struct Queued {
+    pub(super) batch: Batch,
+    pub(super) lost: Volume,
+    pub(super) charge: Charge,
+}
+
+/// One consumer's end of the hub. Dropping it leaves the hub.
+pub struct Subscription {
+    hub: Hub,
+    queue: mpsc::Receiver<Queued>,
+    consumer: Arc<Consumer>,
+    stream_seq: u64,
+    told: Volume,
+}
+
+impl Subscription {
+    pub(super) fn new(hub: Hub, queue: mpsc::Receiver<Queued>, consumer: Arc<Consumer>) -> Self {
+        Self {
+            hub,
+            queue,
+            consumer,
+            stream_seq: 0,
+            told: Volume::default(),
+        }
+    }
+
+    /// The next batch; `None` once the hub is closed and the queue is empty. Losses behind the last
+    /// batch are told in a batch of their own, whose `scan_id` is zero.
+    ///
+    /// Dropping the future loses nothing.
+    pub async fn next(&mut self) -> Option<OutgoingBatch> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<OutgoingBatch>> {
+        let queued = ready!(self.queue.poll_recv(context));
+        let consumer = &self.consumer;
+        let (body, lost) = match queued {
+            Some(Queued {
+                batch,
+                lost,
+                charge,
+            }) => {
+                let records = u64::from(batch.records);
+                consumer.queued.sub(records);
+                consumer.delivered.add(records);
+                (charge.attach(batch.body), lost)
+            }
+            None if consumer.lost.get() != self.told => (Bytes::new(), consumer.lost.get()),
+            None => return Poll::Ready(None),
+        };
+        self.told = lost;
+        self.stream_seq += 1;
+        let batch = OutgoingBatch::new(self.stream_seq, lost, body);
+        Poll::Ready(Some(batch))
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.queue.close();
+        let mut unsent = Volume::default();
+        while let Ok(Queued { batch, .. }) = self.queue.try_recv() {
+            self.consumer.queued.sub(u64::from(batch.records));
+            unsent.batches += 1;
+            unsent.records += u64::from(batch.records);
+        }
+        self.hub.forget(&self.consumer, unsent);
+    }
+}
+
+/// A batch as one consumer gets it: its own fields in front of the bytes that all share.
+#[derive(Debug, Clone)]
+pub struct OutgoingBatch {
+    prefix: Bytes,
+    body: Bytes,
+}
+
+impl OutgoingBatch {
+    fn new(stream_seq: u64, lost: Volume, body: Bytes) -> Self {
+        let prefix = FlowBatch {
+            stream_seq,
+            lost_batches: lost.batches,
+            lost_records: lost.records,
+            ..FlowBatch::default()
+        };
+        Self {
+            prefix: prefix.encode_to_vec().into(),
+            body,
+        }
+    }
+
+    pub fn encoded_len(&self) -> usize {
+        self.prefix.len() + self.body.len()
+    }
+
+    /// The encoded `FlowBatch`.
+    pub fn into_buf(self) -> impl Buf {
+        self.prefix.chain(self.body)
+    }
+
+    /// For a consumer within the agent. Addresses and identifiers stay within the shared bytes.
+    pub fn decode(self) -> Result<FlowBatch, DecodeError> {
+        FlowBatch::decode(self.into_buf())
+    }
+}

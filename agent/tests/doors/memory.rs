@@ -1,0 +1,29 @@
+//! What the agent's process takes.
+
+use std::fs;
+
+pub const MIB: u64 = 1 << 20;
+
+/// In bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    pub resident: u64,
+    /// The most that it was since the process started.
+    pub peak: u64,
+}
+
+impl Memory {
+    pub fn of(pid: u32) -> Self {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let field = |name: &str| {
+            let mut lines = status.lines();
+            let value = lines.find_map(|line| line.strip_prefix(name)).unwrap();
+            let kib = value.trim().strip_suffix(" kB").unwrap();
+            kib.parse::<u64>().unwrap() * 1024
+        };
+        Self {
+            resident: field("VmRSS:"),
+            peak: field("VmHWM:"),
+        }
+    }
+}
