@@ -1,6 +1,6 @@
 //! The account's counters: per CPU, by page, interface and direction.
 
-use agent_common::{HookAccount, Reason};
+use agent_common::{HookAccount, Interface, Reason, interface};
 use aya_ebpf::{
     Global,
     btf_maps::{Array, PerCpuArray},
@@ -12,9 +12,15 @@ use aya_ebpf::{
 #[btf_map]
 static ACCOUNT: PerCpuArray<HookAccount, 6> = PerCpuArray::new();
 
-/// Interface index → interface slot + 1; 0 where the interface is not ours. Userspace sizes it.
+/// Each interface at one of its two [`interface::places`]. Userspace sizes it.
 #[btf_map]
-static INTERFACES: Array<u32, 64> = Array::new();
+static INTERFACES: Array<Interface, 4> = Array::new();
+
+/// What the places follow from: constants, once the programs are loaded.
+#[unsafe(no_mangle)]
+static INTERFACE_SEED: Global<u64> = Global::new(1);
+#[unsafe(no_mangle)]
+static INTERFACE_BITS: Global<u32> = Global::new(2);
 
 #[unsafe(no_mangle)]
 static ACCOUNTS_PER_PAGE: Global<u32> = Global::new(3);
@@ -22,11 +28,15 @@ static ACCOUNTS_PER_PAGE: Global<u32> = Global::new(3);
 /// Interface slot × 2 + direction, `None` for an interface that userspace did not register.
 #[inline(always)]
 pub fn hook(ifindex: u32, direction: u32) -> Option<u32> {
-    let slot = *INTERFACES.get(ifindex)?;
-    if slot == 0 {
-        return None;
+    let [first, second] = interface::places(ifindex, INTERFACE_SEED.load(), INTERFACE_BITS.load());
+    let mut found = INTERFACES.get(first)?;
+    if found.ifindex != ifindex {
+        found = INTERFACES.get(second)?;
+        if found.ifindex != ifindex {
+            return None;
+        }
     }
-    Some((slot - 1) * 2 + direction)
+    Some(found.slot * 2 + direction)
 }
 
 /// This CPU's account of one hook on one page.

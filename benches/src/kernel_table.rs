@@ -27,8 +27,7 @@ impl KernelTable {
             decapsulate: false,
             early_scan_flows: 0,
             netns: 0,
-            max_ifindex: 1,
-            interfaces: 1,
+            ifindexes: vec![1],
             sample_rate: 0,
             log_level: 0,
         })?;

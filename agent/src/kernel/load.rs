@@ -15,8 +15,8 @@ use aya::{
 
 use super::{
     account::Accounts,
-    bpf,
     filters::{Filters, RuleSet},
+    interface_table::{InterfaceTable, Places},
     links::netlink::errno,
     outers::Outers,
     pages::Pages,
@@ -40,9 +40,8 @@ pub struct LoadSettings {
     pub early_scan_flows: u32,
     /// Inode number of the interfaces' network namespace.
     pub netns: u32,
-    /// Highest interface index and number of interfaces that will be attached.
-    pub max_ifindex: u32,
-    pub interfaces: u32,
+    /// The interfaces that may be attached, each by its index at the number of its slot.
+    pub ifindexes: Vec<u32>,
     /// One flow in so many is counted, each where it is under 2.
     pub sample_rate: u32,
     /// 0 is off, 1 to 5 are error to trace (aya-log's levels).
@@ -61,7 +60,7 @@ pub struct Kernel {
     /// What the programs say of pages that fill early, until it is taken; see [`super::filled`].
     pub filled: Option<RingBuf<MapData>>,
     filled_memory_bytes: u64,
-    interfaces: MapData,
+    interfaces: InterfaceTable,
     /// Slots for which there are accounts; their interfaces' names, where they have one.
     interface_names: Vec<Option<String>>,
     pub fragments: MapData,
@@ -72,9 +71,10 @@ impl Kernel {
     pub fn load(settings: &LoadSettings) -> Result<Self> {
         raise_memory_lock_limit();
         let sample_below = sample::threshold(settings.sample_rate);
-        let slots = settings.interfaces;
+        let places = Places::of(&settings.ifindexes)?;
+        let slots = settings.ifindexes.len();
         // The last one is that of interfaces that are not registered.
-        let accounts_per_page = slots * 2 + 1;
+        let accounts_per_page = slots as u32 * 2 + 1;
         let fill_step = fill_step(
             settings.max_flows,
             settings.early_scan_flows,
@@ -88,7 +88,9 @@ impl Kernel {
             .override_global("FILL_STEP", &fill_step, true)
             .override_global(aya_log::LEVEL, &settings.log_level, false)
             .map_max_entries("ACCOUNT", accounts_per_page * 2)
-            .map_max_entries("INTERFACES", (settings.max_ifindex + 1).max(1024))
+            .override_global("INTERFACE_SEED", &places.seed, true)
+            .override_global("INTERFACE_BITS", &places.bits, true)
+            .map_max_entries("INTERFACES", places.count())
             .override_global("DECAPSULATE", &u32::from(settings.decapsulate), true)
             .map_max_entries("FRAGMENTS", settings.max_fragments)
             .map_max_entries(
@@ -114,7 +116,7 @@ impl Kernel {
             take(&mut ebpf, "RULE_NETS_V4")?,
             take(&mut ebpf, "RULE_NETS_V6")?,
         ];
-        let interfaces = take(&mut ebpf, "INTERFACES")?;
+        let interfaces = InterfaceTable::new(take(&mut ebpf, "INTERFACES")?, places);
         let fragments = take(&mut ebpf, "FRAGMENTS")?;
         let outers = Outers::new(take(&mut ebpf, "OUTER")?, settings.decapsulate)?;
         let filled = ebpf
@@ -138,25 +140,20 @@ impl Kernel {
             filled_memory_bytes: memory_bytes(filled.as_fd()),
             filled: Some(filled),
             interfaces,
-            interface_names: vec![None; slots as usize],
+            interface_names: vec![None; slots],
             fragments,
             outers,
         })
     }
 
-    /// Lets the programs count packets of `ifindex` under interface slot `slot`. Rules can name it
-    /// if it is known before [`Kernel::take_filters`].
+    /// Lets the programs count packets of `ifindex`, which is at `slot` of the settings. Rules can name
+    /// it if it is known before [`Kernel::take_filters`].
     pub fn register(&mut self, ifindex: u32, name: &str, slot: u32) -> Result<()> {
         let names = &mut self.interface_names;
         if let Some(known) = names.get_mut(slot as usize) {
             *known = Some(name.to_owned());
         }
-        bpf::update(
-            self.interfaces.fd().as_fd(),
-            ifindex,
-            &(slot + 1).to_ne_bytes(),
-        )
-        .with_context(|| format!("register interface index {ifindex}"))
+        self.interfaces.enter(ifindex, slot)
     }
 
     /// The filter rules' maps, once.
@@ -214,7 +211,7 @@ impl Kernel {
             + self.accounts.kernel_memory_bytes()
             + self.rule_set.kernel_memory_bytes
             + self.filled_memory_bytes
-            + map_memory_bytes(&self.interfaces)
+            + self.interfaces.kernel_memory_bytes()
             + map_memory_bytes(&self.fragments)
             + self.outers.kernel_memory_bytes()
     }
@@ -288,7 +285,7 @@ fn remedy(map: &str, settings: &LoadSettings) -> Option<String> {
         ),
         "ACCOUNT" => format!(
             "the accounts of {} interfaces: choose fewer with --interface or --exclude-interface",
-            settings.interfaces
+            settings.ifindexes.len()
         ),
         _ => return None,
     })
@@ -350,8 +347,7 @@ mod tests {
             decapsulate: true,
             early_scan_flows: 0,
             netns: 0,
-            max_ifindex: 1,
-            interfaces: 2,
+            ifindexes: vec![1, 2],
             sample_rate: 1,
             log_level: 0,
         };

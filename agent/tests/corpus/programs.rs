@@ -124,8 +124,7 @@ impl Programs {
             decapsulate,
             early_scan_flows: 0,
             netns: NETNS,
-            max_ifindex: IFINDEX,
-            interfaces: 1,
+            ifindexes: vec![IFINDEX],
             sample_rate: 0,
             log_level: 0,
         })

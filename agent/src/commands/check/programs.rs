@@ -37,8 +37,7 @@ fn load(decapsulate: bool) -> Result<()> {
         decapsulate,
         early_scan_flows: 0,
         netns: netns_inode()?,
-        max_ifindex: LOOPBACK_IFINDEX,
-        interfaces: 1,
+        ifindexes: vec![LOOPBACK_IFINDEX],
         sample_rate: 0,
         log_level: 0,
     })?;

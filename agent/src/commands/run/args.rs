@@ -218,8 +218,7 @@ impl Args {
             early_scan_flows: early_scan_flows(self.max_flows, self.early_scan),
             decapsulate: self.decapsulate,
             netns,
-            max_ifindex: selected.iter().map(|link| link.ifindex).max().unwrap_or(0),
-            interfaces: selected.len() as u32,
+            ifindexes: selected.iter().map(|link| link.ifindex).collect(),
             sample_rate: self.sample,
             log_level: self.bpf_log_level as u8,
         }

@@ -1,0 +1,48 @@
+//! Where the programs find the slot of an interface: in a table with two places for each index, so that
+//! its size follows the number of interfaces and not how high they are numbered.
+
+/// What stands at a place of the table; all zero where nothing does, since no interface has index 0.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interface {
+    pub ifindex: u32,
+    /// The number of its accounts, as userspace gave it.
+    pub slot: u32,
+}
+
+impl Interface {
+    pub const LEN_BYTES: usize = size_of::<Self>();
+
+    /// As it lies in the programs' memory.
+    pub fn to_bytes(self) -> [u8; Self::LEN_BYTES] {
+        let mut bytes = [0; Self::LEN_BYTES];
+        bytes[..4].copy_from_slice(&self.ifindex.to_ne_bytes());
+        bytes[4..].copy_from_slice(&self.slot.to_ne_bytes());
+        bytes
+    }
+}
+
+/// The two places at which an interface may stand, in a table of `1 << bits` places. `bits` is 1 to 31;
+/// `seed` is odd, and chosen by userspace so that all of its interfaces have room.
+#[inline(always)]
+pub fn places(ifindex: u32, seed: u64, bits: u32) -> [u32; 2] {
+    let product = u64::from(ifindex).wrapping_mul(seed);
+    let first = product >> (64 - bits);
+    let second = product as u32 >> (32 - bits);
+    [first as u32, second]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_within_the_table() {
+        for bits in 1..=31 {
+            for ifindex in [1, 2, 10_000_000, 2_000_000_000, u32::MAX] {
+                let places = places(ifindex, 0x9E37_79B9_7F4A_7C15, bits);
+                assert!(places.iter().all(|&place| place < 1 << bits));
+            }
+        }
+    }
+}
