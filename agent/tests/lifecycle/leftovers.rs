@@ -1,5 +1,10 @@
 //! What a killed agent leaves on clsact, the next start removes, and nothing else.
 
+use std::os::{
+    linux::net::SocketAddrExt as _,
+    unix::net::{SocketAddr, UnixDatagram},
+};
+
 use lab::{Host, Lab, privilege::is_root_or_skip};
 
 use crate::{
@@ -87,4 +92,36 @@ fn an_agent_of_another_namespace_is_neither_seen_nor_needed() {
     assert_eq!((agents_on(&lab), agents_on(&elsewhere)), (0, 1));
     agent.stop();
     other.stop();
+}
+
+/// Names that agents have claimed in the past: whoever holds them must not keep an agent out.
+#[test]
+fn nobody_without_privilege_can_keep_an_agent_out() {
+    if !is_root_or_skip("agent::nobody_without_privilege_can_keep_an_agent_out") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let held = lab.agent.namespace.enter(|| {
+        become_nobody();
+        let names = (0..=64).map(|number| format!("flow-agent/clsact/{number}"));
+        let sockets =
+            names.map(|name| UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name)?));
+        Ok(sockets.collect::<Result<Vec<_>, _>>()?)
+    });
+    let held = held.unwrap();
+    let killed = Agent::start(&lab, CLSACT);
+    killed.kill();
+    let agent = Agent::start(&lab, CLSACT);
+    assert_eq!(agents_on(&lab), 1);
+    agent.stop();
+    assert_eq!(agents_on(&lab), 0);
+    drop(held);
+}
+
+/// The calling thread alone.
+fn become_nobody() {
+    const NOBODY: libc::c_long = 65_534;
+    // SAFETY: no pointers; the raw system call changes the calling thread alone.
+    let refused = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
+    assert_eq!(refused, 0);
 }

@@ -1,24 +1,21 @@
 //! Filters on clsact, for kernels without TCX: a program comes in, its filter stays until the value
 //! is dropped.
 //!
-//! The kernel keeps a filter when its maker is killed. So each of ours says in its name, priority and
-//! handle that it is ours and of which instance, and every start removes those whose instance is
-//! gone. Nothing else is ever removed.
+//! The kernel keeps a filter when its maker is killed. So each of ours says by its name, priority and
+//! handle that it is ours, and in its name of which instance, and every start removes those whose
+//! instance is gone. Nothing else is ever removed.
 //!
 //! The qdisc stays, also where we added it: the kernel removes a qdisc with all its filters, without
 //! a way to say "if it is empty", so a filter that someone adds after we looked would go with it. A
 //! clsact without filters is not run (`mini_qdisc_pair_swap` leaves no `miniq`, 5.10).
 
-use std::{
-    collections::{BTreeMap, btree_map::Entry},
-    os::fd::BorrowedFd,
-};
+use std::os::fd::BorrowedFd;
 
 use anyhow::{Context as _, Result, bail};
 
 use super::{
     filter::{Place, Side, TcSocket},
-    instance::Instance,
+    instance::{self, Instance},
 };
 use crate::kernel::links::{Link, netlink::errno};
 
@@ -26,23 +23,26 @@ use crate::kernel::links::{Link, netlink::errno};
 /// chooses 49152 and below, and people choose round numbers.
 const INGRESS_PRIORITY: u16 = 7;
 const EGRESS_PRIORITY: u16 = 0xc0de;
-/// The upper half of every handle of ours; the lower is the instance.
+/// The upper half of every handle of ours; the lower tells agents apart.
 const HANDLE_MAJOR: u32 = 0xf10a;
+/// A name is `flow-agent:PROGRAM@INSTANCE`.
 const NAME_PREFIX: &str = "flow-agent:";
+/// So many agents may have a lower half that is taken.
+const MAX_NEIGHBOURS: u16 = 1024;
 
 /// The filters of this process.
 pub(super) struct Clsact {
     socket: TcSocket,
+    filters: Vec<Place>,
     /// Let go after the filters are removed.
     instance: Instance,
-    filters: Vec<Place>,
 }
 
 impl Clsact {
     pub(super) fn open() -> Result<Self> {
         Ok(Self {
             socket: TcSocket::open()?,
-            instance: Instance::claim_any()?,
+            instance: Instance::new()?,
             filters: Vec::new(),
         })
     }
@@ -56,22 +56,44 @@ impl Clsact {
         program_name: &str,
     ) -> Result<()> {
         self.ensure_qdisc(link, side)?;
-        let place = Place {
-            ifindex: link.ifindex,
-            side,
-            priority: priority(side),
-            handle: HANDLE_MAJOR << 16 | u32::from(self.instance.number),
-        };
-        self.socket
-            .add(place, program, &format!("{NAME_PREFIX}{program_name}"))
+        let instance = self.instance.number;
+        let name = format!("{NAME_PREFIX}{program_name}@{instance}");
+        let place = self
+            .add(link.ifindex, side, program, &name)
             .with_context(|| {
-                let priority = place.priority;
+                let priority = priority(side);
                 format!(
                     "add a clsact filter at priority {priority} (`tc filter show` lists others)"
                 )
             })?;
         self.filters.push(place);
         Ok(())
+    }
+
+    /// At the first handle that is free. Agents begin at different ones, so that none begins where
+    /// another is about to remove what is stale.
+    fn add(
+        &mut self,
+        ifindex: u32,
+        side: Side,
+        program: BorrowedFd<'_>,
+        name: &str,
+    ) -> Result<Place> {
+        let first = self.instance.number as u16;
+        let mut place = Place {
+            ifindex,
+            side,
+            priority: priority(side),
+            handle: 0,
+        };
+        for neighbour in 0..MAX_NEIGHBOURS {
+            place.handle = HANDLE_MAJOR << 16 | u32::from(first.wrapping_add(neighbour));
+            match self.socket.add(place, program, name) {
+                Err(error) if errno(&error) == Some(libc::EEXIST) => {}
+                outcome => return outcome.map(|()| place),
+            }
+        }
+        bail!("{MAX_NEIGHBOURS} handles in a row are taken")
     }
 
     fn ensure_qdisc(&mut self, link: &Link, side: Side) -> Result<()> {
@@ -123,20 +145,18 @@ impl Drop for Clsact {
 /// process has no filter then.
 pub(super) fn remove_stale() -> Result<()> {
     let mut socket = TcSocket::open()?;
-    // Held to the end, so that no agent begins under a number whose filters we are removing.
-    let mut claims = BTreeMap::new();
     for ifindex in socket.filter_qdiscs()?.into_keys() {
         for side in [Side::Ingress, Side::Egress] {
-            for (place, name) in socket.list(ifindex, side)? {
-                let Some(number) = instance_number(place, &name) else {
+            let mut ours = socket.list(ifindex, side)?;
+            ours.retain(|(place, name)| instance_number(*place, name).is_some());
+            if ours.is_empty() {
+                continue;
+            }
+            // Asked after the filters: an agent has its socket before its first filter.
+            let living = instance::living()?;
+            for (place, name) in ours {
+                if instance_number(place, &name).is_some_and(|number| living.contains(&number)) {
                     continue;
-                };
-                let claim = match claims.entry(number) {
-                    Entry::Occupied(claim) => claim.into_mut(),
-                    Entry::Vacant(vacant) => vacant.insert(Instance::claim(number)?),
-                };
-                if claim.is_none() {
-                    continue; // It lives.
                 }
                 socket
                     .remove(place)
@@ -154,11 +174,12 @@ pub(super) fn remove_stale() -> Result<()> {
 }
 
 /// The instance whose filter this is, `None` where it is not ours.
-fn instance_number(place: Place, name: &str) -> Option<u16> {
-    let is_ours = place.priority == priority(place.side)
-        && place.handle >> 16 == HANDLE_MAJOR
-        && name.starts_with(NAME_PREFIX);
-    is_ours.then_some(place.handle as u16)
+fn instance_number(place: Place, name: &str) -> Option<u64> {
+    if place.priority != priority(place.side) || place.handle >> 16 != HANDLE_MAJOR {
+        return None;
+    }
+    let (_, number) = name.strip_prefix(NAME_PREFIX)?.split_once('@')?;
+    number.parse().ok()
 }
 
 fn priority(side: Side) -> u16 {
@@ -180,8 +201,8 @@ mod tests {
             priority: INGRESS_PRIORITY,
             handle: 0xf10a_0003,
         };
-        let name = "flow-agent:tc_ingress";
-        assert_eq!(instance_number(ours, name), Some(3));
+        let name = "flow-agent:tc_ingress@412";
+        assert_eq!(instance_number(ours, name), Some(412));
         let others = [
             (
                 Place {
@@ -198,7 +219,8 @@ mod tests {
                 name,
             ),
             (Place { handle: 3, ..ours }, name),
-            (ours, "tc_ingress"),
+            (ours, "tc_ingress@412"),
+            (ours, "flow-agent:tc_ingress"),
         ];
         for (place, name) in others {
             assert_eq!(instance_number(place, name), None, "{place:?} {name}");

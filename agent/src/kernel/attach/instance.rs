@@ -1,53 +1,73 @@
-//! The agents of this network namespace tell each other apart: a number goes out that no other living
-//! agent has.
+//! The agents of this network namespace tell a living one from a killed one: each has a socket, whose
+//! number its filters carry.
+//!
+//! The number is the socket's inode, which the kernel gives and nobody else can have while it lives.
+//! The kernel lists the Unix sockets of a network namespace to whoever is in it, so agents in two
+//! containers with the host's network see each other's, though not each other's files.
 
 use std::{
-    io,
+    collections::BTreeSet,
+    fs::{self, File},
     os::{
-        linux::net::SocketAddrExt as _,
-        unix::net::{SocketAddr, UnixDatagram},
+        fd::OwnedFd,
+        unix::{fs::MetadataExt as _, net::UnixDatagram},
     },
 };
 
-use anyhow::{Context as _, Result, bail};
-
-const MAX_INSTANCES: u16 = 64;
+use anyhow::{Context as _, Result};
 
 /// A number, held until the value is dropped or the process ends, whatever ends it.
-///
-/// It is the name of an abstract Unix socket. Those live in the network namespace, as the filters
-/// do: agents in two containers with the host's network see each other's, though not each other's
-/// files.
 pub(super) struct Instance {
-    pub number: u16,
-    _socket: UnixDatagram,
+    pub number: u64,
+    _socket: File,
 }
 
 impl Instance {
-    /// The lowest number that is free.
-    pub(super) fn claim_any() -> Result<Self> {
-        for number in 1..=MAX_INSTANCES {
-            if let Some(instance) = Self::claim(number)? {
-                return Ok(instance);
-            }
-        }
-        bail!("{MAX_INSTANCES} agents run in this network namespace already: stop one of them")
+    pub(super) fn new() -> Result<Self> {
+        let socket = UnixDatagram::unbound().context("open a Unix socket")?;
+        let socket = File::from(OwnedFd::from(socket));
+        let number = socket.metadata().context("stat a Unix socket")?.ino();
+        Ok(Self {
+            number,
+            _socket: socket,
+        })
+    }
+}
+
+/// The numbers of all agents that live in this network namespace, and of other sockets.
+pub(super) fn living() -> Result<BTreeSet<u64>> {
+    let path = "/proc/thread-self/net/unix";
+    let sockets = fs::read_to_string(path).with_context(|| format!("read {path}"))?;
+    Ok(inodes(&sockets))
+}
+
+/// The seventh column, behind a line of titles.
+fn inodes(sockets: &str) -> BTreeSet<u64> {
+    let lines = sockets.lines().skip(1);
+    lines
+        .filter_map(|line| line.split_whitespace().nth(6)?.parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instance_lives_until_it_is_dropped() {
+        let (instance, other) = (Instance::new().unwrap(), Instance::new().unwrap());
+        let numbers = [instance.number, other.number];
+        let alive = |at: usize| living().unwrap().contains(&numbers[at]);
+        assert!(alive(0) && alive(1));
+        drop(instance);
+        assert!(!alive(0) && alive(1));
     }
 
-    /// `None` where a living agent has the number.
-    pub(super) fn claim(number: u16) -> Result<Option<Self>> {
-        let name = format!("flow-agent/clsact/{number}");
-        let socket = SocketAddr::from_abstract_name(&name)
-            .and_then(|address| UnixDatagram::bind_addr(&address));
-        match socket {
-            Ok(socket) => Ok(Some(Self {
-                number,
-                _socket: socket,
-            })),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(None),
-            Err(error) => {
-                Err(error).with_context(|| format!("claim the abstract Unix socket {name}"))
-            }
-        }
+    #[test]
+    fn a_socket_with_a_name_is_read_as_one_without() {
+        let sockets = "Num       RefCount Protocol Flags    Type St Inode Path\n\
+             00000000c133e2a4: 00000003 00000000 00000000 0001 03 104150\n\
+             0000000000000000: 00000002 00000000 00010000 0005 01   412 /run/udev/control\n";
+        assert_eq!(inodes(sockets), BTreeSet::from([412, 104_150]));
     }
 }
