@@ -150,6 +150,7 @@ fn checks(include: &[Pattern], exclude: &[Pattern]) -> Result<Vec<Check>> {
         system::kernel(&release),
         bpf::syscall(capabilities),
         system::jit(),
+        system::preemption(),
         system::btf(),
     ];
     checks.extend(process::capabilities(capabilities));

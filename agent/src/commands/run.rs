@@ -21,6 +21,7 @@ use crate::{
         filled::FilledPages,
         links::{Link, LinkSocket, netns_inode, presence::Presence},
         load::Kernel,
+        real_time,
     },
     log_limit::LogLimit,
     output::Format,
@@ -60,6 +61,9 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         &interfaces::all(&args.exclude_interface),
         &links.default_route_ifindexes()?,
     )?;
+    if real_time::may_interleave() {
+        tracing::warn!("{}", real_time::LOSS);
+    }
     let netns = netns_inode()?;
     let mut kernel = Kernel::load(&args.load_settings(&selected, netns))?;
     let filled = FilledPages::of(&mut kernel)?;

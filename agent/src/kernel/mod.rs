@@ -17,4 +17,5 @@ pub mod links;
 pub mod load;
 pub mod outers;
 pub mod pages;
+pub mod real_time;
 pub mod refusal;

@@ -5,6 +5,7 @@ use std::{fs, path::Path};
 use anyhow::{Context as _, Result};
 
 use super::Check;
+use crate::kernel::real_time;
 
 /// The oldest kernel that the agent is made for.
 const FLOOR: (u32, u32) = (5, 10);
@@ -66,6 +67,18 @@ pub(super) fn jit() -> Check {
             "sysctl net.core.bpf_jit_enable=1",
         ),
         Ok(value) => Check::ok(name, format!("on (bpf_jit_enable={})", value.trim())),
+    }
+}
+
+pub(super) fn preemption() -> Check {
+    let name = "preemption";
+    if real_time::may_interleave() {
+        Check::warn(name, real_time::LOSS, "use a kernel without PREEMPT_RT")
+    } else {
+        Check::ok(
+            name,
+            "programs do not interleave on a CPU: counts are exact",
+        )
     }
 }
 

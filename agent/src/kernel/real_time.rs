@@ -1,0 +1,49 @@
+//! Whether this is a kernel on which two programs may interleave on one CPU.
+//!
+//! The account is counted by plain adds, which are exact where bottom halves exclude each other on a CPU.
+//! A real-time kernel excluded them by a lock until 6.18, where it may be built without
+//! (`__local_bh_disable_ip`, `CONFIG_PREEMPT_RT_NEEDS_BH_LOCK`).
+
+use std::fs;
+
+use aya::util::KernelVersion;
+
+/// What to tell where [`may_interleave`] says so.
+pub const LOSS: &str = "a real-time kernel (PREEMPT_RT): two programs may interleave on one CPU and lose counts, so \
+     that exactness is not promised here";
+
+const REALTIME: &str = "/sys/kernel/realtime";
+const VERSION: &str = "/proc/sys/kernel/version";
+
+pub fn may_interleave() -> bool {
+    // The first is there on real-time kernels alone, the second says so in its text.
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    is_real_time(&read(REALTIME), &read(VERSION))
+        && KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 18, 0))
+}
+
+fn is_real_time(realtime: &str, version: &str) -> bool {
+    realtime.trim() == "1" || version.split_whitespace().any(|word| word == "PREEMPT_RT")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_real_time_kernel_is_known_by_either_file() {
+        for (realtime, version, expected) in [
+            ("1\n", "", true),
+            ("", "#1 SMP PREEMPT_RT Debian 6.18.4-1 (2026-01-10)\n", true),
+            ("0\n", "#1 SMP PREEMPT_DYNAMIC Debian 6.12.9-1\n", false),
+            ("", "#1 SMP PREEMPT_RTX Debian\n", false),
+            ("", "", false),
+        ] {
+            assert_eq!(
+                is_real_time(realtime, version),
+                expected,
+                "{realtime}{version}"
+            );
+        }
+    }
+}
