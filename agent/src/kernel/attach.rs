@@ -20,7 +20,7 @@ use aya::{
 use super::{
     bpf::{LinkPlace, create_link},
     links::{AttachedXdp, Link},
-    refusal,
+    refusal, signals,
 };
 
 mod clsact;
@@ -294,6 +294,7 @@ fn tc_program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a ProgramFd> {
         .try_into()
         .context("a TC program")?;
     if program.fd().is_err() {
+        let _held = signals::Held::new();
         program
             .load()
             .map_err(|error| refusal::explain(name, error))?;
@@ -309,6 +310,7 @@ fn xdp_program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a ProgramFd> {
         .try_into()
         .context("an XDP program")?;
     if program.fd().is_err() {
+        let _held = signals::Held::new();
         program
             .load()
             .map_err(|error| refusal::explain(name, error))?;

@@ -20,7 +20,7 @@ use super::{
     links::netlink::errno,
     outers::Outers,
     pages::Pages,
-    refusal,
+    refusal, signals,
 };
 
 /// The programs, compiled by the build script.
@@ -70,6 +70,7 @@ pub struct Kernel {
 impl Kernel {
     pub fn load(settings: &LoadSettings) -> Result<Self> {
         raise_memory_lock_limit();
+        let _held = signals::Held::new();
         let sample_below = sample::threshold(settings.sample_rate);
         let places = Places::of(&settings.ifindexes)?;
         let slots = settings.ifindexes.len();

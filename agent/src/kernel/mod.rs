@@ -19,3 +19,4 @@ pub mod outers;
 pub mod pages;
 pub mod real_time;
 pub mod refusal;
+mod signals;

@@ -17,6 +17,7 @@ mod leftovers;
 mod logs;
 mod neighbours;
 mod refusals;
+mod signals;
 mod silence;
 mod strangers;
 #[path = "../support/mod.rs"]

@@ -1,0 +1,59 @@
+//! Signals that come while the agent starts.
+
+use std::{
+    fs::{self, File},
+    thread,
+    time::Duration,
+};
+
+use lab::{Lab, Process, privilege::is_root_or_skip};
+
+use crate::support::{flow_agent, wait_until};
+
+/// One every millisecond, and the verifier works for longer than that on each program.
+#[test]
+fn signals_do_not_keep_the_programs_out() {
+    if !is_root_or_skip("agent::signals_do_not_keep_the_programs_out") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let directory = tempfile::TempDir::new().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    fs::write(path("rules"), "exclude port 9").unwrap();
+    let mut command = flow_agent(&lab.agent);
+    command
+        .args(["run", "--interface", &lab.agent.interface])
+        .args(["--max-flows", "1000", "--listen"])
+        .arg(format!("unix:{}", path("x.sock").display()))
+        .arg("--filter-file")
+        .arg(path("rules"))
+        .stderr(File::create(path("stderr")).unwrap());
+    let mut process = Process::spawn(&mut command).unwrap();
+    let status = format!("/proc/{}/status", process.child().id());
+    wait_until("it handles SIGHUP", || {
+        handles(&fs::read_to_string(&status).unwrap(), libc::SIGHUP)
+    });
+    let mut log = String::new();
+    wait_until("it counts", || {
+        for _ in 0..20 {
+            process.signal(libc::SIGHUP).unwrap();
+            thread::sleep(Duration::from_millis(1));
+        }
+        log = fs::read_to_string(path("stderr")).unwrap();
+        assert_eq!(process.exited().unwrap(), None, "{log}");
+        log.contains("counting max_flows=")
+    });
+    assert!(
+        process
+            .terminate(Duration::from_secs(120))
+            .unwrap()
+            .success()
+    );
+}
+
+/// `SigCgt` in /proc/PID/status: a bit for each signal that is caught.
+fn handles(status: &str, signal: i32) -> bool {
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
+    caught & 1 << (signal - 1) != 0
+}
