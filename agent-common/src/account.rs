@@ -151,6 +151,9 @@ reasons! {
     TunnelsUnopened = "tunnels_unopened",
     /// Beside the sum: packets in the flow of a tunnel within as many tunnels as are opened.
     TunnelDepth = "tunnel_depth",
+    /// Beside the sum: packets at an XDP hook from which their VLAN tags may have been hidden: their flow
+    /// may lack the tags, and their bytes the tags' four each.
+    TagsUnknown = "tags_unknown",
 }
 
 impl Reason {
@@ -213,6 +216,7 @@ impl Reason {
         Self::Decapsulated,
         Self::TunnelsUnopened,
         Self::TunnelDepth,
+        Self::TagsUnknown,
     ];
 }
 

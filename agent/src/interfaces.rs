@@ -267,6 +267,10 @@ mod tests {
             is_up: true,
             is_loopback: name == "lo",
             mtu_bytes: 1500,
+            kind: String::new(),
+            peer_ifindex: None,
+            master_ifindex: None,
+            has_lower: false,
             xdp: AttachedXdp::None,
             counters: Counters::default(),
         }

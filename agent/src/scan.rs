@@ -14,9 +14,9 @@ use crate::{
     clock,
     hub::Hub,
     kernel::{
-        attach::{Attachments, Hook, Mode},
+        attach::{Attachments, Hook, Mode, warn_of_hidden_tags},
         filters::RuleSet,
-        links::{Counters, LinkSocket},
+        links::{Counters, LinkSocket, tags::Features},
         load::Kernel,
     },
     log_limit::LogLimit,
@@ -57,6 +57,7 @@ pub struct Scanner {
     kernel: Kernel,
     attachments: Option<Attachments>,
     links: LinkSocket,
+    features: Features,
     replica: Replica,
     encoder: BatchEncoder,
     hub: Hub,
@@ -88,6 +89,7 @@ impl Scanner {
             kernel: parts.kernel,
             attachments: Some(parts.attachments),
             links: parts.links,
+            features: Features::open(),
             replica: parts.replica,
             encoder: parts.encoder,
             hub: parts.hub,
@@ -133,6 +135,7 @@ impl Scanner {
             state.after_flip = read(&mut self.links, &state.hook, state.after_flip);
         }
         self.read_qdisc_drops();
+        self.look_for_hidden_tags();
         let mut refused = self.take_account(idle)?;
         let encode = self.hub.has_consumers();
         let window_end_unix_ns = clock::unix_ns(scan_clock);
@@ -184,6 +187,26 @@ impl Scanner {
         let drops = self.links.qdisc_drops().unwrap_or_default();
         for state in &mut self.hooks {
             state.qdisc_drops_after_flip = drops.get(&state.hook.ifindex).copied();
+        }
+    }
+
+    /// An XDP hook whose interface's features changed so that tags are hidden from it counts on, and
+    /// says so: from the window in which that was seen, to its end.
+    fn look_for_hidden_tags(&mut self) {
+        for Hook {
+            interface,
+            tag_place,
+            tags_unknown,
+            ..
+        } in self.hooks.iter_mut().map(|state| &mut state.hook)
+        {
+            if let Some(place) = *tag_place
+                && !*tags_unknown
+                && let Some(why) = self.features.hiding_tags(place)
+            {
+                warn_of_hidden_tags(interface, why);
+                *tags_unknown = true;
+            }
         }
     }
 
@@ -322,6 +345,9 @@ fn mark(growth: &mut HookAccount, hook: &Hook) {
     let seen = growth.get(Reason::Seen);
     if hook.mode == Mode::XdpGeneric {
         growth.add(Reason::Inexact, seen.packets, seen.bytes);
+    }
+    if hook.tags_unknown {
+        growth.add(Reason::TagsUnknown, seen.packets, seen.bytes);
     }
 }
 

@@ -118,6 +118,8 @@ fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> wire::HookSta
         instead_of_xdp: state.hook.instead_of_xdp.map(|why| {
             match why {
                 InsteadOfXdp::NoNativeMode => wire::InsteadOfXdp::NoNativeMode,
+                InsteadOfXdp::HiddenTags => wire::InsteadOfXdp::HiddenTags,
+                InsteadOfXdp::LowerDevices => wire::InsteadOfXdp::LowerDevices,
             }
             .into()
         }),

@@ -136,6 +136,8 @@ impl InsteadOfXdp {
         match self {
             Self::Unspecified => "unknown",
             Self::NoNativeMode => "no_native_mode",
+            Self::HiddenTags => "hidden_tags",
+            Self::LowerDevices => "lower_devices",
         }
     }
 
@@ -144,6 +146,8 @@ impl InsteadOfXdp {
         match self {
             Self::Unspecified => "this flow-agent does not know the reason",
             Self::NoNativeMode => "the driver takes no native XDP program",
+            Self::HiddenTags => "VLAN tags may be hidden from it (the log says why)",
+            Self::LowerDevices => "the kernel would put it on lower devices",
         }
     }
 }

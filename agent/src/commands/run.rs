@@ -93,6 +93,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         AttachSettings {
             ingress_hook: args.ingress_hook,
             xdp_mode: args.xdp_mode,
+            xdp_without_tags: args.xdp_without_tags,
             direction: args.direction,
             tc_attach: args.tc_attach,
         },

@@ -4,13 +4,10 @@
 //! TCX and XDP attachments are BPF links: the kernel removes them with the process, whatever ends
 //! it. Filters on clsact stay after a SIGKILL; the next start removes them.
 
-use std::{
-    io,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
-};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use agent_common::LinkType;
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, bail};
 use aya::{
     Ebpf,
     programs::{ProgramFd, SchedClassifier, Xdp},
@@ -19,16 +16,21 @@ use aya::{
 
 use super::{
     bpf::{LinkPlace, create_link},
-    links::{AttachedXdp, Link},
+    links::{
+        AttachedXdp, Link,
+        tags::{Features, TagPlace},
+    },
     refusal, signals,
 };
 
 mod clsact;
 mod filter;
 mod instance;
+mod xdp;
 
 use clsact::Clsact;
 use filter::Side;
+pub use xdp::{InsteadOfXdp, instead_of_native_xdp, warn_of_hidden_tags};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum IngressHook {
@@ -65,6 +67,8 @@ pub enum TcAttach {
 pub struct AttachSettings {
     pub ingress_hook: IngressHook,
     pub xdp_mode: XdpMode,
+    /// XDP also where it may miss VLAN tags.
+    pub xdp_without_tags: bool,
     pub direction: Direction,
     pub tc_attach: TcAttach,
 }
@@ -78,13 +82,6 @@ pub enum Mode {
     XdpGeneric,
 }
 
-/// Why arriving packets are counted at TC where XDP was asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InsteadOfXdp {
-    /// The driver does not take the program.
-    NoNativeMode,
-}
-
 /// One attached hook.
 #[derive(Clone, Debug)]
 pub struct Hook {
@@ -95,6 +92,10 @@ pub struct Hook {
     pub is_egress: bool,
     pub mode: Mode,
     pub instead_of_xdp: Option<InsteadOfXdp>,
+    /// Of an XDP program.
+    pub tag_place: Option<TagPlace>,
+    /// The program may have missed VLAN tags.
+    pub tags_unknown: bool,
 }
 
 /// What is attached; dropping it detaches: links as their descriptors close, filters by netlink.
@@ -102,6 +103,7 @@ pub struct Attachments {
     pub hooks: Vec<Hook>,
     links: Vec<OwnedFd>,
     clsact: Option<Clsact>,
+    features: Features,
 }
 
 impl Attachments {
@@ -112,6 +114,7 @@ impl Attachments {
             hooks: Vec::new(),
             links: Vec::new(),
             clsact: None,
+            features: Features::open(),
         };
         if let Err(error) = clsact::remove_stale() {
             tracing::warn!("cannot look for filters of killed agents: {error:#}");
@@ -186,6 +189,8 @@ impl Attachments {
             is_egress: side == Side::Egress,
             mode,
             instead_of_xdp: None,
+            tag_place: None,
+            tags_unknown: false,
         });
         Ok(())
     }
@@ -202,63 +207,6 @@ impl Attachments {
             None => self.clsact.insert(Clsact::open()?),
         };
         clsact.attach(link, side, program, program_name)
-    }
-
-    /// XDP, or TC where XDP would not count right; which it is stands in the log and in the hook.
-    fn xdp_or_tc(
-        &mut self,
-        ebpf: &mut Ebpf,
-        link: &Link,
-        slot: u32,
-        settings: AttachSettings,
-    ) -> Result<()> {
-        let Some(why) = self.xdp(ebpf, link, slot, settings.xdp_mode)? else {
-            return Ok(());
-        };
-        self.tc(ebpf, link, slot, Side::Ingress, settings.tc_attach)?;
-        if let Some(hook) = self.hooks.last_mut() {
-            hook.instead_of_xdp = Some(why);
-        }
-        Ok(())
-    }
-
-    /// Attaches the program, or says why TC is to count instead.
-    fn xdp(
-        &mut self,
-        ebpf: &mut Ebpf,
-        link: &Link,
-        slot: u32,
-        wanted: XdpMode,
-    ) -> Result<Option<InsteadOfXdp>> {
-        let program = xdp_program(ebpf, xdp_name(link_type(link)?))?.as_fd();
-        let (place, mode) = match wanted {
-            XdpMode::Auto | XdpMode::Native => (LinkPlace::XdpNative, Mode::XdpNative),
-            XdpMode::Generic => (LinkPlace::XdpGeneric, Mode::XdpGeneric),
-        };
-        let xdp = match create_link(program, link.ifindex, place) {
-            Ok(xdp) => xdp,
-            Err(error) if wanted == XdpMode::Auto && !is_taken(&error) => {
-                tracing::warn!(
-                    interface = link.name,
-                    "counting at TC: the driver takes no native XDP program ({error})"
-                );
-                return Ok(Some(InsteadOfXdp::NoNativeMode));
-            }
-            Err(error) => return Err(explain_xdp(error, link, wanted)),
-        };
-        if mode == Mode::XdpGeneric {
-            warn_of_our_generic_xdp(link);
-        }
-        self.links.push(xdp);
-        self.hooks.push(Hook {
-            interface: link.name.clone(),
-            ifindex: link.ifindex,
-            account_index: slot * 2,
-            is_egress: false,
-            mode,
-            instead_of_xdp: None,
-        });
-        Ok(None)
     }
 }
 
@@ -318,25 +266,6 @@ fn xdp_program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a ProgramFd> {
     program.fd().context("a loaded program has a descriptor")
 }
 
-/// EBUSY where a program is there in the mode asked for, EEXIST where one is in the other
-/// (`dev_xdp_attach`, 5.10).
-fn is_taken(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
-}
-
-fn explain_xdp(error: io::Error, link: &Link, wanted: XdpMode) -> anyhow::Error {
-    let why = if is_taken(&error) {
-        "another XDP program is there: detach it (`ip link` shows it), or choose --ingress-hook tc"
-    } else if wanted == XdpMode::Native {
-        "the driver does not take it in native mode: choose --xdp-mode auto or --ingress-hook tc"
-    } else {
-        "the kernel refuses it: choose --ingress-hook tc"
-    };
-    anyhow!(error)
-        .context(why)
-        .context(format!("attach XDP to {}", link.name))
-}
-
 /// Seen on 6.18: generic XDP copies an skb that has too little headroom, and the copy's `mac_len` is
 /// zero, so that TC pushes no Ethernet header back before it runs its programs (`tc_run`).
 fn warn_of_generic_xdp(link: &Link) {
@@ -347,17 +276,6 @@ fn warn_of_generic_xdp(link: &Link) {
              their Ethernet header, and they count as not_ip"
         );
     }
-}
-
-/// GRO comes before it, and an XDP program cannot read `gso_size`; for the header see
-/// [`warn_of_generic_xdp`].
-fn warn_of_our_generic_xdp(link: &Link) {
-    tracing::warn!(
-        interface = link.name,
-        "generic XDP counts a super-frame (GSO, GRO) as one frame, so all that it counts is marked \
-         inexact; and TC programs behind it may see packets without their Ethernet header: \
-         --ingress-hook tc is exact and changes nothing"
-    );
 }
 
 /// Seen on 5.10: `ip_tunnel_rcv` and its like leave the MAC header where the outer packet begins, and a

@@ -10,9 +10,11 @@ use agent_common::LinkType;
 use anyhow::{Context as _, Result};
 use netlink_sys::protocols::NETLINK_ROUTE;
 
+pub(crate) mod generic;
 pub(crate) mod netlink;
 pub mod presence;
 pub mod qdisc;
+pub mod tags;
 
 use netlink::{Message, NetlinkSocket, attributes, field};
 
@@ -23,7 +25,12 @@ pub const LOOPBACK_IFINDEX: u32 = 1;
 const IFINFOMSG_LEN_BYTES: usize = 16;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
+const IFLA_LINK: u16 = 5;
+const IFLA_MASTER: u16 = 10;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_INFO_KIND: u16 = 1;
 const IFLA_STATS64: u16 = 23;
+const IFLA_LINK_NETNSID: u16 = 37;
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_ATTACHED: u16 = 2;
 const XDP_ATTACHED_NONE: u8 = 0;
@@ -55,6 +62,14 @@ pub struct Link {
     pub is_up: bool,
     pub is_loopback: bool,
     pub mtu_bytes: u32,
+    /// As in `ip link add type`; empty for a NIC and what else has a driver of its own.
+    pub kind: String,
+    /// The other end of a veth, where it is in this network namespace.
+    pub peer_ifindex: Option<u32>,
+    /// What it is a port, a slave or a virtual function of.
+    pub master_ifindex: Option<u32>,
+    /// Another link here has it for its master; known of links that were listed together.
+    pub has_lower: bool,
     pub xdp: AttachedXdp,
     pub counters: Counters,
 }
@@ -146,6 +161,13 @@ impl LinkSocket {
             .map(|answer| link(&answer.body).context("read a link"));
         let mut links: Vec<_> = links.collect::<Result<_>>()?;
         links.sort_by_key(|link| link.ifindex);
+        let masters: BTreeSet<u32> = links
+            .iter()
+            .filter_map(|link| link.master_ifindex)
+            .collect();
+        for link in &mut links {
+            link.has_lower = masters.contains(&link.ifindex);
+        }
         Ok(links)
     }
 
@@ -200,9 +222,14 @@ fn link(body: &[u8]) -> Result<Link> {
         is_up: flags & libc::IFF_UP as u32 != 0,
         is_loopback: flags & libc::IFF_LOOPBACK as u32 != 0,
         mtu_bytes: 0,
+        kind: String::new(),
+        peer_ifindex: None,
+        master_ifindex: None,
+        has_lower: false,
         xdp: AttachedXdp::None,
         counters: Counters::default(),
     };
+    let mut peer_is_elsewhere = false;
     for (kind, value) in attributes(&body[IFINFOMSG_LEN_BYTES.min(body.len())..]) {
         match kind {
             IFLA_IFNAME => {
@@ -210,12 +237,27 @@ fn link(body: &[u8]) -> Result<Link> {
                 link.name = String::from_utf8_lossy(name).into_owned();
             }
             IFLA_MTU => link.mtu_bytes = u32::from_ne_bytes(field(value, 0)?),
+            IFLA_LINK => link.peer_ifindex = Some(u32::from_ne_bytes(field(value, 0)?)),
+            IFLA_LINK_NETNSID => peer_is_elsewhere = true,
+            IFLA_MASTER => link.master_ifindex = Some(u32::from_ne_bytes(field(value, 0)?)),
+            IFLA_LINKINFO => link.kind = info_kind(value),
             IFLA_XDP => link.xdp = attached_xdp(value),
             IFLA_STATS64 => link.counters = counters(value)?,
             _ => {}
         }
     }
+    if peer_is_elsewhere {
+        link.peer_ifindex = None;
+    }
     Ok(link)
+}
+
+fn info_kind(info: &[u8]) -> String {
+    let kind = attributes(info).find(|(kind, _)| *kind == IFLA_INFO_KIND);
+    let text = kind.map_or(&[][..], |(_, value)| value);
+    String::from_utf8_lossy(text)
+        .trim_end_matches('\0')
+        .to_owned()
 }
 
 fn attached_xdp(xdp: &[u8]) -> AttachedXdp {

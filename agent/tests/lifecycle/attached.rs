@@ -1,5 +1,7 @@
 //! What hangs on an interface: asked of the kernel, and put there as a stranger would.
 
+#![allow(dead_code, reason = "each test program takes what it needs")]
+
 use std::{
     io,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
@@ -122,13 +124,42 @@ fn link_to(host: &Host, ifindex: u32, program: &OwnedFd, attach_type: u32, flags
     owned(host.namespace.enter(enter).unwrap())
 }
 
-/// `r0 = verdict; exit`
+/// Puts a VLAN tag beside every frame that leaves the host, until the value is dropped.
+pub fn tag_beside(host: &Host, vlan_id: u16) -> OwnedFd {
+    tag_beside_on(host, host.ifindex, vlan_id)
+}
+
+/// The same on another interface.
+pub fn tag_beside_on(host: &Host, ifindex: u32, vlan_id: u16) -> OwnedFd {
+    let tagger = load_instructions(
+        SCHED_CLS,
+        &[
+            // r2 = the EtherType in network byte order; r3 = the tag; call bpf_skb_vlan_push
+            0x02b7 | u64::from(0x8100_u16.to_be()) << 32,
+            0x03b7 | u64::from(vlan_id) << 32,
+            0x85 | 18 << 32,
+            mov_verdict(-1),
+            EXIT,
+        ],
+    );
+    link_to(host, ifindex, &tagger, TCX_EGRESS, 0)
+}
+
+const EXIT: u64 = 0x95;
+
+/// `r0 = verdict`
+fn mov_verdict(verdict: i32) -> u64 {
+    0xb7 | u64::from(verdict.cast_unsigned()) << 32
+}
+
 fn load(program_type: u32, verdict: i32) -> OwnedFd {
-    let mov = 0xb7 | u64::from(verdict.cast_unsigned()) << 32;
-    let instructions: [u64; 2] = [mov, 0x95];
+    load_instructions(program_type, &[mov_verdict(verdict), EXIT])
+}
+
+fn load_instructions(program_type: u32, instructions: &[u64]) -> OwnedFd {
     let license = c"GPL";
     let mut attr = [0_u64; 8];
-    attr[0] = u64::from(program_type) | 2 << 32;
+    attr[0] = u64::from(program_type) | (instructions.len() as u64) << 32;
     attr[1] = instructions.as_ptr() as u64;
     attr[2] = license.as_ptr() as u64;
     owned(bpf(BPF_PROG_LOAD, &mut attr).unwrap())

@@ -220,6 +220,7 @@ fn another_xdp_program_is_left_there_and_named() {
         let mut command = flow_agent(&lab.agent);
         command.args(["run", "--interface", here, "--max-flows", "1000"]);
         command.args(["--ingress-hook", "xdp", "--xdp-mode", mode]);
+        command.arg("--xdp-without-tags");
         let error = refusal(command.args(["--listen", "127.0.0.1:0"]));
         assert_says(&error, &[here, "another XDP program", "--ingress-hook tc"]);
         assert!(crate::attached::has_xdp(&lab.agent));

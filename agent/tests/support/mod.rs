@@ -24,8 +24,21 @@ use tempfile::TempDir;
 /// An emulated guest takes half a minute to verify the programs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-pub const NATIVE_XDP: &[&str] = &["--ingress-hook", "xdp", "--xdp-mode", "native"];
-pub const GENERIC_XDP: &[&str] = &["--ingress-hook", "xdp", "--xdp-mode", "generic"];
+/// The peer's offloads are off, which an agent in another network namespace cannot see.
+pub const NATIVE_XDP: &[&str] = &[
+    "--ingress-hook",
+    "xdp",
+    "--xdp-mode",
+    "native",
+    "--xdp-without-tags",
+];
+pub const GENERIC_XDP: &[&str] = &[
+    "--ingress-hook",
+    "xdp",
+    "--xdp-mode",
+    "generic",
+    "--xdp-without-tags",
+];
 
 /// `flow-agent run` on an interface.
 pub struct Agent {

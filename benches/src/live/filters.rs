@@ -107,8 +107,6 @@ impl Station {
         let arguments = [
             "--direction",
             "ingress",
-            "--ingress-hook",
-            hook.name(),
             "--max-flows",
             MAX_FLOWS,
             // No scan falls into a measurement: what is measured is the program.
@@ -119,6 +117,7 @@ impl Station {
             "--filter-file",
             path,
         ];
+        let arguments = [hook.settings(), &arguments].concat();
         // It has read the rules when it has started.
         let occupant = Occupant::agent(&wire.lab.agent, binary, &arguments, interrupt);
         fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?;

@@ -217,8 +217,6 @@ fn agent(host: &Host, hook: Hook, settings: &Settings, interrupt: &Interrupt) ->
     let arguments = [
         "--direction",
         "ingress",
-        "--ingress-hook",
-        hook.name(),
         "--max-flows",
         &max_flows,
         "--scan-interval",
@@ -227,6 +225,7 @@ fn agent(host: &Host, hook: Hook, settings: &Settings, interrupt: &Interrupt) ->
         "--early-scan",
         "99",
     ];
+    let arguments = [hook.settings(), &arguments].concat();
     let mut occupant = Occupant::agent(host, settings.agent, &arguments, interrupt)?;
     if let (Occupant::Agent(agent), Some(cpu)) = (&mut occupant, sender_cpu()) {
         affinity::keep_off(agent.pid(), cpu)?;

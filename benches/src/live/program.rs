@@ -37,6 +37,14 @@ pub enum Hook {
 }
 
 impl Hook {
+    /// What makes an agent count there. The peer's offloads are off, which it cannot see.
+    pub fn settings(self) -> &'static [&'static str] {
+        match self {
+            Self::Tc => &["--ingress-hook", "tc"],
+            Self::Xdp => &["--ingress-hook", "xdp", "--xdp-without-tags"],
+        }
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Tc => "tc",

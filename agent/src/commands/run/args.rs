@@ -41,6 +41,11 @@ pub struct Args {
     #[arg(long, env = "FLOW_AGENT_XDP_MODE", value_enum, default_value = "auto")]
     pub xdp_mode: XdpMode,
 
+    /// Count at XDP also where it may miss VLAN tags, which the driver keeps beside the frames: flows of
+    /// different VLANs may then be one, and the account says "tags unknown". TC counts there otherwise.
+    #[arg(long, env = "FLOW_AGENT_XDP_WITHOUT_TAGS")]
+    pub xdp_without_tags: bool,
+
     /// How TC programs are attached: links that end with the process, or filters on clsact.
     #[arg(long, env = "FLOW_AGENT_TC_ATTACH", value_enum, default_value = "auto")]
     pub tc_attach: TcAttach,
@@ -187,6 +192,7 @@ impl Args {
         let Self {
             ingress_hook,
             xdp_mode,
+            xdp_without_tags,
             direction,
             listen,
             ..
@@ -200,6 +206,11 @@ impl Args {
             *ingress_hook == IngressHook::Xdp || *xdp_mode == XdpMode::Auto,
             "--xdp-mode does nothing with --ingress-hook tc: choose --ingress-hook xdp, or take \
              --xdp-mode away"
+        );
+        ensure!(
+            *ingress_hook == IngressHook::Xdp || !*xdp_without_tags,
+            "--xdp-without-tags does nothing with --ingress-hook tc: choose --ingress-hook xdp, or \
+             take --xdp-without-tags away"
         );
         for (index, address) in listen.iter().enumerate() {
             ensure!(
@@ -255,6 +266,10 @@ mod tests {
                 ["--ingress-hook xdp", "--direction egress"],
             ),
             ("--xdp-mode native", ["--xdp-mode", "--ingress-hook tc"]),
+            (
+                "--xdp-without-tags",
+                ["--xdp-without-tags", "--ingress-hook tc"],
+            ),
             (
                 "--xdp-mode generic --ingress-hook tc",
                 ["--xdp-mode", "--ingress-hook tc"],

@@ -1,0 +1,161 @@
+//! XDP where it counts right: a link comes in, a program on its XDP hook goes out, or the reason why TC
+//! counts there instead.
+
+use std::{fmt::Display, io, os::fd::AsFd as _};
+
+use anyhow::{Result, anyhow};
+use aya::Ebpf;
+
+use super::{
+    AttachSettings, Attachments, Hook, LinkPlace, Mode, Side, XdpMode, create_link, link_type,
+    xdp_name, xdp_program,
+};
+use crate::kernel::links::{
+    Link,
+    tags::{Features, TagPlace},
+};
+
+/// Why arriving packets are counted at TC where XDP was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InsteadOfXdp {
+    /// The driver does not take the program.
+    NoNativeMode,
+    /// XDP may miss the frames' VLAN tags.
+    HiddenTags,
+    /// The kernel would put the program on lower devices (`bond_xdp_set`, `netvsc_vf_setxdp`), and
+    /// packets would come with indexes that are not the link's.
+    LowerDevices,
+}
+
+/// Why native XDP would count wrong on a link, also in words.
+pub fn instead_of_native_xdp(
+    features: &mut Features,
+    link: &Link,
+) -> Option<(InsteadOfXdp, String)> {
+    lower_devices(link).or_else(|| hidden_tags(features, link))
+}
+
+fn lower_devices(link: &Link) -> Option<(InsteadOfXdp, String)> {
+    let has_lower = link.kind == "bond" || (link.kind.is_empty() && link.has_lower);
+    has_lower.then(|| {
+        let why = "the kernel puts native XDP on its lower devices; name these to count there";
+        (InsteadOfXdp::LowerDevices, why.to_owned())
+    })
+}
+
+fn hidden_tags(features: &mut Features, link: &Link) -> Option<(InsteadOfXdp, String)> {
+    let why = features.hiding_tags(TagPlace::of(link))?;
+    let why =
+        format!("XDP may miss VLAN tags: {why}; --xdp-without-tags counts at XDP all the same");
+    Some((InsteadOfXdp::HiddenTags, why))
+}
+
+impl Attachments {
+    /// XDP, or TC where XDP would not count right; which it is stands in the log and in the hook.
+    pub(super) fn xdp_or_tc(
+        &mut self,
+        ebpf: &mut Ebpf,
+        link: &Link,
+        slot: u32,
+        settings: AttachSettings,
+    ) -> Result<()> {
+        let lower = lower_devices(link).filter(|_| settings.xdp_mode != XdpMode::Generic);
+        let hidden = hidden_tags(&mut self.features, link);
+        let tags_unknown = hidden.is_some();
+        let hidden = hidden.filter(|_| !settings.xdp_without_tags);
+        if let Some((why, in_words)) = lower.or(hidden) {
+            return self.tc_instead(ebpf, link, slot, settings, (why, &in_words));
+        }
+        let program = xdp_program(ebpf, xdp_name(link_type(link)?))?.as_fd();
+        let (place, mode) = match settings.xdp_mode {
+            XdpMode::Auto | XdpMode::Native => (LinkPlace::XdpNative, Mode::XdpNative),
+            XdpMode::Generic => (LinkPlace::XdpGeneric, Mode::XdpGeneric),
+        };
+        let xdp = match create_link(program, link.ifindex, place) {
+            Ok(xdp) => xdp,
+            Err(error) if settings.xdp_mode == XdpMode::Auto && !is_taken(&error) => {
+                let in_words = format!("the driver takes no native XDP program ({error})");
+                let why = (InsteadOfXdp::NoNativeMode, in_words.as_str());
+                return self.tc_instead(ebpf, link, slot, settings, why);
+            }
+            Err(error) => return Err(explain(error, link, settings.xdp_mode)),
+        };
+        if mode == Mode::XdpGeneric {
+            warn_of_our_generic_xdp(link);
+        }
+        if tags_unknown {
+            warn_of_hidden_tags(&link.name, "--xdp-without-tags");
+        }
+        self.links.push(xdp);
+        self.hooks.push(Hook {
+            interface: link.name.clone(),
+            ifindex: link.ifindex,
+            account_index: slot * 2,
+            is_egress: false,
+            mode,
+            instead_of_xdp: None,
+            tag_place: Some(TagPlace::of(link)),
+            tags_unknown,
+        });
+        Ok(())
+    }
+
+    fn tc_instead(
+        &mut self,
+        ebpf: &mut Ebpf,
+        link: &Link,
+        slot: u32,
+        settings: AttachSettings,
+        (why, in_words): (InsteadOfXdp, &str),
+    ) -> Result<()> {
+        tracing::warn!(
+            interface = link.name,
+            "counting at TC and not at XDP: {in_words}"
+        );
+        self.tc(ebpf, link, slot, Side::Ingress, settings.tc_attach)?;
+        if let Some(hook) = self.hooks.last_mut() {
+            hook.instead_of_xdp = Some(why);
+        }
+        Ok(())
+    }
+}
+
+/// EBUSY where a program is there in the mode asked for, EEXIST where one is in the other
+/// (`dev_xdp_attach`, 6.1).
+fn is_taken(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
+}
+
+fn explain(error: io::Error, link: &Link, wanted: XdpMode) -> anyhow::Error {
+    let why = if is_taken(&error) {
+        "another XDP program is there: detach it (`ip link` shows it), or choose --ingress-hook tc"
+    } else if wanted == XdpMode::Native {
+        "the driver does not take it in native mode: choose --xdp-mode auto or --ingress-hook tc"
+    } else {
+        "the kernel refuses it: choose --ingress-hook tc"
+    };
+    anyhow!(error)
+        .context(why)
+        .context(format!("attach XDP to {}", link.name))
+}
+
+/// GRO comes before it, and an XDP program cannot read `gso_size`. Where the skb has too little headroom
+/// it is copied, and the copy's `mac_len` is zero, so that TC pushes no Ethernet header back before it
+/// runs its programs (`tc_run`; seen on 6.18).
+fn warn_of_our_generic_xdp(link: &Link) {
+    tracing::warn!(
+        interface = link.name,
+        "generic XDP counts a super-frame (GSO, GRO) as one frame, so all that it counts is marked \
+         inexact; and TC programs behind it may see packets without their Ethernet header: \
+         --ingress-hook tc is exact and changes nothing"
+    );
+}
+
+/// Says that an XDP hook's flows may lack their VLAN tags from here on.
+pub fn warn_of_hidden_tags(interface: &str, why: impl Display) {
+    tracing::warn!(
+        interface,
+        "XDP may miss VLAN tags ({why}): flows of different VLANs may be counted as one, four bytes \
+         short a frame and tag; the account counts such packets as tags_unknown"
+    );
+}

@@ -1,0 +1,155 @@
+//! Whether XDP sees the VLAN tags of a link's frames: a link comes in, whose features decide goes out,
+//! and what they say at the moment.
+//!
+//! A driver that takes the tag out of the frame keeps it in the skb, which XDP does not have: frames of
+//! several VLANs look like one flow's, four bytes short each.
+
+use agent_common::LinkType;
+use anyhow::{Context as _, Result};
+
+use super::{
+    Link,
+    generic::{GenericSocket, attribute},
+    netlink::{attributes, push_attribute},
+};
+
+// linux/ethtool_netlink.h.
+const ETHTOOL_MSG_FEATURES_GET: u8 = 11;
+const ETHTOOL_A_FEATURES_HEADER: u16 = 1;
+const ETHTOOL_A_FEATURES_ACTIVE: u16 = 4;
+const ETHTOOL_A_HEADER_DEV_INDEX: u16 = 1;
+const ETHTOOL_A_BITSET_BITS: u16 = 3;
+const ETHTOOL_A_BITSET_BIT_NAME: u16 = 2;
+const NLA_F_NESTED: u16 = 1 << 15;
+
+/// `netdev_features_strings` of 802.1Q and 802.1ad tags (net/ethtool/common.c).
+const RECEIVE: [&str; 2] = ["rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"];
+const TRANSMIT: [&str; 2] = ["tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"];
+
+/// Whose features decide where the tags of the frames are that arrive at a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TagPlace {
+    /// Nobody's: frames come with their tags, or cannot have any.
+    InFrames,
+    /// The driver of this interface may take tags out as it receives.
+    Receiver(u32),
+    /// A veth hands over what its other end sends (`veth_xmit`): that one's features decide.
+    Sender(u32),
+    /// Nobody's who can be asked: the other end is in another network namespace, or the link gets its
+    /// frames from others, which have looked at the tags before.
+    Unknown,
+}
+
+impl TagPlace {
+    pub fn of(link: &Link) -> Self {
+        if link.link_type() == Some(LinkType::Ip) {
+            return Self::InFrames;
+        }
+        match link.kind.as_str() {
+            // A NIC.
+            "" => Self::Receiver(link.ifindex),
+            "tun" => Self::InFrames,
+            "veth" => link.peer_ifindex.map_or(Self::Unknown, Self::Sender),
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// Asks for the features of links.
+pub struct Features {
+    ethtool: Result<GenericSocket>,
+}
+
+impl Features {
+    /// For the network namespace of the calling thread.
+    pub fn open() -> Self {
+        Self {
+            ethtool: GenericSocket::open("ethtool"),
+        }
+    }
+
+    /// Why XDP may miss tags there, in words; what cannot be told counts as a reason.
+    pub fn hiding_tags(&mut self, place: TagPlace) -> Option<String> {
+        let (ifindex, whose, hiding) = match place {
+            TagPlace::InFrames => return None,
+            TagPlace::Unknown => {
+                return Some(
+                    "where this device's VLAN tags are cannot be told from here".to_owned(),
+                );
+            }
+            TagPlace::Receiver(ifindex) => (ifindex, "of its driver", RECEIVE),
+            TagPlace::Sender(ifindex) => (ifindex, "of its other end", TRANSMIT),
+        };
+        let active = match self.active(ifindex) {
+            Ok(active) => active,
+            Err(error) => return Some(format!("its features are not known: {error:#}")),
+        };
+        let mut on = active.iter().filter(|name| hiding.contains(&name.as_str()));
+        on.next().map(|name| {
+            format!("{name} {whose} is on, which keeps VLAN tags beside the frames (ethtool -K)")
+        })
+    }
+
+    /// The names of the features that are on.
+    fn active(&mut self, ifindex: u32) -> Result<Vec<String>> {
+        let ethtool = match &mut self.ethtool {
+            Ok(ethtool) => ethtool,
+            Err(error) => anyhow::bail!("{error:#}"),
+        };
+        let (mut header, mut request) = (Vec::new(), Vec::new());
+        push_attribute(
+            &mut header,
+            ETHTOOL_A_HEADER_DEV_INDEX,
+            &ifindex.to_ne_bytes(),
+        );
+        push_attribute(
+            &mut request,
+            ETHTOOL_A_FEATURES_HEADER | NLA_F_NESTED,
+            &header,
+        );
+        let answer = ethtool
+            .get(ETHTOOL_MSG_FEATURES_GET, &request)
+            .with_context(|| format!("ask for the features of ifindex {ifindex}"))?;
+        // A bit set in words: those that are listed are on.
+        let active = attribute(&answer, ETHTOOL_A_FEATURES_ACTIVE)?;
+        let bits = attribute(active, ETHTOOL_A_BITSET_BITS)?;
+        let names = attributes(bits).map(|(_, bit)| {
+            let name = attribute(bit, ETHTOOL_A_BITSET_BIT_NAME)?;
+            let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+            Ok(String::from_utf8_lossy(name).into_owned())
+        });
+        names.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::links::{LOOPBACK_IFINDEX, links};
+
+    #[test]
+    fn the_kind_of_a_link_says_whose_features_decide() {
+        let mut link = links().unwrap().swap_remove(0);
+        let place_of = |link: &Link| TagPlace::of(link);
+        assert_eq!(place_of(&link), TagPlace::Receiver(LOOPBACK_IFINDEX));
+        link.kind = "veth".into();
+        assert_eq!(place_of(&link), TagPlace::Unknown);
+        link.peer_ifindex = Some(7);
+        assert_eq!(place_of(&link), TagPlace::Sender(7));
+        link.kind = "bond".into();
+        assert_eq!(place_of(&link), TagPlace::Unknown);
+        link.kind = "tun".into();
+        assert_eq!(place_of(&link), TagPlace::InFrames);
+    }
+
+    #[test]
+    fn loopback_hides_no_tags_and_an_unknown_interface_may() {
+        let mut features = Features::open();
+        let active = features.active(LOOPBACK_IFINDEX).unwrap();
+        assert!(active.contains(&"loopback".to_owned()), "{active:?}");
+        let lo = TagPlace::Receiver(LOOPBACK_IFINDEX);
+        assert_eq!(features.hiding_tags(lo), None);
+        let gone = TagPlace::Sender(0x7fff_fff0);
+        assert!(features.hiding_tags(gone).is_some());
+    }
+}
