@@ -24,5 +24,12 @@ fn main() -> ExitCode {
 fn build() -> Result<()> {
     let manifest_dir = env::var_os("CARGO_MANIFEST_DIR").context("cargo names the package")?;
     proto::generate(&PathBuf::from(manifest_dir))?;
+    // Where set-up has installed what the tests start: root, who runs them, has another cache.
+    for name in ["XDG_CACHE_HOME", "HOME"] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    if let Some(cache) = ebpf::ebpf_toolchain::cache_root() {
+        println!("cargo::rustc-env=FLOW_AGENT_CACHE={}", cache.display());
+    }
     ebpf::build("flow-agent-ebpf", &[])
 }

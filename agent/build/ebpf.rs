@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 
 #[path = "ebpf_toolchain.rs"]
-mod ebpf_toolchain;
+pub mod ebpf_toolchain;
 
 use ebpf_toolchain::Toolchain;
 

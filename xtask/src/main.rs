@@ -2,6 +2,7 @@
 
 mod apt;
 mod bench;
+mod clients;
 mod count;
 mod demo;
 #[path = "../../agent/build/ebpf_toolchain.rs"]

@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{
     apt::{self, Apt},
+    clients,
     ebpf_toolchain::{self, Compiler},
     linker,
     workspace::{cargo, has_command, run},
@@ -145,6 +146,7 @@ pub fn setup(purpose: Purpose) -> Result<()> {
     }
     if purpose >= Purpose::Test {
         rustup_components()?;
+        clients::set_up(apt.as_ref());
     }
     Ok(())
 }

@@ -1,0 +1,23 @@
+"""What an agent streams, through grpcio: the target, a name for the consumer and protoc's descriptors
+come in, each batch goes out as a line of JSON."""
+
+import sys
+
+import grpc
+from google.protobuf import descriptor_pb2, json_format, message_factory
+
+target, name, descriptors = sys.argv[1:]
+with open(descriptors, "rb") as file:
+    files = descriptor_pb2.FileDescriptorSet.FromString(file.read()).file
+messages = message_factory.GetMessages(files)
+request = messages["flow.v1.ObserveRequest"](consumer=name)
+batch_type = messages["flow.v1.FlowBatch"]
+
+with grpc.insecure_channel(target) as channel:
+    observe = channel.unary_stream(
+        "/flow.v1.FlowAgent/Observe",
+        request_serializer=type(request).SerializeToString,
+        response_deserializer=batch_type.FromString,
+    )
+    for batch in observe(request):
+        print(json_format.MessageToJson(batch, indent=None), flush=True)

@@ -1,0 +1,179 @@
+//! gRPC clients that others wrote, with which the tests observe an agent: what is missing of them is
+//! installed, into the user's cache where Debian does not have it. A client that cannot be had is said,
+//! and its test skips itself.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{
+    apt::Apt,
+    ebpf_toolchain,
+    workspace::{has_command, root, run},
+};
+
+const GRPCURL: &str = "github.com/fullstorydev/grpcurl/cmd/grpcurl";
+const GRPCURL_VERSION: &str = "v1.9.3";
+/// What that version's `go.mod` asks for.
+const GO_MINOR: u32 = 21;
+
+const CPP_PACKAGES: &[&str] = &[
+    "g++",
+    "libgrpc++-dev",
+    "libprotobuf-dev",
+    "pkg-config",
+    "protobuf-compiler",
+    "protobuf-compiler-grpc",
+];
+
+/// Written last, with what was installed.
+const MARK: &str = "installed";
+
+pub fn set_up(apt: Option<&Apt>) {
+    type Install = fn(Option<&Apt>) -> Result<()>;
+    let clients: [(&str, Install); 3] = [
+        ("gRPC for C++", cpp),
+        ("gRPC for Python", python),
+        ("grpcurl", grpcurl),
+    ];
+    for (name, install) in clients {
+        if let Err(error) = install(apt) {
+            eprintln!("setup: without {name} its test is skipped: {error:#}");
+        }
+    }
+}
+
+/// With it comes `protoc`, which the Python client needs too.
+fn cpp(apt: Option<&Apt>) -> Result<()> {
+    let has_libraries = || {
+        let mut pkg_config = Command::new("pkg-config");
+        pkg_config.args(["--exists", "grpc++", "protobuf"]);
+        pkg_config.status().is_ok_and(|status| status.success())
+    };
+    let commands = ["pkg-config", "c++", "protoc", "grpc_cpp_plugin"];
+    if commands.into_iter().all(has_command) && has_libraries() {
+        return Ok(());
+    }
+    let apt = apt.context("there is no apt, or no way to be root for it")?;
+    apt.install(CPP_PACKAGES, "a C++ client observes an agent")
+}
+
+fn python(apt: Option<&Apt>) -> Result<()> {
+    let requirements = root().join("agent/tests/clients/python/requirements.txt");
+    let wanted = fs::read_to_string(&requirements)
+        .with_context(|| format!("read {}", requirements.display()))?;
+    let folder = folder("python")?;
+    if is_marked(&folder, &wanted) {
+        return Ok(());
+    }
+    let has_venv = || {
+        let mut ensurepip = Command::new("python3");
+        ensurepip.args(["-m", "ensurepip", "--version"]);
+        let output = ensurepip.output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    if !has_venv() {
+        let apt = apt.context("there is no python3 with venv")?;
+        apt.install(&["python3-venv"], "a Python client observes an agent")?;
+    }
+    eprintln!(
+        "setup: installing {} (a Python client observes an agent)",
+        wanted.split_whitespace().collect::<Vec<_>>().join(" ")
+    );
+    run(Command::new("python3")
+        .args(["-m", "venv", "--clear"])
+        .arg(&folder))?;
+    run(Command::new(folder.join("bin/pip"))
+        .args(["install", "--quiet", "--disable-pip-version-check", "-r"])
+        .arg(&requirements))?;
+    mark(&folder, &wanted)
+}
+
+fn grpcurl(apt: Option<&Apt>) -> Result<()> {
+    let folder = folder("grpcurl")?;
+    if is_marked(&folder, GRPCURL_VERSION) {
+        return Ok(());
+    }
+    install_go(apt)?;
+    eprintln!("setup: compiling grpcurl {GRPCURL_VERSION} (it observes an agent)");
+    run(Command::new("go")
+        .args(["install", &format!("{GRPCURL}@{GRPCURL_VERSION}")])
+        .env("GOBIN", &folder)
+        .env("CGO_ENABLED", "0")
+        // Not one that Go would fetch for itself.
+        .env("GOTOOLCHAIN", "local"))?;
+    mark(&folder, GRPCURL_VERSION)
+}
+
+/// Where the machine has none that can compile grpcurl, Debian's.
+fn install_go(apt: Option<&Apt>) -> Result<()> {
+    let mut version = Command::new("go");
+    version
+        .args(["env", "GOVERSION"])
+        .env("GOTOOLCHAIN", "local");
+    let found = version.output().ok().map(|output| output.stdout);
+    let found = found.map(|version| String::from_utf8_lossy(&version).trim().to_owned());
+    if let Some(found) = &found
+        && found.strip_prefix("go").is_some_and(is_go_enough)
+    {
+        return Ok(());
+    }
+    let candidate = match apt {
+        Some(apt) => apt.candidate("golang-go")?,
+        None => None,
+    };
+    let upstream = candidate
+        .as_deref()
+        .map(|version| version.split_once(':').map_or(version, |(_, rest)| rest));
+    match (apt, upstream) {
+        (Some(apt), Some(version)) if is_go_enough(version) => {
+            apt.install(&["golang-go"], "it compiles grpcurl")
+        }
+        _ => bail!(
+            "it is compiled by Go 1.{GO_MINOR} or later; the PATH has {}, apt has {}",
+            found.as_deref().unwrap_or("none"),
+            upstream.unwrap_or("none")
+        ),
+    }
+}
+
+/// Of `1.26.8`, `1.19~1`, `2.0`.
+fn is_go_enough(version: &str) -> bool {
+    let mut numbers = version.split(|letter: char| !letter.is_ascii_digit());
+    let mut number = || numbers.next().and_then(|digits| digits.parse::<u32>().ok());
+    let found = (number().unwrap_or(0), number().unwrap_or(0));
+    found >= (1, GO_MINOR)
+}
+
+fn folder(name: &str) -> Result<PathBuf> {
+    let cache = ebpf_toolchain::cache_root().context("neither HOME nor XDG_CACHE_HOME is set")?;
+    Ok(cache.join("clients").join(name))
+}
+
+fn is_marked(folder: &Path, what: &str) -> bool {
+    fs::read_to_string(folder.join(MARK)).is_ok_and(|found| found == what)
+}
+
+fn mark(folder: &Path, what: &str) -> Result<()> {
+    let mark = folder.join(MARK);
+    fs::write(&mark, what).with_context(|| format!("write {}", mark.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_go_that_is_too_old_is_told_by_its_version() {
+        for version in ["1.21", "1.26.8", "1.22~3", "1.24rc1", "2.0"] {
+            assert!(is_go_enough(version), "{version}");
+        }
+        for version in ["1.19~1", "1.20.14", "0.9", "", "devel"] {
+            assert!(!is_go_enough(version), "{version}");
+        }
+    }
+}
