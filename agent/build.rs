@@ -31,5 +31,5 @@ fn build() -> Result<()> {
     if let Some(cache) = ebpf::ebpf_toolchain::cache_root() {
         println!("cargo::rustc-env=FLOW_AGENT_CACHE={}", cache.display());
     }
-    ebpf::build("flow-agent-ebpf", &[])
+    ebpf::build("flow-agent-ebpf", &[], &[])
 }

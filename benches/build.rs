@@ -9,8 +9,8 @@ mod ebpf;
 const NEWER_PROCESSOR: &str = "-Ctarget-cpu=v3";
 
 fn main() -> ExitCode {
-    let built = ebpf::build("flow-agent-ebpf-bench", &[])
-        .and_then(|()| ebpf::build("flow-agent-ebpf-table", &[NEWER_PROCESSOR]));
+    let built = ebpf::build("flow-agent-ebpf-bench", &[], &[])
+        .and_then(|()| ebpf::build("flow-agent-ebpf-table", &[NEWER_PROCESSOR], &[]));
     match built {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -16,7 +16,7 @@ use crate::{
     account::{self, Account},
     filter, fragments,
     packet::{Fragmented, Linear, Paged},
-    page, table, tunnels,
+    page, pause, table, tunnels,
 };
 
 /// The network namespace of the interfaces, by inode number.
@@ -164,6 +164,7 @@ fn count<C: aya_ebpf::EbpfContext>(
     parsed: Result<(), Reason>,
     tunnel: u32,
 ) {
+    pause::before_the_page();
     let page = page::current();
     let hook = account::hook(ifindex, direction as u32);
     let Some(account) = Account::of(page, hook) else {
@@ -182,6 +183,7 @@ fn count<C: aya_ebpf::EbpfContext>(
     let size = wire_size(skb, header_len);
     account.add(Reason::Seen, size.packets, size.bytes);
     beside(&account, skb, size);
+    pause::on_the_page();
 
     let placed = match parsed {
         Ok(()) => {

@@ -27,6 +27,7 @@ mod fragments;
 mod hook;
 mod packet;
 mod page;
+mod pause;
 mod runtime;
 mod table;
 mod tunnels;

@@ -6,7 +6,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
-use crate::{atomic, clock, fill};
+use crate::{atomic, clock, fill, pause};
 
 /// The two pages. Userspace puts inner maps of the size that it wants into both slots.
 #[btf_map]
@@ -40,6 +40,7 @@ pub fn add(page: u32, packet: &Packet, packets: u64, bytes: u64) -> Result<bool,
     first.packets[direction] = packets;
     first.bytes[direction] = bytes;
     first.tcp_flags[direction].store(packet.tcp_flags);
+    pause::before_the_insert();
     match table.insert(&packet.key, &first, BPF_NOEXIST) {
         Ok(()) => {
             fill::note_new_flow(page);

@@ -25,8 +25,8 @@ const OUTER_BUILD: &[&str] = &[
 ];
 
 /// Cargo runs the build again where the crate, what it shares with us, or its compiler changes.
-/// `more_rust_flags` are this object's alone.
-pub fn build(object: &str, more_rust_flags: &[&str]) -> Result<()> {
+/// `more_rust_flags` and the eBPF crate's `features` are this object's alone.
+pub fn build(object: &str, more_rust_flags: &[&str], features: &[&str]) -> Result<()> {
     let manifest_dir = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
     let root = manifest_dir
         .parent()
@@ -62,27 +62,37 @@ pub fn build(object: &str, more_rust_flags: &[&str]) -> Result<()> {
 
     let package = root.join("agent-ebpf");
     let rust_flags = rust_flags(&toolchain.linker, more_rust_flags)?;
-    let target_dir = shared_target_dir(&out_dir)?;
-    let built = compile(&package, object, &toolchain, &rust_flags, &target_dir)?;
+    let target_dir = shared_target_dir(&out_dir, features)?;
+    let built = compile(
+        &package,
+        object,
+        features,
+        &toolchain,
+        &rust_flags,
+        &target_dir,
+    )?;
     fs::copy(&built, out_dir.join(object))
         .with_context(|| format!("copy {} to {}", built.display(), out_dir.display()))?;
     Ok(())
 }
 
 /// `target/PROFILE/ebpf`: one for every object and every build script that asks, since what they are
-/// made of is the same; not ours, which is locked meanwhile.
-fn shared_target_dir(out_dir: &Path) -> Result<PathBuf> {
+/// made of is the same; not ours, which is locked meanwhile. Objects with features have one of their
+/// own, since cargo gives them the same name.
+fn shared_target_dir(out_dir: &Path, features: &[&str]) -> Result<PathBuf> {
     // $OUT_DIR is target/PROFILE/build/PACKAGE-HASH/out.
     let profile_dir = out_dir.ancestors().nth(3);
+    let name = [&["ebpf"], features].concat().join("-");
     Ok(profile_dir
         .with_context(|| format!("{} lies in a target folder", out_dir.display()))?
-        .join("ebpf"))
+        .join(name))
 }
 
 /// Runs cargo on the eBPF crate.
 fn compile(
     package: &Path,
     object: &str,
+    features: &[&str],
     toolchain: &Toolchain,
     rust_flags: &str,
     target_dir: &Path,
@@ -108,6 +118,8 @@ fn compile(
             object,
             "--target",
             ebpf_toolchain::TARGET,
+            "--features",
+            &features.join(","),
         ])
         .arg("--target-dir")
         .arg(target_dir)

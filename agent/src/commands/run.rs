@@ -39,7 +39,7 @@ mod rules;
 mod wakes;
 
 use args::BpfLogLevel;
-pub use args::{Args, Output};
+pub use args::{Args, Object, Output};
 use printing::Printing;
 use rules::Switch;
 use wakes::{Wake, Wakes};
@@ -65,7 +65,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         tracing::warn!("{}", real_time::LOSS);
     }
     let netns = netns_inode()?;
-    let mut kernel = Kernel::load(&args.load_settings(&selected, netns))?;
+    let mut kernel = Kernel::load_object(args.object.0, &args.load_settings(&selected, netns))?;
     let filled = FilledPages::of(&mut kernel)?;
     // Before anything is attached, so that a port in use leaves nothing behind.
     let listeners = Listeners::bind(&args.listen).await?;

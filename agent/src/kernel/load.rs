@@ -24,7 +24,8 @@ use super::{
 };
 
 /// The programs, compiled by the build script.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/flow-agent-ebpf"));
+pub static OBJECT: &[u8] =
+    aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/flow-agent-ebpf"));
 
 /// Tells the time; see [`Kernel::clocks`].
 const CLOCKS: &str = "clocks";
@@ -69,6 +70,11 @@ pub struct Kernel {
 
 impl Kernel {
     pub fn load(settings: &LoadSettings) -> Result<Self> {
+        Self::load_object(OBJECT, settings)
+    }
+
+    /// The same with an object that was built otherwise than [`OBJECT`] from the same source.
+    pub fn load_object(object: &[u8], settings: &LoadSettings) -> Result<Self> {
         raise_memory_lock_limit();
         let _held = signals::Held::new();
         let sample_below = sample::threshold(settings.sample_rate);
@@ -102,7 +108,7 @@ impl Kernel {
                     1
                 },
             )
-            .load(OBJECT)
+            .load(object)
             .map_err(|error| explain(error, settings))?;
         let pages = Pages::create(
             take(&mut ebpf, "PAGES")?,

@@ -164,9 +164,18 @@ impl Agent {
     }
 }
 
+/// The tests of races have a binary of their own.
+const BINARY: &str = match (
+    option_env!("CARGO_BIN_EXE_flow-agent"),
+    option_env!("CARGO_BIN_EXE_flow-agent-paused"),
+) {
+    (Some(binary), _) | (None, Some(binary)) => binary,
+    (None, None) => panic!("cargo names the binary of a test's package"),
+};
+
 /// The binary on a host, with a log that is plain text.
 pub fn flow_agent(host: &Host) -> Command {
-    let mut command = host.command(env!("CARGO_BIN_EXE_flow-agent"));
+    let mut command = host.command(BINARY);
     command.env("NO_COLOR", "1").env_remove("RUST_LOG");
     command
 }

@@ -205,7 +205,8 @@ unsafe fn bpf<T>(command: c_long, attributes: &T) -> io::Result<c_long> {
     }
 }
 
-fn pin_to(cpu: usize) -> io::Result<()> {
+/// Keeps the calling thread on one CPU from here on.
+pub fn pin_to(cpu: usize) -> io::Result<()> {
     // SAFETY: all zeros is the empty set.
     let mut set: libc::cpu_set_t = unsafe { zeroed() };
     if cpu >= size_of_val(&set) * 8 {

@@ -30,7 +30,7 @@ pub use counters::Counters;
 pub use extension::Extension;
 pub use frame::Frame;
 pub use frame_socket::FrameSocket;
-pub use generator::{Generator, Variety};
+pub use generator::{Generator, Variety, pin_to};
 pub use host::{Host, Lab, LabOptions};
 pub use namespace::Namespace;
 pub use process::Process;

@@ -1,6 +1,6 @@
 //! The settings of `flow-agent run`: options and variables come in, checked values go out.
 
-use std::{path::PathBuf, time::Duration};
+use std::{fmt, path::PathBuf, time::Duration};
 
 use anyhow::{Result, ensure};
 
@@ -11,7 +11,7 @@ use crate::{
     kernel::{
         attach::{Direction, IngressHook, TcAttach, XdpMode},
         links::Link,
-        load::LoadSettings,
+        load::{self, LoadSettings},
     },
     server::ListenAddr,
 };
@@ -146,6 +146,26 @@ pub struct Args {
         default_value = "off"
     )]
     pub bpf_log_level: BpfLogLevel,
+
+    /// Not to be had by an option: tests put in the programs with pauses.
+    #[arg(skip)]
+    pub object: Object,
+}
+
+/// What is loaded into the kernel.
+#[derive(Clone, Copy)]
+pub struct Object(pub &'static [u8]);
+
+impl Default for Object {
+    fn default() -> Self {
+        Self(load::OBJECT)
+    }
+}
+
+impl fmt::Debug for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -1,0 +1,40 @@
+//! `flow-agent`, whose programs wait between their steps: what happens between two of them once in
+//! millions of packets happens here with every other one. Only tests start it.
+
+use std::process::ExitCode;
+
+use agent::commands::{
+    run::{self, Object},
+    status,
+};
+use anyhow::{Context as _, Result};
+use clap::Parser;
+
+static PAUSED: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/flow-agent-ebpf"));
+
+#[derive(Parser)]
+enum Command {
+    /// As of `flow-agent`, and so the others.
+    Run(run::Args),
+    Status(status::Args),
+}
+
+fn main() -> Result<ExitCode> {
+    let command = Command::parse();
+    tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(std::io::stderr)
+        .init();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    match command {
+        Command::Run(mut arguments) => {
+            arguments.object = Object(PAUSED);
+            runtime.block_on(Box::pin(run::run(arguments)))
+        }
+        Command::Status(arguments) => runtime.block_on(status::run(arguments)),
+    }
+}
