@@ -5,7 +5,8 @@
 //! [`scan`] drains it into the [`replica`], a [`record`] is what one scan says about one flow, a
 //! [`batch`] holds many of them encoded as [`wire`] messages, the [`hub`] gives batches to every
 //! consumer, the [`server`] carries them and the [`status`] over gRPC, and the [`client`] is the
-//! other end, whose [`output`] is what people and programs read. [`log_limit`] keeps the log short.
+//! other end, whose [`output`] is what people and programs read. [`log_limit`] keeps the log short,
+//! [`log_queue`] keeps it from holding anything up.
 
 pub mod batch;
 pub mod client;
@@ -18,6 +19,7 @@ pub mod hub;
 pub mod interfaces;
 pub mod kernel;
 pub mod log_limit;
+pub mod log_queue;
 pub mod output;
 pub mod protocols;
 pub mod record;

@@ -3,13 +3,17 @@
 use std::{
     io::{IsTerminal as _, Write as _},
     process::ExitCode,
+    time::Duration,
 };
 
-use agent::{commands, filter};
+use agent::{commands, filter, log_queue::LogQueue};
 use clap::{CommandFactory as _, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 mod variables;
+
+/// How long the end waits for whoever reads stderr.
+const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Keeps the network flow table inside the kernel and streams exact flow records over gRPC.
 #[derive(Parser)]
@@ -38,27 +42,34 @@ enum Command {
 fn main() -> ExitCode {
     variables::forget_empty();
     let cli = Cli::try_parse().unwrap_or_else(|error| explain(error).exit());
+    let mut log = match LogQueue::start(std::io::stderr()) {
+        Ok(log) => log,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "flow-agent: start a thread: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     let (filter, refused) = log_filter();
     // What the kernel programs log is chosen by --bpf-log-level alone.
     let programs = "flow_agent_ebpf=trace".parse().expect("a directive");
     tracing_subscriber::fmt()
         .with_env_filter(filter.add_directive(programs))
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
-        .with_writer(std::io::stderr)
+        .with_writer(log.clone())
         // It would tell stderr of a write to stderr that failed, and panic where that fails too.
         .log_internal_errors(false)
         .init();
     if let Some(error) = refused {
         tracing::warn!("RUST_LOG is no log filter, info is taken: {error}");
     }
-    match execute(cli.command) {
-        Ok(code) => code,
-        Err(error) => {
-            // The exit status says it where nobody reads stderr.
-            let _ = writeln!(std::io::stderr(), "flow-agent: {}", shown(&error));
-            ExitCode::FAILURE
-        }
-    }
+    let code = execute(cli.command).unwrap_or_else(|error| {
+        // The exit status says it where nobody reads stderr.
+        let line = format!("flow-agent: {}\n", shown(&error));
+        let _ = log.write_all(line.as_bytes());
+        ExitCode::FAILURE
+    });
+    LogQueue::flush(&log, LOG_FLUSH_TIMEOUT);
+    code
 }
 
 fn explain(error: clap::Error) -> clap::Error {

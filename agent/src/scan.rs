@@ -2,7 +2,8 @@
 //! and the account go to the hub as batches.
 //!
 //! A scan blocks (a grace period, system calls), so it runs on a thread of its own; see
-//! [`crate::commands::run`].
+//! [`crate::commands::run`]. Nothing in it waits for another process: what needs the RTNL lock, such as
+//! netlink, is asked elsewhere.
 
 use std::{sync::Arc, time::Instant};
 
@@ -16,14 +17,17 @@ use crate::{
     kernel::{
         attach::{Attachments, Hook, Mode, warn_of_hidden_tags},
         filters::RuleSet,
-        links::{Counters, LinkSocket, tags::Features},
+        links::{Counters, tags::Features},
         load::Kernel,
     },
     log_limit::LogLimit,
     record::Record,
     replica::{Replica, came_through_a_tunnel},
-    wire,
 };
+
+mod interfaces;
+
+pub use interfaces::{Interfaces, Watched};
 
 /// What the scans have done so far.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,29 +43,23 @@ pub struct ScanStats {
     pub high_water: u64,
 }
 
-/// One hook's account with its interface's own counters around attachment and the last flip.
+/// One hook's account with its interface's own counters around attachment.
 pub struct HookState {
     pub hook: Hook,
     pub account: HookAccount,
     pub before_attach: Counters,
     pub after_attach: Counters,
-    pub before_flip: Counters,
-    pub after_flip: Counters,
-    /// What the interface's qdisc had dropped, where it has one.
-    pub qdisc_drops_before_attach: Option<u64>,
-    pub qdisc_drops_after_flip: Option<u64>,
 }
 
 /// Owns the kernel's half and the replica; one task has it at a time.
 pub struct Scanner {
     kernel: Kernel,
     attachments: Option<Attachments>,
-    links: LinkSocket,
     features: Features,
     replica: Replica,
     encoder: BatchEncoder,
     hub: Hub,
-    interfaces: Arc<[wire::Interface]>,
+    interfaces: Interfaces,
     pub hooks: Vec<HookState>,
     /// All hooks; `flows` is what was drained, not what the programs say they put in.
     pub account: HookAccount,
@@ -75,11 +73,10 @@ pub struct Scanner {
 pub struct ScannerParts {
     pub kernel: Kernel,
     pub attachments: Attachments,
-    pub links: LinkSocket,
     pub replica: Replica,
     pub encoder: BatchEncoder,
     pub hub: Hub,
-    pub interfaces: Arc<[wire::Interface]>,
+    pub interfaces: Interfaces,
     pub hooks: Vec<HookState>,
 }
 
@@ -88,7 +85,6 @@ impl Scanner {
         Self {
             kernel: parts.kernel,
             attachments: Some(parts.attachments),
-            links: parts.links,
             features: Features::open(),
             replica: parts.replica,
             encoder: parts.encoder,
@@ -126,15 +122,10 @@ impl Scanner {
         let scan_clock = clock::at(self.kernel.clocks()?);
         self.replica.begin_scan(scan_clock);
 
-        for state in &mut self.hooks {
-            state.before_flip = read(&mut self.links, &state.hook, state.before_flip);
-        }
+        self.interfaces.read_before_flip()?;
         let idle = self.kernel.pages.flip()?;
         self.stats.last_flip_wait_ns = nanos(started);
-        for state in &mut self.hooks {
-            state.after_flip = read(&mut self.links, &state.hook, state.after_flip);
-        }
-        self.read_qdisc_drops();
+        self.interfaces.read_after_flip()?;
         self.look_for_hidden_tags();
         let mut refused = self.take_account(idle)?;
         let encode = self.hub.has_consumers();
@@ -148,7 +139,7 @@ impl Scanner {
                 window_end_unix_ns,
                 capacity: u64::from(self.kernel.pages.capacity()),
                 refused_in_window: refused,
-                interfaces: Arc::clone(&self.interfaces),
+                interfaces: Arc::clone(self.interfaces.on_the_wire()),
             });
         }
 
@@ -180,14 +171,6 @@ impl Scanner {
             tracing::error!(?missing, "the account does not close: please report this");
         }
         Ok(())
-    }
-
-    /// Where they cannot be read they are unknown, which the audit can live with.
-    fn read_qdisc_drops(&mut self) {
-        let drops = self.links.qdisc_drops().unwrap_or_default();
-        for state in &mut self.hooks {
-            state.qdisc_drops_after_flip = drops.get(&state.hook.ifindex).copied();
-        }
     }
 
     /// An XDP hook whose interface's features changed so that tags are hidden from it counts on, and
@@ -311,11 +294,8 @@ impl Scanner {
         &self.replica
     }
 
-    /// As batches name it.
-    pub fn interface(&self, ifindex: u32) -> Option<&wire::Interface> {
-        self.interfaces
-            .iter()
-            .find(|interface| interface.ifindex == ifindex)
+    pub fn interfaces(&self) -> &Interfaces {
+        &self.interfaces
     }
 
     pub fn capacity(&self) -> u32 {
@@ -349,11 +329,6 @@ fn mark(growth: &mut HookAccount, hook: &Hook) {
     if hook.tags_unknown {
         growth.add(Reason::TagsUnknown, seen.packets, seen.bytes);
     }
-}
-
-/// An interface that is gone keeps the counters that were read last.
-fn read(links: &mut LinkSocket, hook: &Hook, last: Counters) -> Counters {
-    links.counters(hook.ifindex).unwrap_or(last)
 }
 
 fn nanos(since: Instant) -> u64 {

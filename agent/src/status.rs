@@ -1,13 +1,13 @@
 //! The status: the scanner's state comes in after each scan, the message that `GetStatus` answers
 //! with goes out.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use crate::{
     batch::Identity,
     kernel::{
         attach::{Hook, InsteadOfXdp, Mode},
-        links::{Counters, presence::Presence, qdisc::dropped_since},
+        links::{Counters, qdisc::dropped_since},
     },
     scan::{HookState, Scanner},
     wire,
@@ -25,13 +25,9 @@ pub struct StatusSettings {
     pub sample_rate: u32,
 }
 
-/// `late` is how many scans took longer than the interval.
-pub fn of(
-    settings: &StatusSettings,
-    scanner: &Scanner,
-    presence: &Presence,
-    late: u64,
-) -> wire::AgentStatus {
+/// `late` is how many scans took longer than the interval. What qdiscs dropped is not in it, see
+/// [`add_qdisc_drops`].
+pub fn of(settings: &StatusSettings, scanner: &Scanner, late: u64) -> wire::AgentStatus {
     let stats = scanner.stats;
     let capacity = u64::from(scanner.capacity());
     wire::AgentStatus {
@@ -50,10 +46,7 @@ pub fn of(
         hooks: scanner
             .hooks
             .iter()
-            .map(|state| wire::HookStatus {
-                interface_gone: presence.is_gone(state.hook.ifindex),
-                ..hook(scanner, state, settings.sample_rate)
-            })
+            .map(|state| hook(scanner, state, settings.sample_rate))
             .collect(),
         table: Some(wire::TableStatus {
             capacity,
@@ -87,14 +80,29 @@ pub fn of(
     }
 }
 
+/// Adds what qdiscs dropped between two readings of all of them, by ifindex.
+pub fn add_qdisc_drops(
+    status: &mut wire::AgentStatus,
+    before: &BTreeMap<u32, u64>,
+    after: &BTreeMap<u32, u64>,
+) {
+    for hook in &mut status.hooks {
+        let ifindex = hook.interface.as_ref().map_or(0, |one| one.ifindex);
+        let of = |drops: &BTreeMap<u32, u64>| drops.get(&ifindex).copied();
+        hook.qdisc_drops = dropped_since(of(before), of(after));
+    }
+}
+
 /// Twice the high-water mark, rounded up to a power of two, and never under a thousand.
 fn suggested_max_flows(high_water: u64) -> u64 {
     (high_water * 2).max(1024).next_power_of_two()
 }
 
 fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> wire::HookStatus {
+    let slot = state.hook.slot();
+    let watched = scanner.interfaces().watched(slot);
     wire::HookStatus {
-        interface: scanner.interface(state.hook.ifindex).cloned(),
+        interface: scanner.interfaces().on_the_wire().get(slot).cloned(),
         hook: hook_kind(&state.hook) as i32,
         mode: match state.hook.mode {
             Mode::Tcx => wire::AttachMode::Tcx,
@@ -108,13 +116,10 @@ fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> wire::HookSta
         }),
         before_attach: Some(counters(state.before_attach)),
         after_attach: Some(counters(state.after_attach)),
-        before_flip: Some(counters(state.before_flip)),
-        after_flip: Some(counters(state.after_flip)),
-        qdisc_drops: dropped_since(
-            state.qdisc_drops_before_attach,
-            state.qdisc_drops_after_flip,
-        ),
-        interface_gone: false,
+        before_flip: Some(counters(watched.before_flip)),
+        after_flip: Some(counters(watched.after_flip)),
+        qdisc_drops: None,
+        interface_gone: watched.is_gone,
         instead_of_xdp: state.hook.instead_of_xdp.map(|why| {
             match why {
                 InsteadOfXdp::NoNativeMode => wire::InsteadOfXdp::NoNativeMode,

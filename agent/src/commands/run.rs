@@ -6,7 +6,7 @@ use std::{process::ExitCode, sync::Arc, time::Duration};
 use anyhow::{Context as _, Result};
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::{mpsc, oneshot, watch},
+    sync::{mpsc, oneshot},
     time::Instant,
 };
 
@@ -19,21 +19,21 @@ use crate::{
     kernel::{
         attach::{AttachSettings, Attachments},
         filled::FilledPages,
-        links::{Link, LinkSocket, netns_inode, presence::Presence},
+        links::{LinkSocket, netns_inode},
         load::Kernel,
         real_time,
     },
     log_limit::LogLimit,
     output::Format,
     replica::{Replica, ReplicaSettings},
-    scan::{HookState, Scanner, ScannerParts},
+    scan::{HookState, Interfaces, Scanner, ScannerParts},
     server::{self, DEFAULT_DRAIN_TIMEOUT, Listeners},
     status::{self, StatusSettings},
-    wire,
 };
 
 mod args;
 mod printing;
+mod publish;
 mod reload;
 mod rules;
 mod wakes;
@@ -41,6 +41,7 @@ mod wakes;
 use args::BpfLogLevel;
 pub use args::{Args, Object, Output};
 use printing::Printing;
+use publish::{Publisher, QdiscDrops};
 use rules::Switch;
 use wakes::{Wake, Wakes};
 
@@ -86,7 +87,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     for link in &selected {
         before.push((link.ifindex, links.counters(link.ifindex)?));
     }
-    let qdisc_drops = links.qdisc_drops().unwrap_or_default();
+    let qdiscs = QdiscDrops::open()?;
     let attachments = Attachments::attach(
         &mut kernel.ebpf,
         &selected,
@@ -116,28 +117,26 @@ pub async fn run(args: Args) -> Result<ExitCode> {
             account: agent_common::HookAccount::default(),
             before_attach,
             after_attach,
-            before_flip: after_attach,
-            after_flip: after_attach,
-            qdisc_drops_before_attach: qdisc_drops.get(&hook.ifindex).copied(),
-            qdisc_drops_after_flip: None,
         });
     }
+    let mut interfaces = Interfaces::open(&selected, netns)?;
+    interfaces.read_before_flip()?;
+    interfaces.read_after_flip()?;
     let scanner = Scanner::new(ScannerParts {
         kernel,
         attachments,
-        links,
         replica: Replica::new(ReplicaSettings {
             max_flows: args.max_tracked_flows as usize,
             idle_timeout: args.idle_timeout,
         }),
         encoder: BatchEncoder::new(Arc::clone(&identity)).sampling(args.sample),
         hub: hub.clone(),
-        interfaces: on_the_wire(&selected, netns),
+        interfaces,
         hooks,
     });
     tracing::info!(max_flows = args.max_flows, scan_interval = ?args.scan_interval, "counting");
     let switches = rules::start(filters, changes);
-    let (counting, control) = ((scanner, filled), (control, switches));
+    let (counting, control) = ((scanner, filled, qdiscs), (control, switches));
     // The scanner holds accounts: too much for the caller's stack.
     Box::pin(serve(
         args, identity, hub, listeners, counting, stop, control,
@@ -146,23 +145,13 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The interfaces as batches name them.
-fn on_the_wire(selected: &[Link], netns: u32) -> Arc<[wire::Interface]> {
-    let interface = |link: &Link| wire::Interface {
-        ifindex: link.ifindex,
-        name: link.name.clone(),
-        netns,
-    };
-    selected.iter().map(interface).collect()
-}
-
 /// The running agent: printer, server and scan loop; ends when all three have ended.
 async fn serve(
     args: Args,
     identity: Arc<Identity>,
     hub: Hub,
     listeners: Listeners,
-    (scanner, filled): (Scanner, FilledPages),
+    (scanner, filled, qdiscs): (Scanner, FilledPages, QdiscDrops),
     stop: impl Future<Output = ()>,
     (control, switches): (Control, mpsc::Receiver<Switch>),
 ) -> Result<()> {
@@ -175,9 +164,7 @@ async fn serve(
         idle_timeout: args.idle_timeout,
         sample_rate: if args.sample < 2 { 0 } else { args.sample },
     };
-    let presence = Presence::open()?;
-    let (status_sender, status_receiver) =
-        watch::channel(Arc::new(status::of(&settings, &scanner, &presence, 0)));
+    let (publisher, status_receiver) = Publisher::start(status::of(&settings, &scanner, 0), qdiscs);
     let printer = match args.output {
         Output::None => None,
         Output::Table => Some(Format::Table),
@@ -197,12 +184,11 @@ async fn serve(
         },
     ));
 
-    let publish_status = |scanner: &Scanner, presence: &Presence, late| {
-        let status = status::of(&settings, scanner, presence, late);
-        status_sender.send_replace(Arc::new(status));
+    let publish_status = |scanner: &Scanner, late| {
+        publisher.publish(status::of(&settings, scanner, late));
     };
     let wakes = Wakes::new(args.scan_interval, filled);
-    let ended = scan_until(stop, switches, wakes, scanner, presence, publish_status).await;
+    let ended = scan_until(stop, switches, wakes, scanner, publish_status).await;
     // The receiver is gone where the server ended early, with an error that is told below.
     let _ = end_server.send(());
     let outcome = server.await.context("the server task")?;
@@ -220,8 +206,7 @@ async fn scan_until(
     mut switches: mpsc::Receiver<Switch>,
     mut wakes: Wakes,
     mut scanner: Scanner,
-    mut presence: Presence,
-    publish_status: impl Fn(&Scanner, &Presence, u64),
+    publish_status: impl Fn(&Scanner, u64),
 ) -> Result<()> {
     let interval = wakes.interval;
     let (mut late, mut late_log) = (0, LogLimit::default());
@@ -236,7 +221,7 @@ async fn scan_until(
                 .await
                 .context("the task that switches the filter rules")?;
                 scanner = back;
-                publish_status(&scanner, &presence, late);
+                publish_status(&scanner, late);
                 // Who asked may have left.
                 let _ = done.send(outcome);
                 continue;
@@ -246,16 +231,13 @@ async fn scan_until(
         };
         let is_final = wake == Wake::End;
         let started = Instant::now();
-        (scanner, presence) = tokio::task::spawn_blocking(move || -> Result<_> {
+        scanner = tokio::task::spawn_blocking(move || -> Result<_> {
             match wake {
                 Wake::Interval => scanner.scan()?,
                 Wake::Filled => scanner.scan_early()?,
                 Wake::End => scanner.finish()?,
             }
-            for state in &scanner.hooks {
-                presence.look(state.hook.ifindex, &state.hook.interface);
-            }
-            Ok((scanner, presence))
+            Ok(scanner)
         })
         .await
         .context("the scan task")??;
@@ -270,7 +252,7 @@ async fn scan_until(
                 );
             }
         }
-        publish_status(&scanner, &presence, late);
+        publish_status(&scanner, late);
         if is_final {
             let missing = scanner.account.missing();
             tracing::info!(

@@ -98,6 +98,13 @@ pub struct Hook {
     pub tags_unknown: bool,
 }
 
+impl Hook {
+    /// The number of its interface.
+    pub fn slot(&self) -> usize {
+        self.account_index as usize / 2
+    }
+}
+
 /// What is attached; dropping it detaches: links as their descriptors close, filters by netlink.
 pub struct Attachments {
     pub hooks: Vec<Hook>,

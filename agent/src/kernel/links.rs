@@ -12,8 +12,8 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 
 pub(crate) mod generic;
 pub(crate) mod netlink;
-pub mod presence;
 pub mod qdisc;
+pub mod statistics;
 pub mod tags;
 
 use netlink::{Message, NetlinkSocket, attributes, field};
@@ -85,7 +85,8 @@ pub enum AttachedXdp {
     Generic,
 }
 
-/// What the interface itself counted: `IFLA_STATS64`, `struct rtnl_link_stats64`.
+/// What the interface itself counted: `IFLA_STATS64`, `struct rtnl_link_stats64`. As in `/proc/net/dev`
+/// `rx_dropped` has `rx_missed_errors` in it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     pub rx_packets: u64,
@@ -268,6 +269,9 @@ fn attached_xdp(xdp: &[u8]) -> AttachedXdp {
     }
 }
 
+/// Its place in `struct rtnl_link_stats64`.
+const RX_MISSED_ERRORS: usize = 15;
+
 /// The head of `struct rtnl_link_stats64`, which later kernels lengthen.
 fn counters(stats: &[u8]) -> Result<Counters> {
     let nth = |index: usize| field(stats, index * 8).map(u64::from_ne_bytes);
@@ -278,7 +282,7 @@ fn counters(stats: &[u8]) -> Result<Counters> {
         tx_bytes: nth(3)?,
         rx_errors: nth(4)?,
         tx_errors: nth(5)?,
-        rx_dropped: nth(6)?,
+        rx_dropped: nth(6)? + nth(RX_MISSED_ERRORS)?,
         tx_dropped: nth(7)?,
     })
 }

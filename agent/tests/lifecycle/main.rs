@@ -12,6 +12,7 @@ mod checks;
 mod consumers;
 mod endings;
 mod gone;
+mod held;
 mod indexes;
 mod leftovers;
 mod logs;

@@ -9,7 +9,7 @@
 //! Traffic comes from [`Frame`]s sent through a [`FrameSocket`] (any bytes, in order, none lost), a
 //! [`SuperFrameSocket`] (one skb for many frames), a [`Generator`] (one frame, millions of times a
 //! second), a [`Tun`] (bare IP), or from real sockets ([`traffic`]). A [`Process`] is a program that
-//! does not outlive its test.
+//! does not outlive its test, a [`RtnlHold`] keeps the kernel from answering about interfaces.
 
 mod checksum;
 mod counters;
@@ -22,6 +22,7 @@ pub mod kernel;
 mod namespace;
 pub mod privilege;
 mod process;
+mod rtnl;
 mod super_frame;
 pub mod traffic;
 mod tun;
@@ -34,6 +35,7 @@ pub use generator::{Generator, Variety, pin_to};
 pub use host::{Host, Lab, LabOptions};
 pub use namespace::Namespace;
 pub use process::Process;
+pub use rtnl::RtnlHold;
 pub use super_frame::SuperFrameSocket;
 pub use tun::Tun;
 

@@ -1,11 +1,10 @@
 //! Changes of the filter rules: each is made ready beside the scans, and only its switch goes through
 //! the task that scans.
 
+use std::{io, thread};
+
 use anyhow::{Context as _, Result};
-use tokio::{
-    sync::{mpsc, oneshot},
-    task::spawn_blocking,
-};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     control::Changes,
@@ -36,12 +35,12 @@ async fn serve(
 ) -> Result<()> {
     loop {
         let change = changes.next().await;
-        let (back, change, staged) = spawn_blocking(move || {
+        let (back, change, staged) = behind_the_scans(move || {
             let staged = filters.stage(&change.rules);
             (filters, change, staged)
         })
         .await
-        .context("the task that makes the rules ready")?;
+        .context("make the rules ready")?;
         filters = back;
         let outcome = match staged {
             Ok(staged) => {
@@ -55,17 +54,42 @@ async fn serve(
                     return Ok(());
                 };
                 if outcome.is_ok() {
-                    filters = spawn_blocking(move || {
+                    filters = behind_the_scans(move || {
                         filters.settle(staged);
                         filters
                     })
                     .await
-                    .context("the task that frees the rules before")?;
+                    .context("free the rules before")?;
                 }
                 outcome.map(|()| warnings)
             }
             Err(error) => Err(error),
         };
         changes.end(change, outcome);
+    }
+}
+
+/// Runs `work` on a thread of its own, which gets the CPU when those that scan do not want it.
+async fn behind_the_scans<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    let (sender, outcome) = oneshot::channel();
+    let thread = thread::Builder::new().name("rules".to_owned());
+    thread
+        .spawn(move || {
+            give_way();
+            // Who waits may have ended.
+            let _ = sender.send(work());
+        })
+        .context("start a thread")?;
+    outcome.await.context("the thread has failed")
+}
+
+fn give_way() {
+    const NICE: libc::c_int = 10;
+    // SAFETY: no pointers; 0 is the calling thread (setpriority(2), "C library/kernel differences").
+    if unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) } != 0 {
+        let error = io::Error::last_os_error();
+        tracing::warn!(%error, "a change of rules has the same priority as the scans");
     }
 }

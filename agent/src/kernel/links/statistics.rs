@@ -1,0 +1,158 @@
+//! The counters and names of interfaces as a scan asks for them: without the RTNL lock, which another
+//! process may hold for seconds.
+//!
+//! `/proc/net/dev` is read under RCU alone (`dev_seq_start`), and so is the name of an index
+//! (`dev_ifname`), but for the moment in which one is changed.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, Read as _, Seek as _},
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::net::UnixDatagram,
+    },
+};
+
+use anyhow::{Context as _, Result};
+
+use super::Counters;
+
+const PATH: &str = "/proc/thread-self/net/dev";
+const TITLE_LINES: usize = 2;
+
+/// The counters of every interface of the network namespace in which it was opened.
+pub struct Statistics {
+    file: File,
+}
+
+/// What was read at one moment.
+#[derive(Default)]
+pub struct Snapshot {
+    text: String,
+}
+
+impl Statistics {
+    pub fn open() -> Result<Self> {
+        let file = File::open(PATH).with_context(|| format!("open {PATH}"))?;
+        Ok(Self { file })
+    }
+
+    /// Reads into `snapshot`, whose memory is used again.
+    pub fn read(&mut self, snapshot: &mut Snapshot) -> Result<()> {
+        snapshot.text.clear();
+        self.file
+            .rewind()
+            .and_then(|()| self.file.read_to_string(&mut snapshot.text))
+            .with_context(|| format!("read {PATH}"))?;
+        Ok(())
+    }
+}
+
+impl Snapshot {
+    /// By the names that interfaces had at that moment.
+    pub fn by_name(&self) -> HashMap<&str, Counters> {
+        let lines = self.text.lines().skip(TITLE_LINES);
+        lines.filter_map(counters).collect()
+    }
+}
+
+/// A line of `dev_seq_printf_stats`: name, then eight numbers of what arrived and eight of what left.
+fn counters(line: &str) -> Option<(&str, Counters)> {
+    let (name, numbers) = line.split_once(':')?;
+    let mut columns = [0; 16];
+    let mut numbers = numbers.split_ascii_whitespace();
+    for column in &mut columns {
+        *column = numbers.next()?.parse().ok()?;
+    }
+    let [rx_bytes, rx_packets, rx_errors, rx_dropped, ..] = columns;
+    let [tx_bytes, tx_packets, tx_errors, tx_dropped] = *columns[8..].first_chunk()?;
+    let counters = Counters {
+        rx_packets,
+        rx_bytes,
+        rx_dropped,
+        rx_errors,
+        tx_packets,
+        tx_bytes,
+        tx_dropped,
+        tx_errors,
+    };
+    Some((name.trim(), counters))
+}
+
+/// Asks for names in the network namespace in which it was opened.
+pub struct Names {
+    socket: OwnedFd,
+}
+
+impl Names {
+    pub fn open() -> Result<Self> {
+        let socket = UnixDatagram::unbound().context("open a socket to ask for names")?;
+        Ok(Self {
+            socket: socket.into(),
+        })
+    }
+
+    /// The name at the moment; fails with ENODEV where the index is nobody's.
+    pub fn of(&self, ifindex: u32) -> io::Result<String> {
+        // SAFETY: `struct ifreq` is plain data, for which all zeros are a value.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        request.ifr_ifru.ifru_ifindex = ifindex.cast_signed();
+        // SAFETY: the request is valid for the call, which reads the index and writes the name.
+        let refused =
+            unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFNAME, &raw mut request) };
+        if refused != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let name = request.ifr_name.map(libc::c_char::cast_unsigned);
+        let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        Ok(String::from_utf8_lossy(name).into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{LOOPBACK_IFINDEX, link_counters},
+        *,
+    };
+
+    #[test]
+    fn the_counters_are_those_that_netlink_tells() {
+        let (mut statistics, mut snapshot) = (Statistics::open().unwrap(), Snapshot::default());
+        let before = link_counters(LOOPBACK_IFINDEX).unwrap();
+        for _ in 0..2 {
+            statistics.read(&mut snapshot).unwrap();
+            let between = snapshot.by_name()["lo"];
+            let after = link_counters(LOOPBACK_IFINDEX).unwrap();
+            let bytes = [before, between, after].map(|counters| counters.rx_bytes);
+            let packets = [before, between, after].map(|counters| counters.tx_packets);
+            assert!(bytes.is_sorted() && packets.is_sorted());
+        }
+    }
+
+    #[test]
+    fn each_column_is_its_counter() {
+        let line = "  eth0:1 2 3 4 5 6 7 8 11 12 13 14 15 16 17 18";
+        let expected = Counters {
+            rx_bytes: 1,
+            rx_packets: 2,
+            rx_errors: 3,
+            rx_dropped: 4,
+            tx_bytes: 11,
+            tx_packets: 12,
+            tx_errors: 13,
+            tx_dropped: 14,
+        };
+        assert_eq!(counters(line), Some(("eth0", expected)));
+        assert_eq!(counters("eth0: 1 2 3"), None);
+    }
+
+    #[test]
+    fn an_index_has_a_name_or_none() {
+        let names = Names::open().unwrap();
+        assert_eq!(names.of(LOOPBACK_IFINDEX).unwrap(), "lo");
+        let error = names.of(0x7fff_fff0).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+    }
+}

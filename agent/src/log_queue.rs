@@ -1,0 +1,135 @@
+//! The log on its way to stderr: lines come in and never wait, a thread of their own writes them.
+//!
+//! Whoever reads stderr may stop reading. Then lines pile up to [`QUEUED_LINES`], and those behind are
+//! lost and counted.
+
+use std::{
+    io::{self, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+        mpsc::{self, Receiver, SyncSender, TrySendError},
+    },
+    thread,
+    time::Duration,
+};
+
+use tracing_subscriber::fmt::MakeWriter;
+
+const QUEUED_LINES: usize = 1024;
+
+/// Hands lines over; clones write to the same queue.
+#[derive(Clone)]
+pub struct LogQueue {
+    sender: SyncSender<Message>,
+    lost: Arc<AtomicU64>,
+}
+
+enum Message {
+    Line(Vec<u8>),
+    /// Everything before is written.
+    Written(SyncSender<()>),
+}
+
+impl LogQueue {
+    /// Starts the thread that writes to `output`.
+    pub fn start(output: impl Write + Send + 'static) -> io::Result<Self> {
+        let (sender, messages) = mpsc::sync_channel(QUEUED_LINES);
+        let lost = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&lost);
+        thread::Builder::new()
+            .name("log".to_owned())
+            .spawn(move || write(&messages, &counter, output))?;
+        Ok(Self { sender, lost })
+    }
+
+    /// Waits until what was logged before is written, or for `timeout`.
+    pub fn flush(&self, timeout: Duration) {
+        let (written, is_written) = mpsc::sync_channel(1);
+        // A queue that is full stays so: nobody reads what it holds.
+        if self.sender.try_send(Message::Written(written)).is_ok() {
+            let _ = is_written.recv_timeout(timeout);
+        }
+    }
+}
+
+/// Ends with the last of the queue's senders.
+fn write(messages: &Receiver<Message>, lost: &AtomicU64, mut output: impl Write) {
+    for message in messages {
+        match message {
+            // Where the log cannot be written there is no place left to say so.
+            Message::Line(line) => drop(output.write_all(&line)),
+            Message::Written(written) => drop(written.try_send(())),
+        }
+        let lost = lost.swap(0, Relaxed);
+        if lost != 0 {
+            let _ = writeln!(output, "{lost} log lines were lost here: nobody read them");
+        }
+    }
+}
+
+impl Write for LogQueue {
+    /// Takes one line whole, or loses it.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        match self.sender.try_send(Message::Line(line.to_vec())) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                self.lost.fetch_add(1, Relaxed);
+            }
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MakeWriter<'_> for LogQueue {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        self.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader};
+
+    use super::*;
+
+    #[test]
+    fn a_reader_that_stops_holds_nobody_and_learns_what_it_missed() {
+        let (reader, writer) = io::pipe().unwrap();
+        let mut queue = LogQueue::start(writer).unwrap();
+        let line = [&[b'x'; 999][..], b"\n"].concat();
+        // More than the pipe and the queue hold together, at any page size.
+        let written = 10_000;
+        for _ in 0..written {
+            queue.write_all(&line).unwrap();
+        }
+        drop(queue);
+        let (mut read, mut lost) = (0, 0);
+        for line in BufReader::new(reader).lines() {
+            let line = line.unwrap();
+            match line.split_once(" log lines were lost") {
+                Some((number, _)) => lost += number.parse::<u64>().unwrap(),
+                None => read += 1,
+            }
+        }
+        assert!(lost > 0 && read >= QUEUED_LINES as u64);
+        assert_eq!(read + lost, written);
+    }
+
+    #[test]
+    fn a_flush_returns_when_all_is_written() {
+        let (reader, writer) = io::pipe().unwrap();
+        let mut queue = LogQueue::start(writer).unwrap();
+        queue.write_all(b"one\n").unwrap();
+        LogQueue::flush(&queue, Duration::from_secs(60));
+        drop(queue);
+        let lines: Vec<_> = BufReader::new(reader).lines().map(Result::unwrap).collect();
+        assert_eq!(lines, ["one"]);
+    }
+}

@@ -1,0 +1,139 @@
+//! What others may hold for as long as they like, and no scan waits for.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::Ipv4Addr,
+    os::fd::AsRawFd as _,
+    path::Path,
+    time::Duration,
+};
+
+use lab::{Host, Lab, Process, RtnlHold, privilege::is_root_or_skip, privilege::skip};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::{Agent, count, flow_agent, wait_until};
+
+#[test]
+fn a_lock_on_all_interfaces_delays_no_scan() {
+    const NAME: &str = "agent::a_lock_on_all_interfaces_delays_no_scan";
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--scan-interval", "20ms"]);
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
+    let socket = lab.peer.frame_socket().unwrap();
+    let scans = |status: &Value| status["scans"]["count"].as_u64().unwrap();
+    let held = match RtnlHold::take() {
+        Ok(held) => held,
+        Err(error) => return skip(NAME, &format!("RTNL cannot be held: {error:#}")),
+    };
+    socket.send_many(std::iter::repeat_n(&frame, 100)).unwrap();
+    let before = scans(&agent.status(&lab.agent));
+    wait_until("scans go on, and count", || {
+        let status = agent.status(&lab.agent);
+        scans(&status) >= before + 10 && status["account"]["seen"]["packets"] == 100
+    });
+    drop(held);
+    assert_eq!(agent.stop().seen(), count(100, &frame));
+}
+
+#[test]
+fn a_stderr_that_takes_nothing_holds_nothing() {
+    if !is_root_or_skip("agent::a_stderr_that_takes_nothing_holds_nothing") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let directory = TempDir::new().unwrap();
+    let address = format!("unix:{}", directory.path().join("x.sock").display());
+    let (mut unread, stderr) = full_pipe();
+    let mut command = flow_agent(&lab.agent);
+    command
+        .args(["run", "--interface", &lab.agent.interface])
+        .args(["--listen", &address, "--max-flows", "1000"])
+        .args(["--scan-interval", "20ms"])
+        .env("RUST_LOG", "trace")
+        .stderr(stderr);
+    let mut process = Process::spawn(&mut command).unwrap();
+    drop(command);
+    wait_until("there are scans", || {
+        assert_eq!(process.exited().unwrap(), None);
+        scans_of(&lab.agent, &address) >= Some(20)
+    });
+    process.signal(libc::SIGTERM).unwrap();
+    assert!(process.wait(Duration::from_secs(120)).unwrap().success());
+    let mut written = Vec::new();
+    unread.read_to_end(&mut written).unwrap();
+    assert!(written.iter().all(|&byte| byte == b'x'), "it was full");
+}
+
+/// A pipe that takes not one byte more.
+fn full_pipe() -> (io::PipeReader, io::PipeWriter) {
+    let (reader, writer) = io::pipe().unwrap();
+    let set_flags = |flags: i32| {
+        // SAFETY: no pointers; the descriptor is open.
+        let refused = unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETFL, flags) };
+        assert_eq!(refused, 0);
+    };
+    set_flags(libc::O_NONBLOCK);
+    let full = loop {
+        if let Err(error) = (&writer).write(b"x") {
+            break error;
+        }
+    };
+    assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+    set_flags(0);
+    (reader, writer)
+}
+
+/// `None` where the agent does not answer.
+fn scans_of(host: &Host, address: &str) -> Option<u64> {
+    let mut status = flow_agent(host);
+    status.args(["status", "--output", "json", "--connect", address]);
+    let answer = status.output().unwrap().stdout;
+    let status: Value = serde_json::from_slice(&answer).ok()?;
+    status["scans"]["count"].as_u64()
+}
+
+/// The thread that makes rules ready gives way to those that scan.
+#[test]
+fn rules_are_made_ready_behind_the_scans() {
+    if !is_root_or_skip("agent::rules_are_made_ready_behind_the_scans") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let mut agent = Agent::start(&lab, &["--filter", "exclude port 9"]);
+    let directory = TempDir::new().unwrap();
+    let file = directory.path().join("rules");
+    let network = |number: u32| Ipv4Addr::from_bits(0x0a00_0000 + number * 2).to_string();
+    let networks: Vec<String> = (0..100_000).map(network).collect();
+    std::fs::write(&file, format!("exclude net {}", networks.join(","))).unwrap();
+    let mut command = flow_agent(&lab.agent);
+    command
+        .args(["filter", "set", "--connect", &agent.address(), "--file"])
+        .arg(file)
+        .stdout(std::process::Stdio::null());
+    let mut change = Process::spawn(&mut command).unwrap();
+    let tasks = format!("/proc/{}/task", agent.pid());
+    let mut nice = None;
+    while nice.is_none() && change.exited().unwrap().is_none() {
+        nice = nice_of(Path::new(&tasks), "rules");
+    }
+    assert_eq!(nice, Some(10));
+    assert!(change.wait(Duration::from_secs(120)).unwrap().success());
+    agent.stop();
+}
+
+/// Of the thread of that name, where it has set it: it starts with 0.
+fn nice_of(tasks: &Path, name: &str) -> Option<i64> {
+    let tasks = std::fs::read_dir(tasks).ok()?;
+    let nice = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).ok()?;
+        let (comm, rest) = stat.split_once(") ")?;
+        let is_wanted = comm.ends_with(&format!("({name}"));
+        let nice: i64 = rest.split(' ').nth(16)?.parse().ok()?;
+        (is_wanted && nice != 0).then_some(nice)
+    };
+    tasks.flatten().find_map(nice)
+}

@@ -1,0 +1,116 @@
+//! The lock under which the kernel changes interfaces and answers most of netlink, held as long as a test
+//! wants.
+//!
+//! `__tun_chr_ioctl` takes RTNL before it reads its argument. The argument lies on a page whose content
+//! the test has yet to give (userfaultfd), so that the kernel waits for it.
+
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    ptr,
+    thread::{self, JoinHandle},
+};
+
+use anyhow::{Context as _, Result};
+
+// linux/userfaultfd.h, linux/if_tun.h.
+const UFFD_API: u64 = 0xaa;
+const UFFDIO_API: libc::Ioctl = 0xc018_aa3f_u32 as libc::Ioctl;
+const UFFDIO_REGISTER: libc::Ioctl = 0xc020_aa00_u32 as libc::Ioctl;
+const UFFDIO_ZEROPAGE: libc::Ioctl = 0xc020_aa04_u32 as libc::Ioctl;
+const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
+const TUNSETIFINDEX: libc::Ioctl = 0x4004_54da;
+
+const PAGE_LEN_BYTES: usize = 4096;
+
+/// Until it is dropped, or the process ends, nobody on this machine changes an interface.
+#[derive(Debug)]
+pub struct RtnlHold {
+    faults: OwnedFd,
+    page: usize,
+    holder: Option<JoinHandle<()>>,
+}
+
+impl RtnlHold {
+    /// Fails where the kernel has no userfaultfd or tun, or does not let this process use them.
+    pub fn take() -> Result<Self> {
+        let tun = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/net/tun");
+        let tun = tun.context("open /dev/net/tun")?;
+        let faults = userfaultfd().context("open a userfaultfd")?;
+        let page = missing_page(&faults).context("make a page whose content is yet to come")?;
+        let holder = thread::spawn(move || hold(&tun, page));
+        Ok(Self {
+            faults,
+            page,
+            holder: Some(holder),
+        })
+    }
+}
+
+impl Drop for RtnlHold {
+    fn drop(&mut self) {
+        let mut zeros = [self.page as u64, PAGE_LEN_BYTES as u64, 0, 0];
+        if let Err(error) = ioctl(&self.faults, UFFDIO_ZEROPAGE, &mut zeros) {
+            // The lock would stay: the kernel lets go of it when the process ends.
+            panic!("let go of RTNL: {error}");
+        }
+        if let Some(holder) = self.holder.take() {
+            holder.join().expect("the holder does not panic");
+        }
+    }
+}
+
+/// Waits in the kernel until the page has content, which is a request that changes nothing.
+fn hold(tun: &File, page: usize) {
+    // SAFETY: the page is mapped for as long as the process lives.
+    unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETIFINDEX, page) };
+}
+
+fn userfaultfd() -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel answered with a descriptor that nobody else owns.
+    let faults = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    ioctl(&faults, UFFDIO_API, &mut [UFFD_API, 0, 0])?;
+    Ok(faults)
+}
+
+/// Its address; it stays mapped.
+fn missing_page(faults: &OwnedFd) -> io::Result<usize> {
+    let (access, kind) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+    );
+    // SAFETY: a new mapping, of which nobody has the address yet.
+    let page = unsafe { libc::mmap(ptr::null_mut(), PAGE_LEN_BYTES, access, kind, -1, 0) };
+    if page == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let mut range = [
+        page as u64,
+        PAGE_LEN_BYTES as u64,
+        UFFDIO_REGISTER_MODE_MISSING,
+        0,
+    ];
+    ioctl(faults, UFFDIO_REGISTER, &mut range)?;
+    Ok(page as usize)
+}
+
+fn ioctl<const N: usize>(
+    faults: &OwnedFd,
+    request: libc::Ioctl,
+    argument: &mut [u64; N],
+) -> io::Result<()> {
+    // SAFETY: the argument is as long as the request says, and outlives the call.
+    match unsafe { libc::ioctl(faults.as_raw_fd(), request, argument.as_mut_ptr()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
