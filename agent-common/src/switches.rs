@@ -6,13 +6,16 @@
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Switches {
-    /// 0 or 1.
+    /// 0, 1 or [`Self::OFF`].
     pub page: u32,
     /// 0 without rules, else the slot of the rule set + 1.
     pub rule_set: u32,
 }
 
 impl Switches {
+    /// No page: the programs count nothing.
+    pub const OFF: u32 = 2;
+
     pub const LEN_BYTES: usize = size_of::<Self>();
 
     /// As it lies in the programs' memory.

@@ -165,7 +165,9 @@ fn count<C: aya_ebpf::EbpfContext>(
     tunnel: u32,
 ) {
     pause::before_the_page();
-    let page = page::current();
+    let Some(page) = page::current() else {
+        return;
+    };
     let hook = account::hook(ifindex, direction as u32);
     let Some(account) = Account::of(page, hook) else {
         return;

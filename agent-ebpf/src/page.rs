@@ -18,11 +18,13 @@ struct Shared(UnsafeCell<Switches>);
 // map update.
 unsafe impl Sync for Shared {}
 
-/// The page; a program calls this once a packet and uses the answer for the table and the account.
+/// The page, `None` where nothing is to be counted; a program calls this once a packet and uses the
+/// answer for the table and the account.
 #[inline(always)]
-pub fn current() -> u32 {
+pub fn current() -> Option<u32> {
     // SAFETY: the static lives as long as the program; volatile, since userspace changes it.
-    unsafe { (&raw const (*SWITCHES.0.get()).page).read_volatile() & 1 }
+    let page = unsafe { (&raw const (*SWITCHES.0.get()).page).read_volatile() };
+    (page < Switches::OFF).then_some(page)
 }
 
 /// The slot of the rule set, `None` without rules; a program calls this once a packet.

@@ -18,6 +18,7 @@ pub mod filter;
 pub mod hub;
 pub mod interfaces;
 pub mod kernel;
+pub mod limits;
 pub mod log_limit;
 pub mod log_queue;
 pub mod output;

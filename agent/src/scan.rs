@@ -110,10 +110,12 @@ impl Scanner {
         self.run(false)
     }
 
-    /// Detaches, then counts what is left on both pages and ends every flow.
+    /// Detaches or, where that takes long, switches the programs off and detaches afterwards; counts what
+    /// is left on both pages and ends every flow.
     pub fn finish(&mut self) -> Result<()> {
+        let outcome = self.run(true);
         self.attachments.take();
-        self.run(true)
+        outcome
     }
 
     fn run(&mut self, is_final: bool) -> Result<()> {
@@ -123,11 +125,25 @@ impl Scanner {
         self.replica.begin_scan(scan_clock);
 
         self.interfaces.read_before_flip()?;
-        let idle = self.kernel.pages.flip()?;
+        let idle = if is_final {
+            if let Some(attachments) = &mut self.attachments {
+                attachments.detach_few();
+            }
+            // A program that ran as it was detached has read its page when this returns.
+            self.kernel.pages.flip()?;
+            self.kernel.pages.stop()?;
+            vec![0, 1]
+        } else {
+            vec![self.kernel.pages.flip()?]
+        };
         self.stats.last_flip_wait_ns = nanos(started);
-        self.interfaces.read_after_flip()?;
+        let gone = self.attachments.as_ref().map(Attachments::gone);
+        self.interfaces.read_after_flip(&gone.unwrap_or_default())?;
         self.look_for_hidden_tags();
-        let mut refused = self.take_account(idle)?;
+        let mut refused = false;
+        for &page in &idle {
+            refused |= self.take_account(page)?;
+        }
         let encode = self.hub.has_consumers();
         let window_end_unix_ns = clock::unix_ns(scan_clock);
         self.stats.count += 1;
@@ -143,12 +159,9 @@ impl Scanner {
             });
         }
 
-        let mut occupancy = self.drain(idle, encode)?;
-        if is_final {
-            // A program that ran during the flip may have read the number of the other page.
-            let other = self.kernel.pages.flip()?;
-            refused |= self.take_account(other)?;
-            occupancy += self.drain(other, encode)?;
+        let mut occupancy = 0;
+        for page in idle {
+            occupancy += self.drain(page, encode)?;
         }
         if refused && let Some(windows) = self.refusals.event() {
             tracing::warn!(

@@ -23,6 +23,7 @@ use crate::{
         load::Kernel,
         real_time,
     },
+    limits,
     log_limit::LogLimit,
     output::Format,
     replica::{Replica, ReplicaSettings},
@@ -66,6 +67,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         tracing::warn!("{}", real_time::LOSS);
     }
     let netns = netns_inode()?;
+    limits::raise_open_files(selected.len() * args.hooks_an_interface())?;
     let mut kernel = Kernel::load_object(args.object.0, &args.load_settings(&selected, netns))?;
     let filled = FilledPages::of(&mut kernel)?;
     // Before anything is attached, so that a port in use leaves nothing behind.
@@ -90,6 +92,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     let qdiscs = QdiscDrops::open()?;
     let attachments = Attachments::attach(
         &mut kernel.ebpf,
+        kernel.interfaces.clone(),
         &selected,
         AttachSettings {
             ingress_hook: args.ingress_hook,
@@ -121,7 +124,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     }
     let mut interfaces = Interfaces::open(&selected, netns)?;
     interfaces.read_before_flip()?;
-    interfaces.read_after_flip()?;
+    interfaces.read_after_flip(&attachments.gone())?;
     let scanner = Scanner::new(ScannerParts {
         kernel,
         attachments,
@@ -184,8 +187,8 @@ async fn serve(
         },
     ));
 
-    let publish_status = |scanner: &Scanner, late| {
-        publisher.publish(status::of(&settings, scanner, late));
+    let publish_status = |scanner: &Scanner, late, is_final| {
+        publisher.publish(status::of(&settings, scanner, late), is_final);
     };
     let wakes = Wakes::new(args.scan_interval, filled);
     let ended = scan_until(stop, switches, wakes, scanner, publish_status).await;
@@ -206,7 +209,7 @@ async fn scan_until(
     mut switches: mpsc::Receiver<Switch>,
     mut wakes: Wakes,
     mut scanner: Scanner,
-    publish_status: impl Fn(&Scanner, u64),
+    publish_status: impl Fn(&Scanner, u64, bool),
 ) -> Result<()> {
     let interval = wakes.interval;
     let (mut late, mut late_log) = (0, LogLimit::default());
@@ -221,7 +224,7 @@ async fn scan_until(
                 .await
                 .context("the task that switches the filter rules")?;
                 scanner = back;
-                publish_status(&scanner, late);
+                publish_status(&scanner, late, false);
                 // Who asked may have left.
                 let _ = done.send(outcome);
                 continue;
@@ -252,7 +255,7 @@ async fn scan_until(
                 );
             }
         }
-        publish_status(&scanner, late);
+        publish_status(&scanner, late, is_final);
         if is_final {
             let missing = scanner.account.missing();
             tracing::info!(

@@ -4,7 +4,10 @@
 //! TCX and XDP attachments are BPF links: the kernel removes them with the process, whatever ends
 //! it. Filters on clsact stay after a SIGKILL; the next start removes them.
 
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::{
+    collections::BTreeSet,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+};
 
 use agent_common::LinkType;
 use anyhow::{Context as _, Result, bail};
@@ -16,6 +19,7 @@ use aya::{
 
 use super::{
     bpf::{LinkPlace, create_link},
+    interface_table::InterfaceTable,
     links::{
         AttachedXdp, Link,
         tags::{Features, TagPlace},
@@ -24,12 +28,16 @@ use super::{
 };
 
 mod clsact;
+mod departures;
 mod filter;
+mod held;
 mod instance;
+mod release;
 mod xdp;
 
 use clsact::Clsact;
 use filter::Side;
+use held::{HeldLink, HeldLinks};
 pub use xdp::{InsteadOfXdp, instead_of_native_xdp, warn_of_hidden_tags};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -105,24 +113,31 @@ impl Hook {
     }
 }
 
-/// What is attached; dropping it detaches: links as their descriptors close, filters by netlink.
+/// What is attached; dropping it detaches, or has the kernel detach: see [`release`].
 pub struct Attachments {
     pub hooks: Vec<Hook>,
-    links: Vec<OwnedFd>,
+    links: HeldLinks,
     clsact: Option<Clsact>,
     features: Features,
 }
 
 impl Attachments {
     /// Attaches the hooks of every interface; where one fails, none stays. First it removes what
-    /// killed agents left behind.
-    pub fn attach(ebpf: &mut Ebpf, links: &[Link], settings: AttachSettings) -> Result<Self> {
+    /// killed agents left behind. Where an interface leaves, its hooks end.
+    pub fn attach(
+        ebpf: &mut Ebpf,
+        interfaces: InterfaceTable,
+        links: &[Link],
+        settings: AttachSettings,
+    ) -> Result<Self> {
         let mut attached = Self {
             hooks: Vec::new(),
-            links: Vec::new(),
+            links: HeldLinks::default(),
             clsact: None,
             features: Features::open(),
         };
+        let ifindexes = links.iter().map(|link| link.ifindex).collect();
+        departures::watch(attached.links.clone(), interfaces, ifindexes)?;
         if let Err(error) = clsact::remove_stale() {
             tracing::warn!("cannot look for filters of killed agents: {error:#}");
         }
@@ -183,7 +198,7 @@ impl Attachments {
             },
         };
         let mode = if let Some(tcx) = tcx {
-            self.links.push(tcx);
+            self.hold(link, tcx, false);
             Mode::Tcx
         } else {
             self.clsact(link, side, program, name).with_context(what)?;
@@ -202,6 +217,17 @@ impl Attachments {
         Ok(())
     }
 
+    /// The interfaces that have left.
+    pub fn gone(&self) -> BTreeSet<u32> {
+        self.links.left()
+    }
+
+    fn hold(&self, link: &Link, fd: OwnedFd, is_exclusive: bool) {
+        let held = HeldLink { fd, is_exclusive };
+        // Where the interface has left meanwhile this is where the link ends.
+        drop(self.links.hold(link.ifindex, held));
+    }
+
     fn clsact(
         &mut self,
         link: &Link,
@@ -214,6 +240,22 @@ impl Attachments {
             None => self.clsact.insert(Clsact::open()?),
         };
         clsact.attach(link, side, program, program_name)
+    }
+}
+
+impl Attachments {
+    /// Detaches what takes no time to speak of: filters, and links where they are few.
+    pub fn detach_few(&mut self) {
+        self.clsact = None;
+        if self.links.len() <= release::FEW {
+            drop(self.links.take());
+        }
+    }
+}
+
+impl Drop for Attachments {
+    fn drop(&mut self) {
+        release::release(self.links.take());
     }
 }
 

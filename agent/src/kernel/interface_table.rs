@@ -1,6 +1,6 @@
 //! The programs' table of interfaces: indexes come in, each is put at one of its two places.
 
-use std::os::fd::AsFd as _;
+use std::{os::fd::AsFd as _, sync::Arc};
 
 use agent_common::{Interface, interface::places};
 use anyhow::{Context as _, Result};
@@ -80,22 +80,32 @@ impl Places {
     }
 }
 
-/// The table in the kernel.
-pub(super) struct InterfaceTable {
-    map: MapData,
-    places: Places,
+/// The table in the kernel; clones are the same one.
+#[derive(Clone)]
+pub struct InterfaceTable {
+    map: Arc<MapData>,
+    places: Arc<Places>,
 }
 
 impl InterfaceTable {
     /// `map` is empty, and has [`Places::count`] entries.
     pub(super) fn new(map: MapData, places: Places) -> Self {
-        Self { map, places }
+        Self {
+            map: Arc::new(map),
+            places: Arc::new(places),
+        }
     }
 
     /// Lets the programs find an interface, which has to be one of the places'.
     pub(super) fn enter(&self, ifindex: u32, slot: u32) -> Result<()> {
         self.store(ifindex, Interface { ifindex, slot })
             .with_context(|| format!("register interface index {ifindex}"))
+    }
+
+    /// To the programs it is an unknown interface from here on.
+    pub(super) fn forget(&self, ifindex: u32) -> Result<()> {
+        self.store(ifindex, Interface::default())
+            .with_context(|| format!("forget interface index {ifindex}"))
     }
 
     fn store(&self, ifindex: u32, interface: Interface) -> Result<()> {

@@ -10,6 +10,7 @@ use agent_common::LinkType;
 use anyhow::{Context as _, Result};
 use netlink_sys::protocols::NETLINK_ROUTE;
 
+pub(crate) mod events;
 pub(crate) mod generic;
 pub(crate) mod netlink;
 pub mod qdisc;

@@ -61,7 +61,7 @@ pub struct Kernel {
     /// What the programs say of pages that fill early, until it is taken; see [`super::filled`].
     pub filled: Option<RingBuf<MapData>>,
     filled_memory_bytes: u64,
-    interfaces: InterfaceTable,
+    pub interfaces: InterfaceTable,
     /// Slots for which there are accounts; their interfaces' names, where they have one.
     interface_names: Vec<Option<String>>,
     pub fragments: MapData,

@@ -12,7 +12,7 @@ pub mod bpf;
 pub mod filled;
 pub mod filters;
 pub mod inner_map;
-mod interface_table;
+pub mod interface_table;
 pub mod links;
 pub mod load;
 pub mod outers;

@@ -110,6 +110,16 @@ impl Pages {
         Ok(idle)
     }
 
+    /// Makes the programs count nothing any more and waits for the grace period: both pages are idle
+    /// then, for good.
+    pub fn stop(&mut self) -> Result<()> {
+        self.switch(Switches {
+            page: Switches::OFF,
+            ..self.switches
+        })
+        .context("switch the programs off")
+    }
+
     /// Makes the programs follow another set of filter rules, 0 for none, and waits until none of
     /// them can still follow the one before.
     pub fn set_rule_set(&mut self, rule_set: u32) -> Result<()> {
@@ -125,8 +135,8 @@ impl Pages {
     fn switch(&mut self, switches: Switches) -> Result<()> {
         self.store(switches)
             .context("store the programs' variables")?;
-        // The page that is idle behind the switch, whose slot no program reads.
-        let waited = self.place(1 - switches.page);
+        // A page that is idle behind the switch, whose slot no program reads.
+        let waited = self.place(u32::from(switches.page == 0));
         if waited.is_ok() {
             self.switches = switches;
         } else if let Err(error) = self.store(self.switches) {

@@ -1,7 +1,7 @@
 //! The watched interfaces from scan to scan: their names, their counters around the flip, and which of
 //! them have left this network namespace.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use anyhow::Result;
 
@@ -64,16 +64,20 @@ impl Interfaces {
     }
 
     /// Reads them again right behind it, and looks who was renamed or is gone since the last scan.
-    pub fn read_after_flip(&mut self) -> Result<()> {
+    /// `left` are known to be gone.
+    pub fn read_after_flip(&mut self, left: &BTreeSet<u32>) -> Result<()> {
         self.statistics.read(&mut self.after)?;
         let (before, after) = (self.before.by_name(), self.after.by_name());
         let mut is_renamed = false;
         for watched in self.watched.iter_mut().filter(|watched| !watched.is_gone) {
             let known = std::mem::take(&mut watched.name);
+            watched.is_gone = left.contains(&watched.ifindex);
             watched.name = match self.names.of(watched.ifindex) {
-                Ok(name) => name,
+                // The index may be another interface's by now.
+                Ok(name) if !watched.is_gone => name,
+                Ok(_) => known.clone(),
                 Err(error) => {
-                    watched.is_gone = error.raw_os_error() == Some(libc::ENODEV);
+                    watched.is_gone |= error.raw_os_error() == Some(libc::ENODEV);
                     known.clone()
                 }
             };
@@ -84,6 +88,7 @@ impl Interfaces {
                     ifindex = watched.ifindex,
                     "the interface is gone and counts no more; should it come back, restart the agent"
                 );
+                continue;
             }
             // What was read under a name that may have been another's meanwhile is not taken: the
             // reading of the last scan lies before the flip as well.

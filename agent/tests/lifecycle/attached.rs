@@ -24,10 +24,15 @@ const BEFORE: u32 = 1 << 3;
 
 /// Programs on the TCX hooks, ingress and egress.
 pub fn tcx_programs(host: &Host) -> [u32; 2] {
+    tcx_programs_on(host, host.ifindex)
+}
+
+/// On any interface of the host's.
+pub fn tcx_programs_on(host: &Host, ifindex: u32) -> [u32; 2] {
     [TCX_INGRESS, TCX_EGRESS].map(|attach_type| {
         // The head of `union bpf_attr` for BPF_PROG_QUERY; the count is at 24.
         let mut attr = [0_u32; 16];
-        attr[0] = host.ifindex;
+        attr[0] = ifindex;
         attr[1] = attach_type;
         host.namespace
             .enter(|| {

@@ -35,7 +35,7 @@ fn a_lock_on_all_interfaces_delays_no_scan() {
         let status = agent.status(&lab.agent);
         scans(&status) >= before + 10 && status["account"]["seen"]["packets"] == 100
     });
-    drop(held);
+    assert!(held.release(), "they go on while RTNL is held");
     assert_eq!(agent.stop().seen(), count(100, &frame));
 }
 

@@ -16,6 +16,7 @@ mod held;
 mod indexes;
 mod leftovers;
 mod logs;
+mod many;
 mod neighbours;
 mod refusals;
 mod signals;

@@ -54,9 +54,13 @@ impl Agent {
 
     /// Returns when all hooks are attached. A later setting wins over an earlier one.
     pub fn start_on(host: &Host, interface: &str, settings: &[&str]) -> Self {
+        Self::start_by(flow_agent(host), interface, settings)
+    }
+
+    /// By a command that runs the binary with what comes behind.
+    pub fn start_by(mut command: Command, interface: &str, settings: &[&str]) -> Self {
         let directory = TempDir::new().unwrap();
         let file = |name| File::create(directory.path().join(name)).unwrap();
-        let mut command = flow_agent(host);
         command
             .args(["run", "--interface", interface])
             .arg("--listen")

@@ -9,7 +9,9 @@ use std::{
     io,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
     ptr,
+    sync::mpsc::{self, Sender},
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
@@ -24,12 +26,15 @@ const TUNSETIFINDEX: libc::Ioctl = 0x4004_54da;
 
 const PAGE_LEN_BYTES: usize = 4096;
 
-/// Until it is dropped, or the process ends, nobody on this machine changes an interface.
+/// No test may stop the machine for longer, also one that fails.
+const MOST: Duration = Duration::from_secs(30);
+
+/// Until it is dropped nobody on this machine changes an interface, for half a minute at most.
 #[derive(Debug)]
 pub struct RtnlHold {
-    faults: OwnedFd,
-    page: usize,
-    holder: Option<JoinHandle<()>>,
+    release: Sender<()>,
+    /// Says whether it was asked to let go.
+    releaser: Option<JoinHandle<bool>>,
 }
 
 impl RtnlHold {
@@ -43,24 +48,37 @@ impl RtnlHold {
         let faults = userfaultfd().context("open a userfaultfd")?;
         let page = missing_page(&faults).context("make a page whose content is yet to come")?;
         let holder = thread::spawn(move || hold(&tun, page));
+        let (release, asked) = mpsc::channel();
+        let releaser = thread::spawn(move || {
+            let is_asked = asked.recv_timeout(MOST).is_ok();
+            let mut zeros = [page as u64, PAGE_LEN_BYTES as u64, 0, 0];
+            // Where it failed, the kernel would let go when the process ends.
+            ioctl(&faults, UFFDIO_ZEROPAGE, &mut zeros).expect("the page gets its content");
+            holder.join().expect("the holder does not panic");
+            is_asked
+        });
         Ok(Self {
-            faults,
-            page,
-            holder: Some(holder),
+            release,
+            releaser: Some(releaser),
         })
+    }
+
+    /// Lets go, and says whether it was held up to here.
+    pub fn release(mut self) -> bool {
+        self.let_go()
+    }
+
+    fn let_go(&mut self) -> bool {
+        // Where the time is over nobody listens.
+        let _ = self.release.send(());
+        let released = self.releaser.take().map(JoinHandle::join);
+        matches!(released, Some(Ok(true)))
     }
 }
 
 impl Drop for RtnlHold {
     fn drop(&mut self) {
-        let mut zeros = [self.page as u64, PAGE_LEN_BYTES as u64, 0, 0];
-        if let Err(error) = ioctl(&self.faults, UFFDIO_ZEROPAGE, &mut zeros) {
-            // The lock would stay: the kernel lets go of it when the process ends.
-            panic!("let go of RTNL: {error}");
-        }
-        if let Some(holder) = self.holder.take() {
-            holder.join().expect("the holder does not panic");
-        }
+        self.let_go();
     }
 }
 

@@ -207,6 +207,13 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 impl Args {
+    pub(super) fn hooks_an_interface(&self) -> usize {
+        match self.direction {
+            Direction::Both => 2,
+            Direction::Ingress | Direction::Egress => 1,
+        }
+    }
+
     /// Fails where a setting would do nothing beside another one, so that nobody believes it does.
     pub(super) fn refuse_contradictions(&self) -> Result<()> {
         let Self {

@@ -40,7 +40,13 @@ impl QdiscDrops {
 
 /// Takes a status after each scan.
 pub(super) struct Publisher {
-    scanned: watch::Sender<Arc<AgentStatus>>,
+    scanned: watch::Sender<Scanned>,
+}
+
+#[derive(Clone)]
+struct Scanned {
+    status: Arc<AgentStatus>,
+    is_final: bool,
 }
 
 impl Publisher {
@@ -50,21 +56,26 @@ impl Publisher {
         qdiscs: QdiscDrops,
     ) -> (Self, watch::Receiver<Arc<AgentStatus>>) {
         let first = Arc::new(first);
-        let (scanned, receiver) = watch::channel(Arc::clone(&first));
+        let (scanned, receiver) = watch::channel(Scanned {
+            status: Arc::clone(&first),
+            is_final: false,
+        });
         let (publish, published) = watch::channel(first);
         tokio::spawn(complete(receiver, publish, qdiscs));
         (Self { scanned }, published)
     }
 
-    /// Never waits: where the next one comes before a status is complete, that one is passed over.
-    pub(super) fn publish(&self, status: AgentStatus) {
-        self.scanned.send_replace(Arc::new(status));
+    /// Never waits: where the next one comes before a status is complete, that one is passed over. The
+    /// final one goes without drops, since a thread that waits for the kernel holds up the end.
+    pub(super) fn publish(&self, status: AgentStatus, is_final: bool) {
+        let status = Arc::new(status);
+        self.scanned.send_replace(Scanned { status, is_final });
     }
 }
 
 /// Ends with the last scan.
 async fn complete(
-    mut scanned: watch::Receiver<Arc<AgentStatus>>,
+    mut scanned: watch::Receiver<Scanned>,
     published: watch::Sender<Arc<AgentStatus>>,
     qdiscs: QdiscDrops,
 ) {
@@ -72,7 +83,12 @@ async fn complete(
     // Begun for an earlier scan, so what it finds is not this one's.
     let mut late: Option<JoinHandle<(QdiscDrops, Option<Drops>)>> = None;
     while scanned.changed().await.is_ok() {
-        let mut status = AgentStatus::clone(&scanned.borrow_and_update());
+        let Scanned { status, is_final } = scanned.borrow_and_update().clone();
+        if is_final {
+            published.send_replace(status);
+            return;
+        }
+        let mut status = AgentStatus::clone(&status);
         if let Some(reading) = late.take_if(|reading| reading.is_finished()) {
             // One that panicked is in the log, and every status goes without from then on.
             idle = reading.await.ok().map(|(qdiscs, _)| qdiscs);

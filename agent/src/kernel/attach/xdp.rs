@@ -86,7 +86,7 @@ impl Attachments {
         if tags_unknown {
             warn_of_hidden_tags(&link.name, "--xdp-without-tags");
         }
-        self.links.push(xdp);
+        self.hold(link, xdp, true);
         self.hooks.push(Hook {
             interface: link.name.clone(),
             ifindex: link.ifindex,

@@ -1,0 +1,64 @@
+//! The links that hang our programs on interfaces, by interface: one that leaves gives up its own, the
+//! end takes all.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// Detaches when it is dropped, which waits for a grace period under RTNL.
+pub(super) struct HeldLink {
+    pub fd: OwnedFd,
+    /// While it is there nobody else can attach in its place, as with XDP.
+    pub is_exclusive: bool,
+}
+
+/// Clones hold the same links.
+#[derive(Clone, Default)]
+pub(super) struct HeldLinks {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    links: BTreeMap<u32, Vec<HeldLink>>,
+    left: BTreeSet<u32>,
+}
+
+impl HeldLinks {
+    /// Gives the link back where its interface has left meanwhile.
+    pub(super) fn hold(&self, ifindex: u32, link: HeldLink) -> Option<HeldLink> {
+        let mut state = self.state();
+        if state.left.contains(&ifindex) {
+            return Some(link);
+        }
+        state.links.entry(ifindex).or_default().push(link);
+        None
+    }
+
+    /// For good: an index that comes back is another interface.
+    pub(super) fn leave(&self, ifindex: u32) -> Vec<HeldLink> {
+        let mut state = self.state();
+        state.left.insert(ifindex);
+        state.links.remove(&ifindex).unwrap_or_default()
+    }
+
+    pub(super) fn left(&self) -> BTreeSet<u32> {
+        self.state().left.clone()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.state().links.values().map(Vec::len).sum()
+    }
+
+    pub(super) fn take(&self) -> Vec<HeldLink> {
+        let links = std::mem::take(&mut self.state().links);
+        links.into_values().flatten().collect()
+    }
+
+    /// Held for some moves in memory, never while a link is dropped.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,120 @@
+//! Links are let go of at the end: each takes a grace period under RTNL to detach (`tcx_link_release`),
+//! which for many of them the process does not wait for.
+//!
+//! A descriptor that lies in the queue of a Unix socket belongs to the kernel. Where the socket itself
+//! lies there too and nobody else has it, the kernel's garbage collector finds both, in a worker of its
+//! own (`unix_gc`, 6.9; before, who closes the socket waits).
+
+use std::{
+    io,
+    mem::{size_of, zeroed},
+    os::{
+        fd::{AsRawFd, RawFd},
+        unix::net::UnixDatagram,
+    },
+};
+
+use super::held::HeldLink;
+
+/// So many are closed here, and are gone when the process is.
+pub(super) const FEW: usize = 16;
+
+/// `SCM_MAX_FD` is 253.
+const FDS_A_MESSAGE: usize = 250;
+
+pub(super) fn release(links: Vec<HeldLink>) {
+    // Whoever starts next has to find the place free.
+    let (exclusive, shared): (Vec<_>, Vec<_>) =
+        links.into_iter().partition(|link| link.is_exclusive);
+    drop(exclusive);
+    let mut in_flight = None;
+    if shared.len() > FEW {
+        let fds: Vec<RawFd> = shared.iter().map(|link| link.fd.as_raw_fd()).collect();
+        match hand_over(&fds) {
+            Ok(sockets) => {
+                in_flight = Some(sockets);
+                tracing::info!(
+                    links = fds.len(),
+                    "the programs are off, and the kernel detaches them one after the other"
+                );
+            }
+            Err(error) => tracing::warn!(
+                links = fds.len(),
+                %error,
+                "detaching the programs one after the other, since the kernel does not take them"
+            ),
+        }
+    }
+    drop(shared);
+    // Behind the last descriptor of ours, else it would be ours that detaches.
+    drop(in_flight);
+}
+
+/// Once the descriptors are closed, and then the sockets, what they stand for is the kernel's.
+fn hand_over(fds: &[RawFd]) -> io::Result<[UnixDatagram; 2]> {
+    let (sender, receiver) = UnixDatagram::pair()?;
+    sender.set_nonblocking(true)?;
+    for some in fds.chunks(FDS_A_MESSAGE) {
+        send(&sender, some)?;
+    }
+    send(&sender, &[receiver.as_raw_fd()])?;
+    Ok([sender, receiver])
+}
+
+fn send(socket: &UnixDatagram, fds: &[RawFd]) -> io::Result<()> {
+    let fds_len = size_of_val(fds);
+    // SAFETY: pure arithmetic on a length.
+    let control_len = unsafe { libc::CMSG_SPACE(fds_len as u32) } as usize;
+    // Aligned as `struct cmsghdr` is.
+    let mut control = vec![0_u64; control_len.div_ceil(size_of::<u64>())];
+    let mut byte = 0_u8;
+    let mut data = libc::iovec {
+        iov_base: (&raw mut byte).cast(),
+        iov_len: 1,
+    };
+    // SAFETY: `struct msghdr` is plain data, for which all zeros are a value.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_iov = &raw mut data;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = control_len as _;
+    // SAFETY: the message has room for a header, since it has room for one and the descriptors.
+    let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+    // SAFETY: pure arithmetic on a length.
+    let header_len = unsafe { libc::CMSG_LEN(fds_len as u32) };
+    // SAFETY: the pointer is to the aligned start of `control`.
+    let header = unsafe { &mut *header };
+    header.cmsg_level = libc::SOL_SOCKET;
+    header.cmsg_type = libc::SCM_RIGHTS;
+    header.cmsg_len = header_len as _;
+    // SAFETY: the header is within `control`.
+    let to = unsafe { libc::CMSG_DATA(&raw const *header) };
+    // SAFETY: behind the header is room for the descriptors, which is what `control_len` counts.
+    unsafe { std::ptr::copy_nonoverlapping(fds.as_ptr().cast(), to, fds_len) };
+    // SAFETY: the message and all that it points to outlive the call.
+    match unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) } {
+        1 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+
+    /// The other end of a pipe that the kernel has closed reads its end.
+    #[test]
+    fn what_was_handed_over_is_closed_by_the_kernel() {
+        let pipes: Vec<_> = (0..600).map(|_| io::pipe().unwrap()).collect();
+        let (readers, writers): (Vec<_>, Vec<_>) = pipes.into_iter().unzip();
+        let fds: Vec<RawFd> = writers.iter().map(AsRawFd::as_raw_fd).collect();
+        let in_flight = hand_over(&fds).unwrap();
+        drop(writers);
+        drop(in_flight);
+        for mut reader in readers {
+            assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+        }
+    }
+}
