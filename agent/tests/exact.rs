@@ -11,9 +11,12 @@ use std::{
     collections::BTreeMap,
     net::{Ipv4Addr, TcpListener},
     thread,
-    time::Duration,
 };
 
+use agent::kernel::{
+    attach,
+    load::{Kernel, LoadSettings},
+};
 use agent_common::Pair;
 use lab::{Lab, kernel, privilege::is_root_or_skip};
 use support::{
@@ -25,6 +28,35 @@ const FIN: u8 = 0x01;
 const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
 const ACK: u8 = 0x10;
+
+fn every_program_is_taken(decapsulate: bool) {
+    let mut kernel = Kernel::load(&LoadSettings {
+        max_flows: 1,
+        max_fragments: 1,
+        decapsulate,
+        early_scan_flows: 1,
+        netns: 1,
+        ifindexes: vec![1],
+        sample_rate: 2,
+        log_level: 0,
+    })
+    .unwrap();
+    attach::load_all(&mut kernel.ebpf).unwrap();
+}
+
+#[test]
+fn every_program_is_taken_by_the_kernel() {
+    if is_root_or_skip("agent::every_program_is_taken_by_the_kernel") {
+        every_program_is_taken(false);
+    }
+}
+
+#[test]
+fn every_program_that_opens_tunnels_is_taken_by_the_kernel() {
+    if is_root_or_skip("agent::every_program_that_opens_tunnels_is_taken_by_the_kernel") {
+        every_program_is_taken(true);
+    }
+}
 
 #[test]
 fn both_directions_are_one_flow_from_the_sender_of_the_syn() {
@@ -68,8 +100,8 @@ fn both_directions_are_one_flow_from_the_sender_of_the_syn() {
         let (client, server) = (client.ipv4.to_string(), server.ipv4.to_string());
         expected.insert(name("[]", 6, (&client, port.into()), (&server, 443)), sums);
     }
-    // Some scans, so that the end is the flow's own and not the agent's.
-    thread::sleep(Duration::from_millis(500));
+    // So that the end is the flow's own and not the agent's.
+    agent.wait_for_scans(&lab.agent, 3);
     let report = agent.stop();
     assert_eq!(report.sums(), expected);
     for flow in expected.keys() {
@@ -131,16 +163,17 @@ fn a_flow_that_falls_silent_ends_by_the_idle_timeout() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    let agent = Agent::start(&lab, &["--idle-timeout", "300ms"]);
+    // Far longer than this test is kept from sending.
+    let agent = Agent::start(&lab, &["--idle-timeout", "3s"]);
     let socket = lab.peer.frame_socket().unwrap();
     let frame = lab.peer.frame_v4(&lab.agent);
     let silent = frame.udp(1, 53, &[0; 18]).unwrap();
     let alive = frame.udp(2, 53, &[0; 18]).unwrap();
     socket.send(&silent).unwrap();
-    for _ in 0..20 {
+    wait_until("the silent one ends", || {
         socket.send(&alive).unwrap();
-        thread::sleep(Duration::from_millis(50));
-    }
+        agent.stdout().contains("idle_timeout")
+    });
     let report = agent.stop();
     let (src, dst) = (&*lab.peer.ipv4.to_string(), &*lab.agent.ipv4.to_string());
     let (silent, alive) = [1, 2]
@@ -211,15 +244,14 @@ fn many_flows_are_exact_over_many_scans() {
         .collect();
     shuffle(&mut order);
     let socket = lab.peer.frame_socket().unwrap();
-    // Slow enough for scans to fall in between.
-    for part in order.chunks(order.len() / 20) {
+    for part in order.chunks(order.len() / 10) {
         socket.send_many(part).unwrap();
-        thread::sleep(Duration::from_millis(50));
+        agent.wait_for_scans(&lab.agent, 1);
     }
     wait_for_packets(&lab.agent, before, order.len() as u64);
     let report = agent.stop();
 
-    assert!(report.accounts.len() > 5, "{} scans", report.accounts.len());
+    assert!(report.accounts.len() > 10);
     assert_eq!(report.seen(), count(order.len() as u64, &frames[0]));
     let sums = report.sums();
     assert_eq!(sums.len(), frames.len());

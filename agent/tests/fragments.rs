@@ -8,7 +8,7 @@
 
 mod support;
 
-use std::{collections::BTreeMap, thread, time::Duration};
+use std::collections::BTreeMap;
 
 use agent_common::Pair;
 use lab::{Extension, Frame, Host, Lab, privilege::is_root_or_skip};
@@ -305,8 +305,7 @@ fn a_fragment_joins_its_flow_after_a_scan() {
     let socket = lab.peer.frame_socket().unwrap();
     for fragment in &datagram.fragments {
         socket.send(fragment).unwrap();
-        // Scans are 100 ms apart.
-        thread::sleep(Duration::from_millis(250));
+        agent.wait_for_scans(&lab.agent, 2);
     }
     let report = agent.stop();
     assert_eq!(report.sums(), sums_of(&[datagram]));

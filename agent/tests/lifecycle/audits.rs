@@ -1,6 +1,6 @@
 //! What `flow-agent audit` says of real interfaces that count otherwise than the agent.
 
-use std::{process::Output, thread, time::Duration};
+use std::process::Output;
 
 use lab::{Lab, privilege::is_root_or_skip};
 
@@ -11,7 +11,7 @@ use crate::{
 
 /// Some scans after what was sent.
 fn audit(lab: &Lab, agent: &Agent) -> (String, bool) {
-    thread::sleep(Duration::from_millis(500));
+    agent.wait_for_scans(&lab.agent, 2);
     let Output { status, stdout, .. } = flow_agent(&lab.agent)
         .args(["audit", "--connect", &agent.address()])
         .output()

@@ -131,6 +131,18 @@ impl Agent {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
+    /// Waits until so many more scans are done.
+    pub fn wait_for_scans(&self, host: &Host, more: u64) {
+        let scans = || self.status(host)["scans"]["count"].as_u64().unwrap();
+        let before = scans();
+        wait_until("scans", || scans() >= before + more);
+    }
+
+    /// What it has written to stdout so far.
+    pub fn stdout(&self) -> String {
+        fs::read_to_string(self.directory.path().join("stdout")).unwrap()
+    }
+
     /// Ends it with SIGTERM. Every account that it wrote has closed, and the last one is final.
     pub fn stop(self) -> Report {
         self.process.signal(libc::SIGTERM).unwrap();
@@ -145,7 +157,7 @@ impl Agent {
     pub fn ended(mut self) -> Report {
         let status = self.process.wait(PATIENCE).unwrap();
         assert!(status.success(), "{status}: {}", self.stderr());
-        let stdout = fs::read_to_string(self.directory.path().join("stdout")).unwrap();
+        let stdout = self.stdout();
         let lines: Vec<Value> = stdout
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())
