@@ -163,7 +163,7 @@ pub mod tcp_flags {
     pub const CWR: u8 = 0x80;
 }
 
-/// One byte for each TCP flag, since kernel 5.10 has no atomic OR: storing 1 never loses another's.
+/// One byte for each TCP flag, without an atomic OR: storing 1 never loses another's.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpFlagBytes {

@@ -32,6 +32,12 @@ impl Count {
         }
     }
 
+    pub fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped.extend(other.skipped);
+    }
+
     /// Adds a line such as `test result: ok. 14 passed; 0 failed; 1 ignored; …`.
     pub fn add_result(&mut self, line: &str) {
         let Some((_, result)) = line

@@ -90,13 +90,13 @@ const TOOLS: &[Tool] = &[
         command: "qemu-system-x86_64",
         packages: &["qemu-system-x86"],
         why: "runs other kernels in virtual machines",
-        needed_from: Purpose::Kernels,
+        needed_from: Purpose::Test,
     },
     Tool {
         command: "busybox",
         packages: &["busybox-static"],
         why: "starts those virtual machines",
-        needed_from: Purpose::Kernels,
+        needed_from: Purpose::Test,
     },
     Tool {
         command: "wg",

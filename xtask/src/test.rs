@@ -18,6 +18,7 @@ use anyhow::{Context as _, Result};
 use crate::{
     count::Count,
     fuzz::TARGETS,
+    kernels,
     setup::{Purpose, setup},
     workspace::{cargo, has_command, run},
 };
@@ -45,6 +46,7 @@ pub fn test(arguments: &Arguments) -> ExitCode {
                 count.failed += 1;
             }
             if !arguments.quick {
+                kernels::on_the_floor(&mut count);
                 fuzz_for_a_minute(&mut count);
             }
         }

@@ -144,7 +144,6 @@ impl Attachments {
         for (slot, link) in links.iter().enumerate() {
             let slot = slot as u32;
             if settings.direction != Direction::Egress {
-                warn_of_outer_headers(link);
                 match settings.ingress_hook {
                     IngressHook::Tc => {
                         warn_of_generic_xdp(link);
@@ -323,19 +322,6 @@ fn warn_of_generic_xdp(link: &Link) {
             interface = link.name,
             "a generic XDP program of somebody else's is there: behind it TC may see packets without \
              their Ethernet header, and they count as not_ip"
-        );
-    }
-}
-
-/// Seen on 5.10: `ip_tunnel_rcv` and its like leave the MAC header where the outer packet begins, and a
-/// hook on ingress sees the packet from there. Kernel 5.14 sets it anew in all such devices.
-fn warn_of_outer_headers(link: &Link) {
-    let is_old = KernelVersion::current().is_ok_and(|kernel| kernel < KernelVersion::new(5, 14, 0));
-    if is_old && link.is_bare_tunnel() {
-        tracing::warn!(
-            interface = link.name,
-            "before kernel 5.14 packets arrive at this tunnel with its outer headers in front: they \
-             count as the tunnel's own flow or as unparsed; what leaves it is counted right"
         );
     }
 }

@@ -101,14 +101,6 @@ pub struct Counters {
 }
 
 impl Link {
-    /// Whether it is a tunnel over IP whose packets are bare IP.
-    pub fn is_bare_tunnel(&self) -> bool {
-        matches!(
-            self.hardware_type,
-            ARPHRD_TUNNEL | ARPHRD_TUNNEL6 | ARPHRD_SIT | ARPHRD_IPGRE | ARPHRD_IP6GRE
-        )
-    }
-
     /// What a frame of this link begins with; `None` where the agent cannot parse it.
     pub fn link_type(&self) -> Option<LinkType> {
         match self.hardware_type {

@@ -75,7 +75,6 @@ impl Kernel {
 
     /// The same with an object that was built otherwise than [`OBJECT`] from the same source.
     pub fn load_object(object: &[u8], settings: &LoadSettings) -> Result<Self> {
-        raise_memory_lock_limit();
         let _held = signals::Held::new();
         let sample_below = sample::threshold(settings.sample_rate);
         let places = Places::of(&settings.ifindexes)?;
@@ -271,8 +270,7 @@ fn explain(error: EbpfError, settings: &LoadSettings) -> anyhow::Error {
     if refused {
         anyhow!(error).context(
             "no privilege to load BPF programs: run as root, or with the capabilities CAP_BPF, \
-             CAP_NET_ADMIN and CAP_PERFMON, and before kernel 5.11 with LimitMEMLOCK=infinity \
-             (`flow-agent check` says what is missing)",
+             CAP_NET_ADMIN and CAP_PERFMON (`flow-agent check` says what is missing)",
         )
     } else {
         anyhow!(error).context("load the BPF programs (`flow-agent check` says what is missing)")
@@ -306,23 +304,6 @@ fn explain_memory(error: anyhow::Error, max_flows: u32) -> anyhow::Error {
         ))
     } else {
         error
-    }
-}
-
-/// Before 5.11 map memory counts against `RLIMIT_MEMLOCK`, by default far less than the flow table.
-/// Where the process may not raise it, the kernel's EPERM says so later.
-fn raise_memory_lock_limit() {
-    let limit = libc::rlimit {
-        rlim_cur: libc::RLIM_INFINITY,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // SAFETY: the limit outlives the call, which only reads it.
-    let result = unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) };
-    if result != 0 {
-        tracing::debug!(
-            "RLIMIT_MEMLOCK stays as it is: {}",
-            std::io::Error::last_os_error()
-        );
     }
 }
 

@@ -47,8 +47,7 @@ pub fn create_page(name: &str, max_flows: u32) -> Result<MapData> {
     };
     inner_map::create(name, shape).with_context(|| {
         format!(
-            "create a page of the flow table for {max_flows} flows (lower --max-flows if memory is \
-             short; on kernels before 5.11 raise the memory lock limit)"
+            "create a page of the flow table for {max_flows} flows (lower --max-flows if memory is short)"
         )
     })
 }

@@ -25,8 +25,6 @@ pub struct Kind {
     pub outer_protocol: Option<u64>,
     /// As the wire's flows have them.
     pub vlan_ids: &'static str,
-    /// The first kernel that shows arriving packets without the tunnel's headers.
-    pub shows_inner_from: (u32, u32),
     /// Bytes of tags that stay beside the frame on their way over the wire.
     pub offloaded_bytes: u64,
 }
@@ -43,7 +41,6 @@ impl Kind {
         overhead_bytes: Some(4),
         outer_protocol: None,
         vlan_ids: "[100]",
-        shows_inner_from: (0, 0),
         offloaded_bytes: 0,
     };
     pub const OFFLOADED_VLAN: Self = Self {
@@ -74,7 +71,6 @@ impl Kind {
         overhead_bytes: Some(14 + 20 + 4),
         outer_protocol: Some(47),
         vlan_ids: "[]",
-        shows_inner_from: (5, 14),
         ..Self::VLAN
     };
     pub const GRETAP: Self = Self {
@@ -82,7 +78,6 @@ impl Kind {
         link: "name dev0 type gretap local LOCAL remote REMOTE ttl 64 key 7",
         is_ethernet: true,
         overhead_bytes: Some(14 + 20 + 8),
-        shows_inner_from: (0, 0),
         ..Self::GRE
     };
     pub const IP6GRE: Self = Self {
@@ -122,7 +117,6 @@ impl Kind {
         versions: BOTH,
         overhead_bytes: Some(14 + 20 + 8 + 8),
         outer_protocol: Some(17),
-        shows_inner_from: (0, 0),
         ..Self::GRE
     };
     pub const VXLAN: Self = Self {

@@ -92,12 +92,6 @@ fn counts(test: &str, kind: Kind, settings: &[&str]) -> Option<Report> {
     if !is_root_or_skip(&test) {
         return None;
     }
-    let (major, minor) = kind.shows_inner_from;
-    if !lab::kernel::is_at_least(major, minor) {
-        let reason = format!("before {major}.{minor} packets arrive with the tunnel's headers");
-        skip(&test, &reason);
-        return None;
-    }
     let mut lab = Lab::addressed().unwrap();
     if !kind.make(&mut lab).unwrap() {
         skip(&test, &format!("this kernel has no {} device", kind.name));

@@ -9,10 +9,11 @@ use std::{
     io::BufWriter,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use lab::Process;
 
 use super::{archive::Archive, modules::Module, packages::KernelPackage};
@@ -25,7 +26,7 @@ pub const END: &str = "@@ end";
 const MEMORY: &str = "2G";
 const CPUS: &str = "2";
 
-/// A test program and how long it may run.
+/// A test program and how long it may run on an idle machine.
 pub struct Test {
     pub name: String,
     pub program: PathBuf,
@@ -83,10 +84,8 @@ pub fn run(
         .arg(&initramfs)
         .args(["-append", "console=ttyS0 panic=-1"])
         .stdin(Stdio::null());
-    let patience: Duration =
-        tests.iter().map(|test| test.timeout).sum::<Duration>() + Duration::from_secs(60);
     let start = Instant::now();
-    let ended = Process::spawn(&mut qemu)?.wait(patience);
+    let ended = wait(Process::spawn(&mut qemu)?, &output_path);
     let took = start.elapsed();
     drop(fs::remove_file(&initramfs));
     let text = fs::read(&output_path).unwrap_or_default();
@@ -102,6 +101,35 @@ pub fn run(
         took,
         logs: logs.to_owned(),
     })
+}
+
+/// Waits for the guest's end, as long as it keeps to the limits that it sets itself: they follow the
+/// machine's speed, which is not known here.
+fn wait(mut qemu: Process, output: &Path) -> Result<()> {
+    /// To boot, or to look at the next program and at the machine's speed.
+    const BETWEEN: Duration = Duration::from_secs(600);
+    let mut limits = 0;
+    let mut deadline = Instant::now() + BETWEEN;
+    while qemu.exited()?.is_none() {
+        let text = fs::read(output).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let set: Vec<u64> = text.lines().filter_map(limit).collect();
+        if set.len() > limits {
+            limits = set.len();
+            deadline = Instant::now() + Duration::from_secs(set[limits - 1]) + BETWEEN;
+        }
+        if Instant::now() > deadline {
+            bail!("the guest did not keep to its own limits, and was stopped");
+        }
+        thread::sleep(Duration::from_millis(200));
+    }
+    Ok(())
+}
+
+/// The seconds of a whole line `@@ limit NAME SECONDS`.
+fn limit(line: &str) -> Option<u64> {
+    let (_, seconds) = line.strip_prefix("@@ limit ")?.trim_end().split_once(' ')?;
+    seconds.strip_suffix(" s")?.parse().ok()
 }
 
 /// The guest's first process: it makes the machine ready, runs the tests and switches it off.
@@ -120,6 +148,7 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t bpf bpf /sys/fs/bpf
 ip link set lo up
+{MEASURE}
 ",
         skip_log = lab::privilege::SKIP_LOG,
         emulated = lab::kernel::EMULATED,
@@ -136,8 +165,12 @@ ip link set lo up
         format!(
             "\
 echo '{MARK}start {name}'
+{program} --list --format terse {arguments} 2>/dev/null | sed -n 's/: test$//p' | sed 's/^/{MARK}test /'
+measure
+limit=$(({seconds} * slowness / 100))
+echo \"{MARK}limit {name} $limit s\"
 read -r start rest </proc/uptime
-timeout -s KILL {seconds} {program} --color never {arguments}
+timeout -s KILL $limit {program} --color never {arguments}
 status=$?
 read -r stop rest </proc/uptime
 echo \"{MARK}stop {name} $status $start $stop\"
@@ -159,6 +192,19 @@ poweroff -f
         .chain([off])
         .collect()
 }
+
+/// Sets `slowness`: how long a loop takes in percent of what it takes on an idle machine, from 100 to
+/// 1,000. What else the machine does shows in it, so it is measured before every program.
+const MEASURE: &str = "\
+centiseconds() { read -r now rest </proc/uptime; now=${now%.*}${now#*.}; }
+measure() {
+  centiseconds; begin=$now
+  i=0; while [ $i -lt 40000 ]; do i=$((i + 1)); done
+  centiseconds
+  slowness=$(((now - begin) * 100 / 220))
+  [ $slowness -lt 100 ] && slowness=100
+  [ $slowness -gt 1000 ] && slowness=1000
+}";
 
 /// Where `busybox` lies in the guest, whatever its place here.
 pub const BUSYBOX: &str = "/busybox/busybox";

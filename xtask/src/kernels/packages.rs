@@ -174,7 +174,13 @@ fn sources_of(suite: &str) -> Result<String> {
             .find(|(release, _)| *release == format!("{own}{suffix}"))?;
         Some(format!("deb {keys}{mirror} {suite}{suffix} main\n"))
     };
-    let sources: String = ["", "-security"].into_iter().filter_map(source).collect();
+    // Backports lie beside the release itself, and have no list for security of their own.
+    let lists: &[&str] = if suite.ends_with("-backports") {
+        &[""]
+    } else {
+        &["", "-security"]
+    };
+    let sources: String = lists.iter().copied().filter_map(source).collect();
     ensure!(
         !sources.is_empty(),
         "apt has no source of {own}: this is no Debian, or a mixed one"

@@ -18,7 +18,7 @@ use crate::workspace::{cargo, root};
 
 /// The agent's test programs that ask something of the kernel, and how long each may take there.
 const TESTS: &[(&str, u64)] = &[
-    ("exact", 300),
+    ("exact", 600),
     ("kinds", 300),
     ("super_frames", 300),
     // It loads every program twice, with and without opened tunnels.
@@ -27,12 +27,13 @@ const TESTS: &[(&str, u64)] = &[
     ("filters", 900),
     ("fragments", 300),
     ("tunnels", 900),
+    ("xdp", 600),
 ];
 
-/// What the tests start, besides the agent.
-const COMMANDS: &[&str] = &["ip", "tc", "ethtool", "ping", "wg"];
+/// What all of them start, besides the agent.
+pub const COMMANDS: &[&str] = &["ip", "tc", "ethtool", "ping", "wg"];
 
-pub fn build(asked: &[String]) -> Result<(Vec<Test>, Archive)> {
+pub fn build(asked: &[String], commands: &[&str]) -> Result<(Vec<Test>, Archive)> {
     let known = |name: &String| TESTS.iter().any(|(test, _)| test == name);
     if let Some(unknown) = asked.iter().find(|name| !known(name)) {
         let names: Vec<&str> = TESTS.iter().map(|(name, _)| *name).collect();
@@ -60,7 +61,7 @@ pub fn build(asked: &[String]) -> Result<(Vec<Test>, Archive)> {
         tests.len() == wanted.len(),
         "cargo built {built:?} of {wanted:?}"
     );
-    for command in COMMANDS {
+    for command in commands {
         archive.program(&find(command)?)?;
     }
     let busybox = find("busybox")?;
@@ -83,7 +84,8 @@ pub fn build(asked: &[String]) -> Result<(Vec<Test>, Archive)> {
 
 /// Builds the test programs and the agent: names and paths.
 fn executables(tests: &[(&str, u64)]) -> Result<Vec<(String, PathBuf)>> {
-    let mut build = cargo(&["test", "--package", "agent", "--no-run"]);
+    // Of the whole workspace, so that they are those that `cargo xtask test` has built.
+    let mut build = cargo(&["test", "--workspace", "--no-run"]);
     for (test, _) in tests {
         build.args(["--test", test]);
     }

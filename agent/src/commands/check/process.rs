@@ -1,22 +1,18 @@
 //! This process's capabilities and limits come in; what they allow goes out as checks.
 
-use std::{fs, io, mem::MaybeUninit};
+use std::fs;
 
 use anyhow::{Context as _, Result};
 
-use super::{Check, system::Release};
+use super::Check;
 
 const STATUS: &str = "/proc/self/status";
 
 // linux/capability.h.
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_SYS_ADMIN: u32 = 21;
-const CAP_SYS_RESOURCE: u32 = 24;
 const CAP_PERFMON: u32 = 38;
 const CAP_BPF: u32 = 39;
-
-/// What two preallocated pages of the default size are charged, with room for the rest.
-const MEMORY_LOCK_NEEDED_BYTES: u64 = 256 * 1024 * 1024;
 
 /// The effective set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,47 +106,6 @@ fn granted(capabilities: Capabilities, capability: u32) -> &'static str {
     } else {
         "CAP_SYS_ADMIN stands for it"
     }
-}
-
-/// From 5.11 map memory is charged to the cgroup and `RLIMIT_MEMLOCK` no longer counts
-/// (`bpf_map_charge_init` went).
-pub(super) fn memory_lock(release: &Release, capabilities: Capabilities) -> Result<Check> {
-    let name = "memory lock";
-    if release.is_at_least(5, 11) {
-        return Ok(Check::ok(
-            name,
-            "map memory is charged to the cgroup, not to RLIMIT_MEMLOCK",
-        ));
-    }
-    if capabilities.has(CAP_SYS_RESOURCE) {
-        return Ok(Check::ok(name, "the agent raises RLIMIT_MEMLOCK by itself"));
-    }
-    let limit_bytes = memory_lock_limit_bytes().context("read RLIMIT_MEMLOCK")?;
-    if limit_bytes >= MEMORY_LOCK_NEEDED_BYTES {
-        return Ok(Check::ok(name, "RLIMIT_MEMLOCK is high enough"));
-    }
-    Ok(Check::missing(
-        name,
-        format!(
-            "RLIMIT_MEMLOCK is {} KiB, below the {} MiB of the default table",
-            limit_bytes / 1024,
-            MEMORY_LOCK_NEEDED_BYTES / (1024 * 1024)
-        ),
-        "ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit",
-    ))
-}
-
-/// The soft limit; `RLIM_INFINITY` is the highest value.
-fn memory_lock_limit_bytes() -> io::Result<u64> {
-    let mut limit = MaybeUninit::<libc::rlimit>::uninit();
-    // SAFETY: the kernel writes one `rlimit` to the pointer, which is valid for that.
-    let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, limit.as_mut_ptr()) };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: getrlimit answered 0, so it wrote the whole struct.
-    let limit = unsafe { limit.assume_init() };
-    Ok(limit.rlim_cur)
 }
 
 #[cfg(test)]

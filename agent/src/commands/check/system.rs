@@ -7,8 +7,10 @@ use anyhow::{Context as _, Result};
 use super::Check;
 use crate::kernel::real_time;
 
-/// The oldest kernel that the agent is made for.
-const FLOOR: (u32, u32) = (5, 10);
+/// The oldest kernel that the agent promises to run on, and is tested on.
+const FLOOR: (u32, u32) = (6, 1);
+/// The oldest that has all that the programs need; nobody has tried.
+const UNTESTED_FROM: (u32, u32) = (5, 15);
 
 const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
 const BTF: &str = "/sys/kernel/btf/vmlinux";
@@ -42,14 +44,15 @@ impl Release {
 
 pub(super) fn kernel(release: &Release) -> Check {
     let (major, minor) = FLOOR;
+    let older = format!("{} is older than {major}.{minor}", release.text);
+    let remedy = format!("use a kernel from {major}.{minor}");
     if release.is_at_least(major, minor) {
         Check::ok("kernel", release.text.as_str())
+    } else if release.is_at_least(UNTESTED_FROM.0, UNTESTED_FROM.1) {
+        let untested = format!("{older}: the programs should load, which is not tested");
+        Check::warn("kernel", untested, remedy)
     } else {
-        Check::missing(
-            "kernel",
-            format!("{} is older than {major}.{minor}", release.text),
-            format!("use a kernel from {major}.{minor}"),
-        )
+        Check::missing("kernel", older, remedy)
     }
 }
 
@@ -96,20 +99,20 @@ pub(super) fn btf() -> Check {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Status, *};
 
     #[test]
     fn releases_compare_by_number() {
         for (text, status) in [
             ("6.1.0-13-amd64", true),
-            ("5.10", true),
-            ("5.9.16", false),
+            ("6.12", true),
+            ("5.19.16", false),
             ("4.19.0", false),
             ("6-rc", false),
         ] {
             let release = Release::parse(text);
             assert_eq!(
-                release.is_some_and(|release| release.is_at_least(5, 10)),
+                release.is_some_and(|release| release.is_at_least(6, 1)),
                 status,
                 "{text}"
             );
@@ -117,8 +120,16 @@ mod tests {
     }
 
     #[test]
-    fn an_old_kernel_is_missing() {
-        let release = Release::parse("5.9.16").unwrap();
-        assert_eq!(kernel(&release).status, super::super::Status::Missing);
+    fn an_old_kernel_is_missing_and_an_untested_one_says_so() {
+        for (text, status) in [
+            ("6.1.0-13-amd64", Status::Ok),
+            ("6.0.19", Status::Warn),
+            ("5.15.0", Status::Warn),
+            ("5.14.21", Status::Missing),
+            ("5.10.0", Status::Missing),
+        ] {
+            let release = Release::parse(text).unwrap();
+            assert_eq!(kernel(&release).status, status, "{text}");
+        }
     }
 }
