@@ -6,7 +6,11 @@ use std::{
     time::Duration,
 };
 
-use agent::{commands, filter, log_queue::LogQueue};
+use agent::{
+    commands, filter,
+    log_queue::LogQueue,
+    output::{self, harmless::harmless},
+};
 use clap::{CommandFactory as _, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
@@ -56,6 +60,7 @@ fn main() -> ExitCode {
         .with_env_filter(filter.add_directive(programs))
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_writer(log.clone())
+        .fmt_fields(output::log::fields())
         // It would tell stderr of a write to stderr that failed, and panic where that fails too.
         .log_internal_errors(false)
         .init();
@@ -103,7 +108,7 @@ fn log_filter() -> (EnvFilter, Option<impl std::error::Error>) {
 fn shown(error: &anyhow::Error) -> String {
     match error.downcast_ref::<filter::Fault>() {
         Some(fault) => fault.to_string(),
-        None => one_line(error),
+        None => harmless(&one_line(error)).into_owned(),
     }
 }
 

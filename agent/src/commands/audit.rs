@@ -7,7 +7,10 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::status::{self, Format};
-use crate::client::{self, Target};
+use crate::{
+    client::{self, Target},
+    output::harmless,
+};
 
 mod compare;
 
@@ -87,7 +90,7 @@ fn text(comparison: &Comparison) -> String {
     }
     let explanations = comparison.explanations.iter();
     lines.extend(explanations.map(|explanation| format!("  - {explanation}")));
-    lines.join("\n") + "\n"
+    harmless::lines(&lines)
 }
 
 fn verdict(comparison: &Comparison) -> String {

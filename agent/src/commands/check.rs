@@ -11,6 +11,7 @@ use crate::{
     filter::{self, Probe, Rules},
     interfaces::{self, Pattern, Patterns},
     kernel::links::{Link, LinkSocket},
+    output::harmless,
 };
 
 mod bpf;
@@ -221,7 +222,8 @@ fn text(checks: &[Check]) -> String {
             format!("the agent cannot run here with its defaults: {count} things are missing")
         }
     });
-    lines.join("\n") + "\n"
+    // A line of ours may be several: an interface's name has no line breaks.
+    harmless::lines(lines.iter().flat_map(|line| line.lines()))
 }
 
 fn line(check: &Check, name_width: usize) -> String {

@@ -1,14 +1,15 @@
 //! `flow-agent filter`: an agent's address and rules come in; the rules in force go out, one a line as
 //! a file of rules has them.
 
-use std::{fmt::Write as _, io::Write as _, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, ensure};
 
-use super::{patiently, status};
+use super::{notice, patiently, status};
 use crate::{
     client::{self, Target},
     filter::{self, Rules},
+    output::harmless,
     wire::Filters,
 };
 
@@ -61,22 +62,18 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     };
     for warning in &filters.warnings {
         // The rules are in force, whether or not somebody reads that.
-        let _ = writeln!(std::io::stderr(), "flow-agent: warning: {warning}");
+        notice(&format!("warning: {warning}"));
     }
-    status::print(&text(&filters)?)?;
+    status::print(&text(&filters))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn text(filters: &Filters) -> Result<String> {
-    let mut text = String::new();
-    for rule in &filters.rules {
-        writeln!(text, "{rule}")?;
-    }
+fn text(filters: &Filters) -> String {
     let rules = match filters.rules.len() {
         0 => "no rules: every packet is counted".to_owned(),
         1 => "1 rule".to_owned(),
         count => format!("{count} rules"),
     };
-    writeln!(text, "# {rules}; set {} of this agent", filters.generation)?;
-    Ok(text)
+    let last = format!("# {rules}; set {} of this agent", filters.generation);
+    harmless::lines(filters.rules.iter().chain([&last]))
 }

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::client::Target;
+use crate::{client::Target, output::harmless::harmless};
 
 pub mod audit;
 pub mod check;
@@ -44,7 +44,7 @@ async fn patiently<T>(target: &Target, answer: impl Future<Output = T>) -> T {
 
 /// Stdout is for answers. Where stderr is closed, nobody is there to be told.
 fn notice(text: &str) {
-    let _ = writeln!(io::stderr(), "flow-agent: {text}");
+    let _ = writeln!(io::stderr(), "flow-agent: {}", harmless(text));
 }
 
 #[cfg(test)]

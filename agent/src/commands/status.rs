@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 
 use crate::{
     client::{self, Target},
-    output::{human, is_broken_pipe, table},
+    output::{harmless, human, is_broken_pipe, table},
     wire::{self, AgentStatus, ConsumerStatus, HookStatus, ServerStatus},
 };
 
@@ -80,7 +80,7 @@ fn text(status: &AgentStatus) -> String {
     }
     lines.extend(status.consumers.iter().map(consumer_line));
     lines.extend(status.server.as_ref().map(server_line));
-    lines.join("\n") + "\n"
+    harmless::lines(&lines)
 }
 
 fn settings_lines(status: &AgentStatus, lines: &mut Vec<String>) {

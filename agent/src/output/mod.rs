@@ -4,8 +4,10 @@ use std::io::{self, IsTerminal as _, Write};
 
 use crate::wire::FlowBatch;
 
+pub mod harmless;
 pub mod human;
 pub mod json;
+pub mod log;
 pub mod table;
 
 pub use json::JsonWriter;

@@ -8,7 +8,7 @@ use std::{
     io::{self, Write},
 };
 
-use super::human;
+use super::{harmless::harmless, human};
 use crate::wire::{self, Account, FlowBatch, FlowRecord};
 
 mod layout;
@@ -74,7 +74,7 @@ impl<W: Write> TableWriter<W> {
             };
         }
         for interface in &batch.interfaces {
-            let name = interface.name.replace(char::is_control, "?");
+            let name = harmless(&interface.name).into_owned();
             self.interfaces
                 .insert((interface.netns, interface.ifindex), name);
         }
@@ -127,7 +127,7 @@ impl<W: Write> TableWriter<W> {
                 writeln!(
                     self.out,
                     "{}{ERASE_LINE_END}",
-                    human::shortened(line, width)
+                    human::shortened(&harmless(line), width)
                 )?;
             }
             self.out.write_all(ERASE_BELOW.as_bytes())?;
@@ -136,7 +136,7 @@ impl<W: Write> TableWriter<W> {
                 writeln!(self.out)?;
             }
             for line in lines {
-                writeln!(self.out, "{line}")?;
+                writeln!(self.out, "{}", harmless(line))?;
             }
         }
         self.drawn = true;

@@ -17,6 +17,7 @@ mod indexes;
 mod leftovers;
 mod logs;
 mod many;
+mod names;
 mod neighbours;
 mod refusals;
 mod signals;

@@ -6,7 +6,10 @@ use std::fmt::Write as _;
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
-use crate::filter::{self, Compiled, Explained, Probe, Rule, Verdict};
+use crate::{
+    filter::{self, Compiled, Explained, Probe, Rule, Verdict},
+    output::harmless,
+};
 
 /// A line of JSON.
 #[derive(Serialize)]
@@ -41,7 +44,7 @@ pub(super) fn explain(rules: &[Rule], probes: &[Probe], as_json: bool) -> Result
     let mut text = String::new();
     write_rules(&mut text, &explained)?;
     write_packets(&mut text, &verdicts)?;
-    Ok(text)
+    Ok(harmless::lines(text.lines()))
 }
 
 fn write_rules(text: &mut String, explained: &[Explained]) -> Result<()> {

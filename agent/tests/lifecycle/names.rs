@@ -1,0 +1,74 @@
+//! Names that somebody else chose: what they would do to a terminal is spelled out, wherever people read
+//! them.
+
+use agent::client::{Observer, Target};
+use lab::{Lab, privilege::is_root_or_skip};
+use tempfile::TempDir;
+
+use crate::support::{Agent, flow_agent, wait_until};
+
+/// It would reset the terminal and turn the writing direction; U+009B begins an escape sequence too.
+const INTERFACE: &str = "w\u{1b}c\u{202e}\u{9b}\u{7f}";
+const INTERFACE_SHOWN: &str = r"w\u{1b}c\u{202e}\u{9b}\u{7f}";
+/// The same, and a line of its own in the list.
+const CONSUMER: &str = "c\u{1b}c\u{202e}\u{200b}\nconsumer  root";
+const CONSUMER_SHOWN: &str = r"c\u{1b}c\u{202e}\u{200b}\u{a}consumer  root";
+
+/// A path may have line breaks.
+const SOCKET: &str = "s\u{1b}c\n.sock";
+const SOCKET_SHOWN: &str = r"s\u{1b}c\u{a}.sock";
+
+#[test]
+fn names_from_elsewhere_move_nothing_on_a_terminal() {
+    if !is_root_or_skip("agent::names_from_elsewhere_move_nothing_on_a_terminal") {
+        return;
+    }
+    let mut lab = Lab::quiet().unwrap();
+    let old = std::mem::replace(&mut lab.agent.interface, INTERFACE.to_owned());
+    for change in [
+        &["link", "set", &old, "down"][..],
+        &["link", "set", &old, "name", INTERFACE],
+        &["link", "set", INTERFACE, "up"],
+    ] {
+        lab.agent.namespace.ip(change).unwrap();
+    }
+    let directory = TempDir::new().unwrap();
+    let socket = format!("unix:{}", directory.path().join(SOCKET).display());
+    let agent = Agent::start(&lab, &["--output", "table", "--listen", &socket]);
+    let target: Target = agent.address().parse().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let consumer = runtime
+        .block_on(Observer::connect(target, CONSUMER))
+        .unwrap();
+    let frame = lab.peer.frame_v4(&lab.agent).udp(7, 53, &[0; 18]).unwrap();
+    wait_until("a table has the flow", || {
+        lab.peer.frame_socket().unwrap().send(&frame).unwrap();
+        agent.stdout().contains(":53 ")
+    });
+
+    let connect = ["--connect", &agent.address()];
+    let shown = |arguments: &[&str]| {
+        let mut command = flow_agent(&lab.agent);
+        let output = command.args(arguments).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        String::from_utf8(text).unwrap()
+    };
+    let status = shown(&[&["status"][..], &connect].concat());
+    assert!(status.contains(CONSUMER_SHOWN), "{status:?}");
+    let audit = shown(&[&["audit"][..], &connect].concat());
+    let check = shown(&["check", "--interface", INTERFACE]);
+    let refused = shown(&["check", "--interface", "nowhere7"]);
+    let (log, table) = (agent.stderr(), agent.stdout());
+    assert!(log.contains(SOCKET_SHOWN), "{log:?}");
+    for text in [&status, &audit, &check, &refused, &log, &table] {
+        assert!(text.contains(INTERFACE_SHOWN), "{text:?}");
+    }
+    for text in [&status, &audit, &check, &refused, &log, &table] {
+        let acts = |character: char| {
+            (character.is_control() && character != '\n') || "\u{202e}\u{200b}".contains(character)
+        };
+        assert!(!text.contains(acts), "{text:?}");
+    }
+    drop(consumer);
+    agent.kill();
+}
