@@ -10,6 +10,7 @@ mod ebpf_toolchain;
 mod fuzz;
 mod kernels;
 mod linker;
+mod mutants;
 mod run;
 mod setup;
 mod soak;
@@ -33,6 +34,8 @@ enum Task {
     Fuzz(fuzz::Arguments),
     /// Run the tests that need a kernel on other kernels, in virtual machines.
     TestKernels(kernels::Arguments),
+    /// Put faults into the sources, one at a time, and see that a test fails.
+    Mutants(mutants::Arguments),
     /// Run the agent under everything at once for some minutes: nothing may grow or be left behind.
     Soak(soak::Arguments),
     /// Show the agent at work on traffic between two network namespaces.
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Task::Test(arguments) => Ok(test::test(&arguments)),
         Task::Fuzz(arguments) => fuzz::fuzz(&arguments),
         Task::TestKernels(arguments) => kernels::test(&arguments),
+        Task::Mutants(arguments) => mutants::mutants(&arguments),
         Task::Soak(arguments) => soak::soak(&arguments),
         Task::Demo(arguments) => demo::demo(&arguments),
         Task::Bench(arguments) => bench::bench(&arguments),

@@ -1,0 +1,229 @@
+//! Tests of the tests: faults are put into the sources, one at a time, and a test has to fail.
+//!
+//! What can be tried on the host is cargo-mutants' work: it makes the faults by itself. What runs in the
+//! kernel, and what only a race shows, is in a table ([`faults`]), each fault with the test that must
+//! catch it.
+
+#![expect(
+    clippy::print_stdout,
+    reason = "a line for each fault and the count are what this task is for"
+)]
+
+mod faults;
+mod tree;
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use faults::{FAULTS, Fault, Target};
+use tree::Tree;
+
+use crate::{
+    count::Count,
+    ebpf_toolchain::cache_root,
+    setup::{Purpose, setup},
+    workspace::{cargo, run, target_dir},
+};
+
+const VERSION: &str = "27.1.0";
+
+/// What cargo-mutants changes of the agent; of `agent-common` it is everything.
+const FILES: &[&str] = &[
+    "agent/src/filter.rs",
+    "agent/src/filter/*.rs",
+    "agent/src/replica.rs",
+    "agent/src/replica/*.rs",
+    "agent/src/batch.rs",
+    "agent/src/batch/*.rs",
+    "agent/src/hub.rs",
+    "agent/src/hub/*.rs",
+    "agent/src/server.rs",
+    "agent/src/server/*.rs",
+    "agent/src/scan.rs",
+];
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Try the kept table of faults instead: in the kernel's programs, the flip, the end
+    #[arg(long)]
+    faults: bool,
+    /// With --faults, those whose names contain this; else files for cargo-mutants [default: all]
+    only: Vec<String>,
+    /// Further arguments of cargo-mutants, such as `--list` or `--shard 1/8`
+    #[arg(last = true, conflicts_with = "faults")]
+    cargo_mutants: Vec<String>,
+}
+
+pub fn mutants(arguments: &Arguments) -> Result<ExitCode> {
+    setup(Purpose::Test)?;
+    if arguments.faults {
+        kept_faults(&arguments.only)
+    } else {
+        made_faults(arguments)
+    }
+}
+
+/// cargo-mutants over both crates; what survives with a reason is in `.cargo/mutants.toml`.
+fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
+    let program = cargo_mutants()?;
+    let all: Vec<String> = FILES.iter().map(|&file| file.to_owned()).collect();
+    let (common, agent): (Vec<_>, Vec<_>) = if arguments.only.is_empty() {
+        (vec!["agent-common/src/*.rs".to_owned()], all)
+    } else {
+        let only = arguments.only.iter().cloned();
+        only.partition(|file| file.starts_with("agent-common/"))
+    };
+    // The corpus reads every frame with the parser of `agent-common`.
+    let parts = [
+        ("agent-common", "agent-common,corpus", common, &[][..]),
+        ("agent", "agent", agent, &["--lib"][..]),
+    ];
+    let mut survived = false;
+    for (package, test_packages, files, test_arguments) in parts {
+        if files.is_empty() {
+            continue;
+        }
+        let mut command = Command::new(&program);
+        command
+            .current_dir(crate::workspace::root())
+            .args(["mutants", "--package", package])
+            .args(["--test-package", test_packages])
+            .arg("--output")
+            .arg(target_dir()?.join("mutants").join(package));
+        for file in &files {
+            command.args(["--file", file]);
+        }
+        command.args(&arguments.cargo_mutants).arg("--");
+        command.args(test_arguments);
+        let status = command.status().context("start cargo-mutants")?;
+        survived |= !status.success();
+    }
+    Ok(if survived {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+/// In the user's cache, where it is not on the PATH.
+fn cargo_mutants() -> Result<PathBuf> {
+    let works = |program: &Path| {
+        let mut version = Command::new(program);
+        version.args(["mutants", "--version"]).stderr(Stdio::null());
+        version
+            .output()
+            .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(VERSION))
+    };
+    let on_path = PathBuf::from("cargo-mutants");
+    if works(&on_path) {
+        return Ok(on_path);
+    }
+    let cache = cache_root().context("neither HOME nor XDG_CACHE_HOME is set")?;
+    let ours = cache.join("bin/cargo-mutants");
+    if !works(&ours) {
+        eprintln!("setup: installing cargo-mutants {VERSION} (puts faults into the sources)");
+        let mut install = cargo(&["install", "cargo-mutants", "--locked", "--version", VERSION]);
+        run(install.arg("--root").arg(&cache))?;
+    }
+    Ok(ours)
+}
+
+/// Each fault of the table whose name contains one of the words, all without words.
+fn kept_faults(words: &[String]) -> Result<ExitCode> {
+    let wanted = |fault: &&Fault| {
+        words.is_empty() || words.iter().any(|word| fault.name.contains(word.as_str()))
+    };
+    let faults: Vec<&Fault> = FAULTS.iter().filter(wanted).collect();
+    ensure!(!faults.is_empty(), "no fault has such a name");
+    let folder = target_dir()?.join("mutants");
+    let tree = Tree::copy(&folder.join("tree"))?;
+    let bench = Bench {
+        tree: &tree,
+        target: folder.join("target"),
+        skipped: folder.join("skipped"),
+    };
+    let mut count = Count::default();
+    let mut sound: Vec<Target> = Vec::new();
+    for fault in faults {
+        // First the test has to pass, else its failure says nothing.
+        let verdict = if sound.contains(&fault.target) {
+            Ok(Verdict::Passed)
+        } else {
+            bench.run(&fault.target)
+        };
+        let verdict = match verdict? {
+            Verdict::Passed => {
+                sound.push(fault.target);
+                let _put_back = tree.replace(fault)?;
+                bench.run(&fault.target)?
+            }
+            Verdict::Failed => {
+                println!("BROKEN  {}: {} fails without it", fault.name, fault.target);
+                count.failed += 1;
+                continue;
+            }
+            skipped @ Verdict::Skipped(_) => skipped,
+        };
+        match verdict {
+            Verdict::Failed => {
+                println!("caught  {}: {}", fault.name, fault.target);
+                count.passed += 1;
+            }
+            Verdict::Passed => {
+                println!("MISSED  {}: {} passes with it", fault.name, fault.target);
+                count.failed += 1;
+            }
+            Verdict::Skipped(reason) => count.skipped.push(format!("{}: {reason}", fault.name)),
+        }
+    }
+    Ok(count.report())
+}
+
+enum Verdict {
+    Passed,
+    Failed,
+    Skipped(String),
+}
+
+/// Where tests run on the copied tree.
+struct Bench<'a> {
+    tree: &'a Tree,
+    target: PathBuf,
+    /// Where tests say that they did not run.
+    skipped: PathBuf,
+}
+
+impl Bench<'_> {
+    /// A tree that does not compile is an error: nothing was tested.
+    fn run(&self, target: &Target) -> Result<Verdict> {
+        drop(std::fs::remove_file(&self.skipped));
+        let cargo = || {
+            let mut test = cargo(&["test", "--quiet", "--package", target.package]);
+            test.args(target.binary)
+                .current_dir(self.tree.root())
+                .env("CARGO_TARGET_DIR", &self.target)
+                .env(lab::privilege::SKIP_LOG, &self.skipped);
+            test
+        };
+        run(cargo().arg("--no-run")).context("what is to be tested does not compile")?;
+        let output = cargo()
+            .args(["--", "--exact", target.test])
+            .output()
+            .context("start cargo test")?;
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        if let Ok(skipped) = std::fs::read_to_string(&self.skipped) {
+            return Ok(Verdict::Skipped(skipped.trim().to_owned()));
+        }
+        if !stdout.contains("running 1 test") {
+            bail!("there is no test {target}");
+        }
+        Ok(if output.status.success() {
+            Verdict::Passed
+        } else {
+            Verdict::Failed
+        })
+    }
+}

@@ -1,0 +1,238 @@
+//! The kept faults: one replacement in one file each, and the test that must catch it.
+
+use std::fmt;
+
+use anyhow::{Result, ensure};
+
+/// A test, by what `cargo test` calls it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    pub package: &'static str,
+    /// `--lib`, or `--test` and a name.
+    pub binary: &'static [&'static str],
+    pub test: &'static str,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let binary = self.binary.last().copied().unwrap_or_default();
+        write!(f, "{} {binary} {}", self.package, self.test)
+    }
+}
+
+pub struct Fault {
+    pub name: &'static str,
+    pub file: &'static str,
+    /// Stands in the file once.
+    pub from: &'static str,
+    pub to: &'static str,
+    pub target: Target,
+}
+
+impl Fault {
+    /// The file's text with the fault.
+    pub fn put_into(&self, text: &str) -> Result<String> {
+        let times = text.matches(self.from).count();
+        ensure!(
+            times == 1,
+            "fault {}: `{}` stands {times} times in {}: the table has to follow the sources",
+            self.name,
+            self.from,
+            self.file
+        );
+        Ok(text.replacen(self.from, self.to, 1))
+    }
+}
+
+const fn races(test: &'static str) -> Target {
+    Target {
+        package: "races",
+        binary: &["--test", "races"],
+        test,
+    }
+}
+
+const fn corpus(test: &'static str) -> Target {
+    Target {
+        package: "corpus",
+        binary: &["--test", "host"],
+        test,
+    }
+}
+
+const fn agent(binary: &'static [&'static str], test: &'static str) -> Target {
+    Target {
+        package: "agent",
+        binary,
+        test,
+    }
+}
+
+const EXACT: &[&str] = &["--test", "exact"];
+const KINDS: &[&str] = &["--test", "kinds"];
+const KERNEL_CORPUS: &[&str] = &["--test", "corpus"];
+const FRAGMENTS: &[&str] = &["--test", "fragments"];
+const PRESSURE: &[&str] = &["--test", "pressure"];
+const FILTERS: &[&str] = &["--test", "filters"];
+
+const SAME_FLOWS: Target = races("two_cpus_that_bring_the_same_new_flows_at_once_are_both_counted");
+const FLIPS: Target = races("every_account_closes_while_programs_are_on_their_way_at_each_flip");
+const EVERY_FRAME: Target = agent(
+    KERNEL_CORPUS,
+    "every_frame_counts_in_the_kernel_as_its_entry_says",
+);
+const HOST_FRAMES: Target = corpus("every_frame_gives_what_its_entry_says");
+
+pub const FAULTS: &[Fault] = &[
+    Fault {
+        name: "the flip does not wait for running programs",
+        file: "agent/src/kernel/pages.rs",
+        from: "let waited = self.place(u32::from(switches.page == 0));",
+        to: "let waited = io::Result::Ok(());",
+        target: FLIPS,
+    },
+    Fault {
+        name: "the second page is not drained at the end",
+        file: "agent/src/scan.rs",
+        from: "self.kernel.pages.flip()?;\n            self.kernel.pages.stop()?;\n            vec![0, 1]",
+        to: "let idle = self.kernel.pages.flip()?;\n            \
+             self.kernel.pages.stop()?;\n            vec![idle]",
+        target: races("no_end_of_clsact_under_full_load_loses_a_packet"),
+    },
+    Fault {
+        name: "the second to insert a flow forgets its packet",
+        file: "agent-ebpf/src/table.rs",
+        from: "grow(flow, packet, packets, bytes);\n            Ok(false)",
+        to: "let _ = flow;\n            Ok(false)",
+        target: SAME_FLOWS,
+    },
+    Fault {
+        name: "an insert takes the place of another CPU's",
+        file: "agent-ebpf/src/table.rs",
+        from: "&first, BPF_NOEXIST)",
+        to: "&first, 0 * BPF_NOEXIST)",
+        target: SAME_FLOWS,
+    },
+    Fault {
+        name: "counters grow by plain adds",
+        file: "agent-ebpf/src/atomic.rs",
+        from: "atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, value);",
+        to: "counter.write_volatile(counter.read_volatile() + value);\n            \
+             let _ = atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>;",
+        target: agent(
+            EXACT,
+            "an_elephant_from_two_cpus_is_counted_to_the_packet_over_tc",
+        ),
+    },
+    Fault {
+        name: "seen is counted behind a branch",
+        file: "agent-ebpf/src/hook.rs",
+        from: "account.add(Reason::Seen, size.packets, size.bytes);",
+        to: "if parsed.is_ok() {\n        account.add(Reason::Seen, size.packets, size.bytes);\n    }",
+        target: agent(
+            KINDS,
+            "what_cannot_be_parsed_is_counted_by_reason_over_tc_ingress",
+        ),
+    },
+    Fault {
+        name: "XDP drops what it has counted",
+        file: "agent-ebpf/src/main.rs",
+        from: "hook::xdp_frags(&ctx, LinkType::Ethernet);\n    XDP_PASS",
+        to: "hook::xdp_frags(&ctx, LinkType::Ethernet);\n    XDP_PASS - 1",
+        target: EVERY_FRAME,
+    },
+    Fault {
+        name: "TC ends the chain",
+        file: "agent-ebpf/src/main.rs",
+        from: "hook::tc(&ctx, Direction::Egress, LinkType::Ethernet);\n    TC_ACT_UNSPEC",
+        to: "hook::tc(&ctx, Direction::Egress, LinkType::Ethernet);\n    TC_ACT_UNSPEC + 1",
+        target: EVERY_FRAME,
+    },
+    Fault {
+        name: "both pages have one account",
+        file: "agent-ebpf/src/account.rs",
+        from: "let index = page * per_page +",
+        to: "let index = 0 * page * per_page +",
+        target: FLIPS,
+    },
+    Fault {
+        name: "both directions have one account",
+        file: "agent-ebpf/src/account.rs",
+        from: "Some(found.slot * 2 + direction)",
+        to: "Some(found.slot * 2 + 0 * direction)",
+        target: EVERY_FRAME,
+    },
+    Fault {
+        name: "rules are looked up in the other slot",
+        file: "agent-ebpf/src/filter.rs",
+        from: "RULE_ROWS.get(slot)",
+        to: "RULE_ROWS.get(slot ^ 1)",
+        target: agent(FILTERS, "rules_leave_out_what_they_say_over_tc_ingress"),
+    },
+    Fault {
+        name: "no CPU says that a page fills",
+        file: "agent-ebpf/src/fill.rs",
+        from: "if inserted >= u64::from(mark) {",
+        to: "if inserted == u64::MAX - u64::from(mark) {",
+        target: agent(
+            PRESSURE,
+            "ten_tables_of_new_flows_in_one_interval_are_all_counted",
+        ),
+    },
+    Fault {
+        name: "a drained page counts as full",
+        file: "agent/src/kernel/pages.rs",
+        from: "let empty = [0; size_of::<PageFill>()];",
+        to: "let empty = [255; size_of::<PageFill>()];",
+        target: agent(
+            PRESSURE,
+            "ten_tables_of_new_flows_in_one_interval_are_all_counted",
+        ),
+    },
+    Fault {
+        name: "what is behind a VLAN tag begins too early",
+        file: "agent-common/src/link.rs",
+        from: "offset += VLAN_LEN;\n        if is_vlan(ethertype) {\n            if tags_before",
+        to: "offset += VLAN_LEN - 4;\n        if is_vlan(ethertype) {\n            if tags_before",
+        target: HOST_FRAMES,
+    },
+    Fault {
+        name: "VLAN ids have the priority bits",
+        file: "agent-common/src/link.rs",
+        from: "tag.be16::<0>() & VLAN_ID_MASK;",
+        to: "tag.be16::<0>() | (VLAN_ID_MASK & 0);",
+        target: HOST_FRAMES,
+    },
+    Fault {
+        name: "no first fragment is remembered",
+        file: "agent-ebpf/src/fragments.rs",
+        from: "if packet.part.is_first() {",
+        to: "if packet.part.is_first() && now_ns == 0 {",
+        target: agent(FRAGMENTS, "second_fragment_joins_its_flow_over_tc_ingress"),
+    },
+    Fault {
+        name: "an account is read as if it had begun anew",
+        file: "agent/src/kernel/account.rs",
+        from: "let growth = sum.since(&self.before[key as usize]);",
+        to: "let growth = sum.since(&HookAccount::default());",
+        target: FLIPS,
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs};
+
+    use super::*;
+    use crate::workspace::root;
+
+    #[test]
+    fn every_fault_is_in_the_sources_and_has_its_name_alone() {
+        let mut names = BTreeSet::new();
+        for fault in FAULTS {
+            assert!(names.insert(fault.name), "two are called {}", fault.name);
+            let text = fs::read_to_string(root().join(fault.file)).unwrap();
+            assert_ne!(fault.put_into(&text).unwrap(), text, "{}", fault.name);
+        }
+    }
+}
