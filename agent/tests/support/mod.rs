@@ -98,10 +98,6 @@ impl Agent {
         fs::read_to_string(self.directory.path().join("stderr")).unwrap()
     }
 
-    pub fn stdout(&self) -> String {
-        fs::read_to_string(self.directory.path().join("stdout")).unwrap()
-    }
-
     pub fn kill(mut self) -> ExitStatus {
         self.process.signal(libc::SIGKILL).unwrap();
         self.process.wait(PATIENCE).unwrap()
