@@ -1,5 +1,7 @@
 //! How many frames on the wire, and how many bytes, an skb stands for (GSO and GRO).
 
+use crate::parse::LinkType;
+
 /// What the kernel says about an skb; all zero but `len_bytes` where it is a single frame.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Skb {
@@ -12,6 +14,31 @@ pub struct Skb {
     /// 4 where the VLAN tag was taken out of the frame (`vlan_present`), else 0.
     pub tag_len_bytes: u32,
 }
+
+/// The longest IPv6 packet whose length its header can say, with that header; and the Ethernet header
+/// with two tags.
+const LONGEST_IPV6: u32 = 40 + 0xffff;
+const LONGEST_LINK_HEADER: u32 = 14 + 8;
+
+/// What the kernel itself put into a super-frame of IPv6 that is longer than the header's length field
+/// can say (BIG TCP): hop-by-hop options with the jumbo payload's length, which never go onto the wire
+/// (`ip6_xmit`, `ipv6_gro_complete`, `ipv6_hopopt_jumbo_remove`; 5.19 to 6.18).
+#[inline(always)]
+pub fn jumbo_len_bytes(skb: Skb, link_type: LinkType, ip_version: u8) -> u32 {
+    // With these eight bytes it is longer by more than the tags can be.
+    let longest = match link_type {
+        LinkType::Ethernet => LONGEST_IPV6 + LONGEST_LINK_HEADER,
+        LinkType::Ip => LONGEST_IPV6,
+    };
+    if skb.gso_size_bytes != 0 && ip_version == 6 && skb.len_bytes > longest {
+        JUMBO_LEN
+    } else {
+        0
+    }
+}
+
+/// RFC 2675: the smallest hop-by-hop header.
+const JUMBO_LEN: u32 = 8;
 
 /// Frames and bytes as they are on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,5 +181,27 @@ mod tests {
                 exact: false
             }
         );
+    }
+
+    #[test]
+    fn only_a_super_frame_that_is_too_long_for_ipv6_has_a_jumbo_header() {
+        let skb = Skb {
+            len_bytes: 22 + 40 + 0xffff + 1,
+            gso_size_bytes: 1_448,
+            ..Skb::default()
+        };
+        assert_eq!(jumbo_len_bytes(skb, LinkType::Ethernet, 6), 8);
+        assert_eq!(jumbo_len_bytes(skb, LinkType::Ethernet, 4), 0);
+        let fits = Skb {
+            len_bytes: skb.len_bytes - 1,
+            ..skb
+        };
+        assert_eq!(jumbo_len_bytes(fits, LinkType::Ethernet, 6), 0);
+        assert_eq!(jumbo_len_bytes(fits, LinkType::Ip, 6), 8);
+        let jumbogram = Skb {
+            gso_size_bytes: 0,
+            ..skb
+        };
+        assert_eq!(jumbo_len_bytes(jumbogram, LinkType::Ethernet, 6), 0);
     }
 }

@@ -3,7 +3,7 @@
 use agent_common::{
     Frame, LinkType, Packet, Reason, parse, parse_encapsulated,
     tunnel::outcome,
-    wire_size::{Skb, WireSize, wire_size},
+    wire_size::{Skb, WireSize, jumbo_len_bytes, wire_size},
 };
 use aya_ebpf::{
     Global,
@@ -56,16 +56,22 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
     } else {
         0
     };
+    let mut one = Skb {
+        len_bytes: skb.len,
+        gso_size_bytes: skb.gso_size,
+        gso_segs: skb.gso_segs,
+        tag_len_bytes: if tag.is_some() { VLAN_TAG_LEN } else { 0 },
+    };
+    let jumbo_len = jumbo_len_bytes(one, link_type, packet.key.ip_version);
+    if jumbo_len != 0 && packet.segment_header_len_bytes > jumbo_len {
+        one.len_bytes -= jumbo_len;
+        packet.segment_header_len_bytes -= jumbo_len;
+    }
     count(
         ctx,
         skb.ifindex,
         direction,
-        Skb {
-            len_bytes: skb.len,
-            gso_size_bytes: skb.gso_size,
-            gso_segs: skb.gso_segs,
-            tag_len_bytes: if tag.is_some() { VLAN_TAG_LEN } else { 0 },
-        },
+        one,
         &mut packet,
         parsed,
         tunnel,

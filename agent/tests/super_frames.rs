@@ -13,7 +13,7 @@ use std::thread;
 use agent_common::Pair;
 use lab::{
     Frame, Lab, kernel,
-    privilege::is_root_or_skip,
+    privilege::{is_root_or_skip, skip},
     traffic::{self, IpVersion},
 };
 use support::{
@@ -152,4 +152,50 @@ fn merged_frames_with_a_tag_equal_the_wire() {
     assert_eq!(wire.packets, 2000);
     assert_equals_the_wire(&report, wire);
     assert_eq!(beside(&report, "offloaded_tags").packets, 2000);
+}
+
+/// The kernel puts a hop-by-hop header into super-frames that are longer than IPv6's length field can
+/// say, and takes it out again (`ip6_xmit`, `ipv6_gro_complete`).
+#[test]
+fn big_tcp_equals_the_wire() {
+    const BYTES: u64 = 60_000_000;
+    if !is_root_or_skip("agent::big_tcp_equals_the_wire") {
+        return;
+    }
+    if !kernel::is_at_least(6, 3) {
+        skip(
+            "agent::big_tcp_equals_the_wire",
+            "a veth has BIG TCP from 6.3",
+        );
+        return;
+    }
+    for is_upload in [true, false] {
+        let lab = with_super_frames(Lab::addressed().unwrap());
+        let limits = ["gso_max_size", "180000", "gro_max_size", "180000"];
+        let set = ["link", "set", "dev", &lab.agent.interface];
+        lab.agent
+            .namespace
+            .ip(&[&set[..], &limits].concat())
+            .unwrap();
+        let agent = Agent::start(&lab, &[]);
+        let before = lab.peer.counters().unwrap();
+        let (client, server) = if is_upload {
+            (&lab.agent, &lab.peer)
+        } else {
+            (&lab.peer, &lab.agent)
+        };
+        traffic::tcp(client, server, IpVersion::V6, 5001, BYTES).unwrap();
+        let wire = on_the_wire(wait_for_silence(&lab.peer) - before);
+        let report = agent.stop();
+        let (skbs, segments) = (
+            beside(&report, "super_frames"),
+            beside(&report, "super_frame_segments"),
+        );
+        assert_equals_the_wire(&report, wire);
+        // Else the test has tested nothing: some were longer than the field can say.
+        assert!(
+            skbs.bytes > 66_000 * skbs.packets / 2,
+            "{skbs:?} as {segments:?}"
+        );
+    }
 }

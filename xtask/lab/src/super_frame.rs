@@ -17,6 +17,7 @@ use crate::{
 /// From `include/uapi/linux/virtio_net.h`.
 const VIRTIO_NET_HDR_F_NEEDS_CSUM: u8 = 1;
 const VIRTIO_NET_HDR_GSO_TCPV4: u8 = 1;
+const VIRTIO_NET_HDR_GSO_UDP: u8 = 3;
 const VIRTIO_NET_HDR_GSO_TCPV6: u8 = 4;
 const VIRTIO_NET_HDR_GSO_UDP_L4: u8 = 5;
 
@@ -44,7 +45,18 @@ impl SuperFrameSocket {
     /// Sends an Ethernet frame with TCP or UDP in it, whose payload is longer than `gso_size`: that
     /// many bytes of payload go into each frame on the wire.
     pub fn send(&self, frame: &[u8], gso_size: u16) -> Result<()> {
-        let header = virtio_header(frame, gso_size)?;
+        self.send_with(virtio_header(frame, gso_size)?, frame)
+    }
+
+    /// Sends an Ethernet frame with one UDP datagram that is longer than `gso_size`, a multiple of eight:
+    /// that many bytes of it, the UDP header among them, go into each fragment on the wire.
+    pub fn send_datagram(&self, frame: &[u8], gso_size: u16) -> Result<()> {
+        let mut header = virtio_header(frame, gso_size)?;
+        header[1] = VIRTIO_NET_HDR_GSO_UDP;
+        self.send_with(header, frame)
+    }
+
+    fn send_with(&self, header: [u8; 10], frame: &[u8]) -> Result<()> {
         let message = [&header, frame].concat();
         // SAFETY: the message outlives the call, and its length is given.
         let sent = unsafe {
