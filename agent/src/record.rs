@@ -17,12 +17,46 @@ pub enum EndReason {
     LackOfResources = 5,
 }
 
+/// A side of the interface: the values of the enum in `flow.proto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// Packets arrive.
+    Ingress = 1,
+    /// Packets leave.
+    Egress = 2,
+}
+
+impl Direction {
+    /// Of a hook: 0 for ingress, 1 for egress.
+    pub fn of_hook(hook: u8) -> Self {
+        if hook == 0 {
+            Self::Ingress
+        } else {
+            Self::Egress
+        }
+    }
+
+    #[must_use]
+    pub fn opposite(self) -> Self {
+        match self {
+            Self::Ingress => Self::Egress,
+            Self::Egress => Self::Ingress,
+        }
+    }
+}
+
 /// One flow after one scan. `[0]` is forward, from the initiator; `[1]` is reverse.
 #[derive(Clone, Copy, Debug)]
 pub struct Record {
     pub key: FlowKey,
     /// Which endpoint of the key is the initiator, so the record's source: 0 is a, 1 is b.
     pub initiator: u8,
+    /// Where the initiator's packets are seen; where there were none, the opposite of where the
+    /// answers are.
+    pub direction: Direction,
+    /// Where the answers are seen: the opposite side, but for a mirror port and loopback, where both
+    /// directions arrive.
+    pub reverse_direction: Direction,
     /// Since the last record of this flow.
     pub delta: [Pair; 2],
     /// Since the first packet of this flow.

@@ -2,13 +2,16 @@
 //! record for each update and exactly one end record for each flow go out.
 
 mod entry;
+mod handshake;
 mod oldest;
+mod outers;
+mod sides;
 mod slab;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use std::{
-    collections::HashMap,
     hash::{BuildHasher as _, Hasher as _},
     time::Duration,
 };
@@ -18,9 +21,11 @@ use foldhash::{SharedSeed, fast::SeedableRandomState};
 use hashbrown::HashTable;
 
 use self::{
-    entry::{Entry, State, opens},
+    entry::{Entry, Sides, State},
     oldest::Oldest,
+    outers::Outers,
     slab::Slab,
+    waiting::Waiting,
 };
 use crate::{
     clock::ScanClock,
@@ -31,6 +36,15 @@ use crate::{
 pub struct ReplicaSettings {
     pub max_flows: usize,
     pub idle_timeout: Duration,
+    /// How long a flow that was closed waits for late packets, from its last one on.
+    pub linger: Duration,
+}
+
+/// How long a flow is kept after its last packet.
+#[derive(Clone, Copy)]
+struct Lifetimes {
+    idle_ns: u64,
+    linger_ns: u64,
 }
 
 /// Entries that are looked up together.
@@ -39,35 +53,41 @@ const GROUP: usize = 32;
 /// Between `begin_scan` and `end_scan` comes an `update` with each part of what the scan drained.
 pub struct Replica {
     max_flows: usize,
-    idle_timeout_ns: u64,
+    lifetimes: Lifetimes,
     clock: ScanClock,
     scan: u32,
     slab: Slab,
     index: HashTable<u32>,
     seed: SeedableRandomState,
     oldest: Oldest,
+    waiting: Waiting,
     evicted: u64,
-    /// Of flows that came through tunnels, which are few or all: so not in every entry.
-    outers: HashMap<FlowKey, Outer>,
+    outers: Outers,
 }
 
 impl Replica {
     /// Room for at least one flow and at most as many as 32 bits can number.
     pub fn new(settings: ReplicaSettings) -> Self {
         let max_flows = settings.max_flows.clamp(1, u32::MAX as usize);
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let lifetimes = Lifetimes {
+            idle_ns: nanos(settings.idle_timeout),
+            linger_ns: nanos(settings.linger),
+        };
         // The standard library's seed comes from the system's entropy, foldhash's own does not.
         let seed = std::hash::RandomState::new().hash_one(0);
         Self {
             max_flows,
-            idle_timeout_ns: u64::try_from(settings.idle_timeout.as_nanos()).unwrap_or(u64::MAX),
+            lifetimes,
             clock: ScanClock::default(),
             scan: 0,
             slab: Slab::default(),
             index: HashTable::new(),
             seed: SeedableRandomState::with_seed(seed, SharedSeed::global_random()),
-            oldest: Oldest::new(max_flows),
+            oldest: Oldest::new(max_flows, lifetimes),
+            waiting: Waiting::default(),
             evicted: 0,
-            outers: HashMap::new(),
+            outers: Outers::default(),
         }
     }
 
@@ -79,12 +99,7 @@ impl Replica {
     /// Keeps the endpoints of the tunnel that a flow came through, which the next `update` brings;
     /// asks for them where they are not known.
     pub fn note_outer(&mut self, key: &FlowKey, ask: impl FnOnce() -> Option<Outer>) {
-        let flow = key.with_side(0);
-        if !self.outers.contains_key(&flow)
-            && let Some(outer) = ask()
-        {
-            self.outers.insert(flow, outer);
-        }
+        self.outers.note(key, ask);
     }
 
     /// Takes in drained entries, a key for each of the counters.
@@ -95,19 +110,15 @@ impl Replica {
         sink: &mut impl FnMut(&Record),
     ) {
         assert_eq!(keys.len(), counters.len(), "a key for each of the counters");
-        let mut flows = [FlowKey::default(); GROUP];
         for (keys, counters) in keys.chunks(GROUP).zip(counters.chunks(GROUP)) {
-            for (flow, key) in flows.iter_mut().zip(keys) {
-                *flow = key.with_side(0);
-            }
-            let keys = &flows[..keys.len()];
             let found = self.look_up(keys);
             for ((key, counters), (hash, slot)) in keys.iter().zip(counters).zip(found) {
                 // The entries before this one may have ended its flow, or have made it.
-                let slot = slot
-                    .filter(|&slot| self.slab[slot].is(key))
-                    .or_else(|| self.find(hash, key));
-                self.update_flow(hash, slot, key, counters, sink);
+                let found = match slot.filter(|&slot| self.slab[slot].is(key)) {
+                    Some(slot) => Found::Flow(slot),
+                    None => self.find(hash, key),
+                };
+                self.update_flow(hash, found, key, counters, sink);
             }
         }
     }
@@ -128,47 +139,70 @@ impl Replica {
         found
     }
 
-    fn find(&self, hash: u64, key: &FlowKey) -> Option<u32> {
-        self.index
-            .find(hash, |&slot| self.slab[slot].is(key))
-            .copied()
+    /// Both sides of a flow have one hash, so this is one look-up.
+    fn find(&self, hash: u64, key: &FlowKey) -> Found {
+        let mut found = Found::Nothing;
+        for &slot in self.index.iter_hash(hash) {
+            let entry = &self.slab[slot];
+            if entry.is(key) {
+                return Found::Flow(slot);
+            }
+            if entry.is_beside(key) {
+                found = Found::OtherSide(slot);
+            }
+        }
+        found
     }
 
     fn update_flow(
         &mut self,
         hash: u64,
-        known: Option<u32>,
+        found: Found,
         key: &FlowKey,
         counters: &FlowCounters,
         sink: &mut impl FnMut(&Record),
     ) {
-        let slot = match known {
-            Some(slot) if self.slab[slot].closed_before(self.scan) && opens(counters) => {
-                let outer = self.outers.get(key).copied();
-                self.end(slot, EndReason::EndOfFlow, sink);
-                if let Some(outer) = outer {
-                    self.outers.insert(*key, outer);
-                }
-                self.insert(hash, key, counters, sink)
+        match found {
+            Found::Flow(slot) if self.slab[slot].sides == Sides::Joined => {
+                self.update_joined(hash, slot, key, counters, sink);
             }
-            Some(slot) => slot,
-            None => self.insert(hash, key, counters, sink),
-        };
-        let entry = &mut self.slab[slot];
-        let delta = entry.add(counters, self.clock, self.scan);
-        self.oldest.note((entry.last_seen_boot_ns, slot));
-        sink(&self.record(slot, delta, None));
+            Found::Flow(slot) => self.add(slot, counters, sink),
+            Found::OtherSide(slot) => self.meet(hash, slot, key, counters, sink),
+            Found::Nothing => self.insert(hash, self.entry(key, counters), sink),
+        }
     }
 
-    /// Ends the flows that were closed before this scan and those that were quiet for too long.
+    /// Counts for a flow that is known, or for the next one with its ports.
+    fn add(&mut self, slot: u32, counters: &FlowCounters, sink: &mut impl FnMut(&Record)) {
+        let entry = &mut self.slab[slot];
+        if entry.is_followed_by(counters, self.scan) {
+            self.tell_end(slot, EndReason::EndOfFlow, sink);
+            self.slab[slot] = self.slab[slot].next(counters, self.clock, self.scan);
+            self.begin(slot, sink);
+            return;
+        }
+        let delta = entry.add(counters, self.clock, self.scan);
+        let (rank_ns, is_told) = (entry.rank_ns(self.lifetimes), entry.is_told);
+        self.oldest.note((rank_ns, slot));
+        if is_told {
+            sink(&self.record(slot, delta, None));
+        }
+    }
+
+    /// Ends the flows that were closed, after the linger, and those that were quiet for too long.
     pub fn end_scan(&mut self, sink: &mut impl FnMut(&Record)) {
         for slot in self.slab.slots() {
+            self.tell(slot, sink);
             let entry = &self.slab[slot];
             let quiet_ns = self.clock.boot_ns.saturating_sub(entry.last_seen_boot_ns);
-            if entry.closed_before(self.scan) {
-                self.end(slot, EndReason::EndOfFlow, sink);
-            } else if entry.state == State::Living && quiet_ns >= self.idle_timeout_ns {
-                self.end(slot, EndReason::IdleTimeout, sink);
+            match entry.state {
+                State::Living if quiet_ns >= self.lifetimes.idle_ns => {
+                    self.end(slot, EndReason::IdleTimeout, sink);
+                }
+                State::Closing if quiet_ns >= self.lifetimes.linger_ns => {
+                    self.end(slot, EndReason::EndOfFlow, sink);
+                }
+                State::Free | State::Living | State::Closing => {}
             }
         }
     }
@@ -176,6 +210,7 @@ impl Replica {
     /// The agent stops: ends every flow, also those that linger.
     pub fn finish(&mut self, sink: &mut impl FnMut(&Record)) {
         for slot in self.slab.slots() {
+            self.tell(slot, sink);
             match self.slab[slot].state {
                 State::Free => {}
                 State::Living => self.end(slot, EndReason::ForcedEnd, sink),
@@ -203,50 +238,114 @@ impl Replica {
 
     /// What is allocated, whether or not it was touched yet.
     pub fn memory_bytes(&self) -> usize {
-        self.slab.memory_bytes() + self.index.allocation_size() + self.oldest.memory_bytes()
+        self.slab.memory_bytes()
+            + self.index.allocation_size()
+            + self.oldest.memory_bytes()
+            + self.waiting.memory_bytes()
     }
 
-    /// Makes an entry that has counted nothing yet.
-    fn insert(
-        &mut self,
-        hash: u64,
-        key: &FlowKey,
-        counters: &FlowCounters,
-        sink: &mut impl FnMut(&Record),
-    ) -> u32 {
-        if self.len() >= self.max_flows {
-            let slot = self.oldest.take(&self.slab);
-            self.end(slot, EndReason::LackOfResources, sink);
-            self.evicted += 1;
+    /// A flow of this scan.
+    fn entry(&self, key: &FlowKey, counters: &FlowCounters) -> Entry {
+        Entry::new(key, counters, self.clock, self.scan)
+    }
+
+    fn insert(&mut self, hash: u64, entry: Entry, sink: &mut impl FnMut(&Record)) {
+        while self.len() >= self.max_flows {
+            self.make_room(sink);
         }
-        let slot = self.slab.insert(Entry::new(key, counters, self.clock));
+        let slot = self.slab.insert(entry);
         self.index.insert_unique(hash, slot, |&other| {
             hash_of(&self.seed, &self.slab[other].key)
         });
-        slot
+        self.begin(slot, sink);
+    }
+
+    /// A flow of one direction may be the half of one: then the other half comes with this scan, and
+    /// until its end no record goes out.
+    fn begin(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
+        let entry = &self.slab[slot];
+        self.oldest.note((entry.rank_ns(self.lifetimes), slot));
+        if entry.sides != Sides::One || entry.only_direction().is_none() {
+            self.tell(slot, sink);
+        }
+    }
+
+    /// Lets the flow go that would end first by itself, or finds that it has news.
+    fn make_room(&mut self, sink: &mut impl FnMut(&Record)) {
+        let slot = self.oldest.take(&self.slab);
+        let entry = &self.slab[slot];
+        if entry.waiting != waiting::NONE {
+            self.tell(slot, sink);
+            return;
+        }
+        let reason = match entry.state {
+            State::Closing => EndReason::EndOfFlow,
+            State::Living | State::Free => EndReason::LackOfResources,
+        };
+        self.end(slot, reason, sink);
+        self.evicted += 1;
+    }
+
+    /// Tells what this scan counted, where that was put off.
+    fn tell(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
+        let entry = &mut self.slab[slot];
+        if entry.state == State::Free {
+            return;
+        }
+        if !entry.is_told {
+            entry.is_told = true;
+            let delta = entry.total;
+            sink(&self.record(slot, delta, None));
+        }
+        if let Some(half) = self.take_waiting(slot) {
+            self.add(slot, &half, sink);
+        }
     }
 
     fn record(&self, slot: u32, delta: [Pair; 2], end_reason: Option<EndReason>) -> Record {
         let entry = &self.slab[slot];
-        let mut record = entry.record(self.clock, delta, end_reason);
-        if came_through_a_tunnel(&entry.key) {
-            record.outer = self.outers.get(&entry.key).copied();
+        let is_joined = entry.sides == Sides::Joined;
+        Record {
+            outer: self.outers.of(&entry.key, is_joined),
+            ..entry.record(self.clock, delta, end_reason)
         }
-        record
+    }
+
+    fn tell_end(&mut self, slot: u32, reason: EndReason, sink: &mut impl FnMut(&Record)) {
+        self.tell(slot, sink);
+        sink(&self.record(slot, [Pair::default(); 2], Some(reason)));
     }
 
     fn end(&mut self, slot: u32, reason: EndReason, sink: &mut impl FnMut(&Record)) {
-        sink(&self.record(slot, [Pair::default(); 2], Some(reason)));
-        let entry = &self.slab[slot];
-        let hash = hash_of(&self.seed, &entry.key);
-        if came_through_a_tunnel(&entry.key) {
-            self.outers.remove(&entry.key);
+        self.tell_end(slot, reason, sink);
+        let key = self.slab[slot].key;
+        let hash = self.remove(slot);
+        if came_through_a_tunnel(&key) {
+            match self.find(hash, &key) {
+                Found::OtherSide(_) => self.outers.forget(&key),
+                Found::Flow(_) | Found::Nothing => self.outers.forget_both(&key),
+            }
         }
+    }
+
+    /// Takes a flow out whose end was told; returns its hash.
+    fn remove(&mut self, slot: u32) -> u64 {
+        let hash = hash_of(&self.seed, &self.slab[slot].key);
         if let Ok(indexed) = self.index.find_entry(hash, |&other| other == slot) {
             indexed.remove();
         }
         self.slab.remove(slot);
+        hash
     }
+}
+
+/// What the index has of a key.
+#[derive(Clone, Copy)]
+enum Found {
+    Flow(u32),
+    /// The flow at the other side of the interface.
+    OtherSide(u32),
+    Nothing,
 }
 
 /// Whether the flow's record has outer endpoints.
@@ -255,6 +354,7 @@ pub fn came_through_a_tunnel(key: &FlowKey) -> bool {
         && Encapsulation::from_u8(key.encapsulation).is_some_and(Encapsulation::is_tunnel)
 }
 
+/// The same for both sides of the interface.
 fn hash_of(seed: &SeedableRandomState, key: &FlowKey) -> u64 {
     let wide = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
     let pair = |high: u16, low: u16| u32::from(high) << 16 | u32::from(low);
@@ -264,7 +364,8 @@ fn hash_of(seed: &SeedableRandomState, key: &FlowKey) -> u64 {
     hasher.write_u64(wide(key.netns, key.ifindex));
     let [outer, inner] = key.vlan_ids;
     hasher.write_u64(wide(pair(outer, inner), pair(key.port_a, key.port_b)));
-    let kinds = [key.ip_version, key.protocol, key.l4_kind, key.encapsulation];
+    let l4_kind = key.with_side(0).l4_kind;
+    let kinds = [key.ip_version, key.protocol, l4_kind, key.encapsulation];
     hasher.write_u64(wide(key.tunnel_id, u32::from_ne_bytes(kinds)));
     hasher.finish()
 }

@@ -14,7 +14,7 @@ use agent::{
     client::{self, ClientError, Event, Observer, Target},
     control,
     hub::{DEFAULT_QUEUED_BYTES, Hub},
-    record::Record,
+    record::{Direction, Record},
     server::{self, ListenAddr, ListenError, Listeners},
     wire::{AgentStatus, FlowBatch, Interface, flow_collector_server},
 };
@@ -145,6 +145,8 @@ fn record(number: u32) -> Record {
     Record {
         key,
         initiator: 0,
+        direction: Direction::Ingress,
+        reverse_direction: Direction::Egress,
         delta: [pair; 2],
         total: [pair; 2],
         first_seen_unix_ns: 1,

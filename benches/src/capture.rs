@@ -35,6 +35,7 @@ pub struct Settings {
     pub ring_bytes: usize,
     pub max_tracked_flows: usize,
     pub idle_timeout: Duration,
+    pub linger: Duration,
 }
 
 impl Default for Settings {
@@ -44,6 +45,7 @@ impl Default for Settings {
             ring_bytes: 128 << 20,
             max_tracked_flows: 1_000_000,
             idle_timeout: Duration::from_secs(60),
+            linger: Duration::from_secs(5),
         }
     }
 }
@@ -89,6 +91,7 @@ impl Capture {
             replica: Replica::new(ReplicaSettings {
                 max_flows: settings.max_tracked_flows,
                 idle_timeout: settings.idle_timeout,
+                linger: settings.linger,
             }),
             unparsed: 0,
             account,

@@ -90,6 +90,7 @@ impl Default for UserSpace {
             replica: Replica::new(ReplicaSettings {
                 max_flows: MAX_TRACKED_FLOWS,
                 idle_timeout: Duration::from_secs(60),
+                linger: Duration::from_secs(5),
             }),
             encoder: BatchEncoder::new(Arc::new(identity)),
             account: HookAccount::default(),
@@ -124,11 +125,10 @@ impl UserSpace {
     /// The records of a scan of `page`.
     pub fn records(&mut self, page: &Page) -> Vec<Record> {
         let mut records = Vec::with_capacity(page.keys.len());
+        let mut sink = |record: &Record| records.push(*record);
         self.replica.begin_scan(CLOCK);
-        self.replica
-            .update(&page.keys, &page.counters, &mut |record| {
-                records.push(*record);
-            });
+        self.replica.update(&page.keys, &page.counters, &mut sink);
+        self.replica.end_scan(&mut sink);
         records
     }
 

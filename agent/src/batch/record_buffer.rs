@@ -18,7 +18,7 @@ pub(super) struct RecordBuffer {
 }
 
 impl RecordBuffer {
-    /// Every field at its longest takes 282 bytes.
+    /// Every field at its longest takes 288 bytes.
     pub(super) const LEN_BYTES: usize = 320;
 
     pub(super) fn new() -> Self {
@@ -83,6 +83,10 @@ impl RecordBuffer {
         self.bytes::<28>(&record.community_id);
         if key.encapsulation != 0 {
             self.encapsulation(record, reversed);
+        }
+        self.value::<34>(record.direction as u64);
+        if record.reverse_direction == record.direction {
+            self.value::<35>(record.reverse_direction as u64);
         }
         &self.bytes[..self.len]
     }

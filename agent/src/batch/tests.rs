@@ -2,7 +2,10 @@ use agent_common::{Encapsulation, FlowKey, L4Kind, Outer, Pair, Reason};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{record::EndReason, wire::FlowRecord};
+use crate::{
+    record::{Direction, EndReason},
+    wire::FlowRecord,
+};
 
 /// gRPC's default.
 const MESSAGE_LIMIT_BYTES: usize = 4 << 20;
@@ -77,11 +80,11 @@ fn key() -> impl Strategy<Value = FlowKey> {
         any::<(u16, u16)>(),
         any::<bool>(),
         any::<u8>(),
-        0..=4u8,
+        (0..=4u8, 0..=1u8),
         tunnel,
     )
         .prop_map(
-            |(addr, (netns, ifindex, vlan_ids), port, v4, protocol, l4_kind, tunnel)| {
+            |(addr, (netns, ifindex, vlan_ids), port, v4, protocol, (l4_kind, side), tunnel)| {
                 let mut key = FlowKey {
                     addr_a: addr.0,
                     addr_b: addr.1,
@@ -100,7 +103,7 @@ fn key() -> impl Strategy<Value = FlowKey> {
                     key.addr_a[4..].fill(0);
                     key.addr_b[4..].fill(0);
                 }
-                key
+                key.with_side(side)
             },
         )
 }
@@ -124,10 +127,12 @@ fn record() -> impl Strategy<Value = Record> {
         any::<[u8; 20]>(),
         proptest::option::of(outer()),
     );
-    (key(), 0..=1u8, counters, rest, 0..=5u8).prop_map(
+    let directions = (any::<bool>(), any::<bool>());
+    (key(), 0..=1u8, directions, counters, rest, 0..=5u8).prop_map(
         |(
             key,
             initiator,
+            directions,
             (delta, total),
             (first, last, tcp_flags, dscp, community_id, outer),
             end,
@@ -135,6 +140,8 @@ fn record() -> impl Strategy<Value = Record> {
             Record {
                 key,
                 initiator,
+                direction: Direction::of_hook(directions.0.into()),
+                reverse_direction: Direction::of_hook(directions.1.into()),
                 delta,
                 total,
                 first_seen_unix_ns: first,
@@ -208,6 +215,12 @@ fn expected(record: &Record) -> FlowRecord {
         tunnel_id: matches!(key.encapsulation, 1 | 3 | 4 | 5).then_some(key.tunnel_id),
         outer_src_addr: outer_addr(record, 0),
         outer_dst_addr: outer_addr(record, 1),
+        direction: record.direction as i32,
+        reverse_direction: if record.direction == record.reverse_direction {
+            record.direction as i32
+        } else {
+            0
+        },
     }
 }
 
@@ -257,6 +270,8 @@ fn longest_record() -> Record {
             tunnel_id: u32::MAX,
         },
         initiator: 1,
+        direction: Direction::Egress,
+        reverse_direction: Direction::Egress,
         delta: [most; 2],
         total: [most; 2],
         first_seen_unix_ns: u64::MAX,

@@ -46,6 +46,9 @@ use publish::{Publisher, QdiscDrops};
 use rules::Switch;
 use wakes::{Wake, Wakes};
 
+/// How long a closed flow waits for late packets.
+const LINGER: Duration = Duration::from_secs(5);
+
 /// How often the programs' log is carried over, where it is on.
 const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -131,6 +134,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         replica: Replica::new(ReplicaSettings {
             max_flows: args.max_tracked_flows as usize,
             idle_timeout: args.idle_timeout,
+            linger: LINGER,
         }),
         encoder: BatchEncoder::new(Arc::clone(&identity)).sampling(args.sample),
         hub: hub.clone(),

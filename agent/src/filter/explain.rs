@@ -59,6 +59,13 @@ fn notes(earlier: &[Rule], rule: &Rule) -> Vec<String> {
                 .to_owned(),
         );
     }
+    if rule.direction.is_some() {
+        notes.push(
+            "of a plain flow one direction arrives and the other leaves; at a mirror port and on \
+             loopback both arrive"
+                .to_owned(),
+        );
+    }
     let names_a_side = rule.nets.names_a_side() || rule.ports.names_a_side();
     if names_a_side && !covers(rule, &answers(rule)) {
         notes.push(

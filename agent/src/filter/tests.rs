@@ -318,6 +318,15 @@ fn a_rule_for_both_directions_is_not_said_to_be_for_one() {
 }
 
 #[test]
+fn a_rule_for_one_direction_says_what_that_is_of_a_flow() {
+    let notes = |rule: &str| explain(&rules(rule)).remove(0).notes;
+    for rule in ["exclude egress", "include net 10.0.0.0/8 ingress"] {
+        assert!(notes(rule)[0].contains("mirror port"), "{rule}");
+    }
+    assert!(notes("exclude net 10.0.0.0/8").is_empty());
+}
+
+#[test]
 fn ports_of_protocols_that_have_none_never_match() {
     let notes = |rule: &str| explain(&rules(rule)).remove(0).notes;
     for never in [

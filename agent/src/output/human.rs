@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     protocols,
-    wire::{Encapsulation, FlowRecord},
+    wire::{Direction, Encapsulation, FlowRecord},
 };
 
 /// At most five characters and a unit: `999`, `1.2k`, `34M`.
@@ -86,6 +86,20 @@ pub fn encapsulation(record: &FlowRecord) -> Option<&'static str> {
         Ok(Encapsulation::IpInIp) => "ip_in_ip",
         Ok(Encapsulation::Unspecified) | Err(_) => "unknown",
     })
+}
+
+/// At which sides of the interface the initiator's and the responder's packets are seen.
+pub fn directions(record: &FlowRecord) -> [Option<Direction>; 2] {
+    let side = |value: i32| match Direction::try_from(value) {
+        Ok(Direction::Unspecified) | Err(_) => None,
+        Ok(side) => Some(side),
+    };
+    let forward = side(record.direction);
+    let opposite = forward.map(|forward| match forward {
+        Direction::Ingress => Direction::Egress,
+        Direction::Egress | Direction::Unspecified => Direction::Ingress,
+    });
+    [forward, side(record.reverse_direction).or(opposite)]
 }
 
 /// Shows at most `width` characters; the last is `…` where some are missing.

@@ -11,7 +11,7 @@ use base64::{display::Base64Display, engine::general_purpose::STANDARD};
 use serde::{Serialize, Serializer};
 
 use super::{LostSoFar, human};
-use crate::wire::{Account, Count, EndReason, FlowBatch, FlowRecord};
+use crate::wire::{Account, Count, Direction, EndReason, FlowBatch, FlowRecord};
 
 /// Writes each batch whole, then flushes.
 pub struct JsonWriter<W: Write> {
@@ -79,6 +79,8 @@ struct FlowLine<'a> {
     stream_seq: u64,
     interface: Option<&'a str>,
     ifindex: u32,
+    direction: Option<&'static str>,
+    reverse_direction: Option<&'static str>,
     netns: u32,
     vlan_ids: &'a [u32],
     ip_version: u32,
@@ -115,6 +117,8 @@ struct FlowLine<'a> {
 
 impl<'a> FlowLine<'a> {
     fn new(batch: &FlowBatch, record: &'a FlowRecord, interface: Option<&'a str>) -> Self {
+        let [direction, reverse_direction] =
+            human::directions(record).map(|side| side.map(direction_name));
         Self {
             r#type: "flow",
             scan_id: batch.scan_id,
@@ -122,6 +126,8 @@ impl<'a> FlowLine<'a> {
             stream_seq: batch.stream_seq,
             interface,
             ifindex: record.ifindex,
+            direction,
+            reverse_direction,
             netns: record.netns,
             vlan_ids: &record.vlan_ids,
             ip_version: record.ip_version,
@@ -169,6 +175,14 @@ pub fn end_reason(record: &FlowRecord) -> Option<&'static str> {
         Ok(EndReason::Unspecified) | Err(_) => "unknown",
     };
     Some(name)
+}
+
+fn direction_name(side: Direction) -> &'static str {
+    match side {
+        Direction::Unspecified => "unknown",
+        Direction::Ingress => "ingress",
+        Direction::Egress => "egress",
+    }
 }
 
 /// `1:` and base64, or null where the agent sent none.
@@ -292,6 +306,7 @@ mod tests {
             reverse_tcp_flags: Some(0x12),
             dscp: Some(0),
             community_id: vec![0; 20].into(),
+            direction: Direction::Egress.into(),
             ..FlowRecord::default()
         }
     }
@@ -320,7 +335,8 @@ mod tests {
         }]);
         let expected = json!({
             "type": "flow", "scan_id": 7, "batch": 1, "stream_seq": 9,
-            "interface": "eth0", "ifindex": 2, "netns": 5, "vlan_ids": [100],
+            "interface": "eth0", "ifindex": 2,
+            "direction": "egress", "reverse_direction": "ingress", "netns": 5, "vlan_ids": [100],
             "ip_version": 4, "protocol": 6,
             "src_addr": "10.0.0.1", "src_port": 40_000, "dst_addr": "10.0.0.2", "dst_port": 443,
             "icmp_type": null, "icmp_code": null, "icmp_identifier": null, "later_fragment": false,
@@ -355,6 +371,18 @@ mod tests {
             (&line["outer_src_addr"], &line["outer_dst_addr"]),
             (&json!("192.0.2.1"), &json!("192.0.2.2"))
         );
+    }
+
+    #[test]
+    fn both_directions_of_a_mirror_port_arrive() {
+        let record = FlowRecord {
+            direction: Direction::Ingress.into(),
+            reverse_direction: Direction::Ingress.into(),
+            ..tcp_record()
+        };
+        let line = &lines(&[batch(vec![record])])[0];
+        assert_eq!(line["direction"], "ingress");
+        assert_eq!(line["reverse_direction"], "ingress");
     }
 
     #[test]

@@ -2,60 +2,128 @@
 
 use agent_common::{FlowCounters, FlowKey, Pair, flow::tcp_flags};
 
+use super::{
+    Lifetimes,
+    handshake::{Handshake, opens},
+    waiting::{self, only_direction},
+};
 use crate::{
     clock::ScanClock,
     community_id::community_id,
-    record::{EndReason, Record},
+    record::{Direction, EndReason, Record},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Free,
     Living,
-    /// FIN or RST was seen: lingers so that the last ACK opens no new flow.
+    /// FIN or RST was seen: lingers so that a late ACK or a repeated FIN opens no new flow.
     Closing,
+}
+
+/// What is known of the flow's packets at the other side of the interface than its key's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sides {
+    /// Nothing: all were seen as the key says.
+    One,
+    /// Both directions arrive, or both leave: the entry is for the keys of both sides.
+    Joined,
+    /// One direction was seen at both sides: each side has an entry and a record of its own.
+    Apart,
 }
 
 /// Arrays are by direction of the key, as the kernel counts.
 pub struct Entry {
+    /// Of a joined flow with the side that the initiator's packets have.
     pub key: FlowKey,
     pub total: [Pair; 2],
     pub first_seen_unix_ns: u64,
     pub last_seen_boot_ns: u64,
     pub community_id: [u8; 20],
-    /// When the flow became closing.
-    pub closing_scan: u32,
+    /// The scan that last counted something.
+    pub scan: u32,
+    /// The number of a half of this scan, else `waiting::NONE`.
+    pub waiting: u32,
     pub tcp_flags: [u8; 2],
+    pub handshake: Handshake,
     pub initiator: u8,
     pub dscp: u8,
     pub state: State,
+    pub sides: Sides,
+    /// A record of it went out.
+    pub is_told: bool,
+    /// Before `scan` it was closed, or established: a SYN in that scan is the next flow's.
+    was_complete: bool,
 }
 
 const _: () = assert!(size_of::<Entry>() <= 144);
 
 impl Entry {
-    pub fn new(key: &FlowKey, counters: &FlowCounters, clock: ScanClock) -> Self {
-        let initiator = initiator(counters);
-        Self {
+    /// A flow that begins with what one scan counted.
+    pub fn new(key: &FlowKey, counters: &FlowCounters, clock: ScanClock, scan: u32) -> Self {
+        let handshake = Handshake::of(counters);
+        let initiator = handshake.initiator();
+        let mut entry = Self {
             key: *key,
             total: [Pair::default(); 2],
             first_seen_unix_ns: clock.unix_ns(counters.first_seen_ns),
             last_seen_boot_ns: counters.first_seen_ns,
             community_id: community_id(key, initiator),
-            closing_scan: 0,
+            scan,
+            waiting: waiting::NONE,
             tcp_flags: [0; 2],
+            handshake,
             initiator,
             dscp: counters.dscp,
             state: State::Living,
+            sides: Sides::One,
+            is_told: false,
+            was_complete: false,
+        };
+        entry.add(counters, clock, scan);
+        entry
+    }
+
+    /// The next flow with the same ports.
+    pub fn next(&self, counters: &FlowCounters, clock: ScanClock, scan: u32) -> Self {
+        let mut next = Self::new(&self.key, counters, clock, scan);
+        if self.sides == Sides::Joined {
+            next.key = self.key.with_side(self.hook() ^ next.initiator);
         }
+        next.sides = self.sides;
+        next
+    }
+
+    /// One side of a flow whose other side has, or had, a record of its own, with `initiator`.
+    #[must_use]
+    pub fn apart(mut self, initiator: u8) -> Self {
+        self.sides = Sides::Apart;
+        // Both sides see the same packets, but one of them may have begun to look later.
+        if self.handshake.opener().is_none() && self.initiator != initiator {
+            self.initiator = initiator;
+            self.community_id = community_id(&self.key, initiator);
+        }
+        self
     }
 
     pub fn is(&self, key: &FlowKey) -> bool {
         self.state != State::Free && self.key == *key
+            || self.sides == Sides::Joined && self.is_beside(key)
+    }
+
+    /// Whether it is the same flow's at the other side of the interface.
+    pub fn is_beside(&self, key: &FlowKey) -> bool {
+        self.state != State::Free
+            && self.key.side() != key.side()
+            && self.key.with_side(key.side()) == *key
     }
 
     /// Returns what was added.
     pub fn add(&mut self, counters: &FlowCounters, clock: ScanClock, scan: u32) -> [Pair; 2] {
+        if self.scan != scan {
+            self.was_complete = self.is_complete();
+            self.scan = scan;
+        }
         let delta = [0, 1].map(|direction| Pair {
             packets: counters.packets[direction],
             bytes: counters.bytes[direction],
@@ -64,17 +132,54 @@ impl Entry {
             self.total[direction] += added;
             self.tcp_flags[direction] |= counters.tcp_flags[direction].union();
         }
+        self.handshake = self.handshake.with_flags_of(Handshake::of(counters));
         self.last_seen_boot_ns = self
             .last_seen_boot_ns
             .max(clock.last_seen_boot_ns(counters));
-        if self.state == State::Living && self.is_over() {
-            self.state = State::Closing;
-            self.closing_scan = scan;
-        }
+        self.state = if self.is_over() {
+            State::Closing
+        } else {
+            State::Living
+        };
         delta
     }
 
-    pub fn is_over(&self) -> bool {
+    /// Adds the other half of a flow of which no record went out: which half came first, and whose
+    /// SYN it was, is open until both are there.
+    pub fn join(&mut self, half: &FlowCounters, clock: ScanClock) {
+        let hook = self.hook();
+        let first_seen_unix_ns = clock.unix_ns(half.first_seen_ns);
+        if first_seen_unix_ns < self.first_seen_unix_ns {
+            self.first_seen_unix_ns = first_seen_unix_ns;
+            self.dscp = half.dscp;
+            self.handshake = Handshake::of(half).with_flags_of(self.handshake);
+        }
+        self.add(half, clock, self.scan);
+        let initiator = self.handshake.initiator();
+        if initiator != self.initiator {
+            self.initiator = initiator;
+            self.community_id = community_id(&self.key, initiator);
+        }
+        self.sides = Sides::Joined;
+        self.key = self.key.with_side(initiator ^ hook);
+    }
+
+    /// The hook at which packets of the entry's only direction, or of a joined flow, are seen: 0 for
+    /// ingress, 1 for egress.
+    pub fn hook(&self) -> u8 {
+        let direction = match self.sides {
+            Sides::Joined => self.initiator,
+            Sides::One | Sides::Apart => self.only_direction().unwrap_or(self.initiator),
+        };
+        self.key.side() ^ direction
+    }
+
+    /// The direction of all its packets, where it is one.
+    pub fn only_direction(&self) -> Option<u8> {
+        only_direction(self.total.map(|total| total.packets))
+    }
+
+    fn is_over(&self) -> bool {
         let [flags_a, flags_b] = self.tcp_flags;
         let done = |direction: usize| {
             self.tcp_flags[direction] & tcp_flags::FIN != 0 || self.total[direction].packets == 0
@@ -83,8 +188,40 @@ impl Entry {
             || (flags_a | flags_b) & tcp_flags::FIN != 0 && done(0) && done(1)
     }
 
-    pub fn closed_before(&self, scan: u32) -> bool {
-        self.state == State::Closing && self.closing_scan != scan
+    /// Each side that was seen has acknowledged something. Where one side alone was seen, its SYN with
+    /// ACK is not enough: that answers a SYN which may be repeated.
+    fn is_established(&self) -> bool {
+        let acked = |direction: usize| self.tcp_flags[direction] & tcp_flags::ACK != 0;
+        match self.only_direction().map(usize::from) {
+            Some(direction) => acked(direction) && !self.handshake.has_syn_ack(direction),
+            None => acked(0) && acked(1),
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.state == State::Closing || self.is_established()
+    }
+
+    /// Whether what `scan` counted is of the next flow with the same ports.
+    pub fn is_followed_by(&self, counters: &FlowCounters, scan: u32) -> bool {
+        let was_complete = if self.scan == scan {
+            self.was_complete
+        } else {
+            self.is_complete()
+        };
+        was_complete && opens(counters)
+    }
+
+    /// Who leaves first where there is no room: the flow that would have ended first by itself. As the
+    /// boot time at which a living flow with the same rank was last seen.
+    pub fn rank_ns(&self, lifetimes: Lifetimes) -> u64 {
+        match self.state {
+            State::Closing => self
+                .last_seen_boot_ns
+                .saturating_add(lifetimes.linger_ns)
+                .saturating_sub(lifetimes.idle_ns),
+            State::Living | State::Free => self.last_seen_boot_ns,
+        }
     }
 
     pub fn record(
@@ -95,9 +232,15 @@ impl Entry {
     ) -> Record {
         let forward = usize::from(self.initiator);
         let reverse = 1 - forward;
+        let direction = Direction::of_hook(self.key.side() ^ self.initiator);
         Record {
             key: self.key,
             initiator: self.initiator,
+            direction,
+            reverse_direction: match self.sides {
+                Sides::Joined => direction,
+                Sides::One | Sides::Apart => direction.opposite(),
+            },
             delta: [delta[forward], delta[reverse]],
             total: [self.total[forward], self.total[reverse]],
             first_seen_unix_ns: self.first_seen_unix_ns,
@@ -109,24 +252,4 @@ impl Entry {
             outer: None,
         }
     }
-}
-
-/// The direction that opened the flow: the handshake tells, else the first packet that was seen.
-pub fn initiator(counters: &FlowCounters) -> u8 {
-    let [a, b] = &counters.tcp_flags;
-    match (a.has_syn_without_ack(), b.has_syn_without_ack()) {
-        (true, false) => return 0,
-        (false, true) => return 1,
-        _ => {}
-    }
-    match (a.has_syn_with_ack(), b.has_syn_with_ack()) {
-        (true, false) => 1,
-        (false, true) => 0,
-        _ => u8::from(counters.first_direction != 0),
-    }
-}
-
-pub fn opens(counters: &FlowCounters) -> bool {
-    let [a, b] = &counters.tcp_flags;
-    a.has_syn_without_ack() || b.has_syn_without_ack()
 }

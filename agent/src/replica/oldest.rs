@@ -1,28 +1,30 @@
-//! Which flow has to leave: ages come in, the slot of the flow that was quiet the longest goes out.
+//! Which flow has to leave: ages come in, the slot of the flow that would end first goes out.
 
 use std::{cmp::Reverse, collections::BinaryHeap, mem};
 
-use super::{entry::State, slab::Slab};
+use super::{Lifetimes, entry::State, slab::Slab};
 
-/// When a flow was last seen, and its slot.
+/// A flow's [`rank_ns`](super::entry::Entry::rank_ns), and its slot.
 pub type Age = (u64, u32);
 
-/// Finds the flow that was quiet the longest, with a pass over the slab only once for many of them.
+/// Finds the flow that would end first, with a pass over the slab only once for many of them.
 pub struct Oldest {
     /// Holds the age of every flow up to `bound`, and ages that are no flow's any more.
     candidates: BinaryHeap<Reverse<Age>>,
     bound: Option<Age>,
     /// How many a pass selects; twice as many have room.
     selection: usize,
+    lifetimes: Lifetimes,
 }
 
 impl Oldest {
-    pub fn new(max_flows: usize) -> Self {
+    pub fn new(max_flows: usize, lifetimes: Lifetimes) -> Self {
         let selection = (max_flows / 64).max(1);
         Self {
             candidates: BinaryHeap::with_capacity(2 * selection),
             bound: None,
             selection,
+            lifetimes,
         }
     }
 
@@ -42,9 +44,9 @@ impl Oldest {
     /// The slot of the oldest flow. There must be a flow.
     pub fn take(&mut self, slab: &Slab) -> u32 {
         loop {
-            while let Some(Reverse((last_seen, slot))) = self.candidates.pop() {
+            while let Some(Reverse((rank_ns, slot))) = self.candidates.pop() {
                 let entry = &slab[slot];
-                if entry.state != State::Free && entry.last_seen_boot_ns == last_seen {
+                if entry.state != State::Free && entry.rank_ns(self.lifetimes) == rank_ns {
                     return slot;
                 }
             }
@@ -61,7 +63,7 @@ impl Oldest {
             ages[self.selection - 1].0
         };
         for slot in slab.slots() {
-            let age = (slab[slot].last_seen_boot_ns, slot);
+            let age = (slab[slot].rank_ns(self.lifetimes), slot);
             if slab[slot].state == State::Free || age > bound {
                 continue;
             }

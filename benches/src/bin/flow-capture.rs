@@ -63,6 +63,7 @@ fn run(cli: &Cli) -> Result<()> {
         ring_bytes: (cli.ring_mib as usize) << 20,
         max_tracked_flows: cli.max_tracked_flows,
         idle_timeout: cli.idle_timeout,
+        ..Settings::default()
     };
     let mut capture = Capture::open(&cli.interface, settings)?;
     // Says that it counts from here on.

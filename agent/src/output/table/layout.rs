@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use crate::{
     output::human,
-    wire::{EndReason, FlowRecord},
+    wire::{Direction, EndReason, FlowRecord},
 };
 
 const GAP: &str = "  ";
-const COLUMNS: usize = 10;
+const COLUMNS: usize = 11;
 const TITLES: [&str; COLUMNS] = [
     "IFACE",
+    "DIR",
     "PROTO",
     "INITIATOR",
     "RESPONDER",
@@ -21,12 +22,12 @@ const TITLES: [&str; COLUMNS] = [
     "AGE",
     "STATE",
 ];
-const INITIATOR: usize = 2;
-const RESPONDER: usize = 3;
+const INITIATOR: usize = 3;
+const RESPONDER: usize = 4;
 /// Figures stand at the right of their columns.
-const FIGURES: std::ops::RangeInclusive<usize> = 4..=8;
+const FIGURES: std::ops::RangeInclusive<usize> = 5..=9;
 /// What is left out, in this order, where a line is too long.
-const DISPENSABLE: [usize; 5] = [8, 6, 4, 0, 9];
+const DISPENSABLE: [usize; 6] = [9, 7, 5, 1, 0, 10];
 /// An endpoint is not shortened below this while something can be left out.
 const ENDPOINT_WIDTH: usize = 21;
 
@@ -44,6 +45,7 @@ impl Row {
         let age = scan_end_unix_ns.saturating_sub(record.first_seen_unix_ns);
         let cells = [
             place(record, interface),
+            direction(record),
             protocol(record),
             human::endpoint(&record.src_addr, record.src_port),
             human::endpoint(&record.dst_addr, record.dst_port),
@@ -75,6 +77,21 @@ fn place(record: &FlowRecord, interface: Option<&String>) -> String {
         place = format!("{place} {id}");
     }
     place
+}
+
+/// `in` or `out`, of the initiator's packets; both where the responder's are at the same side.
+fn direction(record: &FlowRecord) -> String {
+    let [forward, reverse] = human::directions(record);
+    let name = match forward {
+        Some(Direction::Ingress) => "in",
+        Some(Direction::Egress) => "out",
+        Some(Direction::Unspecified) | None => "?",
+    };
+    if forward.is_some() && forward == reverse {
+        format!("{name} {name}")
+    } else {
+        name.to_owned()
+    }
 }
 
 fn protocol(record: &FlowRecord) -> String {
@@ -197,6 +214,23 @@ mod tests {
         assert!(TITLES.iter().all(|title| lines[0].contains(title)));
         assert!(lines[1].contains("eth0.10.20") && lines[1].contains("icmp6 128/0"));
         assert!(lines[1].contains("fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd"));
+    }
+
+    #[test]
+    fn the_direction_is_the_initiators_and_tells_a_mirror_port() {
+        let shown = |forward: Direction, reverse: Direction| {
+            direction(&FlowRecord {
+                direction: forward.into(),
+                reverse_direction: reverse.into(),
+                ..FlowRecord::default()
+            })
+        };
+        let none = Direction::Unspecified;
+        assert_eq!(shown(Direction::Ingress, none), "in");
+        assert_eq!(shown(Direction::Egress, none), "out");
+        assert_eq!(shown(Direction::Ingress, Direction::Ingress), "in in");
+        assert_eq!(shown(Direction::Egress, Direction::Egress), "out out");
+        assert_eq!(shown(none, none), "?");
     }
 
     #[test]

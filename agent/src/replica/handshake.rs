@@ -1,0 +1,67 @@
+//! How a flow was opened: the counters of its window come in, the endpoint that opened it goes out.
+
+use agent_common::FlowCounters;
+
+/// Bits by direction of the key: SYN without ACK, SYN with ACK, and who sent the first packet.
+#[derive(Clone, Copy, Default)]
+pub struct Handshake(u8);
+
+impl Handshake {
+    const SYN: u8 = 1;
+    const SYN_ACK: u8 = 4;
+    const FIRST_IS_B: u8 = 16;
+
+    pub fn of(counters: &FlowCounters) -> Self {
+        let mut bits = if counters.first_direction == 0 {
+            0
+        } else {
+            Self::FIRST_IS_B
+        };
+        for (direction, flags) in counters.tcp_flags.iter().enumerate() {
+            bits |= u8::from(flags.has_syn_without_ack()) * (Self::SYN << direction);
+            bits |= u8::from(flags.has_syn_with_ack()) * (Self::SYN_ACK << direction);
+        }
+        Self(bits)
+    }
+
+    /// With the flags of `other`; the first packet stays the same.
+    #[must_use]
+    pub fn with_flags_of(self, other: Self) -> Self {
+        Self(self.0 | other.0 & !Self::FIRST_IS_B)
+    }
+
+    /// The direction that opened the flow: the handshake tells, else the first packet that was seen.
+    pub fn initiator(self) -> u8 {
+        self.opener()
+            .unwrap_or(u8::from(self.has(Self::FIRST_IS_B)))
+    }
+
+    /// The direction that the flags alone say opened the flow.
+    pub fn opener(self) -> Option<u8> {
+        let sent = |flag: u8| (self.has(flag), self.has(flag << 1));
+        match sent(Self::SYN) {
+            (true, false) => return Some(0),
+            (false, true) => return Some(1),
+            _ => {}
+        }
+        match sent(Self::SYN_ACK) {
+            (true, false) => Some(1),
+            (false, true) => Some(0),
+            _ => None,
+        }
+    }
+
+    pub fn has_syn_ack(self, direction: usize) -> bool {
+        self.has(Self::SYN_ACK << direction)
+    }
+
+    fn has(self, bits: u8) -> bool {
+        self.0 & bits != 0
+    }
+}
+
+/// Whether somebody asked for a connection.
+pub fn opens(counters: &FlowCounters) -> bool {
+    let [a, b] = &counters.tcp_flags;
+    a.has_syn_without_ack() || b.has_syn_without_ack()
+}

@@ -1,0 +1,473 @@
+//! Flows whose packets are seen at both sides of the interface.
+
+use super::*;
+
+const SYN_ACK: u8 = SYN | ACK;
+const INGRESS: Direction = Direction::Ingress;
+const EGRESS: Direction = Direction::Egress;
+
+/// What one side of the interface counted of the flow.
+fn at(side: u8, counters: FlowCounters) -> (FlowKey, FlowCounters) {
+    (key(1).with_side(side), counters)
+}
+
+/// The same updates in both orders.
+fn orders<T: Clone>(updates: &[T; 2]) -> [Vec<T>; 2] {
+    let [one, other] = updates;
+    [
+        vec![one.clone(), other.clone()],
+        vec![other.clone(), one.clone()],
+    ]
+}
+
+fn directions(record: &Record) -> [Direction; 2] {
+    [record.direction, record.reverse_direction]
+}
+
+fn packets(pairs: [Pair; 2]) -> [u64; 2] {
+    pairs.map(|pair| pair.packets)
+}
+
+#[test]
+fn a_record_says_at_which_side_the_initiator_is() {
+    type Segments = [&'static [u8]; 2];
+    let cases: [(u8, Segments, u8, Direction); 6] = [
+        (0, [&[SYN, ACK], &[SYN_ACK]], 0, INGRESS),
+        (1, [&[SYN, ACK], &[SYN_ACK]], 0, EGRESS),
+        (0, [&[SYN_ACK], &[SYN, ACK]], 1, EGRESS),
+        (1, [&[SYN_ACK], &[SYN, ACK]], 1, INGRESS),
+        // Only the question, only the answer.
+        (0, [&[ACK], &[]], 0, INGRESS),
+        (0, [&[SYN_ACK], &[]], 1, EGRESS),
+    ];
+    for (side, [a_to_b, b_to_a], initiator, direction) in cases {
+        let mut replica = replica(8);
+        let records = scan_keys(&mut replica, 1, &[at(side, counters(1, a_to_b, b_to_a))]);
+        assert_eq!(reasons(&records), [None]);
+        assert_eq!(records[0].initiator, initiator, "{a_to_b:?} {b_to_a:?}");
+        assert_eq!(directions(&records[0]), [direction, direction.opposite()]);
+    }
+}
+
+#[test]
+fn both_directions_arriving_are_one_record_a_scan_whatever_comes_first() {
+    for (side, direction) in [(0, INGRESS), (1, EGRESS)] {
+        let opened = [
+            at(side, counters(2, &[SYN, ACK], &[])),
+            at(1 - side, counters(1, &[], &[SYN_ACK])),
+        ];
+        for opened in orders(&opened) {
+            let mut replica = replica(8);
+            let record = scan_keys(&mut replica, 2, &opened);
+            assert_eq!(reasons(&record), [None]);
+            assert_eq!(record[0].initiator, 0, "the SYN's sender");
+            assert_eq!(directions(&record[0]), [direction; 2]);
+            assert_eq!(packets(record[0].delta), [2, 1]);
+            assert_eq!(record[0].first_seen_unix_ns, UNIX as u64 + SECOND);
+            assert_eq!(record[0].last_seen_unix_ns, UNIX as u64 + 2 * SECOND);
+            assert_eq!(record[0].tcp_flags, [SYN | ACK, SYN | ACK]);
+            assert_eq!(replica.len(), 1);
+
+            let goes_on = [
+                at(side, counters(3, &[ACK; 3], &[])),
+                at(1 - side, counters(3, &[], &[ACK; 4])),
+            ];
+            for (second, goes_on) in (3..).zip(orders(&goes_on)) {
+                let record = scan_keys(&mut replica, second, &goes_on);
+                assert_eq!(reasons(&record), [None]);
+                assert_eq!(packets(record[0].delta), [3, 4]);
+                assert_eq!(directions(&record[0]), [direction; 2]);
+            }
+            let record = scan_keys(&mut replica, 5, &goes_on[1..]);
+            assert_eq!(reasons(&record), [None]);
+            assert_eq!(packets(record[0].delta), [0, 4]);
+            assert_eq!(packets(record[0].total), [8, 13]);
+        }
+    }
+}
+
+#[test]
+fn the_first_packet_of_both_halves_tells_the_initiator_where_no_syn_does() {
+    for first in [0, 1] {
+        let mut halves = [
+            at(0, counters(2, &[ACK], &[])),
+            at(1, counters(2, &[], &[ACK])),
+        ];
+        halves[1].1.first_direction = 1;
+        halves[first].1.first_seen_ns -= 1;
+        halves[first].1.dscp = 46;
+        for halves in orders(&halves) {
+            let record = scan_keys(&mut replica(8), 2, &halves)[0];
+            assert_eq!(usize::from(record.initiator), first);
+            assert_eq!((record.dscp, directions(&record)), (46, [INGRESS; 2]));
+            assert_eq!(record.community_id, community_id(&key(1), record.initiator));
+        }
+    }
+}
+
+#[test]
+fn halves_of_different_scans_are_one_flow() {
+    let mut replica = replica(8);
+    let syn = scan_keys(&mut replica, 1, &[at(0, counters(1, &[SYN], &[]))]);
+    assert_eq!(directions(&syn[0]), [INGRESS, EGRESS]);
+    let answer = scan_keys(&mut replica, 2, &[at(1, counters(2, &[], &[SYN_ACK]))]);
+    assert_eq!(reasons(&answer), [None]);
+    assert_eq!(directions(&answer[0]), [INGRESS; 2]);
+    assert_eq!(packets(answer[0].delta), [0, 1]);
+    assert_eq!(packets(answer[0].total), [1, 1]);
+    assert_eq!(replica.len(), 1);
+}
+
+#[test]
+fn a_known_half_and_the_other_one_make_one_record_where_the_other_one_comes_first() {
+    let mut replica = replica(8);
+    scan_keys(&mut replica, 1, &[at(0, counters(1, &[SYN], &[]))]);
+    let both = [
+        at(1, counters(2, &[], &[SYN_ACK])),
+        at(0, counters(2, &[ACK; 2], &[])),
+    ];
+    let record = scan_keys(&mut replica, 2, &both);
+    assert_eq!(reasons(&record), [None]);
+    assert_eq!(packets(record[0].delta), [2, 1]);
+}
+
+#[test]
+fn an_answer_told_before_its_question_ends_where_they_are_halves() {
+    let mut replica = replica(8);
+    let answer = scan_keys(&mut replica, 1, &[at(1, counters(1, &[], &[SYN_ACK]))]);
+    assert_eq!((answer[0].initiator, answer[0].direction), (0, EGRESS));
+    let question = scan_keys(&mut replica, 2, &[at(0, counters(2, &[SYN], &[]))]);
+    assert_eq!(reasons(&question), [Some(EndReason::ForcedEnd), None]);
+    let answer = scan_keys(&mut replica, 3, &[at(1, counters(3, &[], &[SYN_ACK]))]);
+    assert_eq!(
+        (answer[0].initiator, directions(&answer[0])),
+        (0, [INGRESS; 2])
+    );
+    assert_eq!(packets(answer[0].total), [1, 1]);
+    assert_eq!(replica.len(), 1);
+}
+
+#[test]
+fn one_direction_at_both_sides_makes_two_records_with_one_community_id() {
+    let one_way: [&[u8]; 2] = [&[ACK; 5], &[]];
+    let both_ways: [&[u8]; 2] = [&[SYN, ACK], &[SYN_ACK, ACK, ACK]];
+    for [a_to_b, b_to_a] in [one_way, both_ways] {
+        let routed = [0, 1].map(|side| at(side, counters(1, a_to_b, b_to_a)));
+        for routed in orders(&routed) {
+            let mut replica = replica(8);
+            let mut records = scan_keys(&mut replica, 1, &routed);
+            records.sort_by_key(|record| record.direction);
+            assert_eq!(reasons(&records), [None, None]);
+            let seen = [a_to_b.len() as u64, b_to_a.len() as u64];
+            for (record, direction) in records.iter().zip([INGRESS, EGRESS]) {
+                assert_eq!(directions(record), [direction, direction.opposite()]);
+                assert_eq!(packets(record.delta), seen);
+                assert_eq!(
+                    (record.initiator, record.community_id),
+                    (0, records[0].community_id)
+                );
+            }
+            assert_eq!(replica.len(), 2);
+        }
+    }
+}
+
+#[test]
+fn the_side_that_begins_to_look_later_has_the_same_initiator() {
+    let mut replica = replica(8);
+    scan_keys(&mut replica, 1, &[at(0, counters(1, &[ACK], &[ACK]))]);
+    let mut later = counters(2, &[], &[ACK]);
+    later.first_direction = 1;
+    let record = scan_keys(&mut replica, 2, &[at(1, later)])[0];
+    assert_eq!((record.initiator, record.direction), (0, EGRESS));
+    assert_eq!(packets(record.delta), [0, 1]);
+}
+
+/// First the half that arrives; then the same packets leave.
+#[test]
+fn a_half_whose_direction_comes_at_the_other_side_goes_on_beside_it() {
+    let routed: [&[FlowCounters]; 3] = [
+        &[counters(2, &[ACK], &[])],
+        &[counters(2, &[ACK], &[ACK])],
+        &[counters(2, &[], &[ACK]), counters(3, &[ACK], &[])],
+    ];
+    for egress in routed {
+        let mut replica = replica(8);
+        scan_keys(&mut replica, 1, &[at(0, counters(1, &[ACK], &[]))]);
+        let mut records = Vec::new();
+        for (second, egress) in (2..).zip(egress) {
+            // Behind it, in the same scan, what this side sees of the answers.
+            let updates = [at(1, *egress), at(0, counters(2, &[], &[ACK]))];
+            records.extend(scan_keys(&mut replica, second, &updates));
+        }
+        assert!(records.iter().all(|record| record.end_reason.is_none()));
+        let last = |direction| {
+            let mut records = records.iter().rev();
+            records
+                .find(|record| record.direction == direction)
+                .unwrap()
+        };
+        let scans = egress.len() as u64;
+        assert_eq!(packets(last(INGRESS).total), [1, scans]);
+        let left = egress.iter().map(|counters| counters.packets);
+        let left = left.fold([0, 0], |sum, packets| {
+            [sum[0] + packets[0], sum[1] + packets[1]]
+        });
+        assert_eq!(packets(last(EGRESS).total), left);
+        assert_eq!(last(EGRESS).reverse_direction, INGRESS);
+    }
+}
+
+#[test]
+fn a_joined_flow_ends_where_a_direction_comes_at_both_sides_and_two_begin() {
+    let halves = [
+        at(0, counters(1, &[SYN, ACK], &[])),
+        at(1, counters(1, &[], &[SYN_ACK])),
+    ];
+    let routed = [
+        at(0, counters(2, &[ACK], &[ACK; 2])),
+        at(1, counters(2, &[], &[ACK; 2])),
+    ];
+    for routed in orders(&routed) {
+        let mut replica = replica(8);
+        scan_keys(&mut replica, 1, &halves);
+        let records = scan_keys(&mut replica, 2, &routed);
+        assert_eq!(reasons(&records), [Some(EndReason::ForcedEnd), None, None]);
+        assert_eq!(packets(records[0].total), [2, 1]);
+        assert_eq!(directions(&records[0]), [INGRESS; 2]);
+        let mut sides = [&records[1], &records[2]];
+        sides.sort_by_key(|record| record.direction);
+        assert_eq!(
+            sides.map(directions),
+            [[INGRESS, EGRESS], [EGRESS, INGRESS]]
+        );
+        assert_eq!(sides.map(|record| packets(record.total)), [[1, 2], [0, 2]]);
+        // They stay apart.
+        let halves = [
+            at(0, counters(3, &[ACK], &[])),
+            at(1, counters(3, &[], &[ACK])),
+        ];
+        assert_eq!(reasons(&scan_keys(&mut replica, 3, &halves)), [None, None]);
+        assert_eq!(replica.len(), 2);
+    }
+}
+
+#[test]
+fn a_mirrored_flow_closes_when_both_halves_are_done() {
+    let half_closed = [
+        at(0, counters(1, &[SYN, FIN | ACK], &[])),
+        at(1, counters(1, &[], &[SYN_ACK, ACK])),
+    ];
+    for half_closed in orders(&half_closed) {
+        let mut replica = replica(8);
+        scan_keys(&mut replica, 1, &half_closed);
+        assert!(scan_keys(&mut replica, 20, &[]).is_empty());
+        scan_keys(&mut replica, 21, &[at(1, counters(21, &[], &[FIN | ACK]))]);
+        let late = scan_keys(&mut replica, 22, &[at(0, counters(22, &[ACK], &[]))]);
+        assert_eq!(reasons(&late), [None]);
+        let ended = scan_keys(&mut replica, 27, &[]);
+        assert_eq!(reasons(&ended), [Some(EndReason::EndOfFlow)]);
+        assert_eq!(packets(ended[0].total), [3, 3]);
+    }
+}
+
+#[test]
+fn a_mirrored_connection_with_used_ports_is_the_next_flow_with_both_halves() {
+    let established = [
+        at(0, counters(1, &[SYN, ACK], &[])),
+        at(1, counters(1, &[], &[SYN_ACK])),
+    ];
+    let next = [
+        at(0, counters(2, &[SYN, ACK], &[])),
+        at(1, counters(2, &[], &[SYN_ACK])),
+    ];
+    for next in orders(&next) {
+        let mut replica = replica(8);
+        scan_keys(&mut replica, 1, &established);
+        let records = scan_keys(&mut replica, 2, &next);
+        assert_eq!(reasons(&records), [Some(EndReason::EndOfFlow), None]);
+        assert_eq!(packets(records[0].total), [2, 1]);
+        assert_eq!(packets(records[1].total), [2, 1]);
+        assert_eq!(directions(&records[1]), [INGRESS; 2]);
+    }
+}
+
+#[test]
+fn a_used_port_from_the_other_end_turns_the_mirrored_flow_around() {
+    let mut replica = replica(8);
+    let established = [
+        at(0, counters(1, &[SYN, ACK], &[])),
+        at(1, counters(1, &[], &[SYN_ACK])),
+    ];
+    scan_keys(&mut replica, 1, &established);
+    let next = [
+        at(0, counters(2, &[SYN_ACK], &[])),
+        at(1, counters(2, &[], &[SYN, ACK])),
+    ];
+    let records = scan_keys(&mut replica, 2, &next);
+    assert_eq!(reasons(&records), [Some(EndReason::EndOfFlow), None]);
+    assert_eq!(records[0].initiator, 0);
+    assert_eq!(
+        (records[1].initiator, directions(&records[1])),
+        (1, [INGRESS; 2])
+    );
+    let goes_on = [
+        at(1, counters(3, &[], &[ACK; 3])),
+        at(0, counters(3, &[ACK; 2], &[])),
+    ];
+    let record = scan_keys(&mut replica, 3, &goes_on)[0];
+    assert_eq!((record.initiator, directions(&record)), (1, [INGRESS; 2]));
+    assert_eq!(packets(record.total), [5, 3]);
+}
+
+#[test]
+fn a_flow_with_a_waiting_half_is_no_quiet_one() {
+    let mut replica = replica(2);
+    let halves = [
+        at(0, counters(1, &[ACK], &[])),
+        at(1, counters(1, &[], &[ACK])),
+    ];
+    scan_keys(&mut replica, 1, &halves);
+    scan_keys(&mut replica, 2, &[(key(2), counters(2, &[ACK], &[ACK]))]);
+    let updates = [
+        at(0, counters(3, &[ACK], &[])),
+        (key(3), counters(3, &[ACK], &[ACK])),
+        at(1, counters(3, &[], &[ACK])),
+    ];
+    let records = scan_keys(&mut replica, 3, &updates);
+    let ended: Vec<_> = records
+        .iter()
+        .filter(|record| record.end_reason.is_some())
+        .collect();
+    assert_eq!((ended.len(), ended[0].key), (1, key(2)));
+    let told = records
+        .iter()
+        .filter(|record| record.key.with_side(0) == key(1));
+    let told = told.fold([0, 0], |sum, record| {
+        let delta = packets(record.delta);
+        [sum[0] + delta[0], sum[1] + delta[1]]
+    });
+    assert_eq!(told, [1, 1]);
+}
+
+#[test]
+fn an_untold_flow_that_has_to_leave_is_told_first() {
+    let mut replica = replica(1);
+    let updates = [1, 2].map(|number| (number, counters(1, &[ACK], &[])));
+    let records = scan(&mut replica, 1, &updates);
+    assert_eq!(
+        reasons(&records),
+        [None, Some(EndReason::LackOfResources), None]
+    );
+    assert_eq!(packets(records[0].delta), [1, 0]);
+}
+
+#[test]
+fn a_mirrored_flow_out_of_a_tunnel_keeps_and_forgets_the_tunnels_endpoints() {
+    let mut replica = replica(8);
+    let tunnelled = |side| {
+        FlowKey {
+            encapsulation: Encapsulation::Gre as u8,
+            ..key(1)
+        }
+        .with_side(side)
+    };
+    let outer = Outer {
+        addr_a: [1; 16],
+        ..Outer::default()
+    };
+    let halves = [
+        (tunnelled(0), counters(1, &[SYN], &[])),
+        (tunnelled(1), counters(1, &[], &[RST | ACK])),
+    ];
+    for halves in orders(&halves) {
+        for (key, _) in &halves {
+            replica.note_outer(key, || Some(outer));
+        }
+        assert_eq!(scan_keys(&mut replica, 1, &halves)[0].outer, Some(outer));
+        assert_eq!(scan_keys(&mut replica, 9, &[])[0].outer, Some(outer));
+        for side in [0, 1] {
+            let mut is_asked = false;
+            replica.note_outer(&tunnelled(side), || {
+                is_asked = true;
+                None
+            });
+            assert!(is_asked, "side {side}");
+        }
+    }
+}
+
+/// Flow, side, seconds before the scan, flags and packets in both directions.
+type Op = (u32, u8, u64, [u8; 2], [u64; 2]);
+
+/// Packets by flow, direction of the key and hook.
+type Sums = HashMap<(FlowKey, u8, Direction), u64>;
+
+fn add_to(sums: &mut Sums, key: &FlowKey, direction: u8, hook: Direction, packets: u64) {
+    if packets != 0 {
+        *sums.entry((key.with_side(0), direction, hook)).or_default() += packets;
+    }
+}
+
+/// Plays scans; what the records say was seen at which hook is what was seen there.
+fn play_sides(max_flows: usize, scans: &[Vec<Op>]) {
+    let mut replica = replica(max_flows);
+    let mut listener = Listener::default();
+    let (mut fed, mut told) = (Sums::new(), Sums::new());
+    let mut hear = |record: &Record| {
+        listener.hear(record);
+        let initiator = record.initiator;
+        let halves = [initiator, 1 - initiator]
+            .into_iter()
+            .zip(directions(record));
+        for ((direction, hook), delta) in halves.zip(record.delta) {
+            add_to(&mut told, &record.key, direction, hook, delta.packets);
+        }
+    };
+    for (second, ops) in (20..).step_by(7).zip(scans) {
+        replica.begin_scan(clock(second));
+        let mut page = (Vec::new(), Vec::new());
+        for &(number, side, ago, [a_to_b, b_to_a], packets) in ops {
+            let mut counted = counters(second - ago, &[], &[]);
+            counted.packets = packets;
+            counted.bytes = packets.map(|packets| packets * 100);
+            for (direction, segment) in [a_to_b, b_to_a].into_iter().enumerate() {
+                if packets[direction] != 0 {
+                    counted.tcp_flags[direction] = flags(&[segment]);
+                }
+            }
+            counted.first_direction = u8::from(packets[0] == 0);
+            for direction in [0, 1] {
+                let hook = Direction::of_hook(direction ^ side);
+                let seen = packets[usize::from(direction)];
+                add_to(&mut fed, &key(number), direction, hook, seen);
+            }
+            page.0.push(key(number).with_side(side));
+            page.1.push(counted);
+        }
+        replica.update(&page.0, &page.1, &mut hear);
+        assert!(replica.len() <= max_flows);
+        replica.end_scan(&mut hear);
+    }
+    replica.finish(&mut hear);
+    assert!(replica.is_empty() && listener.living.is_empty());
+    assert_eq!(told, fed);
+}
+
+proptest! {
+    #[test]
+    fn every_packet_is_told_once_at_its_side_whatever_comes_when(
+        max_flows in 1usize..6,
+        scans in {
+            let packets = prop_oneof![
+                3 => (1u64..100).prop_map(|packets| [packets, 0]),
+                3 => (1u64..100).prop_map(|packets| [0, packets]),
+                1 => [1u64..100, 1u64..100],
+            ];
+            let op = (0..4u32, 0..2u8, 0..20u64, [any_flags(), any_flags()], packets);
+            prop::collection::vec(prop::collection::vec(op, 0..10), 1..12)
+        },
+    ) {
+        play_sides(max_flows, &scans);
+    }
+}
