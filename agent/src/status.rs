@@ -21,6 +21,7 @@ pub struct StatusSettings {
     pub scan_interval: Duration,
     pub early_scan_percent: u32,
     pub idle_timeout: Duration,
+    pub linger: Duration,
     /// 0 where every flow is counted.
     pub sample_rate: u32,
 }
@@ -39,6 +40,7 @@ pub fn of(settings: &StatusSettings, scanner: &Scanner, late: u64) -> wire::Agen
             max_tracked_flows: settings.max_tracked_flows,
             scan_interval_ns: nanos(settings.scan_interval),
             idle_timeout_ns: nanos(settings.idle_timeout),
+            linger_ns: nanos(settings.linger),
             early_scan_percent: settings.early_scan_percent,
             sample_rate: settings.sample_rate,
             filter_rules: scanner.filter_rules(),

@@ -46,9 +46,6 @@ use publish::{Publisher, QdiscDrops};
 use rules::Switch;
 use wakes::{Wake, Wakes};
 
-/// How long a closed flow waits for late packets.
-const LINGER: Duration = Duration::from_secs(5);
-
 /// How often the programs' log is carried over, where it is on.
 const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -134,7 +131,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         replica: Replica::new(ReplicaSettings {
             max_flows: args.max_tracked_flows as usize,
             idle_timeout: args.idle_timeout,
-            linger: LINGER,
+            linger: args.linger,
         }),
         encoder: BatchEncoder::new(Arc::clone(&identity)).sampling(args.sample),
         hub: hub.clone(),
@@ -169,6 +166,7 @@ async fn serve(
         scan_interval: args.scan_interval,
         early_scan_percent: args.early_scan,
         idle_timeout: args.idle_timeout,
+        linger: args.linger,
         sample_rate: if args.sample < 2 { 0 } else { args.sample },
     };
     let (publisher, status_receiver) = Publisher::start(status::of(&settings, &scanner, 0), qdiscs);

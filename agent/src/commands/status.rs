@@ -98,12 +98,13 @@ fn settings_lines(status: &AgentStatus, lines: &mut Vec<String>) {
     };
     lines.push(format!(
         "settings  max-flows {}, max-tracked-flows {}, scan-interval {}, early-scan {} %, \
-         idle-timeout {}{sample}{filter}",
+         idle-timeout {}, linger {}{sample}{filter}",
         settings.max_flows,
         settings.max_tracked_flows,
         duration(settings.scan_interval_ns),
         settings.early_scan_percent,
-        duration(settings.idle_timeout_ns)
+        duration(settings.idle_timeout_ns),
+        duration(settings.linger_ns)
     ));
 }
 

@@ -59,7 +59,7 @@ pub struct Args {
           value_parser = clap::value_parser!(u32).range(1..=100_000_000), allow_negative_numbers = true)]
     pub max_flows: u32,
 
-    /// Flows kept in userspace; beyond it the one that was quiet the longest leaves.
+    /// Flows kept in userspace; beyond it the one that would end first leaves.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_TRACKED_FLOWS", default_value_t = 1_000_000,
           value_parser = clap::value_parser!(u32).range(1..=1_000_000_000), allow_negative_numbers = true)]
     pub max_tracked_flows: u32,
@@ -90,6 +90,12 @@ pub struct Args {
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_IDLE_TIMEOUT", default_value = "60s",
           value_parser = time, allow_hyphen_values = true)]
     pub idle_timeout: Duration,
+
+    /// How long a flow that was closed by FIN or RST waits for late packets, which would else be a flow
+    /// of their own; from its last packet on.
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_LINGER", default_value = "5s",
+          value_parser = time)]
+    pub linger: Duration,
 
     /// Where consumers connect: unix:PATH (mode 0660) or a TCP address; repeatable.
     #[arg(

@@ -1,0 +1,101 @@
+//! Where a flow ends: packets behind a close.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy takes only functions marked as tests for tests"
+)]
+
+mod support;
+
+use agent_common::Pair;
+use lab::{FrameSocket, Lab, privilege::is_root_or_skip};
+use support::{Agent, Report, count, name, wait_for_scans, wait_until};
+
+const FIN: u8 = 0x01;
+const SYN: u8 = 0x02;
+const ACK: u8 = 0x10;
+
+/// A client at the other end of the wire, which talks to the agent's.
+struct Talk<'a> {
+    lab: &'a Lab,
+    sockets: [FrameSocket; 2],
+    sums: [Pair; 2],
+}
+
+impl<'a> Talk<'a> {
+    const PORT: u16 = 4000;
+
+    fn new(lab: &'a Lab) -> Self {
+        Self {
+            lab,
+            sockets: [&lab.peer, &lab.agent].map(|host| host.frame_socket().unwrap()),
+            sums: [Pair::default(); 2],
+        }
+    }
+
+    /// Segments by side, 0 for the client, and flags.
+    fn say(&mut self, segments: &[(usize, u8)]) {
+        let Lab { agent, peer } = self.lab;
+        for &(side, flags) in segments {
+            let frame = if side == 0 {
+                peer.frame_v4(agent).tcp(Self::PORT, 443, flags, &[0; 9])
+            } else {
+                agent.frame_v4(peer).tcp(443, Self::PORT, flags, &[0; 7])
+            }
+            .unwrap();
+            self.sockets[side].send(&frame).unwrap();
+            self.sums[side] += count(1, &frame);
+        }
+    }
+
+    fn name(&self) -> String {
+        let [client, server] = [&self.lab.peer, &self.lab.agent].map(|host| host.ipv4.to_string());
+        name("[]", 6, (&client, Self::PORT.into()), (&server, 443))
+    }
+
+    /// All packets are there, and under one name.
+    fn assert_exact(&self, report: &Report) {
+        let sums: Vec<_> = report.sums().into_iter().collect();
+        assert_eq!(sums, [(self.name(), self.sums)]);
+    }
+}
+
+const HANDSHAKE: [(usize, u8); 3] = [(0, SYN), (1, SYN | ACK), (0, ACK)];
+
+#[test]
+fn what_comes_late_behind_a_close_is_no_flow_of_its_own() {
+    if !is_root_or_skip("agent::what_comes_late_behind_a_close_is_no_flow_of_its_own") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--scan-interval", "100ms", "--linger", "10m"]);
+    let mut talk = Talk::new(&lab);
+    talk.say(&HANDSHAKE);
+    talk.say(&[(0, FIN | ACK), (1, FIN | ACK)]);
+    wait_for_scans(&agent, &lab.agent, 4);
+    talk.say(&[(0, ACK)]);
+    wait_for_scans(&agent, &lab.agent, 4);
+    talk.say(&[(1, FIN | ACK)]);
+    wait_for_scans(&agent, &lab.agent, 2);
+    let report = agent.stop();
+    talk.assert_exact(&report);
+    assert_eq!(report.end_reason(&talk.name()), "end_of_flow");
+}
+
+#[test]
+fn a_closed_flow_ends_when_the_linger_is_over() {
+    if !is_root_or_skip("agent::a_closed_flow_ends_when_the_linger_is_over") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--linger", "300ms", "--idle-timeout", "10m"]);
+    let mut talk = Talk::new(&lab);
+    talk.say(&HANDSHAKE);
+    let tracked = |agent: &Agent| agent.status(&lab.agent)["replica"]["tracked"].clone();
+    wait_until("the flow is known", || tracked(&agent) == 1);
+    talk.say(&[(0, FIN | ACK), (1, FIN | ACK)]);
+    wait_until("the flow has ended", || tracked(&agent) == 0);
+    let report = agent.stop();
+    talk.assert_exact(&report);
+    assert_eq!(report.end_reason(&talk.name()), "end_of_flow");
+}
