@@ -1,4 +1,4 @@
-//! Where a flow ends: packets behind a close.
+//! Where a flow ends and the next one begins: packets behind a close, and ports that are used again.
 
 #![expect(
     clippy::unwrap_used,
@@ -62,6 +62,17 @@ impl<'a> Talk<'a> {
 
 const HANDSHAKE: [(usize, u8); 3] = [(0, SYN), (1, SYN | ACK), (0, ACK)];
 
+/// `first_seen_ns` and end reason of each flow that ended.
+fn ends(report: &Report) -> Vec<(u64, String)> {
+    let lines = report.flows.iter();
+    lines
+        .filter_map(|line| {
+            let reason = line["end_reason"].as_str()?;
+            Some((line["first_seen_ns"].as_u64().unwrap(), reason.to_owned()))
+        })
+        .collect()
+}
+
 #[test]
 fn what_comes_late_behind_a_close_is_no_flow_of_its_own() {
     if !is_root_or_skip("agent::what_comes_late_behind_a_close_is_no_flow_of_its_own") {
@@ -98,4 +109,58 @@ fn a_closed_flow_ends_when_the_linger_is_over() {
     let report = agent.stop();
     talk.assert_exact(&report);
     assert_eq!(report.end_reason(&talk.name()), "end_of_flow");
+}
+
+#[test]
+fn a_connection_with_used_ports_is_a_flow_of_its_own() {
+    if !is_root_or_skip("agent::a_connection_with_used_ports_is_a_flow_of_its_own") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--idle-timeout", "10m"]);
+    let mut talk = Talk::new(&lab);
+    talk.say(&HANDSHAKE);
+    talk.say(&[(0, ACK), (1, ACK)]);
+    wait_for_scans(&agent, &lab.agent, 2);
+    let first = talk.sums;
+    talk.say(&HANDSHAKE);
+    wait_for_scans(&agent, &lab.agent, 2);
+    let report = agent.stop();
+    talk.assert_exact(&report);
+
+    let ends = ends(&report);
+    let reasons: Vec<&str> = ends.iter().map(|(_, reason)| &**reason).collect();
+    assert_eq!(reasons, ["end_of_flow", "forced_end"]);
+    assert!(ends[0].0 < ends[1].0);
+    let totals = |begun: u64| {
+        let mut lines = report.flows.iter().rev();
+        let line = lines.find(|line| line["first_seen_ns"] == begun).unwrap();
+        ["total_packets", "total_reverse_packets"].map(|total| line[total].as_u64().unwrap())
+    };
+    assert_eq!(totals(ends[0].0), first.map(|sum| sum.packets));
+    assert_eq!(totals(ends[1].0), [2, 1]);
+}
+
+#[test]
+fn a_repeated_syn_begins_no_other_flow() {
+    if !is_root_or_skip("agent::a_repeated_syn_begins_no_other_flow") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--idle-timeout", "10m"]);
+    let mut talk = Talk::new(&lab);
+    let parts: [&[(usize, u8)]; 4] = [
+        &[(0, SYN)],
+        &[(0, SYN), (1, SYN | ACK)],
+        // The answer was lost.
+        &[(0, SYN), (1, SYN | ACK), (0, ACK)],
+        &[(0, ACK), (1, ACK)],
+    ];
+    for part in parts {
+        talk.say(part);
+        wait_for_scans(&agent, &lab.agent, 2);
+    }
+    let report = agent.stop();
+    talk.assert_exact(&report);
+    assert_eq!(report.end_reason(&talk.name()), "forced_end");
 }
