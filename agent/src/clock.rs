@@ -14,6 +14,8 @@ pub struct ScanClock {
     pub tick_ns: u64,
     /// What to add to boot time to get Unix time.
     pub boot_to_unix_ns: i64,
+    /// How long the machine slept since the scan before; ticks stood still meanwhile.
+    pub slept_ns: u64,
 }
 
 impl ScanClock {
@@ -22,22 +24,67 @@ impl ScanClock {
     }
 
     /// To the tick, which is 1 to 10 ms, and not before the first packet.
+    ///
+    /// Where the machine slept since the scan before, a tick may be one before the sleep or one after it.
+    /// It is after it where the first packet was, which has a clock of its own; else it is taken for one
+    /// before: so the last packet was never earlier, but may have come after the sleep.
     pub fn last_seen_boot_ns(self, counters: &FlowCounters) -> u64 {
         let ticks = self
             .jiffies
             .wrapping_sub(counters.last_seen_jiffies)
             .cast_signed();
         let tick_ns = self.tick_ns.cast_signed();
-        self.boot_ns
-            .saturating_add_signed(ticks.saturating_mul(tick_ns).saturating_neg())
-            .max(counters.first_seen_ns)
+        let awake_ns = self
+            .boot_ns
+            .saturating_add_signed(ticks.saturating_mul(tick_ns).saturating_neg());
+        let before_sleep_ns = awake_ns.saturating_sub(self.slept_ns);
+        let last_seen_ns = if before_sleep_ns.saturating_add(self.tick_ns) < counters.first_seen_ns
+        {
+            awake_ns
+        } else {
+            before_sleep_ns
+        };
+        last_seen_ns.max(counters.first_seen_ns)
+    }
+}
+
+/// How long the machine has slept since it started, by the clocks that do and do not count it.
+#[derive(Clone, Copy, Debug)]
+pub struct Sleep {
+    slept_ns: u64,
+}
+
+impl Sleep {
+    /// Less is two clocks that were not read at one moment.
+    const SHORTEST_NS: u64 = 50_000_000;
+
+    pub fn so_far() -> Self {
+        // Between two reads the thread may wait for its turn, which looks like a sleep: the shortest of
+        // some is the true one.
+        let difference = || {
+            let monotonic_ns = read_ns(libc::CLOCK_MONOTONIC);
+            read_ns(libc::CLOCK_BOOTTIME).saturating_sub(monotonic_ns)
+        };
+        let slept_ns = (0..4).map(|_| difference()).min().unwrap_or_default();
+        Self { slept_ns }
+    }
+
+    /// How long it slept from the moment of this to that of `later`.
+    pub fn until(self, later: Self) -> u64 {
+        let slept_ns = later.slept_ns.saturating_sub(self.slept_ns);
+        if slept_ns < Self::SHORTEST_NS {
+            0
+        } else {
+            slept_ns
+        }
     }
 }
 
 /// All clocks at one moment, `clocks` being the programs' own; taken anew at every scan, since Unix
 /// time is adjusted and ticks stand still while the machine sleeps.
-pub fn at(clocks: Clocks) -> ScanClock {
+pub fn at(clocks: Clocks, slept_ns: u64) -> ScanClock {
     ScanClock {
+        slept_ns,
         boot_ns: clocks.boot_ns,
         jiffies: clocks.jiffies,
         tick_ns: tick_ns(),
@@ -85,4 +132,83 @@ fn read_ns(clock: libc::clockid_t) -> u64 {
 
 fn nanoseconds(time: libc::timespec) -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+    const TICK_NS: u64 = 4_000_000;
+    const TICKS_A_SECOND: u64 = SECOND / TICK_NS;
+    const HOURS_NS: u64 = 8 * 3600 * SECOND;
+
+    /// A scan 10 s of ticks after the one before, and a sleep in between.
+    fn clock(slept_ns: u64) -> ScanClock {
+        ScanClock {
+            boot_ns: 1000 * SECOND + slept_ns,
+            jiffies: 1_000_000,
+            tick_ns: TICK_NS,
+            boot_to_unix_ns: 0,
+            slept_ns,
+        }
+    }
+
+    /// The last packet so many seconds of ticks before the scan.
+    fn counters(first_seen_ns: u64, last_seconds_ago: u64) -> FlowCounters {
+        FlowCounters {
+            first_seen_ns,
+            last_seen_jiffies: 1_000_000 - last_seconds_ago * TICKS_A_SECOND,
+            ..FlowCounters::default()
+        }
+    }
+
+    #[test]
+    fn a_tick_is_as_long_ago_as_it_says_while_the_machine_is_awake() {
+        let awake = clock(0);
+        assert_eq!(
+            awake.last_seen_boot_ns(&counters(990 * SECOND, 7)),
+            993 * SECOND
+        );
+        assert_eq!(
+            awake.last_seen_boot_ns(&counters(995 * SECOND, 7)),
+            995 * SECOND
+        );
+    }
+
+    #[test]
+    fn a_last_packet_before_a_sleep_is_not_after_it() {
+        let woken = clock(HOURS_NS);
+        let before = counters(991 * SECOND, 7);
+        assert_eq!(woken.last_seen_boot_ns(&before), 993 * SECOND);
+        let alone = counters(993 * SECOND + TICK_NS / 2, 7);
+        assert_eq!(
+            woken.last_seen_boot_ns(&alone),
+            993 * SECOND + TICK_NS / 2,
+            "the only packet's own clock"
+        );
+    }
+
+    #[test]
+    fn a_flow_that_began_after_the_sleep_was_last_seen_after_it() {
+        let woken = clock(HOURS_NS);
+        let after = counters(997 * SECOND + HOURS_NS, 2);
+        assert_eq!(woken.last_seen_boot_ns(&after), 998 * SECOND + HOURS_NS);
+    }
+
+    #[test]
+    fn a_flow_on_both_sides_of_the_sleep_was_not_seen_before_it_began() {
+        let woken = clock(HOURS_NS);
+        let both = counters(991 * SECOND, 2);
+        assert_eq!(woken.last_seen_boot_ns(&both), 998 * SECOND);
+    }
+
+    #[test]
+    fn a_sleep_is_what_the_clocks_grew_apart() {
+        let at = |slept_ns| Sleep { slept_ns };
+        assert_eq!(at(5).until(at(HOURS_NS)), HOURS_NS - 5);
+        assert_eq!(at(HOURS_NS).until(at(HOURS_NS + SECOND / 100)), 0);
+        assert_eq!(at(HOURS_NS).until(at(5)), 0);
+        assert_eq!(Sleep::so_far().until(Sleep::so_far()), 0);
+    }
 }

@@ -194,6 +194,10 @@ impl Replica {
         for slot in self.slab.slots() {
             self.tell(slot, sink);
             let entry = &self.slab[slot];
+            // When its last packet was is not sure where the machine slept meanwhile.
+            if self.clock.slept_ns != 0 && entry.scan == self.scan {
+                continue;
+            }
             let quiet_ns = self.clock.boot_ns.saturating_sub(entry.last_seen_boot_ns);
             match entry.state {
                 State::Living if quiet_ns >= self.lifetimes.idle_ns => {

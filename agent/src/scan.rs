@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result};
 
 use crate::{
     batch::{BatchEncoder, ScanHeader, ScanTrailer},
-    clock,
+    clock::{self, ScanClock, Sleep},
     hub::Hub,
     kernel::{
         attach::{Attachments, Hook, Mode, warn_of_hidden_tags},
@@ -65,6 +65,7 @@ pub struct Scanner {
     pub account: HookAccount,
     pub stats: ScanStats,
     window_start_unix_ns: u64,
+    sleep: Sleep,
     refusals: LogLimit,
     unknown_interfaces: LogLimit,
 }
@@ -94,6 +95,7 @@ impl Scanner {
             account: HookAccount::default(),
             stats: ScanStats::default(),
             window_start_unix_ns: clock::unix_now_ns(),
+            sleep: Sleep::so_far(),
             refusals: LogLimit::default(),
             unknown_interfaces: LogLimit::default(),
         }
@@ -121,7 +123,7 @@ impl Scanner {
     fn run(&mut self, is_final: bool) -> Result<()> {
         let started = Instant::now();
         let cpu_started = clock::thread_cpu();
-        let scan_clock = clock::at(self.kernel.clocks()?);
+        let scan_clock = self.clock()?;
         self.replica.begin_scan(scan_clock);
 
         self.interfaces.read_before_flip()?;
@@ -184,6 +186,13 @@ impl Scanner {
             tracing::error!(?missing, "the account does not close: please report this");
         }
         Ok(())
+    }
+
+    fn clock(&mut self) -> Result<ScanClock> {
+        let sleep = Sleep::so_far();
+        let slept_ns = self.sleep.until(sleep);
+        self.sleep = sleep;
+        Ok(clock::at(self.kernel.clocks()?, slept_ns))
     }
 
     /// An XDP hook whose interface's features changed so that tags are hidden from it counts on, and

@@ -212,6 +212,7 @@ fn clock() -> ScanClock {
         jiffies: boot_ns / TICK_NS,
         tick_ns: TICK_NS,
         boot_to_unix_ns: unix_ns.wrapping_sub(boot_ns).cast_signed(),
+        slept_ns: 0,
     }
 }
 

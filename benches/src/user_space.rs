@@ -24,6 +24,7 @@ const CLOCK: ScanClock = ScanClock {
     jiffies: SCAN_BOOT_NS / TICK_NS,
     tick_ns: TICK_NS,
     boot_to_unix_ns: 1_700_000_000_000_000_000,
+    slept_ns: 0,
 };
 
 /// The replica and the encoder as the agent makes them by default.

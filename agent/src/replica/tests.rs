@@ -58,6 +58,7 @@ fn clock(second: u64) -> ScanClock {
         jiffies: second,
         tick_ns: SECOND,
         boot_to_unix_ns: UNIX,
+        slept_ns: 0,
     }
 }
 
@@ -221,6 +222,35 @@ fn a_flow_out_of_a_tunnel_keeps_the_tunnels_endpoints_to_its_end() {
     assert_eq!(scan(2, &[closing], None), [Some(outer); 2]);
     assert_eq!(scan(7, &[], None), [Some(outer)]);
     assert_eq!(scan(8, &[counters(8, &[SYN], &[])], None), [None]);
+}
+
+#[test]
+fn a_flow_with_packets_in_the_scan_of_a_sleep_outlives_it() {
+    const SLEPT: u64 = 1000;
+    let mut replica = replica(8);
+    let busy = |second| (key(1), counters(second, &[ACK], &[ACK]));
+    let quiet = (key(2), counters(1, &[ACK], &[ACK]));
+    scan_keys(&mut replica, 1, &[busy(1), quiet]);
+    // By the ticks, which stood still: at second 2 or 1002.
+    let woken = ScanClock {
+        boot_ns: (3 + SLEPT) * SECOND,
+        jiffies: 3,
+        slept_ns: SLEPT * SECOND,
+        ..clock(3)
+    };
+    let mut records = Vec::new();
+    let mut sink = |record: &Record| records.push(*record);
+    replica.begin_scan(woken);
+    replica.update(&[key(1)], &[busy(2).1], &mut sink);
+    replica.end_scan(&mut sink);
+    assert_eq!(reasons(&records), [None, Some(EndReason::IdleTimeout)]);
+    let last_seen = records
+        .iter()
+        .map(|record| record.last_seen_unix_ns - UNIX as u64);
+    assert_eq!(last_seen.collect::<Vec<_>>(), [2 * SECOND, SECOND]);
+    // Then it does not.
+    let ended = scan_keys(&mut replica, 4 + SLEPT, &[]);
+    assert_eq!(reasons(&ended), [Some(EndReason::IdleTimeout)]);
 }
 
 #[test]
