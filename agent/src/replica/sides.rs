@@ -37,9 +37,7 @@ impl Replica {
             self.insert(hash, other, sink);
             return;
         }
-        if entry.is_followed_by(counters, self.scan) {
-            self.replace(known, EndReason::EndOfFlow, self.entry(key, counters), sink);
-        } else if !entry.is_told {
+        if !entry.is_told {
             entry.join(counters, self.clock);
             let rank_ns = entry.rank_ns(self.lifetimes);
             self.oldest.note((rank_ns, known));

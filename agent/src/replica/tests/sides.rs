@@ -253,6 +253,19 @@ fn a_joined_flow_ends_where_a_direction_comes_at_both_sides_and_two_begin() {
 }
 
 #[test]
+fn sides_stay_apart_when_one_of_them_has_ended() {
+    let mut replica = replica(8);
+    let routed = [0, 1].map(|side| at(side, counters(1, &[ACK], &[])));
+    scan_keys(&mut replica, 1, &routed);
+    scan_keys(&mut replica, 20, &[at(0, counters(20, &[ACK], &[]))]);
+    let ended = scan_keys(&mut replica, 31, &[]);
+    assert_eq!(reasons(&ended), [Some(EndReason::IdleTimeout)]);
+    let answer = scan_keys(&mut replica, 32, &[at(1, counters(32, &[], &[ACK]))]);
+    assert_eq!(directions(&answer[0]), [EGRESS, INGRESS]);
+    assert_eq!(replica.len(), 2);
+}
+
+#[test]
 fn a_mirrored_flow_closes_when_both_halves_are_done() {
     let half_closed = [
         at(0, counters(1, &[SYN, FIN | ACK], &[])),
