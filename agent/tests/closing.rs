@@ -9,7 +9,7 @@ mod support;
 
 use agent_common::Pair;
 use lab::{FrameSocket, Lab, privilege::is_root_or_skip};
-use support::{Agent, Report, count, name, wait_for_scans, wait_until};
+use support::{Agent, Report, count, name, wait_until};
 
 const FIN: u8 = 0x01;
 const SYN: u8 = 0x02;
@@ -83,11 +83,11 @@ fn what_comes_late_behind_a_close_is_no_flow_of_its_own() {
     let mut talk = Talk::new(&lab);
     talk.say(&HANDSHAKE);
     talk.say(&[(0, FIN | ACK), (1, FIN | ACK)]);
-    wait_for_scans(&agent, &lab.agent, 4);
+    agent.wait_for_scans(&lab.agent, 4);
     talk.say(&[(0, ACK)]);
-    wait_for_scans(&agent, &lab.agent, 4);
+    agent.wait_for_scans(&lab.agent, 4);
     talk.say(&[(1, FIN | ACK)]);
-    wait_for_scans(&agent, &lab.agent, 2);
+    agent.wait_for_scans(&lab.agent, 2);
     let report = agent.stop();
     talk.assert_exact(&report);
     assert_eq!(report.end_reason(&talk.name()), "end_of_flow");
@@ -121,10 +121,10 @@ fn a_connection_with_used_ports_is_a_flow_of_its_own() {
     let mut talk = Talk::new(&lab);
     talk.say(&HANDSHAKE);
     talk.say(&[(0, ACK), (1, ACK)]);
-    wait_for_scans(&agent, &lab.agent, 2);
+    agent.wait_for_scans(&lab.agent, 2);
     let first = talk.sums;
     talk.say(&HANDSHAKE);
-    wait_for_scans(&agent, &lab.agent, 2);
+    agent.wait_for_scans(&lab.agent, 2);
     let report = agent.stop();
     talk.assert_exact(&report);
 
@@ -158,7 +158,7 @@ fn a_repeated_syn_begins_no_other_flow() {
     ];
     for part in parts {
         talk.say(part);
-        wait_for_scans(&agent, &lab.agent, 2);
+        agent.wait_for_scans(&lab.agent, 2);
     }
     let report = agent.stop();
     talk.assert_exact(&report);

@@ -17,9 +17,7 @@ use lab::{
     traffic::{self, IpVersion},
 };
 use serde_json::Value;
-use support::{
-    Agent, Both, Report, count, flow_name, name, pair, wait_for_packets, wait_for_scans, wait_until,
-};
+use support::{Agent, Both, Report, count, flow_name, name, pair, wait_for_packets, wait_until};
 
 const SYN: u8 = 0x02;
 const PSH: u8 = 0x08;
@@ -185,7 +183,7 @@ fn what_a_mirror_port_brings_is_one_flow() {
             send(true, &back(ACK | PSH, 1000));
         }
         if scan % 2 == 0 {
-            wait_for_scans(&agent, &lab.agent, 2);
+            agent.wait_for_scans(&lab.agent, 2);
         }
     }
     let report = agent.stop();

@@ -320,14 +320,6 @@ pub fn wait_for_packets(host: &Host, before: Counters, packets: u64) -> Counters
     growth
 }
 
-/// Waits until the agent has begun and ended so many scans more.
-pub fn wait_for_scans(agent: &Agent, host: &Host, scans: u64) {
-    let count = || agent.status(host)["scans"]["count"].as_u64().unwrap();
-    // The scan that runs meanwhile began before.
-    let enough = count() + 1 + scans;
-    wait_until("the agent scans", || count() >= enough);
-}
-
 /// Waits until the interface counts nothing any more; returns its counters.
 pub fn wait_for_silence(host: &Host) -> Counters {
     let mut counted = Counters::default();
