@@ -17,6 +17,7 @@ use crate::{
     filter, fragments,
     packet::{Fragmented, Linear, Paged},
     page, pause, table, tunnels,
+    verifier::forgotten,
 };
 
 /// The network namespace of the interfaces, by inode number.
@@ -188,6 +189,9 @@ fn count<C: aya_ebpf::EbpfContext>(
     } else {
         0
     };
+    let header_len = forgotten(header_len, skb.len_bytes);
+    packet.direction = forgotten(packet.direction.into(), skb.len_bytes) as u8;
+    packet.initiator = forgotten(packet.initiator.into(), skb.len_bytes) as u8;
     let size = wire_size(skb, header_len);
     account.add(Reason::Seen, size.packets, size.bytes);
     beside(&account, skb, size);

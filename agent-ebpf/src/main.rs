@@ -31,6 +31,7 @@ mod pause;
 mod runtime;
 mod table;
 mod tunnels;
+mod verifier;
 
 use agent_common::{Clocks, LinkType};
 use aya_ebpf::{
