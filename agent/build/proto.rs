@@ -29,8 +29,8 @@ const HOOK: &str = ".flow.v1.HookStatus.hook";
 const MODE: &str = ".flow.v1.HookStatus.mode";
 const INSTEAD_OF_XDP: &str = ".flow.v1.HookStatus.instead_of_xdp";
 
-/// Writes `flow.v1.rs`, the messages with clients and servers, and `flow.v1.FlowAgent.rs`, the
-/// agent's service over batches that are encoded already.
+/// Writes `flow.v1.rs`, the messages with clients and servers. The agent's own server sends batches that
+/// are encoded already, and takes only the messages.
 pub fn generate(manifest_dir: &Path) -> Result<()> {
     let root = manifest_dir.join("proto");
     println!("cargo::rerun-if-changed={}", root.display());
@@ -58,35 +58,5 @@ pub fn generate(manifest_dir: &Path) -> Result<()> {
         )
         .compile_fds(descriptors)
         .with_context(|| format!("generate code for {PROTO}"))?;
-    serving_agent();
     Ok(())
-}
-
-/// `FlowAgent` once more, for the server only: `Observe` sends a type that carries a batch's bytes
-/// instead of one that is encoded anew for every consumer.
-fn serving_agent() {
-    use tonic_build::manual::{Builder, Method, Service};
-
-    let observe = Method::builder()
-        .name("observe")
-        .route_name("Observe")
-        .input_type("crate::wire::ObserveRequest")
-        .output_type("crate::hub::OutgoingBatch")
-        .codec_path("crate::wire::BatchCodec")
-        .server_streaming()
-        .build();
-    let get_status = Method::builder()
-        .name("get_status")
-        .route_name("GetStatus")
-        .input_type("crate::wire::GetStatusRequest")
-        .output_type("crate::wire::AgentStatus")
-        .codec_path("tonic_prost::ProstCodec")
-        .build();
-    let service = Service::builder()
-        .name("FlowAgent")
-        .package("flow.v1")
-        .method(observe)
-        .method(get_status)
-        .build();
-    Builder::new().build_client(false).compile(&[service]);
 }

@@ -89,6 +89,8 @@ pub enum ClientError {
     TooOld { target: Target, call: &'static str },
     #[error("the agent at {target} refused: {message}")]
     Refused { target: Target, message: String },
+    #[error("the agent at {target} has no room: {message}")]
+    NoRoom { target: Target, message: String },
     #[error(
         "the filter rules are larger than the {} MiB that gRPC takes; give them to \
          `flow-agent run --filter-file`", MAX_MESSAGE_BYTES >> 20
@@ -122,6 +124,7 @@ impl ClientError {
         match self {
             Self::NobodyListens { .. }
             | Self::NoPermission { .. }
+            | Self::NoRoom { .. }
             | Self::NotAnAgent { .. }
             | Self::NoAnswer { .. }
             | Self::Broken { .. } => true,
@@ -156,6 +159,11 @@ impl ClientError {
             Code::InvalidArgument | Code::FailedPrecondition | Code::PermissionDenied
         ) {
             Self::Refused {
+                target,
+                message: status.message().to_owned(),
+            }
+        } else if code == Code::ResourceExhausted {
+            Self::NoRoom {
                 target,
                 message: status.message().to_owned(),
             }
@@ -440,7 +448,7 @@ mod tests {
         let rule = "exclude port 1024-65535,".repeat(3_000_000);
         let error = set_filters(&nowhere, vec![rule]).await.unwrap_err();
         assert!(
-            error.to_string().contains("larger than the 64 MiB"),
+            error.to_string().contains("larger than the 48 MiB"),
             "{error}"
         );
     }

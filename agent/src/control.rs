@@ -3,16 +3,26 @@
 
 use std::sync::Arc;
 
+use bytes::{Bytes, BytesMut};
+use prost::Message as _;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::{filter::Rule, wire::Filters};
+use crate::{
+    filter::{MAX_NETWORKS, Rule, bounds::MAX_RULES},
+    wire::Filters,
+};
 
 /// Changes that may wait for one that is being made.
 const QUEUE: usize = 4;
 
-/// What a set of rules may take as a message: a million IPv6 networks, and room to spare.
-pub const MAX_MESSAGE_BYTES: usize = 64 << 20;
+/// What a set of rules may take as a message: a million IPv6 networks at up to 49 bytes each, and room to
+/// spare.
+pub const MAX_MESSAGE_BYTES: usize = 48 << 20;
+const _: () = {
+    let longest = "2001:0db8:0000:0000:0000:ffff:255.255.255.255/128,".len();
+    assert!(MAX_NETWORKS * longest + MAX_RULES * 64 <= MAX_MESSAGE_BYTES);
+};
 
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ControlError {
@@ -27,13 +37,13 @@ pub enum ControlError {
 #[derive(Clone)]
 pub struct Control {
     changes: mpsc::Sender<Change>,
-    in_force: watch::Receiver<Arc<Filters>>,
+    in_force: watch::Receiver<Arc<InForce>>,
 }
 
 /// What the owner of the kernel's half gets.
 pub struct Changes {
     changes: mpsc::Receiver<Change>,
-    in_force: watch::Sender<Arc<Filters>>,
+    in_force: watch::Sender<Arc<InForce>>,
 }
 
 /// Rules that are to replace those in force.
@@ -45,7 +55,7 @@ pub struct Change {
 /// What became of a change.
 #[derive(Debug)]
 pub struct Changed {
-    pub in_force: Arc<Filters>,
+    pub in_force: Arc<InForce>,
     /// What in the rules may not be meant.
     pub warnings: Vec<String>,
 }
@@ -53,7 +63,7 @@ pub struct Changed {
 /// `rules` are in force at the start.
 pub fn channel(rules: &[Rule]) -> (Control, Changes) {
     let (sender, changes) = mpsc::channel(QUEUE);
-    let (publish, in_force) = watch::channel(Arc::new(filters(rules, 1)));
+    let (publish, in_force) = watch::channel(Arc::new(InForce::new(rules, 1)));
     (
         Control {
             changes: sender,
@@ -66,16 +76,43 @@ pub fn channel(rules: &[Rule]) -> (Control, Changes) {
     )
 }
 
-fn filters(rules: &[Rule], generation: u64) -> Filters {
-    Filters {
-        rules: rules.iter().map(ToString::to_string).collect(),
-        generation,
-        warnings: Vec::new(),
+/// The rules that packets are held against.
+#[derive(Debug)]
+pub struct InForce {
+    pub rules: usize,
+    generation: u64,
+    /// An encoded [`Filters`] without warnings, which whoever asks for it shares.
+    pub message: Bytes,
+}
+
+impl InForce {
+    fn new(rules: &[Rule], generation: u64) -> Self {
+        let mut message = BytesMut::new();
+        let mut append = |fields: &Filters| {
+            let appended = fields.encode(&mut message);
+            appended.expect("the buffer grows as it is written");
+        };
+        // What is concatenated is merged: the texts are not all there twice.
+        for rule in rules {
+            append(&Filters {
+                rules: vec![rule.to_string()],
+                ..Filters::default()
+            });
+        }
+        append(&Filters {
+            generation,
+            ..Filters::default()
+        });
+        Self {
+            rules: rules.len(),
+            generation,
+            message: message.freeze(),
+        }
     }
 }
 
 impl Control {
-    pub fn filters(&self) -> Arc<Filters> {
+    pub fn in_force(&self) -> Arc<InForce> {
         Arc::clone(&self.in_force.borrow())
     }
 
@@ -107,13 +144,10 @@ impl Changes {
         let answer = match outcome {
             Ok(warnings) => {
                 let generation = self.in_force.borrow().generation + 1;
-                let filters = Arc::new(filters(&rules, generation));
-                self.in_force.send_replace(Arc::clone(&filters));
+                let in_force = Arc::new(InForce::new(&rules, generation));
+                self.in_force.send_replace(Arc::clone(&in_force));
                 tracing::info!(rules = rules.len(), generation, "filter rules are in force");
-                Ok(Changed {
-                    in_force: filters,
-                    warnings,
-                })
+                Ok(Changed { in_force, warnings })
             }
             Err(error) => {
                 tracing::warn!("the filter rules stay as they were: {error:#}");

@@ -9,6 +9,7 @@ use std::{fmt, ops::RangeInclusive, str::FromStr};
 
 use crate::interfaces::Pattern;
 
+pub mod bounds;
 mod compile;
 mod explain;
 mod fault;

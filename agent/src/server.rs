@@ -1,36 +1,33 @@
 //! The gRPC server: the hub's batches and the agent's status come in, `flow.v1.FlowAgent` goes out
 //! on every listener, and `flow.v1.FlowControl` on Unix sockets.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
-use futures_util::{Stream, stream};
 use tokio::sync::{oneshot, watch};
-use tonic::{Request, Response, Status, service::Routes, transport::Server};
+use tonic::transport::Server;
 use tracing::warn;
 
-use crate::{
-    control::{Control, MAX_MESSAGE_BYTES},
-    hub::{Hub, OutgoingBatch, Subscription},
-    wire::{
-        AgentStatus, GetStatusRequest, ObserveRequest, ServerStatus,
-        flow_control_server::FlowControlServer,
-        serving::flow_agent_server::{FlowAgent, FlowAgentServer},
-    },
-};
+use crate::{control::Control, hub::Hub, wire::AgentStatus};
 
+mod answer;
 mod authority;
+mod caller;
 mod control;
 mod grpc_only;
+mod guarded;
+mod limits;
 pub mod listen;
+mod request;
+mod service;
 mod socket_file;
 
-pub use listen::{ListenAddr, ListenError, Listeners, Peer};
+pub use limits::{DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits};
+pub use listen::{ListenAddr, ListenError, Listeners};
+
+use grpc_only::GrpcOnly;
+use limits::Doors;
+use service::{Calls, FlowServices};
 
 /// How long consumers may take for what is queued when the agent stops.
 pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -39,7 +36,14 @@ pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-const CONSUMER_NAME_CHARS: usize = 64;
+/// What a peer may send ahead of us, which HTTP/2 keeps in memory.
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+const CONNECTION_WINDOW_BYTES: u32 = 128 << 10;
+const MAX_HEADER_BYTES: u32 = 8 << 10;
+
+/// Streams beyond the setting that HTTP/2 lets in, so that a request that is too many gets an answer
+/// instead of waiting in the client.
+const STREAMS_TO_REFUSE: u32 = 8;
 
 /// Serves until `shutdown` is ready, then closes the hub and waits for the consumers, at most
 /// `drain_timeout`; what they have not taken by then is lost and logged. What is to be sent is
@@ -49,20 +53,19 @@ pub async fn run(
     hub: Hub,
     status: watch::Receiver<Arc<AgentStatus>>,
     control: Control,
+    limits: Limits,
     drain_timeout: Duration,
     shutdown: impl Future<Output = ()>,
 ) -> Result<()> {
-    let (socket_files, connections) = listeners.into_connections();
-    let service = FlowAgentServer::new(Service {
+    let doors = Arc::new(Doors::new(limits));
+    warn_of_files(limits.files(listeners.len()));
+    let (socket_files, connections) = listeners.into_connections(&doors);
+    let services = FlowServices(Arc::new(Calls {
         hub: hub.clone(),
         status,
-    });
-    // As the fallback it gets what is under no known path as well.
-    let control = FlowControlServer::new(control::Service(control))
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let paths = Routes::new(grpc_only::GrpcOnly(control)).into_axum_router();
-    let routes = Routes::from(paths.fallback_service(grpc_only::GrpcOnly(service)));
+        rules: control::Rules::new(control),
+        doors,
+    }));
 
     let (stopping, stopped) = oneshot::channel();
     let signal = async {
@@ -74,9 +77,12 @@ pub async fn run(
     let serve = Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .max_concurrent_streams(limits.max_streams.saturating_add(STREAMS_TO_REFUSE))
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .http2_max_header_list_size(MAX_HEADER_BYTES)
         .accept_http1(true)
-        .add_routes(routes)
-        .serve_with_incoming_shutdown(connections, signal);
+        .serve_with_incoming_shutdown(GrpcOnly(services), connections, signal);
     let deadline = async {
         if stopped.await.is_err() {
             std::future::pending::<()>().await;
@@ -95,6 +101,26 @@ pub async fn run(
     served
 }
 
+/// Connections that have no file cannot be refused in good order either.
+fn warn_of_files(connections: usize) {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the structure outlives the call, which writes it.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    if known && (open + connections) as u64 > limit.rlim_cur {
+        warn!(
+            open,
+            connections,
+            limit = limit.rlim_cur,
+            "the listeners may run out of files: lower --max-connections, or raise the limit \
+             (ulimit -n, LimitNOFILE=)"
+        );
+    }
+}
+
 fn log_undelivered(hub: &Hub) {
     for left in hub.undelivered() {
         warn!(
@@ -105,59 +131,4 @@ fn log_undelivered(hub: &Hub) {
             "a consumer did not take what was queued before the agent stopped"
         );
     }
-}
-
-struct Service {
-    hub: Hub,
-    status: watch::Receiver<Arc<AgentStatus>>,
-}
-
-type BatchStream = Pin<Box<dyn Stream<Item = Result<OutgoingBatch, Status>> + Send>>;
-
-#[tonic::async_trait]
-impl FlowAgent for Service {
-    type ObserveStream = BatchStream;
-
-    async fn observe(
-        &self,
-        request: Request<ObserveRequest>,
-    ) -> Result<Response<BatchStream>, Status> {
-        let peer = request
-            .extensions()
-            .get::<Peer>()
-            .map(ToString::to_string)
-            .unwrap_or_default();
-        let ObserveRequest { filter, consumer } = request.into_inner();
-        if !filter.is_empty() {
-            return Err(Status::invalid_argument(
-                "this agent does not know filters: observe without one, and filter what comes",
-            ));
-        }
-        let name: String = consumer.chars().take(CONSUMER_NAME_CHARS).collect();
-        Ok(Response::new(batches(self.hub.subscribe(&name, &peer))))
-    }
-
-    async fn get_status(
-        &self,
-        _request: Request<GetStatusRequest>,
-    ) -> Result<Response<AgentStatus>, Status> {
-        let mut status = AgentStatus::clone(&self.status.borrow());
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        status.uptime_ns = (now.as_nanos() as u64).saturating_sub(status.started_unix_ns);
-        status.consumers = self.hub.status();
-        status.server = Some(ServerStatus {
-            consumers_left: self.hub.left(),
-            held_bytes: self.hub.held_bytes(),
-        });
-        Ok(Response::new(status))
-    }
-}
-
-fn batches(subscription: Subscription) -> BatchStream {
-    Box::pin(stream::unfold(subscription, |mut subscription| async {
-        let batch = subscription.next().await?;
-        Some((Ok(batch), subscription))
-    }))
 }

@@ -61,7 +61,17 @@ impl Agent {
         let served = tokio::spawn(async move {
             let shutdown = async { stopped.await.unwrap_or_default() };
             let control = control::channel(&[]).0;
-            server::run(listeners, serving_hub, status, control, DRAIN, shutdown).await
+            let limits = server::Limits::default();
+            server::run(
+                listeners,
+                serving_hub,
+                status,
+                control,
+                limits,
+                DRAIN,
+                shutdown,
+            )
+            .await
         });
         Self {
             hub,
@@ -422,9 +432,8 @@ async fn an_old_peer_is_told_from_a_stranger() {
         .unwrap()
         .local_addr()
         .unwrap();
-    let server = tonic::transport::Server::builder()
-        .add_service(flow_collector_server::FlowCollectorServer::new(Collector));
-    tokio::spawn(server.serve(free));
+    let collector = flow_collector_server::FlowCollectorServer::new(Collector);
+    tokio::spawn(tonic::transport::Server::builder().serve(free, collector));
     let target = Target::Tcp(free.to_string());
     let ask = async {
         loop {

@@ -177,11 +177,13 @@ async fn serve(
     }
     .map(|format| Printing::start(hub.subscribe("stdout", "this process"), format));
     let (end_server, server_end) = oneshot::channel::<()>();
+    let limits = args.limits();
     let server = tokio::spawn(server::run(
         listeners,
         hub.clone(),
         status_receiver,
         control,
+        limits,
         DEFAULT_DRAIN_TIMEOUT,
         async move {
             // An error means that the sender is gone, which is an end as well.

@@ -191,9 +191,16 @@ fn consumer_line(consumer: &ConsumerStatus) -> String {
 
 fn server_line(server: &ServerStatus) -> String {
     format!(
-        "server    {} held for consumers, {} consumers have left",
+        "server    {} held for consumers, {} consumers have left; refused: {} consumers, {} connections, \
+         {} requests, {} answers, {} callers; {} silent connections closed",
         human::bytes(server.held_bytes),
-        server.consumers_left
+        server.consumers_left,
+        server.refused_consumers,
+        server.refused_connections,
+        server.refused_streams,
+        server.refused_answers,
+        server.refused_callers,
+        server.silent_connections
     )
 }
 

@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf as _, Bytes};
 use prost::{DecodeError, Message as _};
 use tokio::sync::mpsc;
 
@@ -110,17 +110,14 @@ impl OutgoingBatch {
         }
     }
 
-    pub fn encoded_len(&self) -> usize {
-        self.prefix.len() + self.body.len()
-    }
-
-    /// The encoded `FlowBatch`.
-    pub fn into_buf(self) -> impl Buf {
-        self.prefix.chain(self.body)
+    /// The encoded `FlowBatch` in two parts, of which the second is shared. It counts as held for the
+    /// consumer until the transport drops it.
+    pub fn into_parts(self) -> [Bytes; 2] {
+        [self.prefix, self.body]
     }
 
     /// For a consumer within the agent. Addresses and identifiers stay within the shared bytes.
     pub fn decode(self) -> Result<FlowBatch, DecodeError> {
-        FlowBatch::decode(self.into_buf())
+        FlowBatch::decode(self.prefix.chain(self.body))
     }
 }

@@ -17,7 +17,6 @@ use tonic::{
         Service,
         http::{HeaderValue, Request, Response, StatusCode, Version, header::CONTENT_TYPE},
     },
-    server::NamedService,
 };
 
 const GRPC: &[u8] = b"application/grpc";
@@ -26,10 +25,6 @@ const ANSWER: &str = "A flow agent serves gRPC here (flow.v1.FlowAgent, HTTP/2).
 
 #[derive(Clone)]
 pub(super) struct GrpcOnly<S>(pub S);
-
-impl<S: NamedService> NamedService for GrpcOnly<S> {
-    const NAME: &'static str = S::NAME;
-}
 
 impl<S, B> Service<Request<B>> for GrpcOnly<S>
 where

@@ -7,6 +7,7 @@ use std::{
     path::PathBuf,
     pin::Pin,
     str::FromStr,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -17,10 +18,15 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
 };
-use tonic::transport::server::Connected;
-use tracing::{info, warn};
+use tracing::info;
 
-use super::{authority::Filter, socket_file::SocketFile};
+use super::{
+    authority::Filter,
+    caller::Peer,
+    guarded::Guarded,
+    limits::{Doors, Places, Refusal},
+    socket_file::SocketFile,
+};
 
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -152,17 +158,26 @@ impl Listeners {
         tcp.collect()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.listeners.len()
+    }
+
     /// The stream never fails: where the process has no file left, it waits.
     pub(super) fn into_connections(
         self,
+        doors: &Arc<Doors>,
     ) -> (
         Vec<SocketFile>,
-        impl Stream<Item = io::Result<Connection>> + Unpin,
+        impl Stream<Item = io::Result<Guarded>> + Unpin + use<>,
     ) {
         let streams = self.listeners.into_iter().map(|listener| {
-            Box::pin(stream::unfold(listener, |listener| async {
-                let connection = listener.accept().await;
-                Some((Ok(connection), listener))
+            let gate = Gate {
+                listener,
+                places: Places::new(doors.limits.max_connections),
+                doors: Arc::clone(doors),
+            };
+            Box::pin(stream::unfold(gate, |gate| async {
+                Some((Ok(gate.next().await), gate))
             }))
         });
         // Without a listener there is nothing to serve, which is not an end.
@@ -171,8 +186,29 @@ impl Listeners {
     }
 }
 
+/// A listener and the places for its connections.
+struct Gate {
+    listener: Listener,
+    places: Places,
+    doors: Arc<Doors>,
+}
+
+impl Gate {
+    /// The next connection that there is a place for; others are closed at once.
+    async fn next(&self) -> Guarded {
+        loop {
+            let connection = self.listener.accept(&self.doors).await;
+            let peer = connection.peer();
+            if let Some(place) = self.places.take(&peer) {
+                return Guarded::new(connection, peer, place, Arc::clone(&self.doors));
+            }
+            self.doors.refuse(Refusal::Connection, &peer);
+        }
+    }
+}
+
 impl Listener {
-    async fn accept(&self) -> Connection {
+    async fn accept(&self, doors: &Doors) -> Connection {
         loop {
             let accepted = match self {
                 Self::Unix(listener) => listener
@@ -187,32 +223,10 @@ impl Listener {
             match accepted {
                 Ok(connection) => return connection,
                 Err(error) => {
-                    warn!(%error, "cannot accept a connection");
+                    doors.cannot_accept(&error);
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
-        }
-    }
-}
-
-/// Who is at the other end of a connection.
-#[derive(Debug, Clone)]
-pub enum Peer {
-    Unix { pid: Option<i32>, uid: u32 },
-    Tcp(SocketAddr),
-    Unknown,
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unix {
-                pid: Some(pid),
-                uid,
-            } => write!(formatter, "unix pid={pid} uid={uid}"),
-            Self::Unix { pid: None, uid } => write!(formatter, "unix uid={uid}"),
-            Self::Tcp(address) => address.fmt(formatter),
-            Self::Unknown => formatter.write_str("unknown"),
         }
     }
 }
@@ -223,10 +237,8 @@ pub enum Connection {
     Tcp(TcpStream),
 }
 
-impl Connected for Connection {
-    type ConnectInfo = Peer;
-
-    fn connect_info(&self) -> Peer {
+impl Connection {
+    fn peer(&self) -> Peer {
         match self {
             Self::Unix(stream, _) => {
                 stream

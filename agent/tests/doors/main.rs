@@ -7,9 +7,11 @@
 )]
 
 mod client;
+mod connections;
 mod consumers;
 mod locks;
 mod memory;
+mod rules;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -8,7 +8,7 @@ pub const MIB: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
     pub resident: u64,
-    /// The most that it was since the process started.
+    /// The most that it was since the process started or [`reset_peak`].
     pub peak: u64,
 }
 
@@ -26,4 +26,9 @@ impl Memory {
             peak: field("VmHWM:"),
         }
     }
+}
+
+/// Makes the peak what is resident at this moment.
+pub fn reset_peak(pid: u32) {
+    fs::write(format!("/proc/{pid}/clear_refs"), "5").unwrap();
 }

@@ -180,9 +180,9 @@ fn a_server_that_is_no_agent_is_told_from_one_in_a_line() {
         let connection = listener.accept().await.map(|(stream, _)| stream);
         Some((connection, listener))
     });
-    let server = tonic::transport::Server::builder()
-        .add_service(flow_collector_server::FlowCollectorServer::new(Collector));
-    runtime.spawn(server.serve_with_incoming(Box::pin(connections)));
+    let collector = flow_collector_server::FlowCollectorServer::new(Collector);
+    let server = tonic::transport::Server::builder();
+    runtime.spawn(server.serve_with_incoming(collector, Box::pin(connections)));
     for command in asked {
         let said = says(&lab.agent, command, &address("collector"));
         assert!(said.contains("no flow agent at all"), "{said}");

@@ -13,7 +13,9 @@ use crate::{
         links::Link,
         load::{self, LoadSettings},
     },
-    server::ListenAddr,
+    server::{
+        DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits, ListenAddr,
+    },
 };
 
 /// Count the flows of interfaces and stream them.
@@ -106,6 +108,22 @@ pub struct Args {
         default_value = "unix:/run/flow-agent/flow-agent.sock"
     )]
     pub listen: Vec<ListenAddr>,
+
+    /// Consumers that may observe the flows at the same time. Four places more are kept for root on a Unix
+    /// socket, and as many connections.
+    #[arg(long, value_name = "CONSUMERS", env = "FLOW_AGENT_MAX_CONSUMERS", default_value_t = DEFAULT_MAX_CONSUMERS,
+          value_parser = clap::value_parser!(u32).range(1..=10_000), allow_negative_numbers = true)]
+    pub max_consumers: u32,
+
+    /// Connections of each listener.
+    #[arg(long, value_name = "CONNECTIONS", env = "FLOW_AGENT_MAX_CONNECTIONS", default_value_t = DEFAULT_MAX_CONNECTIONS,
+          value_parser = clap::value_parser!(u32).range(1..=100_000), allow_negative_numbers = true)]
+    pub max_connections: u32,
+
+    /// Requests that may be open on one connection, those of consumers included.
+    #[arg(long, value_name = "STREAMS", env = "FLOW_AGENT_MAX_STREAMS", default_value_t = DEFAULT_MAX_STREAMS,
+          value_parser = clap::value_parser!(u32).range(1..=10_000), allow_negative_numbers = true)]
+    pub max_streams: u32,
 
     /// Flows on stdout as well: a table for people, JSON Lines for programs.
     #[arg(
@@ -252,6 +270,15 @@ impl Args {
             );
         }
         Ok(())
+    }
+
+    /// What the server lets in.
+    pub(super) fn limits(&self) -> Limits {
+        Limits {
+            max_consumers: self.max_consumers,
+            max_connections: self.max_connections,
+            max_streams: self.max_streams,
+        }
     }
 
     /// What the programs are loaded with, for these interfaces of the network namespace `netns`.

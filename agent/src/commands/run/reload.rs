@@ -20,7 +20,7 @@ pub(super) fn at_hangup(args: &Args, control: Control) -> Result<()> {
         while hangup.recv().await.is_some() {
             match filter::read_again(&rules, file.as_deref()) {
                 Ok(rules) => {
-                    let before = control.filters().rules.len();
+                    let before = control.in_force().rules;
                     let is_empty = rules.is_empty();
                     // What becomes of them is logged where they come into force.
                     let outcome = control.set_filters(rules).await;

@@ -1,0 +1,68 @@
+//! What the text of a set may hold, looked at before it is parsed: rules and values take many times the
+//! two bytes that each of them can have in the text.
+
+use thiserror::Error;
+
+pub use agent_common::filter::MAX_RULES;
+
+use super::MAX_NETWORKS;
+
+/// Rules between semicolons. How many a set can have is said where they are counted.
+const MAX_SEMICOLONS: usize = 64 << 10;
+/// Values of all terms: the networks, and room for ports, protocols and interfaces.
+const MAX_COMMAS: usize = MAX_NETWORKS + 100_000;
+/// Between words, and in words that are not ASCII.
+const MAX_SPACES: usize = 1_000_000;
+
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error(
+    "the filter rules have more than {most} {what}; a set has at most {MAX_RULES} rules and \
+     {MAX_NETWORKS} networks"
+)]
+pub struct TooMuch {
+    most: usize,
+    what: &'static str,
+}
+
+/// Fails where reading the rules would take much more than their text does.
+pub fn check(texts: &[&str]) -> Result<(), TooMuch> {
+    let (mut semicolons, mut commas, mut spaces) = (0, 0, 0);
+    for byte in texts.iter().flat_map(|text| text.bytes()) {
+        match byte {
+            b';' => semicolons += 1,
+            b',' => commas += 1,
+            // Unicode has more white space than ASCII.
+            _ if byte.is_ascii_whitespace() || byte == 0x0b || !byte.is_ascii() => spaces += 1,
+            _ => {}
+        }
+    }
+    for (count, most, what) in [
+        (semicolons, MAX_SEMICOLONS, "semicolons"),
+        (commas, MAX_COMMAS, "commas"),
+        (spaces, MAX_SPACES, "spaces"),
+    ] {
+        if count > most {
+            return Err(TooMuch { most, what });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_that_would_become_large_is_refused_and_the_largest_set_is_not() {
+        let refused = |text: &str| check(&[text]).unwrap_err().what;
+        assert_eq!(refused(&";".repeat(MAX_SEMICOLONS + 1)), "semicolons");
+        assert_eq!(refused(&"1,".repeat(MAX_COMMAS + 1)), "commas");
+        assert_eq!(refused(&"a ".repeat(MAX_SPACES + 1)), "spaces");
+        assert_eq!(refused(&"\u{85}".repeat(MAX_SPACES)), "spaces");
+
+        let net = "2001:0db8:85a3:08d3:1319:8a2e:0370:7344/128,";
+        let networks = net.repeat(MAX_NETWORKS / MAX_RULES + 1);
+        let rule = format!("exclude src net {networks} dst port 1,2,3 proto tcp,udp on eth0");
+        assert_eq!(check(&[rule.as_str(); MAX_RULES]), Ok(()));
+    }
+}

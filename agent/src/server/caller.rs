@@ -1,0 +1,147 @@
+//! Who is at the other end of a connection, and what is going on there.
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    os::unix::fs::MetadataExt as _,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+use tonic::Status;
+
+use super::limits::{Doors, Refusal};
+
+/// A connection has its place for so long before its first request.
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// And for so long without one later on.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+
+#[derive(Debug, Clone)]
+pub enum Peer {
+    Unix { pid: Option<i32>, uid: u32 },
+    Tcp(SocketAddr),
+    Unknown,
+}
+
+impl Peer {
+    /// Root and the agent's own user, on the same machine.
+    pub(super) fn runs_the_agent(&self) -> bool {
+        match self {
+            Self::Unix { uid, .. } => *uid == 0 || own_uid() == Some(*uid),
+            Self::Tcp(_) | Self::Unknown => false,
+        }
+    }
+
+    /// May see the filter rules.
+    pub(super) fn is_on_a_unix_socket(&self) -> bool {
+        matches!(self, Self::Unix { .. })
+    }
+}
+
+fn own_uid() -> Option<u32> {
+    let process = std::fs::metadata("/proc/self");
+    process.ok().map(|process| process.uid())
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix {
+                pid: Some(pid),
+                uid,
+            } => write!(formatter, "unix pid={pid} uid={uid}"),
+            Self::Unix { pid: None, uid } => write!(formatter, "unix uid={uid}"),
+            Self::Tcp(address) => address.fmt(formatter),
+            Self::Unknown => formatter.write_str("unknown"),
+        }
+    }
+}
+
+/// Comes with every request of a connection.
+#[derive(Clone)]
+pub struct Caller {
+    pub(super) peer: Peer,
+    activity: Arc<Mutex<Activity>>,
+}
+
+struct Activity {
+    open: u32,
+    /// When the connection loses its place, while nothing is open.
+    ends_at: Instant,
+}
+
+impl Caller {
+    pub(super) fn new(peer: Peer) -> Self {
+        let activity = Activity {
+            open: 0,
+            ends_at: Instant::now() + FIRST_REQUEST_TIMEOUT,
+        };
+        Self {
+            peer,
+            activity: Arc::new(Mutex::new(activity)),
+        }
+    }
+
+    /// A request that is open until it is dropped.
+    pub(super) fn open(&self, doors: &Doors) -> Result<OpenRequest, Status> {
+        let most = doors.limits.max_streams;
+        let mut activity = self.activity();
+        if activity.open < most {
+            activity.open += 1;
+            return Ok(OpenRequest(self.clone()));
+        }
+        drop(activity);
+        doors.refuse(Refusal::Stream, &self.peer);
+        Err(Status::resource_exhausted(format!(
+            "{most} requests are open on this connection, and --max-streams allows no more: use \
+             another connection"
+        )))
+    }
+
+    /// When the connection loses its place unless something is asked on it; `None` while it is not
+    /// idle.
+    pub(super) fn ends_at(&self) -> Option<Instant> {
+        let activity = self.activity();
+        (activity.open == 0).then_some(activity.ends_at)
+    }
+
+    fn activity(&self) -> MutexGuard<'_, Activity> {
+        // Nothing that is done under the lock can leave it half done.
+        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(super) struct OpenRequest(Caller);
+
+impl Drop for OpenRequest {
+    fn drop(&mut self) {
+        let mut activity = self.0.activity();
+        activity.open -= 1;
+        activity.ends_at = Instant::now() + IDLE_TIMEOUT;
+    }
+}
+
+/// How long to wait before the next look where a connection is not idle.
+pub(super) const NEXT_LOOK: Duration = IDLE_TIMEOUT;
+
+#[cfg(test)]
+mod tests {
+    use super::{super::limits::Limits, *};
+
+    #[test]
+    fn a_connection_ends_where_nothing_is_open_and_soonest_before_its_first_request() {
+        let doors = Doors::new(Limits::default());
+        let caller = Caller::new(Peer::Unknown);
+        let at_first = caller.ends_at().unwrap();
+        let open = [caller.open(&doors).unwrap(), caller.open(&doors).unwrap()];
+        assert_eq!(caller.ends_at(), None);
+        let [one, other] = open;
+        drop(one);
+        assert_eq!(caller.ends_at(), None);
+        drop(other);
+        let later = caller.ends_at().unwrap();
+        assert!(later > at_first + IDLE_TIMEOUT / 2);
+    }
+}

@@ -1,0 +1,201 @@
+//! How many may come in and how much may wait for them, with places that are kept for those who run the
+//! agent; and how often the doors stayed shut.
+
+use std::{
+    io,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::Status;
+use tracing::warn;
+
+use super::caller::Peer;
+use crate::{log_limit::LogLimit, wire::ServerStatus};
+
+pub const DEFAULT_MAX_CONSUMERS: u32 = 64;
+pub const DEFAULT_MAX_CONNECTIONS: u32 = 128;
+pub const DEFAULT_MAX_STREAMS: u32 = 32;
+
+/// Beside those of the settings.
+const PLACES_FOR_ROOT: usize = 4;
+
+/// Answers that were made and that the peer has not taken.
+const UNREAD_ANSWERS: u32 = 16;
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The settings.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// `Observe` streams in all.
+    pub max_consumers: u32,
+    /// Of each listener.
+    pub max_connections: u32,
+    /// Requests that are open at the same time on one connection.
+    pub max_streams: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_consumers: DEFAULT_MAX_CONSUMERS,
+            max_connections: DEFAULT_MAX_CONNECTIONS,
+            max_streams: DEFAULT_MAX_STREAMS,
+        }
+    }
+}
+
+impl Limits {
+    /// Files that as many listeners may open, for root as well.
+    pub fn files(&self, listeners: usize) -> usize {
+        listeners * (self.max_connections as usize + PLACES_FOR_ROOT)
+    }
+}
+
+/// So many for all, and a few more for those who run the agent. Held until it is dropped.
+pub(super) struct Places {
+    shared: Arc<Semaphore>,
+    for_root: Arc<Semaphore>,
+}
+
+pub(super) type Place = OwnedSemaphorePermit;
+
+impl Places {
+    pub(super) fn new(count: u32) -> Self {
+        Self {
+            shared: Arc::new(Semaphore::new(count as usize)),
+            for_root: Arc::new(Semaphore::new(PLACES_FOR_ROOT)),
+        }
+    }
+
+    pub(super) fn take(&self, peer: &Peer) -> Option<Place> {
+        let shared = Arc::clone(&self.shared).try_acquire_owned().ok();
+        shared.or_else(|| {
+            let for_root = peer
+                .runs_the_agent()
+                .then(|| Arc::clone(&self.for_root).try_acquire_owned());
+            for_root?.ok()
+        })
+    }
+}
+
+/// Why somebody was turned away.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Refusal {
+    Connection,
+    Silent,
+    Stream,
+    Consumer,
+    Answer,
+    Caller,
+}
+
+impl Refusal {
+    const COUNT: usize = 6;
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::Connection => {
+                "a connection was refused: the listener has as many as --max-connections allows"
+            }
+            Self::Silent => "a connection was closed: nothing was asked on it for too long",
+            Self::Stream => {
+                "a request was refused: its connection has as many open as --max-streams allows"
+            }
+            Self::Consumer => "a consumer was refused: there are as many as --max-consumers allows",
+            Self::Answer => "a request was refused: too many answers are not read",
+            Self::Caller => "a caller was refused who may not see or change the filter rules",
+        }
+    }
+}
+
+/// What all listeners share.
+pub(super) struct Doors {
+    pub(super) limits: Limits,
+    consumers: Places,
+    answers: Places,
+    refusals: [Refused; Refusal::COUNT],
+    accept_log: Mutex<LogLimit>,
+}
+
+#[derive(Default)]
+struct Refused {
+    count: AtomicU64,
+    log: Mutex<LogLimit>,
+}
+
+fn event(log: &Mutex<LogLimit>) -> Option<u64> {
+    log.lock().unwrap_or_else(PoisonError::into_inner).event()
+}
+
+impl Doors {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            consumers: Places::new(limits.max_consumers),
+            answers: Places::new(UNREAD_ANSWERS),
+            refusals: Default::default(),
+            accept_log: Mutex::default(),
+        }
+    }
+
+    /// Counts it, and says so once in a while.
+    pub(super) fn refuse(&self, refusal: Refusal, peer: &Peer) {
+        let refused = &self.refusals[refusal as usize];
+        refused.count.fetch_add(1, Relaxed);
+        if let Some(times) = event(&refused.log) {
+            warn!(%peer, times, "{}", refusal.text());
+        }
+    }
+
+    /// As where the process has no file left.
+    pub(super) fn cannot_accept(&self, error: &io::Error) {
+        if let Some(times) = event(&self.accept_log) {
+            warn!(%error, times, "cannot accept a connection");
+        }
+    }
+
+    pub(super) fn consumer(&self, peer: &Peer) -> Result<Place, Status> {
+        let most = self.limits.max_consumers;
+        self.consumers.take(peer).ok_or_else(|| {
+            self.refuse(Refusal::Consumer, peer);
+            Status::resource_exhausted(format!(
+                "{most} consumers observe this agent, and --max-consumers allows no more"
+            ))
+        })
+    }
+
+    /// Held until the peer has taken the answer. Answers that are taken make room in no time.
+    pub(super) async fn answer(&self, peer: &Peer) -> Result<Place, Status> {
+        let shared = Arc::clone(&self.answers.shared).acquire_owned();
+        if let Ok(Ok(place)) = tokio::time::timeout(ANSWER_TIMEOUT, shared).await {
+            return Ok(place);
+        }
+        self.answers.take(peer).ok_or_else(|| {
+            self.refuse(Refusal::Answer, peer);
+            Status::resource_exhausted(format!(
+                "{UNREAD_ANSWERS} answers of this agent have not been read yet: ask again later"
+            ))
+        })
+    }
+
+    pub(super) fn status(&self) -> ServerStatus {
+        let count = |refusal: Refusal| self.refusals[refusal as usize].count.load(Relaxed);
+        ServerStatus {
+            max_consumers: self.limits.max_consumers,
+            max_connections: self.limits.max_connections,
+            max_streams: self.limits.max_streams,
+            refused_connections: count(Refusal::Connection),
+            silent_connections: count(Refusal::Silent),
+            refused_streams: count(Refusal::Stream),
+            refused_consumers: count(Refusal::Consumer),
+            refused_answers: count(Refusal::Answer),
+            refused_callers: count(Refusal::Caller),
+            ..ServerStatus::default()
+        }
+    }
+}

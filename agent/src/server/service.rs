@@ -1,0 +1,151 @@
+//! Requests come in: who asks is looked at before a byte of the body is read, then the call is answered.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use prost::Message as _;
+use tokio::sync::watch;
+use tonic::{
+    Status,
+    body::Body,
+    codegen::{
+        Service,
+        http::{Request, Response},
+    },
+};
+
+use super::{
+    answer,
+    caller::{Caller, OpenRequest},
+    control::{Rules, may_change_rules, may_see_rules},
+    limits::Doors,
+    request,
+};
+use crate::{
+    hub::Hub,
+    wire::{AgentStatus, GetFiltersRequest, GetStatusRequest, ObserveRequest, ServerStatus},
+};
+
+const CONSUMER_NAME_CHARS: usize = 64;
+
+/// The services of flow.proto that the agent serves. Clones serve the same agent.
+#[derive(Clone)]
+pub(super) struct FlowServices(pub(super) Arc<Calls>);
+
+impl Service<Request<Body>> for FlowServices {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let calls = Arc::clone(&self.0);
+        Box::pin(async move {
+            let answered = calls.answer(request).await;
+            Ok(answered.unwrap_or_else(Status::into_http))
+        })
+    }
+}
+
+pub(super) struct Calls {
+    pub(super) hub: Hub,
+    pub(super) status: watch::Receiver<Arc<AgentStatus>>,
+    pub(super) rules: Rules,
+    pub(super) doors: Arc<Doors>,
+}
+
+impl Calls {
+    async fn answer(&self, request: Request<Body>) -> Result<Response<Body>, Status> {
+        let caller = request.extensions().get::<Caller>().cloned();
+        let caller = caller.ok_or_else(|| Status::internal("nobody knows who is asking"))?;
+        let open = caller.open(&self.doors)?;
+        match request.uri().path() {
+            "/flow.v1.FlowAgent/Observe" => self.observe(request, &caller, open).await,
+            "/flow.v1.FlowAgent/GetStatus" => self.get_status(request, &caller, open).await,
+            "/flow.v1.FlowControl/GetFilters" => self.get_filters(request, &caller, open).await,
+            "/flow.v1.FlowControl/SetFilters" => self.set_filters(request, &caller, open).await,
+            path => Err(Status::unimplemented(format!(
+                "this agent does not know {path}"
+            ))),
+        }
+    }
+
+    async fn observe(
+        &self,
+        request: Request<Body>,
+        caller: &Caller,
+        open: OpenRequest,
+    ) -> Result<Response<Body>, Status> {
+        let (head, body) = request.into_parts();
+        let request: ObserveRequest = request::message(&head.headers, body).await?;
+        if !request.filter.is_empty() {
+            return Err(Status::invalid_argument(
+                "this agent does not know filters: observe without one, and filter what comes",
+            ));
+        }
+        let place = self.doors.consumer(&caller.peer)?;
+        let name: String = request.consumer.chars().take(CONSUMER_NAME_CHARS).collect();
+        let subscription = self.hub.subscribe(&name, &caller.peer.to_string());
+        Ok(answer::batches(subscription, (open, place)))
+    }
+
+    async fn get_status(
+        &self,
+        request: Request<Body>,
+        caller: &Caller,
+        open: OpenRequest,
+    ) -> Result<Response<Body>, Status> {
+        let (head, body) = request.into_parts();
+        let GetStatusRequest {} = request::message(&head.headers, body).await?;
+        let place = self.doors.answer(&caller.peer).await?;
+        let mut status = AgentStatus::clone(&self.status.borrow());
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        status.uptime_ns = (now.as_nanos() as u64).saturating_sub(status.started_unix_ns);
+        status.consumers = self.hub.status();
+        status.server = Some(ServerStatus {
+            consumers_left: self.hub.left(),
+            held_bytes: self.hub.held_bytes(),
+            ..self.doors.status()
+        });
+        Ok(answer::one(
+            vec![status.encode_to_vec().into()],
+            (open, place),
+        ))
+    }
+
+    async fn get_filters(
+        &self,
+        request: Request<Body>,
+        caller: &Caller,
+        open: OpenRequest,
+    ) -> Result<Response<Body>, Status> {
+        may_see_rules(&caller.peer, &self.doors)?;
+        let (head, body) = request.into_parts();
+        let GetFiltersRequest {} = request::message(&head.headers, body).await?;
+        let place = self.doors.answer(&caller.peer).await?;
+        Ok(answer::one(vec![self.rules.in_force()], (open, place)))
+    }
+
+    async fn set_filters(
+        &self,
+        request: Request<Body>,
+        caller: &Caller,
+        open: OpenRequest,
+    ) -> Result<Response<Body>, Status> {
+        may_change_rules(&caller.peer, &self.doors)?;
+        let (head, body) = request.into_parts();
+        let parts = self.rules.set(&head.headers, body).await?;
+        Ok(answer::one(parts, open))
+    }
+}
