@@ -48,7 +48,8 @@ pub struct HookState {
     pub hook: Hook,
     pub account: HookAccount,
     pub before_attach: Counters,
-    pub after_attach: Counters,
+    /// `None` until it is attached; it may count already.
+    pub after_attach: Option<Counters>,
 }
 
 /// Owns the kernel's half and the replica; one task has it at a time.
@@ -78,7 +79,6 @@ pub struct ScannerParts {
     pub encoder: BatchEncoder,
     pub hub: Hub,
     pub interfaces: Interfaces,
-    pub hooks: Vec<HookState>,
 }
 
 impl Scanner {
@@ -91,7 +91,7 @@ impl Scanner {
             encoder: parts.encoder,
             hub: parts.hub,
             interfaces: parts.interfaces,
-            hooks: parts.hooks,
+            hooks: Vec::new(),
             account: HookAccount::default(),
             stats: ScanStats::default(),
             window_start_unix_ns: clock::unix_now_ns(),
@@ -139,8 +139,14 @@ impl Scanner {
             vec![self.kernel.pages.flip()?]
         };
         self.stats.last_flip_wait_ns = nanos(started);
-        let gone = self.attachments.as_ref().map(Attachments::gone);
-        self.interfaces.read_after_flip(&gone.unwrap_or_default())?;
+        self.interfaces.read_after_flip(
+            &self
+                .attachments
+                .as_ref()
+                .map(Attachments::gone)
+                .unwrap_or_default(),
+        )?;
+        self.note_progress();
         self.look_for_hidden_tags();
         let mut refused = false;
         for &page in &idle {
@@ -193,6 +199,35 @@ impl Scanner {
         let slept_ns = self.sleep.until(sleep);
         self.sleep = sleep;
         Ok(clock::at(self.kernel.clocks()?, slept_ns))
+    }
+
+    /// Takes in what was attached meanwhile. Behind the flip: whatever counted before is among it.
+    pub fn note_progress(&mut self) {
+        let progress = self.attachments.as_ref().map(Attachments::progress);
+        for attached in progress.unwrap_or_default() {
+            let index = attached.hook.account_index;
+            let known = |state: &&mut HookState| state.hook.account_index == index;
+            match self.hooks.iter_mut().find(known) {
+                Some(state) => {
+                    state.hook = attached.hook;
+                    state.after_attach = attached.after_attach;
+                }
+                None => self.hooks.push(HookState {
+                    hook: attached.hook,
+                    account: HookAccount::default(),
+                    before_attach: attached.before_attach,
+                    after_attach: attached.after_attach,
+                }),
+            }
+        }
+    }
+
+    pub fn attached_hooks(&self) -> usize {
+        let attached = self
+            .hooks
+            .iter()
+            .filter(|state| state.after_attach.is_some());
+        attached.count()
     }
 
     /// An XDP hook whose interface's features changed so that tags are hidden from it counts on, and

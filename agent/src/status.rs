@@ -48,7 +48,7 @@ pub fn of(settings: &StatusSettings, scanner: &Scanner, late: u64) -> wire::Agen
         hooks: scanner
             .hooks
             .iter()
-            .map(|state| hook(scanner, state, settings.sample_rate))
+            .filter_map(|state| hook(scanner, state, settings.sample_rate))
             .collect(),
         table: Some(wire::TableStatus {
             capacity,
@@ -100,10 +100,12 @@ fn suggested_max_flows(high_water: u64) -> u64 {
     (high_water * 2).max(1024).next_power_of_two()
 }
 
-fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> wire::HookStatus {
+/// `None` while it is being attached.
+fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> Option<wire::HookStatus> {
+    let after_attach = state.after_attach?;
     let slot = state.hook.slot();
     let watched = scanner.interfaces().watched(slot);
-    wire::HookStatus {
+    Some(wire::HookStatus {
         interface: scanner.interfaces().on_the_wire().get(slot).cloned(),
         hook: hook_kind(&state.hook) as i32,
         mode: match state.hook.mode {
@@ -117,7 +119,7 @@ fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> wire::HookSta
             ..wire::Account::from_hook(&state.account, false)
         }),
         before_attach: Some(counters(state.before_attach)),
-        after_attach: Some(counters(state.after_attach)),
+        after_attach: Some(counters(after_attach)),
         before_flip: Some(counters(watched.before_flip)),
         after_flip: Some(counters(watched.after_flip)),
         qdisc_drops: None,
@@ -130,7 +132,7 @@ fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> wire::HookSta
             }
             .into()
         }),
-    }
+    })
 }
 
 fn hook_kind(hook: &Hook) -> wire::Hook {
@@ -139,11 +141,6 @@ fn hook_kind(hook: &Hook) -> wire::Hook {
         (false, Mode::XdpNative | Mode::XdpGeneric) => wire::Hook::Xdp,
         (false, Mode::Tcx | Mode::Clsact) => wire::Hook::TcIngress,
     }
-}
-
-/// The hook's name in logs.
-pub fn hook_name(hook: &Hook) -> &'static str {
-    hook_kind(hook).name()
 }
 
 fn counters(counters: Counters) -> wire::InterfaceCounters {

@@ -1,13 +1,12 @@
 //! `flow-agent run`: settings come in, flow records go to gRPC consumers and to stdout until the
 //! end is asked for; then everything is detached, drained and sent.
 
-use std::{process::ExitCode, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, oneshot},
-    time::Instant,
 };
 
 use crate::{
@@ -24,10 +23,9 @@ use crate::{
         real_time,
     },
     limits,
-    log_limit::LogLimit,
     output::Format,
     replica::{Replica, ReplicaSettings},
-    scan::{HookState, Interfaces, Scanner, ScannerParts},
+    scan::{Interfaces, Scanner, ScannerParts},
     server::{self, DEFAULT_DRAIN_TIMEOUT, Listeners},
     status::{self, StatusSettings},
 };
@@ -37,6 +35,7 @@ mod printing;
 mod publish;
 mod reload;
 mod rules;
+mod scanning;
 mod wakes;
 
 use args::BpfLogLevel;
@@ -44,7 +43,8 @@ pub use args::{Args, Object, Output};
 use printing::Printing;
 use publish::{Publisher, QdiscDrops};
 use rules::Switch;
-use wakes::{Wake, Wakes};
+use scanning::Scanning;
+use wakes::Wakes;
 
 /// How often the programs' log is carried over, where it is on.
 const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
@@ -85,46 +85,18 @@ pub async fn run(args: Args) -> Result<ExitCode> {
 
     // A signal from here on ends in a final scan.
     let stop = shutdown(args.duration)?;
-    let mut before = Vec::new();
-    for link in &selected {
-        before.push((link.ifindex, links.counters(link.ifindex)?));
-    }
     let qdiscs = QdiscDrops::open()?;
-    let attachments = Attachments::attach(
-        &mut kernel.ebpf,
-        kernel.interfaces.clone(),
-        &selected,
-        AttachSettings {
-            ingress_hook: args.ingress_hook,
-            xdp_mode: args.xdp_mode,
-            xdp_without_tags: args.xdp_without_tags,
-            direction: args.direction,
-            tc_attach: args.tc_attach,
-        },
-    )?;
-    let mut hooks = Vec::new();
-    for hook in &attachments.hooks {
-        let after_attach = links.counters(hook.ifindex)?;
-        let before_attach = before
-            .iter()
-            .find(|(ifindex, _)| *ifindex == hook.ifindex)
-            .map_or(after_attach, |b| b.1);
-        tracing::info!(
-            interface = hook.interface,
-            hook = status::hook_name(hook),
-            mode = ?hook.mode,
-            "attached"
-        );
-        hooks.push(HookState {
-            hook: hook.clone(),
-            account: agent_common::HookAccount::default(),
-            before_attach,
-            after_attach,
-        });
-    }
     let mut interfaces = Interfaces::open(&selected, netns)?;
     interfaces.read_before_flip()?;
-    interfaces.read_after_flip(&attachments.gone())?;
+    interfaces.read_after_flip(&BTreeSet::new())?;
+    let settings = AttachSettings {
+        ingress_hook: args.ingress_hook,
+        xdp_mode: args.xdp_mode,
+        xdp_without_tags: args.xdp_without_tags,
+        direction: args.direction,
+        tc_attach: args.tc_attach,
+    };
+    let (attachments, attached) = Attachments::start(&mut kernel, selected, settings)?;
     let scanner = Scanner::new(ScannerParts {
         kernel,
         attachments,
@@ -136,17 +108,30 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         encoder: BatchEncoder::new(Arc::clone(&identity)).sampling(args.sample),
         hub: hub.clone(),
         interfaces,
-        hooks,
     });
-    tracing::info!(max_flows = args.max_flows, scan_interval = ?args.scan_interval, "counting");
     let switches = rules::start(filters, changes);
-    let (counting, control) = ((scanner, filled, qdiscs), (control, switches));
+    let counting = Counting {
+        scanner,
+        filled,
+        qdiscs,
+        attached,
+    };
     // The scanner holds accounts: too much for the caller's stack.
+    let control = (control, switches);
     Box::pin(serve(
         args, identity, hub, listeners, counting, stop, control,
     ))
     .await?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What counts, or is about to.
+struct Counting {
+    scanner: Scanner,
+    filled: FilledPages,
+    qdiscs: QdiscDrops,
+    /// Hears when every hook is attached, or which one failed.
+    attached: oneshot::Receiver<Result<()>>,
 }
 
 /// The running agent: printer, server and scan loop; ends when all three have ended.
@@ -155,10 +140,16 @@ async fn serve(
     identity: Arc<Identity>,
     hub: Hub,
     listeners: Listeners,
-    (scanner, filled, qdiscs): (Scanner, FilledPages, QdiscDrops),
+    counting: Counting,
     stop: impl Future<Output = ()>,
     (control, switches): (Control, mpsc::Receiver<Switch>),
 ) -> Result<()> {
+    let Counting {
+        scanner,
+        filled,
+        qdiscs,
+        attached,
+    } = counting;
     let settings = StatusSettings {
         identity,
         started_unix_ns: crate::clock::unix_now_ns(),
@@ -169,7 +160,7 @@ async fn serve(
         linger: args.linger,
         sample_rate: if args.sample < 2 { 0 } else { args.sample },
     };
-    let (publisher, status_receiver) = Publisher::start(status::of(&settings, &scanner, 0), qdiscs);
+    let (publisher, statuses) = Publisher::start(status::of(&settings, &scanner, 0), qdiscs);
     let printer = match args.output {
         Output::None => None,
         Output::Table => Some(Format::Table),
@@ -181,7 +172,7 @@ async fn serve(
     let server = tokio::spawn(server::run(
         listeners,
         hub.clone(),
-        status_receiver,
+        statuses.clone(),
         control,
         limits,
         DEFAULT_DRAIN_TIMEOUT,
@@ -195,7 +186,24 @@ async fn serve(
         publisher.publish(status::of(&settings, scanner, late), is_final);
     };
     let wakes = Wakes::new(args.scan_interval, filled);
-    let ended = scan_until(stop, switches, wakes, scanner, publish_status).await;
+    let (max_flows, scan_interval) = (args.max_flows, args.scan_interval);
+    let tell = |hooks: usize| {
+        let mut statuses = statuses.clone();
+        // Whoever reads the line finds the hooks in the status.
+        tokio::spawn(async move {
+            let _ = statuses
+                .wait_for(|status| status.hooks.len() >= hooks)
+                .await;
+            tracing::info!(max_flows, ?scan_interval, "counting");
+        });
+    };
+    let ended = Scanning {
+        switches,
+        wakes,
+        attached,
+    }
+    .run(stop, scanner, publish_status, tell)
+    .await;
     // The receiver is gone where the server ended early, with an error that is told below.
     let _ = end_server.send(());
     let outcome = server.await.context("the server task")?;
@@ -204,72 +212,6 @@ async fn serve(
     }
     ended?;
     outcome.context("serve gRPC consumers")
-}
-
-/// Scans at every interval, and before where a page fills, until `shutdown`; then once more after
-/// detaching.
-async fn scan_until(
-    shutdown: impl Future<Output = ()>,
-    mut switches: mpsc::Receiver<Switch>,
-    mut wakes: Wakes,
-    mut scanner: Scanner,
-    publish_status: impl Fn(&Scanner, u64, bool),
-) -> Result<()> {
-    let interval = wakes.interval;
-    let (mut late, mut late_log) = (0, LogLimit::default());
-    tokio::pin!(shutdown);
-    loop {
-        let wake = tokio::select! {
-            Some(Switch { set, done }) = switches.recv() => {
-                let (back, outcome) = tokio::task::spawn_blocking(move || {
-                    let outcome = scanner.follow(set);
-                    (scanner, outcome)
-                })
-                .await
-                .context("the task that switches the filter rules")?;
-                scanner = back;
-                publish_status(&scanner, late, false);
-                // Who asked may have left.
-                let _ = done.send(outcome);
-                continue;
-            }
-            wake = wakes.next(scanner.active_page()) => wake?,
-            () = &mut shutdown => Wake::End,
-        };
-        let is_final = wake == Wake::End;
-        let started = Instant::now();
-        scanner = tokio::task::spawn_blocking(move || -> Result<_> {
-            match wake {
-                Wake::Interval => scanner.scan()?,
-                Wake::Filled => scanner.scan_early()?,
-                Wake::End => scanner.finish()?,
-            }
-            Ok(scanner)
-        })
-        .await
-        .context("the scan task")??;
-        if started.elapsed() > interval && !is_final {
-            late += 1;
-            if let Some(scans) = late_log.event() {
-                tracing::warn!(
-                    took = ?started.elapsed(),
-                    ?interval,
-                    scans,
-                    "a scan took longer than the scan interval; the next ones are skipped, not piled up"
-                );
-            }
-        }
-        publish_status(&scanner, late, is_final);
-        if is_final {
-            let missing = scanner.account.missing();
-            tracing::info!(
-                seen = scanner.account.get(agent_common::Reason::Seen).packets,
-                missing = missing.packets,
-                "detached; final account"
-            );
-            return Ok(());
-        }
-    }
 }
 
 /// Resolves at SIGTERM, SIGINT, or the end of `duration`.

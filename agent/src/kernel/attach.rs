@@ -1,43 +1,50 @@
 //! Hangs the programs on interfaces: interfaces and hook settings come in, [`Attachments`] go out,
-//! whose end detaches everything.
+//! whose end detaches everything. [`attacher`] does the work, [`programs`] loads what it hangs there.
 //!
 //! TCX and XDP attachments are BPF links: the kernel removes them with the process, whatever ends
 //! it. Filters on clsact stay after a SIGKILL; the next start removes them.
 
 use std::{
     collections::BTreeSet,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
 };
 
 use agent_common::LinkType;
-use anyhow::{Context as _, Result, bail};
-use aya::{
-    Ebpf,
-    programs::{ProgramFd, SchedClassifier, Xdp},
-    util::KernelVersion,
-};
+use anyhow::{Context as _, Result, ensure};
+use tokio::sync::oneshot;
 
 use super::{
     bpf::{LinkPlace, create_link},
-    interface_table::InterfaceTable,
     links::{
-        AttachedXdp, Link,
+        Link, LinkSocket,
         tags::{Features, TagPlace},
     },
-    refusal, signals,
+    load::Kernel,
 };
 
+mod attacher;
 mod clsact;
 mod departures;
 mod filter;
 mod held;
 mod instance;
+mod programs;
+mod progress;
 mod release;
 mod xdp;
 
+use attacher::Attacher;
 use clsact::Clsact;
 use filter::Side;
-use held::{HeldLink, HeldLinks};
+use held::HeldLinks;
+use programs::Programs;
+pub use programs::load_all;
+pub use progress::AttachedHook;
+use progress::Progress;
 pub use xdp::{InsteadOfXdp, instead_of_native_xdp, warn_of_hidden_tags};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -107,113 +114,75 @@ pub struct Hook {
 }
 
 impl Hook {
+    /// In logs.
+    pub fn name(&self) -> &'static str {
+        match (self.is_egress, self.mode) {
+            (true, _) => "tc_egress",
+            (false, Mode::XdpNative | Mode::XdpGeneric) => "xdp",
+            (false, Mode::Tcx | Mode::Clsact) => "tc_ingress",
+        }
+    }
+
     /// The number of its interface.
     pub fn slot(&self) -> usize {
         self.account_index as usize / 2
     }
 }
 
-/// What is attached; dropping it detaches, or has the kernel detach: see [`release`].
+/// What is attached by and by; dropping it ends that and detaches, or has the kernel detach: see
+/// [`release`].
 pub struct Attachments {
-    pub hooks: Vec<Hook>,
     links: HeldLinks,
-    clsact: Option<Clsact>,
-    features: Features,
+    progress: Progress,
+    stop: Arc<AtomicBool>,
+    attaching: Option<JoinHandle<Option<Clsact>>>,
 }
 
 impl Attachments {
-    /// Attaches the hooks of every interface; where one fails, none stays. First it removes what
-    /// killed agents left behind. Where an interface leaves, its hooks end.
-    pub fn attach(
-        ebpf: &mut Ebpf,
-        interfaces: InterfaceTable,
-        links: &[Link],
+    /// Begins to attach the hooks of every interface. The receiver hears when all of them are there, or
+    /// which one failed; what is there by then stays until the end. Where an interface leaves, its hooks
+    /// end.
+    pub fn start(
+        kernel: &mut Kernel,
+        links: Vec<Link>,
         settings: AttachSettings,
-    ) -> Result<Self> {
-        let mut attached = Self {
-            hooks: Vec::new(),
-            links: HeldLinks::default(),
-            clsact: None,
+    ) -> Result<(Self, oneshot::Receiver<Result<()>>)> {
+        let has_hooks = |link: &Link| {
+            settings.direction != Direction::Egress || attacher::has_egress(link, settings)
+        };
+        ensure!(
+            links.iter().any(has_hooks),
+            "nothing to attach: on lo only ingress is seen; choose --direction both or ingress"
+        );
+        let (held, progress) = (HeldLinks::default(), Progress::default());
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut attacher = Attacher {
+            programs: Programs::load(&mut kernel.ebpf, &links, settings)?,
+            settings,
+            links: held.clone(),
+            progress: progress.clone(),
+            stop: Arc::clone(&stop),
+            counters: LinkSocket::open()?,
             features: Features::open(),
+            clsact: None,
         };
         let ifindexes = links.iter().map(|link| link.ifindex).collect();
-        departures::watch(attached.links.clone(), interfaces, ifindexes)?;
-        if let Err(error) = clsact::remove_stale() {
-            tracing::warn!("cannot look for filters of killed agents: {error:#}");
-        }
-        for (slot, link) in links.iter().enumerate() {
-            let slot = slot as u32;
-            if settings.direction != Direction::Egress {
-                match settings.ingress_hook {
-                    IngressHook::Tc => {
-                        warn_of_generic_xdp(link);
-                        attached.tc(ebpf, link, slot, Side::Ingress, settings.tc_attach)?;
-                    }
-                    IngressHook::Xdp => attached.xdp_or_tc(ebpf, link, slot, settings)?,
-                }
-            }
-            // What a host sends to itself arrives on lo as well: one hook counts it once.
-            if settings.direction != Direction::Ingress && !link.is_loopback {
-                attached.tc(ebpf, link, slot, Side::Egress, settings.tc_attach)?;
-            }
-        }
-        if attached.hooks.is_empty() {
-            bail!(
-                "nothing to attach: on lo only ingress is seen; choose --direction both or ingress"
-            );
-        }
-        Ok(attached)
-    }
-
-    fn tc(
-        &mut self,
-        ebpf: &mut Ebpf,
-        link: &Link,
-        slot: u32,
-        side: Side,
-        how: TcAttach,
-    ) -> Result<()> {
-        let (name, way, place) = match (side, link_type(link)?) {
-            (Side::Ingress, LinkType::Ethernet) => ("tc_ingress", "ingress", INGRESS),
-            (Side::Ingress, LinkType::Ip) => ("tc_ingress_ip", "ingress", INGRESS),
-            (Side::Egress, LinkType::Ethernet) => ("tc_egress", "egress", EGRESS),
-            (Side::Egress, LinkType::Ip) => ("tc_egress_ip", "egress", EGRESS),
-        };
-        let program = tc_program(ebpf, name)?.as_fd();
-        let what = || format!("attach tc {way} to {}", link.name);
-        let tcx = match how {
-            TcAttach::Clsact => None,
-            TcAttach::Auto | TcAttach::Tcx => match create_link(program, link.ifindex, place) {
-                Ok(tcx) => Some(tcx),
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                    if how == TcAttach::Tcx {
-                        return Err(error)
-                            .context("the kernel refuses TCX (it has it from 6.6): choose --tc-attach clsact")
-                            .with_context(what);
-                    }
-                    None
-                }
-                Err(error) => return Err(error).with_context(what),
-            },
-        };
-        let mode = if let Some(tcx) = tcx {
-            self.hold(link, tcx, false);
-            Mode::Tcx
-        } else {
-            self.clsact(link, side, program, name).with_context(what)?;
-            Mode::Clsact
-        };
-        self.hooks.push(Hook {
-            interface: link.name.clone(),
-            ifindex: link.ifindex,
-            account_index: slot * 2 + u32::from(side == Side::Egress),
-            is_egress: side == Side::Egress,
-            mode,
-            instead_of_xdp: None,
-            tag_place: None,
-            tags_unknown: false,
+        departures::watch(held.clone(), kernel.interfaces.clone(), ifindexes)?;
+        let (sender, outcome) = oneshot::channel();
+        let thread = thread::Builder::new().name("attach".to_owned());
+        let attaching = thread.spawn(move || {
+            let outcome = attacher.run(&links);
+            // Nobody waits for it where the end was asked for meanwhile.
+            let _ = sender.send(outcome);
+            attacher.clsact
         });
-        Ok(())
+        let attachments = Self {
+            links: held,
+            progress,
+            stop,
+            attaching: Some(attaching.context("start a thread")?),
+        };
+        Ok((attachments, outcome))
     }
 
     /// The interfaces that have left.
@@ -221,31 +190,23 @@ impl Attachments {
         self.links.left()
     }
 
-    fn hold(&self, link: &Link, fd: OwnedFd, is_exclusive: bool) {
-        let held = HeldLink { fd, is_exclusive };
-        // Where the interface has left meanwhile this is where the link ends.
-        drop(self.links.hold(link.ifindex, held));
-    }
-
-    fn clsact(
-        &mut self,
-        link: &Link,
-        side: Side,
-        program: BorrowedFd<'_>,
-        program_name: &str,
-    ) -> Result<()> {
-        let clsact = match &mut self.clsact {
-            Some(clsact) => clsact,
-            None => self.clsact.insert(Clsact::open()?),
-        };
-        clsact.attach(link, side, program, program_name)
+    /// What became of hooks since this was asked the last time, in order.
+    pub fn progress(&self) -> Vec<AttachedHook> {
+        self.progress.take()
     }
 }
 
 impl Attachments {
-    /// Detaches what takes no time to speak of: filters, and links where they are few.
+    /// Attaches no more, and detaches what takes no time to speak of: filters, and links where they are
+    /// few.
     pub fn detach_few(&mut self) {
-        self.clsact = None;
+        self.stop.store(true, Relaxed);
+        // Filters on clsact go with what the thread leaves behind.
+        match self.attaching.take().map(JoinHandle::join) {
+            Some(Ok(clsact)) => drop(clsact),
+            Some(Err(_)) => tracing::error!("the thread that attaches failed: filters may stay"),
+            None => {}
+        }
         if self.links.len() <= release::FEW {
             drop(self.links.take());
         }
@@ -254,75 +215,8 @@ impl Attachments {
 
 impl Drop for Attachments {
     fn drop(&mut self) {
+        self.detach_few();
         release::release(self.links.take());
-    }
-}
-
-/// Has the kernel verify every program that this kernel's version calls for, and attaches none.
-pub fn load_all(ebpf: &mut Ebpf) -> Result<()> {
-    for name in ["tc_ingress", "tc_ingress_ip", "tc_egress", "tc_egress_ip"] {
-        tc_program(ebpf, name)?;
-    }
-    for link_type in [LinkType::Ethernet, LinkType::Ip] {
-        xdp_program(ebpf, xdp_name(link_type))?;
-    }
-    Ok(())
-}
-
-fn xdp_name(link_type: LinkType) -> &'static str {
-    match (has_xdp_frags(), link_type) {
-        (false, LinkType::Ethernet) => "xdp_ingress",
-        (false, LinkType::Ip) => "xdp_ingress_ip",
-        (true, LinkType::Ethernet) => "xdp_frags",
-        (true, LinkType::Ip) => "xdp_frags_ip",
-    }
-}
-
-// What others change or drop at the hook is theirs.
-const INGRESS: LinkPlace = LinkPlace::TcxIngressFirst;
-const EGRESS: LinkPlace = LinkPlace::TcxEgressLast;
-
-/// The program's descriptor; it is loaded where it is wanted for the first time.
-fn tc_program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a ProgramFd> {
-    let program: &mut SchedClassifier = ebpf
-        .program_mut(name)
-        .with_context(|| format!("the object has no program {name}"))?
-        .try_into()
-        .context("a TC program")?;
-    if program.fd().is_err() {
-        let _held = signals::Held::new();
-        program
-            .load()
-            .map_err(|error| refusal::explain(name, error))?;
-    }
-    program.fd().context("a loaded program has a descriptor")
-}
-
-/// The program's descriptor; it is loaded where it is wanted for the first time.
-fn xdp_program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a ProgramFd> {
-    let program: &mut Xdp = ebpf
-        .program_mut(name)
-        .with_context(|| format!("the object has no program {name}"))?
-        .try_into()
-        .context("an XDP program")?;
-    if program.fd().is_err() {
-        let _held = signals::Held::new();
-        program
-            .load()
-            .map_err(|error| refusal::explain(name, error))?;
-    }
-    program.fd().context("a loaded program has a descriptor")
-}
-
-/// Seen on 6.18: generic XDP copies an skb that has too little headroom, and the copy's `mac_len` is
-/// zero, so that TC pushes no Ethernet header back before it runs its programs (`tc_run`).
-fn warn_of_generic_xdp(link: &Link) {
-    if link.xdp == AttachedXdp::Generic {
-        tracing::warn!(
-            interface = link.name,
-            "a generic XDP program of somebody else's is there: behind it TC may see packets without \
-             their Ethernet header, and they count as not_ip"
-        );
     }
 }
 
@@ -333,9 +227,4 @@ fn link_type(link: &Link) -> Result<LinkType> {
             link.name, link.hardware_type
         )
     })
-}
-
-/// XDP frames of several buffers exist from kernel 5.18; before it, the flag is refused.
-fn has_xdp_frags() -> bool {
-    KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(5, 18, 0))
 }

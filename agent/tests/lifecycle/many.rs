@@ -1,13 +1,13 @@
 //! An agent on many interfaces.
 
 use lab::{
-    Lab, RtnlHold, kernel,
+    FrameSocket, Lab, RtnlHold, kernel,
     privilege::{is_root_or_skip, skip},
 };
 
 use crate::{
     attached::tcx_programs_on,
-    support::{Agent, wait_until},
+    support::{Agent, count, flow_agent, wait_until},
 };
 
 /// Wires with both ends on the agent's host.
@@ -17,7 +17,9 @@ fn add_wires(lab: &Lab, count: usize) -> Vec<u32> {
         let (near, far) = (format!("many{number}"), format!("far{number}"));
         let link = ["link", "add", &near, "type", "veth", "peer", "name", &far];
         namespace.ip(&link).unwrap();
-        namespace.ip(&["link", "set", &near, "up"]).unwrap();
+        for end in [near, far] {
+            namespace.ip(&["link", "set", &end, "up"]).unwrap();
+        }
     }
     let ifindexes = (0..count).map(|number| namespace.ifindex(&format!("many{number}")));
     ifindexes.collect::<Result<_, _>>().unwrap()
@@ -75,4 +77,36 @@ fn more_files_than_the_soft_limit_are_opened() {
     let stderr = String::from_utf8(refused.stderr).unwrap();
     assert!(!refused.status.success());
     assert!(stderr.contains("the limit of open files"), "{stderr}");
+}
+
+/// Each attachment takes a grace period under RTNL, which is held by somebody else from the first of them
+/// on.
+#[test]
+fn an_interface_counts_while_others_are_attached_to() {
+    const NAME: &str = "agent::an_interface_counts_while_others_are_attached_to";
+    const WIRES: usize = 60;
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    add_wires(&lab, WIRES);
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
+    let socket = FrameSocket::new(&lab.agent.namespace, "far0").unwrap();
+    let mut agent = Agent::begin(flow_agent(&lab.agent), "many*", &[]);
+    agent.wait_until_logged("attached interface=\"many0\" hook=\"tc_egress\"");
+    let held = match RtnlHold::take() {
+        Ok(held) => held,
+        Err(error) => return skip(NAME, &format!("RTNL cannot be held: {error:#}")),
+    };
+    socket.send_many(std::iter::repeat_n(&frame, 100)).unwrap();
+    wait_until("they are counted", || {
+        agent.status(&lab.agent)["account"]["seen"]["packets"] == 100
+    });
+    let hooks = agent.status(&lab.agent)["hooks"].as_array().unwrap().len();
+    assert!((2..2 * WIRES).contains(&hooks), "{hooks} are attached");
+    assert!(held.release(), "they are counted while RTNL is held");
+    agent.wait_until_logged("counting max_flows=");
+    let status = agent.status(&lab.agent);
+    assert_eq!(status["hooks"].as_array().unwrap().len(), 2 * WIRES);
+    assert_eq!(agent.stop().seen(), count(100, &frame));
 }

@@ -58,7 +58,14 @@ impl Agent {
     }
 
     /// By a command that runs the binary with what comes behind.
-    pub fn start_by(mut command: Command, interface: &str, settings: &[&str]) -> Self {
+    pub fn start_by(command: Command, interface: &str, settings: &[&str]) -> Self {
+        let mut agent = Self::begin(command, interface, settings);
+        agent.wait_until_logged("counting max_flows=");
+        agent
+    }
+
+    /// Returns when the process is there.
+    pub fn begin(mut command: Command, interface: &str, settings: &[&str]) -> Self {
         let directory = TempDir::new().unwrap();
         let file = |name| File::create(directory.path().join(name)).unwrap();
         command
@@ -80,18 +87,20 @@ impl Agent {
         if !settings.contains(&"--max-flows") {
             command.args(["--max-flows", "50000"]);
         }
-        let mut agent = Self {
+        Self {
             process: Process::spawn(&mut command).unwrap(),
             directory,
-        };
-        wait_until("it counts", || {
-            let stderr = agent.stderr();
-            if let Some(status) = agent.process.exited().unwrap() {
+        }
+    }
+
+    pub fn wait_until_logged(&mut self, text: &str) {
+        wait_until(text, || {
+            let stderr = self.stderr();
+            if let Some(status) = self.process.exited().unwrap() {
                 panic!("the agent ended with {status}: {stderr}");
             }
-            stderr.contains("counting max_flows=")
+            stderr.contains(text)
         });
-        agent
     }
 
     pub fn stderr(&self) -> String {

@@ -1,14 +1,12 @@
 //! XDP where it counts right: a link comes in, a program on its XDP hook goes out, or the reason why TC
 //! counts there instead.
 
-use std::{fmt::Display, io, os::fd::AsFd as _};
+use std::{fmt::Display, io};
 
 use anyhow::{Result, anyhow};
-use aya::Ebpf;
 
 use super::{
-    AttachSettings, Attachments, Hook, LinkPlace, Mode, Side, XdpMode, create_link, link_type,
-    xdp_name, xdp_program,
+    Attacher, Hook, LinkPlace, Mode, Side, XdpMode, create_link, link_type, programs::xdp_name,
 };
 use crate::kernel::links::{
     Link,
@@ -50,23 +48,18 @@ fn hidden_tags(features: &mut Features, link: &Link) -> Option<(InsteadOfXdp, St
     Some((InsteadOfXdp::HiddenTags, why))
 }
 
-impl Attachments {
+impl Attacher {
     /// XDP, or TC where XDP would not count right; which it is stands in the log and in the hook.
-    pub(super) fn xdp_or_tc(
-        &mut self,
-        ebpf: &mut Ebpf,
-        link: &Link,
-        slot: u32,
-        settings: AttachSettings,
-    ) -> Result<()> {
+    pub(super) fn xdp_or_tc(&mut self, link: &Link, hook: &mut Hook) -> Result<()> {
+        let settings = self.settings;
         let lower = lower_devices(link).filter(|_| settings.xdp_mode != XdpMode::Generic);
         let hidden = hidden_tags(&mut self.features, link);
         let tags_unknown = hidden.is_some();
         let hidden = hidden.filter(|_| !settings.xdp_without_tags);
         if let Some((why, in_words)) = lower.or(hidden) {
-            return self.tc_instead(ebpf, link, slot, settings, (why, &in_words));
+            return self.tc_instead(link, hook, (why, &in_words));
         }
-        let program = xdp_program(ebpf, xdp_name(link_type(link)?))?.as_fd();
+        let program = self.programs.get(xdp_name(link_type(link)?))?;
         let (place, mode) = match settings.xdp_mode {
             XdpMode::Auto | XdpMode::Native => (LinkPlace::XdpNative, Mode::XdpNative),
             XdpMode::Generic => (LinkPlace::XdpGeneric, Mode::XdpGeneric),
@@ -76,7 +69,7 @@ impl Attachments {
             Err(error) if settings.xdp_mode == XdpMode::Auto && !is_taken(&error) => {
                 let in_words = format!("the driver takes no native XDP program ({error})");
                 let why = (InsteadOfXdp::NoNativeMode, in_words.as_str());
-                return self.tc_instead(ebpf, link, slot, settings, why);
+                return self.tc_instead(link, hook, why);
             }
             Err(error) => return Err(explain(error, link, settings.xdp_mode)),
         };
@@ -87,35 +80,24 @@ impl Attachments {
             warn_of_hidden_tags(&link.name, "--xdp-without-tags");
         }
         self.hold(link, xdp, true);
-        self.hooks.push(Hook {
-            interface: link.name.clone(),
-            ifindex: link.ifindex,
-            account_index: slot * 2,
-            is_egress: false,
-            mode,
-            instead_of_xdp: None,
-            tag_place: Some(TagPlace::of(link)),
-            tags_unknown,
-        });
+        hook.mode = mode;
+        hook.tag_place = Some(TagPlace::of(link));
+        hook.tags_unknown = tags_unknown;
         Ok(())
     }
 
     fn tc_instead(
         &mut self,
-        ebpf: &mut Ebpf,
         link: &Link,
-        slot: u32,
-        settings: AttachSettings,
+        hook: &mut Hook,
         (why, in_words): (InsteadOfXdp, &str),
     ) -> Result<()> {
         tracing::warn!(
             interface = link.name,
             "counting at TC and not at XDP: {in_words}"
         );
-        self.tc(ebpf, link, slot, Side::Ingress, settings.tc_attach)?;
-        if let Some(hook) = self.hooks.last_mut() {
-            hook.instead_of_xdp = Some(why);
-        }
+        self.tc(link, Side::Ingress, hook)?;
+        hook.instead_of_xdp = Some(why);
         Ok(())
     }
 }

@@ -1,0 +1,107 @@
+//! The loop of the agent: whatever asks for the scanner comes in, one thing at a time is done with it.
+
+use anyhow::{Context as _, Result};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::spawn_blocking,
+    time::Instant,
+};
+
+use super::{
+    rules::Switch,
+    wakes::{Wake, Wakes},
+};
+use crate::{log_limit::LogLimit, scan::Scanner};
+
+/// What asks for it.
+pub(super) struct Scanning {
+    pub switches: mpsc::Receiver<Switch>,
+    pub wakes: Wakes,
+    /// Hears when every hook is attached, or which one failed.
+    pub attached: oneshot::Receiver<Result<()>>,
+}
+
+impl Scanning {
+    /// Scans at every interval, and before where a page fills, until `shutdown` or until a hook cannot
+    /// be attached; then once more with the programs off. `tell` gets the number of hooks when all are
+    /// there.
+    pub(super) async fn run(
+        mut self,
+        shutdown: impl Future<Output = ()>,
+        mut scanner: Scanner,
+        publish_status: impl Fn(&Scanner, u64, bool),
+        tell: impl Fn(usize),
+    ) -> Result<()> {
+        let interval = self.wakes.interval;
+        let (mut late, mut late_log) = (0, LogLimit::default());
+        let (mut is_attaching, mut failed) = (true, None);
+        tokio::pin!(shutdown);
+        loop {
+            let wake = tokio::select! {
+                Some(Switch { set, done }) = self.switches.recv() => {
+                    let (back, outcome) = spawn_blocking(move || {
+                        let outcome = scanner.follow(set);
+                        (scanner, outcome)
+                    })
+                    .await
+                    .context("the task that switches the filter rules")?;
+                    scanner = back;
+                    publish_status(&scanner, late, false);
+                    // Who asked may have left.
+                    let _ = done.send(outcome);
+                    continue;
+                }
+                outcome = &mut self.attached, if is_attaching => {
+                    is_attaching = false;
+                    match outcome.context("the thread that attaches").flatten() {
+                        Ok(()) => {
+                            scanner.note_progress();
+                            publish_status(&scanner, late, false);
+                            tell(scanner.attached_hooks());
+                            continue;
+                        }
+                        Err(error) => {
+                            failed = Some(error);
+                            Wake::End
+                        }
+                    }
+                }
+                wake = self.wakes.next(scanner.active_page()) => wake?,
+                () = &mut shutdown => Wake::End,
+            };
+            let is_final = wake == Wake::End;
+            let started = Instant::now();
+            scanner = spawn_blocking(move || -> Result<_> {
+                match wake {
+                    Wake::Interval => scanner.scan()?,
+                    Wake::Filled => scanner.scan_early()?,
+                    Wake::End => scanner.finish()?,
+                }
+                Ok(scanner)
+            })
+            .await
+            .context("the scan task")??;
+            if started.elapsed() > interval && !is_final {
+                late += 1;
+                if let Some(scans) = late_log.event() {
+                    tracing::warn!(
+                        took = ?started.elapsed(),
+                        ?interval,
+                        scans,
+                        "a scan took longer than the scan interval; the next ones are skipped, not piled up"
+                    );
+                }
+            }
+            publish_status(&scanner, late, is_final);
+            if is_final {
+                let missing = scanner.account.missing();
+                tracing::info!(
+                    seen = scanner.account.get(agent_common::Reason::Seen).packets,
+                    missing = missing.packets,
+                    "detached; final account"
+                );
+                return failed.map_or(Ok(()), Err);
+            }
+        }
+    }
+}

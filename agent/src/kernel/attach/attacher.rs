@@ -1,0 +1,234 @@
+//! Attaches one hook after the other, on a thread of its own: each takes the kernel a grace period
+//! (`tcx_entry_sync`), and those that are there count meanwhile.
+
+use std::{
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{
+    AttachSettings, Direction, Hook, IngressHook, LinkPlace, Mode, TcAttach, XdpMode,
+    clsact::{self, Clsact},
+    create_link,
+    filter::Side,
+    held::{HeldLink, HeldLinks},
+    link_type,
+    programs::{Programs, tc_name},
+    progress::{AttachedHook, Progress},
+};
+use crate::kernel::links::{AttachedXdp, Link, LinkSocket, netlink::errno, tags::Features};
+
+/// How often the log says how far it is.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
+
+// What others change or drop at the hook is theirs.
+const INGRESS: LinkPlace = LinkPlace::TcxIngressFirst;
+const EGRESS: LinkPlace = LinkPlace::TcxEgressLast;
+
+/// What the thread works with.
+pub(super) struct Attacher {
+    pub programs: Programs,
+    pub settings: AttachSettings,
+    pub links: HeldLinks,
+    pub progress: Progress,
+    pub stop: Arc<AtomicBool>,
+    pub counters: LinkSocket,
+    pub features: Features,
+    pub clsact: Option<Clsact>,
+}
+
+impl Attacher {
+    /// To the end, to the first hook that fails, or until it is told to stop; an interface that is gone
+    /// fails nothing. First it removes what killed agents left behind.
+    pub(super) fn run(&mut self, links: &[Link]) -> Result<()> {
+        if let Err(error) = clsact::remove_stale() {
+            tracing::warn!("cannot look for filters of killed agents: {error:#}");
+        }
+        let mut told = Instant::now();
+        let mut attached = 0;
+        for (slot, link) in links.iter().enumerate() {
+            if self.stop.load(Relaxed) {
+                return Ok(());
+            }
+            match self.interface(link, slot as u32) {
+                Ok(()) => attached += 1,
+                Err(error) if errno(&error) == Some(libc::ENODEV) => tracing::warn!(
+                    interface = link.name,
+                    "the interface was gone before it was attached to: {error:#}"
+                ),
+                Err(error) => return Err(error),
+            }
+            if told.elapsed() >= PROGRESS_INTERVAL {
+                told = Instant::now();
+                tracing::info!(attached, interfaces = links.len(), "attaching");
+            }
+        }
+        if attached == 0 {
+            bail!("no interface is left to attach to");
+        }
+        Ok(())
+    }
+
+    fn interface(&mut self, link: &Link, slot: u32) -> Result<()> {
+        let settings = self.settings;
+        if settings.direction != Direction::Egress {
+            match settings.ingress_hook {
+                IngressHook::Tc => {
+                    warn_of_generic_xdp(link);
+                    self.hook(link, slot, Side::Ingress, |attacher, hook| {
+                        attacher.tc(link, Side::Ingress, hook)
+                    })?;
+                }
+                IngressHook::Xdp => self.hook(link, slot, Side::Ingress, |attacher, hook| {
+                    attacher.xdp_or_tc(link, hook)
+                })?,
+            }
+        }
+        if has_egress(link, settings) {
+            self.hook(link, slot, Side::Egress, |attacher, hook| {
+                attacher.tc(link, Side::Egress, hook)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Between the moments at which the interface's counters are read.
+    fn hook(
+        &mut self,
+        link: &Link,
+        slot: u32,
+        side: Side,
+        attach: impl FnOnce(&mut Self, &mut Hook) -> Result<()>,
+    ) -> Result<()> {
+        let before = self.counters.counters(link.ifindex)?;
+        let mut hook = self.planned(link, slot, side);
+        self.progress.push(AttachedHook {
+            hook: hook.clone(),
+            before_attach: before,
+            after_attach: None,
+        });
+        attach(self, &mut hook)?;
+        let after = self.counters.counters(link.ifindex)?;
+        tracing::info!(
+            interface = hook.interface,
+            hook = hook.name(),
+            mode = ?hook.mode,
+            "attached"
+        );
+        self.progress.push(AttachedHook {
+            hook,
+            before_attach: before,
+            after_attach: Some(after),
+        });
+        Ok(())
+    }
+
+    /// What its packets are held for while it is attached: rather less exact than it is.
+    fn planned(&self, link: &Link, slot: u32, side: Side) -> Hook {
+        let is_egress = side == Side::Egress;
+        let AttachSettings {
+            ingress_hook,
+            xdp_mode,
+            xdp_without_tags,
+            ..
+        } = self.settings;
+        let is_xdp = !is_egress && ingress_hook == IngressHook::Xdp;
+        let mode = match xdp_mode {
+            XdpMode::Generic if is_xdp => Mode::XdpGeneric,
+            XdpMode::Auto | XdpMode::Native if is_xdp => Mode::XdpNative,
+            XdpMode::Auto | XdpMode::Native | XdpMode::Generic => Mode::Tcx,
+        };
+        Hook {
+            interface: link.name.clone(),
+            ifindex: link.ifindex,
+            account_index: slot * 2 + u32::from(is_egress),
+            is_egress,
+            mode,
+            instead_of_xdp: None,
+            tag_place: None,
+            tags_unknown: is_xdp && xdp_without_tags,
+        }
+    }
+
+    pub(super) fn tc(&mut self, link: &Link, side: Side, hook: &mut Hook) -> Result<()> {
+        let how = self.settings.tc_attach;
+        let name = tc_name(side, link_type(link)?);
+        let (way, place) = match side {
+            Side::Ingress => ("ingress", INGRESS),
+            Side::Egress => ("egress", EGRESS),
+        };
+        let program = self.programs.get(name)?;
+        let what = || format!("attach tc {way} to {}", link.name);
+        let tcx = match how {
+            TcAttach::Clsact => None,
+            TcAttach::Auto | TcAttach::Tcx => match create_link(program, link.ifindex, place) {
+                Ok(tcx) => Some(tcx),
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                    if how == TcAttach::Tcx {
+                        return Err(error)
+                            .context("the kernel refuses TCX (it has it from 6.6): choose --tc-attach clsact")
+                            .with_context(what);
+                    }
+                    None
+                }
+                Err(error) => return Err(error).with_context(what),
+            },
+        };
+        hook.tags_unknown = false;
+        hook.mode = if let Some(tcx) = tcx {
+            self.hold(link, tcx, false);
+            Mode::Tcx
+        } else {
+            let program = program
+                .try_clone_to_owned()
+                .context("duplicate a program's descriptor")?;
+            self.clsact(link, side, program.as_fd(), name)
+                .with_context(what)?;
+            Mode::Clsact
+        };
+        Ok(())
+    }
+
+    pub(super) fn hold(&self, link: &Link, fd: OwnedFd, is_exclusive: bool) {
+        let held = HeldLink { fd, is_exclusive };
+        // Where the interface has left meanwhile this is where the link ends.
+        drop(self.links.hold(link.ifindex, held));
+    }
+
+    fn clsact(
+        &mut self,
+        link: &Link,
+        side: Side,
+        program: BorrowedFd<'_>,
+        program_name: &str,
+    ) -> Result<()> {
+        let clsact = match &mut self.clsact {
+            Some(clsact) => clsact,
+            None => self.clsact.insert(Clsact::open()?),
+        };
+        clsact.attach(link, side, program, program_name)
+    }
+}
+
+/// What a host sends to itself arrives on lo as well: one hook counts it once.
+pub(super) fn has_egress(link: &Link, settings: AttachSettings) -> bool {
+    settings.direction != Direction::Ingress && !link.is_loopback
+}
+
+/// Seen on 6.18: generic XDP copies an skb that has too little headroom, and the copy's `mac_len` is
+/// zero, so that TC pushes no Ethernet header back before it runs its programs (`tc_run`).
+fn warn_of_generic_xdp(link: &Link) {
+    if link.xdp == AttachedXdp::Generic {
+        tracing::warn!(
+            interface = link.name,
+            "a generic XDP program of somebody else's is there: behind it TC may see packets without \
+             their Ethernet header, and they count as not_ip"
+        );
+    }
+}

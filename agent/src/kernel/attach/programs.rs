@@ -1,0 +1,133 @@
+//! The programs that attachments call for: loaded before the first of them, so that nothing waits for the
+//! verifier between one interface and the next.
+
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+};
+
+use agent_common::LinkType;
+use anyhow::{Context as _, Result};
+use aya::{
+    Ebpf,
+    programs::{ProgramFd, SchedClassifier, Xdp},
+    util::KernelVersion,
+};
+
+use super::{AttachSettings, Direction, IngressHook, Side, link_type};
+use crate::kernel::{links::Link, refusal, signals};
+
+/// Loaded programs by name.
+#[derive(Default)]
+pub(super) struct Programs {
+    fds: BTreeMap<&'static str, OwnedFd>,
+}
+
+impl Programs {
+    /// Those that hooks of these interfaces may need: XDP may have to be TC instead.
+    pub(super) fn load(ebpf: &mut Ebpf, links: &[Link], settings: AttachSettings) -> Result<Self> {
+        let mut programs = Self::default();
+        for link in links {
+            let link_type = link_type(link)?;
+            if settings.direction != Direction::Egress {
+                programs.add(tc_name(Side::Ingress, link_type), |name| {
+                    tc_program(ebpf, name)
+                })?;
+                if settings.ingress_hook == IngressHook::Xdp {
+                    programs.add(xdp_name(link_type), |name| xdp_program(ebpf, name))?;
+                }
+            }
+            if settings.direction != Direction::Ingress {
+                programs.add(tc_name(Side::Egress, link_type), |name| {
+                    tc_program(ebpf, name)
+                })?;
+            }
+        }
+        Ok(programs)
+    }
+
+    fn add<'a>(
+        &mut self,
+        name: &'static str,
+        load: impl FnOnce(&'static str) -> Result<&'a ProgramFd>,
+    ) -> Result<()> {
+        if let Entry::Vacant(vacant) = self.fds.entry(name) {
+            let fd = load(name)?.as_fd().try_clone_to_owned();
+            vacant.insert(fd.context("duplicate a program's descriptor")?);
+        }
+        Ok(())
+    }
+
+    pub(super) fn get(&self, name: &str) -> Result<BorrowedFd<'_>> {
+        let fd = self.fds.get(name);
+        Ok(fd
+            .with_context(|| format!("the program {name} was not loaded"))?
+            .as_fd())
+    }
+}
+
+/// Has the kernel verify every program that this kernel's version calls for, and attaches none.
+pub fn load_all(ebpf: &mut Ebpf) -> Result<()> {
+    for name in ["tc_ingress", "tc_ingress_ip", "tc_egress", "tc_egress_ip"] {
+        tc_program(ebpf, name)?;
+    }
+    for link_type in [LinkType::Ethernet, LinkType::Ip] {
+        xdp_program(ebpf, xdp_name(link_type))?;
+    }
+    Ok(())
+}
+
+pub(super) fn tc_name(side: Side, link_type: LinkType) -> &'static str {
+    match (side, link_type) {
+        (Side::Ingress, LinkType::Ethernet) => "tc_ingress",
+        (Side::Ingress, LinkType::Ip) => "tc_ingress_ip",
+        (Side::Egress, LinkType::Ethernet) => "tc_egress",
+        (Side::Egress, LinkType::Ip) => "tc_egress_ip",
+    }
+}
+
+pub(super) fn xdp_name(link_type: LinkType) -> &'static str {
+    match (has_xdp_frags(), link_type) {
+        (false, LinkType::Ethernet) => "xdp_ingress",
+        (false, LinkType::Ip) => "xdp_ingress_ip",
+        (true, LinkType::Ethernet) => "xdp_frags",
+        (true, LinkType::Ip) => "xdp_frags_ip",
+    }
+}
+
+/// The program's descriptor; it is loaded where it is wanted for the first time.
+fn tc_program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a ProgramFd> {
+    let program: &mut SchedClassifier = ebpf
+        .program_mut(name)
+        .with_context(|| format!("the object has no program {name}"))?
+        .try_into()
+        .context("a TC program")?;
+    if program.fd().is_err() {
+        let _held = signals::Held::new();
+        program
+            .load()
+            .map_err(|error| refusal::explain(name, error))?;
+    }
+    program.fd().context("a loaded program has a descriptor")
+}
+
+/// The program's descriptor; it is loaded where it is wanted for the first time.
+fn xdp_program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a ProgramFd> {
+    let program: &mut Xdp = ebpf
+        .program_mut(name)
+        .with_context(|| format!("the object has no program {name}"))?
+        .try_into()
+        .context("an XDP program")?;
+    if program.fd().is_err() {
+        let _held = signals::Held::new();
+        program
+            .load()
+            .map_err(|error| refusal::explain(name, error))?;
+    }
+    program.fd().context("a loaded program has a descriptor")
+}
+
+/// XDP frames of several buffers exist from kernel 5.18; before it, the flag is refused.
+fn has_xdp_frags() -> bool {
+    KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(5, 18, 0))
+}
