@@ -9,7 +9,7 @@
 //! a way to say "if it is empty", so a filter that someone adds after we looked would go with it. A
 //! clsact without filters is not run (`mini_qdisc_pair_swap` leaves no `miniq`, 5.10).
 
-use std::os::fd::BorrowedFd;
+use std::{collections::BTreeSet, os::fd::BorrowedFd};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -34,6 +34,8 @@ const MAX_NEIGHBOURS: u16 = 1024;
 pub(super) struct Clsact {
     socket: TcSocket,
     filters: Vec<Place>,
+    /// Have a clsact qdisc by now; asking again takes longer the more interfaces there are.
+    prepared: BTreeSet<u32>,
     /// Let go after the filters are removed.
     instance: Instance,
 }
@@ -44,6 +46,7 @@ impl Clsact {
             socket: TcSocket::open()?,
             instance: Instance::new()?,
             filters: Vec::new(),
+            prepared: BTreeSet::new(),
         })
     }
 
@@ -97,12 +100,16 @@ impl Clsact {
     }
 
     fn ensure_qdisc(&mut self, link: &Link, side: Side) -> Result<()> {
+        if self.prepared.contains(&link.ifindex) {
+            return Ok(());
+        }
         match self.socket.add_clsact(link.ifindex) {
             Ok(()) => {
                 tracing::info!(
                     interface = link.name,
                     "added a clsact qdisc; it stays when the agent ends"
                 );
+                self.prepared.insert(link.ifindex);
                 return Ok(());
             }
             Err(error) if errno(&error) == Some(libc::EEXIST) => {}
