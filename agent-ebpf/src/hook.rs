@@ -63,11 +63,17 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
         gso_segs: skb.gso_segs,
         tag_len_bytes: if tag.is_some() { VLAN_TAG_LEN } else { 0 },
     };
+    forget_the_way(&mut packet, skb.len);
     let jumbo_len = jumbo_len_bytes(one, link_type, packet.key.ip_version);
-    if jumbo_len != 0 && packet.segment_header_len_bytes > jumbo_len {
+    if packet.segment_header_len_bytes > jumbo_len {
         one.len_bytes -= jumbo_len;
         packet.segment_header_len_bytes -= jumbo_len;
     }
+    // What the branches of that say of the lengths, too.
+    one.len_bytes = forgotten(one.len_bytes, skb.ifindex);
+    one.gso_size_bytes = forgotten(one.gso_size_bytes, skb.len);
+    one.tag_len_bytes = forgotten(one.tag_len_bytes, skb.len);
+    packet.segment_header_len_bytes = forgotten(packet.segment_header_len_bytes, skb.len);
     count(
         ctx,
         skb.ifindex,
@@ -132,6 +138,7 @@ fn count_frame(
     parsed: Result<(), Reason>,
     tunnel: u32,
 ) {
+    forget_the_way(packet, len_bytes);
     // SAFETY: the context pointer is valid for the program's run; the verifier checks the field.
     let ifindex = unsafe { (*ctx.ctx).ingress_ifindex };
     let skb = Skb {
@@ -147,6 +154,15 @@ fn count_frame(
         parsed,
         tunnel,
     );
+}
+
+/// What each way through the parser has as constants of its own, and what follows branches on.
+#[inline(always)]
+fn forget_the_way(packet: &mut Packet, noise: u32) {
+    packet.segment_header_len_bytes = forgotten(packet.segment_header_len_bytes, noise);
+    packet.direction = forgotten(packet.direction.into(), noise) as u8;
+    packet.initiator = forgotten(packet.initiator.into(), noise) as u8;
+    packet.key.ip_version = forgotten(packet.key.ip_version.into(), noise) as u8;
 }
 
 /// A function of its own, so that the slow path does not share the fast path's registers.
@@ -189,9 +205,6 @@ fn count<C: aya_ebpf::EbpfContext>(
     } else {
         0
     };
-    let header_len = forgotten(header_len, skb.len_bytes);
-    packet.direction = forgotten(packet.direction.into(), skb.len_bytes) as u8;
-    packet.initiator = forgotten(packet.initiator.into(), skb.len_bytes) as u8;
     let size = wire_size(skb, header_len);
     account.add(Reason::Seen, size.packets, size.bytes);
     beside(&account, skb, size);
