@@ -11,7 +11,7 @@ pub enum EndReason {
     ActiveTimeout = 2,
     /// FIN from both sides (from the one side seen, where only one is), or RST.
     EndOfFlow = 3,
-    /// The agent stopped.
+    /// The agent stopped; or the flow was seen at sides of the interface that its record does not name.
     ForcedEnd = 4,
     /// The replica was full and this flow had been quiet the longest.
     LackOfResources = 5,
@@ -63,7 +63,7 @@ pub struct Record {
     pub total: [Pair; 2],
     /// Unix time in nanoseconds.
     pub first_seen_unix_ns: u64,
-    /// Unix time in nanoseconds.
+    /// Unix time in nanoseconds, never before `first_seen_unix_ns`.
     pub last_seen_unix_ns: u64,
     /// The union of the TCP flag bytes since the first packet.
     pub tcp_flags: [u8; 2],

@@ -244,7 +244,10 @@ impl Entry {
             delta: [delta[forward], delta[reverse]],
             total: [self.total[forward], self.total[reverse]],
             first_seen_unix_ns: self.first_seen_unix_ns,
-            last_seen_unix_ns: clock.unix_ns(self.last_seen_boot_ns),
+            // Unix time may be set back meanwhile, and two readings of it never agree to the nanosecond.
+            last_seen_unix_ns: clock
+                .unix_ns(self.last_seen_boot_ns)
+                .max(self.first_seen_unix_ns),
             tcp_flags: [self.tcp_flags[forward], self.tcp_flags[reverse]],
             dscp: self.dscp,
             end_reason,

@@ -124,6 +124,23 @@ fn a_closed_flow_takes_in_what_comes_late_until_the_linger_is_over() {
 }
 
 #[test]
+fn no_flow_is_last_seen_before_its_first_packet_where_unix_time_is_set_back() {
+    let mut replica = replica(8);
+    scan(&mut replica, 1, &[(1, counters(1, &[ACK], &[]))]);
+    for set_back_ns in [39, 3_600_000_000_000] {
+        let mut records = Vec::new();
+        replica.begin_scan(ScanClock {
+            boot_to_unix_ns: UNIX - set_back_ns,
+            ..clock(2)
+        });
+        let late = counters(1, &[ACK], &[]);
+        replica.update(&[key(1)], &[late], &mut |record| records.push(*record));
+        assert_eq!(records[0].first_seen_unix_ns, UNIX as u64 + SECOND);
+        assert_eq!(records[0].last_seen_unix_ns, UNIX as u64 + SECOND);
+    }
+}
+
+#[test]
 fn a_flow_that_was_closed_long_before_its_scan_ends_with_it() {
     let mut replica = replica(8);
     let closed = counters(1, &[FIN | ACK], &[FIN | ACK]);
