@@ -132,9 +132,7 @@ impl Scanner {
                 attachments.detach_few();
             }
             // A program that ran as it was detached has read its page when this returns.
-            self.kernel.pages.flip()?;
-            self.kernel.pages.stop()?;
-            vec![0, 1]
+            self.kernel.pages.stop()?.to_vec()
         } else {
             vec![self.kernel.pages.flip()?]
         };

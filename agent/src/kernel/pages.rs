@@ -109,14 +109,16 @@ impl Pages {
         Ok(idle)
     }
 
-    /// Makes the programs count nothing any more and waits for the grace period: both pages are idle
-    /// then, for good.
-    pub fn stop(&mut self) -> Result<()> {
+    /// Makes the programs count nothing any more: a flip, then off, with a grace period each. Both
+    /// pages are idle then, for good; the first of those returned was filled first.
+    pub fn stop(&mut self) -> Result<[u32; 2]> {
+        let older = self.flip()?;
         self.switch(Switches {
             page: Switches::OFF,
             ..self.switches
         })
-        .context("switch the programs off")
+        .context("switch the programs off")?;
+        Ok([older, 1 - older])
     }
 
     /// Makes the programs follow another set of filter rules, 0 for none, and waits until none of
@@ -208,5 +210,38 @@ impl Pages {
             .chain([&self.outer, &self.fill])
             .map(super::load::map_memory_bytes)
             .sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lab::privilege::is_root_or_skip;
+
+    use crate::kernel::load::{Kernel, LoadSettings};
+
+    /// A flow begins with what is drained first of it: its first packet and its initiator.
+    #[test]
+    fn both_pages_are_idle_in_the_order_in_which_they_were_filled() {
+        if !is_root_or_skip("agent::both_pages_are_idle_in_the_order_in_which_they_were_filled") {
+            return;
+        }
+        for flips in [0, 1] {
+            let mut kernel = Kernel::load(&LoadSettings {
+                max_flows: 16,
+                max_fragments: 1,
+                decapsulate: false,
+                early_scan_flows: 0,
+                netns: 0,
+                ifindexes: vec![1],
+                sample_rate: 1,
+                log_level: 0,
+            })
+            .unwrap();
+            for _ in 0..flips {
+                kernel.pages.flip().unwrap();
+            }
+            let older = kernel.pages.active_number();
+            assert_eq!(kernel.pages.stop().unwrap(), [older, 1 - older]);
+        }
     }
 }

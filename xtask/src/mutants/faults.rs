@@ -94,9 +94,8 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "the second page is not drained at the end",
         file: "agent/src/scan.rs",
-        from: "self.kernel.pages.flip()?;\n            self.kernel.pages.stop()?;\n            vec![0, 1]",
-        to: "let idle = self.kernel.pages.flip()?;\n            \
-             self.kernel.pages.stop()?;\n            vec![idle]",
+        from: "self.kernel.pages.stop()?.to_vec()",
+        to: "self.kernel.pages.stop()?[..1].to_vec()",
         target: races("no_end_of_clsact_under_full_load_loses_a_packet"),
     },
     Fault {
