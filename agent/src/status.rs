@@ -129,6 +129,7 @@ fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> Option<wire::
                 InsteadOfXdp::NoNativeMode => wire::InsteadOfXdp::NoNativeMode,
                 InsteadOfXdp::HiddenTags => wire::InsteadOfXdp::HiddenTags,
                 InsteadOfXdp::LowerDevices => wire::InsteadOfXdp::LowerDevices,
+                InsteadOfXdp::SuperFrames => wire::InsteadOfXdp::SuperFrames,
             }
             .into()
         }),

@@ -119,6 +119,7 @@ impl InsteadOfXdp {
             Self::NoNativeMode => "no_native_mode",
             Self::HiddenTags => "hidden_tags",
             Self::LowerDevices => "lower_devices",
+            Self::SuperFrames => "super_frames",
         }
     }
 
@@ -129,6 +130,7 @@ impl InsteadOfXdp {
             Self::NoNativeMode => "the driver takes no native XDP program",
             Self::HiddenTags => "VLAN tags may be hidden from it (the log says why)",
             Self::LowerDevices => "the kernel would put it on lower devices",
+            Self::SuperFrames => "a super-frame is one frame to it",
         }
     }
 }

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use agent_common::Pair;
 use attached::{tag_beside, tag_beside_on};
 use lab::{
-    FrameSocket, Host, Lab, kernel,
+    FrameSocket, Host, Lab, Tun, kernel,
     privilege::{is_root_or_skip, skip},
 };
 use support::{
@@ -58,6 +58,32 @@ fn all_that_generic_xdp_counts_is_inexact() {
     assert_eq!(report.seen().packets, 100);
     assert_eq!(report.seen().packets, counted.rx_packets);
     assert_eq!(beside(&report, "inexact"), report.seen());
+}
+
+/// The driver hands them to the kernel's own XDP, where each is one frame.
+#[test]
+fn super_frames_of_a_virtual_machine_are_counted_at_tc() {
+    if !is_root_or_skip("agent::super_frames_of_a_virtual_machine_are_counted_at_tc") {
+        return;
+    }
+    for mode in ["auto", "native"] {
+        let lab = Lab::quiet().unwrap();
+        let tap = Tun::tap(&lab.agent.namespace, "tap0").unwrap();
+        let settings = ["--ingress-hook", "xdp", "--xdp-mode", mode];
+        let agent = Agent::start_on(&lab.agent, "tap0", &settings);
+        let hook = &agent.status(&lab.agent)["hooks"][0];
+        assert_eq!(hook["hook"], "tc_ingress", "{mode}");
+        assert_eq!(hook["instead_of_xdp"], "super_frames", "{mode}");
+        let frame = lab.peer.frame_v4(&lab.agent);
+        let super_frame = frame.tcp(1, 80, ACK, &[0; 10_000]).unwrap();
+        for _ in 0..100 {
+            tap.send_super_frame(&super_frame, 1000).unwrap();
+        }
+        let report = agent.stop();
+        let segment = frame.tcp(1, 80, ACK, &[0; 1000]).unwrap();
+        assert_eq!(report.seen(), count(1000, &segment));
+        assert_eq!(beside(&report, "inexact"), Pair::default());
+    }
 }
 
 /// `is_root_or_skip`, where the tests can have tags beside the frames.

@@ -85,7 +85,7 @@ impl SuperFrameSocket {
 }
 
 /// `struct virtio_net_hdr`, in the machine's byte order.
-fn virtio_header(frame: &[u8], gso_size: u16) -> Result<[u8; 10]> {
+pub(crate) fn virtio_header(frame: &[u8], gso_size: u16) -> Result<[u8; 10]> {
     let packet = SlicedPacket::from_ethernet(frame).context("parse a super-frame")?;
     let is_ipv4 = matches!(packet.net, Some(NetSlice::Ipv4(_)));
     let (gso_type, checksum_offset, header, segment) = match &packet.transport {

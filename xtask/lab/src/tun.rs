@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{Counters, Namespace};
+use crate::{Counters, Namespace, super_frame::virtio_header};
 
 // linux/if_tun.h.
 const TUNSETLINK: libc::Ioctl = 0x4004_54cd;
@@ -25,8 +25,17 @@ pub struct Tun {
 
 impl Tun {
     pub fn new(namespace: &Namespace, interface: &str) -> Result<Self> {
+        Self::of_kind(namespace, interface, libc::IFF_TUN)
+    }
+
+    /// A tap as virtual machines have it: Ethernet frames, and super-frames among them.
+    pub fn tap(namespace: &Namespace, interface: &str) -> Result<Self> {
+        Self::of_kind(namespace, interface, libc::IFF_TAP | libc::IFF_VNET_HDR)
+    }
+
+    fn of_kind(namespace: &Namespace, interface: &str, flags: libc::c_int) -> Result<Self> {
         let file = namespace.enter(|| {
-            open(interface).with_context(|| format!("make the tun device {interface}"))
+            open(interface, flags).with_context(|| format!("make the device {interface}"))
         })?;
         namespace.ip(&["link", "set", "dev", interface, "addrgenmode", "none", "up"])?;
         Ok(Self {
@@ -48,6 +57,13 @@ impl Tun {
             packet.len()
         );
         Ok(())
+    }
+
+    /// Lets a super-frame of TCP or UDP arrive at a tap, as [`SuperFrameSocket::send`] has it.
+    ///
+    /// [`SuperFrameSocket::send`]: crate::SuperFrameSocket::send
+    pub fn send_super_frame(&self, frame: &[u8], gso_size: u16) -> Result<()> {
+        self.send(&[&virtio_header(frame, gso_size)?, frame].concat())
     }
 
     /// The next packet that left by the interface; `None` where there is none at the moment.
@@ -76,7 +92,7 @@ impl Tun {
     }
 }
 
-fn open(interface: &str) -> Result<File> {
+fn open(interface: &str, flags: libc::c_int) -> Result<File> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -92,7 +108,7 @@ fn open(interface: &str) -> Result<File> {
     for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);
     }
-    request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
+    request.ifr_ifru.ifru_flags = (flags | libc::IFF_NO_PI) as libc::c_short;
     // SAFETY: TUNSETIFF reads and writes an ifreq, which outlives the call.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
     ensure!(result == 0, "TUNSETIFF: {}", io::Error::last_os_error());

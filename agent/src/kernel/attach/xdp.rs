@@ -23,6 +23,8 @@ pub enum InsteadOfXdp {
     /// The kernel would put the program on lower devices (`bond_xdp_set`, `netvsc_vf_setxdp`), and
     /// packets would come with indexes that are not the link's.
     LowerDevices,
+    /// The driver runs the program on super-frames, each of which is one frame to it (`tun_get_user`).
+    SuperFrames,
 }
 
 /// Why native XDP would count wrong on a link, also in words.
@@ -30,7 +32,12 @@ pub fn instead_of_native_xdp(
     features: &mut Features,
     link: &Link,
 ) -> Option<(InsteadOfXdp, String)> {
-    lower_devices(link).or_else(|| hidden_tags(features, link))
+    miscounted(link).or_else(|| hidden_tags(features, link))
+}
+
+/// Why packets or bytes would be wrong.
+fn miscounted(link: &Link) -> Option<(InsteadOfXdp, String)> {
+    lower_devices(link).or_else(|| super_frames(link))
 }
 
 fn lower_devices(link: &Link) -> Option<(InsteadOfXdp, String)> {
@@ -38,6 +45,14 @@ fn lower_devices(link: &Link) -> Option<(InsteadOfXdp, String)> {
     has_lower.then(|| {
         let why = "the kernel puts native XDP on its lower devices; name these to count there";
         (InsteadOfXdp::LowerDevices, why.to_owned())
+    })
+}
+
+/// What is written to a tap with a GSO type goes around the driver's own XDP, to that of the kernel.
+fn super_frames(link: &Link) -> Option<(InsteadOfXdp, String)> {
+    (link.kind == "tun").then(|| {
+        let why = "a super-frame (GSO) that a virtual machine sends is one frame to XDP here";
+        (InsteadOfXdp::SuperFrames, why.to_owned())
     })
 }
 
@@ -52,11 +67,12 @@ impl Attacher {
     /// XDP, or TC where XDP would not count right; which it is stands in the log and in the hook.
     pub(super) fn xdp_or_tc(&mut self, link: &Link, hook: &mut Hook) -> Result<()> {
         let settings = self.settings;
-        let lower = lower_devices(link).filter(|_| settings.xdp_mode != XdpMode::Generic);
+        // Generic XDP miscounts everywhere, and says so.
+        let miscounted = miscounted(link).filter(|_| settings.xdp_mode != XdpMode::Generic);
         let hidden = hidden_tags(&mut self.features, link);
         let tags_unknown = hidden.is_some();
         let hidden = hidden.filter(|_| !settings.xdp_without_tags);
-        if let Some((why, in_words)) = lower.or(hidden) {
+        if let Some((why, in_words)) = miscounted.or(hidden) {
             return self.tc_instead(link, hook, (why, &in_words));
         }
         let program = self.programs.get(xdp_name(link_type(link)?))?;
