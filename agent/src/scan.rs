@@ -17,7 +17,7 @@ use crate::{
     kernel::{
         attach::{Attachments, Hook, Mode, warn_of_hidden_tags},
         filters::RuleSet,
-        links::{Counters, tags::Features},
+        links::{Counters, tags::TagWatch},
         load::Kernel,
     },
     log_limit::LogLimit,
@@ -56,7 +56,7 @@ pub struct HookState {
 pub struct Scanner {
     kernel: Kernel,
     attachments: Option<Attachments>,
-    features: Features,
+    tags: TagWatch,
     replica: Replica,
     encoder: BatchEncoder,
     hub: Hub,
@@ -79,6 +79,7 @@ pub struct ScannerParts {
     pub encoder: BatchEncoder,
     pub hub: Hub,
     pub interfaces: Interfaces,
+    pub tags: TagWatch,
 }
 
 impl Scanner {
@@ -86,7 +87,7 @@ impl Scanner {
         Self {
             kernel: parts.kernel,
             attachments: Some(parts.attachments),
-            features: Features::open(),
+            tags: parts.tags,
             replica: parts.replica,
             encoder: parts.encoder,
             hub: parts.hub,
@@ -203,6 +204,11 @@ impl Scanner {
     pub fn note_progress(&mut self) {
         let progress = self.attachments.as_ref().map(Attachments::progress);
         for attached in progress.unwrap_or_default() {
+            if let Some(place) = attached.hook.tag_place
+                && !attached.hook.tags_unknown
+            {
+                self.tags.add(place);
+            }
             let index = attached.hook.account_index;
             let known = |state: &&mut HookState| state.hook.account_index == index;
             match self.hooks.iter_mut().find(known) {
@@ -231,19 +237,11 @@ impl Scanner {
     /// An XDP hook whose interface's features changed so that tags are hidden from it counts on, and
     /// says so: from the window in which that was seen, to its end.
     fn look_for_hidden_tags(&mut self) {
-        for Hook {
-            interface,
-            tag_place,
-            tags_unknown,
-            ..
-        } in self.hooks.iter_mut().map(|state| &mut state.hook)
-        {
-            if let Some(place) = *tag_place
-                && !*tags_unknown
-                && let Some(why) = self.features.hiding_tags(place)
-            {
-                warn_of_hidden_tags(interface, why);
-                *tags_unknown = true;
+        for (place, why) in self.tags.hidden() {
+            let hooks = self.hooks.iter_mut().map(|state| &mut state.hook);
+            for hook in hooks.filter(|hook| hook.tag_place == Some(place) && !hook.tags_unknown) {
+                warn_of_hidden_tags(&hook.interface, &why);
+                hook.tags_unknown = true;
             }
         }
     }

@@ -18,7 +18,7 @@ use crate::{
     kernel::{
         attach::{AttachSettings, Attachments},
         filled::FilledPages,
-        links::{LinkSocket, netns_inode},
+        links::{LinkSocket, netns_inode, tags::TagWatch},
         load::Kernel,
         real_time,
     },
@@ -108,6 +108,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         encoder: BatchEncoder::new(Arc::clone(&identity)).sampling(args.sample),
         hub: hub.clone(),
         interfaces,
+        tags: TagWatch::start()?,
     });
     let switches = rules::start(filters, changes);
     let counting = Counting {

@@ -39,6 +39,27 @@ fn a_lock_on_all_interfaces_delays_no_scan() {
     assert_eq!(agent.stop().seen(), count(100, &frame));
 }
 
+/// Whether tags are hidden from it the kernel says under that lock.
+#[test]
+fn a_lock_on_all_interfaces_delays_no_scan_at_xdp() {
+    const NAME: &str = "agent::a_lock_on_all_interfaces_delays_no_scan_at_xdp";
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let settings = ["--ingress-hook", "xdp", "--xdp-mode", "generic"];
+    let settings = [&settings[..], &["--scan-interval", "20ms"]].concat();
+    let agent = Agent::start_on(&lab.agent, "lo", &settings);
+    assert_eq!(agent.status(&lab.agent)["hooks"][0]["hook"], "xdp");
+    let held = match RtnlHold::take() {
+        Ok(held) => held,
+        Err(error) => return skip(NAME, &format!("RTNL cannot be held: {error:#}")),
+    };
+    agent.wait_for_scans(&lab.agent, 200);
+    assert!(held.release(), "they go on while RTNL is held");
+    agent.stop();
+}
+
 #[test]
 fn a_stderr_that_takes_nothing_holds_nothing() {
     if !is_root_or_skip("agent::a_stderr_that_takes_nothing_holds_nothing") {

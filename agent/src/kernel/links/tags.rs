@@ -4,6 +4,12 @@
 //! A driver that takes the tag out of the frame keeps it in the skb, which XDP does not have: frames of
 //! several VLANs look like one flow's, four bytes short each.
 
+use std::{
+    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    thread,
+    time::Duration,
+};
+
 use agent_common::LinkType;
 use anyhow::{Context as _, Result};
 
@@ -119,6 +125,62 @@ impl Features {
             Ok(String::from_utf8_lossy(name).into_owned())
         });
         names.collect()
+    }
+}
+
+/// Looks at places whose tags were in their frames, until they no longer are.
+///
+/// The kernel answers under the RTNL lock, so this is done by a thread of its own, for whoever must not
+/// wait.
+pub struct TagWatch {
+    places: Sender<TagPlace>,
+    hidden: Receiver<(TagPlace, String)>,
+}
+
+impl TagWatch {
+    const INTERVAL: Duration = Duration::from_secs(1);
+
+    /// For the network namespace of the calling thread.
+    pub fn start() -> Result<Self> {
+        let (places, to_watch) = mpsc::channel();
+        let (told, hidden) = mpsc::channel();
+        thread::Builder::new()
+            .name("tags".to_owned())
+            .spawn(move || watch(&to_watch, &told))
+            .context("start a thread")?;
+        Ok(Self { places, hidden })
+    }
+
+    pub fn add(&self, place: TagPlace) {
+        // The thread ends behind this sender.
+        let _ = self.places.send(place);
+    }
+
+    /// Where tags are hidden since the last call, and why; each place once. Waits for nothing.
+    pub fn hidden(&self) -> impl Iterator<Item = (TagPlace, String)> {
+        self.hidden.try_iter()
+    }
+}
+
+fn watch(to_watch: &Receiver<TagPlace>, told: &Sender<(TagPlace, String)>) {
+    let mut features = Features::open();
+    let mut places = Vec::new();
+    loop {
+        let place = if places.is_empty() {
+            to_watch.recv().map_err(RecvTimeoutError::from)
+        } else {
+            to_watch.recv_timeout(TagWatch::INTERVAL)
+        };
+        match place {
+            Ok(place) => places.push(place),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        places.extend(to_watch.try_iter());
+        places.retain(|&place| {
+            let why = features.hiding_tags(place);
+            why.is_none_or(|why| told.send((place, why)).is_err())
+        });
     }
 }
 
