@@ -167,6 +167,7 @@ mod tests {
             ("run --duration -1s", "--duration <TIME>"),
             ("run --scan-interval -10ms", "--scan-interval <TIME>"),
             ("run --idle-timeout -1m", "--idle-timeout <TIME>"),
+            ("run --linger -1s", "--linger <TIME>"),
             ("run --max-flows -5", "--max-flows <FLOWS>"),
             ("run --early-scan -1", "--early-scan <PERCENT>"),
             ("watch --duration -1s", "--duration <TIME>"),

@@ -96,7 +96,7 @@ pub struct Args {
     /// How long a flow that was closed by FIN or RST waits for late packets, which would else be a flow
     /// of their own; from its last packet on.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_LINGER", default_value = "5s",
-          value_parser = time)]
+          value_parser = time, allow_hyphen_values = true)]
     pub linger: Duration,
 
     /// Where consumers connect: unix:PATH (mode 0660) or a TCP address; repeatable.
