@@ -7,11 +7,12 @@ use core::ffi::c_void;
 #[cfg(feature = "pauses")]
 use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_loop};
 
-/// In front of the page's number: an agent that ends detaches and flips before it is read.
+/// In front of the page's number: an agent that ends detaches and flips before it is read, also a slow
+/// one.
 #[inline(always)]
 pub fn before_the_page() {
     #[cfg(feature = "pauses")]
-    for_ns(1_000_000);
+    for_ns(3_000_000);
 }
 
 /// Behind the page's number and what is counted first: a scan flips and drains before the rest.
@@ -21,8 +22,8 @@ pub fn on_the_page() {
     for_ns(200_000);
 }
 
-/// Between a look-up that found no flow and its insert: another CPU inserts it first. Longer than the
-/// others together, so that a CPU that is behind catches up with one that makes the flows.
+/// Between a look-up that found no flow and its insert: another CPU inserts it first. So
+/// long that a CPU that is behind soon catches up with one that makes the flows.
 #[inline(always)]
 pub fn before_the_insert() {
     #[cfg(feature = "pauses")]

@@ -46,6 +46,15 @@ fn frames(lab: &Lab, flows: u16) -> Vec<Vec<u8>> {
 /// One load at a time: it leaves no CPU idle.
 static LOAD: Mutex<()> = Mutex::new(());
 
+/// Sets what it holds when it goes, also where a test fails: senders would go on for ever.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// These CPUs send the frames while `meanwhile` runs, over and over; returns how often all were sent.
 fn under_full_load(lab: &Lab, cpus: &[usize], frames: &[Vec<u8>], meanwhile: impl FnOnce()) -> u64 {
     let _alone = LOAD.lock().unwrap_or_else(PoisonError::into_inner);
@@ -64,8 +73,9 @@ fn under_full_load(lab: &Lab, cpus: &[usize], frames: &[Vec<u8>], meanwhile: imp
             })
         };
         let senders: Vec<_> = cpus.iter().map(|&cpu| send(cpu)).collect();
+        let ends = Ends(&is_over);
         meanwhile();
-        is_over.store(true, Ordering::Relaxed);
+        drop(ends);
         let rounds = senders.into_iter().map(|sender| sender.join().unwrap());
         rounds.sum()
     })
@@ -134,18 +144,17 @@ fn every_account_closes_while_programs_are_on_their_way_at_each_flip() {
 }
 
 /// The kernel counts the programs' runs, so that a packet is missed that is in no account at all.
-fn an_end_loses_no_packet(settings: &[&str]) {
-    const ENDS: usize = 4;
+fn an_end_loses_no_packet(settings: &[&str], ends: usize) {
     let lab = Lab::quiet().unwrap();
     let _counting = Counting::begin();
     let frames = frames(&lab, 50);
     under_full_load(&lab, &CPUS[1..], &frames, || {
-        for end in 1..=ENDS {
+        for end in 1..=ends {
             let mut agent = Agent::start(&lab, settings);
             let runs = Runs::of(agent.pid());
             wait_until("the programs run", || runs.count() > 100);
             let report = agent.stop();
-            assert_eq!(report.seen().packets, runs.count(), "end {end} of {ENDS}");
+            assert_eq!(report.seen().packets, runs.count(), "end {end} of {ends}");
         }
     });
 }
@@ -153,20 +162,22 @@ fn an_end_loses_no_packet(settings: &[&str]) {
 #[test]
 fn no_end_of_clsact_under_full_load_loses_a_packet() {
     if can_race_or_skip("races::no_end_of_clsact_under_full_load_loses_a_packet") {
-        an_end_loses_no_packet(&["--tc-attach", "clsact", "--direction", "ingress"]);
+        // The kernel does not wait for programs that run when it removes a filter.
+        let settings = ["--tc-attach", "clsact", "--direction", "ingress"];
+        an_end_loses_no_packet(&settings, 8);
     }
 }
 
 #[test]
 fn no_end_of_generic_xdp_under_full_load_loses_a_packet() {
     if can_race_or_skip("races::no_end_of_generic_xdp_under_full_load_loses_a_packet") {
-        an_end_loses_no_packet(&[GENERIC_XDP, &["--direction", "ingress"]].concat());
+        an_end_loses_no_packet(&[GENERIC_XDP, &["--direction", "ingress"]].concat(), 2);
     }
 }
 
 #[test]
 fn no_end_of_tcx_under_full_load_loses_a_packet() {
     if can_race_or_skip("races::no_end_of_tcx_under_full_load_loses_a_packet") {
-        an_end_loses_no_packet(&["--direction", "ingress"]);
+        an_end_loses_no_packet(&["--direction", "ingress"], 2);
     }
 }

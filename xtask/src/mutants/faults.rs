@@ -73,6 +73,7 @@ const KINDS: &[&str] = &["--test", "kinds"];
 const KERNEL_CORPUS: &[&str] = &["--test", "corpus"];
 const FRAGMENTS: &[&str] = &["--test", "fragments"];
 const PRESSURE: &[&str] = &["--test", "pressure"];
+const DOORS: &[&str] = &["--test", "doors"];
 const FILTERS: &[&str] = &["--test", "filters"];
 
 const SAME_FLOWS: Target = races("two_cpus_that_bring_the_same_new_flows_at_once_are_both_counted");
@@ -97,6 +98,16 @@ pub const FAULTS: &[Fault] = &[
         from: "self.kernel.pages.stop()?.to_vec()",
         to: "self.kernel.pages.stop()?[..1].to_vec()",
         target: races("no_end_of_clsact_under_full_load_loses_a_packet"),
+    },
+    Fault {
+        name: "who may change rules is not asked",
+        file: "agent/src/server/caller.rs",
+        from: "Self::Unix { uid, .. } => *uid == 0 ||",
+        to: "Self::Unix { uid, .. } => *uid < u32::MAX ||",
+        target: agent(
+            DOORS,
+            "rules::rules_are_changed_by_root_seen_by_local_users_and_neither_over_tcp",
+        ),
     },
     Fault {
         name: "the second to insert a flow forgets its packet",
