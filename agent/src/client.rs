@@ -23,8 +23,8 @@ pub const DEFAULT_TARGET: &str = "unix:/run/flow-agent/flow-agent.sock";
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
-/// A set of a million networks takes some seconds.
-const CONTROL_TIMEOUT: Duration = Duration::from_secs(60);
+/// A set of a million networks takes some seconds of a thread that all others go before.
+const CONTROL_TIMEOUT: Duration = Duration::from_secs(300);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MOST: Duration = Duration::from_secs(5);

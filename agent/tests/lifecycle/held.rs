@@ -141,7 +141,7 @@ fn rules_are_made_ready_behind_the_scans() {
     while nice.is_none() && change.exited().unwrap().is_none() {
         nice = nice_of(Path::new(&tasks), "rules");
     }
-    assert_eq!(nice, Some(10));
+    assert_eq!(nice, Some(5));
     assert!(change.wait(Duration::from_secs(120)).unwrap().success());
     agent.stop();
 }

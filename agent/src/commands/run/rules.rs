@@ -86,7 +86,7 @@ async fn behind_the_scans<T: Send + 'static>(
 }
 
 fn give_way() {
-    const NICE: libc::c_int = 10;
+    const NICE: libc::c_int = 5;
     // SAFETY: no pointers; 0 is the calling thread (setpriority(2), "C library/kernel differences").
     if unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) } != 0 {
         let error = io::Error::last_os_error();
