@@ -14,36 +14,61 @@ use agent_common::Pair;
 use lab::{Lab, privilege::is_root_or_skip};
 use support::{Agent, Report, count, flow_agent, pair, wait_for_packets, wait_until};
 
-/// As many flows of one frame each, so many at a time: the next ones come when an early scan has made
-/// room, however long the machine takes for it.
+/// As many flows of one frame each, so many at a time, however long the machine takes for them.
 struct Offer {
     flows: u32,
     at_once: u32,
+    next: Next,
 }
 
-/// More than the mark of 50 %, with what the CPUs hold back of the count, and so little that what an
-/// early scan leaves for the next page, an eighth of one, has room beside as many more.
-const fn five_eighths(max_flows: u32) -> u32 {
-    max_flows / 8 * 5
+/// When the next ones come.
+#[derive(Clone, Copy)]
+enum Next {
+    /// When at most so many flows are left in the kernel's table.
+    WithLeft(u32),
+    /// When another early scan was told.
+    AfterAScan,
+}
+
+/// What a page may hold without an early scan: the mark of 50 %, and what the CPUs hold back of the
+/// count, an eighth of that at most.
+const fn without_a_scan(max_flows: u32) -> u32 {
+    max_flows / 16 * 9
+}
+
+/// What there is room for beside [`without_a_scan`].
+const fn beside(max_flows: u32) -> u32 {
+    max_flows / 8 * 3
 }
 
 impl Offer {
     /// Returns the length of a frame.
     fn send(&self, lab: &Lab, agent: &Agent) -> usize {
-        let flows: Vec<u32> = (0..self.flows).collect();
         let mut frame_len_bytes = 0;
-        for part in flows.chunks(self.at_once as usize) {
-            let range = part[0]..part[0] + part.len() as u32;
+        let mut sent = 0;
+        while sent < self.flows {
             let before = early_scans(lab, agent);
-            frame_len_bytes = send(lab, range);
-            if part.len() == self.at_once as usize && self.at_once < self.flows {
-                wait_until("a page is drained early", || {
+            let next = self.flows.min(sent + self.at_once);
+            frame_len_bytes = send(lab, sent..next);
+            sent = next;
+            match self.next {
+                Next::WithLeft(most) => wait_for_room(lab, agent, sent, most),
+                Next::AfterAScan => wait_until("a page is drained early", || {
                     early_scans(lab, agent) > before
-                });
+                }),
             }
         }
         frame_len_bytes
     }
+}
+
+/// Waits until at most so many of the flows that were sent are left in the kernel's table. What the
+/// status says may be late, but never too much.
+fn wait_for_room(lab: &Lab, agent: &Agent, sent: u32, most: u32) {
+    wait_until("early scans make room", || {
+        let drained = &agent.status(&lab.agent)["account"]["flows"]["packets"];
+        u64::from(sent) - drained.as_u64().unwrap() <= u64::from(most)
+    });
 }
 
 /// A frame of each of these flows; returns its length.
@@ -106,7 +131,8 @@ fn ten_tables_of_new_flows_in_one_interval_are_all_counted() {
     if is_root_or_skip("agent::ten_tables_of_new_flows_in_one_interval_are_all_counted") {
         let offer = Offer {
             flows: 40_960,
-            at_once: five_eighths(4096),
+            at_once: beside(4096),
+            next: Next::WithLeft(without_a_scan(4096)),
         };
         let settings = ["--max-flows", "4096", "--scan-interval", "1h"];
         none_is_lost(&offer, &settings, 10);
@@ -118,7 +144,8 @@ fn four_tables_of_65536_new_flows_in_one_interval_are_all_counted() {
     if is_root_or_skip("agent::four_tables_of_65536_new_flows_in_one_interval_are_all_counted") {
         let offer = Offer {
             flows: 262_144,
-            at_once: five_eighths(65_536),
+            at_once: beside(65_536),
+            next: Next::WithLeft(without_a_scan(65_536)),
         };
         let settings = ["--max-flows", "65536", "--scan-interval", "1h"];
         none_is_lost(&offer, &settings, 4);
@@ -144,7 +171,6 @@ fn a_large_set_of_rules_holds_up_no_scan() {
     let agent = Agent::start(&lab, &settings);
     let before = lab.agent.counters().unwrap();
     let early = || early_scans(&lab, &agent);
-    let part = five_eighths(4096);
     let mut flows = 0;
     let scans = thread::scope(|scope| {
         let set = scope.spawn(|| {
@@ -157,10 +183,9 @@ fn a_large_set_of_rules_holds_up_no_scan() {
             early() - before
         });
         while !set.is_finished() {
-            let before = early();
-            send(&lab, flows..flows + part);
-            flows += part;
-            wait_until("a page is drained early", || early() > before);
+            send(&lab, flows..flows + beside(4096));
+            flows += beside(4096);
+            wait_for_room(&lab, &agent, flows, without_a_scan(4096));
         }
         set.join().unwrap()
     });
@@ -181,6 +206,7 @@ fn without_early_scans_a_full_table_loses_and_counts_what_it_loses() {
     let offer = Offer {
         flows: 40_960,
         at_once: 40_960,
+        next: Next::WithLeft(40_960),
     };
     let settings = ["--max-flows", "4096", "--scan-interval", "1h"];
     let off = [&settings[..], &["--early-scan", "0"]].concat();
@@ -201,6 +227,7 @@ fn a_page_that_is_full_at_its_mark_is_drained_all_the_same() {
     let offer = Offer {
         flows: 2000,
         at_once: 100,
+        next: Next::AfterAScan,
     };
     let settings = ["--max-flows", "10", "--scan-interval", "1h"];
     let settings = [&settings[..], &["--early-scan", "99"]].concat();
