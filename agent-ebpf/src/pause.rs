@@ -27,7 +27,7 @@ pub fn on_the_page() {
 #[inline(always)]
 pub fn before_the_insert() {
     #[cfg(feature = "pauses")]
-    for_ns(1_000_000);
+    for_ns(5_000_000);
 }
 
 /// Far more rounds than there are in the longest pause.
