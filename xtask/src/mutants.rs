@@ -66,7 +66,7 @@ pub fn mutants(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
-/// cargo-mutants over both crates; what survives with a reason is in `.cargo/mutants.toml`.
+/// cargo-mutants over both crates; what survives with a reason belongs in `.cargo/mutants.toml`.
 fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
     let program = cargo_mutants()?;
     let all: Vec<String> = FILES.iter().map(|&file| file.to_owned()).collect();
