@@ -132,7 +132,8 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
 pub fn on_the_floor(count: &mut Count) {
     /// Of the test program `exact`.
     const TESTS: [&str; 3] = [
-        "every_program_is_taken_by_the_kernel",
+        // With and without opened tunnels.
+        "every_program",
         "both_directions_are_one_flow",
         "an_elephant_from_two_cpus",
     ];
