@@ -17,18 +17,21 @@ const NEXT_FRAGMENT: u8 = 44;
 
 /// What a next-header value's length field counts beyond the first eight bytes: eight bytes, four
 /// (Authentication), or nothing (Fragment, whose second byte is reserved).
+///
+/// Mobility, host identity and shim6 (135, 139, 140) have the same layout and are not here: their
+/// messages name no next header (59), and under that one all of them would be one flow. So they are
+/// the packet's protocol, as to the kernel (`ipv6_ext_hdr`).
 static EXTENSION_UNIT: [u8; 256] = {
     let mut unit = [NOT_AN_EXTENSION; 256];
     unit[0] = 8; // hop-by-hop options
     unit[43] = 8; // routing
     unit[NEXT_FRAGMENT as usize] = 0;
-    unit[51] = 4; // authentication
+    unit[51] = 4 | NOT_EMPTY; // authentication
     unit[60] = 8; // destination options
-    unit[135] = 8; // mobility
-    unit[139] = 8; // host identity
-    unit[140] = 8; // shim6
     unit
 };
+/// Beside the unit: the field is at least 1, so that the header has the twelve bytes of RFC 4302 section 2.
+const NOT_EMPTY: u8 = 1;
 const NOT_AN_EXTENSION: u8 = 0xff;
 
 #[inline(always)]
@@ -156,8 +159,13 @@ fn walk_extensions<F: Frame>(
             .header::<8>(transport.offset_bytes)
             .ok_or(Reason::TruncatedExtension)?;
         let is_fragment = transport.protocol == NEXT_FRAGMENT;
+        let units = u32::from(header.u8::<1>());
+        let fewest_units = u32::from(unit & NOT_EMPTY);
+        // Too few lead to where no frame goes on: a branch of its own would double, header by header,
+        // what the verifier walks.
+        let nowhere = units.wrapping_sub(fewest_units) & 0x8000_0000;
         transport.protocol = header.u8::<0>();
-        transport.offset_bytes += 8 + u32::from(header.u8::<1>()) * u32::from(unit & 0x0c);
+        transport.offset_bytes += 8 + units * u32::from(unit & 0x0c) + nowhere;
         if is_fragment {
             packet.part = Part::ipv6(header.be16::<2>());
             packet.datagram_id = u32::from_be(header.ne32::<4>());

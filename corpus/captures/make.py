@@ -109,8 +109,9 @@ def security_and_mobility():
     authentication = bytes([6, 4, 0, 0]) + bytes(20)
     tcp = transport(6, TCP(sport=43101, dport=80, flags="A"))
     yield ip(6, nh=0) / Raw(options + authentication + tcp)
-    # Mobility without and with something behind it.
-    yield ip(6, nh=135) / Raw(bytes([59, 1, 1, 0]) + bytes(12))
+    # Mobility without and with something behind it, host identity, shim6.
+    for protocol in (135, 139, 140):
+        yield ip(6, nh=protocol) / Raw(bytes([59, 1, 1, 0]) + bytes(12))
     yield ip(6, nh=135) / Raw(bytes([17, 1, 1, 0]) + bytes(12) + transport(6, udp / data(40)))
 
 
@@ -310,6 +311,9 @@ def malformed():
     for length in (0, 7, 255):
         yield spoilt(udp4, 14 + 20 + 5, length)
     yield spoilt(hop6, 14 + 40 + 1, 200)
+    # Authentication of eight bytes, which cannot be.
+    tcp = transport(6, TCP(sport=49107, dport=80, flags="A"))
+    yield ip(6, nh=51) / Raw(bytes([6, 0, 0, 0, 0, 0, 0, 1]) + tcp)
     # Three tags, and a type that nobody has.
     yield LINK["forward"] / Dot1Q(vlan=1) / Dot1Q(vlan=2) / Dot1Q(vlan=3) / ip(4).payload / UDP()
     yield LINK["forward"] / ip(4).payload / TCP(sport=1, dport=0) / data(1)

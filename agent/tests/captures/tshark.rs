@@ -30,7 +30,6 @@ const FIELDS: &[&str] = &[
     "ipv6.fraghdr.ident",
     "ipv6.dstopts.nxt",
     "ah.next_header",
-    "mip6.proto",
     "tcp.srcport",
     "tcp.dstport",
     "tcp.urgent_pointer",
@@ -230,7 +229,6 @@ impl Frame {
             (44, "ipv6.fraghdr.nxt"),
             (51, "ah.next_header"),
             (60, "ipv6.dstopts.nxt"),
-            (135, "mip6.proto"),
         ]
         .into_iter()
         .map(|(protocol, field)| (protocol, self.all(field)))

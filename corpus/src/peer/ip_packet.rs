@@ -14,8 +14,6 @@ use etherparse::{
 use super::{Difference, Reading, Transport};
 
 const EXTENSION_HEADERS: usize = 8;
-/// Mobility, host identity, shim6.
-const EXTENSIONS_NOT_KNOWN: [u8; 3] = [135, 139, 140];
 
 impl Reading {
     pub(super) fn ipv4<'a>(
@@ -78,15 +76,12 @@ impl Reading {
             transport.later_fragment = true;
             return Ok(transport);
         }
-        if let Some((error, layer)) = stopped.filter(|(_, layer)| is_extension(*layer)) {
+        if let Some((error, _)) = stopped.filter(|(_, layer)| is_extension(*layer)) {
             if walk.headers == EXTENSION_HEADERS {
                 return Err(Reason::ExtensionDepth);
             }
-            self.note_stopped_walk(error, *layer, payload.payload);
+            self.note_stopped_walk(error);
             return Err(Reason::TruncatedExtension);
-        }
-        if EXTENSIONS_NOT_KNOWN.contains(&transport.protocol) {
-            self.note(Difference::ExtensionNotKnown);
         }
         Ok(transport)
     }
@@ -96,17 +91,12 @@ impl Reading {
         self.packet.datagram_id = if self.packet.part.is_whole() { 0 } else { id };
     }
 
-    /// `rest` begins with the extension header that was not accepted.
-    fn note_stopped_walk(&mut self, error: &SliceError, layer: Layer, rest: &[u8]) {
+    fn note_stopped_walk(&mut self, error: &SliceError) {
         if matches!(
             error,
             SliceError::Ipv6Exts(ipv6_exts::HeaderError::HopByHopNotAtStart)
         ) {
             self.note(Difference::HopByHopNotFirst);
-        }
-        // A fixed part that lacks its last four bytes is what the length of eight announces.
-        if layer == Layer::IpAuthHeader && rest.len() >= 8 && rest[1] == 0 {
-            self.note(Difference::AuthenticationOfEightBytes);
         }
     }
 }
