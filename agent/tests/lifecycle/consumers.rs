@@ -2,7 +2,9 @@
 
 use std::{
     fs::{self, File},
+    io::{self, PipeReader},
     os::fd::AsRawFd as _,
+    path::PathBuf,
     process::Stdio,
     thread,
     time::Duration,
@@ -14,7 +16,7 @@ use tempfile::TempDir;
 
 use crate::support::{Agent, flow_agent, wait_until};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// `flow-agent watch --output json`, with what it wrote.
 struct Watch {
@@ -25,20 +27,46 @@ struct Watch {
 impl Watch {
     fn start(host: &Host, address: &str) -> Self {
         let directory = TempDir::new().unwrap();
-        let file = |name| File::create(directory.path().join(name)).unwrap();
+        let stdout = File::create(directory.path().join("stdout")).unwrap();
+        Self::start_with(host, address, directory, stdout.into())
+    }
+
+    /// Its output goes no further than into a pipe, until [`Watch::take_all`].
+    fn start_stalled(host: &Host, address: &str) -> (Self, PipeReader) {
+        let directory = TempDir::new().unwrap();
+        File::create(directory.path().join("stdout")).unwrap();
+        let (unread, stdout) = io::pipe().unwrap();
+        let watch = Self::start_with(host, address, directory, stdout.into());
+        (watch, unread)
+    }
+
+    fn start_with(host: &Host, address: &str, directory: TempDir, stdout: Stdio) -> Self {
+        let stderr = File::create(directory.path().join("stderr")).unwrap();
         let mut command = flow_agent(host);
         command
             .args(["watch", "--output", "json", "--connect", address])
-            .stdout(file("stdout"))
-            .stderr(file("stderr"));
+            .stdout(stdout)
+            .stderr(stderr);
         Self {
             process: Process::spawn(&mut command).unwrap(),
             directory,
         }
     }
 
+    /// Reads what a stalled one writes, until it ends.
+    fn take_all(&self, mut unread: PipeReader) -> thread::JoinHandle<()> {
+        let mut stdout = File::create(self.file("stdout")).unwrap();
+        thread::spawn(move || {
+            io::copy(&mut unread, &mut stdout).unwrap();
+        })
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
     fn read(&self, name: &str) -> String {
-        fs::read_to_string(self.directory.path().join(name)).unwrap()
+        fs::read_to_string(self.file(name)).unwrap()
     }
 
     /// Its whole lines, each of them JSON.
@@ -64,9 +92,12 @@ impl Watch {
     }
 
     /// Ends it with SIGINT; every line that it wrote was a whole one.
-    fn stop(mut self) -> Vec<Value> {
+    fn stop(mut self, taking: Option<thread::JoinHandle<()>>) -> Vec<Value> {
         self.process.signal(libc::SIGINT).unwrap();
         assert!(self.process.wait(PATIENCE).unwrap().success());
+        if let Some(taking) = taking {
+            taking.join().unwrap();
+        }
         assert!(self.read("stdout").ends_with('\n'));
         self.lines()
     }
@@ -89,10 +120,10 @@ fn a_watch_outlives_its_agent_and_goes_on_with_the_next() {
     let settings = ["--listen", &address];
     let agent = Agent::start(&lab, &settings);
     let watch = Watch::start(&lab.agent, &address);
+    // Whichever scan the watch observes first, one of these packets is in it.
     let consumed = |port| {
         wait_until("the watch shows the flow", || {
             send(&lab, [port].into_iter());
-            thread::sleep(Duration::from_millis(100));
             watch.has_flow(port)
         });
     };
@@ -111,43 +142,42 @@ fn a_watch_outlives_its_agent_and_goes_on_with_the_next() {
     });
     let agent = Agent::start(&lab, &settings);
     consumed(1003);
-    let lines = watch.stop();
+    let lines = watch.stop(None);
     assert!(lines.iter().all(|line| line["type"] != "lost"));
     agent.stop();
 }
 
 #[test]
-fn a_stopped_consumer_loses_its_own_batches_and_nobody_elses() {
-    if !is_root_or_skip("agent::a_stopped_consumer_loses_its_own_batches_and_nobody_elses") {
+fn a_stalled_consumer_loses_its_own_batches_and_nobody_elses() {
+    /// Its queue holds 1024, one a scan, behind what the transport and the pipe take.
+    const MOST_SCANS: u64 = 5_000;
+    if !is_root_or_skip("agent::a_stalled_consumer_loses_its_own_batches_and_nobody_elses") {
         return;
     }
     let lab = Lab::quiet().unwrap();
     let agent = Agent::start(&lab, &["--scan-interval", "10ms"]);
     let address = agent.address();
-    let (quick, slow) = (
-        Watch::start(&lab.agent, &address),
-        Watch::start(&lab.agent, &address),
-    );
+    let quick = Watch::start(&lab.agent, &address);
+    // It answers the agent's pings all the while, however long this takes: a process that is stopped
+    // would be taken for one whose machine is gone.
+    let (slow, unread) = Watch::start_stalled(&lab.agent, &address);
     wait_until("both get batches", || {
-        !quick.scans().is_empty() && !slow.scans().is_empty()
+        !quick.scans().is_empty() && waiting_bytes(&unread) > 0
     });
-    slow.process.signal(libc::SIGSTOP).unwrap();
-    // Fills what the transport holds for a consumer (2 MiB and the socket), then the queue of 1024
-    // batches, one a scan.
-    let losing = || agent.stderr().contains("it loses batches");
+    // Fills what the transport holds for a consumer (2 MiB and the socket).
     for _ in 0..3 {
         send(&lab, 1..=30_000);
     }
-    let mut rounds = 0;
-    while !losing() {
-        thread::sleep(Duration::from_millis(500));
-        rounds += 1;
-        assert!(rounds < 120, "the consumer never loses: {}", agent.stderr());
+    let mut scans = 0;
+    while !agent.stderr().contains("it loses batches") {
+        agent.wait_for_scans(&lab.agent, 20);
+        scans += 20;
+        assert!(scans < MOST_SCANS, "it never loses: {}", agent.stderr());
     }
-    thread::sleep(Duration::from_millis(500));
-    slow.process.signal(libc::SIGCONT).unwrap();
+    agent.wait_for_scans(&lab.agent, 20);
+    let taking = slow.take_all(unread);
     wait_until("the consumer is told", || {
-        slow.lines().iter().any(|line| line["type"] == "lost")
+        slow.read("stdout").contains(r#""type":"lost""#)
     });
     wait_until("the consumer keeps up again", || {
         agent.stderr().contains("keeps up again")
@@ -156,15 +186,24 @@ fn a_stopped_consumer_loses_its_own_batches_and_nobody_elses() {
     let scans = quick.scans();
     let expected: Vec<u64> = (scans[0]..scans[0] + scans.len() as u64).collect();
     assert_eq!(scans, expected, "a scan is missing to the other consumer");
-    let told = slow.stop();
+    let told = slow.stop(Some(taking));
     let lost: Vec<&Value> = told.iter().filter(|line| line["type"] == "lost").collect();
     assert!(
         lost.iter()
             .all(|line| line["lost_batches"].as_u64() > Some(0))
     );
-    assert!(quick.stop().iter().all(|line| line["type"] != "lost"));
+    assert!(quick.stop(None).iter().all(|line| line["type"] != "lost"));
     // The third consumer, its own standard output, has every batch too: that is asserted here.
     agent.stop();
+}
+
+/// What a pipe holds.
+fn waiting_bytes(pipe: &PipeReader) -> libc::c_int {
+    let mut waiting = 0;
+    // SAFETY: FIONREAD writes one int, which outlives the call, and the descriptor is open.
+    let result = unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD, &raw mut waiting) };
+    assert_eq!(result, 0);
+    waiting
 }
 
 /// As `flow-agent watch | less` does, when the reader has seen enough.
@@ -177,20 +216,12 @@ fn a_watch_whose_reader_stalls_still_hears_its_end() {
     }
     let lab = Lab::quiet().unwrap();
     let agent = Agent::start(&lab, &[]);
-    let mut command = flow_agent(&lab.agent);
-    command
-        .args(["watch", "--output", "json", "--connect", &agent.address()])
-        .stdout(Stdio::piped());
-    let mut watch = Process::spawn(&mut command).unwrap();
-    let unread = watch.child().stdout.take().unwrap();
+    let (mut watch, unread) = Watch::start_stalled(&lab.agent, &agent.address());
     wait_until("the pipe is full", || {
         send(&lab, 1..=2_000);
-        let mut waiting = 0;
-        // SAFETY: FIONREAD writes one int, which outlives the call, and the descriptor is open.
-        unsafe { libc::ioctl(unread.as_raw_fd(), libc::FIONREAD, &raw mut waiting) };
-        waiting > NEARLY_FULL
+        waiting_bytes(&unread) > NEARLY_FULL
     });
-    watch.signal(libc::SIGINT).unwrap();
-    assert!(watch.wait(PATIENCE).unwrap().success());
+    watch.process.signal(libc::SIGINT).unwrap();
+    assert!(watch.process.wait(PATIENCE).unwrap().success());
     agent.stop();
 }
