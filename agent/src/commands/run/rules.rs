@@ -85,10 +85,14 @@ async fn behind_the_scans<T: Send + 'static>(
     outcome.await.context("the thread has failed")
 }
 
+/// To all other threads of the agent, whatever nice value it was started with; the kernel stops at 19.
 fn give_way() {
-    const NICE: libc::c_int = 5;
-    // SAFETY: no pointers; 0 is the calling thread (setpriority(2), "C library/kernel differences").
-    if unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) } != 0 {
+    const NICER_BY: libc::c_int = 5;
+    // SAFETY: no pointers; 0 is the calling thread (setpriority(2), "C library/kernel differences"), of
+    // which it can always be asked.
+    let own = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+    // SAFETY: likewise.
+    if unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, own + NICER_BY) } != 0 {
         let error = io::Error::last_os_error();
         tracing::warn!(%error, "a change of rules has the same priority as the scans");
     }
