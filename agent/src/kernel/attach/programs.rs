@@ -10,7 +10,7 @@ use agent_common::LinkType;
 use anyhow::{Context as _, Result};
 use aya::{
     Ebpf,
-    programs::{ProgramFd, SchedClassifier, Xdp},
+    programs::{Program, ProgramError, ProgramFd, SchedClassifier},
     util::KernelVersion,
 };
 
@@ -30,29 +30,21 @@ impl Programs {
         for link in links {
             let link_type = link_type(link)?;
             if settings.direction != Direction::Egress {
-                programs.add(tc_name(Side::Ingress, link_type), |name| {
-                    tc_program(ebpf, name)
-                })?;
+                programs.add(ebpf, tc_name(Side::Ingress, link_type))?;
                 if settings.ingress_hook == IngressHook::Xdp {
-                    programs.add(xdp_name(link_type), |name| xdp_program(ebpf, name))?;
+                    programs.add(ebpf, xdp_name(link_type))?;
                 }
             }
             if settings.direction != Direction::Ingress {
-                programs.add(tc_name(Side::Egress, link_type), |name| {
-                    tc_program(ebpf, name)
-                })?;
+                programs.add(ebpf, tc_name(Side::Egress, link_type))?;
             }
         }
         Ok(programs)
     }
 
-    fn add<'a>(
-        &mut self,
-        name: &'static str,
-        load: impl FnOnce(&'static str) -> Result<&'a ProgramFd>,
-    ) -> Result<()> {
+    fn add(&mut self, ebpf: &mut Ebpf, name: &'static str) -> Result<()> {
         if let Entry::Vacant(vacant) = self.fds.entry(name) {
-            let fd = load(name)?.as_fd().try_clone_to_owned();
+            let fd = program(ebpf, name)?.as_fd().try_clone_to_owned();
             vacant.insert(fd.context("duplicate a program's descriptor")?);
         }
         Ok(())
@@ -69,10 +61,10 @@ impl Programs {
 /// Has the kernel verify every program that this kernel's version calls for, and attaches none.
 pub fn load_all(ebpf: &mut Ebpf) -> Result<()> {
     for name in ["tc_ingress", "tc_ingress_ip", "tc_egress", "tc_egress_ip"] {
-        tc_program(ebpf, name)?;
+        program(ebpf, name)?;
     }
     for link_type in [LinkType::Ethernet, LinkType::Ip] {
-        xdp_program(ebpf, xdp_name(link_type))?;
+        program(ebpf, xdp_name(link_type))?;
     }
     Ok(())
 }
@@ -96,35 +88,23 @@ pub(super) fn xdp_name(link_type: LinkType) -> &'static str {
 }
 
 /// The program's descriptor; it is loaded where it is wanted for the first time.
-fn tc_program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a ProgramFd> {
-    let program: &mut SchedClassifier = ebpf
+fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a ProgramFd> {
+    let program = ebpf
         .program_mut(name)
-        .with_context(|| format!("the object has no program {name}"))?
-        .try_into()
-        .context("a TC program")?;
+        .with_context(|| format!("the object has no program {name}"))?;
     if program.fd().is_err() {
         let _held = signals::Held::new();
-        program
-            .load()
-            .map_err(|error| refusal::explain(name, error))?;
+        load(program).map_err(|error| refusal::explain(name, error))?;
     }
     program.fd().context("a loaded program has a descriptor")
 }
 
-/// The program's descriptor; it is loaded where it is wanted for the first time.
-fn xdp_program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a ProgramFd> {
-    let program: &mut Xdp = ebpf
-        .program_mut(name)
-        .with_context(|| format!("the object has no program {name}"))?
-        .try_into()
-        .context("an XDP program")?;
-    if program.fd().is_err() {
-        let _held = signals::Held::new();
-        program
-            .load()
-            .map_err(|error| refusal::explain(name, error))?;
+fn load(program: &mut Program) -> Result<(), ProgramError> {
+    if let Program::Xdp(program) = program {
+        return program.load();
     }
-    program.fd().context("a loaded program has a descriptor")
+    let program: &mut SchedClassifier = program.try_into()?;
+    program.load()
 }
 
 /// XDP frames of several buffers exist from kernel 5.18; before it, the flag is refused.
