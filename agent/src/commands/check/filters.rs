@@ -107,6 +107,22 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_for_one_direction_comes_with_what_that_is_of_a_flow() {
+        let Rules(rules) = "exclude port 53 ingress".parse().unwrap();
+        let probe: Probe = "10.2.0.1:1 > 10.3.0.1:53 udp ingress".parse().unwrap();
+        let text = explain(&rules, std::slice::from_ref(&probe), false).unwrap();
+        let note = "of a plain flow one direction arrives and the other leaves; at a mirror port and \
+                    on loopback both arrive";
+        assert!(text.contains(note), "{text}");
+        let packets = "\
+             10.2.0.1:1 > 10.3.0.1:53 udp ingress  left out, by rule 1\n\
+             10.3.0.1:53 > 10.2.0.1:1 udp egress   counted, no rule matches\n";
+        assert!(text.ends_with(packets), "{text}");
+        let json = explain(&rules, &[probe], true).unwrap();
+        assert!(json.lines().next().unwrap().contains(note), "{json}");
+    }
+
+    #[test]
     fn a_json_line_says_what_it_is() {
         let Rules(rules) = "exclude net 10.1.0.0/16".parse().unwrap();
         let probe: Probe = "10.1.0.1:1 > 10.3.0.1:2 udp egress".parse().unwrap();
