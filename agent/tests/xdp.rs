@@ -165,14 +165,8 @@ fn an_offload_that_is_switched_on_under_xdp_marks_the_account() {
     }
     let lab = Lab::quiet().unwrap();
     let namespace = &lab.agent.namespace;
-    let ip = |arguments: &str| {
-        let arguments: Vec<&str> = arguments.split(' ').collect();
-        namespace.ip(&arguments).unwrap()
-    };
     // Both ends in one namespace, so that the agent can ask the other one.
-    ip("link add own0 type veth peer name own1");
-    ip("link set own0 up arp off addrgenmode none");
-    ip("link set own1 up arp off addrgenmode none");
+    namespace.add_wire(["own0", "own1"]).unwrap();
     let switch = |state: &str| {
         let mut ethtool = lab.agent.command("ethtool");
         ethtool.args([

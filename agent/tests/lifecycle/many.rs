@@ -15,11 +15,7 @@ fn add_wires(lab: &Lab, count: usize) -> Vec<u32> {
     let namespace = &lab.agent.namespace;
     for number in 0..count {
         let (near, far) = (format!("many{number}"), format!("far{number}"));
-        let link = ["link", "add", &near, "type", "veth", "peer", "name", &far];
-        namespace.ip(&link).unwrap();
-        for end in [near, far] {
-            namespace.ip(&["link", "set", &end, "up"]).unwrap();
-        }
+        namespace.add_wire([&near, &far]).unwrap();
     }
     let ifindexes = (0..count).map(|number| namespace.ifindex(&format!("many{number}")));
     ifindexes.collect::<Result<_, _>>().unwrap()

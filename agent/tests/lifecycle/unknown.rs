@@ -15,13 +15,7 @@ fn packets_of_an_unknown_interface_are_counted_as_such() {
     }
     let lab = Lab::quiet().unwrap();
     let namespace = &lab.agent.namespace;
-    let ip = |arguments: &str| {
-        let arguments: Vec<&str> = arguments.split(' ').collect();
-        namespace.ip(&arguments).unwrap()
-    };
-    ip("link add other0 type veth peer name other1");
-    ip("link set other0 up arp off addrgenmode none");
-    ip("link set other1 up arp off addrgenmode none");
+    namespace.add_wire(["other0", "other1"]).unwrap();
     let agent = Agent::start(&lab, TCX);
     let link = hang_ours_on(&lab.agent, namespace.ifindex("other0").unwrap());
 

@@ -100,6 +100,17 @@ impl Namespace {
         run(self.command("ip").args(arguments))
     }
 
+    /// Adds a veth pair with both ends here. They are up and, without addresses, say nothing by themselves.
+    pub fn add_wire(&self, ends: [&str; 2]) -> Result<()> {
+        let [near, far] = ends;
+        self.ip(&["link", "add", near, "type", "veth", "peer", "name", far])?;
+        for end in ends {
+            let silent = ["arp", "off", "addrgenmode", "none"];
+            self.ip(&[&["link", "set", end, "up"][..], &silent].concat())?;
+        }
+        Ok(())
+    }
+
     /// Writes a setting such as `net/ipv6/conf/all/disable_ipv6`.
     pub fn set_sysctl(&self, name: &str, value: &str) -> Result<()> {
         let path = Path::new("/proc/sys").join(name);
