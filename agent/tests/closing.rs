@@ -104,7 +104,8 @@ fn a_closed_flow_ends_when_the_linger_is_over() {
     talk.say(&HANDSHAKE);
     let tracked = |agent: &Agent| agent.status(&lab.agent)["replica"]["tracked"].clone();
     wait_until("the flow is known", || tracked(&agent) == 1);
-    talk.say(&[(0, FIN | ACK), (1, FIN | ACK)]);
+    // One alone: the linger may be over before the next one comes.
+    talk.say(&[(0, FIN | ACK)]);
     wait_until("the flow has ended", || tracked(&agent) == 0);
     let report = agent.stop();
     talk.assert_exact(&report);

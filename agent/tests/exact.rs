@@ -175,7 +175,7 @@ fn a_flow_that_falls_silent_ends_by_the_idle_timeout() {
     }
     let lab = Lab::quiet().unwrap();
     // Far longer than this test is kept from sending.
-    let agent = Agent::start(&lab, &["--idle-timeout", "3s"]);
+    let agent = Agent::start(&lab, &["--idle-timeout", "10s"]);
     let socket = lab.peer.frame_socket().unwrap();
     let frame = lab.peer.frame_v4(&lab.agent);
     let silent = frame.udp(1, 53, &[0; 18]).unwrap();

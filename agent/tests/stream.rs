@@ -26,7 +26,7 @@ use tokio::{
     time::timeout,
 };
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 const DRAIN: Duration = Duration::from_secs(1);
 
 /// An agent without kernel programs: a hub and a server.

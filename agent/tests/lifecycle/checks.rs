@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{
     attached::{nothing_is_attached, xdp},
-    support::{Agent, NATIVE_XDP, flow_agent},
+    support::{Agent, NATIVE_XDP, flow_agent, wait_until},
 };
 
 fn checks(lab: &Lab, arguments: &[&str]) -> Vec<Value> {
@@ -114,13 +114,15 @@ fn a_check_that_is_killed_leaves_nothing() {
         return;
     }
     let lab = Lab::quiet().unwrap();
+    // Some moments of its life; which ones, the machine's speed decides.
     for delay_ms in [5, 20, 50, 100, 200, 400] {
         let mut command = flow_agent(&lab.agent);
         command.args(["check", "--interface", &lab.agent.interface]);
         let mut check = Process::spawn(command.stdout(Stdio::null())).unwrap();
         thread::sleep(Duration::from_millis(delay_ms));
         check.signal(libc::SIGKILL).unwrap();
-        check.wait(Duration::from_secs(10)).unwrap();
-        assert!(nothing_is_attached(&lab.agent), "after {delay_ms} ms");
+        check.wait(Duration::from_secs(120)).unwrap();
+        // The kernel frees the links of a process some time after its end.
+        wait_until("nothing is attached", || nothing_is_attached(&lab.agent));
     }
 }

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::Host;
 
 /// No answer on a veth is that late.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Which of a host's two addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
