@@ -165,7 +165,7 @@ impl ClientError {
         } else if code == Code::ResourceExhausted {
             Self::NoRoom {
                 target,
-                message: status.message().to_owned(),
+                message: no_room(&status),
             }
         } else if code == Code::OutOfRange {
             Self::TooLarge
@@ -182,6 +182,15 @@ impl ClientError {
             }
         }
     }
+}
+
+/// A connection that was turned away has the agent's words in the last cause, a refused call in the status.
+fn no_room(status: &Status) -> String {
+    let mut last = status.source();
+    while let Some(cause) = last.and_then(StdError::source) {
+        last = Some(cause);
+    }
+    last.map_or_else(|| status.message().to_owned(), ToString::to_string)
 }
 
 fn io_error_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {

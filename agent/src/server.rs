@@ -14,6 +14,7 @@ mod answer;
 mod authority;
 mod caller;
 mod control;
+mod farewell;
 mod grpc_only;
 mod guarded;
 mod limits;

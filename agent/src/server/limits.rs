@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 use tracing::warn;
 
-use super::caller::Peer;
+use super::{caller::Peer, farewell};
 use crate::{log_limit::LogLimit, wire::ServerStatus};
 
 pub const DEFAULT_MAX_CONSUMERS: u32 = 64;
@@ -50,9 +50,9 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Files that as many listeners may open, for root as well.
+    /// Files that as many listeners may open, for root and for those that are turned away as well.
     pub fn files(&self, listeners: usize) -> usize {
-        listeners * (self.max_connections as usize + PLACES_FOR_ROOT)
+        listeners * (self.max_connections as usize + PLACES_FOR_ROOT + farewell::MOST)
     }
 }
 

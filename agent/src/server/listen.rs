@@ -23,6 +23,7 @@ use tracing::info;
 use super::{
     authority::Filter,
     caller::Peer,
+    farewell::Farewells,
     guarded::Guarded,
     limits::{Doors, Places, Refusal},
     socket_file::SocketFile,
@@ -175,8 +176,9 @@ impl Listeners {
                 listener,
                 places: Places::new(doors.limits.max_connections),
                 doors: Arc::clone(doors),
+                farewells: Farewells::default(),
             };
-            Box::pin(stream::unfold(gate, |gate| async {
+            Box::pin(stream::unfold(gate, |mut gate| async {
                 Some((Ok(gate.next().await), gate))
             }))
         });
@@ -191,18 +193,23 @@ struct Gate {
     listener: Listener,
     places: Places,
     doors: Arc<Doors>,
+    farewells: Farewells,
 }
 
 impl Gate {
-    /// The next connection that there is a place for; others are closed at once.
-    async fn next(&self) -> Guarded {
+    /// The next connection that there is a place for; others are told that there is none.
+    async fn next(&mut self) -> Guarded {
         loop {
-            let connection = self.listener.accept(&self.doors).await;
+            let connection = tokio::select! {
+                connection = self.listener.accept(&self.doors) => connection,
+                () = self.farewells.close_next() => continue,
+            };
             let peer = connection.peer();
             if let Some(place) = self.places.take(&peer) {
                 return Guarded::new(connection, peer, place, Arc::clone(&self.doors));
             }
             self.doors.refuse(Refusal::Connection, &peer);
+            self.farewells.say(connection);
         }
     }
 }

@@ -8,7 +8,7 @@ use tonic::Code;
 use crate::{
     PATIENCE,
     client::{Client, GET_STATUS, NOBODY, OBSERVE, ROOT, connect_as, connect_by_tcp, open_to_all},
-    support::Agent,
+    support::{Agent, flow_agent},
 };
 
 /// Waits for the end of what the agent sends.
@@ -25,6 +25,52 @@ async fn is_answered(
     let mut client = Client::new(stream, 65_535).await.unwrap();
     let answer = client.call(GET_STATUS, &GetStatusRequest {}).await.unwrap();
     assert_eq!(answer.code, Code::Ok, "{}", answer.message);
+}
+
+/// The peer is told why, before and behind what it sends.
+async fn is_turned_away(stream: UnixStream) {
+    let mut client = Client::new(stream, 65_535).await.unwrap();
+    for _ in 0..2 {
+        let refused = client.call(GET_STATUS, &GetStatusRequest {}).await;
+        let error = refused.unwrap_err();
+        assert!(error.is_go_away(), "{error}");
+        assert_eq!(error.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM));
+        assert!(error.to_string().contains("--max-connections"), "{error}");
+    }
+}
+
+/// What the command line says where root's own places are taken as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_finds_no_place_says_why() {
+    if !is_root_or_skip("agent::a_command_that_finds_no_place_says_why") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--max-connections", "1", "--output", "none"]);
+    let address = agent.address();
+    // One for all and four for root, each of which asks, and so keeps its place.
+    let mut held = Vec::new();
+    for _ in 0..5 {
+        let mut observer = Client::new(connect_as(&address, ROOT).unwrap(), 65_535)
+            .await
+            .unwrap();
+        let request = ObserveRequest::default();
+        let batches = observer.begin(OBSERVE, &request).await.unwrap();
+        held.push((observer, batches));
+    }
+    for command in ["status", "audit"] {
+        let mut asked = flow_agent(&lab.agent);
+        asked.args([command, "--connect", &address]);
+        let output = asked.output().unwrap();
+        assert!(!output.status.success());
+        let said = String::from_utf8(output.stderr).unwrap();
+        for part in ["has no room", "--max-connections"] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
+    drop(held);
+    let log = agent.stop_silent();
+    assert!(log.contains("as many as --max-connections allows"), "{log}");
 }
 
 /// Before the mend they had every file that the agent could open, and kept them for ever.
@@ -57,6 +103,7 @@ async fn silent_connections_keep_nobody_out_and_lose_their_places() {
     let mut batches = observer.begin(OBSERVE, &request).await.unwrap();
     assert!(batches.refusal().is_none());
     let mut silent: Vec<UnixStream> = (1..PLACES).map(|_| connect(NOBODY)).collect();
+    is_turned_away(connect(NOBODY)).await;
     let mut too_many = connect(NOBODY);
     is_closed(&mut too_many).await;
 
@@ -64,7 +111,7 @@ async fn silent_connections_keep_nobody_out_and_lose_their_places() {
     is_answered(connect(ROOT)).await;
     is_answered(connect_by_tcp(&lab.agent, &agent.stderr())).await;
     let status = agent.status(&lab.agent);
-    assert_eq!(status["server"]["refused_connections"], 1);
+    assert_eq!(status["server"]["refused_connections"], 2);
     assert_eq!(status["server"]["max_connections"], PLACES);
 
     for silent in &mut silent {

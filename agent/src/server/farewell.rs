@@ -1,0 +1,86 @@
+//! A connection that there is no place for comes in; its peer hears why, and nothing is read from it.
+//!
+//! HTTP/2's GOAWAY (RFC 9113, 6.8) needs no request that it answers: clients on h2 have its words, all others
+//! `UNAVAILABLE` at once. It goes without the SETTINGS that a server begins with: a client on gRPC's C core
+//! that has those takes the connection for good, and makes the next one, eight a second, until its deadline.
+//! Were the socket closed at once, a client that is about to write would find it broken before it reads.
+
+use std::{
+    collections::VecDeque,
+    io::{self, Write as _},
+    net::Shutdown,
+    os::fd::OwnedFd,
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep_until};
+
+use super::listen::Connection;
+
+/// Sockets of one listener that wait for their peers' end; for one more, the first is closed.
+pub(super) const MOST: usize = 8;
+
+/// After which the peer has read the words, or never will.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+const WORDS: &str = "the listener has as many connections as --max-connections allows";
+
+// A frame type and an error code of RFC 9113, 6.8 and 7.
+const GOAWAY: u8 = 7;
+const ENHANCE_YOUR_CALM: u32 = 11;
+
+/// Sockets on which nothing more is said.
+#[derive(Default)]
+pub(super) struct Farewells(VecDeque<(Instant, OwnedFd)>);
+
+impl Farewells {
+    /// Tells the peer, and closes the connection a while later. A peer that has gone hears nothing.
+    pub(super) fn say(&mut self, connection: Connection) {
+        let Ok(socket) = say(connection) else { return };
+        if self.0.len() == MOST {
+            self.0.pop_front();
+        }
+        self.0.push_back((Instant::now() + PATIENCE, socket));
+    }
+
+    /// Closes the first one when it has waited long enough; waits for ever where there is none.
+    pub(super) async fn close_next(&mut self) {
+        let Some(&(at, _)) = self.0.front() else {
+            return std::future::pending().await;
+        };
+        sleep_until(at).await;
+        self.0.pop_front();
+    }
+}
+
+/// The frame is far smaller than what a socket takes at once.
+fn say(connection: Connection) -> io::Result<OwnedFd> {
+    let frame = goaway();
+    match connection {
+        Connection::Unix(stream, _) => {
+            let mut stream = stream.into_std()?;
+            stream.write_all(&frame)?;
+            stream.shutdown(Shutdown::Write)?;
+            Ok(stream.into())
+        }
+        Connection::Tcp(stream) => {
+            let mut stream = stream.into_std()?;
+            stream.write_all(&frame)?;
+            stream.shutdown(Shutdown::Write)?;
+            Ok(stream.into())
+        }
+    }
+}
+
+/// Length (24 bits), type, flags and stream 0, which is the connection; then the last stream that was
+/// looked at, which is none, the error and the words.
+fn goaway() -> Vec<u8> {
+    let [_, length @ ..] = (8 + WORDS.len() as u32).to_be_bytes();
+    let mut frame = length.to_vec();
+    frame.extend([GOAWAY, 0]);
+    frame.extend(0_u32.to_be_bytes());
+    frame.extend(0_u32.to_be_bytes());
+    frame.extend(ENHANCE_YOUR_CALM.to_be_bytes());
+    frame.extend(WORDS.as_bytes());
+    frame
+}
