@@ -26,7 +26,8 @@ pub(super) static OBJECT: &[u8] =
 /// Of the table that only one flow is counted in.
 const FEW_FLOWS: u32 = 1024;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+/// To start and to stop, on a machine that does much else.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Where packets are counted on their way in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

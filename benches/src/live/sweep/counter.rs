@@ -20,7 +20,8 @@ use crate::{
     resident::Resident,
 };
 
-const PATIENCE: Duration = Duration::from_secs(30);
+/// To start and to stop, on a machine that does much else.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 pub enum Counter {
     Nothing,
