@@ -16,17 +16,15 @@ use std::{
     fs::{self, File},
     path::Path,
     process::Command,
-    time::Duration,
 };
 
 use agent_common::Pair;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use lab::{Host, Lab, Process, privilege::is_root_or_skip};
 use serde_json::Value;
-use support::{Agent, Both, Report, count, name, wait_for_packets, wait_until};
+use support::{Agent, Both, PATIENCE, Report, count, name, wait_for_packets, wait_until};
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(120);
 /// The agent's network namespace is its own.
 const TCP: &str = "127.0.0.1:50051";
 

@@ -15,4 +15,4 @@ mod rules;
 #[path = "../support/mod.rs"]
 mod support;
 
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
+use support::PATIENCE;

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{
     attached::{nothing_is_attached, xdp},
-    support::{Agent, NATIVE_XDP, flow_agent, wait_until},
+    support::{Agent, NATIVE_XDP, PATIENCE, flow_agent, wait_until},
 };
 
 fn checks(lab: &Lab, arguments: &[&str]) -> Vec<Value> {
@@ -121,7 +121,7 @@ fn a_check_that_is_killed_leaves_nothing() {
         let mut check = Process::spawn(command.stdout(Stdio::null())).unwrap();
         thread::sleep(Duration::from_millis(delay_ms));
         check.signal(libc::SIGKILL).unwrap();
-        check.wait(Duration::from_secs(120)).unwrap();
+        check.wait(PATIENCE).unwrap();
         // The kernel frees the links of a process some time after its end.
         wait_until("nothing is attached", || nothing_is_attached(&lab.agent));
     }

@@ -7,16 +7,13 @@ use std::{
     path::PathBuf,
     process::Stdio,
     thread,
-    time::Duration,
 };
 
 use lab::{Host, Lab, Process, privilege::is_root_or_skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{Agent, flow_agent, wait_until};
-
-const PATIENCE: Duration = Duration::from_secs(120);
+use crate::support::{Agent, PATIENCE, flow_agent, wait_until};
 
 /// `flow-agent watch --output json`, with what it wrote.
 struct Watch {

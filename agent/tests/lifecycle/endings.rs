@@ -3,7 +3,6 @@
 use std::{
     fs::{self, File},
     io::{BufRead as _, BufReader},
-    time::Duration,
 };
 
 use lab::{Lab, Process, privilege::is_root_or_skip};
@@ -12,11 +11,8 @@ use serde_json::Value;
 use crate::{
     CLSACT, TCX,
     attached::{add_filter, filters, has_xdp, nothing_is_attached, qdiscs, tc, tcx_programs},
-    support::{Agent, GENERIC_XDP, count, flow_agent, wait_for_packets, wait_until},
+    support::{Agent, GENERIC_XDP, PATIENCE, count, flow_agent, wait_for_packets, wait_until},
 };
-
-/// A busy machine may take its time to end a process.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 #[test]
 fn tcx_is_empty_after_an_end_of_any_kind() {

@@ -5,14 +5,13 @@ use std::{
     net::Ipv4Addr,
     os::fd::AsRawFd as _,
     path::Path,
-    time::Duration,
 };
 
 use lab::{Host, Lab, Process, RtnlHold, privilege::is_root_or_skip, privilege::skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{Agent, count, flow_agent, wait_until};
+use crate::support::{Agent, PATIENCE, count, flow_agent, wait_until};
 
 #[test]
 fn a_lock_on_all_interfaces_delays_no_scan() {
@@ -84,7 +83,7 @@ fn a_stderr_that_takes_nothing_holds_nothing() {
         scans_of(&lab.agent, &address) >= Some(20)
     });
     process.signal(libc::SIGTERM).unwrap();
-    assert!(process.wait(Duration::from_secs(120)).unwrap().success());
+    assert!(process.wait(PATIENCE).unwrap().success());
     let mut written = Vec::new();
     unread.read_to_end(&mut written).unwrap();
     assert!(written.iter().all(|&byte| byte == b'x'), "it was full");
@@ -146,7 +145,7 @@ fn rules_are_made_ready_behind_the_scans() {
         nice = nice_of_thread(Path::new(&tasks), "rules").filter(has_given_way);
     }
     assert_eq!(nice, Some((own + 5).min(19)));
-    assert!(change.wait(Duration::from_secs(120)).unwrap().success());
+    assert!(change.wait(PATIENCE).unwrap().success());
     agent.stop();
 }
 

@@ -7,7 +7,7 @@ use lab::{Lab, privilege::is_root_or_skip};
 use crate::{
     CLSACT, TCX,
     attached::{add_filter, tc, tcx_ingress, xdp},
-    support::{Agent, count, wait_for_packets, wait_until},
+    support::{Agent, PATIENCE, count, wait_for_packets, wait_until},
 };
 
 const OK: i32 = 0;
@@ -69,7 +69,7 @@ fn delivered(lab: &Lab, expected: u64) -> u64 {
     let mut delivered = 0;
     loop {
         let patience = if delivered < expected {
-            Duration::from_secs(120)
+            PATIENCE
         } else {
             Duration::from_millis(200)
         };

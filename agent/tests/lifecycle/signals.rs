@@ -8,7 +8,7 @@ use std::{
 
 use lab::{Lab, Process, privilege::is_root_or_skip};
 
-use crate::support::{flow_agent, wait_until};
+use crate::support::{PATIENCE, flow_agent, wait_until};
 
 /// One every millisecond, and the verifier works for longer than that on each program.
 #[test]
@@ -43,12 +43,7 @@ fn signals_do_not_keep_the_programs_out() {
         assert_eq!(process.exited().unwrap(), None, "{log}");
         log.contains("counting max_flows=")
     });
-    assert!(
-        process
-            .terminate(Duration::from_secs(120))
-            .unwrap()
-            .success()
-    );
+    assert!(process.terminate(PATIENCE).unwrap().success());
 }
 
 /// `SigCgt` in /proc/PID/status: a bit for each signal that is caught.
