@@ -334,4 +334,52 @@ mod tests {
         account.add(Reason::Arp, 1, 64);
         assert_eq!(account.missing(), Pair::default());
     }
+
+    /// Other numbers in every counter.
+    fn full(factor: u64) -> HookAccount {
+        let mut account = HookAccount::default();
+        for (index, &reason) in (1..).zip(Reason::ALL) {
+            account.add(reason, index * factor, index * factor * 100);
+        }
+        account
+    }
+
+    #[test]
+    fn every_place_counts_for_an_account_that_closes() {
+        let mut account = HookAccount::default();
+        for &reason in Reason::ALL {
+            account.add(reason, 1, 60);
+        }
+        let places = (Reason::ALL.len() - Reason::BESIDE.len() - 1) as u64;
+        account.add(Reason::Seen, places - 1, (places - 1) * 60);
+        assert_eq!(account.missing(), Pair::default());
+        account.add(Reason::Seen, 1, 60);
+        assert_eq!(account.missing().packets, 1);
+    }
+
+    #[test]
+    fn what_is_added_is_under_its_reason_and_two_accounts_are_one_by_one_the_sum() {
+        let mut account = full(1);
+        for (index, &reason) in (1..).zip(Reason::ALL) {
+            let (packets, bytes) = (index, index * 100);
+            assert_eq!(account.get(reason), Pair { packets, bytes });
+        }
+        account.merge(&full(2));
+        assert_eq!(account, full(3));
+        assert_eq!(account.since(&full(1)), full(2));
+        let mut pair = full(1).get(Reason::Seen);
+        pair += full(2).get(Reason::Seen);
+        assert_eq!(pair, full(3).get(Reason::Seen));
+    }
+
+    #[test]
+    fn what_ends_too_early_is_read_again_where_that_can_help() {
+        for &reason in Reason::ALL {
+            // PPPoE and MPLS are read by that other parser alone.
+            let is_final = [Reason::TruncatedPppoe, Reason::TruncatedMpls].contains(&reason);
+            let is_cut = reason.name().starts_with("truncated_") && !is_final;
+            let expected = is_cut || reason == Reason::NotIp;
+            assert_eq!(reason.may_be_more(), expected, "{reason:?}");
+        }
+    }
 }

@@ -254,18 +254,4 @@ pub fn words(address: &[u8; 16]) -> [u32; 4] {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_entry_of_a_table_is_the_one_that_was_set() {
-        let mut row = Row::NONE;
-        for index in 0..ROW_ENTRIES {
-            row.set_entry(index, 0xffff);
-            row.set_entry(index, (index * 3) as u16);
-        }
-        for index in 0..ROW_ENTRIES {
-            assert_eq!(row.entry(index + 7 * ROW_ENTRIES), index * 3);
-        }
-    }
-}
+mod tests;

@@ -328,11 +328,39 @@ mod tests {
     }
 
     #[test]
+    fn kinds_and_encapsulations_are_read_back_from_their_bytes() {
+        let kinds = (0..=u8::MAX).filter_map(L4Kind::from_u8);
+        let encapsulations = (0..=u8::MAX).filter_map(Encapsulation::from_u8);
+        assert!(kinds.map(|kind| kind as u8).eq(0..=4));
+        assert!(encapsulations.map(|kind| kind as u8).eq(0..=6));
+        let tunnels = (0..=u8::MAX).filter(|&byte| {
+            let kind = Encapsulation::from_u8(byte);
+            kind.is_some_and(Encapsulation::is_tunnel)
+        });
+        assert!(tunnels.eq(Encapsulation::Vxlan as u8..=Encapsulation::IpInIp as u8));
+    }
+
+    #[test]
     fn the_hint_never_hides_a_flag() {
         let mut bytes = TcpFlagBytes::default();
         bytes.store(tcp_flags::SYN | tcp_flags::ACK);
         bytes.store(tcp_flags::ACK);
         bytes.store(tcp_flags::SYN);
         assert!(bytes.has_syn_without_ack() && bytes.has_syn_with_ack());
+        assert_eq!(bytes.union(), tcp_flags::SYN | tcp_flags::ACK);
+    }
+
+    #[test]
+    fn the_hint_has_all_flags_but_the_syns_so_that_a_repeated_one_costs_no_store() {
+        let mut bytes = TcpFlagBytes::default();
+        bytes.store(tcp_flags::SYN);
+        bytes.store(tcp_flags::ACK);
+        bytes.store(tcp_flags::PSH | tcp_flags::ACK);
+        assert_eq!(bytes.stored, tcp_flags::PSH | tcp_flags::ACK);
+        bytes.store(tcp_flags::SYN | tcp_flags::ACK);
+        assert_eq!(bytes.stored, tcp_flags::PSH | tcp_flags::ACK);
+        bytes.by_bit = [0; 8];
+        bytes.store(tcp_flags::PSH);
+        assert_eq!(bytes.by_bit, [0; 8]);
     }
 }

@@ -37,6 +37,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_places_are_the_highest_bits_of_both_halves_of_the_product() {
+        let seed = 0x0812_3456_7C89_ABCD;
+        assert_eq!(places(1, seed, 8), [0x08, 0x7c]);
+        assert_eq!(places(16, seed, 16), [0x8123, 0xc89a]);
+    }
+
+    #[test]
+    fn a_place_has_the_index_and_then_the_slot() {
+        let interface = Interface {
+            ifindex: 0x0102_0304,
+            slot: 0x0506_0708,
+        };
+        let fields = [interface.ifindex, interface.slot].map(u32::to_ne_bytes);
+        assert_eq!(interface.to_bytes(), fields.concat()[..]);
+    }
+
+    #[test]
     fn places_are_within_the_table() {
         for bits in 1..=31 {
             for ifindex in [1, 2, 10_000_000, 2_000_000_000, u32::MAX] {

@@ -178,3 +178,33 @@ fn parse_any<F: Frame, const ENCAPSULATED: bool>(
         LinkType::Ip => ip::bare(frame, packet),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_the_whole_the_first_or_a_later_one() {
+        // From the header's word: don't fragment, more fragments, the offset in eight bytes.
+        let cases = [
+            (0x0000, "whole", 0, false),
+            (0x4000, "whole", 0, false),
+            (0x2000, "first", 0, true),
+            (0x2003, "later", 24, true),
+            (0x0003, "later", 24, false),
+            (0x1fff, "later", 0xfff8, false),
+            (0x3fff, "later", 0xfff8, true),
+        ];
+        for (word, which, offset_bytes, more) in cases {
+            // The identification in front of it.
+            let part = Part::ipv4(0xffff_0000 | word);
+            assert_eq!(part, Part::new(offset_bytes, more), "{word:x}");
+            let word = offset_bytes | u16::from(more);
+            assert_eq!(part, Part::ipv6(word | 6), "the reserved bits say nothing");
+            assert_eq!(part.is_whole(), which == "whole", "{word:x}");
+            assert_eq!(part.is_first(), which == "first", "{word:x}");
+            assert_eq!(part.is_later(), which == "later", "{word:x}");
+            assert_eq!((part.offset_bytes(), part.has_more()), (offset_bytes, more));
+        }
+    }
+}

@@ -115,6 +115,16 @@ mod tests {
     }
 
     #[test]
+    fn a_flow_is_sampled_whose_hash_is_under_the_threshold() {
+        for port in 0..100 {
+            let key = key(7, port);
+            let upper_half = (hash(&key) >> 32) as u32;
+            assert!(!is_sampled(&key, upper_half));
+            assert!(is_sampled(&key, upper_half + 1));
+        }
+    }
+
+    #[test]
     fn the_choice_is_the_same_in_every_version_of_the_agent() {
         let sampled: Vec<u16> = (0..300)
             .filter(|&port| is_sampled(&key(7, port), threshold(50)))

@@ -26,3 +26,18 @@ impl Switches {
         bytes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_lies_in_front_of_the_rule_set() {
+        let switches = Switches {
+            page: 0x0102_0304,
+            rule_set: 0x0506_0708,
+        };
+        let fields = [switches.page, switches.rule_set].map(u32::to_ne_bytes);
+        assert_eq!(switches.to_bytes(), fields.concat()[..]);
+    }
+}

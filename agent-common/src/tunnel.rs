@@ -326,3 +326,32 @@ impl<F: Frame> Frame for Within<'_, F> {
         self.frame.len_bytes().min(self.end_bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_opening_that_was_used_begins_anew() {
+        let packet = |tunnel_id| {
+            let mut packet = Packet::default();
+            packet.key.tunnel_id = tunnel_id;
+            packet
+        };
+        let mut used = Opening::new(&packet(1));
+        (used.outcome, used.depth) = (outcome::DEEPER, MAX_DEPTH);
+        used.begin(&packet(2));
+        assert_eq!(used.packet, packet(2));
+        assert_eq!((used.outcome, used.depth), (0, 0));
+    }
+
+    #[test]
+    fn a_frame_within_another_ends_where_its_packet_or_the_other_one_does() {
+        let outer = &[0_u8; 10][..];
+        let len = |end_bytes| {
+            let frame = &outer;
+            Within { frame, end_bytes }.len_bytes()
+        };
+        assert_eq!((len(4), len(10), len(u32::MAX)), (4, 10, 10));
+    }
+}

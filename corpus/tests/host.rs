@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use agent_common::Reason;
+use agent_common::{Encapsulation, Packet, Reason, parse, parse_encapsulated};
 use corpus::{Difference, check, entries, mutation};
 use proptest::{
     strategy::Strategy,
@@ -96,6 +96,36 @@ fn the_second_parser_reads_every_frame_alike_or_for_a_reason_otherwise() {
         })
         .collect();
     assert_eq!(differences, stated);
+}
+
+/// The programs ask the first one, and the other where that says so.
+#[test]
+fn what_is_behind_neither_pppoe_nor_mpls_is_the_same_to_both_entries_of_the_parser() {
+    for entry in entries().unwrap() {
+        let frame = entry.frame;
+        let read = |encapsulated: bool| {
+            let mut packet = Packet::default();
+            let (bytes, packet_read) = (&&*frame.bytes, &mut packet);
+            if encapsulated {
+                parse_encapsulated(bytes, frame.link_type, frame.tag, packet_read)
+            } else {
+                parse(bytes, frame.link_type, frame.tag, packet_read)
+            }
+            .map(|()| packet)
+        };
+        let uplinks = [Encapsulation::Pppoe, Encapsulation::Mpls].map(|kind| kind as u8);
+        let (plain, all) = (read(false), read(true));
+        let is_behind = match all {
+            Ok(packet) => uplinks.contains(&packet.key.encapsulation),
+            Err(reason) => plain != Err(reason),
+        };
+        if is_behind {
+            let reason = plain.expect_err(&entry.name);
+            assert!(reason.may_be_more(), "{}: {reason:?}", entry.name);
+        } else {
+            assert_eq!(plain, all, "{}", entry.name);
+        }
+    }
 }
 
 #[test]
