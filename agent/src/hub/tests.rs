@@ -1,3 +1,4 @@
+use futures_util::FutureExt as _;
 use prost::Message as _;
 
 use super::*;
@@ -19,8 +20,14 @@ fn batch(scan_id: u64, records: u32) -> Batch {
     }
 }
 
-async fn next(subscription: &mut Subscription) -> Option<(u64, u64, u64, u64)> {
-    let message = subscription.next().await?.decode().unwrap();
+/// What waits for the consumer, or the end: a test that waits for it would have no end itself.
+fn waiting(subscription: &mut Subscription) -> Option<OutgoingBatch> {
+    let next = subscription.next().now_or_never();
+    next.expect("something waits for the consumer")
+}
+
+fn next(subscription: &mut Subscription) -> Option<(u64, u64, u64, u64)> {
+    let message = waiting(subscription)?.decode().unwrap();
     Some((
         message.stream_seq,
         message.scan_id,
@@ -29,8 +36,8 @@ async fn next(subscription: &mut Subscription) -> Option<(u64, u64, u64, u64)> {
     ))
 }
 
-#[tokio::test]
-async fn a_slow_consumer_loses_its_own_batches_and_is_told_where() {
+#[test]
+fn a_slow_consumer_loses_its_own_batches_and_is_told_where() {
     let hub = Hub::new(2, DEFAULT_QUEUED_BYTES);
     assert!(!hub.has_consumers());
     let mut slow = hub.subscribe("slow", "test");
@@ -38,7 +45,7 @@ async fn a_slow_consumer_loses_its_own_batches_and_is_told_where() {
     assert!(hub.has_consumers());
     for scan_id in 1..=4 {
         hub.publish(&batch(scan_id, 10));
-        assert_eq!(next(&mut fast).await, Some((scan_id, scan_id, 0, 0)));
+        assert_eq!(next(&mut fast), Some((scan_id, scan_id, 0, 0)));
     }
     let status = hub.status();
     assert_eq!((status[0].queued_batches, status[0].lost_batches), (2, 2));
@@ -47,14 +54,14 @@ async fn a_slow_consumer_loses_its_own_batches_and_is_told_where() {
         (0, 40)
     );
 
-    assert_eq!(next(&mut slow).await, Some((1, 1, 0, 0)));
+    assert_eq!(next(&mut slow), Some((1, 1, 0, 0)));
     hub.publish(&batch(5, 10));
-    assert_eq!(next(&mut slow).await, Some((2, 2, 0, 0)));
-    assert_eq!(next(&mut slow).await, Some((3, 5, 2, 20)));
+    assert_eq!(next(&mut slow), Some((2, 2, 0, 0)));
+    assert_eq!(next(&mut slow), Some((3, 5, 2, 20)));
 }
 
-#[tokio::test]
-async fn closing_delivers_what_is_queued_and_tells_of_the_last_losses() {
+#[test]
+fn closing_delivers_what_is_queued_and_tells_of_the_last_losses() {
     let hub = Hub::new(1, DEFAULT_QUEUED_BYTES);
     let mut consumer = hub.subscribe("", "test");
     hub.publish(&batch(1, 1));
@@ -71,20 +78,22 @@ async fn closing_delivers_what_is_queued_and_tells_of_the_last_losses() {
         volume,
     };
     assert_eq!(hub.undelivered(), [undelivered]);
-    assert_eq!(next(&mut consumer).await, Some((1, 1, 0, 0)));
-    assert_eq!(next(&mut consumer).await, Some((2, 0, 1, 7)));
-    assert_eq!(next(&mut consumer).await, None);
+    assert_eq!(next(&mut consumer), Some((1, 1, 0, 0)));
+    assert_eq!(next(&mut consumer), Some((2, 0, 1, 7)));
+    assert_eq!(next(&mut consumer), None);
     assert_eq!(hub.undelivered(), []);
-    assert_eq!(next(&mut hub.subscribe("", "late")).await, None);
+    assert_eq!(next(&mut hub.subscribe("", "late")), None);
 }
 
-#[tokio::test]
-async fn a_consumer_that_left_is_forgotten_at_once() {
+#[test]
+fn a_consumer_that_left_is_forgotten_at_once() {
     let hub = Hub::new(1, DEFAULT_QUEUED_BYTES);
     drop(hub.subscribe("", "test"));
     assert!(!hub.has_consumers());
     assert!(hub.registry().entries.is_empty());
     assert_eq!(hub.left(), 1);
+    drop(hub.subscribe("", "test"));
+    assert_eq!(hub.left(), 2);
 
     let late = hub.subscribe("", "test");
     hub.publish(&batch(1, 1));
@@ -95,8 +104,8 @@ async fn a_consumer_that_left_is_forgotten_at_once() {
 }
 
 /// Consumers that stall at different times hold different batches.
-#[tokio::test]
-async fn what_all_queues_hold_is_bounded_and_a_quick_consumer_loses_nothing() {
+#[test]
+fn what_all_queues_hold_is_bounded_and_a_quick_consumer_loses_nothing() {
     const ROUNDS: u64 = 40;
     const CONSUMERS: u64 = 5;
     let one = batch(1, 1).body.len() as u64;
@@ -108,7 +117,7 @@ async fn what_all_queues_hold_is_bounded_and_a_quick_consumer_loses_nothing() {
             stalled.push(hub.subscribe("stalled", "test"));
         }
         hub.publish(&batch(scan_id, 1));
-        assert_eq!(next(&mut quick).await, Some((scan_id, scan_id, 0, 0)));
+        assert_eq!(next(&mut quick), Some((scan_id, scan_id, 0, 0)));
         let held = hub.held_bytes.load(Relaxed);
         assert!(held <= 20 * one, "{held} bytes after {scan_id}");
     }
@@ -118,18 +127,97 @@ async fn what_all_queues_hold_is_bounded_and_a_quick_consumer_loses_nothing() {
     drop(stalled);
     assert_eq!(hub.held_bytes.load(Relaxed), 0);
     hub.publish(&batch(99, 1));
-    assert_eq!(next(&mut quick).await, Some((ROUNDS + 1, 99, 0, 0)));
+    assert_eq!(next(&mut quick), Some((ROUNDS + 1, 99, 0, 0)));
 }
 
-#[tokio::test]
-async fn what_the_transport_has_not_sent_counts_as_held() {
+fn lost(hub: &Hub) -> Vec<u64> {
+    let status = hub.status().into_iter();
+    status.map(|consumer| consumer.lost_batches).collect()
+}
+
+#[test]
+fn who_comes_late_has_its_share_until_twice_the_bound_is_held() {
+    let one = batch(1, 1).body.len() as u64;
+    let hub = Hub::new(1000, 4 * one);
+    let mut consumers = Vec::new();
+    // How many batches are published once one consumer more is there, and what all have lost then.
+    let steps: [(u64, &[u64]); 5] = [
+        (4, &[0]),
+        // A share of two batches, of one and a third, and of one.
+        (3, &[3, 1]),
+        (2, &[5, 3, 1]),
+        (1, &[6, 4, 2, 0]),
+        // There are eight.
+        (1, &[7, 5, 3, 1, 1]),
+    ];
+    for (batches, expected) in steps {
+        consumers.push(hub.subscribe("", "test"));
+        for _ in 0..batches {
+            hub.publish(&batch(1, 1));
+        }
+        assert_eq!(lost(&hub), expected);
+    }
+    assert_eq!(hub.held_bytes(), 8 * one);
+}
+
+#[test]
+fn falling_behind_and_keeping_up_again_are_told_once_each_and_what_was_left() {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(log.reopen().map(Arc::new).unwrap());
+    let told = || {
+        let lines = std::fs::read_to_string(log.path()).unwrap();
+        let times = |what: &str| lines.matches(what).count();
+        (times("reads too slowly"), times("keeps up again"))
+    };
+    tracing::subscriber::with_default(subscriber.finish(), || {
+        let hub = Hub::new(1, DEFAULT_QUEUED_BYTES);
+        let mut consumer = hub.subscribe("", "test");
+        let steps = [(1, (0, 0)), (2, (1, 0)), (3, (1, 0))];
+        for (scan_id, expected) in steps {
+            hub.publish(&batch(scan_id, 1));
+            assert_eq!(told(), expected);
+        }
+        waiting(&mut consumer);
+        hub.publish(&batch(4, 1));
+        assert_eq!(told(), (1, 1));
+        waiting(&mut consumer);
+        hub.publish(&batch(5, 7));
+        assert_eq!(told(), (1, 1));
+        // What it has not taken is gone.
+        drop(consumer);
+        let lines = std::fs::read_to_string(log.path()).unwrap();
+        assert!(
+            lines.contains("unsent_batches=1 unsent_records=7"),
+            "{lines}"
+        );
+    });
+}
+
+#[test]
+fn a_batch_longer_than_the_bound_is_held_alone() {
+    let hub = Hub::new(1000, 1);
+    let mut quick = hub.subscribe("", "test");
+    hub.publish(&batch(1, 1));
+    assert_eq!(lost(&hub), [0]);
+    let _late = hub.subscribe("", "test");
+    hub.publish(&batch(2, 1));
+    assert_eq!(lost(&hub), [1, 1]);
+    assert_eq!(next(&mut quick), Some((1, 1, 0, 0)));
+    hub.publish(&batch(3, 1));
+    assert_eq!(lost(&hub), [1, 1]);
+}
+
+#[test]
+fn what_the_transport_has_not_sent_counts_as_held() {
     let one = batch(1, 1).body.len() as u64;
     let hub = Hub::new(1000, 2 * one);
     let mut consumers = [hub.subscribe("", "test"), hub.subscribe("", "test")];
     hub.publish(&batch(1, 1));
     let mut in_transport = Vec::new();
     for consumer in &mut consumers {
-        let batch = consumer.next().await.unwrap();
+        let batch = waiting(consumer).unwrap();
         in_transport.push(batch);
     }
     assert_eq!(hub.held_bytes(), one, "they share it");
