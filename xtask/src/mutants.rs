@@ -30,8 +30,9 @@ use crate::{
 
 const VERSION: &str = "27.1.0";
 
-/// What cargo-mutants changes of the agent; of `agent-common` it is everything.
+/// What cargo-mutants changes.
 const FILES: &[&str] = &[
+    "agent-common/src/*.rs",
     "agent/src/filter.rs",
     "agent/src/filter/*.rs",
     "agent/src/replica.rs",
@@ -66,38 +67,70 @@ pub fn mutants(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
+/// What cargo-mutants does to one package at a time.
+struct Part {
+    package: &'static str,
+    /// Whose tests have to fail.
+    tests_of: &'static [&'static str],
+    /// Which of their binaries: an argument of `cargo test`. Behind `--` it would be one of the runs
+    /// alone, and each fault would link every test of the package.
+    binaries: &'static str,
+}
+
+const PARTS: [Part; 2] = [
+    Part {
+        package: "agent-common",
+        // The corpus reads every frame with this parser.
+        tests_of: &["agent-common", "corpus"],
+        binaries: "--tests",
+    },
+    Part {
+        package: "agent",
+        tests_of: &["agent"],
+        binaries: "--lib",
+    },
+];
+
 /// cargo-mutants over both crates; what survives with a reason belongs in `.cargo/mutants.toml`.
 fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
     let program = cargo_mutants()?;
-    let all: Vec<String> = FILES.iter().map(|&file| file.to_owned()).collect();
-    let (common, agent): (Vec<_>, Vec<_>) = if arguments.only.is_empty() {
-        (vec!["agent-common/src/*.rs".to_owned()], all)
-    } else {
-        let only = arguments.only.iter().cloned();
-        only.partition(|file| file.starts_with("agent-common/"))
+    let files = |package: &str| -> Vec<&str> {
+        let folder = format!("{package}/");
+        let files: Vec<&str> = if arguments.only.is_empty() {
+            FILES.to_vec()
+        } else {
+            arguments.only.iter().map(String::as_str).collect()
+        };
+        let mut files = files;
+        files.retain(|file| file.starts_with(&folder));
+        files
     };
-    // The corpus reads every frame with the parser of `agent-common`.
-    let parts = [
-        ("agent-common", "agent-common,corpus", common, &[][..]),
-        ("agent", "agent", agent, &["--lib"][..]),
-    ];
+    let folder = target_dir()?.join("mutants");
+    // In place, so that a fault costs what a changed line does, and not in the user's sources.
+    let tree = Tree::copy(&folder.join("tree"))?;
     let mut survived = false;
-    for (package, test_packages, files, test_arguments) in parts {
+    for part in PARTS {
+        let files = files(part.package);
         if files.is_empty() {
             continue;
         }
         let mut command = Command::new(&program);
         command
-            .current_dir(crate::workspace::root())
-            .args(["mutants", "--package", package])
-            .args(["--test-package", test_packages])
+            .args(["mutants", "--in-place", "--package", part.package])
+            .arg(format!("--cargo-arg={}", part.binaries))
+            .current_dir(tree.root())
+            .env("CARGO_TARGET_DIR", folder.join("target"))
+            // Whether it fails is what counts, not by which smallest frame.
+            .env("PROPTEST_MAX_SHRINK_ITERS", "0")
             .arg("--output")
-            .arg(target_dir()?.join("mutants").join(package));
-        for file in &files {
+            .arg(folder.join(part.package));
+        for package in part.tests_of {
+            command.args(["--test-package", package]);
+        }
+        for file in files {
             command.args(["--file", file]);
         }
-        command.args(&arguments.cargo_mutants).arg("--");
-        command.args(test_arguments);
+        command.args(&arguments.cargo_mutants);
         let status = command.status().context("start cargo-mutants")?;
         survived |= !status.success();
     }
