@@ -23,7 +23,6 @@ use record_buffer::RecordBuffer;
 /// A batch is closed before it would be longer than this, the scan's own fields aside. Those grow
 /// with the interfaces, by at most 33 bytes each, so gRPC's default limit of 4 MiB is far.
 const BATCH_LEN_BYTES: usize = 256 << 10;
-const BATCH_RECORDS: u32 = 4096;
 /// Room for the account, which closes the last batch of a scan.
 const TRAILER_LEN_BYTES: usize = 4 << 10;
 
@@ -185,7 +184,7 @@ impl OpenBatch {
 
     fn has_room(&self, message_len: usize) -> bool {
         let len = self.body.len() - self.head.len() + RECORD_PREFIX_LEN_BYTES + message_len;
-        self.records < BATCH_RECORDS && len <= BATCH_LEN_BYTES
+        len <= BATCH_LEN_BYTES
     }
 
     #[inline]

@@ -364,3 +364,87 @@ fn an_encoder_starts_every_scan_anew() {
         assert_eq!(message.account.unwrap().r#final, scan_id == 3);
     }
 }
+
+/// A record that takes so many bytes of a batch, 143 to 291.
+fn record_of(len_bytes: usize) -> Record {
+    let mut record = longest_record();
+    (record.delta, record.total) = ([Pair::default(); 2], [Pair::default(); 2]);
+    let taken = |record: &Record| {
+        let [one, two] = [1, 2].map(|count| encode(&header(1), &vec![*record; count]));
+        two[0].body.len() - one[0].body.len()
+    };
+    if taken(&record) > len_bytes {
+        record.key.ip_version = 4;
+        record.outer = None;
+    }
+    let mut missing = len_bytes - taken(&record);
+    let [[a, b], [c, d]] = [&mut record.delta, &mut record.total];
+    for pair in [a, b, c, d] {
+        for counter in [&mut pair.packets, &mut pair.bytes] {
+            // A tag and 1 to 10 bytes, or nothing.
+            let len = match missing {
+                0 => break,
+                12 => 10,
+                _ => missing.min(11),
+            };
+            *counter = 1 << (7 * (len - 2));
+            missing -= len;
+        }
+    }
+    assert_eq!(taken(&record), len_bytes);
+    record
+}
+
+#[test]
+fn a_batch_takes_what_fits_and_is_closed_before_the_record_that_does_not() {
+    // 1,024 times 256 bytes are exactly what a batch may have, 1,417 times 185 are one byte more.
+    for (len_bytes, fit) in [(256, 1024), (185, 1416)] {
+        let batches = encode(&header(1), &vec![record_of(len_bytes); fit + 1]);
+        let records = batches.iter().map(|batch| batch.records as usize);
+        assert_eq!(records.collect::<Vec<_>>(), [fit, 1]);
+    }
+}
+
+#[test]
+fn a_small_batch_that_waits_holds_no_large_buffer() {
+    let mut encoder = BatchEncoder::new(identity());
+    let account = HookAccount::default();
+    let trailer = ScanTrailer {
+        occupancy: 1,
+        tracked: 8,
+        account: &account,
+        is_final: false,
+    };
+    let record = record_of(256);
+    for (records, is_copied) in [(1, true), (500, true), (520, false), (1000, false)] {
+        let mut batches = Vec::new();
+        encoder.begin(&header(1));
+        for _ in 0..records {
+            encoder.push(&record, &mut |_| panic!("all of them fit"));
+        }
+        encoder.finish(&trailer, &mut |batch| batches.push(batch));
+        // What shares the encoder's buffer is not the batch's alone.
+        let own = batches.remove(0).body.try_into_mut();
+        assert_eq!(own.is_ok(), is_copied, "{records} records");
+    }
+}
+
+#[test]
+fn the_rate_of_sampling_is_told_where_flows_are_left_out() {
+    let account = HookAccount::default();
+    let trailer = ScanTrailer {
+        occupancy: 0,
+        tracked: 0,
+        account: &account,
+        is_final: false,
+    };
+    for (rate, told) in [(0, 0), (1, 0), (2, 2), (100, 100)] {
+        let mut encoder = BatchEncoder::new(identity()).sampling(rate);
+        encoder.begin(&header(1));
+        encoder.finish(&trailer, &mut |batch| {
+            let message = decode(&batch);
+            let account = message.account.unwrap();
+            assert_eq!((message.sample_rate, account.sample_rate), (told, told));
+        });
+    }
+}
