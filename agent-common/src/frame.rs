@@ -14,6 +14,13 @@ pub trait Frame {
 
     /// How long the frame is (or, for a reader of linear memory only, what it has there).
     fn len_bytes(&self) -> u32;
+
+    /// Whether it stands for many frames on the wire (GSO, GRO). The length in an IP header is 0 in those
+    /// that are longer than it can say (BIG TCP), and in no others.
+    #[inline(always)]
+    fn is_super_frame(&self) -> bool {
+        false
+    }
 }
 
 /// Fields of a header. `AT + size <= N` is checked at compile time by the reader in the kernel and

@@ -13,7 +13,11 @@ const MAX_EXTENSION_HEADERS: u32 = 8;
 const IPV4_LEN: u32 = 20;
 pub(crate) const IPV6_LEN: u32 = 40;
 
+const NEXT_HOP_BY_HOP: u8 = 0;
 const NEXT_FRAGMENT: u8 = 44;
+
+/// Hop-by-hop options with nothing but a jumbo payload's length (RFC 2675).
+const JUMBO_LEN: u16 = 8;
 
 /// What a next-header value's length field counts beyond the first eight bytes: eight bytes, four
 /// (Authentication), or nothing (Fragment, whose second byte is reserved).
@@ -23,7 +27,7 @@ const NEXT_FRAGMENT: u8 = 44;
 /// the packet's protocol, as to the kernel (`ipv6_ext_hdr`).
 static EXTENSION_UNIT: [u8; 256] = {
     let mut unit = [NOT_AN_EXTENSION; 256];
-    unit[0] = 8; // hop-by-hop options
+    unit[NEXT_HOP_BY_HOP as usize] = 8;
     unit[43] = 8; // routing
     unit[NEXT_FRAGMENT as usize] = 0;
     unit[51] = 4 | NOT_EMPTY; // authentication
@@ -53,9 +57,8 @@ pub(crate) fn v4<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Resul
     let version_and_len = header.u8::<0>();
     let header_len = u32::from(version_and_len & 0x0f) * 4;
     let total_len = u32::from(header.be16::<2>());
-    if version_and_len >> 4 != 4
-        || header_len < IPV4_LEN
-        || (total_len != 0 && total_len < header_len)
+    let has_no_len = total_len == 0 && frame.is_super_frame();
+    if version_and_len >> 4 != 4 || header_len < IPV4_LEN || (total_len < header_len && !has_no_len)
     {
         return Err(Reason::MalformedIpv4);
     }
@@ -84,7 +87,7 @@ pub(crate) fn v4<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Resul
         Transport {
             protocol: header.u8::<9>(),
             offset_bytes: offset + header_len,
-            end_bytes: if total_len == 0 {
+            end_bytes: if has_no_len {
                 u32::MAX
             } else {
                 offset + total_len
@@ -122,14 +125,18 @@ pub(crate) fn v6<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Resul
     set_halves(&mut packet.key.addr_b, b);
 
     let payload_len = u32::from(header.be16::<4>());
+    let next_header = header.u8::<6>();
+    let mut end_bytes = offset + IPV6_LEN + payload_len;
+    if payload_len == 0 && frame.is_super_frame() {
+        end_bytes = u32::MAX;
+        if next_header == NEXT_HOP_BY_HOP {
+            packet.jumbo_len_bytes = JUMBO_LEN;
+        }
+    }
     let mut transport = Transport {
-        protocol: header.u8::<6>(),
+        protocol: next_header,
         offset_bytes: offset + IPV6_LEN,
-        end_bytes: if payload_len == 0 {
-            u32::MAX
-        } else {
-            offset + IPV6_LEN + payload_len
-        },
+        end_bytes,
         later_fragment: false,
         order,
     };

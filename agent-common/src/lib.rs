@@ -2,8 +2,8 @@
 //!
 //! In reading order, which is the order of the data: [`frame`] gives access to the bytes of a
 //! frame, [`parse()`] turns them into a [`Packet`] (link layer, IP, transport, and [`tunnel`]s), whose [`FlowKey`] names an
-//! entry of the flow table with a [`FlowCounters`] value; [`wire_size`] says how many frames on the
-//! wire a packet stands for; [`filter`] and [`sample`] leave packets out; [`account`] holds the
+//! entry of the flow table with a [`FlowCounters`] value; [`segmentation`] and [`wire_size`]
+//! say how many frames on the wire a packet stands for; [`filter`] and [`sample`] leave packets out; [`account`] holds the
 //! counters into which every packet falls; [`fill`] says how full a page is; [`switches`] is what
 //! userspace changes meanwhile.
 //!
@@ -22,6 +22,7 @@ mod ip;
 mod link;
 pub mod parse;
 pub mod sample;
+pub mod segmentation;
 pub mod switches;
 pub mod transport;
 pub mod tunnel;

@@ -36,6 +36,10 @@ pub struct Packet {
     /// From the start of the frame through the TCP, UDP or SCTP header: what each segment of a
     /// super-frame repeats. 0 where it is not known.
     pub segment_header_len_bytes: u32,
+    /// What the kernel itself put into a super-frame of IPv6 that is longer than the length in its header
+    /// can say (BIG TCP): hop-by-hop options, which never go onto the wire (`ip6_xmit`,
+    /// `ipv6_gro_complete`; 5.19 to 6.19). 0 in all others.
+    pub jumbo_len_bytes: u16,
     /// Which part of its datagram the packet is.
     pub part: Part,
     /// The identification that all fragments of the datagram carry.
@@ -53,26 +57,26 @@ pub struct Packet {
 /// from others.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Part(u32);
+pub struct Part(u16);
 
 impl Part {
-    const MORE: u32 = 0x2000;
-    const OFFSET: u32 = 0x1fff;
+    const MORE: u16 = 0x2000;
+    const OFFSET: u16 = 0x1fff;
 
     pub const fn new(offset_bytes: u16, more: bool) -> Self {
-        Self(offset_bytes as u32 >> 3 | if more { Self::MORE } else { 0 })
+        Self(offset_bytes >> 3 | if more { Self::MORE } else { 0 })
     }
 
     /// From the second 32-bit word of an IPv4 header (RFC 791).
     #[inline(always)]
     pub(crate) fn ipv4(word: u32) -> Self {
-        Self(word & (Self::MORE | Self::OFFSET))
+        Self(word as u16 & (Self::MORE | Self::OFFSET))
     }
 
     /// From the second 16-bit word of a Fragment header (RFC 8200 section 4.5).
     #[inline(always)]
     pub(crate) fn ipv6(word: u16) -> Self {
-        Self(u32::from(word >> 3 | (word & 1) << 13))
+        Self(word >> 3 | (word & 1) << 13)
     }
 
     #[inline(always)]
@@ -92,7 +96,7 @@ impl Part {
     }
 
     pub const fn offset_bytes(self) -> u16 {
-        ((self.0 & Self::OFFSET) << 3) as u16
+        (self.0 & Self::OFFSET) << 3
     }
 
     pub const fn has_more(self) -> bool {
@@ -127,7 +131,7 @@ pub(crate) struct Transport {
     pub protocol: u8,
     pub offset_bytes: u32,
     /// Where the IP packet ends; bytes behind it are padding. `u32::MAX` where the header gives no
-    /// length (BIG TCP, jumbograms).
+    /// length (BIG TCP).
     pub end_bytes: u32,
     pub later_fragment: bool,
     /// Source below, equal to, or above destination: decides the canonical order.

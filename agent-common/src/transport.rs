@@ -14,17 +14,17 @@ use crate::{
 
 const ICMP: u8 = 1;
 pub(crate) const IPV4_IN_IP: u8 = 4;
-const TCP: u8 = 6;
+pub(crate) const TCP: u8 = 6;
 pub(crate) const UDP: u8 = 17;
 const DCCP: u8 = 33;
 pub(crate) const IPV6_IN_IP: u8 = 41;
 pub(crate) const GRE: u8 = 47;
 const ICMPV6: u8 = 58;
-const SCTP: u8 = 132;
+pub(crate) const SCTP: u8 = 132;
 const UDP_LITE: u8 = 136;
 
 const TCP_LEN: u32 = 20;
-const UDP_LEN: u32 = 8;
+pub(crate) const UDP_LEN: u32 = 8;
 const SCTP_LEN: u32 = 12;
 /// RFC 4340 with short sequence numbers; the ports are its first four bytes.
 const DCCP_LEN: u32 = 12;

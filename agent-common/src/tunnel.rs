@@ -325,6 +325,11 @@ impl<F: Frame> Frame for Within<'_, F> {
     fn len_bytes(&self) -> u32 {
         self.frame.len_bytes().min(self.end_bytes)
     }
+
+    #[inline(always)]
+    fn is_super_frame(&self) -> bool {
+        self.frame.is_super_frame()
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! How many frames on the wire, and how many bytes, an skb stands for (GSO and GRO).
 
-use crate::parse::LinkType;
-
 /// What the kernel says about an skb; all zero but `len_bytes` where it is a single frame.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Skb {
@@ -11,34 +9,21 @@ pub struct Skb {
     pub gso_size_bytes: u32,
     /// `gso_segs`: how many segments; virtio and tap leave it 0.
     pub gso_segs: u32,
-    /// 4 where the VLAN tag was taken out of the frame (`vlan_present`), else 0.
-    pub tag_len_bytes: u32,
+    /// What each frame on the wire has and the skb lacks: the sum of [`TAG_LEN`] where the VLAN tag was taken
+    /// out (`vlan_present`), and of [`FRAGMENT_HEADER_LEN`] where it is cut into fragments of IPv6.
+    pub lacking_len_bytes: u32,
 }
 
-/// The longest IPv6 packet whose length its header can say, with that header; and the Ethernet header
-/// with two tags.
-const LONGEST_IPV6: u32 = 40 + 0xffff;
-const LONGEST_LINK_HEADER: u32 = 14 + 8;
+pub const TAG_LEN: u32 = 4;
+/// RFC 8200 section 4.5.
+pub const FRAGMENT_HEADER_LEN: u32 = 8;
 
-/// What the kernel itself put into a super-frame of IPv6 that is longer than the header's length field
-/// can say (BIG TCP): hop-by-hop options with the jumbo payload's length, which never go onto the wire
-/// (`ip6_xmit`, `ipv6_gro_complete`, `ipv6_hopopt_jumbo_remove`; 5.19 to 6.18).
-#[inline(always)]
-pub fn jumbo_len_bytes(skb: Skb, link_type: LinkType, ip_version: u8) -> u32 {
-    // With these eight bytes it is longer by more than the tags can be.
-    let longest = match link_type {
-        LinkType::Ethernet => LONGEST_IPV6 + LONGEST_LINK_HEADER,
-        LinkType::Ip => LONGEST_IPV6,
-    };
-    if skb.gso_size_bytes != 0 && ip_version == 6 && skb.len_bytes > longest {
-        JUMBO_LEN
-    } else {
-        0
+impl Skb {
+    #[inline(always)]
+    pub fn lacks_tag(&self) -> bool {
+        self.lacking_len_bytes & TAG_LEN != 0
     }
 }
-
-/// RFC 2675: the smallest hop-by-hop header.
-const JUMBO_LEN: u32 = 8;
 
 /// Frames and bytes as they are on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +38,7 @@ pub struct WireSize {
 /// header; 0 where it is unknown.
 #[inline(always)]
 pub fn wire_size(skb: Skb, header_len_bytes: u32) -> WireSize {
-    let once = u64::from(skb.len_bytes) + u64::from(skb.tag_len_bytes);
+    let once = u64::from(skb.len_bytes) + u64::from(skb.lacking_len_bytes);
     if skb.gso_size_bytes == 0 {
         return WireSize {
             packets: 1,
@@ -73,7 +58,7 @@ pub fn wire_size(skb: Skb, header_len_bytes: u32) -> WireSize {
         };
         payload.div_ceil(skb.gso_size_bytes).max(1)
     };
-    let repeated = if known { header_len_bytes } else { 0 } + skb.tag_len_bytes;
+    let repeated = if known { header_len_bytes } else { 0 } + skb.lacking_len_bytes;
     WireSize {
         packets: u64::from(packets),
         bytes: once + u64::from(packets - 1) * u64::from(repeated),
@@ -100,7 +85,7 @@ mod tests {
             }
         );
         let tagged = Skb {
-            tag_len_bytes: 4,
+            lacking_len_bytes: TAG_LEN,
             ..skb
         };
         assert_eq!(
@@ -120,7 +105,7 @@ mod tests {
             len_bytes: 66 + 3_000,
             gso_size_bytes: 1_448,
             gso_segs: 3,
-            tag_len_bytes: 4,
+            lacking_len_bytes: TAG_LEN,
         };
         assert_eq!(
             wire_size(skb, 66),
@@ -183,25 +168,24 @@ mod tests {
         );
     }
 
+    /// RFC 791: 2,008 bytes of UDP in fragments of 1,000 behind 34 bytes of headers.
     #[test]
-    fn only_a_super_frame_that_is_too_long_for_ipv6_has_a_jumbo_header() {
+    fn fragments_have_the_transport_header_once() {
         let skb = Skb {
-            len_bytes: 22 + 40 + 0xffff + 1,
-            gso_size_bytes: 1_448,
+            len_bytes: 34 + 2_008,
+            gso_size_bytes: 1_000,
             ..Skb::default()
         };
-        assert_eq!(jumbo_len_bytes(skb, LinkType::Ethernet, 6), 8);
-        assert_eq!(jumbo_len_bytes(skb, LinkType::Ethernet, 4), 0);
-        let fits = Skb {
-            len_bytes: skb.len_bytes - 1,
+        let size = |bytes| WireSize {
+            packets: 3,
+            bytes,
+            exact: true,
+        };
+        assert_eq!(wire_size(skb, 34), size(2_008 + 3 * 34));
+        let ipv6 = Skb {
+            lacking_len_bytes: FRAGMENT_HEADER_LEN,
             ..skb
         };
-        assert_eq!(jumbo_len_bytes(fits, LinkType::Ethernet, 6), 0);
-        assert_eq!(jumbo_len_bytes(fits, LinkType::Ip, 6), 8);
-        let jumbogram = Skb {
-            gso_size_bytes: 0,
-            ..skb
-        };
-        assert_eq!(jumbo_len_bytes(jumbogram, LinkType::Ethernet, 6), 0);
+        assert_eq!(wire_size(ipv6, 34), size(2_008 + 3 * (34 + 8)));
     }
 }

@@ -3,7 +3,7 @@
 use agent_common::{
     Frame, LinkType, Packet, Reason, parse, parse_encapsulated,
     tunnel::outcome,
-    wire_size::{Skb, WireSize, jumbo_len_bytes, wire_size},
+    wire_size::{Skb, TAG_LEN, WireSize, wire_size},
 };
 use aya_ebpf::{
     Global,
@@ -15,8 +15,8 @@ use aya_log_ebpf::debug;
 use crate::{
     account::{self, Account},
     filter, fragments,
-    packet::{Fragmented, Linear, Paged},
-    page, pause, table, tunnels,
+    packet::{Fragmented, Linear, LinearSkb, Paged, gso_size_bytes},
+    page, pause, segmentation, table, tunnels,
     verifier::forgotten,
 };
 
@@ -24,7 +24,6 @@ use crate::{
 #[unsafe(no_mangle)]
 static NETNS: Global<u32> = Global::new(0);
 
-const VLAN_TAG_LEN: u32 = 4;
 /// An Ethernet frame on the wire has at least 60 bytes, without FCS.
 const MIN_FRAME_LEN: u32 = 60;
 
@@ -40,9 +39,12 @@ pub enum Direction {
 pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
     // SAFETY: the context pointer is valid for the program's run; the verifier checks the fields.
     let skb = unsafe { &*ctx.skb.skb };
-    let linear = Linear {
-        data: skb.data as usize,
-        data_end: skb.data_end as usize,
+    let linear = LinearSkb {
+        linear: Linear {
+            data: skb.data as usize,
+            data_end: skb.data_end as usize,
+        },
+        ctx,
     };
     let tag = (skb.vlan_present != 0).then_some(skb.vlan_tci as u16);
 
@@ -59,20 +61,25 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
     };
     let mut one = Skb {
         len_bytes: skb.len,
-        gso_size_bytes: skb.gso_size,
+        gso_size_bytes: gso_size_bytes(ctx),
         gso_segs: skb.gso_segs,
-        tag_len_bytes: if tag.is_some() { VLAN_TAG_LEN } else { 0 },
+        // Read again, since the stack has no room to keep it.
+        lacking_len_bytes: if has_tag(ctx) { TAG_LEN } else { 0 },
     };
     forget_the_way(&mut packet, skb.len);
-    let jumbo_len = jumbo_len_bytes(one, link_type, packet.key.ip_version);
-    if packet.segment_header_len_bytes > jumbo_len {
+    if one.gso_size_bytes != 0 {
+        let is_opened = tunnel & outcome::DECAPSULATED;
+        if !packet.tells_what_repeats(is_opened != 0) {
+            one.lacking_len_bytes += segmentation::read(ctx, &mut packet, is_opened);
+        }
+        let jumbo_len = u32::from(packet.jumbo_len_bytes);
         one.len_bytes -= jumbo_len;
-        packet.segment_header_len_bytes -= jumbo_len;
+        // Where it is unknown it becomes longer than any frame, which is unknown, too.
+        packet.segment_header_len_bytes = packet.segment_header_len_bytes.wrapping_sub(jumbo_len);
+        one.len_bytes = forgotten(one.len_bytes, skb.ifindex);
     }
-    // What the branches of that say of the lengths, too.
-    one.len_bytes = forgotten(one.len_bytes, skb.ifindex);
     one.gso_size_bytes = forgotten(one.gso_size_bytes, skb.len);
-    one.tag_len_bytes = forgotten(one.tag_len_bytes, skb.len);
+    one.lacking_len_bytes = forgotten(one.lacking_len_bytes, skb.len);
     packet.segment_header_len_bytes = forgotten(packet.segment_header_len_bytes, skb.len);
     count(
         ctx,
@@ -83,6 +90,12 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
         parsed,
         tunnel,
     );
+}
+
+#[inline(always)]
+fn has_tag(ctx: &TcContext) -> bool {
+    // SAFETY: the context pointer is valid for the program's run; volatile to read it where it is wanted.
+    unsafe { (&raw const (*ctx.skb.skb).vlan_present).read_volatile() != 0 }
 }
 
 /// Counts a frame in one buffer.
@@ -160,6 +173,8 @@ fn count_frame(
 #[inline(always)]
 fn forget_the_way(packet: &mut Packet, noise: u32) {
     packet.segment_header_len_bytes = forgotten(packet.segment_header_len_bytes, noise);
+    packet.jumbo_len_bytes = forgotten(packet.jumbo_len_bytes.into(), noise) as u16;
+    packet.key.protocol = forgotten(packet.key.protocol.into(), noise) as u8;
     packet.direction = forgotten(packet.direction.into(), noise) as u8;
     packet.initiator = forgotten(packet.initiator.into(), noise) as u8;
     packet.key.ip_version = forgotten(packet.key.ip_version.into(), noise) as u8;
@@ -256,18 +271,18 @@ fn beside(account: &Account, skb: Skb, size: WireSize) {
         account.add(
             Reason::SuperFrames,
             1,
-            u64::from(skb.len_bytes + skb.tag_len_bytes),
+            u64::from(skb.len_bytes + (skb.lacking_len_bytes & TAG_LEN)),
         );
         account.add(Reason::SuperFrameSegments, size.packets, size.bytes);
         if !size.exact {
             account.add(Reason::Inexact, size.packets, size.bytes);
         }
     }
-    if skb.tag_len_bytes != 0 {
+    if skb.lacks_tag() {
         account.add(
             Reason::OffloadedTags,
             size.packets,
-            size.packets * u64::from(VLAN_TAG_LEN),
+            size.packets * u64::from(TAG_LEN),
         );
     }
     if skb.len_bytes < MIN_FRAME_LEN {

@@ -29,6 +29,7 @@ mod packet;
 mod page;
 mod pause;
 mod runtime;
+mod segmentation;
 mod table;
 mod tunnels;
 mod verifier;

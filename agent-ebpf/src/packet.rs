@@ -109,6 +109,41 @@ impl<const N: usize> Header for LinearHeader<N> {
     }
 }
 
+/// The linear part of an skb.
+pub struct LinearSkb<'a> {
+    pub linear: Linear,
+    pub ctx: &'a TcContext,
+}
+
+impl Frame for LinearSkb<'_> {
+    type Header<const N: usize> = LinearHeader<N>;
+
+    #[inline(always)]
+    fn header<const N: usize>(&self, offset_bytes: u32) -> Option<LinearHeader<N>> {
+        self.linear.header(offset_bytes)
+    }
+
+    #[inline(always)]
+    fn len_bytes(&self) -> u32 {
+        self.linear.len_bytes()
+    }
+
+    #[inline(always)]
+    fn is_super_frame(&self) -> bool {
+        gso_size_bytes(self.ctx) != 0
+    }
+}
+
+/// Payload of one segment of a super-frame; 0 of a single frame. Read where it is wanted, since the stack has
+/// no room to keep it.
+#[inline(always)]
+pub fn gso_size_bytes(ctx: &TcContext) -> u32 {
+    // SAFETY: the context pointer is valid for the program's run.
+    let field = unsafe { &raw const (*ctx.skb.skb).gso_size };
+    // SAFETY: the verifier checks the field; volatile only to keep the compiler from reading it early.
+    unsafe { field.read_volatile() }
+}
+
 /// An skb whose headers are not all in its linear part.
 pub struct Paged<'a>(pub &'a TcContext);
 
@@ -127,6 +162,11 @@ impl Frame for Paged<'_> {
     #[inline(always)]
     fn len_bytes(&self) -> u32 {
         self.0.len()
+    }
+
+    #[inline(always)]
+    fn is_super_frame(&self) -> bool {
+        gso_size_bytes(self.0) != 0
     }
 }
 

@@ -17,7 +17,7 @@ use lab::{
     traffic::{self, IpVersion},
 };
 use support::{
-    Agent, Report, pair, wait_for_silence,
+    Agent, BINARY, Report, pair, wait_for_silence,
     wire::{on_the_wire, veth_merges},
 };
 
@@ -154,8 +154,65 @@ fn merged_frames_with_a_tag_equal_the_wire() {
     assert_eq!(beside(&report, "offloaded_tags").packets, 2000);
 }
 
-/// The kernel puts a hop-by-hop header into super-frames that are longer than IPv6's length field can
-/// say, and takes it out again (`ip6_xmit`, `ipv6_gro_complete`).
+/// UDP fragmentation offload: each frame on the wire is a fragment, and the first one alone has ports.
+#[test]
+fn a_datagram_that_becomes_fragments_equals_the_wire() {
+    if !is_root_or_skip("agent::a_datagram_that_becomes_fragments_equals_the_wire") {
+        return;
+    }
+    let lab = with_super_frames(Lab::quiet().unwrap());
+    let agent = Agent::start(&lab, &[]);
+    let before = lab.peer.counters().unwrap();
+    let socket = lab.agent.super_frame_socket().unwrap();
+    let (v4, v6) = (lab.agent.frame_v4(&lab.peer), lab.agent.frame_v6(&lab.peer));
+    let bases = [v4.clone(), v4.vlan(100), v6.clone(), v6.vlan(100)];
+    for (port, base) in (1..).zip(&bases) {
+        // With the UDP header: less than two fragments, two whole ones, one byte more, and many.
+        for payload_len in [1991, 1992, 1993, 54_321] {
+            let datagram = base.udp(port, 53, &vec![0; payload_len]).unwrap();
+            socket.send_datagram(&datagram, 1000).unwrap();
+        }
+    }
+    let wire = on_the_wire(wait_for_silence(&lab.peer) - before);
+    let report = agent.stop();
+    assert_eq!(wire.packets, 4 * (2 + 2 + 3 + 55));
+    assert_equals_the_wire(&report, wire);
+    assert_eq!(beside(&report, "super_frames").packets, 4 * 4);
+    assert_eq!(report.sums().len(), 4);
+}
+
+/// Where the kernel does not say how it cuts the skb, no number pretends to know.
+#[test]
+fn without_btf_a_super_frame_of_udp_is_inexact() {
+    if !is_root_or_skip("agent::without_btf_a_super_frame_of_udp_is_inexact") {
+        return;
+    }
+    let lab = with_super_frames(Lab::quiet().unwrap());
+    let mut command = lab.agent.command("unshare");
+    command.args(["--mount", "sh", "-c"]);
+    command.arg("mount -t tmpfs none /sys/kernel/btf && exec \"$0\" \"$@\"");
+    command.arg(BINARY);
+    let agent = Agent::start_by(command, &lab.agent.interface, &[]);
+    let socket = lab.agent.super_frame_socket().unwrap();
+    let base = lab.agent.frame_v4(&lab.peer);
+    let tcp = base.tcp(1, 80, ACK, &[0; 3000]).unwrap();
+    socket.send(&tcp, 1000).unwrap();
+    let datagram = base.udp(1, 53, &[0; 3000]).unwrap();
+    socket.send_datagram(&datagram, 1000).unwrap();
+    wait_for_silence(&lab.peer);
+    assert!(
+        agent.stderr().contains("count as inexact"),
+        "{}",
+        agent.stderr()
+    );
+    let report = agent.stop();
+    assert_eq!(beside(&report, "super_frames").packets, 2);
+    // 3,008 bytes of UDP in fragments of 1,000.
+    assert_eq!(beside(&report, "inexact").packets, 4);
+}
+
+/// The kernel makes super-frames that are longer than the length field can say. Into those of IPv6 it puts a
+/// hop-by-hop header, up to 6.19, and takes it out again (`ip6_xmit`, `ipv6_gro_complete`).
 #[test]
 fn big_tcp_equals_the_wire() {
     const BYTES: u64 = 60_000_000;

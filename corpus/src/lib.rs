@@ -29,6 +29,8 @@ pub struct RawFrame {
     pub tag: Option<u16>,
     /// Whether the agent is told to open tunnels.
     pub decapsulate: bool,
+    /// Whether it stands for many frames on the wire (GSO, GRO).
+    pub is_super_frame: bool,
     pub bytes: Vec<u8>,
 }
 
@@ -36,7 +38,7 @@ impl RawFrame {
     /// What our parser says, on the host. The identification of a whole datagram, which nobody
     /// reads, is left out, and where a tunnel's payload is, which its inner packet tells.
     pub fn parse(&self) -> Parsed {
-        self.parse_by(&&*self.bytes)
+        self.parse_by(self)
     }
 
     /// The same by a reader of its bytes.
@@ -65,6 +67,22 @@ impl RawFrame {
             outer: (opening.outcome & outcome::DECAPSULATED != 0).then_some(opening.outer),
             outcome: opening.outcome,
         })
+    }
+}
+
+impl Frame for RawFrame {
+    type Header<const N: usize> = [u8; N];
+
+    fn header<const N: usize>(&self, offset_bytes: u32) -> Option<[u8; N]> {
+        (&*self.bytes).header(offset_bytes)
+    }
+
+    fn len_bytes(&self) -> u32 {
+        (&*self.bytes).len_bytes()
+    }
+
+    fn is_super_frame(&self) -> bool {
+        self.is_super_frame
     }
 }
 

@@ -78,8 +78,11 @@ fn apply(mutation: Mutation, bytes: &mut Vec<u8>, entries: &[Entry]) {
 /// Frames of the corpus with a few mutations.
 pub fn mutated(entries: &[Entry]) -> impl Strategy<Value = RawFrame> {
     let tag = prop_oneof![4 => Just(None), 1 => any::<u16>().prop_map(Some)];
-    (any::<Index>(), vec(mutation(), 1..6), tag).prop_map(|(entry, mutations, tag)| {
+    let toggled = prop::bool::weighted(0.1);
+    let parts = (any::<Index>(), vec(mutation(), 1..6), tag, toggled);
+    parts.prop_map(|(entry, mutations, tag, toggled)| {
         let mut frame = entry.get(entries).frame.clone();
+        frame.is_super_frame ^= toggled;
         for mutation in mutations {
             apply(mutation, &mut frame.bytes, entries);
         }
@@ -110,7 +113,8 @@ pub fn arbitrary() -> impl Strategy<Value = RawFrame> {
     });
     let link_type = prop_oneof![Just(LinkType::Ethernet), Just(LinkType::Ip)];
     let bytes = prop_oneof![2 => headed, 1 => any_bytes()];
-    (link_type, bytes, any::<bool>()).prop_map(|(link_type, bytes, decapsulate)| {
+    let flags = (any::<bool>(), any::<bool>());
+    (link_type, bytes, flags).prop_map(|(link_type, bytes, (decapsulate, is_super_frame))| {
         // Without a link header the same bytes begin where IP does.
         let skipped = if link_type == LinkType::Ip {
             bytes.len().min(14)
@@ -121,6 +125,7 @@ pub fn arbitrary() -> impl Strategy<Value = RawFrame> {
             link_type,
             tag: None,
             decapsulate,
+            is_super_frame,
             bytes: bytes[skipped..].to_vec(),
         }
     })

@@ -47,6 +47,7 @@ struct Draft {
     link_type: Option<LinkType>,
     tag: Option<u16>,
     decapsulate: bool,
+    is_super_frame: bool,
     bytes: Option<Vec<u8>>,
     expected: Option<Parsed>,
     initiator: Option<u8>,
@@ -60,6 +61,7 @@ impl Draft {
             link_type: None,
             tag: None,
             decapsulate: false,
+            is_super_frame: false,
             bytes: None,
             expected: None,
             initiator: None,
@@ -77,6 +79,7 @@ impl Draft {
                 });
             }
             "decapsulate" => self.decapsulate = true,
+            "super" => self.is_super_frame = true,
             "tag" => self.tag = Some(u16::from_str_radix(rest, 16)?),
             "bytes" => self.bytes = Some(Vec::new()),
             "flow" => self.expected = Some(Ok(flow(rest)?)),
@@ -123,6 +126,7 @@ impl Draft {
                 link_type,
                 tag: self.tag,
                 decapsulate: self.decapsulate,
+                is_super_frame: self.is_super_frame,
                 bytes,
             },
             expected,
@@ -197,6 +201,7 @@ fn add_fact(meaning: &mut Meaning, word: &str, rest: &str) -> Result<()> {
             packet.datagram_id = id;
             packet.part = Part::new(offset_bytes.try_into()?, more);
         }
+        "jumbo" => packet.jumbo_len_bytes = rest.parse()?,
         "repeats" => packet.segment_header_len_bytes = rest.parse()?,
         _ => bail!("`{word}` is no word of the format"),
     }

@@ -1,7 +1,8 @@
 //! Frames as a fuzzer has them: any bytes come in, a frame goes out, and the other way round.
 //!
 //! The first byte has the link type in bit 0 (1 is bare IP), in bit 1 whether two bytes of tag (TCI,
-//! big-endian) follow, and in bit 2 whether tunnels are opened; the rest is the frame.
+//! big-endian) follow, in bit 2 whether tunnels are opened, and in bit 3 whether it is a super-frame; the rest
+//! is the frame.
 
 use agent_common::LinkType;
 
@@ -10,6 +11,7 @@ use crate::RawFrame;
 const BARE_IP: u8 = 1;
 const TAGGED: u8 = 2;
 const DECAPSULATE: u8 = 4;
+const SUPER_FRAME: u8 = 8;
 
 /// `None` where the bytes are too few to say what they are.
 pub fn frame(seed: &[u8]) -> Option<RawFrame> {
@@ -29,6 +31,7 @@ pub fn frame(seed: &[u8]) -> Option<RawFrame> {
         link_type,
         tag,
         decapsulate: kind & DECAPSULATE != 0,
+        is_super_frame: kind & SUPER_FRAME != 0,
         bytes: bytes.to_vec(),
     })
 }
@@ -42,6 +45,9 @@ pub fn seed(frame: &RawFrame) -> Vec<u8> {
     let mut seed = vec![link];
     if frame.decapsulate {
         seed[0] |= DECAPSULATE;
+    }
+    if frame.is_super_frame {
+        seed[0] |= SUPER_FRAME;
     }
     if let Some(tci) = frame.tag {
         seed[0] |= TAGGED;

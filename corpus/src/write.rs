@@ -27,6 +27,9 @@ impl Display for Entry {
         if self.frame.decapsulate {
             writeln!(f, "decapsulate")?;
         }
+        if self.frame.is_super_frame {
+            writeln!(f, "super")?;
+        }
         writeln!(f, "bytes")?;
         write_bytes(f, &self.frame.bytes)?;
         match &self.expected {
@@ -116,6 +119,9 @@ fn write_meaning(f: &mut Formatter<'_>, meaning: &Meaning) -> Result {
     }
     writeln!(f, "  tcp_flags  {:02x}", packet.tcp_flags)?;
     writeln!(f, "  dscp       {}", packet.dscp)?;
+    if packet.jumbo_len_bytes != 0 {
+        writeln!(f, "  jumbo      {}", packet.jumbo_len_bytes)?;
+    }
     writeln!(f, "  repeats    {}", packet.segment_header_len_bytes)
 }
 

@@ -12,6 +12,7 @@ const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
+const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_PROG_QUERY: libc::c_long = 16;
 const BPF_BTF_LOAD: libc::c_long = 18;
 const BPF_MAP_LOOKUP_AND_DELETE_BATCH: libc::c_long = 25;
@@ -19,6 +20,7 @@ const BPF_LINK_CREATE: libc::c_long = 28;
 
 // linux/bpf.h, linux/if_link.h.
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 const BPF_XDP: u32 = 37;
 const BPF_TCX_INGRESS: u32 = 46;
 const BPF_TCX_EGRESS: u32 = 47;
@@ -68,6 +70,16 @@ struct BtfLoadAttr {
     log: u64,
     btf_len_bytes: u32,
     log_len_bytes: u32,
+}
+
+/// The head of `union bpf_attr` for `BPF_PROG_LOAD`.
+#[repr(C, align(8))]
+#[derive(Default)]
+struct ProgramLoadAttr {
+    program_type: u32,
+    instruction_count: u32,
+    instructions: u64,
+    license: u64,
 }
 
 /// `union bpf_attr` for `BPF_PROG_QUERY` (kernel 6.6; earlier ones take a tail of zeros).
@@ -199,6 +211,43 @@ pub fn load_btf(btf: &[u8]) -> io::Result<OwnedFd> {
     let fd = bpf(BPF_BTF_LOAD, &mut attr)?;
     // SAFETY: BPF_BTF_LOAD answers with a file descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Loads a TC program that calls `bpf_probe_read_kernel`, and lets it go: whether programs may.
+pub fn load_reader_of_kernel_memory() -> io::Result<()> {
+    /// Operation, registers (source, destination), offset, and the operand: `struct bpf_insn`.
+    const fn instruction(operation: u8, registers: u8, operand: i32) -> u64 {
+        let bytes = operand.to_ne_bytes();
+        u64::from_ne_bytes([
+            operation, registers, 0, 0, bytes[0], bytes[1], bytes[2], bytes[3],
+        ])
+    }
+    const MOVE: u8 = 0xb7;
+    const MOVE_REGISTER: u8 = 0xbf;
+    const ADD: u8 = 0x07;
+    const CALL: u8 = 0x85;
+    const EXIT: u8 = 0x95;
+    const PROBE_READ_KERNEL: i32 = 113;
+    let instructions = [
+        // Eight bytes of the stack, from address 0.
+        instruction(MOVE_REGISTER, 0xa1, 0),
+        instruction(ADD, 1, -8),
+        instruction(MOVE, 2, 8),
+        instruction(MOVE, 3, 0),
+        instruction(CALL, 0, PROBE_READ_KERNEL),
+        instruction(MOVE, 0, 0),
+        instruction(EXIT, 0, 0),
+    ];
+    let mut attr = ProgramLoadAttr {
+        program_type: BPF_PROG_TYPE_SCHED_CLS,
+        instruction_count: instructions.len() as u32,
+        instructions: instructions.as_ptr() as u64,
+        license: c"GPL".as_ptr() as u64,
+    };
+    let fd = bpf(BPF_PROG_LOAD, &mut attr)?;
+    // SAFETY: BPF_PROG_LOAD answers with a file descriptor that nobody else owns.
+    drop(unsafe { OwnedFd::from_raw_fd(fd as i32) });
+    Ok(())
 }
 
 /// Asks for the programs on an interface's TCX ingress: EINVAL where the kernel has no TCX (6.6).

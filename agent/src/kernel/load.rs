@@ -5,7 +5,7 @@ use std::{
     os::fd::{AsFd as _, AsRawFd as _, BorrowedFd},
 };
 
-use agent_common::{Clocks, sample};
+use agent_common::{Clocks, sample, segmentation::SkbLayout};
 use anyhow::{Context as _, Result, anyhow, bail};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -20,7 +20,7 @@ use super::{
     links::netlink::errno,
     outers::Outers,
     pages::Pages,
-    refusal, signals,
+    refusal, signals, skb_layout,
 };
 
 /// The programs, compiled by the build script.
@@ -86,6 +86,10 @@ impl Kernel {
             settings.early_scan_flows,
             possible_cpus()?,
         );
+        let skb_layout = skb_layout::of_this_kernel().unwrap_or_else(|error| {
+            tracing::warn!("{}: {error:#}", skb_layout::LOSS);
+            SkbLayout::default()
+        });
         let mut ebpf = EbpfLoader::new()
             .override_global("NETNS", &settings.netns, true)
             .override_global("ACCOUNTS_PER_PAGE", &accounts_per_page, true)
@@ -97,6 +101,7 @@ impl Kernel {
             .override_global("INTERFACE_SEED", &places.seed, true)
             .override_global("INTERFACE_BITS", &places.bits, true)
             .map_max_entries("INTERFACES", places.count())
+            .override_global("SKB_LAYOUT", &skb_layout, true)
             .override_global("DECAPSULATE", &u32::from(settings.decapsulate), true)
             .map_max_entries("FRAGMENTS", settings.max_fragments)
             .map_max_entries(

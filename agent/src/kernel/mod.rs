@@ -4,11 +4,13 @@
 //! [`load`] puts the programs and maps into the kernel, [`attach`] hangs them on interfaces,
 //! [`pages`] flips and drains the flow table, [`filled`] hears of pages that fill early, [`filters`]
 //! changes the filter rules, [`account`] reads the counters, [`outers`] the tunnels of flows, [`links`]
-//! knows the interfaces, [`bpf`] is the system call, [`refusal`] says why a program was not taken.
+//! knows the interfaces, [`bpf`] is the system call, [`btf`] the kernel's types, of which
+//! [`skb_layout`] is made, [`refusal`] says why a program was not taken.
 
 pub mod account;
 pub mod attach;
 pub mod bpf;
+pub mod btf;
 pub mod filled;
 pub mod filters;
 pub mod inner_map;
@@ -20,3 +22,4 @@ pub mod pages;
 pub mod real_time;
 pub mod refusal;
 mod signals;
+pub mod skb_layout;

@@ -61,6 +61,8 @@ pub enum NotRun {
     NoFrags,
     /// The call cannot set `skb->vlan_tci`; XDP has no such thing.
     OffloadedTag,
+    /// It is counted as the frames that it stands for: `super_frames` sends real ones.
+    SuperFrame,
 }
 
 impl Hook {
@@ -71,6 +73,8 @@ impl Hook {
     pub fn refuses(self, frame: &RawFrame) -> Option<NotRun> {
         if frame.tag.is_some() {
             Some(NotRun::OffloadedTag)
+        } else if frame.is_super_frame {
+            Some(NotRun::SuperFrame)
         } else if !self.is_known() {
             Some(NotRun::NoFrags)
         } else if frame.bytes.len() < SHORTEST_FRAME {

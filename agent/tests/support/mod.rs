@@ -191,7 +191,7 @@ impl Agent {
 }
 
 /// The tests of races have a binary of their own.
-const BINARY: &str = match (
+pub const BINARY: &str = match (
     option_env!("CARGO_BIN_EXE_flow-agent"),
     option_env!("CARGO_BIN_EXE_flow-agent-paused"),
 ) {

@@ -12,7 +12,7 @@ use corpus::{Parsed, RawFrame, seed};
 /// Names a folder for the corpus as seeds. libFuzzer passes over what begins with two dashes.
 const SEEDS: &str = "--seeds=";
 
-struct Traced<'a>(&'a [u8]);
+struct Traced<'a>(&'a RawFrame);
 
 impl Frame for Traced<'_> {
     type Header<const N: usize> = [u8; N];
@@ -20,6 +20,7 @@ impl Frame for Traced<'_> {
     #[inline]
     fn header<const N: usize>(&self, offset_bytes: u32) -> Option<[u8; N]> {
         self.0
+            .bytes
             .get(offset_bytes as usize..)?
             .first_chunk::<N>()
             .copied()
@@ -27,13 +28,18 @@ impl Frame for Traced<'_> {
 
     #[inline]
     fn len_bytes(&self) -> u32 {
-        self.0.len() as u32
+        self.0.bytes.len() as u32
+    }
+
+    #[inline]
+    fn is_super_frame(&self) -> bool {
+        self.0.is_super_frame
     }
 }
 
 /// What our parser says, with coverage.
 pub fn traced(frame: &RawFrame) -> Parsed {
-    frame.parse_by(&Traced(&frame.bytes))
+    frame.parse_by(&Traced(frame))
 }
 
 /// Writes the corpus to where the fuzzer will read it.

@@ -22,7 +22,8 @@ impl Reading {
         frame: &[u8],
     ) -> Result<Transport<'a>, Reason> {
         let header = packet.header();
-        if header.total_len() != 0 && header.payload_len().is_err() {
+        let has_no_len = header.total_len() == 0 && self.is_super_frame;
+        if !has_no_len && header.payload_len().is_err() {
             return Err(Reason::MalformedIpv4);
         }
         if header.protocol() == ip_number::AUTH {
@@ -56,6 +57,12 @@ impl Reading {
         let header = packet.header();
         self.packet.dscp = header.dscp().value();
         self.packet.key.ip_version = 6;
+        if header.payload_length() == 0
+            && header.next_header() == ip_number::IPV6_HOP_BY_HOP
+            && self.is_super_frame
+        {
+            self.packet.jumbo_len_bytes = 8;
+        }
         let payload = packet.payload();
         let mut transport = transport(
             payload,

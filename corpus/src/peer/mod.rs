@@ -31,7 +31,10 @@ pub struct Theirs {
 }
 
 pub fn parse(frame: &RawFrame) -> Theirs {
-    let mut reading = Reading::default();
+    let mut reading = Reading {
+        is_super_frame: frame.is_super_frame,
+        ..Reading::default()
+    };
     let bytes = &frame.bytes[..];
     let parsed = match frame.link_type {
         LinkType::Ethernet => reading.ethernet(frame.tag, bytes, bytes, true),
@@ -54,6 +57,8 @@ pub fn parse(frame: &RawFrame) -> Theirs {
 /// A frame that is being read.
 #[derive(Clone, Default)]
 struct Reading {
+    /// Whether a length of 0 means that the header cannot say it.
+    is_super_frame: bool,
     packet: Packet,
     difference: Option<Difference>,
     /// The payload of what may be a tunnel.
@@ -87,6 +92,7 @@ const VLAN_ID_MASK: u16 = 0x0fff;
 const ETHERTYPE_RARP: EtherType = EtherType(0x8035);
 const LOWEST_ETHERTYPE: u16 = 0x0600;
 const IPV4_LEN: usize = 20;
+const IPV6_LEN: usize = 40;
 
 impl Reading {
     /// The first one holds: what comes behind it may be misread.
@@ -139,8 +145,19 @@ impl Reading {
             Some((error, Layer::IpHeader)) => {
                 Err(self.ip_header_error(error, version, payload.payload))
             }
+            _ if version == 6 => match self.empty(payload.payload) {
+                Some(header) => self.bare_ip(header, frame),
+                None => self.ip(sliced, frame),
+            },
             _ => self.ip(sliced, frame),
         }
+    }
+
+    /// An IPv6 header that says that nothing is behind it, by itself: to etherparse everything is.
+    fn empty<'a>(&self, packet: &'a [u8]) -> Option<&'a [u8]> {
+        let header = packet.get(..IPV6_LEN)?;
+        let is_empty = header[0] >> 4 == 6 && header[4..6] == [0, 0];
+        (is_empty && !self.is_super_frame).then_some(header)
     }
 
     fn tags(&mut self, tag: Option<u16>, sliced: &LaxSlicedPacket<'_>) -> Result<(), Reason> {
@@ -169,6 +186,7 @@ impl Reading {
     }
 
     fn bare_ip(&mut self, bytes: &[u8], frame: &[u8]) -> Result<(), Reason> {
+        let bytes = self.empty(bytes).unwrap_or(bytes);
         let error = match LaxSlicedPacket::from_ip(bytes) {
             Ok(sliced) => return self.ip(&sliced, frame),
             Err(ip::LaxHeaderSliceError::Len(error)) => SliceError::Len(error),
@@ -200,7 +218,9 @@ impl Reading {
         let header_len = u16::from(header.first().map_or(0, |byte| byte & 0x0f)) * 4;
         let has_two_faults = if is_short {
             // Options are missing, and the total length is wrong.
-            header.len() >= IPV4_LEN && total_len != 0 && total_len < header_len
+            header.len() >= IPV4_LEN
+                && total_len < header_len
+                && !(total_len == 0 && self.is_super_frame)
         } else {
             // The header length is wrong, and the header is cut anyway.
             header.len() < IPV4_LEN

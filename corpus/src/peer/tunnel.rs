@@ -41,7 +41,10 @@ impl Reading {
                 self.outcome |= outcome::UNOPENED;
                 return self;
             };
-            let mut inner = Self::default();
+            let mut inner = Self {
+                is_super_frame: self.is_super_frame,
+                ..Self::default()
+            };
             let bytes = &frame[tunnel.inside];
             let parsed = match tunnel.layer {
                 Layer::Ethernet => inner.ethernet(None, bytes, frame, false),

@@ -75,6 +75,8 @@ const FRAGMENTS: &[&str] = &["--test", "fragments"];
 const PRESSURE: &[&str] = &["--test", "pressure"];
 const DOORS: &[&str] = &["--test", "doors"];
 const FILTERS: &[&str] = &["--test", "filters"];
+const SUPER_FRAMES: &[&str] = &["--test", "super_frames"];
+const TUNNELS: &[&str] = &["--test", "tunnels"];
 
 const SAME_FLOWS: Target = races("two_cpus_that_bring_the_same_new_flows_at_once_are_both_counted");
 const FLIPS: Target = races("every_account_closes_while_programs_are_on_their_way_at_each_flip");
@@ -219,6 +221,33 @@ pub const FAULTS: &[Fault] = &[
         from: "if packet.part.is_first() {",
         to: "if packet.part.is_first() && now_ns == 0 {",
         target: agent(FRAGMENTS, "second_fragment_joins_its_flow_over_tc_ingress"),
+    },
+    Fault {
+        name: "the packet's own header is what a super-frame repeats",
+        file: "agent-common/src/segmentation.rs",
+        from: "matches!(self.key.protocol, TCP | SCTP) && !is_opened",
+        to: "!is_opened && !matches!(self.key.protocol, 0)",
+        target: agent(
+            TUNNELS,
+            "device::super_frames_in_a_tunnel_that_is_not_opened_equal_the_wire",
+        ),
+    },
+    Fault {
+        name: "fragments of IPv6 have no header of their own",
+        file: "agent-common/src/segmentation.rs",
+        from: "if self.key.ip_version == 6 {",
+        to: "if self.key.ip_version == 7 {",
+        target: agent(
+            SUPER_FRAMES,
+            "a_datagram_that_becomes_fragments_equals_the_wire",
+        ),
+    },
+    Fault {
+        name: "the kernel's own hop-by-hop header is on the wire",
+        file: "agent-common/src/ip.rs",
+        from: "packet.jumbo_len_bytes = JUMBO_LEN;",
+        to: "packet.jumbo_len_bytes = JUMBO_LEN - 8;",
+        target: agent(SUPER_FRAMES, "big_tcp_equals_the_wire"),
     },
     Fault {
         name: "an account is read as if it had begun anew",

@@ -1,11 +1,11 @@
 //! What the kernel tells everybody in /proc and /sys comes in; its release, JIT and BTF as checks go out.
 
-use std::{fs, path::Path};
+use std::fs;
 
 use anyhow::{Context as _, Result};
 
 use super::Check;
-use crate::kernel::real_time;
+use crate::kernel::{real_time, skb_layout};
 
 /// The oldest kernel that the agent promises to run on, and is tested on.
 const FLOOR: (u32, u32) = (6, 1);
@@ -13,7 +13,6 @@ const FLOOR: (u32, u32) = (6, 1);
 const UNTESTED_FROM: (u32, u32) = (5, 15);
 
 const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
-const BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// A kernel release as in `6.1.0-13-amd64`.
 pub(super) struct Release {
@@ -86,14 +85,14 @@ pub(super) fn preemption() -> Check {
 }
 
 pub(super) fn btf() -> Check {
-    if Path::new(BTF).exists() {
-        Check::ok("btf", BTF)
-    } else {
-        Check::warn(
+    match skb_layout::of_this_kernel() {
+        Ok(_) => Check::ok("btf", "it says how super-frames (GSO, GRO) are cut"),
+        Err(error) => Check::warn(
             "btf",
-            format!("{BTF} is absent; the TC and XDP programs do without"),
-            "a kernel with CONFIG_DEBUG_INFO_BTF=y has it",
-        )
+            format!("{}: {error:#}", skb_layout::LOSS),
+            "use a kernel with CONFIG_DEBUG_INFO_BTF=y that is not locked down to confidentiality, \
+             as root or with CAP_BPF and CAP_PERFMON",
+        ),
     }
 }
 

@@ -1,0 +1,84 @@
+//! How the kernel will cut a super-frame: read where it keeps that, beyond `__sk_buff`.
+
+use core::{ffi::c_void, mem::MaybeUninit};
+
+use agent_common::{
+    Frame as _, Header as _, Packet,
+    segmentation::{Repeats, SkbLayout},
+};
+use aya_ebpf::{
+    EbpfContext as _, Global, helpers::generated::bpf_probe_read_kernel, programs::TcContext,
+};
+
+use crate::packet::Paged;
+
+/// Fixed when the programs are loaded. Where it is unknown the verifier takes the reads away, which the
+/// kernel might refuse.
+#[unsafe(no_mangle)]
+static SKB_LAYOUT: Global<SkbLayout> = Global::new(SkbLayout {
+    head: 0,
+    data: 0,
+    end: 0,
+    inner_transport_header: 0,
+    gso_type: 0,
+    tcp: 0,
+    datagrams: 0,
+    fragments: 0,
+    tunnels: 0,
+});
+
+/// Puts into `packet` how long the headers are that each segment repeats, 0 where that is unknown. Gives the
+/// length of what each has and the skb lacks.
+///
+/// A function of its own: few packets come here, and it has no share in the stack of the others.
+#[inline(never)]
+pub fn read(ctx: &TcContext, packet: &mut Packet, is_opened: u32) -> u32 {
+    let layout = SKB_LAYOUT.load();
+    if layout.head == 0 {
+        packet.segment_header_len_bytes = 0;
+        return 0;
+    }
+    // The context of a TC program is the skb itself; the verifier shows `__sk_buff` in its place.
+    let skb = ctx.as_ptr() as usize;
+    let head: usize = field(skb, layout.head);
+    let end: u32 = field(skb, layout.end);
+    let gso_type = field(head + end as usize, layout.gso_type);
+    let inner_transport = || {
+        let in_head: u16 = field(skb, layout.inner_transport_header);
+        let data: usize = field(skb, layout.data);
+        (head + usize::from(in_head)).wrapping_sub(data) as u32
+    };
+    let Repeats {
+        header_len_bytes,
+        lacking_len_bytes,
+    } = packet.repeats(is_opened != 0, gso_type, &layout, inner_transport, |at| {
+        tcp_header_len(ctx, at)
+    });
+    packet.segment_header_len_bytes = header_len_bytes;
+    lacking_len_bytes
+}
+
+/// 0 where it cannot be read: no super-frame has a type of 0, and no header begins at the frame's start.
+#[inline(always)]
+fn field<T>(start: usize, offset_bytes: u32) -> T {
+    let mut value = MaybeUninit::<T>::uninit();
+    // SAFETY: the helper reads any address of the kernel, and writes zeros where there is none
+    // (`bpf_probe_read_kernel_common`).
+    unsafe {
+        bpf_probe_read_kernel(
+            value.as_mut_ptr().cast(),
+            size_of::<T>() as u32,
+            (start + offset_bytes as usize) as *const c_void,
+        )
+    };
+    // SAFETY: it is written, and the callers' types are integers.
+    unsafe { value.assume_init() }
+}
+
+#[inline(always)]
+fn tcp_header_len(ctx: &TcContext, offset_bytes: u32) -> u32 {
+    match Paged(ctx).header::<20>(offset_bytes) {
+        Some(header) => u32::from(header.u8::<12>() >> 4) * 4,
+        None => 0,
+    }
+}

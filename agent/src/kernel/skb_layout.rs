@@ -1,0 +1,52 @@
+//! Where this kernel has what the programs read of an skb beyond `__sk_buff`.
+
+use std::fs;
+
+use agent_common::segmentation::SkbLayout;
+use anyhow::{Context as _, Result};
+
+use super::{bpf, btf::Btf};
+
+const BTF: &str = "/sys/kernel/btf/vmlinux";
+
+/// What to tell where [`of_this_kernel`] fails.
+pub const LOSS: &str = "super-frames (GSO, GRO) of UDP and of tunnels count as inexact, since the kernel does not tell \
+     how it cuts them";
+
+/// Of the running kernel, if it says so and lets programs read there.
+pub fn of_this_kernel() -> Result<SkbLayout> {
+    bpf::load_reader_of_kernel_memory().context(
+        "the kernel lets no program read its memory: it may be locked down (confidentiality), or \
+         built without CONFIG_BPF_EVENTS",
+    )?;
+    let btf = fs::read(BTF).with_context(|| format!("read {BTF} (CONFIG_DEBUG_INFO_BTF)"))?;
+    read(&Btf::parse(btf)?).with_context(|| format!("read the types in {BTF}"))
+}
+
+fn read(btf: &Btf) -> Result<SkbLayout> {
+    let any_of = |names: &[&str]| -> Result<u32> {
+        let bits = names.iter().map(|name| btf.constant(name));
+        Ok(bits
+            .collect::<Result<Vec<u32>>>()?
+            .into_iter()
+            .fold(0, |all, bit| all | bit))
+    };
+    Ok(SkbLayout {
+        head: btf.offset_of("sk_buff", "head")?,
+        data: btf.offset_of("sk_buff", "data")?,
+        end: btf.offset_of("sk_buff", "end")?,
+        inner_transport_header: btf.offset_of("sk_buff", "inner_transport_header")?,
+        gso_type: btf.offset_of("skb_shared_info", "gso_type")?,
+        tcp: any_of(&["SKB_GSO_TCPV4", "SKB_GSO_TCPV6"])?,
+        datagrams: any_of(&["SKB_GSO_UDP_L4"])?,
+        fragments: any_of(&["SKB_GSO_UDP"])?,
+        tunnels: any_of(&[
+            "SKB_GSO_GRE",
+            "SKB_GSO_GRE_CSUM",
+            "SKB_GSO_IPXIP4",
+            "SKB_GSO_IPXIP6",
+            "SKB_GSO_UDP_TUNNEL",
+            "SKB_GSO_UDP_TUNNEL_CSUM",
+        ])?,
+    })
+}
