@@ -4,6 +4,8 @@
 use anyhow::{Context as _, Result, ensure};
 use lab::{Host, Lab, traffic::IpVersion};
 
+use crate::support::wait_until;
+
 /// The name of both ends.
 pub const NAME: &str = "dev0";
 
@@ -149,6 +151,12 @@ impl Kind {
             introduce(&lab.agent, &lab.peer)?;
         }
         let (agent, peer) = (self.bring_up(&lab.agent, 1)?, self.bring_up(&lab.peer, 2)?);
+        if self.name == Self::BOND.name {
+            // It looks after its lower devices ten times a second, and takes none that is not up.
+            wait_until("both bonds have a lower device", || {
+                [&lab.agent, &lab.peer].iter().all(|host| has_carrier(host))
+            });
+        }
         for (host, number, mac) in [(&lab.agent, 2, &peer), (&lab.peer, 1, &agent)] {
             if self.is_ethernet {
                 for address in [format!("10.78.0.{number}"), format!("fd78::{number}")] {
@@ -262,6 +270,12 @@ impl Kind {
         let links: serde_json::Value = serde_json::from_slice(&links)?;
         Ok(links[0]["address"].as_str().unwrap_or_default().to_owned())
     }
+}
+
+fn has_carrier(host: &Host) -> bool {
+    let links = host.namespace.ip(&["-j", "link", "show", "dev", NAME]);
+    let links = links.expect("the bond is there");
+    String::from_utf8_lossy(&links).contains(r#""operstate":"UP""#)
 }
 
 /// Gives two WireGuard ends each other's keys.

@@ -6,6 +6,9 @@
     reason = "clippy takes only functions marked as tests for tests"
 )]
 
+#[path = "../lifecycle/attached.rs"]
+mod attached;
+mod bond;
 mod device;
 #[path = "../support/mod.rs"]
 mod support;

@@ -20,6 +20,7 @@ pub const TCX_INGRESS: u32 = 46;
 pub const TCX_EGRESS: u32 = 47;
 const XDP_HOOK: u32 = 37;
 const XDP_GENERIC: u32 = 1 << 1;
+const XDP_NATIVE: u32 = 1 << 2;
 const BEFORE: u32 = 1 << 3;
 
 /// Programs on the TCX hooks, ingress and egress.
@@ -44,12 +45,15 @@ pub fn tcx_programs_on(host: &Host, ifindex: u32) -> [u32; 2] {
 }
 
 pub fn has_xdp(host: &Host) -> bool {
-    let link = host
-        .namespace
-        .ip(&["-d", "-j", "link", "show", &host.interface])
-        .unwrap();
+    !xdp_of(host, &host.interface).is_null()
+}
+
+/// What `ip` says of an interface's XDP program; null where there is none.
+fn xdp_of(host: &Host, interface: &str) -> serde_json::Value {
+    let show = ["-d", "-j", "link", "show", interface];
+    let link = host.namespace.ip(&show).unwrap();
     let links: serde_json::Value = serde_json::from_slice(&link).unwrap();
-    links[0].get("xdp").is_some()
+    links[0]["xdp"].clone()
 }
 
 /// The filters on both sides of an interface, as `tc` shows them.
@@ -109,10 +113,20 @@ pub fn hang_ours_on(host: &Host, ifindex: u32) -> OwnedFd {
     host.namespace
         .enter(|| Ok(bpf(BPF_PROG_QUERY, &mut query)?))
         .unwrap();
+    link_to(host, ifindex, &program_of(id), TCX_INGRESS, 0)
+}
+
+/// Hangs the XDP program of an interface on that of another one too, natively.
+pub fn hang_our_xdp_on(host: &Host, interface: &str, ifindex: u32) -> OwnedFd {
+    let id = xdp_of(host, interface)["prog"]["id"].as_u64().unwrap();
+    let program = program_of(id.try_into().unwrap());
+    link_to(host, ifindex, &program, XDP_HOOK, XDP_NATIVE)
+}
+
+fn program_of(id: u32) -> OwnedFd {
     let mut by_id = [0_u32; 16];
     by_id[0] = id;
-    let program = owned(bpf(BPF_PROG_GET_FD_BY_ID, &mut by_id).unwrap());
-    link_to(host, ifindex, &program, TCX_INGRESS, 0)
+    owned(bpf(BPF_PROG_GET_FD_BY_ID, &mut by_id).unwrap())
 }
 
 fn link(host: &Host, program: &OwnedFd, attach_type: u32, flags: u32) -> OwnedFd {
