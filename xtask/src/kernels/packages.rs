@@ -16,6 +16,8 @@ use crate::{apt::Apt, ebpf_toolchain, workspace::run};
 
 /// Without drivers for hardware: a third of the size, and every virtual device is in it.
 const PACKAGE: &str = "linux-image-cloud-amd64";
+/// Begins the names of what it depends on.
+const IMAGE: &str = "linux-image-";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// A kernel that can be booted.
@@ -38,12 +40,14 @@ pub fn kernel(suite: &str, renew: bool) -> Result<KernelPackage> {
     let lists = Lists::fetch(suite, &folder.join("apt"))?;
     let package = lists.kernel()?;
     eprintln!("setup: fetching {package} (the kernel of {suite}, for a virtual machine)");
-    let archive = lists.download(&package, &folder)?;
     if root.exists() {
         fs::remove_dir_all(&root).with_context(|| format!("remove {}", root.display()))?;
     }
-    run(Command::new("dpkg-deb").arg("-x").args([&archive, &root]))?;
-    fs::remove_file(&archive).with_context(|| format!("remove {}", archive.display()))?;
+    for part in lists.parts(package)? {
+        let archive = lists.download(&part, &folder)?;
+        run(Command::new("dpkg-deb").arg("-x").args([&archive, &root]))?;
+        fs::remove_file(&archive).with_context(|| format!("remove {}", archive.display()))?;
+    }
     unpacked(&root)
 }
 
@@ -56,8 +60,13 @@ fn unpacked(root: &Path) -> Result<KernelPackage> {
         };
         let entry = entry.with_context(|| format!("list {}", modules.display()))?;
         let release = entry.file_name().to_string_lossy().into_owned();
-        let image = root.join("boot").join(format!("vmlinuz-{release}"));
-        ensure!(image.is_file(), "{} is not there", image.display());
+        let places = [
+            root.join("boot").join(format!("vmlinuz-{release}")),
+            // Beside its modules from 7.3 on.
+            entry.path().join("vmlinuz"),
+        ];
+        let image = places.into_iter().find(|place| place.is_file());
+        let image = image.with_context(|| format!("{} has no kernel {release}", root.display()))?;
         return Ok(KernelPackage {
             release,
             image,
@@ -111,17 +120,35 @@ impl Lists {
 
     /// The package that the release's current kernel is in.
     fn kernel(&self) -> Result<String> {
+        let depends = self.depends(PACKAGE)?;
+        let package = depends
+            .into_iter()
+            .find(|package| package.starts_with(IMAGE));
+        package.with_context(|| format!("apt has no {PACKAGE} there"))
+    }
+
+    /// The package and those that the kernel, its modules and their list lie in where it has none of them:
+    /// from 7.3 on Debian has them apart.
+    fn parts(&self, package: String) -> Result<Vec<String>> {
+        let release = package.strip_prefix(IMAGE).unwrap_or_default();
+        let apart = ["base", "binary", "modules"].map(|part| format!("linux-{part}-{release}"));
+        let mut parts = self.depends(&package)?;
+        parts.retain(|part| apart.contains(part));
+        parts.insert(0, package);
+        Ok(parts)
+    }
+
+    fn depends(&self, package: &str) -> Result<Vec<String>> {
         let output = self
             .command("apt-cache")
-            .args(["depends", PACKAGE])
+            .args(["depends", package])
             .output()
             .context("start apt-cache")?;
         let text = String::from_utf8_lossy(&output.stdout);
-        let package = text
+        let depends = text
             .lines()
-            .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
-        let package = package.with_context(|| format!("apt has no {PACKAGE} there"))?;
-        Ok(format!("linux-image-{package}"))
+            .filter_map(|line| line.trim().strip_prefix("Depends: "));
+        Ok(depends.map(str::to_owned).collect())
     }
 
     fn download(&self, package: &str, into: &Path) -> Result<PathBuf> {
