@@ -77,6 +77,7 @@ const DOORS: &[&str] = &["--test", "doors"];
 const FILTERS: &[&str] = &["--test", "filters"];
 const SUPER_FRAMES: &[&str] = &["--test", "super_frames"];
 const TUNNELS: &[&str] = &["--test", "tunnels"];
+const XDP: &[&str] = &["--test", "xdp"];
 
 const SAME_FLOWS: Target = races("two_cpus_that_bring_the_same_new_flows_at_once_are_both_counted");
 const FLIPS: Target = races("every_account_closes_while_programs_are_on_their_way_at_each_flip");
@@ -100,6 +101,33 @@ pub const FAULTS: &[Fault] = &[
         from: "self.kernel.pages.stop()?.to_vec()",
         to: "self.kernel.pages.stop()?[..1].to_vec()",
         target: races("no_end_of_clsact_under_full_load_loses_a_packet"),
+    },
+    Fault {
+        name: "what was drained counts twice",
+        file: "agent/src/scan.rs",
+        from: "growth.counters[Reason::Flows as usize] = Pair::default();",
+        to: "let _ = Pair::default();",
+        target: agent(
+            EXACT,
+            "both_directions_are_one_flow_from_the_sender_of_the_syn",
+        ),
+    },
+    Fault {
+        name: "a window in which the table refused does not say so",
+        file: "agent/src/scan.rs",
+        from: "refused |= growth.not_inserted().packets != 0;",
+        to: "refused |= growth.not_inserted().packets == u64::MAX;",
+        target: agent(
+            EXACT,
+            "a_full_table_keeps_what_it_has_and_counts_what_it_refuses",
+        ),
+    },
+    Fault {
+        name: "what generic XDP saw counts as exact",
+        file: "agent/src/scan.rs",
+        from: "if hook.mode == Mode::XdpGeneric {",
+        to: "if hook.mode == Mode::XdpGeneric && seen.packets == 0 {",
+        target: agent(XDP, "all_that_generic_xdp_counts_is_inexact"),
     },
     Fault {
         name: "who may change rules is not asked",
