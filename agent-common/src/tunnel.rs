@@ -335,6 +335,7 @@ impl<F: Frame> Frame for Within<'_, F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parse::Part;
 
     #[test]
     fn an_opening_that_was_used_begins_anew() {
@@ -348,6 +349,32 @@ mod tests {
         used.begin(&packet(2));
         assert_eq!(used.packet, packet(2));
         assert_eq!((used.outcome, used.depth), (0, 0));
+    }
+
+    #[test]
+    fn a_later_fragment_is_a_tunnels_by_the_protocol_or_port_of_its_flow() {
+        let is_tunnels = |protocol, port_b, part| {
+            let mut packet = Packet {
+                part,
+                ..Packet::default()
+            };
+            (packet.key.protocol, packet.key.port_b) = (protocol, port_b);
+            packet.is_tunnels_later_fragment()
+        };
+        let later = Part::new(8, false);
+        let tunnels = [
+            (GRE, 0),
+            (IPV4_IN_IP, 0),
+            (IPV6_IN_IP, 0),
+            (UDP, VXLAN),
+            (UDP, GENEVE),
+        ];
+        for (protocol, port) in tunnels {
+            assert!(is_tunnels(protocol, port, later), "{protocol} {port}");
+            assert!(!is_tunnels(protocol, port, Part::new(0, true)));
+        }
+        assert!(!is_tunnels(UDP, 53, later));
+        assert!(!is_tunnels(6, VXLAN, later));
     }
 
     #[test]
