@@ -18,6 +18,8 @@ const NEXT_FRAGMENT: u8 = 44;
 
 /// Hop-by-hop options with nothing but a jumbo payload's length (RFC 2675).
 const JUMBO_LEN: u16 = 8;
+/// Its type and length.
+const JUMBO_OPTION: u16 = 0xc204;
 
 /// What a next-header value's length field counts beyond the first eight bytes: eight bytes, four
 /// (Authentication), or nothing (Fragment, whose second byte is reserved).
@@ -130,7 +132,7 @@ pub(crate) fn v6<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Resul
     if payload_len == 0 && frame.is_super_frame() {
         end_bytes = u32::MAX;
         if next_header == NEXT_HOP_BY_HOP {
-            packet.jumbo_len_bytes = JUMBO_LEN;
+            packet.jumbo_len_bytes = jumbo_len_bytes(frame, offset + IPV6_LEN);
         }
     }
     let mut transport = Transport {
@@ -142,6 +144,19 @@ pub(crate) fn v6<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Resul
     };
     walk_extensions(frame, &mut transport, packet)?;
     transport::parse(frame, transport, packet)
+}
+
+/// The length of the hop-by-hop header at `offset` that the kernel puts into a super-frame (`ipv6_has_hopopt_jumbo`),
+/// 0 of one that a sender put there.
+#[inline(always)]
+fn jumbo_len_bytes<F: Frame>(frame: &F, offset: u32) -> u16 {
+    let Some(header) = frame.header::<8>(offset) else {
+        return 0;
+    };
+    let differs = u16::from(header.u8::<0>() ^ transport::TCP)
+        | u16::from(header.u8::<1>())
+        | (header.be16::<2>() ^ JUMBO_OPTION);
+    if differs == 0 { JUMBO_LEN } else { 0 }
 }
 
 /// Moves `transport` behind the extension headers. A later fragment ends the walk: what its

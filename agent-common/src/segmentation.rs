@@ -30,9 +30,11 @@ pub struct SkbLayout {
     pub fragments: u32,
     /// The bits of GRE, IP in IP and tunnels over UDP.
     pub tunnels: u32,
+    /// Those that say nothing of headers.
+    pub harmless: u32,
 }
 
-const _: () = assert!(size_of::<SkbLayout>() == 36);
+const _: () = assert!(size_of::<SkbLayout>() == 40);
 
 #[cfg(feature = "user")]
 // SAFETY: repr(C), integers only, no padding (asserted by size above).
@@ -68,6 +70,12 @@ impl Packet {
         tcp_header_len: impl FnOnce(u32) -> u32,
     ) -> Repeats {
         let mut repeats = Repeats::default();
+        let known =
+            layout.tcp | layout.datagrams | layout.fragments | layout.tunnels | layout.harmless;
+        if gso_type & !known != 0 {
+            // Cut in a way that is not known here.
+            return repeats;
+        }
         if gso_type & layout.tunnels != 0 {
             let inner = inner_transport();
             let len = if gso_type & layout.tcp != 0 {
@@ -115,6 +123,7 @@ mod tests {
         datagrams: 1 << 17,
         fragments: 1 << 16,
         tunnels: UDP_TUNNEL,
+        harmless: 1 << 1,
     };
 
     fn udp() -> Packet {
@@ -167,6 +176,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_known_is_not_guessed() {
+        let (harmless, unknown) = (LAYOUT.harmless, 1 << 15);
+        assert_eq!(by(&udp(), false, LAYOUT.datagrams | harmless), (42, 0));
+        assert_eq!(by(&udp(), false, LAYOUT.datagrams | unknown), (0, 0));
+        assert_eq!(by(&udp(), false, UDP_TUNNEL | LAYOUT.tcp | unknown), (0, 0));
         for bits in [LAYOUT.datagrams, LAYOUT.fragments, LAYOUT.tcp] {
             assert_eq!(by(&udp(), true, bits), (0, 0));
         }

@@ -15,7 +15,7 @@ use aya_log_ebpf::debug;
 use crate::{
     account::{self, Account},
     filter, fragments,
-    packet::{Fragmented, Linear, LinearSkb, Paged, gso_size_bytes},
+    packet::{FirstBuffer, Fragmented, Linear, LinearSkb, Paged, gso_size_bytes},
     page, pause, segmentation, table, tunnels,
     verifier::forgotten,
 };
@@ -67,7 +67,7 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
         lacking_len_bytes: if has_tag(ctx) { TAG_LEN } else { 0 },
     };
     forget_the_way(&mut packet, skb.len);
-    if one.gso_size_bytes != 0 {
+    if one.gso_size_bytes != 0 && parsed.is_ok() {
         let is_opened = tunnel & outcome::DECAPSULATED;
         if !packet.tells_what_repeats(is_opened != 0) {
             one.lacking_len_bytes += segmentation::read(ctx, &mut packet, is_opened);
@@ -77,6 +77,8 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
         // Where it is unknown it becomes longer than any frame, which is unknown, too.
         packet.segment_header_len_bytes = packet.segment_header_len_bytes.wrapping_sub(jumbo_len);
         one.len_bytes = forgotten(one.len_bytes, skb.ifindex);
+    } else {
+        packet.jumbo_len_bytes = 0;
     }
     one.gso_size_bytes = forgotten(one.gso_size_bytes, skb.len);
     one.lacking_len_bytes = forgotten(one.lacking_len_bytes, skb.len);
@@ -123,14 +125,17 @@ pub fn xdp(ctx: &XdpContext, link_type: LinkType) {
 /// Counts a frame in one buffer or more.
 #[inline(always)]
 pub fn xdp_frags(ctx: &XdpContext, link_type: LinkType) {
-    let linear = Linear {
-        data: ctx.data(),
-        data_end: ctx.data_end(),
+    let first = FirstBuffer {
+        linear: Linear {
+            data: ctx.data(),
+            data_end: ctx.data_end(),
+        },
+        ctx,
     };
     // SAFETY: the context pointer is the program's own.
     let len_bytes = unsafe { bpf_xdp_get_buff_len(ctx.ctx) } as u32;
     let mut packet = Packet::default();
-    let mut parsed = parse(&linear, link_type, None, &mut packet);
+    let mut parsed = parse(&first, link_type, None, &mut packet);
     if parsed.is_err_and(Reason::may_be_more) {
         packet = Packet::default();
         parsed = parse_slowly(&Fragmented(ctx), link_type, None, &mut packet);
@@ -222,7 +227,7 @@ fn count<C: aya_ebpf::EbpfContext>(
     };
     let size = wire_size(skb, header_len);
     account.add(Reason::Seen, size.packets, size.bytes);
-    beside(&account, skb, size);
+    beside(&account, skb, packet, size);
     pause::on_the_page();
 
     let placed = match parsed {
@@ -266,12 +271,17 @@ fn count<C: aya_ebpf::EbpfContext>(
 
 /// Facts that explain the difference to the interface's own counters.
 #[inline(always)]
-fn beside(account: &Account, skb: Skb, size: WireSize) {
+fn beside(account: &Account, skb: Skb, packet: &Packet, size: WireSize) {
     if skb.gso_size_bytes != 0 {
         account.add(
             Reason::SuperFrames,
             1,
-            u64::from(skb.len_bytes + (skb.lacking_len_bytes & TAG_LEN)),
+            // As the kernel had it.
+            u64::from(
+                skb.len_bytes
+                    + u32::from(packet.jumbo_len_bytes)
+                    + (skb.lacking_len_bytes & TAG_LEN),
+            ),
         );
         account.add(Reason::SuperFrameSegments, size.packets, size.bytes);
         if !size.exact {

@@ -42,6 +42,11 @@ impl Frame for Linear {
     fn len_bytes(&self) -> u32 {
         (self.data_end - self.data) as u32
     }
+
+    #[inline(always)]
+    fn is_super_frame(&self) -> bool {
+        self.len_bytes() > LONGEST_FRAME
+    }
 }
 
 /// `data + offset`, where the offset is at most [`MAX_OFFSET_BYTES`].
@@ -108,6 +113,10 @@ impl<const N: usize> Header for LinearHeader<N> {
         self.read::<u64, AT>()
     }
 }
+
+/// The longest frame whose IP header can say its length: a longer one is a super-frame that generic XDP has as
+/// one frame.
+const LONGEST_FRAME: u32 = 0xffff;
 
 /// The linear part of an skb.
 pub struct LinearSkb<'a> {
@@ -189,6 +198,36 @@ impl Frame for Fragmented<'_> {
     fn len_bytes(&self) -> u32 {
         // SAFETY: the context pointer is the program's own.
         unsafe { bpf_xdp_get_buff_len(self.0.ctx) as u32 }
+    }
+
+    #[inline(always)]
+    fn is_super_frame(&self) -> bool {
+        self.len_bytes() > LONGEST_FRAME
+    }
+}
+
+/// The first buffer of several.
+pub struct FirstBuffer<'a> {
+    pub linear: Linear,
+    pub ctx: &'a XdpContext,
+}
+
+impl Frame for FirstBuffer<'_> {
+    type Header<const N: usize> = LinearHeader<N>;
+
+    #[inline(always)]
+    fn header<const N: usize>(&self, offset_bytes: u32) -> Option<LinearHeader<N>> {
+        self.linear.header(offset_bytes)
+    }
+
+    #[inline(always)]
+    fn len_bytes(&self) -> u32 {
+        self.linear.len_bytes()
+    }
+
+    #[inline(always)]
+    fn is_super_frame(&self) -> bool {
+        Fragmented(self.ctx).is_super_frame()
     }
 }
 

@@ -25,6 +25,7 @@ static SKB_LAYOUT: Global<SkbLayout> = Global::new(SkbLayout {
     datagrams: 0,
     fragments: 0,
     tunnels: 0,
+    harmless: 0,
 });
 
 /// Puts into `packet` how long the headers are that each segment repeats, 0 where that is unknown. Gives the

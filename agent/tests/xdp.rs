@@ -16,6 +16,7 @@ use attached::{tag_beside, tag_beside_on};
 use lab::{
     FrameSocket, Host, Lab, Tun, kernel,
     privilege::{is_root_or_skip, skip},
+    traffic::{self, IpVersion},
 };
 use support::{
     Agent, Both, GENERIC_XDP, NATIVE_XDP, Report, count, name, pair, wait_for_packets,
@@ -58,6 +59,40 @@ fn all_that_generic_xdp_counts_is_inexact() {
     assert_eq!(report.seen().packets, 100);
     assert_eq!(report.seen().packets, counted.rx_packets);
     assert_eq!(beside(&report, "inexact"), report.seen());
+}
+
+/// Their IP header cannot say their length, and they are of their flow all the same.
+#[test]
+fn big_tcp_at_generic_xdp_is_in_its_flow() {
+    const BYTES: u64 = 20_000_000;
+    if !is_root_or_skip("agent::big_tcp_at_generic_xdp_is_in_its_flow") {
+        return;
+    }
+    if !kernel::is_at_least(6, 3) {
+        skip(
+            "agent::big_tcp_at_generic_xdp_is_in_its_flow",
+            "a veth has BIG TCP from 6.3",
+        );
+        return;
+    }
+    let lab = Lab::addressed().unwrap();
+    for host in [&lab.agent, &lab.peer] {
+        host.set_offloads(&["tx", "sg", "tso"], true).unwrap();
+        let set = ["link", "set", "dev", &host.interface];
+        let limits = ["gso_max_size", "180000", "gro_max_size", "180000"];
+        host.namespace.ip(&[&set[..], &limits].concat()).unwrap();
+    }
+    let agent = Agent::start(&lab, GENERIC_XDP);
+    traffic::tcp(&lab.peer, &lab.agent, IpVersion::V6, 5001, BYTES).unwrap();
+    wait_for_silence(&lab.agent);
+    let report = agent.stop();
+    let flows: Pair = report.sums().into_values().flatten().sum();
+    assert_eq!(flows, report.seen());
+    // Else the test has tested nothing: frames were longer than the header can say.
+    assert!(
+        flows.bytes > BYTES && flows.bytes > 66_000 * flows.packets / 2,
+        "{flows:?}"
+    );
 }
 
 /// The driver hands them to the kernel's own XDP, where each is one frame.

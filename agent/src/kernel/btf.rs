@@ -10,6 +10,7 @@ const MAGIC: u16 = 0xeb9f;
 const TYPE_LEN_BYTES: usize = 12;
 const MEMBER_LEN_BYTES: usize = 12;
 const ENUMERATOR_LEN_BYTES: usize = 8;
+const ENUMERATOR64_LEN_BYTES: usize = 12;
 /// Anonymous structs and unions within others go no deeper in any kernel; a loop in a broken file ends.
 const MAX_DEPTH: u32 = 16;
 
@@ -17,6 +18,7 @@ const MAX_DEPTH: u32 = 16;
 const STRUCT: u32 = 4;
 const UNION: u32 = 5;
 const ENUM: u32 = 6;
+const ENUM64: u32 = 19;
 
 /// A file such as `/sys/kernel/btf/vmlinux`.
 pub struct Btf {
@@ -64,13 +66,18 @@ impl Btf {
         anyhow::bail!("the kernel's BTF has no {structure}.{member}")
     }
 
-    /// The value of a constant of an enum of 32 bits.
+    /// The lower 32 bits of a constant of an enum.
     pub fn constant(&self, name: &str) -> Result<u32> {
-        for (at, enumerators) in self.types(ENUM) {
-            for index in 0..enumerators {
-                let entry = at + TYPE_LEN_BYTES + index * ENUMERATOR_LEN_BYTES;
-                if self.name(entry)? == name.as_bytes() {
-                    return word(&self.bytes, entry + 4);
+        for (kind, len_bytes) in [
+            (ENUM, ENUMERATOR_LEN_BYTES),
+            (ENUM64, ENUMERATOR64_LEN_BYTES),
+        ] {
+            for (at, enumerators) in self.types(kind) {
+                for index in 0..enumerators {
+                    let entry = at + TYPE_LEN_BYTES + index * len_bytes;
+                    if self.name(entry)? == name.as_bytes() {
+                        return word(&self.bytes, entry + 4);
+                    }
                 }
             }
         }
@@ -138,8 +145,9 @@ fn detail_len(info: u32) -> Result<usize> {
         STRUCT | UNION => MEMBER_LEN_BYTES,
         // And parameters.
         ENUM | 13 => ENUMERATOR_LEN_BYTES,
-        // Sections, enumerators of 64 bits.
-        15 | 19 => 12,
+        ENUM64 => ENUMERATOR64_LEN_BYTES,
+        // Sections.
+        15 => 12,
         kind => anyhow::bail!("it has types of the unknown kind {kind}"),
     };
     Ok(each * members(info))
@@ -159,9 +167,10 @@ fn word(bytes: &[u8], at: usize) -> Result<u32> {
 mod tests {
     use super::*;
 
-    /// `struct a { int b; struct { int c:24; union { int d; int e; }; }; }; enum { f = 6, g = 0x40 };`
+    /// `struct a { int b; struct { int c:24; union { int d; int e; }; }; }; enum { f = 6, g = 0x40 };` and `h` of an
+    /// enum of 64 bits.
     fn example() -> Vec<u8> {
-        let strings = b"\0a\0b\0c\0d\0e\0f\0g\0";
+        let strings = b"\0a\0b\0c\0d\0e\0f\0g\0h\0";
         let offset = |name: u8| strings.iter().position(|it| *it == name).unwrap() as u32;
         let info = |kind: u32, members: u32| kind << 24 | members;
         let types: Vec<u32> = [
@@ -190,6 +199,7 @@ mod tests {
             ],
             vec![0, info(UNION, 2), 4, offset(b'd'), 1, 0, offset(b'e'), 1, 0],
             vec![0, info(ENUM, 2), 4, offset(b'f'), 6, offset(b'g'), 0x40],
+            vec![0, info(ENUM64, 1), 8, offset(b'h'), 7, 1],
         ]
         .concat();
         let mut bytes = MAGIC.to_ne_bytes().to_vec();
@@ -215,8 +225,8 @@ mod tests {
     #[test]
     fn constants_are_found_by_name() {
         let btf = Btf::parse(example()).unwrap();
-        let constants = ["f", "g"].map(|name| btf.constant(name).unwrap());
-        assert_eq!(constants, [6, 0x40]);
+        let constants = ["f", "g", "h"].map(|name| btf.constant(name).unwrap());
+        assert_eq!(constants, [6, 0x40, 7]);
         assert!(btf.constant("a").is_err());
     }
 
@@ -225,7 +235,7 @@ mod tests {
         let whole = example();
         for len in 0..whole.len() - 2 {
             let cut = Btf::parse(whole[..len].to_vec());
-            assert!(cut.and_then(|btf| btf.constant("g")).is_err(), "{len}");
+            assert!(cut.and_then(|btf| btf.constant("h")).is_err(), "{len}");
         }
     }
 }

@@ -9,8 +9,8 @@ use std::fs;
 use aya::util::KernelVersion;
 
 /// What to tell where [`may_interleave`] says so.
-pub const LOSS: &str = "a real-time kernel (PREEMPT_RT): two programs may interleave on one CPU and lose counts, so \
-     that exactness is not promised here";
+pub const LOSS: &str = "a real-time kernel (PREEMPT_RT): two programs may interleave on one CPU, lose counts and, \
+     with --decapsulate, take one packet for another, so that exactness is not promised here";
 
 const REALTIME: &str = "/sys/kernel/realtime";
 const VERSION: &str = "/proc/sys/kernel/version";

@@ -15,10 +15,15 @@ pub const LOSS: &str = "super-frames (GSO, GRO) of UDP and of tunnels count as i
 
 /// Of the running kernel, if it says so and lets programs read there.
 pub fn of_this_kernel() -> Result<SkbLayout> {
-    bpf::load_reader_of_kernel_memory().context(
-        "the kernel lets no program read its memory: it may be locked down (confidentiality), or \
-         built without CONFIG_BPF_EVENTS",
-    )?;
+    bpf::load_reader_of_kernel_memory().map_err(|error| {
+        let why = if error.raw_os_error() == Some(libc::EPERM) {
+            "this process may load no program that reads the kernel's memory (CAP_BPF, CAP_PERFMON)"
+        } else {
+            "the kernel lets no program read its memory: it may be locked down \
+             (confidentiality), or built without CONFIG_BPF_EVENTS"
+        };
+        anyhow::Error::new(error).context(why)
+    })?;
     let btf = fs::read(BTF).with_context(|| format!("read {BTF} (CONFIG_DEBUG_INFO_BTF)"))?;
     read(&Btf::parse(btf)?).with_context(|| format!("read the types in {BTF}"))
 }
@@ -30,6 +35,11 @@ fn read(btf: &Btf) -> Result<SkbLayout> {
             .collect::<Result<Vec<u32>>>()?
             .into_iter()
             .fold(0, |all, bit| all | bit))
+    };
+    // Not in every kernel that is promised.
+    let those_known = |names: &[&str]| {
+        let bits = names.iter().filter_map(|name| btf.constant(name).ok());
+        bits.fold(0, |all, bit| all | bit)
     };
     Ok(SkbLayout {
         head: btf.offset_of("sk_buff", "head")?,
@@ -48,5 +58,13 @@ fn read(btf: &Btf) -> Result<SkbLayout> {
             "SKB_GSO_UDP_TUNNEL",
             "SKB_GSO_UDP_TUNNEL_CSUM",
         ])?,
+        harmless: any_of(&["SKB_GSO_DODGY", "SKB_GSO_PARTIAL", "SKB_GSO_TCP_ECN"])?
+            | those_known(&[
+                "SKB_GSO_TCP_FIXEDID",
+                "SKB_GSO_TCP_FIXEDID_INNER",
+                "SKB_GSO_TCP_ACCECN",
+                "SKB_GSO_TUNNEL_REMCSUM",
+                "SKB_GSO_FRAGLIST",
+            ]),
     })
 }

@@ -61,7 +61,7 @@ pub enum NotRun {
     NoFrags,
     /// The call cannot set `skb->vlan_tci`; XDP has no such thing.
     OffloadedTag,
-    /// It is counted as the frames that it stands for: `super_frames` sends real ones.
+    /// XDP has no super-frames of this length.
     SuperFrame,
 }
 
@@ -73,7 +73,7 @@ impl Hook {
     pub fn refuses(self, frame: &RawFrame) -> Option<NotRun> {
         if frame.tag.is_some() {
             Some(NotRun::OffloadedTag)
-        } else if frame.is_super_frame {
+        } else if frame.is_super_frame && !self.takes_skbs() {
             Some(NotRun::SuperFrame)
         } else if !self.is_known() {
             Some(NotRun::NoFrags)
@@ -153,23 +153,27 @@ impl Programs {
     }
 
     /// Runs a program once, so that no frame joins the flow of one before.
-    pub fn run(&mut self, name: &str, hook: Hook, bytes: &[u8]) -> io::Result<Counted> {
-        let counted = self.run_and_remember(name, hook, bytes);
+    pub fn run(&mut self, name: &str, hook: Hook, frame: &RawFrame) -> io::Result<Counted> {
+        let segments = u32::from(frame.is_super_frame);
+        let counted = self.run_and_remember(name, hook, &frame.bytes, segments);
         self.forget_fragments();
         counted
     }
 
-    /// Runs a program once. Nothing else runs these programs, so the page that they fill is idle
+    /// Runs a program once, on a super-frame where there are segments. Nothing else runs these programs, so the page that they fill is idle
     /// between two runs and is emptied where it is, without a flip.
     pub fn run_and_remember(
         &mut self,
         name: &str,
         hook: Hook,
         bytes: &[u8],
+        segments: u32,
     ) -> io::Result<Counted> {
         let program = self.kernel.ebpf.program(name).unwrap();
+        let skb = skb_of(segments);
         let options = TestRunOptions {
             data_in: Some(bytes),
+            ctx_in: (segments != 0).then_some(&skb),
             ..TestRunOptions::new()
         };
         let result = match hook {
@@ -231,6 +235,16 @@ impl Hook {
     pub fn account(self) -> u32 {
         u32::from(self == Self::TcEgress)
     }
+}
+
+/// A `struct __sk_buff` (linux/bpf.h) that has segments of any length.
+fn skb_of(segments: u32) -> [u8; 184] {
+    const GSO_SEGS: usize = 164;
+    const GSO_SIZE: usize = 176;
+    let mut skb = [0; 184];
+    skb[GSO_SEGS..][..4].copy_from_slice(&segments.to_ne_bytes());
+    skb[GSO_SIZE..][..4].copy_from_slice(&0xffff_u32.to_ne_bytes());
+    skb
 }
 
 fn os_error(error: ProgramError) -> io::Error {

@@ -35,7 +35,7 @@ fn a_later_fragment_joins_its_flow_for_thirty_seconds() {
 
 /// The flow of the frame; packets that joined one and that did not.
 fn counted(programs: &mut Programs, frame: &[u8]) -> (FlowKey, u64, u64) {
-    let counted = programs.run_and_remember("tc_ingress", Hook::TcIngress, frame);
+    let counted = programs.run_and_remember("tc_ingress", Hook::TcIngress, frame, 0);
     let counted = counted.unwrap();
     let packets = |reason| counted.account.get(reason).packets;
     assert_eq!(packets(Reason::Flows), 1);

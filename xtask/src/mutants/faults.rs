@@ -273,8 +273,8 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "the kernel's own hop-by-hop header is on the wire",
         file: "agent-common/src/ip.rs",
-        from: "packet.jumbo_len_bytes = JUMBO_LEN;",
-        to: "packet.jumbo_len_bytes = JUMBO_LEN - 8;",
+        from: "if differs == 0 { JUMBO_LEN } else { 0 }",
+        to: "if differs == 0 { JUMBO_LEN - 8 } else { 0 }",
         target: agent(SUPER_FRAMES, "big_tcp_equals_the_wire"),
     },
     Fault {

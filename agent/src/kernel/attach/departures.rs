@@ -1,8 +1,8 @@
 //! Interfaces that leave this network namespace: rtnetlink tells of them, and what we have there ends.
 //!
 //! A TCX or XDP link goes along into another namespace (`__dev_change_net_namespace` shuts qdiscs down,
-//! and nothing else), where its program meets the interface's index of there. Nothing that the program
-//! can read tells it the namespace, so it is taken off.
+//! and nothing else), where its program meets the interface's index of there. The program is not told the
+//! namespace, and would have to read the kernel's memory three times a packet to know it; so it is taken off.
 
 use std::{
     sync::mpsc::{self, Receiver, Sender},
