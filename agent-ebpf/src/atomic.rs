@@ -1,6 +1,6 @@
-//! The one atomic operation that every kernel from 5.10 on takes.
+//! The one atomic operation of the programs.
 
-/// `lock *(u64 *)counter += value`, the form without a result: kernel 5.10 has no other.
+/// `lock *(u64 *)counter += value`, by the intrinsic: `core` has no `AtomicU64::fetch_add` for this target.
 ///
 /// # Safety
 ///

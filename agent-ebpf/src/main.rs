@@ -13,7 +13,7 @@
     target_arch = "bpf",
     expect(
         internal_features,
-        reason = "atomic_xadd is the only atomic add that kernel 5.10 takes; packet.rs asks what is constant"
+        reason = "core has no atomic add for this target; packet.rs asks what is constant"
     )
 )]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch, core_intrinsics))]

@@ -52,8 +52,8 @@ impl Frame for Linear {
 /// `data + offset`, where the offset is at most [`MAX_OFFSET_BYTES`].
 ///
 /// The compiler leaves out a check that never fails, or has the offset in memory between check and
-/// sum. The verifier of 5.10 then knows no limits of it any more (it forgets those of a spilled
-/// register), and refuses the sum. So the offset is limited where it is added.
+/// sum. The verifier (6.18) then takes the sum for one outside of the packet. So the offset is limited where it
+/// is added.
 #[inline(always)]
 fn checkable_sum(data: usize, offset: usize) -> usize {
     #[cfg(target_arch = "bpf")]

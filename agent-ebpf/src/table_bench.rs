@@ -8,7 +8,7 @@
     target_arch = "bpf",
     expect(
         internal_features,
-        reason = "atomic_xadd is the only atomic add that kernel 5.10 takes"
+        reason = "core has no atomic add for this target"
     )
 )]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch, core_intrinsics))]
