@@ -6,10 +6,7 @@
 #![no_main]
 #![cfg_attr(
     target_arch = "bpf",
-    expect(
-        internal_features,
-        reason = "core has no atomic add for this target"
-    )
+    expect(internal_features, reason = "core has no atomic add for this target")
 )]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch, core_intrinsics))]
 
