@@ -92,6 +92,11 @@ pub enum ClientError {
     #[error("the agent at {target} has no room: {message}")]
     NoRoom { target: Target, message: String },
     #[error(
+        "the agent at {target} closed the connection before it heard the request: it has no room \
+         (--max-connections), or it ends"
+    )]
+    Unheard { target: Target },
+    #[error(
         "the filter rules are larger than the {} MiB that gRPC takes; give them to \
          `flow-agent run --filter-file`", MAX_MESSAGE_BYTES >> 20
     )]
@@ -125,6 +130,7 @@ impl ClientError {
             Self::NobodyListens { .. }
             | Self::NoPermission { .. }
             | Self::NoRoom { .. }
+            | Self::Unheard { .. }
             | Self::NotAnAgent { .. }
             | Self::NoAnswer { .. }
             | Self::Broken { .. } => true,
@@ -169,6 +175,9 @@ impl ClientError {
             }
         } else if code == Code::OutOfRange {
             Self::TooLarge
+        } else if code == Code::Cancelled {
+            // hyper drops a request whose connection ends first, and with it the words of the end.
+            Self::Unheard { target }
         } else if matches!(code, Code::Internal | Code::Unknown) && io_error_kind(&status).is_none()
         {
             Self::NotAnAgent {
