@@ -33,7 +33,8 @@ pub fn explain(name: &str, error: ProgramError) -> anyhow::Error {
 
 /// The last line of the log before its statistics.
 fn reason(log: &str) -> Option<&str> {
-    const STATISTICS: [&str; 3] = ["verification time", "stack depth", "processed"];
+    // A line for each subprogram stands among them from 7.3 on, or earlier.
+    const STATISTICS: [&str; 4] = ["verification time", "stack depth", "processed", "subprog "];
     log.lines()
         .map(str::trim)
         .rfind(|line| !line.is_empty() && !STATISTICS.iter().any(|start| line.starts_with(start)))
@@ -48,6 +49,12 @@ mod tests {
         let log = "1: (bf) r2 = r0\nR2 pointer -= pointer prohibited\nverification time 9 usec\n\
                    stack depth 192+0\nprocessed 297 insns (limit 1000000)\n";
         assert_eq!(reason(log), Some("R2 pointer -= pointer prohibited"));
+        let later = "BPF program is too large. Processed 1000001 insn\nverification time 9 usec\n\
+                     stack depth 192+0\n\
+                     subprog 7 (closure) static insns_self 0 insns_total 0 stack 0\n\
+                     processed 1000001 insns (limit 1000000)\n";
+        let too_large = "BPF program is too large. Processed 1000001 insn";
+        assert_eq!(reason(later), Some(too_large));
         assert_eq!(reason(""), None);
     }
 }
