@@ -57,9 +57,13 @@ impl Reading {
         let header = packet.header();
         self.packet.dscp = header.dscp().value();
         self.packet.key.ip_version = 6;
+        let behind = header.slice().as_ptr().addr() - frame.as_ptr().addr() + header.slice().len();
+        // What the kernel puts in, TCP behind it.
+        let is_jumbo = matches!(frame.get(behind..), Some([6, 0, 0xc2, 4, _, _, _, _, ..]));
         if header.payload_length() == 0
             && header.next_header() == ip_number::IPV6_HOP_BY_HOP
             && self.is_super_frame
+            && is_jumbo
         {
             self.packet.jumbo_len_bytes = 8;
         }
