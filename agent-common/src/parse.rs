@@ -67,6 +67,17 @@ impl Part {
         Self(offset_bytes >> 3 | if more { Self::MORE } else { 0 })
     }
 
+    /// The bits, for a caller that moves them.
+    #[inline(always)]
+    pub const fn bits(self) -> u16 {
+        self.0
+    }
+
+    #[inline(always)]
+    pub const fn from_bits(bits: u16) -> Self {
+        Self(bits)
+    }
+
     /// From the second 32-bit word of an IPv4 header (RFC 791).
     #[inline(always)]
     pub(crate) fn ipv4(word: u32) -> Self {

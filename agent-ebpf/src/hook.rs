@@ -1,7 +1,7 @@
 //! One packet at one hook: what the kernel says about it comes in, the account and the table grow.
 
 use agent_common::{
-    Frame, LinkType, Packet, Reason, parse, parse_encapsulated,
+    Frame, LinkType, Packet, Part, Reason, parse, parse_encapsulated,
     tunnel::outcome,
     wire_size::{Skb, TAG_LEN, WireSize, wire_size},
 };
@@ -183,6 +183,9 @@ fn forget_the_way(packet: &mut Packet, noise: u32) {
     packet.direction = forgotten(packet.direction.into(), noise) as u8;
     packet.initiator = forgotten(packet.initiator.into(), noise) as u8;
     packet.key.ip_version = forgotten(packet.key.ip_version.into(), noise) as u8;
+    packet.key.l4_kind = forgotten(packet.key.l4_kind.into(), noise) as u8;
+    packet.tcp_flags = forgotten(packet.tcp_flags.into(), noise) as u8;
+    packet.part = Part::from_bits(forgotten(packet.part.bits().into(), noise) as u16);
 }
 
 /// A function of its own, so that the slow path does not share the fast path's registers.
