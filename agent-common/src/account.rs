@@ -94,7 +94,7 @@ reasons! {
     TruncatedVlan = "truncated_vlan",
     /// More than two VLAN tags.
     VlanDepth = "vlan_depth",
-    /// Ends within the PPPoE header or the PPP protocol behind it.
+    /// Ends within the PPPoE header or the PPP protocol behind it, or before the length that it says.
     TruncatedPppoe = "truncated_pppoe",
     /// Ends within the MPLS labels.
     TruncatedMpls = "truncated_mpls",
@@ -116,6 +116,8 @@ reasons! {
     TruncatedTransport = "truncated_transport",
     /// A TCP data offset under 20 bytes.
     MalformedTcp = "malformed_tcp",
+    /// A UDP length under 8 bytes; 0 is legal over IPv6, and where the IP header gives no length.
+    MalformedUdp = "malformed_udp",
 
     /// The page of the flow table had no room (`E2BIG`).
     TableFull = "table_full",
@@ -177,6 +179,7 @@ impl Reason {
         Self::ExtensionDepth,
         Self::TruncatedTransport,
         Self::MalformedTcp,
+        Self::MalformedUdp,
     ];
 
     /// Whether a reader of more than linear memory could make a flow of it, or a parser that goes

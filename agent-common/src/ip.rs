@@ -10,8 +10,11 @@ use crate::{
 /// Extension headers that the walk goes through. RFC 8200 allows seven in sensible use.
 const MAX_EXTENSION_HEADERS: u32 = 8;
 
-const IPV4_LEN: u32 = 20;
+pub(crate) const IPV4_LEN: u32 = 20;
 pub(crate) const IPV6_LEN: u32 = 40;
+
+/// Where nothing but the IP header itself says where the packet ends.
+pub(crate) const NO_LIMIT: u32 = u32::MAX;
 
 const NEXT_HOP_BY_HOP: u8 = 0;
 const NEXT_FRAGMENT: u8 = 44;
@@ -46,15 +49,21 @@ pub(crate) fn bare<F: Frame>(frame: &F, packet: &mut Packet) -> Result<(), Reaso
     // (`find_good_pkt_pointers`), which is what the compiler makes of one byte.
     let first = frame.header::<2>(0).ok_or(Reason::TruncatedIpv4)?;
     match first.u8::<0>() >> 4 {
-        4 => v4(frame, 0, packet),
-        6 => v6(frame, 0, packet),
+        4 => v4(frame, 0, NO_LIMIT, packet),
+        6 => v6(frame, 0, NO_LIMIT, packet),
         _ => Err(Reason::NotIp),
     }
 }
 
-/// RFC 791. `offset` is that of the IPv4 header.
+/// RFC 791. `offset` is that of the IPv4 header, which ends before `limit_bytes`; from there on nothing
+/// is the packet's, whatever it says.
 #[inline(always)]
-pub(crate) fn v4<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(), Reason> {
+pub(crate) fn v4<F: Frame>(
+    frame: &F,
+    offset: u32,
+    limit_bytes: u32,
+    packet: &mut Packet,
+) -> Result<(), Reason> {
     let header = frame.header::<20>(offset).ok_or(Reason::TruncatedIpv4)?;
     let version_and_len = header.u8::<0>();
     let header_len = u32::from(version_and_len & 0x0f) * 4;
@@ -65,7 +74,10 @@ pub(crate) fn v4<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Resul
         return Err(Reason::MalformedIpv4);
     }
     // Nobody reads options, but where they are cut, what follows the header is not there.
-    if header_len > IPV4_LEN && frame.header::<4>(offset + header_len - 4).is_none() {
+    if header_len > IPV4_LEN
+        && (offset + header_len > limit_bytes
+            || frame.header::<4>(offset + header_len - 4).is_none())
+    {
         return Err(Reason::TruncatedIpv4);
     }
     packet.dscp = header.u8::<1>() >> 2;
@@ -90,9 +102,9 @@ pub(crate) fn v4<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Resul
             protocol: header.u8::<9>(),
             offset_bytes: offset + header_len,
             end_bytes: if has_no_len {
-                u32::MAX
+                limit_bytes
             } else {
-                offset + total_len
+                limit_bytes.min(offset + total_len)
             },
             later_fragment: packet.part.is_later(),
             order,
@@ -101,9 +113,14 @@ pub(crate) fn v4<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Resul
     )
 }
 
-/// RFC 8200. `offset` is that of the IPv6 header.
+/// RFC 8200. `offset` and `limit_bytes` as for [`v4`].
 #[inline(always)]
-pub(crate) fn v6<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(), Reason> {
+pub(crate) fn v6<F: Frame>(
+    frame: &F,
+    offset: u32,
+    limit_bytes: u32,
+    packet: &mut Packet,
+) -> Result<(), Reason> {
     let header = frame.header::<40>(offset).ok_or(Reason::TruncatedIpv6)?;
     let version_and_class = header.be16::<0>();
     if version_and_class >> 12 != 6 {
@@ -128,9 +145,9 @@ pub(crate) fn v6<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Resul
 
     let payload_len = u32::from(header.be16::<4>());
     let next_header = header.u8::<6>();
-    let mut end_bytes = offset + IPV6_LEN + payload_len;
+    let mut end_bytes = limit_bytes.min(offset + IPV6_LEN + payload_len);
     if payload_len == 0 && frame.is_super_frame() {
-        end_bytes = u32::MAX;
+        end_bytes = limit_bytes;
         if next_header == NEXT_HOP_BY_HOP {
             packet.jumbo_len_bytes = jumbo_len_bytes(frame, offset + IPV6_LEN);
         }

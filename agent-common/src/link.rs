@@ -4,7 +4,7 @@ use crate::{
     account::Reason,
     flow::Encapsulation,
     frame::{Frame, Header},
-    ip::{self, IPV6_LEN},
+    ip::{self, IPV4_LEN, IPV6_LEN, NO_LIMIT},
     parse::Packet,
 };
 
@@ -74,9 +74,10 @@ pub(crate) fn ethernet<F: Frame, const ENCAPSULATED: bool>(
         }
     }
 
+    let mut limit_bytes = NO_LIMIT;
     if ENCAPSULATED {
         if ethertype == ETHERTYPE_PPPOE {
-            ethertype = pppoe(frame, offset, packet)?;
+            (ethertype, limit_bytes) = pppoe(frame, offset, packet)?;
             offset += PPPOE_LEN + PPP_PROTOCOL_LEN;
         } else if matches!(ethertype, ETHERTYPE_MPLS | ETHERTYPE_MPLS_UPSTREAM) {
             (ethertype, offset) = mpls(frame, offset, packet)?;
@@ -84,8 +85,8 @@ pub(crate) fn ethernet<F: Frame, const ENCAPSULATED: bool>(
     }
 
     match ethertype {
-        ETHERTYPE_IPV4 => ip::v4(frame, offset, packet),
-        ETHERTYPE_IPV6 => ip::v6(frame, offset, packet),
+        ETHERTYPE_IPV4 => ip::v4(frame, offset, limit_bytes, packet),
+        ETHERTYPE_IPV6 => ip::v6(frame, offset, limit_bytes, packet),
         ETHERTYPE_ARP | ETHERTYPE_RARP => Err(Reason::Arp),
         0..MIN_ETHERTYPE => Err(Reason::Llc),
         _ => Err(Reason::NotIp),
@@ -112,18 +113,26 @@ fn vlan<F: Frame, const POSITION: usize>(
     Ok(tag.be16::<2>())
 }
 
-/// RFC 2516, RFC 1661. Returns the EtherType of what is inside.
+/// RFC 2516, RFC 1661. Returns the EtherType of what is inside, and where that ends: bytes behind are
+/// padding. What says more than the frame has is not whole (`pppoe_rcv`).
 #[inline(always)]
-fn pppoe<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<u16, Reason> {
+fn pppoe<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(u16, u32), Reason> {
     let header = frame.header::<8>(offset).ok_or(Reason::TruncatedPppoe)?;
     if header.be16::<0>() != PPPOE_SESSION_DATA {
         return Err(Reason::NotIp);
     }
+    let len = u32::from(header.be16::<4>());
+    let end_bytes = offset + PPPOE_LEN + len;
+    if len < PPP_PROTOCOL_LEN || end_bytes > frame.len_bytes() {
+        return Err(Reason::TruncatedPppoe);
+    }
     packet.key.encapsulation = Encapsulation::Pppoe as u8;
     packet.key.tunnel_id = header.be16::<2>().into();
     match header.be16::<6>() {
-        PPP_IPV4 => Ok(ETHERTYPE_IPV4),
-        PPP_IPV6 => Ok(ETHERTYPE_IPV6),
+        PPP_IPV4 if len < PPP_PROTOCOL_LEN + IPV4_LEN => Err(Reason::TruncatedIpv4),
+        PPP_IPV4 => Ok((ETHERTYPE_IPV4, end_bytes)),
+        PPP_IPV6 if len < PPP_PROTOCOL_LEN + IPV6_LEN => Err(Reason::TruncatedIpv6),
+        PPP_IPV6 => Ok((ETHERTYPE_IPV6, end_bytes)),
         _ => Err(Reason::NotIp),
     }
 }

@@ -141,8 +141,8 @@ impl Packet {
 pub(crate) struct Transport {
     pub protocol: u8,
     pub offset_bytes: u32,
-    /// Where the IP packet ends; bytes behind it are padding. `u32::MAX` where the header gives no
-    /// length (BIG TCP).
+    /// Where the IP packet ends; bytes behind it are padding. [`ip::NO_LIMIT`] where nothing says so
+    /// (BIG TCP).
     pub end_bytes: u32,
     pub later_fragment: bool,
     /// Source below, equal to, or above destination: decides the canonical order.

@@ -9,6 +9,7 @@ use crate::{
     account::Reason,
     flow::{L4Kind, tcp_flags},
     frame::{Frame, Header},
+    ip::NO_LIMIT,
     parse::{Packet, Transport},
 };
 
@@ -50,11 +51,7 @@ pub(crate) fn parse<F: Frame>(
     }
     match protocol {
         TCP => tcp(frame, transport, packet),
-        UDP | UDP_LITE => {
-            ports::<F, 8>(frame, transport, packet)?;
-            udp_payload(transport, packet);
-            Ok(())
-        }
+        UDP | UDP_LITE => udp(frame, transport, packet),
         SCTP => {
             ports::<F, 12>(frame, transport, packet)?;
             packet.segment_header_len_bytes = transport.offset_bytes + SCTP_LEN;
@@ -135,16 +132,53 @@ fn ports<F: Frame, const N: usize>(
     Ok(())
 }
 
-/// A super-frame of UDP repeats the UDP header; a tunnel's also what is inside, which is not read
-/// here.
+/// RFC 768, RFC 3828. A super-frame of UDP repeats the UDP header; a tunnel's also what is inside, which
+/// is not read here.
 #[inline(always)]
-fn udp_payload(transport: Transport, packet: &mut Packet) {
+fn udp<F: Frame>(frame: &F, transport: Transport, packet: &mut Packet) -> Result<(), Reason> {
+    let header = header::<F, 8>(frame, transport)?;
     let payload_offset = transport.offset_bytes + UDP_LEN;
+    set_ports(packet, transport, header.be16::<0>(), header.be16::<2>());
+    if transport.protocol == UDP && is_short(transport, packet, header.be16::<4>()) {
+        return Err(Reason::MalformedUdp);
+    }
     if transport.protocol == UDP && TUNNEL_PORTS.contains(&packet.destination_port()) {
         packet.payload = (payload_offset, transport.end_bytes);
     } else {
         packet.segment_header_len_bytes = payload_offset;
     }
+    Ok(())
+}
+
+/// Whether `len` is none that UDP may have: under its header's. Where nothing gives the IP packet's length
+/// it is 0 or what is left of it in 16 bits, and over IPv6 it may be 0 beside a length (`__udp6_lib_rcv`;
+/// RFC 2675 means jumbograms alone).
+///
+/// One comparison, since each branch here doubles what the verifier walks.
+#[inline(always)]
+fn is_short(transport: Transport, packet: &Packet, len: u16) -> bool {
+    let may_be_zero = u32::from(packet.key.ip_version == 6);
+    // The highest bit of no other end.
+    let is_endless = transport.end_bytes >> 31;
+    let or_more = u32::from(len)
+        .wrapping_sub(may_be_zero)
+        .wrapping_add(is_endless << 16);
+    or_more < UDP_LEN - may_be_zero
+}
+
+/// Where the datagram ends whose payload begins at `start`, in an IP packet that ends at `end_bytes`. A
+/// length beyond that is no reason to give up: the kernel drops such packets, but the ports are not in
+/// doubt.
+///
+/// Apart from [`parse`], for the verifier's sake: only tunnels ask.
+#[inline(always)]
+pub(crate) fn udp_end<F: Frame>(frame: &F, start: u32, end_bytes: u32) -> Option<u32> {
+    let len = u32::from(frame.header::<4>(start - 4)?.be16::<0>());
+    Some(if end_bytes == NO_LIMIT || len == 0 {
+        end_bytes
+    } else {
+        end_bytes.min(start - UDP_LEN + len)
+    })
 }
 
 /// RFC 792, RFC 4443. A reply falls into the flow of its request.

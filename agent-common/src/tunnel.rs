@@ -6,10 +6,10 @@
 use crate::{
     flow::{Encapsulation, Outer},
     frame::{Frame, Header},
-    ip,
+    ip::{self, NO_LIMIT},
     link::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
     parse::Packet,
-    transport::{GENEVE, GRE, IPV4_IN_IP, IPV6_IN_IP, TUNNEL_PORTS, UDP, VXLAN, VXLAN_LINUX},
+    transport::{self, GENEVE, GRE, IPV4_IN_IP, IPV6_IN_IP, TUNNEL_PORTS, UDP, VXLAN, VXLAN_LINUX},
 };
 
 /// Tunnels within tunnels that are opened.
@@ -40,6 +40,8 @@ pub struct Inner {
     pub tunnel_id: u32,
     pub layer: Layer,
     pub offset_bytes: u32,
+    /// Nothing behind this is the tunnel's.
+    pub end_bytes: u32,
 }
 
 const VXLAN_LEN: u32 = 8;
@@ -102,12 +104,12 @@ pub fn header<F: Frame>(frame: &F, packet: &Packet) -> Option<Inner> {
     if !packet.part.is_whole() {
         return None;
     }
-    let (start, end) = packet.payload;
-    let frame = Within {
-        frame,
-        end_bytes: end,
-    };
-    match packet.key.protocol {
+    let (start, mut end_bytes) = packet.payload;
+    if packet.key.protocol == UDP {
+        end_bytes = transport::udp_end(frame, start, end_bytes)?;
+    }
+    let frame = Within { frame, end_bytes };
+    let inner = match packet.key.protocol {
         UDP => match packet.destination_port() {
             VXLAN | VXLAN_LINUX => vxlan(&frame, start),
             GENEVE => geneve(&frame, start),
@@ -117,7 +119,8 @@ pub fn header<F: Frame>(frame: &F, packet: &Packet) -> Option<Inner> {
         IPV4_IN_IP => Some(ip_in_ip(start, Layer::Ipv4)),
         IPV6_IN_IP => Some(ip_in_ip(start, Layer::Ipv6)),
         _ => None,
-    }
+    }?;
+    Some(Inner { end_bytes, ..inner })
 }
 
 #[inline(always)]
@@ -127,6 +130,7 @@ fn ip_in_ip(offset_bytes: u32, layer: Layer) -> Inner {
         tunnel_id: 0,
         layer,
         offset_bytes,
+        end_bytes: NO_LIMIT,
     }
 }
 
@@ -144,6 +148,7 @@ fn vxlan<F: Frame>(frame: &F, start: u32) -> Option<Inner> {
         tunnel_id: id_and_reserved >> 8,
         layer: Layer::Ethernet,
         offset_bytes: start + VXLAN_LEN,
+        end_bytes: NO_LIMIT,
     })
 }
 
@@ -160,6 +165,7 @@ fn geneve<F: Frame>(frame: &F, start: u32) -> Option<Inner> {
         tunnel_id: u32::from_be(header.ne32::<4>()) >> 8,
         layer: layer(header.be16::<2>())?,
         offset_bytes: start + GENEVE_LEN + u32::from(version_and_len & GENEVE_OPTION_WORDS) * 4,
+        end_bytes: NO_LIMIT,
     })
 }
 
@@ -189,6 +195,7 @@ fn gre<F: Frame>(frame: &F, start: u32) -> Option<Inner> {
         tunnel_id,
         layer,
         offset_bytes,
+        end_bytes: NO_LIMIT,
     })
 }
 
@@ -278,13 +285,13 @@ pub fn parse_inner<F: Frame>(frame: &F, opening: &mut Opening) -> bool {
     let inner = opening.inner;
     let frame = Within {
         frame,
-        end_bytes: opening.saved.payload.1,
+        end_bytes: inner.end_bytes,
     };
     let (offset, packet) = (inner.offset_bytes, &mut opening.packet);
     let parsed = match inner.layer {
         Layer::Ethernet => link::ethernet::<_, false>(&frame, offset, 0, packet),
-        Layer::Ipv4 => ip::v4(&frame, offset, packet),
-        Layer::Ipv6 => ip::v6(&frame, offset, packet),
+        Layer::Ipv4 => ip::v4(&frame, offset, NO_LIMIT, packet),
+        Layer::Ipv6 => ip::v6(&frame, offset, NO_LIMIT, packet),
     };
     if parsed.is_err() {
         opening.packet = opening.saved;
@@ -292,7 +299,7 @@ pub fn parse_inner<F: Frame>(frame: &F, opening: &mut Opening) -> bool {
         return false;
     }
     // What the outer packet has no room for is not the inner one's, whatever its header says.
-    opening.packet.payload.1 = opening.packet.payload.1.min(opening.saved.payload.1);
+    opening.packet.payload.1 = opening.packet.payload.1.min(inner.end_bytes);
     opening.packet.key.encapsulation = inner.encapsulation as u8;
     opening.packet.key.tunnel_id = inner.tunnel_id;
     opening.outer = opening.saved.outer(&opening.packet);

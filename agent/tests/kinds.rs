@@ -288,6 +288,10 @@ fn unparsable(from: &Host, to: &Host) -> Vec<(&'static str, Vec<u8>)> {
             v4.clone().pad_to(60).ip(17, &[0; 4]).unwrap(),
         ),
         ("malformed_tcp", v6.ip(6, &[0x40; 30]).unwrap()),
+        (
+            "malformed_udp",
+            v6.ip(17, &[0, 9, 0, 9, 0, 7, 0, 0]).unwrap(),
+        ),
     ]
 }
 

@@ -35,7 +35,6 @@ const FIELDS: &[&str] = &[
     "tcp.urgent_pointer",
     "udp.srcport",
     "udp.dstport",
-    "udp.length",
     "udp.checksum",
     "sctp.srcport",
     "sctp.dstport",
@@ -127,11 +126,11 @@ impl Frame {
         number(self.one(field)?)?.try_into().ok()
     }
 
-    pub fn has(&self, field: &str) -> bool {
+    fn has(&self, field: &str) -> bool {
         self.one(field).is_some()
     }
 
-    pub fn protocols(&self) -> &str {
+    fn protocols(&self) -> &str {
         self.one("frame.protocols").unwrap_or_default()
     }
 
@@ -204,7 +203,7 @@ impl Frame {
     }
 
     /// A flow between the addresses of the IP header.
-    pub fn flow_of(&self, protocol: u8, selector: Selector) -> Option<Flow> {
+    fn flow_of(&self, protocol: u8, selector: Selector) -> Option<Flow> {
         let [src, dst] = if self.ip_version()? == 4 {
             ["ip.src", "ip.dst"]
         } else {

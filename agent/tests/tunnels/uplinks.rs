@@ -28,7 +28,11 @@ fn uplinks(from: &Host, to: &Host) -> Vec<(Vec<u8>, String)> {
                     (0x8864, false) => &[0, 0x57],
                     _ => &[],
                 };
-                let payload = [header, ppp, &it.bare].concat();
+                let mut payload = [header, ppp, &it.bare].concat();
+                if !ppp.is_empty() {
+                    let len = (ppp.len() + it.bare.len()) as u16;
+                    payload[4..6].copy_from_slice(&len.to_be_bytes());
+                }
                 let flow = it.flow.replacen("[]", vlans, 1);
                 frames.push((
                     carrier.ether_type(ether_type, &payload).unwrap(),
@@ -43,7 +47,7 @@ fn uplinks(from: &Host, to: &Host) -> Vec<(Vec<u8>, String)> {
         ("[200,300]", frame.qinq(200, 300)),
     ];
     for (vlans, carrier) in &tagged {
-        let pppoe = [0x11, 0, 0x0a, 0x0b, 0, 70];
+        let pppoe = [0x11, 0, 0x0a, 0x0b, 0, 0];
         add(vlans, carrier, 0x8864, &pppoe, ["pppoe", "2571"]);
         add(vlans, carrier, 0x8847, &[0, 6, 0x41, 64], ["mpls", "-"]);
         let four = [

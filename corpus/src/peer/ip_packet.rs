@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use agent_common::{Part, Reason};
+use agent_common::{Encapsulation, Part, Reason};
 use etherparse::{
     IpAuthHeaderSlice, IpFragOffset, IpNumber, Ipv6FragmentHeader, Ipv6FragmentHeaderSlice,
     Ipv6RawExtHeaderSlice, LaxIpPayloadSlice, LaxIpv4Slice, LaxIpv6Slice,
@@ -39,6 +39,7 @@ impl Reading {
         );
         Ok(Transport {
             later_fragment: header.fragments_offset().value() != 0,
+            is_endless: has_no_len && !self.is_in_pppoe(),
             ..transport(
                 packet.payload(),
                 frame,
@@ -74,6 +75,8 @@ impl Reading {
             header.source_addr().into(),
             header.destination_addr().into(),
         );
+        transport.is_endless =
+            header.payload_length() == 0 && self.is_super_frame && !self.is_in_pppoe();
         let walk = walk(header.next_header(), packet.extensions().slice())?;
         if let Some(fragment) = walk.fragment {
             self.note_fragment(
@@ -95,6 +98,11 @@ impl Reading {
             return Err(Reason::TruncatedExtension);
         }
         Ok(transport)
+    }
+
+    /// Whose length is the packet's where its own header says none.
+    fn is_in_pppoe(&self) -> bool {
+        self.packet.key.encapsulation == Encapsulation::Pppoe as u8
     }
 
     fn note_fragment(&mut self, id: u32, offset: IpFragOffset, more: bool) {
@@ -123,6 +131,7 @@ fn transport<'a>(
         payload: payload.payload,
         offset_bytes: payload.payload.as_ptr().addr() - frame.as_ptr().addr(),
         later_fragment: false,
+        is_endless: false,
         src,
         dst,
     }

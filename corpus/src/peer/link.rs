@@ -10,6 +10,7 @@ pub(super) const PPPOE: EtherType = EtherType(0x8864);
 pub(super) const MPLS: EtherType = EtherType(0x8847);
 pub(super) const MPLS_UPSTREAM: EtherType = EtherType(0x8848);
 
+const PPP_PROTOCOL_LEN: usize = 2;
 const MPLS_LABELS: usize = 4;
 
 impl Reading {
@@ -17,11 +18,15 @@ impl Reading {
         let (header, rest) = bytes
             .split_first_chunk::<8>()
             .ok_or(Reason::TruncatedPppoe)?;
-        let [0x11, 0, id @ .., _, _, high, low] = *header else {
+        let [0x11, 0, id_high, id_low, len @ .., high, low] = *header else {
             return Err(Reason::NotIp);
         };
+        let inside = usize::from(u16::from_be_bytes(len)).checked_sub(PPP_PROTOCOL_LEN);
+        let rest = inside
+            .and_then(|len| rest.get(..len))
+            .ok_or(Reason::TruncatedPppoe)?;
         self.packet.key.encapsulation = Encapsulation::Pppoe as u8;
-        self.packet.key.tunnel_id = u16::from_be_bytes(id).into();
+        self.packet.key.tunnel_id = u16::from_be_bytes([id_high, id_low]).into();
         let ether_type = match [high, low] {
             [0, 0x21] => ether_type::IPV4,
             [0, 0x57] => ether_type::IPV6,

@@ -83,6 +83,8 @@ struct Transport<'a> {
     /// From the start of the frame.
     offset_bytes: usize,
     later_fragment: bool,
+    /// The IP header says no length.
+    is_endless: bool,
     src: IpAddr,
     dst: IpAddr,
 }

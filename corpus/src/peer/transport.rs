@@ -92,8 +92,27 @@ impl Reading {
             .map_err(|_| Reason::TruncatedTransport)?;
         let ports = (header.source_port(), header.destination_port());
         self.place(transport, L4Kind::Ports, Some(ports));
-        if transport.protocol == UDP && TUNNELS.contains(&header.destination_port()) {
-            self.note_payload(transport, header.destination_port(), UDP_LEN);
+        if transport.protocol != UDP {
+            self.repeat(transport, UDP_LEN);
+            return Ok(());
+        }
+        let len = usize::from(header.length());
+        let is_to_the_end = transport.is_endless || transport.src.is_ipv6() && len == 0;
+        if len < UDP_LEN && !is_to_the_end {
+            return Err(Reason::MalformedUdp);
+        }
+        if TUNNELS.contains(&header.destination_port()) {
+            let whole = transport.payload;
+            let datagram = if is_to_the_end {
+                whole
+            } else {
+                &whole[..len.min(whole.len())]
+            };
+            let datagram = Transport {
+                payload: datagram,
+                ..*transport
+            };
+            self.note_payload(&datagram, header.destination_port(), UDP_LEN);
         } else {
             self.repeat(transport, UDP_LEN);
         }
