@@ -121,6 +121,16 @@ impl Replica {
                 self.update_flow(hash, found, key, counters, sink);
             }
         }
+        self.settle_outers();
+    }
+
+    fn settle_outers(&mut self) {
+        let mut outers = std::mem::take(&mut self.outers);
+        outers.settle(|key| {
+            let found = self.find(hash_of(&self.seed, key), key);
+            !matches!(found, Found::Nothing)
+        });
+        self.outers = outers;
     }
 
     /// The hash and, where the flow is known, most likely the slot, for each of a group.

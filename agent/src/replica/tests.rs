@@ -242,6 +242,41 @@ fn a_flow_out_of_a_tunnel_keeps_the_tunnels_endpoints_to_its_end() {
 }
 
 #[test]
+fn a_flow_that_leaves_for_another_of_its_scan_keeps_the_tunnels_endpoints() {
+    let mut replica = replica(1);
+    let flow = |number| FlowKey {
+        encapsulation: Encapsulation::Vxlan as u8,
+        tunnel_id: 42,
+        ..key(number)
+    };
+    let outer = |number: u32| Outer {
+        addr_a: [number as u8; 16],
+        ..Outer::default()
+    };
+    let mut scan = |second: u64, numbers: &[u32], are_known: bool| {
+        let mut records = Vec::new();
+        replica.begin_scan(clock(second));
+        for &number in numbers {
+            replica.note_outer(&flow(number), || are_known.then(|| outer(number)));
+        }
+        let keys: Vec<FlowKey> = numbers.iter().map(|&number| flow(number)).collect();
+        let both_ways = counters(second, &[ACK], &[ACK]);
+        let mut sink = |record: &Record| records.push((record.key, record.outer));
+        replica.update(&keys, &vec![both_ways; keys.len()], &mut sink);
+        records
+    };
+    let told = |numbers: &[u32]| -> Vec<_> {
+        let of = |&number: &u32| (flow(number), Some(outer(number)));
+        numbers.iter().map(of).collect()
+    };
+    assert_eq!(scan(1, &[1], true), told(&[1]));
+    // The second flow takes the place of the first, which comes behind it.
+    assert_eq!(scan(2, &[2, 1], true), told(&[1, 2, 2, 1]));
+    // What would be kept of the second, which is gone, would be the next flow's with its key.
+    assert_eq!(scan(3, &[2], false)[1], (flow(2), None));
+}
+
+#[test]
 fn a_flow_with_packets_in_the_scan_of_a_sleep_outlives_it() {
     const SLEPT: u64 = 1000;
     let mut replica = replica(8);
