@@ -110,10 +110,12 @@ pub enum Encapsulation {
     Vxlan = 3,
     /// The network identifier, VNI (RFC 8926).
     Geneve = 4,
-    /// The key (RFC 2890), 0 where there is none.
+    /// The key (RFC 2890).
     Gre = 5,
-    /// 0.
+    /// A [`tunnel::name`](crate::tunnel::name), which no record shows.
     IpInIp = 6,
+    /// The same; [`Gre`](Self::Gre) in records.
+    GreWithoutKey = 7,
 }
 
 impl Encapsulation {
@@ -127,17 +129,28 @@ impl Encapsulation {
             4 => Self::Geneve,
             5 => Self::Gre,
             6 => Self::IpInIp,
+            7 => Self::GreWithoutKey,
             _ => return None,
         })
     }
 
     /// Whether IP packets carried it, so that the flow has [`Outer`] endpoints.
     pub const fn is_tunnel(self) -> bool {
-        matches!(self, Self::Vxlan | Self::Geneve | Self::Gre | Self::IpInIp)
+        self.is_numbered_tunnel() || self.is_unnumbered_tunnel()
+    }
+
+    const fn is_numbered_tunnel(self) -> bool {
+        matches!(self, Self::Vxlan | Self::Geneve | Self::Gre)
+    }
+
+    /// Whether its packets carry nothing that tells it from others.
+    pub const fn is_unnumbered_tunnel(self) -> bool {
+        matches!(self, Self::IpInIp | Self::GreWithoutKey)
     }
 }
 
-/// The endpoints of the tunnel that a flow's first packet came through.
+/// The endpoints of the tunnel that a flow's first packet came through, and what that packet was wrapped
+/// in on the interface.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outer {
@@ -146,10 +159,41 @@ pub struct Outer {
     pub addr_b: [u8; 16],
     /// 4 or 6.
     pub ip_version: u8,
-    pub reserved: [u8; 7],
+    /// 1 where it came through a PPPoE session, else 0.
+    pub has_pppoe_session: u8,
+    /// Host byte order.
+    pub pppoe_session: u16,
+    /// As in a [`FlowKey`]. Of tunnels within tunnels these are the outermost one's, as the session is.
+    pub vlan_ids: [u16; 2],
 }
 
 const _: () = assert!(size_of::<Outer>() == 40);
+
+impl Outer {
+    /// The endpoints from the key of the tunnel's packet, whose sender is at the side of a or of b of what
+    /// it carries.
+    #[inline(always)]
+    pub fn set_ends(&mut self, key: &FlowKey, is_swapped: bool) {
+        (self.addr_a, self.addr_b) = if is_swapped {
+            (key.addr_b, key.addr_a)
+        } else {
+            (key.addr_a, key.addr_b)
+        };
+        self.ip_version = key.ip_version;
+    }
+
+    /// Tags and session from the key of the packet as it is on the interface.
+    #[inline(always)]
+    pub fn set_link(&mut self, key: &FlowKey) {
+        self.vlan_ids = key.vlan_ids;
+        self.has_pppoe_session = u8::from(key.encapsulation == Encapsulation::Pppoe as u8);
+        self.pppoe_session = if self.has_pppoe_session != 0 {
+            key.tunnel_id as u16
+        } else {
+            0
+        };
+    }
+}
 
 /// The TCP flags, in the order of their bits in the TCP header's flag byte.
 pub mod tcp_flags {
@@ -332,12 +376,12 @@ mod tests {
         let kinds = (0..=u8::MAX).filter_map(L4Kind::from_u8);
         let encapsulations = (0..=u8::MAX).filter_map(Encapsulation::from_u8);
         assert!(kinds.map(|kind| kind as u8).eq(0..=4));
-        assert!(encapsulations.map(|kind| kind as u8).eq(0..=6));
+        assert!(encapsulations.map(|kind| kind as u8).eq(0..=7));
         let tunnels = (0..=u8::MAX).filter(|&byte| {
             let kind = Encapsulation::from_u8(byte);
             kind.is_some_and(Encapsulation::is_tunnel)
         });
-        assert!(tunnels.eq(Encapsulation::Vxlan as u8..=Encapsulation::IpInIp as u8));
+        assert!(tunnels.eq(Encapsulation::Vxlan as u8..=Encapsulation::GreWithoutKey as u8));
     }
 
     #[test]

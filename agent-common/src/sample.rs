@@ -40,14 +40,14 @@ fn hash(key: &FlowKey) -> u64 {
 }
 
 #[inline(always)]
-fn mix(hash: u64, value: u64) -> u64 {
+pub(crate) fn mix(hash: u64, value: u64) -> u64 {
     let product = (hash ^ value).wrapping_mul(MULTIPLIER);
     product ^ product >> 32
 }
 
 /// The bytes as numbers whose value does not depend on the host's byte order.
 #[inline(always)]
-fn halves(address: &[u8; 16]) -> (u64, u64) {
+pub(crate) fn halves(address: &[u8; 16]) -> (u64, u64) {
     (
         u64::from_le(address.ne64::<0>()),
         u64::from_le(address.ne64::<8>()),

@@ -1,7 +1,8 @@
 //! Tunnels: a packet that may be one's comes in, the packet that it carries goes out in its place.
 //!
 //! The inner packet is parsed as if it had arrived by itself: its own addresses, tags, fragments. The
-//! key keeps the kind of tunnel and its number, since tenants may use the same addresses.
+//! key keeps the kind of tunnel and its number, since tenants may use the same addresses; a tunnel
+//! without a number is told from others by its endpoints.
 
 use crate::{
     flow::{Encapsulation, Outer},
@@ -11,6 +12,10 @@ use crate::{
     parse::Packet,
     transport::{self, GENEVE, GRE, IPV4_IN_IP, IPV6_IN_IP, TUNNEL_PORTS, UDP, VXLAN, VXLAN_LINUX},
 };
+
+mod name;
+
+pub use name::name;
 
 /// Tunnels within tunnels that are opened.
 pub const MAX_DEPTH: u32 = 2;
@@ -37,6 +42,7 @@ pub enum Layer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inner {
     pub encapsulation: Encapsulation,
+    /// 0 where the tunnel has none.
     pub tunnel_id: u32,
     pub layer: Layer,
     pub offset_bytes: u32,
@@ -78,22 +84,6 @@ impl Packet {
                 UDP => TUNNEL_PORTS.contains(&self.destination_port()),
                 _ => false,
             }
-    }
-
-    /// The endpoints of this tunnel's packet, by the sides of the packet that it carries.
-    #[inline(always)]
-    pub fn outer(&self, inner: &Packet) -> Outer {
-        let (addr_a, addr_b) = if self.direction == inner.direction {
-            (self.key.addr_a, self.key.addr_b)
-        } else {
-            (self.key.addr_b, self.key.addr_a)
-        };
-        Outer {
-            addr_a,
-            addr_b,
-            ip_version: self.key.ip_version,
-            reserved: [0; 7],
-        }
     }
 }
 
@@ -182,8 +172,9 @@ fn gre<F: Frame>(frame: &F, start: u32) -> Option<Inner> {
     if flags & GRE_CHECKSUM != 0 {
         offset_bytes += 4;
     }
-    let mut tunnel_id = 0;
+    let (mut encapsulation, mut tunnel_id) = (Encapsulation::GreWithoutKey, 0);
     if flags & GRE_KEY != 0 {
+        encapsulation = Encapsulation::Gre;
         tunnel_id = u32::from_be(frame.header::<4>(offset_bytes)?.ne32::<0>());
         offset_bytes += 4;
     }
@@ -191,7 +182,7 @@ fn gre<F: Frame>(frame: &F, start: u32) -> Option<Inner> {
         offset_bytes += 4;
     }
     Some(Inner {
-        encapsulation: Encapsulation::Gre,
+        encapsulation,
         tunnel_id,
         layer,
         offset_bytes,
@@ -216,7 +207,7 @@ fn layer(ethertype: u16) -> Option<Layer> {
 pub struct Opening {
     /// What may be a tunnel's packet, then what that carries.
     pub packet: Packet,
-    /// The endpoints of the tunnel that was opened last.
+    /// The endpoints of the tunnel that was opened last, and what is around the first.
     pub outer: Outer,
     /// Bits of [`outcome`].
     pub outcome: u32,
@@ -301,8 +292,16 @@ pub fn parse_inner<F: Frame>(frame: &F, opening: &mut Opening) -> bool {
     // What the outer packet has no room for is not the inner one's, whatever its header says.
     opening.packet.payload.1 = opening.packet.payload.1.min(inner.end_bytes);
     opening.packet.key.encapsulation = inner.encapsulation as u8;
-    opening.packet.key.tunnel_id = inner.tunnel_id;
-    opening.outer = opening.saved.outer(&opening.packet);
+    opening.packet.key.tunnel_id = if inner.encapsulation.is_unnumbered_tunnel() {
+        name(&opening.saved.key)
+    } else {
+        inner.tunnel_id
+    };
+    let is_swapped = opening.saved.direction != opening.packet.direction;
+    opening.outer.set_ends(&opening.saved.key, is_swapped);
+    if opening.depth == 0 {
+        opening.outer.set_link(&opening.saved.key);
+    }
     opening.outcome |= outcome::DECAPSULATED;
     opening.depth += 1;
     if opening.depth == MAX_DEPTH && opening.packet.may_be_tunnel() {

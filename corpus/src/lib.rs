@@ -7,7 +7,7 @@
 use std::{fs, path::Path};
 
 use agent_common::{
-    Frame, LinkType, Outer, Packet, Reason, parse_encapsulated,
+    Encapsulation, FlowKey, Frame, LinkType, Outer, Packet, Reason, parse_encapsulated,
     tunnel::{self, Opening, outcome},
 };
 use anyhow::{Context as _, Result, ensure};
@@ -59,6 +59,7 @@ impl RawFrame {
             opening.outcome |= outcome::UNOPENED;
         }
         packet.payload = (0, 0);
+        unnamed(&mut packet.key);
         if packet.part.is_whole() {
             packet.datagram_id = 0;
         }
@@ -138,9 +139,23 @@ pub fn entries() -> Result<Vec<Entry>> {
 /// The names of [`agent_common::L4Kind`], by its numbers.
 const KINDS: [&str; 5] = ["none", "ports", "icmp", "icmp_query", "fragment"];
 
+/// Takes out of a key what stands in the place of a tunnel's number: no RFC says what that is.
+pub fn unnamed(key: &mut FlowKey) {
+    if Encapsulation::from_u8(key.encapsulation).is_some_and(Encapsulation::is_unnumbered_tunnel) {
+        key.tunnel_id = 0;
+    }
+}
+
 /// The names of [`agent_common::Encapsulation`], by its numbers.
-const ENCAPSULATIONS: [&str; 7] = [
-    "none", "pppoe", "mpls", "vxlan", "geneve", "gre", "ip_in_ip",
+const ENCAPSULATIONS: [&str; 8] = [
+    "none",
+    "pppoe",
+    "mpls",
+    "vxlan",
+    "geneve",
+    "gre",
+    "ip_in_ip",
+    "gre_without_key",
 ];
 
 /// The names of those bits of [`outcome`] that `outer` does not tell.

@@ -169,11 +169,7 @@ fn add_fact(meaning: &mut Meaning, word: &str, rest: &str) -> Result<()> {
         }
         "identifier" => key.port_b = rest.parse()?,
         "sender" => packet.direction = endpoint(rest)?,
-        "vlans" => {
-            let ids = numbers(rest)?;
-            ensure!(matches!(ids.len(), 1 | 2), "one or two VLAN ids");
-            key.vlan_ids[..ids.len()].copy_from_slice(&ids);
-        }
+        "vlans" => vlans(rest, &mut key.vlan_ids)?,
         "within" => {
             let (name, id) = rest.split_once(' ').unwrap_or((rest, "0"));
             let kind = ENCAPSULATIONS.iter().position(|&it| it == name);
@@ -183,6 +179,14 @@ fn add_fact(meaning: &mut Meaning, word: &str, rest: &str) -> Result<()> {
         "outer" => {
             meaning.outer = Some(outer(rest)?);
             meaning.outcome |= outcome::DECAPSULATED;
+        }
+        "outer_vlans" => {
+            let outer = meaning.outer.as_mut().context("`outer` comes first")?;
+            vlans(rest, &mut outer.vlan_ids)?;
+        }
+        "outer_pppoe" => {
+            let outer = meaning.outer.as_mut().context("`outer` comes first")?;
+            (outer.has_pppoe_session, outer.pppoe_session) = (1, rest.parse()?);
         }
         "outcome" => {
             let found = OUTCOMES.iter().find(|(name, _)| *name == rest);
@@ -205,6 +209,13 @@ fn add_fact(meaning: &mut Meaning, word: &str, rest: &str) -> Result<()> {
         "repeats" => packet.segment_header_len_bytes = rest.parse()?,
         _ => bail!("`{word}` is no word of the format"),
     }
+    Ok(())
+}
+
+fn vlans(rest: &str, into: &mut [u16; 2]) -> Result<()> {
+    let ids = numbers(rest)?;
+    ensure!(matches!(ids.len(), 1 | 2), "one or two VLAN ids");
+    into[..ids.len()].copy_from_slice(&ids);
     Ok(())
 }
 

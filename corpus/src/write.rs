@@ -102,6 +102,13 @@ fn write_meaning(f: &mut Formatter<'_>, meaning: &Meaning) -> Result {
     if let Some(outer) = &meaning.outer {
         let [a, b] = [outer.addr_a, outer.addr_b].map(|it| address_of(outer.ip_version, &it));
         writeln!(f, "  outer      {a} {b}")?;
+        if outer.vlan_ids != [0, 0] {
+            let [vlan, inner] = outer.vlan_ids;
+            writeln!(f, "  outer_vlans {vlan} {inner}")?;
+        }
+        if outer.has_pppoe_session != 0 {
+            writeln!(f, "  outer_pppoe {}", outer.pppoe_session)?;
+        }
     }
     for (name, bit) in OUTCOMES {
         if meaning.outcome & bit != 0 {

@@ -18,7 +18,7 @@ pub(super) struct RecordBuffer {
 }
 
 impl RecordBuffer {
-    /// Every field at its longest takes 288 bytes.
+    /// Every field at its longest takes 300 bytes.
     pub(super) const LEN_BYTES: usize = 320;
 
     pub(super) fn new() -> Self {
@@ -67,7 +67,7 @@ impl RecordBuffer {
         self.count::<16>(u64::from(key.ip_version));
         self.count::<17>(u64::from(key.ifindex));
         self.count::<18>(u64::from(key.netns));
-        self.vlan_ids(key);
+        self.vlan_ids::<19>(key.vlan_ids);
         self.icmp(key, kind);
         if kind == Some(L4Kind::Fragment) {
             self.value::<23>(1);
@@ -88,21 +88,27 @@ impl RecordBuffer {
         if record.reverse_direction == record.direction {
             self.value::<35>(record.reverse_direction as u64);
         }
+        if let Some(outer) = &record.outer {
+            self.vlan_ids::<36>(outer.vlan_ids);
+            if outer.has_pppoe_session != 0 {
+                self.value::<37>(u64::from(outer.pppoe_session));
+            }
+        }
         &self.bytes[..self.len]
     }
 
-    fn vlan_ids(&mut self, key: &FlowKey) {
+    fn vlan_ids<const FIELD: u32>(&mut self, ids: [u16; 2]) {
         let mut packed = Self {
             bytes: [0; Self::LEN_BYTES],
             len: 0,
         };
-        if key.vlan_ids == [0, 0] {
+        if ids == [0, 0] {
             return;
         }
-        for id in key.vlan_ids.into_iter().filter(|&id| id != 0) {
+        for id in ids.into_iter().filter(|&id| id != 0) {
             packed.varint(u64::from(id));
         }
-        self.tag::<19, LEN>();
+        self.tag::<FIELD, LEN>();
         self.varint(packed.len as u64);
         self.append(&packed.bytes[..packed.len]);
     }
@@ -119,16 +125,17 @@ impl RecordBuffer {
         }
     }
 
-    /// The numbers of the enum in `flow.proto` are those in a key.
+    /// The numbers of the enum in `flow.proto` are those in a key, but for GRE without one.
     fn encapsulation(&mut self, record: &Record, reversed: bool) {
         let key = &record.key;
-        self.value::<30>(u64::from(key.encapsulation));
-        let has_id = !matches!(
-            Encapsulation::from_u8(key.encapsulation),
-            Some(Encapsulation::Mpls | Encapsulation::IpInIp)
-        );
-        if has_id {
-            self.value::<31>(u64::from(key.tunnel_id));
+        let (number, id) = match Encapsulation::from_u8(key.encapsulation) {
+            Some(Encapsulation::Mpls | Encapsulation::IpInIp) => (key.encapsulation, None),
+            Some(Encapsulation::GreWithoutKey) => (Encapsulation::Gre as u8, Some(0)),
+            _ => (key.encapsulation, Some(key.tunnel_id)),
+        };
+        self.value::<30>(u64::from(number));
+        if let Some(id) = id {
+            self.value::<31>(u64::from(id));
         }
         let Some(outer) = &record.outer else {
             return;

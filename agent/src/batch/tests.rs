@@ -77,7 +77,7 @@ fn pair() -> impl Strategy<Value = Pair> {
 
 fn key() -> impl Strategy<Value = FlowKey> {
     let names = (any::<u32>(), any::<u32>(), any::<[u16; 2]>());
-    let tunnel = (0..=6u8, any::<u32>());
+    let tunnel = (0..=7u8, any::<u32>());
     (
         any::<([u8; 16], [u8; 16])>(),
         names,
@@ -113,12 +113,17 @@ fn key() -> impl Strategy<Value = FlowKey> {
 }
 
 fn outer() -> impl Strategy<Value = Outer> {
-    (any::<[[u8; 16]; 2]>(), any::<bool>()).prop_map(|([addr_a, addr_b], is_ipv4)| Outer {
-        addr_a,
-        addr_b,
-        ip_version: if is_ipv4 { 4 } else { 6 },
-        ..Outer::default()
-    })
+    let link = (any::<[u16; 2]>(), any::<bool>(), any::<u16>());
+    (any::<[[u8; 16]; 2]>(), any::<bool>(), link).prop_map(
+        |([addr_a, addr_b], is_ipv4, (vlan_ids, has_session, session))| Outer {
+            addr_a,
+            addr_b,
+            ip_version: if is_ipv4 { 4 } else { 6 },
+            has_pppoe_session: has_session.into(),
+            pppoe_session: if has_session { session } else { 0 },
+            vlan_ids,
+        },
+    )
 }
 
 fn record() -> impl Strategy<Value = Record> {
@@ -200,12 +205,7 @@ fn expected(record: &Record) -> FlowRecord {
         ip_version: key.ip_version.into(),
         ifindex: key.ifindex,
         netns: key.netns,
-        vlan_ids: key
-            .vlan_ids
-            .iter()
-            .filter(|&&id| id != 0)
-            .map(|&id| id.into())
-            .collect(),
+        vlan_ids: tags(key.vlan_ids),
         icmp_type: is_icmp.then_some((key.port_a >> 8).into()),
         icmp_code: is_icmp.then_some((key.port_a & 0xff).into()),
         icmp_identifier: (kind == L4Kind::IcmpQuery).then_some(key.port_b.into()),
@@ -215,8 +215,17 @@ fn expected(record: &Record) -> FlowRecord {
         dscp: Some(record.dscp.into()),
         end_reason: record.end_reason.map(|reason| reason as i32),
         community_id: Bytes::copy_from_slice(&record.community_id),
-        encapsulation: (key.encapsulation != 0).then_some(key.encapsulation.into()),
-        tunnel_id: matches!(key.encapsulation, 1 | 3 | 4 | 5).then_some(key.tunnel_id),
+        // 7 is GRE (5) without a key.
+        encapsulation: match key.encapsulation {
+            0 => None,
+            7 => Some(5),
+            known => Some(known.into()),
+        },
+        tunnel_id: match key.encapsulation {
+            1 | 3 | 4 | 5 => Some(key.tunnel_id),
+            7 => Some(0),
+            _ => None,
+        },
         outer_src_addr: outer_addr(record, 0),
         outer_dst_addr: outer_addr(record, 1),
         direction: record.direction as i32,
@@ -225,7 +234,19 @@ fn expected(record: &Record) -> FlowRecord {
         } else {
             0
         },
+        outer_vlan_ids: record.outer.map_or_else(Vec::new, |it| tags(it.vlan_ids)),
+        outer_pppoe_session: record
+            .outer
+            .filter(|outer| outer.has_pppoe_session != 0)
+            .map(|outer| outer.pppoe_session.into()),
     }
+}
+
+fn tags(ids: [u16; 2]) -> Vec<u32> {
+    ids.into_iter()
+        .filter(|&id| id != 0)
+        .map(u32::from)
+        .collect()
 }
 
 proptest! {
@@ -288,7 +309,9 @@ fn longest_record() -> Record {
             addr_a: [0xff; 16],
             addr_b: [0xff; 16],
             ip_version: 6,
-            ..Outer::default()
+            has_pppoe_session: 1,
+            pppoe_session: u16::MAX,
+            vlan_ids: [0xfff; 2],
         }),
     }
 }
@@ -369,7 +392,7 @@ fn an_encoder_starts_every_scan_anew() {
     }
 }
 
-/// A record that takes so many bytes of a batch, 143 to 291.
+/// A record that takes so many bytes of a batch, 143 to 303.
 fn record_of(len_bytes: usize) -> Record {
     let mut record = longest_record();
     (record.delta, record.total) = ([Pair::default(); 2], [Pair::default(); 2]);
@@ -377,6 +400,11 @@ fn record_of(len_bytes: usize) -> Record {
         let [one, two] = [1, 2].map(|count| encode(&header(1), &vec![*record; count]));
         two[0].body.len() - one[0].body.len()
     };
+    if taken(&record) > len_bytes
+        && let Some(outer) = &mut record.outer
+    {
+        (outer.has_pppoe_session, outer.vlan_ids) = (0, [0; 2]);
+    }
     if taken(&record) > len_bytes {
         record.key.ip_version = 4;
         record.outer = None;

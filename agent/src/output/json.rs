@@ -112,6 +112,8 @@ struct FlowLine<'a> {
     tunnel_id: Option<u32>,
     outer_src_addr: Option<IpAddr>,
     outer_dst_addr: Option<IpAddr>,
+    outer_vlan_ids: &'a [u32],
+    outer_pppoe_session: Option<u32>,
     sample_rate: u32,
 }
 
@@ -159,6 +161,8 @@ impl<'a> FlowLine<'a> {
             tunnel_id: record.tunnel_id,
             outer_src_addr: human::address(&record.outer_src_addr),
             outer_dst_addr: human::address(&record.outer_dst_addr),
+            outer_vlan_ids: &record.outer_vlan_ids,
+            outer_pppoe_session: record.outer_pppoe_session,
             sample_rate: batch.sample_rate,
         }
     }
@@ -333,7 +337,7 @@ mod tests {
             sample_rate: 100,
             ..batch(vec![tcp_record()])
         }]);
-        let expected = json!({
+        let mut expected = json!({
             "type": "flow", "scan_id": 7, "batch": 1, "stream_seq": 9,
             "interface": "eth0", "ifindex": 2,
             "direction": "egress", "reverse_direction": "ingress", "netns": 5, "vlan_ids": [100],
@@ -350,6 +354,9 @@ mod tests {
             "encapsulation": null, "tunnel_id": null,
             "outer_src_addr": null, "outer_dst_addr": null, "sample_rate": 100,
         });
+        // More than one macro takes.
+        expected["outer_vlan_ids"] = json!([]);
+        expected["outer_pppoe_session"] = json!(null);
         assert_eq!(lines, [expected]);
     }
 
@@ -360,6 +367,8 @@ mod tests {
             tunnel_id: Some(42),
             outer_src_addr: vec![192, 0, 2, 1].into(),
             outer_dst_addr: vec![192, 0, 2, 2].into(),
+            outer_vlan_ids: vec![7, 8],
+            outer_pppoe_session: Some(0),
             ..tcp_record()
         };
         let line = &lines(&[batch(vec![record])])[0];
@@ -370,6 +379,10 @@ mod tests {
         assert_eq!(
             (&line["outer_src_addr"], &line["outer_dst_addr"]),
             (&json!("192.0.2.1"), &json!("192.0.2.2"))
+        );
+        assert_eq!(
+            (&line["outer_vlan_ids"], &line["outer_pppoe_session"]),
+            (&json!([7, 8]), &json!(0))
         );
     }
 

@@ -6,6 +6,7 @@
     reason = "clippy takes only functions marked as tests for tests"
 )]
 
+mod apart;
 mod carrier;
 mod device;
 #[path = "../support/mod.rs"]

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use agent_common::{Encapsulation, Outer, Packet, tunnel::outcome};
+use agent_common::{Encapsulation, FlowKey, Outer, Packet, tunnel::outcome};
 
 use super::{Difference, Payload, Reading};
 
@@ -66,7 +66,13 @@ impl Reading {
             }
             inner.packet.key.encapsulation = tunnel.kind as u8;
             inner.packet.key.tunnel_id = tunnel.id;
-            inner.outer = Some(outer(&self.packet, &inner.packet));
+            let link = self.outer.unwrap_or_else(|| link(&self.packet.key));
+            inner.outer = Some(Outer {
+                vlan_ids: link.vlan_ids,
+                has_pppoe_session: link.has_pppoe_session,
+                pppoe_session: link.pppoe_session,
+                ..outer(&self.packet, &inner.packet)
+            });
             inner.outcome = outcome::DECAPSULATED;
             self = inner;
         }
@@ -146,13 +152,14 @@ impl Reading {
                     fields.next();
                     words += 1;
                 }
-                let mut id = 0;
+                let (mut kind, mut id) = (Encapsulation::GreWithoutKey, 0);
                 if flags & 0x20 != 0 {
+                    kind = Encapsulation::Gre;
                     id = u32::from_be_bytes(fields.next()?.try_into().ok()?);
                     words += 1;
                 }
                 words += usize::from(flags & 0x10 != 0);
-                tunnel(Encapsulation::Gre, id, layer([a, b])?, words * 4)
+                tunnel(kind, id, layer([a, b])?, words * 4)
             }
             (IPV4_IN_IP, _) => tunnel(Encapsulation::IpInIp, 0, Layer::Ip(4), 0),
             (IPV6_IN_IP, _) => tunnel(Encapsulation::IpInIp, 0, Layer::Ip(6), 0),
@@ -175,6 +182,17 @@ fn outer(tunnel: &Packet, inside: &Packet) -> Outer {
         addr_a,
         addr_b,
         ip_version: tunnel.key.ip_version,
+        ..Outer::default()
+    }
+}
+
+/// What is around the outermost packet.
+fn link(key: &FlowKey) -> Outer {
+    let is_pppoe = key.encapsulation == Encapsulation::Pppoe as u8;
+    Outer {
+        vlan_ids: key.vlan_ids,
+        has_pppoe_session: is_pppoe.into(),
+        pppoe_session: if is_pppoe { key.tunnel_id as u16 } else { 0 },
         ..Outer::default()
     }
 }
