@@ -24,7 +24,7 @@ thread_local! {
     static LOADED: RefCell<[Programs; 2]> = RefCell::new([false, true].map(Programs::load));
 }
 
-fuzz_target!(init: traced::write_seeds(), |input: &[u8]| -> Corpus {
+fuzz_target!(init: begin(), |input: &[u8]| -> Corpus {
     let Some(frame) = seed::frame(input) else {
         return Corpus::Reject;
     };
@@ -35,6 +35,12 @@ fuzz_target!(init: traced::write_seeds(), |input: &[u8]| -> Corpus {
     run(&frame);
     Corpus::Keep
 });
+
+/// The verifier may take longer than an input is given.
+fn begin() {
+    traced::write_seeds();
+    LOADED.with(|_| ());
+}
 
 fn run(frame: &RawFrame) {
     let parsed = traced::traced(frame);
