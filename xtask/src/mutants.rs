@@ -32,17 +32,17 @@ const VERSION: &str = "27.1.0";
 
 /// What cargo-mutants changes. Not the scan, which no test of the host reaches: its faults are kept ones.
 const FILES: &[&str] = &[
-    "agent-common/src/*.rs",
+    "agent-common/src/**/*.rs",
     "agent/src/filter.rs",
-    "agent/src/filter/*.rs",
+    "agent/src/filter/**/*.rs",
     "agent/src/replica.rs",
-    "agent/src/replica/*.rs",
+    "agent/src/replica/**/*.rs",
     "agent/src/batch.rs",
-    "agent/src/batch/*.rs",
+    "agent/src/batch/**/*.rs",
     "agent/src/hub.rs",
-    "agent/src/hub/*.rs",
+    "agent/src/hub/**/*.rs",
     "agent/src/server.rs",
-    "agent/src/server/*.rs",
+    "agent/src/server/**/*.rs",
 ];
 
 #[derive(clap::Args)]
@@ -93,23 +93,18 @@ const PARTS: [Part; 2] = [
 /// cargo-mutants over both crates; what survives with a reason belongs in `.cargo/mutants.toml`.
 fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
     let program = cargo_mutants()?;
-    let files = |package: &str| -> Vec<&str> {
-        let folder = format!("{package}/");
-        let files: Vec<&str> = if arguments.only.is_empty() {
-            FILES.to_vec()
-        } else {
-            arguments.only.iter().map(String::as_str).collect()
-        };
-        let mut files = files;
-        files.retain(|file| file.starts_with(&folder));
-        files
+    let wanted: Vec<&str> = match arguments.only.as_slice() {
+        [] => FILES.to_vec(),
+        only => only.iter().map(String::as_str).collect(),
     };
     let folder = target_dir()?.join("mutants");
     // In place, so that a fault costs what a changed line does, and not in the user's sources.
     let tree = Tree::copy(&folder.join("tree"))?;
     let mut survived = false;
     for part in PARTS {
-        let files = files(part.package);
+        let of_package = format!("{}/", part.package);
+        let mut files = wanted.clone();
+        files.retain(|file| file.starts_with(&of_package));
         if files.is_empty() {
             continue;
         }
