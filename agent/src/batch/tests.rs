@@ -37,6 +37,15 @@ fn header(interfaces: u32) -> ScanHeader {
     }
 }
 
+fn trailer(account: &HookAccount) -> ScanTrailer<'_> {
+    ScanTrailer {
+        occupancy: 1,
+        tracked: 8,
+        account,
+        is_final: false,
+    }
+}
+
 fn encode(header: &ScanHeader, records: &[Record]) -> Vec<Batch> {
     let mut encoder = BatchEncoder::new(identity());
     let mut batches = Vec::new();
@@ -51,16 +60,11 @@ fn encode(header: &ScanHeader, records: &[Record]) -> Vec<Batch> {
     for record in records {
         encoder.push(record, &mut sink);
     }
-    let occupancy = records.len() as u64;
-    encoder.finish(
-        &ScanTrailer {
-            occupancy,
-            tracked: 8,
-            account: &account,
-            is_final: false,
-        },
-        &mut sink,
-    );
+    let trailer = ScanTrailer {
+        occupancy: records.len() as u64,
+        ..trailer(&account)
+    };
+    encoder.finish(&trailer, &mut sink);
     batches
 }
 
@@ -379,10 +383,8 @@ fn an_encoder_starts_every_scan_anew() {
         encoder.push(&longest_record(), &mut |_| panic!("one record fits"));
         let mut batches = Vec::new();
         let trailer = ScanTrailer {
-            occupancy: 1,
-            tracked: 8,
-            account: &account,
             is_final: scan_id == 3,
+            ..trailer(&account)
         };
         encoder.finish(&trailer, &mut |batch| batches.push(batch));
         let message = decode(&batches[0]);
@@ -441,12 +443,6 @@ fn a_batch_takes_what_fits_and_is_closed_before_the_record_that_does_not() {
 fn a_small_batch_that_waits_holds_no_large_buffer() {
     let mut encoder = BatchEncoder::new(identity());
     let account = HookAccount::default();
-    let trailer = ScanTrailer {
-        occupancy: 1,
-        tracked: 8,
-        account: &account,
-        is_final: false,
-    };
     let record = record_of(256);
     for (records, is_copied) in [(1, true), (500, true), (520, false), (1000, false)] {
         let mut batches = Vec::new();
@@ -454,7 +450,7 @@ fn a_small_batch_that_waits_holds_no_large_buffer() {
         for _ in 0..records {
             encoder.push(&record, &mut |_| panic!("all of them fit"));
         }
-        encoder.finish(&trailer, &mut |batch| batches.push(batch));
+        encoder.finish(&trailer(&account), &mut |batch| batches.push(batch));
         // What shares the encoder's buffer is not the batch's alone.
         let own = batches.remove(0).body.try_into_mut();
         assert_eq!(own.is_ok(), is_copied, "{records} records");
@@ -464,16 +460,10 @@ fn a_small_batch_that_waits_holds_no_large_buffer() {
 #[test]
 fn the_rate_of_sampling_is_told_where_flows_are_left_out() {
     let account = HookAccount::default();
-    let trailer = ScanTrailer {
-        occupancy: 0,
-        tracked: 0,
-        account: &account,
-        is_final: false,
-    };
     for (rate, told) in [(0, 0), (1, 0), (2, 2), (100, 100)] {
         let mut encoder = BatchEncoder::new(identity()).sampling(rate);
         encoder.begin(&header(1));
-        encoder.finish(&trailer, &mut |batch| {
+        encoder.finish(&trailer(&account), &mut |batch| {
             let message = decode(&batch);
             let account = message.account.unwrap();
             assert_eq!((message.sample_rate, account.sample_rate), (told, told));
