@@ -7,9 +7,9 @@
 
 use std::{
     collections::VecDeque,
-    io::{self, Write as _},
-    net::Shutdown,
-    os::fd::OwnedFd,
+    io::{self, Write},
+    net::{Shutdown, TcpStream},
+    os::{fd::OwnedFd, unix::net::UnixStream},
     time::Duration,
 };
 
@@ -53,23 +53,21 @@ impl Farewells {
     }
 }
 
-/// The frame is far smaller than what a socket takes at once.
 fn say(connection: Connection) -> io::Result<OwnedFd> {
-    let frame = goaway();
     match connection {
-        Connection::Unix(stream, _) => {
-            let mut stream = stream.into_std()?;
-            stream.write_all(&frame)?;
-            stream.shutdown(Shutdown::Write)?;
-            Ok(stream.into())
-        }
-        Connection::Tcp(stream) => {
-            let mut stream = stream.into_std()?;
-            stream.write_all(&frame)?;
-            stream.shutdown(Shutdown::Write)?;
-            Ok(stream.into())
-        }
+        Connection::Unix(stream, _) => say_on(stream.into_std()?, UnixStream::shutdown),
+        Connection::Tcp(stream) => say_on(stream.into_std()?, TcpStream::shutdown),
     }
+}
+
+/// The frame is far smaller than what a socket takes at once.
+fn say_on<S: Write + Into<OwnedFd>>(
+    mut stream: S,
+    shutdown: fn(&S, Shutdown) -> io::Result<()>,
+) -> io::Result<OwnedFd> {
+    stream.write_all(&goaway())?;
+    shutdown(&stream, Shutdown::Write)?;
+    Ok(stream.into())
 }
 
 /// Length (24 bits), type, flags and stream 0, which is the connection; then the last stream that was
