@@ -92,8 +92,8 @@ pub enum ClientError {
     #[error("the agent at {target} has no room: {message}")]
     NoRoom { target: Target, message: String },
     #[error(
-        "the agent at {target} closed the connection before it heard the request: it has no room \
-         (--max-connections), or it ends"
+        "what listens on {target} closed the connection before it heard the request: an agent \
+         without room (--max-connections), one that ends, or no flow agent at all"
     )]
     Unheard { target: Target },
     #[error(
