@@ -255,6 +255,12 @@ impl HookAccount {
 
     #[inline(always)]
     pub fn add(&mut self, reason: Reason, packets: u64, bytes: u64) {
+        self.add_numbered(reason as u32, packets, bytes);
+    }
+
+    /// Under a [`Reason`] by its number.
+    #[inline(always)]
+    pub fn add_numbered(&mut self, reason: u32, packets: u64, bytes: u64) {
         let counter = &mut self.counters[reason as usize & (SLOTS - 1)];
         counter.packets = counter.packets.wrapping_add(packets);
         counter.bytes = counter.bytes.wrapping_add(bytes);

@@ -241,7 +241,7 @@ impl Opening {
 /// The steps are [`read_header`] and [`parse_inner`]; where the stack is short, the caller makes
 /// functions of them that are not inlined.
 #[inline(always)]
-pub fn open<F: Frame>(
+pub fn open<F>(
     frame: &F,
     opening: &mut Opening,
     read_header: impl Fn(&F, &mut Opening) -> bool,

@@ -1,6 +1,7 @@
 //! How many frames on the wire, and how many bytes, an skb stands for (GSO and GRO).
 
 /// What the kernel says about an skb; all zero but `len_bytes` where it is a single frame.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Skb {
     /// `skb->len`: from the link header, or the IP header where there is none.

@@ -60,4 +60,11 @@ impl Account {
         // run; only this CPU writes to it (see above).
         unsafe { (*self.0).add(reason, packets, bytes) }
     }
+
+    /// As [`add`](Self::add), of a [`Reason`] by its number.
+    #[inline(always)]
+    pub fn add_numbered(&self, reason: u32, packets: u64, bytes: u64) {
+        // SAFETY: as above.
+        unsafe { (*self.0).add_numbered(reason, packets, bytes) }
+    }
 }

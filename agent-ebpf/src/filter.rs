@@ -11,7 +11,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
-use crate::{account, hook::Direction, page};
+use crate::{account, page};
 
 /// `BPF_F_INNER_MAP` (5.10): inner arrays may differ in their number of entries.
 const INNER_MAP: usize = 1 << 12;
@@ -30,9 +30,9 @@ static SAMPLE_BELOW: Global<u32> = Global::new(0);
 
 /// Says why the packet stays out of the flow table, if it does. The interface index is in its key.
 #[inline(always)]
-pub fn select(packet: &Packet, direction: Direction) -> Result<(), Reason> {
+pub fn select(packet: &Packet, direction: u32) -> Result<(), Reason> {
     if let Some(slot) = page::rule_set()
-        && is_excluded(packet, slot, direction as u32) != 0
+        && is_excluded(packet, slot, direction) != 0
     {
         return Err(Reason::Filtered);
     }

@@ -1,11 +1,10 @@
 //! The kernel programs: packets at a hook come in, counters in the flow table and the account go
 //! out. The packet itself is never changed and always goes on.
 //!
-//! A packet's way: a program here names its hook and link type → [`hook`] reads what the kernel
-//! says about the packet, parses it through a reader of [`packet`], takes out what [`tunnels`] carry
-//! where userspace asks for it, gives later fragments their ports ([`fragments`]), asks the
-//! [`filter`], and counts it in the [`account`] and the [`table`], both on the page that [`page`]
-//! names.
+//! A packet's way: a program here names its hook and link type → [`hook`] parses it through a reader of
+//! [`packet`], slowly and with what [`tunnels`] carry where that takes further [`steps`], and asks the kernel how it will cut a
+//! super-frame ([`segmentation`]) → [`mod@count`] gives later fragments their ports ([`fragments`]), asks the
+//! [`filter`], and counts in the [`account`] and the [`table`], both on the page that [`page`] names.
 
 #![no_std]
 #![no_main]
@@ -21,6 +20,7 @@
 mod account;
 mod atomic;
 mod clock;
+mod count;
 mod fill;
 mod filter;
 mod fragments;
@@ -30,9 +30,9 @@ mod page;
 mod pause;
 mod runtime;
 mod segmentation;
+mod steps;
 mod table;
 mod tunnels;
-mod verifier;
 
 use agent_common::{Clocks, LinkType};
 use aya_ebpf::{
@@ -41,7 +41,7 @@ use aya_ebpf::{
     programs::{TcContext, XdpContext},
 };
 
-use crate::hook::Direction;
+use crate::count::Direction;
 
 #[classifier]
 pub fn tc_ingress(ctx: TcContext) -> i32 {

@@ -8,8 +8,8 @@ use core::{
 
 use agent_common::{Frame, Header};
 use aya_ebpf::{
+    bindings::{__sk_buff, xdp_md},
     helpers::{bpf_skb_load_bytes, bpf_xdp_get_buff_len, bpf_xdp_load_bytes},
-    programs::{TcContext, XdpContext},
 };
 
 /// The verifier wants a limit on variable offsets; no header that the parser looks for is behind it.
@@ -20,6 +20,19 @@ const MAX_OFFSET_BYTES: usize = 0x3fff;
 pub struct Linear {
     pub data: usize,
     pub data_end: usize,
+}
+
+impl Linear {
+    /// The only buffer of an XDP frame, or the first one.
+    #[inline(always)]
+    pub fn of(frame: *mut xdp_md) -> Self {
+        // SAFETY: the context pointer is valid for the program's run; the verifier checks the fields.
+        let frame = unsafe { &*frame };
+        Self {
+            data: frame.data as usize,
+            data_end: frame.data_end as usize,
+        }
+    }
 }
 
 impl Frame for Linear {
@@ -118,13 +131,13 @@ impl<const N: usize> Header for LinearHeader<N> {
 /// one frame.
 const LONGEST_FRAME: u32 = 0xffff;
 
-/// The linear part of an skb.
-pub struct LinearSkb<'a> {
+/// What lies in front of a packet: the linear part of an skb, the first of several XDP buffers.
+pub struct Front<F> {
     pub linear: Linear,
-    pub ctx: &'a TcContext,
+    pub whole: F,
 }
 
-impl Frame for LinearSkb<'_> {
+impl<F: Frame> Frame for Front<F> {
     type Header<const N: usize> = LinearHeader<N>;
 
     #[inline(always)]
@@ -139,24 +152,58 @@ impl Frame for LinearSkb<'_> {
 
     #[inline(always)]
     fn is_super_frame(&self) -> bool {
-        gso_size_bytes(self.ctx) != 0
+        self.whole.is_super_frame()
     }
 }
 
-/// Payload of one segment of a super-frame; 0 of a single frame. Read where it is wanted, since the stack has
-/// no room to keep it.
-#[inline(always)]
-pub fn gso_size_bytes(ctx: &TcContext) -> u32 {
-    // SAFETY: the context pointer is valid for the program's run.
-    let field = unsafe { &raw const (*ctx.skb.skb).gso_size };
-    // SAFETY: the verifier checks the field; volatile only to keep the compiler from reading it early.
-    unsafe { field.read_volatile() }
+/// An skb whose headers are not all in its linear part.
+#[derive(Clone, Copy)]
+pub struct Paged(pub *mut __sk_buff);
+
+impl Paged {
+    /// The linear part.
+    #[inline(always)]
+    pub fn front(self) -> Front<Self> {
+        // SAFETY: the context pointer is valid for the program's run; the verifier checks the fields.
+        let skb = unsafe { &*self.0 };
+        Front {
+            linear: Linear {
+                data: skb.data as usize,
+                data_end: skb.data_end as usize,
+            },
+            whole: self,
+        }
+    }
+
+    /// Payload of one segment of a super-frame; 0 of a single frame. Read where it is wanted, since the
+    /// stack has no room to keep it.
+    #[inline(always)]
+    pub fn gso_size_bytes(self) -> u32 {
+        // SAFETY: the context pointer is valid for the program's run.
+        let field = unsafe { &raw const (*self.0).gso_size };
+        // SAFETY: the verifier checks the field; volatile only to keep the compiler from reading it early.
+        unsafe { field.read_volatile() }
+    }
+
+    /// The VLAN tag that was taken out of the frame.
+    #[inline(always)]
+    pub fn tci(self) -> Option<u16> {
+        // SAFETY: as in `front`.
+        let skb = unsafe { &*self.0 };
+        (skb.vlan_present != 0).then_some(skb.vlan_tci as u16)
+    }
+
+    /// Whether the VLAN tag was taken out of the frame. Read where it is wanted, too.
+    #[inline(always)]
+    pub fn lacks_tag(self) -> bool {
+        // SAFETY: the context pointer is valid for the program's run.
+        let field = unsafe { &raw const (*self.0).vlan_present };
+        // SAFETY: as above.
+        unsafe { field.read_volatile() != 0 }
+    }
 }
 
-/// An skb whose headers are not all in its linear part.
-pub struct Paged<'a>(pub &'a TcContext);
-
-impl Frame for Paged<'_> {
+impl Frame for Paged {
     type Header<const N: usize> = [u8; N];
 
     #[inline(always)]
@@ -164,25 +211,41 @@ impl Frame for Paged<'_> {
         loaded(|bytes, len_bytes| {
             // SAFETY: the helper checks the offset against `skb->len`, and writes as many bytes as
             // there are at `bytes`.
-            unsafe { bpf_skb_load_bytes(self.0.skb.skb.cast(), offset_bytes, bytes, len_bytes) }
+            unsafe { bpf_skb_load_bytes(self.0.cast(), offset_bytes, bytes, len_bytes) }
         })
     }
 
     #[inline(always)]
     fn len_bytes(&self) -> u32 {
-        self.0.len()
+        // SAFETY: the context pointer is valid for the program's run; the verifier checks the field.
+        unsafe { (*self.0).len }
     }
 
     #[inline(always)]
     fn is_super_frame(&self) -> bool {
-        gso_size_bytes(self.0) != 0
+        self.gso_size_bytes() != 0
     }
 }
 
-/// An XDP frame of several buffers.
-pub struct Fragmented<'a>(pub &'a XdpContext);
+/// An XDP frame in one buffer, which [`Linear`] reads.
+pub struct OneBuffer(pub *mut xdp_md);
 
-impl Frame for Fragmented<'_> {
+/// An XDP frame of several buffers.
+#[derive(Clone, Copy)]
+pub struct Fragmented(pub *mut xdp_md);
+
+impl Fragmented {
+    /// The first buffer.
+    #[inline(always)]
+    pub fn front(self) -> Front<Self> {
+        Front {
+            linear: Linear::of(self.0),
+            whole: self,
+        }
+    }
+}
+
+impl Frame for Fragmented {
     type Header<const N: usize> = [u8; N];
 
     #[inline(always)]
@@ -190,44 +253,19 @@ impl Frame for Fragmented<'_> {
         loaded(|bytes, len_bytes| {
             // SAFETY: the helper checks the offset against the length of all buffers, and writes as
             // many bytes as there are at `bytes`.
-            unsafe { bpf_xdp_load_bytes(self.0.ctx, offset_bytes, bytes, len_bytes) }
+            unsafe { bpf_xdp_load_bytes(self.0, offset_bytes, bytes, len_bytes) }
         })
     }
 
     #[inline(always)]
     fn len_bytes(&self) -> u32 {
         // SAFETY: the context pointer is the program's own.
-        unsafe { bpf_xdp_get_buff_len(self.0.ctx) as u32 }
+        unsafe { bpf_xdp_get_buff_len(self.0) as u32 }
     }
 
     #[inline(always)]
     fn is_super_frame(&self) -> bool {
         self.len_bytes() > LONGEST_FRAME
-    }
-}
-
-/// The first buffer of several.
-pub struct FirstBuffer<'a> {
-    pub linear: Linear,
-    pub ctx: &'a XdpContext,
-}
-
-impl Frame for FirstBuffer<'_> {
-    type Header<const N: usize> = LinearHeader<N>;
-
-    #[inline(always)]
-    fn header<const N: usize>(&self, offset_bytes: u32) -> Option<LinearHeader<N>> {
-        self.linear.header(offset_bytes)
-    }
-
-    #[inline(always)]
-    fn len_bytes(&self) -> u32 {
-        self.linear.len_bytes()
-    }
-
-    #[inline(always)]
-    fn is_super_frame(&self) -> bool {
-        Fragmented(self.ctx).is_super_frame()
     }
 }
 

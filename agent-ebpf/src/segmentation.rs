@@ -6,9 +6,7 @@ use agent_common::{
     Frame as _, Header as _, Packet,
     segmentation::{Repeats, SkbLayout},
 };
-use aya_ebpf::{
-    EbpfContext as _, Global, helpers::generated::bpf_probe_read_kernel, programs::TcContext,
-};
+use aya_ebpf::{Global, bindings::__sk_buff, helpers::generated::bpf_probe_read_kernel};
 
 use crate::packet::Paged;
 
@@ -31,16 +29,26 @@ static SKB_LAYOUT: Global<SkbLayout> = Global::new(SkbLayout {
 /// Puts into `packet` how long the headers are that each segment repeats, 0 where that is unknown. Gives the
 /// length of what each has and the skb lacks.
 ///
-/// A function of its own: few packets come here, and it has no share in the stack of the others.
+/// Global to the verifier, as [`crate::steps`] are.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn read(ctx: &TcContext, packet: &mut Packet, is_opened: u32) -> u32 {
+pub extern "C" fn read_segmentation(
+    skb: *mut __sk_buff,
+    packet: *mut Packet,
+    is_opened: u32,
+) -> u32 {
+    // SAFETY: the verifier makes sure that every caller hands over a packet, or null.
+    let Some(packet) = (unsafe { packet.as_mut() }) else {
+        return 0;
+    };
+    let paged = Paged(skb);
     let layout = SKB_LAYOUT.load();
     if layout.head == 0 {
         packet.segment_header_len_bytes = 0;
         return 0;
     }
     // The context of a TC program is the skb itself; the verifier shows `__sk_buff` in its place.
-    let skb = ctx.as_ptr() as usize;
+    let skb = skb as usize;
     let head: usize = field(skb, layout.head);
     let end: u32 = field(skb, layout.end);
     let gso_type = field(head + end as usize, layout.gso_type);
@@ -53,7 +61,7 @@ pub fn read(ctx: &TcContext, packet: &mut Packet, is_opened: u32) -> u32 {
         header_len_bytes,
         lacking_len_bytes,
     } = packet.repeats(is_opened != 0, gso_type, &layout, inner_transport, |at| {
-        tcp_header_len(ctx, at)
+        tcp_header_len(paged, at)
     });
     packet.segment_header_len_bytes = header_len_bytes;
     lacking_len_bytes
@@ -77,8 +85,8 @@ fn field<T>(start: usize, offset_bytes: u32) -> T {
 }
 
 #[inline(always)]
-fn tcp_header_len(ctx: &TcContext, offset_bytes: u32) -> u32 {
-    match Paged(ctx).header::<20>(offset_bytes) {
+fn tcp_header_len(skb: Paged, offset_bytes: u32) -> u32 {
+    match skb.header::<20>(offset_bytes) {
         Some(header) => u32::from(header.u8::<12>() >> 4) * 4,
         None => 0,
     }

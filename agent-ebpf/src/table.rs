@@ -10,7 +10,9 @@ use crate::{atomic, clock, fill, pause};
 
 /// The two pages. Userspace puts inner maps of the size that it wants into both slots.
 #[btf_map]
-static PAGES: ArrayOfMaps<HashMap<FlowKey, FlowCounters, 1>, 2> = ArrayOfMaps::new();
+static PAGES: ArrayOfMaps<Page, 2> = ArrayOfMaps::new();
+
+type Page = HashMap<FlowKey, FlowCounters, 1>;
 
 const BPF_NOEXIST: u64 = 1;
 
@@ -21,14 +23,37 @@ const EEXIST: i32 = -17;
 const EDEADLK: i32 = -35;
 const ETIMEDOUT: i32 = -110;
 
-/// Adds a packet to its flow and says whether this made the flow; the error says why it could not.
+/// What became of a packet.
+pub enum Added {
+    ToItsFlow,
+    /// It is the first of its flow.
+    Newly,
+    Not(Reason),
+}
+
+/// Adds a packet to the flow of `key`, which is complete, unlike that of the packet. It must be on the stack:
+/// 6.1 takes no other memory of a global function.
 #[inline(always)]
-pub fn add(page: u32, packet: &Packet, packets: u64, bytes: u64) -> Result<bool, Reason> {
-    let table = PAGES.get(page).ok_or(Reason::Vanished)?;
-    if let Some(flow) = table.get_ptr_mut(&packet.key) {
+pub fn add(page: u32, key: &FlowKey, packet: &Packet, packets: u64, bytes: u64) -> Added {
+    let Some(table) = PAGES.get(page) else {
+        return Added::Not(Reason::Vanished);
+    };
+    if let Some(flow) = table.get_ptr_mut(key) {
         grow(flow, packet, packets, bytes);
-        return Ok(false);
+        return Added::ToItsFlow;
     }
+    let added = insert(table, key, packet, packets, bytes);
+    match added {
+        Added::Newly => fill::note_new_flow(page),
+        Added::Not(Reason::TableFull) => fill::note_full(page),
+        Added::ToItsFlow | Added::Not(_) => {}
+    }
+    added
+}
+
+/// A function of its own: most packets find their flow, and need no stack for the counters of another.
+#[inline(never)]
+fn insert(table: &Page, key: &FlowKey, packet: &Packet, packets: u64, bytes: u64) -> Added {
     let mut first = FlowCounters {
         first_seen_ns: clock::boot_ns(),
         last_seen_jiffies: clock::jiffies(),
@@ -41,25 +66,22 @@ pub fn add(page: u32, packet: &Packet, packets: u64, bytes: u64) -> Result<bool,
     first.bytes[direction] = bytes;
     first.tcp_flags[direction].store(packet.tcp_flags);
     pause::before_the_insert();
-    match table.insert(&packet.key, &first, BPF_NOEXIST) {
-        Ok(()) => {
-            fill::note_new_flow(page);
-            Ok(true)
-        }
+    let refused = match table.insert(key, &first, BPF_NOEXIST) {
+        Ok(()) => return Added::Newly,
         // Another CPU was first.
         Err(EEXIST) => {
-            let flow = table.get_ptr_mut(&packet.key).ok_or(Reason::Vanished)?;
-            grow(flow, packet, packets, bytes);
-            Ok(false)
+            if let Some(flow) = table.get_ptr_mut(key) {
+                grow(flow, packet, packets, bytes);
+                return Added::ToItsFlow;
+            }
+            Reason::Vanished
         }
-        Err(E2BIG) => {
-            fill::note_full(page);
-            Err(Reason::TableFull)
-        }
-        Err(ENOMEM) => Err(Reason::NoMemory),
-        Err(EBUSY | EDEADLK | ETIMEDOUT) => Err(Reason::Busy),
-        Err(_) => Err(Reason::Refused),
-    }
+        Err(E2BIG) => Reason::TableFull,
+        Err(ENOMEM) => Reason::NoMemory,
+        Err(EBUSY | EDEADLK | ETIMEDOUT) => Reason::Busy,
+        Err(_) => Reason::Refused,
+    };
+    Added::Not(refused)
 }
 
 /// Several CPUs may be in the same entry: counters grow by atomic adds, flags by storing ones.

@@ -2,7 +2,7 @@
 //! packet, and the tunnel's own endpoints are kept beside the flow.
 
 use agent_common::{
-    FlowKey, Frame, Outer, Packet, Reason,
+    FlowKey, Outer, Packet, Reason,
     tunnel::{self, Opening, outcome},
 };
 use aya_ebpf::{
@@ -10,6 +10,8 @@ use aya_ebpf::{
     btf_maps::{LruHashMap, PerCpuArray},
     macros::btf_map,
 };
+
+use crate::steps::Steps;
 
 /// Fixed when the programs are loaded, so that the verifier takes the branches away where it is 0.
 #[unsafe(no_mangle)]
@@ -27,7 +29,7 @@ static OPENING: PerCpuArray<Opening, 1> = PerCpuArray::new();
 
 /// Puts what a tunnel carries in the place of `packet`; the bits of [`outcome`] say whether it was one.
 #[inline(always)]
-pub fn open<F: Frame>(frame: &F, packet: &mut Packet) -> u32 {
+pub fn open<F: Steps>(frame: &F, packet: &mut Packet) -> u32 {
     if DECAPSULATE.load() == 0 || !packet.may_be_tunnel() {
         return 0;
     }
@@ -37,30 +39,19 @@ pub fn open<F: Frame>(frame: &F, packet: &mut Packet) -> u32 {
     // SAFETY: the only slot of a per-CPU array, which nothing else on this CPU uses meanwhile.
     let opening = unsafe { &mut *opening };
     opening.begin(packet);
-    tunnel::open(frame, opening, read_header, parse_inner);
+    tunnel::open(frame, opening, F::read_header, F::parse_inner);
     *packet = opening.packet;
     opening.outcome
 }
 
-/// Not inlined, as the next one: their stacks are there by turns.
-#[inline(never)]
-fn read_header<F: Frame>(frame: &F, opening: &mut Opening) -> bool {
-    tunnel::read_header(frame, opening)
-}
-
-#[inline(never)]
-fn parse_inner<F: Frame>(frame: &F, opening: &mut Opening) -> bool {
-    tunnel::parse_inner(frame, opening)
-}
-
-/// Keeps the endpoints that [`open`] found, for the flow that `packet` began.
+/// Keeps the endpoints that [`open`] found, for a flow that its packet began.
 #[inline(always)]
-pub fn remember_outer(packet: &Packet) {
+pub fn remember_outer(flow: &FlowKey) {
     if let Some(opening) = OPENING.get_ptr(0) {
         // SAFETY: as in `open`; the fields are plain bytes.
         let outer = unsafe { &(*opening).outer };
         // Where the kernel has no room, the record has no outer endpoints.
-        let _ = OUTER.insert(&packet.key, outer, 0);
+        let _ = OUTER.insert(flow, outer, 0);
     }
 }
 

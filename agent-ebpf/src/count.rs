@@ -1,0 +1,185 @@
+//! Where every packet ends up: what the hook and the parser say about it comes in, the account and the
+//! flow table grow.
+
+use agent_common::{
+    Packet, Reason,
+    tunnel::outcome,
+    wire_size::{Skb, TAG_LEN, WireSize, wire_size},
+};
+use aya_ebpf::Global;
+use aya_log_ebpf::debug;
+
+use crate::{
+    account::{self, Account},
+    filter, fragments, page, pause,
+    table::{self, Added},
+    tunnels,
+};
+
+/// The network namespace of the interfaces, by inode number.
+#[unsafe(no_mangle)]
+static NETNS: Global<u32> = Global::new(0);
+
+/// An Ethernet frame on the wire has at least 60 bytes, without FCS.
+const MIN_FRAME_LEN: u32 = 60;
+
+/// The index of a hook's account within an interface slot.
+#[derive(Clone, Copy)]
+pub enum Direction {
+    Ingress = 0,
+    Egress = 1,
+}
+
+/// What is known of a packet beside what the parser found in it.
+#[repr(C)]
+pub struct Arrival {
+    pub skb: Skb,
+    pub ifindex: u32,
+    /// A [`Direction`].
+    pub direction: u32,
+    /// Where it goes by what the parser says, a [`Reason`]: [`Reason::Flows`], or why not.
+    pub reason: u32,
+    /// Bits of [`outcome`].
+    pub tunnel: u32,
+}
+
+impl Arrival {
+    #[inline(always)]
+    pub fn new(skb: Skb, ifindex: u32, direction: Direction, reason: u32, tunnel: u32) -> Self {
+        Self {
+            skb,
+            ifindex,
+            direction: direction as u32,
+            reason,
+            tunnel,
+        }
+    }
+}
+
+/// Counts a packet.
+///
+/// Global to the verifier, which walks it once, for any packet at all: as a part of the programs it would be
+/// walked for each way through the parser. It wants the pointers asked for null, and a number to return.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn count(packet: *mut Packet, arrival: *const Arrival) -> u32 {
+    // SAFETY: the verifier makes sure that every caller hands over a packet, or null.
+    let Some(packet) = (unsafe { packet.as_mut() }) else {
+        return 0;
+    };
+    // SAFETY: as above.
+    let Some(arrival) = (unsafe { arrival.as_ref() }) else {
+        return 0;
+    };
+    pause::before_the_page();
+    if let Some(page) = page::current() {
+        count_on(page, packet, arrival);
+    }
+    0
+}
+
+/// `seen` is added before any branch on what the parser said.
+#[inline(always)]
+fn count_on(page: u32, packet: &mut Packet, arrival: &Arrival) {
+    let hook = account::hook(arrival.ifindex, arrival.direction);
+    let Some(account) = Account::of(page, hook) else {
+        return;
+    };
+    let reason = if hook.is_some() {
+        arrival.reason
+    } else {
+        Reason::UnknownInterface as u32
+    };
+    let is_parsed = reason == Reason::Flows as u32;
+    let header_len = if is_parsed {
+        packet.segment_header_len_bytes
+    } else {
+        0
+    };
+    let size = wire_size(arrival.skb, header_len);
+    account.add(Reason::Seen, size.packets, size.bytes);
+    beside(&account, arrival.skb, packet, size);
+    pause::on_the_page();
+
+    let reason = if is_parsed {
+        place(page, &account, packet, arrival, size) as u32
+    } else {
+        reason
+    };
+    account.add_numbered(reason, size.packets, size.bytes);
+    if reason != Reason::Flows as u32 {
+        debug!(
+            (),
+            "ifindex {} not in a flow: reason {}", arrival.ifindex, reason
+        );
+    }
+}
+
+/// Puts a parsed packet into its flow, or says why not.
+#[inline(always)]
+fn place(
+    page: u32,
+    account: &Account,
+    packet: &mut Packet,
+    arrival: &Arrival,
+    size: WireSize,
+) -> Reason {
+    packet.key.netns = NETNS.load();
+    packet.key.ifindex = arrival.ifindex;
+    let mut tunnel = arrival.tunnel;
+    if !packet.part.is_whole() {
+        if let Some(fact) = fragments::join(packet) {
+            account.add(fact, size.packets, size.bytes);
+        }
+        tunnel |= tunnels::of_fragment(packet);
+    }
+    if tunnel != 0 {
+        tunnels::facts(tunnel, |fact| account.add(fact, size.packets, size.bytes));
+    }
+    if let Err(reason) = filter::select(packet, arrival.direction) {
+        return reason;
+    }
+    let mut key = packet.key;
+    key.set_side(packet.direction, arrival.direction as u8);
+    match table::add(page, &key, packet, size.packets, size.bytes) {
+        Added::ToItsFlow => Reason::Flows,
+        Added::Newly => {
+            if tunnel & outcome::DECAPSULATED != 0 {
+                tunnels::remember_outer(&key);
+            }
+            Reason::Flows
+        }
+        Added::Not(reason) => reason,
+    }
+}
+
+/// Facts that explain the difference to the interface's own counters.
+#[inline(always)]
+fn beside(account: &Account, skb: Skb, packet: &Packet, size: WireSize) {
+    if skb.gso_size_bytes != 0 {
+        account.add(
+            Reason::SuperFrames,
+            1,
+            // As the kernel had it.
+            u64::from(
+                skb.len_bytes
+                    + u32::from(packet.jumbo_len_bytes)
+                    + (skb.lacking_len_bytes & TAG_LEN),
+            ),
+        );
+        account.add(Reason::SuperFrameSegments, size.packets, size.bytes);
+        if !size.exact {
+            account.add(Reason::Inexact, size.packets, size.bytes);
+        }
+    }
+    if skb.lacks_tag() {
+        account.add(
+            Reason::OffloadedTags,
+            size.packets,
+            size.packets * u64::from(TAG_LEN),
+        );
+    }
+    if skb.len_bytes < MIN_FRAME_LEN {
+        account.add(Reason::Short, 1, u64::from(MIN_FRAME_LEN - skb.len_bytes));
+    }
+}

@@ -1,0 +1,123 @@
+//! Steps that few packets take: slow parsing, a tunnel's header, what a tunnel carries.
+//!
+//! Each is a global function to the verifier, which walks it once, for any packet at all; as a part of a
+//! program it would be walked for each way that leads to it. Such a function has a name of its own for each
+//! reader, plain numbers in and out, and asks every pointer for null.
+
+use agent_common::{
+    LinkType, Packet, Reason, parse_encapsulated,
+    tunnel::{self, Opening},
+};
+use aya_ebpf::bindings::{__sk_buff, xdp_md};
+
+use crate::packet::{Fragmented, Linear, OneBuffer, Paged};
+
+/// A reader that has the steps.
+pub trait Steps {
+    /// As [`parse_encapsulated`]. Gives the [`Reason`] by its number, [`Reason::Flows`] where all went well.
+    fn parse_slowly(&self, link_type: LinkType, packet: &mut Packet) -> u32;
+
+    /// As [`tunnel::read_header`].
+    fn read_header(&self, opening: &mut Opening) -> bool;
+
+    /// As [`tunnel::parse_inner`].
+    fn parse_inner(&self, opening: &mut Opening) -> bool;
+}
+
+/// `$reader` makes a reader of the context, and tells of the tag that was taken out of the frame.
+macro_rules! steps {
+    ($of:ty, $context:ty, $reader:expr, $tci:expr, $parse:ident, $header:ident, $inner:ident) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $parse(context: *mut $context, is_ip: u32, packet: *mut Packet) -> u32 {
+            // SAFETY: the verifier makes sure that every caller hands over a packet, or null.
+            let Some(packet) = (unsafe { packet.as_mut() }) else {
+                return Reason::Vanished as u32;
+            };
+            let link_type = if is_ip == 0 {
+                LinkType::Ethernet
+            } else {
+                LinkType::Ip
+            };
+            reason(parse_encapsulated(
+                &$reader(context),
+                link_type,
+                $tci(context),
+                packet,
+            ))
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $header(context: *mut $context, opening: *mut Opening) -> u32 {
+            // SAFETY: as above, of an opening.
+            let Some(opening) = (unsafe { opening.as_mut() }) else {
+                return 0;
+            };
+            u32::from(tunnel::read_header(&$reader(context), opening))
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $inner(context: *mut $context, opening: *mut Opening) -> u32 {
+            // SAFETY: as above.
+            let Some(opening) = (unsafe { opening.as_mut() }) else {
+                return 0;
+            };
+            u32::from(tunnel::parse_inner(&$reader(context), opening))
+        }
+
+        impl Steps for $of {
+            #[inline(always)]
+            fn parse_slowly(&self, link_type: LinkType, packet: &mut Packet) -> u32 {
+                *packet = Packet::default();
+                let is_ip = u32::from(link_type == LinkType::Ip);
+                $parse(self.0, is_ip, packet)
+            }
+
+            #[inline(always)]
+            fn read_header(&self, opening: &mut Opening) -> bool {
+                $header(self.0, opening) != 0
+            }
+
+            #[inline(always)]
+            fn parse_inner(&self, opening: &mut Opening) -> bool {
+                $inner(self.0, opening) != 0
+            }
+        }
+    };
+}
+
+steps!(
+    Paged,
+    __sk_buff,
+    Paged,
+    |skb| Paged(skb).tci(),
+    parse_skb,
+    tunnel_header_of_skb,
+    tunnels_packet_of_skb
+);
+steps!(
+    OneBuffer,
+    xdp_md,
+    Linear::of,
+    |_| None,
+    parse_buffer,
+    tunnel_header_of_buffer,
+    tunnels_packet_of_buffer
+);
+steps!(
+    Fragmented,
+    xdp_md,
+    Fragmented,
+    |_| None,
+    parse_buffers,
+    tunnel_header_of_buffers,
+    tunnels_packet_of_buffers
+);
+
+/// An outcome of the parser by its number: [`Reason::Flows`] where all went well.
+#[inline(always)]
+pub fn reason(parsed: Result<(), Reason>) -> u32 {
+    parsed.err().unwrap_or(Reason::Flows) as u32
+}
