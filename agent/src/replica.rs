@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use agent_common::{Encapsulation, FlowCounters, FlowKey, Outer, Pair};
+use agent_common::{Encapsulation, FlowCounters, FlowKey, Pair};
 use foldhash::{SharedSeed, fast::SeedableRandomState};
 use hashbrown::HashTable;
 
@@ -96,12 +96,6 @@ impl Replica {
         self.scan = self.scan.wrapping_add(1);
     }
 
-    /// Keeps the endpoints of the tunnel that a flow came through, which the next `update` brings;
-    /// asks for them where they are not known.
-    pub fn note_outer(&mut self, key: &FlowKey, ask: impl FnOnce() -> Option<Outer>) {
-        self.outers.note(key, ask);
-    }
-
     /// Takes in drained entries, a key for each of the counters.
     pub fn update(
         &mut self,
@@ -122,15 +116,6 @@ impl Replica {
             }
         }
         self.settle_outers();
-    }
-
-    fn settle_outers(&mut self) {
-        let mut outers = std::mem::take(&mut self.outers);
-        outers.settle(|key| {
-            let found = self.find(hash_of(&self.seed, key), key);
-            !matches!(found, Found::Nothing)
-        });
-        self.outers = outers;
     }
 
     /// The hash and, where the flow is known, most likely the slot, for each of a group.
@@ -209,15 +194,13 @@ impl Replica {
                 continue;
             }
             let quiet_ns = self.clock.boot_ns.saturating_sub(entry.last_seen_boot_ns);
-            match entry.state {
-                State::Living if quiet_ns >= self.lifetimes.idle_ns => {
-                    self.end(slot, EndReason::IdleTimeout, sink);
-                }
-                State::Closing if quiet_ns >= self.lifetimes.linger_ns => {
-                    self.end(slot, EndReason::EndOfFlow, sink);
-                }
-                State::Free | State::Living | State::Closing => {}
-            }
+            let reason = match entry.state {
+                State::Living if quiet_ns >= self.lifetimes.idle_ns => EndReason::IdleTimeout,
+                State::Closing if quiet_ns >= self.lifetimes.linger_ns => EndReason::EndOfFlow,
+                State::Free | State::Living | State::Closing => continue,
+            };
+            self.end(slot, reason, sink);
+            self.settle_outers();
         }
     }
 
@@ -225,11 +208,13 @@ impl Replica {
     pub fn finish(&mut self, sink: &mut impl FnMut(&Record)) {
         for slot in self.slab.slots() {
             self.tell(slot, sink);
-            match self.slab[slot].state {
-                State::Free => {}
-                State::Living => self.end(slot, EndReason::ForcedEnd, sink),
-                State::Closing => self.end(slot, EndReason::EndOfFlow, sink),
-            }
+            let reason = match self.slab[slot].state {
+                State::Free => continue,
+                State::Living => EndReason::ForcedEnd,
+                State::Closing => EndReason::EndOfFlow,
+            };
+            self.end(slot, reason, sink);
+            self.settle_outers();
         }
     }
 
@@ -332,14 +317,8 @@ impl Replica {
 
     fn end(&mut self, slot: u32, reason: EndReason, sink: &mut impl FnMut(&Record)) {
         self.tell_end(slot, reason, sink);
-        let key = self.slab[slot].key;
-        let hash = self.remove(slot);
-        if came_through_a_tunnel(&key) {
-            match self.find(hash, &key) {
-                Found::OtherSide(_) => self.outers.forget(&key),
-                Found::Flow(_) | Found::Nothing => self.outers.forget_both(&key),
-            }
-        }
+        self.outers.end(&self.slab[slot].key);
+        self.remove(slot);
     }
 
     /// Takes a flow out whose end was told; returns its hash.

@@ -1,39 +1,19 @@
 //! The endpoints of the tunnels that flows came through: of few flows or of all, so not in every entry.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use agent_common::{FlowKey, Outer};
 
-use super::came_through_a_tunnel;
+use super::{Found, Replica, came_through_a_tunnel, hash_of};
 
 #[derive(Default)]
 pub struct Outers {
     known: HashMap<FlowKey, Outer>,
-    /// Flows of the update that comes next or is under way.
-    expected: HashSet<FlowKey>,
+    /// Flows that ended since these were last settled.
+    ended: Vec<FlowKey>,
 }
 
 impl Outers {
-    /// Asks for those of a flow that it does not know; the next update brings the flow.
-    pub fn note(&mut self, key: &FlowKey, ask: impl FnOnce() -> Option<Outer>) {
-        if !self.known.contains_key(key)
-            && let Some(outer) = ask()
-        {
-            self.known.insert(*key, outer);
-        }
-        self.expected.insert(*key);
-    }
-
-    /// The update is over: forgets those of flows that are not in the replica, because others took their
-    /// place.
-    pub fn settle(&mut self, is_known: impl Fn(&FlowKey) -> bool) {
-        for key in self.expected.drain() {
-            if !is_known(&key) {
-                self.known.remove(&key);
-            }
-        }
-    }
-
     /// Of a joined flow either half's.
     pub fn of(&self, key: &FlowKey, is_joined: bool) -> Option<Outer> {
         if !came_through_a_tunnel(key) {
@@ -43,18 +23,37 @@ impl Outers {
         self.known.get(key).or_else(beside).copied()
     }
 
-    /// A flow ended. One that the update is still to bring may have ended to make room for another: it
-    /// comes again.
-    pub fn forget(&mut self, key: &FlowKey) {
-        if !self.expected.contains(key) {
-            self.known.remove(key);
+    /// A flow ended. Its endpoints are kept until they are settled: a flow that made room for another
+    /// may come again in the same update, and was noted before it.
+    pub fn end(&mut self, key: &FlowKey) {
+        if came_through_a_tunnel(key) {
+            self.ended.push(*key);
+        }
+    }
+}
+
+impl Replica {
+    /// Keeps the endpoints of the tunnel that a flow came through, which the next `update` brings;
+    /// asks for them where they are not known.
+    pub fn note_outer(&mut self, key: &FlowKey, ask: impl FnOnce() -> Option<Outer>) {
+        if !self.outers.known.contains_key(key)
+            && let Some(outer) = ask()
+        {
+            self.outers.known.insert(*key, outer);
         }
     }
 
-    /// Also those of the flow at the other side of the interface, which is not known.
-    pub fn forget_both(&mut self, key: &FlowKey) {
-        self.forget(key);
-        self.forget(&beside(key));
+    /// Forgets the endpoints of flows that ended and are not here again, at either side of the interface.
+    /// Comes before the next `note_outer`, which would take a flow that is gone for a known one.
+    pub(super) fn settle_outers(&mut self) {
+        while let Some(key) = self.outers.ended.pop() {
+            let hash = hash_of(&self.seed, &key);
+            for key in [key, beside(&key)] {
+                if !matches!(self.find(hash, &key), Found::Flow(_)) {
+                    self.outers.known.remove(&key);
+                }
+            }
+        }
     }
 }
 

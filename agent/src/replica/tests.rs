@@ -1,6 +1,9 @@
 use std::collections::{HashMap, HashSet};
 
-use agent_common::flow::{TcpFlagBytes, tcp_flags::*};
+use agent_common::{
+    Outer,
+    flow::{TcpFlagBytes, tcp_flags::*},
+};
 use proptest::prelude::*;
 
 use super::*;

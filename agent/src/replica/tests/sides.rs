@@ -400,14 +400,41 @@ fn a_mirrored_flow_out_of_a_tunnel_keeps_and_forgets_the_tunnels_endpoints() {
         assert_eq!(scan_keys(&mut replica, 1, &halves)[0].outer, Some(outer));
         assert_eq!(scan_keys(&mut replica, 9, &[])[0].outer, Some(outer));
         for side in [0, 1] {
-            let mut is_asked = false;
-            replica.note_outer(&tunnelled(side), || {
-                is_asked = true;
-                None
-            });
-            assert!(is_asked, "side {side}");
+            assert!(asks_for_outer(&mut replica, &tunnelled(side)));
         }
     }
+}
+
+fn asks_for_outer(replica: &mut Replica, key: &FlowKey) -> bool {
+    let mut is_asked = false;
+    replica.note_outer(key, || {
+        is_asked = true;
+        None
+    });
+    is_asked
+}
+
+#[test]
+fn the_side_that_ends_forgets_the_tunnels_endpoints_and_the_other_one_keeps_them() {
+    let [quiet, busy] = [0, 1].map(|side| {
+        FlowKey {
+            encapsulation: Encapsulation::Gre as u8,
+            ..key(1)
+        }
+        .with_side(side)
+    });
+    let mut replica = replica(8);
+    let seen_at = |second| counters(second, &[ACK], &[]);
+    for key in [quiet, busy] {
+        replica.note_outer(&key, || Some(Outer::default()));
+    }
+    scan_keys(&mut replica, 1, &[(quiet, seen_at(1)), (busy, seen_at(1))]);
+    let records = scan_keys(&mut replica, 31, &[(busy, seen_at(31))]);
+    assert_eq!(reasons(&records), [None, Some(EndReason::IdleTimeout)]);
+    assert!(!asks_for_outer(&mut replica, &busy));
+    assert!(asks_for_outer(&mut replica, &quiet));
+    replica.finish(&mut |_| {});
+    assert!(asks_for_outer(&mut replica, &busy));
 }
 
 /// Flow, side, seconds before the scan, flags and packets in both directions.
