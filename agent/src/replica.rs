@@ -2,6 +2,7 @@
 //! record for each update and exactly one end record for each flow go out.
 
 mod entry;
+mod find;
 mod handshake;
 mod oldest;
 mod outers;
@@ -11,10 +12,7 @@ mod slab;
 mod tests;
 mod waiting;
 
-use std::{
-    hash::{BuildHasher as _, Hasher as _},
-    time::Duration,
-};
+use std::{hash::BuildHasher as _, time::Duration};
 
 use agent_common::{Encapsulation, FlowCounters, FlowKey, Pair};
 use foldhash::{SharedSeed, fast::SeedableRandomState};
@@ -22,6 +20,7 @@ use hashbrown::HashTable;
 
 use self::{
     entry::{Entry, Sides, State},
+    find::{Found, GROUP, hash_of},
     oldest::Oldest,
     outers::Outers,
     slab::Slab,
@@ -46,9 +45,6 @@ struct Lifetimes {
     idle_ns: u64,
     linger_ns: u64,
 }
-
-/// Entries that are looked up together.
-const GROUP: usize = 32;
 
 /// Between `begin_scan` and `end_scan` comes an `update` with each part of what the scan drained.
 pub struct Replica {
@@ -116,37 +112,6 @@ impl Replica {
             }
         }
         self.settle_outers();
-    }
-
-    /// The hash and, where the flow is known, most likely the slot, for each of a group.
-    ///
-    /// A large table is in no cache. One step for all, then the next for all: so the CPU waits for
-    /// many reads from memory at once, and the updates find their entries in the cache.
-    fn look_up(&self, keys: &[FlowKey]) -> [(u64, Option<u32>); GROUP] {
-        let mut found = [(0, None); GROUP];
-        for (found, key) in found.iter_mut().zip(keys) {
-            let hash = hash_of(&self.seed, key);
-            *found = (hash, self.index.find(hash, |_| true).copied());
-        }
-        for ((_, slot), key) in found.iter_mut().zip(keys) {
-            *slot = slot.filter(|&slot| self.slab[slot].is(key));
-        }
-        found
-    }
-
-    /// Both sides of a flow have one hash, so this is one look-up.
-    fn find(&self, hash: u64, key: &FlowKey) -> Found {
-        let mut found = Found::Nothing;
-        for &slot in self.index.iter_hash(hash) {
-            let entry = &self.slab[slot];
-            if entry.is(key) {
-                return Found::Flow(slot);
-            }
-            if entry.is_beside(key) {
-                found = Found::OtherSide(slot);
-            }
-        }
-        found
     }
 
     fn update_flow(
@@ -332,33 +297,8 @@ impl Replica {
     }
 }
 
-/// What the index has of a key.
-#[derive(Clone, Copy)]
-enum Found {
-    Flow(u32),
-    /// The flow at the other side of the interface.
-    OtherSide(u32),
-    Nothing,
-}
-
 /// Whether the flow's record has outer endpoints.
 pub fn came_through_a_tunnel(key: &FlowKey) -> bool {
     key.encapsulation != 0
         && Encapsulation::from_u8(key.encapsulation).is_some_and(Encapsulation::is_tunnel)
-}
-
-/// The same for both sides of the interface.
-fn hash_of(seed: &SeedableRandomState, key: &FlowKey) -> u64 {
-    let wide = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
-    let pair = |high: u16, low: u16| u32::from(high) << 16 | u32::from(low);
-    let mut hasher = seed.build_hasher();
-    hasher.write_u128(u128::from_ne_bytes(key.addr_a));
-    hasher.write_u128(u128::from_ne_bytes(key.addr_b));
-    hasher.write_u64(wide(key.netns, key.ifindex));
-    let [outer, inner] = key.vlan_ids;
-    hasher.write_u64(wide(pair(outer, inner), pair(key.port_a, key.port_b)));
-    let l4_kind = key.with_side(0).l4_kind;
-    let kinds = [key.ip_version, key.protocol, l4_kind, key.encapsulation];
-    hasher.write_u64(wide(key.tunnel_id, u32::from_ne_bytes(kinds)));
-    hasher.finish()
 }

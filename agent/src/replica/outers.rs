@@ -4,7 +4,10 @@ use std::collections::HashMap;
 
 use agent_common::{FlowKey, Outer};
 
-use super::{Found, Replica, came_through_a_tunnel, hash_of};
+use super::{
+    Replica, came_through_a_tunnel,
+    find::{Found, hash_of},
+};
 
 #[derive(Default)]
 pub struct Outers {

@@ -12,7 +12,7 @@ fn at(side: u8, counters: FlowCounters) -> (FlowKey, FlowCounters) {
 }
 
 /// The same updates in both orders.
-fn orders<T: Clone>(updates: &[T; 2]) -> [Vec<T>; 2] {
+pub(super) fn orders<T: Clone>(updates: &[T; 2]) -> [Vec<T>; 2] {
     let [one, other] = updates;
     [
         vec![one.clone(), other.clone()],
@@ -20,7 +20,7 @@ fn orders<T: Clone>(updates: &[T; 2]) -> [Vec<T>; 2] {
     ]
 }
 
-fn directions(record: &Record) -> [Direction; 2] {
+pub(super) fn directions(record: &Record) -> [Direction; 2] {
     [record.direction, record.reverse_direction]
 }
 
@@ -373,141 +373,4 @@ fn an_untold_flow_that_has_to_leave_is_told_first() {
         [None, Some(EndReason::LackOfResources), None]
     );
     assert_eq!(packets(records[0].delta), [1, 0]);
-}
-
-#[test]
-fn a_mirrored_flow_out_of_a_tunnel_keeps_and_forgets_the_tunnels_endpoints() {
-    let mut replica = replica(8);
-    let tunnelled = |side| {
-        FlowKey {
-            encapsulation: Encapsulation::Gre as u8,
-            ..key(1)
-        }
-        .with_side(side)
-    };
-    let outer = Outer {
-        addr_a: [1; 16],
-        ..Outer::default()
-    };
-    let halves = [
-        (tunnelled(0), counters(1, &[SYN], &[])),
-        (tunnelled(1), counters(1, &[], &[RST | ACK])),
-    ];
-    for halves in orders(&halves) {
-        for (key, _) in &halves {
-            replica.note_outer(key, || Some(outer));
-        }
-        assert_eq!(scan_keys(&mut replica, 1, &halves)[0].outer, Some(outer));
-        assert_eq!(scan_keys(&mut replica, 9, &[])[0].outer, Some(outer));
-        for side in [0, 1] {
-            assert!(asks_for_outer(&mut replica, &tunnelled(side)));
-        }
-    }
-}
-
-fn asks_for_outer(replica: &mut Replica, key: &FlowKey) -> bool {
-    let mut is_asked = false;
-    replica.note_outer(key, || {
-        is_asked = true;
-        None
-    });
-    is_asked
-}
-
-#[test]
-fn the_side_that_ends_forgets_the_tunnels_endpoints_and_the_other_one_keeps_them() {
-    let [quiet, busy] = [0, 1].map(|side| {
-        FlowKey {
-            encapsulation: Encapsulation::Gre as u8,
-            ..key(1)
-        }
-        .with_side(side)
-    });
-    let mut replica = replica(8);
-    let seen_at = |second| counters(second, &[ACK], &[]);
-    for key in [quiet, busy] {
-        replica.note_outer(&key, || Some(Outer::default()));
-    }
-    scan_keys(&mut replica, 1, &[(quiet, seen_at(1)), (busy, seen_at(1))]);
-    let records = scan_keys(&mut replica, 31, &[(busy, seen_at(31))]);
-    assert_eq!(reasons(&records), [None, Some(EndReason::IdleTimeout)]);
-    assert!(!asks_for_outer(&mut replica, &busy));
-    assert!(asks_for_outer(&mut replica, &quiet));
-    replica.finish(&mut |_| {});
-    assert!(asks_for_outer(&mut replica, &busy));
-}
-
-/// Flow, side, seconds before the scan, flags and packets in both directions.
-type Op = (u32, u8, u64, [u8; 2], [u64; 2]);
-
-/// Packets by flow, direction of the key and hook.
-type Sums = HashMap<(FlowKey, u8, Direction), u64>;
-
-fn add_to(sums: &mut Sums, key: &FlowKey, direction: u8, hook: Direction, packets: u64) {
-    if packets != 0 {
-        *sums.entry((key.with_side(0), direction, hook)).or_default() += packets;
-    }
-}
-
-/// Plays scans; what the records say was seen at which hook is what was seen there.
-fn play_sides(max_flows: usize, scans: &[Vec<Op>]) {
-    let mut replica = replica(max_flows);
-    let mut listener = Listener::default();
-    let (mut fed, mut told) = (Sums::new(), Sums::new());
-    let mut hear = |record: &Record| {
-        listener.hear(record);
-        let initiator = record.initiator;
-        let halves = [initiator, 1 - initiator]
-            .into_iter()
-            .zip(directions(record));
-        for ((direction, hook), delta) in halves.zip(record.delta) {
-            add_to(&mut told, &record.key, direction, hook, delta.packets);
-        }
-    };
-    for (second, ops) in (20..).step_by(7).zip(scans) {
-        replica.begin_scan(clock(second));
-        let mut page = (Vec::new(), Vec::new());
-        for &(number, side, ago, [a_to_b, b_to_a], packets) in ops {
-            let mut counted = counters(second - ago, &[], &[]);
-            counted.packets = packets;
-            counted.bytes = packets.map(|packets| packets * 100);
-            for (direction, segment) in [a_to_b, b_to_a].into_iter().enumerate() {
-                if packets[direction] != 0 {
-                    counted.tcp_flags[direction] = flags(&[segment]);
-                }
-            }
-            counted.first_direction = u8::from(packets[0] == 0);
-            for direction in [0, 1] {
-                let hook = Direction::of_hook(direction ^ side);
-                let seen = packets[usize::from(direction)];
-                add_to(&mut fed, &key(number), direction, hook, seen);
-            }
-            page.0.push(key(number).with_side(side));
-            page.1.push(counted);
-        }
-        replica.update(&page.0, &page.1, &mut hear);
-        assert!(replica.len() <= max_flows);
-        replica.end_scan(&mut hear);
-    }
-    replica.finish(&mut hear);
-    assert!(replica.is_empty() && listener.living.is_empty());
-    assert_eq!(told, fed);
-}
-
-proptest! {
-    #[test]
-    fn every_packet_is_told_once_at_its_side_whatever_comes_when(
-        max_flows in 1usize..6,
-        scans in {
-            let packets = prop_oneof![
-                3 => (1u64..100).prop_map(|packets| [packets, 0]),
-                3 => (1u64..100).prop_map(|packets| [0, packets]),
-                1 => [1u64..100, 1u64..100],
-            ];
-            let op = (0..4u32, 0..2u8, 0..20u64, [any_flags(), any_flags()], packets);
-            prop::collection::vec(prop::collection::vec(op, 0..10), 1..12)
-        },
-    ) {
-        play_sides(max_flows, &scans);
-    }
 }

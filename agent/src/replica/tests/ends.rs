@@ -1,0 +1,122 @@
+//! When a flow ends by itself, and which one ends where there is no room.
+
+use super::*;
+
+#[test]
+fn a_quiet_flow_ends_at_the_idle_timeout_and_not_before() {
+    let mut replica = replica(8);
+    scan(&mut replica, 10, &[(1, counters(10, &[ACK], &[ACK]))]);
+    assert!(scan(&mut replica, 39, &[]).is_empty());
+    let ended = scan(&mut replica, 40, &[]);
+    assert_eq!(reasons(&ended), [Some(EndReason::IdleTimeout)]);
+    assert_eq!(ended[0].delta, [Pair::default(); 2]);
+    assert_eq!(ended[0].total[0].packets, 1);
+    assert_eq!(ended[0].last_seen_unix_ns, UNIX as u64 + 10 * SECOND);
+    assert!(replica.is_empty());
+}
+
+#[test]
+fn a_closed_flow_takes_in_what_comes_late_until_the_linger_is_over() {
+    for closing in [
+        counters(1, &[FIN | ACK], &[FIN | ACK]),
+        counters(1, &[ACK], &[RST]),
+        counters(1, &[FIN | ACK], &[]),
+        counters(1, &[], &[FIN | ACK]),
+    ] {
+        let mut replica = replica(8);
+        assert_eq!(reasons(&scan(&mut replica, 1, &[(1, closing)])), [None]);
+        assert!(scan(&mut replica, 2, &[]).is_empty());
+        assert!(scan(&mut replica, 5, &[]).is_empty());
+        // A repeated FIN makes it wait again.
+        let late = scan(&mut replica, 5, &[(1, counters(5, &[FIN | ACK], &[]))]);
+        assert_eq!(reasons(&late), [None]);
+        let late = scan(&mut replica, 9, &[(1, counters(7, &[ACK], &[]))]);
+        assert_eq!(reasons(&late), [None]);
+        assert!(scan(&mut replica, 11, &[]).is_empty());
+        let ended = scan(&mut replica, 12, &[]);
+        assert_eq!(reasons(&ended), [Some(EndReason::EndOfFlow)]);
+        assert_eq!(ended[0].total, late[0].total);
+        assert!(replica.is_empty());
+    }
+}
+
+#[test]
+fn a_flow_that_was_closed_long_before_its_scan_ends_with_it() {
+    let mut replica = replica(8);
+    let closed = counters(1, &[FIN | ACK], &[FIN | ACK]);
+    let records = scan(&mut replica, 10, &[(1, closed)]);
+    assert_eq!(reasons(&records), [None, Some(EndReason::EndOfFlow)]);
+}
+
+#[test]
+fn the_agents_end_ends_what_lingers_as_closed() {
+    let mut replica = replica(8);
+    scan(&mut replica, 1, &[(1, counters(1, &[ACK], &[RST]))]);
+    let mut ends = Vec::new();
+    replica.finish(&mut |record| ends.push(record.end_reason));
+    assert_eq!(ends, [Some(EndReason::EndOfFlow)]);
+}
+
+#[test]
+fn a_flow_with_packets_in_the_scan_of_a_sleep_outlives_it() {
+    const SLEPT: u64 = 1000;
+    let mut replica = replica(8);
+    let busy = |second| (key(1), counters(second, &[ACK], &[ACK]));
+    let quiet = (key(2), counters(1, &[ACK], &[ACK]));
+    scan_keys(&mut replica, 1, &[busy(1), quiet]);
+    // By the ticks, which stood still: at second 2 or 1002.
+    let woken = ScanClock {
+        boot_ns: (3 + SLEPT) * SECOND,
+        jiffies: 3,
+        slept_ns: SLEPT * SECOND,
+        ..clock(3)
+    };
+    let mut records = Vec::new();
+    let mut sink = |record: &Record| records.push(*record);
+    replica.begin_scan(woken);
+    replica.update(&[key(1)], &[busy(2).1], &mut sink);
+    replica.end_scan(&mut sink);
+    assert_eq!(reasons(&records), [None, Some(EndReason::IdleTimeout)]);
+    let last_seen = records
+        .iter()
+        .map(|record| record.last_seen_unix_ns - UNIX as u64);
+    assert_eq!(last_seen.collect::<Vec<_>>(), [2 * SECOND, SECOND]);
+    // Then it does not.
+    let ended = scan_keys(&mut replica, 4 + SLEPT, &[]);
+    assert_eq!(reasons(&ended), [Some(EndReason::IdleTimeout)]);
+}
+
+#[test]
+fn a_flow_half_closed_lives() {
+    let mut replica = replica(8);
+    scan(&mut replica, 1, &[(1, counters(1, &[FIN | ACK], &[ACK]))]);
+    assert!(scan(&mut replica, 2, &[]).is_empty());
+    assert!(scan(&mut replica, 20, &[]).is_empty());
+    scan(&mut replica, 21, &[(1, counters(21, &[], &[FIN | ACK]))]);
+    let ended = scan(&mut replica, 26, &[]);
+    assert_eq!(reasons(&ended), [Some(EndReason::EndOfFlow)]);
+}
+
+#[test]
+fn a_closed_flow_leaves_before_a_living_one_that_was_quiet_for_longer() {
+    let mut replica = replica(2);
+    scan(&mut replica, 1, &[(1, counters(1, &[ACK], &[ACK]))]);
+    scan(&mut replica, 8, &[(2, counters(8, &[ACK], &[RST]))]);
+    let records = scan(&mut replica, 9, &[(3, counters(9, &[ACK], &[ACK]))]);
+    assert_eq!(reasons(&records), [Some(EndReason::EndOfFlow), None]);
+    assert_eq!(records[0].key, key(2));
+    assert_eq!(replica.evicted(), 1);
+}
+
+#[test]
+fn a_full_replica_lets_the_flow_go_that_was_quiet_the_longest() {
+    let mut replica = replica(3);
+    let opened = [3, 1, 2].map(|second| (second as u32, counters(second, &[ACK], &[])));
+    scan(&mut replica, 4, &opened);
+    scan(&mut replica, 5, &[(1, counters(5, &[ACK], &[]))]);
+    let records = scan(&mut replica, 6, &[(9, counters(6, &[ACK], &[]))]);
+    assert_eq!(reasons(&records), [Some(EndReason::LackOfResources), None]);
+    assert_eq!(records[0].key, key(2));
+    assert_eq!(records[0].delta, [Pair::default(); 2]);
+    assert_eq!((replica.len(), replica.evicted()), (3, 1));
+}

@@ -1,0 +1,209 @@
+//! What must hold whatever comes when: no packet is lost or told twice, and every flow ends once.
+
+use std::collections::{HashMap, HashSet};
+
+use proptest::prelude::*;
+
+use super::{sides::directions, *};
+
+/// What the records so far say of a living flow.
+#[derive(Default)]
+struct Told {
+    delta: [Pair; 2],
+    last_seen_unix_ns: u64,
+    /// Consumers take records of one flow together by these and its key.
+    names: Option<(u8, Direction)>,
+}
+
+/// Listens to the records and holds the replica to its promises.
+#[derive(Default)]
+struct Listener {
+    living: HashMap<FlowKey, Told>,
+    all: Pair,
+    has_no_closed_flows: bool,
+}
+
+impl Listener {
+    fn hear(&mut self, record: &Record) {
+        let Some(reason) = record.end_reason else {
+            let told = self.living.entry(record.key).or_default();
+            for (sum, &delta) in told.delta.iter_mut().zip(&record.delta) {
+                *sum += delta;
+                self.all += delta;
+            }
+            told.last_seen_unix_ns = record.last_seen_unix_ns;
+            let names = (record.initiator, record.direction);
+            assert_eq!(*told.names.get_or_insert(names), names);
+            assert_eq!(record.total, told.delta);
+            return;
+        };
+        let told = self
+            .living
+            .remove(&record.key)
+            .expect("a flow ends only once");
+        assert_eq!(record.total, told.delta);
+        assert_eq!(record.delta, [Pair::default(); 2]);
+        if reason == EndReason::LackOfResources && self.has_no_closed_flows {
+            let mut others = self.living.values();
+            assert!(others.all(|other| other.last_seen_unix_ns >= record.last_seen_unix_ns));
+        }
+    }
+}
+
+/// Key, seconds before the scan, flags in both directions, packets.
+type Op = (u32, u64, [u8; 2], [u64; 2]);
+
+/// Plays scans, and checks after each that the listener knows what the replica holds.
+fn play(max_flows: usize, scans: &[Vec<Op>]) -> u64 {
+    let mut replica = replica(max_flows);
+    let has_no_closed_flows = scans
+        .iter()
+        .flatten()
+        .all(|(_, _, flags, _)| flags.iter().all(|flags| flags & (FIN | RST) == 0));
+    let mut listener = Listener {
+        has_no_closed_flows,
+        ..Listener::default()
+    };
+    let mut fed = Pair::default();
+    for (second, ops) in (20..).step_by(7).zip(scans) {
+        replica.begin_scan(clock(second));
+        let mut page = (Vec::new(), Vec::new());
+        for &(number, ago, [a_to_b, b_to_a], packets) in ops {
+            let mut counted = counters(second - ago, &[a_to_b], &[b_to_a]);
+            counted.packets = packets;
+            counted.bytes = packets.map(|packets| packets * 100);
+            fed += Pair {
+                packets: packets[0] + packets[1],
+                bytes: (packets[0] + packets[1]) * 100,
+            };
+            page.0.push(key(number));
+            page.1.push(counted);
+        }
+        replica.update(&page.0, &page.1, &mut |record| {
+            listener.hear(record);
+            assert!(listener.living.len() <= max_flows);
+        });
+        assert!(replica.len() <= max_flows);
+        replica.end_scan(&mut |record| listener.hear(record));
+        assert_eq!(replica.len(), listener.living.len());
+    }
+    let living: HashSet<FlowKey> = listener.living.keys().copied().collect();
+    let mut forced = HashSet::new();
+    replica.finish(&mut |record| {
+        listener.hear(record);
+        forced.insert(record.key);
+    });
+    assert_eq!(forced, living);
+    assert!(replica.is_empty() && listener.living.is_empty());
+    assert_eq!(listener.all, fed);
+    replica.evicted()
+}
+
+fn any_flags() -> impl Strategy<Value = u8> {
+    prop_oneof![4 => Just(ACK), 1 => Just(SYN), 1 => Just(FIN), 1 => Just(RST)]
+}
+
+fn scans<F: Strategy<Value = u8>>(
+    keys: u32,
+    ops: usize,
+    flags: impl Fn() -> F,
+) -> impl Strategy<Value = Vec<Vec<Op>>> {
+    let op = (
+        0..keys,
+        0u64..20,
+        [flags(), flags()],
+        [0u64..1000, 0u64..1000],
+    );
+    prop::collection::vec(prop::collection::vec(op, 0..ops), 1..12)
+}
+
+proptest! {
+    #[test]
+    fn no_packet_is_lost_or_told_twice_and_every_flow_ends_once(
+        max_flows in 1usize..8, scans in scans(10, 12, any_flags),
+    ) {
+        play(max_flows, &scans);
+    }
+
+    #[test]
+    fn the_oldest_leaves_whatever_came_between(
+        max_flows in 128usize..400, scans in scans(600, 300, || Just(ACK)),
+    ) {
+        play(max_flows, &scans);
+    }
+}
+
+/// Flow, side, seconds before the scan, flags and packets in both directions.
+type SidedOp = (u32, u8, u64, [u8; 2], [u64; 2]);
+
+/// Packets by flow, direction of the key and hook.
+type Sums = HashMap<(FlowKey, u8, Direction), u64>;
+
+fn add_to(sums: &mut Sums, key: &FlowKey, direction: u8, hook: Direction, packets: u64) {
+    if packets != 0 {
+        *sums.entry((key.with_side(0), direction, hook)).or_default() += packets;
+    }
+}
+
+/// Plays scans; what the records say was seen at which hook is what was seen there.
+fn play_sides(max_flows: usize, scans: &[Vec<SidedOp>]) {
+    let mut replica = replica(max_flows);
+    let mut listener = Listener::default();
+    let (mut fed, mut told) = (Sums::new(), Sums::new());
+    let mut hear = |record: &Record| {
+        listener.hear(record);
+        let initiator = record.initiator;
+        let halves = [initiator, 1 - initiator]
+            .into_iter()
+            .zip(directions(record));
+        for ((direction, hook), delta) in halves.zip(record.delta) {
+            add_to(&mut told, &record.key, direction, hook, delta.packets);
+        }
+    };
+    for (second, ops) in (20..).step_by(7).zip(scans) {
+        replica.begin_scan(clock(second));
+        let mut page = (Vec::new(), Vec::new());
+        for &(number, side, ago, [a_to_b, b_to_a], packets) in ops {
+            let mut counted = counters(second - ago, &[], &[]);
+            counted.packets = packets;
+            counted.bytes = packets.map(|packets| packets * 100);
+            for (direction, segment) in [a_to_b, b_to_a].into_iter().enumerate() {
+                if packets[direction] != 0 {
+                    counted.tcp_flags[direction] = flags(&[segment]);
+                }
+            }
+            counted.first_direction = u8::from(packets[0] == 0);
+            for direction in [0, 1] {
+                let hook = Direction::of_hook(direction ^ side);
+                let seen = packets[usize::from(direction)];
+                add_to(&mut fed, &key(number), direction, hook, seen);
+            }
+            page.0.push(key(number).with_side(side));
+            page.1.push(counted);
+        }
+        replica.update(&page.0, &page.1, &mut hear);
+        assert!(replica.len() <= max_flows);
+        replica.end_scan(&mut hear);
+    }
+    replica.finish(&mut hear);
+    assert!(replica.is_empty() && listener.living.is_empty());
+    assert_eq!(told, fed);
+}
+
+proptest! {
+    #[test]
+    fn every_packet_is_told_once_at_its_side_whatever_comes_when(
+        max_flows in 1usize..6,
+        scans in {
+            let packets = prop_oneof![
+                3 => (1u64..100).prop_map(|packets| [packets, 0]),
+                3 => (1u64..100).prop_map(|packets| [0, packets]),
+                1 => [1u64..100, 1u64..100],
+            ];
+            let op = (0..4u32, 0..2u8, 0..20u64, [any_flags(), any_flags()], packets);
+            prop::collection::vec(prop::collection::vec(op, 0..10), 1..12)
+        },
+    ) {
+        play_sides(max_flows, &scans);
+    }
+}

@@ -1,0 +1,133 @@
+//! The endpoints of the tunnels that flows came through.
+
+use agent_common::{Encapsulation, Outer};
+
+use super::{sides::orders, *};
+
+#[test]
+fn a_flow_out_of_a_tunnel_keeps_the_tunnels_endpoints_to_its_end() {
+    let mut replica = replica(8);
+    let flow = FlowKey {
+        encapsulation: Encapsulation::Vxlan as u8,
+        tunnel_id: 42,
+        ..key(1)
+    };
+    let outer = Outer {
+        addr_a: [1; 16],
+        ..Outer::default()
+    };
+    let mut scan = |second: u64, updates: &[FlowCounters], known: Option<Outer>| {
+        let mut records = Vec::new();
+        let mut sink = |record: &Record| records.push(record.outer);
+        replica.begin_scan(clock(second));
+        for counters in updates {
+            replica.note_outer(&flow, || known);
+            replica.update(&[flow], &[*counters], &mut sink);
+        }
+        replica.end_scan(&mut sink);
+        records
+    };
+    let closing = counters(1, &[SYN, FIN | ACK], &[FIN | ACK]);
+    assert_eq!(scan(1, &[closing], Some(outer)), [Some(outer)]);
+    // Ends and begins again.
+    assert_eq!(scan(2, &[closing], None), [Some(outer); 2]);
+    assert_eq!(scan(7, &[], None), [Some(outer)]);
+    assert_eq!(scan(8, &[counters(8, &[SYN], &[])], None), [None]);
+}
+
+#[test]
+fn a_flow_that_leaves_for_another_of_its_scan_keeps_the_tunnels_endpoints() {
+    let mut replica = replica(1);
+    let flow = |number| FlowKey {
+        encapsulation: Encapsulation::Vxlan as u8,
+        tunnel_id: 42,
+        ..key(number)
+    };
+    let outer = |number: u32| Outer {
+        addr_a: [number as u8; 16],
+        ..Outer::default()
+    };
+    let mut scan = |second: u64, numbers: &[u32], are_known: bool| {
+        let mut records = Vec::new();
+        replica.begin_scan(clock(second));
+        for &number in numbers {
+            replica.note_outer(&flow(number), || are_known.then(|| outer(number)));
+        }
+        let keys: Vec<FlowKey> = numbers.iter().map(|&number| flow(number)).collect();
+        let both_ways = counters(second, &[ACK], &[ACK]);
+        let mut sink = |record: &Record| records.push((record.key, record.outer));
+        replica.update(&keys, &vec![both_ways; keys.len()], &mut sink);
+        records
+    };
+    let told = |numbers: &[u32]| -> Vec<_> {
+        let of = |&number: &u32| (flow(number), Some(outer(number)));
+        numbers.iter().map(of).collect()
+    };
+    assert_eq!(scan(1, &[1], true), told(&[1]));
+    // The second flow takes the place of the first, which comes behind it.
+    assert_eq!(scan(2, &[2, 1], true), told(&[1, 2, 2, 1]));
+    // What would be kept of the second, which is gone, would be the next flow's with its key.
+    assert_eq!(scan(3, &[2], false)[1], (flow(2), None));
+}
+
+#[test]
+fn a_mirrored_flow_out_of_a_tunnel_keeps_and_forgets_the_tunnels_endpoints() {
+    let mut replica = replica(8);
+    let tunnelled = |side| {
+        FlowKey {
+            encapsulation: Encapsulation::Gre as u8,
+            ..key(1)
+        }
+        .with_side(side)
+    };
+    let outer = Outer {
+        addr_a: [1; 16],
+        ..Outer::default()
+    };
+    let halves = [
+        (tunnelled(0), counters(1, &[SYN], &[])),
+        (tunnelled(1), counters(1, &[], &[RST | ACK])),
+    ];
+    for halves in orders(&halves) {
+        for (key, _) in &halves {
+            replica.note_outer(key, || Some(outer));
+        }
+        assert_eq!(scan_keys(&mut replica, 1, &halves)[0].outer, Some(outer));
+        assert_eq!(scan_keys(&mut replica, 9, &[])[0].outer, Some(outer));
+        for side in [0, 1] {
+            assert!(asks_for_outer(&mut replica, &tunnelled(side)));
+        }
+    }
+}
+
+fn asks_for_outer(replica: &mut Replica, key: &FlowKey) -> bool {
+    let mut is_asked = false;
+    replica.note_outer(key, || {
+        is_asked = true;
+        None
+    });
+    is_asked
+}
+
+#[test]
+fn the_side_that_ends_forgets_the_tunnels_endpoints_and_the_other_one_keeps_them() {
+    let [quiet, busy] = [0, 1].map(|side| {
+        FlowKey {
+            encapsulation: Encapsulation::Gre as u8,
+            ..key(1)
+        }
+        .with_side(side)
+    });
+    let mut replica = replica(8);
+    let seen_at = |second| counters(second, &[ACK], &[]);
+    for key in [quiet, busy] {
+        replica.note_outer(&key, || Some(Outer::default()));
+    }
+    scan_keys(&mut replica, 1, &[(quiet, seen_at(1)), (busy, seen_at(1))]);
+    let records = scan_keys(&mut replica, 31, &[(busy, seen_at(31))]);
+    assert_eq!(reasons(&records), [None, Some(EndReason::IdleTimeout)]);
+    assert!(!asks_for_outer(&mut replica, &busy));
+    assert!(asks_for_outer(&mut replica, &quiet));
+    replica.finish(&mut |_| {});
+    assert!(asks_for_outer(&mut replica, &busy));
+}
