@@ -5,17 +5,21 @@
 //! without a number is told from others by its endpoints.
 
 use crate::{
-    flow::{Encapsulation, Outer},
-    frame::{Frame, Header},
+    flow::Outer,
+    frame::Frame,
     ip::{self, NO_LIMIT},
-    link::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+    link,
     parse::Packet,
-    transport::{self, GENEVE, GRE, IPV4_IN_IP, IPV6_IN_IP, TUNNEL_PORTS, UDP, VXLAN, VXLAN_LINUX},
+    transport::{GRE, IPV4_IN_IP, IPV6_IN_IP, TUNNEL_PORTS, UDP},
 };
 
+mod header;
 mod name;
+mod within;
 
+pub use header::{Inner, Layer, header};
 pub use name::name;
+use within::Within;
 
 /// Tunnels within tunnels that are opened.
 pub const MAX_DEPTH: u32 = 2;
@@ -29,43 +33,6 @@ pub mod outcome {
     /// It is a tunnel's within [`super::MAX_DEPTH`] others.
     pub const DEEPER: u32 = 4;
 }
-
-/// What stands at the start of the inner packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layer {
-    Ethernet,
-    Ipv4,
-    Ipv6,
-}
-
-/// Where an inner packet is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Inner {
-    pub encapsulation: Encapsulation,
-    /// 0 where the tunnel has none.
-    pub tunnel_id: u32,
-    pub layer: Layer,
-    pub offset_bytes: u32,
-    /// Nothing behind this is the tunnel's.
-    pub end_bytes: u32,
-}
-
-const VXLAN_LEN: u32 = 8;
-/// The network identifier is valid; and with the group policy extension, which Linux has.
-const VXLAN_FLAGS: [u8; 2] = [0x08, 0x88];
-
-const GENEVE_LEN: u32 = 8;
-const GENEVE_VERSION: u8 = 0xc0;
-const GENEVE_OPTION_WORDS: u8 = 0x3f;
-const GENEVE_CONTROL: u8 = 0x80;
-
-const GRE_LEN: u32 = 4;
-const GRE_CHECKSUM: u16 = 0x8000;
-const GRE_KEY: u16 = 0x2000;
-const GRE_SEQUENCE: u16 = 0x1000;
-
-/// Transparent Ethernet bridging.
-const ETHERTYPE_ETHERNET: u16 = 0x6558;
 
 impl Packet {
     /// Whether protocol or port are a tunnel's.
@@ -84,119 +51,6 @@ impl Packet {
                 UDP => TUNNEL_PORTS.contains(&self.destination_port()),
                 _ => false,
             }
-    }
-}
-
-/// Reads the tunnel's header; `None` where there is none that can be opened. A fragment is not: those
-/// behind it carry no header, and all of a datagram is to be in one flow.
-#[inline(always)]
-pub fn header<F: Frame>(frame: &F, packet: &Packet) -> Option<Inner> {
-    if !packet.part.is_whole() {
-        return None;
-    }
-    let (start, mut end_bytes) = packet.payload;
-    if packet.key.protocol == UDP {
-        end_bytes = transport::udp_end(frame, start, end_bytes)?;
-    }
-    let frame = Within { frame, end_bytes };
-    let inner = match packet.key.protocol {
-        UDP => match packet.destination_port() {
-            VXLAN | VXLAN_LINUX => vxlan(&frame, start),
-            GENEVE => geneve(&frame, start),
-            _ => None,
-        },
-        GRE => gre(&frame, start),
-        IPV4_IN_IP => Some(ip_in_ip(start, Layer::Ipv4)),
-        IPV6_IN_IP => Some(ip_in_ip(start, Layer::Ipv6)),
-        _ => None,
-    }?;
-    Some(Inner { end_bytes, ..inner })
-}
-
-#[inline(always)]
-fn ip_in_ip(offset_bytes: u32, layer: Layer) -> Inner {
-    Inner {
-        encapsulation: Encapsulation::IpInIp,
-        tunnel_id: 0,
-        layer,
-        offset_bytes,
-        end_bytes: NO_LIMIT,
-    }
-}
-
-/// RFC 7348. The reserved byte at the end is looked at, as Linux does (`vxlan_rcv`): ports alone do
-/// not make a tunnel.
-#[inline(always)]
-fn vxlan<F: Frame>(frame: &F, start: u32) -> Option<Inner> {
-    let header = frame.header::<8>(start)?;
-    let id_and_reserved = u32::from_be(header.ne32::<4>());
-    if !VXLAN_FLAGS.contains(&header.u8::<0>()) || id_and_reserved & 0xff != 0 {
-        return None;
-    }
-    Some(Inner {
-        encapsulation: Encapsulation::Vxlan,
-        tunnel_id: id_and_reserved >> 8,
-        layer: Layer::Ethernet,
-        offset_bytes: start + VXLAN_LEN,
-        end_bytes: NO_LIMIT,
-    })
-}
-
-/// RFC 8926. Options are passed over, critical ones too: nothing is forwarded here.
-#[inline(always)]
-fn geneve<F: Frame>(frame: &F, start: u32) -> Option<Inner> {
-    let header = frame.header::<8>(start)?;
-    let version_and_len = header.u8::<0>();
-    if version_and_len & GENEVE_VERSION != 0 || header.u8::<1>() & GENEVE_CONTROL != 0 {
-        return None;
-    }
-    Some(Inner {
-        encapsulation: Encapsulation::Geneve,
-        tunnel_id: u32::from_be(header.ne32::<4>()) >> 8,
-        layer: layer(header.be16::<2>())?,
-        offset_bytes: start + GENEVE_LEN + u32::from(version_and_len & GENEVE_OPTION_WORDS) * 4,
-        end_bytes: NO_LIMIT,
-    })
-}
-
-/// RFC 2784 and RFC 2890: version 0, without source routes.
-#[inline(always)]
-fn gre<F: Frame>(frame: &F, start: u32) -> Option<Inner> {
-    let header = frame.header::<4>(start)?;
-    let flags = header.be16::<0>();
-    if flags & !(GRE_CHECKSUM | GRE_KEY | GRE_SEQUENCE) != 0 {
-        return None;
-    }
-    let layer = layer(header.be16::<2>())?;
-    let mut offset_bytes = start + GRE_LEN;
-    if flags & GRE_CHECKSUM != 0 {
-        offset_bytes += 4;
-    }
-    let (mut encapsulation, mut tunnel_id) = (Encapsulation::GreWithoutKey, 0);
-    if flags & GRE_KEY != 0 {
-        encapsulation = Encapsulation::Gre;
-        tunnel_id = u32::from_be(frame.header::<4>(offset_bytes)?.ne32::<0>());
-        offset_bytes += 4;
-    }
-    if flags & GRE_SEQUENCE != 0 {
-        offset_bytes += 4;
-    }
-    Some(Inner {
-        encapsulation,
-        tunnel_id,
-        layer,
-        offset_bytes,
-        end_bytes: NO_LIMIT,
-    })
-}
-
-#[inline(always)]
-fn layer(ethertype: u16) -> Option<Layer> {
-    match ethertype {
-        ETHERTYPE_ETHERNET => Some(Layer::Ethernet),
-        ETHERTYPE_IPV4 => Some(Layer::Ipv4),
-        ETHERTYPE_IPV6 => Some(Layer::Ipv6),
-        _ => None,
     }
 }
 
@@ -230,7 +84,7 @@ impl Opening {
             outer: Outer::default(),
             outcome: 0,
             depth: 0,
-            inner: ip_in_ip(0, Layer::Ipv4),
+            inner: header::ip_in_ip(0, Layer::Ipv4),
             saved: Packet::default(),
         }
     }
@@ -310,38 +164,13 @@ pub fn parse_inner<F: Frame>(frame: &F, opening: &mut Opening) -> bool {
     true
 }
 
-/// A frame of which nothing behind an offset is read: bytes behind an IP packet are padding.
-struct Within<'a, F> {
-    frame: &'a F,
-    end_bytes: u32,
-}
-
-impl<F: Frame> Frame for Within<'_, F> {
-    type Header<const N: usize> = F::Header<N>;
-
-    #[inline(always)]
-    fn header<const N: usize>(&self, offset_bytes: u32) -> Option<F::Header<N>> {
-        if offset_bytes + N as u32 > self.end_bytes {
-            return None;
-        }
-        self.frame.header(offset_bytes)
-    }
-
-    #[inline(always)]
-    fn len_bytes(&self) -> u32 {
-        self.frame.len_bytes().min(self.end_bytes)
-    }
-
-    #[inline(always)]
-    fn is_super_frame(&self) -> bool {
-        self.frame.is_super_frame()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parse::Part;
+    use crate::{
+        parse::Part,
+        transport::{GENEVE, VXLAN},
+    };
 
     #[test]
     fn an_opening_that_was_used_begins_anew() {
@@ -381,15 +210,5 @@ mod tests {
         }
         assert!(!is_tunnels(UDP, 53, later));
         assert!(!is_tunnels(6, VXLAN, later));
-    }
-
-    #[test]
-    fn a_frame_within_another_ends_where_its_packet_or_the_other_one_does() {
-        let outer = &[0_u8; 10][..];
-        let len = |end_bytes| {
-            let frame = &outer;
-            Within { frame, end_bytes }.len_bytes()
-        };
-        assert_eq!((len(4), len(10), len(u32::MAX)), (4, 10, 10));
     }
 }
