@@ -22,6 +22,39 @@ impl Interface {
     }
 }
 
+/// Where this kernel keeps the network namespace of the interface at which a packet is: in bytes, from its
+/// BTF, all 0 where that does not say.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceLayout {
+    /// The interface (`dev`) within `struct sk_buff`.
+    pub skb_device: u32,
+    /// The receive queue (`rxq`) within `struct xdp_buff`.
+    pub xdp_queue: u32,
+    /// The interface (`dev`) within `struct xdp_rxq_info`.
+    pub queue_device: u32,
+    /// The namespace (`nd_net`) within `struct net_device`.
+    pub device_netns: u32,
+    /// Its inode number (`ns.inum`) within `struct net`.
+    pub netns_inode: u32,
+}
+
+const _: () = assert!(size_of::<DeviceLayout>() == 20);
+
+impl DeviceLayout {
+    pub const UNKNOWN: Self = Self {
+        skb_device: 0,
+        xdp_queue: 0,
+        queue_device: 0,
+        device_netns: 0,
+        netns_inode: 0,
+    };
+}
+
+#[cfg(feature = "user")]
+// SAFETY: repr(C), integers only, no padding (asserted by size above).
+unsafe impl aya::Pod for DeviceLayout {}
+
 /// The two places at which an interface may stand, in a table of `1 << bits` places. `bits` is 1 to 31;
 /// `seed` is odd, and chosen by userspace so that all of its interfaces have room.
 #[inline(always)]

@@ -36,6 +36,21 @@ pub struct SkbLayout {
 
 const _: () = assert!(size_of::<SkbLayout>() == 40);
 
+impl SkbLayout {
+    pub const UNKNOWN: Self = Self {
+        head: 0,
+        data: 0,
+        end: 0,
+        inner_transport_header: 0,
+        gso_type: 0,
+        tcp: 0,
+        datagrams: 0,
+        fragments: 0,
+        tunnels: 0,
+        harmless: 0,
+    };
+}
+
 #[cfg(feature = "user")]
 // SAFETY: repr(C), integers only, no padding (asserted by size above).
 unsafe impl aya::Pod for SkbLayout {}

@@ -6,19 +6,12 @@ use agent_common::{
     tunnel::outcome,
     wire_size::{Skb, TAG_LEN, WireSize, wire_size},
 };
-use aya_ebpf::Global;
 use aya_log_ebpf::debug;
 
 use crate::{
     account::{self, Account},
-    filter, fragments, page, pause,
-    table::{self, Added},
-    tunnels,
+    filter, fragments, namespace, page, pause, table, tunnels,
 };
-
-/// The network namespace of the interfaces, by inode number.
-#[unsafe(no_mangle)]
-static NETNS: Global<u32> = Global::new(0);
 
 /// An Ethernet frame on the wire has at least 60 bytes, without FCS.
 const MIN_FRAME_LEN: u32 = 60;
@@ -30,31 +23,25 @@ pub enum Direction {
     Egress = 1,
 }
 
-/// What is known of a packet beside what the parser found in it.
+/// What is known of a packet beside what the parser found in it. Without padding, which the verifier would
+/// find unwritten.
 #[repr(C)]
 pub struct Arrival {
-    pub skb: Skb,
-    pub ifindex: u32,
+    /// The address of the program's context.
+    pub context: usize,
+    /// 1 where that is one of XDP.
+    pub is_xdp: u16,
     /// A [`Direction`].
-    pub direction: u32,
+    pub direction: u16,
+    pub ifindex: u32,
+    pub skb: Skb,
     /// Where it goes by what the parser says, a [`Reason`]: [`Reason::Flows`], or why not.
     pub reason: u32,
     /// Bits of [`outcome`].
     pub tunnel: u32,
 }
 
-impl Arrival {
-    #[inline(always)]
-    pub fn new(skb: Skb, ifindex: u32, direction: Direction, reason: u32, tunnel: u32) -> Self {
-        Self {
-            skb,
-            ifindex,
-            direction: direction as u32,
-            reason,
-            tunnel,
-        }
-    }
-}
+const _: () = assert!(size_of::<Arrival>() == 8 + 2 + 2 + 4 + size_of::<Skb>() + 4 + 4);
 
 /// Counts a packet.
 ///
@@ -81,7 +68,7 @@ pub extern "C" fn count(packet: *mut Packet, arrival: *const Arrival) -> u32 {
 /// `seen` is added before any branch on what the parser said.
 #[inline(always)]
 fn count_on(page: u32, packet: &mut Packet, arrival: &Arrival) {
-    let hook = account::hook(arrival.ifindex, arrival.direction);
+    let hook = account::hook(arrival.ifindex, arrival.direction.into());
     let Some(account) = Account::of(page, hook) else {
         return;
     };
@@ -124,7 +111,7 @@ fn place(
     arrival: &Arrival,
     size: WireSize,
 ) -> Reason {
-    packet.key.netns = NETNS.load();
+    packet.key.netns = namespace::number();
     packet.key.ifindex = arrival.ifindex;
     let mut tunnel = arrival.tunnel;
     if !packet.part.is_whole() {
@@ -136,20 +123,25 @@ fn place(
     if tunnel != 0 {
         tunnels::facts(tunnel, |fact| account.add(fact, size.packets, size.bytes));
     }
-    if let Err(reason) = filter::select(packet, arrival.direction) {
+    if let Err(reason) = filter::select(packet, arrival.direction.into()) {
         return reason;
     }
     let mut key = packet.key;
     key.set_side(packet.direction, arrival.direction as u8);
-    match table::add(page, &key, packet, size.packets, size.bytes) {
-        Added::ToItsFlow => Reason::Flows,
-        Added::Newly => {
-            if tunnel & outcome::DECAPSULATED != 0 {
+    if table::grow(page, &key, packet, size) {
+        return Reason::Flows;
+    }
+    if namespace::has_left(arrival.context, arrival.is_xdp.into()) {
+        return Reason::UnknownInterface;
+    }
+    match table::insert(page, &key, packet, &size) {
+        Ok(made) => {
+            if made && tunnel & outcome::DECAPSULATED != 0 {
                 tunnels::remember_outer(&key);
             }
             Reason::Flows
         }
-        Added::Not(reason) => reason,
+        Err(reason) => reason,
     }
 }
 

@@ -47,7 +47,15 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
     } else {
         packet.jumbo_len_bytes = 0;
     }
-    let arrival = Arrival::new(one, skb.ifindex, direction, reason, tunnel);
+    let arrival = Arrival {
+        context: paged.0 as usize,
+        is_xdp: 0,
+        direction: direction as u16,
+        ifindex: skb.ifindex,
+        skb: one,
+        reason,
+        tunnel,
+    };
     count(&raw mut packet, &raw const arrival);
 }
 
@@ -106,12 +114,18 @@ fn complete<S: Steps>(
 
 #[inline(always)]
 fn count_frame(frame: *mut xdp_md, len_bytes: u32, packet: &mut Packet, reason: u32, tunnel: u32) {
-    let skb = Skb {
-        len_bytes,
-        ..Skb::default()
+    let arrival = Arrival {
+        context: frame as usize,
+        is_xdp: 1,
+        direction: Direction::Ingress as u16,
+        // SAFETY: the context pointer is valid for the program's run; the verifier checks the field.
+        ifindex: unsafe { (*frame).ingress_ifindex },
+        skb: Skb {
+            len_bytes,
+            ..Skb::default()
+        },
+        reason,
+        tunnel,
     };
-    // SAFETY: the context pointer is valid for the program's run; the verifier checks the field.
-    let ifindex = unsafe { (*frame).ingress_ifindex };
-    let arrival = Arrival::new(skb, ifindex, Direction::Ingress, reason, tunnel);
     count(packet, &raw const arrival);
 }

@@ -25,6 +25,8 @@ mod fill;
 mod filter;
 mod fragments;
 mod hook;
+mod kernel_memory;
+mod namespace;
 mod packet;
 mod page;
 mod pause;

@@ -1,30 +1,19 @@
 //! How the kernel will cut a super-frame: read where it keeps that, beyond `__sk_buff`.
 
-use core::{ffi::c_void, mem::MaybeUninit};
-
 use agent_common::{
     Frame as _, Header as _, Packet,
     segmentation::{Repeats, SkbLayout},
 };
-use aya_ebpf::{Global, bindings::__sk_buff, helpers::generated::bpf_probe_read_kernel};
+use aya_ebpf::{Global, bindings::__sk_buff};
 
-use crate::packet::Paged;
+use crate::{kernel_memory::field, packet::Paged};
 
 /// Fixed when the programs are loaded. Where it is unknown the verifier takes the reads away, which the
 /// kernel might refuse.
 #[unsafe(no_mangle)]
-static SKB_LAYOUT: Global<SkbLayout> = Global::new(SkbLayout {
-    head: 0,
-    data: 0,
-    end: 0,
-    inner_transport_header: 0,
-    gso_type: 0,
-    tcp: 0,
-    datagrams: 0,
-    fragments: 0,
-    tunnels: 0,
-    harmless: 0,
-});
+static SKB_LAYOUT: Global<SkbLayout> = Global::new(SkbLayout::UNKNOWN);
+
+// A field that cannot be read is 0: no super-frame has a type of 0, and no header begins at the frame's start.
 
 /// Puts into `packet` how long the headers are that each segment repeats, 0 where that is unknown. Gives the
 /// length of what each has and the skb lacks.
@@ -65,23 +54,6 @@ pub extern "C" fn read_segmentation(
     });
     packet.segment_header_len_bytes = header_len_bytes;
     lacking_len_bytes
-}
-
-/// 0 where it cannot be read: no super-frame has a type of 0, and no header begins at the frame's start.
-#[inline(always)]
-fn field<T>(start: usize, offset_bytes: u32) -> T {
-    let mut value = MaybeUninit::<T>::uninit();
-    // SAFETY: the helper reads any address of the kernel, and writes zeros where there is none
-    // (`bpf_probe_read_kernel_common`).
-    unsafe {
-        bpf_probe_read_kernel(
-            value.as_mut_ptr().cast(),
-            size_of::<T>() as u32,
-            (start + offset_bytes as usize) as *const c_void,
-        )
-    };
-    // SAFETY: it is written, and the callers' types are integers.
-    unsafe { value.assume_init() }
 }
 
 #[inline(always)]

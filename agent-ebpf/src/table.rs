@@ -1,6 +1,6 @@
 //! The flow table: a packet's key and size come in, an entry of the current page grows.
 
-use agent_common::{FlowCounters, FlowKey, Packet, Reason};
+use agent_common::{FlowCounters, FlowKey, Packet, Reason, wire_size::WireSize};
 use aya_ebpf::{
     btf_maps::{ArrayOfMaps, HashMap},
     macros::btf_map,
@@ -10,9 +10,7 @@ use crate::{atomic, clock, fill, pause};
 
 /// The two pages. Userspace puts inner maps of the size that it wants into both slots.
 #[btf_map]
-static PAGES: ArrayOfMaps<Page, 2> = ArrayOfMaps::new();
-
-type Page = HashMap<FlowKey, FlowCounters, 1>;
+static PAGES: ArrayOfMaps<HashMap<FlowKey, FlowCounters, 1>, 2> = ArrayOfMaps::new();
 
 const BPF_NOEXIST: u64 = 1;
 
@@ -23,37 +21,26 @@ const EEXIST: i32 = -17;
 const EDEADLK: i32 = -35;
 const ETIMEDOUT: i32 = -110;
 
-/// What became of a packet.
-pub enum Added {
-    ToItsFlow,
-    /// It is the first of its flow.
-    Newly,
-    Not(Reason),
-}
-
-/// Adds a packet to the flow of `key`, which is complete, unlike that of the packet. It must be on the stack:
-/// 6.1 takes no other memory of a global function.
+/// Adds a packet to the flow of `key`; says whether there is one.
+///
+/// The key is complete, unlike that of the packet, and must be on the stack: 6.1 takes none from memory that a
+/// global function was given.
 #[inline(always)]
-pub fn add(page: u32, key: &FlowKey, packet: &Packet, packets: u64, bytes: u64) -> Added {
-    let Some(table) = PAGES.get(page) else {
-        return Added::Not(Reason::Vanished);
+pub fn grow(page: u32, key: &FlowKey, packet: &Packet, size: WireSize) -> bool {
+    let Some(flow) = PAGES.get(page).and_then(|table| table.get_ptr_mut(key)) else {
+        return false;
     };
-    if let Some(flow) = table.get_ptr_mut(key) {
-        grow(flow, packet, packets, bytes);
-        return Added::ToItsFlow;
-    }
-    let added = insert(table, key, packet, packets, bytes);
-    match added {
-        Added::Newly => fill::note_new_flow(page),
-        Added::Not(Reason::TableFull) => fill::note_full(page),
-        Added::ToItsFlow | Added::Not(_) => {}
-    }
-    added
+    add(flow, packet, size);
+    true
 }
 
+/// Begins the flow of `key` with a packet. Says whether it did, since another CPU may be first; the error
+/// says why there is no flow.
+///
 /// A function of its own: most packets find their flow, and need no stack for the counters of another.
 #[inline(never)]
-fn insert(table: &Page, key: &FlowKey, packet: &Packet, packets: u64, bytes: u64) -> Added {
+pub fn insert(page: u32, key: &FlowKey, packet: &Packet, size: &WireSize) -> Result<bool, Reason> {
+    let table = PAGES.get(page).ok_or(Reason::Vanished)?;
     let mut first = FlowCounters {
         first_seen_ns: clock::boot_ns(),
         last_seen_jiffies: clock::jiffies(),
@@ -62,38 +49,41 @@ fn insert(table: &Page, key: &FlowKey, packet: &Packet, packets: u64, bytes: u64
         ..FlowCounters::default()
     };
     let direction = usize::from(packet.direction & 1);
-    first.packets[direction] = packets;
-    first.bytes[direction] = bytes;
+    first.packets[direction] = size.packets;
+    first.bytes[direction] = size.bytes;
     first.tcp_flags[direction].store(packet.tcp_flags);
     pause::before_the_insert();
-    let refused = match table.insert(key, &first, BPF_NOEXIST) {
-        Ok(()) => return Added::Newly,
+    match table.insert(key, &first, BPF_NOEXIST) {
+        Ok(()) => {
+            fill::note_new_flow(page);
+            Ok(true)
+        }
         // Another CPU was first.
         Err(EEXIST) => {
-            if let Some(flow) = table.get_ptr_mut(key) {
-                grow(flow, packet, packets, bytes);
-                return Added::ToItsFlow;
-            }
-            Reason::Vanished
+            let flow = table.get_ptr_mut(key).ok_or(Reason::Vanished)?;
+            add(flow, packet, *size);
+            Ok(false)
         }
-        Err(E2BIG) => Reason::TableFull,
-        Err(ENOMEM) => Reason::NoMemory,
-        Err(EBUSY | EDEADLK | ETIMEDOUT) => Reason::Busy,
-        Err(_) => Reason::Refused,
-    };
-    Added::Not(refused)
+        Err(E2BIG) => {
+            fill::note_full(page);
+            Err(Reason::TableFull)
+        }
+        Err(ENOMEM) => Err(Reason::NoMemory),
+        Err(EBUSY | EDEADLK | ETIMEDOUT) => Err(Reason::Busy),
+        Err(_) => Err(Reason::Refused),
+    }
 }
 
 /// Several CPUs may be in the same entry: counters grow by atomic adds, flags by storing ones.
 #[inline(always)]
-fn grow(flow: *mut FlowCounters, packet: &Packet, packets: u64, bytes: u64) {
+fn add(flow: *mut FlowCounters, packet: &Packet, size: WireSize) {
     let now_jiffies = clock::jiffies();
     let direction = usize::from(packet.direction & 1);
     // SAFETY: `flow` comes from a lookup in this program run, entries are not deleted while a
     // program may hold them (DESIGN: page flip with a grace period), and the index is 0 or 1.
     unsafe {
-        atomic::add(&raw mut (*flow).packets[direction], packets);
-        atomic::add(&raw mut (*flow).bytes[direction], bytes);
+        atomic::add(&raw mut (*flow).packets[direction], size.packets);
+        atomic::add(&raw mut (*flow).bytes[direction], size.bytes);
         // Mostly the tick is the same, and nothing is written.
         if (*flow).last_seen_jiffies < now_jiffies {
             (*flow).last_seen_jiffies = now_jiffies;

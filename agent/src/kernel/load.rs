@@ -5,7 +5,7 @@ use std::{
     os::fd::{AsFd as _, AsRawFd as _, BorrowedFd},
 };
 
-use agent_common::{Clocks, sample, segmentation::SkbLayout};
+use agent_common::{Clocks, sample};
 use anyhow::{Context as _, Result, anyhow, bail};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -17,10 +17,11 @@ use super::{
     account::Accounts,
     filters::{Filters, RuleSet},
     interface_table::{InterfaceTable, Places},
+    layout::{self, Layout},
     links::netlink::errno,
     outers::Outers,
     pages::Pages,
-    refusal, signals, skb_layout,
+    refusal, signals,
 };
 
 /// The programs, compiled by the build script.
@@ -86,9 +87,9 @@ impl Kernel {
             settings.early_scan_flows,
             possible_cpus()?,
         );
-        let skb_layout = skb_layout::of_this_kernel().unwrap_or_else(|error| {
-            tracing::warn!("{}: {error:#}", skb_layout::LOSS);
-            SkbLayout::default()
+        let layout = layout::of_this_kernel().unwrap_or_else(|error| {
+            tracing::warn!("{}: {error:#}", layout::LOSS);
+            Layout::UNKNOWN
         });
         let mut ebpf = EbpfLoader::new()
             .override_global("NETNS", &settings.netns, true)
@@ -101,7 +102,8 @@ impl Kernel {
             .override_global("INTERFACE_SEED", &places.seed, true)
             .override_global("INTERFACE_BITS", &places.bits, true)
             .map_max_entries("INTERFACES", places.count())
-            .override_global("SKB_LAYOUT", &skb_layout, true)
+            .override_global("SKB_LAYOUT", &layout.skb, true)
+            .override_global("DEVICE_LAYOUT", &layout.device, true)
             .override_global("DECAPSULATE", &u32::from(settings.decapsulate), true)
             .map_max_entries("FRAGMENTS", settings.max_fragments)
             .map_max_entries(

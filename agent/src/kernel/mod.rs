@@ -5,7 +5,7 @@
 //! [`pages`] flips and drains the flow table, [`filled`] hears of pages that fill early, [`filters`]
 //! changes the filter rules, [`account`] reads the counters, [`outers`] the tunnels of flows, [`links`]
 //! knows the interfaces, [`bpf`] is the system call, [`btf`] the kernel's types, of which
-//! [`skb_layout`] is made, [`refusal`] says why a program was not taken.
+//! [`layout`] is made, [`refusal`] says why a program was not taken.
 
 pub mod account;
 pub mod attach;
@@ -15,6 +15,7 @@ pub mod filled;
 pub mod filters;
 pub mod inner_map;
 pub mod interface_table;
+pub mod layout;
 pub mod links;
 pub mod load;
 pub mod outers;
@@ -22,4 +23,3 @@ pub mod pages;
 pub mod real_time;
 pub mod refusal;
 mod signals;
-pub mod skb_layout;

@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::{
     CLSACT, TCX,
     attached::nothing_is_attached,
-    support::{Agent, Both, NATIVE_XDP, count, flow_agent, wait_for_packets, wait_until},
+    support::{Agent, Both, NATIVE_XDP, count, flow_agent, pair, wait_for_packets, wait_until},
 };
 
 fn status(lab: &Lab, agent: &Agent, format: &str) -> String {
@@ -145,6 +145,38 @@ fn an_interface_that_moves_away_counts_as_no_other() {
     let report = agent.stop();
     assert_eq!(report.seen(), count(100, &frame));
     assert!(report.sums_on("other").is_empty());
+}
+
+/// The agent hears of the move when its programs have long run elsewhere.
+#[test]
+fn an_interface_that_moves_away_behind_a_stopped_agent_begins_no_flows() {
+    if !is_root_or_skip(
+        "agent::an_interface_that_moves_away_behind_a_stopped_agent_begins_no_flows",
+    ) {
+        return;
+    }
+    for hooks in [TCX, NATIVE_XDP] {
+        let lab = Lab::quiet().unwrap();
+        let agent = Agent::start(&lab, hooks);
+        let frame = |port| {
+            let udp = lab.peer.frame_v4(&lab.agent);
+            udp.udp(port, 2, &[0; 18]).unwrap()
+        };
+        send(&lab, &lab.agent, 100, &frame(1));
+        agent.signal(libc::SIGSTOP);
+        let elsewhere = moved(&lab, Namespace::new("elsewhere").unwrap());
+        bring_up(&lab, &elsewhere, &frame(3));
+        send(&lab, &elsewhere, 200, &frame(4));
+        agent.signal(libc::SIGCONT);
+        wait_until("the programs are gone", || nothing_is_attached(&elsewhere));
+
+        let report = agent.stop();
+        assert_eq!(pair(&report.last()["flows"]), count(100, &frame(1)));
+        let unknown = pair(&report.last()["unparsed"]["unknown_interface"]);
+        assert!(unknown.packets > 200, "{hooks:?}: {unknown:?}");
+        // The other namespace may send something of its own when the interface comes up.
+        assert_eq!(report.seen().packets, 100 + unknown.packets);
+    }
 }
 
 #[test]

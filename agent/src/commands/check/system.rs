@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Context as _, Result};
 
 use super::Check;
-use crate::kernel::{real_time, skb_layout};
+use crate::kernel::{layout, real_time};
 
 /// The oldest kernel that the agent promises to run on, and is tested on.
 const FLOOR: (u32, u32) = (6, 1);
@@ -85,11 +85,14 @@ pub(super) fn preemption() -> Check {
 }
 
 pub(super) fn btf() -> Check {
-    match skb_layout::of_this_kernel() {
-        Ok(_) => Check::ok("btf", "it says how super-frames (GSO, GRO) are cut"),
+    match layout::of_this_kernel() {
+        Ok(_) => Check::ok(
+            "btf",
+            "it says how super-frames (GSO, GRO) are cut, and where an interface is",
+        ),
         Err(error) => Check::warn(
             "btf",
-            format!("{}: {error:#}", skb_layout::LOSS),
+            format!("{}: {error:#}", layout::LOSS),
             "use a kernel with CONFIG_DEBUG_INFO_BTF=y that is not locked down to confidentiality, \
              as root or with CAP_BPF and CAP_PERFMON",
         ),

@@ -1,8 +1,8 @@
-//! Where this kernel has what the programs read of an skb beyond `__sk_buff`.
+//! Where this kernel has what the programs read beyond `__sk_buff` and `xdp_md`.
 
 use std::fs;
 
-use agent_common::segmentation::SkbLayout;
+use agent_common::{interface::DeviceLayout, segmentation::SkbLayout};
 use anyhow::{Context as _, Result};
 
 use super::{bpf, btf::Btf};
@@ -11,10 +11,23 @@ const BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// What to tell where [`of_this_kernel`] fails.
 pub const LOSS: &str = "super-frames (GSO, GRO) of UDP and of tunnels count as inexact, since the kernel does not tell \
-     how it cuts them";
+     how it cuts them; and an interface that moves to another network namespace may count as another one \
+     until the agent hears of it";
+
+pub struct Layout {
+    pub skb: SkbLayout,
+    pub device: DeviceLayout,
+}
+
+impl Layout {
+    pub const UNKNOWN: Self = Self {
+        skb: SkbLayout::UNKNOWN,
+        device: DeviceLayout::UNKNOWN,
+    };
+}
 
 /// Of the running kernel, if it says so and lets programs read there.
-pub fn of_this_kernel() -> Result<SkbLayout> {
+pub fn of_this_kernel() -> Result<Layout> {
     bpf::load_reader_of_kernel_memory().map_err(|error| {
         let why = if error.raw_os_error() == Some(libc::EPERM) {
             "this process may load no program that reads the kernel's memory (CAP_BPF, CAP_PERFMON)"
@@ -28,13 +41,27 @@ pub fn of_this_kernel() -> Result<SkbLayout> {
     read(&Btf::parse(btf)?).with_context(|| format!("read the types in {BTF}"))
 }
 
-fn read(btf: &Btf) -> Result<SkbLayout> {
-    let any_of = |names: &[&str]| -> Result<u32> {
-        let bits = names.iter().map(|name| btf.constant(name));
-        Ok(bits
-            .collect::<Result<Vec<u32>>>()?
-            .into_iter()
-            .fold(0, |all, bit| all | bit))
+fn read(btf: &Btf) -> Result<Layout> {
+    Ok(Layout {
+        skb: skb(btf)?,
+        device: device(btf)?,
+    })
+}
+
+fn device(btf: &Btf) -> Result<DeviceLayout> {
+    Ok(DeviceLayout {
+        skb_device: btf.offset_of("sk_buff", "dev")?,
+        xdp_queue: btf.offset_of("xdp_buff", "rxq")?,
+        queue_device: btf.offset_of("xdp_rxq_info", "dev")?,
+        device_netns: btf.offset_of("net_device", "nd_net")?,
+        netns_inode: btf.offset_of("net", "ns")? + btf.offset_of("ns_common", "inum")?,
+    })
+}
+
+fn skb(btf: &Btf) -> Result<SkbLayout> {
+    let any_of = |names: &[&str]| {
+        let mut bits = names.iter().map(|name| btf.constant(name));
+        bits.try_fold(0, |all, bit| bit.map(|bit| all | bit))
     };
     // Not in every kernel that is promised.
     let those_known = |names: &[&str]| {
