@@ -70,6 +70,9 @@ pub struct Arguments {
     /// Test programs to run, such as `devices` [default: all that make sense there]
     #[arg(long = "test", value_name = "NAME")]
     tests: Vec<String>,
+    /// Kernel parameters, such as `lockdown=confidentiality`
+    #[arg(long = "parameter", value_name = "PARAMETER")]
+    parameters: Vec<String>,
     /// Arguments of the test programs, such as a part of the names of the tests to run
     #[arg(last = true)]
     filter: Vec<String>,
@@ -79,6 +82,7 @@ pub struct Arguments {
 struct Load<'a> {
     programs: (Vec<Test>, Archive),
     modules: &'a [&'a str],
+    parameters: &'a [String],
     filter: &'a [String],
 }
 
@@ -100,6 +104,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     let load = Load {
         programs: programs::build(&arguments.tests, programs::COMMANDS)?,
         modules: MODULES,
+        parameters: &arguments.parameters,
         filter: &arguments.filter,
     };
     // One after the other, since apt locks its lists.
@@ -152,6 +157,7 @@ pub fn on_the_floor(count: &mut Count) {
             let load = Load {
                 programs,
                 modules: &["veth", "sch_ingress", "cls_bpf", "act_bpf"],
+                parameters: &[],
                 filter: &filter,
             };
             let row = run(&FLOOR, Ok(kernel), &load);
@@ -208,7 +214,12 @@ fn run(
     let outcome = (|| {
         let modules = Modules::under(&kernel.modules)?.with_dependencies(load.modules)?;
         let logs = target_dir()?.join("kernels").join(version);
-        guest::run(&kernel, modules, archive.clone(), tests, load.filter, &logs)
+        let work = guest::Work {
+            tests,
+            arguments: load.filter,
+            parameters: load.parameters,
+        };
+        guest::run(&kernel, modules, archive.clone(), &work, &logs)
     })();
     match outcome {
         Ok(outcome) => {

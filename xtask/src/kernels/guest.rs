@@ -33,6 +33,15 @@ pub struct Test {
     pub timeout: Duration,
 }
 
+/// What a guest is to do.
+pub struct Work<'a> {
+    pub tests: &'a [Test],
+    /// Of each of them.
+    pub arguments: &'a [String],
+    /// Of the kernel.
+    pub parameters: &'a [String],
+}
+
 /// What a guest left behind.
 pub struct Outcome {
     pub lines: Vec<String>,
@@ -46,8 +55,7 @@ pub fn run(
     kernel: &KernelPackage,
     modules: Vec<Module>,
     mut archive: Archive,
-    tests: &[Test],
-    arguments: &[String],
+    work: &Work<'_>,
     logs: &Path,
 ) -> Result<Outcome> {
     fs::create_dir_all(logs).with_context(|| format!("make {}", logs.display()))?;
@@ -59,7 +67,10 @@ pub fn run(
             path
         })
         .collect();
-    archive.file("/init", init(&names, tests, arguments).into_bytes());
+    archive.file(
+        "/init",
+        init(&names, work.tests, work.arguments).into_bytes(),
+    );
     let initramfs = logs.join("initramfs");
     let file = File::create(&initramfs).with_context(|| format!("make {}", initramfs.display()))?;
     archive
@@ -82,7 +93,11 @@ pub fn run(
         .arg(&kernel.image)
         .arg("-initrd")
         .arg(&initramfs)
-        .args(["-append", "console=ttyS0 panic=-1"])
+        .arg("-append")
+        .arg(format!(
+            "console=ttyS0 panic=-1 {}",
+            work.parameters.join(" ")
+        ))
         .stdin(Stdio::null());
     let start = Instant::now();
     let ended = wait(Process::spawn(&mut qemu)?, &output_path);
