@@ -440,6 +440,28 @@ fn a_batch_takes_what_fits_and_is_closed_before_the_record_that_does_not() {
 }
 
 #[test]
+fn the_longest_batch_has_room_for_its_account_from_the_start_and_not_much_more() {
+    let mut account = HookAccount::default();
+    for &reason in Reason::ALL {
+        account.add(reason, u64::MAX, u64::MAX);
+    }
+    let mut encoder = BatchEncoder::new(identity());
+    encoder.begin(&header(1));
+    let room = encoder.open.body.capacity();
+    let record = record_of(256);
+    for _ in 0..BATCH_LEN_BYTES / 256 {
+        encoder.push(&record, &mut |_| panic!("all of them fit"));
+    }
+    encoder.finish(&trailer(&account), &mut |batch| {
+        let len = batch.body.len();
+        assert!(
+            len <= room && room < len + 2 * TRAILER_LEN_BYTES,
+            "{len} {room}"
+        );
+    });
+}
+
+#[test]
 fn a_small_batch_that_waits_holds_no_large_buffer() {
     let mut encoder = BatchEncoder::new(identity());
     let account = HookAccount::default();
