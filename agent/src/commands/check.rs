@@ -10,7 +10,10 @@ use super::status::{self, Format};
 use crate::{
     filter::{self, Probe, Rules},
     interfaces::{self, Pattern, Patterns},
-    kernel::links::{Link, LinkSocket},
+    kernel::{
+        capabilities::Capabilities,
+        links::{Link, LinkSocket},
+    },
     output::harmless,
 };
 
@@ -146,7 +149,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 fn checks(include: &[Pattern], exclude: &[Pattern]) -> Result<Vec<Check>> {
     let release = system::Release::of_this_kernel()?;
-    let capabilities = process::Capabilities::of_this_process()?;
+    let capabilities = Capabilities::of_this_process()?;
     let mut checks = vec![
         system::kernel(&release),
         bpf::syscall(capabilities),

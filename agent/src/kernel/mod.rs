@@ -5,12 +5,14 @@
 //! [`pages`] flips and drains the flow table, [`filled`] hears of pages that fill early, [`filters`]
 //! changes the filter rules, [`account`] reads the counters, [`outers`] the tunnels of flows, [`links`]
 //! knows the interfaces, [`bpf`] is the system call, [`btf`] the kernel's types, of which
-//! [`layout`] is made, [`refusal`] says why a program was not taken.
+//! [`layout`] is made, [`refusal`] says why a program was not taken, and
+//! [`capabilities`] what this process may do.
 
 pub mod account;
 pub mod attach;
 pub mod bpf;
 pub mod btf;
+pub mod capabilities;
 pub mod filled;
 pub mod filters;
 pub mod inner_map;

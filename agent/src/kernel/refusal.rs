@@ -4,6 +4,8 @@
 use anyhow::anyhow;
 use aya::programs::ProgramError;
 
+use super::capabilities::{CAP_PERFMON, Capabilities};
+
 /// Why the program `name` could not be loaded.
 pub fn explain(name: &str, error: ProgramError) -> anyhow::Error {
     let ProgramError::LoadError {
@@ -19,7 +21,8 @@ pub fn explain(name: &str, error: ProgramError) -> anyhow::Error {
     let Some(reason) = reason(&log) else {
         return error.context(format!("load the program {name}"));
     };
-    if reason.ends_with("prohibited for !root") || reason.ends_with("prohibited") {
+    let capabilities = Capabilities::of_this_process();
+    if capabilities.is_ok_and(|capabilities| !capabilities.has_or_is_admin(CAP_PERFMON)) {
         return error.context(format!(
             "the kernel's verifier refuses the program {name} to a process without CAP_PERFMON: run \
              as root, or with the capabilities CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON ({reason})"

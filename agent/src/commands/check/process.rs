@@ -1,49 +1,9 @@
-//! This process's capabilities and limits come in; what they allow goes out as checks.
-
-use std::fs;
-
-use anyhow::{Context as _, Result};
+//! What this process's capabilities allow, as checks.
 
 use super::Check;
-
-const STATUS: &str = "/proc/self/status";
-
-// linux/capability.h.
-const CAP_NET_ADMIN: u32 = 12;
-const CAP_SYS_ADMIN: u32 = 21;
-const CAP_PERFMON: u32 = 38;
-const CAP_BPF: u32 = 39;
-
-/// The effective set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Capabilities(u64);
-
-impl Capabilities {
-    pub(super) fn of_this_process() -> Result<Self> {
-        let status = fs::read_to_string(STATUS).with_context(|| format!("read {STATUS}"))?;
-        Self::parse(&status).with_context(|| format!("find CapEff in {STATUS}"))
-    }
-
-    fn parse(status: &str) -> Option<Self> {
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("CapEff:"))?;
-        u64::from_str_radix(line.trim(), 16).ok().map(Self)
-    }
-
-    fn has(self, capability: u32) -> bool {
-        self.0 & (1 << capability) != 0
-    }
-
-    /// Since 5.8 `CAP_SYS_ADMIN` stands for `CAP_BPF` (`bpf_capable`) and `CAP_PERFMON`.
-    fn has_or_is_admin(self, capability: u32) -> bool {
-        self.has(capability) || self.has(CAP_SYS_ADMIN)
-    }
-
-    pub(super) fn may_load_programs(self) -> bool {
-        self.has_or_is_admin(CAP_BPF)
-    }
-}
+use crate::kernel::capabilities::{
+    CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN, Capabilities,
+};
 
 pub(super) fn capabilities(capabilities: Capabilities) -> [Check; 4] {
     [
