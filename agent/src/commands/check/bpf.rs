@@ -1,8 +1,7 @@
 //! Two calls of `bpf(2)` go to the kernel; what it lets this process do comes back.
 
 use super::Check;
-use crate::kernel::capabilities::Capabilities;
-use crate::kernel::{bpf, links::LOOPBACK_IFINDEX};
+use crate::kernel::{bpf, capabilities::Capabilities, links::LOOPBACK_IFINDEX};
 
 /// Creates an array of one entry, and lets it go.
 pub(super) fn syscall(capabilities: Capabilities) -> Check {
