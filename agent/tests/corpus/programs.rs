@@ -3,7 +3,7 @@
 use std::{io, os::fd::AsFd as _, sync::LazyLock};
 
 use agent::kernel::{
-    bpf,
+    bpf, links,
     load::{Kernel, LoadSettings},
 };
 use agent_common::{FlowCounters, FlowKey, HookAccount, LinkType, Outer};
@@ -15,7 +15,12 @@ use corpus::RawFrame;
 
 /// The loopback interface: where the kernel pretends that the frame is (`net/bpf/test_run.c`).
 pub const IFINDEX: u32 = 1;
-pub const NETNS: u32 = 4_026_531_840;
+
+/// That of its loopback interface, which is this process's: the programs ask.
+pub fn netns() -> u32 {
+    links::netns_inode().unwrap()
+}
+
 /// More than one frame can make, few enough that a page is drained in no time.
 const MAX_FLOWS: u32 = 16;
 /// The kernel runs no program on less (`bpf_test_init`), whatever the link type.
@@ -127,7 +132,7 @@ impl Programs {
             max_fragments: 1024,
             decapsulate,
             early_scan_flows: 0,
-            netns: NETNS,
+            netns: netns(),
             ifindexes: vec![IFINDEX],
             sample_rate: 0,
             log_level: 0,

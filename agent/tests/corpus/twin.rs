@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use agent_common::{FlowCounters, FlowKey, Pair, Reason, tunnel::outcome};
 use corpus::{Meaning, Parsed, RawFrame};
 
-use crate::programs::{Counted, Hook, IFINDEX, NETNS, NotRun, Programs, is_short_skb};
+use crate::programs::{Counted, Hook, IFINDEX, NotRun, Programs, is_short_skb, netns};
 
 /// An Ethernet frame on the wire has at least 60 bytes, without FCS.
 const MIN_FRAME_LEN: u64 = 60;
@@ -54,7 +54,7 @@ pub fn compare(expected: &Parsed, frame: &RawFrame, counted: &Counted) -> Result
             .ok_or_else(|| format!("the page has {:?}", counted.flows));
     };
     let mut key = packet.key;
-    (key.netns, key.ifindex) = (NETNS, IFINDEX);
+    (key.netns, key.ifindex) = (netns(), IFINDEX);
     key.set_side(packet.direction, counted.hook.account() as u8);
     let outers: Vec<_> = outer.iter().map(|&outer| (key, outer)).collect();
     let found = counted
