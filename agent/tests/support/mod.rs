@@ -132,13 +132,22 @@ impl Agent {
         log
     }
 
-    /// What `flow-agent status` says, as JSON.
+    /// What `flow-agent status` says, as JSON. It is asked again where the agent got no CPU to answer in time.
     pub fn status(&self, host: &Host) -> Value {
-        let mut command = flow_agent(host);
-        command.args(["status", "--output", "json", "--connect", &self.address()]);
-        let output = command.output().unwrap();
-        assert!(output.status.success());
-        serde_json::from_slice(&output.stdout).unwrap()
+        let mut status = Value::Null;
+        wait_until("the agent answers", || {
+            let mut command = flow_agent(host);
+            command.args(["status", "--output", "json", "--connect", &self.address()]);
+            let output = command.output().unwrap();
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            if output.status.success() {
+                status = serde_json::from_slice(&output.stdout).unwrap();
+            } else {
+                assert!(stderr.contains("did not answer within"), "{stderr}");
+            }
+            output.status.success()
+        });
+        status
     }
 
     /// Waits until so many more scans are done.
