@@ -74,6 +74,7 @@ const KERNEL_CORPUS: &[&str] = &["--test", "corpus"];
 const FRAGMENTS: &[&str] = &["--test", "fragments"];
 const PRESSURE: &[&str] = &["--test", "pressure"];
 const DOORS: &[&str] = &["--test", "doors"];
+const LIFECYCLE: &[&str] = &["--test", "lifecycle"];
 const FILTERS: &[&str] = &["--test", "filters"];
 const SUPER_FRAMES: &[&str] = &["--test", "super_frames"];
 const TUNNELS: &[&str] = &["--test", "tunnels"];
@@ -142,7 +143,7 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "the second to insert a flow forgets its packet",
         file: "agent-ebpf/src/table.rs",
-        from: "grow(flow, packet, packets, bytes);\n            Ok(false)",
+        from: "add(flow, packet, *size);\n            Ok(false)",
         to: "let _ = flow;\n            Ok(false)",
         target: SAME_FLOWS,
     },
@@ -166,9 +167,9 @@ pub const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "seen is counted behind a branch",
-        file: "agent-ebpf/src/hook.rs",
+        file: "agent-ebpf/src/count.rs",
         from: "account.add(Reason::Seen, size.packets, size.bytes);",
-        to: "if parsed.is_ok() {\n        account.add(Reason::Seen, size.packets, size.bytes);\n    }",
+        to: "if is_parsed {\n        account.add(Reason::Seen, size.packets, size.bytes);\n    }",
         target: agent(
             KINDS,
             "what_cannot_be_parsed_is_counted_by_reason_over_tc_ingress",
@@ -201,6 +202,16 @@ pub const FAULTS: &[Fault] = &[
         from: "Some(found.slot * 2 + direction)",
         to: "Some(found.slot * 2 + 0 * direction)",
         target: EVERY_FRAME,
+    },
+    Fault {
+        name: "an interface that has left is not told",
+        file: "agent-ebpf/src/namespace.rs",
+        from: "inode != 0 && inode != NETNS.load()",
+        to: "inode == 1 && inode != NETNS.load()",
+        target: agent(
+            LIFECYCLE,
+            "gone::an_interface_that_moves_away_behind_a_stopped_agent_begins_no_flows",
+        ),
     },
     Fault {
         name: "rules are looked up in the other slot",
