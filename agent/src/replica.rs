@@ -200,14 +200,6 @@ impl Replica {
         self.evicted
     }
 
-    /// What is allocated, whether or not it was touched yet.
-    pub fn memory_bytes(&self) -> usize {
-        self.slab.memory_bytes()
-            + self.index.allocation_size()
-            + self.oldest.memory_bytes()
-            + self.waiting.memory_bytes()
-    }
-
     /// A flow of this scan.
     fn entry(&self, key: &FlowKey, counters: &FlowCounters) -> Entry {
         Entry::new(key, counters, self.clock, self.scan)
@@ -299,6 +291,5 @@ impl Replica {
 
 /// Whether the flow's record has outer endpoints.
 pub fn came_through_a_tunnel(key: &FlowKey) -> bool {
-    key.encapsulation != 0
-        && Encapsulation::from_u8(key.encapsulation).is_some_and(Encapsulation::is_tunnel)
+    Encapsulation::from_u8(key.encapsulation).is_some_and(Encapsulation::is_tunnel)
 }

@@ -1,6 +1,9 @@
 //! Tripwires: what must not get lost without anybody noticing. The figures themselves come from
 //! `flow-bench`.
 
+use std::time::Duration;
+
+use agent::replica::{Replica, ReplicaSettings};
 use agent_common::Reason;
 use benches::{
     heap::{CountingAllocator, heap},
@@ -88,6 +91,34 @@ fn a_scan_allocates_by_the_batch_and_never_by_the_flow() {
             profile.name
         );
     }
+}
+
+#[test]
+fn a_flow_takes_at_most_200_bytes_and_none_for_those_that_left() {
+    /// A little more than seven eighths of a power of two: where a hash map has just grown, and takes the
+    /// most memory a flow.
+    const FLOWS: u32 = 120_000;
+    let before = heap().live_bytes;
+    let mut replica = Replica::new(ReplicaSettings {
+        max_flows: FLOWS as usize,
+        idle_timeout: Duration::from_secs(60),
+        linger: Duration::from_secs(5),
+    });
+    let mut turn_over = |from: u32| {
+        for number in from..from + FLOWS {
+            let (key, mut counters) = Profile::entry(number);
+            counters.first_seen_ns = number.into();
+            counters.last_seen_jiffies = 0;
+            replica.update(&[key], &[counters], &mut |_| {});
+        }
+        assert_eq!(replica.len(), FLOWS as usize);
+        heap().live_bytes - before
+    };
+    turn_over(0);
+    let after_churn = turn_over(FLOWS);
+    assert_eq!(turn_over(2 * FLOWS), after_churn);
+    let bytes_per_flow = after_churn / i64::from(FLOWS);
+    assert!((100..=200).contains(&bytes_per_flow), "{bytes_per_flow}");
 }
 
 #[test]

@@ -78,8 +78,4 @@ impl Oldest {
         self.bound = Some(bound);
         self.candidates = BinaryHeap::from(ages);
     }
-
-    pub fn memory_bytes(&self) -> usize {
-        self.candidates.capacity() * size_of::<Age>()
-    }
 }

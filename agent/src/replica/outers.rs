@@ -62,5 +62,5 @@ impl Replica {
 
 /// The same flow at the other side of the interface.
 fn beside(key: &FlowKey) -> FlowKey {
-    key.with_side(1 - key.side())
+    key.with_side(key.side() ^ 1)
 }

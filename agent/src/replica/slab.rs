@@ -42,12 +42,6 @@ impl Slab {
         let last = self.chunks.last().map_or(0, Vec::len);
         0..(self.chunks.len().saturating_sub(1) * Self::CHUNK + last) as u32
     }
-
-    pub fn memory_bytes(&self) -> usize {
-        self.chunks.len() * Self::CHUNK * size_of::<Entry>()
-            + self.chunks.capacity() * size_of::<Vec<Entry>>()
-            + self.free.capacity() * size_of::<u32>()
-    }
 }
 
 impl Index<u32> for Slab {

@@ -218,29 +218,45 @@ fn an_update_without_packets_is_a_record() {
     let mut replica = replica(8);
     let records = scan(&mut replica, 1, &[(1, counters(1, &[], &[]))]);
     assert_eq!(reasons(&records), [None]);
+    // And closes no flow.
+    assert!(scan(&mut replica, 20, &[]).is_empty());
 }
 
 #[test]
-fn a_flow_takes_at_most_200_bytes_and_steady_state_allocates_nothing() {
-    /// A little more than seven eighths of a power of two: where a hash map has just grown, and takes the
-    /// most memory a flow.
-    const FLOWS: u32 = 120_000;
-    let mut replica = replica(FLOWS as usize);
-    let mut ignore = |_: &Record| {};
-    let mut turn_over = |replica: &mut Replica, from: u32| {
-        for number in from..from + FLOWS {
-            let counted = counters(u64::from(number), &[ACK], &[]);
-            replica.update(&[key(number)], &[counted], &mut ignore);
-        }
-        assert_eq!(replica.len(), FLOWS as usize);
-        replica.memory_bytes()
+fn a_replica_has_room_for_as_many_flows_as_it_is_told_and_for_one_at_least() {
+    for (max_flows, capacity) in [(8, 8), (0, 1)] {
+        let mut replica = replica(max_flows);
+        assert_eq!((replica.capacity(), replica.is_empty()), (capacity, true));
+        scan(&mut replica, 1, &[(1, counters(1, &[ACK], &[]))]);
+        assert_eq!((replica.len(), replica.is_empty()), (1, false));
+    }
+}
+
+#[test]
+fn a_hash_depends_on_all_of_a_key_but_the_side_of_the_interface() {
+    let seed = replica(1).seed;
+    let hash = |change: fn(&mut FlowKey)| {
+        let mut key = key(1);
+        change(&mut key);
+        assert_eq!(hash_of(&seed, &key), hash_of(&seed, &key.with_side(1)));
+        hash_of(&seed, &key)
     };
-    turn_over(&mut replica, 0);
-    let after_churn = turn_over(&mut replica, FLOWS);
-    assert_eq!(turn_over(&mut replica, 2 * FLOWS), after_churn);
-    assert!(
-        after_churn <= 200 * FLOWS as usize,
-        "{}",
-        after_churn / FLOWS as usize
-    );
+    let mut hashes = [
+        hash(|_| {}),
+        hash(|key| key.addr_a[15] = 1),
+        hash(|key| key.addr_b[15] = 1),
+        hash(|key| key.netns = 1),
+        hash(|key| key.ifindex = 1),
+        hash(|key| key.vlan_ids[0] = 1),
+        hash(|key| key.vlan_ids[1] = 1),
+        hash(|key| key.port_a = 1),
+        hash(|key| key.port_b = 1),
+        hash(|key| key.ip_version = 6),
+        hash(|key| key.protocol = 17),
+        hash(|key| key.l4_kind = 0),
+        hash(|key| key.encapsulation = 1),
+        hash(|key| key.tunnel_id = 1),
+    ];
+    hashes.sort_unstable();
+    assert!(hashes.is_sorted_by(|one, next| one < next));
 }

@@ -28,10 +28,6 @@ impl Waiting {
         self.free.push(number);
         self.halves[number as usize]
     }
-
-    pub fn memory_bytes(&self) -> usize {
-        self.halves.capacity() * size_of::<FlowCounters>() + self.free.capacity() * size_of::<u32>()
-    }
 }
 
 /// What both halves of a flow counted; each has packets in one direction, and not in the same.

@@ -20,6 +20,7 @@ fn a_closed_flow_takes_in_what_comes_late_until_the_linger_is_over() {
     for closing in [
         counters(1, &[FIN | ACK], &[FIN | ACK]),
         counters(1, &[ACK], &[RST]),
+        counters(1, &[RST], &[RST]),
         counters(1, &[FIN | ACK], &[]),
         counters(1, &[], &[FIN | ACK]),
     ] {

@@ -6,6 +6,11 @@ const SYN_ACK: u8 = SYN | ACK;
 const INGRESS: Direction = Direction::Ingress;
 const EGRESS: Direction = Direction::Egress;
 
+/// What was counted at `hook` of packets in `direction`, or of the answers at the other hook.
+fn half(direction: u8, hook: Direction, counters: FlowCounters) -> (FlowKey, FlowCounters) {
+    at(direction ^ u8::from(hook == EGRESS), counters)
+}
+
 /// What one side of the interface counted of the flow.
 fn at(side: u8, counters: FlowCounters) -> (FlowKey, FlowCounters) {
     (key(1).with_side(side), counters)
@@ -88,10 +93,10 @@ fn both_directions_arriving_are_one_record_a_scan_whatever_comes_first() {
 
 #[test]
 fn the_first_packet_of_both_halves_tells_the_initiator_where_no_syn_does() {
-    for first in [0, 1] {
+    for (first, hook) in [(0, INGRESS), (1, INGRESS), (0, EGRESS), (1, EGRESS)] {
         let mut halves = [
-            at(0, counters(2, &[ACK], &[])),
-            at(1, counters(2, &[], &[ACK])),
+            half(0, hook, counters(2, &[ACK], &[])),
+            half(1, hook, counters(2, &[], &[ACK])),
         ];
         halves[1].1.first_direction = 1;
         halves[first].1.first_seen_ns -= 1;
@@ -99,7 +104,7 @@ fn the_first_packet_of_both_halves_tells_the_initiator_where_no_syn_does() {
         for halves in orders(&halves) {
             let record = scan_keys(&mut replica(8), 2, &halves)[0];
             assert_eq!(usize::from(record.initiator), first);
-            assert_eq!((record.dscp, directions(&record)), (46, [INGRESS; 2]));
+            assert_eq!((record.dscp, directions(&record)), (46, [hook; 2]));
             assert_eq!(record.community_id, community_id(&key(1), record.initiator));
         }
     }
@@ -185,6 +190,31 @@ fn the_side_that_begins_to_look_later_has_the_same_initiator() {
 
 /// First the half that arrives; then the same packets leave.
 #[test]
+fn a_side_that_saw_the_handshake_knows_the_initiator_by_itself() {
+    let mut replica = replica(8);
+    let mut answer = counters(1, &[], &[ACK]);
+    answer.first_direction = 1;
+    assert_eq!(scan_keys(&mut replica, 1, &[at(0, answer)])[0].initiator, 1);
+    let opened = at(1, counters(2, &[SYN], &[SYN_ACK]));
+    let record = scan_keys(&mut replica, 2, &[opened])[0];
+    assert_eq!(record.initiator, 0);
+    assert_eq!(record.community_id, community_id(&key(1), 0));
+}
+
+#[test]
+fn an_entry_is_beside_the_other_side_of_its_own_flow_alone_and_while_it_lives() {
+    let mut entry = Entry::new(&key(1), &counters(1, &[ACK], &[]), clock(1), 1);
+    let other_side = key(1).with_side(1);
+    assert!(entry.is_beside(&other_side) && !entry.is(&other_side));
+    assert!(entry.is(&key(1)) && !entry.is_beside(&key(1)));
+    assert!(!entry.is_beside(&key(2).with_side(1)));
+    entry.sides = Sides::Joined;
+    assert!(entry.is(&other_side));
+    entry.state = State::Free;
+    assert!(!entry.is_beside(&other_side) && !entry.is(&other_side) && !entry.is(&key(1)));
+}
+
+#[test]
 fn a_half_whose_direction_comes_at_the_other_side_goes_on_beside_it() {
     let routed: [&[FlowCounters]; 3] = [
         &[counters(2, &[ACK], &[])],
@@ -220,35 +250,36 @@ fn a_half_whose_direction_comes_at_the_other_side_goes_on_beside_it() {
 
 #[test]
 fn a_joined_flow_ends_where_a_direction_comes_at_both_sides_and_two_begin() {
-    let halves = [
-        at(0, counters(1, &[SYN, ACK], &[])),
-        at(1, counters(1, &[], &[SYN_ACK])),
-    ];
-    let routed = [
-        at(0, counters(2, &[ACK], &[ACK; 2])),
-        at(1, counters(2, &[], &[ACK; 2])),
-    ];
-    for routed in orders(&routed) {
-        let mut replica = replica(8);
-        scan_keys(&mut replica, 1, &halves);
-        let records = scan_keys(&mut replica, 2, &routed);
-        assert_eq!(reasons(&records), [Some(EndReason::ForcedEnd), None, None]);
-        assert_eq!(packets(records[0].total), [2, 1]);
-        assert_eq!(directions(&records[0]), [INGRESS; 2]);
-        let mut sides = [&records[1], &records[2]];
-        sides.sort_by_key(|record| record.direction);
-        assert_eq!(
-            sides.map(directions),
-            [[INGRESS, EGRESS], [EGRESS, INGRESS]]
-        );
-        assert_eq!(sides.map(|record| packets(record.total)), [[1, 2], [0, 2]]);
-        // They stay apart.
+    for hook in [INGRESS, EGRESS] {
         let halves = [
-            at(0, counters(3, &[ACK], &[])),
-            at(1, counters(3, &[], &[ACK])),
+            half(0, hook, counters(1, &[SYN, ACK], &[])),
+            half(1, hook, counters(1, &[], &[SYN_ACK])),
         ];
-        assert_eq!(reasons(&scan_keys(&mut replica, 3, &halves)), [None, None]);
-        assert_eq!(replica.len(), 2);
+        let routed = [
+            half(0, hook, counters(2, &[ACK], &[ACK; 2])),
+            half(1, hook, counters(2, &[], &[ACK; 2])),
+        ];
+        for routed in orders(&routed) {
+            let mut replica = replica(8);
+            scan_keys(&mut replica, 1, &halves);
+            let records = scan_keys(&mut replica, 2, &routed);
+            assert_eq!(reasons(&records), [Some(EndReason::ForcedEnd), None, None]);
+            assert_eq!(packets(records[0].total), [2, 1]);
+            assert_eq!(directions(&records[0]), [hook; 2]);
+            let mut sides = [&records[1], &records[2]];
+            sides.sort_by_key(|record| record.direction != hook);
+            let beside = hook.opposite();
+            assert_eq!(sides.map(directions), [[hook, beside], [beside, hook]]);
+            assert_eq!(sides.map(|record| packets(record.total)), [[1, 2], [0, 2]]);
+            // They stay apart.
+            let halves = [
+                half(0, hook, counters(3, &[ACK], &[])),
+                half(1, hook, counters(3, &[], &[ACK])),
+            ];
+            let records = scan_keys(&mut replica, 3, &halves);
+            assert_eq!(reasons(&records), [None, None]);
+            assert_eq!(replica.len(), 2);
+        }
     }
 }
 
@@ -290,10 +321,12 @@ fn a_mirrored_connection_with_used_ports_is_the_next_flow_with_both_halves() {
         at(0, counters(1, &[SYN, ACK], &[])),
         at(1, counters(1, &[], &[SYN_ACK])),
     ];
-    let next = [
+    let mut next = [
         at(0, counters(2, &[SYN, ACK], &[])),
         at(1, counters(2, &[], &[SYN_ACK])),
     ];
+    next[0].1.dscp = 46;
+    next[1].1.first_seen_ns += 1;
     for next in orders(&next) {
         let mut replica = replica(8);
         scan_keys(&mut replica, 1, &established);
@@ -302,35 +335,39 @@ fn a_mirrored_connection_with_used_ports_is_the_next_flow_with_both_halves() {
         assert_eq!(packets(records[0].total), [2, 1]);
         assert_eq!(packets(records[1].total), [2, 1]);
         assert_eq!(directions(&records[1]), [INGRESS; 2]);
+        assert_eq!(records[1].first_seen_unix_ns, UNIX as u64 + 2 * SECOND);
+        assert_eq!(records[1].dscp, 46);
     }
 }
 
 #[test]
 fn a_used_port_from_the_other_end_turns_the_mirrored_flow_around() {
-    let mut replica = replica(8);
-    let established = [
-        at(0, counters(1, &[SYN, ACK], &[])),
-        at(1, counters(1, &[], &[SYN_ACK])),
-    ];
-    scan_keys(&mut replica, 1, &established);
-    let next = [
-        at(0, counters(2, &[SYN_ACK], &[])),
-        at(1, counters(2, &[], &[SYN, ACK])),
-    ];
-    let records = scan_keys(&mut replica, 2, &next);
-    assert_eq!(reasons(&records), [Some(EndReason::EndOfFlow), None]);
-    assert_eq!(records[0].initiator, 0);
-    assert_eq!(
-        (records[1].initiator, directions(&records[1])),
-        (1, [INGRESS; 2])
-    );
-    let goes_on = [
-        at(1, counters(3, &[], &[ACK; 3])),
-        at(0, counters(3, &[ACK; 2], &[])),
-    ];
-    let record = scan_keys(&mut replica, 3, &goes_on)[0];
-    assert_eq!((record.initiator, directions(&record)), (1, [INGRESS; 2]));
-    assert_eq!(packets(record.total), [5, 3]);
+    for hook in [INGRESS, EGRESS] {
+        let mut replica = replica(8);
+        let established = [
+            half(0, hook, counters(1, &[SYN, ACK], &[])),
+            half(1, hook, counters(1, &[], &[SYN_ACK])),
+        ];
+        scan_keys(&mut replica, 1, &established);
+        let next = [
+            half(0, hook, counters(2, &[SYN_ACK], &[])),
+            half(1, hook, counters(2, &[], &[SYN, ACK])),
+        ];
+        let records = scan_keys(&mut replica, 2, &next);
+        assert_eq!(reasons(&records), [Some(EndReason::EndOfFlow), None]);
+        assert_eq!(records[0].initiator, 0);
+        assert_eq!(
+            (records[1].initiator, directions(&records[1])),
+            (1, [hook; 2])
+        );
+        let goes_on = [
+            half(1, hook, counters(3, &[], &[ACK; 3])),
+            half(0, hook, counters(3, &[ACK; 2], &[])),
+        ];
+        let record = scan_keys(&mut replica, 3, &goes_on)[0];
+        assert_eq!((record.initiator, directions(&record)), (1, [hook; 2]));
+        assert_eq!(packets(record.total), [5, 3]);
+    }
 }
 
 #[test]

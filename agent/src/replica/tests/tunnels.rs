@@ -88,6 +88,12 @@ fn a_mirrored_flow_out_of_a_tunnel_keeps_and_forgets_the_tunnels_endpoints() {
         (tunnelled(0), counters(1, &[SYN], &[])),
         (tunnelled(1), counters(1, &[], &[RST | ACK])),
     ];
+    // Of either half: nobody knows which one the kernel still has.
+    for side in [0, 1] {
+        let mut replica = super::replica(8);
+        replica.note_outer(&tunnelled(side), || Some(outer));
+        assert_eq!(scan_keys(&mut replica, 1, &halves)[0].outer, Some(outer));
+    }
     for halves in orders(&halves) {
         for (key, _) in &halves {
             replica.note_outer(key, || Some(outer));
@@ -120,14 +126,39 @@ fn the_side_that_ends_forgets_the_tunnels_endpoints_and_the_other_one_keeps_them
     });
     let mut replica = replica(8);
     let seen_at = |second| counters(second, &[ACK], &[]);
-    for key in [quiet, busy] {
-        replica.note_outer(&key, || Some(Outer::default()));
+    let both = [(quiet, seen_at(1)), (busy, seen_at(1))];
+    replica.note_outer(&quiet, || Some(Outer::default()));
+    for record in scan_keys(&mut replica, 1, &both) {
+        assert_eq!(record.outer.is_some(), record.key == quiet);
     }
-    scan_keys(&mut replica, 1, &[(quiet, seen_at(1)), (busy, seen_at(1))]);
+    replica.note_outer(&busy, || Some(Outer::default()));
     let records = scan_keys(&mut replica, 31, &[(busy, seen_at(31))]);
     assert_eq!(reasons(&records), [None, Some(EndReason::IdleTimeout)]);
     assert!(!asks_for_outer(&mut replica, &busy));
     assert!(asks_for_outer(&mut replica, &quiet));
     replica.finish(&mut |_| {});
     assert!(asks_for_outer(&mut replica, &busy));
+}
+
+#[test]
+fn of_all_that_is_around_a_packet_tunnels_alone_have_endpoints() {
+    let with_endpoints: Vec<u8> = (0..=u8::MAX)
+        .filter(|&encapsulation| {
+            came_through_a_tunnel(&FlowKey {
+                encapsulation,
+                ..key(1)
+            })
+        })
+        .collect();
+    assert_eq!(
+        with_endpoints,
+        [
+            Encapsulation::Vxlan,
+            Encapsulation::Geneve,
+            Encapsulation::Gre,
+            Encapsulation::IpInIp,
+            Encapsulation::GreWithoutKey,
+        ]
+        .map(|tunnel| tunnel as u8)
+    );
 }
