@@ -60,6 +60,14 @@ mod tests {
         assert_eq!(refused(&"a ".repeat(MAX_SPACES + 1)), "spaces");
         assert_eq!(refused(&"\u{85}".repeat(MAX_SPACES)), "spaces");
 
+        let most = [
+            ";".repeat(MAX_SEMICOLONS),
+            "1,".repeat(MAX_COMMAS),
+            "a ".repeat(MAX_SPACES),
+        ];
+        for text in most {
+            assert_eq!(check(&[&text]), Ok(()));
+        }
         let net = "2001:0db8:85a3:08d3:1319:8a2e:0370:7344/128,";
         let networks = net.repeat(MAX_NETWORKS / MAX_RULES + 1);
         let rule = format!("exclude src net {networks} dst port 1,2,3 proto tcp,udp on eth0");

@@ -145,6 +145,8 @@ mod tests {
     fn a_byte_order_mark_is_not_a_part_of_the_first_rule() {
         assert_eq!(shown("\u{feff}exclude all\n".as_bytes()), ["exclude all"]);
         assert_eq!(shown("\u{feff}".as_bytes()), [""; 0]);
+        let second = fault("exclude all\n\u{feff}exclude all\n".as_bytes());
+        assert!(second.starts_with("2:1: "), "{second}");
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 use std::net::IpAddr;
 
-use agent_common::filter::{Match, first_match};
+use agent_common::{
+    L4Kind,
+    filter::{FIRST_FREE_ROW, Match, ROW_ENTRIES, first_match},
+};
 use proptest::{prelude::*, sample::select};
 
 use super::*;
@@ -463,6 +466,95 @@ fn more_networks_than_fit_are_refused() {
         error,
         "1000001 networks in the filter rules; a set has at most 1000000"
     );
+}
+
+#[test]
+fn the_values_at_all_sides_are_counted() {
+    let [rule] = &rules("exclude src net ::/0 dst net ::/1,8000::/1 net ::/0,::/1,::/2")[..] else {
+        panic!("one rule");
+    };
+    assert_eq!(rule.nets.len(), 6);
+}
+
+#[test]
+fn no_rules_are_an_empty_set_and_one_is_not() {
+    let is_empty = |text: &str| Compiled::new(&rules(text), &[]).unwrap().is_empty();
+    assert!(is_empty("") && !is_empty("exclude all"));
+}
+
+#[test]
+fn a_set_has_no_more_rows_than_its_tables_and_different_bitmaps() {
+    let rows = |text: &str| Compiled::new(&rules(text), &[]).unwrap().rows.len();
+    let table = |entries: u32| entries.div_ceil(ROW_ENTRIES) as usize;
+    let fixed = FIRST_FREE_ROW as usize;
+    // Those that the rule is in and those that it is not.
+    assert_eq!(rows("exclude proto tcp"), fixed + table(256) + 2);
+    // Every port satisfies both rules, and no packet without ports does one.
+    let all_ports = "exclude port 0-65535; exclude src port 0-65535";
+    assert_eq!(rows(all_ports), fixed + 2 * table(1 << 16) + 2);
+}
+
+#[test]
+fn rules_for_the_last_of_many_interfaces_hold_there() {
+    let names: Vec<_> = (0..40).map(|number| Some(format!("eth{number}"))).collect();
+    let set = Compiled::new(&rules("exclude on eth39 egress"), &names).unwrap();
+    let packet = "10.0.0.1:1 > 10.0.0.2:2 udp".parse::<Probe>().unwrap();
+    let excluded = (0..80).filter(|&hook| first_match(&set, &packet.packet(), hook).is_some());
+    assert_eq!(excluded.collect::<Vec<_>>(), [79]);
+}
+
+#[test]
+fn a_rule_is_covered_by_one_that_asks_for_no_more() {
+    let is_covered = |outer: &str, inner: &str| {
+        let explained = explain(&rules(&format!("exclude {outer}; include {inner}")));
+        assert_eq!((explained[0].number, explained[1].number), (1, 2));
+        let mut notes = explained[1].notes.iter();
+        notes.any(|note| note.starts_with("never decides: rule 1"))
+    };
+    for (outer, inner) in [
+        ("port 1-10", "port 1-10"),
+        ("port 1-10", "port 2-9 proto tcp"),
+        ("proto tcp,udp", "proto udp"),
+        ("on eth*", "on eth*"),
+        ("on eth*", "on eth0"),
+        ("ingress", "ingress"),
+        ("all", "egress"),
+    ] {
+        assert!(is_covered(outer, inner), "{outer}, {inner}");
+    }
+    for (outer, inner) in [
+        ("port 1-10", "port 5-11"),
+        ("port 5-10", "port 1-7"),
+        ("proto tcp", "proto udp"),
+        ("proto tcp", "all"),
+        ("on eth*", "on eth0*"),
+        ("on eth*", "on wg0"),
+        ("ingress", "egress"),
+        ("ingress", "all"),
+    ] {
+        assert!(!is_covered(outer, inner), "{outer}, {inner}");
+    }
+}
+
+#[test]
+fn a_probe_is_the_packet_that_it_says() {
+    let packet = |probe: &str| probe.parse::<Probe>().unwrap().packet();
+    let from_a = packet("10.0.0.1:9 > 10.0.0.2:8 udp");
+    let from_b = packet("10.0.0.2:8 > 10.0.0.1:9 udp");
+    assert_eq!((from_a.direction, from_b.direction), (0, 1));
+    for packet in [from_a, from_b] {
+        assert_eq!(packet.key.addr_a[..4], [10, 0, 0, 1]);
+        assert_eq!(packet.key.addr_b[..4], [10, 0, 0, 2]);
+        assert_eq!((packet.key.port_a, packet.key.port_b), (9, 8));
+        assert_eq!(
+            (packet.key.protocol, packet.key.kind()),
+            (17, Some(L4Kind::Ports))
+        );
+    }
+    let to_itself = packet("10.0.0.1:9 > 10.0.0.1:9 udp");
+    assert_eq!(to_itself.direction, 0);
+    let without_ports = packet("10.0.0.1 > 10.0.0.2 udp");
+    assert_eq!(without_ports.key.kind(), Some(L4Kind::None));
 }
 
 #[test]
