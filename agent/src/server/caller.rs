@@ -131,6 +131,30 @@ mod tests {
     use super::{super::limits::Limits, *};
 
     #[test]
+    fn a_connection_has_as_many_open_requests_as_it_may_and_no_more() {
+        let doors = Doors::new(Limits {
+            max_streams: 2,
+            ..Limits::default()
+        });
+        let caller = Caller::new(Peer::Unknown);
+        let _open = [caller.open(&doors).unwrap(), caller.open(&doors).unwrap()];
+        let refused = caller.open(&doors).err().unwrap();
+        assert!(refused.message().contains("2 requests are open"));
+        assert_eq!(doors.status().refused_streams, 1);
+    }
+
+    #[test]
+    fn a_peer_is_named_by_what_is_known_of_it() {
+        let unix = |pid| Peer::Unix { pid, uid: 7 };
+        let tcp = Peer::Tcp(([127, 0, 0, 1], 80).into());
+        let shown = [unix(Some(3)), unix(None), tcp, Peer::Unknown].map(|peer| peer.to_string());
+        assert_eq!(
+            shown,
+            ["unix pid=3 uid=7", "unix uid=7", "127.0.0.1:80", "unknown"]
+        );
+    }
+
+    #[test]
     fn a_connection_ends_where_nothing_is_open_and_soonest_before_its_first_request() {
         let doors = Doors::new(Limits::default());
         let caller = Caller::new(Peer::Unknown);

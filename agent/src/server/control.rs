@@ -139,3 +139,76 @@ fn texts(mut message: Bytes) -> Result<Vec<Bytes>, Status> {
     }
     Ok(texts)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::SetFiltersRequest;
+
+    fn read(message: impl Into<Bytes>) -> Result<Vec<String>, String> {
+        let rules = rules(message.into()).map_err(|status| status.message().to_owned())?;
+        Ok(rules.iter().map(ToString::to_string).collect())
+    }
+
+    fn message(rules: &[&str]) -> Vec<u8> {
+        let rules = rules.iter().map(ToString::to_string).collect();
+        SetFiltersRequest { rules }.encode_to_vec()
+    }
+
+    #[test]
+    fn rules_are_read_in_their_order_and_fields_that_are_not_known_passed_over() {
+        let known = message(&["exclude all", "include ingress; include egress"]);
+        let expected = ["exclude all", "include ingress", "include egress"];
+        // A second field, and the first one as a number.
+        for unknown in [[2 << 3, 5], [1 << 3, 5]] {
+            assert_eq!(read([&unknown, &known[..]].concat()).unwrap(), expected);
+        }
+        assert!(read(message(&[])).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_no_set_of_rules_is_refused_with_the_reason() {
+        const FIELD: u8 = 1 << 3 | 2;
+        let too_many = vec!["exclude all"; bounds::MAX_RULES + 1];
+        assert_eq!(read(message(&too_many[1..])).unwrap().len(), 1024);
+        let commas = "exclude port 1".to_owned() + &",1".repeat(2_000_000);
+        for (message, reason) in [
+            (message(&too_many), "more than 1024 filter rules"),
+            (message(&[&commas]), "commas"),
+            (message(&["exclude all", "drop all"]), "rule 2"),
+            (vec![FIELD, 2, b'a'], "a rule is longer than the message"),
+            (vec![FIELD, 1, 0xff], "a rule is not UTF-8"),
+            (vec![FIELD], "this is no SetFiltersRequest"),
+            (vec![0], "this is no SetFiltersRequest"),
+        ] {
+            let error = read(message).unwrap_err();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn rules_are_for_unix_sockets_and_their_change_for_those_who_run_the_agent() {
+        let doors = Doors::new(super::super::limits::Limits::default());
+        let unix = |uid| Peer::Unix { pid: None, uid };
+        // SAFETY: geteuid has no arguments and always succeeds.
+        let own_uid = unsafe { libc::geteuid() };
+        let tcp = Peer::Tcp(([127, 0, 0, 1], 1).into());
+        let mut refused = 0;
+        for (peer, may_see, may_change) in [
+            (unix(0), true, true),
+            (unix(own_uid), true, true),
+            (unix(own_uid + 1), true, false),
+            (tcp, false, false),
+            (Peer::Unknown, false, false),
+        ] {
+            assert_eq!(may_see_rules(&peer, &doors).is_ok(), may_see, "{peer}");
+            assert_eq!(
+                may_change_rules(&peer, &doors).is_ok(),
+                may_change,
+                "{peer}"
+            );
+            refused += u64::from(!may_see) + u64::from(!may_change);
+            assert_eq!(doors.status().refused_callers, refused);
+        }
+    }
+}

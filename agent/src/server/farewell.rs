@@ -82,3 +82,49 @@ fn goaway() -> Vec<u8> {
     frame.extend(WORDS.as_bytes());
     frame
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+    use crate::server::authority::Filter;
+
+    #[test]
+    fn the_frame_has_its_length_and_what_it_is() {
+        let frame = goaway();
+        assert_eq!(frame[..3], [0, 0, frame.len() as u8 - 9]);
+        assert_eq!(
+            frame[3..17],
+            [GOAWAY, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11]
+        );
+        assert_eq!(&frame[17..], WORDS.as_bytes());
+    }
+
+    #[tokio::test]
+    async fn the_peer_reads_the_words_and_may_write_until_it_is_forgotten() {
+        let mut farewells = Farewells::default();
+        assert!(farewells.close_next().now_or_never().is_none());
+        let mut peers = Vec::new();
+        for _ in 0..=MOST {
+            let (ours, mut peer) = UnixStream::pair().unwrap();
+            ours.set_nonblocking(true).unwrap();
+            let ours = tokio::net::UnixStream::from_std(ours).unwrap();
+            farewells.say(Connection::Unix(ours, Filter::default()));
+            let mut heard = Vec::new();
+            peer.read_to_end(&mut heard).unwrap();
+            assert_eq!(heard, goaway());
+            peers.push(peer);
+        }
+        let mut is_open = peers.iter_mut().map(|peer| peer.write_all(b"a").is_ok());
+        assert_eq!(is_open.next(), Some(false));
+        assert!(is_open.all(|is_open| is_open));
+        assert_eq!(farewells.0.len(), MOST);
+        let [(at, _), ..] = farewells.0.make_contiguous() else {
+            panic!("some wait");
+        };
+        assert!(*at > Instant::now() - PATIENCE);
+    }
+}

@@ -199,3 +199,72 @@ impl Doors {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        max_consumers: 1,
+        max_connections: 5,
+        max_streams: 7,
+    };
+
+    #[test]
+    fn listeners_open_a_file_for_each_connection_and_for_those_beyond() {
+        assert_eq!(LIMITS.files(3), 3 * (5 + PLACES_FOR_ROOT + farewell::MOST));
+    }
+
+    #[test]
+    fn a_place_is_held_until_it_is_dropped_and_some_are_kept_for_root() {
+        let root = Peer::Unix { pid: None, uid: 0 };
+        let places = Places::new(1);
+        let place = places.take(&Peer::Unknown).unwrap();
+        assert!(places.take(&Peer::Unknown).is_none());
+        let kept: Vec<Place> = std::iter::from_fn(|| places.take(&root)).collect();
+        assert_eq!(kept.len(), PLACES_FOR_ROOT);
+        drop(place);
+        assert!(places.take(&Peer::Unknown).is_some());
+    }
+
+    #[test]
+    fn the_status_has_the_settings_and_each_refusal_in_its_place() {
+        let doors = Doors::new(LIMITS);
+        let refusals = [
+            Refusal::Connection,
+            Refusal::Silent,
+            Refusal::Stream,
+            Refusal::Consumer,
+            Refusal::Answer,
+            Refusal::Caller,
+        ];
+        for (refusal, times) in refusals.into_iter().zip(1..) {
+            for _ in 0..times {
+                doors.refuse(refusal, &Peer::Unknown);
+            }
+        }
+        let expected = ServerStatus {
+            max_consumers: 1,
+            max_connections: 5,
+            max_streams: 7,
+            refused_connections: 1,
+            silent_connections: 2,
+            refused_streams: 3,
+            refused_consumers: 4,
+            refused_answers: 5,
+            refused_callers: 6,
+            ..ServerStatus::default()
+        };
+        assert_eq!(doors.status(), expected);
+        let _place = doors.consumer(&Peer::Unknown).unwrap();
+        let refused = doors.consumer(&Peer::Unknown).unwrap_err();
+        assert!(refused.message().starts_with("1 consumers observe"));
+        assert_eq!(doors.status().refused_consumers, 5);
+    }
+
+    #[test]
+    fn of_many_events_the_first_is_told() {
+        let log = Mutex::default();
+        assert_eq!([event(&log), event(&log)], [Some(1), None]);
+    }
+}

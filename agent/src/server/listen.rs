@@ -314,3 +314,33 @@ impl AsyncWrite for Connection {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_shows_as_it_is_read_and_knows_whether_the_kernel_chooses_its_port() {
+        for (text, is_any_port) in [
+            ("unix:/run/a.sock", false),
+            ("127.0.0.1:80", false),
+            ("[::1]:0", true),
+        ] {
+            let address: ListenAddr = text.parse().unwrap();
+            assert_eq!(address.to_string(), text);
+            assert_eq!(address.is_any_port(), is_any_port);
+        }
+    }
+
+    #[test]
+    fn why_nothing_listens_is_told_by_its_kind_and_with_the_address() {
+        let told = |address: &str, kind: io::ErrorKind| {
+            ListenError::from_io(&address.parse().unwrap(), kind.into()).to_string()
+        };
+        let in_use = io::ErrorKind::AddrInUse;
+        assert!(told("127.0.0.1:80", in_use).starts_with("127.0.0.1:80 is in use"));
+        assert!(told("unix:/a", in_use).starts_with("cannot listen on unix:/a"));
+        let denied = told("127.0.0.1:80", io::ErrorKind::PermissionDenied);
+        assert!(denied.starts_with("no permission to listen on 127.0.0.1:80"));
+    }
+}
