@@ -1,0 +1,312 @@
+//! What people are told of rules: how they are read, their faults, what decides a packet.
+
+use agent_common::L4Kind;
+
+use super::*;
+
+fn fault(text: &str) -> String {
+    text.parse::<Rules>().unwrap_err().to_string()
+}
+
+#[test]
+fn rules_are_read_in_any_order_of_terms_and_shown_in_one() {
+    let cases = [
+        ("exclude net 10.0.0.0/8", "exclude net 10.0.0.0/8"),
+        (
+            "include dst port 443 proto TCP src net 2001:db8::/32",
+            "include src net 2001:db8::/32 dst port 443 proto tcp",
+        ),
+        (
+            "  exclude\tport 1024-65535,53 proto 17 on eth0 ingress ; ",
+            "exclude port 1024-65535,53 proto udp on eth0 ingress",
+        ),
+        ("exclude net 192.0.2.1", "exclude net 192.0.2.1/32"),
+        ("exclude all", "exclude all"),
+    ];
+    for (text, shown) in cases {
+        let rules = rules(text);
+        assert_eq!(rules.len(), 1);
+        assert_eq!(rules[0].to_string(), shown);
+    }
+    assert_eq!(rules("include net ::/0; exclude all").len(), 2);
+    assert!(rules("").is_empty());
+}
+
+#[test]
+fn a_fault_points_at_its_place() {
+    assert_eq!(
+        fault("include all; exclude net 10.0.0.0/8,10.0.0.0/33 ingress"),
+        "the prefix length is a number from 0 to 32\n  \
+         include all; exclude net 10.0.0.0/8,10.0.0.0/33 ingress\n  \
+         \u{20}                                   ^^^^^^^^^^^"
+    );
+    assert_eq!(
+        fault("exclude src"),
+        "expected net or port here\n  exclude src\n              ^"
+    );
+    let cases = [
+        ("drop all", "^^^^", "begins with include or exclude"),
+        ("exclude", "^", "expected src, dst"),
+        ("exclude host 10.0.0.1", "^^^^", "no term begins so"),
+        (
+            "exclude net 10.1.2.3/8",
+            "^^^^^^^^^^",
+            "the network is 10.0.0.0/8",
+        ),
+        ("exclude port 70000", "^^^^^", "a port or a range"),
+        ("exclude port 90-80", "^^^^^", "80-90 is not"),
+        ("exclude port 80, 90", "^", "a list has no spaces"),
+        ("exclude proto tpc", "^^^", "expected a protocol's name"),
+        ("exclude on /eth/", "^^^^^", "this has a slash or a space"),
+        ("exclude on eth[", "^^^^", "this is no glob"),
+        ("exclude on #1", "^^", "write [#]"),
+        ("exclude all net ::/0", "^^^", "stands alone"),
+        ("exclude ingress egress", "^^^^^^", "already given"),
+        (
+            "exclude port 1 proto tcp port 2",
+            "^^^^",
+            "stands there twice",
+        ),
+        ("exclude net ☃", "^", "a network or an address"),
+    ];
+    for (text, mark, message) in cases {
+        let fault = fault(text);
+        assert!(!fault.contains("regex"), "{fault}");
+        assert!(fault.contains(message), "{fault}");
+        assert_eq!(fault.lines().last().unwrap().trim_start(), mark, "{fault}");
+    }
+}
+
+#[test]
+fn what_decides_nothing_is_told() {
+    let explained = explain(&rules(
+        "exclude net 10.0.0.0/8; include src net 10.1.0.0/16 proto tcp; exclude port 53; \
+         include src net 10.0.0.0/8 dst net ::/0",
+    ));
+    let noted = |index: usize, note: &str| {
+        explained[index]
+            .notes
+            .iter()
+            .any(|known| known.starts_with(note))
+    };
+    assert!(explained[0].notes.is_empty());
+    assert!(noted(1, "never decides: rule 1") && noted(1, "one direction only"));
+    assert!(noted(2, "matches no packet without ports") && !noted(2, "never"));
+    assert!(noted(3, "never matches: its networks"));
+}
+
+#[test]
+fn a_rule_for_both_directions_is_not_said_to_be_for_one() {
+    let is_one_way = |rule: &str| {
+        let explained = explain(&rules(rule));
+        let [explained] = &explained[..] else {
+            panic!("one rule: {rule}");
+        };
+        let mut notes = explained.notes.iter();
+        notes.any(|note| note.starts_with("one direction only"))
+    };
+    for both in [
+        "exclude src net 10.0.0.0/8 dst net 10.0.0.0/8",
+        "exclude src net 10.0.0.0/8,fd00::/8 dst net fd00::/8,10.0.0.0/8 port 53",
+        "exclude src port 53,67-68 dst port 67-68,53",
+        "exclude net 10.0.0.0/8 ingress",
+    ] {
+        assert!(!is_one_way(both), "{both}");
+    }
+    for one in [
+        "exclude src net 10.0.0.0/8 dst net 10.0.0.0/9",
+        "exclude src net 10.0.0.0/8 dst net 10.0.0.0/8 dst port 53",
+        "exclude src net 10.0.0.0/8 dst net 10.0.0.0/8 ingress",
+    ] {
+        assert!(is_one_way(one), "{one}");
+    }
+}
+
+#[test]
+fn a_rule_for_one_direction_says_what_that_is_of_a_flow() {
+    let notes = |rule: &str| explain(&rules(rule)).remove(0).notes;
+    for rule in ["exclude egress", "include net 10.0.0.0/8 ingress"] {
+        assert!(notes(rule)[0].contains("mirror port"), "{rule}");
+    }
+    assert!(notes("exclude net 10.0.0.0/8").is_empty());
+}
+
+#[test]
+fn ports_of_protocols_that_have_none_never_match() {
+    let notes = |rule: &str| explain(&rules(rule)).remove(0).notes;
+    for never in [
+        "exclude proto icmp port 80",
+        "exclude proto gre,icmp6 src port 1",
+    ] {
+        assert_eq!(notes(never), ["never matches: its protocols have no ports"]);
+    }
+    for some in [
+        "exclude proto icmp,tcp port 80",
+        "exclude proto udplite port 80",
+        "exclude port 80",
+    ] {
+        assert!(notes(some)[0].starts_with("matches no packet without"));
+    }
+}
+
+#[test]
+fn a_rule_is_covered_by_one_that_asks_for_no_more() {
+    let is_covered = |outer: &str, inner: &str| {
+        let explained = explain(&rules(&format!("exclude {outer}; include {inner}")));
+        assert_eq!((explained[0].number, explained[1].number), (1, 2));
+        let mut notes = explained[1].notes.iter();
+        notes.any(|note| note.starts_with("never decides: rule 1"))
+    };
+    for (outer, inner) in [
+        ("port 1-10", "port 1-10"),
+        ("port 1-10", "port 2-9 proto tcp"),
+        ("proto tcp,udp", "proto udp"),
+        ("on eth*", "on eth*"),
+        ("on eth*", "on eth0"),
+        ("ingress", "ingress"),
+        ("all", "egress"),
+    ] {
+        assert!(is_covered(outer, inner), "{outer}, {inner}");
+    }
+    for (outer, inner) in [
+        ("port 1-10", "port 5-11"),
+        ("port 5-10", "port 1-7"),
+        ("proto tcp", "proto udp"),
+        ("proto tcp", "all"),
+        ("on eth*", "on eth0*"),
+        ("on eth*", "on wg0"),
+        ("ingress", "egress"),
+        ("ingress", "all"),
+    ] {
+        assert!(!is_covered(outer, inner), "{outer}, {inner}");
+    }
+}
+
+#[test]
+fn rules_on_interfaces_that_are_not_watched_are_told() {
+    let interfaces = ["eth0", "veth1"].map(|name| Some(name.to_owned()));
+    let told = |text: &str| not_watched(&rules(text), &interfaces);
+    assert_eq!(told("exclude on eth0; exclude on v*; exclude all"), [""; 0]);
+    assert_eq!(
+        told("exclude on eth0; exclude on eth0,eht0; include on w* ingress"),
+        [
+            "filter rule 2: no interface that is watched is named eht0",
+            "filter rule 3: no interface that is watched is named w*",
+        ]
+    );
+}
+
+#[test]
+fn a_probe_tells_the_rule_for_the_packet_and_its_answer() {
+    let probe: Probe = "192.0.2.1:1234 > 10.0.0.1:53 udp on eth0 ingress"
+        .parse()
+        .unwrap();
+    let verdicts = probe
+        .verdicts(&rules(
+            "include proto tcp; exclude src net 10.0.0.0/8 egress",
+        ))
+        .unwrap();
+    assert_eq!(
+        verdicts,
+        [
+            Verdict {
+                packet: "192.0.2.1:1234 > 10.0.0.1:53 udp on eth0 ingress".to_owned(),
+                is_counted: Some(true),
+                rule: None,
+            },
+            Verdict {
+                packet: "10.0.0.1:53 > 192.0.2.1:1234 udp on eth0 egress".to_owned(),
+                is_counted: Some(false),
+                rule: Some(2),
+            },
+        ]
+    );
+    for bad in [
+        "",
+        "10.0.0.1 > ::1 tcp",
+        "10.0.0.1:1 > 10.0.0.2:2 icmp",
+        "10.0.0.1 > 10.0.0.2 tcp up",
+    ] {
+        assert!(bad.parse::<Probe>().is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn a_probe_without_an_interface_is_held_against_each_that_a_rule_names() {
+    let told = |probe: &str, text: &str| -> Vec<String> {
+        let probe: Probe = probe.parse().unwrap();
+        let verdicts = probe.verdicts(&rules(text)).unwrap().into_iter();
+        let told = verdicts.map(|verdict| {
+            let (_, packet) = verdict.packet.split_once(" udp").unwrap();
+            let rule = verdict.rule.map(|rule| rule.to_string());
+            let rule = rule.unwrap_or_default();
+            match verdict.is_counted {
+                Some(true) => format!("{packet} +{rule}"),
+                Some(false) => format!("{packet} -{rule}"),
+                None => format!("{packet} ?"),
+            }
+        });
+        told.collect()
+    };
+    let probe = "10.0.0.1:1 > 10.0.0.2:2 udp";
+    let egress = "10.0.0.1:1 > 10.0.0.2:2 udp egress";
+    assert_eq!(
+        told(probe, "exclude on eth0"),
+        [
+            " on eth0 ingress -1",
+            " on eth0 egress -1",
+            " on eth0 egress -1",
+            " on eth0 ingress -1",
+            " on any other interface ingress +",
+            " on any other interface egress +",
+            " on any other interface egress +",
+            " on any other interface ingress +",
+        ]
+    );
+    assert_eq!(
+        told(
+            egress,
+            "include on eth0 src port 1; exclude on w*,eth0,lo; include on lo; exclude egress"
+        ),
+        [
+            " on eth0 egress +1",
+            " on eth0 ingress -2",
+            " on w* egress ?",
+            " on w* ingress ?",
+            " on lo egress -2",
+            " on lo ingress -2",
+            " on any other interface egress -4",
+            " on any other interface ingress +",
+        ]
+    );
+    let on = "10.0.0.1:1 > 10.0.0.2:2 udp on wg0 ingress";
+    assert_eq!(
+        told(on, "exclude on w*; exclude on eth0"),
+        [" on wg0 ingress -1", " on wg0 egress -1"]
+    );
+    assert_eq!(
+        told(egress, "exclude port 1"),
+        [" egress -1", " ingress -1"]
+    );
+}
+
+#[test]
+fn a_probe_is_the_packet_that_it_says() {
+    let packet = |probe: &str| probe.parse::<Probe>().unwrap().packet();
+    let from_a = packet("10.0.0.1:9 > 10.0.0.2:8 udp");
+    let from_b = packet("10.0.0.2:8 > 10.0.0.1:9 udp");
+    assert_eq!((from_a.direction, from_b.direction), (0, 1));
+    for packet in [from_a, from_b] {
+        assert_eq!(packet.key.addr_a[..4], [10, 0, 0, 1]);
+        assert_eq!(packet.key.addr_b[..4], [10, 0, 0, 2]);
+        assert_eq!((packet.key.port_a, packet.key.port_b), (9, 8));
+        assert_eq!(
+            (packet.key.protocol, packet.key.kind()),
+            (17, Some(L4Kind::Ports))
+        );
+    }
+    let to_itself = packet("10.0.0.1:9 > 10.0.0.1:9 udp");
+    assert_eq!(to_itself.direction, 0);
+    let without_ports = packet("10.0.0.1 > 10.0.0.2 udp");
+    assert_eq!(without_ports.key.kind(), Some(L4Kind::None));
+}
