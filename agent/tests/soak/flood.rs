@@ -18,12 +18,12 @@ use crate::{
 const SYN: u8 = 0x02;
 const MAX_FLOWS: u64 = 65_536;
 const MAX_TRACKED_FLOWS: u64 = 200_000;
-/// A flow of the kernel's table in both pages, and of the replica with its index: what the README
+/// A flow of the kernel's table in both pages, and of the replica with its index: what docs/memory.md
 /// says, rounded up.
 const BYTES_PER_FLOW: u64 = 2 * 200;
 const BYTES_PER_TRACKED_FLOW: u64 = 400;
 const REST_BYTES: u64 = 48 << 20;
-/// Of a consumer that does not read, as the README says.
+/// Of a consumer that does not read, as docs/memory.md says.
 const QUEUED_BYTES: u64 = 256 << 20;
 /// Far beyond what a host that runs many tests at once shows, far under what a user would call hung.
 const RESPONSIVE: Duration = Duration::from_secs(1);

@@ -106,7 +106,7 @@ pub fn write(folder: &Path, readme: &Path) -> Result<Vec<PathBuf>> {
     }
     put(folder.join("README.md"), markdown::page(&runs, &plots))?;
     let text = fs::read_to_string(readme).with_context(|| format!("read {}", readme.display()))?;
-    let text = between_marks(&text, &summary::text(&runs))
+    let text = between_marks(&text, &summary::brief(&runs))
         .with_context(|| format!("{} has no place for the table", readme.display()))?;
     put(readme.to_owned(), text)?;
     Ok(written)

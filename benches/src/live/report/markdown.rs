@@ -24,6 +24,8 @@ pub fn page(runs: &[Run], plots: &Plots) -> String {
          measured by turns; a ratio is taken round by round, so that a machine whose speed swings\n\
          slows both sides of it.\n",
     );
+    out.push_str("\n## What decides\n\n");
+    out.push_str(&super::summary::text(runs));
     for run in runs {
         let none = Vec::new();
         let of_run = plots

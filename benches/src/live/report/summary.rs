@@ -1,4 +1,4 @@
-//! The README's table: runs come in, the figures that decide whether one wants the agent go out.
+//! The figures that decide whether one wants the agent: all of them for the page about overhead, a few for the README.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -221,33 +221,56 @@ const HEADLINES: &[Headline] = &[
     },
 ];
 
+/// Which of them the README shows, by their titles.
+const IN_README: [&str; 5] = [
+    "a packet of one of 10,000 flows",
+    "packets a second through one CPU, 64 bytes, TC",
+    "CPU, kernel and process, 10,000 flows at 250,000 packets/s",
+    "CPU of the process, 500,000 flows every 10 s",
+    "resident memory a flow, 500,000 flows",
+];
+
 /// What was not measured on a host says n/a.
 pub fn text(runs: &[Run]) -> String {
+    tables(runs, |out, runs| {
+        table(out, runs, |_| true);
+        out.push('\n');
+        for run in runs {
+            // A string takes everything.
+            let _ = writeln!(out, "- {}: {}", run.bench, origin(run));
+        }
+    })
+}
+
+/// As [`text`], the few.
+pub fn brief(runs: &[Run]) -> String {
+    tables(runs, |out, runs| {
+        table(out, runs, |headline| IN_README.contains(&headline.title));
+    })
+}
+
+/// One for each host.
+fn tables(runs: &[Run], write: impl Fn(&mut String, &[&Run])) -> String {
     let mut hosts: BTreeMap<String, Vec<&Run>> = BTreeMap::new();
     for run in runs {
         hosts.entry(run.host.slug()).or_default().push(run);
     }
     let mut out = String::new();
     for runs in hosts.values() {
-        table(&mut out, runs);
+        write(&mut out, runs);
     }
     out
 }
 
-fn table(out: &mut String, runs: &[&Run]) {
+fn table(out: &mut String, runs: &[&Run], is_wanted: impl Fn(&Headline) -> bool) {
     line(
         out,
         &["what", "flow-agent", "against", "ratio"].map(str::to_owned),
     );
     line(out, &vec!["---".to_owned(); 4]);
-    for headline in HEADLINES {
+    for headline in HEADLINES.iter().filter(|headline| is_wanted(headline)) {
         let run = runs.iter().find(|run| run.bench == headline.bench);
         line(out, &headline.cells(run.copied()));
-    }
-    out.push('\n');
-    for run in runs {
-        // A string takes everything.
-        let _ = writeln!(out, "- {}: {}", run.bench, origin(run));
     }
 }
 
@@ -321,5 +344,13 @@ mod tests {
             "{line}"
         );
         assert!(of_hits.next().unwrap().contains("n/a"));
+    }
+
+    #[test]
+    fn the_readme_shows_five_of_the_figures() {
+        let known = |title: &&str| HEADLINES.iter().any(|headline| headline.title == *title);
+        assert!(IN_README.iter().all(known));
+        let run = Run::new("overhead", false, 1).unwrap();
+        assert_eq!(brief(&[run]).lines().count(), 2 + IN_README.len());
     }
 }
