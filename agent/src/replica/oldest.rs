@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap, mem};
 
-use super::{Lifetimes, entry::State, slab::Slab};
+use super::{Lifetimes, slab::Slab};
 
 /// A flow's [`rank_ns`](super::entry::Entry::rank_ns), and its slot.
 pub type Age = (u64, u32);
@@ -41,12 +41,11 @@ impl Oldest {
         }
     }
 
-    /// The slot of the oldest flow. There must be a flow.
+    /// The slot of the oldest flow. Asked where there is no room: every slot has a flow.
     pub fn take(&mut self, slab: &Slab) -> u32 {
         loop {
             while let Some(Reverse((rank_ns, slot))) = self.candidates.pop() {
-                let entry = &slab[slot];
-                if entry.state != State::Free && entry.rank_ns(self.lifetimes) == rank_ns {
+                if slab[slot].rank_ns(self.lifetimes) == rank_ns {
                     return slot;
                 }
             }
@@ -64,7 +63,7 @@ impl Oldest {
         };
         for slot in slab.slots() {
             let age = (slab[slot].rank_ns(self.lifetimes), slot);
-            if slab[slot].state == State::Free || age > bound {
+            if age > bound {
                 continue;
             }
             ages.push(Reverse(age));
@@ -77,5 +76,63 @@ impl Oldest {
         }
         self.bound = Some(bound);
         self.candidates = BinaryHeap::from(ages);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_common::{FlowCounters, FlowKey};
+
+    use super::*;
+    use crate::{clock::ScanClock, replica::entry::Entry};
+
+    const LIFETIMES: Lifetimes = Lifetimes {
+        idle_ns: 1,
+        linger_ns: 1,
+    };
+
+    /// A flow was last seen at each of the times.
+    fn slab(seen_ns: impl IntoIterator<Item = u64>) -> Slab {
+        let mut slab = Slab::default();
+        for first_seen_ns in seen_ns {
+            let counters = FlowCounters {
+                first_seen_ns,
+                ..FlowCounters::default()
+            };
+            let clock = ScanClock::default();
+            slab.insert(Entry::new(&FlowKey::default(), &counters, clock, 1));
+        }
+        slab
+    }
+
+    #[test]
+    fn as_many_are_selected_as_it_has_room_for_twice() {
+        for selection in [1, 3] {
+            let mut oldest = Oldest::new(selection * 64, LIFETIMES);
+            let room = oldest.candidates.capacity();
+            oldest.select(&slab((1..20).rev()));
+            assert_eq!(oldest.candidates.len(), selection);
+            assert_eq!(
+                oldest.bound,
+                Some((selection as u64, 19 - selection as u32))
+            );
+            assert_eq!(oldest.candidates.capacity(), room);
+        }
+    }
+
+    #[test]
+    fn ages_beyond_its_room_make_it_look_at_all_flows_again() {
+        let mut oldest = Oldest::new(3 * 64, LIFETIMES);
+        oldest.note((1, 0));
+        assert!(oldest.candidates.is_empty(), "nothing is selected yet");
+        oldest.bound = Some((100, 0));
+        oldest.note((101, 0));
+        assert!(oldest.candidates.is_empty(), "younger than those selected");
+        for age in 1..=6 {
+            oldest.note((age, 0));
+            assert_eq!(oldest.candidates.len(), age as usize);
+        }
+        oldest.note((7, 0));
+        assert_eq!((oldest.candidates.len(), oldest.bound), (0, None));
     }
 }

@@ -64,14 +64,12 @@ impl Replica {
             self.divide(hash, slot, key, counters, sink);
             return;
         }
-        let has_come = entry.scan == self.scan;
         match self.take_waiting(slot) {
             Some(half) if only_direction(half.packets) == Some(direction) => {
                 self.add(slot, &half, sink);
                 self.add(slot, counters, sink);
             }
             Some(half) => self.add(slot, &merged(&half, counters), sink),
-            None if has_come => self.add(slot, counters, sink),
             None => self.slab[slot].waiting = self.waiting.put(counters),
         }
     }

@@ -57,3 +57,32 @@ impl IndexMut<u32> for Slab {
         &mut self.chunks[slot as usize / Self::CHUNK][slot as usize % Self::CHUNK]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use agent_common::{FlowCounters, FlowKey};
+
+    use super::*;
+    use crate::clock::ScanClock;
+
+    #[test]
+    fn entries_keep_their_place_and_free_slots_are_used_again() {
+        let entry = |scan| {
+            let (key, counters) = (FlowKey::default(), FlowCounters::default());
+            Entry::new(&key, &counters, ScanClock::default(), scan)
+        };
+        let mut slab = Slab::default();
+        let count = 2 * Slab::CHUNK as u32 + 1;
+        for slot in 0..count {
+            assert_eq!(slab.slots(), 0..slot);
+            assert_eq!(slab.insert(entry(slot)), slot);
+        }
+        assert!((0..count).all(|slot| slab[slot].scan == slot));
+        let room = slab.chunks.iter().map(Vec::capacity);
+        assert_eq!(room.collect::<Vec<_>>(), [Slab::CHUNK; 3]);
+        slab.remove(5);
+        assert_eq!(slab[5].state, State::Free);
+        assert_eq!(slab.insert(entry(7)), 5);
+        assert_eq!((slab[5].scan, slab.slots()), (7, 0..count));
+    }
+}

@@ -137,6 +137,25 @@ fn a_known_half_and_the_other_one_make_one_record_where_the_other_one_comes_firs
 }
 
 #[test]
+fn a_half_that_comes_twice_is_counted_twice() {
+    let mut replica = replica(8);
+    let halves = [
+        at(0, counters(1, &[SYN], &[])),
+        at(1, counters(1, &[], &[SYN_ACK])),
+    ];
+    scan_keys(&mut replica, 1, &halves);
+    let updates = [
+        at(0, counters(2, &[ACK], &[])),
+        at(0, counters(2, &[ACK; 2], &[])),
+        at(1, counters(2, &[], &[ACK])),
+        at(1, counters(2, &[], &[ACK; 3])),
+    ];
+    let records = scan_keys(&mut replica, 2, &updates);
+    assert!(records.iter().all(|record| record.end_reason.is_none()));
+    assert_eq!(packets(records.last().unwrap().total), [4, 5]);
+}
+
+#[test]
 fn an_answer_told_before_its_question_ends_where_they_are_halves() {
     let mut replica = replica(8);
     let answer = scan_keys(&mut replica, 1, &[at(1, counters(1, &[], &[SYN_ACK]))]);

@@ -84,24 +84,27 @@ fn a_mirrored_flow_out_of_a_tunnel_keeps_and_forgets_the_tunnels_endpoints() {
         addr_a: [1; 16],
         ..Outer::default()
     };
-    let halves = [
-        (tunnelled(0), counters(1, &[SYN], &[])),
-        (tunnelled(1), counters(1, &[], &[RST | ACK])),
-    ];
-    // Of either half: nobody knows which one the kernel still has.
-    for side in [0, 1] {
-        let mut replica = super::replica(8);
-        replica.note_outer(&tunnelled(side), || Some(outer));
-        assert_eq!(scan_keys(&mut replica, 1, &halves)[0].outer, Some(outer));
-    }
-    for halves in orders(&halves) {
-        for (key, _) in &halves {
-            replica.note_outer(key, || Some(outer));
-        }
-        assert_eq!(scan_keys(&mut replica, 1, &halves)[0].outer, Some(outer));
-        assert_eq!(scan_keys(&mut replica, 9, &[])[0].outer, Some(outer));
+    // Where both directions arrive, and where both leave.
+    for hook in [0, 1] {
+        let halves = [
+            (tunnelled(hook), counters(1, &[SYN], &[])),
+            (tunnelled(1 - hook), counters(1, &[], &[RST | ACK])),
+        ];
+        // Of either half: nobody knows which one the kernel still has.
         for side in [0, 1] {
-            assert!(asks_for_outer(&mut replica, &tunnelled(side)));
+            let mut replica = super::replica(8);
+            replica.note_outer(&tunnelled(side), || Some(outer));
+            assert_eq!(scan_keys(&mut replica, 1, &halves)[0].outer, Some(outer));
+        }
+        for halves in orders(&halves) {
+            for (key, _) in &halves {
+                replica.note_outer(key, || Some(outer));
+            }
+            assert_eq!(scan_keys(&mut replica, 1, &halves)[0].outer, Some(outer));
+            assert_eq!(scan_keys(&mut replica, 9, &[])[0].outer, Some(outer));
+            for side in [0, 1] {
+                assert!(asks_for_outer(&mut replica, &tunnelled(side)));
+            }
         }
     }
 }
