@@ -118,6 +118,8 @@ fn both_directions_are_one_flow_from_the_sender_of_the_syn() {
     for flow in expected.keys() {
         assert_eq!(report.end_reason(flow), "end_of_flow", "{flow}");
     }
+    let mut accounts = report.accounts.iter();
+    assert!(accounts.all(|account| account["refused_in_window"] == false));
 }
 
 #[test]
@@ -230,6 +232,7 @@ fn a_full_table_keeps_what_it_has_and_counts_what_it_refuses() {
     let refused = pair(&report.last()["not_inserted"]["table_full"]);
     assert_eq!(refused, count(u64::from(FLOWS) - kept, &frames[0]));
     assert_eq!(report.last()["refused_in_window"], true);
+    assert_eq!(report.last()["table_occupancy"], kept);
 }
 
 #[test]

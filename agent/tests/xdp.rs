@@ -243,6 +243,8 @@ fn an_offload_that_is_switched_on_under_xdp_marks_the_account() {
     wait_until("they are counted", || {
         pair(&status()["account"]["seen"]).packets == 30
     });
+    // Of this hook alone: the one at TC has the tags.
+    assert_eq!(agent.stderr().matches("tags_unknown").count(), 1);
     let report = agent.stop();
     assert_eq!(beside(&report, "tags_unknown"), count(20, &frame));
     drop(program);

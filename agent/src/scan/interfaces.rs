@@ -1,7 +1,11 @@
 //! The watched interfaces from scan to scan: their names, their counters around the flip, and which of
 //! them have left this network namespace.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    io,
+    sync::Arc,
+};
 
 use anyhow::Result;
 
@@ -33,6 +37,50 @@ pub struct Watched {
     pub is_gone: bool,
     pub before_flip: Counters,
     pub after_flip: Counters,
+}
+
+impl Watched {
+    /// Its name at the moment from the kernel's answer, `None` where it is gone.
+    fn name_by(&self, answer: io::Result<String>) -> Option<String> {
+        match answer {
+            Ok(name) => Some(name),
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => None,
+            Err(_) => Some(self.name.clone()),
+        }
+    }
+
+    /// Takes in what was read around a flip, by name, and says whether the name is another one.
+    fn update(
+        &mut self,
+        name: Option<String>,
+        before: &HashMap<&str, Counters>,
+        after: &HashMap<&str, Counters>,
+    ) -> bool {
+        let Some(name) = name else {
+            self.is_gone = true;
+            tracing::warn!(
+                interface = self.name,
+                ifindex = self.ifindex,
+                "the interface is gone and counts no more; should it come back, restart the agent"
+            );
+            return false;
+        };
+        let is_renamed = name != self.name;
+        // What was read under a name that may have been another's meanwhile is not taken: the reading of
+        // the last scan lies before the flip as well.
+        self.before_flip = match before.get(&*name) {
+            Some(counters) if !is_renamed => *counters,
+            _ => self.after_flip,
+        };
+        if let Some(counters) = after.get(&*name) {
+            self.after_flip = *counters;
+        }
+        if is_renamed {
+            tracing::info!(from = self.name, to = name, "an interface was renamed");
+            self.name = name;
+        }
+        is_renamed
+    }
 }
 
 impl Interfaces {
@@ -70,40 +118,13 @@ impl Interfaces {
         let (before, after) = (self.before.by_name(), self.after.by_name());
         let mut is_renamed = false;
         for watched in self.watched.iter_mut().filter(|watched| !watched.is_gone) {
-            let known = std::mem::take(&mut watched.name);
-            watched.is_gone = left.contains(&watched.ifindex);
-            watched.name = match self.names.of(watched.ifindex) {
-                // The index may be another interface's by now.
-                Ok(name) if !watched.is_gone => name,
-                Ok(_) => known.clone(),
-                Err(error) => {
-                    watched.is_gone |= error.raw_os_error() == Some(libc::ENODEV);
-                    known.clone()
-                }
+            // The index of one that left may be another interface's by now.
+            let name = if left.contains(&watched.ifindex) {
+                None
+            } else {
+                watched.name_by(self.names.of(watched.ifindex))
             };
-            let name = watched.name.as_str();
-            if watched.is_gone {
-                tracing::warn!(
-                    interface = name,
-                    ifindex = watched.ifindex,
-                    "the interface is gone and counts no more; should it come back, restart the agent"
-                );
-                continue;
-            }
-            // What was read under a name that may have been another's meanwhile is not taken: the
-            // reading of the last scan lies before the flip as well.
-            let is_same = name == known;
-            watched.before_flip = match before.get(name) {
-                Some(counters) if is_same => *counters,
-                _ => watched.after_flip,
-            };
-            if let Some(counters) = after.get(name) {
-                watched.after_flip = *counters;
-            }
-            if !is_same {
-                is_renamed = true;
-                tracing::info!(from = known, to = name, "an interface was renamed");
-            }
+            is_renamed |= watched.update(name, &before, &after);
         }
         if is_renamed {
             self.name_on_the_wire();
@@ -127,5 +148,104 @@ impl Interfaces {
 
     pub fn watched(&self, slot: usize) -> &Watched {
         &self.watched[slot]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+    use crate::kernel::links::{LOOPBACK_IFINDEX, links};
+
+    fn counted(rx_packets: u64) -> Counters {
+        Counters {
+            rx_packets,
+            ..Counters::default()
+        }
+    }
+
+    fn watched(name: &str) -> Watched {
+        Watched {
+            ifindex: 7,
+            name: name.to_owned(),
+            is_gone: false,
+            before_flip: counted(1),
+            after_flip: counted(2),
+        }
+    }
+
+    /// Both readings, the one before the flip first.
+    fn readings(watched: &Watched) -> [u64; 2] {
+        [watched.before_flip, watched.after_flip].map(|counters| counters.rx_packets)
+    }
+
+    #[test]
+    fn an_interface_has_its_own_counters_under_any_name() {
+        let mut watched = watched("old");
+        let read = |numbers: &[(&'static str, u64)]| {
+            let numbers = numbers.iter();
+            numbers
+                .map(|&(name, packets)| (name, counted(packets)))
+                .collect()
+        };
+        let name = |name: &str| Some(name.to_owned());
+        let (before, after) = (read(&[("old", 3)]), read(&[("old", 4)]));
+        assert!(!watched.update(name("old"), &before, &after));
+        assert_eq!(readings(&watched), [3, 4]);
+        // Another one had the name, and was renamed as well.
+        let (before, after) = (read(&[("old", 5), ("new", 100)]), read(&[("new", 6)]));
+        assert!(watched.update(name("new"), &before, &after));
+        assert_eq!(watched.name, "new");
+        assert_eq!(readings(&watched), [4, 6]);
+        let (before, after) = (read(&[("new", 7)]), read(&[]));
+        assert!(!watched.update(name("new"), &before, &after));
+        assert_eq!(readings(&watched), [7, 6]);
+        let (before, after) = (read(&[]), read(&[("new", 8)]));
+        assert!(!watched.update(name("new"), &before, &after));
+        assert_eq!(readings(&watched), [6, 8]);
+        assert!(!watched.is_gone);
+    }
+
+    #[test]
+    fn one_that_is_gone_keeps_what_it_was() {
+        let mut watched = watched("old");
+        let other = HashMap::from([("old", counted(100))]);
+        assert!(!watched.update(None, &other, &other));
+        assert!(watched.is_gone);
+        assert_eq!((&*watched.name, readings(&watched)), ("old", [1, 2]));
+    }
+
+    #[test]
+    fn only_an_index_of_nobody_is_gone() {
+        let watched = watched("old");
+        let name = |answer| watched.name_by(answer);
+        let error = |number| Err(io::Error::from_raw_os_error(number));
+        assert_eq!(name(Ok("new".to_owned())).as_deref(), Some("new"));
+        assert_eq!(name(error(libc::EINTR)).as_deref(), Some("old"));
+        assert_eq!(name(error(libc::ENODEV)), None);
+    }
+
+    #[test]
+    fn the_readings_lie_around_the_flip_until_the_interface_leaves() {
+        let all = links().unwrap();
+        let lo = all.iter().filter(|link| link.ifindex == LOOPBACK_IFINDEX);
+        let mut interfaces = Interfaces::open(&lo.cloned().collect::<Vec<_>>(), 5).unwrap();
+        let name = interfaces.on_the_wire()[0].clone();
+        assert_eq!((name.name.as_str(), name.netns), ("lo", 5));
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let send = || socket.send_to(b"x", socket.local_addr().unwrap()).unwrap();
+        let (none, lo) = (BTreeSet::new(), BTreeSet::from([LOOPBACK_IFINDEX]));
+
+        send();
+        interfaces.read_before_flip().unwrap();
+        send();
+        interfaces.read_after_flip(&none).unwrap();
+        let [before, after] = readings(interfaces.watched(0));
+        assert!(0 < before && before < after, "{before} {after}");
+        send();
+        interfaces.read_after_flip(&lo).unwrap();
+        assert!(interfaces.watched(0).is_gone);
+        assert_eq!(readings(interfaces.watched(0)), [before, after]);
     }
 }

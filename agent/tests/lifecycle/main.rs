@@ -20,6 +20,7 @@ mod many;
 mod names;
 mod neighbours;
 mod refusals;
+mod scans;
 mod signals;
 mod silence;
 mod strangers;

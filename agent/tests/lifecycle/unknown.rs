@@ -24,13 +24,16 @@ fn packets_of_an_unknown_interface_are_counted_as_such() {
     let socket = lab.peer.frame_socket().unwrap();
     socket.send_many((0..50).map(|_| &frame)).unwrap();
     wait_for_packets(&lab.agent, before, 50);
+    agent.wait_for_scans(&lab.agent, 2);
+    let is_warned_of = || agent.stderr().contains("is not watched");
+    assert!(!is_warned_of());
     let socket = FrameSocket::new(namespace, "other1").unwrap();
     socket.send_many((0..30).map(|_| &frame)).unwrap();
     wait_until("the status says so", || {
         let account = &agent.status(&lab.agent)["account"];
         pair(&account["unparsed"]["unknown_interface"]) == count(30, &frame)
     });
-    assert!(agent.stderr().contains("is not watched"));
+    assert!(is_warned_of());
     let report = agent.stop();
     assert_eq!(report.seen(), count(80, &frame));
     assert_eq!(pair(&report.last()["flows"]), count(50, &frame));

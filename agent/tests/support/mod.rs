@@ -175,7 +175,9 @@ impl Agent {
     /// Waits for its end, which has to be a good one as in [`Agent::stop`].
     pub fn ended(mut self) -> Report {
         let status = self.process.wait(PATIENCE).unwrap();
-        assert!(status.success(), "{status}: {}", self.stderr());
+        let log = self.stderr();
+        assert!(status.success(), "{status}: {log}");
+        assert!(!log.contains("does not close"), "{log}");
         let stdout = self.stdout();
         let lines: Vec<Value> = stdout
             .lines()

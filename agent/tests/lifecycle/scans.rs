@@ -1,0 +1,45 @@
+//! What the status says of the scans, and of the table that they drain.
+
+use lab::{Lab, privilege::is_root_or_skip};
+
+use crate::support::{Agent, wait_until};
+
+#[test]
+fn the_status_tells_what_the_scans_found_and_took() {
+    const FLOWS: u16 = 30;
+    if !is_root_or_skip("agent::the_status_tells_what_the_scans_found_and_took") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let rules = "exclude dst port 9; exclude dst port 10";
+    let agent = Agent::start(&lab, &["--max-flows", "1000", "--filter", rules]);
+    let frame = lab.peer.frame_v4(&lab.agent);
+    let frames = (1..=FLOWS).map(|port| frame.udp(port, 53, &[0; 18]).unwrap());
+    let socket = lab.peer.frame_socket().unwrap();
+    socket.send_many(frames).unwrap();
+    let status = || agent.status(&lab.agent);
+    wait_until("all are counted", || {
+        status()["account"]["flows"]["packets"] == FLOWS
+    });
+    let (first, second) = (status(), {
+        agent.wait_for_scans(&lab.agent, 2);
+        status()
+    });
+    agent.stop();
+
+    let number = |value: &serde_json::Value| value.as_u64().unwrap();
+    assert_eq!(first["settings"]["max_flows"], 1000);
+    assert_eq!(first["settings"]["filter_rules"], 2);
+    assert_eq!(first["table"]["capacity"], 1000);
+    // Scans may have come while they arrived.
+    assert!((1..=u64::from(FLOWS)).contains(&number(&first["table"]["high_water"])));
+    assert!(number(&first["memory"]["kernel_map_bytes"]) > 100_000);
+    let scans = [first, second].map(|status| status["scans"].clone());
+    for scan in &scans {
+        let [took, waited] = ["last_duration_ns", "last_flip_wait_ns"].map(|of| number(&scan[of]));
+        // No flip waits for less, nor does a drain take less.
+        assert!(waited > 10 && took > waited + 10, "{scan}");
+    }
+    let [before, after] = scans.map(|scan| number(&scan["cpu_ns"]));
+    assert!(0 < before && before < after, "{before} {after}");
+}
