@@ -10,6 +10,7 @@
 )]
 
 mod faults;
+mod parts;
 mod tree;
 
 use std::{
@@ -19,6 +20,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use faults::{FAULTS, Fault, Target};
+use parts::{FILES, PARTS, part_of};
 use tree::Tree;
 
 use crate::{
@@ -29,21 +31,6 @@ use crate::{
 };
 
 const VERSION: &str = "27.1.0";
-
-/// What cargo-mutants changes. Not the scan, which no test of the host reaches: its faults are kept ones.
-const FILES: &[&str] = &[
-    "agent-common/src/**/*.rs",
-    "agent/src/filter.rs",
-    "agent/src/filter/**/*.rs",
-    "agent/src/replica.rs",
-    "agent/src/replica/**/*.rs",
-    "agent/src/batch.rs",
-    "agent/src/batch/**/*.rs",
-    "agent/src/hub.rs",
-    "agent/src/hub/**/*.rs",
-    "agent/src/server.rs",
-    "agent/src/server/**/*.rs",
-];
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -66,30 +53,6 @@ pub fn mutants(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
-/// What cargo-mutants does to one package at a time.
-struct Part {
-    package: &'static str,
-    /// Whose tests have to fail.
-    tests_of: &'static [&'static str],
-    /// Which of their binaries: an argument of `cargo test`. Behind `--` it would be one of the runs
-    /// alone, and each fault would link every test of the package.
-    binaries: &'static str,
-}
-
-const PARTS: [Part; 2] = [
-    Part {
-        package: "agent-common",
-        // The corpus reads every frame with this parser.
-        tests_of: &["agent-common", "corpus"],
-        binaries: "--tests",
-    },
-    Part {
-        package: "agent",
-        tests_of: &["agent"],
-        binaries: "--lib",
-    },
-];
-
 /// cargo-mutants over both crates; what survives with a reason belongs in `.cargo/mutants.toml`.
 fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
     let program = cargo_mutants()?;
@@ -97,27 +60,39 @@ fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
         [] => FILES.to_vec(),
         only => only.iter().map(String::as_str).collect(),
     };
+    for file in &wanted {
+        ensure!(
+            part_of(file).is_some(),
+            "{file}: only files of agent-common/ and agent/ are changed"
+        );
+    }
     let folder = target_dir()?.join("mutants");
     // In place, so that a fault costs what a changed line does, and not in the user's sources.
     let tree = Tree::copy(&folder.join("tree"))?;
     let mut survived = false;
     for part in PARTS {
-        let of_package = format!("{}/", part.package);
         let mut files = wanted.clone();
-        files.retain(|file| file.starts_with(&of_package));
+        files.retain(|file| part_of(file) == Some(part.name));
         if files.is_empty() {
+            continue;
+        }
+        if part.needs_root && !lab::privilege::is_root() {
+            eprintln!("skipped: {}: its tests need root", files.join(" "));
             continue;
         }
         let mut command = Command::new(&program);
         command
             .args(["mutants", "--in-place", "--package", part.package])
-            .arg(format!("--cargo-arg={}", part.binaries))
+            .args(part.arguments)
             .current_dir(tree.root())
             .env("CARGO_TARGET_DIR", folder.join("target"))
             // Whether it fails is what counts, not by which smallest frame.
             .env("PROPTEST_MAX_SHRINK_ITERS", "0")
             .arg("--output")
-            .arg(folder.join(part.package));
+            .arg(folder.join(part.name));
+        for binaries in part.binaries {
+            command.arg(format!("--cargo-arg={binaries}"));
+        }
         for package in part.tests_of {
             command.args(["--test-package", package]);
         }
@@ -125,6 +100,9 @@ fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
             command.args(["--file", file]);
         }
         command.args(&arguments.cargo_mutants);
+        if !part.tests.is_empty() {
+            command.args(["--", "--"]).args(part.tests);
+        }
         let status = command.status().context("start cargo-mutants")?;
         survived |= !status.success();
     }

@@ -1,0 +1,136 @@
+//! Which files cargo-mutants changes, and which tests have to see it.
+
+/// What cargo-mutants changes.
+pub const FILES: &[&str] = &[
+    "agent-common/src/**/*.rs",
+    "agent/src/filter.rs",
+    "agent/src/filter/**/*.rs",
+    "agent/src/replica.rs",
+    "agent/src/replica/**/*.rs",
+    "agent/src/batch.rs",
+    "agent/src/batch/**/*.rs",
+    "agent/src/hub.rs",
+    "agent/src/hub/**/*.rs",
+    "agent/src/server.rs",
+    "agent/src/server/**/*.rs",
+    "agent/src/scan.rs",
+    "agent/src/scan/**/*.rs",
+];
+
+/// Files whose faults the same tests have to see.
+pub struct Part {
+    pub name: &'static str,
+    /// How the paths of its files begin. The first part that fits has a file.
+    pub path: &'static str,
+    pub package: &'static str,
+    /// Whose tests have to fail.
+    pub tests_of: &'static [&'static str],
+    /// Which of their binaries: arguments of `cargo test`. Behind `--` they would be those of the runs
+    /// alone, and each fault would link every test of the package.
+    pub binaries: &'static [&'static str],
+    /// Which of their tests, by what is in their names; all where it is empty.
+    pub tests: &'static [&'static str],
+    pub needs_root: bool,
+    /// Further arguments of cargo-mutants.
+    pub arguments: &'static [&'static str],
+}
+
+pub const PARTS: [Part; 3] = [
+    Part {
+        name: "agent-common",
+        path: "agent-common/",
+        package: "agent-common",
+        // The corpus reads every frame with this parser.
+        tests_of: &["agent-common", "corpus"],
+        binaries: &["--tests"],
+        tests: &[],
+        needs_root: false,
+        arguments: &[],
+    },
+    // A scan is nothing without the kernel: real packets, and as few tests of them as see every fault.
+    Part {
+        name: "scan",
+        path: "agent/src/scan",
+        package: "agent",
+        tests_of: &["agent"],
+        binaries: &[
+            "--lib",
+            "--test=closing",
+            "--test=exact",
+            "--test=filters",
+            "--test=lifecycle",
+            "--test=pressure",
+            "--test=xdp",
+        ],
+        tests: &[
+            "scan::",
+            "a_closed_flow_ends_when_the_linger_is_over",
+            "a_connection_with_used_ports_is_a_flow_of_its_own",
+            "both_directions_are_one_flow_from_the_sender_of_the_syn",
+            "a_full_table_keeps_what_it_has_and_counts_what_it_refuses",
+            "a_set_with_a_fault_is_refused_as_a_whole_and_the_old_one_stays",
+            "a_renamed_interface_is_told_by_its_new_name",
+            "the_status_tells_what_the_scans_found_and_took",
+            "packets_of_an_unknown_interface_are_counted_as_such",
+            "ten_tables_of_new_flows_in_one_interval_are_all_counted",
+            "all_that_generic_xdp_counts_is_inexact",
+            "super_frames_of_a_virtual_machine_are_counted_at_tc",
+            "an_offload_that_is_switched_on_under_xdp_marks_the_account",
+        ],
+        needs_root: true,
+        // Where no scan comes, a test waits for what it would bring until it is killed.
+        arguments: &["--timeout-multiplier=5"],
+    },
+    Part {
+        name: "agent",
+        path: "agent/",
+        package: "agent",
+        tests_of: &["agent"],
+        binaries: &["--lib"],
+        tests: &[],
+        needs_root: false,
+        arguments: &[],
+    },
+];
+
+/// Which part a file or a pattern belongs to.
+pub fn part_of(file: &str) -> Option<&'static str> {
+    let part = PARTS.iter().find(|part| file.starts_with(part.path));
+    part.map(|part| part.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+    use crate::workspace::root;
+
+    fn sources(folder: &Path) -> String {
+        let mut text = String::new();
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                text += &sources(&path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                text += &fs::read_to_string(path).unwrap();
+            }
+        }
+        text
+    }
+
+    #[test]
+    fn every_file_has_a_part_and_every_test_of_a_part_exists() {
+        for file in FILES {
+            assert!(part_of(file).is_some(), "{file}");
+        }
+        for part in PARTS {
+            let folder = root().join(part.package).join("tests");
+            let names = part.tests.iter().filter(|name| !name.contains("::"));
+            for name in names {
+                let test = format!("#[test]\nfn {name}() {{");
+                assert!(sources(&folder).contains(&test), "{name}");
+            }
+        }
+    }
+}
