@@ -6,14 +6,15 @@
 )]
 
 use std::{
-    env, fs,
+    fs,
     io::{BufRead as _, BufReader},
     path::PathBuf,
-    process::{self, Command, ExitCode, Stdio},
+    process::{Command, ExitCode, Stdio},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result};
+use tempfile::TempDir;
 
 use crate::{
     count::Count,
@@ -122,11 +123,11 @@ fn fuzz_for_a_minute(count: &mut Count) {
 
 /// `cargo test`, its output passed on while its results are added up.
 fn tests(arguments: &[String], count: &mut Count) -> Result<()> {
-    let skip_log = SkipLog::new();
+    let skip_log = SkipLog::new()?;
     let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
     command
         .args(arguments)
-        .env(lab::privilege::SKIP_LOG, &skip_log.path)
+        .env(lab::privilege::SKIP_LOG, skip_log.path())
         .stdout(Stdio::piped());
     if !lab::privilege::is_root() {
         run_tests_through_sudo(&mut command, &skip_log)?;
@@ -172,7 +173,7 @@ fn run_tests_through_sudo(command: &mut Command, skip_log: &SkipLog) -> Result<(
             .find_map(|line| line.strip_prefix("host: "))
             .context("rustc names its host")?;
         let host = host.to_uppercase().replace('-', "_");
-        let log = format!("{}={}", lab::privilege::SKIP_LOG, skip_log.path.display());
+        let log = format!("{}={}", lab::privilege::SKIP_LOG, skip_log.path().display());
         command.env(
             format!("CARGO_TARGET_{host}_RUNNER"),
             format!("sudo env {log}"),
@@ -181,30 +182,29 @@ fn run_tests_through_sudo(command: &mut Command, skip_log: &SkipLog) -> Result<(
     Ok(())
 }
 
-/// The file in which tests say that they did not run.
+/// The file in which tests say that they did not run. In a folder of its own: in a shared one the kernel
+/// refuses root the file of a user (`fs.protected_regular`).
 struct SkipLog {
-    path: PathBuf,
+    folder: TempDir,
 }
 
 impl SkipLog {
-    fn new() -> Self {
-        Self {
-            path: env::temp_dir().join(format!("flow-agent-skipped-{}", process::id())),
-        }
+    fn new() -> Result<Self> {
+        let folder = TempDir::with_prefix("flow-agent-skipped-")
+            .context("make a folder for the names of skipped tests")?;
+        Ok(Self { folder })
     }
 
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("names")
+    }
+
+    /// The file is not there where no test was skipped.
     fn read(&self) -> Vec<String> {
-        fs::read_to_string(&self.path)
+        fs::read_to_string(self.path())
             .unwrap_or_default()
             .lines()
             .map(str::to_owned)
             .collect()
-    }
-}
-
-impl Drop for SkipLog {
-    fn drop(&mut self) {
-        // Not there where no test was skipped.
-        drop(fs::remove_file(&self.path));
     }
 }
