@@ -35,7 +35,7 @@ pub struct Part {
     pub arguments: &'static [&'static str],
 }
 
-pub const PARTS: [Part; 3] = [
+pub const PARTS: [Part; 4] = [
     Part {
         name: "agent-common",
         path: "agent-common/",
@@ -80,6 +80,17 @@ pub const PARTS: [Part; 3] = [
         needs_root: true,
         // Where no scan comes, a test waits for what it would bring until it is killed.
         arguments: &["--timeout-multiplier=5"],
+    },
+    // Consumers on real sockets, which need neither privilege nor the kernel's programs.
+    Part {
+        name: "server",
+        path: "agent/src/server",
+        package: "agent",
+        tests_of: &["agent"],
+        binaries: &["--lib", "--test=stream"],
+        tests: &[],
+        needs_root: false,
+        arguments: &[],
     },
     Part {
         name: "agent",
