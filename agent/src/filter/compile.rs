@@ -156,8 +156,7 @@ impl Tables {
         for (end, row) in runs {
             let number = self.number_of(row)?;
             while index < end {
-                self.rows[first + (index / ROW_ENTRIES) as usize]
-                    .set_entry(index % ROW_ENTRIES, number);
+                self.rows[first + (index / ROW_ENTRIES) as usize].set_entry(index, number);
                 index += 1;
             }
         }
