@@ -2,9 +2,10 @@
 //! out. The packet itself is never changed and always goes on.
 //!
 //! A packet's way: a program here names its hook and link type → [`hook`] parses it through a reader of
-//! [`packet`], slowly and with what [`tunnels`] carry where that takes further [`steps`], and asks the kernel how it will cut a
-//! super-frame ([`segmentation`]) → [`mod@count`] gives later fragments their ports ([`fragments`]), asks the
-//! [`filter`], and counts in the [`account`] and the [`table`], both on the page that [`page`] names.
+//! [`packet`], takes the further [`steps`] that some packets need (slow parsing, [`tunnels`]), and asks the
+//! kernel how it will cut a super-frame ([`segmentation`]) → [`mod@count`] gives later fragments their ports
+//! ([`fragments`]), asks the [`filter`], and counts in the [`account`] and the [`table`], both on the page
+//! that [`page`] names.
 
 #![no_std]
 #![no_main]

@@ -156,7 +156,7 @@ impl<F: Frame> Frame for Front<F> {
     }
 }
 
-/// An skb whose headers are not all in its linear part.
+/// An skb, whose headers need not all be in its linear part.
 #[derive(Clone, Copy)]
 pub struct Paged(pub *mut __sk_buff);
 
@@ -193,7 +193,7 @@ impl Paged {
         (skb.vlan_present != 0).then_some(skb.vlan_tci as u16)
     }
 
-    /// Whether the VLAN tag was taken out of the frame. Read where it is wanted, too.
+    /// Whether the VLAN tag was taken out of the frame. Read where it is wanted, like `gso_size_bytes`.
     #[inline(always)]
     pub fn lacks_tag(self) -> bool {
         // SAFETY: the context pointer is valid for the program's run.

@@ -13,10 +13,10 @@ use crate::{kernel_memory::field, packet::Paged};
 #[unsafe(no_mangle)]
 static SKB_LAYOUT: Global<SkbLayout> = Global::new(SkbLayout::UNKNOWN);
 
-// A field that cannot be read is 0: no super-frame has a type of 0, and no header begins at the frame's start.
-
 /// Puts into `packet` how long the headers are that each segment repeats, 0 where that is unknown. Gives the
 /// length of what each has and the skb lacks.
+///
+/// A field that cannot be read is 0: no super-frame has a type of 0, and no header begins at the frame's start.
 ///
 /// Global to the verifier, as [`crate::steps`] are.
 #[unsafe(no_mangle)]

@@ -249,13 +249,22 @@ impl Scanner {
     /// Adds the page's account; says whether the table refused anything.
     fn take_account(&mut self, page: u32) -> Result<bool> {
         let mut refused = false;
+        let mut departed = 0;
         for state in &mut self.hooks {
             let mut growth = self.kernel.accounts.take(page, state.hook.account_index)?;
+            departed += growth.get(Reason::UnknownInterface).packets;
             mark(&mut growth, &state.hook);
             state.account.merge(&growth);
             refused |= growth.not_inserted().packets != 0;
             growth.counters[Reason::Flows as usize] = Pair::default();
             self.account.merge(&growth);
+        }
+        if departed != 0 && self.unknown_interfaces.event().is_some() {
+            tracing::warn!(
+                packets = departed,
+                "an interface went to another network namespace with a program of ours, where its index \
+                 is that of a watched one: what the program sees there begins no flow (unknown_interface)"
+            );
         }
         self.take_unknown(page)?;
         Ok(refused)

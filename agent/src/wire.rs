@@ -80,6 +80,11 @@ impl Account {
         pair(self.seen) - placed
     }
 
+    /// What no flow could be made of, by its reason.
+    pub fn unparsed(&self, reason: Reason) -> Pair {
+        pair(self.unparsed.get(reason.name()).copied())
+    }
+
     /// A fact beside the sum, zero where the agent does not know it.
     pub fn beside(&self, reason: Reason) -> Pair {
         pair(self.beside.get(reason.name()).copied())

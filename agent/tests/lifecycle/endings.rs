@@ -11,7 +11,9 @@ use serde_json::Value;
 use crate::{
     CLSACT, TCX,
     attached::{add_filter, filters, has_xdp, nothing_is_attached, qdiscs, tc, tcx_programs},
-    support::{Agent, GENERIC_XDP, PATIENCE, count, flow_agent, wait_for_packets, wait_until},
+    support::{
+        Agent, GENERIC_XDP, PATIENCE, answered, count, flow_agent, wait_for_packets, wait_until,
+    },
 };
 
 #[test]
@@ -119,9 +121,12 @@ fn a_stderr_that_nobody_reads_ends_nothing() {
     fs::write(path("rules"), "exclude port 9").unwrap();
     let address = format!("unix:{}", path("x.sock").display());
     let asked = |arguments: &[&str]| {
-        let mut command = flow_agent(&lab.agent);
-        command.args(arguments).args(["--connect", &address]);
-        String::from_utf8(command.output().unwrap().stdout).unwrap()
+        let output = answered(|| {
+            let mut command = flow_agent(&lab.agent);
+            command.args(arguments).args(["--connect", &address]);
+            command
+        });
+        String::from_utf8(output.stdout).unwrap()
     };
     let early_scans = || -> u64 {
         let status: Value = serde_json::from_str(&asked(&["status", "--output", "json"])).unwrap();

@@ -6,13 +6,17 @@ use serde_json::Value;
 use crate::{
     CLSACT, TCX,
     attached::nothing_is_attached,
-    support::{Agent, Both, NATIVE_XDP, count, flow_agent, pair, wait_for_packets, wait_until},
+    support::{
+        Agent, Both, NATIVE_XDP, answered, count, flow_agent, pair, wait_for_packets, wait_until,
+    },
 };
 
 fn status(lab: &Lab, agent: &Agent, format: &str) -> String {
-    let mut command = flow_agent(&lab.agent);
-    command.args(["status", "--output", format, "--connect", &agent.address()]);
-    let output = command.output().unwrap();
+    let output = answered(|| {
+        let mut command = flow_agent(&lab.agent);
+        command.args(["status", "--output", format, "--connect", &agent.address()]);
+        command
+    });
     assert!(output.status.success());
     String::from_utf8(output.stdout).unwrap()
 }
@@ -41,9 +45,11 @@ fn a_deleted_interface_ends_its_hooks_and_not_the_agent() {
         lab.agent.namespace.ip(&["link", "del", interface]).unwrap();
         wait_until("the status says so", || are_gone(true));
         assert!(status(&lab, &agent, "text").contains("the interface is gone"));
-        let mut audit = flow_agent(&lab.agent);
-        audit.args(["audit", "--connect", &agent.address()]);
-        let audit = audit.output().unwrap();
+        let audit = answered(|| {
+            let mut audit = flow_agent(&lab.agent);
+            audit.args(["audit", "--connect", &agent.address()]);
+            audit
+        });
         let text = String::from_utf8(audit.stdout).unwrap();
         assert!(audit.status.success() && text.contains("gone"), "{text}");
         let warnings = agent.stderr();
@@ -169,6 +175,9 @@ fn an_interface_that_moves_away_behind_a_stopped_agent_begins_no_flows() {
         send(&lab, &elsewhere, 200, &frame(4));
         agent.signal(libc::SIGCONT);
         wait_until("the programs are gone", || nothing_is_attached(&elsewhere));
+        wait_until("it is said", || {
+            agent.stderr().contains("went to another network namespace")
+        });
 
         let report = agent.stop();
         assert_eq!(pair(&report.last()["flows"]), count(100, &frame(1)));

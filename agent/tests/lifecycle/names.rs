@@ -5,7 +5,7 @@ use agent::client::{Observer, Target};
 use lab::{Lab, privilege::is_root_or_skip};
 use tempfile::TempDir;
 
-use crate::support::{Agent, flow_agent, wait_until};
+use crate::support::{Agent, answered, flow_agent, wait_until};
 
 /// It would reset the terminal and turn the writing direction; U+009B begins an escape sequence too.
 const INTERFACE: &str = "w\u{1b}c\u{202e}\u{9b}\u{7f}";
@@ -48,8 +48,11 @@ fn names_from_elsewhere_move_nothing_on_a_terminal() {
 
     let connect = ["--connect", &agent.address()];
     let shown = |arguments: &[&str]| {
-        let mut command = flow_agent(&lab.agent);
-        let output = command.args(arguments).output().unwrap();
+        let output = answered(|| {
+            let mut command = flow_agent(&lab.agent);
+            command.args(arguments);
+            command
+        });
         let text = [output.stdout, output.stderr].concat();
         String::from_utf8(text).unwrap()
     };

@@ -8,7 +8,7 @@ pub mod wire;
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    process::{Command, ExitStatus},
+    process::{Command, ExitStatus, Output},
     thread,
     time::{Duration, Instant},
 };
@@ -132,22 +132,16 @@ impl Agent {
         log
     }
 
-    /// What `flow-agent status` says, as JSON. It is asked again where the agent got no CPU to answer in time.
+    /// What `flow-agent status` says, as JSON.
     pub fn status(&self, host: &Host) -> Value {
-        let mut status = Value::Null;
-        wait_until("the agent answers", || {
+        let output = answered(|| {
             let mut command = flow_agent(host);
             command.args(["status", "--output", "json", "--connect", &self.address()]);
-            let output = command.output().unwrap();
-            let stderr = String::from_utf8_lossy(&output.stderr);
-            if output.status.success() {
-                status = serde_json::from_slice(&output.stdout).unwrap();
-            } else {
-                assert!(stderr.contains("did not answer within"), "{stderr}");
-            }
-            output.status.success()
+            command
         });
-        status
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+        serde_json::from_slice(&output.stdout).unwrap()
     }
 
     /// Waits until so many more scans are done.
@@ -359,6 +353,16 @@ pub fn has_generator_or_skip(test: &str) -> bool {
         skip(test, "the kernel sends live frames from 5.18");
     }
     has_generator && is_root_or_skip(test)
+}
+
+/// What a command has from the agent, asked again where the agent got no CPU to answer in time.
+pub fn answered(command: impl Fn() -> Command) -> Output {
+    let mut output = None;
+    wait_until("the agent answers", || {
+        let latest = output.insert(command().output().unwrap());
+        !String::from_utf8_lossy(&latest.stderr).contains("did not answer within")
+    });
+    output.unwrap()
 }
 
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {

@@ -95,7 +95,8 @@ pub fn run(
         .arg(&initramfs)
         .arg("-append")
         .arg(format!(
-            "console=ttyS0 panic=-1 {}",
+            // The emulator may get no CPU while the kernel looks whether its timer ticks.
+            "console=ttyS0 panic=-1 no_timer_check {}",
             work.parameters.join(" ")
         ))
         .stdin(Stdio::null());

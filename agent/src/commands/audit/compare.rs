@@ -241,8 +241,25 @@ struct Cause {
     text: String,
 }
 
+/// Packets of an interface that carried our program into another network namespace.
+fn departed(account: &Account) -> Option<Cause> {
+    let departed = account.unparsed(Reason::UnknownInterface);
+    let lacks = |ours: u64| Range::exactly(-i128::from(ours));
+    (departed.packets > 0).then(|| Cause {
+        adds: Counted {
+            packets: lacks(departed.packets),
+            bytes: lacks(departed.bytes),
+        },
+        text: format!(
+            "{} packets came from an interface that went to another network namespace, where its index is \
+             that of this one",
+            departed.packets
+        ),
+    })
+}
+
 fn causes(account: &Account, status: &HookStatus, growth: &Growth, is_egress: bool) -> Vec<Cause> {
-    let mut causes = Vec::new();
+    let mut causes = Vec::from_iter(departed(account));
     let mut cause = |packets: Range, bytes: Range, text: String| {
         causes.push(Cause {
             adds: Counted { packets, bytes },

@@ -88,7 +88,7 @@ pub(super) fn btf() -> Check {
     match layout::of_this_kernel() {
         Ok(_) => Check::ok(
             "btf",
-            "it says how super-frames (GSO, GRO) are cut, and where an interface is",
+            "it says how super-frames (GSO, GRO) are cut, and in which network namespace an interface is",
         ),
         Err(error) => Check::warn(
             "btf",

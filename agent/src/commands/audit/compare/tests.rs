@@ -132,6 +132,14 @@ fn tags_padding_and_fcs_are_told_apart() {
 }
 
 #[test]
+fn packets_of_an_interface_that_has_left_are_not_this_ones() {
+    let account = account(&[(Reason::Seen, 13, 1300), (Reason::UnknownInterface, 9, 900)]);
+    let comparison = compare(&hook(Hook::TcIngress, &account, (4, 400), (0, 0)));
+    assert_eq!(comparison.verdict, Verdict::Explained, "{comparison:?}");
+    assert!(comparison.explanations[0].starts_with("9 packets came from an interface that went"));
+}
+
+#[test]
 fn drops_behind_the_egress_hook_explain_what_was_not_sent() {
     let account = account(&[(Reason::Seen, 100, 100_000)]);
     let mut status = hook(Hook::TcEgress, &account, (0, 0), (90, 90_000));
