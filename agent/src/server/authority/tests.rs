@@ -199,6 +199,28 @@ fn a_long_value_ends_where_its_length_says() {
     }
 }
 
+/// RFC 7541 section 6: what is taken for another form ends elsewhere.
+#[test]
+fn the_forms_of_a_field_are_told_apart_by_its_first_bits() {
+    let forms: [&[u8]; 6] = [
+        // A whole field by index.
+        &[0x82],
+        // Another size of the table: 1, and 4096.
+        &[0x21],
+        &[0x3f, 0xe1, 0x1f],
+        // A name by an index of more than four bits, to be put into the table, not to be, and never.
+        &[0x50, 1, b'x'],
+        &[0x0f, 0x01, 1, b'x'],
+        &[0x1f, 0x01, 1, b'x'],
+    ];
+    for form in forms {
+        let block = [form, &authority(JAVA, 0)].concat();
+        let mended = block_of(&filtered(&block_alone(&block))[PREFACE.len()..]);
+        let expected = [form, &authority(&mend(JAVA, 0), 0)].concat();
+        assert_eq!(mended, expected, "{form:x?}");
+    }
+}
+
 /// A client may announce what it likes and repeat what it likes: there is nothing to fill.
 #[test]
 fn the_filter_keeps_some_bytes_whatever_comes() {
