@@ -136,11 +136,7 @@ impl Encapsulation {
 
     /// Whether IP packets carried it, so that the flow has [`Outer`] endpoints.
     pub const fn is_tunnel(self) -> bool {
-        self.is_numbered_tunnel() || self.is_unnumbered_tunnel()
-    }
-
-    const fn is_numbered_tunnel(self) -> bool {
-        matches!(self, Self::Vxlan | Self::Geneve | Self::Gre)
+        matches!(self, Self::Vxlan | Self::Geneve | Self::Gre) || self.is_unnumbered_tunnel()
     }
 
     /// Whether its packets carry nothing that tells it from others.

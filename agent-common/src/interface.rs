@@ -25,7 +25,7 @@ impl Interface {
 /// Where this kernel keeps the network namespace of the interface at which a packet is: in bytes, from its
 /// BTF, all 0 where that does not say.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLayout {
     /// The interface (`dev`) within `struct sk_buff`.
     pub skb_device: u32,

@@ -13,7 +13,7 @@ use crate::{
 /// Where this kernel keeps what `__sk_buff` does not show, and its numbers: from its BTF, all 0 where that
 /// does not say.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SkbLayout {
     /// In bytes within `struct sk_buff`, as the next three.
     pub head: u32,

@@ -6,17 +6,13 @@ use lab::{Lab, privilege::is_root_or_skip};
 
 use crate::{
     attached::tc,
-    support::{Agent, NATIVE_XDP, answered, flow_agent, wait_for_packets},
+    support::{Agent, NATIVE_XDP, wait_for_packets},
 };
 
 /// Some scans after what was sent.
 fn audit(lab: &Lab, agent: &Agent) -> (String, bool) {
     agent.wait_for_scans(&lab.agent, 2);
-    let Output { status, stdout, .. } = answered(|| {
-        let mut audit = flow_agent(&lab.agent);
-        audit.args(["audit", "--connect", &agent.address()]);
-        audit
-    });
+    let Output { status, stdout, .. } = agent.asked(&lab.agent, &["audit"]);
     (String::from_utf8(stdout).unwrap(), status.success())
 }
 

@@ -6,17 +6,11 @@ use serde_json::Value;
 use crate::{
     CLSACT, TCX,
     attached::nothing_is_attached,
-    support::{
-        Agent, Both, NATIVE_XDP, answered, count, flow_agent, pair, wait_for_packets, wait_until,
-    },
+    support::{Agent, Both, NATIVE_XDP, count, pair, wait_for_packets, wait_until},
 };
 
 fn status(lab: &Lab, agent: &Agent, format: &str) -> String {
-    let output = answered(|| {
-        let mut command = flow_agent(&lab.agent);
-        command.args(["status", "--output", format, "--connect", &agent.address()]);
-        command
-    });
+    let output = agent.asked(&lab.agent, &["status", "--output", format]);
     assert!(output.status.success());
     String::from_utf8(output.stdout).unwrap()
 }
@@ -45,11 +39,7 @@ fn a_deleted_interface_ends_its_hooks_and_not_the_agent() {
         lab.agent.namespace.ip(&["link", "del", interface]).unwrap();
         wait_until("the status says so", || are_gone(true));
         assert!(status(&lab, &agent, "text").contains("the interface is gone"));
-        let audit = answered(|| {
-            let mut audit = flow_agent(&lab.agent);
-            audit.args(["audit", "--connect", &agent.address()]);
-            audit
-        });
+        let audit = agent.asked(&lab.agent, &["audit"]);
         let text = String::from_utf8(audit.stdout).unwrap();
         assert!(audit.status.success() && text.contains("gone"), "{text}");
         let warnings = agent.stderr();

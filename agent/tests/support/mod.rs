@@ -134,14 +134,19 @@ impl Agent {
 
     /// What `flow-agent status` says, as JSON.
     pub fn status(&self, host: &Host) -> Value {
-        let output = answered(|| {
-            let mut command = flow_agent(host);
-            command.args(["status", "--output", "json", "--connect", &self.address()]);
-            command
-        });
+        let output = self.asked(host, &["status", "--output", "json"]);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{stderr}");
         serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// What a command has from this agent.
+    pub fn asked(&self, host: &Host, arguments: &[&str]) -> Output {
+        answered(|| {
+            let mut command = flow_agent(host);
+            command.args(arguments).args(["--connect", &self.address()]);
+            command
+        })
     }
 
     /// Waits until so many more scans are done.
