@@ -15,6 +15,9 @@ fn checks(lab: &Lab, arguments: &[&str]) -> Vec<Value> {
     command.args(["check", "--output", "json"]).args(arguments);
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(0));
+    // Nobody waits for the verifier in silence, and a program that reads stdout does not get the notice.
+    let notice = String::from_utf8(output.stderr).unwrap();
+    assert!(notice.contains("which takes some seconds"), "{notice}");
     let text = String::from_utf8(output.stdout).unwrap();
     text.lines()
         .map(|line| serde_json::from_str(line).unwrap())
