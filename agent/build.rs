@@ -10,15 +10,7 @@ mod ebpf;
 mod proto;
 
 fn main() -> ExitCode {
-    match build() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            for line in format!("{error:#}").lines() {
-                println!("cargo::error={line}");
-            }
-            ExitCode::FAILURE
-        }
-    }
+    ebpf::exit_code(build())
 }
 
 fn build() -> Result<()> {
@@ -31,5 +23,5 @@ fn build() -> Result<()> {
     if let Some(cache) = ebpf::ebpf_toolchain::cache_root() {
         println!("cargo::rustc-env=FLOW_AGENT_CACHE={}", cache.display());
     }
-    ebpf::build("flow-agent-ebpf", &[], &[])
+    ebpf::build(&ebpf::AGENT)
 }

@@ -1,10 +1,9 @@
-//! Compiles the eBPF crate: the name of one of its binaries comes in, the object goes out, as
-//! `$OUT_DIR/NAME`.
+//! Compiles programs for the kernel: each binary of an eBPF crate becomes an object, `$OUT_DIR/NAME`.
 
 use std::{
     env, fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, ExitCode},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -24,13 +23,42 @@ const OUTER_BUILD: &[&str] = &[
     "RUSTFLAGS",
 ];
 
-/// Cargo runs the build again where the crate, what it shares with us, or its compiler changes.
-/// `more_rust_flags` and the eBPF crate's `features` are this object's alone.
-pub fn build(object: &str, more_rust_flags: &[&str], features: &[&str]) -> Result<()> {
+/// An object and how it is built.
+pub struct Object {
+    /// The folder of its crate, from the project's root.
+    pub package: &'static str,
+    /// The binary of that crate.
+    pub name: &'static str,
+    pub more_rust_flags: &'static [&'static str],
+    pub features: &'static [&'static str],
+}
+
+/// The agent's programs.
+pub const AGENT: Object = Object {
+    package: "agent-ebpf",
+    name: "flow-agent-ebpf",
+    more_rust_flags: &[],
+    features: &[],
+};
+
+/// Tells cargo what failed, line by line.
+pub fn exit_code(built: Result<()>) -> ExitCode {
+    let Err(error) = built else {
+        return ExitCode::SUCCESS;
+    };
+    for line in format!("{error:#}").lines() {
+        println!("cargo::error={line}");
+    }
+    ExitCode::FAILURE
+}
+
+/// Cargo runs the build again when the crate, what it shares with us, or its compiler changes.
+pub fn build(object: &Object) -> Result<()> {
     let manifest_dir = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
     let root = manifest_dir
-        .parent()
-        .context("a package's folder has a parent")?;
+        .ancestors()
+        .find(|folder| folder.join(AGENT.package).is_dir())
+        .context("the package lies in the project")?;
     let out_dir = PathBuf::from(variable("OUT_DIR")?);
     ensure!(
         variable("CARGO_CFG_TARGET_ENDIAN")? == "little",
@@ -38,15 +66,17 @@ pub fn build(object: &str, more_rust_flags: &[&str], features: &[&str]) -> Resul
     );
 
     println!("cargo::rerun-if-changed=build.rs");
-    for path in [
+    let package = root.join(object.package);
+    let parts = ["src", "Cargo.toml", "Cargo.lock"].map(|part| package.join(part));
+    // The crates of the benches take files of the agent's.
+    let shared = [
         "agent/build",
         "agent-ebpf/src",
-        "agent-ebpf/Cargo.toml",
-        "agent-ebpf/Cargo.lock",
         "agent-common/src",
         "agent-common/Cargo.toml",
-    ] {
-        println!("cargo::rerun-if-changed={}", root.join(path).display());
+    ];
+    for path in parts.into_iter().chain(shared.map(|path| root.join(path))) {
+        println!("cargo::rerun-if-changed={}", path.display());
     }
     println!(
         "cargo::rerun-if-env-changed={}",
@@ -60,18 +90,10 @@ pub fn build(object: &str, more_rust_flags: &[&str], features: &[&str]) -> Resul
     );
     println!("cargo::rerun-if-changed={}", toolchain.linker.display());
 
-    let package = root.join("agent-ebpf");
-    let rust_flags = rust_flags(&toolchain.linker, more_rust_flags)?;
-    let target_dir = shared_target_dir(&out_dir, features)?;
-    let built = compile(
-        &package,
-        object,
-        features,
-        &toolchain,
-        &rust_flags,
-        &target_dir,
-    )?;
-    fs::copy(&built, out_dir.join(object))
+    let rust_flags = rust_flags(&toolchain.linker, object.more_rust_flags)?;
+    let target_dir = shared_target_dir(&out_dir, object.features)?;
+    let built = compile(object, &package, &toolchain, &rust_flags, &target_dir)?;
+    fs::copy(&built, out_dir.join(object.name))
         .with_context(|| format!("copy {} to {}", built.display(), out_dir.display()))?;
     Ok(())
 }
@@ -88,11 +110,10 @@ fn shared_target_dir(out_dir: &Path, features: &[&str]) -> Result<PathBuf> {
         .join(name))
 }
 
-/// Runs cargo on the eBPF crate.
+/// Runs cargo on the object's crate.
 fn compile(
+    object: &Object,
     package: &Path,
-    object: &str,
-    features: &[&str],
     toolchain: &Toolchain,
     rust_flags: &str,
     target_dir: &Path,
@@ -115,11 +136,11 @@ fn compile(
             "build",
             "--release",
             "--bin",
-            object,
+            object.name,
             "--target",
             ebpf_toolchain::TARGET,
             "--features",
-            &features.join(","),
+            &object.features.join(","),
         ])
         .arg("--target-dir")
         .arg(target_dir)
@@ -143,7 +164,7 @@ fn compile(
     Ok(target_dir
         .join(ebpf_toolchain::TARGET)
         .join("release")
-        .join(object))
+        .join(object.name))
 }
 
 /// The flags that a BPF object needs, in cargo's encoding: `core::ffi` and the layout of `pt_regs`

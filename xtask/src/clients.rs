@@ -63,7 +63,7 @@ fn cpp(apt: Option<&Apt>) -> Result<()> {
 }
 
 fn python(apt: Option<&Apt>) -> Result<()> {
-    let requirements = root().join("agent/tests/clients/python/requirements.txt");
+    let requirements = root().join("agent/tests/agent/clients/python/requirements.txt");
     let wanted = fs::read_to_string(&requirements)
         .with_context(|| format!("read {}", requirements.display()))?;
     let folder = folder("python")?;

@@ -2,7 +2,7 @@
 //! sees of it go out.
 
 use std::{
-    env, fs,
+    env,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{self, ExitCode},
@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use lab::{
-    Lab, LabOptions, Process,
+    Agent, Lab, LabOptions, Process,
     traffic::{self, IpVersion},
 };
 
@@ -66,8 +66,7 @@ pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Everything made here goes away when it returns: the lab, the processes and the socket's folder
-/// each clean up after themselves.
+/// Everything made here goes away when it returns: the lab and the processes clean up after themselves.
 fn show(agent: &Path, duration: Duration) -> Result<()> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -79,55 +78,29 @@ fn show(agent: &Path, duration: Duration) -> Result<()> {
         offloads: true,
         ..LabOptions::default()
     })?;
-    let folder = SocketFolder::new()?;
-    let socket = format!("unix:{}", folder.socket().display());
     let interface = &lab.agent.interface;
 
     eprintln!(
         "demo: flow-agent watches {interface}, where {} answers {}",
         lab.agent.ipv4, lab.peer.ipv4
     );
-    let mut running = Process::spawn(lab.agent.command(agent).args([
-        "run",
-        "--interface",
-        interface,
-        "--listen",
-        &socket,
-        "--scan-interval",
-        "1s",
-        "--output",
-        "none",
-    ]))?;
-    await_socket(&mut running, &folder.socket(), &interrupted)?;
+    let settings = ["--scan-interval", "1s", "--output", "none"];
+    let mut running = Agent::begin(lab.agent.command(agent), interface, &settings)?;
+    running.wait_until_counting(PATIENCE, || {
+        ensure!(!interrupted.load(Ordering::Relaxed), "interrupted");
+        Ok(())
+    })?;
 
     let stop = AtomicBool::new(false);
     let shown = thread::scope(|scope| {
         scope.spawn(|| converse(&lab, &stop));
-        let shown = watch(agent, &socket, duration, &interrupted);
+        let shown = watch(agent, &running.address(), duration, &interrupted);
         stop.store(true, Ordering::Relaxed);
         shown
     });
-    let status = running.terminate(PATIENCE)?;
+    let stopped = running.stop(PATIENCE);
     shown?;
-    ensure!(status.success(), "flow-agent ended with {status}");
-    Ok(())
-}
-
-/// The agent listens once its programs are attached.
-fn await_socket(agent: &mut Process, socket: &Path, interrupted: &AtomicBool) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    while !socket.exists() {
-        if let Some(status) = agent.exited()? {
-            anyhow::bail!("flow-agent ended with {status}");
-        }
-        ensure!(!interrupted.load(Ordering::Relaxed), "interrupted");
-        ensure!(
-            Instant::now() < deadline,
-            "flow-agent does not listen after {PATIENCE:?}"
-        );
-        thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
+    stopped
 }
 
 /// A gRPC consumer of its own process, on the terminal.
@@ -175,28 +148,5 @@ fn converse(lab: &Lab, stop: &AtomicBool) {
             return;
         }
         thread::sleep(PAUSE);
-    }
-}
-
-/// A folder for the socket that goes away with it.
-struct SocketFolder(PathBuf);
-
-impl SocketFolder {
-    fn new() -> Result<Self> {
-        let path = env::temp_dir().join(format!("flow-agent-demo-{}", process::id()));
-        fs::create_dir(&path).with_context(|| format!("make {}", path.display()))?;
-        Ok(Self(path))
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.0.join("flow-agent.sock")
-    }
-}
-
-impl Drop for SocketFolder {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.0) {
-            eprintln!("demo: remove {}: {error}", self.0.display());
-        }
     }
 }

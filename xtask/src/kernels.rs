@@ -67,13 +67,13 @@ pub struct Arguments {
     /// Fetch the releases' current kernels, also where there are some in the cache
     #[arg(long)]
     renew: bool,
-    /// Test programs to run, such as `devices` [default: all that make sense there]
+    /// Modules of the agent's tests, such as `devices` [default: all that make sense there]
     #[arg(long = "test", value_name = "NAME")]
     tests: Vec<String>,
     /// Kernel parameters, such as `lockdown=confidentiality`
     #[arg(long = "parameter", value_name = "PARAMETER")]
     parameters: Vec<String>,
-    /// Arguments of the test programs, such as a part of the names of the tests to run
+    /// Arguments of the test program, such as a part of the names of the tests to run
     #[arg(last = true)]
     filter: Vec<String>,
 }
@@ -102,7 +102,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     }
     setup(Purpose::Kernels)?;
     let load = Load {
-        programs: programs::build(&arguments.tests, programs::COMMANDS)?,
+        programs: programs::build(&arguments.tests, &arguments.filter, programs::COMMANDS)?,
         modules: MODULES,
         parameters: &arguments.parameters,
         filter: &arguments.filter,
@@ -135,7 +135,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
 /// Whether the oldest kernel takes every program and counts exactly at TC and XDP, added to the count:
 /// what `cargo xtask test` asks of another kernel. Where it cannot be had, that is skipped.
 pub fn on_the_floor(count: &mut Count) {
-    /// Of the test program `exact`.
+    /// Of the module `exact`.
     const TESTS: [&str; 3] = [
         // With and without opened tunnels.
         "every_program",
@@ -152,7 +152,7 @@ pub fn on_the_floor(count: &mut Count) {
         Err(error) => return skip(format!("{error:#}")),
     };
     let filter = TESTS.map(str::to_owned);
-    match programs::build(&["exact".to_owned()], &["ip", "tc", "ethtool"]) {
+    match programs::build(&["exact".to_owned()], &filter, &["ip", "tc", "ethtool"]) {
         Ok(programs) => {
             let load = Load {
                 programs,
@@ -224,8 +224,8 @@ fn run(
     match outcome {
         Ok(outcome) => {
             row.seconds = outcome.took.as_secs();
-            let programs: Vec<&str> = tests.iter().map(|test| &*test.name).collect();
-            judge(&outcome, &programs, &kernel.release, &mut row.count);
+            let modules: Vec<&str> = tests.iter().map(|test| test.module).collect();
+            judge(&outcome, &modules, &kernel.release, &mut row.count);
         }
         Err(error) => {
             eprintln!("error: {error:#}");

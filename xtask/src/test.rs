@@ -59,36 +59,26 @@ pub fn test(arguments: &Arguments) -> ExitCode {
     count.report()
 }
 
-/// Format and lints, of the workspace and of the eBPF crate outside it; each counts as a test.
+/// Format and lints, of the workspace and of the eBPF crates outside it; each counts as a test.
 fn checks(count: &mut Count) {
-    const EBPF: &str = "agent-ebpf/Cargo.toml";
-    let checks: &[&[&str]] = &[
-        &["fmt", "--all", "--check"],
-        &["fmt", "--manifest-path", EBPF, "--check"],
-        &[
-            "clippy",
-            "--workspace",
-            "--all-targets",
-            "--",
-            "-D",
-            "warnings",
-        ],
+    let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    let mut checks = vec![
+        words("fmt --all --check"),
+        words("clippy --workspace --all-targets -- -D warnings"),
+    ];
+    for package in ["agent-ebpf", "benches/ebpf"] {
+        let manifest = format!("--manifest-path {package}/Cargo.toml");
+        checks.push(words(&format!("fmt {manifest} --check")));
         // For the host, since clippy needs the compiler that it came with; for release, since only
         // that profile aborts on a panic, and a program without `std` cannot unwind.
-        &[
-            "clippy",
-            "--release",
-            "--manifest-path",
-            EBPF,
-            "--bins",
-            "--",
-            "-D",
-            "warnings",
-        ],
-    ];
+        checks.push(words(&format!(
+            "clippy --release {manifest} --bins -- -D warnings"
+        )));
+    }
     for check in checks {
+        let check: Vec<&str> = check.iter().map(String::as_str).collect();
         eprintln!("check: cargo {}", check.join(" "));
-        match run(&mut cargo(check)) {
+        match run(&mut cargo(&check)) {
             Ok(()) => count.passed += 1,
             Err(error) => {
                 eprintln!("error: {error:#}");

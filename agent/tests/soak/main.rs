@@ -15,7 +15,7 @@ mod flood;
 mod memory;
 mod objects;
 mod probe;
-#[path = "../support/mod.rs"]
+#[path = "../agent/support/mod.rs"]
 mod support;
 
 use std::{env, time::Duration};

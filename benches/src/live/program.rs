@@ -3,15 +3,12 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use aya::{
     Ebpf, EbpfLoader,
     programs::{SchedClassifier, TcAttachType, Xdp, XdpMode},
@@ -123,14 +120,10 @@ impl Occupant {
 }
 
 /// A running agent that ends with the value.
-pub struct Agent {
-    process: Process,
-    folder: PathBuf,
-}
+pub struct Agent(lab::Agent);
 
 impl Agent {
-    /// Returns when it has attached its programs. Settings are those of `flow-agent run`; it listens
-    /// on a socket of its own.
+    /// Returns when it has attached its programs. Settings are those of `flow-agent run`.
     pub fn start(
         host: &Host,
         binary: &Path,
@@ -140,7 +133,7 @@ impl Agent {
         Self::start_in(host, binary, settings, &[], interrupt)
     }
 
-    /// The same with environment variables; its own settings by environment are taken from it.
+    /// The same with environment variables.
     pub fn start_in(
         host: &Host,
         binary: &Path,
@@ -148,78 +141,29 @@ impl Agent {
         environment: &[(&str, &str)],
         interrupt: &Interrupt,
     ) -> Result<Self> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let folder =
-            std::env::temp_dir().join(format!("flow-bench-{}-{number}", std::process::id()));
-        fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
-        let log = folder.join("log");
-        let stderr = fs::File::create(&log).with_context(|| format!("make {}", log.display()))?;
         let mut command = host.command(binary);
-        command
-            .args(["run", "--interface", &host.interface, "--listen"])
-            .arg(format!("unix:{}", folder.join("socket").display()))
-            .args(settings)
-            .env("NO_COLOR", "1")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(stderr);
-        for (name, _) in std::env::vars_os() {
-            let text = name.to_string_lossy();
-            // The agent's log says when it counts, and what it logs it also costs.
-            if text.starts_with("FLOW_AGENT_") || text == "RUST_LOG" {
-                command.env_remove(name);
-            }
-        }
         command.envs(environment.iter().copied());
-        let mut agent = Self {
-            process: Process::spawn(&mut command)?,
-            folder,
-        };
-        agent.await_attached(&log, interrupt)?;
-        Ok(agent)
-    }
-
-    fn await_attached(&mut self, log: &Path, interrupt: &Interrupt) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            interrupt.check()?;
-            let text =
-                fs::read_to_string(log).with_context(|| format!("read {}", log.display()))?;
-            if let Some(status) = self.process.exited()? {
-                bail!("flow-agent ended with {status}: {}", text.trim());
-            }
-            // The last thing that it says before it scans.
-            if text.contains("counting") {
-                return Ok(());
-            }
-            ensure!(
-                Instant::now() < deadline,
-                "flow-agent does not count after {PATIENCE:?}: {}",
-                text.trim()
-            );
-            thread::sleep(Duration::from_millis(10));
-        }
+        let mut agent = lab::Agent::begin(command, &host.interface, settings)?;
+        agent.wait_until_counting(PATIENCE, || interrupt.check())?;
+        Ok(Self(agent))
     }
 
     pub fn pid(&mut self) -> u32 {
-        self.process.child().id()
+        self.0.pid()
     }
 
     /// As `--connect` takes it.
     pub fn address(&self) -> String {
-        format!("unix:{}", self.folder.join("socket").display())
+        self.0.address()
     }
 
     /// Ends it as an operator would.
-    pub fn stop(mut self) -> Result<()> {
-        let status = self.process.terminate(PATIENCE)?;
-        ensure!(status.success(), "flow-agent ended with {status}");
-        Ok(())
+    pub fn stop(self) -> Result<()> {
+        self.0.stop(PATIENCE)
     }
 
     pub fn process(&mut self) -> &mut Process {
-        &mut self.process
+        &mut self.0.process
     }
 
     /// Of the programs that it holds by descriptor.
@@ -227,14 +171,6 @@ impl Agent {
         let ids = super::cost::held_program_ids(self.pid())?;
         ensure!(!ids.is_empty(), "flow-agent holds no program");
         Ok(ids)
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        // It may have ended before, and then nobody holds the folder either way.
-        let _ = self.process.terminate(PATIENCE);
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 

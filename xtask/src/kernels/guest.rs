@@ -26,17 +26,19 @@ pub const END: &str = "@@ end";
 const MEMORY: &str = "2G";
 const CPUS: &str = "2";
 
-/// A test program and how long it may run on an idle machine.
+/// Tests of one module, and how long they may run on an idle machine.
 pub struct Test {
-    pub name: String,
+    pub module: &'static str,
     pub program: PathBuf,
+    /// As the program calls them.
+    pub names: Vec<String>,
     pub timeout: Duration,
 }
 
 /// What a guest is to do.
 pub struct Work<'a> {
     pub tests: &'a [Test],
-    /// Of each of them.
+    /// Of their program.
     pub arguments: &'a [String],
     /// Of the kernel.
     pub parameters: &'a [String],
@@ -172,10 +174,12 @@ ip link set lo up
     let loading = modules
         .iter()
         .map(|module| format!("insmod {module} || echo '{MARK}module {module}'\n"));
-    let arguments: Vec<String> = arguments.iter().map(|argument| quoted(argument)).collect();
-    let arguments = arguments.join(" ");
     let running = tests.iter().map(|test| {
-        let name = &test.name;
+        let name = test.module;
+        // The names are whole ones, which those among the arguments need not be.
+        let given = arguments.iter().filter(|argument| *argument != "--exact");
+        let arguments: Vec<String> = given.chain(&test.names).map(|word| quoted(word)).collect();
+        let arguments = format!("--exact {}", arguments.join(" "));
         let seconds = test.timeout.as_secs();
         let program = quoted(&test.program.to_string_lossy());
         format!(

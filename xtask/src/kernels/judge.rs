@@ -11,11 +11,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::guest::{END, MARK, Outcome};
 use crate::count::Count;
 
-/// In the reason of a skipped test of `agent/tests/devices`.
+/// In the reason of a skipped test of `agent/tests/agent/devices`.
 const NO_DEVICE: &str = "this kernel has no ";
 
-/// Adds a guest's lines up; where something failed, passes them on. `programs` should have run.
-pub fn judge(outcome: &Outcome, programs: &[&str], release: &str, count: &mut Count) {
+/// Adds a guest's lines up; where something failed, passes them on. `modules` should have run.
+pub fn judge(outcome: &Outcome, modules: &[&str], release: &str, count: &mut Count) {
     let failed_before = count.failed;
     let mut run: Option<Run> = None;
     let mut begun = BTreeSet::new();
@@ -49,12 +49,12 @@ pub fn judge(outcome: &Outcome, programs: &[&str], release: &str, count: &mut Co
     }
     let mut is_whole = outcome.lines.iter().any(|line| line == END);
     let at_end = is_whole;
-    for program in programs.iter().filter(|program| !begun.contains(*program)) {
+    for module in modules.iter().filter(|module| !begun.contains(*module)) {
         is_whole = false;
         let reason = "the guest ended before its turn";
         count
             .skipped
-            .push(format!("kernel {release}: {program}: {reason}"));
+            .push(format!("kernel {release}: {module}: {reason}"));
     }
     if !is_whole && count.failed == failed_before {
         count.failed += 1;
@@ -72,7 +72,7 @@ pub fn judge(outcome: &Outcome, programs: &[&str], release: &str, count: &mut Co
     }
 }
 
-/// What one test program said.
+/// What the tests of one module said.
 struct Run<'a> {
     name: &'a str,
     /// Every test that it has, in the order in which it begins them, with its result.

@@ -1,10 +1,9 @@
-//! What a guest runs: names of test programs come in, the built programs and an archive with all that
-//! they need go out.
+//! What a guest runs: the tests that were asked for, and an archive with the built programs and all that they need.
 
 use std::{
     env,
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{Command, Stdio},
     time::Duration,
 };
 
@@ -16,12 +15,13 @@ use super::{
 };
 use crate::workspace::{cargo, root};
 
-/// The agent's test programs that ask something of the kernel, and how long each may take there.
-const TESTS: &[(&str, u64)] = &[
+/// The modules of the agent's tests that ask something of the kernel, and how many seconds each may take in a
+/// guest of an idle machine.
+const MODULES: &[(&str, u64)] = &[
     ("exact", 600),
     ("kinds", 300),
     ("super_frames", 300),
-    // It loads every program twice, with and without opened tunnels.
+    // They load every program twice, with and without opened tunnels.
     ("corpus", 900),
     ("devices", 900),
     ("filters", 900),
@@ -33,33 +33,50 @@ const TESTS: &[(&str, u64)] = &[
 /// What all of them start, besides the agent.
 pub const COMMANDS: &[&str] = &["ip", "tc", "ethtool", "ping", "wg"];
 
-pub fn build(asked: &[String], commands: &[&str]) -> Result<(Vec<Test>, Archive)> {
-    let known = |name: &String| TESTS.iter().any(|(test, _)| test == name);
+/// The tests of the modules that were `asked` for, of all where none was. `arguments` are those of the test
+/// program: they may name tests.
+pub fn build(
+    asked: &[String],
+    arguments: &[String],
+    commands: &[&str],
+) -> Result<(Vec<Test>, Archive)> {
+    let known = |name: &String| MODULES.iter().any(|(module, _)| module == name);
     if let Some(unknown) = asked.iter().find(|name| !known(name)) {
-        let names: Vec<&str> = TESTS.iter().map(|(name, _)| *name).collect();
+        let names: Vec<&str> = MODULES.iter().map(|(name, _)| *name).collect();
         bail!("{unknown} is none of {}", names.join(", "));
     }
-    let wanted: Vec<(&str, u64)> = TESTS
-        .iter()
-        .filter(|(name, _)| asked.is_empty() || asked.iter().any(|asked| asked == name))
-        .copied()
-        .collect();
-    let built = executables(&wanted)?;
     let mut archive = Archive::default();
-    let mut tests = Vec::new();
-    for (name, path) in &built {
+    let built = executables()?;
+    for path in &built {
         archive.stripped_program(path)?;
-        if let Some((_, seconds)) = wanted.iter().find(|(test, _)| test == name) {
+    }
+    let of_tests = |path: &&PathBuf| path.parent().is_some_and(|folder| folder.ends_with("deps"));
+    let program = built
+        .iter()
+        .find(of_tests)
+        .with_context(|| format!("cargo built {built:?}, and no tests"))?;
+    let wanted = names(program, arguments)?;
+    let mut tests = Vec::new();
+    for &(module, seconds) in MODULES {
+        if !asked.is_empty() && !asked.iter().any(|asked| asked == module) {
+            continue;
+        }
+        let prefix = format!("{module}::");
+        let names = wanted.iter().filter(|name| name.starts_with(&prefix));
+        let names: Vec<String> = names.cloned().collect();
+        if !names.is_empty() {
             tests.push(Test {
-                name: name.clone(),
-                program: path.clone(),
-                timeout: Duration::from_secs(*seconds),
+                module,
+                program: program.clone(),
+                names,
+                timeout: Duration::from_secs(seconds),
             });
         }
     }
     ensure!(
-        tests.len() == wanted.len(),
-        "cargo built {built:?} of {wanted:?}"
+        !tests.is_empty(),
+        "no test of these modules has such a name: {}",
+        arguments.join(" ")
     );
     for command in commands {
         archive.program(&find(command)?)?;
@@ -71,7 +88,7 @@ pub fn build(asked: &[String], commands: &[&str]) -> Result<(Vec<Test>, Archive)
         std::fs::read(&busybox).with_context(|| format!("read {}", busybox.display()))?,
     );
     // By the path that was compiled in.
-    let frames = root().join("corpus/frames");
+    let frames = root().join("testing/corpus/frames");
     for file in std::fs::read_dir(&frames).with_context(|| format!("list {}", frames.display()))? {
         archive.copy(&file.context("list the corpus")?.path())?;
     }
@@ -82,30 +99,40 @@ pub fn build(asked: &[String], commands: &[&str]) -> Result<(Vec<Test>, Archive)
     Ok((tests, archive))
 }
 
-/// Builds the test programs and the agent: names and paths.
-fn executables(tests: &[(&str, u64)]) -> Result<Vec<(String, PathBuf)>> {
-    // Of the whole workspace, so that they are those that `cargo xtask test` has built.
-    let mut build = cargo(&["test", "--workspace", "--no-run"]);
-    for (test, _) in tests {
-        build.args(["--test", test]);
-    }
+/// Builds the tests and the agent.
+fn executables() -> Result<Vec<PathBuf>> {
+    // The whole workspace, so that they are those that `cargo xtask test` has built.
+    let mut build = cargo(&["test", "--workspace", "--no-run", "--test", "agent"]);
     let output = build
         .arg("--message-format=json-render-diagnostics")
         .stderr(Stdio::inherit())
         .output()
         .context("start cargo test")?;
     ensure!(output.status.success(), "the tests do not build");
-    let mut found = Vec::new();
-    for line in output.stdout.split(|&byte| byte == b'\n') {
-        let Ok(message) = serde_json::from_slice::<serde_json::Value>(line) else {
-            continue;
-        };
-        let name = message["target"]["name"].as_str();
-        if let (Some(name), Some(path)) = (name, message["executable"].as_str()) {
-            found.push((name.to_owned(), PathBuf::from(path)));
-        }
-    }
-    Ok(found)
+    let messages = output.stdout.split(|&byte| byte == b'\n');
+    let executables = messages.filter_map(|line| {
+        let message: serde_json::Value = serde_json::from_slice(line).ok()?;
+        Some(PathBuf::from(message["executable"].as_str()?))
+    });
+    Ok(executables.collect())
+}
+
+/// The tests that a test program would run with these arguments.
+fn names(program: &Path, arguments: &[String]) -> Result<Vec<String>> {
+    let output = Command::new(program)
+        .args(["--list", "--format", "terse"])
+        .args(arguments)
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("start {}", program.display()))?;
+    ensure!(
+        output.status.success(),
+        "the tests do not take {}",
+        arguments.join(" ")
+    );
+    let text = String::from_utf8_lossy(&output.stdout);
+    let names = text.lines().filter_map(|line| line.strip_suffix(": test"));
+    Ok(names.map(str::to_owned).collect())
 }
 
 fn find(command: &str) -> Result<PathBuf> {

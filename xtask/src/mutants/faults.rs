@@ -60,32 +60,17 @@ const fn corpus(test: &'static str) -> Target {
     }
 }
 
-const fn agent(binary: &'static [&'static str], test: &'static str) -> Target {
+const fn agent(test: &'static str) -> Target {
     Target {
         package: "agent",
-        binary,
+        binary: &["--test", "agent"],
         test,
     }
 }
 
-const EXACT: &[&str] = &["--test", "exact"];
-const KINDS: &[&str] = &["--test", "kinds"];
-const KERNEL_CORPUS: &[&str] = &["--test", "corpus"];
-const FRAGMENTS: &[&str] = &["--test", "fragments"];
-const PRESSURE: &[&str] = &["--test", "pressure"];
-const DOORS: &[&str] = &["--test", "doors"];
-const LIFECYCLE: &[&str] = &["--test", "lifecycle"];
-const FILTERS: &[&str] = &["--test", "filters"];
-const SUPER_FRAMES: &[&str] = &["--test", "super_frames"];
-const TUNNELS: &[&str] = &["--test", "tunnels"];
-const XDP: &[&str] = &["--test", "xdp"];
-
 const SAME_FLOWS: Target = races("two_cpus_that_bring_the_same_new_flows_at_once_are_both_counted");
 const FLIPS: Target = races("every_account_closes_while_programs_are_on_their_way_at_each_flip");
-const EVERY_FRAME: Target = agent(
-    KERNEL_CORPUS,
-    "every_frame_counts_in_the_kernel_as_its_entry_says",
-);
+const EVERY_FRAME: Target = agent("corpus::every_frame_counts_in_the_kernel_as_its_entry_says");
 const HOST_FRAMES: Target = corpus("every_frame_gives_what_its_entry_says");
 
 pub const FAULTS: &[Fault] = &[
@@ -108,27 +93,21 @@ pub const FAULTS: &[Fault] = &[
         file: "agent/src/scan.rs",
         from: "growth.counters[Reason::Flows as usize] = Pair::default();",
         to: "let _ = Pair::default();",
-        target: agent(
-            EXACT,
-            "both_directions_are_one_flow_from_the_sender_of_the_syn",
-        ),
+        target: agent("exact::both_directions_are_one_flow_from_the_sender_of_the_syn"),
     },
     Fault {
         name: "a window in which the table refused does not say so",
         file: "agent/src/scan.rs",
         from: "refused |= growth.not_inserted().packets != 0;",
         to: "refused |= growth.not_inserted().packets == u64::MAX;",
-        target: agent(
-            EXACT,
-            "a_full_table_keeps_what_it_has_and_counts_what_it_refuses",
-        ),
+        target: agent("exact::a_full_table_keeps_what_it_has_and_counts_what_it_refuses"),
     },
     Fault {
         name: "what generic XDP saw counts as exact",
         file: "agent/src/scan.rs",
         from: "if hook.mode == Mode::XdpGeneric {",
         to: "if hook.mode == Mode::XdpGeneric && seen.packets == 0 {",
-        target: agent(XDP, "all_that_generic_xdp_counts_is_inexact"),
+        target: agent("xdp::all_that_generic_xdp_counts_is_inexact"),
     },
     Fault {
         name: "who may change rules is not asked",
@@ -136,8 +115,7 @@ pub const FAULTS: &[Fault] = &[
         from: "Self::Unix { uid, .. } => *uid == 0 ||",
         to: "Self::Unix { uid, .. } => *uid < u32::MAX ||",
         target: agent(
-            DOORS,
-            "rules::rules_are_changed_by_root_seen_by_local_users_and_neither_over_tcp",
+            "doors::rules::rules_are_changed_by_root_seen_by_local_users_and_neither_over_tcp",
         ),
     },
     Fault {
@@ -160,20 +138,14 @@ pub const FAULTS: &[Fault] = &[
         from: "atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, value);",
         to: "counter.write_volatile(counter.read_volatile() + value);\n            \
              let _ = atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>;",
-        target: agent(
-            EXACT,
-            "an_elephant_from_two_cpus_is_counted_to_the_packet_over_tc",
-        ),
+        target: agent("exact::an_elephant_from_two_cpus_is_counted_to_the_packet_over_tc"),
     },
     Fault {
         name: "seen is counted behind a branch",
         file: "agent-ebpf/src/count.rs",
         from: "account.add(Reason::Seen, size.packets, size.bytes);",
         to: "if is_parsed {\n        account.add(Reason::Seen, size.packets, size.bytes);\n    }",
-        target: agent(
-            KINDS,
-            "what_cannot_be_parsed_is_counted_by_reason_over_tc_ingress",
-        ),
+        target: agent("kinds::what_cannot_be_parsed_is_counted_by_reason_over_tc_ingress"),
     },
     Fault {
         name: "XDP drops what it has counted",
@@ -209,8 +181,7 @@ pub const FAULTS: &[Fault] = &[
         from: "inode != 0 && inode != NETNS.load()",
         to: "inode == 1 && inode != NETNS.load()",
         target: agent(
-            LIFECYCLE,
-            "gone::an_interface_that_moves_away_behind_a_stopped_agent_begins_no_flows",
+            "lifecycle::gone::an_interface_that_moves_away_behind_a_stopped_agent_begins_no_flows",
         ),
     },
     Fault {
@@ -218,27 +189,21 @@ pub const FAULTS: &[Fault] = &[
         file: "agent-ebpf/src/filter.rs",
         from: "RULE_ROWS.get(slot)",
         to: "RULE_ROWS.get(slot ^ 1)",
-        target: agent(FILTERS, "rules_leave_out_what_they_say_over_tc_ingress"),
+        target: agent("filters::rules_leave_out_what_they_say_over_tc_ingress"),
     },
     Fault {
         name: "no CPU says that a page fills",
         file: "agent-ebpf/src/fill.rs",
         from: "if inserted >= u64::from(mark) {",
         to: "if inserted == u64::MAX - u64::from(mark) {",
-        target: agent(
-            PRESSURE,
-            "ten_tables_of_new_flows_in_one_interval_are_all_counted",
-        ),
+        target: agent("pressure::ten_tables_of_new_flows_in_one_interval_are_all_counted"),
     },
     Fault {
         name: "a drained page counts as full",
         file: "agent/src/kernel/pages.rs",
         from: "let empty = [0; size_of::<PageFill>()];",
         to: "let empty = [255; size_of::<PageFill>()];",
-        target: agent(
-            PRESSURE,
-            "ten_tables_of_new_flows_in_one_interval_are_all_counted",
-        ),
+        target: agent("pressure::ten_tables_of_new_flows_in_one_interval_are_all_counted"),
     },
     Fault {
         name: "what is behind a VLAN tag begins too early",
@@ -259,7 +224,7 @@ pub const FAULTS: &[Fault] = &[
         file: "agent-ebpf/src/fragments.rs",
         from: "if packet.part.is_first() {",
         to: "if packet.part.is_first() && now_ns == 0 {",
-        target: agent(FRAGMENTS, "second_fragment_joins_its_flow_over_tc_ingress"),
+        target: agent("fragments::second_fragment_joins_its_flow_over_tc_ingress"),
     },
     Fault {
         name: "the packet's own header is what a super-frame repeats",
@@ -267,8 +232,7 @@ pub const FAULTS: &[Fault] = &[
         from: "matches!(self.key.protocol, TCP | SCTP) && !is_opened",
         to: "!is_opened && !matches!(self.key.protocol, 0)",
         target: agent(
-            TUNNELS,
-            "device::super_frames_in_a_tunnel_that_is_not_opened_equal_the_wire",
+            "tunnels::device::super_frames_in_a_tunnel_that_is_not_opened_equal_the_wire",
         ),
     },
     Fault {
@@ -276,17 +240,14 @@ pub const FAULTS: &[Fault] = &[
         file: "agent-common/src/segmentation.rs",
         from: "if self.key.ip_version == 6 {",
         to: "if self.key.ip_version == 7 {",
-        target: agent(
-            SUPER_FRAMES,
-            "a_datagram_that_becomes_fragments_equals_the_wire",
-        ),
+        target: agent("super_frames::a_datagram_that_becomes_fragments_equals_the_wire"),
     },
     Fault {
         name: "the kernel's own hop-by-hop header is on the wire",
         file: "agent-common/src/ip.rs",
         from: "if differs == 0 { JUMBO_LEN } else { 0 }",
         to: "if differs == 0 { JUMBO_LEN - 8 } else { 0 }",
-        target: agent(SUPER_FRAMES, "big_tcp_equals_the_wire"),
+        target: agent("super_frames::big_tcp_equals_the_wire"),
     },
     Fault {
         name: "an account is read as if it had begun anew",

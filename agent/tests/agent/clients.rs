@@ -1,0 +1,236 @@
+//! gRPC clients that others wrote, unprepared, on the Unix socket and on TCP: each has every packet
+//! that was sent. gRPC's C core calls a Unix socket by its path from 1.57 on, so of these Python does;
+//! C++ is as old as Debian's.
+
+mod install;
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    path::Path,
+    process::Command,
+};
+
+use crate::support::{Agent, Both, PATIENCE, Report, count, name, wait_for_packets, wait_until};
+use agent_common::Pair;
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use lab::{Host, Lab, Process, privilege::is_root_or_skip};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The agent's network namespace is its own.
+const TCP: &str = "127.0.0.1:50051";
+
+/// More than one batch a scan.
+const FLOWS: u16 = 4000;
+const ROUNDS: u64 = 3;
+
+/// A client's program with its arguments: on the host, of the target, under the name.
+type Client<'a> = &'a dyn Fn(&Host, &str, &str) -> Command;
+
+#[test]
+fn python_has_every_packet_over_both_sockets() {
+    let test = "agent::python_has_every_packet_over_both_sockets";
+    if !is_root_or_skip(test) {
+        return;
+    }
+    let directory = TempDir::new().unwrap();
+    let Some((python, descriptors)) = install::python_or_skip(test, directory.path()) else {
+        return;
+    };
+    let script = install::folder().join("python/observe.py");
+    has_every_packet(&|host, target, name| {
+        let mut command = host.command(&python);
+        command.args([&script, Path::new(target), Path::new(name), &descriptors]);
+        command
+    });
+}
+
+#[test]
+fn cpp_has_every_packet_over_both_sockets() {
+    let test = "agent::cpp_has_every_packet_over_both_sockets";
+    if !is_root_or_skip(test) {
+        return;
+    }
+    let directory = TempDir::new().unwrap();
+    let Some(program) = install::cpp_or_skip(test, directory.path()) else {
+        return;
+    };
+    has_every_packet(&|host, target, name| {
+        let mut command = host.command(&program);
+        command.args([target, name]);
+        command
+    });
+}
+
+#[test]
+fn grpcurl_has_every_packet_over_both_sockets() {
+    let test = "agent::grpcurl_has_every_packet_over_both_sockets";
+    if !is_root_or_skip(test) {
+        return;
+    }
+    let Some(grpcurl) = install::grpcurl_or_skip(test) else {
+        return;
+    };
+    has_every_packet(&|host, target, name| {
+        let mut command = host.command(&grpcurl);
+        command
+            .args(install::GRPCURL_OPTIONS)
+            .arg(format!("-d={{\"consumer\": \"{name}\"}}"))
+            .args([target, "flow.v1.FlowAgent/Observe"]);
+        command
+    });
+}
+
+/// As Swift and old Go send it.
+#[test]
+fn a_path_in_huffmans_code_is_answered_on_the_unix_socket() {
+    let test = "agent::a_path_in_huffmans_code_is_answered_on_the_unix_socket";
+    if !is_root_or_skip(test) {
+        return;
+    }
+    let Some(grpcurl) = install::grpcurl_or_skip(test) else {
+        return;
+    };
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &[]);
+    for authority in ["%2Frun%2Fx%3a.sock", "/run/x.sock", "unix:///run/x.sock"] {
+        let mut command = lab.agent.command(&grpcurl);
+        command
+            .args(install::GRPCURL_OPTIONS)
+            .args(["-authority", authority, &agent.address()])
+            .arg("flow.v1.FlowAgent/GetStatus");
+        let output = command.output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{authority}: {stderr}");
+    }
+    agent.stop();
+}
+
+fn has_every_packet(client: Client) {
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--listen", TCP]);
+    let mut consumers = [
+        Consumer::start(client(&lab.agent, &agent.address(), "unix"), "unix"),
+        Consumer::start(client(&lab.agent, TCP, "tcp"), "tcp"),
+    ];
+    wait_until("both observe", || {
+        consumers.iter_mut().for_each(Consumer::assert_runs);
+        let status = agent.status(&lab.agent);
+        let known = status["consumers"].as_array().unwrap();
+        let is_known = |name| known.iter().any(|consumer| consumer["name"] == name);
+        is_known("unix") && is_known("tcp")
+    });
+
+    let sent = send(&lab);
+    let report = agent.stop();
+    assert_eq!(report.sums(), sent);
+    for consumer in consumers {
+        let name = consumer.name;
+        assert_eq!(consumer.sums(), sent, "{name}");
+    }
+}
+
+fn send(lab: &Lab) -> BTreeMap<String, Both> {
+    let before = lab.agent.counters().unwrap();
+    let to_agent = lab.peer.frame_v4(&lab.agent);
+    let socket = lab.peer.frame_socket().unwrap();
+    let (src, dst) = (lab.peer.ipv4.to_string(), lab.agent.ipv4.to_string());
+    let mut sent = BTreeMap::new();
+    for _ in 0..ROUNDS {
+        for port in 1..=FLOWS {
+            let payload = vec![0; 18 + usize::from(port % 100)];
+            let frame = to_agent.udp(port, 53, &payload).unwrap();
+            socket.send(&frame).unwrap();
+            let flow = name("[]", 17, (&src, port.into()), (&dst, 53));
+            sent.entry(flow).or_insert([Pair::default(); 2])[0] += count(1, &frame);
+        }
+    }
+    wait_for_packets(&lab.agent, before, ROUNDS * u64::from(FLOWS));
+    sent
+}
+
+/// A client that observes, with what it wrote.
+struct Consumer {
+    name: &'static str,
+    process: Process,
+    directory: TempDir,
+}
+
+impl Consumer {
+    fn start(mut command: Command, name: &'static str) -> Self {
+        let directory = TempDir::new().unwrap();
+        let file = |name| File::create(directory.path().join(name)).unwrap();
+        command.stdout(file("stdout")).stderr(file("stderr"));
+        Self {
+            name,
+            process: Process::spawn(&mut command).unwrap(),
+            directory,
+        }
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.directory.path().join(name)).unwrap()
+    }
+
+    fn assert_runs(&mut self) {
+        if let Some(status) = self.process.exited().unwrap() {
+            panic!("{}: {status}: {}", self.name, self.read("stderr"));
+        }
+    }
+
+    /// Waits for the end of its stream, which comes with the agent's, and adds up what it brought.
+    fn sums(mut self) -> BTreeMap<String, Both> {
+        let status = self.process.wait(PATIENCE).unwrap();
+        let stderr = self.read("stderr");
+        assert!(status.success(), "{}: {status}: {stderr}", self.name);
+        let stdout = self.read("stdout");
+        let batches = serde_json::Deserializer::from_str(&stdout).into_iter::<Value>();
+        let batches: Vec<Value> = batches.collect::<Result<_, _>>().unwrap();
+        let mut flows = Vec::new();
+        for (batch, seq) in batches.iter().zip(1..) {
+            assert_eq!(number(batch, "streamSeq"), seq, "{}", self.name);
+            assert_eq!(number(batch, "lostBatches"), 0, "{}", self.name);
+            let records = batch["records"].as_array().into_iter().flatten();
+            flows.extend(records.map(as_flow_line));
+        }
+        let report = Report {
+            accounts: Vec::new(),
+            flows,
+        };
+        report.sums()
+    }
+}
+
+/// A 64-bit number in protobuf's JSON is text, and absent where it is 0.
+fn number(message: &Value, name: &str) -> u64 {
+    let value = &message[name];
+    let digits = value.as_str().map(|digits| digits.parse().unwrap());
+    digits.or(value.as_u64()).unwrap_or_else(|| {
+        assert!(value.is_null(), "{name}: {value}");
+        0
+    })
+}
+
+/// A record in protobuf's JSON, with the names of `--output json`.
+fn as_flow_line(record: &Value) -> Value {
+    let address = |name: &str| {
+        let bytes = BASE64_STANDARD
+            .decode(record[name].as_str().unwrap())
+            .unwrap();
+        let bytes: [u8; 4] = bytes.try_into().unwrap();
+        std::net::Ipv4Addr::from(bytes).to_string()
+    };
+    serde_json::json!({
+        "vlan_ids": [],
+        "protocol": number(record, "protocol"),
+        "src_addr": address("srcAddr"),
+        "src_port": number(record, "srcPort"),
+        "dst_addr": address("dstAddr"),
+        "dst_port": number(record, "dstPort"),
+        "packets": number(record, "deltaPackets"),
+        "bytes": number(record, "deltaBytes"),
+        "reverse_packets": number(record, "deltaReversePackets"),
+        "reverse_bytes": number(record, "deltaReverseBytes"),
+    })
+}

@@ -1,0 +1,102 @@
+//! The clients' programs: what `cargo xtask setup` has installed comes in, a program that can be started
+//! goes out, or a skipped test with what is missing.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use lab::privilege::skip;
+
+const PROTO_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/proto");
+const PROTO: &str = "flow/v1/flow.proto";
+
+pub const GRPCURL_OPTIONS: [&str; 5] =
+    ["-plaintext", "-import-path", PROTO_FOLDER, "-proto", PROTO];
+
+const SET_UP: &str = "cargo xtask setup installs it or says why it cannot";
+
+pub fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/agent/clients")
+}
+
+/// A Python with grpcio, and the messages' descriptors for it.
+pub fn python_or_skip(test: &str, directory: &Path) -> Option<(PathBuf, PathBuf)> {
+    let python = installed("clients/python/bin/python");
+    let imports = ["-c", "import grpc, google.protobuf"];
+    let Some(python) = python.filter(|python| succeeds(Command::new(python).args(imports))) else {
+        skip(test, &format!("no Python with grpcio; {SET_UP}"));
+        return None;
+    };
+    if !succeeds(Command::new("protoc").arg("--version")) {
+        skip(test, &format!("no protoc; {SET_UP}"));
+        return None;
+    }
+    let descriptors = directory.join("flow.descriptors");
+    protoc(&[&option("--descriptor_set_out=", &descriptors)]);
+    Some((python, descriptors))
+}
+
+/// Compiled into the directory, against Debian's gRPC.
+pub fn cpp_or_skip(test: &str, directory: &Path) -> Option<PathBuf> {
+    let plugin = Path::new("/usr/bin/grpc_cpp_plugin");
+    let libraries = ["grpc++", "protobuf"];
+    let mut flags = Command::new("pkg-config");
+    flags.args(["--cflags", "--libs"]).args(libraries);
+    let flags = flags.output().ok().filter(|flags| flags.status.success());
+    let (Some(flags), true) = (flags, plugin.is_file()) else {
+        skip(test, &format!("no gRPC for C++; {SET_UP}"));
+        return None;
+    };
+    protoc(&[
+        &option("--cpp_out=", directory),
+        &option("--grpc_out=", directory),
+        &option("--plugin=protoc-gen-grpc=", plugin),
+    ]);
+    let program = directory.join("observe");
+    let flags = String::from_utf8(flags.stdout).unwrap();
+    let mut compiler = Command::new("c++");
+    compiler
+        .args(["-std=c++17", "-I", "."])
+        .arg(folder().join("cpp/observe.cc"))
+        .args(["flow/v1/flow.pb.cc", "flow/v1/flow.grpc.pb.cc"])
+        .args(flags.split_whitespace())
+        .arg("-o")
+        .arg(&program)
+        .current_dir(directory);
+    assert!(succeeds(&mut compiler), "the C++ client does not compile");
+    Some(program)
+}
+
+pub fn grpcurl_or_skip(test: &str) -> Option<PathBuf> {
+    let grpcurl = installed("clients/grpcurl/grpcurl");
+    if grpcurl.is_none() {
+        skip(test, &format!("no grpcurl; {SET_UP}"));
+    }
+    grpcurl
+}
+
+/// In the cache of the user who built the tests: root runs them.
+fn installed(path: &str) -> Option<PathBuf> {
+    let path = Path::new(option_env!("FLOW_AGENT_CACHE")?).join(path);
+    path.exists().then_some(path)
+}
+
+fn protoc(options: &[&std::ffi::OsStr]) {
+    let mut protoc = Command::new("protoc");
+    protoc.arg("-I").arg(PROTO_FOLDER).args(options).arg(PROTO);
+    assert!(succeeds(&mut protoc), "protoc refuses {PROTO}");
+}
+
+fn option(name: &str, path: &Path) -> std::ffi::OsString {
+    let mut option = std::ffi::OsString::from(name);
+    option.push(path);
+    option
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    command
+        .stdout(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}

@@ -1,0 +1,62 @@
+//! How long a first fragment is remembered: two fragments and the time between them come in, whether the
+//! second one is in the flow of the first goes out.
+
+use std::time::Duration;
+
+use agent_common::{FlowKey, Reason};
+use corpus::entries;
+use lab::privilege::is_root_or_skip;
+
+use super::programs::{Hook, Programs};
+
+/// Nobody waits: the first fragment is made older where it is remembered.
+#[test]
+fn a_later_fragment_joins_its_flow_for_thirty_seconds() {
+    if !is_root_or_skip("agent::a_later_fragment_joins_its_flow_for_thirty_seconds") {
+        return;
+    }
+    let entries = entries().unwrap();
+    let frame = |name: &str| {
+        let entry = entries.iter().find(|entry| entry.name == name).unwrap();
+        &entry.frame.bytes
+    };
+    let mut programs = Programs::load(false);
+    let mut run = |seconds| {
+        let (first, ..) = counted(&mut programs, frame("ipv4_first_fragment"));
+        make_older(&mut programs, Duration::from_secs(seconds));
+        let (last, joined, unmatched) = counted(&mut programs, frame("ipv4_last_fragment"));
+        programs.forget_fragments();
+        (last == first, joined, unmatched)
+    };
+    assert_eq!(run(0), (true, 1, 0));
+    assert_eq!(run(28), (true, 1, 0));
+    assert_eq!(run(31), (false, 0, 1));
+}
+
+/// The flow of the frame; packets that joined one and that did not.
+fn counted(programs: &mut Programs, frame: &[u8]) -> (FlowKey, u64, u64) {
+    let counted = programs.run_and_remember("tc_ingress", Hook::TcIngress, frame, 0);
+    let counted = counted.unwrap();
+    let packets = |reason| counted.account.get(reason).packets;
+    assert_eq!(packets(Reason::Flows), 1);
+    let [(flow, _)] = counted.flows[..] else {
+        panic!("one flow each")
+    };
+    (
+        flow,
+        packets(Reason::FragmentsJoined),
+        packets(Reason::FragmentsUnmatched),
+    )
+}
+
+/// Changes when the one fragment that is remembered was seen.
+fn make_older(programs: &mut Programs, by: Duration) {
+    let firsts: Vec<_> = programs.fragments.iter().map(Result::unwrap).collect();
+    let [(datagram, mut first)] = firsts[..] else {
+        panic!("one datagram")
+    };
+    let seen_ns = u64::from_ne_bytes(*first.first_chunk().unwrap());
+    let older_ns = seen_ns.wrapping_sub(by.as_nanos() as u64);
+    *first.first_chunk_mut().unwrap() = older_ns.to_ne_bytes();
+    programs.fragments.insert(datagram, first, 0).unwrap();
+}

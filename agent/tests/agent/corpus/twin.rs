@@ -1,0 +1,141 @@
+//! One program in the kernel against the parser on the host: a frame and what the parser says of it come
+//! in, what the kernel counted otherwise goes out.
+
+use std::collections::BTreeMap;
+
+use agent_common::{FlowCounters, FlowKey, Pair, Reason, tunnel::outcome};
+use corpus::{Meaning, Parsed, RawFrame};
+
+use super::programs::{Counted, Hook, IFINDEX, NotRun, Programs, is_short_skb, netns};
+
+/// An Ethernet frame on the wire has at least 60 bytes, without FCS.
+const MIN_FRAME_LEN: u64 = 60;
+
+/// What is wrong with what the kernel counted for a frame, if anything. A super-frame was run as one of one segment.
+pub fn compare(expected: &Parsed, frame: &RawFrame, counted: &Counted) -> Result<(), String> {
+    let had = Pair {
+        packets: 1,
+        bytes: frame.bytes.len() as u64,
+    };
+    let jumbo_len_bytes = expected.map_or(0, |meaning| meaning.packet.jumbo_len_bytes);
+    let one = Pair {
+        bytes: had.bytes - u64::from(jumbo_len_bytes),
+        ..had
+    };
+    let sums: BTreeMap<Reason, Pair> = Reason::ALL
+        .iter()
+        .map(|&reason| (reason, counted.account.get(reason)))
+        .filter(|(_, pair)| *pair != Pair::default())
+        .collect();
+    let placed = expected.err().unwrap_or(Reason::Flows);
+    let mut expected_sums = BTreeMap::from([(Reason::Seen, one), (placed, one)]);
+    if one.bytes < MIN_FRAME_LEN {
+        let bytes = MIN_FRAME_LEN - one.bytes;
+        expected_sums.insert(Reason::Short, Pair { packets: 1, bytes });
+    }
+    if frame.is_super_frame {
+        expected_sums.extend([
+            (Reason::SuperFrames, had),
+            (Reason::SuperFrameSegments, one),
+        ]);
+        if !repeats_known_headers(expected, had.bytes) {
+            expected_sums.insert(Reason::Inexact, one);
+        }
+    }
+    if let Ok(meaning) = expected {
+        expected_sums.extend(facts(meaning).map(|fact| (fact, one)));
+    }
+    if sums != expected_sums {
+        return Err(format!("the account has {sums:?}, not {expected_sums:?}"));
+    }
+    let Ok(Meaning { packet, outer, .. }) = expected else {
+        return (counted.flows.is_empty() && counted.outers.is_empty())
+            .then_some(())
+            .ok_or_else(|| format!("the page has {:?}", counted.flows));
+    };
+    let mut key = packet.key;
+    (key.netns, key.ifindex) = (netns(), IFINDEX);
+    key.set_side(packet.direction, counted.hook.account() as u8);
+    let outers: Vec<_> = outer.iter().map(|&outer| (key, outer)).collect();
+    let found = counted
+        .outers
+        .iter()
+        .map(|&(key, outer)| (without_name(key), outer));
+    let found: Vec<_> = found.collect();
+    if found != outers {
+        return Err(format!(
+            "the tunnels' endpoints are {found:?}, not {outers:?}"
+        ));
+    }
+    let direction = usize::from(packet.direction);
+    let as_expected = |(found, counters): &(FlowKey, FlowCounters)| {
+        let mut both = [Pair::default(); 2];
+        both[direction] = one;
+        let mut flags = [0; 2];
+        flags[direction] = packet.tcp_flags;
+        without_name(*found) == key
+            && counters.packets == both.map(|pair| pair.packets)
+            && counters.bytes == both.map(|pair| pair.bytes)
+            && [0, 1].map(|at: usize| counters.tcp_flags[at].union()) == flags
+            && counters.first_direction == packet.initiator
+            && counters.dscp == packet.dscp
+    };
+    match &counted.flows[..] {
+        [flow] if as_expected(flow) => Ok(()),
+        flows => Err(format!("the page has {flows:?}, not {key:?} of {packet:?}")),
+    }
+}
+
+/// The kernel says nothing of how it would cut what `BPF_PROG_TEST_RUN` makes.
+fn repeats_known_headers(expected: &Parsed, len_bytes: u64) -> bool {
+    expected.is_ok_and(|meaning| {
+        let is_opened = meaning.outcome & outcome::DECAPSULATED != 0;
+        let header_len = meaning.packet.segment_header_len_bytes;
+        meaning.packet.tells_what_repeats(is_opened)
+            && header_len != 0
+            && u64::from(header_len) <= len_bytes
+    })
+}
+
+/// A key as the corpus has it.
+fn without_name(mut key: FlowKey) -> FlowKey {
+    corpus::unnamed(&mut key);
+    key
+}
+
+/// What the account has beside the sum; no fragment finds the first one of its datagram.
+fn facts(meaning: &Meaning) -> impl Iterator<Item = Reason> {
+    let is = |bit| meaning.outcome & bit != 0;
+    [
+        (meaning.packet.part.is_later(), Reason::FragmentsUnmatched),
+        (is(outcome::DECAPSULATED), Reason::Decapsulated),
+        (is(outcome::UNOPENED), Reason::TunnelsUnopened),
+        (is(outcome::DEEPER), Reason::TunnelDepth),
+    ]
+    .into_iter()
+    .filter_map(|(holds, fact)| holds.then_some(fact))
+}
+
+/// Runs a program on a frame and compares; the error says what is wrong.
+pub fn run_and_compare(
+    programs: &mut Programs,
+    (name, hook): (&str, Hook),
+    frame: &RawFrame,
+    expected: &Parsed,
+) -> Result<Option<NotRun>, String> {
+    if let Some(reason) = hook.refuses(frame) {
+        return Ok(Some(reason));
+    }
+    match programs.run(name, hook, frame) {
+        Ok(counted) => compare(expected, frame, &counted).map(|()| None),
+        Err(error)
+            if hook.takes_skbs()
+                && is_short_skb(&frame.bytes)
+                && error.raw_os_error() == Some(libc::EINVAL) =>
+        {
+            Ok(Some(NotRun::ShortSkb))
+        }
+        Err(error) => Err(error.to_string()),
+    }
+    .map_err(|error| format!("{name}: {error}"))
+}

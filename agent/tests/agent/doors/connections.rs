@@ -1,0 +1,134 @@
+//! Connections: how many there may be, and what becomes of those on which nothing is asked.
+
+use agent::wire::{GetStatusRequest, ObserveRequest};
+use lab::{Lab, privilege::is_root_or_skip};
+use tokio::{io::AsyncReadExt as _, net::UnixStream};
+use tonic::Code;
+
+use super::{
+    PATIENCE,
+    client::{Client, GET_STATUS, NOBODY, OBSERVE, ROOT, connect_as, connect_by_tcp, open_to_all},
+};
+use crate::support::{Agent, flow_agent};
+
+/// Waits for the end of what the agent sends.
+async fn is_closed(stream: &mut UnixStream) {
+    let mut rest = Vec::new();
+    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest));
+    // An end or a reset.
+    drop(read.await.expect("the agent closes it"));
+}
+
+async fn is_answered(
+    stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+) {
+    let mut client = Client::new(stream, 65_535).await.unwrap();
+    let answer = client.call(GET_STATUS, &GetStatusRequest {}).await.unwrap();
+    assert_eq!(answer.code, Code::Ok, "{}", answer.message);
+}
+
+/// The peer is told why, before and behind what it sends.
+async fn is_turned_away(stream: UnixStream) {
+    let mut client = Client::new(stream, 65_535).await.unwrap();
+    for _ in 0..2 {
+        let refused = client.call(GET_STATUS, &GetStatusRequest {}).await;
+        let error = refused.unwrap_err();
+        assert!(error.is_go_away(), "{error}");
+        assert_eq!(error.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM));
+        assert!(error.to_string().contains("--max-connections"), "{error}");
+    }
+}
+
+/// What the command line says where root's own places are taken as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_finds_no_place_says_why() {
+    if !is_root_or_skip("agent::a_command_that_finds_no_place_says_why") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--max-connections", "1", "--output", "none"]);
+    let address = agent.address();
+    // One for all and four for root, each of which asks, and so keeps its place.
+    let mut held = Vec::new();
+    for _ in 0..5 {
+        let mut observer = Client::new(connect_as(&address, ROOT).unwrap(), 65_535)
+            .await
+            .unwrap();
+        let request = ObserveRequest::default();
+        let batches = observer.begin(OBSERVE, &request).await.unwrap();
+        held.push((observer, batches));
+    }
+    for command in ["status", "audit"] {
+        let mut asked = flow_agent(&lab.agent);
+        asked.args([command, "--connect", &address]);
+        let output = asked.output().unwrap();
+        assert!(!output.status.success());
+        let said = String::from_utf8(output.stderr).unwrap();
+        for part in ["has no room", "--max-connections"] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
+    drop(held);
+    let log = agent.stop_silent();
+    assert!(log.contains("as many as --max-connections allows"), "{log}");
+}
+
+/// Before the mend they had every file that the agent could open, and kept them for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_connections_keep_nobody_out_and_lose_their_places() {
+    const PLACES: u64 = 8;
+    if !is_root_or_skip("agent::silent_connections_keep_nobody_out_and_lose_their_places") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let places = PLACES.to_string();
+    let agent = Agent::start(
+        &lab,
+        &[
+            "--max-connections",
+            &places,
+            "--listen",
+            "127.0.0.1:0",
+            "--output",
+            "none",
+        ],
+    );
+    let address = agent.address();
+    open_to_all(&address);
+    let connect = |uid| connect_as(&address, uid).unwrap();
+
+    // One of them asks.
+    let mut observer = Client::new(connect(NOBODY), 65_535).await.unwrap();
+    let request = ObserveRequest::default();
+    let mut batches = observer.begin(OBSERVE, &request).await.unwrap();
+    assert!(batches.refusal().is_none());
+    let mut silent: Vec<UnixStream> = (1..PLACES).map(|_| connect(NOBODY)).collect();
+    is_turned_away(connect(NOBODY)).await;
+    let mut too_many = connect(NOBODY);
+    is_closed(&mut too_many).await;
+
+    // Root has places of its own, and so has each listener.
+    is_answered(connect(ROOT)).await;
+    is_answered(connect_by_tcp(&lab.agent, &agent.stderr())).await;
+    let status = agent.status(&lab.agent);
+    assert_eq!(status["server"]["refused_connections"], 2);
+    assert_eq!(status["server"]["max_connections"], PLACES);
+
+    for silent in &mut silent {
+        is_closed(silent).await;
+    }
+    is_answered(connect(NOBODY)).await;
+    let status = agent.status(&lab.agent);
+    assert_eq!(status["server"]["silent_connections"], PLACES - 1);
+    // The one that asked goes on.
+    for _ in 0..3 {
+        let batch = tokio::time::timeout(PATIENCE, batches.0.body_mut().data()).await;
+        let batch = batch.unwrap().expect("the stream goes on").unwrap();
+        let flow_control = batches.0.body_mut().flow_control();
+        flow_control.release_capacity(batch.len()).unwrap();
+    }
+    drop((observer, batches));
+    let log = agent.stop_silent();
+    assert!(log.contains("as many as --max-connections allows"), "{log}");
+    assert!(log.contains("nothing was asked on it"), "{log}");
+}

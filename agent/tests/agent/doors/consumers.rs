@@ -1,0 +1,237 @@
+//! Consumers: many that come and go, and many that do not read.
+
+use std::{os::unix::process::CommandExt as _, process::Command};
+
+use agent::wire::{AgentStatus, GetStatusRequest, ObserveRequest};
+use lab::{Lab, privilege::is_root_or_skip};
+use prost::Message as _;
+use tonic::Code;
+
+use super::{
+    client::{Begun, Client, GET_STATUS, NOBODY, OBSERVE, ROOT, connect_as, open_to_all},
+    memory::{MIB, Memory, reset_peak},
+};
+use crate::support::{Agent, wait_until};
+
+/// Before the mend 3.5 KiB stayed of each until the next scan: 70 MiB.
+#[tokio::test(flavor = "multi_thread")]
+async fn consumers_that_left_between_two_scans_leave_nothing_behind() {
+    const CONSUMERS: u64 = 20_000;
+    const CONNECTIONS: u64 = 8;
+    if !is_root_or_skip("agent::consumers_that_left_between_two_scans_leave_nothing_behind") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let mut agent = Agent::start(&lab, &["--scan-interval", "1h", "--output", "none"]);
+    let visits = |address: String, consumers| async move {
+        let stream = connect_as(&address, ROOT).unwrap();
+        let mut client = Client::new(stream, 65_535).await.unwrap();
+        for _ in 0..consumers {
+            let request = ObserveRequest::default();
+            let begun = client.begin(OBSERVE, &request).await.unwrap();
+            assert_eq!(begun.0.status(), 200);
+            assert!(begun.refusal().is_none(), "{:?}", begun.refusal());
+        }
+    };
+    // What the first ones take is not given back.
+    visits(agent.address(), 100).await;
+    let before = Memory::of(agent.pid());
+    let all = (0..CONNECTIONS).map(|_| {
+        let visits = visits(agent.address(), CONSUMERS / CONNECTIONS);
+        tokio::spawn(visits)
+    });
+    for visits in all.collect::<Vec<_>>() {
+        visits.await.unwrap();
+    }
+    wait_until("the last consumer has left", || {
+        agent.status(&lab.agent)["server"]["consumers_left"] == CONSUMERS + 100
+    });
+    let after = Memory::of(agent.pid());
+    assert!(
+        after.peak < before.resident + 24 * MIB,
+        "{before:?} {after:?}"
+    );
+    assert_eq!(agent.status(&lab.agent)["consumers"], serde_json::json!([]));
+    let log = agent.stop_silent();
+    let lines = log.matches("a consumer left").count();
+    assert!((1..100).contains(&lines), "{lines} lines");
+}
+
+/// Before the mend each of them kept two batches of its own in the transport: 1.1 GiB for 4,000.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_consumers_that_never_read_hold_is_shared_in_the_transport_too() {
+    const CONSUMERS: usize = 2_000;
+    const CONNECTIONS: usize = 10;
+    if !is_root_or_skip("agent::what_consumers_that_never_read_hold_is_shared_in_the_transport_too")
+    {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let mut agent = Agent::start(
+        &lab,
+        &[
+            "--scan-interval",
+            "1h",
+            "--max-consumers",
+            "2000",
+            "--max-streams",
+            "200",
+            "--output",
+            "none",
+        ],
+    );
+    let before = Memory::of(agent.pid());
+    reset_peak(agent.pid());
+    let mut unread: Vec<(Client, Vec<Begun>)> = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let stream = connect_as(&agent.address(), ROOT).unwrap();
+        // Whatever has a place in a window goes to the transport as a whole.
+        let mut client = Client::new(stream, 100).await.unwrap();
+        let mut streams = Vec::new();
+        for _ in 0..CONSUMERS / CONNECTIONS {
+            let request = ObserveRequest::default();
+            let begun = client.begin(OBSERVE, &request).await.unwrap();
+            assert!(begun.refusal().is_none(), "{:?}", begun.refusal());
+            streams.push(begun);
+        }
+        unread.push((client, streams));
+    }
+    // They fill more than the half of a page, so a scan comes before its time. A batch has thousands of
+    // them, so the first one stays in the transport and the next one waits for it.
+    let frame = lab.peer.frame_v4(&lab.agent);
+    let frames = (1..=30_000).map(|port| frame.udp(port, 53, &[0; 18]).unwrap());
+    lab.peer.frame_socket().unwrap().send_many(frames).unwrap();
+    let mut status = serde_json::Value::Null;
+    wait_until("each consumer was handed what it does not read", || {
+        status = agent.status(&lab.agent);
+        let consumers = status["consumers"].as_array().unwrap();
+        let handed =
+            |consumer: &serde_json::Value| consumer["delivered_batches"].as_u64() >= Some(2);
+        assert_eq!(consumers.len(), CONSUMERS);
+        consumers.iter().all(handed)
+    });
+    let held = status["server"]["held_bytes"].as_u64().unwrap();
+    assert!((1..8 * MIB).contains(&held), "{held}");
+    let after = Memory::of(agent.pid());
+    assert!(
+        after.peak < before.resident + 128 * MIB,
+        "{before:?} {after:?}"
+    );
+    drop(unread);
+    wait_until("nothing is held", || {
+        agent.status(&lab.agent)["server"]["held_bytes"] == 0
+    });
+    agent.stop_silent();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn consumers_requests_and_answers_beyond_a_bound_are_refused_by_its_name() {
+    const UNREAD_ANSWERS: usize = 16;
+    if !is_root_or_skip(
+        "agent::consumers_requests_and_answers_beyond_a_bound_are_refused_by_its_name",
+    ) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(
+        &lab,
+        &[
+            "--max-consumers",
+            "2",
+            "--max-streams",
+            "2",
+            "--output",
+            "none",
+        ],
+    );
+    let address = agent.address();
+    open_to_all(&address);
+    let client = |uid, window_bytes| Client::new(connect_as(&address, uid).unwrap(), window_bytes);
+    let refused = |begun: &Begun, setting: &str| {
+        let refusal = begun.refusal().expect("a refusal");
+        assert_eq!(refusal.code, Code::ResourceExhausted, "{refusal:?}");
+        assert!(refusal.message.contains(setting), "{refusal:?}");
+    };
+
+    let observe = ObserveRequest::default();
+    let (mut nobody, mut another, mut root) = (
+        client(NOBODY, 65_535).await.unwrap(),
+        client(NOBODY, 65_535).await.unwrap(),
+        client(ROOT, 65_535).await.unwrap(),
+    );
+    let first = nobody.begin(OBSERVE, &observe).await.unwrap();
+    let second = nobody.begin(OBSERVE, &observe).await.unwrap();
+    assert!(first.refusal().is_none() && second.refusal().is_none());
+    refused(
+        &another.begin(OBSERVE, &observe).await.unwrap(),
+        "--max-consumers",
+    );
+    let kept = root.begin(OBSERVE, &observe).await.unwrap();
+    assert!(kept.refusal().is_none(), "root has a place of its own");
+    // As a consumer is told.
+    let mut watch = watch_as_nobody(&address);
+    let watch = watch.output().unwrap();
+    let told = String::from_utf8(watch.stderr).unwrap();
+    assert!(told.contains("--max-consumers"), "{told}");
+    drop(second);
+    wait_until("its place is free", || {
+        agent.status(&lab.agent)["server"]["consumers_left"] == 1
+    });
+    let third = nobody.begin(OBSERVE, &observe).await.unwrap();
+    assert!(third.refusal().is_none());
+
+    refused(
+        &nobody
+            .begin(GET_STATUS, &GetStatusRequest {})
+            .await
+            .unwrap(),
+        "--max-streams",
+    );
+    drop((first, third, kept));
+
+    let mut unread = Vec::new();
+    while unread.len() < UNREAD_ANSWERS {
+        let mut client = client(NOBODY, 0).await.unwrap();
+        let begun = client
+            .begin(GET_STATUS, &GetStatusRequest {})
+            .await
+            .unwrap();
+        assert!(begun.refusal().is_none(), "{:?}", begun.refusal());
+        unread.push((client, begun));
+    }
+    refused(
+        &another
+            .begin(GET_STATUS, &GetStatusRequest {})
+            .await
+            .unwrap(),
+        "not been read",
+    );
+    let answer = root.call(GET_STATUS, &GetStatusRequest {}).await.unwrap();
+    assert_eq!(answer.code, Code::Ok, "root has a place of its own");
+    let server = AgentStatus::decode(answer.answer).unwrap().server.unwrap();
+    assert_eq!(
+        (
+            server.refused_consumers,
+            server.refused_streams,
+            server.refused_answers
+        ),
+        (2, 1, 1)
+    );
+    drop(unread);
+    let answer = another
+        .call(GET_STATUS, &GetStatusRequest {})
+        .await
+        .unwrap();
+    assert_eq!(answer.code, Code::Ok, "the places are free again");
+    agent.stop_silent();
+}
+
+/// `flow-agent watch` as a user without rights.
+fn watch_as_nobody(address: &str) -> Command {
+    let mut watch = Command::new(env!("CARGO_BIN_EXE_flow-agent"));
+    watch
+        .args(["watch", "--connect", address])
+        .uid(NOBODY)
+        .gid(NOBODY);
+    watch
+}

@@ -1,0 +1,24 @@
+//! The life of an agent among others: how it starts, shares an interface, is refused, and what it
+//! leaves behind, by the real binary on real interfaces.
+
+mod audits;
+mod checks;
+mod consumers;
+mod endings;
+mod gone;
+mod held;
+mod indexes;
+mod leftovers;
+mod logs;
+mod many;
+mod names;
+mod neighbours;
+mod refusals;
+mod scans;
+mod signals;
+mod silence;
+mod strangers;
+mod unknown;
+
+const CLSACT: &[&str] = &["--tc-attach", "clsact"];
+const TCX: &[&str] = &["--tc-attach", "tcx"];

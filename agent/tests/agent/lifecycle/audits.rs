@@ -1,0 +1,74 @@
+//! What `flow-agent audit` says of real interfaces that count otherwise than the agent.
+
+use std::process::Output;
+
+use lab::{Lab, privilege::is_root_or_skip};
+
+use crate::support::{Agent, NATIVE_XDP, attached::tc, wait_for_packets};
+
+/// Some scans after what was sent.
+fn audit(lab: &Lab, agent: &Agent) -> (String, bool) {
+    agent.wait_for_scans(&lab.agent, 2);
+    let Output { status, stdout, .. } = agent.asked(&lab.agent, &["audit"]);
+    (String::from_utf8(stdout).unwrap(), status.success())
+}
+
+fn verdict<'a>(audit: &'a str, direction: &str) -> &'a str {
+    let wanted = format!(" {direction} (");
+    let line = audit.lines().find(|line| line.contains(&wanted)).unwrap();
+    line.rsplit(": ").next().unwrap()
+}
+
+#[test]
+fn an_audit_knows_a_plain_wire_and_one_that_polls() {
+    if !is_root_or_skip("agent::an_audit_knows_a_plain_wire_and_one_that_polls") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 100]).unwrap();
+    let socket = lab.peer.frame_socket().unwrap();
+    for (settings, expected) in [(&[][..], "exact"), (NATIVE_XDP, "explained")] {
+        let agent = Agent::start(&lab, settings);
+        let before = lab.agent.counters().unwrap();
+        socket.send_many(vec![&frame; 50]).unwrap();
+        wait_for_packets(&lab.agent, before, 50);
+        let (text, is_good) = audit(&lab, &agent);
+        assert!(is_good, "{text}");
+        assert_eq!(verdict(&text, "ingress"), expected, "{text}");
+        assert!(
+            text.contains("ours        50 packets, 7100 bytes"),
+            "{text}"
+        );
+        let says_header = text.contains("without their Ethernet header");
+        assert_eq!(says_header, expected == "explained", "{text}");
+        agent.stop();
+    }
+}
+
+#[test]
+fn an_audit_names_what_the_queueing_discipline_dropped() {
+    if !is_root_or_skip("agent::an_audit_names_what_the_queueing_discipline_dropped") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let interface = &lab.agent.interface;
+    let queue = "root handle 1: tbf rate 1mbit burst 2k limit 2k";
+    tc(&lab.agent, &format!("qdisc add dev {interface} {queue}"));
+    let frame = lab.agent.frame_v4(&lab.peer).udp(1, 2, &[0; 400]).unwrap();
+    let socket = lab.agent.frame_socket().unwrap();
+    // The socket sends again what the queue dropped (ENOBUFS), so all of these arrive in the end.
+    let send = || socket.send_many(vec![&frame; 20]).unwrap();
+    // Drops from before the agent's time are none of its concern.
+    send();
+    let agent = Agent::start(&lab, &[]);
+    send();
+    let (text, is_good) = audit(&lab, &agent);
+    assert!(is_good, "{text}");
+    assert_eq!(verdict(&text, "egress"), "explained", "{text}");
+    let dropped = text.split_once("qdiscs dropped ").unwrap().1;
+    let dropped: u64 = dropped.split(' ').next().unwrap().parse().unwrap();
+    assert!(dropped > 0, "{text}");
+    let ours = format!("ours        {} packets", 20 + dropped);
+    assert!(text.contains(&ours), "{text}");
+    agent.stop();
+}

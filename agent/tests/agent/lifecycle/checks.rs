@@ -1,0 +1,132 @@
+//! `flow-agent check` says what the agent then finds, and leaves nothing attached.
+
+use std::{process::Stdio, thread, time::Duration};
+
+use lab::{Lab, Process, privilege::is_root_or_skip};
+use serde_json::Value;
+
+use crate::support::{
+    Agent, NATIVE_XDP, PATIENCE,
+    attached::{nothing_is_attached, xdp},
+    flow_agent, wait_until,
+};
+
+fn checks(lab: &Lab, arguments: &[&str]) -> Vec<Value> {
+    let mut command = flow_agent(&lab.agent);
+    command.args(["check", "--output", "json"]).args(arguments);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    // Nobody waits for the verifier in silence, and a program that reads stdout does not get the notice.
+    let notice = String::from_utf8(output.stderr).unwrap();
+    assert!(notice.contains("which takes some seconds"), "{notice}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+fn find<'a>(checks: &'a [Value], name: &str) -> &'a Value {
+    let mut found = checks.iter().filter(|check| check["name"] == name);
+    found
+        .next()
+        .unwrap_or_else(|| panic!("{name} in {checks:?}"))
+}
+
+#[test]
+fn a_check_says_of_each_interface_what_a_start_then_does() {
+    if !is_root_or_skip("agent::a_check_says_of_each_interface_what_a_start_then_does") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let here = &lab.agent.interface;
+    let said = checks(&lab, &["--interface", here, "--interface", "lo"]);
+    assert!(nothing_is_attached(&lab.agent));
+    assert!(said.iter().all(|check| check["type"] == "check"));
+    for name in [
+        "kernel",
+        "bpf",
+        "programs",
+        "decapsulation",
+        "CAP_BPF",
+        "CAP_NET_ADMIN",
+        "tc",
+    ] {
+        assert_eq!(find(&said, name)["status"], "ok", "{name}");
+    }
+    let veth = find(&said, &format!("xdp {here}"));
+    let detail = veth["detail"].as_str().unwrap();
+    assert!(detail.starts_with("tc: XDP may miss VLAN tags"), "{veth}");
+    assert_eq!(veth["status"], "warn");
+    let lo = find(&said, "xdp lo");
+    assert_eq!(lo["status"], "warn");
+    assert!(lo["detail"].as_str().unwrap().starts_with("tc: "));
+    assert!(lo["remedy"].as_str().unwrap().contains("--ingress-hook tc"));
+
+    let settings = "--interface lo --ingress-hook xdp --direction ingress";
+    let agent = Agent::start(&lab, &settings.split(' ').collect::<Vec<_>>());
+    let log = agent.stderr();
+    for (interface, mode) in [(here.as_str(), "Tc"), ("lo", "Tc")] {
+        let line = log
+            .lines()
+            .filter(|line| line.contains(" mode="))
+            .find(|line| line.contains(&format!("interface=\"{interface}\"")));
+        assert!(line.unwrap().contains(mode), "{log}");
+    }
+    agent.stop();
+
+    let agent = Agent::start(&lab, NATIVE_XDP);
+    let said = checks(&lab, &["--interface", here]);
+    let taken = find(&said, &format!("xdp {here}"));
+    assert!(
+        taken["detail"].as_str().unwrap().starts_with("taken"),
+        "{taken}"
+    );
+    agent.stop();
+}
+
+#[test]
+fn a_check_leaves_anothers_xdp_program_alone_and_fails_for_no_interface() {
+    if !is_root_or_skip(
+        "agent::a_check_leaves_anothers_xdp_program_alone_and_fails_for_no_interface",
+    ) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let theirs = xdp(&lab.agent);
+    let said = checks(&lab, &["--interface", &lab.agent.interface]);
+    let taken = find(&said, &format!("xdp {}", lab.agent.interface));
+    assert_eq!(taken["status"], "warn");
+    assert!(crate::support::attached::has_xdp(&lab.agent));
+    drop(theirs);
+
+    let mut command = flow_agent(&lab.agent);
+    let failed = command
+        .args(["check", "--interface", "nowhere7"])
+        .output()
+        .unwrap();
+    assert_eq!(failed.status.code(), Some(1));
+    let text = String::from_utf8(failed.stdout).unwrap();
+    assert!(
+        text.contains("nowhere7") && text.contains("1 thing is missing"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_check_that_is_killed_leaves_nothing() {
+    if !is_root_or_skip("agent::a_check_that_is_killed_leaves_nothing") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    // Some moments of its life; which ones, the machine's speed decides.
+    for delay_ms in [5, 20, 50, 100, 200, 400] {
+        let mut command = flow_agent(&lab.agent);
+        command.args(["check", "--interface", &lab.agent.interface]);
+        let mut check = Process::spawn(command.stdout(Stdio::null())).unwrap();
+        thread::sleep(Duration::from_millis(delay_ms));
+        check.signal(libc::SIGKILL).unwrap();
+        check.wait(PATIENCE).unwrap();
+        // The kernel frees the links of a process some time after its end.
+        wait_until("nothing is attached", || nothing_is_attached(&lab.agent));
+    }
+}

@@ -1,0 +1,224 @@
+//! An interface that goes away under the agent.
+
+use lab::{Host, Lab, Namespace, privilege::is_root_or_skip};
+use serde_json::Value;
+
+use super::{CLSACT, TCX};
+use crate::support::{
+    Agent, Both, NATIVE_XDP, attached::nothing_is_attached, count, pair, wait_for_packets,
+    wait_until,
+};
+
+fn status(lab: &Lab, agent: &Agent, format: &str) -> String {
+    let output = agent.asked(&lab.agent, &["status", "--output", format]);
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_deleted_interface_ends_its_hooks_and_not_the_agent() {
+    if !is_root_or_skip("agent::a_deleted_interface_ends_its_hooks_and_not_the_agent") {
+        return;
+    }
+    for hooks in [TCX, CLSACT, NATIVE_XDP] {
+        let lab = Lab::quiet().unwrap();
+        let agent = Agent::start(&lab, hooks);
+        let before = lab.agent.counters().unwrap();
+        let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
+        let frames = std::iter::repeat_n(&frame, 100);
+        lab.peer.frame_socket().unwrap().send_many(frames).unwrap();
+        wait_for_packets(&lab.agent, before, 100);
+
+        let are_gone = |gone: bool| {
+            let status: Value = serde_json::from_str(&status(&lab, &agent, "json")).unwrap();
+            let hooks = status["hooks"].as_array().unwrap();
+            hooks.len() == 2 && hooks.iter().all(|hook| hook["interface_gone"] == gone)
+        };
+        assert!(are_gone(false));
+        let interface = &lab.agent.interface;
+        lab.agent.namespace.ip(&["link", "del", interface]).unwrap();
+        wait_until("the status says so", || are_gone(true));
+        assert!(status(&lab, &agent, "text").contains("the interface is gone"));
+        let audit = agent.asked(&lab.agent, &["audit"]);
+        let text = String::from_utf8(audit.stdout).unwrap();
+        assert!(audit.status.success() && text.contains("gone"), "{text}");
+        let warnings = agent.stderr();
+        assert_eq!(
+            warnings.matches("the interface is gone").count(),
+            1,
+            "{warnings}"
+        );
+        assert_eq!(agent.stop().seen(), count(100, &frame), "{hooks:?}");
+    }
+}
+
+/// The agent's end of the wire, moved to another namespace and up there.
+fn moved(lab: &Lab, to: Namespace) -> Host {
+    let interface = lab.agent.interface.clone();
+    let arguments = ["link", "set", &interface, "netns", to.name()];
+    lab.agent.namespace.ip(&arguments).unwrap();
+    let (mac, ipv4, ipv6) = (lab.agent.mac, lab.agent.ipv4, lab.agent.ipv6);
+    Host {
+        ifindex: to.ifindex(&interface).unwrap(),
+        namespace: to,
+        interface,
+        mac,
+        ipv4,
+        ipv6,
+    }
+}
+
+/// Frames pass again some time after both ends are up (`linkwatch_event`).
+fn bring_up(lab: &Lab, host: &Host, frame: &[u8]) {
+    let up = ["link", "set", &host.interface, "up"];
+    host.namespace.ip(&up).unwrap();
+    let before = host.counters().unwrap();
+    let socket = lab.peer.frame_socket().unwrap();
+    wait_until("frames pass again", || {
+        // Without a carrier there is a qdisc that takes none (`noop_qdisc`).
+        let _ = socket.send(frame);
+        host.counters().unwrap().rx_packets > before.rx_packets
+    });
+}
+
+fn send(lab: &Lab, to: &Host, packets: u64, frame: &[u8]) {
+    let before = to.counters().unwrap();
+    let frames = std::iter::repeat_n(frame, packets as usize);
+    lab.peer.frame_socket().unwrap().send_many(frames).unwrap();
+    wait_for_packets(to, before, packets);
+}
+
+#[test]
+fn an_interface_that_moves_away_takes_no_program_along() {
+    if !is_root_or_skip("agent::an_interface_that_moves_away_takes_no_program_along") {
+        return;
+    }
+    for hooks in [TCX, CLSACT, NATIVE_XDP] {
+        let lab = Lab::quiet().unwrap();
+        let agent = Agent::start(&lab, hooks);
+        let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
+        send(&lab, &lab.agent, 100, &frame);
+        let elsewhere = moved(&lab, Namespace::new("elsewhere").unwrap());
+        wait_until("the programs are gone", || nothing_is_attached(&elsewhere));
+        bring_up(&lab, &elsewhere, &frame);
+        send(&lab, &elsewhere, 200, &frame);
+        wait_until("the status says so", || {
+            let status = agent.status(&lab.agent);
+            let hooks = status["hooks"].as_array().unwrap().iter();
+            hooks.clone().all(|hook| hook["interface_gone"] == true)
+        });
+        assert_eq!(agent.stop().seen(), count(100, &frame), "{hooks:?}");
+    }
+}
+
+/// In the other namespace the interface has the index that another watched interface has in ours.
+#[test]
+fn an_interface_that_moves_away_counts_as_no_other() {
+    if !is_root_or_skip("agent::an_interface_that_moves_away_counts_as_no_other") {
+        return;
+    }
+    let (lab, elsewhere) = (Lab::quiet().unwrap(), Namespace::new("elsewhere").unwrap());
+    // Its index is taken there, and the next that is given is that of `other`.
+    let taken = "link add taken type veth peer name takenp";
+    elsewhere.ip(&taken.split(' ').collect::<Vec<_>>()).unwrap();
+    let last = elsewhere.ifindex("taken").unwrap();
+    assert!(lab.agent.ifindex <= last);
+    let next = format!("link add other index {} type veth", last + 1);
+    let namespace = &lab.agent.namespace;
+    namespace.ip(&next.split(' ').collect::<Vec<_>>()).unwrap();
+    let agent = Agent::start_on(&lab.agent, &format!("{},other", lab.agent.interface), &[]);
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
+    send(&lab, &lab.agent, 100, &frame);
+
+    let elsewhere = moved(&lab, elsewhere);
+    assert_eq!(
+        elsewhere.ifindex,
+        lab.agent.namespace.ifindex("other").unwrap()
+    );
+    wait_until("the programs are gone", || nothing_is_attached(&elsewhere));
+    bring_up(&lab, &elsewhere, &frame);
+    send(&lab, &elsewhere, 200, &frame);
+    let report = agent.stop();
+    assert_eq!(report.seen(), count(100, &frame));
+    assert!(report.sums_on("other").is_empty());
+}
+
+/// The agent hears of the move when its programs have long run elsewhere.
+#[test]
+fn an_interface_that_moves_away_behind_a_stopped_agent_begins_no_flows() {
+    if !is_root_or_skip(
+        "agent::an_interface_that_moves_away_behind_a_stopped_agent_begins_no_flows",
+    ) {
+        return;
+    }
+    for hooks in [TCX, NATIVE_XDP] {
+        let lab = Lab::quiet().unwrap();
+        let agent = Agent::start(&lab, hooks);
+        let frame = |port| {
+            let udp = lab.peer.frame_v4(&lab.agent);
+            udp.udp(port, 2, &[0; 18]).unwrap()
+        };
+        send(&lab, &lab.agent, 100, &frame(1));
+        agent.signal(libc::SIGSTOP);
+        let elsewhere = moved(&lab, Namespace::new("elsewhere").unwrap());
+        bring_up(&lab, &elsewhere, &frame(3));
+        send(&lab, &elsewhere, 200, &frame(4));
+        agent.signal(libc::SIGCONT);
+        wait_until("the programs are gone", || nothing_is_attached(&elsewhere));
+        wait_until("it is said", || {
+            agent.stderr().contains("went to another network namespace")
+        });
+
+        let report = agent.stop();
+        assert_eq!(pair(&report.last()["flows"]), count(100, &frame(1)));
+        let unknown = pair(&report.last()["unparsed"]["unknown_interface"]);
+        assert!(unknown.packets > 200, "{hooks:?}: {unknown:?}");
+        // The other namespace may send something of its own when the interface comes up.
+        assert_eq!(report.seen().packets, 100 + unknown.packets);
+    }
+}
+
+#[test]
+fn a_renamed_interface_is_told_by_its_new_name() {
+    if !is_root_or_skip("agent::a_renamed_interface_is_told_by_its_new_name") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &[]);
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
+    send(&lab, &lab.agent, 100, &frame);
+    let name = || agent.status(&lab.agent)["hooks"][0]["interface"]["name"].clone();
+    let seen = || agent.status(&lab.agent)["account"]["seen"]["packets"].clone();
+    wait_until("the first are counted", || seen() == 100);
+
+    let set = ["link", "set", &lab.agent.interface];
+    for change in [&["down"][..], &["name", "fresh0"]] {
+        lab.agent
+            .namespace
+            .ip(&[&set[..], change].concat())
+            .unwrap();
+    }
+    wait_until("the status has the name", || name() == "fresh0");
+    lab.agent
+        .namespace
+        .ip(&["link", "set", "fresh0", "up"])
+        .unwrap();
+    let socket = lab.peer.frame_socket().unwrap();
+    wait_until("frames pass again", || {
+        // Without a carrier there is a qdisc that takes none (`noop_qdisc`).
+        let _ = socket.send(&frame);
+        seen().as_u64() > Some(100)
+    });
+    assert_eq!(
+        agent.stderr().matches("an interface was renamed").count(),
+        1
+    );
+    let report = agent.stop();
+    let old = report.sums_on(&lab.agent.interface).into_values();
+    let new = report.sums_on("fresh0").into_values();
+    let packets = |sums: &[Both]| sums.iter().map(|both| both[0].packets).sum::<u64>();
+    let (old, new): (Vec<Both>, Vec<Both>) = (old.collect(), new.collect());
+    assert_eq!(packets(&old), 100);
+    assert_eq!(packets(&old) + packets(&new), report.seen().packets);
+    assert!(packets(&new) > 0);
+}

@@ -1,0 +1,105 @@
+//! An agent on many interfaces.
+
+use lab::{
+    FrameSocket, Lab, RtnlHold, kernel,
+    privilege::{is_root_or_skip, skip},
+};
+
+use crate::support::{Agent, attached::tcx_programs_on, count, flow_agent, wait_until};
+
+/// Wires with both ends on the agent's host.
+fn add_wires(lab: &Lab, count: usize) -> Vec<u32> {
+    let namespace = &lab.agent.namespace;
+    for number in 0..count {
+        let (near, far) = (format!("many{number}"), format!("far{number}"));
+        namespace.add_wire([&near, &far]).unwrap();
+    }
+    let ifindexes = (0..count).map(|number| namespace.ifindex(&format!("many{number}")));
+    ifindexes.collect::<Result<_, _>>().unwrap()
+}
+
+/// Each link's end takes a grace period under RTNL: with that held by somebody else, an agent that
+/// waited for one of them would not end.
+#[test]
+fn the_end_waits_for_no_link_of_many() {
+    const NAME: &str = "agent::the_end_waits_for_no_link_of_many";
+    if !kernel::is_at_least(6, 6) {
+        return skip(NAME, "the kernel has TCX from 6.6");
+    }
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let ifindexes = add_wires(&lab, 20);
+    let attached = || -> u32 {
+        let programs = ifindexes
+            .iter()
+            .map(|&ifindex| tcx_programs_on(&lab.agent, ifindex));
+        programs.flatten().sum()
+    };
+    let settings = ["--scan-interval", "1h"];
+    let agent = Agent::start_on(&lab.agent, "many*", &settings);
+    assert_eq!(attached(), 40);
+    let held = match RtnlHold::take() {
+        Ok(held) => held,
+        Err(error) => return skip(NAME, &format!("RTNL cannot be held: {error:#}")),
+    };
+    agent.stop();
+    assert!(held.release(), "it ends while RTNL is held");
+    wait_until("the kernel has detached them", || attached() == 0);
+}
+
+#[test]
+fn more_files_than_the_soft_limit_are_opened() {
+    if !is_root_or_skip("agent::more_files_than_the_soft_limit_are_opened") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    add_wires(&lab, 20);
+    let limits = ["--nofile=48:4096", env!("CARGO_BIN_EXE_flow-agent")];
+    let mut command = lab.agent.command("prlimit");
+    command.args(limits);
+    let agent = Agent::start_by(command, "many*", &[]);
+    agent.stop();
+
+    let mut command = lab.agent.command("prlimit");
+    command.args(["--nofile=48:64", env!("CARGO_BIN_EXE_flow-agent")]);
+    command.args(["run", "--interface", "many*", "--max-flows", "1000"]);
+    command.args(["--listen", "127.0.0.1:0"]);
+    let refused = command.output().unwrap();
+    let stderr = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success());
+    assert!(stderr.contains("the limit of open files"), "{stderr}");
+}
+
+/// Each attachment takes a grace period under RTNL, which is held by somebody else from the first of them
+/// on.
+#[test]
+fn an_interface_counts_while_others_are_attached_to() {
+    const NAME: &str = "agent::an_interface_counts_while_others_are_attached_to";
+    const WIRES: usize = 60;
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    add_wires(&lab, WIRES);
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
+    let socket = FrameSocket::new(&lab.agent.namespace, "far0").unwrap();
+    let mut agent = Agent::begin(flow_agent(&lab.agent), "many*", &[]);
+    agent.wait_until_logged("attached interface=\"many0\" hook=\"tc_egress\"");
+    let held = match RtnlHold::take() {
+        Ok(held) => held,
+        Err(error) => return skip(NAME, &format!("RTNL cannot be held: {error:#}")),
+    };
+    socket.send_many(std::iter::repeat_n(&frame, 100)).unwrap();
+    wait_until("they are counted", || {
+        agent.status(&lab.agent)["account"]["seen"]["packets"] == 100
+    });
+    let hooks = agent.status(&lab.agent)["hooks"].as_array().unwrap().len();
+    assert!((2..2 * WIRES).contains(&hooks), "{hooks} are attached");
+    assert!(held.release(), "they are counted while RTNL is held");
+    agent.wait_until_logged("counting max_flows=");
+    let status = agent.status(&lab.agent);
+    assert_eq!(status["hooks"].as_array().unwrap().len(), 2 * WIRES);
+    assert_eq!(agent.stop().seen(), count(100, &frame));
+}

@@ -1,0 +1,164 @@
+//! Others on the same interface: two agents both count exactly, and what strangers decide is done.
+
+use std::{net::UdpSocket, thread, time::Duration};
+
+use lab::{Lab, privilege::is_root_or_skip};
+
+use super::{CLSACT, TCX};
+use crate::support::{
+    Agent, PATIENCE,
+    attached::{add_filter, tc, tcx_ingress, xdp},
+    count, wait_for_packets, wait_until,
+};
+
+const OK: i32 = 0;
+const DROP: i32 = 2;
+const NEXT: i32 = -1;
+const PACKETS: u64 = 100;
+const PORT: u16 = 4242;
+
+fn send(lab: &Lab, port: u16, packets: u64) -> Vec<u8> {
+    let frame = lab.peer.frame_v4(&lab.agent);
+    let frame = frame.udp(1000, port, &[0; 18]).unwrap();
+    let before = lab.agent.counters().unwrap();
+    let frames = (0..packets).map(|_| &frame);
+    lab.peer.frame_socket().unwrap().send_many(frames).unwrap();
+    wait_for_packets(&lab.agent, before, packets);
+    frame
+}
+
+#[test]
+fn two_agents_count_the_same_and_one_outlives_the_other() {
+    if !is_root_or_skip("agent::two_agents_count_the_same_and_one_outlives_the_other") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    for (first, second) in [(TCX, TCX), (CLSACT, CLSACT), (TCX, CLSACT), (CLSACT, TCX)] {
+        let agents = [first, second].map(|hooks| Agent::start(&lab, hooks));
+        let [first_agent, second_agent] = agents;
+        let frame = send(&lab, PORT, 1000);
+        assert_eq!(first_agent.stop().seen(), count(1000, &frame), "{first:?}");
+        send(&lab, PORT, 500);
+        let seen = second_agent.stop().seen();
+        assert_eq!(seen, count(1500, &frame), "{first:?}, then {second:?}");
+    }
+}
+
+#[test]
+fn a_strangers_generic_xdp_is_warned_of_and_hides_no_packet_from_the_account() {
+    if !is_root_or_skip(
+        "agent::a_strangers_generic_xdp_is_warned_of_and_hides_no_packet_from_the_account",
+    ) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let theirs = xdp(&lab.agent);
+    let agent = Agent::start(&lab, TCX);
+    assert!(agent.stderr().contains("a generic XDP program"));
+    send(&lab, PORT, PACKETS);
+    assert_eq!(agent.stop().seen().packets, PACKETS);
+    drop(theirs);
+}
+
+/// How many of [`PACKETS`] reach a socket on the agent's host: so many are waited for, more would be seen.
+fn delivered(lab: &Lab, expected: u64) -> u64 {
+    // A port of its own each time: a child of another test may hold the last one until it has exec'ed.
+    let address = (lab.agent.ipv4, 0);
+    let bind = || Ok(UdpSocket::bind(address)?);
+    let socket = lab.agent.namespace.enter(bind).unwrap();
+    send(lab, socket.local_addr().unwrap().port(), PACKETS);
+    let mut delivered = 0;
+    loop {
+        let patience = if delivered < expected {
+            PATIENCE
+        } else {
+            Duration::from_millis(200)
+        };
+        socket.set_read_timeout(Some(patience)).unwrap();
+        if socket.recv(&mut [0; 64]).is_err() {
+            return delivered;
+        }
+        delivered += 1;
+    }
+}
+
+#[test]
+fn a_strangers_filter_decides_as_without_us() {
+    if !is_root_or_skip("agent::a_strangers_filter_decides_as_without_us") {
+        return;
+    }
+    for (verdict, expected) in [(OK, PACKETS), (NEXT, PACKETS), (DROP, 0)] {
+        // Before us on clsact, and behind us.
+        for priority in [1, 100] {
+            let lab = Lab::addressed().unwrap();
+            let interface = &lab.agent.interface;
+            tc(&lab.agent, &format!("qdisc add dev {interface} clsact"));
+            let place = format!("ingress prio {priority}");
+            add_filter(&lab.agent, &place, verdict);
+            assert_eq!(delivered(&lab, expected), expected, "without us");
+            for hooks in [TCX, CLSACT] {
+                let agent = Agent::start(&lab, hooks);
+                let what = format!("{verdict} at {priority} with {hooks:?}");
+                assert_eq!(delivered(&lab, expected), expected, "{what}");
+                let seen = agent.stop().seen().packets;
+                // A stranger before us that ends the chain leaves us nothing to see.
+                let is_hidden = hooks == CLSACT && priority == 1 && verdict != NEXT;
+                assert_eq!(seen, if is_hidden { 0 } else { PACKETS }, "{what}");
+            }
+            assert_eq!(delivered(&lab, expected), expected, "after us");
+        }
+    }
+}
+
+#[test]
+fn a_strangers_tcx_program_decides_as_without_us() {
+    if !is_root_or_skip("agent::a_strangers_tcx_program_decides_as_without_us") {
+        return;
+    }
+    for (verdict, expected) in [(OK, PACKETS), (NEXT, PACKETS), (DROP, 0)] {
+        let lab = Lab::addressed().unwrap();
+        let behind = tcx_ingress(&lab.agent, verdict);
+        assert_eq!(delivered(&lab, expected), expected, "without us");
+        let agent = Agent::start(&lab, TCX);
+        assert_eq!(delivered(&lab, expected), expected, "{verdict} behind us");
+        drop(behind);
+        let before = tcx_ingress(&lab.agent, verdict);
+        assert_eq!(delivered(&lab, expected), expected, "{verdict} before us");
+        let seen = agent.stop().seen().packets;
+        let unseen = if verdict == NEXT { 0 } else { PACKETS };
+        assert_eq!(seen, 2 * PACKETS - unseen);
+        drop(before);
+        assert_eq!(delivered(&lab, PACKETS), PACKETS, "after all");
+    }
+}
+
+#[test]
+fn a_strangers_redirect_still_redirects() {
+    if !is_root_or_skip("agent::a_strangers_redirect_still_redirects") {
+        return;
+    }
+    let lab = Lab::addressed().unwrap();
+    let interface = &lab.agent.interface;
+    lab.agent.namespace.add_wire(["out0", "out1"]).unwrap();
+    tc(&lab.agent, &format!("qdisc add dev {interface} clsact"));
+    tc(
+        &lab.agent,
+        &format!(
+            "filter add dev {interface} ingress prio 100 protocol all u32 match u32 0 0 action \
+             mirred egress redirect dev out0"
+        ),
+    );
+    for hooks in [TCX, CLSACT] {
+        let arrived = || lab::Counters::read(&lab.agent.namespace, "out1").unwrap();
+        let before = arrived();
+        let agent = Agent::start(&lab, hooks);
+        assert_eq!(delivered(&lab, 0), 0, "{hooks:?}");
+        wait_until("the packets are redirected", || {
+            (arrived() - before).rx_packets >= PACKETS
+        });
+        // Time for more than those to come.
+        thread::sleep(Duration::from_millis(50));
+        assert_eq!((arrived() - before).rx_packets, PACKETS, "{hooks:?}");
+        assert_eq!(agent.stop().seen().packets, PACKETS, "{hooks:?}");
+    }
+}

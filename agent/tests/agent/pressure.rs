@@ -1,0 +1,231 @@
+//! More new flows than the table has room for: with early scans none is lost, and without what is lost
+//! is counted.
+
+use std::{fs, net::Ipv4Addr, ops::Range, process::Stdio, thread, time::Instant};
+
+use crate::support::{Agent, Report, count, flow_agent, pair, wait_for_packets, wait_until};
+use agent_common::Pair;
+use lab::{Lab, privilege::is_root_or_skip};
+
+/// As many flows of one frame each, so many at a time, however long the machine takes for them.
+struct Offer {
+    flows: u32,
+    at_once: u32,
+    next: Next,
+}
+
+/// When the next ones come.
+#[derive(Clone, Copy)]
+enum Next {
+    /// When at most so many flows are left in the kernel's table.
+    WithLeft(u32),
+    /// When another early scan was told.
+    AfterAScan,
+}
+
+/// What a page may hold without an early scan: the mark of 50 %, and what the CPUs hold back of the
+/// count, an eighth of that at most.
+const fn without_a_scan(max_flows: u32) -> u32 {
+    max_flows / 16 * 9
+}
+
+/// What there is room for beside [`without_a_scan`].
+const fn beside(max_flows: u32) -> u32 {
+    max_flows / 8 * 3
+}
+
+impl Offer {
+    /// Returns the length of a frame.
+    fn send(&self, lab: &Lab, agent: &Agent) -> usize {
+        let mut frame_len_bytes = 0;
+        let mut sent = 0;
+        while sent < self.flows {
+            let before = early_scans(lab, agent);
+            let next = self.flows.min(sent + self.at_once);
+            frame_len_bytes = send(lab, sent..next);
+            sent = next;
+            match self.next {
+                Next::WithLeft(most) => wait_for_room(lab, agent, sent, most),
+                Next::AfterAScan => wait_until("a page is drained early", || {
+                    early_scans(lab, agent) > before
+                }),
+            }
+        }
+        frame_len_bytes
+    }
+}
+
+/// Waits until at most so many of the flows that were sent are left in the kernel's table. What the
+/// status says may be late, but never too much.
+fn wait_for_room(lab: &Lab, agent: &Agent, sent: u32, most: u32) {
+    wait_until("early scans make room", || {
+        let drained = &agent.status(&lab.agent)["account"]["flows"]["packets"];
+        u64::from(sent) - drained.as_u64().unwrap() <= u64::from(most)
+    });
+}
+
+/// A frame of each of these flows; returns its length.
+fn send(lab: &Lab, flows: Range<u32>) -> usize {
+    let to = lab.agent.ipv4;
+    let frames: Vec<_> = flows
+        .map(|flow| {
+            let from = Ipv4Addr::from_bits(Ipv4Addr::new(10, 1, 0, 0).to_bits() + flow / 1000);
+            let frame = lab.peer.frame_v4(&lab.agent).between(from, to);
+            frame.udp((flow % 1000) as u16 + 1, 53, &[0; 18]).unwrap()
+        })
+        .collect();
+    lab.peer.frame_socket().unwrap().send_many(&frames).unwrap();
+    frames[0].len()
+}
+
+fn early_scans(lab: &Lab, agent: &Agent) -> u64 {
+    agent.status(&lab.agent)["scans"]["early"].as_u64().unwrap()
+}
+
+/// What an agent with these settings says of the flows, and how many of its scans came early.
+fn count_offer(offer: &Offer, settings: &[&str]) -> (Report, u64, usize) {
+    let lab = Lab::quiet().unwrap();
+    let begin = Instant::now();
+    let agent = Agent::start(&lab, settings);
+    let before = lab.agent.counters().unwrap();
+    let frame_len_bytes = offer.send(&lab, &agent);
+    wait_for_packets(&lab.agent, before, offer.flows.into());
+    let status = agent.status(&lab.agent);
+    let early = status["scans"]["early"].as_u64().unwrap();
+    assert_eq!(status["scans"]["count"], early, "no interval was over");
+    let told = agent.stderr().matches("it is drained early").count() as u64;
+    // At most one in ten seconds.
+    let most = begin.elapsed().as_secs() / 10 + 1;
+    assert!(
+        told <= most,
+        "a line a scan would be too many: {}",
+        agent.stderr()
+    );
+    (agent.stop(), early, frame_len_bytes)
+}
+
+fn none_is_lost(offer: &Offer, settings: &[&str], least_scans: u64) {
+    let (report, early, frame_len_bytes) = count_offer(offer, settings);
+    assert!(early >= least_scans, "{early} early scans");
+    let frame = vec![0; frame_len_bytes];
+    assert_eq!(report.seen(), count(offer.flows.into(), &frame));
+    let one = [count(1, &frame), Pair::default()];
+    let sums = report.sums();
+    assert_eq!(sums.len(), offer.flows as usize, "{}", report.last());
+    assert!(sums.values().all(|sum| *sum == one));
+    for reason in ["table_full", "busy", "no_memory", "vanished", "refused"] {
+        let refused = pair(&report.last()["not_inserted"][reason]);
+        assert_eq!(refused, Pair::default(), "{reason}");
+    }
+}
+
+#[test]
+fn ten_tables_of_new_flows_in_one_interval_are_all_counted() {
+    if is_root_or_skip("agent::ten_tables_of_new_flows_in_one_interval_are_all_counted") {
+        let offer = Offer {
+            flows: 40_960,
+            at_once: beside(4096),
+            next: Next::WithLeft(without_a_scan(4096)),
+        };
+        let settings = ["--max-flows", "4096", "--scan-interval", "1h"];
+        none_is_lost(&offer, &settings, 10);
+    }
+}
+
+#[test]
+fn four_tables_of_65536_new_flows_in_one_interval_are_all_counted() {
+    if is_root_or_skip("agent::four_tables_of_65536_new_flows_in_one_interval_are_all_counted") {
+        let offer = Offer {
+            flows: 262_144,
+            at_once: beside(65_536),
+            next: Next::WithLeft(without_a_scan(65_536)),
+        };
+        let settings = ["--max-flows", "65536", "--scan-interval", "1h"];
+        none_is_lost(&offer, &settings, 4);
+    }
+}
+
+/// A set takes its time to be made ready; the scans do not wait for it.
+#[test]
+fn a_large_set_of_rules_holds_up_no_scan() {
+    const NETWORKS: u32 = 200_000;
+    if !is_root_or_skip("agent::a_large_set_of_rules_holds_up_no_scan") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let rules = folder.path().join("rules");
+    // None of them is the traffic's.
+    let networks: Vec<String> = (0..NETWORKS)
+        .map(|number| Ipv4Addr::from_bits(0x6300_0000 + number * 2).to_string())
+        .collect();
+    fs::write(&rules, format!("exclude net {}", networks.join(","))).unwrap();
+    let settings = ["--max-flows", "4096", "--scan-interval", "1h"];
+    let agent = Agent::start(&lab, &settings);
+    let before = lab.agent.counters().unwrap();
+    let early = || early_scans(&lab, &agent);
+    let mut flows = 0;
+    let scans = thread::scope(|scope| {
+        let set = scope.spawn(|| {
+            wait_until("the table fills", || early() > 0);
+            let before = early();
+            let mut set = flow_agent(&lab.agent);
+            set.args(["filter", "set", "--connect", &agent.address(), "--file"]);
+            set.arg(&rules).stdout(Stdio::null());
+            assert!(set.status().unwrap().success());
+            early() - before
+        });
+        while !set.is_finished() {
+            send(&lab, flows..flows + beside(4096));
+            flows += beside(4096);
+            wait_for_room(&lab, &agent, flows, without_a_scan(4096));
+        }
+        set.join().unwrap()
+    });
+    // One held up could come when the set is there.
+    assert!(scans > 2, "{scans} scans while the set was made ready");
+    wait_for_packets(&lab.agent, before, flows.into());
+    let report = agent.stop();
+    assert_eq!(report.sums().len(), flows as usize);
+    let refused = pair(&report.last()["not_inserted"]["table_full"]);
+    assert_eq!(refused, Pair::default());
+}
+
+#[test]
+fn without_early_scans_a_full_table_loses_and_counts_what_it_loses() {
+    if !is_root_or_skip("agent::without_early_scans_a_full_table_loses_and_counts_what_it_loses") {
+        return;
+    }
+    let offer = Offer {
+        flows: 40_960,
+        at_once: 40_960,
+        next: Next::WithLeft(40_960),
+    };
+    let settings = ["--max-flows", "4096", "--scan-interval", "1h"];
+    let off = [&settings[..], &["--early-scan", "0"]].concat();
+    let (report, early, frame_len_bytes) = count_offer(&offer, &off);
+    let frame = vec![0; frame_len_bytes];
+    assert_eq!(early, 0);
+    assert_eq!(report.sums().len(), 4096);
+    assert_eq!(report.seen(), count(40_960, &frame));
+    let refused = pair(&report.last()["not_inserted"]["table_full"]);
+    assert_eq!(refused, count(40_960 - 4096, &frame));
+}
+
+#[test]
+fn a_page_that_is_full_at_its_mark_is_drained_all_the_same() {
+    if !is_root_or_skip("agent::a_page_that_is_full_at_its_mark_is_drained_all_the_same") {
+        return;
+    }
+    let offer = Offer {
+        flows: 2000,
+        at_once: 100,
+        next: Next::AfterAScan,
+    };
+    let settings = ["--max-flows", "10", "--scan-interval", "1h"];
+    let settings = [&settings[..], &["--early-scan", "99"]].concat();
+    let (report, early, frame_len_bytes) = count_offer(&offer, &settings);
+    assert!(early > 2, "{early} early scans");
+    assert_eq!(report.seen(), count(2000, &vec![0; frame_len_bytes]));
+    assert!(report.sums().len() > 30);
+}

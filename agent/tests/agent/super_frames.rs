@@ -1,0 +1,256 @@
+//! Super-frames (GSO, GRO) at the agent's end of the wire, single frames at the other: the agent
+//! counts what the other end counts.
+
+use std::thread;
+
+use crate::support::{
+    Agent, BINARY, Report, pair, wait_for_silence,
+    wire::{on_the_wire, veth_merges},
+};
+use agent_common::Pair;
+use lab::{
+    Frame, Lab, kernel,
+    privilege::{is_root_or_skip, skip},
+    traffic::{self, IpVersion},
+};
+
+const ACK: u8 = 0x10;
+/// What makes super-frames of a socket's data ahead of TC egress that are cut behind it, and of
+/// arriving frames ahead of TC ingress.
+const SOFTWARE_OFFLOADS: &[&str] = &["tx", "sg", "gso", "gro"];
+
+fn assert_equals_the_wire(report: &Report, wire: Pair) {
+    assert_eq!(report.seen(), wire);
+    let in_records: Pair = report.sums().into_values().flatten().sum();
+    assert_eq!(in_records, wire);
+    assert_eq!(beside(report, "inexact"), Pair::default());
+}
+
+fn beside(report: &Report, fact: &str) -> Pair {
+    report.last()["beside"]
+        .get(fact)
+        .map(pair)
+        .unwrap_or_default()
+}
+
+fn with_super_frames(lab: Lab) -> Lab {
+    lab.agent.set_offloads(SOFTWARE_OFFLOADS, true).unwrap();
+    // Else the veth hands super-frames of UDP over whole.
+    lab.agent
+        .set_offloads(&["tx-udp-segmentation"], false)
+        .unwrap();
+    lab
+}
+
+#[test]
+fn bulk_tcp_equals_the_frames_that_the_other_end_counts() {
+    let bytes = kernel::packets(30_000_000, 3_000_000);
+    if !is_root_or_skip("agent::bulk_tcp_equals_the_frames_that_the_other_end_counts") {
+        return;
+    }
+    for version in [IpVersion::V4, IpVersion::V6] {
+        for is_upload in [true, false] {
+            if !is_upload && !veth_merges() {
+                continue;
+            }
+            let lab = with_super_frames(Lab::addressed().unwrap());
+            let agent = Agent::start(&lab, &[]);
+            let before = lab.peer.counters().unwrap();
+            let (client, server) = if is_upload {
+                (&lab.agent, &lab.peer)
+            } else {
+                (&lab.peer, &lab.agent)
+            };
+            traffic::tcp(client, server, version, 5001, bytes).unwrap();
+            wait_for_silence(&lab.peer);
+            let wire = on_the_wire(lab.peer.counters().unwrap() - before);
+            let report = agent.stop();
+
+            assert!(wire.bytes > bytes);
+            assert_equals_the_wire(&report, wire);
+            // Else the test has tested nothing: most of the bytes came in super-frames.
+            let (skbs, segments) = (
+                beside(&report, "super_frames"),
+                beside(&report, "super_frame_segments"),
+            );
+            assert!(segments.bytes > bytes / 2, "{segments:?}");
+            assert!(segments.packets > 2 * skbs.packets, "{skbs:?} {segments:?}");
+        }
+    }
+}
+
+/// As from virtio and tap: `gso_segs` is 0, so the agent has to find out the number.
+#[test]
+fn super_frames_without_a_segment_count_equal_the_wire() {
+    if !is_root_or_skip("agent::super_frames_without_a_segment_count_equal_the_wire") {
+        return;
+    }
+    let lab = with_super_frames(Lab::quiet().unwrap());
+    // VIRTIO_NET_HDR_GSO_UDP_L4 on packet sockets.
+    let takes_udp = kernel::is_at_least(6, 2);
+    let agent = Agent::start(&lab, &[]);
+    let before = lab.peer.counters().unwrap();
+    let socket = lab.agent.super_frame_socket().unwrap();
+    let bases: [Frame; 5] = [
+        lab.agent.frame_v4(&lab.peer),
+        lab.agent.frame_v6(&lab.peer),
+        lab.agent.frame_v4(&lab.peer).vlan(100),
+        lab.agent.frame_v6(&lab.peer).qinq(200, 300),
+        lab.agent.frame_v4(&lab.peer).ipv4_options(&[1; 8]),
+    ];
+    for (port, base) in (1..).zip(&bases) {
+        // One byte less than two segments, two whole ones, one byte more, and many.
+        for payload_len in [1999, 2000, 2001, 54_321] {
+            let payload = vec![0; payload_len];
+            let tcp = base.clone().tcp_options(&[1; 12]);
+            socket
+                .send(&tcp.tcp(port, 80, ACK, &payload).unwrap(), 1000)
+                .unwrap();
+            if takes_udp {
+                socket
+                    .send(&base.udp(port, 53, &payload).unwrap(), 1000)
+                    .unwrap();
+            }
+        }
+    }
+    wait_for_silence(&lab.peer);
+    let wire = on_the_wire(lab.peer.counters().unwrap() - before);
+    let report = agent.stop();
+    assert_equals_the_wire(&report, wire);
+    let protocols = if takes_udp { 2 } else { 1 };
+    assert_eq!(beside(&report, "super_frames").packets, 5 * 4 * protocols);
+    assert_eq!(report.sums().len() as u64, 5 * protocols);
+}
+
+/// Each segment carries the tag that the kernel keeps beside the frame.
+#[test]
+fn merged_frames_with_a_tag_equal_the_wire() {
+    if !is_root_or_skip("agent::merged_frames_with_a_tag_equal_the_wire") {
+        return;
+    }
+    let lab = with_super_frames(Lab::quiet().unwrap());
+    let agent = Agent::start(&lab, &[]);
+    let before = lab.peer.counters().unwrap();
+    let socket = lab.peer.frame_socket().unwrap();
+    let frame = lab.peer.frame_v4(&lab.agent).vlan(100);
+    let frames: Vec<_> = (0..2000)
+        .map(|_| frame.tcp(1, 80, ACK, &[0; 1000]).unwrap())
+        .collect();
+    thread::scope(|scope| {
+        scope.spawn(|| socket.send_many(&frames).unwrap());
+    });
+    wait_for_silence(&lab.peer);
+    let wire = on_the_wire(lab.peer.counters().unwrap() - before);
+    let report = agent.stop();
+    assert_eq!(wire.packets, 2000);
+    assert_equals_the_wire(&report, wire);
+    assert_eq!(beside(&report, "offloaded_tags").packets, 2000);
+}
+
+/// UDP fragmentation offload: each frame on the wire is a fragment, and the first one alone has ports.
+#[test]
+fn a_datagram_that_becomes_fragments_equals_the_wire() {
+    if !is_root_or_skip("agent::a_datagram_that_becomes_fragments_equals_the_wire") {
+        return;
+    }
+    let lab = with_super_frames(Lab::quiet().unwrap());
+    let agent = Agent::start(&lab, &[]);
+    let before = lab.peer.counters().unwrap();
+    let socket = lab.agent.super_frame_socket().unwrap();
+    let (v4, v6) = (lab.agent.frame_v4(&lab.peer), lab.agent.frame_v6(&lab.peer));
+    let bases = [v4.clone(), v4.vlan(100), v6.clone(), v6.vlan(100)];
+    for (port, base) in (1..).zip(&bases) {
+        // With the UDP header: less than two fragments, two whole ones, one byte more, and many.
+        for payload_len in [1991, 1992, 1993, 54_321] {
+            let datagram = base.udp(port, 53, &vec![0; payload_len]).unwrap();
+            socket.send_datagram(&datagram, 1000).unwrap();
+        }
+    }
+    let wire = on_the_wire(wait_for_silence(&lab.peer) - before);
+    let report = agent.stop();
+    assert_eq!(wire.packets, 4 * (2 + 2 + 3 + 55));
+    assert_equals_the_wire(&report, wire);
+    assert_eq!(beside(&report, "super_frames").packets, 4 * 4);
+    assert_eq!(report.sums().len(), 4);
+}
+
+/// Where the kernel does not say how it cuts the skb, no number pretends to know.
+#[test]
+fn without_btf_a_super_frame_of_udp_is_inexact() {
+    if !is_root_or_skip("agent::without_btf_a_super_frame_of_udp_is_inexact") {
+        return;
+    }
+    let lab = with_super_frames(Lab::quiet().unwrap());
+    let mut command = lab.agent.command("unshare");
+    command.args(["--mount", "sh", "-c"]);
+    command.arg("mount -t tmpfs none /sys/kernel/btf && exec \"$0\" \"$@\"");
+    command.arg(BINARY);
+    let agent = Agent::start_by(command, &lab.agent.interface, &[]);
+    let socket = lab.agent.super_frame_socket().unwrap();
+    let base = lab.agent.frame_v4(&lab.peer);
+    let tcp = base.tcp(1, 80, ACK, &[0; 3000]).unwrap();
+    socket.send(&tcp, 1000).unwrap();
+    let datagram = base.udp(1, 53, &[0; 3000]).unwrap();
+    socket.send_datagram(&datagram, 1000).unwrap();
+    let has_datagrams = kernel::is_at_least(6, 2);
+    if has_datagrams {
+        socket.send(&datagram, 1000).unwrap();
+    }
+    wait_for_silence(&lab.peer);
+    assert!(
+        agent.stderr().contains("count as inexact"),
+        "{}",
+        agent.stderr()
+    );
+    let report = agent.stop();
+    let super_frames = 2 + u64::from(has_datagrams);
+    assert_eq!(beside(&report, "super_frames").packets, super_frames);
+    // 3,042 bytes in frames of 1,000, since the headers are not known.
+    assert_eq!(beside(&report, "inexact").packets, 4 * (super_frames - 1));
+}
+
+/// The kernel makes super-frames that are longer than the length field can say. Into those of IPv6 it puts a
+/// hop-by-hop header, up to 6.19, and takes it out again (`ip6_xmit`, `ipv6_gro_complete`).
+#[test]
+fn big_tcp_equals_the_wire() {
+    const BYTES: u64 = 60_000_000;
+    if !is_root_or_skip("agent::big_tcp_equals_the_wire") {
+        return;
+    }
+    if !kernel::is_at_least(6, 3) {
+        skip(
+            "agent::big_tcp_equals_the_wire",
+            "a veth has BIG TCP from 6.3",
+        );
+        return;
+    }
+    for is_upload in [true, false] {
+        let lab = with_super_frames(Lab::addressed().unwrap());
+        let limits = ["gso_max_size", "180000", "gro_max_size", "180000"];
+        let set = ["link", "set", "dev", &lab.agent.interface];
+        lab.agent
+            .namespace
+            .ip(&[&set[..], &limits].concat())
+            .unwrap();
+        let agent = Agent::start(&lab, &[]);
+        let before = lab.peer.counters().unwrap();
+        let (client, server) = if is_upload {
+            (&lab.agent, &lab.peer)
+        } else {
+            (&lab.peer, &lab.agent)
+        };
+        traffic::tcp(client, server, IpVersion::V6, 5001, BYTES).unwrap();
+        let wire = on_the_wire(wait_for_silence(&lab.peer) - before);
+        let report = agent.stop();
+        let (skbs, segments) = (
+            beside(&report, "super_frames"),
+            beside(&report, "super_frame_segments"),
+        );
+        assert_equals_the_wire(&report, wire);
+        // Else the test has tested nothing: some were longer than the field can say.
+        assert!(
+            skbs.bytes > 66_000 * skbs.packets / 2,
+            "{skbs:?} as {segments:?}"
+        );
+    }
+}

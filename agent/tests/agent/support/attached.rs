@@ -1,0 +1,200 @@
+//! What hangs on an interface: asked of the kernel, and put there as a stranger would.
+
+use std::{
+    io,
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    process::Command,
+};
+
+use lab::Host;
+
+const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
+const BPF_PROG_QUERY: libc::c_long = 16;
+const BPF_LINK_CREATE: libc::c_long = 28;
+const SCHED_CLS: u32 = 3;
+const XDP: u32 = 6;
+pub const TCX_INGRESS: u32 = 46;
+pub const TCX_EGRESS: u32 = 47;
+const XDP_HOOK: u32 = 37;
+const XDP_GENERIC: u32 = 1 << 1;
+const XDP_NATIVE: u32 = 1 << 2;
+const BEFORE: u32 = 1 << 3;
+
+/// Programs on the TCX hooks, ingress and egress.
+pub fn tcx_programs(host: &Host) -> [u32; 2] {
+    tcx_programs_on(host, host.ifindex)
+}
+
+/// On any interface of the host's.
+pub fn tcx_programs_on(host: &Host, ifindex: u32) -> [u32; 2] {
+    [TCX_INGRESS, TCX_EGRESS].map(|attach_type| {
+        // The head of `union bpf_attr` for BPF_PROG_QUERY; the count is at 24.
+        let mut attr = [0_u32; 16];
+        attr[0] = ifindex;
+        attr[1] = attach_type;
+        host.namespace
+            .enter(|| {
+                bpf(BPF_PROG_QUERY, &mut attr)?;
+                Ok(attr[6])
+            })
+            .unwrap()
+    })
+}
+
+pub fn has_xdp(host: &Host) -> bool {
+    !xdp_of(host, &host.interface).is_null()
+}
+
+/// What `ip` says of an interface's XDP program; null where there is none.
+fn xdp_of(host: &Host, interface: &str) -> serde_json::Value {
+    let show = ["-d", "-j", "link", "show", interface];
+    let link = host.namespace.ip(&show).unwrap();
+    let links: serde_json::Value = serde_json::from_slice(&link).unwrap();
+    links[0]["xdp"].clone()
+}
+
+/// The filters on both sides of an interface, as `tc` shows them.
+pub fn filters(host: &Host, interface: &str) -> String {
+    ["ingress", "egress"]
+        .map(|side| tc(host, &format!("filter show dev {interface} {side}")))
+        .concat()
+}
+
+pub fn qdiscs(host: &Host, interface: &str) -> String {
+    tc(host, &format!("qdisc show dev {interface}"))
+}
+
+pub fn nothing_is_attached(host: &Host) -> bool {
+    tcx_programs(host) == [0, 0]
+        && !has_xdp(host)
+        && !filters(host, &host.interface).contains("flow-agent")
+}
+
+/// Runs `tc`; its arguments are parted by spaces, where an underscore is a space within one.
+pub fn tc(host: &Host, arguments: &str) -> String {
+    let mut command: Command = host.command("tc");
+    let arguments = arguments.split(' ').map(|one| one.replace('_', " "));
+    let output = command.args(arguments).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Adds a filter of somebody else's that gives every packet this verdict.
+pub fn add_filter(host: &Host, place: &str, verdict: i32) {
+    let interface = &host.interface;
+    let verdict = verdict.cast_unsigned();
+    tc(
+        host,
+        &format!("filter add dev {interface} {place} bpf da bytecode 1,6_0_0_{verdict},"),
+    );
+}
+
+/// A stranger's program on the TCX ingress, before all others, until the value is dropped.
+pub fn tcx_ingress(host: &Host, verdict: i32) -> OwnedFd {
+    link(host, &load(SCHED_CLS, verdict), TCX_INGRESS, BEFORE)
+}
+
+/// A stranger's program on the XDP hook, in generic mode, that lets all pass.
+pub fn xdp(host: &Host) -> OwnedFd {
+    link(host, &load(XDP, 2), XDP_HOOK, XDP_GENERIC)
+}
+
+/// Hangs the only program of the host's TCX ingress on that of another interface too.
+pub fn hang_ours_on(host: &Host, ifindex: u32) -> OwnedFd {
+    let mut id = 0_u32;
+    let mut query = [0_u64; 8];
+    query[0] = u64::from(host.ifindex) | u64::from(TCX_INGRESS) << 32;
+    query[2] = &raw mut id as u64;
+    query[3] = 1;
+    host.namespace
+        .enter(|| Ok(bpf(BPF_PROG_QUERY, &mut query)?))
+        .unwrap();
+    link_to(host, ifindex, &program_of(id), TCX_INGRESS, 0)
+}
+
+/// Hangs the XDP program of an interface on that of another one too, natively.
+pub fn hang_our_xdp_on(host: &Host, interface: &str, ifindex: u32) -> OwnedFd {
+    let id = xdp_of(host, interface)["prog"]["id"].as_u64().unwrap();
+    let program = program_of(id.try_into().unwrap());
+    link_to(host, ifindex, &program, XDP_HOOK, XDP_NATIVE)
+}
+
+fn program_of(id: u32) -> OwnedFd {
+    let mut by_id = [0_u32; 16];
+    by_id[0] = id;
+    owned(bpf(BPF_PROG_GET_FD_BY_ID, &mut by_id).unwrap())
+}
+
+fn link(host: &Host, program: &OwnedFd, attach_type: u32, flags: u32) -> OwnedFd {
+    link_to(host, host.ifindex, program, attach_type, flags)
+}
+
+fn link_to(host: &Host, ifindex: u32, program: &OwnedFd, attach_type: u32, flags: u32) -> OwnedFd {
+    let mut attr = [0_u32; 16];
+    attr[0] = program.as_raw_fd().cast_unsigned();
+    attr[1] = ifindex;
+    attr[2] = attach_type;
+    attr[3] = flags;
+    let enter = || Ok(bpf(BPF_LINK_CREATE, &mut attr)?);
+    owned(host.namespace.enter(enter).unwrap())
+}
+
+/// Puts a VLAN tag beside every frame that leaves the host, until the value is dropped.
+pub fn tag_beside(host: &Host, vlan_id: u16) -> OwnedFd {
+    tag_beside_on(host, host.ifindex, vlan_id)
+}
+
+/// The same on another interface.
+pub fn tag_beside_on(host: &Host, ifindex: u32, vlan_id: u16) -> OwnedFd {
+    let tagger = load_instructions(
+        SCHED_CLS,
+        &[
+            // r2 = the EtherType in network byte order; r3 = the tag; call bpf_skb_vlan_push
+            0x02b7 | u64::from(0x8100_u16.to_be()) << 32,
+            0x03b7 | u64::from(vlan_id) << 32,
+            0x85 | 18 << 32,
+            mov_verdict(-1),
+            EXIT,
+        ],
+    );
+    link_to(host, ifindex, &tagger, TCX_EGRESS, 0)
+}
+
+const EXIT: u64 = 0x95;
+
+/// `r0 = verdict`
+fn mov_verdict(verdict: i32) -> u64 {
+    0xb7 | u64::from(verdict.cast_unsigned()) << 32
+}
+
+fn load(program_type: u32, verdict: i32) -> OwnedFd {
+    load_instructions(program_type, &[mov_verdict(verdict), EXIT])
+}
+
+fn load_instructions(program_type: u32, instructions: &[u64]) -> OwnedFd {
+    let license = c"GPL";
+    let mut attr = [0_u64; 8];
+    attr[0] = u64::from(program_type) | (instructions.len() as u64) << 32;
+    attr[1] = instructions.as_ptr() as u64;
+    attr[2] = license.as_ptr() as u64;
+    owned(bpf(BPF_PROG_LOAD, &mut attr).unwrap())
+}
+
+fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<i32> {
+    let attr_len = size_of::<T>();
+    // SAFETY: `attr` is at least the part of `union bpf_attr` that the command reads, all else in it
+    // is zero, and what it points at outlives the call.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attr, attr_len) };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result as i32)
+    }
+}
+
+fn owned(fd: i32) -> OwnedFd {
+    // SAFETY: the kernel answered with a descriptor that nobody else owns.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}

@@ -1,0 +1,363 @@
+//! A real agent in a laboratory: settings come in, what it wrote to stdout comes out.
+
+#![allow(dead_code, reason = "each test file takes what it needs")]
+
+pub mod attached;
+pub mod hook;
+pub mod wire;
+
+use std::{
+    collections::BTreeMap,
+    process::{Command, ExitStatus, Output},
+    thread,
+    time::{Duration, Instant},
+};
+
+use agent_common::Pair;
+use lab::{
+    Counters, Host, Lab, kernel,
+    privilege::{is_root_or_skip, skip},
+};
+use serde_json::Value;
+
+/// An emulated guest takes half a minute to verify the programs, and ten times as long where its machine
+/// does much else. Only what fails takes all of it.
+pub const PATIENCE: Duration = Duration::from_secs(600);
+
+/// The peer's offloads are off, which an agent in another network namespace cannot see.
+pub const NATIVE_XDP: &[&str] = &[
+    "--ingress-hook",
+    "xdp",
+    "--xdp-mode",
+    "native",
+    "--xdp-without-tags",
+];
+pub const GENERIC_XDP: &[&str] = &[
+    "--ingress-hook",
+    "xdp",
+    "--xdp-mode",
+    "generic",
+    "--xdp-without-tags",
+];
+
+/// `flow-agent run` on an interface.
+pub struct Agent(lab::Agent);
+
+impl Agent {
+    /// On the agent's end of the wire.
+    pub fn start(lab: &Lab, settings: &[&str]) -> Self {
+        Self::start_on(&lab.agent, &lab.agent.interface, settings)
+    }
+
+    /// Returns when all hooks are attached. A later setting wins over an earlier one.
+    pub fn start_on(host: &Host, interface: &str, settings: &[&str]) -> Self {
+        Self::start_by(flow_agent(host), interface, settings)
+    }
+
+    /// By a command that runs the binary with what comes behind.
+    pub fn start_by(command: Command, interface: &str, settings: &[&str]) -> Self {
+        let mut agent = Self::begin(command, interface, settings);
+        agent.0.wait_until_counting(PATIENCE, || Ok(())).unwrap();
+        agent
+    }
+
+    /// Returns when the process is there.
+    pub fn begin(command: Command, interface: &str, settings: &[&str]) -> Self {
+        let mut usual = Vec::new();
+        for setting in [
+            ["--output", "json"],
+            ["--scan-interval", "100ms"],
+            ["--max-flows", "50000"],
+        ] {
+            if !settings.contains(&setting[0]) {
+                usual.extend(setting);
+            }
+        }
+        let settings = [settings, &usual].concat();
+        Self(lab::Agent::begin(command, interface, &settings).unwrap())
+    }
+
+    pub fn wait_until_logged(&mut self, text: &str) {
+        wait_until(text, || {
+            let status = self.0.process.exited().unwrap();
+            let stderr = self.stderr();
+            if let Some(status) = status {
+                panic!("the agent ended with {status}: {stderr}");
+            }
+            stderr.contains(text)
+        });
+    }
+
+    pub fn stderr(&self) -> String {
+        self.0.log().unwrap()
+    }
+
+    pub fn kill(mut self) -> ExitStatus {
+        self.0.process.signal(libc::SIGKILL).unwrap();
+        self.0.process.wait(PATIENCE).unwrap()
+    }
+
+    /// What consumers connect to.
+    pub fn address(&self) -> String {
+        self.0.address()
+    }
+
+    pub fn pid(&mut self) -> u32 {
+        self.0.pid()
+    }
+
+    /// Ends one that wrote nothing to stdout and returns its log. Its account closes.
+    pub fn stop_silent(mut self) -> String {
+        let status = self.0.process.terminate(PATIENCE).unwrap();
+        let log = self.stderr();
+        assert!(status.success(), "{status}: {log}");
+        assert!(log.contains(" missing=0"), "{log}");
+        assert!(!log.contains("does not close"), "{log}");
+        log
+    }
+
+    /// What `flow-agent status` says, as JSON.
+    pub fn status(&self, host: &Host) -> Value {
+        let output = self.asked(host, &["status", "--output", "json"]);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// What a command has from this agent.
+    pub fn asked(&self, host: &Host, arguments: &[&str]) -> Output {
+        answered(|| {
+            let mut command = flow_agent(host);
+            command.args(arguments).args(["--connect", &self.address()]);
+            command
+        })
+    }
+
+    /// Waits until so many more scans are done.
+    pub fn wait_for_scans(&self, host: &Host, more: u64) {
+        let scans = || self.status(host)["scans"]["count"].as_u64().unwrap();
+        let before = scans();
+        wait_until("scans", || scans() >= before + more);
+    }
+
+    /// What it has written to stdout so far.
+    pub fn stdout(&self) -> String {
+        self.0.stdout().unwrap()
+    }
+
+    /// Ends it with SIGTERM. Every account that it wrote has closed, and the last one is final.
+    pub fn stop(self) -> Report {
+        self.0.process.signal(libc::SIGTERM).unwrap();
+        self.ended()
+    }
+
+    pub fn signal(&self, signal: i32) {
+        self.0.process.signal(signal).unwrap();
+    }
+
+    /// Waits for its end, which has to be a good one as in [`Agent::stop`].
+    pub fn ended(mut self) -> Report {
+        let status = self.0.process.wait(PATIENCE).unwrap();
+        let log = self.stderr();
+        assert!(status.success(), "{status}: {log}");
+        assert!(!log.contains("does not close"), "{log}");
+        let stdout = self.stdout();
+        let lines: Vec<Value> = stdout
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let (accounts, others): (Vec<Value>, Vec<Value>) = lines
+            .into_iter()
+            .partition(|line| line["type"] == "account");
+        for account in &accounts {
+            assert_closes(account);
+        }
+        assert_eq!(accounts.last().expect("an account")["final"], true);
+        assert!(
+            others.iter().all(|line| line["type"] == "flow"),
+            "lost batches: {others:?}"
+        );
+        Report {
+            accounts,
+            flows: others,
+        }
+    }
+}
+
+/// The tests of races have a binary of their own.
+pub const BINARY: &str = match (
+    option_env!("CARGO_BIN_EXE_flow-agent"),
+    option_env!("CARGO_BIN_EXE_flow-agent-paused"),
+) {
+    (Some(binary), _) | (None, Some(binary)) => binary,
+    (None, None) => panic!("cargo names the binary of a test's package"),
+};
+
+/// The binary on a host, with a log that is plain text.
+pub fn flow_agent(host: &Host) -> Command {
+    let mut command = host.command(BINARY);
+    command.env("NO_COLOR", "1").env_remove("RUST_LOG");
+    command
+}
+
+/// Everything that an agent wrote.
+pub struct Report {
+    pub accounts: Vec<Value>,
+    pub flows: Vec<Value>,
+}
+
+/// Forward and reverse.
+pub type Both = [Pair; 2];
+
+impl Report {
+    pub fn last(&self) -> &Value {
+        self.accounts.last().expect("an account")
+    }
+
+    pub fn seen(&self) -> Pair {
+        pair(&self.last()["seen"])
+    }
+
+    /// The sum of each flow's records, by [`flow_name`].
+    pub fn sums(&self) -> BTreeMap<String, Both> {
+        sums_of(&self.flows)
+    }
+
+    /// The same of the records of one interface.
+    pub fn sums_on(&self, interface: &str) -> BTreeMap<String, Both> {
+        let flows = self.flows.iter();
+        sums_of(flows.filter(|line| line["interface"] == interface))
+    }
+
+    /// Why the flow ended; it did so once.
+    pub fn end_reason(&self, name: &str) -> &str {
+        let reasons: Vec<&str> = self
+            .flows
+            .iter()
+            .filter(|line| flow_name(line) == name)
+            .filter_map(|line| line["end_reason"].as_str())
+            .collect();
+        let [reason] = reasons[..] else {
+            panic!("{name} ended {reasons:?}")
+        };
+        reason
+    }
+}
+
+fn sums_of<'a>(flows: impl IntoIterator<Item = &'a Value>) -> BTreeMap<String, Both> {
+    let mut sums = BTreeMap::<String, Both>::new();
+    for line in flows {
+        let number = |name: &str| line[name].as_u64().unwrap();
+        let [forward, reverse] = sums.entry(flow_name(line)).or_default();
+        *forward += Pair {
+            packets: number("packets"),
+            bytes: number("bytes"),
+        };
+        *reverse += Pair {
+            packets: number("reverse_packets"),
+            bytes: number("reverse_bytes"),
+        };
+    }
+    sums
+}
+
+/// `VLANS PROTOCOL SOURCE PORT > DESTINATION PORT`, the identifier of an echo instead of the ports.
+pub fn flow_name(line: &Value) -> String {
+    let text = |name: &str| line[name].as_str().unwrap();
+    let port = |name: &str| {
+        line[name]
+            .as_u64()
+            .or(line["icmp_identifier"].as_u64())
+            .unwrap_or_default()
+    };
+    name(
+        &line["vlan_ids"].to_string(),
+        line["protocol"].as_u64().unwrap(),
+        (text("src_addr"), port("src_port")),
+        (text("dst_addr"), port("dst_port")),
+    )
+}
+
+pub fn name(vlans: &str, protocol: u64, src: (&str, u64), dst: (&str, u64)) -> String {
+    format!(
+        "{vlans} {protocol} {} {} > {} {}",
+        src.0, src.1, dst.0, dst.1
+    )
+}
+
+pub fn pair(count: &Value) -> Pair {
+    let number = |name: &str| count[name].as_u64().unwrap();
+    Pair {
+        packets: number("packets"),
+        bytes: number("bytes"),
+    }
+}
+
+/// So many copies of a frame.
+pub fn count(packets: u64, frame: &[u8]) -> Pair {
+    Pair {
+        packets,
+        bytes: packets * frame.len() as u64,
+    }
+}
+
+fn sum(counts: &Value) -> Pair {
+    counts.as_object().unwrap().values().map(pair).sum()
+}
+
+fn assert_closes(account: &Value) {
+    let placed = pair(&account["flows"])
+        + sum(&account["unparsed"])
+        + sum(&account["not_inserted"])
+        + pair(&account["filtered"])
+        + pair(&account["sampled_out"]);
+    assert_eq!(pair(&account["seen"]), placed, "{account}");
+}
+
+/// Waits until the interface has counted as many packets since `before`.
+pub fn wait_for_packets(host: &Host, before: Counters, packets: u64) -> Counters {
+    let mut growth = Counters::default();
+    wait_until("the packets arrive", || {
+        growth = host.counters().unwrap() - before;
+        growth.rx_packets >= packets
+    });
+    growth
+}
+
+/// Waits until the interface counts nothing any more; returns its counters.
+pub fn wait_for_silence(host: &Host) -> Counters {
+    let mut counted = Counters::default();
+    wait_until("the last frames are through", || {
+        let earlier = counted;
+        counted = host.counters().unwrap();
+        counted == earlier
+    });
+    counted
+}
+
+/// For tests of full-speed traffic: `is_root_or_skip`, on a kernel that can make it.
+pub fn has_generator_or_skip(test: &str) -> bool {
+    let has_generator = kernel::is_at_least(5, 18);
+    if !has_generator {
+        skip(test, "the kernel sends live frames from 5.18");
+    }
+    has_generator && is_root_or_skip(test)
+}
+
+/// What a command has from the agent, asked again where the agent got no CPU to answer in time.
+pub fn answered(command: impl Fn() -> Command) -> Output {
+    let mut output = None;
+    wait_until("the agent answers", || {
+        let latest = output.insert(command().output().unwrap());
+        !String::from_utf8_lossy(&latest.stderr).contains("did not answer within")
+    });
+    output.unwrap()
+}
+
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,242 @@
+//! Where XDP would count wrong: TC counts there, or the account says so.
+
+use std::collections::BTreeMap;
+
+use crate::support::attached::{tag_beside, tag_beside_on};
+use crate::support::{
+    Agent, Both, GENERIC_XDP, NATIVE_XDP, Report, count, name, pair, wait_for_packets,
+    wait_for_silence, wait_until,
+};
+use agent_common::Pair;
+use lab::{
+    FrameSocket, Host, Lab, Tun, kernel,
+    privilege::{is_root_or_skip, skip},
+    traffic::{self, IpVersion},
+};
+
+const ACK: u8 = 0x10;
+
+fn beside(report: &Report, fact: &str) -> Pair {
+    report.last()["beside"]
+        .get(fact)
+        .map(pair)
+        .unwrap_or_default()
+}
+
+/// A program there cannot tell a super-frame from a frame: each may be more than was counted.
+#[test]
+fn all_that_generic_xdp_counts_is_inexact() {
+    if !is_root_or_skip("agent::all_that_generic_xdp_counts_is_inexact") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    // The veth hands super-frames over whole.
+    lab.peer.set_offloads(&["tx", "sg", "tso"], true).unwrap();
+    let agent = Agent::start(&lab, GENERIC_XDP);
+    let log = agent.stderr();
+    for part in ["one frame", "without their Ethernet header"] {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+    let before = lab.agent.counters().unwrap();
+    let frame = lab.peer.frame_v4(&lab.agent);
+    let frame = frame.tcp(1, 80, ACK, &[0; 10_000]).unwrap();
+    let socket = lab.peer.super_frame_socket().unwrap();
+    for _ in 0..100 {
+        socket.send(&frame, 1000).unwrap();
+    }
+    let counted = wait_for_silence(&lab.agent) - before;
+    let report = agent.stop();
+    // Not one in ten of the frames.
+    assert_eq!(report.seen().packets, 100);
+    assert_eq!(report.seen().packets, counted.rx_packets);
+    assert_eq!(beside(&report, "inexact"), report.seen());
+}
+
+/// Their IP header cannot say their length, and they are of their flow all the same.
+#[test]
+fn big_tcp_at_generic_xdp_is_in_its_flow() {
+    const BYTES: u64 = 20_000_000;
+    if !is_root_or_skip("agent::big_tcp_at_generic_xdp_is_in_its_flow") {
+        return;
+    }
+    if !kernel::is_at_least(6, 3) {
+        skip(
+            "agent::big_tcp_at_generic_xdp_is_in_its_flow",
+            "a veth has BIG TCP from 6.3",
+        );
+        return;
+    }
+    let lab = Lab::addressed().unwrap();
+    for host in [&lab.agent, &lab.peer] {
+        host.set_offloads(&["tx", "sg", "tso"], true).unwrap();
+        let set = ["link", "set", "dev", &host.interface];
+        let limits = ["gso_max_size", "180000", "gro_max_size", "180000"];
+        host.namespace.ip(&[&set[..], &limits].concat()).unwrap();
+    }
+    let agent = Agent::start(&lab, GENERIC_XDP);
+    traffic::tcp(&lab.peer, &lab.agent, IpVersion::V6, 5001, BYTES).unwrap();
+    wait_for_silence(&lab.agent);
+    let report = agent.stop();
+    let flows: Pair = report.sums().into_values().flatten().sum();
+    assert_eq!(flows, report.seen());
+    // Else the test has tested nothing: frames were longer than the header can say.
+    assert!(
+        flows.bytes > BYTES && flows.bytes > 66_000 * flows.packets / 2,
+        "{flows:?}"
+    );
+}
+
+/// The driver hands them to the kernel's own XDP, where each is one frame.
+#[test]
+fn super_frames_of_a_virtual_machine_are_counted_at_tc() {
+    if !is_root_or_skip("agent::super_frames_of_a_virtual_machine_are_counted_at_tc") {
+        return;
+    }
+    for mode in ["auto", "native"] {
+        let lab = Lab::quiet().unwrap();
+        let tap = Tun::tap(&lab.agent.namespace, "tap0").unwrap();
+        let settings = ["--ingress-hook", "xdp", "--xdp-mode", mode];
+        let agent = Agent::start_on(&lab.agent, "tap0", &settings);
+        let hook = &agent.status(&lab.agent)["hooks"][0];
+        assert_eq!(hook["hook"], "tc_ingress", "{mode}");
+        assert_eq!(hook["instead_of_xdp"], "super_frames", "{mode}");
+        let frame = lab.peer.frame_v4(&lab.agent);
+        let super_frame = frame.tcp(1, 80, ACK, &[0; 10_000]).unwrap();
+        for _ in 0..100 {
+            tap.send_super_frame(&super_frame, 1000).unwrap();
+        }
+        let report = agent.stop();
+        let segment = frame.tcp(1, 80, ACK, &[0; 1000]).unwrap();
+        assert_eq!(report.seen(), count(1000, &segment));
+        assert_eq!(beside(&report, "inexact"), Pair::default());
+    }
+}
+
+/// `is_root_or_skip`, where the tests can have tags beside the frames.
+fn has_tcx_or_skip(test: &str) -> bool {
+    let has_tcx = kernel::is_at_least(6, 6);
+    if !has_tcx {
+        skip(test, "the program that tags frames hangs on TCX, from 6.6");
+    }
+    has_tcx && is_root_or_skip(test)
+}
+
+const TAG_LEN: u64 = 4;
+
+/// Fifty frames of each of two VLANs arrive with their tags beside them. Gives a frame, without tag.
+fn send_two_vlans(lab: &Lab) -> Vec<u8> {
+    lab.peer.set_offloads(&["txvlan"], true).unwrap();
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 50]).unwrap();
+    let before = lab.agent.counters().unwrap();
+    let socket = lab.peer.frame_socket().unwrap();
+    for vlan_id in [10, 20] {
+        let _tagger = tag_beside(&lab.peer, vlan_id);
+        socket.send_many((0..50).map(|_| &frame)).unwrap();
+    }
+    wait_for_packets(&lab.agent, before, 100);
+    frame
+}
+
+fn flow_of(lab: &Lab, vlans: &str) -> String {
+    let [from, to] = [&lab.peer, &lab.agent].map(|host: &Host| host.ipv4.to_string());
+    name(vlans, 17, (&from, 1), (&to, 2))
+}
+
+#[test]
+fn vlans_whose_tags_are_hidden_from_xdp_are_counted_at_tc() {
+    if !has_tcx_or_skip("agent::vlans_whose_tags_are_hidden_from_xdp_are_counted_at_tc") {
+        return;
+    }
+    for mode in ["auto", "native", "generic"] {
+        let lab = Lab::quiet().unwrap();
+        let agent = Agent::start(&lab, &["--ingress-hook", "xdp", "--xdp-mode", mode]);
+        let hook = &agent.status(&lab.agent)["hooks"][0];
+        assert_eq!(hook["hook"], "tc_ingress", "{mode}");
+        assert_eq!(hook["instead_of_xdp"], "hidden_tags", "{mode}");
+        assert!(agent.stderr().contains("counting at TC and not at XDP"));
+        let frame = send_two_vlans(&lab);
+        let report = agent.stop();
+        let fifty = Pair {
+            packets: 50,
+            bytes: 50 * (frame.len() as u64 + TAG_LEN),
+        };
+        let expected: BTreeMap<String, Both> = ["[10]", "[20]"]
+            .map(|vlans| (flow_of(&lab, vlans), [fifty, Pair::default()]))
+            .into();
+        assert_eq!(report.sums(), expected, "{mode}");
+        assert_eq!(beside(&report, "tags_unknown"), Pair::default());
+    }
+}
+
+#[test]
+fn who_insists_on_xdp_without_tags_is_told_of_every_packet() {
+    if !has_tcx_or_skip("agent::who_insists_on_xdp_without_tags_is_told_of_every_packet") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, NATIVE_XDP);
+    assert!(agent.stderr().contains("tags_unknown"));
+    let frame = send_two_vlans(&lab);
+    let report = agent.stop();
+    let all = count(100, &frame);
+    let merged = (flow_of(&lab, "[]"), [all, Pair::default()]);
+    assert_eq!(report.sums(), BTreeMap::from([merged]));
+    assert_eq!(beside(&report, "tags_unknown"), all);
+}
+
+#[test]
+fn an_offload_that_is_switched_on_under_xdp_marks_the_account() {
+    if !has_tcx_or_skip("agent::an_offload_that_is_switched_on_under_xdp_marks_the_account") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let namespace = &lab.agent.namespace;
+    // Both ends in one namespace, so that the agent can ask the other one.
+    namespace.add_wire(["own0", "own1"]).unwrap();
+    let switch = |state: &str| {
+        let mut ethtool = lab.agent.command("ethtool");
+        ethtool.args([
+            "-K",
+            "own1",
+            "txvlan",
+            state,
+            "tx-vlan-stag-hw-insert",
+            state,
+        ]);
+        assert!(ethtool.status().unwrap().success());
+    };
+    switch("off");
+    let settings = ["--ingress-hook", "xdp", "--xdp-mode", "native"];
+    let agent = Agent::start_on(&lab.agent, "own0", &settings);
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 50]).unwrap();
+    let socket = FrameSocket::new(namespace, "own1").unwrap();
+    let program = tag_beside_on(&lab.agent, namespace.ifindex("own1").unwrap(), 10);
+    let status = || agent.status(&lab.agent)["hooks"][0].clone();
+    assert_eq!(status()["mode"], "native");
+    socket.send_many((0..10).map(|_| &frame)).unwrap();
+    let tagged = |packets: u64| Pair {
+        packets,
+        bytes: packets * (frame.len() as u64 + TAG_LEN),
+    };
+    wait_until("they are counted with their tags", || {
+        pair(&status()["account"]["seen"]) == tagged(10)
+    });
+    assert_eq!(
+        pair(&status()["account"]["beside"]["tags_unknown"]),
+        tagged(0)
+    );
+
+    switch("on");
+    wait_until("the agent warns", || {
+        agent.stderr().contains("tags_unknown")
+    });
+    socket.send_many((0..20).map(|_| &frame)).unwrap();
+    wait_until("they are counted", || {
+        pair(&status()["account"]["seen"]).packets == 30
+    });
+    // Of this hook alone: the one at TC has the tags.
+    assert_eq!(agent.stderr().matches("tags_unknown").count(), 1);
+    let report = agent.stop();
+    assert_eq!(beside(&report, "tags_unknown"), count(20, &frame));
+    drop(program);
+}

@@ -1,0 +1,122 @@
+//! A running `flow-agent`. Its socket, its log and what it prints are in a folder of its own, and it ends with the value.
+
+use std::{
+    env,
+    fs::{self, File},
+    path::PathBuf,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use tempfile::TempDir;
+
+use crate::Process;
+
+/// What the agent logs when every hook is attached, with its fields behind it.
+const COUNTING: &str = "counting max_flows=";
+
+pub struct Agent {
+    pub process: Process,
+    folder: TempDir,
+}
+
+impl Agent {
+    /// Starts `run` with these settings by a command that names the binary, and does not wait. The agent
+    /// listens on a Unix socket of its own and has no settings from this process's environment.
+    pub fn begin(mut command: Command, interface: &str, settings: &[&str]) -> Result<Self> {
+        let folder = TempDir::with_prefix("flow-agent-").context("make a folder for an agent")?;
+        let file = |name: &str| {
+            let path = folder.path().join(name);
+            File::create(&path).with_context(|| format!("make {}", path.display()))
+        };
+        for (name, _) in env::vars_os() {
+            let text = name.to_string_lossy();
+            let is_setting = text.starts_with("FLOW_AGENT_") || text == "RUST_LOG";
+            if is_setting && !command.get_envs().any(|(given, _)| given == name) {
+                command.env_remove(&name);
+            }
+        }
+        command
+            .args(["run", "--interface", interface, "--listen"])
+            .arg(address(&folder))
+            .args(settings)
+            .env("NO_COLOR", "1")
+            .stdin(Stdio::null())
+            .stdout(file("stdout")?)
+            .stderr(file("stderr")?);
+        Ok(Self {
+            process: Process::spawn(&mut command)?,
+            folder,
+        })
+    }
+
+    /// Returns when every hook is attached; an error has the agent's log. `check` is asked meanwhile and
+    /// may end the wait.
+    pub fn wait_until_counting(
+        &mut self,
+        patience: Duration,
+        mut check: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        loop {
+            check()?;
+            // Asked before the log is read, so that an agent that has ended has written all of it.
+            let status = self.process.exited()?;
+            let log = self.log()?;
+            if log.contains(COUNTING) {
+                return Ok(());
+            }
+            if let Some(status) = status {
+                bail!("flow-agent ended with {status}: {}", log.trim());
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "flow-agent does not count after {patience:?}: {}",
+                log.trim()
+            );
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// As `--connect` takes it.
+    pub fn address(&self) -> String {
+        address(&self.folder)
+    }
+
+    pub fn pid(&mut self) -> u32 {
+        self.process.child().id()
+    }
+
+    /// What it has written to stderr so far.
+    pub fn log(&self) -> Result<String> {
+        self.written("stderr")
+    }
+
+    /// What it has written to stdout so far.
+    pub fn stdout(&self) -> Result<String> {
+        self.written("stdout")
+    }
+
+    /// Ends it as an operator would.
+    pub fn stop(mut self, patience: Duration) -> Result<()> {
+        let status = self.process.terminate(patience)?;
+        let log = self.log()?;
+        ensure!(
+            status.success(),
+            "flow-agent ended with {status}: {}",
+            log.trim()
+        );
+        Ok(())
+    }
+
+    fn written(&self, name: &str) -> Result<String> {
+        let path: PathBuf = self.folder.path().join(name);
+        fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
+    }
+}
+
+fn address(folder: &TempDir) -> String {
+    format!("unix:{}", folder.path().join("socket").display())
+}

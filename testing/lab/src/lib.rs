@@ -1,0 +1,60 @@
+//! A network laboratory: what a test wants to happen on a network comes in, exactly those packets
+//! on real interfaces go out.
+//!
+//! Everything here needs root. A [`Lab`] is two [`Host`]s, each with a network namespace of its
+//! own, joined by a veth pair on which nothing moves unless the test sends it: no neighbour
+//! discovery, no multicast reports, no address detection. So a test can compare counts exactly,
+//! also with the interfaces' own [`Counters`].
+//!
+//! Traffic comes from [`Frame`]s sent through a [`FrameSocket`] (any bytes, in order, none lost), a
+//! [`SuperFrameSocket`] (one skb for many frames), a [`Generator`] (one frame, millions of times a
+//! second), a [`Tun`] (bare IP), or from real sockets ([`traffic`]). An [`Agent`] is a running
+//! `flow-agent`. A [`Process`] is a program that does not outlive its test, a [`RtnlHold`] keeps the
+//! kernel from answering about interfaces.
+
+mod agent;
+mod checksum;
+mod counters;
+mod extension;
+mod frame;
+mod frame_socket;
+mod generator;
+mod host;
+pub mod kernel;
+mod namespace;
+pub mod privilege;
+mod process;
+mod rtnl;
+mod super_frame;
+pub mod traffic;
+mod tun;
+
+pub use agent::Agent;
+pub use counters::Counters;
+pub use extension::Extension;
+pub use frame::Frame;
+pub use frame_socket::FrameSocket;
+pub use generator::{Generator, Variety, pin_to};
+pub use host::{Host, Lab, LabOptions};
+pub use namespace::Namespace;
+pub use process::Process;
+pub use rtnl::RtnlHold;
+pub use super_frame::SuperFrameSocket;
+pub use tun::Tun;
+
+use anyhow::{Context as _, Result, ensure};
+use std::process::Command;
+
+/// Runs a command to its end; an error has what it printed.
+fn run(command: &mut Command) -> Result<Vec<u8>> {
+    let output = command
+        .output()
+        .with_context(|| format!("start {command:?}"))?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "{command:?} failed: {}",
+        stderr.trim()
+    );
+    Ok(output.stdout)
+}

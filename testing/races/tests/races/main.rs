@@ -1,0 +1,183 @@
+//! Packets of two CPUs and scans get into each other's way, all the time: the programs wait between
+//! their steps (`agent-ebpf/src/pause.rs`). Nothing is counted twice and nothing is lost.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy takes only functions marked as tests for tests"
+)]
+
+mod runs;
+#[path = "../../../../agent/tests/agent/support/mod.rs"]
+mod support;
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use agent_common::Pair;
+use lab::{
+    Lab, pin_to,
+    privilege::{is_root_or_skip, skip},
+};
+use runs::{Counting, Runs};
+use support::{Agent, Both, GENERIC_XDP, count, name, wait_for_packets, wait_until};
+
+const CPUS: [usize; 2] = [0, 1];
+
+fn can_race_or_skip(test: &str) -> bool {
+    let can_race = thread::available_parallelism().is_ok_and(|cpus| cpus.get() >= CPUS.len());
+    if !can_race {
+        skip(test, "two CPUs are needed");
+    }
+    can_race && is_root_or_skip(test)
+}
+
+/// A frame of each of so many flows.
+fn frames(lab: &Lab, flows: u16) -> Vec<Vec<u8>> {
+    let frame = lab.peer.frame_v4(&lab.agent);
+    let frame = |port| frame.udp(port, 53, &[0; 18]).unwrap();
+    (1..=flows).map(frame).collect()
+}
+
+/// One load at a time: it leaves no CPU idle.
+static LOAD: Mutex<()> = Mutex::new(());
+
+/// Sets what it holds when it goes, also where a test fails: senders would go on for ever.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// These CPUs send the frames while `meanwhile` runs, over and over; returns how often all were sent.
+fn under_full_load(lab: &Lab, cpus: &[usize], frames: &[Vec<u8>], meanwhile: impl FnOnce()) -> u64 {
+    let _alone = LOAD.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let send = |cpu| {
+            let (is_over, socket) = (&is_over, lab.peer.frame_socket().unwrap());
+            scope.spawn(move || {
+                pin_to(cpu).unwrap();
+                let mut rounds = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    socket.send_many(frames).unwrap();
+                    rounds += 1;
+                }
+                rounds
+            })
+        };
+        let senders: Vec<_> = cpus.iter().map(|&cpu| send(cpu)).collect();
+        let ends = Ends(&is_over);
+        meanwhile();
+        drop(ends);
+        let rounds = senders.into_iter().map(|sender| sender.join().unwrap());
+        rounds.sum()
+    })
+}
+
+/// The one that is second finds the flow in the table after it has looked for it in vain.
+#[test]
+fn two_cpus_that_bring_the_same_new_flows_at_once_are_both_counted() {
+    const FLOWS: u16 = 500;
+    if !can_race_or_skip("races::two_cpus_that_bring_the_same_new_flows_at_once_are_both_counted") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    // One window, so that each flow is made once.
+    let agent = Agent::start(&lab, &["--scan-interval", "60s"]);
+    let before = lab.agent.counters().unwrap();
+    let frames = frames(&lab, FLOWS);
+    thread::scope(|scope| {
+        for cpu in CPUS {
+            let (frames, socket) = (&frames, lab.peer.frame_socket().unwrap());
+            scope.spawn(move || {
+                pin_to(cpu).unwrap();
+                socket.send_many(frames).unwrap();
+            });
+        }
+    });
+    wait_for_packets(&lab.agent, before, 2 * u64::from(FLOWS));
+    let report = agent.stop();
+    assert_eq!(report.seen(), count(2 * u64::from(FLOWS), &frames[0]));
+    let sums = report.sums();
+    assert_eq!(sums.len(), usize::from(FLOWS));
+    let both: Both = [count(2, &frames[0]), Pair::default()];
+    assert!(sums.values().all(|sum| *sum == both));
+}
+
+/// Most flips find a program between two of its steps on each CPU; [`Agent::stop`] holds every scan's
+/// account against what was drained.
+#[test]
+fn every_account_closes_while_programs_are_on_their_way_at_each_flip() {
+    const FLOWS: u16 = 50;
+    const SCANS: u64 = 150;
+    if !can_race_or_skip("races::every_account_closes_while_programs_are_on_their_way_at_each_flip")
+    {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--scan-interval", "10ms"]);
+    let before = lab.agent.counters().unwrap();
+    let frames = frames(&lab, FLOWS);
+    let rounds = under_full_load(&lab, &CPUS, &frames, || {
+        wait_until("enough scans", || {
+            agent.status(&lab.agent)["scans"]["count"].as_u64() >= Some(SCANS)
+        });
+    });
+    let packets = rounds * u64::from(FLOWS);
+    wait_for_packets(&lab.agent, before, packets);
+    let report = agent.stop();
+    assert_eq!(report.seen(), count(packets, &frames[0]));
+    let (src, dst) = (lab.peer.ipv4.to_string(), lab.agent.ipv4.to_string());
+    let sums = report.sums();
+    for port in 1..=FLOWS {
+        let flow = name("[]", 17, (&src, port.into()), (&dst, 53));
+        assert_eq!(sums[&flow], [count(rounds, &frames[0]), Pair::default()]);
+    }
+    assert_eq!(sums.len(), usize::from(FLOWS));
+}
+
+/// The kernel counts the programs' runs, so that a packet is missed that is in no account at all.
+fn an_end_loses_no_packet(settings: &[&str], ends: usize) {
+    let lab = Lab::quiet().unwrap();
+    let _counting = Counting::begin();
+    let frames = frames(&lab, 50);
+    under_full_load(&lab, &CPUS[1..], &frames, || {
+        for end in 1..=ends {
+            let mut agent = Agent::start(&lab, settings);
+            let runs = Runs::of(agent.pid());
+            wait_until("the programs run", || runs.count() > 100);
+            let report = agent.stop();
+            assert_eq!(report.seen().packets, runs.count(), "end {end} of {ends}");
+        }
+    });
+}
+
+#[test]
+fn no_end_of_clsact_under_full_load_loses_a_packet() {
+    if can_race_or_skip("races::no_end_of_clsact_under_full_load_loses_a_packet") {
+        // The kernel does not wait for programs that run when it removes a filter.
+        let settings = ["--tc-attach", "clsact", "--direction", "ingress"];
+        an_end_loses_no_packet(&settings, 8);
+    }
+}
+
+#[test]
+fn no_end_of_generic_xdp_under_full_load_loses_a_packet() {
+    if can_race_or_skip("races::no_end_of_generic_xdp_under_full_load_loses_a_packet") {
+        an_end_loses_no_packet(&[GENERIC_XDP, &["--direction", "ingress"]].concat(), 2);
+    }
+}
+
+#[test]
+fn no_end_of_tcx_under_full_load_loses_a_packet() {
+    if can_race_or_skip("races::no_end_of_tcx_under_full_load_loses_a_packet") {
+        an_end_loses_no_packet(&["--direction", "ingress"], 2);
+    }
+}
