@@ -31,7 +31,7 @@ impl core::ops::AddAssign for Pair {
 impl core::ops::Sub for Pair {
     type Output = Self;
 
-    /// The growth of a counter since `earlier`; wraps as the kernel's counters would.
+    /// The growth of a counter since `earlier`; wraps like the kernel's counters.
     fn sub(self, earlier: Self) -> Self {
         Self {
             packets: self.packets.wrapping_sub(earlier.packets),
@@ -46,7 +46,7 @@ impl core::iter::Sum for Pair {
     }
 }
 
-/// Declares [`Reason`] with its names, so that a reason cannot lack one.
+/// Declares [`Reason`] together with its names, so that every reason has one.
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
         /// Where a packet went; the index of its counter in [`HookAccount`].
@@ -76,13 +76,13 @@ reasons! {
     Flows = "flows",
     /// Left out by a filter rule.
     Filtered = "filtered",
-    /// Of a flow that the sampling leaves out.
+    /// Belongs to a flow that sampling leaves out.
     SampledOut = "sampled_out",
 
-    /// Of an interface that the agent does not watch: its program runs there all the same, put by the
-    /// kernel on a lower device, or carried along into another network namespace.
+    /// Seen on an interface that the agent does not watch. Its program can run there all the same: the
+    /// kernel put it on a lower device, or the interface took it along into another network namespace.
     UnknownInterface = "unknown_interface",
-    /// ARP and RARP: known, and not IP.
+    /// ARP and RARP.
     Arp = "arp",
     /// An EtherType (or, without an Ethernet header, a first nibble) that is not IP.
     NotIp = "not_ip",
@@ -94,7 +94,7 @@ reasons! {
     TruncatedVlan = "truncated_vlan",
     /// More than two VLAN tags.
     VlanDepth = "vlan_depth",
-    /// Ends within the PPPoE header or the PPP protocol behind it, or before the length that it says.
+    /// Ends within the PPPoE header or the PPP protocol behind it, or before the length that the header gives.
     TruncatedPppoe = "truncated_pppoe",
     /// Ends within the MPLS labels.
     TruncatedMpls = "truncated_mpls",
@@ -116,7 +116,7 @@ reasons! {
     TruncatedTransport = "truncated_transport",
     /// A TCP data offset under 20 bytes.
     MalformedTcp = "malformed_tcp",
-    /// A UDP length under 8 bytes; 0 is legal over IPv6, and where the IP header gives no length.
+    /// A UDP length under 8 bytes. 0 is legal over IPv6, and where the IP header gives no length.
     MalformedUdp = "malformed_udp",
 
     /// The page of the flow table had no room (`E2BIG`).
@@ -134,32 +134,32 @@ reasons! {
     SuperFrames = "super_frames",
     /// Beside the sum: the frames that super-frames stand for, with their bytes on the wire.
     SuperFrameSegments = "super_frame_segments",
-    /// Beside the sum: what may be more on the wire than was counted: super-frames whose repeated
-    /// headers are unknown, whose bytes are too low, and all that a generic XDP hook saw, to which a
-    /// super-frame is one frame.
+    /// Beside the sum: packets that may be more on the wire than was counted. These are super-frames whose
+    /// repeated headers are unknown, so that their bytes are too low, and everything that a generic XDP hook
+    /// saw, which gets a super-frame as one frame.
     Inexact = "inexact",
-    /// Beside the sum: packets whose VLAN tag the driver had taken out; bytes are those of the tags.
+    /// Beside the sum: packets whose VLAN tag the driver had taken out. Bytes are those of the tags.
     OffloadedTags = "offloaded_tags",
-    /// Beside the sum: frames under 60 bytes; bytes are what padding to 60 would add.
+    /// Beside the sum: frames under 60 bytes. Bytes are what padding to 60 would add.
     Short = "short",
     /// Beside the sum: later fragments that joined the flow of their first one.
     FragmentsJoined = "fragments_joined",
-    /// Beside the sum: later fragments whose first one was not remembered, in flows without ports.
+    /// Beside the sum: later fragments whose first one was not remembered. They go into flows without ports.
     FragmentsUnmatched = "fragments_unmatched",
-    /// Beside the sum: packets in the flow of what a tunnel carries.
+    /// Beside the sum: tunnel packets counted in the flow of the packet that they carry.
     Decapsulated = "decapsulated",
-    /// Beside the sum: packets in the flow of a tunnel itself, since what it carries could not be
-    /// read: a fragment, no IP inside, a header that is cut or of another version.
+    /// Beside the sum: packets counted in the flow of the tunnel itself, since what it carries could not be
+    /// read: a fragment, no IP inside, a header that is cut or has another version.
     TunnelsUnopened = "tunnels_unopened",
-    /// Beside the sum: packets in the flow of a tunnel within as many tunnels as are opened.
+    /// Beside the sum: packets counted in the flow of a tunnel that lies deeper than tunnels are opened.
     TunnelDepth = "tunnel_depth",
-    /// Beside the sum: packets at an XDP hook from which their VLAN tags may have been hidden: their flow
-    /// may lack the tags, and their bytes the tags' four each.
+    /// Beside the sum: packets at an XDP hook that may not have seen their VLAN tags. Their flow may lack
+    /// the tags, and their bytes the four of each tag.
     TagsUnknown = "tags_unknown",
 }
 
 impl Reason {
-    /// What no flow could be made of.
+    /// Packets from which no flow key could be read.
     pub const UNPARSED: &'static [Self] = &[
         Self::UnknownInterface,
         Self::Arp,
@@ -182,8 +182,8 @@ impl Reason {
         Self::MalformedUdp,
     ];
 
-    /// Whether a reader of more than linear memory could make a flow of it, or a parser that goes
-    /// behind PPPoE and MPLS.
+    /// Whether a second attempt may still find a flow: by reading beyond linear memory, or by parsing
+    /// PPPoE and MPLS.
     #[inline(always)]
     pub fn may_be_more(self) -> bool {
         matches!(
@@ -198,7 +198,7 @@ impl Reason {
         )
     }
 
-    /// What the flow table did not take.
+    /// Packets that the flow table did not take.
     pub const NOT_INSERTED: &'static [Self] = &[
         Self::TableFull,
         Self::NoMemory,
@@ -258,7 +258,7 @@ impl HookAccount {
         self.add_numbered(reason as u32, packets, bytes);
     }
 
-    /// Under a [`Reason`] by its number.
+    /// Like [`add`](Self::add), with the [`Reason`] as a number.
     #[inline(always)]
     pub fn add_numbered(&mut self, reason: u32, packets: u64, bytes: u64) {
         let counter = &mut self.counters[reason as usize & (SLOTS - 1)];
@@ -297,7 +297,7 @@ impl HookAccount {
             .sum()
     }
 
-    /// `seen` less every place where a packet can have gone: zero, or the account is broken.
+    /// `seen` minus every place where a packet can have gone. Anything but zero means a broken account.
     pub fn missing(&self) -> Pair {
         let placed = self.get(Reason::Flows)
             + self.unparsed()
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(account.missing(), Pair::default());
     }
 
-    /// Other numbers in every counter.
+    /// An account with a different number in every counter.
     fn full(factor: u64) -> HookAccount {
         let mut account = HookAccount::default();
         for (index, &reason) in (1..).zip(Reason::ALL) {
@@ -384,7 +384,7 @@ mod tests {
     #[test]
     fn what_ends_too_early_is_read_again_where_that_can_help() {
         for &reason in Reason::ALL {
-            // PPPoE and MPLS are read by that other parser alone.
+            // Only the second attempt reads PPPoE and MPLS at all.
             let is_final = [Reason::TruncatedPppoe, Reason::TruncatedMpls].contains(&reason);
             let is_cut = reason.name().starts_with("truncated_") && !is_final;
             let expected = is_cut || reason == Reason::NotIp;

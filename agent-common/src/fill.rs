@@ -1,14 +1,14 @@
-//! How full a page of the flow table is: what the programs count of its new flows.
+//! How full a page of the flow table is, as the programs count it.
 
-/// Of one page; userspace zeroes it when it has emptied the page.
+/// The fill of one page; userspace zeroes it when it has emptied the page.
 ///
-/// As long as a cache line, so that one page's is on none with the other's.
+/// It fills a cache line, so that the two pages never share one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageFill {
-    /// Flows that were put into the page, to the step in which each CPU adds its own.
+    /// Flows inserted into the page, short of those that each CPU still counts privately.
     pub inserted: u64,
-    /// Not 0 once userspace was told that the page passed its mark.
+    /// Non-zero once userspace was told that the page passed its mark.
     pub told: u64,
     pub reserved: [u64; 6],
 }

@@ -1,27 +1,27 @@
-//! Filter rules: a packet and the hook that saw it come in, the first rule that matches goes out.
+//! Finds the first filter rule that matches a packet, without walking the rules one by one.
 //!
 //! A set of rules is a table of [`Row`]s and, for each IP version, prefixes with [`NetRows`]. A row
-//! is a bitmap of rules: bit `n` stands for rule `n`. Each thing that a packet has (an address, a
-//! port, a protocol, a hook) leads to the row of the rules that it satisfies; the intersection of
-//! these rows is the rules that match, and its lowest bit is the first of them.
+//! is a bitmap of rules: bit `n` stands for rule `n`. Each property of a packet (an address, a
+//! port, a protocol, a hook) leads to the row of the rules that it satisfies. The intersection of
+//! these rows holds the rules that match, and its lowest bit is the first of them.
 //!
-//! A prefix's rows hold what the shorter prefixes around it satisfy as well, so the longest match
-//! knows them all and the first rule wins also between prefixes of different length.
+//! A prefix's rows include the rules of the shorter prefixes around it. One longest-prefix look-up
+//! therefore finds all of them, and the first rule wins whatever the lengths of the prefixes.
 
 use crate::{flow::L4Kind, frame::Header as _, parse::Packet};
 
 /// Rules that a set can have.
 pub const MAX_RULES: usize = WORDS * 64;
-/// Of a [`Row`].
+/// Words in a [`Row`].
 pub const WORDS: usize = 16;
 
-/// A bitmap of rules. The tables of a set are made of rows too: there a row is [`ROW_ENTRIES`]
-/// numbers of rows, 16 bits each, the lowest bits first.
+/// A bitmap of rules. The look-up tables of a set are made of rows too: there a row holds
+/// [`ROW_ENTRIES`] row numbers of 16 bits each, the lowest bits first.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Row(pub [u64; WORDS]);
 
-/// Numbers of rows in a row of a table.
+/// Row numbers in a row of a look-up table.
 pub const ROW_ENTRIES: u32 = 64;
 
 impl Row {
@@ -36,7 +36,7 @@ impl Row {
         self.0[rule / 64] &= !(1 << (rule % 64));
     }
 
-    /// Entry `index % ROW_ENTRIES` of a row of a table.
+    /// Entry `index % ROW_ENTRIES` of a look-up table's row.
     #[inline(always)]
     pub fn entry(&self, index: u32) -> u32 {
         let word = self.0[(index / 4) as usize & (WORDS - 1)];
@@ -50,8 +50,8 @@ impl Row {
     }
 }
 
-/// The rules that an address satisfies as the sender's, as the receiver's, and as either's. A rule
-/// without such a term is satisfied by every address.
+/// The rules that an address satisfies as the sender's, as the receiver's, and as either one's. Every
+/// address satisfies a rule without such a term.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetRows {
@@ -60,8 +60,8 @@ pub struct NetRows {
     pub either: Row,
 }
 
-/// The key of the prefixes: `N` words of address in memory order (network byte order), IPv4 in the
-/// first one and the second one zero. As `struct bpf_lpm_trie_key` has it.
+/// The key of the prefix maps, laid out like `struct bpf_lpm_trie_key`: `N` words of address in memory
+/// order (network byte order). IPv4 stands in the first word, and the second one is zero.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetKey<const N: usize> {
@@ -72,20 +72,20 @@ pub struct NetKey<const N: usize> {
 pub type NetKey4 = NetKey<2>;
 pub type NetKey6 = NetKey<4>;
 
-/// Rows that every set has at these numbers.
+/// The numbers of the rows that every set has.
 pub const HEAD_ROW: u32 = 0;
 pub const ALL_ROW: u32 = 1;
 /// The rules whose action is to exclude.
 pub const EXCLUDE_ROW: u32 = 2;
 pub const FIRST_FREE_ROW: u32 = 3;
 
-/// What the words of the head row are. A table is the number of its first row, 0 where no rule has
-/// such a term: then each entry stands for [`ALL_ROW`].
+/// What the words of the head row mean. A table is given by the number of its first row. 0 means that no
+/// rule has such a term, so that each entry stands for [`ALL_ROW`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
-    /// Words of a row in which there are rules.
+    /// How many words of each row the rules take up.
     Words = 0,
-    /// 1 where a rule has an address term, so that the prefixes are to be asked.
+    /// 1 if some rule has an address term, so that the prefixes must be looked up.
     HasNets = 1,
     /// By protocol number.
     Protocols = 2,
@@ -101,7 +101,7 @@ pub enum Head {
     Portless = 7,
 }
 
-/// Where a set's rows and prefixes lie: in maps of the kernel, or in memory.
+/// Access to a set's rows and prefixes, which lie in kernel maps or in memory.
 pub trait RuleSet {
     fn row(&self, number: u32) -> Option<&Row>;
     /// The rows of the longest prefix; `None` only where there is no prefix at all.
@@ -117,8 +117,8 @@ pub struct Match {
     pub is_excluded: bool,
 }
 
-/// The rows whose intersection is wanted. `[0]` and `[1]` of `nets` and `ports` are those of the
-/// sender and the receiver; of the either rows one is enough.
+/// The rows to intersect. `[0]` and `[1]` belong to the sender and the receiver. A rule must be in both of
+/// `nets` and of `ports`, but only in one of the `either` rows.
 struct Satisfied<'a> {
     nets: [&'a Row; 2],
     either_nets: [&'a Row; 2],
@@ -129,7 +129,7 @@ struct Satisfied<'a> {
 }
 
 /// The first rule of `set` that the packet matches at hook `hook` (interface slot × 2 + direction).
-/// `None` where no rule does, and where the set lacks a row, which no compiled set does.
+/// `None` if no rule matches, or if the set lacks a row, which no compiled set does.
 #[inline(always)]
 pub fn first_match<S: RuleSet>(set: &S, packet: &Packet, hook: u32) -> Option<Match> {
     let head = set.row(HEAD_ROW)?;
@@ -181,7 +181,7 @@ fn lowest(words: u64, exclude: &Row, rows: &Satisfied<'_>) -> Option<Match> {
         if word as u64 >= words {
             break;
         }
-        // Mostly no rule is left behind the addresses.
+        // The addresses usually rule out everything.
         let mut matches = rows.nets[0].0[word]
             & rows.nets[1].0[word]
             & (rows.either_nets[0].0[word] | rows.either_nets[1].0[word]);
@@ -204,7 +204,7 @@ fn lowest(words: u64, exclude: &Row, rows: &Satisfied<'_>) -> Option<Match> {
     None
 }
 
-/// The row that `index` leads to in a table; all rules where there is no table.
+/// The row that `index` leads to in a table. Without a table, all rules.
 #[inline(always)]
 fn satisfied_by<'a, S: RuleSet>(
     set: &'a S,
@@ -214,7 +214,7 @@ fn satisfied_by<'a, S: RuleSet>(
 ) -> Option<&'a Row> {
     let first = head.0[table as usize] as u32;
     if first == 0 {
-        // Not looked up again: in the kernel each look-up is a call.
+        // Reuse the row at hand: in the kernel each look-up is a call.
         return Some(all);
     }
     set.row(set.row(first + index / ROW_ENTRIES)?.entry(index))

@@ -1,9 +1,9 @@
 //! The flow: the key that names it and the counters that the kernel keeps for it.
 //!
-//! A flow is bidirectional (RFC 5103): both directions fall into one entry, whose endpoints stand
-//! in canonical order, the lower `address, port` first. Direction 0 is a → b.
+//! A flow is bidirectional (RFC 5103): one entry counts both directions. Its endpoints stand in
+//! canonical order, the lower `address, port` first. Direction 0 is a → b.
 
-/// How the two port fields of a [`FlowKey`] are to be read.
+/// How to read the two port fields of a [`FlowKey`].
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum L4Kind {
@@ -20,7 +20,7 @@ pub enum L4Kind {
 }
 
 impl L4Kind {
-    /// The kind that a parsed key holds, `None` for a byte that no parser writes.
+    /// `None` for a byte that no parser writes.
     pub const fn from_u8(byte: u8) -> Option<Self> {
         Some(match byte {
             0 => Self::None,
@@ -33,15 +33,16 @@ impl L4Kind {
     }
 }
 
-/// Names a flow. Plain integers and byte arrays, no hidden padding: the kernel hashes the bytes.
+/// Names a flow. It has plain integers and byte arrays and no hidden padding, since the kernel hashes the
+/// bytes.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowKey {
-    /// The lower endpoint's address as on the wire; an IPv4 address is the first four bytes, the
-    /// others zero.
+    /// The lower endpoint's address in network byte order. An IPv4 address takes the first four bytes; the
+    /// others are zero.
     pub addr_a: [u8; 16],
     pub addr_b: [u8; 16],
-    /// The network namespace's inode number, so that interface indexes of two namespaces differ.
+    /// The network namespace's inode number, since two namespaces may use the same interface index.
     pub netns: u32,
     pub ifindex: u32,
     /// Outer and inner VLAN id; 0 where there is no tag (802.1Q: id 0 means no VLAN).
@@ -53,10 +54,10 @@ pub struct FlowKey {
     pub ip_version: u8,
     /// IANA protocol number; for IPv6 the last next-header value.
     pub protocol: u8,
-    /// An [`L4Kind`]; in the flow table its highest bit is the [`side`](Self::side). Read it by
-    /// [`FlowKey::kind`].
+    /// An [`L4Kind`], to be read with [`FlowKey::kind`]. In the flow table its highest bit is the
+    /// [`side`](Self::side).
     pub l4_kind: u8,
-    /// An [`Encapsulation`]: the innermost that the flow was taken out of.
+    /// An [`Encapsulation`]: the innermost one around the flow's packets.
     pub encapsulation: u8,
     /// What tells tunnels of this kind apart, host byte order; see [`Encapsulation`].
     pub tunnel_id: u32,
@@ -73,12 +74,12 @@ impl FlowKey {
         L4Kind::from_u8(self.l4_kind & Self::KIND_MASK)
     }
 
-    /// At which side of the interface the endpoints' packets were seen: 0 where those of a arrived
-    /// and those of b left, 1 where those of b arrived and those of a left.
+    /// On which side of the interface the endpoints are: 0 if packets of a arrive and those of b leave, 1
+    /// if packets of b arrive and those of a leave.
     ///
-    /// Both directions of a plain flow have one side, so they share an entry. Where one direction
-    /// is seen arriving and leaving (a router with one interface), and where both directions arrive
-    /// (a mirror port, loopback), there are two entries.
+    /// Both directions of a plain flow have the same side, so they share an entry. A flow has two entries
+    /// if the same direction both arrives and leaves (a router with one interface), or if both directions
+    /// arrive (a mirror port, loopback).
     pub const fn side(&self) -> u8 {
         self.l4_kind >> Self::SIDE_SHIFT
     }
@@ -89,22 +90,22 @@ impl FlowKey {
         self
     }
 
-    /// Of a packet in `direction` (0 from a, 1 from b) at `hook` (0 ingress, 1 egress). Once a
-    /// packet: the bit must not be set before.
+    /// Sets the side for a packet in `direction` (0 from a, 1 from b) at `hook` (0 ingress, 1 egress). Call
+    /// it once a packet: the bit must still be clear.
     #[inline(always)]
     pub const fn set_side(&mut self, direction: u8, hook: u8) {
         self.l4_kind |= ((direction ^ hook) & 1) << Self::SIDE_SHIFT;
     }
 }
 
-/// What a flow's packets were wrapped in, and what `tunnel_id` of a [`FlowKey`] then is.
+/// What a flow's packets were wrapped in. Each variant says what `tunnel_id` of the [`FlowKey`] then means.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encapsulation {
     None = 0,
     /// The session id (RFC 2516).
     Pppoe = 1,
-    /// 0: labels belong to one direction each (RFC 3031), and a flow has two.
+    /// 0: a label belongs to one direction (RFC 3031), and a flow has two.
     Mpls = 2,
     /// The network identifier, VNI (RFC 7348).
     Vxlan = 3,
@@ -119,7 +120,7 @@ pub enum Encapsulation {
 }
 
 impl Encapsulation {
-    /// What a key of the flow table holds, `None` for a byte that no program writes.
+    /// `None` for a byte that no program writes.
     pub const fn from_u8(byte: u8) -> Option<Self> {
         Some(match byte {
             0 => Self::None,
@@ -134,40 +135,41 @@ impl Encapsulation {
         })
     }
 
-    /// Whether IP packets carried it, so that the flow has [`Outer`] endpoints.
+    /// Whether IP packets carry it, so that the flow has [`Outer`] endpoints.
     pub const fn is_tunnel(self) -> bool {
         matches!(self, Self::Vxlan | Self::Geneve | Self::Gre) || self.is_unnumbered_tunnel()
     }
 
-    /// Whether its packets carry nothing that tells it from others.
+    /// Whether the tunnel's packets carry no number that identifies it.
     pub const fn is_unnumbered_tunnel(self) -> bool {
         matches!(self, Self::IpInIp | Self::GreWithoutKey)
     }
 }
 
-/// The endpoints of the tunnel that a flow's first packet came through, and what that packet was wrapped
-/// in on the interface.
+/// The endpoints of the tunnel that a flow's first packet came through, and the VLAN tags and PPPoE session
+/// around that tunnel.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outer {
-    /// At the side of the flow's endpoint a; written as in a [`FlowKey`].
+    /// The tunnel endpoint on the side of the flow's endpoint a; written as in a [`FlowKey`].
     pub addr_a: [u8; 16],
     pub addr_b: [u8; 16],
     /// 4 or 6.
     pub ip_version: u8,
-    /// 1 where it came through a PPPoE session, else 0.
+    /// 1 if it came through a PPPoE session, else 0.
     pub has_pppoe_session: u8,
     /// Host byte order.
     pub pppoe_session: u16,
-    /// As in a [`FlowKey`]. Of tunnels within tunnels these are the outermost one's, as the session is.
+    /// Written as in a [`FlowKey`]. With tunnels inside tunnels, tags and session are those around the
+    /// outermost one.
     pub vlan_ids: [u16; 2],
 }
 
 const _: () = assert!(size_of::<Outer>() == 40);
 
 impl Outer {
-    /// The endpoints from the key of the tunnel's packet, whose sender is at the side of a or of b of what
-    /// it carries.
+    /// Takes the endpoints from the key of the tunnel's packet. `is_swapped` says that its endpoint a is on
+    /// the side of the inner packet's endpoint b.
     #[inline(always)]
     pub fn set_ends(&mut self, key: &FlowKey, is_swapped: bool) {
         (self.addr_a, self.addr_b) = if is_swapped {
@@ -178,7 +180,7 @@ impl Outer {
         self.ip_version = key.ip_version;
     }
 
-    /// Tags and session from the key of the packet as it is on the interface.
+    /// Takes tags and session from the key of the outermost packet.
     #[inline(always)]
     pub fn set_link(&mut self, key: &FlowKey) {
         self.vlan_ids = key.vlan_ids;
@@ -203,7 +205,7 @@ pub mod tcp_flags {
     pub const CWR: u8 = 0x80;
 }
 
-/// One byte for each TCP flag, without an atomic OR: storing 1 never loses another's.
+/// The TCP flags seen, one byte each: several CPUs can store a 1 without an atomic OR and lose nothing.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpFlagBytes {
@@ -211,8 +213,8 @@ pub struct TcpFlagBytes {
     pub by_bit: [u8; 8],
     /// SYN with ACK.
     pub syn_ack: u8,
-    /// The flag byte's bits whose bytes are known to be stored: a hint that may lag, never lead.
-    /// SYN is never in it.
+    /// The bits of the flag byte whose bytes above are already stored. It is a hint that may lack bits, but
+    /// never has one too many. It never contains SYN.
     pub stored: u8,
 }
 
@@ -240,15 +242,15 @@ impl TcpFlagBytes {
         self.syn_ack != 0
     }
 
-    /// Remembers a segment's flag byte. Each store writes the value 1 whatever was there, and the
-    /// hint is written after the bytes it speaks of, so CPUs may do this at once.
+    /// Remembers a segment's flag byte. Several CPUs may do this at once, since each store writes a 1
+    /// whatever was there, and the hint is written after the bytes that it speaks of.
     #[inline(always)]
     pub fn store(&mut self, flags: u8) {
         let stored = self.stored;
         if flags & !stored == 0 {
             return;
         }
-        // Unrolled by hand: a loop over a variable index costs the verifier a bound each turn.
+        // Unrolled by hand: with a loop the verifier would have to prove a bound in each turn.
         if flags & tcp_flags::FIN != 0 {
             self.by_bit[0] = 1;
         }
@@ -281,7 +283,8 @@ impl TcpFlagBytes {
     }
 }
 
-/// What the kernel counts for a flow within one page: deltas, since every scan starts a page anew.
+/// What the kernel counts for a flow within one page. These are deltas, since every scan starts with an
+/// empty page.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowCounters {
@@ -290,8 +293,8 @@ pub struct FlowCounters {
     pub bytes: [u64; 2],
     /// `CLOCK_BOOTTIME` nanoseconds.
     pub first_seen_ns: u64,
-    /// The kernel's tick counter: reading it costs a packet nothing that can be measured, where
-    /// reading a clock is the dearest part of a hit.
+    /// The kernel's tick counter. Reading it costs a packet nothing measurable, whereas reading a clock
+    /// would be the most expensive part of counting it.
     pub last_seen_jiffies: u64,
     /// By direction.
     pub tcp_flags: [TcpFlagBytes; 2],
@@ -304,7 +307,7 @@ pub struct FlowCounters {
 
 const _: () = assert!(size_of::<FlowCounters>() == 32 + 16 + 20 + 4);
 
-/// Both clocks at one moment, as the program `clocks` writes them to the start of its packet.
+/// Both clocks at one moment. The program `clocks` writes them to the start of its packet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Clocks {

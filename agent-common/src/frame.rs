@@ -1,4 +1,4 @@
-//! Access to the bytes of a frame: an offset and a length come in, a bounds-checked header goes out.
+//! Bounds-checked access to the bytes of a frame.
 //!
 //! The parser is generic over [`Frame`], so one source reads packet memory in an XDP program, an
 //! skb in a TC program, and a byte slice on the host.
@@ -8,15 +8,15 @@ pub trait Frame {
     /// `N` bytes of the frame that are known to be there.
     type Header<const N: usize>: Header;
 
-    /// The `N` bytes at `offset_bytes`, or `None` where the frame does not have them (or, for a
-    /// reader of linear memory only, does not have them there).
+    /// The `N` bytes at `offset_bytes`, or `None` if the frame ends before. A reader of linear memory
+    /// alone also gives `None` if they lie outside of that memory.
     fn header<const N: usize>(&self, offset_bytes: u32) -> Option<Self::Header<N>>;
 
-    /// How long the frame is (or, for a reader of linear memory only, what it has there).
+    /// The length of the frame. A reader of linear memory alone gives the length of that memory.
     fn len_bytes(&self) -> u32;
 
-    /// Whether it stands for many frames on the wire (GSO, GRO). The length in an IP header is 0 in those
-    /// that are longer than it can say (BIG TCP), and in no others.
+    /// Whether the frame stands for many on the wire (GSO, GRO). Only in such a frame may an IP header have
+    /// the length 0: it means that the frame is longer than the field can say (BIG TCP).
     #[inline(always)]
     fn is_super_frame(&self) -> bool {
         false
@@ -26,8 +26,8 @@ pub trait Frame {
 /// Fields of a header. `AT + size <= N` is checked at compile time by the reader in the kernel and
 /// by slice indexing on the host.
 ///
-/// Multi-byte fields come in network byte order; [`Header::ne32`] and [`Header::ne64`] give the
-/// bytes as they lie in memory, for fields that are only copied.
+/// Multi-byte fields are in network byte order. [`Header::ne32`] and [`Header::ne64`] give the bytes as
+/// they lie in memory, for fields that are only copied.
 pub trait Header {
     fn u8<const AT: usize>(&self) -> u8;
     /// A big-endian 16-bit field, in host order.

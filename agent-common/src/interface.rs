@@ -1,19 +1,19 @@
-//! Where the programs find the slot of an interface: in a table with two places for each index, so that
-//! its size follows the number of interfaces and not how high they are numbered.
+//! The table in which the programs find the slot of an interface. Each interface index has two possible
+//! places in it, so the table's size follows the number of interfaces and not the highest index.
 
-/// What stands at a place of the table; all zero where nothing does, since no interface has index 0.
+/// An entry of the table. A free place is all zero, since no interface has index 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
     pub ifindex: u32,
-    /// The number of its accounts, as userspace gave it.
+    /// Which accounts are this interface's, as assigned by userspace.
     pub slot: u32,
 }
 
 impl Interface {
     pub const LEN_BYTES: usize = size_of::<Self>();
 
-    /// As it lies in the programs' memory.
+    /// The bytes as they lie in the programs' memory.
     pub fn to_bytes(self) -> [u8; Self::LEN_BYTES] {
         let mut bytes = [0; Self::LEN_BYTES];
         bytes[..4].copy_from_slice(&self.ifindex.to_ne_bytes());
@@ -22,8 +22,8 @@ impl Interface {
     }
 }
 
-/// Where this kernel keeps the network namespace of the interface at which a packet is: in bytes, from its
-/// BTF, all 0 where that does not say.
+/// How to get from a program's context to the network namespace of the packet's interface: offsets in bytes
+/// from the running kernel's BTF. All are 0 if the BTF lacks one of them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLayout {
@@ -55,8 +55,8 @@ impl DeviceLayout {
 // SAFETY: repr(C), integers only, no padding (asserted by size above).
 unsafe impl aya::Pod for DeviceLayout {}
 
-/// The two places at which an interface may stand, in a table of `1 << bits` places. `bits` is 1 to 31;
-/// `seed` is odd, and chosen by userspace so that all of its interfaces have room.
+/// The two places at which an interface may stand in a table of `1 << bits` places. `bits` is 1 to 31.
+/// `seed` is odd; userspace chooses it so that all of its interfaces find room.
 #[inline(always)]
 pub fn places(ifindex: u32, seed: u64, bits: u32) -> [u32; 2] {
     let product = u64::from(ifindex).wrapping_mul(seed);

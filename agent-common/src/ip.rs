@@ -1,4 +1,4 @@
-//! The IP headers: addresses, the part of a datagram, extension headers.
+//! Parses the IP headers: addresses, fragmentation fields, extension headers.
 
 use crate::{
     account::Reason,
@@ -7,29 +7,30 @@ use crate::{
     transport,
 };
 
-/// Extension headers that the walk goes through. RFC 8200 allows seven in sensible use.
+/// How many extension headers the parser walks. RFC 8200 allows seven in sensible use.
 const MAX_EXTENSION_HEADERS: u32 = 8;
 
 pub(crate) const IPV4_LEN: u32 = 20;
 pub(crate) const IPV6_LEN: u32 = 40;
 
-/// Where nothing but the IP header itself says where the packet ends.
+/// A limit for a packet whose end only its own IP header gives.
 pub(crate) const NO_LIMIT: u32 = u32::MAX;
 
 const NEXT_HOP_BY_HOP: u8 = 0;
 const NEXT_FRAGMENT: u8 = 44;
 
-/// Hop-by-hop options with nothing but a jumbo payload's length (RFC 2675).
+/// The length of a hop-by-hop header whose only option is the jumbo payload length (RFC 2675).
 const JUMBO_LEN: u16 = 8;
-/// Its type and length.
+/// The type and length of that option.
 const JUMBO_OPTION: u16 = 0xc204;
 
-/// What a next-header value's length field counts beyond the first eight bytes: eight bytes, four
-/// (Authentication), or nothing (Fragment, whose second byte is reserved).
+/// By next-header value: how many bytes one unit of the extension header's length field stands for. The
+/// field counts what follows the first eight bytes, in units of eight bytes, of four (Authentication), or
+/// not at all (Fragment, whose second byte is reserved).
 ///
-/// Mobility, host identity and shim6 (135, 139, 140) have the same layout and are not here: their
-/// messages name no next header (59), and under that one all of them would be one flow. So they are
-/// the packet's protocol, as to the kernel (`ipv6_ext_hdr`).
+/// Mobility, host identity and shim6 (135, 139, 140) have the same layout but are left out. Their messages
+/// have the next header 59 (none), so all of them would fall into one flow of that protocol. They count as
+/// the packet's protocol instead, as in the kernel (`ipv6_ext_hdr`).
 static EXTENSION_UNIT: [u8; 256] = {
     let mut unit = [NOT_AN_EXTENSION; 256];
     unit[NEXT_HOP_BY_HOP as usize] = 8;
@@ -39,14 +40,15 @@ static EXTENSION_UNIT: [u8; 256] = {
     unit[60] = 8; // destination options
     unit
 };
-/// Beside the unit: the field is at least 1, so that the header has the twelve bytes of RFC 4302 section 2.
+/// A flag beside the unit: the length field must be at least 1, so that the header has the twelve bytes of
+/// RFC 4302 section 2.
 const NOT_EMPTY: u8 = 1;
 const NOT_AN_EXTENSION: u8 = 0xff;
 
 #[inline(always)]
 pub(crate) fn bare<F: Frame>(frame: &F, packet: &mut Packet) -> Result<(), Reason> {
-    // Two bytes, though one is read: the verifier learns nothing from `data >= data_end`
-    // (`find_good_pkt_pointers`), which is what the compiler makes of one byte.
+    // Asks for two bytes to read one. For one byte the compiler would write the check as
+    // `data >= data_end`, from which the verifier learns nothing (`find_good_pkt_pointers`).
     let first = frame.header::<2>(0).ok_or(Reason::TruncatedIpv4)?;
     match first.u8::<0>() >> 4 {
         4 => v4(frame, 0, NO_LIMIT, packet),
@@ -55,8 +57,8 @@ pub(crate) fn bare<F: Frame>(frame: &F, packet: &mut Packet) -> Result<(), Reaso
     }
 }
 
-/// RFC 791. `offset` is that of the IPv4 header, which ends before `limit_bytes`; from there on nothing
-/// is the packet's, whatever it says.
+/// Parses IPv4 (RFC 791). `offset` is where its header begins. Nothing from `limit_bytes` on belongs to the
+/// packet, whatever its header says.
 #[inline(always)]
 pub(crate) fn v4<F: Frame>(
     frame: &F,
@@ -73,7 +75,7 @@ pub(crate) fn v4<F: Frame>(
     {
         return Err(Reason::MalformedIpv4);
     }
-    // Nobody reads options, but where they are cut, what follows the header is not there.
+    // The options are not read, but if they are cut, the transport header behind them is missing too.
     if header_len > IPV4_LEN
         && (offset + header_len > limit_bytes
             || frame.header::<4>(offset + header_len - 4).is_none())
@@ -113,7 +115,7 @@ pub(crate) fn v4<F: Frame>(
     )
 }
 
-/// RFC 8200. `offset` and `limit_bytes` as for [`v4`].
+/// Parses IPv6 (RFC 8200). `offset` and `limit_bytes` are as for [`v4`].
 #[inline(always)]
 pub(crate) fn v6<F: Frame>(
     frame: &F,
@@ -163,8 +165,8 @@ pub(crate) fn v6<F: Frame>(
     transport::parse(frame, transport, packet)
 }
 
-/// The length of the hop-by-hop header at `offset` that the kernel puts into a super-frame (`ipv6_has_hopopt_jumbo`),
-/// 0 of one that a sender put there.
+/// The length of the hop-by-hop header at `offset` if it is the one that the kernel puts into a super-frame
+/// (`ipv6_has_hopopt_jumbo`). 0 if a sender put it there.
 #[inline(always)]
 fn jumbo_len_bytes<F: Frame>(frame: &F, offset: u32) -> u16 {
     let Some(header) = frame.header::<8>(offset) else {
@@ -176,8 +178,9 @@ fn jumbo_len_bytes<F: Frame>(frame: &F, offset: u32) -> u16 {
     if differs == 0 { JUMBO_LEN } else { 0 }
 }
 
-/// Moves `transport` behind the extension headers. A later fragment ends the walk: what its
-/// Fragment header calls next lies in the first one. Of two Fragment headers the last one counts.
+/// Moves `transport` behind the extension headers. The walk ends at a later fragment, since the header that
+/// its Fragment header calls next lies in the first fragment. If there are two Fragment headers, the last
+/// one counts.
 #[inline(always)]
 fn walk_extensions<F: Frame>(
     frame: &F,
@@ -200,8 +203,8 @@ fn walk_extensions<F: Frame>(
         let is_fragment = transport.protocol == NEXT_FRAGMENT;
         let units = u32::from(header.u8::<1>());
         let fewest_units = u32::from(unit & NOT_EMPTY);
-        // Too few lead to where no frame goes on: a branch of its own would double, header by header,
-        // what the verifier walks.
+        // A length under the minimum moves the offset beyond any frame, so the next read fails. A
+        // branch for it would double the verifier's paths with each header.
         let nowhere = units.wrapping_sub(fewest_units) & 0x8000_0000;
         transport.protocol = header.u8::<0>();
         transport.offset_bytes += 8 + units * u32::from(unit & 0x0c) + nowhere;
@@ -222,8 +225,8 @@ fn walk_extensions<F: Frame>(
     }
 }
 
-/// Whether the bytes before `transport` are there; a header further ahead that is cut leaves no room
-/// for the next one.
+/// Checks that the last extension header is whole. The earlier ones need no check: the frame has the header
+/// behind them.
 #[inline(always)]
 fn last_extension_is_whole<F: Frame>(
     frame: &F,
@@ -241,12 +244,12 @@ fn last_extension_is_whole<F: Frame>(
     Ok(())
 }
 
-/// One table look-up whose result the verifier does not know: were each kind of header a branch of
-/// its own, it would walk every sequence of kinds.
+/// Looks the header up in a table, so that the verifier does not know the result. With a branch for each
+/// kind of header it would walk every sequence of kinds.
 #[inline(always)]
 fn extension_unit(next_header: u8) -> u8 {
-    // SAFETY: a reference into a static; volatile only to keep the compiler from branching on what
-    // it knows of the table.
+    // SAFETY: a reference into a static. The read is volatile only to keep the compiler from branching on
+    // what it knows of the table.
     unsafe { core::ptr::from_ref(&EXTENSION_UNIT[usize::from(next_header)]).read_volatile() }
 }
 

@@ -1,11 +1,15 @@
 //! What the kernel programs and the agent share.
 //!
-//! In reading order, which is the order of the data: [`frame`] gives access to the bytes of a
-//! frame, [`parse()`] turns them into a [`Packet`] (link layer, IP, transport, and [`tunnel`]s), whose [`FlowKey`] names an
-//! entry of the flow table with a [`FlowCounters`] value; [`segmentation`] and [`wire_size`]
-//! say how many frames on the wire a packet stands for; [`filter`] and [`sample`] leave packets out; [`account`] holds the
-//! counters into which every packet falls; [`fill`] says how full a page is; [`switches`] is what
-//! userspace changes meanwhile.
+//! In the order in which a packet meets them:
+//!
+//! - [`frame`] gives access to the bytes of a frame.
+//! - [`parse()`] turns them into a [`Packet`] (link layer, IP, transport, and [`tunnel`]s). Its [`FlowKey`]
+//!   names an entry of the flow table, whose value is a [`FlowCounters`].
+//! - [`segmentation`] and [`wire_size`] say how many frames on the wire a packet stands for.
+//! - [`filter`] and [`sample`] leave packets out.
+//! - [`account`] has a counter for every way that a packet can end.
+//! - [`fill`] says how full a page is.
+//! - [`switches`] is what userspace changes while the programs run.
 //!
 //! Everything here is `no_std`, allocates nothing, and is the same source in the kernel, in the
 //! host tests and in the benches.

@@ -1,4 +1,4 @@
-//! The link layer: an Ethernet header, VLAN tags, and what uplinks put between them and IP.
+//! Parses the link layer: an Ethernet header, VLAN tags, and what uplinks put before IP (PPPoE, MPLS).
 
 use crate::{
     account::Reason,
@@ -10,7 +10,7 @@ use crate::{
 
 const ETHERNET_LEN: u32 = 14;
 const VLAN_LEN: u32 = 4;
-/// What a sender pads an Ethernet frame's payload to.
+/// A sender pads the payload of an Ethernet frame to this length.
 const MIN_PAYLOAD_LEN: u32 = 46;
 pub(crate) const VLAN_ID_MASK: u16 = 0x0fff;
 /// Below this an EtherType is an 802.3 length.
@@ -25,7 +25,7 @@ const ETHERTYPE_VLAN: u16 = 0x8100;
 const ETHERTYPE_QINQ: u16 = 0x88a8;
 const ETHERTYPE_QINQ_OLD: u16 = 0x9100;
 const ETHERTYPE_PPPOE: u16 = 0x8864;
-/// Unicast, and what was multicast and upstream-assigned labels are (RFC 5332).
+/// Unicast labels. The other value was for multicast and is for upstream-assigned labels (RFC 5332).
 const ETHERTYPE_MPLS: u16 = 0x8847;
 const ETHERTYPE_MPLS_UPSTREAM: u16 = 0x8848;
 
@@ -36,7 +36,7 @@ const PPP_PROTOCOL_LEN: u32 = 2;
 const PPP_IPV4: u16 = 0x0021;
 const PPP_IPV6: u16 = 0x0057;
 
-/// Labels that the walk goes through.
+/// How many MPLS labels the parser walks.
 const MAX_MPLS_LABELS: u32 = 4;
 const MPLS_LABEL_LEN: u32 = 4;
 const MPLS_BOTTOM_OF_STACK: u8 = 1;
@@ -53,8 +53,8 @@ pub(crate) fn ethernet<F: Frame, const ENCAPSULATED: bool>(
     let mut ethertype = header.be16::<12>();
     let mut offset = start + ETHERNET_LEN;
 
-    // At most two tags with the offloaded one; written out, since a loop would make the offsets
-    // behind it variable for the verifier.
+    // At most two tags, the offloaded one included. Written out, since a loop would make every later
+    // offset variable for the verifier.
     if is_vlan(ethertype) {
         if tags_before == 0 {
             ethertype = vlan::<F, 0>(frame, offset, packet)?;
@@ -113,8 +113,8 @@ fn vlan<F: Frame, const POSITION: usize>(
     Ok(tag.be16::<2>())
 }
 
-/// RFC 2516, RFC 1661. Returns the EtherType of what is inside, and where that ends: bytes behind are
-/// padding. What says more than the frame has is not whole (`pppoe_rcv`).
+/// Parses PPPoE (RFC 2516, RFC 1661). Returns the EtherType of what is inside and where that ends; bytes
+/// behind it are padding. A length beyond the frame's end makes the packet truncated (`pppoe_rcv`).
 #[inline(always)]
 fn pppoe<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(u16, u32), Reason> {
     let header = frame.header::<8>(offset).ok_or(Reason::TruncatedPppoe)?;
@@ -137,10 +137,10 @@ fn pppoe<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(u16, 
     }
 }
 
-/// RFC 3032. Returns the EtherType of what is behind the bottom of the stack, and its offset. Nothing
-/// names it but its first nibble (RFC 4928), and a pseudowire without control word begins with an
-/// Ethernet address, whose first nibble may be any: so the length has to be that of an IP packet that
-/// fills the frame, too.
+/// Parses the MPLS label stack (RFC 3032). Returns the EtherType of the packet behind it, and its offset.
+/// Only the packet's first nibble says what it is (RFC 4928). A pseudowire without control word begins with
+/// an Ethernet address, whose first nibble may be anything. So the IP header's length must also fit the
+/// frame.
 #[inline(always)]
 fn mpls<F: Frame>(frame: &F, start: u32, packet: &mut Packet) -> Result<(u16, u32), Reason> {
     packet.key.encapsulation = Encapsulation::Mpls as u8;
@@ -158,8 +158,8 @@ fn mpls<F: Frame>(frame: &F, start: u32, packet: &mut Packet) -> Result<(u16, u3
                 ),
                 _ => return Err(Reason::NotIp),
             };
-            // One comparison for both ways of being wrong: each branch here is another walk of what
-            // follows to the verifier.
+            // One comparison covers a length that is too long or too short: with each branch the
+            // verifier walks all that follows once more.
             let padding_bytes = frame.len_bytes().wrapping_sub(end_bytes);
             return if padding_bytes < MIN_PAYLOAD_LEN {
                 Ok((ethertype, offset))

@@ -1,8 +1,7 @@
-//! The parser: a frame comes in, a [`Packet`] with its flow key goes out, or the [`Reason`] why not.
+//! The parser: reads a frame into a [`Packet`] with its flow key, or gives the [`Reason`] why it cannot.
 //!
-//! From here a frame goes through [`crate::link`] and [`crate::ip`] to [`crate::transport`]. Every
-//! loop is bounded and every offset has a limit, so the verifier accepts the same source that the
-//! host tests run.
+//! It goes through [`crate::link`] and [`crate::ip`] to [`crate::transport`]. Every loop is bounded and
+//! every offset has a limit, so the verifier accepts the same source that the host tests run.
 
 use crate::{
     account::Reason,
@@ -12,7 +11,7 @@ use crate::{
     link::{self, VLAN_ID_MASK},
 };
 
-/// What stands at the first byte of a frame; the interface's hardware type (ARPHRD) decides.
+/// The header with which a frame begins. It follows from the interface's hardware type (ARPHRD).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkType {
     Ethernet,
@@ -20,41 +19,40 @@ pub enum LinkType {
     Ip,
 }
 
-/// What the parser says about a packet. `netns` and `ifindex` of the key are the caller's.
+/// What the parser says about a packet. The caller fills in `netns` and `ifindex` of the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Packet {
     pub key: FlowKey,
-    /// 0 where the sender is endpoint a, 1 where it is b.
+    /// 0 if the sender is endpoint a, 1 if it is b.
     pub direction: u8,
-    /// The direction that this packet alone would call the initiator's: its own, or the other one
-    /// for an answer (SYN with ACK, ICMP reply).
+    /// The direction of the flow's initiator, as far as this packet shows: its own direction, or the other
+    /// one if it is an answer (SYN with ACK, ICMP reply).
     pub initiator: u8,
     /// The TCP header's flag byte; 0 for other protocols.
     pub tcp_flags: u8,
     /// DSCP, six bits.
     pub dscp: u8,
-    /// From the start of the frame through the TCP, UDP or SCTP header: what each segment of a
-    /// super-frame repeats. 0 where it is not known.
+    /// The headers that each segment of a super-frame repeats: from the start of the frame through the TCP,
+    /// UDP or SCTP header. 0 if unknown.
     pub segment_header_len_bytes: u32,
-    /// What the kernel itself put into a super-frame of IPv6 that is longer than the length in its header
-    /// can say (BIG TCP): hop-by-hop options, which never go onto the wire (`ip6_xmit`,
-    /// `ipv6_gro_complete`; 5.19 to 6.19). 0 in all others.
+    /// The hop-by-hop header that the kernel itself puts into an IPv6 super-frame that is longer than its
+    /// length field can say (BIG TCP). It never goes onto the wire (`ip6_xmit`, `ipv6_gro_complete`; 5.19
+    /// to 6.19). 0 in all other frames.
     pub jumbo_len_bytes: u16,
     /// Which part of its datagram the packet is.
     pub part: Part,
     /// The identification that all fragments of the datagram carry.
     pub datagram_id: u32,
-    /// Of a packet that may be a tunnel's: where its payload begins and where the IP packet ends, in
-    /// bytes of the frame. Both 0 for other packets.
+    /// For a packet that may be a tunnel's: the offsets in the frame at which its payload begins and its IP
+    /// packet ends. Both are 0 for other packets.
     pub payload: (u32, u32),
 }
 
-/// A packet's part of its datagram, as IPv4 writes it: the offset in units of eight bytes (lower 13
-/// bits), and whether more fragments follow. 0 is a whole datagram, also where an IPv6 Fragment
-/// header says so (RFC 6946).
+/// Which part of its datagram a packet is, written as in IPv4: the offset in units of eight bytes (lower 13
+/// bits), and whether more fragments follow. 0 is a whole datagram, including one with an IPv6 Fragment
+/// header that says so (RFC 6946).
 ///
-/// Bits and no enum: the verifier walks all of the parser again for each value that it can tell
-/// from others.
+/// Not an enum: the verifier would walk the rest of the parser again for each value that it can tell apart.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part(u16);
@@ -67,7 +65,6 @@ impl Part {
         Self(offset_bytes >> 3 | if more { Self::MORE } else { 0 })
     }
 
-    /// The bits, for a caller that moves them.
     #[inline(always)]
     pub const fn bits(self) -> u16 {
         self.0
@@ -95,7 +92,7 @@ impl Part {
         self.0 == 0
     }
 
-    /// Has the header with the ports, which the others lack.
+    /// Only the first fragment has the header with the ports.
     #[inline(always)]
     pub const fn is_first(self) -> bool {
         self.0 == Self::MORE
@@ -116,7 +113,7 @@ impl Part {
 }
 
 impl Packet {
-    /// Of a packet whose key has ports.
+    /// The key must have ports.
     #[inline(always)]
     pub(crate) fn destination_port(&self) -> u16 {
         if self.direction == 0 {
@@ -126,7 +123,7 @@ impl Packet {
         }
     }
 
-    /// Puts the transport's facts into the key. `order` compares source and destination.
+    /// Puts the transport's facts into the key. `reversed` says that the source is endpoint b.
     #[inline(always)]
     pub(crate) fn set_direction(&mut self, kind: L4Kind, protocol: u8, reversed: bool) {
         self.key.l4_kind = kind as u8;
@@ -136,24 +133,23 @@ impl Packet {
     }
 }
 
-/// Where the transport header is and who talks to whom: what the IP layer hands on.
+/// What the IP layer hands to the transport layer.
 #[derive(Clone, Copy)]
 pub(crate) struct Transport {
     pub protocol: u8,
     pub offset_bytes: u32,
-    /// Where the IP packet ends; bytes behind it are padding. [`ip::NO_LIMIT`] where nothing says so
+    /// Where the IP packet ends; bytes behind it are padding. [`ip::NO_LIMIT`] if no length field says
     /// (BIG TCP).
     pub end_bytes: u32,
     pub later_fragment: bool,
-    /// Source below, equal to, or above destination: decides the canonical order.
+    /// How the source address compares with the destination's, which decides the canonical order.
     pub order: core::cmp::Ordering,
 }
 
-/// Parses `frame` into `packet`, which must be [`Packet::default`]. PPPoE and MPLS are not IP to it:
-/// where it says so, [`parse_encapsulated`] may know more.
+/// Parses `frame` into `packet`, which must be [`Packet::default`]. PPPoE and MPLS give
+/// [`Reason::NotIp`]; [`parse_encapsulated`] reads them.
 ///
-/// `offloaded_tci` is the tag that the driver took out of the frame (`skb->vlan_tci`), which is
-/// the outermost one.
+/// `offloaded_tci` is the outermost tag if the driver took it out of the frame (`skb->vlan_tci`).
 #[inline(always)]
 pub fn parse<F: Frame>(
     frame: &F,
@@ -164,8 +160,8 @@ pub fn parse<F: Frame>(
     parse_any::<F, false>(frame, link_type, offloaded_tci, packet)
 }
 
-/// As [`parse`], and behind PPPoE and MPLS: apart, since these make the offsets behind them variable
-/// for the verifier, and each offset that it can tell from others is a walk of its own.
+/// Like [`parse`], but also reads PPPoE and MPLS. It is a function of its own because their length makes
+/// all later offsets variable for the verifier, which walks the rest once for each offset it can tell apart.
 #[inline(always)]
 pub fn parse_encapsulated<F: Frame>(
     frame: &F,
@@ -200,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_part_is_the_whole_the_first_or_a_later_one() {
-        // From the header's word: don't fragment, more fragments, the offset in eight bytes.
+        // The header's word: don't fragment, more fragments, the offset in units of eight bytes.
         let cases = [
             (0x0000, "whole", 0, false),
             (0x4000, "whole", 0, false),
@@ -211,7 +207,7 @@ mod tests {
             (0x3fff, "later", 0xfff8, true),
         ];
         for (word, which, offset_bytes, more) in cases {
-            // The identification in front of it.
+            // The identification stands in front of it.
             let part = Part::ipv4(0xffff_0000 | word);
             assert_eq!(part, Part::new(offset_bytes, more), "{word:x}");
             let word = offset_bytes | u16::from(more);

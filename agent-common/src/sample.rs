@@ -1,16 +1,16 @@
-//! Flow sampling: a flow's key comes in, whether the flow is one of those that are counted goes out.
+//! Flow sampling: decides from a flow's key whether the flow is counted.
 //!
-//! The choice falls by a hash of both endpoints and the protocol, and of nothing else: all packets of
-//! a flow share it, in both directions, at every interface and VLAN and on every host. Since it is a
-//! threshold, the flows of 1 in 100 are among those of 1 in 10.
+//! A hash of both endpoints and the protocol decides, and nothing else. So the decision is the same for all
+//! packets of a flow, in both directions, at every interface and VLAN and on every host. The hash is
+//! compared with a threshold, so the flows of a 1 in 100 sample are among those of a 1 in 10 sample.
 
 use crate::{flow::FlowKey, frame::Header as _};
 
-/// Odd, of the golden ratio: spreads each input bit into the upper half of the product.
+/// The golden ratio as an odd 64-bit fraction: spreads each input bit into the upper half of the product.
 const MULTIPLIER: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The number under which the upper half of a sampled flow's hash lies, for one flow in `rate`;
-/// 0 for every flow.
+/// The threshold that samples one flow in `rate`: a flow is sampled if the upper half of its hash is below
+/// it. 0 stands for every flow.
 pub const fn threshold(rate: u32) -> u32 {
     if rate < 2 {
         return 0;
@@ -18,7 +18,7 @@ pub const fn threshold(rate: u32) -> u32 {
     ((1 << 32) / rate as u64) as u32
 }
 
-/// Whether the flow is counted. `threshold` is that of [`threshold`] and not 0.
+/// Whether the flow is counted. `threshold` comes from [`threshold`] and must not be 0.
 #[inline(always)]
 pub fn is_sampled(key: &FlowKey, threshold: u32) -> bool {
     ((hash(key) >> 32) as u32) < threshold
@@ -30,7 +30,7 @@ fn hash(key: &FlowKey) -> u64 {
     let transport =
         u64::from(key.port_a) << 32 | u64::from(key.port_b) << 16 | u64::from(key.protocol);
     let mut hash = 0;
-    // Written out, since a loop over an array would put it on the stack.
+    // Written out, since a loop would put an array on the stack.
     hash = mix(hash, a.0);
     hash = mix(hash, a.1);
     hash = mix(hash, b.0);

@@ -1,8 +1,8 @@
-//! What each segment of a super-frame repeats, where ports and headers cannot tell: the kernel says how it
-//! will cut the skb.
+//! Which headers each segment of a super-frame repeats, decided by the kernel's GSO type.
 //!
-//! A UDP super-frame may be plain datagrams (each repeats the UDP header), those of a tunnel at whatever port
-//! (each repeats the headers inside, too), or one datagram that becomes fragments.
+//! Ports and headers cannot tell. A UDP super-frame may be plain datagrams (each repeats the UDP header), a
+//! tunnel's datagrams at any port (each repeats the inner headers, too), or one datagram that becomes
+//! fragments.
 
 use crate::{
     parse::Packet,
@@ -10,27 +10,28 @@ use crate::{
     wire_size::FRAGMENT_HEADER_LEN,
 };
 
-/// Where this kernel keeps what `__sk_buff` does not show, and its numbers: from its BTF, all 0 where that
-/// does not say.
+/// Offsets and GSO bits of the running kernel that `__sk_buff` does not show. They come from its BTF; all are
+/// 0 if the BTF lacks one of them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SkbLayout {
-    /// In bytes within `struct sk_buff`, as the next three.
+    /// In bytes within `struct sk_buff`, like the next three.
     pub head: u32,
     pub data: u32,
     pub end: u32,
     pub inner_transport_header: u32,
     /// In bytes within `struct skb_shared_info`.
     pub gso_type: u32,
-    /// Of `gso_type`: the bits of TCP, `SKB_GSO_TCPV4` and `SKB_GSO_TCPV6`.
+    /// The bits of `gso_type` for TCP: `SKB_GSO_TCPV4` and `SKB_GSO_TCPV6`. The fields below are bits of
+    /// `gso_type`, too.
     pub tcp: u32,
-    /// `SKB_GSO_UDP_L4`: datagrams.
+    /// `SKB_GSO_UDP_L4`: the skb becomes datagrams.
     pub datagrams: u32,
-    /// `SKB_GSO_UDP`: one datagram that becomes fragments.
+    /// `SKB_GSO_UDP`: the skb is one datagram that becomes fragments.
     pub fragments: u32,
     /// The bits of GRE, IP in IP and tunnels over UDP.
     pub tunnels: u32,
-    /// Those that say nothing of headers.
+    /// Bits that do not change which headers repeat.
     pub harmless: u32,
 }
 
@@ -55,26 +56,27 @@ impl SkbLayout {
 // SAFETY: repr(C), integers only, no padding (asserted by size above).
 unsafe impl aya::Pod for SkbLayout {}
 
-/// What each segment has.
+/// The headers that each segment has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Repeats {
-    /// Headers that the skb has once, from the start of the frame; 0 where they are unknown.
+    /// Headers that the skb has once, from the start of the frame; 0 if unknown.
     pub header_len_bytes: u32,
-    /// Headers that the skb lacks.
+    /// Headers that the skb does not have at all.
     pub lacking_len_bytes: u32,
 }
 
 impl Packet {
-    /// Whether its own transport header is what segments repeat last: nothing is inside TCP and SCTP but
-    /// what is sent. Not so of what was in a tunnel, which may be cut as the tunnel's packet.
+    /// Whether the packet itself shows which headers repeat. With TCP and SCTP their own header is the last
+    /// one, since only payload follows it. A packet taken out of a tunnel shows nothing, since the kernel
+    /// may cut the tunnel's packet instead.
     #[inline(always)]
     pub fn tells_what_repeats(&self, is_opened: bool) -> bool {
         matches!(self.key.protocol, TCP | SCTP) && !is_opened
     }
 
-    /// The same of all others by the kernel's `gso_type`. `inner_transport` finds the transport header of
-    /// the packet inside, in bytes from the start of the frame; `tcp_header_len` reads the length of the TCP
-    /// header at such a place, 0 where there is none.
+    /// Which headers repeat in all other packets, by the kernel's `gso_type`. `inner_transport` gives the
+    /// inner packet's transport header, in bytes from the start of the frame. `tcp_header_len` reads the
+    /// length of the TCP header at such an offset, 0 if there is none.
     #[inline(always)]
     pub fn repeats(
         &self,
@@ -88,7 +90,7 @@ impl Packet {
         let known =
             layout.tcp | layout.datagrams | layout.fragments | layout.tunnels | layout.harmless;
         if gso_type & !known != 0 {
-            // Cut in a way that is not known here.
+            // A way of cutting that is not known here.
             return repeats;
         }
         if gso_type & layout.tunnels != 0 {
@@ -112,7 +114,7 @@ impl Packet {
             if gso_type & layout.datagrams != 0 {
                 repeats.header_len_bytes = udp_end;
             } else if gso_type & layout.fragments != 0 {
-                // The first fragment alone has the UDP header, which is payload to the IP layer.
+                // Only the first fragment has the UDP header, which is payload to the IP layer.
                 repeats.header_len_bytes = udp_end.wrapping_sub(UDP_LEN);
                 if self.key.ip_version == 6 {
                     repeats.lacking_len_bytes = FRAGMENT_HEADER_LEN;

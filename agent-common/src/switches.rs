@@ -1,24 +1,24 @@
-//! What userspace changes while the programs run: which page of the flow table they fill, and which
-//! set of filter rules they follow.
+//! What userspace switches while the programs run: the page of the flow table that they fill, and the set
+//! of filter rules that they apply.
 
-/// The programs' only static variable, so that one load brings all of it into the cache. Userspace
-/// writes it as a whole; a program reads each field once a packet.
+/// The only static of the programs that changes, so that one load brings all of it into the cache.
+/// Userspace writes it as a whole; a program reads each field once a packet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Switches {
     /// 0, 1 or [`Self::OFF`].
     pub page: u32,
-    /// 0 without rules, else the slot of the rule set + 1.
+    /// The slot of the rule set + 1; 0 without rules.
     pub rule_set: u32,
 }
 
 impl Switches {
-    /// No page: the programs count nothing.
+    /// Stands for no page: the programs count nothing.
     pub const OFF: u32 = 2;
 
     pub const LEN_BYTES: usize = size_of::<Self>();
 
-    /// As it lies in the programs' memory.
+    /// The bytes as they lie in the programs' memory.
     pub fn to_bytes(self) -> [u8; Self::LEN_BYTES] {
         let mut bytes = [0; Self::LEN_BYTES];
         bytes[..4].copy_from_slice(&self.page.to_ne_bytes());

@@ -1,7 +1,7 @@
-//! What stands behind the IP header: ports, TCP flags, ICMP type, code and identifier.
+//! Parses what follows the IP header: ports, TCP flags, ICMP type, code and identifier.
 //!
-//! A header counts as truncated when the frame or the IP packet's own length ends within it: bytes
-//! behind the IP packet are padding and never become ports.
+//! A header counts as truncated if the frame or the IP packet's own length ends within it. Bytes behind
+//! the IP packet are padding and never become ports.
 
 use core::cmp::Ordering;
 
@@ -31,8 +31,8 @@ const SCTP_LEN: u32 = 12;
 const DCCP_LEN: u32 = 12;
 const ICMP_LEN: u32 = 8;
 
-/// UDP destinations whose super-frames are segmented behind an inner header (VXLAN, the port that
-/// Linux used before RFC 7348, VXLAN-GPE, Geneve), so their repeated headers are longer than ours.
+/// UDP destination ports of tunnels: VXLAN, the port that Linux used for it before RFC 7348, VXLAN-GPE,
+/// Geneve. Their super-frames also repeat the inner headers.
 pub(crate) const TUNNEL_PORTS: [u16; 4] = [VXLAN, VXLAN_LINUX, 4790, GENEVE];
 pub(crate) const VXLAN: u16 = 4789;
 pub(crate) const VXLAN_LINUX: u16 = 8472;
@@ -71,7 +71,7 @@ pub(crate) fn parse<F: Frame>(
 
 const _: () = assert!(UDP_LEN == 8 && SCTP_LEN == 12 && DCCP_LEN == 12);
 
-/// The transport header, where the IP packet has it whole.
+/// Reads the transport header if the IP packet has all of it.
 #[inline(always)]
 fn header<F: Frame, const N: usize>(
     frame: &F,
@@ -132,8 +132,8 @@ fn ports<F: Frame, const N: usize>(
     Ok(())
 }
 
-/// RFC 768, RFC 3828. A super-frame of UDP repeats the UDP header; a tunnel's also what is inside, which
-/// is not read here.
+/// RFC 768, RFC 3828. A UDP super-frame repeats the UDP header. A tunnel's also repeats the inner headers,
+/// which are not read here.
 #[inline(always)]
 fn udp<F: Frame>(frame: &F, transport: Transport, packet: &mut Packet) -> Result<(), Reason> {
     let header = header::<F, 8>(frame, transport)?;
@@ -150,15 +150,15 @@ fn udp<F: Frame>(frame: &F, transport: Transport, packet: &mut Packet) -> Result
     Ok(())
 }
 
-/// Whether `len` is none that UDP may have: under its header's. Where nothing gives the IP packet's length
-/// it is 0 or what is left of it in 16 bits, and over IPv6 it may be 0 beside a length (`__udp6_lib_rcv`;
-/// RFC 2675 means jumbograms alone).
+/// Whether the UDP length is shorter than the UDP header, which is illegal. 0 is accepted over IPv6
+/// (`__udp6_lib_rcv`; RFC 2675 means it for jumbograms only). If nothing gives the IP packet's length, any
+/// value is accepted: it is 0 or the lower 16 bits of the real length.
 ///
 /// One comparison, since each branch here doubles what the verifier walks.
 #[inline(always)]
 fn is_short(transport: Transport, packet: &Packet, len: u16) -> bool {
     let may_be_zero = u32::from(packet.key.ip_version == 6);
-    // The highest bit of no other end.
+    // Only `NO_LIMIT` has the highest bit set.
     let is_endless = transport.end_bytes >> 31;
     let or_more = u32::from(len)
         .wrapping_sub(may_be_zero)
@@ -166,11 +166,11 @@ fn is_short(transport: Transport, packet: &Packet, len: u16) -> bool {
     or_more < UDP_LEN - may_be_zero
 }
 
-/// Where the datagram ends whose payload begins at `start`, in an IP packet that ends at `end_bytes`. A
-/// length beyond that is no reason to give up: the kernel drops such packets, but the ports are not in
-/// doubt.
+/// Where a UDP datagram ends, given that its payload begins at `start` and its IP packet ends at
+/// `end_bytes`. A length field that points beyond the IP packet is ignored: the kernel drops such packets,
+/// but their ports are not in doubt.
 ///
-/// Apart from [`parse`], for the verifier's sake: only tunnels ask.
+/// Only tunnels need this, so [`parse`] spares the verifier the extra work.
 #[inline(always)]
 pub(crate) fn udp_end<F: Frame>(frame: &F, start: u32, end_bytes: u32) -> Option<u32> {
     let len = u32::from(frame.header::<4>(start - 4)?.be16::<0>());
@@ -181,7 +181,7 @@ pub(crate) fn udp_end<F: Frame>(frame: &F, start: u32, end_bytes: u32) -> Option
     })
 }
 
-/// RFC 792, RFC 4443. A reply falls into the flow of its request.
+/// RFC 792, RFC 4443. A reply belongs to the flow of its request.
 #[inline(always)]
 fn icmp<F: Frame>(frame: &F, transport: Transport, packet: &mut Packet) -> Result<(), Reason> {
     let header = header::<F, 8>(frame, transport)?;
@@ -192,7 +192,7 @@ fn icmp<F: Frame>(frame: &F, transport: Transport, packet: &mut Packet) -> Resul
         icmpv6_query(icmp_type)
     };
 
-    // Two hosts are told apart by address; a host that asks itself, by who answers.
+    // The addresses order two hosts. If a host asks itself, request and reply do.
     let reversed = match transport.order {
         Ordering::Equal => query.is_reply,
         Ordering::Less => false,

@@ -1,8 +1,8 @@
-//! Tunnels: a packet that may be one's comes in, the packet that it carries goes out in its place.
+//! Opens tunnels: replaces a tunnel's packet by the packet that it carries.
 //!
-//! The inner packet is parsed as if it had arrived by itself: its own addresses, tags, fragments. The
-//! key keeps the kind of tunnel and its number, since tenants may use the same addresses; a tunnel
-//! without a number is told from others by its endpoints.
+//! The inner packet is parsed as if it had arrived by itself, with its own addresses, tags and fragments.
+//! Its key keeps the kind of tunnel and its number, since tenants may use the same addresses. Tunnels
+//! without a number are told apart by their endpoints.
 
 use crate::{
     flow::Outer,
@@ -21,28 +21,28 @@ pub use header::{Inner, Layer, header};
 pub use name::name;
 use within::Within;
 
-/// Tunnels within tunnels that are opened.
+/// How many tunnels inside each other are opened.
 pub const MAX_DEPTH: u32 = 2;
 
-/// What became of a packet, as bits.
+/// Bits that say what opening a packet came to.
 pub mod outcome {
-    /// It is what a tunnel carries.
+    /// The packet was taken out of a tunnel.
     pub const DECAPSULATED: u32 = 1;
-    /// It is a tunnel's, and what that carries could not be read.
+    /// The packet is a tunnel's, and what it carries could not be read.
     pub const UNOPENED: u32 = 2;
-    /// It is a tunnel's within [`super::MAX_DEPTH`] others.
+    /// The packet is a tunnel's, inside [`super::MAX_DEPTH`] others.
     pub const DEEPER: u32 = 4;
 }
 
 impl Packet {
-    /// Whether protocol or port are a tunnel's.
+    /// Whether its protocol or port is that of a tunnel.
     #[inline(always)]
     pub fn may_be_tunnel(&self) -> bool {
         self.payload.0 != 0
     }
 
-    /// The same of a later fragment by its key, which must be its flow's: without ports, by the
-    /// protocol alone.
+    /// The same for a later fragment, which shows no ports itself. Its key must already be that of its flow;
+    /// if that has no ports either, the protocol alone decides.
     #[inline(always)]
     pub fn is_tunnels_later_fragment(&self) -> bool {
         self.part.is_later()
@@ -54,14 +54,13 @@ impl Packet {
     }
 }
 
-/// A packet that is being opened, as [`open`] leaves it. Larger than it should stand on a stack of 512
-/// bytes.
+/// The state of [`open`], and its result. It is too large for a stack of 512 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
-    /// What may be a tunnel's packet, then what that carries.
+    /// At first the packet to open, then the innermost packet found so far.
     pub packet: Packet,
-    /// The endpoints of the tunnel that was opened last, and what is around the first.
+    /// The endpoints of the innermost opened tunnel, with the tags and session around the outermost one.
     pub outer: Outer,
     /// Bits of [`outcome`].
     pub outcome: u32,
@@ -90,10 +89,10 @@ impl Opening {
     }
 }
 
-/// Puts the innermost packet that can be reached in the place of the one that is being opened.
+/// Replaces the packet that is being opened by the innermost one that can be reached.
 ///
-/// The steps are [`read_header`] and [`parse_inner`]; where the stack is short, the caller makes
-/// functions of them that are not inlined.
+/// The steps are [`read_header`] and [`parse_inner`]. A caller whose stack is short wraps them in functions
+/// that are not inlined.
 #[inline(always)]
 pub fn open<F>(
     frame: &F,
@@ -108,7 +107,7 @@ pub fn open<F>(
     }
 }
 
-/// Finds the inner packet; says whether there is one.
+/// Finds the inner packet. Returns whether there is one.
 #[inline(always)]
 pub fn read_header<F: Frame>(frame: &F, opening: &mut Opening) -> bool {
     if !opening.packet.may_be_tunnel() {
@@ -122,7 +121,7 @@ pub fn read_header<F: Frame>(frame: &F, opening: &mut Opening) -> bool {
     true
 }
 
-/// Parses the inner packet that [`read_header`] found; says whether it could be.
+/// Parses the inner packet that [`read_header`] found. Returns whether that worked.
 #[inline(always)]
 pub fn parse_inner<F: Frame>(frame: &F, opening: &mut Opening) -> bool {
     opening.saved = opening.packet;
@@ -143,7 +142,7 @@ pub fn parse_inner<F: Frame>(frame: &F, opening: &mut Opening) -> bool {
         opening.outcome |= outcome::UNOPENED;
         return false;
     }
-    // What the outer packet has no room for is not the inner one's, whatever its header says.
+    // The inner packet ends with the outer one at the latest, whatever its header says.
     opening.packet.payload.1 = opening.packet.payload.1.min(inner.end_bytes);
     opening.packet.key.encapsulation = inner.encapsulation as u8;
     opening.packet.key.tunnel_id = if inner.encapsulation.is_unnumbered_tunnel() {

@@ -1,17 +1,17 @@
-//! How many frames on the wire, and how many bytes, an skb stands for (GSO and GRO).
+//! How many frames and bytes on the wire an skb stands for (GSO and GRO).
 
-/// What the kernel says about an skb; all zero but `len_bytes` where it is a single frame.
+/// What the kernel says about an skb. The GSO fields are zero for a single frame.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Skb {
-    /// `skb->len`: from the link header, or the IP header where there is none.
+    /// `skb->len`: counted from the link header, or from the IP header if there is none.
     pub len_bytes: u32,
-    /// `gso_size`: payload of one segment; 0 for a single frame, 0xFFFF for SCTP.
+    /// `gso_size`: the payload of one segment; 0 for a single frame, 0xFFFF for SCTP.
     pub gso_size_bytes: u32,
-    /// `gso_segs`: how many segments; virtio and tap leave it 0.
+    /// `gso_segs`: the number of segments. virtio and tap leave it 0.
     pub gso_segs: u32,
-    /// What each frame on the wire has and the skb lacks: the sum of [`TAG_LEN`] where the VLAN tag was taken
-    /// out (`vlan_present`), and of [`FRAGMENT_HEADER_LEN`] where it is cut into fragments of IPv6.
+    /// Bytes that each frame on the wire has and the skb lacks: [`TAG_LEN`] if the VLAN tag was taken out
+    /// (`vlan_present`), plus [`FRAGMENT_HEADER_LEN`] if the skb becomes IPv6 fragments.
     pub lacking_len_bytes: u32,
 }
 
@@ -31,12 +31,12 @@ impl Skb {
 pub struct WireSize {
     pub packets: u64,
     pub bytes: u64,
-    /// False where the repeated headers are unknown, so that `bytes` is too low.
+    /// False if the repeated headers are unknown, so that `bytes` is too low.
     pub exact: bool,
 }
 
-/// `header_len_bytes` is what each segment repeats, through the innermost segmented transport
-/// header; 0 where it is unknown.
+/// `header_len_bytes` is the length of the headers that each segment repeats, through the innermost
+/// transport header; 0 if unknown.
 #[inline(always)]
 pub fn wire_size(skb: Skb, header_len_bytes: u32) -> WireSize {
     let once = u64::from(skb.len_bytes) + u64::from(skb.lacking_len_bytes);
@@ -51,7 +51,7 @@ pub fn wire_size(skb: Skb, header_len_bytes: u32) -> WireSize {
     let packets = if skb.gso_segs != 0 {
         skb.gso_segs
     } else {
-        // With an unknown header this may be one too many, and is marked inexact below.
+        // With an unknown header this may be one too many. It is marked inexact below.
         let payload = if known {
             skb.len_bytes - header_len_bytes
         } else {

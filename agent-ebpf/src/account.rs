@@ -1,4 +1,4 @@
-//! The account's counters: per CPU, by page, interface and direction.
+//! The account's counters, per CPU for each page, interface and direction.
 
 use agent_common::{HookAccount, Interface, Reason, interface};
 use aya_ebpf::{
@@ -7,16 +7,16 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
-/// `ACCOUNTS_PER_PAGE` accounts for each page: two (ingress, egress) for each interface slot, and the
-/// last one for interfaces that userspace did not register. Userspace sizes it.
+/// `ACCOUNTS_PER_PAGE` accounts for each page: two (ingress, egress) for each interface slot, and a
+/// last one for interfaces that userspace did not register. Userspace sets the size.
 #[btf_map]
 static ACCOUNT: PerCpuArray<HookAccount, 6> = PerCpuArray::new();
 
-/// Each interface at one of its two [`interface::places`]. Userspace sizes it.
+/// Each interface stands at one of its two [`interface::places`]. Userspace sets the size.
 #[btf_map]
 static INTERFACES: Array<Interface, 4> = Array::new();
 
-/// What the places follow from: constants, once the programs are loaded.
+/// [`interface::places`] takes these; they are constant once the programs are loaded.
 #[unsafe(no_mangle)]
 static INTERFACE_SEED: Global<u64> = Global::new(1);
 #[unsafe(no_mangle)]
@@ -39,12 +39,12 @@ pub fn hook(ifindex: u32, direction: u32) -> Option<u32> {
     Some(found.slot * 2 + direction)
 }
 
-/// This CPU's account of one hook on one page.
+/// This CPU's account for one hook on one page.
 pub struct Account(*mut HookAccount);
 
 impl Account {
-    /// The account of a [`hook`], or that of unknown interfaces. `None` where the map is shorter than
-    /// userspace says, which it makes sure of.
+    /// The account of a [`hook`], or that of unknown interfaces. `None` would mean a map shorter than
+    /// `ACCOUNTS_PER_PAGE` says, which userspace rules out.
     #[inline(always)]
     pub fn of(page: u32, hook: Option<u32>) -> Option<Self> {
         let per_page = ACCOUNTS_PER_PAGE.load();
@@ -61,7 +61,7 @@ impl Account {
         unsafe { (*self.0).add(reason, packets, bytes) }
     }
 
-    /// As [`add`](Self::add), of a [`Reason`] by its number.
+    /// Like [`add`](Self::add), with the [`Reason`] as a number.
     #[inline(always)]
     pub fn add_numbered(&self, reason: u32, packets: u64, bytes: u64) {
         // SAFETY: as above.

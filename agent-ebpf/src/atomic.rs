@@ -1,6 +1,7 @@
-//! The one atomic operation of the programs.
+//! The only atomic operation that the programs use.
 
-/// `lock *(u64 *)counter += value`, by the intrinsic: `core` has no `AtomicU64::fetch_add` for this target.
+/// `lock *(u64 *)counter += value`. Uses the intrinsic, since `core` has no `AtomicU64::fetch_add` for this
+/// target.
 ///
 /// # Safety
 ///
@@ -15,7 +16,7 @@ pub unsafe fn add(counter: *mut u64, value: u64) {
             atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, value);
         }
     }
-    // Never run: so that the crate can be checked by the host's compiler.
+    // Never run. It lets the host's compiler check the crate.
     #[cfg(not(target_arch = "bpf"))]
     {
         use core::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,4 @@
-//! Where every packet ends up: what the hook and the parser say about it comes in, the account and the
-//! flow table grow.
+//! Counts a parsed packet: puts it into the flow table, and into the account with what became of it.
 
 use agent_common::{
     Packet, Reason,
@@ -23,19 +22,19 @@ pub enum Direction {
     Egress = 1,
 }
 
-/// What is known of a packet beside what the parser found in it. Without padding, which the verifier would
-/// find unwritten.
+/// What is known about a packet beyond what the parser read from it. It has no padding, since the verifier
+/// refuses memory that was never written.
 #[repr(C)]
 pub struct Arrival {
     /// The address of the program's context.
     pub context: usize,
-    /// 1 where that is one of XDP.
+    /// 1 if the context is one of XDP.
     pub is_xdp: u16,
     /// A [`Direction`].
     pub direction: u16,
     pub ifindex: u32,
     pub skb: Skb,
-    /// Where it goes by what the parser says, a [`Reason`]: [`Reason::Flows`], or why not.
+    /// What the parser came to, as a [`Reason`]: [`Reason::Flows`], or why the packet has no flow.
     pub reason: u32,
     /// Bits of [`outcome`].
     pub tunnel: u32,
@@ -45,12 +44,13 @@ const _: () = assert!(size_of::<Arrival>() == 8 + 2 + 2 + 4 + size_of::<Skb>() +
 
 /// Counts a packet.
 ///
-/// Global to the verifier, which walks it once, for any packet at all: as a part of the programs it would be
-/// walked for each way through the parser. It wants the pointers asked for null, and a number to return.
+/// A global function, which the verifier walks once, for arbitrary arguments. As a part of the programs it
+/// would be walked once for each way through the parser. A global function has to check its pointers for
+/// null and to return a number.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn count(packet: *mut Packet, arrival: *const Arrival) -> u32 {
-    // SAFETY: the verifier makes sure that every caller hands over a packet, or null.
+    // SAFETY: the verifier makes sure that every caller passes a packet or null.
     let Some(packet) = (unsafe { packet.as_mut() }) else {
         return 0;
     };
@@ -102,7 +102,7 @@ fn count_on(page: u32, packet: &mut Packet, arrival: &Arrival) {
     }
 }
 
-/// Puts a parsed packet into its flow, or says why not.
+/// Adds a parsed packet to its flow. Returns [`Reason::Flows`], or the reason why it is in none.
 #[inline(always)]
 fn place(
     page: u32,
@@ -145,14 +145,14 @@ fn place(
     }
 }
 
-/// Facts that explain the difference to the interface's own counters.
+/// Counts the facts that explain the difference to the interface's own counters.
 #[inline(always)]
 fn beside(account: &Account, skb: Skb, packet: &Packet, size: WireSize) {
     if skb.gso_size_bytes != 0 {
         account.add(
             Reason::SuperFrames,
             1,
-            // As the kernel had it.
+            // The bytes that the skb had in the kernel.
             u64::from(
                 skb.len_bytes
                     + u32::from(packet.jumbo_len_bytes)

@@ -1,5 +1,5 @@
-//! How full the pages are: each new flow comes in, a message to userspace goes out when its page
-//! passes the mark at which a scan shall not wait for its time.
+//! Counts how full the pages are, and tells userspace when one passes the mark at which it should be scanned
+//! before the interval is over.
 
 use agent_common::PageFill;
 use aya_ebpf::{
@@ -10,24 +10,24 @@ use aya_ebpf::{
 
 use crate::atomic;
 
-/// Flows that this CPU put into each page, in all: an atomic add a flow would wait until the flow's
-/// entry is out of the store buffer, a tenth of what an insert costs.
+/// Flows that this CPU has ever put into each page. An atomic add for each flow would have to wait until
+/// the flow's entry has left the store buffer, which costs a tenth of an insert.
 #[btf_map]
 static INSERTED: PerCpuArray<u64, 2> = PerCpuArray::new();
 
-/// By page, of all CPUs. Not a static: userspace writes all of those anew at each flip.
+/// By page, for all CPUs together. It is a map because userspace overwrites all statics at each flip.
 #[btf_map]
 static FILL: Array<PageFill, 2> = Array::new();
 
-/// Numbers of pages that passed the mark; userspace makes the size what a page of memory is.
+/// The numbers of pages that passed the mark. Userspace sets the size to that of a memory page.
 #[btf_map]
 static FILLED: RingBuf<u64, 4096> = RingBuf::new();
 
-/// The mark, in flows; 0 is off, and then the verifier leaves out what is below.
+/// The mark, in flows. 0 is off; the verifier then removes the code below.
 #[unsafe(no_mangle)]
 static EARLY_SCAN_FLOWS: Global<u32> = Global::new(0);
 
-/// After so many flows a CPU adds them to [`FILL`]; a power of two.
+/// How many new flows a CPU counts privately before it adds them to [`FILL`]; a power of two.
 #[unsafe(no_mangle)]
 static FILL_STEP: Global<u32> = Global::new(1);
 
@@ -55,7 +55,8 @@ pub fn note_new_flow(page: u32) {
     }
 }
 
-/// Notes that the page refused a flow: what the CPUs hold back may have hidden that it fills.
+/// Notes that the page refused a flow. It may be full below the mark, since each CPU counts some of its
+/// flows privately.
 #[inline(always)]
 pub fn note_full(page: u32) {
     if EARLY_SCAN_FLOWS.load() == 0 {
@@ -83,7 +84,7 @@ fn add(page: u32, flows: u64, mark: u32) {
     }
 }
 
-/// Once for each time that the page fills; CPUs that come here together may all tell.
+/// Tells userspace, once for each time that the page fills. CPUs that get here together may all tell.
 #[inline(always)]
 fn tell(fill: *mut PageFill, page: u32) {
     // SAFETY: as above.
@@ -95,7 +96,7 @@ fn tell(fill: *mut PageFill, page: u32) {
         told.write_volatile(1);
         let said = FILLED.output(u64::from(page), BPF_RB_FORCE_WAKEUP);
         if said.is_err() {
-            // No room: the next ones tell.
+            // No room in the ring: a later call tries again.
             told.write_volatile(0);
         }
     }

@@ -1,4 +1,4 @@
-//! Filter rules and sampling: a parsed packet comes in, whether it goes on to the flow table comes out.
+//! Decides by filter rules and sampling whether a packet goes into the flow table.
 
 use agent_common::{
     Packet, Reason,
@@ -16,7 +16,7 @@ use crate::{account, page};
 /// `BPF_F_INNER_MAP` (5.10): inner arrays may differ in their number of entries.
 const INNER_MAP: usize = 1 << 12;
 
-/// Two slots each, for the rule set in force and the next one; empty without rules.
+/// Two slots each, one for the rule set in force and one for the next. They are empty without rules.
 #[btf_map]
 static RULE_ROWS: ArrayOfMaps<Array<Row, 1, INNER_MAP>, 2> = ArrayOfMaps::new();
 #[btf_map]
@@ -28,7 +28,7 @@ static RULE_NETS_V6: ArrayOfMaps<LpmTrie<[u8; 16], NetRows, 1>, 2> = ArrayOfMaps
 #[unsafe(no_mangle)]
 static SAMPLE_BELOW: Global<u32> = Global::new(0);
 
-/// Says why the packet stays out of the flow table, if it does. The interface index is in its key.
+/// Returns why the packet stays out of the flow table, if it does. Its key must have the interface index.
 #[inline(always)]
 pub fn select(packet: &Packet, direction: u32) -> Result<(), Reason> {
     if let Some(slot) = page::rule_set()
@@ -36,7 +36,7 @@ pub fn select(packet: &Packet, direction: u32) -> Result<(), Reason> {
     {
         return Err(Reason::Filtered);
     }
-    // A constant: without sampling the verifier takes the branch out.
+    // A constant, so without sampling the verifier removes the branch.
     let below = SAMPLE_BELOW.load();
     if below != 0 && !sample::is_sampled(&packet.key, below) {
         return Err(Reason::SampledOut);
@@ -44,8 +44,8 @@ pub fn select(packet: &Packet, direction: u32) -> Result<(), Reason> {
     Ok(())
 }
 
-/// A function of its own, so that packets without rules do not share its registers. Where a part of
-/// the set is missing the packet is counted.
+/// A function of its own, so that it takes no registers when there are no rules. If a part of the set is
+/// missing, the packet is counted.
 #[inline(never)]
 fn is_excluded(packet: &Packet, slot: u32, direction: u32) -> u32 {
     let Some(rows) = RULE_ROWS.get(slot) else {
@@ -72,7 +72,7 @@ impl RuleSet for Maps<'_> {
 
     #[inline(always)]
     fn nets_v4(&self, key: &NetKey4) -> Option<&NetRows> {
-        // SAFETY: the same layout, of which `Key` asks for less alignment.
+        // SAFETY: `Key` has the same layout and asks for less alignment.
         let key = unsafe { &*core::ptr::from_ref(key).cast::<Key<[u8; 8]>>() };
         RULE_NETS_V4.get(self.slot)?.get(key)
     }

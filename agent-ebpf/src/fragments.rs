@@ -1,19 +1,19 @@
-//! Fragments: the first one of a datagram leaves what names its flow, and the later ones take it up.
+//! Puts later fragments, which have no ports, into the flow of their datagram's first fragment.
 
 use agent_common::{FlowKey, Packet, Reason};
 use aya_ebpf::{btf_maps::LruHashMap, macros::btf_map};
 
 use crate::clock;
 
-/// Which datagram a fragment is of: RFC 791 tells datagrams apart by addresses, protocol and
-/// identification, RFC 8200 by addresses and identification. Interface and tags too, since what
-/// they lead to may use the same addresses.
+/// Identifies the datagram of a fragment. RFC 791 tells datagrams apart by addresses, protocol and
+/// identification, RFC 8200 by addresses and identification. Interface and tags count too, since separate
+/// networks may use the same addresses.
 #[repr(C)]
 struct Datagram {
-    /// Without ports; for IPv6 without the protocol, which a later fragment cannot know.
+    /// Without ports, and for IPv6 without the protocol, since a later fragment does not have it.
     flow: FlowKey,
     id: u32,
-    /// 0 where the lower address is the sender's or both are one.
+    /// 0 if the lower address is the sender's or both addresses are the same.
     direction: u32,
 }
 
@@ -34,18 +34,18 @@ struct First {
 
 const _: () = assert!(size_of::<First>() == 16);
 
-/// The one that was not used for the longest time leaves. Userspace sizes it.
+/// The least recently used entry leaves when it is full. Userspace sets the size.
 #[btf_map]
 static FRAGMENTS: LruHashMap<Datagram, First, 1> = LruHashMap::new();
 
-/// As long as Linux waits for an IPv4 datagram's other fragments (`IP_FRAG_TIME`): a fragment that
-/// comes later is more likely of another datagram with the same identification.
+/// Linux waits this long for an IPv4 datagram's other fragments (`IP_FRAG_TIME`). A fragment that comes
+/// later more likely belongs to another datagram with the same identification.
 const REASSEMBLY_NS: u64 = 30_000_000_000;
 
-/// Remembers the flow of a first fragment, and puts a later one into it; tells what became of a
-/// later one. The key of `packet` is complete but for the ports.
+/// Remembers the flow of a first fragment, or puts a later one into it. Returns what became of a later one.
+/// The key of `packet` is complete except for the ports.
 ///
-/// A function of its own: few packets are fragments, and the others keep their registers.
+/// A function of its own: few packets are fragments, and the others need its registers.
 #[inline(never)]
 pub fn join(packet: &mut Packet) -> Option<Reason> {
     let mut datagram = Datagram {
@@ -74,7 +74,7 @@ pub fn join(packet: &mut Packet) -> Option<Reason> {
             direction: packet.direction,
             initiator: packet.initiator,
         };
-        // Where the kernel has no room, the later ones are unmatched.
+        // If the kernel has no room, the later fragments count as unmatched.
         let _ = FRAGMENTS.insert(&datagram, &first, 0);
         return None;
     }
@@ -95,7 +95,7 @@ pub fn join(packet: &mut Packet) -> Option<Reason> {
     Some(Reason::FragmentsJoined)
 }
 
-/// Word by word: there is no `memcmp` in the kernel's programs.
+/// Compares word by word, since kernel programs have no `memcmp`.
 #[inline(always)]
 fn has_one_address(key: &FlowKey) -> bool {
     let [a_high, a_low] = halves(&key.addr_a);

@@ -1,4 +1,4 @@
-//! One packet at one hook: the programs' context comes in, the packet and its size go on to be counted.
+//! Handles one packet at one hook: parses it, finds out its size on the wire, and has it counted.
 
 use agent_common::{
     Frame as _, LinkType, Packet, Reason, parse,
@@ -18,7 +18,7 @@ use crate::{
     tunnels,
 };
 
-/// Counts an skb. A header that ends with the linear part may go on in the pages.
+/// Counts an skb. A header that the linear part cuts off may continue in the skb's pages.
 #[inline(always)]
 pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
     let paged = Paged(ctx.skb.skb);
@@ -42,7 +42,7 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
         }
         let jumbo_len = u32::from(packet.jumbo_len_bytes);
         one.len_bytes -= jumbo_len;
-        // Where it is unknown it becomes longer than any frame, which is unknown, too.
+        // An unknown length (0) wraps to one longer than any frame, which counts as unknown, too.
         packet.segment_header_len_bytes = packet.segment_header_len_bytes.wrapping_sub(jumbo_len);
     } else {
         packet.jumbo_len_bytes = 0;
@@ -89,8 +89,8 @@ pub fn xdp_frags(ctx: &XdpContext, link_type: LinkType) {
     count_frame(ctx.ctx, len_bytes, &mut packet, reason, tunnel);
 }
 
-/// What is left of the walk: the [`Reason`] for which the packet goes where it goes, by its number, and the
-/// bits of [`outcome`].
+/// Finishes parsing: tries a slow parse if that may help, then opens tunnels. Returns the number of the
+/// packet's [`Reason`] ([`Reason::Flows`] if it has a flow) and the bits of [`outcome`].
 #[inline(always)]
 fn complete<S: Steps>(
     steps: &S,

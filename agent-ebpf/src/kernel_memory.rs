@@ -1,14 +1,14 @@
-//! Fields of the kernel's own structures, at the offsets that its BTF gave userspace.
+//! Reads fields of the kernel's own structures, at offsets that userspace found in the kernel's BTF.
 
 use core::{ffi::c_void, mem::MaybeUninit};
 
 use aya_ebpf::helpers::generated::bpf_probe_read_kernel;
 
-/// An integer at an offset from `start`; 0 where it cannot be read.
+/// An integer at an offset from `start`; 0 if it cannot be read.
 #[inline(always)]
 pub fn field<T>(start: usize, offset_bytes: u32) -> T {
     let mut value = MaybeUninit::<T>::uninit();
-    // SAFETY: the helper reads any address of the kernel, and writes zeros where there is none
+    // SAFETY: the helper accepts any address, and writes zeros if it cannot be read
     // (`bpf_probe_read_kernel_common`).
     unsafe {
         bpf_probe_read_kernel(
@@ -17,6 +17,6 @@ pub fn field<T>(start: usize, offset_bytes: u32) -> T {
             (start + offset_bytes as usize) as *const c_void,
         )
     };
-    // SAFETY: it is written, and the callers' types are integers.
+    // SAFETY: the helper wrote the value, and the callers' types are integers.
     unsafe { value.assume_init() }
 }

@@ -1,11 +1,13 @@
-//! The kernel programs: packets at a hook come in, counters in the flow table and the account go
-//! out. The packet itself is never changed and always goes on.
+//! The kernel programs. They count each packet in the flow table and the account. The packet itself is
+//! never changed and always goes on.
 //!
-//! A packet's way: a program here names its hook and link type → [`hook`] parses it through a reader of
-//! [`packet`], takes the further [`steps`] that some packets need (slow parsing, [`tunnels`]), and asks the
-//! kernel how it will cut a super-frame ([`segmentation`]) → [`mod@count`] gives later fragments their ports
-//! ([`fragments`]), asks the [`filter`], and counts in the [`account`] and the [`table`], both on the page
-//! that [`page`] names.
+//! A packet takes this way:
+//!
+//! - A program here names the hook and the link type.
+//! - [`hook`] parses the packet through a reader of [`packet`]. Some packets need further [`steps`] (slow
+//!   parsing, [`tunnels`]). For a super-frame it asks the kernel how that will be cut ([`segmentation`]).
+//! - [`mod@count`] gives later fragments their ports ([`fragments`]), asks the [`filter`], and counts in the
+//!   [`account`] and the [`table`], both on the page that [`page`] names.
 
 #![no_std]
 #![no_main]
@@ -82,7 +84,7 @@ pub fn xdp_ingress_ip(ctx: XdpContext) -> u32 {
     XDP_PASS
 }
 
-/// For drivers that hand over a frame in several buffers; kernel 5.18.
+/// For drivers that may pass a frame in several buffers (since kernel 5.18).
 #[xdp(frags)]
 pub fn xdp_frags(ctx: XdpContext) -> u32 {
     hook::xdp_frags(&ctx, LinkType::Ethernet);
@@ -95,14 +97,14 @@ pub fn xdp_frags_ip(ctx: XdpContext) -> u32 {
     XDP_PASS
 }
 
-/// Never attached: userspace runs it by `BPF_PROG_TEST_RUN` on a packet of [`Clocks`]' size or more,
-/// and reads what it wrote there.
+/// Never attached. Userspace runs it with `BPF_PROG_TEST_RUN` on a packet that has room for [`Clocks`], and
+/// reads them from there.
 #[xdp]
 pub fn clocks(ctx: XdpContext) -> u32 {
     let start = ctx.data();
     if start + size_of::<Clocks>() <= ctx.data_end() {
-        // SAFETY: the packet has room for it, which was checked, and `BPF_PROG_TEST_RUN` puts it 256
-        // bytes into a page (`XDP_PACKET_HEADROOM`).
+        // SAFETY: the packet has room (checked above). It is aligned, since `BPF_PROG_TEST_RUN` puts it
+        // 256 bytes into a page (`XDP_PACKET_HEADROOM`).
         unsafe {
             (start as *mut Clocks).write(Clocks {
                 jiffies: clock::jiffies(),

@@ -1,17 +1,17 @@
-//! Whether the interface at which a packet is has left the network namespace that the agent watches: it takes
-//! our program along, and its index may be that of another interface here.
+//! Finds out whether a packet's interface has left the network namespace that the agent watches. Such an
+//! interface takes our program along, and its index may be that of another interface here.
 
 use agent_common::interface::DeviceLayout;
 use aya_ebpf::Global;
 
 use crate::kernel_memory::field;
 
-/// The namespace of the interfaces, by inode number.
+/// The inode number of the watched namespace.
 #[unsafe(no_mangle)]
 static NETNS: Global<u32> = Global::new(0);
 
-/// Fixed when the programs are loaded. Where it is unknown the verifier takes the reads away, which the
-/// kernel might refuse.
+/// Fixed when the programs are loaded. If it is unknown, the verifier removes the reads, which the kernel
+/// might refuse.
 #[unsafe(no_mangle)]
 static DEVICE_LAYOUT: Global<DeviceLayout> = Global::new(DeviceLayout::UNKNOWN);
 
@@ -20,11 +20,11 @@ pub fn number() -> u32 {
     NETNS.load()
 }
 
-/// By the address of a program's context, which the verifier shows as `__sk_buff` or `xdp_md`: to TC it is
-/// the `sk_buff`, to XDP the `xdp_buff`.
+/// `context` is the address of a program's context. The verifier presents it as `__sk_buff` or `xdp_md`, but
+/// it really is the `sk_buff` in TC and the `xdp_buff` in XDP.
 ///
-/// Asked for a packet that begins a flow, since three or four reads cost as much as counting a packet does.
-/// `false` where it cannot be known.
+/// Only a packet that begins a flow is checked, since three or four reads cost as much as counting a packet.
+/// `false` if it cannot be known.
 #[inline(never)]
 pub fn has_left(context: usize, is_xdp: u32) -> bool {
     let layout = DEVICE_LAYOUT.load();
@@ -39,6 +39,6 @@ pub fn has_left(context: usize, is_xdp: u32) -> bool {
     };
     let netns: usize = field(device, layout.device_netns);
     let inode: u32 = field(netns, layout.netns_inode);
-    // 0 where one of them could not be read.
+    // 0 if one of the reads failed.
     inode != 0 && inode != NETNS.load()
 }

@@ -1,5 +1,4 @@
-//! Readers of packet memory, for the parser: bounds are checked once a header, fields are read
-//! where they lie.
+//! The parser's readers of packet memory. They check bounds once for each header.
 
 use core::{
     ffi::{c_long, c_void},
@@ -12,8 +11,8 @@ use aya_ebpf::{
     helpers::{bpf_skb_load_bytes, bpf_xdp_get_buff_len, bpf_xdp_load_bytes},
 };
 
-/// The verifier wants a limit on variable offsets; no header that the parser looks for is behind it.
-/// All ones, since it is a mask too.
+/// The verifier wants a limit on variable offsets. No header that the parser looks for lies beyond it. All
+/// its bits are ones, since it also serves as a mask.
 const MAX_OFFSET_BYTES: usize = 0x3fff;
 
 /// Memory between `data` and `data_end`: all of an XDP buffer, or the linear part of an skb.
@@ -64,15 +63,15 @@ impl Frame for Linear {
 
 /// `data + offset`, where the offset is at most [`MAX_OFFSET_BYTES`].
 ///
-/// The compiler leaves out a check that never fails, or has the offset in memory between check and
-/// sum. The verifier (6.18) then takes the sum for one outside of the packet. So the offset is limited where it
-/// is added.
+/// Written in assembly so that the offset is limited right where it is added. Otherwise the compiler drops a
+/// check that never fails, or spills the offset to memory between check and sum, and the verifier (6.18)
+/// takes the sum to be outside of the packet.
 #[inline(always)]
 fn checkable_sum(data: usize, offset: usize) -> usize {
     #[cfg(target_arch = "bpf")]
     if !core::intrinsics::is_val_statically_known(offset) {
         let sum;
-        // SAFETY: two operations on two registers, and the mask has all the bits of the offset.
+        // SAFETY: the code touches two registers only, and the mask keeps all bits of the offset.
         unsafe {
             core::arch::asm!(
                 "{offset} &= {mask}",
@@ -127,11 +126,11 @@ impl<const N: usize> Header for LinearHeader<N> {
     }
 }
 
-/// The longest frame whose IP header can say its length: a longer one is a super-frame that generic XDP has as
-/// one frame.
+/// The longest frame whose IP header can give its length. A longer one is a super-frame, which generic XDP
+/// gets as one frame.
 const LONGEST_FRAME: u32 = 0xffff;
 
-/// What lies in front of a packet: the linear part of an skb, the first of several XDP buffers.
+/// The front of a packet: the linear part of an skb, or the first of several XDP buffers.
 pub struct Front<F> {
     pub linear: Linear,
     pub whole: F,
@@ -156,7 +155,7 @@ impl<F: Frame> Frame for Front<F> {
     }
 }
 
-/// An skb, whose headers need not all be in its linear part.
+/// An skb. Its headers may lie beyond the linear part.
 #[derive(Clone, Copy)]
 pub struct Paged(pub *mut __sk_buff);
 
@@ -175,13 +174,14 @@ impl Paged {
         }
     }
 
-    /// Payload of one segment of a super-frame; 0 of a single frame. Read where it is wanted, since the
-    /// stack has no room to keep it.
+    /// The payload of one segment of a super-frame; 0 for a single frame. It is read each time it is needed,
+    /// since the stack has no room for it.
     #[inline(always)]
     pub fn gso_size_bytes(self) -> u32 {
         // SAFETY: the context pointer is valid for the program's run.
         let field = unsafe { &raw const (*self.0).gso_size };
-        // SAFETY: the verifier checks the field; volatile only to keep the compiler from reading it early.
+        // SAFETY: the verifier checks the field. The read is volatile only to keep the compiler from
+        // reading early.
         unsafe { field.read_volatile() }
     }
 
@@ -193,7 +193,7 @@ impl Paged {
         (skb.vlan_present != 0).then_some(skb.vlan_tci as u16)
     }
 
-    /// Whether the VLAN tag was taken out of the frame. Read where it is wanted, like `gso_size_bytes`.
+    /// Whether the VLAN tag was taken out of the frame. Read each time it is needed, like `gso_size_bytes`.
     #[inline(always)]
     pub fn lacks_tag(self) -> bool {
         // SAFETY: the context pointer is valid for the program's run.
@@ -209,8 +209,8 @@ impl Frame for Paged {
     #[inline(always)]
     fn header<const N: usize>(&self, offset_bytes: u32) -> Option<[u8; N]> {
         loaded(|bytes, len_bytes| {
-            // SAFETY: the helper checks the offset against `skb->len`, and writes as many bytes as
-            // there are at `bytes`.
+            // SAFETY: the helper checks the offset against `skb->len` and writes `len_bytes` bytes, for
+            // which `bytes` has room.
             unsafe { bpf_skb_load_bytes(self.0.cast(), offset_bytes, bytes, len_bytes) }
         })
     }
@@ -230,7 +230,7 @@ impl Frame for Paged {
 /// An XDP frame in one buffer, which [`Linear`] reads.
 pub struct OneBuffer(pub *mut xdp_md);
 
-/// An XDP frame of several buffers.
+/// An XDP frame in several buffers.
 #[derive(Clone, Copy)]
 pub struct Fragmented(pub *mut xdp_md);
 
@@ -251,8 +251,8 @@ impl Frame for Fragmented {
     #[inline(always)]
     fn header<const N: usize>(&self, offset_bytes: u32) -> Option<[u8; N]> {
         loaded(|bytes, len_bytes| {
-            // SAFETY: the helper checks the offset against the length of all buffers, and writes as
-            // many bytes as there are at `bytes`.
+            // SAFETY: the helper checks the offset against the length of all buffers and writes
+            // `len_bytes` bytes, for which `bytes` has room.
             unsafe { bpf_xdp_load_bytes(self.0, offset_bytes, bytes, len_bytes) }
         })
     }
@@ -269,13 +269,13 @@ impl Frame for Fragmented {
     }
 }
 
-/// What `load` writes; nothing is zeroed before.
+/// The bytes that `load` writes, without zeroing them first.
 #[inline(always)]
 fn loaded<const N: usize>(load: impl FnOnce(*mut c_void, u32) -> c_long) -> Option<[u8; N]> {
     let mut bytes = MaybeUninit::<[u8; N]>::uninit();
     if load(bytes.as_mut_ptr().cast(), N as u32) != 0 {
         return None;
     }
-    // SAFETY: both helpers return 0 after they have written all of the N bytes.
+    // SAFETY: both helpers return 0 only after they have written all N bytes.
     Some(unsafe { bytes.assume_init() })
 }

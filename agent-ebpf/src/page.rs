@@ -1,10 +1,11 @@
-//! Which of the two pages a packet is counted on, and which set of filter rules it has to pass.
+//! The switches that userspace sets: on which of the two pages packets are counted, and which set of filter
+//! rules applies.
 
 use core::cell::UnsafeCell;
 
 use agent_common::Switches;
 
-/// Userspace stores another value to flip, then waits for running programs.
+/// To flip, userspace stores another value and waits until the running programs have ended.
 #[unsafe(no_mangle)]
 static SWITCHES: Shared = Shared(UnsafeCell::new(Switches {
     page: 0,
@@ -14,12 +15,11 @@ static SWITCHES: Shared = Shared(UnsafeCell::new(Switches {
 #[repr(transparent)]
 struct Shared(UnsafeCell<Switches>);
 
-// SAFETY: programs only read it, a field at a time, each an aligned word; userspace writes it by a
-// map update.
+// SAFETY: programs only read it, one aligned word at a time. Userspace writes it by a map update.
 unsafe impl Sync for Shared {}
 
-/// The page, `None` where nothing is to be counted; a program calls this once a packet and uses the
-/// answer for the table and the account.
+/// The page, or `None` if nothing is to be counted. A program calls this once a packet and uses the answer
+/// for both the table and the account.
 #[inline(always)]
 pub fn current() -> Option<u32> {
     // SAFETY: the static lives as long as the program; volatile, since userspace changes it.
@@ -27,7 +27,7 @@ pub fn current() -> Option<u32> {
     (page < Switches::OFF).then_some(page)
 }
 
-/// The slot of the rule set, `None` without rules; a program calls this once a packet.
+/// The slot of the rule set, or `None` without rules. A program calls this once a packet.
 #[inline(always)]
 pub fn rule_set() -> Option<u32> {
     // SAFETY: as above.

@@ -1,5 +1,5 @@
-//! Where a build for tests waits between two steps of a program, so that what other CPUs and userspace
-//! may do meanwhile does happen. Every other build has nothing here.
+//! Pauses between the steps of a program in a build for tests, so that races with other CPUs and userspace
+//! really happen. In every other build these functions are empty.
 
 #[cfg(feature = "pauses")]
 use core::ffi::c_void;
@@ -7,30 +7,31 @@ use core::ffi::c_void;
 #[cfg(feature = "pauses")]
 use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_loop};
 
-/// In front of the page's number: an agent that ends detaches and flips before it is read, also a slow
-/// one.
+/// Before the program reads the page's number. Long enough for an agent that ends, even a slow one, to
+/// detach and flip first.
 #[inline(always)]
 pub fn before_the_page() {
     #[cfg(feature = "pauses")]
     for_ns(3_000_000);
 }
 
-/// Behind the page's number and what is counted first: a scan flips and drains before the rest.
+/// After the program has read the page's number and counted `seen`, so that a scan can flip and drain
+/// before the rest is counted.
 #[inline(always)]
 pub fn on_the_page() {
     #[cfg(feature = "pauses")]
     for_ns(200_000);
 }
 
-/// Between a look-up that found no flow and its insert: another CPU inserts it first. So
-/// long that a CPU that is behind soon catches up with one that makes the flows.
+/// Between a look-up that found no flow and the insert, so that another CPU inserts the flow first. Long
+/// enough for a CPU that is behind to catch up soon with the one that makes the flows.
 #[inline(always)]
 pub fn before_the_insert() {
     #[cfg(feature = "pauses")]
     for_ns(5_000_000);
 }
 
-/// Far more rounds than there are in the longest pause.
+/// Far more rounds than the longest pause takes.
 #[cfg(feature = "pauses")]
 const MOST_ROUNDS: u32 = 1 << 20;
 
@@ -39,8 +40,8 @@ const MOST_ROUNDS: u32 = 1 << 20;
 fn for_ns(pause_ns: u64) {
     // SAFETY: the helper takes no argument.
     let mut end_ns = unsafe { bpf_ktime_get_ns() } + pause_ns;
-    // SAFETY: the callback has the signature that the helper calls (kernel 5.17), and what it reads
-    // outlives the call.
+    // SAFETY: the callback has the signature that the helper (kernel 5.17) expects, and the value that it
+    // reads outlives the call.
     unsafe {
         bpf_loop(
             MOST_ROUNDS,
@@ -54,7 +55,7 @@ fn for_ns(pause_ns: u64) {
 /// 1 ends the loop.
 #[cfg(feature = "pauses")]
 unsafe extern "C" fn is_over(_round: u32, end_ns: *mut c_void) -> u64 {
-    // SAFETY: `for_ns` hands over a u64 that lives on its stack.
+    // SAFETY: `for_ns` passes a u64 that lives on its stack.
     let end_ns = unsafe { end_ns.cast::<u64>().read() };
     // SAFETY: the helper takes no argument.
     u64::from(unsafe { bpf_ktime_get_ns() } >= end_ns)

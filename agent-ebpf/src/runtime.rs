@@ -1,4 +1,4 @@
-//! What every object has: a panic handler and a licence.
+//! The panic handler and the licence that every eBPF object needs.
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

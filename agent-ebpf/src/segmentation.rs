@@ -1,4 +1,4 @@
-//! How the kernel will cut a super-frame: read where it keeps that, beyond `__sk_buff`.
+//! Finds out how the kernel will cut a super-frame, from fields of the skb that `__sk_buff` does not show.
 
 use agent_common::{
     Frame as _, Header as _, Packet,
@@ -8,17 +8,18 @@ use aya_ebpf::{Global, bindings::__sk_buff};
 
 use crate::{kernel_memory::field, packet::Paged};
 
-/// Fixed when the programs are loaded. Where it is unknown the verifier takes the reads away, which the
-/// kernel might refuse.
+/// Fixed when the programs are loaded. If it is unknown, the verifier removes the reads, which the kernel
+/// might refuse.
 #[unsafe(no_mangle)]
 static SKB_LAYOUT: Global<SkbLayout> = Global::new(SkbLayout::UNKNOWN);
 
-/// Puts into `packet` how long the headers are that each segment repeats, 0 where that is unknown. Gives the
-/// length of what each has and the skb lacks.
+/// Stores the length of the headers that each segment repeats in `packet`, 0 if unknown. Returns the length
+/// of the headers that each segment has and the skb lacks.
 ///
-/// A field that cannot be read is 0: no super-frame has a type of 0, and no header begins at the frame's start.
+/// A field that cannot be read gives 0, which means unknown: no super-frame has the type 0, and no inner
+/// header begins where the frame does.
 ///
-/// Global to the verifier, as [`crate::steps`] are.
+/// A global function for the verifier's sake, like those of [`crate::steps`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn read_segmentation(
@@ -26,7 +27,7 @@ pub extern "C" fn read_segmentation(
     packet: *mut Packet,
     is_opened: u32,
 ) -> u32 {
-    // SAFETY: the verifier makes sure that every caller hands over a packet, or null.
+    // SAFETY: the verifier makes sure that every caller passes a packet or null.
     let Some(packet) = (unsafe { packet.as_mut() }) else {
         return 0;
     };
@@ -36,7 +37,7 @@ pub extern "C" fn read_segmentation(
         packet.segment_header_len_bytes = 0;
         return 0;
     }
-    // The context of a TC program is the skb itself; the verifier shows `__sk_buff` in its place.
+    // The context of a TC program is really the `sk_buff`, which the verifier presents as `__sk_buff`.
     let skb = skb as usize;
     let head: usize = field(skb, layout.head);
     let end: u32 = field(skb, layout.end);

@@ -1,8 +1,8 @@
-//! Steps that few packets take: slow parsing, a tunnel's header, what a tunnel carries.
+//! Steps that few packets need: slow parsing, a tunnel's header, the packet in a tunnel.
 //!
-//! Each is a global function to the verifier, which walks it once, for any packet at all; as a part of a
-//! program it would be walked for each way that leads to it. Such a function has a name of its own for each
-//! reader, plain numbers in and out, and asks every pointer for null.
+//! Each is a global function, which the verifier walks once, for arbitrary arguments. As a part of a program
+//! it would be walked once for each way that leads to it. A global function cannot be generic, so each reader
+//! has its own; it takes and returns plain numbers and pointers, and checks every pointer for null.
 
 use agent_common::{
     LinkType, Packet, Reason, parse_encapsulated,
@@ -14,23 +14,24 @@ use crate::packet::{Fragmented, Linear, OneBuffer, Paged};
 
 /// A reader that has the steps.
 pub trait Steps {
-    /// As [`parse_encapsulated`]. Gives the [`Reason`] by its number, [`Reason::Flows`] where all went well.
+    /// Does what [`parse_encapsulated`] does. Returns the [`Reason`] as a number, [`Reason::Flows`] on success.
     fn parse_slowly(&self, link_type: LinkType, packet: &mut Packet) -> u32;
 
-    /// As [`tunnel::read_header`].
+    /// Does what [`tunnel::read_header`] does.
     fn read_header(&self, opening: &mut Opening) -> bool;
 
-    /// As [`tunnel::parse_inner`].
+    /// Does what [`tunnel::parse_inner`] does.
     fn parse_inner(&self, opening: &mut Opening) -> bool;
 }
 
-/// `$reader` makes a reader of the context, and tells of the tag that was taken out of the frame.
+/// Implements [`Steps`] for a reader. `$reader` makes the reader from a context; `$tci` gives the VLAN tag
+/// that was taken out of the frame.
 macro_rules! steps {
     ($of:ty, $context:ty, $reader:expr, $tci:expr, $parse:ident, $header:ident, $inner:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $parse(context: *mut $context, is_ip: u32, packet: *mut Packet) -> u32 {
-            // SAFETY: the verifier makes sure that every caller hands over a packet, or null.
+            // SAFETY: the verifier makes sure that every caller passes a packet or null.
             let Some(packet) = (unsafe { packet.as_mut() }) else {
                 return Reason::Vanished as u32;
             };
@@ -50,7 +51,7 @@ macro_rules! steps {
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $header(context: *mut $context, opening: *mut Opening) -> u32 {
-            // SAFETY: as above, of an opening.
+            // SAFETY: as above, for an opening.
             let Some(opening) = (unsafe { opening.as_mut() }) else {
                 return 0;
             };
@@ -116,7 +117,7 @@ steps!(
     tunnels_packet_of_buffers
 );
 
-/// An outcome of the parser by its number: [`Reason::Flows`] where all went well.
+/// The parser's result as a number: [`Reason::Flows`] on success.
 #[inline(always)]
 pub fn reason(parsed: Result<(), Reason>) -> u32 {
     parsed.err().unwrap_or(Reason::Flows) as u32

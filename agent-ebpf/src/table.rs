@@ -1,4 +1,4 @@
-//! The flow table: a packet's key and size come in, an entry of the current page grows.
+//! The flow table: adds packets to the flows of the current page, and begins flows.
 
 use agent_common::{FlowCounters, FlowKey, Packet, Reason, wire_size::WireSize};
 use aya_ebpf::{
@@ -8,7 +8,7 @@ use aya_ebpf::{
 
 use crate::{atomic, clock, fill, pause};
 
-/// The two pages. Userspace puts inner maps of the size that it wants into both slots.
+/// The two pages. Userspace puts an inner map of the configured size into each slot.
 #[btf_map]
 static PAGES: ArrayOfMaps<HashMap<FlowKey, FlowCounters, 1>, 2> = ArrayOfMaps::new();
 
@@ -21,10 +21,10 @@ const EEXIST: i32 = -17;
 const EDEADLK: i32 = -35;
 const ETIMEDOUT: i32 = -110;
 
-/// Adds a packet to the flow of `key`; says whether there is one.
+/// Adds a packet to the flow of `key`. Returns whether there is such a flow.
 ///
-/// The key is complete, unlike that of the packet, and must be on the stack: 6.1 takes none from memory that a
-/// global function was given.
+/// The key is complete, unlike that of the packet. It must be on the stack: 6.1 accepts no key in memory that
+/// was passed to a global function.
 #[inline(always)]
 pub fn grow(page: u32, key: &FlowKey, packet: &Packet, size: WireSize) -> bool {
     let Some(flow) = PAGES.get(page).and_then(|table| table.get_ptr_mut(key)) else {
@@ -34,10 +34,10 @@ pub fn grow(page: u32, key: &FlowKey, packet: &Packet, size: WireSize) -> bool {
     true
 }
 
-/// Begins the flow of `key` with a packet. Says whether it did, since another CPU may be first; the error
-/// says why there is no flow.
+/// Begins the flow of `key` with a packet. Returns false if another CPU began it first, and an error if there
+/// is no flow.
 ///
-/// A function of its own: most packets find their flow, and need no stack for the counters of another.
+/// A function of its own: most packets find their flow and need no stack for the first counters of one.
 #[inline(never)]
 pub fn insert(page: u32, key: &FlowKey, packet: &Packet, size: &WireSize) -> Result<bool, Reason> {
     let table = PAGES.get(page).ok_or(Reason::Vanished)?;
@@ -74,7 +74,7 @@ pub fn insert(page: u32, key: &FlowKey, packet: &Packet, size: &WireSize) -> Res
     }
 }
 
-/// Several CPUs may be in the same entry: counters grow by atomic adds, flags by storing ones.
+/// Several CPUs may write the same entry, so counters grow by atomic adds, and flags by storing ones.
 #[inline(always)]
 fn add(flow: *mut FlowCounters, packet: &Packet, size: WireSize) {
     let now_jiffies = clock::jiffies();
@@ -84,7 +84,7 @@ fn add(flow: *mut FlowCounters, packet: &Packet, size: WireSize) {
     unsafe {
         atomic::add(&raw mut (*flow).packets[direction], size.packets);
         atomic::add(&raw mut (*flow).bytes[direction], size.bytes);
-        // Mostly the tick is the same, and nothing is written.
+        // Usually the tick is the same, and nothing is written.
         if (*flow).last_seen_jiffies < now_jiffies {
             (*flow).last_seen_jiffies = now_jiffies;
         }

@@ -1,10 +1,10 @@
 use super::*;
 use crate::flow::FlowKey;
 
-/// A set in memory, made by hand: one term a rule.
+/// A rule set in memory, made by hand. Each rule has one term.
 struct Set {
     rows: Vec<Row>,
-    /// Addresses that terms name, and their rows; those of all other addresses.
+    /// The addresses that terms name, with their rows. `other` holds the rows of all other addresses.
     v4: Vec<(u32, NetRows)>,
     v6: Vec<([u32; 4], NetRows)>,
     other: NetRows,
@@ -55,7 +55,7 @@ impl Set {
         (self.rows.len() - 1) as u16
     }
 
-    /// The table of one kind of term: which rule asks for which index.
+    /// Adds the table for one kind of term; `terms` says which rule asks for which index.
     fn table(&mut self, head: Head, terms: &[(u32, usize)]) {
         let mut without = self.rows[ALL_ROW as usize];
         for &(_, rule) in terms {
@@ -89,7 +89,7 @@ const HERE: [u8; 16] = [10, 0, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
 const THERE: [u8; 16] = [10, 0, 0, 2, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
 const ELSEWHERE: [u8; 16] = [10, 0, 0, 3, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13];
 
-/// A packet with ports, as it lies in the table where its sender is endpoint a and where it is b.
+/// A packet with ports: once with its sender as endpoint a, once as endpoint b.
 fn packets(version: u8, ends: [([u8; 16], u16); 2], protocol: u8) -> [Packet; 2] {
     [0, 1].map(|direction| {
         let [a, b] = [ends[direction], ends[1 - direction]];
@@ -146,7 +146,7 @@ fn a_row_has_each_rule_that_was_put_in_and_not_taken_out() {
     assert_eq!(row, Row::NONE);
 }
 
-/// Each kind of term by a rule of its own, which is the first that the packet matches.
+/// Each kind of term has a rule of its own, which is the first that the packet matches.
 #[test]
 fn a_term_is_held_against_what_it_is_about() {
     let mut set = Set::new(6);
@@ -181,7 +181,7 @@ fn a_term_is_held_against_what_it_is_about() {
     assert_eq!(found([9, 9], 6, 130), counted(4));
     assert_eq!(found([9, 9], 6, 0), counted(5));
 
-    // What stands there instead of ports is none.
+    // An ICMP packet's port fields are no ports.
     let mut packet = packets(4, [(HERE, 1000), (THERE, 1000)], 1)[0];
     packet.key.l4_kind = L4Kind::IcmpQuery as u8;
     let found = first_match(&set, &packet, 0);
@@ -228,7 +228,7 @@ fn addresses_are_asked_for_in_their_version_and_on_their_side() {
     }
 }
 
-/// Which of the ten rows lack a rule.
+/// The lowest match, with the first rule taken out of the `lacking` ones among the ten rows.
 fn lowest_where(words: u64, exclude: &Row, rules: &[usize], lacking: &[usize]) -> Option<Match> {
     let every = with_rules(&Row::NONE, rules.iter().copied());
     let rows: Vec<Row> = (0..10)
@@ -280,11 +280,11 @@ fn the_first_rule_wins_and_says_whether_it_excludes() {
     };
     assert_eq!(found(2, &[5, 6, 70], &[]), Some((5, true)));
     assert_eq!(found(2, &[4, 5, 70], &[]), Some((4, false)));
-    // The others are looked for where the first is out, by its addresses or by what comes behind them.
+    // If an address row or a later row rules out the first rule, the next one is found.
     assert_eq!(found(2, &[5, 6, 70], &[0]), Some((6, false)));
     assert_eq!(found(2, &[5, 70], &[0]), Some((70, true)));
     assert_eq!(found(2, &[5, 70], &[4]), Some((70, true)));
-    // No word is looked at in which there are no rules.
+    // Words beyond the number of words in use are not read.
     assert_eq!(found(2, &[128], &[]), None);
     assert_eq!(found(3, &[128], &[]), Some((128, false)));
 }

@@ -1,5 +1,4 @@
-//! The headers of tunnels: a packet that may be one's comes in, where the packet that it carries lies goes
-//! out.
+//! Reads the headers of tunnels to find the packet inside.
 
 use super::within::Within;
 use crate::{
@@ -11,7 +10,7 @@ use crate::{
     transport::{self, GENEVE, GRE, IPV4_IN_IP, IPV6_IN_IP, UDP, VXLAN, VXLAN_LINUX},
 };
 
-/// What stands at the start of the inner packet.
+/// The header with which the inner packet begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
     Ethernet,
@@ -23,16 +22,17 @@ pub enum Layer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inner {
     pub encapsulation: Encapsulation,
-    /// 0 where the tunnel has none.
+    /// 0 if the tunnel has none.
     pub tunnel_id: u32,
     pub layer: Layer,
     pub offset_bytes: u32,
-    /// Nothing behind this is the tunnel's.
+    /// Nothing behind this offset belongs to the tunnel.
     pub end_bytes: u32,
 }
 
 const VXLAN_LEN: u32 = 8;
-/// The network identifier is valid; and with the group policy extension, which Linux has.
+/// The bit for a valid network identifier, alone and with that of the group policy extension, which Linux
+/// has.
 const VXLAN_FLAGS: [u8; 2] = [0x08, 0x88];
 
 const GENEVE_LEN: u32 = 8;
@@ -48,8 +48,8 @@ const GRE_SEQUENCE: u16 = 0x1000;
 /// Transparent Ethernet bridging.
 const ETHERTYPE_ETHERNET: u16 = 0x6558;
 
-/// Reads the tunnel's header; `None` where there is none that can be opened. A fragment is not: those
-/// behind it carry no header, and all of a datagram is to be in one flow.
+/// Reads the tunnel's header, or gives `None` if there is none that can be opened. A fragment is never
+/// opened: the fragments behind it carry no header, and all of a datagram must be in one flow.
 #[inline(always)]
 pub fn header<F: Frame>(frame: &F, packet: &Packet) -> Option<Inner> {
     if !packet.part.is_whole() {
@@ -85,8 +85,8 @@ pub(super) fn ip_in_ip(offset_bytes: u32, layer: Layer) -> Inner {
     }
 }
 
-/// RFC 7348. The reserved byte at the end is looked at, as Linux does (`vxlan_rcv`): ports alone do
-/// not make a tunnel.
+/// RFC 7348. The port alone does not make a tunnel, so the reserved byte at the end must be 0, as Linux
+/// asks for (`vxlan_rcv`).
 #[inline(always)]
 fn vxlan<F: Frame>(frame: &F, start: u32) -> Option<Inner> {
     let header = frame.header::<8>(start)?;
@@ -103,7 +103,7 @@ fn vxlan<F: Frame>(frame: &F, start: u32) -> Option<Inner> {
     })
 }
 
-/// RFC 8926. Options are passed over, critical ones too: nothing is forwarded here.
+/// RFC 8926. Options are skipped, even critical ones, since nothing is forwarded here.
 #[inline(always)]
 fn geneve<F: Frame>(frame: &F, start: u32) -> Option<Inner> {
     let header = frame.header::<8>(start)?;

@@ -1,14 +1,13 @@
-//! What tells tunnels without a number apart: the key of a tunnel's packet comes in, 32 bits go out.
+//! Names tunnels that have no number: a 32-bit hash tells them apart.
 
 use crate::{
     flow::FlowKey,
     sample::{halves, mix},
 };
 
-/// What stands in a key where other tunnels have their number: a hash of the key of the tunnel's packet,
-/// that is of its endpoints, the tags and the session around it, or the tunnel that it came through. The
-/// same for both directions. Two tunnels have one name once in 2^32, and who can choose the endpoints can
-/// find such two.
+/// Stands in a key where other tunnels have their number. It hashes the key of the tunnel's packet: its
+/// endpoints, and the tags and the session or the tunnel around it. Both directions have the same name. Two
+/// tunnels share a name by chance once in 2^32, and someone who can choose endpoints can find such a pair.
 #[inline(always)]
 pub fn name(key: &FlowKey) -> u32 {
     let (a, b) = (halves(&key.addr_a), halves(&key.addr_b));
@@ -50,7 +49,7 @@ mod tests {
         other(|key| key.vlan_ids[1] = 7);
         other(|key| key.encapsulation = 1);
         other(|key| key.tunnel_id = 7);
-        // Neither ports nor the interface, which are in the flow's own key.
+        // Ports and the interface do not count, since the flow's own key has them.
         let same = FlowKey {
             port_a: 1,
             l4_kind: 1,
@@ -77,7 +76,7 @@ mod tests {
             .collect();
         names.sort_unstable();
         names.dedup();
-        // Of random numbers one pair in them is the same on the average.
+        // Among so many random numbers one pair is equal on average.
         assert!(names.len() > 99_990, "{}", names.len());
     }
 }

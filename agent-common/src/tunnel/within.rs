@@ -1,8 +1,8 @@
-//! A frame of which only the part that a tunnel's packet has is read.
+//! Limits a frame to the part that belongs to a tunnel's packet.
 
 use crate::frame::Frame;
 
-/// A frame of which nothing behind an offset is read: bytes behind an IP packet are padding.
+/// A frame that ends at an offset: bytes behind an IP packet are padding.
 pub struct Within<'a, F> {
     pub frame: &'a F,
     pub end_bytes: u32,
