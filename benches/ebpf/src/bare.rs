@@ -1,4 +1,4 @@
-//! The least that a flow table in a hash map of the kernel needs: a packet comes in, its flow grows.
+//! The least that a flow table in a kernel hash map needs to count a packet.
 
 use core::hint::black_box;
 
@@ -7,25 +7,25 @@ use aya_ebpf::{btf_maps::HashMap, macros::btf_map, programs::TcContext};
 
 use crate::{atomic, clock, packet::Linear};
 
-/// Userspace sizes it.
+/// Userspace sets the size.
 #[btf_map]
 static BARE: HashMap<FlowKey, FlowCounters, 1> = HashMap::new();
 
-/// Userspace sizes it too.
+/// Userspace sets the size.
 #[btf_map]
 static SHORT_KEYS: HashMap<u64, FlowCounters, 1> = HashMap::new();
 
 pub const BPF_ANY: u64 = 0;
 pub const BPF_NOEXIST: u64 = 1;
 
-/// What makes one variant differ from the next.
+/// What differs between the variants.
 pub struct Settings<N, A> {
     pub now: N,
     pub add: A,
     pub insert_flags: u64,
 }
 
-/// The linear part, and the length of the whole.
+/// The linear part of the skb, and the length of the whole frame.
 #[inline(always)]
 pub fn linear(ctx: &TcContext) -> (Linear, u32) {
     // SAFETY: the context pointer is valid for the program's run; the verifier checks the fields.
@@ -37,10 +37,10 @@ pub fn linear(ctx: &TcContext) -> (Linear, u32) {
     (linear, skb.len)
 }
 
-/// Settings that a function can return.
+/// Settings whose type can be named as a return type.
 pub type FixedSettings = Settings<fn() -> u64, fn(*mut u64, u64)>;
 
-/// What every variant starts from.
+/// The parse alone, with which every variant begins.
 #[inline(always)]
 pub fn parse_only(ctx: &TcContext) {
     let mut packet = Packet::default();
@@ -48,7 +48,7 @@ pub fn parse_only(ctx: &TcContext) {
     black_box((&packet, parsed.is_ok()));
 }
 
-/// Adds a packet to its flow; what the parser refuses is not counted.
+/// Adds a packet to its flow. A packet that the parser refuses is not counted.
 #[inline(always)]
 pub fn count<N: FnOnce() -> u64, A: Fn(*mut u64, u64)>(
     linear: &Linear,
@@ -61,7 +61,7 @@ pub fn count<N: FnOnce() -> u64, A: Fn(*mut u64, u64)>(
     }
 }
 
-/// Eight bytes name the flow: fewer to hash and to compare.
+/// Names the flow by eight bytes, so that there is less to hash and to compare.
 #[inline(always)]
 pub fn count_by_short_key(linear: &Linear, len_bytes: u32) {
     let mut packet = Packet::default();
@@ -72,7 +72,7 @@ pub fn count_by_short_key(linear: &Linear, len_bytes: u32) {
     }
 }
 
-/// The usual variant, but for the clock.
+/// The usual variant, but with the tick counter instead of a clock.
 pub fn timeless() -> FixedSettings {
     Settings {
         now: clock::jiffies,
@@ -84,11 +84,11 @@ pub fn timeless() -> FixedSettings {
 /// `counter` is in an entry that this program run has looked up.
 #[inline(always)]
 pub fn atomic_add(counter: *mut u64, value: u64) {
-    // SAFETY: the only callers are below, with a live entry.
+    // SAFETY: the only callers are below, and they pass a live entry.
     unsafe { atomic::add(counter, value) }
 }
 
-/// Loses what another CPU adds at the same time.
+/// Loses counts if another CPU adds at the same time.
 #[inline(always)]
 pub fn plain_add(counter: *mut u64, value: u64) {
     // SAFETY: as above.
@@ -125,6 +125,6 @@ pub fn add<K, N: FnOnce() -> u64, A: Fn(*mut u64, u64), const FLAGS: usize>(
     };
     first.packets[direction] = 1;
     first.bytes[direction] = u64::from(len_bytes);
-    // A full table is the bench's own mistake; it sizes the table.
+    // A full table would be the bench's own mistake, since it sets the size.
     let _ = table.insert(key, &first, settings.insert_flags);
 }

@@ -1,6 +1,7 @@
-//! Programs that the benches hold ours against, on the same hooks: one that does nothing, and one
-//! that does the least that a flow table needs: the same parser, one clock read, a look-up in a
-//! hash map and an add. It has no pages, no account, no time of the first packet and no flags.
+//! Programs that the benches compare ours with, on the same hooks. One does nothing. The bare one does the
+//! least that a flow table needs: the same parser, one clock read, a look-up in a hash map and an add. It
+//! has no pages, no account, no time of the first packet and no flags. The others are parts and variants of
+//! it.
 
 #![no_std]
 #![no_main]
@@ -54,7 +55,7 @@ pub fn empty_xdp(_: XdpContext) -> u32 {
     XDP_PASS
 }
 
-/// One part of the bare program alone, and so each of those below.
+/// One part of the bare program alone, like the programs that follow.
 #[classifier]
 pub fn clock_tc(_: TcContext) -> i32 {
     black_box(clock::boot_ns());
@@ -74,7 +75,7 @@ pub fn parse_tc(ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// The canonical order, found once more than the parser does.
+/// Puts the endpoints into canonical order once more than the parser does.
 #[classifier]
 pub fn order_tc(ctx: TcContext) -> i32 {
     let mut packet = Packet::default();
@@ -95,7 +96,7 @@ pub fn timeless_tc(ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// As `timeless_tc`, in a table that takes memory for a flow when it comes.
+/// Like `timeless_tc`, in a table that allocates memory for each flow as it comes.
 #[classifier]
 pub fn growing_tc(ctx: TcContext) -> i32 {
     let (linear, len_bytes) = linear(&ctx);
@@ -103,7 +104,7 @@ pub fn growing_tc(ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// As `plain_adds_tc`, in a table of each CPU's own, so that no add is lost.
+/// Like `plain_adds_tc`, with a table for each CPU, so that no add is lost.
 #[classifier]
 pub fn by_cpu_tc(ctx: TcContext) -> i32 {
     let (linear, len_bytes) = linear(&ctx);
@@ -137,7 +138,7 @@ pub fn bare_tc(ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// The bare program, whose insert refuses what is there already.
+/// The bare program, with an insert that refuses a key that is already there.
 #[classifier]
 pub fn noexist_tc(ctx: TcContext) -> i32 {
     let (linear, len_bytes) = linear(&ctx);

@@ -1,5 +1,5 @@
-//! What a page of the flow table might be instead: a packet comes in, its flow grows in a table that
-//! takes memory for a flow only when it comes, or in a table of this CPU's own.
+//! Alternatives to the hash map as a page of the flow table: a table that allocates memory for each flow as
+//! it comes, and a table for each CPU.
 
 use agent_common::{FlowCounters, FlowKey, LinkType, Packet, parse};
 use aya_ebpf::{
@@ -16,11 +16,11 @@ use crate::{
 
 const BPF_F_NO_PREALLOC: usize = 1;
 
-/// Userspace sizes it.
+/// Userspace sets the size.
 #[btf_map]
 static GROWING: HashMap<FlowKey, FlowCounters, 1, BPF_F_NO_PREALLOC> = HashMap::new();
 
-/// By CPU. Userspace sizes it and puts in tables of the size that it wants.
+/// The tables by CPU. Userspace sets its size, and puts in tables of the size that it wants.
 #[btf_map]
 static BY_CPU: ArrayOfMaps<HashMap<FlowKey, FlowCounters, 1>, 2> = ArrayOfMaps::new();
 
@@ -32,7 +32,7 @@ pub fn count_growing(linear: &Linear, len_bytes: u32) {
     }
 }
 
-/// No other CPU has the table, and nothing interrupts the program for another packet on this one.
+/// Uses plain adds: no other CPU has the table, and no other packet interrupts the program on this one.
 #[inline(always)]
 pub fn count_by_cpu(linear: &Linear, len_bytes: u32) {
     let mut packet = Packet::default();

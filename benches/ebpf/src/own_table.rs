@@ -1,13 +1,14 @@
-//! A flow table of our own in an array that userspace maps into its memory: a packet comes in, a slot
-//! of two cache lines grows.
+//! The prototype of a flow table of our own, in an array that userspace maps into its memory. Each flow has
+//! a slot of two cache lines.
 //!
-//! A flow's slot is in one of a few windows of neighbouring slots, which the hash of its key chooses.
-//! A slot's state is the last word of its key, whose upper half, a tunnel's number of which the
-//! prototype knows nothing, holds bits of the hash: empty, then taken by a compare-and-swap, then
-//! published. It never goes back while programs run: userspace empties a page that no program uses. A
-//! program that finds a slot taken and not yet published goes on to the next one, so a key may stand
-//! in two slots, and who reads them adds them up. So every packet is in exactly one slot, or in
-//! [`UNPLACED`].
+//! The hash of a flow's key chooses a few windows of neighbouring slots, and the flow's slot is in one of
+//! them. A slot's state is the last word of its key: empty, then taken by a compare-and-swap, then
+//! published. The upper half of a published word holds bits of the hash, in the place of a tunnel's number,
+//! which the prototype ignores. The state never goes back while programs run, since userspace only empties
+//! a page that no program uses.
+//!
+//! A program that finds a slot taken but not yet published goes on to the next one. So a key may stand in
+//! two slots, and a reader has to add them up. Every packet is in exactly one slot, or in [`UNPLACED`].
 
 mod hash;
 mod word;
@@ -33,7 +34,7 @@ const _: () = assert!(size_of::<Slot>() == 128);
 
 /// Userspace zeroes it with the slot.
 const EMPTY: u64 = 0;
-/// No key ends so: an IP version is 4 or 6.
+/// No key ends with this word: its IP version is 4 or 6.
 const TAKEN: u64 = u64::MAX;
 
 const WINDOW_SLOTS: u32 = 8;
@@ -41,15 +42,15 @@ const MAX_WINDOWS: u32 = 3;
 
 const BPF_F_MMAPABLE: usize = 1 << 10;
 
-/// Userspace sizes it: [`WINDOW_STARTS`] and the rest of the last window.
+/// Userspace sets the size: [`WINDOW_STARTS`] plus the rest of the last window.
 #[btf_map]
 static SLOTS: Array<Slot, 1, BPF_F_MMAPABLE> = Array::new();
 
-/// Packets and bytes whose windows were full.
+/// Packets and bytes that found their windows full.
 #[btf_map]
 static UNPLACED: PerCpuArray<[u64; 2], 1> = PerCpuArray::new();
 
-/// Set when the programs are loaded, as those below.
+/// At how many slots a window may begin. Set when the programs are loaded, like those below.
 #[unsafe(no_mangle)]
 static WINDOW_STARTS: u32 = 1;
 
@@ -60,7 +61,7 @@ static WINDOWS: u32 = 1;
 /// Adds a packet to its flow.
 #[inline(always)]
 pub fn add(packet: &Packet, bytes: u64) {
-    // Else the compiler takes the key apart and puts words together from single bytes.
+    // Otherwise the compiler splits the key into bytes and builds the words from them.
     let key = black_box(&packet.key);
     // SAFETY: a key has the size and the alignment of its words, and no padding.
     let words = unsafe { transmute::<FlowKey, [u64; 7]>(*key) };
@@ -94,7 +95,7 @@ pub fn add(packet: &Packet, bytes: u64) {
     }
 }
 
-/// Whether the slot was the flow's or has become it.
+/// Adds the packet if the slot is the flow's, or free. Returns whether it did.
 #[inline(always)]
 fn add_to(slot: *mut Slot, words: &[u64; 7], state: u64, packet: &Packet, bytes: u64) -> bool {
     // SAFETY: `slot` comes from a look-up in this program run, and elements of an array stay where

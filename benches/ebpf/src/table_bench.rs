@@ -1,6 +1,6 @@
-//! The prototype of a flow table of our own beside the kernel's hash map, on the same hook and built
-//! alike: for a processor with compare-and-swap (`v3`, kernel 5.12). Both read the tick counter
-//! only, keep no account and have one page.
+//! Compares the prototype of a flow table of our own with the kernel's hash map. Both run on the same hook
+//! and are built for a BPF processor with compare-and-swap (`v3`, kernel 5.12). Both read only the tick
+//! counter, keep no account and have one page.
 
 #![no_std]
 #![no_main]
@@ -37,7 +37,7 @@ pub fn empty(_: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// What both tables start from.
+/// The parse alone, with which both tables begin.
 #[classifier]
 pub fn parsed(ctx: TcContext) -> i32 {
     bare::parse_only(&ctx);

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Writes captures for the test that holds the agent against tshark: a folder comes in, one file for
-each kind of traffic goes out, byte for byte the same every time.
+"""Writes the captures for the test that compares the agent with tshark: one file for each kind of traffic,
+byte for byte the same every time.
 
     make.py FOLDER
 """
@@ -99,7 +99,7 @@ def ipv6_extensions():
 def security_and_mobility():
     """Headers that are dissected by protocols of their own."""
     for version in (4, 6):
-        # Encrypted: nothing is behind it. Behind IPv4, authentication is a protocol.
+        # Behind an encrypted payload (ESP) nothing can be read. Over IPv4, authentication is a protocol.
         yield secured(version, 50, data(40))
     udp = UDP(sport=43100, dport=53)
     for version in (4, 6):
@@ -146,7 +146,7 @@ def fragments():
     yield from fragment(whole, fragsize=800)
     whole = ip(4, id=301) / TCP(sport=44200, dport=80, flags="A") / data(1400)
     yield from fragment(whole, fragsize=800)
-    # The second one first: it is in no flow with ports, the last one is.
+    # The second one comes first, so it is in no flow with ports. The last one is.
     whole = ip(4, id=302) / UDP(sport=44300, dport=5000) / data(2000)
     first, second, *others = fragment(whole, fragsize=600)
     yield from [second, first, *others]
@@ -262,7 +262,7 @@ def icmp_errors():
     yield ip(4) / ICMP(type=5, code=1, gw="10.9.0.254") / cause4
     yield ip(6) / ICMPv6TimeExceeded() / cause6
     yield ip(6) / ICMPv6PacketTooBig(mtu=1280) / cause6
-    # Both ways: each host complains of the other.
+    # Both ways: each host sends errors about the other.
     yield ip(4, "back") / ICMP(type=3, code=1) / cause4
 
 
@@ -311,10 +311,10 @@ def malformed():
     for length in (0, 7, 255):
         yield spoilt(udp4, 14 + 20 + 5, length)
     yield spoilt(hop6, 14 + 40 + 1, 200)
-    # Authentication of eight bytes, which cannot be.
+    # An authentication header of eight bytes, which is too short to be one.
     tcp = transport(6, TCP(sport=49107, dport=80, flags="A"))
     yield ip(6, nh=51) / Raw(bytes([6, 0, 0, 0, 0, 0, 0, 1]) + tcp)
-    # Three tags, and a type that nobody has.
+    # Three tags, and an unassigned type.
     yield LINK["forward"] / Dot1Q(vlan=1) / Dot1Q(vlan=2) / Dot1Q(vlan=3) / ip(4).payload / UDP()
     yield LINK["forward"] / ip(4).payload / TCP(sport=1, dport=0) / data(1)
     yield Ether(src=A, dst=B, type=0x88B5) / data(50)

@@ -1,10 +1,9 @@
-//! Holds our parser against the second one: a frame comes in, agreement or the reasoned difference
-//! goes out.
+//! Compares our parser with the second one: they must agree on a frame, or differ for a known reason.
 
 use crate::{Difference, Entry, Parsed, RawFrame, peer};
 
-/// Both parsers read `frame`. `None` where they agree; an error where they do not and nothing in the
-/// frame explains it, whose text has the frame as an entry for the corpus.
+/// Has both parsers read `frame`. Gives `None` if they agree, and the difference if they do not but the
+/// frame explains it. Otherwise it fails, and the error has the frame as an entry for the corpus.
 pub fn check(frame: &RawFrame) -> Result<Option<Difference>, String> {
     let ours = frame.parse();
     let theirs = peer::parse(frame);
@@ -24,7 +23,7 @@ pub fn check(frame: &RawFrame) -> Result<Option<Difference>, String> {
     })
 }
 
-/// Whether both read the packet that came over the wire alike, whatever it carries.
+/// Whether both read the outermost packet alike, whatever it carries.
 fn agree_on_the_outermost(frame: &RawFrame) -> bool {
     let unopened = RawFrame {
         decapsulate: false,
@@ -33,8 +32,8 @@ fn agree_on_the_outermost(frame: &RawFrame) -> bool {
     unopened.parse() == peer::parse(&unopened).parsed
 }
 
-/// A frame that a test found, as an entry whose expectation is what `parsed` says: to be judged
-/// before it is kept.
+/// A frame that a test found, as an entry that expects what `parsed` says. A person has to judge that
+/// before the entry is kept.
 pub fn found(frame: &RawFrame, parsed: &Parsed) -> Entry {
     Entry {
         name: "found".to_owned(),

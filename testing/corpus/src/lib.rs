@@ -1,8 +1,8 @@
-//! Frames with what they mean, for every test of the parser: text comes in, [`Entry`]s go out.
+//! Frames with their expected meaning, for every test of the parser.
 //!
-//! [`read`] turns the files into entries and [`write`] an entry into text again; [`peer`] is the
-//! second parser, [`check`] holds ours against it, and [`mutation`] makes more frames of those that
-//! are there.
+//! [`read`] turns the files into entries, and [`write`] turns an entry into text again. [`peer`] is the
+//! second parser, [`check`] compares ours with it, and [`mutation`] makes more frames from those in the
+//! files.
 
 use std::{fs, path::Path};
 
@@ -21,7 +21,7 @@ mod write;
 
 pub use peer::Difference;
 
-/// What a hook sees: bytes, what stands at the first of them, and the tag (TCI) that the driver took
+/// What a hook sees: bytes, the kind of header with which they begin, and the tag (TCI) that the driver took
 /// out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawFrame {
@@ -29,19 +29,19 @@ pub struct RawFrame {
     pub tag: Option<u16>,
     /// Whether the agent is told to open tunnels.
     pub decapsulate: bool,
-    /// Whether it stands for many frames on the wire (GSO, GRO).
+    /// Whether the frame stands for many on the wire (GSO, GRO).
     pub is_super_frame: bool,
     pub bytes: Vec<u8>,
 }
 
 impl RawFrame {
-    /// What our parser says, on the host. The identification of a whole datagram, which nobody
-    /// reads, is left out, and where a tunnel's payload is, which its inner packet tells.
+    /// What our parser says on the host. It leaves out the identification of a whole datagram, which nobody
+    /// reads, and the place of a tunnel's payload, which the inner packet shows.
     pub fn parse(&self) -> Parsed {
         self.parse_by(self)
     }
 
-    /// The same by a reader of its bytes.
+    /// The same, with another reader of the bytes.
     pub fn parse_by<F: Frame>(&self, frame: &F) -> Parsed {
         let mut packet = Packet::default();
         parse_encapsulated(frame, self.link_type, self.tag, &mut packet)?;
@@ -87,7 +87,7 @@ impl Frame for RawFrame {
     }
 }
 
-/// What a frame gives: a packet, whose key has no interface and no namespace, and how it was reached.
+/// What a frame means: a packet, whose key has no interface and no namespace, and how it was reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meaning {
     pub packet: Packet,
@@ -97,7 +97,7 @@ pub struct Meaning {
     pub outcome: u32,
 }
 
-/// What a frame gives, or the reason why there is no packet in it.
+/// What a frame means, or the reason why there is no packet in it.
 pub type Parsed = Result<Meaning, Reason>;
 
 /// A frame of the corpus.
@@ -139,7 +139,7 @@ pub fn entries() -> Result<Vec<Entry>> {
 /// The names of [`agent_common::L4Kind`], by its numbers.
 const KINDS: [&str; 5] = ["none", "ports", "icmp", "icmp_query", "fragment"];
 
-/// Takes out of a key what stands in the place of a tunnel's number: no RFC says what that is.
+/// Removes from a key the hash that stands for a missing tunnel number, since no RFC says what it is.
 pub fn unnamed(key: &mut FlowKey) {
     if Encapsulation::from_u8(key.encapsulation).is_some_and(Encapsulation::is_unnumbered_tunnel) {
         key.tunnel_id = 0;
@@ -158,5 +158,5 @@ const ENCAPSULATIONS: [&str; 8] = [
     "gre_without_key",
 ];
 
-/// The names of those bits of [`outcome`] that `outer` does not tell.
+/// The names of those bits of [`outcome`] that do not follow from `outer`.
 const OUTCOMES: [(&str, u32); 2] = [("unopened", outcome::UNOPENED), ("deeper", outcome::DEEPER)];

@@ -1,4 +1,4 @@
-//! Reads the corpus: the text of a file comes in, its entries go out. README.md has the format.
+//! Reads the files of the corpus. README.md has the format.
 
 use std::{net::IpAddr, str::FromStr};
 
@@ -219,7 +219,7 @@ fn vlans(rest: &str, into: &mut [u16; 2]) -> Result<()> {
     Ok(())
 }
 
-/// A tunnel's endpoints, at the sides of the packet's a and b.
+/// A tunnel's endpoints, in the order of the packet's a and b.
 fn outer(rest: &str) -> Result<Outer> {
     let (a, b) = rest.split_once(' ').context("two addresses")?;
     let (ip_version, addr_a, _) = address(a)?;

@@ -1,8 +1,8 @@
-//! Frames as a fuzzer has them: any bytes come in, a frame goes out, and the other way round.
+//! Turns a fuzzer's bytes into frames, and frames into bytes.
 //!
-//! The first byte has the link type in bit 0 (1 is bare IP), in bit 1 whether two bytes of tag (TCI,
-//! big-endian) follow, in bit 2 whether tunnels are opened, and in bit 3 whether it is a super-frame; the rest
-//! is the frame.
+//! Four bits of the first byte say what the frame is like: bit 0 is the link type (1 is bare IP), bit 1
+//! whether two bytes of tag (TCI, big-endian) follow, bit 2 whether tunnels are opened, and bit 3 whether it
+//! is a super-frame. The rest is the frame.
 
 use agent_common::LinkType;
 
@@ -13,7 +13,7 @@ const TAGGED: u8 = 2;
 const DECAPSULATE: u8 = 4;
 const SUPER_FRAME: u8 = 8;
 
-/// `None` where the bytes are too few to say what they are.
+/// `None` if there are too few bytes for the first byte and the tag.
 pub fn frame(seed: &[u8]) -> Option<RawFrame> {
     let (&kind, mut bytes) = seed.split_first()?;
     let link_type = if kind & BARE_IP == 0 {
@@ -36,7 +36,7 @@ pub fn frame(seed: &[u8]) -> Option<RawFrame> {
     })
 }
 
-/// What [`frame`] makes `frame` of.
+/// The bytes from which [`frame`] makes this frame.
 pub fn seed(frame: &RawFrame) -> Vec<u8> {
     let link = match frame.link_type {
         LinkType::Ethernet => 0,

@@ -1,4 +1,4 @@
-//! Writes an entry as the corpus has it, for a frame that a test found.
+//! Writes a frame that a test found as an entry in the format of the corpus.
 
 use std::{
     fmt::{Display, Formatter, Result},
@@ -10,7 +10,7 @@ use agent_common::{L4Kind, LinkType};
 use crate::{ENCAPSULATIONS, Entry, KINDS, Meaning, OUTCOMES};
 
 const BYTES_PER_LINE: usize = 16;
-/// Runs of a byte that are written as a repetition.
+/// The shortest run of equal bytes that is written as a repetition.
 const SHORTEST_RUN: usize = 12;
 
 impl Display for Entry {

@@ -1,4 +1,4 @@
-//! The corpus against our parser on the host and against the second one.
+//! Holds our parser, on the host, against the corpus and against the second parser.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,8 +9,7 @@ use proptest::{
     test_runner::{Config, RngSeed, TestCaseError, TestRunner},
 };
 
-/// Which frames of the corpus the two parsers do not read alike; the reasons are
-/// [`Difference::reason`]'s.
+/// The frames of the corpus that the two parsers read differently. [`Difference::reason`] says why.
 const DIFFERENCES: &[(Difference, &[&str])] = &[
     (
         Difference::VersionAgainstEtherType,
@@ -98,7 +97,7 @@ fn the_second_parser_reads_every_frame_alike_or_for_a_reason_otherwise() {
     assert_eq!(differences, stated);
 }
 
-/// The programs ask the first one, and the other where that says so.
+/// The programs call `parse` first, and `parse_encapsulated` if that finds no IP.
 #[test]
 fn what_is_behind_neither_pppoe_nor_mpls_is_the_same_to_both_entries_of_the_parser() {
     for entry in entries().unwrap() {
@@ -144,13 +143,13 @@ fn every_reason_is_shown_by_a_frame() {
         .into_iter()
         .filter_map(|entry| entry.expected.err())
         .collect();
-    // That one is not in the frame.
+    // That reason does not come from a frame.
     let is_the_parsers = |reason: &Reason| *reason != Reason::UnknownInterface;
     let parsers = Reason::UNPARSED.iter().copied().filter(is_the_parsers);
     assert_eq!(shown, parsers.collect());
 }
 
-/// The same frames at every run; `PROPTEST_CASES` and `PROPTEST_RNG_SEED` ask for others.
+/// Makes the same frames in every run, unless `PROPTEST_CASES` or `PROPTEST_RNG_SEED` is set.
 fn runner(cases: u32) -> TestRunner {
     let asked = Config::default();
     let is_asked = |name| std::env::var_os(name).is_some();

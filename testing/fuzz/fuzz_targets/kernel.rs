@@ -1,5 +1,5 @@
-//! Any frame through the loaded programs (`BPF_PROG_TEST_RUN`): the page and the account have what our
-//! parser says on the host. Needs root.
+//! Fuzzes the loaded programs (`BPF_PROG_TEST_RUN`): for any frame, the page and the account must have what
+//! our parser says on the host. Needs root.
 
 #![no_main]
 #![expect(
@@ -20,7 +20,7 @@ use libfuzzer_sys::{Corpus, fuzz_target};
 use programs::{LONGEST_BUFFER, PAGE, PROGRAMS, Programs};
 
 thread_local! {
-    /// Without and with tunnels opened.
+    /// The programs twice: without and with opening tunnels.
     static LOADED: RefCell<[Programs; 2]> = RefCell::new([false, true].map(Programs::load));
 }
 
@@ -28,7 +28,7 @@ fuzz_target!(init: begin(), |input: &[u8]| -> Corpus {
     let Some(frame) = seed::frame(input) else {
         return Corpus::Reject;
     };
-    // The call has no tags, and what it does with buffers of this size is the kernel's own.
+    // The call cannot pass a tag, and how it handles buffers of this size differs from kernel to kernel.
     if frame.tag.is_some() || (LONGEST_BUFFER..PAGE).contains(&frame.bytes.len()) {
         return Corpus::Reject;
     }
@@ -36,7 +36,7 @@ fuzz_target!(init: begin(), |input: &[u8]| -> Corpus {
     Corpus::Keep
 });
 
-/// The verifier may take longer than an input is given.
+/// Loads the programs before the first input: the verifier may take longer than the time for one input.
 fn begin() {
     traced::write_seeds();
     LOADED.with(|_| ());

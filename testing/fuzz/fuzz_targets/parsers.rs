@@ -1,5 +1,5 @@
-//! Any frame through our parser and through the second one: neither panics, and they agree or differ
-//! for a reason that is stated.
+//! Fuzzes our parser and the second one: for any frame neither panics, and they agree or differ for a known
+//! reason.
 
 #![no_main]
 
@@ -14,7 +14,7 @@ fuzz_target!(init: traced::write_seeds(), |input: &[u8]| -> Corpus {
     let Some(frame) = seed::frame(input) else {
         return Corpus::Reject;
     };
-    // For its coverage; the compiler shall not leave out what nobody asks for.
+    // Run for its coverage only. `black_box` keeps the compiler from dropping the unused result.
     let _parsed = black_box(traced::traced(&frame));
     match check::check(&frame) {
         Ok(_) => Corpus::Keep,

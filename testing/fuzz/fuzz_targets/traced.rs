@@ -1,15 +1,15 @@
-//! The parser once more: a frame comes in, what it says goes out, by way of code that belongs to the
-//! fuzz target.
+//! The parser, compiled once more as part of the fuzz target, for its coverage.
 //!
-//! Only a target's own crate is compiled with coverage, so that all others are those of the tests. The
-//! parser is generic over the frame: with a kind of frame that only the target has, it is compiled here.
+//! Only a target's own crate is compiled with coverage, so that all other crates are those of the tests. The
+//! parser is generic over the frame: with a type of frame that only the target has, it is compiled here.
 
 use std::{env, fs, path::PathBuf};
 
 use agent_common::Frame;
 use corpus::{Parsed, RawFrame, seed};
 
-/// Names a folder for the corpus as seeds. libFuzzer passes over what begins with two dashes.
+/// The argument with the folder for the corpus as seeds. libFuzzer ignores arguments that begin with two
+/// dashes.
 const SEEDS: &str = "--seeds=";
 
 struct Traced<'a>(&'a RawFrame);
@@ -55,7 +55,7 @@ pub fn write_seeds() {
     }
 }
 
-/// Ends the run, which keeps the input.
+/// Ends the run by a panic, so that libFuzzer keeps the input.
 pub fn fail(error: &str) -> ! {
     panic!(
         "{error}\n\nThis frame belongs in testing/corpus/frames/, with a name, a reason, and what the RFC \

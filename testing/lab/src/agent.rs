@@ -1,4 +1,5 @@
-//! A running `flow-agent`. Its socket, its log and what it prints are in a folder of its own, and it ends with the value.
+//! A running `flow-agent`. Its socket, its log and what it prints are in a folder of its own. It ends when
+//! the value is dropped.
 
 use std::{
     env,
@@ -14,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::Process;
 
-/// What the agent logs when every hook is attached, with its fields behind it.
+/// How the agent's log line begins once every hook is attached.
 const COUNTING: &str = "counting max_flows=";
 
 pub struct Agent {
@@ -23,8 +24,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts `run` with these settings by a command that names the binary, and does not wait. The agent
-    /// listens on a Unix socket of its own and has no settings from this process's environment.
+    /// Starts `run` with these settings and does not wait; `command` names the binary. The agent listens on a
+    /// Unix socket of its own and takes no settings from this process's environment.
     pub fn begin(mut command: Command, interface: &str, settings: &[&str]) -> Result<Self> {
         let folder = TempDir::with_prefix("flow-agent-").context("make a folder for an agent")?;
         let file = |name: &str| {
@@ -52,8 +53,8 @@ impl Agent {
         })
     }
 
-    /// Returns when every hook is attached; an error has the agent's log. `check` is asked meanwhile and
-    /// may end the wait.
+    /// Waits until every hook is attached; an error has the agent's log. `check` runs meanwhile and may end
+    /// the wait with an error.
     pub fn wait_until_counting(
         &mut self,
         patience: Duration,
@@ -62,7 +63,7 @@ impl Agent {
         let deadline = Instant::now() + patience;
         loop {
             check()?;
-            // Asked before the log is read, so that an agent that has ended has written all of it.
+            // Checked before the log is read: an agent that has ended has written all of its log.
             let status = self.process.exited()?;
             let log = self.log()?;
             if log.contains(COUNTING) {
@@ -80,7 +81,7 @@ impl Agent {
         }
     }
 
-    /// As `--connect` takes it.
+    /// The address in the form that `--connect` takes.
     pub fn address(&self) -> String {
         address(&self.folder)
     }

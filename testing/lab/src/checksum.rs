@@ -1,5 +1,4 @@
-//! Checksums for messages that are built as bytes: a message with a zero checksum field comes in,
-//! the field's value goes out.
+//! Checksums for messages that are built as bytes, with a zero in the checksum field.
 
 use std::net::Ipv6Addr;
 

@@ -1,4 +1,4 @@
-//! An interface's own counters: a namespace and a name come in, 64-bit numbers go out.
+//! An interface's own counters, read from the kernel.
 
 use std::ops::Sub;
 
@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 
 use crate::Namespace;
 
-/// What the kernel counts for an interface, since it was made.
+/// What the kernel has counted for an interface since it was made.
 ///
 /// A veth counts `rx_bytes` like the sender's `tx_bytes`, with one exception: an end that polls (`gro`
 /// on, or a native XDP program) counts frames that came as skbs without their 14 bytes of Ethernet

@@ -1,4 +1,4 @@
-//! IPv6 extension headers: a kind and a length come in, the header's bytes go out.
+//! Writes IPv6 extension headers.
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -48,7 +48,7 @@ impl Extension {
                 out.resize(out.len() + usize::from(pad_len), 0);
             }
             Self::Routing { length_bytes } => {
-                // Type 253, for experiments, with no segments left: every node passes it over.
+                // Type 253, for experiments, with no segments left: every node skips it.
                 out.extend([next, units_after_first(length_bytes, 8)?, 253, 0]);
                 out.resize(out.len() + length_bytes - 4, 0);
             }
@@ -70,7 +70,7 @@ impl Extension {
                     length_bytes >= 12,
                     "an authentication header has 12 bytes at least"
                 );
-                // Counted in units of four bytes, less two (RFC 4302, 2.2).
+                // Counted in units of four bytes, minus two (RFC 4302, 2.2).
                 out.extend([next, units_after_first(length_bytes, 4)? - 1, 0, 0]);
                 out.resize(out.len() + length_bytes - 4, 0);
             }

@@ -1,7 +1,6 @@
-//! Synthetic frames: header fields come in, the bytes of one frame with right lengths and checksums
-//! go out.
+//! Synthetic frames with right lengths and checksums.
 //!
-//! The headers are written by `etherparse`, so that our parser is tested against other hands.
+//! `etherparse` writes the headers, so that our parser is tested against code that is not ours.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -21,7 +20,7 @@ const ETHER_TYPE_IPV6: u16 = 0x86DD;
 const ETHER_TYPE_VLAN: u16 = 0x8100;
 const ETHER_TYPE_PROVIDER_VLAN: u16 = 0x88A8;
 
-/// Everything below the transport header. Each transport method ends it and gives the frame's bytes.
+/// Everything below the transport header. Each transport method adds the rest and returns the frame's bytes.
 #[derive(Clone, Debug)]
 pub struct Frame {
     /// Source and destination; `None` for an interface without an Ethernet header.

@@ -1,5 +1,4 @@
-//! A socket that sends whole frames: bytes come in, the same frames in the same order leave an
-//! interface.
+//! A socket that sends whole frames out of an interface, in order.
 
 use std::{
     ffi::CString,
@@ -13,12 +12,12 @@ use anyhow::{Context as _, Result};
 
 use crate::Namespace;
 
-/// Frames a system call.
+/// Frames in one system call.
 const BATCH: usize = 256;
 
 /// An `AF_PACKET` socket bound to an interface. It receives nothing.
 ///
-/// The interface's length rules hold: 14 bytes at least, MTU and header at most.
+/// The interface limits the length: at least 14 bytes, at most MTU plus header.
 #[derive(Debug)]
 pub struct FrameSocket {
     fd: OwnedFd,
@@ -34,7 +33,7 @@ impl FrameSocket {
         })
     }
 
-    /// From here on frames pass the queueing discipline, and the TC egress hook with it, by.
+    /// Makes all further frames bypass the queueing discipline, and with it the TC egress hook.
     pub fn bypass_qdisc(&self) -> Result<()> {
         set_packet_option(&self.fd, libc::PACKET_QDISC_BYPASS).context("set PACKET_QDISC_BYPASS")
     }
@@ -44,9 +43,9 @@ impl FrameSocket {
         self.send_many([frame]).map(drop)
     }
 
-    /// Sends the frames in order and returns how many there were. A frame that the receiving end had
-    /// no room for is sent again, so that none is lost; such a frame passes a TC egress hook on this
-    /// end once for every attempt.
+    /// Sends the frames in order and returns how many there were. If the receiving end has no room for a
+    /// frame, it is sent again, so none is lost. Such a frame passes a TC egress hook on this end once for
+    /// each attempt.
     pub fn send_many<F: AsRef<[u8]>>(&self, frames: impl IntoIterator<Item = F>) -> Result<usize> {
         let mut frames = frames.into_iter();
         let mut sent = 0;
@@ -75,7 +74,7 @@ impl FrameSocket {
         }
     }
 
-    /// How many of the frames, from the first on, one call has sent: one at least.
+    /// Sends frames in one call and returns how many, at least one.
     fn send_batch<F: AsRef<[u8]>>(&self, frames: &[F]) -> io::Result<usize> {
         let mut pieces: Vec<libc::iovec> = frames
             .iter()

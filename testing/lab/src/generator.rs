@@ -1,8 +1,7 @@
-//! A full-speed sender: one frame and a number come in, that many copies leave an interface at some
-//! millions a second.
+//! A full-speed sender: some millions of copies of a frame a second.
 //!
 //! The kernel itself makes the copies: `BPF_PROG_TEST_RUN` with `BPF_F_TEST_XDP_LIVE_FRAMES`
-//! (5.18) runs an XDP program that redirects each to the interface.
+//! (5.18) runs an XDP program that redirects each copy to the interface.
 
 use std::{
     ffi::c_long,
@@ -24,17 +23,16 @@ const BPF_F_TEST_XDP_LIVE_FRAMES: u32 = 1 << 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variety {
     Same,
-    /// Each copy of an untagged IPv4 frame has a random source address out of so many, the header's
-    /// checksum left as it is; 0 stands for all 2^32.
+    /// Each copy of an untagged IPv4 frame has a random source address out of this many. The header's
+    /// checksum stays as it is. 0 stands for all 2^32.
     Sources(u32),
 }
 
 /// Sends out of one interface.
 ///
-/// On a veth the other end must poll: a native XDP program there, or `gro` on. Otherwise the kernel
-/// drops every frame without a word. It also drops frames while the other end's ring is full, so
-/// what arrived is what that end's [`crate::Counters`] say. The frames pass no queueing discipline
-/// and no TC egress hook.
+/// On a veth the other end must poll: it needs a native XDP program, or `gro` on. Otherwise the kernel
+/// silently drops every frame. It also drops frames while the other end's ring is full, so only that end's
+/// [`crate::Counters`] say how many arrived. The frames pass no queueing discipline and no TC egress hook.
 #[derive(Debug)]
 pub struct Generator<'a> {
     namespace: &'a Namespace,
@@ -104,7 +102,8 @@ struct ProgramLoad {
     license: u64,
 }
 
-/// One instruction, as `struct bpf_insn`: the two registers share a byte, the destination low.
+/// One instruction, like `struct bpf_insn`: the two registers share a byte, with the destination in the low
+/// half.
 #[repr(C)]
 struct Instruction {
     code: u8,
@@ -113,7 +112,7 @@ struct Instruction {
     immediate: i32,
 }
 
-/// Writes the source address where copies differ; then `return bpf_redirect(ifindex, 0);`.
+/// Writes a source address if the copies differ, then does `return bpf_redirect(ifindex, 0);`.
 fn load_sender(ifindex: u32, variety: Variety) -> io::Result<OwnedFd> {
     const BPF_FUNC_REDIRECT: i32 = 23;
     let mut instructions = match variety {
@@ -157,7 +156,7 @@ const fn instruction(code: u8, registers: u8, offset: i16, immediate: i32) -> In
     }
 }
 
-/// A frame that ends before the address is left as it is.
+/// Writes a random source address. A frame that ends before the address stays as it is.
 fn random_source(sources: u32) -> Vec<Instruction> {
     const BPF_FUNC_GET_PRANDOM_U32: i32 = 7;
     const SOURCE_OFFSET_BYTES: i16 = 14 + 12;

@@ -1,5 +1,5 @@
-//! Two hosts and the wire between them: options come in, a veth pair goes out whose ends lie in
-//! namespaces of their own and on which no packet moves that was not sent on purpose.
+//! Two hosts and the wire between them: a veth pair with each end in a namespace of its own. Only packets
+//! that were sent on purpose move on it.
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr},
@@ -11,18 +11,18 @@ use anyhow::Result;
 
 use crate::{Counters, Frame, FrameSocket, Generator, Namespace, SuperFrameSocket, Variety, run};
 
-/// What `ethtool -K` calls whatever lets an skb differ from the frames on the wire.
+/// The features, as `ethtool -K` names them, that let an skb differ from the frames on the wire.
 const OFFLOADS: &[&str] = &["rx", "tx", "sg", "tso", "gso", "gro", "rxvlan", "txvlan"];
 
 #[derive(Clone, Copy, Debug)]
 pub struct LabOptions {
-    /// Gives both ends an IPv4 and an IPv6 address and each other's MAC as a fixed neighbour.
-    /// Without, IPv6 is off altogether.
+    /// Gives both ends an IPv4 and an IPv6 address and each other's MAC as a fixed neighbour. If false,
+    /// IPv6 is off altogether.
     pub addresses: bool,
     /// Leaves checksum, segmentation and VLAN offloads on, as the kernel sets them on a veth.
     pub offloads: bool,
     pub mtu_bytes: u32,
-    /// Queues of each end and direction. Native XDP wants one for each CPU that sends.
+    /// Queues for each end and direction. Native XDP wants one for each CPU that sends.
     pub queues: usize,
 }
 
@@ -52,7 +52,7 @@ pub struct Host {
     pub ipv6: Ipv6Addr,
 }
 
-/// The agent's host and its peer. Both go away, with all that is in them, when the lab is dropped.
+/// The agent's host and its peer. Dropping the lab removes both, with everything in them.
 #[derive(Debug)]
 pub struct Lab {
     pub agent: Host,
@@ -118,7 +118,7 @@ impl Host {
         })
     }
 
-    /// What would speak up by itself, before there is an interface to speak on.
+    /// Switches off what would send by itself, before there is an interface.
     fn silence(&self, options: LabOptions) -> Result<()> {
         for scope in ["all", "default"] {
             let settings = [
@@ -138,7 +138,7 @@ impl Host {
 
     fn bring_up(&self, options: LabOptions, other: &Self) -> Result<()> {
         let set = ["link", "set", "dev", &self.interface];
-        // Without ARP the kernel joins no solicited-node group either, hence reports none
+        // Without ARP the kernel joins no solicited-node group either, so it sends no report of one
         // (addrconf_join_solict, 5.10 to 6.18).
         self.namespace
             .ip(&[&set[..], &["addrgenmode", "none", "arp", "off"]].concat())?;
@@ -205,7 +205,7 @@ impl Host {
         Generator::new(&self.namespace, &self.interface, Variety::Same)
     }
 
-    /// The same with copies that differ.
+    /// The same, with copies that differ.
     pub fn generator_of(&self, variety: Variety) -> Result<Generator<'_>> {
         Generator::new(&self.namespace, &self.interface, variety)
     }
@@ -250,7 +250,7 @@ mod tests {
             },
         ] {
             let lab = Lab::new(options).unwrap();
-            // Address detection, router solicitations and reports come within two seconds.
+            // Address detection, router solicitations and reports would come within two seconds.
             thread::sleep(Duration::from_millis(2500));
             for host in [&lab.agent, &lab.peer] {
                 assert_eq!(host.counters().unwrap(), Counters::default(), "{options:?}");

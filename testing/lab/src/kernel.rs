@@ -1,12 +1,12 @@
-//! The kernel under a test: its version and how fast it runs come out, for tests that need something
-//! newer or send fewer packets where each takes long.
+//! The version and the speed of the kernel under a test, for tests that need a newer one, or that send
+//! fewer packets on a slow one.
 
 use std::{env, fs};
 
-/// Set where an emulator runs the kernel, some thirty times slower than a CPU would.
+/// The variable that is set if an emulator runs the kernel, some thirty times slower than a CPU.
 pub const EMULATED: &str = "FLOW_AGENT_EMULATED";
 
-/// So many packets, or bytes, or a small part of them in an emulator.
+/// A number of packets or bytes: `many`, or `few` in an emulator.
 pub fn packets(many: u64, few: u64) -> u64 {
     if env::var_os(EMULATED).is_some() {
         few
@@ -15,11 +15,11 @@ pub fn packets(many: u64, few: u64) -> u64 {
     }
 }
 
-/// Whether this kernel has what came with version `major.minor`.
+/// Whether this kernel is version `major.minor` or newer.
 ///
 /// # Panics
 ///
-/// Where the kernel does not tell its version.
+/// If the kernel's version cannot be read.
 pub fn is_at_least(major: u32, minor: u32) -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("the kernel's release");
     version(&release) >= Some((major, minor))

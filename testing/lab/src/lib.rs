@@ -1,15 +1,14 @@
-//! A network laboratory: what a test wants to happen on a network comes in, exactly those packets
-//! on real interfaces go out.
+//! A network laboratory: real interfaces on which exactly those packets move that a test sends.
 //!
 //! Everything here needs root. A [`Lab`] is two [`Host`]s, each with a network namespace of its
-//! own, joined by a veth pair on which nothing moves unless the test sends it: no neighbour
-//! discovery, no multicast reports, no address detection. So a test can compare counts exactly,
-//! also with the interfaces' own [`Counters`].
+//! own. They are joined by a veth pair on which nothing moves by itself: no neighbour discovery, no
+//! multicast reports, no address detection. So a test can compare counts exactly, even with the
+//! interfaces' own [`Counters`].
 //!
 //! Traffic comes from [`Frame`]s sent through a [`FrameSocket`] (any bytes, in order, none lost), a
 //! [`SuperFrameSocket`] (one skb for many frames), a [`Generator`] (one frame, millions of times a
 //! second), a [`Tun`] (bare IP), or from real sockets ([`traffic`]). An [`Agent`] is a running
-//! `flow-agent`. A [`Process`] is a program that does not outlive its test, a [`RtnlHold`] keeps the
+//! `flow-agent`. A [`Process`] is a program that does not outlive its test. A [`RtnlHold`] keeps the
 //! kernel from answering about interfaces.
 
 mod agent;
@@ -45,7 +44,7 @@ pub use tun::Tun;
 use anyhow::{Context as _, Result, ensure};
 use std::process::Command;
 
-/// Runs a command to its end; an error has what it printed.
+/// Runs a command to its end. If it fails, the error has what it printed.
 fn run(command: &mut Command) -> Result<Vec<u8>> {
     let output = command
         .output()

@@ -1,4 +1,4 @@
-//! A network namespace: a label comes in, a named namespace that lives as long as the value goes out.
+//! A named network namespace that lives as long as the value.
 
 use std::{
     fs::{self, File},
@@ -24,7 +24,7 @@ use crate::run;
 /// Where `ip netns` keeps its names.
 const NAMES: &str = "/run/netns";
 
-/// The names' start; then follow our process id, a number and the label.
+/// How each name begins. Our process id, a number and the label follow.
 const PREFIX: &str = "fa";
 
 /// A network namespace under a name of its own, removed when dropped.
@@ -84,8 +84,8 @@ impl Namespace {
             .unwrap_or_else(|panicked| panic::resume_unwind(panicked))
     }
 
-    /// A command that will run in this namespace. Unlike `ip netns exec` it leaves the mounts as
-    /// they are, so that a BPF file system stays in view.
+    /// A command that will run in this namespace. Unlike `ip netns exec` it leaves the mounts alone, so that
+    /// a BPF file system stays visible.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         let file = Arc::clone(&self.file);
@@ -100,7 +100,8 @@ impl Namespace {
         run(self.command("ip").args(arguments))
     }
 
-    /// Adds a veth pair with both ends here. They are up and, without addresses, say nothing by themselves.
+    /// Adds a veth pair with both ends here. They are up, and without addresses they send nothing by
+    /// themselves.
     pub fn add_wire(&self, ends: [&str; 2]) -> Result<()> {
         let [near, far] = ends;
         self.ip(&["link", "add", near, "type", "veth", "peer", "name", far])?;
@@ -140,7 +141,7 @@ impl Drop for Namespace {
     }
 }
 
-/// The calling thread leaves its network namespace for the one that `file` is.
+/// Moves the calling thread into the network namespace that `file` is.
 fn set_network_namespace(file: &File) -> io::Result<()> {
     // SAFETY: the descriptor is open; the call changes only the calling thread.
     match unsafe { libc::setns(file.as_raw_fd(), libc::CLONE_NEWNET) } {
@@ -149,7 +150,7 @@ fn set_network_namespace(file: &File) -> io::Result<()> {
     }
 }
 
-/// Removes namespaces whose process is gone: it was killed before it could drop them.
+/// Removes namespaces whose process was killed before it could drop them.
 fn remove_orphans() {
     let names = fs::read_dir(NAMES).into_iter().flatten().flatten();
     for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {

@@ -1,9 +1,9 @@
-//! Whether this process may build a laboratory: a test's name comes in, leave to run or a recorded
-//! skip goes out.
+//! Finds out whether this process may build a laboratory, and records tests that are skipped because it may
+//! not.
 
 use std::{env, fs::OpenOptions, io::Write as _};
 
-/// Names the file to which skipped tests add themselves, so that they are never counted as passed.
+/// The variable with the file to which skipped tests add themselves, so that they never count as passed.
 pub const SKIP_LOG: &str = "FLOW_AGENT_SKIP_LOG";
 
 /// True for root. Otherwise records the skip; the test then returns.
@@ -24,7 +24,7 @@ pub fn is_root() -> bool {
 ///
 /// # Panics
 ///
-/// When the record cannot be written: a skip must not look like a pass.
+/// If the record cannot be written: a skip must not look like a pass.
 pub fn skip(test: &str, reason: &str) {
     eprintln!("skipped: {test}: {reason}");
     if let Some(path) = env::var_os(SKIP_LOG) {

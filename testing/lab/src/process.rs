@@ -1,4 +1,4 @@
-//! A program of the test's: a command comes in, a process that does not outlive the value goes out.
+//! A program that a test starts, and that does not outlive the value.
 
 use std::{
     io,
@@ -10,8 +10,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-/// A running program, killed when dropped, and by the kernel where the thread that started it is gone
-/// before (`PR_SET_PDEATHSIG`): it does not outlive a killed test.
+/// A running program. It is killed when dropped. The kernel kills it if the thread that started it ends
+/// first (`PR_SET_PDEATHSIG`), so it does not outlive a killed test.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -80,7 +80,7 @@ fn die_with_parent() -> io::Result<()> {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail harmlessly where it has stopped before.
+        // Both fail harmlessly if it has already stopped.
         drop(self.child.kill());
         drop(self.child.wait());
     }

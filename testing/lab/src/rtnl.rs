@@ -1,8 +1,8 @@
-//! The lock under which the kernel changes interfaces and answers most of netlink, held as long as a test
-//! wants.
+//! Holds RTNL, the lock under which the kernel changes interfaces and answers most of netlink, for as long as
+//! a test wants.
 //!
-//! `__tun_chr_ioctl` takes RTNL before it reads its argument. The argument lies on a page whose content
-//! the test has yet to give (userfaultfd), so that the kernel waits for it.
+//! `__tun_chr_ioctl` takes RTNL before it reads its argument. The argument lies on a page that the test has
+//! not filled yet (userfaultfd), so the kernel waits for it with the lock held.
 
 use std::{
     fs::{File, OpenOptions},
@@ -26,19 +26,19 @@ const TUNSETIFINDEX: libc::Ioctl = 0x4004_54da;
 
 const PAGE_LEN_BYTES: usize = 4096;
 
-/// No test may stop the machine for longer, also one that fails.
+/// The longest time for which any test, even one that fails, may stop the machine.
 const MOST: Duration = Duration::from_secs(30);
 
-/// Until it is dropped nobody on this machine changes an interface, for half a minute at most.
+/// Until it is dropped, nobody on this machine can change an interface. It holds for half a minute at most.
 #[derive(Debug)]
 pub struct RtnlHold {
     release: Sender<()>,
-    /// Says whether it was asked to let go.
+    /// Returns whether it was asked to let go.
     releaser: Option<JoinHandle<bool>>,
 }
 
 impl RtnlHold {
-    /// Fails where the kernel has no userfaultfd or tun, or does not let this process use them.
+    /// Fails if the kernel has no userfaultfd or tun, or does not let this process use them.
     pub fn take() -> Result<Self> {
         let tun = OpenOptions::new()
             .read(true)
@@ -52,7 +52,7 @@ impl RtnlHold {
         let releaser = thread::spawn(move || {
             let is_asked = asked.recv_timeout(MOST).is_ok();
             let mut zeros = [page as u64, PAGE_LEN_BYTES as u64, 0, 0];
-            // Where it failed, the kernel would let go when the process ends.
+            // If this failed, the kernel would let go only when the process ends.
             ioctl(&faults, UFFDIO_ZEROPAGE, &mut zeros).expect("the page gets its content");
             holder.join().expect("the holder does not panic");
             is_asked
@@ -63,13 +63,13 @@ impl RtnlHold {
         })
     }
 
-    /// Lets go, and says whether it was held up to here.
+    /// Lets go. Returns whether the lock was held until here.
     pub fn release(mut self) -> bool {
         self.let_go()
     }
 
     fn let_go(&mut self) -> bool {
-        // Where the time is over nobody listens.
+        // Nobody listens if the time is over.
         let _ = self.release.send(());
         let released = self.releaser.take().map(JoinHandle::join);
         matches!(released, Some(Ok(true)))
@@ -82,7 +82,7 @@ impl Drop for RtnlHold {
     }
 }
 
-/// Waits in the kernel until the page has content, which is a request that changes nothing.
+/// Waits in the kernel until the page has content. That content is a request that changes nothing.
 fn hold(tun: &File, page: usize) {
     // SAFETY: the page is mapped for as long as the process lives.
     unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETIFINDEX, page) };
@@ -100,7 +100,7 @@ fn userfaultfd() -> io::Result<OwnedFd> {
     Ok(faults)
 }
 
-/// Its address; it stays mapped.
+/// Maps a page without content and returns its address. It stays mapped.
 fn missing_page(faults: &OwnedFd) -> io::Result<usize> {
     let (access, kind) = (
         libc::PROT_READ | libc::PROT_WRITE,

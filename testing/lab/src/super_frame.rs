@@ -1,5 +1,4 @@
-//! Super-frames: one long frame and a segment size come in, one skb that stands for many frames on
-//! the wire leaves an interface.
+//! Sends super-frames: single skbs that stand for many frames on the wire.
 
 use std::{
     io,
@@ -23,9 +22,9 @@ const VIRTIO_NET_HDR_GSO_UDP_L4: u8 = 5;
 
 /// An `AF_PACKET` socket with `PACKET_VNET_HDR`.
 ///
-/// Its skbs have `gso_size` set and `gso_segs` 0, as those of virtio and tap have
-/// (`virtio_net_hdr_to_skb`). An interface with `tso` (or, for UDP, `tx-udp-segmentation`) on hands
-/// them over whole; otherwise they are cut behind the TC egress hook.
+/// Its skbs have `gso_size` set and `gso_segs` 0, like those of virtio and tap
+/// (`virtio_net_hdr_to_skb`). An interface with `tso` (or, for UDP, `tx-udp-segmentation`) on passes
+/// them on whole. Otherwise they are cut behind the TC egress hook.
 #[derive(Debug)]
 pub struct SuperFrameSocket {
     fd: OwnedFd,
@@ -42,14 +41,14 @@ impl SuperFrameSocket {
         })
     }
 
-    /// Sends an Ethernet frame with TCP or UDP in it, whose payload is longer than `gso_size`: that
-    /// many bytes of payload go into each frame on the wire.
+    /// Sends an Ethernet frame with TCP or UDP whose payload is longer than `gso_size`. Each frame on the
+    /// wire gets that many bytes of payload.
     pub fn send(&self, frame: &[u8], gso_size: u16) -> Result<()> {
         self.send_with(virtio_header(frame, gso_size)?, frame)
     }
 
-    /// Sends an Ethernet frame with one UDP datagram that is longer than `gso_size`, a multiple of eight:
-    /// that many bytes of it, the UDP header among them, go into each fragment on the wire.
+    /// Sends an Ethernet frame with one UDP datagram that is longer than `gso_size`, a multiple of eight.
+    /// Each fragment on the wire gets that many bytes of the datagram, counting the UDP header.
     pub fn send_datagram(&self, frame: &[u8], gso_size: u16) -> Result<()> {
         let mut header = virtio_header(frame, gso_size)?;
         header[1] = VIRTIO_NET_HDR_GSO_UDP;

@@ -1,5 +1,4 @@
-//! Traffic from real sockets: two hosts of an addressed lab come in, whole conversations between
-//! them go out.
+//! Whole conversations over real sockets between the two hosts of an addressed lab.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -13,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::Host;
 
-/// No answer on a veth is that late.
+/// No answer on a veth takes this long.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Which of a host's two addresses.
@@ -39,7 +38,7 @@ impl Host {
     }
 }
 
-/// The client connects, sends so many bytes and closes; the server reads to the end, then closes.
+/// The client connects, sends `bytes` bytes and closes. The server reads to the end, then closes.
 pub fn tcp(
     client: &Host,
     server: &Host,
@@ -76,7 +75,7 @@ pub fn tcp(
             );
             Ok(stream.local_addr()?)
         });
-        // Where the client failed, its error says why; the server gives up by itself.
+        // If the client failed, its error says why, and the server gives up by itself.
         let client_address = client_address?;
         let received = reader
             .join()
@@ -92,7 +91,8 @@ pub fn tcp(
     })
 }
 
-/// The client sends so many datagrams of that payload length, each answered by one of the same.
+/// The client sends datagrams of the given payload length. The server answers each with one of the same
+/// length.
 pub fn udp(
     client: &Host,
     server: &Host,
@@ -135,7 +135,7 @@ pub fn udp(
     })
 }
 
-/// Echo requests by the `ping` command, ten a second, each answered.
+/// Sends ten echo requests a second with the `ping` command. Each must be answered.
 pub fn ping(from: &Host, to: &Host, version: IpVersion, count: u32) -> Result<()> {
     let target = to.address(version).to_string();
     let status = from

@@ -1,5 +1,4 @@
-//! A device without Ethernet headers: bare IP packets come in from the test and arrive at the
-//! interface.
+//! A tun device, on which the test lets bare IP packets arrive.
 
 use std::{
     fs::{File, OpenOptions},
@@ -15,7 +14,7 @@ use crate::{Counters, Namespace, super_frame::virtio_header};
 // linux/if_tun.h.
 const TUNSETLINK: libc::Ioctl = 0x4004_54cd;
 
-/// A tun device in a namespace, up, without addresses; it goes away when dropped.
+/// A tun device in a namespace. It is up and has no addresses, and it goes away when dropped.
 #[derive(Debug)]
 pub struct Tun {
     file: File,
@@ -28,7 +27,7 @@ impl Tun {
         Self::of_kind(namespace, interface, libc::IFF_TUN)
     }
 
-    /// A tap as virtual machines have it: Ethernet frames, and super-frames among them.
+    /// A tap like that of a virtual machine: it carries Ethernet frames and super-frames.
     pub fn tap(namespace: &Namespace, interface: &str) -> Result<Self> {
         Self::of_kind(namespace, interface, libc::IFF_TAP | libc::IFF_VNET_HDR)
     }
@@ -59,14 +58,15 @@ impl Tun {
         Ok(())
     }
 
-    /// Lets a super-frame of TCP or UDP arrive at a tap, as [`SuperFrameSocket::send`] has it.
+    /// Lets a super-frame of TCP or UDP arrive at a tap. The arguments are those of
+    /// [`SuperFrameSocket::send`].
     ///
     /// [`SuperFrameSocket::send`]: crate::SuperFrameSocket::send
     pub fn send_super_frame(&self, frame: &[u8], gso_size: u16) -> Result<()> {
         self.send(&[&virtio_header(frame, gso_size)?, frame].concat())
     }
 
-    /// The next packet that left by the interface; `None` where there is none at the moment.
+    /// The next packet that left by the interface, or `None` if there is none at the moment.
     pub fn receive(&self) -> Result<Option<Vec<u8>>> {
         let mut packet = vec![0; 1 << 16];
         match (&self.file).read(&mut packet) {
@@ -79,7 +79,8 @@ impl Tun {
         }
     }
 
-    /// Changes what the frames are said to begin with (`ARPHRD_*`); the device has to be down.
+    /// Changes the device's hardware type (`ARPHRD_*`), which says with what its frames begin. The device
+    /// must be down.
     pub fn set_link_type(&self, hardware_type: libc::c_ulong) -> Result<()> {
         // SAFETY: TUNSETLINK takes a number and no pointer.
         let result = unsafe { libc::ioctl(self.file.as_raw_fd(), TUNSETLINK, hardware_type) };

@@ -1,5 +1,5 @@
-//! `flow-agent`, whose programs wait between their steps: what happens between two of them once in
-//! millions of packets happens here with every other one. Only tests start it.
+//! A `flow-agent` whose programs pause between their steps. A race that normally comes once in millions of
+//! packets happens here with every other one. Only tests start it.
 
 use std::process::ExitCode;
 
@@ -14,7 +14,7 @@ static PAUSED: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/fl
 
 #[derive(Parser)]
 enum Command {
-    /// As of `flow-agent`, and so the others.
+    /// The subcommands are those of `flow-agent`.
     Run(run::Args),
     Status(status::Args),
 }

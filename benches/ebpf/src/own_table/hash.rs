@@ -1,15 +1,15 @@
-//! The hash of a key: its words come in, 64 bits go out that nobody can foretell who does not know
-//! the seed.
+//! The hash of a key: 64 bits that nobody can predict without knowing the seed.
 //!
 //! Multilinear-HM (Lemire and Kaser, Strongly universal string hashing is fast, 2014) over 32-bit
-//! words with random 64-bit factors: two keys that were chosen without knowing the factors collide in
-//! the upper half with probability 2⁻³². Then a mixer, since the lower bits of the sum are weak.
+//! words with random 64-bit factors. Two keys that were chosen without knowing the factors collide in
+//! the upper half with probability 2⁻³². A mixer follows, since the lower bits of the sum are weak.
 
-/// Random, set when the programs are loaded: two factors for each word, and the sum's start.
+/// Random numbers that are set when the programs are loaded: two factors for each word, and the start of
+/// the sum.
 #[unsafe(no_mangle)]
 static SEED: [u64; 15] = [0; 15];
 
-/// Odd, half of its bits set: the 64-bit finaliser of `MurmurHash3`.
+/// The factor of `MurmurHash3`'s 64-bit finaliser: odd, with half of its bits set.
 const MIX: u64 = 0xff51_afd7_ed55_8ccd;
 
 #[inline(always)]
@@ -23,7 +23,7 @@ pub fn of(words: &[u64; 7]) -> u64 {
     again(sum)
 }
 
-/// Other 64 bits from those that there are.
+/// Another 64 bits, derived from the ones given.
 #[inline(always)]
 pub fn again(bits: u64) -> u64 {
     let mixed = (bits ^ (bits >> 33)).wrapping_mul(MIX);

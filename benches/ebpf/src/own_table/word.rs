@@ -1,7 +1,7 @@
-//! A word that several CPUs change at once, by operations that answer with what was there: kernel
-//! 5.12, and a processor of LLVM's `v3` or later. All of them are full barriers in the kernel's JITs.
+//! Atomic operations that return what was there before, on a word that several CPUs change at once. They
+//! need kernel 5.12 and LLVM's BPF processor `v3` or later. All are full barriers in the kernel's JITs.
 
-/// Puts `value` where `expected` stands; says whether it did.
+/// Replaces `expected` by `value`. Returns whether it did.
 ///
 /// # Safety
 ///
@@ -25,7 +25,7 @@ pub unsafe fn swap_if(word: *mut u64, expected: u64, value: u64) -> bool {
     }
 }
 
-/// Puts `value` there, after all that was stored before it.
+/// Stores `value` after everything that was stored before.
 ///
 /// # Safety
 ///

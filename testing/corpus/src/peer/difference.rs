@@ -1,10 +1,10 @@
-//! Where two right parsers differ: a property of a frame comes in, the reason goes out.
+//! The known differences between the two parsers, each with the reason why both may be right.
 
 use agent_common::Reason;
 
 use crate::{Meaning, Parsed};
 
-/// Why our parser and etherparse may say two things of one frame.
+/// Why our parser and etherparse may read the same frame differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Difference {
     VersionAgainstEtherType,
@@ -74,7 +74,7 @@ impl Difference {
         }
     }
 
-    /// Whether it makes of a frame what the two parsers say.
+    /// Whether it explains what the two parsers say.
     pub fn explains(self, ours: &Parsed, theirs: &Parsed) -> bool {
         let is = |parsed: &Parsed, protocol| matches!(parsed, Ok(meaning) if meaning.packet.key.protocol == protocol);
         match self {
@@ -103,8 +103,8 @@ const ICMP: u8 = 1;
 const TCP: u8 = 6;
 const IPV4_AUTHENTICATION: u8 = 51;
 
-/// Whether two packets have the same tags and the same facts from the IP header; true where there is
-/// only one.
+/// Whether two packets have the same tags and the same facts from the IP header. True if there is only one
+/// packet.
 fn same_ip(ours: &Parsed, theirs: &Parsed) -> bool {
     let facts = |Meaning { packet, .. }: &Meaning| {
         let key = &packet.key;

@@ -1,5 +1,4 @@
-//! The IP layer of the second parser: etherparse's slices come in, where the transport header is
-//! goes out.
+//! The IP layer of the second parser: finds the transport header from etherparse's slices.
 
 use std::net::IpAddr;
 
@@ -59,7 +58,7 @@ impl Reading {
         self.packet.dscp = header.dscp().value();
         self.packet.key.ip_version = 6;
         let behind = header.slice().as_ptr().addr() - frame.as_ptr().addr() + header.slice().len();
-        // What the kernel puts in, TCP behind it.
+        // The header that the kernel puts in, with TCP behind it.
         let is_jumbo = matches!(frame.get(behind..), Some([6, 0, 0xc2, 4, _, _, _, _, ..]));
         if header.payload_length() == 0
             && header.next_header() == ip_number::IPV6_HOP_BY_HOP
@@ -100,7 +99,7 @@ impl Reading {
         Ok(transport)
     }
 
-    /// Whose length is the packet's where its own header says none.
+    /// PPPoE gives the packet's length if its own header does not.
     fn is_in_pppoe(&self) -> bool {
         self.packet.key.encapsulation == Encapsulation::Pppoe as u8
     }
@@ -153,12 +152,12 @@ struct Walk {
     headers: usize,
     /// The last Fragment header.
     fragment: Option<Ipv6FragmentHeader>,
-    /// What a fragment that is not the first says that it is of.
+    /// The protocol that a later fragment gives.
     later_fragment: Option<IpNumber>,
 }
 
-/// Counts the whole extension headers in `rest`, up to a later fragment. Not etherparse's iterator,
-/// which reads on behind headers of which the next one was refused.
+/// Counts the whole extension headers in `rest`, up to a later fragment. etherparse's own iterator will not
+/// do, since it reads on behind a header that was refused.
 fn walk(mut next: IpNumber, mut rest: &[u8]) -> Result<Walk, Reason> {
     let mut headers = 0;
     let mut fragment = None;

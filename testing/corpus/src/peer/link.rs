@@ -1,5 +1,5 @@
-//! The link layer of the second parser behind Ethernet: PPPoE and MPLS, which etherparse does not
-//! know, come in, what they wrap goes to etherparse again.
+//! PPPoE and MPLS in the second parser. etherparse does not know them, so they are read here, and what they
+//! wrap goes back to etherparse.
 
 use agent_common::{Encapsulation, Reason};
 use etherparse::{EtherType, Ipv6Header, LaxSlicedPacket, ether_type};
@@ -58,7 +58,7 @@ impl Reading {
     }
 }
 
-/// Whether the length is that of a packet that fills the frame.
+/// Whether the header's length is that of a packet that fills the frame.
 fn may_be_ipv4(bytes: &[u8]) -> bool {
     let len = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
     bytes.len().checked_sub(len).is_some_and(is_padding)

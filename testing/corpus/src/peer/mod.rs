@@ -1,8 +1,7 @@
-//! The second parser: `etherparse` takes a frame apart, and what it found goes out in the words of
-//! ours.
+//! The second parser: `etherparse` takes a frame apart, and the result is put into the types of ours.
 //!
-//! Headers, lengths and offsets are etherparse's. Two limits (two VLAN tags, eight extension
-//! headers) and the canonical order are the flow's own and are written here a second time.
+//! Headers, lengths and offsets come from etherparse. Two limits (two VLAN tags, eight extension headers)
+//! and the canonical order are our own rules, so they are written here a second time.
 
 use std::{net::IpAddr, ops::Range};
 
@@ -26,7 +25,7 @@ pub use difference::Difference;
 /// What the second parser says.
 pub struct Theirs {
     pub parsed: Parsed,
-    /// Why ours may say otherwise of this frame.
+    /// Why our parser may read this frame differently.
     pub difference: Option<Difference>,
 }
 
@@ -57,7 +56,7 @@ pub fn parse(frame: &RawFrame) -> Theirs {
 /// A frame that is being read.
 #[derive(Clone, Default)]
 struct Reading {
-    /// Whether a length of 0 means that the header cannot say it.
+    /// Whether a length of 0 means that the header cannot give it.
     is_super_frame: bool,
     packet: Packet,
     difference: Option<Difference>,
@@ -72,18 +71,18 @@ struct Reading {
 struct Payload {
     protocol: u8,
     destination_port: u16,
-    /// In the frame.
+    /// Offsets in the frame.
     range: Range<usize>,
 }
 
-/// Where the IP layer leads.
+/// What the IP layer hands to the transport layer.
 struct Transport<'a> {
     protocol: u8,
     payload: &'a [u8],
     /// From the start of the frame.
     offset_bytes: usize,
     later_fragment: bool,
-    /// The IP header says no length.
+    /// The IP header gives no length.
     is_endless: bool,
     src: IpAddr,
     dst: IpAddr,
@@ -97,7 +96,7 @@ const IPV4_LEN: usize = 20;
 const IPV6_LEN: usize = 40;
 
 impl Reading {
-    /// The first one holds: what comes behind it may be misread.
+    /// Keeps the first difference: whatever lies behind it may be misread.
     fn note(&mut self, difference: Difference) {
         self.difference.get_or_insert(difference);
     }
@@ -155,7 +154,7 @@ impl Reading {
         }
     }
 
-    /// An IPv6 header that says that nothing is behind it, by itself: to etherparse everything is.
+    /// The IPv6 header alone if it says that nothing follows it. etherparse takes everything as its payload.
     fn empty<'a>(&self, packet: &'a [u8]) -> Option<&'a [u8]> {
         let header = packet.get(..IPV6_LEN)?;
         let is_empty = header[0] >> 4 == 6 && header[4..6] == [0, 0];
@@ -204,7 +203,7 @@ impl Reading {
         })
     }
 
-    /// What an error in the IP header is called, where the layer below announced `version`.
+    /// Our reason for an error in the IP header, given that the layer below announced `version`.
     fn ip_header_error(&mut self, error: &SliceError, version: u8, header: &[u8]) -> Reason {
         let is_short = matches!(error, SliceError::Len(_));
         if version == 6 {

@@ -1,4 +1,4 @@
-//! The transport layer of the second parser: a payload comes in, the packet's key is finished.
+//! The transport layer of the second parser, which completes the packet's key.
 
 use agent_common::{L4Kind, Reason};
 use etherparse::{
@@ -18,10 +18,10 @@ const UDP_LITE: u8 = 136;
 const ICMP_LEN: usize = 8;
 const TCP_LEN: usize = 20;
 const UDP_LEN: usize = 8;
-/// The common header of SCTP and the shortest of DCCP, which etherparse does not know.
+/// The length of SCTP's common header and of the shortest DCCP header, which etherparse does not know.
 const SCTP_OR_DCCP_LEN: usize = 12;
 
-/// VXLAN, the same before its RFC, VXLAN-GPE, Geneve.
+/// VXLAN, the port that Linux used for it before its RFC, VXLAN-GPE, Geneve.
 const TUNNELS: [u16; 4] = [4789, 8472, 4790, 6081];
 
 /// Reply and request.

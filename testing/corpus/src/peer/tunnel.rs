@@ -1,4 +1,4 @@
-//! Tunnels in the second parser: their headers are read here a second time, what they carry by
+//! Tunnels in the second parser: their headers are read here independently, and what they carry goes to
 //! etherparse.
 
 use std::ops::Range;
@@ -28,7 +28,7 @@ struct Tunnel {
 }
 
 impl Reading {
-    /// What the tunnels carry, or the last packet that can be read.
+    /// Opens the tunnels down to the innermost packet that can be read.
     pub(super) fn innermost(mut self, frame: &[u8]) -> Self {
         for _ in 0..DEPTH {
             if self.difference.is_some() {
@@ -82,7 +82,7 @@ impl Reading {
         self
     }
 
-    /// One that has no ports is a tunnel's by its protocol alone.
+    /// A fragment without ports is a tunnel's by its protocol alone.
     pub(super) fn note_later_fragment(&mut self) {
         let packet = &self.packet;
         if packet.part.offset_bytes() != 0
@@ -92,7 +92,7 @@ impl Reading {
         }
     }
 
-    /// By protocol and port alone.
+    /// Decided by protocol and port alone.
     fn may_be_tunnel(&self) -> bool {
         self.payload.as_ref().is_some_and(|payload| {
             matches!(
@@ -168,7 +168,7 @@ impl Reading {
     }
 }
 
-/// Who sent the tunnel's packet stands at the side of who sent the one inside.
+/// The sender of the tunnel's packet is on the side of the inner packet's sender.
 fn outer(tunnel: &Packet, inside: &Packet) -> Outer {
     let ends = [tunnel.key.addr_a, tunnel.key.addr_b];
     let sender = ends[usize::from(tunnel.direction)];
@@ -186,7 +186,7 @@ fn outer(tunnel: &Packet, inside: &Packet) -> Outer {
     }
 }
 
-/// What is around the outermost packet.
+/// The tags and the session around the outermost packet.
 fn link(key: &FlowKey) -> Outer {
     let is_pppoe = key.encapsulation == Encapsulation::Pppoe as u8;
     Outer {

@@ -1,5 +1,5 @@
-//! Packets of two CPUs and scans get into each other's way, all the time: the programs wait between
-//! their steps (`agent-ebpf/src/pause.rs`). Nothing is counted twice and nothing is lost.
+//! Tests that nothing is lost or counted twice while packets on two CPUs and scans race all the time. The
+//! programs pause between their steps (`agent-ebpf/src/pause.rs`).
 
 #![expect(
     clippy::unwrap_used,
@@ -36,17 +36,17 @@ fn can_race_or_skip(test: &str) -> bool {
     can_race && is_root_or_skip(test)
 }
 
-/// A frame of each of so many flows.
+/// One frame for each flow.
 fn frames(lab: &Lab, flows: u16) -> Vec<Vec<u8>> {
     let frame = lab.peer.frame_v4(&lab.agent);
     let frame = |port| frame.udp(port, 53, &[0; 18]).unwrap();
     (1..=flows).map(frame).collect()
 }
 
-/// One load at a time: it leaves no CPU idle.
+/// Allows one load at a time, since each keeps every CPU busy.
 static LOAD: Mutex<()> = Mutex::new(());
 
-/// Sets what it holds when it goes, also where a test fails: senders would go on for ever.
+/// Sets the flag when dropped. So the senders also end if a test fails.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -55,7 +55,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// These CPUs send the frames while `meanwhile` runs, over and over; returns how often all were sent.
+/// Sends the frames over and over on these CPUs while `meanwhile` runs. Returns how often all were sent.
 fn under_full_load(lab: &Lab, cpus: &[usize], frames: &[Vec<u8>], meanwhile: impl FnOnce()) -> u64 {
     let _alone = LOAD.lock().unwrap_or_else(PoisonError::into_inner);
     let is_over = AtomicBool::new(false);
@@ -81,7 +81,7 @@ fn under_full_load(lab: &Lab, cpus: &[usize], frames: &[Vec<u8>], meanwhile: imp
     })
 }
 
-/// The one that is second finds the flow in the table after it has looked for it in vain.
+/// The second CPU looks the flow up in vain, and then finds it in the table when it inserts it.
 #[test]
 fn two_cpus_that_bring_the_same_new_flows_at_once_are_both_counted() {
     const FLOWS: u16 = 500;
@@ -89,7 +89,7 @@ fn two_cpus_that_bring_the_same_new_flows_at_once_are_both_counted() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    // One window, so that each flow is made once.
+    // One scan window, so that each flow begins once.
     let agent = Agent::start(&lab, &["--scan-interval", "60s"]);
     let before = lab.agent.counters().unwrap();
     let frames = frames(&lab, FLOWS);
@@ -111,8 +111,8 @@ fn two_cpus_that_bring_the_same_new_flows_at_once_are_both_counted() {
     assert!(sums.values().all(|sum| *sum == both));
 }
 
-/// Most flips find a program between two of its steps on each CPU; [`Agent::stop`] holds every scan's
-/// account against what was drained.
+/// Most flips find each CPU's program between two of its steps. [`Agent::stop`] compares every scan's account
+/// with what was drained.
 #[test]
 fn every_account_closes_while_programs_are_on_their_way_at_each_flip() {
     const FLOWS: u16 = 50;
@@ -143,7 +143,7 @@ fn every_account_closes_while_programs_are_on_their_way_at_each_flip() {
     assert_eq!(sums.len(), usize::from(FLOWS));
 }
 
-/// The kernel counts the programs' runs, so that a packet is missed that is in no account at all.
+/// The kernel counts the programs' runs, so a packet that is in no account at all is noticed.
 fn an_end_loses_no_packet(settings: &[&str], ends: usize) {
     let lab = Lab::quiet().unwrap();
     let _counting = Counting::begin();
@@ -162,7 +162,7 @@ fn an_end_loses_no_packet(settings: &[&str], ends: usize) {
 #[test]
 fn no_end_of_clsact_under_full_load_loses_a_packet() {
     if can_race_or_skip("races::no_end_of_clsact_under_full_load_loses_a_packet") {
-        // The kernel does not wait for programs that run when it removes a filter.
+        // The kernel does not wait for running programs when it removes a filter.
         let settings = ["--tc-attach", "clsact", "--direction", "ingress"];
         an_end_loses_no_packet(&settings, 8);
     }

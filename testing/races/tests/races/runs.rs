@@ -1,5 +1,5 @@
-//! How often the kernel ran an agent's programs: a process comes in, a number that nobody but the
-//! kernel counts goes out, also when the process has ended.
+//! How often the kernel ran an agent's programs. The kernel counts this itself, and the number stays readable
+//! after the agent has ended.
 
 use std::{
     collections::BTreeSet,
@@ -12,12 +12,12 @@ use aya::{
     sys::{Stats, enable_stats},
 };
 
-/// Holds the programs. The kernel counts from the moment on at which [`Counting`] begins.
+/// Holds an agent's programs. The kernel counts their runs while a [`Counting`] lives.
 pub struct Runs {
     programs: Vec<ProgramFd>,
 }
 
-/// As long as this lives the kernel counts the runs of all programs.
+/// While this lives, the kernel counts the runs of all programs.
 pub struct Counting {
     _stats: OwnedFd,
 }
@@ -31,7 +31,7 @@ impl Counting {
 }
 
 impl Runs {
-    /// Of the programs that a process has loaded for hooks.
+    /// The programs that a process has loaded for hooks.
     pub fn of(pid: u32) -> Self {
         let ids: BTreeSet<u32> = fs::read_dir(format!("/proc/{pid}/fdinfo"))
             .unwrap()
