@@ -1,4 +1,4 @@
-//! Debian's package manager: package names come in, installed packages go out.
+//! Installs packages with Debian's package manager.
 
 use std::{cell::OnceCell, process::Command};
 
@@ -6,15 +6,15 @@ use anyhow::{Context as _, Result, anyhow};
 
 use crate::workspace::{has_command, run};
 
-/// The way to apt for this user.
+/// How this user can call apt.
 pub struct Apt {
     with_sudo: bool,
-    /// The lists were fetched in this run.
+    /// Set once the package lists were fetched in this run.
     updated: OnceCell<()>,
 }
 
 impl Apt {
-    /// `None` where there is no apt, or no leave to use it.
+    /// `None` if there is no apt, or this user may not use it.
     pub fn find() -> Option<Self> {
         let root = lab::privilege::is_root();
         let usable = has_command("apt-get") && (root || has_command("sudo"));
@@ -24,7 +24,7 @@ impl Apt {
         })
     }
 
-    /// The version that `install` would take, `None` for a package that apt does not know.
+    /// The version that `install` would take, or `None` for a package that apt does not know.
     pub fn candidate(&self, package: &str) -> Result<Option<String>> {
         self.update()?;
         let output = Command::new("apt-cache")
@@ -41,7 +41,7 @@ impl Apt {
             .map(str::to_owned))
     }
 
-    /// Installs the packages, saying why. Removes none: what is in the way is for the user to judge.
+    /// Installs the packages and prints why. It never removes one: the user decides about conflicts.
     pub fn install(&self, packages: &[&str], why: &str) -> Result<()> {
         eprintln!("setup: installing {} ({why})", packages.join(" "));
         self.update()?;
@@ -80,8 +80,8 @@ impl Apt {
     }
 }
 
-/// Installs a Rust compiler with `core` for BPF. Debian 12 and 13 have it under the names of the
-/// compiler that they keep for browsers, later ones under the plain names.
+/// Installs a Rust compiler with `core` for BPF. Debian 12 and 13 have it in the packages of the compiler
+/// that they keep for browsers, later releases under the plain names.
 pub fn install_compiler(apt: &Apt) -> Result<()> {
     const WHY: &str = "a Rust compiler with `core` for BPF";
     let mut outcome = Err(anyhow!("apt has no package with `core` for BPF"));
@@ -91,7 +91,7 @@ pub fn install_compiler(apt: &Apt) -> Result<()> {
     if outcome.is_err()
         && let Some(version) = apt.candidate("libstd-rust-dev-bpf")?
     {
-        // Where it comes from backports, apt would take an older compiler by itself.
+        // By itself apt would take an older compiler if this version comes from backports.
         let packages = ["rustc", "libstd-rust-dev", "libstd-rust-dev-bpf"];
         let packages = packages.map(|package| format!("{package}={version}"));
         outcome = apt.install(&packages.each_ref().map(String::as_str), WHY);

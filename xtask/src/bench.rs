@@ -1,4 +1,4 @@
-//! What the agent costs: arguments of the live benches come in, they take our place.
+//! Starts the live benches, which measure what the agent costs. They replace this process.
 
 use std::{ffi::OsString, os::unix::process::CommandExt as _, process::ExitCode};
 
@@ -17,7 +17,7 @@ pub struct Arguments {
     bench: Vec<OsString>,
 }
 
-/// Returns only where the benches could not be started.
+/// Returns only if the benches could not be started.
 pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
     setup(Purpose::Demo)?;
     let agent = build_agent()?;
@@ -34,7 +34,7 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
     Err(error).context("start the live benches")
 }
 
-/// Makes the pages about overhead anew from the result files.
+/// Makes the pages about overhead from the result files.
 pub fn report() -> Result<ExitCode> {
     setup(Purpose::Run)?;
     run(&mut cargo(&[

@@ -1,6 +1,5 @@
-//! gRPC clients that others wrote, with which the tests observe an agent: what is missing of them is
-//! installed, into the user's cache where Debian does not have it. A client that cannot be had is said,
-//! and its test skips itself.
+//! Installs gRPC clients that are not ours, with which the tests observe an agent. What Debian does not have
+//! goes into the user's cache. If a client cannot be had, a message says so and its test skips itself.
 
 use std::{
     fs,
@@ -18,7 +17,7 @@ use crate::{
 
 const GRPCURL: &str = "github.com/fullstorydev/grpcurl/cmd/grpcurl";
 const GRPCURL_VERSION: &str = "v1.9.3";
-/// What that version's `go.mod` asks for.
+/// The minor version of Go that its `go.mod` asks for.
 const GO_MINOR: u32 = 21;
 
 const CPP_PACKAGES: &[&str] = &[
@@ -30,7 +29,7 @@ const CPP_PACKAGES: &[&str] = &[
     "protobuf-compiler-grpc",
 ];
 
-/// Written last, with what was installed.
+/// A file that is written last and says what was installed.
 const MARK: &str = "installed";
 
 pub fn set_up(apt: Option<&Apt>) {
@@ -47,7 +46,7 @@ pub fn set_up(apt: Option<&Apt>) {
     }
 }
 
-/// With it comes `protoc`, which the Python client needs too.
+/// Also brings `protoc`, which the Python client needs too.
 fn cpp(apt: Option<&Apt>) -> Result<()> {
     let has_libraries = || {
         let mut pkg_config = Command::new("pkg-config");
@@ -104,12 +103,12 @@ fn grpcurl(apt: Option<&Apt>) -> Result<()> {
         .args(["install", &format!("{GRPCURL}@{GRPCURL_VERSION}")])
         .env("GOBIN", &folder)
         .env("CGO_ENABLED", "0")
-        // Not one that Go would fetch for itself.
+        // Keeps Go from fetching another toolchain.
         .env("GOTOOLCHAIN", "local"))?;
     mark(&folder, GRPCURL_VERSION)
 }
 
-/// Where the machine has none that can compile grpcurl, Debian's.
+/// Installs Debian's Go if the machine has none that can compile grpcurl.
 fn install_go(apt: Option<&Apt>) -> Result<()> {
     let mut version = Command::new("go");
     version
@@ -141,7 +140,7 @@ fn install_go(apt: Option<&Apt>) -> Result<()> {
     }
 }
 
-/// Of `1.26.8`, `1.19~1`, `2.0`.
+/// Takes versions such as `1.26.8`, `1.19~1` and `2.0`.
 fn is_go_enough(version: &str) -> bool {
     let mut numbers = version.split(|letter: char| !letter.is_ascii_digit());
     let mut number = || numbers.next().and_then(|digits| digits.parse::<u32>().ok());

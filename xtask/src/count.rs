@@ -1,4 +1,4 @@
-//! The count of tests: the lines that test programs print come in, the numbers go out.
+//! Counts tests from the lines that test programs print.
 
 #![expect(clippy::print_stdout, reason = "the count is what these tasks are for")]
 
@@ -13,8 +13,7 @@ pub struct Count {
 }
 
 impl Count {
-    /// Tells the skipped tests and, in the last line, the numbers; gives what they mean as an exit
-    /// status.
+    /// Prints the skipped tests and, in the last line, the numbers. Returns the exit status that follows.
     pub fn report(&self) -> ExitCode {
         for skipped in &self.skipped {
             println!("skipped: {skipped}");

@@ -1,5 +1,4 @@
-//! A demonstration: nothing comes in, real traffic between two namespaces and what a gRPC consumer
-//! sees of it go out.
+//! A demonstration: real traffic between two namespaces, and what a gRPC consumer sees of it.
 
 use std::{
     env,
@@ -66,7 +65,7 @@ pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Everything made here goes away when it returns: the lab and the processes clean up after themselves.
+/// Everything made here is gone when it returns, since the lab and the processes clean up after themselves.
 fn show(agent: &Path, duration: Duration) -> Result<()> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -103,7 +102,7 @@ fn show(agent: &Path, duration: Duration) -> Result<()> {
     stopped
 }
 
-/// A gRPC consumer of its own process, on the terminal.
+/// Runs a gRPC consumer in a process of its own, on the terminal.
 fn watch(agent: &Path, socket: &str, duration: Duration, interrupted: &AtomicBool) -> Result<()> {
     let duration_text = format!("{}s", duration.as_secs());
     let mut watch = Process::spawn(process::Command::new(agent).args([

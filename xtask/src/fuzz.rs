@@ -1,7 +1,7 @@
-//! Fuzzing: a target and a time come in, frames that break a promise go out, else nothing.
+//! Fuzzes the parser for some time, and prints a frame that breaks a promise.
 //!
-//! No nightly compiler is needed: coverage comes from LLVM's own pass over a target's crate, without a
-//! sanitizer, which safe code has little use for.
+//! It needs no nightly compiler: coverage comes from LLVM's own pass over a target's crate. There is no
+//! sanitizer, since safe code has little use for one.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use crate::{
     workspace::{as_root, cargo, run, target_dir},
 };
 
-/// What cargo-fuzz asks of the compiler, less the sanitizer.
+/// The compiler options that cargo-fuzz uses, without the sanitizer.
 const COVERAGE: &[&str] = &[
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -83,7 +83,7 @@ impl Target {
         self == Self::Kernel
     }
 
-    /// Only the target's own crate has coverage, so that the others are those that the tests use.
+    /// Gives coverage to the target's own crate only, so that all others are those that the tests use.
     pub fn build(self) -> Result<Fuzzer> {
         let mut build = cargo(&[
             "rustc",
@@ -102,8 +102,8 @@ impl Target {
 }
 
 impl Fuzzer {
-    /// Runs the corpus and what earlier runs found, then more; an error names the input that failed,
-    /// whose frame stands above.
+    /// Runs the corpus and what earlier runs found, then more. An error names the input that failed; its
+    /// frame has been printed before.
     pub fn run(&self, time: Duration, arguments: &[String], verbose: bool) -> Result<()> {
         let folder = target_dir()?.join("fuzz").join(self.target.name());
         let (seeds, found) = (folder.join("seeds"), folder.join("found"));
@@ -118,14 +118,14 @@ impl Fuzzer {
             Command::new(&self.program)
         };
         fuzzer
-            // The target writes the corpus there before libFuzzer, which passes over it, reads it.
+            // libFuzzer ignores this. The target writes the corpus there before libFuzzer reads it.
             .arg(format!("--seeds={}", seeds.display()))
             .arg(format!("-max_total_time={}", time.as_secs().max(1)))
             .arg(format!("-max_len={LONGEST_INPUT_BYTES}"))
             .arg(format!("-artifact_prefix={}/", folder.display()))
             .args(["-timeout=10", "-print_final_stats=1"])
             .args(arguments);
-        // One input is run alone, without the others.
+        // A given input is run alone.
         if !arguments
             .iter()
             .any(|argument| Path::new(argument).is_file())
@@ -158,7 +158,7 @@ impl Fuzzer {
     }
 }
 
-/// How much was run, of what libFuzzer says at the end.
+/// Whether the line is one of libFuzzer's last ones, which say how much was run.
 fn is_figure(line: &str) -> bool {
     line.starts_with("Done ") || line.starts_with("stat::new_units_added")
 }

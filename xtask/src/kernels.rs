@@ -1,5 +1,5 @@
-//! The tests that need a kernel, on other kernels: Debian releases come in, a line for each goes out,
-//! and the count as the last line.
+//! Runs the tests that need a kernel on the kernels of other Debian releases. It prints a line for each
+//! kernel, and the count as the last line.
 
 #![expect(
     clippy::print_stdout,
@@ -39,8 +39,8 @@ const SUITES: &[(&str, &str)] = &[
 
 const FLOOR: (&str, &str) = ("bookworm", "6.1");
 
-/// What the tests need of a kernel that comes in modules, and every device that they make. Each of
-/// [`SUITES`] has them all, so a test that misses one has failed.
+/// The modules that the tests need, among them one for every device that they make. Each of [`SUITES`] has
+/// all of them, so a test that misses one has failed.
 const MODULES: &[&str] = &[
     "veth",
     "tun",
@@ -107,7 +107,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
         parameters: &arguments.parameters,
         filter: &arguments.filter,
     };
-    // One after the other, since apt locks its lists.
+    // Fetched one after the other, since apt locks its lists.
     let kernels: Vec<_> = suites
         .into_iter()
         .map(|suite| (suite, packages::kernel(suite.0, arguments.renew)))
@@ -132,12 +132,12 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     Ok(report(rows))
 }
 
-/// Whether the oldest kernel takes every program and counts exactly at TC and XDP, added to the count:
-/// what `cargo xtask test` asks of another kernel. Where it cannot be had, that is skipped.
+/// Tests that the oldest kernel takes every program and counts exactly at TC and XDP, for `cargo xtask test`.
+/// The results go into `count`. If that kernel cannot be had, they are skipped.
 pub fn on_the_floor(count: &mut Count) {
-    /// Of the module `exact`.
+    /// Tests of the module `exact`.
     const TESTS: [&str; 3] = [
-        // With and without opened tunnels.
+        // Loads them with and without opened tunnels.
         "every_program",
         "both_directions_are_one_flow",
         "an_elephant_from_two_cpus",
@@ -171,7 +171,7 @@ pub fn on_the_floor(count: &mut Count) {
     }
 }
 
-/// The releases that were asked for by name or by version; all where none was.
+/// The releases that were asked for by name or by version, or all of them.
 fn suites(asked: &[String]) -> Result<Vec<&'static (&'static str, &'static str)>> {
     if asked.is_empty() {
         return Ok(SUITES.iter().collect());
@@ -187,7 +187,7 @@ fn suites(asked: &[String]) -> Result<Vec<&'static (&'static str, &'static str)>
         .collect()
 }
 
-/// A kernel that cannot be had is skipped; one that does not come to its end has failed.
+/// Runs one kernel. A kernel that cannot be had is skipped; a guest that does not come to its end has failed.
 fn run(
     &(suite, version): &'static (&'static str, &'static str),
     kernel: Result<KernelPackage>,

@@ -1,5 +1,4 @@
-//! The BPF linker: the compiler's LLVM version comes in, a bpf-linker built on one at least as high
-//! goes out, in the user's cache.
+//! Installs a bpf-linker in the user's cache, built on an LLVM at least as new as the compiler's.
 
 use std::{
     env, fs,
@@ -25,7 +24,7 @@ const LLVM_VERSIONS: &[(u32, &str)] = &[
     (23, "LLVM_SYS_231_PREFIX"),
 ];
 
-/// Whether there is a linker that runs and, where it is ours, is the one that we would install.
+/// Whether there is a linker that runs. If it is one of ours, it must be the one that we would install.
 pub fn is_ready(compiler: &Compiler) -> Result<bool> {
     let Some(linker) = ebpf_toolchain::find_linker() else {
         return Ok(false);

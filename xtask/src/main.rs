@@ -1,4 +1,4 @@
-//! The project's chores: a task's name comes in, its outcome is the exit status.
+//! The project's chores, one subcommand each.
 
 mod apt;
 mod bench;
@@ -30,13 +30,13 @@ enum Task {
     Run(run::Arguments),
     /// Set up, check format and lints, run every test; the last line counts.
     Test(test::Arguments),
-    /// Look for frames that break the parser, or that the kernel reads otherwise.
+    /// Look for frames that break the parser, or that the kernel reads differently.
     Fuzz(fuzz::Arguments),
     /// Run the tests that need a kernel on other kernels, in virtual machines.
     TestKernels(kernels::Arguments),
     /// Put faults into the sources, one at a time, and see that a test fails.
     Mutants(mutants::Arguments),
-    /// Run the agent under everything at once for some minutes: nothing may grow or be left behind.
+    /// Put the agent under every load at once for some minutes: nothing may grow or be left behind.
     Soak(soak::Arguments),
     /// Show the agent at work on traffic between two network namespaces.
     Demo(demo::Arguments),

@@ -1,8 +1,7 @@
-//! Tests of the tests: faults are put into the sources, one at a time, and a test has to fail.
+//! Tests the tests: puts faults into the sources, one at a time, and expects a test to fail.
 //!
-//! What can be tried on the host is cargo-mutants' work: it makes the faults by itself. What runs in the
-//! kernel, and what only a race shows, is in a table ([`faults`]), each fault with the test that must
-//! catch it.
+//! cargo-mutants makes the faults that can be tried on the host. Those in the kernel, and those that only a
+//! race shows, are kept in a table ([`faults`]), each with the test that must catch it.
 
 #![expect(
     clippy::print_stdout,
@@ -53,7 +52,7 @@ pub fn mutants(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
-/// cargo-mutants over both crates; what survives with a reason belongs in `.cargo/mutants.toml`.
+/// Runs cargo-mutants over both crates. A fault that survives for a reason belongs in `.cargo/mutants.toml`.
 fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
     let program = cargo_mutants()?;
     let wanted: Vec<&str> = match arguments.only.as_slice() {
@@ -67,7 +66,8 @@ fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
         );
     }
     let folder = target_dir()?.join("mutants");
-    // In place, so that a fault costs what a changed line does, and not in the user's sources.
+    // A copy, to spare the user's sources. The faults are made in place there, so that each costs no more
+    // than building a changed line.
     let tree = Tree::copy(&folder.join("tree"))?;
     let mut survived = false;
     for part in PARTS {
@@ -86,7 +86,7 @@ fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
             .args(part.arguments)
             .current_dir(tree.root())
             .env("CARGO_TARGET_DIR", folder.join("target"))
-            // Whether it fails is what counts, not by which smallest frame.
+            // What counts is that a test fails, not the smallest frame that does it.
             .env("PROPTEST_MAX_SHRINK_ITERS", "0")
             .arg("--output")
             .arg(folder.join(part.name));
@@ -113,7 +113,7 @@ fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
     })
 }
 
-/// In the user's cache, where it is not on the PATH.
+/// Finds cargo-mutants on the PATH, or in the user's cache.
 fn cargo_mutants() -> Result<PathBuf> {
     let works = |program: &Path| {
         let mut version = Command::new(program);
@@ -136,7 +136,7 @@ fn cargo_mutants() -> Result<PathBuf> {
     Ok(ours)
 }
 
-/// Each fault of the table whose name contains one of the words, all without words.
+/// Tries each fault of the table whose name contains one of the words; without words, all of them.
 fn kept_faults(words: &[String]) -> Result<ExitCode> {
     let wanted = |fault: &&Fault| {
         words.is_empty() || words.iter().any(|word| fault.name.contains(word.as_str()))
@@ -153,7 +153,7 @@ fn kept_faults(words: &[String]) -> Result<ExitCode> {
     let mut count = Count::default();
     let mut sound: Vec<Target> = Vec::new();
     for fault in faults {
-        // First the test has to pass, else its failure says nothing.
+        // First the test has to pass without the fault, or its failure would say nothing.
         let verdict = if sound.contains(&fault.target) {
             Ok(Verdict::Passed)
         } else {
@@ -193,16 +193,16 @@ enum Verdict {
     Skipped(String),
 }
 
-/// Where tests run on the copied tree.
+/// Runs tests on the copied tree.
 struct Bench<'a> {
     tree: &'a Tree,
     target: PathBuf,
-    /// Where tests say that they did not run.
+    /// The file in which tests say that they did not run.
     skipped: PathBuf,
 }
 
 impl Bench<'_> {
-    /// A tree that does not compile is an error: nothing was tested.
+    /// Fails if the tree does not compile, since nothing was tested then.
     fn run(&self, target: &Target) -> Result<Verdict> {
         drop(std::fs::remove_file(&self.skipped));
         let cargo = || {

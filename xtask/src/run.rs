@@ -1,4 +1,4 @@
-//! The agent for people: arguments come in, the agent takes our place.
+//! Runs the agent for a person at a terminal. It replaces this process.
 
 use std::{env, os::unix::process::CommandExt as _, process::ExitCode};
 
@@ -9,7 +9,7 @@ use crate::{
     workspace::{as_root, build_agent},
 };
 
-/// What a person at a terminal wants to see, where they did not say otherwise.
+/// The settings for a person at a terminal who did not choose others.
 const DEFAULTS: &[(&str, &str, &str)] = &[
     ("--output", "FLOW_AGENT_OUTPUT", "table"),
     ("--scan-interval", "FLOW_AGENT_SCAN_INTERVAL", "2s"),
@@ -22,7 +22,7 @@ pub struct Arguments {
     agent: Vec<String>,
 }
 
-/// Returns only where the agent could not be started.
+/// Returns only if the agent could not be started.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     setup(Purpose::Run)?;
     let agent = build_agent()?;

@@ -1,5 +1,4 @@
-//! Set-up: what a task needs comes in, the machine with what was missing goes out. Where nothing is
-//! missing it says nothing.
+//! Installs what a task needs and the machine lacks. If nothing is missing, it prints nothing.
 
 use std::process::{Command, ExitCode};
 
@@ -13,7 +12,7 @@ use crate::{
     workspace::{cargo, has_command, run},
 };
 
-/// Who asks; each needs what those before it need.
+/// What the tools are for. Each purpose also needs everything that those before it need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Purpose {
     Run,
@@ -74,7 +73,7 @@ const TOOLS: &[Tool] = &[
         needed_from: Purpose::Test,
     },
     Tool {
-        // What the package of the library, python3-scapy, has on the PATH.
+        // The command that python3-scapy, the package of the library, puts on the PATH.
         command: "scapy3",
         packages: &["python3-scapy"],
         why: "makes those captures",
@@ -112,7 +111,7 @@ const TOOLS: &[Tool] = &[
     },
 ];
 
-/// Installs all that is missing and says what will compile the eBPF programs.
+/// Installs everything that is missing and prints what will compile the eBPF programs.
 pub fn report() -> Result<ExitCode> {
     setup(Purpose::Test)?;
     eprintln!(
@@ -161,17 +160,17 @@ fn compiler(apt: Option<&Apt>) -> Result<Compiler> {
             return Ok(compiler);
         }
     }
-    // It fails, and lists what to install.
+    // If nothing is found, this fails and lists what to install.
     ebpf_toolchain::find().map(|toolchain| toolchain.compiler)
 }
 
-/// Says why apt did not do; the error that follows says what would.
+/// Prints why apt did not help. The error that follows says what would.
 fn explain(error: &anyhow::Error) -> Result<()> {
     eprintln!("setup: {error:#}");
     ebpf_toolchain::find().map(drop)
 }
 
-/// rustup brings the checkers along with the toolchain, unless it was told not to install by itself.
+/// Makes sure of clippy and rustfmt. rustup installs them with the toolchain, unless it was told not to.
 fn rustup_components() -> Result<()> {
     for (subcommand, component) in [("clippy", "clippy"), ("fmt", "rustfmt")] {
         let found = cargo(&[subcommand, "--version"])

@@ -1,4 +1,4 @@
-//! The soak: a duration comes in, the tests of `agent/tests/soak` run for so long, as root.
+//! Runs the tests of `agent/tests/soak` as root, for as long as asked.
 
 use std::{
     path::{Path, PathBuf},
@@ -23,7 +23,7 @@ pub struct Arguments {
     flood: Duration,
 }
 
-/// Whole seconds or minutes, as in 30s or 5m.
+/// Parses whole seconds or minutes, as in 30s or 5m.
 fn duration(text: &str) -> Result<Duration> {
     let (number, seconds) = match text.strip_suffix('m') {
         Some(minutes) => (minutes, 60),
@@ -34,7 +34,7 @@ fn duration(text: &str) -> Result<Duration> {
     Ok(Duration::from_secs(u64::from(number) * seconds))
 }
 
-/// Each test alone, its figures on stdout.
+/// Runs each test alone and prints its figures on stdout.
 pub fn soak(arguments: &Arguments) -> Result<ExitCode> {
     setup(Purpose::Test)?;
     let tests = build()?;
@@ -52,7 +52,7 @@ pub fn soak(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The tests, built for release; returns the program.
+/// Builds the tests for release and returns the program.
 fn build() -> Result<PathBuf> {
     let build = ["test", "--release", "--package", "agent", "--test", "soak"];
     let mut command = cargo(&build);

@@ -1,4 +1,4 @@
-//! Every check and every test: a filter comes in, a count goes out as the last line.
+//! Runs every check and every test, and prints the count as the last line.
 
 #![expect(
     clippy::print_stdout,
@@ -34,7 +34,7 @@ pub struct Arguments {
     cargo_test: Vec<String>,
 }
 
-/// Runs all to the end, whatever fails; the exit status tells whether anything did.
+/// Runs everything to the end, whatever fails. The exit status says whether anything did.
 pub fn test(arguments: &Arguments) -> ExitCode {
     let mut count = Count::default();
     match setup(Purpose::Test) {
@@ -59,7 +59,7 @@ pub fn test(arguments: &Arguments) -> ExitCode {
     count.report()
 }
 
-/// Format and lints, of the workspace and of the eBPF crates outside it; each counts as a test.
+/// Checks format and lints of the workspace and of the eBPF crates outside it. Each check counts as a test.
 fn checks(count: &mut Count) {
     let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
     let mut checks = vec![
@@ -69,8 +69,8 @@ fn checks(count: &mut Count) {
     for package in ["agent-ebpf", "benches/ebpf"] {
         let manifest = format!("--manifest-path {package}/Cargo.toml");
         checks.push(words(&format!("fmt {manifest} --check")));
-        // For the host, since clippy needs the compiler that it came with; for release, since only
-        // that profile aborts on a panic, and a program without `std` cannot unwind.
+        // Built for the host, since clippy needs the compiler that it came with. Built for release, since
+        // only that profile aborts on a panic, and a program without `std` cannot unwind.
         checks.push(words(&format!(
             "clippy --release {manifest} --bins -- -D warnings"
         )));
@@ -88,7 +88,7 @@ fn checks(count: &mut Count) {
     }
 }
 
-/// Runs the corpus and what it leads to; each target counts as a test.
+/// Fuzzes from the corpus for a minute. Each target counts as a test.
 fn fuzz_for_a_minute(count: &mut Count) {
     const EACH: Duration = Duration::from_secs(60 / TARGETS.len() as u64);
     for target in TARGETS {
@@ -111,7 +111,7 @@ fn fuzz_for_a_minute(count: &mut Count) {
     }
 }
 
-/// `cargo test`, its output passed on while its results are added up.
+/// Runs `cargo test`, passes its output on and adds up its results.
 fn tests(arguments: &[String], count: &mut Count) -> Result<()> {
     let skip_log = SkipLog::new()?;
     let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
@@ -145,7 +145,7 @@ fn tests(arguments: &[String], count: &mut Count) -> Result<()> {
     Ok(())
 }
 
-/// Built by the user, run by root. Where sudo says no, the privileged tests skip themselves.
+/// Lets the user build the tests and root run them. If sudo refuses, the privileged tests skip themselves.
 fn run_tests_through_sudo(command: &mut Command, skip_log: &SkipLog) -> Result<()> {
     let allowed = has_command("sudo")
         && Command::new("sudo")
@@ -172,8 +172,8 @@ fn run_tests_through_sudo(command: &mut Command, skip_log: &SkipLog) -> Result<(
     Ok(())
 }
 
-/// The file in which tests say that they did not run. In a folder of its own: in a shared one the kernel
-/// refuses root the file of a user (`fs.protected_regular`).
+/// The file in which tests say that they did not run. It is in a folder of its own, since in a shared one the
+/// kernel refuses root access to a user's file (`fs.protected_regular`).
 struct SkipLog {
     folder: TempDir,
 }
@@ -189,7 +189,7 @@ impl SkipLog {
         self.folder.path().join("names")
     }
 
-    /// The file is not there where no test was skipped.
+    /// The skipped tests. The file does not exist if no test was skipped.
     fn read(&self) -> Vec<String> {
         fs::read_to_string(self.path())
             .unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Where things lie and how cargo is called: cargo's own answers come in, commands and paths go out.
+//! Paths in the workspace, and ways to call cargo and other programs.
 
 use std::{
     env,
@@ -22,7 +22,7 @@ pub fn cargo(arguments: &[&str]) -> Command {
     cargo
 }
 
-/// Runs a command to its end with our terminal; an error names what failed.
+/// Runs a command to its end on our terminal. An error names what failed.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = command
         .status()
@@ -54,7 +54,7 @@ pub fn target_dir() -> Result<PathBuf> {
     Ok(PathBuf::from(path))
 }
 
-/// The program as root: itself for root, else through `sudo`, with our settings taken along.
+/// A command that runs the program as root: directly if we are root, else through `sudo` with our settings.
 pub fn as_root(program: &Path) -> Command {
     if lab::privilege::is_root() {
         return Command::new(program);
@@ -73,7 +73,7 @@ pub fn as_root(program: &Path) -> Command {
     sudo
 }
 
-/// Whether a program is on the PATH or where only root's PATH leads.
+/// Whether a program is on the PATH, or in a folder that only root's PATH has.
 pub fn has_command(name: &str) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     let sbin = ["/usr/sbin", "/sbin"].map(PathBuf::from);

@@ -28,7 +28,7 @@ fuzz_target!(init: begin(), |input: &[u8]| -> Corpus {
     let Some(frame) = seed::frame(input) else {
         return Corpus::Reject;
     };
-    // The call cannot pass a tag, and how it handles buffers of this size differs from kernel to kernel.
+    // The call cannot pass a tag. How it handles buffers of this size depends on the kernel's configuration.
     if frame.tag.is_some() || (LONGEST_BUFFER..PAGE).contains(&frame.bytes.len()) {
         return Corpus::Reject;
     }

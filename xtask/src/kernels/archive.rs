@@ -1,5 +1,5 @@
-//! A file system in memory for a guest to start from: files of this machine come in, a cpio archive
-//! (`newc`, Documentation/driver-api/early-userspace/buffer-format.rst) goes out.
+//! The file system in memory from which a guest starts: files of this machine in a cpio archive (`newc`,
+//! Documentation/driver-api/early-userspace/buffer-format.rst).
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 
 #[derive(Clone, Default)]
 pub struct Archive {
-    /// By path without the leading slash; a folder sorts before what is in it.
+    /// The entries by path without the leading slash. A folder sorts before what is in it.
     entries: BTreeMap<String, Entry>,
 }
 
@@ -142,7 +142,7 @@ fn write_entry(
     pad(out, bytes.len())
 }
 
-/// Header with name, and content, are filled up to a multiple of four bytes.
+/// Pads to a multiple of four bytes, as the format asks for the header with the name, and for the content.
 fn pad(out: &mut impl Write, len_bytes: usize) -> io::Result<()> {
     out.write_all(&[0; 3][..len_bytes.next_multiple_of(4) - len_bytes])
 }
@@ -155,7 +155,7 @@ fn tempfile_beside(path: &Path) -> PathBuf {
     path.with_extension(format!("stripped-{}", std::process::id()))
 }
 
-/// The libraries and the loader that a program names; none for one that is linked statically.
+/// The libraries and the loader that a program names. A statically linked one names none.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("ldd")
         .arg(program)

@@ -1,8 +1,7 @@
-//! A virtual machine that runs tests: a kernel and an archive come in, the lines that the tests printed
-//! go out.
+//! Runs tests in a virtual machine, and returns the lines that they printed.
 //!
-//! QEMU by software emulation on one host thread, so that it runs anywhere and needs no privilege. The
-//! guest's first serial port has the kernel's messages, its second the tests' output.
+//! QEMU emulates the machine in software on one host thread, so it runs anywhere and needs no privilege.
+//! The guest's first serial port has the kernel's messages, its second the tests' output.
 
 use std::{
     fs::{self, File},
@@ -18,9 +17,9 @@ use lab::Process;
 
 use super::{archive::Archive, modules::Module, packages::KernelPackage};
 
-/// Begins the lines that the guest's script prints, as against the tests' own.
+/// Begins the lines that the guest's script prints, to tell them from the tests' own.
 pub const MARK: &str = "@@ ";
-/// Stands alone on the last line of a guest that came to its end.
+/// The last line of a guest that came to its end.
 pub const END: &str = "@@ end";
 
 const MEMORY: &str = "2G";
@@ -30,7 +29,7 @@ const CPUS: &str = "2";
 pub struct Test {
     pub module: &'static str,
     pub program: PathBuf,
-    /// As the program calls them.
+    /// The names of the tests in the program.
     pub names: Vec<String>,
     pub timeout: Duration,
 }
@@ -38,9 +37,9 @@ pub struct Test {
 /// What a guest is to do.
 pub struct Work<'a> {
     pub tests: &'a [Test],
-    /// Of their program.
+    /// Arguments of the test program.
     pub arguments: &'a [String],
-    /// Of the kernel.
+    /// Parameters of the kernel.
     pub parameters: &'a [String],
 }
 
@@ -81,7 +80,7 @@ pub fn run(
 
     let serial = |name: &str| {
         let path = logs.join(name);
-        // What an earlier guest left is not this one's.
+        // An earlier guest may have left a file here.
         drop(fs::remove_file(&path));
         (format!("file:{}", path.display()), path)
     };
@@ -97,7 +96,7 @@ pub fn run(
         .arg(&initramfs)
         .arg("-append")
         .arg(format!(
-            // The emulator may get no CPU while the kernel looks whether its timer ticks.
+            // The emulator may get no CPU while the kernel checks whether its timer ticks.
             "console=ttyS0 panic=-1 no_timer_check {}",
             work.parameters.join(" ")
         ))
@@ -121,10 +120,10 @@ pub fn run(
     })
 }
 
-/// Waits for the guest's end, as long as it keeps to the limits that it sets itself: they follow the
+/// Waits for the guest's end, as long as it keeps its own limits. The guest sets them, since they follow the
 /// machine's speed, which is not known here.
 fn wait(mut qemu: Process, output: &Path) -> Result<()> {
-    /// To boot, or to look at the next program and at the machine's speed.
+    /// The time to boot, or to prepare the next program and measure the machine's speed.
     const BETWEEN: Duration = Duration::from_secs(600);
     let mut limits = 0;
     let mut deadline = Instant::now() + BETWEEN;
@@ -150,7 +149,7 @@ fn limit(line: &str) -> Option<u64> {
     seconds.strip_suffix(" s")?.parse().ok()
 }
 
-/// The guest's first process: it makes the machine ready, runs the tests and switches it off.
+/// The script of the guest's first process. It prepares the machine, runs the tests and switches it off.
 fn init(modules: &[String], tests: &[Test], arguments: &[String]) -> String {
     let ready = format!(
         "\
@@ -176,7 +175,8 @@ ip link set lo up
         .map(|module| format!("insmod {module} || echo '{MARK}module {module}'\n"));
     let running = tests.iter().map(|test| {
         let name = test.module;
-        // The names are whole ones, which those among the arguments need not be.
+        // Tests run by their whole names, which `test.names` has. With `--exact` a part of a name among
+        // the arguments matches nothing.
         let given = arguments.iter().filter(|argument| *argument != "--exact");
         let arguments: Vec<String> = given.chain(&test.names).map(|word| quoted(word)).collect();
         let arguments = format!("--exact {}", arguments.join(" "));
@@ -213,8 +213,8 @@ poweroff -f
         .collect()
 }
 
-/// Sets `slowness`: how long a loop takes in percent of what it takes on an idle machine, from 100 to
-/// 1,000. What else the machine does shows in it, so it is measured before every program.
+/// Sets `slowness`: how long a loop takes, in percent of its time on an idle machine, from 100 to 1,000. It
+/// depends on what else the machine does, so it is measured before every program.
 const MEASURE: &str = "\
 centiseconds() { read -r now rest </proc/uptime; now=${now%.*}${now#*.}; }
 measure() {
@@ -226,7 +226,7 @@ measure() {
   [ $slowness -gt 1000 ] && slowness=1000
 }";
 
-/// Where `busybox` lies in the guest, whatever its place here.
+/// Where `busybox` lies in the guest, wherever it is on this machine.
 pub const BUSYBOX: &str = "/busybox/busybox";
 
 fn quoted(word: &str) -> String {

@@ -1,5 +1,5 @@
-//! What a guest said: its lines come in, counted tests go out. A program that was killed counts by its
-//! tests: those that passed have passed, and the one that hung has failed by its name.
+//! Counts a guest's tests from the lines that it printed. If a program was killed, the tests that passed
+//! still count, and the one that hung has failed by its name.
 
 #![expect(
     clippy::print_stdout,
@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::guest::{END, MARK, Outcome};
 use crate::count::Count;
 
-/// In the reason of a skipped test of `agent/tests/agent/devices`.
+/// Begins the reason of a test in `agent/tests/agent/devices` that skips itself for want of a device.
 const NO_DEVICE: &str = "this kernel has no ";
 
-/// Adds a guest's lines up; where something failed, passes them on. `modules` should have run.
+/// Adds up a guest's results, and prints its lines if something failed. `modules` should have run.
 pub fn judge(outcome: &Outcome, modules: &[&str], release: &str, count: &mut Count) {
     let failed_before = count.failed;
     let mut run: Option<Run> = None;
@@ -75,11 +75,11 @@ pub fn judge(outcome: &Outcome, modules: &[&str], release: &str, count: &mut Cou
 /// What the tests of one module said.
 struct Run<'a> {
     name: &'a str,
-    /// Every test that it has, in the order in which it begins them, with its result.
+    /// Every test of the module with its result, in the order in which they begin.
     results: BTreeMap<&'a str, Option<&'a str>>,
-    /// Those that took so long that libtest said so.
+    /// The tests that libtest reported as slow.
     slow: Vec<&'a str>,
-    /// The line that counts.
+    /// The line with the numbers.
     total: Option<&'a str>,
 }
 
@@ -107,7 +107,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// `stop` has the program's exit status and when it began and ended; `None` where it did not end.
+    /// `stop` has the program's exit status and when it began and ended. It is `None` if the program did not
+    /// end.
     fn end(self, stop: Option<&str>, release: &str, count: &mut Count) {
         let name = self.name;
         let mut words = stop.unwrap_or_default().split_whitespace().skip(1);
@@ -147,7 +148,7 @@ impl<'a> Run<'a> {
             .results
             .values()
             .filter(|result| result.is_some_and(|result| result == "FAILED"));
-        // One that died before it had named its tests.
+        // At least one failure, even if it died before it had named its tests.
         count.failed += (hung.len() + failed.count()).max(1);
         let passed = self
             .results
@@ -198,7 +199,7 @@ mod tests {
     fn a_guest_that_does_not_come_to_its_end_has_failed() {
         assert_eq!(judged(&[START, RESULT, STOP, END]), (3, 0, 0));
         assert_eq!(judged(&[START, RESULT, STOP]), (3, 1, 0));
-        // The program that never ran is told as well.
+        // A program that never ran is reported as well.
         assert_eq!(judged(&[END]), (0, 1, 1));
         assert_eq!(judged(&[]), (0, 1, 1));
         assert_eq!(judged(&[START, END]), (0, 1, 0));

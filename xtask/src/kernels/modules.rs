@@ -1,5 +1,5 @@
-//! Kernel modules: names come in, the files of those modules and of all that they depend on go out, in
-//! the order in which they can be loaded.
+//! Finds the files of kernel modules and of all modules that they depend on, in the order in which they can
+//! be loaded.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,11 +13,11 @@ use anyhow::{Context as _, Result, bail, ensure};
 /// The modules under a folder.
 pub struct Modules {
     paths: BTreeMap<String, PathBuf>,
-    /// Parts of the kernel itself that could be modules.
+    /// Modules that are built into the kernel.
     built_in: BTreeSet<String>,
 }
 
-/// A module as the kernel takes it.
+/// A module in the form that the kernel loads.
 pub struct Module {
     pub name: String,
     pub bytes: Vec<u8>,
@@ -50,7 +50,7 @@ impl Modules {
         Ok(Self { paths, built_in })
     }
 
-    /// A name that is neither there nor built into the kernel is an error.
+    /// Fails for a name that is neither a file nor built into the kernel.
     pub fn with_dependencies(&self, names: &[&str]) -> Result<Vec<Module>> {
         let mut found = Vec::new();
         let mut seen = BTreeSet::new();
@@ -80,7 +80,7 @@ impl Modules {
     }
 }
 
-/// File names have `-` where the kernel says `_`, or not.
+/// File names may have `-` for the kernel's `_`.
 fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
@@ -102,7 +102,7 @@ fn decompressed(path: &Path) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// What a module says of itself: `depends=a,b` between two zero bytes (`.modinfo`).
+/// The modules that a module depends on: `depends=a,b` between two zero bytes (`.modinfo`).
 fn dependencies(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(at) = module.windows(KEY.len()).position(|window| window == KEY) else {

@@ -1,8 +1,7 @@
-//! Kernels of other Debian releases: a release's name comes in, its newest kernel goes out, unpacked in
-//! the user's cache. Nothing of it is installed on this machine.
+//! Fetches the newest kernel of another Debian release and unpacks it in the user's cache. Nothing is
+//! installed on this machine.
 //!
-//! apt fetches them with lists of its own in that cache, from the mirrors that this machine's apt uses
-//! already.
+//! apt fetches it with package lists in that cache, from the mirrors that this machine's apt already uses.
 
 use std::{
     env, fs,
@@ -14,15 +13,15 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{apt::Apt, ebpf_toolchain, workspace::run};
 
-/// Without drivers for hardware: a third of the size, and every virtual device is in it.
+/// The kernel without drivers for hardware: a third of the size, and it has every virtual device.
 const PACKAGE: &str = "linux-image-cloud-amd64";
-/// Begins the names of what it depends on.
+/// Begins the name of the kernel's own package, on which [`PACKAGE`] depends.
 const IMAGE: &str = "linux-image-";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// A kernel that can be booted.
 pub struct KernelPackage {
-    /// As `uname -r` says.
+    /// The release that `uname -r` prints.
     pub release: String,
     pub image: PathBuf,
     /// The folder under which its modules lie.
@@ -51,7 +50,7 @@ pub fn kernel(suite: &str, renew: bool) -> Result<KernelPackage> {
     unpacked(&root)
 }
 
-/// What lies in an unpacked package.
+/// The kernel in an unpacked package.
 fn unpacked(root: &Path) -> Result<KernelPackage> {
     for library in ["usr/lib", "lib"] {
         let modules = root.join(library).join("modules");
@@ -111,14 +110,14 @@ impl Lists {
                 .collect(),
         };
         eprintln!("setup: fetching apt's package lists of {suite} (for its kernel)");
-        // A mirror that fails is else a warning.
+        // Otherwise apt only warns about a mirror that fails.
         run(lists
             .command("apt-get")
             .args(["update", "-qq", "--error-on=any"]))?;
         Ok(lists)
     }
 
-    /// The package that the release's current kernel is in.
+    /// The package with the release's current kernel.
     fn kernel(&self) -> Result<String> {
         let depends = self.depends(PACKAGE)?;
         let package = depends
@@ -127,8 +126,8 @@ impl Lists {
         package.with_context(|| format!("apt has no {PACKAGE} there"))
     }
 
-    /// The package and those that the kernel, its modules and their list lie in where it has none of them:
-    /// from 7.3 on Debian has them apart.
+    /// The package, and those with the kernel, its modules and their list if it does not have them itself.
+    /// Debian splits them from 7.3 on.
     fn parts(&self, package: String) -> Result<Vec<String>> {
         let release = package.strip_prefix(IMAGE).unwrap_or_default();
         let apart = ["base", "binary", "modules"].map(|part| format!("linux-{part}-{release}"));
@@ -174,7 +173,7 @@ impl Lists {
     }
 }
 
-/// The sources of a release, on the mirrors that this machine's own release comes from.
+/// The sources of a release, on the mirrors of this machine's own release.
 fn sources_of(suite: &str) -> Result<String> {
     let own = fs::read_to_string("/etc/os-release").context("read /etc/os-release")?;
     let own = own
@@ -184,7 +183,7 @@ fn sources_of(suite: &str) -> Result<String> {
         .trim_matches('"');
     let mut targets = own_sources()?;
     if targets.is_empty() {
-        // apt tells only of lists that it has.
+        // apt only shows lists that it has fetched.
         let apt = Apt::find().context("there is no apt, or no way to be root for it")?;
         apt.update()?;
         targets = own_sources()?;
@@ -201,7 +200,7 @@ fn sources_of(suite: &str) -> Result<String> {
             .find(|(release, _)| *release == format!("{own}{suffix}"))?;
         Some(format!("deb {keys}{mirror} {suite}{suffix} main\n"))
     };
-    // Backports lie beside the release itself, and have no list for security of their own.
+    // Backports lie beside the release itself and have no security list of their own.
     let lists: &[&str] = if suite.ends_with("-backports") {
         &[""]
     } else {
@@ -215,7 +214,7 @@ fn sources_of(suite: &str) -> Result<String> {
     Ok(sources)
 }
 
-/// A line for each of this machine's lists: the release and the mirror.
+/// A line for each of this machine's package lists: the release and the mirror.
 fn own_sources() -> Result<String> {
     let targets = Command::new("apt-get")
         .args(["indextargets", "--format", "$(RELEASE) $(REPO_URI)"])

@@ -1,4 +1,5 @@
-//! What a guest runs: the tests that were asked for, and an archive with the built programs and all that they need.
+//! Puts together what a guest runs: the tests that were asked for, and an archive with the built programs and
+//! all that they need.
 
 use std::{
     env,
@@ -15,8 +16,8 @@ use super::{
 };
 use crate::workspace::{cargo, root};
 
-/// The modules of the agent's tests that ask something of the kernel, and how many seconds each may take in a
-/// guest of an idle machine.
+/// The modules of the agent's tests that depend on the kernel, and how many seconds each may take in a guest
+/// on an idle machine.
 const MODULES: &[(&str, u64)] = &[
     ("exact", 600),
     ("kinds", 300),
@@ -30,11 +31,11 @@ const MODULES: &[(&str, u64)] = &[
     ("xdp", 600),
 ];
 
-/// What all of them start, besides the agent.
+/// The commands that the tests start, besides the agent.
 pub const COMMANDS: &[&str] = &["ip", "tc", "ethtool", "ping", "wg"];
 
-/// The tests of the modules that were `asked` for, of all where none was. `arguments` are those of the test
-/// program: they may name tests.
+/// The tests of the modules that were `asked` for, or of all modules. `arguments` are those of the test
+/// program, and may name tests.
 pub fn build(
     asked: &[String],
     arguments: &[String],
@@ -87,7 +88,7 @@ pub fn build(
         BUSYBOX,
         std::fs::read(&busybox).with_context(|| format!("read {}", busybox.display()))?,
     );
-    // By the path that was compiled in.
+    // Under the path that was compiled into the tests.
     let frames = root().join("testing/corpus/frames");
     for file in std::fs::read_dir(&frames).with_context(|| format!("list {}", frames.display()))? {
         archive.copy(&file.context("list the corpus")?.path())?;
@@ -101,7 +102,7 @@ pub fn build(
 
 /// Builds the tests and the agent.
 fn executables() -> Result<Vec<PathBuf>> {
-    // The whole workspace, so that they are those that `cargo xtask test` has built.
+    // The whole workspace, so that what `cargo xtask test` built is used again.
     let mut build = cargo(&["test", "--workspace", "--no-run", "--test", "agent"]);
     let output = build
         .arg("--message-format=json-render-diagnostics")

@@ -1,10 +1,10 @@
-//! The kept faults: one replacement in one file each, and the test that must catch it.
+//! The table of kept faults: each is one replacement in one file, with the test that must catch it.
 
 use std::fmt;
 
 use anyhow::{Result, ensure};
 
-/// A test, by what `cargo test` calls it.
+/// A test, as `cargo test` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     pub package: &'static str,
@@ -23,7 +23,7 @@ impl fmt::Display for Target {
 pub struct Fault {
     pub name: &'static str,
     pub file: &'static str,
-    /// Stands in the file once.
+    /// The text to replace. It must stand in the file exactly once.
     pub from: &'static str,
     pub to: &'static str,
     pub target: Target,

@@ -1,6 +1,6 @@
-//! Which files cargo-mutants changes, and which tests have to see it.
+//! Which files cargo-mutants changes, and which tests have to notice.
 
-/// What cargo-mutants changes.
+/// The files that cargo-mutants changes.
 pub const FILES: &[&str] = &[
     "agent-common/src/**/*.rs",
     "agent/src/filter.rs",
@@ -17,18 +17,18 @@ pub const FILES: &[&str] = &[
     "agent/src/scan/**/*.rs",
 ];
 
-/// Files whose faults the same tests have to see.
+/// Files whose faults the same tests have to notice.
 pub struct Part {
     pub name: &'static str,
-    /// How the paths of its files begin. The first part that fits has a file.
+    /// How the paths of its files begin. A file belongs to the first part that fits.
     pub path: &'static str,
     pub package: &'static str,
-    /// Whose tests have to fail.
+    /// The packages whose tests have to fail.
     pub tests_of: &'static [&'static str],
-    /// Which of their binaries: arguments of `cargo test`. Behind `--` they would be those of the runs
-    /// alone, and each fault would link every test of the package.
+    /// Their binaries with those tests, as arguments of `cargo test`. Behind `--` they would apply to the
+    /// test runs alone, and each fault would link every test of the package.
     pub binaries: &'static [&'static str],
-    /// Which of their tests, by what is in their names; all where it is empty.
+    /// Parts of the names of the tests to run; if empty, all tests.
     pub tests: &'static [&'static str],
     pub needs_root: bool,
     /// Further arguments of cargo-mutants.
@@ -47,7 +47,7 @@ pub const PARTS: [Part; 4] = [
         needs_root: false,
         arguments: &[],
     },
-    // A scan is nothing without the kernel: real packets, and as few tests of them as see every fault.
+    // A scan needs the kernel and real packets. These are as few tests as notice every fault.
     Part {
         name: "scan",
         path: "agent/src/scan",
@@ -70,7 +70,7 @@ pub const PARTS: [Part; 4] = [
             "an_offload_that_is_switched_on_under_xdp_marks_the_account",
         ],
         needs_root: true,
-        // Where no scan comes, a test waits for what it would bring until it is killed.
+        // With a fault that stops all scans, a test waits until it is killed.
         arguments: &["--timeout-multiplier=5"],
     },
     // Consumers on real sockets, which need neither privilege nor the kernel's programs.

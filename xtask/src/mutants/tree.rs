@@ -1,5 +1,4 @@
-//! A copy of the sources to put faults into: the project's files come in, a folder with the same files
-//! goes out.
+//! Copies the project's sources to a folder where faults can be put into them.
 
 use std::{
     fs,
@@ -17,7 +16,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Files that are the same already are left alone, so that little is built again.
+    /// Copies the files. Those that are already the same are left alone, so that little is built again.
     pub fn copy(to: &Path) -> Result<Self> {
         let output = Command::new("git")
             .args(["ls-files", "-z", "--cached", "--others"])
@@ -28,7 +27,7 @@ impl Tree {
         ensure!(output.status.success(), "git does not list the files here");
         for file in String::from_utf8_lossy(&output.stdout).split_terminator('\0') {
             let (from, to) = (root().join(file), to.join(file));
-            // One that is deleted and not committed.
+            // A file that is deleted but still in git's index.
             let Ok(bytes) = fs::read(&from) else { continue };
             write_changed(&to, &bytes)?;
         }
@@ -41,7 +40,7 @@ impl Tree {
         &self.root
     }
 
-    /// Puts the fault in; the end of what is returned takes it out.
+    /// Puts the fault in. Dropping the result takes it out.
     pub fn replace(&self, fault: &Fault) -> Result<PutBack> {
         let path = self.root.join(fault.file);
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", fault.file))?;
@@ -51,7 +50,7 @@ impl Tree {
     }
 }
 
-/// Holds what a file was.
+/// Restores a file when dropped.
 pub struct PutBack {
     path: PathBuf,
     text: String,
