@@ -1,5 +1,5 @@
-//! Captures over a wire, counted by the agent and by tshark: flow by flow the same packets and bytes,
-//! or a difference for a reason that is stated.
+//! Sends captures over a wire and compares the agent's flows with tshark's: flow by flow the packets and
+//! bytes must be equal, or differ for a stated reason.
 
 mod flow;
 mod pcap;
@@ -27,7 +27,7 @@ use tshark::Headers;
 static CAPTURES: LazyLock<Result<TempDir, String>> = LazyLock::new(|| {
     let folder = TempDir::new().unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testing/corpus/captures/make.py");
-    // The interpreter that distributions' packages are for.
+    // The interpreter for which the distribution's packages are installed.
     let output = Command::new("/usr/bin/python3")
         .arg(script)
         .arg(folder.path())
@@ -45,17 +45,18 @@ static CAPTURES: LazyLock<Result<TempDir, String>> = LazyLock::new(|| {
     Ok(folder)
 });
 
-/// Why tshark and we may say two things of one frame.
+/// Why tshark and we may read the same frame differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Difference {
-    /// Two tags are in a flow's key; a frame with more is counted as such, not as a flow.
+    /// A flow's key has room for two tags. A frame with more is counted by that reason, in no flow.
     TagDepth,
-    /// tshark walks on behind an Authentication header that says eight bytes, which RFC 4302 does not know.
+    /// tshark reads on behind an Authentication header that gives its length as eight bytes, which RFC 4302
+    /// does not allow.
     AuthenticationOfEightBytes,
 }
 
 impl Difference {
-    /// Why we make no flow of a frame that tshark makes one of.
+    /// Why we see no flow in a frame in which tshark sees one.
     fn of(flow: Option<&Flow>, bytes: &[u8]) -> Option<Self> {
         if flow.is_some_and(|flow| flow.vlan_ids.len() > 2) {
             return Some(Self::TagDepth);
@@ -66,7 +67,7 @@ impl Difference {
     }
 }
 
-/// Behind an Ethernet header and an IPv6 header.
+/// The offset behind an Ethernet header and an IPv6 header.
 const BEHIND_IPV6: usize = 14 + 40;
 
 /// Which differences each capture shows.
@@ -85,7 +86,7 @@ const DIFFERENCES: &[(&str, &[Difference])] = &[
     ),
 ];
 
-/// What a capture is to give: flows, and what is in none.
+/// What a capture must give: flows, and what is in no flow.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Expected {
     flows: Sums,
@@ -116,9 +117,9 @@ fn expected(frames: &[(tshark::Frame, Vec<u8>)]) -> Expected {
     expected
 }
 
-/// A later fragment is in the flow of its first one where that came before it, else in a flow of its own
-/// without ports: nothing is held back. tshark would tell the ports at the last fragment alone, of the
-/// datagram as a whole.
+/// Puts a later fragment into the flow of its first one if that came before it. Otherwise it is in a flow of
+/// its own without ports, since the agent holds nothing back. tshark itself would give the ports only at the
+/// last fragment, for the whole datagram.
 fn joined(flow: Flow, frame: &tshark::Frame, firsts: &mut Firsts) -> Flow {
     let Some(id) = frame.datagram() else {
         return flow;
@@ -131,7 +132,7 @@ fn joined(flow: Flow, frame: &tshark::Frame, firsts: &mut Firsts) -> Flow {
     flow
 }
 
-/// By the sender, the receiver and the identification.
+/// The flows of first fragments, by sender, receiver and identification.
 type Firsts = HashMap<(IpAddr, IpAddr, u64), Flow>;
 
 /// Where the agent sees the frames.
@@ -159,7 +160,7 @@ fn agrees_with_tshark(test: &str, hook: Hook) {
     }
 }
 
-/// Frames that take the hook, with what tshark says of them.
+/// The frames that pass the hook, with what tshark says about them.
 fn frames(
     captures: &Path,
     name: &str,
@@ -177,13 +178,13 @@ fn frames(
         .collect()
 }
 
-/// The kernel drops such a frame ahead of TC ingress: it wants the tag and the EtherType behind it
+/// Whether the frame ends within its tag or the EtherType behind it. The kernel drops it before TC ingress
 /// (`skb_vlan_untag`).
 fn has_cut_tag(frame: &[u8]) -> bool {
     matches!(frame[12..14], [0x81, 0x00] | [0x88, 0xa8]) && frame.len() < 14 + 4 + 2
 }
 
-/// The agent has exactly the flows that are expected of the frames.
+/// Asserts that the agent has exactly the flows expected of the frames.
 fn counts(
     name: &str,
     hook: Hook,
@@ -240,7 +241,7 @@ fn captures_at_native_xdp_count_as_tshark_counts_them() {
     );
 }
 
-/// Every frame of the capture is a tunnel's, and none is deeper than is opened.
+/// Every frame of the capture is a tunnel's, and none lies deeper than the agent opens.
 #[test]
 fn what_tunnels_carry_counts_as_tshark_counts_it() {
     let test = "agent::what_tunnels_carry_counts_as_tshark_counts_it";

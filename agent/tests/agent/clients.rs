@@ -1,6 +1,6 @@
-//! gRPC clients that others wrote, unprepared, on the Unix socket and on TCP: each has every packet
-//! that was sent. gRPC's C core calls a Unix socket by its path from 1.57 on, so of these Python does;
-//! C++ is as old as Debian's.
+//! gRPC clients that are not ours, unmodified, on the Unix socket and on TCP: each must get every packet that
+//! was sent. From 1.57 on, gRPC's C core sends a Unix socket's path as the authority. The Python client does
+//! so; the C++ client is Debian's and older.
 
 mod install;
 
@@ -18,14 +18,14 @@ use lab::{Host, Lab, Process, privilege::is_root_or_skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The agent's network namespace is its own.
+/// No other test can have this address, since the agent has a network namespace of its own.
 const TCP: &str = "127.0.0.1:50051";
 
-/// More than one batch a scan.
+/// Enough flows for more than one batch in a scan.
 const FLOWS: u16 = 4000;
 const ROUNDS: u64 = 3;
 
-/// A client's program with its arguments: on the host, of the target, under the name.
+/// Makes the command of a client: on this host, for this target, under this name.
 type Client<'a> = &'a dyn Fn(&Host, &str, &str) -> Command;
 
 #[test]
@@ -82,7 +82,7 @@ fn grpcurl_has_every_packet_over_both_sockets() {
     });
 }
 
-/// As Swift and old Go send it.
+/// Swift and old Go send it like this.
 #[test]
 fn a_path_in_huffmans_code_is_answered_on_the_unix_socket() {
     let test = "agent::a_path_in_huffmans_code_is_answered_on_the_unix_socket";
@@ -150,7 +150,7 @@ fn send(lab: &Lab) -> BTreeMap<String, Both> {
     sent
 }
 
-/// A client that observes, with what it wrote.
+/// A client that observes, with its output.
 struct Consumer {
     name: &'static str,
     process: Process,
@@ -179,7 +179,7 @@ impl Consumer {
         }
     }
 
-    /// Waits for the end of its stream, which comes with the agent's, and adds up what it brought.
+    /// Waits for the end of its stream, which ends with the agent, and adds up what arrived.
     fn sums(mut self) -> BTreeMap<String, Both> {
         let status = self.process.wait(PATIENCE).unwrap();
         let stderr = self.read("stderr");

@@ -1,4 +1,4 @@
-//! Where a flow ends and the next one begins: packets behind a close, and ports that are used again.
+//! Where a flow ends and the next one begins: packets after a close, and ports that are used again.
 
 use crate::support::{Agent, Report, count, name, wait_until};
 use agent_common::Pair;
@@ -9,7 +9,7 @@ const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
 const ACK: u8 = 0x10;
 
-/// A client at the other end of the wire, which talks to the agent's.
+/// A conversation between a client at the peer's end of the wire and the agent's end.
 struct Talk<'a> {
     lab: &'a Lab,
     sockets: [FrameSocket; 2],
@@ -27,7 +27,7 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Segments by side, 0 for the client, and flags.
+    /// Sends segments, given by their side (0 is the client) and flags.
     fn say(&mut self, segments: &[(usize, u8)]) {
         let Lab { agent, peer } = self.lab;
         for &(side, flags) in segments {
@@ -47,7 +47,7 @@ impl<'a> Talk<'a> {
         name("[]", 6, (&client, Self::PORT.into()), (&server, 443))
     }
 
-    /// All packets are there, and under one name.
+    /// Asserts that all packets were counted, and under one name.
     fn assert_exact(&self, report: &Report) {
         let sums: Vec<_> = report.sums().into_iter().collect();
         assert_eq!(sums, [(self.name(), self.sums)]);
@@ -56,7 +56,7 @@ impl<'a> Talk<'a> {
 
 const HANDSHAKE: [(usize, u8); 3] = [(0, SYN), (1, SYN | ACK), (0, ACK)];
 
-/// `first_seen_ns` and end reason of each flow that ended.
+/// The `first_seen_ns` and the end reason of each flow that ended.
 fn ends(report: &Report) -> Vec<(u64, String)> {
     let lines = report.flows.iter();
     lines
@@ -98,7 +98,7 @@ fn a_closed_flow_ends_when_the_linger_is_over() {
     talk.say(&HANDSHAKE);
     let tracked = |agent: &Agent| agent.status(&lab.agent)["replica"]["tracked"].clone();
     wait_until("the flow is known", || tracked(&agent) == 1);
-    // One packet closes it: the linger may be over before a second one comes.
+    // Closed by one packet, since the linger might be over before a second one comes.
     talk.say(&[(0, RST | ACK)]);
     wait_until("the flow has ended", || tracked(&agent) == 0);
     let report = agent.stop();

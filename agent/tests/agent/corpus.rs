@@ -1,5 +1,5 @@
-//! The corpus through the loaded programs: the kernel runs each on each frame
-//! (`BPF_PROG_TEST_RUN`), and the page and the account have what the entry says.
+//! Runs each loaded program on each frame of the corpus (`BPF_PROG_TEST_RUN`). The page and the account must
+//! have what the entry says.
 
 mod programs;
 mod reassembly;
@@ -45,7 +45,7 @@ fn every_frame_counts_in_the_kernel_as_its_entry_says() {
                         continue;
                     }
                     match programs.run(name, hook, &entry.frame) {
-                        // Before 6.1 XDP programs are run on any length.
+                        // Before 6.1 the kernel runs XDP programs on any length.
                         Ok(counted) => {
                             if let Err(error) = compare(&entry.expected, &entry.frame, &counted) {
                                 wrong.push(format!("{name}: {error}\n{entry}"));
@@ -67,8 +67,8 @@ fn every_frame_counts_in_the_kernel_as_its_entry_says() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The same frames at every run, judged by our parser on the host, which the corpus crate holds
-/// against a second one.
+/// Makes the same frames in every run. Our parser on the host is the judge; the corpus crate compares it with
+/// a second one.
 #[test]
 fn mutated_frames_count_in_the_kernel_as_the_host_parses_them() {
     if !is_root_or_skip("agent::mutated_frames_count_in_the_kernel_as_the_host_parses_them") {

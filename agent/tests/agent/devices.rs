@@ -1,5 +1,5 @@
-//! Virtual devices over a wire: the agent counts on both at once, and what it says of the device is
-//! what was sent, what it says of the wire is what the wire carried.
+//! Virtual devices over a wire. The agent counts on both at once: its flows on the device must be what was
+//! sent, and those on the wire what the wire carried.
 
 mod bond;
 mod device;
@@ -19,13 +19,13 @@ const DATAGRAMS: u32 = 50;
 const PAYLOAD_LEN_BYTES: usize = 333;
 const STREAM_BYTES: u64 = 300_000;
 
-/// Both directions of all flows.
+/// The sum over both directions of all flows.
 fn total(sums: &BTreeMap<String, Both>) -> Pair {
     sums.values().flatten().copied().sum()
 }
 
-/// Datagrams, streams and echoes between the device's ends, each of them both ways. Gives the flows of
-/// the datagrams, whose sums are known beforehand.
+/// Sends datagrams, streams and echoes between the device's ends, each in both directions. Returns the flows
+/// of the datagrams, whose sums are known beforehand.
 fn converse(lab: &Lab, kind: Kind) -> BTreeMap<String, Both> {
     let link = if kind.is_ethernet { 14 } else { 0 };
     let mut flows = BTreeMap::new();
@@ -53,7 +53,7 @@ fn counts_the_device_and_the_wire(test: &str, kind: Kind) {
     counts(test, kind, &[]);
 }
 
-/// On the wire, the flows are those of the device.
+/// With opened tunnels, the flows on the wire must be those of the device.
 fn counts_the_device_and_the_opened_wire(test: &str, kind: Kind) {
     let opened = Kind {
         outer_protocol: None,
@@ -115,7 +115,7 @@ fn counts(test: &str, kind: Kind, settings: &[&str]) -> Option<Report> {
 }
 
 fn assert_equals_the_counters(report: &Report, kind: Kind, wire: Pair, carried: Counters) {
-    // Where the driver has a tag beside the frame, the wire's counters are without it.
+    // If the driver keeps a tag beside the frame, the wire's counters do not include it.
     let packets = carried.rx_packets + carried.tx_packets;
     let counted = Pair {
         packets,
@@ -126,7 +126,7 @@ fn assert_equals_the_counters(report: &Report, kind: Kind, wire: Pair, carried: 
     assert!(tags.unwrap_or_default().bytes >= packets * kind.offloaded_bytes);
 }
 
-/// Every packet of the device is one on the wire, with the device's headers in front.
+/// Asserts that every packet of the device is one on the wire, with the device's headers in front.
 fn assert_carries_the_device(
     kind: Kind,
     on_wire: &BTreeMap<String, Both>,

@@ -1,5 +1,5 @@
-//! Which way flows go through the interface: plain ones, a router with one interface, a mirror port and
-//! loopback. What was sent is what the records say, each at its side.
+//! Which way flows go through the interface: plain flows, a router with one interface, a mirror port and
+//! loopback. The records must have what was sent, each direction at its side.
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
@@ -18,7 +18,7 @@ const SYN: u8 = 0x02;
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
 
-/// By the name of the flow and the sides at which the initiator's packets and the answers were seen.
+/// Sums by the name of the flow and the hooks at which the initiator's packets and the answers were seen.
 fn sums_by_side(report: &Report) -> BTreeMap<[String; 3], Both> {
     let mut sums = BTreeMap::<_, Both>::new();
     for line in &report.flows {
@@ -87,7 +87,7 @@ fn a_router_with_one_interface_has_a_record_of_each_side() {
     }
     let lab = Lab::addressed().unwrap();
     let router = &lab.agent;
-    // Somebody behind the interface that the packets came from.
+    // A host behind the interface from which the packets come.
     let behind = "10.77.0.99";
     let settings = [
         ("net/ipv4/ip_forward", "1"),
@@ -125,7 +125,7 @@ fn a_router_with_one_interface_has_a_record_of_each_side() {
     for _ in 0..PACKETS {
         socket.send(&frame).unwrap();
     }
-    // They come back to where they were sent.
+    // The router sends them back to the peer.
     wait_for_packets(&lab.peer, before, PACKETS);
     let report = agent.stop();
 
@@ -184,7 +184,7 @@ fn what_a_mirror_port_brings_is_one_flow() {
     let report = agent.stop();
     let flow = name("[]", 6, (client, 4000), (server, 443));
     let expected = BTreeMap::from([(key(&flow, ["ingress", "ingress"]), expected)]);
-    // The SYN may be of the scan before its answer's, which then was to be a plain flow's.
+    // The SYN may be in the scan before its answer's. Until then the flow looked like a plain one.
     let mut sums = BTreeMap::<[String; 3], Both>::new();
     for ([flow, direction, _], both) in sums_by_side(&report) {
         let [forward, reverse] = sums.entry(key(&flow, [&direction, "ingress"])).or_default();

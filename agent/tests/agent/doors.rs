@@ -1,4 +1,4 @@
-//! The doors of a running agent: who may come in, how many, and what they can make it hold, by the real
+//! Who may connect to a running agent, how many may, and how much they can make it hold. Tested with the real
 //! binary over real sockets.
 
 mod client;

@@ -1,4 +1,4 @@
-//! The real binary on real interfaces: what was sent is what the records and the account say.
+//! The real binary on real interfaces: the records and the account must have exactly what was sent.
 
 use std::{
     collections::BTreeMap,
@@ -44,7 +44,7 @@ fn every_program_is_taken(decapsulate: bool) {
         })
         .collect();
     walked.sort_unstable();
-    // Of the million that the verifier walks at most; before 5.16 it does not tell.
+    // The verifier walks at most a million. Before 5.16 the kernel does not give the number.
     eprintln!("decapsulate {decapsulate}: {walked:?}");
 }
 
@@ -104,7 +104,7 @@ fn both_directions_are_one_flow_from_the_sender_of_the_syn() {
         let (client, server) = (client.ipv4.to_string(), server.ipv4.to_string());
         expected.insert(name("[]", 6, (&client, port.into()), (&server, 443)), sums);
     }
-    // So that the end is the flow's own and not the agent's.
+    // Lets the flows end by themselves, and not with the agent.
     agent.wait_for_scans(&lab.agent, 3);
     let report = agent.stop();
     assert_eq!(report.sums(), expected);
@@ -125,9 +125,9 @@ fn an_answer_without_its_question_still_tells_the_initiator() {
     let (client, server) = (&lab.peer, &lab.agent);
     let (up, down) = (client.frame_v4(server), server.frame_v4(client));
     let talks = [
-        // The SYN was before our time.
+        // The agent did not see the SYN.
         vec![(1, 4100, SYN | ACK), (0, 4100, ACK)],
-        // Neither was seen: the first sender it is, here the server.
+        // Neither was seen, so the first sender counts as the initiator: here the server.
         vec![(1, 4101, ACK), (0, 4101, ACK)],
         // Two hooks may see them in the wrong order.
         vec![(1, 4102, SYN | ACK), (0, 4102, SYN)],
@@ -169,7 +169,7 @@ fn a_flow_that_falls_silent_ends_by_the_idle_timeout() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    // Far longer than this test is kept from sending.
+    // Far longer than this test may be held up between two packets.
     let agent = Agent::start(&lab, &["--idle-timeout", "10s"]);
     let socket = lab.peer.frame_socket().unwrap();
     let frame = lab.peer.frame_v4(&lab.agent);
@@ -271,7 +271,7 @@ fn many_flows_are_exact_over_many_scans() {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
-/// The same order every time (xorshift, Fisher-Yates).
+/// Shuffles, in the same order every time (xorshift, Fisher-Yates).
 fn shuffle<T>(items: &mut [T]) {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     for last in (1..items.len()).rev() {
@@ -308,7 +308,7 @@ fn nothing_stays_attached_after_an_end_of_any_kind() {
         // The kernel frees the link of a process some time after its end.
         wait_until("XDP is detached", || !is_attached());
     }
-    // One packet is seen once: no program of an agent before counts into this one's table either.
+    // The packet is counted once, so no program of an earlier agent counts into this one's table.
     let agent = Agent::start(&lab, &[]);
     let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
     let before = lab.agent.counters().unwrap();
@@ -317,7 +317,7 @@ fn nothing_stays_attached_after_an_end_of_any_kind() {
     assert_eq!(agent.stop().seen(), count(1, &frame));
 }
 
-/// Runs an agent that cannot start and gives what it wrote to stderr.
+/// Runs an agent that cannot start and returns what it wrote to stderr.
 fn refusal(lab: &Lab, arguments: &[&str]) -> String {
     let output = flow_agent(&lab.agent)
         .arg("run")
@@ -365,8 +365,8 @@ fn a_start_that_fails_says_what_is_wrong() {
     );
 }
 
-/// Both CPUs send the same frame as fast as they can while scans run, until so many have arrived:
-/// the wire drops frames while its ring is full, so what arrived is what counts.
+/// Both CPUs send the same frame as fast as they can while scans run, until enough have arrived. The wire
+/// drops frames while its ring is full, so the agent must count what arrived.
 fn an_elephant_is_counted_to_the_packet(settings: &[&str]) {
     let enough = kernel::packets(5_000_000, 100_000);
     let at_once = enough as u32 / 10;
@@ -390,7 +390,7 @@ fn an_elephant_is_counted_to_the_packet(settings: &[&str]) {
             }
         });
     }
-    // A ring for each CPU that sends: behind what is the last of it nothing is on its way.
+    // Each sending CPU has a ring of its own. Once its last frame has arrived, no other is on its way.
     let last = [1001, 1002].map(|port| {
         let frame = lab.peer.frame_v4(&lab.agent);
         frame.udp(port, 53, &[0; 18]).unwrap()

@@ -1,5 +1,5 @@
-//! Filter rules and sampling in the kernel: what is left out is in the account, to the packet and the
-//! byte, and everything else is in the flows.
+//! Filter rules and sampling in the kernel: what they leave out must be in the account, to the packet and the
+//! byte, and everything else in the flows.
 
 mod alternation;
 mod changes;
@@ -44,7 +44,7 @@ const COUNTED: &[&str] = &[
     "10.1.2.3:1 > 192.0.2.1:2 udp",
     "192.0.2.1:3 > 10.1.2.255:4 udp",
     "172.16.1.1:1 > 192.0.2.1:443 udp",
-    // Another direction than the rule's.
+    // The other direction than the rule's.
     "192.0.2.1:443 > 172.31.255.255:2 tcp",
     "172.32.0.1:1 > 192.0.2.1:443 tcp",
     "198.51.100.7:9 > 192.0.2.1:1 udp",
@@ -53,7 +53,7 @@ const COUNTED: &[&str] = &[
     "192.0.2.1:5011 > 192.0.2.2:4999 udp",
     "192.0.2.2:9 > 192.0.2.1:6000 tcp",
     "192.0.2.2:65535 > 192.0.2.1:1 udp",
-    // No ports.
+    // Packets without ports.
     "192.0.2.1 > 192.0.2.2 gre",
     "2001:db8::1 > 2001:db8::2 gre",
     "192.0.2.1:1 > 192.0.2.2:7001 udp",
@@ -138,7 +138,7 @@ fn rules_leave_out_what_they_say(hook_settings: &[&str], is_egress: bool) {
     let mut expected = BTreeMap::<String, Both>::new();
     let mut left_out = Pair::default();
     let mut frames = Vec::new();
-    // Each as often as its place says, so that no two have the same count.
+    // Each is sent as often as its position, so that no two have the same count.
     for (copies, text) in (1..).zip(counted.iter().chain(&filtered)) {
         let (flow, bytes) = frame(text, from, to);
         if copies <= counted.len() as u64 {
@@ -196,7 +196,7 @@ fn a_thousand_networks_leave_out_exactly_their_packets() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("filters");
     let network = |number: u32| Ipv4Addr::from_bits(0x0a00_0000 + (number << 9));
-    // Each excludes its own and leaves the next one.
+    // Each rule excludes its own network and leaves the next one.
     let lines: Vec<String> = (0..NETWORKS)
         .map(|number| format!("exclude src net {}/24", network(number)))
         .collect();
@@ -307,7 +307,7 @@ fn rules_see_a_later_fragment_with_the_ports_of_its_first() {
         let sizes = datagrams.each_ref().map(|frame| count(1, frame));
         left_out += sizes[0] + sizes[1];
         flow((2000, 54), sizes[2] + sizes[3]);
-        // Nobody knows the ports of this one.
+        // The ports of this fragment are unknown.
         flow((0, 0), sizes[4]);
         frames.extend(datagrams);
     }

@@ -1,5 +1,5 @@
-//! Fragments on real interfaces: each is counted in the flow of its datagram's first one, or, where
-//! that one is not known, in a flow without ports, and which of the two is counted too.
+//! Fragments on real interfaces. Each must be counted in the flow of its datagram's first fragment, or in a
+//! flow without ports if that one is unknown. The account must say how many went either way.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ const UDP: u8 = 17;
 const TCP: u8 = 6;
 const GRE: u8 = 47;
 
-/// What fragments of one size make of a datagram: the first, one within, the last.
+/// A datagram in three fragments: the first, a middle one, the last.
 struct Datagram {
     flow: String,
     fragments: [Vec<u8>; 3],
@@ -55,13 +55,13 @@ impl Datagram {
         })
     }
 
-    /// All in one direction.
+    /// The sum of the fragments, which all go in one direction.
     fn sum(&self) -> Pair {
         self.fragments.iter().map(|frame| count(1, frame)).sum()
     }
 }
 
-/// Frame, source and destination for both IP versions.
+/// A frame with its source and destination, for both IP versions.
 fn bases(from: &Host, to: &Host) -> [(Frame, [String; 2]); 2] {
     [
         (
@@ -122,7 +122,7 @@ fn every_kind(from: &Host, to: &Host) -> Vec<Datagram> {
         if is_ipv4 {
             continue;
         }
-        // The later fragments name the header that the first one has next, and it alone has it.
+        // All fragments name the same next header, but only the first one has it.
         let options = Extension::DestinationOptions { length_bytes: 16 };
         datagrams.push(Datagram::new(
             named("[]", UDP, 1003, 53),
@@ -156,7 +156,7 @@ fn second_fragment_joins_its_flow(hook: Hook) {
     let report = report_of(hook, &[], |from, to| {
         datagrams = every_kind(from, to);
         let socket = from.frame_socket().unwrap();
-        // All first ones, then all others, so that many datagrams are on their way at once.
+        // All first fragments come before the others, so that many datagrams are on their way at once.
         let frames = (0..3).flat_map(|part| datagrams.iter().map(move |it| &it.fragments[part]));
         socket.send_many(frames).unwrap() as u64
     });
@@ -289,7 +289,7 @@ fn fragments_between_one_address_keep_their_direction() {
     assert_eq!(report.sums(), expected);
 }
 
-/// Shorter than the programs remember a first fragment (`REASSEMBLY_NS`).
+/// A time for which the programs surely remember a first fragment (`REASSEMBLY_NS` is longer).
 const REMEMBERED: Duration = Duration::from_secs(25);
 
 #[test]
@@ -312,7 +312,7 @@ fn a_fragment_joins_its_flow_after_a_scan() {
         if start.elapsed() < REMEMBERED {
             break datagram;
         }
-        // The machine was so busy that its fragments may have been forgotten.
+        // The machine was so busy that the first fragment may have been forgotten. Try again.
         port += 1;
     };
     let sums = agent.stop().sums();
@@ -346,7 +346,7 @@ fn a_full_memory_of_fragments_says_which_ones_it_could_not_match() {
     let unmatched = beside(&report, "fragments_unmatched");
     let last = &datagrams[0].fragments[2];
     assert_eq!(joined + unmatched, count(DATAGRAMS.into(), last));
-    // The kernel keeps the memory's size about; what it evicts is up to its lists.
+    // The kernel keeps the map's size only roughly, and its LRU lists decide what it evicts.
     assert!((1..=1000).contains(&joined.packets), "{joined:?}");
     let sums = report.sums();
     let without_ports = name("[]", UDP.into(), (&src, 0), (&dst, 0));
@@ -358,7 +358,7 @@ fn a_full_memory_of_fragments_says_which_ones_it_could_not_match() {
     assert_eq!(whole as u64, joined.packets);
 }
 
-/// They are whole datagrams (RFC 6946), whatever was remembered under their identification.
+/// Atomic fragments are whole datagrams (RFC 6946), whatever was remembered under their identification.
 #[test]
 fn atomic_fragments_are_neither_remembered_nor_joined() {
     if !is_root_or_skip("agent::atomic_fragments_are_neither_remembered_nor_joined") {

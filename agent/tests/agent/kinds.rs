@@ -1,5 +1,5 @@
-//! Every kind of packet that the parser knows, and every reason why it gives one up, on real
-//! interfaces: what was sent is what the records and the account say.
+//! Every kind of packet that the parser knows, and every reason why it gives up on one, on real interfaces.
+//! The records and the account must have exactly what was sent.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use lab::{Extension, Frame, FrameSocket, Host, Lab, Tun, privilege::is_root_or_s
 const ACK: u8 = 0x10;
 /// IEEE 802 experimental: no transport header that anyone parses.
 const OTHER_PROTOCOL: u8 = 253;
-/// Source port 4000, destination port 5000, and what any header with ports has behind them.
+/// Source port 4000, destination port 5000, and bytes behind them that suit any header with ports.
 const PORTS: [u8; 12] = [0x0f, 0xa0, 0x13, 0x88, 0, 12, 0, 0, 0x60, 0, 0, 0];
 
 /// The same frame many times, and the name of its flow.
@@ -49,7 +49,7 @@ fn ends(from: &Host, to: &Host) -> [Ends; 2] {
     ]
 }
 
-/// Protocol, source and destination port (or what stands there in a name), frame.
+/// Protocol, source and destination port (or what the flow's name has there), frame.
 type Kind = (u8, u16, u16, Vec<u8>);
 
 /// Each transport protocol behind the given headers.
@@ -84,7 +84,7 @@ fn transports(frame: &Frame, is_ipv4: bool) -> Vec<Kind> {
     kinds
 }
 
-/// Headers between IP and the transport, by what makes them special.
+/// Packets with something special between IP and the transport header.
 fn detours(ends: &Ends) -> Vec<Kind> {
     let plain = || ends.frame.clone();
     let mut kinds = vec![
@@ -97,14 +97,14 @@ fn detours(ends: &Ends) -> Vec<Kind> {
                 .udp(2000, 53, &[0; 32])
                 .unwrap(),
         ),
-        // Without its first one, a later fragment has no ports: it is a flow of its own.
+        // Without its first fragment, a later one has no ports and is a flow of its own.
         (
             17,
             0,
             0,
             plain().fragment(8, 40, false).ip(17, &[0xff; 24]).unwrap(),
         ),
-        // Padding behind the IP packet is in the bytes and nowhere else.
+        // Padding behind the IP packet counts in the bytes and nowhere else.
         (
             17,
             2001,
@@ -146,7 +146,7 @@ fn detours(ends: &Ends) -> Vec<Kind> {
     kinds
 }
 
-/// Every kind of flow, each as often as its place says, so that no two have the same count.
+/// Every kind of flow, each with as many copies as its position, so that no two have the same count.
 fn every_kind(from: &Host, to: &Host) -> Vec<Traffic> {
     let mut traffic: Vec<Traffic> = Vec::new();
     for ends in ends(from, to) {
@@ -194,7 +194,7 @@ fn sums_of(traffic: &[Traffic]) -> BTreeMap<String, Both> {
     sums
 }
 
-/// Sends all copies, those of different kinds by turns, and says how many there were.
+/// Sends all copies, those of different kinds by turns. Returns how many there were.
 fn send(socket: &FrameSocket, traffic: &[Traffic]) -> u64 {
     let rounds = traffic.iter().map(|kind| kind.copies).max().unwrap();
     let frames = (0..rounds)
@@ -241,7 +241,7 @@ fn every_kind_makes_exact_records_over_generic_xdp() {
     }
 }
 
-/// Frames that are no flow, by the reason.
+/// Frames that belong to no flow, each with the reason.
 fn unparsable(from: &Host, to: &Host) -> Vec<(&'static str, Vec<u8>)> {
     let (v4, v6) = (from.frame_v4(to), from.frame_v6(to));
     let layer_2 = |ether_type: u16, payload: &[u8]| v4.ether_type(ether_type, payload).unwrap();
@@ -293,7 +293,7 @@ fn what_cannot_be_parsed_is_counted_by_reason(hook: Hook) {
     let report = report_of(hook, &[], |from, to| {
         let mut frames = unparsable(from, to);
         if hook != Hook::TcIngress {
-            // The kernel drops it ahead of TC ingress (skb_vlan_untag).
+            // The kernel drops it before TC ingress (skb_vlan_untag).
             let ended = from.frame_v4(to).ether_type(0x8100, &[0; 3]).unwrap();
             frames.push(("truncated_vlan", ended));
         }

@@ -1,5 +1,5 @@
-//! The life of an agent among others: how it starts, shares an interface, is refused, and what it
-//! leaves behind, by the real binary on real interfaces.
+//! The life of an agent: how it starts, is refused, shares an interface with others, and what it leaves
+//! behind. Tested with the real binary on real interfaces.
 
 mod audits;
 mod checks;

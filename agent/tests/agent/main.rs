@@ -1,6 +1,6 @@
-//! What must hold: the real binary, real programs in the kernel, real packets in network namespaces. One
-//! program of many modules, so that each test has its name once:
-//! `cargo test -p agent --test agent -- tunnels::` runs those of one of them.
+//! Tests of the real binary with real programs in the kernel and real packets in network namespaces. They
+//! are one test program of many modules: `cargo test -p agent --test agent -- tunnels::` runs the tests of
+//! one module.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
-//! More new flows than the table has room for: with early scans none is lost, and without what is lost
-//! is counted.
+//! More new flows than the table has room for: with early scans none may be lost, and without them the lost
+//! ones must be counted.
 
 use std::{fs, net::Ipv4Addr, ops::Range, process::Stdio, thread, time::Instant};
 
@@ -7,29 +7,29 @@ use crate::support::{Agent, Report, count, flow_agent, pair, wait_for_packets, w
 use agent_common::Pair;
 use lab::{Lab, privilege::is_root_or_skip};
 
-/// As many flows of one frame each, so many at a time, however long the machine takes for them.
+/// Sends flows of one frame each, `at_once` at a time, however long the machine takes for them.
 struct Offer {
     flows: u32,
     at_once: u32,
     next: Next,
 }
 
-/// When the next ones come.
+/// When to send the next ones.
 #[derive(Clone, Copy)]
 enum Next {
-    /// When at most so many flows are left in the kernel's table.
+    /// When at most this many flows are left in the kernel's table.
     WithLeft(u32),
-    /// When another early scan was told.
+    /// When another early scan was logged.
     AfterAScan,
 }
 
-/// What a page may hold without an early scan: the mark of 50 %, and what the CPUs hold back of the
-/// count, an eighth of that at most.
+/// How many flows a page may hold without an early scan: the mark of 50 %, plus what the CPUs count
+/// privately, which is at most an eighth of that.
 const fn without_a_scan(max_flows: u32) -> u32 {
     max_flows / 16 * 9
 }
 
-/// What there is room for beside [`without_a_scan`].
+/// How many flows fit into a page besides [`without_a_scan`].
 const fn beside(max_flows: u32) -> u32 {
     max_flows / 8 * 3
 }
@@ -55,8 +55,8 @@ impl Offer {
     }
 }
 
-/// Waits until at most so many of the flows that were sent are left in the kernel's table. What the
-/// status says may be late, but never too much.
+/// Waits until at most `most` of the flows that were sent are left in the kernel's table. The status may lag,
+/// but never says too much.
 fn wait_for_room(lab: &Lab, agent: &Agent, sent: u32, most: u32) {
     wait_until("early scans make room", || {
         let drained = &agent.status(&lab.agent)["account"]["flows"]["packets"];
@@ -64,7 +64,7 @@ fn wait_for_room(lab: &Lab, agent: &Agent, sent: u32, most: u32) {
     });
 }
 
-/// A frame of each of these flows; returns its length.
+/// Sends a frame of each of these flows. Returns its length.
 fn send(lab: &Lab, flows: Range<u32>) -> usize {
     let to = lab.agent.ipv4;
     let frames: Vec<_> = flows
@@ -82,7 +82,8 @@ fn early_scans(lab: &Lab, agent: &Agent) -> u64 {
     agent.status(&lab.agent)["scans"]["early"].as_u64().unwrap()
 }
 
-/// What an agent with these settings says of the flows, and how many of its scans came early.
+/// Runs an agent with these settings on the offer. Returns its report, how many of its scans came early, and
+/// the length of a frame.
 fn count_offer(offer: &Offer, settings: &[&str]) -> (Report, u64, usize) {
     let lab = Lab::quiet().unwrap();
     let begin = Instant::now();
@@ -145,7 +146,7 @@ fn four_tables_of_65536_new_flows_in_one_interval_are_all_counted() {
     }
 }
 
-/// A set takes its time to be made ready; the scans do not wait for it.
+/// Preparing a large set takes long, and the scans must not wait for it.
 #[test]
 fn a_large_set_of_rules_holds_up_no_scan() {
     const NETWORKS: u32 = 200_000;
@@ -155,7 +156,7 @@ fn a_large_set_of_rules_holds_up_no_scan() {
     let lab = Lab::quiet().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let rules = folder.path().join("rules");
-    // None of them is the traffic's.
+    // None of them matches the traffic.
     let networks: Vec<String> = (0..NETWORKS)
         .map(|number| Ipv4Addr::from_bits(0x6300_0000 + number * 2).to_string())
         .collect();
@@ -182,7 +183,7 @@ fn a_large_set_of_rules_holds_up_no_scan() {
         }
         set.join().unwrap()
     });
-    // One held up could come when the set is there.
+    // One that was held up could come once the set is there.
     assert!(scans > 2, "{scans} scans while the set was made ready");
     wait_for_packets(&lab.agent, before, flows.into());
     let report = agent.stop();

@@ -1,4 +1,4 @@
-//! The way from an encoded batch to a consumer, over real sockets: no privilege is needed.
+//! The way of an encoded batch to a consumer, over real sockets. Needs no privilege.
 
 use std::{
     net::TcpListener, os::unix::fs::PermissionsExt as _, path::Path, sync::Arc, time::Duration,
@@ -77,7 +77,7 @@ impl Agent {
         }
     }
 
-    /// A scan of `flows` flows; returns the number of batches.
+    /// Publishes a scan of `flows` flows. Returns the number of batches.
     fn scan(&mut self, flows: u32) -> usize {
         self.scan_id += 1;
         let mut batches: Vec<Batch> = Vec::new();
@@ -242,7 +242,7 @@ async fn a_stalled_consumer_loses_its_own_batches_and_is_told() {
     let mut fast = Observer::connect(target.clone(), "fast").await.unwrap();
     let mut stalled = Observer::connect(target, "stalled").await.unwrap();
 
-    // More than what the connection's windows and buffers take.
+    // More than the connection's windows and buffers take.
     let (mut published, mut records) = (0, 0);
     for _ in 0..60 {
         let batches = agent.scan(4000);
@@ -258,7 +258,7 @@ async fn a_stalled_consumer_loses_its_own_batches_and_is_told() {
     let reader = tokio::spawn(async move {
         let (mut got, mut got_records, mut told) = (0, 0, (0, 0));
         while let Event::Batch(batch) = event(&mut stalled).await {
-            // What only tells of losses at the end is of no scan.
+            // The last batch only reports losses and belongs to no scan.
             got += u64::from(batch.scan_id > 0);
             got_records += batch.records.len() as u64;
             told = (batch.lost_batches, batch.lost_records);
@@ -405,7 +405,7 @@ async fn nobody_there_is_said_with_how_to_start_one() {
 
 #[tokio::test]
 async fn an_old_peer_is_told_from_a_stranger() {
-    // A gRPC server that lacks the service answers as an agent without the call would.
+    // A gRPC server without the service answers like an agent without the call.
     struct Collector;
     #[tonic::async_trait]
     impl flow_collector_server::FlowCollector for Collector {

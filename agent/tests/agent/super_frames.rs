@@ -1,5 +1,5 @@
-//! Super-frames (GSO, GRO) at the agent's end of the wire, single frames at the other: the agent
-//! counts what the other end counts.
+//! Super-frames (GSO, GRO) at the agent's end of the wire, single frames at the other end: the agent must
+//! count what the other end counts.
 
 use std::thread;
 
@@ -15,8 +15,8 @@ use lab::{
 };
 
 const ACK: u8 = 0x10;
-/// What makes super-frames of a socket's data ahead of TC egress that are cut behind it, and of
-/// arriving frames ahead of TC ingress.
+/// The offloads that turn a socket's data into super-frames before TC egress, cut behind it, and merge
+/// arriving frames before TC ingress.
 const SOFTWARE_OFFLOADS: &[&str] = &["tx", "sg", "gso", "gro"];
 
 fn assert_equals_the_wire(report: &Report, wire: Pair) {
@@ -35,7 +35,7 @@ fn beside(report: &Report, fact: &str) -> Pair {
 
 fn with_super_frames(lab: Lab) -> Lab {
     lab.agent.set_offloads(SOFTWARE_OFFLOADS, true).unwrap();
-    // Else the veth hands super-frames of UDP over whole.
+    // Otherwise the veth passes super-frames of UDP on whole.
     lab.agent
         .set_offloads(&["tx-udp-segmentation"], false)
         .unwrap();
@@ -68,7 +68,7 @@ fn bulk_tcp_equals_the_frames_that_the_other_end_counts() {
 
             assert!(wire.bytes > bytes);
             assert_equals_the_wire(&report, wire);
-            // Else the test has tested nothing: most of the bytes came in super-frames.
+            // Most of the bytes must have come in super-frames, or the test has tested nothing.
             let (skbs, segments) = (
                 beside(&report, "super_frames"),
                 beside(&report, "super_frame_segments"),
@@ -79,14 +79,14 @@ fn bulk_tcp_equals_the_frames_that_the_other_end_counts() {
     }
 }
 
-/// As from virtio and tap: `gso_segs` is 0, so the agent has to find out the number.
+/// Like those from virtio and tap: `gso_segs` is 0, so the agent has to compute the number.
 #[test]
 fn super_frames_without_a_segment_count_equal_the_wire() {
     if !is_root_or_skip("agent::super_frames_without_a_segment_count_equal_the_wire") {
         return;
     }
     let lab = with_super_frames(Lab::quiet().unwrap());
-    // VIRTIO_NET_HDR_GSO_UDP_L4 on packet sockets.
+    // The kernel with VIRTIO_NET_HDR_GSO_UDP_L4 on packet sockets.
     let takes_udp = kernel::is_at_least(6, 2);
     let agent = Agent::start(&lab, &[]);
     let before = lab.peer.counters().unwrap();
@@ -99,7 +99,7 @@ fn super_frames_without_a_segment_count_equal_the_wire() {
         lab.agent.frame_v4(&lab.peer).ipv4_options(&[1; 8]),
     ];
     for (port, base) in (1..).zip(&bases) {
-        // One byte less than two segments, two whole ones, one byte more, and many.
+        // One byte less than two segments, two whole segments, one byte more, and many segments.
         for payload_len in [1999, 2000, 2001, 54_321] {
             let payload = vec![0; payload_len];
             let tcp = base.clone().tcp_options(&[1; 12]);
@@ -147,7 +147,7 @@ fn merged_frames_with_a_tag_equal_the_wire() {
     assert_eq!(beside(&report, "offloaded_tags").packets, 2000);
 }
 
-/// UDP fragmentation offload: each frame on the wire is a fragment, and the first one alone has ports.
+/// UDP fragmentation offload: each frame on the wire is a fragment, and only the first one has ports.
 #[test]
 fn a_datagram_that_becomes_fragments_equals_the_wire() {
     if !is_root_or_skip("agent::a_datagram_that_becomes_fragments_equals_the_wire") {
@@ -160,7 +160,7 @@ fn a_datagram_that_becomes_fragments_equals_the_wire() {
     let (v4, v6) = (lab.agent.frame_v4(&lab.peer), lab.agent.frame_v6(&lab.peer));
     let bases = [v4.clone(), v4.vlan(100), v6.clone(), v6.vlan(100)];
     for (port, base) in (1..).zip(&bases) {
-        // With the UDP header: less than two fragments, two whole ones, one byte more, and many.
+        // With the UDP header: less than two fragments, two whole ones, one byte more, and many fragments.
         for payload_len in [1991, 1992, 1993, 54_321] {
             let datagram = base.udp(port, 53, &vec![0; payload_len]).unwrap();
             socket.send_datagram(&datagram, 1000).unwrap();
@@ -174,7 +174,7 @@ fn a_datagram_that_becomes_fragments_equals_the_wire() {
     assert_eq!(report.sums().len(), 4);
 }
 
-/// Where the kernel does not say how it cuts the skb, no number pretends to know.
+/// If the kernel does not say how it cuts the skb, the count must not claim to be exact.
 #[test]
 fn without_btf_a_super_frame_of_udp_is_inexact() {
     if !is_root_or_skip("agent::without_btf_a_super_frame_of_udp_is_inexact") {
@@ -209,8 +209,8 @@ fn without_btf_a_super_frame_of_udp_is_inexact() {
     assert_eq!(beside(&report, "inexact").packets, 4 * (super_frames - 1));
 }
 
-/// The kernel makes super-frames that are longer than the length field can say. Into those of IPv6 it puts a
-/// hop-by-hop header, up to 6.19, and takes it out again (`ip6_xmit`, `ipv6_gro_complete`).
+/// The kernel makes super-frames that are longer than the length field can say. Up to 6.19 it puts a
+/// hop-by-hop header into those of IPv6, and takes it out again (`ip6_xmit`, `ipv6_gro_complete`).
 #[test]
 fn big_tcp_equals_the_wire() {
     const BYTES: u64 = 60_000_000;
@@ -247,7 +247,7 @@ fn big_tcp_equals_the_wire() {
             beside(&report, "super_frame_segments"),
         );
         assert_equals_the_wire(&report, wire);
-        // Else the test has tested nothing: some were longer than the field can say.
+        // Some must have been longer than the field can say, or the test has tested nothing.
         assert!(
             skbs.bytes > 66_000 * skbs.packets / 2,
             "{skbs:?} as {segments:?}"

@@ -1,5 +1,5 @@
-//! What wraps IP packets, on real interfaces: PPPoE and MPLS always, tunnels where the agent is told
-//! to decapsulate. The flow is the one inside, and the record says what it was taken out of.
+//! Wrapped IP packets on real interfaces: PPPoE and MPLS always, tunnels if the agent is told to decapsulate.
+//! The flow must be the inner one, and the record must say what was around it.
 
 mod apart;
 mod carrier;
@@ -60,7 +60,7 @@ fn beside(report: &Report, fact: &str) -> Pair {
     pair(&report.last()["beside"][fact])
 }
 
-/// Sends each case as often as its place says; the sums of the flows that `named` gives each.
+/// Sends each case as often as its position. Returns the sums of the flows, with the names that `named` gives.
 fn send(
     from: &Host,
     cases: &[Case],
@@ -265,7 +265,7 @@ fn inner_fragments_join_their_flow() {
         let bare = Frame::bare(INNER_V4[0], INNER_V4[1]);
         let first = bare.clone().fragment(7, 0, true).udp(1000, 53, &[0; 56]);
         let last = bare.fragment(7, 64, false).ip(17, &[0xff; 13]);
-        // Two tenants with the same identification.
+        // Two tenants whose datagrams have the same identification.
         let mut frames = Vec::new();
         for (id, port) in [(1, 1000), (2, 2000)] {
             let header = [0x20, 0, 8, 0, 0, 0, 0, id];
@@ -294,7 +294,7 @@ fn inner_fragments_join_their_flow() {
     assert_eq!(beside(&report, "fragments_joined").packets, 2);
 }
 
-/// None of them can be opened, the later ones no more than the first.
+/// None of them can be opened, neither the first nor the later ones.
 #[test]
 fn every_fragment_of_a_tunnels_packet_is_counted_as_unopened() {
     if !is_root_or_skip("agent::every_fragment_of_a_tunnels_packet_is_counted_as_unopened") {
@@ -321,7 +321,7 @@ fn every_fragment_of_a_tunnels_packet_is_counted_as_unopened() {
     assert_eq!(beside(&report, "fragments_joined").packets, 2 * 4 * 2);
 }
 
-/// Of other protocols, and of UDP to other ports: none is a tunnel's.
+/// Fragments of other protocols, and of UDP to other ports, belong to no tunnel.
 #[test]
 fn fragments_of_other_packets_are_no_tunnels() {
     if !is_root_or_skip("agent::fragments_of_other_packets_are_no_tunnels") {

@@ -1,4 +1,4 @@
-//! Where XDP would count wrong: TC counts there, or the account says so.
+//! Cases in which XDP would count wrong: the agent must count at TC, or its account must say so.
 
 use std::collections::BTreeMap;
 
@@ -23,14 +23,14 @@ fn beside(report: &Report, fact: &str) -> Pair {
         .unwrap_or_default()
 }
 
-/// A program there cannot tell a super-frame from a frame: each may be more than was counted.
+/// Generic XDP cannot tell a super-frame from a frame, so each may be more than was counted.
 #[test]
 fn all_that_generic_xdp_counts_is_inexact() {
     if !is_root_or_skip("agent::all_that_generic_xdp_counts_is_inexact") {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    // The veth hands super-frames over whole.
+    // With these the veth passes super-frames on whole.
     lab.peer.set_offloads(&["tx", "sg", "tso"], true).unwrap();
     let agent = Agent::start(&lab, GENERIC_XDP);
     let log = agent.stderr();
@@ -52,7 +52,7 @@ fn all_that_generic_xdp_counts_is_inexact() {
     assert_eq!(beside(&report, "inexact"), report.seen());
 }
 
-/// Their IP header cannot say their length, and they are of their flow all the same.
+/// Their IP header cannot give their length, and they must be in their flow all the same.
 #[test]
 fn big_tcp_at_generic_xdp_is_in_its_flow() {
     const BYTES: u64 = 20_000_000;
@@ -79,14 +79,14 @@ fn big_tcp_at_generic_xdp_is_in_its_flow() {
     let report = agent.stop();
     let flows: Pair = report.sums().into_values().flatten().sum();
     assert_eq!(flows, report.seen());
-    // Else the test has tested nothing: frames were longer than the header can say.
+    // Frames must have been longer than the header can say, or the test has tested nothing.
     assert!(
         flows.bytes > BYTES && flows.bytes > 66_000 * flows.packets / 2,
         "{flows:?}"
     );
 }
 
-/// The driver hands them to the kernel's own XDP, where each is one frame.
+/// The driver passes them to generic XDP, where each is one frame.
 #[test]
 fn super_frames_of_a_virtual_machine_are_counted_at_tc() {
     if !is_root_or_skip("agent::super_frames_of_a_virtual_machine_are_counted_at_tc") {
@@ -112,7 +112,7 @@ fn super_frames_of_a_virtual_machine_are_counted_at_tc() {
     }
 }
 
-/// `is_root_or_skip`, where the tests can have tags beside the frames.
+/// `is_root_or_skip`, for tests that need tags beside the frames.
 fn has_tcx_or_skip(test: &str) -> bool {
     let has_tcx = kernel::is_at_least(6, 6);
     if !has_tcx {
@@ -123,7 +123,8 @@ fn has_tcx_or_skip(test: &str) -> bool {
 
 const TAG_LEN: u64 = 4;
 
-/// Fifty frames of each of two VLANs arrive with their tags beside them. Gives a frame, without tag.
+/// Lets fifty frames of each of two VLANs arrive with their tags beside them. Returns a frame without the
+/// tag.
 fn send_two_vlans(lab: &Lab) -> Vec<u8> {
     lab.peer.set_offloads(&["txvlan"], true).unwrap();
     let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 50]).unwrap();
@@ -191,7 +192,7 @@ fn an_offload_that_is_switched_on_under_xdp_marks_the_account() {
     }
     let lab = Lab::quiet().unwrap();
     let namespace = &lab.agent.namespace;
-    // Both ends in one namespace, so that the agent can ask the other one.
+    // Both ends are in one namespace, so that the agent can ask about the other end.
     namespace.add_wire(["own0", "own1"]).unwrap();
     let switch = |state: &str| {
         let mut ethtool = lab.agent.command("ethtool");
@@ -234,7 +235,7 @@ fn an_offload_that_is_switched_on_under_xdp_marks_the_account() {
     wait_until("they are counted", || {
         pair(&status()["account"]["seen"]).packets == 30
     });
-    // Of this hook alone: the one at TC has the tags.
+    // Only this hook reports it. The one at TC sees the tags.
     assert_eq!(agent.stderr().matches("tags_unknown").count(), 1);
     let report = agent.stop();
     assert_eq!(beside(&report, "tags_unknown"), count(20, &frame));

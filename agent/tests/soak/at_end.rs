@@ -1,4 +1,4 @@
-//! What is done at the end, also where something panics: else those that wait for it would wait for ever.
+//! Does something at the end even if something panics, so that nobody waits for it for ever.
 
 pub struct AtEnd<F: FnMut()>(pub F);
 

@@ -1,4 +1,4 @@
-//! Everything at once: traffic, scans, interfaces that go down and up, come and go, consumers that come
+//! Everything at once: traffic and scans, interfaces that go down and up or come and go, consumers that come
 //! and go, one that stalls, and rules that change.
 
 use std::{
@@ -33,9 +33,9 @@ const SETTINGS: [&str; 10] = [
     "--output",
     "none",
 ];
-/// After its time is over, for the queue of the stalled consumer to be full.
+/// How much longer the test may take until the stalled consumer's queue is full.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// What these settings and a consumer that does not read can come to, with room to spare.
+/// What these settings and a consumer that does not read can take, with room to spare.
 const RESIDENT_BYTES: u64 = 128 << 20;
 
 /// What the actors share.
@@ -43,7 +43,8 @@ struct Stage<'a> {
     lab: &'a Lab,
     address: &'a str,
     is_over: AtomicBool,
-    /// Held by whoever may not be disturbed: no frame is on the wire while an interface goes down.
+    /// Held while frames are sent and while interfaces change, so that no frame is on the wire when one goes
+    /// down.
     wire: Mutex<()>,
     sent: AtomicU64,
     turns: AtomicU64,
@@ -55,7 +56,7 @@ impl Stage<'_> {
         !self.is_over.load(Ordering::Relaxed)
     }
 
-    /// Some hundred flows at a time, most of them new.
+    /// Sends some hundred flows at a time, most of them new.
     fn traffic(&self) {
         const AT_ONCE: u64 = 100;
         let socket = self.lab.peer.frame_socket().unwrap();
@@ -76,7 +77,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Both ends of the wire go down and up, and another wire comes and goes.
+    /// Takes both ends of the wire down and up, and adds and removes another wire.
     fn interfaces(&self) {
         let (agent, peer) = (&self.lab.agent, &self.lab.peer);
         let set = |host: &Host, state| {
@@ -86,7 +87,7 @@ impl Stage<'_> {
         while self.goes_on() {
             for host in [agent, peer] {
                 let _quiet = self.wire.lock().unwrap();
-                // What is in a queue of the receiving end would be dropped with it.
+                // Frames in a queue of the receiving end would be dropped when it goes down.
                 thread::sleep(Duration::from_millis(50));
                 set(host, "down");
                 set(host, "up");
@@ -107,7 +108,7 @@ impl Stage<'_> {
         while self.goes_on() {
             let mut watch = self.watch();
             thread::sleep(Duration::from_millis(700));
-            // By turns as an operator ends it and as it dies.
+            // By turns an operator ends it, and it dies.
             if self.turns.load(Ordering::Relaxed).is_multiple_of(2) {
                 watch.signal(libc::SIGINT).unwrap();
                 watch.wait(Duration::from_secs(10)).unwrap();
@@ -115,7 +116,7 @@ impl Stage<'_> {
         }
     }
 
-    /// None of them is the traffic's; in the end there are none.
+    /// Changes rules that match none of the traffic. In the end there are none.
     fn rules(&self) {
         let filter = |words: &[&str]| {
             let mut command = flow_agent(&self.lab.agent);
@@ -188,7 +189,7 @@ fn nothing_grows_and_nothing_is_left_behind() {
         let stage = &stage;
         let actors = actors.map(|act| scope.spawn(move || act(stage)));
         let start = Instant::now();
-        // What follows the moment when the stalled consumer's queue is full is a third of it.
+        // Goes on for a third of the time after the stalled consumer's queue is full.
         let is_over = |full_since: Option<Instant>| {
             start.elapsed() >= time && full_since.is_some_and(|full| full.elapsed() >= time / 3)
         };

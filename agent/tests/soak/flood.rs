@@ -1,4 +1,4 @@
-//! SYNs from random sources as fast as the kernel makes them.
+//! A flood of SYNs from random sources, as fast as the kernel makes them.
 
 use std::{
     process::Stdio,
@@ -18,14 +18,14 @@ use crate::{
 const SYN: u8 = 0x02;
 const MAX_FLOWS: u64 = 65_536;
 const MAX_TRACKED_FLOWS: u64 = 200_000;
-/// A flow of the kernel's table in both pages, and of the replica with its index: what docs/memory.md
-/// says, rounded up.
+/// Memory for a flow in both pages of the kernel's table, and for one in the replica with its index: the
+/// numbers of docs/memory.md, rounded up.
 const BYTES_PER_FLOW: u64 = 2 * 200;
 const BYTES_PER_TRACKED_FLOW: u64 = 400;
 const REST_BYTES: u64 = 48 << 20;
-/// Of a consumer that does not read, as docs/memory.md says.
+/// The queue of a consumer that does not read, as docs/memory.md says.
 const QUEUED_BYTES: u64 = 256 << 20;
-/// Far beyond what a host that runs many tests at once shows, far under what a user would call hung.
+/// Far more than a host that runs many tests at once takes, and far less than a user would call hung.
 const RESPONSIVE: Duration = Duration::from_secs(1);
 
 fn flood(lab: &Lab, time: Duration) {

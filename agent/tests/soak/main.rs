@@ -1,5 +1,5 @@
-//! Some time of everything at once, and of the worst that can arrive: the agent's memory stays bounded,
-//! its account closes, the host stays responsive, and nothing is left in the kernel.
+//! Loads the agent with everything at once, and with the worst that can arrive. Its memory must stay bounded,
+//! its account close, the host stay responsive, and nothing be left in the kernel.
 //!
 //! The times are short here; `cargo xtask soak` sets longer ones.
 
@@ -20,7 +20,7 @@ mod support;
 
 use std::{env, time::Duration};
 
-/// How long, from a variable as `cargo xtask soak` sets it, in seconds.
+/// A duration in seconds from a variable that `cargo xtask soak` sets.
 fn seconds_from(variable: &str, usual: u64) -> Duration {
     let seconds = env::var(variable).map_or(usual, |text| {
         text.parse().expect("a whole number of seconds")

@@ -1,5 +1,4 @@
-//! Memory over time: an agent's status comes in again and again, whether it stays within a bound goes
-//! out.
+//! Samples an agent's memory over time and asserts that it stays within a bound.
 
 use std::time::Instant;
 
@@ -28,7 +27,8 @@ impl Samples {
         });
     }
 
-    /// Kernel memory varied by what rules take at most, and resident memory was never above the bound.
+    /// Asserts that kernel memory varied by no more than rules take, and that resident memory was never above
+    /// the bound.
     pub fn assert_bounded(&self, resident_bytes: u64) {
         let least = self.0.iter().map(|sample| sample.kernel_bytes).min();
         let most_kernel_bytes = least.expect("a sample") + MIB;
@@ -38,7 +38,7 @@ impl Samples {
         }
     }
 
-    /// After `start` resident memory does not grow from the first half to the second.
+    /// Asserts that after `start` resident memory did not grow from the first half of the time to the second.
     pub fn assert_flat_since(&self, start: Instant) {
         const FEWEST: usize = 8;
         let later: Vec<u64> = self

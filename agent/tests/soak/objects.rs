@@ -1,11 +1,10 @@
-//! BPF objects: a process comes in, the programs, maps and links that it holds, and which of them the
-//! kernel still has, go out.
+//! The BPF programs, maps and links that a process holds, and which of them the kernel still has.
 
 use std::{collections::BTreeSet, fs};
 
 use aya::{maps::loaded_maps, programs::loaded_links, programs::loaded_programs};
 
-/// By the ids that bpftool shows.
+/// The objects by the ids that bpftool shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Objects {
     pub programs: BTreeSet<u32>,
@@ -14,11 +13,11 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// What a process holds by descriptor.
+    /// The objects that a process holds by descriptor.
     pub fn held_by(pid: u32) -> Self {
         let mut held = Self::default();
         for entry in fs::read_dir(format!("/proc/{pid}/fdinfo")).unwrap() {
-            // A descriptor may be closed meanwhile.
+            // A descriptor may have been closed meanwhile.
             let Ok(text) = fs::read_to_string(entry.unwrap().path()) else {
                 continue;
             };
@@ -36,7 +35,7 @@ impl Objects {
         held
     }
 
-    /// Those that are in the kernel.
+    /// Those of them that are still in the kernel.
     pub fn alive(&self) -> Self {
         let programs = loaded_programs().filter_map(|program| Some(program.ok()?.id()));
         let maps = loaded_maps().filter_map(|map| Some(map.ok()?.id()));

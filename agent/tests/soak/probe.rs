@@ -1,5 +1,5 @@
-//! Whether a host is responsive, as somebody else on it sees it: a time comes in, how late a timer was
-//! and how long a TCP connection on another namespace's loopback took go out.
+//! Measures how responsive the host is for others: how late a timer is, and how long a TCP connection on
+//! another namespace's loopback takes.
 
 use std::{
     fmt,
@@ -21,9 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Times(Vec<Duration>);
 
 pub struct Responses {
-    /// By how much a sleep of five milliseconds was too long.
+    /// How much too long a sleep of five milliseconds was.
     pub late: Times,
-    /// Connect, send a byte, get it back.
+    /// The time to connect, send a byte and get it back.
     pub echo: Times,
 }
 
@@ -69,7 +69,7 @@ pub fn during(work: impl FnOnce()) -> Responses {
             for stream in listener.incoming() {
                 let mut byte = [0];
                 let mut stream = stream.unwrap();
-                // The last client says nothing.
+                // The last client sends nothing.
                 if stream.read(&mut byte).unwrap() == 0 {
                     return;
                 }
@@ -103,7 +103,7 @@ pub fn during(work: impl FnOnce()) -> Responses {
     })
 }
 
-/// One time at least.
+/// Repeats until the flag is set, but at least once.
 fn again_until(is_over: &AtomicBool, mut once: impl FnMut() -> Duration) -> Times {
     let mut times = vec![once()];
     while !is_over.load(Ordering::Relaxed) {

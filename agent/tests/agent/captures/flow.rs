@@ -1,12 +1,11 @@
-//! A flow as both sides name it, and sums of flows: records of the agent or frames of a capture come in,
-//! the same map goes out.
+//! A flow as both the agent's records and tshark's frames can name it, and sums over flows.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
 use agent_common::Pair;
 use serde_json::Value;
 
-/// What tells flows of one pair of hosts and one protocol apart.
+/// What distinguishes flows of the same protocol between the same hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Selector {
     None,
@@ -23,8 +22,7 @@ pub enum Selector {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Flow {
     pub vlan_ids: Vec<u64>,
-    /// What carried it, by the agent's names, and the number of the session or tunnel, 0 where it has
-    /// none.
+    /// What carried it, named as by the agent, and the number of the session or tunnel; 0 if there is none.
     pub within: Option<(String, u64)>,
     pub protocol: u8,
     pub src: IpAddr,
@@ -79,7 +77,7 @@ impl Flow {
     }
 }
 
-/// The sums of the agent's records; a direction without packets is left out.
+/// The sums of the agent's records, without the directions that have no packets.
 pub fn of_records(records: &[Value]) -> Sums {
     let mut sums = Sums::new();
     for record in records {

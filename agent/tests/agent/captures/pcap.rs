@@ -1,4 +1,4 @@
-//! A capture file: bytes come in, its frames go out.
+//! Reads the frames of a capture file.
 
 use std::{fs, path::Path};
 

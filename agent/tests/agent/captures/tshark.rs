@@ -1,8 +1,8 @@
-//! What tshark says of a capture: a file comes in, the flow of each frame goes out.
+//! The flow of each frame in a capture, according to tshark.
 //!
-//! tshark dissects every frame alone, without putting fragments together, and names its fields; from
-//! those of the outermost or of the innermost IP header a flow is made. Where a packet lies in another, a
-//! field has several values, of which the first is the outermost.
+//! tshark dissects each frame alone, without reassembling fragments, and prints its fields. A flow is made
+//! from the fields of the outermost or of the innermost IP header. If packets lie inside each other, a field
+//! has several values, with the outermost first.
 
 use std::{collections::HashMap, net::IpAddr, path::Path, process::Command};
 
@@ -51,7 +51,7 @@ const FIELDS: &[&str] = &[
     "gre.key",
 ];
 
-/// Of which IP header the flow is made.
+/// Which IP header names the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Headers {
     Outermost,
@@ -59,7 +59,7 @@ pub enum Headers {
     Innermost,
 }
 
-/// What tshark says of one frame.
+/// What tshark says about one frame.
 pub struct Frame {
     fields: HashMap<&'static str, String>,
     headers: Headers,
@@ -108,7 +108,7 @@ impl Frame {
         values.filter(|value| !value.is_empty())
     }
 
-    /// Of the header that is asked for.
+    /// The field's value in the header that names the flow.
     fn one(&self, field: &str) -> Option<&str> {
         match self.headers {
             Headers::Outermost => self.all(field).next(),
@@ -116,12 +116,12 @@ impl Frame {
         }
     }
 
-    /// As it was on the wire.
+    /// The length on the wire.
     pub fn len_bytes(&self) -> u64 {
         self.number("frame.len").expect("every frame has a length")
     }
 
-    /// Decimal, or hexadecimal behind `0x`.
+    /// A field with a decimal number, or a hexadecimal one that begins with `0x`.
     fn number<T: TryFrom<u64>>(&self, field: &str) -> Option<T> {
         number(self.one(field)?)?.try_into().ok()
     }
@@ -134,7 +134,7 @@ impl Frame {
         self.one("frame.protocols").unwrap_or_default()
     }
 
-    /// What leads to the IP header, and that header.
+    /// The protocols in front of the IP header, and the IP header's own.
     fn path(&self) -> Option<(Vec<&str>, &str)> {
         let protocols: Vec<&str> = self.protocols().split(':').collect();
         let is_ip = |protocol: &&str| matches!(*protocol, "ip" | "ipv6");
@@ -150,7 +150,7 @@ impl Frame {
         Some(if header == "ip" { 4 } else { 6 })
     }
 
-    /// Of the Ethernet header that is next to the IP header.
+    /// The tags behind the Ethernet header that is next to the IP header.
     fn vlan_ids(&self) -> Option<Vec<u64>> {
         let (before, _) = self.path()?;
         let behind_link = before
@@ -187,7 +187,7 @@ impl Frame {
         Some((name.to_owned(), id.unwrap_or(0)))
     }
 
-    /// `None` where tshark finds no IP header, or not all of the header behind it that makes a flow.
+    /// `None` if tshark finds no IP header, or not all of the header behind it that names a flow.
     pub fn flow(&self) -> Option<Flow> {
         let protocol = if self.ip_version()? == 4 {
             self.number("ip.proto")?
@@ -220,7 +220,8 @@ impl Frame {
         })
     }
 
-    /// Behind the extension headers; where tunnels are opened, those that are outside have none.
+    /// The protocol behind the extension headers. In captures for opened tunnels the outer headers have no
+    /// extension headers.
     fn ipv6_protocol(&self) -> Option<u8> {
         let mut headers: HashMap<u8, _> = [
             (0, "ipv6.hopopts.nxt"),

@@ -1,5 +1,5 @@
-//! The clients' programs: what `cargo xtask setup` has installed comes in, a program that can be started
-//! goes out, or a skipped test with what is missing.
+//! Prepares the clients' programs from what `cargo xtask setup` has installed, or skips the test and says
+//! what is missing.
 
 use std::{
     path::{Path, PathBuf},
@@ -37,7 +37,7 @@ pub fn python_or_skip(test: &str, directory: &Path) -> Option<(PathBuf, PathBuf)
     Some((python, descriptors))
 }
 
-/// Compiled into the directory, against Debian's gRPC.
+/// The C++ client, compiled into the directory against Debian's gRPC.
 pub fn cpp_or_skip(test: &str, directory: &Path) -> Option<PathBuf> {
     let plugin = Path::new("/usr/bin/grpc_cpp_plugin");
     let libraries = ["grpc++", "protobuf"];
@@ -76,7 +76,7 @@ pub fn grpcurl_or_skip(test: &str) -> Option<PathBuf> {
     grpcurl
 }
 
-/// In the cache of the user who built the tests: root runs them.
+/// A path in the cache of the user who built the tests, which is not root's, who runs them.
 fn installed(path: &str) -> Option<PathBuf> {
     let path = Path::new(option_env!("FLOW_AGENT_CACHE")?).join(path);
     path.exists().then_some(path)

@@ -1,4 +1,4 @@
-//! The loaded programs, attached nowhere: a frame comes in, what the kernel counted of it goes out.
+//! The loaded programs, attached nowhere, to be run on single frames.
 
 use std::{io, os::fd::AsFd as _, sync::LazyLock};
 
@@ -13,20 +13,20 @@ use aya::{
 };
 use corpus::RawFrame;
 
-/// The loopback interface: where the kernel pretends that the frame is (`net/bpf/test_run.c`).
+/// The loopback interface, on which the kernel pretends that the frame is (`net/bpf/test_run.c`).
 pub const IFINDEX: u32 = 1;
 
-/// That of its loopback interface, which is this process's: the programs ask.
+/// The namespace of that loopback interface, which is this process's. The programs check it.
 pub fn netns() -> u32 {
     links::netns_inode().unwrap()
 }
 
-/// More than one frame can make, few enough that a page is drained in no time.
+/// More flows than one frame can make, and few enough to drain a page in no time.
 const MAX_FLOWS: u32 = 16;
-/// The kernel runs no program on less (`bpf_test_init`), whatever the link type.
+/// The kernel runs no program on fewer bytes (`bpf_test_init`), whatever the link type.
 const SHORTEST_FRAME: usize = 14;
-/// A page less headroom and tailroom is the most that goes into one buffer; they depend on the
-/// kernel's configuration, and no frame of the corpus is between this and a page.
+/// A safe length for one buffer. A page minus headroom and tailroom fits, and these depend on the kernel's
+/// configuration. No frame of the corpus is between this length and a page.
 pub const LONGEST_BUFFER: usize = 3_000;
 pub const PAGE: usize = 4_096;
 
@@ -50,7 +50,7 @@ pub const PROGRAMS: &[(&str, Hook, LinkType)] = &[
     ("xdp_frags_ip", Hook::XdpFrags, LinkType::Ip),
 ];
 
-/// Frames in several buffers, and programs that say they take them.
+/// Whether the kernel has frames in several buffers, and programs that accept them.
 static HAS_FRAGS: LazyLock<bool> = LazyLock::new(|| lab::kernel::is_at_least(5, 18));
 
 /// Why a frame cannot be run.
@@ -58,13 +58,13 @@ static HAS_FRAGS: LazyLock<bool> = LazyLock::new(|| lab::kernel::is_at_least(5, 
 pub enum NotRun {
     TooShort,
     TooLong,
-    /// The call would give the program the first of several buffers, as no driver does.
+    /// The call would give the program only the first of several buffers, which no driver does.
     SeveralBuffers,
-    /// An skb that some kernels refuse and some run.
+    /// An skb so short that some kernels refuse it.
     ShortSkb,
     /// The kernel has no such programs.
     NoFrags,
-    /// The call cannot set `skb->vlan_tci`; XDP has no such thing.
+    /// The call cannot set `skb->vlan_tci`, and XDP has no such field.
     OffloadedTag,
     /// XDP has no super-frames of this length.
     SuperFrame,
@@ -96,8 +96,8 @@ impl Hook {
     }
 }
 
-/// A link header alone, or one that promises an IP header which is not whole
-/// (`bpf_prog_test_run_skb` reads it so whatever the program does).
+/// Whether the frame promises an IP header that is not whole. `bpf_prog_test_run_skb` reads that header,
+/// whatever the program does.
 pub fn is_short_skb(bytes: &[u8]) -> bool {
     match bytes.get(12..14) {
         Some([0x08, 0x00]) => bytes.len() < 14 + 20,
@@ -106,7 +106,7 @@ pub fn is_short_skb(bytes: &[u8]) -> bool {
     }
 }
 
-/// What one run left behind.
+/// What one run left in the maps.
 pub struct Counted {
     pub hook: Hook,
     pub account: HookAccount,
@@ -118,11 +118,11 @@ pub struct Counted {
 /// The loaded programs, attached nowhere.
 pub struct Programs {
     kernel: Kernel,
-    /// First fragments: when each was seen, in nanoseconds, and what it said.
+    /// The first fragments: when each was seen, in nanoseconds, and what it said.
     pub fragments: HashMap<MapData, [u8; DATAGRAM_LEN], [u8; 16]>,
 }
 
-/// What names a datagram whose first fragment is remembered: a flow's key, identification, direction.
+/// The length of a remembered datagram's key: a flow's key, identification, direction.
 const DATAGRAM_LEN: usize = size_of::<FlowKey>() + 8;
 
 impl Programs {
@@ -157,7 +157,7 @@ impl Programs {
         }
     }
 
-    /// Runs a program once, so that no frame joins the flow of one before.
+    /// Runs a program once and forgets its fragments, so that no frame joins the flow of an earlier one.
     pub fn run(&mut self, name: &str, hook: Hook, frame: &RawFrame) -> io::Result<Counted> {
         let segments = u32::from(frame.is_super_frame);
         let counted = self.run_and_remember(name, hook, &frame.bytes, segments);
@@ -165,8 +165,8 @@ impl Programs {
         counted
     }
 
-    /// Runs a program once, on a super-frame where there are segments. Nothing else runs these programs, so the page that they fill is idle
-    /// between two runs and is emptied where it is, without a flip.
+    /// Runs a program once, on a super-frame if `segments` is not 0. Nothing else runs these programs, so
+    /// their page is idle between two runs and can be emptied without a flip.
     pub fn run_and_remember(
         &mut self,
         name: &str,
@@ -236,7 +236,7 @@ impl Hook {
         }
     }
 
-    /// Of the interface's two accounts: 0 for ingress, 1 for egress.
+    /// Which of the interface's two accounts: 0 for ingress, 1 for egress.
     pub fn account(self) -> u32 {
         u32::from(self == Self::TcEgress)
     }

@@ -1,5 +1,4 @@
-//! How long a first fragment is remembered: two fragments and the time between them come in, whether the
-//! second one is in the flow of the first goes out.
+//! How long a first fragment is remembered, so that a later one joins its flow.
 
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use lab::privilege::is_root_or_skip;
 
 use super::programs::{Hook, Programs};
 
-/// Nobody waits: the first fragment is made older where it is remembered.
+/// The test does not wait: it makes the remembered first fragment older.
 #[test]
 fn a_later_fragment_joins_its_flow_for_thirty_seconds() {
     if !is_root_or_skip("agent::a_later_fragment_joins_its_flow_for_thirty_seconds") {
@@ -33,7 +32,7 @@ fn a_later_fragment_joins_its_flow_for_thirty_seconds() {
     assert_eq!(run(31), (false, 0, 1));
 }
 
-/// The flow of the frame; packets that joined one and that did not.
+/// The flow of the frame, the packets that joined a first fragment, and those that did not.
 fn counted(programs: &mut Programs, frame: &[u8]) -> (FlowKey, u64, u64) {
     let counted = programs.run_and_remember("tc_ingress", Hook::TcIngress, frame, 0);
     let counted = counted.unwrap();
@@ -49,7 +48,7 @@ fn counted(programs: &mut Programs, frame: &[u8]) -> (FlowKey, u64, u64) {
     )
 }
 
-/// Changes when the one fragment that is remembered was seen.
+/// Makes the only remembered first fragment older.
 fn make_older(programs: &mut Programs, by: Duration) {
     let firsts: Vec<_> = programs.fragments.iter().map(Result::unwrap).collect();
     let [(datagram, mut first)] = firsts[..] else {

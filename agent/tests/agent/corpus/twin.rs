@@ -1,5 +1,4 @@
-//! One program in the kernel against the parser on the host: a frame and what the parser says of it come
-//! in, what the kernel counted otherwise goes out.
+//! Compares what a program in the kernel counted for a frame with what the parser on the host says.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +10,8 @@ use super::programs::{Counted, Hook, IFINDEX, NotRun, Programs, is_short_skb, ne
 /// An Ethernet frame on the wire has at least 60 bytes, without FCS.
 const MIN_FRAME_LEN: u64 = 60;
 
-/// What is wrong with what the kernel counted for a frame, if anything. A super-frame was run as one of one segment.
+/// Checks what the kernel counted for a frame; the error says what is wrong. A super-frame was run as one of
+/// one segment.
 pub fn compare(expected: &Parsed, frame: &RawFrame, counted: &Counted) -> Result<(), String> {
     let had = Pair {
         packets: 1,
@@ -86,7 +86,8 @@ pub fn compare(expected: &Parsed, frame: &RawFrame, counted: &Counted) -> Result
     }
 }
 
-/// The kernel says nothing of how it would cut what `BPF_PROG_TEST_RUN` makes.
+/// Whether the packet itself shows which headers repeat. The skbs of `BPF_PROG_TEST_RUN` have no GSO type
+/// that would.
 fn repeats_known_headers(expected: &Parsed, len_bytes: u64) -> bool {
     expected.is_ok_and(|meaning| {
         let is_opened = meaning.outcome & outcome::DECAPSULATED != 0;
@@ -97,13 +98,13 @@ fn repeats_known_headers(expected: &Parsed, len_bytes: u64) -> bool {
     })
 }
 
-/// A key as the corpus has it.
+/// The key without the hash for a missing tunnel number, as in the corpus.
 fn without_name(mut key: FlowKey) -> FlowKey {
     corpus::unnamed(&mut key);
     key
 }
 
-/// What the account has beside the sum; no fragment finds the first one of its datagram.
+/// What the account must have beside the sum. No fragment finds the first one of its datagram.
 fn facts(meaning: &Meaning) -> impl Iterator<Item = Reason> {
     let is = |bit| meaning.outcome & bit != 0;
     [

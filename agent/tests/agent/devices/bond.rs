@@ -1,5 +1,5 @@
-//! XDP and a bond: the kernel puts a native program on the bond's lower devices (`bond_xdp_set`, from
-//! 5.15), where it sees their indexes and not the bond's.
+//! XDP on a bond. From 5.15 the kernel puts a native program on the bond's lower devices (`bond_xdp_set`),
+//! where the program sees their indexes instead of the bond's.
 
 use agent_common::Pair;
 use lab::{
@@ -12,7 +12,7 @@ use crate::support::{Agent, attached::hang_our_xdp_on, count, pair, wait_for_pac
 
 const PACKETS: u64 = 100;
 
-/// `None` where the test is skipped.
+/// A lab whose wire is bonded at both ends. `None` if the test is skipped.
 fn bonded(test: &str) -> Option<Lab> {
     let test = format!("agent::{test}");
     if !is_root_or_skip(&test) {
@@ -23,12 +23,12 @@ fn bonded(test: &str) -> Option<Lab> {
         skip(&test, "this kernel has no bonding device");
         return None;
     }
-    // Nobody's, so that nobody answers.
+    // An address that nobody has, so that nobody answers.
     lab.agent.ipv4 = [10, 78, 0, 99].into();
     Some(lab)
 }
 
-/// So many frames of a flow arrive at the bond.
+/// Lets the frames of a flow arrive at the bond.
 fn send(lab: &Lab) -> Vec<u8> {
     let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 50]).unwrap();
     let before = lab.agent.counters().unwrap();
@@ -59,7 +59,7 @@ fn a_bond_is_counted_at_tc_where_xdp_is_asked_for() {
     }
 }
 
-/// As where an agent before this one took a bond for any other device: nothing goes by uncounted.
+/// Puts a native program on a bond, which the agent itself never does. No packet may go by uncounted.
 #[test]
 fn what_xdp_sees_on_a_bonds_lower_device_is_counted_as_unknown() {
     let Some(lab) = bonded("what_xdp_sees_on_a_bonds_lower_device_is_counted_as_unknown") else {
@@ -73,7 +73,7 @@ fn what_xdp_sees_on_a_bonds_lower_device_is_counted_as_unknown() {
     let link = hang_our_xdp_on(&lab.agent, "own0", namespace.ifindex(NAME).unwrap());
 
     let frame = send(&lab);
-    // Once at the lower device, by XDP, and once at the bond, by TC.
+    // XDP counts them at the lower device, and TC at the bond.
     wait_until("they are counted twice", || {
         pair(&agent.status(&lab.agent)["account"]["seen"]).packets == 2 * PACKETS
     });

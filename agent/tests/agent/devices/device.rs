@@ -1,5 +1,4 @@
-//! A device between two hosts: a kind comes in, two ends over their wire with addresses of their own go
-//! out.
+//! Makes a virtual device between two hosts: two ends over their wire, with addresses of their own.
 
 use anyhow::{Context as _, Result, ensure};
 use lab::{Host, Lab, traffic::IpVersion};
@@ -13,21 +12,21 @@ pub const NAME: &str = "dev0";
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     pub name: &'static str,
-    /// What stands behind `ip link add`; `LOCAL` and `REMOTE` are the host's and its peer's addresses,
-    /// `WIRE` is the host's end of the wire.
+    /// The arguments of `ip link add`. `LOCAL` and `REMOTE` stand for the host's and its peer's addresses,
+    /// `WIRE` for the host's end of the wire.
     pub link: &'static str,
     pub is_ethernet: bool,
-    /// What may go through it.
+    /// The IP versions that may go through it.
     pub versions: &'static [IpVersion],
-    /// Between the endpoints of the wire's IPv6 addresses.
+    /// Whether it runs between the wire's IPv6 addresses.
     pub outer_is_ipv6: bool,
-    /// Bytes that the packet has more on the wire; `None` where they differ.
+    /// How many bytes longer a packet is on the wire; `None` if that differs from packet to packet.
     pub overhead_bytes: Option<u64>,
-    /// The protocol of the packets on the wire; `None` where it is the inner one.
+    /// The protocol of the packets on the wire; `None` if it is the inner one.
     pub outer_protocol: Option<u64>,
-    /// As the wire's flows have them.
+    /// The VLAN ids of the flows on the wire.
     pub vlan_ids: &'static str,
-    /// Bytes of tags that stay beside the frame on their way over the wire.
+    /// The bytes of tags that stay beside the frame on its way over the wire.
     pub offloaded_bytes: u64,
 }
 
@@ -50,7 +49,7 @@ impl Kind {
         offloaded_bytes: 4,
         ..Self::VLAN
     };
-    /// The lab switches no offloads of 802.1ad off: the outer tag stays beside the frame.
+    /// The lab leaves the offloads of 802.1ad on, so the outer tag stays beside the frame.
     pub const QINQ: Self = Self {
         name: "802.1ad over 802.1Q",
         link: "link outer0 name dev0 type vlan id 300",
@@ -126,7 +125,7 @@ impl Kind {
         link: "name dev0 type vxlan id 42 dstport 4789 local LOCAL remote REMOTE",
         ..Self::GENEVE
     };
-    /// Pads to sixteen bytes, and greets first.
+    /// Pads to sixteen bytes, and sends a handshake first.
     pub const WIREGUARD: Self = Self {
         name: "wireguard",
         link: "name dev0 type wireguard",
@@ -135,7 +134,7 @@ impl Kind {
         ..Self::GENEVE
     };
 
-    /// Makes both ends and gives the hosts the ends' addresses; `false` where the kernel has no such
+    /// Makes both ends and gives the hosts the ends' addresses. Returns `false` if the kernel has no such
     /// device.
     pub fn make(&self, lab: &mut Lab) -> Result<bool> {
         let hosts = [(&lab.agent, &lab.peer), (&lab.peer, &lab.agent)];
@@ -152,7 +151,7 @@ impl Kind {
         }
         let (agent, peer) = (self.bring_up(&lab.agent, 1)?, self.bring_up(&lab.peer, 2)?);
         if self.name == Self::BOND.name {
-            // It looks after its lower devices ten times a second, and takes none that is not up.
+            // A bond checks its lower devices ten times a second, and takes none that is not up.
             wait_until("both bonds have a lower device", || {
                 [&lab.agent, &lab.peer].iter().all(|host| has_carrier(host))
             });
@@ -233,8 +232,8 @@ impl Kind {
             .with_context(|| format!("make a {} device", self.name))
     }
 
-    /// With addresses, and without anything that speaks by itself or makes super-frames. Gives the
-    /// hardware address.
+    /// Brings an end up with addresses, and without anything that sends by itself or makes super-frames.
+    /// Returns its hardware address.
     fn bring_up(&self, host: &Host, number: u8) -> Result<String> {
         let namespace = &host.namespace;
         // Room for the headers of every kind, so that nothing is fragmented on the wire.

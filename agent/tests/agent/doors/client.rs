@@ -1,5 +1,5 @@
-//! A client of bare HTTP/2: it asks as whoever it is told to be, reads as little as it is told to, and
-//! sends what no client of good will would.
+//! A client of bare HTTP/2 that can misbehave: it connects as any user, reads as little as it is told to, and
+//! sends what no well-behaved client would.
 
 use std::{
     fs::{Permissions, set_permissions},
@@ -33,12 +33,12 @@ pub const SET_FILTERS: &str = "/flow.v1.FlowControl/SetFilters";
 pub const ROOT: libc::uid_t = 0;
 pub const NOBODY: libc::uid_t = 65534;
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Debug)]
 pub struct Outcome {
     pub code: tonic::Code,
     pub message: String,
-    /// Without gRPC's header.
+    /// The answer's message, without gRPC's header.
     pub answer: Bytes,
 }
 
@@ -52,7 +52,7 @@ pub struct Call {
 }
 
 impl Client {
-    /// The streams' windows have so many bytes.
+    /// `window_bytes` is the size of each stream's window.
     pub async fn new(
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         window_bytes: u32,
@@ -80,18 +80,18 @@ impl Client {
 
     async fn send(&mut self, path: &str, message: &impl Message) -> Result<Call, h2::Error> {
         let mut call = self.open(path).await?;
-        // The call may be refused already: the answer says so.
+        // The call may be refused already. The answer then says so.
         drop(call.body.send_data(framed(&message.encode_to_vec()), true));
         Ok(call)
     }
 
-    /// A call whose answer has begun.
+    /// Makes a call and waits until its answer begins.
     pub async fn begin(&mut self, path: &str, message: &impl Message) -> Result<Begun, h2::Error> {
         let call = self.send(path, message).await?;
         Ok(Begun(call.response.await?))
     }
 
-    /// A call until its end.
+    /// Makes a call and waits for its end.
     pub async fn call(&mut self, path: &str, message: &impl Message) -> Result<Outcome, h2::Error> {
         let work = async {
             let call = self.send(path, message).await?;
@@ -102,11 +102,11 @@ impl Client {
     }
 }
 
-/// An answer of which nothing is read.
+/// An answer that has begun, and of which nothing has been read.
 pub struct Begun(pub Response<RecvStream>);
 
 impl Begun {
-    /// Whether the call was refused before there was an answer.
+    /// The refusal, if the call was refused before there was an answer.
     pub fn refusal(&self) -> Option<Outcome> {
         let headers = self.0.headers();
         headers
@@ -149,12 +149,11 @@ fn told(headers: &HeaderMap, answer: Bytes) -> Outcome {
     }
 }
 
-/// Connects to `unix:PATH` as another user: the thread's credentials are what the socket's other end
-/// sees.
+/// Connects to `unix:PATH` as another user. The socket's other end sees the credentials of the thread.
 pub fn connect_as(address: &str, uid: libc::uid_t) -> io::Result<UnixStream> {
     let path = address.strip_prefix("unix:").expect("a Unix socket");
     let connect = || {
-        // SAFETY: no pointers; the system call, unlike libc's function, changes this thread alone.
+        // SAFETY: no pointers. Unlike libc's function the system call changes this thread only.
         let result = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
         assert_eq!(result, 0, "{}", io::Error::last_os_error());
         StdUnixStream::connect(path)

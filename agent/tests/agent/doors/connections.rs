@@ -1,4 +1,4 @@
-//! Connections: how many there may be, and what becomes of those on which nothing is asked.
+//! How many connections there may be, and what happens to those without a call.
 
 use agent::wire::{GetStatusRequest, ObserveRequest};
 use lab::{Lab, privilege::is_root_or_skip};
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::support::{Agent, flow_agent};
 
-/// Waits for the end of what the agent sends.
+/// Waits until the agent closes the connection.
 async fn is_closed(stream: &mut UnixStream) {
     let mut rest = Vec::new();
     let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest));
@@ -27,7 +27,7 @@ async fn is_answered(
     assert_eq!(answer.code, Code::Ok, "{}", answer.message);
 }
 
-/// The peer is told why, before and behind what it sends.
+/// Asserts that calls are refused with the reason, the first one and those after it.
 async fn is_turned_away(stream: UnixStream) {
     let mut client = Client::new(stream, 65_535).await.unwrap();
     for _ in 0..2 {
@@ -39,7 +39,7 @@ async fn is_turned_away(stream: UnixStream) {
     }
 }
 
-/// What the command line says where root's own places are taken as well.
+/// The command line's message if root's own places are taken as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_finds_no_place_says_why() {
     if !is_root_or_skip("agent::a_command_that_finds_no_place_says_why") {
@@ -48,7 +48,7 @@ async fn a_command_that_finds_no_place_says_why() {
     let lab = Lab::quiet().unwrap();
     let agent = Agent::start(&lab, &["--max-connections", "1", "--output", "none"]);
     let address = agent.address();
-    // One for all and four for root, each of which asks, and so keeps its place.
+    // One place for all and four for root. Each connection makes a call and so keeps its place.
     let mut held = Vec::new();
     for _ in 0..5 {
         let mut observer = Client::new(connect_as(&address, ROOT).unwrap(), 65_535)
@@ -73,7 +73,7 @@ async fn a_command_that_finds_no_place_says_why() {
     assert!(log.contains("as many as --max-connections allows"), "{log}");
 }
 
-/// Before the mend they had every file that the agent could open, and kept them for ever.
+/// Without a limit they would take every file descriptor that the agent can open, and keep them for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_connections_keep_nobody_out_and_lose_their_places() {
     const PLACES: u64 = 8;
@@ -97,7 +97,7 @@ async fn silent_connections_keep_nobody_out_and_lose_their_places() {
     open_to_all(&address);
     let connect = |uid| connect_as(&address, uid).unwrap();
 
-    // One of them asks.
+    // One of them makes a call.
     let mut observer = Client::new(connect(NOBODY), 65_535).await.unwrap();
     let request = ObserveRequest::default();
     let mut batches = observer.begin(OBSERVE, &request).await.unwrap();
@@ -107,7 +107,7 @@ async fn silent_connections_keep_nobody_out_and_lose_their_places() {
     let mut too_many = connect(NOBODY);
     is_closed(&mut too_many).await;
 
-    // Root has places of its own, and so has each listener.
+    // Root has places of its own, and each listener has its own.
     is_answered(connect(ROOT)).await;
     is_answered(connect_by_tcp(&lab.agent, &agent.stderr())).await;
     let status = agent.status(&lab.agent);
@@ -120,7 +120,7 @@ async fn silent_connections_keep_nobody_out_and_lose_their_places() {
     is_answered(connect(NOBODY)).await;
     let status = agent.status(&lab.agent);
     assert_eq!(status["server"]["silent_connections"], PLACES - 1);
-    // The one that asked goes on.
+    // The one with a call goes on.
     for _ in 0..3 {
         let batch = tokio::time::timeout(PATIENCE, batches.0.body_mut().data()).await;
         let batch = batch.unwrap().expect("the stream goes on").unwrap();

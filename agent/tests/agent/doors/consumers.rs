@@ -13,7 +13,7 @@ use super::{
 };
 use crate::support::{Agent, wait_until};
 
-/// Before the mend 3.5 KiB stayed of each until the next scan: 70 MiB.
+/// If 3.5 KiB stayed of each until the next scan, that would be 70 MiB.
 #[tokio::test(flavor = "multi_thread")]
 async fn consumers_that_left_between_two_scans_leave_nothing_behind() {
     const CONSUMERS: u64 = 20_000;
@@ -33,7 +33,7 @@ async fn consumers_that_left_between_two_scans_leave_nothing_behind() {
             assert!(begun.refusal().is_none(), "{:?}", begun.refusal());
         }
     };
-    // What the first ones take is not given back.
+    // Memory that the first ones take is not given back.
     visits(agent.address(), 100).await;
     let before = Memory::of(agent.pid());
     let all = (0..CONNECTIONS).map(|_| {
@@ -57,7 +57,7 @@ async fn consumers_that_left_between_two_scans_leave_nothing_behind() {
     assert!((1..100).contains(&lines), "{lines} lines");
 }
 
-/// Before the mend each of them kept two batches of its own in the transport: 1.1 GiB for 4,000.
+/// If each kept two batches of its own in the transport, 4,000 of them would take 1.1 GiB.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_consumers_that_never_read_hold_is_shared_in_the_transport_too() {
     const CONSUMERS: usize = 2_000;
@@ -85,7 +85,7 @@ async fn what_consumers_that_never_read_hold_is_shared_in_the_transport_too() {
     let mut unread: Vec<(Client, Vec<Begun>)> = Vec::new();
     for _ in 0..CONNECTIONS {
         let stream = connect_as(&agent.address(), ROOT).unwrap();
-        // Whatever has a place in a window goes to the transport as a whole.
+        // A batch that begins within the window goes to the transport as a whole.
         let mut client = Client::new(stream, 100).await.unwrap();
         let mut streams = Vec::new();
         for _ in 0..CONSUMERS / CONNECTIONS {
@@ -96,8 +96,8 @@ async fn what_consumers_that_never_read_hold_is_shared_in_the_transport_too() {
         }
         unread.push((client, streams));
     }
-    // They fill more than the half of a page, so a scan comes before its time. A batch has thousands of
-    // them, so the first one stays in the transport and the next one waits for it.
+    // These flows fill more than half of a page, so a scan comes early. A batch has thousands of records, so
+    // the first one stays in the transport and the next one waits for it.
     let frame = lab.peer.frame_v4(&lab.agent);
     let frames = (1..=30_000).map(|port| frame.udp(port, 53, &[0; 18]).unwrap());
     lab.peer.frame_socket().unwrap().send_many(frames).unwrap();
@@ -168,7 +168,7 @@ async fn consumers_requests_and_answers_beyond_a_bound_are_refused_by_its_name()
     );
     let kept = root.begin(OBSERVE, &observe).await.unwrap();
     assert!(kept.refusal().is_none(), "root has a place of its own");
-    // As a consumer is told.
+    // The message that a consumer gets.
     let mut watch = watch_as_nobody(&address);
     let watch = watch.output().unwrap();
     let told = String::from_utf8(watch.stderr).unwrap();

@@ -1,4 +1,4 @@
-//! Agents that start on one socket's path: one of them listens, and the others say so.
+//! Several agents on the path of one socket: one of them listens, and the others say that it does.
 
 use std::{
     fs::{self, File},
@@ -139,7 +139,7 @@ fn a_lock_that_others_hold_or_made_is_refused_with_what_to_do() {
     });
     assert!(held.contains("another agent listens on"), "{held}");
 
-    // Somebody else's file could be held by them for ever.
+    // Another user could hold a lock on their own file for ever.
     let theirs = refused(&|lock| {
         let file = File::create(lock).unwrap();
         chown(lock, Some(NOBODY), Some(NOBODY)).unwrap();

@@ -1,4 +1,4 @@
-//! What the agent's process takes.
+//! The memory of the agent's process.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ pub const MIB: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
     pub resident: u64,
-    /// The most that it was since the process started or [`reset_peak`].
+    /// The highest value since the process started, or since [`reset_peak`].
     pub peak: u64,
 }
 
@@ -28,7 +28,7 @@ impl Memory {
     }
 }
 
-/// Makes the peak what is resident at this moment.
+/// Sets the peak to what is resident at this moment.
 pub fn reset_peak(pid: u32) {
     fs::write(format!("/proc/{pid}/clear_refs"), "5").unwrap();
 }

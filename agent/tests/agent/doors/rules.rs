@@ -1,4 +1,4 @@
-//! Who may see and change the filter rules, and what a set of them can take while it is refused.
+//! Who may see and change the filter rules, and how much memory a refused set of rules can take.
 
 use agent::wire::{Filters, GetFiltersRequest, SetFiltersRequest};
 use lab::{Lab, privilege::is_root_or_skip};
@@ -67,7 +67,7 @@ async fn rules_are_changed_by_root_seen_by_local_users_and_neither_over_tcp() {
         assert_eq!(refused.code, Code::PermissionDenied);
         assert!(refused.message.contains("Unix socket"), "{refused:?}");
     }
-    // None of the body is waited for.
+    // The agent refuses before any of the body has arrived.
     for client in [&mut nobody, &mut tcp] {
         let call = client.open(SET_FILTERS).await.unwrap();
         let refused = outcome(call.response.await.unwrap()).await.unwrap();
@@ -77,7 +77,7 @@ async fn rules_are_changed_by_root_seen_by_local_users_and_neither_over_tcp() {
     let status = agent.status(&lab.agent);
     assert_eq!(status["server"]["refused_callers"], 5);
 
-    // What they send then is not kept.
+    // It does not keep what they send after that.
     let large = vec![0; 66_000_000];
     let before = Memory::of(agent.pid());
     reset_peak(agent.pid());
@@ -98,7 +98,7 @@ async fn rules_are_changed_by_root_seen_by_local_users_and_neither_over_tcp() {
     agent.stop_silent();
 }
 
-/// Rules of two bytes each, as the wire has them.
+/// Empty rules, which take two bytes each on the wire.
 fn empty_rules(count: usize) -> Vec<u8> {
     const RULES_TAG: u8 = 1 << 3 | 2;
     [RULES_TAG, 0].repeat(count)
@@ -108,11 +108,11 @@ fn one_rule(text: &str) -> Vec<u8> {
     set(&[text]).encode_to_vec()
 }
 
-/// Before the mend one message of empty rules took 800 MiB, four at once twice that.
+/// Decoded carelessly, one message of empty rules takes 800 MiB, and four at once twice that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_set_that_is_refused_takes_little_more_than_its_message() {
     const MOST_BYTES: usize = 48 << 20;
-    /// The message, its buffer in HTTP/2, and what the reading of it may take.
+    /// The message, its buffer in HTTP/2, and what reading it may take.
     const BOUND: u64 = 160 * MIB;
     if !is_root_or_skip("agent::a_set_that_is_refused_takes_little_more_than_its_message") {
         return;
@@ -120,7 +120,7 @@ async fn a_set_that_is_refused_takes_little_more_than_its_message() {
     let lab = Lab::quiet().unwrap();
     let mut agent = Agent::start(&lab, &["--output", "none"]);
     let fill = |text: &str| one_rule(&text.repeat((MOST_BYTES - 100) / text.len()));
-    // How many come at once, and what they are.
+    // How many sets come at once, and what is in each.
     let sets = [
         (4, empty_rules(MOST_BYTES / 2)),
         (1, fill("exclude all;")),

@@ -1,5 +1,5 @@
-//! Two sets that exclude the same packets by other rules take turns under full load: a packet that
-//! were held against none, or against a part of one, would be counted.
+//! Two rule sets that exclude the same packets by different rules take turns under full load. A packet that
+//! met no set, or only a part of one, would be counted.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use crate::support::{
     Agent, NATIVE_XDP, count, has_generator_or_skip, pair, wait_for_silence, wait_until,
 };
 
-/// In the file. The networks behind the first one make it a set that takes its time to be stored.
+/// The set in the file. The networks after the first one make storing it slow.
 fn by_networks() -> String {
     let others: Vec<String> = (0..2000)
         .map(|number| format!("172.16.{}.{}", number / 250, number % 250))
@@ -25,7 +25,7 @@ fn by_networks() -> String {
     format!("include src net 203.0.113.0/24\nexclude src net 10.77.0.0/16,{others}\n")
 }
 
-/// By gRPC: what the frame is let in by stands behind what leaves it out.
+/// The set sent by gRPC. The rule that would count the frame stands behind the one that excludes it.
 const BY_PORTS: [&str; 3] = [
     "include port 1-52,54-999 proto udp",
     "exclude dst port 53 proto udp ingress",
@@ -77,7 +77,7 @@ fn no_packet_passes_between_two_sets(settings: &[&str]) {
     let counted = wait_for_silence(&lab.agent);
     let report = agent.stop();
 
-    // The wire drops what finds its ring full.
+    // The wire drops frames while its ring is full.
     let arrived = count((counted - before).rx_packets, &frame);
     assert!(arrived.packets > 0);
     assert_eq!(report.seen(), arrived);

@@ -1,4 +1,5 @@
-//! Rules that change while the agent runs: by gRPC and by SIGHUP, under traffic, and refused ones.
+//! Rules that change while the agent runs, by gRPC and by SIGHUP: under traffic, and with rules that are
+//! refused.
 
 use std::{
     fs,
@@ -28,8 +29,8 @@ pub fn in_force(lab: &Lab, address: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Two senders never stop while sets of rules come and go, some of which exclude the one, some the
-/// other, some both; every packet is in the flows or filtered.
+/// Two senders never stop while rule sets come and go that exclude one of them, the other, or both. Every
+/// packet must be in the flows or filtered.
 fn rules_change_under_traffic(settings: &[&str]) {
     const SETS: [&[&str]; 5] = [
         &["set", "exclude src net 10.1.0.0/16"],
@@ -75,7 +76,7 @@ fn rules_change_under_traffic(settings: &[&str]) {
     let counted = wait_for_silence(&lab.agent);
     let report = agent.stop();
 
-    // A polling end drops what finds its ring full.
+    // A polling end drops frames while its ring is full.
     let arrived = (counted - before).rx_packets;
     assert_eq!(report.seen(), count(arrived, &frames[0][0]));
     let filtered = pair(&report.last()["filtered"]);
@@ -131,7 +132,7 @@ fn a_set_with_a_fault_is_refused_as_a_whole_and_the_old_one_stays() {
     );
     assert_eq!(show(), first);
 
-    // The file is read again at SIGHUP, and counts only where all of it can be read.
+    // SIGHUP reads the file again. It takes effect only if all of it is valid.
     fs::write(&file, "exclude dst port 2\nexclude dst prt 3\n").unwrap();
     agent.signal(libc::SIGHUP);
     wait_until("the fault is told", || {
@@ -154,7 +155,7 @@ fn a_set_with_a_fault_is_refused_as_a_whole_and_the_old_one_stays() {
     assert_eq!(pair(&report.last()["flows"]), count(1, &frames[0]));
 }
 
-/// Far more than a message of gRPC takes by itself.
+/// The set is far larger than gRPC's default limit for a message.
 #[test]
 fn a_large_set_is_set_shown_and_cleared_over_grpc() {
     if !is_root_or_skip("agent::a_large_set_is_set_shown_and_cleared_over_grpc") {

@@ -1,5 +1,4 @@
-//! Rules and tunnels: they are held against the packet inside where tunnels are opened, and against
-//! the outer one where they are not.
+//! Rules and tunnels: if tunnels are opened, rules apply to the inner packet, otherwise to the outer one.
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
@@ -44,7 +43,7 @@ fn rules_are_held_against_the_packet(hook: Hook, is_opened: bool) {
             (&to.ipv4.to_string(), VXLAN_PORT.into()),
         );
         let mut frames = Vec::new();
-        // Each as often as its place says.
+        // Each is sent as often as its position.
         for (copies, (src, dst_port, is_excluded)) in (1..).zip(INSIDE) {
             let src = Ipv4Addr::from(src);
             let inside = |src_port| {

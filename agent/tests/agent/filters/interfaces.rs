@@ -1,4 +1,4 @@
-//! Rules that name interfaces, where there are several.
+//! Rules that name interfaces, on an agent with several.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use lab::{Counters, FrameSocket, Lab, privilege::is_root_or_skip};
 
 use crate::support::{Agent, Both, GENERIC_XDP, count, name, pair, wait_until};
 
-/// Three wires more than the laboratory's own.
+/// The laboratory's own wire and three more.
 const WIRES: [&str; 4] = ["agent0", "left0", "middle0", "right0"];
 const PORTS: [u16; 5] = [1, 2, 3, 4, 5];
 
@@ -21,7 +21,7 @@ const RULES: &str = "
     exclude dst port 4
 ";
 
-/// What the rules leave, wire by wire: ports of packets that arrive, ports of those that leave.
+/// What the rules let through, wire by wire: the ports of arriving packets, and of leaving ones.
 const LEFT: [(&[u16], &[u16]); 4] = [
     (&[1, 2, 3, 5], &[2, 3, 5]),
     (&[1, 2, 3, 5], &[1, 2, 3, 5]),

@@ -1,4 +1,4 @@
-//! Files of rules at SIGHUP that no longer have what they had at the start.
+//! Rule files that differ at SIGHUP from what they were at the start.
 
 use std::{ffi::CString, fs, os::unix::ffi::OsStrExt as _, thread};
 
@@ -51,7 +51,7 @@ fn a_reload_that_finds_no_rules_any_more_warns() {
         let lines = log.lines().filter(|line| line.contains("no filter rules"));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
-    // None instead of two, and none instead of none.
+    // First no rules replace two, then no rules replace none.
     for set in [2, 3] {
         fs::write(&file, "").unwrap();
         agent.signal(libc::SIGHUP);

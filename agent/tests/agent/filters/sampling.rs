@@ -1,4 +1,4 @@
-//! Sampling of fragments: a datagram is in with all of its fragments, or out with all of them.
+//! Sampling of fragments: all fragments of a datagram are counted, or none.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::support::{
     name, pair,
 };
 
-/// Of each IP version; each datagram is a flow.
+/// Datagrams of each IP version. Each is a flow.
 const DATAGRAMS: u16 = 500;
 const RATE: u64 = 2;
 
@@ -40,7 +40,7 @@ fn fragments_are_sampled_together(hook: Hook) {
                 datagrams.push([first, later]);
             }
         }
-        // All first ones, then all later ones: what was decided has to be found again.
+        // All first fragments come before all later ones, so the decision has to be found again.
         let frames = (0..2).flat_map(|part| datagrams.iter().map(move |it| &it[part]));
         from.frame_socket().unwrap().send_many(frames).unwrap() as u64
     });

@@ -1,4 +1,4 @@
-//! What `flow-agent audit` says of real interfaces that count otherwise than the agent.
+//! What `flow-agent audit` says about real interfaces whose counters differ from the agent's.
 
 use std::process::Output;
 
@@ -6,7 +6,7 @@ use lab::{Lab, privilege::is_root_or_skip};
 
 use crate::support::{Agent, NATIVE_XDP, attached::tc, wait_for_packets};
 
-/// Some scans after what was sent.
+/// Runs the audit some scans after the last packet was sent.
 fn audit(lab: &Lab, agent: &Agent) -> (String, bool) {
     agent.wait_for_scans(&lab.agent, 2);
     let Output { status, stdout, .. } = agent.asked(&lab.agent, &["audit"]);
@@ -58,7 +58,7 @@ fn an_audit_names_what_the_queueing_discipline_dropped() {
     let socket = lab.agent.frame_socket().unwrap();
     // The socket sends again what the queue dropped (ENOBUFS), so all of these arrive in the end.
     let send = || socket.send_many(vec![&frame; 20]).unwrap();
-    // Drops from before the agent's time are none of its concern.
+    // The audit must ignore drops from before the agent's start.
     send();
     let agent = Agent::start(&lab, &[]);
     send();

@@ -1,4 +1,4 @@
-//! `flow-agent check` says what the agent then finds, and leaves nothing attached.
+//! `flow-agent check` predicts what the agent finds, and leaves nothing attached.
 
 use std::{process::Stdio, thread, time::Duration};
 
@@ -16,7 +16,7 @@ fn checks(lab: &Lab, arguments: &[&str]) -> Vec<Value> {
     command.args(["check", "--output", "json"]).args(arguments);
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(0));
-    // Nobody waits for the verifier in silence, and a program that reads stdout does not get the notice.
+    // A person waiting for the verifier gets a notice on stderr. A program that reads stdout does not.
     let notice = String::from_utf8(output.stderr).unwrap();
     assert!(notice.contains("which takes some seconds"), "{notice}");
     let text = String::from_utf8(output.stdout).unwrap();
@@ -118,7 +118,7 @@ fn a_check_that_is_killed_leaves_nothing() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    // Some moments of its life; which ones, the machine's speed decides.
+    // Kills it at several moments. Where it is then depends on the machine's speed.
     for delay_ms in [5, 20, 50, 100, 200, 400] {
         let mut command = flow_agent(&lab.agent);
         command.args(["check", "--interface", &lab.agent.interface]);

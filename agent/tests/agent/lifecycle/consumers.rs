@@ -1,4 +1,4 @@
-//! Consumers over restarts of the agent, and one that does not read.
+//! Consumers that outlive restarts of the agent, and one that does not read.
 
 use std::{
     fs::{self, File},
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::support::{Agent, PATIENCE, flow_agent, wait_until};
 
-/// `flow-agent watch --output json`, with what it wrote.
+/// A running `flow-agent watch --output json`, with its output.
 struct Watch {
     process: Process,
     directory: TempDir,
@@ -28,7 +28,7 @@ impl Watch {
         Self::start_with(host, address, directory, stdout.into())
     }
 
-    /// Its output goes no further than into a pipe, until [`Watch::take_all`].
+    /// Starts a watch that writes into a pipe, which nobody reads until [`Watch::take_all`].
     fn start_stalled(host: &Host, address: &str) -> (Self, PipeReader) {
         let directory = TempDir::new().unwrap();
         File::create(directory.path().join("stdout")).unwrap();
@@ -50,7 +50,7 @@ impl Watch {
         }
     }
 
-    /// Reads what a stalled one writes, until it ends.
+    /// Reads what a stalled watch writes, until it ends.
     fn take_all(&self, mut unread: PipeReader) -> thread::JoinHandle<()> {
         let mut stdout = File::create(self.file("stdout")).unwrap();
         thread::spawn(move || {
@@ -66,7 +66,7 @@ impl Watch {
         fs::read_to_string(self.file(name)).unwrap()
     }
 
-    /// Its whole lines, each of them JSON.
+    /// The complete lines that it wrote, parsed as JSON.
     fn lines(&self) -> Vec<Value> {
         let text = self.read("stdout");
         let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
@@ -79,7 +79,7 @@ impl Watch {
         lines.any(|line| line["type"] == "flow" && line["src_port"] == port)
     }
 
-    /// The scans whose account came.
+    /// The scans whose account arrived.
     fn scans(&self) -> Vec<u64> {
         let lines = self.lines().into_iter();
         let accounts = lines.filter(|line| line["type"] == "account");
@@ -88,7 +88,7 @@ impl Watch {
             .collect()
     }
 
-    /// Ends it with SIGINT; every line that it wrote was a whole one.
+    /// Ends it with SIGINT, and asserts that every line is complete.
     fn stop(mut self, taking: Option<thread::JoinHandle<()>>) -> Vec<Value> {
         self.process.signal(libc::SIGINT).unwrap();
         assert!(self.process.wait(PATIENCE).unwrap().success());
@@ -117,7 +117,7 @@ fn a_watch_outlives_its_agent_and_goes_on_with_the_next() {
     let settings = ["--listen", &address];
     let agent = Agent::start(&lab, &settings);
     let watch = Watch::start(&lab.agent, &address);
-    // Whichever scan the watch observes first, one of these packets is in it.
+    // Sends until the watch shows the flow, since it may miss the first scans.
     let consumed = |port| {
         wait_until("the watch shows the flow", || {
             send(&lab, [port].into_iter());
@@ -132,7 +132,7 @@ fn a_watch_outlives_its_agent_and_goes_on_with_the_next() {
     let agent = Agent::start(&lab, &settings);
     consumed(1002);
     assert!(watch.read("stderr").contains("it is another process"));
-    // A stop in good order is told as well.
+    // An orderly stop is reported as well.
     agent.stop();
     wait_until("the watch says that the agent stopped", || {
         watch.read("stderr").contains("the agent stopped")
@@ -146,7 +146,7 @@ fn a_watch_outlives_its_agent_and_goes_on_with_the_next() {
 
 #[test]
 fn a_stalled_consumer_loses_its_own_batches_and_nobody_elses() {
-    /// Its queue holds 1024, one a scan, behind what the transport and the pipe take.
+    /// Its queue holds 1024 batches, one a scan, beyond what the transport and the pipe take.
     const MOST_SCANS: u64 = 5_000;
     if !is_root_or_skip("agent::a_stalled_consumer_loses_its_own_batches_and_nobody_elses") {
         return;
@@ -155,13 +155,13 @@ fn a_stalled_consumer_loses_its_own_batches_and_nobody_elses() {
     let agent = Agent::start(&lab, &["--scan-interval", "10ms"]);
     let address = agent.address();
     let quick = Watch::start(&lab.agent, &address);
-    // It answers the agent's pings all the while, however long this takes: a process that is stopped
-    // would be taken for one whose machine is gone.
+    // The process keeps answering the agent's pings, however long this takes. A stopped process would look
+    // like one whose machine is gone.
     let (slow, unread) = Watch::start_stalled(&lab.agent, &address);
     wait_until("both get batches", || {
         !quick.scans().is_empty() && waiting_bytes(&unread) > 0
     });
-    // Fills what the transport holds for a consumer (2 MiB and the socket).
+    // Fills what the transport holds for a consumer (2 MiB and the socket's buffer).
     for _ in 0..3 {
         send(&lab, 1..=30_000);
     }
@@ -190,11 +190,11 @@ fn a_stalled_consumer_loses_its_own_batches_and_nobody_elses() {
             .all(|line| line["lost_batches"].as_u64() > Some(0))
     );
     assert!(quick.stop(None).iter().all(|line| line["type"] != "lost"));
-    // The third consumer, its own standard output, has every batch too: that is asserted here.
+    // The third consumer, the agent's own standard output, must have every batch too: `stop` asserts that.
     agent.stop();
 }
 
-/// What a pipe holds.
+/// The bytes that wait in a pipe.
 fn waiting_bytes(pipe: &PipeReader) -> libc::c_int {
     let mut waiting = 0;
     // SAFETY: FIONREAD writes one int, which outlives the call, and the descriptor is open.
@@ -203,10 +203,10 @@ fn waiting_bytes(pipe: &PipeReader) -> libc::c_int {
     waiting
 }
 
-/// As `flow-agent watch | less` does, when the reader has seen enough.
+/// The situation of `flow-agent watch | less` when the reader has seen enough.
 #[test]
 fn a_watch_whose_reader_stalls_still_hears_its_end() {
-    /// A pipe's default size is 64 KiB; the last write may find no room for all of it.
+    /// A pipe's default size is 64 KiB, and the last write may not fit into the rest.
     const NEARLY_FULL: libc::c_int = 60_000;
     if !is_root_or_skip("agent::a_watch_whose_reader_stalls_still_hears_its_end") {
         return;

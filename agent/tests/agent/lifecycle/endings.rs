@@ -1,4 +1,4 @@
-//! However an agent ends, nothing of it stays on the interface.
+//! However an agent ends, it must leave nothing on the interface.
 
 use std::{
     fs::{self, File},
@@ -69,7 +69,7 @@ fn a_stdout_that_nobody_reads_does_not_hold_the_end_up() {
         let (before, _) = consumer.split_once(" queued")?;
         before.rsplit(' ').next()?.parse().ok()
     };
-    // One or two may only be on their way; so many are stuck.
+    // One or two may only be on their way, but this many are stuck.
     wait_until("the pipe is full", || queued() >= Some(20));
     process.signal(libc::SIGTERM).unwrap();
     assert!(process.wait(PATIENCE).unwrap().success());
@@ -105,11 +105,11 @@ fn a_stdout_that_takes_nothing_is_told_at_once() {
     assert!(nothing_is_attached(&lab.agent));
 }
 
-/// The log of early scans, of a reload and of the end find nobody.
+/// Nobody reads the log lines of early scans, of a reload and of the end.
 #[test]
 fn a_stderr_that_nobody_reads_ends_nothing() {
     const FLOWS: u16 = 5_000;
-    /// More than half of a page, which is drained early then.
+    /// More than half of a page, so that it is drained early.
     const FILLING: usize = 600;
     if !is_root_or_skip("agent::a_stderr_that_nobody_reads_ends_nothing") {
         return;
@@ -186,7 +186,7 @@ fn a_set_duration_ends_as_a_signal_does() {
     let lab = Lab::quiet().unwrap();
     for hooks in [TCX, CLSACT, GENERIC_XDP] {
         let agent = Agent::start(&lab, &[hooks, &["--duration", "1s"]].concat());
-        // Not asked of the kernel: the duration may be over before it answers.
+        // Read from the log: the duration may be over before the kernel could be asked.
         assert!(agent.stderr().contains("attached interface="));
         agent.ended();
         assert!(nothing_is_attached(&lab.agent), "{hooks:?}");
@@ -242,7 +242,7 @@ fn a_clsact_qdisc_that_the_agent_added_stays_empty() {
     }
     let lab = Lab::quiet().unwrap();
     let agent = Agent::start(&lab, CLSACT);
-    // Were the qdisc removed with the agent, this one of somebody else's would go too.
+    // This is somebody else's filter. If the agent removed the qdisc, it would go too.
     add_filter(&lab.agent, "ingress prio 100", -1);
     assert!(agent.stderr().contains("added a clsact qdisc; it stays"));
     agent.stop();

@@ -1,4 +1,4 @@
-//! An interface that goes away under the agent.
+//! An interface that goes away while the agent counts on it.
 
 use lab::{Host, Lab, Namespace, privilege::is_root_or_skip};
 use serde_json::Value;
@@ -52,7 +52,7 @@ fn a_deleted_interface_ends_its_hooks_and_not_the_agent() {
     }
 }
 
-/// The agent's end of the wire, moved to another namespace and up there.
+/// Moves the agent's end of the wire to another namespace and brings it up there.
 fn moved(lab: &Lab, to: Namespace) -> Host {
     let interface = lab.agent.interface.clone();
     let arguments = ["link", "set", &interface, "netns", to.name()];
@@ -68,14 +68,14 @@ fn moved(lab: &Lab, to: Namespace) -> Host {
     }
 }
 
-/// Frames pass again some time after both ends are up (`linkwatch_event`).
+/// Brings an end up and waits until frames pass, which takes some time (`linkwatch_event`).
 fn bring_up(lab: &Lab, host: &Host, frame: &[u8]) {
     let up = ["link", "set", &host.interface, "up"];
     host.namespace.ip(&up).unwrap();
     let before = host.counters().unwrap();
     let socket = lab.peer.frame_socket().unwrap();
     wait_until("frames pass again", || {
-        // Without a carrier there is a qdisc that takes none (`noop_qdisc`).
+        // May fail: without a carrier the qdisc takes no frame (`noop_qdisc`).
         let _ = socket.send(frame);
         host.counters().unwrap().rx_packets > before.rx_packets
     });
@@ -111,14 +111,14 @@ fn an_interface_that_moves_away_takes_no_program_along() {
     }
 }
 
-/// In the other namespace the interface has the index that another watched interface has in ours.
+/// In the other namespace the interface gets the index that another watched interface has in ours.
 #[test]
 fn an_interface_that_moves_away_counts_as_no_other() {
     if !is_root_or_skip("agent::an_interface_that_moves_away_counts_as_no_other") {
         return;
     }
     let (lab, elsewhere) = (Lab::quiet().unwrap(), Namespace::new("elsewhere").unwrap());
-    // Its index is taken there, and the next that is given is that of `other`.
+    // Its own index is taken there, and the next free one is that of `other`.
     let taken = "link add taken type veth peer name takenp";
     elsewhere.ip(&taken.split(' ').collect::<Vec<_>>()).unwrap();
     let last = elsewhere.ifindex("taken").unwrap();
@@ -143,7 +143,7 @@ fn an_interface_that_moves_away_counts_as_no_other() {
     assert!(report.sums_on("other").is_empty());
 }
 
-/// The agent hears of the move when its programs have long run elsewhere.
+/// The agent hears of the move only after its programs have run elsewhere for a long time.
 #[test]
 fn an_interface_that_moves_away_behind_a_stopped_agent_begins_no_flows() {
     if !is_root_or_skip(
@@ -205,7 +205,7 @@ fn a_renamed_interface_is_told_by_its_new_name() {
         .unwrap();
     let socket = lab.peer.frame_socket().unwrap();
     wait_until("frames pass again", || {
-        // Without a carrier there is a qdisc that takes none (`noop_qdisc`).
+        // May fail: without a carrier the qdisc takes no frame (`noop_qdisc`).
         let _ = socket.send(&frame);
         seen().as_u64() > Some(100)
     });

@@ -1,4 +1,4 @@
-//! What others may hold for as long as they like, and no scan waits for.
+//! Locks and pipes that others may hold for as long as they like, without delaying a scan.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -38,7 +38,7 @@ fn a_lock_on_all_interfaces_delays_no_scan() {
     assert_eq!(agent.stop().seen(), count(100, &frame));
 }
 
-/// Whether tags are hidden from it the kernel says under that lock.
+/// The agent asks the kernel whether tags are hidden from XDP, and the kernel answers under that lock.
 #[test]
 fn a_lock_on_all_interfaces_delays_no_scan_at_xdp() {
     const NAME: &str = "agent::a_lock_on_all_interfaces_delays_no_scan_at_xdp";
@@ -54,7 +54,7 @@ fn a_lock_on_all_interfaces_delays_no_scan_at_xdp() {
         Ok(held) => held,
         Err(error) => return skip(NAME, &format!("RTNL cannot be held: {error:#}")),
     };
-    // More than a second, after which it is asked whether tags are hidden.
+    // More than a second, after which the agent asks whether tags are hidden.
     agent.wait_for_scans(&lab.agent, 60);
     assert!(held.release(), "they go on while RTNL is held");
     agent.stop();
@@ -89,7 +89,7 @@ fn a_stderr_that_takes_nothing_holds_nothing() {
     assert!(written.iter().all(|&byte| byte == b'x'), "it was full");
 }
 
-/// A pipe that takes not one byte more.
+/// A pipe that is completely full.
 fn full_pipe() -> (io::PipeReader, io::PipeWriter) {
     let (reader, writer) = io::pipe().unwrap();
     let set_flags = |flags: i32| {
@@ -108,7 +108,7 @@ fn full_pipe() -> (io::PipeReader, io::PipeWriter) {
     (reader, writer)
 }
 
-/// `None` where the agent does not answer.
+/// The number of scans, or `None` if the agent does not answer.
 fn scans_of(host: &Host, address: &str) -> Option<u64> {
     let mut status = flow_agent(host);
     status.args(["status", "--output", "json", "--connect", address]);
@@ -117,7 +117,7 @@ fn scans_of(host: &Host, address: &str) -> Option<u64> {
     status["scans"]["count"].as_u64()
 }
 
-/// The thread that makes rules ready gives way to those that scan.
+/// The thread that prepares rules yields to the threads that scan.
 #[test]
 fn rules_are_made_ready_behind_the_scans() {
     if !is_root_or_skip("agent::rules_are_made_ready_behind_the_scans") {
@@ -137,7 +137,7 @@ fn rules_are_made_ready_behind_the_scans() {
         .stdout(std::process::Stdio::null());
     let mut change = Process::spawn(&mut command).unwrap();
     let tasks = format!("/proc/{}/task", agent.pid());
-    // The agent's, with which the thread begins.
+    // The agent's niceness, with which the thread begins.
     let own = nice_of(Path::new("/proc/self")).unwrap();
     let mut nice = None;
     while nice.is_none() && change.exited().unwrap().is_none() {
@@ -149,7 +149,7 @@ fn rules_are_made_ready_behind_the_scans() {
     agent.stop();
 }
 
-/// Of the thread of that name, where there is one.
+/// The niceness of the thread with that name, if there is one.
 fn nice_of_thread(tasks: &Path, name: &str) -> Option<i64> {
     let tasks = std::fs::read_dir(tasks).ok()?;
     let is_wanted = |task: &std::fs::DirEntry| {
@@ -160,7 +160,7 @@ fn nice_of_thread(tasks: &Path, name: &str) -> Option<i64> {
     wanted.find_map(|task| nice_of(&task.path()))
 }
 
-/// Of what a directory of /proc is for: the 19th field of its `stat`.
+/// The niceness of a process or thread, by its directory in /proc: the 19th field of `stat`.
 fn nice_of(task: &Path) -> Option<i64> {
     let stat = std::fs::read_to_string(task.join("stat")).ok()?;
     let (_, behind_name) = stat.rsplit_once(") ")?;

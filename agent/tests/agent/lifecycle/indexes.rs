@@ -1,4 +1,4 @@
-//! Interfaces with indexes that are as high as the kernel gives them.
+//! Interfaces with the highest indexes that the kernel gives.
 
 use lab::{FrameSocket, Lab, privilege::is_root_or_skip};
 

@@ -1,4 +1,4 @@
-//! What a killed agent leaves on clsact, the next start removes, and nothing else.
+//! The next start removes what a killed agent left on clsact, and nothing else.
 
 use std::os::{
     linux::net::SocketAddrExt as _,
@@ -36,7 +36,7 @@ fn the_next_start_removes_what_a_killed_agent_left_on_any_interface() {
     let (host, interface) = (&lab.agent, &lab.agent.interface);
     let other = add_wire(host);
     tc(host, &format!("qdisc add dev {interface} clsact"));
-    // Ours in all but one of: priority, upper half of the handle, name.
+    // Each of these differs from ours in one of: priority, upper half of the handle, name.
     add_filter(host, "ingress prio 8 handle 0xf10a0001", -1);
     add_filter(host, "ingress prio 7 handle 0x1", -1);
     add_filter(host, "ingress prio 7 handle 0xf10a0009", -1);
@@ -95,7 +95,7 @@ fn an_agent_of_another_namespace_is_neither_seen_nor_needed() {
     other.stop();
 }
 
-/// Names that agents have claimed in the past: whoever holds them must not keep an agent out.
+/// Holds the names that earlier agents claimed, which must not keep an agent out.
 #[test]
 fn nobody_without_privilege_can_keep_an_agent_out() {
     if !is_root_or_skip("agent::nobody_without_privilege_can_keep_an_agent_out") {
@@ -119,7 +119,7 @@ fn nobody_without_privilege_can_keep_an_agent_out() {
     drop(held);
 }
 
-/// The calling thread alone.
+/// Changes the calling thread only.
 fn become_nobody() {
     const NOBODY: libc::c_long = 65_534;
     // SAFETY: no pointers; the raw system call changes the calling thread alone.

@@ -1,4 +1,4 @@
-//! What the agent logs where it was asked to.
+//! What the agent logs on request.
 
 use lab::{Lab, privilege::is_root_or_skip};
 

@@ -18,8 +18,8 @@ fn add_wires(lab: &Lab, count: usize) -> Vec<u32> {
     ifindexes.collect::<Result<_, _>>().unwrap()
 }
 
-/// Each link's end takes a grace period under RTNL: with that held by somebody else, an agent that
-/// waited for one of them would not end.
+/// Detaching a link takes a grace period under RTNL. Somebody else holds RTNL, so an agent that waited for one
+/// of them would not end.
 #[test]
 fn the_end_waits_for_no_link_of_many() {
     const NAME: &str = "agent::the_end_waits_for_no_link_of_many";
@@ -72,8 +72,7 @@ fn more_files_than_the_soft_limit_are_opened() {
     assert!(stderr.contains("the limit of open files"), "{stderr}");
 }
 
-/// Each attachment takes a grace period under RTNL, which is held by somebody else from the first of them
-/// on.
+/// Each attachment takes a grace period under RTNL, which somebody else holds from the first one on.
 #[test]
 fn an_interface_counts_while_others_are_attached_to() {
     const NAME: &str = "agent::an_interface_counts_while_others_are_attached_to";

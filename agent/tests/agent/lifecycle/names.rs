@@ -1,5 +1,5 @@
-//! Names that somebody else chose: what they would do to a terminal is spelled out, wherever people read
-//! them.
+//! Names that somebody else chose. Wherever people read them, characters that control a terminal must be
+//! escaped.
 
 use agent::client::{Observer, Target};
 use lab::{Lab, privilege::is_root_or_skip};
@@ -7,10 +7,11 @@ use tempfile::TempDir;
 
 use crate::support::{Agent, answered, flow_agent, wait_until};
 
-/// It would reset the terminal and turn the writing direction; U+009B begins an escape sequence too.
+/// Unescaped it would reset the terminal and reverse the writing direction. U+009B begins an escape sequence
+/// too.
 const INTERFACE: &str = "w\u{1b}c\u{202e}\u{9b}\u{7f}";
 const INTERFACE_SHOWN: &str = r"w\u{1b}c\u{202e}\u{9b}\u{7f}";
-/// The same, and a line of its own in the list.
+/// Unescaped it would do the same, and add a line to the list.
 const CONSUMER: &str = "c\u{1b}c\u{202e}\u{200b}\nconsumer  root";
 const CONSUMER_SHOWN: &str = r"c\u{1b}c\u{202e}\u{200b}\u{a}consumer  root";
 

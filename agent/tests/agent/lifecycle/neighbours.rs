@@ -1,4 +1,4 @@
-//! Others on the same interface: two agents both count exactly, and what strangers decide is done.
+//! Other programs on the same interface: two agents both count exactly, and the verdicts of strangers hold.
 
 use std::{net::UdpSocket, thread, time::Duration};
 
@@ -60,9 +60,10 @@ fn a_strangers_generic_xdp_is_warned_of_and_hides_no_packet_from_the_account() {
     drop(theirs);
 }
 
-/// How many of [`PACKETS`] reach a socket on the agent's host: so many are waited for, more would be seen.
+/// How many of [`PACKETS`] reach a socket on the agent's host. Waits for the expected number, and would notice
+/// more.
 fn delivered(lab: &Lab, expected: u64) -> u64 {
-    // A port of its own each time: a child of another test may hold the last one until it has exec'ed.
+    // A new port each time: a child of another test may hold the last one until it has exec'ed.
     let address = (lab.agent.ipv4, 0);
     let bind = || Ok(UdpSocket::bind(address)?);
     let socket = lab.agent.namespace.enter(bind).unwrap();
@@ -88,7 +89,7 @@ fn a_strangers_filter_decides_as_without_us() {
         return;
     }
     for (verdict, expected) in [(OK, PACKETS), (NEXT, PACKETS), (DROP, 0)] {
-        // Before us on clsact, and behind us.
+        // The stranger's priority on clsact: before us, and behind us.
         for priority in [1, 100] {
             let lab = Lab::addressed().unwrap();
             let interface = &lab.agent.interface;
@@ -101,7 +102,7 @@ fn a_strangers_filter_decides_as_without_us() {
                 let what = format!("{verdict} at {priority} with {hooks:?}");
                 assert_eq!(delivered(&lab, expected), expected, "{what}");
                 let seen = agent.stop().seen().packets;
-                // A stranger before us that ends the chain leaves us nothing to see.
+                // If a stranger before us ends the chain, we see nothing.
                 let is_hidden = hooks == CLSACT && priority == 1 && verdict != NEXT;
                 assert_eq!(seen, if is_hidden { 0 } else { PACKETS }, "{what}");
             }
@@ -156,7 +157,7 @@ fn a_strangers_redirect_still_redirects() {
         wait_until("the packets are redirected", || {
             (arrived() - before).rx_packets >= PACKETS
         });
-        // Time for more than those to come.
+        // Gives further packets time to arrive.
         thread::sleep(Duration::from_millis(50));
         assert_eq!((arrived() - before).rx_packets, PACKETS, "{hooks:?}");
         assert_eq!(agent.stop().seen().packets, PACKETS, "{hooks:?}");

@@ -1,4 +1,4 @@
-//! A start that cannot be says what was tried and what to do, ends with an error, and leaves nothing.
+//! A start that fails says what was tried and what to do, ends with an error, and leaves nothing behind.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use crate::support::{
     flow_agent,
 };
 
-/// The end of stderr, behind what was logged before.
+/// The error at the end of stderr, without the log lines before it.
 fn refusal(command: &mut Command) -> String {
     let Output { status, stderr, .. } = command.output().unwrap();
     let stderr = String::from_utf8(stderr).unwrap();
@@ -136,7 +136,8 @@ fn an_address_in_use_is_refused_and_a_stale_socket_is_replaced() {
     assert!(nothing_is_attached(&lab.agent));
 }
 
-/// The binary where any user may run it, by a user with these capabilities and no other.
+/// Copies the binary to where any user may run it. The command runs it as a user with only these
+/// capabilities.
 fn with_capabilities(host: &Host, directory: &TempDir, capabilities: &str) -> Command {
     let open = fs::Permissions::from_mode(0o755);
     fs::set_permissions(directory.path(), open).unwrap();
@@ -157,7 +158,7 @@ fn unprivileged(host: &Host, directory: &TempDir) -> Command {
     with_capabilities(host, directory, "-all")
 }
 
-/// The service's capabilities are enough, and one less is not.
+/// The service's capabilities are enough, and without one of them they are not.
 #[test]
 fn without_perfmon_the_verifier_refuses_and_the_agent_says_why() {
     if !is_root_or_skip("agent::without_perfmon_the_verifier_refuses_and_the_agent_says_why") {
@@ -236,7 +237,7 @@ fn native_xdp_without_a_driver_for_it_is_refused_and_auto_takes_tc() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    // Egress of the one is attached before XDP of the other fails.
+    // Egress of the first interface is attached before XDP of the second one fails.
     let interfaces = format!("--interface {} --interface lo", lab.agent.interface);
     let native = "--listen 127.0.0.1:0 --ingress-hook xdp --xdp-mode native";
     let error = refused(&lab.agent, &format!("{interfaces} {native}"));
@@ -304,7 +305,7 @@ fn a_table_larger_than_the_memory_is_refused() {
         .find_map(|line| line.strip_prefix("MemTotal:"))
         .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
         .unwrap();
-    // The kernel refuses an area of more pages than there are before it takes one (`__vmalloc_node_range`).
+    // The kernel refuses an area with more pages than it has, before it takes one (`__vmalloc_node_range`).
     let flows = total_kib * 1024 / 100;
     if flows > 100_000_000 {
         return skip(
@@ -320,7 +321,7 @@ fn a_table_larger_than_the_memory_is_refused() {
     assert_says(&error, &["--max-flows", "memory"]);
 }
 
-/// What an operator leaves in an environment file to have the default.
+/// An operator leaves a variable empty in an environment file to get the default.
 #[test]
 fn an_empty_variable_is_no_setting() {
     if !is_root_or_skip("agent::an_empty_variable_is_no_setting") {

@@ -1,4 +1,4 @@
-//! What the status says of the scans, and of the table that they drain.
+//! What the status says about the scans, and about the table that they drain.
 
 use lab::{Lab, privilege::is_root_or_skip};
 
@@ -37,7 +37,7 @@ fn the_status_tells_what_the_scans_found_and_took() {
     let scans = [first, second].map(|status| status["scans"].clone());
     for scan in &scans {
         let [took, waited] = ["last_duration_ns", "last_flip_wait_ns"].map(|of| number(&scan[of]));
-        // No flip waits for less, nor does a drain take less.
+        // A flip always waits longer than that, and so does a drain.
         assert!(waited > 10 && took > waited + 10, "{scan}");
     }
     let [before, after] = scans.map(|scan| number(&scan["cpu_ns"]));

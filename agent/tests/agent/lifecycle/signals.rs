@@ -10,7 +10,7 @@ use lab::{Lab, Process, privilege::is_root_or_skip};
 
 use crate::support::{PATIENCE, flow_agent, wait_until};
 
-/// One every millisecond, and the verifier works for longer than that on each program.
+/// Sends a signal every millisecond, which is less than the verifier needs for a program.
 #[test]
 fn signals_do_not_keep_the_programs_out() {
     if !is_root_or_skip("agent::signals_do_not_keep_the_programs_out") {

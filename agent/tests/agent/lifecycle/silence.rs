@@ -1,5 +1,5 @@
-//! An agent that does not answer, or says nothing for long: whoever asks is told so, and no library's
-//! text.
+//! An agent that does not answer, or is silent for long: the client must say so in its own words, not in those
+//! of a library.
 
 use std::{
     os::unix::net::UnixListener,
@@ -85,7 +85,7 @@ fn a_watch_without_an_answer_or_a_scan_says_so_at_its_end() {
     );
 
     let agent = Agent::start(&lab, &["--scan-interval", "1h"]);
-    // On a busy machine some seconds may pass before the stream has begun.
+    // On a busy machine some seconds may pass before the stream begins.
     let (is_ok, lines) = watch(&agent.address(), "20s");
     assert!(is_ok, "{lines:?}");
     assert!(

@@ -1,4 +1,4 @@
-//! Others at either end of a connection: clients that are none of ours, and servers that are no agent.
+//! Strangers at either end of a connection: clients that are not ours, and servers that are no agent.
 
 use std::{
     io::{Read as _, Write as _},
@@ -16,7 +16,7 @@ use tonic_prost::ProstCodec;
 
 use crate::support::{Agent, flow_agent};
 
-/// An `ObserveRequest` of a version to come.
+/// An `ObserveRequest` of a later version.
 #[derive(Clone, PartialEq, Message)]
 struct LaterRequest {
     #[prost(string, tag = "2")]
@@ -61,7 +61,7 @@ fn a_client_of_another_protocol_or_version_is_answered_and_disturbs_nobody() {
     let path = address.strip_prefix("unix:").unwrap();
 
     let get = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-    // As a web page could, with the method and the body of a call.
+    // What a web page could send, with the method and the body of a call.
     let post = b"POST /flow.v1.FlowAgent/GetStatus HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\
                  Content-Type: application/grpc\r\nContent-Length: 5\r\n\r\n\0\0\0\0\0";
     for request in [&get[..], &post[..]] {
@@ -101,7 +101,7 @@ fn a_client_of_another_protocol_or_version_is_answered_and_disturbs_nobody() {
     agent.stop();
 }
 
-/// What a command says to a server that is no agent; it ends by itself, with an error.
+/// What a command says about a server that is no agent. It must end by itself, with an error.
 fn says(host: &Host, command: &str, address: &str) -> String {
     let mut ask = flow_agent(host);
     let output = ask.args([command, "--connect", address]).output().unwrap();

@@ -1,4 +1,4 @@
-//! Our program on an interface that the agent does not watch: what it sees there is in the account.
+//! Our program on an interface that the agent does not watch: the account must say what it sees there.
 
 use lab::{FrameSocket, Lab, privilege::is_root_or_skip};
 

@@ -1,4 +1,4 @@
-//! What hangs on an interface: asked of the kernel, and put there as a stranger would.
+//! Asks the kernel what is attached to an interface, and attaches programs there as a stranger would.
 
 use std::{
     io,
@@ -26,10 +26,10 @@ pub fn tcx_programs(host: &Host) -> [u32; 2] {
     tcx_programs_on(host, host.ifindex)
 }
 
-/// On any interface of the host's.
+/// The same on any interface of the host.
 pub fn tcx_programs_on(host: &Host, ifindex: u32) -> [u32; 2] {
     [TCX_INGRESS, TCX_EGRESS].map(|attach_type| {
-        // The head of `union bpf_attr` for BPF_PROG_QUERY; the count is at 24.
+        // The start of `union bpf_attr` for BPF_PROG_QUERY. The count is at offset 24.
         let mut attr = [0_u32; 16];
         attr[0] = ifindex;
         attr[1] = attach_type;
@@ -46,7 +46,7 @@ pub fn has_xdp(host: &Host) -> bool {
     !xdp_of(host, &host.interface).is_null()
 }
 
-/// What `ip` says of an interface's XDP program; null where there is none.
+/// What `ip` says about an interface's XDP program; null if there is none.
 fn xdp_of(host: &Host, interface: &str) -> serde_json::Value {
     let show = ["-d", "-j", "link", "show", interface];
     let link = host.namespace.ip(&show).unwrap();
@@ -71,7 +71,7 @@ pub fn nothing_is_attached(host: &Host) -> bool {
         && !filters(host, &host.interface).contains("flow-agent")
 }
 
-/// Runs `tc`; its arguments are parted by spaces, where an underscore is a space within one.
+/// Runs `tc`. Spaces separate the arguments; an underscore stands for a space within one.
 pub fn tc(host: &Host, arguments: &str) -> String {
     let mut command: Command = host.command("tc");
     let arguments = arguments.split(' ').map(|one| one.replace('_', " "));
@@ -81,7 +81,7 @@ pub fn tc(host: &Host, arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Adds a filter of somebody else's that gives every packet this verdict.
+/// Adds a stranger's filter that gives every packet this verdict.
 pub fn add_filter(host: &Host, place: &str, verdict: i32) {
     let interface = &host.interface;
     let verdict = verdict.cast_unsigned();
@@ -96,12 +96,12 @@ pub fn tcx_ingress(host: &Host, verdict: i32) -> OwnedFd {
     link(host, &load(SCHED_CLS, verdict), TCX_INGRESS, BEFORE)
 }
 
-/// A stranger's program on the XDP hook, in generic mode, that lets all pass.
+/// A stranger's program on the XDP hook, in generic mode, that lets everything pass.
 pub fn xdp(host: &Host) -> OwnedFd {
     link(host, &load(XDP, 2), XDP_HOOK, XDP_GENERIC)
 }
 
-/// Hangs the only program of the host's TCX ingress on that of another interface too.
+/// Attaches the only program on the host's TCX ingress to another interface, too.
 pub fn hang_ours_on(host: &Host, ifindex: u32) -> OwnedFd {
     let mut id = 0_u32;
     let mut query = [0_u64; 8];
@@ -114,7 +114,7 @@ pub fn hang_ours_on(host: &Host, ifindex: u32) -> OwnedFd {
     link_to(host, ifindex, &program_of(id), TCX_INGRESS, 0)
 }
 
-/// Hangs the XDP program of an interface on that of another one too, natively.
+/// Attaches the XDP program of an interface to another one, too, in native mode.
 pub fn hang_our_xdp_on(host: &Host, interface: &str, ifindex: u32) -> OwnedFd {
     let id = xdp_of(host, interface)["prog"]["id"].as_u64().unwrap();
     let program = program_of(id.try_into().unwrap());
@@ -184,8 +184,8 @@ fn load_instructions(program_type: u32, instructions: &[u64]) -> OwnedFd {
 
 fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<i32> {
     let attr_len = size_of::<T>();
-    // SAFETY: `attr` is at least the part of `union bpf_attr` that the command reads, all else in it
-    // is zero, and what it points at outlives the call.
+    // SAFETY: `attr` is at least the part of `union bpf_attr` that the command reads. Everything else in it
+    // is zero, and what it points to outlives the call.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attr, attr_len) };
     if result < 0 {
         Err(io::Error::last_os_error())

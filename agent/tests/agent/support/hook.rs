@@ -1,4 +1,4 @@
-//! The hooks that a test runs on: frames pass one, its report goes out.
+//! The hooks on which a test runs.
 
 use agent_common::Pair;
 use lab::{Counters, Host, Lab};
@@ -7,7 +7,7 @@ use super::{Agent, GENERIC_XDP, NATIVE_XDP, Report, wait_until};
 
 const ETHERNET_HEADER_LEN_BYTES: u64 = 14;
 
-/// What a hook sees and how the agent's interface counts it.
+/// A hook, which decides what the agent sees and how its interface counts that.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Hook {
     TcIngress,
@@ -47,7 +47,8 @@ impl Hook {
     }
 }
 
-/// Lets `traffic`, which says how many frames it sent, pass the agent's hook and gives its report, which agrees with the interface.
+/// Lets `traffic` pass the agent's hook and returns the report, which must agree with the interface.
+/// `traffic` returns how many frames it sent.
 pub fn report_of(
     hook: Hook,
     settings: &[&str],

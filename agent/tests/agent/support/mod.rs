@@ -1,4 +1,4 @@
-//! A real agent in a laboratory: settings come in, what it wrote to stdout comes out.
+//! Runs a real agent in a laboratory and collects what it reports.
 
 #![allow(dead_code, reason = "each test file takes what it needs")]
 
@@ -20,11 +20,12 @@ use lab::{
 };
 use serde_json::Value;
 
-/// An emulated guest takes half a minute to verify the programs, and ten times as long where its machine
-/// does much else. Only what fails takes all of it.
+/// How long to wait for anything. An emulated guest takes half a minute to verify the programs, and ten times
+/// as long on a busy machine. Only a failure waits this long.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 
-/// The peer's offloads are off, which an agent in another network namespace cannot see.
+/// Insists on native XDP. The peer's offloads are off, but an agent in another network namespace cannot see
+/// that.
 pub const NATIVE_XDP: &[&str] = &[
     "--ingress-hook",
     "xdp",
@@ -44,24 +45,24 @@ pub const GENERIC_XDP: &[&str] = &[
 pub struct Agent(lab::Agent);
 
 impl Agent {
-    /// On the agent's end of the wire.
+    /// Starts an agent on its end of the wire.
     pub fn start(lab: &Lab, settings: &[&str]) -> Self {
         Self::start_on(&lab.agent, &lab.agent.interface, settings)
     }
 
-    /// Returns when all hooks are attached. A later setting wins over an earlier one.
+    /// Starts an agent and returns when all hooks are attached. A later setting wins over an earlier one.
     pub fn start_on(host: &Host, interface: &str, settings: &[&str]) -> Self {
         Self::start_by(flow_agent(host), interface, settings)
     }
 
-    /// By a command that runs the binary with what comes behind.
+    /// The same with a command that runs the binary with the arguments added to it.
     pub fn start_by(command: Command, interface: &str, settings: &[&str]) -> Self {
         let mut agent = Self::begin(command, interface, settings);
         agent.0.wait_until_counting(PATIENCE, || Ok(())).unwrap();
         agent
     }
 
-    /// Returns when the process is there.
+    /// Starts an agent and returns at once.
     pub fn begin(command: Command, interface: &str, settings: &[&str]) -> Self {
         let mut usual = Vec::new();
         for setting in [
@@ -97,7 +98,7 @@ impl Agent {
         self.0.process.wait(PATIENCE).unwrap()
     }
 
-    /// What consumers connect to.
+    /// The address for consumers.
     pub fn address(&self) -> String {
         self.0.address()
     }
@@ -106,7 +107,7 @@ impl Agent {
         self.0.pid()
     }
 
-    /// Ends one that wrote nothing to stdout and returns its log. Its account closes.
+    /// Ends an agent that wrote nothing to stdout and returns its log. Asserts that its account closes.
     pub fn stop_silent(mut self) -> String {
         let status = self.0.process.terminate(PATIENCE).unwrap();
         let log = self.stderr();
@@ -116,7 +117,7 @@ impl Agent {
         log
     }
 
-    /// What `flow-agent status` says, as JSON.
+    /// The JSON of `flow-agent status`.
     pub fn status(&self, host: &Host) -> Value {
         let output = self.asked(host, &["status", "--output", "json"]);
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -124,7 +125,7 @@ impl Agent {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// What a command has from this agent.
+    /// The output of a command that asks this agent.
     pub fn asked(&self, host: &Host, arguments: &[&str]) -> Output {
         answered(|| {
             let mut command = flow_agent(host);
@@ -133,7 +134,7 @@ impl Agent {
         })
     }
 
-    /// Waits until so many more scans are done.
+    /// Waits until `more` further scans are done.
     pub fn wait_for_scans(&self, host: &Host, more: u64) {
         let scans = || self.status(host)["scans"]["count"].as_u64().unwrap();
         let before = scans();
@@ -145,7 +146,7 @@ impl Agent {
         self.0.stdout().unwrap()
     }
 
-    /// Ends it with SIGTERM. Every account that it wrote has closed, and the last one is final.
+    /// Ends it with SIGTERM. Asserts that every account that it wrote closes, and that the last one is final.
     pub fn stop(self) -> Report {
         self.0.process.signal(libc::SIGTERM).unwrap();
         self.ended()
@@ -155,7 +156,7 @@ impl Agent {
         self.0.process.signal(signal).unwrap();
     }
 
-    /// Waits for its end, which has to be a good one as in [`Agent::stop`].
+    /// Waits for its end, and asserts the same as [`Agent::stop`].
     pub fn ended(mut self) -> Report {
         let status = self.0.process.wait(PATIENCE).unwrap();
         let log = self.stderr();
@@ -193,7 +194,7 @@ pub const BINARY: &str = match (
     (None, None) => panic!("cargo names the binary of a test's package"),
 };
 
-/// The binary on a host, with a log that is plain text.
+/// A command for the binary on a host, with a log in plain text.
 pub fn flow_agent(host: &Host) -> Command {
     let mut command = host.command(BINARY);
     command.env("NO_COLOR", "1").env_remove("RUST_LOG");
@@ -223,13 +224,13 @@ impl Report {
         sums_of(&self.flows)
     }
 
-    /// The same of the records of one interface.
+    /// The same for the records of one interface.
     pub fn sums_on(&self, interface: &str) -> BTreeMap<String, Both> {
         let flows = self.flows.iter();
         sums_of(flows.filter(|line| line["interface"] == interface))
     }
 
-    /// Why the flow ended; it did so once.
+    /// Why the flow ended. Asserts that it did so once.
     pub fn end_reason(&self, name: &str) -> &str {
         let reasons: Vec<&str> = self
             .flows
@@ -261,7 +262,7 @@ fn sums_of<'a>(flows: impl IntoIterator<Item = &'a Value>) -> BTreeMap<String, B
     sums
 }
 
-/// `VLANS PROTOCOL SOURCE PORT > DESTINATION PORT`, the identifier of an echo instead of the ports.
+/// `VLANS PROTOCOL SOURCE PORT > DESTINATION PORT`, with an echo's identifier in the place of the ports.
 pub fn flow_name(line: &Value) -> String {
     let text = |name: &str| line[name].as_str().unwrap();
     let port = |name: &str| {
@@ -293,7 +294,7 @@ pub fn pair(count: &Value) -> Pair {
     }
 }
 
-/// So many copies of a frame.
+/// The count of this many copies of a frame.
 pub fn count(packets: u64, frame: &[u8]) -> Pair {
     Pair {
         packets,
@@ -324,7 +325,7 @@ pub fn wait_for_packets(host: &Host, before: Counters, packets: u64) -> Counters
     growth
 }
 
-/// Waits until the interface counts nothing any more; returns its counters.
+/// Waits until the interface's counters stand still. Returns them.
 pub fn wait_for_silence(host: &Host) -> Counters {
     let mut counted = Counters::default();
     wait_until("the last frames are through", || {
@@ -344,7 +345,7 @@ pub fn has_generator_or_skip(test: &str) -> bool {
     has_generator && is_root_or_skip(test)
 }
 
-/// What a command has from the agent, asked again where the agent got no CPU to answer in time.
+/// The output of a command that asks an agent. Asks again if the agent got no CPU to answer in time.
 pub fn answered(command: impl Fn() -> Command) -> Output {
     let mut output = None;
     wait_until("the agent answers", || {

@@ -1,12 +1,12 @@
-//! What a veth pair's counters say of the frames on the wire, which depends on the kernel.
+//! What a veth pair's counters say about the frames on the wire, which depends on the kernel.
 
 use agent_common::Pair;
 use lab::{Counters, kernel};
 
 const ETHERNET_HEADER_LEN_BYTES: u64 = 14;
 
-/// The frames on the wire, both ways, as the end without offloads counts them: what it sends to an
-/// end that polls (`gro`) it counts as that end does; see [`Counters`] for the header.
+/// The frames on the wire, both ways, from the counters of the end without offloads. What it sends to an end
+/// that polls (`gro`) it counts like that end does; see [`Counters`] for the header.
 pub fn on_the_wire(peer: Counters) -> Pair {
     let left_out_bytes = if veth_merges() {
         ETHERNET_HEADER_LEN_BYTES

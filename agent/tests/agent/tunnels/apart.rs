@@ -1,4 +1,4 @@
-//! What tells tunnels without a number apart, and what is around a tunnel on the interface.
+//! How tunnels without a number are told apart, and what records say about what is around a tunnel.
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
@@ -16,8 +16,7 @@ use crate::support::{
     hook::{Hook, report_of},
 };
 
-/// What records say of the flows and of what was around their tunnels, with the packets of both
-/// directions.
+/// What records say about the flows and what was around their tunnels, with the packets of each direction.
 fn flows(report: &Report) -> BTreeMap<String, [u64; 2]> {
     let mut flows = BTreeMap::<String, [u64; 2]>::new();
     for line in &report.flows {
@@ -79,7 +78,7 @@ fn tunnels_without_a_number_are_told_apart_by_their_endpoints_over_xdp() {
     }
 }
 
-/// Whichever of the tunnel's ends is the lower address.
+/// Must hold whichever end of the tunnel has the lower address.
 #[test]
 fn both_directions_of_a_tunnel_without_a_number_are_one_flow() {
     if !is_root_or_skip("agent::both_directions_of_a_tunnel_without_a_number_are_one_flow") {
@@ -120,7 +119,7 @@ fn in_a_session(outside: &Frame, session: u16, packet: &[u8]) -> Vec<u8> {
         .unwrap()
 }
 
-/// Frames with what records say of their flows.
+/// Frames with what records must say about their flows.
 fn around_tunnels(from: &Host, to: &Host) -> Vec<(Vec<u8>, String)> {
     let it = inner(1000, true);
     let [src, dst] = [from.ipv4, to.ipv4];
@@ -132,7 +131,7 @@ fn around_tunnels(from: &Host, to: &Host) -> Vec<(Vec<u8>, String)> {
         frames.push((frame, said + &around(&vlan_ids, &session)));
     };
     let vxlan = |id: u8, inside: &[u8]| [&[8, 0, 0, 0, 0, 0, id, 0], inside].concat();
-    // Tags within and without.
+    // Tags inside and outside of the tunnel.
     let tagged = [&it.ethernet[..12], &[0x81, 0, 0, 55], &it.ethernet[12..]].concat();
     let inside = it.flow.replacen("[]", "[55]", 1);
     let out = frame
@@ -159,7 +158,7 @@ fn around_tunnels(from: &Host, to: &Host) -> Vec<(Vec<u8>, String)> {
         json!([]),
         json!(0),
     );
-    // Two deep: the tags are those of the outermost packet, the endpoints are the last tunnel's.
+    // A tunnel in a tunnel: the tags are the outermost packet's, the endpoints the inner tunnel's.
     let middle = Frame::bare(src, dst)
         .ip(4, &inner(1001, true).bare)
         .unwrap();
@@ -175,7 +174,7 @@ fn around_tunnels(from: &Host, to: &Host) -> Vec<(Vec<u8>, String)> {
         json!([7]),
         json!(null),
     );
-    // Without a number they are told apart by their tags, too.
+    // Tunnels without a number are told apart by their tags, too.
     for id in [7, 8] {
         let out = frame.clone().vlan(id).ip(4, &it.bare).unwrap();
         add(out, &it.flow, ["ip_in_ip", "-"], json!([id]), json!(null));
@@ -191,7 +190,7 @@ fn tags_and_session_around_a_tunnel_stay_in_the_record() {
     let mut expected = BTreeMap::<String, [u64; 2]>::new();
     let mut sent = Pair::default();
     let report = report_of(Hook::TcIngress, DECAPSULATE, |from, to| {
-        // The same tunnel through another session is the same flow, which keeps what it began with.
+        // The same tunnel through another session is the same flow, which keeps the session it began with.
         let frames = around_tunnels(from, to);
         let first = frames[1].1.clone();
         for (frame, flow) in &frames {

@@ -21,7 +21,7 @@ pub struct Case {
     pub inside: String,
 }
 
-/// What a record says: the flow, what it was taken out of, the tunnel's endpoints.
+/// What a record says: the flow, what was around it, the tunnel's endpoints.
 pub fn said(flow: &str, encapsulation: &str, id: &str, outer: &str) -> String {
     format!("{flow} | {encapsulation} {id} | {outer}")
 }
@@ -149,7 +149,7 @@ impl Carrier {
     }
 }
 
-/// Frames of tunnels that the flow stays outside of, by their flow's protocol and ports.
+/// Frames of tunnels that cannot be opened, with their own flow's protocol and ports.
 pub fn unopened(carrier: &Carrier) -> Vec<(u8, u64, u64, Vec<u8>)> {
     let arp = [&[2; 12][..], &[8, 6], &[0; 28]].concat();
     let it = inner(1000, true);

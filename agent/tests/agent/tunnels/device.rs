@@ -1,4 +1,4 @@
-//! A tunnel that the kernel's own device makes, super frames and all.
+//! A tunnel that the kernel's own device makes, with super-frames.
 
 use agent_common::Pair;
 use lab::{
@@ -13,7 +13,7 @@ use crate::support::{
     wire::{on_the_wire, veth_merges},
 };
 
-/// Puts a VXLAN device over the wire on both hosts, whose addresses are the tunnel's from then on.
+/// Puts a VXLAN device over the wire on both hosts, and makes the tunnel's addresses the hosts'.
 fn with_vxlan(mut lab: Lab, port: u16) -> Lab {
     let underlay = [lab.agent.ipv4, lab.peer.ipv4].map(|address| address.to_string());
     for (host, local, remote) in [(&mut lab.agent, 0, 1), (&mut lab.peer, 1, 0)] {
@@ -27,7 +27,7 @@ fn with_vxlan(mut lab: Lab, port: u16) -> Lab {
             "link add vxlan0 type vxlan id 42 dstport {port} dev {interface} local {} remote {}",
             underlay[local], underlay[remote]
         ));
-        // Else it reports multicast groups at a time of its own.
+        // Otherwise it reports multicast groups by itself.
         host.namespace
             .set_sysctl("net/ipv6/conf/vxlan0/disable_ipv6", "1")
             .unwrap();
@@ -38,7 +38,7 @@ fn with_vxlan(mut lab: Lab, port: u16) -> Lab {
     lab
 }
 
-/// Bulk TCP in the tunnel, from the agent's host and to it.
+/// Sends bulk TCP through the tunnel, from the agent's host and to it.
 fn bulk_in_a_tunnel(port: u16, settings: &[&str], check: impl Fn(&Report)) {
     const BYTES: u64 = 10_000_000;
     for is_upload in [true, false] {
@@ -86,7 +86,7 @@ fn super_frames_in_a_tunnel_equal_the_wire() {
     });
 }
 
-/// The kernel says how it cuts the skb; the port does not.
+/// The kernel says how it cuts the skb, not the port.
 #[test]
 fn super_frames_in_a_tunnel_that_is_not_opened_equal_the_wire() {
     if !is_root_or_skip("agent::super_frames_in_a_tunnel_that_is_not_opened_equal_the_wire") {

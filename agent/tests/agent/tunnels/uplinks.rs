@@ -1,4 +1,4 @@
-//! PPPoE and MPLS, which uplinks carry and the agent always walks.
+//! PPPoE and MPLS on uplinks, which the agent always looks behind.
 
 use std::collections::BTreeMap;
 
