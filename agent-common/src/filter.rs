@@ -89,7 +89,7 @@ pub enum Head {
     HasNets = 1,
     /// By protocol number.
     Protocols = 2,
-    /// By interface slot × 2 + direction.
+    /// By [`hook_number`](crate::direction::hook_number).
     Hooks = 3,
     /// By the sender's port.
     SrcPorts = 4,
@@ -128,7 +128,7 @@ struct Satisfied<'a> {
     hook: &'a Row,
 }
 
-/// The first rule of `set` that the packet matches at hook `hook` (interface slot × 2 + direction).
+/// The first rule of `set` that the packet matches at a hook, by its [`hook_number`](crate::direction::hook_number).
 /// `None` if no rule matches, or if the set lacks a row, which no compiled set does.
 #[inline(always)]
 pub fn first_match<S: RuleSet>(set: &S, packet: &Packet, hook: u32) -> Option<Match> {

@@ -17,6 +17,7 @@
 #![cfg_attr(not(test), no_std)]
 
 pub mod account;
+pub mod direction;
 pub mod fill;
 pub mod filter;
 pub mod flow;
@@ -33,6 +34,7 @@ pub mod tunnel;
 pub mod wire_size;
 
 pub use account::{HookAccount, Pair, Reason};
+pub use direction::Direction;
 pub use fill::PageFill;
 pub use flow::{Clocks, Encapsulation, FlowCounters, FlowKey, L4Kind, Outer};
 pub use frame::{Frame, Header};

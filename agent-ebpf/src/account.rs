@@ -1,6 +1,6 @@
 //! The account's counters, per CPU for each page, interface and direction.
 
-use agent_common::{HookAccount, Interface, Reason, interface};
+use agent_common::{HookAccount, Interface, Reason, direction::hook_number, interface};
 use aya_ebpf::{
     Global,
     btf_maps::{Array, PerCpuArray},
@@ -25,7 +25,7 @@ static INTERFACE_BITS: Global<u32> = Global::new(2);
 #[unsafe(no_mangle)]
 static ACCOUNTS_PER_PAGE: Global<u32> = Global::new(3);
 
-/// Interface slot × 2 + direction, `None` for an interface that userspace did not register.
+/// The number of a hook, `None` for an interface that userspace did not register.
 #[inline(always)]
 pub fn hook(ifindex: u32, direction: u32) -> Option<u32> {
     let [first, second] = interface::places(ifindex, INTERFACE_SEED.load(), INTERFACE_BITS.load());
@@ -36,7 +36,7 @@ pub fn hook(ifindex: u32, direction: u32) -> Option<u32> {
             return None;
         }
     }
-    Some(found.slot * 2 + direction)
+    Some(hook_number(found.slot, direction))
 }
 
 /// This CPU's account for one hook on one page.

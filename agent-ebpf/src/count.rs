@@ -9,18 +9,11 @@ use aya_log_ebpf::debug;
 
 use crate::{
     account::{self, Account},
-    filter, fragments, namespace, page, pause, table, tunnels,
+    filter, fragments, namespace, pause, switches, table, tunnels,
 };
 
 /// An Ethernet frame on the wire has at least 60 bytes, without FCS.
 const MIN_FRAME_LEN: u32 = 60;
-
-/// The index of a hook's account within an interface slot.
-#[derive(Clone, Copy)]
-pub enum Direction {
-    Ingress = 0,
-    Egress = 1,
-}
 
 /// What is known about a packet beyond what the parser read from it. It has no padding, since the verifier
 /// refuses memory that was never written.
@@ -30,7 +23,7 @@ pub struct Arrival {
     pub context: usize,
     /// 1 if the context is one of XDP.
     pub is_xdp: u16,
-    /// A [`Direction`].
+    /// An [`agent_common::Direction`].
     pub direction: u16,
     pub ifindex: u32,
     pub skb: Skb,
@@ -59,7 +52,7 @@ pub extern "C" fn count(packet: *mut Packet, arrival: *const Arrival) -> u32 {
         return 0;
     };
     pause::before_the_page();
-    if let Some(page) = page::current() {
+    if let Some(page) = switches::current() {
         count_on(page, packet, arrival);
     }
     0

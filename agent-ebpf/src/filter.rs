@@ -11,7 +11,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
-use crate::{account, page};
+use crate::{account, switches};
 
 /// `BPF_F_INNER_MAP` (5.10): inner arrays may differ in their number of entries.
 const INNER_MAP: usize = 1 << 12;
@@ -31,7 +31,7 @@ static SAMPLE_BELOW: Global<u32> = Global::new(0);
 /// Returns why the packet stays out of the flow table, if it does. Its key must have the interface index.
 #[inline(always)]
 pub fn select(packet: &Packet, direction: u32) -> Result<(), Reason> {
-    if let Some(slot) = page::rule_set()
+    if let Some(slot) = switches::rule_set()
         && is_excluded(packet, slot, direction) != 0
     {
         return Err(Reason::Filtered);

@@ -1,7 +1,7 @@
 //! Handles one packet at one hook: parses it, finds out its size on the wire, and has it counted.
 
 use agent_common::{
-    Frame as _, LinkType, Packet, Reason, parse,
+    Direction, Frame as _, LinkType, Packet, Reason, parse,
     tunnel::outcome,
     wire_size::{Skb, TAG_LEN},
 };
@@ -11,7 +11,7 @@ use aya_ebpf::{
 };
 
 use crate::{
-    count::{Arrival, Direction, count},
+    count::{Arrival, count},
     packet::{Fragmented, Linear, OneBuffer, Paged},
     segmentation::read_segmentation,
     steps::{Steps, reason},

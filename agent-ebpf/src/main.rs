@@ -7,7 +7,7 @@
 //! - [`hook`] parses the packet through a reader of [`packet`]. Some packets need further [`steps`] (slow
 //!   parsing, [`tunnels`]). For a super-frame it asks the kernel how that will be cut ([`segmentation`]).
 //! - [`mod@count`] gives later fragments their ports ([`fragments`]), asks the [`filter`], and counts in the
-//!   [`account`] and the [`table`], both on the page that [`page`] names.
+//!   [`account`] and the [`table`], both on the page that [`switches`] names.
 
 #![no_std]
 #![no_main]
@@ -31,22 +31,20 @@ mod hook;
 mod kernel_memory;
 mod namespace;
 mod packet;
-mod page;
 mod pause;
 mod runtime;
 mod segmentation;
 mod steps;
+mod switches;
 mod table;
 mod tunnels;
 
-use agent_common::{Clocks, LinkType};
+use agent_common::{Clocks, Direction, LinkType};
 use aya_ebpf::{
     bindings::{TC_ACT_UNSPEC, xdp_action::XDP_PASS},
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
-
-use crate::count::Direction;
 
 #[classifier]
 pub fn tc_ingress(ctx: TcContext) -> i32 {

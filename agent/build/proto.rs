@@ -46,15 +46,15 @@ pub fn generate(manifest_dir: &Path) -> Result<()> {
     config
         .field_attribute(
             HOOK,
-            r#"#[serde(serialize_with = "crate::wire::hook_name")]"#,
+            r#"#[serde(serialize_with = "crate::proto::hook_name")]"#,
         )
         .field_attribute(
             MODE,
-            r#"#[serde(serialize_with = "crate::wire::mode_name")]"#,
+            r#"#[serde(serialize_with = "crate::proto::mode_name")]"#,
         )
         .field_attribute(
             INSTEAD_OF_XDP,
-            r#"#[serde(serialize_with = "crate::wire::instead_of_xdp_name")]"#,
+            r#"#[serde(serialize_with = "crate::proto::instead_of_xdp_name")]"#,
         )
         .compile_fds(descriptors)
         .with_context(|| format!("generate code for {PROTO}"))?;

@@ -12,8 +12,8 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
 
 use crate::{
+    proto::{Account, AgentIdentity, FlowBatch, Interface},
     record::Record,
-    wire::{Account, AgentIdentity, FlowBatch, Interface},
 };
 
 mod record_buffer;
@@ -93,11 +93,11 @@ impl BatchEncoder {
         }
     }
 
-    /// Says in every batch that one flow in so many is counted.
+    /// Says in every batch that one flow in `rate` is counted; 0 is every flow.
     #[must_use]
     pub fn sampling(self, rate: u32) -> Self {
         Self {
-            sample_rate: if rate < 2 { 0 } else { rate },
+            sample_rate: rate,
             ..self
         }
     }

@@ -10,12 +10,12 @@ use tonic::{
 };
 
 use crate::{
-    control::MAX_MESSAGE_BYTES,
-    wire::{
+    proto::{
         AgentStatus, Filters, FlowBatch, GetFiltersRequest, GetStatusRequest, ObserveRequest,
         SetFiltersRequest, flow_agent_client::FlowAgentClient,
         flow_control_client::FlowControlClient,
     },
+    rules::MAX_MESSAGE_BYTES,
 };
 
 /// Where the agent listens when nothing else is said.

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use agent_common::{Clocks, FlowCounters};
+use rustix::time::{ClockId, Timespec, clock_getres, clock_gettime};
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScanClock {
@@ -62,8 +63,8 @@ impl Sleep {
         // Between two reads the thread may wait for its turn, which looks like a sleep: the shortest of
         // some is the true one.
         let difference = || {
-            let monotonic_ns = read_ns(libc::CLOCK_MONOTONIC);
-            read_ns(libc::CLOCK_BOOTTIME).saturating_sub(monotonic_ns)
+            let monotonic_ns = read_ns(ClockId::Monotonic);
+            read_ns(ClockId::Boottime).saturating_sub(monotonic_ns)
         };
         let slept_ns = (0..4).map(|_| difference()).min().unwrap_or_default();
         Self { slept_ns }
@@ -88,8 +89,8 @@ pub fn at(clocks: Clocks, slept_ns: u64) -> ScanClock {
         boot_ns: clocks.boot_ns,
         jiffies: clocks.jiffies,
         tick_ns: tick_ns(),
-        boot_to_unix_ns: read_ns(libc::CLOCK_REALTIME)
-            .wrapping_sub(read_ns(libc::CLOCK_BOOTTIME))
+        boot_to_unix_ns: read_ns(ClockId::Realtime)
+            .wrapping_sub(read_ns(ClockId::Boottime))
             .cast_signed(),
     }
 }
@@ -101,36 +102,24 @@ pub fn unix_ns(clock: ScanClock) -> u64 {
 
 /// Unix time.
 pub fn unix_now_ns() -> u64 {
-    read_ns(libc::CLOCK_REALTIME)
+    read_ns(ClockId::Realtime)
 }
 
 /// How long a tick of the kernel is: the coarse clocks move once a tick.
 fn tick_ns() -> u64 {
-    let mut resolution = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `resolution` outlives the call; the clock exists on every kernel since 2.6.32.
-    unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut resolution) };
-    nanoseconds(resolution)
+    nanoseconds(clock_getres(ClockId::MonotonicCoarse))
 }
 
 /// CPU time of the calling thread.
 pub fn thread_cpu() -> Duration {
-    Duration::from_nanos(read_ns(libc::CLOCK_THREAD_CPUTIME_ID))
+    Duration::from_nanos(read_ns(ClockId::ThreadCPUTime))
 }
 
-fn read_ns(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `time` outlives the call; the clocks used here exist on every kernel since 2.6.39.
-    unsafe { libc::clock_gettime(clock, &raw mut time) };
-    nanoseconds(time)
+fn read_ns(clock: ClockId) -> u64 {
+    nanoseconds(clock_gettime(clock))
 }
 
-fn nanoseconds(time: libc::timespec) -> u64 {
+fn nanoseconds(time: Timespec) -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 

@@ -7,7 +7,9 @@
 
 use std::{fmt, ops::RangeInclusive, str::FromStr};
 
-use crate::interfaces::Pattern;
+use agent_common::Direction;
+
+use crate::pattern::Pattern;
 
 pub mod bounds;
 mod compile;
@@ -56,22 +58,6 @@ pub const MAX_NETWORKS: usize = 1_000_000;
 pub enum Action {
     Include,
     Exclude,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    Ingress,
-    Egress,
-}
-
-impl Direction {
-    #[must_use]
-    pub const fn opposite(self) -> Self {
-        match self {
-            Self::Ingress => Self::Egress,
-            Self::Egress => Self::Ingress,
-        }
-    }
 }
 
 /// What a rule asks of the sender, the receiver, and either of them: one of several values, or
@@ -181,11 +167,10 @@ impl fmt::Display for Rule {
             crate::protocols::name(number).map_or_else(|| number.to_string(), str::to_owned)
         })?;
         term(formatter, "on", &self.interfaces, Pattern::to_string)?;
-        match self.direction {
-            Some(Direction::Ingress) => formatter.write_str(" ingress"),
-            Some(Direction::Egress) => formatter.write_str(" egress"),
-            None => Ok(()),
+        if let Some(direction) = self.direction {
+            write!(formatter, " {}", direction.name())?;
         }
+        Ok(())
     }
 }
 

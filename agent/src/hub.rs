@@ -13,7 +13,7 @@ use std::sync::{
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::{info, warn};
 
-use crate::{batch::Batch, log_limit::LogLimit, wire::ConsumerStatus};
+use crate::{batch::Batch, log_limit::LogLimit, proto::ConsumerStatus};
 
 mod consumer;
 mod held;

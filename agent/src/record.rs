@@ -1,6 +1,6 @@
 //! The flow record: what the replica says about one flow after one scan, before it is encoded.
 
-use agent_common::{FlowKey, Outer, Pair};
+use agent_common::{Direction, FlowKey, Outer, Pair};
 
 /// Why a flow ended: the values of IPFIX element 136, `flowEndReason` (RFC 5102).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,34 +15,6 @@ pub enum EndReason {
     ForcedEnd = 4,
     /// The replica was full and this flow had been quiet the longest.
     LackOfResources = 5,
-}
-
-/// A side of the interface: the values of the enum in `flow.proto`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Direction {
-    /// Packets arrive.
-    Ingress = 1,
-    /// Packets leave.
-    Egress = 2,
-}
-
-impl Direction {
-    /// Of a hook: 0 for ingress, 1 for egress.
-    pub fn of_hook(hook: u8) -> Self {
-        if hook == 0 {
-            Self::Ingress
-        } else {
-            Self::Egress
-        }
-    }
-
-    #[must_use]
-    pub fn opposite(self) -> Self {
-        match self {
-            Self::Ingress => Self::Egress,
-            Self::Egress => Self::Ingress,
-        }
-    }
 }
 
 /// One flow after one scan. `[0]` is forward, from the initiator; `[1]` is reverse.

@@ -2,7 +2,7 @@
 //! and the account go to the hub as batches.
 //!
 //! A scan blocks (a grace period, system calls), so it runs on a thread of its own; see
-//! [`crate::commands::run`]. Nothing in it waits for another process: what needs the RTNL lock, such as
+//! [`crate::agent`]. Nothing in it waits for another process: what needs the RTNL lock, such as
 //! netlink, is asked elsewhere.
 
 use std::{sync::Arc, time::Instant};
@@ -16,9 +16,9 @@ use crate::{
     hub::Hub,
     kernel::{
         attach::{Attachments, Hook, Mode, warn_of_hidden_tags},
-        filters::RuleSet,
         links::{Counters, tags::TagWatch},
         load::Kernel,
+        rule_maps::PlacedRules,
     },
     log_limit::LogLimit,
     record::Record,
@@ -33,7 +33,7 @@ pub use interfaces::{Interfaces, Watched};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScanStats {
     pub count: u64,
-    /// Of `count`: because a page had filled, and not at the interval.
+    /// How many of `count` a filling page triggered.
     pub early: u64,
     pub last_duration_ns: u64,
     pub last_flip_wait_ns: u64,
@@ -162,7 +162,7 @@ impl Scanner {
                 window_end_unix_ns,
                 capacity: u64::from(self.kernel.pages.capacity()),
                 refused_in_window: refused,
-                interfaces: Arc::clone(self.interfaces.on_the_wire()),
+                interfaces: Arc::clone(self.interfaces.messages()),
             });
         }
 
@@ -209,8 +209,8 @@ impl Scanner {
             {
                 self.tags.add(place);
             }
-            let index = attached.hook.account_index;
-            let known = |state: &&mut HookState| state.hook.account_index == index;
+            let number = attached.hook.number;
+            let known = |state: &&mut HookState| state.hook.number == number;
             match self.hooks.iter_mut().find(known) {
                 Some(state) => {
                     state.hook = attached.hook;
@@ -251,7 +251,7 @@ impl Scanner {
         let mut refused = false;
         let mut departed = 0;
         for state in &mut self.hooks {
-            let mut growth = self.kernel.accounts.take(page, state.hook.account_index)?;
+            let mut growth = self.kernel.accounts.take(page, state.hook.number)?;
             departed += growth.get(Reason::UnknownInterface).packets;
             mark(&mut growth, &state.hook);
             state.account.merge(&growth);
@@ -344,12 +344,12 @@ impl Scanner {
     }
 
     /// Turns the programs to a set of filter rules; where it fails the one before stays.
-    pub fn follow(&mut self, set: RuleSet) -> Result<()> {
-        self.kernel.follow(set)
+    pub fn follow(&mut self, rules: PlacedRules) -> Result<()> {
+        self.kernel.follow(rules)
     }
 
     pub fn filter_rules(&self) -> u32 {
-        self.kernel.rule_set.rules
+        self.kernel.rules.rules
     }
 
     pub fn replica(&self) -> &Replica {

@@ -5,16 +5,16 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use tokio::sync::{oneshot, watch};
-use tonic::transport::Server;
+use tonic::transport;
 use tracing::warn;
 
-use crate::{control::Control, hub::Hub, wire::AgentStatus};
+use crate::{hub::Hub, limits::open_files, proto::AgentStatus, rules::RunningRules};
 
 mod answer;
 mod authority;
 mod caller;
-mod control;
 mod farewell;
+mod filter_rules;
 mod grpc_only;
 mod guarded;
 mod limits;
@@ -26,6 +26,7 @@ mod socket_file;
 pub use limits::{DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits};
 pub use listen::{ListenAddr, ListenError, Listeners};
 
+use filter_rules::FilterRules;
 use grpc_only::GrpcOnly;
 use limits::Doors;
 use service::{Calls, FlowServices};
@@ -46,76 +47,81 @@ const MAX_HEADER_BYTES: u32 = 8 << 10;
 /// instead of waiting in the client.
 const STREAMS_TO_REFUSE: u32 = 8;
 
-/// Serves until `shutdown` is ready, then closes the hub and waits for the consumers, at most
-/// `drain_timeout`; what they have not taken by then is lost and logged. What is to be sent is
-/// published before `shutdown`.
-pub async fn run(
-    listeners: Listeners,
-    hub: Hub,
-    status: watch::Receiver<Arc<AgentStatus>>,
-    control: Control,
-    limits: Limits,
-    drain_timeout: Duration,
-    shutdown: impl Future<Output = ()>,
-) -> Result<()> {
-    let doors = Arc::new(Doors::new(limits));
-    warn_of_files(limits.files(listeners.len()));
-    let (socket_files, connections) = listeners.into_connections(&doors);
-    let services = FlowServices(Arc::new(Calls {
-        hub: hub.clone(),
-        status,
-        rules: control::Rules::new(control),
-        doors,
-    }));
+/// What the server answers from.
+pub struct Server {
+    pub hub: Hub,
+    pub status: watch::Receiver<Arc<AgentStatus>>,
+    pub rules: RunningRules,
+    pub limits: Limits,
+    /// How long consumers may take for what is queued at the end.
+    pub drain_timeout: Duration,
+}
 
-    let (stopping, stopped) = oneshot::channel();
-    let signal = async {
-        shutdown.await;
-        hub.close();
-        // Nobody waits where the server has ended already.
-        let _ = stopping.send(());
-    };
-    let serve = Server::builder()
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .max_concurrent_streams(limits.max_streams.saturating_add(STREAMS_TO_REFUSE))
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .http2_max_header_list_size(MAX_HEADER_BYTES)
-        .accept_http1(true)
-        .serve_with_incoming_shutdown(GrpcOnly(services), connections, signal);
-    let deadline = async {
-        if stopped.await.is_err() {
-            std::future::pending::<()>().await;
-        }
-        tokio::time::sleep(drain_timeout).await;
-    };
+impl Server {
+    /// Serves until `shutdown` is ready, then closes the hub and waits for the consumers; what they have not
+    /// taken when the time is over is lost and logged. What is to be sent is published before `shutdown`.
+    pub async fn run(self, listeners: Listeners, shutdown: impl Future<Output = ()>) -> Result<()> {
+        let Self {
+            hub,
+            status,
+            rules,
+            limits,
+            drain_timeout,
+        } = self;
+        let doors = Arc::new(Doors::new(limits));
+        warn_of_files(limits.files(listeners.len()));
+        let (socket_files, connections) = listeners.into_connections(&doors);
+        let services = FlowServices(Arc::new(Calls {
+            hub: hub.clone(),
+            status,
+            rules: FilterRules::new(rules),
+            doors,
+        }));
 
-    let served = tokio::select! {
-        served = serve => served.context("serve gRPC"),
-        () = deadline => {
-            log_undelivered(&hub);
-            Ok(())
-        }
-    };
-    drop(socket_files);
-    served
+        let (stopping, stopped) = oneshot::channel();
+        let signal = async {
+            shutdown.await;
+            hub.close();
+            // Nobody waits where the server has ended already.
+            let _ = stopping.send(());
+        };
+        let serve = transport::Server::builder()
+            .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+            .max_concurrent_streams(limits.max_streams.saturating_add(STREAMS_TO_REFUSE))
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .http2_max_header_list_size(MAX_HEADER_BYTES)
+            .accept_http1(true)
+            .serve_with_incoming_shutdown(GrpcOnly(services), connections, signal);
+        let deadline = async {
+            if stopped.await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            tokio::time::sleep(drain_timeout).await;
+        };
+
+        let served = tokio::select! {
+            served = serve => served.context("serve gRPC"),
+            () = deadline => {
+                log_undelivered(&hub);
+                Ok(())
+            }
+        };
+        drop(socket_files);
+        served
+    }
 }
 
 /// Connections that have no file cannot be refused in good order either.
 fn warn_of_files(connections: usize) {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: the structure outlives the call, which writes it.
-    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    let limit = open_files();
     let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-    if known && (open + connections) as u64 > limit.rlim_cur {
+    if (open + connections) as u64 > limit {
         warn!(
             open,
             connections,
-            limit = limit.rlim_cur,
+            limit,
             "the listeners may run out of files: lower --max-connections, or raise the limit \
              (ulimit -n, LimitNOFILE=)"
         );

@@ -3,14 +3,16 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use agent_common::Direction;
+
 use crate::{
     batch::Identity,
     kernel::{
         attach::{Hook, InsteadOfXdp, Mode},
         links::{Counters, qdisc::dropped_since},
     },
+    proto,
     scan::{HookState, Scanner},
-    wire,
 };
 
 /// What does not change while the agent runs.
@@ -28,14 +30,14 @@ pub struct StatusSettings {
 
 /// `late` is how many scans took longer than the interval. What qdiscs dropped is not in it, see
 /// [`add_qdisc_drops`].
-pub fn of(settings: &StatusSettings, scanner: &Scanner, late: u64) -> wire::AgentStatus {
+pub fn of(settings: &StatusSettings, scanner: &Scanner, late: u64) -> proto::AgentStatus {
     let stats = scanner.stats;
     let capacity = u64::from(scanner.capacity());
-    wire::AgentStatus {
+    proto::AgentStatus {
         agent: Some((*settings.identity).clone()),
         started_unix_ns: settings.started_unix_ns,
         uptime_ns: 0,
-        settings: Some(wire::Settings {
+        settings: Some(proto::Settings {
             max_flows: capacity,
             max_tracked_flows: settings.max_tracked_flows,
             scan_interval_ns: nanos(settings.scan_interval),
@@ -50,18 +52,18 @@ pub fn of(settings: &StatusSettings, scanner: &Scanner, late: u64) -> wire::Agen
             .iter()
             .filter_map(|state| hook(scanner, state, settings.sample_rate))
             .collect(),
-        table: Some(wire::TableStatus {
+        table: Some(proto::TableStatus {
             capacity,
             occupancy: stats.occupancy,
             high_water: stats.high_water,
             suggested_max_flows: suggested_max_flows(stats.high_water),
         }),
-        replica: Some(wire::ReplicaStatus {
+        replica: Some(proto::ReplicaStatus {
             tracked: scanner.replica().len() as u64,
             capacity: scanner.replica().capacity() as u64,
             evicted: scanner.replica().evicted(),
         }),
-        scans: Some(wire::ScanStatus {
+        scans: Some(proto::ScanStatus {
             count: stats.count,
             early: stats.early,
             late,
@@ -69,22 +71,22 @@ pub fn of(settings: &StatusSettings, scanner: &Scanner, late: u64) -> wire::Agen
             last_flip_wait_ns: stats.last_flip_wait_ns,
             cpu_ns: stats.cpu_ns,
         }),
-        memory: Some(wire::MemoryStatus {
+        memory: Some(proto::MemoryStatus {
             resident_bytes: resident_bytes(),
             kernel_map_bytes: scanner.kernel_memory_bytes(),
         }),
         consumers: Vec::new(),
         server: None,
-        account: Some(wire::Account {
+        account: Some(proto::Account {
             sample_rate: settings.sample_rate,
-            ..wire::Account::from_hook(&scanner.account, false)
+            ..proto::Account::from_hook(&scanner.account, false)
         }),
     }
 }
 
 /// Adds what qdiscs dropped between two readings of all of them, by ifindex.
 pub fn add_qdisc_drops(
-    status: &mut wire::AgentStatus,
+    status: &mut proto::AgentStatus,
     before: &BTreeMap<u32, u64>,
     after: &BTreeMap<u32, u64>,
 ) {
@@ -101,22 +103,22 @@ fn suggested_max_flows(high_water: u64) -> u64 {
 }
 
 /// `None` while it is being attached.
-fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> Option<wire::HookStatus> {
+fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> Option<proto::HookStatus> {
     let after_attach = state.after_attach?;
     let slot = state.hook.slot();
     let watched = scanner.interfaces().watched(slot);
-    Some(wire::HookStatus {
-        interface: scanner.interfaces().on_the_wire().get(slot).cloned(),
+    Some(proto::HookStatus {
+        interface: scanner.interfaces().messages().get(slot).cloned(),
         hook: hook_kind(&state.hook) as i32,
         mode: match state.hook.mode {
-            Mode::Tcx => wire::AttachMode::Tcx,
-            Mode::Clsact => wire::AttachMode::Clsact,
-            Mode::XdpNative => wire::AttachMode::Native,
-            Mode::XdpGeneric => wire::AttachMode::Generic,
+            Mode::Tcx => proto::AttachMode::Tcx,
+            Mode::Clsact => proto::AttachMode::Clsact,
+            Mode::XdpNative => proto::AttachMode::Native,
+            Mode::XdpGeneric => proto::AttachMode::Generic,
         } as i32,
-        account: Some(wire::Account {
+        account: Some(proto::Account {
             sample_rate,
-            ..wire::Account::from_hook(&state.account, false)
+            ..proto::Account::from_hook(&state.account, false)
         }),
         before_attach: Some(counters(state.before_attach)),
         after_attach: Some(counters(after_attach)),
@@ -126,26 +128,26 @@ fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> Option<wire::
         interface_gone: watched.is_gone,
         instead_of_xdp: state.hook.instead_of_xdp.map(|why| {
             match why {
-                InsteadOfXdp::NoNativeMode => wire::InsteadOfXdp::NoNativeMode,
-                InsteadOfXdp::HiddenTags => wire::InsteadOfXdp::HiddenTags,
-                InsteadOfXdp::LowerDevices => wire::InsteadOfXdp::LowerDevices,
-                InsteadOfXdp::SuperFrames => wire::InsteadOfXdp::SuperFrames,
+                InsteadOfXdp::NoNativeMode => proto::InsteadOfXdp::NoNativeMode,
+                InsteadOfXdp::HiddenTags => proto::InsteadOfXdp::HiddenTags,
+                InsteadOfXdp::LowerDevices => proto::InsteadOfXdp::LowerDevices,
+                InsteadOfXdp::SuperFrames => proto::InsteadOfXdp::SuperFrames,
             }
             .into()
         }),
     })
 }
 
-fn hook_kind(hook: &Hook) -> wire::Hook {
-    match (hook.is_egress, hook.mode) {
-        (true, _) => wire::Hook::TcEgress,
-        (false, Mode::XdpNative | Mode::XdpGeneric) => wire::Hook::Xdp,
-        (false, Mode::Tcx | Mode::Clsact) => wire::Hook::TcIngress,
+fn hook_kind(hook: &Hook) -> proto::Hook {
+    match (hook.direction, hook.mode) {
+        (Direction::Egress, _) => proto::Hook::TcEgress,
+        (Direction::Ingress, Mode::XdpNative | Mode::XdpGeneric) => proto::Hook::Xdp,
+        (Direction::Ingress, Mode::Tcx | Mode::Clsact) => proto::Hook::TcIngress,
     }
 }
 
-fn counters(counters: Counters) -> wire::InterfaceCounters {
-    wire::InterfaceCounters {
+fn counters(counters: Counters) -> proto::InterfaceCounters {
+    proto::InterfaceCounters {
         rx_packets: counters.rx_packets,
         rx_bytes: counters.rx_bytes,
         rx_dropped: counters.rx_dropped,

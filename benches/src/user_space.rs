@@ -6,9 +6,9 @@ use std::{hint::black_box, mem, sync::Arc, time::Duration};
 use agent::{
     batch::{Batch, BatchEncoder, Identity, ScanHeader, ScanTrailer},
     clock::ScanClock,
+    proto::Interface,
     record::Record,
     replica::{Replica, ReplicaSettings},
-    wire::Interface,
 };
 use agent_common::{FlowCounters, FlowKey, HookAccount};
 use anyhow::Result;

@@ -1,7 +1,7 @@
 //! One record: a [`Record`] comes in, the fields of a `FlowRecord` message go out, in a buffer that
 //! is used for every record.
 
-use agent_common::{Encapsulation, FlowKey, L4Kind};
+use agent_common::{Direction, Encapsulation, FlowKey, L4Kind};
 
 use crate::record::Record;
 
@@ -84,9 +84,9 @@ impl RecordBuffer {
         if key.encapsulation != 0 {
             self.encapsulation(record, reversed);
         }
-        self.value::<34>(record.direction as u64);
+        self.value::<34>(direction(record.direction));
         if record.reverse_direction == record.direction {
-            self.value::<35>(record.reverse_direction as u64);
+            self.value::<35>(direction(record.reverse_direction));
         }
         if let Some(outer) = &record.outer {
             self.vlan_ids::<36>(outer.vlan_ids);
@@ -198,6 +198,11 @@ impl RecordBuffer {
         self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
         self.len += bytes.len();
     }
+}
+
+/// A value of the enum in `flow.proto`, where 0 is unspecified.
+fn direction(direction: Direction) -> u64 {
+    direction as u64 + 1
 }
 
 /// Source and destination from a and b.

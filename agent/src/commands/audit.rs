@@ -1,16 +1,16 @@
-//! `flow-agent audit`: an agent's status comes in; its account beside each interface's own counters,
-//! with the differences explained, goes out as text or JSON.
+//! `flow-agent audit`: the account of a running agent beside each interface's own counters, with the
+//! differences explained.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use serde::Serialize;
 
-use super::status::{self, Format};
-use crate::{
-    client::{self, Target},
-    output::harmless,
+use super::{
+    answer::{self, Format},
+    connect::Connect,
 };
+use crate::{client, output::harmless};
 
 mod compare;
 
@@ -21,9 +21,8 @@ use compare::{Comparison, Figures, Verdict, compare};
 /// Exit status 1 where a difference has no explanation.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Where the agent listens: unix:PATH or HOST:PORT.
-    #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_CONNECT", default_value = client::DEFAULT_TARGET)]
-    pub connect: Target,
+    #[command(flatten)]
+    pub connect: Connect,
 
     /// Text for people, or one JSON object.
     #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
@@ -36,7 +35,8 @@ struct Report {
 }
 
 pub async fn run(args: Args) -> Result<ExitCode> {
-    let agent = super::patiently(&args.connect, client::status(&args.connect)).await?;
+    let agent =
+        super::patiently(&args.connect.target, client::status(&args.connect.target)).await?;
     let report = Report {
         comparisons: agent.hooks.iter().map(compare).collect(),
     };
@@ -47,7 +47,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         Format::Text => report.comparisons.iter().map(text).collect(),
         Format::Json => serde_json::to_string_pretty(&report)? + "\n",
     };
-    status::print(&text)?;
+    answer::print(&text)?;
     let verdicts = report
         .comparisons
         .iter()

@@ -1,27 +1,26 @@
-//! `flow-agent check`: this kernel and user come in; what works, what is missing and what to do about
-//! it go out, a line each, as text or JSON Lines.
+//! `flow-agent check`: what works with this kernel and this user, what is missing and what to do about it.
 
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use serde::Serialize;
 
-use super::status::{self, Format};
+use super::answer::{self, Format};
 use crate::{
     filter::{self, Probe, Rules},
-    interfaces::{self, Pattern, Patterns},
+    interfaces,
     kernel::{
         capabilities::Capabilities,
         links::{Link, LinkSocket},
     },
     output::harmless,
+    pattern::{self, Pattern, Patterns},
 };
 
 mod bpf;
 mod filters;
 mod process;
 mod programs;
-mod settings;
 mod system;
 mod xdp;
 
@@ -128,18 +127,18 @@ pub fn run(args: Args) -> Result<ExitCode> {
     } = args;
     if !filter.is_empty() || filter_file.is_some() || !flow.is_empty() {
         let rules = filter::read(&filter, filter_file.as_deref())?;
-        status::print(&filters::explain(&rules, &flow, output == Format::Json)?)?;
+        answer::print(&filters::explain(&rules, &flow, output == Format::Json)?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let checks = checks(
-        &interfaces::all(&interfaces),
-        &interfaces::all(&exclude_interfaces),
+        &pattern::all(&interfaces),
+        &pattern::all(&exclude_interfaces),
     )?;
     let text = match output {
         Format::Text => text(&checks),
         Format::Json => json_lines(&checks)?,
     };
-    status::print(&text)?;
+    answer::print(&text)?;
     Ok(if missing(&checks) == 0 {
         ExitCode::SUCCESS
     } else {
@@ -164,7 +163,7 @@ fn checks(include: &[Pattern], exclude: &[Pattern]) -> Result<Vec<Check>> {
     }
     checks.push(bpf::tcx());
     checks.extend(interfaces(include, exclude));
-    checks.extend(settings::filters());
+    checks.extend(filters::of_environment());
     Ok(checks)
 }
 

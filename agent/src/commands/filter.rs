@@ -1,16 +1,15 @@
-//! `flow-agent filter`: an agent's address and rules come in; the rules in force go out, one a line as
-//! a file of rules has them.
+//! `flow-agent filter`: shows or replaces the rules in force, one a line as a file of rules has them.
 
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, ensure};
 
-use super::{notice, patiently, status};
+use super::{answer, notice, patiently};
 use crate::{
     client::{self, Target},
     filter::{self, Rules},
     output::harmless,
-    wire::Filters,
+    proto::Filters,
 };
 
 /// Show or change the filter rules of a running agent.
@@ -64,7 +63,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         // The rules are in force, whether or not somebody reads that.
         notice(&format!("warning: {warning}"));
     }
-    status::print(&text(&filters))?;
+    answer::print(&text(&filters))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,4 +1,4 @@
-//! The subcommands: arguments come in, what they say goes to stdout.
+//! The subcommands.
 
 use std::{
     io::{self, Write as _},
@@ -7,8 +7,10 @@ use std::{
 
 use crate::{client::Target, output::harmless::harmless};
 
+mod answer;
 pub mod audit;
 pub mod check;
+mod connect;
 pub mod filter;
 pub mod run;
 pub mod status;

@@ -1,54 +1,40 @@
-//! `flow-agent status`: an agent's address comes in, what it says of itself goes out, as text or JSON.
+//! `flow-agent status`: what a running agent says of itself.
 
-use std::{
-    io::{self, Write},
-    process::ExitCode,
-    time::Duration,
+use std::{process::ExitCode, time::Duration};
+
+use anyhow::Result;
+
+use super::{
+    answer::{self, Format},
+    connect::Connect,
 };
 
-use anyhow::{Context as _, Result};
-
 use crate::{
-    client::{self, Target},
-    output::{harmless, human, is_broken_pipe, table},
-    wire::{self, AgentStatus, ConsumerStatus, HookStatus, ServerStatus},
+    client,
+    output::{harmless, human, table},
+    proto::{self, AgentStatus, ConsumerStatus, HookStatus, ServerStatus},
 };
 
 /// Show what a running agent does and how it fares.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Where the agent listens: unix:PATH or HOST:PORT.
-    #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_CONNECT", default_value = client::DEFAULT_TARGET)]
-    pub connect: Target,
+    #[command(flatten)]
+    pub connect: Connect,
 
     /// Text for people, or one JSON object.
     #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
     pub output: Format,
 }
 
-/// The forms of an answer that is given once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Format {
-    Text,
-    Json,
-}
-
 pub async fn run(args: Args) -> Result<ExitCode> {
-    let status = super::patiently(&args.connect, client::status(&args.connect)).await?;
+    let status =
+        super::patiently(&args.connect.target, client::status(&args.connect.target)).await?;
     let text = match args.output {
         Format::Text => text(&status),
         Format::Json => serde_json::to_string_pretty(&status)? + "\n",
     };
-    print(&text)?;
+    answer::print(&text)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Whoever stops reading, as `head` does, has what they wanted.
-pub(super) fn print(text: &str) -> Result<()> {
-    match io::stdout().write_all(text.as_bytes()) {
-        Err(error) if is_broken_pipe(&error) => Ok(()),
-        written => written.context("write to stdout"),
-    }
 }
 
 fn text(status: &AgentStatus) -> String {
@@ -129,7 +115,7 @@ fn hook_lines(hook: &HookStatus, lines: &mut Vec<String>) {
     }
     let Some(account) = &hook.account else { return };
     lines.push(format!("  {}", table::closing(account)));
-    let seen = wire::pair(account.seen);
+    let seen = proto::pair(account.seen);
     lines.push(format!(
         "  {} packets, {}",
         seen.packets,
@@ -218,7 +204,7 @@ mod tests {
     use agent_common::{HookAccount, Reason};
 
     use super::*;
-    use crate::wire::{Account, AttachMode, Hook, Interface, TableStatus};
+    use crate::proto::{Account, AttachMode, Hook, Interface, TableStatus};
 
     fn status() -> AgentStatus {
         let mut account = HookAccount::default();

@@ -12,11 +12,11 @@ use std::{
 use anyhow::{Context as _, Result};
 use tokio::{task::spawn_blocking, time::timeout};
 
-use super::{notice, patiently};
+use super::{connect::Connect, notice, patiently};
 use crate::{
-    client::{self, ClientError, Event, Observer, Target},
+    client::{ClientError, Event, Observer},
     output::{self, Format, Printer},
-    wire::FlowBatch,
+    proto::FlowBatch,
 };
 
 /// How long a batch that is being written may take after the end was asked for.
@@ -25,9 +25,8 @@ const LAST_WRITE: Duration = Duration::from_secs(1);
 /// Show the flows that a running agent sees.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Where the agent listens: unix:PATH or HOST:PORT.
-    #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_CONNECT", default_value = client::DEFAULT_TARGET)]
-    pub connect: Target,
+    #[command(flatten)]
+    pub connect: Connect,
 
     /// A table, or JSON Lines on stdout.
     #[arg(
@@ -85,7 +84,7 @@ fn say_what_was_missing(args: &Args, progress: Progress) -> Result<()> {
     let after = args.duration.unwrap_or_default();
     match progress {
         Progress::Connecting => {
-            let target = args.connect.clone();
+            let target = args.connect.target.clone();
             return Err(ClientError::NoAnswer { target, after }.into());
         }
         Progress::Observing => notice(&format!(
@@ -127,8 +126,8 @@ impl Screen {
 /// Ends when nobody reads stdout.
 async fn watch(args: &Args, screen: &Screen, progress: &Cell<Progress>) -> Result<()> {
     let consumer = format!("watch pid={}", std::process::id());
-    let observer = Observer::connect(args.connect.clone(), &consumer);
-    let mut observer = patiently(&args.connect, observer).await?;
+    let observer = Observer::connect(args.connect.target.clone(), &consumer);
+    let mut observer = patiently(&args.connect.target, observer).await?;
     progress.set(Progress::Observing);
     loop {
         match observer.next().await? {
@@ -142,7 +141,7 @@ async fn watch(args: &Args, screen: &Screen, progress: &Cell<Progress>) -> Resul
             Event::Disconnected { reason } => {
                 notice(&format!(
                     "{reason}; waiting for the agent at {} to come back",
-                    args.connect
+                    args.connect.target
                 ));
             }
             Event::Reconnected {

@@ -5,13 +5,16 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use agent_common::filter::{
-    ALL_ROW, EXCLUDE_ROW, FIRST_FREE_ROW, HEAD_ROW, Head, MAX_RULES, NetKey, NetKey4, NetKey6,
-    NetRows, ROW_ENTRIES, Row, RuleSet,
+use agent_common::{
+    Direction,
+    filter::{
+        ALL_ROW, EXCLUDE_ROW, FIRST_FREE_ROW, HEAD_ROW, Head, MAX_RULES, NetKey, NetKey4, NetKey6,
+        NetRows, ROW_ENTRIES, Row, RuleSet,
+    },
 };
 use thiserror::Error;
 
-use super::{Action, Direction, MAX_NETWORKS, Net, Ports, Rule};
+use super::{Action, MAX_NETWORKS, Net, Ports, Rule};
 
 /// The names of the interfaces by their slots; none for a slot that has no interface.
 pub type HookNames = [Option<String>];
@@ -176,7 +179,7 @@ impl Tables {
     fn hooks(&mut self, rules: &[Rule], interfaces: &HookNames) -> Result<(), CompileError> {
         let hooks = interfaces
             .iter()
-            .flat_map(|name| [(name, Direction::Ingress), (name, Direction::Egress)]);
+            .flat_map(|name| Direction::BOTH.map(|direction| (name, direction)));
         let runs = hooks.enumerate().map(|(index, (name, direction))| {
             let row = row_of(rules, |rule| {
                 let is_on = |name| rule.interfaces.iter().any(|known| known.matches(name));

@@ -2,8 +2,10 @@
 
 use serde::Serialize;
 
-use super::{Action, Direction, HookNames, Net, Ports, Rule, Sides, probe::WITH_PORTS};
-use crate::interfaces::Pattern;
+use agent_common::Direction;
+
+use super::{Action, HookNames, Net, Ports, Rule, Sides, probe::WITH_PORTS};
+use crate::pattern::Pattern;
 
 /// A rule with what there is to know of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -1,8 +1,10 @@
 //! The language of the rules: a line comes in, its rules go out, or a [`Fault`] that points at the
 //! place where it stopped making sense.
 
-use super::{Action, Direction, Fault, Net, Ports, Rule, Sides, net::BadNet};
-use crate::{interfaces::Pattern, protocols};
+use agent_common::Direction;
+
+use super::{Action, Fault, Net, Ports, Rule, Sides, net::BadNet};
+use crate::{pattern::Pattern, protocols};
 
 const TERMS: &str = "src, dst, net, port, proto, on, ingress, egress or all";
 

@@ -8,14 +8,15 @@ use std::{
 };
 
 use agent_common::{
-    FlowKey, L4Kind, Packet,
+    Direction, FlowKey, L4Kind, Packet,
+    direction::hook_number,
     filter::{Match, first_match},
 };
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
-use super::{CompileError, Compiled, Direction, Rule};
-use crate::{interfaces::Pattern, protocols};
+use super::{CompileError, Compiled, Rule};
+use crate::{pattern::Pattern, protocols};
 
 const FORM: &str = "as in '192.0.2.1:1234 > [2001:db8::1]:53 udp on eth0 ingress', ports, interface \
                     and direction where they matter";
@@ -171,7 +172,7 @@ impl Probe {
         let compiled = Compiled::new(rules, &names)?;
         let directions = match self.direction {
             Some(direction) => vec![direction],
-            None => vec![Direction::Ingress, Direction::Egress],
+            None => Direction::BOTH.to_vec(),
         };
         let mut verdicts = Vec::new();
         for slot in 0..names.len() {
@@ -220,8 +221,9 @@ impl Probe {
         if compiled.is_empty() {
             return None;
         }
-        let is_egress = self.direction == Some(Direction::Egress);
-        first_match(compiled, &self.packet(), slot * 2 + u32::from(is_egress))
+        let direction = self.direction.unwrap_or(Direction::Ingress);
+        let hook = hook_number(slot, direction as u32);
+        first_match(compiled, &self.packet(), hook)
     }
 }
 
@@ -253,8 +255,7 @@ impl std::fmt::Display for Probe {
             write!(formatter, " on {interface}")?;
         }
         match self.direction {
-            Some(Direction::Ingress) => formatter.write_str(" ingress"),
-            Some(Direction::Egress) => formatter.write_str(" egress"),
+            Some(direction) => write!(formatter, " {}", direction.name()),
             None => Ok(()),
         }
     }

@@ -157,7 +157,8 @@ proptest! {
         let compiled = Compiled::new(&rules, &names).unwrap();
         for probe in probes {
             let slot = names.iter().position(|name| *name == probe.interface).unwrap() as u32;
-            let hook = slot * 2 + u32::from(probe.direction == Some(Direction::Egress));
+            let direction = probe.direction.unwrap_or(Direction::Ingress);
+            let hook = agent_common::direction::hook_number(slot, direction as u32);
             prop_assert_eq!(
                 first_match(&compiled, &probe.packet(), hook),
                 plainly_matched(&rules, &probe),

@@ -5,7 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use crate::wire::ConsumerStatus;
+use crate::proto::ConsumerStatus;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Volume {

@@ -15,7 +15,7 @@ use super::{
     consumer::{Consumer, Volume},
     held::Charge,
 };
-use crate::{batch::Batch, wire::FlowBatch};
+use crate::{batch::Batch, proto::FlowBatch};
 
 /// A batch in a queue, with what its consumer had lost when it was put there.
 pub(super) struct Queued {

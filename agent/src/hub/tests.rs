@@ -2,7 +2,7 @@ use futures_util::FutureExt as _;
 use prost::Message as _;
 
 use super::*;
-use crate::wire::FlowBatch;
+use crate::proto::FlowBatch;
 
 fn batch(scan_id: u64, records: u32) -> Batch {
     let message = FlowBatch {

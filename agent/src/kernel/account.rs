@@ -3,7 +3,7 @@
 use std::os::fd::AsFd as _;
 
 use agent_common::HookAccount;
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use aya::maps::MapData;
 
 use super::bpf;
@@ -19,7 +19,7 @@ pub struct Accounts {
 
 impl Accounts {
     pub fn new(map: MapData, per_page: u32) -> Result<Self> {
-        let possible_cpus = super::load::possible_cpus()?;
+        let possible_cpus = possible_cpus()?;
         Ok(Self {
             map,
             per_page,
@@ -56,11 +56,18 @@ impl Accounts {
     }
 
     pub fn kernel_memory_bytes(&self) -> u64 {
-        super::load::map_memory_bytes(&self.map)
+        super::memory::map_memory_bytes(&self.map)
     }
 }
 
 fn word(bytes: &[u8], at: usize) -> u64 {
     let word = bytes[at..].first_chunk().expect("a pair is sixteen bytes");
     u64::from_ne_bytes(*word)
+}
+
+/// The CPUs for which the kernel keeps per-CPU values.
+pub(super) fn possible_cpus() -> Result<usize> {
+    aya::util::nr_cpus()
+        .map_err(|(path, error)| anyhow!("{path}: {error}"))
+        .context("count the possible CPUs")
 }

@@ -13,7 +13,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use agent_common::LinkType;
+use agent_common::{Direction, LinkType, direction::slot_of_hook};
 use anyhow::{Context as _, Result, ensure};
 use tokio::sync::oneshot;
 
@@ -29,17 +29,16 @@ use super::{
 mod attacher;
 mod clsact;
 mod departures;
-mod filter;
 mod held;
 mod instance;
 mod programs;
 mod progress;
 mod release;
+mod tc_netlink;
 mod xdp;
 
 use attacher::Attacher;
 use clsact::Clsact;
-use filter::Side;
 use held::HeldLinks;
 use programs::Programs;
 pub use programs::load_all;
@@ -64,10 +63,20 @@ pub enum XdpMode {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Direction {
+pub enum Directions {
     Both,
     Ingress,
     Egress,
+}
+
+impl Directions {
+    /// The hooks of an interface.
+    pub fn count(self) -> usize {
+        match self {
+            Self::Both => 2,
+            Self::Ingress | Self::Egress => 1,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -84,7 +93,7 @@ pub struct AttachSettings {
     pub xdp_mode: XdpMode,
     /// XDP also where it may miss VLAN tags.
     pub xdp_without_tags: bool,
-    pub direction: Direction,
+    pub directions: Directions,
     pub tc_attach: TcAttach,
 }
 
@@ -102,9 +111,9 @@ pub enum Mode {
 pub struct Hook {
     pub interface: String,
     pub ifindex: u32,
-    /// Interface slot × 2 + direction: the index of its account.
-    pub account_index: u32,
-    pub is_egress: bool,
+    /// Also the index of its account: [`hook_number`](agent_common::direction::hook_number).
+    pub number: u32,
+    pub direction: Direction,
     pub mode: Mode,
     pub instead_of_xdp: Option<InsteadOfXdp>,
     /// Of an XDP program.
@@ -116,16 +125,16 @@ pub struct Hook {
 impl Hook {
     /// In logs.
     pub fn name(&self) -> &'static str {
-        match (self.is_egress, self.mode) {
-            (true, _) => "tc_egress",
-            (false, Mode::XdpNative | Mode::XdpGeneric) => "xdp",
-            (false, Mode::Tcx | Mode::Clsact) => "tc_ingress",
+        match (self.direction, self.mode) {
+            (Direction::Egress, _) => "tc_egress",
+            (Direction::Ingress, Mode::XdpNative | Mode::XdpGeneric) => "xdp",
+            (Direction::Ingress, Mode::Tcx | Mode::Clsact) => "tc_ingress",
         }
     }
 
-    /// The number of its interface.
+    /// The slot of its interface.
     pub fn slot(&self) -> usize {
-        self.account_index as usize / 2
+        slot_of_hook(self.number) as usize
     }
 }
 
@@ -148,7 +157,7 @@ impl Attachments {
         settings: AttachSettings,
     ) -> Result<(Self, oneshot::Receiver<Result<()>>)> {
         let has_hooks = |link: &Link| {
-            settings.direction != Direction::Egress || attacher::has_egress(link, settings)
+            settings.directions != Directions::Egress || attacher::has_egress(link, settings)
         };
         ensure!(
             links.iter().any(has_hooks),

@@ -6,8 +6,6 @@ use std::{
     os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
 };
 
-use super::inner_map::Shape;
-
 const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
@@ -38,6 +36,18 @@ pub enum LinkPlace {
     TcxEgressLast,
     XdpNative,
     XdpGeneric,
+}
+
+/// A map's shape, as `BPF_MAP_CREATE` has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// `BPF_MAP_TYPE_*`.
+    pub map_type: u32,
+    pub key_len_bytes: u32,
+    pub value_len_bytes: u32,
+    pub max_entries: u32,
+    /// `BPF_F_*`; the same as the pattern's.
+    pub flags: u32,
 }
 
 /// The head of `union bpf_attr` for `BPF_MAP_CREATE`.

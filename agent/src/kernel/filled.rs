@@ -7,8 +7,6 @@ use anyhow::{Context as _, Result};
 use aya::maps::{MapData, RingBuf};
 use tokio::io::{Interest, unix::AsyncFd};
 
-use super::load::Kernel;
-
 /// Hears what the programs say; nobody polls meanwhile.
 pub struct FilledPages {
     ring: AsyncFd<RingBuf<MapData>>,
@@ -18,9 +16,7 @@ impl FilledPages {
     /// # Panics
     ///
     /// Outside of a runtime.
-    pub fn of(kernel: &mut Kernel) -> Result<Self> {
-        let ring = kernel.filled.take();
-        let ring = ring.context("somebody else listens for pages that fill")?;
+    pub fn listen(ring: RingBuf<MapData>) -> Result<Self> {
         // SAFETY: the ring owns its map's descriptor, which stays open and the same for its life.
         let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) };
         let ring = ring

@@ -10,7 +10,7 @@ use std::os::fd::AsFd as _;
 use anyhow::{Context as _, Result};
 use aya::maps::MapData;
 
-use super::bpf;
+use super::bpf::{self, Shape};
 
 // linux/btf.h.
 const MAGIC: u16 = 0xeb9f;
@@ -28,18 +28,6 @@ const VALUE: u32 = 3;
 
 // linux/bpf.h.
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
-
-/// A map's shape, as `BPF_MAP_CREATE` has it.
-#[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    /// `BPF_MAP_TYPE_*`.
-    pub map_type: u32,
-    pub key_len_bytes: u32,
-    pub value_len_bytes: u32,
-    pub max_entries: u32,
-    /// `BPF_F_*`; the same as the pattern's.
-    pub flags: u32,
-}
 
 pub fn create(name: &str, shape: Shape) -> Result<MapData> {
     let types = bpf::load_btf(&types(shape)).context("load type information")?;

@@ -118,7 +118,7 @@ impl InterfaceTable {
     }
 
     pub(super) fn kernel_memory_bytes(&self) -> u64 {
-        super::load::map_memory_bytes(&self.map)
+        super::memory::map_memory_bytes(&self.map)
     }
 }
 

@@ -1,11 +1,8 @@
 //! Puts the programs and their maps into the kernel: settings come in, a [`Kernel`] goes out.
 
-use std::{
-    mem::offset_of,
-    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd},
-};
+use std::{mem::offset_of, os::fd::AsFd as _};
 
-use agent_common::{Clocks, sample};
+use agent_common::{Clocks, direction::hook_number, sample};
 use anyhow::{Context as _, Result, anyhow, bail};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -14,14 +11,16 @@ use aya::{
 };
 
 use super::{
-    account::Accounts,
-    filters::{Filters, RuleSet},
+    account::{Accounts, possible_cpus},
     interface_table::{InterfaceTable, Places},
     layout::{self, Layout},
     links::netlink::errno,
+    memory::{map_memory_bytes, memory_bytes},
     outers::Outers,
     pages::Pages,
-    refusal, signals,
+    refusal,
+    rule_maps::{PlacedRules, RuleMaps},
+    signals,
 };
 
 /// The programs, compiled by the build script.
@@ -58,7 +57,7 @@ pub struct Kernel {
     /// Rows and networks, until they are taken.
     rule_maps: Option<[MapData; 3]>,
     /// In force.
-    pub rule_set: RuleSet,
+    pub rules: PlacedRules,
     /// What the programs say of pages that fill early, until it is taken; see [`super::filled`].
     pub filled: Option<RingBuf<MapData>>,
     filled_memory_bytes: u64,
@@ -81,7 +80,7 @@ impl Kernel {
         let places = Places::of(&settings.ifindexes)?;
         let slots = settings.ifindexes.len();
         // The last one is that of interfaces that are not registered.
-        let accounts_per_page = slots as u32 * 2 + 1;
+        let accounts_per_page = hook_number(slots as u32, 0) + 1;
         let fill_step = fill_step(
             settings.max_flows,
             settings.early_scan_flows,
@@ -149,7 +148,7 @@ impl Kernel {
             pages,
             accounts,
             rule_maps: Some(rule_maps),
-            rule_set: RuleSet::default(),
+            rules: PlacedRules::default(),
             filled_memory_bytes: memory_bytes(filled.as_fd()),
             filled: Some(filled),
             interfaces,
@@ -160,7 +159,7 @@ impl Kernel {
     }
 
     /// Lets the programs count packets of `ifindex`, which is at `slot` of the settings. Rules can name
-    /// it if it is known before [`Kernel::take_filters`].
+    /// it if it is known before [`Kernel::take_rule_maps`].
     pub fn register(&mut self, ifindex: u32, name: &str, slot: u32) -> Result<()> {
         let names = &mut self.interface_names;
         if let Some(known) = names.get_mut(slot as usize) {
@@ -170,20 +169,20 @@ impl Kernel {
     }
 
     /// The filter rules' maps, once.
-    pub fn take_filters(&mut self) -> Result<Filters> {
+    pub fn take_rule_maps(&mut self) -> Result<RuleMaps> {
         let [rows, nets_v4, nets_v6] = self
             .rule_maps
             .take()
             .context("the maps of the filter rules are taken")?;
         let names = self.interface_names.clone();
-        Ok(Filters::new(rows, nets_v4, nets_v6, names))
+        Ok(RuleMaps::new(rows, nets_v4, nets_v6, names))
     }
 
     /// Turns the programs to a set of filter rules: every packet is held against it or the one
     /// before, and against it alone once this returns. Where it fails the one before stays.
-    pub fn follow(&mut self, set: RuleSet) -> Result<()> {
-        self.pages.set_rule_set(set.number)?;
-        self.rule_set = set;
+    pub fn follow(&mut self, rules: PlacedRules) -> Result<()> {
+        self.pages.set_rule_set(rules.number)?;
+        self.rules = rules;
         Ok(())
     }
 
@@ -222,7 +221,7 @@ impl Kernel {
     pub fn kernel_memory_bytes(&self) -> u64 {
         self.pages.kernel_memory_bytes()
             + self.accounts.kernel_memory_bytes()
-            + self.rule_set.kernel_memory_bytes
+            + self.rules.kernel_memory_bytes
             + self.filled_memory_bytes
             + self.interfaces.kernel_memory_bytes()
             + map_memory_bytes(&self.fragments)
@@ -238,13 +237,6 @@ fn fill_step(max_flows: u32, mark: u32, cpus: usize) -> u32 {
     let cpus = u32::try_from(cpus).unwrap_or(u32::MAX).max(1);
     let most = (mark.min(room) / 8 / cpus).clamp(1, SELDOM);
     1 << most.ilog2()
-}
-
-/// The CPUs for which the kernel keeps per-CPU values.
-pub(super) fn possible_cpus() -> Result<usize> {
-    aya::util::nr_cpus()
-        .map_err(|(path, error)| anyhow!("{path}: {error}"))
-        .context("count the possible CPUs")
 }
 
 #[expect(
@@ -312,22 +304,6 @@ fn explain_memory(error: anyhow::Error, max_flows: u32) -> anyhow::Error {
     } else {
         error
     }
-}
-
-pub(super) fn map_memory_bytes(map: &MapData) -> u64 {
-    memory_bytes(map.fd().as_fd())
-}
-
-/// What the kernel charges for a map: `memlock` in its fdinfo, 0 where the kernel does not say.
-fn memory_bytes(map: BorrowedFd<'_>) -> u64 {
-    let path = format!("/proc/self/fdinfo/{}", map.as_raw_fd());
-    std::fs::read_to_string(path)
-        .ok()
-        .and_then(|info| {
-            let line = info.lines().find(|line| line.starts_with("memlock:"))?;
-            line.split_whitespace().nth(1)?.parse().ok()
-        })
-        .unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ pub struct Outers {
 impl Outers {
     /// `are_kept` says whether the programs open tunnels.
     pub fn new(map: MapData, are_kept: bool) -> Result<Self> {
-        let kernel_memory_bytes = super::load::map_memory_bytes(&map);
+        let kernel_memory_bytes = super::memory::map_memory_bytes(&map);
         Ok(Self {
             map: Map::LruHashMap(map)
                 .try_into()

@@ -14,10 +14,7 @@ use agent_common::{FlowCounters, FlowKey, PageFill, Switches};
 use anyhow::{Context as _, Result, bail};
 use aya::maps::MapData;
 
-use super::{
-    bpf,
-    inner_map::{self, Shape},
-};
+use super::{bpf, bpf::Shape, inner_map};
 
 /// Entries moved out of the kernel by one system call; the buffers are half a megabyte.
 const BATCH_ENTRIES: usize = 4096;
@@ -208,7 +205,7 @@ impl Pages {
         self.inner
             .iter()
             .chain([&self.outer, &self.fill])
-            .map(super::load::map_memory_bytes)
+            .map(super::memory::map_memory_bytes)
             .sum()
     }
 }

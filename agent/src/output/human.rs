@@ -7,8 +7,8 @@ use std::{
 };
 
 use crate::{
+    proto::{Direction, Encapsulation, FlowRecord},
     protocols,
-    wire::{Direction, Encapsulation, FlowRecord},
 };
 
 /// At most five characters and a unit: `999`, `1.2k`, `34M`.

@@ -11,7 +11,7 @@ use base64::{display::Base64Display, engine::general_purpose::STANDARD};
 use serde::{Serialize, Serializer};
 
 use super::{LostSoFar, human};
-use crate::wire::{Account, Count, Direction, EndReason, FlowBatch, FlowRecord};
+use crate::proto::{Account, Count, Direction, EndReason, FlowBatch, FlowRecord};
 
 /// Writes each batch whole, then flushes.
 pub struct JsonWriter<W: Write> {
@@ -274,7 +274,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::wire::{Encapsulation, Interface};
+    use crate::proto::{Encapsulation, Interface};
 
     fn lines(batches: &[FlowBatch]) -> Vec<Value> {
         let mut out = Vec::new();

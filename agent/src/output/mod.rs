@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal as _, Write};
 
-use crate::wire::FlowBatch;
+use crate::proto::FlowBatch;
 
 pub mod harmless;
 pub mod human;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{harmless::harmless, human};
-use crate::wire::{self, Account, FlowBatch, FlowRecord};
+use crate::proto::{self, Account, FlowBatch, FlowRecord};
 
 mod layout;
 
@@ -206,24 +206,24 @@ impl Scan {
 
 /// The account's equation in packets, or what is wrong with it.
 pub fn closing(account: &Account) -> String {
-    let seen = wire::pair(account.seen);
+    let seen = proto::pair(account.seen);
     let missing = account.missing();
     let sampled_out = match account.sample_rate {
         0 => String::new(),
         rate => format!(
             " + sampled out {} (1 flow in {rate} is counted)",
-            wire::pair(account.sampled_out).packets
+            proto::pair(account.sampled_out).packets
         ),
     };
     let equation = format!(
         "seen {} = flows {} + unparsed {}{} + not inserted {}{} + filtered {}{sampled_out}",
         seen.packets,
-        wire::pair(account.flows).packets,
+        proto::pair(account.flows).packets,
         account.unparsed_sum().packets,
         in_brackets(&reasons(account.unparsed.iter())),
         account.not_inserted_sum().packets,
         in_brackets(&reasons(account.not_inserted.iter())),
-        wire::pair(account.filtered).packets,
+        proto::pair(account.filtered).packets,
     );
     if missing == agent_common::Pair::default() {
         return format!("account closes: {equation}");
@@ -233,7 +233,7 @@ pub fn closing(account: &Account) -> String {
 }
 
 /// `arp 3, llc 1`: those that counted a packet.
-fn reasons<'a>(counts: impl Iterator<Item = (&'a String, &'a wire::Count)>) -> String {
+fn reasons<'a>(counts: impl Iterator<Item = (&'a String, &'a proto::Count)>) -> String {
     let named = counts
         .filter(|(_, count)| count.packets > 0)
         .map(|(reason, count)| format!("{reason} {}", count.packets));
@@ -253,7 +253,7 @@ mod tests {
     use agent_common::{HookAccount, Reason};
 
     use super::*;
-    use crate::wire::{EndReason, Interface};
+    use crate::proto::{EndReason, Interface};
 
     fn record(number: u32, bytes: u64) -> FlowRecord {
         FlowRecord {

@@ -1,6 +1,6 @@
 //! One flow of the replica: what the kernel counted comes in, totals, state and records go out.
 
-use agent_common::{FlowCounters, FlowKey, Pair, flow::tcp_flags};
+use agent_common::{Direction, FlowCounters, FlowKey, Pair, flow::tcp_flags};
 
 use super::{
     Lifetimes,
@@ -10,7 +10,7 @@ use super::{
 use crate::{
     clock::ScanClock,
     community_id::community_id,
-    record::{Direction, EndReason, Record},
+    record::{EndReason, Record},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,7 +232,7 @@ impl Entry {
     ) -> Record {
         let forward = usize::from(self.initiator);
         let reverse = 1 - forward;
-        let direction = Direction::of_hook(self.key.side() ^ self.initiator);
+        let direction = Direction::from_bit(self.key.side() ^ self.initiator);
         Record {
             key: self.key,
             initiator: self.initiator,

@@ -1,7 +1,10 @@
-use agent_common::flow::{TcpFlagBytes, tcp_flags::*};
+use agent_common::{
+    Direction,
+    flow::{TcpFlagBytes, tcp_flags::*},
+};
 
 use super::*;
-use crate::{community_id::community_id, record::Direction};
+use crate::community_id::community_id;
 
 mod ends;
 mod promises;

@@ -14,7 +14,7 @@ use crate::{
         Counters, Link,
         statistics::{Names, Snapshot, Statistics},
     },
-    wire,
+    proto,
 };
 
 /// By their slots.
@@ -24,7 +24,7 @@ pub struct Interfaces {
     before: Snapshot,
     after: Snapshot,
     watched: Vec<Watched>,
-    on_the_wire: Arc<[wire::Interface]>,
+    messages: Arc<[proto::Interface]>,
     netns: u32,
 }
 
@@ -99,10 +99,10 @@ impl Interfaces {
             before: Snapshot::default(),
             after: Snapshot::default(),
             watched: watched.collect(),
-            on_the_wire: Arc::new([]),
+            messages: Arc::new([]),
             netns,
         };
-        interfaces.name_on_the_wire();
+        interfaces.write_messages();
         Ok(interfaces)
     }
 
@@ -127,23 +127,23 @@ impl Interfaces {
             is_renamed |= watched.update(name, &before, &after);
         }
         if is_renamed {
-            self.name_on_the_wire();
+            self.write_messages();
         }
         Ok(())
     }
 
-    fn name_on_the_wire(&mut self) {
-        let interface = |watched: &Watched| wire::Interface {
+    fn write_messages(&mut self) {
+        let interface = |watched: &Watched| proto::Interface {
             ifindex: watched.ifindex,
             name: watched.name.clone(),
             netns: self.netns,
         };
-        self.on_the_wire = self.watched.iter().map(interface).collect();
+        self.messages = self.watched.iter().map(interface).collect();
     }
 
     /// As batches name them.
-    pub fn on_the_wire(&self) -> &Arc<[wire::Interface]> {
-        &self.on_the_wire
+    pub fn messages(&self) -> &Arc<[proto::Interface]> {
+        &self.messages
     }
 
     pub fn watched(&self, slot: usize) -> &Watched {
@@ -231,7 +231,7 @@ mod tests {
         let all = links().unwrap();
         let lo = all.iter().filter(|link| link.ifindex == LOOPBACK_IFINDEX);
         let mut interfaces = Interfaces::open(&lo.cloned().collect::<Vec<_>>(), 5).unwrap();
-        let name = interfaces.on_the_wire()[0].clone();
+        let name = interfaces.messages()[0].clone();
         assert_eq!((name.name.as_str(), name.netns), ("lo", 5));
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let send = || socket.send_to(b"x", socket.local_addr().unwrap()).unwrap();

@@ -15,7 +15,7 @@ use tonic::Status;
 use tracing::warn;
 
 use super::{caller::Peer, farewell};
-use crate::{log_limit::LogLimit, wire::ServerStatus};
+use crate::{log_limit::LogLimit, proto::ServerStatus};
 
 pub const DEFAULT_MAX_CONSUMERS: u32 = 64;
 pub const DEFAULT_MAX_CONNECTIONS: u32 = 128;

@@ -23,13 +23,13 @@ use tonic::{
 use super::{
     answer,
     caller::{Caller, OpenRequest},
-    control::{Rules, may_change_rules, may_see_rules},
+    filter_rules::{FilterRules, may_change_rules, may_see_rules},
     limits::Doors,
     request,
 };
 use crate::{
     hub::Hub,
-    wire::{AgentStatus, GetFiltersRequest, GetStatusRequest, ObserveRequest, ServerStatus},
+    proto::{AgentStatus, GetFiltersRequest, GetStatusRequest, ObserveRequest, ServerStatus},
 };
 
 const CONSUMER_NAME_CHARS: usize = 64;
@@ -59,7 +59,7 @@ impl Service<Request<Body>> for FlowServices {
 pub(super) struct Calls {
     pub(super) hub: Hub,
     pub(super) status: watch::Receiver<Arc<AgentStatus>>,
-    pub(super) rules: Rules,
+    pub(super) rules: FilterRules,
     pub(super) doors: Arc<Doors>,
 }
 

@@ -168,8 +168,7 @@ fn open(path: &Path) -> Result<File, ListenError> {
         Ok(file) => file.metadata(),
         Err(_) => fs::symlink_metadata(path),
     };
-    // SAFETY: geteuid has no arguments and always succeeds.
-    let own_uid = unsafe { libc::geteuid() };
+    let own_uid = rustix::process::geteuid().as_raw();
     if let Ok(found) = found {
         if !found.is_file() {
             return Err(foreign("no regular file".to_owned()));

@@ -7,13 +7,13 @@ use std::{
 use agent::{
     batch::{Batch, BatchEncoder, Identity, ScanHeader, ScanTrailer},
     client::{self, ClientError, Event, Observer, Target},
-    control,
     hub::{DEFAULT_QUEUED_BYTES, Hub},
-    record::{Direction, Record},
-    server::{self, ListenAddr, ListenError, Listeners},
-    wire::{AgentStatus, FlowBatch, Interface, flow_collector_server},
+    proto::{AgentStatus, FlowBatch, Interface, flow_collector_server},
+    record::Record,
+    rules::RunningRules,
+    server::{self, ListenAddr, ListenError, Listeners, Server},
 };
-use agent_common::{FlowKey, HookAccount, L4Kind, Pair};
+use agent_common::{Direction, FlowKey, HookAccount, L4Kind, Pair};
 use tempfile::TempDir;
 use tokio::{
     sync::{oneshot, watch},
@@ -55,18 +55,14 @@ impl Agent {
         let serving_hub = hub.clone();
         let served = tokio::spawn(async move {
             let shutdown = async { stopped.await.unwrap_or_default() };
-            let control = control::channel(&[]).0;
-            let limits = server::Limits::default();
-            server::run(
-                listeners,
-                serving_hub,
+            let server = Server {
+                hub: serving_hub,
                 status,
-                control,
-                limits,
-                DRAIN,
-                shutdown,
-            )
-            .await
+                rules: RunningRules::fixed(&[]),
+                limits: server::Limits::default(),
+                drain_timeout: DRAIN,
+            };
+            server.run(listeners, shutdown).await
         });
         Self {
             hub,
@@ -411,7 +407,7 @@ async fn an_old_peer_is_told_from_a_stranger() {
     impl flow_collector_server::FlowCollector for Collector {
         type ExportStream = std::pin::Pin<
             Box<
-                dyn futures_util::Stream<Item = Result<agent::wire::ExportAck, tonic::Status>>
+                dyn futures_util::Stream<Item = Result<agent::proto::ExportAck, tonic::Status>>
                     + Send,
             >,
         >;

@@ -171,8 +171,8 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "both directions have one account",
         file: "agent-ebpf/src/account.rs",
-        from: "Some(found.slot * 2 + direction)",
-        to: "Some(found.slot * 2 + 0 * direction)",
+        from: "Some(hook_number(found.slot, direction))",
+        to: "Some(hook_number(found.slot, 0 * direction))",
         target: EVERY_FRAME,
     },
     Fault {

@@ -7,7 +7,7 @@
 use agent_common::{Pair, Reason};
 use serde::Serialize;
 
-use crate::wire::{self, Account, Hook, HookStatus, InterfaceCounters};
+use crate::proto::{self, Account, Hook, HookStatus, InterfaceCounters};
 
 const FCS_LEN_BYTES: i128 = 4;
 /// `veth_xdp_rcv_skb` counts an skb behind `eth_type_trans`; seen on 6.18.
@@ -59,7 +59,7 @@ pub fn compare(status: &HookStatus) -> Comparison {
     let interface = status.interface.clone().unwrap_or_default();
     let account = status.account.clone().unwrap_or_default();
     let is_egress = status.hook() == Hook::TcEgress;
-    let seen = wire::pair(account.seen);
+    let seen = proto::pair(account.seen);
     let mut comparison = Comparison {
         interface: interface.name,
         ifindex: interface.ifindex,
@@ -336,7 +336,7 @@ fn causes(account: &Account, status: &HookStatus, growth: &Growth, is_egress: bo
             );
         }
     }
-    let frames = i128::from(wire::pair(account.seen).packets);
+    let frames = i128::from(proto::pair(account.seen).packets);
     if frames > 0 && !is_egress {
         let text = "the interface counts frames without their Ethernet header, as a veth end does \
                     that polls (GRO on, or XDP by native)";

@@ -1,4 +1,4 @@
-//! The settings of `flow-agent run`: options and variables come in, checked values go out.
+//! The options of `flow-agent run`, and the [`Config`] that they add up to.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -6,13 +6,15 @@ use anyhow::{Result, ensure};
 
 use super::super::time;
 use crate::{
+    agent::Config,
     filter::{self, Rules},
-    interfaces::Patterns,
     kernel::{
-        attach::{Direction, IngressHook, TcAttach, XdpMode},
-        links::Link,
-        load::{self, LoadSettings},
+        attach::{AttachSettings, Directions, IngressHook, TcAttach, XdpMode},
+        load,
     },
+    output::Format,
+    pattern::{self, Patterns},
+    replica::ReplicaSettings,
     server::{
         DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits, ListenAddr,
     },
@@ -54,7 +56,7 @@ pub struct Args {
 
     /// Which packets are counted.
     #[arg(long, env = "FLOW_AGENT_DIRECTION", value_enum, default_value = "both")]
-    pub direction: Direction,
+    pub direction: Directions,
 
     /// Flows in each of the two pages of the kernel's table, some 190 bytes of kernel memory each.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_FLOWS", default_value_t = 500_000,
@@ -210,12 +212,6 @@ pub enum BpfLogLevel {
     Trace = 5,
 }
 
-/// Where the setting is not 0, at least one flow.
-fn early_scan_flows(max_flows: u32, percent: u32) -> u32 {
-    let flows = u64::from(max_flows) * u64::from(percent) / 100;
-    u32::try_from(flows).map_or(u32::MAX, |flows| flows.max(u32::from(percent != 0)))
-}
-
 /// A flip alone waits for some milliseconds.
 const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -231,15 +227,49 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 impl Args {
-    pub(super) fn hooks_an_interface(&self) -> usize {
-        match self.direction {
-            Direction::Both => 2,
-            Direction::Ingress | Direction::Egress => 1,
-        }
+    /// What the agent is to do; fails where settings contradict each other or a rule has a fault.
+    pub(super) fn config(self) -> Result<Config> {
+        self.refuse_contradictions()?;
+        Ok(Config {
+            object: self.object.0,
+            rules: filter::read(&self.filter, self.filter_file.as_deref())?,
+            include: pattern::all(&self.interface),
+            exclude: pattern::all(&self.exclude_interface),
+            attach: AttachSettings {
+                ingress_hook: self.ingress_hook,
+                xdp_mode: self.xdp_mode,
+                xdp_without_tags: self.xdp_without_tags,
+                directions: self.direction,
+                tc_attach: self.tc_attach,
+            },
+            max_flows: self.max_flows,
+            max_fragments: self.max_fragments,
+            decapsulate: self.decapsulate,
+            early_scan_percent: self.early_scan,
+            scan_interval: self.scan_interval,
+            replica: ReplicaSettings {
+                max_flows: self.max_tracked_flows as usize,
+                idle_timeout: self.idle_timeout,
+                linger: self.linger,
+            },
+            sample_rate: if self.sample == 1 { 0 } else { self.sample },
+            limits: Limits {
+                max_consumers: self.max_consumers,
+                max_connections: self.max_connections,
+                max_streams: self.max_streams,
+            },
+            listen: self.listen,
+            stdout: match self.output {
+                Output::None => None,
+                Output::Table => Some(Format::Table),
+                Output::Json => Some(Format::Json),
+            },
+            bpf_log_level: self.bpf_log_level as u8,
+        })
     }
 
     /// Fails where a setting would do nothing beside another one, so that nobody believes it does.
-    pub(super) fn refuse_contradictions(&self) -> Result<()> {
+    fn refuse_contradictions(&self) -> Result<()> {
         let Self {
             ingress_hook,
             xdp_mode,
@@ -249,7 +279,7 @@ impl Args {
             ..
         } = self;
         ensure!(
-            *ingress_hook != IngressHook::Xdp || *direction != Direction::Egress,
+            *ingress_hook != IngressHook::Xdp || *direction != Directions::Egress,
             "--ingress-hook xdp does nothing with --direction egress, since XDP sees what arrives: \
              take one of them away"
         );
@@ -271,29 +301,6 @@ impl Args {
         }
         Ok(())
     }
-
-    /// What the server lets in.
-    pub(super) fn limits(&self) -> Limits {
-        Limits {
-            max_consumers: self.max_consumers,
-            max_connections: self.max_connections,
-            max_streams: self.max_streams,
-        }
-    }
-
-    /// What the programs are loaded with, for these interfaces of the network namespace `netns`.
-    pub(super) fn load_settings(&self, selected: &[Link], netns: u32) -> LoadSettings {
-        LoadSettings {
-            max_flows: self.max_flows,
-            max_fragments: self.max_fragments,
-            early_scan_flows: early_scan_flows(self.max_flows, self.early_scan),
-            decapsulate: self.decapsulate,
-            netns,
-            ifindexes: selected.iter().map(|link| link.ifindex).collect(),
-            sample_rate: self.sample,
-            log_level: self.bpf_log_level as u8,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -301,14 +308,6 @@ mod tests {
     use clap::{Args as _, Command, FromArgMatches as _};
 
     use super::*;
-
-    #[test]
-    fn the_mark_is_a_part_of_the_table_and_at_least_one_flow() {
-        assert_eq!(early_scan_flows(500_000, 50), 250_000);
-        assert_eq!(early_scan_flows(100_000_000, 99), 99_000_000);
-        assert_eq!(early_scan_flows(1, 50), 1);
-        assert_eq!(early_scan_flows(500_000, 0), 0);
-    }
 
     fn contradiction(arguments: &str) -> Option<String> {
         let all = std::iter::once("run").chain(arguments.split_whitespace());

@@ -1,39 +1,60 @@
-//! SIGHUP comes in; the rules of the arguments and the file, read again, go to the running agent.
+//! SIGHUP: the rules of the arguments and of the file, which is read again, replace those of the running agent.
 
-use std::io::IsTerminal as _;
+use std::{io::IsTerminal as _, path::PathBuf};
 
 use anyhow::{Context as _, Result};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::Args;
-use crate::{control::Control, filter};
+use crate::{
+    filter::{self, Rules},
+    rules::RunningRules,
+};
 
-/// Reads the filter rules again at every SIGHUP, as a service is told to. In a terminal it stays what
-/// it is there, the end, unless there is a file to read.
-pub(super) fn at_hangup(args: &Args, control: Control) -> Result<()> {
-    if args.filter_file.is_none() && std::io::stdin().is_terminal() {
-        return Ok(());
+/// Hears SIGHUP. In a terminal the signal stays what it is there, the end, unless there is a file to read.
+pub(super) struct Reload {
+    hangup: Option<Signal>,
+    arguments: Vec<Rules>,
+    file: Option<PathBuf>,
+}
+
+impl Reload {
+    pub(super) fn listen(args: &Args) -> Result<Self> {
+        let has_use = args.filter_file.is_some() || !std::io::stdin().is_terminal();
+        let hangup = has_use.then(|| signal(SignalKind::hangup()).context("handle SIGHUP"));
+        Ok(Self {
+            hangup: hangup.transpose()?,
+            arguments: args.filter.clone(),
+            file: args.filter_file.clone(),
+        })
     }
-    let mut hangup = signal(SignalKind::hangup()).context("handle SIGHUP")?;
-    let (rules, file) = (args.filter.clone(), args.filter_file.clone());
-    tokio::spawn(async move {
-        while hangup.recv().await.is_some() {
-            match filter::read_again(&rules, file.as_deref()) {
-                Ok(rules) => {
-                    let before = control.in_force().rules;
-                    let is_empty = rules.is_empty();
-                    // What becomes of them is logged where they come into force.
-                    let outcome = control.set_filters(rules).await;
-                    if is_empty && before > 0 && outcome.is_ok() {
-                        tracing::warn!(
-                            before,
-                            "no filter rules were found, every packet is counted from here on"
-                        );
+
+    /// Reads the rules again at every SIGHUP, also one that came since [`Reload::listen`].
+    pub(super) fn start(self, running: RunningRules) {
+        let Self {
+            hangup,
+            arguments,
+            file,
+        } = self;
+        let Some(mut hangup) = hangup else { return };
+        tokio::spawn(async move {
+            while hangup.recv().await.is_some() {
+                match filter::read_again(&arguments, file.as_deref()) {
+                    Ok(rules) => {
+                        let before = running.in_force().rules;
+                        let is_empty = rules.is_empty();
+                        // What becomes of them is logged where they come into force.
+                        let outcome = running.replace(rules).await;
+                        if is_empty && before > 0 && outcome.is_ok() {
+                            tracing::warn!(
+                                before,
+                                "no filter rules were found, every packet is counted from here on"
+                            );
+                        }
                     }
+                    Err(error) => tracing::error!("the filter rules stay as they were: {error:#}"),
                 }
-                Err(error) => tracing::error!("the filter rules stay as they were: {error:#}"),
             }
-        }
-    });
-    Ok(())
+        });
+    }
 }

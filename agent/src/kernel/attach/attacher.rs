@@ -10,13 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_common::{Direction, direction::hook_number};
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    AttachSettings, Direction, Hook, IngressHook, LinkPlace, Mode, TcAttach, XdpMode,
+    AttachSettings, Directions, Hook, IngressHook, LinkPlace, Mode, TcAttach, XdpMode,
     clsact::{self, Clsact},
     create_link,
-    filter::Side,
     held::{HeldLink, HeldLinks},
     link_type,
     programs::{Programs, tc_name},
@@ -77,22 +77,24 @@ impl Attacher {
 
     fn interface(&mut self, link: &Link, slot: u32) -> Result<()> {
         let settings = self.settings;
-        if settings.direction != Direction::Egress {
+        if settings.directions != Directions::Egress {
             match settings.ingress_hook {
                 IngressHook::Tc => {
                     warn_of_generic_xdp(link);
-                    self.hook(link, slot, Side::Ingress, |attacher, hook| {
-                        attacher.tc(link, Side::Ingress, hook)
+                    self.hook(link, slot, Direction::Ingress, |attacher, hook| {
+                        attacher.tc(link, Direction::Ingress, hook)
                     })?;
                 }
-                IngressHook::Xdp => self.hook(link, slot, Side::Ingress, |attacher, hook| {
-                    attacher.xdp_or_tc(link, hook)
-                })?,
+                IngressHook::Xdp => {
+                    self.hook(link, slot, Direction::Ingress, |attacher, hook| {
+                        attacher.xdp_or_tc(link, hook)
+                    })?;
+                }
             }
         }
         if has_egress(link, settings) {
-            self.hook(link, slot, Side::Egress, |attacher, hook| {
-                attacher.tc(link, Side::Egress, hook)
+            self.hook(link, slot, Direction::Egress, |attacher, hook| {
+                attacher.tc(link, Direction::Egress, hook)
             })?;
         }
         Ok(())
@@ -103,11 +105,11 @@ impl Attacher {
         &mut self,
         link: &Link,
         slot: u32,
-        side: Side,
+        direction: Direction,
         attach: impl FnOnce(&mut Self, &mut Hook) -> Result<()>,
     ) -> Result<()> {
         let before = self.counters.counters(link.ifindex)?;
-        let mut hook = self.planned(link, slot, side);
+        let mut hook = self.planned(link, slot, direction);
         self.progress.push(AttachedHook {
             hook: hook.clone(),
             before_attach: before,
@@ -130,15 +132,14 @@ impl Attacher {
     }
 
     /// What its packets are held for while it is attached: rather less exact than it is.
-    fn planned(&self, link: &Link, slot: u32, side: Side) -> Hook {
-        let is_egress = side == Side::Egress;
+    fn planned(&self, link: &Link, slot: u32, direction: Direction) -> Hook {
         let AttachSettings {
             ingress_hook,
             xdp_mode,
             xdp_without_tags,
             ..
         } = self.settings;
-        let is_xdp = !is_egress && ingress_hook == IngressHook::Xdp;
+        let is_xdp = direction == Direction::Ingress && ingress_hook == IngressHook::Xdp;
         let mode = match xdp_mode {
             XdpMode::Generic if is_xdp => Mode::XdpGeneric,
             XdpMode::Auto | XdpMode::Native if is_xdp => Mode::XdpNative,
@@ -147,8 +148,8 @@ impl Attacher {
         Hook {
             interface: link.name.clone(),
             ifindex: link.ifindex,
-            account_index: slot * 2 + u32::from(is_egress),
-            is_egress,
+            number: hook_number(slot, direction as u32),
+            direction,
             mode,
             instead_of_xdp: None,
             tag_place: None,
@@ -156,15 +157,15 @@ impl Attacher {
         }
     }
 
-    pub(super) fn tc(&mut self, link: &Link, side: Side, hook: &mut Hook) -> Result<()> {
+    pub(super) fn tc(&mut self, link: &Link, direction: Direction, hook: &mut Hook) -> Result<()> {
         let how = self.settings.tc_attach;
-        let name = tc_name(side, link_type(link)?);
-        let (way, place) = match side {
-            Side::Ingress => ("ingress", INGRESS),
-            Side::Egress => ("egress", EGRESS),
+        let name = tc_name(direction, link_type(link)?);
+        let place = match direction {
+            Direction::Ingress => INGRESS,
+            Direction::Egress => EGRESS,
         };
         let program = self.programs.get(name)?;
-        let what = || format!("attach tc {way} to {}", link.name);
+        let what = || format!("attach tc {} to {}", direction.name(), link.name);
         let tcx = match how {
             TcAttach::Clsact => None,
             TcAttach::Auto | TcAttach::Tcx => match create_link(program, link.ifindex, place) {
@@ -188,7 +189,7 @@ impl Attacher {
             let program = program
                 .try_clone_to_owned()
                 .context("duplicate a program's descriptor")?;
-            self.clsact(link, side, program.as_fd(), name)
+            self.clsact(link, direction, program.as_fd(), name)
                 .with_context(what)?;
             Mode::Clsact
         };
@@ -204,7 +205,7 @@ impl Attacher {
     fn clsact(
         &mut self,
         link: &Link,
-        side: Side,
+        direction: Direction,
         program: BorrowedFd<'_>,
         program_name: &str,
     ) -> Result<()> {
@@ -212,13 +213,13 @@ impl Attacher {
             Some(clsact) => clsact,
             None => self.clsact.insert(Clsact::open()?),
         };
-        clsact.attach(link, side, program, program_name)
+        clsact.attach(link, direction, program, program_name)
     }
 }
 
 /// What a host sends to itself arrives on lo as well: one hook counts it once.
 pub(super) fn has_egress(link: &Link, settings: AttachSettings) -> bool {
-    settings.direction != Direction::Ingress && !link.is_loopback
+    settings.directions != Directions::Ingress && !link.is_loopback
 }
 
 /// Seen on 6.18: generic XDP copies an skb that has too little headroom, and the copy's `mac_len` is

@@ -11,11 +11,12 @@
 
 use std::{collections::BTreeSet, os::fd::BorrowedFd};
 
+use agent_common::Direction;
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    filter::{Place, Side, TcSocket},
     instance::{self, Instance},
+    tc_netlink::{Place, TcSocket},
 };
 use crate::kernel::links::{Link, netlink::errno};
 
@@ -50,21 +51,21 @@ impl Clsact {
         })
     }
 
-    /// Hangs the program of this name on one side of an interface.
+    /// Hangs the program of this name on one direction of an interface.
     pub(super) fn attach(
         &mut self,
         link: &Link,
-        side: Side,
+        direction: Direction,
         program: BorrowedFd<'_>,
         program_name: &str,
     ) -> Result<()> {
-        self.ensure_qdisc(link, side)?;
+        self.ensure_qdisc(link, direction)?;
         let instance = self.instance.number;
         let name = format!("{NAME_PREFIX}{program_name}@{instance}");
         let place = self
-            .add(link.ifindex, side, program, &name)
+            .add(link.ifindex, direction, program, &name)
             .with_context(|| {
-                let priority = priority(side);
+                let priority = priority(direction);
                 format!(
                     "add a clsact filter at priority {priority} (`tc filter show` lists others)"
                 )
@@ -78,15 +79,15 @@ impl Clsact {
     fn add(
         &mut self,
         ifindex: u32,
-        side: Side,
+        direction: Direction,
         program: BorrowedFd<'_>,
         name: &str,
     ) -> Result<Place> {
         let first = self.instance.number as u16;
         let mut place = Place {
             ifindex,
-            side,
-            priority: priority(side),
+            direction,
+            priority: priority(direction),
             handle: 0,
         };
         for neighbour in 0..MAX_NEIGHBOURS {
@@ -99,7 +100,7 @@ impl Clsact {
         bail!("{MAX_NEIGHBOURS} handles in a row are taken")
     }
 
-    fn ensure_qdisc(&mut self, link: &Link, side: Side) -> Result<()> {
+    fn ensure_qdisc(&mut self, link: &Link, direction: Direction) -> Result<()> {
         if self.prepared.contains(&link.ifindex) {
             return Ok(());
         }
@@ -116,14 +117,14 @@ impl Clsact {
             Err(error) => return Err(error).context("add a clsact qdisc"),
         }
         let qdiscs = self.socket.filter_qdiscs()?;
-        // The kernel takes a filter for the egress side of an ingress qdisc, and runs it on ingress.
-        if side == Side::Egress
+        // The kernel takes a filter for the egress direction of an ingress qdisc, and runs it on ingress.
+        if direction == Direction::Egress
             && qdiscs
                 .get(&link.ifindex)
                 .is_some_and(|kind| kind == "ingress")
         {
             bail!(
-                "there is an ingress qdisc of somebody else's, which has no egress side: choose \
+                "there is an ingress qdisc of somebody else's, which has no egress direction: choose \
                  --direction ingress, or replace it by clsact"
             );
         }
@@ -153,8 +154,8 @@ impl Drop for Clsact {
 pub(super) fn remove_stale() -> Result<()> {
     let mut socket = TcSocket::open()?;
     for ifindex in socket.filter_qdiscs()?.into_keys() {
-        for side in [Side::Ingress, Side::Egress] {
-            let mut ours = socket.list(ifindex, side)?;
+        for direction in [Direction::Ingress, Direction::Egress] {
+            let mut ours = socket.list(ifindex, direction)?;
             ours.retain(|(place, name)| instance_number(*place, name).is_some());
             if ours.is_empty() {
                 continue;
@@ -170,7 +171,7 @@ pub(super) fn remove_stale() -> Result<()> {
                     .with_context(|| format!("remove {name} from interface index {ifindex}"))?;
                 tracing::info!(
                     ifindex,
-                    ?side,
+                    ?direction,
                     name,
                     "removed a filter that a killed agent left behind"
                 );
@@ -182,17 +183,17 @@ pub(super) fn remove_stale() -> Result<()> {
 
 /// The instance whose filter this is, `None` where it is not ours.
 fn instance_number(place: Place, name: &str) -> Option<u64> {
-    if place.priority != priority(place.side) || place.handle >> 16 != HANDLE_MAJOR {
+    if place.priority != priority(place.direction) || place.handle >> 16 != HANDLE_MAJOR {
         return None;
     }
     let (_, number) = name.strip_prefix(NAME_PREFIX)?.split_once('@')?;
     number.parse().ok()
 }
 
-fn priority(side: Side) -> u16 {
-    match side {
-        Side::Ingress => INGRESS_PRIORITY,
-        Side::Egress => EGRESS_PRIORITY,
+fn priority(direction: Direction) -> u16 {
+    match direction {
+        Direction::Ingress => INGRESS_PRIORITY,
+        Direction::Egress => EGRESS_PRIORITY,
     }
 }
 
@@ -204,7 +205,7 @@ mod tests {
     fn a_filter_is_ours_by_priority_handle_and_name_together() {
         let ours = Place {
             ifindex: 2,
-            side: Side::Ingress,
+            direction: Direction::Ingress,
             priority: INGRESS_PRIORITY,
             handle: 0xf10a_0003,
         };
@@ -220,7 +221,7 @@ mod tests {
             ),
             (
                 Place {
-                    side: Side::Egress,
+                    direction: Direction::Egress,
                     ..ours
                 },
                 name,

@@ -6,7 +6,7 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
-use agent_common::LinkType;
+use agent_common::{Direction, LinkType};
 use anyhow::{Context as _, Result};
 use aya::{
     Ebpf,
@@ -14,7 +14,7 @@ use aya::{
     util::KernelVersion,
 };
 
-use super::{AttachSettings, Direction, IngressHook, Side, link_type};
+use super::{AttachSettings, Directions, IngressHook, link_type};
 use crate::kernel::{links::Link, refusal, signals};
 
 /// Loaded programs by name.
@@ -29,14 +29,14 @@ impl Programs {
         let mut programs = Self::default();
         for link in links {
             let link_type = link_type(link)?;
-            if settings.direction != Direction::Egress {
-                programs.add(ebpf, tc_name(Side::Ingress, link_type))?;
+            if settings.directions != Directions::Egress {
+                programs.add(ebpf, tc_name(Direction::Ingress, link_type))?;
                 if settings.ingress_hook == IngressHook::Xdp {
                     programs.add(ebpf, xdp_name(link_type))?;
                 }
             }
-            if settings.direction != Direction::Ingress {
-                programs.add(ebpf, tc_name(Side::Egress, link_type))?;
+            if settings.directions != Directions::Ingress {
+                programs.add(ebpf, tc_name(Direction::Egress, link_type))?;
             }
         }
         Ok(programs)
@@ -69,12 +69,12 @@ pub fn load_all(ebpf: &mut Ebpf) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn tc_name(side: Side, link_type: LinkType) -> &'static str {
-    match (side, link_type) {
-        (Side::Ingress, LinkType::Ethernet) => "tc_ingress",
-        (Side::Ingress, LinkType::Ip) => "tc_ingress_ip",
-        (Side::Egress, LinkType::Ethernet) => "tc_egress",
-        (Side::Egress, LinkType::Ip) => "tc_egress_ip",
+pub(super) fn tc_name(direction: Direction, link_type: LinkType) -> &'static str {
+    match (direction, link_type) {
+        (Direction::Ingress, LinkType::Ethernet) => "tc_ingress",
+        (Direction::Ingress, LinkType::Ip) => "tc_ingress_ip",
+        (Direction::Egress, LinkType::Ethernet) => "tc_egress",
+        (Direction::Egress, LinkType::Ip) => "tc_egress_ip",
     }
 }
 

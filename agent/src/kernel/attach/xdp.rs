@@ -3,11 +3,10 @@
 
 use std::{fmt::Display, io};
 
+use agent_common::Direction;
 use anyhow::{Result, anyhow};
 
-use super::{
-    Attacher, Hook, LinkPlace, Mode, Side, XdpMode, create_link, link_type, programs::xdp_name,
-};
+use super::{Attacher, Hook, LinkPlace, Mode, XdpMode, create_link, link_type, programs::xdp_name};
 use crate::kernel::links::{
     Link,
     tags::{Features, TagPlace},
@@ -112,7 +111,7 @@ impl Attacher {
             interface = link.name,
             "counting at TC and not at XDP: {in_words}"
         );
-        self.tc(link, Side::Ingress, hook)?;
+        self.tc(link, Direction::Ingress, hook)?;
         hook.instead_of_xdp = Some(why);
         Ok(())
     }

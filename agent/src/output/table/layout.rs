@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     output::human,
-    wire::{Direction, EndReason, FlowRecord},
+    proto::{Direction, EndReason, FlowRecord},
 };
 
 const GAP: &str = "  ";

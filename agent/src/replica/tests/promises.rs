@@ -174,7 +174,7 @@ fn play_sides(max_flows: usize, scans: &[Vec<SidedOp>]) {
             }
             counted.first_direction = u8::from(packets[0] == 0);
             for direction in [0, 1] {
-                let hook = Direction::of_hook(direction ^ side);
+                let hook = Direction::from_bit(direction ^ side);
                 let seen = packets[usize::from(direction)];
                 add_to(&mut fed, &key(number), direction, hook, seen);
             }

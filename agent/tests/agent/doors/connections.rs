@@ -1,6 +1,6 @@
 //! How many connections there may be, and what happens to those without a call.
 
-use agent::wire::{GetStatusRequest, ObserveRequest};
+use agent::proto::{GetStatusRequest, ObserveRequest};
 use lab::{Lab, privilege::is_root_or_skip};
 use tokio::{io::AsyncReadExt as _, net::UnixStream};
 use tonic::Code;

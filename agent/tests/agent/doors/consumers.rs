@@ -2,7 +2,7 @@
 
 use std::{os::unix::process::CommandExt as _, process::Command};
 
-use agent::wire::{AgentStatus, GetStatusRequest, ObserveRequest};
+use agent::proto::{AgentStatus, GetStatusRequest, ObserveRequest};
 use lab::{Lab, privilege::is_root_or_skip};
 use prost::Message as _;
 use tonic::Code;

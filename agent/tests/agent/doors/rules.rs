@@ -1,6 +1,6 @@
 //! Who may see and change the filter rules, and how much memory a refused set of rules can take.
 
-use agent::wire::{Filters, GetFiltersRequest, SetFiltersRequest};
+use agent::proto::{Filters, GetFiltersRequest, SetFiltersRequest};
 use lab::{Lab, privilege::is_root_or_skip};
 use prost::Message as _;
 use tonic::Code;

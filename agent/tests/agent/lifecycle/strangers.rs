@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use agent::wire::{AgentStatus, FlowBatch, GetStatusRequest, flow_collector_server};
+use agent::proto::{AgentStatus, FlowBatch, GetStatusRequest, flow_collector_server};
 use lab::{Host, Lab, privilege::is_root_or_skip};
 use prost::Message;
 use tempfile::TempDir;
@@ -90,7 +90,7 @@ fn a_client_of_another_protocol_or_version_is_answered_and_disturbs_nobody() {
             .await
             .unwrap();
         assert_eq!(batch.stream_seq, 1);
-        let filtering = agent::wire::ObserveRequest {
+        let filtering = agent::proto::ObserveRequest {
             filter: "tcp".into(),
             ..Default::default()
         };
@@ -117,7 +117,7 @@ struct Collector;
 #[tonic::async_trait]
 impl flow_collector_server::FlowCollector for Collector {
     type ExportStream = std::pin::Pin<
-        Box<dyn futures_util::Stream<Item = Result<agent::wire::ExportAck, Status>> + Send>,
+        Box<dyn futures_util::Stream<Item = Result<agent::proto::ExportAck, Status>> + Send>,
     >;
 
     async fn export(

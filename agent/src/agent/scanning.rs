@@ -1,4 +1,4 @@
-//! The loop of the agent: whatever asks for the scanner comes in, one thing at a time is done with it.
+//! The loop of the agent: one thing at a time is done with the scanner, whoever asks for it.
 
 use anyhow::{Context as _, Result};
 use tokio::{
@@ -7,11 +7,8 @@ use tokio::{
     time::Instant,
 };
 
-use super::{
-    rules::Switch,
-    wakes::{Wake, Wakes},
-};
-use crate::{log_limit::LogLimit, scan::Scanner};
+use super::wakes::{Wake, Wakes};
+use crate::{log_limit::LogLimit, rules::Switch, scan::Scanner};
 
 /// What asks for it.
 pub(super) struct Scanning {
@@ -38,9 +35,9 @@ impl Scanning {
         tokio::pin!(shutdown);
         loop {
             let wake = tokio::select! {
-                Some(Switch { set, done }) = self.switches.recv() => {
+                Some(Switch { rules, done }) = self.switches.recv() => {
                     let (back, outcome) = spawn_blocking(move || {
-                        let outcome = scanner.follow(set);
+                        let outcome = scanner.follow(rules);
                         (scanner, outcome)
                     })
                     .await

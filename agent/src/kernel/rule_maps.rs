@@ -1,4 +1,4 @@
-//! The programs' filter rules: rules come in, a set that the programs can be turned to goes out.
+//! The maps that hold the programs' filter rules.
 //!
 //! There are two slots. The next set is put into maps of its own in the slot that no program looks
 //! at, which may take its time; then one store ([`super::pages::Pages::set_rule_set`]) changes the
@@ -13,9 +13,9 @@ use aya::maps::MapData;
 use aya_obj::generated::bpf_map_type::{BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_LPM_TRIE};
 
 use super::{
-    bpf,
-    inner_map::{self, Shape},
-    load::map_memory_bytes,
+    bpf::{self, Shape},
+    inner_map,
+    memory::map_memory_bytes,
 };
 use crate::filter::{self, Compiled, Rule};
 
@@ -24,7 +24,7 @@ const BPF_F_NO_PREALLOC: u32 = 1 << 0;
 const BPF_F_INNER_MAP: u32 = 1 << 12;
 
 /// The outer maps and the set in force.
-pub struct Filters {
+pub struct RuleMaps {
     rows: MapData,
     nets_v4: MapData,
     nets_v6: MapData,
@@ -42,13 +42,13 @@ struct Active {
 /// A set in its slot, before programs are turned to it.
 pub struct Staged {
     next: Option<Active>,
-    set: RuleSet,
+    rules: PlacedRules,
     warnings: Vec<String>,
 }
 
-/// What the owner of the programs' switch has to know of a set.
+/// What the owner of the programs' switch has to know of a set that is in its maps.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct RuleSet {
+pub struct PlacedRules {
     /// As the programs number it; 0 is none.
     pub number: u32,
     pub rules: u32,
@@ -57,8 +57,8 @@ pub struct RuleSet {
 }
 
 impl Staged {
-    pub fn set(&self) -> RuleSet {
-        self.set
+    pub fn rules(&self) -> PlacedRules {
+        self.rules
     }
 
     /// What in the rules may not be meant; it is logged already.
@@ -67,7 +67,7 @@ impl Staged {
     }
 }
 
-impl Filters {
+impl RuleMaps {
     /// Without rules.
     pub fn new(
         rows: MapData,
@@ -102,14 +102,14 @@ impl Filters {
             kernel_memory_bytes += maps.iter().map(map_memory_bytes).sum::<u64>();
             Some(Active { slot, _maps: maps })
         };
-        let set = RuleSet {
+        let placed = PlacedRules {
             number: next.as_ref().map_or(0, |next| next.slot + 1),
             rules: rules.len() as u32,
             kernel_memory_bytes,
         };
         Ok(Staged {
             next,
-            set,
+            rules: placed,
             warnings,
         })
     }

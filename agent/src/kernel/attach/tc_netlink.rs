@@ -1,11 +1,12 @@
-//! BPF filters on clsact by netlink: an interface and a side come in, filters are added, listed and
-//! removed, each by its own priority and handle.
+//! The netlink messages that add, list and remove BPF filters on a clsact qdisc, each by its own priority and
+//! handle.
 
 use std::{
     collections::BTreeMap,
     os::fd::{AsRawFd as _, BorrowedFd},
 };
 
+use agent_common::Direction;
 use anyhow::{Context as _, Result};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_sys::protocols::NETLINK_ROUTE;
@@ -26,17 +27,11 @@ const TCA_BPF_FLAGS: u16 = 8;
 const TCA_BPF_FLAG_ACT_DIRECT: u32 = 1;
 const ETH_P_ALL: u16 = 3;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
-    Ingress,
-    Egress,
-}
-
 /// Where a filter is; two filters cannot be in one place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub ifindex: u32,
-    pub side: Side,
+    pub direction: Direction,
     pub priority: u16,
     pub handle: u32,
 }
@@ -108,10 +103,14 @@ impl TcSocket {
     }
 
     /// The BPF filters on one side of an interface with the names that they were added under.
-    pub(super) fn list(&mut self, ifindex: u32, side: Side) -> Result<Vec<(Place, String)>> {
+    pub(super) fn list(
+        &mut self,
+        ifindex: u32,
+        direction: Direction,
+    ) -> Result<Vec<(Place, String)>> {
         let request = Message {
             kind: libc::RTM_GETTFILTER,
-            body: tcmsg(ifindex, 0, side.parent(), 0),
+            body: tcmsg(ifindex, 0, parent(direction), 0),
         };
         let mut filters = Vec::new();
         for answer in self.netlink.dump(&request).context("list filters")? {
@@ -122,7 +121,7 @@ impl TcSocket {
             }
             let place = Place {
                 ifindex,
-                side,
+                direction,
                 priority: (u32::from_ne_bytes(field(body, 16)?) >> 16) as u16,
                 handle: u32::from_ne_bytes(field(body, 8)?),
             };
@@ -133,12 +132,10 @@ impl TcSocket {
     }
 }
 
-impl Side {
-    fn parent(self) -> u32 {
-        match self {
-            Self::Ingress => TC_H_MIN_INGRESS,
-            Self::Egress => TC_H_MIN_EGRESS,
-        }
+fn parent(direction: Direction) -> u32 {
+    match direction {
+        Direction::Ingress => TC_H_MIN_INGRESS,
+        Direction::Egress => TC_H_MIN_EGRESS,
     }
 }
 
@@ -146,7 +143,7 @@ impl Place {
     fn tcmsg(self) -> Vec<u8> {
         let protocol_be = u32::from(ETH_P_ALL.to_be());
         let info = u32::from(self.priority) << 16 | protocol_be;
-        tcmsg(self.ifindex, self.handle, self.side.parent(), info)
+        tcmsg(self.ifindex, self.handle, parent(self.direction), info)
     }
 }
 

@@ -17,39 +17,39 @@ use super::{
     request,
 };
 use crate::{
-    control::{Changed, Control, ControlError, MAX_MESSAGE_BYTES},
     filter::{self, Fault, Rule, bounds},
-    wire::Filters,
+    proto::Filters,
+    rules::{MAX_MESSAGE_BYTES, ReplaceError, Replaced, RunningRules},
 };
 
-pub(super) struct Rules {
-    control: Control,
+pub(super) struct FilterRules {
+    running: RunningRules,
     one_at_a_time: Semaphore,
 }
 
-impl Rules {
-    pub(super) fn new(control: Control) -> Self {
+impl FilterRules {
+    pub(super) fn new(running: RunningRules) -> Self {
         Self {
-            control,
+            running,
             one_at_a_time: Semaphore::new(1),
         }
     }
 
     /// An encoded `Filters`.
     pub(super) fn in_force(&self) -> Bytes {
-        self.control.in_force().message.clone()
+        self.running.in_force().message.clone()
     }
 
     /// Replaces the rules by those of the body; the parts of an encoded `Filters`.
     pub(super) async fn set(&self, headers: &HeaderMap, body: Body) -> Result<Vec<Bytes>, Status> {
-        let stopping = |_| Status::unavailable(ControlError::Stopping.to_string());
+        let stopping = |_| Status::unavailable(ReplaceError::Stopping.to_string());
         let _turn = self.one_at_a_time.acquire().await.map_err(stopping)?;
         let message = request::bytes(headers, body, MAX_MESSAGE_BYTES).await?;
         let rules = tokio::task::spawn_blocking(move || rules(message))
             .await
             .map_err(|error| Status::internal(format!("the rules could not be read: {error}")))??;
-        match self.control.set_filters(rules).await {
-            Ok(Changed { in_force, warnings }) => {
+        match self.running.replace(rules).await {
+            Ok(Replaced { in_force, warnings }) => {
                 let warnings = Filters {
                     warnings,
                     ..Filters::default()
@@ -60,10 +60,10 @@ impl Rules {
                     warnings.encode_to_vec().into(),
                 ])
             }
-            Err(error @ ControlError::Refused(_)) => {
+            Err(error @ ReplaceError::Refused(_)) => {
                 Err(Status::failed_precondition(error.to_string()))
             }
-            Err(error @ ControlError::Stopping) => Err(Status::unavailable(error.to_string())),
+            Err(error @ ReplaceError::Stopping) => Err(Status::unavailable(error.to_string())),
         }
     }
 }
@@ -143,7 +143,7 @@ fn texts(mut message: Bytes) -> Result<Vec<Bytes>, Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::SetFiltersRequest;
+    use crate::proto::SetFiltersRequest;
 
     fn read(message: impl Into<Bytes>) -> Result<Vec<String>, String> {
         let rules = rules(message.into()).map_err(|status| status.message().to_owned())?;
@@ -190,8 +190,7 @@ mod tests {
     fn rules_are_for_unix_sockets_and_their_change_for_those_who_run_the_agent() {
         let doors = Doors::new(super::super::limits::Limits::default());
         let unix = |uid| Peer::Unix { pid: None, uid };
-        // SAFETY: geteuid has no arguments and always succeeds.
-        let own_uid = unsafe { libc::geteuid() };
+        let own_uid = rustix::process::geteuid().as_raw();
         let tcp = Peer::Tcp(([127, 0, 0, 1], 1).into());
         let mut refused = 0;
         for (peer, may_see, may_change) in [

@@ -10,7 +10,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{kernel::links::LinkSocket, status, wire::AgentStatus};
+use crate::{kernel::links::LinkSocket, proto::AgentStatus, status};
 
 /// A status whose drops are not known after this time goes without.
 const PATIENCE: Duration = Duration::from_secs(1);

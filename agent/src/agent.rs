@@ -1,0 +1,305 @@
+//! The agent as a whole. [`Agent::start`] makes its parts from a [`Config`] and loads the programs;
+//! [`Agent::run`] attaches them, scans until the end is asked for, and then detaches, drains and sends what is
+//! left.
+//!
+//! What runs meanwhile: [`scanning`] has the scanner and does one thing at a time with it, when [`wakes`]
+//! says so; [`publish`] completes the status behind every scan; [`printing`] is our own consumer on stdout; the
+//! server carries batches and status to the others.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::{
+    batch::{BatchEncoder, Identity},
+    clock,
+    filter::Rule,
+    hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
+    interfaces,
+    kernel::{
+        attach::{AttachSettings, Attachments},
+        filled::FilledPages,
+        links::{Link, LinkSocket, netns_inode, tags::TagWatch},
+        load::{Kernel, LoadSettings},
+        real_time,
+    },
+    limits,
+    output::Format,
+    pattern::Pattern,
+    proto::AgentStatus,
+    replica::{Replica, ReplicaSettings},
+    rules::{RunningRules, Switch},
+    scan::{Interfaces, Scanner, ScannerParts},
+    server::{DEFAULT_DRAIN_TIMEOUT, Limits, ListenAddr, Listeners, Server},
+    status::{self, StatusSettings},
+};
+
+mod printing;
+mod publish;
+mod scanning;
+mod wakes;
+
+use printing::Printing;
+use publish::{Publisher, QdiscDrops};
+use scanning::Scanning;
+use wakes::Wakes;
+
+/// How often the programs' log is carried over, where it is on.
+const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Everything that the agent does, resolved from options and variables.
+#[derive(Debug)]
+pub struct Config {
+    /// The programs to load: [`crate::kernel::load::OBJECT`], or a build of them for tests.
+    pub object: &'static [u8],
+    /// Interfaces to count on; those that carry a default route where there is no pattern.
+    pub include: Vec<Pattern>,
+    pub exclude: Vec<Pattern>,
+    pub attach: AttachSettings,
+    /// Flows in each page of the kernel's table.
+    pub max_flows: u32,
+    pub max_fragments: u32,
+    pub decapsulate: bool,
+    /// How full a page is, in percent, when it is drained before its time; 0 always waits.
+    pub early_scan_percent: u32,
+    pub scan_interval: Duration,
+    pub replica: ReplicaSettings,
+    pub rules: Vec<Rule>,
+    /// One flow in so many is counted; 0 counts every flow.
+    pub sample_rate: u32,
+    pub listen: Vec<ListenAddr>,
+    pub limits: Limits,
+    /// How to show the flows on stdout, if at all.
+    pub stdout: Option<Format>,
+    /// What the programs log: 0 is off, 1 to 5 are error to trace (aya-log's levels).
+    pub bpf_log_level: u8,
+}
+
+/// An agent whose programs are loaded and whose listeners are open. Nothing is attached yet.
+pub struct Agent {
+    config: Config,
+    identity: Arc<Identity>,
+    hub: Hub,
+    listeners: Listeners,
+    kernel: Kernel,
+    selected: Vec<Link>,
+    /// Inode number of the network namespace.
+    netns: u32,
+    filled: FilledPages,
+    rules: RunningRules,
+    switches: mpsc::Receiver<Switch>,
+}
+
+impl Agent {
+    /// Chooses the interfaces, loads the programs, puts the rules in force and opens the listeners, in the
+    /// network namespace of the calling thread.
+    pub async fn start(config: Config) -> Result<Self> {
+        let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
+        let identity = Arc::new(identity()?);
+        let mut links = LinkSocket::open()?;
+        let selected = interfaces::select(
+            &links.links()?,
+            &config.include,
+            &config.exclude,
+            &links.default_route_ifindexes()?,
+        )?;
+        if real_time::may_interleave() {
+            tracing::warn!("{}", real_time::LOSS);
+        }
+        let netns = netns_inode()?;
+        limits::raise_open_files(selected.len() * config.attach.directions.count())?;
+        let settings = LoadSettings {
+            max_flows: config.max_flows,
+            max_fragments: config.max_fragments,
+            early_scan_flows: early_scan_flows(config.max_flows, config.early_scan_percent),
+            decapsulate: config.decapsulate,
+            netns,
+            ifindexes: selected.iter().map(|link| link.ifindex).collect(),
+            sample_rate: config.sample_rate,
+            log_level: config.bpf_log_level,
+        };
+        let mut kernel = Kernel::load_object(config.object, &settings)?;
+        let filled = kernel.filled.take().context("the ring of filled pages")?;
+        let filled = FilledPages::listen(filled)?;
+        // Before anything is attached, so that a port in use leaves nothing behind.
+        let listeners = Listeners::bind(&config.listen).await?;
+        for (slot, link) in selected.iter().enumerate() {
+            kernel.register(link.ifindex, &link.name, slot as u32)?;
+        }
+        let mut maps = kernel.take_rule_maps()?;
+        let staged = maps.stage(&config.rules)?;
+        kernel.follow(staged.rules())?;
+        maps.settle(staged);
+        let (rules, switches) = RunningRules::new(&config.rules, maps);
+        if config.bpf_log_level != 0 {
+            forward_logs(&mut kernel)?;
+        }
+        Ok(Self {
+            config,
+            identity,
+            hub,
+            listeners,
+            kernel,
+            selected,
+            netns,
+            filled,
+            rules,
+            switches,
+        })
+    }
+
+    /// To see and to replace the filter rules, also while the agent runs.
+    pub fn rules(&self) -> RunningRules {
+        self.rules.clone()
+    }
+
+    /// Counts until `stop`, or until a hook cannot be attached. Returns when everything is detached, drained
+    /// and sent.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<()> {
+        let Self {
+            config,
+            identity,
+            hub,
+            listeners,
+            mut kernel,
+            selected,
+            netns,
+            filled,
+            rules,
+            switches,
+        } = self;
+        let qdiscs = QdiscDrops::open()?;
+        let mut interfaces = Interfaces::open(&selected, netns)?;
+        interfaces.read_before_flip()?;
+        interfaces.read_after_flip(&BTreeSet::new())?;
+        let (attachments, attached) = Attachments::start(&mut kernel, selected, config.attach)?;
+        let scanner = Scanner::new(ScannerParts {
+            kernel,
+            attachments,
+            replica: Replica::new(config.replica),
+            encoder: BatchEncoder::new(Arc::clone(&identity)).sampling(config.sample_rate),
+            hub: hub.clone(),
+            interfaces,
+            tags: TagWatch::start()?,
+        });
+
+        let settings = status_settings(&config, identity);
+        let (publisher, statuses) = Publisher::start(status::of(&settings, &scanner, 0), qdiscs);
+        let printer = config.stdout.map(|format| {
+            let subscription = hub.subscribe("stdout", "this process");
+            Printing::start(subscription, format)
+        });
+        let (end_server, server_end) = oneshot::channel::<()>();
+        let services = Server {
+            hub,
+            status: statuses.clone(),
+            rules,
+            limits: config.limits,
+            drain_timeout: DEFAULT_DRAIN_TIMEOUT,
+        };
+        let server = tokio::spawn(services.run(listeners, async move {
+            // An error means that the sender is gone, which is an end as well.
+            let _ = server_end.await;
+        }));
+
+        let scanning = Scanning {
+            switches,
+            wakes: Wakes::new(config.scan_interval, filled),
+            attached,
+        };
+        let publish_status = |scanner: &Scanner, late, is_final| {
+            publisher.publish(status::of(&settings, scanner, late), is_final);
+        };
+        let tell = |hooks| tell_that_it_counts(hooks, statuses.clone(), &config);
+        // The scanner holds accounts: too much for the caller's stack.
+        let ended = Box::pin(scanning.run(stop, scanner, publish_status, tell)).await;
+        // The receiver is gone where the server ended early, with an error that is told below.
+        let _ = end_server.send(());
+        let outcome = server.await.context("the server task")?;
+        if let Some(printer) = printer {
+            printer.end().await?;
+        }
+        ended?;
+        outcome.context("serve gRPC consumers")
+    }
+}
+
+/// The mark on a page at which it is drained early: at least one flow where the setting is not 0.
+fn early_scan_flows(max_flows: u32, percent: u32) -> u32 {
+    let flows = u64::from(max_flows) * u64::from(percent) / 100;
+    u32::try_from(flows).map_or(u32::MAX, |flows| flows.max(u32::from(percent != 0)))
+}
+
+fn status_settings(config: &Config, identity: Arc<Identity>) -> StatusSettings {
+    StatusSettings {
+        identity,
+        started_unix_ns: clock::unix_now_ns(),
+        max_tracked_flows: config.replica.max_flows as u64,
+        scan_interval: config.scan_interval,
+        early_scan_percent: config.early_scan_percent,
+        idle_timeout: config.replica.idle_timeout,
+        linger: config.replica.linger,
+        sample_rate: config.sample_rate,
+    }
+}
+
+/// Whoever reads the line finds the hooks in the status.
+fn tell_that_it_counts(
+    hooks: usize,
+    mut statuses: watch::Receiver<Arc<AgentStatus>>,
+    config: &Config,
+) {
+    let (max_flows, scan_interval) = (config.max_flows, config.scan_interval);
+    tokio::spawn(async move {
+        let has_all = |status: &Arc<AgentStatus>| status.hooks.len() >= hooks;
+        // An error is the end, and then nobody waits for the line.
+        let _ = statuses.wait_for(has_all).await;
+        tracing::info!(max_flows, ?scan_interval, "counting");
+    });
+}
+
+/// Who this agent is: machine, boot and process.
+fn identity() -> Result<Identity> {
+    let line = |path: &str| -> Result<String> {
+        Ok(std::fs::read_to_string(path)
+            .with_context(|| format!("read {path}"))?
+            .trim()
+            .to_owned())
+    };
+    let hostname = line("/proc/sys/kernel/hostname")?;
+    Ok(Identity {
+        agent_id: line("/etc/machine-id").unwrap_or_else(|_| hostname.clone()),
+        hostname,
+        boot_id: line("/proc/sys/kernel/random/boot_id")?,
+        instance_id: line("/proc/sys/kernel/random/uuid")?,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    })
+}
+
+/// Carries what the programs log to our own log, for as long as the process runs.
+fn forward_logs(kernel: &mut Kernel) -> Result<()> {
+    let mut logger =
+        aya_log::EbpfLogger::init(&mut kernel.ebpf).context("read the programs' log")?;
+    tokio::spawn(async move {
+        let mut ticks = tokio::time::interval(LOG_FLUSH_INTERVAL);
+        loop {
+            ticks.tick().await;
+            logger.flush();
+        }
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mark_is_a_part_of_the_table_and_at_least_one_flow() {
+        assert_eq!(early_scan_flows(500_000, 50), 250_000);
+        assert_eq!(early_scan_flows(100_000_000, 99), 99_000_000);
+        assert_eq!(early_scan_flows(1, 50), 1);
+        assert_eq!(early_scan_flows(500_000, 0), 0);
+    }
+}

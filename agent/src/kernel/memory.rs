@@ -1,0 +1,21 @@
+//! What maps take of the kernel's memory.
+
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+
+use aya::maps::MapData;
+
+pub fn map_memory_bytes(map: &MapData) -> u64 {
+    memory_bytes(map.fd().as_fd())
+}
+
+/// What the kernel charges for a map: `memlock` in its fdinfo, 0 where the kernel does not say.
+pub fn memory_bytes(map: BorrowedFd<'_>) -> u64 {
+    let path = format!("/proc/self/fdinfo/{}", map.as_raw_fd());
+    std::fs::read_to_string(path)
+        .ok()
+        .and_then(|info| {
+            let line = info.lines().find(|line| line.starts_with("memlock:"))?;
+            line.split_whitespace().nth(1)?.parse().ok()
+        })
+        .unwrap_or(0)
+}

@@ -1,0 +1,173 @@
+//! What names interfaces: a name, a glob, or a regular expression.
+
+use std::{fmt, str::FromStr};
+
+use anyhow::{Context as _, Result, anyhow};
+use regex::Regex;
+
+const ALLOWED: &str = "a name as in eth0, a glob as in 'veth*' (with *, ? or [...]), \
+                       or a regex between slashes as in '/^(eth|en)/'";
+
+/// The longest interface name in bytes: `IFNAMSIZ` less its NUL.
+const NAME_MAX_LEN_BYTES: usize = 15;
+
+/// What `--interface` and `--exclude-interface` take.
+#[derive(Debug, Clone)]
+pub enum Pattern {
+    Name(String),
+    Glob(glob::Pattern),
+    /// Matches anywhere in the name unless it is anchored.
+    Regex(Regex),
+}
+
+impl Pattern {
+    pub fn matches(&self, name: &str) -> bool {
+        match self {
+            Self::Name(exact) => exact == name,
+            Self::Glob(glob) => glob.matches(name),
+            Self::Regex(regex) => regex.is_match(name),
+        }
+    }
+
+    /// Takes no regex. The error says what the text is that it should not be.
+    pub fn name_or_glob(text: &str) -> Result<Self, String> {
+        if text.contains(['*', '?', '[']) {
+            let glob = glob::Pattern::new(text).map_err(|error| {
+                let (message, position) = (error.msg, error.pos + 1);
+                format!("is no glob: {message} at character {position}")
+            })?;
+            return Ok(Self::Glob(glob));
+        }
+        let fault = match text {
+            "" => "is empty",
+            "." | ".." => "is no name that an interface can have",
+            _ if text.contains(|character: char| character == '/' || character.is_whitespace()) => {
+                "has a slash or a space, which no interface's name has"
+            }
+            _ if text.len() > NAME_MAX_LEN_BYTES => {
+                "is longer than the 15 bytes of an interface's name"
+            }
+            _ => return Ok(Self::Name(text.to_owned())),
+        };
+        Err(fault.to_owned())
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if let Some(rest) = text.strip_prefix('/') {
+            let regex = rest.strip_suffix('/').filter(|regex| !regex.is_empty());
+            let regex = regex.with_context(|| {
+                format!("'{text}' begins a regex and does not end it; allowed are {ALLOWED}")
+            })?;
+            let regex = Regex::new(regex).map_err(|error| {
+                let reason = error.to_string();
+                // The last line is the reason, those before it draw an arrow.
+                let reason = reason.lines().next_back().unwrap_or_default();
+                let reason = reason.trim_start_matches("error: ");
+                anyhow!("'{text}' is no regex: {reason}; allowed are {ALLOWED}")
+            })?;
+            return Ok(Self::Regex(regex));
+        }
+        Self::name_or_glob(text).map_err(|fault| anyhow!("'{text}' {fault}; allowed are {ALLOWED}"))
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => formatter.write_str(name),
+            Self::Glob(glob) => glob.fmt(formatter),
+            Self::Regex(regex) => write!(formatter, "/{regex}/"),
+        }
+    }
+}
+
+/// Patterns separated by commas, as one argument or one variable holds them.
+///
+/// A regex has commas of its own, as in `/^eth{1,2}$/`: it goes on to the slash that ends it.
+#[derive(Debug, Clone)]
+pub struct Patterns(Vec<Pattern>);
+
+impl FromStr for Patterns {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut patterns = Vec::new();
+        let mut rest = Some(text);
+        while let Some(text) = rest {
+            let text = text.trim_start();
+            let comma = if text.starts_with('/') {
+                text.find("/,").map(|slash| slash + 1)
+            } else {
+                text.find(',')
+            };
+            let (pattern, behind) = match comma {
+                Some(comma) => (&text[..comma], Some(&text[comma + 1..])),
+                None => (text, None),
+            };
+            patterns.push(pattern.trim_end().parse()?);
+            rest = behind;
+        }
+        Ok(Self(patterns))
+    }
+}
+
+/// What several arguments hold together.
+pub fn all(lists: &[Patterns]) -> Vec<Pattern> {
+    let patterns = lists.iter().flat_map(|list| &list.0);
+    patterns.cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_pattern_names_itself_and_what_is_allowed() {
+        for text in [
+            "",
+            "/",
+            "//",
+            "/eth",
+            "/(/",
+            "eth[",
+            "a b",
+            "a/b",
+            "..",
+            "sixteen-bytes-xx",
+        ] {
+            let error = text.parse::<Pattern>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("'{text}' ")), "{error}");
+            assert!(error.contains("allowed are"), "{error}");
+        }
+    }
+
+    #[test]
+    fn commas_separate_patterns_and_stay_within_a_regex() {
+        let displayed = |texts: &[&str]| -> Vec<String> {
+            let lists: Vec<Patterns> = texts.iter().map(|text| text.parse().unwrap()).collect();
+            all(&lists).iter().map(Pattern::to_string).collect()
+        };
+        assert_eq!(
+            displayed(&["eth0,veth*, lo", "/a/"]),
+            ["eth0", "veth*", "lo", "/a/"]
+        );
+        assert_eq!(
+            displayed(&["/^e{1,2}$/,lo", "lo,/^(a|b{2,})/ "]),
+            ["/^e{1,2}$/", "lo", "lo", "/^(a|b{2,})/"]
+        );
+        for text in ["", "eth0,", ",eth0", "/a,b"] {
+            assert!(text.parse::<Patterns>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_displays_as_it_was_written() {
+        for text in ["eth0", "veth*", "/^en/"] {
+            assert_eq!(text.parse::<Pattern>().unwrap().to_string(), text);
+        }
+    }
+}

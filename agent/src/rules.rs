@@ -1,0 +1,192 @@
+//! The filter rules in force, and how they are replaced while the agent runs.
+//!
+//! A change takes one way: [`RunningRules::replace`] has a thread compile the rules and fill their maps, asks
+//! the task that owns the programs' switch to turn the programs to them, and frees the maps that were in force
+//! before.
+
+use std::{
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use anyhow::{Result, anyhow};
+use bytes::{Bytes, BytesMut};
+use prost::Message as _;
+use thiserror::Error;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::{
+    filter::{MAX_NETWORKS, Rule, bounds::MAX_RULES},
+    kernel::rule_maps::{PlacedRules, RuleMaps},
+    proto::Filters,
+};
+
+/// The largest message with a set of rules: a million IPv6 networks of up to 49 bytes each, and some room.
+pub const MAX_MESSAGE_BYTES: usize = 48 << 20;
+const _: () = {
+    let longest = "2001:0db8:0000:0000:0000:ffff:255.255.255.255/128,".len();
+    assert!(MAX_NETWORKS * longest + MAX_RULES * 64 <= MAX_MESSAGE_BYTES);
+};
+
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum ReplaceError {
+    /// The rules before stay in force.
+    #[error("{0}")]
+    Refused(String),
+    #[error("the agent is about to stop")]
+    Stopping,
+}
+
+/// Asks the owner of the programs' switch to turn them to rules whose maps are filled.
+pub struct Switch {
+    pub rules: PlacedRules,
+    pub done: oneshot::Sender<Result<()>>,
+}
+
+/// What became of a change.
+#[derive(Debug)]
+pub struct Replaced {
+    pub in_force: Arc<InForce>,
+    /// What in the rules may not be meant.
+    pub warnings: Vec<String>,
+}
+
+/// The rules that packets are held against.
+#[derive(Debug)]
+pub struct InForce {
+    pub rules: usize,
+    generation: u64,
+    /// An encoded [`Filters`] without warnings, shared by all who ask for it.
+    pub message: Bytes,
+}
+
+/// The rules of the running agent; clones are the same rules.
+#[derive(Clone)]
+pub struct RunningRules(Arc<Running>);
+
+struct Running {
+    /// Locked for a whole change, so there is one at a time. `None` where the rules cannot be changed.
+    maps: Mutex<Option<RuleMaps>>,
+    switches: mpsc::Sender<Switch>,
+    in_force: watch::Sender<Arc<InForce>>,
+}
+
+impl RunningRules {
+    /// `rules` are in force, from these maps. The receiver is for the owner of the programs' switch.
+    pub fn new(rules: &[Rule], maps: RuleMaps) -> (Self, mpsc::Receiver<Switch>) {
+        let (sender, switches) = mpsc::channel(1);
+        (Self::with(rules, Some(maps), sender), switches)
+    }
+
+    /// The rules of a server without programs, which cannot be changed.
+    pub fn fixed(rules: &[Rule]) -> Self {
+        Self::with(rules, None, mpsc::channel(1).0)
+    }
+
+    fn with(rules: &[Rule], maps: Option<RuleMaps>, switches: mpsc::Sender<Switch>) -> Self {
+        Self(Arc::new(Running {
+            maps: Mutex::new(maps),
+            switches,
+            in_force: watch::Sender::new(Arc::new(InForce::new(rules, 1))),
+        }))
+    }
+
+    pub fn in_force(&self) -> Arc<InForce> {
+        self.0.in_force()
+    }
+
+    /// Returns when every packet is held against the new rules. The change goes on to its end also where
+    /// whoever asked for it has left.
+    pub async fn replace(&self, rules: Vec<Rule>) -> Result<Replaced, ReplaceError> {
+        let running = Arc::clone(&self.0);
+        let (sender, outcome) = oneshot::channel();
+        let thread = thread::Builder::new().name("rules".to_owned());
+        let started = thread.spawn(move || {
+            give_way();
+            // Whoever asked may have left.
+            let _ = sender.send(running.replace(&rules));
+        });
+        if let Err(error) = started {
+            return Err(refused(&anyhow!(error).context("start a thread")));
+        }
+        let failed = |_| refused(&anyhow!("the thread that changes them has failed"));
+        outcome.await.map_err(failed)?
+    }
+}
+
+impl Running {
+    fn in_force(&self) -> Arc<InForce> {
+        Arc::clone(&self.in_force.borrow())
+    }
+
+    fn replace(&self, rules: &[Rule]) -> Result<Replaced, ReplaceError> {
+        const FIXED: &str = "the filter rules of this agent cannot be changed";
+        // A thread that has failed with the maps left them as nobody knows.
+        let mut maps = self.maps.lock().map_err(|_| refused(&anyhow!(FIXED)))?;
+        let maps = maps.as_mut().ok_or_else(|| refused(&anyhow!(FIXED)))?;
+        let staged = maps.stage(rules).map_err(|error| refused(&error))?;
+        let warnings = staged.warnings().to_vec();
+
+        let (done, outcome) = oneshot::channel();
+        let switch = Switch {
+            rules: staged.rules(),
+            done,
+        };
+        self.switches
+            .blocking_send(switch)
+            .map_err(|_| ReplaceError::Stopping)?;
+        let switched = outcome
+            .blocking_recv()
+            .map_err(|_| ReplaceError::Stopping)?;
+        switched.map_err(|error| refused(&error))?;
+        maps.settle(staged);
+
+        let generation = self.in_force().generation + 1;
+        let in_force = Arc::new(InForce::new(rules, generation));
+        self.in_force.send_replace(Arc::clone(&in_force));
+        tracing::info!(rules = rules.len(), generation, "filter rules are in force");
+        Ok(Replaced { in_force, warnings })
+    }
+}
+
+fn refused(error: &anyhow::Error) -> ReplaceError {
+    tracing::warn!("the filter rules stay as they were: {error:#}");
+    ReplaceError::Refused(format!("{error:#}"))
+}
+
+/// To all other threads of the agent, whatever nice value it was started with; the kernel stops at 19.
+fn give_way() {
+    const NICER_BY: i32 = 5;
+    // setpriority(2), "C library/kernel differences": a process id of none is the calling thread.
+    let nicer = rustix::process::getpriority_process(None)
+        .and_then(|own| rustix::process::setpriority_process(None, own + NICER_BY));
+    if let Err(error) = nicer {
+        tracing::warn!(%error, "a change of rules has the same priority as the scans");
+    }
+}
+
+impl InForce {
+    fn new(rules: &[Rule], generation: u64) -> Self {
+        let mut message = BytesMut::new();
+        let mut append = |fields: &Filters| {
+            let appended = fields.encode(&mut message);
+            appended.expect("the buffer grows as it is written");
+        };
+        // What is concatenated is merged: the texts are not all there twice.
+        for rule in rules {
+            append(&Filters {
+                rules: vec![rule.to_string()],
+                ..Filters::default()
+            });
+        }
+        append(&Filters {
+            generation,
+            ..Filters::default()
+        });
+        Self {
+            rules: rules.len(),
+            generation,
+            message: message.freeze(),
+        }
+    }
+}
