@@ -1,10 +1,14 @@
-//! The pages about overhead: result files come in; a page, plots and the README's table go out, so
-//! that no figure in them is typed by hand.
+//! The pages about overhead: one that a person reads, one with all that was measured, and the README's
+//! table. All are made from the result files, so that no figure in them is typed by hand.
 
-mod markdown;
+mod experiments;
+mod grid;
+mod page;
 mod plot;
+mod raw;
 mod summary;
 pub mod units;
+mod words;
 
 use std::{
     collections::BTreeMap,
@@ -14,102 +18,39 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::result::{Row, Run};
+use super::result::Run;
 
 /// In the README, around the table that is made here.
 const TABLE_START: &str = "<!-- overhead: made by cargo xtask report -->";
 const TABLE_END: &str = "<!-- overhead: end -->";
 
-/// What is shown against what, in which bench.
-struct Ratio {
-    bench: &'static str,
-    measure: &'static str,
-    arm: &'static str,
-    to: &'static str,
-}
-
-impl Ratio {
-    const fn new(
-        bench: &'static str,
-        measure: &'static str,
-        arm: &'static str,
-        to: &'static str,
-    ) -> Self {
-        Self {
-            bench,
-            measure,
-            arm,
-            to,
-        }
-    }
-}
-
-/// A bench that comes later adds its line.
-const RATIOS: &[Ratio] = &[
-    Ratio::new("overhead", "net_ns_per_packet", "agent", "bare"),
-    Ratio::new("overhead", "packets_per_second", "agent", "nothing"),
-    Ratio::new("overhead", "tcp_bytes_per_second", "agent", "nothing"),
-    Ratio::new("sweep", "cpu_percent", "agent", "capture"),
-    Ratio::new("sweep", "process_cpu_percent", "agent", "capture"),
-    Ratio::new("sweep", "resident_bytes", "agent", "capture"),
-    Ratio::new("http", "latency_p50_us", "agent", "nothing"),
-    Ratio::new("http", "latency_p99_us", "agent", "nothing"),
-    Ratio::new("http", "latency_p999_us", "agent", "nothing"),
-    Ratio::new("compare", "packets_per_second", "agent", "nothing"),
-    Ratio::new("filters", "program_ns_per_packet", "1 network", "no rules"),
-    Ratio::new(
-        "filters",
-        "program_ns_per_packet",
-        "100 networks",
-        "no rules",
-    ),
-    Ratio::new(
-        "filters",
-        "program_ns_per_packet",
-        "1000 networks",
-        "no rules",
-    ),
-    Ratio::new("filters", "packets_per_second", "1000 networks", "no rules"),
-    Ratio::new("newflows", "lossless_flows_per_second", "early", "interval"),
-    Ratio::new("pages", "program_ns_per_packet", "growing", "preallocated"),
-    Ratio::new("pages", "program_ns_per_packet", "by_cpu", "preallocated"),
-    Ratio::new("pages", "drain_cpu_ns_per_flow", "growing", "preallocated"),
-    Ratio::new("pages", "memory_empty_bytes", "growing", "preallocated"),
-    Ratio::new("pages", "memory_full_bytes", "growing", "preallocated"),
-    Ratio::new("table", "drain_cpu_us", "own", "hash_map"),
-];
-
-/// Reads all result files of `folder`, writes its `README.md` and plots, and the table in `readme`.
+/// Reads all result files of `folder`, writes its pages and plots, and the table in `readme`.
 pub fn write(folder: &Path, readme: &Path) -> Result<Vec<PathBuf>> {
+    let files = files(folder, readme)?;
+    for (path, text) in &files {
+        fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
+    }
+    Ok(files.into_keys().collect())
+}
+
+/// What is to be written, by path.
+fn files(folder: &Path, readme: &Path) -> Result<BTreeMap<PathBuf, String>> {
     let runs = latest(folder)?;
     ensure!(
         !runs.is_empty(),
         "{} has no result file: run `cargo xtask bench overhead` first",
         folder.display()
     );
-    let mut written = Vec::new();
-    let mut put = |path: PathBuf, text: String| -> Result<()> {
-        fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
-        written.push(path);
-        Ok(())
-    };
-    let mut plots = BTreeMap::new();
-    for run in &runs {
-        for (name, svg) in plot::all(run)? {
-            let file = format!("{}-{}-{name}.svg", run.host.slug(), run.bench);
-            put(folder.join(&file), svg)?;
-            plots
-                .entry((run.bench.clone(), run.host.slug()))
-                .or_insert_with(Vec::new)
-                .push(file);
-        }
-    }
-    put(folder.join("README.md"), markdown::page(&runs, &plots))?;
+    let mut files: BTreeMap<PathBuf, String> = page::files(&runs)?
+        .into_iter()
+        .map(|(name, text)| (folder.join(name), text))
+        .collect();
+    files.insert(folder.join("raw.md"), raw::page(&runs));
     let text = fs::read_to_string(readme).with_context(|| format!("read {}", readme.display()))?;
-    let text = between_marks(&text, &summary::brief(&runs))
+    let text = between_marks(&text, &summary::brief(&runs)?)
         .with_context(|| format!("{} has no place for the table", readme.display()))?;
-    put(readme.to_owned(), text)?;
-    Ok(written)
+    files.insert(readme.to_owned(), text);
+    Ok(files)
 }
 
 /// The newest run of each bench on each host; a partial or a quick one only where there is no other.
@@ -138,49 +79,6 @@ fn between_marks(text: &str, table: &str) -> Option<String> {
     Some(format!("{}\n\n{table}\n{}", &text[..start], &text[end..]))
 }
 
-/// Rows of the same scenario and measure stand together: a line of a table, by arm.
-type Lines<'a> = BTreeMap<(&'a str, Vec<(&'a str, Sortable<'a>)>), BTreeMap<&'a str, &'a Row>>;
-
-/// Sorts as a number where it is one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Sortable<'a> {
-    Number(u64),
-    Text(&'a str),
-}
-
-impl<'a> Sortable<'a> {
-    fn new(text: &'a str) -> Self {
-        text.parse().map_or(Self::Text(text), Self::Number)
-    }
-}
-
-fn lines(run: &Run) -> Lines<'_> {
-    let mut lines = Lines::new();
-    for row in run.rows.iter().filter(|row| row.arm != "reference") {
-        let scenario = row
-            .scenario
-            .iter()
-            .map(|(name, value)| (name.as_str(), Sortable::new(value)))
-            .collect();
-        lines
-            .entry((row.measure.as_str(), scenario))
-            .or_default()
-            .insert(row.arm.as_str(), row);
-    }
-    lines
-}
-
-/// Arms in the order in which they were measured first.
-fn arms<'a>(run: &'a Run, measure: &str) -> Vec<&'a str> {
-    let mut arms: Vec<&str> = Vec::new();
-    for row in run.rows.iter().filter(|row| row.measure == measure) {
-        if row.arm != "reference" && !arms.contains(&row.arm.as_str()) {
-            arms.push(&row.arm);
-        }
-    }
-    arms
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,13 +95,103 @@ mod tests {
         assert_eq!(between_marks("no marks", "x"), None);
     }
 
+    /// Of the repository.
+    fn committed() -> (PathBuf, PathBuf) {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        (root.join("docs/overhead"), root.join("README.md"))
+    }
+
     #[test]
-    fn numbers_are_in_their_order_and_before_words() {
-        let mut values = ["10000", "insert", "9", "500000"].map(Sortable::new);
-        values.sort();
+    fn the_committed_pages_are_what_the_committed_results_make() {
+        let (folder, readme) = committed();
+        let files = files(&folder, &readme).unwrap();
+        for (path, text) in &files {
+            let committed = fs::read_to_string(path).unwrap_or_default();
+            assert!(
+                committed == *text,
+                "{} is stale: cargo xtask report",
+                path.display()
+            );
+        }
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let is_result = path
+                .extension()
+                .is_some_and(|extension| extension == "json");
+            assert!(
+                is_result || files.contains_key(&path),
+                "{} is made by nothing",
+                path.display()
+            );
+        }
+    }
+
+    #[test]
+    fn every_committed_experiment_has_its_section_answer_and_table() {
+        let (folder, readme) = committed();
+        let runs = latest(&folder).unwrap();
+        let files = files(&folder, &readme).unwrap();
+        let page = &files[&folder.join("README.md")];
+        for run in &runs {
+            let place = format!("<a id=\"{}\">", run.bench);
+            assert!(page.contains(&place), "no section for {}", run.bench);
+        }
+        assert!(
+            !page.contains("not all measured"),
+            "an answer lacks a figure"
+        );
+        for line in page.lines().filter(|line| line.starts_with("| ")) {
+            assert!(!line.contains(" – |") && !line.contains("n/a"), "{line}");
+        }
+        assert!(page.lines().count() < 300, "{} lines", page.lines().count());
+    }
+
+    #[test]
+    fn a_bench_without_a_section_is_an_error_and_not_left_out() {
+        let run = Run::new("unheard-of", false, 1).unwrap();
+        let error = page::files(&[run]).unwrap_err().to_string();
+        assert!(
+            error.contains("no section for the bench unheard-of"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn what_was_not_measured_is_said_and_not_guessed() {
+        let run = Run::new("sweep", true, 1).unwrap();
+        let page = &page::files(&[run]).unwrap()["README.md"];
+        assert!(
+            page.contains("not all measured") && page.contains("| 10k | – | – |"),
+            "{page}"
+        );
+        assert!(page.contains("quick: to see that it works"), "{page}");
+    }
+
+    #[test]
+    fn each_machine_has_its_own_question_and_plot() {
+        let runs = ["50000", "9000"].map(|rate| {
+            let mut run = Run::new("ladder", false, 1).unwrap();
+            run.host.cpu = format!("Fast {rate}");
+            let scenario = [("flows", "1"), ("packets_per_second", rate)];
+            let scenario = scenario.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            run.add(&scenario.into(), "scanning", "agent_cpu_percent", 1.0);
+            run
+        });
+        let files = page::files(&runs).unwrap();
+        let page = &files["README.md"];
+        assert_eq!(page.matches("## What each feature adds").count(), 1);
+        for (machine, rate) in [
+            ("On Fast 50000", "at 50k packets"),
+            ("On Fast 9000", "at 9k packets"),
+        ] {
+            assert!(page.contains(machine) && page.contains(rate), "{page}");
+        }
         assert_eq!(
-            values,
-            ["9", "10000", "500000", "insert"].map(Sortable::new)
+            files
+                .keys()
+                .filter(|name| name.ends_with("ladder.svg"))
+                .count(),
+            2
         );
     }
 }

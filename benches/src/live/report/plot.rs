@@ -1,274 +1,236 @@
-//! Plots: a run comes in, SVG goes out, in colours that can be read on light and on dark ground.
+//! A grid as a plot: the agent's bars in the one strong colour, the others quiet, on a light ground of
+//! its own, so that it reads the same on a dark page.
 
 use anyhow::{Result, anyhow};
 use plotters::{
-    chart::{ChartBuilder, SeriesLabelPosition},
-    prelude::{IntoDrawingArea as _, PathElement, RGBAColor, RGBColor, Rectangle, SVGBackend},
-    style::{Color as _, IntoFont as _, TextStyle},
+    chart::ChartBuilder,
+    coord::Shift,
+    prelude::{
+        DrawingArea, IntoDrawingArea as _, PathElement, RGBAColor, RGBColor, Rectangle, SVGBackend,
+        Text,
+    },
+    style::{
+        Color as _, IntoFont as _, TextStyle,
+        text_anchor::{HPos, Pos, VPos},
+    },
 };
 
-use super::{Sortable, arms, lines, units};
-use crate::live::result::{Figure, Run};
+use super::{
+    experiments::{Column, Shows, Tone},
+    grid::{Cell, Grid},
+    units,
+};
+use crate::live::result::Figure;
 
-const SIZE_PIXELS: (u32, u32) = (860, 380);
-/// Between black and white, as far from both.
-const INK: RGBColor = RGBColor(128, 128, 128);
-const COLOURS: [RGBColor; 6] = [
-    RGBColor(140, 140, 140),
-    RGBColor(56, 132, 214),
-    RGBColor(224, 132, 36),
-    RGBColor(52, 160, 92),
-    RGBColor(198, 72, 98),
-    RGBColor(144, 104, 206),
-];
+const SIZE_PIXELS: (u32, u32) = (860, 360);
+const GROUND: RGBColor = RGBColor(246, 248, 250);
+const INK: RGBColor = RGBColor(36, 41, 47);
+const LINES: RGBColor = RGBColor(208, 215, 222);
+const INVISIBLE: RGBAColor = RGBAColor(0, 0, 0, 0.0);
+/// A category's name that is longer goes on two lines.
+const LINE_LETTERS: usize = 12;
 
-/// A measure over one label of the scenario, the others being fixed.
-struct Plot {
-    bench: &'static str,
-    name: &'static str,
-    measure: &'static str,
-    over: &'static str,
-    fixed: &'static [(&'static str, &'static str)],
-}
-
-/// A bench that comes later adds its line.
-const PLOTS: &[Plot] = &[
-    Plot {
-        bench: "overhead",
-        name: "tc-ns",
-        measure: "net_ns_per_packet",
-        over: "flows",
-        fixed: &[("hook", "tc"), ("frame_bytes", "64"), ("path", "hit")],
-    },
-    Plot {
-        bench: "overhead",
-        name: "xdp-ns",
-        measure: "net_ns_per_packet",
-        over: "flows",
-        fixed: &[("hook", "xdp"), ("frame_bytes", "64"), ("path", "hit")],
-    },
-    Plot {
-        bench: "overhead",
-        name: "parts-ns",
-        measure: "net_ns_per_packet",
-        over: "flows",
-        fixed: &[("path", "parts")],
-    },
-    Plot {
-        bench: "filters",
-        name: "tc-ns",
-        measure: "program_ns_per_packet",
-        over: "flows",
-        fixed: &[("hook", "tc")],
-    },
-    Plot {
-        bench: "ladder",
-        name: "cpu",
-        measure: "agent_cpu_percent",
-        over: "flows",
-        fixed: &[],
-    },
-    Plot {
-        bench: "compare",
-        name: "cpu",
-        measure: "cpu_percent",
-        over: "flows",
-        fixed: &[],
-    },
-    Plot {
-        bench: "http",
-        name: "latency",
-        measure: "latency_p99_us",
-        over: "offered_requests_per_second",
-        fixed: &[],
-    },
-    Plot {
-        bench: "sweep",
-        name: "memory",
-        measure: "resident_bytes",
-        over: "flows",
-        fixed: &[("section", "flows")],
-    },
-    Plot {
-        bench: "userspace",
-        name: "flow",
-        measure: "cpu_ns_per_flow",
-        over: "flows",
-        fixed: &[("table", "kernel")],
-    },
-    Plot {
-        bench: "sweep",
-        name: "cpu",
-        measure: "cpu_percent",
-        over: "flows",
-        fixed: &[("section", "flows")],
-    },
-    Plot {
-        bench: "newflows",
-        name: "rate-1s",
-        measure: "lossless_flows_per_second",
-        over: "table",
-        fixed: &[("scan_interval", "1s")],
-    },
-    Plot {
-        bench: "newflows",
-        name: "rate-10s",
-        measure: "lossless_flows_per_second",
-        over: "table",
-        fixed: &[("scan_interval", "10s")],
-    },
-];
-
-/// Names and plots of a run; what was not measured has none.
-pub fn all(run: &Run) -> Result<Vec<(&'static str, String)>> {
-    let mut plots = Vec::new();
-    for plot in PLOTS.iter().filter(|plot| plot.bench == run.bench) {
-        if let Some(bars) = Bars::of(run, plot) {
-            let svg = bars
-                .draw()
-                .map_err(|error| anyhow!("draw the plot {}: {error}", plot.name))?;
-            plots.push((plot.name, svg));
+impl Tone {
+    fn colour(self) -> RGBColor {
+        match self {
+            Self::Agent => RGBColor(9, 105, 218),
+            Self::Part => RGBColor(150, 196, 245),
+            Self::Quiet => RGBColor(158, 166, 175),
+            Self::Pale => RGBColor(205, 211, 218),
         }
     }
-    Ok(plots)
 }
 
-/// A group of bars for each category, one of them for each arm.
-struct Bars {
-    title: String,
-    over: &'static str,
-    categories: Vec<String>,
-    arms: Vec<(String, Vec<Option<Figure>>)>,
+/// A group of bars for each category, one of them for each series.
+struct Bars<'a> {
+    axes: (&'a str, String),
+    categories: Vec<&'a str>,
+    series: Vec<(&'a str, Tone, Vec<Option<Figure>>)>,
 }
 
-impl Bars {
-    fn of(run: &Run, plot: &Plot) -> Option<Self> {
-        let lines = lines(run);
-        let wanted: Vec<_> = lines
-            .iter()
-            .filter(|((measure, scenario), _)| {
-                *measure == plot.measure
-                    && plot
-                        .fixed
-                        .iter()
-                        .all(|(name, value)| scenario.contains(&(*name, Sortable::new(value))))
-            })
-            .collect();
-        if wanted.is_empty() {
-            return None;
-        }
-        let category = |scenario: &[(&str, Sortable<'_>)]| {
-            scenario
-                .iter()
-                .find(|(name, _)| *name == plot.over)
-                .map_or_else(String::new, |(_, value)| match value {
-                    Sortable::Number(number) => number.to_string(),
-                    Sortable::Text(text) => (*text).to_owned(),
-                })
-        };
-        let scaled = |figure: Figure| Figure {
-            median: units::scaled(plot.measure, figure.median),
-            low: units::scaled(plot.measure, figure.low),
-            high: units::scaled(plot.measure, figure.high),
-        };
-        let by_arm = arms(run, plot.measure)
-            .into_iter()
-            .map(|arm| {
-                let figures: Vec<Option<Figure>> = wanted
-                    .iter()
-                    .map(|(_, by_arm)| by_arm.get(arm)?.figure().map(scaled))
-                    .collect();
-                (arm.to_owned(), figures)
-            })
-            .filter(|(_, figures)| figures.iter().any(Option::is_some))
-            .collect();
-        Some(Self {
-            title: units::title(plot.measure),
-            over: plot.over,
-            categories: wanted
-                .iter()
-                .map(|((_, scenario), _)| category(scenario))
-                .collect(),
-            arms: by_arm,
-        })
-    }
+type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-    fn draw(&self) -> Result<String, Box<dyn std::error::Error>> {
-        let mut svg = String::new();
-        {
-            let area = SVGBackend::with_string(&mut svg, SIZE_PIXELS).into_drawing_area();
-            let highest = self
-                .arms
-                .iter()
-                .flat_map(|(_, figures)| figures.iter().flatten())
-                .fold(0.0, |highest: f64, figure| highest.max(figure.high));
-            let ink: TextStyle<'_> = ("sans-serif", 14).into_font().color(&INK);
-            let mut chart = ChartBuilder::on(&area)
-                .caption(&self.title, ("sans-serif", 17).into_font().color(&INK))
-                .margin(12)
-                .x_label_area_size(40)
-                .y_label_area_size(56)
-                .build_cartesian_2d(
-                    0.0..self.categories.len() as f64,
-                    0.0..(highest * 1.1).max(f64::MIN_POSITIVE),
-                )?;
-            chart
-                .configure_mesh()
-                .disable_x_mesh()
-                .light_line_style(RGBAColor(0, 0, 0, 0.0))
-                .bold_line_style(INK.mix(0.25))
-                .axis_style(INK)
-                .label_style(ink.clone())
-                .x_labels(2 * self.categories.len() + 1)
-                .x_label_formatter(&|at| self.label(*at))
-                .x_desc(self.over.replace('_', " "))
-                .draw()?;
-            for (index, (arm, figures)) in self.arms.iter().enumerate() {
-                let colour = COLOURS[index % COLOURS.len()];
-                let bars = figures.iter().enumerate().filter_map(|(category, figure)| {
-                    let (left, right) = self.place(category, index);
-                    Some(Rectangle::new(
-                        [(left, 0.0), (right, (*figure)?.median)],
-                        colour.filled(),
-                    ))
-                });
-                chart.draw_series(bars)?.label(arm).legend(move |(x, y)| {
-                    Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled())
-                });
-                let spreads = figures.iter().enumerate().filter_map(|(category, figure)| {
-                    let (left, right) = self.place(category, index);
-                    let (middle, figure) = (f64::midpoint(left, right), (*figure)?);
-                    Some(PathElement::new(
-                        vec![(middle, figure.low), (middle, figure.high)],
-                        INK.stroke_width(2),
-                    ))
-                });
-                chart.draw_series(spreads)?;
+pub fn svg(grid: &Grid) -> Result<String> {
+    let mut svg = String::new();
+    Bars::of(grid)
+        .draw(&mut svg)
+        .map_err(|error| anyhow!("draw the plot of {}: {error}", grid.experiment.name))?;
+    Ok(svg)
+}
+
+impl<'a> Bars<'a> {
+    /// The rows whose unit is that of the first one.
+    fn of(grid: &Grid<'a>) -> Self {
+        let unit_of = |cells: &[Cell]| cells.iter().find_map(|cell| Some(scaled(cell)?.0));
+        let unit = grid.rows.iter().find_map(|(_, cells)| unit_of(cells));
+        let rows = || grid.rows.iter().filter(|(_, cells)| unit_of(cells) == unit);
+        let columns = grid.experiment.columns.iter().enumerate();
+        let series = columns.filter_map(|(index, Column(title, _, shows))| match shows {
+            Shows::Bar(tone) => {
+                let figures = rows().map(|(_, cells)| Some(scaled(&cells[index])?.1));
+                Some((*title, *tone, figures.collect()))
             }
-            chart
-                .configure_series_labels()
-                .position(SeriesLabelPosition::UpperLeft)
-                .label_font(ink)
-                .draw()?;
-            area.present()?;
+            Shows::Figure | Shows::RatioTo(_) | Shows::DifferenceTo(_) => None,
+        });
+        let (across, up) = grid.experiment.axes;
+        Self {
+            axes: (across, format!("{up} ({})", unit.unwrap_or_default())),
+            series: series.collect(),
+            categories: rows().map(|(title, _)| *title).collect(),
         }
-        Ok(svg)
+    }
+
+    fn draw(&self, svg: &mut String) -> Drawn {
+        let area = SVGBackend::with_string(svg, SIZE_PIXELS).into_drawing_area();
+        area.fill(&GROUND)?;
+        let (top, below) = area.split_vertically(36);
+        self.draw_legend(&top)?;
+        self.draw_bars(&below)?;
+        area.present()?;
+        Ok(())
+    }
+
+    fn draw_legend(&self, area: &DrawingArea<SVGBackend, Shift>) -> Drawn {
+        let mut left = 64;
+        for (title, tone, _) in &self.series {
+            let title = title.replace('`', "");
+            area.draw(&Rectangle::new(
+                [(left, 14), (left + 14, 28)],
+                tone.colour().filled(),
+            ))?;
+            area.draw(&Text::new(
+                title.clone(),
+                (left + 20, 21),
+                ink(HPos::Left, VPos::Center),
+            ))?;
+            left += 46 + 7 * i32::try_from(title.len())?;
+        }
+        Ok(())
+    }
+
+    fn draw_bars(&self, area: &DrawingArea<SVGBackend, Shift>) -> Drawn {
+        let figures = self
+            .series
+            .iter()
+            .flat_map(|(_, _, figures)| figures.iter().flatten());
+        let highest = figures.fold(0.0, |highest: f64, figure| highest.max(figure.high));
+        let categories = self.categories.len().max(1) as f64;
+        let mut chart = ChartBuilder::on(area)
+            .margin(12)
+            .x_label_area_size(62)
+            .y_label_area_size(64)
+            .build_cartesian_2d(
+                0.0..categories,
+                0.0..(highest * 1.05).max(f64::MIN_POSITIVE),
+            )?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .light_line_style(INVISIBLE)
+            .bold_line_style(LINES)
+            .axis_style(INK)
+            .label_style(ink(HPos::Left, VPos::Center))
+            .x_labels(0)
+            .y_labels(6)
+            .y_label_formatter(&|value| format!("{value}"))
+            .axis_desc_style(ink(HPos::Left, VPos::Center))
+            .x_desc(self.axes.0)
+            .y_desc(&self.axes.1)
+            .draw()?;
+        for (index, (_, tone, figures)) in self.series.iter().enumerate() {
+            for (category, figure) in figures.iter().enumerate() {
+                let Some(figure) = figure else { continue };
+                let (left, right) = self.place(category, index);
+                let bar = Rectangle::new(
+                    [(left, 0.0), (right, figure.median)],
+                    tone.colour().filled(),
+                );
+                let middle = f64::midpoint(left, right);
+                let spread = vec![(middle, figure.low), (middle, figure.high)];
+                chart.plotting_area().draw(&bar)?;
+                chart
+                    .plotting_area()
+                    .draw(&PathElement::new(spread, INK.stroke_width(1)))?;
+            }
+        }
+        let (origin_x, origin_y) = area.get_base_pixel();
+        for (category, title) in self.categories.iter().enumerate() {
+            let (x, y) = chart
+                .plotting_area()
+                .map_coordinate(&(category as f64 + 0.5, 0.0));
+            let title = title.replace('`', "");
+            for (number, words) in (0..).zip(on_two_lines(&title)) {
+                let place = (x - origin_x, y - origin_y + 6 + 16 * number);
+                area.draw(&Text::new(words, place, ink(HPos::Center, VPos::Top)))?;
+            }
+        }
+        Ok(())
     }
 
     /// Left and right end of a bar.
-    fn place(&self, category: usize, arm: usize) -> (f64, f64) {
-        const GAP: f64 = 0.1;
-        let width = (1.0 - 2.0 * GAP) / self.arms.len() as f64;
-        let left = category as f64 + GAP + arm as f64 * width;
-        (left, left + 0.9 * width)
+    fn place(&self, category: usize, series: usize) -> (f64, f64) {
+        const GAP: f64 = 0.15;
+        let width = (1.0 - 2.0 * GAP) / self.series.len() as f64;
+        let left = category as f64 + GAP + series as f64 * width;
+        (left, left + 0.92 * width)
+    }
+}
+
+/// With the name of the unit.
+fn scaled(cell: &Cell) -> Option<(&'static str, Figure)> {
+    let Cell::Figure(row, Figure { median, low, high }) = cell else {
+        return None;
+    };
+    let of = |value: &f64| units::scaled(&row.measure, *value).1;
+    let (unit, median) = units::scaled(&row.measure, *median);
+    let (low, high) = (of(low), of(high));
+    Some((unit, Figure { median, low, high }))
+}
+
+fn ink(x: HPos, y: VPos) -> TextStyle<'static> {
+    ("sans-serif", 14)
+        .into_font()
+        .color(&INK)
+        .pos(Pos::new(x, y))
+}
+
+/// At a comma, or the space that leaves the shortest lines, where it is too long for one.
+fn on_two_lines(title: &str) -> Vec<&str> {
+    let spaces = title.match_indices(' ').map(|(at, _)| at);
+    let middle = spaces.min_by_key(|at| (*at).max(title.len() - at - 1));
+    match title.find(", ").map(|at| at + 1).or(middle) {
+        Some(at) if title.len() > LINE_LETTERS => vec![&title[..at], &title[at + 1..]],
+        _ => vec![title],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live::{report::experiments, result::Run};
+
+    #[test]
+    fn a_long_name_is_broken_at_its_comma_or_middle() {
+        assert_eq!(on_two_lines("10k"), ["10k"]);
+        assert_eq!(on_two_lines("one consumer"), ["one consumer"]);
+        assert_eq!(on_two_lines("four consumers"), ["four", "consumers"]);
+        assert_eq!(on_two_lines("500k flows, XDP"), ["500k flows,", "XDP"]);
+        assert_eq!(on_two_lines("inseparableness"), ["inseparableness"]);
     }
 
-    /// Categories have their names in their middles.
-    fn label(&self, at: f64) -> String {
-        self.categories
-            .iter()
-            .enumerate()
-            .find(|(index, _)| (at - (*index as f64 + 0.5)).abs() < 0.01)
-            .map_or_else(String::new, |(_, name)| name.clone())
+    #[test]
+    fn one_series_of_each_plot_is_the_agent_itself() {
+        for experiment in experiments::ALL {
+            let columns = experiment.columns.iter();
+            let ours = columns.filter(|column| matches!(column.2, Shows::Bar(Tone::Agent)));
+            assert_eq!(ours.count(), 1, "{}", experiment.name);
+        }
+    }
+
+    #[test]
+    fn a_run_without_figures_has_an_empty_plot() {
+        let run = Run::new("overhead", true, 1).unwrap();
+        let grid = Grid::of(experiments::ALL[0], &run).unwrap();
+        assert!(svg(&grid).unwrap().ends_with("</svg>\n"));
     }
 }

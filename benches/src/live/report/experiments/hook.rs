@@ -1,0 +1,220 @@
+//! Experiments about a packet at the hook, and about the table that counts it.
+
+use super::{
+    Column, Experiment,
+    Shows::{Bar, RatioTo},
+    Tone::{Agent, Pale, Part, Quiet},
+};
+
+pub static OVERHEAD: Experiment = Experiment {
+    name: "overhead",
+    bench: "overhead",
+    heading: "Counting a packet",
+    question: "What does it cost to count a packet, beside the barest program that keeps flows in a kernel \
+               hash map?",
+    answer: "On TC, a packet of the only flow costs {1 flow, TC: agent}, {1 flow, TC: agent | barest \
+             program} of the barest program; a packet of one of 10k flows costs {10k flows, TC: agent}, \
+             {10k flows, TC: agent | barest program}; the first packet of a flow costs {new flows, TC: \
+             agent}, {new flows, TC: agent | barest program}.",
+    axes: ("flows and hook", "time of a packet over an empty program"),
+    labels: "measure=net_ns_per_packet",
+    rows: &[
+        ("1 flow, TC", "hook=tc; path=hit; flows=1; frame_bytes=64"),
+        ("10k flows, TC", "hook=tc; path=hit; flows=10000"),
+        ("500k flows, TC", "hook=tc; path=hit; flows=500000"),
+        ("new flows, TC", "hook=tc; path=insert"),
+        ("1 flow, XDP", "hook=xdp; path=hit; flows=1; frame_bytes=64"),
+        ("10k flows, XDP", "hook=xdp; path=hit; flows=10000"),
+        ("500k flows, XDP", "hook=xdp; path=hit; flows=500000"),
+        ("new flows, XDP", "hook=xdp; path=insert"),
+    ],
+    columns: &[
+        Column("agent", "arm=agent", Bar(Agent)),
+        Column("barest program", "arm=bare", Bar(Quiet)),
+        Column("agent / barest", "arm=agent", RatioTo("arm=bare")),
+    ],
+};
+
+pub static THROUGHPUT: Experiment = Experiment {
+    name: "throughput",
+    bench: "overhead",
+    heading: "Packets through one CPU",
+    question: "How much traffic still passes when the agent counts all of it?",
+    answer: "With 10k flows of 64-byte frames on TC, one CPU passes {10k flows, TC: agent}, {10k flows, TC: \
+             agent | no agent} without an agent; with 500k flows it passes {500k flows, TC: agent}, \
+             {500k flows, TC: agent | no agent}; one TCP stream reaches {one TCP stream: agent}, \
+             {one TCP stream: agent | no agent}.",
+    axes: ("flows and hook", "packets a second"),
+    labels: "",
+    rows: &[
+        (
+            "10k flows, TC",
+            "hook=tc; path=hit; flows=10000; measure=packets_per_second",
+        ),
+        (
+            "500k flows, TC",
+            "hook=tc; path=hit; flows=500000; measure=packets_per_second",
+        ),
+        (
+            "new flows, TC",
+            "hook=tc; path=insert; measure=packets_per_second",
+        ),
+        (
+            "10k flows, XDP",
+            "hook=xdp; path=hit; flows=10000; measure=packets_per_second",
+        ),
+        (
+            "500k flows, XDP",
+            "hook=xdp; path=hit; flows=500000; measure=packets_per_second",
+        ),
+        (
+            "new flows, XDP",
+            "hook=xdp; path=insert; measure=packets_per_second",
+        ),
+        (
+            "one TCP stream",
+            "traffic=one TCP stream; measure=tcp_bytes_per_second",
+        ),
+    ],
+    columns: &[
+        Column("agent", "arm=agent", Bar(Agent)),
+        Column("no agent", "arm=nothing", Bar(Quiet)),
+        Column("agent / no agent", "arm=agent", RatioTo("arm=nothing")),
+    ],
+};
+
+pub static NEWFLOWS: Experiment = Experiment {
+    name: "newflows",
+    bench: "newflows",
+    heading: "New flows a second",
+    question: "How many new flows a second does the table take before it loses the first one, or the sender \
+               can go no faster?",
+    answer: "A table of 65,536 flows that is scanned every 10 s takes {65,536 flows, 10 s: early scans} new \
+             flows a second, {65,536 flows, 10 s: early scans | no early scans} without early scans; one of 500k \
+             flows that is scanned every second takes {500k flows, 1 s: early scans}, {500k flows, 1 s: \
+             early scans | no early scans}.",
+    axes: (
+        "size of the table and scan interval",
+        "new flows a second without a loss",
+    ),
+    labels: "measure=lossless_flows_per_second",
+    rows: &[
+        ("65,536 flows, 10 s", "table=65536; scan_interval=10s"),
+        ("500k flows, 10 s", "table=500000; scan_interval=10s"),
+        ("65,536 flows, 1 s", "table=65536; scan_interval=1s"),
+        ("500k flows, 1 s", "table=500000; scan_interval=1s"),
+    ],
+    columns: &[
+        Column("early scans", "arm=early", Bar(Agent)),
+        Column("no early scans", "arm=interval", Bar(Quiet)),
+        Column("early / not", "arm=early", RatioTo("arm=interval")),
+    ],
+};
+
+pub static FILTERS: Experiment = Experiment {
+    name: "filters",
+    bench: "filters",
+    heading: "Filter rules",
+    question: "What do filter rules add to a packet on TC?",
+    answer: "With 10k flows, 1 network in the rules makes a packet cost {1 network: 10k flows}, {1 network: \
+             10k flows | no rules: 10k flows} without rules; 1,000 networks make it cost {1,000 networks: \
+             10k flows}, {1,000 networks: 10k flows | no rules: 10k flows}.",
+    axes: ("rules", "time of a packet in the program"),
+    labels: "hook=tc; measure=program_ns_per_packet",
+    rows: &[
+        ("no rules", "arm=no rules"),
+        ("1 network", "arm=1 network"),
+        ("100 networks", "arm=100 networks"),
+        ("1,000 networks", "arm=1000 networks"),
+        ("`--sample 100`", "arm=1 flow in 100"),
+    ],
+    columns: &[
+        Column("10k flows", "flows=10000", Bar(Agent)),
+        Column("over no rules", "flows=10000", RatioTo("arm=no rules")),
+        Column("1 flow", "flows=1", Bar(Part)),
+        Column("over no rules", "flows=1", RatioTo("arm=no rules")),
+    ],
+};
+
+pub static PAGES: Experiment = Experiment {
+    name: "pages",
+    bench: "pages",
+    heading: "What the table's pages are made of",
+    question: "Should a page have its memory in advance, take it as flows come, or be there once for each \
+               CPU?",
+    answer: "A page that takes memory as flows come has {memory, empty: as flows come} while it is empty, \
+             {memory, empty: as flows come | in advance (agent)} of one in advance, and a new flow costs \
+             {new flows: as flows come}, {new flows: as flows come | in advance (agent)}; with a page for \
+             each CPU, a packet of one of 10k flows costs {10k flows: for each CPU}, {10k flows: for each \
+             CPU | in advance (agent)}, and memory is {memory, full: for each CPU}, {memory, full: for \
+             each CPU | in advance (agent)}.",
+    axes: ("what is counted", "time"),
+    labels: "",
+    rows: &[
+        ("1 flow", "path=hit; flows=1; measure=program_ns_per_packet"),
+        (
+            "10k flows",
+            "path=hit; flows=10000; measure=program_ns_per_packet",
+        ),
+        ("new flows", "path=insert; measure=program_ns_per_packet"),
+        (
+            "drain of a flow",
+            "path=insert; measure=drain_cpu_ns_per_flow",
+        ),
+        ("memory, empty", "path=insert; measure=memory_empty_bytes"),
+        ("memory, full", "path=insert; measure=memory_full_bytes"),
+    ],
+    columns: &[
+        Column("in advance (agent)", "arm=preallocated", Bar(Agent)),
+        Column("as flows come", "arm=growing", Bar(Quiet)),
+        Column("for each CPU", "arm=by_cpu", Bar(Pale)),
+        Column(
+            "as they come / agent",
+            "arm=growing",
+            RatioTo("arm=preallocated"),
+        ),
+        Column(
+            "for each CPU / agent",
+            "arm=by_cpu",
+            RatioTo("arm=preallocated"),
+        ),
+    ],
+};
+
+pub static TABLE: Experiment = Experiment {
+    name: "table",
+    bench: "table",
+    heading: "A flow table of our own",
+    question: "What would a table of our own in mapped memory, a prototype, give over the kernel's hash map?",
+    answer: "A packet of one of 10k flows costs {10k flows: own table}, {10k flows: own table | hash map \
+             (agent)} of the hash map; to drain one of 500k flows costs {drain, one of 500k: own table}, \
+             {drain, one of 500k: own table | hash map (agent)}; memory is {memory: own table}, {memory: \
+             own table | hash map (agent)}.",
+    axes: ("what is counted", "time"),
+    labels: "",
+    rows: &[
+        ("1 flow", "path=hit; flows=1; measure=program_ns_per_packet"),
+        (
+            "10k flows",
+            "path=hit; flows=10000; measure=program_ns_per_packet",
+        ),
+        (
+            "500k flows",
+            "path=hit; flows=500000; measure=program_ns_per_packet",
+        ),
+        ("new flows", "path=insert; measure=program_ns_per_packet"),
+        (
+            "drain, one of 500k",
+            "path=drain; flows=500000; load_percent=50; measure=drain_cpu_ns_per_flow",
+        ),
+        (
+            "memory",
+            "path=memory; load_percent=50; measure=kernel_memory_bytes",
+        ),
+    ],
+    columns: &[
+        Column("hash map (agent)", "arm=hash_map", Bar(Agent)),
+        Column("own table", "arm=own", Bar(Quiet)),
+        Column("own / hash map", "arm=own", RatioTo("arm=hash_map")),
+    ],
+};

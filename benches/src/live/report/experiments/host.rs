@@ -1,0 +1,152 @@
+//! Experiments about what a host, its users and the agent's process notice.
+
+use super::{
+    Column, Experiment,
+    Shows::{Bar, DifferenceTo, Figure, RatioTo},
+    Tone::{Agent, Pale, Part, Quiet},
+};
+
+pub static SWEEP: Experiment = Experiment {
+    name: "sweep",
+    bench: "sweep",
+    heading: "From one flow to a million",
+    question: "What do more flows cost at a steady {packets_per_second} packets a second, beside a packet \
+               capture (TPACKET_V3) that keeps the same flows?",
+    answer: "With 10k flows the agent takes {10k: CPU, agent} of a core, {10k: CPU, agent | CPU, capture} of \
+             the capture; with 1M flows it takes {1M: CPU, agent}, {1M: CPU, agent | CPU, capture}, and its \
+             process has {1M: memory, agent} of memory, {1M: memory, agent | memory, capture}.",
+    axes: ("flows", "CPU of one core, kernel and process"),
+    labels: "section=flows",
+    rows: &[
+        ("1", "flows=1"),
+        ("1k", "flows=1000"),
+        ("10k", "flows=10000"),
+        ("100k", "flows=100000"),
+        ("500k", "flows=500000"),
+        ("1M", "flows=1000000"),
+    ],
+    columns: &[
+        Column("CPU, agent", "arm=agent; measure=cpu_percent", Bar(Agent)),
+        Column(
+            "CPU, capture",
+            "arm=capture; measure=cpu_percent",
+            Bar(Quiet),
+        ),
+        Column(
+            "agent / capture",
+            "arm=agent; measure=cpu_percent",
+            RatioTo("arm=capture"),
+        ),
+        Column("memory, agent", "arm=agent; measure=resident_bytes", Figure),
+        Column(
+            "memory, capture",
+            "arm=capture; measure=resident_bytes",
+            Figure,
+        ),
+    ],
+};
+
+pub static LADDER: Experiment = Experiment {
+    name: "ladder",
+    bench: "ladder",
+    heading: "What each feature adds",
+    question: "What does each thing that the agent is asked to do add to the ones before it, at \
+               {packets_per_second} packets a second of {flows} flows?",
+    answer: "Counting and scanning take {scanning: agent's process} of a core in the process and {scanning: \
+             its programs} in the programs; with four consumers that is {four consumers: agent's process} \
+             and {four consumers: its programs}, with all steps {debug logging: agent's process} and \
+             {debug logging: its programs}.",
+    axes: ("step", "CPU of one core"),
+    labels: "",
+    rows: &[
+        ("attached", "arm=attached"),
+        ("scanning", "arm=scanning"),
+        ("one consumer", "arm=one consumer"),
+        ("four consumers", "arm=four consumers"),
+        ("JSON output", "arm=json output"),
+        ("decapsulation", "arm=decapsulation"),
+        ("ten filter rules", "arm=ten filter rules"),
+        ("debug logging", "arm=debug logging"),
+    ],
+    columns: &[
+        Column("agent's process", "measure=agent_cpu_percent", Bar(Agent)),
+        Column("its programs", "measure=programs_cpu_percent", Bar(Part)),
+        Column("its consumers", "measure=consumers_cpu_percent", Bar(Quiet)),
+        Column("resident memory", "measure=resident_bytes", Figure),
+    ],
+};
+
+pub static HTTP: Experiment = Experiment {
+    name: "http",
+    bench: "http",
+    heading: "What users of a service notice",
+    question: "How much longer do HTTP requests take beside the agent, at {offered_requests_per_second} \
+               requests a second that a server answers after {server_delay_ms} ms?",
+    answer: "The agent {median: added} to the median, {99 %: added} to the 99th percentile, and {99.9 %: \
+             added} to the 99.9th.",
+    axes: ("share of the requests that are faster", "latency"),
+    labels: "",
+    rows: &[
+        ("median", "measure=latency_p50_us"),
+        ("99 %", "measure=latency_p99_us"),
+        ("99.9 %", "measure=latency_p999_us"),
+    ],
+    columns: &[
+        Column("agent", "arm=agent", Bar(Agent)),
+        Column("no agent", "arm=nothing", Bar(Quiet)),
+        Column("added", "arm=agent", DifferenceTo("arm=nothing")),
+        Column("agent stopped", "arm=stopped", Bar(Part)),
+        Column("agent at 1 % CPU", "arm=quota", Bar(Pale)),
+    ],
+};
+
+pub static USERSPACE: Experiment = Experiment {
+    name: "userspace",
+    bench: "userspace",
+    heading: "A flow in userspace",
+    question: "What does a flow cost the process at each scan?",
+    answer: "With 500k flows a scan takes {500k: whole scan} of CPU for each flow; draining the kernel's \
+             table alone takes {500k: drain alone}, and a flow has {500k: memory} of memory.",
+    axes: ("flows in the table", "CPU time of a flow"),
+    labels: "measure=cpu_ns_per_flow",
+    rows: &[("10k", "flows=10000"), ("500k", "flows=500000")],
+    columns: &[
+        Column(
+            "whole scan",
+            "table=kernel; arm=drain_and_cycle",
+            Bar(Agent),
+        ),
+        Column("drain alone", "table=kernel; arm=drain", Bar(Part)),
+        Column("update alone", "table=synthetic; arm=update", Bar(Quiet)),
+        Column("encoding alone", "table=synthetic; arm=encode", Bar(Pale)),
+        Column(
+            "memory",
+            "table=kernel; arm=process; measure=resident_bytes_per_flow",
+            Figure,
+        ),
+    ],
+};
+
+/// The other agent is the arm `*`, whatever its name.
+pub static COMPARE: Experiment = Experiment {
+    name: "compare",
+    bench: "compare",
+    heading: "Beside another agent",
+    question: "What does another agent cost at {packets_per_second} packets a second of {flows} flows?",
+    answer: "Our processes take {CPU of processes: agent} of a core, {CPU of processes: agent | other} of \
+             the other's, and our programs {CPU of programs: agent}.",
+    axes: ("what is measured", "CPU of one core"),
+    labels: "",
+    rows: &[
+        ("CPU of processes", "measure=cpu_percent"),
+        ("CPU of programs", "measure=programs_cpu_percent"),
+        ("resident memory", "measure=resident_bytes"),
+        ("kernel memory", "measure=kernel_memory_bytes"),
+        ("packets a second", "measure=packets_per_second"),
+    ],
+    columns: &[
+        Column("agent", "arm=agent", Bar(Agent)),
+        Column("other", "arm=*", Bar(Quiet)),
+        Column("agent / other", "arm=agent", RatioTo("arm=*")),
+    ],
+};
