@@ -1,9 +1,8 @@
-//! Batches: the records of a scan come in, `FlowBatch` messages go out as bytes that all consumers
-//! share.
+//! Encodes the records of a scan as `FlowBatch` messages, in bytes that all consumers share.
 //!
-//! What differs between consumers is left out; since protobuf merges what is concatenated, the
-//! [`crate::hub`] puts it in front. Records are written by hand, in the order of their field numbers,
-//! so that a flow costs no allocation; everything else is encoded by prost once a scan.
+//! Fields that differ between consumers are left out. Protobuf merges concatenated messages, so the
+//! [`crate::hub`] puts those fields in front. Records are written by hand, in the order of their field
+//! numbers, so that a flow costs no allocation. prost encodes everything else once a scan.
 
 use std::sync::Arc;
 
@@ -20,8 +19,8 @@ mod record_buffer;
 
 use record_buffer::RecordBuffer;
 
-/// A batch is closed before it would be longer than this, the scan's own fields aside. Those grow
-/// with the interfaces, by at most 33 bytes each, so gRPC's default limit of 4 MiB is far.
+/// A batch is closed before it would be longer than this, not counting the scan's own fields. Those grow by
+/// at most 33 bytes for each interface, so gRPC's default limit of 4 MiB is far away.
 const BATCH_LEN_BYTES: usize = 256 << 10;
 /// Room for the account, which closes the last batch of a scan.
 const TRAILER_LEN_BYTES: usize = 4 << 10;
@@ -31,33 +30,33 @@ const RECORDS_TAG: u8 = 15 << 3 | 2;
 const RECORD_PREFIX_LEN_BYTES: usize = 3;
 const _: () = assert!(RecordBuffer::LEN_BYTES < 1 << 14);
 
-/// Who speaks, in every batch.
+/// Identifies the agent in every batch.
 pub type Identity = AgentIdentity;
 
-/// What is known of a scan before its page is drained.
+/// What is known about a scan before its page is drained.
 #[derive(Debug, Clone)]
 pub struct ScanHeader {
-    /// From 1.
+    /// Counts from 1.
     pub scan_id: u64,
     pub page_generation: u64,
     pub window_start_unix_ns: u64,
     pub window_end_unix_ns: u64,
     /// Flows that a page can hold.
     pub capacity: u64,
-    /// The kernel refused a flow or more in this window.
+    /// The kernel refused at least one flow in this window.
     pub refused_in_window: bool,
-    /// Those that records can name.
+    /// The interfaces that records can name.
     pub interfaces: Arc<[Interface]>,
 }
 
-/// What is known of a scan once its page is drained.
+/// What is known about a scan once its page is drained.
 #[derive(Debug, Clone, Copy)]
 pub struct ScanTrailer<'a> {
     /// Flows that the page held.
     pub occupancy: u64,
     /// Flows in the replica after this scan.
     pub tracked: u64,
-    /// Of all hooks, since the agent started.
+    /// The account of all hooks since the agent started.
     pub account: &'a HookAccount,
     /// The agent has detached and drained both pages.
     pub is_final: bool,
@@ -69,7 +68,7 @@ pub struct Batch {
     pub body: Bytes,
     pub records: u32,
     pub scan_id: u64,
-    /// Within the scan, from 0.
+    /// The batch's number within the scan, from 0.
     pub index: u32,
     pub last_of_scan: bool,
 }
@@ -77,7 +76,7 @@ pub struct Batch {
 /// Encodes one scan after another: `begin`, `push` for each record, `finish`.
 pub struct BatchEncoder {
     identity: Arc<Identity>,
-    /// As `FlowBatch.sample_rate`.
+    /// The value of `FlowBatch.sample_rate`.
     sample_rate: u32,
     open: OpenBatch,
     record: RecordBuffer,
@@ -102,7 +101,7 @@ impl BatchEncoder {
         }
     }
 
-    /// Starts a scan. What was pushed without `finish` is forgotten.
+    /// Starts a scan. Records that were pushed without a `finish` are forgotten.
     pub fn begin(&mut self, header: &ScanHeader) {
         let head = FlowBatch {
             agent: Some((*self.identity).clone()),
@@ -121,7 +120,7 @@ impl BatchEncoder {
         self.open.start(0);
     }
 
-    /// Appends a record, after handing a full batch to `sink`.
+    /// Appends a record. If the batch is full, it goes to `sink` first.
     #[inline]
     pub fn push(&mut self, record: &Record, sink: &mut impl FnMut(Batch)) {
         let message = self.record.write(record);
@@ -132,7 +131,7 @@ impl BatchEncoder {
         self.open.append(message);
     }
 
-    /// Ends the scan: its last batch, with the account, goes to `sink` even where it has no record.
+    /// Ends the scan. Its last batch has the account and goes to `sink` even if it has no record.
     pub fn finish(&mut self, trailer: &ScanTrailer<'_>, sink: &mut impl FnMut(Batch)) {
         let fields = FlowBatch {
             last_of_scan: true,
@@ -200,7 +199,8 @@ impl OpenBatch {
         self.records += 1;
     }
 
-    /// A small batch is copied, so that a queue of them does not hold a large buffer for each.
+    /// Takes the batch. A small one is copied, so that a queue of small batches does not hold a large buffer
+    /// for each.
     fn take(&mut self, last_of_scan: bool) -> Batch {
         let body = if self.body.len() < BATCH_LEN_BYTES / 2 {
             Bytes::copy_from_slice(&self.body)

@@ -1,4 +1,5 @@
-//! A consumer: an agent's address comes in, its batches and status go out, across its restarts.
+//! The client side: asks an agent for its status and filter rules, and observes its batches across its
+//! restarts.
 
 use std::{collections::VecDeque, error::Error as StdError, fmt, io, str::FromStr, time::Duration};
 
@@ -18,18 +19,18 @@ use crate::{
     rules::MAX_MESSAGE_BYTES,
 };
 
-/// Where the agent listens when nothing else is said.
+/// Where the agent listens by default.
 pub const DEFAULT_TARGET: &str = "unix:/run/flow-agent/flow-agent.sock";
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
-/// A set of a million networks takes some seconds of a thread that all others go before.
+/// Generous: a set of a million networks takes some seconds of CPU on a thread that yields to all others.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(300);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MOST: Duration = Duration::from_secs(5);
 
-/// What the agent may send ahead of a consumer: a few full batches.
+/// How much the agent may send before the consumer reads: a few full batches.
 const WINDOW_BYTES: u32 = 2 << 20;
 
 /// `unix:PATH` or `HOST:PORT`.
@@ -124,7 +125,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// A restart of the agent mends it.
+    /// Whether it may pass, for example when the agent restarts.
     fn may_pass(&self) -> bool {
         match self {
             Self::NobodyListens { .. }
@@ -176,7 +177,7 @@ impl ClientError {
         } else if code == Code::OutOfRange {
             Self::TooLarge
         } else if code == Code::Cancelled {
-            // hyper drops a request whose connection ends first, and with it the words of the end.
+            // hyper drops a request whose connection ends first, and with it the reason for the end.
             Self::Unheard { target }
         } else if matches!(code, Code::Internal | Code::Unknown) && io_error_kind(&status).is_none()
         {
@@ -193,7 +194,8 @@ impl ClientError {
     }
 }
 
-/// A connection that was turned away has the agent's words in the last cause, a refused call in the status.
+/// The agent's message: in the last cause if the connection was turned away, in the status if the call was
+/// refused.
 fn no_room(status: &Status) -> String {
     let mut last = status.source();
     while let Some(cause) = last.and_then(StdError::source) {
@@ -237,7 +239,8 @@ async fn channel(target: &Target) -> Result<Channel, ClientError> {
         .map_err(|error| ClientError::from_connect(target, error))
 }
 
-/// Gives up where the agent takes longer: a process that is stopped takes connections all the same.
+/// Gives up if the agent takes longer. A timeout is needed because the kernel accepts connections even for a
+/// stopped process.
 async fn within<T>(
     after: Duration,
     target: &Target,
@@ -276,7 +279,7 @@ pub async fn filters(target: &Target) -> Result<Filters, ClientError> {
     .await
 }
 
-/// Replaces the filter rules, by none where there are none, and says what is in force then.
+/// Replaces the filter rules and returns those that are then in force. An empty list removes all rules.
 pub async fn set_filters(target: &Target, rules: Vec<String>) -> Result<Filters, ClientError> {
     let request = SetFiltersRequest { rules };
     if request.encoded_len() > MAX_MESSAGE_BYTES {
@@ -300,11 +303,11 @@ async fn control(target: &Target) -> Result<FlowControlClient<Channel>, ClientEr
         .max_encoding_message_size(MAX_MESSAGE_BYTES))
 }
 
-/// What happens on a stream that goes on across restarts of the agent.
+/// What happens on a stream that continues across restarts of the agent.
 #[derive(Debug)]
 pub enum Event {
     Batch(Box<FlowBatch>),
-    /// Batches are missing on the stream though the agent did not count them as lost.
+    /// Batches are missing on the stream, although the agent did not count them as lost.
     Gap {
         batches: u64,
     },
@@ -313,9 +316,9 @@ pub enum Event {
         reason: String,
     },
     Reconnected {
-        /// Another process answers: totals and scan numbers begin anew.
+        /// Another process answers, so totals and scan numbers start again.
         restarted: bool,
-        /// Scans of the same process that went by unseen.
+        /// Scans of the same process that were missed meanwhile.
         missed_scans: u64,
     },
 }
@@ -325,9 +328,9 @@ pub struct Observer {
     target: Target,
     request: ObserveRequest,
     stream: Option<Streaming<FlowBatch>>,
-    /// Of the last batch, over all streams.
+    /// The position of the last batch, over all streams.
     last: Option<Position>,
-    /// Of the last batch of this stream; 0 before the first.
+    /// The number of this stream's last batch; 0 before the first.
     stream_seq: u64,
     reconnecting: bool,
     pending: VecDeque<Event>,
@@ -339,7 +342,7 @@ struct Position {
 }
 
 impl Observer {
-    /// Fails where no agent can be reached: only a stream that has begun is worth waiting for.
+    /// Fails if no agent can be reached. Only a stream that has once begun is waited for.
     pub async fn connect(target: Target, consumer: &str) -> Result<Self, ClientError> {
         let request = ObserveRequest {
             filter: String::new(),
@@ -358,7 +361,7 @@ impl Observer {
         Ok(observer)
     }
 
-    /// Never ends by itself; fails where waiting cannot help.
+    /// The next event. The stream never ends by itself; this fails only if waiting cannot help.
     pub async fn next(&mut self) -> Result<Event, ClientError> {
         loop {
             if let Some(event) = self.pending.pop_front() {
@@ -413,7 +416,7 @@ impl Observer {
         }
     }
 
-    /// Says what the batch tells about the stream, before the batch.
+    /// Queues the batch, and before it the events that it reveals about the stream.
     fn accept(&mut self, batch: FlowBatch) {
         let instance_id = batch.agent.as_ref().map(|agent| agent.instance_id.clone());
         if std::mem::take(&mut self.reconnecting) {

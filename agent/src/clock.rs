@@ -1,5 +1,5 @@
-//! The clocks: the kernel's tick counter and `CLOCK_BOOTTIME`, which the programs stamp packets with,
-//! and the offset to Unix time.
+//! The clocks of a scan: the kernel's tick counter and `CLOCK_BOOTTIME`, with which the programs stamp
+//! packets, and the offset to Unix time.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ pub struct ScanClock {
     /// The kernel's tick counter at the same moment.
     pub jiffies: u64,
     pub tick_ns: u64,
-    /// What to add to boot time to get Unix time.
+    /// Boot time plus this is Unix time.
     pub boot_to_unix_ns: i64,
-    /// How long the machine slept since the scan before; ticks stood still meanwhile.
+    /// How long the machine slept since the previous scan. Ticks stood still meanwhile.
     pub slept_ns: u64,
 }
 
@@ -24,11 +24,11 @@ impl ScanClock {
         boot_ns.saturating_add_signed(self.boot_to_unix_ns)
     }
 
-    /// To the tick, which is 1 to 10 ms, and not before the first packet.
+    /// When the flow's last packet came, precise to a tick (1 to 10 ms) and never before the first packet.
     ///
-    /// Where the machine slept since the scan before, a tick may be one before the sleep or one after it.
-    /// It is after it where the first packet was, which has a clock of its own; else it is taken for one
-    /// before: so the last packet was never earlier, but may have come after the sleep.
+    /// If the machine slept since the previous scan, a tick may lie before or after the sleep. It lies after
+    /// the sleep if the first packet did, whose time comes from a clock that counts sleep. Otherwise it is
+    /// taken to lie before the sleep. So the result is never too late, but may be too early by the sleep.
     pub fn last_seen_boot_ns(self, counters: &FlowCounters) -> u64 {
         let ticks = self
             .jiffies
@@ -49,19 +49,20 @@ impl ScanClock {
     }
 }
 
-/// How long the machine has slept since it started, by the clocks that do and do not count it.
+/// How long the machine has slept since it started: the difference between the clocks that do and do not
+/// count sleep.
 #[derive(Clone, Copy, Debug)]
 pub struct Sleep {
     slept_ns: u64,
 }
 
 impl Sleep {
-    /// Less is two clocks that were not read at one moment.
+    /// A shorter difference only shows that the two clocks were not read at the same moment.
     const SHORTEST_NS: u64 = 50_000_000;
 
     pub fn so_far() -> Self {
-        // Between two reads the thread may wait for its turn, which looks like a sleep: the shortest of
-        // some is the true one.
+        // The thread may wait for a CPU between the two reads, which looks like a sleep. The shortest of
+        // several differences is the true one.
         let difference = || {
             let monotonic_ns = read_ns(ClockId::Monotonic);
             read_ns(ClockId::Boottime).saturating_sub(monotonic_ns)
@@ -70,7 +71,7 @@ impl Sleep {
         Self { slept_ns }
     }
 
-    /// How long it slept from the moment of this to that of `later`.
+    /// How long the machine slept between this moment and that of `later`.
     pub fn until(self, later: Self) -> u64 {
         let slept_ns = later.slept_ns.saturating_sub(self.slept_ns);
         if slept_ns < Self::SHORTEST_NS {
@@ -81,8 +82,8 @@ impl Sleep {
     }
 }
 
-/// All clocks at one moment, `clocks` being the programs' own; taken anew at every scan, since Unix
-/// time is adjusted and ticks stand still while the machine sleeps.
+/// All clocks at one moment; `clocks` are the programs' own. Taken at every scan, since Unix time is adjusted
+/// and ticks stand still while the machine sleeps.
 pub fn at(clocks: Clocks, slept_ns: u64) -> ScanClock {
     ScanClock {
         slept_ns,
@@ -105,7 +106,7 @@ pub fn unix_now_ns() -> u64 {
     read_ns(ClockId::Realtime)
 }
 
-/// How long a tick of the kernel is: the coarse clocks move once a tick.
+/// The length of a kernel tick: the coarse clocks advance once a tick.
 fn tick_ns() -> u64 {
     nanoseconds(clock_getres(ClockId::MonotonicCoarse))
 }
@@ -132,7 +133,7 @@ mod tests {
     const TICKS_A_SECOND: u64 = SECOND / TICK_NS;
     const HOURS_NS: u64 = 8 * 3600 * SECOND;
 
-    /// A scan 10 s of ticks after the one before, and a sleep in between.
+    /// The clocks of a scan that comes 10 s of ticks after the previous one, with a sleep in between.
     fn clock(slept_ns: u64) -> ScanClock {
         ScanClock {
             boot_ns: 1000 * SECOND + slept_ns,
@@ -143,7 +144,7 @@ mod tests {
         }
     }
 
-    /// The last packet so many seconds of ticks before the scan.
+    /// Counters whose last packet came this many seconds of ticks before the scan.
     fn counters(first_seen_ns: u64, last_seconds_ago: u64) -> FlowCounters {
         FlowCounters {
             first_seen_ns,

@@ -1,5 +1,5 @@
-//! Community ID version 1: a flow key comes in, the digest that other tools give the same flow goes
-//! out (<https://github.com/corelight/community-id-spec>, seed 0).
+//! Community ID version 1: a digest of a flow's key that is the same in other tools
+//! (<https://github.com/corelight/community-id-spec>, seed 0).
 
 use agent_common::{FlowKey, L4Kind};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -8,15 +8,15 @@ use sha1::{Digest as _, Sha1};
 const SEED: u16 = 0;
 const ICMP: u8 = 1;
 
-/// Where a digest starts in `TEXT_LEN` bytes: `1:` and 28 characters of base64.
+/// The text begins with this, before 28 characters of base64.
 const VERSION: &str = "1:";
 pub const TEXT_LEN: usize = 2 + 28;
 
 /// The SHA-1 digest of a flow.
 ///
-/// `initiator` is the endpoint of the key that sent the first packet, 0 for a and 1 for b: it counts
-/// only for ICMP types that have no answer, whose identifier the specification gives a direction.
-/// Later fragments have the identifier of a protocol without ports.
+/// `initiator` is the endpoint of the key that sent the first packet, 0 for a and 1 for b. It matters only for
+/// ICMP types that have no answer, since the specification gives their ID a direction. Later fragments have
+/// the ID of a protocol without ports.
 pub fn community_id(key: &FlowKey, initiator: u8) -> [u8; 20] {
     let ends = Ends::of(key, initiator);
     let len = if key.ip_version == 4 { 4 } else { 16 };
@@ -33,7 +33,7 @@ pub fn community_id(key: &FlowKey, initiator: u8) -> [u8; 20] {
     hash.finalize().into()
 }
 
-/// The form for people and other tools.
+/// The text form, for people and other tools.
 pub fn text(digest: &[u8; 20]) -> String {
     let mut text = String::with_capacity(TEXT_LEN);
     text.push_str(VERSION);
@@ -98,7 +98,7 @@ impl<'a> Ends<'a> {
     }
 }
 
-/// The ICMP type of the answer to a type, or of the question to an answer.
+/// The ICMP type of the answer to a request, or of the request to an answer.
 fn counterpart(protocol: u8, icmp_type: u8) -> Option<u8> {
     const V4: [(u8, u8); 5] = [(8, 0), (10, 9), (13, 14), (15, 16), (17, 18)];
     const V6: [(u8, u8); 6] = [
@@ -127,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// A packet as the specification's baseline gives it; for ICMP the ports are type and code.
+    /// The ID of a packet from the specification's baseline. For ICMP the ports are type and code.
     fn id_of(protocol: u8, source: &str, destination: &str, port: Option<(u16, u16)>) -> String {
         let address = |text: &str| match text.parse().unwrap() {
             IpAddr::V4(v4) => {

@@ -1,9 +1,8 @@
-//! The hub: encoded batches come in, each consumer's queue gets them, with what the consumer lost.
+//! The hub: puts encoded batches into the queue of every consumer.
 //!
-//! Publishing never waits. A queue is bounded in batches. In bytes all consumers together are, whether
-//! a batch stands in a queue or the transport has not sent it yet: once they hold too much, a consumer
-//! that holds more than its share loses the batch, and the next one that it gets says how many it lost
-//! so far.
+//! Publishing never waits. Each queue is bounded in batches. All consumers together are bounded in bytes,
+//! which count while a batch waits in a queue or in the transport. Once consumers hold too much, one that
+//! holds more than its share loses the batch. The next batch that it gets says how many it has lost so far.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -25,33 +24,33 @@ use held::{Charge, Held};
 use subscription::Queued;
 pub use subscription::{OutgoingBatch, Subscription};
 
-/// Batches that a consumer's queue holds, where no setting says otherwise.
+/// How many batches a consumer's queue holds by default.
 pub const DEFAULT_QUEUE_BATCHES: usize = 1024;
 
-/// What batches may take that wait for consumers, in bytes of their encoding, before a consumer that
-/// holds more than its share of it loses batches. Those that do not come so far have as much again.
+/// How many encoded bytes may wait for consumers before a consumer that holds more than its share loses
+/// batches. Consumers below their share may together use as much again.
 pub const DEFAULT_QUEUED_BYTES: u64 = 128 << 20;
 
-/// Clones share the consumers.
+/// Publishes batches to consumers. Clones share the consumers.
 #[derive(Clone)]
 pub struct Hub {
     registry: Arc<Mutex<Registry>>,
     queue_batches: usize,
     queued_bytes: u64,
-    /// Of the batches that wait in a queue or in the transport, each once.
+    /// The bytes of all batches that wait in a queue or in the transport. Each batch counts once.
     held_bytes: Arc<AtomicU64>,
 }
 
 struct Registry {
     open: bool,
     entries: Vec<Entry>,
-    /// Consumers that the closed hub still has batches for.
+    /// Consumers for which the closed hub still has batches.
     draining: Vec<Arc<Consumer>>,
     left: u64,
     logs: Logs,
 }
 
-/// A consumer can come and go, or fall behind and catch up, at every moment.
+/// Limits the log lines about consumers, which can come and go, or fall behind and catch up, at any moment.
 #[derive(Default)]
 struct Logs {
     left: LogLimit,
@@ -62,11 +61,11 @@ struct Logs {
 struct Entry {
     queue: mpsc::Sender<Queued>,
     consumer: Arc<Consumer>,
-    /// The last batch did not fit.
+    /// The consumer lost the last batch.
     losing: bool,
 }
 
-/// What is still in the queue of a consumer when the agent stops waiting for it.
+/// What is left in a consumer's queue when the agent stops waiting for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Undelivered {
     pub name: String,
@@ -75,8 +74,8 @@ pub struct Undelivered {
 }
 
 impl Hub {
-    /// A queue holds at least one batch; all consumers together hold at most twice `queued_bytes`, or
-    /// one batch where that is more.
+    /// A queue holds at least one batch. All consumers together hold at most twice `queued_bytes`, or one
+    /// batch if that is more.
     pub fn new(queue_batches: usize, queued_bytes: u64) -> Self {
         let registry = Registry {
             open: true,
@@ -93,7 +92,7 @@ impl Hub {
         }
     }
 
-    /// A consumer of every batch that is published from now on; of none after [`Hub::close`].
+    /// Adds a consumer, which gets every batch published after this call. After [`Hub::close`] it gets none.
     pub fn subscribe(&self, name: &str, peer: &str) -> Subscription {
         let (sender, queue) = mpsc::channel(self.queue_batches);
         let consumer = Arc::new(Consumer::new(name, peer));
@@ -109,7 +108,7 @@ impl Hub {
         Subscription::new(self.clone(), queue, consumer)
     }
 
-    /// Nobody listens: a scan needs not be encoded.
+    /// Without consumers a scan need not be encoded.
     pub fn has_consumers(&self) -> bool {
         !self.registry().entries.is_empty()
     }
@@ -133,7 +132,7 @@ impl Hub {
         }
     }
 
-    /// Ends every subscription behind what its queue holds.
+    /// Ends every subscription after what its queue holds.
     pub fn close(&self) {
         let mut registry = self.registry();
         registry.open = false;
@@ -143,7 +142,7 @@ impl Hub {
             .extend(entries.into_iter().map(|entry| entry.consumer));
     }
 
-    /// After [`Hub::close`]: the consumers that have not taken everything.
+    /// The consumers that have not taken everything, after [`Hub::close`].
     pub fn undelivered(&self) -> Vec<Undelivered> {
         let consumers = &self.registry().draining;
         consumers
@@ -168,12 +167,12 @@ impl Hub {
         self.registry().left
     }
 
-    /// What waits for consumers, in queues and in the transport, in bytes of its encoding.
+    /// The encoded bytes that wait for consumers, in queues and in the transport.
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Relaxed)
     }
 
-    /// A consumer has left and takes nothing any more.
+    /// Forgets a consumer that has left.
     fn forget(&self, consumer: &Arc<Consumer>, unsent: Volume) {
         let consumers_left = {
             let mut registry = self.registry();
@@ -205,22 +204,22 @@ impl Hub {
     }
 
     fn registry(&self) -> MutexGuard<'_, Registry> {
-        // Nothing that is done under the lock can leave it half done.
+        // Nothing under the lock can fail halfway, so the registry is sound even after a panic.
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What a batch finds.
+/// How much room there is for a batch.
 #[derive(Clone, Copy)]
 struct Room {
-    /// What a consumer may hold with it.
+    /// How much a consumer may hold, with the batch included.
     share_bytes: u64,
-    /// It fits nowhere.
+    /// There is no room for it in any queue.
     is_used_up: bool,
 }
 
 impl Room {
-    /// A consumer that keeps up holds nothing: its share is at least a batch.
+    /// A consumer that keeps up holds nothing, and always has room for one batch.
     fn is_for(self, held_bytes: u64, batch_bytes: u64) -> bool {
         let is_in_share = held_bytes + batch_bytes <= self.share_bytes;
         !self.is_used_up && (held_bytes == 0 || is_in_share)
@@ -240,7 +239,7 @@ impl Entry {
         });
         match outcome {
             Ok(place) => {
-                // Counted first: the consumer may take the batch at once.
+                // Counted before it is sent, since the consumer may take the batch at once.
                 consumer.queued.add(records);
                 place.send(Queued {
                     batch: batch.clone(),

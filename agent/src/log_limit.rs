@@ -1,5 +1,5 @@
-//! Log lines about what may happen at every scan: each event comes in, one in a while goes out, with
-//! how many there were.
+//! Limits log lines about events that may happen at every scan: only one in a while is logged, with the number
+//! of events that it stands for.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,8 @@ pub struct LogLimit {
 }
 
 impl LogLimit {
-    /// An event: `Some` says that it is to be told, and how many there were since the last that was,
-    /// itself included.
+    /// Counts an event. `Some` says that it should be logged, with the number of events since the last logged
+    /// one, itself included.
     pub fn event(&mut self) -> Option<u64> {
         self.event_at(Instant::now())
     }

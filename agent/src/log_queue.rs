@@ -1,7 +1,7 @@
-//! The log on its way to stderr: lines come in and never wait, a thread of their own writes them.
+//! Writes the log to stderr from a thread of its own, so that logging never waits.
 //!
-//! Whoever reads stderr may stop reading. Then lines pile up to [`QUEUED_LINES`], and those behind are
-//! lost and counted.
+//! Whoever reads stderr may stop reading. Lines then pile up to [`QUEUED_LINES`]; further ones are lost and
+//! counted.
 
 use std::{
     io::{self, Write},
@@ -18,7 +18,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 const QUEUED_LINES: usize = 1024;
 
-/// Hands lines over; clones write to the same queue.
+/// Passes lines to the thread. Clones write to the same queue.
 #[derive(Clone)]
 pub struct LogQueue {
     sender: SyncSender<Message>,
@@ -27,7 +27,7 @@ pub struct LogQueue {
 
 enum Message {
     Line(Vec<u8>),
-    /// Everything before is written.
+    /// Asks for a reply once everything before it is written.
     Written(SyncSender<()>),
 }
 
@@ -46,18 +46,18 @@ impl LogQueue {
     /// Waits until what was logged before is written, or for `timeout`.
     pub fn flush(&self, timeout: Duration) {
         let (written, is_written) = mpsc::sync_channel(1);
-        // A queue that is full stays so: nobody reads what it holds.
+        // If the queue is full, nobody reads it, so waiting would not help.
         if self.sender.try_send(Message::Written(written)).is_ok() {
             let _ = is_written.recv_timeout(timeout);
         }
     }
 }
 
-/// Ends with the last of the queue's senders.
+/// Writes messages until the last sender is gone.
 fn write(messages: &Receiver<Message>, lost: &AtomicU64, mut output: impl Write) {
     for message in messages {
         match message {
-            // Where the log cannot be written there is no place left to say so.
+            // If the log cannot be written, there is no place left to say so.
             Message::Line(line) => drop(output.write_all(&line)),
             Message::Written(written) => drop(written.try_send(())),
         }
@@ -69,7 +69,7 @@ fn write(messages: &Receiver<Message>, lost: &AtomicU64, mut output: impl Write)
 }
 
 impl Write for LogQueue {
-    /// Takes one line whole, or loses it.
+    /// Queues one whole line, or loses it.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         match self.sender.try_send(Message::Line(line.to_vec())) {
             Ok(()) => {}
@@ -104,7 +104,7 @@ mod tests {
         let (reader, writer) = io::pipe().unwrap();
         let mut queue = LogQueue::start(writer).unwrap();
         let line = [&[b'x'; 999][..], b"\n"].concat();
-        // More than the pipe and the queue hold together, at any page size.
+        // More lines than the pipe and the queue hold together, at any page size.
         let written = 10_000;
         for _ in 0..written {
             queue.write_all(&line).unwrap();

@@ -1,6 +1,6 @@
-//! Names of IP protocols: numbers come in, names go out, and back.
+//! Names of IP protocols.
 
-/// Well-known protocols by their IANA number, under the names that people know.
+/// Well-known protocols by IANA number, with the names that people know.
 const NAMES: &[(u8, &str)] = &[
     (1, "icmp"),
     (2, "igmp"),
@@ -20,7 +20,7 @@ const NAMES: &[(u8, &str)] = &[
     (136, "udplite"),
 ];
 
-/// The name, where the protocol has a well-known one.
+/// The protocol's well-known name, if it has one.
 pub fn name(number: u8) -> Option<&'static str> {
     NAMES
         .iter()
@@ -28,7 +28,7 @@ pub fn name(number: u8) -> Option<&'static str> {
         .map(|(_, name)| *name)
 }
 
-/// The number of a name, in any case.
+/// The number for a name, in upper or lower case.
 pub fn number(name: &str) -> Option<u8> {
     NAMES
         .iter()

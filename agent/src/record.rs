@@ -1,4 +1,4 @@
-//! The flow record: what the replica says about one flow after one scan, before it is encoded.
+//! The flow record: what the replica reports about one flow after one scan, before it is encoded.
 
 use agent_common::{Direction, FlowKey, Outer, Pair};
 
@@ -7,13 +7,14 @@ use agent_common::{Direction, FlowKey, Outer, Pair};
 pub enum EndReason {
     /// No packet for the idle timeout.
     IdleTimeout = 1,
-    /// A record of a flow that goes on; not used, since a living flow carries no end reason.
+    /// A record of a flow that goes on. Not used, since a living flow has no end reason.
     ActiveTimeout = 2,
-    /// FIN from both sides (from the one side seen, where only one is), or RST.
+    /// FIN from both sides (from one side if only that one was seen), or RST.
     EndOfFlow = 3,
-    /// The agent stopped; or the flow was seen at sides of the interface that its record does not name.
+    /// The agent stopped, or the flow's packets were seen on sides of the interface that do not fit its earlier
+    /// records.
     ForcedEnd = 4,
-    /// The replica was full and this flow had been quiet the longest.
+    /// The replica was full, and this flow had been quiet for the longest time.
     LackOfResources = 5,
 }
 
@@ -21,12 +22,11 @@ pub enum EndReason {
 #[derive(Clone, Copy, Debug)]
 pub struct Record {
     pub key: FlowKey,
-    /// Which endpoint of the key is the initiator, so the record's source: 0 is a, 1 is b.
+    /// Which endpoint of the key is the initiator and thus the record's source: 0 is a, 1 is b.
     pub initiator: u8,
-    /// Where the initiator's packets are seen; where there were none, the opposite of where the
-    /// answers are.
+    /// Where the initiator's packets are seen. If there were none, the opposite of where the answers are seen.
     pub direction: Direction,
-    /// Where the answers are seen: the opposite side, but for a mirror port and loopback, where both
+    /// Where the answers are seen: on the opposite side, except at a mirror port and on loopback, where both
     /// directions arrive.
     pub reverse_direction: Direction,
     /// Since the last record of this flow.

@@ -1,5 +1,5 @@
-//! The replica, the flow table in user space: what each scan drained from the kernel comes in, a
-//! record for each update and exactly one end record for each flow go out.
+//! The replica: the flow table in user space, built from what each scan drains from the kernel. It emits a
+//! record for each flow that a scan counted, and exactly one end record for each flow.
 
 mod entry;
 mod find;
@@ -35,7 +35,7 @@ use crate::{
 pub struct ReplicaSettings {
     pub max_flows: usize,
     pub idle_timeout: Duration,
-    /// How long a flow that was closed waits for late packets, from its last one on.
+    /// How long a closed flow waits for late packets after its last one.
     pub linger: Duration,
 }
 
@@ -46,7 +46,7 @@ struct Lifetimes {
     linger_ns: u64,
 }
 
-/// Between `begin_scan` and `end_scan` comes an `update` with each part of what the scan drained.
+/// Call `update` with each part of what a scan drained, between `begin_scan` and `end_scan`.
 pub struct Replica {
     max_flows: usize,
     lifetimes: Lifetimes,
@@ -62,7 +62,7 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// Room for at least one flow and at most as many as 32 bits can number.
+    /// Has room for at least one flow, and at most for as many as 32 bits can number.
     pub fn new(settings: ReplicaSettings) -> Self {
         let max_flows = settings.max_flows.clamp(1, u32::MAX as usize);
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -70,7 +70,7 @@ impl Replica {
             idle_ns: nanos(settings.idle_timeout),
             linger_ns: nanos(settings.linger),
         };
-        // The standard library's seed comes from the system's entropy, foldhash's own does not.
+        // foldhash's own seed does not come from the system's entropy, so the standard library's is used.
         let seed = std::hash::RandomState::new().hash_one(0);
         Self {
             max_flows,
@@ -92,7 +92,7 @@ impl Replica {
         self.scan = self.scan.wrapping_add(1);
     }
 
-    /// Takes in drained entries, a key for each of the counters.
+    /// Takes in drained entries: keys, and the counters of each.
     pub fn update(
         &mut self,
         keys: &[FlowKey],
@@ -103,7 +103,7 @@ impl Replica {
         for (keys, counters) in keys.chunks(GROUP).zip(counters.chunks(GROUP)) {
             let found = self.look_up(keys);
             for ((key, counters), (hash, slot)) in keys.iter().zip(counters).zip(found) {
-                // The entries before this one may have ended its flow, or have made it.
+                // Entries before this one may have ended its flow, or created it.
                 let found = match slot.filter(|&slot| self.slab[slot].is(key)) {
                     Some(slot) => Found::Flow(slot),
                     None => self.find(hash, key),
@@ -132,7 +132,7 @@ impl Replica {
         }
     }
 
-    /// Counts for a flow that is known, or for the next one with its ports.
+    /// Counts for a known flow, or for the next one with the same ports.
     fn add(&mut self, slot: u32, counters: &FlowCounters, sink: &mut impl FnMut(&Record)) {
         let entry = &mut self.slab[slot];
         if entry.is_followed_by(counters, self.scan) {
@@ -149,12 +149,12 @@ impl Replica {
         }
     }
 
-    /// Ends the flows that were closed, after the linger, and those that were quiet for too long.
+    /// Ends closed flows whose linger is over, and flows that were quiet for too long.
     pub fn end_scan(&mut self, sink: &mut impl FnMut(&Record)) {
         for slot in self.slab.slots() {
             self.tell(slot, sink);
             let entry = &self.slab[slot];
-            // When its last packet was is not sure where the machine slept meanwhile.
+            // If the machine slept meanwhile, the time of the last packet is uncertain.
             if self.clock.slept_ns != 0 && entry.scan == self.scan {
                 continue;
             }
@@ -169,7 +169,7 @@ impl Replica {
         }
     }
 
-    /// The agent stops: ends every flow, also those that linger.
+    /// Ends every flow, including those that linger, since the agent stops.
     pub fn finish(&mut self, sink: &mut impl FnMut(&Record)) {
         for slot in self.slab.slots() {
             self.tell(slot, sink);
@@ -195,12 +195,12 @@ impl Replica {
         self.max_flows
     }
 
-    /// How many flows had to leave for others.
+    /// How many flows had to make room for others.
     pub fn evicted(&self) -> u64 {
         self.evicted
     }
 
-    /// A flow of this scan.
+    /// A flow that begins in this scan.
     fn entry(&self, key: &FlowKey, counters: &FlowCounters) -> Entry {
         Entry::new(key, counters, self.clock, self.scan)
     }
@@ -216,8 +216,8 @@ impl Replica {
         self.begin(slot, sink);
     }
 
-    /// A flow of one direction may be the half of one: then the other half comes with this scan, and
-    /// until its end no record goes out.
+    /// Emits the first record of a flow, unless only one direction was counted. Such a flow may be half of one
+    /// whose other half comes in this scan, so its record waits until the scan ends.
     fn begin(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
         let entry = &self.slab[slot];
         self.oldest.note((entry.rank_ns(self.lifetimes), slot));
@@ -226,7 +226,8 @@ impl Replica {
         }
     }
 
-    /// Lets the flow go that would end first by itself, or finds that it has news.
+    /// Ends the flow that would end first by itself. If a half of it still waits, that is counted instead,
+    /// since it may keep the flow.
     fn make_room(&mut self, sink: &mut impl FnMut(&Record)) {
         let slot = self.oldest.take(&self.slab);
         let entry = &self.slab[slot];
@@ -242,7 +243,7 @@ impl Replica {
         self.evicted += 1;
     }
 
-    /// Tells what this scan counted, where that was put off.
+    /// Emits what this scan counted for the flow, if that was put off.
     fn tell(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
         let entry = &mut self.slab[slot];
         if entry.state == State::Free {
@@ -278,7 +279,7 @@ impl Replica {
         self.remove(slot);
     }
 
-    /// Takes a flow out whose end was told; returns its hash.
+    /// Removes a flow whose end record was emitted. Returns its hash.
     fn remove(&mut self, slot: u32) -> u64 {
         let hash = hash_of(&self.seed, &self.slab[slot].key);
         if let Ok(indexed) = self.index.find_entry(hash, |&other| other == slot) {

@@ -1,5 +1,5 @@
-//! The gRPC server: the hub's batches and the agent's status come in, `flow.v1.FlowAgent` goes out
-//! on every listener, and `flow.v1.FlowControl` on Unix sockets.
+//! The gRPC server. It serves `flow.v1.FlowAgent` (batches and status) on every listener, and
+//! `flow.v1.FlowControl` (filter rules) on Unix sockets.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -31,20 +31,20 @@ use grpc_only::GrpcOnly;
 use limits::Doors;
 use service::{Calls, FlowServices};
 
-/// How long consumers may take for what is queued when the agent stops.
+/// How long consumers may take to read what is queued when the agent stops.
 pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A consumer whose machine is gone is found out by a ping that nobody answers.
+/// An unanswered ping shows that a consumer's machine is gone.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What a peer may send ahead of us, which HTTP/2 keeps in memory.
+/// How much a peer may send before we read it. HTTP/2 keeps it in memory.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 128 << 10;
 const MAX_HEADER_BYTES: u32 = 8 << 10;
 
-/// Streams beyond the setting that HTTP/2 lets in, so that a request that is too many gets an answer
-/// instead of waiting in the client.
+/// How many streams beyond the setting HTTP/2 accepts, so that an excess request gets an answer instead of
+/// waiting in the client.
 const STREAMS_TO_REFUSE: u32 = 8;
 
 /// What the server answers from.
@@ -58,8 +58,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves until `shutdown` is ready, then closes the hub and waits for the consumers; what they have not
-    /// taken when the time is over is lost and logged. What is to be sent is published before `shutdown`.
+    /// Serves until `shutdown` is ready, then closes the hub and waits up to `drain_timeout` for the
+    /// consumers. What they have not taken by then is lost and logged. The last batches must be published
+    /// before `shutdown` is ready.
     pub async fn run(self, listeners: Listeners, shutdown: impl Future<Output = ()>) -> Result<()> {
         let Self {
             hub,
@@ -82,7 +83,7 @@ impl Server {
         let signal = async {
             shutdown.await;
             hub.close();
-            // Nobody waits where the server has ended already.
+            // Nobody waits if the server has already ended.
             let _ = stopping.send(());
         };
         let serve = transport::Server::builder()
@@ -113,7 +114,8 @@ impl Server {
     }
 }
 
-/// Connections that have no file cannot be refused in good order either.
+/// Warns if the process may run out of file descriptors, since without one a connection cannot even be refused
+/// properly.
 fn warn_of_files(connections: usize) {
     let limit = open_files();
     let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);

@@ -1,5 +1,4 @@
-//! One record: a [`Record`] comes in, the fields of a `FlowRecord` message go out, in a buffer that
-//! is used for every record.
+//! Encodes a [`Record`] as the fields of a `FlowRecord` message, in one buffer for all records.
 
 use agent_common::{Direction, Encapsulation, FlowKey, L4Kind};
 
@@ -18,7 +17,7 @@ pub(super) struct RecordBuffer {
 }
 
 impl RecordBuffer {
-    /// Every field at its longest takes 300 bytes.
+    /// A record takes 300 bytes if every field is at its longest.
     pub(super) const LEN_BYTES: usize = 320;
 
     pub(super) fn new() -> Self {
@@ -28,7 +27,7 @@ impl RecordBuffer {
         }
     }
 
-    /// The field numbers are those of `FlowRecord` in `flow.proto`.
+    /// Encodes a record. The field numbers are those of `FlowRecord` in `flow.proto`.
     #[inline]
     pub(super) fn write(&mut self, record: &Record) -> &[u8] {
         self.len = 0;
@@ -125,7 +124,7 @@ impl RecordBuffer {
         }
     }
 
-    /// The numbers of the enum in `flow.proto` are those in a key, but for GRE without one.
+    /// The numbers of the enum in `flow.proto` are those in a flow's key, except for GRE without a GRE key.
     fn encapsulation(&mut self, record: &Record, reversed: bool) {
         let key = &record.key;
         let (number, id) = match Encapsulation::from_u8(key.encapsulation) {
@@ -154,7 +153,7 @@ impl RecordBuffer {
         }
     }
 
-    /// A field that is `optional`: zero is written too.
+    /// An `optional` field, in which zero is written too.
     #[inline]
     fn value<const FIELD: u32>(&mut self, value: u64) {
         self.tag::<FIELD, VARINT>();

@@ -7,7 +7,7 @@ use crate::{
     record::EndReason,
 };
 
-/// gRPC's default.
+/// gRPC's default limit.
 const MESSAGE_LIMIT_BYTES: usize = 4 << 20;
 
 fn identity() -> Arc<Identity> {
@@ -49,7 +49,7 @@ fn trailer(account: &HookAccount) -> ScanTrailer<'_> {
 fn encode(header: &ScanHeader, records: &[Record]) -> Vec<Batch> {
     let mut encoder = BatchEncoder::new(identity());
     let mut batches = Vec::new();
-    // Each has all interfaces: too many of them would take the machine's memory before a test fails.
+    // Each batch has all interfaces. Too many batches would use up the machine's memory before a test fails.
     let mut sink = |batch| {
         batches.push(batch);
         assert!(batches.len() < 100, "a batch for hardly a record");
@@ -73,7 +73,7 @@ fn decode(batch: &Batch) -> FlowBatch {
 }
 
 fn pair() -> impl Strategy<Value = Pair> {
-    // Every length of a varint is as likely as any other.
+    // Makes every length of a varint equally likely.
     let number =
         || (any::<u64>(), 0..=64u32).prop_map(|(bits, len)| bits.checked_shr(len).unwrap_or(0));
     (number(), number()).prop_map(|(packets, bytes)| Pair { packets, bytes })
@@ -178,7 +178,7 @@ fn record() -> impl Strategy<Value = Record> {
 
 const TCP: u8 = 6;
 
-/// The message as its definition reads, beside the encoder that has to be fast.
+/// The message according to its definition, without regard to speed.
 fn side(direction: Direction) -> i32 {
     match direction {
         Direction::Ingress => proto::Direction::Ingress,
@@ -269,7 +269,7 @@ proptest! {
         let message = decode(&batches[0]);
         let expected: Vec<FlowRecord> = records.iter().map(expected).collect();
         prop_assert_eq!(&message.records, &expected);
-        // The same bytes as prost writes: nothing is encoded in a longer form than it needs.
+        // As many bytes as prost writes, so nothing is encoded in a longer form than it needs.
         prop_assert_eq!(message.encoded_len(), batches[0].body.len());
     }
 }
@@ -285,7 +285,7 @@ fn outer_addr(record: &Record, side: u8) -> Bytes {
     })
 }
 
-/// Every field at its longest.
+/// A record with every field at its longest.
 fn longest_record() -> Record {
     let most = Pair {
         packets: u64::MAX,
@@ -402,7 +402,7 @@ fn an_encoder_starts_every_scan_anew() {
     }
 }
 
-/// A record that takes so many bytes of a batch, 143 to 303.
+/// A record that takes this many bytes of a batch, from 143 to 303.
 fn record_of(len_bytes: usize) -> Record {
     let mut record = longest_record();
     (record.delta, record.total) = ([Pair::default(); 2], [Pair::default(); 2]);
@@ -423,7 +423,7 @@ fn record_of(len_bytes: usize) -> Record {
     let [[a, b], [c, d]] = [&mut record.delta, &mut record.total];
     for pair in [a, b, c, d] {
         for counter in [&mut pair.packets, &mut pair.bytes] {
-            // A tag and 1 to 10 bytes, or nothing.
+            // A counter takes a tag and 1 to 10 bytes, or nothing.
             let len = match missing {
                 0 => break,
                 12 => 10,
@@ -439,7 +439,7 @@ fn record_of(len_bytes: usize) -> Record {
 
 #[test]
 fn a_batch_takes_what_fits_and_is_closed_before_the_record_that_does_not() {
-    // 1,024 times 256 bytes are exactly what a batch may have, 1,417 times 185 are one byte more.
+    // 1,024 times 256 bytes is exactly what a batch may have; 1,417 times 185 is one byte more.
     for (len_bytes, fit) in [(256, 1024), (185, 1416)] {
         let batches = encode(&header(1), &vec![record_of(len_bytes); fit + 1]);
         let records = batches.iter().map(|batch| batch.records as usize);
@@ -481,7 +481,7 @@ fn a_small_batch_that_waits_holds_no_large_buffer() {
             encoder.push(&record, &mut |_| panic!("all of them fit"));
         }
         encoder.finish(&trailer(&account), &mut |batch| batches.push(batch));
-        // What shares the encoder's buffer is not the batch's alone.
+        // A batch that shares the encoder's buffer does not own its bytes alone.
         let own = batches.remove(0).body.try_into_mut();
         assert_eq!(own.is_ok(), is_copied, "{records} records");
     }

@@ -1,4 +1,4 @@
-//! A consumer as the agent knows it: who it is, and what became of the batches that were its own.
+//! A consumer as the agent sees it: who it is, and what became of its batches.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -13,7 +13,7 @@ pub struct Volume {
     pub records: u64,
 }
 
-/// A volume that is counted while others read it.
+/// A volume that one thread counts while others read it.
 #[derive(Default)]
 pub(super) struct Tally {
     batches: AtomicU64,
@@ -28,13 +28,13 @@ impl Tally {
         }
     }
 
-    /// One batch more.
+    /// Adds a batch with this many records.
     pub(super) fn add(&self, records: u64) {
         self.batches.fetch_add(1, Relaxed);
         self.records.fetch_add(records, Relaxed);
     }
 
-    /// One batch less.
+    /// Takes a batch with this many records away.
     pub(super) fn sub(&self, records: u64) {
         self.batches.fetch_sub(1, Relaxed);
         self.records.fetch_sub(records, Relaxed);
@@ -46,7 +46,7 @@ pub(super) struct Consumer {
     pub(super) peer: String,
     since_unix_ns: u64,
     pub(super) queued: Tally,
-    /// Of the batches in the queue and in the transport.
+    /// The bytes of the batches in the queue and in the transport.
     pub(super) held_bytes: AtomicU64,
     pub(super) delivered: Tally,
     pub(super) lost: Tally,

@@ -1,5 +1,5 @@
-//! What batches take for as long as somebody has not taken them: each batch once for the whole agent, and
-//! once for each consumer that it waits for, in its queue or in the transport.
+//! Counts the bytes of batches that wait in a queue or in the transport: each batch once for the whole agent,
+//! and once for each consumer that has not taken it.
 
 use std::sync::{
     Arc,
@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use super::consumer::Consumer;
 
-/// A batch's part of what is held in all. The queues and the transport share it.
+/// A batch's part of the agent's total. The queues and the transport share it.
 pub(super) struct Held {
     bytes: u64,
     total: Arc<AtomicU64>,
@@ -32,7 +32,7 @@ impl Drop for Held {
     }
 }
 
-/// A batch's part of what waits for one consumer.
+/// A batch's part of one consumer's total.
 pub(super) struct Charge {
     consumer: Arc<Consumer>,
     held: Arc<Held>,
@@ -47,8 +47,8 @@ impl Charge {
         }
     }
 
-    /// The batch's bytes, which count until the last slice of them is dropped: the transport keeps them
-    /// until its peer has taken them.
+    /// The batch's bytes, which count until the last slice of them is dropped. The transport keeps them until
+    /// its peer has taken them.
     pub(super) fn attach(self, body: Bytes) -> Bytes {
         Bytes::from_owner(Charged {
             body,

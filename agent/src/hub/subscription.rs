@@ -1,4 +1,4 @@
-//! One consumer's end of the hub: its batches come out, each with what is the consumer's own in front.
+//! One consumer's end of the hub. It puts the consumer's own fields in front of each batch.
 
 use std::{
     future::poll_fn,
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{batch::Batch, proto::FlowBatch};
 
-/// A batch in a queue, with what its consumer had lost when it was put there.
+/// A batch in a queue, with what its consumer had lost before it.
 pub(super) struct Queued {
     pub(super) batch: Batch,
     pub(super) lost: Volume,
@@ -44,10 +44,10 @@ impl Subscription {
         }
     }
 
-    /// The next batch; `None` once the hub is closed and the queue is empty. Losses behind the last
-    /// batch are told in a batch of their own, whose `scan_id` is zero.
+    /// The next batch; `None` once the hub is closed and the queue is empty. Losses after the last batch come
+    /// in a batch of their own, whose `scan_id` is zero.
     ///
-    /// Dropping the future loses nothing.
+    /// Cancel safe: dropping the future loses nothing.
     pub async fn next(&mut self) -> Option<OutgoingBatch> {
         poll_fn(|context| self.poll_next(context)).await
     }
@@ -89,7 +89,7 @@ impl Drop for Subscription {
     }
 }
 
-/// A batch as one consumer gets it: its own fields in front of the bytes that all share.
+/// A batch for one consumer: the consumer's own fields, then the bytes that all consumers share.
 #[derive(Debug, Clone)]
 pub struct OutgoingBatch {
     prefix: Bytes,
@@ -110,13 +110,14 @@ impl OutgoingBatch {
         }
     }
 
-    /// The encoded `FlowBatch` in two parts, of which the second is shared. It counts as held for the
-    /// consumer until the transport drops it.
+    /// The encoded `FlowBatch` in two parts. The second part is shared, and counts as held for the consumer
+    /// until the transport drops it.
     pub fn into_parts(self) -> [Bytes; 2] {
         [self.prefix, self.body]
     }
 
-    /// For a consumer within the agent. Addresses and identifiers stay within the shared bytes.
+    /// Decodes the batch for a consumer inside the agent. Addresses and identifiers are not copied out of the
+    /// shared bytes.
     pub fn decode(self) -> Result<FlowBatch, DecodeError> {
         FlowBatch::decode(self.prefix.chain(self.body))
     }

@@ -20,7 +20,7 @@ fn batch(scan_id: u64, records: u32) -> Batch {
     }
 }
 
-/// What waits for the consumer, or the end: a test that waits for it would have no end itself.
+/// What is queued for the consumer, or the end. Panics if there is nothing, since waiting would never end.
 fn waiting(subscription: &mut Subscription) -> Option<OutgoingBatch> {
     let next = subscription.next().now_or_never();
     next.expect("something waits for the consumer")
@@ -103,7 +103,7 @@ fn a_consumer_that_left_is_forgotten_at_once() {
     assert!(hub.registry().draining.is_empty());
 }
 
-/// Consumers that stall at different times hold different batches.
+/// The consumers stall at different times, so that they hold different batches.
 #[test]
 fn what_all_queues_hold_is_bounded_and_a_quick_consumer_loses_nothing() {
     const ROUNDS: u64 = 40;
@@ -140,14 +140,14 @@ fn who_comes_late_has_its_share_until_twice_the_bound_is_held() {
     let one = batch(1, 1).body.len() as u64;
     let hub = Hub::new(1000, 4 * one);
     let mut consumers = Vec::new();
-    // How many batches are published once one consumer more is there, and what all have lost then.
+    // In each step a consumer joins: how many batches are published then, and what each consumer has lost.
     let steps: [(u64, &[u64]); 5] = [
         (4, &[0]),
-        // A share of two batches, of one and a third, and of one.
+        // The share is two batches, then one and a third, then one.
         (3, &[3, 1]),
         (2, &[5, 3, 1]),
         (1, &[6, 4, 2, 0]),
-        // There are eight.
+        // All together hold eight batches, twice the bound.
         (1, &[7, 5, 3, 1, 1]),
     ];
     for (batches, expected) in steps {
@@ -185,7 +185,7 @@ fn falling_behind_and_keeping_up_again_are_told_once_each_and_what_was_left() {
         waiting(&mut consumer);
         hub.publish(&batch(5, 7));
         assert_eq!(told(), (1, 1));
-        // What it has not taken is gone.
+        // The batch that it has not taken is lost.
         drop(consumer);
         let lines = std::fs::read_to_string(log.path()).unwrap();
         assert!(
@@ -224,7 +224,7 @@ fn what_the_transport_has_not_sent_counts_as_held() {
     let held_by = |hub: &Hub| hub.registry().entries[0].consumer.held_bytes.load(Relaxed);
     assert_eq!(held_by(&hub), one);
 
-    // Whoever holds its share gets no more.
+    // A consumer that holds its share gets no more.
     for scan_id in 2..=4 {
         hub.publish(&batch(scan_id, 1));
     }

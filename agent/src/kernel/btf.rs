@@ -1,8 +1,7 @@
-//! The kernel's own type information (BTF): names of struct members and of constants come in, where they are
-//! and what they are goes out.
+//! Looks up struct members and constants in the kernel's own type information (BTF).
 //!
-//! Written by hand because the crates that read it build all of its types, which is 57 MiB that the process
-//! would keep.
+//! Written by hand, because the crates that read BTF build all of its types, which takes 57 MiB that the
+//! process would keep.
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -11,7 +10,7 @@ const TYPE_LEN_BYTES: usize = 12;
 const MEMBER_LEN_BYTES: usize = 12;
 const ENUMERATOR_LEN_BYTES: usize = 8;
 const ENUMERATOR64_LEN_BYTES: usize = 12;
-/// Anonymous structs and unions within others go no deeper in any kernel; a loop in a broken file ends.
+/// No kernel nests anonymous structs and unions deeper than this. It also ends a loop in a broken file.
 const MAX_DEPTH: u32 = 16;
 
 // linux/btf.h: `BTF_KIND_*`.
@@ -20,11 +19,11 @@ const UNION: u32 = 5;
 const ENUM: u32 = 6;
 const ENUM64: u32 = 19;
 
-/// A file such as `/sys/kernel/btf/vmlinux`.
+/// The contents of a file such as `/sys/kernel/btf/vmlinux`.
 pub struct Btf {
     bytes: Vec<u8>,
     strings_at: usize,
-    /// Where each type begins; the numbers of types begin with 1.
+    /// Where each type begins. Type numbers start at 1.
     types_at: Vec<usize>,
 }
 
@@ -52,7 +51,7 @@ impl Btf {
         })
     }
 
-    /// The offset of a member of a struct, in bytes, also of one within anonymous structs and unions.
+    /// The offset of a struct's member, in bytes. Finds members of anonymous structs and unions inside it, too.
     pub fn offset_of(&self, structure: &str, member: &str) -> Result<u32> {
         for (at, members) in self.types(STRUCT) {
             if members != 0
@@ -92,7 +91,7 @@ impl Btf {
         })
     }
 
-    /// In bits, from the start of the struct or union at `at`.
+    /// The offset of a member in bits, from the start of the struct or union at `at`.
     fn find(&self, at: usize, member: &[u8], depth: u32) -> Result<Option<u32>> {
         let info = word(&self.bytes, at + 4)?;
         if depth == 0 || !matches!(kind(info), STRUCT | UNION) {
@@ -101,7 +100,7 @@ impl Btf {
         for index in 0..members(info) {
             let entry = at + TYPE_LEN_BYTES + index * MEMBER_LEN_BYTES;
             let name = self.name(entry)?;
-            // The upper byte is the width of a bit field, where the struct has some.
+            // The upper byte is the width of a bit field, if the struct has any.
             let bits = word(&self.bytes, entry + 8)? & 0x00ff_ffff;
             if name == member {
                 return Ok(Some(bits));
@@ -117,7 +116,7 @@ impl Btf {
         Ok(None)
     }
 
-    /// Types, members and constants begin with the offset of their name.
+    /// The name of a type, member or constant, which begins with the offset of its name.
     fn name(&self, at: usize) -> Result<&[u8]> {
         let start = self.strings_at + word(&self.bytes, at)? as usize;
         let rest = self.bytes.get(start..).context("a name lies outside")?;
@@ -133,7 +132,7 @@ fn members(info: u32) -> usize {
     (info & 0xffff) as usize
 }
 
-/// What follows a type's first three words (linux/btf.h).
+/// The length of what follows a type's first three words (linux/btf.h).
 fn detail_len(info: u32) -> Result<usize> {
     let each = match kind(info) {
         // Pointers, forward declarations, typedefs, qualifiers, functions, floats, type tags.
@@ -143,7 +142,7 @@ fn detail_len(info: u32) -> Result<usize> {
         // Arrays.
         3 => return Ok(12),
         STRUCT | UNION => MEMBER_LEN_BYTES,
-        // And parameters.
+        // 13 is a function prototype with its parameters.
         ENUM | 13 => ENUMERATOR_LEN_BYTES,
         ENUM64 => ENUMERATOR64_LEN_BYTES,
         // Sections.

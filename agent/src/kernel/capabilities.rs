@@ -1,4 +1,4 @@
-//! What this process may do.
+//! The capabilities of this process.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ pub const CAP_SYS_ADMIN: u32 = 21;
 pub const CAP_PERFMON: u32 = 38;
 pub const CAP_BPF: u32 = 39;
 
-/// The effective set.
+/// The effective set of capabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities(u64);
 
@@ -22,7 +22,7 @@ impl Capabilities {
         Self::parse(&status).with_context(|| format!("find CapEff in {STATUS}"))
     }
 
-    /// From the text of `/proc/PID/status`.
+    /// Reads them from the text of `/proc/PID/status`.
     pub fn parse(status: &str) -> Option<Self> {
         let line = status
             .lines()
@@ -34,7 +34,7 @@ impl Capabilities {
         self.0 & (1 << capability) != 0
     }
 
-    /// Since 5.8 `CAP_SYS_ADMIN` stands for `CAP_BPF` (`bpf_capable`) and `CAP_PERFMON`.
+    /// Since 5.8 `CAP_SYS_ADMIN` includes `CAP_BPF` (`bpf_capable`) and `CAP_PERFMON`.
     pub fn has_or_is_admin(self, capability: u32) -> bool {
         self.has(capability) || self.has(CAP_SYS_ADMIN)
     }

@@ -1,4 +1,4 @@
-//! Where this kernel has what the programs read beyond `__sk_buff` and `xdp_md`.
+//! Where the running kernel keeps the fields that the programs read beyond `__sk_buff` and `xdp_md`.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use super::{bpf, btf::Btf};
 
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 
-/// What to tell where [`of_this_kernel`] fails.
+/// What is lost if [`of_this_kernel`] fails, for the user.
 pub const LOSS: &str = "super-frames (GSO, GRO) of UDP and of tunnels count as inexact, since the kernel does not tell \
      how it cuts them; and an interface that moves to another network namespace may count as another one \
      until the agent hears of it";
@@ -26,7 +26,7 @@ impl Layout {
     };
 }
 
-/// Of the running kernel, if it says so and lets programs read there.
+/// The layout of the running kernel, if its BTF has it and programs may read kernel memory.
 pub fn of_this_kernel() -> Result<Layout> {
     bpf::load_reader_of_kernel_memory().map_err(|error| {
         let why = if error.raw_os_error() == Some(libc::EPERM) {
@@ -63,7 +63,7 @@ fn skb(btf: &Btf) -> Result<SkbLayout> {
         let mut bits = names.iter().map(|name| btf.constant(name));
         bits.try_fold(0, |all, bit| bit.map(|bit| all | bit))
     };
-    // Not in every kernel that is promised.
+    // Some supported kernels lack some of these.
     let those_known = |names: &[&str]| {
         let bits = names.iter().filter_map(|name| btf.constant(name).ok());
         bits.fold(0, |all, bit| all | bit)

@@ -1,8 +1,7 @@
-//! A question about this network namespace comes in; its links, their counters and its default
-//! routes go out.
+//! The links of this network namespace, their counters, and its default routes.
 //!
-//! Over `NETLINK_ROUTE`, which follows the calling thread's network namespace. `/sys/class/net` may
-//! show another namespace than the thread's, that of whoever mounted it.
+//! Asked over `NETLINK_ROUTE`, which follows the calling thread's network namespace. `/sys/class/net` does
+//! not: it shows the namespace of whoever mounted it.
 
 use std::{collections::BTreeSet, fs, os::linux::fs::MetadataExt as _};
 
@@ -63,13 +62,13 @@ pub struct Link {
     pub is_up: bool,
     pub is_loopback: bool,
     pub mtu_bytes: u32,
-    /// As in `ip link add type`; empty for a NIC and what else has a driver of its own.
+    /// The type as in `ip link add type`. Empty for a NIC and for other devices with a driver of their own.
     pub kind: String,
-    /// The other end of a veth, where it is in this network namespace.
+    /// The other end of a veth, if it is in this network namespace.
     pub peer_ifindex: Option<u32>,
-    /// What it is a port, a slave or a virtual function of.
+    /// The bridge, bond or other device of which it is a port, slave or virtual function.
     pub master_ifindex: Option<u32>,
-    /// Another link here has it for its master; known of links that were listed together.
+    /// Another link here has it as its master. Only known for links that were listed together.
     pub has_lower: bool,
     pub xdp: AttachedXdp,
     pub counters: Counters,
@@ -80,14 +79,14 @@ pub struct Link {
 pub enum AttachedXdp {
     #[default]
     None,
-    /// By the driver or the hardware.
+    /// In the driver or the hardware.
     Native,
-    /// By the kernel, before TC.
+    /// In the kernel's own path, before TC.
     Generic,
 }
 
-/// What the interface itself counted: `IFLA_STATS64`, `struct rtnl_link_stats64`. As in `/proc/net/dev`
-/// `rx_dropped` has `rx_missed_errors` in it.
+/// What the interface itself counted: `IFLA_STATS64`, `struct rtnl_link_stats64`. `rx_dropped` includes
+/// `rx_missed_errors`, as in `/proc/net/dev`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     pub rx_packets: u64,
@@ -101,7 +100,7 @@ pub struct Counters {
 }
 
 impl Link {
-    /// What a frame of this link begins with; `None` where the agent cannot parse it.
+    /// The header with which a frame of this link begins; `None` if the agent cannot parse it.
     pub fn link_type(&self) -> Option<LinkType> {
         match self.hardware_type {
             ARPHRD_ETHER | ARPHRD_LOOPBACK => Some(LinkType::Ethernet),
@@ -117,7 +116,7 @@ pub fn links() -> Result<Vec<Link>> {
     LinkSocket::open()?.links()
 }
 
-/// The counters of one link. Whoever asks often keeps a [`LinkSocket`].
+/// The counters of one link. Use a [`LinkSocket`] to ask often.
 pub fn link_counters(ifindex: u32) -> Result<Counters> {
     LinkSocket::open()?.counters(ifindex)
 }
@@ -165,7 +164,7 @@ impl LinkSocket {
         Ok(links)
     }
 
-    /// The counters of one link; fails with ENODEV where it is gone.
+    /// The counters of one link. Fails with ENODEV if it is gone.
     pub fn counters(&mut self, ifindex: u32) -> Result<Counters> {
         let what = || format!("read the counters of ifindex {ifindex}");
         let answer = self.netlink.get(link_request(ifindex)).with_context(what)?;
@@ -196,7 +195,7 @@ impl LinkSocket {
     }
 }
 
-/// `struct ifinfomsg`; every link for index 0.
+/// A request for a link, as `struct ifinfomsg`. Index 0 asks for all links.
 fn link_request(ifindex: u32) -> Message {
     let mut body = vec![0; IFINFOMSG_LEN_BYTES];
     body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
@@ -206,7 +205,7 @@ fn link_request(ifindex: u32) -> Message {
     }
 }
 
-/// `struct ifinfomsg` and its attributes.
+/// Reads a link from `struct ifinfomsg` and its attributes.
 fn link(body: &[u8]) -> Result<Link> {
     let flags = u32::from_ne_bytes(field(body, 8)?);
     let mut link = Link {
@@ -265,7 +264,7 @@ fn attached_xdp(xdp: &[u8]) -> AttachedXdp {
 /// Its place in `struct rtnl_link_stats64`.
 const RX_MISSED_ERRORS: usize = 15;
 
-/// The head of `struct rtnl_link_stats64`, which later kernels lengthen.
+/// Reads the start of `struct rtnl_link_stats64`, which later kernels lengthen.
 fn counters(stats: &[u8]) -> Result<Counters> {
     let nth = |index: usize| field(stats, index * 8).map(u64::from_ne_bytes);
     Ok(Counters {
@@ -280,7 +279,7 @@ fn counters(stats: &[u8]) -> Result<Counters> {
     })
 }
 
-/// The interfaces of a route, where it is a default route: `struct rtmsg` and its attributes.
+/// The interfaces of a route (`struct rtmsg` and its attributes), if it is a default route.
 fn default_route(body: &[u8]) -> Result<Vec<u32>> {
     let [_family, destination_prefix_len] = field(body, 0)?;
     let [route_type] = field(body, 7)?;
@@ -302,7 +301,7 @@ fn default_route(body: &[u8]) -> Result<Vec<u32>> {
     Ok(ifindexes)
 }
 
-/// The interfaces of a row of `struct rtnexthop`, each followed by attributes of its own.
+/// The interfaces in a sequence of `struct rtnexthop`, each followed by its attributes.
 fn next_hops(mut bytes: &[u8]) -> Result<Vec<u32>> {
     let mut ifindexes = Vec::new();
     while bytes.len() >= RTNEXTHOP_LEN_BYTES {

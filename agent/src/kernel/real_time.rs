@@ -1,14 +1,14 @@
-//! Whether this is a kernel on which two programs may interleave on one CPU.
+//! Whether two programs may interleave on one CPU of this kernel.
 //!
-//! The account is counted by plain adds, which are exact where bottom halves exclude each other on a CPU.
-//! A real-time kernel excluded them by a lock until 6.18, where it may be built without
+//! The account is counted by plain adds, which are exact only if bottom halves exclude each other on a CPU.
+//! Real-time kernels before 6.18 exclude them by a lock. From 6.18 on they may be built without it
 //! (`__local_bh_disable_ip`, `CONFIG_PREEMPT_RT_NEEDS_BH_LOCK`).
 
 use std::fs;
 
 use aya::util::KernelVersion;
 
-/// What to tell where [`may_interleave`] says so.
+/// What is lost if [`may_interleave`] is true, for the user.
 pub const LOSS: &str = "a real-time kernel (PREEMPT_RT): two programs may interleave on one CPU, lose counts and, \
      with --decapsulate, take one packet for another, so that exactness is not promised here";
 
@@ -16,7 +16,7 @@ const REALTIME: &str = "/sys/kernel/realtime";
 const VERSION: &str = "/proc/sys/kernel/version";
 
 pub fn may_interleave() -> bool {
-    // The first is there on real-time kernels alone, the second says so in its text.
+    // The first file exists only on real-time kernels. The second one's text says so.
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     is_real_time(&read(REALTIME), &read(VERSION))
         && KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 18, 0))

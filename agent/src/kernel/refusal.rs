@@ -1,5 +1,5 @@
-//! Programs that the kernel does not take: aya's error comes in, one line that says why and what to
-//! do goes out. The verifier's whole log goes to our own at the level debug.
+//! Explains in one line why the kernel refused a program and what to do. The verifier's whole log goes to our
+//! own log at the level debug.
 
 use anyhow::anyhow;
 use aya::programs::ProgramError;
@@ -36,7 +36,7 @@ pub fn explain(name: &str, error: ProgramError) -> anyhow::Error {
 
 /// The last line of the log before its statistics.
 fn reason(log: &str) -> Option<&str> {
-    // A line for each subprogram stands among them from 7.3 on, or earlier.
+    // From 7.3 on, or earlier, they include a line for each subprogram.
     const STATISTICS: [&str; 4] = ["verification time", "stack depth", "processed", "subprog "];
     log.lines()
         .map(str::trim)

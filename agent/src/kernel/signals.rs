@@ -1,12 +1,12 @@
-//! Keeps signals from the calling thread while the kernel verifies a program.
+//! Keeps signals away from the calling thread while the kernel verifies a program.
 //!
-//! The verifier gives up with EAGAIN where a signal waits for the thread that asked (`do_check`); it is
-//! repeated from the beginning, so that a signal every half second would keep a program out for ever.
+//! The verifier gives up with EAGAIN if a signal is pending for the calling thread (`do_check`), and loading
+//! starts again from the beginning. A signal every half second would keep a program out for ever.
 
 use std::mem::MaybeUninit;
 
-/// Until it is dropped, the calling thread handles no signal. What comes goes to another thread of the
-/// process, or waits.
+/// Until it is dropped, the calling thread handles no signal. A signal goes to another thread of the process,
+/// or waits.
 pub(super) struct Held {
     before: libc::sigset_t,
 }
@@ -16,7 +16,7 @@ impl Held {
         let mut all = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: the pointer is valid for the set that is written.
         unsafe { libc::sigfillset(all.as_mut_ptr()) };
-        // SAFETY: sigfillset wrote the whole set; it fails for no valid pointer.
+        // SAFETY: sigfillset wrote the whole set. It cannot fail for a valid pointer.
         let all = unsafe { all.assume_init() };
         Self { before: mask(all) }
     }
@@ -28,7 +28,7 @@ impl Drop for Held {
     }
 }
 
-/// Sets the thread's mask; returns the one before.
+/// Sets the thread's mask and returns the previous one.
 fn mask(signals: libc::sigset_t) -> libc::sigset_t {
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: both pointers are valid, and the call reads the one and writes the other.

@@ -1,14 +1,13 @@
-//! Text from elsewhere for a terminal: names that peers and hosts chose for themselves come in, text
-//! that stays on its line and moves nothing goes out.
+//! Escapes foreign text for a terminal, so that it stays on its line and controls nothing.
 //!
-//! A consumer calls itself what it likes, a Linux interface may have any bytes but `/`, `:` and white
-//! space in its name, and an agent at the other end of a connection may send anything.
+//! A consumer chooses its own name. A Linux interface may have any bytes but `/`, `:` and white space in its
+//! name. An agent at the other end of a connection may send anything.
 
 use std::{borrow::Cow, fmt::Write as _};
 
-/// What cannot be seen, or acts instead of being seen, comes as `\u{1b}`: control characters and line
-/// breaks, Unicode's format characters, which turn the writing direction or join what stands apart, and
-/// spaces that are not the usual one. All else stays as it is; so does what is harmless already.
+/// Escapes, in the form `\u{1b}`, every character that is invisible or acts on the terminal: control characters
+/// and line breaks, Unicode's format characters, which reverse the writing direction or join characters, and
+/// spaces other than the usual one. Everything else stays as it is, including text that is already escaped.
 pub fn harmless(text: &str) -> Cow<'_, str> {
     if text.chars().all(is_harmless) {
         return Cow::Borrowed(text);
@@ -25,7 +24,7 @@ pub fn harmless(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// The lines, each on one of its own whatever stands in it.
+/// The lines, escaped, so that each stays one line whatever it contains.
 pub fn lines<S: AsRef<str>>(lines: impl IntoIterator<Item = S>) -> String {
     let mut text = String::new();
     for line in lines {
@@ -42,9 +41,9 @@ fn is_harmless(character: char) -> bool {
     }
 }
 
-/// Assigned, and none of Unicode's categories of control, format, surrogate, private and white-space
-/// characters. `std` knows the tables: `Debug` of a string escapes the others, and what combines with
-/// the character before only at the string's start.
+/// Whether the character is assigned and not one of Unicode's control, format, surrogate, private or
+/// white-space characters. `std` has the tables: a string's `Debug` escapes those characters. It also escapes
+/// combining characters, but only at the start of a string, hence the space in front.
 fn is_printable(character: char) -> bool {
     let mut bytes = [b' '; 5];
     let len = 1 + character.encode_utf8(&mut bytes[1..]).len();
@@ -52,8 +51,8 @@ fn is_printable(character: char) -> bool {
     text.escape_debug().count() == 2
 }
 
-/// Letters and marks that have no shape (Unicode's `Default_Ignorable_Code_Point`, beside the format
-/// characters).
+/// Whether the character is a letter or mark without a shape (Unicode's `Default_Ignorable_Code_Point`, besides
+/// the format characters).
 fn is_invisible(character: char) -> bool {
     matches!(
         character,

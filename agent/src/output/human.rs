@@ -1,4 +1,4 @@
-//! Figures for people: counts, bytes, durations and endpoints come in, short text goes out.
+//! Short texts for people: counts, bytes, durations and endpoints.
 
 use std::{
     fmt,
@@ -29,7 +29,7 @@ fn scaled(value: u64, base: u64, units: &[&str]) -> String {
     let mut scaled = value as f64;
     let mut units = units.iter();
     let mut unit = units.next().copied().unwrap_or_default();
-    // What would be shown as a whole `base` is shown as one of the next unit.
+    // A value that rounds up to a whole `base` is shown as one of the next unit.
     while scaled >= base as f64 - 0.5 {
         let Some(next) = units.next() else { break };
         scaled /= base as f64;
@@ -60,7 +60,7 @@ pub fn address(bytes: &[u8]) -> Option<IpAddr> {
     <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
 }
 
-/// `10.0.0.1:443`, `[2001:db8::1]:443`, or without a port the address alone.
+/// `10.0.0.1:443`, `[2001:db8::1]:443`, or the address alone if there is no port.
 pub fn endpoint(address_bytes: &[u8], port: Option<u32>) -> String {
     match (address(address_bytes), port) {
         (Some(ip), Some(port)) => SocketAddr::new(ip, port as u16).to_string(),
@@ -69,7 +69,7 @@ pub fn endpoint(address_bytes: &[u8], port: Option<u32>) -> String {
     }
 }
 
-/// The protocol's name where it has a well-known one, else its number.
+/// The protocol's well-known name, or else its number.
 pub fn protocol(record: &FlowRecord) -> String {
     let name = u8::try_from(record.protocol).ok().and_then(protocols::name);
     name.map_or_else(|| record.protocol.to_string(), str::to_owned)
@@ -88,7 +88,7 @@ pub fn encapsulation(record: &FlowRecord) -> Option<&'static str> {
     })
 }
 
-/// At which sides of the interface the initiator's and the responder's packets are seen.
+/// On which sides of the interface the initiator's and the responder's packets are seen.
 pub fn directions(record: &FlowRecord) -> [Option<Direction>; 2] {
     let side = |value: i32| match Direction::try_from(value) {
         Ok(Direction::Unspecified) | Err(_) => None,
@@ -102,7 +102,7 @@ pub fn directions(record: &FlowRecord) -> [Option<Direction>; 2] {
     [forward, side(record.reverse_direction).or(opposite)]
 }
 
-/// Shows at most `width` characters; the last is `…` where some are missing.
+/// At most `width` characters of the text. The last one is `…` if some are missing.
 pub fn shortened(text: &str, width: usize) -> impl fmt::Display {
     let length = text.chars().count();
     if length <= width {

@@ -1,4 +1,4 @@
-//! JSON Lines: decoded batches come in, a line for each flow, account and loss goes out.
+//! Writes batches as JSON Lines: a line for each flow, account and loss.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,7 +17,7 @@ use crate::proto::{Account, Count, Direction, EndReason, FlowBatch, FlowRecord};
 pub struct JsonWriter<W: Write> {
     out: W,
     line: Vec<u8>,
-    /// Names by network namespace and index; flows of an interface that is gone keep its name.
+    /// Interface names by network namespace and index. Flows of an interface that is gone keep its name.
     interfaces: HashMap<(u32, u32), String>,
     lost: LostSoFar,
 }
@@ -189,7 +189,7 @@ fn direction_name(side: Direction) -> &'static str {
     }
 }
 
-/// `1:` and base64, or null where the agent sent none.
+/// `1:` and base64, or null if the agent sent none.
 struct CommunityId<'a>(&'a [u8]);
 
 impl Serialize for CommunityId<'_> {
@@ -258,7 +258,7 @@ impl<'a> AccountLine<'a> {
     }
 }
 
-/// What this consumer lost before the batch that follows, and in all.
+/// What this consumer lost just before the next batch, and in total.
 #[derive(Serialize)]
 struct LostLine {
     r#type: &'static str,
@@ -354,7 +354,7 @@ mod tests {
             "encapsulation": null, "tunnel_id": null,
             "outer_src_addr": null, "outer_dst_addr": null, "sample_rate": 100,
         });
-        // More than one macro takes.
+        // Added here, since the macro does not take so many fields.
         expected["outer_vlan_ids"] = json!([]);
         expected["outer_pppoe_session"] = json!(null);
         assert_eq!(lines, [expected]);

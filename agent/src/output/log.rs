@@ -1,4 +1,4 @@
-//! How the log shows what an event says.
+//! Formats the fields of a log event.
 
 use std::fmt::{self, Debug};
 
@@ -17,8 +17,8 @@ const ITALIC: &str = "\x1b[3m";
 const DIMMED: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
 
-/// The fields as tracing's own formatter shows them, with [`harmless`] values: that one leaves line
-/// breaks in all of them, and escapes for the terminal in those behind the message.
+/// Formats the fields like tracing's own formatter, but with [`harmless`] values. tracing's leaves line breaks
+/// in all values, and terminal escapes in those after the message.
 pub fn fields() -> impl for<'writer> FormatFields<'writer> + Send + Sync + 'static {
     format::debug_fn(field).delimited(" ")
 }
@@ -27,7 +27,7 @@ fn field(writer: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> fmt::Resu
     let name = field.name();
     let value = format!("{value:?}");
     let value = harmless(&value);
-    // What the `log` crate says of a line's origin is in the line's head.
+    // These fields of the `log` crate give a line's origin, which the line's head already has.
     if name.starts_with("log.") {
         return Ok(());
     }
@@ -65,7 +65,7 @@ mod tests {
         }
     }
 
-    /// The line behind its time and level.
+    /// The logged line, without its time and level.
     fn logged(is_terminal: bool, event: impl FnOnce()) -> String {
         let log = Log::default();
         let writer = log.clone();

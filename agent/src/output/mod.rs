@@ -1,4 +1,4 @@
-//! Output for people and programs: decoded batches come in, a live table or JSON Lines go out.
+//! Output of batches, as a live table for people or JSON Lines for programs.
 
 use std::io::{self, IsTerminal as _, Write};
 
@@ -13,7 +13,7 @@ pub mod table;
 pub use json::JsonWriter;
 pub use table::TableWriter;
 
-/// The forms that batches can be shown in.
+/// The forms in which batches can be shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     /// A table of the flows of each scan; on a terminal it is redrawn in place.
@@ -51,12 +51,12 @@ impl<W: Write> Printer<W> {
     }
 }
 
-/// Whoever read our output has gone, which is how `head` ends: no error.
+/// Whether the reader of our output has gone, as `head` does. That is no error.
 pub fn is_broken_pipe(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::BrokenPipe
 }
 
-/// What the lost counters of a stream grew by; they begin anew with each stream.
+/// Tracks the lost counters of a stream, which start again with each stream.
 #[derive(Debug, Default)]
 pub(crate) struct LostSoFar {
     batches: u64,
@@ -64,7 +64,7 @@ pub(crate) struct LostSoFar {
 }
 
 impl LostSoFar {
-    /// Batches and records that were lost between the batch before and this one.
+    /// Batches and records that were lost between the previous batch and this one.
     pub(crate) fn growth(&mut self, batch: &FlowBatch) -> Option<(u64, u64)> {
         if batch.stream_seq == 1 {
             *self = Self::default();

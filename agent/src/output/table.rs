@@ -1,6 +1,6 @@
-//! A table for people: decoded batches come in, each scan's busiest flows go out.
+//! Shows the busiest flows of each scan as a table for people.
 //!
-//! On a terminal the table is redrawn in place and fits it; elsewhere the tables follow each other.
+//! On a terminal the table is redrawn in place and fits the window. Elsewhere the tables follow each other.
 
 use std::{
     cmp::Reverse,
@@ -15,9 +15,9 @@ mod layout;
 
 use layout::Row;
 
-/// Rows of a table that is not on a terminal, where no limit is given.
+/// The default number of rows of a table that is not on a terminal.
 const PLAIN_ROWS: usize = 50;
-/// What a terminal shows at most.
+/// The most rows that are shown on a terminal.
 const TERMINAL_ROWS: usize = 1000;
 const FALLBACK_SIZE: (usize, usize) = (80, 24);
 
@@ -35,13 +35,13 @@ pub struct TableWriter<W: Write> {
     scan: Scan,
 }
 
-/// What came of the current scan.
+/// What has arrived of the current scan.
 #[derive(Default)]
 struct Scan {
     id: u64,
     flows: u64,
     ended: u64,
-    /// The busiest come first once sorted; never more than twice what is shown.
+    /// The busiest flows, which come first once sorted. Never more than twice as many as are shown.
     busiest: Vec<FlowRecord>,
 }
 
@@ -101,7 +101,7 @@ impl<W: Write> TableWriter<W> {
                 .map_or(FALLBACK_SIZE, |(width, height)| {
                     (width.0.into(), height.0.into())
                 });
-            // The table's head, and the line in which the cursor comes to stand.
+            // Leaves room for the table's head and the line where the cursor ends up.
             (width, most.min(height.saturating_sub(lines.len() + 3)))
         } else {
             (usize::MAX, most)
@@ -232,7 +232,7 @@ pub fn closing(account: &Account) -> String {
     format!("ACCOUNT DOES NOT CLOSE, {packets} packets and {bytes} bytes are missing: {equation}")
 }
 
-/// `arp 3, llc 1`: those that counted a packet.
+/// The reasons that counted a packet, as in `arp 3, llc 1`.
 fn reasons<'a>(counts: impl Iterator<Item = (&'a String, &'a proto::Count)>) -> String {
     let named = counts
         .filter(|(_, count)| count.packets > 0)

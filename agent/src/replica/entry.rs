@@ -1,4 +1,4 @@
-//! One flow of the replica: what the kernel counted comes in, totals, state and records go out.
+//! One flow of the replica: its totals, its state and its records.
 
 use agent_common::{Direction, FlowCounters, FlowKey, Pair, flow::tcp_flags};
 
@@ -17,24 +17,24 @@ use crate::{
 pub enum State {
     Free,
     Living,
-    /// FIN or RST was seen: lingers so that a late ACK or a repeated FIN opens no new flow.
+    /// FIN or RST was seen. The flow lingers, so that a late ACK or a repeated FIN does not begin another one.
     Closing,
 }
 
-/// What is known of the flow's packets at the other side of the interface than its key's.
+/// What is known about the flow on the side of the interface that its key does not name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sides {
-    /// Nothing: all were seen as the key says.
+    /// Nothing: all packets were seen as the key says.
     One,
-    /// Both directions arrive, or both leave: the entry is for the keys of both sides.
+    /// Both directions arrive, or both leave. The entry stands for the keys of both sides.
     Joined,
-    /// One direction was seen at both sides: each side has an entry and a record of its own.
+    /// One direction was seen on both sides. Each side has an entry and a record of its own.
     Apart,
 }
 
-/// Arrays are by direction of the key, as the kernel counts.
+/// Arrays are indexed by the key's direction, as in the kernel's counters.
 pub struct Entry {
-    /// Of a joined flow with the side that the initiator's packets have.
+    /// For a joined flow, with the side of the initiator's packets.
     pub key: FlowKey,
     pub total: [Pair; 2],
     pub first_seen_unix_ns: u64,
@@ -42,7 +42,7 @@ pub struct Entry {
     pub community_id: [u8; 20],
     /// The scan that last counted something.
     pub scan: u32,
-    /// The number of a half of this scan, else `waiting::NONE`.
+    /// The number of this flow's half that waits in this scan, else `waiting::NONE`.
     pub waiting: u32,
     pub tcp_flags: [u8; 2],
     pub handshake: Handshake,
@@ -50,9 +50,9 @@ pub struct Entry {
     pub dscp: u8,
     pub state: State,
     pub sides: Sides,
-    /// A record of it went out.
+    /// A record of it was emitted.
     pub is_told: bool,
-    /// Before `scan` it was closed, or established: a SYN in that scan is the next flow's.
+    /// Before `scan` it was already closed or established, so a SYN in that scan begins the next flow.
     was_complete: bool,
 }
 
@@ -94,11 +94,11 @@ impl Entry {
         next
     }
 
-    /// One side of a flow whose other side has, or had, a record of its own, with `initiator`.
+    /// Makes it one side of a flow whose other side has, or had, a record of its own with this `initiator`.
     #[must_use]
     pub fn apart(mut self, initiator: u8) -> Self {
         self.sides = Sides::Apart;
-        // Both sides see the same packets, but one of them may have begun to look later.
+        // Both sides see the same packets, but the agent may have begun to watch one of them later.
         if self.handshake.opener().is_none() && self.initiator != initiator {
             self.initiator = initiator;
             self.community_id = community_id(&self.key, initiator);
@@ -111,7 +111,7 @@ impl Entry {
             || self.sides == Sides::Joined && self.is_beside(key)
     }
 
-    /// Whether it is the same flow's at the other side of the interface.
+    /// Whether `key` is the same flow's on the other side of the interface.
     pub fn is_beside(&self, key: &FlowKey) -> bool {
         self.state != State::Free
             && self.key.side() != key.side()
@@ -144,8 +144,8 @@ impl Entry {
         delta
     }
 
-    /// Adds the other half of a flow of which no record went out: which half came first, and whose
-    /// SYN it was, is open until both are there.
+    /// Adds the other half of a flow that has no record yet. Only with both halves is it known which came
+    /// first and who sent the SYN.
     pub fn join(&mut self, half: &FlowCounters, clock: ScanClock) {
         let hook = self.hook();
         let first_seen_unix_ns = clock.unix_ns(half.first_seen_ns);
@@ -164,8 +164,8 @@ impl Entry {
         self.key = self.key.with_side(initiator ^ hook);
     }
 
-    /// The hook at which packets of the entry's only direction, or of a joined flow, are seen: 0 for
-    /// ingress, 1 for egress.
+    /// The hook that sees the packets of the entry's only direction, or of a joined flow: 0 for ingress, 1 for
+    /// egress.
     pub fn hook(&self) -> u8 {
         let direction = match self.sides {
             Sides::Joined => self.initiator,
@@ -174,7 +174,7 @@ impl Entry {
         self.key.side() ^ direction
     }
 
-    /// The direction of all its packets, where it is one.
+    /// The direction of its packets, if all have the same.
     pub fn only_direction(&self) -> Option<u8> {
         only_direction(self.total.map(|total| total.packets))
     }
@@ -188,8 +188,8 @@ impl Entry {
             || (flags_a | flags_b) & tcp_flags::FIN != 0 && done(0) && done(1)
     }
 
-    /// Each side that was seen has acknowledged something. Where one side alone was seen, its SYN with
-    /// ACK is not enough: that answers a SYN which may be repeated.
+    /// Whether each side that was seen has acknowledged something. If only one side was seen, its SYN with ACK
+    /// is not enough, since the SYN that it answers may be repeated.
     fn is_established(&self) -> bool {
         let acked = |direction: usize| self.tcp_flags[direction] & tcp_flags::ACK != 0;
         match self.only_direction().map(usize::from) {
@@ -202,7 +202,7 @@ impl Entry {
         self.state == State::Closing || self.is_established()
     }
 
-    /// Whether what `scan` counted is of the next flow with the same ports.
+    /// Whether what `scan` counted belongs to the next flow with the same ports.
     pub fn is_followed_by(&self, counters: &FlowCounters, scan: u32) -> bool {
         let was_complete = if self.scan == scan {
             self.was_complete
@@ -212,8 +212,8 @@ impl Entry {
         was_complete && opens(counters)
     }
 
-    /// Who leaves first where there is no room: the flow that would have ended first by itself. As the
-    /// boot time at which a living flow with the same rank was last seen.
+    /// Orders the flows for leaving when there is no room: the lowest rank is that of the flow that would end
+    /// first by itself. A living flow's rank is the boot time at which it was last seen.
     pub fn rank_ns(&self, lifetimes: Lifetimes) -> u64 {
         match self.state {
             State::Closing => self
@@ -244,7 +244,7 @@ impl Entry {
             delta: [delta[forward], delta[reverse]],
             total: [self.total[forward], self.total[reverse]],
             first_seen_unix_ns: self.first_seen_unix_ns,
-            // Unix time may be set back meanwhile, and two readings of it never agree to the nanosecond.
+            // Unix time may have been set back, and two readings of it never agree to the nanosecond.
             last_seen_unix_ns: clock
                 .unix_ns(self.last_seen_boot_ns)
                 .max(self.first_seen_unix_ns),

@@ -1,4 +1,4 @@
-//! Where a flow lies: keys come in, the slots of their flows go out.
+//! Finds the slots of flows by their keys.
 
 use std::hash::{BuildHasher as _, Hasher as _};
 
@@ -7,23 +7,23 @@ use foldhash::fast::SeedableRandomState;
 
 use super::Replica;
 
-/// Entries that are looked up together.
+/// How many entries are looked up together.
 pub const GROUP: usize = 32;
 
-/// What the index has of a key.
+/// What the index has for a key.
 #[derive(Clone, Copy)]
 pub enum Found {
     Flow(u32),
-    /// The flow at the other side of the interface.
+    /// The same flow on the other side of the interface.
     OtherSide(u32),
     Nothing,
 }
 
 impl Replica {
-    /// The hash and, where the flow is known, most likely the slot, for each of a group.
+    /// For each key of a group, the hash and, if the flow is known, most likely the slot.
     ///
-    /// A large table is in no cache. One step for all, then the next for all: so the CPU waits for
-    /// many reads from memory at once, and the updates find their entries in the cache.
+    /// A large table fits into no cache. Each step is done for the whole group before the next step. So the
+    /// CPU waits for many reads from memory at once, and the updates find their entries in the cache.
     pub(super) fn look_up(&self, keys: &[FlowKey]) -> [(u64, Option<u32>); GROUP] {
         let mut found = [(0, None); GROUP];
         for (found, key) in found.iter_mut().zip(keys) {
@@ -36,7 +36,7 @@ impl Replica {
         found
     }
 
-    /// Both sides of a flow have one hash, so this is one look-up.
+    /// Both sides of a flow have the same hash, so one look-up is enough.
     pub(super) fn find(&self, hash: u64, key: &FlowKey) -> Found {
         let mut found = Found::Nothing;
         for &slot in self.index.iter_hash(hash) {
@@ -52,7 +52,7 @@ impl Replica {
     }
 }
 
-/// The same for both sides of the interface.
+/// The hash of a flow, the same for both sides of the interface.
 pub fn hash_of(seed: &SeedableRandomState, key: &FlowKey) -> u64 {
     let wide = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
     let pair = |high: u16, low: u16| u32::from(high) << 16 | u32::from(low);

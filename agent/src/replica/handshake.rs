@@ -1,4 +1,4 @@
-//! How a flow was opened: the counters of its window come in, the endpoint that opened it goes out.
+//! Finds out from the TCP flags of a scan window which endpoint opened a flow.
 
 use agent_common::FlowCounters;
 
@@ -30,13 +30,13 @@ impl Handshake {
         Self(self.0 | other.0 & !Self::FIRST_IS_B)
     }
 
-    /// The direction that opened the flow: the handshake tells, else the first packet that was seen.
+    /// The direction that opened the flow: by the handshake, or else by the first packet that was seen.
     pub fn initiator(self) -> u8 {
         self.opener()
             .unwrap_or(u8::from(self.has(Self::FIRST_IS_B)))
     }
 
-    /// The direction that the flags alone say opened the flow.
+    /// The direction that opened the flow, if the flags alone show it.
     pub fn opener(self) -> Option<u8> {
         let sent = |flag: u8| (self.has(flag), self.has(flag << 1));
         match sent(Self::SYN) {
@@ -60,7 +60,7 @@ impl Handshake {
     }
 }
 
-/// Whether somebody asked for a connection.
+/// Whether someone asked for a connection.
 pub fn opens(counters: &FlowCounters) -> bool {
     let [a, b] = &counters.tcp_flags;
     a.has_syn_without_ack() || b.has_syn_without_ack()

@@ -1,4 +1,4 @@
-//! Which flow has to leave: ages come in, the slot of the flow that would end first goes out.
+//! Finds the flow that has to make room for another: the one that would end first.
 
 use std::{cmp::Reverse, collections::BinaryHeap, mem};
 
@@ -7,12 +7,12 @@ use super::{Lifetimes, slab::Slab};
 /// A flow's [`rank_ns`](super::entry::Entry::rank_ns), and its slot.
 pub type Age = (u64, u32);
 
-/// Finds the flow that would end first, with a pass over the slab only once for many of them.
+/// Finds the flow that would end first. One pass over the slab serves for many of them.
 pub struct Oldest {
-    /// Holds the age of every flow up to `bound`, and ages that are no flow's any more.
+    /// The age of every flow up to `bound`, along with outdated ages.
     candidates: BinaryHeap<Reverse<Age>>,
     bound: Option<Age>,
-    /// How many a pass selects; twice as many have room.
+    /// How many a pass selects. There is room for twice as many.
     selection: usize,
     lifetimes: Lifetimes,
 }
@@ -28,7 +28,7 @@ impl Oldest {
         }
     }
 
-    /// A flow has a new age.
+    /// Notes that a flow's age has changed.
     pub fn note(&mut self, age: Age) {
         if self.bound.is_none_or(|bound| age > bound) {
             return;
@@ -41,7 +41,7 @@ impl Oldest {
         }
     }
 
-    /// The slot of the oldest flow. Asked where there is no room: every slot has a flow.
+    /// The slot of the oldest flow. Called when there is no room, so every slot has a flow.
     pub fn take(&mut self, slab: &Slab) -> u32 {
         loop {
             while let Some(Reverse((rank_ns, slot))) = self.candidates.pop() {
@@ -91,7 +91,7 @@ mod tests {
         linger_ns: 1,
     };
 
-    /// A flow was last seen at each of the times.
+    /// A slab with a flow last seen at each of these times.
     fn slab(seen_ns: impl IntoIterator<Item = u64>) -> Slab {
         let mut slab = Slab::default();
         for first_seen_ns in seen_ns {

@@ -1,4 +1,5 @@
-//! The endpoints of the tunnels that flows came through: of few flows or of all, so not in every entry.
+//! The endpoints of the tunnels that flows came through. Often few flows have any, so they are not part of
+//! every entry.
 
 use std::collections::HashMap;
 
@@ -12,12 +13,12 @@ use super::{
 #[derive(Default)]
 pub struct Outers {
     known: HashMap<FlowKey, Outer>,
-    /// Flows that ended since these were last settled.
+    /// Flows that ended since the last `settle_outers`.
     ended: Vec<FlowKey>,
 }
 
 impl Outers {
-    /// Of a joined flow either half's.
+    /// The endpoints noted for a flow. For a joined flow those of either half.
     pub fn of(&self, key: &FlowKey, is_joined: bool) -> Option<Outer> {
         if !came_through_a_tunnel(key) {
             return None;
@@ -26,8 +27,8 @@ impl Outers {
         self.known.get(key).or_else(beside).copied()
     }
 
-    /// A flow ended. Its endpoints are kept until they are settled: a flow that made room for another
-    /// may come again in the same update, and was noted before it.
+    /// Notes that a flow ended. Its endpoints are kept until `settle_outers`: a flow that made room for another
+    /// may come again in the same update, for which its endpoints were already noted.
     pub fn end(&mut self, key: &FlowKey) {
         if came_through_a_tunnel(key) {
             self.ended.push(*key);
@@ -36,8 +37,8 @@ impl Outers {
 }
 
 impl Replica {
-    /// Keeps the endpoints of the tunnel that a flow came through, which the next `update` brings;
-    /// asks for them where they are not known.
+    /// Notes the endpoints of the tunnel of a flow that the next `update` brings. Asks for them if they are not
+    /// known.
     pub fn note_outer(&mut self, key: &FlowKey, ask: impl FnOnce() -> Option<Outer>) {
         if !self.outers.known.contains_key(key)
             && let Some(outer) = ask()
@@ -46,8 +47,8 @@ impl Replica {
         }
     }
 
-    /// Forgets the endpoints of flows that ended and are not here again, at either side of the interface.
-    /// Comes before the next `note_outer`, which would take a flow that is gone for a known one.
+    /// Forgets the endpoints of flows that ended and did not come back, on either side of the interface. Must
+    /// run before the next `note_outer`, which would take the endpoints of a gone flow for known ones.
     pub(super) fn settle_outers(&mut self) {
         while let Some(key) = self.outers.ended.pop() {
             let hash = hash_of(&self.seed, &key);
@@ -60,7 +61,7 @@ impl Replica {
     }
 }
 
-/// The same flow at the other side of the interface.
+/// The key of the same flow on the other side of the interface.
 fn beside(key: &FlowKey) -> FlowKey {
     key.with_side(key.side() ^ 1)
 }

@@ -1,10 +1,9 @@
-//! The two sides of an interface: what one flow counted at either side comes in, one record or two of
-//! it go out.
+//! Decides whether what was counted on the two sides of an interface is one flow or two.
 //!
-//! A plain flow has its two directions at opposite sides, under one key. Where the keys of both sides
-//! come, these are either halves (both directions arrive, as at a mirror port and on loopback, or both
-//! leave): then they are joined to one flow. Or one direction was seen at both sides, as at a router
-//! with one interface: then each side is a flow of its own, as at two interfaces.
+//! A plain flow has its two directions on opposite sides, under one key. If the keys of both sides come,
+//! there are two cases. They are halves if both directions arrive (a mirror port, loopback) or both leave;
+//! the halves are joined to one flow. Or one direction was seen on both sides, as at a router with one
+//! interface; then each side is a flow of its own, as with two interfaces.
 
 use agent_common::{FlowCounters, FlowKey};
 
@@ -16,7 +15,7 @@ use super::{
 use crate::record::{EndReason, Record};
 
 impl Replica {
-    /// A flow that is known at one side comes at the other one, for the first time.
+    /// Handles a flow that is known on one side and comes on the other one for the first time.
     pub(super) fn meet(
         &mut self,
         hash: u64,
@@ -42,7 +41,7 @@ impl Replica {
             let rank_ns = entry.rank_ns(self.lifetimes);
             self.oldest.note((rank_ns, known));
         } else if direction != Some(entry.initiator) {
-            // What was told took the answers for those of a plain flow: its side was the wrong one.
+            // The records so far took the answers for a plain flow's, so they name the wrong side.
             self.replace(known, EndReason::ForcedEnd, self.entry(key, counters), sink);
         } else {
             entry.sides = Sides::Joined;
@@ -74,7 +73,7 @@ impl Replica {
         }
     }
 
-    /// A joined flow has a direction at both sides after all.
+    /// Divides a joined flow: one of its directions is seen on both sides after all.
     fn divide(
         &mut self,
         hash: u64,
@@ -87,7 +86,7 @@ impl Replica {
         let entry = &mut self.slab[slot];
         let (initiator, hook) = (entry.initiator, entry.hook());
         if entry.is_told && entry.only_direction() == Some(initiator) {
-            // No record has told of the other half.
+            // No record has reported the other half.
             entry.sides = Sides::Apart;
             self.update_flow(hash, self.find(hash, key), key, counters, sink);
         } else {
@@ -101,7 +100,7 @@ impl Replica {
         }
     }
 
-    /// A flow ends, and one with its endpoints begins.
+    /// Ends a flow and begins another one with the same endpoints.
     fn replace(
         &mut self,
         slot: u32,

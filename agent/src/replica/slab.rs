@@ -1,10 +1,10 @@
-//! Where the flows lie: entries come in, slot numbers that stay theirs go out.
+//! Stores the flows. An entry keeps its slot number for as long as it lives.
 
 use std::ops::{Index, IndexMut};
 
 use super::entry::{Entry, State};
 
-/// Entries by slot number. Grows by chunks, so that nothing is ever copied.
+/// Entries by slot number. It grows by chunks, so that entries are never copied.
 #[derive(Default)]
 pub struct Slab {
     /// Each is allocated at its full size.
@@ -37,7 +37,7 @@ impl Slab {
         self.free.push(slot);
     }
 
-    /// All slots, the free ones too.
+    /// All slots, including the free ones.
     pub fn slots(&self) -> std::ops::Range<u32> {
         let last = self.chunks.last().map_or(0, Vec::len);
         0..(self.chunks.len().saturating_sub(1) * Self::CHUNK + last) as u32

@@ -42,7 +42,7 @@ fn flags(segments: &[u8]) -> TcpFlagBytes {
     bytes
 }
 
-/// One packet in each direction with segments; a packet seen at `second`.
+/// Counters seen at `second`, with a packet for each of these flag bytes in each direction.
 fn counters(second: u64, a_to_b: &[u8], b_to_a: &[u8]) -> FlowCounters {
     let packets = [a_to_b.len() as u64, b_to_a.len() as u64];
     FlowCounters {
@@ -108,21 +108,21 @@ fn no_flow_is_last_seen_before_its_first_packet_where_unix_time_is_set_back() {
 #[test]
 fn a_syn_on_an_established_flow_opens_the_next_one() {
     const SYN_ACK: u8 = SYN | ACK;
-    // What each window has, and how many flows there were.
+    // The flags in each window, and how many flows these make.
     type Window = (&'static [u8], &'static [u8]);
     let cases: [(&[Window], usize); 9] = [
         (&[(&[SYN, ACK], &[SYN_ACK]), (&[SYN], &[])], 2),
         (&[(&[SYN, ACK], &[SYN_ACK]), (&[], &[SYN])], 2),
         (&[(&[ACK], &[ACK]), (&[SYN, ACK], &[SYN_ACK])], 2),
-        // Of one window is not known what came first.
+        // Within one window it is not known what came first.
         (&[(&[SYN, ACK, SYN], &[SYN_ACK, SYN_ACK])], 1),
-        // Repeated, until the answer arrives.
+        // The SYN is repeated until the answer arrives.
         (&[(&[SYN], &[]), (&[SYN], &[SYN_ACK]), (&[SYN], &[])], 1),
         (&[(&[], &[SYN_ACK]), (&[SYN], &[])], 1),
         (&[(&[SYN], &[SYN_ACK]), (&[ACK], &[]), (&[SYN], &[])], 2),
         // Only one side is seen.
         (&[(&[SYN, ACK], &[]), (&[SYN], &[])], 2),
-        // An answer alone begins nothing.
+        // An answer alone begins no flow.
         (&[(&[SYN, ACK], &[SYN_ACK]), (&[], &[SYN_ACK])], 1),
     ];
     for (windows, flows) in cases {
@@ -221,7 +221,7 @@ fn an_update_without_packets_is_a_record() {
     let mut replica = replica(8);
     let records = scan(&mut replica, 1, &[(1, counters(1, &[], &[]))]);
     assert_eq!(reasons(&records), [None]);
-    // And closes no flow.
+    // It closes no flow, either.
     assert!(scan(&mut replica, 20, &[]).is_empty());
 }
 

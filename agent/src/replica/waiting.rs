@@ -1,12 +1,11 @@
-//! Halves that wait for their other half: what one side of a joined flow counted comes in, and goes
-//! out when the other side's is there or the scan ends.
+//! Keeps what one side of a joined flow counted, until the other side's half comes or the scan ends.
 
 use agent_common::FlowCounters;
 
-/// No half waits.
+/// Stands for no waiting half.
 pub const NONE: u32 = u32::MAX;
 
-/// Halves by number. It keeps its memory, so that a scan like the one before allocates nothing.
+/// Halves by number. It keeps its memory, so that a scan like the previous one allocates nothing.
 #[derive(Default)]
 pub struct Waiting {
     halves: Vec<FlowCounters>,
@@ -14,7 +13,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// The number by which the half is taken back.
+    /// Keeps a half and returns the number with which to take it back.
     pub fn put(&mut self, half: &FlowCounters) -> u32 {
         if let Some(number) = self.free.pop() {
             self.halves[number as usize] = *half;
@@ -30,7 +29,7 @@ impl Waiting {
     }
 }
 
-/// What both halves of a flow counted; each has packets in one direction, and not in the same.
+/// The sum of both halves of a flow. Each half has packets in one direction, and the other half in the other.
 pub fn merged(one: &FlowCounters, other: &FlowCounters) -> FlowCounters {
     let (first, second) = if one.first_seen_ns <= other.first_seen_ns {
         (one, other)
@@ -49,7 +48,7 @@ pub fn merged(one: &FlowCounters, other: &FlowCounters) -> FlowCounters {
     both
 }
 
-/// The direction of all packets, where it is one.
+/// The direction of the packets, if all have the same.
 pub fn only_direction(packets: [u64; 2]) -> Option<u8> {
     match packets.map(|packets| packets != 0) {
         [true, false] => Some(0),

@@ -1,4 +1,4 @@
-//! gRPC's answers, whose messages are bytes that others share: nothing is copied for a peer that may
+//! gRPC answers whose messages share their bytes with others, so that nothing is copied for a peer that may
 //! never read it.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
@@ -14,15 +14,15 @@ use tonic::{
 
 use crate::hub::Subscription;
 
-/// Not compressed, and the length, big-endian.
+/// A byte that says "not compressed", and the length, big-endian.
 const MESSAGE_HEADER_BYTES: usize = 5;
 
-/// One message, the concatenation of `parts`. `kept` is dropped once the transport has sent all of it, or
-/// has given it up.
+/// An answer with one message, the concatenation of `parts`. `kept` is dropped once the transport has sent
+/// all of it, or has given it up.
 pub(super) fn one<T: Send + Sync + 'static>(parts: Vec<Bytes>, kept: T) -> Response<Body> {
     let mut frames = vec![header(parts.iter().map(Bytes::len).sum())];
     frames.extend(parts);
-    // The last one: the transport sends them in their order.
+    // Tied to the last part, since the transport sends them in order.
     if let Some(last) = frames.pop() {
         frames.push(Bytes::from_owner(Kept {
             bytes: last,
@@ -32,9 +32,9 @@ pub(super) fn one<T: Send + Sync + 'static>(parts: Vec<Bytes>, kept: T) -> Respo
     response(stream::iter(frames))
 }
 
-/// A message for each batch, until the hub is closed.
+/// An answer with a message for each batch, until the hub is closed.
 pub(super) fn batches<T: Send + 'static>(subscription: Subscription, kept: T) -> Response<Body> {
-    // The fields are dropped in this order: where a consumer is known to have left, its place is free.
+    // The fields are dropped in this order, so a consumer's place is free before the hub notes that it left.
     let state = (kept, subscription);
     let batches = stream::unfold(state, |mut state| async move {
         let [prefix, body] = state.1.next().await?.into_parts();
@@ -66,7 +66,7 @@ fn response(bytes: impl Stream<Item = Bytes> + Send + 'static) -> Response<Body>
     response
 }
 
-/// The trailers of a call that went well.
+/// The trailers of a successful call.
 fn ok() -> HeaderMap {
     let status = HeaderName::from_static("grpc-status");
     HeaderMap::from_iter([(status, HeaderValue::from_static("0"))])

@@ -1,14 +1,13 @@
-//! What a client on a Unix socket calls the server, in a form that h2 takes.
+//! Rewrites the `:authority` that clients send on a Unix socket, so that h2 accepts it.
 //!
-//! Most gRPC clients call a Unix socket by its path: gRPC's C core and Swift send it percent-encoded
-//! as `:authority`, Java and old Go plain. h2 answers both with `PROTOCOL_ERROR`, since neither is
-//! an authority (RFC 3986, section 3.2), and nothing asks for that name here. So the filter reads along
-//! with the client's HTTP/2 frames and replaces the bytes at fault by others of the same length in the
-//! same encoding. Every length and the client's HPACK table stay as they are: nothing is kept,
-//! copied or encoded anew, whatever the client sends. What breaks the rules of HTTP/2 or HPACK passes
-//! untouched, and h2 says what is wrong with it.
+//! Most gRPC clients send the socket's path as `:authority`: gRPC's C core and Swift percent-encode it, Java
+//! and old Go send it plain. Neither is an authority (RFC 3986, section 3.2), so h2 answers with
+//! `PROTOCOL_ERROR`, although nothing here uses that name. The filter therefore follows the client's HTTP/2
+//! frames and replaces the offending bytes by others of the same length in the same encoding. All lengths
+//! and the client's HPACK table stay the same, so nothing is kept, copied or encoded again, whatever the
+//! client sends. Input that breaks the rules of HTTP/2 or HPACK passes untouched, and h2 reports the error.
 //!
-//! The file goes when h2 takes such names: <https://github.com/hyperium/h2/pull/487>.
+//! This file can go once h2 accepts such names: <https://github.com/hyperium/h2/pull/487>.
 
 use std::{
     io,
@@ -35,12 +34,12 @@ const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// The client's side of one connection; fed with all that the client sends.
+/// The client's side of one connection. It must see everything that the client sends.
 #[derive(Debug, Default)]
 pub struct Filter {
     at: At,
     block: Block,
-    /// CONTINUATION has to come next.
+    /// The next frame must be a CONTINUATION.
     in_block: bool,
 }
 
@@ -56,7 +55,7 @@ enum At {
     },
     PadLength(Payload),
     Payload(Payload),
-    /// Nothing that the filter reads.
+    /// Bytes that the filter does not look at.
     Other,
 }
 
@@ -75,11 +74,11 @@ impl At {
     }
 }
 
-/// What is left of a frame, in bytes, in this order.
+/// What is left of a frame, in bytes. The fields are in the frame's order.
 #[derive(Debug, Clone, Copy, Default)]
 struct Payload {
     before: u32,
-    /// Of a header block.
+    /// The frame's fragment of a header block.
     fragment: u32,
     after: u32,
     ends_block: bool,
@@ -99,7 +98,7 @@ impl Filter {
         Poll::Ready(Ok(()))
     }
 
-    /// The client's next bytes, which may begin and end anywhere.
+    /// Passes the client's next bytes, which may begin and end anywhere.
     fn pass(&mut self, bytes: &mut [u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -116,7 +115,7 @@ impl Filter {
         match &mut self.at {
             At::Preface { seen } => {
                 let taken = bytes.len().min(PREFACE.len() - *seen);
-                // Else it is HTTP/1, which gets its answer elsewhere.
+                // Anything else is HTTP/1, which is answered elsewhere.
                 if bytes[..taken] != PREFACE[*seen..*seen + taken] {
                     return Err(Malformed);
                 }
@@ -193,7 +192,7 @@ impl Filter {
         self.go_on(payload)
     }
 
-    /// To what is left of a frame, or to the next one.
+    /// Goes on to the rest of a frame, or to the next one.
     fn go_on(&mut self, payload: Payload) -> Result<(), Malformed> {
         if payload.ends_block && payload.fragment == 0 && self.in_block {
             self.in_block = false;

@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection, and what is going on there.
+//! Who is at the other end of a connection, and whether the connection is idle.
 
 use std::{
     fmt,
@@ -13,9 +13,9 @@ use tonic::Status;
 
 use super::limits::{Doors, Refusal};
 
-/// A connection has its place for so long before its first request.
+/// How long a connection keeps its place before its first request.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// And for so long without one later on.
+/// How long it keeps its place without an open request later on.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Clone)]
@@ -26,7 +26,7 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// Root and the agent's own user, on the same machine.
+    /// Whether it is root or the agent's own user, on the same machine.
     pub(super) fn runs_the_agent(&self) -> bool {
         match self {
             Self::Unix { uid, .. } => *uid == 0 || own_uid() == Some(*uid),
@@ -34,7 +34,7 @@ impl Peer {
         }
     }
 
-    /// May see the filter rules.
+    /// Whether it may see the filter rules.
     pub(super) fn is_on_a_unix_socket(&self) -> bool {
         matches!(self, Self::Unix { .. })
     }
@@ -59,7 +59,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Comes with every request of a connection.
+/// The caller of a connection. Every request of the connection carries it.
 #[derive(Clone)]
 pub struct Caller {
     pub(super) peer: Peer,
@@ -68,7 +68,7 @@ pub struct Caller {
 
 struct Activity {
     open: u32,
-    /// When the connection loses its place, while nothing is open.
+    /// When the connection loses its place if nothing is open.
     ends_at: Instant,
 }
 
@@ -84,7 +84,7 @@ impl Caller {
         }
     }
 
-    /// A request that is open until it is dropped.
+    /// Opens a request, which stays open until it is dropped.
     pub(super) fn open(&self, doors: &Doors) -> Result<OpenRequest, Status> {
         let most = doors.limits.max_streams;
         let mut activity = self.activity();
@@ -100,15 +100,14 @@ impl Caller {
         )))
     }
 
-    /// When the connection loses its place unless something is asked on it; `None` while it is not
-    /// idle.
+    /// When the connection loses its place unless a request comes; `None` while it is not idle.
     pub(super) fn ends_at(&self) -> Option<Instant> {
         let activity = self.activity();
         (activity.open == 0).then_some(activity.ends_at)
     }
 
     fn activity(&self) -> MutexGuard<'_, Activity> {
-        // Nothing that is done under the lock can leave it half done.
+        // Nothing under the lock can fail halfway, so the state is sound even after a panic.
         self.activity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -123,7 +122,7 @@ impl Drop for OpenRequest {
     }
 }
 
-/// How long to wait before the next look where a connection is not idle.
+/// How long to wait before checking again a connection that is not idle.
 pub(super) const NEXT_LOOK: Duration = IDLE_TIMEOUT;
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! A connection that there is no place for comes in; its peer hears why, and nothing is read from it.
+//! Turns a connection away for which there is no place: tells its peer why, and reads nothing from it.
 //!
-//! HTTP/2's GOAWAY (RFC 9113, 6.8) needs no request that it answers: clients on h2 have its words, all others
-//! `UNAVAILABLE` at once. It goes without the SETTINGS that a server begins with: a client on gRPC's C core
-//! that has those takes the connection for good, and makes the next one, eight a second, until its deadline.
-//! Were the socket closed at once, a client that is about to write would find it broken before it reads.
+//! HTTP/2's GOAWAY (RFC 9113, 6.8) can be sent without a request. Clients on h2 show its text; all others
+//! report `UNAVAILABLE` at once. It is sent without the SETTINGS with which a server normally begins: a client
+//! on gRPC's C core that gets those takes the connection for a good one, and then connects again, eight times
+//! a second, until its deadline. The socket is not closed at once, since a client that is about to write would
+//! then see a broken connection before it reads.
 
 use std::{
     collections::VecDeque,
@@ -17,10 +18,10 @@ use tokio::time::{Instant, sleep_until};
 
 use super::listen::Connection;
 
-/// Sockets of one listener that wait for their peers' end; for one more, the first is closed.
+/// How many sockets of one listener may wait for their peers. For one more, the first is closed.
 pub(super) const MOST: usize = 8;
 
-/// After which the peer has read the words, or never will.
+/// After this time the peer has read the message, or never will.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 const WORDS: &str = "the listener has as many connections as --max-connections allows";
@@ -29,12 +30,12 @@ const WORDS: &str = "the listener has as many connections as --max-connections a
 const GOAWAY: u8 = 7;
 const ENHANCE_YOUR_CALM: u32 = 11;
 
-/// Sockets on which nothing more is said.
+/// Sockets on which nothing more is sent.
 #[derive(Default)]
 pub(super) struct Farewells(VecDeque<(Instant, OwnedFd)>);
 
 impl Farewells {
-    /// Tells the peer, and closes the connection a while later. A peer that has gone hears nothing.
+    /// Tells the peer, and closes the connection a while later. Does nothing if the peer has gone.
     pub(super) fn say(&mut self, connection: Connection) {
         let Ok(socket) = say(connection) else { return };
         if self.0.len() == MOST {
@@ -43,7 +44,7 @@ impl Farewells {
         self.0.push_back((Instant::now() + PATIENCE, socket));
     }
 
-    /// Closes the first one when it has waited long enough; waits for ever where there is none.
+    /// Closes the first socket when it has waited long enough. Waits for ever if there is none.
     pub(super) async fn close_next(&mut self) {
         let Some(&(at, _)) = self.0.front() else {
             return std::future::pending().await;
@@ -60,7 +61,7 @@ fn say(connection: Connection) -> io::Result<OwnedFd> {
     }
 }
 
-/// The frame is far smaller than what a socket takes at once.
+/// Sends the frame, which is far smaller than a socket's buffer.
 fn say_on<S: Write + Into<OwnedFd>>(
     mut stream: S,
     shutdown: fn(&S, Shutdown) -> io::Result<()>,
@@ -70,8 +71,8 @@ fn say_on<S: Write + Into<OwnedFd>>(
     Ok(stream.into())
 }
 
-/// Length (24 bits), type, flags and stream 0, which is the connection; then the last stream that was
-/// looked at, which is none, the error and the words.
+/// The frame: length (24 bits), type, flags and stream 0, which is the connection. Then the last stream that
+/// was processed (none), the error code and the text.
 fn goaway() -> Vec<u8> {
     let [_, length @ ..] = (8 + WORDS.len() as u32).to_be_bytes();
     let mut frame = length.to_vec();

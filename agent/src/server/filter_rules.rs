@@ -1,7 +1,7 @@
-//! `flow.v1.FlowControl`: filter rules come in over a Unix socket, what is in force goes out.
+//! `flow.v1.FlowControl`: shows and replaces the filter rules, over a Unix socket.
 //!
-//! A set is read as it stands in the message, one set at a time, so that what it takes is a small multiple
-//! of the message, whatever is in it.
+//! Rules are read in place from the message, and one set at a time. So a set never takes more than a small
+//! multiple of its message, whatever is in it.
 
 use bytes::{Buf as _, Bytes};
 use prost::{
@@ -35,12 +35,12 @@ impl FilterRules {
         }
     }
 
-    /// An encoded `Filters`.
+    /// The rules in force, as an encoded `Filters`.
     pub(super) fn in_force(&self) -> Bytes {
         self.running.in_force().message.clone()
     }
 
-    /// Replaces the rules by those of the body; the parts of an encoded `Filters`.
+    /// Replaces the rules by those in the body. Returns the parts of an encoded `Filters`.
     pub(super) async fn set(&self, headers: &HeaderMap, body: Body) -> Result<Vec<Bytes>, Status> {
         let stopping = |_| Status::unavailable(ReplaceError::Stopping.to_string());
         let _turn = self.one_at_a_time.acquire().await.map_err(stopping)?;
@@ -54,7 +54,7 @@ impl FilterRules {
                     warnings,
                     ..Filters::default()
                 };
-                // What is concatenated is merged.
+                // Protobuf merges concatenated messages.
                 Ok(vec![
                     in_force.message.clone(),
                     warnings.encode_to_vec().into(),
@@ -90,7 +90,7 @@ pub(super) fn may_change_rules(peer: &Peer, doors: &Doors) -> Result<(), Status>
     ))
 }
 
-/// The rules of an encoded `SetFiltersRequest`: all or none.
+/// The rules of an encoded `SetFiltersRequest`. Fails if any of them is invalid.
 fn rules(message: Bytes) -> Result<Vec<Rule>, Status> {
     let refused = |fault: Fault| Status::invalid_argument(fault.to_string());
     let texts = texts(message)?;
@@ -110,7 +110,7 @@ fn rules(message: Bytes) -> Result<Vec<Rule>, Status> {
     Ok(rules)
 }
 
-/// The rules' texts as parts of the message, and no more of them than a set can have.
+/// The rules' texts as slices of the message. Fails if there are more than a set can have.
 fn texts(mut message: Bytes) -> Result<Vec<Bytes>, Status> {
     const RULES_TAG: u32 = 1;
     let broken = |error: DecodeError| {
@@ -159,7 +159,7 @@ mod tests {
     fn rules_are_read_in_their_order_and_fields_that_are_not_known_passed_over() {
         let known = message(&["exclude all", "include ingress; include egress"]);
         let expected = ["exclude all", "include ingress", "include egress"];
-        // A second field, and the first one as a number.
+        // An unknown field, and the known one with another type.
         for unknown in [[2 << 3, 5], [1 << 3, 5]] {
             assert_eq!(read([&unknown, &known[..]].concat()).unwrap(), expected);
         }

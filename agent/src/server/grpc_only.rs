@@ -1,8 +1,7 @@
-//! Requests of any protocol come in; those of gRPC go on to the service, all others get an answer
-//! that a person can read.
+//! Passes gRPC requests on to the service. All others get an answer that a person can read.
 //!
-//! HTTP/1.1 is understood for that answer only: what a browser can send must not reach the service,
-//! or a web page could read a port on the loopback interface by DNS rebinding.
+//! HTTP/1.1 is understood for that answer only. Nothing that a browser can send may reach the service, or a
+//! web page could read a port on the loopback interface by DNS rebinding.
 
 use std::{
     convert::Infallible,

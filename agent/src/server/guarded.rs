@@ -1,4 +1,4 @@
-//! A connection that holds its listener's place, and loses it where nothing is asked.
+//! A connection that holds a place of its listener, and loses it if no request comes.
 
 use std::{
     io,
@@ -23,7 +23,7 @@ pub(super) struct Guarded {
     connection: Connection,
     caller: Caller,
     doors: Arc<Doors>,
-    /// Wakes the connection's task; then it is looked whether the connection is idle.
+    /// Wakes the connection's task to check whether the connection is idle.
     look: Pin<Box<Sleep>>,
     has_ended: bool,
     _place: Place,
@@ -43,8 +43,8 @@ impl Guarded {
         }
     }
 
-    /// Fails once the connection has been idle for too long. Asked at every read and write, since the
-    /// one waits for the other where the peer takes nothing.
+    /// Fails once the connection has been idle for too long. Called at every read and write: if the peer takes
+    /// nothing, only one of them may be polled.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         while !self.has_ended && self.look.as_mut().poll(context).is_ready() {
             let now = Instant::now();

@@ -1,5 +1,5 @@
-//! How many may come in and how much may wait for them, with places that are kept for those who run the
-//! agent; and how often the doors stayed shut.
+//! Limits how many connections, consumers and unread answers there may be. Some places are reserved for those
+//! who run the agent. Refusals are counted.
 
 use std::{
     io,
@@ -21,21 +21,21 @@ pub const DEFAULT_MAX_CONSUMERS: u32 = 64;
 pub const DEFAULT_MAX_CONNECTIONS: u32 = 128;
 pub const DEFAULT_MAX_STREAMS: u32 = 32;
 
-/// Beside those of the settings.
+/// Reserved places, in addition to those of the settings.
 const PLACES_FOR_ROOT: usize = 4;
 
-/// Answers that were made and that the peer has not taken.
+/// How many answers may wait for their peers to take them.
 const UNREAD_ANSWERS: u32 = 16;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The settings.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// `Observe` streams in all.
+    /// `Observe` streams of all connections together.
     pub max_consumers: u32,
-    /// Of each listener.
+    /// Connections of each listener.
     pub max_connections: u32,
-    /// Requests that are open at the same time on one connection.
+    /// Open requests on one connection.
     pub max_streams: u32,
 }
 
@@ -50,13 +50,14 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Files that as many listeners may open, for root and for those that are turned away as well.
+    /// How many files this many listeners may open, including those for root and for connections that are
+    /// turned away.
     pub fn files(&self, listeners: usize) -> usize {
         listeners * (self.max_connections as usize + PLACES_FOR_ROOT + farewell::MOST)
     }
 }
 
-/// So many for all, and a few more for those who run the agent. Held until it is dropped.
+/// Places for everyone, and a few more for those who run the agent. A place is held until it is dropped.
 pub(super) struct Places {
     shared: Arc<Semaphore>,
     for_root: Arc<Semaphore>,
@@ -83,7 +84,7 @@ impl Places {
     }
 }
 
-/// Why somebody was turned away.
+/// What was refused.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Refusal {
     Connection,
@@ -102,12 +103,12 @@ impl Refusal {
             Self::Connection => {
                 "a connection was refused: the listener has as many as --max-connections allows"
             }
-            Self::Silent => "a connection was closed: nothing was asked on it for too long",
+            Self::Silent => "a connection was closed: no request came on it for too long",
             Self::Stream => {
                 "a request was refused: its connection has as many open as --max-streams allows"
             }
             Self::Consumer => "a consumer was refused: there are as many as --max-consumers allows",
-            Self::Answer => "a request was refused: too many answers are not read",
+            Self::Answer => "a request was refused: too many answers wait to be read",
             Self::Caller => "a caller was refused who may not see or change the filter rules",
         }
     }
@@ -143,7 +144,7 @@ impl Doors {
         }
     }
 
-    /// Counts it, and says so once in a while.
+    /// Counts a refusal, and logs one once in a while.
     pub(super) fn refuse(&self, refusal: Refusal, peer: &Peer) {
         let refused = &self.refusals[refusal as usize];
         refused.count.fetch_add(1, Relaxed);
@@ -152,7 +153,7 @@ impl Doors {
         }
     }
 
-    /// As where the process has no file left.
+    /// Logs that a connection could not be accepted, for example because the process has no file left.
     pub(super) fn cannot_accept(&self, error: &io::Error) {
         if let Some(times) = event(&self.accept_log) {
             warn!(%error, times, "cannot accept a connection");
@@ -169,7 +170,8 @@ impl Doors {
         })
     }
 
-    /// Held until the peer has taken the answer. Answers that are taken make room in no time.
+    /// A place for an answer, to be held until the peer has taken it. Waits a little, since peers that read
+    /// make room in no time.
     pub(super) async fn answer(&self, peer: &Peer) -> Result<Place, Status> {
         let shared = Arc::clone(&self.answers.shared).acquire_owned();
         if let Ok(Ok(place)) = tokio::time::timeout(ANSWER_TIMEOUT, shared).await {

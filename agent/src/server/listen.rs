@@ -1,5 +1,4 @@
-//! Where the agent listens: addresses come in, accepted connections go out, Unix and TCP in one
-//! stream.
+//! Binds the agent's listeners, and accepts Unix and TCP connections in one stream.
 
 use std::{
     fmt, io,
@@ -39,7 +38,7 @@ pub enum ListenAddr {
 }
 
 impl ListenAddr {
-    /// Whether the kernel chooses the port, each time another one.
+    /// Whether the kernel chooses the port, a different one each time.
     pub fn is_any_port(&self) -> bool {
         matches!(self, Self::Tcp(address) if address.port() == 0)
     }
@@ -112,7 +111,8 @@ impl ListenError {
     }
 }
 
-/// Bound, and not served yet: connections wait. Dropping it removes its socket files and their locks.
+/// Bound listeners that are not served yet, so connections wait. Dropping it removes its socket files and
+/// their locks.
 pub struct Listeners {
     listeners: Vec<Listener>,
     socket_files: Vec<SocketFile>,
@@ -163,7 +163,7 @@ impl Listeners {
         self.listeners.len()
     }
 
-    /// The stream never fails: where the process has no file left, it waits.
+    /// The accepted connections. The stream never fails: if the process has no file left, it waits.
     pub(super) fn into_connections(
         self,
         doors: &Arc<Doors>,
@@ -182,7 +182,7 @@ impl Listeners {
                 Some((Ok(gate.next().await), gate))
             }))
         });
-        // Without a listener there is nothing to serve, which is not an end.
+        // Without listeners the stream must wait, not end.
         let streams = stream::select_all(streams).chain(stream::pending());
         (self.socket_files, streams)
     }
@@ -197,7 +197,7 @@ struct Gate {
 }
 
 impl Gate {
-    /// The next connection that there is a place for; others are told that there is none.
+    /// The next connection that gets a place. Others are told that there is none.
     async fn next(&mut self) -> Guarded {
         loop {
             let connection = tokio::select! {

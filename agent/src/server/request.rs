@@ -1,4 +1,4 @@
-//! The one message of a request's body, within a bound of bytes and of time.
+//! Reads the one message of a request's body, limited in bytes and in time.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use tonic::{
     codegen::http::HeaderMap,
 };
 
-/// A request that is not about filter rules.
+/// The limit for requests that are not about filter rules.
 const MAX_REQUEST_BYTES: usize = 64 << 10;
 
-/// What stands in the middle of a message gives up its place.
+/// A request that takes longer to send its message loses its place.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(super) async fn message<M: Message + Default>(
@@ -27,7 +27,7 @@ pub(super) async fn message<M: Message + Default>(
     })
 }
 
-/// The message as it came.
+/// The message's bytes, not decoded.
 pub(super) async fn bytes(
     headers: &HeaderMap,
     body: Body,
@@ -59,7 +59,7 @@ impl Decoder for Whole {
     type Item = Bytes;
     type Error = Status;
 
-    /// Does not copy: the buffer is the message's.
+    /// Does not copy: the bytes share the buffer.
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
         Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
     }

@@ -1,4 +1,4 @@
-//! Requests come in: who asks is looked at before a byte of the body is read, then the call is answered.
+//! Answers the calls. It checks who asks before it reads a byte of a request's body.
 
 use std::{
     convert::Infallible,

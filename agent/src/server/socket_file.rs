@@ -1,8 +1,8 @@
-//! The file of a Unix socket and the lock beside it: of all agents that start on one path, one listens.
+//! The file of a Unix socket and the lock beside it, which make sure that only one agent listens on a path.
 //!
-//! A socket that nobody answers on is removed, and between the question and the removal another agent
-//! may have bound its own. So the agent that holds the lock (flock(2) of PATH.lock) is the only one that
-//! looks, removes and binds, and it holds the lock for as long as it lives.
+//! A socket on which nobody answers is removed. Between the check and the removal another agent could bind its
+//! own. So only the agent that holds the lock (flock(2) on PATH.lock) checks, removes and binds, and it holds
+//! the lock for as long as it lives.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -19,14 +19,14 @@ use super::listen::{ListenAddr, ListenError};
 
 /// Owner and group may connect.
 const SOCKET_MODE: u32 = 0o660;
-/// Whoever can open the lock can hold it, for reading as well.
+/// Only the owner may open the lock, since everyone who can open it, even for reading, can hold it.
 const LOCK_MODE: u32 = 0o600;
-/// How often the lock may have been removed between its opening and its taking.
+/// How often to try again if the lock's file was removed between opening and locking it.
 const LOCK_ATTEMPTS: usize = 100;
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A bound socket's file. At its drop it is removed, unless another one has taken its place, and the lock
-/// with it.
+/// The file of a bound socket. Dropping it removes the file, unless another one has taken its place, and then
+/// the lock.
 pub(super) struct SocketFile {
     path: PathBuf,
     device_inode: (u64, u64),
@@ -34,7 +34,7 @@ pub(super) struct SocketFile {
 }
 
 impl SocketFile {
-    /// Binds the socket, in a directory under /run that is created where it is missing.
+    /// Binds the socket. A missing directory under /run is created.
     pub(super) async fn bind(path: &Path) -> Result<(Self, UnixListener), ListenError> {
         let failed = |error| failed(path, error);
         make_directory(path)?;
@@ -76,7 +76,8 @@ fn make_directory(path: &Path) -> Result<(), ListenError> {
     Ok(())
 }
 
-/// Removes the socket of an agent that is gone. One that answers may be of an agent that knows no lock.
+/// Removes the socket of an agent that is gone. The lock alone does not prove that: an agent that knows no lock
+/// may still answer.
 async fn remove_stale(path: &Path) -> Result<(), ListenError> {
     let text = path.display().to_string();
     match fs::symlink_metadata(path) {
@@ -98,8 +99,8 @@ async fn remove_stale(path: &Path) -> Result<(), ListenError> {
     }
 }
 
-/// A lock that is held until the drop. Its file is removed before it is let go, so whoever takes a lock
-/// looks whether its file still has the name.
+/// A lock that is held until it is dropped. Its file is removed before the lock is released, so whoever takes
+/// the lock must check that the file still has its name.
 struct LockFile {
     path: PathBuf,
     device_inode: (u64, u64),
@@ -148,8 +149,8 @@ fn beside(socket: &Path) -> PathBuf {
     PathBuf::from(path)
 }
 
-/// Creates the lock, or opens the one that an agent of the same user left behind. In a directory where
-/// others may write, one of them could hold a lock of theirs, or name any file of ours.
+/// Creates the lock's file, or opens the one that an agent of the same user left behind. Any other file is
+/// refused: where others may write, one of them could hold a lock of their own, or link to any file of ours.
 fn open(path: &Path) -> Result<File, ListenError> {
     let foreign = |reason: String| ListenError::ForeignLock {
         path: path.display().to_string(),
@@ -161,7 +162,7 @@ fn open(path: &Path) -> Result<File, ListenError> {
         .create(true)
         .truncate(false)
         .mode(LOCK_MODE)
-        // std adds O_CLOEXEC; a FIFO that somebody left there must not hold us up.
+        // std adds O_CLOEXEC. A FIFO that somebody left there must not block us.
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(path);
     let found = match &opened {

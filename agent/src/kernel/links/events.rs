@@ -1,4 +1,4 @@
-//! What happens to the links of a network namespace, as the kernel tells it by itself.
+//! The kernel's notifications about links that leave a network namespace.
 
 use std::io;
 
@@ -8,18 +8,18 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use super::netlink::{Message, field};
 
-/// More than the kernel puts into a notification (`if_nlmsg_size`).
+/// Longer than any notification of the kernel (`if_nlmsg_size`).
 const RECEIVE_BUFFER_LEN_BYTES: usize = 64 * 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkEvent {
-    /// The link of this index was deleted, or went to another namespace.
+    /// The link with this index was deleted, or moved to another namespace.
     Left(u32),
-    /// There were events that did not fit into the socket.
+    /// Some events did not fit into the socket.
     Missed,
 }
 
-/// Of the network namespace in which it was opened, from then on.
+/// The events of the network namespace in which it was opened, from then on.
 pub(crate) struct LinkEvents {
     socket: Socket,
     buffer: Vec<u8>,
@@ -38,7 +38,7 @@ impl LinkEvents {
         })
     }
 
-    /// Waits for some; they may be none that matter here.
+    /// Waits for notifications. The result is empty if none of them matters here.
     pub(crate) fn next(&mut self) -> Result<Vec<LinkEvent>> {
         self.buffer.clear();
         match self.socket.recv(&mut self.buffer, 0) {
@@ -67,7 +67,8 @@ fn events(datagram: &[u8]) -> Result<Vec<LinkEvent>> {
     Ok(events)
 }
 
-/// `struct ifinfomsg`. A port that leaves its bridge is a message of the bridge's family.
+/// Reads an event from `struct ifinfomsg`. The family tells it from the message about a port that leaves its
+/// bridge.
 fn event(message: &Message) -> Result<Option<LinkEvent>> {
     let [family] = field(&message.body, 0)?;
     let is_departure = message.kind == libc::RTM_DELLINK && i32::from(family) == libc::AF_UNSPEC;

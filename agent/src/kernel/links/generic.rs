@@ -1,4 +1,4 @@
-//! Generic netlink: a family's name comes in, a socket that asks it goes out.
+//! Asks a family of generic netlink, given by its name.
 
 use anyhow::{Context as _, Result};
 use netlink_sys::protocols::NETLINK_GENERIC;
@@ -12,14 +12,14 @@ const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
 
-/// A socket of the network namespace in which the thread was that opened it.
+/// A socket in the network namespace of the thread that opened it.
 pub(crate) struct GenericSocket {
     netlink: NetlinkSocket,
     family: u16,
 }
 
 impl GenericSocket {
-    /// Fails where the kernel does not know the family.
+    /// Fails if the kernel does not know the family.
     pub(crate) fn open(family: &str) -> Result<Self> {
         let mut netlink = NetlinkSocket::open(NETLINK_GENERIC)?;
         let mut name = Vec::new();
@@ -36,7 +36,7 @@ impl GenericSocket {
         Ok(Self { netlink, family })
     }
 
-    /// The attributes that the family answers a command with.
+    /// The attributes with which the family answers a command.
     pub(crate) fn get(&mut self, command: u8, attributes: &[u8]) -> Result<Vec<u8>> {
         let request = request(self.family, command, attributes);
         Ok(body(&self.netlink.get(request)?).to_vec())
@@ -53,7 +53,7 @@ fn body(answer: &Message) -> &[u8] {
     answer.body.get(HEADER_LEN_BYTES..).unwrap_or_default()
 }
 
-/// The value of one attribute; an error where it is missing.
+/// The value of one attribute. Fails if it is missing.
 pub(crate) fn attribute(bytes: &[u8], wanted: u16) -> Result<&[u8]> {
     let found = attributes(bytes).find(|(kind, _)| *kind == wanted);
     let (_, value) = found.with_context(|| format!("the answer has no attribute {wanted}"))?;

@@ -1,7 +1,7 @@
-//! A netlink request comes in, the kernel's answers go out as raw messages for the caller to read.
+//! Sends netlink requests and returns the kernel's answers as raw messages.
 //!
-//! Only the attributes that the agent uses are decoded, each by its own reader: an attribute that a
-//! later kernel adds or lengthens cannot make a link unreadable.
+//! The callers decode only the attributes that they use, so an attribute that a later kernel adds or
+//! lengthens cannot make a link unreadable.
 
 use std::{convert::Infallible, io};
 
@@ -13,16 +13,16 @@ use netlink_packet_core::{
 };
 use netlink_sys::{Socket, SocketAddr};
 
-/// The kernel fills at most 32 KiB a datagram of a dump (`netlink_dump`, 5.10).
+/// Enough for any datagram of a dump: the kernel fills at most 32 KiB (`netlink_dump`, 5.10).
 const RECEIVE_BUFFER_LEN_BYTES: usize = 64 * 1024;
 
 /// `struct nlmsghdr`.
 const HEADER_LEN_BYTES: usize = 16;
 
-/// What the kernel says about an error in words (`NLMSGERR_ATTR_MSG`, linux/netlink.h).
+/// The attribute with an error's text (`NLMSGERR_ATTR_MSG`, linux/netlink.h).
 const ERROR_MESSAGE: u16 = 1;
 
-/// A dump that changes under the reader is asked for again this often.
+/// How often to try a dump that changes while it is read.
 const DUMP_ATTEMPTS: usize = 8;
 
 /// One message: its type and what follows the netlink header, in host byte order.
@@ -57,7 +57,7 @@ impl NetlinkDeserializable for Message {
     }
 }
 
-/// A socket of the network namespace in which the thread was that opened it.
+/// A socket in the network namespace of the thread that opened it.
 pub(crate) struct NetlinkSocket {
     socket: Socket,
     buffer: Vec<u8>,
@@ -83,7 +83,7 @@ impl NetlinkSocket {
         })
     }
 
-    /// The one message that answers `request`. An error of the kernel is an [`io::Error`] in the chain.
+    /// The one message that answers `request`. If the kernel refuses, the error chain has an [`io::Error`].
     pub(crate) fn get(&mut self, request: Message) -> Result<Message> {
         self.send(request, NLM_F_REQUEST)?;
         let (answers, _) = self.receive(false)?;
@@ -91,8 +91,8 @@ impl NetlinkSocket {
         answer.context("the kernel acknowledged a netlink request and answered nothing")
     }
 
-    /// Has the kernel change something; `flags` such as `NLM_F_CREATE` say how. An error of the kernel
-    /// is an [`io::Error`] in the chain.
+    /// Has the kernel change something; `flags` such as `NLM_F_CREATE` say how. If the kernel refuses, the
+    /// error chain has an [`io::Error`].
     pub(crate) fn change(&mut self, request: Message, flags: u16) -> Result<()> {
         self.send(request, NLM_F_REQUEST | NLM_F_ACK | flags)?;
         self.receive(false).map(drop)
@@ -125,7 +125,7 @@ impl NetlinkSocket {
         Ok(())
     }
 
-    /// Reads to the end of a dump, or to the first answer; says whether the dump was interrupted.
+    /// Reads to the end of a dump, or to the first answer. Also returns whether the dump was interrupted.
     fn receive(&mut self, is_dump: bool) -> Result<(Vec<Message>, bool)> {
         let mut answers = Vec::new();
         let mut interrupted = false;
@@ -138,7 +138,7 @@ impl NetlinkSocket {
                 let aligned_len = message.header.length.next_multiple_of(NLMSG_ALIGNTO.into());
                 rest = rest.get(aligned_len as usize..).unwrap_or_default();
                 if message.header.sequence_number != self.sequence_number {
-                    continue; // What an abandoned request left behind.
+                    continue; // An answer to an earlier request that was abandoned.
                 }
                 interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
                 #[expect(
@@ -182,7 +182,7 @@ impl NetlinkSocket {
     }
 }
 
-/// With the kernel's own words, where it has some: they follow the header of our request.
+/// The error, with the kernel's own text if there is one. It follows the header of our request.
 fn refusal(error: &ErrorMessage) -> anyhow::Error {
     let refused = anyhow::Error::new(error.to_io());
     let words = error.header.get(HEADER_LEN_BYTES..).unwrap_or_default();
@@ -196,14 +196,14 @@ fn refusal(error: &ErrorMessage) -> anyhow::Error {
     }
 }
 
-/// The errno that an error of the kernel came with.
+/// The errno with which the kernel refused.
 pub(crate) fn errno(error: &anyhow::Error) -> Option<i32> {
     error
         .chain()
         .find_map(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error())
 }
 
-/// The attributes in `bytes` as type and value, to the first that is malformed.
+/// The attributes in `bytes` as type and value, up to the first malformed one.
 pub(crate) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(bytes)
         .map_while(Result::ok)

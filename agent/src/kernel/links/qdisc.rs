@@ -1,5 +1,4 @@
-//! A question about this network namespace comes in; what each interface's queueing discipline dropped
-//! goes out.
+//! How many packets the queueing discipline of each interface dropped.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +16,8 @@ const TCA_STATS2: u16 = 7;
 const TCA_STATS_QUEUE: u16 = 3;
 
 impl LinkSocket {
-    /// Drops of the root qdiscs by ifindex, those of their classes among them; an interface without
-    /// a queue has no root.
+    /// The drops of the root qdiscs by ifindex, with those of their classes. An interface without a queue has
+    /// no root qdisc.
     pub fn qdisc_drops(&mut self) -> Result<BTreeMap<u32, u64>> {
         let request = Message {
             kind: libc::RTM_GETQDISC,
@@ -34,7 +33,7 @@ impl LinkSocket {
     }
 }
 
-/// `struct tcmsg` and its attributes; in them `struct gnet_stats_queue`.
+/// Reads the drops of a root qdisc from `struct tcmsg`, whose attributes have a `struct gnet_stats_queue`.
 fn root_drops(body: &[u8]) -> Result<Option<(u32, u64)>> {
     if u32::from_ne_bytes(field(body, 12)?) != TC_H_ROOT {
         return Ok(None);
@@ -52,7 +51,7 @@ fn root_drops(body: &[u8]) -> Result<Option<(u32, u64)>> {
     Ok(Some((ifindex, dropped.into())))
 }
 
-/// What was dropped since `before`; a qdisc that was put in later begins at zero.
+/// What was dropped since `before`. A qdisc that was added later began at zero.
 pub fn dropped_since(before: Option<u64>, after: Option<u64>) -> Option<u64> {
     let (before, after) = (before.unwrap_or_default(), after?);
     Some(after.checked_sub(before).unwrap_or(after))

@@ -1,8 +1,8 @@
-//! The counters and names of interfaces as a scan asks for them: without the RTNL lock, which another
-//! process may hold for seconds.
+//! Reads the counters and names of interfaces for a scan, without the RTNL lock, which another process may
+//! hold for seconds.
 //!
-//! `/proc/net/dev` is read under RCU alone (`dev_seq_start`), and so is the name of an index
-//! (`dev_ifname`), but for the moment in which one is changed.
+//! `/proc/net/dev` needs RCU only (`dev_seq_start`). So does the name of an index (`dev_ifname`), except at
+//! the moment in which a name changes.
 
 use std::{
     collections::HashMap,
@@ -26,7 +26,7 @@ pub struct Statistics {
     file: File,
 }
 
-/// What was read at one moment.
+/// The text that was read at one moment.
 #[derive(Default)]
 pub struct Snapshot {
     text: String,
@@ -38,7 +38,7 @@ impl Statistics {
         Ok(Self { file })
     }
 
-    /// Reads into `snapshot`, whose memory is used again.
+    /// Reads into `snapshot`, and reuses its memory.
     pub fn read(&mut self, snapshot: &mut Snapshot) -> Result<()> {
         snapshot.text.clear();
         self.file
@@ -50,14 +50,14 @@ impl Statistics {
 }
 
 impl Snapshot {
-    /// By the names that interfaces had at that moment.
+    /// The counters by the names that the interfaces had at that moment.
     pub fn by_name(&self) -> HashMap<&str, Counters> {
         let lines = self.text.lines().skip(TITLE_LINES);
         lines.filter_map(counters).collect()
     }
 }
 
-/// A line of `dev_seq_printf_stats`: name, then eight numbers of what arrived and eight of what left.
+/// Reads a line of `dev_seq_printf_stats`: a name, eight numbers for arriving and eight for leaving packets.
 fn counters(line: &str) -> Option<(&str, Counters)> {
     let (name, numbers) = line.split_once(':')?;
     let mut columns = [0; 16];
@@ -93,7 +93,7 @@ impl Names {
         })
     }
 
-    /// The name at the moment; fails with ENODEV where the index is nobody's.
+    /// The current name of an index. Fails with ENODEV if no interface has it.
     pub fn of(&self, ifindex: u32) -> io::Result<String> {
         // SAFETY: `struct ifreq` is plain data, for which all zeros are a value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

@@ -1,8 +1,7 @@
-//! Whether XDP sees the VLAN tags of a link's frames: a link comes in, whose features decide goes out,
-//! and what they say at the moment.
+//! Finds out whether XDP sees the VLAN tags of a link's frames.
 //!
-//! A driver that takes the tag out of the frame keeps it in the skb, which XDP does not have: frames of
-//! several VLANs look like one flow's, four bytes short each.
+//! A driver may take the tag out of the frame and keep it in the skb. XDP has no skb, so frames of several
+//! VLANs then look like one flow's, each four bytes too short. Features of the link, or of its peer, decide.
 
 use std::{
     sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
@@ -28,21 +27,21 @@ const ETHTOOL_A_BITSET_BITS: u16 = 3;
 const ETHTOOL_A_BITSET_BIT_NAME: u16 = 2;
 const NLA_F_NESTED: u16 = 1 << 15;
 
-/// `netdev_features_strings` of 802.1Q and 802.1ad tags (net/ethtool/common.c).
+/// The features for 802.1Q and 802.1ad tags, as in `netdev_features_strings` (net/ethtool/common.c).
 const RECEIVE: [&str; 2] = ["rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"];
 const TRANSMIT: [&str; 2] = ["tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"];
 
-/// Whose features decide where the tags of the frames are that arrive at a link.
+/// Whose features decide where the tags of arriving frames are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TagPlace {
-    /// Nobody's: frames come with their tags, or cannot have any.
+    /// Nobody's: frames contain their tags, or cannot have any.
     InFrames,
-    /// The driver of this interface may take tags out as it receives.
+    /// This interface's: its driver may take tags out when it receives.
     Receiver(u32),
-    /// A veth hands over what its other end sends (`veth_xmit`): that one's features decide.
+    /// Those of a veth's other end, given here: a veth passes on what that end sends (`veth_xmit`).
     Sender(u32),
-    /// Nobody's who can be asked: the other end is in another network namespace, or the link gets its
-    /// frames from others, which have looked at the tags before.
+    /// Unknown: the other end is in another network namespace, or the link gets its frames from other devices
+    /// that handled the tags before.
     Unknown,
 }
 
@@ -67,14 +66,14 @@ pub struct Features {
 }
 
 impl Features {
-    /// For the network namespace of the calling thread.
+    /// Asks in the network namespace of the calling thread.
     pub fn open() -> Self {
         Self {
             ethtool: GenericSocket::open("ethtool"),
         }
     }
 
-    /// Why XDP may miss tags there, in words; what cannot be told counts as a reason.
+    /// Why XDP may miss tags there, as text. Not knowing counts as a reason.
     pub fn hiding_tags(&mut self, place: TagPlace) -> Option<String> {
         let (ifindex, whose, hiding) = match place {
             TagPlace::InFrames => return None,
@@ -116,7 +115,7 @@ impl Features {
         let answer = ethtool
             .get(ETHTOOL_MSG_FEATURES_GET, &request)
             .with_context(|| format!("ask for the features of ifindex {ifindex}"))?;
-        // A bit set in words: those that are listed are on.
+        // A bit set given by names: the features that are listed are on.
         let active = attribute(&answer, ETHTOOL_A_FEATURES_ACTIVE)?;
         let bits = attribute(active, ETHTOOL_A_BITSET_BITS)?;
         let names = attributes(bits).map(|(_, bit)| {
@@ -128,10 +127,9 @@ impl Features {
     }
 }
 
-/// Looks at places whose tags were in their frames, until they no longer are.
+/// Watches places whose tags are in their frames, and reports each once tags may be hidden there.
 ///
-/// The kernel answers under the RTNL lock, so this is done by a thread of its own, for whoever must not
-/// wait.
+/// The kernel answers under the RTNL lock, so a thread of its own asks, and the caller need not wait.
 pub struct TagWatch {
     places: Sender<TagPlace>,
     hidden: Receiver<(TagPlace, String)>,
@@ -140,7 +138,7 @@ pub struct TagWatch {
 impl TagWatch {
     const INTERVAL: Duration = Duration::from_secs(1);
 
-    /// For the network namespace of the calling thread.
+    /// Watches in the network namespace of the calling thread.
     pub fn start() -> Result<Self> {
         let (places, to_watch) = mpsc::channel();
         let (told, hidden) = mpsc::channel();
@@ -152,11 +150,11 @@ impl TagWatch {
     }
 
     pub fn add(&self, place: TagPlace) {
-        // The thread ends behind this sender.
+        // The thread lives at least as long as this sender.
         let _ = self.places.send(place);
     }
 
-    /// Where tags are hidden since the last call, and why; each place once. Waits for nothing.
+    /// The places where tags became hidden since the last call, and why. Each place comes once. Never waits.
     pub fn hidden(&self) -> impl Iterator<Item = (TagPlace, String)> {
         self.hidden.try_iter()
     }

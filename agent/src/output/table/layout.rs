@@ -1,4 +1,4 @@
-//! The table's columns: rows of text come in, lines that fit a width go out.
+//! Lays out the table's columns so that its lines fit a width.
 
 use std::time::Duration;
 
@@ -24,11 +24,11 @@ const TITLES: [&str; COLUMNS] = [
 ];
 const INITIATOR: usize = 3;
 const RESPONDER: usize = 4;
-/// Figures stand at the right of their columns.
+/// The columns with figures, which are aligned to the right.
 const FIGURES: std::ops::RangeInclusive<usize> = 5..=9;
-/// What is left out, in this order, where a line is too long.
+/// The columns to leave out, in this order, if a line is too long.
 const DISPENSABLE: [usize; 6] = [9, 7, 5, 1, 0, 10];
-/// An endpoint is not shortened below this while something can be left out.
+/// An endpoint is not shortened below this width while a column can still be left out.
 const ENDPOINT_WIDTH: usize = 21;
 
 /// One flow as text, a cell for each column.
@@ -79,7 +79,7 @@ fn place(record: &FlowRecord, interface: Option<&String>) -> String {
     place
 }
 
-/// `in` or `out`, of the initiator's packets; both where the responder's are at the same side.
+/// `in` or `out` for the initiator's packets. Given twice if the responder's are seen on the same side.
 fn direction(record: &FlowRecord) -> String {
     let [forward, reverse] = human::directions(record);
     let name = match forward {

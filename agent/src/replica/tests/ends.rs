@@ -1,4 +1,4 @@
-//! When a flow ends by itself, and which one ends where there is no room.
+//! When a flow ends by itself, and which one ends when there is no room.
 
 use super::*;
 
@@ -65,7 +65,7 @@ fn a_flow_with_packets_in_the_scan_of_a_sleep_outlives_it() {
     let busy = |second| (key(1), counters(second, &[ACK], &[ACK]));
     let quiet = (key(2), counters(1, &[ACK], &[ACK]));
     scan_keys(&mut replica, 1, &[busy(1), quiet]);
-    // By the ticks, which stood still: at second 2 or 1002.
+    // The ticks stood still, so the last packet came at second 2 or 1002.
     let woken = ScanClock {
         boot_ns: (3 + SLEPT) * SECOND,
         jiffies: 3,
@@ -82,7 +82,7 @@ fn a_flow_with_packets_in_the_scan_of_a_sleep_outlives_it() {
         .iter()
         .map(|record| record.last_seen_unix_ns - UNIX as u64);
     assert_eq!(last_seen.collect::<Vec<_>>(), [2 * SECOND, SECOND]);
-    // Then it does not.
+    // After that the machine does not sleep.
     let ended = scan_keys(&mut replica, 4 + SLEPT, &[]);
     assert_eq!(reasons(&ended), [Some(EndReason::IdleTimeout)]);
 }

@@ -1,4 +1,5 @@
-//! What must hold whatever comes when: no packet is lost or told twice, and every flow ends once.
+//! Properties that hold whatever comes in whatever order: no packet is lost or reported twice, and every flow
+//! ends once.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,16 +7,16 @@ use proptest::prelude::*;
 
 use super::{sides::directions, *};
 
-/// What the records so far say of a living flow.
+/// What the records so far say about a living flow.
 #[derive(Default)]
 struct Told {
     delta: [Pair; 2],
     last_seen_unix_ns: u64,
-    /// Consumers take records of one flow together by these and its key.
+    /// With the key, consumers match the records of one flow by these.
     names: Option<(u8, Direction)>,
 }
 
-/// Listens to the records and holds the replica to its promises.
+/// Receives the records and checks the replica's promises.
 #[derive(Default)]
 struct Listener {
     living: HashMap<FlowKey, Told>,
@@ -53,7 +54,7 @@ impl Listener {
 /// Key, seconds before the scan, flags in both directions, packets.
 type Op = (u32, u64, [u8; 2], [u64; 2]);
 
-/// Plays scans, and checks after each that the listener knows what the replica holds.
+/// Plays scans, and checks after each that the listener knows the same flows as the replica.
 fn play(max_flows: usize, scans: &[Vec<Op>]) -> u64 {
     let mut replica = replica(max_flows);
     let has_no_closed_flows = scans
@@ -145,7 +146,7 @@ fn add_to(sums: &mut Sums, key: &FlowKey, direction: u8, hook: Direction, packet
     }
 }
 
-/// Plays scans; what the records say was seen at which hook is what was seen there.
+/// Plays scans, and checks that the records say for each hook what was seen there.
 fn play_sides(max_flows: usize, scans: &[Vec<SidedOp>]) {
     let mut replica = replica(max_flows);
     let mut listener = Listener::default();

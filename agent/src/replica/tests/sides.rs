@@ -1,4 +1,4 @@
-//! Flows whose packets are seen at both sides of the interface.
+//! Flows whose packets are seen on both sides of the interface.
 
 use super::*;
 
@@ -6,7 +6,7 @@ const SYN_ACK: u8 = SYN | ACK;
 const INGRESS: Direction = Direction::Ingress;
 const EGRESS: Direction = Direction::Egress;
 
-/// What was counted at `hook` of packets in `direction`, or of the answers at the other hook.
+/// Counters of packets in `direction` at `hook`, or of their answers at the other hook.
 fn half(direction: u8, hook: Direction, counters: FlowCounters) -> (FlowKey, FlowCounters) {
     at(direction ^ u8::from(hook == EGRESS), counters)
 }
@@ -16,7 +16,7 @@ fn at(side: u8, counters: FlowCounters) -> (FlowKey, FlowCounters) {
     (key(1).with_side(side), counters)
 }
 
-/// The same updates in both orders.
+/// The two updates in both orders.
 pub(super) fn orders<T: Clone>(updates: &[T; 2]) -> [Vec<T>; 2] {
     let [one, other] = updates;
     [
@@ -41,7 +41,7 @@ fn a_record_says_at_which_side_the_initiator_is() {
         (1, [&[SYN, ACK], &[SYN_ACK]], 0, EGRESS),
         (0, [&[SYN_ACK], &[SYN, ACK]], 1, EGRESS),
         (1, [&[SYN_ACK], &[SYN, ACK]], 1, INGRESS),
-        // Only the question, only the answer.
+        // Only the request, only the answer.
         (0, [&[ACK], &[]], 0, INGRESS),
         (0, [&[SYN_ACK], &[]], 1, EGRESS),
     ];
@@ -207,7 +207,7 @@ fn the_side_that_begins_to_look_later_has_the_same_initiator() {
     assert_eq!(packets(record.delta), [0, 1]);
 }
 
-/// First the half that arrives; then the same packets leave.
+/// First a half arrives, then the same packets leave.
 #[test]
 fn a_side_that_saw_the_handshake_knows_the_initiator_by_itself() {
     let mut replica = replica(8);
@@ -245,7 +245,7 @@ fn a_half_whose_direction_comes_at_the_other_side_goes_on_beside_it() {
         scan_keys(&mut replica, 1, &[at(0, counters(1, &[ACK], &[]))]);
         let mut records = Vec::new();
         for (second, egress) in (2..).zip(egress) {
-            // Behind it, in the same scan, what this side sees of the answers.
+            // After it, in the same scan, comes what this side sees of the answers.
             let updates = [at(1, *egress), at(0, counters(2, &[], &[ACK]))];
             records.extend(scan_keys(&mut replica, second, &updates));
         }

@@ -29,7 +29,7 @@ fn a_flow_out_of_a_tunnel_keeps_the_tunnels_endpoints_to_its_end() {
     };
     let closing = counters(1, &[SYN, FIN | ACK], &[FIN | ACK]);
     assert_eq!(scan(1, &[closing], Some(outer)), [Some(outer)]);
-    // Ends and begins again.
+    // The flow ends and begins again.
     assert_eq!(scan(2, &[closing], None), [Some(outer); 2]);
     assert_eq!(scan(7, &[], None), [Some(outer)]);
     assert_eq!(scan(8, &[counters(8, &[SYN], &[])], None), [None]);
@@ -64,9 +64,9 @@ fn a_flow_that_leaves_for_another_of_its_scan_keeps_the_tunnels_endpoints() {
         numbers.iter().map(of).collect()
     };
     assert_eq!(scan(1, &[1], true), told(&[1]));
-    // The second flow takes the place of the first, which comes behind it.
+    // The second flow takes the place of the first, which then comes again.
     assert_eq!(scan(2, &[2, 1], true), told(&[1, 2, 2, 1]));
-    // What would be kept of the second, which is gone, would be the next flow's with its key.
+    // If the endpoints of the second flow, which is gone, were kept, the next flow with its key would get them.
     assert_eq!(scan(3, &[2], false)[1], (flow(2), None));
 }
 
@@ -84,13 +84,13 @@ fn a_mirrored_flow_out_of_a_tunnel_keeps_and_forgets_the_tunnels_endpoints() {
         addr_a: [1; 16],
         ..Outer::default()
     };
-    // Where both directions arrive, and where both leave.
+    // Both directions arrive, or both leave.
     for hook in [0, 1] {
         let halves = [
             (tunnelled(hook), counters(1, &[SYN], &[])),
             (tunnelled(1 - hook), counters(1, &[], &[RST | ACK])),
         ];
-        // Of either half: nobody knows which one the kernel still has.
+        // The endpoints may come from either half, since the kernel may have forgotten one of them.
         for side in [0, 1] {
             let mut replica = super::replica(8);
             replica.note_outer(&tunnelled(side), || Some(outer));

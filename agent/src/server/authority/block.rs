@@ -1,23 +1,23 @@
-//! A walk along a header block (HPACK, RFC 7541) that knows where each field ends without decoding it,
-//! and mends the value of `:authority` on its way.
+//! Walks a header block (HPACK, RFC 7541) without decoding it: finds where each field ends, and mends the
+//! value of `:authority` on the way.
 
 use super::huffman;
 
-/// No header block; h2 will say so.
+/// The bytes are no header block. h2 will report that.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
 const NAME: &[u8] = b":authority";
-/// Its number in the static table.
+/// Its index in the static table.
 const NAME_INDEX: u32 = 1;
 
-/// As long as h2 takes them: h2's `decode_int` refuses a fifth byte after the prefix.
+/// The longest integer that h2 accepts: its `decode_int` refuses a fifth byte after the prefix.
 const INTEGER_BYTES_AFTER_PREFIX: u8 = 4;
 
-/// Where in its header block a client is.
+/// How far the client is in its header block.
 ///
-/// A name by a number of the dynamic table is never taken for `:authority`: encoders use the static
-/// table's number for it, or spell it out.
+/// A name given by an index of the dynamic table is never taken for `:authority`, since encoders use the
+/// static table's index for it, or spell it out.
 #[derive(Debug, Default)]
 pub(super) struct Block {
     at: At,
@@ -32,7 +32,7 @@ enum At {
     Text(Text),
 }
 
-/// An integer of more than its prefix (section 5.1).
+/// An integer that is longer than its prefix (section 5.1).
 #[derive(Debug, Clone, Copy)]
 struct Integer {
     of: Number,
@@ -42,7 +42,7 @@ struct Integer {
 
 #[derive(Debug, Clone, Copy)]
 enum Number {
-    /// Of a field in the tables, or the table's size.
+    /// The index of a whole field, or the table's size.
     Unread,
     NameIndex,
     Len {
@@ -76,7 +76,7 @@ enum Kind {
 }
 
 impl Block {
-    /// A block's next bytes, which may begin and end anywhere.
+    /// Passes a block's next bytes, which may begin and end anywhere.
     pub(super) fn pass(&mut self, bytes: &mut [u8]) -> Result<(), Malformed> {
         let mut rest = bytes;
         while let [first, ..] = *rest {
@@ -100,7 +100,7 @@ impl Block {
     }
 }
 
-/// A field's first byte (section 6).
+/// Reads a field's first byte (section 6).
 fn field(first: u8) -> At {
     match first.leading_zeros() {
         0 => integer(Number::Unread, first, 0x7f),
@@ -110,7 +110,7 @@ fn field(first: u8) -> At {
     }
 }
 
-/// A string's first byte (section 5.2).
+/// Reads a string's first byte (section 5.2).
 fn len(role: Role, first: u8) -> At {
     let is_huffman = first & 0x80 != 0;
     integer(Number::Len { role, is_huffman }, first, 0x7f)
@@ -130,7 +130,7 @@ fn integer(of: Number, first: u8, prefix: u8) -> At {
 
 impl Integer {
     fn next(mut self, byte: u8) -> Result<At, Malformed> {
-        // At most 28 bits and the prefix.
+        // Cannot overflow: at most 28 bits and the prefix.
         self.value += u32::from(byte & 0x7f) << (7 * self.bytes);
         self.bytes += 1;
         if byte & 0x80 == 0 {
@@ -196,7 +196,7 @@ impl Text {
         (self.or_next(), taken)
     }
 
-    /// What follows where nothing of it is left.
+    /// The text if something of it is left, otherwise what follows it.
     fn or_next(self) -> At {
         if self.left > 0 {
             return At::Text(self);
@@ -231,7 +231,7 @@ impl Plain {
                     *byte = b'.';
                     self.is_path = true;
                 }
-                // One is for a port; a path may have more.
+                // An authority has one colon, for the port; a path may have more.
                 b':' if self.is_path => *byte = b'.',
                 _ => {}
             }

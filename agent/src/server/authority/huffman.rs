@@ -1,17 +1,17 @@
-//! `:authority` in HPACK's Huffman code (RFC 7541, appendix B), mended in place.
+//! Mends `:authority` in HPACK's Huffman code (RFC 7541, appendix B), in place.
 //!
-//! Some bytes that an authority cannot have differ in one bit from others of the same length that it
-//! can: ` ` and `%` become `-` and `.`, `/` and `:` become `3` and `B`.
+//! The codes of the bytes that an authority must not have differ in one bit from codes of the same length
+//! that it may have: ` ` and `%` become `-` and `.`, `/` and `:` become `3` and `B`.
 
-/// `:authority`.
+/// The Huffman code of `:authority`.
 pub(super) const NAME: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 
-/// How many bytes have a code of 1, 2, … 15 bits. Longer ones are of control characters, backslash and
-/// what is not ASCII.
+/// How many bytes have a code of 1, 2, … 15 bits. Longer codes are those of control characters, backslash and
+/// non-ASCII bytes.
 const CODES: [u16; 15] = [0, 0, 0, 0, 10, 26, 32, 6, 0, 5, 3, 2, 6, 2, 3];
 
-/// For each length, the first number that is no code but the beginning of longer ones: the codes of one
-/// length follow one another, and those of the next length follow them.
+/// For each length, the first number that is not a code but the beginning of longer codes. The codes of one
+/// length are consecutive, and those of the next length follow them.
 const LIMITS: [u16; 15] = {
     let mut limits = [0; 15];
     let (mut length, mut limit) = (0, 0);
@@ -27,14 +27,14 @@ const SPACE_OR_PERCENT: (u8, u16) = (5, 0b01010);
 const SLASH: (u8, u16) = (6, 0b01_1000);
 const COLON: (u8, u16) = (7, 0b101_1100);
 
-/// Where in the value the client is.
+/// How far the client is in the value.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Authority {
     /// The bits of a code that has begun, and their number.
     code: u16,
     length: u8,
     is_path: bool,
-    /// Nothing that could be mended.
+    /// The rest of the value cannot be mended.
     is_foreign: bool,
 }
 
@@ -50,7 +50,7 @@ impl Authority {
         }
     }
 
-    /// The bit is decided on when it comes: the byte may be the last that is there to be mended.
+    /// Decides on each bit as it comes, since the byte may be the last one at hand.
     fn bit(&mut self, byte: &mut u8, mask: u8) {
         self.code = self.code << 1 | u16::from(*byte & mask != 0);
         self.length += 1;

@@ -9,12 +9,12 @@ use super::*;
 
 mod client;
 
-/// What C core, Java, and a browser call their servers.
+/// What C core, Java and a browser send as `:authority`.
 const C_CORE: &[u8] = b"run%2Fflow-agent%2Ffl%20ow:1:2.sock";
 const JAVA: &[u8] = b"/run/flow-agent/fl ow:1:2.sock";
 const HOST: &[u8] = b"[::1]:50051";
 
-/// In one piece.
+/// Passes the bytes through the filter in one piece.
 fn filtered(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     Filter::default().pass(&mut bytes);
@@ -33,7 +33,7 @@ fn filtered_in_pieces(bytes: &[u8], cuts: &[Index]) -> Vec<u8> {
     bytes
 }
 
-/// Of one block without padding: names and values.
+/// The names and values in one block without padding.
 fn decoded(block: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut fields = Vec::new();
     let decoder = &mut Decoder::default();
@@ -91,7 +91,7 @@ fn other_fields_keep_what_an_authority_cannot_have() {
     }
 }
 
-/// The connection's preface is cut with the rest.
+/// The connection's preface may be cut, too.
 #[test]
 fn a_block_may_be_cut_anywhere_and_wrapped_in_anything() {
     let wrapped = |block: &[u8]| {
@@ -177,7 +177,7 @@ fn after_a_breach_of_the_rules_everything_passes_untouched() {
     }
 }
 
-/// Else the rest of the field would be looked for in the next block.
+/// Otherwise the filter would look for the rest of the field in the next block.
 #[test]
 fn a_block_that_ends_within_a_field_is_a_breach() {
     let sent = [
@@ -199,16 +199,16 @@ fn a_long_value_ends_where_its_length_says() {
     }
 }
 
-/// RFC 7541 section 6: what is taken for another form ends elsewhere.
+/// RFC 7541 section 6. A field that is mistaken for another form would end elsewhere.
 #[test]
 fn the_forms_of_a_field_are_told_apart_by_its_first_bits() {
     let forms: [&[u8]; 6] = [
         // A whole field by index.
         &[0x82],
-        // Another size of the table: 1, and 4096.
+        // A change of the table's size: to 1, and to 4096.
         &[0x21],
         &[0x3f, 0xe1, 0x1f],
-        // A name by an index of more than four bits, to be put into the table, not to be, and never.
+        // A name by an index of more than four bits: to be indexed, not to be, and never to be.
         &[0x50, 1, b'x'],
         &[0x0f, 0x01, 1, b'x'],
         &[0x1f, 0x01, 1, b'x'],
@@ -221,7 +221,7 @@ fn the_forms_of_a_field_are_told_apart_by_its_first_bits() {
     }
 }
 
-/// A client may announce what it likes and repeat what it likes: there is nothing to fill.
+/// Whatever a client announces and repeats, there is no buffer that it could fill.
 #[test]
 fn the_filter_keeps_some_bytes_whatever_comes() {
     const { assert!(size_of::<Filter>() <= 64) };
@@ -238,7 +238,7 @@ fn the_filter_keeps_some_bytes_whatever_comes() {
     assert!(last.ends_with(b"."), "the value goes on");
 }
 
-/// The fields as h2 shall see them.
+/// The fields as h2 must see them.
 fn expected(sent: &Sent) -> Vec<(Vec<u8>, Vec<u8>)> {
     let fields = sent.fields.iter();
     let expected = fields.map(|(name, value, flags)| {
@@ -268,8 +268,8 @@ fn mend(value: &[u8], flags: u8) -> Vec<u8> {
 }
 
 proptest! {
-    /// Held against a decoder that keeps the client's table over all requests: what was sent by a
-    /// number of the table is mended too.
+    /// Checked with a decoder that keeps the client's table over all requests, so values that are sent by
+    /// their index must be mended too.
     #[test]
     fn what_clients_send_comes_out_with_another_authority_alone(
         requests in prop_oneof![vec(sent(0), 1..5), vec(sent(HUFFMAN), 1..5)],
@@ -282,7 +282,7 @@ proptest! {
         let out = filtered_in_pieces(&whole, &cuts);
         prop_assert_eq!(&out, &filtered(&whole));
 
-        // Blocks of the same lengths in the same frames.
+        // The blocks have the same lengths, in the same frames.
         let mut rest = &out[PREFACE.len()..];
         for (sent, block) in requests.iter().zip(&blocks) {
             let frames = sent.frames(block);
@@ -318,7 +318,7 @@ proptest! {
         }
     }
 
-    /// Held against what h2 asks.
+    /// Checked with the rule that h2 applies.
     #[test]
     fn any_path_is_an_authority_afterwards(path in "/[a-zA-Z0-9._~:/ -]{0,90}") {
         let mut percent_encoded = String::new();
