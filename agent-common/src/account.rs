@@ -79,8 +79,8 @@ reasons! {
     /// Belongs to a flow that sampling leaves out.
     SampledOut = "sampled_out",
 
-    /// Seen on an interface that the agent does not watch. Its program can run there all the same: the
-    /// kernel put it on a lower device, or the interface took it along into another network namespace.
+    /// Seen on an interface that the agent does not watch. A program of the agent can run there all the
+    /// same: the kernel put it on a lower device, or the interface took it to another network namespace.
     UnknownInterface = "unknown_interface",
     /// ARP and RARP.
     Arp = "arp",

@@ -6,7 +6,7 @@
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageFill {
-    /// Flows inserted into the page, short of those that each CPU still counts privately.
+    /// Flows inserted into the page, without those that CPUs still count privately.
     pub inserted: u64,
     /// Non-zero once userspace was told that the page passed its mark.
     pub told: u64,

@@ -23,7 +23,7 @@ impl Interface {
 }
 
 /// How to get from a program's context to the network namespace of the packet's interface: offsets in bytes
-/// from the running kernel's BTF. All are 0 if the BTF lacks one of them.
+/// from the running kernel's BTF. All are 0 if they could not be found.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLayout {

@@ -10,8 +10,8 @@ use crate::{
     wire_size::FRAGMENT_HEADER_LEN,
 };
 
-/// Offsets and GSO bits of the running kernel that `__sk_buff` does not show. They come from its BTF; all are
-/// 0 if the BTF lacks one of them.
+/// Offsets and GSO bits of the running kernel that `__sk_buff` does not show. They come from its BTF. All are
+/// 0 if they could not be found.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SkbLayout {

@@ -1,6 +1,6 @@
 //! Frames with their expected meaning, for every test of the parser.
 //!
-//! [`read`] turns the files into entries, and [`write`] turns an entry into text again. [`peer`] is the
+//! [`read`] turns the files into entries, and [`mod@write`] turns an entry into text again. [`peer`] is the
 //! second parser, [`check`] compares ours with it, and [`mutation`] makes more frames from those in the
 //! files.
 
