@@ -133,7 +133,7 @@ fn install_go(apt: Option<&Apt>) -> Result<()> {
             apt.install(&["golang-go"], "it compiles grpcurl")
         }
         _ => bail!(
-            "it is compiled by Go 1.{GO_MINOR} or later; the PATH has {}, apt has {}",
+            "compiling it needs Go 1.{GO_MINOR} or later; the PATH has {}, apt has {}",
             found.as_deref().unwrap_or("none"),
             upstream.unwrap_or("none")
         ),

@@ -134,7 +134,7 @@ impl Fuzzer {
         }
         let name = self.target.name();
         let hint = format!(
-            "{name} found a frame: it stands above and in {}",
+            "{name} found a frame: it is printed above and kept in {}",
             folder.display()
         );
         if verbose {

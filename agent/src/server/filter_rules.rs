@@ -75,7 +75,7 @@ pub(super) fn may_see_rules(peer: &Peer, doors: &Doors) -> Result<(), Status> {
     }
     doors.refuse(Refusal::Caller, peer);
     Err(Status::permission_denied(
-        "the filter rules are a matter of the agent's Unix socket: connect to that",
+        "filter rules can be seen and changed on the agent's Unix socket only: connect to that",
     ))
 }
 

@@ -119,7 +119,7 @@ impl<'a> Run<'a> {
         }
         let ended = match status {
             Some(status) => format!("ended with {status}"),
-            None => "was not at its end when the guest was".to_owned(),
+            None => "had not ended when the guest did".to_owned(),
         };
         if let Some(total) = self.total {
             count.add_result(total);

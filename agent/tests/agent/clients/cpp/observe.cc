@@ -1,5 +1,5 @@
-// What an agent streams, through gRPC for C++: the target and a name for the consumer come in, each
-// batch goes out as a line of JSON.
+// Observes an agent with gRPC for C++, and prints each batch as a line of JSON. The arguments are the target
+// and a name for the consumer.
 
 #include <iostream>
 

@@ -1,5 +1,5 @@
-"""What an agent streams, through grpcio: the target, a name for the consumer and protoc's descriptors
-come in, each batch goes out as a line of JSON."""
+"""Observes an agent with grpcio, and prints each batch as a line of JSON. The arguments are the target, a name
+for the consumer, and protoc's descriptors."""
 
 import sys
 
