@@ -1,20 +1,26 @@
 //! The live path: the agent's programs in a real kernel on real packets, in namespaces of their own.
 //!
-//! The arms of a bench are measured by turns ([`rounds`]), so that a machine whose speed swings slows
-//! them all alike. Each measurement is a [`result::Row`]; a [`result::Run`] has all of
-//! them with the [`host`] and goes into a file. [`overhead`], [`sweep`], [`newflows`], [`filters`], [`pages`],
-//! [`ladder`], [`http`] and [`compare`] are benches; [`wire`] and [`program`]
-//! are what they put on a hook, [`affinity`] on which CPU, [`cost`] what a process and its programs cost, [`difference`] what
-//! one arm has over another.
+//! A live bench is a [`bench::Bench`], which [`rounds::run`] plays: each of its arms is measured once a round at a
+//! station of its own. [`overhead`], [`filters`], [`pages`] and [`table`] ask what a packet costs ([`flooded`]),
+//! [`ladder`] and [`compare`] what an agent costs at a steady rate; [`sweep`], [`newflows`] and [`http`] are
+//! experiments of their own.
+//!
+//! Stations are made of a [`wire`] or a [`sender`], a [`program`] on its hook, and [`cost`] and [`fdinfo`], which tell
+//! what processes and programs take. A [`result::Run`] has all that was measured and goes into a file, from which
+//! [`report`] and [`diff`] read it.
 
 pub mod affinity;
+pub mod bench;
 pub mod compare;
 pub mod cost;
 pub mod diff;
 pub mod difference;
+pub mod fdinfo;
 pub mod filters;
+pub mod flooded;
 pub mod host;
 pub mod http;
+pub mod interrupt;
 pub mod ladder;
 pub mod newflows;
 pub mod overhead;
@@ -25,6 +31,8 @@ pub mod reference;
 pub mod report;
 pub mod result;
 pub mod rounds;
+pub mod sender;
+pub mod status;
 pub mod sweep;
 pub mod table;
 pub mod wire;

@@ -1,12 +1,11 @@
-//! The prototype of a flow table of our own, beside the kernel's hash map: a size comes in, programs
-//! on a hook that count into either go out. See `docs/table-of-our-own.md`.
+//! The prototype of a flow table of our own, beside the kernel's hash map, and the programs that count into
+//! either. See `docs/table-of-our-own.md`.
 
 mod slots;
 
 use std::{
-    fs,
     hash::{BuildHasher as _, RandomState},
-    os::fd::{AsFd as _, AsRawFd as _},
+    os::fd::AsFd as _,
 };
 
 use agent_common::Pair;
@@ -14,9 +13,13 @@ use anyhow::{Context as _, Result, bail};
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Map, MapData, PerCpuArray},
-    programs::{SchedClassifier, TcAttachType},
 };
 use lab::Host;
+
+use crate::live::{
+    fdinfo,
+    program::{self, Hook},
+};
 
 pub use self::slots::Slots;
 
@@ -28,9 +31,9 @@ const WINDOW_SLOTS: u32 = 8;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// Of the hash map, in flows.
+    /// The hash map's size.
     pub hash_map_flows: u32,
-    /// Of our own table: where a window may start.
+    /// The size of our own table: in how many places a window may start.
     pub window_starts: u32,
     /// How many windows a flow may be in, 1 to 3.
     pub windows: u32,
@@ -59,19 +62,7 @@ impl TablePrograms {
 
     /// Hangs `empty`, `parsed`, `hash_map` or `own` on the interface's TC ingress; returns its id.
     pub fn attach(&mut self, which: &str, host: &Host) -> Result<u32> {
-        let program: &mut SchedClassifier = self
-            .ebpf
-            .program_mut(which)
-            .with_context(|| format!("the object has no program {which}"))?
-            .try_into()?;
-        let attach = || -> Result<u32> {
-            program.load()?;
-            program.attach(&host.interface, TcAttachType::Ingress)?;
-            Ok(program.info()?.id())
-        };
-        host.namespace
-            .enter(attach)
-            .with_context(|| format!("attach {which} to {}", host.interface))
+        program::attach(&mut self.ebpf, which, host, Hook::Tc)
     }
 
     /// Our own table, in this process's memory.
@@ -96,8 +87,8 @@ impl TablePrograms {
     /// Kernel memory of the hash map and of our own table, as the kernel charges it.
     pub fn memory_bytes(&self) -> Result<[u64; 2]> {
         Ok([
-            charged_bytes(self.map("BARE")?)?,
-            charged_bytes(self.map("SLOTS")?)?,
+            fdinfo::memory_bytes(self.map("BARE")?.fd().as_fd())?,
+            fdinfo::memory_bytes(self.map("SLOTS")?.fd().as_fd())?,
         ])
     }
 
@@ -109,15 +100,7 @@ impl TablePrograms {
     }
 }
 
-fn charged_bytes(map: &MapData) -> Result<u64> {
-    let path = format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd());
-    let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-    text.lines()
-        .find_map(|line| line.strip_prefix("memlock:")?.trim().parse().ok())
-        .with_context(|| format!("{path} has memlock"))
-}
-
-/// From the keys that the standard library takes from the kernel for its own hash maps.
+/// Derived from the keys that the standard library takes from the kernel for its own hash maps.
 fn random_seed() -> [u64; 15] {
     let random = RandomState::new();
     std::array::from_fn(|index| random.hash_one(index))

@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use benches::live::cost::{process_tree, program_ids};
+use benches::live::{
+    cost::{process_tree, program_ids},
+    fdinfo,
+};
 use lab::{Process, privilege::is_root_or_skip};
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -88,6 +91,6 @@ fn namespaces_of(pid: u32) -> Vec<PathBuf> {
 
 fn programs_of(tree: &std::collections::BTreeSet<u32>) -> std::collections::BTreeSet<u32> {
     tree.iter()
-        .flat_map(|&pid| benches::live::cost::held_program_ids(pid).unwrap_or_default())
+        .flat_map(|&pid| fdinfo::program_ids(pid).unwrap_or_default())
         .collect()
 }

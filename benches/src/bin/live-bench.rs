@@ -1,4 +1,4 @@
-//! The live benches: arguments come in, progress goes to stderr, results to a file and to stdout.
+//! The live benches on the command line. Progress goes to stderr, results go to a file and to stdout.
 
 #![expect(clippy::print_stdout, reason = "figures are what this program is for")]
 
@@ -10,8 +10,22 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use benches::live::{
-    compare, diff, difference::Difference, filters, http, ladder, newflows, overhead, pages,
-    report, result::Run, rounds::Interrupt, sweep, table,
+    bench::Setup,
+    compare::Compare,
+    diff,
+    difference::Difference,
+    filters::Filters,
+    http::{self, Http},
+    interrupt::Interrupt,
+    ladder::Ladder,
+    newflows::NewFlows,
+    overhead::Overhead,
+    pages::Pages,
+    report,
+    result::Run,
+    rounds,
+    sweep::Sweep,
+    table::Table,
 };
 use clap::{Parser, Subcommand};
 
@@ -39,7 +53,7 @@ struct Cli {
     #[arg(long, global = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
 
-    /// Of each measurement that is taken over a time, which those of `overhead` and `table` are not
+    /// How long each measurement of `sweep`, `ladder`, `http` and `compare` takes; the others send a number of packets
     /// [default: 5s, sweep 2s, http 7s, and 30s where the agent is stopped; with --quick 2s]
     #[arg(long, global = true, value_name = "TIME", value_parser = humantime::parse_duration)]
     duration: Option<Duration>,
@@ -53,65 +67,61 @@ struct Cli {
     json: bool,
 }
 
-impl Cli {
-    fn window(&self, usual: Duration) -> Duration {
-        let quick = Duration::from_secs(2);
-        self.duration
-            .unwrap_or(if self.quick { quick } else { usual })
-    }
-}
-
 #[derive(Subcommand)]
 enum Bench {
     /// Nanoseconds, allocations and memory of a flow behind the hook
     Userspace,
     /// Nanoseconds a packet of our programs, packets a second, TCP throughput
-    Overhead {
-        /// Only these sections
-        #[arg(value_enum)]
-        sections: Vec<overhead::Section>,
-    },
+    Overhead(Overhead),
     /// CPU, memory and loss from one flow to a million, beside a packet capture
-    Sweep {
-        /// Only these sections
-        #[arg(value_enum)]
-        sections: Vec<sweep::Section>,
-    },
+    Sweep(Sweep),
     /// What filter rules cost a packet: none, 1, 100 and 1,000 networks
-    Filters,
+    Filters(Filters),
     /// New flows a second until the table loses one, with and without early scans; a round takes
     /// some minutes
-    Newflows,
+    #[command(name = "newflows")]
+    NewFlows(NewFlows),
     /// CPU and memory of each thing that the agent is asked to do
-    Ladder,
+    Ladder(Ladder),
     /// Latency of HTTP requests with and without the agent, and with one that gets no CPU
-    Http {
-        /// Instead of 10,000, or what the machine holds
-        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-        requests_per_second: Option<u32>,
-    },
+    Http(Http),
     /// Another agent beside ours: CPU and memory of its processes, its programs, the traffic
-    Compare {
-        /// What its rows are called
-        #[arg(long, default_value = "other")]
-        name: String,
-        /// How long it takes to come up
-        #[arg(long, default_value = "3s", value_parser = humantime::parse_duration)]
-        settle: Duration,
-        /// Its command; `{interface}` becomes the name of the interface that it shall watch
-        #[arg(last = true, required = true)]
-        command: Vec<String>,
-    },
+    Compare(Compare),
     /// A flow table of our own against the kernel's hash map: a prototype
-    Table,
+    Table(Table),
     /// What the table's pages are made of: memory in advance or a flow at a time, one for all CPUs or
     /// one for each
-    Pages,
+    Pages(Pages),
     /// Make the pages and plots from the result files
     #[command(hide = true)]
     Report,
     #[command(flatten)]
     HttpPart(http::Part),
+}
+
+impl Bench {
+    /// Others send a number of packets.
+    fn measures_over_a_time(&self) -> bool {
+        matches!(
+            self,
+            Self::Sweep(_) | Self::Ladder(_) | Self::Http(_) | Self::Compare(_)
+        )
+    }
+
+    fn run(&self, setup: &Setup) -> Result<Run> {
+        match self {
+            Self::Overhead(bench) => rounds::run(bench, setup),
+            Self::Sweep(bench) => rounds::run(bench, setup),
+            Self::Filters(bench) => rounds::run(bench, setup),
+            Self::NewFlows(bench) => rounds::run(bench, setup),
+            Self::Ladder(bench) => rounds::run(bench, setup),
+            Self::Http(bench) => rounds::run(bench, setup),
+            Self::Compare(bench) => rounds::run(bench, setup),
+            Self::Table(bench) => rounds::run(bench, setup),
+            Self::Pages(bench) => rounds::run(bench, setup),
+            Self::Userspace | Self::Report | Self::HttpPart(_) => bail!("this is no live bench"),
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -125,11 +135,6 @@ fn main() -> ExitCode {
 }
 
 fn bench(cli: &Cli) -> Result<()> {
-    let counts_packets = matches!(cli.bench, Some(Bench::Overhead { .. } | Bench::Table));
-    ensure!(
-        cli.duration.is_none() || !counts_packets,
-        "--duration: this bench sends a number of packets and not for a time; --rounds makes it longer"
-    );
     if let Some([before, after]) = cli.diff.as_deref() {
         print!("{}", diff::text(&Run::load(before)?, &Run::load(after)?)?);
         return Ok(());
@@ -142,21 +147,21 @@ fn bench(cli: &Cli) -> Result<()> {
             Ok(())
         }
         Some(Bench::HttpPart(part)) => part.play(),
-        Some(bench) => live(cli, &[bench]),
+        Some(bench) => {
+            ensure!(
+                cli.duration.is_none() || bench.measures_over_a_time(),
+                "--duration: this bench sends a number of packets and not for a time; --rounds makes it longer"
+            );
+            live(cli, &[bench])
+        }
         None => live(
             cli,
             &[
                 &Bench::Userspace,
-                &Bench::Overhead {
-                    sections: Vec::new(),
-                },
-                &Bench::Sweep {
-                    sections: Vec::new(),
-                },
-                &Bench::Ladder,
-                &Bench::Http {
-                    requests_per_second: None,
-                },
+                &Bench::Overhead(Overhead::default()),
+                &Bench::Sweep(Sweep::default()),
+                &Bench::Ladder(Ladder),
+                &Bench::Http(Http::default()),
             ],
         ),
     }
@@ -171,15 +176,21 @@ fn live(cli: &Cli, benches: &[&Bench]) -> Result<()> {
         .agent
         .canonicalize()
         .with_context(|| format!("find the agent {}", cli.agent.display()))?;
-    let interrupt = Interrupt::install()?;
+    let setup = Setup {
+        agent,
+        is_quick: cli.quick,
+        rounds: cli.rounds,
+        duration: cli.duration,
+        interrupt: Interrupt::install()?,
+    };
     for bench in benches {
         if matches!(bench, Bench::Userspace) {
-            interrupt.check()?;
+            setup.interrupt.check()?;
             userspace(cli)?;
             continue;
         }
-        let mut run = one(cli, bench, &agent, &interrupt)?;
-        run.agent_version = version_of(&agent)?;
+        let mut run = bench.run(&setup)?;
+        run.agent_version = version_of(&setup.agent)?;
         let path = run.save(&cli.results)?;
         print(&run);
         println!("written to {}", path.display());
@@ -191,7 +202,7 @@ fn live(cli: &Cli, benches: &[&Bench]) -> Result<()> {
     Ok(())
 }
 
-/// By a program of its own, whose allocator counts.
+/// A program of its own measures this one, since its allocator counts.
 fn userspace(cli: &Cli) -> Result<()> {
     let program = std::env::current_exe()
         .context("find this program")?
@@ -224,107 +235,11 @@ fn version_of(agent: &Path) -> Result<String> {
     Ok(version.context("the agent says no version")?.to_owned())
 }
 
-fn one(cli: &Cli, bench: &Bench, agent: &Path, interrupt: &Interrupt) -> Result<Run> {
-    let rounds = cli.rounds.unwrap_or(if cli.quick {
-        3
-    } else if matches!(bench, Bench::Http { .. }) {
-        // Fewer do not give an interval that covers 95 %.
-        6
-    } else {
-        5
-    });
-    let quick = cli.quick;
-    let window = cli.window(Duration::from_secs(5));
-    match bench {
-        Bench::Overhead { sections } => {
-            let settings = overhead::Settings {
-                agent,
-                rounds,
-                quick,
-                sections,
-            };
-            overhead::run(&settings, interrupt)
-        }
-        Bench::Sweep { sections } => {
-            let settings = sweep::Settings {
-                agent,
-                rounds,
-                quick,
-                window: cli.window(Duration::from_secs(2)),
-                sections,
-            };
-            sweep::run(&settings, interrupt)
-        }
-        Bench::Filters => filters::run(
-            &filters::Settings {
-                agent,
-                rounds,
-                quick,
-            },
-            interrupt,
-        ),
-        Bench::Newflows => newflows::run(
-            &newflows::Settings {
-                agent,
-                rounds: cli.rounds.unwrap_or(1),
-                quick,
-            },
-            interrupt,
-        ),
-        Bench::Ladder => {
-            let settings = ladder::Settings {
-                agent,
-                rounds,
-                quick,
-                window,
-            };
-            ladder::run(&settings, interrupt)
-        }
-        Bench::Http {
-            requests_per_second,
-        } => {
-            let settings = http::Settings {
-                agent,
-                rounds,
-                quick,
-                window: cli.window(Duration::from_secs(7)),
-                stopped_window: cli.window(Duration::from_secs(30)),
-                requests_per_second: *requests_per_second,
-            };
-            http::run(&settings, interrupt)
-        }
-        Bench::Compare {
-            name,
-            settle,
-            command,
-        } => {
-            let settings = compare::Settings {
-                agent,
-                rounds,
-                quick,
-                window,
-                name,
-                settle: *settle,
-                command,
-            };
-            compare::run(&settings, interrupt)
-        }
-        Bench::Table => table::run(rounds, quick, interrupt),
-        Bench::Pages => pages::run(rounds, quick, interrupt),
-        Bench::Userspace | Bench::Report | Bench::HttpPart(_) => bail!("this is no live bench"),
-    }
-}
-
 fn print(run: &Run) {
     let mut scenario = None;
     for row in &run.rows {
         if scenario != Some(&row.scenario) {
-            let words: Vec<String> = row
-                .scenario
-                .iter()
-                .map(|(name, value)| format!("{name} {value}"))
-                .collect();
-            println!("\n{}", words.join(", "));
+            println!("\n{}", rounds::text(&row.scenario));
             scenario = Some(&row.scenario);
         }
         if let Some(figure) = row.figure() {

@@ -40,7 +40,7 @@ impl Drop for Hurry {
 }
 
 /// All threads of the process, and those that they will start, run on any CPU but this.
-pub fn keep_off(pid: u32, cpu: usize) -> Result<()> {
+fn keep_off(pid: u32, cpu: usize) -> Result<()> {
     let mut others = CpuSet::new();
     for other in (0..cpus()).filter(|&other| other != cpu) {
         others.set(other);
@@ -59,6 +59,17 @@ pub fn keep_off(pid: u32, cpu: usize) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The CPU that sends: the last one, where there are two, since the first ones take interrupts.
+pub fn sender_cpu() -> Option<usize> {
+    let cpus = cpus();
+    (cpus > 1).then(|| cpus - 1)
+}
+
+/// Keeps the process from the CPU that sends.
+pub fn keep_off_sender(pid: u32) -> Result<()> {
+    sender_cpu().map_or(Ok(()), |cpu| keep_off(pid, cpu))
 }
 
 pub fn cpus() -> usize {

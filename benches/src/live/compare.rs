@@ -1,49 +1,132 @@
-//! Another agent beside ours: a command comes in; what its processes, its programs and the traffic
-//! cost goes out, by turns with ours and with nothing.
+//! Another agent beside ours, and nothing: what the processes, the programs and the traffic cost.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    os::unix::process::CommandExt as _,
-    path::Path,
-    process::Stdio,
-    time::Duration,
+    collections::BTreeSet, os::unix::process::CommandExt as _, process::Stdio, time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use lab::{Process, Variety};
+use lab::{Host, Process};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::{
     affinity,
-    cost::{
-        CpuMeter, cpu_percent, held_program_ids, map_memory_bytes, process_tree, program_ids,
-        programs_during,
-    },
+    bench::{Bench, Group, Labels, Lifetime, Measures, Plan, Setup, Station, notes, station},
+    cost::{CpuMeter, process_tree, program_ids, programs_during},
+    fdinfo::{self, map_memory_bytes},
     program::Agent,
-    reference,
-    result::Run,
-    rounds::{Interrupt, Progress, order},
-    wire::{Wire, sender_cpu},
+    wire::{Flood, Passage, Steady, Wire},
 };
 use crate::resident::Resident;
 
-pub struct Settings<'a> {
-    pub agent: &'a Path,
-    pub rounds: u32,
-    pub quick: bool,
-    /// Of each measurement.
-    pub window: Duration,
-    pub name: &'a str,
-    pub settle: Duration,
-    /// `{interface}` in it stands for the interface's name.
-    pub command: &'a [String],
+#[derive(clap::Args)]
+pub struct Compare {
+    /// What its rows are called
+    #[arg(long, default_value = "other")]
+    name: String,
+    /// How long it takes to come up
+    #[arg(long, default_value = "3s", value_parser = humantime::parse_duration)]
+    settle: Duration,
+    /// Its command; `{interface}` becomes the name of the interface that it shall watch
+    #[arg(last = true, required = true)]
+    command: Vec<String>,
 }
 
-const FLOWS: u32 = 10_000;
-const PACKETS_PER_SECOND: u32 = 50_000;
-const FRAME_LEN_BYTES: usize = 512;
-const FLOOD_PACKETS: u32 = 500_000;
 const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Bench for Compare {
+    const NAME: &'static str = "compare";
+
+    type Load = Steady;
+
+    fn plan(&self, _: &Setup) -> Result<Plan<Steady>> {
+        ensure!(
+            !["nothing", "agent", "reference"].contains(&self.name.as_str()),
+            "--name {} is the name of another arm",
+            self.name
+        );
+        let arms = ["nothing", "agent", &self.name];
+        let mut notes = notes(&NOTES);
+        let command = self.command.join(" ");
+        notes.insert(0, format!("{} is `{command}`.", self.name));
+        Ok(Plan {
+            groups: vec![Group::new(Lifetime::Rounds, arms, &Steady::USUAL)],
+            notes,
+        })
+    }
+
+    fn labels(load: &Steady) -> Labels {
+        load.labels()
+    }
+
+    fn station(&self, arm: &str, &load: &Steady, setup: &Setup) -> Result<Box<dyn Station>> {
+        let wire = Wire::new()?;
+        let host = &wire.lab.agent;
+        let before = program_ids()?;
+        let mut contender = match arm {
+            "nothing" => Contender::Nothing,
+            "agent" => {
+                let agent = Agent::start(host, &["--scan-interval", "1s"], setup)?;
+                Contender::Ours(Box::new(agent))
+            }
+            _ => self.other(host, setup)?,
+        };
+        let mut programs = BTreeSet::new();
+        if let Contender::Other(_) = contender {
+            programs.extend(program_ids()?.difference(&before));
+        }
+        for pid in contender.processes()? {
+            programs.extend(fdinfo::program_ids(pid)?);
+            affinity::keep_off_sender(pid)?;
+        }
+        let window = setup.window(Duration::from_secs(5));
+        Ok(station(move |setup| {
+            let pace = || wire.pace(load, window, &setup.interrupt);
+            let mut measures = contender.measure(&programs, pace)?;
+            let flood = wire.flood(
+                Flood {
+                    frame_len_bytes: load.frame_len_bytes,
+                    flows: load.flows,
+                    packets: 500_000,
+                },
+                &setup.interrupt,
+            )?;
+            measures.push(("packets_per_second", flood.packets_per_second()));
+            Ok(measures)
+        }))
+    }
+}
+
+const NOTES: [&str; 2] = [
+    "CPU is in percent of one core, of the command and all processes that it started; what a \
+     process took that ended within a measurement is not in it.",
+    "Programs are those that the processes hold by descriptor and those that appeared in the \
+     kernel while the command came up; kernel memory is that of maps held by descriptor.",
+];
+
+impl Compare {
+    /// Returns when it has had its time to come up.
+    fn other(&self, host: &Host, setup: &Setup) -> Result<Contender> {
+        let mut words = self
+            .command
+            .iter()
+            .map(|word| word.replace("{interface}", &host.interface));
+        let program = words.next().context("the command is empty")?;
+        let mut command = host.command(program);
+        command
+            .args(words)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .process_group(0);
+        let mut other = Contender::Other(Process::spawn(&mut command)?);
+        setup.interrupt.sleep(self.settle)?;
+        if let Contender::Other(process) = &mut other
+            && let Some(status) = process.exited()?
+        {
+            bail!("{} ended with {status}", self.name);
+        }
+        Ok(other)
+    }
+}
 
 /// Who watches a wire.
 enum Contender {
@@ -52,180 +135,54 @@ enum Contender {
     Other(Process),
 }
 
-struct Arm<'a> {
-    name: &'a str,
-    contender: Contender,
-    programs: BTreeSet<u32>,
-    wire: Wire,
-}
-
-pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
-    ensure!(
-        !["nothing", "agent", "reference"].contains(&settings.name),
-        "--name {} is the name of another arm",
-        settings.name
-    );
-    let mut run = Run::new("compare", settings.quick, settings.rounds)?;
-    let labels = BTreeMap::from([
-        ("flows".to_owned(), FLOWS.to_string()),
-        (
-            "packets_per_second".to_owned(),
-            PACKETS_PER_SECOND.to_string(),
-        ),
-        ("frame_bytes".to_owned(), FRAME_LEN_BYTES.to_string()),
-    ]);
-    let mut arms = [
-        Arm::new("nothing", |_| Ok(Contender::Nothing), interrupt, settings)?,
-        Arm::new(
-            "agent",
-            |wire| {
-                let settings_of_ours = ["--scan-interval", "1s"];
-                let host = &wire.lab.agent;
-                let agent = Agent::start(host, settings.agent, &settings_of_ours, interrupt)?;
-                Ok(Contender::Ours(Box::new(agent)))
-            },
-            interrupt,
-            settings,
-        )?,
-        Arm::new(
-            settings.name,
-            |wire| other(wire, settings),
-            interrupt,
-            settings,
-        )?,
-    ];
-    let mut progress = Progress::new(settings.rounds as usize * arms.len());
-    for round in 0..settings.rounds {
-        run.add(&labels, "reference", "step_ns", reference::step_ns());
-        for index in order(arms.len(), round) {
-            let arm = &mut arms[index];
-            progress.step(&format!("round {}: {}", round + 1, arm.name));
-            let measured = arm.measure(settings.window, interrupt);
-            for (measure, value) in measured.with_context(|| format!("measure {}", arm.name))? {
-                run.add(&labels, arm.name, measure, value);
-            }
-        }
-    }
-    let command = settings.command.join(" ");
-    run.notes.extend([
-        format!("{} is `{command}`.", settings.name),
-        "CPU is in percent of one core, of the command and all processes that it started; what a \
-         process took that ended within a measurement is not in it."
-            .to_owned(),
-        "Programs are those that the processes hold by descriptor and those that appeared in the \
-         kernel while the command came up; kernel memory is that of maps held by descriptor."
-            .to_owned(),
-    ]);
-    Ok(run)
-}
-
-fn other(wire: &Wire, settings: &Settings) -> Result<Contender> {
-    let interface = &wire.lab.agent.interface;
-    let mut words = settings
-        .command
-        .iter()
-        .map(|word| word.replace("{interface}", interface));
-    let program = words.next().context("the command is empty")?;
-    let mut command = wire.lab.agent.command(program);
-    command
-        .args(words)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .process_group(0);
-    Ok(Contender::Other(Process::spawn(&mut command)?))
-}
-
-impl<'a> Arm<'a> {
-    fn new(
-        name: &'a str,
-        start: impl FnOnce(&Wire) -> Result<Contender>,
-        interrupt: &Interrupt,
-        settings: &Settings,
-    ) -> Result<Self> {
-        let wire = Wire::new()?;
-        let before = program_ids()?;
-        let mut contender = start(&wire)?;
-        let mut programs = BTreeSet::new();
-        if let Contender::Other(process) = &mut contender {
-            interrupt.sleep(settings.settle)?;
-            if let Some(status) = process.exited()? {
-                bail!("{name} ended with {status}");
-            }
-            programs.extend(program_ids()?.difference(&before));
-        }
-        let mut arm = Self {
-            name,
-            contender,
-            programs,
-            wire,
-        };
-        for pid in arm.processes()? {
-            arm.programs.extend(held_program_ids(pid)?);
-            if let Some(cpu) = sender_cpu() {
-                affinity::keep_off(pid, cpu)?;
-            }
-        }
-        Ok(arm)
-    }
-
+impl Contender {
     fn processes(&mut self) -> Result<BTreeSet<u32>> {
-        match &mut self.contender {
-            Contender::Nothing => Ok(BTreeSet::new()),
-            Contender::Ours(agent) => process_tree(agent.pid()),
-            Contender::Other(process) => process_tree(process.child().id()),
+        match self {
+            Self::Nothing => Ok(BTreeSet::new()),
+            Self::Ours(agent) => process_tree(agent.pid()),
+            Self::Other(process) => process_tree(process.child().id()),
         }
     }
 
     fn measure(
         &mut self,
-        window: Duration,
-        interrupt: &Interrupt,
-    ) -> Result<Vec<(&'static str, f64)>> {
-        let frame = self.wire.frame(FRAME_LEN_BYTES)?;
-        let variety = Variety::Sources(FLOWS);
-        let mut figures = Vec::new();
-        let pace = |wire: &Wire| wire.pace(&frame, variety, PACKETS_PER_SECOND, window, interrupt);
-
+        programs: &BTreeSet<u32>,
+        pace: impl Fn() -> Result<Passage>,
+    ) -> Result<Measures> {
+        let mut measures = Measures::new();
         let meter = CpuMeter::start(self.processes()?)?;
-        pace(&self.wire)?;
+        pace()?;
         let pids = self.processes()?;
         if !pids.is_empty() {
-            figures.push(("cpu_percent", meter.percent_of(&pids)));
+            measures.push(("cpu_percent", meter.percent_of(&pids)));
             let [mut resident_bytes, mut map_bytes] = [0; 2];
             for &pid in &pids {
                 // A process may end meanwhile.
                 resident_bytes += Resident::of(pid).unwrap_or_default().now_bytes;
                 map_bytes += map_memory_bytes(pid).unwrap_or_default();
             }
-            figures.push(("resident_bytes", resident_bytes as f64));
-            figures.push(("kernel_memory_bytes", map_bytes as f64));
+            measures.push(("resident_bytes", resident_bytes as f64));
+            measures.push(("kernel_memory_bytes", map_bytes as f64));
         }
-        if !self.programs.is_empty() {
-            let (cost, elapsed, passage) = programs_during(&self.programs, || pace(&self.wire))?;
-            let percent = cpu_percent(cost.run_time_ns, elapsed);
-            figures.push(("programs_cpu_percent", percent));
+        if !programs.is_empty() {
+            let (cost, passage) = programs_during(programs, pace)?;
+            measures.push(("programs_cpu_percent", cost.cpu_percent()));
             let per_packet = cost.run_time_ns as f64 / passage.packets as f64;
-            figures.push(("programs_ns_per_packet", per_packet));
+            measures.push(("programs_ns_per_packet", per_packet));
         }
-        let flood = self.wire.flood(&frame, variety, FLOOD_PACKETS, interrupt)?;
-        figures.push(("packets_per_second", flood.packets_per_second()));
-        Ok(figures)
+        Ok(measures)
     }
 }
 
-impl Drop for Arm<'_> {
+impl Drop for Contender {
     fn drop(&mut self) {
-        let Contender::Other(process) = &mut self.contender else {
+        let Self::Other(process) = self else {
             return;
         };
-        let group = i32::try_from(process.child().id())
-            .ok()
-            .and_then(Pid::from_raw);
-        // As an operator would; it is killed where it does not listen, and so are processes that it
+        let group = Pid::from_child(process.child());
+        // It is asked to stop, as by an operator, and killed where it does not listen, with all processes that it
         // left behind.
         let _ = process.terminate(PATIENCE);
-        if let Some(group) = group {
-            let _ = kill_process_group(group, Signal::KILL);
-        }
+        let _ = kill_process_group(group, Signal::KILL);
     }
 }

@@ -1,9 +1,8 @@
-//! What a process and BPF programs cost: ids come in, CPU time and memory go out.
+//! What processes and BPF programs cost in CPU time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
-    os::fd::OwnedFd,
     time::{Duration, Instant},
 };
 
@@ -32,7 +31,7 @@ pub fn process_cpu_ns(pid: u32) -> Result<u64> {
     Ok(time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs())
 }
 
-/// As percent of one core.
+/// CPU time as percent of one core.
 pub fn cpu_percent(cpu_ns: u64, window: Duration) -> f64 {
     100.0 * cpu_ns as f64 / window.as_nanos() as f64
 }
@@ -53,7 +52,7 @@ impl CpuMeter {
         })
     }
 
-    /// Of all processes that it was started with, in percent of one core.
+    /// What all processes that it was started with took, in percent of one core.
     pub fn percent(&self) -> Result<f64> {
         let mut sum_ns = 0;
         for (&pid, before_ns) in &self.before_ns {
@@ -62,7 +61,7 @@ impl CpuMeter {
         Ok(cpu_percent(sum_ns, self.started.elapsed()))
     }
 
-    /// Of the processes that there are in the end, those that came meanwhile too; what ended
+    /// What the processes took that there are in the end, those that came meanwhile too; what ended
     /// meanwhile is left out.
     pub fn percent_of(&self, pids: &BTreeSet<u32>) -> f64 {
         let of = |pid| {
@@ -105,45 +104,12 @@ fn parent_of(pid: u32) -> Option<u32> {
     rest.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Kernel memory of the BPF maps that a process holds by descriptor, each map once; maps inside
-/// maps are counted where the process holds them too.
-pub fn map_memory_bytes(pid: u32) -> Result<u64> {
-    let folder = format!("/proc/{pid}/fdinfo");
-    let mut maps = BTreeMap::new();
-    for entry in fs::read_dir(&folder).with_context(|| format!("read {folder}"))? {
-        // A descriptor may be closed meanwhile.
-        let Ok(text) = fs::read_to_string(entry?.path()) else {
-            continue;
-        };
-        let field = |name: &str| -> Option<u64> {
-            text.lines()
-                .find_map(|line| line.strip_prefix(name))
-                .and_then(|value| value.trim().parse().ok())
-        };
-        if let (Some(id), Some(bytes)) = (field("map_id:"), field("memlock:")) {
-            maps.insert(id, bytes);
-        }
-    }
-    Ok(maps.values().sum())
-}
-
-/// Run time and runs of programs, which the kernel counts while a [`Statistics`] lives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What programs took in a stretch of time.
+#[derive(Clone, Copy, Debug)]
 pub struct ProgramCost {
     pub run_time_ns: u64,
     pub runs: u64,
-}
-
-impl std::ops::Sub for ProgramCost {
-    type Output = Self;
-
-    fn sub(self, earlier: Self) -> Self {
-        Self {
-            // A program that was unloaded meanwhile takes its share away.
-            run_time_ns: self.run_time_ns.saturating_sub(earlier.run_time_ns),
-            runs: self.runs.saturating_sub(earlier.runs),
-        }
-    }
+    elapsed: Duration,
 }
 
 impl ProgramCost {
@@ -151,36 +117,33 @@ impl ProgramCost {
     pub fn ns_per_run(self) -> Option<f64> {
         (self.runs != 0).then(|| self.run_time_ns as f64 / self.runs as f64)
     }
-}
 
-/// `BPF_ENABLE_STATS` (5.8): the kernel counts until it is dropped. Reading the clock twice costs
-/// every run of every program some tens of nanoseconds meanwhile.
-#[derive(Debug)]
-pub struct Statistics {
-    _fd: OwnedFd,
-}
-
-impl Statistics {
-    pub fn enable() -> Result<Self> {
-        let fd = aya::sys::enable_stats(Stats::RunTime)
-            .context("switch on BPF statistics (needs CAP_SYS_ADMIN)")?;
-        Ok(Self { _fd: fd })
+    /// Run time as percent of one core.
+    pub fn cpu_percent(self) -> f64 {
+        cpu_percent(self.run_time_ns, self.elapsed)
     }
 }
 
-/// What the programs took while `work` ran, with the time that it took and its answer. Only for this
-/// time does the kernel count.
+/// What the programs took while `work` ran, with its answer.
+///
+/// The kernel counts only for this time (`BPF_ENABLE_STATS`, 5.8): reading the clock twice costs every run of
+/// every program some tens of nanoseconds meanwhile.
 pub fn programs_during<T>(
     ids: &BTreeSet<u32>,
     work: impl FnOnce() -> Result<T>,
-) -> Result<(ProgramCost, Duration, T)> {
-    let statistics = Statistics::enable()?;
-    let (started, before) = (Instant::now(), program_cost(ids)?);
+) -> Result<(ProgramCost, T)> {
+    let _statistics = aya::sys::enable_stats(Stats::RunTime)
+        .context("switch on BPF statistics (needs CAP_SYS_ADMIN)")?;
+    let (started, before) = (Instant::now(), run_time_and_runs(ids)?);
     let answer = work()?;
-    let cost = program_cost(ids)? - before;
-    let elapsed = started.elapsed();
-    drop(statistics);
-    Ok((cost, elapsed, answer))
+    let after = run_time_and_runs(ids)?;
+    let cost = ProgramCost {
+        // A program that was unloaded meanwhile takes its share away.
+        run_time_ns: after.0.saturating_sub(before.0),
+        runs: after.1.saturating_sub(before.1),
+        elapsed: started.elapsed(),
+    };
+    Ok((cost, answer))
 }
 
 /// Ids of all programs in the kernel.
@@ -190,33 +153,15 @@ pub fn program_ids() -> Result<BTreeSet<u32>> {
         .collect()
 }
 
-/// The sum over the given programs that are still there.
-pub fn program_cost(ids: &BTreeSet<u32>) -> Result<ProgramCost> {
-    let mut sum = ProgramCost::default();
+/// Nanoseconds and runs, the sum over the given programs that are still there.
+fn run_time_and_runs(ids: &BTreeSet<u32>) -> Result<(u64, u64)> {
+    let mut sum = (0, 0);
     for program in loaded_programs() {
         let program = program.context("list the programs")?;
         if ids.contains(&program.id()) {
-            sum.run_time_ns += u64::try_from(program.run_time().as_nanos()).unwrap_or(u64::MAX);
-            sum.runs += program.run_count();
+            sum.0 += u64::try_from(program.run_time().as_nanos()).unwrap_or(u64::MAX);
+            sum.1 += program.run_count();
         }
     }
     Ok(sum)
-}
-
-/// Ids of the programs that a process holds by descriptor, directly or by a link.
-pub fn held_program_ids(pid: u32) -> Result<BTreeSet<u32>> {
-    let folder = format!("/proc/{pid}/fdinfo");
-    let mut ids = BTreeSet::new();
-    for entry in fs::read_dir(&folder).with_context(|| format!("read {folder}"))? {
-        // A descriptor may be closed meanwhile.
-        let Ok(text) = fs::read_to_string(entry?.path()) else {
-            continue;
-        };
-        ids.extend(
-            text.lines()
-                .filter_map(|line| line.strip_prefix("prog_id:"))
-                .filter_map(|value| value.trim().parse::<u32>().ok()),
-        );
-    }
-    Ok(ids)
 }

@@ -1,7 +1,6 @@
-//! One arm against another: values of both, round by round, come in, the difference with its
-//! confidence interval goes out.
+//! What one arm has over another, round by round, with its confidence interval.
 
-use super::result::Figure;
+use super::result::{Figure, Row};
 
 /// What an interval shall cover, where there are rounds enough: six.
 const COVERAGE: f64 = 0.95;
@@ -12,7 +11,7 @@ pub struct Difference {
     pub median: f64,
     pub low: f64,
     pub high: f64,
-    /// In how many of a hundred runs such an interval has the true median in it.
+    /// How many of a hundred such intervals have the true median in them.
     pub coverage_percent: f64,
 }
 
@@ -42,13 +41,18 @@ impl Difference {
         })
     }
 
+    /// What one row has over another, round by round.
+    pub fn between(ours: &Row, theirs: &Row) -> Option<Self> {
+        Self::of(&ours.values, &theirs.values)
+    }
+
     /// Whether the interval leaves zero out.
     pub fn is_significant(self) -> bool {
         self.low > 0.0 || self.high < 0.0
     }
 }
 
-/// Of the interval that leaves out so many values at each end: the true median is outside where that
+/// The coverage of the interval that leaves out so many values at each end: the true median is outside where that
 /// many or fewer of the values lie on one side of it.
 fn coverage(values: usize, left_out: usize) -> f64 {
     let mut ways = 1.0;
@@ -93,7 +97,7 @@ mod tests {
         };
         let percent = |rounds| format!("{:.0}", of(rounds).coverage_percent);
         assert_eq!([3, 5, 6].map(percent), ["75", "94", "97"]);
-        // Of twenty values the interval is from the sixth to the fifteenth (Conover 1999, table A3).
+        // The interval of twenty values is from the sixth to the fifteenth (Conover 1999, table A3).
         let twenty = of(20);
         assert_eq!((twenty.low, twenty.high), (5.0, 14.0));
         assert_eq!(Difference::of(&[3.0, 9.0], &[1.0, 2.0]), None);

@@ -1,33 +1,26 @@
 //! What each thing that the agent is asked to do adds: steps that build on each other, each with an
-//! agent and a wire of its own, under the same traffic.
+//! agent and a wire of its own.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::Path,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
-use lab::{Process, Variety};
+use anyhow::Result;
+use lab::Process;
 
 use super::{
     affinity,
-    cost::{CpuMeter, cpu_percent, map_memory_bytes, programs_during},
-    program::{Agent, watch},
-    reference,
-    result::Run,
-    rounds::{Interrupt, Progress, order},
-    wire::{Wire, sender_cpu},
+    bench::{Bench, Group, Labels, Lifetime, Measures, Plan, Setup, Station, notes, station},
+    cost::{CpuMeter, programs_during},
+    fdinfo::map_memory_bytes,
+    program::Agent,
+    wire::{Passage, Steady, Wire},
 };
 use crate::resident::Resident;
 
-pub struct Settings<'a> {
-    pub agent: &'a Path,
-    pub rounds: u32,
-    pub quick: bool,
-    /// Of each measurement.
-    pub window: Duration,
-}
+#[derive(clap::Args)]
+pub struct Ladder;
 
 /// What a step adds to the one before. A capability with a cost of its own adds a line to [`STEPS`].
 struct Step {
@@ -72,7 +65,7 @@ const STEPS: &[Step] = &[
         environment: &[],
         consumers: 0,
     },
-    // Of traffic without tunnels: what it costs to look for them.
+    // The traffic has no tunnels: this is what it costs to look for them.
     Step {
         name: "decapsulation",
         arguments: &[],
@@ -98,134 +91,95 @@ const FILTER: &str = "exclude net 198.18.0.0/15; exclude net 2001:db8::/32; excl
                       exclude src port 7; exclude proto gre; exclude proto tcp dst port 1024-65535; \
                       exclude egress net 198.51.100.0/24; exclude net 203.0.113.0/24; \
                       exclude proto sctp; exclude dst port 65535";
-const FLOWS: u32 = 10_000;
-const PACKETS_PER_SECOND: u32 = 50_000;
-const FRAME_LEN_BYTES: usize = 512;
+impl Bench for Ladder {
+    const NAME: &'static str = "ladder";
 
-/// A wire with an agent that does all that its step and those before ask of it, or with none.
-struct Rung {
-    name: &'static str,
-    climber: Option<Climber>,
-    wire: Wire,
+    type Load = Steady;
+
+    fn plan(&self, _: &Setup) -> Result<Plan<Steady>> {
+        let steps = STEPS.iter().map(|step| step.name);
+        let arms = [CONTROL].into_iter().chain(steps);
+        Ok(Plan {
+            groups: vec![Group::new(Lifetime::Rounds, arms, &Steady::USUAL)],
+            notes: notes(&NOTES),
+        })
+    }
+
+    fn labels(load: &Steady) -> Labels {
+        load.labels()
+    }
+
+    fn station(&self, arm: &str, &load: &Steady, setup: &Setup) -> Result<Box<dyn Station>> {
+        let wire = Wire::new()?;
+        let window = setup.window(Duration::from_secs(5));
+        let Some(last) = STEPS.iter().position(|step| step.name == arm) else {
+            return Ok(station(move |setup| {
+                let passage = wire.pace(load, window, &setup.interrupt)?;
+                Ok(vec![("packets_per_second", passage.packets_per_second())])
+            }));
+        };
+        let mut climber = Climber::new(&wire, &STEPS[..=last], setup)?;
+        Ok(station(move |setup| {
+            climber.measure(|| wire.pace(load, window, &setup.interrupt))
+        }))
+    }
 }
 
+const NOTES: [&str; 2] = [
+    "Each step has what the steps before it have. CPU is in percent of one core.",
+    "programs_cpu_percent is the kernel's run time of the agent's programs, taken in a window of \
+     its own since the statistics cost time themselves.",
+];
+
+/// An agent that does all that its step and those before ask of it.
 struct Climber {
     consumers: Vec<Process>,
     agent: Agent,
     programs: BTreeSet<u32>,
 }
 
-pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
-    let mut run = Run::new("ladder", settings.quick, settings.rounds)?;
-    let mut progress = Progress::new(settings.rounds as usize * (1 + STEPS.len()));
-    let labels = BTreeMap::from([
-        ("flows".to_owned(), FLOWS.to_string()),
-        (
-            "packets_per_second".to_owned(),
-            PACKETS_PER_SECOND.to_string(),
-        ),
-        ("frame_bytes".to_owned(), FRAME_LEN_BYTES.to_string()),
-    ]);
-    let mut rungs = (0..=STEPS.len())
-        .map(|steps| Rung::new(&STEPS[..steps], settings.agent, interrupt))
-        .collect::<Result<Vec<_>>>()?;
-    for round in 0..settings.rounds {
-        run.add(&labels, "reference", "step_ns", reference::step_ns());
-        for index in order(rungs.len(), round) {
-            let rung = &mut rungs[index];
-            progress.step(&format!("round {}: {}", round + 1, rung.name));
-            let measured = rung.measure(settings.window, interrupt);
-            for (measure, value) in measured.with_context(|| format!("measure {}", rung.name))? {
-                run.add(&labels, rung.name, measure, value);
-            }
-        }
-    }
-    run.notes.extend([
-        "Each step has what the steps before it have. CPU is in percent of one core.".to_owned(),
-        "programs_cpu_percent is the kernel's run time of the agent's programs, taken in a window of \
-         its own since the statistics cost time themselves."
-            .to_owned(),
-    ]);
-    Ok(run)
-}
-
-impl Rung {
-    /// `steps` are its own, the last one, and all before it.
-    fn new(steps: &[Step], binary: &Path, interrupt: &Interrupt) -> Result<Self> {
-        let wire = Wire::new()?;
-        let climber = match steps {
-            [] => None,
-            steps => Some(Climber::new(&wire, steps, binary, interrupt)?),
-        };
-        Ok(Self {
-            name: steps.last().map_or(CONTROL, |step| step.name),
-            climber,
-            wire,
-        })
-    }
-
-    fn measure(
-        &mut self,
-        window: Duration,
-        interrupt: &Interrupt,
-    ) -> Result<Vec<(&'static str, f64)>> {
-        let frame = self.wire.frame(FRAME_LEN_BYTES)?;
-        let wire = &self.wire;
-        let send = || {
-            let variety = Variety::Sources(FLOWS);
-            wire.pace(&frame, variety, PACKETS_PER_SECOND, window, interrupt)
-        };
-        let Some(climber) = &mut self.climber else {
-            let rate = send()?.packets_per_second();
-            return Ok(vec![("packets_per_second", rate)]);
-        };
-        let pid = climber.agent.pid();
-        let consumers = climber.consumers.iter_mut();
-        let agent = CpuMeter::start([pid])?;
-        let consumers = CpuMeter::start(consumers.map(|consumer| consumer.child().id()))?;
-        let passage = send()?;
-        let cpu_percents = (agent.percent()?, consumers.percent()?);
-        let resident = Resident::of(pid)?;
-        let (programs, elapsed, _) = programs_during(&climber.programs, send)?;
-        Ok(vec![
-            ("agent_cpu_percent", cpu_percents.0),
-            (
-                "programs_cpu_percent",
-                cpu_percent(programs.run_time_ns, elapsed),
-            ),
-            ("consumers_cpu_percent", cpu_percents.1),
-            ("resident_bytes", resident.now_bytes as f64),
-            ("resident_peak_bytes", resident.peak_bytes as f64),
-            ("kernel_memory_bytes", map_memory_bytes(pid)? as f64),
-            ("packets_per_second", passage.packets_per_second()),
-        ])
-    }
-}
-
 impl Climber {
-    fn new(wire: &Wire, steps: &[Step], binary: &Path, interrupt: &Interrupt) -> Result<Self> {
+    /// `steps` are its own, the last one, and all before it.
+    fn new(wire: &Wire, steps: &[Step], setup: &Setup) -> Result<Self> {
         let arguments: Vec<&str> = last_of_each(steps.iter().flat_map(|step| step.arguments));
         let environment: Vec<(&str, &str)> = steps
             .iter()
             .flat_map(|step| step.environment)
             .copied()
             .collect();
-        let mut agent =
-            Agent::start_in(&wire.lab.agent, binary, &arguments, &environment, interrupt)?;
+        let mut agent = Agent::start_in(&wire.lab.agent, &arguments, &environment, setup)?;
+        agent.keep_off_sender()?;
         let mut consumers: Vec<Process> = (0..steps.iter().map(|step| step.consumers).sum())
-            .map(|_| watch(binary, &agent.address()))
+            .map(|_| agent.watch())
             .collect::<Result<_>>()?;
-        if let Some(cpu) = sender_cpu() {
-            affinity::keep_off(agent.pid(), cpu)?;
-            for consumer in &mut consumers {
-                affinity::keep_off(consumer.child().id(), cpu)?;
-            }
+        for consumer in &mut consumers {
+            affinity::keep_off_sender(consumer.child().id())?;
         }
         Ok(Self {
             programs: agent.program_ids()?,
             consumers,
             agent,
         })
+    }
+
+    fn measure(&mut self, send: impl Fn() -> Result<Passage>) -> Result<Measures> {
+        let pid = self.agent.pid();
+        let consumers = self.consumers.iter_mut();
+        let agent = CpuMeter::start([pid])?;
+        let consumers = CpuMeter::start(consumers.map(|consumer| consumer.child().id()))?;
+        let passage = send()?;
+        let cpu_percents = (agent.percent()?, consumers.percent()?);
+        let resident = Resident::of(pid)?;
+        let (programs, _) = programs_during(&self.programs, send)?;
+        Ok(vec![
+            ("agent_cpu_percent", cpu_percents.0),
+            ("programs_cpu_percent", programs.cpu_percent()),
+            ("consumers_cpu_percent", cpu_percents.1),
+            ("resident_bytes", resident.now_bytes as f64),
+            ("resident_peak_bytes", resident.peak_bytes as f64),
+            ("kernel_memory_bytes", map_memory_bytes(pid)? as f64),
+            ("packets_per_second", passage.packets_per_second()),
+        ])
     }
 }
 

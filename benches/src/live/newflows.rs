@@ -1,77 +1,84 @@
 //! How many new flows a second the table takes before it loses the first one: with and without early
 //! scans, by the table's size and the scan interval.
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
 use self::{
-    search::search,
-    station::{Setting, Station},
+    search::{Found, search},
+    table::Table,
 };
-use super::{
-    affinity, reference,
-    result::Run,
-    rounds::{Interrupt, Progress},
-};
+use super::bench::{Bench, Group, Labels, Lifetime, Plan, Setup, Station, labels, notes, station};
 
 mod inside;
 mod search;
-mod sender;
-mod station;
+mod table;
 
 /// Off, and the agent's default.
 const ARMS: [(&str, u32); 2] = [("interval", 0), ("early", 50)];
 const TABLES: [u32; 2] = [65_536, 500_000];
 
-pub struct Settings<'a> {
-    pub agent: &'a Path,
-    pub rounds: u32,
-    pub quick: bool,
+#[derive(clap::Args)]
+pub struct NewFlows;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Its size in flows.
+    table: u32,
+    interval: Duration,
 }
 
-impl Settings<'_> {
-    fn intervals(&self) -> &'static [u64] {
-        if self.quick { &[1] } else { &[1, 10] }
-    }
-}
+impl Bench for NewFlows {
+    const NAME: &'static str = "newflows";
 
-pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
-    let _hurry = affinity::Hurry::begin()?;
-    let mut run = Run::new("newflows", settings.quick, settings.rounds)?;
-    let scenarios = TABLES.len() * settings.intervals().len();
-    let mut progress = Progress::new(settings.rounds as usize * scenarios * ARMS.len());
-    for _ in 0..settings.rounds {
-        for &seconds in settings.intervals() {
-            for table in TABLES {
-                let labels = labels(table, seconds);
-                run.add(&labels, "reference", "step_ns", reference::step_ns());
-                for (arm, early_scan) in ARMS {
-                    progress.step(&format!("table of {table}, every {seconds} s: {arm}"));
-                    let setting = Setting {
-                        table,
-                        interval: Duration::from_secs(seconds),
-                        early_scan,
-                    };
-                    let mut station = Station::new(settings.agent, setting, interrupt)?;
-                    let found = search(station.first_rate(), |rate| station.step(rate, interrupt))
-                        .with_context(|| format!("search with a table of {table}, {arm}"))?;
-                    station.end()?;
-                    let rates = [
-                        ("lossless_flows_per_second", Some(found.lossless)),
-                        ("lossy_flows_per_second", found.lossy),
-                    ];
-                    for (measure, rate) in rates {
-                        if let Some(rate) = rate {
-                            run.add(&labels, arm, measure, rate as f64);
-                        }
-                    }
-                }
-            }
-        }
+    const IS_URGENT: bool = true;
+
+    type Load = Load;
+
+    /// One takes some minutes.
+    fn rounds(_: bool) -> u32 {
+        1
     }
-    run.notes.extend(NOTES.map(str::to_owned));
-    Ok(run)
+
+    fn plan(&self, setup: &Setup) -> Result<Plan<Load>> {
+        let intervals: &[u64] = if setup.is_quick { &[1] } else { &[1, 10] };
+        let group = |seconds, table| {
+            let interval = Duration::from_secs(seconds);
+            let arms = ARMS.map(|(arm, _)| arm);
+            Group::new(Lifetime::Turn, arms, &Load { table, interval })
+        };
+        Ok(Plan {
+            groups: intervals
+                .iter()
+                .flat_map(|&seconds| TABLES.map(|table| group(seconds, table)))
+                .collect(),
+            notes: notes(&NOTES),
+        })
+    }
+
+    fn labels(load: &Load) -> Labels {
+        let interval = format!("{}s", load.interval.as_secs());
+        labels([("table", &load.table), ("scan_interval", &interval)])
+    }
+
+    fn station(&self, arm: &str, &load: &Load, setup: &Setup) -> Result<Box<dyn Station>> {
+        let (_, early_scan) = ARMS
+            .into_iter()
+            .find(|(name, _)| *name == arm)
+            .with_context(|| format!("no arm is called {arm}"))?;
+        let mut table = Table::new(load, early_scan, setup)?;
+        Ok(station(move |setup| {
+            let rates = search(table.first_rate(), |rate| {
+                table.step(rate, &setup.interrupt)
+            });
+            let Found { lossless, lossy } = rates?;
+            table.check_account()?;
+            let mut measures = vec![("lossless_flows_per_second", lossless as f64)];
+            measures.extend(lossy.map(|rate| ("lossy_flows_per_second", rate as f64)));
+            Ok(measures)
+        }))
+    }
 }
 
 const NOTES: [&str; 4] = [
@@ -87,10 +94,3 @@ const NOTES: [&str; 4] = [
      pages have filled up to their mark, and between two and eight seconds.",
     "Every packet of a step is in the agent's account, or the bench fails.",
 ];
-
-fn labels(table: u32, seconds: u64) -> BTreeMap<String, String> {
-    BTreeMap::from([
-        ("table".to_owned(), table.to_string()),
-        ("scan_interval".to_owned(), format!("{seconds}s")),
-    ])
-}

@@ -1,4 +1,4 @@
-//! A steady pace: a rate comes in, the number of packets that are due now goes out.
+//! A steady pace: how many packets of a rate are due by now.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -6,10 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How a sender keeps to its rate.
+/// How a sender keeps to a rate.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    pub packets_per_second: u64,
     /// Packets a turn, so that an end is heard soon.
     pub most_at_once: usize,
     /// Sleep while nothing is due.
@@ -19,6 +18,7 @@ pub struct Pace {
 }
 
 pub struct Pacer<'a> {
+    packets_per_second: u64,
     pace: Pace,
     started: Instant,
     stop: &'a AtomicBool,
@@ -28,8 +28,9 @@ pub struct Pacer<'a> {
 
 impl<'a> Pacer<'a> {
     /// The clock starts now, and the pacer ends with `stop`.
-    pub fn start(pace: Pace, stop: &'a AtomicBool) -> Self {
+    pub fn start(packets_per_second: u64, pace: Pace, stop: &'a AtomicBool) -> Self {
         Self {
+            packets_per_second,
             pace,
             started: Instant::now(),
             stop,
@@ -40,6 +41,11 @@ impl<'a> Pacer<'a> {
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
+
+    fn due(&self, elapsed: Duration) -> u64 {
+        let packets = elapsed.as_micros() * u128::from(self.packets_per_second) / 1_000_000;
+        u64::try_from(packets).unwrap_or(u64::MAX)
+    }
 }
 
 /// Waits until something is due; each item is a number of packets to send now, at least one.
@@ -48,8 +54,8 @@ impl Iterator for Pacer<'_> {
 
     fn next(&mut self) -> Option<usize> {
         while !self.stop.load(Ordering::Relaxed) {
-            let due = self.pace.due(self.started.elapsed());
-            let arrears = self.pace.due(self.pace.longest_stall) + 1;
+            let due = self.due(self.started.elapsed());
+            let arrears = self.due(self.pace.longest_stall) + 1;
             self.done = self.done.max(due.saturating_sub(arrears));
             if self.done < due {
                 let count = self.pace.most_at_once.min((due - self.done) as usize);
@@ -62,19 +68,12 @@ impl Iterator for Pacer<'_> {
     }
 }
 
-impl Pace {
-    fn due(&self, elapsed: Duration) -> u64 {
-        let packets = elapsed.as_micros() * u128::from(self.packets_per_second) / 1_000_000;
-        u64::try_from(packets).unwrap_or(u64::MAX)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const RATE: u64 = 250_000;
     const PACE: Pace = Pace {
-        packets_per_second: 250_000,
         most_at_once: 100,
         pause: Duration::from_micros(100),
         longest_stall: Duration::from_millis(1),
@@ -82,24 +81,26 @@ mod tests {
 
     #[test]
     fn what_is_due_follows_the_clock() {
-        assert_eq!(PACE.due(Duration::from_secs(4)), 1_000_000);
-        assert_eq!(PACE.due(Duration::from_micros(4)), 1);
+        let stop = AtomicBool::new(false);
+        let pacer = Pacer::start(RATE, PACE, &stop);
+        assert_eq!(pacer.due(Duration::from_secs(4)), 1_000_000);
+        assert_eq!(pacer.due(Duration::from_micros(4)), 1);
     }
 
     #[test]
     fn a_long_stall_is_not_made_up_for() {
         let stop = AtomicBool::new(false);
-        let mut pacer = Pacer::start(PACE, &stop);
+        let mut pacer = Pacer::start(RATE, PACE, &stop);
         let an_hour = Duration::from_secs(3_600);
         pacer.started = pacer.started.checked_sub(an_hour).expect("the clock runs");
         assert_eq!(pacer.next(), Some(100));
-        let given_up = PACE.due(an_hour) - PACE.due(PACE.longest_stall) - 1;
+        let given_up = pacer.due(an_hour) - pacer.due(PACE.longest_stall) - 1;
         assert!(pacer.done >= given_up + 100, "{}", pacer.done);
     }
 
     #[test]
     fn ends_when_told_to() {
         let stop = AtomicBool::new(true);
-        assert_eq!(Pacer::start(PACE, &stop).next(), None);
+        assert_eq!(Pacer::start(RATE, PACE, &stop).next(), None);
     }
 }

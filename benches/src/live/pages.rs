@@ -3,36 +3,43 @@
 
 mod variant;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Barrier,
-    thread,
-};
+use std::{collections::BTreeSet, sync::Barrier, thread};
 
 use anyhow::{Context as _, Result, ensure};
-use lab::{Lab, Variety};
+use lab::Lab;
 
 use self::variant::{Kind, Variant};
 use super::{
     affinity,
-    cost::programs_during,
-    reference,
-    result::Run,
-    rounds::{Interrupt, Progress, order},
-    wire::Wire,
+    bench::{Bench, Group, Labels, Lifetime, Plan, Setup, Station, labels, notes, station},
+    flooded::Flooded,
+    wire::Flood,
 };
 use crate::stage::Cost;
-
-type Labels = BTreeMap<String, String>;
 
 const KINDS: [Kind; 3] = [Kind::Preallocated, Kind::Growing, Kind::ByCpu];
 const HIT_FLOWS: [u32; 2] = [1, 10_000];
 /// The agent's default for `--max-flows`.
 const MAX_FLOWS: u32 = 500_000;
 
+#[derive(clap::Args)]
+pub struct Pages;
+
+#[derive(Clone, Copy)]
+pub enum Load {
+    /// Packets of flows that are in the page.
+    Hit(Flood),
+    /// Every packet a new flow, into a page that nothing was in before; then its drain.
+    Insert(Flood),
+    Elephant {
+        elephant: Elephant,
+        repeat: u32,
+    },
+}
+
 /// Frames that two CPUs count at once.
 #[derive(Clone, Copy)]
-enum Elephant {
+pub enum Elephant {
     /// One flow, a direction for each CPU.
     BothDirections,
     /// One flow in one direction, from both CPUs.
@@ -75,22 +82,62 @@ impl Elephant {
     }
 }
 
-pub fn run(rounds: u32, quick: bool, interrupt: &Interrupt) -> Result<Run> {
-    let a_round = KINDS.len() * (1 + HIT_FLOWS.len()) + 2 * ELEPHANTS.len();
-    let mut bench = Bench {
-        run: Run::new("pages", quick, rounds)?,
-        rounds,
-        packets: if quick { 200_000 } else { 600_000 },
-        repeat: if quick { 2_000_000 } else { 10_000_000 },
-        progress: Progress::new(rounds as usize * a_round),
-        interrupt,
-    };
-    bench.hits()?;
-    bench.fills()?;
-    bench.elephants()?;
-    let mut run = bench.run;
-    run.notes.extend(NOTES.map(str::to_owned));
-    Ok(run)
+impl Bench for Pages {
+    const NAME: &'static str = "pages";
+
+    type Load = Load;
+
+    fn plan(&self, setup: &Setup) -> Result<Plan<Load>> {
+        let (packets, repeat) = if setup.is_quick {
+            (200_000, 2_000_000)
+        } else {
+            (600_000, 10_000_000)
+        };
+        let flood = |flows, packets| Flood {
+            frame_len_bytes: 64,
+            flows,
+            packets,
+        };
+        let group = |stations, kinds: &[Kind], load| {
+            Group::new(stations, kinds.iter().map(|kind| kind.name()), &load)
+        };
+        let mut groups = Vec::new();
+        for flows in HIT_FLOWS {
+            let load = Load::Hit(flood(flows, packets));
+            groups.push(group(Lifetime::Rounds, &KINDS, load));
+        }
+        let insert = Load::Insert(flood(0, packets.min(MAX_FLOWS * 4 / 5)));
+        groups.push(group(Lifetime::Turn, &KINDS, insert));
+        for elephant in ELEPHANTS {
+            let load = Load::Elephant { elephant, repeat };
+            let kinds = [Kind::Preallocated, Kind::ByCpu];
+            groups.push(group(Lifetime::Rounds, &kinds, load));
+        }
+        Ok(Plan {
+            groups,
+            notes: notes(&NOTES),
+        })
+    }
+
+    fn labels(load: &Load) -> Labels {
+        match load {
+            Load::Hit(flood) => labels([("path", &"hit"), ("flows", &flood.flows)]),
+            Load::Insert(flood) => labels([("path", &"insert"), ("flows", &flood.packets)]),
+            Load::Elephant { elephant, .. } => {
+                labels([("path", &"elephant"), ("traffic", &elephant.name())])
+            }
+        }
+    }
+
+    fn station(&self, arm: &str, load: &Load, _: &Setup) -> Result<Box<dyn Station>> {
+        let kind = KINDS.into_iter().find(|kind| kind.name() == arm);
+        let kind = kind.with_context(|| format!("no kind of page is called {arm}"))?;
+        match *load {
+            Load::Hit(flood) => hit(kind, flood),
+            Load::Insert(flood) => insert(kind, flood),
+            Load::Elephant { elephant, repeat } => count_elephant(kind, elephant, repeat),
+        }
+    }
 }
 
 const NOTES: [&str; 4] = [
@@ -105,135 +152,59 @@ const NOTES: [&str; 4] = [
     "After every measurement the page is drained and its sum held against the packets that ran.",
 ];
 
-struct Bench<'a> {
-    run: Run,
-    rounds: u32,
-    packets: u32,
-    repeat: u32,
-    progress: Progress,
-    interrupt: &'a Interrupt,
+fn flooded(kind: Kind, flood: Flood) -> Result<Flooded<Variant>> {
+    Flooded::new(flood, |host| {
+        let mut variant = Variant::new(kind, MAX_FLOWS)?;
+        let id = variant.attach(host)?;
+        Ok((variant, BTreeSet::from([id])))
+    })
 }
 
-/// A kind of page under a program on a wire of its own.
-struct Station {
-    wire: Wire,
-    variant: Variant,
-    id: u32,
+fn hit(kind: Kind, flood: Flood) -> Result<Box<dyn Station>> {
+    let flooded = flooded(kind, flood)?;
+    Ok(station(move |setup| {
+        // The drain after the turn before has emptied the page.
+        let before = flooded.warm_up(&setup.interrupt)?;
+        let (ns, packets) = flooded.program_ns(&setup.interrupt)?;
+        closes(&flooded.programs, before + packets)?;
+        let ns = ns.context("the program did not run")?;
+        Ok(vec![("program_ns_per_packet", ns)])
+    }))
 }
 
-impl Station {
-    fn new(kind: Kind) -> Result<Self> {
-        let wire = Wire::new()?;
-        let mut variant = Variant::load(kind, MAX_FLOWS)?;
-        let id = variant.attach(&wire.lab.agent)?;
-        Ok(Self { wire, variant, id })
-    }
-
-    /// Packets that arrived, and nanoseconds for each.
-    fn flood(&self, variety: Variety, count: u32, interrupt: &Interrupt) -> Result<(u64, f64)> {
-        let frame = self.wire.frame(64)?;
-        let ids = BTreeSet::from([self.id]);
-        let flood = || self.wire.flood(&frame, variety, count, interrupt);
-        let (cost, _, passage) = programs_during(&ids, flood)?;
-        let ns = cost.ns_per_run().context("the program did not run")?;
-        Ok((passage.packets, ns))
-    }
+fn insert(kind: Kind, flood: Flood) -> Result<Box<dyn Station>> {
+    let flooded = flooded(kind, flood)?;
+    Ok(station(move |setup| {
+        let page = &flooded.programs;
+        let empty = page.memory_bytes()?;
+        let (ns, packets) = flooded.program_ns(&setup.interrupt)?;
+        let full = page.memory_bytes()?;
+        let (drain, entries) = Cost::of(|| closes(page, packets))?;
+        Ok(vec![
+            (
+                "program_ns_per_packet",
+                ns.context("the program did not run")?,
+            ),
+            ("memory_empty_bytes", empty as f64),
+            ("memory_full_bytes", full as f64),
+            ("drain_cpu_ns_per_flow", drain.cpu_ns / entries as f64),
+        ])
+    }))
 }
 
-impl Bench<'_> {
-    fn hits(&mut self) -> Result<()> {
-        let stations = KINDS.map(Station::new);
-        let stations = stations.into_iter().collect::<Result<Vec<_>>>()?;
-        for flows in HIT_FLOWS {
-            let variety = match flows {
-                1 => Variety::Same,
-                flows => Variety::Sources(flows),
-            };
-            let mut expected = Vec::new();
-            for station in &stations {
-                expected.push(station.flood(variety, 5 * flows, self.interrupt)?.0);
-            }
-            let labels = labels("hit", "flows", &flows.to_string());
-            for round in 0..self.rounds {
-                self.reference(&labels);
-                for index in order(KINDS.len(), round) {
-                    let name = KINDS[index].name();
-                    self.progress.step(&format!("{flows} flows: {name}"));
-                    let (packets, ns) =
-                        stations[index].flood(variety, self.packets, self.interrupt)?;
-                    expected[index] += packets;
-                    self.run.add(&labels, name, "program_ns_per_packet", ns);
-                }
-            }
-            for (station, expected) in stations.iter().zip(expected) {
-                closes(&station.variant, expected)?;
-            }
+fn count_elephant(kind: Kind, elephant: Elephant, repeat: u32) -> Result<Box<dyn Station>> {
+    let frames = elephant.frames(&Lab::quiet()?)?;
+    let mut variant = Variant::new(kind, 1000)?;
+    variant.load_program()?;
+    Ok(station(move |_| {
+        // The entries are there when both CPUs begin: the first packet is not the cost.
+        for (cpu, frame) in frames.iter().enumerate() {
+            on_cpu(cpu, || variant.run(frame, 1))?;
         }
-        Ok(())
-    }
-
-    /// Every packet a new flow, into a page that nothing was in before; then its drain.
-    fn fills(&mut self) -> Result<()> {
-        let flows = self.packets.min(MAX_FLOWS * 4 / 5);
-        let labels = labels("insert", "flows", &flows.to_string());
-        for round in 0..self.rounds {
-            self.reference(&labels);
-            for index in order(KINDS.len(), round) {
-                let kind = KINDS[index];
-                self.progress
-                    .step(&format!("every packet a new flow: {}", kind.name()));
-                let station = Station::new(kind)?;
-                let empty = station.variant.memory_bytes()?;
-                let (packets, ns) = station.flood(Variety::Sources(0), flows, self.interrupt)?;
-                let full = station.variant.memory_bytes()?;
-                let (drain, (entries, sum)) = Cost::of(|| station.variant.drain())?;
-                ensure!(sum.packets == packets, "{packets} came, {sum:?} is there");
-                let measures = [
-                    ("program_ns_per_packet", ns),
-                    ("memory_empty_bytes", empty as f64),
-                    ("memory_full_bytes", full as f64),
-                    ("drain_cpu_ns_per_flow", drain.cpu_ns / entries as f64),
-                ];
-                for (measure, value) in measures {
-                    self.run.add(&labels, kind.name(), measure, value);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn elephants(&mut self) -> Result<()> {
-        let lab = Lab::quiet()?;
-        let kinds = [Kind::Preallocated, Kind::ByCpu];
-        for elephant in ELEPHANTS {
-            let frames = elephant.frames(&lab)?;
-            let labels = labels("elephant", "traffic", elephant.name());
-            let variants = kinds.map(|kind| Variant::load(kind, 1000));
-            let variants = variants.into_iter().collect::<Result<Vec<_>>>()?;
-            for round in 0..self.rounds {
-                self.reference(&labels);
-                for index in order(kinds.len(), round) {
-                    self.interrupt.check()?;
-                    let name = kinds[index].name();
-                    self.progress.step(&format!("{}: {name}", elephant.name()));
-                    let variant = &variants[index];
-                    // The entries are there when both CPUs begin: the first packet is not the cost.
-                    for (cpu, frame) in frames.iter().enumerate() {
-                        on_cpu(cpu, || variant.run(frame, 1))?;
-                    }
-                    let ns = at_once(variant, &frames, self.repeat)?;
-                    self.run.add(&labels, name, "program_ns_per_packet", ns);
-                    closes(variant, frames.len() as u64 * (u64::from(self.repeat) + 1))?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn reference(&mut self, labels: &Labels) {
-        self.run
-            .add(labels, "reference", "step_ns", reference::step_ns());
-    }
+        let ns = at_once(&variant, &frames, repeat)?;
+        closes(&variant, frames.len() as u64 * (u64::from(repeat) + 1))?;
+        Ok(vec![("program_ns_per_packet", ns)])
+    }))
 }
 
 /// Each frame on a CPU of its own, all beginning together; the mean of their nanoseconds a run.
@@ -272,20 +243,13 @@ fn on_cpu<T: Send>(cpu: usize, work: impl FnOnce() -> Result<T> + Send) -> Resul
         .unwrap_or_else(|panicked| std::panic::resume_unwind(panicked))
 }
 
-/// Empties the page, which has to hold so many packets.
-fn closes(variant: &Variant, packets: u64) -> Result<()> {
-    let (_, sum) = variant.drain()?;
+/// Empties the page, which has to hold so many packets; returns how many flows they were.
+fn closes(variant: &Variant, packets: u64) -> Result<u64> {
+    let (entries, sum) = variant.drain()?;
     ensure!(
         sum.packets == packets,
         "{packets} packets ran, the page holds {}",
         sum.packets
     );
-    Ok(())
-}
-
-fn labels(path: &str, name: &str, value: &str) -> Labels {
-    BTreeMap::from([
-        ("path".to_owned(), path.to_owned()),
-        (name.to_owned(), value.to_owned()),
-    ])
+    Ok(entries)
 }

@@ -1,9 +1,8 @@
-//! What is on a hook: nothing, a program to hold ours against, or the agent itself. An interface of a
-//! laboratory comes in, the ids of the programs that run there go out.
+//! What is on a hook: nothing, a program to hold ours against, or the agent itself.
 
 use std::{
     collections::BTreeSet,
-    path::Path,
+    path::PathBuf,
     process::{Command, Stdio},
     time::Duration,
 };
@@ -15,16 +14,16 @@ use aya::{
 };
 use lab::{Host, Process};
 
-use super::rounds::Interrupt;
+use super::{affinity, bench::Setup, fdinfo, status::Status};
 
 pub(super) static OBJECT: &[u8] =
     aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/flow-agent-ebpf-bench"));
 
-/// Of the table that only one flow is counted in.
+/// The size of the table that only one flow is counted in.
 const FEW_FLOWS: u32 = 1024;
 
-/// To start and to stop, on a machine that does much else.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a process may take to start or to stop, on a machine that does much else.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Where packets are counted on their way in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +35,7 @@ pub enum Hook {
 
 impl Hook {
     /// What makes an agent count there. The peer's offloads are off, which it cannot see.
-    pub fn settings(self) -> &'static [&'static str] {
+    fn settings(self) -> &'static [&'static str] {
         match self {
             Self::Tc => &["--ingress-hook", "tc"],
             Self::Xdp => &["--ingress-hook", "xdp", "--xdp-without-tags"],
@@ -54,133 +53,178 @@ impl Hook {
 /// What is on the hook; dropping it takes it off.
 pub enum Occupant {
     Nothing,
-    Reference { ebpf: Box<Ebpf>, id: u32 },
-    Agent(Box<Agent>),
+    Reference { _programs: Box<Ebpf> },
+    Agent { _process: Box<Agent> },
 }
 
 impl Occupant {
-    /// One of the programs that the agent's are held against, as `empty` or `bare`; `max_flows` is
-    /// the size of its table.
-    pub fn reference(host: &Host, hook: Hook, which: &str, max_flows: u32) -> Result<Self> {
+    /// One of the programs that the agent's are held against, as `empty` or `bare`, and its id; `max_flows` is the
+    /// size of its table.
+    pub fn reference(
+        host: &Host,
+        hook: Hook,
+        which: &str,
+        max_flows: u32,
+    ) -> Result<(Self, BTreeSet<u32>)> {
         let mut ebpf = EbpfLoader::new()
             .map_max_entries("BARE", max_flows)
             .map_max_entries("SHORT_KEYS", FEW_FLOWS)
             .load(OBJECT)
             .context("load the reference programs")?;
-        let name = format!("{which}_{}", hook.name());
-        let program = ebpf
-            .program_mut(&name)
-            .with_context(|| format!("the object has no program {name}"))?;
-        let attach = || -> Result<u32> {
-            let info = match hook {
-                Hook::Tc => {
-                    let program: &mut SchedClassifier = program.try_into()?;
-                    program.load()?;
-                    program.attach(&host.interface, TcAttachType::Ingress)?;
-                    program.info()?
-                }
-                Hook::Xdp => {
-                    let program: &mut Xdp = program.try_into()?;
-                    program.load()?;
-                    program.attach(&host.interface, XdpMode::Driver)?;
-                    program.info()?
-                }
-            };
-            Ok(info.id())
+        let id = attach(&mut ebpf, &format!("{which}_{}", hook.name()), host, hook)?;
+        let programs = Self::Reference {
+            _programs: Box::new(ebpf),
         };
-        let id = host
-            .namespace
-            .enter(attach)
-            .with_context(|| format!("attach {name} to {}", host.interface))?;
-        Ok(Self::Reference {
-            ebpf: Box::new(ebpf),
-            id,
-        })
+        Ok((programs, BTreeSet::from([id])))
     }
 
+    /// An agent for arriving packets, with more settings, and the ids of its programs. No scan falls into a
+    /// measurement: what is measured is the program.
     pub fn agent(
         host: &Host,
-        binary: &Path,
+        hook: Hook,
+        max_flows: u32,
         settings: &[&str],
-        interrupt: &Interrupt,
-    ) -> Result<Self> {
-        Ok(Self::Agent(Box::new(Agent::start(
-            host, binary, settings, interrupt,
-        )?)))
+        setup: &Setup,
+    ) -> Result<(Self, BTreeSet<u32>)> {
+        let max_flows = max_flows.to_string();
+        let without_scans = [
+            "--direction",
+            "ingress",
+            "--max-flows",
+            &max_flows,
+            "--scan-interval",
+            "1h",
+            // New flows are counted, and never so many that a scan comes early.
+            "--early-scan",
+            "99",
+        ];
+        let settings = [hook.settings(), &without_scans, settings].concat();
+        let mut agent = Agent::start(host, &settings, setup)?;
+        agent.keep_off_sender()?;
+        let ids = agent.program_ids()?;
+        Ok((agent.into(), ids))
     }
+}
 
-    /// The programs whose run time is this occupant's.
-    pub fn program_ids(&mut self) -> Result<BTreeSet<u32>> {
-        match self {
-            Self::Nothing => Ok(BTreeSet::new()),
-            Self::Reference { ebpf: _, id } => Ok(BTreeSet::from([*id])),
-            Self::Agent(agent) => agent.program_ids(),
+impl From<Agent> for Occupant {
+    fn from(agent: Agent) -> Self {
+        Self::Agent {
+            _process: Box::new(agent),
         }
     }
 }
 
+/// Loads a program and hangs it on the hook for arriving packets; returns its id.
+pub fn attach(ebpf: &mut Ebpf, name: &str, host: &Host, hook: Hook) -> Result<u32> {
+    let program = ebpf
+        .program_mut(name)
+        .with_context(|| format!("the object has no program {name}"))?;
+    let attach = || -> Result<u32> {
+        let info = match hook {
+            Hook::Tc => {
+                let program: &mut SchedClassifier = program.try_into()?;
+                program.load()?;
+                program.attach(&host.interface, TcAttachType::Ingress)?;
+                program.info()?
+            }
+            Hook::Xdp => {
+                let program: &mut Xdp = program.try_into()?;
+                program.load()?;
+                program.attach(&host.interface, XdpMode::Driver)?;
+                program.info()?
+            }
+        };
+        Ok(info.id())
+    };
+    host.namespace
+        .enter(attach)
+        .with_context(|| format!("attach {name} to {}", host.interface))
+}
+
 /// A running agent that ends with the value.
-pub struct Agent(lab::Agent);
+pub struct Agent {
+    agent: lab::Agent,
+    binary: PathBuf,
+}
 
 impl Agent {
     /// Returns when it has attached its programs. Settings are those of `flow-agent run`.
-    pub fn start(
-        host: &Host,
-        binary: &Path,
-        settings: &[&str],
-        interrupt: &Interrupt,
-    ) -> Result<Self> {
-        Self::start_in(host, binary, settings, &[], interrupt)
+    pub fn start(host: &Host, settings: &[&str], setup: &Setup) -> Result<Self> {
+        Self::start_in(host, settings, &[], setup)
     }
 
     /// The same with environment variables.
     pub fn start_in(
         host: &Host,
-        binary: &Path,
         settings: &[&str],
         environment: &[(&str, &str)],
-        interrupt: &Interrupt,
+        setup: &Setup,
     ) -> Result<Self> {
-        let mut command = host.command(binary);
+        let mut command = host.command(&setup.agent);
         command.envs(environment.iter().copied());
         let mut agent = lab::Agent::begin(command, &host.interface, settings)?;
-        agent.wait_until_counting(PATIENCE, || interrupt.check())?;
-        Ok(Self(agent))
+        agent.wait_until_counting(PATIENCE, || setup.interrupt.check())?;
+        Ok(Self {
+            agent,
+            binary: setup.agent.clone(),
+        })
+    }
+
+    /// Leaves the CPU that sends to the sender.
+    pub fn keep_off_sender(&mut self) -> Result<()> {
+        affinity::keep_off_sender(self.pid())
     }
 
     pub fn pid(&mut self) -> u32 {
-        self.0.pid()
-    }
-
-    /// As `--connect` takes it.
-    pub fn address(&self) -> String {
-        self.0.address()
+        self.agent.pid()
     }
 
     /// Ends it as an operator would.
     pub fn stop(self) -> Result<()> {
-        self.0.stop(PATIENCE)
+        self.agent.stop(PATIENCE)
     }
 
     pub fn process(&mut self) -> &mut Process {
-        &mut self.0.process
+        &mut self.agent.process
     }
 
-    /// Of the programs that it holds by descriptor.
+    /// The programs that it holds by descriptor.
     pub fn program_ids(&mut self) -> Result<BTreeSet<u32>> {
-        let ids = super::cost::held_program_ids(self.pid())?;
+        let ids = fdinfo::program_ids(self.pid())?;
         ensure!(!ids.is_empty(), "flow-agent holds no program");
         Ok(ids)
     }
-}
 
-/// A consumer that reads everything and shows it to nobody.
-pub fn watch(binary: &Path, address: &str) -> Result<Process> {
-    Process::spawn(
-        Command::new(binary)
-            .args(["watch", "--connect", address, "--output", "json"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null()),
-    )
+    pub fn status(&self) -> Result<Status> {
+        let output = self
+            .client("status")
+            .output()
+            .context("start flow-agent status")?;
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "flow-agent status: {}",
+            stderr.trim()
+        );
+        serde_json::from_slice(&output.stdout).context("parse the agent's status")
+    }
+
+    /// A consumer that reads everything and shows it to nobody.
+    pub fn watch(&self) -> Result<Process> {
+        Process::spawn(
+            self.client("watch")
+                .stdout(Stdio::null())
+                .stderr(Stdio::null()),
+        )
+    }
+
+    fn client(&self, subcommand: &str) -> Command {
+        let mut command = Command::new(&self.binary);
+        command
+            .args([subcommand, "--connect", &self.agent.address()])
+            .args(["--output", "json"])
+            .stdin(Stdio::null());
+        command
+    }
 }

@@ -1,7 +1,6 @@
-//! Results: measurements come in, a JSON file that the report and the comparison read goes out.
+//! The results of a run, and the JSON file that the report and the comparison read them from.
 
 use std::{
-    collections::BTreeMap,
     fs,
     io::Write as _,
     path::{Path, PathBuf},
@@ -11,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-use super::{difference::Difference, host::Host};
+use super::{bench::Labels, host::Host};
 
 /// Grows by one where a field changes its meaning or goes away.
 const FORMAT: u32 = 1;
@@ -20,13 +19,13 @@ const FORMAT: u32 = 1;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {
     pub format: u32,
-    /// As `overhead` or `sweep`: what the command line calls it.
+    /// What the command line calls it, such as `overhead`.
     pub bench: String,
     /// UTC, as `2026-01-31T12:00:00Z`.
     pub started: String,
     /// What the measured agent says of itself with `--version`.
     pub agent_version: String,
-    /// Of the source tree that the bench was started in, `n/a` outside of one.
+    /// What the source tree was at that the bench was started in, `n/a` outside of one.
     #[serde(default)]
     pub commit: String,
     pub host: Host,
@@ -43,12 +42,11 @@ pub struct Run {
 /// One measure of one arm in one scenario, a value for each round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What all arms have in common, such as `hook: tc`, `frame_bytes: 64`.
-    pub scenario: BTreeMap<String, String>,
+    pub scenario: Labels,
     pub arm: String,
     /// The name ends in the unit, as `program_ns_per_packet`, `packets_per_second`, `resident_bytes`.
     pub measure: String,
-    /// In order of the rounds, so that values of two arms can be held against each other round by
+    /// One a round, in their order, so that values of two arms can be held against each other round by
     /// round.
     pub values: Vec<f64>,
 }
@@ -88,11 +86,6 @@ impl Row {
         let ratios: Vec<f64> = rounds.map(|(over, under)| over / under).collect();
         Figure::of(&ratios)
     }
-
-    /// What it has over another, round by round.
-    pub fn difference_to(&self, other: &Self) -> Option<Difference> {
-        Difference::of(&self.values, &other.values)
-    }
 }
 
 impl Run {
@@ -113,13 +106,7 @@ impl Run {
     }
 
     /// Adds a round's value to the row, which is made where it is not there.
-    pub fn add(
-        &mut self,
-        scenario: &BTreeMap<String, String>,
-        arm: &str,
-        measure: &str,
-        value: f64,
-    ) {
+    pub fn add(&mut self, scenario: &Labels, arm: &str, measure: &str, value: f64) {
         let same =
             |row: &&mut Row| row.scenario == *scenario && row.arm == arm && row.measure == measure;
         if let Some(row) = self.rows.iter_mut().find(same) {
@@ -134,15 +121,30 @@ impl Run {
         });
     }
 
-    pub fn row(
-        &self,
-        scenario: &BTreeMap<String, String>,
-        arm: &str,
-        measure: &str,
-    ) -> Option<&Row> {
+    pub fn row(&self, scenario: &Labels, arm: &str, measure: &str) -> Option<&Row> {
         self.rows
             .iter()
             .find(|row| row.scenario == *scenario && row.arm == arm && row.measure == measure)
+    }
+
+    /// Brings the rows of a scenario together, and within it those of an arm, in the order of their first ones.
+    pub fn arrange(&mut self) {
+        let mut scenarios = Vec::new();
+        let mut arms = Vec::new();
+        for row in &self.rows {
+            if !scenarios.contains(&row.scenario) {
+                scenarios.push(row.scenario.clone());
+            }
+            if !arms.contains(&row.arm) {
+                arms.push(row.arm.clone());
+            }
+        }
+        self.rows.sort_by_key(|row| {
+            (
+                scenarios.iter().position(|other| *other == row.scenario),
+                arms.iter().position(|other| *other == row.arm),
+            )
+        });
     }
 
     /// Writes `FOLDER/DATE-TIME-HOST-BENCH.json` and returns its path; an older file is never
@@ -180,15 +182,6 @@ impl Run {
     }
 }
 
-/// As the command line has them; in another order they are the same.
-pub fn names<T: clap::ValueEnum>(sections: &[T]) -> Vec<String> {
-    let names: std::collections::BTreeSet<String> = sections
-        .iter()
-        .filter_map(|section| Some(section.to_possible_value()?.get_name().to_owned()))
-        .collect();
-    names.into_iter().collect()
-}
-
 /// `-dirty` where the tree has changes that are in no commit.
 fn commit() -> String {
     Command::new("git")
@@ -202,6 +195,8 @@ fn commit() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     #[test]
@@ -229,6 +224,28 @@ mod tests {
         let row = |arm| run.row(&scenario, arm, "ns").unwrap();
         let ratio = row("agent").ratio_to(row("bare")).unwrap();
         assert_eq!((ratio.median, ratio.low, ratio.high), (1.5, 1.5, 1.65));
+    }
+
+    #[test]
+    fn rows_of_a_scenario_and_of_an_arm_come_together() {
+        let mut run = Run::new("test", true, 3).unwrap();
+        for (flows, arm, measure) in [
+            ("2", "nothing", "a"),
+            ("2", "agent", "a"),
+            ("1", "agent", "a"),
+            ("2", "nothing", "b"),
+            ("1", "nothing", "a"),
+        ] {
+            let scenario = BTreeMap::from([("flows".to_owned(), flows.to_owned())]);
+            run.add(&scenario, arm, measure, 1.0);
+        }
+        run.arrange();
+        let order = run.rows.iter();
+        let order: Vec<_> = order
+            .map(|row| format!("{} {}", row.scenario["flows"], row.arm))
+            .collect();
+        let expected = ["2 nothing", "2 nothing", "2 agent", "1 nothing", "1 agent"];
+        assert_eq!(order, expected);
     }
 
     #[test]

@@ -1,37 +1,31 @@
 //! Skydive's experiment: one flow to a million at a fixed rate, and what counting them costs the
 //! agent and a packet capture; then the table's size against the scan interval.
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::Result;
 
-use self::station::{Arm, Station, Traffic};
+use self::station::Counted;
 use super::{
-    affinity, reference,
-    result::{Row, Run, names},
-    rounds::{Interrupt, Progress, order},
+    bench::{Bench, Group, Labels, Lifetime, Plan, Setup, Station, Turns, labels, names, notes},
+    host::Host,
 };
 
 mod counter;
-mod sender;
 mod station;
-mod window;
 
 /// A million flows in four seconds, half a million in two.
 const PACKETS_PER_SECOND: u32 = 250_000;
 const FRAME_LEN_BYTES: usize = 1024;
 /// The agent's default for `--max-flows`.
 const USUAL_TABLE: u32 = 500_000;
-const ARMS: [Arm; 3] = [Arm::Nothing, Arm::Agent, Arm::Capture];
+const ARMS: [&str; 3] = ["nothing", "agent", "capture"];
 
-pub struct Settings<'a> {
-    pub agent: &'a Path,
-    pub rounds: u32,
-    pub quick: bool,
-    /// CPU time is taken over whole scan intervals that last at least so long.
-    pub window: Duration,
-    /// Empty for all.
-    pub sections: &'a [Section],
+#[derive(Default, clap::Args)]
+pub struct Sweep {
+    /// Only these sections
+    #[arg(value_enum)]
+    sections: Vec<Section>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -42,100 +36,116 @@ pub enum Section {
     Table,
 }
 
-impl Settings<'_> {
-    fn flows(&self) -> &'static [u32] {
-        if self.quick {
-            &[1, 10_000, 500_000]
-        } else {
-            &[1, 1_000, 10_000, 100_000, 500_000, 1_000_000]
+/// Frames of so many flows, and the agent's settings for them.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    section: &'static str,
+    flows: u32,
+    table: u32,
+    interval: Duration,
+}
+
+impl Bench for Sweep {
+    const NAME: &'static str = "sweep";
+
+    const IS_URGENT: bool = true;
+
+    type Load = Load;
+
+    fn sections(&self) -> Vec<String> {
+        names(&self.sections)
+    }
+
+    fn plan(&self, setup: &Setup) -> Result<Plan<Load>> {
+        let wants = |section| self.sections.is_empty() || self.sections.contains(&section);
+        let mut groups = Vec::new();
+        if wants(Section::Flows) {
+            groups.extend(groups_of_flows(setup.is_quick));
         }
+        if wants(Section::Table) {
+            groups.push(tables_by_turns(setup.is_quick));
+        }
+        Ok(Plan {
+            groups,
+            notes: notes(&NOTES),
+        })
     }
 
-    /// Long enough for every flow to send a packet.
-    fn interval(&self) -> Duration {
-        Duration::from_secs(if self.quick { 2 } else { 4 })
+    fn labels(load: &Load) -> Labels {
+        labels([
+            ("section", &load.section),
+            ("flows", &load.flows),
+            ("table", &load.table),
+            ("scan_interval", &humantime::format_duration(load.interval)),
+            ("packets_per_second", &PACKETS_PER_SECOND),
+            ("frame_bytes", &FRAME_LEN_BYTES),
+        ])
     }
 
-    fn tables(&self) -> Vec<(u32, Duration)> {
-        let intervals: &[u64] = if self.quick { &[1] } else { &[1, 10] };
-        [65_536, USUAL_TABLE]
-            .into_iter()
-            .flat_map(|table| intervals.iter().map(move |&secs| (table, secs)))
-            .map(|(table, secs)| (table, Duration::from_secs(secs)))
-            .collect()
+    fn station(&self, arm: &str, &load: &Load, setup: &Setup) -> Result<Box<dyn Station>> {
+        Ok(Box::new(Counted::new(arm, load, setup)?))
     }
 
-    fn wants(&self, section: Section) -> bool {
-        self.sections.is_empty() || self.sections.contains(&section)
+    /// What each arm adds to the sender's time.
+    fn derive(turns: &Turns, host: &Host) -> Vec<(String, &'static str, f64)> {
+        const SENDER_NS: &str = "sender_ns_per_packet";
+        // The sender's time then lacks the soft interrupts in which the kernel counts.
+        if host.irq_time_accounting == "y" {
+            return Vec::new();
+        }
+        let added = |arm: &str| {
+            let kernel_ns = turns.get(arm, SENDER_NS)? - turns.get("nothing", SENDER_NS)?;
+            let process = turns.get(arm, "process_cpu_percent")?;
+            let kernel = 100.0 * kernel_ns * turns.get(arm, "sent_packets_per_second")? / 1e9;
+            Some([
+                (arm.to_owned(), "kernel_ns_per_packet", kernel_ns),
+                (arm.to_owned(), "kernel_cpu_percent", kernel),
+                (arm.to_owned(), "cpu_percent", kernel + process),
+            ])
+        };
+        ARMS.into_iter().filter_map(added).flatten().collect()
     }
 }
 
-/// What is measured by turns: arms under the same traffic, or settings of one arm.
-struct Group(Vec<(Arm, Traffic)>);
-
-impl Group {
-    fn of_flows(flows: u32, interval: Duration) -> Self {
-        let traffic = Traffic {
+fn groups_of_flows(is_quick: bool) -> impl Iterator<Item = Group<Load>> {
+    // Long enough for every flow to send a packet.
+    let (flows, seconds): (&[u32], _) = if is_quick {
+        (&[1, 10_000, 500_000], 2)
+    } else {
+        (&[1, 1_000, 10_000, 100_000, 500_000, 1_000_000], 4)
+    };
+    flows.iter().map(move |&flows| {
+        let load = Load {
             section: "flows",
             flows,
             table: USUAL_TABLE.max(flows),
-            interval,
+            interval: Duration::from_secs(seconds),
         };
-        Self(ARMS.map(|arm| (arm, traffic)).to_vec())
-    }
+        Group::new(Lifetime::Rounds, ARMS, &load)
+    })
+}
 
-    /// Nothing and the capture have no table whose size is set: they come once an interval, beside
-    /// the usual one.
-    fn of_tables(tables: Vec<(u32, Duration)>) -> Self {
-        let arms = |(table, interval)| {
-            let traffic = Traffic {
+/// Nothing and the capture have no table whose size is set: they come once an interval, beside the usual one.
+fn tables_by_turns(is_quick: bool) -> Group<Load> {
+    let intervals: &[u64] = if is_quick { &[1] } else { &[1, 10] };
+    let mut places = Vec::new();
+    for table in [65_536, USUAL_TABLE] {
+        for &seconds in intervals {
+            let load = Load {
                 section: "table",
                 flows: 500_000,
                 table,
-                interval,
+                interval: Duration::from_secs(seconds),
             };
-            ARMS.into_iter()
-                .filter(move |arm| *arm == Arm::Agent || table == USUAL_TABLE)
-                .map(move |arm| (arm, traffic))
-        };
-        Self(tables.into_iter().flat_map(arms).collect())
+            let arms = ARMS.into_iter();
+            let arms = arms.filter(|arm| *arm == "agent" || table == USUAL_TABLE);
+            places.extend(Group::new(Lifetime::Rounds, arms, &load).places);
+        }
     }
-}
-
-pub fn run(settings: &Settings, interrupt: &Interrupt) -> Result<Run> {
-    let capture = std::env::current_exe()
-        .context("find this program")?
-        .with_file_name("flow-capture");
-    ensure!(
-        capture.exists(),
-        "there is no {}: cargo build --release --package benches --bins",
-        capture.display()
-    );
-    let _hurry = affinity::Hurry::begin()?;
-    let mut groups = Vec::new();
-    if settings.wants(Section::Flows) {
-        let of_flows = |&flows| Group::of_flows(flows, settings.interval());
-        groups.extend(settings.flows().iter().map(of_flows));
+    Group {
+        places,
+        stations: Lifetime::Rounds,
     }
-    if settings.wants(Section::Table) {
-        groups.push(Group::of_tables(settings.tables()));
-    }
-    let stations: usize = groups.iter().map(|group| group.0.len()).sum();
-    let mut bench = Bench {
-        run: Run::new("sweep", settings.quick, settings.rounds)?,
-        settings,
-        capture: &capture,
-        progress: Progress::new(settings.rounds as usize * stations),
-        interrupt,
-    };
-    for group in &groups {
-        bench.group(group)?;
-    }
-    let mut run = bench.run;
-    run.sections = names(settings.sections);
-    arrange(&mut run.rows);
-    run.notes.extend(NOTES.map(str::to_owned));
-    Ok(run)
 }
 
 const NOTES: [&str; 12] = [
@@ -170,145 +180,3 @@ const NOTES: [&str; 12] = [
      time of interrupts apart (CONFIG_IRQ_TIME_ACCOUNTING), and for tables without an arm nothing.",
     "step_ns of the reference is work that never changes: how fast the machine was.",
 ];
-
-struct Bench<'a> {
-    run: Run,
-    settings: &'a Settings<'a>,
-    capture: &'a Path,
-    progress: Progress,
-    interrupt: &'a Interrupt,
-}
-
-impl Bench<'_> {
-    fn group(&mut self, group: &Group) -> Result<()> {
-        let setting = station::Setting {
-            agent: self.settings.agent,
-            capture: self.capture,
-            window: self.settings.window,
-        };
-        let mut stations = group
-            .0
-            .iter()
-            .map(|&(arm, traffic)| Station::new(arm, traffic, setting, self.interrupt))
-            .collect::<Result<Vec<_>>>()?;
-        for round in 0..self.settings.rounds {
-            for labels in labels(&stations) {
-                self.run
-                    .add(&labels, "reference", "step_ns", reference::step_ns());
-            }
-            for index in order(stations.len(), round) {
-                let station = &mut stations[index];
-                self.settle(station)?;
-                let what = station.describe();
-                self.progress.step(&format!("{what}, round {}", round + 1));
-                let measured = station.measure(self.interrupt);
-                let measured = measured.with_context(|| format!("measure {what}"))?;
-                self.record(station, &measured);
-            }
-            self.add_kernel_cpu(&stations, round as usize);
-        }
-        for station in &mut stations {
-            self.settle(station)?;
-        }
-        Ok(())
-    }
-
-    /// Takes what became of the packets of the station's last turn, which a scan had to count first.
-    fn settle(&mut self, station: &mut Station) -> Result<()> {
-        let settled = station.settle(self.interrupt)?;
-        self.record(station, &settled);
-        Ok(())
-    }
-
-    fn record(&mut self, station: &Station, measured: &[(&str, f64)]) {
-        for (measure, value) in measured {
-            self.run
-                .add(&station.labels(), station.arm.name(), measure, *value);
-        }
-    }
-
-    /// What each arm adds to the sender's time, which needs the turn of the arm nothing.
-    fn add_kernel_cpu(&mut self, stations: &[Station], round: usize) {
-        // The sender's time then lacks the soft interrupts in which the kernel counts.
-        if self.run.host.irq_time_accounting == "y" {
-            return;
-        }
-        for station in stations {
-            let (labels, arm) = (station.labels(), station.arm.name());
-            let value = |arm: &str, measure| {
-                let row = self.run.row(&labels, arm, measure)?;
-                row.values.get(round).copied()
-            };
-            let (Some(sender_ns), Some(alone_ns), Some(rate), Some(process)) = (
-                value(arm, "sender_ns_per_packet"),
-                value(Arm::Nothing.name(), "sender_ns_per_packet"),
-                value(arm, "sent_packets_per_second"),
-                value(arm, "process_cpu_percent"),
-            ) else {
-                continue;
-            };
-            let kernel_ns = sender_ns - alone_ns;
-            let kernel = 100.0 * kernel_ns * rate / 1e9;
-            for (measure, value) in [
-                ("kernel_ns_per_packet", kernel_ns),
-                ("kernel_cpu_percent", kernel),
-                ("cpu_percent", kernel + process),
-            ] {
-                self.run.add(&labels, arm, measure, value);
-            }
-        }
-    }
-}
-
-/// Each scenario once.
-fn labels(stations: &[Station]) -> Vec<BTreeMap<String, String>> {
-    let mut labels: Vec<_> = stations.iter().map(Station::labels).collect();
-    labels.dedup();
-    labels
-}
-
-/// Rows of a scenario together, and within it those of an arm, in the order of their first ones.
-fn arrange(rows: &mut [Row]) {
-    let mut scenarios = Vec::new();
-    let mut arms = Vec::new();
-    for row in rows.iter() {
-        if !scenarios.contains(&row.scenario) {
-            scenarios.push(row.scenario.clone());
-        }
-        if !arms.contains(&row.arm) {
-            arms.push(row.arm.clone());
-        }
-    }
-    rows.sort_by_key(|row| {
-        (
-            scenarios.iter().position(|other| *other == row.scenario),
-            arms.iter().position(|other| *other == row.arm),
-        )
-    });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rows_of_a_scenario_and_of_an_arm_come_together() {
-        let row = |flows: &str, arm: &str, measure: &str| Row {
-            scenario: BTreeMap::from([("flows".to_owned(), flows.to_owned())]),
-            arm: arm.to_owned(),
-            measure: measure.to_owned(),
-            values: Vec::new(),
-        };
-        let mut rows = [
-            row("2", "nothing", "a"),
-            row("2", "agent", "a"),
-            row("1", "agent", "a"),
-            row("2", "nothing", "b"),
-            row("1", "nothing", "a"),
-        ];
-        arrange(&mut rows);
-        let order = rows.map(|row| format!("{} {}", row.scenario["flows"], row.arm));
-        let expected = ["2 nothing", "2 nothing", "2 agent", "1 nothing", "1 agent"];
-        assert_eq!(order, expected);
-    }
-}

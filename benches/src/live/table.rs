@@ -3,213 +3,217 @@
 
 mod scan;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
-use lab::Variety;
 
 use super::{
-    cost::{Statistics, program_cost},
-    reference,
-    result::Run,
-    rounds::{Interrupt, Progress, order},
-    wire::Wire,
+    bench::{Bench, Group, Labels, Lifetime, Plan, Setup, Station, Turns, labels, notes, station},
+    flooded::Flooded,
+    host::Host,
+    wire::Flood,
 };
-use crate::own_table::{Size, TablePrograms};
-
-type Labels = BTreeMap<String, String>;
+use crate::{
+    own_table::{Size, TablePrograms},
+    profile::{KERNEL_PROFILES, Profile},
+};
 
 const ARMS: [&str; 4] = ["empty", "parsed", "hash_map", "own"];
+const TABLES: [&str; 2] = ["hash_map", "own"];
 /// The sizes that the hits have, so that half of our slots are in use by the most flows.
 const ROOM: u32 = 1_000_000;
 const HIT_FLOWS: [u32; 3] = [1, 10_000, 500_000];
 const LOADS_PERCENT: [u32; 3] = [25, 50, 75];
+/// Slots for the agent's default number of flows, at these loads.
+const SCAN_LOADS_PERCENT: [u32; 2] = [50, 75];
 const WINDOWS: [u32; 3] = [1, 2, 3];
 /// Those of our table in all but the rows about packets without a slot.
 const USUAL_WINDOWS: u32 = 2;
 
-pub fn run(rounds: u32, quick: bool, interrupt: &Interrupt) -> Result<Run> {
-    let a_round = ARMS.len() * (HIT_FLOWS.len() + 1) + LOADS_PERCENT.len() * WINDOWS.len();
-    let mut bench = Bench {
-        run: Run::new("table", quick, rounds)?,
-        rounds,
-        packets: if quick { 300_000 } else { 1_000_000 },
-        new_flows: if quick { 100_000 } else { 400_000 },
-        progress: Progress::new(rounds as usize * a_round),
-        interrupt,
-    };
-    bench.hits()?;
-    bench.inserts()?;
-    bench.unplaced()?;
-    scan::measure(&mut bench.run, rounds, interrupt)?;
-    let mut run = bench.run;
-    run.notes.extend([
-        "hash_map and own are programs of one object, for a processor with compare-and-swap (v3); \
-         both read the tick counter only. program_ns_per_packet is the kernel's run_time_ns over \
-         run_cnt, with what the statistics themselves cost."
-            .to_owned(),
-        "program_over_hash_map_ratio is (own - empty) / (hash_map - empty); \
-         table_over_hash_map_ratio is (own - parsed) / (hash_map - parsed): the tables alone."
-            .to_owned(),
-        "unplaced_per_million: packets of as many different flows fill the table to its load; those \
-         that found all slots of their windows taken are counted, and placed and unplaced together \
-         are what the interface received."
-            .to_owned(),
-        "In a drain the other arm's memory is not in use; both hand on the same batches."
-            .to_owned(),
-    ]);
-    Ok(run)
+#[derive(clap::Args)]
+pub struct Table;
+
+#[derive(Clone, Copy)]
+pub enum Load {
+    Hit(Flood),
+    Insert(Flood),
+    Unplaced {
+        flood: Flood,
+        load_percent: u32,
+        windows: u32,
+    },
+    Memory {
+        load_percent: u32,
+    },
+    Drain {
+        profile: Profile,
+        load_percent: u32,
+    },
 }
 
-/// An arm on a wire of its own.
-struct Station {
-    wire: Wire,
-    programs: TablePrograms,
-    id: u32,
+impl Bench for Table {
+    const NAME: &'static str = "table";
+
+    type Load = Load;
+
+    fn plan(&self, setup: &Setup) -> Result<Plan<Load>> {
+        let [packets, new_flows] = if setup.is_quick {
+            [300_000, 100_000]
+        } else {
+            [1_000_000, 400_000]
+        };
+        let flood = |flows, packets| Flood {
+            frame_len_bytes: 64,
+            flows,
+            packets,
+        };
+        let mut groups = Vec::new();
+        for flows in HIT_FLOWS {
+            let load = Load::Hit(flood(flows, packets));
+            groups.push(Group::new(Lifetime::Rounds, ARMS, &load));
+        }
+        let insert = Load::Insert(flood(0, new_flows));
+        groups.push(Group::new(Lifetime::Turn, ARMS, &insert));
+        for windows in WINDOWS {
+            for load_percent in LOADS_PERCENT {
+                let load = Load::Unplaced {
+                    flood: flood(0, new_flows),
+                    load_percent,
+                    windows,
+                };
+                groups.push(Group::new(Lifetime::Turn, ["own"], &load));
+            }
+        }
+        for load_percent in SCAN_LOADS_PERCENT {
+            let memory = Load::Memory { load_percent };
+            groups.push(Group::new(Lifetime::Turn, TABLES, &memory));
+            for profile in KERNEL_PROFILES {
+                let load = Load::Drain {
+                    profile,
+                    load_percent,
+                };
+                groups.push(Group::new(Lifetime::Rounds, TABLES, &load));
+            }
+        }
+        Ok(Plan {
+            groups,
+            notes: notes(&NOTES),
+        })
+    }
+
+    fn labels(load: &Load) -> Labels {
+        match load {
+            Load::Hit(flood) => labels([("path", &"hit"), ("flows", &flood.flows)]),
+            Load::Insert(flood) => labels([("path", &"insert"), ("flows", &flood.packets)]),
+            Load::Unplaced {
+                load_percent,
+                windows,
+                ..
+            } => labels([
+                ("path", &"unplaced"),
+                ("load_percent", load_percent),
+                ("windows", windows),
+            ]),
+            Load::Memory { load_percent } => {
+                labels([("path", &"memory"), ("load_percent", load_percent)])
+            }
+            Load::Drain {
+                profile,
+                load_percent,
+            } => labels([
+                ("path", &"drain"),
+                ("flows", &profile.flows),
+                ("load_percent", load_percent),
+            ]),
+        }
+    }
+
+    fn station(&self, arm: &str, load: &Load, setup: &Setup) -> Result<Box<dyn Station>> {
+        match *load {
+            Load::Hit(flood) | Load::Insert(flood) => {
+                let flooded = flooded(arm, flood, ROOM, USUAL_WINDOWS)?;
+                flooded.warm_up(&setup.interrupt)?;
+                Ok(station(move |setup| {
+                    let (ns, _) = flooded.program_ns(&setup.interrupt)?;
+                    let ns = ns.context("the program did not run")?;
+                    Ok(vec![("program_ns_per_packet", ns)])
+                }))
+            }
+            Load::Unplaced {
+                flood,
+                load_percent,
+                windows,
+            } => {
+                let starts = flood.packets / load_percent * 100;
+                let flooded = flooded(arm, flood, starts, windows)?;
+                Ok(station(move |setup| unplaced(&flooded, setup)))
+            }
+            Load::Memory { load_percent } => scan::memory(arm, load_percent),
+            Load::Drain {
+                profile,
+                load_percent,
+            } => scan::drain(arm, profile, load_percent),
+        }
+    }
+
+    /// Ours over the hash map, both over what costs the same without a table.
+    fn derive(turns: &Turns, _: &Host) -> Vec<(String, &'static str, f64)> {
+        const NS: &str = "program_ns_per_packet";
+        let ratio = |measure, floor: Option<f64>| {
+            let own = turns.get("own", measure)? - floor?;
+            Some(own / (turns.get("hash_map", measure)? - floor?))
+        };
+        let ratios = [
+            ("program_over_hash_map_ratio", NS, turns.get("empty", NS)),
+            ("table_over_hash_map_ratio", NS, turns.get("parsed", NS)),
+            ("drain_over_hash_map_ratio", "drain_cpu_us", Some(0.0)),
+        ];
+        ratios
+            .into_iter()
+            .filter_map(|(name, measure, floor)| {
+                Some(("own".to_owned(), name, ratio(measure, floor)?))
+            })
+            .collect()
+    }
 }
 
-impl Station {
-    fn new(arm: &str, window_starts: u32, windows: u32) -> Result<Self> {
-        let wire = Wire::new()?;
+const NOTES: [&str; 4] = [
+    "hash_map and own are programs of one object, for a processor with compare-and-swap (v3); \
+     both read the tick counter only. program_ns_per_packet is the kernel's run_time_ns over \
+     run_cnt, with what the statistics themselves cost.",
+    "program_over_hash_map_ratio is (own - empty) / (hash_map - empty); \
+     table_over_hash_map_ratio is (own - parsed) / (hash_map - parsed): the tables alone.",
+    "unplaced_per_million: packets of as many different flows fill the table to its load; those \
+     that found all slots of their windows taken are counted, and placed and unplaced together \
+     are what the interface received.",
+    "In a drain the other arm's memory is not in use; both hand on the same batches.",
+];
+
+fn flooded(
+    arm: &str,
+    flood: Flood,
+    window_starts: u32,
+    windows: u32,
+) -> Result<Flooded<TablePrograms>> {
+    Flooded::new(flood, |host| {
         let mut programs = TablePrograms::load(Size {
             hash_map_flows: if arm == "hash_map" { ROOM } else { 1 },
             window_starts: if arm == "own" { window_starts } else { 1 },
             windows,
         })?;
-        let id = programs.attach(arm, &wire.lab.agent)?;
-        Ok(Self { wire, programs, id })
-    }
-
-    /// Of a table with room for all.
-    fn usual(arm: &str) -> Result<Self> {
-        Self::new(arm, ROOM, USUAL_WINDOWS)
-    }
-
-    fn flood(&self, variety: Variety, count: u32, interrupt: &Interrupt) -> Result<u64> {
-        let frame = self.wire.frame(64)?;
-        let passage = self.wire.flood(&frame, variety, count, interrupt)?;
-        Ok(passage.packets)
-    }
-
-    fn ns_per_packet(&self, variety: Variety, count: u32, interrupt: &Interrupt) -> Result<f64> {
-        let ids = BTreeSet::from([self.id]);
-        let _statistics = Statistics::enable()?;
-        let before = program_cost(&ids)?;
-        self.flood(variety, count, interrupt)?;
-        (program_cost(&ids)? - before)
-            .ns_per_run()
-            .context("the program did not run")
-    }
+        let id = programs.attach(arm, host)?;
+        Ok((programs, BTreeSet::from([id])))
+    })
 }
 
-struct Bench<'a> {
-    run: Run,
-    rounds: u32,
-    packets: u32,
-    new_flows: u32,
-    progress: Progress,
-    interrupt: &'a Interrupt,
-}
-
-impl Bench<'_> {
-    fn hits(&mut self) -> Result<()> {
-        let stations = ARMS
-            .into_iter()
-            .map(Station::usual)
-            .collect::<Result<Vec<_>>>()?;
-        for flows in HIT_FLOWS {
-            let variety = match flows {
-                1 => Variety::Same,
-                flows => Variety::Sources(flows),
-            };
-            for station in stations.iter().filter(|_| flows > 1) {
-                station.flood(variety, flows.saturating_mul(5), self.interrupt)?;
-            }
-            let labels = labels("hit", &[("flows", flows)]);
-            for round in 0..self.rounds {
-                let mut taken = BTreeMap::new();
-                for index in order(ARMS.len(), round) {
-                    let arm = ARMS[index];
-                    self.step(&format!("{flows} flows, {arm}"));
-                    let ns =
-                        stations[index].ns_per_packet(variety, self.packets, self.interrupt)?;
-                    taken.insert(arm, ns);
-                }
-                self.record(&labels, &taken);
-            }
-        }
-        Ok(())
-    }
-
-    /// Every round has tables of its own, which are empty.
-    fn inserts(&mut self) -> Result<()> {
-        let labels = labels("insert", &[("flows", self.new_flows)]);
-        for round in 0..self.rounds {
-            let mut taken = BTreeMap::new();
-            for index in order(ARMS.len(), round) {
-                let arm = ARMS[index];
-                self.step(&format!("every packet a new flow, {arm}"));
-                let station = Station::usual(arm)?;
-                let each_new = Variety::Sources(0);
-                let ns = station.ns_per_packet(each_new, self.new_flows, self.interrupt)?;
-                taken.insert(arm, ns);
-            }
-            self.record(&labels, &taken);
-        }
-        Ok(())
-    }
-
-    fn unplaced(&mut self) -> Result<()> {
-        for windows in WINDOWS {
-            for load in LOADS_PERCENT {
-                let labels = labels("unplaced", &[("load_percent", load), ("windows", windows)]);
-                for _ in 0..self.rounds {
-                    self.step(&format!("load {load} %, {windows} windows"));
-                    let starts = self.new_flows / load * 100;
-                    let station = Station::new("own", starts, windows)?;
-                    let sent =
-                        station.flood(Variety::Sources(0), self.new_flows, self.interrupt)?;
-                    let (_, placed) = station.programs.slots()?.drain_sum();
-                    let unplaced = station.programs.unplaced()?;
-                    ensure!(
-                        placed.packets + unplaced.packets == sent,
-                        "{sent} packets came, {placed:?} and {unplaced:?} were counted"
-                    );
-                    let per_million = unplaced.packets as f64 / sent as f64 * 1e6;
-                    self.run
-                        .add(&labels, "own", "unplaced_per_million", per_million);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn step(&mut self, what: &str) {
-        self.progress.step(what);
-    }
-
-    /// A round's figures, and the ratios between them.
-    fn record(&mut self, labels: &Labels, taken: &BTreeMap<&str, f64>) {
-        self.run
-            .add(labels, "reference", "step_ns", reference::step_ns());
-        for (arm, ns) in taken {
-            self.run.add(labels, arm, "program_ns_per_packet", *ns);
-        }
-        for (measure, floor) in [
-            ("program_over_hash_map_ratio", "empty"),
-            ("table_over_hash_map_ratio", "parsed"),
-        ] {
-            let floor = taken[floor];
-            let ratio = (taken["own"] - floor) / (taken["hash_map"] - floor);
-            self.run.add(labels, "own", measure, ratio);
-        }
-    }
-}
-
-fn labels(path: &str, others: &[(&str, u32)]) -> Labels {
-    let path = [("path".to_owned(), path.to_owned())];
-    let others = others
-        .iter()
-        .map(|(name, number)| ((*name).to_owned(), number.to_string()));
-    path.into_iter().chain(others).collect()
+fn unplaced(flooded: &Flooded<TablePrograms>, setup: &Setup) -> Result<Vec<(&'static str, f64)>> {
+    let (_, sent) = flooded.program_ns(&setup.interrupt)?;
+    let (_, placed) = flooded.programs.slots()?.drain_sum();
+    let unplaced = flooded.programs.unplaced()?;
+    ensure!(
+        placed.packets + unplaced.packets == sent,
+        "{sent} packets came, {placed:?} and {unplaced:?} were counted"
+    );
+    let per_million = unplaced.packets as f64 / sent as f64 * 1e6;
+    Ok(vec![("unplaced_per_million", per_million)])
 }

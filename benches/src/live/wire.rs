@@ -1,12 +1,15 @@
-//! A wire between two namespaces: frames come in, the time until the last one is through and how
-//! many there were go out.
+//! A wire between two namespaces, and frames that a program sends over it: as fast as it can, or at a steady rate.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use lab::{Counters, Lab, Variety};
+use lab::{Counters, Generator, Lab, Variety};
 
-use super::{affinity, rounds::Interrupt};
+use super::{
+    affinity::sender_cpu,
+    bench::{Labels, labels},
+    interrupt::Interrupt,
+};
 
 /// Frames that one call sends: short enough for an interrupt to be heard.
 const CHUNK: u32 = 200_000;
@@ -14,6 +17,40 @@ const CHUNK: u32 = 200_000;
 /// A lab whose agent's end polls, so that it takes what the generator sends.
 pub struct Wire {
     pub lab: Lab,
+}
+
+/// UDP frames over IPv4, as fast as one CPU can send them.
+#[derive(Clone, Copy, Debug)]
+pub struct Flood {
+    pub frame_len_bytes: usize,
+    /// Their sources are chosen at random out of so many; 0 where every packet is a flow of its own.
+    pub flows: u32,
+    pub packets: u32,
+}
+
+/// UDP frames over IPv4 at a steady rate.
+#[derive(Clone, Copy, Debug)]
+pub struct Steady {
+    pub frame_len_bytes: usize,
+    pub flows: u32,
+    pub packets_per_second: u32,
+}
+
+impl Steady {
+    /// What an agent and its neighbours are compared under.
+    pub const USUAL: Self = Self {
+        frame_len_bytes: 512,
+        flows: 10_000,
+        packets_per_second: 50_000,
+    };
+
+    pub fn labels(self) -> Labels {
+        labels([
+            ("flows", &self.flows),
+            ("packets_per_second", &self.packets_per_second),
+            ("frame_bytes", &self.frame_len_bytes),
+        ])
+    }
 }
 
 /// Frames that arrived, in how much time.
@@ -36,72 +73,75 @@ impl Wire {
         Ok(Self { lab })
     }
 
-    /// A UDP frame over IPv4 of so many bytes.
-    pub fn frame(&self, len_bytes: usize) -> Result<Vec<u8>> {
+    /// Frames that find the ring full are lost and not counted.
+    pub fn flood(&self, flood: Flood, interrupt: &Interrupt) -> Result<Passage> {
+        let frame = self.frame(flood.frame_len_bytes)?;
+        self.send(flood.flows, |generator, _| {
+            let mut left = flood.packets;
+            while left > 0 {
+                interrupt.check()?;
+                let now = left.min(CHUNK);
+                generator.send(&frame, now, sender_cpu())?;
+                left -= now;
+            }
+            Ok(())
+        })
+    }
+
+    /// Each call of the generator sends what is due, since starting one takes the kernel milliseconds.
+    pub fn pace(
+        &self,
+        steady: Steady,
+        duration: Duration,
+        interrupt: &Interrupt,
+    ) -> Result<Passage> {
+        const PAUSE: Duration = Duration::from_millis(5);
+        let frame = self.frame(steady.frame_len_bytes)?;
+        self.send(steady.flows, |generator, started| {
+            let mut sent = 0;
+            loop {
+                interrupt.check()?;
+                let elapsed = started.elapsed().min(duration);
+                let in_all =
+                    elapsed.as_micros() * u128::from(steady.packets_per_second) / 1_000_000;
+                let due = u32::try_from(in_all).unwrap_or(u32::MAX) - sent;
+                if due > 0 {
+                    generator.send(&frame, due, sender_cpu())?;
+                    sent += due;
+                } else if elapsed == duration {
+                    return Ok(());
+                }
+                std::thread::sleep(PAUSE);
+            }
+        })
+    }
+
+    fn send(
+        &self,
+        flows: u32,
+        work: impl FnOnce(&Generator, Instant) -> Result<()>,
+    ) -> Result<Passage> {
+        let variety = match flows {
+            1 => Variety::Same,
+            flows => Variety::Sources(flows),
+        };
+        let generator = self.lab.peer.generator_of(variety)?;
+        let before = self.lab.agent.counters()?;
+        let started = Instant::now();
+        work(&generator, started)?;
+        let (counters, elapsed) = self.settle(started)?;
+        let packets = (counters - before).rx_packets;
+        ensure!(packets > 0, "no frame arrived");
+        Ok(Passage { packets, elapsed })
+    }
+
+    fn frame(&self, len_bytes: usize) -> Result<Vec<u8>> {
         const HEADERS_LEN_BYTES: usize = 14 + 20 + 8;
         let payload_len_bytes = len_bytes
             .checked_sub(HEADERS_LEN_BYTES)
             .context("a frame has room for its headers")?;
         let frame = self.lab.peer.frame_v4(&self.lab.agent);
         frame.udp(1000, 53, &vec![0; payload_len_bytes])
-    }
-
-    /// Sends as fast as one CPU can; frames that find the ring full are lost and not counted.
-    pub fn flood(
-        &self,
-        frame: &[u8],
-        variety: Variety,
-        count: u32,
-        interrupt: &Interrupt,
-    ) -> Result<Passage> {
-        let generator = self.lab.peer.generator_of(variety)?;
-        let before = self.lab.agent.counters()?;
-        let started = Instant::now();
-        let mut left = count;
-        while left > 0 {
-            interrupt.check()?;
-            let now = left.min(CHUNK);
-            generator.send(frame, now, sender_cpu())?;
-            left -= now;
-        }
-        let (counters, elapsed) = self.settle(started)?;
-        let packets = (counters - before).rx_packets;
-        ensure!(packets > 0, "no frame arrived");
-        Ok(Passage { packets, elapsed })
-    }
-
-    /// Sends at a steady rate: each call sends what is due, since starting one takes the kernel
-    /// milliseconds.
-    pub fn pace(
-        &self,
-        frame: &[u8],
-        variety: Variety,
-        packets_per_second: u32,
-        duration: Duration,
-        interrupt: &Interrupt,
-    ) -> Result<Passage> {
-        const PAUSE: Duration = Duration::from_millis(5);
-        let generator = self.lab.peer.generator_of(variety)?;
-        let before = self.lab.agent.counters()?;
-        let started = Instant::now();
-        let mut sent = 0;
-        loop {
-            interrupt.check()?;
-            let elapsed = started.elapsed().min(duration);
-            let in_all = elapsed.as_micros() * u128::from(packets_per_second) / 1_000_000;
-            let due = u32::try_from(in_all).unwrap_or(u32::MAX) - sent;
-            if due > 0 {
-                generator.send(frame, due, sender_cpu())?;
-                sent += due;
-            } else if elapsed == duration {
-                break;
-            }
-            std::thread::sleep(PAUSE);
-        }
-        let (counters, elapsed) = self.settle(started)?;
-        let packets = (counters - before).rx_packets;
-        ensure!(packets > 0, "no frame arrived");
-        Ok(Passage { packets, elapsed })
     }
 
     /// Waits for the frames in the ring. The clock stops where the counter last moved.
@@ -118,10 +158,4 @@ impl Wire {
             (last, moved) = (counters, elapsed);
         }
     }
-}
-
-/// The last CPU, where there are two: the first ones take interrupts.
-pub fn sender_cpu() -> Option<usize> {
-    let cpus = affinity::cpus();
-    (cpus > 1).then(|| cpus - 1)
 }

@@ -1,5 +1,4 @@
-//! Server and client as processes of their own, so that neither shares a thread with the harness:
-//! hosts of a laboratory come in, running parts and what the client found out come back.
+//! Server and client as processes of their own, so that neither shares a thread with the harness.
 //!
 //! A part is this program again, under a command that its help does not show.
 
@@ -20,7 +19,7 @@ use super::{
     client::{self, Outcome, Plan},
     server::Server,
 };
-use crate::live::{affinity, rounds::Interrupt};
+use crate::live::{affinity, interrupt::Interrupt};
 
 #[derive(Subcommand)]
 pub enum Part {
@@ -47,7 +46,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// In the process that [`serve`] or [`load`] starts.
+    /// What the process does that [`serve`] or [`load`] starts.
     pub fn play(&self) -> Result<()> {
         // Sleeps end up to 50 µs late otherwise.
         set_current_timer_slack(NonZeroU64::new(1)).context("set the timer slack")?;

@@ -1,12 +1,13 @@
-//! What an agent's maps say without asking the agent: its process comes in, flips of the page and
-//! packets of its account go out.
+//! What an agent's maps say without asking the agent: which page is filled, and the packets of its account.
 
-use std::{collections::BTreeSet, fs, os::fd::AsFd as _};
+use std::os::fd::AsFd as _;
 
 use agent::kernel::{account::Accounts, bpf};
 use agent_common::{HookAccount, Pair, Reason};
 use anyhow::{Context as _, Result};
 use aya::maps::{MapData, loaded_maps};
+
+use crate::live::fdinfo;
 
 pub struct Inside {
     accounts: Accounts,
@@ -17,9 +18,9 @@ pub struct Inside {
 }
 
 impl Inside {
-    /// Of the maps that the process holds.
+    /// Opens the maps that the process holds.
     pub fn of(pid: u32) -> Result<Self> {
-        let held = held_map_ids(pid)?;
+        let held = fdinfo::map_ids(pid)?;
         let map = |name: &str| -> Result<(MapData, aya::maps::MapInfo)> {
             for info in loaded_maps() {
                 let info = info.context("list the maps")?;
@@ -58,18 +59,4 @@ impl Inside {
         let Pair { packets: seen, .. } = self.sum.get(Reason::Seen);
         Ok((seen, self.sum.not_inserted().packets))
     }
-}
-
-fn held_map_ids(pid: u32) -> Result<BTreeSet<u32>> {
-    let folder = format!("/proc/{pid}/fdinfo");
-    let mut ids = BTreeSet::new();
-    for entry in fs::read_dir(&folder).with_context(|| format!("read {folder}"))? {
-        // A descriptor may be closed meanwhile.
-        let Ok(text) = fs::read_to_string(entry?.path()) else {
-            continue;
-        };
-        let id = text.lines().find_map(|line| line.strip_prefix("map_id:"));
-        ids.extend(id.and_then(|id| id.trim().parse::<u32>().ok()));
-    }
-    Ok(ids)
 }

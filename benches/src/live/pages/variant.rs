@@ -1,10 +1,6 @@
-//! The kinds of pages: a name comes in, the program that counts into such a page and what is in it go
-//! out.
+//! The kinds of pages, each with a program that counts into it.
 
-use std::{
-    fs,
-    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd},
-};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
 use agent::kernel::{bpf, pages::create_page};
 use agent_common::{FlowCounters, FlowKey, Pair};
@@ -12,11 +8,14 @@ use anyhow::{Context as _, Result, bail};
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Map, MapData},
-    programs::{SchedClassifier, TcAttachType, TestRun as _, TestRunOptions},
+    programs::{SchedClassifier, TestRun as _, TestRunOptions},
 };
 use lab::Host;
 
-use crate::live::{affinity, program::OBJECT};
+use crate::live::{
+    affinity, fdinfo,
+    program::{self, Hook, OBJECT},
+};
 
 /// What a page may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,11 +46,11 @@ impl Kind {
     }
 }
 
-/// A loaded program with its page.
+/// A program with its page.
 pub struct Variant {
     ebpf: Ebpf,
     kind: Kind,
-    /// Of [`Kind::ByCpu`].
+    /// The tables of [`Kind::ByCpu`].
     by_cpu: Vec<MapData>,
 }
 
@@ -59,10 +58,10 @@ pub struct Variant {
 const BATCH: usize = 4096;
 
 impl Variant {
-    pub fn load(kind: Kind, max_flows: u32) -> Result<Self> {
+    pub fn new(kind: Kind, max_flows: u32) -> Result<Self> {
         let cpus = affinity::cpus() as u32;
         let room = |of| if of == kind { max_flows } else { 1 };
-        let mut ebpf = EbpfLoader::new()
+        let ebpf = EbpfLoader::new()
             .map_max_entries("BARE", room(Kind::Preallocated))
             .map_max_entries("GROWING", room(Kind::Growing))
             .map_max_entries("BY_CPU", cpus)
@@ -81,21 +80,19 @@ impl Variant {
                 by_cpu.push(page);
             }
         }
-        let program = ebpf.program_mut(kind.program());
-        let program: &mut SchedClassifier = program.context("the object has it")?.try_into()?;
-        program.load()?;
         Ok(Self { ebpf, kind, by_cpu })
+    }
+
+    /// Readies the program for [`Variant::run`], on no hook.
+    pub fn load_program(&mut self) -> Result<()> {
+        let program = self.ebpf.program_mut(self.kind.program());
+        let program: &mut SchedClassifier = program.context("the object has it")?.try_into()?;
+        Ok(program.load()?)
     }
 
     /// Hangs the program on the interface's TC ingress; returns its id.
     pub fn attach(&mut self, host: &Host) -> Result<u32> {
-        let program = self.ebpf.program_mut(self.kind.program());
-        let program: &mut SchedClassifier = program.context("the object has it")?.try_into()?;
-        let attach = || -> Result<u32> {
-            program.attach(&host.interface, TcAttachType::Ingress)?;
-            Ok(program.info()?.id())
-        };
-        host.namespace.enter(attach)
+        program::attach(&mut self.ebpf, self.kind.program(), host, Hook::Tc)
     }
 
     /// Runs the program on a frame so many times, on the calling thread's CPU; returns the
@@ -135,7 +132,7 @@ impl Variant {
 
     /// What the kernel charges for the page at the moment.
     pub fn memory_bytes(&self) -> Result<u64> {
-        self.maps()?.into_iter().map(charged_bytes).sum()
+        self.maps()?.into_iter().map(fdinfo::memory_bytes).sum()
     }
 
     fn maps(&self) -> Result<Vec<BorrowedFd<'_>>> {
@@ -149,12 +146,4 @@ impl Variant {
             _ => bail!("the object has no hash map {name}"),
         }
     }
-}
-
-fn charged_bytes(map: BorrowedFd<'_>) -> Result<u64> {
-    let path = format!("/proc/self/fdinfo/{}", map.as_raw_fd());
-    let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-    text.lines()
-        .find_map(|line| line.strip_prefix("memlock:")?.trim().parse().ok())
-        .with_context(|| format!("{path} has memlock"))
 }

@@ -118,7 +118,7 @@ impl<'a> Cell<'a> {
                 ratio.map(Self::Ratio)
             }
             Shows::DifferenceTo(instead) => {
-                let difference = other(instead)?.and_then(|other| row.difference_to(other));
+                let difference = other(instead)?.and_then(|other| Difference::between(row, other));
                 difference.map(|difference| Self::Added(row, difference))
             }
         };

@@ -1,31 +1,31 @@
-//! What counts the packets: nothing, the agent, or a packet capture. A host comes in, process ids and
-//! tallies go out.
+//! What counts the packets: nothing, the agent, or a packet capture.
 
 use std::{
     collections::BTreeSet,
     fs::{self, File},
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-    thread,
+    path::PathBuf,
+    process::Stdio,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
 use lab::{Host, Process};
-use serde_json::Value;
 
+use super::Load;
 use crate::{
     capture::Account,
-    live::{cost, program::Agent, rounds::Interrupt},
+    live::{
+        bench::Setup,
+        fdinfo,
+        program::{Agent, PATIENCE},
+        status::{Status, packets, sum},
+    },
     resident::Resident,
 };
 
-/// To start and to stop, on a machine that does much else.
-const PATIENCE: Duration = Duration::from_secs(120);
-
 pub enum Counter {
     Nothing,
-    Agent { agent: Box<Agent>, binary: PathBuf },
+    Agent(Box<Agent>),
     Capture(Box<CaptureProcess>),
 }
 
@@ -38,7 +38,7 @@ pub struct Tally {
     /// Packets that are in no flow, for a reason.
     pub unparsed: u64,
     pub refused: u64,
-    /// Of those refused.
+    /// How many of those refused found the table full.
     pub table_full: u64,
     /// Flows in the last scan.
     pub flows: u64,
@@ -47,54 +47,44 @@ pub struct Tally {
 }
 
 /// Memory of a process and of what the kernel holds for it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Memory {
     pub resident_bytes: u64,
     pub kernel_bytes: u64,
 }
 
 impl Counter {
-    pub fn agent(
-        host: &Host,
-        binary: &Path,
-        table: u32,
-        interval: Duration,
-        interrupt: &Interrupt,
-    ) -> Result<Self> {
-        let (table, interval) = (table.to_string(), text(interval));
-        let settings = [
-            "--max-flows",
-            &table,
-            "--scan-interval",
-            &interval,
-            // Where every flow of the table is in use, half of it would be a scan of its own.
-            "--early-scan",
-            "0",
-            "--idle-timeout",
-            IDLE_TIMEOUT,
-        ];
-        let agent = Agent::start(host, binary, &settings, interrupt)?;
-        Ok(Self::Agent {
-            agent: Box::new(agent),
-            binary: binary.to_owned(),
-        })
-    }
-
-    pub fn capture(
-        host: &Host,
-        binary: &Path,
-        interval: Duration,
-        interrupt: &Interrupt,
-    ) -> Result<Self> {
-        let capture = CaptureProcess::start(host, binary, interval, interrupt)?;
-        Ok(Self::Capture(Box::new(capture)))
+    pub fn start(arm: &str, host: &Host, load: Load, setup: &Setup) -> Result<Self> {
+        let interval = humantime::format_duration(load.interval).to_string();
+        match arm {
+            "nothing" => Ok(Self::Nothing),
+            "agent" => {
+                let settings = [
+                    "--max-flows",
+                    &load.table.to_string(),
+                    "--scan-interval",
+                    &interval,
+                    // Where every flow of the table is in use, half of it would be a scan of its own.
+                    "--early-scan",
+                    "0",
+                    "--idle-timeout",
+                    IDLE_TIMEOUT,
+                ];
+                let agent = Agent::start(host, &settings, setup)?;
+                Ok(Self::Agent(Box::new(agent)))
+            }
+            _ => {
+                let capture = CaptureProcess::start(host, &interval, setup)?;
+                Ok(Self::Capture(Box::new(capture)))
+            }
+        }
     }
 
     /// `None` for nothing.
     pub fn pid(&mut self) -> Option<u32> {
         match self {
             Self::Nothing => None,
-            Self::Agent { agent, .. } => Some(agent.pid()),
+            Self::Agent(agent) => Some(agent.pid()),
             Self::Capture(capture) => Some(capture.process.child().id()),
         }
     }
@@ -103,7 +93,7 @@ impl Counter {
     pub fn ensure_alive(&mut self) -> Result<()> {
         let (name, process) = match self {
             Self::Nothing => return Ok(()),
-            Self::Agent { agent, .. } => ("flow-agent", agent.process()),
+            Self::Agent(agent) => ("flow-agent", agent.process()),
             Self::Capture(capture) => ("flow-capture", &mut capture.process),
         };
         match process.exited()? {
@@ -115,24 +105,35 @@ impl Counter {
     pub fn program_ids(&mut self) -> Result<BTreeSet<u32>> {
         match self {
             Self::Nothing | Self::Capture(_) => Ok(BTreeSet::new()),
-            Self::Agent { agent, .. } => agent.program_ids(),
+            Self::Agent(agent) => agent.program_ids(),
         }
     }
 
-    pub fn tally(&mut self) -> Result<Tally> {
+    pub fn tally(&self) -> Result<Tally> {
         match self {
             Self::Nothing => Ok(Tally::default()),
-            Self::Agent { agent, binary } => agent_tally(binary, &agent.address()),
-            Self::Capture(capture) => Ok(capture.tally()?),
+            Self::Agent(agent) => tally_of(&agent.status()?),
+            Self::Capture(capture) => capture.tally(),
         }
     }
 
-    pub fn memory(&mut self) -> Result<Option<Memory>> {
+    /// What the counter had no room for between two tallies.
+    pub fn refused_by(&self, now: Tally, before: Tally) -> (&'static str, f64) {
+        if let Self::Agent(_) = self {
+            let table_full = now.table_full - before.table_full;
+            ("table_full_packets", table_full as f64)
+        } else {
+            ("dropped_packets", (now.refused - before.refused) as f64)
+        }
+    }
+
+    /// Nothing takes none.
+    pub fn memory(&mut self) -> Result<Memory> {
         let Some(pid) = self.pid() else {
-            return Ok(None);
+            return Ok(Memory::default());
         };
         let resident_bytes = Resident::of(pid)?.now_bytes;
-        Ok(Some(match self {
+        Ok(match self {
             Self::Capture(capture) => {
                 let ring_bytes = capture.account()?.ring_bytes;
                 Memory {
@@ -141,56 +142,27 @@ impl Counter {
                     kernel_bytes: ring_bytes,
                 }
             }
-            Self::Nothing | Self::Agent { .. } => Memory {
+            Self::Nothing | Self::Agent(_) => Memory {
                 resident_bytes,
-                kernel_bytes: cost::map_memory_bytes(pid)?,
+                kernel_bytes: fdinfo::map_memory_bytes(pid)?,
             },
-        }))
+        })
     }
 }
 
 /// Flows stay from turn to turn.
 const IDLE_TIMEOUT: &str = "1h";
 
-fn text(interval: Duration) -> String {
-    format!("{}ms", interval.as_millis())
-}
-
-fn agent_tally(binary: &Path, address: &str) -> Result<Tally> {
-    let mut command = Command::new(binary);
-    command.args(["status", "--connect", address, "--output", "json"]);
-    let output = command.output().context("start flow-agent status")?;
-    ensure!(
-        output.status.success(),
-        "flow-agent status: {}",
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    tally_of(&serde_json::from_slice(&output.stdout).context("parse the agent's status")?)
-}
-
-fn tally_of(status: &Value) -> Result<Tally> {
-    let number = |path: &str| {
-        status
-            .pointer(path)
-            .and_then(Value::as_u64)
-            .with_context(|| format!("the agent's status has no {path}"))
-    };
-    let sum = |path: &str| -> Result<u64> {
-        let reasons = status.pointer(path).and_then(Value::as_object);
-        let reasons = reasons.with_context(|| format!("the agent's status has no {path}"))?;
-        Ok(reasons
-            .values()
-            .filter_map(|count| count.get("packets")?.as_u64())
-            .sum())
-    };
+fn tally_of(status: &Status) -> Result<Tally> {
+    let account = &status.account;
     Ok(Tally {
-        scans: number("/scans/count")?,
-        counted: number("/account/flows/packets")?,
-        unparsed: sum("/account/unparsed")?,
-        refused: sum("/account/not_inserted")?,
-        table_full: number("/account/not_inserted/table_full/packets")?,
-        flows: number("/table/occupancy")?,
-        tracked: number("/replica/tracked")?,
+        scans: status.scans.count,
+        counted: account.flows.packets,
+        unparsed: sum(&account.unparsed),
+        refused: sum(&account.not_inserted),
+        table_full: packets(&account.not_inserted, "table_full")?,
+        flows: status.table.occupancy,
+        tracked: status.replica.tracked,
     })
 }
 
@@ -202,19 +174,22 @@ pub struct CaptureProcess {
 
 impl CaptureProcess {
     /// Returns when it captures.
-    fn start(
-        host: &Host,
-        binary: &Path,
-        interval: Duration,
-        interrupt: &Interrupt,
-    ) -> Result<Self> {
+    fn start(host: &Host, interval: &str, setup: &Setup) -> Result<Self> {
+        let binary = std::env::current_exe()
+            .context("find this program")?
+            .with_file_name("flow-capture");
+        ensure!(
+            binary.exists(),
+            "there is no {}: cargo build --release --package benches --bins",
+            binary.display()
+        );
         let name = format!("flow-capture-{}-{}", host.namespace.name(), host.ifindex);
         let lines = std::env::temp_dir().join(name);
         let stdout = File::create(&lines).with_context(|| format!("make {}", lines.display()))?;
         let mut command = host.command(binary);
         command
             .args(["--interface", &host.interface])
-            .args(["--scan-interval", &text(interval)])
+            .args(["--scan-interval", interval])
             .args(["--idle-timeout", IDLE_TIMEOUT])
             .stdin(Stdio::null())
             .stdout(stdout);
@@ -224,17 +199,16 @@ impl CaptureProcess {
         };
         let deadline = Instant::now() + PATIENCE;
         while capture.account().is_err() {
-            interrupt.check()?;
+            setup.interrupt.sleep(Duration::from_millis(10))?;
             if let Some(status) = capture.process.exited()? {
                 bail!("flow-capture ended with {status}");
             }
             ensure!(Instant::now() < deadline, "flow-capture does not count");
-            thread::sleep(Duration::from_millis(10));
         }
         Ok(capture)
     }
 
-    /// Of its last scan.
+    /// What it said after its last scan.
     fn account(&self) -> Result<Account> {
         let text = fs::read_to_string(&self.lines)
             .with_context(|| format!("read {}", self.lines.display()))?;
@@ -279,16 +253,19 @@ mod tests {
             "scans": { "count": 3 },
             "table": { "occupancy": 7 },
             "replica": { "tracked": 8 },
+            "consumers": [],
             "account": {
-                "flows": count(100),
+                "seen": count(112), "flows": count(100), "filtered": count(0), "beside": {},
                 "unparsed": { "arp": count(1), "llc": count(2) },
                 "not_inserted": { "table_full": count(4), "busy": count(5) },
             },
         });
+        let mut status: Status = serde_json::from_value(status).unwrap();
         let tally = tally_of(&status).unwrap();
         assert_eq!((tally.scans, tally.flows, tally.tracked), (3, 7, 8));
         assert_eq!((tally.counted, tally.unparsed), (100, 3));
         assert_eq!((tally.refused, tally.table_full), (9, 4));
-        assert!(tally_of(&json!({})).is_err());
+        status.account.not_inserted.remove("table_full");
+        assert!(tally_of(&status).is_err());
     }
 }

@@ -1,233 +1,72 @@
-//! An arm on a wire of its own with a sender: traffic comes in, one turn's measures go out.
+//! An arm on a wire of its own with a sender: what a turn costs the process, the programs and the sender, and
+//! what became of its packets.
 
-use std::{
-    collections::BTreeMap,
-    path::Path,
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use lab::Lab;
 
 use super::{
-    FRAME_LEN_BYTES, PACKETS_PER_SECOND,
+    FRAME_LEN_BYTES, Load, PACKETS_PER_SECOND,
     counter::{Counter, Tally},
-    sender::{Sender, Sent},
-    window::{MANY, Measures, Window, process_measures, program_measures, whole_intervals},
 };
-use crate::live::{affinity, cost::programs_during, rounds::Interrupt, wire::sender_cpu};
+use crate::live::{
+    affinity,
+    bench::{Measures, Setup, Station},
+    cost::{cpu_percent, process_cpu_ns, programs_during},
+    interrupt::Interrupt,
+    pacer::Pace,
+    sender::{Sender, Sent},
+};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arm {
-    Nothing,
-    Agent,
-    Capture,
-}
+const PACE: Pace = Pace {
+    most_at_once: 250,
+    pause: Duration::from_millis(1),
+    longest_stall: Duration::from_millis(250),
+};
 
-impl Arm {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Nothing => "nothing",
-            Self::Agent => "agent",
-            Self::Capture => "capture",
-        }
-    }
-}
+/// Flows from which on a cost a flow says something.
+const MANY: u64 = 1000;
 
-/// What the arms of a group have in common, and the agent's settings for it.
-#[derive(Clone, Copy)]
-pub struct Traffic {
-    pub section: &'static str,
-    pub flows: u32,
-    pub table: u32,
-    pub interval: Duration,
-}
-
-#[derive(Clone, Copy)]
-pub struct Setting<'a> {
-    pub agent: &'a Path,
-    pub capture: &'a Path,
-    /// CPU time is taken over whole scan intervals that last at least so long.
-    pub window: Duration,
-}
-
-pub struct Station {
-    pub arm: Arm,
-    traffic: Traffic,
+pub struct Counted {
+    interval: Duration,
+    /// Whole scan intervals, for which CPU time is taken.
     window: Duration,
     counter: Counter,
-    /// From here on there is a scan at every interval.
+    /// When the first scan interval began.
     started: Instant,
     sender: Sender,
-    sender_cpu: Option<usize>,
     lab: Lab,
+    /// The last one, whose packets may not all be counted yet.
     turn: Option<Turn>,
     before: (Tally, u64),
 }
 
-/// Of which not all packets need be counted yet.
 #[derive(Clone, Copy)]
 struct Turn {
     scans_at_end: u64,
     sent_in_all: u64,
 }
 
-impl Station {
-    pub fn new(
-        arm: Arm,
-        traffic: Traffic,
-        setting: Setting,
-        interrupt: &Interrupt,
-    ) -> Result<Self> {
+impl Counted {
+    pub fn new(arm: &str, load: Load, setup: &Setup) -> Result<Self> {
         let lab = Lab::quiet()?;
-        let Traffic {
-            table, interval, ..
-        } = traffic;
-        let mut counter = match arm {
-            Arm::Nothing => Counter::Nothing,
-            Arm::Agent => Counter::agent(&lab.agent, setting.agent, table, interval, interrupt)?,
-            Arm::Capture => Counter::capture(&lab.agent, setting.capture, interval, interrupt)?,
-        };
+        let mut counter = Counter::start(arm, &lab.agent, load, setup)?;
         let started = Instant::now();
-        let sender_cpu = sender_cpu();
-        if let (Some(pid), Some(cpu)) = (counter.pid(), sender_cpu) {
-            affinity::keep_off(pid, cpu)?;
+        if let Some(pid) = counter.pid() {
+            affinity::keep_off_sender(pid)?;
         }
+        let window = setup.window(Duration::from_secs(2));
         Ok(Self {
-            arm,
-            traffic,
-            window: whole_intervals(interval, setting.window),
+            interval: load.interval,
+            window: whole_intervals(load.interval, window),
             counter,
             started,
-            sender: Sender::new(&lab, traffic.flows)?,
-            sender_cpu,
+            sender: Sender::new(&lab, FRAME_LEN_BYTES, Some(load.flows), PACE)?,
             lab,
             turn: None,
             before: (Tally::default(), 0),
         })
-    }
-
-    pub fn labels(&self) -> BTreeMap<String, String> {
-        let Traffic {
-            section,
-            flows,
-            table,
-            interval,
-        } = self.traffic;
-        BTreeMap::from([
-            ("section".to_owned(), section.to_owned()),
-            ("flows".to_owned(), flows.to_string()),
-            ("table".to_owned(), table.to_string()),
-            (
-                "scan_interval".to_owned(),
-                humantime::format_duration(interval).to_string(),
-            ),
-            (
-                "packets_per_second".to_owned(),
-                PACKETS_PER_SECOND.to_string(),
-            ),
-            ("frame_bytes".to_owned(), FRAME_LEN_BYTES.to_string()),
-        ])
-    }
-
-    pub fn describe(&self) -> String {
-        let Traffic {
-            flows,
-            table,
-            interval,
-            ..
-        } = self.traffic;
-        let interval = humantime::format_duration(interval);
-        let arm = self.arm.name();
-        format!("{flows} flows, table of {table}, every {interval}: {arm}")
-    }
-
-    /// One turn: the programs' run time over a scan interval, then CPU time over whole intervals.
-    /// The turn's losses come with the next [`Station::settle`].
-    pub fn measure(&mut self, interrupt: &Interrupt) -> Result<Measures> {
-        let interval = self.traffic.interval;
-        let is_counted = self.arm != Arm::Nothing;
-        if is_counted {
-            self.await_phase(interrupt)?;
-        }
-        let ids = self.counter.program_ids()?;
-        let pid = self.counter.pid();
-        let counter = &mut self.counter;
-        let outcome = under_traffic(&mut self.sender, self.sender_cpu, |sent| {
-            let programs = if ids.is_empty() {
-                // Nothing has to get into a steady state where nothing counts.
-                interrupt.sleep(if is_counted { interval } else { A_MOMENT })?;
-                None
-            } else {
-                let (cost, elapsed, ()) = programs_during(&ids, || interrupt.sleep(interval))?;
-                Some((cost, elapsed))
-            };
-            let window = Window::measure(pid, sent, self.window, interrupt)?;
-            Ok((programs, window, counter.memory()?, counter.tally()?))
-        });
-        let (programs, window, memory, tally) = outcome?;
-        self.turn = Some(Turn {
-            scans_at_end: tally.scans,
-            sent_in_all: self.sent_in_all()?,
-        });
-        let mut measures = window.measures();
-        if pid.is_some() {
-            let scans = window.elapsed.as_secs_f64() / interval.as_secs_f64();
-            measures.extend(process_measures(&window, tally, scans));
-        }
-        measures.extend(programs.iter().flat_map(program_measures));
-        if let Some(memory) = memory {
-            let resident = memory.resident_bytes as f64;
-            measures.push(("resident_bytes", resident));
-            measures.push(("kernel_memory_bytes", memory.kernel_bytes as f64));
-            if tally.tracked >= MANY {
-                let per_flow = resident / tally.tracked as f64;
-                measures.push(("resident_bytes_per_flow", per_flow));
-            }
-        }
-        Ok(measures)
-    }
-
-    /// Waits until the packets of the last turn are counted, and says what was lost.
-    pub fn settle(&mut self, interrupt: &Interrupt) -> Result<Measures> {
-        let Some(turn) = self.turn.take() else {
-            return Ok(Vec::new());
-        };
-        if self.arm == Arm::Nothing {
-            return Ok(Vec::new());
-        }
-        let tally = loop {
-            let tally = self.counter.tally()?;
-            let placed = tally.counted + tally.unparsed + tally.refused;
-            // The scan that was under way does not count.
-            if placed == turn.sent_in_all || tally.scans >= turn.scans_at_end + 2 {
-                break tally;
-            }
-            self.counter.ensure_alive()?;
-            interrupt.sleep(Duration::from_millis(100))?;
-        };
-        let (before, sent_before) = self.before;
-        self.before = (tally, turn.sent_in_all);
-        let sent = turn.sent_in_all - sent_before;
-        // Below zero where more was counted than sent, which is as wrong as a loss.
-        let lost = sent.cast_signed() - (tally.counted - before.counted).cast_signed();
-        let refused = tally.refused - before.refused;
-        let unparsed = tally.unparsed - before.unparsed;
-        let unaccounted = lost - (refused + unparsed).cast_signed();
-        let mut measures = vec![
-            ("lost_packets", lost as f64),
-            ("lost_percent", 100.0 * lost as f64 / sent as f64),
-            ("unaccounted_packets", unaccounted as f64),
-        ];
-        if self.arm == Arm::Agent {
-            let table_full = tally.table_full - before.table_full;
-            measures.push(("table_full_packets", table_full as f64));
-        } else {
-            measures.push(("dropped_packets", refused as f64));
-        }
-        Ok(measures)
     }
 
     fn sent_in_all(&self) -> Result<u64> {
@@ -237,13 +76,145 @@ impl Station {
     /// Waits for a time at which no scan runs, so that a window ends well after one and before the
     /// next.
     fn await_phase(&self, interrupt: &Interrupt) -> Result<()> {
-        let interval = self.traffic.interval.as_secs_f64();
+        let interval = self.interval.as_secs_f64();
         let phase = self.started.elapsed().as_secs_f64() % interval / interval;
         interrupt.sleep(Duration::from_secs_f64(interval * wait_from(phase)))
     }
 }
 
-const A_MOMENT: Duration = Duration::from_millis(200);
+impl Station for Counted {
+    /// The programs' run time over a scan interval, then CPU time over whole intervals.
+    fn measure(&mut self, setup: &Setup) -> Result<Measures> {
+        let Some(pid) = self.counter.pid() else {
+            // Nothing has to get into a steady state where nothing counts.
+            const A_MOMENT: Duration = Duration::from_millis(200);
+            let (window, _) = self.sender.during(PACKETS_PER_SECOND.into(), |sent| {
+                setup.interrupt.sleep(A_MOMENT)?;
+                Window::measure(None, sent, self.window, &setup.interrupt)
+            })?;
+            return Ok(window.measures());
+        };
+        self.await_phase(&setup.interrupt)?;
+        let ids = self.counter.program_ids()?;
+        let counter = &mut self.counter;
+        let (outcome, _) = self.sender.during(PACKETS_PER_SECOND.into(), |sent| {
+            let sleep = || setup.interrupt.sleep(self.interval);
+            let (programs, ()) = programs_during(&ids, sleep)?;
+            let window = Window::measure(Some(pid), sent, self.window, &setup.interrupt)?;
+            Ok((programs, window, counter.memory()?, counter.tally()?))
+        })?;
+        let (programs, window, memory, tally) = outcome;
+        self.turn = Some(Turn {
+            scans_at_end: tally.scans,
+            sent_in_all: self.sent_in_all()?,
+        });
+        let scans = window.elapsed.as_secs_f64() / self.interval.as_secs_f64();
+        let scan_ns = window.process_cpu_ns as f64 / scans;
+        let cpu_percent = cpu_percent(window.process_cpu_ns, window.elapsed);
+        let resident_bytes = memory.resident_bytes as f64;
+        let mut measures = window.measures();
+        measures.extend([
+            ("process_cpu_percent", cpu_percent),
+            ("process_cpu_ms_per_scan", scan_ns / 1e6),
+            ("flows_seen", tally.flows as f64),
+            ("resident_bytes", resident_bytes),
+            ("kernel_memory_bytes", memory.kernel_bytes as f64),
+        ]);
+        if !ids.is_empty() {
+            measures.push(("programs_cpu_percent", programs.cpu_percent()));
+        }
+        let ns = programs.ns_per_run();
+        measures.extend(ns.map(|ns| ("programs_ns_per_packet", ns)));
+        if tally.flows >= MANY {
+            measures.push(("process_cpu_ns_per_flow", scan_ns / tally.flows as f64));
+        }
+        if tally.tracked >= MANY {
+            let per_flow = resident_bytes / tally.tracked as f64;
+            measures.push(("resident_bytes_per_flow", per_flow));
+        }
+        Ok(measures)
+    }
+
+    /// Waits until the packets of the last turn are counted, and says what was lost.
+    fn settle(&mut self, setup: &Setup) -> Result<Measures> {
+        let Some(turn) = self.turn.take() else {
+            return Ok(Measures::new());
+        };
+        let tally = loop {
+            let tally = self.counter.tally()?;
+            let placed = tally.counted + tally.unparsed + tally.refused;
+            // The scan that was under way does not count.
+            if placed == turn.sent_in_all || tally.scans >= turn.scans_at_end + 2 {
+                break tally;
+            }
+            self.counter.ensure_alive()?;
+            setup.interrupt.sleep(Duration::from_millis(100))?;
+        };
+        let (before, sent_before) = self.before;
+        self.before = (tally, turn.sent_in_all);
+        let sent = turn.sent_in_all - sent_before;
+        // Below zero where more was counted than sent, which is as wrong as a loss.
+        let lost = sent.cast_signed() - (tally.counted - before.counted).cast_signed();
+        let refused = tally.refused - before.refused;
+        let unparsed = tally.unparsed - before.unparsed;
+        let unaccounted = lost - (refused + unparsed).cast_signed();
+        Ok(vec![
+            ("lost_packets", lost as f64),
+            ("lost_percent", 100.0 * lost as f64 / sent as f64),
+            ("unaccounted_packets", unaccounted as f64),
+            self.counter.refused_by(tally, before),
+        ])
+    }
+}
+
+/// What was read at the two ends of a window.
+struct Window {
+    elapsed: Duration,
+    sent_packets: u64,
+    sender_cpu_ns: u64,
+    process_cpu_ns: u64,
+}
+
+impl Window {
+    fn measure(
+        pid: Option<u32>,
+        sent: &Sent,
+        length: Duration,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let process = || pid.map_or(Ok(0), process_cpu_ns);
+        let started = Instant::now();
+        let before = (sent.so_far(), process()?);
+        interrupt.sleep(length)?;
+        let after = (sent.so_far(), process()?);
+        Ok(Self {
+            elapsed: started.elapsed(),
+            sent_packets: after.0.0 - before.0.0,
+            sender_cpu_ns: after.0.1 - before.0.1,
+            process_cpu_ns: after.1 - before.1,
+        })
+    }
+
+    /// Those of the sender.
+    fn measures(&self) -> Measures {
+        let rate = self.sent_packets as f64 / self.elapsed.as_secs_f64();
+        let sender_ns = self.sender_cpu_ns as f64 / self.sent_packets as f64;
+        vec![
+            ("sent_packets_per_second", rate),
+            ("sender_ns_per_packet", sender_ns),
+        ]
+    }
+}
+
+/// As many intervals as fill the time.
+fn whole_intervals(interval: Duration, time: Duration) -> Duration {
+    let mut window = interval;
+    while window < time {
+        window += interval;
+    }
+    window
+}
+
 /// Parts of a scan interval.
 const EARLIEST_PHASE: f64 = 0.3;
 const LATEST_PHASE: f64 = 0.6;
@@ -259,37 +230,21 @@ fn wait_from(phase: f64) -> f64 {
     }
 }
 
-/// Sends while `work` runs.
-fn under_traffic<T>(
-    sender: &mut Sender,
-    cpu: Option<usize>,
-    work: impl FnOnce(&Sent) -> Result<T>,
-) -> Result<T> {
-    /// Also where `work` fails or panics.
-    struct Stop<'a>(&'a AtomicBool);
-    impl Drop for Stop<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
-
-    let (sent, stop) = (Sent::default(), AtomicBool::new(false));
-    thread::scope(|scope| {
-        let sending = scope.spawn(|| sender.run(cpu, &sent, &stop));
-        let end = Stop(&stop);
-        let result = work(&sent);
-        drop(end);
-        match sending.join() {
-            Ok(sending) => sending.context("send")?,
-            Err(panicked) => std::panic::resume_unwind(panicked),
-        }
-        result
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_window_is_whole_scan_intervals() {
+        let window = |millis| {
+            let interval = Duration::from_millis(millis);
+            whole_intervals(interval, Duration::from_secs(2)).as_millis()
+        };
+        assert_eq!(
+            [window(700), window(1000), window(10_000)],
+            [2100, 2000, 10_000]
+        );
+    }
 
     #[test]
     fn a_window_ends_away_from_the_scans() {

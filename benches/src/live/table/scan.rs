@@ -1,92 +1,73 @@
 //! What a scan costs: tables with flows in them are drained, the kernel's by its batch call and our
 //! own by a walk, and what the kernel charges for either.
 
-use anyhow::Result;
+use agent_common::FlowCounters;
+use anyhow::{Result, ensure};
 
-use super::{Labels, USUAL_WINDOWS, labels};
+use super::USUAL_WINDOWS;
 use crate::{
     kernel_table::{CAPACITY, KernelTable},
-    live::{
-        reference,
-        result::Run,
-        rounds::{Interrupt, Progress},
-    },
+    live::bench::{Station, station},
     own_table::{Size, TablePrograms},
-    profile::{KERNEL_PROFILES, Profile},
+    profile::Profile,
     stage::Cost,
     user_space::Source as _,
 };
-use agent_common::FlowCounters;
 
-/// Slots for the agent's default number of flows, at these loads.
-const LOADS_PERCENT: [u32; 2] = [50, 75];
-
-pub fn measure(run: &mut Run, rounds: u32, interrupt: &Interrupt) -> Result<()> {
-    let mut progress = Progress::new(LOADS_PERCENT.len() * rounds as usize);
-    for load in LOADS_PERCENT {
-        let mut tables = Tables::new(load)?;
-        let memory = labels("memory", &[("load_percent", load)]);
-        let [hash_map, own] = tables.own.memory_bytes()?;
-        run.add(&memory, "hash_map", "kernel_memory_bytes", hash_map as f64);
-        run.add(&memory, "own", "kernel_memory_bytes", own as f64);
-        for _ in 0..rounds {
-            progress.step(&format!("drain, load {load} %"));
-            for profile in KERNEL_PROFILES {
-                interrupt.check()?;
-                let flows = ("flows", profile.flows);
-                let labels = labels("drain", &[flows, ("load_percent", load)]);
-                tables.drain(run, &labels, profile)?;
-            }
-        }
-    }
-    Ok(())
+/// Our table has slots for the agent's default number of flows at this load.
+fn tables(load_percent: u32) -> Result<TablePrograms> {
+    TablePrograms::load(Size {
+        hash_map_flows: CAPACITY,
+        window_starts: (u64::from(CAPACITY) * 100 / u64::from(load_percent)) as u32,
+        windows: USUAL_WINDOWS,
+    })
 }
 
-struct Tables {
-    hash_map: KernelTable,
-    own: TablePrograms,
+pub fn memory(arm: &str, load_percent: u32) -> Result<Box<dyn Station>> {
+    let [hash_map, own] = tables(load_percent)?.memory_bytes()?;
+    let bytes = if arm == "own" { own } else { hash_map };
+    Ok(station(move |_| {
+        Ok(vec![("kernel_memory_bytes", bytes as f64)])
+    }))
 }
 
-impl Tables {
-    fn new(load_percent: u32) -> Result<Self> {
-        Ok(Self {
-            hash_map: KernelTable::load()?,
-            own: TablePrograms::load(Size {
-                hash_map_flows: CAPACITY,
-                window_starts: (u64::from(CAPACITY) * 100 / u64::from(load_percent)) as u32,
-                windows: USUAL_WINDOWS,
-            })?,
-        })
+/// Filling and the wait for programs are not part of the time.
+pub fn drain(arm: &str, profile: Profile, load_percent: u32) -> Result<Box<dyn Station>> {
+    let flows = 0..profile.flows;
+    let filled = flows.map(|number| packets(&[Profile::entry(number).1]));
+    let filled: u64 = filled.sum();
+    let measures = move |cost: Cost, drained| {
+        ensure!(
+            drained == filled,
+            "{drained} packets were drained of {filled}"
+        );
+        let per_flow = cost.cpu_ns / f64::from(profile.flows);
+        Ok(vec![
+            ("drain_cpu_us", cost.cpu_ns / 1e3),
+            ("drain_cpu_ns_per_flow", per_flow),
+        ])
+    };
+    if arm == "own" {
+        let table = tables(load_percent)?;
+        return Ok(station(move |_| {
+            let mut slots = table.slots()?;
+            slots.fill(profile);
+            let mut drained = 0;
+            let (cost, _) =
+                Cost::of(|| Ok(slots.drain(|_, counters| drained += packets(counters))))?;
+            measures(cost, drained)
+        }));
     }
-
-    /// One drain of each; filling and the wait for programs are not part of the time.
-    fn drain(&mut self, run: &mut Run, labels: &Labels, profile: Profile) -> Result<()> {
-        run.add(labels, "reference", "step_ns", reference::step_ns());
-        self.hash_map.fill(profile)?;
-        let page = self.hash_map.flip()?;
-        let mut packets = 0;
-        let (batch, _) =
-            Cost::of(|| page.drain(|_, counters| packets += sum_of_packets(counters)))?;
-
-        let mut slots = self.own.slots()?;
-        slots.fill(profile);
-        let mut packets_of_walk = 0;
-        let (walk, _) =
-            Cost::of(
-                || Ok(slots.drain(|_, counters| packets_of_walk += sum_of_packets(counters))),
-            )?;
-        anyhow::ensure!(packets == packets_of_walk, "the drains differ");
-        for (arm, cost) in [("hash_map", batch), ("own", walk)] {
-            let per_flow = cost.cpu_ns / f64::from(profile.flows);
-            run.add(labels, arm, "drain_cpu_us", cost.cpu_ns / 1e3);
-            run.add(labels, arm, "drain_cpu_ns_per_flow", per_flow);
-        }
-        let ratio = walk.cpu_ns / batch.cpu_ns;
-        run.add(labels, "own", "drain_over_hash_map_ratio", ratio);
-        Ok(())
-    }
+    let mut table = KernelTable::load()?;
+    Ok(station(move |_| {
+        table.fill(profile)?;
+        let page = table.flip()?;
+        let mut drained = 0;
+        let (cost, _) = Cost::of(|| page.drain(|_, counters| drained += packets(counters)))?;
+        measures(cost, drained)
+    }))
 }
 
-fn sum_of_packets(counters: &[FlowCounters]) -> u64 {
+fn packets(counters: &[FlowCounters]) -> u64 {
     counters.iter().flat_map(|counters| counters.packets).sum()
 }

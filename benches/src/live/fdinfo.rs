@@ -1,0 +1,62 @@
+//! What `/proc/PID/fdinfo` says about the BPF programs and maps behind a process's descriptors.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    os::fd::{AsRawFd as _, BorrowedFd},
+};
+
+use anyhow::{Context as _, Result};
+
+/// Programs that a process holds by descriptor, directly or by a link.
+pub fn program_ids(pid: u32) -> Result<BTreeSet<u32>> {
+    let infos = infos(pid)?;
+    Ok(infos
+        .iter()
+        .filter_map(|info| field(info, "prog_id:"))
+        .collect())
+}
+
+/// Maps that a process holds by descriptor.
+pub fn map_ids(pid: u32) -> Result<BTreeSet<u32>> {
+    let infos = infos(pid)?;
+    Ok(infos
+        .iter()
+        .filter_map(|info| field(info, "map_id:"))
+        .collect())
+}
+
+/// Kernel memory of the maps that a process holds by descriptor, each map once; maps inside maps are counted
+/// where the process holds them too.
+pub fn map_memory_bytes(pid: u32) -> Result<u64> {
+    let infos = infos(pid)?;
+    let maps: BTreeMap<u32, u64> = infos
+        .iter()
+        .filter_map(|info| Some((field(info, "map_id:")?, field(info, MEMORY)?)))
+        .collect();
+    Ok(maps.values().sum())
+}
+
+/// What the kernel charges for a map of this process.
+pub fn memory_bytes(map: BorrowedFd<'_>) -> Result<u64> {
+    let path = format!("/proc/self/fdinfo/{}", map.as_raw_fd());
+    let info = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    field(&info, MEMORY).with_context(|| format!("{path} has {MEMORY}"))
+}
+
+const MEMORY: &str = "memlock:";
+
+fn infos(pid: u32) -> Result<Vec<String>> {
+    let folder = format!("/proc/{pid}/fdinfo");
+    let mut infos = Vec::new();
+    for entry in fs::read_dir(&folder).with_context(|| format!("read {folder}"))? {
+        // A descriptor may be closed meanwhile.
+        infos.extend(fs::read_to_string(entry?.path()));
+    }
+    Ok(infos)
+}
+
+fn field<T: std::str::FromStr>(info: &str, name: &str) -> Option<T> {
+    let mut lines = info.lines();
+    lines.find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+}

@@ -1,0 +1,173 @@
+//! A server on a wire of its own, and the agents that come beside it: how long its answers take, what an agent and
+//! its programs cost meanwhile, and what it lost.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context as _, Result};
+use lab::{Lab, LabOptions, Process};
+
+use super::{
+    account::Ledger,
+    client::{Outcome, Plan},
+    part,
+    starve::{QuotaGroup, Stopped},
+};
+use crate::{
+    live::{
+        bench::{Measures, Setup},
+        cost::{CpuMeter, programs_during},
+        program::Agent,
+    },
+    resident::Resident,
+};
+
+pub const SERVER_DELAY: Duration = Duration::from_millis(5);
+/// How much of one CPU the agent with a quota gets.
+pub const QUOTA_PERCENT: u32 = 1;
+
+pub struct Service {
+    _server: Process,
+    address: SocketAddr,
+    lab: Lab,
+    /// An error where this host has none.
+    pub quota: Result<QuotaGroup>,
+}
+
+impl Service {
+    pub fn new() -> Result<Self> {
+        let lab = Lab::new(LabOptions {
+            addresses: true,
+            offloads: true,
+            ..LabOptions::default()
+        })?;
+        let address = SocketAddr::from((lab.agent.ipv4, 8080));
+        Ok(Self {
+            _server: part::serve(&lab.agent, address, SERVER_DELAY)?,
+            address,
+            lab,
+            quota: QuotaGroup::new(),
+        })
+    }
+
+    /// Requests at this service, whose rate is still to be set.
+    pub fn requests(&self, window: Duration) -> Plan {
+        Plan {
+            server: self.address,
+            requests_per_second: 0,
+            warm_up: Duration::from_millis(500),
+            window,
+            connections: 256,
+        }
+    }
+
+    pub fn load(&self, plan: &Plan, setup: &Setup) -> Result<Outcome> {
+        part::load(&self.lab.peer, plan, &setup.interrupt)
+    }
+
+    pub fn with_agent(&self, plan: &Plan, setup: &Setup) -> Result<Measures> {
+        let mut watched = Watched::new(&self.lab, setup)?;
+        let mut measures = watched.load(|| self.load(plan, setup))?;
+        let shorter = Plan {
+            window: plan.window / 2,
+            ..*plan
+        };
+        measures.extend(watched.programs(|| self.load(&shorter, setup))?);
+        measures.extend(watched.close(setup)?);
+        Ok(measures)
+    }
+
+    pub fn with_stopped_agent(&self, plan: &Plan, setup: &Setup) -> Result<Measures> {
+        let mut watched = Watched::new(&self.lab, setup)?;
+        let stopped = Stopped::new(watched.agent.process())?;
+        let outcome = self.load(plan, setup)?;
+        drop(stopped);
+        let mut measures = outcome.measures();
+        measures.extend(watched.close(setup)?);
+        Ok(measures)
+    }
+
+    pub fn with_quota(&self, plan: &Plan, setup: &Setup) -> Result<Measures> {
+        let quota = self.quota.as_ref().ok().context("there is a quota group")?;
+        let mut watched = Watched::new(&self.lab, setup)?;
+        let held = quota.hold(watched.agent.pid(), QUOTA_PERCENT)?;
+        let mut measures = watched.load(|| self.load(plan, setup))?;
+        drop(held);
+        measures.extend(watched.close(setup)?);
+        Ok(measures)
+    }
+}
+
+impl Outcome {
+    pub fn measures(&self) -> Measures {
+        let us = |time: Duration| time.as_nanos() as f64 / 1e3;
+        vec![
+            ("latency_p50_us", us(self.latency.p50)),
+            ("latency_p99_us", us(self.latency.p99)),
+            ("latency_p999_us", us(self.latency.p999)),
+            ("requests_per_second", self.requests_per_second),
+            ("failed_requests", self.failed as f64),
+        ]
+    }
+}
+
+/// An agent as it is by default, with one consumer, that scans often enough to be seen in a window.
+struct Watched<'a> {
+    ledger: Ledger<'a>,
+    _consumer: Process,
+    agent: Agent,
+}
+
+impl<'a> Watched<'a> {
+    fn new(lab: &'a Lab, setup: &Setup) -> Result<Self> {
+        /// Two scans and the consumer's start are over by then.
+        const SETTLE: Duration = Duration::from_millis(2500);
+        let ledger = Ledger::open(&lab.agent)?;
+        let agent = Agent::start(&lab.agent, &["--scan-interval", "1s"], setup)?;
+        let consumer = agent.watch()?;
+        // What it costs to come up is not what it costs to run.
+        setup.interrupt.sleep(SETTLE)?;
+        Ok(Self {
+            ledger,
+            _consumer: consumer,
+            agent,
+        })
+    }
+
+    /// Latency, and what the agent's process costs meanwhile.
+    fn load(&mut self, load: impl FnOnce() -> Result<Outcome>) -> Result<Measures> {
+        let pid = self.agent.pid();
+        let meter = CpuMeter::start([pid])?;
+        let outcome = load()?;
+        let cpu_percent = meter.percent()?;
+        let mut measures = outcome.measures();
+        measures.push(("agent_cpu_percent", cpu_percent));
+        measures.push(("resident_bytes", Resident::of(pid)?.now_bytes as f64));
+        Ok(measures)
+    }
+
+    /// What the agent's programs cost.
+    fn programs(&mut self, load: impl FnOnce() -> Result<Outcome>) -> Result<Measures> {
+        let programs = self.agent.program_ids()?;
+        let (cost, outcome) = programs_during(&programs, load)?;
+        let answered = outcome.answered.max(1) as f64;
+        Ok(vec![
+            ("programs_cpu_percent", cost.cpu_percent()),
+            ("program_ns_per_request", cost.run_time_ns as f64 / answered),
+            ("program_runs_per_request", cost.runs as f64 / answered),
+        ])
+    }
+
+    /// Lets the agent catch up, takes its account and ends it.
+    fn close(self, setup: &Setup) -> Result<Measures> {
+        const PATIENCE: Duration = Duration::from_secs(15);
+        let loss = self.ledger.close(&self.agent, PATIENCE, &setup.interrupt)?;
+        self.agent.stop()?;
+        Ok(vec![
+            ("seen_packets", loss.seen as f64),
+            ("unseen_packets", loss.unseen as f64),
+            ("not_inserted_packets", loss.not_inserted as f64),
+            ("missing_packets", loss.missing as f64),
+            ("lost_records", loss.lost_records as f64),
+        ])
+    }
+}

@@ -1,0 +1,68 @@
+//! What an agent says of itself with `flow-agent status --output json`, as far as the benches ask for it.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+use serde::Deserialize;
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct Status {
+    pub account: Account,
+    pub consumers: Vec<Consumer>,
+    pub replica: Replica,
+    pub scans: Scans,
+    pub table: Table,
+}
+
+/// Packets from the agent's attach to its last scan.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Account {
+    pub seen: Count,
+    pub flows: Count,
+    pub filtered: Count,
+    #[serde(default)]
+    pub sampled_out: Count,
+    pub unparsed: BTreeMap<String, Count>,
+    /// Refused by the table.
+    pub not_inserted: BTreeMap<String, Count>,
+    pub beside: BTreeMap<String, Count>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub struct Count {
+    pub packets: u64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct Consumer {
+    pub lost_records: u64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct Replica {
+    /// Flows.
+    pub tracked: u64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct Scans {
+    pub count: u64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct Table {
+    /// Flows in the last scan.
+    pub occupancy: u64,
+}
+
+/// Packets for all reasons together.
+pub fn sum(reasons: &BTreeMap<String, Count>) -> u64 {
+    reasons.values().map(|count| count.packets).sum()
+}
+
+/// Packets for one reason. The agent names all reasons, also those that had no packet.
+pub fn packets(reasons: &BTreeMap<String, Count>, reason: &str) -> Result<u64> {
+    let count = reasons.get(reason);
+    let count = count.with_context(|| format!("the agent's account has no {reason}"))?;
+    Ok(count.packets)
+}
