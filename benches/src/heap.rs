@@ -1,4 +1,4 @@
-//! A global allocator that counts: what a thread allocates comes in, its [`Heap`] goes out.
+//! A global allocator that counts what each thread allocates.
 //!
 //! Counts are the calling thread's own, so that tests in parallel count exactly. What is freed by
 //! another thread than the one that allocated it is counted as live there; nothing here does that.
@@ -8,7 +8,7 @@ use std::{
     cell::Cell,
 };
 
-/// To be installed by the binary that measures, as `#[global_allocator]`.
+/// The binary that measures installs it as `#[global_allocator]`.
 pub struct CountingAllocator;
 
 /// What a thread has allocated so far.

@@ -1,5 +1,5 @@
-//! The kernel's flow table as the agent makes it: a profile's entries are put into the page that the
-//! programs would fill, and come out as a scan drains them.
+//! The kernel's flow table as the agent makes it, filled with a profile's entries in place of the programs and
+//! drained as by a scan.
 
 use std::os::fd::AsFd as _;
 
@@ -54,7 +54,7 @@ impl KernelTable {
         Ok(IdlePage { table: self, index })
     }
 
-    /// Of both pages and the account, as the kernel charges it.
+    /// What the kernel charges for both pages and the account.
     pub fn memory_bytes(&self) -> u64 {
         self.kernel.kernel_memory_bytes()
     }

@@ -1,11 +1,12 @@
-//! What the benches measure with: synthetic flows come in, costs go out.
+//! What the benches measure with.
 //!
 //! A [`profile`] is a set of flows, as entries that a scan drained and as [`frames`] for the parser.
 //! [`user_space`] does with the entries what the agent does after the drain, [`kernel_table`] holds
-//! them in the kernel before it. [`heap`] and [`resident`] count memory, [`stage`] puts a cost on a
-//! flow, [`sample`] runs one case once, and [`report`] turns the samples of several rounds into
-//! figures. [`capture`] is what the agent replaces, to be held against it in the [`live`] benches.
-//! Each criterion bench is a file of its own under `benches/`.
+//! them in the kernel before it. [`heap`] and [`resident`] count memory, [`stage`] says what a flow costs,
+//! [`sample`] runs one case once, and [`report`] turns the samples of several rounds into
+//! figures. The [`live`] benches send real packets, and hold the agent against [`capture`], which it replaces,
+//! and [`own_table`], which may replace the kernel's hash map one day. Each criterion bench is a file of its own
+//! under `benches/`.
 
 pub mod capture;
 pub mod frames;

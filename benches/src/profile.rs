@@ -1,5 +1,4 @@
-//! Flow profiles: a number of flows comes in, the entries that a scan would drain go out, the same
-//! ones at every run.
+//! Synthetic flows, and the entries that a scan would drain for them: the same ones at every run.
 
 use agent_common::{FlowCounters, FlowKey, L4Kind, flow::tcp_flags};
 

@@ -1,5 +1,5 @@
-//! What a flow costs behind the hook: samples of several rounds come in, a result file of the same kind
-//! as the live benches' goes out, and a table for people.
+//! What a flow costs behind the hook, from samples of several rounds: a run like those of the live benches, and a
+//! table for people.
 
 use std::{
     collections::BTreeMap,

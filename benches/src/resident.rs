@@ -1,4 +1,4 @@
-//! A process's resident memory: its id comes in, what `proc_pid_status(5)` says goes out.
+//! A process's resident memory, as `proc_pid_status(5)` has it.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ impl Resident {
         Self::read(&format!("/proc/{pid}/status"))
     }
 
-    /// Of this process.
+    /// This process's.
     pub fn own() -> Result<Self> {
         Self::read("/proc/self/status")
     }

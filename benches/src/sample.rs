@@ -1,4 +1,4 @@
-//! One sample: a case comes in, its figures from one run in this process go out. The process should
+//! One sample: the figures of one case from one run in this process, which should
 //! do nothing else, since memory that was freed before stays resident.
 
 use anyhow::{Context as _, Result};

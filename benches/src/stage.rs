@@ -1,4 +1,4 @@
-//! A stage of the flow path: work on a number of flows comes in, what a flow costs goes out.
+//! What a stage of the flow path costs a flow.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -19,7 +19,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Of `work`, with its answer.
+    /// Measures `work`, and returns its answer too.
     pub fn of<T>(work: impl FnOnce() -> Result<T>) -> Result<(Self, T)> {
         let allocations = heap().allocations;
         let cpu = clock::thread_cpu();

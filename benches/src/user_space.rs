@@ -1,5 +1,5 @@
-//! What the agent does with a drained page, in the order of `agent::scan`: entries come in, batches
-//! go out to a consumer.
+//! What the agent does with a drained page, from its entries to the batches of a consumer, in the order of
+//! `agent::scan`.
 
 use std::{hint::black_box, mem, sync::Arc, time::Duration};
 

@@ -1,5 +1,5 @@
-//! The prototype of a flow table of our own: packets from two CPUs at once come in, every one of them
-//! is in a slot or counted as without one.
+//! The prototype of a flow table of our own: when two CPUs count at once, every packet is in a slot or counted as
+//! without one.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
-//! A flow counter by packet capture, to hold the agent against: an interface comes in, a line of JSON
-//! goes to stdout after every interval and at the end.
+//! A flow counter by packet capture, to hold the agent against. It writes a line of JSON
+//! to stdout after every interval and at the end.
 
 #![expect(
     clippy::print_stdout,

@@ -1,5 +1,4 @@
-//! A block of a `TPACKET_V3` ring: its bytes come in, the frames in it go out. The layout is that of
-//! `include/uapi/linux/if_packet.h`.
+//! The frames in a block of a `TPACKET_V3` ring, whose layout is that of `include/uapi/linux/if_packet.h`.
 
 use std::mem::offset_of;
 
@@ -36,7 +35,7 @@ pub struct Captured<'a> {
 }
 
 impl Captured<'_> {
-    /// With the tag that was taken out.
+    /// Includes the tag that was taken out.
     pub fn wire_len_bytes(&self) -> u64 {
         let tag = if self.vlan_tci.is_some() {
             VLAN_TAG_LEN_BYTES

@@ -1,4 +1,4 @@
-//! Two runs of one bench: both come in, what became better or worse goes out.
+//! What became better or worse between two runs of one bench.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 

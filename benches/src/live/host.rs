@@ -26,7 +26,7 @@ pub struct Host {
     /// read. With it the time of soft interrupts is nobody's CPU time.
     #[serde(default)]
     pub irq_time_accounting: String,
-    /// Of the last minute before the run.
+    /// The average over the last minute before the run.
     #[serde(default)]
     pub load: String,
 }
@@ -67,7 +67,7 @@ impl Host {
         without_load(self) == without_load(other)
     }
 
-    /// For file names: CPU and number of CPUs, in lower case.
+    /// CPU and number of CPUs in lower case, for file names.
     pub fn slug(&self) -> String {
         let words = self
             .cpu
@@ -83,7 +83,7 @@ impl Host {
     }
 }
 
-/// From the configuration that the kernel itself or its package brings along.
+/// Reads the configuration that the kernel itself or its package brings along.
 fn irq_time_accounting() -> String {
     let release = line("/proc/sys/kernel/osrelease");
     let packed = Command::new("gzip")

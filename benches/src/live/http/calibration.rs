@@ -1,5 +1,4 @@
-//! How much the machine holds: a way to send goes in, the highest rate at which all is answered in
-//! time comes out.
+//! How much the machine holds: the highest rate at which all is answered in time.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The client: a rate and a time come in, requests go out when they are due whether or not those
-//! before were answered, and how long users would have waited comes back.
+//! The client sends requests when they are due, whether or not those before were answered, and measures how long
+//! users would have waited.
 
 use std::{
     collections::VecDeque,
@@ -33,7 +33,7 @@ pub struct Plan {
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Of the requests that were due in the window.
+    /// Only requests that were due in the window.
     pub latency: Percentiles,
     /// Answered, of those due in the window, over the time until the last one's answer or the
     /// window's end.

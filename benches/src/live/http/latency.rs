@@ -1,5 +1,4 @@
-//! Latency as a user has it: when each request was due and when it was answered come in,
-//! percentiles go out.
+//! Latency as a user has it, from when a request was due to its answer, in percentiles.
 //!
 //! A client that waits for an answer before it sends the next request asks a stalled server nothing
 //! and so measures nothing of the stall (coordinated omission). Here requests are due by the clock,
@@ -45,7 +44,7 @@ impl Latencies {
         self.0.push(latency);
     }
 
-    /// By nearest rank; `None` where nothing was measured.
+    /// Nearest ranks; `None` where nothing was measured.
     pub fn percentiles(mut self) -> Option<Percentiles> {
         self.0.sort_unstable();
         let per_mille = |rank: usize| {

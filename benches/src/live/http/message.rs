@@ -1,5 +1,4 @@
-//! The least of HTTP/1.1 (RFC 9112) that one request and one answer need: bytes of a connection come
-//! in, where a message ends goes out.
+//! The least of HTTP/1.1 (RFC 9112) that one request and one answer need: above all, where a message ends.
 
 use anyhow::{Context as _, Result, ensure};
 

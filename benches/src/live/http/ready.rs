@@ -1,5 +1,4 @@
-//! Waiting for many connections at once: sockets with a token each and a moment come in, the tokens
-//! of those that can be read, or nothing at the moment, go out.
+//! Waiting until one of many connections can be read, or until a moment has come.
 
 use std::{
     os::fd::{AsFd, OwnedFd},

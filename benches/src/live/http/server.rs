@@ -1,4 +1,4 @@
-//! The server: requests come in, 1 KB goes out after a constant time, on one thread.
+//! The server answers each request with 1 KB after a constant time, on one thread.
 
 use std::{
     collections::{HashMap, VecDeque},

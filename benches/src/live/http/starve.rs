@@ -1,5 +1,4 @@
-//! An agent that gets no CPU: a process comes in, and is stopped or held to a share of a CPU until
-//! the guard is dropped.
+//! Keeps a process from the CPU, or holds it to a share of one, until a guard is dropped.
 
 use std::{
     fs, io,
@@ -46,7 +45,7 @@ enum Version {
 /// The groups' names' start; then follows our process id.
 const PREFIX: &str = "flow-bench-";
 
-/// Of each period of 100 ms; the kernel takes no quota under 1 ms.
+/// A quota is so much of a period of 100 ms; the kernel takes none under 1 ms.
 const PERIOD_US: u32 = 100_000;
 
 impl QuotaGroup {

@@ -1,5 +1,4 @@
-//! The search for a rate: what happens at one rate comes in, the highest one without loss and the
-//! lowest one with it go out.
+//! The search for the highest rate without loss and the lowest one with it.
 
 use anyhow::Result;
 
@@ -64,7 +63,7 @@ mod tests {
 
     const TIRELESS: u64 = 1_000_000_000;
 
-    /// Of a table that loses above `limit`, and a sender that reaches `most`.
+    /// Searches with a table that loses above `limit`, and a sender that reaches `most`.
     fn steps(limit: u64, most: u64) -> (Found, Vec<u64>) {
         let mut rates = Vec::new();
         let found = search(1000, |rate| {
