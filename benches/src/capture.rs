@@ -1,5 +1,5 @@
-//! The capture approach that the agent replaces: a copy of every packet comes in from an `AF_PACKET`
-//! ring, flows go out, by the agent's own parser and replica.
+//! The approach that the agent replaces: a copy of every packet is taken from an `AF_PACKET` ring, and counted by
+//! the agent's own parser and replica.
 //!
 //! It is meant to be a good one of its kind: [`ring`] is mapped memory that takes no system call a
 //! packet, frames are cut to their headers in the kernel, and the table is a fast hash map. One
@@ -16,6 +16,7 @@ use agent::{
 };
 use agent_common::{FlowCounters, FlowKey, LinkType, Packet, parse};
 use anyhow::Result;
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use block::Captured;
@@ -168,7 +169,7 @@ impl Capture {
     /// Counts what has arrived and drains for the last time.
     pub fn finish(mut self) -> Result<Account> {
         std::thread::sleep(2 * ring::RETIRE_AFTER);
-        // At most once around: what arrives meanwhile is too late.
+        // Once around at most: what arrives meanwhile is too late.
         for _ in 0..self.ring.blocks() {
             if !self.count_block() {
                 break;
@@ -205,25 +206,20 @@ fn count(
 }
 
 fn clock() -> ScanClock {
-    let boot_ns = read_clock_ns(libc::CLOCK_BOOTTIME);
-    let unix_ns = read_clock_ns(libc::CLOCK_REALTIME);
+    let now_ns = |clock| {
+        let time = clock_gettime(clock);
+        time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+    };
+    let boot_ns = now_ns(ClockId::Boottime);
     ScanClock {
         boot_ns,
         jiffies: boot_ns / TICK_NS,
         tick_ns: TICK_NS,
-        boot_to_unix_ns: unix_ns.wrapping_sub(boot_ns).cast_signed(),
+        boot_to_unix_ns: now_ns(ClockId::Realtime)
+            .wrapping_sub(boot_ns)
+            .cast_signed(),
         slept_ns: 0,
     }
-}
-
-fn read_clock_ns(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `time` outlives the call; both clocks exist on every kernel since 2.6.39.
-    unsafe { libc::clock_gettime(clock, &raw mut time) };
-    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
 #[cfg(test)]

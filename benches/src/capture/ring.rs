@@ -1,12 +1,10 @@
-//! An `AF_PACKET` socket with a `TPACKET_V3` ring (`packet(7)`,
-//! `Documentation/networking/packet_mmap.rst`): an interface comes in, captured frames and the number
-//! of those that were dropped go out.
+//! An `AF_PACKET` socket with a `TPACKET_V3` ring, which captures the frames of an interface and counts those that it
+//! dropped (`packet(7)`, `Documentation/networking/packet_mmap.rst`).
 
 use std::{
-    ffi::CString,
     io,
     mem::{size_of, zeroed},
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::fd::{AsRawFd as _, OwnedFd},
     ptr::NonNull,
     slice,
     sync::atomic::{AtomicU32, Ordering},
@@ -14,6 +12,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+    net::{AddressFamily, SocketFlags, SocketType, netdevice::name_to_index, socket_with},
+};
 
 use super::block::{self, Captured, STATUS_OFFSET_BYTES};
 
@@ -42,13 +46,9 @@ impl Ring {
         let blocks = len_bytes / BLOCK_LEN_BYTES;
         ensure!(blocks > 0, "a ring has at least {BLOCK_LEN_BYTES} bytes");
         // Protocol 0 receives nothing until the socket is bound.
-        // SAFETY: no pointers are passed.
-        let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error()).context("open a packet socket");
-        }
-        // SAFETY: the descriptor is open and nobody else's.
-        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        let (family, cloexec) = (AddressFamily::PACKET, SocketFlags::CLOEXEC);
+        let socket = socket_with(family, SocketType::RAW, cloexec, None)
+            .context("open a packet socket (needs CAP_NET_RAW)")?;
         configure(&socket, blocks)?;
         let memory = map(&socket, blocks).context("map the ring")?;
         let ring = Self {
@@ -94,20 +94,12 @@ impl Ring {
 
     /// Waits until there is a block to take, at most so long.
     pub fn wait(&self, timeout: Duration) -> Result<()> {
-        let mut poll = libc::pollfd {
-            fd: self.socket.as_raw_fd(),
-            events: libc::POLLIN | libc::POLLERR,
-            revents: 0,
-        };
-        let millis = timeout.as_micros().div_ceil(1000).min(i32::MAX as u128);
-        // SAFETY: one descriptor, which outlives the call.
-        if unsafe { libc::poll(&raw mut poll, 1, millis as i32) } < 0 {
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error).context("wait for packets");
-            }
+        let mut block = [PollFd::new(&self.socket, PollFlags::IN | PollFlags::ERR)];
+        let timeout = Timespec::try_from(timeout).context("a time that the kernel can wait")?;
+        match poll(&mut block, Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error).context("wait for packets"),
         }
-        Ok(())
     }
 
     /// Packets that found the ring full, since the last call.
@@ -135,7 +127,8 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         // SAFETY: mapped at this length by `map`; no frame outlives `take`.
-        unsafe { libc::munmap(self.memory.as_ptr().cast(), self.len_bytes()) };
+        let unmapped = unsafe { munmap(self.memory.as_ptr().cast(), self.len_bytes()) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
 }
 
@@ -189,28 +182,24 @@ fn set<T>(socket: &OwnedFd, level: i32, option: i32, value: &T) -> io::Result<()
 }
 
 fn map(socket: &OwnedFd, blocks: usize) -> io::Result<NonNull<u8>> {
+    let len_bytes = blocks * BLOCK_LEN_BYTES;
+    let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address that the kernel chooses.
     let address = unsafe {
-        libc::mmap(
+        mmap(
             std::ptr::null_mut(),
-            blocks * BLOCK_LEN_BYTES,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-            socket.as_raw_fd(),
+            len_bytes,
+            access,
+            MapFlags::SHARED,
+            socket,
             0,
         )
-    };
-    if address == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
+    }?;
     NonNull::new(address.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
 fn bind(socket: &OwnedFd, interface: &str) -> Result<()> {
-    let name = CString::new(interface).context("an interface name has no zero byte")?;
-    // SAFETY: the name is a C string that outlives the call.
-    let ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) };
-    ensure!(ifindex != 0, "there is no such interface");
+    let ifindex = name_to_index(socket, interface).context("find the interface")?;
     // SAFETY: all zeros is an address without interface.
     let mut address: libc::sockaddr_ll = unsafe { zeroed() };
     address.sll_family = libc::AF_PACKET as libc::c_ushort;

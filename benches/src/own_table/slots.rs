@@ -1,21 +1,22 @@
-//! The slots of our own table, in memory that we share with the kernel: flows in them come in, they
-//! go out as from a drain of the kernel's hash map, and their slots are empty again.
+//! The slots of our own table, in memory that we share with the kernel, and their drain, which hands on entries like
+//! that of the kernel's hash map.
 
 use std::{
     io,
-    os::fd::{AsFd as _, AsRawFd as _},
+    os::fd::AsFd as _,
     ptr::{self, NonNull},
 };
 
 use agent_common::{FlowCounters, FlowKey, Pair};
 use aya::maps::MapData;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::profile::Profile;
 
-/// As many as the agent's own drain hands on at once.
+/// The agent's own drain hands on as many at once.
 const BATCH_ENTRIES: usize = 4096;
 
-/// As the program has it. The last word of the key is the slot's state: 0 if it is empty.
+/// A slot as the program has it. The last word of the key is the slot's state: 0 if it is empty.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Slot {
@@ -36,20 +37,11 @@ pub struct Slots {
 impl Slots {
     pub(super) fn map(map: &MapData, count: u32) -> io::Result<Self> {
         let count = count as usize;
+        let len_bytes = count * size_of::<Slot>();
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let (anywhere, map) = (ptr::null_mut(), map.fd().as_fd());
         // SAFETY: a mapping at an address of the kernel's choice replaces nothing.
-        let start = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                count * size_of::<Slot>(),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                map.fd().as_fd().as_raw_fd(),
-                0,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        let start = unsafe { mmap(anywhere, len_bytes, access, MapFlags::SHARED, map, 0) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         Ok(Self {
             start,
@@ -137,6 +129,8 @@ impl Slots {
 impl Drop for Slots {
     fn drop(&mut self) {
         // SAFETY: the mapping is this value's own, and nothing borrowed from it outlives it.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.count * size_of::<Slot>()) };
+        let unmapped =
+            unsafe { munmap(self.start.as_ptr().cast(), self.count * size_of::<Slot>()) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
 }
