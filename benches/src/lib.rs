@@ -20,3 +20,16 @@ pub mod resident;
 pub mod sample;
 pub mod stage;
 pub mod user_space;
+
+use std::process::ExitCode;
+
+/// Tells the chain of errors on stderr.
+pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

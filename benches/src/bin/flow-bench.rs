@@ -17,6 +17,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use benches::{
+    exit_code,
     heap::CountingAllocator,
     live::result::Run,
     report::{Report, Text},
@@ -54,13 +55,7 @@ enum Output {
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(run(&Arguments::parse()))
 }
 
 fn run(arguments: &Arguments) -> Result<()> {

@@ -16,7 +16,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use benches::capture::{Account, Capture, Settings};
+use benches::{
+    capture::{Account, Capture, Settings},
+    exit_code,
+};
 use clap::Parser;
 
 /// How soon a signal is heard.
@@ -45,13 +48,7 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    match run(&Cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(run(&Cli::parse()))
 }
 
 fn run(cli: &Cli) -> Result<()> {

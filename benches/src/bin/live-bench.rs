@@ -9,23 +9,26 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use benches::live::{
-    bench::Setup,
-    compare::Compare,
-    diff,
-    difference::Difference,
-    filters::Filters,
-    http::{self, Http},
-    interrupt::Interrupt,
-    ladder::Ladder,
-    newflows::NewFlows,
-    overhead::Overhead,
-    pages::Pages,
-    report,
-    result::Run,
-    rounds,
-    sweep::Sweep,
-    table::Table,
+use benches::{
+    exit_code,
+    live::{
+        bench::Setup,
+        compare::Compare,
+        diff,
+        difference::Difference,
+        filters::Filters,
+        http::{self, Http},
+        interrupt::Interrupt,
+        ladder::Ladder,
+        newflows::NewFlows,
+        overhead::Overhead,
+        pages::Pages,
+        report,
+        result::Run,
+        rounds,
+        sweep::Sweep,
+        table::Table,
+    },
 };
 use clap::{Parser, Subcommand};
 
@@ -53,7 +56,7 @@ struct Cli {
     #[arg(long, global = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
 
-    /// How long each measurement of `sweep`, `ladder`, `http` and `compare` takes; the others send a number of packets
+    /// How long each measurement of `sweep`, `ladder`, `http` and `compare` takes
     /// [default: 5s, sweep 2s, http 7s, and 30s where the agent is stopped; with --quick 2s]
     #[arg(long, global = true, value_name = "TIME", value_parser = humantime::parse_duration)]
     duration: Option<Duration>,
@@ -100,7 +103,7 @@ enum Bench {
 }
 
 impl Bench {
-    /// Others send a number of packets.
+    /// The others send a number of packets, or search.
     fn measures_over_a_time(&self) -> bool {
         matches!(
             self,
@@ -125,13 +128,7 @@ impl Bench {
 }
 
 fn main() -> ExitCode {
-    match bench(&Cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(bench(&Cli::parse()))
 }
 
 fn bench(cli: &Cli) -> Result<()> {
@@ -150,7 +147,8 @@ fn bench(cli: &Cli) -> Result<()> {
         Some(bench) => {
             ensure!(
                 cli.duration.is_none() || bench.measures_over_a_time(),
-                "--duration: this bench sends a number of packets and not for a time; --rounds makes it longer"
+                "--duration is for sweep, ladder, http and compare, which measure over a time; --rounds makes the \
+                 others longer"
             );
             live(cli, &[bench])
         }

@@ -3,10 +3,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    os::fd::{AsRawFd as _, BorrowedFd},
+    os::fd::BorrowedFd,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 /// Programs that a process holds by descriptor, directly or by a link.
 pub fn program_ids(pid: u32) -> Result<BTreeSet<u32>> {
@@ -32,19 +32,17 @@ pub fn map_memory_bytes(pid: u32) -> Result<u64> {
     let infos = infos(pid)?;
     let maps: BTreeMap<u32, u64> = infos
         .iter()
-        .filter_map(|info| Some((field(info, "map_id:")?, field(info, MEMORY)?)))
+        .filter_map(|info| Some((field(info, "map_id:")?, field(info, "memlock:")?)))
         .collect();
     Ok(maps.values().sum())
 }
 
 /// What the kernel charges for a map of this process.
 pub fn memory_bytes(map: BorrowedFd<'_>) -> Result<u64> {
-    let path = format!("/proc/self/fdinfo/{}", map.as_raw_fd());
-    let info = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-    field(&info, MEMORY).with_context(|| format!("{path} has {MEMORY}"))
+    let bytes = agent::kernel::memory::memory_bytes(map);
+    ensure!(bytes > 0, "the kernel does not say what a map takes");
+    Ok(bytes)
 }
-
-const MEMORY: &str = "memlock:";
 
 fn infos(pid: u32) -> Result<Vec<String>> {
     let folder = format!("/proc/{pid}/fdinfo");
