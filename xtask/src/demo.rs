@@ -29,19 +29,12 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// How long to show the flows, in seconds
-    #[arg(long, default_value = "15s", value_parser = seconds)]
+    /// How long to show the flows
+    #[arg(long, default_value = "15s", value_parser = humantime::parse_duration)]
     duration: Duration,
     /// An agent that is already built
     #[arg(long)]
     agent: Option<PathBuf>,
-}
-
-fn seconds(text: &str) -> Result<Duration> {
-    let number = text.strip_suffix('s').unwrap_or(text);
-    Ok(Duration::from_secs(
-        number.parse().context("a number of seconds, such as 15s")?,
-    ))
 }
 
 pub fn demo(arguments: &Arguments) -> Result<ExitCode> {

@@ -65,6 +65,7 @@ fn checks(count: &mut Count) {
     let mut checks = vec![
         words("fmt --all --check"),
         words("clippy --workspace --all-targets -- -D warnings"),
+        words("doc --workspace --no-deps --document-private-items"),
     ];
     for package in ["agent-ebpf", "benches/ebpf"] {
         let manifest = format!("--manifest-path {package}/Cargo.toml");
@@ -78,7 +79,7 @@ fn checks(count: &mut Count) {
     for check in checks {
         let check: Vec<&str> = check.iter().map(String::as_str).collect();
         eprintln!("check: cargo {}", check.join(" "));
-        match run(&mut cargo(&check)) {
+        match run(cargo(&check).env("RUSTDOCFLAGS", "-D warnings")) {
             Ok(()) => count.passed += 1,
             Err(error) => {
                 eprintln!("error: {error:#}");

@@ -3,10 +3,11 @@
 use std::{
     env,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
 use anyhow::{Context as _, Result, ensure};
+use cargo_metadata::{Message, MetadataCommand};
 
 /// The project's root folder.
 pub fn root() -> &'static Path {
@@ -38,20 +39,36 @@ pub fn build_agent() -> Result<PathBuf> {
 }
 
 pub fn target_dir() -> Result<PathBuf> {
-    let mut metadata = cargo(&["metadata", "--no-deps", "--format-version", "1"]);
-    let output = metadata.output().context("start cargo metadata")?;
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "cargo metadata failed: {}",
-        stderr.trim()
-    );
-    let metadata: serde_json::Value =
-        serde_json::from_slice(&output.stdout).context("parse the output of cargo metadata")?;
-    let path = metadata["target_directory"]
-        .as_str()
-        .context("cargo metadata names a target folder")?;
-    Ok(PathBuf::from(path))
+    let metadata = MetadataCommand::new()
+        .current_dir(root())
+        .no_deps()
+        .exec()
+        .context("ask cargo for the target folder")?;
+    Ok(metadata.target_directory.into())
+}
+
+/// Runs a cargo command that builds and returns the programs that it built.
+pub fn built(mut build: Command) -> Result<Vec<PathBuf>> {
+    let output = build
+        .arg("--message-format=json-render-diagnostics")
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("start {}", words(&build)))?;
+    ensure!(output.status.success(), "{} failed", words(&build));
+    let mut programs = Vec::new();
+    for message in Message::parse_stream(&*output.stdout) {
+        if let Message::CompilerArtifact(artifact) = message.context("read what cargo says")? {
+            programs.extend(artifact.executable.map(PathBuf::from));
+        }
+    }
+    Ok(programs)
+}
+
+/// The test program among those that cargo built, beside the agent that it starts.
+pub fn tests_among(built: &[PathBuf]) -> Result<&Path> {
+    let is_test = |path: &&PathBuf| path.parent().is_some_and(|folder| folder.ends_with("deps"));
+    let test = built.iter().find(is_test);
+    Ok(test.with_context(|| format!("cargo built {built:?}, and no tests"))?)
 }
 
 /// A command that runs the program as root: directly if we are root, else through `sudo` with our settings.

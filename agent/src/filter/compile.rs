@@ -94,7 +94,7 @@ impl Compiled {
 
 fn key<const N: usize>(net: &Net, address_ne: [u32; N]) -> NetKey<N> {
     NetKey {
-        prefix_len: net.len.into(),
+        prefix_len: net.prefix_len().into(),
         address_ne,
     }
 }
@@ -242,13 +242,12 @@ fn prefixes(rules: &[Rule], is_v6: bool) -> Vec<(Net, NetRows)> {
         dst: row_of(rules, |rule| rule.nets.dst.is_empty()),
         either: row_of(rules, |rule| rule.nets.either.is_empty()),
     };
-    // By address and then length: what covers a prefix comes before it.
-    let mut own = BTreeMap::<(u128, u8), NetRows>::new();
-    own.insert((0, 0), everything);
+    let mut own = BTreeMap::<Net, NetRows>::new();
+    own.insert(Net::everything(is_v6), everything);
     for (index, rule) in rules.iter().enumerate() {
         let mut add = |nets: &[Net], row: fn(&mut NetRows) -> &mut Row| {
-            for net in nets.iter().filter(|net| net.is_v6 == is_v6) {
-                row(own.entry((net.bits, net.len)).or_default()).insert(index);
+            for net in nets.iter().filter(|net| net.is_v6() == is_v6) {
+                row(own.entry(*net).or_default()).insert(index);
             }
         };
         add(&rule.nets.src, |rows| &mut rows.src);
@@ -257,8 +256,7 @@ fn prefixes(rules: &[Rule], is_v6: bool) -> Vec<(Net, NetRows)> {
     }
     let mut around: Vec<(Net, NetRows)> = Vec::new();
     let mut all = Vec::with_capacity(own.len());
-    for ((bits, len), mut rows) in own {
-        let net = Net { is_v6, bits, len };
+    for (net, mut rows) in own {
         while around.last().is_some_and(|(outer, _)| !outer.covers(&net)) {
             around.pop();
         }

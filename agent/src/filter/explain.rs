@@ -116,7 +116,7 @@ fn mixes_versions(nets: &Sides<Net>) -> bool {
     let can_be = |is_v6: bool| {
         [&nets.src, &nets.dst, &nets.either]
             .into_iter()
-            .all(|side| side.is_empty() || side.iter().any(|net| net.is_v6 == is_v6))
+            .all(|side| side.is_empty() || side.iter().any(|net| net.is_v6() == is_v6))
     };
     !can_be(false) && !can_be(true)
 }

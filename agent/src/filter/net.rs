@@ -1,18 +1,12 @@
-//! Networks: CIDR text comes in, a prefix that knows what it covers goes out.
+//! The networks that rules name.
 
-use std::{
-    fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-};
+use std::{fmt, net::IpAddr};
 
-/// A prefix of either IP version.
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+/// A prefix of either IP version. Bits behind the prefix are zero. What covers a network sorts before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Net {
-    pub is_v6: bool,
-    /// The address from the highest bit on; what is behind the prefix is zero.
-    pub bits: u128,
-    pub len: u8,
-}
+pub struct Net(IpNet);
 
 /// What is wrong with a network's text.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,74 +28,59 @@ impl Net {
         let address: IpAddr = address.parse().map_err(|_| BadNet::NotAnAddress)?;
         let whole = Self::of(address);
         let Some(len) = len else { return Ok(whole) };
+        let bad_length = || BadNet::BadLength(whole.0.max_prefix_len());
         // Not `parse` alone, which takes a sign.
-        let is_number = len.bytes().all(|byte| byte.is_ascii_digit());
-        let len = len
-            .parse()
-            .ok()
-            .filter(|len| is_number && *len <= whole.len)
-            .ok_or(BadNet::BadLength(whole.len))?;
-        let net = Self {
-            bits: whole.bits & mask(len),
-            len,
-            ..whole
-        };
-        if net.bits == whole.bits {
-            Ok(net)
+        if !len.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(bad_length());
+        }
+        let len = len.parse().map_err(|_| bad_length())?;
+        let net = IpNet::new(address, len).map_err(|_| bad_length())?;
+        if net == net.trunc() {
+            Ok(Self(net))
         } else {
-            Err(BadNet::HostBits(net))
+            Err(BadNet::HostBits(Self(net.trunc())))
         }
     }
 
     /// An address alone.
     pub fn of(address: IpAddr) -> Self {
-        match address {
-            IpAddr::V4(address) => Self {
-                is_v6: false,
-                bits: u128::from(address.to_bits()) << 96,
-                len: 32,
-            },
-            IpAddr::V6(address) => Self {
-                is_v6: true,
-                bits: address.to_bits(),
-                len: 128,
-            },
-        }
+        Self(address.into())
     }
 
     /// Every address of the version.
-    pub const fn everything(is_v6: bool) -> Self {
-        Self {
-            is_v6,
-            bits: 0,
-            len: 0,
-        }
+    pub fn everything(is_v6: bool) -> Self {
+        Self(if is_v6 {
+            Ipv6Net::default().into()
+        } else {
+            Ipv4Net::default().into()
+        })
+    }
+
+    pub fn is_v6(&self) -> bool {
+        matches!(self.0, IpNet::V6(_))
+    }
+
+    /// The length of the prefix, in bits.
+    pub fn prefix_len(&self) -> u8 {
+        self.0.prefix_len()
     }
 
     pub fn covers(&self, other: &Self) -> bool {
-        self.is_v6 == other.is_v6
-            && self.len <= other.len
-            && other.bits & mask(self.len) == self.bits
+        self.0.contains(&other.0)
     }
 
     /// The words of the address in memory order, IPv4 in the first one.
     pub fn address_ne(&self) -> [u32; 4] {
-        agent_common::filter::words(&self.bits.to_be_bytes())
+        match self.0.addr() {
+            IpAddr::V4(address) => [u32::from_ne_bytes(address.octets()), 0, 0, 0],
+            IpAddr::V6(address) => agent_common::filter::words(&address.octets()),
+        }
     }
-}
-
-fn mask(len: u8) -> u128 {
-    u128::MAX.checked_shl(128 - u32::from(len)).unwrap_or(0)
 }
 
 impl fmt::Display for Net {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_v6 {
-            write!(formatter, "{}/{}", Ipv6Addr::from_bits(self.bits), self.len)
-        } else {
-            let address = Ipv4Addr::from_bits((self.bits >> 96) as u32);
-            write!(formatter, "{address}/{}", self.len)
-        }
+        self.0.fmt(formatter)
     }
 }
 

@@ -62,7 +62,7 @@ fn address() -> impl Strategy<Value = IpAddr> {
 fn net() -> impl Strategy<Value = Net> {
     (address(), 0..=128_u8).prop_map(|(address, len)| {
         let whole = Net::of(address);
-        let len = len.min(whole.len);
+        let len = len.min(whole.prefix_len());
         Net::parse(&format!("{address}/{len}")).unwrap_or_else(|error| match error {
             net::BadNet::HostBits(net) => net,
             net::BadNet::NotAnAddress | net::BadNet::BadLength(_) => panic!("{error:?}"),

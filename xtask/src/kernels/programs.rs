@@ -14,7 +14,7 @@ use super::{
     archive::Archive,
     guest::{BUSYBOX, Test},
 };
-use crate::workspace::{cargo, root};
+use crate::workspace::{built, cargo, root, tests_among};
 
 /// The modules of the agent's tests that depend on the kernel, and how many seconds each may take in a guest
 /// on an idle machine.
@@ -47,15 +47,13 @@ pub fn build(
         bail!("{unknown} is none of {}", names.join(", "));
     }
     let mut archive = Archive::default();
-    let built = executables()?;
+    // The whole workspace, so that they are those that `cargo xtask test` has built.
+    let tests = ["test", "--workspace", "--no-run", "--test", "agent"];
+    let built = built(cargo(&tests))?;
     for path in &built {
         archive.stripped_program(path)?;
     }
-    let of_tests = |path: &&PathBuf| path.parent().is_some_and(|folder| folder.ends_with("deps"));
-    let program = built
-        .iter()
-        .find(of_tests)
-        .with_context(|| format!("cargo built {built:?}, and no tests"))?;
+    let program = tests_among(&built)?;
     let wanted = names(program, arguments)?;
     let mut tests = Vec::new();
     for &(module, seconds) in MODULES {
@@ -68,7 +66,7 @@ pub fn build(
         if !names.is_empty() {
             tests.push(Test {
                 module,
-                program: program.clone(),
+                program: program.to_owned(),
                 names,
                 timeout: Duration::from_secs(seconds),
             });
@@ -98,24 +96,6 @@ pub fn build(
     }
     archive.character_device("/dev/console", 5, 1);
     Ok((tests, archive))
-}
-
-/// Builds the tests and the agent.
-fn executables() -> Result<Vec<PathBuf>> {
-    // The whole workspace, so that what `cargo xtask test` built is used again.
-    let mut build = cargo(&["test", "--workspace", "--no-run", "--test", "agent"]);
-    let output = build
-        .arg("--message-format=json-render-diagnostics")
-        .stderr(Stdio::inherit())
-        .output()
-        .context("start cargo test")?;
-    ensure!(output.status.success(), "the tests do not build");
-    let messages = output.stdout.split(|&byte| byte == b'\n');
-    let executables = messages.filter_map(|line| {
-        let message: serde_json::Value = serde_json::from_slice(line).ok()?;
-        Some(PathBuf::from(message["executable"].as_str()?))
-    });
-    Ok(executables.collect())
 }
 
 /// The tests that a test program would run with these arguments.
