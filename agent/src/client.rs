@@ -244,9 +244,9 @@ async fn channel(target: &Target) -> Result<Channel, ClientError> {
 async fn within<T>(
     after: Duration,
     target: &Target,
-    answer: impl Future<Output = Result<T, ClientError>>,
+    ask: impl AsyncFn() -> Result<T, ClientError>,
 ) -> Result<T, ClientError> {
-    let answered = tokio::time::timeout(after, answer).await;
+    let answered = tokio::time::timeout(after, heard(ask)).await;
     answered.unwrap_or_else(|_| {
         Err(ClientError::NoAnswer {
             target: target.clone(),
@@ -255,9 +255,22 @@ async fn within<T>(
     })
 }
 
+/// Asks again where the connection ended before the request was sent: hyper drops such a request, and with it
+/// the words of an agent that turned the connection away. What was not sent may be asked again.
+async fn heard<T>(ask: impl AsyncFn() -> Result<T, ClientError>) -> Result<T, ClientError> {
+    const ATTEMPTS: usize = 5;
+    for _ in 1..ATTEMPTS {
+        match ask().await {
+            Err(ClientError::Unheard { .. }) => {}
+            outcome => return outcome,
+        }
+    }
+    ask().await
+}
+
 /// Asks the agent once.
 pub async fn status(target: &Target) -> Result<AgentStatus, ClientError> {
-    within(STATUS_TIMEOUT, target, async {
+    within(STATUS_TIMEOUT, target, async || {
         let mut client = connect(target).await?;
         let response = client.get_status(GetStatusRequest {}).await;
         let response = response
@@ -269,7 +282,7 @@ pub async fn status(target: &Target) -> Result<AgentStatus, ClientError> {
 
 /// The filter rules in force.
 pub async fn filters(target: &Target) -> Result<Filters, ClientError> {
-    within(STATUS_TIMEOUT, target, async {
+    within(STATUS_TIMEOUT, target, async || {
         let mut client = control(target).await?;
         let response = client.get_filters(GetFiltersRequest {}).await;
         let response = response
@@ -285,10 +298,10 @@ pub async fn set_filters(target: &Target, rules: Vec<String>) -> Result<Filters,
     if request.encoded_len() > MAX_MESSAGE_BYTES {
         return Err(ClientError::TooLarge);
     }
-    within(CONTROL_TIMEOUT, target, async {
+    within(CONTROL_TIMEOUT, target, async || {
         let mut client = control(target).await?;
         let response = client
-            .set_filters(request)
+            .set_filters(request.clone())
             .await
             .map_err(|status| ClientError::from_status(target, "FlowControl/SetFilters", status))?;
         Ok(response.into_inner())
@@ -461,6 +474,8 @@ fn describe(error: &dyn StdError) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[tokio::test]
@@ -480,5 +495,26 @@ mod tests {
         let status = Status::out_of_range("decoded message length too large");
         let error = ClientError::from_status(&target, "FlowControl/GetFilters", status);
         assert!(matches!(error, ClientError::TooLarge), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_request_that_was_not_heard_is_asked_again_and_no_other() {
+        let unheard = || ClientError::Unheard {
+            target: Target::Tcp("here".to_owned()),
+        };
+        for (unheard_times, attempts) in [(0, 1), (3, 4), (4, 5), (9, 5)] {
+            let asked = Cell::new(0);
+            let outcome = heard(async || {
+                asked.set(asked.get() + 1);
+                if asked.get() <= unheard_times {
+                    return Err(unheard());
+                }
+                Err::<(), _>(ClientError::TooLarge)
+            })
+            .await;
+            assert_eq!(asked.get(), attempts);
+            let is_told = matches!(outcome, Err(ClientError::TooLarge));
+            assert_eq!(is_told, unheard_times < 5, "{unheard_times}");
+        }
     }
 }
