@@ -20,122 +20,52 @@ use crate::{
     },
 };
 
+// The headings of `--help`.
+const WATCH: &str = "What to watch";
+const COUNT: &str = "What to count";
+const TABLE: &str = "The table";
+const CONSUMERS: &str = "Consumers";
+const OUTPUT: &str = "Output";
+const LOGS: &str = "Logs";
+
 /// Count the flows of interfaces and stream them.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Interfaces by name, glob, or /regular expression/; repeatable [default: those that carry a
-    /// default route].
-    #[arg(long, value_name = "PATTERN", env = "FLOW_AGENT_INTERFACE")]
+    /// Interfaces to count on: names, globs, or /regular expressions/; repeatable [default: those that
+    /// carry a default route].
+    #[arg(long, value_name = "PATTERN", env = "FLOW_AGENT_INTERFACE", help_heading = WATCH)]
     pub interface: Vec<Patterns>,
 
-    /// Interfaces to leave out, likewise.
-    #[arg(long, value_name = "PATTERN", env = "FLOW_AGENT_EXCLUDE_INTERFACE")]
+    /// Interfaces to leave out, named in the same ways.
+    #[arg(long, value_name = "PATTERN", env = "FLOW_AGENT_EXCLUDE_INTERFACE", help_heading = WATCH)]
     pub exclude_interface: Vec<Patterns>,
 
-    /// Where arriving packets are counted: tc sees what GRO made of them, xdp each frame.
+    /// Which packets are counted.
+    #[arg(long, env = "FLOW_AGENT_DIRECTION", value_enum, default_value = "both", help_heading = WATCH)]
+    pub direction: Directions,
+
+    /// Where arriving packets are counted. TC sees them after GRO has merged some; XDP sees each frame.
     #[arg(
         long,
         env = "FLOW_AGENT_INGRESS_HOOK",
         value_enum,
-        default_value = "tc"
-    )]
+        default_value = "tc", help_heading = WATCH)]
     pub ingress_hook: IngressHook,
 
-    /// How XDP is attached: auto is native, and TC where the driver has none; native may reset a NIC.
-    #[arg(long, env = "FLOW_AGENT_XDP_MODE", value_enum, default_value = "auto")]
+    /// How XDP programs are attached. auto attaches native XDP, and counts at TC if the driver has none.
+    /// Attaching native XDP may reset a NIC.
+    #[arg(long, env = "FLOW_AGENT_XDP_MODE", value_enum, default_value = "auto", help_heading = WATCH)]
     pub xdp_mode: XdpMode,
 
-    /// Count at XDP also where it may miss VLAN tags, which the driver keeps beside the frames: flows of
-    /// different VLANs may then be one, and the account says "tags unknown". TC counts there otherwise.
-    #[arg(long, env = "FLOW_AGENT_XDP_WITHOUT_TAGS")]
+    /// Count at XDP even where the driver keeps VLAN tags beside the frames, out of its sight. Flows of
+    /// different VLANs may then become one, and the account says "tags unknown". Without this option such
+    /// an interface is counted at TC.
+    #[arg(long, env = "FLOW_AGENT_XDP_WITHOUT_TAGS", help_heading = WATCH)]
     pub xdp_without_tags: bool,
 
-    /// How TC programs are attached: links that end with the process, or filters on clsact.
-    #[arg(long, env = "FLOW_AGENT_TC_ATTACH", value_enum, default_value = "auto")]
+    /// How TC programs are attached: by links that end with the process, or as filters on clsact.
+    #[arg(long, env = "FLOW_AGENT_TC_ATTACH", value_enum, default_value = "auto", help_heading = WATCH)]
     pub tc_attach: TcAttach,
-
-    /// Which packets are counted.
-    #[arg(long, env = "FLOW_AGENT_DIRECTION", value_enum, default_value = "both")]
-    pub direction: Directions,
-
-    /// Flows in each of the two pages of the kernel's table, some 190 bytes of kernel memory each.
-    #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_FLOWS", default_value_t = 500_000,
-          value_parser = clap::value_parser!(u32).range(1..=100_000_000), allow_negative_numbers = true)]
-    pub max_flows: u32,
-
-    /// Flows kept in userspace; beyond it the one that would end first leaves.
-    #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_TRACKED_FLOWS", default_value_t = 1_000_000,
-          value_parser = clap::value_parser!(u32).range(1..=1_000_000_000), allow_negative_numbers = true)]
-    pub max_tracked_flows: u32,
-
-    /// Count what tunnels carry (VXLAN, Geneve, GRE, IP in IP) in flows of its own addresses and ports,
-    /// up to two tunnels deep; otherwise a flow is the tunnel's.
-    #[arg(long, env = "FLOW_AGENT_DECAPSULATE")]
-    pub decapsulate: bool,
-
-    /// Fragmented datagrams whose ports are remembered for their later fragments, some 150 bytes of
-    /// kernel memory each; beyond it the one that was quiet the longest leaves.
-    #[arg(long, value_name = "DATAGRAMS", env = "FLOW_AGENT_MAX_FRAGMENTS", default_value_t = 16_384,
-          value_parser = clap::value_parser!(u32).range(1..=16_777_216), allow_negative_numbers = true)]
-    pub max_fragments: u32,
-
-    /// How often the table is drained.
-    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_SCAN_INTERVAL", default_value = "10s",
-          value_parser = interval, allow_hyphen_values = true)]
-    pub scan_interval: Duration,
-
-    /// How full a page is, in percent of --max-flows, when it is drained before the interval is over;
-    /// 0 always waits.
-    #[arg(long, value_name = "PERCENT", env = "FLOW_AGENT_EARLY_SCAN", default_value_t = 50,
-          value_parser = clap::value_parser!(u32).range(0..=99), allow_negative_numbers = true)]
-    pub early_scan: u32,
-
-    /// After this time without a packet a flow ends.
-    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_IDLE_TIMEOUT", default_value = "60s",
-          value_parser = time, allow_hyphen_values = true)]
-    pub idle_timeout: Duration,
-
-    /// How long a flow that was closed by FIN or RST waits for late packets, which would else be a flow
-    /// of their own; from its last packet on.
-    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_LINGER", default_value = "5s",
-          value_parser = time, allow_hyphen_values = true)]
-    pub linger: Duration,
-
-    /// Where consumers connect: unix:PATH (mode 0660) or a TCP address; repeatable.
-    #[arg(
-        long,
-        value_name = "ADDRESS",
-        env = "FLOW_AGENT_LISTEN",
-        value_delimiter = ',',
-        default_value = "unix:/run/flow-agent/flow-agent.sock"
-    )]
-    pub listen: Vec<ListenAddr>,
-
-    /// Consumers that may observe the flows at the same time. Four places more are kept for root on a Unix
-    /// socket, and as many connections.
-    #[arg(long, value_name = "CONSUMERS", env = "FLOW_AGENT_MAX_CONSUMERS", default_value_t = DEFAULT_MAX_CONSUMERS,
-          value_parser = clap::value_parser!(u32).range(1..=10_000), allow_negative_numbers = true)]
-    pub max_consumers: u32,
-
-    /// Connections of each listener.
-    #[arg(long, value_name = "CONNECTIONS", env = "FLOW_AGENT_MAX_CONNECTIONS", default_value_t = DEFAULT_MAX_CONNECTIONS,
-          value_parser = clap::value_parser!(u32).range(1..=100_000), allow_negative_numbers = true)]
-    pub max_connections: u32,
-
-    /// Requests that may be open on one connection, those of consumers included.
-    #[arg(long, value_name = "STREAMS", env = "FLOW_AGENT_MAX_STREAMS", default_value_t = DEFAULT_MAX_STREAMS,
-          value_parser = clap::value_parser!(u32).range(1..=10_000), allow_negative_numbers = true)]
-    pub max_streams: u32,
-
-    /// Flows on stdout as well: a table for people, JSON Lines for programs.
-    #[arg(
-        long,
-        value_name = "FORMAT",
-        env = "FLOW_AGENT_OUTPUT",
-        value_enum,
-        default_value = "none"
-    )]
-    pub output: Output,
 
     /// Rules that leave packets out before they reach the table: include or exclude, then [src|dst]
     /// net, [src|dst] port, proto, on INTERFACE, ingress or egress. The first that matches decides;
@@ -144,33 +74,109 @@ pub struct Args {
         long,
         value_name = "RULES",
         env = "FLOW_AGENT_FILTER",
-        long_help = filter::HELP
-    )]
+        long_help = filter::HELP, help_heading = COUNT)]
     pub filter: Vec<Rules>,
 
-    /// Rules behind those of --filter, one a line; # begins a comment.
-    #[arg(long, value_name = "PATH", env = "FLOW_AGENT_FILTER_FILE")]
+    /// A file with more rules, which follow those of --filter; one rule a line, and # begins a comment.
+    #[arg(long, value_name = "PATH", env = "FLOW_AGENT_FILTER_FILE", help_heading = COUNT)]
     pub filter_file: Option<PathBuf>,
 
-    /// Count one flow in so many, and all packets of that one; 1 counts every flow. The choice falls by
-    /// a hash of endpoints and protocol: the same flows at every agent.
+    /// Count one flow in this many, with all of its packets; 1 counts every flow. A hash of endpoints and
+    /// protocol decides, so every agent samples the same flows.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_SAMPLE", default_value_t = 1,
-          value_parser = clap::value_parser!(u32).range(1..=1_000_000), allow_negative_numbers = true)]
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000), allow_negative_numbers = true, help_heading = COUNT)]
     pub sample: u32,
 
-    /// Stop after this time, as in 10s or 2m.
+    /// Count the flows inside tunnels (VXLAN, Geneve, GRE, IP in IP), up to two tunnels deep. Without this
+    /// option a flow is the tunnel itself.
+    #[arg(long, env = "FLOW_AGENT_DECAPSULATE", help_heading = COUNT)]
+    pub decapsulate: bool,
+
+    /// Flows in each of the two pages of the kernel's table. A flow takes some 190 bytes of kernel memory
+    /// in each page.
+    #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_FLOWS", default_value_t = 500_000,
+          value_parser = clap::value_parser!(u32).range(1..=100_000_000), allow_negative_numbers = true, help_heading = TABLE)]
+    pub max_flows: u32,
+
+    /// Flows kept in userspace. When there are more, the flow that would end first is ended early.
+    #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_TRACKED_FLOWS", default_value_t = 1_000_000,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000_000), allow_negative_numbers = true, help_heading = TABLE)]
+    pub max_tracked_flows: u32,
+
+    /// Fragmented datagrams whose ports are remembered for their later fragments, at some 150 bytes of
+    /// kernel memory each. When there are more, the one that was quiet the longest is forgotten.
+    #[arg(long, value_name = "DATAGRAMS", env = "FLOW_AGENT_MAX_FRAGMENTS", default_value_t = 16_384,
+          value_parser = clap::value_parser!(u32).range(1..=16_777_216), allow_negative_numbers = true, help_heading = TABLE)]
+    pub max_fragments: u32,
+
+    /// How often the table is drained.
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_SCAN_INTERVAL", default_value = "10s",
+          value_parser = interval, allow_hyphen_values = true, help_heading = TABLE)]
+    pub scan_interval: Duration,
+
+    /// How full a page may get before it is drained early, in percent of --max-flows. 0 always waits for
+    /// the interval.
+    #[arg(long, value_name = "PERCENT", env = "FLOW_AGENT_EARLY_SCAN", default_value_t = 50,
+          value_parser = clap::value_parser!(u32).range(0..=99), allow_negative_numbers = true, help_heading = TABLE)]
+    pub early_scan: u32,
+
+    /// A flow ends after this time without a packet.
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_IDLE_TIMEOUT", default_value = "60s",
+          value_parser = time, allow_hyphen_values = true, help_heading = TABLE)]
+    pub idle_timeout: Duration,
+
+    /// How long a flow closed by FIN or RST waits for late packets, counted from its last packet. Without
+    /// the wait a late packet would become a flow of its own.
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_LINGER", default_value = "5s",
+          value_parser = time, allow_hyphen_values = true, help_heading = TABLE)]
+    pub linger: Duration,
+
+    /// Where consumers connect: unix:PATH (mode 0660) or a TCP address; repeatable.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "FLOW_AGENT_LISTEN",
+        value_delimiter = ',',
+        default_value = "unix:/run/flow-agent/flow-agent.sock", help_heading = CONSUMERS)]
+    pub listen: Vec<ListenAddr>,
+
+    /// Consumers that may observe flows at the same time. Root has four more places on a Unix socket, and
+    /// four more connections.
+    #[arg(long, value_name = "CONSUMERS", env = "FLOW_AGENT_MAX_CONSUMERS", default_value_t = DEFAULT_MAX_CONSUMERS,
+          value_parser = clap::value_parser!(u32).range(1..=10_000), allow_negative_numbers = true, help_heading = CONSUMERS)]
+    pub max_consumers: u32,
+
+    /// Connections that each listener takes.
+    #[arg(long, value_name = "CONNECTIONS", env = "FLOW_AGENT_MAX_CONNECTIONS", default_value_t = DEFAULT_MAX_CONNECTIONS,
+          value_parser = clap::value_parser!(u32).range(1..=100_000), allow_negative_numbers = true, help_heading = CONSUMERS)]
+    pub max_connections: u32,
+
+    /// Requests that may be open on one connection, including those of consumers.
+    #[arg(long, value_name = "STREAMS", env = "FLOW_AGENT_MAX_STREAMS", default_value_t = DEFAULT_MAX_STREAMS,
+          value_parser = clap::value_parser!(u32).range(1..=10_000), allow_negative_numbers = true, help_heading = CONSUMERS)]
+    pub max_streams: u32,
+
+    /// Flows on stdout as well: a table for people, JSON Lines for programs.
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        env = "FLOW_AGENT_OUTPUT",
+        value_enum,
+        default_value = "none", help_heading = OUTPUT)]
+    pub output: Output,
+
+    /// Stop after this time, such as 10s or 2m.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_DURATION", value_parser = time,
-          allow_hyphen_values = true)]
+          allow_hyphen_values = true, help_heading = OUTPUT)]
     pub duration: Option<Duration>,
 
-    /// What the kernel programs log about single packets; costs nothing while off.
+    /// What the kernel programs log about single packets. It costs nothing while it is off.
     #[arg(
         long,
         value_name = "LEVEL",
         env = "FLOW_AGENT_BPF_LOG_LEVEL",
         value_enum,
-        default_value = "off"
-    )]
+        default_value = "off", help_heading = LOGS)]
     pub bpf_log_level: BpfLogLevel,
 
     /// Not to be had by an option: tests put in the programs with pauses.
@@ -360,8 +366,9 @@ mod tests {
     }
 
     #[test]
-    fn every_option_is_also_a_variable() {
+    fn every_option_is_also_a_variable_and_has_a_heading() {
         for option in options().get_arguments() {
+            assert!(option.get_help_heading().is_some(), "{option}");
             let name = option.get_long().expect("options have long names");
             let variable = format!("FLOW_AGENT_{}", name.to_uppercase().replace('-', "_"));
             assert_eq!(option.get_env(), Some(variable.as_ref()), "--{name}");
