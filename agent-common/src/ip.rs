@@ -172,7 +172,7 @@ fn jumbo_len_bytes<F: Frame>(frame: &F, offset: u32) -> u16 {
     let Some(header) = frame.header::<8>(offset) else {
         return 0;
     };
-    let differs = u16::from(header.u8::<0>() ^ transport::TCP)
+    let differs = u16::from(header.u8::<0>() ^ crate::protocol::TCP)
         | u16::from(header.u8::<1>())
         | (header.be16::<2>() ^ JUMBO_OPTION);
     if differs == 0 { JUMBO_LEN } else { 0 }

@@ -8,8 +8,7 @@
 //! - [`segmentation`] and [`wire_size`] say how many frames on the wire a packet stands for.
 //! - [`filter`] and [`sample`] leave packets out.
 //! - [`account`] has a counter for every way that a packet can end.
-//! - [`fill`] says how full a page is.
-//! - [`switches`] is what userspace changes while the programs run.
+//! - [`pages`] is what userspace and the programs tell each other: which page is filled, and how full it is.
 //!
 //! Everything here is `no_std`, allocates nothing, and is the same source in the kernel, in the
 //! host tests and in the benches.
@@ -18,26 +17,25 @@
 
 pub mod account;
 pub mod direction;
-pub mod fill;
 pub mod filter;
 pub mod flow;
 pub mod frame;
 pub mod interface;
 mod ip;
 mod link;
+pub mod pages;
 pub mod parse;
+pub mod protocol;
 pub mod sample;
 pub mod segmentation;
-pub mod switches;
 pub mod transport;
 pub mod tunnel;
 pub mod wire_size;
 
 pub use account::{HookAccount, Pair, Reason};
 pub use direction::Direction;
-pub use fill::PageFill;
 pub use flow::{Clocks, Encapsulation, FlowCounters, FlowKey, L4Kind, Outer};
 pub use frame::{Frame, Header};
 pub use interface::Interface;
+pub use pages::{PageFill, Switches};
 pub use parse::{LinkType, Packet, Part, parse, parse_encapsulated};
-pub use switches::Switches;

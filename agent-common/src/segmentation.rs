@@ -6,7 +6,8 @@
 
 use crate::{
     parse::Packet,
-    transport::{SCTP, TCP, UDP, UDP_LEN},
+    protocol::{SCTP, TCP, UDP},
+    transport::UDP_LEN,
     wire_size::FRAGMENT_HEADER_LEN,
 };
 

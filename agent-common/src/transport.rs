@@ -11,18 +11,8 @@ use crate::{
     frame::{Frame, Header},
     ip::NO_LIMIT,
     parse::{Packet, Transport},
+    protocol::{DCCP, GRE, ICMP, ICMPV6, IPV4_IN_IP, IPV6_IN_IP, SCTP, TCP, UDP, UDP_LITE},
 };
-
-const ICMP: u8 = 1;
-pub(crate) const IPV4_IN_IP: u8 = 4;
-pub(crate) const TCP: u8 = 6;
-pub(crate) const UDP: u8 = 17;
-const DCCP: u8 = 33;
-pub(crate) const IPV6_IN_IP: u8 = 41;
-pub(crate) const GRE: u8 = 47;
-const ICMPV6: u8 = 58;
-pub(crate) const SCTP: u8 = 132;
-const UDP_LITE: u8 = 136;
 
 const TCP_LEN: u32 = 20;
 pub(crate) const UDP_LEN: u32 = 8;

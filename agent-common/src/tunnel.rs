@@ -10,7 +10,8 @@ use crate::{
     ip::{self, NO_LIMIT},
     link,
     parse::Packet,
-    transport::{GRE, IPV4_IN_IP, IPV6_IN_IP, TUNNEL_PORTS, UDP},
+    protocol::{GRE, IPV4_IN_IP, IPV6_IN_IP, UDP},
+    transport::TUNNEL_PORTS,
 };
 
 mod header;

@@ -38,7 +38,6 @@ pub type Identity = AgentIdentity;
 pub struct ScanHeader {
     /// Counts from 1.
     pub scan_id: u64,
-    pub page_generation: u64,
     pub window_start_unix_ns: u64,
     pub window_end_unix_ns: u64,
     /// Flows that a page can hold.
@@ -106,7 +105,6 @@ impl BatchEncoder {
         let head = FlowBatch {
             agent: Some((*self.identity).clone()),
             scan_id: header.scan_id,
-            page_generation: header.page_generation,
             window_start_unix_ns: header.window_start_unix_ns,
             window_end_unix_ns: header.window_end_unix_ns,
             table_capacity: header.capacity,

@@ -25,7 +25,7 @@ pub const DEFAULT_TARGET: &str = "unix:/run/flow-agent/flow-agent.sock";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Generous: a set of a million networks takes some seconds of CPU on a thread that yields to all others.
-const CONTROL_TIMEOUT: Duration = Duration::from_secs(300);
+const CONTROL_TIMEOUT: Duration = Duration::from_mins(5);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MOST: Duration = Duration::from_secs(5);

@@ -1,12 +1,11 @@
 //! Community ID version 1: a digest of a flow's key that is the same in other tools
 //! (<https://github.com/corelight/community-id-spec>, seed 0).
 
-use agent_common::{FlowKey, L4Kind};
+use agent_common::{FlowKey, L4Kind, protocol::ICMP};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use sha1::{Digest as _, Sha1};
 
 const SEED: u16 = 0;
-const ICMP: u8 = 1;
 
 /// The text begins with this, before 28 characters of base64.
 const VERSION: &str = "1:";
@@ -123,6 +122,7 @@ fn counterpart(protocol: u8, icmp_type: u8) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
+    use agent_common::protocol::ICMPV6;
     use std::net::IpAddr;
 
     use super::*;
@@ -139,7 +139,7 @@ mod tests {
         };
         let (ip_version, source) = address(source);
         let (_, destination) = address(destination);
-        let is_icmp = protocol == 1 || protocol == 58;
+        let is_icmp = protocol == ICMP || protocol == ICMPV6;
         let (source_port, destination_port) = if is_icmp {
             (0, 0)
         } else {

@@ -127,7 +127,7 @@ mod tests {
         let (reader, writer) = io::pipe().unwrap();
         let mut queue = LogQueue::start(writer).unwrap();
         queue.write_all(b"one\n").unwrap();
-        LogQueue::flush(&queue, Duration::from_secs(60));
+        LogQueue::flush(&queue, Duration::from_mins(1));
         drop(queue);
         let lines: Vec<_> = BufReader::new(reader).lines().map(Result::unwrap).collect();
         assert_eq!(lines, ["one"]);

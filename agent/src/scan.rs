@@ -157,7 +157,6 @@ impl Scanner {
         if encode {
             self.encoder.begin(&ScanHeader {
                 scan_id: self.stats.count,
-                page_generation: self.stats.count,
                 window_start_unix_ns: self.window_start_unix_ns,
                 window_end_unix_ns,
                 capacity: u64::from(self.kernel.pages.capacity()),

@@ -45,7 +45,7 @@ impl Default for Settings {
         Self {
             ring_bytes: 128 << 20,
             max_tracked_flows: 1_000_000,
-            idle_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_mins(1),
             linger: Duration::from_secs(5),
         }
     }

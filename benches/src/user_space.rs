@@ -90,7 +90,7 @@ impl Default for UserSpace {
         Self {
             replica: Replica::new(ReplicaSettings {
                 max_flows: MAX_TRACKED_FLOWS,
-                idle_timeout: Duration::from_secs(60),
+                idle_timeout: Duration::from_mins(1),
                 linger: Duration::from_secs(5),
             }),
             encoder: BatchEncoder::new(Arc::new(identity)),
@@ -167,7 +167,6 @@ impl UserSpace {
         self.scans += 1;
         self.encoder.begin(&ScanHeader {
             scan_id: self.scans,
-            page_generation: self.scans,
             window_start_unix_ns: 1,
             window_end_unix_ns: 2,
             capacity: 500_000,

@@ -101,7 +101,7 @@ fn a_flow_takes_at_most_200_bytes_and_none_for_those_that_left() {
     let before = heap().live_bytes;
     let mut replica = Replica::new(ReplicaSettings {
         max_flows: FLOWS as usize,
-        idle_timeout: Duration::from_secs(60),
+        idle_timeout: Duration::from_mins(1),
         linger: Duration::from_secs(5),
     });
     let mut turn_over = |from: u32| {

@@ -15,7 +15,7 @@ use benches::live::{
 };
 use lab::{Process, privilege::is_root_or_skip};
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 #[test]
 fn an_interrupted_bench_leaves_no_process_program_or_namespace() {

@@ -7,7 +7,8 @@ use crate::{
     ip::NO_LIMIT,
     link::{ETHERTYPE_IPV4, ETHERTYPE_IPV6},
     parse::Packet,
-    transport::{self, GENEVE, GRE, IPV4_IN_IP, IPV6_IN_IP, UDP, VXLAN, VXLAN_LINUX},
+    protocol::{GRE, IPV4_IN_IP, IPV6_IN_IP, UDP},
+    transport::{self, GENEVE, VXLAN, VXLAN_LINUX},
 };
 
 /// The header with which the inner packet begins.

@@ -1,10 +1,8 @@
 //! Encodes a [`Record`] as the fields of a `FlowRecord` message, in one buffer for all records.
 
-use agent_common::{Direction, Encapsulation, FlowKey, L4Kind};
+use agent_common::{Direction, Encapsulation, FlowKey, L4Kind, protocol::TCP};
 
 use crate::record::Record;
-
-const TCP: u8 = 6;
 
 /// Wire types of protobuf's encoding.
 const VARINT: u32 = 0;

@@ -28,7 +28,6 @@ fn header(interfaces: u32) -> ScanHeader {
     });
     ScanHeader {
         scan_id: 3,
-        page_generation: 5,
         window_start_unix_ns: 10,
         window_end_unix_ns: 20,
         capacity: 500_000,
@@ -357,7 +356,7 @@ fn an_empty_scan_makes_one_batch_with_the_account() {
     assert_eq!((batches[0].records, batches[0].last_of_scan), (0, true));
     let message = decode(&batches[0]);
     assert_eq!(message.agent.as_ref(), Some(&*identity()));
-    assert_eq!((message.scan_id, message.page_generation), (3, 5));
+    assert_eq!(message.scan_id, 3);
     assert_eq!(
         (message.window_start_unix_ns, message.window_end_unix_ns),
         (10, 20)

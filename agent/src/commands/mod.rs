@@ -17,7 +17,7 @@ pub mod status;
 pub mod watch;
 
 /// The longest time that a setting may be: the clocks can add it to any moment.
-const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+const LONGEST: Duration = Duration::from_hours(100 * 365 * 24);
 
 /// A setting such as `10s` or `2m`.
 fn time(text: &str) -> Result<Duration, String> {

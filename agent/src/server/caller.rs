@@ -16,7 +16,7 @@ use super::limits::{Doors, Refusal};
 /// How long a connection keeps its place before its first request.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it keeps its place without an open request later on.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+const IDLE_TIMEOUT: Duration = Duration::from_mins(5);
 
 #[derive(Debug, Clone)]
 pub enum Peer {

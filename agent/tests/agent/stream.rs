@@ -21,7 +21,7 @@ use tokio::{
     time::timeout,
 };
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);
 const DRAIN: Duration = Duration::from_secs(1);
 
 /// An agent without kernel programs: a hub and a server.
@@ -80,7 +80,6 @@ impl Agent {
         let mut sink = |batch| batches.push(batch);
         self.encoder.begin(&ScanHeader {
             scan_id: self.scan_id,
-            page_generation: self.scan_id,
             window_start_unix_ns: 1,
             window_end_unix_ns: 2,
             capacity: 1000,

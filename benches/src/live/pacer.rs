@@ -91,7 +91,7 @@ mod tests {
     fn a_long_stall_is_not_made_up_for() {
         let stop = AtomicBool::new(false);
         let mut pacer = Pacer::start(RATE, PACE, &stop);
-        let an_hour = Duration::from_secs(3_600);
+        let an_hour = Duration::from_hours(1);
         pacer.started = pacer.started.checked_sub(an_hour).expect("the clock runs");
         assert_eq!(pacer.next(), Some(100));
         let given_up = pacer.due(an_hour) - pacer.due(PACE.longest_stall) - 1;

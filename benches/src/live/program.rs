@@ -23,7 +23,7 @@ pub(super) static OBJECT: &[u8] =
 const FEW_FLOWS: u32 = 1024;
 
 /// How long a process may take to start or to stop, on a machine that does much else.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Where packets are counted on their way in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

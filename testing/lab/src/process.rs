@@ -97,7 +97,7 @@ mod tests {
         let sleep = || Process::spawn(Command::new("sleep").arg("60")).unwrap();
         let mut asked = sleep();
         assert_eq!(asked.exited().unwrap(), None);
-        assert!(!asked.terminate(Duration::from_secs(60)).unwrap().success());
+        assert!(!asked.terminate(Duration::from_mins(1)).unwrap().success());
 
         let mut dropped = sleep();
         let id = dropped.child().id();

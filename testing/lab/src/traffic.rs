@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::Host;
 
 /// No answer on a veth takes this long.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Which of a host's two addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -124,7 +124,7 @@ pub fn run(
 /// machine's speed, which is not known here.
 fn wait(mut qemu: Process, output: &Path) -> Result<()> {
     /// The time to boot, or to prepare the next program and measure the machine's speed.
-    const BETWEEN: Duration = Duration::from_secs(600);
+    const BETWEEN: Duration = Duration::from_mins(10);
     let mut limits = 0;
     let mut deadline = Instant::now() + BETWEEN;
     while qemu.exited()?.is_none() {

@@ -22,7 +22,7 @@ use serde_json::Value;
 
 /// How long to wait for anything. An emulated guest takes half a minute to verify the programs, and ten times
 /// as long on a busy machine. Only a failure waits this long.
-pub const PATIENCE: Duration = Duration::from_secs(600);
+pub const PATIENCE: Duration = Duration::from_mins(10);
 
 /// Insists on native XDP. The peer's offloads are off, but an agent in another network namespace cannot see
 /// that.

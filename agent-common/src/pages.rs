@@ -1,5 +1,5 @@
-//! What userspace switches while the programs run: the page of the flow table that they fill, and the set
-//! of filter rules that they apply.
+//! What userspace and the programs tell each other about the pages of the flow table: userspace switches page
+//! and filter rules, the programs say how full a page is.
 
 /// The only static of the programs that changes, so that one load brings all of it into the cache.
 /// Userspace writes it as a whole; a program reads each field once a packet.
@@ -26,6 +26,21 @@ impl Switches {
         bytes
     }
 }
+
+/// The fill of one page; userspace zeroes it when it has emptied the page.
+///
+/// It fills a cache line, so that the two pages never share one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageFill {
+    /// Flows inserted into the page, without those that CPUs still count privately.
+    pub inserted: u64,
+    /// Non-zero once userspace was told that the page passed its mark.
+    pub told: u64,
+    pub reserved: [u64; 6],
+}
+
+const _: () = assert!(size_of::<PageFill>() == 64);
 
 #[cfg(test)]
 mod tests {
