@@ -2,30 +2,17 @@
 //! has in a form that may leave something behind.
 
 use std::{
-    io,
+    io, mem,
     os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
 };
 
-const BPF_MAP_CREATE: libc::c_long = 0;
-const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
-const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
-const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
-const BPF_PROG_LOAD: libc::c_long = 5;
-const BPF_PROG_QUERY: libc::c_long = 16;
-const BPF_BTF_LOAD: libc::c_long = 18;
-const BPF_MAP_LOOKUP_AND_DELETE_BATCH: libc::c_long = 25;
-const BPF_LINK_CREATE: libc::c_long = 28;
+use aya_obj::generated::{
+    BPF_F_AFTER, BPF_F_BEFORE, XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE, bpf_attach_type, bpf_attr,
+    bpf_cmd, bpf_map_type, bpf_prog_type,
+};
 
-// linux/bpf.h, linux/if_link.h.
-const BPF_MAP_TYPE_ARRAY: u32 = 2;
-const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
-const BPF_XDP: u32 = 37;
-const BPF_TCX_INGRESS: u32 = 46;
-const BPF_TCX_EGRESS: u32 = 47;
-const BPF_F_BEFORE: u32 = 1 << 3;
-const BPF_F_AFTER: u32 = 1 << 4;
-const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
-const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+/// The length of a map's name, with the zero at its end (linux/bpf.h).
+const BPF_OBJ_NAME_LEN: usize = 16;
 
 /// Where on an interface a link hangs its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,112 +37,21 @@ pub struct Shape {
     pub flags: u32,
 }
 
-/// The head of `union bpf_attr` for `BPF_MAP_CREATE`.
-#[repr(C, align(8))]
-#[derive(Default)]
-struct MapCreateAttr {
-    map_type: u32,
-    key_size_bytes: u32,
-    value_size_bytes: u32,
-    max_entries: u32,
-    map_flags: u32,
-    inner_map_fd: u32,
-    numa_node: u32,
-    map_name: [u8; MAP_NAME_LEN_BYTES],
-    map_ifindex: u32,
-    btf_fd: u32,
-    btf_key_type_id: u32,
-    btf_value_type_id: u32,
-    btf_vmlinux_value_type_id: u32,
+/// All zeros: what a call does not use has to be zero.
+fn attributes() -> bpf_attr {
+    // SAFETY: every member of the union is made of integers and of unions of integers.
+    unsafe { mem::zeroed() }
 }
 
-/// `BPF_OBJ_NAME_LEN`, with the zero at the end.
-const MAP_NAME_LEN_BYTES: usize = 16;
-
-/// The head of `union bpf_attr` for `BPF_BTF_LOAD`.
-#[repr(C, align(8))]
-#[derive(Default)]
-struct BtfLoadAttr {
-    btf: u64,
-    log: u64,
-    btf_len_bytes: u32,
-    log_len_bytes: u32,
-}
-
-/// The head of `union bpf_attr` for `BPF_PROG_LOAD`.
-#[repr(C, align(8))]
-#[derive(Default)]
-struct ProgramLoadAttr {
-    program_type: u32,
-    instruction_count: u32,
-    instructions: u64,
-    license: u64,
-}
-
-/// `union bpf_attr` for `BPF_PROG_QUERY` (kernel 6.6; earlier ones take a tail of zeros).
-#[repr(C, align(8))]
-#[derive(Default)]
-struct QueryAttr {
-    target_ifindex: u32,
-    attach_type: u32,
-    query_flags: u32,
-    attach_flags: u32,
-    prog_ids: u64,
-    count: u32,
-    pad: u32,
-    prog_attach_flags: u64,
-    link_ids: u64,
-    link_attach_flags: u64,
-    revision: u64,
-}
-
-/// `union bpf_attr` for the calls on one element.
-#[repr(C, align(8))]
-#[derive(Default)]
-struct ElementAttr {
-    map_fd: u32,
-    pad: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
-}
-
-/// `union bpf_attr` for the batch calls (kernel 5.6).
-#[repr(C, align(8))]
-#[derive(Default)]
-struct BatchAttr {
-    in_batch: u64,
-    out_batch: u64,
-    keys: u64,
-    values: u64,
-    count: u32,
-    map_fd: u32,
-    elem_flags: u64,
-    flags: u64,
-}
-
-/// `union bpf_attr` for `BPF_LINK_CREATE` on an interface; before 6.6 the tail must be zero.
-#[repr(C, align(8))]
-#[derive(Default)]
-struct LinkCreateAttr {
-    prog_fd: u32,
-    target_ifindex: u32,
-    attach_type: u32,
-    flags: u32,
-    relative: u32,
-    pad: u32,
-    expected_revision: u64,
-}
-
-fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<libc::c_long> {
-    // SAFETY: `attr` is one of the structs above, whose pointers the callers below keep alive
-    // for the call; the size tells the kernel how much of the union is there.
+/// A kernel that knows a shorter union takes a tail of zeros (`bpf_check_uarg_tail_zero`).
+fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<libc::c_long> {
+    // SAFETY: the callers below keep alive what the attributes point to.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
-            command,
+            command as libc::c_long,
             std::ptr::from_mut(attr),
-            size_of::<T>(),
+            size_of::<bpf_attr>(),
         )
     };
     if result < 0 {
@@ -165,18 +61,21 @@ fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<libc::c_long> {
     }
 }
 
+/// The same for calls that answer with a file descriptor.
+fn bpf_fd(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
+    let fd = bpf(command, attr)?;
+    // SAFETY: the kernel has just made the descriptor for this call, so nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
 /// An array of one entry of eight bytes: whether this process may make maps at all.
 pub fn create_small_array() -> io::Result<OwnedFd> {
-    let mut attr = MapCreateAttr {
-        map_type: BPF_MAP_TYPE_ARRAY,
-        key_size_bytes: 4,
-        value_size_bytes: 8,
-        max_entries: 1,
-        ..MapCreateAttr::default()
-    };
-    let fd = bpf(BPF_MAP_CREATE, &mut attr)?;
-    // SAFETY: BPF_MAP_CREATE answers with a file descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    let mut attr = attributes();
+    attr.__bindgen_anon_1.map_type = bpf_map_type::BPF_MAP_TYPE_ARRAY as u32;
+    attr.__bindgen_anon_1.key_size = 4;
+    attr.__bindgen_anon_1.value_size = 8;
+    attr.__bindgen_anon_1.max_entries = 1;
+    bpf_fd(bpf_cmd::BPF_MAP_CREATE, &mut attr)
 }
 
 /// Makes a map whose key and value are of the given types of `types`. A name that is too long is cut.
@@ -187,40 +86,33 @@ pub fn create_map(
     key_type: u32,
     value_type: u32,
 ) -> io::Result<OwnedFd> {
-    let mut map_name = [0; MAP_NAME_LEN_BYTES];
-    for (to, from) in map_name[..MAP_NAME_LEN_BYTES - 1]
+    let mut attr = attributes();
+    attr.__bindgen_anon_1.map_type = shape.map_type;
+    attr.__bindgen_anon_1.key_size = shape.key_len_bytes;
+    attr.__bindgen_anon_1.value_size = shape.value_len_bytes;
+    attr.__bindgen_anon_1.max_entries = shape.max_entries;
+    attr.__bindgen_anon_1.map_flags = shape.flags;
+    let mut map_name = [0; BPF_OBJ_NAME_LEN];
+    // The last byte stays zero.
+    for (to, from) in map_name[..BPF_OBJ_NAME_LEN - 1]
         .iter_mut()
         .zip(name.bytes())
     {
-        *to = from;
+        *to = from.cast_signed();
     }
-    let mut attr = MapCreateAttr {
-        map_type: shape.map_type,
-        key_size_bytes: shape.key_len_bytes,
-        value_size_bytes: shape.value_len_bytes,
-        max_entries: shape.max_entries,
-        map_flags: shape.flags,
-        map_name,
-        btf_fd: fd(types),
-        btf_key_type_id: key_type,
-        btf_value_type_id: value_type,
-        ..MapCreateAttr::default()
-    };
-    let map = bpf(BPF_MAP_CREATE, &mut attr)?;
-    // SAFETY: BPF_MAP_CREATE answers with a file descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(map as i32) })
+    attr.__bindgen_anon_1.map_name = map_name;
+    attr.__bindgen_anon_1.btf_fd = fd(types);
+    attr.__bindgen_anon_1.btf_key_type_id = key_type;
+    attr.__bindgen_anon_1.btf_value_type_id = value_type;
+    bpf_fd(bpf_cmd::BPF_MAP_CREATE, &mut attr)
 }
 
 /// Loads type information (BTF).
 pub fn load_btf(btf: &[u8]) -> io::Result<OwnedFd> {
-    let mut attr = BtfLoadAttr {
-        btf: btf.as_ptr() as u64,
-        btf_len_bytes: btf.len() as u32,
-        ..BtfLoadAttr::default()
-    };
-    let fd = bpf(BPF_BTF_LOAD, &mut attr)?;
-    // SAFETY: BPF_BTF_LOAD answers with a file descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    let mut attr = attributes();
+    attr.__bindgen_anon_7.btf = btf.as_ptr() as u64;
+    attr.__bindgen_anon_7.btf_size = btf.len() as u32;
+    bpf_fd(bpf_cmd::BPF_BTF_LOAD, &mut attr)
 }
 
 /// Loads a TC program that calls `bpf_probe_read_kernel`, and lets it go: whether programs may.
@@ -248,26 +140,20 @@ pub fn load_reader_of_kernel_memory() -> io::Result<()> {
         instruction(MOVE, 0, 0),
         instruction(EXIT, 0, 0),
     ];
-    let mut attr = ProgramLoadAttr {
-        program_type: BPF_PROG_TYPE_SCHED_CLS,
-        instruction_count: instructions.len() as u32,
-        instructions: instructions.as_ptr() as u64,
-        license: c"GPL".as_ptr() as u64,
-    };
-    let fd = bpf(BPF_PROG_LOAD, &mut attr)?;
-    // SAFETY: BPF_PROG_LOAD answers with a file descriptor that nobody else owns.
-    drop(unsafe { OwnedFd::from_raw_fd(fd as i32) });
-    Ok(())
+    let mut attr = attributes();
+    attr.__bindgen_anon_3.prog_type = bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS as u32;
+    attr.__bindgen_anon_3.insn_cnt = instructions.len() as u32;
+    attr.__bindgen_anon_3.insns = instructions.as_ptr() as u64;
+    attr.__bindgen_anon_3.license = c"GPL".as_ptr() as u64;
+    bpf_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr).map(drop)
 }
 
 /// Asks for the programs on an interface's TCX ingress: EINVAL where the kernel has no TCX (6.6).
 pub fn query_tcx_ingress(ifindex: u32) -> io::Result<()> {
-    let mut attr = QueryAttr {
-        target_ifindex: ifindex,
-        attach_type: BPF_TCX_INGRESS,
-        ..QueryAttr::default()
-    };
-    bpf(BPF_PROG_QUERY, &mut attr).map(drop)
+    let mut attr = attributes();
+    attr.query.__bindgen_anon_1.target_ifindex = ifindex;
+    attr.query.attach_type = bpf_attach_type::BPF_TCX_INGRESS as u32;
+    bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr).map(drop)
 }
 
 /// Hangs a program on an interface by a link, which is gone when its last descriptor is closed.
@@ -275,21 +161,17 @@ pub fn query_tcx_ingress(ifindex: u32) -> io::Result<()> {
 /// aya falls back to netlink where the kernel says EINVAL; what is attached so outlives the process.
 pub fn create_link(program: BorrowedFd<'_>, ifindex: u32, place: LinkPlace) -> io::Result<OwnedFd> {
     let (attach_type, flags) = match place {
-        LinkPlace::TcxIngressFirst => (BPF_TCX_INGRESS, BPF_F_BEFORE),
-        LinkPlace::TcxEgressLast => (BPF_TCX_EGRESS, BPF_F_AFTER),
-        LinkPlace::XdpNative => (BPF_XDP, XDP_FLAGS_DRV_MODE),
-        LinkPlace::XdpGeneric => (BPF_XDP, XDP_FLAGS_SKB_MODE),
+        LinkPlace::TcxIngressFirst => (bpf_attach_type::BPF_TCX_INGRESS, BPF_F_BEFORE),
+        LinkPlace::TcxEgressLast => (bpf_attach_type::BPF_TCX_EGRESS, BPF_F_AFTER),
+        LinkPlace::XdpNative => (bpf_attach_type::BPF_XDP, XDP_FLAGS_DRV_MODE),
+        LinkPlace::XdpGeneric => (bpf_attach_type::BPF_XDP, XDP_FLAGS_SKB_MODE),
     };
-    let mut attr = LinkCreateAttr {
-        prog_fd: fd(program),
-        target_ifindex: ifindex,
-        attach_type,
-        flags,
-        ..LinkCreateAttr::default()
-    };
-    let link = bpf(BPF_LINK_CREATE, &mut attr)?;
-    // SAFETY: BPF_LINK_CREATE answers with a descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(link as i32) })
+    let mut attr = attributes();
+    attr.link_create.__bindgen_anon_1.prog_fd = fd(program);
+    attr.link_create.__bindgen_anon_2.target_ifindex = ifindex;
+    attr.link_create.attach_type = attach_type as u32;
+    attr.link_create.flags = flags;
+    bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr)
 }
 
 /// Stores `value` under `key`. `value` must have the map's value size.
@@ -299,35 +181,21 @@ pub fn update(map: BorrowedFd<'_>, key: u32, value: &[u8]) -> io::Result<()> {
 
 /// The same under a key of any kind; `key` must have the map's key size.
 pub fn update_by_bytes(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<()> {
-    let mut attr = ElementAttr {
-        map_fd: fd(map),
-        key: key.as_ptr() as u64,
-        value: value.as_ptr() as u64,
-        ..ElementAttr::default()
-    };
-    bpf(BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
+    let mut attr = element(map, key.as_ptr(), value.as_ptr());
+    bpf(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
 }
 
 /// Takes what is under `key` out of the map.
 pub fn delete(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
-    let mut attr = ElementAttr {
-        map_fd: fd(map),
-        key: std::ptr::from_ref(&key) as u64,
-        ..ElementAttr::default()
-    };
-    bpf(BPF_MAP_DELETE_ELEM, &mut attr).map(drop)
+    let mut attr = element(map, (&raw const key).cast(), std::ptr::null());
+    bpf(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut attr).map(drop)
 }
 
 /// Reads the value under `key` into `value`, which must have the map's value size (for a per-CPU
 /// map, that of all possible CPUs).
 pub fn lookup(map: BorrowedFd<'_>, key: u32, value: &mut [u8]) -> io::Result<()> {
-    let mut attr = ElementAttr {
-        map_fd: fd(map),
-        key: std::ptr::from_ref(&key) as u64,
-        value: value.as_mut_ptr() as u64,
-        ..ElementAttr::default()
-    };
-    bpf(BPF_MAP_LOOKUP_ELEM, &mut attr).map(drop)
+    let mut attr = element(map, (&raw const key).cast(), value.as_mut_ptr());
+    bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attr).map(drop)
 }
 
 /// Moves up to `keys.len()` entries out of a hash map.
@@ -343,18 +211,16 @@ pub fn take_batch<K, V>(
 ) -> io::Result<(usize, bool)> {
     assert_eq!(keys.len(), values.len(), "a key for each value");
     let mut next = 0_u32;
-    let mut attr = BatchAttr {
-        in_batch: cursor
-            .as_ref()
-            .map_or(0, |cursor| std::ptr::from_ref(cursor) as u64),
-        out_batch: std::ptr::from_mut(&mut next) as u64,
-        keys: keys.as_mut_ptr() as u64,
-        values: values.as_mut_ptr() as u64,
-        count: keys.len() as u32,
-        map_fd: fd(map),
-        ..BatchAttr::default()
-    };
-    let result = bpf(BPF_MAP_LOOKUP_AND_DELETE_BATCH, &mut attr);
+    let mut attr = attributes();
+    attr.batch.in_batch = cursor
+        .as_ref()
+        .map_or(0, |cursor| std::ptr::from_ref(cursor) as u64);
+    attr.batch.out_batch = std::ptr::from_mut(&mut next) as u64;
+    attr.batch.keys = keys.as_mut_ptr() as u64;
+    attr.batch.values = values.as_mut_ptr() as u64;
+    attr.batch.count = keys.len() as u32;
+    attr.batch.map_fd = fd(map);
+    let result = bpf(bpf_cmd::BPF_MAP_LOOKUP_AND_DELETE_BATCH, &mut attr);
     let last = match result {
         Ok(_) => false,
         // The end of the table; `count` entries came with it.
@@ -362,7 +228,18 @@ pub fn take_batch<K, V>(
         Err(error) => return Err(error),
     };
     *cursor = Some(next);
-    Ok((attr.count as usize, last))
+    // SAFETY: the call was made with this member of the union, in which the kernel writes an integer.
+    let count = unsafe { attr.batch.count };
+    Ok((count as usize, last))
+}
+
+/// The attributes of a call on one element.
+fn element(map: BorrowedFd<'_>, key: *const u8, value: *const u8) -> bpf_attr {
+    let mut attr = attributes();
+    attr.__bindgen_anon_2.map_fd = fd(map);
+    attr.__bindgen_anon_2.key = key as u64;
+    attr.__bindgen_anon_2.__bindgen_anon_1.value = value as u64;
+    attr
 }
 
 fn fd(descriptor: BorrowedFd<'_>) -> u32 {

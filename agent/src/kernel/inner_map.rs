@@ -9,6 +9,7 @@ use std::os::fd::AsFd as _;
 
 use anyhow::{Context as _, Result};
 use aya::maps::MapData;
+use aya_obj::generated::bpf_map_type::BPF_MAP_TYPE_ARRAY;
 
 use super::bpf::{self, Shape};
 
@@ -26,13 +27,10 @@ const U32: u32 = 1;
 const KEY: u32 = 2;
 const VALUE: u32 = 3;
 
-// linux/bpf.h.
-const BPF_MAP_TYPE_ARRAY: u32 = 2;
-
 pub fn create(name: &str, shape: Shape) -> Result<MapData> {
     let types = bpf::load_btf(&types(shape)).context("load type information")?;
     // Arrays take nothing else.
-    let key = if shape.map_type == BPF_MAP_TYPE_ARRAY {
+    let key = if shape.map_type == BPF_MAP_TYPE_ARRAY as u32 {
         U32
     } else {
         KEY

@@ -10,7 +10,10 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use agent_common::filter::{NetKey, NetRows, Row};
 use anyhow::{Context as _, Result};
 use aya::maps::MapData;
-use aya_obj::generated::bpf_map_type::{BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_LPM_TRIE};
+use aya_obj::generated::{
+    BPF_F_INNER_MAP, BPF_F_NO_PREALLOC,
+    bpf_map_type::{BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_LPM_TRIE},
+};
 
 use super::{
     bpf::{self, Shape},
@@ -18,10 +21,6 @@ use super::{
     memory::map_memory_bytes,
 };
 use crate::filter::{self, Compiled, Rule};
-
-// linux/bpf.h.
-const BPF_F_NO_PREALLOC: u32 = 1 << 0;
-const BPF_F_INNER_MAP: u32 = 1 << 12;
 
 /// The outer maps and the set in force.
 pub struct RuleMaps {
