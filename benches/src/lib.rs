@@ -5,8 +5,8 @@
 //! them in the kernel before it. [`heap`] and [`resident`] count memory, [`stage`] says what a flow costs,
 //! [`sample`] runs one case once, and [`report`] turns the samples of several rounds into
 //! figures. The [`live`] benches send real packets, and hold the agent against [`capture`], which it replaces,
-//! and [`own_table`], which may replace the kernel's hash map one day. Each criterion bench is a file of its own
-//! under `benches/`.
+//! and [`own_table`], which may replace the kernel's hash map one day. `benches/` has the stages of the flow
+//! path by criterion.
 
 pub mod capture;
 pub mod frames;

@@ -1,11 +1,9 @@
 //! All of user space after the drain: update, encode, end of the scan.
 
-use std::time::Duration;
-
 use benches::{profile::PROFILES, user_space::UserSpace};
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput};
 
-fn bench(criterion: &mut Criterion) {
+pub fn bench(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("cycle");
     for profile in PROFILES {
         let pages = profile.pages();
@@ -24,14 +22,3 @@ fn bench(criterion: &mut Criterion) {
     }
     group.finish();
 }
-
-criterion_group! {
-    name = benches;
-    config = Criterion::default()
-        .sample_size(10)
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(2))
-        .without_plots();
-    targets = bench
-}
-criterion_main!(benches);

@@ -1,10 +1,10 @@
 //! The parser on the host: one frame of each kind, and a mix as it comes from many flows.
 
-use std::{hint::black_box, time::Duration};
+use std::hint::black_box;
 
 use agent_common::{LinkType, Packet, parse};
 use benches::{frames, profile};
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput};
 
 /// The packet is looked at where it lies: copying it out would cost as much as parsing.
 fn parse_frame(frame: &[u8]) {
@@ -13,8 +13,9 @@ fn parse_frame(frame: &[u8]) {
     let _ = black_box((&parsed, &packet));
 }
 
-fn bench(criterion: &mut Criterion) {
+pub fn bench(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("parse");
+    group.sample_size(30);
     group.throughput(Throughput::Elements(1));
     for (name, frame) in frames::kinds().expect("every kind of frame can be built") {
         group.bench_function(name, |bencher| {
@@ -34,14 +35,3 @@ fn bench(criterion: &mut Criterion) {
     }
     group.finish();
 }
-
-criterion_group! {
-    name = benches;
-    config = Criterion::default()
-        .sample_size(30)
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(2))
-        .without_plots();
-    targets = bench
-}
-criterion_main!(benches);

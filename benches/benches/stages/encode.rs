@@ -1,11 +1,9 @@
 //! The encoder: the records of a scan become batches.
 
-use std::time::Duration;
-
 use benches::{profile::PROFILES, user_space::UserSpace};
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput};
 
-fn bench(criterion: &mut Criterion) {
+pub fn bench(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("encode");
     for profile in PROFILES {
         let mut user_space = UserSpace::default();
@@ -17,14 +15,3 @@ fn bench(criterion: &mut Criterion) {
     }
     group.finish();
 }
-
-criterion_group! {
-    name = benches;
-    config = Criterion::default()
-        .sample_size(10)
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(2))
-        .without_plots();
-    targets = bench
-}
-criterion_main!(benches);

@@ -12,9 +12,9 @@ use benches::{
     profile::{KERNEL_PROFILES, Profile},
     user_space::Source as _,
 };
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput};
 
-fn bench(criterion: &mut Criterion) {
+pub fn bench(criterion: &mut Criterion) {
     let mut table = match KernelTable::load() {
         Ok(table) => table,
         Err(error) => {
@@ -45,14 +45,3 @@ fn drain(table: &mut KernelTable, profile: Profile) -> Result<Duration> {
     })?;
     Ok(started.elapsed())
 }
-
-criterion_group! {
-    name = benches;
-    config = Criterion::default()
-        .sample_size(10)
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(2))
-        .without_plots();
-    targets = bench
-}
-criterion_main!(benches);

@@ -1,15 +1,13 @@
 //! The replica: drained entries of known flows, of flows that it sees for the first time, and the
 //! end of a scan.
 
-use std::time::Duration;
-
 use benches::{
     profile::{PROFILES, Profile},
     user_space::UserSpace,
 };
-use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{BatchSize, Criterion, Throughput};
 
-fn bench(criterion: &mut Criterion) {
+pub fn bench(criterion: &mut Criterion) {
     for profile in PROFILES {
         bench_profile(criterion, profile);
     }
@@ -40,14 +38,3 @@ fn bench_profile(criterion: &mut Criterion, profile: Profile) {
     });
     group.finish();
 }
-
-criterion_group! {
-    name = benches;
-    config = Criterion::default()
-        .sample_size(10)
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(2))
-        .without_plots();
-    targets = bench
-}
-criterion_main!(benches);

@@ -1,0 +1,22 @@
+//! The stages of the flow path by criterion, each in a group of its name.
+
+mod cycle;
+mod drain;
+mod encode;
+mod parse;
+mod replica;
+
+use std::time::Duration;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+
+criterion_group! {
+    name = stages;
+    config = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(2))
+        .without_plots();
+    targets = parse::bench, drain::bench, replica::bench, encode::bench, cycle::bench
+}
+criterion_main!(stages);
