@@ -5,6 +5,7 @@ mod bench;
 mod clients;
 mod count;
 mod demo;
+mod deny;
 #[path = "../../agent/build/ebpf_toolchain.rs"]
 mod ebpf_toolchain;
 mod fuzz;
@@ -36,6 +37,8 @@ enum Task {
     TestKernels(kernels::Arguments),
     /// Put faults into the sources, one at a time, and see that a test fails.
     Mutants(mutants::Arguments),
+    /// Look at the dependencies: licences, duplicate versions, sources.
+    Deny,
     /// Put the agent under every load at once for some minutes: nothing may grow or be left behind.
     Soak(soak::Arguments),
     /// Show the agent at work on traffic between two network namespaces.
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Task::Fuzz(arguments) => fuzz::fuzz(&arguments),
         Task::TestKernels(arguments) => kernels::test(&arguments),
         Task::Mutants(arguments) => mutants::mutants(&arguments),
+        Task::Deny => deny::deny(),
         Task::Soak(arguments) => soak::soak(&arguments),
         Task::Demo(arguments) => demo::demo(&arguments),
         Task::Bench(arguments) => bench::bench(&arguments),

@@ -13,8 +13,8 @@ mod parts;
 mod tree;
 
 use std::{
-    path::{Path, PathBuf},
-    process::{Command, ExitCode, Stdio},
+    path::PathBuf,
+    process::{Command, ExitCode},
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -24,9 +24,8 @@ use tree::Tree;
 
 use crate::{
     count::Count,
-    ebpf_toolchain::cache_root,
     setup::{Purpose, setup},
-    workspace::{cargo, run, target_dir},
+    workspace::{cargo, run, target_dir, tool},
 };
 
 const VERSION: &str = "27.1.0";
@@ -54,7 +53,7 @@ pub fn mutants(arguments: &Arguments) -> Result<ExitCode> {
 
 /// Runs cargo-mutants over both crates. A fault that survives for a reason belongs in `.cargo/mutants.toml`.
 fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
-    let program = cargo_mutants()?;
+    let program = tool("mutants", VERSION, "puts faults into the sources")?;
     let wanted: Vec<&str> = match arguments.only.as_slice() {
         [] => FILES.to_vec(),
         only => only.iter().map(String::as_str).collect(),
@@ -111,29 +110,6 @@ fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
     } else {
         ExitCode::SUCCESS
     })
-}
-
-/// Finds cargo-mutants on the PATH, or in the user's cache.
-fn cargo_mutants() -> Result<PathBuf> {
-    let works = |program: &Path| {
-        let mut version = Command::new(program);
-        version.args(["mutants", "--version"]).stderr(Stdio::null());
-        version
-            .output()
-            .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(VERSION))
-    };
-    let on_path = PathBuf::from("cargo-mutants");
-    if works(&on_path) {
-        return Ok(on_path);
-    }
-    let cache = cache_root().context("neither HOME nor XDG_CACHE_HOME is set")?;
-    let ours = cache.join("bin/cargo-mutants");
-    if !works(&ours) {
-        eprintln!("setup: installing cargo-mutants {VERSION} (puts faults into the sources)");
-        let mut install = cargo(&["install", "cargo-mutants", "--locked", "--version", VERSION]);
-        run(install.arg("--root").arg(&cache))?;
-    }
-    Ok(ours)
 }
 
 /// Tries each fault of the table whose name contains one of the words; without words, all of them.

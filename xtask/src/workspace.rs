@@ -9,6 +9,8 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use cargo_metadata::{Message, MetadataCommand};
 
+use crate::ebpf_toolchain::cache_root;
+
 /// The project's root folder.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -69,6 +71,31 @@ pub fn tests_among(built: &[PathBuf]) -> Result<&Path> {
     let is_test = |path: &&PathBuf| path.parent().is_some_and(|folder| folder.ends_with("deps"));
     let test = built.iter().find(is_test);
     Ok(test.with_context(|| format!("cargo built {built:?}, and no tests"))?)
+}
+
+/// The subcommand of cargo in this version: `cargo-NAME` from the PATH, or from the user's cache, where it is
+/// installed if need be.
+pub fn tool(name: &str, version: &str, purpose: &str) -> Result<PathBuf> {
+    let binary = format!("cargo-{name}");
+    let works = |program: &Path| {
+        let mut asked = Command::new(program);
+        asked.args([name, "--version"]).stderr(Stdio::null());
+        asked
+            .output()
+            .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(version))
+    };
+    let on_path = PathBuf::from(&binary);
+    if works(&on_path) {
+        return Ok(on_path);
+    }
+    let cache = cache_root().context("neither HOME nor XDG_CACHE_HOME is set")?;
+    let ours = cache.join("bin").join(&binary);
+    if !works(&ours) {
+        eprintln!("setup: installing {binary} {version} ({purpose})");
+        let mut install = cargo(&["install", &binary, "--locked", "--version", version]);
+        run(install.arg("--root").arg(&cache))?;
+    }
+    Ok(ours)
 }
 
 /// A command that runs the program as root: directly if we are root, else through `sudo` with our settings.

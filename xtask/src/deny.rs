@@ -1,0 +1,30 @@
+//! Holds the dependencies against `deny.toml`: licences, duplicate versions, where they come from.
+
+use std::process::{Command, ExitCode};
+
+use anyhow::Result;
+
+use crate::workspace::{root, run, tool};
+
+const VERSION: &str = "0.20.2";
+
+/// Of the workspace, and of the eBPF crates outside it.
+const MANIFESTS: [&str; 3] = [
+    "Cargo.toml",
+    "agent-ebpf/Cargo.toml",
+    "benches/ebpf/Cargo.toml",
+];
+
+/// Needs no network, since it asks for no advisories.
+pub fn deny() -> Result<ExitCode> {
+    let program = tool("deny", VERSION, "looks at the dependencies")?;
+    for manifest in MANIFESTS {
+        let mut check = Command::new(&program);
+        check
+            .current_dir(root())
+            .args(["--offline", "--manifest-path", manifest, "check"])
+            .args(["--config", "deny.toml", "bans", "licenses", "sources"]);
+        run(&mut check)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
