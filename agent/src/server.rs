@@ -10,21 +10,25 @@ use tracing::warn;
 
 use crate::{hub::Hub, limits::open_files, proto::AgentStatus, rules::RunningRules};
 
+pub mod address;
 mod answer;
 mod authority;
 mod caller;
+mod connection;
 mod farewell;
 mod filter_rules;
 mod grpc_only;
 mod guarded;
 mod limits;
 pub mod listen;
+mod peer;
 mod request;
 mod service;
 mod socket_file;
 
+pub use address::{ListenAddr, ListenError};
 pub use limits::{DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits};
-pub use listen::{ListenAddr, ListenError, Listeners};
+pub use listen::Listeners;
 
 use filter_rules::FilterRules;
 use grpc_only::GrpcOnly;

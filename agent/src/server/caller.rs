@@ -1,9 +1,6 @@
 //! Who is at the other end of a connection, and whether the connection is idle.
 
 use std::{
-    fmt,
-    net::SocketAddr,
-    os::unix::fs::MetadataExt as _,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -11,53 +8,15 @@ use std::{
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::limits::{Doors, Refusal};
+use super::{
+    limits::{Doors, Refusal},
+    peer::Peer,
+};
 
 /// How long a connection keeps its place before its first request.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it keeps its place without an open request later on.
 const IDLE_TIMEOUT: Duration = Duration::from_mins(5);
-
-#[derive(Debug, Clone)]
-pub enum Peer {
-    Unix { pid: Option<i32>, uid: u32 },
-    Tcp(SocketAddr),
-    Unknown,
-}
-
-impl Peer {
-    /// Whether it is root or the agent's own user, on the same machine.
-    pub(super) fn runs_the_agent(&self) -> bool {
-        match self {
-            Self::Unix { uid, .. } => *uid == 0 || own_uid() == Some(*uid),
-            Self::Tcp(_) | Self::Unknown => false,
-        }
-    }
-
-    /// Whether it may see the filter rules.
-    pub(super) fn is_on_a_unix_socket(&self) -> bool {
-        matches!(self, Self::Unix { .. })
-    }
-}
-
-fn own_uid() -> Option<u32> {
-    let process = std::fs::metadata("/proc/self");
-    process.ok().map(|process| process.uid())
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unix {
-                pid: Some(pid),
-                uid,
-            } => write!(formatter, "unix pid={pid} uid={uid}"),
-            Self::Unix { pid: None, uid } => write!(formatter, "unix uid={uid}"),
-            Self::Tcp(address) => address.fmt(formatter),
-            Self::Unknown => formatter.write_str("unknown"),
-        }
-    }
-}
 
 /// The caller of a connection. Every request of the connection carries it.
 #[derive(Clone)]

@@ -16,7 +16,7 @@ use std::{
 
 use tokio::time::{Instant, sleep_until};
 
-use super::listen::Connection;
+use super::connection::Connection;
 
 /// How many sockets of one listener may wait for their peers. For one more, the first is closed.
 pub(super) const MOST: usize = 8;

@@ -12,8 +12,8 @@ use tokio::sync::Semaphore;
 use tonic::{Status, body::Body, codegen::http::HeaderMap};
 
 use super::{
-    caller::Peer,
     limits::{Doors, Refusal},
+    peer::Peer,
     request,
 };
 use crate::{

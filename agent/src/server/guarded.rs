@@ -14,9 +14,10 @@ use tokio::{
 use tonic::transport::server::Connected;
 
 use super::{
-    caller::{Caller, NEXT_LOOK, Peer},
+    caller::{Caller, NEXT_LOOK},
+    connection::Connection,
     limits::{Doors, Place, Refusal},
-    listen::Connection,
+    peer::Peer,
 };
 
 pub(super) struct Guarded {

@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 use tracing::warn;
 
-use super::{caller::Peer, farewell};
+use super::{farewell, peer::Peer};
 use crate::{log_limit::LogLimit, proto::ServerStatus};
 
 pub const DEFAULT_MAX_CONSUMERS: u32 = 64;

@@ -15,7 +15,7 @@ use std::{
 use tokio::net::{UnixListener, UnixStream};
 use tracing::{info, warn};
 
-use super::listen::{ListenAddr, ListenError};
+use super::address::{ListenAddr, ListenError};
 
 /// Owner and group may connect.
 const SOCKET_MODE: u32 = 0o660;

@@ -111,7 +111,7 @@ pub const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "who may change rules is not asked",
-        file: "agent/src/server/caller.rs",
+        file: "agent/src/server/peer.rs",
         from: "Self::Unix { uid, .. } => *uid == 0 ||",
         to: "Self::Unix { uid, .. } => *uid < u32::MAX ||",
         target: agent(

@@ -1,0 +1,42 @@
+//! Who is at the other end of a connection.
+
+use std::{fmt, net::SocketAddr};
+
+use rustix::process::geteuid;
+
+/// What the kernel says of the other end.
+#[derive(Debug, Clone)]
+pub enum Peer {
+    Unix { pid: Option<i32>, uid: u32 },
+    Tcp(SocketAddr),
+    Unknown,
+}
+
+impl Peer {
+    /// Whether it is root or the agent's own user, on the same machine.
+    pub(super) fn runs_the_agent(&self) -> bool {
+        match self {
+            Self::Unix { uid, .. } => *uid == 0 || *uid == geteuid().as_raw(),
+            Self::Tcp(_) | Self::Unknown => false,
+        }
+    }
+
+    /// Whether it may see the filter rules.
+    pub(super) fn is_on_a_unix_socket(&self) -> bool {
+        matches!(self, Self::Unix { .. })
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix {
+                pid: Some(pid),
+                uid,
+            } => write!(formatter, "unix pid={pid} uid={uid}"),
+            Self::Unix { pid: None, uid } => write!(formatter, "unix uid={uid}"),
+            Self::Tcp(address) => address.fmt(formatter),
+            Self::Unknown => formatter.write_str("unknown"),
+        }
+    }
+}
