@@ -16,7 +16,8 @@ fn main() -> ExitCode {
 fn build() -> Result<()> {
     let manifest_dir = env::var_os("CARGO_MANIFEST_DIR").context("cargo names the package")?;
     proto::generate(&PathBuf::from(manifest_dir))?;
-    // Where set-up has installed what the tests start: root, who runs them, has another cache.
+    // This is where `cargo xtask setup` installed what the tests start. root, who runs the tests, has another
+    // cache.
     for name in ["XDG_CACHE_HOME", "HOME"] {
         println!("cargo::rerun-if-env-changed={name}");
     }

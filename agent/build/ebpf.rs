@@ -1,4 +1,4 @@
-//! Compiles programs for the kernel: each binary of an eBPF crate becomes an object, `$OUT_DIR/NAME`.
+//! Compiles the programs for the kernel: each binary of an eBPF crate becomes an object, `$OUT_DIR/NAME`.
 
 use std::{
     env, fs,
@@ -13,7 +13,7 @@ pub mod ebpf_toolchain;
 
 use ebpf_toolchain::Toolchain;
 
-/// Settings that reach into the inner build though they were made for ours.
+/// Prefixes of variables that are meant for the outer build and would affect the inner one, too.
 const OUTER_BUILD: &[&str] = &[
     "CARGO_BUILD_",
     "CARGO_PROFILE_",
@@ -41,7 +41,7 @@ pub const AGENT: Object = Object {
     features: &[],
 };
 
-/// Tells cargo what failed, line by line.
+/// Reports an error to cargo, line by line.
 pub fn exit_code(built: Result<()>) -> ExitCode {
     let Err(error) = built else {
         return ExitCode::SUCCESS;
@@ -52,7 +52,8 @@ pub fn exit_code(built: Result<()>) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Cargo runs the build again when the crate, what it shares with us, or its compiler changes.
+/// Builds an object. Cargo does it again when the crate, what it shares with the agent, or its compiler
+/// changes.
 pub fn build(object: &Object) -> Result<()> {
     let manifest_dir = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
     let root = manifest_dir
@@ -68,7 +69,7 @@ pub fn build(object: &Object) -> Result<()> {
     println!("cargo::rerun-if-changed=build.rs");
     let package = root.join(object.package);
     let parts = ["src", "Cargo.toml", "Cargo.lock"].map(|part| package.join(part));
-    // The crates of the benches take files of the agent's.
+    // The crates of the benches include the agent's files.
     let shared = [
         "agent/build",
         "agent-ebpf/src",
@@ -98,8 +99,8 @@ pub fn build(object: &Object) -> Result<()> {
     Ok(())
 }
 
-/// `target/PROFILE/ebpf`: one for every object and every build script that asks, since what they are
-/// made of is the same; not ours, which is locked meanwhile. Objects with features have one of their
+/// `target/PROFILE/ebpf`, shared by every object and every build script, since they have the same sources. It
+/// cannot be the outer build's folder, which is locked meanwhile. Objects with features get a folder of their
 /// own, since cargo gives them the same name.
 fn shared_target_dir(out_dir: &Path, features: &[&str]) -> Result<PathBuf> {
     // $OUT_DIR is target/PROFILE/build/PACKAGE-HASH/out.
@@ -167,8 +168,8 @@ fn compile(
         .join(object.name))
 }
 
-/// The flags that a BPF object needs, in cargo's encoding: `core::ffi` and the layout of `pt_regs`
-/// follow the machine's architecture, and without debug information there is no BTF.
+/// The flags that a BPF object needs, in cargo's encoding. `core::ffi` and the layout of `pt_regs` follow the
+/// machine's architecture, and BTF is made from debug information.
 fn rust_flags(linker: &Path, more: &[&str]) -> Result<String> {
     let linker = linker.to_str().context("the path of bpf-linker is UTF-8")?;
     let arch = variable("CARGO_CFG_TARGET_ARCH")?;
@@ -176,8 +177,8 @@ fn rust_flags(linker: &Path, more: &[&str]) -> Result<String> {
         format!("--cfg=bpf_target_arch=\"{arch}\""),
         format!("-Clinker={linker}"),
         "-Clink-arg=--btf".to_owned(),
-        // Else every memset is a call to a loop over bytes: LLVM's BPFTargetLowering allows no
-        // inline stores then.
+        // Without this flag every memset is a call to a loop over bytes: LLVM's BPFTargetLowering allows no
+        // inline stores by default.
         "-Clink-arg=--disable-expand-memcpy-in-order".to_owned(),
         "-Cdebuginfo=2".to_owned(),
     ];

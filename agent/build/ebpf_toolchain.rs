@@ -1,8 +1,7 @@
-//! What compiles the eBPF crate: this machine goes in, a compiler that has `core` for the BPF target
-//! and a linker for it come out.
+//! Finds a compiler that has `core` for the BPF target, and a linker for it.
 //!
-//! The agent's build script and `cargo xtask setup` both include this file, so that what the set-up
-//! installs is what the build finds.
+//! The agent's build script and `cargo xtask setup` both include this file, so the build finds what the
+//! set-up installs.
 
 use std::{
     env, fmt,
@@ -14,10 +13,10 @@ use anyhow::{Context as _, Result, bail};
 
 pub const TARGET: &str = "bpfel-unknown-none";
 
-/// Names a `rustc` to be used instead of the ones that [`find_compiler`] tries.
+/// Names a `rustc` to use instead of those that [`find_compiler`] tries.
 pub const RUSTC_OVERRIDE: &str = "FLOW_AGENT_EBPF_RUSTC";
 
-/// Debian's compiler has `core` for BPF as a package; rustup's stable has it nowhere.
+/// Debian has a package with `core` for BPF for its compiler; rustup has none for stable.
 const DISTRIBUTION_RUSTC: &str = "/usr/bin/rustc";
 
 const HOW_TO_INSTALL: &str = "\
@@ -35,9 +34,9 @@ and bpf-linker, whose LLVM must be at least the compiler's:
 #[derive(Clone, Debug)]
 pub struct Compiler {
     pub rustc: PathBuf,
-    /// The cargo that belongs to `rustc`; `None` where any cargo will do.
+    /// The cargo that belongs to `rustc`; `None` if any cargo will do.
     pub cargo: Option<PathBuf>,
-    /// `core` comes as source and is compiled along with the programs.
+    /// Whether `core` comes as source and is compiled along with the programs.
     pub build_std: bool,
 }
 
@@ -65,7 +64,7 @@ impl fmt::Display for Toolchain {
     }
 }
 
-/// Compiler and linker, or an error that lists what to install.
+/// Finds compiler and linker, or fails with a list of what to install.
 pub fn find() -> Result<Toolchain> {
     match (find_compiler()?, find_linker()) {
         (Some(compiler), Some(linker)) => Ok(Toolchain { compiler, linker }),
@@ -79,8 +78,8 @@ pub fn find() -> Result<Toolchain> {
     }
 }
 
-/// The first compiler that has `core` for BPF: the override, the distribution's, rustup's nightly,
-/// the one on the PATH. Fails only where the override does not fit.
+/// The first compiler that has `core` for BPF: the override, the distribution's, rustup's nightly, the one on
+/// the PATH. Fails only if the override does not fit.
 pub fn find_compiler() -> Result<Option<Compiler>> {
     if let Some(rustc) = env::var_os(RUSTC_OVERRIDE).filter(|value| !value.is_empty()) {
         let compiler = examine(Path::new(&rustc)).with_context(|| {
@@ -96,14 +95,14 @@ pub fn find_compiler() -> Result<Option<Compiler>> {
         .or_else(|| examine(&find_on_path("rustc")?)))
 }
 
-/// `bpf-linker` where `cargo xtask setup` puts it, else the one on the PATH.
+/// The `bpf-linker` that `cargo xtask setup` installs, or the one on the PATH.
 pub fn find_linker() -> Option<PathBuf> {
     let ours = cache_root().map(|root| root.join("bin/bpf-linker"));
     ours.filter(|linker| linker.is_file())
         .or_else(|| find_on_path("bpf-linker"))
 }
 
-/// What set-up installs for this user alone: `$XDG_CACHE_HOME/flow-agent`.
+/// The folder for what set-up installs for this user alone: `$XDG_CACHE_HOME/flow-agent`.
 pub fn cache_root() -> Option<PathBuf> {
     let absolute = |name| {
         env::var_os(name)
@@ -114,7 +113,7 @@ pub fn cache_root() -> Option<PathBuf> {
     Some(caches.join("flow-agent"))
 }
 
-/// Whether `rustc` can compile for BPF, by what lies in its sysroot.
+/// How to compile for BPF with `rustc`, judged by its sysroot; `None` if it cannot.
 fn examine(rustc: &Path) -> Option<Compiler> {
     let rustlib =
         Path::new(&output(Command::new(rustc).args(["--print", "sysroot"]))?).join("lib/rustlib");
@@ -137,7 +136,7 @@ fn examine(rustc: &Path) -> Option<Compiler> {
 }
 
 fn rustup_nightly() -> Option<PathBuf> {
-    // Asked without this variable, rustup may install the toolchain that it is asked about.
+    // Without this variable, rustup may install the toolchain that it is asked about.
     let mut rustup = Command::new("rustup");
     rustup
         .args(["which", "--toolchain", "nightly", "rustc"])
@@ -151,7 +150,7 @@ fn find_on_path(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// The command's standard output without the line's end; `None` where it cannot run or fails.
+/// The command's standard output without trailing white space; `None` if it cannot run or fails.
 fn output(command: &mut Command) -> Option<String> {
     let output = command
         .stdin(Stdio::null())

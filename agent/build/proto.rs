@@ -1,4 +1,4 @@
-//! Generates the gRPC code: `proto/flow/v1/flow.proto` comes in, Rust sources in `$OUT_DIR` go out.
+//! Generates Rust sources in `$OUT_DIR` from `proto/flow/v1/flow.proto`.
 //!
 //! The parser is protox, so nobody needs `protoc`.
 
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 
 const PROTO: &str = "flow/v1/flow.proto";
 
-/// `AgentStatus` and what is in it.
+/// `AgentStatus` and the messages in it.
 const SHOWN_AS_JSON: &[&str] = &[
     ".flow.v1.Account",
     ".flow.v1.AgentIdentity",
@@ -29,8 +29,8 @@ const HOOK: &str = ".flow.v1.HookStatus.hook";
 const MODE: &str = ".flow.v1.HookStatus.mode";
 const INSTEAD_OF_XDP: &str = ".flow.v1.HookStatus.instead_of_xdp";
 
-/// Writes `flow.v1.rs`, the messages with clients and servers. The agent's own server sends batches that
-/// are encoded already, and takes only the messages.
+/// Writes `flow.v1.rs`, which has the messages, clients and servers. The agent's own server uses only the
+/// messages, since its batches are encoded already.
 pub fn generate(manifest_dir: &Path) -> Result<()> {
     let root = manifest_dir.join("proto");
     println!("cargo::rerun-if-changed={}", root.display());

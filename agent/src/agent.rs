@@ -1,10 +1,10 @@
-//! The agent as a whole. [`Agent::start`] makes its parts from a [`Config`] and loads the programs;
-//! [`Agent::run`] attaches them, scans until the end is asked for, and then detaches, drains and sends what is
-//! left.
+//! The agent as a whole. [`Agent::start`] makes its parts from a [`Config`] and loads the programs.
+//! [`Agent::run`] attaches them and scans until it is told to stop. Then it detaches, drains, and sends what
+//! is left.
 //!
-//! What runs meanwhile: [`scanning`] has the scanner and does one thing at a time with it, when [`wakes`]
-//! says so; [`publish`] completes the status behind every scan; [`printing`] is our own consumer on stdout; the
-//! server carries batches and status to the others.
+//! Meanwhile [`scanning`] owns the scanner and uses it for one thing at a time, [`wakes`] says when to scan,
+//! [`publish`] completes and publishes a status after each scan, [`printing`] is the agent's own consumer on
+//! stdout, and the server gives batches and status to all other consumers.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -45,7 +45,7 @@ use publish::{Publisher, QdiscDrops};
 use scanning::Scanning;
 use wakes::Wakes;
 
-/// How often the programs' log is carried over, where it is on.
+/// How often the programs' log is copied to the agent's log, if it is on.
 const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Everything that the agent does, resolved from options and variables.
@@ -53,7 +53,7 @@ const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
 pub struct Config {
     /// The programs to load: [`crate::kernel::load::OBJECT`], or a build of them for tests.
     pub object: &'static [u8],
-    /// Interfaces to count on; those that carry a default route where there is no pattern.
+    /// Interfaces to count on. If empty, those that carry a default route.
     pub include: Vec<Pattern>,
     pub exclude: Vec<Pattern>,
     pub attach: AttachSettings,
@@ -61,12 +61,12 @@ pub struct Config {
     pub max_flows: u32,
     pub max_fragments: u32,
     pub decapsulate: bool,
-    /// How full a page is, in percent, when it is drained before its time; 0 always waits.
+    /// How full a page may get, in percent, before it is drained early. 0 always waits for the interval.
     pub early_scan_percent: u32,
     pub scan_interval: Duration,
     pub replica: ReplicaSettings,
     pub rules: Vec<Rule>,
-    /// One flow in so many is counted; 0 counts every flow.
+    /// Counts one in this many flows; 0 counts every flow.
     pub sample_rate: u32,
     pub listen: Vec<ListenAddr>,
     pub limits: Limits,
@@ -149,7 +149,7 @@ impl Agent {
         })
     }
 
-    /// To see and to replace the filter rules, also while the agent runs.
+    /// Reads and replaces the filter rules, also while the agent runs.
     pub fn rules(&self) -> RunningRules {
         self.rules.clone()
     }
@@ -199,7 +199,7 @@ impl Agent {
             drain_timeout: DEFAULT_DRAIN_TIMEOUT,
         };
         let server = tokio::spawn(services.run(listeners, async move {
-            // An error means that the sender is gone, which is an end as well.
+            // An error means that the sender is gone, so the agent is ending, too.
             let _ = server_end.await;
         }));
 
@@ -212,9 +212,9 @@ impl Agent {
             publisher.publish(status::of(&settings, scanner, late), is_final);
         };
         let tell = |hooks| tell_that_it_counts(hooks, statuses.clone(), &config);
-        // The scanner holds accounts: too much for the caller's stack.
+        // The scanner holds accounts, which are too large for the caller's stack.
         let ended = Box::pin(scanning.run(stop, scanner, publish_status, tell)).await;
-        // The receiver is gone where the server ended early, with an error that is told below.
+        // The receiver is gone if the server ended early. Its error is reported below.
         let _ = end_server.send(());
         let outcome = server.await.context("the server task")?;
         if let Some(printer) = printer {
@@ -225,7 +225,7 @@ impl Agent {
     }
 }
 
-/// The mark on a page at which it is drained early: at least one flow where the setting is not 0.
+/// The number of flows at which a page is drained early: at least one if the setting is not 0.
 fn early_scan_flows(max_flows: u32, percent: u32) -> u32 {
     let flows = u64::from(max_flows) * u64::from(percent) / 100;
     u32::try_from(flows).map_or(u32::MAX, |flows| flows.max(u32::from(percent != 0)))
@@ -244,7 +244,7 @@ fn status_settings(config: &Config, identity: Arc<Identity>) -> StatusSettings {
     }
 }
 
-/// Whoever reads the line finds the hooks in the status.
+/// Logs "counting" once the status has all hooks, so that whoever reads the line finds them there.
 fn tell_that_it_counts(
     hooks: usize,
     mut statuses: watch::Receiver<Arc<AgentStatus>>,
@@ -253,13 +253,13 @@ fn tell_that_it_counts(
     let (max_flows, scan_interval) = (config.max_flows, config.scan_interval);
     tokio::spawn(async move {
         let has_all = |status: &Arc<AgentStatus>| status.hooks.len() >= hooks;
-        // An error is the end, and then nobody waits for the line.
+        // An error means that the agent is ending, so nobody waits for the line.
         let _ = statuses.wait_for(has_all).await;
         tracing::info!(max_flows, ?scan_interval, "counting");
     });
 }
 
-/// Who this agent is: machine, boot and process.
+/// Identifies this agent: machine, boot and process.
 fn identity() -> Result<Identity> {
     let line = |path: &str| -> Result<String> {
         Ok(std::fs::read_to_string(path)
@@ -277,7 +277,7 @@ fn identity() -> Result<Identity> {
     })
 }
 
-/// Carries what the programs log to our own log, for as long as the process runs.
+/// Copies what the programs log to our own log, for as long as the process runs.
 fn forward_logs(kernel: &mut Kernel) -> Result<()> {
     let mut logger =
         aya_log::EbpfLogger::init(&mut kernel.ebpf).context("read the programs' log")?;

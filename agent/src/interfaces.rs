@@ -1,7 +1,7 @@
 //! Chooses the interfaces to count on, by patterns or by default routes.
 //!
-//! An exact name is a promise that the interface is there and can be read; a glob or a regex takes
-//! what fits of what is there.
+//! An exact name must exist and be readable. A glob or a regex takes the readable ones of those that it
+//! matches.
 
 use std::collections::BTreeSet;
 
@@ -10,13 +10,13 @@ use tracing::warn;
 
 use crate::{kernel::links::Link, pattern::Pattern};
 
-/// A name as similar as this is worth asking about (Jaro-Winkler, 1 is equal).
+/// A name at least this similar is suggested (Jaro-Winkler, 1 is equal).
 const SIMILAR: f64 = 0.75;
 
-/// The links that `include` names and `exclude` does not, by ifindex.
+/// The links that match `include` and not `exclude`, sorted by ifindex.
 ///
-/// Without `include`, those that carry a default route. Fails where a pattern matches nothing, where
-/// nothing is left, and where a link that is named exactly has a link type that the agent cannot read.
+/// Without `include`, takes the links that carry a default route. Fails if a pattern matches nothing, if no
+/// link is left, or if a link that is named exactly has a link type that the agent cannot read.
 pub fn select(
     links: &[Link],
     include: &[Pattern],
@@ -96,7 +96,8 @@ fn matching<'a>(links: &'a [Link], include: &[Pattern]) -> Result<Vec<&'a Link>>
     Ok(included.collect())
 }
 
-/// A glob that excludes what may come is common; a name that is not there may be misspelt.
+/// Warns only about names. A glob often excludes interfaces that may appear later, but a name that matches
+/// nothing may be misspelt.
 fn warn_of_idle_exclusions(links: &[Link], exclude: &[Pattern]) {
     for pattern in exclude {
         if let Pattern::Name(name) = pattern

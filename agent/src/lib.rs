@@ -1,12 +1,11 @@
-//! The agent: packets that the kernel programs counted come in, flow records on streams go out.
+//! The agent: counts packets in the kernel and streams flow records to consumers.
 //!
-//! In the order of the data: [`interfaces`] are chosen, the [`kernel`] half counts packets that the
-//! [`filter`] rules leave, a
-//! [`scan`] drains it into the [`replica`], a [`record`] is what one scan says about one flow, a
-//! [`batch`] holds many of them encoded as [`proto`] messages, the [`hub`] gives batches to every
-//! consumer, the [`server`] carries them and the [`status`] over gRPC, and the [`client`] is the
-//! other end, whose [`output`] is what people and programs read. [`log_limit`] keeps the log short,
-//! [`log_queue`] keeps it from holding anything up.
+//! The modules in the order of the data: [`interfaces`] chooses where to count. The [`kernel`] half counts
+//! the packets that the [`filter`] rules let through. A [`scan`] drains it into the [`replica`]. A [`record`]
+//! is what one scan says about one flow, and a [`batch`] holds many records encoded as [`proto`] messages.
+//! The [`hub`] gives batches to every consumer, and the [`server`] sends them and the [`status`] over gRPC.
+//! The [`client`] is the other end, and its [`output`] is what people and programs read. [`log_limit`] keeps
+//! the log short, and [`log_queue`] keeps a slow reader of the log from holding up the agent.
 
 pub mod agent;
 pub mod batch;

@@ -1,4 +1,4 @@
-//! How many files this process may open: the soft limit is raised to the hard one.
+//! Raises the soft limit of open files to the hard one.
 //!
 //! systemd leaves the soft limit at 1,024 for programs that use select(2) (systemd.exec, `LimitNOFILE=`),
 //! and each attached program takes a descriptor.
@@ -6,10 +6,10 @@
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// For maps, programs, listeners, consumers and the log.
+/// Descriptors for maps, programs, listeners, consumers and the log.
 const OTHERS: u64 = 64;
 
-/// Fails where `attachments` descriptors and those of everything else cannot be open at once.
+/// Fails if `attachments` descriptors cannot be open in addition to all others.
 pub fn raise_open_files(attachments: usize) -> Result<()> {
     let mut limit = getrlimit(Resource::Nofile);
     let needed = attachments as u64 + OTHERS;

@@ -1,4 +1,5 @@
-//! The command line: arguments come in, one subcommand runs, the chain of an error goes to stderr.
+//! The command line: parses the arguments, runs one subcommand, and prints an error with its causes on
+//! stderr.
 
 use std::{
     io::{IsTerminal as _, Write as _},
@@ -16,7 +17,7 @@ use tracing_subscriber::EnvFilter;
 
 mod variables;
 
-/// How long the end waits for whoever reads stderr.
+/// How long the process waits at its end for whoever reads stderr.
 const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Keeps the network flow table inside the kernel and streams exact flow records over gRPC.
@@ -54,21 +55,21 @@ fn main() -> ExitCode {
         }
     };
     let (filter, refused) = log_filter();
-    // What the kernel programs log is chosen by --bpf-log-level alone.
+    // Only --bpf-log-level decides what the kernel programs log.
     let programs = "flow_agent_ebpf=trace".parse().expect("a directive");
     tracing_subscriber::fmt()
         .with_env_filter(filter.add_directive(programs))
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_writer(log.clone())
         .fmt_fields(output::log::fields())
-        // It would tell stderr of a write to stderr that failed, and panic where that fails too.
+        // Otherwise a failed write to stderr would be reported on stderr, with a panic if that fails, too.
         .log_internal_errors(false)
         .init();
     if let Some(error) = refused {
         tracing::warn!("RUST_LOG is no log filter, info is taken: {error}");
     }
     let code = execute(cli.command).unwrap_or_else(|error| {
-        // The exit status says it where nobody reads stderr.
+        // If nobody reads stderr, the exit status still tells.
         let line = format!("flow-agent: {}\n", shown(&error));
         let _ = log.write_all(line.as_bytes());
         ExitCode::FAILURE
@@ -84,15 +85,15 @@ fn explain(error: clap::Error) -> clap::Error {
     })
 }
 
-/// As clap shows its arguments in errors.
+/// The command as clap uses it when it shows arguments in errors.
 fn command() -> clap::Command {
     let mut command = Cli::command();
     command.build();
     command
 }
 
-/// What `RUST_LOG` says, or why it says nothing that can be understood; `info` where it is unset or
-/// empty.
+/// The filter in `RUST_LOG`, or `info` if it is unset or empty. If it cannot be parsed, `info` and the
+/// reason.
 fn log_filter() -> (EnvFilter, Option<impl std::error::Error>) {
     let wanted = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_default();
     if wanted.is_empty() {
@@ -104,7 +105,7 @@ fn log_filter() -> (EnvFilter, Option<impl std::error::Error>) {
     }
 }
 
-/// One line, but for a fault in a rule, which points at its place in a line of its own.
+/// The error in one line. A fault in a rule takes more, since it points at its place on a line of its own.
 fn shown(error: &anyhow::Error) -> String {
     match error.downcast_ref::<filter::Fault>() {
         Some(fault) => fault.to_string(),
@@ -144,7 +145,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             Command::Check(args) => commands::check::run(args),
         }
     });
-    // A thread may be stuck in a write to a stdout that nobody reads.
+    // A thread may hang in a write to a stdout that nobody reads.
     runtime.shutdown_background();
     outcome
 }
@@ -182,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_bad_variable_is_named_and_an_option_wins_over_it() {
-        // What clap says of the value is the same, wherever it came from.
+        // clap says the same about a value from an option and from a variable.
         let of_variable = |arguments: &str, variable: &str| {
             let error = refused("run --duration soon");
             let arguments: Vec<_> = arguments.split(' ').map(OsString::from).collect();

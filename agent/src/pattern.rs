@@ -1,4 +1,4 @@
-//! What names interfaces: a name, a glob, or a regular expression.
+//! Patterns that choose interfaces: a name, a glob, or a regular expression.
 
 use std::{fmt, str::FromStr};
 
@@ -11,7 +11,7 @@ const ALLOWED: &str = "a name as in eth0, a glob as in 'veth*' (with *, ? or [..
 /// The longest interface name in bytes: `IFNAMSIZ` less its NUL.
 const NAME_MAX_LEN_BYTES: usize = 15;
 
-/// What `--interface` and `--exclude-interface` take.
+/// A value of `--interface` or `--exclude-interface`.
 #[derive(Debug, Clone)]
 pub enum Pattern {
     Name(String),
@@ -29,7 +29,7 @@ impl Pattern {
         }
     }
 
-    /// Takes no regex. The error says what the text is that it should not be.
+    /// Parses a name or a glob, but no regex. The error completes a sentence that begins with the text.
     pub fn name_or_glob(text: &str) -> Result<Self, String> {
         if text.contains(['*', '?', '[']) {
             let glob = glob::Pattern::new(text).map_err(|error| {
@@ -64,7 +64,7 @@ impl FromStr for Pattern {
             })?;
             let regex = Regex::new(regex).map_err(|error| {
                 let reason = error.to_string();
-                // The last line is the reason, those before it draw an arrow.
+                // The last line is the reason; those before it draw an arrow.
                 let reason = reason.lines().next_back().unwrap_or_default();
                 let reason = reason.trim_start_matches("error: ");
                 anyhow!("'{text}' is no regex: {reason}; allowed are {ALLOWED}")
@@ -85,9 +85,10 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// Patterns separated by commas, as one argument or one variable holds them.
+/// Patterns separated by commas, from one argument or variable.
 ///
-/// A regex has commas of its own, as in `/^eth{1,2}$/`: it goes on to the slash that ends it.
+/// A regex may have commas of its own, as in `/^eth{1,2}$/`, so it ends only at a slash before a comma or at
+/// the end.
 #[derive(Debug, Clone)]
 pub struct Patterns(Vec<Pattern>);
 
@@ -115,7 +116,7 @@ impl FromStr for Patterns {
     }
 }
 
-/// What several arguments hold together.
+/// The patterns of several arguments together.
 pub fn all(lists: &[Patterns]) -> Vec<Pattern> {
     let patterns = lists.iter().flat_map(|list| &list.0);
     patterns.cloned().collect()

@@ -1,6 +1,6 @@
-//! The messages of `flow.v1`: what the agent knows comes in, protobuf goes out, and back.
+//! The messages of `flow.v1`, with conversions from and to the agent's own types.
 //!
-//! [`crate::batch`] writes flow records without these types; whoever reads a batch uses them.
+//! [`crate::batch`] writes flow records without these types; readers of a batch use them.
 
 use agent_common::{HookAccount, Pair, Reason};
 use serde::Serializer;
@@ -37,7 +37,7 @@ impl From<Count> for Pair {
 }
 
 impl Account {
-    /// Every reason is there, those that counted nothing too. The sample rate is the caller's.
+    /// Includes every reason, even those that counted nothing. The caller sets the sample rate.
     pub fn from_hook(account: &HookAccount, is_final: bool) -> Self {
         let by_reason = |reasons: &[Reason]| {
             reasons
@@ -69,8 +69,8 @@ impl Account {
             .sum()
     }
 
-    /// Packets that were seen and are in no other counter: zero, or the account is broken. Wraps
-    /// where more was placed than seen.
+    /// Packets that were seen and are in no other counter. Anything but zero means that the account is
+    /// broken. Wraps if the other counters hold more than was seen.
     pub fn missing(&self) -> Pair {
         let placed = pair(self.flows)
             + pair(self.filtered)
@@ -80,12 +80,12 @@ impl Account {
         pair(self.seen) - placed
     }
 
-    /// What no flow could be made of, by its reason.
+    /// Packets that could not become part of a flow, for one reason.
     pub fn unparsed(&self, reason: Reason) -> Pair {
         pair(self.unparsed.get(reason.name()).copied())
     }
 
-    /// A fact beside the sum, zero where the agent does not know it.
+    /// A count that is not part of the sum; zero if the agent does not know it.
     pub fn beside(&self, reason: Reason) -> Pair {
         pair(self.beside.get(reason.name()).copied())
     }
@@ -128,7 +128,7 @@ impl InsteadOfXdp {
         }
     }
 
-    /// The reason in words, behind "instead of xdp: ".
+    /// The reason in words, to follow "instead of xdp: ".
     pub fn words(self) -> &'static str {
         match self {
             Self::Unspecified => "this flow-agent does not know the reason",
@@ -166,7 +166,7 @@ fn mode_name<S: Serializer>(mode: &i32, serializer: S) -> Result<S::Ok, S::Error
     serializer.serialize_str(AttachMode::try_from(*mode).unwrap_or_default().name())
 }
 
-/// A count that may be absent from a message: then it is zero.
+/// Converts a count from a message, in which an absent one is zero.
 pub fn pair(count: Option<Count>) -> Pair {
     count.unwrap_or_default().into()
 }

@@ -1,8 +1,7 @@
 //! The filter rules in force, and how they are replaced while the agent runs.
 //!
-//! A change takes one way: [`RunningRules::replace`] has a thread compile the rules and fill their maps, asks
-//! the task that owns the programs' switch to turn the programs to them, and frees the maps that were in force
-//! before.
+//! [`RunningRules::replace`] starts a thread, which compiles the rules and fills their maps. It then asks the
+//! task that owns the programs' switch to turn the programs to these maps, and frees the previous ones.
 
 use std::{
     sync::{Arc, Mutex},
@@ -30,28 +29,28 @@ const _: () = {
 
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ReplaceError {
-    /// The rules before stay in force.
+    /// The previous rules stay in force.
     #[error("{0}")]
     Refused(String),
     #[error("the agent is about to stop")]
     Stopping,
 }
 
-/// Asks the owner of the programs' switch to turn them to rules whose maps are filled.
+/// Asks the owner of the programs' switch to turn the programs to rules whose maps are filled.
 pub struct Switch {
     pub rules: PlacedRules,
     pub done: oneshot::Sender<Result<()>>,
 }
 
-/// What became of a change.
+/// The result of a change.
 #[derive(Debug)]
 pub struct Replaced {
     pub in_force: Arc<InForce>,
-    /// What in the rules may not be meant.
+    /// What the rules' author may not have meant.
     pub warnings: Vec<String>,
 }
 
-/// The rules that packets are held against.
+/// The rules that the programs apply to packets.
 #[derive(Debug)]
 pub struct InForce {
     pub rules: usize,
@@ -60,19 +59,19 @@ pub struct InForce {
     pub message: Bytes,
 }
 
-/// The rules of the running agent; clones are the same rules.
+/// The rules of the running agent. Clones share them.
 #[derive(Clone)]
 pub struct RunningRules(Arc<Running>);
 
 struct Running {
-    /// Locked for a whole change, so there is one at a time. `None` where the rules cannot be changed.
+    /// Locked for a whole change, so there is one at a time. `None` if the rules cannot be changed.
     maps: Mutex<Option<RuleMaps>>,
     switches: mpsc::Sender<Switch>,
     in_force: watch::Sender<Arc<InForce>>,
 }
 
 impl RunningRules {
-    /// `rules` are in force, from these maps. The receiver is for the owner of the programs' switch.
+    /// Wraps `rules`, which are in force in `maps`. The receiver is for the owner of the programs' switch.
     pub fn new(rules: &[Rule], maps: RuleMaps) -> (Self, mpsc::Receiver<Switch>) {
         let (sender, switches) = mpsc::channel(1);
         (Self::with(rules, Some(maps), sender), switches)
@@ -95,15 +94,15 @@ impl RunningRules {
         self.0.in_force()
     }
 
-    /// Returns when every packet is held against the new rules. The change goes on to its end also where
-    /// whoever asked for it has left.
+    /// Returns when the programs apply the new rules to every packet. A change is completed even if the
+    /// caller has left.
     pub async fn replace(&self, rules: Vec<Rule>) -> Result<Replaced, ReplaceError> {
         let running = Arc::clone(&self.0);
         let (sender, outcome) = oneshot::channel();
         let thread = thread::Builder::new().name("rules".to_owned());
         let started = thread.spawn(move || {
             give_way();
-            // Whoever asked may have left.
+            // The caller may have left.
             let _ = sender.send(running.replace(&rules));
         });
         if let Err(error) = started {
@@ -121,7 +120,7 @@ impl Running {
 
     fn replace(&self, rules: &[Rule]) -> Result<Replaced, ReplaceError> {
         const FIXED: &str = "the filter rules of this agent cannot be changed";
-        // A thread that has failed with the maps left them as nobody knows.
+        // If a thread panicked with the maps, their state is unknown.
         let mut maps = self.maps.lock().map_err(|_| refused(&anyhow!(FIXED)))?;
         let maps = maps.as_mut().ok_or_else(|| refused(&anyhow!(FIXED)))?;
         let staged = maps.stage(rules).map_err(|error| refused(&error))?;
@@ -154,10 +153,12 @@ fn refused(error: &anyhow::Error) -> ReplaceError {
     ReplaceError::Refused(format!("{error:#}"))
 }
 
-/// To all other threads of the agent, whatever nice value it was started with; the kernel stops at 19.
+/// Lowers the calling thread's priority below the agent's other threads, whatever nice value it was started
+/// with. The kernel stops at 19.
 fn give_way() {
     const NICER_BY: i32 = 5;
-    // setpriority(2), "C library/kernel differences": a process id of none is the calling thread.
+    // setpriority(2), "C library/kernel differences": without a process id, this affects the calling thread
+    // only.
     let nicer = rustix::process::getpriority_process(None)
         .and_then(|own| rustix::process::setpriority_process(None, own + NICER_BY));
     if let Err(error) = nicer {
@@ -172,7 +173,8 @@ impl InForce {
             let appended = fields.encode(&mut message);
             appended.expect("the buffer grows as it is written");
         };
-        // What is concatenated is merged: the texts are not all there twice.
+        // Protobuf merges concatenated messages. Encoding one rule at a time avoids a second copy of all
+        // texts.
         for rule in rules {
             append(&Filters {
                 rules: vec![rule.to_string()],

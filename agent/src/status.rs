@@ -1,5 +1,4 @@
-//! The status: the scanner's state comes in after each scan, the message that `GetStatus` answers
-//! with goes out.
+//! Makes the status message for `GetStatus` from the scanner's state after each scan.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -15,7 +14,7 @@ use crate::{
     scan::{HookState, Scanner},
 };
 
-/// What does not change while the agent runs.
+/// Settings that do not change while the agent runs.
 pub struct StatusSettings {
     pub identity: Arc<Identity>,
     pub started_unix_ns: u64,
@@ -24,12 +23,12 @@ pub struct StatusSettings {
     pub early_scan_percent: u32,
     pub idle_timeout: Duration,
     pub linger: Duration,
-    /// 0 where every flow is counted.
+    /// 0 if every flow is counted.
     pub sample_rate: u32,
 }
 
-/// `late` is how many scans took longer than the interval. What qdiscs dropped is not in it, see
-/// [`add_qdisc_drops`].
+/// Makes the status. `late` is how many scans took longer than the interval. Drops by qdiscs are not
+/// included; see [`add_qdisc_drops`].
 pub fn of(settings: &StatusSettings, scanner: &Scanner, late: u64) -> proto::AgentStatus {
     let stats = scanner.stats;
     let capacity = u64::from(scanner.capacity());
@@ -84,7 +83,7 @@ pub fn of(settings: &StatusSettings, scanner: &Scanner, late: u64) -> proto::Age
     }
 }
 
-/// Adds what qdiscs dropped between two readings of all of them, by ifindex.
+/// Adds what each interface's qdiscs dropped between two readings, which are by ifindex.
 pub fn add_qdisc_drops(
     status: &mut proto::AgentStatus,
     before: &BTreeMap<u32, u64>,
@@ -97,12 +96,12 @@ pub fn add_qdisc_drops(
     }
 }
 
-/// Twice the high-water mark, rounded up to a power of two, and never under a thousand.
+/// Twice the high-water mark, at least 1,024, rounded up to a power of two.
 fn suggested_max_flows(high_water: u64) -> u64 {
     (high_water * 2).max(1024).next_power_of_two()
 }
 
-/// `None` while it is being attached.
+/// `None` while the hook is being attached.
 fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> Option<proto::HookStatus> {
     let after_attach = state.after_attach?;
     let slot = state.hook.slot();
@@ -159,7 +158,7 @@ fn counters(counters: Counters) -> proto::InterfaceCounters {
     }
 }
 
-/// `VmRSS`, 0 where /proc does not say.
+/// `VmRSS` of this process; 0 if /proc does not have it.
 fn resident_bytes() -> u64 {
     std::fs::read_to_string("/proc/self/status")
         .ok()

@@ -1,4 +1,4 @@
-//! The agent's own consumer: the hub's batches come in, a table or JSON Lines go out on stdout.
+//! The agent's own consumer: shows the hub's batches on stdout, as a table or JSON Lines.
 
 use std::sync::{
     Arc,
@@ -27,8 +27,8 @@ impl Printing {
         Self { task, batches }
     }
 
-    /// Waits, once the hub is closed, until everything is shown, or until stdout takes no more:
-    /// whoever reads it may have stopped without closing it.
+    /// Waits, after the hub is closed, until everything is shown or stdout makes no progress: whoever reads
+    /// it may have stopped without closing it.
     pub(super) async fn end(mut self) -> Result<()> {
         loop {
             let before = self.batches.load(Relaxed);
@@ -45,7 +45,7 @@ impl Printing {
     }
 }
 
-/// Ends with the hub, or when stdout takes no more, which ends nothing else.
+/// Runs until the hub closes or stdout fails. A failing stdout ends nothing but this task.
 async fn print(
     mut subscription: Subscription,
     format: Format,

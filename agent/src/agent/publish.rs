@@ -1,5 +1,5 @@
-//! The status on its way from the scan to whoever asks: it gets what interfaces' qdiscs dropped, which
-//! netlink alone tells, under a lock that another process may hold.
+//! Publishes a status after each scan, and adds to it what the interfaces' qdiscs dropped. Only netlink tells
+//! that, under a lock that another process may hold, so a task apart from the scanner asks.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -12,22 +12,22 @@ use tokio::{
 
 use crate::{kernel::links::LinkSocket, proto::AgentStatus, status};
 
-/// A status whose drops are not known after this time goes without.
+/// How long a status waits for the drops. It is published without them after this time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 type Drops = BTreeMap<u32, u64>;
 
-/// What qdiscs have dropped since this was made.
+/// Packets that qdiscs have dropped since this was made.
 pub(super) struct QdiscDrops {
     links: LinkSocket,
     before: Drops,
 }
 
 impl QdiscDrops {
-    /// For the network namespace of the calling thread.
+    /// Reads the network namespace of the calling thread.
     pub(super) fn open() -> Result<Self> {
         let mut links = LinkSocket::open()?;
-        // Where they cannot be read they are unknown, which the audit can live with.
+        // If the drops cannot be read they are unknown, which the audit can handle.
         let before = links.qdisc_drops().unwrap_or_default();
         Ok(Self { links, before })
     }
@@ -38,7 +38,7 @@ impl QdiscDrops {
     }
 }
 
-/// Takes a status after each scan.
+/// Accepts a status after each scan.
 pub(super) struct Publisher {
     scanned: watch::Sender<Scanned>,
 }
@@ -50,7 +50,7 @@ struct Scanned {
 }
 
 impl Publisher {
-    /// Starts the task; what it publishes begins with `first`.
+    /// Starts the task. The first status that it publishes is `first`.
     pub(super) fn start(
         first: AgentStatus,
         qdiscs: QdiscDrops,
@@ -65,22 +65,22 @@ impl Publisher {
         (Self { scanned }, published)
     }
 
-    /// Never waits: where the next one comes before a status is complete, that one is passed over. The
-    /// final one goes without drops, since a thread that waits for the kernel holds up the end.
+    /// Never waits. A status that is not complete when the next one comes may be skipped. The final one goes
+    /// without drops, since a thread that waits for the kernel would delay the end.
     pub(super) fn publish(&self, status: AgentStatus, is_final: bool) {
         let status = Arc::new(status);
         self.scanned.send_replace(Scanned { status, is_final });
     }
 }
 
-/// Ends with the last scan.
+/// Runs until the final scan.
 async fn complete(
     mut scanned: watch::Receiver<Scanned>,
     published: watch::Sender<Arc<AgentStatus>>,
     qdiscs: QdiscDrops,
 ) {
     let mut idle = Some(qdiscs);
-    // Begun for an earlier scan, so what it finds is not this one's.
+    // A reading that was begun for an earlier scan. Its result is too old for this one.
     let mut late: Option<JoinHandle<(QdiscDrops, Option<Drops>)>> = None;
     while scanned.changed().await.is_ok() {
         let Scanned { status, is_final } = scanned.borrow_and_update().clone();
@@ -90,7 +90,7 @@ async fn complete(
         }
         let mut status = AgentStatus::clone(&status);
         if let Some(reading) = late.take_if(|reading| reading.is_finished()) {
-            // One that panicked is in the log, and every status goes without from then on.
+            // If the thread panicked, the log says so, and no status has drops from then on.
             idle = reading.await.ok().map(|(qdiscs, _)| qdiscs);
         }
         if let Some(qdiscs) = idle.take() {

@@ -1,4 +1,4 @@
-//! The loop of the agent: one thing at a time is done with the scanner, whoever asks for it.
+//! The agent's main loop. It owns the scanner and handles one request at a time.
 
 use anyhow::{Context as _, Result};
 use tokio::{
@@ -10,18 +10,18 @@ use tokio::{
 use super::wakes::{Wake, Wakes};
 use crate::{log_limit::LogLimit, rules::Switch, scan::Scanner};
 
-/// What asks for it.
+/// The sources of requests.
 pub(super) struct Scanning {
     pub switches: mpsc::Receiver<Switch>,
     pub wakes: Wakes,
-    /// Hears when every hook is attached, or which one failed.
+    /// Reports that every hook is attached, or which one failed.
     pub attached: oneshot::Receiver<Result<()>>,
 }
 
 impl Scanning {
-    /// Scans at every interval, and before where a page fills, until `shutdown` or until a hook cannot
-    /// be attached; then once more with the programs off. `tell` gets the number of hooks when all are
-    /// there.
+    /// Scans at every interval, and earlier if a page fills, until `shutdown` or until a hook cannot be
+    /// attached. Then scans once more with the programs off. `tell` gets the number of hooks when all are
+    /// attached.
     pub(super) async fn run(
         mut self,
         shutdown: impl Future<Output = ()>,
@@ -44,7 +44,7 @@ impl Scanning {
                     .context("the task that switches the filter rules")?;
                     scanner = back;
                     publish_status(&scanner, late, false);
-                    // Who asked may have left.
+                    // Whoever asked may have left.
                     let _ = done.send(outcome);
                     continue;
                 }

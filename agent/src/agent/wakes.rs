@@ -1,5 +1,4 @@
-//! When to scan: the interval and the programs' word of a page that fills come in, one wake at a time
-//! goes out.
+//! Decides when to scan: when the interval has passed, or when the programs report that a page is filling.
 
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use crate::{kernel::filled::FilledPages, log_limit::LogLimit};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     Interval,
-    /// The page in use passed its mark.
+    /// The page in use passed its early-scan mark.
     Filled,
     End,
 }
@@ -25,7 +24,7 @@ pub struct Wakes {
 }
 
 impl Wakes {
-    /// The first interval begins here.
+    /// The first interval begins with this call.
     pub fn new(interval: Duration, filled: FilledPages) -> Self {
         let mut ticks = tokio::time::interval_at(Instant::now() + interval, interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -37,7 +36,7 @@ impl Wakes {
         }
     }
 
-    /// Never [`Wake::End`]. May be dropped before it resolves.
+    /// Waits for the next reason to scan, which is never [`Wake::End`]. May be dropped before it resolves.
     pub async fn next(&mut self, active_page: u32) -> Result<Wake> {
         tokio::select! {
             _ = self.ticks.tick() => return Ok(Wake::Interval),
