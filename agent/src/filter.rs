@@ -1,9 +1,7 @@
-//! Filter rules: text comes in; the rules, and the tables by which the kernel programs follow them,
-//! go out.
+//! Filter rules: parses them, and compiles them into the tables that the kernel programs look up.
 //!
-//! `src` and `dst` are the packet's sender and receiver, as in tcpdump, and not the flow's
-//! endpoints: a rule with either of them concerns one direction of a conversation. A rule without
-//! them concerns both.
+//! `src` and `dst` are the packet's sender and receiver, as in tcpdump, not the flow's endpoints. A rule with
+//! either of them applies to one direction of a conversation; a rule without them applies to both.
 
 use std::{fmt, ops::RangeInclusive, str::FromStr};
 
@@ -27,7 +25,7 @@ pub use net::Net;
 pub use probe::{Probe, Verdict};
 pub use read::{read, read_again};
 
-/// The language, for `--help`.
+/// Explains the language in `--help`.
 pub const HELP: &str = "\
 Rules that leave packets out before they reach the flow table; repeatable, or separated by semicolons.
 
@@ -50,8 +48,8 @@ tcpdump: a rule with them concerns one direction of a conversation, one without 
 A set has at most 1,024 rules and 1,000,000 networks, each of which takes up to 1 KB of kernel memory.
 What is left out is in the account as filtered. `flow-agent check --filter RULES` explains rules.";
 
-/// Networks that a set can have: 1.0 GB of kernel memory on 6.18, where a node of the trie without a
-/// network takes as much as one with it (`lpm_trie_node_alloc`).
+/// Networks that a set can have. They take 1.0 GB of kernel memory on 6.18, where a node of the trie without
+/// a network takes as much as one with it (`lpm_trie_node_alloc`).
 pub const MAX_NETWORKS: usize = 1_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +58,8 @@ pub enum Action {
     Exclude,
 }
 
-/// What a rule asks of the sender, the receiver, and either of them: one of several values, or
-/// nothing where there are none.
+/// The values that a rule accepts for the sender, for the receiver, and for either of them. An empty list
+/// accepts everything.
 #[derive(Clone, Debug)]
 pub struct Sides<T> {
     pub src: Vec<T>,
@@ -70,7 +68,7 @@ pub struct Sides<T> {
 }
 
 impl<T> Sides<T> {
-    /// No term.
+    /// Accepts everything.
     pub const fn none() -> Self {
         Self {
             src: Vec::new(),
@@ -93,7 +91,7 @@ impl<T> Sides<T> {
 }
 
 impl<T: Clone> Sides<T> {
-    /// With the sender's and the receiver's values exchanged.
+    /// Exchanges the sender's and the receiver's values.
     fn mirrored(&self) -> Self {
         Self {
             src: self.dst.clone(),
@@ -105,7 +103,7 @@ impl<T: Clone> Sides<T> {
 
 pub type Ports = RangeInclusive<u16>;
 
-/// All of its terms hold for the packets that it matches; a term that is empty holds for each.
+/// Matches the packets that satisfy all of its terms. Every packet satisfies an empty term.
 #[derive(Clone, Debug)]
 pub struct Rule {
     pub action: Action,
@@ -139,7 +137,7 @@ impl Rule {
     }
 }
 
-/// As it is written, with the terms in one order.
+/// The rule as its author would write it, with the terms in a fixed order.
 impl fmt::Display for Rule {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self.action {
@@ -187,7 +185,7 @@ fn term<T>(
     write!(formatter, " {name} {}", values.join(","))
 }
 
-/// The rules of one argument or one variable, separated by semicolons.
+/// The rules of one argument or variable, separated by semicolons.
 #[derive(Clone, Debug)]
 pub struct Rules(pub Vec<Rule>);
 

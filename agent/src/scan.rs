@@ -1,9 +1,8 @@
-//! One scan: the page flips, the idle page and its account are drained into the replica, records
-//! and the account go to the hub as batches.
+//! One scan: flips the page, drains the idle page and its account into the replica, and gives records and the
+//! account to the hub as batches.
 //!
-//! A scan blocks (a grace period, system calls), so it runs on a thread of its own; see
-//! [`crate::agent`]. Nothing in it waits for another process: what needs the RTNL lock, such as
-//! netlink, is asked elsewhere.
+//! A scan blocks (a grace period, system calls), so it runs on a thread of its own; see [`crate::agent`]. It
+//! never waits for another process: other code does what needs the RTNL lock, such as netlink.
 
 use std::{sync::Arc, time::Instant};
 
@@ -38,8 +37,9 @@ pub struct ScanStats {
     pub last_duration_ns: u64,
     pub last_flip_wait_ns: u64,
     pub cpu_ns: u64,
-    /// Flows on the page of the last scan, and the most that a page held.
+    /// Flows on the page that the last scan drained.
     pub occupancy: u64,
+    /// The most flows that a page held at a scan.
     pub high_water: u64,
 }
 
@@ -48,11 +48,11 @@ pub struct HookState {
     pub hook: Hook,
     pub account: HookAccount,
     pub before_attach: Counters,
-    /// `None` until it is attached; it may count already.
+    /// `None` until it is attached. It may count before that.
     pub after_attach: Option<Counters>,
 }
 
-/// Owns the kernel's half and the replica; one task has it at a time.
+/// Owns the kernel's half and the replica. Only one task has it at a time.
 pub struct Scanner {
     kernel: Kernel,
     attachments: Option<Attachments>,
@@ -62,7 +62,7 @@ pub struct Scanner {
     hub: Hub,
     interfaces: Interfaces,
     pub hooks: Vec<HookState>,
-    /// All hooks; `flows` is what was drained, not what the programs say they put in.
+    /// The account of all hooks. Its `flows` are those that were drained, not those that the programs report.
     pub account: HookAccount,
     pub stats: ScanStats,
     window_start_unix_ns: u64,
@@ -102,18 +102,18 @@ impl Scanner {
         }
     }
 
-    /// Counts what the programs saw since the last scan.
+    /// Drains what the programs counted since the last scan.
     pub fn scan(&mut self) -> Result<()> {
         self.run(false)
     }
 
-    /// The same before its time.
+    /// Scans before the interval is over.
     pub fn scan_early(&mut self) -> Result<()> {
         self.stats.early += 1;
         self.run(false)
     }
 
-    /// Detaches or, where that takes long, switches the programs off and detaches afterwards; counts what
+    /// Detaches, or, if that would take long, switches the programs off and detaches afterwards. Drains what
     /// is left on both pages and ends every flow.
     pub fn finish(&mut self) -> Result<()> {
         let outcome = self.run(true);
@@ -132,7 +132,7 @@ impl Scanner {
             if let Some(attachments) = &mut self.attachments {
                 attachments.detach_few();
             }
-            // A program that ran as it was detached has read its page when this returns.
+            // When this returns, a program that ran while it was detached has read its page.
             self.kernel.pages.stop()?.to_vec()
         } else {
             vec![self.kernel.pages.flip()?]
@@ -199,7 +199,8 @@ impl Scanner {
         Ok(clock::at(self.kernel.clocks()?, slept_ns))
     }
 
-    /// Takes in what was attached meanwhile. Behind the flip: whatever counted before is among it.
+    /// Takes in the hooks that were attached meanwhile. During a scan this happens after the flip, so that
+    /// every hook that counted on the idle page is known.
     pub fn note_progress(&mut self) {
         let progress = self.attachments.as_ref().map(Attachments::progress);
         for attached in progress.unwrap_or_default() {
@@ -233,8 +234,8 @@ impl Scanner {
         attached.count()
     }
 
-    /// An XDP hook whose interface's features changed so that tags are hidden from it counts on, and
-    /// says so: from the window in which that was seen, to its end.
+    /// Finds XDP hooks from which VLAN tags are hidden since their interface's features changed. Such a hook
+    /// goes on counting, but its account says so from the window in which this was seen.
     fn look_for_hidden_tags(&mut self) {
         for (place, why) in self.tags.hidden() {
             let hooks = self.hooks.iter_mut().map(|state| &mut state.hook);
@@ -245,7 +246,7 @@ impl Scanner {
         }
     }
 
-    /// Adds the page's account; says whether the table refused anything.
+    /// Adds the page's account. Returns whether the table refused anything.
     fn take_account(&mut self, page: u32) -> Result<bool> {
         let mut refused = false;
         let mut departed = 0;
@@ -269,7 +270,7 @@ impl Scanner {
         Ok(refused)
     }
 
-    /// Adds what came through our programs on interfaces that are not ours.
+    /// Adds what our programs saw on interfaces that are not ours.
     fn take_unknown(&mut self, page: u32) -> Result<()> {
         let growth = self.kernel.accounts.take_unknown(page)?;
         self.account.merge(&growth);
@@ -342,7 +343,7 @@ impl Scanner {
         }
     }
 
-    /// Turns the programs to a set of filter rules; where it fails the one before stays.
+    /// Turns the programs to a set of filter rules. If this fails, the previous set stays.
     pub fn follow(&mut self, rules: PlacedRules) -> Result<()> {
         self.kernel.follow(rules)
     }
@@ -363,7 +364,7 @@ impl Scanner {
         self.kernel.pages.capacity()
     }
 
-    /// Number of the page that the programs fill.
+    /// The number of the page that the programs fill.
     pub fn active_page(&self) -> u32 {
         self.kernel.pages.active_number()
     }
@@ -381,7 +382,7 @@ fn sink<'a>(encoder: &'a mut BatchEncoder, hub: &'a Hub, encode: bool) -> impl F
     }
 }
 
-/// Puts beside the sum what a program cannot know of the place where it runs.
+/// Adds the counts outside the sum that a program cannot know, since they depend on where it is attached.
 fn mark(growth: &mut HookAccount, hook: &Hook) {
     let seen = growth.get(Reason::Seen);
     if hook.mode == Mode::XdpGeneric {

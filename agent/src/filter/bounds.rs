@@ -1,5 +1,5 @@
-//! What the text of a set may hold, looked at before it is parsed: rules and values take many times the
-//! two bytes that each of them can have in the text.
+//! Bounds the text of a set before it is parsed. In memory, rules and values take many times the two bytes
+//! that each of them can take in the text.
 
 use thiserror::Error;
 
@@ -7,11 +7,11 @@ pub use agent_common::filter::MAX_RULES;
 
 use super::MAX_NETWORKS;
 
-/// Rules between semicolons. How many a set can have is said where they are counted.
+/// Semicolons between rules. The limit on rules is checked where rules are counted.
 const MAX_SEMICOLONS: usize = 64 << 10;
-/// Values of all terms: the networks, and room for ports, protocols and interfaces.
+/// Commas between the values of all terms: the networks, and room for ports, protocols and interfaces.
 const MAX_COMMAS: usize = MAX_NETWORKS + 100_000;
-/// Between words, and in words that are not ASCII.
+/// Spaces between words, and bytes of characters that are not ASCII.
 const MAX_SPACES: usize = 1_000_000;
 
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct TooMuch {
     what: &'static str,
 }
 
-/// Fails where reading the rules would take much more than their text does.
+/// Fails if parsing the rules would take much more memory than their text does.
 pub fn check(texts: &[&str]) -> Result<(), TooMuch> {
     let (mut semicolons, mut commas, mut spaces) = (0, 0, 0);
     for byte in texts.iter().flat_map(|text| text.bytes()) {

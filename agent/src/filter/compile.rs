@@ -1,7 +1,7 @@
-//! Rules come in, the rows and prefixes that the kernel programs look up go out.
+//! Compiles rules into the rows and prefixes that the kernel programs look up.
 //!
-//! `agent_common::filter` says what they are and finds the first match in them, in the kernel and
-//! here.
+//! `agent_common::filter` defines them, and has the code that finds the first match in them, both in the
+//! kernel and here.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use super::{Action, MAX_NETWORKS, Net, Ports, Rule};
 
-/// The names of the interfaces by their slots; none for a slot that has no interface.
+/// The names of the interfaces by slot; `None` for a slot without an interface.
 pub type HookNames = [Option<String>];
 
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub enum CompileError {
     TooManyPorts,
 }
 
-/// A set of rules in the form that packets are held against.
+/// A set of rules in the form that packets are matched against.
 #[derive(Debug, Default)]
 pub struct Compiled {
     rules: usize,
@@ -86,7 +86,7 @@ impl Compiled {
         })
     }
 
-    /// Without rules every packet is counted.
+    /// Whether there are no rules, so that every packet is counted.
     pub fn is_empty(&self) -> bool {
         self.rules == 0
     }
@@ -99,7 +99,7 @@ fn key<const N: usize>(net: &Net, address_ne: [u32; N]) -> NetKey<N> {
     }
 }
 
-/// The rules that something satisfies.
+/// The row of the rules for which `is_satisfied` is true.
 fn row_of(rules: &[Rule], is_satisfied: impl Fn(&Rule) -> bool) -> Row {
     let mut row = Row::NONE;
     for (index, rule) in rules.iter().enumerate() {
@@ -110,10 +110,10 @@ fn row_of(rules: &[Rule], is_satisfied: impl Fn(&Rule) -> bool) -> Row {
     row
 }
 
-/// The rows as they come to be.
+/// The rows under construction.
 struct Tables {
     rows: Vec<Row>,
-    /// Equal bitmaps are one row.
+    /// The number of each bitmap that has a row, so that equal bitmaps share one.
     numbers: HashMap<Row, u16>,
 }
 
@@ -143,7 +143,8 @@ impl Tables {
         Ok(number)
     }
 
-    /// A table of so many entries, given as runs of equal ones; each with where it ends.
+    /// Adds a table of `entries` entries. Each run gives the row that its entries have and where the run
+    /// ends.
     fn table(
         &mut self,
         field: Head,
@@ -191,14 +192,15 @@ impl Tables {
         self.table(Head::Hooks, interfaces.len() as u32 * 2, runs)
     }
 
-    /// Ports between two neighbouring bounds of ranges satisfy the same rules.
+    /// Builds the table of one side's ports. All ports between two neighbouring bounds of ranges satisfy the
+    /// same rules.
     fn ports(
         &mut self,
         rules: &[Rule],
         field: Head,
         side: impl Fn(&Rule) -> &Vec<Ports>,
     ) -> Result<(), CompileError> {
-        // The rules of which a range begins or ends at a port.
+        // By port: the rules that have a range beginning (true) or ending (false) at it.
         let mut bounds = BTreeMap::<u32, Vec<(usize, bool)>>::new();
         for (index, rule) in rules.iter().enumerate() {
             for range in side(rule) {
@@ -234,8 +236,8 @@ impl Tables {
     }
 }
 
-/// Every prefix of one IP version that a rule names, and the one of all addresses, with the rules
-/// that it satisfies, those around it included.
+/// Every prefix of one IP version that a rule names, and the prefix of all addresses. Each has the rules that
+/// it satisfies, including those of the prefixes around it.
 fn prefixes(rules: &[Rule], is_v6: bool) -> Vec<(Net, NetRows)> {
     let everything = NetRows {
         src: row_of(rules, |rule| rule.nets.src.is_empty()),
@@ -291,7 +293,7 @@ impl RuleSet for Compiled {
     }
 }
 
-/// What the kernel's trie answers.
+/// Finds the longest prefix of an address, as the kernel's trie does.
 fn longest<'a, const N: usize>(
     prefixes: &'a [(NetKey<N>, NetRows)],
     address: &NetKey<N>,

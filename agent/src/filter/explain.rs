@@ -1,4 +1,4 @@
-//! Rules come in; each as it was understood, with what its author may not have meant, goes out.
+//! Explains each rule as it was understood, with notes about what its author may not have meant.
 
 use serde::Serialize;
 
@@ -7,16 +7,16 @@ use agent_common::Direction;
 use super::{Action, HookNames, Net, Ports, Rule, Sides, probe::WITH_PORTS};
 use crate::pattern::Pattern;
 
-/// A rule with what there is to know of it.
+/// A rule with notes about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Explained {
-    /// From 1.
+    /// Counts from 1.
     pub number: usize,
     pub rule: String,
     pub notes: Vec<String>,
 }
 
-/// One for each rule, in their order.
+/// Explains each rule, in their order.
 pub fn explain(rules: &[Rule]) -> Vec<Explained> {
     let explained = rules.iter().enumerate().map(|(index, rule)| Explained {
         number: index + 1,
@@ -26,7 +26,7 @@ pub fn explain(rules: &[Rule]) -> Vec<Explained> {
     explained.collect()
 }
 
-/// Rules that name an interface which none of `interfaces` is, a line for each.
+/// A line for each rule that names an interface which is not in `interfaces`.
 pub fn not_watched(rules: &[Rule], interfaces: &HookNames) -> Vec<String> {
     let is_here = |pattern: &Pattern| {
         let mut names = interfaces.iter().flatten();
@@ -86,7 +86,7 @@ fn notes(earlier: &[Rule], rule: &Rule) -> Vec<String> {
     notes
 }
 
-/// Why no packet can satisfy all of its terms.
+/// The reason if no packet can satisfy all terms of a rule.
 fn never_matches(rule: &Rule) -> Option<&'static str> {
     let has_ports = |protocol| WITH_PORTS.contains(protocol);
     if mixes_versions(&rule.nets) {
@@ -101,7 +101,7 @@ fn never_matches(rule: &Rule) -> Option<&'static str> {
     }
 }
 
-/// The rule for the answers of the packets that a rule matches.
+/// The rule that matches the answers to the packets that `rule` matches.
 fn answers(rule: &Rule) -> Rule {
     Rule {
         nets: rule.nets.mirrored(),
@@ -111,7 +111,7 @@ fn answers(rule: &Rule) -> Rule {
     }
 }
 
-/// Whether the terms of one IP version can never hold at once with those of the other.
+/// Whether no packet of either IP version can satisfy all networks.
 fn mixes_versions(nets: &Sides<Net>) -> bool {
     let can_be = |is_v6: bool| {
         [&nets.src, &nets.dst, &nets.either]
@@ -121,7 +121,7 @@ fn mixes_versions(nets: &Sides<Net>) -> bool {
     !can_be(false) && !can_be(true)
 }
 
-/// Whether `outer` matches every packet that `inner` does. `false` where it is not sure.
+/// Whether `outer` matches every packet that `inner` does. `false` if it is not certain.
 fn covers(outer: &Rule, inner: &Rule) -> bool {
     side_covers(&outer.nets, &inner.nets, Net::covers)
         && side_covers(&outer.ports, &inner.ports, |outer: &Ports, inner| {
@@ -149,7 +149,7 @@ fn side_covers<T>(outer: &Sides<T>, inner: &Sides<T>, covers: impl Fn(&T, &T) ->
         && either.into_iter().any(|inner| within(&outer.either, inner))
 }
 
-/// Whether a term with the values `inner` holds only where one with the values `outer` does.
+/// Whether the values `outer` of a term accept all that the values `inner` accept.
 fn all_within<T>(outer: &[T], inner: &[T], covers: impl Fn(&T, &T) -> bool) -> bool {
     outer.is_empty()
         || !inner.is_empty()

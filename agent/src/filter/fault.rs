@@ -1,31 +1,31 @@
-//! A fault in a rule: a line and the place where it stopped making sense come in, three lines that
-//! point at it go out, however long the line is.
+//! A fault in a rule, shown as a message, the line and a mark under the place. Only the part of a long line
+//! that is around the place is shown.
 
 use std::fmt;
 
-/// What is shown of a line at most, in characters.
+/// How many characters of a line are shown at most.
 const SHOWN_CHARS: usize = 76;
-/// Of a longer line, how many of them stand before the place.
+/// How many of them are before the place, if the line is longer.
 const BEFORE_CHARS: usize = 36;
 
-/// A rule that cannot be read, and where.
+/// A rule that cannot be read, with the place of the fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The file and the line, where there are any.
+    /// The file and the line number, if there are any.
     place: Option<String>,
-    /// In the whole line, in characters, from 0.
+    /// The place in the whole line, in characters, from 0.
     column: usize,
     message: String,
-    /// The line around the place.
+    /// The part of the line around the place.
     shown: String,
-    /// Where the mark stands under it, in characters.
+    /// Where the mark under it begins, in characters.
     mark_from: usize,
     mark_width: usize,
 }
 
 impl Fault {
-    /// `column` and `width` say where in `line` something is wrong, in characters; the column may be
-    /// behind the line's end, where something is missing.
+    /// `column` and `width` give the place of the fault in `line`, in characters. If something is missing,
+    /// the column may be beyond the line's end.
     pub(super) fn new(line: &str, column: usize, width: usize, message: &str) -> Self {
         let line = line.trim_end();
         let chars = line.chars().count();
@@ -37,7 +37,8 @@ impl Fault {
             if from > 0 { "…" } else { "" },
             if to < chars { "…" } else { "" },
         );
-        // A tab takes one column, as the mark counts; what a terminal would obey is not shown.
+        // A tab is shown as one column, which is how the mark counts it. Control characters are replaced,
+        // since a terminal would obey them.
         let part: String = line
             .chars()
             .skip(from)
@@ -60,7 +61,7 @@ impl Fault {
         }
     }
 
-    /// The same in a place with a name.
+    /// Adds the name of the place.
     #[must_use]
     pub fn at(self, place: &str) -> Self {
         Self {
@@ -91,7 +92,7 @@ impl std::error::Error for Fault {}
 mod tests {
     use super::*;
 
-    /// The line that is shown, and what stands over the mark.
+    /// The line that is shown, and the characters above the mark.
     fn shown(line: &str, column: usize, width: usize) -> (String, String) {
         let text = Fault::new(line, column, width, "wrong").to_string();
         let [_, line, mark] = text.lines().collect::<Vec<_>>()[..] else {
@@ -124,7 +125,7 @@ mod tests {
         assert!(line.starts_with('…') && line.ends_with('☃'), "{line}");
         assert_eq!(marked, "☃");
 
-        // The mark ends with what is shown.
+        // The mark ends where the shown part ends.
         let (line, marked) = shown(&behind, 10, behind.len() - 10);
         assert_eq!(line.chars().count(), SHOWN_CHARS + 1);
         assert_eq!(marked.len(), SHOWN_CHARS - 10);

@@ -1,10 +1,11 @@
-//! The networks that rules name.
+//! The networks that rules name, in CIDR notation.
 
 use std::{fmt, net::IpAddr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// A prefix of either IP version. Bits behind the prefix are zero. What covers a network sorts before it.
+/// A prefix of either IP version. All bits after the prefix are zero. A network sorts after those that cover
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Net(IpNet);
 
@@ -12,14 +13,14 @@ pub struct Net(IpNet);
 #[derive(Debug, PartialEq, Eq)]
 pub enum BadNet {
     NotAnAddress,
-    /// The prefix length is no number up to this one.
+    /// The prefix length is not a number from 0 to this one.
     BadLength(u8),
     /// The prefix that was probably meant.
     HostBits(Net),
 }
 
 impl Net {
-    /// `10.0.0.0/8`, `2001:db8::/32`, or an address alone.
+    /// Parses `10.0.0.0/8`, `2001:db8::/32`, or a single address.
     pub fn parse(text: &str) -> Result<Self, BadNet> {
         let (address, len) = match text.split_once('/') {
             Some((address, len)) => (address, Some(len)),
@@ -29,7 +30,7 @@ impl Net {
         let whole = Self::of(address);
         let Some(len) = len else { return Ok(whole) };
         let bad_length = || BadNet::BadLength(whole.0.max_prefix_len());
-        // Not `parse` alone, which takes a sign.
+        // `parse` alone would accept a sign.
         if !len.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(bad_length());
         }
@@ -42,12 +43,12 @@ impl Net {
         }
     }
 
-    /// An address alone.
+    /// The network of a single address.
     pub fn of(address: IpAddr) -> Self {
         Self(address.into())
     }
 
-    /// Every address of the version.
+    /// All addresses of an IP version.
     pub fn everything(is_v6: bool) -> Self {
         Self(if is_v6 {
             Ipv6Net::default().into()
@@ -69,7 +70,7 @@ impl Net {
         self.0.contains(&other.0)
     }
 
-    /// The words of the address in memory order, IPv4 in the first one.
+    /// The words of the address in memory order; an IPv4 address is in the first.
     pub fn address_ne(&self) -> [u32; 4] {
         match self.0.addr() {
             IpAddr::V4(address) => [u32::from_ne_bytes(address.octets()), 0, 0, 0],

@@ -1,5 +1,4 @@
-//! The language of the rules: a line comes in, its rules go out, or a [`Fault`] that points at the
-//! place where it stopped making sense.
+//! The parser for rules. A [`Fault`] points at the place where a line stops making sense.
 
 use agent_common::Direction;
 
@@ -8,7 +7,7 @@ use crate::{pattern::Pattern, protocols};
 
 const TERMS: &str = "src, dst, net, port, proto, on, ingress, egress or all";
 
-/// A part of the line, with the character that it begins at.
+/// A part of the line, with the number of its first character.
 #[derive(Clone, Copy)]
 struct Word<'a> {
     text: &'a str,
@@ -19,17 +18,17 @@ struct Word<'a> {
 struct Words<'a> {
     line: &'a str,
     rest: std::vec::IntoIter<Word<'a>>,
-    /// Behind the last word: where a missing one would stand.
+    /// The column after the last word, where a missing one would be.
     end: usize,
 }
 
-/// Reads rules separated by semicolons; there may be none.
+/// Reads rules separated by semicolons. There may be none.
 pub fn line(line: &str) -> Result<Vec<Rule>, Fault> {
     rules(line, line)
 }
 
-/// The same, with a comment behind them or instead of them. A name may have a `#` in it, so a comment
-/// begins at the start of the line or after white space.
+/// Reads a line of a file, which may also have a comment. A name may contain `#`, so a comment begins only at
+/// the start of the line or after white space.
 pub fn line_of_file(line: &str) -> Result<Vec<Rule>, Fault> {
     let mut before = ' ';
     let comment = line.char_indices().find(|(_, character)| {
@@ -40,7 +39,7 @@ pub fn line_of_file(line: &str) -> Result<Vec<Rule>, Fault> {
     rules(&line[..end], line)
 }
 
-/// The rules of `text`, with which `line` begins.
+/// Reads the rules in `text`, which is the beginning of `line`.
 fn rules(text: &str, line: &str) -> Result<Vec<Rule>, Fault> {
     let mut rules = Vec::new();
     for part in parts(text, 0, |character| character == ';') {
@@ -58,7 +57,7 @@ fn rules(text: &str, line: &str) -> Result<Vec<Rule>, Fault> {
     Ok(rules)
 }
 
-/// What stands between separators of one byte.
+/// The parts between separators, which are one character each.
 fn parts(
     text: &str,
     column: usize,
@@ -178,7 +177,7 @@ fn ports(to: &mut Vec<Ports>, word: Word<'_>, words: &mut Words<'_>) -> Result<(
     })
 }
 
-/// Digits alone: `parse` would take a sign.
+/// Accepts digits only; `parse` alone would accept a sign.
 fn decimal(text: &str) -> Option<u32> {
     text.bytes()
         .all(|byte| byte.is_ascii_digit())
@@ -196,7 +195,7 @@ impl<'a> Words<'a> {
         })
     }
 
-    /// The values of a term, separated by commas; a term stands once in a rule.
+    /// Reads the values of a term, separated by commas. A rule can have each term once.
     fn values<T>(
         &mut self,
         to: &mut Vec<T>,

@@ -1,5 +1,4 @@
-//! A packet that somebody asks about: text comes in, what the rules say of it and of its answer goes
-//! out.
+//! Tells what the rules do to a packet that a user describes, and to its answer.
 
 use std::{
     collections::HashSet,
@@ -24,10 +23,10 @@ const FORM: &str = "as in '192.0.2.1:1234 > [2001:db8::1]:53 udp on eth0 ingress
 /// Protocols whose ports the programs read: TCP, UDP, DCCP, SCTP and UDP-Lite.
 pub(super) const WITH_PORTS: [u8; 5] = [6, 17, 33, 132, 136];
 
-/// Where a packet is said to be that is on no interface that a rule names.
+/// The interface in a verdict about packets on an interface that no rule names.
 const ELSEWHERE: &str = "any other interface";
 
-/// What rules look at in a packet.
+/// The properties of a packet that rules look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
     /// Sender and receiver.
@@ -36,18 +35,18 @@ pub struct Probe {
     pub has_ports: bool,
     pub protocol: u8,
     pub interface: Option<String>,
-    /// None asks for both.
+    /// `None` asks for both.
     pub direction: Option<Direction>,
 }
 
-/// What the rules do to a packet.
+/// What the rules do to one packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
     /// Sender, receiver and direction.
     pub packet: String,
-    /// None where the rules name interfaces by a glob and it depends on which one it is.
+    /// `None` if the rules name interfaces by a glob and the verdict depends on which one it is.
     pub is_counted: Option<bool>,
-    /// From 1, none where no rule matches.
+    /// Counts from 1; `None` if no rule matches.
     pub rule: Option<u32>,
 }
 
@@ -104,7 +103,7 @@ impl FromStr for Probe {
     }
 }
 
-/// `192.0.2.1`, `192.0.2.1:53`, `2001:db8::1` or `[2001:db8::1]:53`.
+/// Parses `192.0.2.1`, `192.0.2.1:53`, `2001:db8::1` or `[2001:db8::1]:53`.
 fn end(text: &str) -> Result<(IpAddr, Option<u16>)> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Ok((address, None));
@@ -116,7 +115,7 @@ fn end(text: &str) -> Result<(IpAddr, Option<u16>)> {
 }
 
 impl Probe {
-    /// What the kernel's parser would say of the packet.
+    /// The packet as the kernel's parser would describe it.
     pub fn packet(&self) -> Packet {
         let [src, dst] = self.ends;
         let is_reversed = src > dst;
@@ -153,8 +152,8 @@ impl Probe {
         }
     }
 
-    /// What the rules say of the packet and then of its answer, in each direction that was not given.
-    /// Where no interface was given, on each that a rule names, and on any other.
+    /// What the rules do to the packet and then to its answer, in both directions if none was given. If no
+    /// interface was given, the verdicts cover each one that a rule names, and any other.
     pub fn verdicts(&self, rules: &[Rule]) -> Result<Vec<Verdict>, CompileError> {
         let mut interfaces = Vec::new();
         if self.interface.is_none() {
@@ -227,7 +226,7 @@ impl Probe {
     }
 }
 
-/// The interfaces that rules name, each once, in their order.
+/// The interfaces that rules name, in their order, without repetitions.
 fn named(rules: &[Rule]) -> Vec<Pattern> {
     let mut seen = HashSet::new();
     let patterns = rules.iter().flat_map(|rule| &rule.interfaces);

@@ -1,4 +1,4 @@
-//! Rules of arguments and of a file come in, and go out in their order, or the first fault in them.
+//! Reads the rules of arguments and of a file, in their order.
 
 use std::{
     fs::{self, File},
@@ -10,14 +10,14 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::{Fault, Rule, Rules, parse};
 
-/// Some editors begin a file with it.
+/// Some editors put it at the beginning of a file.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// A file of rules has at most so many bytes: a million IPv6 networks, and room to spare.
+/// The most bytes that a file of rules may have: enough for a million IPv6 networks, with room to spare.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// The rules of all arguments, then those of the file: one or more a line; `#` begins a comment at the
-/// start of a line and after white space.
+/// Reads the rules of all arguments, then those of the file. A line may have several rules. `#` begins a
+/// comment at the start of a line and after white space.
 pub fn read(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
     let mut rules: Vec<Rule> = arguments
         .iter()
@@ -26,8 +26,8 @@ pub fn read(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
     if let Some(path) = file {
         let what = || format!("read the filter rules in {}", path.display());
         let file = File::open(path).with_context(what)?;
-        // A line at a time, so that a file that is none of ours, such as a device without an end,
-        // fails by its first line.
+        // Read line by line, so that a file without rules, such as a device that never ends, fails at its
+        // first line.
         let mut file = BufReader::new(file.take(MAX_FILE_BYTES + 1));
         let (mut line, mut number, mut read_bytes) = (Vec::new(), 0_u64, 0);
         loop {
@@ -52,7 +52,7 @@ pub fn read(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
     Ok(rules)
 }
 
-/// The line without its end and, where it is the first one, without what some editors begin with.
+/// Removes the line's end and, from the first line, the byte order mark.
 fn without_frame(line: &[u8], number: u64) -> &[u8] {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
     match line.strip_prefix(BYTE_ORDER_MARK) {
@@ -61,8 +61,8 @@ fn without_frame(line: &[u8], number: u64) -> &[u8] {
     }
 }
 
-/// The same for those who have read them before: fails where the file gives its text only once, as a
-/// pipe does, for then no rules would be found.
+/// Reads the rules again. Fails if the file can be read only once, as a pipe, because then no rules would be
+/// found.
 pub fn read_again(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
     if let Some(path) = file {
         let metadata = fs::metadata(path)

@@ -1,4 +1,4 @@
-//! Reads the account: a page that went idle comes in, what each hook counted on it goes out.
+//! Reads what each hook counted on a page that went idle.
 
 use std::os::fd::AsFd as _;
 
@@ -8,7 +8,7 @@ use aya::maps::MapData;
 
 use super::bpf;
 
-/// The account map with the last value of each account, since the kernel's counters only grow.
+/// The account map, with the last value of each account, since the kernel's counters only grow.
 pub struct Accounts {
     map: MapData,
     per_page: u32,
@@ -29,8 +29,8 @@ impl Accounts {
         })
     }
 
-    /// What the hook at `index` (interface slot × 2 + direction) counted on `page` since the page
-    /// was idle the last time. The page must be idle.
+    /// What the hook at `index` (interface slot × 2 + direction) counted on `page` since the page was last
+    /// idle. The page must be idle.
     pub fn take(&mut self, page: u32, index: u32) -> Result<HookAccount> {
         let key = page * self.per_page + index;
         bpf::lookup(self.map.fd().as_fd(), key, &mut self.buffer).context("read the account")?;
@@ -50,7 +50,7 @@ impl Accounts {
         Ok(growth)
     }
 
-    /// What was counted on `page`, likewise, at interfaces that are not registered.
+    /// What was counted on `page` at interfaces that are not registered. The page must be idle.
     pub fn take_unknown(&mut self, page: u32) -> Result<HookAccount> {
         self.take(page, self.per_page - 1)
     }

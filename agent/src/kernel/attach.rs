@@ -1,8 +1,8 @@
-//! Hangs the programs on interfaces: interfaces and hook settings come in, [`Attachments`] go out,
-//! whose end detaches everything. [`attacher`] does the work, [`programs`] loads what it hangs there.
+//! Attaches the programs to interfaces. [`attacher`] does the work, and [`programs`] loads what it attaches.
+//! Dropping [`Attachments`] detaches everything.
 //!
-//! TCX and XDP attachments are BPF links: the kernel removes them with the process, whatever ends
-//! it. Filters on clsact stay after a SIGKILL; the next start removes them.
+//! TCX and XDP attachments are BPF links, which the kernel removes with the process, however it ends. Filters
+//! on clsact stay after a SIGKILL; the next start removes them.
 
 use std::{
     collections::BTreeSet,
@@ -54,10 +54,10 @@ pub enum IngressHook {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum XdpMode {
-    /// Native where the driver can, else TC.
+    /// Native if the driver supports it, otherwise TC.
     Auto,
     Native,
-    /// By the kernel ahead of TC: a super-frame counts as one frame, and programs behind it may see
+    /// Run by the kernel before TC. A super-frame counts as one frame, and programs that run later may see
     /// packets without their Ethernet header.
     Generic,
 }
@@ -70,7 +70,7 @@ pub enum Directions {
 }
 
 impl Directions {
-    /// The hooks of an interface.
+    /// How many hooks an interface has.
     pub fn count(self) -> usize {
         match self {
             Self::Both => 2,
@@ -81,7 +81,7 @@ impl Directions {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum TcAttach {
-    /// TCX links where the kernel has them (6.6), else clsact.
+    /// TCX links if the kernel has them (6.6), otherwise clsact.
     Auto,
     Tcx,
     Clsact,
@@ -91,13 +91,13 @@ pub enum TcAttach {
 pub struct AttachSettings {
     pub ingress_hook: IngressHook,
     pub xdp_mode: XdpMode,
-    /// XDP also where it may miss VLAN tags.
+    /// Attach to XDP even if it may miss VLAN tags.
     pub xdp_without_tags: bool,
     pub directions: Directions,
     pub tc_attach: TcAttach,
 }
 
-/// How a hook came to be attached.
+/// How a hook is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Tcx,
@@ -116,14 +116,14 @@ pub struct Hook {
     pub direction: Direction,
     pub mode: Mode,
     pub instead_of_xdp: Option<InsteadOfXdp>,
-    /// Of an XDP program.
+    /// Only an XDP program has one.
     pub tag_place: Option<TagPlace>,
     /// The program may have missed VLAN tags.
     pub tags_unknown: bool,
 }
 
 impl Hook {
-    /// In logs.
+    /// The name in logs.
     pub fn name(&self) -> &'static str {
         match (self.direction, self.mode) {
             (Direction::Egress, _) => "tc_egress",
@@ -138,8 +138,8 @@ impl Hook {
     }
 }
 
-/// What is attached by and by; dropping it ends that and detaches, or has the kernel detach: see
-/// [`release`].
+/// The hooks that are attached and being attached. Dropping it stops attaching, and detaches or has the
+/// kernel detach: see [`release`].
 pub struct Attachments {
     links: HeldLinks,
     progress: Progress,
@@ -148,9 +148,9 @@ pub struct Attachments {
 }
 
 impl Attachments {
-    /// Begins to attach the hooks of every interface. The receiver hears when all of them are there, or
-    /// which one failed; what is there by then stays until the end. Where an interface leaves, its hooks
-    /// end.
+    /// Begins to attach the hooks of every interface. The receiver hears when all of them are attached, or
+    /// which one failed; hooks that are attached by then stay until the end. The hooks of an interface end
+    /// when it leaves the network namespace.
     pub fn start(
         kernel: &mut Kernel,
         links: Vec<Link>,
@@ -181,7 +181,7 @@ impl Attachments {
         let thread = thread::Builder::new().name("attach".to_owned());
         let attaching = thread.spawn(move || {
             let outcome = attacher.run(&links);
-            // Nobody waits for it where the end was asked for meanwhile.
+            // The receiver is gone if the agent was told to stop meanwhile.
             let _ = sender.send(outcome);
             attacher.clsact
         });
@@ -199,18 +199,17 @@ impl Attachments {
         self.links.left()
     }
 
-    /// What became of hooks since this was asked the last time, in order.
+    /// What happened to hooks since the last call, in order.
     pub fn progress(&self) -> Vec<AttachedHook> {
         self.progress.take()
     }
 }
 
 impl Attachments {
-    /// Attaches no more, and detaches what takes no time to speak of: filters, and links where they are
-    /// few.
+    /// Stops attaching, and detaches what is quick to detach: filters, and links if there are few.
     pub fn detach_few(&mut self) {
         self.stop.store(true, Relaxed);
-        // Filters on clsact go with what the thread leaves behind.
+        // The filters on clsact are removed when what the thread returns is dropped.
         match self.attaching.take().map(JoinHandle::join) {
             Some(Ok(clsact)) => drop(clsact),
             Some(Err(_)) => tracing::error!("the thread that attaches failed: filters may stay"),

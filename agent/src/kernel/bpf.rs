@@ -1,5 +1,5 @@
-//! Raw `bpf(2)` on file descriptors of maps and programs: the calls that aya 0.14 does not have, or
-//! has in a form that may leave something behind.
+//! Raw `bpf(2)` on file descriptors of maps and programs: the calls that aya 0.14 does not have, or has in a
+//! form that may leave something behind.
 
 use std::{
     io, mem,
@@ -14,12 +14,12 @@ use aya_obj::generated::{
 /// The length of a map's name, with the zero at its end (linux/bpf.h).
 const BPF_OBJ_NAME_LEN: usize = 16;
 
-/// Where on an interface a link hangs its program.
+/// Where a link attaches its program to an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkPlace {
-    /// Before the programs that are there (kernel 6.6).
+    /// Before the programs that are already there (kernel 6.6).
     TcxIngressFirst,
-    /// Behind the programs that are there (kernel 6.6).
+    /// After the programs that are already there (kernel 6.6).
     TcxEgressLast,
     XdpNative,
     XdpGeneric,
@@ -33,17 +33,18 @@ pub struct Shape {
     pub key_len_bytes: u32,
     pub value_len_bytes: u32,
     pub max_entries: u32,
-    /// `BPF_F_*`; the same as the pattern's.
+    /// `BPF_F_*`; must equal the pattern's.
     pub flags: u32,
 }
 
-/// All zeros: what a call does not use has to be zero.
+/// Attributes that are all zeros, since a call requires zero in what it does not use.
 fn attributes() -> bpf_attr {
     // SAFETY: every member of the union is made of integers and of unions of integers.
     unsafe { mem::zeroed() }
 }
 
-/// A kernel that knows a shorter union takes a tail of zeros (`bpf_check_uarg_tail_zero`).
+/// Makes the system call. A kernel that knows a shorter union accepts a tail of zeros
+/// (`bpf_check_uarg_tail_zero`).
 fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<libc::c_long> {
     // SAFETY: the callers below keep alive what the attributes point to.
     let result = unsafe {
@@ -61,14 +62,14 @@ fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<libc::c_long> {
     }
 }
 
-/// The same for calls that answer with a file descriptor.
+/// Makes a call that answers with a file descriptor.
 fn bpf_fd(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
     let fd = bpf(command, attr)?;
     // SAFETY: the kernel has just made the descriptor for this call, so nobody else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// An array of one entry of eight bytes: whether this process may make maps at all.
+/// Creates an array with one entry of eight bytes, to find out if this process may create maps at all.
 pub fn create_small_array() -> io::Result<OwnedFd> {
     let mut attr = attributes();
     attr.__bindgen_anon_1.map_type = bpf_map_type::BPF_MAP_TYPE_ARRAY as u32;
@@ -78,7 +79,7 @@ pub fn create_small_array() -> io::Result<OwnedFd> {
     bpf_fd(bpf_cmd::BPF_MAP_CREATE, &mut attr)
 }
 
-/// Makes a map whose key and value are of the given types of `types`. A name that is too long is cut.
+/// Creates a map with the given key and value types of `types`. Cuts a name that is too long.
 pub fn create_map(
     name: &str,
     shape: Shape,
@@ -115,7 +116,7 @@ pub fn load_btf(btf: &[u8]) -> io::Result<OwnedFd> {
     bpf_fd(bpf_cmd::BPF_BTF_LOAD, &mut attr)
 }
 
-/// Loads a TC program that calls `bpf_probe_read_kernel`, and lets it go: whether programs may.
+/// Loads a TC program that calls `bpf_probe_read_kernel`, and frees it, to find out if programs may call it.
 pub fn load_reader_of_kernel_memory() -> io::Result<()> {
     /// Operation, registers (source, destination), offset, and the operand: `struct bpf_insn`.
     const fn instruction(operation: u8, registers: u8, operand: i32) -> u64 {
@@ -148,7 +149,8 @@ pub fn load_reader_of_kernel_memory() -> io::Result<()> {
     bpf_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr).map(drop)
 }
 
-/// Asks for the programs on an interface's TCX ingress: EINVAL where the kernel has no TCX (6.6).
+/// Asks for the programs on an interface's TCX ingress. Fails with EINVAL if the kernel has no TCX (before
+/// 6.6).
 pub fn query_tcx_ingress(ifindex: u32) -> io::Result<()> {
     let mut attr = attributes();
     attr.query.__bindgen_anon_1.target_ifindex = ifindex;
@@ -156,9 +158,9 @@ pub fn query_tcx_ingress(ifindex: u32) -> io::Result<()> {
     bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr).map(drop)
 }
 
-/// Hangs a program on an interface by a link, which is gone when its last descriptor is closed.
+/// Attaches a program to an interface by a link, which is gone when its last descriptor is closed.
 ///
-/// aya falls back to netlink where the kernel says EINVAL; what is attached so outlives the process.
+/// aya falls back to netlink if the kernel answers EINVAL, and such an attachment outlives the process.
 pub fn create_link(program: BorrowedFd<'_>, ifindex: u32, place: LinkPlace) -> io::Result<OwnedFd> {
     let (attach_type, flags) = match place {
         LinkPlace::TcxIngressFirst => (bpf_attach_type::BPF_TCX_INGRESS, BPF_F_BEFORE),
@@ -179,20 +181,20 @@ pub fn update(map: BorrowedFd<'_>, key: u32, value: &[u8]) -> io::Result<()> {
     update_by_bytes(map, &key.to_ne_bytes(), value)
 }
 
-/// The same under a key of any kind; `key` must have the map's key size.
+/// Stores `value` under a key of any type. `key` must have the map's key size, `value` its value size.
 pub fn update_by_bytes(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<()> {
     let mut attr = element(map, key.as_ptr(), value.as_ptr());
     bpf(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
 }
 
-/// Takes what is under `key` out of the map.
+/// Removes `key` and its value from the map.
 pub fn delete(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
     let mut attr = element(map, (&raw const key).cast(), std::ptr::null());
     bpf(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut attr).map(drop)
 }
 
-/// Reads the value under `key` into `value`, which must have the map's value size (for a per-CPU
-/// map, that of all possible CPUs).
+/// Reads the value under `key` into `value`, which must have the map's value size (for a per-CPU map, that of
+/// all possible CPUs together).
 pub fn lookup(map: BorrowedFd<'_>, key: u32, value: &mut [u8]) -> io::Result<()> {
     let mut attr = element(map, (&raw const key).cast(), value.as_mut_ptr());
     bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attr).map(drop)
@@ -200,9 +202,8 @@ pub fn lookup(map: BorrowedFd<'_>, key: u32, value: &mut [u8]) -> io::Result<()>
 
 /// Moves up to `keys.len()` entries out of a hash map.
 ///
-/// `cursor` is `None` at the first call and is moved on; the answer is how many entries were
-/// moved and whether they were the last. Source: `kernel/bpf/hashtab.c`,
-/// `__htab_map_lookup_and_delete_batch`.
+/// `cursor` is `None` at the first call; each call advances it. Returns how many entries were moved, and
+/// whether they were the last. Source: `kernel/bpf/hashtab.c`, `__htab_map_lookup_and_delete_batch`.
 pub fn take_batch<K, V>(
     map: BorrowedFd<'_>,
     cursor: &mut Option<u32>,
@@ -223,7 +224,7 @@ pub fn take_batch<K, V>(
     let result = bpf(bpf_cmd::BPF_MAP_LOOKUP_AND_DELETE_BATCH, &mut attr);
     let last = match result {
         Ok(_) => false,
-        // The end of the table; `count` entries came with it.
+        // The end of the table. The last `count` entries come with this error.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
         Err(error) => return Err(error),
     };

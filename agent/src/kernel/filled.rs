@@ -1,5 +1,4 @@
-//! Pages that fill early: what the programs say in a ring comes in, that the page in use is to be
-//! drained before its time goes out.
+//! Waits until the programs report, in a ring, that the page in use is filling early.
 
 use std::io;
 
@@ -7,7 +6,7 @@ use anyhow::{Context as _, Result};
 use aya::maps::{MapData, RingBuf};
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// Hears what the programs say; nobody polls meanwhile.
+/// Receives the programs' reports without polling.
 pub struct FilledPages {
     ring: AsyncFd<RingBuf<MapData>>,
 }
@@ -15,7 +14,7 @@ pub struct FilledPages {
 impl FilledPages {
     /// # Panics
     ///
-    /// Outside of a runtime.
+    /// Panics outside of a tokio runtime.
     pub fn listen(ring: RingBuf<MapData>) -> Result<Self> {
         // SAFETY: the ring owns its map's descriptor, which stays open and the same for its life.
         let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) };
@@ -27,8 +26,9 @@ impl FilledPages {
 
     /// Resolves when page `active` has passed the mark.
     ///
-    /// What is said of the other page is late: the scan that made it the other one drained it. Where
-    /// it is read only after one more flip, it costs a scan that was not needed yet.
+    /// A report about the other page is late: the flip made that page idle, and the scan drained it. If a
+    /// late report is read only after one more flip, it seems to be about the page in use and causes a scan
+    /// that was not needed yet.
     pub async fn passed(&mut self, active: u32) -> io::Result<()> {
         loop {
             let mut ready = self.ring.readable_mut().await?;

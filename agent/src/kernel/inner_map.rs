@@ -1,9 +1,9 @@
-//! Maps for the slots of a map of maps: a shape comes in, a map that the kernel takes there goes out.
+//! Creates maps that the kernel accepts in the slots of a map of maps.
 //!
-//! Some kernels compare more than the shape with the pattern that the outer map was made with: up to 6.1
-//! `bpf_map_meta_equal` wants `timer_off` to be the same too, which tells a value without type
-//! information (BTF) from a value whose type has no timer. The loader makes the pattern with the
-//! object's type information; so these maps have some too, of structures without members.
+//! Some kernels compare more than the shape with the pattern that the outer map was made with. Up to 6.1
+//! `bpf_map_meta_equal` wants `timer_off` to be the same, too. It differs between a value without type
+//! information (BTF) and a value whose type has no timer. The loader makes the pattern with the object's type
+//! information, so these maps have some, too: structures without members.
 
 use std::os::fd::AsFd as _;
 
@@ -22,14 +22,14 @@ const KIND_STRUCT: u32 = 4;
 const STRINGS: &[u8] = b"\0u32\0";
 const U32_NAME: u32 = 1;
 
-/// The number of a type is its place, from 1 on.
+/// A type's number is its position, from 1.
 const U32: u32 = 1;
 const KEY: u32 = 2;
 const VALUE: u32 = 3;
 
 pub fn create(name: &str, shape: Shape) -> Result<MapData> {
     let types = bpf::load_btf(&types(shape)).context("load type information")?;
-    // Arrays take nothing else.
+    // Arrays accept no other type of key.
     let key = if shape.map_type == BPF_MAP_TYPE_ARRAY as u32 {
         U32
     } else {
@@ -39,11 +39,11 @@ pub fn create(name: &str, shape: Shape) -> Result<MapData> {
     MapData::from_fd(map).context("ask for the map's shape")
 }
 
-/// The types of keys and values of that length, in the kernel's own byte order.
+/// The types of keys and values of these lengths, in the kernel's own byte order.
 fn types(shape: Shape) -> Vec<u8> {
     let structure = |len_bytes| [0, KIND_STRUCT << 24, len_bytes];
     let words: Vec<u32> = [
-        // Behind the name, kind and length of a number: how many bits it has.
+        // A number's name, kind and length are followed by how many bits it has.
         &[U32_NAME, KIND_INT << 24, 4, 32][..],
         &structure(shape.key_len_bytes),
         &structure(shape.value_len_bytes),

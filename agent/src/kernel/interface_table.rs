@@ -1,4 +1,4 @@
-//! The programs' table of interfaces: indexes come in, each is put at one of its two places.
+//! The programs' table of interfaces. Each interface has two possible places, and is at one of them.
 
 use std::{os::fd::AsFd as _, sync::Arc};
 
@@ -8,25 +8,27 @@ use aya::maps::MapData;
 
 use super::bpf;
 
-/// Each failure is seldom: at a fourth of the places taken, one seed in some hundreds is of no use.
+/// How often a table is tried. A failure is rare: with a quarter of the places taken, one seed in some
+/// hundreds does not work.
 const SEEDS: usize = 64;
 const MAX_MOVES: usize = 1000;
 
-/// Which interface stands where.
+/// Which interface is at which place.
 pub(super) struct Places {
     pub seed: u64,
     /// There are `1 << bits` places.
     pub bits: u32,
-    /// By place; 0 is free.
+    /// By place; 0 means free.
     ifindexes: Vec<u32>,
 }
 
 impl Places {
-    /// At least four places for each interface, none of which may be there twice.
+    /// Finds a place for each interface, of at least four places per interface. No ifindex may be given
+    /// twice.
     pub(super) fn of(ifindexes: &[u32]) -> Result<Self> {
         let count = (ifindexes.len().max(1) * 4).next_power_of_two();
         let bits = count.ilog2();
-        // Odd, of the golden ratio.
+        // An odd number, from the golden ratio.
         let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
         for _ in 0..SEEDS {
             let mut tried = Self {
@@ -43,7 +45,8 @@ impl Places {
         anyhow::bail!("find a place in the programs' table for each of {count} interfaces")
     }
 
-    /// Where both places are taken, who stands there moves to its own other place, and so on.
+    /// Puts an interface at one of its places. If both are taken, the interface at one of them moves to its
+    /// own other place, and so on. Returns whether every interface found a place.
     fn put(&mut self, ifindex: u32) -> bool {
         let mut moving = ifindex;
         let mut from = None;
@@ -73,14 +76,14 @@ impl Places {
         1 << self.bits
     }
 
-    /// Where an interface stands.
+    /// The place of an interface.
     fn find(&self, ifindex: u32) -> Option<u32> {
         let places = places(ifindex, self.seed, self.bits);
         places.into_iter().find(|&place| self.at(place) == ifindex)
     }
 }
 
-/// The table in the kernel; clones are the same one.
+/// The table in the kernel. Clones share it.
 #[derive(Clone)]
 pub struct InterfaceTable {
     map: Arc<MapData>,
@@ -88,7 +91,7 @@ pub struct InterfaceTable {
 }
 
 impl InterfaceTable {
-    /// `map` is empty, and has [`Places::count`] entries.
+    /// `map` must be empty and have [`Places::count`] entries.
     pub(super) fn new(map: MapData, places: Places) -> Self {
         Self {
             map: Arc::new(map),
@@ -96,13 +99,13 @@ impl InterfaceTable {
         }
     }
 
-    /// Lets the programs find an interface, which has to be one of the places'.
+    /// Lets the programs find an interface, which must be in the places.
     pub(super) fn enter(&self, ifindex: u32, slot: u32) -> Result<()> {
         self.store(ifindex, Interface { ifindex, slot })
             .with_context(|| format!("register interface index {ifindex}"))
     }
 
-    /// To the programs it is an unknown interface from here on.
+    /// Makes the interface unknown to the programs.
     pub(super) fn forget(&self, ifindex: u32) -> Result<()> {
         self.store(ifindex, Interface::default())
             .with_context(|| format!("forget interface index {ifindex}"))

@@ -1,4 +1,4 @@
-//! Puts the programs and their maps into the kernel: settings come in, a [`Kernel`] goes out.
+//! Loads the programs and their maps into the kernel.
 
 use std::{mem::offset_of, os::fd::AsFd as _};
 
@@ -27,23 +27,23 @@ use super::{
 pub static OBJECT: &[u8] =
     aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/flow-agent-ebpf"));
 
-/// Tells the time; see [`Kernel::clocks`].
+/// The program that tells the time; see [`Kernel::clocks`].
 const CLOCKS: &str = "clocks";
 
 /// What is fixed when the programs are loaded.
 pub struct LoadSettings {
     pub max_flows: u32,
-    /// Fragmented datagrams whose ports are remembered at a time.
+    /// Fragmented datagrams whose ports are remembered at the same time.
     pub max_fragments: u32,
-    /// Flows are those of the packets that tunnels carry.
+    /// Count the flows of the packets inside tunnels.
     pub decapsulate: bool,
-    /// Flows on a page at which the programs ask for a scan; 0 leaves it to the interval.
+    /// Flows on a page at which the programs ask for a scan; 0 leaves scans to the interval.
     pub early_scan_flows: u32,
     /// Inode number of the interfaces' network namespace.
     pub netns: u32,
-    /// The interfaces that may be attached, each by its index at the number of its slot.
+    /// The indexes of the interfaces that may be attached to, in the order of their slots.
     pub ifindexes: Vec<u32>,
-    /// One flow in so many is counted, each where it is under 2.
+    /// Counts one in this many flows; below 2, every flow.
     pub sample_rate: u32,
     /// 0 is off, 1 to 5 are error to trace (aya-log's levels).
     pub log_level: u8,
@@ -54,15 +54,15 @@ pub struct Kernel {
     pub ebpf: Ebpf,
     pub pages: Pages,
     pub accounts: Accounts,
-    /// Rows and networks, until they are taken.
+    /// The maps for rows and networks, until they are taken.
     rule_maps: Option<[MapData; 3]>,
-    /// In force.
+    /// The rules in force.
     pub rules: PlacedRules,
-    /// What the programs say of pages that fill early, until it is taken; see [`super::filled`].
+    /// The programs' reports about pages that fill early, until taken; see [`super::filled`].
     pub filled: Option<RingBuf<MapData>>,
     filled_memory_bytes: u64,
     pub interfaces: InterfaceTable,
-    /// Slots for which there are accounts; their interfaces' names, where they have one.
+    /// The names of the registered interfaces, by slot.
     interface_names: Vec<Option<String>>,
     pub fragments: MapData,
     pub outers: Outers,
@@ -73,13 +73,13 @@ impl Kernel {
         Self::load_object(OBJECT, settings)
     }
 
-    /// The same with an object that was built otherwise than [`OBJECT`] from the same source.
+    /// Loads an object that was built differently from [`OBJECT`], but from the same source.
     pub fn load_object(object: &[u8], settings: &LoadSettings) -> Result<Self> {
         let _held = signals::Held::new();
         let sample_below = sample::threshold(settings.sample_rate);
         let places = Places::of(&settings.ifindexes)?;
         let slots = settings.ifindexes.len();
-        // The last one is that of interfaces that are not registered.
+        // The last account is for interfaces that are not registered.
         let accounts_per_page = hook_number(slots as u32, 0) + 1;
         let fill_step = fill_step(
             settings.max_flows,
@@ -158,8 +158,8 @@ impl Kernel {
         })
     }
 
-    /// Lets the programs count packets of `ifindex`, which is at `slot` of the settings. Rules can name
-    /// it if it is known before [`Kernel::take_rule_maps`].
+    /// Lets the programs count packets of `ifindex`, which is at `slot` of the settings. Rules can name the
+    /// interface only if this happens before [`Kernel::take_rule_maps`].
     pub fn register(&mut self, ifindex: u32, name: &str, slot: u32) -> Result<()> {
         let names = &mut self.interface_names;
         if let Some(known) = names.get_mut(slot as usize) {
@@ -168,7 +168,7 @@ impl Kernel {
         self.interfaces.enter(ifindex, slot)
     }
 
-    /// The filter rules' maps, once.
+    /// The filter rules' maps. They can be taken only once.
     pub fn take_rule_maps(&mut self) -> Result<RuleMaps> {
         let [rows, nets_v4, nets_v6] = self
             .rule_maps
@@ -178,19 +178,19 @@ impl Kernel {
         Ok(RuleMaps::new(rows, nets_v4, nets_v6, names))
     }
 
-    /// Turns the programs to a set of filter rules: every packet is held against it or the one
-    /// before, and against it alone once this returns. Where it fails the one before stays.
+    /// Turns the programs to a set of filter rules. During the call a packet is matched against this set or
+    /// the previous one; after it, against this set only. If it fails, the previous set stays.
     pub fn follow(&mut self, rules: PlacedRules) -> Result<()> {
         self.pages.set_rule_set(rules.number)?;
         self.rules = rules;
         Ok(())
     }
 
-    /// What the programs' clocks say at the moment.
+    /// The current values of the programs' clocks.
     pub fn clocks(&self) -> Result<Clocks> {
         const JIFFIES: usize = offset_of!(Clocks, jiffies);
         const BOOT_NS: usize = offset_of!(Clocks, boot_ns);
-        // The least that the kernel runs a program on is an Ethernet header.
+        // This is long enough: the kernel runs a program on no less than an Ethernet header.
         let mut packet = [0; size_of::<Clocks>()];
         let program: &Xdp = self
             .ebpf
@@ -229,8 +229,8 @@ impl Kernel {
     }
 }
 
-/// After how many new flows a CPU adds them to what all have put into a page: seldom, and yet so often
-/// that what all of them hold back is an eighth of the mark at most, and of the room above it.
+/// New flows that a CPU counts privately before publishing them. Publishing is rare, yet all CPUs together
+/// hold back at most an eighth of the mark, and of the room above it.
 fn fill_step(max_flows: u32, mark: u32, cpus: usize) -> u32 {
     const SELDOM: u32 = 64;
     let room = max_flows.saturating_sub(mark);

@@ -1,4 +1,4 @@
-//! What maps take of the kernel's memory.
+//! The kernel memory that maps take.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
@@ -8,7 +8,7 @@ pub fn map_memory_bytes(map: &MapData) -> u64 {
     memory_bytes(map.fd().as_fd())
 }
 
-/// What the kernel charges for a map: `memlock` in its fdinfo, 0 where the kernel does not say.
+/// The memory that the kernel charges for a map: `memlock` in its fdinfo; 0 if it is not there.
 pub fn memory_bytes(map: BorrowedFd<'_>) -> u64 {
     let path = format!("/proc/self/fdinfo/{}", map.as_raw_fd());
     std::fs::read_to_string(path)

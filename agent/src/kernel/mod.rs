@@ -1,12 +1,10 @@
-//! Everything that touches the kernel: settings come in, attached programs, drained pages and
-//! accounts go out.
+//! Everything that touches the kernel.
 //!
-//! [`load`] puts the programs and maps into the kernel, [`attach`] hangs them on interfaces,
-//! [`pages`] flips and drains the flow table, [`filled`] hears of pages that fill early, [`rule_maps`]
-//! hold the filter rules, [`account`] reads the counters, [`outers`] the tunnels of flows, [`links`]
-//! knows the interfaces, [`bpf`] is the system call, [`btf`] the kernel's types, of which
-//! [`layout`] is made, [`refusal`] says why a program was not taken, and
-//! [`capabilities`] what this process may do.
+//! [`load`] loads the programs and maps, and [`attach`] attaches the programs to interfaces. [`pages`] flips
+//! and drains the flow table, [`filled`] hears of pages that fill early, [`rule_maps`] hold the filter rules,
+//! [`account`] reads the counters, and [`outers`] has the tunnels of flows. [`links`] knows the interfaces.
+//! [`bpf`] is the system call, [`btf`] reads the kernel's types, and [`layout`] is made from them.
+//! [`refusal`] explains why a program was refused, and [`capabilities`] what this process may do.
 
 pub mod account;
 pub mod attach;

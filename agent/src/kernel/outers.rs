@@ -1,10 +1,11 @@
-//! The endpoints of the tunnels that flows came through: a flow's key comes in, they go out.
+//! The endpoints of the tunnels that flows came through.
 
 use agent_common::{FlowKey, Outer};
 use anyhow::{Context as _, Result};
 use aya::maps::{HashMap, Map, MapData};
 
-/// The programs write it where a flow begins; the one that was not used for the longest time leaves.
+/// The map of endpoints by flow. The programs write it when a flow begins, and the least recently used entry
+/// is evicted.
 pub struct Outers {
     pub map: HashMap<MapData, FlowKey, Outer>,
     are_kept: bool,
@@ -12,7 +13,7 @@ pub struct Outers {
 }
 
 impl Outers {
-    /// `are_kept` says whether the programs open tunnels.
+    /// `are_kept` says whether the programs look into tunnels.
     pub fn new(map: MapData, are_kept: bool) -> Result<Self> {
         let kernel_memory_bytes = super::memory::map_memory_bytes(&map);
         Ok(Self {
@@ -28,12 +29,12 @@ impl Outers {
         self.are_kept
     }
 
-    /// `None` where they are remembered no longer.
+    /// `None` if the endpoints were evicted.
     pub fn get(&self, flow: &FlowKey) -> Option<Outer> {
         self.map.get(flow, 0).ok()
     }
 
-    /// As the kernel charges it; the map has one size.
+    /// Memory that the kernel charges for the map. It never changes.
     pub fn kernel_memory_bytes(&self) -> u64 {
         self.kernel_memory_bytes
     }

@@ -1,9 +1,9 @@
-//! The flow table's two pages: a flip comes in, the entries of the page that went idle go out.
+//! The flow table's two pages: flips them, and drains the one that went idle.
 //!
-//! Programs read the page number once a packet. [`Pages::flip`] stores the other number, then
-//! rewrites a slot of the outer map: the kernel's update of a map-in-map returns only after every
-//! running program has finished (`maybe_wait_bpf_programs`, 4.20). From then on the old page, with
-//! its half of the account, belongs to userspace.
+//! Programs read the page number once per packet. [`Pages::flip`] stores the other number, then rewrites a
+//! slot of the outer map. The kernel's update of a map-in-map returns only after every running program has
+//! finished (`maybe_wait_bpf_programs`, 4.20). From then on the old page, with its half of the account,
+//! belongs to userspace.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use aya::maps::MapData;
 
 use super::{bpf, bpf::Shape, inner_map};
 
-/// Entries moved out of the kernel by one system call; the buffers are half a megabyte.
+/// Entries moved out of the kernel by one system call. The buffers take half a megabyte.
 const BATCH_ENTRIES: usize = 4096;
 
 pub struct Pages {
@@ -24,7 +24,7 @@ pub struct Pages {
     inner: [MapData; 2],
     /// How full each page is, as the programs count it.
     fill: MapData,
-    /// The map of the programs' static variables, whose only one is [`Switches`].
+    /// The map of the programs' static variables. [`Switches`] is the only one.
     variables: MapData,
     variables_len_bytes: usize,
     switches: Switches,
@@ -33,7 +33,7 @@ pub struct Pages {
     values: Vec<FlowCounters>,
 }
 
-/// Makes an empty page, its memory taken at once.
+/// Makes an empty page. The kernel allocates all of its memory at once.
 pub fn create_page(name: &str, max_flows: u32) -> Result<MapData> {
     let shape = Shape {
         map_type: aya_obj::generated::bpf_map_type::BPF_MAP_TYPE_HASH as u32,
@@ -81,7 +81,7 @@ impl Pages {
         Ok(pages)
     }
 
-    /// Puts page `index` into its slot; returns after every program that runs now has finished.
+    /// Puts page `index` into its slot. Returns after every program that was running has finished.
     fn place(&self, index: u32) -> io::Result<()> {
         let inner = self.inner[index as usize].fd().as_fd();
         bpf::update(
@@ -91,11 +91,10 @@ impl Pages {
         )
     }
 
-    /// Makes the other page the active one and waits for the grace period. Returns the number of
-    /// the page that is idle from now on.
+    /// Makes the other page the active one and waits for the grace period. Returns the number of the page
+    /// that is idle from then on.
     ///
-    /// The caller has drained that other page before: a flip onto a page with entries would mix
-    /// two scans.
+    /// The caller must have drained the other page before: a flip to a page with entries would mix two scans.
     pub fn flip(&mut self) -> Result<u32> {
         let idle = self.switches.page;
         self.switch(Switches {
@@ -106,8 +105,8 @@ impl Pages {
         Ok(idle)
     }
 
-    /// Makes the programs count nothing any more: a flip, then off, with a grace period each. Both
-    /// pages are idle then, for good; the first of those returned was filled first.
+    /// Makes the programs stop counting: flips, then switches them off, each with a grace period. After that
+    /// both pages stay idle. The first of the returned pages was filled first.
     pub fn stop(&mut self) -> Result<[u32; 2]> {
         let older = self.flip()?;
         self.switch(Switches {
@@ -118,8 +117,8 @@ impl Pages {
         Ok([older, 1 - older])
     }
 
-    /// Makes the programs follow another set of filter rules, 0 for none, and waits until none of
-    /// them can still follow the one before.
+    /// Makes the programs follow another set of filter rules, 0 for none, and waits until none of them can
+    /// still follow the previous one.
     pub fn set_rule_set(&mut self, rule_set: u32) -> Result<()> {
         self.switch(Switches {
             rule_set,
@@ -128,12 +127,12 @@ impl Pages {
         .context("change the filter rules")
     }
 
-    /// Stores what the programs read once a packet, then waits for those that run. Where the wait
-    /// fails, what was stored before is stored again.
+    /// Stores what the programs read once per packet, then waits for those that are running. If the wait
+    /// fails, the previous values are stored again.
     fn switch(&mut self, switches: Switches) -> Result<()> {
         self.store(switches)
             .context("store the programs' variables")?;
-        // A page that is idle behind the switch, whose slot no program reads.
+        // This page is idle after the switch, so no program reads its slot.
         let waited = self.place(u32::from(switches.page == 0));
         if waited.is_ok() {
             self.switches = switches;
@@ -149,8 +148,8 @@ impl Pages {
         bpf::update(self.variables.fd().as_fd(), 0, &variables)
     }
 
-    /// Moves every entry of the idle page to `sink`, many at a time, a key for each of the counters;
-    /// returns how many there were. The page counts as empty from then on.
+    /// Moves every entry of the idle page to `sink`, many at a time, with a key for each of the counters.
+    /// Returns how many there were. After that the page counts as empty.
     pub fn drain(
         &mut self,
         idle: u32,
@@ -166,7 +165,7 @@ impl Pages {
             let (count, last) =
                 match bpf::take_batch(map, &mut cursor, &mut self.keys, &mut self.values) {
                     Ok(batch) => batch,
-                    // A bucket with more entries than the buffers hold.
+                    // A bucket has more entries than the buffers hold.
                     Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
                         let room = self.keys.len() * 2;
                         self.keys.resize(room, FlowKey::default());
@@ -191,7 +190,7 @@ impl Pages {
         &self.inner[self.switches.page as usize]
     }
 
-    /// Its number, as the programs know it.
+    /// Its number for the programs.
     pub fn active_number(&self) -> u32 {
         self.switches.page
     }
@@ -200,7 +199,7 @@ impl Pages {
         self.capacity
     }
 
-    /// Kernel memory of both pages, as the kernel charges it.
+    /// Memory that the kernel charges for both pages.
     pub fn kernel_memory_bytes(&self) -> u64 {
         self.inner
             .iter()
@@ -216,7 +215,7 @@ mod tests {
 
     use crate::kernel::load::{Kernel, LoadSettings};
 
-    /// A flow begins with what is drained first of it: its first packet and its initiator.
+    /// What is drained first decides about a flow's first packet and its initiator.
     #[test]
     fn both_pages_are_idle_in_the_order_in_which_they_were_filled() {
         if !is_root_or_skip("agent::both_pages_are_idle_in_the_order_in_which_they_were_filled") {

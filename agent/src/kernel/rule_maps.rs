@@ -1,9 +1,9 @@
 //! The maps that hold the programs' filter rules.
 //!
-//! There are two slots. The next set is put into maps of its own in the slot that no program looks
-//! at, which may take its time; then one store ([`super::pages::Pages::set_rule_set`]) changes the
-//! slot for all programs, each of which reads it once a packet. The maps of the set before leave
-//! only when no program can hold them.
+//! There are two slots. The next set is put into maps of its own, in the slot that no program uses, which may
+//! take its time. Then one store ([`super::pages::Pages::set_rule_set`]) switches all programs to that slot,
+//! since each reads the slot's number once per packet. The maps of the previous set are freed only when no
+//! program can be using them.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
@@ -27,31 +27,31 @@ pub struct RuleMaps {
     rows: MapData,
     nets_v4: MapData,
     nets_v6: MapData,
-    /// By their slots, as rules name them.
+    /// The interfaces' names by slot, as rules name them.
     interfaces: Vec<Option<String>>,
     active: Option<Active>,
 }
 
 struct Active {
     slot: u32,
-    /// Their memory is the set's.
+    /// Keeps the set's maps open.
     _maps: [MapData; 3],
 }
 
-/// A set in its slot, before programs are turned to it.
+/// A set in its slot, before the programs are turned to it.
 pub struct Staged {
     next: Option<Active>,
     rules: PlacedRules,
     warnings: Vec<String>,
 }
 
-/// What the owner of the programs' switch has to know of a set that is in its maps.
+/// What the owner of the programs' switch needs to know about a set whose maps are filled.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PlacedRules {
-    /// As the programs number it; 0 is none.
+    /// The set's number for the programs; 0 means no rules.
     pub number: u32,
     pub rules: u32,
-    /// As the kernel charges it; next to nothing without rules.
+    /// Memory that the kernel charges; next to nothing without rules.
     pub kernel_memory_bytes: u64,
 }
 
@@ -60,14 +60,14 @@ impl Staged {
         self.rules
     }
 
-    /// What in the rules may not be meant; it is logged already.
+    /// What the rules' author may not have meant. It is logged already.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 }
 
 impl RuleMaps {
-    /// Without rules.
+    /// Starts without rules.
     pub fn new(
         rows: MapData,
         nets_v4: MapData,
@@ -83,7 +83,7 @@ impl RuleMaps {
         }
     }
 
-    /// Compiles `rules` and fills the slot that no program looks at.
+    /// Compiles `rules` and fills the slot that no program uses.
     pub fn stage(&self, rules: &[Rule]) -> Result<Staged> {
         let compiled = Compiled::new(rules, &self.interfaces)?;
         let warnings = filter::not_watched(rules, &self.interfaces);
@@ -113,14 +113,14 @@ impl RuleMaps {
         })
     }
 
-    /// After every program was turned to `staged`: gives the memory of the set before back.
+    /// Frees the previous set's memory. To be called after every program was turned to `staged`.
     pub fn settle(&mut self, staged: Staged) {
         if let Some(old) = std::mem::replace(&mut self.active, staged.next) {
             self.clear(old.slot);
         }
     }
 
-    /// Fills a slot that no program looks at.
+    /// Fills a slot that no program uses.
     fn place(&self, slot: u32, set: &Compiled) -> Result<[MapData; 3]> {
         let rows = create(
             "rule_rows",
@@ -148,7 +148,7 @@ impl RuleMaps {
         Ok(maps)
     }
 
-    /// Gives the memory of a set back that no program follows any more.
+    /// Frees the memory of a set that no program follows.
     fn clear(&self, slot: u32) {
         for outer in self.outer() {
             if let Err(error) = bpf::delete(outer.fd().as_fd(), slot) {

@@ -1,5 +1,5 @@
-//! The watched interfaces from scan to scan: their names, their counters around the flip, and which of
-//! them have left this network namespace.
+//! Follows the watched interfaces from scan to scan: their names, their counters around the flip, and which
+//! of them have left this network namespace.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -17,7 +17,7 @@ use crate::{
     proto,
 };
 
-/// By their slots.
+/// The watched interfaces, indexed by slot.
 pub struct Interfaces {
     names: Names,
     statistics: Statistics,
@@ -33,14 +33,14 @@ pub struct Interfaces {
 pub struct Watched {
     pub ifindex: u32,
     pub name: String,
-    /// For good: an index is not given anew to what comes back under the same name.
+    /// Never becomes false again: an interface that comes back under the same name has another index.
     pub is_gone: bool,
     pub before_flip: Counters,
     pub after_flip: Counters,
 }
 
 impl Watched {
-    /// Its name at the moment from the kernel's answer, `None` where it is gone.
+    /// Its current name, according to the kernel's answer. `None` if the interface is gone.
     fn name_by(&self, answer: io::Result<String>) -> Option<String> {
         match answer {
             Ok(name) => Some(name),
@@ -49,7 +49,7 @@ impl Watched {
         }
     }
 
-    /// Takes in what was read around a flip, by name, and says whether the name is another one.
+    /// Takes in the readings around a flip, which are by name, and says whether the name has changed.
     fn update(
         &mut self,
         name: Option<String>,
@@ -66,8 +66,8 @@ impl Watched {
             return false;
         };
         let is_renamed = name != self.name;
-        // What was read under a name that may have been another's meanwhile is not taken: the reading of
-        // the last scan lies before the flip as well.
+        // A reading before the flip may belong to another interface that had the name then, so it is not used
+        // after a renaming. The last scan's reading was before this flip as well.
         self.before_flip = match before.get(&*name) {
             Some(counters) if !is_renamed => *counters,
             _ => self.after_flip,
@@ -84,7 +84,7 @@ impl Watched {
 }
 
 impl Interfaces {
-    /// For the network namespace of the calling thread, whose number is `netns`.
+    /// Watches `selected` in the network namespace of the calling thread, whose number is `netns`.
     pub fn open(selected: &[Link], netns: u32) -> Result<Self> {
         let watched = selected.iter().map(|link| Watched {
             ifindex: link.ifindex,
@@ -106,19 +106,19 @@ impl Interfaces {
         Ok(interfaces)
     }
 
-    /// Reads the counters right before a flip. Nothing in here waits for another process.
+    /// Reads the counters right before a flip. Never waits for another process.
     pub fn read_before_flip(&mut self) -> Result<()> {
         self.statistics.read(&mut self.before)
     }
 
-    /// Reads them again right behind it, and looks who was renamed or is gone since the last scan.
-    /// `left` are known to be gone.
+    /// Reads the counters again right after the flip, and finds the interfaces that were renamed or have left
+    /// since the last scan. Those in `left` are known to have left.
     pub fn read_after_flip(&mut self, left: &BTreeSet<u32>) -> Result<()> {
         self.statistics.read(&mut self.after)?;
         let (before, after) = (self.before.by_name(), self.after.by_name());
         let mut is_renamed = false;
         for watched in self.watched.iter_mut().filter(|watched| !watched.is_gone) {
-            // The index of one that left may be another interface's by now.
+            // The index of an interface that left may belong to another one by then.
             let name = if left.contains(&watched.ifindex) {
                 None
             } else {
@@ -141,7 +141,7 @@ impl Interfaces {
         self.messages = self.watched.iter().map(interface).collect();
     }
 
-    /// As batches name them.
+    /// The interfaces as batches name them.
     pub fn messages(&self) -> &Arc<[proto::Interface]> {
         &self.messages
     }
@@ -175,7 +175,7 @@ mod tests {
         }
     }
 
-    /// Both readings, the one before the flip first.
+    /// Returns both readings, the one before the flip first.
     fn readings(watched: &Watched) -> [u64; 2] {
         [watched.before_flip, watched.after_flip].map(|counters| counters.rx_packets)
     }
@@ -193,7 +193,7 @@ mod tests {
         let (before, after) = (read(&[("old", 3)]), read(&[("old", 4)]));
         assert!(!watched.update(name("old"), &before, &after));
         assert_eq!(readings(&watched), [3, 4]);
-        // Another one had the name, and was renamed as well.
+        // Another interface had the name and was renamed as well.
         let (before, after) = (read(&[("old", 5), ("new", 100)]), read(&[("new", 6)]));
         assert!(watched.update(name("new"), &before, &after));
         assert_eq!(watched.name, "new");

@@ -1,5 +1,5 @@
-//! Attaches one hook after the other, on a thread of its own: each takes the kernel a grace period
-//! (`tcx_entry_sync`), and those that are there count meanwhile.
+//! Attaches one hook after another, on a thread of its own. For each the kernel takes a grace period
+//! (`tcx_entry_sync`), and hooks that are attached count meanwhile.
 
 use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
@@ -24,14 +24,14 @@ use super::{
 };
 use crate::kernel::links::{AttachedXdp, Link, LinkSocket, netlink::errno, tags::Features};
 
-/// How often the log says how far it is.
+/// How often the log reports progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 
-// What others change or drop at the hook is theirs.
+// First on ingress and last on egress: what others' programs change or drop is not our concern.
 const INGRESS: LinkPlace = LinkPlace::TcxIngressFirst;
 const EGRESS: LinkPlace = LinkPlace::TcxEgressLast;
 
-/// What the thread works with.
+/// The thread's state.
 pub(super) struct Attacher {
     pub programs: Programs,
     pub settings: AttachSettings,
@@ -44,8 +44,8 @@ pub(super) struct Attacher {
 }
 
 impl Attacher {
-    /// To the end, to the first hook that fails, or until it is told to stop; an interface that is gone
-    /// fails nothing. First it removes what killed agents left behind.
+    /// Removes what killed agents left behind, then attaches the hooks of all interfaces. Ends early at the
+    /// first hook that fails, or when told to stop. Skips an interface that is gone.
     pub(super) fn run(&mut self, links: &[Link]) -> Result<()> {
         if let Err(error) = clsact::remove_stale() {
             tracing::warn!("cannot look for filters of killed agents: {error:#}");
@@ -100,7 +100,7 @@ impl Attacher {
         Ok(())
     }
 
-    /// Between the moments at which the interface's counters are read.
+    /// Attaches a hook between two readings of the interface's counters.
     fn hook(
         &mut self,
         link: &Link,
@@ -131,7 +131,8 @@ impl Attacher {
         Ok(())
     }
 
-    /// What its packets are held for while it is attached: rather less exact than it is.
+    /// The hook that packets are accounted to while it is being attached. When in doubt, it claims less
+    /// exactness than it will have.
     fn planned(&self, link: &Link, slot: u32, direction: Direction) -> Hook {
         let AttachSettings {
             ingress_hook,
@@ -198,7 +199,7 @@ impl Attacher {
 
     pub(super) fn hold(&self, link: &Link, fd: OwnedFd, is_exclusive: bool) {
         let held = HeldLink { fd, is_exclusive };
-        // Where the interface has left meanwhile this is where the link ends.
+        // If the interface has left meanwhile, this ends the link.
         drop(self.links.hold(link.ifindex, held));
     }
 
@@ -217,13 +218,14 @@ impl Attacher {
     }
 }
 
-/// What a host sends to itself arrives on lo as well: one hook counts it once.
+/// On lo only ingress is counted, since what a host sends to itself also arrives there, and would count
+/// twice.
 pub(super) fn has_egress(link: &Link, settings: AttachSettings) -> bool {
     settings.directions != Directions::Ingress && !link.is_loopback
 }
 
-/// Seen on 6.18: generic XDP copies an skb that has too little headroom, and the copy's `mac_len` is
-/// zero, so that TC pushes no Ethernet header back before it runs its programs (`tc_run`).
+/// Seen on 6.18: generic XDP copies an skb that has too little headroom. The copy's `mac_len` is zero, so TC
+/// pushes no Ethernet header back before it runs its programs (`tc_run`).
 fn warn_of_generic_xdp(link: &Link) {
     if link.xdp == AttachedXdp::Generic {
         tracing::warn!(

@@ -1,13 +1,12 @@
-//! Filters on clsact, for kernels without TCX: a program comes in, its filter stays until the value
-//! is dropped.
+//! Filters on clsact, for kernels without TCX. They are removed when [`Clsact`] is dropped.
 //!
-//! The kernel keeps a filter when its maker is killed. So each of ours says by its name, priority and
-//! handle that it is ours, and in its name of which instance, and every start removes those whose
-//! instance is gone. Nothing else is ever removed.
+//! The kernel keeps a filter when its maker is killed. Each of our filters can therefore be recognized by its
+//! name, priority and handle, and its name says which instance of the agent made it. Every start removes
+//! those whose instance is gone. Nothing else is ever removed.
 //!
-//! The qdisc stays, also where we added it: the kernel removes a qdisc with all its filters, without
-//! a way to say "if it is empty", so a filter that someone adds after we looked would go with it. A
-//! clsact without filters is not run (`mini_qdisc_pair_swap` leaves no `miniq`, 5.10).
+//! The qdisc stays, even if we added it. The kernel removes a qdisc with all its filters, without a way to
+//! say "if it is empty", so a filter that someone adds after we looked would go with it. A clsact without
+//! filters is not run (`mini_qdisc_pair_swap` leaves no `miniq`, 5.10).
 
 use std::{collections::BTreeSet, os::fd::BorrowedFd};
 
@@ -20,24 +19,25 @@ use super::{
 };
 use crate::kernel::links::{Link, netlink::errno};
 
-/// First on ingress, last on egress: what others change or drop there is theirs. The kernel itself
+/// First on ingress, last on egress: what others change or drop there is not our concern. The kernel itself
 /// chooses 49152 and below, and people choose round numbers.
 const INGRESS_PRIORITY: u16 = 7;
 const EGRESS_PRIORITY: u16 = 0xc0de;
-/// The upper half of every handle of ours; the lower tells agents apart.
+/// The upper half of all our handles. The lower half differs between agents.
 const HANDLE_MAJOR: u32 = 0xf10a;
 /// A name is `flow-agent:PROGRAM@INSTANCE`.
 const NAME_PREFIX: &str = "flow-agent:";
-/// So many agents may have a lower half that is taken.
+/// How many handles are tried.
 const MAX_NEIGHBOURS: u16 = 1024;
 
 /// The filters of this process.
 pub(super) struct Clsact {
     socket: TcSocket,
     filters: Vec<Place>,
-    /// Have a clsact qdisc by now; asking again takes longer the more interfaces there are.
+    /// Interfaces to which this process added a clsact qdisc. Remembered because listing qdiscs takes longer
+    /// the more interfaces there are.
     prepared: BTreeSet<u32>,
-    /// Let go after the filters are removed.
+    /// Dropped after the filters are removed.
     instance: Instance,
 }
 
@@ -51,7 +51,7 @@ impl Clsact {
         })
     }
 
-    /// Hangs the program of this name on one direction of an interface.
+    /// Attaches the program to one direction of an interface.
     pub(super) fn attach(
         &mut self,
         link: &Link,
@@ -74,8 +74,8 @@ impl Clsact {
         Ok(())
     }
 
-    /// At the first handle that is free. Agents begin at different ones, so that none begins where
-    /// another is about to remove what is stale.
+    /// Adds the filter at the first free handle. Agents begin at different handles, so that none adds a
+    /// filter where another is about to remove a stale one.
     fn add(
         &mut self,
         ifindex: u32,
@@ -117,7 +117,7 @@ impl Clsact {
             Err(error) => return Err(error).context("add a clsact qdisc"),
         }
         let qdiscs = self.socket.filter_qdiscs()?;
-        // The kernel takes a filter for the egress direction of an ingress qdisc, and runs it on ingress.
+        // The kernel accepts a filter for the egress direction of an ingress qdisc, and runs it on ingress.
         if direction == Direction::Egress
             && qdiscs
                 .get(&link.ifindex)
@@ -136,7 +136,7 @@ impl Drop for Clsact {
     fn drop(&mut self) {
         for place in std::mem::take(&mut self.filters) {
             if let Err(error) = self.socket.remove(place) {
-                // With its interface or its qdisc a filter goes too.
+                // A filter that is gone was removed with its interface or its qdisc.
                 let is_gone = matches!(
                     errno(&error),
                     Some(libc::ENOENT | libc::ENODEV | libc::EINVAL)
@@ -149,8 +149,8 @@ impl Drop for Clsact {
     }
 }
 
-/// Removes what killed agents left behind, on every interface of this network namespace. This
-/// process has no filter then.
+/// Removes what killed agents left behind, on every interface of this network namespace. Called before this
+/// process has filters of its own.
 pub(super) fn remove_stale() -> Result<()> {
     let mut socket = TcSocket::open()?;
     for ifindex in socket.filter_qdiscs()?.into_keys() {
@@ -160,7 +160,7 @@ pub(super) fn remove_stale() -> Result<()> {
             if ours.is_empty() {
                 continue;
             }
-            // Asked after the filters: an agent has its socket before its first filter.
+            // Read after the filters: an agent opens its socket before it adds its first filter.
             let living = instance::living()?;
             for (place, name) in ours {
                 if instance_number(place, &name).is_some_and(|number| living.contains(&number)) {
@@ -181,7 +181,7 @@ pub(super) fn remove_stale() -> Result<()> {
     Ok(())
 }
 
-/// The instance whose filter this is, `None` where it is not ours.
+/// The instance whose filter this is; `None` if it is not ours.
 fn instance_number(place: Place, name: &str) -> Option<u64> {
     if place.priority != priority(place.direction) || place.handle >> 16 != HANDLE_MAJOR {
         return None;

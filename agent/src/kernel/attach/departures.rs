@@ -1,8 +1,9 @@
-//! Interfaces that leave this network namespace: rtnetlink tells of them, and what we have there ends.
+//! Watches rtnetlink for interfaces that leave this network namespace, and detaches from them.
 //!
-//! A TCX or XDP link goes along into another namespace (`__dev_change_net_namespace` shuts qdiscs down,
-//! and nothing else), where its program meets the interface's index of there. The program is not told the
-//! namespace, and would have to read the kernel's memory three times a packet to know it; so it is taken off.
+//! A TCX or XDP link moves into another namespace with its interface (`__dev_change_net_namespace` shuts down
+//! qdiscs, and nothing else). Its program then sees the index that the interface has there. The program is
+//! not told the namespace, and would have to read kernel memory three times per packet to find out. So it is
+//! detached.
 
 use std::{
     sync::mpsc::{self, Receiver, Sender},
@@ -20,7 +21,7 @@ use crate::kernel::{
     },
 };
 
-/// Watches over the interfaces of these indexes for as long as the process runs.
+/// Watches the interfaces with these indexes for as long as the process runs.
 pub(super) fn watch(
     links: HeldLinks,
     interfaces: InterfaceTable,
@@ -50,7 +51,7 @@ pub(super) fn watch(
     Ok(())
 }
 
-/// Here the waiting is done, so that an interface that leaves meanwhile is heard of.
+/// Closes links on a thread of its own, since that waits. Departures meanwhile are still heard of.
 fn close_each(links: Receiver<Vec<HeldLink>>) {
     for links in links {
         drop(links);
@@ -98,8 +99,8 @@ impl Departures {
         if !self.ifindexes.contains(&ifindex) {
             return Ok(());
         }
-        // First, since it waits for nothing: what passes until the links are gone is of an unknown
-        // interface, and no longer of this one.
+        // This comes first, since it waits for nothing. Until the links are gone, packets count as those of
+        // an unknown interface instead of this one's.
         self.interfaces.forget(ifindex)?;
         let links = self.links.leave(ifindex);
         detach.send(links).context("the thread that detaches ended")

@@ -1,5 +1,5 @@
-//! The links that hang our programs on interfaces, by interface: one that leaves gives up its own, the
-//! end takes all.
+//! The links that attach our programs, by interface. When an interface leaves, its links are given up; at the
+//! end, all are.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,11 +10,11 @@ use std::{
 /// Detaches when it is dropped, which waits for a grace period under RTNL.
 pub(super) struct HeldLink {
     pub fd: OwnedFd,
-    /// While it is there nobody else can attach in its place, as with XDP.
+    /// Whether nobody else can attach at the same place while it exists, as with XDP.
     pub is_exclusive: bool,
 }
 
-/// Clones hold the same links.
+/// Clones share the same links.
 #[derive(Clone, Default)]
 pub(super) struct HeldLinks {
     state: Arc<Mutex<State>>,
@@ -27,7 +27,7 @@ struct State {
 }
 
 impl HeldLinks {
-    /// Gives the link back where its interface has left meanwhile.
+    /// Keeps the link, or returns it if its interface has left meanwhile.
     pub(super) fn hold(&self, ifindex: u32, link: HeldLink) -> Option<HeldLink> {
         let mut state = self.state();
         if state.left.contains(&ifindex) {
@@ -37,7 +37,8 @@ impl HeldLinks {
         None
     }
 
-    /// For good: an index that comes back is another interface.
+    /// Takes an interface's links. It has left for good: an index that comes back belongs to another
+    /// interface.
     pub(super) fn leave(&self, ifindex: u32) -> Vec<HeldLink> {
         let mut state = self.state();
         state.left.insert(ifindex);
@@ -57,7 +58,7 @@ impl HeldLinks {
         links.into_values().flatten().collect()
     }
 
-    /// Held for some moves in memory, never while a link is dropped.
+    /// Locked only for a few moves in memory, never while a link is dropped.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

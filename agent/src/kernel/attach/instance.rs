@@ -1,9 +1,9 @@
-//! The agents of this network namespace tell a living one from a killed one: each has a socket, whose
-//! number its filters carry.
+//! Tells living agents of this network namespace from killed ones. Each agent has a socket, and its filters
+//! carry the socket's number.
 //!
-//! The number is the socket's inode, which the kernel gives and nobody else can have while it lives.
-//! The kernel lists the Unix sockets of a network namespace to whoever is in it, so agents in two
-//! containers with the host's network see each other's, though not each other's files.
+//! The number is the socket's inode. The kernel assigns it, and nobody else can have it while the socket
+//! lives. The kernel lists the Unix sockets of a network namespace to everyone in it. So agents in two
+//! containers with the host's network see each other's sockets, though not each other's files.
 
 use std::{
     collections::BTreeSet,
@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// A number, held until the value is dropped or the process ends, whatever ends it.
+/// A number that is held until the value is dropped or the process ends, in whatever way.
 pub(super) struct Instance {
     pub number: u64,
     _socket: File,
@@ -34,14 +34,14 @@ impl Instance {
     }
 }
 
-/// The numbers of all agents that live in this network namespace, and of other sockets.
+/// The numbers of all agents that live in this network namespace, and those of all other sockets.
 pub(super) fn living() -> Result<BTreeSet<u64>> {
     let path = "/proc/thread-self/net/unix";
     let sockets = fs::read_to_string(path).with_context(|| format!("read {path}"))?;
     Ok(inodes(&sockets))
 }
 
-/// The seventh column, behind a line of titles.
+/// Reads the seventh column, after a line of titles.
 fn inodes(sockets: &str) -> BTreeSet<u64> {
     let lines = sockets.lines().skip(1);
     lines

@@ -1,5 +1,5 @@
-//! The programs that attachments call for: loaded before the first of them, so that nothing waits for the
-//! verifier between one interface and the next.
+//! Loads the programs that hooks need before the first hook is attached, so that no interface waits for the
+//! verifier.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -24,7 +24,7 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Those that hooks of these interfaces may need: XDP may have to be TC instead.
+    /// Loads the programs that hooks of these interfaces may need. An XDP hook may need TC instead.
     pub(super) fn load(ebpf: &mut Ebpf, links: &[Link], settings: AttachSettings) -> Result<Self> {
         let mut programs = Self::default();
         for link in links {
@@ -58,7 +58,7 @@ impl Programs {
     }
 }
 
-/// Has the kernel verify every program that this kernel's version calls for, and attaches none.
+/// Makes the kernel verify every program that is meant for its version, without attaching any.
 pub fn load_all(ebpf: &mut Ebpf) -> Result<()> {
     for name in ["tc_ingress", "tc_ingress_ip", "tc_egress", "tc_egress_ip"] {
         program(ebpf, name)?;
@@ -87,7 +87,7 @@ pub(super) fn xdp_name(link_type: LinkType) -> &'static str {
     }
 }
 
-/// The program's descriptor; it is loaded where it is wanted for the first time.
+/// The program's descriptor. Loads the program at the first call.
 fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a ProgramFd> {
     let program = ebpf
         .program_mut(name)
@@ -107,7 +107,7 @@ fn load(program: &mut Program) -> Result<(), ProgramError> {
     program.load()
 }
 
-/// XDP frames of several buffers exist from kernel 5.18; before it, the flag is refused.
+/// XDP frames of several buffers exist from kernel 5.18; earlier kernels refuse the flag.
 fn has_xdp_frags() -> bool {
     KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(5, 18, 0))
 }

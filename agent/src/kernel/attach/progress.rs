@@ -1,5 +1,4 @@
-//! Hooks on their way from the thread that attaches to the scans: whatever may count is known before it
-//! does.
+//! Passes hooks from the thread that attaches to the scans, so that a hook is known before it can count.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,11 +10,11 @@ use crate::kernel::links::Counters;
 pub struct AttachedHook {
     pub hook: Hook,
     pub before_attach: Counters,
-    /// `None` until it is attached; it may count already.
+    /// `None` until it is attached. It may count before that.
     pub after_attach: Option<Counters>,
 }
 
-/// At most two entries a hook; clones are the same.
+/// Has at most two entries per hook. Clones share them.
 #[derive(Clone, Default)]
 pub(super) struct Progress {
     hooks: Arc<Mutex<Vec<AttachedHook>>>,

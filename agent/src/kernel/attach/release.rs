@@ -1,9 +1,9 @@
-//! Links are let go of at the end: each takes a grace period under RTNL to detach (`tcx_link_release`),
-//! which for many of them the process does not wait for.
+//! Closes the links at the end. Detaching one takes a grace period under RTNL (`tcx_link_release`). If there
+//! are many, the process does not wait for it, but leaves the work to the kernel.
 //!
-//! A descriptor that lies in the queue of a Unix socket belongs to the kernel. Where the socket itself
-//! lies there too and nobody else has it, the kernel's garbage collector finds both, in a worker of its
-//! own (`unix_gc`, 6.9; before, who closes the socket waits).
+//! A descriptor in the queue of a Unix socket belongs to the kernel. If the socket itself is in that queue,
+//! too, and nobody else has it, the kernel's garbage collector finds both, in a worker of its own (`unix_gc`,
+//! 6.9; in earlier kernels, whoever closes the socket waits).
 
 use std::{
     io,
@@ -16,14 +16,14 @@ use std::{
 
 use super::held::HeldLink;
 
-/// So many are closed here, and are gone when the process is.
+/// Up to this many links are closed by this process, and are gone when it is.
 pub(super) const FEW: usize = 16;
 
-/// `SCM_MAX_FD` is 253.
+/// Descriptors in a message: `SCM_MAX_FD` is 253.
 const FDS_A_MESSAGE: usize = 250;
 
 pub(super) fn release(links: Vec<HeldLink>) {
-    // Whoever starts next has to find the place free.
+    // Whoever starts next must find these places free.
     let (exclusive, shared): (Vec<_>, Vec<_>) =
         links.into_iter().partition(|link| link.is_exclusive);
     drop(exclusive);
@@ -46,11 +46,12 @@ pub(super) fn release(links: Vec<HeldLink>) {
         }
     }
     drop(shared);
-    // Behind the last descriptor of ours, else it would be ours that detaches.
+    // This must come after our last descriptor is closed. Otherwise closing ours would detach.
     drop(in_flight);
 }
 
-/// Once the descriptors are closed, and then the sockets, what they stand for is the kernel's.
+/// Sends the descriptors to a socket in its own queue. When the caller has closed the descriptors, and then
+/// the sockets, the kernel alone has them.
 fn hand_over(fds: &[RawFd]) -> io::Result<[UnixDatagram; 2]> {
     let (sender, receiver) = UnixDatagram::pair()?;
     sender.set_nonblocking(true)?;
@@ -65,7 +66,7 @@ fn send(socket: &UnixDatagram, fds: &[RawFd]) -> io::Result<()> {
     let fds_len = size_of_val(fds);
     // SAFETY: pure arithmetic on a length.
     let control_len = unsafe { libc::CMSG_SPACE(fds_len as u32) } as usize;
-    // Aligned as `struct cmsghdr` is.
+    // Aligned like `struct cmsghdr`.
     let mut control = vec![0_u64; control_len.div_ceil(size_of::<u64>())];
     let mut byte = 0_u8;
     let mut data = libc::iovec {
@@ -104,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    /// The other end of a pipe that the kernel has closed reads its end.
+    /// A reader sees the end of a pipe when the kernel has closed its other end.
     #[test]
     fn what_was_handed_over_is_closed_by_the_kernel() {
         let pipes: Vec<_> = (0..600).map(|_| io::pipe().unwrap()).collect();

@@ -1,4 +1,4 @@
-//! The netlink messages that add, list and remove BPF filters on a clsact qdisc, each by its own priority and
+//! The netlink messages that add, list and remove BPF filters on a clsact qdisc, each at its own priority and
 //! handle.
 
 use std::{
@@ -27,7 +27,7 @@ const TCA_BPF_FLAGS: u16 = 8;
 const TCA_BPF_FLAG_ACT_DIRECT: u32 = 1;
 const ETH_P_ALL: u16 = 3;
 
-/// Where a filter is; two filters cannot be in one place.
+/// Where a filter is. No two filters can be at the same place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub ifindex: u32,
@@ -36,7 +36,7 @@ pub(super) struct Place {
     pub handle: u32,
 }
 
-/// A socket to change the filters of the namespace in which it was opened.
+/// A socket to change the filters of the network namespace in which it was opened.
 pub(super) struct TcSocket {
     netlink: NetlinkSocket,
 }
@@ -47,7 +47,7 @@ impl TcSocket {
         Ok(Self { netlink })
     }
 
-    /// The kind, `clsact` or `ingress`, of the qdisc with filters on arriving packets, by ifindex.
+    /// The qdisc with filters on arriving packets, by ifindex: its kind, `clsact` or `ingress`.
     pub(super) fn filter_qdiscs(&mut self) -> Result<BTreeMap<u32, String>> {
         let request = Message {
             kind: libc::RTM_GETQDISC,
@@ -64,7 +64,7 @@ impl TcSocket {
         Ok(qdiscs)
     }
 
-    /// Fails with EEXIST where the interface has one, or an `ingress` qdisc in its place.
+    /// Adds a clsact qdisc. Fails with EEXIST if the interface has one, or an `ingress` qdisc in its place.
     pub(super) fn add_clsact(&mut self, ifindex: u32) -> Result<()> {
         let mut body = tcmsg(ifindex, TC_H_CLSACT_HANDLE, TC_H_CLSACT, 0);
         push_attribute(&mut body, TCA_KIND, b"clsact\0");
@@ -75,7 +75,7 @@ impl TcSocket {
         self.netlink.change(request, NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Adds a filter whose program decides by itself; fails with EEXIST where the place is taken.
+    /// Adds a filter whose program decides by itself. Fails with EEXIST if the place is taken.
     pub(super) fn add(&mut self, place: Place, program: BorrowedFd<'_>, name: &str) -> Result<()> {
         let mut options = Vec::new();
         push_attribute(&mut options, TCA_BPF_FD, &program.as_raw_fd().to_ne_bytes());
@@ -93,7 +93,7 @@ impl TcSocket {
         self.netlink.change(request, NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Removes one filter; fails with ENOENT, ENODEV or EINVAL where it is gone.
+    /// Removes one filter. Fails with ENOENT, ENODEV or EINVAL if it is gone.
     pub(super) fn remove(&mut self, place: Place) -> Result<()> {
         let request = Message {
             kind: libc::RTM_DELTFILTER,
@@ -102,7 +102,7 @@ impl TcSocket {
         self.netlink.change(request, 0)
     }
 
-    /// The BPF filters on one side of an interface with the names that they were added under.
+    /// The BPF filters on one side of an interface, with the names that they were added under.
     pub(super) fn list(
         &mut self,
         ifindex: u32,
@@ -156,7 +156,7 @@ fn tcmsg(ifindex: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {
     body
 }
 
-/// The value of an attribute behind the `tcmsg`, empty where there is none.
+/// The value of an attribute after the `tcmsg`; empty if it is absent.
 fn attribute(body: &[u8], wanted: u16) -> &[u8] {
     let bytes = body.get(TCMSG_LEN_BYTES..).unwrap_or_default();
     let found = attributes(bytes).find(|(kind, _)| *kind == wanted);

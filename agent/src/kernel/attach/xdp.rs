@@ -1,5 +1,4 @@
-//! XDP where it counts right: a link comes in, a program on its XDP hook goes out, or the reason why TC
-//! counts there instead.
+//! Attaches to a link's XDP hook if XDP counts right there. Otherwise attaches to TC, and says why.
 
 use std::{fmt::Display, io};
 
@@ -12,21 +11,21 @@ use crate::kernel::links::{
     tags::{Features, TagPlace},
 };
 
-/// Why arriving packets are counted at TC where XDP was asked for.
+/// Why arriving packets are counted at TC although XDP was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InsteadOfXdp {
     /// The driver does not take the program.
     NoNativeMode,
     /// XDP may miss the frames' VLAN tags.
     HiddenTags,
-    /// The kernel would put the program on lower devices (`bond_xdp_set`, `netvsc_vf_setxdp`), and
-    /// packets would come with indexes that are not the link's.
+    /// The kernel would put the program on lower devices (`bond_xdp_set`, `netvsc_vf_setxdp`), and packets
+    /// would come with other indexes than the link's.
     LowerDevices,
-    /// The driver runs the program on super-frames, each of which is one frame to it (`tun_get_user`).
+    /// The driver runs the program on super-frames, and each of them is one frame to it (`tun_get_user`).
     SuperFrames,
 }
 
-/// Why native XDP would count wrong on a link, also in words.
+/// Why native XDP would count wrong on a link, with the reason in words.
 pub fn instead_of_native_xdp(
     features: &mut Features,
     link: &Link,
@@ -34,7 +33,7 @@ pub fn instead_of_native_xdp(
     miscounted(link).or_else(|| hidden_tags(features, link))
 }
 
-/// Why packets or bytes would be wrong.
+/// Why XDP would count packets or bytes wrong.
 fn miscounted(link: &Link) -> Option<(InsteadOfXdp, String)> {
     lower_devices(link).or_else(|| super_frames(link))
 }
@@ -47,7 +46,7 @@ fn lower_devices(link: &Link) -> Option<(InsteadOfXdp, String)> {
     })
 }
 
-/// What is written to a tap with a GSO type goes around the driver's own XDP, to that of the kernel.
+/// A packet that is written to a tap with a GSO type bypasses the driver's own XDP and goes to the kernel's.
 fn super_frames(link: &Link) -> Option<(InsteadOfXdp, String)> {
     (link.kind == "tun").then(|| {
         let why = "a super-frame (GSO) that a virtual machine sends is one frame to XDP here";
@@ -63,10 +62,10 @@ fn hidden_tags(features: &mut Features, link: &Link) -> Option<(InsteadOfXdp, St
 }
 
 impl Attacher {
-    /// XDP, or TC where XDP would not count right; which it is stands in the log and in the hook.
+    /// Attaches to XDP, or to TC if XDP would not count right. The log and the hook say which it is.
     pub(super) fn xdp_or_tc(&mut self, link: &Link, hook: &mut Hook) -> Result<()> {
         let settings = self.settings;
-        // Generic XDP miscounts everywhere, and says so.
+        // Generic XDP miscounts on every link, and the account says so.
         let miscounted = miscounted(link).filter(|_| settings.xdp_mode != XdpMode::Generic);
         let hidden = hidden_tags(&mut self.features, link);
         let tags_unknown = hidden.is_some();
@@ -117,7 +116,7 @@ impl Attacher {
     }
 }
 
-/// EBUSY where a program is there in the mode asked for, EEXIST where one is in the other
+/// EBUSY if a program is there in the mode asked for, EEXIST if one is there in the other mode
 /// (`dev_xdp_attach`, 6.1).
 fn is_taken(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
@@ -136,9 +135,9 @@ fn explain(error: io::Error, link: &Link, wanted: XdpMode) -> anyhow::Error {
         .context(format!("attach XDP to {}", link.name))
 }
 
-/// GRO comes before it, and an XDP program cannot read `gso_size`. Where the skb has too little headroom
-/// it is copied, and the copy's `mac_len` is zero, so that TC pushes no Ethernet header back before it
-/// runs its programs (`tc_run`; seen on 6.18).
+/// GRO comes before generic XDP, and an XDP program cannot read `gso_size`. An skb with too little headroom
+/// is copied. The copy's `mac_len` is zero, so TC pushes no Ethernet header back before it runs its programs
+/// (`tc_run`; seen on 6.18).
 fn warn_of_our_generic_xdp(link: &Link) {
     tracing::warn!(
         interface = link.name,
@@ -148,7 +147,7 @@ fn warn_of_our_generic_xdp(link: &Link) {
     );
 }
 
-/// Says that an XDP hook's flows may lack their VLAN tags from here on.
+/// Logs that an XDP hook's flows may lack their VLAN tags from then on.
 pub fn warn_of_hidden_tags(interface: &str, why: impl Display) {
     tracing::warn!(
         interface,
