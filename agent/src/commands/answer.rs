@@ -1,4 +1,4 @@
-//! The answer of a command that gives one and ends.
+//! Prints the answer of a command that answers once and ends.
 
 use std::io::{self, Write as _};
 
@@ -6,14 +6,14 @@ use anyhow::{Context as _, Result};
 
 use crate::output::is_broken_pipe;
 
-/// The forms of an answer that is given once.
+/// The forms of such an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     Text,
     Json,
 }
 
-/// Whoever stops reading, as `head` does, has what they wanted.
+/// Writes to stdout. It is no error if the reader stops early, as `head` does: it has what it wanted.
 pub fn print(text: &str) -> Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if is_broken_pipe(&error) => Ok(()),

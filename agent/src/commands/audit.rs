@@ -1,5 +1,5 @@
-//! `flow-agent audit`: the account of a running agent beside each interface's own counters, with the
-//! differences explained.
+//! `flow-agent audit`: compares the account of a running agent with each interface's own counters, and
+//! explains the differences.
 
 use std::process::ExitCode;
 
@@ -18,7 +18,7 @@ use compare::{Comparison, Figures, Verdict, compare};
 
 /// Compare what the agent counted with the interfaces' own counters.
 ///
-/// Exit status 1 where a difference has no explanation.
+/// Exit status 1 if a difference has no explanation.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]

@@ -1,4 +1,5 @@
-//! `flow-agent check`: what works with this kernel and this user, what is missing and what to do about it.
+//! `flow-agent check`: tells what works with this kernel and this user, what is missing, and what to do about
+//! it.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -26,9 +27,8 @@ mod xdp;
 
 /// Say what works here and what is missing, for this kernel and this user.
 ///
-/// Exit status 0 where the agent can run with its defaults, 1 where it cannot. The filter
-/// rules that the environment sets are read too. With --filter, --filter-file or --flow it explains
-/// these rules instead.
+/// Exit status 0 if the agent can run with its defaults, 1 if it cannot. The filter rules that the
+/// environment sets are read, too. With --filter, --filter-file or --flow it explains these rules instead.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Text for people, or JSON Lines.
@@ -57,7 +57,7 @@ pub struct Args {
     #[arg(long, value_name = "RULES", help_heading = "Filter rules")]
     pub filter: Vec<Rules>,
 
-    /// Explain the rules of this file, behind those of --filter.
+    /// Explain the rules of this file, after those of --filter.
     #[arg(long, value_name = "PATH", help_heading = "Filter rules")]
     pub filter_file: Option<PathBuf>,
 
@@ -167,7 +167,7 @@ fn checks(include: &[Pattern], exclude: &[Pattern]) -> Result<Vec<Check>> {
     Ok(checks)
 }
 
-/// One line for the selection as a whole where it fails, else two for each interface.
+/// Two checks for each interface, or a single one if the selection as a whole fails.
 fn interfaces(include: &[Pattern], exclude: &[Pattern]) -> Vec<Check> {
     match select(include, exclude) {
         Ok(selected) => {
@@ -224,7 +224,7 @@ fn text(checks: &[Check]) -> String {
             format!("the agent cannot run here with its defaults: {count} things are missing")
         }
     });
-    // A line of ours may be several: an interface's name has no line breaks.
+    // A check may take several lines. An interface's name cannot add more, since it has no line breaks.
     harmless::lines(lines.iter().flat_map(|line| line.lines()))
 }
 

@@ -1,4 +1,4 @@
-//! Which agent a command asks.
+//! The option that says which agent a command asks.
 
 use crate::client::{self, Target};
 

@@ -1,4 +1,4 @@
-//! `flow-agent filter`: shows or replaces the rules in force, one a line as a file of rules has them.
+//! `flow-agent filter`: shows or replaces the rules in force, one per line, as in a file of rules.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -18,7 +18,7 @@ pub struct Args {
     #[command(subcommand)]
     command: Command,
 
-    /// Where the agent listens: unix:PATH; over TCP the rules can neither be read nor changed.
+    /// Where the agent listens: unix:PATH. Over TCP the rules can be neither read nor changed.
     #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_CONNECT",
           default_value = client::DEFAULT_TARGET, global = true)]
     connect: Target,
@@ -26,17 +26,17 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// The rules in force, as a file of rules has them.
+    /// Show the rules in force, in the form of a file of rules.
     Show,
-    /// Replace all rules by these, until the agent reads its own again (SIGHUP) or ends. No packet
-    /// goes by in between; where one rule cannot be read, all stay as they were. A set has at most
-    /// 1,024 rules and 1,000,000 networks, each of which takes up to 1 KB of kernel memory.
+    /// Replace all rules by these, until the agent reads its own again (SIGHUP) or ends. No packet passes
+    /// unfiltered in between. If a rule cannot be read, all rules stay as they were. A set has at most 1,024
+    /// rules and 1,000,000 networks, each of which takes up to 1 KB of kernel memory.
     Set {
         /// Separated by semicolons, as `flow-agent run --filter` takes them.
         #[arg(value_name = "RULES")]
         rules: Vec<Rules>,
 
-        /// Rules behind those, one a line.
+        /// Rules to add after those, one per line.
         #[arg(long, value_name = "PATH")]
         file: Option<PathBuf>,
     },
@@ -60,7 +60,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         Command::Clear => patiently(connect, client::set_filters(connect, Vec::new())).await?,
     };
     for warning in &filters.warnings {
-        // The rules are in force, whether or not somebody reads that.
+        // The rules are in force, even if nobody reads this.
         notice(&format!("warning: {warning}"));
     }
     answer::print(&text(&filters))?;

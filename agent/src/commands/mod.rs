@@ -16,10 +16,10 @@ pub mod run;
 pub mod status;
 pub mod watch;
 
-/// The longest time that a setting may be: the clocks can add it to any moment.
+/// The longest time that a setting may have: the clocks can add it to any point in time.
 const LONGEST: Duration = Duration::from_hours(100 * 365 * 24);
 
-/// A setting such as `10s` or `2m`.
+/// Parses a setting such as `10s` or `2m`.
 fn time(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text)
         .map_err(|error| format!("{error}; expected a time such as 500ms, 10s or 1h 30m"))?;
@@ -29,10 +29,10 @@ fn time(text: &str) -> Result<Duration, String> {
     Ok(time)
 }
 
-/// So long people wait without a word.
+/// How long people wait without a message.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// Says what is waited for where an agent takes its time to answer.
+/// Waits for an answer, and says so if it takes long.
 async fn patiently<T>(target: &Target, answer: impl Future<Output = T>) -> T {
     tokio::pin!(answer);
     tokio::select! {
@@ -44,7 +44,7 @@ async fn patiently<T>(target: &Target, answer: impl Future<Output = T>) -> T {
     answer.await
 }
 
-/// Stdout is for answers. Where stderr is closed, nobody is there to be told.
+/// Writes a message to stderr, since stdout is for answers. If stderr is closed, there is nobody to tell.
 fn notice(text: &str) {
     let _ = writeln!(io::stderr(), "flow-agent: {}", harmless(text));
 }

@@ -1,4 +1,5 @@
-//! `flow-agent run`: an agent made from options and variables, until a signal or `--duration` ends it.
+//! `flow-agent run`: runs an agent with the given options and variables until a signal or `--duration` ends
+//! it.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -15,13 +16,13 @@ use reload::Reload;
 
 pub async fn run(args: Args) -> Result<ExitCode> {
     let duration = args.duration;
-    // From here on SIGHUP does not end the process, also while the programs are loaded.
+    // From here on SIGHUP does not end the process, even while the programs are being loaded.
     let reload = Reload::listen(&args)?;
     let agent = Agent::start(args.config()?).await?;
     reload.start(agent.rules());
-    // A signal from here on ends in a final scan.
+    // From here on a signal leads to a final scan.
     let stop = shutdown(duration)?;
-    // The agent holds accounts: too much for the caller's stack.
+    // The agent holds accounts, which are too large for the caller's stack.
     Box::pin(agent.run(stop)).await?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! `flow-agent status`: what a running agent says of itself.
+//! `flow-agent status`: shows what a running agent reports about itself.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     proto::{self, AgentStatus, ConsumerStatus, HookStatus, ServerStatus},
 };
 
-/// Show what a running agent does and how it fares.
+/// Show what a running agent does and how well.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -194,7 +194,7 @@ fn duration(ns: u64) -> String {
     human::duration(Duration::from_nanos(ns))
 }
 
-/// Milliseconds with one digit, where a scan's figures lie.
+/// Milliseconds with one decimal, precise enough for a scan's figures.
 fn fine(ns: u64) -> String {
     format!("{:.1}ms", ns as f64 / 1e6)
 }

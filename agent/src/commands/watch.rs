@@ -1,5 +1,4 @@
-//! `flow-agent watch`: an agent's address comes in, its flows go out as a table or JSON Lines, across
-//! restarts of the agent.
+//! `flow-agent watch`: shows an agent's flows as a table or JSON Lines, across restarts of the agent.
 
 use std::{
     cell::Cell,
@@ -19,7 +18,7 @@ use crate::{
     proto::FlowBatch,
 };
 
-/// How long a batch that is being written may take after the end was asked for.
+/// How long the write of a batch may still take after the command was told to end.
 const LAST_WRITE: Duration = Duration::from_secs(1);
 
 /// Show the flows that a running agent sees.
@@ -43,7 +42,7 @@ pub struct Args {
           allow_hyphen_values = true)]
     pub duration: Option<Duration>,
 
-    /// The most rows of a table [default: what the terminal holds, 50 elsewhere].
+    /// The most rows of a table [default: as many as fit the terminal, otherwise 50].
     #[arg(
         long,
         value_name = "ROWS",
@@ -71,7 +70,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How far the agent has come with its answer.
+/// How much of its answer the agent has sent.
 #[derive(Clone, Copy)]
 enum Progress {
     Connecting,
@@ -79,7 +78,7 @@ enum Progress {
     Showing,
 }
 
-/// After the duration: an empty stdout is not to be taken for an interface without flows.
+/// Tells, after the duration, why stdout is empty, so that nobody takes it for an interface without flows.
 fn say_what_was_missing(args: &Args, progress: Progress) -> Result<()> {
     let after = args.duration.unwrap_or_default();
     match progress {
@@ -97,8 +96,8 @@ fn say_what_was_missing(args: &Args, progress: Progress) -> Result<()> {
     Ok(())
 }
 
-/// Stdout, written to by another thread: whoever reads it may stop to, and the end is heard all the
-/// same.
+/// Stdout, written by another thread. So the command can end even if whoever reads stdout has stopped
+/// reading.
 struct Screen(Arc<Mutex<Printer<io::BufWriter<io::Stdout>>>>);
 
 impl Screen {
@@ -116,14 +115,14 @@ impl Screen {
         .context("write to stdout")
     }
 
-    /// Waits for the batch that is being written, unless nobody reads it.
+    /// Waits for the batch that is being written, but not if nobody reads it.
     async fn finish(self) {
         let last = spawn_blocking(move || drop(self.0.lock()));
         let _ = timeout(LAST_WRITE, last).await;
     }
 }
 
-/// Ends when nobody reads stdout.
+/// Shows batches until nobody reads stdout.
 async fn watch(args: &Args, screen: &Screen, progress: &Cell<Progress>) -> Result<()> {
     let consumer = format!("watch pid={}", std::process::id());
     let observer = Observer::connect(args.connect.target.clone(), &consumer);

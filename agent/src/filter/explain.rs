@@ -63,7 +63,7 @@ fn notes(earlier: &[Rule], rule: &Rule) -> Vec<String> {
     }
     if rule.direction.is_some() {
         notes.push(
-            "of a plain flow one direction arrives and the other leaves; at a mirror port and on \
+            "a plain flow arrives in one direction and leaves in the other; at a mirror port and on \
              loopback both arrive"
                 .to_owned(),
         );

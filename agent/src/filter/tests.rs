@@ -1,4 +1,4 @@
-//! Compiled rules against the plain meaning of rules.
+//! Compares compiled rules with the plain meaning of rules.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use super::*;
 
 mod told;
 
-/// What the language means, rule by rule and term by term.
+/// Applies rules as the language defines them, rule by rule and term by term.
 fn plainly_matched(rules: &[Rule], probe: &Probe) -> Option<Match> {
     let index = rules.iter().position(|rule| holds(rule, probe))?;
     Some(Match {
@@ -41,7 +41,7 @@ fn holds(rule: &Rule, probe: &Probe) -> bool {
         && (rule.direction.is_none() || rule.direction == probe.direction)
 }
 
-/// Few addresses and many prefix lengths, so that prefixes lie within each other.
+/// Uses few addresses and many prefix lengths, so that prefixes lie within each other.
 fn address_v4() -> impl Strategy<Value = IpAddr> {
     (
         select(&[0x0a00_0000_u32, 0x0a01_0000, 0xc000_0200]),
@@ -75,7 +75,7 @@ fn ports() -> impl Strategy<Value = Ports> {
     (port.clone(), port).prop_map(|(a, b)| a.min(b)..=a.max(b))
 }
 
-/// A term that mostly is not there.
+/// A term that is absent most of the time.
 fn maybe<T: fmt::Debug + 'static>(
     value: impl Strategy<Value = T> + 'static,
 ) -> impl Strategy<Value = Vec<T>> {
@@ -248,9 +248,9 @@ fn a_set_has_no_more_rows_than_its_tables_and_different_bitmaps() {
     let rows = |text: &str| Compiled::new(&rules(text), &[]).unwrap().rows.len();
     let table = |entries: u32| entries.div_ceil(ROW_ENTRIES) as usize;
     let fixed = FIRST_FREE_ROW as usize;
-    // Those that the rule is in and those that it is not.
+    // The bitmap that the rule is in, and the one that it is not in.
     assert_eq!(rows("exclude proto tcp"), fixed + table(256) + 2);
-    // Every port satisfies both rules, and no packet without ports does one.
+    // Every port satisfies both rules, and packets without ports satisfy neither.
     let all_ports = "exclude port 0-65535; exclude src port 0-65535";
     assert_eq!(rows(all_ports), fixed + 2 * table(1 << 16) + 2);
 }

@@ -1,8 +1,8 @@
-//! Our account beside an interface's counters: both come in, a verdict with its reasons goes out.
+//! Compares our account with an interface's counters, and gives a verdict with its reasons.
 //!
-//! The interface is read before and after the moments between which we count, so its growth has a
-//! least and a most; ours is right anywhere between. Where it is not, each known way in which
-//! interfaces count otherwise is tried, the fewest at once first.
+//! The interface is read before and after each of the two moments between which we count, so its growth has a
+//! least and a most. Our count is right if it lies anywhere between. If it does not, each known way in which
+//! interfaces count differently is tried, beginning with the fewest at once.
 
 use agent_common::{Pair, Reason};
 use serde::Serialize;
@@ -10,9 +10,9 @@ use serde::Serialize;
 use crate::proto::{self, Account, Hook, HookStatus, InterfaceCounters};
 
 const FCS_LEN_BYTES: i128 = 4;
-/// `veth_xdp_rcv_skb` counts an skb behind `eth_type_trans`; seen on 6.18.
+/// `veth_xdp_rcv_skb` counts an skb after `eth_type_trans`; seen on 6.18.
 const ETHERNET_HEADER_LEN_BYTES: i128 = 14;
-/// A dropped packet has at least an Ethernet header, and at most what a super-frame can hold.
+/// A dropped packet has at least an Ethernet header, and at most the bytes of the largest super-frame.
 const PACKET_LEN_BYTES: (i128, i128) = (14, 65_535 + 22);
 /// The headers that a super-frame's segment may repeat: more than the deepest tunnel has.
 const REPEATED_HEADERS_LEN_BYTES: i128 = 256;
@@ -20,16 +20,16 @@ const REPEATED_HEADERS_LEN_BYTES: i128 = 256;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// As the interface counts, to the packet and the byte.
+    /// Equal to the interface's count, to the packet and the byte.
     Exact,
-    /// As the interface counts, once the explanations are taken into account.
+    /// Equal to the interface's count after the explanations are applied.
     Explained,
     Unexplained,
     /// The interface is gone, or its counters are not known at all four moments.
     Unknown,
 }
 
-/// A direction of an interface.
+/// The result for one direction of an interface.
 #[derive(Debug, Serialize)]
 pub struct Comparison {
     pub interface: String,
@@ -41,10 +41,10 @@ pub struct Comparison {
     pub ours: Figures,
     pub interface_least: Option<Figures>,
     pub interface_most: Option<Figures>,
-    /// Ours less the interface's, zero where ours lies between least and most.
+    /// Ours minus the interface's; zero if ours lies between least and most.
     pub difference: Option<Figures>,
     pub explanations: Vec<String>,
-    /// What of the difference no explanation covers.
+    /// The part of the difference that no explanation covers.
     pub unexplained: Option<Figures>,
     pub verdict: Verdict,
 }
@@ -136,7 +136,7 @@ impl Range {
         self.most
     }
 
-    /// How far this lies above `other`, negative where below, zero where they meet.
+    /// How far this lies above `other`; negative if it lies below, zero if they meet.
     fn beyond(self, other: Self) -> i128 {
         (self.least - other.most).max(0) + (self.most - other.least).min(0)
     }
@@ -183,13 +183,13 @@ impl Figures {
         }
     }
 
-    /// Packets weigh first.
+    /// Compares packets first, then bytes.
     fn weight(self) -> (u64, u64) {
         (self.packets.unsigned_abs(), self.bytes.unsigned_abs())
     }
 }
 
-/// What the interface's counters grew by between our attachment and the flip of the last scan.
+/// The growth of the interface's counters between our attachment and the flip of the last scan.
 struct Growth {
     before_attach: InterfaceCounters,
     after_attach: InterfaceCounters,
@@ -235,13 +235,13 @@ impl Growth {
     }
 }
 
-/// A way in which the interface counts otherwise: what it adds to our figures.
+/// A way in which the interface counts differently, with what it adds to our figures.
 struct Cause {
     adds: Counted,
     text: String,
 }
 
-/// Packets of an interface that carried our program into another network namespace.
+/// Packets of an interface that took our program into another network namespace.
 fn departed(account: &Account) -> Option<Cause> {
     let departed = account.unparsed(Reason::UnknownInterface);
     let lacks = |ours: u64| Range::exactly(-i128::from(ours));
@@ -306,7 +306,8 @@ fn causes(account: &Account, status: &HookStatus, growth: &Growth, is_egress: bo
         cause(none, Range { least: 0, most }, text);
     }
     if let Some((packets, text)) = drops(status, growth, is_egress) {
-        // Drops behind us are missing from the interface's count, drops before us from ours.
+        // Packets dropped after the hook are missing from the interface's count, those dropped before it from
+        // ours.
         let (low, high) = PACKET_LEN_BYTES;
         if is_egress {
             let bytes = Range {
@@ -340,7 +341,7 @@ fn causes(account: &Account, status: &HookStatus, growth: &Growth, is_egress: bo
     if frames > 0 && !is_egress {
         let text = "the interface counts frames without their Ethernet header, as a veth end does \
                     that polls (GRO on, or XDP by native)";
-        // Once a super-frame, or once each of its frames where they came before they were merged.
+        // Once per super-frame, or once for each of its frames if they arrived before they were merged.
         let fewest = frames - i128::from(segments.packets) + i128::from(supers.packets);
         let bytes = Range {
             least: -frames * ETHERNET_HEADER_LEN_BYTES,
@@ -355,7 +356,7 @@ fn causes(account: &Account, status: &HookStatus, growth: &Growth, is_egress: bo
     causes
 }
 
-/// The most packets that drops on the other side of the hook can have been.
+/// The most packets that can have been dropped on the other side of the hook.
 fn drops(status: &HookStatus, growth: &Growth, is_egress: bool) -> Option<(i128, String)> {
     let (packets, text) = if is_egress {
         let qdisc = status.qdisc_drops.unwrap_or_default();
@@ -380,7 +381,7 @@ struct Explanation<'a> {
     rest: Figures,
 }
 
-/// The fewest causes that leave the least.
+/// Finds the fewest causes that leave the least difference.
 fn explain<'a>(seen: Pair, theirs: &Counted, causes: &'a [Cause]) -> Explanation<'a> {
     let subsets = 0..1u32 << causes.len();
     let explanations = subsets.map(|subset| {

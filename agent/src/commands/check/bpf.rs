@@ -1,9 +1,9 @@
-//! Two calls of `bpf(2)` go to the kernel; what it lets this process do comes back.
+//! Checks, by two calls of `bpf(2)`, what the kernel lets this process do.
 
 use super::Check;
 use crate::kernel::{bpf, capabilities::Capabilities, links::LOOPBACK_IFINDEX};
 
-/// Creates an array of one entry, and lets it go.
+/// Creates an array of one entry, and frees it.
 pub(super) fn syscall(capabilities: Capabilities) -> Check {
     let name = "bpf";
     let Err(error) = bpf::create_small_array() else {

@@ -1,5 +1,5 @@
-//! What filter rules mean and what they do to packets that somebody asks about, and whether a start can read
-//! the rules that the environment sets.
+//! Explains filter rules and what they do to given packets, and checks whether the agent can read the rules
+//! that the environment sets.
 
 use std::{ffi::OsStr, fmt::Write as _, path::Path};
 
@@ -29,7 +29,7 @@ pub(super) fn explain(rules: &[Rule], probes: &[Probe], as_json: bool) -> Result
         probes.is_empty() || !rules.is_empty(),
         "there are no rules to hold --flow against: give them with --filter or --filter-file"
     );
-    // What fits in no set is told here as at a start.
+    // Rules that fit in no set are refused here, as they are when the agent starts.
     Compiled::new(rules, &[])?;
     let explained = filter::explain(rules);
     let mut verdicts = Vec::new();
@@ -88,7 +88,7 @@ fn write_packets(text: &mut String, verdicts: &[Verdict]) -> Result<()> {
     Ok(())
 }
 
-/// Whether a start can read the rules that the environment sets; none where it sets none.
+/// Checks whether the agent could start with the rules that the environment sets. `None` if it sets none.
 pub(super) fn of_environment() -> Option<Check> {
     let [rules, file] = [RULES_VARIABLE, FILE_VARIABLE].map(std::env::var_os);
     set(rules.as_deref(), file.as_deref().map(Path::new))
@@ -150,7 +150,7 @@ mod tests {
         let Rules(rules) = "exclude port 53 ingress".parse().unwrap();
         let probe: Probe = "10.2.0.1:1 > 10.3.0.1:53 udp ingress".parse().unwrap();
         let text = explain(&rules, std::slice::from_ref(&probe), false).unwrap();
-        let note = "of a plain flow one direction arrives and the other leaves; at a mirror port and \
+        let note = "a plain flow arrives in one direction and leaves in the other; at a mirror port and \
                     on loopback both arrive";
         assert!(text.contains(note), "{text}");
         let packets = "\

@@ -50,7 +50,7 @@ fn perfmon(capabilities: Capabilities) -> Check {
     )
 }
 
-/// The service does without on purpose.
+/// The service runs without it on purpose.
 fn sys_admin(capabilities: Capabilities) -> Check {
     let detail = if capabilities.has(CAP_SYS_ADMIN) {
         "held, and not needed"

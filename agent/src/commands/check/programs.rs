@@ -1,5 +1,5 @@
-//! The agent's own programs go to this kernel's verifier; its verdict comes out as a check. Nothing
-//! is attached, and what was loaded is gone at the end.
+//! Checks whether this kernel's verifier accepts the agent's own programs. Nothing is attached, and what was
+//! loaded is freed at the end.
 
 use anyhow::Result;
 

@@ -1,4 +1,4 @@
-//! What the kernel tells everybody in /proc and /sys comes in; its release, JIT and BTF as checks go out.
+//! Checks of what the kernel tells everybody in /proc and /sys: its release, JIT and BTF.
 
 use std::fs;
 
@@ -9,12 +9,12 @@ use crate::kernel::{layout, real_time};
 
 /// The oldest kernel that the agent promises to run on, and is tested on.
 const FLOOR: (u32, u32) = (6, 1);
-/// The oldest that has all that the programs need; nobody has tried.
+/// The oldest kernel that has all that the programs need. Nobody has tried it.
 const UNTESTED_FROM: (u32, u32) = (5, 15);
 
 const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
 
-/// A kernel release as in `6.1.0-13-amd64`.
+/// A kernel release such as `6.1.0-13-amd64`.
 pub(super) struct Release {
     text: String,
     version: (u32, u32),
@@ -57,7 +57,7 @@ pub(super) fn kernel(release: &Release) -> Check {
 
 pub(super) fn jit() -> Check {
     let name = "jit";
-    // The file is there only in the first network namespace.
+    // The file exists only in the initial network namespace.
     match fs::read_to_string(JIT) {
         Err(error) => Check::ok(
             name,

@@ -1,5 +1,4 @@
-//! A link comes in, whether its driver has native XDP goes out: generic netlink's family `netdev`
-//! (kernel 6.3).
+//! Checks whether a link's driver has native XDP, by generic netlink's family `netdev` (kernel 6.3).
 
 use anyhow::{Context as _, Result};
 
@@ -22,7 +21,7 @@ const NETDEV_XDP_ACT_BASIC: u64 = 1;
 
 /// Asks for the features of links.
 pub(super) struct Features {
-    /// Fails where the kernel does not know the family.
+    /// An error if the kernel does not know the family.
     netdev: Result<GenericSocket>,
     tags: tags::Features,
 }
@@ -46,8 +45,8 @@ impl Features {
     }
 }
 
-/// How `--ingress-hook xdp` would attach to `link`. The driver is asked and nothing is tried: attaching
-/// in native mode may reset a NIC, and changes a veth peer's offloads.
+/// How `--ingress-hook xdp` would attach to `link`. Only asks the driver: attaching in native mode may reset
+/// a NIC, and changes a veth peer's offloads.
 pub(super) fn mode(features: &mut Features, link: &Link) -> Check {
     let name = format!("xdp {}", link.name);
     if link.xdp != AttachedXdp::None {

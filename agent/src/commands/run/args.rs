@@ -1,4 +1,4 @@
-//! The options of `flow-agent run`, and the [`Config`] that they add up to.
+//! The options of `flow-agent run`, and the [`Config`] that they make.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -179,12 +179,12 @@ pub struct Args {
         default_value = "off", help_heading = LOGS)]
     pub bpf_log_level: BpfLogLevel,
 
-    /// Not to be had by an option: tests put in the programs with pauses.
+    /// Not an option: tests load other programs here, which pause.
     #[arg(skip)]
     pub object: Object,
 }
 
-/// What is loaded into the kernel.
+/// The object that is loaded into the kernel.
 #[derive(Clone, Copy)]
 pub struct Object(pub &'static [u8]);
 
@@ -233,7 +233,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 impl Args {
-    /// What the agent is to do; fails where settings contradict each other or a rule has a fault.
+    /// Makes the agent's settings. Fails if options contradict each other or a rule has a fault.
     pub(super) fn config(self) -> Result<Config> {
         self.refuse_contradictions()?;
         Ok(Config {
@@ -274,7 +274,7 @@ impl Args {
         })
     }
 
-    /// Fails where a setting would do nothing beside another one, so that nobody believes it does.
+    /// Fails if an option would have no effect because of another one, so that nobody relies on it.
     fn refuse_contradictions(&self) -> Result<()> {
         let Self {
             ingress_hook,
@@ -397,7 +397,7 @@ mod tests {
             }
             named.push(variable);
         }
-        // A service has no end that is set.
+        // A service does not set an end.
         let all = command.get_arguments().count();
         assert_eq!(named.len(), all - 1, "{named:?}");
     }

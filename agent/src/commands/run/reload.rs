@@ -1,4 +1,5 @@
-//! SIGHUP: the rules of the arguments and of the file, which is read again, replace those of the running agent.
+//! SIGHUP: reads the file of rules again, and replaces the running agent's rules by those of the arguments
+//! and the file.
 
 use std::{io::IsTerminal as _, path::PathBuf};
 
@@ -11,7 +12,8 @@ use crate::{
     rules::RunningRules,
 };
 
-/// Hears SIGHUP. In a terminal the signal stays what it is there, the end, unless there is a file to read.
+/// Receives SIGHUP. In a terminal the signal keeps its usual effect, which is the end, unless there is a file
+/// to read.
 pub(super) struct Reload {
     hangup: Option<Signal>,
     arguments: Vec<Rules>,
@@ -29,7 +31,7 @@ impl Reload {
         })
     }
 
-    /// Reads the rules again at every SIGHUP, also one that came since [`Reload::listen`].
+    /// Reads the rules again at every SIGHUP, including one that came since [`Reload::listen`].
     pub(super) fn start(self, running: RunningRules) {
         let Self {
             hangup,
@@ -43,7 +45,7 @@ impl Reload {
                     Ok(rules) => {
                         let before = running.in_force().rules;
                         let is_empty = rules.is_empty();
-                        // What becomes of them is logged where they come into force.
+                        // The result is logged where the rules come into force.
                         let outcome = running.replace(rules).await;
                         if is_empty && before > 0 && outcome.is_ok() {
                             tracing::warn!(

@@ -27,7 +27,8 @@ use crate::kernel::links::{AttachedXdp, Link, LinkSocket, netlink::errno, tags::
 /// How often the log reports progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 
-// First on ingress and last on egress: what others' programs change or drop is not our concern.
+// First on ingress and last on egress: the program sees packets as on the wire, whatever others change or
+// drop.
 const INGRESS: LinkPlace = LinkPlace::TcxIngressFirst;
 const EGRESS: LinkPlace = LinkPlace::TcxEgressLast;
 

@@ -19,8 +19,8 @@ use super::{
 };
 use crate::kernel::links::{Link, netlink::errno};
 
-/// First on ingress, last on egress: what others change or drop there is not our concern. The kernel itself
-/// chooses 49152 and below, and people choose round numbers.
+/// First on ingress and last on egress: the program sees packets as on the wire, whatever others change or
+/// drop. The kernel itself chooses 49152 and below, and people choose round numbers.
 const INGRESS_PRIORITY: u16 = 7;
 const EGRESS_PRIORITY: u16 = 0xc0de;
 /// The upper half of all our handles. The lower half differs between agents.

@@ -98,7 +98,7 @@ fn super_frames_counted_once_are_explained() {
         })
     );
     assert!(comparison.explanations[0].contains("1 super-frames once each"));
-    // A driver that counts frames on the wire needs no explanation.
+    // A driver that counts frames as on the wire needs no explanation.
     let comparison = compare(&hook(
         Hook::TcEgress,
         &account,
@@ -148,7 +148,7 @@ fn drops_behind_the_egress_hook_explain_what_was_not_sent() {
     let comparison = compare(&status);
     assert_eq!(comparison.verdict, Verdict::Explained, "{comparison:?}");
     assert!(comparison.explanations[0].contains("qdiscs dropped 10"));
-    // More than the drops can explain is said to be so.
+    // A difference larger than the drops can explain stays unexplained.
     status.qdisc_drops = Some(4);
     let comparison = compare(&status);
     assert_eq!(comparison.verdict, Verdict::Unexplained);
