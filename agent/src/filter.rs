@@ -38,7 +38,7 @@ Rules that leave packets out before they reach the flow table; repeatable, or se
   ingress | egress
   all                                  every packet; stands alone
 
-A rule matches where all of its terms hold, each for one of its values. The first rule that matches
+A rule matches if all of its terms hold, each for one of its values. The first rule that matches
 decides; what no rule matches is counted. src and dst are the packet's sender and receiver, as in
 tcpdump: a rule with them concerns one direction of a conversation, one without them both.
 

@@ -33,7 +33,7 @@ pub fn select(
     let (excluded, left): (Vec<_>, Vec<_>) = included.into_iter().partition(is_excluded);
     ensure!(
         !left.is_empty(),
-        "every selected interface is excluded ({}); take an --exclude-interface away",
+        "every selected interface is excluded ({}); remove an --exclude-interface",
         names(excluded)
     );
     let mut selected = Vec::new();

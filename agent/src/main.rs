@@ -66,7 +66,7 @@ fn main() -> ExitCode {
         .log_internal_errors(false)
         .init();
     if let Some(error) = refused {
-        tracing::warn!("RUST_LOG is no log filter, info is taken: {error}");
+        tracing::warn!("RUST_LOG is not a log filter, so info is used: {error}");
     }
     let code = execute(cli.command).unwrap_or_else(|error| {
         // If nobody reads stderr, the exit status still tells.

@@ -60,7 +60,7 @@ impl FromStr for Pattern {
         if let Some(rest) = text.strip_prefix('/') {
             let regex = rest.strip_suffix('/').filter(|regex| !regex.is_empty());
             let regex = regex.with_context(|| {
-                format!("'{text}' begins a regex and does not end it; allowed are {ALLOWED}")
+                format!("'{text}' begins a regex but does not end it; allowed are {ALLOWED}")
             })?;
             let regex = Regex::new(regex).map_err(|error| {
                 let reason = error.to_string();

@@ -146,14 +146,14 @@ async fn watch(args: &Args, screen: &Screen, progress: &Cell<Progress>) -> Resul
             Event::Reconnected {
                 restarted: true, ..
             } => {
-                notice("an agent is there again; it is another process, so totals begin anew");
+                notice("an agent answers again; it is another process, so totals start again");
             }
             Event::Reconnected {
                 restarted: false,
                 missed_scans,
             } => {
                 notice(&format!(
-                    "connected again; {missed_scans} scans went by unseen"
+                    "connected again; {missed_scans} scans were missed"
                 ));
             }
             Event::Gap { batches } => {

@@ -27,7 +27,9 @@ pub enum CompileError {
     TooManyRules(usize),
     #[error("{0} networks in the filter rules; a set has at most {MAX_NETWORKS}")]
     TooManyNetworks(usize),
-    #[error("the filter rules tell more ranges of ports apart than fit: use fewer or wider ones")]
+    #[error(
+        "the filter rules have more different ranges of ports than fit: use fewer or wider ones"
+    )]
     TooManyPorts,
 }
 

@@ -137,7 +137,7 @@ fn term(rule: &mut Rule, word: Word<'_>, words: &mut Words<'_>) -> Result<(), Fa
             });
             Ok(())
         }
-        _ => Err(words.fault(word, &format!("no term begins so; expected {TERMS}"))),
+        _ => Err(words.fault(word, &format!("no term begins like this; expected {TERMS}"))),
     }
 }
 
@@ -204,7 +204,7 @@ impl<'a> Words<'a> {
         parse: impl Fn(&str) -> Result<T, String>,
     ) -> Result<(), Fault> {
         if !to.is_empty() {
-            let message = "the term stands there twice; several values are separated by commas";
+            let message = "the term is given twice; separate its values by commas";
             return Err(self.fault(word, message));
         }
         let list = self.next(expected)?;

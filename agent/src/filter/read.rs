@@ -122,7 +122,10 @@ mod tests {
     #[test]
     fn a_fault_in_a_file_names_line_and_column() {
         let fault = fault(b"# ours\n\ninclude net 10.0.0.0/8 # but\nexclude nets ::/0\n");
-        assert!(fault.starts_with("4:9: no term begins so"), "{fault}");
+        assert!(
+            fault.starts_with("4:9: no term begins like this"),
+            "{fault}"
+        );
     }
 
     #[test]

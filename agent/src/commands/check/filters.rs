@@ -27,7 +27,7 @@ enum Line<'a> {
 pub(super) fn explain(rules: &[Rule], probes: &[Probe], as_json: bool) -> Result<String> {
     ensure!(
         probes.is_empty() || !rules.is_empty(),
-        "there are no rules to hold --flow against: give them with --filter or --filter-file"
+        "there are no rules to try --flow on: give them with --filter or --filter-file"
     );
     // Rules that fit in no set are refused here, as they are when the agent starts.
     Compiled::new(rules, &[])?;
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(bad.status, Status::Missing);
         assert_eq!(
             line(&bad, 8),
-            "missing  filters   FLOW_AGENT_FILTER:9: no term begins so; expected src, dst, net, \
+            "missing  filters   FLOW_AGENT_FILTER:9: no term begins like this; expected src, dst, net, \
              port, proto, on, ingress, egress or all; correct or unset FLOW_AGENT_FILTER\n                     \
              exclude garbage\n                             ^^^^^^^"
         );

@@ -64,7 +64,7 @@ fn granted(capabilities: Capabilities, capability: u32) -> &'static str {
     if capabilities.has(capability) {
         "held"
     } else {
-        "CAP_SYS_ADMIN stands for it"
+        "CAP_SYS_ADMIN includes it"
     }
 }
 

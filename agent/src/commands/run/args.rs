@@ -287,22 +287,22 @@ impl Args {
         ensure!(
             *ingress_hook != IngressHook::Xdp || *direction != Directions::Egress,
             "--ingress-hook xdp does nothing with --direction egress, since XDP sees what arrives: \
-             take one of them away"
+             remove one of them"
         );
         ensure!(
             *ingress_hook == IngressHook::Xdp || *xdp_mode == XdpMode::Auto,
-            "--xdp-mode does nothing with --ingress-hook tc: choose --ingress-hook xdp, or take \
-             --xdp-mode away"
+            "--xdp-mode does nothing with --ingress-hook tc: choose --ingress-hook xdp, or remove \
+             --xdp-mode"
         );
         ensure!(
             *ingress_hook == IngressHook::Xdp || !*xdp_without_tags,
             "--xdp-without-tags does nothing with --ingress-hook tc: choose --ingress-hook xdp, or \
-             take --xdp-without-tags away"
+             remove --xdp-without-tags"
         );
         for (index, address) in listen.iter().enumerate() {
             ensure!(
                 address.is_any_port() || !listen[..index].contains(address),
-                "--listen {address} stands twice: take one of them away"
+                "--listen {address} is given twice: remove one of them"
             );
         }
         Ok(())

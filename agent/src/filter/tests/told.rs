@@ -47,7 +47,7 @@ fn a_fault_points_at_its_place() {
     let cases = [
         ("drop all", "^^^^", "begins with include or exclude"),
         ("exclude", "^", "expected src, dst"),
-        ("exclude host 10.0.0.1", "^^^^", "no term begins so"),
+        ("exclude host 10.0.0.1", "^^^^", "no term begins like this"),
         (
             "exclude net 10.1.2.3/8",
             "^^^^^^^^^^",
@@ -62,11 +62,7 @@ fn a_fault_points_at_its_place() {
         ("exclude on #1", "^^", "write [#]"),
         ("exclude all net ::/0", "^^^", "stands alone"),
         ("exclude ingress egress", "^^^^^^", "already given"),
-        (
-            "exclude port 1 proto tcp port 2",
-            "^^^^",
-            "stands there twice",
-        ),
+        ("exclude port 1 proto tcp port 2", "^^^^", "is given twice"),
         ("exclude net ☃", "^", "a network or an address"),
     ];
     for (text, mark, message) in cases {

@@ -43,7 +43,7 @@ pub(super) fn watch(
         .spawn(move || {
             if let Err(error) = departures.follow(&detach) {
                 tracing::error!(
-                    "an interface that leaves is counted on under its old name from here on: {error:#}"
+                    "interfaces that leave go unnoticed from here on, and count on under their old names: {error:#}"
                 );
             }
         })

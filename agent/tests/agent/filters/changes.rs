@@ -121,7 +121,10 @@ fn a_set_with_a_fault_is_refused_as_a_whole_and_the_old_one_stays() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let error = runtime.block_on(agent::client::set_filters(&target, set.into()));
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("rule 2:16: no term begins so"), "{error}");
+    assert!(
+        error.contains("rule 2:16: no term begins like this"),
+        "{error}"
+    );
     let set = ["set", "exclude all; exclude net 10.0.0.1/8"];
     let refused = filter(&lab, &agent.address(), &set);
     let stderr = String::from_utf8(refused.stderr).unwrap();
