@@ -8,7 +8,7 @@ use crate::workspace::{root, run, tool};
 
 const VERSION: &str = "0.20.2";
 
-/// Of the workspace, and of the eBPF crates outside it.
+/// The workspace, and the eBPF crates outside it.
 const MANIFESTS: [&str; 3] = [
     "Cargo.toml",
     "agent-ebpf/Cargo.toml",
@@ -22,8 +22,9 @@ pub fn deny() -> Result<ExitCode> {
         let mut check = Command::new(&program);
         check
             .current_dir(root())
-            .args(["--offline", "--manifest-path", manifest, "check"])
-            .args(["--config", "deny.toml", "bans", "licenses", "sources"]);
+            .args(["--offline", "--config", "deny.toml"])
+            .args(["--manifest-path", manifest])
+            .args(["check", "bans", "licenses", "sources"]);
         run(&mut check)?;
     }
     Ok(ExitCode::SUCCESS)
