@@ -255,13 +255,15 @@ async fn within<T>(
     })
 }
 
-/// Asks again where the connection ended before the request was sent: hyper drops such a request, and with it
-/// the words of an agent that turned the connection away. What was not sent may be asked again.
+/// Asks again if the connection ended before it was answered: hyper drops a request that it has not sent yet,
+/// and with it the words of an agent that turned the connection away. Whether it was sent is not known for
+/// sure, so only what may be done twice is asked so: reading, and replacing all rules by the same.
 async fn heard<T>(ask: impl AsyncFn() -> Result<T, ClientError>) -> Result<T, ClientError> {
     const ATTEMPTS: usize = 5;
+    const PAUSE: Duration = Duration::from_millis(50);
     for _ in 1..ATTEMPTS {
         match ask().await {
-            Err(ClientError::Unheard { .. }) => {}
+            Err(ClientError::Unheard { .. }) => tokio::time::sleep(PAUSE).await,
             outcome => return outcome,
         }
     }

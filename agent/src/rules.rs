@@ -3,16 +3,13 @@
 //! [`RunningRules::replace`] starts a thread, which compiles the rules and fills their maps. It then asks the
 //! task that owns the programs' switch to turn the programs to these maps, and frees the previous ones.
 
-use std::{
-    sync::{Arc, Mutex},
-    thread,
-};
+use std::{sync::Arc, thread};
 
 use anyhow::{Result, anyhow};
 use bytes::{Bytes, BytesMut};
 use prost::Message as _;
 use thiserror::Error;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
 use crate::{
     filter::{MAX_NETWORKS, Rule, bounds::MAX_RULES},
@@ -65,7 +62,7 @@ pub struct RunningRules(Arc<Running>);
 
 struct Running {
     /// Locked for a whole change, so there is one at a time. `None` if the rules cannot be changed.
-    maps: Mutex<Option<RuleMaps>>,
+    maps: Arc<Mutex<Option<RuleMaps>>>,
     switches: mpsc::Sender<Switch>,
     in_force: watch::Sender<Arc<InForce>>,
 }
@@ -84,7 +81,7 @@ impl RunningRules {
 
     fn with(rules: &[Rule], maps: Option<RuleMaps>, switches: mpsc::Sender<Switch>) -> Self {
         Self(Arc::new(Running {
-            maps: Mutex::new(maps),
+            maps: Arc::new(Mutex::new(maps)),
             switches,
             in_force: watch::Sender::new(Arc::new(InForce::new(rules, 1))),
         }))
@@ -94,16 +91,19 @@ impl RunningRules {
         self.0.in_force()
     }
 
-    /// Returns when the programs apply the new rules to every packet. A change is completed even if the
-    /// caller has left.
+    /// Returns when the programs apply the new rules to every packet. Changes happen one at a time, in the order
+    /// in which they are asked for. One that has begun is completed even if the caller has left; one that waits
+    /// for its turn leaves with the caller.
     pub async fn replace(&self, rules: Vec<Rule>) -> Result<Replaced, ReplaceError> {
+        // Waits in order, and keeps the next change out until the thread is done.
+        let mut turn = Arc::clone(&self.0.maps).lock_owned().await;
         let running = Arc::clone(&self.0);
         let (sender, outcome) = oneshot::channel();
         let thread = thread::Builder::new().name("rules".to_owned());
         let started = thread.spawn(move || {
             give_way();
             // The caller may have left.
-            let _ = sender.send(running.replace(&rules));
+            let _ = sender.send(running.replace(&mut turn, &rules));
         });
         if let Err(error) = started {
             return Err(refused(&anyhow!(error).context("start a thread")));
@@ -118,11 +118,21 @@ impl Running {
         Arc::clone(&self.in_force.borrow())
     }
 
-    fn replace(&self, rules: &[Rule]) -> Result<Replaced, ReplaceError> {
-        const FIXED: &str = "the filter rules of this agent cannot be changed";
-        // If a thread panicked with the maps, their state is unknown.
-        let mut maps = self.maps.lock().map_err(|_| refused(&anyhow!(FIXED)))?;
-        let maps = maps.as_mut().ok_or_else(|| refused(&anyhow!(FIXED)))?;
+    fn replace(
+        &self,
+        place: &mut Option<RuleMaps>,
+        rules: &[Rule],
+    ) -> Result<Replaced, ReplaceError> {
+        // A thread that panics takes the maps with it, since their state is unknown.
+        let mut maps = place
+            .take()
+            .ok_or_else(|| refused(&anyhow!("this agent cannot change its filter rules")))?;
+        let outcome = self.replace_in(&mut maps, rules);
+        *place = Some(maps);
+        outcome
+    }
+
+    fn replace_in(&self, maps: &mut RuleMaps, rules: &[Rule]) -> Result<Replaced, ReplaceError> {
         let staged = maps.stage(rules).map_err(|error| refused(&error))?;
         let warnings = staged.warnings().to_vec();
 

@@ -21,7 +21,7 @@ use lab::{
 
 use crate::{
     setup::{Purpose, setup},
-    workspace::{as_root, build_agent},
+    workspace::{as_root, build_agent, seconds},
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 #[derive(clap::Args)]
 pub struct Arguments {
     /// How long to show the flows
-    #[arg(long, default_value = "15s", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "15s", value_parser = seconds)]
     duration: Duration,
     /// An agent that is already built
     #[arg(long)]
@@ -90,8 +90,9 @@ fn show(agent: &Path, duration: Duration) -> Result<()> {
         stop.store(true, Ordering::Relaxed);
         shown
     });
+    let log = running.log()?;
     let stopped = running.stop(PATIENCE);
-    shown?;
+    shown.with_context(|| format!("the agent's log: {}", log.trim()))?;
     stopped
 }
 

@@ -29,7 +29,7 @@ enum Task {
     Setup,
     /// Set up, build and run the agent, showing live flows as a table.
     Run(run::Arguments),
-    /// Set up, check format and lints, run every test; the last line counts.
+    /// Set up, check format, lints and documentation, run every test; the last line counts.
     Test(test::Arguments),
     /// Look for frames that break the parser, or that the kernel reads differently.
     Fuzz(fuzz::Arguments),

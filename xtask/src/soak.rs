@@ -6,16 +6,16 @@ use anyhow::Result;
 
 use crate::{
     setup::{Purpose, setup},
-    workspace::{as_root, built, cargo, run, tests_among},
+    workspace::{as_root, built, cargo, run, seconds, tests_among},
 };
 
 #[derive(clap::Args)]
 pub struct Arguments {
     /// How long everything happens at once: interfaces, consumers, scans, traffic
-    #[arg(long, default_value = "5m", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "5m", value_parser = seconds)]
     duration: Duration,
     /// How long SYNs from random sources come at full speed
-    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "30s", value_parser = seconds)]
     flood: Duration,
 }
 

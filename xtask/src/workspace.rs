@@ -4,6 +4,7 @@ use std::{
     env,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -117,6 +118,16 @@ pub fn as_root(program: &Path) -> Command {
     sudo
 }
 
+/// A time such as 30s or 5m, in whole seconds and at least one.
+pub fn seconds(text: &str) -> Result<Duration> {
+    let time = humantime::parse_duration(text)?;
+    ensure!(
+        time.as_secs() > 0 && time.subsec_nanos() == 0,
+        "whole seconds, at least one, such as 30s or 5m"
+    );
+    Ok(time)
+}
+
 /// Whether a program is on the PATH, or in a folder that only root's PATH has.
 pub fn has_command(name: &str) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -134,4 +145,19 @@ fn words(command: &Command) -> String {
         .map(|word| word.to_string_lossy())
         .collect::<Vec<_>>()
         .join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_in_whole_seconds_and_at_least_one() {
+        let read = |text| seconds(text).ok().map(|time| time.as_secs());
+        assert_eq!([read("30s"), read("5m")], [Some(30), Some(300)]);
+        assert_eq!(
+            [read("0s"), read("500ms"), read("1.5s"), read("")],
+            [None; 4]
+        );
+    }
 }

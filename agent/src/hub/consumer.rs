@@ -1,11 +1,8 @@
 //! A consumer as the agent sees it: who it is, and what became of its batches.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::proto::ConsumerStatus;
+use crate::{clock, proto::ConsumerStatus};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Volume {
@@ -54,11 +51,10 @@ pub(super) struct Consumer {
 
 impl Consumer {
     pub(super) fn new(name: &str, peer: &str) -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             name: name.to_owned(),
             peer: peer.to_owned(),
-            since_unix_ns: since.unwrap_or_default().as_nanos() as u64,
+            since_unix_ns: clock::unix_now_ns(),
             queued: Tally::default(),
             held_bytes: AtomicU64::new(0),
             delivered: Tally::default(),

@@ -2,6 +2,7 @@
 //! form that may leave something behind.
 
 use std::{
+    ffi::c_char,
     io, mem,
     os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
 };
@@ -99,7 +100,7 @@ pub fn create_map(
         .iter_mut()
         .zip(name.bytes())
     {
-        *to = from.cast_signed();
+        *to = c_char::from_ne_bytes([from]);
     }
     attr.__bindgen_anon_1.map_name = map_name;
     attr.__bindgen_anon_1.btf_fd = fd(types);

@@ -43,7 +43,7 @@ pub struct LoadSettings {
     pub netns: u32,
     /// The indexes of the interfaces that may be attached to, in the order of their slots.
     pub ifindexes: Vec<u32>,
-    /// Counts one in this many flows; below 2, every flow.
+    /// One flow in this many is counted; 0 counts every flow.
     pub sample_rate: u32,
     /// 0 is off, 1 to 5 are error to trace (aya-log's levels).
     pub log_level: u8,

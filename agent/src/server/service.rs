@@ -6,7 +6,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use prost::Message as _;
@@ -28,6 +27,7 @@ use super::{
     request,
 };
 use crate::{
+    clock,
     hub::Hub,
     proto::{AgentStatus, GetFiltersRequest, GetStatusRequest, ObserveRequest, ServerStatus},
 };
@@ -108,10 +108,7 @@ impl Calls {
         let GetStatusRequest {} = request::message(&head.headers, body).await?;
         let place = self.doors.answer(&caller.peer).await?;
         let mut status = AgentStatus::clone(&self.status.borrow());
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        status.uptime_ns = (now.as_nanos() as u64).saturating_sub(status.started_unix_ns);
+        status.uptime_ns = clock::unix_now_ns().saturating_sub(status.started_unix_ns);
         status.consumers = self.hub.status();
         status.server = Some(ServerStatus {
             consumers_left: self.hub.left(),

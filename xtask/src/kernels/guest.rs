@@ -4,6 +4,7 @@
 //! The guest's first serial port has the kernel's messages, its second the tests' output.
 
 use std::{
+    collections::HashSet,
     fs::{self, File},
     io::BufWriter,
     path::{Path, PathBuf},
@@ -173,11 +174,14 @@ ip link set lo up
     let loading = modules
         .iter()
         .map(|module| format!("insmod {module} || echo '{MARK}module {module}'\n"));
+    let names: HashSet<&String> = tests.iter().flat_map(|test| &test.names).collect();
     let running = tests.iter().map(|test| {
         let name = test.module;
         // Tests run by their whole names, which `test.names` has. With `--exact` a part of a name among
         // the arguments matches nothing.
-        let given = arguments.iter().filter(|argument| *argument != "--exact");
+let given = arguments
+            .iter()
+            .filter(|argument| *argument != "--exact" && !names.contains(argument));
         let arguments: Vec<String> = given.chain(&test.names).map(|word| quoted(word)).collect();
         let arguments = format!("--exact {}", arguments.join(" "));
         let seconds = test.timeout.as_secs();

@@ -361,6 +361,16 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_rate_of_one_is_no_sampling() {
+        for (arguments, rate) in [("", 0), ("--sample 1", 0), ("--sample 100", 100)] {
+            let all = std::iter::once("run").chain(arguments.split_whitespace());
+            let matches = options().get_matches_from(all);
+            let args = Args::from_arg_matches(&matches).unwrap();
+            assert_eq!(args.config().unwrap().sample_rate, rate, "{arguments}");
+        }
+    }
+
     fn options() -> Command {
         Args::augment_args(Command::new("run"))
     }

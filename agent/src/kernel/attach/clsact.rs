@@ -117,14 +117,14 @@ impl Clsact {
             Err(error) => return Err(error).context("add a clsact qdisc"),
         }
         let qdiscs = self.socket.filter_qdiscs()?;
-        // The kernel accepts a filter for the egress direction of an ingress qdisc, and runs it on ingress.
+        // The kernel accepts a filter for the egress side of an ingress qdisc, and runs it on ingress.
         if direction == Direction::Egress
             && qdiscs
                 .get(&link.ifindex)
                 .is_some_and(|kind| kind == "ingress")
         {
             bail!(
-                "there is an ingress qdisc of somebody else's, which has no egress direction: choose \
+                "there is an ingress qdisc of somebody else's, which has no egress side: choose \
                  --direction ingress, or replace it by clsact"
             );
         }
@@ -171,7 +171,7 @@ pub(super) fn remove_stale() -> Result<()> {
                     .with_context(|| format!("remove {name} from interface index {ifindex}"))?;
                 tracing::info!(
                     ifindex,
-                    ?direction,
+                    side = ?direction,
                     name,
                     "removed a filter that a killed agent left behind"
                 );
