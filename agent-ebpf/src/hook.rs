@@ -1,7 +1,7 @@
 //! Handles one packet at one hook: parses it, finds out its size on the wire, and has it counted.
 
 use agent_common::{
-    Direction, Frame as _, LinkType, Packet, Reason, parse,
+    Direction, Frame, LinkType, Packet, Reason, parse,
     tunnel::outcome,
     wire_size::{Skb, TAG_LEN},
 };
@@ -23,9 +23,7 @@ use crate::{
 pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
     let paged = Paged(ctx.skb.skb);
     let mut packet = Packet::default();
-    let parsed = parse(&paged.front(), link_type, paged.tci(), &mut packet);
-    let may_be_more = parsed.is_err_and(Reason::may_be_more);
-    let (reason, tunnel) = complete(&paged, link_type, &mut packet, parsed, may_be_more);
+    let (reason, tunnel) = read(&paged, &paged.front(), link_type, paged.tci(), &mut packet);
 
     // SAFETY: the context pointer is valid for the program's run; the verifier checks the fields.
     let skb = unsafe { &*paged.0 };
@@ -65,15 +63,7 @@ pub fn xdp(ctx: &XdpContext, link_type: LinkType) {
     let linear = Linear::of(ctx.ctx);
     let len_bytes = (linear.data_end - linear.data) as u32;
     let mut packet = Packet::default();
-    let parsed = parse(&linear, link_type, None, &mut packet);
-    let may_be_more = parsed == Err(Reason::NotIp);
-    let (reason, tunnel) = complete(
-        &OneBuffer(ctx.ctx),
-        link_type,
-        &mut packet,
-        parsed,
-        may_be_more,
-    );
+    let (reason, tunnel) = read(&OneBuffer(ctx.ctx), &linear, link_type, None, &mut packet);
     count_frame(ctx.ctx, len_bytes, &mut packet, reason, tunnel);
 }
 
@@ -83,23 +73,23 @@ pub fn xdp_frags(ctx: &XdpContext, link_type: LinkType) {
     let buffers = Fragmented(ctx.ctx);
     let len_bytes = buffers.len_bytes();
     let mut packet = Packet::default();
-    let parsed = parse(&buffers.front(), link_type, None, &mut packet);
-    let may_be_more = parsed.is_err_and(Reason::may_be_more);
-    let (reason, tunnel) = complete(&buffers, link_type, &mut packet, parsed, may_be_more);
+    let (reason, tunnel) = read(&buffers, &buffers.front(), link_type, None, &mut packet);
     count_frame(ctx.ctx, len_bytes, &mut packet, reason, tunnel);
 }
 
-/// Finishes parsing: tries a slow parse if that may help, then opens tunnels. Returns the number of the
-/// packet's [`Reason`] ([`Reason::Flows`] if it has a flow) and the bits of [`outcome`].
+/// Parses a packet: first from `front`, which is read in place, then step by step if that may find more, and
+/// opens tunnels. Returns the number of the packet's [`Reason`] ([`Reason::Flows`] if it has a flow) and the
+/// bits of [`outcome`].
 #[inline(always)]
-fn complete<S: Steps>(
+fn read<S: Steps>(
     steps: &S,
+    front: &impl Frame,
     link_type: LinkType,
+    tci: Option<u16>,
     packet: &mut Packet,
-    parsed: Result<(), Reason>,
-    may_be_more: bool,
 ) -> (u32, u32) {
-    let reason = if may_be_more {
+    let parsed = parse(front, link_type, tci, packet);
+    let reason = if parsed.is_err_and(|reason| steps.may_find_more(reason)) {
         steps.parse_slowly(link_type, packet)
     } else {
         reason(parsed)

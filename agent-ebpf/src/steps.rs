@@ -14,6 +14,9 @@ use crate::packet::{Fragmented, Linear, OneBuffer, Paged};
 
 /// A reader that has the steps.
 pub trait Steps {
+    /// Whether a slow parse may find more than the one of the packet's front, which gave this reason.
+    fn may_find_more(&self, reason: Reason) -> bool;
+
     /// Does what [`parse_encapsulated`] does. Returns the [`Reason`] as a number, [`Reason::Flows`] on success.
     fn parse_slowly(&self, link_type: LinkType, packet: &mut Packet) -> u32;
 
@@ -25,9 +28,9 @@ pub trait Steps {
 }
 
 /// Implements [`Steps`] for a reader. `$reader` makes the reader from a context; `$tci` gives the VLAN tag
-/// that was taken out of the frame.
+/// that was taken out of the frame; `$more` is [`Steps::may_find_more`].
 macro_rules! steps {
-    ($of:ty, $context:ty, $reader:expr, $tci:expr, $parse:ident, $header:ident, $inner:ident) => {
+    ($of:ty, $context:ty, $reader:expr, $tci:expr, $more:expr, $parse:ident, $header:ident, $inner:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $parse(context: *mut $context, is_ip: u32, packet: *mut Packet) -> u32 {
@@ -70,6 +73,11 @@ macro_rules! steps {
 
         impl Steps for $of {
             #[inline(always)]
+            fn may_find_more(&self, reason: Reason) -> bool {
+                $more(reason)
+            }
+
+            #[inline(always)]
             fn parse_slowly(&self, link_type: LinkType, packet: &mut Packet) -> u32 {
                 *packet = Packet::default();
                 let is_ip = u32::from(link_type == LinkType::Ip);
@@ -94,6 +102,7 @@ steps!(
     __sk_buff,
     Paged,
     |skb| Paged(skb).tci(),
+    Reason::may_be_more,
     parse_skb,
     tunnel_header_of_skb,
     tunnels_packet_of_skb
@@ -103,6 +112,8 @@ steps!(
     xdp_md,
     Linear::of,
     |_| None,
+    // All of the frame is in the front: only encapsulations are left to the slow parse.
+    |reason| reason == Reason::NotIp,
     parse_buffer,
     tunnel_header_of_buffer,
     tunnels_packet_of_buffer
@@ -112,6 +123,7 @@ steps!(
     xdp_md,
     Fragmented,
     |_| None,
+    Reason::may_be_more,
     parse_buffers,
     tunnel_header_of_buffers,
     tunnels_packet_of_buffers

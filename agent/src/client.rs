@@ -3,6 +3,7 @@
 
 use std::{collections::VecDeque, error::Error as StdError, fmt, io, str::FromStr, time::Duration};
 
+use anyhow::Chain;
 use prost::Message as _;
 use thiserror::Error;
 use tonic::{
@@ -197,22 +198,14 @@ impl ClientError {
 /// The agent's message: in the last cause if the connection was turned away, in the status if the call was
 /// refused.
 fn no_room(status: &Status) -> String {
-    let mut last = status.source();
-    while let Some(cause) = last.and_then(StdError::source) {
-        last = Some(cause);
-    }
+    let last = Chain::new(status).skip(1).last();
     last.map_or_else(|| status.message().to_owned(), ToString::to_string)
 }
 
 fn io_error_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            return Some(error.kind());
-        }
-        next = error.source();
-    }
-    None
+    Chain::new(error)
+        .find_map(|cause| cause.downcast_ref::<io::Error>())
+        .map(io::Error::kind)
 }
 
 async fn connect(target: &Target) -> Result<FlowAgentClient<Channel>, ClientError> {
@@ -464,14 +457,9 @@ impl Observer {
 }
 
 /// An error with its causes, in one line.
-fn describe(error: &dyn StdError) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text = format!("{text}: {cause}");
-        next = cause.source();
-    }
-    text
+fn describe(error: &(dyn StdError + 'static)) -> String {
+    let causes: Vec<String> = Chain::new(error).map(ToString::to_string).collect();
+    causes.join(": ")
 }
 
 #[cfg(test)]

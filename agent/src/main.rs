@@ -3,6 +3,7 @@
 
 use std::{
     io::{IsTerminal as _, Write as _},
+    path::PathBuf,
     process::ExitCode,
     time::Duration,
 };
@@ -12,6 +13,7 @@ use agent::{
     log_queue::LogQueue,
     output::{self, harmless::harmless},
 };
+use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
@@ -42,6 +44,12 @@ enum Command {
     Filter(commands::filter::Args),
     /// Say what works on this kernel for this user, and what is missing.
     Check(commands::check::Args),
+    /// Write the manual pages, one for each command, into a directory such as /usr/local/share/man/man1. It is
+    /// made if it does not exist.
+    Man {
+        #[arg(value_name = "DIRECTORY")]
+        directory: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -128,6 +136,12 @@ fn one_line(error: &anyhow::Error) -> String {
 }
 
 fn execute(command: Command) -> anyhow::Result<ExitCode> {
+    if let Command::Man { directory } = command {
+        std::fs::create_dir_all(&directory)
+            .and_then(|()| clap_mangen::generate_to(Cli::command(), &directory))
+            .with_context(|| format!("write manual pages into {}", directory.display()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if let Command::Check(args) = command {
         return commands::check::run(args);
     }
@@ -142,7 +156,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             Command::Status(args) => commands::status::run(args).await,
             Command::Audit(args) => commands::audit::run(args).await,
             Command::Filter(args) => commands::filter::run(args).await,
-            Command::Check(args) => commands::check::run(args),
+            Command::Check(_) | Command::Man { .. } => unreachable!("these need no runtime"),
         }
     });
     // A thread may hang in a write to a stdout that nobody reads.
@@ -200,5 +214,23 @@ mod tests {
             let option = of_variable(arguments, variable);
             assert!(option.contains("for '--duration <TIME>': "), "{option}");
         }
+    }
+
+    #[test]
+    fn the_manual_has_a_page_for_each_command_with_its_options_under_their_headings() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("man1");
+        execute(Command::Man {
+            directory: path.clone(),
+        })
+        .unwrap();
+        for command in ["run", "watch", "status", "audit", "filter", "check"] {
+            let page = path.join(format!("flow-agent-{command}.1"));
+            assert!(page.exists(), "{command}");
+        }
+        let run = std::fs::read_to_string(path.join("flow-agent-run.1")).unwrap();
+        let heading = run.find("WHAT TO COUNT").expect("the heading");
+        let option = run.rfind("\\-\\-decapsulate").expect("the option");
+        assert!(heading < option);
     }
 }

@@ -6,6 +6,6 @@ use crate::client::{self, Target};
 pub struct Connect {
     /// Where the agent listens: unix:PATH or HOST:PORT.
     #[arg(long = "connect", value_name = "ADDRESS", env = "FLOW_AGENT_CONNECT",
-          default_value = client::DEFAULT_TARGET)]
+          default_value = client::DEFAULT_TARGET, global = true)]
     pub target: Target,
 }

@@ -4,24 +4,24 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, ensure};
 
-use super::{answer, notice, patiently};
+use super::{answer, connect::Connect, notice, patiently};
 use crate::{
-    client::{self, Target},
+    client,
     filter::{self, Rules},
     output::harmless,
     proto::Filters,
 };
 
 /// Show or change the filter rules of a running agent.
+///
+/// Only its Unix socket answers: over TCP the rules can be neither read nor changed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
     command: Command,
 
-    /// Where the agent listens: unix:PATH. Over TCP the rules can be neither read nor changed.
-    #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_CONNECT",
-          default_value = client::DEFAULT_TARGET, global = true)]
-    connect: Target,
+    #[command(flatten)]
+    connect: Connect,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -45,7 +45,7 @@ enum Command {
 }
 
 pub async fn run(args: Args) -> Result<ExitCode> {
-    let connect = &args.connect;
+    let connect = &args.connect.target;
     let filters = match args.command {
         Command::Show => patiently(connect, client::filters(connect)).await?,
         Command::Set { rules, file } => {

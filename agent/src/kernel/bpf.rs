@@ -8,12 +8,9 @@ use std::{
 };
 
 use aya_obj::generated::{
-    BPF_F_AFTER, BPF_F_BEFORE, XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE, bpf_attach_type, bpf_attr,
-    bpf_cmd, bpf_map_type, bpf_prog_type,
+    BPF_F_AFTER, BPF_F_BEFORE, BPF_OBJ_NAME_LEN, XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE,
+    bpf_attach_type, bpf_attr, bpf_cmd, bpf_map_type, bpf_prog_type,
 };
-
-/// The length of a map's name, with the zero at its end (linux/bpf.h).
-const BPF_OBJ_NAME_LEN: usize = 16;
 
 /// Where a link attaches its program to an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,9 +91,9 @@ pub fn create_map(
     attr.__bindgen_anon_1.value_size = shape.value_len_bytes;
     attr.__bindgen_anon_1.max_entries = shape.max_entries;
     attr.__bindgen_anon_1.map_flags = shape.flags;
-    let mut map_name = [0; BPF_OBJ_NAME_LEN];
+    let mut map_name = [0; BPF_OBJ_NAME_LEN as usize];
     // The last byte stays zero.
-    for (to, from) in map_name[..BPF_OBJ_NAME_LEN - 1]
+    for (to, from) in map_name[..BPF_OBJ_NAME_LEN as usize - 1]
         .iter_mut()
         .zip(name.bytes())
     {

@@ -7,6 +7,11 @@ use std::{collections::BTreeSet, fs, os::linux::fs::MetadataExt as _};
 
 use agent_common::LinkType;
 use anyhow::{Context as _, Result};
+use libc::{
+    ARPHRD_ETHER, ARPHRD_IPGRE, ARPHRD_LOOPBACK, ARPHRD_NONE, ARPHRD_PPP, ARPHRD_SIT,
+    ARPHRD_TUNNEL, ARPHRD_TUNNEL6, IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINK_NETNSID,
+    IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU, IFLA_STATS64, IFLA_XDP, RTA_MULTIPATH, RTA_OIF,
+};
 use netlink_sys::protocols::NETLINK_ROUTE;
 
 pub(crate) mod events;
@@ -23,34 +28,15 @@ pub const LOOPBACK_IFINDEX: u32 = 1;
 
 // linux/if_link.h, linux/rtnetlink.h.
 const IFINFOMSG_LEN_BYTES: usize = 16;
-const IFLA_IFNAME: u16 = 3;
-const IFLA_MTU: u16 = 4;
-const IFLA_LINK: u16 = 5;
-const IFLA_MASTER: u16 = 10;
-const IFLA_LINKINFO: u16 = 18;
-const IFLA_INFO_KIND: u16 = 1;
-const IFLA_STATS64: u16 = 23;
-const IFLA_LINK_NETNSID: u16 = 37;
-const IFLA_XDP: u16 = 43;
 const IFLA_XDP_ATTACHED: u16 = 2;
 const XDP_ATTACHED_NONE: u8 = 0;
 const XDP_ATTACHED_SKB: u8 = 2;
 const RTMSG_LEN_BYTES: usize = 12;
-const RTA_OIF: u16 = 4;
-const RTA_MULTIPATH: u16 = 9;
 const RTNEXTHOP_LEN_BYTES: usize = 8;
 
 // linux/if_arp.h.
-const ARPHRD_ETHER: u16 = 1;
-const ARPHRD_PPP: u16 = 512;
 const ARPHRD_RAWIP: u16 = 519;
-const ARPHRD_TUNNEL: u16 = 768;
-const ARPHRD_TUNNEL6: u16 = 769;
-const ARPHRD_LOOPBACK: u16 = 772;
-const ARPHRD_SIT: u16 = 776;
-const ARPHRD_IPGRE: u16 = 778;
 const ARPHRD_IP6GRE: u16 = 823;
-const ARPHRD_NONE: u16 = 0xfffe;
 
 /// A network interface as the kernel describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]

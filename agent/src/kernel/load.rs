@@ -3,7 +3,7 @@
 use std::{mem::offset_of, os::fd::AsFd as _};
 
 use agent_common::{Clocks, direction::hook_number, sample};
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Chain, Context as _, Result, anyhow, bail};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     maps::{Map, MapData, MapError, RingBuf},
@@ -263,7 +263,7 @@ fn explain(error: EbpfError, settings: &LoadSettings) -> anyhow::Error {
     {
         return anyhow!(error).context(format!("the kernel has no memory for {remedy}"));
     }
-    let refused = std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source())
+    let refused = Chain::new(&error)
         .filter_map(|e| e.downcast_ref::<std::io::Error>())
         .any(|e| matches!(e.raw_os_error(), Some(libc::EPERM | libc::EACCES)));
     if refused {

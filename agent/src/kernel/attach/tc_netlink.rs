@@ -8,24 +8,24 @@ use std::{
 
 use agent_common::Direction;
 use anyhow::{Context as _, Result};
+use aya_obj::generated::{
+    self, TC_H_CLSACT, TC_H_MAJ_MASK, TC_H_MIN_EGRESS, TC_H_MIN_INGRESS, TCA_BPF_FLAG_ACT_DIRECT,
+    tcmsg,
+};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_sys::protocols::NETLINK_ROUTE;
 
 use crate::kernel::links::netlink::{Message, NetlinkSocket, attributes, field, push_attribute};
 
-// linux/pkt_sched.h, linux/pkt_cls.h, linux/rtnetlink.h, linux/if_ether.h.
-const TCMSG_LEN_BYTES: usize = 20;
-const TC_H_CLSACT: u32 = 0xffff_fff1;
-const TC_H_CLSACT_HANDLE: u32 = 0xffff_0000;
-const TC_H_MIN_INGRESS: u32 = 0xffff_fff2;
-const TC_H_MIN_EGRESS: u32 = 0xffff_fff3;
-const TCA_KIND: u16 = 1;
-const TCA_OPTIONS: u16 = 2;
-const TCA_BPF_FD: u16 = 6;
-const TCA_BPF_NAME: u16 = 7;
-const TCA_BPF_FLAGS: u16 = 8;
-const TCA_BPF_FLAG_ACT_DIRECT: u32 = 1;
-const ETH_P_ALL: u16 = 3;
+const TCMSG_LEN_BYTES: usize = size_of::<tcmsg>();
+/// The handle of every clsact qdisc.
+const TC_H_CLSACT_HANDLE: u32 = TC_H_CLSACT & TC_H_MAJ_MASK;
+const TCA_KIND: u16 = generated::TCA_KIND as u16;
+const TCA_OPTIONS: u16 = generated::TCA_OPTIONS as u16;
+const TCA_BPF_FD: u16 = generated::TCA_BPF_FD as u16;
+const TCA_BPF_NAME: u16 = generated::TCA_BPF_NAME as u16;
+const TCA_BPF_FLAGS: u16 = generated::TCA_BPF_FLAGS as u16;
+const ETH_P_ALL: u16 = libc::ETH_P_ALL as u16;
 
 /// Where a filter is. No two filters can be at the same place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl TcSocket {
 
     /// Adds a clsact qdisc. Fails with EEXIST if the interface has one, or an `ingress` qdisc in its place.
     pub(super) fn add_clsact(&mut self, ifindex: u32) -> Result<()> {
-        let mut body = tcmsg(ifindex, TC_H_CLSACT_HANDLE, TC_H_CLSACT, 0);
+        let mut body = header(ifindex, TC_H_CLSACT_HANDLE, TC_H_CLSACT, 0);
         push_attribute(&mut body, TCA_KIND, b"clsact\0");
         let request = Message {
             kind: libc::RTM_NEWQDISC,
@@ -83,7 +83,7 @@ impl TcSocket {
         push_attribute(&mut options, TCA_BPF_NAME, &name);
         let flags = TCA_BPF_FLAG_ACT_DIRECT.to_ne_bytes();
         push_attribute(&mut options, TCA_BPF_FLAGS, &flags);
-        let mut body = place.tcmsg();
+        let mut body = place.header();
         push_attribute(&mut body, TCA_KIND, b"bpf\0");
         push_attribute(&mut body, TCA_OPTIONS, &options);
         let request = Message {
@@ -97,7 +97,7 @@ impl TcSocket {
     pub(super) fn remove(&mut self, place: Place) -> Result<()> {
         let request = Message {
             kind: libc::RTM_DELTFILTER,
-            body: place.tcmsg(),
+            body: place.header(),
         };
         self.netlink.change(request, 0)
     }
@@ -110,7 +110,7 @@ impl TcSocket {
     ) -> Result<Vec<(Place, String)>> {
         let request = Message {
             kind: libc::RTM_GETTFILTER,
-            body: tcmsg(ifindex, 0, parent(direction), 0),
+            body: header(ifindex, 0, parent(direction), 0),
         };
         let mut filters = Vec::new();
         for answer in self.netlink.dump(&request).context("list filters")? {
@@ -134,21 +134,21 @@ impl TcSocket {
 
 fn parent(direction: Direction) -> u32 {
     match direction {
-        Direction::Ingress => TC_H_MIN_INGRESS,
-        Direction::Egress => TC_H_MIN_EGRESS,
+        Direction::Ingress => TC_H_MAJ_MASK | TC_H_MIN_INGRESS,
+        Direction::Egress => TC_H_MAJ_MASK | TC_H_MIN_EGRESS,
     }
 }
 
 impl Place {
-    fn tcmsg(self) -> Vec<u8> {
+    fn header(self) -> Vec<u8> {
         let protocol_be = u32::from(ETH_P_ALL.to_be());
         let info = u32::from(self.priority) << 16 | protocol_be;
-        tcmsg(self.ifindex, self.handle, parent(self.direction), info)
+        header(self.ifindex, self.handle, parent(self.direction), info)
     }
 }
 
 /// `struct tcmsg`.
-fn tcmsg(ifindex: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {
+fn header(ifindex: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {
     let mut body = vec![0; 4];
     for number in [ifindex, handle, parent, info] {
         body.extend(number.to_ne_bytes());
