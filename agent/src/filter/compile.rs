@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use agent_common::{
     Direction,
+    direction::hook_number,
     filter::{
         ALL_ROW, EXCLUDE_ROW, FIRST_FREE_ROW, HEAD_ROW, Head, MAX_RULES, NetKey, NetKey4, NetKey6,
         NetRows, ROW_ENTRIES, Row, RuleSet,
@@ -180,18 +181,18 @@ impl Tables {
     }
 
     fn hooks(&mut self, rules: &[Rule], interfaces: &HookNames) -> Result<(), CompileError> {
-        let hooks = interfaces
-            .iter()
-            .flat_map(|name| Direction::BOTH.map(|direction| (name, direction)));
-        let runs = hooks.enumerate().map(|(index, (name, direction))| {
+        let hooks = (0..).zip(interfaces).flat_map(|(slot, name)| {
+            Direction::BOTH.map(|direction| (hook_number(slot, direction as u32), name, direction))
+        });
+        let runs = hooks.map(|(hook, name, direction)| {
             let row = row_of(rules, |rule| {
                 let is_on = |name| rule.interfaces.iter().any(|known| known.matches(name));
                 (rule.interfaces.is_empty() || name.as_deref().is_some_and(is_on))
                     && rule.direction.is_none_or(|known| known == direction)
             });
-            (index as u32 + 1, row)
+            (hook + 1, row)
         });
-        self.table(Head::Hooks, interfaces.len() as u32 * 2, runs)
+        self.table(Head::Hooks, hook_number(interfaces.len() as u32, 0), runs)
     }
 
     /// Builds the table of one side's ports. All ports between two neighbouring bounds of ranges satisfy the
