@@ -58,9 +58,7 @@ pub struct InForce {
 
 /// The rules of the running agent. Clones share them.
 #[derive(Clone)]
-pub struct RunningRules(Arc<Running>);
-
-struct Running {
+pub struct RunningRules {
     /// Locked for a whole change, so there is one at a time. `None` if the rules cannot be changed.
     maps: Arc<Mutex<Option<RuleMaps>>>,
     switches: mpsc::Sender<Switch>,
@@ -80,15 +78,15 @@ impl RunningRules {
     }
 
     fn with(rules: &[Rule], maps: Option<RuleMaps>, switches: mpsc::Sender<Switch>) -> Self {
-        Self(Arc::new(Running {
+        Self {
             maps: Arc::new(Mutex::new(maps)),
             switches,
             in_force: watch::Sender::new(Arc::new(InForce::new(rules, 1))),
-        }))
+        }
     }
 
     pub fn in_force(&self) -> Arc<InForce> {
-        self.0.in_force()
+        Arc::clone(&self.in_force.borrow())
     }
 
     /// Returns when the programs apply the new rules to every packet. Changes happen one at a time, in the order
@@ -96,14 +94,14 @@ impl RunningRules {
     /// for its turn leaves with the caller.
     pub async fn replace(&self, rules: Vec<Rule>) -> Result<Replaced, ReplaceError> {
         // Waits in order, and keeps the next change out until the thread is done.
-        let mut turn = Arc::clone(&self.0.maps).lock_owned().await;
-        let running = Arc::clone(&self.0);
+        let mut turn = Arc::clone(&self.maps).lock_owned().await;
+        let running = self.clone();
         let (sender, outcome) = oneshot::channel();
         let thread = thread::Builder::new().name("rules".to_owned());
         let started = thread.spawn(move || {
             give_way();
             // The caller may have left.
-            let _ = sender.send(running.replace(&mut turn, &rules));
+            let _ = sender.send(running.replace_from(&mut turn, &rules));
         });
         if let Err(error) = started {
             return Err(refused(&anyhow!(error).context("start a thread")));
@@ -111,14 +109,8 @@ impl RunningRules {
         let failed = |_| refused(&anyhow!("the thread that changes them has failed"));
         outcome.await.map_err(failed)?
     }
-}
 
-impl Running {
-    fn in_force(&self) -> Arc<InForce> {
-        Arc::clone(&self.in_force.borrow())
-    }
-
-    fn replace(
+    fn replace_from(
         &self,
         place: &mut Option<RuleMaps>,
         rules: &[Rule],
