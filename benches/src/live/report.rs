@@ -3,6 +3,7 @@
 
 mod experiments;
 mod grid;
+mod markdown;
 mod page;
 mod plot;
 mod raw;

@@ -11,6 +11,7 @@ use anyhow::{Result, ensure};
 use super::{
     experiments::{self, Column},
     grid::{Cell, Grid},
+    markdown::{head, line},
     plot, raw, summary, units,
 };
 use crate::live::result::Run;
@@ -82,11 +83,10 @@ fn section(out: &mut String, grid: &Grid, run: &Run, plot: &str) {
         .columns
         .iter()
         .map(|Column(title, ..)| (*title).to_owned());
-    line(
+    head(
         out,
         &once(across.to_owned()).chain(titles).collect::<Vec<_>>(),
     );
-    line(out, &vec!["---".to_owned(); 1 + experiment.columns.len()]);
     for (title, cells) in &grid.rows {
         let cells = cells.iter().map(text);
         line(
@@ -128,8 +128,4 @@ fn published(out: &mut String, runs: &[Run]) -> Result<()> {
     );
     out.push_str(&summary::published(runs)?);
     Ok(())
-}
-
-pub fn line(out: &mut String, cells: &[String]) {
-    let _ = writeln!(out, "| {} |", cells.join(" | "));
 }

@@ -5,7 +5,10 @@ use std::{
     fmt::Write as _,
 };
 
-use super::{page::line, units};
+use super::{
+    markdown::{head, line},
+    units,
+};
 use crate::live::{
     difference::Difference,
     host::Host,
@@ -144,8 +147,7 @@ fn table(out: &mut String, run: &Run, measure: &str) {
     let in_steps = units::nanoseconds(measure).zip(arms.iter().find(|arm| **arm == "agent"));
     header.extend(in_steps.map(|(_, arm)| format!("{arm}, reference steps")));
     let _ = write!(out, "\n### {}\n\n", units::title(measure));
-    line(out, &header);
-    line(out, &vec!["---".to_owned(); header.len()]);
+    head(out, &header);
     for ((_, scenario), by_arm) in lines(run).iter().filter(|((of, _), _)| *of == measure) {
         let mut cells = vec![words(scenario)];
         for arm in &arms {
@@ -172,8 +174,7 @@ fn table(out: &mut String, run: &Run, measure: &str) {
 fn differences(out: &mut String, run: &Run) {
     let header = ["measure", "arm", "over nothing", "confidence interval"].map(str::to_owned);
     out.push_str("\n### difference\n\n");
-    line(out, &header);
-    line(out, &vec!["---".to_owned(); header.len()]);
+    head(out, &header);
     for (row, difference) in http::differences(run) {
         let Difference {
             median,

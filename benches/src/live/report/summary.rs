@@ -4,7 +4,11 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 
-use super::{grid, page::line, units};
+use super::{
+    grid,
+    markdown::{head, line},
+    units,
+};
 use crate::live::result::{Row, Run};
 
 /// A line of a table: its bench, what is measured, in words, what chooses the measurement, as
@@ -99,11 +103,10 @@ fn tables(runs: &[Run], headlines: &[Headline]) -> Result<String> {
     }
     let mut out = String::new();
     for runs in hosts.values() {
-        line(
+        head(
             &mut out,
             &["what", "flow-agent", "against", "ratio"].map(str::to_owned),
         );
-        line(&mut out, &vec!["---".to_owned(); 4]);
         for headline in headlines {
             let run = runs.iter().find(|run| run.bench == headline.0);
             line(&mut out, &headline.cells(run.copied())?);
