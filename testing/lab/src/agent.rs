@@ -53,28 +53,38 @@ impl Agent {
         })
     }
 
-    /// Waits until every hook is attached; an error has the agent's log. `check` runs meanwhile and may end
-    /// the wait with an error.
+    /// Returns when every hook is attached; see [`Agent::wait_until_logged`].
     pub fn wait_until_counting(
         &mut self,
+        patience: Duration,
+        check: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
+        self.wait_until_logged(COUNTING, patience, check)
+    }
+
+    /// Returns when the log contains the text. Fails, with the log, if the agent ends. `check` is called
+    /// meanwhile and may end the wait.
+    pub fn wait_until_logged(
+        &mut self,
+        text: &str,
         patience: Duration,
         mut check: impl FnMut() -> Result<()>,
     ) -> Result<()> {
         let deadline = Instant::now() + patience;
         loop {
             check()?;
-            // Checked before the log is read: an agent that has ended has written all of its log.
+            // Asked before the log is read, so that the log of an agent that has ended is complete.
             let status = self.process.exited()?;
             let log = self.log()?;
-            if log.contains(COUNTING) {
-                return Ok(());
-            }
             if let Some(status) = status {
                 bail!("flow-agent ended with {status}: {}", log.trim());
             }
+            if log.contains(text) {
+                return Ok(());
+            }
             ensure!(
                 Instant::now() < deadline,
-                "flow-agent does not count after {patience:?}: {}",
+                "flow-agent does not log \"{text}\" after {patience:?}: {}",
                 log.trim()
             );
             thread::sleep(Duration::from_millis(10));

@@ -79,14 +79,7 @@ impl Agent {
     }
 
     pub fn wait_until_logged(&mut self, text: &str) {
-        wait_until(text, || {
-            let status = self.0.process.exited().unwrap();
-            let stderr = self.stderr();
-            if let Some(status) = status {
-                panic!("the agent ended with {status}: {stderr}");
-            }
-            stderr.contains(text)
-        });
+        self.0.wait_until_logged(text, PATIENCE, || Ok(())).unwrap();
     }
 
     pub fn stderr(&self) -> String {
