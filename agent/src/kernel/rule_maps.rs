@@ -5,7 +5,12 @@
 //! since each reads the slot's number once per packet. The maps of the previous set are freed only when no
 //! program can be using them.
 
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::{
+    io,
+    os::fd::{AsFd as _, AsRawFd as _},
+    thread,
+    time::Duration,
+};
 
 use agent_common::filter::{NetKey, NetRows, Row};
 use anyhow::{Context as _, Result};
@@ -181,9 +186,28 @@ fn trie<const N: usize>(name: &str, prefixes: &[(NetKey<N>, NetRows)]) -> Result
         for row in [&rows.src, &rows.dst, &rows.either] {
             append(&mut value, row);
         }
-        bpf::update_by_bytes(map.fd().as_fd(), &key, &value).context("store a network")?;
+        patiently(|| bpf::update_by_bytes(map.fd().as_fd(), &key, &value))
+            .context("store a network")?;
     }
     Ok(map)
+}
+
+/// Tries again while the kernel has no memory at hand. A trie's nodes come from a pool that is filled in the
+/// background without waiting for memory (`alloc_bulk`, kernel/bpf/memalloc.c), so a busy machine may run out for
+/// a moment.
+fn patiently(mut update: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    let mut pause = Duration::from_millis(1);
+    loop {
+        match update() {
+            Err(error)
+                if error.raw_os_error() == Some(libc::ENOMEM) && pause < Duration::from_secs(1) =>
+            {
+                thread::sleep(pause);
+                pause *= 2;
+            }
+            outcome => return outcome,
+        }
+    }
 }
 
 fn create(
@@ -206,5 +230,34 @@ fn create(
 fn append(bytes: &mut Vec<u8>, row: &Row) {
     for word in row.0 {
         bytes.extend_from_slice(&word.to_ne_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_is_stored_when_the_kernel_has_memory_again() {
+        let error = |number| Err(io::Error::from_raw_os_error(number));
+        let mut left = 3;
+        let stored = patiently(|| {
+            left -= 1;
+            if left == 0 {
+                Ok(())
+            } else {
+                error(libc::ENOMEM)
+            }
+        });
+        assert!(stored.is_ok());
+        for (number, tried) in [(libc::ENOSPC, 1..=1), (libc::ENOMEM, 2..=20)] {
+            let mut calls = 0;
+            let refused = patiently(|| {
+                calls += 1;
+                error(number)
+            });
+            assert_eq!(refused.unwrap_err().raw_os_error(), Some(number));
+            assert!(tried.contains(&calls), "{number}: {calls}");
+        }
     }
 }

@@ -11,10 +11,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lab::{Host, Lab, Process, privilege::is_root_or_skip};
+use lab::{AtEnd, Host, Lab, Process, privilege::is_root_or_skip};
 
 use crate::{
-    at_end::AtEnd,
     memory::Samples,
     objects::Objects,
     seconds_from,

@@ -9,7 +9,6 @@
 )]
 #![expect(clippy::print_stdout, reason = "a soak's figures are for people")]
 
-mod at_end;
 mod churn;
 mod flood;
 mod memory;

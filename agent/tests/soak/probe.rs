@@ -12,7 +12,7 @@ use std::{
 
 use lab::Namespace;
 
-use crate::at_end::AtEnd;
+use lab::AtEnd;
 
 const PAUSE: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -8,10 +8,12 @@
 //! Traffic comes from [`Frame`]s sent through a [`FrameSocket`] (any bytes, in order, none lost), a
 //! [`SuperFrameSocket`] (one skb for many frames), a [`Generator`] (one frame, millions of times a
 //! second), a [`Tun`] (bare IP), or from real sockets ([`traffic`]). An [`Agent`] is a running
-//! `flow-agent`. A [`Process`] is a program that does not outlive its test. A [`RtnlHold`] keeps the
+//! `flow-agent`. A [`Process`] is a program that does not outlive its test, and an
+//! [`AtEnd`] ends threads with it. A [`RtnlHold`] keeps the
 //! kernel from answering about interfaces.
 
 mod agent;
+mod at_end;
 mod checksum;
 mod counters;
 mod extension;
@@ -29,6 +31,7 @@ pub mod traffic;
 mod tun;
 
 pub use agent::Agent;
+pub use at_end::AtEnd;
 pub use counters::Counters;
 pub use extension::Extension;
 pub use frame::Frame;

@@ -9,7 +9,7 @@ use std::{
 
 use agent::client;
 use agent_common::Pair;
-use lab::{Lab, kernel};
+use lab::{AtEnd, Lab, kernel};
 use tokio::runtime::Runtime;
 
 use crate::support::{
@@ -56,6 +56,7 @@ fn no_packet_passes_between_two_sets(settings: &[&str]) {
                 generator.send(&frame, at_once, None).unwrap();
             }
         });
+        let over = AtEnd(|| is_over.store(true, Ordering::Relaxed));
         let generation = || {
             runtime
                 .block_on(client::filters(&target))
@@ -72,7 +73,7 @@ fn no_packet_passes_between_two_sets(settings: &[&str]) {
                 wait_until("the file is in force", || generation() == number);
             }
         }
-        is_over.store(true, Ordering::Relaxed);
+        drop(over);
     });
     let counted = wait_for_silence(&lab.agent);
     let report = agent.stop();

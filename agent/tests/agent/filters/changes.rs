@@ -10,7 +10,7 @@ use std::{
 };
 
 use agent_common::Pair;
-use lab::{Lab, kernel, privilege::is_root_or_skip};
+use lab::{AtEnd, Lab, kernel, privilege::is_root_or_skip};
 
 use crate::support::{
     Agent, NATIVE_XDP, count, flow_agent, pair, wait_for_packets, wait_for_silence, wait_until,
@@ -63,12 +63,13 @@ fn rules_change_under_traffic(settings: &[&str]) {
                 }
             })
         });
+        let over = AtEnd(|| is_over.store(true, Ordering::Relaxed));
         for set in SETS.iter().cycle().take(CHANGES) {
             let output = filter(&lab, &agent.address(), set);
             let stderr = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{set:?}: {stderr}");
         }
-        is_over.store(true, Ordering::Relaxed);
+        drop(over);
         for sender in senders {
             sender.join().unwrap();
         }

@@ -20,7 +20,7 @@ use std::{
 
 use agent_common::Pair;
 use lab::{
-    Lab, pin_to,
+    AtEnd, Lab, pin_to,
     privilege::{is_root_or_skip, skip},
 };
 use runs::{Counting, Runs};
@@ -46,15 +46,6 @@ fn frames(lab: &Lab, flows: u16) -> Vec<Vec<u8>> {
 /// Allows one load at a time, since each keeps every CPU busy.
 static LOAD: Mutex<()> = Mutex::new(());
 
-/// Sets the flag when dropped. So the senders also end if a test fails.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Sends the frames over and over on these CPUs while `meanwhile` runs. Returns how often all were sent.
 fn under_full_load(lab: &Lab, cpus: &[usize], frames: &[Vec<u8>], meanwhile: impl FnOnce()) -> u64 {
     let _alone = LOAD.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,9 +64,9 @@ fn under_full_load(lab: &Lab, cpus: &[usize], frames: &[Vec<u8>], meanwhile: imp
             })
         };
         let senders: Vec<_> = cpus.iter().map(|&cpu| send(cpu)).collect();
-        let ends = Ends(&is_over);
+        let over = AtEnd(|| is_over.store(true, Ordering::Relaxed));
         meanwhile();
-        drop(ends);
+        drop(over);
         let rounds = senders.into_iter().map(|sender| sender.join().unwrap());
         rounds.sum()
     })
