@@ -7,12 +7,11 @@ use std::{fmt, ops::RangeInclusive, str::FromStr};
 
 use agent_common::Direction;
 
-use crate::pattern::Pattern;
+use crate::{fault::Fault, pattern::Pattern};
 
 pub mod bounds;
 mod compile;
 mod explain;
-mod fault;
 mod net;
 mod parse;
 mod probe;
@@ -20,7 +19,6 @@ mod read;
 
 pub use compile::{CompileError, Compiled, HookNames};
 pub use explain::{Explained, explain, not_watched};
-pub use fault::Fault;
 pub use net::Net;
 pub use probe::{Probe, Verdict};
 pub use read::{read, read_again};

@@ -4,8 +4,8 @@
 //! the packets that the [`filter`] rules let through. A [`scan`] drains it into the [`replica`]. A [`record`]
 //! is what one scan says about one flow, and a [`batch`] holds many records encoded as [`proto`] messages.
 //! The [`hub`] gives batches to every consumer, and the [`server`] sends them and the [`status`] over gRPC.
-//! The [`client`] is the other end, and its [`output`] is what people and programs read. [`log_limit`] keeps
-//! the log short, and [`log_queue`] keeps a slow reader of the log from holding up the agent.
+//! The [`client`] is the other end, and its [`output`] is what people and programs read. [`log_filter`] says what
+//! is logged, [`log_limit`] keeps the log short, and [`log_queue`] keeps a slow reader of the log from holding up the agent.
 
 pub mod agent;
 pub mod batch;
@@ -13,11 +13,13 @@ pub mod client;
 pub mod clock;
 pub mod commands;
 pub mod community_id;
+pub mod fault;
 pub mod filter;
 pub mod hub;
 pub mod interfaces;
 pub mod kernel;
 pub mod limits;
+pub mod log_filter;
 pub mod log_limit;
 pub mod log_queue;
 pub mod output;

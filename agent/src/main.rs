@@ -9,13 +9,17 @@ use std::{
 };
 
 use agent::{
-    commands, filter,
+    commands::{
+        self,
+        settings::{Layers, Settings},
+    },
+    fault::Fault,
+    log_filter::LogFilter,
     log_queue::LogQueue,
     output::{self, harmless::harmless},
 };
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
 
 mod variables;
 
@@ -42,6 +46,8 @@ enum Command {
     Audit(commands::audit::Args),
     /// Show or change the filter rules of a running agent.
     Filter(commands::filter::Args),
+    /// Show the settings, or check a file of settings.
+    Config(commands::config::Args),
     /// Say what works on this kernel for this user, and what is missing.
     Check(commands::check::Args),
     /// Write the manual pages, one for each command, into a directory such as /usr/local/share/man/man1. It is
@@ -62,11 +68,14 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let (filter, refused) = log_filter();
-    // Only --bpf-log-level decides what the kernel programs log.
-    let programs = "flow_agent_ebpf=trace".parse().expect("a directive");
+    // Read before anything is logged, since they say what is.
+    let settings = matches!(cli.command, Command::Run(_)).then(|| Layers::of_this_process().read());
+    let (filter, refused) = match &settings {
+        Some(Ok(settings)) => (settings.args.log.clone(), None),
+        Some(Err(_)) | None => log_filter(),
+    };
     tracing_subscriber::fmt()
-        .with_env_filter(filter.add_directive(programs))
+        .with_env_filter(filter.for_the_log())
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_writer(log.clone())
         .fmt_fields(output::log::fields())
@@ -76,7 +85,7 @@ fn main() -> ExitCode {
     if let Some(error) = refused {
         tracing::warn!("RUST_LOG is not a log filter, so info is used: {error}");
     }
-    let code = execute(cli.command).unwrap_or_else(|error| {
+    let code = execute(cli.command, settings).unwrap_or_else(|error| {
         // If nobody reads stderr, the exit status still tells.
         let line = format!("flow-agent: {}\n", shown(&error));
         let _ = log.write_all(line.as_bytes());
@@ -100,22 +109,19 @@ fn command() -> clap::Command {
     command
 }
 
-/// The filter in `RUST_LOG`, or `info` if it is unset or empty. If it cannot be parsed, `info` and the
-/// reason.
-fn log_filter() -> (EnvFilter, Option<impl std::error::Error>) {
-    let wanted = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_default();
-    if wanted.is_empty() {
-        return (EnvFilter::new("info"), None);
-    }
-    match EnvFilter::try_new(wanted) {
-        Ok(filter) => (filter, None),
-        Err(error) => (EnvFilter::new("info"), Some(error)),
+/// What commands other than `run` log: what `RUST_LOG` says. If it is unset or cannot be parsed, `info`, and
+/// the reason.
+fn log_filter() -> (LogFilter, Option<String>) {
+    match std::env::var("RUST_LOG").as_deref().map(str::parse) {
+        Ok(Ok(filter)) => (filter, None),
+        Ok(Err(error)) => (LogFilter::default(), Some(error)),
+        Err(_) => (LogFilter::default(), None),
     }
 }
 
-/// The error in one line. A fault in a rule takes more, since it points at its place on a line of its own.
+/// The error in one line. A fault in a rule or in a file of settings takes more, since it points at its place on a line of its own.
 fn shown(error: &anyhow::Error) -> String {
-    match error.downcast_ref::<filter::Fault>() {
+    match error.downcast_ref::<Fault>() {
         Some(fault) => fault.to_string(),
         None => harmless(&one_line(error)).into_owned(),
     }
@@ -135,7 +141,11 @@ fn one_line(error: &anyhow::Error) -> String {
     line
 }
 
-fn execute(command: Command) -> anyhow::Result<ExitCode> {
+/// Runs a command. `run` has its settings with it.
+fn execute(
+    command: Command,
+    settings: Option<anyhow::Result<Settings>>,
+) -> anyhow::Result<ExitCode> {
     if let Command::Man { directory } = command {
         std::fs::create_dir_all(&directory)
             .and_then(|()| clap_mangen::generate_to(Cli::command(), &directory))
@@ -145,18 +155,27 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
     if let Command::Check(args) = command {
         return commands::check::run(args);
     }
+    if let Command::Config(args) = command {
+        return commands::config::run(args);
+    }
+    let settings = settings.transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()?;
     let outcome = runtime.block_on(async {
         match command {
-            Command::Run(args) => Box::pin(commands::run::run(args)).await,
+            Command::Run(_) => {
+                let settings = settings.context("the settings were not read")?;
+                Box::pin(commands::run::run(settings)).await
+            }
             Command::Watch(args) => commands::watch::run(args).await,
             Command::Status(args) => commands::status::run(args).await,
             Command::Audit(args) => commands::audit::run(args).await,
             Command::Filter(args) => commands::filter::run(args).await,
-            Command::Check(_) | Command::Man { .. } => unreachable!("these need no runtime"),
+            Command::Check(_) | Command::Config(_) | Command::Man { .. } => {
+                unreachable!("these need no runtime")
+            }
         }
     });
     // A thread may hang in a write to a stdout that nobody reads.
@@ -220,11 +239,23 @@ mod tests {
     fn the_manual_has_a_page_for_each_command_with_its_options_under_their_headings() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("man1");
-        execute(Command::Man {
-            directory: path.clone(),
-        })
+        execute(
+            Command::Man {
+                directory: path.clone(),
+            },
+            None,
+        )
         .unwrap();
-        for command in ["run", "watch", "status", "audit", "filter", "check"] {
+        for command in [
+            "run",
+            "watch",
+            "status",
+            "audit",
+            "filter",
+            "check",
+            "config",
+            "config-show",
+        ] {
             let page = path.join(format!("flow-agent-{command}.1"));
             assert!(page.exists(), "{command}");
         }

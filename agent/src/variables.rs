@@ -11,7 +11,8 @@ use clap::{
 /// `FLOW_AGENT_X=` in an environment file means that X is not set.
 pub fn forget_empty() {
     for (name, value) in std::env::vars_os() {
-        if value.is_empty() && name.as_encoded_bytes().starts_with(b"FLOW_AGENT_") {
+        let is_ours = name.as_encoded_bytes().starts_with(b"FLOW_AGENT_") || name == "RUST_LOG";
+        if value.is_empty() && is_ours {
             // SAFETY: the process has no other thread yet.
             unsafe { std::env::remove_var(name) };
         }

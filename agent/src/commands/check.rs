@@ -6,7 +6,10 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::Result;
 use serde::Serialize;
 
-use super::answer::{self, Format};
+use super::{
+    answer::{self, Format},
+    settings::Layers,
+};
 use crate::{
     filter::{self, Probe, Rules},
     interfaces,
@@ -22,13 +25,14 @@ mod bpf;
 mod filters;
 mod process;
 mod programs;
+mod settings;
 mod system;
 mod xdp;
 
 /// Say what works here and what is missing, for this kernel and this user.
 ///
-/// Exit status 0 if the agent can run with its defaults, 1 if it cannot. The filter rules that the
-/// environment sets are read, too. With --filter, --filter-file or --flow it explains these rules instead.
+/// Exit status 0 if the agent can run with the settings of /etc/flow-agent/config.toml and the environment,
+/// 1 if it cannot. With --filter, --filter-file or --flow it explains these rules instead.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Text for people, or JSON Lines.
@@ -36,20 +40,12 @@ pub struct Args {
     pub output: Format,
 
     /// The interfaces that the agent is to watch: a name, a 'glob*' or a '/regex/'; repeatable
-    /// [default: those that carry a default route].
-    #[arg(
-        long = "interface",
-        value_name = "PATTERN",
-        env = "FLOW_AGENT_INTERFACE"
-    )]
+    /// [default: those of the settings].
+    #[arg(long = "interface", value_name = "PATTERN")]
     pub interfaces: Vec<Patterns>,
 
-    /// The interfaces to leave out; repeatable.
-    #[arg(
-        long = "exclude-interface",
-        value_name = "PATTERN",
-        env = "FLOW_AGENT_EXCLUDE_INTERFACE"
-    )]
+    /// The interfaces to leave out; repeatable [default: those of the settings].
+    #[arg(long = "exclude-interface", value_name = "PATTERN")]
     pub exclude_interfaces: Vec<Patterns>,
 
     /// Explain these filter rules, separated by semicolons; repeatable. `flow-agent run --help` has
@@ -130,10 +126,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         answer::print(&filters::explain(&rules, &flow, output == Format::Json)?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let checks = checks(
-        &pattern::all(&interfaces),
-        &pattern::all(&exclude_interfaces),
-    )?;
+    let given = [&interfaces, &exclude_interfaces].map(|patterns| pattern::all(patterns));
+    let checks = checks(&Layers::of_the_environment(None), given)?;
     let text = match output {
         Format::Text => text(&checks),
         Format::Json => json_lines(&checks)?,
@@ -146,7 +140,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     })
 }
 
-fn checks(include: &[Pattern], exclude: &[Pattern]) -> Result<Vec<Check>> {
+/// The given patterns, for interfaces to watch and to leave out, come before those of the settings.
+fn checks(layers: &Layers, given: [Vec<Pattern>; 2]) -> Result<Vec<Check>> {
     let release = system::Release::of_this_kernel()?;
     let capabilities = Capabilities::of_this_process()?;
     let mut checks = vec![
@@ -162,8 +157,20 @@ fn checks(include: &[Pattern], exclude: &[Pattern]) -> Result<Vec<Check>> {
         checks.extend(programs::programs());
     }
     checks.push(bpf::tcx());
-    checks.extend(interfaces(include, exclude));
-    checks.extend(filters::of_environment());
+    let settings = settings::read(layers);
+    let [mut include, mut exclude] = given;
+    if let Ok((_, config)) = &settings {
+        for (given, set) in [
+            (&mut include, &config.include),
+            (&mut exclude, &config.exclude),
+        ] {
+            if given.is_empty() {
+                given.clone_from(set);
+            }
+        }
+    }
+    checks.extend(interfaces(&include, &exclude));
+    checks.push(settings::check(&settings));
     Ok(checks)
 }
 
@@ -297,12 +304,20 @@ the agent cannot run here with its defaults: 1 thing is missing
 
     #[test]
     fn every_check_answers_whatever_the_privilege() {
-        let names: Vec<_> = checks(&["lo".parse().unwrap()], &[])
+        let layers = Layers::of_a_file("/dev/null".as_ref());
+        let names: Vec<_> = checks(&layers, [vec!["lo".parse().unwrap()], Vec::new()])
             .unwrap()
             .into_iter()
             .map(|check| check.name)
             .collect();
-        for name in ["kernel", "bpf", "CAP_BPF", "interface lo", "xdp lo"] {
+        for name in [
+            "kernel",
+            "bpf",
+            "CAP_BPF",
+            "interface lo",
+            "xdp lo",
+            "settings",
+        ] {
             assert!(names.iter().any(|known| known == name), "{name}: {names:?}");
         }
     }

@@ -10,9 +10,11 @@ use crate::{client::Target, output::harmless::harmless};
 mod answer;
 pub mod audit;
 pub mod check;
+pub mod config;
 mod connect;
 pub mod filter;
 pub mod run;
+pub mod settings;
 pub mod status;
 pub mod watch;
 

@@ -6,19 +6,21 @@ use std::{process::ExitCode, time::Duration};
 use anyhow::{Context as _, Result};
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::settings::Settings;
 use crate::agent::Agent;
 
 mod args;
 mod reload;
 
-pub use args::{Args, Object};
+pub use args::{Args, Contradiction, Object};
 use reload::Reload;
 
-pub async fn run(args: Args) -> Result<ExitCode> {
+pub async fn run(settings: Settings) -> Result<ExitCode> {
+    let args = &settings.args;
     let duration = args.duration;
     // From here on SIGHUP does not end the process, even while the programs are being loaded.
-    let reload = Reload::listen(&args)?;
-    let agent = Agent::start(args.config()?).await?;
+    let reload = Reload::listen(args)?;
+    let agent = Agent::start(settings.config()?).await?;
     reload.start(agent.rules());
     // From here on a signal leads to a final scan.
     let stop = shutdown(duration)?;

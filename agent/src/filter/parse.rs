@@ -2,8 +2,8 @@
 
 use agent_common::Direction;
 
-use super::{Action, Fault, Net, Ports, Rule, Sides, net::BadNet};
-use crate::{pattern::Pattern, protocols};
+use super::{Action, Net, Ports, Rule, Sides, net::BadNet};
+use crate::{fault::Fault, pattern::Pattern, protocols};
 
 const TERMS: &str = "src, dst, net, port, proto, on, ingress, egress or all";
 

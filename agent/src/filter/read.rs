@@ -8,7 +8,8 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{Fault, Rule, Rules, parse};
+use super::{Rule, Rules, parse};
+use crate::fault::Fault;
 
 /// Some editors put it at the beginning of a file.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
@@ -44,7 +45,7 @@ pub fn read(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
                 MAX_FILE_BYTES >> 20
             );
             number += 1;
-            let parsed = text(without_frame(&line, number)).and_then(parse::line_of_file);
+            let parsed = Fault::utf8(without_frame(&line, number)).and_then(parse::line_of_file);
             rules
                 .extend(parsed.map_err(|fault| fault.at(&format!("{}:{number}", path.display())))?);
         }
@@ -75,16 +76,6 @@ pub fn read_again(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>>
         );
     }
     read(arguments, file)
-}
-
-fn text(line: &[u8]) -> Result<&str, Fault> {
-    std::str::from_utf8(line).map_err(|error| {
-        let (before, rest) = line.split_at(error.valid_up_to());
-        let column = String::from_utf8_lossy(before).chars().count();
-        let byte = rest.first().copied().unwrap_or_default();
-        let message = format!("the byte 0x{byte:02x} is not UTF-8; save the file as UTF-8");
-        Fault::new(&String::from_utf8_lossy(line), column, 1, &message)
-    })
 }
 
 #[cfg(test)]

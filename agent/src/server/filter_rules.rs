@@ -17,7 +17,8 @@ use super::{
     request,
 };
 use crate::{
-    filter::{self, Fault, Rule, bounds},
+    fault::Fault,
+    filter::{self, Rule, bounds},
     proto::Filters,
     rules::{MAX_MESSAGE_BYTES, ReplaceError, Replaced, RunningRules},
 };

@@ -8,6 +8,8 @@ mod interfaces;
 mod reload;
 mod sampling;
 
+pub use changes::in_force;
+
 use std::{collections::BTreeMap, fs, net::Ipv4Addr};
 
 use crate::support::{Agent, Both, GENERIC_XDP, NATIVE_XDP, count, name, pair, wait_for_packets};

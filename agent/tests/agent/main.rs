@@ -20,6 +20,7 @@ mod fragments;
 mod kinds;
 mod lifecycle;
 mod pressure;
+mod settings;
 mod stream;
 mod super_frames;
 mod support;

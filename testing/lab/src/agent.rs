@@ -25,7 +25,7 @@ pub struct Agent {
 
 impl Agent {
     /// Starts `run` with these settings and does not wait; `command` names the binary. The agent listens on a
-    /// Unix socket of its own and takes no settings from this process's environment.
+    /// Unix socket of its own and takes no settings from this process's environment or from the machine.
     pub fn begin(mut command: Command, interface: &str, settings: &[&str]) -> Result<Self> {
         let folder = TempDir::with_prefix("flow-agent-").context("make a folder for an agent")?;
         let file = |name: &str| {
@@ -44,6 +44,7 @@ impl Agent {
             .arg(address(&folder))
             .args(settings)
             .env("NO_COLOR", "1")
+            .env("FLOW_AGENT_CONFIG", "/dev/null")
             .stdin(Stdio::null())
             .stdout(file("stdout")?)
             .stderr(file("stderr")?);

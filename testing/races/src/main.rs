@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use agent::commands::{
     run::{self, Object},
+    settings::Layers,
     status,
 };
 use anyhow::{Context as _, Result};
@@ -15,7 +16,7 @@ static PAUSED: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/fl
 #[derive(Parser)]
 enum Command {
     /// The subcommands are those of `flow-agent`.
-    Run(run::Args),
+    Run(Box<run::Args>),
     Status(status::Args),
 }
 
@@ -31,9 +32,10 @@ fn main() -> Result<ExitCode> {
         .build()
         .context("start the runtime")?;
     match command {
-        Command::Run(mut arguments) => {
-            arguments.object = Object(PAUSED);
-            runtime.block_on(Box::pin(run::run(arguments)))
+        Command::Run(_) => {
+            let mut settings = Layers::of_this_process().read()?;
+            settings.args.object = Object(PAUSED);
+            runtime.block_on(Box::pin(run::run(settings)))
         }
         Command::Status(arguments) => runtime.block_on(status::run(arguments)),
     }

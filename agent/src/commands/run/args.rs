@@ -2,7 +2,9 @@
 
 use std::{fmt, path::PathBuf, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
+use clap::ArgAction;
+use thiserror::Error;
 
 use super::super::time;
 use crate::{
@@ -12,6 +14,7 @@ use crate::{
         attach::{AttachSettings, Directions, IngressHook, TcAttach, XdpMode},
         load,
     },
+    log_filter::LogFilter,
     output::Format,
     pattern::{self, Patterns},
     replica::ReplicaSettings,
@@ -21,6 +24,7 @@ use crate::{
 };
 
 // The headings of `--help`.
+const SETTINGS: &str = "Settings";
 const WATCH: &str = "What to watch";
 const COUNT: &str = "What to count";
 const TABLE: &str = "The table";
@@ -29,8 +33,13 @@ const OUTPUT: &str = "Output";
 const LOGS: &str = "Logs";
 
 /// Count the flows of interfaces and stream them.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct Args {
+    /// A file of settings, each under its option's name with underscores. Variables and options come
+    /// before it [default: /etc/flow-agent/config.toml, if it exists].
+    #[arg(long, value_name = "PATH", env = "FLOW_AGENT_CONFIG", help_heading = SETTINGS)]
+    pub config: Option<PathBuf>,
+
     /// Interfaces to count on: names, globs, or /regular expressions/; repeatable [default: those that
     /// carry a default route].
     #[arg(long, value_name = "PATTERN", env = "FLOW_AGENT_INTERFACE", help_heading = WATCH)]
@@ -60,7 +69,9 @@ pub struct Args {
     /// Count at XDP even where the driver keeps VLAN tags beside the frames, out of its sight. Flows of
     /// different VLANs may then become one, and the account says "tags unknown". Without this option such
     /// an interface is counted at TC.
-    #[arg(long, env = "FLOW_AGENT_XDP_WITHOUT_TAGS", help_heading = WATCH)]
+    #[arg(long, value_name = "BOOL", env = "FLOW_AGENT_XDP_WITHOUT_TAGS", action = ArgAction::Set,
+          num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", hide_possible_values = true, help_heading = WATCH)]
     pub xdp_without_tags: bool,
 
     /// How TC programs are attached: by links that end with the process, or as filters on clsact.
@@ -89,7 +100,9 @@ pub struct Args {
 
     /// Count the flows inside tunnels (VXLAN, Geneve, GRE, IP in IP), up to two tunnels deep. Without this
     /// option a flow is the tunnel itself.
-    #[arg(long, env = "FLOW_AGENT_DECAPSULATE", help_heading = COUNT)]
+    #[arg(long, value_name = "BOOL", env = "FLOW_AGENT_DECAPSULATE", action = ArgAction::Set,
+          num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", hide_possible_values = true, help_heading = COUNT)]
     pub decapsulate: bool,
 
     /// Flows in each of the two pages of the kernel's table. A flow takes some 190 bytes of kernel memory
@@ -170,6 +183,11 @@ pub struct Args {
           allow_hyphen_values = true, help_heading = OUTPUT)]
     pub duration: Option<Duration>,
 
+    /// What is logged: error, warn, info, debug or trace, or a filter in tracing's syntax, such as
+    /// warn,agent=debug.
+    #[arg(long, value_name = "FILTER", env = "RUST_LOG", default_value = "info", help_heading = LOGS)]
+    pub log: LogFilter,
+
     /// What the kernel programs log about single packets. It costs nothing while it is off.
     #[arg(
         long,
@@ -218,6 +236,15 @@ pub enum BpfLogLevel {
     Trace = 5,
 }
 
+/// Settings of which one would have no effect beside the others.
+#[derive(Debug, Error)]
+#[error("{message}")]
+pub struct Contradiction {
+    message: String,
+    /// The names of the settings, as in a file.
+    pub settings: &'static [&'static str],
+}
+
 /// A flip alone waits for some milliseconds.
 const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -234,7 +261,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 
 impl Args {
     /// Makes the agent's settings. Fails if options contradict each other or a rule has a fault.
-    pub(super) fn config(self) -> Result<Config> {
+    pub fn config(self) -> Result<Config> {
         self.refuse_contradictions()?;
         Ok(Config {
             object: self.object.0,
@@ -275,35 +302,37 @@ impl Args {
     }
 
     /// Fails if an option would have no effect because of another one, so that nobody relies on it.
-    fn refuse_contradictions(&self) -> Result<()> {
-        let Self {
-            ingress_hook,
-            xdp_mode,
-            xdp_without_tags,
-            direction,
-            listen,
-            ..
-        } = self;
-        ensure!(
-            *ingress_hook != IngressHook::Xdp || *direction != Directions::Egress,
+    fn refuse_contradictions(&self) -> Result<(), Contradiction> {
+        let refuse = |is_one: bool, message: &str, settings| {
+            let message = message.to_owned();
+            let contradiction = Contradiction { message, settings };
+            if is_one { Err(contradiction) } else { Ok(()) }
+        };
+        let is_xdp = self.ingress_hook == IngressHook::Xdp;
+        refuse(
+            is_xdp && self.direction == Directions::Egress,
             "--ingress-hook xdp does nothing with --direction egress, since XDP sees what arrives: \
-             remove one of them"
-        );
-        ensure!(
-            *ingress_hook == IngressHook::Xdp || *xdp_mode == XdpMode::Auto,
+             remove one of them",
+            &["ingress_hook", "direction"],
+        )?;
+        refuse(
+            !is_xdp && self.xdp_mode != XdpMode::Auto,
             "--xdp-mode does nothing with --ingress-hook tc: choose --ingress-hook xdp, or remove \
-             --xdp-mode"
-        );
-        ensure!(
-            *ingress_hook == IngressHook::Xdp || !*xdp_without_tags,
+             --xdp-mode",
+            &["xdp_mode", "ingress_hook"],
+        )?;
+        refuse(
+            !is_xdp && self.xdp_without_tags,
             "--xdp-without-tags does nothing with --ingress-hook tc: choose --ingress-hook xdp, or \
-             remove --xdp-without-tags"
-        );
-        for (index, address) in listen.iter().enumerate() {
-            ensure!(
-                address.is_any_port() || !listen[..index].contains(address),
-                "--listen {address} is given twice: remove one of them"
-            );
+             remove --xdp-without-tags",
+            &["xdp_without_tags", "ingress_hook"],
+        )?;
+        for (index, address) in self.listen.iter().enumerate() {
+            refuse(
+                !address.is_any_port() && self.listen[..index].contains(address),
+                &format!("--listen {address} is given twice: remove one of them"),
+                &["listen"],
+            )?;
         }
         Ok(())
     }
@@ -380,35 +409,31 @@ mod tests {
         for option in options().get_arguments() {
             assert!(option.get_help_heading().is_some(), "{option}");
             let name = option.get_long().expect("options have long names");
-            let variable = format!("FLOW_AGENT_{}", name.to_uppercase().replace('-', "_"));
+            let variable = match name {
+                // The variable that other Rust programs read, too.
+                "log" => "RUST_LOG".to_owned(),
+                _ => format!("FLOW_AGENT_{}", name.to_uppercase().replace('-', "_")),
+            };
             assert_eq!(option.get_env(), Some(variable.as_ref()), "--{name}");
         }
     }
 
     #[test]
-    fn the_services_settings_are_options_with_their_defaults() {
-        let settings = include_str!("../../../../deploy/flow-agent.env");
-        let command = options();
-        let mut named = Vec::new();
-        for line in settings.lines() {
-            let Some((variable, value)) = line
-                .strip_prefix('#')
-                .and_then(|line| line.split_once('='))
-                .filter(|(variable, _)| variable.starts_with("FLOW_AGENT_"))
-            else {
-                continue;
-            };
-            let option = command
-                .get_arguments()
-                .find(|option| option.get_env() == Some(variable.as_ref()))
-                .unwrap_or_else(|| panic!("{variable} is no option"));
-            if let [default] = option.get_default_values() {
-                assert_eq!(default, value, "{variable}");
+    fn what_a_file_switches_on_an_option_can_switch_off() {
+        let is_bool = |option: &&clap::Arg| {
+            option.get_value_parser().type_id() == std::any::TypeId::of::<bool>()
+        };
+        for option in options().get_arguments().filter(is_bool) {
+            let (id, name) = (option.get_id().as_str(), option.get_long().unwrap());
+            for (argument, expected) in [
+                (format!("--{name}"), true),
+                (format!("--{name}=true"), true),
+                (format!("--{name}=false"), false),
+            ] {
+                let on = options().mut_arg(id, |option| option.default_value("true"));
+                let matches = on.get_matches_from(["run", &argument]);
+                assert_eq!(matches.get_one(id), Some(&expected), "{argument}");
             }
-            named.push(variable);
         }
-        // A service does not set an end.
-        let all = command.get_arguments().count();
-        assert_eq!(named.len(), all - 1, "{named:?}");
     }
 }

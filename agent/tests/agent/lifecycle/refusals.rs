@@ -328,13 +328,16 @@ fn an_empty_variable_is_no_setting() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    let variables: Vec<&str> = include_str!("../../../../deploy/flow-agent.env")
-        .lines()
-        .filter_map(|line| line.strip_prefix('#')?.split_once('='))
-        .map(|(name, _)| name)
-        .filter(|name| name.starts_with("FLOW_AGENT_"))
+    let schema = agent::commands::settings::schema::schema();
+    let settings = schema["properties"].as_object().unwrap().keys();
+    let mut variables: Vec<String> = settings
+        .map(|name| format!("FLOW_AGENT_{}", name.to_uppercase()))
         .collect();
-    assert!(variables.contains(&"FLOW_AGENT_FILTER"), "{variables:?}");
+    variables.extend(["FLOW_AGENT_DURATION", "RUST_LOG"].map(str::to_owned));
+    assert!(
+        variables.contains(&"FLOW_AGENT_FILTER".to_owned()),
+        "{variables:?}"
+    );
     let directory = TempDir::new().unwrap();
     let socket = directory.path().join("agent.sock");
     let mut command = flow_agent(&lab.agent);

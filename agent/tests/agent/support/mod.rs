@@ -8,6 +8,7 @@ pub mod wire;
 
 use std::{
     collections::BTreeMap,
+    path::Path,
     process::{Command, ExitStatus, Output},
     thread,
     time::{Duration, Instant},
@@ -76,6 +77,15 @@ impl Agent {
         }
         let settings = [settings, &usual].concat();
         Self(lab::Agent::begin(command, interface, &settings).unwrap())
+    }
+
+    /// Starts an agent with the settings of a file alone and returns when all hooks are attached.
+    pub fn start_by_file(lab: &Lab, file: &Path) -> Self {
+        let settings = ["--config", file.to_str().unwrap()];
+        let agent = lab::Agent::begin(flow_agent(&lab.agent), &lab.agent.interface, &settings);
+        let mut agent = Self(agent.unwrap());
+        agent.0.wait_until_counting(PATIENCE, || Ok(())).unwrap();
+        agent
     }
 
     pub fn wait_until_logged(&mut self, text: &str) {
@@ -191,6 +201,7 @@ pub const BINARY: &str = match (
 pub fn flow_agent(host: &Host) -> Command {
     let mut command = host.command(BINARY);
     command.env("NO_COLOR", "1").env_remove("RUST_LOG");
+    command.env("FLOW_AGENT_CONFIG", "/dev/null");
     command
 }
 

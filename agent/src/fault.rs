@@ -1,5 +1,5 @@
-//! A fault in a rule, shown as a message, the line and a mark under the place. Only the part of a long line
-//! that is around the place is shown.
+//! A fault in a text that somebody wrote, such as a filter rule or a file of settings: shown as a message, the
+//! line and a mark under the place. Only the part of a long line that is around the place is shown.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ const SHOWN_CHARS: usize = 76;
 /// How many of them are before the place, if the line is longer.
 const BEFORE_CHARS: usize = 36;
 
-/// A rule that cannot be read, with the place of the fault.
+/// A line that cannot be read, with the place of the fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The file and the line number, if there are any.
@@ -26,7 +26,7 @@ pub struct Fault {
 impl Fault {
     /// `column` and `width` give the place of the fault in `line`, in characters. If something is missing,
     /// the column may be beyond the line's end.
-    pub(super) fn new(line: &str, column: usize, width: usize, message: &str) -> Self {
+    pub fn new(line: &str, column: usize, width: usize, message: &str) -> Self {
         let line = line.trim_end();
         let chars = line.chars().count();
         let from = column
@@ -59,6 +59,27 @@ impl Fault {
             mark_from: column - from + before.chars().count(),
             mark_width: width.min(to.saturating_sub(column)).max(1),
         }
+    }
+
+    /// Reads a line of a file. Fails at the first byte that is not UTF-8.
+    pub fn utf8(line: &[u8]) -> Result<&str, Self> {
+        std::str::from_utf8(line).map_err(|error| {
+            let (before, rest) = line.split_at(error.valid_up_to());
+            let column = String::from_utf8_lossy(before).chars().count();
+            let byte = rest.first().copied().unwrap_or_default();
+            let message = format!("the byte 0x{byte:02x} is not UTF-8; save the file as UTF-8");
+            Self::new(&String::from_utf8_lossy(line), column, 1, &message)
+        })
+    }
+
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The same fault in a line that has the faulty one at `column`.
+    #[must_use]
+    pub fn within(&self, line: &str, column: usize) -> Self {
+        Self::new(line, column + self.column, self.mark_width, &self.message)
     }
 
     /// Adds the name of the place.

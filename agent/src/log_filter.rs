@@ -1,0 +1,80 @@
+//! What is logged: a filter in tracing's syntax.
+
+use std::{fmt, str::FromStr};
+
+use tracing_subscriber::EnvFilter;
+
+/// A filter that can be parsed, such as `info` or `warn,agent::scan=debug`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogFilter(String);
+
+impl LogFilter {
+    /// The filter for the process's log.
+    pub fn for_the_log(&self) -> EnvFilter {
+        // Only --bpf-log-level decides what the kernel programs log.
+        let programs = "flow_agent_ebpf=trace".parse().expect("a directive");
+        EnvFilter::new(&self.0).add_directive(programs)
+    }
+}
+
+impl Default for LogFilter {
+    fn default() -> Self {
+        Self("info".to_owned())
+    }
+}
+
+impl FromStr for LogFilter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        const ALLOWED: &str = "error, warn, info, debug, trace or off, or a filter such as \
+                               warn,agent::scan=debug";
+        if text.trim().is_empty() {
+            return Err(format!("expected {ALLOWED}"));
+        }
+        EnvFilter::try_new(text).map_err(|error| format!("{error}; expected {ALLOWED}"))?;
+        // tracing takes a word that is no level for the name of a module, which would then be all that is
+        // logged.
+        let first = text.split(',').next().unwrap_or_default();
+        let is_word = text == first && text.chars().all(char::is_alphabetic);
+        if is_word
+            && text
+                .parse::<tracing_subscriber::filter::LevelFilter>()
+                .is_err()
+        {
+            return Err(format!("no level is called '{text}'; expected {ALLOWED}"));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Display for LogFilter {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_is_a_level_or_directives_and_no_misspelt_level() {
+        for text in [
+            "info",
+            "DEBUG",
+            "off",
+            "warn,agent::scan=debug",
+            "agent=trace",
+        ] {
+            assert_eq!(text.parse::<LogFilter>().unwrap().to_string(), text);
+        }
+        for text in ["", " ", "inof", "agent=loud", "agent::scan=debug=info"] {
+            let error = text.parse::<LogFilter>().unwrap_err();
+            assert!(
+                error.contains("expected error, warn, info"),
+                "{text}: {error}"
+            );
+        }
+    }
+}
