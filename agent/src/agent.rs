@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::{
     batch::{BatchEncoder, Identity},
+    changes::{Changes, Request, Times},
     clock,
     filter::Rule,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
@@ -29,7 +30,7 @@ use crate::{
     pattern::Pattern,
     proto::AgentStatus,
     replica::{Replica, ReplicaSettings},
-    rules::{RunningRules, Switch},
+    rules::RunningRules,
     scan::{Interfaces, Scanner, ScannerParts},
     server::{DEFAULT_DRAIN_TIMEOUT, Limits, ListenAddr, Listeners, Server},
     status::{self, StatusSettings},
@@ -76,6 +77,17 @@ pub struct Config {
     pub bpf_log_level: u8,
 }
 
+impl Config {
+    /// The times that can change while the agent runs.
+    pub fn times(&self) -> Times {
+        Times {
+            scan_interval: self.scan_interval,
+            idle_timeout: self.replica.idle_timeout,
+            linger: self.replica.linger,
+        }
+    }
+}
+
 /// An agent whose programs are loaded and whose listeners are open. Nothing is attached yet.
 pub struct Agent {
     config: Config,
@@ -88,7 +100,8 @@ pub struct Agent {
     netns: u32,
     filled: FilledPages,
     rules: RunningRules,
-    switches: mpsc::Receiver<Switch>,
+    changes: Changes,
+    requests: mpsc::Receiver<Request>,
 }
 
 impl Agent {
@@ -131,7 +144,8 @@ impl Agent {
         let staged = maps.stage(&config.rules)?;
         kernel.follow(staged.rules())?;
         maps.settle(staged);
-        let (rules, switches) = RunningRules::new(&config.rules, maps);
+        let (changes, requests) = Changes::channel();
+        let rules = RunningRules::new(&config.rules, maps, changes.clone());
         if config.bpf_log_level != 0 {
             forward_logs(&mut kernel)?;
         }
@@ -145,13 +159,19 @@ impl Agent {
             netns,
             filled,
             rules,
-            switches,
+            changes,
+            requests,
         })
     }
 
     /// Reads and replaces the filter rules, also while the agent runs.
     pub fn rules(&self) -> RunningRules {
         self.rules.clone()
+    }
+
+    /// Changes other settings while the agent runs.
+    pub fn changes(&self) -> Changes {
+        self.changes.clone()
     }
 
     /// Counts until `stop`, or until a hook cannot be attached. Returns when everything is detached, drained
@@ -167,7 +187,8 @@ impl Agent {
             netns,
             filled,
             rules,
-            switches,
+            changes: _,
+            requests,
         } = self;
         let qdiscs = QdiscDrops::open()?;
         let mut interfaces = Interfaces::open(&selected, netns)?;
@@ -185,7 +206,9 @@ impl Agent {
         });
 
         let settings = status_settings(&config, identity);
-        let (publisher, statuses) = Publisher::start(status::of(&settings, &scanner, 0), qdiscs);
+        let times = config.times();
+        let (publisher, statuses) =
+            Publisher::start(status::of(&settings, times, &scanner, 0), qdiscs);
         let printer = config.stdout.map(|format| {
             let subscription = hub.subscribe("stdout", "this process");
             Printing::start(subscription, format)
@@ -204,12 +227,13 @@ impl Agent {
         }));
 
         let scanning = Scanning {
-            switches,
+            requests,
+            times,
             wakes: Wakes::new(config.scan_interval, filled),
             attached,
         };
-        let publish_status = |scanner: &Scanner, late, is_final| {
-            publisher.publish(status::of(&settings, scanner, late), is_final);
+        let publish_status = |scanner: &Scanner, times, late, is_final| {
+            publisher.publish(status::of(&settings, times, scanner, late), is_final);
         };
         let tell = |hooks| tell_that_it_counts(hooks, statuses.clone(), &config);
         // The scanner holds accounts, which are too large for the caller's stack.
@@ -236,10 +260,7 @@ fn status_settings(config: &Config, identity: Arc<Identity>) -> StatusSettings {
         identity,
         started_unix_ns: clock::unix_now_ns(),
         max_tracked_flows: config.replica.max_flows as u64,
-        scan_interval: config.scan_interval,
         early_scan_percent: config.early_scan_percent,
-        idle_timeout: config.replica.idle_timeout,
-        linger: config.replica.linger,
         sample_rate: config.sample_rate,
     }
 }

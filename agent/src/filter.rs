@@ -21,7 +21,7 @@ pub use compile::{CompileError, Compiled, HookNames};
 pub use explain::{Explained, explain, not_watched};
 pub use net::Net;
 pub use probe::{Probe, Verdict};
-pub use read::{read, read_again};
+pub use read::read;
 
 /// Explains the language in `--help`.
 pub const HELP: &str = "\

@@ -9,6 +9,7 @@
 
 pub mod agent;
 pub mod batch;
+pub mod changes;
 pub mod client;
 pub mod clock;
 pub mod commands;

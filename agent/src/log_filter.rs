@@ -1,7 +1,8 @@
-//! What is logged: a filter in tracing's syntax.
+//! What is logged: a filter in tracing's syntax, which may change while the process runs.
 
 use std::{fmt, str::FromStr};
 
+use anyhow::{Result as Outcome, bail};
 use tracing_subscriber::EnvFilter;
 
 /// A filter that can be parsed, such as `info` or `warn,agent::scan=debug`.
@@ -51,6 +52,25 @@ impl FromStr for LogFilter {
 impl fmt::Display for LogFilter {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.0)
+    }
+}
+
+/// Changes what the process logs.
+pub struct LogControl(Box<dyn Fn(EnvFilter) -> Outcome<()> + Send + Sync>);
+
+impl LogControl {
+    /// `change` puts a filter in force.
+    pub fn new(change: impl Fn(EnvFilter) -> Outcome<()> + Send + Sync + 'static) -> Self {
+        Self(Box::new(change))
+    }
+
+    /// For a process whose log cannot change.
+    pub fn fixed() -> Self {
+        Self::new(|_| bail!("this program cannot change what it logs"))
+    }
+
+    pub fn set(&self, filter: &LogFilter) -> Outcome<()> {
+        (self.0)(filter.for_the_log())
     }
 }
 

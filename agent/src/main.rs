@@ -14,7 +14,7 @@ use agent::{
         settings::{Layers, Settings},
     },
     fault::Fault,
-    log_filter::LogFilter,
+    log_filter::{LogControl, LogFilter},
     log_queue::LogQueue,
     output::{self, harmless::harmless},
 };
@@ -74,18 +74,22 @@ fn main() -> ExitCode {
         Some(Ok(settings)) => (settings.args.log.clone(), None),
         Some(Err(_)) | None => log_filter(),
     };
-    tracing_subscriber::fmt()
+    let log_format = tracing_subscriber::fmt()
         .with_env_filter(filter.for_the_log())
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_writer(log.clone())
         .fmt_fields(output::log::fields())
         // Otherwise a failed write to stderr would be reported on stderr, with a panic if that fails, too.
         .log_internal_errors(false)
-        .init();
+        .with_filter_reloading();
+    let handle = log_format.reload_handle();
+    let log_control =
+        LogControl::new(move |filter| handle.reload(filter).context("change what is logged"));
+    log_format.init();
     if let Some(error) = refused {
         tracing::warn!("RUST_LOG is not a log filter, so info is used: {error}");
     }
-    let code = execute(cli.command, settings).unwrap_or_else(|error| {
+    let code = execute(cli.command, settings, log_control).unwrap_or_else(|error| {
         // If nobody reads stderr, the exit status still tells.
         let line = format!("flow-agent: {}\n", shown(&error));
         let _ = log.write_all(line.as_bytes());
@@ -145,6 +149,7 @@ fn one_line(error: &anyhow::Error) -> String {
 fn execute(
     command: Command,
     settings: Option<anyhow::Result<Settings>>,
+    log: LogControl,
 ) -> anyhow::Result<ExitCode> {
     if let Command::Man { directory } = command {
         std::fs::create_dir_all(&directory)
@@ -167,7 +172,8 @@ fn execute(
         match command {
             Command::Run(_) => {
                 let settings = settings.context("the settings were not read")?;
-                Box::pin(commands::run::run(settings)).await
+                let layers = Layers::of_this_process();
+                Box::pin(commands::run::run(layers, settings, log)).await
             }
             Command::Watch(args) => commands::watch::run(args).await,
             Command::Status(args) => commands::status::run(args).await,
@@ -244,6 +250,7 @@ mod tests {
                 directory: path.clone(),
             },
             None,
+            LogControl::fixed(),
         )
         .unwrap();
         for command in [

@@ -40,10 +40,20 @@ pub struct ReplicaSettings {
 }
 
 /// How long a flow is kept after its last packet.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Lifetimes {
     idle_ns: u64,
     linger_ns: u64,
+}
+
+impl Lifetimes {
+    fn new(idle_timeout: Duration, linger: Duration) -> Self {
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Self {
+            idle_ns: nanos(idle_timeout),
+            linger_ns: nanos(linger),
+        }
+    }
 }
 
 /// Call `update` with each part of what a scan drained, between `begin_scan` and `end_scan`.
@@ -65,11 +75,7 @@ impl Replica {
     /// Has room for at least one flow, and at most for as many as 32 bits can number.
     pub fn new(settings: ReplicaSettings) -> Self {
         let max_flows = settings.max_flows.clamp(1, u32::MAX as usize);
-        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let lifetimes = Lifetimes {
-            idle_ns: nanos(settings.idle_timeout),
-            linger_ns: nanos(settings.linger),
-        };
+        let lifetimes = Lifetimes::new(settings.idle_timeout, settings.linger);
         // foldhash's own seed does not come from the system's entropy, so the standard library's is used.
         let seed = std::hash::RandomState::new().hash_one(0);
         Self {
@@ -84,6 +90,15 @@ impl Replica {
             waiting: Waiting::default(),
             evicted: 0,
             outers: Outers::default(),
+        }
+    }
+
+    /// Changes when flows end. Those that have been quiet for too long by then end with the next scan.
+    pub fn keep_flows_for(&mut self, idle_timeout: Duration, linger: Duration) {
+        let lifetimes = Lifetimes::new(idle_timeout, linger);
+        if lifetimes != self.lifetimes {
+            self.lifetimes = lifetimes;
+            self.oldest = Oldest::new(self.max_flows, lifetimes);
         }
     }
 

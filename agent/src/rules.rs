@@ -1,7 +1,8 @@
 //! The filter rules in force, and how they are replaced while the agent runs.
 //!
 //! [`RunningRules::replace`] starts a thread, which compiles the rules and fills their maps. It then asks the
-//! task that owns the programs' switch to turn the programs to these maps, and frees the previous ones.
+//! task that owns the programs' switch, by a [`Change`], to turn the programs to these maps, and frees the
+//! previous ones.
 
 use std::{sync::Arc, thread};
 
@@ -9,11 +10,12 @@ use anyhow::{Result, anyhow};
 use bytes::{Bytes, BytesMut};
 use prost::Message as _;
 use thiserror::Error;
-use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio::sync::{Mutex, oneshot, watch};
 
 use crate::{
+    changes::{Change, Changes, Stopping},
     filter::{MAX_NETWORKS, Rule, bounds::MAX_RULES},
-    kernel::rule_maps::{PlacedRules, RuleMaps},
+    kernel::rule_maps::RuleMaps,
     proto::Filters,
 };
 
@@ -29,14 +31,8 @@ pub enum ReplaceError {
     /// The previous rules stay in force.
     #[error("{0}")]
     Refused(String),
-    #[error("the agent is about to stop")]
-    Stopping,
-}
-
-/// Asks the owner of the programs' switch to turn the programs to rules whose maps are filled.
-pub struct Switch {
-    pub rules: PlacedRules,
-    pub done: oneshot::Sender<Result<()>>,
+    #[error(transparent)]
+    Stopping(#[from] Stopping),
 }
 
 /// The result of a change.
@@ -61,26 +57,25 @@ pub struct InForce {
 pub struct RunningRules {
     /// Locked for a whole change, so there is one at a time. `None` if the rules cannot be changed.
     maps: Arc<Mutex<Option<RuleMaps>>>,
-    switches: mpsc::Sender<Switch>,
+    changes: Changes,
     in_force: watch::Sender<Arc<InForce>>,
 }
 
 impl RunningRules {
-    /// Wraps `rules`, which are in force in `maps`. The receiver is for the owner of the programs' switch.
-    pub fn new(rules: &[Rule], maps: RuleMaps) -> (Self, mpsc::Receiver<Switch>) {
-        let (sender, switches) = mpsc::channel(1);
-        (Self::with(rules, Some(maps), sender), switches)
+    /// Wraps `rules`, which are in force in `maps`.
+    pub fn new(rules: &[Rule], maps: RuleMaps, changes: Changes) -> Self {
+        Self::with(rules, Some(maps), changes)
     }
 
     /// The rules of a server without programs, which cannot be changed.
     pub fn fixed(rules: &[Rule]) -> Self {
-        Self::with(rules, None, mpsc::channel(1).0)
+        Self::with(rules, None, Changes::channel().0)
     }
 
-    fn with(rules: &[Rule], maps: Option<RuleMaps>, switches: mpsc::Sender<Switch>) -> Self {
+    fn with(rules: &[Rule], maps: Option<RuleMaps>, changes: Changes) -> Self {
         Self {
             maps: Arc::new(Mutex::new(maps)),
-            switches,
+            changes,
             in_force: watch::Sender::new(Arc::new(InForce::new(rules, 1))),
         }
     }
@@ -128,17 +123,7 @@ impl RunningRules {
         let staged = maps.stage(rules).map_err(|error| refused(&error))?;
         let warnings = staged.warnings().to_vec();
 
-        let (done, outcome) = oneshot::channel();
-        let switch = Switch {
-            rules: staged.rules(),
-            done,
-        };
-        self.switches
-            .blocking_send(switch)
-            .map_err(|_| ReplaceError::Stopping)?;
-        let switched = outcome
-            .blocking_recv()
-            .map_err(|_| ReplaceError::Stopping)?;
+        let switched = self.changes.make_blocking(Change::Rules(staged.rules()))?;
         switched.map_err(|error| refused(&error))?;
         maps.settle(staged);
 

@@ -4,7 +4,10 @@
 //! A scan blocks (a grace period, system calls), so it runs on a thread of its own; see [`crate::agent`]. It
 //! never waits for another process: other code does what needs the RTNL lock, such as netlink.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use agent_common::{HookAccount, Pair, Reason};
 use anyhow::{Context as _, Result};
@@ -346,6 +349,11 @@ impl Scanner {
     /// Turns the programs to a set of filter rules. If this fails, the previous set stays.
     pub fn follow(&mut self, rules: PlacedRules) -> Result<()> {
         self.kernel.follow(rules)
+    }
+
+    /// Changes when flows end, from the next scan on.
+    pub fn keep_flows_for(&mut self, idle_timeout: Duration, linger: Duration) {
+        self.replica.keep_flows_for(idle_timeout, linger);
     }
 
     pub fn filter_rules(&self) -> u32 {

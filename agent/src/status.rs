@@ -6,6 +6,7 @@ use agent_common::Direction;
 
 use crate::{
     batch::Identity,
+    changes::Times,
     kernel::{
         attach::{Hook, InsteadOfXdp, Mode},
         links::{Counters, qdisc::dropped_since},
@@ -19,17 +20,19 @@ pub struct StatusSettings {
     pub identity: Arc<Identity>,
     pub started_unix_ns: u64,
     pub max_tracked_flows: u64,
-    pub scan_interval: Duration,
     pub early_scan_percent: u32,
-    pub idle_timeout: Duration,
-    pub linger: Duration,
     /// 0 if every flow is counted.
     pub sample_rate: u32,
 }
 
-/// Makes the status. `late` is how many scans took longer than the interval. Drops by qdiscs are not
-/// included; see [`add_qdisc_drops`].
-pub fn of(settings: &StatusSettings, scanner: &Scanner, late: u64) -> proto::AgentStatus {
+/// Makes the status. `times` are those in force, and `late` is how many scans took longer than the interval.
+/// Drops by qdiscs are not included; see [`add_qdisc_drops`].
+pub fn of(
+    settings: &StatusSettings,
+    times: Times,
+    scanner: &Scanner,
+    late: u64,
+) -> proto::AgentStatus {
     let stats = scanner.stats;
     let capacity = u64::from(scanner.capacity());
     proto::AgentStatus {
@@ -39,9 +42,9 @@ pub fn of(settings: &StatusSettings, scanner: &Scanner, late: u64) -> proto::Age
         settings: Some(proto::Settings {
             max_flows: capacity,
             max_tracked_flows: settings.max_tracked_flows,
-            scan_interval_ns: nanos(settings.scan_interval),
-            idle_timeout_ns: nanos(settings.idle_timeout),
-            linger_ns: nanos(settings.linger),
+            scan_interval_ns: nanos(times.scan_interval),
+            idle_timeout_ns: nanos(times.idle_timeout),
+            linger_ns: nanos(times.linger),
             early_scan_percent: settings.early_scan_percent,
             sample_rate: settings.sample_rate,
             filter_rules: scanner.filter_rules(),

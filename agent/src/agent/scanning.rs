@@ -8,11 +8,17 @@ use tokio::{
 };
 
 use super::wakes::{Wake, Wakes};
-use crate::{log_limit::LogLimit, rules::Switch, scan::Scanner};
+use crate::{
+    changes::{Change, Request, Times},
+    log_limit::LogLimit,
+    scan::Scanner,
+};
 
 /// The sources of requests.
 pub(super) struct Scanning {
-    pub switches: mpsc::Receiver<Switch>,
+    pub requests: mpsc::Receiver<Request>,
+    /// Those in force.
+    pub times: Times,
     pub wakes: Wakes,
     /// Reports that every hook is attached, or which one failed.
     pub attached: oneshot::Receiver<Result<()>>,
@@ -26,24 +32,18 @@ impl Scanning {
         mut self,
         shutdown: impl Future<Output = ()>,
         mut scanner: Scanner,
-        publish_status: impl Fn(&Scanner, u64, bool),
+        publish_status: impl Fn(&Scanner, Times, u64, bool),
         tell: impl Fn(usize),
     ) -> Result<()> {
-        let interval = self.wakes.interval;
         let (mut late, mut late_log) = (0, LogLimit::default());
         let (mut is_attaching, mut failed) = (true, None);
         tokio::pin!(shutdown);
         loop {
             let wake = tokio::select! {
-                Some(Switch { rules, done }) = self.switches.recv() => {
-                    let (back, outcome) = spawn_blocking(move || {
-                        let outcome = scanner.follow(rules);
-                        (scanner, outcome)
-                    })
-                    .await
-                    .context("the task that switches the filter rules")?;
-                    scanner = back;
-                    publish_status(&scanner, late, false);
+                Some(Request { change, done }) = self.requests.recv() => {
+                    let outcome;
+                    (scanner, outcome) = self.make(change, scanner).await?;
+                    publish_status(&scanner, self.times, late, false);
                     // Whoever asked may have left.
                     let _ = done.send(outcome);
                     continue;
@@ -53,7 +53,7 @@ impl Scanning {
                     match outcome.context("the thread that attaches").flatten() {
                         Ok(()) => {
                             scanner.note_progress();
-                            publish_status(&scanner, late, false);
+                            publish_status(&scanner, self.times, late, false);
                             tell(scanner.attached_hooks());
                             continue;
                         }
@@ -78,6 +78,7 @@ impl Scanning {
             })
             .await
             .context("the scan task")??;
+            let interval = self.times.scan_interval;
             if started.elapsed() > interval && !is_final {
                 late += 1;
                 if let Some(scans) = late_log.event() {
@@ -89,7 +90,7 @@ impl Scanning {
                     );
                 }
             }
-            publish_status(&scanner, late, is_final);
+            publish_status(&scanner, self.times, late, is_final);
             if is_final {
                 let missing = scanner.account.missing();
                 tracing::info!(
@@ -98,6 +99,28 @@ impl Scanning {
                     "detached; final account"
                 );
                 return failed.map_or(Ok(()), Err);
+            }
+        }
+    }
+
+    /// Makes a change between two scans. Returns the scanner and the outcome of the change.
+    async fn make(
+        &mut self,
+        change: Change,
+        mut scanner: Scanner,
+    ) -> Result<(Scanner, Result<()>)> {
+        match change {
+            Change::Rules(rules) => spawn_blocking(move || {
+                let outcome = scanner.follow(rules);
+                (scanner, outcome)
+            })
+            .await
+            .context("the task that switches the filter rules"),
+            Change::Times(times) => {
+                self.times = times;
+                self.wakes.set_interval(times.scan_interval);
+                scanner.keep_flows_for(times.idle_timeout, times.linger);
+                Ok((scanner, Ok(())))
             }
         }
     }

@@ -17,7 +17,7 @@ pub enum Wake {
 }
 
 pub struct Wakes {
-    pub interval: Duration,
+    interval: Duration,
     ticks: Interval,
     filled: FilledPages,
     early: LogLimit,
@@ -26,13 +26,19 @@ pub struct Wakes {
 impl Wakes {
     /// The first interval begins with this call.
     pub fn new(interval: Duration, filled: FilledPages) -> Self {
-        let mut ticks = tokio::time::interval_at(Instant::now() + interval, interval);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         Self {
             interval,
-            ticks,
+            ticks: ticks(interval),
             filled,
             early: LogLimit::default(),
+        }
+    }
+
+    /// If the interval changes, the first one of the new length begins with this call.
+    pub fn set_interval(&mut self, interval: Duration) {
+        if interval != self.interval {
+            self.interval = interval;
+            self.ticks = ticks(interval);
         }
     }
 
@@ -52,4 +58,10 @@ impl Wakes {
         }
         Ok(Wake::Filled)
     }
+}
+
+fn ticks(interval: Duration) -> Interval {
+    let mut ticks = tokio::time::interval_at(Instant::now() + interval, interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    ticks
 }

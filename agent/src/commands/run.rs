@@ -6,22 +6,23 @@ use std::{process::ExitCode, time::Duration};
 use anyhow::{Context as _, Result};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::settings::Settings;
-use crate::agent::Agent;
+use super::settings::{Layers, Settings};
+use crate::{agent::Agent, log_filter::LogControl};
 
 mod args;
 mod reload;
 
 pub use args::{Args, Contradiction, Object};
 use reload::Reload;
+pub use reload::TAKEN_OVER;
 
-pub async fn run(settings: Settings) -> Result<ExitCode> {
-    let args = &settings.args;
-    let duration = args.duration;
+/// Runs with `settings`, which were read from `layers`. `log` changes what the process logs.
+pub async fn run(layers: Layers, settings: Settings, log: LogControl) -> Result<ExitCode> {
+    let duration = settings.args.duration;
     // From here on SIGHUP does not end the process, even while the programs are being loaded.
-    let reload = Reload::listen(args)?;
-    let agent = Agent::start(settings.config()?).await?;
-    reload.start(agent.rules());
+    let reload = Reload::listen(layers, settings, log)?;
+    let agent = Agent::start(reload.config()?).await?;
+    reload.start(agent.rules(), agent.changes());
     // From here on a signal leads to a final scan.
     let stop = shutdown(duration)?;
     // The agent holds accounts, which are too large for the caller's stack.

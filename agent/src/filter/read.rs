@@ -1,7 +1,7 @@
 //! Reads the rules of arguments and of a file, in their order.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{BufRead as _, BufReader, Read as _},
     path::Path,
 };
@@ -62,24 +62,10 @@ fn without_frame(line: &[u8], number: u64) -> &[u8] {
     }
 }
 
-/// Reads the rules again. Fails if the file can be read only once, as a pipe, because then no rules would be
-/// found.
-pub fn read_again(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
-    if let Some(path) = file {
-        let metadata = fs::metadata(path)
-            .with_context(|| format!("look at the filter rules in {}", path.display()))?;
-        ensure!(
-            metadata.is_file(),
-            "{} is no regular file, its rules could be read only once; start with a file to have it \
-             read again",
-            path.display()
-        );
-    }
-    read(arguments, file)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn written(bytes: &[u8]) -> (tempfile::TempDir, std::path::PathBuf) {
@@ -165,19 +151,5 @@ mod tests {
         );
         let error = read(&[], Some(Path::new("/dev/urandom"))).unwrap_err();
         assert!(error.to_string().starts_with("/dev/urandom:"), "{error}");
-    }
-
-    #[test]
-    fn only_a_regular_file_is_read_again() {
-        let (folder, path) = written(b"exclude all\n");
-        assert_eq!(read_again(&[], Some(&path)).unwrap().len(), 1);
-        assert!(read_again(&[], None).unwrap().is_empty());
-        let error = read_again(&[], Some(Path::new("/dev/null"))).unwrap_err();
-        assert!(
-            error.to_string().starts_with("/dev/null is no regular"),
-            "{error}"
-        );
-        let gone = read_again(&[], Some(&folder.path().join("gone"))).unwrap_err();
-        assert!(format!("{gone:#}").contains("No such file"), "{gone:#}");
     }
 }

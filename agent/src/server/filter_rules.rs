@@ -17,6 +17,7 @@ use super::{
     request,
 };
 use crate::{
+    changes::Stopping,
     fault::Fault,
     filter::{self, Rule, bounds},
     proto::Filters,
@@ -43,7 +44,7 @@ impl FilterRules {
 
     /// Replaces the rules by those in the body. Returns the parts of an encoded `Filters`.
     pub(super) async fn set(&self, headers: &HeaderMap, body: Body) -> Result<Vec<Bytes>, Status> {
-        let stopping = |_| Status::unavailable(ReplaceError::Stopping.to_string());
+        let stopping = |_| Status::unavailable(Stopping.to_string());
         let _turn = self.one_at_a_time.acquire().await.map_err(stopping)?;
         let message = request::bytes(headers, body, MAX_MESSAGE_BYTES).await?;
         let rules = tokio::task::spawn_blocking(move || rules(message))
@@ -64,7 +65,7 @@ impl FilterRules {
             Err(error @ ReplaceError::Refused(_)) => {
                 Err(Status::failed_precondition(error.to_string()))
             }
-            Err(error @ ReplaceError::Stopping) => Err(Status::unavailable(error.to_string())),
+            Err(error @ ReplaceError::Stopping(_)) => Err(Status::unavailable(error.to_string())),
         }
     }
 }

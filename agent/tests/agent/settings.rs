@@ -1,4 +1,5 @@
-//! Settings from a file, the environment and options: which is in force, and what is told about a bad
-//! one.
+//! Settings from a file, the environment and options: which is in force, what is told about a bad one, and what
+//! a running agent takes over.
 
 mod layers;
+mod reload;

@@ -8,6 +8,7 @@ use agent::commands::{
     settings::Layers,
     status,
 };
+use agent::log_filter::LogControl;
 use anyhow::{Context as _, Result};
 use clap::Parser;
 
@@ -33,9 +34,10 @@ fn main() -> Result<ExitCode> {
         .context("start the runtime")?;
     match command {
         Command::Run(_) => {
-            let mut settings = Layers::of_this_process().read()?;
+            let layers = Layers::of_this_process();
+            let mut settings = layers.read()?;
             settings.args.object = Object(PAUSED);
-            runtime.block_on(Box::pin(run::run(settings)))
+            runtime.block_on(Box::pin(run::run(layers, settings, LogControl::fixed())))
         }
         Command::Status(arguments) => runtime.block_on(status::run(arguments)),
     }

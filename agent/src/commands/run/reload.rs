@@ -1,62 +1,179 @@
-//! SIGHUP: reads the file of rules again, and replaces the running agent's rules by those of the arguments
-//! and the file.
+//! SIGHUP: reads the settings again, takes over those that can change without losing a packet, and says which
+//! of the others need a restart.
 
-use std::{io::IsTerminal as _, path::PathBuf};
+use std::{fs, io::IsTerminal as _, path::Path};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::Args;
 use crate::{
-    filter::{self, Rules},
+    agent::Config,
+    changes::{Change, Changes},
+    commands::settings::{DEFAULT_FILE, Layers, Setting, Settings},
+    log_filter::LogControl,
     rules::RunningRules,
 };
 
-/// Receives SIGHUP. In a terminal the signal keeps its usual effect, which is the end, unless there is a file
-/// to read.
+/// The settings that a running agent takes over. [`Reload::take_over`] does it.
+pub const TAKEN_OVER: [&str; 6] = [
+    "filter",
+    "filter_file",
+    "scan_interval",
+    "idle_timeout",
+    "linger",
+    "log",
+];
+
+/// Names no file of settings, also none at [`DEFAULT_FILE`].
+const NO_FILE: &str = "/dev/null";
+
+/// Receives SIGHUP. In a terminal the signal keeps its usual effect, which is the end, unless a file to read is
+/// named.
 pub(super) struct Reload {
     hangup: Option<Signal>,
-    arguments: Vec<Rules>,
-    file: Option<PathBuf>,
+    layers: Layers,
+    in_force: Settings,
+    log: LogControl,
 }
 
 impl Reload {
-    pub(super) fn listen(args: &Args) -> Result<Self> {
-        let has_use = args.filter_file.is_some() || !std::io::stdin().is_terminal();
+    pub(super) fn listen(layers: Layers, settings: Settings, log: LogControl) -> Result<Self> {
+        let has_file = settings.args.filter_file.is_some() || settings.args.config.is_some();
+        let has_use = has_file || !std::io::stdin().is_terminal();
         let hangup = has_use.then(|| signal(SignalKind::hangup()).context("handle SIGHUP"));
         Ok(Self {
             hangup: hangup.transpose()?,
-            arguments: args.filter.clone(),
-            file: args.filter_file.clone(),
+            layers,
+            in_force: settings,
+            log,
         })
     }
 
-    /// Reads the rules again at every SIGHUP, including one that came since [`Reload::listen`].
-    pub(super) fn start(self, running: RunningRules) {
-        let Self {
-            hangup,
-            arguments,
-            file,
-        } = self;
-        let Some(mut hangup) = hangup else { return };
+    /// The configuration to start with.
+    pub(super) fn config(&self) -> Result<Config> {
+        self.in_force.config()
+    }
+
+    /// Reads the settings again at every SIGHUP, including one that came since [`Reload::listen`].
+    pub(super) fn start(mut self, rules: RunningRules, changes: Changes) {
+        let Some(mut hangup) = self.hangup.take() else {
+            return;
+        };
         tokio::spawn(async move {
             while hangup.recv().await.is_some() {
-                match filter::read_again(&arguments, file.as_deref()) {
-                    Ok(rules) => {
-                        let before = running.in_force().rules;
-                        let is_empty = rules.is_empty();
-                        // The result is logged where the rules come into force.
-                        let outcome = running.replace(rules).await;
-                        if is_empty && before > 0 && outcome.is_ok() {
-                            tracing::warn!(
-                                before,
-                                "no filter rules were found, every packet is counted from here on"
-                            );
-                        }
-                    }
-                    Err(error) => tracing::error!("the filter rules stay as they were: {error:#}"),
+                if let Err(error) = self.take_over(&rules, &changes).await {
+                    tracing::error!("the settings stay as they were: {error:#}");
                 }
             }
         });
+    }
+
+    /// If this fails, nothing has changed.
+    async fn take_over(&mut self, rules: &RunningRules, changes: &Changes) -> Result<()> {
+        let read = self.read()?;
+        let config = read.config()?;
+        let times = config.times();
+
+        // Of all that is taken over only the rules can be refused, so they come first.
+        let before = rules.in_force().rules;
+        let is_empty = config.rules.is_empty();
+        rules.replace(config.rules).await?;
+        if is_empty && before > 0 {
+            tracing::warn!(
+                before,
+                "no filter rules were found, every packet is counted from here on"
+            );
+        }
+        changes.make(Change::Times(times)).await??;
+        if read.args.log != self.in_force.args.log {
+            self.log.set(&read.args.log)?;
+        }
+        self.note(read);
+        Ok(())
+    }
+
+    /// Fails if a file can be read only once, as a pipe, because then nothing would be found.
+    fn read(&self) -> Result<Settings> {
+        let named = self.layers.named_file()?;
+        let default = || {
+            self.in_force
+                .file
+                .as_deref()
+                .map(|_| Path::new(DEFAULT_FILE))
+        };
+        if let Some(path) = named.as_deref().or_else(default)
+            && path != Path::new(NO_FILE)
+        {
+            ensure_regular(path, "the settings")?;
+        }
+        let settings = self.layers.read()?;
+        if let Some(path) = &settings.args.filter_file {
+            ensure_regular(path, "the filter rules")?;
+        }
+        Ok(settings)
+    }
+
+    /// Logs what has changed and what cannot. What cannot is told at every SIGHUP until it is as it was.
+    fn note(&mut self, read: Settings) {
+        for (old, new) in self.in_force.values.iter_mut().zip(read.values) {
+            if old.value == new.value {
+                old.source = new.source;
+            } else if TAKEN_OVER.contains(&&*new.name) {
+                let Setting {
+                    name,
+                    value,
+                    source,
+                } = &new;
+                tracing::info!(setting = name, from = %old.value, to = %value, %source, "a setting has changed");
+                *old = new;
+            } else {
+                let Setting {
+                    name,
+                    value,
+                    source,
+                } = &new;
+                tracing::warn!(
+                    setting = name,
+                    in_force = %old.value,
+                    wanted = %value,
+                    %source,
+                    "this setting needs a restart"
+                );
+            }
+        }
+        self.in_force.args.log = read.args.log;
+        self.in_force.file = read.file;
+        tracing::info!("the settings have been read again");
+    }
+}
+
+fn ensure_regular(path: &Path, what: &str) -> Result<()> {
+    let metadata =
+        fs::metadata(path).with_context(|| format!("look at {what} in {}", path.display()))?;
+    ensure!(
+        metadata.is_file(),
+        "{} is no regular file, {what} could be read only once; start with a file to have it read again",
+        path.display()
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_regular_file_is_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("filters");
+        fs::write(&path, "").unwrap();
+        ensure_regular(&path, "the filter rules").unwrap();
+        let error = ensure_regular(Path::new("/dev/null"), "the filter rules").unwrap_err();
+        assert!(
+            error.to_string().starts_with("/dev/null is no regular"),
+            "{error}"
+        );
+        let gone = ensure_regular(&folder.path().join("gone"), "the settings").unwrap_err();
+        assert!(format!("{gone:#}").contains("No such file"), "{gone:#}");
     }
 }

@@ -7,6 +7,7 @@ use super::{
     declared::{Declared, Kind},
     show::toml,
 };
+use crate::commands::run::TAKEN_OVER;
 
 const WIDTH_CHARS: usize = 100;
 
@@ -33,6 +34,9 @@ pub fn example() -> String {
         file.push('\n');
         comment(&mut file, &help(&setting));
         comment(&mut file, &values(&setting));
+        if TAKEN_OVER.contains(&&*setting.name()) {
+            comment(&mut file, "SIGHUP takes a change over.");
+        }
         let _ = writeln!(file, "#{} = {}", setting.name(), default(&setting));
     }
     file

@@ -50,6 +50,33 @@ fn a_flow_that_was_closed_long_before_its_scan_ends_with_it() {
 }
 
 #[test]
+fn other_times_hold_from_the_next_scan_on() {
+    let seconds = Duration::from_secs;
+    let mut replica = replica(8);
+    let living = (1, counters(10, &[ACK], &[ACK]));
+    let closing = (2, counters(10, &[ACK], &[RST]));
+    scan(&mut replica, 10, &[living, closing]);
+    replica.keep_flows_for(seconds(2), seconds(100));
+    let ended = scan(&mut replica, 12, &[]);
+    assert_eq!(reasons(&ended), [Some(EndReason::IdleTimeout)]);
+    replica.keep_flows_for(seconds(100), seconds(2));
+    let ended = scan(&mut replica, 12, &[]);
+    assert_eq!(reasons(&ended), [Some(EndReason::EndOfFlow)]);
+}
+
+/// By the first times the closed flow would make room, by the others the living one.
+#[test]
+fn other_times_decide_which_flow_makes_room() {
+    let mut replica = replica(2);
+    let living = (1, counters(1, &[ACK], &[ACK]));
+    let closing = (2, counters(1, &[ACK], &[RST]));
+    scan(&mut replica, 1, &[living, closing]);
+    replica.keep_flows_for(Duration::from_secs(20), Duration::from_secs(100));
+    let records = scan(&mut replica, 2, &[(3, counters(2, &[ACK], &[ACK]))]);
+    assert_eq!(reasons(&records), [Some(EndReason::LackOfResources), None]);
+}
+
+#[test]
 fn the_agents_end_ends_what_lingers_as_closed() {
     let mut replica = replica(8);
     scan(&mut replica, 1, &[(1, counters(1, &[ACK], &[RST]))]);

@@ -1,0 +1,306 @@
+//! SIGHUP: what a running agent takes over from the file, and what it does not.
+
+use std::{
+    fs,
+    net::Ipv4Addr,
+    path::PathBuf,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+use agent_common::Pair;
+use lab::{Lab, privilege::is_root_or_skip};
+use tempfile::TempDir;
+
+use crate::{
+    filters::in_force,
+    support::{Agent, count, pair, wait_for_silence, wait_until},
+};
+
+const USUAL: &str = "output = 'json'\nmax_flows = 50000\n";
+
+/// An agent and the file of its settings.
+struct Watched {
+    lab: Lab,
+    agent: Agent,
+    file: PathBuf,
+    _folder: TempDir,
+}
+
+/// The times that the status has, in milliseconds.
+#[derive(Debug, PartialEq, Eq)]
+struct Times {
+    scan_interval: u64,
+    idle_timeout: u64,
+    linger: u64,
+}
+
+impl Watched {
+    fn start(settings: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config.toml");
+        fs::write(&file, format!("{USUAL}{settings}")).unwrap();
+        let lab = Lab::quiet().unwrap();
+        let agent = Agent::start_by_file(&lab, &file);
+        Self {
+            lab,
+            agent,
+            file,
+            _folder: folder,
+        }
+    }
+
+    fn write(&self, settings: &str) {
+        fs::write(&self.file, format!("{USUAL}{settings}")).unwrap();
+    }
+
+    fn reload(&self, settings: &str) {
+        self.write(settings);
+        self.agent.signal(libc::SIGHUP);
+    }
+
+    fn setting(&self, name: &str) -> u64 {
+        self.agent.status(&self.lab.agent)["settings"][name]
+            .as_u64()
+            .unwrap()
+    }
+
+    fn times(&self) -> Times {
+        let milliseconds = |name: &str| self.setting(name) / 1_000_000;
+        Times {
+            scan_interval: milliseconds("scan_interval_ns"),
+            idle_timeout: milliseconds("idle_timeout_ns"),
+            linger: milliseconds("linger_ns"),
+        }
+    }
+
+    fn scans(&self) -> u64 {
+        self.agent.status(&self.lab.agent)["scans"]["count"]
+            .as_u64()
+            .unwrap()
+    }
+
+    fn wait_until_logged(&self, text: &str) {
+        wait_until(text, || self.agent.stderr().contains(text));
+    }
+
+    fn lines(&self, text: &str) -> Vec<String> {
+        let log = self.agent.stderr();
+        let lines = log.lines().filter(|line| line.contains(text));
+        lines.map(str::to_owned).collect()
+    }
+}
+
+const CHANGES: u64 = 20;
+const FLOWS: u32 = 200;
+
+/// Senders never stop while intervals, timeouts and rules change. Every packet must be in the flows or
+/// filtered, once, and no flow may be forgotten or begin again.
+#[test]
+fn times_and_rules_change_under_traffic_and_the_account_closes() {
+    if !is_root_or_skip("agent::times_and_rules_change_under_traffic_and_the_account_closes") {
+        return;
+    }
+    let watched = Watched::start("scan_interval = '1h'\nidle_timeout = '2h'\n");
+    let lab = &watched.lab;
+    let before = lab.agent.counters().unwrap();
+    let frames: Vec<Vec<u8>> = (0..FLOWS)
+        .map(|host| {
+            let from = Ipv4Addr::from(Ipv4Addr::new(10, 1, 0, 0).to_bits() + host);
+            let frame = lab.peer.frame_v4(&lab.agent).between(from, lab.agent.ipv4);
+            frame.udp(1000, 53, &[0; 18]).unwrap()
+        })
+        .collect();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let socket = lab.peer.frame_socket().unwrap();
+        let (is_over, frames) = (&is_over, &frames);
+        let sender = scope.spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                socket.send_many(frames).unwrap();
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        for change in 0..CHANGES {
+            let times = Times {
+                scan_interval: 50 + change % 3 * 50,
+                idle_timeout: (2 + change) * 3_600_000,
+                linger: 100 * (change + 1),
+            };
+            let rule = ["", "'exclude src net 10.1.0.0/25'"][change as usize % 2];
+            watched.reload(&format!(
+                "scan_interval = '{}ms'\nidle_timeout = '{}ms'\nlinger = '{}ms'\nfilter = [{rule}]\n",
+                times.scan_interval, times.idle_timeout, times.linger
+            ));
+            wait_until("the settings are in force", || watched.times() == times);
+            assert_eq!(watched.setting("filter_rules"), change % 2);
+            let scans = watched.scans();
+            wait_until("it scans", || watched.scans() > scans);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        sender.join().unwrap();
+    });
+    let counted = wait_for_silence(&lab.agent);
+    let report = watched.agent.stop();
+
+    let arrived = (counted - before).rx_packets;
+    assert_eq!(report.seen(), count(arrived, &frames[0]));
+    let filtered = pair(&report.last()["filtered"]);
+    let sums = report.sums();
+    let flows: Pair = sums.values().flatten().copied().sum();
+    assert_eq!(filtered + flows, report.seen());
+    assert!(filtered.packets > 0 && flows.packets > 0);
+    assert_eq!(sums.len(), FLOWS as usize);
+    for (name, [forward, _]) in &sums {
+        assert_eq!(report.end_reason(name), "forced_end", "{name}");
+        let ended = report
+            .flows
+            .iter()
+            .find(|line| !line["end_reason"].is_null() && crate::support::flow_name(line) == *name);
+        assert_eq!(ended.unwrap()["total_packets"], forward.packets, "{name}");
+    }
+}
+
+#[test]
+fn a_shorter_idle_timeout_ends_flows_that_are_quiet_already() {
+    if !is_root_or_skip("agent::a_shorter_idle_timeout_ends_flows_that_are_quiet_already") {
+        return;
+    }
+    let watched = Watched::start("scan_interval = '50ms'\nidle_timeout = '1h'\n");
+    let frame = watched.lab.peer.frame_v4(&watched.lab.agent);
+    let frame = frame.udp(1000, 53, &[0; 18]).unwrap();
+    watched
+        .lab
+        .peer
+        .frame_socket()
+        .unwrap()
+        .send(&frame)
+        .unwrap();
+    wait_until("the flow is told", || {
+        watched.agent.stdout().contains("\"type\":\"flow\"")
+    });
+    assert!(!watched.agent.stdout().contains("idle_timeout"));
+    watched.reload("scan_interval = '50ms'\nidle_timeout = '1ms'\n");
+    wait_until("the flow ends", || {
+        watched
+            .agent
+            .stdout()
+            .contains("\"end_reason\":\"idle_timeout\"")
+    });
+    watched.agent.stop();
+}
+
+#[test]
+fn a_broken_file_changes_nothing_and_is_told() {
+    if !is_root_or_skip("agent::a_broken_file_changes_nothing_and_is_told") {
+        return;
+    }
+    let good = "scan_interval = '1h'\nlinger = '2s'\nfilter = ['exclude dst port 1']\n";
+    let watched = Watched::start(good);
+    let before = watched.times();
+    let others = "scan_interval = '50ms'\nlinger = '9s'\nfilter = ['exclude dst port 2']\n";
+    for (line, told) in [
+        (
+            "lingerr = '1s'",
+            "config.toml:6:1: no setting has this name; did you mean linger?",
+        ),
+        ("idle_timeout = 'soon'", "config.toml:6:16: "),
+        (
+            "xdp_mode = 'native'",
+            "--xdp-mode does nothing with --ingress-hook tc",
+        ),
+        ("filter_file = '/nonexistent/rules'", "/nonexistent/rules"),
+        ("filter_file = '/dev/null'", "/dev/null is no regular file"),
+    ] {
+        watched.reload(&format!("{others}{line}\n"));
+        watched.wait_until_logged(told);
+        let lines = watched.lines(told);
+        let [error] = &lines[..] else {
+            panic!("one line with {told}: {lines:?}");
+        };
+        assert!(
+            error.contains("ERROR") && error.contains("the settings stay as they were: "),
+            "{error}"
+        );
+    }
+    fs::remove_file(&watched.file).unwrap();
+    watched.agent.signal(libc::SIGHUP);
+    watched.wait_until_logged("the settings stay as they were: look at the settings in ");
+    assert_eq!(watched.times(), before);
+    let rules = in_force(&watched.lab, &watched.agent.address());
+    assert_eq!(rules, "exclude dst port 1\n# 1 rule; set 1 of this agent\n");
+
+    // A good file is taken over after that.
+    watched.reload(others);
+    wait_until("the settings are in force", || {
+        watched.times().linger == 9000
+    });
+    watched.agent.stop();
+}
+
+#[test]
+fn a_setting_that_needs_a_restart_is_told_by_name_and_the_others_are_taken_over() {
+    if !is_root_or_skip(
+        "agent::a_setting_that_needs_a_restart_is_told_by_name_and_the_others_are_taken_over",
+    ) {
+        return;
+    }
+    let watched = Watched::start("linger = '2s'\nearly_scan = 40\n");
+    let restart = || watched.lines("this setting needs a restart");
+    let again = || watched.lines("the settings have been read again").len();
+    watched.reload("linger = '3s'\nearly_scan = 60\n");
+    wait_until("the settings are read", || again() == 1);
+    assert_eq!(watched.times().linger, 3000);
+    assert_eq!(watched.setting("early_scan_percent"), 40);
+    let lines = restart();
+    let [line] = &lines[..] else {
+        panic!("one line: {lines:?}");
+    };
+    for part in [
+        "WARN",
+        "early_scan",
+        "in_force=40",
+        "wanted=60",
+        "config.toml:4",
+    ] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    let changed = watched.lines("a setting has changed");
+    let [line] = &changed[..] else {
+        panic!("one line: {changed:?}");
+    };
+    assert!(
+        line.contains("linger") && line.contains("from=\"2s\" to=\"3s\""),
+        "{line}"
+    );
+    // It is told until the file has what is in force.
+    watched.reload("linger = '3s'\nearly_scan = 60\n");
+    wait_until("the settings are read", || again() == 2);
+    watched.reload("linger = '3s'\nearly_scan = 40\n");
+    wait_until("the settings are read", || again() == 3);
+    assert_eq!(restart().len(), 2);
+    watched.agent.stop();
+}
+
+#[test]
+fn the_log_level_is_taken_over() {
+    if !is_root_or_skip("agent::the_log_level_is_taken_over") {
+        return;
+    }
+    // The line that says that it counts comes from agent::agent.
+    let watched = Watched::start("log = 'warn,agent::agent=info'\nlinger = '2s'\n");
+    let again = || watched.lines("the settings have been read again").len();
+    watched.reload("log = 'warn,agent::agent=info'\nlinger = '3s'\n");
+    wait_until("the settings are in force", || {
+        watched.times().linger == 3000
+    });
+    watched.reload("log = 'info'\nlinger = '3s'\n");
+    wait_until("the settings are told", || again() == 1);
+    let changed = watched.lines("a setting has changed");
+    assert!(
+        changed.len() == 1 && changed[0].contains("log"),
+        "{changed:?}"
+    );
+    watched.agent.stop();
+}
