@@ -118,20 +118,17 @@ impl Reload {
         for (old, new) in self.in_force.values.iter_mut().zip(read.values) {
             if old.value == new.value {
                 old.source = new.source;
-            } else if TAKEN_OVER.contains(&&*new.name) {
-                let Setting {
-                    name,
-                    value,
-                    source,
-                } = &new;
+                continue;
+            }
+            let Setting {
+                name,
+                value,
+                source,
+            } = &new;
+            if TAKEN_OVER.contains(&name.as_str()) {
                 tracing::info!(setting = name, from = %old.value, to = %value, %source, "a setting has changed");
                 *old = new;
             } else {
-                let Setting {
-                    name,
-                    value,
-                    source,
-                } = &new;
                 tracing::warn!(
                     setting = name,
                     in_force = %old.value,
