@@ -1,8 +1,9 @@
 //! The table in which the programs find the slot of an interface. Each interface index has two possible
-//! places in it, so the table's size follows the number of interfaces and not the highest index.
+//! buckets in it, so the table's size follows the number of interfaces and not the highest index.
 
-/// An entry of the table. A free place is all zero, since no interface has index 0.
-#[repr(C)]
+/// An entry of the table. A free place is all zero, since no interface has index 0. Aligned, so that the programs
+/// can read it with one load while userspace writes another one there.
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
     pub ifindex: u32,
@@ -20,6 +21,17 @@ impl Interface {
         bytes[4..].copy_from_slice(&self.slot.to_ne_bytes());
         bytes
     }
+}
+
+const _: () = assert!(size_of::<Interface>() == 8);
+
+/// What the table consists of.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bucket(pub [Interface; Bucket::LEN]);
+
+impl Bucket {
+    pub const LEN: usize = 2;
 }
 
 /// How to get from a program's context to the network namespace of the packet's interface: offsets in bytes
@@ -55,10 +67,9 @@ impl DeviceLayout {
 // SAFETY: repr(C), integers only, no padding (asserted by size above).
 unsafe impl aya::Pod for DeviceLayout {}
 
-/// The two places at which an interface may stand in a table of `1 << bits` places. `bits` is 1 to 31.
-/// `seed` is odd; userspace chooses it so that all of its interfaces find room.
+/// The two buckets in which an interface may stand in a table of `1 << bits`. `bits` is 1 to 31. `seed` is odd.
 #[inline(always)]
-pub fn places(ifindex: u32, seed: u64, bits: u32) -> [u32; 2] {
+pub fn buckets(ifindex: u32, seed: u64, bits: u32) -> [u32; 2] {
     let product = u64::from(ifindex).wrapping_mul(seed);
     let first = product >> (64 - bits);
     let second = product as u32 >> (32 - bits);
@@ -70,10 +81,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_places_are_the_highest_bits_of_both_halves_of_the_product() {
+    fn the_buckets_are_the_highest_bits_of_both_halves_of_the_product() {
         let seed = 0x0812_3456_7C89_ABCD;
-        assert_eq!(places(1, seed, 8), [0x08, 0x7c]);
-        assert_eq!(places(16, seed, 16), [0x8123, 0xc89a]);
+        assert_eq!(buckets(1, seed, 8), [0x08, 0x7c]);
+        assert_eq!(buckets(16, seed, 16), [0x8123, 0xc89a]);
     }
 
     #[test]
@@ -87,11 +98,11 @@ mod tests {
     }
 
     #[test]
-    fn places_are_within_the_table() {
+    fn buckets_are_within_the_table() {
         for bits in 1..=31 {
             for ifindex in [1, 2, 10_000_000, 2_000_000_000, u32::MAX] {
-                let places = places(ifindex, 0x9E37_79B9_7F4A_7C15, bits);
-                assert!(places.iter().all(|&place| place < 1 << bits));
+                let buckets = buckets(ifindex, 0x9E37_79B9_7F4A_7C15, bits);
+                assert!(buckets.iter().all(|&bucket| bucket < 1 << bits));
             }
         }
     }

@@ -1,6 +1,10 @@
 //! The account's counters, per CPU for each page, interface and direction.
 
-use agent_common::{HookAccount, Interface, Reason, direction::hook_number, interface};
+use agent_common::{
+    HookAccount, Reason,
+    direction::hook_number,
+    interface::{self, Bucket},
+};
 use aya_ebpf::{
     Global,
     btf_maps::{Array, PerCpuArray},
@@ -12,11 +16,11 @@ use aya_ebpf::{
 #[btf_map]
 static ACCOUNT: PerCpuArray<HookAccount, 6> = PerCpuArray::new();
 
-/// Each interface stands at one of its two [`interface::places`]. Userspace sets the size.
+/// Each interface stands in one of its two [`interface::buckets`]. Userspace sets the size.
 #[btf_map]
-static INTERFACES: Array<Interface, 4> = Array::new();
+static INTERFACES: Array<Bucket, 4> = Array::new();
 
-/// [`interface::places`] takes these; they are constant once the programs are loaded.
+/// [`interface::buckets`] takes these; they are constant once the programs are loaded.
 #[unsafe(no_mangle)]
 static INTERFACE_SEED: Global<u64> = Global::new(1);
 #[unsafe(no_mangle)]
@@ -28,15 +32,21 @@ static ACCOUNTS_PER_PAGE: Global<u32> = Global::new(3);
 /// The number of a hook, `None` for an interface that userspace did not register.
 #[inline(always)]
 pub fn hook(ifindex: u32, direction: u32) -> Option<u32> {
-    let [first, second] = interface::places(ifindex, INTERFACE_SEED.load(), INTERFACE_BITS.load());
-    let mut found = INTERFACES.get(first)?;
-    if found.ifindex != ifindex {
-        found = INTERFACES.get(second)?;
-        if found.ifindex != ifindex {
-            return None;
+    let [first, second] = interface::buckets(ifindex, INTERFACE_SEED.load(), INTERFACE_BITS.load());
+    // The first bucket comes again last, since an interface may move there meanwhile from the second one.
+    for bucket in [first, second, first] {
+        let bucket = INTERFACES.get_ptr(bucket)?.cast::<u64>();
+        for place in 0..Bucket::LEN {
+            // The whole entry at once, since userspace may be replacing it.
+            // SAFETY: the pointer comes from an array lookup and stays valid for the program's run; a bucket's
+            // entries have the size and alignment of the number (asserted in agent-common).
+            let entry = unsafe { bucket.add(place).read_volatile() };
+            if entry as u32 == ifindex {
+                return Some(hook_number((entry >> 32) as u32, direction));
+            }
         }
     }
-    Some(hook_number(found.slot, direction))
+    None
 }
 
 /// This CPU's account for one hook on one page.

@@ -22,6 +22,7 @@ const SHOWN_AS_JSON: &[&str] = &[
     ".flow.v1.ReplicaStatus",
     ".flow.v1.ScanStatus",
     ".flow.v1.ServerStatus",
+    ".flow.v1.InterfacesStatus",
     ".flow.v1.Settings",
     ".flow.v1.TableStatus",
 ];

@@ -6,10 +6,13 @@
 //! [`publish`] completes and publishes a status after each scan, [`printing`] is the agent's own consumer on
 //! stdout, and the server gives batches and status to all other consumers.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, mpsc, oneshot, watch},
+};
 
 use crate::{
     batch::{BatchEncoder, Identity},
@@ -17,9 +20,9 @@ use crate::{
     clock,
     filter::Rule,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
-    interfaces,
+    interfaces::{self, Selection},
     kernel::{
-        attach::{AttachSettings, Attachments},
+        attach::{self, AttachSettings, Attachments, NameInterface, Slots},
         filled::FilledPages,
         links::{Link, LinkSocket, netns_inode, tags::TagWatch},
         load::{Kernel, LoadSettings},
@@ -27,10 +30,9 @@ use crate::{
     },
     limits,
     output::Format,
-    pattern::Pattern,
     proto::AgentStatus,
     replica::{Replica, ReplicaSettings},
-    rules::RunningRules,
+    rules::{ReplaceError, RunningRules},
     scan::{Interfaces, Scanner, ScannerParts},
     server::{DEFAULT_DRAIN_TIMEOUT, Limits, ListenAddr, Listeners, Server},
     status::{self, StatusSettings},
@@ -54,9 +56,10 @@ const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
 pub struct Config {
     /// The programs to load: [`crate::kernel::load::OBJECT`], or a build of them for tests.
     pub object: &'static [u8],
-    /// Interfaces to count on. If empty, those that carry a default route.
-    pub include: Vec<Pattern>,
-    pub exclude: Vec<Pattern>,
+    /// Interfaces to count on.
+    pub selection: Selection,
+    /// How many at the same time; 0 leaves some room beside those that are there at the start.
+    pub max_interfaces: u32,
     pub attach: AttachSettings,
     /// Flows in each page of the kernel's table.
     pub max_flows: u32,
@@ -96,6 +99,8 @@ pub struct Agent {
     listeners: Listeners,
     kernel: Kernel,
     selected: Vec<Link>,
+    slots: Slots,
+    max_interfaces: u32,
     /// Inode number of the network namespace.
     netns: u32,
     filled: FilledPages,
@@ -113,8 +118,7 @@ impl Agent {
         let mut links = LinkSocket::open()?;
         let selected = interfaces::select(
             &links.links()?,
-            &config.include,
-            &config.exclude,
+            &config.selection,
             &links.default_route_ifindexes()?,
         )?;
         if real_time::may_interleave() {
@@ -122,13 +126,18 @@ impl Agent {
         }
         let netns = netns_inode()?;
         limits::raise_open_files(selected.len() * config.attach.directions.count())?;
+        let max_interfaces = match config.max_interfaces {
+            0 => room_for_interfaces(selected.len()),
+            most => most,
+        };
+        let slots = attach::first_slots(max_interfaces, &selected)?;
         let settings = LoadSettings {
             max_flows: config.max_flows,
             max_fragments: config.max_fragments,
             early_scan_flows: early_scan_flows(config.max_flows, config.early_scan_percent),
             decapsulate: config.decapsulate,
             netns,
-            ifindexes: selected.iter().map(|link| link.ifindex).collect(),
+            max_interfaces,
             sample_rate: config.sample_rate,
             log_level: config.bpf_log_level,
         };
@@ -142,6 +151,9 @@ impl Agent {
         }
         let mut maps = kernel.take_rule_maps()?;
         let staged = maps.stage(&config.rules)?;
+        for warning in staged.warnings() {
+            tracing::warn!("{warning}");
+        }
         kernel.follow(staged.rules())?;
         maps.settle(staged);
         let (changes, requests) = Changes::channel();
@@ -156,6 +168,8 @@ impl Agent {
             listeners,
             kernel,
             selected,
+            slots,
+            max_interfaces,
             netns,
             filled,
             rules,
@@ -184,6 +198,8 @@ impl Agent {
             listeners,
             mut kernel,
             selected,
+            slots,
+            max_interfaces,
             netns,
             filled,
             rules,
@@ -191,21 +207,26 @@ impl Agent {
             requests,
         } = self;
         let qdiscs = QdiscDrops::open()?;
-        let mut interfaces = Interfaces::open(&selected, netns)?;
-        interfaces.read_before_flip()?;
-        interfaces.read_after_flip(&BTreeSet::new())?;
-        let (attachments, attached) = Attachments::start(&mut kernel, selected, config.attach)?;
+        let scan_wanted = Arc::new(Notify::new());
+        let to_watch = attach::Interfaces {
+            selected,
+            slots,
+            selection: config.selection.clone(),
+            name_interface: name_interface(rules.clone()),
+            scan_wanted: Arc::clone(&scan_wanted),
+        };
+        let (attachments, attached) = Attachments::start(&mut kernel, to_watch, config.attach)?;
         let scanner = Scanner::new(ScannerParts {
             kernel,
             attachments,
             replica: Replica::new(config.replica),
             encoder: BatchEncoder::new(Arc::clone(&identity)).sampling(config.sample_rate),
             hub: hub.clone(),
-            interfaces,
+            interfaces: Interfaces::open(netns)?,
             tags: TagWatch::start()?,
         });
 
-        let settings = status_settings(&config, identity);
+        let settings = status_settings(&config, max_interfaces, identity);
         let times = config.times();
         let (publisher, statuses) =
             Publisher::start(status::of(&settings, times, &scanner, 0), qdiscs);
@@ -229,13 +250,13 @@ impl Agent {
         let scanning = Scanning {
             requests,
             times,
-            wakes: Wakes::new(config.scan_interval, filled),
+            wakes: Wakes::new(config.scan_interval, filled, scan_wanted),
             attached,
         };
         let publish_status = |scanner: &Scanner, times, late, is_final| {
             publisher.publish(status::of(&settings, times, scanner, late), is_final);
         };
-        let tell = |hooks| tell_that_it_counts(hooks, statuses.clone(), &config);
+        let tell = |scanner: &Scanner| tell_that_it_counts(scanner, statuses.clone(), &config);
         // The scanner holds accounts, which are too large for the caller's stack.
         let ended = Box::pin(scanning.run(stop, scanner, publish_status, tell)).await;
         // The receiver is gone if the server ended early. Its error is reported below.
@@ -255,9 +276,33 @@ fn early_scan_flows(max_flows: u32, percent: u32) -> u32 {
     u32::try_from(flows).map_or(u32::MAX, |flows| flows.max(u32::from(percent != 0)))
 }
 
-fn status_settings(config: &Config, identity: Arc<Identity>) -> StatusSettings {
+/// The number of slots, if it is not set.
+fn room_for_interfaces(selected: usize) -> u32 {
+    const AT_LEAST: u32 = 64;
+    u32::try_from(selected * 2).map_or(u32::MAX, |twice| twice.max(AT_LEAST))
+}
+
+/// Waits until the programs apply the rules to an interface by its name, or until the agent stops.
+fn name_interface(rules: RunningRules) -> NameInterface {
+    let runtime = Handle::current();
+    Box::new(move |slot, name| {
+        match runtime.block_on(rules.name_interface(slot, name.to_owned())) {
+            Ok(()) | Err(ReplaceError::Stopping(_)) => Ok(()),
+            Err(error @ ReplaceError::Refused(_)) => {
+                Err(error).with_context(|| format!("apply the filter rules to {name}"))
+            }
+        }
+    })
+}
+
+fn status_settings(
+    config: &Config,
+    max_interfaces: u32,
+    identity: Arc<Identity>,
+) -> StatusSettings {
     StatusSettings {
         identity,
+        max_interfaces,
         started_unix_ns: clock::unix_now_ns(),
         max_tracked_flows: config.replica.max_flows as u64,
         early_scan_percent: config.early_scan_percent,
@@ -267,13 +312,17 @@ fn status_settings(config: &Config, identity: Arc<Identity>) -> StatusSettings {
 
 /// Logs "counting" once the status has all hooks, so that whoever reads the line finds them there.
 fn tell_that_it_counts(
-    hooks: usize,
+    scanner: &Scanner,
     mut statuses: watch::Receiver<Arc<AgentStatus>>,
     config: &Config,
 ) {
     let (max_flows, scan_interval) = (config.max_flows, config.scan_interval);
+    let (hooks, scans) = (scanner.attached_hooks(), scanner.stats.count);
     tokio::spawn(async move {
-        let has_all = |status: &Arc<AgentStatus>| status.hooks.len() >= hooks;
+        // Later there may be fewer, since interfaces leave.
+        let has_all = |status: &Arc<AgentStatus>| {
+            status.hooks.len() >= hooks || status.scans.is_some_and(|later| later.count > scans)
+        };
         // An error means that the agent is ending, so nobody waits for the line.
         let _ = statuses.wait_for(has_all).await;
         tracing::info!(max_flows, ?scan_interval, "counting");
@@ -300,8 +349,8 @@ fn identity() -> Result<Identity> {
 
 /// Copies what the programs log to our own log, for as long as the process runs.
 fn forward_logs(kernel: &mut Kernel) -> Result<()> {
-    let mut logger =
-        aya_log::EbpfLogger::init(&mut kernel.ebpf).context("read the programs' log")?;
+    let programs = kernel.programs.as_mut().context("the programs are taken")?;
+    let mut logger = aya_log::EbpfLogger::init(programs).context("read the programs' log")?;
     tokio::spawn(async move {
         let mut ticks = tokio::time::interval(LOG_FLUSH_INTERVAL);
         loop {

@@ -7,7 +7,7 @@ use anyhow::Result;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::kernel::rule_maps::PlacedRules;
+use crate::{interfaces::Selection, kernel::rule_maps::PlacedRules};
 
 /// How often the table is drained, and how long flows are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub enum Change {
     /// Turn the programs to rules whose maps are filled.
     Rules(PlacedRules),
     Times(Times),
+    /// Choose interfaces in another way.
+    Selection(Selection),
 }
 
 /// A change, and who waits for it.

@@ -1,7 +1,7 @@
 //! Chooses the interfaces to count on, by patterns or by default routes.
 //!
-//! An exact name must exist and be readable. A glob or a regex takes the readable ones of those that it
-//! matches.
+//! An exact name must exist at the start and be readable. A glob or a regex takes the readable ones of those
+//! that it matches, now or later.
 
 use std::collections::BTreeSet;
 
@@ -13,17 +13,60 @@ use crate::{kernel::links::Link, pattern::Pattern};
 /// A name at least this similar is suggested (Jaro-Winkler, 1 is equal).
 const SIMILAR: f64 = 0.75;
 
-/// The links that match `include` and not `exclude`, sorted by ifindex.
+/// Which interfaces to count on.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// If empty, those that carry a default route.
+    pub include: Vec<Pattern>,
+    pub exclude: Vec<Pattern>,
+}
+
+impl Selection {
+    pub fn follows_default_routes(&self) -> bool {
+        self.include.is_empty()
+    }
+
+    /// Whether to count on a link that came later.
+    pub fn takes(&self, link: &Link, has_default_route: bool) -> bool {
+        let is_included = if self.follows_default_routes() {
+            has_default_route
+        } else {
+            self.include
+                .iter()
+                .any(|pattern| pattern.matches(&link.name))
+        };
+        is_included
+            && !self
+                .exclude
+                .iter()
+                .any(|pattern| pattern.matches(&link.name))
+            && (link.link_type().is_some() || self.names(link))
+    }
+
+    /// Whether it names the link exactly.
+    fn names(&self, link: &Link) -> bool {
+        let mut include = self.include.iter();
+        include.any(|pattern| matches!(pattern, Pattern::Name(name) if *name == link.name))
+    }
+
+    /// Whether interfaces that are not here may be meant.
+    fn has_patterns(&self) -> bool {
+        let mut include = self.include.iter();
+        include.any(|pattern| !matches!(pattern, Pattern::Name(_)))
+    }
+}
+
+/// The links to begin with, sorted by ifindex.
 ///
-/// Without `include`, takes the links that carry a default route. Fails if a pattern matches nothing, if no
-/// link is left, or if a link that is named exactly has a link type that the agent cannot read.
+/// Fails if a name is not here, if no link is left and none can come, or if a link that is named exactly has a
+/// link type that the agent cannot read.
 pub fn select(
     links: &[Link],
-    include: &[Pattern],
-    exclude: &[Pattern],
+    selection: &Selection,
     default_route: &BTreeSet<u32>,
 ) -> Result<Vec<Link>> {
-    let included = if include.is_empty() {
+    let Selection { include, exclude } = selection;
+    let included = if selection.follows_default_routes() {
         with_default_route(links, default_route)?
     } else {
         matching(links, include)?
@@ -32,7 +75,7 @@ pub fn select(
     let is_excluded = |link: &&Link| exclude.iter().any(|pattern| pattern.matches(&link.name));
     let (excluded, left): (Vec<_>, Vec<_>) = included.into_iter().partition(is_excluded);
     ensure!(
-        !left.is_empty(),
+        !left.is_empty() || selection.has_patterns(),
         "every selected interface is excluded ({}); remove an --exclude-interface",
         names(excluded)
     );
@@ -42,17 +85,25 @@ pub fn select(
             selected.push(link.clone());
             continue;
         }
-        let is_named = include
-            .iter()
-            .any(|pattern| matches!(pattern, Pattern::Name(name) if *name == link.name));
-        ensure!(!is_named, "{}; name another one", unsupported(link));
+        ensure!(
+            !selection.names(link),
+            "{}; name another one",
+            unsupported(link)
+        );
         warn!(interface = link.name, "skipped: {}", unsupported(link));
     }
-    ensure!(
-        !selected.is_empty(),
-        "no selected interface has a link type that the agent can read; interfaces here: {}",
-        names(links)
-    );
+    if selected.is_empty() && selection.has_patterns() {
+        warn!(
+            "no interface here can be counted on; waiting for one that is selected; interfaces here: {}",
+            names(links)
+        );
+    } else {
+        ensure!(
+            !selected.is_empty(),
+            "no selected interface has a link type that the agent can read; interfaces here: {}",
+            names(links)
+        );
+    }
     selected.sort_by_key(|link| link.ifindex);
     Ok(selected)
 }
@@ -86,7 +137,7 @@ fn matching<'a>(links: &'a [Link], include: &[Pattern]) -> Result<Vec<&'a Link>>
                 bail!("there is no interface '{name}'{hint}; interfaces here: {here}")
             }
             Pattern::Glob(_) | Pattern::Regex(_) => {
-                bail!("no interface matches '{pattern}'; interfaces here: {here}")
+                warn!("no interface matches '{pattern}' yet; interfaces here: {here}");
             }
         }
     }
@@ -176,7 +227,11 @@ mod tests {
 
     fn selected(include: &[&str], exclude: &[&str], routes: &[u32]) -> Result<Vec<String>> {
         let routes = routes.iter().copied().collect();
-        let links = select(&links(), &patterns(include), &patterns(exclude), &routes)?;
+        let selection = Selection {
+            include: patterns(include),
+            exclude: patterns(exclude),
+        };
+        let links = select(&links(), &selection, &routes)?;
         Ok(links.into_iter().map(|link| link.name).collect())
     }
 
@@ -216,11 +271,33 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_that_matches_nothing_is_an_error() {
-        for pattern in ["wlan*", "/^wlan/"] {
-            let refusal = refusal(&["eth0", pattern], &[], &[]);
-            assert!(refusal.contains(&format!("'{pattern}'")), "{refusal}");
+    fn a_pattern_may_match_what_comes_later() {
+        assert_eq!(selected(&["eth0", "wlan*"], &[], &[]).unwrap(), ["eth0"]);
+        for pattern in ["wlan*", "/^wlan/", "eth*"] {
+            let none = selected(&[pattern], &["eth0"], &[]).unwrap();
+            assert!(none.is_empty(), "{none:?}");
         }
+    }
+
+    #[test]
+    fn what_comes_later_is_chosen_as_what_was_there() {
+        let takes = |include: &[&str], exclude: &[&str], link: &Link, has_default_route| {
+            let selection = Selection {
+                include: patterns(include),
+                exclude: patterns(exclude),
+            };
+            selection.takes(link, has_default_route)
+        };
+        let (veth, odd) = (link(9, "veth9", 1), link(10, "veth10", 32));
+        assert!(takes(&["veth*"], &[], &veth, false));
+        assert!(!takes(&["veth*"], &["veth9"], &veth, false));
+        assert!(!takes(&["eth*"], &[], &veth, true));
+        assert!(takes(&[], &[], &veth, true));
+        assert!(!takes(&[], &[], &veth, false));
+        assert!(!takes(&[], &["veth9"], &veth, true));
+        // One that cannot be read is passed over, or taken by its name and then refused.
+        assert!(!takes(&["veth*"], &[], &odd, false));
+        assert!(takes(&["veth10"], &[], &odd, false));
     }
 
     #[test]
@@ -238,7 +315,7 @@ mod tests {
             selected(&["*"], &[], &[]).unwrap(),
             ["lo", "eth0", "tun0", "veth1"]
         );
-        assert!(refusal(&["ib*"], &[], &[]).contains("no selected interface"));
+        assert!(selected(&["ib*"], &[], &[]).unwrap().is_empty());
         assert!(refusal(&[], &[], &[4]).contains("no selected interface"));
     }
 }

@@ -125,6 +125,7 @@ impl InsteadOfXdp {
             Self::HiddenTags => "hidden_tags",
             Self::LowerDevices => "lower_devices",
             Self::SuperFrames => "super_frames",
+            Self::Taken => "taken",
         }
     }
 
@@ -136,6 +137,7 @@ impl InsteadOfXdp {
             Self::HiddenTags => "VLAN tags may be hidden from it (the log says why)",
             Self::LowerDevices => "the kernel would put it on lower devices",
             Self::SuperFrames => "a super-frame is one frame to it",
+            Self::Taken => "another XDP program is there",
         }
     }
 }

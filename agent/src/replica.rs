@@ -12,7 +12,7 @@ mod slab;
 mod tests;
 mod waiting;
 
-use std::{hash::BuildHasher as _, time::Duration};
+use std::{collections::BTreeSet, hash::BuildHasher as _, time::Duration};
 
 use agent_common::{Encapsulation, FlowCounters, FlowKey, Pair};
 use foldhash::{SharedSeed, fast::SeedableRandomState};
@@ -164,11 +164,16 @@ impl Replica {
         }
     }
 
-    /// Ends closed flows whose linger is over, and flows that were quiet for too long.
-    pub fn end_scan(&mut self, sink: &mut impl FnMut(&Record)) {
+    /// Ends closed flows whose linger is over, flows that were quiet for too long, and all flows of interfaces
+    /// that have left, which are given by index.
+    pub fn end_scan(&mut self, left: &BTreeSet<u32>, sink: &mut impl FnMut(&Record)) {
         for slot in self.slab.slots() {
             self.tell(slot, sink);
             let entry = &self.slab[slot];
+            if !left.is_empty() && left.contains(&entry.key.ifindex) {
+                self.end_by_force(slot, sink);
+                continue;
+            }
             // If the machine slept meanwhile, the time of the last packet is uncertain.
             if self.clock.slept_ns != 0 && entry.scan == self.scan {
                 continue;
@@ -188,14 +193,19 @@ impl Replica {
     pub fn finish(&mut self, sink: &mut impl FnMut(&Record)) {
         for slot in self.slab.slots() {
             self.tell(slot, sink);
-            let reason = match self.slab[slot].state {
-                State::Free => continue,
-                State::Living => EndReason::ForcedEnd,
-                State::Closing => EndReason::EndOfFlow,
-            };
-            self.end(slot, reason, sink);
-            self.settle_outers();
+            self.end_by_force(slot, sink);
         }
+    }
+
+    /// Ends a flow that might have gone on.
+    fn end_by_force(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
+        let reason = match self.slab[slot].state {
+            State::Free => return,
+            State::Living => EndReason::ForcedEnd,
+            State::Closing => EndReason::EndOfFlow,
+        };
+        self.end(slot, reason, sink);
+        self.settle_outers();
     }
 
     pub fn len(&self) -> usize {

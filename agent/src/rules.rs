@@ -2,7 +2,7 @@
 //!
 //! [`RunningRules::replace`] starts a thread, which compiles the rules and fills their maps. It then asks the
 //! task that owns the programs' switch, by a [`Change`], to turn the programs to these maps, and frees the
-//! previous ones.
+//! previous ones. When an interface comes or is renamed, rules that name interfaces take the same way.
 
 use std::{sync::Arc, thread};
 
@@ -47,6 +47,8 @@ pub struct Replaced {
 #[derive(Debug)]
 pub struct InForce {
     pub rules: usize,
+    /// All of them if one names an interface, else none.
+    by_interface: Vec<Rule>,
     generation: u64,
     /// An encoded [`Filters`] without warnings, shared by all who ask for it.
     pub message: Bytes,
@@ -88,6 +90,27 @@ impl RunningRules {
     /// in which they are asked for. One that has begun is completed even if the caller has left; one that waits
     /// for its turn leaves with the caller.
     pub async fn replace(&self, rules: Vec<Rule>) -> Result<Replaced, ReplaceError> {
+        self.change(move |running, maps| running.replace_in(maps, &rules))
+            .await
+    }
+
+    /// Gives the interface at a slot a name. Returns when the programs apply the rules to it by this name.
+    pub async fn name_interface(&self, slot: u32, name: String) -> Result<(), ReplaceError> {
+        self.change(move |running, maps| {
+            maps.name_interface(slot, &name);
+            let in_force = running.in_force();
+            if in_force.by_interface.is_empty() {
+                return Ok(());
+            }
+            running.switch_to(maps, &in_force.by_interface).map(drop)
+        })
+        .await
+    }
+
+    async fn change<T: Send + 'static>(
+        &self,
+        change: impl FnOnce(&Self, &mut RuleMaps) -> Result<T, ReplaceError> + Send + 'static,
+    ) -> Result<T, ReplaceError> {
         // Waits in order, and keeps the next change out until the thread is done.
         let mut turn = Arc::clone(&self.maps).lock_owned().await;
         let running = self.clone();
@@ -96,7 +119,7 @@ impl RunningRules {
         let started = thread.spawn(move || {
             give_way();
             // The caller may have left.
-            let _ = sender.send(running.replace_from(&mut turn, &rules));
+            let _ = sender.send(running.change_from(&mut turn, change));
         });
         if let Err(error) = started {
             return Err(refused(&anyhow!(error).context("start a thread")));
@@ -105,33 +128,40 @@ impl RunningRules {
         outcome.await.map_err(failed)?
     }
 
-    fn replace_from(
+    fn change_from<T>(
         &self,
         place: &mut Option<RuleMaps>,
-        rules: &[Rule],
-    ) -> Result<Replaced, ReplaceError> {
+        change: impl FnOnce(&Self, &mut RuleMaps) -> Result<T, ReplaceError>,
+    ) -> Result<T, ReplaceError> {
         // A thread that panics takes the maps with it, since their state is unknown.
         let mut maps = place
             .take()
             .ok_or_else(|| refused(&anyhow!("this agent cannot change its filter rules")))?;
-        let outcome = self.replace_in(&mut maps, rules);
+        let outcome = change(self, &mut maps);
         *place = Some(maps);
         outcome
     }
 
     fn replace_in(&self, maps: &mut RuleMaps, rules: &[Rule]) -> Result<Replaced, ReplaceError> {
-        let staged = maps.stage(rules).map_err(|error| refused(&error))?;
-        let warnings = staged.warnings().to_vec();
-
-        let switched = self.changes.make_blocking(Change::Rules(staged.rules()))?;
-        switched.map_err(|error| refused(&error))?;
-        maps.settle(staged);
-
+        let warnings = self.switch_to(maps, rules)?;
+        for warning in &warnings {
+            tracing::warn!("{warning}");
+        }
         let generation = self.in_force().generation + 1;
         let in_force = Arc::new(InForce::new(rules, generation));
         self.in_force.send_replace(Arc::clone(&in_force));
         tracing::info!(rules = rules.len(), generation, "filter rules are in force");
         Ok(Replaced { in_force, warnings })
+    }
+
+    /// Returns the warnings when the programs follow the rules.
+    fn switch_to(&self, maps: &mut RuleMaps, rules: &[Rule]) -> Result<Vec<String>, ReplaceError> {
+        let staged = maps.stage(rules).map_err(|error| refused(&error))?;
+        let warnings = staged.warnings().to_vec();
+        let switched = self.changes.make_blocking(Change::Rules(staged.rules()))?;
+        switched.map_err(|error| refused(&error))?;
+        maps.settle(staged);
+        Ok(warnings)
     }
 }
 
@@ -172,8 +202,14 @@ impl InForce {
             generation,
             ..Filters::default()
         });
+        let by_interface = if rules.iter().any(|rule| !rule.interfaces.is_empty()) {
+            rules.to_vec()
+        } else {
+            Vec::new()
+        };
         Self {
             rules: rules.len(),
+            by_interface,
             generation,
             message: message.freeze(),
         }

@@ -5,6 +5,7 @@
 //! never waits for another process: other code does what needs the RTNL lock, such as netlink.
 
 use std::{
+    collections::BTreeSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -16,8 +17,9 @@ use crate::{
     batch::{BatchEncoder, ScanHeader, ScanTrailer},
     clock::{self, ScanClock, Sleep},
     hub::Hub,
+    interfaces::Selection,
     kernel::{
-        attach::{Attachments, Hook, Mode, warn_of_hidden_tags},
+        attach::{Attachments, Hook, Left, Mode, warn_of_hidden_tags},
         links::{Counters, tags::TagWatch},
         load::Kernel,
         rule_maps::PlacedRules,
@@ -55,6 +57,14 @@ pub struct HookState {
     pub after_attach: Option<Counters>,
 }
 
+/// The interfaces that have left, and that are not among the hooks any more.
+#[derive(Clone, Default)]
+pub struct Departed {
+    pub interfaces: u64,
+    /// The sum of their accounts.
+    pub account: HookAccount,
+}
+
 /// Owns the kernel's half and the replica. Only one task has it at a time.
 pub struct Scanner {
     kernel: Kernel,
@@ -65,7 +75,8 @@ pub struct Scanner {
     hub: Hub,
     interfaces: Interfaces,
     pub hooks: Vec<HookState>,
-    /// The account of all hooks. Its `flows` are those that were drained, not those that the programs report.
+    pub departed: Departed,
+    /// The account of all hooks, those of departed interfaces included. Its `flows` are those that were drained, not those that the programs report.
     pub account: HookAccount,
     pub stats: ScanStats,
     window_start_unix_ns: u64,
@@ -96,6 +107,7 @@ impl Scanner {
             hub: parts.hub,
             interfaces: parts.interfaces,
             hooks: Vec::new(),
+            departed: Departed::default(),
             account: HookAccount::default(),
             stats: ScanStats::default(),
             window_start_unix_ns: clock::unix_now_ns(),
@@ -130,6 +142,10 @@ impl Scanner {
         let scan_clock = self.clock()?;
         self.replica.begin_scan(scan_clock);
 
+        // The programs do not know these any more, so all that they counted there is on the pages that this
+        // scan drains.
+        let left = self.attachments.as_ref().map(Attachments::left);
+        let left = left.unwrap_or_default();
         self.interfaces.read_before_flip()?;
         let idle = if is_final {
             if let Some(attachments) = &mut self.attachments {
@@ -141,15 +157,10 @@ impl Scanner {
             vec![self.kernel.pages.flip()?]
         };
         self.stats.last_flip_wait_ns = nanos(started);
-        self.interfaces.read_after_flip(
-            &self
-                .attachments
-                .as_ref()
-                .map(Attachments::gone)
-                .unwrap_or_default(),
-        )?;
         self.note_progress();
-        self.look_for_hidden_tags();
+        let left_ifindexes = left.iter().map(|left| left.ifindex).collect();
+        self.interfaces.read_after_flip(&left_ifindexes)?;
+        self.look_for_hidden_tags(&left);
         let mut refused = false;
         for &page in &idle {
             refused |= self.take_account(page)?;
@@ -180,7 +191,8 @@ impl Scanner {
                  --scan-interval or --early-scan"
             );
         }
-        self.end(is_final, encode, occupancy);
+        self.end(is_final, encode, occupancy, &left_ifindexes);
+        self.forget(&left);
         self.window_start_unix_ns = window_end_unix_ns;
         self.stats.occupancy = occupancy;
         self.stats.high_water = self.stats.high_water.max(occupancy);
@@ -213,6 +225,9 @@ impl Scanner {
                 self.tags.add(place);
             }
             let number = attached.hook.number;
+            let hook = &attached.hook;
+            self.interfaces
+                .watch(hook.slot(), hook.ifindex, &hook.interface);
             let known = |state: &&mut HookState| state.hook.number == number;
             match self.hooks.iter_mut().find(known) {
                 Some(state) => {
@@ -239,9 +254,11 @@ impl Scanner {
 
     /// Finds XDP hooks from which VLAN tags are hidden since their interface's features changed. Such a hook
     /// goes on counting, but its account says so from the window in which this was seen.
-    fn look_for_hidden_tags(&mut self) {
+    /// Nothing is known of the features of interfaces that have left.
+    fn look_for_hidden_tags(&mut self, left: &[Left]) {
         for (place, why) in self.tags.hidden() {
             let hooks = self.hooks.iter_mut().map(|state| &mut state.hook);
+            let hooks = hooks.filter(|hook| left.iter().all(|left| left.ifindex != hook.ifindex));
             for hook in hooks.filter(|hook| hook.tag_place == Some(place) && !hook.tags_unknown) {
                 warn_of_hidden_tags(&hook.interface, &why);
                 hook.tags_unknown = true;
@@ -319,7 +336,8 @@ impl Scanner {
         Ok(count)
     }
 
-    fn end(&mut self, is_final: bool, encode: bool, occupancy: u64) {
+    /// Ends flows whose time is over, and those of interfaces that have left.
+    fn end(&mut self, is_final: bool, encode: bool, occupancy: u64, left: &BTreeSet<u32>) {
         let Self {
             replica,
             encoder,
@@ -332,7 +350,7 @@ impl Scanner {
             if is_final {
                 replica.finish(&mut sink);
             } else {
-                replica.end_scan(&mut sink);
+                replica.end_scan(left, &mut sink);
             }
         }
         if encode {
@@ -344,6 +362,35 @@ impl Scanner {
             };
             encoder.finish(&trailer, &mut |batch| hub.publish(&batch));
         }
+    }
+
+    /// Forgets interfaces of which nothing is left to drain.
+    fn forget(&mut self, left: &[Left]) {
+        for &Left { slot, .. } in left {
+            let is_of_it = |state: &mut HookState| state.hook.slot() == slot as usize;
+            for state in self.hooks.extract_if(.., is_of_it) {
+                self.departed.account.merge(&state.account);
+            }
+            self.departed.interfaces += u64::from(self.interfaces.watched(slot as usize).is_some());
+            self.interfaces.forget(slot as usize);
+        }
+        if let Some(attachments) = &self.attachments {
+            attachments.settle(left);
+        }
+    }
+
+    /// Counts on the interfaces of this selection soon, and no longer on others.
+    pub fn select(&self, selection: Selection) {
+        if let Some(attachments) = &self.attachments {
+            attachments.select(selection);
+        }
+    }
+
+    /// How many interfaces are selected and not counted.
+    pub fn not_counted(&self) -> usize {
+        self.attachments
+            .as_ref()
+            .map_or(0, Attachments::not_counted)
     }
 
     /// Turns the programs to a set of filter rules. If this fails, the previous set stays.

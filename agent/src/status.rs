@@ -19,6 +19,7 @@ use crate::{
 pub struct StatusSettings {
     pub identity: Arc<Identity>,
     pub started_unix_ns: u64,
+    pub max_interfaces: u32,
     pub max_tracked_flows: u64,
     pub early_scan_percent: u32,
     /// 0 if every flow is counted.
@@ -79,6 +80,15 @@ pub fn of(
         }),
         consumers: Vec::new(),
         server: None,
+        interfaces: Some(proto::InterfacesStatus {
+            capacity: settings.max_interfaces,
+            not_counted: u32::try_from(scanner.not_counted()).unwrap_or(u32::MAX),
+            departed: scanner.departed.interfaces,
+            departed_account: Some(proto::Account {
+                sample_rate: settings.sample_rate,
+                ..proto::Account::from_hook(&scanner.departed.account, false)
+            }),
+        }),
         account: Some(proto::Account {
             sample_rate: settings.sample_rate,
             ..proto::Account::from_hook(&scanner.account, false)
@@ -107,10 +117,13 @@ fn suggested_max_flows(high_water: u64) -> u64 {
 /// `None` while the hook is being attached.
 fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> Option<proto::HookStatus> {
     let after_attach = state.after_attach?;
-    let slot = state.hook.slot();
-    let watched = scanner.interfaces().watched(slot);
+    let watched = scanner.interfaces().watched(state.hook.slot())?;
     Some(proto::HookStatus {
-        interface: scanner.interfaces().messages().get(slot).cloned(),
+        interface: Some(proto::Interface {
+            ifindex: watched.ifindex,
+            name: watched.name.clone(),
+            netns: scanner.interfaces().netns(),
+        }),
         hook: hook_kind(&state.hook) as i32,
         mode: match state.hook.mode {
             Mode::Tcx => proto::AttachMode::Tcx,
@@ -134,6 +147,7 @@ fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> Option<proto:
                 InsteadOfXdp::HiddenTags => proto::InsteadOfXdp::HiddenTags,
                 InsteadOfXdp::LowerDevices => proto::InsteadOfXdp::LowerDevices,
                 InsteadOfXdp::SuperFrames => proto::InsteadOfXdp::SuperFrames,
+                InsteadOfXdp::Taken => proto::InsteadOfXdp::Taken,
             }
             .into()
         }),

@@ -6,6 +6,7 @@
 //! thread does it all, so the ring has to hold what arrives during a drain.
 
 use std::{
+    collections::BTreeSet,
     collections::HashMap,
     time::{Duration, Instant},
 };
@@ -160,7 +161,7 @@ impl Capture {
             replica.update(&keys, &counters, &mut sink);
         }
         drop(entries);
-        replica.end_scan(&mut sink);
+        replica.end_scan(&BTreeSet::new(), &mut sink);
         account.tracked = replica.len() as u64;
         account.dropped += self.ring.take_dropped()?;
         Ok(*account)

@@ -27,7 +27,7 @@ impl KernelTable {
             decapsulate: false,
             early_scan_flows: 0,
             netns: 0,
-            ifindexes: vec![1],
+            max_interfaces: 1,
             sample_rate: 0,
             log_level: 0,
         })?;

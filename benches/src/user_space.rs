@@ -1,7 +1,7 @@
 //! What the agent does with a drained page, from its entries to the batches of a consumer, in the order of
 //! `agent::scan`.
 
-use std::{hint::black_box, mem, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, hint::black_box, mem, sync::Arc, time::Duration};
 
 use agent::{
     batch::{Batch, BatchEncoder, Identity, ScanHeader, ScanTrailer},
@@ -118,7 +118,7 @@ impl UserSpace {
     }
 
     pub fn end_scan(&mut self) {
-        self.replica.end_scan(&mut |record| {
+        self.replica.end_scan(&BTreeSet::new(), &mut |record| {
             black_box(record);
         });
     }
@@ -129,7 +129,7 @@ impl UserSpace {
         let mut sink = |record: &Record| records.push(*record);
         self.replica.begin_scan(CLOCK);
         self.replica.update(&page.keys, &page.counters, &mut sink);
-        self.replica.end_scan(&mut sink);
+        self.replica.end_scan(&BTreeSet::new(), &mut sink);
         records
     }
 
@@ -158,7 +158,7 @@ impl UserSpace {
         } = self;
         let mut sink = |record: &Record| encoder.push(record, &mut |batch| consumer.take(batch));
         let occupancy = source.drain(|keys, counters| replica.update(keys, counters, &mut sink))?;
-        replica.end_scan(&mut sink);
+        replica.end_scan(&BTreeSet::new(), &mut sink);
         self.finish(occupancy);
         Ok(occupancy)
     }

@@ -26,14 +26,14 @@ pub(super) struct Scanning {
 
 impl Scanning {
     /// Scans at every interval, and earlier if a page fills, until `shutdown` or until a hook cannot be
-    /// attached. Then scans once more with the programs off. `tell` gets the number of hooks when all are
-    /// attached.
+    /// attached. Then scans once more with the programs off. `tell` is called when all of the first hooks
+    /// are attached.
     pub(super) async fn run(
         mut self,
         shutdown: impl Future<Output = ()>,
         mut scanner: Scanner,
         publish_status: impl Fn(&Scanner, Times, u64, bool),
-        tell: impl Fn(usize),
+        tell: impl Fn(&Scanner),
     ) -> Result<()> {
         let (mut late, mut late_log) = (0, LogLimit::default());
         let (mut is_attaching, mut failed) = (true, None);
@@ -54,7 +54,7 @@ impl Scanning {
                         Ok(()) => {
                             scanner.note_progress();
                             publish_status(&scanner, self.times, late, false);
-                            tell(scanner.attached_hooks());
+                            tell(&scanner);
                             continue;
                         }
                         Err(error) => {
@@ -67,11 +67,14 @@ impl Scanning {
                 () = &mut shutdown => Wake::End,
             };
             let is_final = wake == Wake::End;
+            if is_final {
+                self.refuse_changes();
+            }
             let started = Instant::now();
             scanner = spawn_blocking(move || -> Result<_> {
                 match wake {
                     Wake::Interval => scanner.scan()?,
-                    Wake::Filled => scanner.scan_early()?,
+                    Wake::Filled | Wake::Departed => scanner.scan_early()?,
                     Wake::End => scanner.finish()?,
                 }
                 Ok(scanner)
@@ -122,6 +125,19 @@ impl Scanning {
                 scanner.keep_flows_for(times.idle_timeout, times.linger);
                 Ok((scanner, Ok(())))
             }
+            Change::Selection(selection) => {
+                scanner.select(selection);
+                Ok((scanner, Ok(())))
+            }
+        }
+    }
+
+    /// Answers everybody who asks for a change. The end waits for the thread that attaches, and that thread may
+    /// wait for rules that name an interface.
+    fn refuse_changes(&mut self) {
+        self.requests.close();
+        while let Ok(request) = self.requests.try_recv() {
+            drop(request);
         }
     }
 }

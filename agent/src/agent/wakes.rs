@@ -1,9 +1,12 @@
 //! Decides when to scan: when the interval has passed, or when the programs report that a page is filling.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
-use tokio::time::{Instant, Interval, MissedTickBehavior};
+use tokio::{
+    sync::Notify,
+    time::{Instant, Interval, MissedTickBehavior},
+};
 
 use crate::{kernel::filled::FilledPages, log_limit::LogLimit};
 
@@ -13,6 +16,8 @@ pub enum Wake {
     Interval,
     /// The page in use passed its early-scan mark.
     Filled,
+    /// An interface waits until one that has left is drained.
+    Departed,
     End,
 }
 
@@ -20,16 +25,19 @@ pub struct Wakes {
     interval: Duration,
     ticks: Interval,
     filled: FilledPages,
+    departed: Arc<Notify>,
     early: LogLimit,
 }
 
 impl Wakes {
-    /// The first interval begins with this call.
-    pub fn new(interval: Duration, filled: FilledPages) -> Self {
+    /// The first interval begins with this call. `departed` is notified when a scan should drain interfaces that
+    /// have left.
+    pub fn new(interval: Duration, filled: FilledPages, departed: Arc<Notify>) -> Self {
         Self {
             interval,
             ticks: ticks(interval),
             filled,
+            departed,
             early: LogLimit::default(),
         }
     }
@@ -46,6 +54,7 @@ impl Wakes {
     pub async fn next(&mut self, active_page: u32) -> Result<Wake> {
         tokio::select! {
             _ = self.ticks.tick() => return Ok(Wake::Interval),
+            () = self.departed.notified() => return Ok(Wake::Departed),
             passed = self.filled.passed(active_page) => {
                 passed.context("listen for pages that fill early")?;
             }

@@ -32,6 +32,8 @@ pub struct Args {
 #[derive(Serialize)]
 struct Report {
     comparisons: Vec<Comparison>,
+    /// Interfaces that have left, which nothing can be compared with any more.
+    departed_interfaces: u64,
 }
 
 pub async fn run(args: Args) -> Result<ExitCode> {
@@ -39,12 +41,19 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         super::patiently(&args.connect.target, client::status(&args.connect.target)).await?;
     let report = Report {
         comparisons: agent.hooks.iter().map(compare).collect(),
+        departed_interfaces: agent.interfaces.map_or(0, |interfaces| interfaces.departed),
     };
     let text = match args.output {
-        Format::Text if report.comparisons.is_empty() => {
+        Format::Text if report.comparisons.is_empty() && report.departed_interfaces == 0 => {
             "the agent is attached to no interface\n".to_owned()
         }
-        Format::Text => report.comparisons.iter().map(text).collect(),
+        Format::Text => {
+            let left = report.departed_interfaces;
+            let texts = report.comparisons.iter().map(text);
+            let note = (left != 0)
+                .then(|| format!("{left} interfaces have left, and cannot be compared any more\n"));
+            texts.chain(note).collect()
+        }
         Format::Json => serde_json::to_string_pretty(&report)? + "\n",
     };
     answer::print(&text)?;

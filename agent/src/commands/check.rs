@@ -12,13 +12,13 @@ use super::{
 };
 use crate::{
     filter::{self, Probe, Rules},
-    interfaces,
+    interfaces::{self, Selection},
     kernel::{
         capabilities::Capabilities,
         links::{Link, LinkSocket},
     },
     output::harmless,
-    pattern::{self, Pattern, Patterns},
+    pattern::{self, Patterns},
 };
 
 mod bpf;
@@ -126,7 +126,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
         answer::print(&filters::explain(&rules, &flow, output == Format::Json)?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let given = [&interfaces, &exclude_interfaces].map(|patterns| pattern::all(patterns));
+    let given = Selection {
+        include: pattern::all(&interfaces),
+        exclude: pattern::all(&exclude_interfaces),
+    };
     let checks = checks(&Layers::of_the_environment(None), given)?;
     let text = match output {
         Format::Text => text(&checks),
@@ -141,7 +144,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 }
 
 /// The given patterns, for interfaces to watch and to leave out, come before those of the settings.
-fn checks(layers: &Layers, given: [Vec<Pattern>; 2]) -> Result<Vec<Check>> {
+fn checks(layers: &Layers, given: Selection) -> Result<Vec<Check>> {
     let release = system::Release::of_this_kernel()?;
     let capabilities = Capabilities::of_this_process()?;
     let mut checks = vec![
@@ -158,25 +161,31 @@ fn checks(layers: &Layers, given: [Vec<Pattern>; 2]) -> Result<Vec<Check>> {
     }
     checks.push(bpf::tcx());
     let settings = settings::read(layers);
-    let [mut include, mut exclude] = given;
+    let mut selection = given;
     if let Ok((_, config)) = &settings {
+        let set = &config.selection;
         for (given, set) in [
-            (&mut include, &config.include),
-            (&mut exclude, &config.exclude),
+            (&mut selection.include, &set.include),
+            (&mut selection.exclude, &set.exclude),
         ] {
             if given.is_empty() {
                 given.clone_from(set);
             }
         }
     }
-    checks.extend(interfaces(&include, &exclude));
+    checks.extend(interfaces(&selection));
     checks.push(settings::check(&settings));
     Ok(checks)
 }
 
-/// Two checks for each interface, or a single one if the selection as a whole fails.
-fn interfaces(include: &[Pattern], exclude: &[Pattern]) -> Vec<Check> {
-    match select(include, exclude) {
+/// Two checks for each interface, or a single one if there is none or the selection as a whole fails.
+fn interfaces(selection: &Selection) -> Vec<Check> {
+    match select(selection) {
+        Ok(selected) if selected.is_empty() => vec![Check::warn(
+            "interfaces",
+            "none that is here is selected; the agent waits for one that is",
+            "select others with --interface and --exclude-interface",
+        )],
         Ok(selected) => {
             let mut xdp = xdp::Features::open();
             let lines = selected
@@ -192,12 +201,11 @@ fn interfaces(include: &[Pattern], exclude: &[Pattern]) -> Vec<Check> {
     }
 }
 
-fn select(include: &[Pattern], exclude: &[Pattern]) -> Result<Vec<Link>> {
+fn select(selection: &Selection) -> Result<Vec<Link>> {
     let mut socket = LinkSocket::open()?;
     interfaces::select(
         &socket.links()?,
-        include,
-        exclude,
+        selection,
         &socket.default_route_ifindexes()?,
     )
 }
@@ -305,7 +313,11 @@ the agent cannot run here with its defaults: 1 thing is missing
     #[test]
     fn every_check_answers_whatever_the_privilege() {
         let layers = Layers::of_a_file("/dev/null".as_ref());
-        let names: Vec<_> = checks(&layers, [vec!["lo".parse().unwrap()], Vec::new()])
+        let selection = Selection {
+            include: vec!["lo".parse().unwrap()],
+            exclude: Vec::new(),
+        };
+        let names: Vec<_> = checks(&layers, selection)
             .unwrap()
             .into_iter()
             .map(|check| check.name)

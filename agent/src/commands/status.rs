@@ -12,7 +12,7 @@ use super::{
 use crate::{
     client,
     output::{harmless, human, table},
-    proto::{self, AgentStatus, ConsumerStatus, HookStatus, ServerStatus},
+    proto::{self, AgentStatus, ConsumerStatus, HookStatus, InterfacesStatus, ServerStatus},
 };
 
 /// Show what a running agent does and how well.
@@ -55,6 +55,9 @@ fn text(status: &AgentStatus) -> String {
     settings_lines(status, &mut lines);
     for hook in &status.hooks {
         hook_lines(hook, &mut lines);
+    }
+    if let Some(interfaces) = &status.interfaces {
+        interfaces_lines(interfaces, &mut lines);
     }
     if let Some(account) = &status.account {
         lines.push("all hooks".to_owned());
@@ -111,7 +114,7 @@ fn hook_lines(hook: &HookStatus, lines: &mut Vec<String>) {
         ));
     }
     if hook.interface_gone {
-        lines.push("  the interface is gone; should it come back, restart the agent".to_owned());
+        lines.push("  the interface is gone".to_owned());
     }
     let Some(account) = &hook.account else { return };
     lines.push(format!("  {}", table::closing(account)));
@@ -121,6 +124,20 @@ fn hook_lines(hook: &HookStatus, lines: &mut Vec<String>) {
         seen.packets,
         human::bytes(seen.bytes)
     ));
+}
+
+fn interfaces_lines(interfaces: &InterfacesStatus, lines: &mut Vec<String>) {
+    if interfaces.departed != 0 {
+        lines.push(format!("{} interfaces that have left", interfaces.departed));
+        let account = interfaces.departed_account.as_ref();
+        lines.extend(account.map(|account| format!("  {}", table::closing(account))));
+    }
+    if interfaces.not_counted != 0 {
+        lines.push(format!(
+            "{} selected interfaces are not counted (the log says why); there is room for {}",
+            interfaces.not_counted, interfaces.capacity
+        ));
+    }
 }
 
 fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {

@@ -1,21 +1,23 @@
-//! Attaches the programs to interfaces. [`attacher`] does the work, and [`programs`] loads what it attaches.
-//! Dropping [`Attachments`] detaches everything.
+//! Attaches the programs to interfaces, those that are there and those that come. [`watcher`] decides when and
+//! where, [`attacher`] does it, [`programs`] loads what is attached, and [`changes`] hears of interfaces that
+//! come and leave. Dropping [`Attachments`] detaches everything.
 //!
 //! TCX and XDP attachments are BPF links, which the kernel removes with the process, however it ends. Filters
 //! on clsact stay after a SIGKILL; the next start removes them.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        mpsc::{self, Sender},
     },
     thread::{self, JoinHandle},
 };
 
 use agent_common::{Direction, LinkType, direction::slot_of_hook};
 use anyhow::{Context as _, Result, ensure};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use super::{
     bpf::{LinkPlace, create_link},
@@ -25,25 +27,28 @@ use super::{
     },
     load::Kernel,
 };
+use crate::interfaces::Selection;
 
 mod attacher;
+mod changes;
 mod clsact;
-mod departures;
-mod held;
 mod instance;
 mod programs;
-mod progress;
 mod release;
+mod slots;
 mod tc_netlink;
+mod watcher;
 mod xdp;
 
 use attacher::Attacher;
+use changes::Change;
 use clsact::Clsact;
-use held::HeldLinks;
 use programs::Programs;
 pub use programs::load_all;
-pub use progress::AttachedHook;
-use progress::Progress;
+use slots::Place;
+pub use slots::{AttachedHook, Left, Slots};
+pub use watcher::NameInterface;
+use watcher::{Watcher, WatcherLog};
 pub use xdp::{InsteadOfXdp, instead_of_native_xdp, warn_of_hidden_tags};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -87,6 +92,16 @@ pub enum TcAttach {
     Clsact,
 }
 
+/// Where TCX puts the programs among those of others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum TcxOrder {
+    /// Next to the wire: before others on ingress, behind them on egress.
+    First,
+    /// Next to the host: behind others on ingress, before them on egress. What others drop, or send elsewhere,
+    /// on ingress is not counted.
+    Last,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct AttachSettings {
     pub ingress_hook: IngressHook,
@@ -95,6 +110,7 @@ pub struct AttachSettings {
     pub xdp_without_tags: bool,
     pub directions: Directions,
     pub tc_attach: TcAttach,
+    pub tcx_order: TcxOrder,
 }
 
 /// How a hook is attached.
@@ -141,82 +157,143 @@ impl Hook {
 /// The hooks that are attached and being attached. Dropping it stops attaching, and detaches or has the
 /// kernel detach: see [`release`].
 pub struct Attachments {
-    links: HeldLinks,
-    progress: Progress,
+    slots: Slots,
     stop: Arc<AtomicBool>,
+    changes: Sender<Change>,
+    not_counted: Arc<AtomicUsize>,
     attaching: Option<JoinHandle<Option<Clsact>>>,
+}
+
+/// What to attach to.
+pub struct Interfaces {
+    /// Those that are there. The kernel's table has them already.
+    pub selected: Vec<Link>,
+    pub slots: Slots,
+    /// Chooses among those that come later.
+    pub selection: Selection,
+    pub name_interface: NameInterface,
+    /// Notified when a scan should drain interfaces that have left.
+    pub scan_wanted: Arc<Notify>,
 }
 
 impl Attachments {
     /// Begins to attach the hooks of every interface. The receiver hears when all of them are attached, or
-    /// which one failed; hooks that are attached by then stay until the end. The hooks of an interface end
-    /// when it leaves the network namespace.
+    /// which one failed; hooks that are attached by then stay until the end. From then on interfaces that come
+    /// are attached to as well. The hooks of an interface end when it leaves the network namespace.
     pub fn start(
         kernel: &mut Kernel,
-        links: Vec<Link>,
+        interfaces: Interfaces,
         settings: AttachSettings,
     ) -> Result<(Self, oneshot::Receiver<Result<()>>)> {
+        let Interfaces {
+            selected,
+            slots,
+            selection,
+            name_interface,
+            scan_wanted,
+        } = interfaces;
         let has_hooks = |link: &Link| {
             settings.directions != Directions::Egress || attacher::has_egress(link, settings)
         };
         ensure!(
-            links.iter().any(has_hooks),
+            selected.is_empty() || selected.iter().any(has_hooks),
             "nothing to attach: on lo only ingress is seen; choose --direction both or ingress"
         );
-        let (held, progress) = (HeldLinks::default(), Progress::default());
         let stop = Arc::new(AtomicBool::new(false));
-        let mut attacher = Attacher {
-            programs: Programs::load(&mut kernel.ebpf, &links, settings)?,
-            settings,
-            links: held.clone(),
-            progress: progress.clone(),
+        let not_counted = Arc::new(AtomicUsize::new(0));
+        let programs = kernel.programs.take().context("the programs are taken")?;
+        let mut watcher = Watcher {
+            attacher: Attacher {
+                programs: Programs::load(programs, &selected, settings)?,
+                settings,
+                slots: slots.clone(),
+                counters: LinkSocket::open()?,
+                features: Features::open(),
+                clsact: None,
+                is_quiet: false,
+            },
+            slots: slots.clone(),
+            table: kernel.interfaces.clone(),
+            links: LinkSocket::open()?,
+            name_interface,
             stop: Arc::clone(&stop),
-            counters: LinkSocket::open()?,
-            features: Features::open(),
-            clsact: None,
+            scan_wanted,
+            not_counted: Arc::clone(&not_counted),
+            log: WatcherLog::default(),
+            pending: BTreeMap::new(),
+            routed: BTreeSet::new(),
+            selection,
         };
-        let ifindexes = links.iter().map(|link| link.ifindex).collect();
-        departures::watch(held.clone(), kernel.interfaces.clone(), ifindexes)?;
+        let (changes, to_follow) = mpsc::channel();
+        changes::follow(
+            slots.clone(),
+            kernel.interfaces.clone(),
+            watcher.selection.follows_default_routes(),
+            changes.clone(),
+        )?;
         let (sender, outcome) = oneshot::channel();
         let thread = thread::Builder::new().name("attach".to_owned());
         let attaching = thread.spawn(move || {
-            let outcome = attacher.run(&links);
+            let outcome = watcher.start(&selected);
+            let is_attached = outcome.is_ok();
             // The receiver is gone if the agent was told to stop meanwhile.
             let _ = sender.send(outcome);
-            attacher.clsact
+            if is_attached {
+                watcher.follow(&to_follow);
+            }
+            watcher.attacher.clsact
         });
         let attachments = Self {
-            links: held,
-            progress,
+            slots,
             stop,
+            changes,
+            not_counted,
             attaching: Some(attaching.context("start a thread")?),
         };
         Ok((attachments, outcome))
     }
 
-    /// The interfaces that have left.
-    pub fn gone(&self) -> BTreeSet<u32> {
-        self.links.left()
+    /// The interfaces that have left, and that no scan has drained since.
+    pub fn left(&self) -> Vec<Left> {
+        self.slots.left()
+    }
+
+    /// Frees the slots of interfaces that left before a scan which is over.
+    pub fn settle(&self, drained: &[Left]) {
+        if !drained.is_empty() {
+            self.slots.settle(drained);
+            // The thread has ended if the agent is about to.
+            let _ = self.changes.send(Change::Drained);
+        }
+    }
+
+    /// Detaches from interfaces that are not selected any more, and attaches to those that are.
+    pub fn select(&self, selection: Selection) {
+        let _ = self.changes.send(Change::Selection(selection));
+    }
+
+    /// How many interfaces are selected and not counted.
+    pub fn not_counted(&self) -> usize {
+        self.not_counted.load(Relaxed)
     }
 
     /// What happened to hooks since the last call, in order.
     pub fn progress(&self) -> Vec<AttachedHook> {
-        self.progress.take()
+        self.slots.progress()
     }
-}
 
-impl Attachments {
     /// Stops attaching, and detaches what is quick to detach: filters, and links if there are few.
     pub fn detach_few(&mut self) {
         self.stop.store(true, Relaxed);
+        let _ = self.changes.send(Change::Stop);
         // The filters on clsact are removed when what the thread returns is dropped.
         match self.attaching.take().map(JoinHandle::join) {
             Some(Ok(clsact)) => drop(clsact),
             Some(Err(_)) => tracing::error!("the thread that attaches failed: filters may stay"),
             None => {}
         }
-        if self.links.len() <= release::FEW {
-            drop(self.links.take());
+        if self.slots.links() <= release::FEW {
+            drop(self.slots.take_links());
         }
     }
 }
@@ -224,8 +301,23 @@ impl Attachments {
 impl Drop for Attachments {
     fn drop(&mut self) {
         self.detach_few();
-        release::release(self.links.take());
+        release::release(self.slots.take_links());
     }
+}
+
+/// Gives slots to the interfaces that are there at the start, in their order.
+pub fn first_slots(max_interfaces: u32, selected: &[Link]) -> Result<Slots> {
+    ensure!(
+        selected.len() <= max_interfaces as usize,
+        "{} interfaces are selected, and --max-interfaces is {max_interfaces}: raise it, or choose fewer",
+        selected.len()
+    );
+    let slots = Slots::new(max_interfaces);
+    for (slot, link) in (0..).zip(selected) {
+        let place = slots.take(link.ifindex, &link.name);
+        ensure!(place == Place::Slot(slot), "{} is listed twice", link.name);
+    }
+    Ok(slots)
 }
 
 fn link_type(link: &Link) -> Result<LinkType> {

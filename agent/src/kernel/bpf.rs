@@ -7,6 +7,7 @@ use std::{
     os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
 };
 
+use agent_common::Direction;
 use aya_obj::generated::{
     BPF_F_AFTER, BPF_F_BEFORE, BPF_OBJ_NAME_LEN, XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE,
     bpf_attach_type, bpf_attr, bpf_cmd, bpf_map_type, bpf_prog_type,
@@ -16,9 +17,9 @@ use aya_obj::generated::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkPlace {
     /// Before the programs that are already there (kernel 6.6).
-    TcxIngressFirst,
+    TcxFirst(Direction),
     /// After the programs that are already there (kernel 6.6).
-    TcxEgressLast,
+    TcxLast(Direction),
     XdpNative,
     XdpGeneric,
 }
@@ -161,8 +162,8 @@ pub fn query_tcx_ingress(ifindex: u32) -> io::Result<()> {
 /// aya falls back to netlink if the kernel answers EINVAL, and such an attachment outlives the process.
 pub fn create_link(program: BorrowedFd<'_>, ifindex: u32, place: LinkPlace) -> io::Result<OwnedFd> {
     let (attach_type, flags) = match place {
-        LinkPlace::TcxIngressFirst => (bpf_attach_type::BPF_TCX_INGRESS, BPF_F_BEFORE),
-        LinkPlace::TcxEgressLast => (bpf_attach_type::BPF_TCX_EGRESS, BPF_F_AFTER),
+        LinkPlace::TcxFirst(direction) => (tcx(direction), BPF_F_BEFORE),
+        LinkPlace::TcxLast(direction) => (tcx(direction), BPF_F_AFTER),
         LinkPlace::XdpNative => (bpf_attach_type::BPF_XDP, XDP_FLAGS_DRV_MODE),
         LinkPlace::XdpGeneric => (bpf_attach_type::BPF_XDP, XDP_FLAGS_SKB_MODE),
     };
@@ -172,6 +173,25 @@ pub fn create_link(program: BorrowedFd<'_>, ifindex: u32, place: LinkPlace) -> i
     attr.link_create.attach_type = attach_type as u32;
     attr.link_create.flags = flags;
     bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr)
+}
+
+fn tcx(direction: Direction) -> bpf_attach_type {
+    match direction {
+        Direction::Ingress => bpf_attach_type::BPF_TCX_INGRESS,
+        Direction::Egress => bpf_attach_type::BPF_TCX_EGRESS,
+    }
+}
+
+/// Runs a program once, on a packet of its own, and stores what the program makes of it in `packet`.
+pub fn run(program: BorrowedFd<'_>, packet: &mut [u8]) -> io::Result<()> {
+    let sent = packet.to_vec();
+    let mut attr = attributes();
+    attr.test.prog_fd = fd(program);
+    attr.test.data_in = sent.as_ptr() as u64;
+    attr.test.data_size_in = sent.len() as u32;
+    attr.test.data_out = packet.as_mut_ptr() as u64;
+    attr.test.data_size_out = packet.len() as u32;
+    bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr).map(drop)
 }
 
 /// Stores `value` under `key`. `value` must have the map's value size.

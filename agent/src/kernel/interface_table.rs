@@ -1,85 +1,95 @@
-//! The programs' table of interfaces. Each interface has two possible places, and is at one of them.
+//! The programs' table of interfaces. Each interface has two possible buckets, and is at a place of one of them.
 
-use std::{os::fd::AsFd as _, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    os::fd::AsFd as _,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
-use agent_common::{Interface, interface::places};
+use agent_common::{
+    Interface,
+    interface::{Bucket, buckets},
+};
 use anyhow::{Context as _, Result};
 use aya::maps::MapData;
 
 use super::bpf;
 
-/// How often a table is tried. A failure is rare: with a quarter of the places taken, one seed in some
-/// hundreds does not work.
-const SEEDS: usize = 64;
-const MAX_MOVES: usize = 1000;
+/// An odd number, from the golden ratio.
+const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// Which interface is at which place.
 pub(super) struct Places {
     pub seed: u64,
-    /// There are `1 << bits` places.
+    /// There are `1 << bits` buckets.
     pub bits: u32,
-    /// By place; 0 means free.
-    ifindexes: Vec<u32>,
+    /// By place; a free one is all zero.
+    interfaces: Vec<Interface>,
 }
 
 impl Places {
-    /// Finds a place for each interface, of at least four places per interface. No ifindex may be given
-    /// twice.
-    pub(super) fn of(ifindexes: &[u32]) -> Result<Self> {
-        let count = (ifindexes.len().max(1) * 4).next_power_of_two();
-        let bits = count.ilog2();
-        // An odd number, from the golden ratio.
-        let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
-        for _ in 0..SEEDS {
-            let mut tried = Self {
-                seed,
-                bits,
-                ifindexes: vec![0; count],
-            };
-            if ifindexes.iter().all(|&ifindex| tried.put(ifindex)) {
-                return Ok(tried);
-            }
-            seed = seed.wrapping_mul(0xD129_0D3B_3A5E_6D35).rotate_left(23) | 1;
+    /// Has eight places for each of `count` interfaces, so nearly always one of an interface's places is free.
+    pub(super) fn for_up_to(count: u32) -> Self {
+        let buckets = (count.max(1) as usize * 4).next_power_of_two();
+        Self {
+            seed: SEED,
+            bits: buckets.ilog2(),
+            interfaces: vec![Interface::default(); buckets * Bucket::LEN],
         }
-        let count = ifindexes.len();
-        anyhow::bail!("find a place in the programs' table for each of {count} interfaces")
     }
 
-    /// Puts an interface at one of its places. If both are taken, the interface at one of them moves to its
-    /// own other place, and so on. Returns whether every interface found a place.
-    fn put(&mut self, ifindex: u32) -> bool {
-        let mut moving = ifindex;
-        let mut from = None;
-        for _ in 0..MAX_MOVES {
-            let [first, second] = places(moving, self.seed, self.bits);
-            let to = if from == Some(first)
-                || (from.is_none() && self.at(first) != 0 && self.at(second) == 0)
-            {
-                second
-            } else {
-                first
-            };
-            moving = std::mem::replace(&mut self.ifindexes[to as usize], moving);
-            if moving == 0 {
-                return true;
-            }
-            from = Some(to);
+    /// What to write so that an interface gets a place, in this order. If all of its places are taken, the
+    /// interface at one of them goes to another one of its own, and so on. Each is written at its next place
+    /// before its last one is written over, so the programs find it all the time. `None` if there is no way.
+    fn moves(&self, interface: Interface) -> Option<Vec<(usize, Interface)>> {
+        // Each place that was reached, and the one whose interface would go there.
+        let mut from = BTreeMap::new();
+        let mut next = VecDeque::new();
+        for place in self.of(interface.ifindex) {
+            from.entry(place).or_insert_with(|| {
+                next.push_back(place);
+                None
+            });
         }
-        false
+        while let Some(place) = next.pop_front() {
+            let here = self.interfaces[place];
+            if here.ifindex != 0 {
+                for other in self.of(here.ifindex) {
+                    from.entry(other).or_insert_with(|| {
+                        next.push_back(other);
+                        Some(place)
+                    });
+                }
+                continue;
+            }
+            let (mut moves, mut to) = (Vec::new(), place);
+            while let Some(before) = from[&to] {
+                moves.push((to, self.interfaces[before]));
+                to = before;
+            }
+            moves.push((to, interface));
+            return Some(moves);
+        }
+        None
     }
 
-    fn at(&self, place: u32) -> u32 {
-        self.ifindexes[place as usize]
+    /// The possible places of an interface.
+    fn of(&self, ifindex: u32) -> impl Iterator<Item = usize> + use<> {
+        let buckets = buckets(ifindex, self.seed, self.bits);
+        let first = buckets.map(|bucket| bucket as usize * Bucket::LEN);
+        first
+            .into_iter()
+            .flat_map(|first| first..first + Bucket::LEN)
     }
 
-    pub(super) fn count(&self) -> u32 {
+    pub(super) fn buckets(&self) -> u32 {
         1 << self.bits
     }
 
     /// The place of an interface.
-    fn find(&self, ifindex: u32) -> Option<u32> {
-        let places = places(ifindex, self.seed, self.bits);
-        places.into_iter().find(|&place| self.at(place) == ifindex)
+    fn find(&self, ifindex: u32) -> Option<usize> {
+        self.of(ifindex)
+            .find(|&place| self.interfaces[place].ifindex == ifindex)
     }
 }
 
@@ -87,37 +97,59 @@ impl Places {
 #[derive(Clone)]
 pub struct InterfaceTable {
     map: Arc<MapData>,
-    places: Arc<Places>,
+    places: Arc<Mutex<Places>>,
 }
 
 impl InterfaceTable {
-    /// `map` must be empty and have [`Places::count`] entries.
+    /// `map` must be empty and have [`Places::buckets`] entries.
     pub(super) fn new(map: MapData, places: Places) -> Self {
         Self {
             map: Arc::new(map),
-            places: Arc::new(places),
+            places: Arc::new(Mutex::new(places)),
         }
     }
 
-    /// Lets the programs find an interface, which must be in the places.
-    pub(super) fn enter(&self, ifindex: u32, slot: u32) -> Result<()> {
-        self.store(ifindex, Interface { ifindex, slot })
-            .with_context(|| format!("register interface index {ifindex}"))
+    /// Lets the programs find an interface, which must not be in the table. Returns whether there is a place
+    /// for it beside the others.
+    pub(super) fn enter(&self, ifindex: u32, slot: u32) -> Result<bool> {
+        let mut places = self.places();
+        let Some(moves) = places.moves(Interface { ifindex, slot }) else {
+            return Ok(false);
+        };
+        for (place, interface) in moves {
+            self.store(&mut places, place, interface)
+                .with_context(|| format!("register interface index {ifindex}"))?;
+        }
+        Ok(true)
     }
 
-    /// Makes the interface unknown to the programs.
+    /// Makes an interface unknown to the programs, if they know it.
     pub(super) fn forget(&self, ifindex: u32) -> Result<()> {
-        self.store(ifindex, Interface::default())
+        let mut places = self.places();
+        let Some(place) = places.find(ifindex) else {
+            return Ok(());
+        };
+        self.store(&mut places, place, Interface::default())
             .with_context(|| format!("forget interface index {ifindex}"))
     }
 
-    fn store(&self, ifindex: u32, interface: Interface) -> Result<()> {
-        let place = self
-            .places
-            .find(ifindex)
-            .context("the programs were loaded without this index")?;
-        bpf::update(self.map.fd().as_fd(), place, &interface.to_bytes())?;
+    /// Writes the bucket of a place. The kernel writes each entry of it at once (`bpf_long_memcpy`).
+    fn store(&self, places: &mut Places, place: usize, interface: Interface) -> Result<()> {
+        let before = std::mem::replace(&mut places.interfaces[place], interface);
+        let bucket = place / Bucket::LEN;
+        let entries = &places.interfaces[bucket * Bucket::LEN..][..Bucket::LEN];
+        let bytes: Vec<u8> = entries
+            .iter()
+            .flat_map(|interface| interface.to_bytes())
+            .collect();
+        bpf::update(self.map.fd().as_fd(), bucket as u32, &bytes).inspect_err(|_| {
+            places.interfaces[place] = before;
+        })?;
         Ok(())
+    }
+
+    fn places(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn kernel_memory_bytes(&self) -> u64 {
@@ -129,35 +161,74 @@ impl InterfaceTable {
 mod tests {
     use super::*;
 
-    #[test]
-    fn every_interface_has_a_place_whatever_the_indexes() {
+    fn random_numbers() -> impl Iterator<Item = u32> {
         let mut random = 1_u64;
-        let mut number = || {
+        std::iter::repeat_with(move || {
             random = random
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1);
             (random >> 33) as u32 + 1
-        };
+        })
+    }
+
+    /// Returns how many interfaces had to move.
+    fn enter(places: &mut Places, interface: Interface) -> usize {
+        let moves = places.moves(interface).unwrap();
+        let others = moves.len() - 1;
+        for (place, interface) in moves {
+            places.interfaces[place] = interface;
+            // Nobody is missing in between.
+            let before = places.interfaces.iter().filter(|one| one.ifindex != 0);
+            if places.interfaces.len() < 1000 {
+                assert!(before.clone().all(|one| places.find(one.ifindex).is_some()));
+            }
+        }
+        others
+    }
+
+    #[test]
+    fn every_interface_has_a_place_whatever_the_indexes() {
         let sets: [Vec<u32>; 6] = [
             vec![],
             vec![2_000_000_000],
             (1..=5000).collect(),
             (1..=5000).map(|number| number * 4096).collect(),
             (0..5000).map(|number| u32::MAX - number * 64).collect(),
-            std::iter::repeat_with(&mut number).take(20_000).collect(),
+            random_numbers().take(20_000).collect(),
         ];
         for mut ifindexes in sets {
             ifindexes.sort_unstable();
             ifindexes.dedup();
-            let table = Places::of(&ifindexes).unwrap();
-            let most = ifindexes.len().max(1) * 8;
-            assert!((table.count() as usize) < most.max(8));
-            let found = ifindexes.iter().map(|&ifindex| table.find(ifindex));
-            let mut found: Vec<u32> = found.collect::<Option<_>>().unwrap();
-            found.sort_unstable();
-            found.dedup();
-            assert_eq!(found.len(), ifindexes.len());
+            let mut table = Places::for_up_to(ifindexes.len() as u32);
+            for (slot, &ifindex) in (0..).zip(&ifindexes) {
+                enter(&mut table, Interface { ifindex, slot });
+            }
+            for (slot, &ifindex) in (0..).zip(&ifindexes) {
+                let place = table.find(ifindex).unwrap();
+                assert_eq!(table.interfaces[place], Interface { ifindex, slot });
+            }
             assert_eq!(table.find(3_999_999_999), None);
         }
+    }
+
+    #[test]
+    fn interfaces_come_and_go_for_long_in_a_table_that_is_more_than_full() {
+        let mut table = Places::for_up_to(32);
+        let mut here = VecDeque::new();
+        let mut moved = 0;
+        for ifindex in random_numbers().take(20_000) {
+            if here.contains(&ifindex) {
+                continue;
+            }
+            // Half as many again as it is made for.
+            if here.len() == 48 {
+                let place = table.find(here.pop_front().unwrap()).unwrap();
+                table.interfaces[place] = Interface::default();
+            }
+            moved += enter(&mut table, Interface { ifindex, slot: 1 });
+            here.push_back(ifindex);
+            assert!(here.iter().all(|&ifindex| table.find(ifindex).is_some()));
+        }
+        assert!(moved > 10, "{moved}");
     }
 }

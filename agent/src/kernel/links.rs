@@ -211,10 +211,7 @@ fn link(body: &[u8]) -> Result<Link> {
     let mut peer_is_elsewhere = false;
     for (kind, value) in attributes(&body[IFINFOMSG_LEN_BYTES.min(body.len())..]) {
         match kind {
-            IFLA_IFNAME => {
-                let name = value.split(|byte| *byte == 0).next().unwrap_or_default();
-                link.name = String::from_utf8_lossy(name).into_owned();
-            }
+            IFLA_IFNAME => link.name = text(value),
             IFLA_MTU => link.mtu_bytes = u32::from_ne_bytes(field(value, 0)?),
             IFLA_LINK => link.peer_ifindex = Some(u32::from_ne_bytes(field(value, 0)?)),
             IFLA_LINK_NETNSID => peer_is_elsewhere = true,
@@ -231,12 +228,15 @@ fn link(body: &[u8]) -> Result<Link> {
     Ok(link)
 }
 
+/// A text that ends at the first zero.
+fn text(value: &[u8]) -> String {
+    let text = value.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
+}
+
 fn info_kind(info: &[u8]) -> String {
     let kind = attributes(info).find(|(kind, _)| *kind == IFLA_INFO_KIND);
-    let text = kind.map_or(&[][..], |(_, value)| value);
-    String::from_utf8_lossy(text)
-        .trim_end_matches('\0')
-        .to_owned()
+    kind.map_or_else(String::new, |(_, value)| text(value))
 }
 
 fn attached_xdp(xdp: &[u8]) -> AttachedXdp {

@@ -1,17 +1,21 @@
 //! Loads the programs and their maps into the kernel.
 
-use std::{mem::offset_of, os::fd::AsFd as _};
+use std::{
+    mem::offset_of,
+    os::fd::{AsFd as _, OwnedFd},
+};
 
 use agent_common::{Clocks, direction::hook_number, sample};
-use anyhow::{Chain, Context as _, Result, anyhow, bail};
+use anyhow::{Chain, Context as _, Result, anyhow, bail, ensure};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     maps::{Map, MapData, MapError, RingBuf},
-    programs::{TestRun as _, TestRunOptions, Xdp},
+    programs::Xdp,
 };
 
 use super::{
     account::{Accounts, possible_cpus},
+    bpf,
     interface_table::{InterfaceTable, Places},
     layout::{self, Layout},
     links::netlink::errno,
@@ -41,8 +45,8 @@ pub struct LoadSettings {
     pub early_scan_flows: u32,
     /// Inode number of the interfaces' network namespace.
     pub netns: u32,
-    /// The indexes of the interfaces that may be attached to, in the order of their slots.
-    pub ifindexes: Vec<u32>,
+    /// How many interfaces can be watched at the same time: the number of slots.
+    pub max_interfaces: u32,
     /// One flow in this many is counted; 0 counts every flow.
     pub sample_rate: u32,
     /// 0 is off, 1 to 5 are error to trace (aya-log's levels).
@@ -51,7 +55,9 @@ pub struct LoadSettings {
 
 /// The loaded object, in its parts.
 pub struct Kernel {
-    pub ebpf: Ebpf,
+    /// The programs to attach, until they are taken.
+    pub programs: Option<Ebpf>,
+    clocks: OwnedFd,
     pub pages: Pages,
     pub accounts: Accounts,
     /// The maps for rows and networks, until they are taken.
@@ -77,10 +83,9 @@ impl Kernel {
     pub fn load_object(object: &[u8], settings: &LoadSettings) -> Result<Self> {
         let _held = signals::Held::new();
         let sample_below = sample::threshold(settings.sample_rate);
-        let places = Places::of(&settings.ifindexes)?;
-        let slots = settings.ifindexes.len();
+        let places = Places::for_up_to(settings.max_interfaces);
         // The last account is for interfaces that are not registered.
-        let accounts_per_page = hook_number(slots as u32, 0) + 1;
+        let accounts_per_page = hook_number(settings.max_interfaces, 0) + 1;
         let fill_step = fill_step(
             settings.max_flows,
             settings.early_scan_flows,
@@ -100,7 +105,7 @@ impl Kernel {
             .map_max_entries("ACCOUNT", accounts_per_page * 2)
             .override_global("INTERFACE_SEED", &places.seed, true)
             .override_global("INTERFACE_BITS", &places.bits, true)
-            .map_max_entries("INTERFACES", places.count())
+            .map_max_entries("INTERFACES", places.buckets())
             .override_global("SKB_LAYOUT", &layout.skb, true)
             .override_global("DEVICE_LAYOUT", &layout.device, true)
             .override_global("DECAPSULATE", &u32::from(settings.decapsulate), true)
@@ -143,8 +148,11 @@ impl Kernel {
         clocks
             .load()
             .map_err(|error| refusal::explain(CLOCKS, error))?;
+        let clocks = clocks.fd().context("a loaded program has a descriptor")?;
+        let clocks = clocks.as_fd().try_clone_to_owned();
         Ok(Self {
-            ebpf,
+            clocks: clocks.context("duplicate a program's descriptor")?,
+            programs: Some(ebpf),
             pages,
             accounts,
             rule_maps: Some(rule_maps),
@@ -152,20 +160,25 @@ impl Kernel {
             filled_memory_bytes: memory_bytes(filled.as_fd()),
             filled: Some(filled),
             interfaces,
-            interface_names: vec![None; slots],
+            interface_names: vec![None; settings.max_interfaces as usize],
             fragments,
             outers,
         })
     }
 
-    /// Lets the programs count packets of `ifindex`, which is at `slot` of the settings. Rules can name the
-    /// interface only if this happens before [`Kernel::take_rule_maps`].
+    /// Lets the programs count packets of `ifindex` in the accounts of `slot`. Rules can name the interface only
+    /// if this happens before [`Kernel::take_rule_maps`].
     pub fn register(&mut self, ifindex: u32, name: &str, slot: u32) -> Result<()> {
         let names = &mut self.interface_names;
         if let Some(known) = names.get_mut(slot as usize) {
             *known = Some(name.to_owned());
         }
-        self.interfaces.enter(ifindex, slot)
+        ensure!(
+            self.interfaces.enter(ifindex, slot)?,
+            "{name} (ifindex {ifindex}) has no place in the programs' table beside the other interfaces, \
+             which is rare: change --max-interfaces"
+        );
+        Ok(())
     }
 
     /// The filter rules' maps. They can be taken only once.
@@ -192,19 +205,7 @@ impl Kernel {
         const BOOT_NS: usize = offset_of!(Clocks, boot_ns);
         // This is long enough: the kernel runs a program on no less than an Ethernet header.
         let mut packet = [0; size_of::<Clocks>()];
-        let program: &Xdp = self
-            .ebpf
-            .program(CLOCKS)
-            .with_context(|| format!("the object has no program {CLOCKS}"))?
-            .try_into()
-            .context("an XDP program")?;
-        let sent = packet;
-        program
-            .test_run(TestRunOptions {
-                data_in: Some(&sent),
-                data_out: Some(&mut packet),
-                ..TestRunOptions::new()
-            })
+        bpf::run(self.clocks.as_fd(), &mut packet)
             .context("run the program that reads the clocks")?;
         let number = |at: usize| {
             let bytes = packet[at..]
@@ -288,8 +289,8 @@ fn remedy(map: &str, settings: &LoadSettings) -> Option<String> {
             settings.max_flows
         ),
         "ACCOUNT" => format!(
-            "the accounts of {} interfaces: choose fewer with --interface or --exclude-interface",
-            settings.ifindexes.len()
+            "the accounts of {} interfaces: lower --max-interfaces",
+            settings.max_interfaces
         ),
         _ => return None,
     })
@@ -318,7 +319,7 @@ mod tests {
             decapsulate: true,
             early_scan_flows: 0,
             netns: 0,
-            ifindexes: vec![1, 2],
+            max_interfaces: 2,
             sample_rate: 1,
             log_level: 0,
         };
@@ -331,7 +332,7 @@ mod tests {
                 "OUTER",
                 "of 1000 flows: lower --max-flows, or run without --decapsulate",
             ),
-            ("ACCOUNT", "of 2 interfaces: choose fewer with --interface"),
+            ("ACCOUNT", "of 2 interfaces: lower --max-interfaces"),
             ("CLOCKS", "load the BPF programs"),
         ] {
             let error = EbpfError::MapError(MapError::CreateError {

@@ -228,7 +228,7 @@ mod tests {
                 decapsulate: false,
                 early_scan_flows: 0,
                 netns: 0,
-                ifindexes: vec![1],
+                max_interfaces: 1,
                 sample_rate: 1,
                 log_level: 0,
             })

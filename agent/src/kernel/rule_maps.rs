@@ -65,7 +65,7 @@ impl Staged {
         self.rules
     }
 
-    /// What the rules' author may not have meant. It is logged already.
+    /// What the rules' author may not have meant.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -88,13 +88,17 @@ impl RuleMaps {
         }
     }
 
+    /// Changes the name of the interface at a slot for the sets that are staged from here on.
+    pub fn name_interface(&mut self, slot: u32, name: &str) {
+        if let Some(known) = self.interfaces.get_mut(slot as usize) {
+            *known = Some(name.to_owned());
+        }
+    }
+
     /// Compiles `rules` and fills the slot that no program uses.
     pub fn stage(&self, rules: &[Rule]) -> Result<Staged> {
         let compiled = Compiled::new(rules, &self.interfaces)?;
         let warnings = filter::not_watched(rules, &self.interfaces);
-        for warning in &warnings {
-            tracing::warn!("{warning}");
-        }
         let mut kernel_memory_bytes = self.outer().into_iter().map(map_memory_bytes).sum();
         let next = if compiled.is_empty() {
             None

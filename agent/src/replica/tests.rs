@@ -80,7 +80,7 @@ fn scan_keys(
     replica.begin_scan(clock(second));
     let (keys, counters): (Vec<_>, Vec<_>) = updates.iter().copied().unzip();
     replica.update(&keys, &counters, &mut sink);
-    replica.end_scan(&mut sink);
+    replica.end_scan(&BTreeSet::new(), &mut sink);
     records
 }
 

@@ -2,7 +2,7 @@
 //! of them have left this network namespace.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     io,
     sync::Arc,
 };
@@ -11,19 +11,21 @@ use anyhow::Result;
 
 use crate::{
     kernel::links::{
-        Counters, Link,
+        Counters,
         statistics::{Names, Snapshot, Statistics},
     },
+    log_limit::LogLimit,
     proto,
 };
 
-/// The watched interfaces, indexed by slot.
+/// The watched interfaces, by slot.
 pub struct Interfaces {
     names: Names,
     statistics: Statistics,
     before: Snapshot,
     after: Snapshot,
-    watched: Vec<Watched>,
+    watched: BTreeMap<usize, Watched>,
+    gone: LogLimit,
     messages: Arc<[proto::Interface]>,
     netns: u32,
 }
@@ -33,7 +35,7 @@ pub struct Interfaces {
 pub struct Watched {
     pub ifindex: u32,
     pub name: String,
-    /// Never becomes false again: an interface that comes back under the same name has another index.
+    /// It is forgotten after the next scan.
     pub is_gone: bool,
     pub before_flip: Counters,
     pub after_flip: Counters,
@@ -58,11 +60,6 @@ impl Watched {
     ) -> bool {
         let Some(name) = name else {
             self.is_gone = true;
-            tracing::warn!(
-                interface = self.name,
-                ifindex = self.ifindex,
-                "the interface is gone and counts no more; should it come back, restart the agent"
-            );
             return false;
         };
         let is_renamed = name != self.name;
@@ -84,26 +81,49 @@ impl Watched {
 }
 
 impl Interfaces {
-    /// Watches `selected` in the network namespace of the calling thread, whose number is `netns`.
-    pub fn open(selected: &[Link], netns: u32) -> Result<Self> {
-        let watched = selected.iter().map(|link| Watched {
-            ifindex: link.ifindex,
-            name: link.name.clone(),
-            is_gone: false,
-            before_flip: Counters::default(),
-            after_flip: Counters::default(),
-        });
-        let mut interfaces = Self {
+    /// Watches no interface yet, in the network namespace of the calling thread, whose number is `netns`.
+    pub fn open(netns: u32) -> Result<Self> {
+        Ok(Self {
             names: Names::open()?,
             statistics: Statistics::open()?,
             before: Snapshot::default(),
             after: Snapshot::default(),
-            watched: watched.collect(),
+            watched: BTreeMap::new(),
+            gone: LogLimit::default(),
             messages: Arc::new([]),
             netns,
+        })
+    }
+
+    /// Watches the interface at a slot, if it does not already.
+    pub fn watch(&mut self, slot: usize, ifindex: u32, name: &str) {
+        if self.watched.contains_key(&slot) {
+            return;
+        }
+        let watched = Watched {
+            ifindex,
+            name: name.to_owned(),
+            is_gone: false,
+            before_flip: Counters::default(),
+            after_flip: Counters::default(),
         };
-        interfaces.write_messages();
-        Ok(interfaces)
+        self.watched.insert(slot, watched);
+        self.write_messages();
+    }
+
+    /// Forgets the interface at a slot.
+    pub fn forget(&mut self, slot: usize) {
+        if let Some(watched) = self.watched.remove(&slot) {
+            if let Some(interfaces) = self.gone.event() {
+                tracing::info!(
+                    interface = watched.name,
+                    ifindex = watched.ifindex,
+                    interfaces,
+                    "the interface is gone, and its flows have ended"
+                );
+            }
+            self.write_messages();
+        }
     }
 
     /// Reads the counters right before a flip. Never waits for another process.
@@ -117,7 +137,8 @@ impl Interfaces {
         self.statistics.read(&mut self.after)?;
         let (before, after) = (self.before.by_name(), self.after.by_name());
         let mut is_renamed = false;
-        for watched in self.watched.iter_mut().filter(|watched| !watched.is_gone) {
+        let watched = self.watched.values_mut();
+        for watched in watched.filter(|watched| !watched.is_gone) {
             // The index of an interface that left may belong to another one by then.
             let name = if left.contains(&watched.ifindex) {
                 None
@@ -138,7 +159,7 @@ impl Interfaces {
             name: watched.name.clone(),
             netns: self.netns,
         };
-        self.messages = self.watched.iter().map(interface).collect();
+        self.messages = self.watched.values().map(interface).collect();
     }
 
     /// The interfaces as batches name them.
@@ -146,8 +167,12 @@ impl Interfaces {
         &self.messages
     }
 
-    pub fn watched(&self, slot: usize) -> &Watched {
-        &self.watched[slot]
+    pub fn watched(&self, slot: usize) -> Option<&Watched> {
+        self.watched.get(&slot)
+    }
+
+    pub fn netns(&self) -> u32 {
+        self.netns
     }
 }
 
@@ -156,7 +181,7 @@ mod tests {
     use std::net::UdpSocket;
 
     use super::*;
-    use crate::kernel::links::{LOOPBACK_IFINDEX, links};
+    use crate::kernel::links::LOOPBACK_IFINDEX;
 
     fn counted(rx_packets: u64) -> Counters {
         Counters {
@@ -228,9 +253,9 @@ mod tests {
 
     #[test]
     fn the_readings_lie_around_the_flip_until_the_interface_leaves() {
-        let all = links().unwrap();
-        let lo = all.iter().filter(|link| link.ifindex == LOOPBACK_IFINDEX);
-        let mut interfaces = Interfaces::open(&lo.cloned().collect::<Vec<_>>(), 5).unwrap();
+        let mut interfaces = Interfaces::open(5).unwrap();
+        interfaces.watch(3, LOOPBACK_IFINDEX, "lo");
+        let watched = |interfaces: &Interfaces| interfaces.watched(3).unwrap().clone();
         let name = interfaces.messages()[0].clone();
         assert_eq!((name.name.as_str(), name.netns), ("lo", 5));
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -241,11 +266,13 @@ mod tests {
         interfaces.read_before_flip().unwrap();
         send();
         interfaces.read_after_flip(&none).unwrap();
-        let [before, after] = readings(interfaces.watched(0));
+        let [before, after] = readings(&watched(&interfaces));
         assert!(0 < before && before < after, "{before} {after}");
         send();
         interfaces.read_after_flip(&lo).unwrap();
-        assert!(interfaces.watched(0).is_gone);
-        assert_eq!(readings(interfaces.watched(0)), [before, after]);
+        assert!(watched(&interfaces).is_gone);
+        assert_eq!(readings(&watched(&interfaces)), [before, after]);
+        interfaces.forget(3);
+        assert!(interfaces.messages().is_empty() && interfaces.watched(3).is_none());
     }
 }

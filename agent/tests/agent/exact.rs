@@ -29,14 +29,14 @@ fn every_program_is_taken(decapsulate: bool) {
         decapsulate,
         early_scan_flows: 1,
         netns: 1,
-        ifindexes: vec![1],
+        max_interfaces: 1,
         sample_rate: 2,
         log_level: 0,
     })
     .unwrap();
-    attach::load_all(&mut kernel.ebpf).unwrap();
-    let mut walked: Vec<_> = kernel
-        .ebpf
+    attach::load_all(kernel.programs.as_mut().unwrap()).unwrap();
+    let programs = kernel.programs.as_ref().unwrap();
+    let mut walked: Vec<_> = programs
         .programs()
         .filter_map(|(name, program)| {
             let count = program.info().ok()?.verified_instruction_count()?;

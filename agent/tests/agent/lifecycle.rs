@@ -3,6 +3,7 @@
 
 mod audits;
 mod checks;
+mod coming;
 mod consumers;
 mod endings;
 mod gone;

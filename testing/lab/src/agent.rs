@@ -24,7 +24,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts `run` with these settings and does not wait; `command` names the binary. The agent listens on a
+    /// Starts `run` with these settings and does not wait; `command` names the binary. An empty interface leaves
+    /// the choice to the settings. The agent listens on a
     /// Unix socket of its own and takes no settings from this process's environment or from the machine.
     pub fn begin(mut command: Command, interface: &str, settings: &[&str]) -> Result<Self> {
         let folder = TempDir::with_prefix("flow-agent-").context("make a folder for an agent")?;
@@ -39,8 +40,12 @@ impl Agent {
                 command.env_remove(&name);
             }
         }
+        command.arg("run");
+        if !interface.is_empty() {
+            command.args(["--interface", interface]);
+        }
         command
-            .args(["run", "--interface", interface, "--listen"])
+            .arg("--listen")
             .arg(address(&folder))
             .args(settings)
             .env("NO_COLOR", "1")

@@ -1,12 +1,12 @@
 //! Checks whether this kernel's verifier accepts the agent's own programs. Nothing is attached, and what was
 //! loaded is freed at the end.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use super::Check;
 use crate::kernel::{
     attach,
-    links::{LOOPBACK_IFINDEX, netns_inode},
+    links::netns_inode,
     load::{Kernel, LoadSettings},
 };
 
@@ -37,9 +37,9 @@ fn load(decapsulate: bool) -> Result<()> {
         decapsulate,
         early_scan_flows: 0,
         netns: netns_inode()?,
-        ifindexes: vec![LOOPBACK_IFINDEX],
+        max_interfaces: 1,
         sample_rate: 0,
         log_level: 0,
     })?;
-    attach::load_all(&mut kernel.ebpf)
+    attach::load_all(kernel.programs.as_mut().context("the programs")?)
 }

@@ -10,8 +10,9 @@ use super::super::time;
 use crate::{
     agent::Config,
     filter::{self, Rules},
+    interfaces::Selection,
     kernel::{
-        attach::{AttachSettings, Directions, IngressHook, TcAttach, XdpMode},
+        attach::{AttachSettings, Directions, IngressHook, TcAttach, TcxOrder, XdpMode},
         load,
     },
     log_filter::LogFilter,
@@ -40,8 +41,8 @@ pub struct Args {
     #[arg(long, value_name = "PATH", env = "FLOW_AGENT_CONFIG", help_heading = SETTINGS)]
     pub config: Option<PathBuf>,
 
-    /// Interfaces to count on: names, globs, or /regular expressions/; repeatable [default: those that
-    /// carry a default route].
+    /// Interfaces to count on: names, globs, or /regular expressions/; repeatable. Those that come later are
+    /// counted on, too [default: those that carry a default route].
     #[arg(long, value_name = "PATTERN", env = "FLOW_AGENT_INTERFACE", help_heading = WATCH)]
     pub interface: Vec<Patterns>,
 
@@ -77,6 +78,17 @@ pub struct Args {
     /// How TC programs are attached: by links that end with the process, or as filters on clsact.
     #[arg(long, env = "FLOW_AGENT_TC_ATTACH", value_enum, default_value = "auto", help_heading = WATCH)]
     pub tc_attach: TcAttach,
+
+    /// Where TCX puts the programs among those of others: first is next to the wire, last is next to the host.
+    /// Behind others, arriving packets that these drop or redirect are not counted.
+    #[arg(long, env = "FLOW_AGENT_TCX_ORDER", value_enum, default_value = "first", help_heading = WATCH)]
+    pub tcx_order: TcxOrder,
+
+    /// Interfaces that can be watched at the same time. Each takes some 4 KiB of kernel memory for each CPU.
+    /// 0 leaves room for twice as many as are there at the start, and for 64 at least.
+    #[arg(long, value_name = "INTERFACES", env = "FLOW_AGENT_MAX_INTERFACES", default_value_t = 0,
+          value_parser = clap::value_parser!(u32).range(0..=100_000), allow_negative_numbers = true, help_heading = WATCH)]
+    pub max_interfaces: u32,
 
     /// Rules that leave packets out before they reach the table: include or exclude, then [src|dst]
     /// net, [src|dst] port, proto, on INTERFACE, ingress or egress. The first that matches decides;
@@ -266,14 +278,18 @@ impl Args {
         Ok(Config {
             object: self.object.0,
             rules: filter::read(&self.filter, self.filter_file.as_deref())?,
-            include: pattern::all(&self.interface),
-            exclude: pattern::all(&self.exclude_interface),
+            selection: Selection {
+                include: pattern::all(&self.interface),
+                exclude: pattern::all(&self.exclude_interface),
+            },
+            max_interfaces: self.max_interfaces,
             attach: AttachSettings {
                 ingress_hook: self.ingress_hook,
                 xdp_mode: self.xdp_mode,
                 xdp_without_tags: self.xdp_without_tags,
                 directions: self.direction,
                 tc_attach: self.tc_attach,
+                tcx_order: self.tcx_order,
             },
             max_flows: self.max_flows,
             max_fragments: self.max_fragments,
@@ -326,6 +342,11 @@ impl Args {
             "--xdp-without-tags does nothing with --ingress-hook tc: choose --ingress-hook xdp, or \
              remove --xdp-without-tags",
             &["xdp_without_tags", "ingress_hook"],
+        )?;
+        refuse(
+            self.tc_attach == TcAttach::Clsact && self.tcx_order != TcxOrder::First,
+            "--tcx-order does nothing with --tc-attach clsact: remove one of them",
+            &["tcx_order", "tc_attach"],
         )?;
         for (index, address) in self.listen.iter().enumerate() {
             refuse(

@@ -15,7 +15,9 @@ use crate::{
 };
 
 /// The settings that a running agent takes over. [`Reload::take_over`] does it.
-pub const TAKEN_OVER: [&str; 6] = [
+pub const TAKEN_OVER: [&str; 8] = [
+    "interface",
+    "exclude_interface",
     "filter",
     "filter_file",
     "scan_interval",
@@ -73,6 +75,11 @@ impl Reload {
         let read = self.read()?;
         let config = read.config()?;
         let times = config.times();
+        ensure!(
+            read.args.interface.is_empty() == self.in_force.args.interface.is_empty(),
+            "interfaces are selected by patterns or by default routes, and a change from one to the other \
+             needs a restart"
+        );
 
         // Of all that is taken over only the rules can be refused, so they come first.
         let before = rules.in_force().rules;
@@ -85,11 +92,19 @@ impl Reload {
             );
         }
         changes.make(Change::Times(times)).await??;
+        if self.is_changed(&read, &["interface", "exclude_interface"]) {
+            changes.make(Change::Selection(config.selection)).await??;
+        }
         if read.args.log != self.in_force.args.log {
             self.log.set(&read.args.log)?;
         }
         self.note(read);
         Ok(())
+    }
+
+    fn is_changed(&self, read: &Settings, names: &[&str]) -> bool {
+        let mut settings = self.in_force.values.iter().zip(&read.values);
+        settings.any(|(old, new)| names.contains(&&*new.name) && old.value != new.value)
     }
 
     /// Fails if a file can be read only once, as a pipe, because then nothing would be found.
@@ -139,6 +154,7 @@ impl Reload {
             }
         }
         self.in_force.args.log = read.args.log;
+        self.in_force.args.interface = read.args.interface;
         self.in_force.file = read.file;
         tracing::info!("the settings have been read again");
     }

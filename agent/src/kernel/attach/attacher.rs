@@ -1,82 +1,37 @@
-//! Attaches one hook after another, on a thread of its own. For each the kernel takes a grace period
-//! (`tcx_entry_sync`), and hooks that are attached count meanwhile.
+//! Attaches one hook after another. For each the kernel takes a grace period (`tcx_entry_sync`), and hooks that
+//! are attached count meanwhile.
 
 use std::{
+    io,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::{Duration, Instant},
 };
 
 use agent_common::{Direction, direction::hook_number};
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use super::{
-    AttachSettings, Directions, Hook, IngressHook, LinkPlace, Mode, TcAttach, XdpMode,
-    clsact::{self, Clsact},
-    create_link,
-    held::{HeldLink, HeldLinks},
-    link_type,
+    AttachSettings, Directions, Hook, IngressHook, LinkPlace, Mode, TcAttach, TcxOrder, XdpMode,
+    clsact::Clsact,
+    create_link, link_type,
     programs::{Programs, tc_name},
-    progress::{AttachedHook, Progress},
+    slots::{AttachedHook, HeldLink, Slots},
 };
-use crate::kernel::links::{AttachedXdp, Link, LinkSocket, netlink::errno, tags::Features};
+use crate::kernel::links::{AttachedXdp, Link, LinkSocket, tags::Features};
 
-/// How often the log reports progress.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
-
-// First on ingress and last on egress: the program sees packets as on the wire, whatever others change or
-// drop.
-const INGRESS: LinkPlace = LinkPlace::TcxIngressFirst;
-const EGRESS: LinkPlace = LinkPlace::TcxEgressLast;
-
-/// The thread's state.
 pub(super) struct Attacher {
     pub programs: Programs,
     pub settings: AttachSettings,
-    pub links: HeldLinks,
-    pub progress: Progress,
-    pub stop: Arc<AtomicBool>,
+    pub slots: Slots,
     pub counters: LinkSocket,
     pub features: Features,
     pub clsact: Option<Clsact>,
+    /// Log only what is amiss. Interfaces may come and go all the time.
+    pub is_quiet: bool,
 }
 
 impl Attacher {
-    /// Removes what killed agents left behind, then attaches the hooks of all interfaces. Ends early at the
-    /// first hook that fails, or when told to stop. Skips an interface that is gone.
-    pub(super) fn run(&mut self, links: &[Link]) -> Result<()> {
-        if let Err(error) = clsact::remove_stale() {
-            tracing::warn!("cannot look for filters of killed agents: {error:#}");
-        }
-        let mut told = Instant::now();
-        let mut attached = 0;
-        for (slot, link) in links.iter().enumerate() {
-            if self.stop.load(Relaxed) {
-                return Ok(());
-            }
-            match self.interface(link, slot as u32) {
-                Ok(()) => attached += 1,
-                Err(error) if errno(&error) == Some(libc::ENODEV) => tracing::warn!(
-                    interface = link.name,
-                    "the interface was gone before it was attached to: {error:#}"
-                ),
-                Err(error) => return Err(error),
-            }
-            if told.elapsed() >= PROGRESS_INTERVAL {
-                told = Instant::now();
-                tracing::info!(attached, interfaces = links.len(), "attaching");
-            }
-        }
-        if attached == 0 {
-            bail!("no interface is left to attach to");
-        }
-        Ok(())
-    }
-
-    fn interface(&mut self, link: &Link, slot: u32) -> Result<()> {
+    /// Attaches the hooks of an interface. Fails with ENODEV if it is gone.
+    pub(super) fn interface(&mut self, link: &Link, slot: u32) -> Result<()> {
         let settings = self.settings;
         if settings.directions != Directions::Egress {
             match settings.ingress_hook {
@@ -111,20 +66,22 @@ impl Attacher {
     ) -> Result<()> {
         let before = self.counters.counters(link.ifindex)?;
         let mut hook = self.planned(link, slot, direction);
-        self.progress.push(AttachedHook {
+        self.slots.tell(AttachedHook {
             hook: hook.clone(),
             before_attach: before,
             after_attach: None,
         });
         attach(self, &mut hook)?;
         let after = self.counters.counters(link.ifindex)?;
-        tracing::info!(
-            interface = hook.interface,
-            hook = hook.name(),
-            mode = ?hook.mode,
-            "attached"
-        );
-        self.progress.push(AttachedHook {
+        if !self.is_quiet {
+            tracing::info!(
+                interface = hook.interface,
+                hook = hook.name(),
+                mode = ?hook.mode,
+                "attached"
+            );
+        }
+        self.slots.tell(AttachedHook {
             hook,
             before_attach: before,
             after_attach: Some(after),
@@ -162,15 +119,10 @@ impl Attacher {
     pub(super) fn tc(&mut self, link: &Link, direction: Direction, hook: &mut Hook) -> Result<()> {
         let how = self.settings.tc_attach;
         let name = tc_name(direction, link_type(link)?);
-        let place = match direction {
-            Direction::Ingress => INGRESS,
-            Direction::Egress => EGRESS,
-        };
-        let program = self.programs.get(name)?;
         let what = || format!("attach tc {} to {}", direction.name(), link.name);
         let tcx = match how {
             TcAttach::Clsact => None,
-            TcAttach::Auto | TcAttach::Tcx => match create_link(program, link.ifindex, place) {
+            TcAttach::Auto | TcAttach::Tcx => match self.tcx(link, direction, name)? {
                 Ok(tcx) => Some(tcx),
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                     if how == TcAttach::Tcx {
@@ -188,9 +140,8 @@ impl Attacher {
             self.hold(link, tcx, false);
             Mode::Tcx
         } else {
-            let program = program
-                .try_clone_to_owned()
-                .context("duplicate a program's descriptor")?;
+            let program = self.programs.get(name)?.try_clone_to_owned();
+            let program = program.context("duplicate a program's descriptor")?;
             self.clsact(link, direction, program.as_fd(), name)
                 .with_context(what)?;
             Mode::Clsact
@@ -198,10 +149,29 @@ impl Attacher {
         Ok(())
     }
 
+    /// The inner result is the kernel's answer.
+    fn tcx(
+        &mut self,
+        link: &Link,
+        direction: Direction,
+        program: &str,
+    ) -> Result<io::Result<OwnedFd>> {
+        let place = match (self.settings.tcx_order, direction) {
+            (TcxOrder::First, Direction::Ingress) | (TcxOrder::Last, Direction::Egress) => {
+                LinkPlace::TcxFirst(direction)
+            }
+            (TcxOrder::First, Direction::Egress) | (TcxOrder::Last, Direction::Ingress) => {
+                LinkPlace::TcxLast(direction)
+            }
+        };
+        let program = self.programs.get(program)?;
+        Ok(create_link(program, link.ifindex, place))
+    }
+
     pub(super) fn hold(&self, link: &Link, fd: OwnedFd, is_exclusive: bool) {
         let held = HeldLink { fd, is_exclusive };
         // If the interface has left meanwhile, this ends the link.
-        drop(self.links.hold(link.ifindex, held));
+        drop(self.slots.hold(link.ifindex, held));
     }
 
     fn clsact(

@@ -74,6 +74,34 @@ impl Clsact {
         Ok(())
     }
 
+    /// Removes the filters on an interface.
+    pub(super) fn detach(&mut self, ifindex: u32) {
+        let of_it = |place: &mut Place| place.ifindex == ifindex;
+        let places: Vec<_> = self.filters.extract_if(.., of_it).collect();
+        for place in places {
+            self.remove(place);
+        }
+    }
+
+    fn remove(&mut self, place: Place) {
+        if let Err(error) = self.socket.remove(place) {
+            // A filter that is gone was removed with its interface or its qdisc.
+            let is_gone = matches!(
+                errno(&error),
+                Some(libc::ENOENT | libc::ENODEV | libc::EINVAL)
+            );
+            if !is_gone {
+                tracing::warn!(?place, "a clsact filter stays: {error:#}");
+            }
+        }
+    }
+
+    /// Forgets what was attached to an interface that has left. The kernel removed it.
+    pub(super) fn forget(&mut self, ifindex: u32) {
+        self.filters.retain(|place| place.ifindex != ifindex);
+        self.prepared.remove(&ifindex);
+    }
+
     /// Adds the filter at the first free handle. Agents begin at different handles, so that none adds a
     /// filter where another is about to remove a stale one.
     fn add(
@@ -135,16 +163,7 @@ impl Clsact {
 impl Drop for Clsact {
     fn drop(&mut self) {
         for place in std::mem::take(&mut self.filters) {
-            if let Err(error) = self.socket.remove(place) {
-                // A filter that is gone was removed with its interface or its qdisc.
-                let is_gone = matches!(
-                    errno(&error),
-                    Some(libc::ENOENT | libc::ENODEV | libc::EINVAL)
-                );
-                if !is_gone {
-                    tracing::warn!(?place, "a clsact filter stays: {error:#}");
-                }
-            }
+            self.remove(place);
         }
     }
 }

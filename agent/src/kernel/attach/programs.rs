@@ -1,10 +1,7 @@
-//! Loads the programs that hooks need before the first hook is attached, so that no interface waits for the
-//! verifier.
+//! Loads the programs that hooks need: those of the first interfaces before any hook is attached, so that no
+//! interface waits for the verifier, and others when an interface of another kind comes.
 
-use std::{
-    collections::{BTreeMap, btree_map::Entry},
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
-};
+use std::os::fd::{AsFd as _, BorrowedFd};
 
 use agent_common::{Direction, LinkType};
 use anyhow::{Context as _, Result};
@@ -17,44 +14,30 @@ use aya::{
 use super::{AttachSettings, Directions, IngressHook, link_type};
 use crate::kernel::{links::Link, refusal, signals};
 
-/// Loaded programs by name.
-#[derive(Default)]
-pub(super) struct Programs {
-    fds: BTreeMap<&'static str, OwnedFd>,
-}
+pub(super) struct Programs(Ebpf);
 
 impl Programs {
     /// Loads the programs that hooks of these interfaces may need. An XDP hook may need TC instead.
-    pub(super) fn load(ebpf: &mut Ebpf, links: &[Link], settings: AttachSettings) -> Result<Self> {
-        let mut programs = Self::default();
+    pub(super) fn load(ebpf: Ebpf, links: &[Link], settings: AttachSettings) -> Result<Self> {
+        let mut programs = Self(ebpf);
         for link in links {
             let link_type = link_type(link)?;
             if settings.directions != Directions::Egress {
-                programs.add(ebpf, tc_name(Direction::Ingress, link_type))?;
+                programs.get(tc_name(Direction::Ingress, link_type))?;
                 if settings.ingress_hook == IngressHook::Xdp {
-                    programs.add(ebpf, xdp_name(link_type))?;
+                    programs.get(xdp_name(link_type))?;
                 }
             }
             if settings.directions != Directions::Ingress {
-                programs.add(ebpf, tc_name(Direction::Egress, link_type))?;
+                programs.get(tc_name(Direction::Egress, link_type))?;
             }
         }
         Ok(programs)
     }
 
-    fn add(&mut self, ebpf: &mut Ebpf, name: &'static str) -> Result<()> {
-        if let Entry::Vacant(vacant) = self.fds.entry(name) {
-            let fd = program(ebpf, name)?.as_fd().try_clone_to_owned();
-            vacant.insert(fd.context("duplicate a program's descriptor")?);
-        }
-        Ok(())
-    }
-
-    pub(super) fn get(&self, name: &str) -> Result<BorrowedFd<'_>> {
-        let fd = self.fds.get(name);
-        Ok(fd
-            .with_context(|| format!("the program {name} was not loaded"))?
-            .as_fd())
+    /// Loads the program if it is not loaded.
+    pub(super) fn get(&mut self, name: &str) -> Result<BorrowedFd<'_>> {
+        Ok(program(&mut self.0, name)?.as_fd())
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
     },
 };
 
-use super::held::HeldLink;
+use super::slots::HeldLink;
 
 /// Up to this many links are closed by this process, and are gone when it is.
 pub(super) const FEW: usize = 16;

@@ -21,6 +21,8 @@ pub enum InsteadOfXdp {
     /// The kernel would put the program on lower devices (`bond_xdp_set`, `netvsc_vf_setxdp`), and packets
     /// would come with other indexes than the link's.
     LowerDevices,
+    /// Somebody else's XDP program is there, and an interface takes one.
+    Taken,
     /// The driver runs the program on super-frames, and each of them is one frame to it (`tun_get_user`).
     SuperFrames,
 }
@@ -73,14 +75,19 @@ impl Attacher {
         if let Some((why, in_words)) = miscounted.or(hidden) {
             return self.tc_instead(link, hook, (why, &in_words));
         }
-        let program = self.programs.get(xdp_name(link_type(link)?))?;
+        let name = xdp_name(link_type(link)?);
         let (place, mode) = match settings.xdp_mode {
             XdpMode::Auto | XdpMode::Native => (LinkPlace::XdpNative, Mode::XdpNative),
             XdpMode::Generic => (LinkPlace::XdpGeneric, Mode::XdpGeneric),
         };
-        let xdp = match create_link(program, link.ifindex, place) {
+        let xdp = match create_link(self.programs.get(name)?, link.ifindex, place) {
             Ok(xdp) => xdp,
-            Err(error) if settings.xdp_mode == XdpMode::Auto && !is_taken(&error) => {
+            Err(error) if settings.xdp_mode == XdpMode::Auto && is_taken(&error) => {
+                let in_words = "another XDP program is there (`ip link` shows it); what it drops, sends \
+                                back or redirects is not counted";
+                return self.tc_instead(link, hook, (InsteadOfXdp::Taken, in_words));
+            }
+            Err(error) if settings.xdp_mode == XdpMode::Auto => {
                 let in_words = format!("the driver takes no native XDP program ({error})");
                 let why = (InsteadOfXdp::NoNativeMode, in_words.as_str());
                 return self.tc_instead(link, hook, why);
@@ -124,7 +131,8 @@ fn is_taken(error: &io::Error) -> bool {
 
 fn explain(error: io::Error, link: &Link, wanted: XdpMode) -> anyhow::Error {
     let why = if is_taken(&error) {
-        "another XDP program is there: detach it (`ip link` shows it), or choose --ingress-hook tc"
+        "another XDP program is there: detach it (`ip link` shows it), or choose --xdp-mode auto or \
+         --ingress-hook tc"
     } else if wanted == XdpMode::Native {
         "the driver does not take it in native mode: choose --xdp-mode auto or --ingress-hook tc"
     } else {

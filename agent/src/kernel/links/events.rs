@@ -1,4 +1,4 @@
-//! The kernel's notifications about links that leave a network namespace.
+//! The kernel's notifications about the links of a network namespace, and about its default routes.
 
 use std::io;
 
@@ -6,15 +6,23 @@ use anyhow::{Context as _, Result};
 use netlink_packet_core::{NLMSG_ALIGNTO, NetlinkMessage, NetlinkPayload};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
-use super::netlink::{Message, field};
+use super::{
+    IFINFOMSG_LEN_BYTES, default_route,
+    netlink::{Message, attributes, field},
+    text,
+};
 
 /// Longer than any notification of the kernel (`if_nlmsg_size`).
 const RECEIVE_BUFFER_LEN_BYTES: usize = 64 * 1024;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LinkEvent {
+    /// A link is there, as it is or with a change.
+    Changed { ifindex: u32, name: String },
     /// The link with this index was deleted, or moved to another namespace.
     Left(u32),
+    /// A default route leads over these links.
+    DefaultRoute(Vec<u32>),
     /// Some events did not fit into the socket.
     Missed,
 }
@@ -26,11 +34,24 @@ pub(crate) struct LinkEvents {
 }
 
 impl LinkEvents {
-    pub(crate) fn open() -> Result<Self> {
+    /// `with_routes` says whether to tell of default routes.
+    pub(crate) fn open(with_routes: bool) -> Result<Self> {
+        let groups: &[u32] = if with_routes {
+            &[
+                libc::RTNLGRP_LINK,
+                libc::RTNLGRP_IPV4_ROUTE,
+                libc::RTNLGRP_IPV6_ROUTE,
+            ]
+        } else {
+            &[libc::RTNLGRP_LINK]
+        };
         let mut socket = Socket::new(NETLINK_ROUTE).context("open a netlink socket")?;
         socket
             .bind(&SocketAddr::new(0, 0))
-            .and_then(|()| socket.add_membership(libc::RTNLGRP_LINK))
+            .and_then(|()| {
+                let mut groups = groups.iter();
+                groups.try_for_each(|&group| socket.add_membership(group))
+            })
             .context("listen for changes of interfaces")?;
         Ok(Self {
             socket,
@@ -67,13 +88,30 @@ fn events(datagram: &[u8]) -> Result<Vec<LinkEvent>> {
     Ok(events)
 }
 
-/// Reads an event from `struct ifinfomsg`. The family tells it from the message about a port that leaves its
-/// bridge.
+/// Reads an event. The family tells a link (`struct ifinfomsg`) from a message about the port of a bridge.
 fn event(message: &Message) -> Result<Option<LinkEvent>> {
-    let [family] = field(&message.body, 0)?;
-    let is_departure = message.kind == libc::RTM_DELLINK && i32::from(family) == libc::AF_UNSPEC;
-    let ifindex = u32::from_ne_bytes(field(&message.body, 4)?);
-    Ok(is_departure.then_some(LinkEvent::Left(ifindex)))
+    let body = &message.body;
+    if message.kind == libc::RTM_NEWROUTE {
+        let ifindexes = default_route(body)?;
+        return Ok((!ifindexes.is_empty()).then_some(LinkEvent::DefaultRoute(ifindexes)));
+    }
+    let [family] = field(body, 0)?;
+    if i32::from(family) != libc::AF_UNSPEC {
+        return Ok(None);
+    }
+    let ifindex = u32::from_ne_bytes(field(body, 4)?);
+    Ok(match message.kind {
+        libc::RTM_DELLINK => Some(LinkEvent::Left(ifindex)),
+        libc::RTM_NEWLINK => {
+            let attributes = body.get(IFINFOMSG_LEN_BYTES..).unwrap_or_default();
+            let name = self::attributes(attributes).find(|(kind, _)| *kind == libc::IFLA_IFNAME);
+            name.map(|(_, name)| LinkEvent::Changed {
+                ifindex,
+                name: text(name),
+            })
+        }
+        _ => None,
+    })
 }
 
 #[cfg(test)]
@@ -81,17 +119,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_link_that_is_gone_has_left() {
+    fn a_link_that_is_there_is_told_from_one_that_left_and_from_a_port_of_a_bridge() {
         let message = |kind, family: i32| {
             let mut body = vec![0; 16];
             body[0] = u8::try_from(family).unwrap();
             body[4..8].copy_from_slice(&7_u32.to_ne_bytes());
+            body.extend(8_u16.to_ne_bytes());
+            body.extend(libc::IFLA_IFNAME.to_ne_bytes());
+            body.extend(b"eth\0");
             Message { kind, body }
+        };
+        let there = LinkEvent::Changed {
+            ifindex: 7,
+            name: "eth".to_owned(),
         };
         for (kind, family, expected) in [
             (libc::RTM_DELLINK, libc::AF_UNSPEC, Some(LinkEvent::Left(7))),
             (libc::RTM_DELLINK, libc::AF_BRIDGE, None),
-            (libc::RTM_NEWLINK, libc::AF_UNSPEC, None),
+            (libc::RTM_NEWLINK, libc::AF_UNSPEC, Some(there)),
+            (libc::RTM_NEWLINK, libc::AF_BRIDGE, None),
         ] {
             assert_eq!(event(&message(kind, family)).unwrap(), expected);
         }

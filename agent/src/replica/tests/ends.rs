@@ -103,7 +103,7 @@ fn a_flow_with_packets_in_the_scan_of_a_sleep_outlives_it() {
     let mut sink = |record: &Record| records.push(*record);
     replica.begin_scan(woken);
     replica.update(&[key(1)], &[busy(2).1], &mut sink);
-    replica.end_scan(&mut sink);
+    replica.end_scan(&BTreeSet::new(), &mut sink);
     assert_eq!(reasons(&records), [None, Some(EndReason::IdleTimeout)]);
     let last_seen = records
         .iter()

@@ -85,7 +85,7 @@ fn play(max_flows: usize, scans: &[Vec<Op>]) -> u64 {
             assert!(listener.living.len() <= max_flows);
         });
         assert!(replica.len() <= max_flows);
-        replica.end_scan(&mut |record| listener.hear(record));
+        replica.end_scan(&BTreeSet::new(), &mut |record| listener.hear(record));
         assert_eq!(replica.len(), listener.living.len());
     }
     let living: HashSet<FlowKey> = listener.living.keys().copied().collect();
@@ -184,7 +184,7 @@ fn play_sides(max_flows: usize, scans: &[Vec<SidedOp>]) {
         }
         replica.update(&page.0, &page.1, &mut hear);
         assert!(replica.len() <= max_flows);
-        replica.end_scan(&mut hear);
+        replica.end_scan(&BTreeSet::new(), &mut hear);
     }
     replica.finish(&mut hear);
     assert!(replica.is_empty() && listener.living.is_empty());

@@ -24,7 +24,7 @@ fn a_flow_out_of_a_tunnel_keeps_the_tunnels_endpoints_to_its_end() {
             replica.note_outer(&flow, || known);
             replica.update(&[flow], &[*counters], &mut sink);
         }
-        replica.end_scan(&mut sink);
+        replica.end_scan(&BTreeSet::new(), &mut sink);
         records
     };
     let closing = counters(1, &[SYN, FIN | ACK], &[FIN | ACK]);

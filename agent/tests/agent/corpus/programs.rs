@@ -133,14 +133,15 @@ impl Programs {
             decapsulate,
             early_scan_flows: 0,
             netns: netns(),
-            ifindexes: vec![IFINDEX],
+            max_interfaces: 1,
             sample_rate: 0,
             log_level: 0,
         })
         .unwrap();
         kernel.register(IFINDEX, "lo", 0).unwrap();
         for &(name, hook, _) in PROGRAMS.iter().filter(|(_, hook, _)| hook.is_known()) {
-            let program = kernel.ebpf.program_mut(name).unwrap();
+            let program = kernel.programs.as_mut().unwrap();
+            let program = program.program_mut(name).unwrap();
             match hook {
                 Hook::TcIngress | Hook::TcEgress => {
                     <&mut SchedClassifier>::try_from(program).unwrap().load()
@@ -174,7 +175,8 @@ impl Programs {
         bytes: &[u8],
         segments: u32,
     ) -> io::Result<Counted> {
-        let program = self.kernel.ebpf.program(name).unwrap();
+        let program = self.kernel.programs.as_ref().unwrap();
+        let program = program.program(name).unwrap();
         let skb = skb_of(segments);
         let options = TestRunOptions {
             data_in: Some(bytes),

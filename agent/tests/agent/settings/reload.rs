@@ -42,7 +42,7 @@ impl Watched {
         let file = folder.path().join("config.toml");
         fs::write(&file, format!("{USUAL}{settings}")).unwrap();
         let lab = Lab::quiet().unwrap();
-        let agent = Agent::start_by_file(&lab, &file);
+        let agent = Agent::start_by_file(&lab.agent, &lab.agent.interface, &file);
         Self {
             lab,
             agent,

@@ -101,6 +101,11 @@ pub fn xdp(host: &Host) -> OwnedFd {
     link(host, &load(XDP, 2), XDP_HOOK, XDP_GENERIC)
 }
 
+/// The same in native mode.
+pub fn xdp_native(host: &Host) -> OwnedFd {
+    link(host, &load(XDP, 2), XDP_HOOK, XDP_NATIVE)
+}
+
 /// Attaches the only program on the host's TCX ingress to another interface, too.
 pub fn hang_ours_on(host: &Host, ifindex: u32) -> OwnedFd {
     let mut id = 0_u32;

@@ -79,10 +79,11 @@ impl Agent {
         Self(lab::Agent::begin(command, interface, &settings).unwrap())
     }
 
-    /// Starts an agent with the settings of a file alone and returns when all hooks are attached.
-    pub fn start_by_file(lab: &Lab, file: &Path) -> Self {
+    /// Starts an agent with the settings of a file alone and returns when all hooks are attached. If `interface`
+    /// is empty, the file chooses.
+    pub fn start_by_file(host: &Host, interface: &str, file: &Path) -> Self {
         let settings = ["--config", file.to_str().unwrap()];
-        let agent = lab::Agent::begin(flow_agent(&lab.agent), &lab.agent.interface, &settings);
+        let agent = lab::Agent::begin(flow_agent(host), interface, &settings);
         let mut agent = Self(agent.unwrap());
         agent.0.wait_until_counting(PATIENCE, || Ok(())).unwrap();
         agent

@@ -1,0 +1,279 @@
+//! Which interface has which slot, the links of its hooks, and what the scans have yet to hear about them.
+//!
+//! A slot goes from one interface to the next. When an interface leaves, its slot is free again after a scan
+//! that began later: then everything that was counted there is drained.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::Hook;
+use crate::kernel::links::Counters;
+
+/// Detaches when it is dropped, which waits for a grace period under RTNL.
+pub(super) struct HeldLink {
+    pub fd: OwnedFd,
+    /// Whether nobody else can attach at the same place while it exists, as with XDP.
+    pub is_exclusive: bool,
+}
+
+/// A hook with its interface's own counters around attachment.
+#[derive(Clone, Debug)]
+pub struct AttachedHook {
+    pub hook: Hook,
+    pub before_attach: Counters,
+    /// `None` until it is attached. It may count before that.
+    pub after_attach: Option<Counters>,
+}
+
+/// An interface that has left, and that no program knows any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Left {
+    pub slot: u32,
+    pub ifindex: u32,
+}
+
+/// The answer to an interface that wants a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Slot(u32),
+    /// An interface with this index has left, and a scan has to drain it first.
+    Draining,
+    /// All slots are taken.
+    NoneFree,
+}
+
+/// Clones share the same slots.
+#[derive(Clone)]
+pub struct Slots(Arc<Mutex<State>>);
+
+struct State {
+    watched: BTreeMap<u32, Watched>,
+    left: Vec<Left>,
+    free: BTreeSet<u32>,
+    /// At most two entries per hook.
+    progress: Vec<AttachedHook>,
+}
+
+struct Watched {
+    slot: u32,
+    name: String,
+    links: Vec<HeldLink>,
+}
+
+impl Slots {
+    pub fn new(count: u32) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            watched: BTreeMap::new(),
+            left: Vec::new(),
+            free: (0..count).collect(),
+            progress: Vec::new(),
+        })))
+    }
+
+    /// Gives the lowest free slot to an interface that has none.
+    pub(super) fn take(&self, ifindex: u32, name: &str) -> Place {
+        let mut state = self.state();
+        if state.left.iter().any(|left| left.ifindex == ifindex) {
+            return Place::Draining;
+        }
+        let Some(slot) = state.free.pop_first() else {
+            return Place::NoneFree;
+        };
+        let watched = Watched {
+            slot,
+            name: name.to_owned(),
+            links: Vec::new(),
+        };
+        state.watched.insert(ifindex, watched);
+        Place::Slot(slot)
+    }
+
+    /// Keeps a link, or returns it if the interface has left meanwhile.
+    pub(super) fn hold(&self, ifindex: u32, link: HeldLink) -> Option<HeldLink> {
+        match self.state().watched.get_mut(&ifindex) {
+            Some(watched) => {
+                watched.links.push(link);
+                None
+            }
+            None => Some(link),
+        }
+    }
+
+    /// Takes the links of an interface that has left, which must be unknown to the programs by now. `None` if
+    /// it is not watched.
+    pub(super) fn leave(&self, ifindex: u32) -> Option<Vec<HeldLink>> {
+        let mut state = self.state();
+        let Watched { slot, links, .. } = state.watched.remove(&ifindex)?;
+        state.left.push(Left { slot, ifindex });
+        Some(links)
+    }
+
+    pub(super) fn has_left(&self) -> bool {
+        !self.state().left.is_empty()
+    }
+
+    pub(super) fn left(&self) -> Vec<Left> {
+        self.state().left.clone()
+    }
+
+    /// Frees the slots of interfaces that left before a scan which is over.
+    pub(super) fn settle(&self, drained: &[Left]) {
+        let mut state = self.state();
+        state.left.retain(|left| !drained.contains(left));
+        state.free.extend(drained.iter().map(|left| left.slot));
+    }
+
+    pub(super) fn slot_of(&self, ifindex: u32) -> Option<u32> {
+        self.state()
+            .watched
+            .get(&ifindex)
+            .map(|watched| watched.slot)
+    }
+
+    pub(super) fn is_named(&self, ifindex: u32, name: &str) -> bool {
+        let state = self.state();
+        let watched = state.watched.get(&ifindex);
+        watched.is_some_and(|watched| watched.name == name)
+    }
+
+    pub(super) fn rename(&self, ifindex: u32, name: &str) {
+        if let Some(watched) = self.state().watched.get_mut(&ifindex) {
+            name.clone_into(&mut watched.name);
+        }
+    }
+
+    pub(super) fn ifindexes(&self) -> Vec<u32> {
+        self.state().watched.keys().copied().collect()
+    }
+
+    /// Tells the next scan of a hook, unless the scans are done with its interface.
+    pub(super) fn tell(&self, hook: AttachedHook) {
+        let (slot, ifindex) = (hook.hook.slot() as u32, hook.hook.ifindex);
+        let mut state = self.state();
+        let is_watched = state
+            .watched
+            .get(&ifindex)
+            .is_some_and(|watched| watched.slot == slot);
+        if is_watched || state.left.contains(&Left { slot, ifindex }) {
+            state.progress.push(hook);
+        }
+    }
+
+    /// What happened to hooks since the last call, in order.
+    pub(super) fn progress(&self) -> Vec<AttachedHook> {
+        std::mem::take(&mut self.state().progress)
+    }
+
+    pub(super) fn links(&self) -> usize {
+        let state = self.state();
+        state
+            .watched
+            .values()
+            .map(|watched| watched.links.len())
+            .sum()
+    }
+
+    pub(super) fn take_links(&self) -> Vec<HeldLink> {
+        let mut state = self.state();
+        let links = state.watched.values_mut();
+        links
+            .flat_map(|watched| std::mem::take(&mut watched.links))
+            .collect()
+    }
+
+    /// Takes the links of an interface that is still watched.
+    pub(super) fn take_links_of(&self, ifindex: u32) -> Vec<HeldLink> {
+        let mut state = self.state();
+        let watched = state.watched.get_mut(&ifindex);
+        watched.map_or_else(Vec::new, |watched| std::mem::take(&mut watched.links))
+    }
+
+    /// Locked only for a few moves in memory, never while a link is dropped.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_common::{Direction, direction::hook_number};
+
+    use super::{super::Mode, *};
+
+    fn hook(ifindex: u32, slot: u32) -> AttachedHook {
+        AttachedHook {
+            hook: Hook {
+                interface: String::new(),
+                ifindex,
+                number: hook_number(slot, 0),
+                direction: Direction::Ingress,
+                mode: Mode::Tcx,
+                instead_of_xdp: None,
+                tag_place: None,
+                tags_unknown: false,
+            },
+            before_attach: Counters::default(),
+            after_attach: None,
+        }
+    }
+
+    #[test]
+    fn a_slot_is_given_again_only_when_its_last_interface_is_drained() {
+        let slots = Slots::new(2);
+        assert_eq!(slots.take(7, "a"), Place::Slot(0));
+        assert_eq!(slots.take(8, "b"), Place::Slot(1));
+        assert_eq!(slots.take(9, "c"), Place::NoneFree);
+        assert!(slots.leave(7).unwrap().is_empty());
+        assert!(slots.leave(7).is_none());
+        assert_eq!(slots.take(9, "c"), Place::NoneFree);
+        assert_eq!(slots.take(7, "a"), Place::Draining);
+
+        let left = slots.left();
+        assert_eq!(
+            left,
+            [Left {
+                slot: 0,
+                ifindex: 7
+            }]
+        );
+        // One that leaves while a scan runs waits for the next one.
+        slots.leave(8).unwrap();
+        slots.settle(&left);
+        assert_eq!(slots.left().len(), 1);
+        assert_eq!(slots.take(7, "a"), Place::Slot(0));
+        assert_eq!(slots.take(8, "b"), Place::Draining);
+    }
+
+    #[test]
+    fn nobody_hears_of_a_hook_whose_interface_is_drained() {
+        let slots = Slots::new(2);
+        slots.take(7, "a");
+        slots.tell(hook(7, 0));
+        slots.leave(7);
+        slots.tell(hook(7, 0));
+        assert_eq!(slots.progress().len(), 2);
+        slots.settle(&slots.left());
+        slots.tell(hook(7, 0));
+        slots.take(9, "c");
+        slots.tell(hook(7, 0));
+        assert!(slots.progress().is_empty());
+    }
+
+    #[test]
+    fn a_link_whose_interface_has_left_comes_back() {
+        let slots = Slots::new(1);
+        let link = || HeldLink {
+            fd: std::fs::File::open("/dev/null").unwrap().into(),
+            is_exclusive: false,
+        };
+        slots.take(7, "a");
+        assert!(slots.hold(7, link()).is_none());
+        assert_eq!(slots.links(), 1);
+        assert_eq!(slots.leave(7).unwrap().len(), 1);
+        assert!(slots.hold(7, link()).is_some());
+        assert_eq!(slots.links(), 0);
+    }
+}

@@ -1,0 +1,292 @@
+//! Gives slots to interfaces and attaches their hooks, on a thread of its own: first those that were selected at
+//! the start, then each that comes later and is selected.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        mpsc::Receiver,
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail};
+use tokio::sync::Notify;
+
+use super::{
+    attacher::Attacher,
+    changes::Change,
+    clsact,
+    slots::{HeldLink, Place, Slots},
+};
+use crate::{
+    interfaces::Selection,
+    kernel::{
+        interface_table::InterfaceTable,
+        links::{Link, LinkSocket, netlink::errno},
+    },
+    log_limit::LogLimit,
+};
+
+/// How often the log reports progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Tells the filter rules the name of the interface at a slot. Returns when they follow it.
+pub type NameInterface = Box<dyn FnMut(u32, &str) -> Result<()> + Send>;
+
+pub(super) struct Watcher {
+    pub attacher: Attacher,
+    pub slots: Slots,
+    pub table: InterfaceTable,
+    pub selection: Selection,
+    pub links: LinkSocket,
+    pub name_interface: NameInterface,
+    pub stop: Arc<AtomicBool>,
+    /// Asks for a scan that drains interfaces which have left.
+    pub scan_wanted: Arc<Notify>,
+    /// How many selected interfaces are not counted.
+    pub not_counted: Arc<AtomicUsize>,
+    pub log: WatcherLog,
+    /// Selected interfaces without hooks, by index.
+    pub pending: BTreeMap<u32, Pending>,
+    /// Those with a default route, if routes select.
+    pub routed: BTreeSet<u32>,
+}
+
+/// Why a selected interface is not counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pending {
+    /// It waits for the next scan.
+    Drain,
+    NoSlot,
+    /// A hook cannot be attached, or the programs cannot read this link type.
+    Refused,
+}
+
+#[derive(Default)]
+pub(super) struct WatcherLog {
+    came: LogLimit,
+    full: LogLimit,
+}
+
+impl Watcher {
+    /// Removes what killed agents left behind, then attaches the hooks of interfaces that have slots. Ends early
+    /// at the first hook that fails, or when told to stop. Skips an interface that is gone.
+    pub(super) fn start(&mut self, links: &[Link]) -> Result<()> {
+        if let Err(error) = clsact::remove_stale() {
+            tracing::warn!("cannot look for filters of killed agents: {error:#}");
+        }
+        let mut told = Instant::now();
+        let mut attached = 0;
+        for link in links {
+            if self.stop.load(Relaxed) {
+                return Ok(());
+            }
+            // If it has left, it has no slot any more.
+            let slot = self.slots.slot_of(link.ifindex);
+            let outcome = slot.map(|slot| self.attacher.interface(link, slot));
+            match outcome {
+                Some(Ok(())) => attached += 1,
+                Some(Err(error)) if errno(&error) == Some(libc::ENODEV) => {
+                    tracing::warn!(
+                        interface = link.name,
+                        "the interface was gone before it was attached to: {error:#}"
+                    );
+                    self.give_up(link.ifindex)?;
+                }
+                Some(Err(error)) => return Err(error),
+                None => tracing::warn!(
+                    interface = link.name,
+                    "the interface was gone before it was attached to"
+                ),
+            }
+            if told.elapsed() >= PROGRESS_INTERVAL {
+                told = Instant::now();
+                tracing::info!(attached, interfaces = links.len(), "attaching");
+            }
+        }
+        if attached == 0 && !links.is_empty() {
+            bail!("no interface is left to attach to");
+        }
+        self.attacher.is_quiet = true;
+        Ok(())
+    }
+
+    /// Attaches to interfaces that come, until it is told to stop.
+    pub(super) fn follow(&mut self, changes: &Receiver<Change>) {
+        // Some may have come before the first notification.
+        let mut next = Some(Change::Everything);
+        while let Some(change) = next.take() {
+            let (mut to_look_at, mut everything) = (BTreeSet::new(), false);
+            let mut is_reselected = false;
+            for change in std::iter::once(change).chain(changes.try_iter()) {
+                match change {
+                    Change::Stop => return,
+                    Change::Everything => everything = true,
+                    Change::Interface(ifindex) => {
+                        to_look_at.insert(ifindex);
+                    }
+                    Change::DefaultRoute(ifindexes) => {
+                        self.routed.extend(&ifindexes);
+                        to_look_at.extend(ifindexes);
+                    }
+                    Change::Left(ifindex) => self.forget(ifindex),
+                    Change::Selection(selection) => {
+                        tracing::info!("interfaces are selected anew");
+                        self.selection = selection;
+                        self.pending.clear();
+                        (everything, is_reselected) = (true, true);
+                    }
+                    Change::Drained => {
+                        let waiting = self.pending.iter();
+                        let waiting = waiting.filter(|(_, why)| **why != Pending::Refused);
+                        to_look_at.extend(waiting.map(|(&ifindex, _)| ifindex));
+                    }
+                }
+            }
+            if is_reselected && let Err(error) = self.leave_those_not_selected() {
+                tracing::error!("cannot detach from interfaces that are not selected: {error:#}");
+            }
+            if let Err(error) = self.look_at(&to_look_at, everything) {
+                tracing::error!("cannot look for interfaces that came: {error:#}");
+            }
+            next = changes.recv().ok();
+        }
+    }
+
+    fn leave_those_not_selected(&mut self) -> Result<()> {
+        if self.selection.follows_default_routes() {
+            self.routed = self.links.default_route_ifindexes()?;
+        }
+        for link in self.links.links()? {
+            let has_default_route = self.routed.contains(&link.ifindex);
+            let is_watched = self.slots.slot_of(link.ifindex).is_some();
+            if is_watched && !self.selection.takes(&link, has_default_route) {
+                // While a program runs there, the table must have the interface.
+                drop(self.slots.take_links_of(link.ifindex));
+                if let Some(clsact) = &mut self.attacher.clsact {
+                    clsact.detach(link.ifindex);
+                }
+                self.give_up(link.ifindex)?;
+                tracing::info!(interface = link.name, "not counted any more");
+            }
+        }
+        Ok(())
+    }
+
+    fn look_at(&mut self, ifindexes: &BTreeSet<u32>, everything: bool) -> Result<()> {
+        if ifindexes.is_empty() && !everything {
+            return Ok(());
+        }
+        if everything && self.selection.follows_default_routes() {
+            self.routed = self.links.default_route_ifindexes()?;
+        }
+        for link in self.links.links()? {
+            if self.stop.load(Relaxed) {
+                return Ok(());
+            }
+            if everything || ifindexes.contains(&link.ifindex) {
+                self.consider(&link)?;
+            }
+        }
+        self.not_counted.store(self.pending.len(), Relaxed);
+        Ok(())
+    }
+
+    fn consider(&mut self, link: &Link) -> Result<()> {
+        if let Some(slot) = self.slots.slot_of(link.ifindex) {
+            if !self.slots.is_named(link.ifindex, &link.name) {
+                self.slots.rename(link.ifindex, &link.name);
+                (self.name_interface)(slot, &link.name)?;
+            }
+            return Ok(());
+        }
+        let was_refused = self.pending.get(&link.ifindex) == Some(&Pending::Refused);
+        let has_default_route = self.routed.contains(&link.ifindex);
+        if was_refused || !self.selection.takes(link, has_default_route) {
+            return Ok(());
+        }
+        match self.watch(link) {
+            Ok(None) => {
+                self.pending.remove(&link.ifindex);
+                if let Some(interfaces) = self.log.came.event() {
+                    tracing::info!(
+                        interface = link.name,
+                        interfaces,
+                        "counting on an interface that came"
+                    );
+                }
+            }
+            Ok(Some(why)) => {
+                self.pending.insert(link.ifindex, why);
+            }
+            Err(error) if errno(&error) == Some(libc::ENODEV) => self.give_up(link.ifindex)?,
+            Err(error) => {
+                tracing::warn!(interface = link.name, "not counted: {error:#}");
+                self.give_up(link.ifindex)?;
+                self.pending.insert(link.ifindex, Pending::Refused);
+            }
+        }
+        Ok(())
+    }
+
+    /// Attaches the hooks of an interface that came, or says why not.
+    fn watch(&mut self, link: &Link) -> Result<Option<Pending>> {
+        super::link_type(link)?;
+        let slot = match self.slots.take(link.ifindex, &link.name) {
+            Place::Slot(slot) => slot,
+            Place::Draining => {
+                self.scan_wanted.notify_one();
+                return Ok(Some(Pending::Drain));
+            }
+            Place::NoneFree => {
+                if self.slots.has_left() {
+                    self.scan_wanted.notify_one();
+                } else if let Some(interfaces) = self.log.full.event() {
+                    tracing::warn!(
+                        interface = link.name,
+                        interfaces,
+                        "not counted, since --max-interfaces are watched already: raise it, or choose fewer \
+                         with --interface or --exclude-interface"
+                    );
+                }
+                return Ok(Some(Pending::NoSlot));
+            }
+        };
+        (self.name_interface)(slot, &link.name)?;
+        if !self.table.enter(link.ifindex, slot)? {
+            tracing::warn!(
+                interface = link.name,
+                ifindex = link.ifindex,
+                "not counted, since its index finds no place in the programs' table beside the others, which \
+                 is rare: it is tried again when an interface leaves"
+            );
+            self.give_up(link.ifindex)?;
+            return Ok(Some(Pending::NoSlot));
+        }
+        self.attacher.interface(link, slot)?;
+        if self.slots.slot_of(link.ifindex) != Some(slot) {
+            // It left before the table had it, so nobody has removed it from there.
+            self.table.forget(link.ifindex)?;
+        }
+        Ok(None)
+    }
+
+    /// Gives an interface's slot back.
+    fn give_up(&mut self, ifindex: u32) -> Result<()> {
+        self.table.forget(ifindex)?;
+        let links: Option<Vec<HeldLink>> = self.slots.leave(ifindex);
+        drop(links);
+        Ok(())
+    }
+
+    fn forget(&mut self, ifindex: u32) {
+        self.pending.remove(&ifindex);
+        self.routed.remove(&ifindex);
+        self.not_counted.store(self.pending.len(), Relaxed);
+        if let Some(clsact) = &mut self.attacher.clsact {
+            clsact.forget(ifindex);
+        }
+    }
+}
