@@ -35,6 +35,7 @@ use crate::{
     rules::{ReplaceError, RunningRules},
     scan::{Interfaces, Scanner, ScannerParts},
     server::{DEFAULT_DRAIN_TIMEOUT, Limits, ListenAddr, Listeners, Server},
+    service_manager::ServiceManager,
     status::{self, StatusSettings},
 };
 
@@ -190,7 +191,7 @@ impl Agent {
 
     /// Counts until `stop`, or until a hook cannot be attached. Returns when everything is detached, drained
     /// and sent.
-    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<()> {
+    pub async fn run(self, stop: impl Future<Output = ()>, manager: ServiceManager) -> Result<()> {
         let Self {
             config,
             identity,
@@ -252,11 +253,19 @@ impl Agent {
             times,
             wakes: Wakes::new(config.scan_interval, filled, scan_wanted),
             attached,
+            watchdog: manager.watchdog(),
+        };
+        tokio::spawn(manager.clone().show(statuses.clone()));
+        let stop = async {
+            stop.await;
+            manager.stopping();
         };
         let publish_status = |scanner: &Scanner, times, late, is_final| {
             publisher.publish(status::of(&settings, times, scanner, late), is_final);
         };
-        let tell = |scanner: &Scanner| tell_that_it_counts(scanner, statuses.clone(), &config);
+        let tell = |scanner: &Scanner| {
+            tell_that_it_counts(scanner, statuses.clone(), &config, manager.clone());
+        };
         // The scanner holds accounts, which are too large for the caller's stack.
         let ended = Box::pin(scanning.run(stop, scanner, publish_status, tell)).await;
         // The receiver is gone if the server ended early. Its error is reported below.
@@ -310,11 +319,13 @@ fn status_settings(
     }
 }
 
-/// Logs "counting" once the status has all hooks, so that whoever reads the line finds them there.
+/// Logs "counting" and tells the service manager once the status has all hooks, so that whoever hears of it
+/// finds them there.
 fn tell_that_it_counts(
     scanner: &Scanner,
     mut statuses: watch::Receiver<Arc<AgentStatus>>,
     config: &Config,
+    manager: ServiceManager,
 ) {
     let (max_flows, scan_interval) = (config.max_flows, config.scan_interval);
     let (hooks, scans) = (scanner.attached_hooks(), scanner.stats.count);
@@ -326,6 +337,7 @@ fn tell_that_it_counts(
         // An error means that the agent is ending, so nobody waits for the line.
         let _ = statuses.wait_for(has_all).await;
         tracing::info!(max_flows, ?scan_interval, "counting");
+        manager.ready().await;
     });
 }
 

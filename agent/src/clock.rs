@@ -111,6 +111,11 @@ fn tick_ns() -> u64 {
     nanoseconds(clock_getres(ClockId::MonotonicCoarse))
 }
 
+/// `CLOCK_MONOTONIC`, which `std::time::Instant` does not tell as a number.
+pub fn monotonic() -> Duration {
+    Duration::from_nanos(read_ns(ClockId::Monotonic))
+}
+
 /// CPU time of the calling thread.
 pub fn thread_cpu() -> Duration {
     Duration::from_nanos(read_ns(ClockId::ThreadCPUTime))

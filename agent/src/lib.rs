@@ -5,7 +5,8 @@
 //! is what one scan says about one flow, and a [`batch`] holds many records encoded as [`proto`] messages.
 //! The [`hub`] gives batches to every consumer, and the [`server`] sends them and the [`status`] over gRPC.
 //! The [`client`] is the other end, and its [`output`] is what people and programs read. [`log_filter`] says what
-//! is logged, [`log_limit`] keeps the log short, and [`log_queue`] keeps a slow reader of the log from holding up the agent.
+//! is logged, [`log_limit`] keeps the log short, and [`log_queue`] keeps a slow reader of the log from holding up
+//! the agent. The [`service_manager`] hears that it is ready and alive.
 
 pub mod agent;
 pub mod batch;
@@ -32,4 +33,5 @@ pub mod replica;
 pub mod rules;
 pub mod scan;
 pub mod server;
+pub mod service_manager;
 pub mod status;

@@ -67,6 +67,12 @@ const TOOLS: &[Tool] = &[
         needed_from: Purpose::Test,
     },
     Tool {
+        command: "strace",
+        packages: &["strace"],
+        why: "holds a system call of an agent",
+        needed_from: Purpose::Test,
+    },
+    Tool {
         command: "tshark",
         packages: &["tshark"],
         why: "counts captures as the agent shall",

@@ -12,6 +12,7 @@ use crate::{
     changes::{Change, Request, Times},
     log_limit::LogLimit,
     scan::Scanner,
+    service_manager::Watchdog,
 };
 
 /// The sources of requests.
@@ -22,6 +23,8 @@ pub(super) struct Scanning {
     pub wakes: Wakes,
     /// Reports that every hook is attached, or which one failed.
     pub attached: oneshot::Receiver<Result<()>>,
+    /// Fed between requests, so a scan that hangs starves it.
+    pub watchdog: Watchdog,
 }
 
 impl Scanning {
@@ -64,6 +67,10 @@ impl Scanning {
                     }
                 }
                 wake = self.wakes.next(scanner.active_page()) => wake?,
+                () = self.watchdog.due() => {
+                    self.watchdog.feed();
+                    continue;
+                }
                 () = &mut shutdown => Wake::End,
             };
             let is_final = wake == Wake::End;
@@ -81,6 +88,8 @@ impl Scanning {
             })
             .await
             .context("the scan task")??;
+            // If scans follow each other without a pause, chance decides which branch above comes first.
+            self.watchdog.feed();
             let interval = self.times.scan_interval;
             if started.elapsed() > interval && !is_final {
                 late += 1;

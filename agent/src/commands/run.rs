@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::settings::{Layers, Settings};
-use crate::{agent::Agent, log_filter::LogControl};
+use crate::{agent::Agent, log_filter::LogControl, service_manager::ServiceManager};
 
 mod args;
 mod reload;
@@ -19,14 +19,15 @@ pub use reload::TAKEN_OVER;
 /// Runs with `settings`, which were read from `layers`. `log` changes what the process logs.
 pub async fn run(layers: Layers, settings: Settings, log: LogControl) -> Result<ExitCode> {
     let duration = settings.args.duration;
+    let manager = ServiceManager::from_environment()?;
     // From here on SIGHUP does not end the process, even while the programs are being loaded.
     let reload = Reload::listen(layers, settings, log)?;
     let agent = Agent::start(reload.config()?).await?;
-    reload.start(agent.rules(), agent.changes());
+    reload.start(agent.rules(), agent.changes(), manager.clone());
     // From here on a signal leads to a final scan.
     let stop = shutdown(duration)?;
     // The agent holds accounts, which are too large for the caller's stack.
-    Box::pin(agent.run(stop)).await?;
+    Box::pin(agent.run(stop, manager)).await?;
     Ok(ExitCode::SUCCESS)
 }
 

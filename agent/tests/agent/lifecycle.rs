@@ -16,6 +16,7 @@ mod names;
 mod neighbours;
 mod refusals;
 mod scans;
+mod service;
 mod signals;
 mod silence;
 mod strangers;

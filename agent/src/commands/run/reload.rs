@@ -12,6 +12,7 @@ use crate::{
     commands::settings::{DEFAULT_FILE, Layers, Setting, Settings},
     log_filter::LogControl,
     rules::RunningRules,
+    service_manager::ServiceManager,
 };
 
 /// The settings that a running agent takes over. [`Reload::take_over`] does it.
@@ -57,15 +58,17 @@ impl Reload {
     }
 
     /// Reads the settings again at every SIGHUP, including one that came since [`Reload::listen`].
-    pub(super) fn start(mut self, rules: RunningRules, changes: Changes) {
+    pub(super) fn start(mut self, rules: RunningRules, changes: Changes, manager: ServiceManager) {
         let Some(mut hangup) = self.hangup.take() else {
             return;
         };
         tokio::spawn(async move {
             while hangup.recv().await.is_some() {
+                let reloading = manager.reloading().await;
                 if let Err(error) = self.take_over(&rules, &changes).await {
                     tracing::error!("the settings stay as they were: {error:#}");
                 }
+                reloading.done().await;
             }
         });
     }

@@ -8,7 +8,7 @@ use lab::{
 use crate::support::{Agent, attached::tcx_programs_on, count, flow_agent, wait_until};
 
 /// Wires with both ends on the agent's host.
-fn add_wires(lab: &Lab, count: usize) -> Vec<u32> {
+pub(super) fn add_wires(lab: &Lab, count: usize) -> Vec<u32> {
     let namespace = &lab.agent.namespace;
     for number in 0..count {
         let (near, far) = (format!("many{number}"), format!("far{number}"));

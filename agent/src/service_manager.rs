@@ -1,0 +1,347 @@
+//! Tells the service manager how the agent is doing, by sd_notify(3): that it is ready, reloads or stops, a
+//! line for people, and that its main loop turns.
+//!
+//! No message waits in the scan's way: whoever owns the socket may have stopped reading.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    io,
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::{
+            ffi::OsStrExt as _,
+            net::{SocketAddr, UnixDatagram},
+        },
+    },
+    process,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, sleep_until},
+};
+
+use crate::{
+    clock,
+    log_limit::LogLimit,
+    output::human,
+    proto::{self, AgentStatus},
+};
+
+/// How often a message is tried again that must not be lost.
+const RETRY: Duration = Duration::from_millis(50);
+/// A line for people is not sent more often, since the manager tells everyone who listens.
+const LINE_AT_MOST_EVERY: Duration = Duration::from_secs(1);
+
+/// Does nothing if no service manager started us.
+#[derive(Clone, Default)]
+pub struct ServiceManager(Option<Arc<Manager>>);
+
+struct Manager {
+    socket: UnixDatagram,
+    address: SocketAddr,
+    /// If no sign of life comes for so long, the manager kills the agent.
+    watchdog: Option<Duration>,
+    is_ready: AtomicBool,
+    unsent: Mutex<LogLimit>,
+}
+
+impl ServiceManager {
+    /// The one that `NOTIFY_SOCKET` names, with the watchdog of `WATCHDOG_USEC` and `WATCHDOG_PID`.
+    pub fn from_environment() -> Result<Self> {
+        let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
+        let Some(path) = variable("NOTIFY_SOCKET") else {
+            return Ok(Self::default());
+        };
+        let address =
+            address(&path).with_context(|| format!("use NOTIFY_SOCKET {}", path.display()))?;
+        let watchdog = watchdog(
+            variable("WATCHDOG_USEC"),
+            variable("WATCHDOG_PID"),
+            process::id(),
+        )?;
+        let socket = UnixDatagram::unbound().context("make a socket for the service manager")?;
+        socket
+            .set_nonblocking(true)
+            .context("make the socket for the service manager not wait")?;
+        Ok(Self(Some(Arc::new(Manager {
+            socket,
+            address,
+            watchdog,
+            is_ready: AtomicBool::new(false),
+            unsent: Mutex::default(),
+        }))))
+    }
+
+    /// The agent counts.
+    pub async fn ready(&self) {
+        let Some(manager) = &self.0 else { return };
+        manager.insist("READY=1").await;
+        manager.is_ready.store(true, Relaxed);
+    }
+
+    /// The agent takes over settings until [`ServiceManager::reloaded`]. A manager that still waits for the
+    /// start is not told: it would take the end of this for the end of the start.
+    #[must_use]
+    pub async fn reloading(&self) -> Reloading {
+        let Some(manager) = self
+            .0
+            .as_ref()
+            .filter(|manager| manager.is_ready.load(Relaxed))
+        else {
+            return Reloading(None);
+        };
+        let now_us = clock::monotonic().as_micros();
+        manager
+            .insist(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}"))
+            .await;
+        Reloading(Some(Arc::clone(manager)))
+    }
+
+    /// The agent is ending.
+    pub fn stopping(&self) {
+        if let Some(manager) = &self.0 {
+            manager.try_send("STOPPING=1");
+        }
+    }
+
+    /// Shows the flows, the rate and the loss after each scan, until the last status.
+    pub async fn show(self, mut statuses: watch::Receiver<Arc<AgentStatus>>) {
+        let Some(manager) = &self.0 else { return };
+        let mut shown = (Instant::now(), Arc::clone(&statuses.borrow_and_update()));
+        while statuses.changed().await.is_ok() {
+            let status = Arc::clone(&statuses.borrow_and_update());
+            if scans(&status) == scans(&shown.1) {
+                continue;
+            }
+            let now = Instant::now();
+            manager.try_send(&format!(
+                "STATUS={}",
+                line(&shown.1, &status, now - shown.0)
+            ));
+            shown = (now, status);
+            sleep(LINE_AT_MOST_EVERY).await;
+        }
+    }
+
+    /// For the loop that has to turn. The first sign of life is due at once.
+    pub fn watchdog(&self) -> Watchdog {
+        let every = self
+            .0
+            .as_ref()
+            .and_then(|manager| manager.watchdog)
+            .map(|limit| limit / 4);
+        Watchdog {
+            manager: self.clone(),
+            every: every.unwrap_or_default(),
+            due: every.map(|_| Instant::now()),
+        }
+    }
+}
+
+/// A reload that the manager was told of.
+pub struct Reloading(Option<Arc<Manager>>);
+
+impl Reloading {
+    /// The settings are in force, or were refused.
+    pub async fn done(self) {
+        if let Some(manager) = self.0 {
+            manager.insist("READY=1").await;
+        }
+    }
+}
+
+impl Manager {
+    /// Sends now or never. A failure is logged.
+    fn try_send(&self, message: &str) {
+        if let Err(error) = self.send(message) {
+            self.log(message, &error);
+        }
+    }
+
+    /// Sends as soon as the manager has room for it.
+    async fn insist(&self, message: &str) {
+        loop {
+            match self.send(message) {
+                Ok(()) => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(RETRY).await,
+                Err(error) => return self.log(message, &error),
+            }
+        }
+    }
+
+    fn send(&self, message: &str) -> io::Result<()> {
+        self.socket
+            .send_to_addr(message.as_bytes(), &self.address)
+            .map(drop)
+    }
+
+    fn log(&self, message: &str, error: &io::Error) {
+        let mut unsent = self.unsent.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(messages) = unsent.event() {
+            tracing::warn!(message, messages, %error, "the service manager takes no messages");
+        }
+    }
+}
+
+/// Feeds the manager's watchdog from the loop that owns it. A loop that hangs feeds no more, and the manager
+/// restarts the agent.
+pub struct Watchdog {
+    manager: ServiceManager,
+    /// A quarter of the manager's limit, so that a busy machine may be late.
+    every: Duration,
+    /// `None` without a watchdog.
+    due: Option<Instant>,
+}
+
+impl Watchdog {
+    /// Waits until [`Watchdog::feed`] has something to do. May be dropped before it resolves.
+    pub async fn due(&self) {
+        match self.due {
+            Some(due) => sleep_until(due).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Gives a sign of life if one is due.
+    pub fn feed(&mut self) {
+        let now = Instant::now();
+        if self.due.is_some_and(|due| due <= now)
+            && let Some(manager) = &self.manager.0
+        {
+            manager.try_send("WATCHDOG=1");
+            self.due = Some(now + self.every);
+        }
+    }
+}
+
+/// A path, or a name in the abstract namespace after an `@`.
+fn address(path: &OsStr) -> Result<SocketAddr> {
+    Ok(match path.as_bytes() {
+        [b'/', ..] => SocketAddr::from_pathname(path)?,
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+        _ => bail!("it is neither an absolute path nor @ and a name"),
+    })
+}
+
+/// The limit in microseconds, unless it is for another process.
+fn watchdog(usec: Option<OsString>, pid: Option<OsString>, own: u32) -> Result<Option<Duration>> {
+    let number = |name: &str, value: Option<OsString>| -> Result<Option<u64>> {
+        let Some(value) = value else { return Ok(None) };
+        let number = value.to_str().and_then(|text| text.parse().ok());
+        let number = number.with_context(|| format!("{name}={} is no number", value.display()));
+        number.map(Some)
+    };
+    let is_ours = number("WATCHDOG_PID", pid)?.is_none_or(|pid| pid == u64::from(own));
+    let limit = number("WATCHDOG_USEC", usec)?.filter(|&limit| limit > 0 && is_ours);
+    Ok(limit.map(Duration::from_micros))
+}
+
+fn scans(status: &AgentStatus) -> u64 {
+    status.scans.as_ref().map_or(0, |scans| scans.count)
+}
+
+/// The flows, the packets seen a second since an earlier status, and how many the table has refused in all.
+fn line(earlier: &AgentStatus, status: &AgentStatus, elapsed: Duration) -> String {
+    let of = |status: &AgentStatus| {
+        let account = status.account.clone().unwrap_or_default();
+        (
+            proto::pair(account.seen).packets,
+            account.not_inserted_sum().packets,
+        )
+    };
+    let ((before, _), (seen, lost)) = (of(earlier), of(status));
+    let rate = (seen - before) as f64 / elapsed.as_secs_f64().max(f64::MIN_POSITIVE);
+    let flows = status.replica.as_ref().map_or(0, |replica| replica.tracked);
+    let loss = match lost {
+        0 => "no packet lost".to_owned(),
+        lost => format!(
+            "{} packets lost ({:.3} %)",
+            human::count(lost),
+            lost as f64 * 100.0 / seen as f64
+        ),
+    };
+    format!(
+        "{} flows, {} packets/s, {loss}",
+        human::count(flows),
+        human::count(rate.round() as u64)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(scans: u64, seen: u64, lost: u64) -> AgentStatus {
+        let packets = |packets| proto::Count { packets, bytes: 0 };
+        AgentStatus {
+            scans: Some(proto::ScanStatus {
+                count: scans,
+                ..proto::ScanStatus::default()
+            }),
+            replica: Some(proto::ReplicaStatus {
+                tracked: 1200,
+                ..proto::ReplicaStatus::default()
+            }),
+            account: Some(proto::Account {
+                seen: Some(packets(seen)),
+                not_inserted: [("table_full".to_owned(), packets(lost))].into(),
+                ..proto::Account::default()
+            }),
+            ..AgentStatus::default()
+        }
+    }
+
+    #[test]
+    fn the_line_has_flows_rate_and_loss() {
+        let shown = |lost| {
+            line(
+                &status(1, 1000, 0),
+                &status(2, 4000, lost),
+                Duration::from_secs(2),
+            )
+        };
+        assert_eq!(shown(0), "1.2k flows, 1.5k packets/s, no packet lost");
+        assert_eq!(
+            shown(40),
+            "1.2k flows, 1.5k packets/s, 40 packets lost (1.000 %)"
+        );
+    }
+
+    #[test]
+    fn a_socket_is_a_path_or_an_abstract_name() {
+        let path = address(OsStr::new("/run/systemd/notify")).unwrap();
+        assert_eq!(
+            path.as_pathname().unwrap().to_str(),
+            Some("/run/systemd/notify")
+        );
+        let name = address(OsStr::new("@notify")).unwrap();
+        assert_eq!(name.as_abstract_name(), Some(&b"notify"[..]));
+        assert!(address(OsStr::new("vsock:2:1234")).is_err());
+    }
+
+    #[test]
+    fn a_watchdog_is_for_the_process_that_it_names() {
+        let limit =
+            |usec: &str, pid: Option<&str>| watchdog(Some(usec.into()), pid.map(OsString::from), 7);
+        let second = Some(Duration::from_secs(1));
+        assert_eq!(limit("1000000", None).unwrap(), second);
+        assert_eq!(limit("1000000", Some("7")).unwrap(), second);
+        assert_eq!(limit("1000000", Some("8")).unwrap(), None);
+        assert_eq!(limit("0", None).unwrap(), None);
+        assert_eq!(watchdog(None, Some("7".into()), 7).unwrap(), None);
+        assert!(
+            limit("soon", None)
+                .unwrap_err()
+                .to_string()
+                .contains("WATCHDOG_USEC=soon")
+        );
+    }
+}

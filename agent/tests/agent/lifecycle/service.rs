@@ -1,0 +1,212 @@
+//! What the agent tells the service manager that started it (sd_notify), on a socket of the test's own.
+
+use std::{
+    collections::VecDeque,
+    io,
+    os::unix::net::UnixDatagram,
+    path::PathBuf,
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use lab::{
+    Lab, Process, RtnlHold,
+    privilege::{is_root_or_skip, skip},
+};
+use tempfile::TempDir;
+
+use super::many::add_wires;
+use crate::support::{Agent, PATIENCE, flow_agent, wait_until};
+
+/// A service manager that keeps what it is told.
+struct Manager {
+    folder: TempDir,
+    socket: UnixDatagram,
+    told: VecDeque<String>,
+}
+
+impl Manager {
+    fn start() -> Self {
+        let folder = TempDir::new().unwrap();
+        let socket = UnixDatagram::bind(folder.path().join("notify")).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        Self {
+            folder,
+            socket,
+            told: VecDeque::new(),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The agent as this manager starts it.
+    fn command(&self, lab: &Lab) -> Command {
+        let mut command = flow_agent(&lab.agent);
+        command
+            .env("NOTIFY_SOCKET", self.path("notify"))
+            .env_remove("WATCHDOG_PID")
+            .env_remove("WATCHDOG_USEC");
+        command
+    }
+
+    /// Takes everything that it has been told and not yet looked at.
+    fn take(&mut self) -> Vec<String> {
+        let mut message = [0; 4096];
+        loop {
+            match self.socket.recv(&mut message) {
+                Ok(len) => {
+                    let text = String::from_utf8(message[..len].to_vec()).unwrap();
+                    self.told.push_back(text);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        self.told.drain(..).collect()
+    }
+
+    /// Takes everything up to the first message that begins like this, and returns that one.
+    fn wait_for(&mut self, start: &str) -> String {
+        let mut found = None;
+        wait_until(start, || {
+            let told = self.take();
+            let place = told.iter().position(|message| message.starts_with(start));
+            if let Some(place) = place {
+                found = Some(told[place].clone());
+                self.told.extend(told.into_iter().skip(place + 1));
+            }
+            found.is_some()
+        });
+        found.unwrap()
+    }
+}
+
+#[test]
+fn ready_means_that_every_hook_counts() {
+    const NAME: &str = "agent::ready_means_that_every_hook_counts";
+    const WIRES: usize = 60;
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    add_wires(&lab, WIRES);
+    let mut manager = Manager::start();
+    let mut agent = Agent::begin(manager.command(&lab), "many*", &[]);
+    agent.wait_until_logged("attached interface=\"many0\" hook=\"tc_egress\"");
+    let held = match RtnlHold::take() {
+        Ok(held) => held,
+        Err(error) => return skip(NAME, &format!("RTNL cannot be held: {error:#}")),
+    };
+    // Some hooks count, and more cannot be attached.
+    agent.wait_for_scans(&lab.agent, 3);
+    let told = manager.take();
+    assert!(held.release(), "RTNL is held until here");
+    assert!(!told.iter().any(|message| message == "READY=1"), "{told:?}");
+    manager.wait_for("READY=1");
+    let status = agent.status(&lab.agent);
+    assert_eq!(status["hooks"].as_array().unwrap().len(), 2 * WIRES);
+    agent.stop();
+    manager.wait_for("STOPPING=1");
+}
+
+#[test]
+fn the_manager_sees_flows_rate_and_loss_and_each_reload() {
+    if !is_root_or_skip("agent::the_manager_sees_flows_rate_and_loss_and_each_reload") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let mut manager = Manager::start();
+    let settings = ["--max-flows", "4", "--early-scan", "0"];
+    let agent = Agent::start_by(manager.command(&lab), &lab.agent.interface, &settings);
+    manager.wait_for("READY=1");
+    let frame = lab.peer.frame_v4(&lab.agent);
+    let frames = (1..=200).map(|port| frame.udp(port, 53, &[0; 18]).unwrap());
+    lab.peer.frame_socket().unwrap().send_many(frames).unwrap();
+    wait_until("the loss is shown", || {
+        let shown = manager.wait_for("STATUS=");
+        assert!(
+            shown.contains(" flows, ") && shown.contains(" packets/s, "),
+            "{shown}"
+        );
+        shown.contains(" packets lost (")
+    });
+
+    agent.signal(libc::SIGHUP);
+    let reloading = manager.wait_for("RELOADING=1");
+    let when_us = reloading
+        .strip_prefix("RELOADING=1\nMONOTONIC_USEC=")
+        .unwrap();
+    assert!(when_us.parse::<u64>().unwrap() > 0, "{reloading}");
+    manager.wait_for("READY=1");
+    agent.stop();
+    manager.wait_for("STOPPING=1");
+}
+
+#[test]
+fn the_watchdog_is_fed_between_scans_and_starves_while_one_hangs() {
+    const NAME: &str = "agent::the_watchdog_is_fed_between_scans_and_starves_while_one_hangs";
+    const LIMIT: Duration = Duration::from_secs(2);
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let mut manager = Manager::start();
+    let watched = |manager: &Manager| {
+        let mut command = manager.command(&lab);
+        command.env("WATCHDOG_USEC", LIMIT.as_micros().to_string());
+        command
+    };
+    let interface = &lab.agent.interface;
+    let agent = Agent::start_by(watched(&manager), interface, &["--scan-interval", "1h"]);
+    for _ in 0..5 {
+        manager.wait_for("WATCHDOG=1");
+    }
+    assert_eq!(agent.status(&lab.agent)["scans"]["count"], 0);
+    agent.kill();
+    manager.take();
+
+    let mut agent = Agent::start_by(watched(&manager), interface, &["--scan-interval", "20ms"]);
+    manager.wait_for("WATCHDOG=1");
+    // Only a scan makes this system call; it does not begin before strace ends.
+    let pid = agent.pid().to_string();
+    let trace = manager.path("trace");
+    let mut strace = Command::new("strace");
+    strace
+        .args(["-f", "-p", &pid, "-e", "trace=bpf"])
+        .args(["-e", "inject=bpf:delay_enter=3600s", "-o"])
+        .arg(&trace)
+        .stderr(Stdio::null());
+    let mut strace = Process::spawn(&mut strace).unwrap();
+    wait_until("a scan hangs", || {
+        std::fs::read_to_string(&trace).is_ok_and(|text| text.contains("bpf("))
+    });
+    manager.take();
+    thread::sleep(LIMIT);
+    let told = manager.take();
+    assert!(
+        !told.iter().any(|message| message == "WATCHDOG=1"),
+        "{told:?}"
+    );
+    strace.terminate(PATIENCE).unwrap();
+    manager.wait_for("WATCHDOG=1");
+    agent.stop();
+}
+
+#[test]
+fn a_manager_that_does_not_read_holds_nothing() {
+    if !is_root_or_skip("agent::a_manager_that_does_not_read_holds_nothing") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let manager = Manager::start();
+    let mut command = manager.command(&lab);
+    // So many signs of life fill the socket at once.
+    command.env("WATCHDOG_USEC", "4000");
+    let mut agent = Agent::start_by(command, &lab.agent.interface, &["--scan-interval", "10ms"]);
+    agent.wait_until_logged("the service manager takes no messages");
+    agent.wait_for_scans(&lab.agent, 10);
+    agent.stop();
+}
