@@ -1,4 +1,4 @@
-//! What the agent tells the service manager that started it (sd_notify), on a socket of the test's own.
+//! What the agent tells the service manager that started it (`sd_notify`), on a socket of the test's own.
 
 use std::{
     collections::VecDeque,
@@ -128,7 +128,7 @@ fn the_manager_sees_flows_rate_and_loss_and_each_reload() {
     wait_until("the loss is shown", || {
         let shown = manager.wait_for("STATUS=");
         assert!(
-            shown.contains(" flows, ") && shown.contains(" packets/s, "),
+            shown.contains(" flow") && shown.contains(" packets/s, "),
             "{shown}"
         );
         shown.contains(" packets lost (")
@@ -209,4 +209,22 @@ fn a_manager_that_does_not_read_holds_nothing() {
     agent.wait_until_logged("the service manager takes no messages");
     agent.wait_for_scans(&lab.agent, 10);
     agent.stop();
+}
+
+#[test]
+fn systemd_rates_the_units_exposure_at_most_2() {
+    const NAME: &str = "agent::systemd_rates_the_units_exposure_at_most_2";
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/flow-agent.service");
+    let mut analyze = Command::new("systemd-analyze");
+    analyze.args(["security", "--no-pager", "--offline=true", unit]);
+    let said = match analyze.output() {
+        Ok(output) => String::from_utf8([output.stdout, output.stderr].concat()).unwrap(),
+        Err(error) => return skip(NAME, &format!("systemd-analyze: {error}")),
+    };
+    let Some((_, level)) = said.split_once("Overall exposure level for flow-agent.service: ")
+    else {
+        return skip(NAME, &format!("systemd-analyze before 250: {said}"));
+    };
+    let level: f64 = level.split(' ').next().unwrap().parse().unwrap();
+    assert!(level <= 2.0, "{said}");
 }
