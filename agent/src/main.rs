@@ -20,6 +20,7 @@ use agent::{
 };
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 
 mod variables;
 
@@ -55,6 +56,11 @@ enum Command {
     Man {
         #[arg(value_name = "DIRECTORY")]
         directory: PathBuf,
+    },
+    /// Write what a shell needs to complete commands and options on stdout.
+    Completions {
+        #[arg(value_name = "SHELL")]
+        shell: Shell,
     },
 }
 
@@ -157,6 +163,12 @@ fn execute(
             .with_context(|| format!("write manual pages into {}", directory.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
+    if let Command::Completions { shell } = command {
+        std::io::stdout()
+            .write_all(&completions(shell))
+            .context("write to stdout")?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if let Command::Check(args) = command {
         return commands::check::run(args);
     }
@@ -179,7 +191,10 @@ fn execute(
             Command::Status(args) => commands::status::run(args).await,
             Command::Audit(args) => commands::audit::run(args).await,
             Command::Filter(args) => commands::filter::run(args).await,
-            Command::Check(_) | Command::Config(_) | Command::Man { .. } => {
+            Command::Check(_)
+            | Command::Config(_)
+            | Command::Man { .. }
+            | Command::Completions { .. } => {
                 unreachable!("these need no runtime")
             }
         }
@@ -187,6 +202,12 @@ fn execute(
     // A thread may hang in a write to a stdout that nobody reads.
     runtime.shutdown_background();
     outcome
+}
+
+fn completions(shell: Shell) -> Vec<u8> {
+    let mut written = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "flow-agent", &mut written);
+    written
 }
 
 #[cfg(test)]
@@ -238,6 +259,16 @@ mod tests {
         ] {
             let option = of_variable(arguments, variable);
             assert!(option.contains("for '--duration <TIME>': "), "{option}");
+        }
+    }
+
+    #[test]
+    fn shells_can_complete_every_command_and_its_options() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let text = String::from_utf8(completions(shell)).unwrap();
+            for word in ["status", "audit", "scan-interval", "max-tracked-flows"] {
+                assert!(text.contains(word), "{shell}: {word}");
+            }
         }
     }
 

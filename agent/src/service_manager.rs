@@ -1,4 +1,4 @@
-//! Tells the service manager how the agent is doing, by sd_notify(3): that it is ready, reloads or stops, a
+//! Tells the service manager how the agent is doing, by `sd_notify(3)`: that it is ready, reloads or stops, a
 //! line for people, and that its main loop turns.
 //!
 //! No message waits in the scan's way: whoever owns the socket may have stopped reading.
@@ -257,21 +257,22 @@ fn line(earlier: &AgentStatus, status: &AgentStatus, elapsed: Duration) -> Strin
             account.not_inserted_sum().packets,
         )
     };
-    let ((before, _), (seen, lost)) = (of(earlier), of(status));
-    let rate = (seen - before) as f64 / elapsed.as_secs_f64().max(f64::MIN_POSITIVE);
+    let ((before, _), (seen, refused)) = (of(earlier), of(status));
+    let rate = u128::from(seen - before) * 1_000_000_000 / elapsed.as_nanos().max(1);
     let flows = status.replica.as_ref().map_or(0, |replica| replica.tracked);
-    let loss = match lost {
+    let loss = match refused {
         0 => "no packet lost".to_owned(),
-        lost => format!(
+        refused => format!(
             "{} packets lost ({:.3} %)",
-            human::count(lost),
-            lost as f64 * 100.0 / seen as f64
+            human::count(refused),
+            refused as f64 * 100.0 / seen as f64
         ),
     };
     format!(
-        "{} flows, {} packets/s, {loss}",
+        "{} flow{}, {} packets/s, {loss}",
         human::count(flows),
-        human::count(rate.round() as u64)
+        if flows == 1 { "" } else { "s" },
+        human::count(u64::try_from(rate).unwrap_or(u64::MAX))
     )
 }
 

@@ -6,6 +6,7 @@ mod clients;
 mod count;
 mod demo;
 mod deny;
+mod dist;
 #[path = "../../agent/build/ebpf_toolchain.rs"]
 mod ebpf_toolchain;
 mod fuzz;
@@ -43,6 +44,8 @@ enum Task {
     Soak(soak::Arguments),
     /// Show the agent at work on traffic between two network namespaces.
     Demo(demo::Arguments),
+    /// Build the Debian package and the tarball, with checksums, into target/dist.
+    Dist,
     /// Measure what the agent costs on real packets; `bench --help` says what there is.
     Bench(bench::Arguments),
     /// Make the pages and plots about overhead from the result files.
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Task::Deny => deny::deny(),
         Task::Soak(arguments) => soak::soak(&arguments),
         Task::Demo(arguments) => demo::demo(&arguments),
+        Task::Dist => dist::dist(),
         Task::Bench(arguments) => bench::bench(&arguments),
         Task::Report => bench::report(),
     };

@@ -17,6 +17,7 @@ use crate::{
 pub enum Purpose {
     Run,
     Demo,
+    Dist,
     Test,
     Kernels,
 }
@@ -53,6 +54,18 @@ const TOOLS: &[Tool] = &[
         packages: &["ethtool"],
         why: "switches offloads",
         needed_from: Purpose::Demo,
+    },
+    Tool {
+        command: "objdump",
+        packages: &["binutils"],
+        why: "says which C library the package needs",
+        needed_from: Purpose::Dist,
+    },
+    Tool {
+        command: "dpkg-shlibdeps",
+        packages: &["dpkg-dev"],
+        why: "says what the package depends on",
+        needed_from: Purpose::Dist,
     },
     Tool {
         command: "tc",

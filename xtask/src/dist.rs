@@ -1,0 +1,284 @@
+//! Builds what is installed elsewhere: a Debian package and a tarball, with their checksums.
+//!
+//! The binary is linked to the C library of this machine, which must ask for no symbols newer than [`FLOOR`].
+//! Debian 12 is the newest release that builds one (its own library has nothing of 2.35 or 2.36 that we use).
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::{
+    setup::{Purpose, setup},
+    workspace::{cargo, root, run, target_dir, tool},
+};
+
+const CARGO_DEB: &str = "3.8.0";
+/// The GNU C library of Ubuntu 22.04, the oldest that the package promises to start with.
+const FLOOR: Version = (2, 35);
+const MAX_BINARY_BYTES: u64 = 12 << 20;
+
+type Version = (u32, u32);
+
+/// How the binary of a package is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Profile {
+    /// As it is shipped.
+    Packaged,
+    /// As the tests have built it anyway, for what does not depend on speed and size.
+    Dev,
+}
+
+/// The binary, and what it writes about itself.
+pub struct Built {
+    profile: Profile,
+    /// Has `flow-agent`, `man/` and `completions/`.
+    folder: PathBuf,
+}
+
+pub fn dist() -> Result<ExitCode> {
+    setup(Purpose::Dist)?;
+    let built = build(Profile::Packaged)?;
+    let folder = target_dir()?.join("dist");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
+    }
+    let mut files = vec![
+        built.debian_package(&folder, None)?,
+        built.tarball(&folder)?,
+    ];
+    files.push(checksums(&folder, &files)?);
+    for file in files {
+        eprintln!("dist: {}", file.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Builds the binary, and has it write its manual pages and completions.
+pub fn build(profile: Profile) -> Result<Built> {
+    let mut build = cargo(&["build", "--locked", "--package", "agent"]);
+    run(build.args(["--profile", profile.name()]))?;
+    let folder = target_dir()?.join(profile.folder());
+    let binary = folder.join("flow-agent");
+    check(&binary, profile)?;
+    for made in ["man", "completions"] {
+        let made = folder.join(made);
+        if made.exists() {
+            fs::remove_dir_all(&made).with_context(|| format!("remove {}", made.display()))?;
+        }
+        fs::create_dir_all(&made).with_context(|| format!("make {}", made.display()))?;
+    }
+    let man = folder.join("man");
+    run(Command::new(&binary).arg("man").arg(&man))?;
+    // Debian's policy asks for it (12.1); without a time, the same pages make the same files.
+    run(Command::new("gzip")
+        .args(["-9", "--no-name", "--recursive"])
+        .arg(&man))?;
+    for shell in ["bash", "zsh", "fish"] {
+        let file = folder.join("completions").join(shell);
+        let output = Command::new(&binary).args(["completions", shell]).output();
+        let output = output.with_context(|| format!("start {}", binary.display()))?;
+        ensure!(
+            output.status.success(),
+            "flow-agent completions {shell} failed"
+        );
+        fs::write(&file, output.stdout).with_context(|| format!("write {}", file.display()))?;
+    }
+    Ok(Built { profile, folder })
+}
+
+impl Profile {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Packaged => "packaged",
+            Self::Dev => "dev",
+        }
+    }
+
+    /// Under the target folder.
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Packaged => "packaged",
+            Self::Dev => "debug",
+        }
+    }
+}
+
+impl Built {
+    /// Makes the package as `agent/Cargo.toml` describes it, under another version if one is given.
+    pub fn debian_package(&self, into: &Path, version: Option<&str>) -> Result<PathBuf> {
+        fs::create_dir_all(into).with_context(|| format!("make {}", into.display()))?;
+        let mut cargo_deb = Command::new(tool("deb", CARGO_DEB, "makes the Debian package")?);
+        cargo_deb
+            .args([
+                "deb",
+                "--package",
+                "agent",
+                "--profile",
+                self.profile.name(),
+            ])
+            .args(["--no-build", "--quiet", "--output"])
+            .arg(into)
+            .args(match self.profile {
+                // It is stripped, and checked as it is.
+                Profile::Packaged => &["--no-strip"][..],
+                Profile::Dev => &["--strip", "--fast"],
+            })
+            .current_dir(root());
+        if let Some(version) = version {
+            cargo_deb.args(["--deb-version", version]);
+        }
+        let before = packages(into)?;
+        run(&mut cargo_deb)?;
+        let made = packages(into)?
+            .into_iter()
+            .find(|file| !before.contains(file));
+        made.with_context(|| format!("cargo-deb made no package in {}", into.display()))
+    }
+
+    fn tarball(&self, into: &Path) -> Result<PathBuf> {
+        let target = "x86_64-linux-gnu";
+        ensure!(
+            cfg!(target_arch = "x86_64"),
+            "the tarball's name is for x86-64"
+        );
+        let name = format!("flow-agent-{}-{target}", env!("CARGO_PKG_VERSION"));
+        let staged = into.join(&name);
+        let copy = |from: &Path, to: &str| copy(from, &staged.join(to));
+        copy(&self.folder.join("flow-agent"), "flow-agent")?;
+        for made in ["man", "completions"] {
+            copy(&self.folder.join(made), made)?;
+        }
+        for path in [
+            "README.md",
+            "CHANGELOG.md",
+            "LICENSE-APACHE",
+            "LICENSE-MIT",
+            "docs",
+            "deploy",
+        ] {
+            copy(&root().join(path), path)?;
+        }
+        let file = into.join(format!("{name}.tar.gz"));
+        run(Command::new("tar")
+            .args([
+                "--sort=name",
+                "--owner=0",
+                "--group=0",
+                "--numeric-owner",
+                "--mode=u+w,go-w",
+            ])
+            .arg("-czf")
+            .args([&file, Path::new("-C"), into, Path::new(&name)]))?;
+        fs::remove_dir_all(&staged).with_context(|| format!("remove {}", staged.display()))?;
+        Ok(file)
+    }
+}
+
+/// Fails if the binary is larger than promised, or needs a newer C library.
+fn check(binary: &Path, profile: Profile) -> Result<()> {
+    let size = fs::metadata(binary)
+        .with_context(|| format!("find {}", binary.display()))?
+        .len();
+    ensure!(
+        size <= MAX_BINARY_BYTES || profile == Profile::Dev,
+        "{} has {size} bytes, and {MAX_BINARY_BYTES} are promised: look at `[profile.{}]` and what was \
+         added",
+        binary.display(),
+        profile.name()
+    );
+    let output = Command::new("objdump")
+        .arg("-T")
+        .arg(binary)
+        .output()
+        .context("start objdump")?;
+    ensure!(
+        output.status.success(),
+        "objdump -T {} failed",
+        binary.display()
+    );
+    let symbols = String::from_utf8_lossy(&output.stdout);
+    let Some((needed, symbol)) = newest_needed(&symbols) else {
+        bail!(
+            "{} names no version of the C library: is it linked to another one?",
+            binary.display()
+        );
+    };
+    ensure!(
+        needed <= FLOOR,
+        "{symbol} is of glibc {}.{}, and the package promises to start with {}.{}: build on Debian 12 or \
+         older, or avoid the symbol",
+        needed.0,
+        needed.1,
+        FLOOR.0,
+        FLOOR.1
+    );
+    eprintln!("dist: {size} bytes, needs glibc {}.{}", needed.0, needed.1);
+    Ok(())
+}
+
+/// The newest version of the C library among the symbols that `objdump -T` lists, with the symbol.
+fn newest_needed(symbols: &str) -> Option<(Version, &str)> {
+    let lines = symbols.lines().filter(|line| line.contains("*UND*"));
+    lines
+        .filter_map(|line| {
+            let (_, after) = line.split_once("GLIBC_")?;
+            let (version, symbol) = after.split_once([')', ' '])?;
+            let (major, minor) = version.split_once('.')?;
+            // 2.2.5 has a third number.
+            let minor = minor.split('.').next()?;
+            Some(((major.parse().ok()?, minor.parse().ok()?), symbol.trim()))
+        })
+        .max()
+}
+
+fn packages(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))?;
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    Ok(paths
+        .filter(|path| path.extension().is_some_and(|end| end == "deb"))
+        .collect())
+}
+
+/// Copies a file or a folder.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let parent = to.parent().context("a file lies in a folder")?;
+    fs::create_dir_all(parent).with_context(|| format!("make {}", parent.display()))?;
+    run(Command::new("cp").arg("-r").args([from, to]))
+}
+
+/// Writes `SHA256SUMS`, which `sha256sum --check` reads in the folder.
+fn checksums(folder: &Path, files: &[PathBuf]) -> Result<PathBuf> {
+    let names = files.iter().filter_map(|file| file.file_name());
+    let output = Command::new("sha256sum")
+        .args(names)
+        .current_dir(folder)
+        .output();
+    let output = output.context("start sha256sum")?;
+    ensure!(output.status.success(), "sha256sum failed");
+    let file = folder.join("SHA256SUMS");
+    fs::write(&file, output.stdout).with_context(|| format!("write {}", file.display()))?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_symbol_of_the_c_library_is_found() {
+        let symbols = "\
+0000000000000000      DF *UND*\t0000000000000000 (GLIBC_2.2.5) free
+0000000000000000      DF *UND*\t0000000000000000 (GLIBC_2.34) __libc_start_main
+0000000000000000      DF *UND*\t0000000000000000 (GLIBC_2.9)  pipe2
+0000000000000000      DF *UND*\t0000000000000000 (GCC_3.0)    _Unwind_Resume
+0000000000000000  w   D  *UND*\t0000000000000000  Base        __gmon_start__
+0000000000000000 g    DF .text\t0000000000000000 (GLIBC_2.99) ours
+";
+        assert_eq!(newest_needed(symbols), Some(((2, 34), "__libc_start_main")));
+        assert_eq!(newest_needed(""), None);
+    }
+}
