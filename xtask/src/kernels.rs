@@ -10,7 +10,7 @@ mod archive;
 mod guest;
 mod judge;
 mod modules;
-mod packages;
+pub mod packages;
 mod programs;
 
 use std::{process::ExitCode, sync::Mutex, thread};

@@ -14,6 +14,7 @@ mod kernels;
 mod linker;
 mod mutants;
 mod run;
+mod service;
 mod setup;
 mod soak;
 mod test;
@@ -36,6 +37,8 @@ enum Task {
     Fuzz(fuzz::Arguments),
     /// Run the tests that need a kernel on other kernels, in virtual machines.
     TestKernels(kernels::Arguments),
+    /// Install the Debian package under a systemd of its own, and see that the service holds.
+    TestService(service::Arguments),
     /// Put faults into the sources, one at a time, and see that a test fails.
     Mutants(mutants::Arguments),
     /// Look at the dependencies: licences, duplicate versions, sources.
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Task::Test(arguments) => Ok(test::test(&arguments)),
         Task::Fuzz(arguments) => fuzz::fuzz(&arguments),
         Task::TestKernels(arguments) => kernels::test(&arguments),
+        Task::TestService(arguments) => service::test(&arguments),
         Task::Mutants(arguments) => mutants::mutants(&arguments),
         Task::Deny => deny::deny(),
         Task::Soak(arguments) => soak::soak(&arguments),

@@ -86,6 +86,12 @@ const TOOLS: &[Tool] = &[
         needed_from: Purpose::Test,
     },
     Tool {
+        command: "mmdebstrap",
+        packages: &["mmdebstrap"],
+        why: "makes a root file system for the service",
+        needed_from: Purpose::Test,
+    },
+    Tool {
         command: "tshark",
         packages: &["tshark"],
         why: "counts captures as the agent shall",

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use crate::{
     count::Count,
     fuzz::TARGETS,
-    kernels,
+    kernels, service,
     setup::{Purpose, setup},
     workspace::{cargo, has_command, run},
 };
@@ -48,6 +48,7 @@ pub fn test(arguments: &Arguments) -> ExitCode {
             }
             if !arguments.quick {
                 kernels::on_the_floor(&mut count);
+                service::in_the_suite(&mut count);
                 fuzz_for_a_minute(&mut count);
             }
         }

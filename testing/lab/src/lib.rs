@@ -9,8 +9,8 @@
 //! [`SuperFrameSocket`] (one skb for many frames), a [`Generator`] (one frame, millions of times a
 //! second), a [`Tun`] (bare IP), or from real sockets ([`traffic`]). An [`Agent`] is a running
 //! `flow-agent`. A [`Process`] is a program that does not outlive its test, and an
-//! [`AtEnd`] ends threads with it. A [`RtnlHold`] keeps the
-//! kernel from answering about interfaces.
+//! [`AtEnd`] ends threads with it. A [`RtnlHold`] keeps the kernel from answering about interfaces, and
+//! [`tcx_programs`] asks it what is attached.
 
 mod agent;
 mod at_end;
@@ -27,6 +27,7 @@ pub mod privilege;
 mod process;
 mod rtnl;
 mod super_frame;
+mod tcx;
 pub mod traffic;
 mod tun;
 
@@ -42,6 +43,7 @@ pub use namespace::Namespace;
 pub use process::Process;
 pub use rtnl::RtnlHold;
 pub use super_frame::SuperFrameSocket;
+pub use tcx::tcx_programs;
 pub use tun::Tun;
 
 use anyhow::{Context as _, Result, ensure};

@@ -174,7 +174,7 @@ impl Lists {
 }
 
 /// The sources of a release, on the mirrors of this machine's own release.
-fn sources_of(suite: &str) -> Result<String> {
+pub fn sources_of(suite: &str) -> Result<String> {
     let own = fs::read_to_string("/etc/os-release").context("read /etc/os-release")?;
     let own = own
         .lines()

@@ -28,18 +28,7 @@ pub fn tcx_programs(host: &Host) -> [u32; 2] {
 
 /// The same on any interface of the host.
 pub fn tcx_programs_on(host: &Host, ifindex: u32) -> [u32; 2] {
-    [TCX_INGRESS, TCX_EGRESS].map(|attach_type| {
-        // The start of `union bpf_attr` for BPF_PROG_QUERY. The count is at offset 24.
-        let mut attr = [0_u32; 16];
-        attr[0] = ifindex;
-        attr[1] = attach_type;
-        host.namespace
-            .enter(|| {
-                bpf(BPF_PROG_QUERY, &mut attr)?;
-                Ok(attr[6])
-            })
-            .unwrap()
-    })
+    lab::tcx_programs(&host.namespace, ifindex).unwrap()
 }
 
 pub fn has_xdp(host: &Host) -> bool {

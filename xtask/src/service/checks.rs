@@ -1,0 +1,413 @@
+//! What must hold of the service, in the order of its life.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    thread,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use lab::{FrameSocket, Lab, Process, tcx_programs};
+use serde_json::Value;
+
+use super::machine::{Machine, wait_for};
+
+type Check = fn(&mut Service) -> Result<String>;
+
+pub const CHECKS: &[(&str, Check)] = &[
+    ("installing starts it", installs),
+    ("started means counting", starts),
+    ("members of the group observe", observes),
+    ("a reload changes rules and settings", reloads),
+    ("killed, it comes back", killed),
+    ("a scan that hangs is ended by the watchdog", hangs),
+    ("an upgrade goes on counting", upgrades),
+    ("removed, it leaves its settings", removes),
+    ("purged, it leaves nothing", purges),
+];
+
+const UNIT: &str = "flow-agent.service";
+const SOCKET: &str = "/run/flow-agent/flow-agent.sock";
+const SETTINGS: &str = "/etc/flow-agent/config.toml";
+const RULES: &str = "/etc/flow-agent/filters";
+
+/// Files of the whole machine, but for those that Debian's own tools write whatever is installed.
+const LIST_FILES: &str = "find / -xdev ! -type d ! -path '/var/log/*' ! -path '/var/lib/dpkg/*' \
+    ! -path '/var/cache/*' ! -path '/var/lib/apt/*' ! -path '/etc/*-' ! -path '/etc/.pwd.lock' \
+    ! -path '/var/lib/systemd/*' ; \
+    find /etc/systemd /var/lib/systemd /run/flow-agent /etc/flow-agent /usr/share/doc/flow-agent \
+    2>/dev/null | grep flow-agent ; true";
+
+/// The installed service, with a wire on which nothing moves but what a check sends.
+pub struct Service {
+    machine: Machine,
+    lab: Lab,
+    /// Sends to the watched interface.
+    peer: FrameSocket,
+    frame: lab::Frame,
+    packages: [String; 2],
+    files_before: String,
+}
+
+impl Service {
+    pub fn new(machine: Machine, lab: Lab, packages: &Path) -> Result<Self> {
+        let mut paths = [String::new(), String::new()];
+        for (path, folder) in paths.iter_mut().zip(["current", "next"]) {
+            let entries = fs::read_dir(packages.join(folder));
+            let file = entries
+                .with_context(|| format!("list {}", packages.join(folder).display()))?
+                .filter_map(|entry| Some(entry.ok()?.path()))
+                .find(|path| path.extension().is_some_and(|end| end == "deb"))
+                .with_context(|| format!("there is no package in {folder}"))?;
+            *path = format!("/tmp/{folder}.deb");
+            machine.write(path, fs::read(&file).context("read the package")?)?;
+        }
+        let files_before = machine.output(LIST_FILES);
+        Ok(Self {
+            machine,
+            peer: lab.peer.frame_socket()?,
+            frame: lab.peer.frame_v4(&lab.agent),
+            lab,
+            packages: paths,
+            files_before,
+        })
+    }
+
+    pub fn journal(&self) -> String {
+        self.machine
+            .output("journalctl --no-pager --lines 30 --unit flow-agent.service")
+    }
+
+    fn show(&self, property: &str) -> String {
+        let line = format!("systemctl show --value --property {property} {UNIT}");
+        self.machine.output(&line)
+    }
+
+    /// Sends this many packets to a port.
+    fn send(&self, port: u16, packets: usize) -> Result<()> {
+        let frame = self.frame.udp(4000, port, &[0; 18])?;
+        let sent = self.peer.send_many(std::iter::repeat_n(&frame, packets))?;
+        ensure!(sent == packets, "{sent} of {packets} packets were sent");
+        Ok(())
+    }
+
+    /// The account and all else, as root sees it; `None` if the agent does not answer.
+    fn status(&self) -> Option<Value> {
+        serde_json::from_str(&self.machine.output("flow-agent status --output json")).ok()
+    }
+
+    /// Waits until the account has this many packets in a counter. Fails if there are more.
+    fn wait_for_packets(&self, counter: &str, packets: u64) -> Result<()> {
+        let mut found = 0;
+        let waited = wait_for("the packets are counted", || {
+            found = self
+                .status()
+                .map_or(0, |status| packets_of(&status, counter));
+            Ok((found >= packets).then_some(()))
+        });
+        waited.with_context(|| format!("{counter}: {found} of {packets}"))?;
+        ensure!(
+            found == packets,
+            "{counter}: {found}, and {packets} were sent"
+        );
+        Ok(())
+    }
+
+    /// Waits until another process is up, and returns which.
+    fn wait_for_another(&self, before: &str) -> Result<String> {
+        wait_for("another process is up", || {
+            let pid = self.show("MainPID");
+            let is_up = self.show("ActiveState") == "active" && pid != before && pid != "0";
+            Ok(is_up.then_some(pid))
+        })
+    }
+
+    /// Programs at ingress and egress of the watched interface.
+    fn attached(&self) -> Result<[u32; 2]> {
+        tcx_programs(&self.lab.agent.namespace, self.lab.agent.ifindex)
+    }
+
+    /// Sends some packets and waits until exactly these are counted, at two hooks.
+    fn counts_from_zero(&self) -> Result<()> {
+        self.send(53, 10)?;
+        self.wait_for_packets("seen", 10)?;
+        let status = self.status().context("the agent does not answer")?;
+        let hooks = status["hooks"].as_array().map_or(0, Vec::len);
+        ensure!(hooks == 2, "{hooks} hooks");
+        let attached = self.attached()?;
+        ensure!(attached == [1, 1], "{attached:?} programs are attached");
+        Ok(())
+    }
+}
+
+fn settings(scan_interval: &str) -> String {
+    format!("scan_interval = \"{scan_interval}\"\nfilter_file = \"{RULES}\"\n")
+}
+
+fn packets_of(status: &Value, counter: &str) -> u64 {
+    status["account"][counter]["packets"].as_u64().unwrap_or(0)
+}
+
+fn installs(service: &mut Service) -> Result<String> {
+    let machine = &service.machine;
+    let [current, _] = &service.packages;
+    machine.run(&format!("apt-get install --yes --quiet {current}"))?;
+    let enabled = machine.run(&format!("systemctl is-enabled {UNIT}"))?;
+    let active = machine.run(&format!("systemctl is-active {UNIT}"))?;
+    let pid = service.show("MainPID");
+    let process = machine.run(&format!(
+        "ps -o user:12=,group:12= -p {pid} && grep -E 'Cap(Eff|Bnd)' /proc/{pid}/status"
+    ))?;
+    let process = process.split_whitespace().collect::<Vec<_>>().join(" ");
+    // CAP_NET_ADMIN (12), CAP_PERFMON (38), CAP_BPF (39).
+    let expected = "flow-agent flow-agent CapEff: 000000c000001000 CapBnd: 000000c000001000";
+    ensure!(process == expected, "{process}");
+    let socket = machine.run(&format!("stat -c '%a %U:%G' {SOCKET}"))?;
+    ensure!(socket == "660 flow-agent:flow-agent", "{socket}");
+    for page in [
+        "/usr/share/man/man1/flow-agent-run.1.gz",
+        "/usr/share/bash-completion/completions/flow-agent",
+    ] {
+        machine.run(&format!("test -s {page}"))?;
+    }
+    Ok(format!("{enabled}, {active}; {process}; socket {socket}"))
+}
+
+fn starts(service: &mut Service) -> Result<String> {
+    // Used by the next start.
+    service.machine.write(SETTINGS, settings("200ms"))?;
+    service.machine.write(RULES, "# none yet\n")?;
+    service.machine.run(&format!("systemctl stop {UNIT}"))?;
+    service.machine.run(&format!("systemctl start {UNIT}"))?;
+    // The first packet comes when systemd has just said that the service is started.
+    service.send(53, 1000)?;
+    service.wait_for_packets("seen", 1000)?;
+    let status = wait_for("a line for people", || {
+        let text = service.show("StatusText");
+        Ok((!text.is_empty()).then_some(text))
+    })?;
+    Ok(format!("1000 of 1000 packets; \"{status}\""))
+}
+
+fn observes(service: &mut Service) -> Result<String> {
+    let machine = &service.machine;
+    machine.run("useradd --groups flow-agent member && useradd stranger")?;
+    let watch = |user: &str| {
+        machine.command(&format!(
+            "runuser -u {user} -- flow-agent watch --output json"
+        ))
+    };
+    let output = machine.folder().join("flows");
+    let file = fs::File::create(&output).context("make a file for flows")?;
+    let watching = Process::spawn(watch("member").stdout(file).stderr(Stdio::null()))?;
+    wait_for("the flow arrives", || {
+        service.send(5353, 1)?;
+        let flows = fs::read_to_string(&output).context("read the flows")?;
+        Ok(flows.contains("\"dst_port\":5353").then_some(()))
+    })?;
+    drop(watching);
+    let refused = machine
+        .command("runuser -u stranger -- flow-agent status")
+        .output();
+    let refused = refused.context("start nsenter")?;
+    let error = String::from_utf8_lossy(&refused.stderr).trim().to_owned();
+    ensure!(
+        !refused.status.success() && error.contains("no permission to connect"),
+        "{error}"
+    );
+    // nsenter's end is not that of what it started.
+    machine.run("pkill --signal KILL --uid member")?;
+    wait_for("the users' processes are gone", || {
+        let ended = machine.run("! pgrep --uid member,stranger");
+        Ok(ended.is_ok().then_some(()))
+    })?;
+    machine.run("userdel member && userdel stranger")?;
+    Ok(format!(
+        "a member sees the flow; a stranger is told \"{error}\""
+    ))
+}
+
+fn reloads(service: &mut Service) -> Result<String> {
+    let pid = service.show("MainPID");
+    let before = service.status().context("the agent does not answer")?;
+    ensure!(
+        before["settings"]["filter_rules"] == 0,
+        "{}",
+        before["settings"]
+    );
+    service.machine.write(RULES, "exclude dst port 9\n")?;
+    service.machine.write(SETTINGS, settings("300ms"))?;
+    service.machine.run(&format!("systemctl reload {UNIT}"))?;
+    wait_for("the rule and the interval are in force", || {
+        let settings = service.status().map(|status| status["settings"].clone());
+        Ok(settings.filter(|settings| {
+            settings["filter_rules"] == 1 && settings["scan_interval_ns"] == 300_000_000
+        }))
+    })?;
+    service.send(9, 100)?;
+    service.wait_for_packets("filtered", 100)?;
+    let state = wait_for("the reload is over", || {
+        let state = service.show("ActiveState");
+        Ok((state != "reloading").then_some(state))
+    })?;
+    ensure!(
+        state == "active" && service.show("MainPID") == pid,
+        "{state}"
+    );
+    Ok(format!(
+        "300 ms; 100 of 100 packets filtered; the same process, {state}"
+    ))
+}
+
+fn killed(service: &mut Service) -> Result<String> {
+    let before = service.show("MainPID");
+    service.machine.run(&format!("kill -9 {before}"))?;
+    let after = service.wait_for_another(&before)?;
+    service.counts_from_zero()?;
+    let restarts = service.show("NRestarts");
+    ensure!(restarts == "1", "{restarts} restarts");
+    Ok(format!(
+        "process {after} after {before}, 1 restart, it counts at 2 hooks"
+    ))
+}
+
+/// Holds the system call with which a scan begins, until the watchdog bites.
+fn hangs(service: &mut Service) -> Result<String> {
+    let machine = &service.machine;
+    let drop_in = "/run/systemd/system/flow-agent.service.d/watchdog.conf";
+    machine.write(drop_in, "[Service]\nWatchdogSec=4s\nTimeoutAbortSec=1s\n")?;
+    machine.run(&format!(
+        "systemctl daemon-reload && systemctl restart {UNIT}"
+    ))?;
+    let before = service.show("MainPID");
+    let process = machine.processes(UNIT)?;
+    let [process] = process[..] else {
+        anyhow::bail!("the service has the processes {process:?}");
+    };
+    let mut strace = Command::new("strace");
+    strace
+        .args([
+            "-f",
+            "-e",
+            "trace=bpf",
+            "-e",
+            "inject=bpf:delay_enter=3600s",
+            "-o",
+            "/dev/null",
+        ])
+        .args(["-p", &process.to_string()])
+        .stderr(Stdio::null());
+    let strace = Process::spawn(&mut strace)?;
+    let said = wait_for("the watchdog ends it", || {
+        let said = machine.output(&format!(
+            "journalctl --no-pager --output cat --unit {UNIT} | grep -F 'Watchdog timeout'"
+        ));
+        Ok((!said.is_empty()).then_some(said))
+    })?;
+    // strace keeps even a killed process.
+    drop(strace);
+    let after = service.wait_for_another(&before)?;
+    service.counts_from_zero()?;
+    machine.run(&format!(
+        "rm {drop_in} && systemctl daemon-reload && systemctl restart {UNIT}"
+    ))?;
+    Ok(format!(
+        "\"{said}\"; process {after} after {before} counts at 2 hooks"
+    ))
+}
+
+fn upgrades(service: &mut Service) -> Result<String> {
+    let [_, next] = &service.packages;
+    let before = service.show("MainPID");
+    let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (after, seen) = thread::scope(|scope| {
+        let traffic = scope.spawn(|| -> Result<()> {
+            while !stop.load(Relaxed) {
+                service.send(53, 10)?;
+                sent.fetch_add(10, Relaxed);
+            }
+            Ok(())
+        });
+        let outcome = (|| -> Result<_> {
+            let install = format!("apt-get install --yes --quiet {next}");
+            service.machine.run(&install)?;
+            let after = service.wait_for_another(&before)?;
+            let seen = wait_for("it counts", || {
+                let seen = service
+                    .status()
+                    .map_or(0, |status| packets_of(&status, "seen"));
+                Ok((seen > 0).then_some(seen))
+            })?;
+            Ok((after, seen))
+        })();
+        stop.store(true, Relaxed);
+        traffic.join().expect("the sender does not panic")?;
+        outcome
+    })?;
+    let version = service
+        .machine
+        .run("dpkg-query --show --showformat '${Version}' flow-agent")?;
+    ensure!(version.ends_with("+next"), "{version}");
+    // What the first process saw until its end, and the second since its start.
+    let log = service.machine.run(&format!(
+        "journalctl --no-pager --output cat --unit {UNIT} _PID={before} | grep -F 'final account'"
+    ))?;
+    ensure!(log.contains(" missing=0"), "{log}");
+    let rules = service.machine.run(&format!("cat {RULES}"))?;
+    ensure!(rules == "exclude dst port 9", "{rules}");
+    let total = sent.load(Relaxed);
+    Ok(format!(
+        "{version}, process {after} after {before}; of {total} packets: {}, then {seen} and counting",
+        log.rsplit("final account ").next().unwrap_or_default()
+    ))
+}
+
+fn removes(service: &mut Service) -> Result<String> {
+    let machine = &service.machine;
+    machine.run("apt-get remove --yes --quiet flow-agent")?;
+    let state = service.show("ActiveState");
+    ensure!(state == "inactive", "{state}");
+    for gone in [
+        "/usr/bin/flow-agent",
+        SOCKET,
+        "/lib/systemd/system/flow-agent.service",
+    ] {
+        ensure!(
+            machine.run(&format!("test ! -e {gone}")).is_ok(),
+            "{gone} is there"
+        );
+    }
+    machine.run(&format!("test -e {SETTINGS}"))?;
+    ensure!(
+        machine.output("pgrep flow-agent").is_empty(),
+        "a process is left"
+    );
+    let attached = service.attached()?;
+    ensure!(attached == [0, 0], "{attached:?} programs are attached");
+    Ok(format!(
+        "{state}; no program at the interface; no binary, unit, socket or process; the settings stay"
+    ))
+}
+
+fn purges(service: &mut Service) -> Result<String> {
+    let machine = &service.machine;
+    // The administrator's own file, which no package may remove.
+    machine.run(&format!("rm {RULES}"))?;
+    machine.run("apt-get purge --yes --quiet flow-agent && systemctl daemon-reload")?;
+    let after = machine.output(LIST_FILES);
+    let before: Vec<_> = service.files_before.lines().collect();
+    let left: Vec<_> = after
+        .lines()
+        .filter(|file| !before.contains(file))
+        .collect();
+    ensure!(left.is_empty(), "these files are left: {left:?}");
+    let unit = service.show("LoadState");
+    ensure!(unit == "not-found", "{unit}");
+    let user = machine.run("getent passwd flow-agent")?;
+    Ok(format!(
+        "no file is left of {}; the user is: {user}",
+        before.len()
+    ))
+}

@@ -1,0 +1,216 @@
+//! A Debian whose PID 1 is systemd, in namespaces of its own on this kernel. It ends with the value, and nothing of
+//! it is left.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{self, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use lab::{Namespace, Process};
+use tempfile::TempDir;
+
+/// How long to wait for anything. Only a failure waits this long.
+pub const PATIENCE: Duration = Duration::from_mins(5);
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// How the name of its control group begins. Our process id follows.
+const GROUP: &str = "flow-agent-test-";
+
+pub struct Machine {
+    /// `unshare`, with which PID 1 and all others end.
+    _process: Process,
+    /// Its PID 1, as this machine counts processes.
+    init: u32,
+    group: Group,
+    /// What differs from the root file system that it was booted from.
+    changes: TempDir,
+}
+
+impl Machine {
+    /// Boots it in a network namespace, and returns once every unit is started.
+    pub fn boot(root: &Path, network: &Namespace) -> Result<Self> {
+        let changes = TempDir::with_prefix("flow-agent-service-").context("make a folder")?;
+        let group = Group::new()?;
+        let mut command = network.command("sh");
+        command
+            .args(["-c", "echo $$ > \"$1\"; shift; exec unshare \"$@\"", "sh"])
+            .arg(group.path.join("cgroup.procs"))
+            .args([
+                "--mount",
+                "--uts",
+                "--ipc",
+                "--pid",
+                "--cgroup",
+                "--fork",
+                "--kill-child",
+            ])
+            .args(["sh", "-c", include_str!("boot.sh"), "boot"])
+            .args([root, changes.path()])
+            .stdin(Stdio::null());
+        let mut process = Process::spawn(&mut command)?;
+        let init = wait_for("a first process", || {
+            if let Some(status) = process.exited()? {
+                bail!("its first process ended with {status}");
+            }
+            only_child(process.child().id())
+        })?;
+        let machine = Self {
+            _process: process,
+            init,
+            group,
+            changes,
+        };
+        let mut state = String::new();
+        let is_up = wait_for("systemd is up", || {
+            state = machine.output("systemctl is-system-running 2>&1");
+            Ok((state == "running").then_some(()))
+        });
+        is_up
+            .with_context(|| format!("it is {state}: {}", machine.output("systemctl --failed")))?;
+        Ok(machine)
+    }
+
+    /// A shell command line in it.
+    pub fn command(&self, line: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .args(["--target", &self.init.to_string()])
+            .args(["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"])
+            .args([
+                "env",
+                "-i",
+                "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+                "NO_COLOR=1",
+            ])
+            .args(["DEBIAN_FRONTEND=noninteractive", "sh", "-c", line])
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// What the command line prints on stdout, whether it fails or not.
+    pub fn output(&self, line: &str) -> String {
+        let output = self.command(line).output();
+        output.map_or_else(
+            |error| error.to_string(),
+            |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        )
+    }
+
+    /// Runs the command line and returns what it prints. Fails if it fails.
+    pub fn run(&self, line: &str) -> Result<String> {
+        let output = self.command(line).output().context("start nsenter")?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        ensure!(
+            output.status.success(),
+            "`{line}` failed ({}): {} {}",
+            output.status,
+            text(&output.stdout),
+            text(&output.stderr)
+        );
+        Ok(text(&output.stdout))
+    }
+
+    /// Writes a file in it, and the folders above.
+    pub fn write(&self, path: &str, content: impl AsRef<[u8]>) -> Result<()> {
+        let inside = PathBuf::from(format!("/proc/{}/root{path}", self.init));
+        let folder = inside.parent().context("a file lies in a folder")?;
+        fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
+        fs::write(&inside, content).with_context(|| format!("write {}", inside.display()))
+    }
+
+    /// The processes of a service, as this machine counts them.
+    pub fn processes(&self, service: &str) -> Result<Vec<u32>> {
+        let path = self
+            .group
+            .path
+            .join("system.slice")
+            .join(service)
+            .join("cgroup.procs");
+        let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
+    }
+
+    /// For files that strace writes, outside.
+    pub fn folder(&self) -> &Path {
+        self.changes.path()
+    }
+}
+
+/// A control group in the unified hierarchy, removed with everything in it.
+struct Group {
+    path: PathBuf,
+}
+
+impl Group {
+    fn new() -> Result<Self> {
+        let mounts = fs::read_to_string("/proc/self/mounts").context("read /proc/self/mounts")?;
+        let hierarchy = mounts.lines().find_map(|line| {
+            let mut words = line.split(' ').skip(1);
+            let path = words.next()?;
+            (words.next()? == "cgroup2").then(|| PathBuf::from(path))
+        });
+        let hierarchy = hierarchy.context("no control groups are mounted (cgroup2)")?;
+        remove_orphans(&hierarchy);
+        let path = hierarchy.join(format!("{GROUP}{}", process::id()));
+        fs::create_dir(&path).with_context(|| format!("make {}", path.display()))?;
+        Ok(Self { path })
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        drop(fs::write(self.path.join("cgroup.kill"), "1"));
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !remove(&self.path) && Instant::now() < deadline {
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// Removes what a killed run left. A group with processes stays.
+fn remove_orphans(hierarchy: &Path) {
+    let entries = fs::read_dir(hierarchy).into_iter().flatten().flatten();
+    for entry in entries {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(GROUP));
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            remove(&entry.path());
+        }
+    }
+}
+
+/// Removes a group and those in it. Returns whether it is gone.
+fn remove(group: &Path) -> bool {
+    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove(&entry.path());
+        }
+    }
+    drop(fs::remove_dir(group));
+    !group.exists()
+}
+
+fn only_child(pid: u32) -> Result<Option<u32>> {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    Ok(text
+        .split_whitespace()
+        .next()
+        .and_then(|child| child.parse().ok()))
+}
+
+/// Asks again until there is an answer.
+pub fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = ask()? {
+            return Ok(answer);
+        }
+        ensure!(Instant::now() < deadline, "in vain: {what}");
+        thread::sleep(PAUSE);
+    }
+}
