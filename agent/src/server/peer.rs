@@ -16,7 +16,7 @@ impl Peer {
     /// Whether it is root or the agent's own user, on the same machine.
     pub(super) fn runs_the_agent(&self) -> bool {
         match self {
-            Self::Unix { uid, .. } => *uid == 0 || *uid == geteuid().as_raw(),
+            Self::Unix { uid, .. } => runs(*uid, geteuid().as_raw()),
             Self::Tcp(_) | Self::Unknown => false,
         }
     }
@@ -25,6 +25,11 @@ impl Peer {
     pub(super) fn is_on_a_unix_socket(&self) -> bool {
         matches!(self, Self::Unix { .. })
     }
+}
+
+/// Whether this user runs an agent whose own user is `agent_uid`.
+fn runs(uid: u32, agent_uid: u32) -> bool {
+    uid == 0 || uid == agent_uid
 }
 
 impl fmt::Display for Peer {
@@ -37,6 +42,24 @@ impl fmt::Display for Peer {
             Self::Unix { pid: None, uid } => write!(formatter, "unix uid={uid}"),
             Self::Tcp(address) => address.fmt(formatter),
             Self::Unknown => formatter.write_str("unknown"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_and_the_agents_own_user_run_the_agent_and_nobody_else() {
+        for (uid, agent_uid, is_trusted) in [
+            (0, 0, true),
+            (7, 0, false),
+            (0, 7, true),
+            (7, 7, true),
+            (8, 7, false),
+        ] {
+            assert_eq!(runs(uid, agent_uid), is_trusted, "{uid} {agent_uid}");
         }
     }
 }

@@ -112,8 +112,8 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "who may change rules is not asked",
         file: "agent/src/server/peer.rs",
-        from: "Self::Unix { uid, .. } => *uid == 0 ||",
-        to: "Self::Unix { uid, .. } => *uid < u32::MAX ||",
+        from: "uid == 0 || uid == agent_uid",
+        to: "uid < u32::MAX || uid == agent_uid",
         target: agent(
             "doors::rules::rules_are_changed_by_root_seen_by_local_users_and_neither_over_tcp",
         ),
