@@ -21,6 +21,8 @@ mod grpc_only;
 mod guarded;
 mod limits;
 pub mod listen;
+#[cfg(test)]
+mod logged;
 mod peer;
 mod request;
 mod service;
@@ -123,7 +125,7 @@ impl Server {
 fn warn_of_files(connections: usize) {
     let limit = open_files();
     let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-    if (open + connections) as u64 > limit {
+    if may_run_out(open, connections, limit) {
         warn!(
             open,
             connections,
@@ -132,6 +134,10 @@ fn warn_of_files(connections: usize) {
              (ulimit -n, LimitNOFILE=)"
         );
     }
+}
+
+fn may_run_out(open: usize, connections: usize, limit: u64) -> bool {
+    (open + connections) as u64 > limit
 }
 
 fn log_undelivered(hub: &Hub) {
@@ -143,5 +149,36 @@ fn log_undelivered(hub: &Hub) {
             lost_records = left.volume.records,
             "a consumer did not take what was queued before the agent stopped"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{logged::logged, *};
+    use crate::{batch::Batch, hub::DEFAULT_QUEUED_BYTES};
+
+    #[test]
+    fn a_limit_of_files_that_the_listeners_can_exceed_is_told_at_the_start() {
+        assert!(!may_run_out(2, 3, 5));
+        assert!(may_run_out(2, 4, 5));
+        let log = logged(|| warn_of_files(u32::MAX as usize));
+        assert!(log.contains("--max-connections"), "{log}");
+    }
+
+    #[test]
+    fn what_nobody_took_before_the_end_is_told() {
+        let hub = Hub::new(1, DEFAULT_QUEUED_BYTES);
+        let _slow = hub.subscribe("slow", "a peer");
+        hub.publish(&Batch {
+            body: vec![1].into(),
+            records: 7,
+            scan_id: 1,
+            index: 0,
+            last_of_scan: true,
+        });
+        hub.close();
+        let log = logged(|| log_undelivered(&hub));
+        let fields = r#"name="slow" peer="a peer" lost_batches=1 lost_records=7"#;
+        assert!(log.contains(fields), "{log}");
     }
 }

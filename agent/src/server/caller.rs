@@ -33,10 +33,12 @@ struct Activity {
 
 impl Caller {
     pub(super) fn new(peer: Peer) -> Self {
-        let activity = Activity {
-            open: 0,
-            ends_at: Instant::now() + FIRST_REQUEST_TIMEOUT,
-        };
+        Self::silent_until(peer, Instant::now() + FIRST_REQUEST_TIMEOUT)
+    }
+
+    /// A caller whose connection loses its place at this time unless a request comes.
+    pub(super) fn silent_until(peer: Peer, ends_at: Instant) -> Self {
+        let activity = Activity { open: 0, ends_at };
         Self {
             peer,
             activity: Arc::new(Mutex::new(activity)),

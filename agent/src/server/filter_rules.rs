@@ -51,23 +51,22 @@ impl FilterRules {
             .await
             .map_err(|error| Status::internal(format!("the rules could not be read: {error}")))??;
         match self.running.replace(rules).await {
-            Ok(Replaced { in_force, warnings }) => {
-                let warnings = Filters {
-                    warnings,
-                    ..Filters::default()
-                };
-                // Protobuf merges concatenated messages.
-                Ok(vec![
-                    in_force.message.clone(),
-                    warnings.encode_to_vec().into(),
-                ])
-            }
+            Ok(replaced) => Ok(answer(replaced)),
             Err(error @ ReplaceError::Refused(_)) => {
                 Err(Status::failed_precondition(error.to_string()))
             }
             Err(error @ ReplaceError::Stopping(_)) => Err(Status::unavailable(error.to_string())),
         }
     }
+}
+
+/// The parts of an encoded `Filters`. Protobuf merges concatenated messages.
+fn answer(Replaced { in_force, warnings }: Replaced) -> Vec<Bytes> {
+    let warnings = Filters {
+        warnings,
+        ..Filters::default()
+    };
+    vec![in_force.message.clone(), warnings.encode_to_vec().into()]
 }
 
 /// Whoever can connect to a Unix socket may see the rules.
@@ -186,6 +185,22 @@ mod tests {
             let error = read(message).unwrap_err();
             assert!(error.contains(reason), "{error}");
         }
+    }
+
+    #[test]
+    fn an_answer_has_the_rules_and_what_their_author_may_not_have_meant() {
+        let rules = rules(message(&["exclude all"]).into()).unwrap();
+        let replaced = Replaced {
+            in_force: RunningRules::fixed(&rules).in_force(),
+            warnings: vec!["nothing is counted".to_owned()],
+        };
+        let told = Filters::decode(&answer(replaced).concat()[..]).unwrap();
+        let expected = Filters {
+            rules: vec!["exclude all".to_owned()],
+            generation: 1,
+            warnings: vec!["nothing is counted".to_owned()],
+        };
+        assert_eq!(told, expected);
     }
 
     #[test]

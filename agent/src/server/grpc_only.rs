@@ -55,3 +55,66 @@ fn answer() -> Response<Body> {
     response.headers_mut().insert(CONTENT_TYPE, text);
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::{FutureExt as _, future::poll_fn};
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+
+    /// Answers with an empty body, once it is ready.
+    struct Inner {
+        is_ready: bool,
+    }
+
+    impl Service<Request<()>> for Inner {
+        type Response = Response<Body>;
+        type Error = Infallible;
+        type Future = Ready<Result<Response<Body>, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            if self.is_ready {
+                Poll::Ready(Ok(()))
+            } else {
+                Poll::Pending
+            }
+        }
+
+        fn call(&mut self, _: Request<()>) -> Self::Future {
+            ready(Ok(Response::new(Body::empty())))
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_not_grpc_over_http2_is_told_what_is_served_here() {
+        let mut service = GrpcOnly(Inner { is_ready: true });
+        for (content_type, version, is_passed_on) in [
+            (Some("application/grpc"), Version::HTTP_2, true),
+            (Some("application/grpc+proto"), Version::HTTP_2, true),
+            (Some("application/grpc"), Version::HTTP_11, false),
+            (Some("text/html"), Version::HTTP_2, false),
+            (None, Version::HTTP_2, false),
+        ] {
+            let mut request = Request::new(());
+            *request.version_mut() = version;
+            if let Some(kind) = content_type {
+                let kind = HeaderValue::from_static(kind);
+                request.headers_mut().insert(CONTENT_TYPE, kind);
+            }
+            let (head, body) = service.call(request).await.unwrap().into_parts();
+            let body = body.collect().await.unwrap().to_bytes();
+            let is_told = head.status == StatusCode::UNSUPPORTED_MEDIA_TYPE && body == ANSWER;
+            assert_ne!(is_told, is_passed_on, "{content_type:?} {version:?}");
+        }
+    }
+
+    #[test]
+    fn it_is_ready_when_the_service_is() {
+        for is_ready in [true, false] {
+            let mut service = GrpcOnly(Inner { is_ready });
+            let polled = poll_fn(|context| service.poll_ready(context)).now_or_never();
+            assert_eq!(polled.is_some(), is_ready);
+        }
+    }
+}

@@ -17,7 +17,6 @@ use super::{
     caller::{Caller, NEXT_LOOK},
     connection::Connection,
     limits::{Doors, Place, Refusal},
-    peer::Peer,
 };
 
 pub(super) struct Guarded {
@@ -31,8 +30,12 @@ pub(super) struct Guarded {
 }
 
 impl Guarded {
-    pub(super) fn new(connection: Connection, peer: Peer, place: Place, doors: Arc<Doors>) -> Self {
-        let caller = Caller::new(peer);
+    pub(super) fn new(
+        connection: Connection,
+        caller: Caller,
+        place: Place,
+        doors: Arc<Doors>,
+    ) -> Self {
         let first_look = caller.ends_at().unwrap_or_else(Instant::now);
         Self {
             connection,
@@ -116,5 +119,95 @@ impl AsyncWrite for Guarded {
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().connection).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::IoSlice, time::Duration};
+
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::{TcpListener, TcpStream, UnixStream},
+    };
+
+    use super::{
+        super::{authority::Filter, limits::Limits, peer::Peer},
+        *,
+    };
+
+    fn doors() -> Arc<Doors> {
+        Arc::new(Doors::new(Limits::default()))
+    }
+
+    fn guarded(connection: Connection, caller: Caller, doors: &Arc<Doors>) -> Guarded {
+        let place = doors.consumer(&Peer::Unknown).unwrap();
+        Guarded::new(connection, caller, place, Arc::clone(doors))
+    }
+
+    /// A connection that has to end at `ends_at`, and its other end.
+    fn silent_until(ends_at: Instant, doors: &Arc<Doors>) -> (Guarded, Caller, UnixStream) {
+        let (ours, peer) = UnixStream::pair().unwrap();
+        let caller = Caller::silent_until(Peer::Unknown, ends_at);
+        let connection = Connection::Unix(ours, Filter::default());
+        (guarded(connection, caller.clone(), doors), caller, peer)
+    }
+
+    async fn passes(connection: Connection, mut peer: impl AsyncRead + AsyncWrite + Unpin) {
+        let mut guarded = guarded(connection, Caller::new(Peer::Unknown), &doors());
+        peer.write_all(b"ask").await.unwrap();
+        let mut asked = [0; 3];
+        guarded.read_exact(&mut asked).await.unwrap();
+        assert_eq!(&asked, b"ask");
+
+        guarded.write_all(b"ans").await.unwrap();
+        assert!(guarded.is_write_vectored());
+        let slices = [IoSlice::new(b"w"), IoSlice::new(b"er")];
+        assert_eq!(guarded.write_vectored(&slices).await.unwrap(), 3);
+        guarded.shutdown().await.unwrap();
+        let error = guarded.write_all(b"more").await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        let mut answer = Vec::new();
+        peer.read_to_end(&mut answer).await.unwrap();
+        assert_eq!(answer, b"answer");
+    }
+
+    #[tokio::test]
+    async fn bytes_pass_both_ways_on_either_kind_of_socket() {
+        let (ours, peer) = UnixStream::pair().unwrap();
+        passes(Connection::Unix(ours, Filter::default()), peer).await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let connect = TcpStream::connect(listener.local_addr().unwrap());
+        let (peer, accepted) = tokio::join!(connect, listener.accept());
+        passes(Connection::Tcp(accepted.unwrap().0), peer.unwrap()).await;
+    }
+
+    #[tokio::test]
+    async fn an_idle_connection_ends_whatever_is_polled_and_is_counted_once() {
+        let doors = doors();
+        let (mut guarded, _, _peer) = silent_until(Instant::now(), &doors);
+        let read = guarded.read(&mut [0]).await;
+        let written = guarded.write(b"a").await;
+        let written_vectored = guarded.write_vectored(&[IoSlice::new(b"a")]).await;
+        for ended in [read, written, written_vectored] {
+            assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        }
+        assert_eq!(doors.status().silent_connections, 1);
+    }
+
+    #[tokio::test]
+    async fn a_request_keeps_its_connection_open_and_so_does_one_that_has_just_ended() {
+        let doors = doors();
+        let past = Instant::now() - Duration::from_secs(1);
+        let (mut busy, caller, mut peer) = silent_until(past, &doors);
+        let _open = caller.open(&doors).unwrap();
+        peer.write_all(b"a").await.unwrap();
+        assert_eq!(busy.read_u8().await.unwrap(), b'a');
+
+        let (mut just_idle, caller, mut peer) = silent_until(past, &doors);
+        drop(caller.open(&doors).unwrap());
+        peer.write_all(b"b").await.unwrap();
+        assert_eq!(just_idle.read_u8().await.unwrap(), b'b');
+        assert_eq!(doors.status().silent_connections, 0);
     }
 }

@@ -204,7 +204,7 @@ impl Doors {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::logged::logged, *};
 
     const LIMITS: Limits = Limits {
         max_consumers: 1,
@@ -262,6 +262,26 @@ mod tests {
         let refused = doors.consumer(&Peer::Unknown).unwrap_err();
         assert!(refused.message().starts_with("1 consumers observe"));
         assert_eq!(doors.status().refused_consumers, 5);
+    }
+
+    #[test]
+    fn the_log_says_what_was_refused_and_which_option_allows_no_more() {
+        let doors = Doors::new(LIMITS);
+        for (refusal, words) in [
+            (Refusal::Connection, "--max-connections"),
+            (Refusal::Silent, "no request came"),
+            (Refusal::Stream, "--max-streams"),
+            (Refusal::Consumer, "--max-consumers"),
+            (Refusal::Answer, "too many answers"),
+            (Refusal::Caller, "the filter rules"),
+        ] {
+            let log = logged(|| doors.refuse(refusal, &Peer::Unknown));
+            assert!(log.contains(words) && log.contains("peer=unknown"), "{log}");
+        }
+        let error = io::Error::other("no file left");
+        let log = logged(|| doors.cannot_accept(&error));
+        let line = "cannot accept a connection error=no file left times=1";
+        assert!(log.contains(line), "{log}");
     }
 
     #[test]

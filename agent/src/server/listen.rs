@@ -9,6 +9,7 @@ use tracing::info;
 use super::{
     address::{ListenAddr, ListenError},
     authority::Filter,
+    caller::Caller,
     connection::Connection,
     farewell::Farewells,
     guarded::Guarded,
@@ -113,7 +114,8 @@ impl Gate {
             };
             let peer = connection.peer();
             if let Some(place) = self.places.take(&peer) {
-                return Guarded::new(connection, peer, place, Arc::clone(&self.doors));
+                let caller = Caller::new(peer);
+                return Guarded::new(connection, caller, place, Arc::clone(&self.doors));
             }
             self.doors.refuse(Refusal::Connection, &peer);
             self.farewells.say(connection);
@@ -142,5 +144,22 @@ impl Listener {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn every_listener_counts_and_those_on_tcp_tell_their_ports() {
+        let directory = tempfile::tempdir().unwrap();
+        let tcp: ListenAddr = "127.0.0.1:0".parse().unwrap();
+        let unix = ListenAddr::Unix(directory.path().join("a.sock"));
+        let listeners = Listeners::bind(&[tcp.clone(), unix, tcp]).await.unwrap();
+        assert_eq!(listeners.len(), 3);
+        let addresses = listeners.tcp_addresses();
+        assert_eq!(addresses.len(), 2);
+        assert_ne!(addresses[0].port(), addresses[1].port());
     }
 }

@@ -64,3 +64,63 @@ impl Decoder for Whole {
         Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::Full;
+    use tonic::{
+        Code,
+        codegen::http::{HeaderName, HeaderValue},
+    };
+
+    use super::*;
+    use crate::proto::ObserveRequest;
+
+    /// A body with these bytes, as gRPC frames a message.
+    fn framed(message: &[u8]) -> Body {
+        let len_bytes = (message.len() as u32).to_be_bytes();
+        let framed = [&[0], &len_bytes[..], message].concat();
+        Body::new(Full::new(Bytes::from(framed)))
+    }
+
+    fn encoded(encoding: &'static str) -> HeaderMap {
+        let name = HeaderName::from_static("grpc-encoding");
+        HeaderMap::from_iter([(name, HeaderValue::from_static(encoding))])
+    }
+
+    #[tokio::test]
+    async fn a_message_is_read_up_to_its_limit_and_only_without_compression() {
+        for headers in [HeaderMap::new(), encoded("identity")] {
+            let read = bytes(&headers, framed(b"abc"), 3).await.unwrap();
+            assert_eq!(read, b"abc"[..]);
+        }
+        let too_long = bytes(&HeaderMap::new(), framed(b"abcd"), 3).await;
+        assert_eq!(too_long.unwrap_err().code(), Code::OutOfRange);
+        let none = bytes(&HeaderMap::new(), Body::empty(), 3).await;
+        assert_eq!(none.unwrap_err().code(), Code::InvalidArgument);
+        let compressed = bytes(&encoded("gzip"), framed(b"abc"), 3).await;
+        let refused = compressed.unwrap_err();
+        assert_eq!(refused.code(), Code::Unimplemented);
+        let accepted = refused.metadata().get("grpc-accept-encoding");
+        assert_eq!(accepted.unwrap(), "identity");
+    }
+
+    #[tokio::test]
+    async fn a_message_is_decoded_or_refused_with_the_reason() {
+        let sent = ObserveRequest {
+            consumer: "a".repeat(MAX_REQUEST_BYTES - 100),
+            ..ObserveRequest::default()
+        };
+        let body = framed(&sent.encode_to_vec());
+        let read: ObserveRequest = message(&HeaderMap::new(), body).await.unwrap();
+        assert_eq!(read, sent);
+        let broken = message::<ObserveRequest>(&HeaderMap::new(), framed(&[0xff])).await;
+        let refused = broken.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(
+            refused
+                .message()
+                .contains("this is not the request's message")
+        );
+    }
+}

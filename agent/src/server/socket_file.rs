@@ -93,7 +93,7 @@ async fn remove_stale(path: &Path) -> Result<(), ListenError> {
             info!(path = text, "removing the socket of an agent that is gone");
             fs::remove_file(path).map_err(|error| failed(path, error))
         }
-        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Ok(Err(gone)) if gone.kind() == io::ErrorKind::NotFound => Ok(()),
         Ok(Err(error)) => Err(failed(path, error)),
         Ok(Ok(_)) | Err(_) => Err(ListenError::AnotherAgent { path: text }),
     }
@@ -192,4 +192,64 @@ fn remove_ours(path: &Path, ours: (u64, u64)) {
 fn device_inode(path: &Path) -> io::Result<(u64, u64)> {
     let file = fs::symlink_metadata(path)?;
     Ok((file.dev(), file.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::{fs::symlink, net::UnixDatagram};
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn socket() -> (TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.sock");
+        (directory, path)
+    }
+
+    async fn refused(path: &Path) -> ListenError {
+        SocketFile::bind(path).await.err().unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_socket_and_its_lock_go_with_their_owner_and_what_others_put_there_stays() {
+        let (_directory, path) = socket();
+        let (file, _listener) = SocketFile::bind(&path).await.unwrap();
+        let lock = beside(&path);
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&path), mode(&lock)), (SOCKET_MODE, LOCK_MODE));
+        drop(file);
+        assert!(!path.exists() && !lock.exists());
+
+        let (file, _listener) = SocketFile::bind(&path).await.unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "of another").unwrap();
+        drop(file);
+        assert!(path.exists() && !lock.exists());
+    }
+
+    /// Who opens a link opens the file of somebody else's choice.
+    #[tokio::test]
+    async fn a_link_in_the_place_of_the_lock_is_not_followed() {
+        let (directory, path) = socket();
+        let target = directory.path().join("ours");
+        fs::write(&target, "").unwrap();
+        symlink(&target, beside(&path)).unwrap();
+        let error = refused(&path).await;
+        assert!(matches!(error, ListenError::ForeignLock { .. }), "{error}");
+    }
+
+    /// It may be in use, although nobody can connect to it.
+    #[tokio::test]
+    async fn a_socket_of_another_type_stays_and_the_error_is_told() {
+        let (_directory, path) = socket();
+        let _theirs = UnixDatagram::bind(&path).unwrap();
+        let error = refused(&path).await;
+        let ListenError::Other { source, .. } = error else {
+            panic!("{error}");
+        };
+        assert_eq!(source.raw_os_error(), Some(libc::EPROTOTYPE));
+        assert!(path.exists());
+    }
 }

@@ -21,6 +21,8 @@ use tokio::{
     time::timeout,
 };
 
+mod calls;
+
 const PATIENCE: Duration = Duration::from_mins(2);
 const DRAIN: Duration = Duration::from_secs(1);
 

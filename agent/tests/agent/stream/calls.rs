@@ -1,0 +1,54 @@
+//! The calls beside the stream of batches: the status and the filter rules.
+
+use agent::{
+    client::{self, Observer, Target},
+    server::Listeners,
+};
+
+use super::{Agent, batch, socket};
+
+#[tokio::test]
+async fn the_status_tells_who_left_and_what_is_held_for_those_who_do_not_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let (unix, target) = socket(&directory);
+    let mut agent = Agent::start("one", 1024, &[unix]).await;
+    drop(Observer::connect(target.clone(), "gone").await.unwrap());
+    agent.has_consumers(0).await;
+    // More than the connection's windows take.
+    let mut stalled = Observer::connect(target.clone(), "").await.unwrap();
+    for _ in 0..20 {
+        agent.scan(4000);
+    }
+    let server = client::status(&target).await.unwrap().server.unwrap();
+    assert_eq!(server.consumers_left, 1);
+    assert!(server.held_bytes > 0);
+    assert_eq!(batch(&mut stalled).await.scan_id, 1);
+    drop(stalled);
+    agent.stop().await;
+}
+
+/// Also where nothing can change the rules of the programs, since there are none.
+#[tokio::test]
+async fn the_rules_are_told_and_changed_on_the_unix_socket_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let (unix, on_unix) = socket(&directory);
+    let listeners = Listeners::bind(&[unix, "127.0.0.1:0".parse().unwrap()])
+        .await
+        .unwrap();
+    let on_tcp = Target::Tcp(listeners.tcp_addresses()[0].to_string());
+    let agent = Agent::serve("one", 1, listeners);
+    assert_eq!(client::filters(&on_unix).await.unwrap().generation, 1);
+    let error = client::filters(&on_tcp).await.unwrap_err().to_string();
+    assert!(error.contains("Unix socket only"), "{error}");
+
+    for (target, rule, reason) in [
+        (&on_unix, "exclude all", "cannot change its filter rules"),
+        (&on_unix, "drop all", "rule 1"),
+        (&on_tcp, "exclude all", "Unix socket only"),
+    ] {
+        let changed = client::set_filters(target, vec![rule.to_owned()]).await;
+        let error = changed.unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+    agent.stop().await;
+}
