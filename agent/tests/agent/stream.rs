@@ -1,8 +1,6 @@
 //! The way of an encoded batch to a consumer, over real sockets. Needs no privilege.
 
-use std::{
-    net::TcpListener, os::unix::fs::PermissionsExt as _, path::Path, sync::Arc, time::Duration,
-};
+use std::{net::TcpListener, os::unix::fs::PermissionsExt as _, sync::Arc, time::Duration};
 
 use agent::{
     batch::{Batch, BatchEncoder, Identity, ScanHeader, ScanTrailer},
@@ -367,12 +365,13 @@ async fn a_socket_in_use_is_left_alone_and_a_stale_one_replaced() {
 
 #[tokio::test]
 async fn what_cannot_be_listened_on_is_said_with_what_to_do() {
-    let missing = ListenAddr::Unix(Path::new("/tmp/no such directory/agent.sock").into());
-    let error = Listeners::bind(&[missing]).await.err().unwrap().to_string();
-    assert!(
-        error.contains("/tmp/no such directory") && error.contains("create it"),
-        "{error}"
-    );
+    let directory = tempfile::tempdir().unwrap();
+    let missing = directory.path().join("no such directory");
+    let address = ListenAddr::Unix(missing.join("agent.sock"));
+    let error = Listeners::bind(&[address]).await.err().unwrap().to_string();
+    let told = format!("{} does not exist: create it", missing.display());
+    assert!(error.contains(&told), "{error}");
+    assert!(!missing.exists());
 
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
