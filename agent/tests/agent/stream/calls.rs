@@ -2,10 +2,12 @@
 
 use agent::{
     client::{self, Observer, Target},
+    proto::{ObserveRequest, flow_agent_client::FlowAgentClient},
     server::Listeners,
 };
+use tokio::time::timeout;
 
-use super::{Agent, batch, socket};
+use super::{Agent, PATIENCE, batch, socket};
 
 #[tokio::test]
 async fn the_status_tells_who_left_and_what_is_held_for_those_who_do_not_read() {
@@ -49,6 +51,26 @@ async fn the_rules_are_told_and_changed_on_the_unix_socket_alone() {
         let changed = client::set_filters(target, vec![rule.to_owned()]).await;
         let error = changed.unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
+    }
+    agent.stop().await;
+}
+
+/// Together they are longer than HTTP/2's windows are at first, so the agent has to make room.
+#[tokio::test]
+async fn long_requests_follow_one_another_on_a_connection() {
+    let listeners = Listeners::bind(&["127.0.0.1:0".parse().unwrap()])
+        .await
+        .unwrap();
+    let address = format!("http://{}", listeners.tcp_addresses()[0]);
+    let agent = Agent::serve("one", 1, listeners);
+    let mut client = FlowAgentClient::connect(address).await.unwrap();
+    for _ in 0..3 {
+        let request = ObserveRequest {
+            consumer: "a".repeat(60_000),
+            ..ObserveRequest::default()
+        };
+        let begun = timeout(PATIENCE, client.observe(request)).await;
+        begun.unwrap().unwrap();
     }
     agent.stop().await;
 }
