@@ -50,7 +50,7 @@ impl Selection {
     }
 
     /// Whether interfaces that are not here may be meant.
-    fn has_patterns(&self) -> bool {
+    pub fn has_patterns(&self) -> bool {
         let mut include = self.include.iter();
         include.any(|pattern| !matches!(pattern, Pattern::Name(_)))
     }

@@ -66,7 +66,13 @@ impl Scanning {
                         }
                     }
                 }
-                wake = self.wakes.next(scanner.active_page()) => wake?,
+                wake = self.wakes.next(scanner.active_page()) => match wake {
+                    Ok(wake) => wake,
+                    Err(error) => {
+                        failed = Some(error);
+                        Wake::End
+                    }
+                },
                 () = self.watchdog.due() => {
                     self.watchdog.feed();
                     continue;
@@ -75,19 +81,24 @@ impl Scanning {
             };
             let is_final = wake == Wake::End;
             if is_final {
-                self.refuse_changes();
+                self.refuse_changes().await;
             }
             let started = Instant::now();
-            scanner = spawn_blocking(move || -> Result<_> {
-                match wake {
-                    Wake::Interval => scanner.scan()?,
-                    Wake::Filled | Wake::Departed => scanner.scan_early()?,
-                    Wake::End => scanner.finish()?,
-                }
-                Ok(scanner)
+            let outcome;
+            (scanner, outcome) = spawn_blocking(move || {
+                let outcome = match wake {
+                    Wake::Interval => scanner.scan(),
+                    Wake::Filled | Wake::Departed => scanner.scan_early(),
+                    Wake::End => scanner.finish(),
+                };
+                (scanner, outcome)
             })
             .await
-            .context("the scan task")??;
+            .context("the scan task")?;
+            if outcome.is_err() {
+                self.refuse_changes().await;
+            }
+            outcome?;
             // If scans follow each other without a pause, chance decides which branch above comes first.
             self.watchdog.feed();
             let interval = self.times.scan_interval;
@@ -143,9 +154,10 @@ impl Scanning {
 
     /// Answers everybody who asks for a change. The end waits for the thread that attaches, and that thread may
     /// wait for rules that name an interface.
-    fn refuse_changes(&mut self) {
+    async fn refuse_changes(&mut self) {
         self.requests.close();
-        while let Ok(request) = self.requests.try_recv() {
+        // Waits for those who are about to ask.
+        while let Some(request) = self.requests.recv().await {
             drop(request);
         }
     }

@@ -133,7 +133,8 @@ impl InterfaceTable {
             .with_context(|| format!("forget interface index {ifindex}"))
     }
 
-    /// Writes the bucket of a place. The kernel writes each entry of it at once (`bpf_long_memcpy`).
+    /// Writes the bucket of a place. The kernel copies it, and does not promise to write an entry at
+    /// once (`copy_map_value`); compilers and processors do so for eight aligned bytes.
     fn store(&self, places: &mut Places, place: usize, interface: Interface) -> Result<()> {
         let before = std::mem::replace(&mut places.interfaces[place], interface);
         let bucket = place / Bucket::LEN;

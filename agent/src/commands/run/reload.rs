@@ -10,6 +10,8 @@ use crate::{
     agent::Config,
     changes::{Change, Changes},
     commands::settings::{DEFAULT_FILE, Layers, Setting, Settings},
+    interfaces,
+    kernel::links::LinkSocket,
     log_filter::LogControl,
     rules::RunningRules,
     service_manager::ServiceManager,
@@ -84,6 +86,13 @@ impl Reload {
              needs a restart"
         );
 
+        let is_reselected = self.is_changed(&read, &["interface", "exclude_interface"]);
+        if is_reselected {
+            let mut links = LinkSocket::open()?;
+            let routes = links.default_route_ifindexes()?;
+            interfaces::select(&links.links()?, &config.selection, &routes)?;
+        }
+
         // Of all that is taken over only the rules can be refused, so they come first.
         let before = rules.in_force().rules;
         let is_empty = config.rules.is_empty();
@@ -95,7 +104,7 @@ impl Reload {
             );
         }
         changes.make(Change::Times(times)).await??;
-        if self.is_changed(&read, &["interface", "exclude_interface"]) {
+        if is_reselected {
             changes.make(Change::Selection(config.selection)).await??;
         }
         if read.args.log != self.in_force.args.log {

@@ -123,6 +123,11 @@ impl Slots {
     pub(super) fn settle(&self, drained: &[Left]) {
         let mut state = self.state();
         state.left.retain(|left| !drained.contains(left));
+        // What was told of them too late for the scan.
+        state.progress.retain(|told| {
+            let (slot, ifindex) = (told.hook.slot() as u32, told.hook.ifindex);
+            !drained.contains(&Left { slot, ifindex })
+        });
         state.free.extend(drained.iter().map(|left| left.slot));
     }
 
@@ -255,6 +260,7 @@ mod tests {
         slots.leave(7);
         slots.tell(hook(7, 0));
         assert_eq!(slots.progress().len(), 2);
+        slots.tell(hook(7, 0));
         slots.settle(&slots.left());
         slots.tell(hook(7, 0));
         slots.take(9, "c");

@@ -6,7 +6,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
-        mpsc::Receiver,
+        mpsc::{Receiver, RecvTimeoutError},
     },
     time::{Duration, Instant},
 };
@@ -29,6 +29,8 @@ use crate::{
     log_limit::LogLimit,
 };
 
+/// When what failed is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the log reports progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -68,6 +70,22 @@ pub(super) enum Pending {
 pub(super) struct WatcherLog {
     came: LogLimit,
     full: LogLimit,
+    refused: LogLimit,
+    failed: LogLimit,
+}
+
+/// What to look at next.
+#[derive(Default)]
+struct Look {
+    at: BTreeSet<u32>,
+    at_everything: bool,
+    is_reselected: bool,
+}
+
+impl Look {
+    fn is_due(&self) -> bool {
+        !self.at.is_empty() || self.at_everything
+    }
 }
 
 impl Watcher {
@@ -106,53 +124,83 @@ impl Watcher {
                 tracing::info!(attached, interfaces = links.len(), "attaching");
             }
         }
-        if attached == 0 && !links.is_empty() {
+        if attached == 0 && !links.is_empty() && !self.selection.has_patterns() {
             bail!("no interface is left to attach to");
         }
         self.attacher.is_quiet = true;
         Ok(())
     }
 
-    /// Attaches to interfaces that come, until it is told to stop.
+    /// Attaches to interfaces that come, until it is told to stop. What fails is tried again.
     pub(super) fn follow(&mut self, changes: &Receiver<Change>) {
         // Some may have come before the first notification.
-        let mut next = Some(Change::Everything);
-        while let Some(change) = next.take() {
-            let (mut to_look_at, mut everything) = (BTreeSet::new(), false);
-            let mut is_reselected = false;
-            for change in std::iter::once(change).chain(changes.try_iter()) {
-                match change {
-                    Change::Stop => return,
-                    Change::Everything => everything = true,
-                    Change::Interface(ifindex) => {
-                        to_look_at.insert(ifindex);
-                    }
-                    Change::DefaultRoute(ifindexes) => {
-                        self.routed.extend(&ifindexes);
-                        to_look_at.extend(ifindexes);
-                    }
-                    Change::Left(ifindex) => self.forget(ifindex),
-                    Change::Selection(selection) => {
-                        tracing::info!("interfaces are selected anew");
-                        self.selection = selection;
-                        self.pending.clear();
-                        (everything, is_reselected) = (true, true);
-                    }
-                    Change::Drained => {
-                        let waiting = self.pending.iter();
-                        let waiting = waiting.filter(|(_, why)| **why != Pending::Refused);
-                        to_look_at.extend(waiting.map(|(&ifindex, _)| ifindex));
-                    }
+        let mut look = Look {
+            at_everything: true,
+            ..Look::default()
+        };
+        loop {
+            if let Err(error) = self.look(&look) {
+                if self.log.failed.event().is_some() {
+                    tracing::error!(
+                        "cannot look for interfaces that came, and tries again: {error:#}"
+                    );
+                }
+            } else {
+                look = Look::default();
+            }
+            let patience = if look.is_due() {
+                RETRY_INTERVAL
+            } else {
+                Duration::MAX
+            };
+            let change = match changes.recv_timeout(patience) {
+                Ok(change) => Some(change),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            for change in change.into_iter().chain(changes.try_iter()) {
+                if matches!(change, Change::Stop) {
+                    return;
+                }
+                self.note(change, &mut look);
+            }
+        }
+    }
+
+    fn note(&mut self, change: Change, look: &mut Look) {
+        match change {
+            Change::Stop => {}
+            Change::Everything => look.at_everything = true,
+            Change::Interface(ifindex) => {
+                look.at.insert(ifindex);
+            }
+            Change::DefaultRoute(ifindexes) => {
+                self.routed.extend(&ifindexes);
+                look.at.extend(ifindexes);
+            }
+            Change::Left(ifindex) => {
+                self.forget(ifindex);
+                if self.pending.values().any(|why| *why == Pending::NoSlot) {
+                    self.scan_wanted.notify_one();
                 }
             }
-            if is_reselected && let Err(error) = self.leave_those_not_selected() {
-                tracing::error!("cannot detach from interfaces that are not selected: {error:#}");
+            Change::Selection(selection) => {
+                tracing::info!("interfaces are selected anew");
+                self.selection = selection;
+                self.pending.clear();
+                (look.at_everything, look.is_reselected) = (true, true);
             }
-            if let Err(error) = self.look_at(&to_look_at, everything) {
-                tracing::error!("cannot look for interfaces that came: {error:#}");
-            }
-            next = changes.recv().ok();
+            Change::Drained => look.at.extend(self.pending.keys()),
         }
+    }
+
+    fn look(&mut self, look: &Look) -> Result<()> {
+        if look.is_reselected {
+            self.leave_those_not_selected()?;
+        }
+        let outcome = self.look_at(&look.at, look.at_everything);
+        self.not_counted.store(self.pending.len(), Relaxed);
+        outcome
     }
 
     fn leave_those_not_selected(&mut self) -> Result<()> {
@@ -160,14 +208,12 @@ impl Watcher {
             self.routed = self.links.default_route_ifindexes()?;
         }
         for link in self.links.links()? {
+            if self.stop.load(Relaxed) {
+                return Ok(());
+            }
             let has_default_route = self.routed.contains(&link.ifindex);
             let is_watched = self.slots.slot_of(link.ifindex).is_some();
             if is_watched && !self.selection.takes(&link, has_default_route) {
-                // While a program runs there, the table must have the interface.
-                drop(self.slots.take_links_of(link.ifindex));
-                if let Some(clsact) = &mut self.attacher.clsact {
-                    clsact.detach(link.ifindex);
-                }
                 self.give_up(link.ifindex)?;
                 tracing::info!(interface = link.name, "not counted any more");
             }
@@ -182,29 +228,39 @@ impl Watcher {
         if everything && self.selection.follows_default_routes() {
             self.routed = self.links.default_route_ifindexes()?;
         }
-        for link in self.links.links()? {
+        let links = self.links.links()?;
+        if everything {
+            let is_here = |ifindex: &u32| links.iter().any(|link| link.ifindex == *ifindex);
+            let known = self.pending.keys().chain(&self.routed).copied();
+            let gone: Vec<u32> = known.filter(|ifindex| !is_here(ifindex)).collect();
+            for ifindex in gone {
+                self.forget(ifindex);
+            }
+        }
+        // One that fails keeps no other one waiting.
+        let mut outcome = Ok(());
+        for link in links {
             if self.stop.load(Relaxed) {
                 return Ok(());
             }
             if everything || ifindexes.contains(&link.ifindex) {
-                self.consider(&link)?;
+                outcome = self.consider(&link).and(outcome);
             }
         }
-        self.not_counted.store(self.pending.len(), Relaxed);
-        Ok(())
+        outcome
     }
 
     fn consider(&mut self, link: &Link) -> Result<()> {
         if let Some(slot) = self.slots.slot_of(link.ifindex) {
             if !self.slots.is_named(link.ifindex, &link.name) {
-                self.slots.rename(link.ifindex, &link.name);
                 (self.name_interface)(slot, &link.name)?;
+                self.slots.rename(link.ifindex, &link.name);
             }
             return Ok(());
         }
-        let was_refused = self.pending.get(&link.ifindex) == Some(&Pending::Refused);
         let has_default_route = self.routed.contains(&link.ifindex);
-        if was_refused || !self.selection.takes(link, has_default_route) {
+        if !self.selection.takes(link, has_default_route) {
+            self.pending.remove(&link.ifindex);
             return Ok(());
         }
         match self.watch(link) {
@@ -223,9 +279,17 @@ impl Watcher {
             }
             Err(error) if errno(&error) == Some(libc::ENODEV) => self.give_up(link.ifindex)?,
             Err(error) => {
-                tracing::warn!(interface = link.name, "not counted: {error:#}");
                 self.give_up(link.ifindex)?;
-                self.pending.insert(link.ifindex, Pending::Refused);
+                let before = self.pending.insert(link.ifindex, Pending::Refused);
+                if before != Some(Pending::Refused)
+                    && let Some(interfaces) = self.log.refused.event()
+                {
+                    tracing::warn!(
+                        interface = link.name,
+                        interfaces,
+                        "not counted, and tried again when an interface leaves: {error:#}"
+                    );
+                }
             }
         }
         Ok(())
@@ -256,14 +320,7 @@ impl Watcher {
         };
         (self.name_interface)(slot, &link.name)?;
         if !self.table.enter(link.ifindex, slot)? {
-            tracing::warn!(
-                interface = link.name,
-                ifindex = link.ifindex,
-                "not counted, since its index finds no place in the programs' table beside the others, which \
-                 is rare: it is tried again when an interface leaves"
-            );
-            self.give_up(link.ifindex)?;
-            return Ok(Some(Pending::NoSlot));
+            bail!("its index has no place in the programs' table beside the others, which is rare");
         }
         self.attacher.interface(link, slot)?;
         if self.slots.slot_of(link.ifindex) != Some(slot) {
@@ -273,9 +330,15 @@ impl Watcher {
         Ok(None)
     }
 
-    /// Gives an interface's slot back.
+    /// Detaches from an interface and gives its slot back. While a program runs there, the table must have the
+    /// interface.
     fn give_up(&mut self, ifindex: u32) -> Result<()> {
+        drop(self.slots.take_links_of(ifindex));
+        if let Some(clsact) = &mut self.attacher.clsact {
+            clsact.detach(ifindex);
+        }
         self.table.forget(ifindex)?;
+        // A link that came meanwhile is closed here.
         let links: Option<Vec<HeldLink>> = self.slots.leave(ifindex);
         drop(links);
         Ok(())
@@ -284,7 +347,6 @@ impl Watcher {
     fn forget(&mut self, ifindex: u32) {
         self.pending.remove(&ifindex);
         self.routed.remove(&ifindex);
-        self.not_counted.store(self.pending.len(), Relaxed);
         if let Some(clsact) = &mut self.attacher.clsact {
             clsact.forget(ifindex);
         }

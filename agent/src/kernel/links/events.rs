@@ -7,7 +7,7 @@ use netlink_packet_core::{NLMSG_ALIGNTO, NetlinkMessage, NetlinkPayload};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use super::{
-    IFINFOMSG_LEN_BYTES, default_route,
+    IFINFOMSG_LEN_BYTES, LOOPBACK_IFINDEX, default_route,
     netlink::{Message, attributes, field},
     text,
 };
@@ -92,7 +92,8 @@ fn events(datagram: &[u8]) -> Result<Vec<LinkEvent>> {
 fn event(message: &Message) -> Result<Option<LinkEvent>> {
     let body = &message.body;
     if message.kind == libc::RTM_NEWROUTE {
-        let ifindexes = default_route(body)?;
+        let mut ifindexes = default_route(body)?;
+        ifindexes.retain(|ifindex| *ifindex != LOOPBACK_IFINDEX);
         return Ok((!ifindexes.is_empty()).then_some(LinkEvent::DefaultRoute(ifindexes)));
     }
     let [family] = field(body, 0)?;

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{CLSACT, TCX};
 use crate::support::{
     Agent, NATIVE_XDP, Report,
-    attached::{filters, nothing_is_attached, tcx_programs_on, xdp_native},
+    attached::{filters, nothing_is_attached, tc, tcx_programs_on, xdp_native},
     count, flow_agent, pair, wait_until,
 };
 
@@ -153,6 +153,8 @@ fn rules_apply_by_name_to_an_interface_that_comes_or_is_renamed() {
         wait_until_watched(&lab, &agent, &near);
         send(&lab, [&near, &far], &frame, 100);
     }
+    // Records have the name that the interface has when they are made.
+    agent.wait_for_scans(&lab.agent, 2);
     ip(namespace, "link set new1 down");
     ip(namespace, "link set new1 name newer");
     wait_until("the agent has the name", || {
@@ -272,6 +274,15 @@ fn interfaces_are_selected_anew_by_the_file_and_no_packet_is_lost() {
         to_agent(70);
         send(&lab, ["new0", "far0"], &frame, 50);
 
+        // A name that is not here is a fault, as at the start.
+        select("nowhere7");
+        agent.signal(libc::SIGHUP);
+        wait_until("the fault is told", || {
+            agent.stderr().contains("there is no interface 'nowhere7'")
+        });
+        assert!(agent.stderr().contains("the settings stay as they were"));
+        assert_eq!(hooks_of(&status(&lab, &agent), "new0"), 2);
+
         // And back, with the same index.
         select(here);
         agent.signal(libc::SIGHUP);
@@ -282,6 +293,36 @@ fn interfaces_are_selected_anew_by_the_file_and_no_packet_is_lost() {
         assert_eq!(packets_on(&report, "new0"), 50, "{tc_attach}");
         assert_eq!(report.seen(), count(180, &frame), "{tc_attach}");
     }
+}
+
+/// The kernel takes no filter on the egress side of somebody's ingress qdisc.
+#[test]
+fn an_interface_of_which_one_hook_is_refused_keeps_no_program() {
+    if !is_root_or_skip("agent::an_interface_of_which_one_hook_is_refused_keeps_no_program") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let namespace = &lab.agent.namespace;
+    let agent = Agent::start_on(&lab.agent, &selection(&lab), CLSACT);
+    namespace.add_wire(["other0", "far0"]).unwrap();
+    tc(&lab.agent, "qdisc add dev other0 ingress");
+    for line in ["set other0 down", "set other0 name new0", "set new0 up"] {
+        ip(namespace, &format!("link {line}"));
+    }
+    wait_until("it is refused", || {
+        status(&lab, &agent)["interfaces"]["not_counted"] == 1
+    });
+    assert!(agent.stderr().contains("not counted"), "{}", agent.stderr());
+    assert!(!filters(&lab.agent, "new0").contains("flow-agent:"));
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
+    wait_until("frames pass", || {
+        let before = Counters::read(namespace, "new0").unwrap();
+        let socket = FrameSocket::new(namespace, "far0").unwrap();
+        // Without a carrier the qdisc takes no frame.
+        let _ = socket.send(&frame);
+        Counters::read(namespace, "new0").unwrap().rx_packets > before.rx_packets
+    });
+    assert_eq!(agent.stop().seen().packets, 0);
 }
 
 fn descriptors(agent: &mut Agent) -> usize {
