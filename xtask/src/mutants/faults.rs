@@ -171,8 +171,8 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "both directions have one account",
         file: "agent-ebpf/src/account.rs",
-        from: "Some(hook_number(found.slot, direction))",
-        to: "Some(hook_number(found.slot, 0 * direction))",
+        from: "hook_number((entry >> 32) as u32, direction)",
+        to: "hook_number((entry >> 32) as u32, 0 * direction)",
         target: EVERY_FRAME,
     },
     Fault {
