@@ -36,14 +36,15 @@ impl FromStr for LogFilter {
         EnvFilter::try_new(text).map_err(|error| format!("{error}; expected {ALLOWED}"))?;
         // tracing takes a word that is no level for the name of a module, which would then be all that is
         // logged.
-        let first = text.split(',').next().unwrap_or_default();
-        let is_word = text == first && text.chars().all(char::is_alphabetic);
+        let is_word = text.chars().all(char::is_alphabetic);
         if is_word
             && text
                 .parse::<tracing_subscriber::filter::LevelFilter>()
                 .is_err()
         {
-            return Err(format!("no level is called '{text}'; expected {ALLOWED}"));
+            return Err(format!(
+                "no level is called '{text}' (a module of this name is {text}=trace); expected {ALLOWED}"
+            ));
         }
         Ok(Self(text.to_owned()))
     }
