@@ -87,7 +87,7 @@ impl ServiceManager {
         manager.is_ready.store(true, Relaxed);
     }
 
-    /// The agent takes over settings until [`ServiceManager::reloaded`]. A manager that still waits for the
+    /// The agent takes over settings until [`Reloading::done`]. A manager that still waits for the
     /// start is not told: it would take the end of this for the end of the start.
     #[must_use]
     pub async fn reloading(&self) -> Reloading {
