@@ -55,7 +55,8 @@ fn all_that_generic_xdp_counts_is_inexact() {
 /// Their IP header cannot give their length, and they must be in their flow all the same.
 #[test]
 fn big_tcp_at_generic_xdp_is_in_its_flow() {
-    const BYTES: u64 = 20_000_000;
+    /// The longest frame whose IPv6 header says how long it is.
+    const LONGEST_SAID: u64 = 14 + 40 + 65_535;
     if !is_root_or_skip("agent::big_tcp_at_generic_xdp_is_in_its_flow") {
         return;
     }
@@ -74,16 +75,17 @@ fn big_tcp_at_generic_xdp_is_in_its_flow() {
         host.namespace.ip(&[&set[..], &limits].concat()).unwrap();
     }
     let agent = Agent::start(&lab, GENERIC_XDP);
-    traffic::tcp(&lab.peer, &lab.agent, IpVersion::V6, 5001, BYTES).unwrap();
-    wait_for_silence(&lab.agent);
+    // A sender that gets little of the CPU sends shorter frames, which would test nothing.
+    let has_sent_longer = (5001..5051).any(|port| {
+        let before = lab.agent.counters().unwrap();
+        traffic::tcp(&lab.peer, &lab.agent, IpVersion::V6, port, 20_000_000).unwrap();
+        let received = wait_for_silence(&lab.agent) - before;
+        received.rx_bytes > LONGEST_SAID * received.rx_packets
+    });
+    assert!(has_sent_longer, "no transfer had frames without a length");
     let report = agent.stop();
     let flows: Pair = report.sums().into_values().flatten().sum();
     assert_eq!(flows, report.seen());
-    // Frames must have been longer than the header can say, or the test has tested nothing.
-    assert!(
-        flows.bytes > BYTES && flows.bytes > 66_000 * flows.packets / 2,
-        "{flows:?}"
-    );
 }
 
 /// The driver passes them to generic XDP, where each is one frame.

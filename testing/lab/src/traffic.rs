@@ -57,7 +57,8 @@ pub fn tcp(
                 .with_context(|| format!("connect to {server_address}"))?;
             stream.set_write_timeout(Some(TIMEOUT))?;
             stream.set_read_timeout(Some(TIMEOUT))?;
-            let chunk = vec![0x5A; 1 << 16];
+            // No frame is longer than what is written at once: these fill BIG TCP's.
+            let chunk = vec![0x5A; 1 << 20];
             let mut rest = bytes;
             while rest > 0 {
                 let len = rest.min(chunk.len() as u64) as usize;
