@@ -2,9 +2,9 @@
 //! it is left.
 
 use std::{
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
-    process::{self, Command, Stdio},
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 pub const PATIENCE: Duration = Duration::from_mins(5);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// How the name of its control group begins. Our process id follows.
+/// How the name of its control group begins.
 const GROUP: &str = "flow-agent-test-";
 
 pub struct Machine {
@@ -143,6 +143,8 @@ impl Machine {
 /// A control group in the unified hierarchy, removed with everything in it.
 struct Group {
     path: PathBuf,
+    /// Says that its run is alive. Process ids would not: runs may be in PID namespaces of their own.
+    _lock: File,
 }
 
 impl Group {
@@ -155,9 +157,17 @@ impl Group {
         });
         let hierarchy = hierarchy.context("no control groups are mounted (cgroup2)")?;
         remove_orphans(&hierarchy);
-        let path = hierarchy.join(format!("{GROUP}{}", process::id()));
-        fs::create_dir(&path).with_context(|| format!("make {}", path.display()))?;
-        Ok(Self { path })
+        loop {
+            let made = tempfile::Builder::new()
+                .prefix(GROUP)
+                .tempdir_in(&hierarchy);
+            let made = made.with_context(|| format!("make a group in {}", hierarchy.display()))?;
+            let path = made.keep();
+            // Another run may have taken it for an orphan before it was locked.
+            if let Some(lock) = locked(&path).filter(|_| path.exists()) {
+                return Ok(Self { path, _lock: lock });
+            }
+        }
     }
 }
 
@@ -171,16 +181,22 @@ impl Drop for Group {
     }
 }
 
-/// Removes what a killed run left. A group with processes stays.
+/// Removes what killed runs left. A group with processes stays.
 fn remove_orphans(hierarchy: &Path) {
     let entries = fs::read_dir(hierarchy).into_iter().flatten().flatten();
     for entry in entries {
-        let name = entry.file_name();
-        let pid = name.to_str().and_then(|name| name.strip_prefix(GROUP));
-        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+        let is_ours = |name: &str| name.starts_with(GROUP);
+        if entry.file_name().to_str().is_some_and(is_ours)
+            && let Some(_lock) = locked(&entry.path())
+        {
             remove(&entry.path());
         }
     }
+}
+
+fn locked(group: &Path) -> Option<File> {
+    let folder = File::open(group).ok()?;
+    folder.try_lock().ok().map(|()| folder)
 }
 
 /// Removes a group and those in it. Returns whether it is gone.
