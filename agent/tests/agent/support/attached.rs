@@ -12,6 +12,7 @@ const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
 const BPF_PROG_QUERY: libc::c_long = 16;
 const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_LINK_DETACH: libc::c_long = 34;
 const SCHED_CLS: u32 = 3;
 const XDP: u32 = 6;
 pub const TCX_INGRESS: u32 = 46;
@@ -81,22 +82,22 @@ pub fn add_filter(host: &Host, place: &str, verdict: i32) {
 }
 
 /// A stranger's program on the TCX ingress, before all others, until the value is dropped.
-pub fn tcx_ingress(host: &Host, verdict: i32) -> OwnedFd {
+pub fn tcx_ingress(host: &Host, verdict: i32) -> Attached {
     link(host, &load(SCHED_CLS, verdict), TCX_INGRESS, BEFORE)
 }
 
 /// A stranger's program on the XDP hook, in generic mode, that lets everything pass.
-pub fn xdp(host: &Host) -> OwnedFd {
+pub fn xdp(host: &Host) -> Attached {
     link(host, &load(XDP, 2), XDP_HOOK, XDP_GENERIC)
 }
 
 /// The same in native mode.
-pub fn xdp_native(host: &Host) -> OwnedFd {
+pub fn xdp_native(host: &Host) -> Attached {
     link(host, &load(XDP, 2), XDP_HOOK, XDP_NATIVE)
 }
 
 /// Attaches the only program on the host's TCX ingress to another interface, too.
-pub fn hang_ours_on(host: &Host, ifindex: u32) -> OwnedFd {
+pub fn hang_ours_on(host: &Host, ifindex: u32) -> Attached {
     let mut id = 0_u32;
     let mut query = [0_u64; 8];
     query[0] = u64::from(host.ifindex) | u64::from(TCX_INGRESS) << 32;
@@ -109,7 +110,7 @@ pub fn hang_ours_on(host: &Host, ifindex: u32) -> OwnedFd {
 }
 
 /// Attaches the XDP program of an interface to another one, too, in native mode.
-pub fn hang_our_xdp_on(host: &Host, interface: &str, ifindex: u32) -> OwnedFd {
+pub fn hang_our_xdp_on(host: &Host, interface: &str, ifindex: u32) -> Attached {
     let id = xdp_of(host, interface)["prog"]["id"].as_u64().unwrap();
     let program = program_of(id.try_into().unwrap());
     link_to(host, ifindex, &program, XDP_HOOK, XDP_NATIVE)
@@ -121,27 +122,39 @@ fn program_of(id: u32) -> OwnedFd {
     owned(bpf(BPF_PROG_GET_FD_BY_ID, &mut by_id).unwrap())
 }
 
-fn link(host: &Host, program: &OwnedFd, attach_type: u32, flags: u32) -> OwnedFd {
+/// A program at a hook, until the value is dropped. Closing the link would not do: a child that another test is
+/// about to start may still have it open.
+pub struct Attached(OwnedFd);
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let mut attr = [self.0.as_raw_fd().cast_unsigned()];
+        // An error means that its interface is gone.
+        let _ = bpf(BPF_LINK_DETACH, &mut attr);
+    }
+}
+
+fn link(host: &Host, program: &OwnedFd, attach_type: u32, flags: u32) -> Attached {
     link_to(host, host.ifindex, program, attach_type, flags)
 }
 
-fn link_to(host: &Host, ifindex: u32, program: &OwnedFd, attach_type: u32, flags: u32) -> OwnedFd {
+fn link_to(host: &Host, ifindex: u32, program: &OwnedFd, attach_type: u32, flags: u32) -> Attached {
     let mut attr = [0_u32; 16];
     attr[0] = program.as_raw_fd().cast_unsigned();
     attr[1] = ifindex;
     attr[2] = attach_type;
     attr[3] = flags;
     let enter = || Ok(bpf(BPF_LINK_CREATE, &mut attr)?);
-    owned(host.namespace.enter(enter).unwrap())
+    Attached(owned(host.namespace.enter(enter).unwrap()))
 }
 
 /// Puts a VLAN tag beside every frame that leaves the host, until the value is dropped.
-pub fn tag_beside(host: &Host, vlan_id: u16) -> OwnedFd {
+pub fn tag_beside(host: &Host, vlan_id: u16) -> Attached {
     tag_beside_on(host, host.ifindex, vlan_id)
 }
 
 /// The same on another interface.
-pub fn tag_beside_on(host: &Host, ifindex: u32, vlan_id: u16) -> OwnedFd {
+pub fn tag_beside_on(host: &Host, ifindex: u32, vlan_id: u16) -> Attached {
     let tagger = load_instructions(
         SCHED_CLS,
         &[
