@@ -17,6 +17,7 @@ mod neighbours;
 mod refusals;
 mod scans;
 mod service;
+mod short;
 mod signals;
 mod silence;
 mod strangers;

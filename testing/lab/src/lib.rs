@@ -9,12 +9,13 @@
 //! [`SuperFrameSocket`] (one skb for many frames), a [`Generator`] (one frame, millions of times a
 //! second), a [`Tun`] (bare IP), or from real sockets ([`traffic`]). An [`Agent`] is a running
 //! `flow-agent`. A [`Process`] is a program that does not outlive its test, and an
-//! [`AtEnd`] ends threads with it. A [`RtnlHold`] keeps the kernel from answering about interfaces, and
+//! [`AtEnd`] ends threads with it. A [`ControlGroup`] holds programs to a limit. A [`RtnlHold`] keeps the kernel from answering about interfaces, and
 //! [`tcx_programs`] asks it what is attached.
 
 mod agent;
 mod at_end;
 mod checksum;
+pub mod control_group;
 mod counters;
 mod extension;
 mod frame;
@@ -33,6 +34,7 @@ mod tun;
 
 pub use agent::Agent;
 pub use at_end::AtEnd;
+pub use control_group::ControlGroup;
 pub use counters::Counters;
 pub use extension::Extension;
 pub use frame::Frame;

@@ -2,7 +2,7 @@
 //! it is left.
 
 use std::{
-    fs::{self, File},
+    fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
@@ -10,22 +10,19 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use lab::{Namespace, Process};
+use lab::{ControlGroup, Namespace, Process};
 use tempfile::TempDir;
 
 /// How long to wait for anything. Only a failure waits this long.
 pub const PATIENCE: Duration = Duration::from_mins(5);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// How the name of its control group begins.
-const GROUP: &str = "flow-agent-test-";
-
 pub struct Machine {
     /// `unshare`, with which PID 1 and all others end.
     _process: Process,
     /// Its PID 1, as this machine counts processes.
     init: u32,
-    group: Group,
+    group: ControlGroup,
     /// What differs from the root file system that it was booted from.
     changes: TempDir,
 }
@@ -34,11 +31,11 @@ impl Machine {
     /// Boots it in a network namespace, and returns once every unit is started.
     pub fn boot(root: &Path, network: &Namespace) -> Result<Self> {
         let changes = TempDir::with_prefix("flow-agent-service-").context("make a folder")?;
-        let group = Group::new()?;
+        let group = ControlGroup::unified()?;
         let mut command = network.command("sh");
         command
             .args(["-c", "echo $$ > \"$1\"; shift; exec unshare \"$@\"", "sh"])
-            .arg(group.path.join("cgroup.procs"))
+            .arg(group.path().join("cgroup.procs"))
             .args([
                 "--mount",
                 "--uts",
@@ -126,7 +123,7 @@ impl Machine {
     pub fn processes(&self, service: &str) -> Result<Vec<u32>> {
         let path = self
             .group
-            .path
+            .path()
             .join("system.slice")
             .join(service)
             .join("cgroup.procs");
@@ -138,76 +135,6 @@ impl Machine {
     pub fn folder(&self) -> &Path {
         self.changes.path()
     }
-}
-
-/// A control group in the unified hierarchy, removed with everything in it.
-struct Group {
-    path: PathBuf,
-    /// Says that its run is alive. Process ids would not: runs may be in PID namespaces of their own.
-    _lock: File,
-}
-
-impl Group {
-    fn new() -> Result<Self> {
-        let mounts = fs::read_to_string("/proc/self/mounts").context("read /proc/self/mounts")?;
-        let hierarchy = mounts.lines().find_map(|line| {
-            let mut words = line.split(' ').skip(1);
-            let path = words.next()?;
-            (words.next()? == "cgroup2").then(|| PathBuf::from(path))
-        });
-        let hierarchy = hierarchy.context("no control groups are mounted (cgroup2)")?;
-        remove_orphans(&hierarchy);
-        loop {
-            let made = tempfile::Builder::new()
-                .prefix(GROUP)
-                .tempdir_in(&hierarchy);
-            let made = made.with_context(|| format!("make a group in {}", hierarchy.display()))?;
-            let path = made.keep();
-            // Another run may have taken it for an orphan before it was locked.
-            if let Some(lock) = locked(&path).filter(|_| path.exists()) {
-                return Ok(Self { path, _lock: lock });
-            }
-        }
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        drop(fs::write(self.path.join("cgroup.kill"), "1"));
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while !remove(&self.path) && Instant::now() < deadline {
-            thread::sleep(PAUSE);
-        }
-    }
-}
-
-/// Removes what killed runs left. A group with processes stays.
-fn remove_orphans(hierarchy: &Path) {
-    let entries = fs::read_dir(hierarchy).into_iter().flatten().flatten();
-    for entry in entries {
-        let is_ours = |name: &str| name.starts_with(GROUP);
-        if entry.file_name().to_str().is_some_and(is_ours)
-            && let Some(_lock) = locked(&entry.path())
-        {
-            remove(&entry.path());
-        }
-    }
-}
-
-fn locked(group: &Path) -> Option<File> {
-    let folder = File::open(group).ok()?;
-    folder.try_lock().ok().map(|()| folder)
-}
-
-/// Removes a group and those in it. Returns whether it is gone.
-fn remove(group: &Path) -> bool {
-    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove(&entry.path());
-        }
-    }
-    drop(fs::remove_dir(group));
-    !group.exists()
 }
 
 fn only_child(pid: u32) -> Result<Option<u32>> {

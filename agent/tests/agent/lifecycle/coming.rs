@@ -330,7 +330,8 @@ fn descriptors(agent: &mut Agent) -> usize {
     fs::read_dir(folder).unwrap().count()
 }
 
-fn batch(namespace: &Namespace, lines: &str) {
+/// Many commands of `ip`, a line each.
+pub(super) fn batch(namespace: &Namespace, lines: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("lines");
     fs::write(&path, lines).unwrap();

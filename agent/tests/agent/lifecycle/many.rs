@@ -1,11 +1,18 @@
 //! An agent on many interfaces.
 
+use std::collections::BTreeSet;
+
 use lab::{
     FrameSocket, Lab, RtnlHold, kernel,
     privilege::{is_root_or_skip, skip},
 };
 
-use crate::support::{Agent, attached::tcx_programs_on, count, flow_agent, wait_until};
+use super::{CLSACT, coming::batch};
+use crate::support::{
+    Agent,
+    attached::{filters, tcx_programs_on},
+    count, flow_agent, wait_until,
+};
 
 /// Wires with both ends on the agent's host.
 pub(super) fn add_wires(lab: &Lab, count: usize) -> Vec<u32> {
@@ -47,6 +54,48 @@ fn the_end_waits_for_no_link_of_many() {
     agent.stop();
     assert!(held.release(), "it ends while RTNL is held");
     wait_until("the kernel has detached them", || attached() == 0);
+}
+
+/// Over clsact, whose filters come and go without a grace period for each.
+#[test]
+fn two_thousand_interfaces_count_and_leave_nothing_behind() {
+    const WIRES: u64 = 1000;
+    if !is_root_or_skip("agent::two_thousand_interfaces_count_and_leave_nothing_behind") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let namespace = &lab.agent.namespace;
+    let wires = (0..WIRES).map(|number| {
+        format!(
+            "link add many{number} type veth peer name yonder{number}\n\
+             link set many{number} up arp off addrgenmode none\n\
+             link set yonder{number} up arp off addrgenmode none\n"
+        )
+    });
+    batch(namespace, &wires.collect::<String>());
+    let settings = ["--direction", "egress", "--interface", "yonder*"];
+    let agent = Agent::start_on(&lab.agent, "many*", &[CLSACT, &settings].concat());
+    let hooks = agent.status(&lab.agent)["hooks"].as_array().unwrap().len();
+    assert_eq!(hooks as u64, 2 * WIRES);
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
+    for number in 0..WIRES {
+        for end in ["many", "yonder"] {
+            let socket = FrameSocket::new(namespace, &format!("{end}{number}")).unwrap();
+            socket.send(&frame).unwrap();
+        }
+    }
+    let report = agent.stop();
+    assert_eq!(report.seen(), count(2 * WIRES, &frame));
+    let interfaces: BTreeSet<_> = report
+        .flows
+        .iter()
+        .map(|flow| flow["ifindex"].as_u64())
+        .collect();
+    assert_eq!(interfaces.len() as u64, 2 * WIRES);
+    for number in (0..WIRES).step_by(100) {
+        let filters = filters(&lab.agent, &format!("yonder{number}"));
+        assert!(!filters.contains("flow-agent"), "{filters}");
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::support::{
 };
 
 /// The error at the end of stderr, without the log lines before it.
-fn refusal(command: &mut Command) -> String {
+pub(super) fn refusal(command: &mut Command) -> String {
     let Output { status, stderr, .. } = command.output().unwrap();
     let stderr = String::from_utf8(stderr).unwrap();
     assert!(!status.success() && status.code().is_some(), "{stderr}");
@@ -41,7 +41,7 @@ fn refused(host: &Host, arguments: &str) -> String {
     error
 }
 
-fn assert_says(error: &str, parts: &[&str]) {
+pub(super) fn assert_says(error: &str, parts: &[&str]) {
     for part in parts {
         assert!(error.contains(part), "{part} is not in: {error}");
     }

@@ -1,0 +1,97 @@
+//! Starts where memory or disk is short.
+
+use std::{fs, path::Path, process::Command};
+
+use lab::{
+    ControlGroup, Lab,
+    control_group::Version,
+    privilege::{is_root_or_skip, skip},
+};
+
+use super::refusals::{assert_says, refusal};
+use crate::support::{BINARY, flow_agent};
+
+fn memory_limit(version: Version) -> &'static str {
+    match version {
+        Version::One => "memory.limit_in_bytes",
+        Version::Two => "memory.max",
+    }
+}
+
+/// A service manager's limit on memory is one on the kernel's table, too.
+#[test]
+fn a_control_group_without_memory_for_the_table_is_refused() {
+    const TEST: &str = "agent::a_control_group_without_memory_for_the_table_is_refused";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let group = match ControlGroup::of("memory", memory_limit) {
+        Ok(group) => group,
+        Err(error) => return skip(TEST, &format!("{error:#}")),
+    };
+    group
+        .write(memory_limit(group.version()), "64000000")
+        .unwrap();
+    let lab = Lab::quiet().unwrap();
+    let in_group = |max_flows: &str| {
+        let mut command = lab.agent.command("sh");
+        command.args(["-c", "echo $$ > \"$1\"; shift; exec \"$@\"", "sh"]);
+        command.arg(group.path().join("cgroup.procs"));
+        command.args([BINARY, "run", "--interface", &lab.agent.interface]);
+        command.args(["--listen", "127.0.0.1:0", "--duration", "1s"]);
+        command.args(["--max-flows", max_flows]);
+        command
+    };
+    let error = refusal(&mut in_group("500000"));
+    assert_says(
+        &error,
+        &["--max-flows", "memory limit of the agent's cgroup"],
+    );
+    // It is the table that is too large, and nothing else.
+    let smaller = in_group("10000").output().unwrap();
+    let stderr = String::from_utf8_lossy(&smaller.stderr);
+    assert!(smaller.status.success(), "{stderr}");
+}
+
+#[test]
+fn a_full_disk_has_no_place_for_the_socket() {
+    if !is_root_or_skip("agent::a_full_disk_has_no_place_for_the_socket") {
+        return;
+    }
+    let disk = FullDisk::mount();
+    let socket = disk.0.path().join("agent.sock");
+    let lab = Lab::quiet().unwrap();
+    let mut command = flow_agent(&lab.agent);
+    command.args(["run", "--interface", &lab.agent.interface, "--listen"]);
+    command.arg(format!("unix:{}", socket.display()));
+    let error = refusal(&mut command);
+    assert_says(
+        &error,
+        &["agent.sock", "--listen", "No space left on device"],
+    );
+}
+
+/// A file system on which no file can be made.
+struct FullDisk(tempfile::TempDir);
+
+impl FullDisk {
+    fn mount() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mount = ["-t", "tmpfs", "-o", "nr_inodes=1", "tmpfs"];
+        run(Command::new("mount").args(mount).arg(folder.path()));
+        assert!(fs::write(folder.path().join("file"), "").is_err());
+        Self(folder)
+    }
+}
+
+impl Drop for FullDisk {
+    fn drop(&mut self) {
+        let folder: &Path = self.0.path();
+        run(Command::new("umount").arg(folder));
+    }
+}
+
+fn run(command: &mut Command) {
+    let status = command.status().unwrap();
+    assert!(status.success(), "{command:?}");
+}
