@@ -49,6 +49,21 @@ impl ScanClock {
     }
 }
 
+/// By how many nanoseconds Unix time was set between two scans, or 0. A clock that is steered (NTP) goes wrong by
+/// less.
+pub fn set_by_ns(before: ScanClock, after: ScanClock) -> i64 {
+    const SHORTEST_NS: u64 = 1_000_000_000;
+    /// The kernel steers by at most one in 2,000, or while it makes good a difference by adjtime(3) one in 1,000.
+    const STEERED: u64 = 1000;
+    let by_ns = after.boot_to_unix_ns.wrapping_sub(before.boot_to_unix_ns);
+    let elapsed_ns = after.boot_ns.saturating_sub(before.boot_ns);
+    if by_ns.unsigned_abs() < SHORTEST_NS + elapsed_ns / STEERED {
+        0
+    } else {
+        by_ns
+    }
+}
+
 /// How long the machine has slept since it started: the difference between the clocks that do and do not
 /// count sleep.
 #[derive(Clone, Copy, Debug)]
@@ -196,6 +211,23 @@ mod tests {
         let woken = clock(HOURS_NS);
         let both = counters(991 * SECOND, 2);
         assert_eq!(woken.last_seen_boot_ns(&both), 998 * SECOND);
+    }
+
+    #[test]
+    fn a_clock_is_set_if_it_moved_further_than_it_can_be_steered() {
+        let at = |seconds: u64, boot_to_unix_ns| ScanClock {
+            boot_ns: seconds * SECOND,
+            boot_to_unix_ns,
+            ..ScanClock::default()
+        };
+        let second = SECOND.cast_signed();
+        let earlier = at(1000, 50 * second);
+        assert_eq!(set_by_ns(earlier, at(1010, 50 * second)), 0);
+        assert_eq!(set_by_ns(earlier, at(1010, 52 * second)), 2 * second);
+        assert_eq!(set_by_ns(earlier, at(1010, 48 * second)), -2 * second);
+        // Two seconds in an hour may have been steered.
+        assert_eq!(set_by_ns(earlier, at(4600, 52 * second)), 0);
+        assert_eq!(set_by_ns(earlier, at(4600, 55 * second)), 5 * second);
     }
 
     #[test]

@@ -81,6 +81,7 @@ pub struct Scanner {
     pub stats: ScanStats,
     window_start_unix_ns: u64,
     sleep: Sleep,
+    last_clock: Option<ScanClock>,
     refusals: LogLimit,
     unknown_interfaces: LogLimit,
 }
@@ -112,6 +113,7 @@ impl Scanner {
             stats: ScanStats::default(),
             window_start_unix_ns: clock::unix_now_ns(),
             sleep: Sleep::so_far(),
+            last_clock: None,
             refusals: LogLimit::default(),
             unknown_interfaces: LogLimit::default(),
         }
@@ -211,7 +213,24 @@ impl Scanner {
         let sleep = Sleep::so_far();
         let slept_ns = self.sleep.until(sleep);
         self.sleep = sleep;
-        Ok(clock::at(self.kernel.clocks()?, slept_ns))
+        let scan_clock = clock::at(self.kernel.clocks()?, slept_ns);
+        if let Some(last_clock) = self.last_clock.replace(scan_clock) {
+            self.follow_set_clock(clock::set_by_ns(last_clock, scan_clock));
+        }
+        Ok(scan_clock)
+    }
+
+    /// Unix time is that of the scan, also for what came before, so a window has its true length.
+    fn follow_set_clock(&mut self, by_ns: i64) {
+        if by_ns == 0 {
+            return;
+        }
+        self.window_start_unix_ns = self.window_start_unix_ns.saturating_add_signed(by_ns);
+        tracing::warn!(
+            seconds = by_ns as f64 / 1e9,
+            "the system's clock was set: records have the new time from here on, also for the beginning of flows \
+             that records had before"
+        );
     }
 
     /// Takes in the hooks that were attached meanwhile. During a scan this happens after the flip, so that

@@ -136,11 +136,12 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
 /// The results go into `count`. If that kernel cannot be had, they are skipped.
 pub fn on_the_floor(count: &mut Count) {
     /// Tests of the module `exact`.
-    const TESTS: [&str; 3] = [
+    const TESTS: [&str; 4] = [
         // Loads them with and without opened tunnels.
         "every_program",
         "both_directions_are_one_flow",
         "an_elephant_from_two_cpus",
+        "a_clock_that_is_set",
     ];
     let (_, version) = FLOOR;
     let mut skip = |error: String| count.skipped.push(format!("kernel {version}: {error}"));

@@ -17,6 +17,8 @@ use agent::kernel::{
 use agent_common::Pair;
 use lab::{Lab, kernel, privilege::is_root_or_skip};
 
+mod clock;
+
 const FIN: u8 = 0x01;
 const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
