@@ -6,7 +6,7 @@
 //! The [`hub`] gives batches to every consumer, and the [`server`] sends them and the [`status`] over gRPC.
 //! The [`client`] is the other end, and its [`output`] is what people and programs read. [`log_filter`] says what
 //! is logged, [`log_limit`] keeps the log short, and [`log_queue`] keeps a slow reader of the log from holding up
-//! the agent. The [`service_manager`] hears that it is ready and alive.
+//! the agent. The [`journal`] is where systemd keeps it, with fields. The [`service_manager`] hears that it is ready and alive.
 
 pub mod agent;
 pub mod batch;
@@ -19,6 +19,7 @@ pub mod fault;
 pub mod filter;
 pub mod hub;
 pub mod interfaces;
+pub mod journal;
 pub mod kernel;
 pub mod limits;
 pub mod log_filter;

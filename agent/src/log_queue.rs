@@ -1,6 +1,6 @@
-//! Writes the log to stderr from a thread of its own, so that logging never waits.
+//! Writes the log from a thread of its own, so that logging never waits.
 //!
-//! Whoever reads stderr may stop reading. Lines then pile up to [`QUEUED_LINES`]; further ones are lost and
+//! Whoever reads it may stop reading. Lines then pile up to [`QUEUED_LINES`]; further ones are lost and
 //! counted.
 
 use std::{
@@ -26,14 +26,33 @@ pub struct LogQueue {
 }
 
 enum Message {
-    Line(Vec<u8>),
+    Event(Vec<u8>),
+    Text(String),
     /// Asks for a reply once everything before it is written.
     Written(SyncSender<()>),
 }
 
+/// Where the log goes.
+pub trait Output: Send + 'static {
+    /// Writes an event as its formatter left it.
+    fn event(&mut self, event: &[u8]) -> io::Result<()>;
+    /// Writes lines that are for people.
+    fn text(&mut self, text: &str) -> io::Result<()>;
+}
+
+impl<W: Write + Send + 'static> Output for W {
+    fn event(&mut self, event: &[u8]) -> io::Result<()> {
+        self.write_all(event)
+    }
+
+    fn text(&mut self, text: &str) -> io::Result<()> {
+        self.write_all(text.as_bytes())
+    }
+}
+
 impl LogQueue {
     /// Starts the thread that writes to `output`.
-    pub fn start(output: impl Write + Send + 'static) -> io::Result<Self> {
+    pub fn start(output: impl Output) -> io::Result<Self> {
         let (sender, messages) = mpsc::sync_channel(QUEUED_LINES);
         let lost = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&lost);
@@ -41,6 +60,20 @@ impl LogQueue {
             .name("log".to_owned())
             .spawn(move || write(&messages, &counter, output))?;
         Ok(Self { sender, lost })
+    }
+
+    /// Queues lines that end with a line break, or loses them.
+    pub fn text(&self, text: String) {
+        self.queue(Message::Text(text));
+    }
+
+    fn queue(&self, message: Message) {
+        match self.sender.try_send(message) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                self.lost.fetch_add(1, Relaxed);
+            }
+        }
     }
 
     /// Waits until what was logged before is written, or for `timeout`.
@@ -54,30 +87,28 @@ impl LogQueue {
 }
 
 /// Writes messages until the last sender is gone.
-fn write(messages: &Receiver<Message>, lost: &AtomicU64, mut output: impl Write) {
+fn write(messages: &Receiver<Message>, lost: &AtomicU64, mut output: impl Output) {
     for message in messages {
         match message {
             // If the log cannot be written, there is no place left to say so.
-            Message::Line(line) => drop(output.write_all(&line)),
+            Message::Event(event) => drop(output.event(&event)),
+            Message::Text(text) => drop(output.text(&text)),
             Message::Written(written) => drop(written.try_send(())),
         }
         let lost = lost.swap(0, Relaxed);
         if lost != 0 {
-            let _ = writeln!(output, "{lost} log lines were lost here: nobody read them");
+            let _ = output.text(&format!(
+                "{lost} log lines were lost here: nobody read them\n"
+            ));
         }
     }
 }
 
 impl Write for LogQueue {
-    /// Queues one whole line, or loses it.
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        match self.sender.try_send(Message::Line(line.to_vec())) {
-            Ok(()) => {}
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
-                self.lost.fetch_add(1, Relaxed);
-            }
-        }
-        Ok(line.len())
+    /// Queues one whole event, or loses it.
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        self.queue(Message::Event(event.to_vec()));
+        Ok(event.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {

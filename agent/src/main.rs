@@ -11,9 +11,11 @@ use std::{
 use agent::{
     commands::{
         self,
+        run::RefusedSettings,
         settings::{Layers, Settings},
     },
     fault::Fault,
+    journal::{Journal, JournalFormat},
     log_filter::{LogControl, LogFilter},
     log_queue::LogQueue,
     output::{self, harmless::harmless},
@@ -21,6 +23,9 @@ use agent::{
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
+use tracing_subscriber::{
+    Layer as _, layer::SubscriberExt as _, reload, util::SubscriberInitExt as _,
+};
 
 mod variables;
 
@@ -67,10 +72,10 @@ enum Command {
 fn main() -> ExitCode {
     variables::forget_empty();
     let cli = Cli::try_parse().unwrap_or_else(|error| explain(error).exit());
-    let mut log = match LogQueue::start(std::io::stderr()) {
+    let (log, is_journal) = match start_log() {
         Ok(log) => log,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "flow-agent: start a thread: {error}");
+            let _ = writeln!(std::io::stderr(), "flow-agent: start the log: {error}");
             return ExitCode::FAILURE;
         }
     };
@@ -80,29 +85,53 @@ fn main() -> ExitCode {
         Some(Ok(settings)) => (settings.args.log.clone(), None),
         Some(Err(_)) | None => log_filter(),
     };
-    let log_format = tracing_subscriber::fmt()
-        .with_env_filter(filter.for_the_log())
+    let (filter, handle) = reload::Layer::new(filter.for_the_log());
+    let log_control =
+        LogControl::new(move |filter| handle.reload(filter).context("change what is logged"));
+    let layer = tracing_subscriber::fmt::layer()
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_writer(log.clone())
         .fmt_fields(output::log::fields())
         // Otherwise a failed write to stderr would be reported on stderr, with a panic if that fails, too.
-        .log_internal_errors(false)
-        .with_filter_reloading();
-    let handle = log_format.reload_handle();
-    let log_control =
-        LogControl::new(move |filter| handle.reload(filter).context("change what is logged"));
-    log_format.init();
+        .log_internal_errors(false);
+    let layer = if is_journal {
+        layer.event_format(JournalFormat).boxed()
+    } else {
+        layer.boxed()
+    };
+    tracing_subscriber::registry()
+        .with(filter)
+        .with(layer)
+        .init();
     if let Some(error) = refused {
         tracing::warn!("RUST_LOG is not a log filter, so info is used: {error}");
     }
     let code = execute(cli.command, settings, log_control).unwrap_or_else(|error| {
+        let (error, code) = match error.downcast() {
+            Ok(RefusedSettings(error)) => (error, RefusedSettings::EXIT_STATUS.into()),
+            Err(error) => (error, ExitCode::FAILURE),
+        };
         // If nobody reads stderr, the exit status still tells.
-        let line = format!("flow-agent: {}\n", shown(&error));
-        let _ = log.write_all(line.as_bytes());
-        ExitCode::FAILURE
+        log.text(format!("flow-agent: {}\n", shown(&error)));
+        code
     });
     LogQueue::flush(&log, LOG_FLUSH_TIMEOUT);
     code
+}
+
+/// The log goes to systemd's journal if stderr does.
+fn start_log() -> std::io::Result<(LogQueue, bool)> {
+    match Journal::behind_stderr() {
+        Some(Ok(journal)) => Ok((LogQueue::start(journal)?, true)),
+        Some(Err(error)) => {
+            let log = LogQueue::start(std::io::stderr())?;
+            log.text(format!(
+                "flow-agent: the log has no fields, since the journal's own socket cannot be used: {error}\n"
+            ));
+            Ok((log, false))
+        }
+        None => Ok((LogQueue::start(std::io::stderr())?, false)),
+    }
 }
 
 fn explain(error: clap::Error) -> clap::Error {
@@ -175,7 +204,7 @@ fn execute(
     if let Command::Config(args) = command {
         return commands::config::run(args);
     }
-    let settings = settings.transpose()?;
+    let settings = settings.transpose().map_err(RefusedSettings)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -1,7 +1,7 @@
 //! `flow-agent run`: runs an agent with the given options and variables until a signal or `--duration` ends
 //! it.
 
-use std::{process::ExitCode, time::Duration};
+use std::{error::Error, fmt, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, Result};
 use tokio::signal::unix::{SignalKind, signal};
@@ -16,13 +16,31 @@ pub use args::{Args, Contradiction, Object};
 use reload::Reload;
 pub use reload::TAKEN_OVER;
 
+/// Settings that no start can take until somebody changes them. The exit status is that of a refused option,
+/// so a service manager need not try again.
+#[derive(Debug)]
+pub struct RefusedSettings(pub anyhow::Error);
+
+impl RefusedSettings {
+    pub const EXIT_STATUS: u8 = 2;
+}
+
+impl fmt::Display for RefusedSettings {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+impl Error for RefusedSettings {}
+
 /// Runs with `settings`, which were read from `layers`. `log` changes what the process logs.
 pub async fn run(layers: Layers, settings: Settings, log: LogControl) -> Result<ExitCode> {
     let duration = settings.args.duration;
     let manager = ServiceManager::from_environment()?;
     // From here on SIGHUP does not end the process, even while the programs are being loaded.
     let reload = Reload::listen(layers, settings, log)?;
-    let agent = Agent::start(reload.config()?).await?;
+    let config = reload.config().map_err(RefusedSettings)?;
+    let agent = Agent::start(config).await?;
     reload.start(agent.rules(), agent.changes(), manager.clone());
     // From here on a signal leads to a final scan.
     let stop = shutdown(duration)?;

@@ -20,7 +20,10 @@ pub const CHECKS: &[(&str, Check)] = &[
     ("installing starts it", installs),
     ("started means counting", starts),
     ("members of the group observe", observes),
+    ("the journal has fields", logs),
     ("a reload changes rules and settings", reloads),
+    ("refused settings are not tried again", refuses),
+    ("without a capability it says which", lacks),
     ("killed, it comes back", killed),
     ("a scan that hangs is ended by the watchdog", hangs),
     ("an upgrade goes on counting", upgrades),
@@ -78,6 +81,14 @@ impl Service {
     pub fn journal(&self) -> String {
         self.machine
             .output("journalctl --no-pager --lines 30 --unit flow-agent.service")
+    }
+
+    /// The last line of its log that has this in it, if any.
+    fn said(&self, part: &str) -> Option<String> {
+        let log = self.machine.output(&format!(
+            "journalctl --no-pager --output cat --unit {UNIT} | grep -F '{part}' | tail -n 1"
+        ));
+        (!log.is_empty()).then_some(log)
     }
 
     fn show(&self, property: &str) -> String {
@@ -229,6 +240,27 @@ fn observes(service: &mut Service) -> Result<String> {
     ))
 }
 
+fn logs(service: &mut Service) -> Result<String> {
+    let interface = &service.lab.agent.interface;
+    let of = |fields: &str| {
+        let shown = format!("journalctl --no-pager --output cat --unit {UNIT} {fields}");
+        service.machine.output(&shown)
+    };
+    let attached = of(&format!(
+        "FLOW_AGENT_INTERFACE={interface} FLOW_AGENT_HOOK=tc_ingress"
+    ));
+    let [line, ..] = attached.lines().collect::<Vec<_>>()[..] else {
+        anyhow::bail!("no line has both fields: {}", service.journal());
+    };
+    let expected = format!("attached interface=\"{interface}\"");
+    ensure!(line.starts_with(&expected), "{line}");
+    let of_another = of("FLOW_AGENT_INTERFACE=another");
+    ensure!(!of_another.contains("attached"), "{of_another}");
+    let errors = of("--priority err TARGET=agent::agent");
+    ensure!(!errors.contains("counting"), "{errors}");
+    Ok(format!("\"{line}\""))
+}
+
 fn reloads(service: &mut Service) -> Result<String> {
     let pid = service.show("MainPID");
     let before = service.status().context("the agent does not answer")?;
@@ -259,6 +291,45 @@ fn reloads(service: &mut Service) -> Result<String> {
     Ok(format!(
         "300 ms; 100 of 100 packets filtered; the same process, {state}"
     ))
+}
+
+fn refuses(service: &mut Service) -> Result<String> {
+    let machine = &service.machine;
+    machine.write(SETTINGS, "scan_intervall = \"1s\"\n")?;
+    let restart = format!("systemctl restart {UNIT}");
+    ensure!(machine.run(&restart).is_err(), "it starts");
+    // If it were tried again, it would be `activating`.
+    let state = ["ActiveState", "ExecMainStatus", "NRestarts"].map(|name| service.show(name));
+    ensure!(state == ["failed", "2", "0"], "{state:?}");
+    let said = service
+        .said("config.toml:1:1")
+        .context("no place is told")?;
+    ensure!(said.contains("did you mean scan_interval?"), "{said}");
+    let attached = service.attached()?;
+    ensure!(attached == [0, 0], "{attached:?} programs are attached");
+    machine.write(SETTINGS, settings("200ms"))?;
+    machine.run(&restart)?;
+    service.counts_from_zero()?;
+    Ok(format!("\"{said}\"; failed, 0 restarts; mended, it counts"))
+}
+
+fn lacks(service: &mut Service) -> Result<String> {
+    let machine = &service.machine;
+    let drop_in = "/run/systemd/system/flow-agent.service.d/capability.conf";
+    let without = "CAP_NET_ADMIN CAP_PERFMON";
+    let unit = format!(
+        "[Service]\nAmbientCapabilities=\nAmbientCapabilities={without}\n\
+         CapabilityBoundingSet=\nCapabilityBoundingSet={without}\n"
+    );
+    machine.write(drop_in, unit)?;
+    let restart = format!("systemctl daemon-reload && systemctl restart {UNIT}");
+    ensure!(machine.run(&restart).is_err(), "it starts");
+    let said = service.said("CAP_BPF").context("CAP_BPF is not named")?;
+    let attached = service.attached()?;
+    ensure!(attached == [0, 0], "{attached:?} programs are attached");
+    machine.run(&format!("rm {drop_in} && {restart}"))?;
+    service.counts_from_zero()?;
+    Ok(format!("\"{said}\"; with it, it counts"))
 }
 
 fn killed(service: &mut Service) -> Result<String> {

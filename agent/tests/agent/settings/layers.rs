@@ -40,8 +40,12 @@ fn stdout(output: Output) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn refusal(output: &Output) -> String {
-    assert_eq!(output.status.code(), Some(1));
+/// How a command ends that cannot read the settings, and a start with such settings.
+const FAILED: i32 = 1;
+const REFUSED: i32 = 2;
+
+fn refusal(exit_status: i32, output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(exit_status));
     assert!(output.stdout.is_empty());
     String::from_utf8(output.stderr.clone()).unwrap()
 }
@@ -77,7 +81,7 @@ fn an_option_comes_before_a_variable_before_the_file_before_the_default() {
     let file = with_switch.to_str().unwrap();
     // Without the refusal it would end, since there is no such interface.
     let mut refused = binary(&["run", "--interface", "none", "--config", file]);
-    let refused = refusal(&refused.output().unwrap());
+    let refused = refusal(REFUSED, &refused.output().unwrap());
     assert!(
         refused.contains("--xdp-without-tags does nothing") && refused.contains("config.toml:6"),
         "{refused}"
@@ -137,7 +141,7 @@ fn an_option_comes_before_a_variable_before_the_file_before_the_default() {
     );
     // An option switches on what a variable switches off, and off what the file switches on.
     let mut refused = binary(&["run", "--xdp-without-tags", "--interface", "none"]);
-    let refused = refusal(&refused.envs(VARIABLES).output().unwrap());
+    let refused = refusal(REFUSED, &refused.envs(VARIABLES).output().unwrap());
     assert!(refused.contains("does nothing"), "{refused}");
     let off = in_layers(Some(&with_switch), &[], &["--xdp-without-tags=false"]);
     assert_eq!(off.0, 10);
@@ -194,12 +198,12 @@ fn a_fault_in_the_file_is_told_with_its_place_by_run_and_by_check() {
     ] {
         let (_folder, file) = written(text);
         let file = file.to_str().unwrap();
-        for arguments in [
-            &["run", "--config", file][..],
-            &["config", "check", file],
-            &["config", "show", "--config", file],
+        for (exit_status, arguments) in [
+            (REFUSED, &["run", "--config", file][..]),
+            (FAILED, &["config", "check", file]),
+            (FAILED, &["config", "show", "--config", file]),
         ] {
-            let error = refusal(&binary(arguments).output().unwrap());
+            let error = refusal(exit_status, &binary(arguments).output().unwrap());
             assert_eq!(error, format!("flow-agent: {file}{told}"), "{arguments:?}");
         }
     }
@@ -218,18 +222,19 @@ fn a_file_is_checked_alone_and_a_missing_one_is_an_error() {
     let ok = stdout(check(&file));
     assert_eq!(ok, format!("{}: ok, 2 settings\n", file.display()));
     fs::write(&file, "ingress_hook = 'xdp'\ndirection = 'egress'\n").unwrap();
-    let error = refusal(&check(&file));
+    let error = refusal(FAILED, &check(&file));
     assert!(
         error.contains("config.toml:1, ") || error.contains("config.toml:1)"),
         "{error}"
     );
     fs::write(&file, "filter_file = '/nonexistent/rules'\n").unwrap();
-    let error = refusal(&check(&file));
+    let error = refusal(FAILED, &check(&file));
     assert!(error.contains("/nonexistent/rules"), "{error}");
     let gone = folder.path().join("gone");
     for error in [
-        refusal(&check(&gone)),
+        refusal(FAILED, &check(&gone)),
         refusal(
+            REFUSED,
             &binary(&["run", "--config", gone.to_str().unwrap()])
                 .output()
                 .unwrap(),
