@@ -17,6 +17,7 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 pub(crate) mod events;
 pub(crate) mod generic;
 pub(crate) mod netlink;
+mod notifications;
 pub mod qdisc;
 pub mod statistics;
 pub mod tags;
@@ -167,14 +168,17 @@ impl LinkSocket {
                 kind: libc::RTM_GETROUTE,
                 body,
             };
-            let routes = self.netlink.dump(&request).context("list routes")?;
-            // A kernel without IPv6 answers with the routes of the families that it has.
-            for route in routes
-                .iter()
-                .filter(|route| route.kind == libc::RTM_NEWROUTE)
-            {
-                ifindexes.extend(default_route(&route.body).context("read a route")?);
-            }
+            // A kernel without IPv6 answers with the routes of the families that it has. There may be a
+            // million of them.
+            let of_family = self
+                .netlink
+                .fold(&request, |carriers: &mut BTreeSet<u32>, route| {
+                    if route.kind == libc::RTM_NEWROUTE {
+                        carriers.extend(default_route(&route.body).context("read a route")?);
+                    }
+                    Ok(())
+                });
+            ifindexes.extend(of_family.context("list routes")?);
         }
         ifindexes.remove(&LOOPBACK_IFINDEX);
         Ok(ifindexes)

@@ -14,6 +14,7 @@ mod logs;
 mod many;
 mod names;
 mod neighbours;
+mod notifications;
 mod refusals;
 mod scans;
 mod service;

@@ -23,6 +23,7 @@ use crate::{
             statistics::Names,
         },
     },
+    log_limit::LogLimit,
 };
 
 /// What the thread that attaches has to look at.
@@ -54,6 +55,7 @@ pub(super) fn follow(
         interfaces,
         slots,
         follows_default_routes,
+        missed: LogLimit::default(),
         changes,
     };
     let (detach, detached) = mpsc::channel();
@@ -87,6 +89,7 @@ struct Follower {
     interfaces: InterfaceTable,
     slots: Slots,
     follows_default_routes: bool,
+    missed: LogLimit,
     changes: Sender<Change>,
 }
 
@@ -101,10 +104,13 @@ impl Follower {
                         self.pass_on(Change::DefaultRoute(ifindexes));
                     }
                     LinkEvent::Missed => {
-                        tracing::warn!(
-                            "the kernel told of more changes of interfaces than were read in time: \
-                             looking for each interface"
-                        );
+                        if let Some(times) = self.missed.event() {
+                            tracing::warn!(
+                                times,
+                                "the kernel told of more changes of interfaces than were read in time: \
+                                 looking for each interface"
+                            );
+                        }
                         for ifindex in self.absent() {
                             self.leave(ifindex, detach)?;
                         }

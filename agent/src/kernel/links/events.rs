@@ -9,7 +9,7 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use super::{
     IFINFOMSG_LEN_BYTES, LOOPBACK_IFINDEX, default_route,
     netlink::{Message, attributes, field},
-    text,
+    notifications, text,
 };
 
 /// Longer than any notification of the kernel (`if_nlmsg_size`).
@@ -46,6 +46,7 @@ impl LinkEvents {
             &[libc::RTNLGRP_LINK]
         };
         let mut socket = Socket::new(NETLINK_ROUTE).context("open a netlink socket")?;
+        notifications::prepare(&socket).context("prepare a netlink socket")?;
         socket
             .bind(&SocketAddr::new(0, 0))
             .and_then(|()| {

@@ -86,25 +86,47 @@ impl NetlinkSocket {
     /// The one message that answers `request`. If the kernel refuses, the error chain has an [`io::Error`].
     pub(crate) fn get(&mut self, request: Message) -> Result<Message> {
         self.send(request, NLM_F_REQUEST)?;
-        let (answers, _) = self.receive(false)?;
-        let answer = answers.into_iter().next();
-        answer.context("the kernel acknowledged a netlink request and answered nothing")
+        let mut first = None;
+        self.receive(false, |answer| {
+            first.get_or_insert(answer);
+        })?;
+        first.context("the kernel acknowledged a netlink request and answered nothing")
     }
 
     /// Has the kernel change something; `flags` such as `NLM_F_CREATE` say how. If the kernel refuses, the
     /// error chain has an [`io::Error`].
     pub(crate) fn change(&mut self, request: Message, flags: u16) -> Result<()> {
         self.send(request, NLM_F_REQUEST | NLM_F_ACK | flags)?;
-        self.receive(false).map(drop)
+        self.receive(false, drop).map(drop)
     }
 
     /// All messages of a dump that did not change while it was read.
     pub(crate) fn dump(&mut self, request: &Message) -> Result<Vec<Message>> {
+        self.fold(request, |answers: &mut Vec<_>, answer| {
+            answers.push(answer);
+            Ok(())
+        })
+    }
+
+    /// What `take` makes of the messages of a dump that did not change while it was read. It begins with the
+    /// default, more than once if need be. For dumps that are too long to be kept.
+    pub(crate) fn fold<T: Default>(
+        &mut self,
+        request: &Message,
+        mut take: impl FnMut(&mut T, Message) -> Result<()>,
+    ) -> Result<T> {
         for _ in 0..DUMP_ATTEMPTS {
             self.send(request.clone(), NLM_F_REQUEST | NLM_F_DUMP)?;
-            let (answers, interrupted) = self.receive(true)?;
+            let (mut folded, mut refused) = (T::default(), Ok(()));
+            let interrupted = self.receive(true, |answer| {
+                // A dump is read to its end. Otherwise the kernel would refuse the next one (EBUSY).
+                if refused.is_ok() {
+                    refused = take(&mut folded, answer);
+                }
+            })?;
+            refused?;
             if !interrupted {
-                return Ok(answers);
+                return Ok(folded);
             }
         }
         bail!("the kernel's answer changed during each of {DUMP_ATTEMPTS} readings")
@@ -125,10 +147,9 @@ impl NetlinkSocket {
         Ok(())
     }
 
-    /// Reads to the end of a dump, or to the first answer. Also returns whether the dump was interrupted.
-    fn receive(&mut self, is_dump: bool) -> Result<(Vec<Message>, bool)> {
-        let mut answers = Vec::new();
-        let mut interrupted = false;
+    /// Reads to the end of a dump, or to the first answer. Returns whether the dump was interrupted.
+    fn receive(&mut self, is_dump: bool, mut take: impl FnMut(Message)) -> Result<bool> {
+        let (mut has_answer, mut interrupted) = (false, false);
         loop {
             let datagram = self.datagram()?;
             let mut rest = datagram.as_slice();
@@ -146,7 +167,10 @@ impl NetlinkSocket {
                     reason = "the enum is non-exhaustive; Noop alone is left"
                 )]
                 match message.payload {
-                    NetlinkPayload::InnerMessage(answer) => answers.push(answer),
+                    NetlinkPayload::InnerMessage(answer) => {
+                        take(answer);
+                        has_answer = true;
+                    }
                     NetlinkPayload::Error(error) if error.code.is_some() => {
                         return Err(refusal(&error));
                     }
@@ -156,13 +180,13 @@ impl NetlinkSocket {
                         return Err(error).context("the kernel ended a netlink dump early");
                     }
                     NetlinkPayload::Done(_) | NetlinkPayload::Error(_) => {
-                        return Ok((answers, interrupted));
+                        return Ok(interrupted);
                     }
                     _ => {}
                 }
             }
-            if !is_dump && !answers.is_empty() {
-                return Ok((answers, interrupted));
+            if !is_dump && has_answer {
+                return Ok(interrupted);
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::support::{
 };
 
 /// Runs a line of `ip`.
-fn ip(namespace: &Namespace, line: &str) {
+pub(super) fn ip(namespace: &Namespace, line: &str) {
     namespace
         .ip(&line.split(' ').collect::<Vec<_>>())
         .unwrap_or_else(|error| panic!("{line}: {error:#}"));
@@ -24,11 +24,11 @@ fn selection(lab: &Lab) -> String {
     format!("{},new*", lab.agent.interface)
 }
 
-fn status(lab: &Lab, agent: &Agent) -> Value {
+pub(super) fn status(lab: &Lab, agent: &Agent) -> Value {
     agent.status(&lab.agent)
 }
 
-fn hooks_of(status: &Value, interface: &str) -> usize {
+pub(super) fn hooks_of(status: &Value, interface: &str) -> usize {
     let hooks = status["hooks"].as_array().unwrap().iter();
     hooks
         .filter(|hook| hook["interface"]["name"] == interface)
