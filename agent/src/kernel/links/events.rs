@@ -23,7 +23,7 @@ pub(crate) enum LinkEvent {
     Left(u32),
     /// A default route leads over these links.
     DefaultRoute(Vec<u32>),
-    /// Some events did not fit into the socket.
+    /// Some events did not fit into the socket. All that happened before this one was told has happened by now.
     Missed,
 }
 
@@ -31,6 +31,8 @@ pub(crate) enum LinkEvent {
 pub(crate) struct LinkEvents {
     socket: Socket,
     buffer: Vec<u8>,
+    /// Some did not fit, and what fitted is not read yet.
+    has_missed: bool,
 }
 
 impl LinkEvents {
@@ -57,15 +59,25 @@ impl LinkEvents {
         Ok(Self {
             socket,
             buffer: Vec::with_capacity(RECEIVE_BUFFER_LEN_BYTES),
+            has_missed: false,
         })
     }
 
     /// Waits for notifications. The result is empty if none of them matters here.
+    ///
+    /// The kernel says once that it dropped one, and before all that waits to be read. Until all of that is
+    /// read it drops more, and does not say so again (`netlink_overrun`, `netlink_rcv_wake`, 6.18).
     pub(crate) fn next(&mut self) -> Result<Vec<LinkEvent>> {
         self.buffer.clear();
-        match self.socket.recv(&mut self.buffer, 0) {
+        let flags = if self.has_missed { libc::MSG_DONTWAIT } else { 0 };
+        match self.socket.recv(&mut self.buffer, flags) {
             Ok(_) => events(&self.buffer),
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                self.has_missed = true;
+                Ok(Vec::new())
+            }
+            Err(error) if self.has_missed && error.kind() == io::ErrorKind::WouldBlock => {
+                self.has_missed = false;
                 Ok(vec![LinkEvent::Missed])
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Vec::new()),
@@ -118,7 +130,35 @@ fn event(message: &Message) -> Result<Option<LinkEvent>> {
 
 #[cfg(test)]
 mod tests {
+    use lab::{Namespace, privilege::is_root_or_skip};
+    use rustix::net::sockopt::set_socket_recv_buffer_size;
+
     use super::*;
+
+    #[test]
+    fn what_is_dropped_while_the_rest_is_read_is_missed_as_well() {
+        if !is_root_or_skip("agent::what_is_dropped_while_the_rest_is_read_is_missed_as_well") {
+            return;
+        }
+        let namespace = Namespace::new("events").unwrap();
+        let mut events = namespace.enter(|| LinkEvents::open(false)).unwrap();
+        set_socket_recv_buffer_size(&events.socket, 1).unwrap();
+        let mut told = Vec::new();
+        for name in ["early0", "early1", "early2", "late0"] {
+            namespace.ip(&["link", "add", name, "type", "veth"]).unwrap();
+            if name == "early2" {
+                // What fitted is still to be read.
+                assert_eq!(events.next().unwrap(), []);
+            }
+        }
+        while !told.contains(&LinkEvent::Missed) {
+            told.extend(events.next().unwrap());
+        }
+        // Whoever looks at every interface only when that is told finds the last one, too.
+        assert_eq!(told.pop(), Some(LinkEvent::Missed));
+        let is_late = |event: &LinkEvent| matches!(event, LinkEvent::Changed { name, .. } if name == "late0");
+        assert!(!told.iter().any(is_late), "{told:?}");
+    }
 
     #[test]
     fn a_link_that_is_there_is_told_from_one_that_left_and_from_a_port_of_a_bridge() {
