@@ -32,6 +32,7 @@ use crate::interfaces::Selection;
 mod attacher;
 mod changes;
 mod clsact;
+mod held;
 mod instance;
 mod programs;
 mod release;

@@ -10,7 +10,7 @@ use std::{
 use agent_common::Direction;
 use aya_obj::generated::{
     BPF_F_AFTER, BPF_F_BEFORE, BPF_OBJ_NAME_LEN, XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE,
-    bpf_attach_type, bpf_attr, bpf_cmd, bpf_map_type, bpf_prog_type,
+    bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_type, bpf_prog_type,
 };
 
 /// Where a link attaches its program to an interface.
@@ -155,6 +155,50 @@ pub fn query_tcx_ingress(ifindex: u32) -> io::Result<()> {
     attr.query.__bindgen_anon_1.target_ifindex = ifindex;
     attr.query.attach_type = bpf_attach_type::BPF_TCX_INGRESS as u32;
     bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr).map(drop)
+}
+
+/// What the kernel says about a link.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkInfo {
+    pub id: u32,
+    /// Of the interface, where it is; 0 if it is gone. Only told of XDP links.
+    pub ifindex: u32,
+}
+
+/// Asks about a link of this process.
+pub fn link(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
+    // SAFETY: `struct bpf_link_info` is made of integers and of unions of integers.
+    let mut info: bpf_link_info = unsafe { mem::zeroed() };
+    let mut attr = attributes();
+    attr.info.bpf_fd = fd(link);
+    attr.info.info_len = size_of::<bpf_link_info>() as u32;
+    attr.info.info = &raw mut info as u64;
+    bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+    // SAFETY: every member of the union is made of integers, and all of it was zero before the call.
+    let ifindex = unsafe { info.__bindgen_anon_1.xdp.ifindex };
+    Ok(LinkInfo {
+        id: info.id,
+        ifindex,
+    })
+}
+
+/// The ids of the links on a TCX hook, 0 for each program without one. Fails with ENODEV if there is no such
+/// interface in the calling thread's network namespace.
+pub fn tcx_links(ifindex: u32, direction: Direction) -> io::Result<Vec<u32>> {
+    /// `BPF_MPROG_MAX` (`linux/bpf_mprog.h`).
+    const MOST: usize = 64;
+    let (mut programs, mut links) = ([0_u32; MOST], [0_u32; MOST]);
+    let mut attr = attributes();
+    attr.query.__bindgen_anon_1.target_ifindex = ifindex;
+    attr.query.attach_type = tcx(direction) as u32;
+    attr.query.__bindgen_anon_2.prog_cnt = MOST as u32;
+    // Without this the kernel tells only how many there are (`bpf_mprog_query`).
+    attr.query.prog_ids = programs.as_mut_ptr() as u64;
+    attr.query.link_ids = links.as_mut_ptr() as u64;
+    bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr)?;
+    // SAFETY: the call was made with this member of the union, in which the kernel writes an integer.
+    let count = unsafe { attr.query.__bindgen_anon_2.prog_cnt };
+    Ok(links.into_iter().take(count as usize).collect())
 }
 
 /// Attaches a program to an interface by a link, which is gone when its last descriptor is closed.

@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd},
 };
 
 use agent_common::{Direction, direction::hook_number};
@@ -12,9 +12,11 @@ use anyhow::{Context as _, Result};
 use super::{
     AttachSettings, Directions, Hook, IngressHook, LinkPlace, Mode, TcAttach, TcxOrder, XdpMode,
     clsact::Clsact,
-    create_link, link_type,
+    create_link,
+    held::HeldLink,
+    link_type,
     programs::{Programs, tc_name},
-    slots::{AttachedHook, HeldLink, Slots},
+    slots::{AttachedHook, Slots},
 };
 use crate::kernel::links::{AttachedXdp, Link, LinkSocket, tags::Features};
 
@@ -137,7 +139,7 @@ impl Attacher {
         };
         hook.tags_unknown = false;
         hook.mode = if let Some(tcx) = tcx {
-            self.hold(link, tcx, false);
+            self.hold(link, tcx);
             Mode::Tcx
         } else {
             let program = self.programs.get(name)?.try_clone_to_owned();
@@ -155,7 +157,7 @@ impl Attacher {
         link: &Link,
         direction: Direction,
         program: &str,
-    ) -> Result<io::Result<OwnedFd>> {
+    ) -> Result<io::Result<HeldLink>> {
         let place = match (self.settings.tcx_order, direction) {
             (TcxOrder::First, Direction::Ingress) | (TcxOrder::Last, Direction::Egress) => {
                 LinkPlace::TcxFirst(direction)
@@ -165,13 +167,31 @@ impl Attacher {
             }
         };
         let program = self.programs.get(program)?;
-        Ok(create_link(program, link.ifindex, place))
+        let tcx = create_link(program, link.ifindex, place);
+        Ok(tcx.map(|fd| HeldLink { fd, place }))
     }
 
-    pub(super) fn hold(&self, link: &Link, fd: OwnedFd, is_exclusive: bool) {
-        let held = HeldLink { fd, is_exclusive };
+    pub(super) fn hold(&self, link: &Link, held: HeldLink) {
         // If the interface has left meanwhile, this ends the link.
         drop(self.slots.hold(link.ifindex, held));
+    }
+
+    /// Whether the hooks of an interface are on this very one. Another one may have come with its index while
+    /// changes were missed.
+    pub(super) fn is_on(&mut self, link: &Link) -> Result<bool> {
+        for held in self.slots.links_of(link.ifindex) {
+            match held.is_on(link) {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(false),
+                Err(error) => {
+                    let what = format!("ask whether the programs are still on {}", link.name);
+                    return Err(error).context(what);
+                }
+            }
+        }
+        let clsact = self.clsact.as_mut();
+        clsact.map_or(Ok(true), |clsact| clsact.is_on(link.ifindex))
     }
 
     fn clsact(

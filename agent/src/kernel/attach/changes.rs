@@ -7,13 +7,16 @@
 //! detached.
 
 use std::{
-    sync::mpsc::{self, Receiver, Sender},
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, Sender},
+    },
     thread,
 };
 
 use anyhow::{Context as _, Result};
 
-use super::slots::{HeldLink, Slots};
+use super::{held::HeldLink, slots::Slots};
 use crate::{
     interfaces::Selection,
     kernel::{
@@ -77,7 +80,7 @@ pub(super) fn follow(
 }
 
 /// Closes links on a thread of its own, since that waits. Changes meanwhile are still heard of.
-fn close_each(links: Receiver<Vec<HeldLink>>) {
+fn close_each(links: Receiver<Vec<Arc<HeldLink>>>) {
     for links in links {
         drop(links);
     }
@@ -94,7 +97,7 @@ struct Follower {
 }
 
 impl Follower {
-    fn run(mut self, detach: &Sender<Vec<HeldLink>>) -> Result<()> {
+    fn run(mut self, detach: &Sender<Vec<Arc<HeldLink>>>) -> Result<()> {
         loop {
             for event in self.events.next()? {
                 match event {
@@ -142,7 +145,7 @@ impl Follower {
             .collect()
     }
 
-    fn leave(&self, ifindex: u32, detach: &Sender<Vec<HeldLink>>) -> Result<()> {
+    fn leave(&self, ifindex: u32, detach: &Sender<Vec<Arc<HeldLink>>>) -> Result<()> {
         // This comes first, since it waits for nothing. Until the links are gone, packets count as those of
         // an unknown interface instead of this one's.
         self.interfaces.forget(ifindex)?;

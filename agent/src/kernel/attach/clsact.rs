@@ -74,6 +74,21 @@ impl Clsact {
         Ok(())
     }
 
+    /// Whether the filters that were added to an interface are there.
+    pub(super) fn is_on(&mut self, ifindex: u32) -> Result<bool> {
+        for place in self.filters.iter().filter(|place| place.ifindex == ifindex) {
+            let filters = self.socket.list(ifindex, place.direction)?;
+            let ours = self.instance.number;
+            let is_it = |(other, name): &(Place, String)| {
+                other == place && instance_number(*other, name) == Some(ours)
+            };
+            if !filters.iter().any(is_it) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Removes the filters on an interface.
     pub(super) fn detach(&mut self, ifindex: u32) {
         let of_it = |place: &mut Place| place.ifindex == ifindex;

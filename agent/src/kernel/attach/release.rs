@@ -12,9 +12,10 @@ use std::{
         fd::{AsRawFd, RawFd},
         unix::net::UnixDatagram,
     },
+    sync::Arc,
 };
 
-use super::slots::HeldLink;
+use super::held::HeldLink;
 
 /// Up to this many links are closed by this process, and are gone when it is.
 pub(super) const FEW: usize = 16;
@@ -22,10 +23,10 @@ pub(super) const FEW: usize = 16;
 /// Descriptors in a message: `SCM_MAX_FD` is 253.
 const FDS_A_MESSAGE: usize = 250;
 
-pub(super) fn release(links: Vec<HeldLink>) {
+pub(super) fn release(links: Vec<Arc<HeldLink>>) {
     // Whoever starts next must find these places free.
     let (exclusive, shared): (Vec<_>, Vec<_>) =
-        links.into_iter().partition(|link| link.is_exclusive);
+        links.into_iter().partition(|link| link.is_exclusive());
     drop(exclusive);
     let mut in_flight = None;
     if shared.len() > FEW {

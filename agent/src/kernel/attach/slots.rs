@@ -5,19 +5,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    os::fd::OwnedFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::Hook;
+use super::{Hook, held::HeldLink};
 use crate::kernel::links::Counters;
-
-/// Detaches when it is dropped, which waits for a grace period under RTNL.
-pub(super) struct HeldLink {
-    pub fd: OwnedFd,
-    /// Whether nobody else can attach at the same place while it exists, as with XDP.
-    pub is_exclusive: bool,
-}
 
 /// A hook with its interface's own counters around attachment.
 #[derive(Clone, Debug)]
@@ -60,7 +52,7 @@ struct State {
 struct Watched {
     slot: u32,
     name: String,
-    links: Vec<HeldLink>,
+    links: Vec<Arc<HeldLink>>,
 }
 
 impl Slots {
@@ -95,7 +87,7 @@ impl Slots {
     pub(super) fn hold(&self, ifindex: u32, link: HeldLink) -> Option<HeldLink> {
         match self.state().watched.get_mut(&ifindex) {
             Some(watched) => {
-                watched.links.push(link);
+                watched.links.push(Arc::new(link));
                 None
             }
             None => Some(link),
@@ -104,7 +96,7 @@ impl Slots {
 
     /// Takes the links of an interface that has left, which must be unknown to the programs by now. `None` if
     /// it is not watched.
-    pub(super) fn leave(&self, ifindex: u32) -> Option<Vec<HeldLink>> {
+    pub(super) fn leave(&self, ifindex: u32) -> Option<Vec<Arc<HeldLink>>> {
         let mut state = self.state();
         let Watched { slot, links, .. } = state.watched.remove(&ifindex)?;
         state.left.push(Left { slot, ifindex });
@@ -181,7 +173,7 @@ impl Slots {
             .sum()
     }
 
-    pub(super) fn take_links(&self) -> Vec<HeldLink> {
+    pub(super) fn take_links(&self) -> Vec<Arc<HeldLink>> {
         let mut state = self.state();
         let links = state.watched.values_mut();
         links
@@ -189,8 +181,15 @@ impl Slots {
             .collect()
     }
 
+    /// The links of an interface, to look at. If it leaves meanwhile, whoever drops them last closes them.
+    pub(super) fn links_of(&self, ifindex: u32) -> Vec<Arc<HeldLink>> {
+        let state = self.state();
+        let watched = state.watched.get(&ifindex);
+        watched.map_or_else(Vec::new, |watched| watched.links.clone())
+    }
+
     /// Takes the links of an interface that is still watched.
-    pub(super) fn take_links_of(&self, ifindex: u32) -> Vec<HeldLink> {
+    pub(super) fn take_links_of(&self, ifindex: u32) -> Vec<Arc<HeldLink>> {
         let mut state = self.state();
         let watched = state.watched.get_mut(&ifindex);
         watched.map_or_else(Vec::new, |watched| std::mem::take(&mut watched.links))
@@ -207,6 +206,7 @@ mod tests {
     use agent_common::{Direction, direction::hook_number};
 
     use super::{super::Mode, *};
+    use crate::kernel::bpf::LinkPlace;
 
     fn hook(ifindex: u32, slot: u32) -> AttachedHook {
         AttachedHook {
@@ -273,7 +273,7 @@ mod tests {
         let slots = Slots::new(1);
         let link = || HeldLink {
             fd: std::fs::File::open("/dev/null").unwrap().into(),
-            is_exclusive: false,
+            place: LinkPlace::TcxFirst(Direction::Ingress),
         };
         slots.take(7, "a");
         assert!(slots.hold(7, link()).is_none());

@@ -18,7 +18,7 @@ use super::{
     attacher::Attacher,
     changes::Change,
     clsact,
-    slots::{HeldLink, Place, Slots},
+    slots::{Place, Slots},
 };
 use crate::{
     interfaces::Selection,
@@ -243,11 +243,26 @@ impl Watcher {
             if self.stop.load(Relaxed) {
                 return Ok(());
             }
+            if everything {
+                outcome = self.leave_if_replaced(&link).and(outcome);
+            }
             if everything || ifindexes.contains(&link.ifindex) {
                 outcome = self.consider(&link).and(outcome);
             }
         }
         outcome
+    }
+
+    /// Gives up an interface that left without being heard of, if another one has come with its index.
+    fn leave_if_replaced(&mut self, link: &Link) -> Result<()> {
+        if self.slots.slot_of(link.ifindex).is_none() || self.attacher.is_on(link)? {
+            return Ok(());
+        }
+        // What was attached is gone. Whatever is at the same place belongs to others.
+        if let Some(clsact) = &mut self.attacher.clsact {
+            clsact.forget(link.ifindex);
+        }
+        self.give_up(link.ifindex)
     }
 
     fn consider(&mut self, link: &Link) -> Result<()> {
@@ -339,8 +354,7 @@ impl Watcher {
         }
         self.table.forget(ifindex)?;
         // A link that came meanwhile is closed here.
-        let links: Option<Vec<HeldLink>> = self.slots.leave(ifindex);
-        drop(links);
+        drop(self.slots.leave(ifindex));
         Ok(())
     }
 

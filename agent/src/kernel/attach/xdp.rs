@@ -5,7 +5,10 @@ use std::{fmt::Display, io};
 use agent_common::Direction;
 use anyhow::{Result, anyhow};
 
-use super::{Attacher, Hook, LinkPlace, Mode, XdpMode, create_link, link_type, programs::xdp_name};
+use super::{
+    Attacher, Hook, LinkPlace, Mode, XdpMode, create_link, held::HeldLink, link_type,
+    programs::xdp_name,
+};
 use crate::kernel::links::{
     Link,
     tags::{Features, TagPlace},
@@ -81,7 +84,7 @@ impl Attacher {
             XdpMode::Generic => (LinkPlace::XdpGeneric, Mode::XdpGeneric),
         };
         let xdp = match create_link(self.programs.get(name)?, link.ifindex, place) {
-            Ok(xdp) => xdp,
+            Ok(fd) => HeldLink { fd, place },
             Err(error) if settings.xdp_mode == XdpMode::Auto && is_taken(&error) => {
                 let in_words = "another XDP program is there (`ip link` shows it); what it drops, sends \
                                 back or redirects is not counted";
@@ -100,7 +103,7 @@ impl Attacher {
         if tags_unknown {
             warn_of_hidden_tags(&link.name, "--xdp-without-tags");
         }
-        self.hold(link, xdp, true);
+        self.hold(link, xdp);
         hook.mode = mode;
         hook.tag_place = Some(TagPlace::of(link));
         hook.tags_unknown = tags_unknown;

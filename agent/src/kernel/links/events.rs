@@ -69,7 +69,11 @@ impl LinkEvents {
     /// read it drops more, and does not say so again (`netlink_overrun`, `netlink_rcv_wake`, 6.18).
     pub(crate) fn next(&mut self) -> Result<Vec<LinkEvent>> {
         self.buffer.clear();
-        let flags = if self.has_missed { libc::MSG_DONTWAIT } else { 0 };
+        let flags = if self.has_missed {
+            libc::MSG_DONTWAIT
+        } else {
+            0
+        };
         match self.socket.recv(&mut self.buffer, flags) {
             Ok(_) => events(&self.buffer),
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
@@ -145,7 +149,9 @@ mod tests {
         set_socket_recv_buffer_size(&events.socket, 1).unwrap();
         let mut told = Vec::new();
         for name in ["early0", "early1", "early2", "late0"] {
-            namespace.ip(&["link", "add", name, "type", "veth"]).unwrap();
+            namespace
+                .ip(&["link", "add", name, "type", "veth"])
+                .unwrap();
             if name == "early2" {
                 // What fitted is still to be read.
                 assert_eq!(events.next().unwrap(), []);
@@ -156,7 +162,8 @@ mod tests {
         }
         // Whoever looks at every interface only when that is told finds the last one, too.
         assert_eq!(told.pop(), Some(LinkEvent::Missed));
-        let is_late = |event: &LinkEvent| matches!(event, LinkEvent::Changed { name, .. } if name == "late0");
+        let is_late =
+            |event: &LinkEvent| matches!(event, LinkEvent::Changed { name, .. } if name == "late0");
         assert!(!told.iter().any(is_late), "{told:?}");
     }
 

@@ -35,14 +35,14 @@ pub(super) fn hooks_of(status: &Value, interface: &str) -> usize {
         .count()
 }
 
-fn wait_until_watched(lab: &Lab, agent: &Agent, interface: &str) {
+pub(super) fn wait_until_watched(lab: &Lab, agent: &Agent, interface: &str) {
     wait_until("it is watched", || {
         hooks_of(&status(lab, agent), interface) == 2
     });
 }
 
 /// Sends from the far end of a wire, and returns when the near end has counted it all.
-fn send(lab: &Lab, [near, far]: [&str; 2], frame: &[u8], packets: u64) {
+pub(super) fn send(lab: &Lab, [near, far]: [&str; 2], frame: &[u8], packets: u64) {
     let namespace = &lab.agent.namespace;
     let before = Counters::read(namespace, near).unwrap();
     let socket = FrameSocket::new(namespace, far).unwrap();
@@ -57,7 +57,7 @@ fn departed(status: &Value) -> u64 {
     status["interfaces"]["departed"].as_u64().unwrap()
 }
 
-fn packets_on(report: &Report, interface: &str) -> u64 {
+pub(super) fn packets_on(report: &Report, interface: &str) -> u64 {
     let sums = report.sums_on(interface);
     sums.values().map(|both| both[0].packets).sum()
 }
@@ -127,7 +127,7 @@ fn an_index_that_comes_back_is_another_interface_with_flows_of_its_own() {
     assert_eq!(totals, [10, 200]);
 }
 
-const IFINDEX: u32 = 4000;
+pub(super) const IFINDEX: u32 = 4000;
 
 fn programs_on_new0(lab: &Lab) -> u32 {
     if kernel::is_at_least(6, 6) {

@@ -4,8 +4,11 @@ use std::fmt::Write as _;
 
 use lab::{Lab, privilege::is_root_or_skip};
 
-use super::coming::{batch, hooks_of, ip, status};
-use crate::support::{Agent, wait_until};
+use super::{
+    CLSACT, TCX,
+    coming::{IFINDEX, batch, hooks_of, ip, packets_on, send, status, wait_until_watched},
+};
+use crate::support::{Agent, NATIVE_XDP, count, wait_until};
 
 const MISSED: &str = "more changes of interfaces than were read in time";
 
@@ -46,4 +49,65 @@ fn thousands_of_routes_and_changes_hide_no_interface() {
     let log = agent.stderr();
     assert!(!log.contains(MISSED), "{log}");
     agent.stop();
+}
+
+/// How many notifications the sockets of the agent's namespace did not take.
+fn drops(lab: &Lab) -> u64 {
+    let mut command = lab.agent.command("cat");
+    let sockets = command.arg("/proc/net/netlink").output().unwrap().stdout;
+    let sockets = String::from_utf8(sockets).unwrap();
+    let drops = sockets.lines().skip(1).map(|socket| {
+        let columns: Vec<&str> = socket.split_whitespace().collect();
+        columns[8].parse::<u64>().unwrap()
+    });
+    drops.sum()
+}
+
+/// The agent hears of neither the one that left nor the one that came.
+#[test]
+fn an_index_that_comes_back_unheard_of_is_attached_to_again() {
+    if !is_root_or_skip("agent::an_index_that_comes_back_unheard_of_is_attached_to_again") {
+        return;
+    }
+    for hooks in [TCX, CLSACT, NATIVE_XDP] {
+        let lab = Lab::quiet().unwrap();
+        let namespace = &lab.agent.namespace;
+        namespace.add_wire(["busy0", "busy1"]).unwrap();
+        let add = || {
+            ip(
+                namespace,
+                &format!("link add new0 index {IFINDEX} type veth peer name far0"),
+            );
+            for end in ["new0", "far0"] {
+                ip(
+                    namespace,
+                    &format!("link set {end} arp off addrgenmode none up"),
+                );
+            }
+        };
+        add();
+        let agent = Agent::start_on(&lab.agent, "new*", hooks);
+        let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
+        send(&lab, ["new0", "far0"], &frame, 100);
+
+        agent.signal(libc::SIGSTOP);
+        let changes: String = (0..1000)
+            .map(|number| format!("link set busy0 mtu {}\n", 1400 + number % 2))
+            .collect();
+        while drops(&lab) == 0 {
+            batch(namespace, &changes);
+        }
+        ip(namespace, "link del new0");
+        add();
+        agent.signal(libc::SIGCONT);
+        wait_until("the first one has left", || {
+            status(&lab, &agent)["interfaces"]["departed"] == 1
+        });
+        wait_until_watched(&lab, &agent, "new0");
+        send(&lab, ["new0", "far0"], &frame, 20);
+        assert!(agent.stderr().contains(MISSED));
+        let report = agent.stop();
+        assert_eq!(report.seen(), count(120, &frame), "{hooks:?}");
+        assert_eq!(packets_on(&report, "new0"), 120);
+    }
 }
