@@ -83,7 +83,12 @@ impl Attacher {
             XdpMode::Auto | XdpMode::Native => (LinkPlace::XdpNative, Mode::XdpNative),
             XdpMode::Generic => (LinkPlace::XdpGeneric, Mode::XdpGeneric),
         };
-        let xdp = match create_link(self.programs.get(name)?, link.ifindex, place) {
+        let xdp = create_link(self.programs.get(name)?, link.ifindex, place);
+        if xdp.as_ref().is_err_and(is_invalid) {
+            // `bpf_xdp_link_attach` answers so for an interface that is gone, too. This says ENODEV then.
+            self.counters.counters(link.ifindex)?;
+        }
+        let xdp = match xdp {
             Ok(fd) => HeldLink { fd, place },
             Err(error) if settings.xdp_mode == XdpMode::Auto && is_taken(&error) => {
                 let in_words = "another XDP program is there (`ip link` shows it); what it drops, sends \
@@ -130,6 +135,10 @@ impl Attacher {
 /// (`dev_xdp_attach`, 6.1).
 fn is_taken(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
+}
+
+fn is_invalid(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EINVAL)
 }
 
 fn explain(error: io::Error, link: &Link, wanted: XdpMode) -> anyhow::Error {
