@@ -28,19 +28,17 @@ impl Selection {
 
     /// Whether to count on a link that came later.
     pub fn takes(&self, link: &Link, has_default_route: bool) -> bool {
-        let is_included = if self.follows_default_routes() {
-            has_default_route
+        let is_selected = if self.follows_default_routes() {
+            has_default_route && !any_matches(&self.exclude, &link.name)
         } else {
-            self.include
-                .iter()
-                .any(|pattern| pattern.matches(&link.name))
+            self.takes_name(&link.name)
         };
-        is_included
-            && !self
-                .exclude
-                .iter()
-                .any(|pattern| pattern.matches(&link.name))
-            && (link.link_type().is_some() || self.names(link))
+        is_selected && (link.link_type().is_some() || self.names(link))
+    }
+
+    /// Whether patterns choose an interface with this name, if the programs can read its frames.
+    pub fn takes_name(&self, name: &str) -> bool {
+        any_matches(&self.include, name) && !any_matches(&self.exclude, name)
     }
 
     /// Whether it names the link exactly.
@@ -54,6 +52,10 @@ impl Selection {
         let mut include = self.include.iter();
         include.any(|pattern| !matches!(pattern, Pattern::Name(_)))
     }
+}
+
+fn any_matches(patterns: &[Pattern], name: &str) -> bool {
+    patterns.iter().any(|pattern| pattern.matches(name))
 }
 
 /// The links to begin with, sorted by ifindex.

@@ -10,7 +10,6 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
-        mpsc::{self, Sender},
     },
     thread::{self, JoinHandle},
 };
@@ -34,6 +33,7 @@ mod changes;
 mod clsact;
 mod held;
 mod instance;
+mod noted;
 mod programs;
 mod release;
 mod slots;
@@ -42,8 +42,8 @@ mod watcher;
 mod xdp;
 
 use attacher::Attacher;
-use changes::Change;
 use clsact::Clsact;
+use noted::Changes;
 use programs::Programs;
 pub use programs::load_all;
 use slots::Place;
@@ -160,7 +160,7 @@ impl Hook {
 pub struct Attachments {
     slots: Slots,
     stop: Arc<AtomicBool>,
-    changes: Sender<Change>,
+    changes: Changes,
     not_counted: Arc<AtomicUsize>,
     attaching: Option<JoinHandle<Option<Clsact>>>,
 }
@@ -202,6 +202,7 @@ impl Attachments {
         );
         let stop = Arc::new(AtomicBool::new(false));
         let not_counted = Arc::new(AtomicUsize::new(0));
+        let changes = Changes::new(selection.clone());
         let programs = kernel.programs.take().context("the programs are taken")?;
         let mut watcher = Watcher {
             attacher: Attacher {
@@ -223,15 +224,10 @@ impl Attachments {
             log: WatcherLog::default(),
             pending: BTreeMap::new(),
             routed: BTreeSet::new(),
+            changes: changes.clone(),
             selection,
         };
-        let (changes, to_follow) = mpsc::channel();
-        changes::follow(
-            slots.clone(),
-            kernel.interfaces.clone(),
-            watcher.selection.follows_default_routes(),
-            changes.clone(),
-        )?;
+        changes::follow(slots.clone(), kernel.interfaces.clone(), changes.clone())?;
         let (sender, outcome) = oneshot::channel();
         let thread = thread::Builder::new().name("attach".to_owned());
         let attaching = thread.spawn(move || {
@@ -240,7 +236,7 @@ impl Attachments {
             // The receiver is gone if the agent was told to stop meanwhile.
             let _ = sender.send(outcome);
             if is_attached {
-                watcher.follow(&to_follow);
+                watcher.follow();
             }
             watcher.attacher.clsact
         });
@@ -263,14 +259,13 @@ impl Attachments {
     pub fn settle(&self, drained: &[Left]) {
         if !drained.is_empty() {
             self.slots.settle(drained);
-            // The thread has ended if the agent is about to.
-            let _ = self.changes.send(Change::Drained);
+            self.changes.drained();
         }
     }
 
     /// Detaches from interfaces that are not selected any more, and attaches to those that are.
     pub fn select(&self, selection: Selection) {
-        let _ = self.changes.send(Change::Selection(selection));
+        self.changes.select(selection);
     }
 
     /// How many interfaces are selected and not counted.
@@ -286,7 +281,7 @@ impl Attachments {
     /// Stops attaching, and detaches what is quick to detach: filters, and links if there are few.
     pub fn detach_few(&mut self) {
         self.stop.store(true, Relaxed);
-        let _ = self.changes.send(Change::Stop);
+        self.changes.stop();
         // The filters on clsact are removed when what the thread returns is dropped.
         match self.attaching.take().map(JoinHandle::join) {
             Some(Ok(clsact)) => drop(clsact),

@@ -196,8 +196,10 @@ pub fn tcx_links(ifindex: u32, direction: Direction) -> io::Result<Vec<u32>> {
     attr.query.prog_ids = programs.as_mut_ptr() as u64;
     attr.query.link_ids = links.as_mut_ptr() as u64;
     bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr)?;
-    // SAFETY: the call was made with this member of the union, in which the kernel writes an integer.
-    let count = unsafe { attr.query.__bindgen_anon_2.prog_cnt };
+    // SAFETY: the call was made with this member of the union.
+    let query = unsafe { attr.query };
+    // SAFETY: both members of the union are the same integer.
+    let count = unsafe { query.__bindgen_anon_2.prog_cnt };
     Ok(links.into_iter().take(count as usize).collect())
 }
 

@@ -55,7 +55,8 @@ pub struct Link {
     pub peer_ifindex: Option<u32>,
     /// The bridge, bond or other device of which it is a port, slave or virtual function.
     pub master_ifindex: Option<u32>,
-    /// Another link here has it as its master. Only known for links that were listed together.
+    /// Another link here has it as its master. Known for links that were listed together, and for those
+    /// without a kind.
     pub has_lower: bool,
     pub xdp: AttachedXdp,
     pub counters: Counters,
@@ -149,6 +150,19 @@ impl LinkSocket {
             link.has_lower = masters.contains(&link.ifindex);
         }
         Ok(links)
+    }
+
+    /// One link. Fails with ENODEV if it is gone.
+    pub fn link(&mut self, ifindex: u32) -> Result<Link> {
+        let what = || format!("ask for ifindex {ifindex}");
+        let answer = self.netlink.get(link_request(ifindex)).with_context(what)?;
+        let mut link = link(&answer.body).with_context(what)?;
+        // Of other kinds it does not matter, and listing takes longer the more links there are.
+        if link.kind.is_empty() {
+            let is_lower = |other: &Link| other.master_ifindex == Some(ifindex);
+            link.has_lower = self.links()?.iter().any(is_lower);
+        }
+        Ok(link)
     }
 
     /// The counters of one link. Fails with ENODEV if it is gone.
@@ -305,7 +319,7 @@ fn next_hops(mut bytes: &[u8]) -> Result<Vec<u32>> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{netlink::errno, *};
 
     fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
         let mut bytes = ((value.len() + 4) as u16).to_ne_bytes().to_vec();
@@ -332,6 +346,22 @@ mod tests {
         assert!(lo.mtu_bytes > 0);
         let counters = link_counters(lo.ifindex).unwrap();
         assert!(counters.rx_packets >= lo.counters.rx_packets);
+    }
+
+    #[test]
+    fn one_link_is_what_it_is_among_all() {
+        let mut socket = LinkSocket::open().unwrap();
+        let without_counters = |link: Link| Link {
+            counters: Counters::default(),
+            ..link
+        };
+        let lo = socket.links().unwrap().swap_remove(0);
+        let same = socket.link(lo.ifindex).unwrap();
+        assert_eq!(without_counters(same), without_counters(lo));
+        assert_eq!(
+            errno(&socket.link(0x7fff_fff0).unwrap_err()),
+            Some(libc::ENODEV)
+        );
     }
 
     #[test]

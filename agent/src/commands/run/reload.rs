@@ -80,12 +80,6 @@ impl Reload {
         let read = self.read()?;
         let config = read.config()?;
         let times = config.times();
-        ensure!(
-            read.args.interface.is_empty() == self.in_force.args.interface.is_empty(),
-            "interfaces are selected by patterns or by default routes, and a change from one to the other \
-             needs a restart"
-        );
-
         let is_reselected = self.is_changed(&read, &["interface", "exclude_interface"]);
         if is_reselected {
             let mut links = LinkSocket::open()?;

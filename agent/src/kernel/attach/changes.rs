@@ -16,9 +16,8 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use super::{held::HeldLink, slots::Slots};
+use super::{held::HeldLink, noted::Changes, slots::Slots};
 use crate::{
-    interfaces::Selection,
     kernel::{
         interface_table::InterfaceTable,
         links::{
@@ -29,35 +28,13 @@ use crate::{
     log_limit::LogLimit,
 };
 
-/// What the thread that attaches has to look at.
-pub(super) enum Change {
-    /// An interface that is new or has another name.
-    Interface(u32),
-    /// Interfaces over which a default route leads.
-    DefaultRoute(Vec<u32>),
-    /// An interface that was watched or not has left.
-    Left(u32),
-    /// Some changes were missed.
-    Everything,
-    Selection(Selection),
-    /// A scan has drained interfaces that had left.
-    Drained,
-    Stop,
-}
-
 /// Follows changes for as long as the process runs.
-pub(super) fn follow(
-    slots: Slots,
-    interfaces: InterfaceTable,
-    follows_default_routes: bool,
-    changes: Sender<Change>,
-) -> Result<()> {
+pub(super) fn follow(slots: Slots, interfaces: InterfaceTable, changes: Changes) -> Result<()> {
     let follower = Follower {
-        events: LinkEvents::open(follows_default_routes)?,
+        events: LinkEvents::open()?,
         names: Names::open()?,
         interfaces,
         slots,
-        follows_default_routes,
         missed: LogLimit::default(),
         changes,
     };
@@ -91,9 +68,8 @@ struct Follower {
     names: Names,
     interfaces: InterfaceTable,
     slots: Slots,
-    follows_default_routes: bool,
     missed: LogLimit,
-    changes: Sender<Change>,
+    changes: Changes,
 }
 
 impl Follower {
@@ -103,9 +79,7 @@ impl Follower {
                 match event {
                     LinkEvent::Left(ifindex) => self.leave(ifindex, detach)?,
                     LinkEvent::Changed { ifindex, name } => self.changed(ifindex, &name),
-                    LinkEvent::DefaultRoute(ifindexes) => {
-                        self.pass_on(Change::DefaultRoute(ifindexes));
-                    }
+                    LinkEvent::DefaultRoute(ifindexes) => self.changes.routed(ifindexes),
                     LinkEvent::Missed => {
                         if let Some(times) = self.missed.event() {
                             tracing::warn!(
@@ -117,7 +91,7 @@ impl Follower {
                         for ifindex in self.absent() {
                             self.leave(ifindex, detach)?;
                         }
-                        self.pass_on(Change::Everything);
+                        self.changes.missed();
                     }
                 }
             }
@@ -125,11 +99,10 @@ impl Follower {
     }
 
     fn changed(&self, ifindex: u32, name: &str) {
-        let is_watched = self.slots.slot_of(ifindex).is_some();
-        let is_renamed = is_watched && !self.slots.is_named(ifindex, name);
-        // Without patterns it is the routes that choose.
-        if is_renamed || (!is_watched && !self.follows_default_routes) {
-            self.pass_on(Change::Interface(ifindex));
+        if self.slots.slot_of(ifindex).is_none() {
+            self.changes.here(ifindex, name);
+        } else if !self.slots.is_named(ifindex, name) {
+            self.changes.look_at(ifindex);
         }
     }
 
@@ -154,12 +127,7 @@ impl Follower {
                 .send(links)
                 .context("the thread that detaches ended")?;
         }
-        self.pass_on(Change::Left(ifindex));
+        self.changes.left(ifindex);
         Ok(())
-    }
-
-    fn pass_on(&self, change: Change) {
-        // The thread that attaches has ended if the agent is about to.
-        let _ = self.changes.send(change);
     }
 }

@@ -117,6 +117,12 @@ impl Clsact {
         self.prepared.remove(&ifindex);
     }
 
+    /// Forgets what was attached to interfaces that are not here, and asks again which ones have a qdisc.
+    pub(super) fn keep(&mut self, here: &BTreeSet<u32>) {
+        self.filters.retain(|place| here.contains(&place.ifindex));
+        self.prepared.clear();
+    }
+
     /// Adds the filter at the first free handle. Agents begin at different handles, so that none adds a
     /// filter where another is about to remove a stale one.
     fn add(

@@ -6,7 +6,6 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
-        mpsc::{Receiver, RecvTimeoutError},
     },
     time::{Duration, Instant},
 };
@@ -16,8 +15,8 @@ use tokio::sync::Notify;
 
 use super::{
     attacher::Attacher,
-    changes::Change,
     clsact,
+    noted::{Changes, Noted},
     slots::{Place, Slots},
 };
 use crate::{
@@ -41,6 +40,7 @@ pub(super) struct Watcher {
     pub attacher: Attacher,
     pub slots: Slots,
     pub table: InterfaceTable,
+    pub changes: Changes,
     pub selection: Selection,
     pub links: LinkSocket,
     pub name_interface: NameInterface,
@@ -132,7 +132,7 @@ impl Watcher {
     }
 
     /// Attaches to interfaces that come, until it is told to stop. What fails is tried again.
-    pub(super) fn follow(&mut self, changes: &Receiver<Change>) {
+    pub(super) fn follow(&mut self) {
         // Some may have come before the first notification.
         let mut look = Look {
             at_everything: true,
@@ -148,58 +148,49 @@ impl Watcher {
             } else {
                 look = Look::default();
             }
-            let patience = if look.is_due() {
-                RETRY_INTERVAL
-            } else {
-                Duration::MAX
-            };
-            let change = match changes.recv_timeout(patience) {
-                Ok(change) => Some(change),
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => return,
-            };
-            for change in change.into_iter().chain(changes.try_iter()) {
-                if matches!(change, Change::Stop) {
-                    return;
-                }
-                self.note(change, &mut look);
+            let patience = look.is_due().then_some(RETRY_INTERVAL);
+            let noted = self.changes.take(patience);
+            if noted.must_stop {
+                return;
             }
+            self.note(noted, &mut look);
         }
     }
 
-    fn note(&mut self, change: Change, look: &mut Look) {
-        match change {
-            Change::Stop => {}
-            Change::Everything => look.at_everything = true,
-            Change::Interface(ifindex) => {
-                look.at.insert(ifindex);
-            }
-            Change::DefaultRoute(ifindexes) => {
-                self.routed.extend(&ifindexes);
-                look.at.extend(ifindexes);
-            }
-            Change::Left(ifindex) => {
-                self.forget(ifindex);
-                if self.pending.values().any(|why| *why == Pending::NoSlot) {
-                    self.scan_wanted.notify_one();
-                }
-            }
-            Change::Selection(selection) => {
-                tracing::info!("interfaces are selected anew");
-                self.selection = selection;
-                self.pending.clear();
-                (look.at_everything, look.is_reselected) = (true, true);
-            }
-            Change::Drained => look.at.extend(self.pending.keys()),
+    fn note(&mut self, noted: Noted, look: &mut Look) {
+        for &ifindex in &noted.left {
+            self.forget(ifindex);
         }
+        let has_no_slot = |why: &Pending| *why == Pending::NoSlot;
+        if !noted.left.is_empty() && self.pending.values().any(has_no_slot) {
+            self.scan_wanted.notify_one();
+        }
+        if let Some(selection) = noted.selection {
+            tracing::info!("interfaces are selected anew");
+            self.selection = selection;
+            self.pending.clear();
+            (look.at_everything, look.is_reselected) = (true, true);
+        }
+        if noted.has_drained {
+            look.at.extend(self.pending.keys());
+        }
+        self.routed.extend(&noted.routed);
+        look.at.extend(noted.routed);
+        look.at.extend(noted.interfaces);
+        look.at_everything |= noted.everything;
     }
 
     fn look(&mut self, look: &Look) -> Result<()> {
         if look.is_reselected {
             self.leave_those_not_selected()?;
         }
-        let outcome = self.look_at(&look.at, look.at_everything);
+        let outcome = if look.at_everything {
+            self.look_at_everything()
+        } else {
+            self.look_at(&look.at)
+        };
         self.not_counted.store(self.pending.len(), Relaxed);
+        self.changes.set_pending(self.pending.keys().copied());
         outcome
     }
 
@@ -221,21 +212,16 @@ impl Watcher {
         Ok(())
     }
 
-    fn look_at(&mut self, ifindexes: &BTreeSet<u32>, everything: bool) -> Result<()> {
-        if ifindexes.is_empty() && !everything {
-            return Ok(());
-        }
-        if everything && self.selection.follows_default_routes() {
+    fn look_at_everything(&mut self) -> Result<()> {
+        if self.selection.follows_default_routes() {
             self.routed = self.links.default_route_ifindexes()?;
         }
         let links = self.links.links()?;
-        if everything {
-            let is_here = |ifindex: &u32| links.iter().any(|link| link.ifindex == *ifindex);
-            let known = self.pending.keys().chain(&self.routed).copied();
-            let gone: Vec<u32> = known.filter(|ifindex| !is_here(ifindex)).collect();
-            for ifindex in gone {
-                self.forget(ifindex);
-            }
+        let here: BTreeSet<u32> = links.iter().map(|link| link.ifindex).collect();
+        self.pending.retain(|ifindex, _| here.contains(ifindex));
+        self.routed.retain(|ifindex| here.contains(ifindex));
+        if let Some(clsact) = &mut self.attacher.clsact {
+            clsact.keep(&here);
         }
         // One that fails keeps no other one waiting.
         let mut outcome = Ok(());
@@ -243,12 +229,28 @@ impl Watcher {
             if self.stop.load(Relaxed) {
                 return Ok(());
             }
-            if everything {
-                outcome = self.leave_if_replaced(&link).and(outcome);
+            outcome = self.leave_if_replaced(&link).and(outcome);
+            outcome = self.consider(&link).and(outcome);
+        }
+        outcome
+    }
+
+    /// Asks for these alone, since all interfaces may be thousands.
+    fn look_at(&mut self, ifindexes: &BTreeSet<u32>) -> Result<()> {
+        let mut outcome = Ok(());
+        for &ifindex in ifindexes {
+            if self.stop.load(Relaxed) {
+                return Ok(());
             }
-            if everything || ifindexes.contains(&link.ifindex) {
-                outcome = self.consider(&link).and(outcome);
-            }
+            let considered = match self.links.link(ifindex) {
+                Ok(link) => self.consider(&link),
+                Err(error) if errno(&error) == Some(libc::ENODEV) => {
+                    self.forget(ifindex);
+                    Ok(())
+                }
+                Err(error) => Err(error),
+            };
+            outcome = considered.and(outcome);
         }
         outcome
     }

@@ -36,24 +36,20 @@ pub(crate) struct LinkEvents {
 }
 
 impl LinkEvents {
-    /// `with_routes` says whether to tell of default routes.
-    pub(crate) fn open(with_routes: bool) -> Result<Self> {
-        let groups: &[u32] = if with_routes {
-            &[
-                libc::RTNLGRP_LINK,
-                libc::RTNLGRP_IPV4_ROUTE,
-                libc::RTNLGRP_IPV6_ROUTE,
-            ]
-        } else {
-            &[libc::RTNLGRP_LINK]
-        };
+    pub(crate) fn open() -> Result<Self> {
+        // Those of routes, too, even if patterns choose: that may change.
+        const GROUPS: [u32; 3] = [
+            libc::RTNLGRP_LINK,
+            libc::RTNLGRP_IPV4_ROUTE,
+            libc::RTNLGRP_IPV6_ROUTE,
+        ];
         let mut socket = Socket::new(NETLINK_ROUTE).context("open a netlink socket")?;
         notifications::prepare(&socket).context("prepare a netlink socket")?;
         socket
             .bind(&SocketAddr::new(0, 0))
             .and_then(|()| {
-                let mut groups = groups.iter();
-                groups.try_for_each(|&group| socket.add_membership(group))
+                let mut groups = GROUPS.into_iter();
+                groups.try_for_each(|group| socket.add_membership(group))
             })
             .context("listen for changes of interfaces")?;
         Ok(Self {
@@ -145,7 +141,7 @@ mod tests {
             return;
         }
         let namespace = Namespace::new("events").unwrap();
-        let mut events = namespace.enter(|| LinkEvents::open(false)).unwrap();
+        let mut events = namespace.enter(LinkEvents::open).unwrap();
         set_socket_recv_buffer_size(&events.socket, 1).unwrap();
         let mut told = Vec::new();
         for name in ["early0", "early1", "early2", "late0"] {

@@ -1,6 +1,10 @@
 //! What the kernel tells of interfaces and routes, also when it tells a lot at once.
 
-use std::fmt::Write as _;
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use lab::{Lab, privilege::is_root_or_skip};
 
@@ -11,6 +15,14 @@ use super::{
 use crate::support::{Agent, NATIVE_XDP, count, wait_until};
 
 const MISSED: &str = "more changes of interfaces than were read in time";
+
+fn changes_of_busy0(count: u32) -> String {
+    let mut lines = String::new();
+    for number in 0..count {
+        writeln!(lines, "link set busy0 mtu {}", 1400 + number % 2).unwrap();
+    }
+    lines
+}
 
 /// The default receive buffer of a socket has room for a hundred of these.
 #[test]
@@ -35,9 +47,7 @@ fn thousands_of_routes_and_changes_hide_no_interface() {
         let [_, _, high, low] = number.to_be_bytes();
         writeln!(lines, "route add 10.77.{high}.{low}/32 dev busy0").unwrap();
     }
-    for number in 0..CHANGES {
-        writeln!(lines, "link set busy0 mtu {}", 1400 + number % 2).unwrap();
-    }
+    lines += &changes_of_busy0(CHANGES);
     lines += "route add default dev new0 metric 7\n";
     writeln!(lines, "link del {interface}").unwrap();
     batch(namespace, &lines);
@@ -53,14 +63,19 @@ fn thousands_of_routes_and_changes_hide_no_interface() {
 
 /// How many notifications the sockets of the agent's namespace did not take.
 fn drops(lab: &Lab) -> u64 {
+    column_sum(lab, 8)
+}
+
+/// The sum over the netlink sockets of the agent's namespace.
+fn column_sum(lab: &Lab, column: usize) -> u64 {
     let mut command = lab.agent.command("cat");
     let sockets = command.arg("/proc/net/netlink").output().unwrap().stdout;
     let sockets = String::from_utf8(sockets).unwrap();
-    let drops = sockets.lines().skip(1).map(|socket| {
-        let columns: Vec<&str> = socket.split_whitespace().collect();
-        columns[8].parse::<u64>().unwrap()
+    let numbers = sockets.lines().skip(1).map(|socket| {
+        let number = socket.split_whitespace().nth(column);
+        number.unwrap().parse::<u64>().unwrap()
     });
-    drops.sum()
+    numbers.sum()
 }
 
 /// The agent hears of neither the one that left nor the one that came.
@@ -91,9 +106,7 @@ fn an_index_that_comes_back_unheard_of_is_attached_to_again() {
         send(&lab, ["new0", "far0"], &frame, 100);
 
         agent.signal(libc::SIGSTOP);
-        let changes: String = (0..1000)
-            .map(|number| format!("link set busy0 mtu {}\n", 1400 + number % 2))
-            .collect();
+        let changes = changes_of_busy0(1000);
         while drops(&lab) == 0 {
             batch(namespace, &changes);
         }
@@ -110,4 +123,77 @@ fn an_index_that_comes_back_unheard_of_is_attached_to_again() {
         assert_eq!(report.seen(), count(120, &frame), "{hooks:?}");
         assert_eq!(packets_on(&report, "new0"), 120);
     }
+}
+
+/// The directory of a thread of the agent in /proc.
+fn thread_named(agent: &mut Agent, name: &str) -> PathBuf {
+    let tasks = fs::read_dir(format!("/proc/{}/task", agent.pid())).unwrap();
+    let mut tasks = tasks.map(|task| task.unwrap().path());
+    let is_it = |task: &PathBuf| fs::read_to_string(task.join("comm")).unwrap().trim_end() == name;
+    tasks.find(is_it).unwrap()
+}
+
+/// The line of a thread's status that begins so.
+fn status_line(task: &Path, title: &str) -> String {
+    let status = fs::read_to_string(task.join("status")).unwrap();
+    status
+        .lines()
+        .find(|line| line.starts_with(title))
+        .unwrap()
+        .to_owned()
+}
+
+/// What waits in the netlink sockets of the agent's namespace.
+fn waiting_bytes(lab: &Lab) -> u64 {
+    column_sum(lab, 4)
+}
+
+/// Each change used to cost a list of all interfaces.
+#[test]
+fn changes_of_an_interface_that_is_not_selected_wake_nobody_who_attaches() {
+    if !is_root_or_skip(
+        "agent::changes_of_an_interface_that_is_not_selected_wake_nobody_who_attaches",
+    ) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let namespace = &lab.agent.namespace;
+    namespace.add_wire(["busy0", "busy1"]).unwrap();
+    let mut agent = Agent::start_on(&lab.agent, &lab.agent.interface, &["--scan-interval", "1h"]);
+    let (attach, follow) = ("attach", "interfaces");
+    let [attach, follow] = [attach, follow].map(|name| thread_named(&mut agent, name));
+    let is_asleep = |task: &Path| status_line(task, "State:").contains('S');
+    wait_until("the first look is over", || is_asleep(&attach));
+    let woken = || status_line(&attach, "voluntary_ctxt_switches:");
+    let before = woken();
+    batch(namespace, &changes_of_busy0(500));
+    wait_until("all of them are read", || {
+        waiting_bytes(&lab) == 0 && is_asleep(&follow)
+    });
+    assert_eq!(woken(), before);
+    agent.stop();
+}
+
+#[test]
+fn routes_that_come_choose_after_patterns_did() {
+    if !is_root_or_skip("agent::routes_that_come_choose_after_patterns_did") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let (namespace, interface) = (&lab.agent.namespace, &lab.agent.interface);
+    namespace.add_wire(["new0", "far0"]).unwrap();
+    ip(namespace, &format!("route add default dev {interface}"));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.toml");
+    let settings = "max_flows = 1000\n";
+    fs::write(&file, format!("interface = ['{interface}']\n{settings}")).unwrap();
+    let agent = Agent::start_by_file(&lab.agent, "", &file);
+    fs::write(&file, settings).unwrap();
+    agent.signal(libc::SIGHUP);
+    wait_until("the routes choose", || {
+        agent.stderr().contains("interfaces are selected anew")
+    });
+    ip(namespace, "route add default dev new0 metric 7");
+    wait_until_watched(&lab, &agent, "new0");
+    agent.stop_silent();
 }
