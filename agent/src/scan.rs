@@ -84,6 +84,7 @@ pub struct Scanner {
     last_clock: Option<ScanClock>,
     refusals: LogLimit,
     unknown_interfaces: LogLimit,
+    hidden_tags: LogLimit,
 }
 
 /// The parts that a [`Scanner`] is made of.
@@ -116,6 +117,7 @@ impl Scanner {
             last_clock: None,
             refusals: LogLimit::default(),
             unknown_interfaces: LogLimit::default(),
+            hidden_tags: LogLimit::default(),
         }
     }
 
@@ -279,7 +281,9 @@ impl Scanner {
             let hooks = self.hooks.iter_mut().map(|state| &mut state.hook);
             let hooks = hooks.filter(|hook| left.iter().all(|left| left.ifindex != hook.ifindex));
             for hook in hooks.filter(|hook| hook.tag_place == Some(place) && !hook.tags_unknown) {
-                warn_of_hidden_tags(&hook.interface, &why);
+                if let Some(interfaces) = self.hidden_tags.event() {
+                    warn_of_hidden_tags(&hook.interface, interfaces, &why);
+                }
                 hook.tags_unknown = true;
             }
         }

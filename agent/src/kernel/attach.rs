@@ -33,6 +33,7 @@ mod changes;
 mod clsact;
 mod held;
 mod instance;
+mod lines;
 mod noted;
 mod programs;
 mod release;
@@ -43,6 +44,7 @@ mod xdp;
 
 use attacher::Attacher;
 use clsact::Clsact;
+use lines::Lines;
 use noted::Changes;
 use programs::Programs;
 pub use programs::load_all;
@@ -212,7 +214,7 @@ impl Attachments {
                 counters: LinkSocket::open()?,
                 features: Features::open(),
                 clsact: None,
-                is_quiet: false,
+                lines: Lines::default(),
             },
             slots: slots.clone(),
             table: kernel.interfaces.clone(),

@@ -14,6 +14,7 @@ use super::{
     clsact::Clsact,
     create_link,
     held::HeldLink,
+    lines::{Line, Lines},
     link_type,
     programs::{Programs, tc_name},
     slots::{AttachedHook, Slots},
@@ -27,8 +28,7 @@ pub(super) struct Attacher {
     pub counters: LinkSocket,
     pub features: Features,
     pub clsact: Option<Clsact>,
-    /// Log only what is amiss. Interfaces may come and go all the time.
-    pub is_quiet: bool,
+    pub lines: Lines,
 }
 
 impl Attacher {
@@ -38,7 +38,7 @@ impl Attacher {
         if settings.directions != Directions::Egress {
             match settings.ingress_hook {
                 IngressHook::Tc => {
-                    warn_of_generic_xdp(link);
+                    self.warn_of_generic_xdp(link);
                     self.hook(link, slot, Direction::Ingress, |attacher, hook| {
                         attacher.tc(link, Direction::Ingress, hook)
                     })?;
@@ -75,7 +75,7 @@ impl Attacher {
         });
         attach(self, &mut hook)?;
         let after = self.counters.counters(link.ifindex)?;
-        if !self.is_quiet {
+        if !self.lines.are_limited {
             tracing::info!(
                 interface = hook.interface,
                 hook = hook.name(),
@@ -194,6 +194,21 @@ impl Attacher {
         clsact.map_or(Ok(true), |clsact| clsact.is_on(link.ifindex))
     }
 
+    /// Seen on 6.18: generic XDP copies an skb that has too little headroom. The copy's `mac_len` is zero, so TC
+    /// pushes no Ethernet header back before it runs its programs (`tc_run`).
+    fn warn_of_generic_xdp(&mut self, link: &Link) {
+        if link.xdp == AttachedXdp::Generic
+            && let Some(interfaces) = self.lines.due(Line::ForeignGenericXdp)
+        {
+            tracing::warn!(
+                interface = link.name,
+                interfaces,
+                "a generic XDP program of somebody else's is there: behind it TC may see packets without \
+                 their Ethernet header, and they count as not_ip"
+            );
+        }
+    }
+
     fn clsact(
         &mut self,
         link: &Link,
@@ -213,16 +228,4 @@ impl Attacher {
 /// twice.
 pub(super) fn has_egress(link: &Link, settings: AttachSettings) -> bool {
     settings.directions != Directions::Ingress && !link.is_loopback
-}
-
-/// Seen on 6.18: generic XDP copies an skb that has too little headroom. The copy's `mac_len` is zero, so TC
-/// pushes no Ethernet header back before it runs its programs (`tc_run`).
-fn warn_of_generic_xdp(link: &Link) {
-    if link.xdp == AttachedXdp::Generic {
-        tracing::warn!(
-            interface = link.name,
-            "a generic XDP program of somebody else's is there: behind it TC may see packets without \
-             their Ethernet header, and they count as not_ip"
-        );
-    }
 }

@@ -17,7 +17,10 @@ use super::{
     instance::{self, Instance},
     tc_netlink::{Place, TcSocket},
 };
-use crate::kernel::links::{Link, netlink::errno};
+use crate::{
+    kernel::links::{Link, netlink::errno},
+    log_limit::LogLimit,
+};
 
 /// First on ingress and last on egress: the program sees packets as on the wire, whatever others change or
 /// drop. The kernel itself chooses 49152 and below, and people choose round numbers.
@@ -37,6 +40,7 @@ pub(super) struct Clsact {
     /// Interfaces to which this process added a clsact qdisc. Remembered because listing qdiscs takes longer
     /// the more interfaces there are.
     prepared: BTreeSet<u32>,
+    added: LogLimit,
     /// Dropped after the filters are removed.
     instance: Instance,
 }
@@ -48,6 +52,7 @@ impl Clsact {
             instance: Instance::new()?,
             filters: Vec::new(),
             prepared: BTreeSet::new(),
+            added: LogLimit::default(),
         })
     }
 
@@ -155,10 +160,13 @@ impl Clsact {
         }
         match self.socket.add_clsact(link.ifindex) {
             Ok(()) => {
-                tracing::info!(
-                    interface = link.name,
-                    "added a clsact qdisc; it stays when the agent ends"
-                );
+                if let Some(interfaces) = self.added.event() {
+                    tracing::info!(
+                        interface = link.name,
+                        interfaces,
+                        "added a clsact qdisc; it stays when the agent ends"
+                    );
+                }
                 self.prepared.insert(link.ifindex);
                 return Ok(());
             }

@@ -69,6 +69,7 @@ pub(super) enum Pending {
 #[derive(Default)]
 pub(super) struct WatcherLog {
     came: LogLimit,
+    deselected: LogLimit,
     full: LogLimit,
     refused: LogLimit,
     failed: LogLimit,
@@ -127,7 +128,7 @@ impl Watcher {
         if attached == 0 && !links.is_empty() && !self.selection.has_patterns() {
             bail!("no interface is left to attach to");
         }
-        self.attacher.is_quiet = true;
+        self.attacher.lines.are_limited = true;
         Ok(())
     }
 
@@ -206,7 +207,9 @@ impl Watcher {
             let is_watched = self.slots.slot_of(link.ifindex).is_some();
             if is_watched && !self.selection.takes(&link, has_default_route) {
                 self.give_up(link.ifindex)?;
-                tracing::info!(interface = link.name, "not counted any more");
+                if let Some(interfaces) = self.log.deselected.event() {
+                    tracing::info!(interface = link.name, interfaces, "not counted any more");
+                }
             }
         }
         Ok(())

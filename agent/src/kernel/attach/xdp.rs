@@ -6,7 +6,7 @@ use agent_common::Direction;
 use anyhow::{Result, anyhow};
 
 use super::{
-    Attacher, Hook, LinkPlace, Mode, XdpMode, create_link, held::HeldLink, link_type,
+    Attacher, Hook, LinkPlace, Mode, XdpMode, create_link, held::HeldLink, lines::Line, link_type,
     programs::xdp_name,
 };
 use crate::kernel::links::{
@@ -102,11 +102,13 @@ impl Attacher {
             }
             Err(error) => return Err(explain(error, link, settings.xdp_mode)),
         };
-        if mode == Mode::XdpGeneric {
-            warn_of_our_generic_xdp(link);
+        if mode == Mode::XdpGeneric
+            && let Some(interfaces) = self.lines.due(Line::OurGenericXdp)
+        {
+            warn_of_our_generic_xdp(link, interfaces);
         }
-        if tags_unknown {
-            warn_of_hidden_tags(&link.name, "--xdp-without-tags");
+        if tags_unknown && let Some(interfaces) = self.lines.due(Line::HiddenTags) {
+            warn_of_hidden_tags(&link.name, interfaces, "--xdp-without-tags");
         }
         self.hold(link, xdp);
         hook.mode = mode;
@@ -121,10 +123,13 @@ impl Attacher {
         hook: &mut Hook,
         (why, in_words): (InsteadOfXdp, &str),
     ) -> Result<()> {
-        tracing::warn!(
-            interface = link.name,
-            "counting at TC and not at XDP: {in_words}"
-        );
+        if let Some(interfaces) = self.lines.due(Line::InsteadOfXdp) {
+            tracing::warn!(
+                interface = link.name,
+                interfaces,
+                "counting at TC and not at XDP: {in_words}"
+            );
+        }
         self.tc(link, Direction::Ingress, hook)?;
         hook.instead_of_xdp = Some(why);
         Ok(())
@@ -158,19 +163,21 @@ fn explain(error: io::Error, link: &Link, wanted: XdpMode) -> anyhow::Error {
 /// GRO comes before generic XDP, and an XDP program cannot read `gso_size`. An skb with too little headroom
 /// is copied. The copy's `mac_len` is zero, so TC pushes no Ethernet header back before it runs its programs
 /// (`tc_run`; seen on 6.18).
-fn warn_of_our_generic_xdp(link: &Link) {
+fn warn_of_our_generic_xdp(link: &Link, interfaces: u64) {
     tracing::warn!(
         interface = link.name,
+        interfaces,
         "generic XDP counts a super-frame (GSO, GRO) as one frame, so all that it counts is marked \
          inexact; and TC programs behind it may see packets without their Ethernet header: \
          --ingress-hook tc is exact and changes nothing"
     );
 }
 
-/// Logs that an XDP hook's flows may lack their VLAN tags from then on.
-pub fn warn_of_hidden_tags(interface: &str, why: impl Display) {
+/// Logs that an XDP hook's flows may lack their VLAN tags from then on. The line stands for this many interfaces.
+pub fn warn_of_hidden_tags(interface: &str, interfaces: u64, why: impl Display) {
     tracing::warn!(
         interface,
+        interfaces,
         "XDP may miss VLAN tags ({why}): flows of different VLANs may be counted as one, four bytes \
          short a frame and tag; the account counts such packets as tags_unknown"
     );
