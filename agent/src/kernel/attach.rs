@@ -40,6 +40,7 @@ mod release;
 mod slots;
 mod tc_netlink;
 mod watcher;
+mod watching;
 mod xdp;
 
 use attacher::Attacher;

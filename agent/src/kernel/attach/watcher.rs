@@ -17,7 +17,7 @@ use super::{
     attacher::Attacher,
     clsact,
     noted::{Changes, Noted},
-    slots::{Place, Slots},
+    slots::Slots,
 };
 use crate::{
     interfaces::Selection,
@@ -70,7 +70,7 @@ pub(super) enum Pending {
 pub(super) struct WatcherLog {
     came: LogLimit,
     deselected: LogLimit,
-    full: LogLimit,
+    pub full: LogLimit,
     refused: LogLimit,
     failed: LogLimit,
 }
@@ -258,18 +258,6 @@ impl Watcher {
         outcome
     }
 
-    /// Gives up an interface that left without being heard of, if another one has come with its index.
-    fn leave_if_replaced(&mut self, link: &Link) -> Result<()> {
-        if self.slots.slot_of(link.ifindex).is_none() || self.attacher.is_on(link)? {
-            return Ok(());
-        }
-        // What was attached is gone. Whatever is at the same place belongs to others.
-        if let Some(clsact) = &mut self.attacher.clsact {
-            clsact.forget(link.ifindex);
-        }
-        self.give_up(link.ifindex)
-    }
-
     fn consider(&mut self, link: &Link) -> Result<()> {
         if let Some(slot) = self.slots.slot_of(link.ifindex) {
             if !self.slots.is_named(link.ifindex, &link.name) {
@@ -313,61 +301,5 @@ impl Watcher {
             }
         }
         Ok(())
-    }
-
-    /// Attaches the hooks of an interface that came, or says why not.
-    fn watch(&mut self, link: &Link) -> Result<Option<Pending>> {
-        super::link_type(link)?;
-        let slot = match self.slots.take(link.ifindex, &link.name) {
-            Place::Slot(slot) => slot,
-            Place::Draining => {
-                self.scan_wanted.notify_one();
-                return Ok(Some(Pending::Drain));
-            }
-            Place::NoneFree => {
-                if self.slots.has_left() {
-                    self.scan_wanted.notify_one();
-                } else if let Some(interfaces) = self.log.full.event() {
-                    tracing::warn!(
-                        interface = link.name,
-                        interfaces,
-                        "not counted, since --max-interfaces are watched already: raise it, or choose fewer \
-                         with --interface or --exclude-interface"
-                    );
-                }
-                return Ok(Some(Pending::NoSlot));
-            }
-        };
-        (self.name_interface)(slot, &link.name)?;
-        if !self.table.enter(link.ifindex, slot)? {
-            bail!("its index has no place in the programs' table beside the others, which is rare");
-        }
-        self.attacher.interface(link, slot)?;
-        if self.slots.slot_of(link.ifindex) != Some(slot) {
-            // It left before the table had it, so nobody has removed it from there.
-            self.table.forget(link.ifindex)?;
-        }
-        Ok(None)
-    }
-
-    /// Detaches from an interface and gives its slot back. While a program runs there, the table must have the
-    /// interface.
-    fn give_up(&mut self, ifindex: u32) -> Result<()> {
-        drop(self.slots.take_links_of(ifindex));
-        if let Some(clsact) = &mut self.attacher.clsact {
-            clsact.detach(ifindex);
-        }
-        self.table.forget(ifindex)?;
-        // A link that came meanwhile is closed here.
-        drop(self.slots.leave(ifindex));
-        Ok(())
-    }
-
-    fn forget(&mut self, ifindex: u32) {
-        self.pending.remove(&ifindex);
-        self.routed.remove(&ifindex);
-        if let Some(clsact) = &mut self.attacher.clsact {
-            clsact.forget(ifindex);
-        }
     }
 }
