@@ -30,6 +30,7 @@ use crate::interfaces::Selection;
 
 mod attacher;
 mod changes;
+mod closer;
 mod clsact;
 mod held;
 mod instance;
@@ -39,11 +40,14 @@ mod programs;
 mod release;
 mod slots;
 mod tc_netlink;
+#[cfg(test)]
+mod tests;
 mod watcher;
 mod watching;
 mod xdp;
 
 use attacher::Attacher;
+use closer::Closer;
 use clsact::Clsact;
 use lines::Lines;
 use noted::Changes;
@@ -206,6 +210,7 @@ impl Attachments {
         let stop = Arc::new(AtomicBool::new(false));
         let not_counted = Arc::new(AtomicUsize::new(0));
         let changes = Changes::new(selection.clone());
+        let closer = Closer::start(slots.clone(), kernel.interfaces.clone(), changes.clone())?;
         let programs = kernel.programs.take().context("the programs are taken")?;
         let mut watcher = Watcher {
             attacher: Attacher {
@@ -228,9 +233,15 @@ impl Attachments {
             pending: BTreeMap::new(),
             routed: BTreeSet::new(),
             changes: changes.clone(),
+            closer: closer.clone(),
             selection,
         };
-        changes::follow(slots.clone(), kernel.interfaces.clone(), changes.clone())?;
+        changes::follow(
+            slots.clone(),
+            kernel.interfaces.clone(),
+            changes.clone(),
+            closer,
+        )?;
         let (sender, outcome) = oneshot::channel();
         let thread = thread::Builder::new().name("attach".to_owned());
         let attaching = thread.spawn(move || {

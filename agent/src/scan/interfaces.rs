@@ -26,6 +26,7 @@ pub struct Interfaces {
     after: Snapshot,
     watched: BTreeMap<usize, Watched>,
     gone: LogLimit,
+    deselected: LogLimit,
     messages: Arc<[proto::Interface]>,
     netns: u32,
 }
@@ -90,6 +91,7 @@ impl Interfaces {
             after: Snapshot::default(),
             watched: BTreeMap::new(),
             gone: LogLimit::default(),
+            deselected: LogLimit::default(),
             messages: Arc::new([]),
             netns,
         })
@@ -112,14 +114,24 @@ impl Interfaces {
     }
 
     /// Forgets the interface at a slot.
-    pub fn forget(&mut self, slot: usize) {
+    pub fn forget(&mut self, slot: usize, is_deselected: bool) {
         if let Some(watched) = self.watched.remove(&slot) {
-            if let Some(interfaces) = self.gone.event() {
+            let limit = if is_deselected {
+                &mut self.deselected
+            } else {
+                &mut self.gone
+            };
+            if let Some(interfaces) = limit.event() {
+                let why = if is_deselected {
+                    "not selected any more"
+                } else {
+                    "gone"
+                };
                 tracing::info!(
                     interface = watched.name,
                     ifindex = watched.ifindex,
                     interfaces,
-                    "the interface is gone, and its flows have ended"
+                    "the interface is {why}, and its flows have ended"
                 );
             }
             self.write_messages();
@@ -272,7 +284,7 @@ mod tests {
         interfaces.read_after_flip(&lo).unwrap();
         assert!(watched(&interfaces).is_gone);
         assert_eq!(readings(&watched(&interfaces)), [before, after]);
-        interfaces.forget(3);
+        interfaces.forget(3, false);
         assert!(interfaces.messages().is_empty() && interfaces.watched(3).is_none());
     }
 }

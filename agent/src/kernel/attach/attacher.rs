@@ -93,7 +93,7 @@ impl Attacher {
 
     /// The hook that packets are accounted to while it is being attached. When in doubt, it claims less
     /// exactness than it will have.
-    fn planned(&self, link: &Link, slot: u32, direction: Direction) -> Hook {
+    pub(super) fn planned(&self, link: &Link, slot: u32, direction: Direction) -> Hook {
         let AttachSettings {
             ingress_hook,
             xdp_mode,

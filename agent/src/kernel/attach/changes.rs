@@ -6,17 +6,15 @@
 //! not told the namespace, and would have to read kernel memory three times per packet to find out. So it is
 //! detached.
 
-use std::{
-    sync::{
-        Arc,
-        mpsc::{self, Receiver, Sender},
-    },
-    thread,
-};
+use std::thread;
 
 use anyhow::{Context as _, Result};
 
-use super::{held::HeldLink, noted::Changes, slots::Slots};
+use super::{
+    closer::{Closer, Detach},
+    noted::Changes,
+    slots::Slots,
+};
 use crate::{
     kernel::{
         interface_table::InterfaceTable,
@@ -29,7 +27,12 @@ use crate::{
 };
 
 /// Follows changes for as long as the process runs.
-pub(super) fn follow(slots: Slots, interfaces: InterfaceTable, changes: Changes) -> Result<()> {
+pub(super) fn follow(
+    slots: Slots,
+    interfaces: InterfaceTable,
+    changes: Changes,
+    closer: Closer,
+) -> Result<()> {
     let follower = Follower {
         events: LinkEvents::open()?,
         names: Names::open()?,
@@ -37,15 +40,12 @@ pub(super) fn follow(slots: Slots, interfaces: InterfaceTable, changes: Changes)
         slots,
         missed: LogLimit::default(),
         changes,
+        closer,
     };
-    let (detach, detached) = mpsc::channel();
-    let thread = |name: &str| thread::Builder::new().name(name.to_owned());
-    thread("detach")
-        .spawn(move || close_each(detached))
-        .context("start a thread")?;
-    thread("interfaces")
+    thread::Builder::new()
+        .name("interfaces".to_owned())
         .spawn(move || {
-            if let Err(error) = follower.run(&detach) {
+            if let Err(error) = follower.run() {
                 tracing::error!(
                     "interfaces that come or leave go unnoticed from here on, and those that leave count on \
                      under their old names: {error:#}"
@@ -56,13 +56,6 @@ pub(super) fn follow(slots: Slots, interfaces: InterfaceTable, changes: Changes)
     Ok(())
 }
 
-/// Closes links on a thread of its own, since that waits. Changes meanwhile are still heard of.
-fn close_each(links: Receiver<Vec<Arc<HeldLink>>>) {
-    for links in links {
-        drop(links);
-    }
-}
-
 struct Follower {
     events: LinkEvents,
     names: Names,
@@ -70,14 +63,15 @@ struct Follower {
     slots: Slots,
     missed: LogLimit,
     changes: Changes,
+    closer: Closer,
 }
 
 impl Follower {
-    fn run(mut self, detach: &Sender<Vec<Arc<HeldLink>>>) -> Result<()> {
+    fn run(mut self) -> Result<()> {
         loop {
             for event in self.events.next()? {
                 match event {
-                    LinkEvent::Left(ifindex) => self.leave(ifindex, detach)?,
+                    LinkEvent::Left(ifindex) => self.leave(ifindex)?,
                     LinkEvent::Changed { ifindex, name } => self.changed(ifindex, &name),
                     LinkEvent::DefaultRoute(ifindexes) => self.changes.routed(ifindexes),
                     LinkEvent::Missed => {
@@ -89,7 +83,7 @@ impl Follower {
                             );
                         }
                         for ifindex in self.absent() {
-                            self.leave(ifindex, detach)?;
+                            self.leave(ifindex)?;
                         }
                         self.changes.missed();
                     }
@@ -118,14 +112,12 @@ impl Follower {
             .collect()
     }
 
-    fn leave(&self, ifindex: u32, detach: &Sender<Vec<Arc<HeldLink>>>) -> Result<()> {
+    fn leave(&self, ifindex: u32) -> Result<()> {
         // This comes first, since it waits for nothing. Until the links are gone, packets count as those of
         // an unknown interface instead of this one's.
         self.interfaces.forget(ifindex)?;
         if let Some(links) = self.slots.leave(ifindex) {
-            detach
-                .send(links)
-                .context("the thread that detaches ended")?;
+            self.closer.detach(Detach::Links(links))?;
         }
         self.changes.left(ifindex);
         Ok(())

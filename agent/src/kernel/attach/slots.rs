@@ -20,11 +20,19 @@ pub struct AttachedHook {
     pub after_attach: Option<Counters>,
 }
 
-/// An interface that has left, and that no program knows any more.
+/// An interface that has left or is not selected any more, and that no program knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
     pub slot: u32,
     pub ifindex: u32,
+    /// It is still here, and not selected any more.
+    pub is_deselected: bool,
+}
+
+impl Left {
+    fn is(&self, slot: u32, ifindex: u32) -> bool {
+        (self.slot, self.ifindex) == (slot, ifindex)
+    }
 }
 
 /// The answer to an interface that wants a slot.
@@ -53,6 +61,7 @@ struct Watched {
     slot: u32,
     name: String,
     links: Vec<Arc<HeldLink>>,
+    is_deselected: bool,
 }
 
 impl Slots {
@@ -78,6 +87,7 @@ impl Slots {
             slot,
             name: name.to_owned(),
             links: Vec::new(),
+            is_deselected: false,
         };
         state.watched.insert(ifindex, watched);
         Place::Slot(slot)
@@ -98,9 +108,35 @@ impl Slots {
     /// it is not watched.
     pub(super) fn leave(&self, ifindex: u32) -> Option<Vec<Arc<HeldLink>>> {
         let mut state = self.state();
-        let Watched { slot, links, .. } = state.watched.remove(&ifindex)?;
-        state.left.push(Left { slot, ifindex });
-        Some(links)
+        let watched = state.watched.remove(&ifindex)?;
+        state.left.push(Left {
+            slot: watched.slot,
+            ifindex,
+            is_deselected: watched.is_deselected,
+        });
+        Some(watched.links)
+    }
+
+    /// Marks an interface that is watched and is not to be. Returns whether it was not marked.
+    pub(super) fn deselect(&self, ifindex: u32) -> bool {
+        let mut state = self.state();
+        let watched = state.watched.get_mut(&ifindex);
+        watched.is_some_and(|watched| !std::mem::replace(&mut watched.is_deselected, true))
+    }
+
+    /// Takes the links of an interface that is marked so.
+    pub(super) fn take_deselected(&self, ifindex: u32) -> Vec<Arc<HeldLink>> {
+        let mut state = self.state();
+        match state.watched.get_mut(&ifindex) {
+            Some(watched) if watched.is_deselected => std::mem::take(&mut watched.links),
+            _ => Vec::new(),
+        }
+    }
+
+    pub(super) fn is_deselected(&self, ifindex: u32) -> bool {
+        let state = self.state();
+        let watched = state.watched.get(&ifindex);
+        watched.is_some_and(|watched| watched.is_deselected)
     }
 
     pub(super) fn has_left(&self) -> bool {
@@ -118,7 +154,7 @@ impl Slots {
         // What was told of them too late for the scan.
         state.progress.retain(|told| {
             let (slot, ifindex) = (told.hook.slot() as u32, told.hook.ifindex);
-            !drained.contains(&Left { slot, ifindex })
+            !drained.iter().any(|left| left.is(slot, ifindex))
         });
         state.free.extend(drained.iter().map(|left| left.slot));
     }
@@ -154,7 +190,7 @@ impl Slots {
             .watched
             .get(&ifindex)
             .is_some_and(|watched| watched.slot == slot);
-        if is_watched || state.left.contains(&Left { slot, ifindex }) {
+        if is_watched || state.left.iter().any(|left| left.is(slot, ifindex)) {
             state.progress.push(hook);
         }
     }
@@ -241,7 +277,8 @@ mod tests {
             left,
             [Left {
                 slot: 0,
-                ifindex: 7
+                ifindex: 7,
+                is_deselected: false,
             }]
         );
         // One that leaves while a scan runs waits for the next one.

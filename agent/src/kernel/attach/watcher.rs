@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 
 use super::{
     attacher::Attacher,
+    closer::Closer,
     clsact,
     noted::{Changes, Noted},
     slots::Slots,
@@ -41,6 +42,7 @@ pub(super) struct Watcher {
     pub slots: Slots,
     pub table: InterfaceTable,
     pub changes: Changes,
+    pub closer: Closer,
     pub selection: Selection,
     pub links: LinkSocket,
     pub name_interface: NameInterface,
@@ -77,10 +79,10 @@ pub(super) struct WatcherLog {
 
 /// What to look at next.
 #[derive(Default)]
-struct Look {
-    at: BTreeSet<u32>,
-    at_everything: bool,
-    is_reselected: bool,
+pub(super) struct Look {
+    pub at: BTreeSet<u32>,
+    pub at_everything: bool,
+    pub is_reselected: bool,
 }
 
 impl Look {
@@ -181,9 +183,9 @@ impl Watcher {
         look.at_everything |= noted.everything;
     }
 
-    fn look(&mut self, look: &Look) -> Result<()> {
+    pub(super) fn look(&mut self, look: &Look) -> Result<()> {
         if look.is_reselected {
-            self.leave_those_not_selected()?;
+            self.deselect()?;
         }
         let outcome = if look.at_everything {
             self.look_at_everything()
@@ -195,7 +197,8 @@ impl Watcher {
         outcome
     }
 
-    fn leave_those_not_selected(&mut self) -> Result<()> {
+    /// Has interfaces detached from that are not selected any more. Does not wait for it.
+    fn deselect(&mut self) -> Result<()> {
         if self.selection.follows_default_routes() {
             self.routed = self.links.default_route_ifindexes()?;
         }
@@ -206,9 +209,13 @@ impl Watcher {
             let has_default_route = self.routed.contains(&link.ifindex);
             let is_watched = self.slots.slot_of(link.ifindex).is_some();
             if is_watched && !self.selection.takes(&link, has_default_route) {
-                self.give_up(link.ifindex)?;
+                self.give_up_soon(link.ifindex)?;
                 if let Some(interfaces) = self.log.deselected.event() {
-                    tracing::info!(interface = link.name, interfaces, "not counted any more");
+                    tracing::info!(
+                        interface = link.name,
+                        interfaces,
+                        "not selected any more: detaching"
+                    );
                 }
             }
         }

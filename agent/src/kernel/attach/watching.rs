@@ -5,6 +5,7 @@ use std::io;
 use anyhow::{Context as _, Result, bail};
 
 use super::{
+    closer::Detach,
     slots::Place,
     watcher::{Pending, Watcher},
 };
@@ -60,6 +61,17 @@ impl Watcher {
         // A link that came meanwhile is closed here.
         drop(self.slots.leave(ifindex));
         Ok(())
+    }
+
+    /// The same on the thread that closes. Until its turn comes, the interface is counted.
+    pub(super) fn give_up_soon(&mut self, ifindex: u32) -> Result<()> {
+        if !self.slots.deselect(ifindex) {
+            return Ok(());
+        }
+        if let Some(clsact) = &mut self.attacher.clsact {
+            clsact.detach(ifindex);
+        }
+        self.closer.detach(Detach::Deselected(ifindex))
     }
 
     pub(super) fn forget(&mut self, ifindex: u32) {

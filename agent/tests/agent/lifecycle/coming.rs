@@ -271,6 +271,12 @@ fn interfaces_are_selected_anew_by_the_file_and_no_packet_is_lost() {
             hooks_of(&status(&lab, &agent), here) == 0
         });
         assert!(nothing_is_attached(&lab.agent));
+        let log = agent.stderr();
+        assert!(
+            log.contains("the interface is not selected any more"),
+            "{log}"
+        );
+        assert!(!log.contains("the interface is gone"), "{log}");
         to_agent(70);
         send(&lab, ["new0", "far0"], &frame, 50);
 

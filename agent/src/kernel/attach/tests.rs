@@ -1,0 +1,209 @@
+//! What happens between two steps of attaching, where another process would have to act at just that moment.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicUsize},
+    mpsc::Receiver,
+};
+
+use lab::{
+    Namespace, kernel,
+    privilege::{is_root_or_skip, skip},
+    tcx_programs,
+};
+
+use super::{closer::Detach, slots::Slots, watcher::Look, *};
+use crate::kernel::{
+    links::netlink::errno,
+    load::{Kernel, LoadSettings},
+};
+
+const SETTINGS: AttachSettings = AttachSettings {
+    ingress_hook: IngressHook::Tc,
+    xdp_mode: XdpMode::Auto,
+    xdp_without_tags: true,
+    directions: Directions::Both,
+    tc_attach: TcAttach::Auto,
+    tcx_order: TcxOrder::First,
+};
+
+fn kernel() -> Kernel {
+    Kernel::load(&LoadSettings {
+        max_flows: 16,
+        max_fragments: 1,
+        decapsulate: false,
+        early_scan_flows: 0,
+        netns: 0,
+        max_interfaces: 4,
+        sample_rate: 1,
+        log_level: 0,
+    })
+    .unwrap()
+}
+
+/// The thread that attaches, for wires that are called so, and what it gives to the thread that detaches. Both
+/// are for the test to play.
+fn watcher(
+    kernel: &mut Kernel,
+    pattern: &str,
+    settings: AttachSettings,
+) -> (Watcher, Receiver<Detach>) {
+    let selection = Selection {
+        include: vec![pattern.parse().unwrap()],
+        exclude: Vec::new(),
+    };
+    let slots = Slots::new(4);
+    let (closer, to_detach) = Closer::channel();
+    let programs = kernel.programs.take().unwrap();
+    let watcher = Watcher {
+        attacher: Attacher {
+            programs: Programs::load(programs, &[], settings).unwrap(),
+            settings,
+            slots: slots.clone(),
+            counters: LinkSocket::open().unwrap(),
+            features: Features::open(),
+            clsact: None,
+            lines: Lines::default(),
+        },
+        slots,
+        table: kernel.interfaces.clone(),
+        links: LinkSocket::open().unwrap(),
+        name_interface: Box::new(|_, _| Ok(())),
+        stop: Arc::new(AtomicBool::new(false)),
+        scan_wanted: Arc::new(Notify::new()),
+        not_counted: Arc::new(AtomicUsize::new(0)),
+        log: WatcherLog::default(),
+        pending: BTreeMap::new(),
+        routed: BTreeSet::new(),
+        changes: Changes::new(selection.clone()),
+        closer,
+        selection,
+    };
+    (watcher, to_detach)
+}
+
+fn wires(namespace: &Namespace, count: usize) -> Vec<Link> {
+    for number in 0..count {
+        let (near, far) = (format!("new{number}"), format!("far{number}"));
+        namespace.add_wire([&near, &far]).unwrap();
+    }
+    let mut links = namespace.enter(crate::kernel::links::links).unwrap();
+    links.retain(|link| link.name.starts_with("new"));
+    links
+}
+
+#[test]
+fn an_interface_that_is_gone_is_not_one_without_native_xdp() {
+    if !is_root_or_skip("agent::an_interface_that_is_gone_is_not_one_without_native_xdp") {
+        return;
+    }
+    let namespace = Namespace::new("gone").unwrap();
+    let link = wires(&namespace, 1).swap_remove(0);
+    namespace.ip(&["link", "del", "new0"]).unwrap();
+    for xdp_mode in [XdpMode::Auto, XdpMode::Native, XdpMode::Generic] {
+        let settings = AttachSettings {
+            ingress_hook: IngressHook::Xdp,
+            xdp_mode,
+            ..SETTINGS
+        };
+        let attach = || {
+            let mut kernel = kernel();
+            let (mut watcher, _) = watcher(&mut kernel, "new*", settings);
+            let attacher = &mut watcher.attacher;
+            let mut hook = attacher.planned(&link, 0, Direction::Ingress);
+            Ok(attacher.xdp_or_tc(&link, &mut hook).unwrap_err())
+        };
+        let error = namespace.enter(attach).unwrap();
+        let chain = format!("{error:#}");
+        assert_eq!(errno(&error), Some(libc::ENODEV), "{xdp_mode:?}: {chain}");
+        assert!(!chain.contains("attach tc"), "{xdp_mode:?}: {chain}");
+    }
+}
+
+#[test]
+fn nothing_is_attached_to_whatever_has_the_index_of_one_that_has_just_left() {
+    if !is_root_or_skip(
+        "agent::nothing_is_attached_to_whatever_has_the_index_of_one_that_has_just_left",
+    ) {
+        return;
+    }
+    let namespace = Namespace::new("reused").unwrap();
+    let link = wires(&namespace, 1).swap_remove(0);
+    let watch = || {
+        let mut kernel = kernel();
+        let (mut watcher, _) = watcher(&mut kernel, "new*", SETTINGS);
+        let (slots, table, ifindex) = (watcher.slots.clone(), watcher.table.clone(), link.ifindex);
+        // The thread that follows notifications hears that it has left. There is another one with its index.
+        watcher.name_interface = Box::new(move |_, _| {
+            table.forget(ifindex)?;
+            drop(slots.leave(ifindex));
+            Ok(())
+        });
+        let error = watcher.watch(&link).unwrap_err();
+        assert_eq!(errno(&error), Some(libc::ENODEV), "{error:#}");
+        assert!(watcher.slots.progress().is_empty(), "no hook was planned");
+        assert!(watcher.table.enter(ifindex, 1)?, "it is not in the table");
+        Ok(())
+    };
+    namespace.enter(watch).unwrap();
+}
+
+#[test]
+fn what_is_deselected_is_detached_from_by_another_thread() {
+    const NAME: &str = "agent::what_is_deselected_is_detached_from_by_another_thread";
+    if !kernel::is_at_least(6, 6) {
+        return skip(NAME, "the kernel has TCX from 6.6");
+    }
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    let namespace = Namespace::new("deselected").unwrap();
+    let links = wires(&namespace, 3);
+    let attached = || {
+        let of = |link: &Link| tcx_programs(&namespace, link.ifindex).unwrap();
+        links.iter().map(of).collect::<Vec<_>>()
+    };
+    let reselect = || {
+        let mut kernel = kernel();
+        let (mut watcher, to_detach) = watcher(&mut kernel, "new*", SETTINGS);
+        for link in &links {
+            assert_eq!(watcher.watch(link)?, None);
+        }
+        assert_eq!(attached(), [[1, 1]; 3]);
+        watcher.selection.include = vec!["new2".parse()?];
+        let again = Look {
+            at_everything: true,
+            is_reselected: true,
+            ..Look::default()
+        };
+        watcher.look(&again)?;
+        watcher.look(&again)?;
+        assert_eq!(attached(), [[1, 1]; 3]);
+        let deselected = to_detach.try_iter().map(|one| match one {
+            Detach::Deselected(ifindex) => ifindex,
+            Detach::Links(_) => panic!("nothing has left"),
+        });
+        let deselected: Vec<u32> = deselected.collect();
+        assert_eq!(deselected, [links[0].ifindex, links[1].ifindex]);
+
+        let work = closer::Work {
+            slots: watcher.slots.clone(),
+            table: watcher.table.clone(),
+            changes: watcher.changes.clone(),
+        };
+        // One of them leaves first, and another one has its index.
+        watcher.table.forget(deselected[0])?;
+        drop(watcher.slots.leave(deselected[0]));
+        watcher.slots.settle(&watcher.slots.left());
+        assert_eq!(watcher.watch(&links[0])?, None);
+        for ifindex in deselected {
+            work.end(ifindex)?;
+        }
+        assert_eq!(attached(), [[1, 1], [0, 0], [1, 1]]);
+        let left = watcher.slots.left();
+        assert_eq!(left.len(), 1);
+        assert!(left[0].is_deselected && left[0].ifindex == links[1].ifindex);
+        Ok(())
+    };
+    namespace.enter(reselect).unwrap();
+}
