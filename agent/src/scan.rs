@@ -243,7 +243,7 @@ impl Scanner {
             if let Some(place) = attached.hook.tag_place
                 && !attached.hook.tags_unknown
             {
-                self.tags.add(place);
+                self.tags.add(attached.hook.ifindex, place);
             }
             let number = attached.hook.number;
             let hook = &attached.hook;

@@ -16,6 +16,7 @@ use super::{
     Link,
     generic::{GenericSocket, attribute},
     netlink::{attributes, push_attribute},
+    statistics::Names,
 };
 
 // linux/ethtool_netlink.h.
@@ -131,7 +132,7 @@ impl Features {
 ///
 /// The kernel answers under the RTNL lock, so a thread of its own asks, and the caller need not wait.
 pub struct TagWatch {
-    places: Sender<TagPlace>,
+    places: Sender<(u32, TagPlace)>,
     hidden: Receiver<(TagPlace, String)>,
 }
 
@@ -142,16 +143,18 @@ impl TagWatch {
     pub fn start() -> Result<Self> {
         let (places, to_watch) = mpsc::channel();
         let (told, hidden) = mpsc::channel();
+        let names = Names::open()?;
         thread::Builder::new()
             .name("tags".to_owned())
-            .spawn(move || watch(&to_watch, &told))
+            .spawn(move || watch(&to_watch, &told, &names))
             .context("start a thread")?;
         Ok(Self { places, hidden })
     }
 
-    pub fn add(&self, place: TagPlace) {
+    /// Watches the place of an interface until the interface has left.
+    pub fn add(&self, ifindex: u32, place: TagPlace) {
         // The thread lives at least as long as this sender.
-        let _ = self.places.send(place);
+        let _ = self.places.send((ifindex, place));
     }
 
     /// The places where tags became hidden since the last call, and why. Each place comes once. Never waits.
@@ -160,7 +163,7 @@ impl TagWatch {
     }
 }
 
-fn watch(to_watch: &Receiver<TagPlace>, told: &Sender<(TagPlace, String)>) {
+fn watch(to_watch: &Receiver<(u32, TagPlace)>, told: &Sender<(TagPlace, String)>, names: &Names) {
     let mut features = Features::open();
     let mut places = Vec::new();
     loop {
@@ -175,9 +178,14 @@ fn watch(to_watch: &Receiver<TagPlace>, told: &Sender<(TagPlace, String)>) {
             Err(RecvTimeoutError::Disconnected) => return,
         }
         places.extend(to_watch.try_iter());
-        places.retain(|&place| {
-            let why = features.hiding_tags(place);
-            why.is_none_or(|why| told.send((place, why)).is_err())
+        places.retain(|&(ifindex, place)| {
+            let Some(why) = features.hiding_tags(place) else {
+                return true;
+            };
+            // With a veth its other end leaves, too, and nothing can be known of that.
+            let name = names.of(ifindex);
+            let has_left = name.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV));
+            !has_left && told.send((place, why)).is_err()
         });
     }
 }
@@ -200,6 +208,18 @@ mod tests {
         assert_eq!(place_of(&link), TagPlace::Unknown);
         link.kind = "tun".into();
         assert_eq!(place_of(&link), TagPlace::InFrames);
+    }
+
+    #[test]
+    fn nothing_is_told_of_an_interface_that_has_left() {
+        const GONE: u32 = 0x7fff_fff0;
+        let watch = TagWatch::start().unwrap();
+        watch.add(GONE, TagPlace::Sender(GONE + 1));
+        watch.add(GONE, TagPlace::Receiver(GONE));
+        // Places are looked at in their order.
+        watch.add(LOOPBACK_IFINDEX, TagPlace::Unknown);
+        let (place, _) = watch.hidden.recv().unwrap();
+        assert_eq!(place, TagPlace::Unknown);
     }
 
     #[test]
