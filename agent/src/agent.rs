@@ -122,6 +122,7 @@ impl Agent {
             &config.selection,
             &links.default_route_ifindexes()?,
         )?;
+        let selected = attach::with_hooks(selected, &config.selection, config.attach)?;
         if real_time::may_interleave() {
             tracing::warn!("{}", real_time::LOSS);
         }

@@ -200,13 +200,6 @@ impl Attachments {
             name_interface,
             scan_wanted,
         } = interfaces;
-        let has_hooks = |link: &Link| {
-            settings.directions != Directions::Egress || attacher::has_egress(link, settings)
-        };
-        ensure!(
-            selected.is_empty() || selected.iter().any(has_hooks),
-            "nothing to attach: on lo only ingress is seen; choose --direction both or ingress"
-        );
         let stop = Arc::new(AtomicBool::new(false));
         let not_counted = Arc::new(AtomicUsize::new(0));
         let changes = Changes::new(selection.clone());
@@ -313,6 +306,21 @@ impl Drop for Attachments {
         self.detach_few();
         release::release(self.slots.take_links());
     }
+}
+
+/// Leaves out interfaces without a hook in these directions. Fails if none is left, and none can come.
+pub fn with_hooks(
+    mut selected: Vec<Link>,
+    selection: &Selection,
+    settings: AttachSettings,
+) -> Result<Vec<Link>> {
+    let is_empty = selected.is_empty();
+    selected.retain(|link| attacher::has_hooks(link, settings));
+    ensure!(
+        is_empty || !selected.is_empty() || selection.has_patterns(),
+        "nothing to attach: on lo only ingress is seen; choose --direction both or ingress"
+    );
+    Ok(selected)
 }
 
 /// Gives slots to the interfaces that are there at the start, in their order.

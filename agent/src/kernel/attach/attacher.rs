@@ -224,8 +224,12 @@ impl Attacher {
     }
 }
 
+pub(super) fn has_hooks(link: &Link, settings: AttachSettings) -> bool {
+    settings.directions != Directions::Egress || has_egress(link, settings)
+}
+
 /// On lo only ingress is counted, since what a host sends to itself also arrives there, and would count
 /// twice.
-pub(super) fn has_egress(link: &Link, settings: AttachSettings) -> bool {
+fn has_egress(link: &Link, settings: AttachSettings) -> bool {
     settings.directions != Directions::Ingress && !link.is_loopback
 }

@@ -14,7 +14,7 @@ use anyhow::{Result, bail};
 use tokio::sync::Notify;
 
 use super::{
-    attacher::Attacher,
+    attacher::{self, Attacher},
     closer::Closer,
     clsact,
     noted::{Changes, Noted},
@@ -274,7 +274,8 @@ impl Watcher {
             return Ok(());
         }
         let has_default_route = self.routed.contains(&link.ifindex);
-        if !self.selection.takes(link, has_default_route) {
+        let has_hooks = attacher::has_hooks(link, self.attacher.settings);
+        if !has_hooks || !self.selection.takes(link, has_default_route) {
             self.pending.remove(&link.ifindex);
             return Ok(());
         }

@@ -121,6 +121,24 @@ fn more_files_than_the_soft_limit_are_opened() {
     assert!(stderr.contains("the limit of open files"), "{stderr}");
 }
 
+/// An interface without a hook takes no place.
+#[test]
+fn lo_has_no_place_where_only_egress_is_counted() {
+    if !is_root_or_skip("agent::lo_has_no_place_where_only_egress_is_counted") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let settings = ["--direction", "egress", "--max-interfaces", "1"];
+    let agent = Agent::start_on(&lab.agent, "l*,new*", &settings);
+    lab.agent.namespace.add_wire(["new0", "far0"]).unwrap();
+    wait_until("it is watched", || {
+        let status = agent.status(&lab.agent);
+        let hooks = status["hooks"].as_array().unwrap();
+        hooks.len() == 1 && hooks[0]["interface"]["name"] == "new0"
+    });
+    agent.stop();
+}
+
 /// Each attachment takes a grace period under RTNL, which somebody else holds from the first one on.
 #[test]
 fn an_interface_counts_while_others_are_attached_to() {
