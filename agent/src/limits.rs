@@ -12,15 +12,24 @@ const OTHERS: u64 = 64;
 /// Fails if `attachments` descriptors cannot be open in addition to all others.
 pub fn raise_open_files(attachments: usize) -> Result<()> {
     let mut limit = getrlimit(Resource::Nofile);
+    ensure_within(limit.maximum.unwrap_or(u64::MAX), attachments)?;
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).context("raise the limit of open files")
+}
+
+/// Fails if so many attachments would leave too few descriptors for the rest.
+pub fn ensure_open_files(attachments: usize) -> Result<()> {
+    ensure_within(open_files(), attachments)
+}
+
+fn ensure_within(most: u64, attachments: usize) -> Result<()> {
     let needed = attachments as u64 + OTHERS;
-    let most = limit.maximum.unwrap_or(u64::MAX);
     ensure!(
         needed <= most,
         "{attachments} hooks need {needed} open files, and the limit of open files is {most}: raise it \
          (ulimit -Hn, LimitNOFILE= in the unit), or choose fewer interfaces"
     );
-    limit.current = limit.maximum;
-    setrlimit(Resource::Nofile, limit).context("raise the limit of open files")
+    Ok(())
 }
 
 /// How many files may be open at the same time.

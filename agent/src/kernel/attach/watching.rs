@@ -9,12 +9,14 @@ use super::{
     slots::Place,
     watcher::{Pending, Watcher},
 };
-use crate::kernel::links::Link;
+use crate::{kernel::links::Link, limits};
 
 impl Watcher {
     /// Attaches the hooks of an interface that came, or says why not.
     pub(super) fn watch(&mut self, link: &Link) -> Result<Option<Pending>> {
         super::link_type(link)?;
+        let hooks = self.attacher.settings.directions.count();
+        limits::ensure_open_files(self.slots.links() + hooks)?;
         let slot = match self.slots.take(link.ifindex, &link.name) {
             Place::Slot(slot) => slot,
             Place::Draining => {

@@ -121,6 +121,36 @@ fn more_files_than_the_soft_limit_are_opened() {
     assert!(stderr.contains("the limit of open files"), "{stderr}");
 }
 
+/// What is left over is for consumers and for the rest of the agent.
+#[test]
+fn interfaces_that_come_leave_some_files_to_open() {
+    const NAME: &str = "agent::interfaces_that_come_leave_some_files_to_open";
+    const WIRES: usize = 20;
+    if !kernel::is_at_least(6, 6) {
+        return skip(NAME, "the kernel has TCX from 6.6");
+    }
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let mut command = lab.agent.command("prlimit");
+    command.args(["--nofile=80", env!("CARGO_BIN_EXE_flow-agent")]);
+    let agent = Agent::start_by(command, "many*", &[]);
+    add_wires(&lab, WIRES);
+    // 80 are 64 and 16 for hooks.
+    wait_until("some are watched", || {
+        let status = agent.status(&lab.agent);
+        let hooks = status["hooks"].as_array().unwrap().len();
+        hooks == 16 && status["interfaces"]["not_counted"] == WIRES - 8
+    });
+    assert!(
+        agent
+            .stderr()
+            .contains("the limit of open files is 80: raise it")
+    );
+    agent.stop();
+}
+
 /// An interface without a hook takes no place.
 #[test]
 fn lo_has_no_place_where_only_egress_is_counted() {
