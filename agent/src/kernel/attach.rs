@@ -207,7 +207,7 @@ impl Attachments {
         let programs = kernel.programs.take().context("the programs are taken")?;
         let mut watcher = Watcher {
             attacher: Attacher {
-                programs: Programs::load(programs, &selected, settings)?,
+                programs: Programs::load(programs, &selected, &selection, settings)?,
                 settings,
                 slots: slots.clone(),
                 counters: LinkSocket::open()?,

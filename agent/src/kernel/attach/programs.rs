@@ -1,5 +1,6 @@
-//! Loads the programs that hooks need: those of the first interfaces before any hook is attached, so that no
-//! interface waits for the verifier, and others when an interface of another kind comes.
+//! Loads the programs that hooks need: those of the first interfaces, and of the usual ones that may come, before
+//! any hook is attached, so that none of them waits for the verifier. Others when an interface of another kind
+//! comes.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 
@@ -12,16 +13,26 @@ use aya::{
 };
 
 use super::{AttachSettings, Directions, IngressHook, link_type};
-use crate::kernel::{links::Link, refusal, signals};
+use crate::{
+    interfaces::Selection,
+    kernel::{links::Link, refusal, signals},
+};
 
 pub(super) struct Programs(Ebpf);
 
 impl Programs {
-    /// Loads the programs that hooks of these interfaces may need. An XDP hook may need TC instead.
-    pub(super) fn load(ebpf: Ebpf, links: &[Link], settings: AttachSettings) -> Result<Self> {
+    /// Loads the programs that hooks of these interfaces may need, and of one that patterns may choose later. An
+    /// XDP hook may need TC instead.
+    pub(super) fn load(
+        ebpf: Ebpf,
+        links: &[Link],
+        selection: &Selection,
+        settings: AttachSettings,
+    ) -> Result<Self> {
         let mut programs = Self(ebpf);
-        for link in links {
-            let link_type = link_type(link)?;
+        let here: Vec<_> = links.iter().map(link_type).collect::<Result<_>>()?;
+        let to_come = selection.has_patterns().then_some(LinkType::Ethernet);
+        for link_type in here.into_iter().chain(to_come) {
             if settings.directions != Directions::Egress {
                 programs.get(tc_name(Direction::Ingress, link_type))?;
                 if settings.ingress_hook == IngressHook::Xdp {

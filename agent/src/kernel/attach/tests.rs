@@ -57,7 +57,7 @@ fn watcher(
     let programs = kernel.programs.take().unwrap();
     let watcher = Watcher {
         attacher: Attacher {
-            programs: Programs::load(programs, &[], settings).unwrap(),
+            programs: Programs::load(programs, &[], &selection, settings).unwrap(),
             settings,
             slots: slots.clone(),
             counters: LinkSocket::open().unwrap(),
