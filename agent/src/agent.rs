@@ -6,7 +6,7 @@
 //! [`publish`] completes and publishes a status after each scan, [`printing`] is the agent's own consumer on
 //! stdout, and the server gives batches and status to all other consumers.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use tokio::{
@@ -20,15 +20,16 @@ use crate::{
     clock,
     filter::Rule,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
-    interfaces::{self, Selection},
+    interfaces::{Selection, everywhere},
     kernel::{
         attach::{self, AttachSettings, Attachments, NameInterface, Slots},
         filled::FilledPages,
-        links::{Link, LinkSocket, netns_inode, tags::TagWatch},
+        links::{Link, tags::TagWatch},
         load::{Kernel, LoadSettings},
         real_time,
     },
     limits,
+    netns::{Namespace, Netns},
     output::Format,
     proto::AgentStatus,
     replica::{Replica, ReplicaSettings},
@@ -57,6 +58,8 @@ const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
 pub struct Config {
     /// The programs to load: [`crate::kernel::load::OBJECT`], or a build of them for tests.
     pub object: &'static [u8],
+    /// Network namespaces to count in. Without any it is the agent's own.
+    pub netns: Vec<Netns>,
     /// Interfaces to count on.
     pub selection: Selection,
     /// How many at the same time; 0 leaves some room beside those that are there at the start.
@@ -99,11 +102,9 @@ pub struct Agent {
     hub: Hub,
     listeners: Listeners,
     kernel: Kernel,
-    selected: Vec<Link>,
+    selected: Vec<(Namespace, Vec<Link>)>,
     slots: Slots,
     max_interfaces: u32,
-    /// Inode number of the network namespace.
-    netns: u32,
     filled: FilledPages,
     rules: RunningRules,
     changes: Changes,
@@ -111,25 +112,21 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Chooses the interfaces, loads the programs, puts the rules in force and opens the listeners, in the
-    /// network namespace of the calling thread.
+    /// Chooses the interfaces, loads the programs, puts the rules in force and opens the listeners. What the
+    /// configuration calls the agent's own network namespace is that of the calling thread.
     pub async fn start(config: Config) -> Result<Self> {
         let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
         let identity = Arc::new(identity()?);
-        let mut links = LinkSocket::open()?;
-        let selected = interfaces::select(
-            &links.links()?,
-            &config.selection,
-            &links.default_route_ifindexes()?,
-        )?;
+        let namespaces = Namespace::open_all(&config.netns)?;
+        let selected = everywhere::select(&namespaces, &config.selection)?;
         let selected = attach::with_hooks(selected, &config.selection, config.attach)?;
         if real_time::may_interleave() {
             tracing::warn!("{}", real_time::LOSS);
         }
-        let netns = netns_inode()?;
-        limits::raise_open_files(selected.len() * config.attach.directions.count())?;
+        let links: usize = selected.iter().map(|(_, links)| links.len()).sum();
+        limits::raise_open_files(links * config.attach.directions.count(), namespaces.len())?;
         let max_interfaces = match config.max_interfaces {
-            0 => room_for_interfaces(selected.len()),
+            0 => room_for_interfaces(links),
             most => most,
         };
         let slots = attach::first_slots(max_interfaces, &selected)?;
@@ -138,7 +135,7 @@ impl Agent {
             max_fragments: config.max_fragments,
             early_scan_flows: early_scan_flows(config.max_flows, config.early_scan_percent),
             decapsulate: config.decapsulate,
-            netns,
+            netns: namespaces.iter().map(Namespace::number).collect(),
             max_interfaces,
             sample_rate: config.sample_rate,
             log_level: config.bpf_log_level,
@@ -148,8 +145,10 @@ impl Agent {
         let filled = FilledPages::listen(filled)?;
         // Before anything is attached, so that a port in use leaves nothing behind.
         let listeners = Listeners::bind(&config.listen).await?;
-        for (slot, link) in selected.iter().enumerate() {
-            kernel.register(link.ifindex, &link.name, slot as u32)?;
+        let all = selected.iter().enumerate();
+        let all = all.flat_map(|(netns, (_, links))| links.iter().map(move |link| (netns, link)));
+        for (slot, (netns, link)) in (0..).zip(all) {
+            kernel.register(netns, link.ifindex, &link.name, slot)?;
         }
         let mut maps = kernel.take_rule_maps()?;
         let staged = maps.stage(&config.rules)?;
@@ -172,12 +171,19 @@ impl Agent {
             selected,
             slots,
             max_interfaces,
-            netns,
             filled,
             rules,
             changes,
             requests,
         })
+    }
+
+    /// The network namespaces in which it counts.
+    pub fn namespaces(&self) -> Vec<Namespace> {
+        self.selected
+            .iter()
+            .map(|(netns, _)| netns.clone())
+            .collect()
     }
 
     /// Reads and replaces the filter rules, also while the agent runs.
@@ -193,6 +199,7 @@ impl Agent {
     /// Counts until `stop`, or until a hook cannot be attached. Returns when everything is detached, drained
     /// and sent.
     pub async fn run(self, stop: impl Future<Output = ()>, manager: ServiceManager) -> Result<()> {
+        let namespaces = self.namespaces();
         let Self {
             config,
             identity,
@@ -202,13 +209,12 @@ impl Agent {
             selected,
             slots,
             max_interfaces,
-            netns,
             filled,
             rules,
             changes: _,
             requests,
         } = self;
-        let qdiscs = QdiscDrops::open()?;
+        let qdiscs = QdiscDrops::open(&namespaces)?;
         let scan_wanted = Arc::new(Notify::new());
         let to_watch = attach::Interfaces {
             selected,
@@ -224,8 +230,8 @@ impl Agent {
             replica: Replica::new(config.replica),
             encoder: BatchEncoder::new(Arc::clone(&identity)).sampling(config.sample_rate),
             hub: hub.clone(),
-            interfaces: Interfaces::open(netns)?,
-            tags: TagWatch::start()?,
+            interfaces: Interfaces::open(&namespaces)?,
+            tags: tag_watches(&namespaces)?,
         });
 
         let settings = status_settings(&config, max_interfaces, identity);
@@ -295,7 +301,7 @@ fn room_for_interfaces(selected: usize) -> u32 {
 /// Waits until the programs apply the rules to an interface by its name, or until the agent stops.
 fn name_interface(rules: RunningRules) -> NameInterface {
     let runtime = Handle::current();
-    Box::new(move |slot, name| {
+    Arc::new(move |slot, name| {
         match runtime.block_on(rules.name_interface(slot, name.to_owned())) {
             Ok(()) | Err(ReplaceError::Stopping(_)) => Ok(()),
             Err(error @ ReplaceError::Refused(_)) => {
@@ -360,15 +366,28 @@ fn identity() -> Result<Identity> {
     })
 }
 
+/// By the number of the network namespace.
+fn tag_watches(namespaces: &[Namespace]) -> Result<BTreeMap<u32, TagWatch>> {
+    let start = |namespace: &Namespace| {
+        let watch = namespace.enter(TagWatch::start)?;
+        Ok((namespace.number(), watch))
+    };
+    namespaces.iter().map(start).collect()
+}
+
 /// Copies what the programs log to our own log, for as long as the process runs.
 fn forward_logs(kernel: &mut Kernel) -> Result<()> {
-    let programs = kernel.programs.as_mut().context("the programs are taken")?;
-    let mut logger = aya_log::EbpfLogger::init(programs).context("read the programs' log")?;
+    let sets = kernel.sets.iter_mut();
+    let loggers = sets.map(|set| aya_log::EbpfLogger::init(&mut set.programs));
+    let loggers: Result<Vec<_>, _> = loggers.collect();
+    let mut loggers = loggers.context("read the programs' log")?;
     tokio::spawn(async move {
         let mut ticks = tokio::time::interval(LOG_FLUSH_INTERVAL);
         loop {
             ticks.tick().await;
-            logger.flush();
+            for logger in &mut loggers {
+                logger.flush();
+            }
         }
     });
     Ok(())

@@ -1,7 +1,7 @@
 //! Chooses the interfaces to count on, by patterns or by default routes.
 //!
 //! An exact name must exist at the start and be readable. A glob or a regex takes the readable ones of those
-//! that it matches, now or later.
+//! that it matches, now or later. With several network namespaces ([`everywhere`]) a name has to be in one of them.
 
 use std::collections::BTreeSet;
 
@@ -9,6 +9,8 @@ use anyhow::{Result, bail, ensure};
 use tracing::warn;
 
 use crate::{kernel::links::Link, pattern::Pattern};
+
+pub mod everywhere;
 
 /// A name at least this similar is suggested (Jaro-Winkler, 1 is equal).
 const SIMILAR: f64 = 0.75;
@@ -196,7 +198,7 @@ mod tests {
     use super::*;
     use crate::kernel::links::{AttachedXdp, Counters};
 
-    fn link(ifindex: u32, name: &str, hardware_type: u16) -> Link {
+    pub(super) fn link(ifindex: u32, name: &str, hardware_type: u16) -> Link {
         Link {
             ifindex,
             name: name.to_owned(),

@@ -13,8 +13,8 @@ use tracing::{
     field::{Field, Visit},
 };
 use tracing_subscriber::{
-    fmt::{FmtContext, FormatEvent, FormatFields, format::Writer},
-    registry::LookupSpan,
+    fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields, format::Writer},
+    registry::{LookupSpan, Scope},
 };
 
 use crate::{log_queue::Output, output::harmless::harmless};
@@ -113,7 +113,17 @@ where
         event.record(&mut fields);
         writeln!(writer, "TARGET={}", fields.target)?;
         writer.write_str(&fields.lines)?;
-        writer.write_str("MESSAGE=")?;
+        // The namespace in which a thread works, see `Namespace::span`.
+        let mut place = String::new();
+        for span in context.event_scope().into_iter().flat_map(Scope::from_root) {
+            if let Some(fields) = span.extensions().get::<FormattedFields<N>>() {
+                let name: String = span.name().chars().map(as_in_a_name).collect();
+                let value = fields.strip_prefix("name=").unwrap_or(fields);
+                writeln!(writer, "{PREFIX}{name}={value}")?;
+                write!(place, "{}{{{fields}}}: ", span.name())?;
+            }
+        }
+        write!(writer, "MESSAGE={place}")?;
         context.format_fields(writer.by_ref(), event)?;
         writeln!(writer)
     }
@@ -163,7 +173,7 @@ impl Visit for Fields {
 
 #[cfg(test)]
 mod tests {
-    use tracing::{subscriber::with_default, warn};
+    use tracing::{error_span, subscriber::with_default, warn};
 
     use super::*;
     use crate::{log_queue::LogQueue, output::log};
@@ -196,6 +206,19 @@ mod tests {
              FLOW_AGENT_KIND=Some(1)\n\
              MESSAGE=lost in eth0\\u{a}MESSAGE=forged interface=\"eth0\\nMESSAGE=forged\" of.packets=5 \
              kind=Some(1)\n"
+        );
+    }
+
+    #[test]
+    fn an_event_in_a_network_namespace_has_its_name() {
+        let in_netns = || {
+            let span = error_span!("netns", name = %"blue");
+            span.in_scope(|| warn!("lost"));
+        };
+        assert_eq!(
+            message(in_netns),
+            "PRIORITY=4\nSYSLOG_IDENTIFIER=flow-agent\nTARGET=agent::journal::tests\n\
+             FLOW_AGENT_NETNS=blue\nMESSAGE=netns{name=blue}: lost\n"
         );
     }
 

@@ -9,21 +9,25 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 /// Descriptors for maps, programs, listeners, consumers and the log.
 const OTHERS: u64 = 64;
 
-/// Fails if `attachments` descriptors cannot be open in addition to all others.
-pub fn raise_open_files(attachments: usize) -> Result<()> {
+/// Sockets, maps and programs for each network namespace but the first.
+const FOR_NAMESPACE: u64 = 48;
+
+/// Fails if `attachments` descriptors cannot be open in addition to all others, in this many network namespaces.
+pub fn raise_open_files(attachments: usize, namespaces: usize) -> Result<()> {
     let mut limit = getrlimit(Resource::Nofile);
-    ensure_within(limit.maximum.unwrap_or(u64::MAX), attachments)?;
+    ensure_within(limit.maximum.unwrap_or(u64::MAX), attachments, namespaces)?;
     limit.current = limit.maximum;
     setrlimit(Resource::Nofile, limit).context("raise the limit of open files")
 }
 
 /// Fails if so many attachments would leave too few descriptors for the rest.
-pub fn ensure_open_files(attachments: usize) -> Result<()> {
-    ensure_within(open_files(), attachments)
+pub fn ensure_open_files(attachments: usize, namespaces: usize) -> Result<()> {
+    ensure_within(open_files(), attachments, namespaces)
 }
 
-fn ensure_within(most: u64, attachments: usize) -> Result<()> {
-    let needed = attachments as u64 + OTHERS;
+fn ensure_within(most: u64, attachments: usize, namespaces: usize) -> Result<()> {
+    let further = namespaces.saturating_sub(1) as u64;
+    let needed = attachments as u64 + OTHERS + further * FOR_NAMESPACE;
     ensure!(
         needed <= most,
         "{attachments} hooks need {needed} open files, and the limit of open files is {most}: raise it \

@@ -28,6 +28,7 @@ use self::{
 };
 use crate::{
     clock::ScanClock,
+    netns::InterfaceId,
     record::{EndReason, Record},
 };
 
@@ -165,12 +166,12 @@ impl Replica {
     }
 
     /// Ends closed flows whose linger is over, flows that were quiet for too long, and all flows of interfaces
-    /// that have left, which are given by index.
-    pub fn end_scan(&mut self, left: &BTreeSet<u32>, sink: &mut impl FnMut(&Record)) {
+    /// that have left.
+    pub fn end_scan(&mut self, left: &BTreeSet<InterfaceId>, sink: &mut impl FnMut(&Record)) {
         for slot in self.slab.slots() {
             self.tell(slot, sink);
             let entry = &self.slab[slot];
-            if !left.is_empty() && left.contains(&entry.key.ifindex) {
+            if !left.is_empty() && left.contains(&InterfaceId::of(&entry.key)) {
                 self.end_by_force(slot, sink);
                 continue;
             }

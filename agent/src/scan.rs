@@ -5,7 +5,7 @@
 //! never waits for another process: other code does what needs the RTNL lock, such as netlink.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -25,6 +25,7 @@ use crate::{
         rule_maps::PlacedRules,
     },
     log_limit::LogLimit,
+    netns::InterfaceId,
     record::Record,
     replica::{Replica, came_through_a_tunnel},
 };
@@ -69,7 +70,8 @@ pub struct Departed {
 pub struct Scanner {
     kernel: Kernel,
     attachments: Option<Attachments>,
-    tags: TagWatch,
+    /// By network namespace.
+    tags: BTreeMap<u32, TagWatch>,
     replica: Replica,
     encoder: BatchEncoder,
     hub: Hub,
@@ -95,7 +97,8 @@ pub struct ScannerParts {
     pub encoder: BatchEncoder,
     pub hub: Hub,
     pub interfaces: Interfaces,
-    pub tags: TagWatch,
+    /// By network namespace.
+    pub tags: BTreeMap<u32, TagWatch>,
 }
 
 impl Scanner {
@@ -162,8 +165,8 @@ impl Scanner {
         };
         self.stats.last_flip_wait_ns = nanos(started);
         self.note_progress();
-        let left_ifindexes = left.iter().map(|left| left.ifindex).collect();
-        self.interfaces.read_after_flip(&left_ifindexes)?;
+        let left_ids = left.iter().map(|left| left.id).collect();
+        self.interfaces.read_after_flip(&left_ids)?;
         self.look_for_hidden_tags(&left);
         let mut refused = false;
         for &page in &idle {
@@ -195,7 +198,7 @@ impl Scanner {
                  --scan-interval or --early-scan"
             );
         }
-        self.end(is_final, encode, occupancy, &left_ifindexes);
+        self.end(is_final, encode, occupancy, &left_ids);
         self.forget(&left);
         self.window_start_unix_ns = window_end_unix_ns;
         self.stats.occupancy = occupancy;
@@ -242,13 +245,13 @@ impl Scanner {
         for attached in progress.unwrap_or_default() {
             if let Some(place) = attached.hook.tag_place
                 && !attached.hook.tags_unknown
+                && let Some(tags) = self.tags.get(&attached.hook.id.netns)
             {
-                self.tags.add(attached.hook.ifindex, place);
+                tags.add(attached.hook.id.ifindex, place);
             }
             let number = attached.hook.number;
             let hook = &attached.hook;
-            self.interfaces
-                .watch(hook.slot(), hook.ifindex, &hook.interface);
+            self.interfaces.watch(hook.slot(), hook.id, &hook.interface);
             let known = |state: &&mut HookState| state.hook.number == number;
             match self.hooks.iter_mut().find(known) {
                 Some(state) => {
@@ -277,9 +280,14 @@ impl Scanner {
     /// goes on counting, but its account says so from the window in which this was seen.
     /// Nothing is known of the features of interfaces that have left.
     fn look_for_hidden_tags(&mut self, left: &[Left]) {
-        for (place, why) in self.tags.hidden() {
+        let hidden = self.tags.iter().flat_map(|(&netns, tags)| {
+            let hidden = tags.hidden();
+            hidden.map(move |(place, why)| (netns, place, why))
+        });
+        for (netns, place, why) in hidden {
             let hooks = self.hooks.iter_mut().map(|state| &mut state.hook);
-            let hooks = hooks.filter(|hook| left.iter().all(|left| left.ifindex != hook.ifindex));
+            let hooks = hooks.filter(|hook| hook.id.netns == netns);
+            let hooks = hooks.filter(|hook| left.iter().all(|left| left.id != hook.id));
             for hook in hooks.filter(|hook| hook.tag_place == Some(place) && !hook.tags_unknown) {
                 if let Some(interfaces) = self.hidden_tags.event() {
                     warn_of_hidden_tags(&hook.interface, interfaces, &why);
@@ -360,7 +368,7 @@ impl Scanner {
     }
 
     /// Ends flows whose time is over, and those of interfaces that have left.
-    fn end(&mut self, is_final: bool, encode: bool, occupancy: u64, left: &BTreeSet<u32>) {
+    fn end(&mut self, is_final: bool, encode: bool, occupancy: u64, left: &BTreeSet<InterfaceId>) {
         let Self {
             replica,
             encoder,
@@ -408,7 +416,7 @@ impl Scanner {
     }
 
     /// Counts on the interfaces of this selection soon, and no longer on others.
-    pub fn select(&self, selection: Selection) {
+    pub fn select(&self, selection: &Selection) {
         if let Some(attachments) = &self.attachments {
             attachments.select(selection);
         }

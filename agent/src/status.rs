@@ -11,6 +11,7 @@ use crate::{
         attach::{Hook, InsteadOfXdp, Mode},
         links::{Counters, qdisc::dropped_since},
     },
+    netns::InterfaceId,
     proto,
     scan::{HookState, Scanner},
 };
@@ -96,15 +97,18 @@ pub fn of(
     }
 }
 
-/// Adds what each interface's qdiscs dropped between two readings, which are by ifindex.
+/// Adds what each interface's qdiscs dropped between two readings.
 pub fn add_qdisc_drops(
     status: &mut proto::AgentStatus,
-    before: &BTreeMap<u32, u64>,
-    after: &BTreeMap<u32, u64>,
+    before: &BTreeMap<InterfaceId, u64>,
+    after: &BTreeMap<InterfaceId, u64>,
 ) {
     for hook in &mut status.hooks {
-        let ifindex = hook.interface.as_ref().map_or(0, |one| one.ifindex);
-        let of = |drops: &BTreeMap<u32, u64>| drops.get(&ifindex).copied();
+        let id = hook.interface.as_ref().map(|one| InterfaceId {
+            netns: one.netns,
+            ifindex: one.ifindex,
+        });
+        let of = |drops: &BTreeMap<_, u64>| drops.get(&id.unwrap_or_default()).copied();
         hook.qdisc_drops = dropped_since(of(before), of(after));
     }
 }
@@ -119,11 +123,7 @@ fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> Option<proto:
     let after_attach = state.after_attach?;
     let watched = scanner.interfaces().watched(state.hook.slot())?;
     Some(proto::HookStatus {
-        interface: Some(proto::Interface {
-            ifindex: watched.ifindex,
-            name: watched.name.clone(),
-            netns: scanner.interfaces().netns(),
-        }),
+        interface: Some(scanner.interfaces().message(watched)),
         hook: hook_kind(&state.hook) as i32,
         mode: match state.hook.mode {
             Mode::Tcx => proto::AttachMode::Tcx,

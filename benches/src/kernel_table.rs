@@ -26,7 +26,7 @@ impl KernelTable {
             max_fragments: 1,
             decapsulate: false,
             early_scan_flows: 0,
-            netns: 0,
+            netns: vec![0],
             max_interfaces: 1,
             sample_rate: 0,
             log_level: 0,

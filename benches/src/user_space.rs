@@ -99,6 +99,7 @@ impl Default for UserSpace {
                 ifindex: 2,
                 name: "eth0".into(),
                 netns: 4_026_531_840,
+                ..Interface::default()
             }]),
             consumer: Consumer::default(),
             scans: 0,

@@ -10,31 +10,57 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{kernel::links::LinkSocket, proto::AgentStatus, status};
+use crate::{
+    kernel::links::LinkSocket,
+    netns::{InterfaceId, Namespace},
+    proto::AgentStatus,
+    status,
+};
 
 /// How long a status waits for the drops. It is published without them after this time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-type Drops = BTreeMap<u32, u64>;
+type Drops = BTreeMap<InterfaceId, u64>;
 
 /// Packets that qdiscs have dropped since this was made.
 pub(super) struct QdiscDrops {
-    links: LinkSocket,
+    /// By the number of the network namespace.
+    links: Vec<(u32, LinkSocket)>,
     before: Drops,
 }
 
 impl QdiscDrops {
-    /// Reads the network namespace of the calling thread.
-    pub(super) fn open() -> Result<Self> {
-        let mut links = LinkSocket::open()?;
+    /// Reads these network namespaces.
+    pub(super) fn open(namespaces: &[Namespace]) -> Result<Self> {
+        let open = |namespace: &Namespace| {
+            let links = namespace.enter(LinkSocket::open)?;
+            Ok((namespace.number(), links))
+        };
+        let drops = Self {
+            links: namespaces.iter().map(open).collect::<Result<_>>()?,
+            before: Drops::new(),
+        };
         // If the drops cannot be read they are unknown, which the audit can handle.
-        let before = links.qdisc_drops().unwrap_or_default();
-        Ok(Self { links, before })
+        let (drops, before) = drops.read();
+        Ok(Self {
+            before: before.unwrap_or_default(),
+            ..drops
+        })
     }
 
     fn read(mut self) -> (Self, Option<Drops>) {
-        let after = self.links.qdisc_drops().ok();
+        let after = self.drops().ok();
         (self, after)
+    }
+
+    fn drops(&mut self) -> Result<Drops> {
+        let mut drops = Drops::new();
+        for (netns, links) in &mut self.links {
+            let netns = *netns;
+            let here = links.qdisc_drops()?.into_iter();
+            drops.extend(here.map(|(ifindex, count)| (InterfaceId { netns, ifindex }, count)));
+        }
+        Ok(drops)
     }
 }
 

@@ -146,7 +146,7 @@ impl Scanning {
                 Ok((scanner, Ok(())))
             }
             Change::Selection(selection) => {
-                scanner.select(selection);
+                scanner.select(&selection);
                 Ok((scanner, Ok(())))
             }
         }

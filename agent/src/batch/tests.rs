@@ -25,6 +25,7 @@ fn header(interfaces: u32) -> ScanHeader {
         ifindex,
         name: format!("eth{ifindex}"),
         netns: 7,
+        ..Interface::default()
     });
     ScanHeader {
         scan_id: 3,

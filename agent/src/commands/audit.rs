@@ -10,7 +10,10 @@ use super::{
     answer::{self, Format},
     connect::Connect,
 };
-use crate::{client, output::harmless};
+use crate::{
+    client,
+    output::{harmless, human},
+};
 
 mod compare;
 
@@ -75,12 +78,14 @@ fn exit_code(mut verdicts: impl Iterator<Item = Verdict>) -> ExitCode {
 fn text(comparison: &Comparison) -> String {
     let Comparison {
         interface,
+        netns_name,
         direction,
         hook,
         mode,
         ours,
         ..
     } = comparison;
+    let interface = human::interface(netns_name, interface);
     let verdict = verdict(comparison);
     let mut lines = vec![
         format!("{interface} {direction} ({hook} by {mode}): {verdict}"),
@@ -138,6 +143,7 @@ mod tests {
             interface: "eth0".to_owned(),
             ifindex: 2,
             netns: 5,
+            netns_name: String::new(),
             direction: "ingress",
             hook: "tc_ingress",
             mode: "tcx",

@@ -12,11 +12,9 @@ use super::{
 };
 use crate::{
     filter::{self, Probe, Rules},
-    interfaces::{self, Selection},
-    kernel::{
-        capabilities::Capabilities,
-        links::{Link, LinkSocket},
-    },
+    interfaces::{Selection, everywhere},
+    kernel::{capabilities::Capabilities, links::Link},
+    netns::{Namespace, Netns},
     output::harmless,
     pattern::{self, Patterns},
 };
@@ -147,6 +145,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
 fn checks(layers: &Layers, given: Selection) -> Result<Vec<Check>> {
     let release = system::Release::of_this_kernel()?;
     let capabilities = Capabilities::of_this_process()?;
+    let settings = settings::read(layers);
+    let netns = settings
+        .as_ref()
+        .map_or(&[][..], |(_, config)| &config.netns);
     let mut checks = vec![
         system::kernel(&release),
         bpf::syscall(capabilities),
@@ -154,13 +156,12 @@ fn checks(layers: &Layers, given: Selection) -> Result<Vec<Check>> {
         system::preemption(),
         system::btf(),
     ];
-    checks.extend(process::capabilities(capabilities));
+    checks.extend(process::capabilities(capabilities, netns));
     if capabilities.may_load_programs() {
         super::notice("the kernel verifies the programs, which takes some seconds");
         checks.extend(programs::programs());
     }
     checks.push(bpf::tcx());
-    let settings = settings::read(layers);
     let mut selection = given;
     if let Ok((_, config)) = &settings {
         let set = &config.selection;
@@ -173,26 +174,20 @@ fn checks(layers: &Layers, given: Selection) -> Result<Vec<Check>> {
             }
         }
     }
-    checks.extend(interfaces(&selection));
+    checks.extend(interfaces(netns, &selection));
     checks.push(settings::check(&settings));
     Ok(checks)
 }
 
 /// Two checks for each interface, or a single one if there is none or the selection as a whole fails.
-fn interfaces(selection: &Selection) -> Vec<Check> {
-    match select(selection) {
-        Ok(selected) if selected.is_empty() => vec![Check::warn(
+fn interfaces(netns: &[Netns], selection: &Selection) -> Vec<Check> {
+    match interfaces_of(netns, selection) {
+        Ok(checks) if checks.is_empty() => vec![Check::warn(
             "interfaces",
             "none that is here is selected; the agent waits for one that is",
             "select others with --interface and --exclude-interface",
         )],
-        Ok(selected) => {
-            let mut xdp = xdp::Features::open();
-            let lines = selected
-                .iter()
-                .flat_map(|link| [interface(link), xdp::mode(&mut xdp, link)]);
-            lines.collect()
-        }
+        Ok(checks) => checks,
         Err(error) => vec![Check::missing(
             "interfaces",
             format!("{error:#}"),
@@ -201,13 +196,25 @@ fn interfaces(selection: &Selection) -> Vec<Check> {
     }
 }
 
-fn select(selection: &Selection) -> Result<Vec<Link>> {
-    let mut socket = LinkSocket::open()?;
-    interfaces::select(
-        &socket.links()?,
-        selection,
-        &socket.default_route_ifindexes()?,
-    )
+fn interfaces_of(netns: &[Netns], selection: &Selection) -> Result<Vec<Check>> {
+    let namespaces = Namespace::open_all(netns)?;
+    let mut checks = Vec::new();
+    for (namespace, links) in everywhere::select(&namespaces, selection)? {
+        checks.extend(namespace.enter(|| {
+            let mut xdp = xdp::Features::open();
+            let lines = links
+                .iter()
+                .flat_map(|link| [interface(link), xdp::mode(&mut xdp, link)]);
+            let mut lines: Vec<_> = lines.collect();
+            if !namespace.name().is_empty() {
+                for check in &mut lines {
+                    check.name = format!("{} in {}", check.name, namespace.name());
+                }
+            }
+            Ok(lines)
+        })?);
+    }
+    Ok(checks)
 }
 
 fn interface(link: &Link) -> Check {

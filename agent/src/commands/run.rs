@@ -41,7 +41,12 @@ pub async fn run(layers: Layers, settings: Settings, log: LogControl) -> Result<
     let reload = Reload::listen(layers, settings, log)?;
     let config = reload.config().map_err(RefusedSettings)?;
     let agent = Agent::start(config).await?;
-    reload.start(agent.rules(), agent.changes(), manager.clone());
+    reload.start(
+        agent.rules(),
+        agent.changes(),
+        agent.namespaces(),
+        manager.clone(),
+    );
     // From here on a signal leads to a final scan.
     let stop = shutdown(duration)?;
     // The agent holds accounts, which are too large for the caller's stack.

@@ -1,6 +1,6 @@
 //! `flow-agent status`: shows what a running agent reports about itself.
 
-use std::{process::ExitCode, time::Duration};
+use std::{collections::BTreeMap, process::ExitCode, time::Duration};
 
 use anyhow::Result;
 
@@ -53,9 +53,7 @@ fn text(status: &AgentStatus) -> String {
         ));
     }
     settings_lines(status, &mut lines);
-    for hook in &status.hooks {
-        hook_lines(hook, &mut lines);
-    }
+    hooks_lines(&status.hooks, &mut lines);
     if let Some(interfaces) = &status.interfaces {
         interfaces_lines(interfaces, &mut lines);
     }
@@ -95,6 +93,25 @@ fn settings_lines(status: &AgentStatus, lines: &mut Vec<String>) {
         duration(settings.idle_timeout_ns),
         duration(settings.linger_ns)
     ));
+}
+
+/// The hooks by network namespace, with a line for each that has a name.
+fn hooks_lines(hooks: &[HookStatus], lines: &mut Vec<String>) {
+    let mut by_netns = BTreeMap::<u32, Vec<&HookStatus>>::new();
+    for hook in hooks {
+        let netns = hook.interface.as_ref().map_or(0, |one| one.netns);
+        by_netns.entry(netns).or_default().push(hook);
+    }
+    for (netns, hooks) in by_netns {
+        let interface = hooks.first().and_then(|hook| hook.interface.as_ref());
+        let name = interface.map_or("", |one| one.netns_name.as_str());
+        if !name.is_empty() {
+            lines.push(format!("network namespace {name} ({netns})"));
+        }
+        for hook in hooks {
+            hook_lines(hook, lines);
+        }
+    }
 }
 
 fn hook_lines(hook: &HookStatus, lines: &mut Vec<String>) {
@@ -233,6 +250,7 @@ mod tests {
                 ifindex: 2,
                 name: "eth0".into(),
                 netns: 5,
+                ..Interface::default()
             }),
             hook: Hook::TcIngress.into(),
             mode: AttachMode::Tcx.into(),
@@ -265,6 +283,38 @@ mod tests {
             "3 batches with 0 records lost",
         ] {
             assert!(text.contains(part), "{part} is not in:\n{text}");
+        }
+    }
+
+    #[test]
+    fn interfaces_are_listed_by_network_namespace() {
+        let mut status = status();
+        let hook = |netns: u32, netns_name: &str, name: &str| HookStatus {
+            interface: Some(Interface {
+                ifindex: 2,
+                name: name.into(),
+                netns,
+                netns_name: netns_name.into(),
+            }),
+            ..status.hooks[0].clone()
+        };
+        status.hooks = vec![
+            hook(6, "blue", "eth0"),
+            hook(7, "red", "eth0"),
+            hook(6, "blue", "eth1"),
+        ];
+        let text = text(&status);
+        let found = [
+            "blue (6)",
+            "eth0 (",
+            "eth1 (",
+            "red (7)",
+            "eth0 (ifindex 2, netns 7)",
+        ];
+        let mut rest = text.as_str();
+        for part in found {
+            let (_, after) = rest.split_once(part).expect(part);
+            rest = after;
         }
     }
 

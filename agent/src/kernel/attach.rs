@@ -1,17 +1,14 @@
-//! Attaches the programs to interfaces, those that are there and those that come. [`watcher`] decides when and
-//! where, [`attacher`] does it, [`programs`] loads what is attached, and [`changes`] hears of interfaces that
-//! come and leave. Dropping [`Attachments`] detaches everything.
+//! Attaches the programs to interfaces, those that are there and those that come. Each network namespace has a
+//! watch of its own ([`namespace`]), in which [`watcher`] decides when and where to attach, [`attacher`] does it,
+//! [`programs`] loads what is attached, and [`changes`] hears of interfaces that come and leave. Dropping
+//! [`Attachments`] detaches everything.
 //!
 //! TCX and XDP attachments are BPF links, which the kernel removes with the process, however it ends. Filters
 //! on clsact stay after a SIGKILL; the next start removes them.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
-    },
-    thread::{self, JoinHandle},
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering::Relaxed},
 };
 
 use agent_common::{Direction, LinkType, direction::slot_of_hook};
@@ -20,13 +17,13 @@ use tokio::sync::{Notify, oneshot};
 
 use super::{
     bpf::{LinkPlace, create_link},
-    links::{
-        Link, LinkSocket,
-        tags::{Features, TagPlace},
-    },
-    load::Kernel,
+    links::{Link, tags::TagPlace},
+    load::{Kernel, ProgramSet},
 };
-use crate::interfaces::Selection;
+use crate::{
+    interfaces::Selection,
+    netns::{InterfaceId, Namespace},
+};
 
 mod attacher;
 mod changes;
@@ -35,6 +32,7 @@ mod clsact;
 mod held;
 mod instance;
 mod lines;
+mod namespace;
 mod noted;
 mod programs;
 mod release;
@@ -47,16 +45,12 @@ mod watching;
 mod xdp;
 
 use attacher::Attacher;
-use closer::Closer;
-use clsact::Clsact;
-use lines::Lines;
+use namespace::{Attached, Common, Watch};
 use noted::Changes;
-use programs::Programs;
 pub use programs::load_all;
 use slots::Place;
 pub use slots::{AttachedHook, Left, Slots};
 pub use watcher::NameInterface;
-use watcher::{Watcher, WatcherLog};
 pub use xdp::{InsteadOfXdp, instead_of_native_xdp, warn_of_hidden_tags};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -134,7 +128,7 @@ pub enum Mode {
 #[derive(Clone, Debug)]
 pub struct Hook {
     pub interface: String,
-    pub ifindex: u32,
+    pub id: InterfaceId,
     /// Also the index of its account: [`hook_number`](agent_common::direction::hook_number).
     pub number: u32,
     pub direction: Direction,
@@ -167,15 +161,14 @@ impl Hook {
 pub struct Attachments {
     slots: Slots,
     stop: Arc<AtomicBool>,
-    changes: Changes,
-    not_counted: Arc<AtomicUsize>,
-    attaching: Option<JoinHandle<Option<Clsact>>>,
+    /// By network namespace.
+    watches: Vec<Watch>,
 }
 
 /// What to attach to.
 pub struct Interfaces {
-    /// Those that are there. The kernel's table has them already.
-    pub selected: Vec<Link>,
+    /// The network namespaces with those that are there. The kernel's tables have them already.
+    pub selected: Vec<(Namespace, Vec<Link>)>,
     pub slots: Slots,
     /// Chooses among those that come later.
     pub selection: Selection,
@@ -187,7 +180,7 @@ pub struct Interfaces {
 impl Attachments {
     /// Begins to attach the hooks of every interface. The receiver hears when all of them are attached, or
     /// which one failed; hooks that are attached by then stay until the end. From then on interfaces that come
-    /// are attached to as well. The hooks of an interface end when it leaves the network namespace.
+    /// are attached to as well. The hooks of an interface end when it leaves its network namespace.
     pub fn start(
         kernel: &mut Kernel,
         interfaces: Interfaces,
@@ -200,61 +193,42 @@ impl Attachments {
             name_interface,
             scan_wanted,
         } = interfaces;
+        let sets = std::mem::take(&mut kernel.sets);
+        ensure!(sets.len() == selected.len(), "the programs are taken");
         let stop = Arc::new(AtomicBool::new(false));
-        let not_counted = Arc::new(AtomicUsize::new(0));
-        let changes = Changes::new(selection.clone());
-        let closer = Closer::start(slots.clone(), kernel.interfaces.clone(), changes.clone())?;
-        let programs = kernel.programs.take().context("the programs are taken")?;
-        let mut watcher = Watcher {
-            attacher: Attacher {
-                programs: Programs::load(programs, &selected, &selection, settings)?,
-                settings,
-                slots: slots.clone(),
-                counters: LinkSocket::open()?,
-                features: Features::open(),
-                clsact: None,
-                lines: Lines::default(),
-            },
+        let gate = Arc::new(Mutex::new(()));
+        let (attached, outcome) = Attached::in_all(sets.len());
+        let common = Common {
+            namespaces: sets.len(),
+            settings,
             slots: slots.clone(),
-            table: kernel.interfaces.clone(),
-            links: LinkSocket::open()?,
-            name_interface,
-            stop: Arc::clone(&stop),
-            scan_wanted,
-            not_counted: Arc::clone(&not_counted),
-            log: WatcherLog::default(),
-            pending: BTreeMap::new(),
-            routed: BTreeSet::new(),
-            changes: changes.clone(),
-            closer: closer.clone(),
             selection,
+            name_interface,
+            scan_wanted,
+            stop: Arc::clone(&stop),
+            gate: Arc::clone(&gate),
+            attached: Arc::new(attached),
         };
-        changes::follow(
-            slots.clone(),
-            kernel.interfaces.clone(),
-            changes.clone(),
-            closer,
-        )?;
-        let (sender, outcome) = oneshot::channel();
-        let thread = thread::Builder::new().name("attach".to_owned());
-        let attaching = thread.spawn(move || {
-            let outcome = watcher.start(&selected);
-            let is_attached = outcome.is_ok();
-            // The receiver is gone if the agent was told to stop meanwhile.
-            let _ = sender.send(outcome);
-            if is_attached {
-                watcher.follow();
-            }
-            watcher.attacher.clsact
-        });
+        let closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = |((namespace, links), set): ((Namespace, Vec<Link>), ProgramSet)| {
+            Watch::start(&namespace, set, links, common.clone())
+        };
+        let (watches, failed): (Vec<_>, Vec<_>) = selected
+            .into_iter()
+            .zip(sets)
+            .map(start)
+            .partition(Result::is_ok);
+        stop.store(!failed.is_empty(), Relaxed);
+        drop(closed);
         let attachments = Self {
             slots,
             stop,
-            changes,
-            not_counted,
-            attaching: Some(attaching.context("start a thread")?),
+            watches: watches.into_iter().flatten().collect(),
         };
-        Ok((attachments, outcome))
+        match failed.into_iter().find_map(Result::err) {
+            Some(error) => Err(error),
+            None => Ok((attachments, outcome)),
+        }
     }
 
     /// The interfaces that have left, and that no scan has drained since.
@@ -266,18 +240,24 @@ impl Attachments {
     pub fn settle(&self, drained: &[Left]) {
         if !drained.is_empty() {
             self.slots.settle(drained);
-            self.changes.drained();
+            self.tell_all(Changes::drained);
         }
     }
 
     /// Detaches from interfaces that are not selected any more, and attaches to those that are.
-    pub fn select(&self, selection: Selection) {
-        self.changes.select(selection);
+    pub fn select(&self, selection: &Selection) {
+        self.tell_all(|changes| changes.select(selection.clone()));
+    }
+
+    fn tell_all(&self, tell: impl Fn(&Changes)) {
+        for watch in &self.watches {
+            tell(watch.changes());
+        }
     }
 
     /// How many interfaces are selected and not counted.
     pub fn not_counted(&self) -> usize {
-        self.not_counted.load(Relaxed)
+        self.watches.iter().map(Watch::not_counted).sum()
     }
 
     /// What happened to hooks since the last call, in order.
@@ -288,12 +268,9 @@ impl Attachments {
     /// Stops attaching, and detaches what is quick to detach: filters, and links if there are few.
     pub fn detach_few(&mut self) {
         self.stop.store(true, Relaxed);
-        self.changes.stop();
-        // The filters on clsact are removed when what the thread returns is dropped.
-        match self.attaching.take().map(JoinHandle::join) {
-            Some(Ok(clsact)) => drop(clsact),
-            Some(Err(_)) => tracing::error!("the thread that attaches failed: filters may stay"),
-            None => {}
+        self.tell_all(Changes::stop);
+        for watch in &mut self.watches {
+            watch.join();
         }
         if self.slots.links() <= release::FEW {
             drop(self.slots.take_links());
@@ -308,32 +285,41 @@ impl Drop for Attachments {
     }
 }
 
-/// Leaves out interfaces without a hook in these directions. Fails if none is left, and none can come.
+/// Leaves out interfaces without a hook in these directions. Fails if none is left in any network namespace, and
+/// none can come.
 pub fn with_hooks(
-    mut selected: Vec<Link>,
+    mut selected: Vec<(Namespace, Vec<Link>)>,
     selection: &Selection,
     settings: AttachSettings,
-) -> Result<Vec<Link>> {
-    let is_empty = selected.is_empty();
-    selected.retain(|link| attacher::has_hooks(link, settings));
+) -> Result<Vec<(Namespace, Vec<Link>)>> {
+    let are_empty =
+        |selected: &[(Namespace, Vec<Link>)]| selected.iter().all(|(_, links)| links.is_empty());
+    let were_empty = are_empty(&selected);
+    for (_, links) in &mut selected {
+        links.retain(|link| attacher::has_hooks(link, settings));
+    }
     ensure!(
-        is_empty || !selected.is_empty() || selection.has_patterns(),
+        were_empty || !are_empty(&selected) || selection.has_patterns(),
         "nothing to attach: on lo only ingress is seen; choose --direction both or ingress"
     );
     Ok(selected)
 }
 
 /// Gives slots to the interfaces that are there at the start, in their order.
-pub fn first_slots(max_interfaces: u32, selected: &[Link]) -> Result<Slots> {
+pub fn first_slots(max_interfaces: u32, selected: &[(Namespace, Vec<Link>)]) -> Result<Slots> {
+    let count: usize = selected.iter().map(|(_, links)| links.len()).sum();
     ensure!(
-        selected.len() <= max_interfaces as usize,
-        "{} interfaces are selected, and --max-interfaces is {max_interfaces}: raise it, or choose fewer",
-        selected.len()
+        count <= max_interfaces as usize,
+        "{count} interfaces are selected, and --max-interfaces is {max_interfaces}: raise it, or choose fewer"
     );
-    let slots = Slots::new(max_interfaces);
-    for (slot, link) in (0..).zip(selected) {
-        let place = slots.take(link.ifindex, &link.name);
-        ensure!(place == Place::Slot(slot), "{} is listed twice", link.name);
+    let slots = Slots::new(max_interfaces, 0);
+    let mut next = 0..;
+    for (namespace, links) in selected {
+        let slots = slots.in_netns(namespace.number());
+        for (link, slot) in links.iter().zip(&mut next) {
+            let place = slots.take(link.ifindex, &link.name);
+            ensure!(place == Place::Slot(slot), "{} is listed twice", link.name);
+        }
     }
     Ok(slots)
 }

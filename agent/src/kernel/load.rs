@@ -24,6 +24,7 @@ use super::{
     pages::Pages,
     refusal,
     rule_maps::{PlacedRules, RuleMaps},
+    shared_maps::SharedMaps,
     signals,
 };
 
@@ -43,8 +44,8 @@ pub struct LoadSettings {
     pub decapsulate: bool,
     /// Flows on a page at which the programs ask for a scan; 0 leaves scans to the interval.
     pub early_scan_flows: u32,
-    /// Inode number of the interfaces' network namespace.
-    pub netns: u32,
+    /// Inode numbers of the interfaces' network namespaces. Each gets a set of programs.
+    pub netns: Vec<u32>,
     /// How many interfaces can be watched at the same time: the number of slots.
     pub max_interfaces: u32,
     /// One flow in this many is counted; 0 counts every flow.
@@ -53,10 +54,17 @@ pub struct LoadSettings {
     pub log_level: u8,
 }
 
+/// The programs for the interfaces of one network namespace. They share all maps but that of the interfaces with
+/// the other sets.
+pub struct ProgramSet {
+    pub programs: Ebpf,
+    pub interfaces: InterfaceTable,
+}
+
 /// The loaded object, in its parts.
 pub struct Kernel {
-    /// The programs to attach, until they are taken.
-    pub programs: Option<Ebpf>,
+    /// The programs to attach, by network namespace in the order of the settings, until they are taken.
+    pub sets: Vec<ProgramSet>,
     clocks: OwnedFd,
     pub pages: Pages,
     pub accounts: Accounts,
@@ -67,7 +75,8 @@ pub struct Kernel {
     /// The programs' reports about pages that fill early, until taken; see [`super::filled`].
     pub filled: Option<RingBuf<MapData>>,
     filled_memory_bytes: u64,
-    pub interfaces: InterfaceTable,
+    /// By network namespace.
+    interfaces: Vec<InterfaceTable>,
     /// The names of the registered interfaces, by slot.
     interface_names: Vec<Option<String>>,
     pub fragments: MapData,
@@ -82,60 +91,41 @@ impl Kernel {
     /// Loads an object that was built differently from [`OBJECT`], but from the same source.
     pub fn load_object(object: &[u8], settings: &LoadSettings) -> Result<Self> {
         let _held = signals::Held::new();
-        let sample_below = sample::threshold(settings.sample_rate);
-        let places = Places::for_up_to(settings.max_interfaces);
-        // The last account is for interfaces that are not registered.
-        let accounts_per_page = hook_number(settings.max_interfaces, 0) + 1;
-        let fill_step = fill_step(
-            settings.max_flows,
-            settings.early_scan_flows,
-            possible_cpus()?,
-        );
-        let layout = layout::of_this_kernel().unwrap_or_else(|error| {
-            tracing::warn!("{}: {error:#}", layout::LOSS);
-            Layout::UNKNOWN
-        });
-        let mut ebpf = EbpfLoader::new()
-            .override_global("NETNS", &settings.netns, true)
-            .override_global("ACCOUNTS_PER_PAGE", &accounts_per_page, true)
-            .override_global("SAMPLE_BELOW", &sample_below, true)
-            .override_global("EARLY_SCAN_FLOWS", &settings.early_scan_flows, true)
-            .override_global("FILL_STEP", &fill_step, true)
-            .override_global(aya_log::LEVEL, &settings.log_level, false)
-            .map_max_entries("ACCOUNT", accounts_per_page * 2)
-            .override_global("INTERFACE_SEED", &places.seed, true)
-            .override_global("INTERFACE_BITS", &places.bits, true)
-            .map_max_entries("INTERFACES", places.buckets())
-            .override_global("SKB_LAYOUT", &layout.skb, true)
-            .override_global("DEVICE_LAYOUT", &layout.device, true)
-            .override_global("DECAPSULATE", &u32::from(settings.decapsulate), true)
-            .map_max_entries("FRAGMENTS", settings.max_fragments)
-            .map_max_entries(
-                "OUTER",
-                if settings.decapsulate {
-                    settings.max_flows
-                } else {
-                    1
-                },
-            )
-            .load(object)
-            .map_err(|error| explain(error, settings))?;
+        let shape = Shape::of(settings)?;
+        let shared = match settings.netns[..] {
+            [_] => None,
+            _ => Some(SharedMaps::of(object)?),
+        };
+        let mut sets = Vec::new();
+        for netns in &settings.netns {
+            let mut programs = shape
+                .load(object, *netns, shared.as_ref())
+                .map_err(|error| explain(error, settings))?;
+            let table = take(&mut programs, "INTERFACES")?;
+            let places = Places::for_up_to(settings.max_interfaces);
+            sets.push(ProgramSet {
+                programs,
+                interfaces: InterfaceTable::new(table, places),
+            });
+        }
+        let interfaces = sets.iter().map(|set| set.interfaces.clone()).collect();
+        let first = sets.first_mut().context("no network namespace is given")?;
+        let ebpf = &mut first.programs;
         let pages = Pages::create(
-            take(&mut ebpf, "PAGES")?,
-            take(&mut ebpf, "FILL")?,
-            take(&mut ebpf, ".bss")?,
+            take(ebpf, "PAGES")?,
+            take(ebpf, "FILL")?,
+            take(ebpf, ".bss")?,
             settings.max_flows,
         )
         .map_err(|error| explain_memory(error, settings.max_flows))?;
-        let accounts = Accounts::new(take(&mut ebpf, "ACCOUNT")?, accounts_per_page)?;
+        let accounts = Accounts::new(take(ebpf, "ACCOUNT")?, shape.accounts_per_page)?;
         let rule_maps = [
-            take(&mut ebpf, "RULE_ROWS")?,
-            take(&mut ebpf, "RULE_NETS_V4")?,
-            take(&mut ebpf, "RULE_NETS_V6")?,
+            take(ebpf, "RULE_ROWS")?,
+            take(ebpf, "RULE_NETS_V4")?,
+            take(ebpf, "RULE_NETS_V6")?,
         ];
-        let interfaces = InterfaceTable::new(take(&mut ebpf, "INTERFACES")?, places);
-        let fragments = take(&mut ebpf, "FRAGMENTS")?;
-        let outers = Outers::new(take(&mut ebpf, "OUTER")?, settings.decapsulate)?;
+        let fragments = take(ebpf, "FRAGMENTS")?;
+        let outers = Outers::new(take(ebpf, "OUTER")?, settings.decapsulate)?;
         let filled = ebpf
             .take_map("FILLED")
             .context("the object has no map FILLED")?;
@@ -152,7 +142,7 @@ impl Kernel {
         let clocks = clocks.as_fd().try_clone_to_owned();
         Ok(Self {
             clocks: clocks.context("duplicate a program's descriptor")?,
-            programs: Some(ebpf),
+            sets,
             pages,
             accounts,
             rule_maps: Some(rule_maps),
@@ -166,15 +156,16 @@ impl Kernel {
         })
     }
 
-    /// Lets the programs count packets of `ifindex` in the accounts of `slot`. Rules can name the interface only
-    /// if this happens before [`Kernel::take_rule_maps`].
-    pub fn register(&mut self, ifindex: u32, name: &str, slot: u32) -> Result<()> {
+    /// Lets the programs of a network namespace, given by its place in the settings, count packets of `ifindex` in
+    /// the accounts of `slot`. Rules can name the interface only if this happens before
+    /// [`Kernel::take_rule_maps`].
+    pub fn register(&mut self, netns: usize, ifindex: u32, name: &str, slot: u32) -> Result<()> {
         let names = &mut self.interface_names;
         if let Some(known) = names.get_mut(slot as usize) {
             *known = Some(name.to_owned());
         }
         ensure!(
-            self.interfaces.enter(ifindex, slot)?,
+            self.interfaces[netns].enter(ifindex, slot)?,
             "{name} (ifindex {ifindex}) has no place in the programs' table beside the other interfaces, \
              which is rare: change --max-interfaces"
         );
@@ -224,9 +215,81 @@ impl Kernel {
             + self.accounts.kernel_memory_bytes()
             + self.rules.kernel_memory_bytes
             + self.filled_memory_bytes
-            + self.interfaces.kernel_memory_bytes()
+            + self
+                .interfaces
+                .iter()
+                .map(InterfaceTable::kernel_memory_bytes)
+                .sum::<u64>()
             + map_memory_bytes(&self.fragments)
             + self.outers.kernel_memory_bytes()
+    }
+}
+
+/// What every set of programs is loaded with.
+struct Shape<'a> {
+    settings: &'a LoadSettings,
+    sample_below: u32,
+    accounts_per_page: u32,
+    fill_step: u32,
+    places: Places,
+    layout: Layout,
+    decapsulate: u32,
+}
+
+impl<'a> Shape<'a> {
+    fn of(settings: &'a LoadSettings) -> Result<Self> {
+        Ok(Self {
+            settings,
+            sample_below: sample::threshold(settings.sample_rate),
+            // The last account is for interfaces that are not registered.
+            accounts_per_page: hook_number(settings.max_interfaces, 0) + 1,
+            fill_step: fill_step(
+                settings.max_flows,
+                settings.early_scan_flows,
+                possible_cpus()?,
+            ),
+            places: Places::for_up_to(settings.max_interfaces),
+            layout: layout::of_this_kernel().unwrap_or_else(|error| {
+                tracing::warn!("{}: {error:#}", layout::LOSS);
+                Layout::UNKNOWN
+            }),
+            decapsulate: u32::from(settings.decapsulate),
+        })
+    }
+
+    fn load(
+        &self,
+        object: &[u8],
+        netns: u32,
+        shared: Option<&SharedMaps>,
+    ) -> Result<Ebpf, EbpfError> {
+        let settings = self.settings;
+        let outers = if settings.decapsulate {
+            settings.max_flows
+        } else {
+            1
+        };
+        let mut loader = EbpfLoader::new();
+        loader
+            .override_global("NETNS", &netns, true)
+            .override_global("ACCOUNTS_PER_PAGE", &self.accounts_per_page, true)
+            .override_global("SAMPLE_BELOW", &self.sample_below, true)
+            .override_global("EARLY_SCAN_FLOWS", &settings.early_scan_flows, true)
+            .override_global("FILL_STEP", &self.fill_step, true)
+            .override_global(aya_log::LEVEL, &settings.log_level, false)
+            .map_max_entries("ACCOUNT", self.accounts_per_page * 2)
+            .override_global("INTERFACE_SEED", &self.places.seed, true)
+            .override_global("INTERFACE_BITS", &self.places.bits, true)
+            .map_max_entries("INTERFACES", self.places.buckets())
+            .override_global("SKB_LAYOUT", &self.layout.skb, true)
+            .override_global("DEVICE_LAYOUT", &self.layout.device, true)
+            .override_global("DECAPSULATE", &self.decapsulate, true)
+            .map_max_entries("FRAGMENTS", settings.max_fragments)
+            .map_max_entries("OUTER", outers);
+        if let Some(shared) = shared {
+            shared.share(&mut loader);
+        }
+        loader.load(object)
     }
 }
 
@@ -318,7 +381,7 @@ mod tests {
             max_fragments: 77,
             decapsulate: true,
             early_scan_flows: 0,
-            netns: 0,
+            netns: vec![0],
             max_interfaces: 2,
             sample_rate: 1,
             log_level: 0,

@@ -1,6 +1,6 @@
 //! Everything that touches the kernel.
 //!
-//! [`load`] loads the programs and maps, and [`attach`] attaches the programs to interfaces. [`pages`] flips
+//! [`load`] loads the programs and maps ([`shared_maps`] if there are several sets), and [`attach`] attaches the programs to interfaces. [`pages`] flips
 //! and drains the flow table, [`filled`] hears of pages that fill early, [`rule_maps`] hold the filter rules,
 //! [`account`] reads the counters, and [`outers`] has the tunnels of flows. [`links`] knows the interfaces.
 //! [`bpf`] is the system call, [`btf`] reads the kernel's types, and [`layout`] is made from them.
@@ -23,4 +23,5 @@ pub mod pages;
 pub mod real_time;
 pub mod refusal;
 pub mod rule_maps;
+mod shared_maps;
 mod signals;

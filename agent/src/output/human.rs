@@ -11,6 +11,14 @@ use crate::{
     protocols,
 };
 
+/// An interface's name, behind that of its network namespace if that has one: `eth0`, `blue/eth0`.
+pub fn interface(netns_name: &str, name: &str) -> String {
+    if netns_name.is_empty() {
+        return name.to_owned();
+    }
+    format!("{netns_name}/{name}")
+}
+
 /// At most five characters and a unit: `999`, `1.2k`, `34M`.
 pub fn count(value: u64) -> String {
     scaled(value, 1000, &["", "k", "M", "G", "T", "P", "E"])

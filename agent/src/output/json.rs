@@ -11,14 +11,14 @@ use base64::{display::Base64Display, engine::general_purpose::STANDARD};
 use serde::{Serialize, Serializer};
 
 use super::{LostSoFar, human};
-use crate::proto::{Account, Count, Direction, EndReason, FlowBatch, FlowRecord};
+use crate::proto::{Account, Count, Direction, EndReason, FlowBatch, FlowRecord, Interface};
 
 /// Writes each batch whole, then flushes.
 pub struct JsonWriter<W: Write> {
     out: W,
     line: Vec<u8>,
-    /// Interface names by network namespace and index. Flows of an interface that is gone keep its name.
-    interfaces: HashMap<(u32, u32), String>,
+    /// By network namespace and index. Flows of an interface that is gone keep its name.
+    interfaces: HashMap<(u32, u32), Interface>,
     lost: LostSoFar,
 }
 
@@ -34,11 +34,11 @@ impl<W: Write> JsonWriter<W> {
 
     pub fn batch(&mut self, batch: &FlowBatch) -> io::Result<()> {
         for interface in &batch.interfaces {
-            let name = self
+            let known = self
                 .interfaces
                 .entry((interface.netns, interface.ifindex))
                 .or_default();
-            name.clone_from(&interface.name);
+            known.clone_from(interface);
         }
         if let Some((batches, records)) = self.lost.growth(batch) {
             let line = LostLine {
@@ -53,7 +53,7 @@ impl<W: Write> JsonWriter<W> {
         }
         for record in &batch.records {
             let interface = self.interfaces.get(&(record.netns, record.ifindex));
-            let line = FlowLine::new(batch, record, interface.map(String::as_str));
+            let line = FlowLine::new(batch, record, interface);
             write_line(&mut self.out, &mut self.line, &line)?;
         }
         if let Some(account) = &batch.account {
@@ -82,6 +82,7 @@ struct FlowLine<'a> {
     direction: Option<&'static str>,
     reverse_direction: Option<&'static str>,
     netns: u32,
+    netns_name: Option<&'a str>,
     vlan_ids: &'a [u32],
     ip_version: u32,
     protocol: u32,
@@ -118,7 +119,7 @@ struct FlowLine<'a> {
 }
 
 impl<'a> FlowLine<'a> {
-    fn new(batch: &FlowBatch, record: &'a FlowRecord, interface: Option<&'a str>) -> Self {
+    fn new(batch: &FlowBatch, record: &'a FlowRecord, interface: Option<&'a Interface>) -> Self {
         let [direction, reverse_direction] =
             human::directions(record).map(|side| side.map(direction_name));
         Self {
@@ -126,11 +127,14 @@ impl<'a> FlowLine<'a> {
             scan_id: batch.scan_id,
             batch: batch.batch_index,
             stream_seq: batch.stream_seq,
-            interface,
+            interface: interface.map(|interface| interface.name.as_str()),
             ifindex: record.ifindex,
             direction,
             reverse_direction,
             netns: record.netns,
+            netns_name: interface
+                .map(|interface| interface.netns_name.as_str())
+                .filter(|name| !name.is_empty()),
             vlan_ids: &record.vlan_ids,
             ip_version: record.ip_version,
             protocol: record.protocol,
@@ -320,6 +324,7 @@ mod tests {
             ifindex: 2,
             name: "eth0".into(),
             netns: 5,
+            ..Interface::default()
         }];
         FlowBatch {
             scan_id: 7,
@@ -340,7 +345,8 @@ mod tests {
         let mut expected = json!({
             "type": "flow", "scan_id": 7, "batch": 1, "stream_seq": 9,
             "interface": "eth0", "ifindex": 2,
-            "direction": "egress", "reverse_direction": "ingress", "netns": 5, "vlan_ids": [100],
+            "direction": "egress", "reverse_direction": "ingress",
+            "netns": 5, "netns_name": null, "vlan_ids": [100],
             "ip_version": 4, "protocol": 6,
             "src_addr": "10.0.0.1", "src_port": 40_000, "dst_addr": "10.0.0.2", "dst_port": 443,
             "icmp_type": null, "icmp_code": null, "icmp_identifier": null, "later_fragment": false,
@@ -383,6 +389,17 @@ mod tests {
         assert_eq!(
             (&line["outer_vlan_ids"], &line["outer_pppoe_session"]),
             (&json!([7, 8]), &json!(0))
+        );
+    }
+
+    #[test]
+    fn a_network_namespace_has_the_name_by_which_it_was_asked_for() {
+        let mut batch = batch(vec![tcp_record()]);
+        batch.interfaces[0].netns_name = "blue".into();
+        let line = &lines(&[batch])[0];
+        assert_eq!(
+            (&line["interface"], &line["netns"], &line["netns_name"]),
+            (&json!("eth0"), &json!(5), &json!("blue"))
         );
     }
 

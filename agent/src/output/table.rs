@@ -74,7 +74,8 @@ impl<W: Write> TableWriter<W> {
             };
         }
         for interface in &batch.interfaces {
-            let name = harmless(&interface.name).into_owned();
+            let name = human::interface(&interface.netns_name, &interface.name);
+            let name = harmless(&name).into_owned();
             self.interfaces
                 .insert((interface.netns, interface.ifindex), name);
         }
@@ -283,6 +284,7 @@ mod tests {
                 ifindex: 2,
                 name: "eth0".into(),
                 netns: 0,
+                ..Interface::default()
             }],
             records,
             account: Some(Account::from_hook(account, false)),

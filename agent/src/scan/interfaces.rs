@@ -1,5 +1,5 @@
 //! Follows the watched interfaces from scan to scan: their names, their counters around the flip, and which
-//! of them have left this network namespace.
+//! of them have left their network namespace.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -15,26 +15,34 @@ use crate::{
         statistics::{Names, Snapshot, Statistics},
     },
     log_limit::LogLimit,
+    netns::{InterfaceId, Namespace},
     proto,
 };
 
 /// The watched interfaces, by slot.
 pub struct Interfaces {
-    names: Names,
-    statistics: Statistics,
-    before: Snapshot,
-    after: Snapshot,
+    /// By number.
+    namespaces: BTreeMap<u32, Asked>,
     watched: BTreeMap<usize, Watched>,
     gone: LogLimit,
     deselected: LogLimit,
     messages: Arc<[proto::Interface]>,
-    netns: u32,
+}
+
+/// What is asked in one network namespace.
+struct Asked {
+    /// What `--netns` calls it.
+    name: String,
+    names: Names,
+    statistics: Statistics,
+    before: Snapshot,
+    after: Snapshot,
 }
 
 /// One interface as the last scan found it.
 #[derive(Clone, Debug)]
 pub struct Watched {
-    pub ifindex: u32,
+    pub id: InterfaceId,
     pub name: String,
     /// It is forgotten after the next scan.
     pub is_gone: bool,
@@ -82,28 +90,36 @@ impl Watched {
 }
 
 impl Interfaces {
-    /// Watches no interface yet, in the network namespace of the calling thread, whose number is `netns`.
-    pub fn open(netns: u32) -> Result<Self> {
+    /// Watches no interface of these network namespaces yet.
+    pub fn open(namespaces: &[Namespace]) -> Result<Self> {
+        let ask = |namespace: &Namespace| {
+            let asked = namespace.enter(|| {
+                Ok(Asked {
+                    name: namespace.name().to_owned(),
+                    names: Names::open()?,
+                    statistics: Statistics::open()?,
+                    before: Snapshot::default(),
+                    after: Snapshot::default(),
+                })
+            });
+            Ok((namespace.number(), asked?))
+        };
         Ok(Self {
-            names: Names::open()?,
-            statistics: Statistics::open()?,
-            before: Snapshot::default(),
-            after: Snapshot::default(),
+            namespaces: namespaces.iter().map(ask).collect::<Result<_>>()?,
             watched: BTreeMap::new(),
             gone: LogLimit::default(),
             deselected: LogLimit::default(),
             messages: Arc::new([]),
-            netns,
         })
     }
 
     /// Watches the interface at a slot, if it does not already.
-    pub fn watch(&mut self, slot: usize, ifindex: u32, name: &str) {
+    pub fn watch(&mut self, slot: usize, id: InterfaceId, name: &str) {
         if self.watched.contains_key(&slot) {
             return;
         }
         let watched = Watched {
-            ifindex,
+            id,
             name: name.to_owned(),
             is_gone: false,
             before_flip: Counters::default(),
@@ -129,7 +145,11 @@ impl Interfaces {
                 };
                 tracing::info!(
                     interface = watched.name,
-                    ifindex = watched.ifindex,
+                    ifindex = watched.id.ifindex,
+                    netns = self
+                        .namespaces
+                        .get(&watched.id.netns)
+                        .and_then(Asked::label),
                     interfaces,
                     "the interface is {why}, and its flows have ended"
                 );
@@ -140,24 +160,30 @@ impl Interfaces {
 
     /// Reads the counters right before a flip. Never waits for another process.
     pub fn read_before_flip(&mut self) -> Result<()> {
-        self.statistics.read(&mut self.before)
+        for asked in self.namespaces.values_mut() {
+            asked.statistics.read(&mut asked.before)?;
+        }
+        Ok(())
     }
 
     /// Reads the counters again right after the flip, and finds the interfaces that were renamed or have left
     /// since the last scan. Those in `left` are known to have left.
-    pub fn read_after_flip(&mut self, left: &BTreeSet<u32>) -> Result<()> {
-        self.statistics.read(&mut self.after)?;
-        let (before, after) = (self.before.by_name(), self.after.by_name());
+    pub fn read_after_flip(&mut self, left: &BTreeSet<InterfaceId>) -> Result<()> {
         let mut is_renamed = false;
-        let watched = self.watched.values_mut();
-        for watched in watched.filter(|watched| !watched.is_gone) {
-            // The index of an interface that left may belong to another one by then.
-            let name = if left.contains(&watched.ifindex) {
-                None
-            } else {
-                watched.name_by(self.names.of(watched.ifindex))
-            };
-            is_renamed |= watched.update(name, &before, &after);
+        for (&netns, asked) in &mut self.namespaces {
+            asked.statistics.read(&mut asked.after)?;
+            let (before, after) = (asked.before.by_name(), asked.after.by_name());
+            let here = self.watched.values_mut();
+            let here = here.filter(|watched| watched.id.netns == netns && !watched.is_gone);
+            for watched in here {
+                // The index of an interface that left may belong to another one by then.
+                let name = if left.contains(&watched.id) {
+                    None
+                } else {
+                    watched.name_by(asked.names.of(watched.id.ifindex))
+                };
+                is_renamed |= watched.update(name, &before, &after);
+            }
         }
         if is_renamed {
             self.write_messages();
@@ -166,12 +192,20 @@ impl Interfaces {
     }
 
     fn write_messages(&mut self) {
-        let interface = |watched: &Watched| proto::Interface {
-            ifindex: watched.ifindex,
+        let messages = self.watched.values();
+        self.messages = messages.map(|watched| self.message(watched)).collect();
+    }
+
+    /// An interface as batches and status name it.
+    pub fn message(&self, watched: &Watched) -> proto::Interface {
+        let InterfaceId { netns, ifindex } = watched.id;
+        let asked = self.namespaces.get(&netns);
+        proto::Interface {
+            ifindex,
             name: watched.name.clone(),
-            netns: self.netns,
-        };
-        self.messages = self.watched.values().map(interface).collect();
+            netns,
+            netns_name: asked.map_or_else(String::new, |asked| asked.name.clone()),
+        }
     }
 
     /// The interfaces as batches name them.
@@ -182,9 +216,12 @@ impl Interfaces {
     pub fn watched(&self, slot: usize) -> Option<&Watched> {
         self.watched.get(&slot)
     }
+}
 
-    pub fn netns(&self) -> u32 {
-        self.netns
+impl Asked {
+    /// For the log.
+    fn label(&self) -> Option<&str> {
+        (!self.name.is_empty()).then_some(self.name.as_str())
     }
 }
 
@@ -204,7 +241,7 @@ mod tests {
 
     fn watched(name: &str) -> Watched {
         Watched {
-            ifindex: 7,
+            id: InterfaceId::default(),
             name: name.to_owned(),
             is_gone: false,
             before_flip: counted(1),
@@ -265,19 +302,26 @@ mod tests {
 
     #[test]
     fn the_readings_lie_around_the_flip_until_the_interface_leaves() {
-        let mut interfaces = Interfaces::open(5).unwrap();
-        interfaces.watch(3, LOOPBACK_IFINDEX, "lo");
+        let namespace = Namespace::own().unwrap();
+        let netns = namespace.number();
+        let mut interfaces = Interfaces::open(&[namespace]).unwrap();
+        let id = |netns| InterfaceId {
+            netns,
+            ifindex: LOOPBACK_IFINDEX,
+        };
+        interfaces.watch(3, id(netns), "lo");
         let watched = |interfaces: &Interfaces| interfaces.watched(3).unwrap().clone();
         let name = interfaces.messages()[0].clone();
-        assert_eq!((name.name.as_str(), name.netns), ("lo", 5));
+        assert_eq!((name.name.as_str(), name.netns), ("lo", netns));
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let send = || socket.send_to(b"x", socket.local_addr().unwrap()).unwrap();
-        let (none, lo) = (BTreeSet::new(), BTreeSet::from([LOOPBACK_IFINDEX]));
+        // One that left elsewhere is another one.
+        let [elsewhere, lo] = [netns + 1, netns].map(|netns| BTreeSet::from([id(netns)]));
 
         send();
         interfaces.read_before_flip().unwrap();
         send();
-        interfaces.read_after_flip(&none).unwrap();
+        interfaces.read_after_flip(&elsewhere).unwrap();
         let [before, after] = readings(&watched(&interfaces));
         assert!(0 < before && before < after, "{before} {after}");
         send();

@@ -30,14 +30,14 @@ fn every_program_is_taken(decapsulate: bool) {
         max_fragments: 1,
         decapsulate,
         early_scan_flows: 1,
-        netns: 1,
+        netns: vec![1],
         max_interfaces: 1,
         sample_rate: 2,
         log_level: 0,
     })
     .unwrap();
-    attach::load_all(kernel.programs.as_mut().unwrap()).unwrap();
-    let programs = kernel.programs.as_ref().unwrap();
+    attach::load_all(&mut kernel.sets[0].programs).unwrap();
+    let programs = &kernel.sets[0].programs;
     let mut walked: Vec<_> = programs
         .programs()
         .filter_map(|(name, program)| {

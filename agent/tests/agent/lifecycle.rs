@@ -14,6 +14,7 @@ mod logs;
 mod many;
 mod names;
 mod neighbours;
+mod netns;
 mod notifications;
 mod refusals;
 mod scans;

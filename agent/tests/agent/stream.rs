@@ -88,6 +88,7 @@ impl Agent {
                 ifindex: 3,
                 name: "eth0".into(),
                 netns: 1,
+                ..Interface::default()
             }]
             .into(),
         });

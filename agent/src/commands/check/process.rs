@@ -1,16 +1,18 @@
 //! What this process's capabilities allow, as checks.
 
 use super::Check;
-use crate::kernel::capabilities::{
-    CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN, Capabilities,
+use crate::{
+    kernel::capabilities::{CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN, Capabilities},
+    netns::Netns,
 };
 
-pub(super) fn capabilities(capabilities: Capabilities) -> [Check; 4] {
+/// For an agent that counts in these network namespaces.
+pub(super) fn capabilities(capabilities: Capabilities, netns: &[Netns]) -> [Check; 4] {
     [
         bpf(capabilities),
         net_admin(capabilities),
         perfmon(capabilities),
-        sys_admin(capabilities),
+        sys_admin(capabilities, netns),
     ]
 }
 
@@ -51,13 +53,20 @@ fn perfmon(capabilities: Capabilities) -> Check {
 }
 
 /// The service runs without it on purpose.
-fn sys_admin(capabilities: Capabilities) -> Check {
-    let detail = if capabilities.has(CAP_SYS_ADMIN) {
-        "held, and not needed"
-    } else {
-        "not held, and not needed"
-    };
-    Check::ok("CAP_SYS_ADMIN", detail)
+fn sys_admin(capabilities: Capabilities, netns: &[Netns]) -> Check {
+    let name = "CAP_SYS_ADMIN";
+    let is_needed = netns.iter().any(|netns| *netns != Netns::Own);
+    match (capabilities.has(CAP_SYS_ADMIN), is_needed) {
+        (true, true) => Check::ok(name, "held, for other network namespaces"),
+        (true, false) => Check::ok(name, "held, and not needed"),
+        (false, false) => Check::ok(name, "not held, and not needed"),
+        (false, true) => Check::missing(
+            name,
+            "this process may not enter other network namespaces (--netns)",
+            "run as root, or let the service have it by the drop-in \
+             /usr/share/doc/flow-agent/examples/netns.conf",
+        ),
+    }
 }
 
 fn granted(capabilities: Capabilities, capability: u32) -> &'static str {
@@ -73,14 +82,28 @@ mod tests {
     use super::{super::Status, *};
 
     fn statuses(effective: &str) -> [Status; 4] {
+        statuses_in(effective, &[])
+    }
+
+    fn statuses_in(effective: &str, netns: &[&str]) -> [Status; 4] {
         let text = format!("Name:\tx\nCapEff:\t{effective}\nCapBnd:\t0\n");
-        capabilities(Capabilities::parse(&text).unwrap()).map(|check| check.status)
+        let netns: Vec<_> = netns.iter().map(|name| name.parse().unwrap()).collect();
+        capabilities(Capabilities::parse(&text).unwrap(), &netns).map(|check| check.status)
     }
 
     #[test]
     fn the_service_runs_with_three_capabilities() {
         let three = format!("{:016x}", 1_u64 << 39 | 1 << 38 | 1 << 12);
         assert_eq!(statuses(&three), [Status::Ok; 4]);
+    }
+
+    #[test]
+    fn other_network_namespaces_take_a_fourth() {
+        let three = format!("{:016x}", 1_u64 << 39 | 1 << 38 | 1 << 12);
+        let four = format!("{:016x}", 1_u64 << 39 | 1 << 38 | 1 << 21 | 1 << 12);
+        assert_eq!(statuses_in(&three, &["self"]), [Status::Ok; 4]);
+        assert_eq!(statuses_in(&three, &["self", "blue"])[3], Status::Missing);
+        assert_eq!(statuses_in(&four, &["blue"]), [Status::Ok; 4]);
     }
 
     #[test]

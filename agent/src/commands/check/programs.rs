@@ -1,7 +1,7 @@
 //! Checks whether this kernel's verifier accepts the agent's own programs. Nothing is attached, and what was
 //! loaded is freed at the end.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use super::Check;
 use crate::kernel::{
@@ -36,10 +36,10 @@ fn load(decapsulate: bool) -> Result<()> {
         max_fragments: 1,
         decapsulate,
         early_scan_flows: 0,
-        netns: netns_inode()?,
+        netns: vec![netns_inode()?],
         max_interfaces: 1,
         sample_rate: 0,
         log_level: 0,
     })?;
-    attach::load_all(kernel.programs.as_mut().context("the programs")?)
+    attach::load_all(&mut kernel.sets[0].programs)
 }

@@ -16,6 +16,7 @@ use crate::{
         load,
     },
     log_filter::LogFilter,
+    netns::Netns,
     output::Format,
     pattern::{self, Patterns},
     replica::ReplicaSettings,
@@ -49,6 +50,12 @@ pub struct Args {
     /// Interfaces to leave out, named in the same ways.
     #[arg(long, value_name = "PATTERN", env = "FLOW_AGENT_EXCLUDE_INTERFACE", help_heading = WATCH)]
     pub exclude_interface: Vec<Patterns>,
+
+    /// Network namespaces to count in: names as in `ip netns list`, paths, processes as pid:N, or self for the
+    /// agent's own; repeatable. Interfaces are selected in each of them. All but the agent's own need root, or
+    /// the service's drop-in, and stay until the agent ends [default: self].
+    #[arg(long, value_name = "NETNS", env = "FLOW_AGENT_NETNS", value_delimiter = ',', help_heading = WATCH)]
+    pub netns: Vec<Netns>,
 
     /// Which packets are counted.
     #[arg(long, env = "FLOW_AGENT_DIRECTION", value_enum, default_value = "both", help_heading = WATCH)]
@@ -282,6 +289,7 @@ impl Args {
                 include: pattern::all(&self.interface),
                 exclude: pattern::all(&self.exclude_interface),
             },
+            netns: self.netns,
             max_interfaces: self.max_interfaces,
             attach: AttachSettings {
                 ingress_hook: self.ingress_hook,

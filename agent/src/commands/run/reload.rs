@@ -10,9 +10,9 @@ use crate::{
     agent::Config,
     changes::{Change, Changes},
     commands::settings::{DEFAULT_FILE, Layers, Setting, Settings},
-    interfaces,
-    kernel::links::LinkSocket,
+    interfaces::everywhere,
     log_filter::LogControl,
+    netns::Namespace,
     rules::RunningRules,
     service_manager::ServiceManager,
 };
@@ -60,14 +60,21 @@ impl Reload {
     }
 
     /// Reads the settings again at every SIGHUP, including one that came since [`Reload::listen`].
-    pub(super) fn start(mut self, rules: RunningRules, changes: Changes, manager: ServiceManager) {
+    /// The agent counts in `namespaces`.
+    pub(super) fn start(
+        mut self,
+        rules: RunningRules,
+        changes: Changes,
+        namespaces: Vec<Namespace>,
+        manager: ServiceManager,
+    ) {
         let Some(mut hangup) = self.hangup.take() else {
             return;
         };
         tokio::spawn(async move {
             while hangup.recv().await.is_some() {
                 let reloading = manager.reloading().await;
-                if let Err(error) = self.take_over(&rules, &changes).await {
+                if let Err(error) = self.take_over(&rules, &changes, &namespaces).await {
                     tracing::error!("the settings stay as they were: {error:#}");
                 }
                 reloading.done().await;
@@ -76,15 +83,18 @@ impl Reload {
     }
 
     /// If this fails, nothing has changed.
-    async fn take_over(&mut self, rules: &RunningRules, changes: &Changes) -> Result<()> {
+    async fn take_over(
+        &mut self,
+        rules: &RunningRules,
+        changes: &Changes,
+        namespaces: &[Namespace],
+    ) -> Result<()> {
         let read = self.read()?;
         let config = read.config()?;
         let times = config.times();
         let is_reselected = self.is_changed(&read, &["interface", "exclude_interface"]);
         if is_reselected {
-            let mut links = LinkSocket::open()?;
-            let routes = links.default_route_ifindexes()?;
-            interfaces::select(&links.links()?, &config.selection, &routes)?;
+            everywhere::select(namespaces, &config.selection)?;
         }
 
         // Of all that is taken over only the rules can be refused, so they come first.

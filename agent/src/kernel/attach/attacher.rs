@@ -108,7 +108,7 @@ impl Attacher {
         };
         Hook {
             interface: link.name.clone(),
-            ifindex: link.ifindex,
+            id: self.slots.id(link.ifindex),
             number: hook_number(slot, direction as u32),
             direction,
             mode,

@@ -24,14 +24,16 @@ use crate::{
         },
     },
     log_limit::LogLimit,
+    netns::Namespace,
 };
 
-/// Follows changes for as long as the process runs.
+/// Follows the changes of a network namespace, in which the calling thread is, for as long as the process runs.
 pub(super) fn follow(
     slots: Slots,
     interfaces: InterfaceTable,
     changes: Changes,
     closer: Closer,
+    namespace: &Namespace,
 ) -> Result<()> {
     let follower = Follower {
         events: LinkEvents::open()?,
@@ -42,9 +44,11 @@ pub(super) fn follow(
         changes,
         closer,
     };
+    let logs = namespace.span();
     thread::Builder::new()
         .name("interfaces".to_owned())
         .spawn(move || {
+            let _logs = logs.entered();
             if let Err(error) = follower.run() {
                 tracing::error!(
                     "interfaces that come or leave go unnoticed from here on, and those that leave count on \

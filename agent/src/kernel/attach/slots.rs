@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{Hook, held::HeldLink};
-use crate::kernel::links::Counters;
+use crate::{kernel::links::Counters, netns::InterfaceId};
 
 /// A hook with its interface's own counters around attachment.
 #[derive(Clone, Debug)]
@@ -24,14 +24,14 @@ pub struct AttachedHook {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
     pub slot: u32,
-    pub ifindex: u32,
+    pub id: InterfaceId,
     /// It is still here, and not selected any more.
     pub is_deselected: bool,
 }
 
 impl Left {
-    fn is(&self, slot: u32, ifindex: u32) -> bool {
-        (self.slot, self.ifindex) == (slot, ifindex)
+    fn is(&self, slot: u32, id: InterfaceId) -> bool {
+        (self.slot, self.id) == (slot, id)
     }
 }
 
@@ -45,12 +45,15 @@ pub(super) enum Place {
     NoneFree,
 }
 
-/// Clones share the same slots.
+/// Clones share the same slots. Indexes are those of one network namespace, see [`Slots::in_netns`].
 #[derive(Clone)]
-pub struct Slots(Arc<Mutex<State>>);
+pub struct Slots {
+    state: Arc<Mutex<State>>,
+    netns: u32,
+}
 
 struct State {
-    watched: BTreeMap<u32, Watched>,
+    watched: BTreeMap<InterfaceId, Watched>,
     left: Vec<Left>,
     free: BTreeSet<u32>,
     /// At most two entries per hook.
@@ -65,19 +68,37 @@ struct Watched {
 }
 
 impl Slots {
-    pub fn new(count: u32) -> Self {
-        Self(Arc::new(Mutex::new(State {
+    /// For the interfaces of this network namespace.
+    pub fn new(count: u32, netns: u32) -> Self {
+        let state = State {
             watched: BTreeMap::new(),
             left: Vec::new(),
             free: (0..count).collect(),
             progress: Vec::new(),
-        })))
+        };
+        Self {
+            state: Arc::new(Mutex::new(state)),
+            netns,
+        }
+    }
+
+    /// The same slots, for the interfaces of another network namespace.
+    #[must_use]
+    pub fn in_netns(&self, netns: u32) -> Self {
+        let state = Arc::clone(&self.state);
+        Self { state, netns }
+    }
+
+    pub(super) fn id(&self, ifindex: u32) -> InterfaceId {
+        let netns = self.netns;
+        InterfaceId { netns, ifindex }
     }
 
     /// Gives the lowest free slot to an interface that has none.
     pub(super) fn take(&self, ifindex: u32, name: &str) -> Place {
+        let id = self.id(ifindex);
         let mut state = self.state();
-        if state.left.iter().any(|left| left.ifindex == ifindex) {
+        if state.left.iter().any(|left| left.id == id) {
             return Place::Draining;
         }
         let Some(slot) = state.free.pop_first() else {
@@ -89,13 +110,13 @@ impl Slots {
             links: Vec::new(),
             is_deselected: false,
         };
-        state.watched.insert(ifindex, watched);
+        state.watched.insert(id, watched);
         Place::Slot(slot)
     }
 
     /// Keeps a link, or returns it if the interface has left meanwhile.
     pub(super) fn hold(&self, ifindex: u32, link: HeldLink) -> Option<HeldLink> {
-        match self.state().watched.get_mut(&ifindex) {
+        match self.state().watched.get_mut(&self.id(ifindex)) {
             Some(watched) => {
                 watched.links.push(Arc::new(link));
                 None
@@ -107,11 +128,12 @@ impl Slots {
     /// Takes the links of an interface that has left, which must be unknown to the programs by now. `None` if
     /// it is not watched.
     pub(super) fn leave(&self, ifindex: u32) -> Option<Vec<Arc<HeldLink>>> {
+        let id = self.id(ifindex);
         let mut state = self.state();
-        let watched = state.watched.remove(&ifindex)?;
+        let watched = state.watched.remove(&id)?;
         state.left.push(Left {
             slot: watched.slot,
-            ifindex,
+            id,
             is_deselected: watched.is_deselected,
         });
         Some(watched.links)
@@ -120,14 +142,14 @@ impl Slots {
     /// Marks an interface that is watched and is not to be. Returns whether it was not marked.
     pub(super) fn deselect(&self, ifindex: u32) -> bool {
         let mut state = self.state();
-        let watched = state.watched.get_mut(&ifindex);
+        let watched = state.watched.get_mut(&self.id(ifindex));
         watched.is_some_and(|watched| !std::mem::replace(&mut watched.is_deselected, true))
     }
 
     /// Takes the links of an interface that is marked so.
     pub(super) fn take_deselected(&self, ifindex: u32) -> Vec<Arc<HeldLink>> {
         let mut state = self.state();
-        match state.watched.get_mut(&ifindex) {
+        match state.watched.get_mut(&self.id(ifindex)) {
             Some(watched) if watched.is_deselected => std::mem::take(&mut watched.links),
             _ => Vec::new(),
         }
@@ -135,7 +157,7 @@ impl Slots {
 
     pub(super) fn is_deselected(&self, ifindex: u32) -> bool {
         let state = self.state();
-        let watched = state.watched.get(&ifindex);
+        let watched = state.watched.get(&self.id(ifindex));
         watched.is_some_and(|watched| watched.is_deselected)
     }
 
@@ -153,8 +175,8 @@ impl Slots {
         state.left.retain(|left| !drained.contains(left));
         // What was told of them too late for the scan.
         state.progress.retain(|told| {
-            let (slot, ifindex) = (told.hook.slot() as u32, told.hook.ifindex);
-            !drained.iter().any(|left| left.is(slot, ifindex))
+            let (slot, id) = (told.hook.slot() as u32, told.hook.id);
+            !drained.iter().any(|left| left.is(slot, id))
         });
         state.free.extend(drained.iter().map(|left| left.slot));
     }
@@ -162,35 +184,37 @@ impl Slots {
     pub(super) fn slot_of(&self, ifindex: u32) -> Option<u32> {
         self.state()
             .watched
-            .get(&ifindex)
+            .get(&self.id(ifindex))
             .map(|watched| watched.slot)
     }
 
     pub(super) fn is_named(&self, ifindex: u32, name: &str) -> bool {
         let state = self.state();
-        let watched = state.watched.get(&ifindex);
+        let watched = state.watched.get(&self.id(ifindex));
         watched.is_some_and(|watched| watched.name == name)
     }
 
     pub(super) fn rename(&self, ifindex: u32, name: &str) {
-        if let Some(watched) = self.state().watched.get_mut(&ifindex) {
+        if let Some(watched) = self.state().watched.get_mut(&self.id(ifindex)) {
             name.clone_into(&mut watched.name);
         }
     }
 
     pub(super) fn ifindexes(&self) -> Vec<u32> {
-        self.state().watched.keys().copied().collect()
+        let state = self.state();
+        let here = state.watched.keys().filter(|id| id.netns == self.netns);
+        here.map(|id| id.ifindex).collect()
     }
 
     /// Tells the next scan of a hook, unless the scans are done with its interface.
     pub(super) fn tell(&self, hook: AttachedHook) {
-        let (slot, ifindex) = (hook.hook.slot() as u32, hook.hook.ifindex);
+        let (slot, id) = (hook.hook.slot() as u32, hook.hook.id);
         let mut state = self.state();
         let is_watched = state
             .watched
-            .get(&ifindex)
+            .get(&id)
             .is_some_and(|watched| watched.slot == slot);
-        if is_watched || state.left.iter().any(|left| left.is(slot, ifindex)) {
+        if is_watched || state.left.iter().any(|left| left.is(slot, id)) {
             state.progress.push(hook);
         }
     }
@@ -220,20 +244,20 @@ impl Slots {
     /// The links of an interface, to look at. If it leaves meanwhile, whoever drops them last closes them.
     pub(super) fn links_of(&self, ifindex: u32) -> Vec<Arc<HeldLink>> {
         let state = self.state();
-        let watched = state.watched.get(&ifindex);
+        let watched = state.watched.get(&self.id(ifindex));
         watched.map_or_else(Vec::new, |watched| watched.links.clone())
     }
 
     /// Takes the links of an interface that is still watched.
     pub(super) fn take_links_of(&self, ifindex: u32) -> Vec<Arc<HeldLink>> {
         let mut state = self.state();
-        let watched = state.watched.get_mut(&ifindex);
+        let watched = state.watched.get_mut(&self.id(ifindex));
         watched.map_or_else(Vec::new, |watched| std::mem::take(&mut watched.links))
     }
 
     /// Locked only for a few moves in memory, never while a link is dropped.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -248,7 +272,7 @@ mod tests {
         AttachedHook {
             hook: Hook {
                 interface: String::new(),
-                ifindex,
+                id: InterfaceId { netns: 1, ifindex },
                 number: hook_number(slot, 0),
                 direction: Direction::Ingress,
                 mode: Mode::Tcx,
@@ -263,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_slot_is_given_again_only_when_its_last_interface_is_drained() {
-        let slots = Slots::new(2);
+        let slots = Slots::new(2, 1);
         assert_eq!(slots.take(7, "a"), Place::Slot(0));
         assert_eq!(slots.take(8, "b"), Place::Slot(1));
         assert_eq!(slots.take(9, "c"), Place::NoneFree);
@@ -277,7 +301,7 @@ mod tests {
             left,
             [Left {
                 slot: 0,
-                ifindex: 7,
+                id: slots.id(7),
                 is_deselected: false,
             }]
         );
@@ -290,8 +314,25 @@ mod tests {
     }
 
     #[test]
+    fn one_index_in_two_network_namespaces_is_two_interfaces() {
+        let here = Slots::new(2, 1);
+        let there = here.in_netns(2);
+        assert_eq!(here.take(7, "a"), Place::Slot(0));
+        assert_eq!(there.slot_of(7), None);
+        assert_eq!(there.take(7, "b"), Place::Slot(1));
+        assert_eq!((here.slot_of(7), there.slot_of(7)), (Some(0), Some(1)));
+        assert!(here.is_named(7, "a") && there.is_named(7, "b"));
+        assert!(here.leave(7).is_some());
+        assert_eq!((here.ifindexes(), there.ifindexes()), (vec![], vec![7]));
+        assert_eq!(here.take(7, "a"), Place::Draining);
+        there.settle(&there.left());
+        assert_eq!(here.take(7, "a"), Place::Slot(0));
+        assert_eq!(there.take(8, "c"), Place::NoneFree);
+    }
+
+    #[test]
     fn nobody_hears_of_a_hook_whose_interface_is_drained() {
-        let slots = Slots::new(2);
+        let slots = Slots::new(2, 1);
         slots.take(7, "a");
         slots.tell(hook(7, 0));
         slots.leave(7);
@@ -307,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_link_whose_interface_has_left_comes_back() {
-        let slots = Slots::new(1);
+        let slots = Slots::new(1, 1);
         let link = || HeldLink {
             fd: std::fs::File::open("/dev/null").unwrap().into(),
             place: LinkPlace::TcxFirst(Direction::Ingress),

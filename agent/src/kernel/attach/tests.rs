@@ -1,9 +1,8 @@
 //! What happens between two steps of attaching, where another process would have to act at just that moment.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize},
-    mpsc::Receiver,
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, atomic::AtomicUsize, mpsc::Receiver},
 };
 
 use lab::{
@@ -12,10 +11,17 @@ use lab::{
     tcx_programs,
 };
 
-use super::{closer::Detach, slots::Slots, watcher::Look, *};
+use super::{
+    attacher::Attacher,
+    closer::{Closer, Detach},
+    lines::Lines,
+    programs::Programs,
+    watcher::{Look, Watcher, WatcherLog},
+    *,
+};
 use crate::kernel::{
-    links::netlink::errno,
-    load::{Kernel, LoadSettings},
+    links::{LinkSocket, netlink::errno, tags::Features},
+    load::LoadSettings,
 };
 
 const SETTINGS: AttachSettings = AttachSettings {
@@ -33,7 +39,7 @@ fn kernel() -> Kernel {
         max_fragments: 1,
         decapsulate: false,
         early_scan_flows: 0,
-        netns: 0,
+        netns: vec![0],
         max_interfaces: 4,
         sample_rate: 1,
         log_level: 0,
@@ -52,12 +58,12 @@ fn watcher(
         include: vec![pattern.parse().unwrap()],
         exclude: Vec::new(),
     };
-    let slots = Slots::new(4);
+    let slots = Slots::new(4, 0);
     let (closer, to_detach) = Closer::channel();
-    let programs = kernel.programs.take().unwrap();
+    let set = kernel.sets.remove(0);
     let watcher = Watcher {
         attacher: Attacher {
-            programs: Programs::load(programs, &[], &selection, settings).unwrap(),
+            programs: Programs::load(set.programs, &[], &selection, settings).unwrap(),
             settings,
             slots: slots.clone(),
             counters: LinkSocket::open().unwrap(),
@@ -66,9 +72,9 @@ fn watcher(
             lines: Lines::default(),
         },
         slots,
-        table: kernel.interfaces.clone(),
+        table: set.interfaces,
         links: LinkSocket::open().unwrap(),
-        name_interface: Box::new(|_, _| Ok(())),
+        name_interface: Arc::new(|_, _| Ok(())),
         stop: Arc::new(AtomicBool::new(false)),
         scan_wanted: Arc::new(Notify::new()),
         not_counted: Arc::new(AtomicUsize::new(0)),
@@ -78,6 +84,7 @@ fn watcher(
         changes: Changes::new(selection.clone()),
         closer,
         selection,
+        namespaces: 1,
     };
     (watcher, to_detach)
 }
@@ -134,7 +141,7 @@ fn nothing_is_attached_to_whatever_has_the_index_of_one_that_has_just_left() {
         let (mut watcher, _) = watcher(&mut kernel, "new*", SETTINGS);
         let (slots, table, ifindex) = (watcher.slots.clone(), watcher.table.clone(), link.ifindex);
         // The thread that follows notifications hears that it has left. There is another one with its index.
-        watcher.name_interface = Box::new(move |_, _| {
+        watcher.name_interface = Arc::new(move |_, _| {
             table.forget(ifindex)?;
             drop(slots.leave(ifindex));
             Ok(())
@@ -202,7 +209,7 @@ fn what_is_deselected_is_detached_from_by_another_thread() {
         assert_eq!(attached(), [[1, 1], [0, 0], [1, 1]]);
         let left = watcher.slots.left();
         assert_eq!(left.len(), 1);
-        assert!(left[0].is_deselected && left[0].ifindex == links[1].ifindex);
+        assert!(left[0].is_deselected && left[0].id.ifindex == links[1].ifindex);
         Ok(())
     };
     namespace.enter(reselect).unwrap();

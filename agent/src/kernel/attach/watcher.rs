@@ -35,7 +35,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Tells the filter rules the name of the interface at a slot. Returns when they follow it.
-pub type NameInterface = Box<dyn FnMut(u32, &str) -> Result<()> + Send>;
+pub type NameInterface = Arc<dyn Fn(u32, &str) -> Result<()> + Send + Sync>;
 
 pub(super) struct Watcher {
     pub attacher: Attacher,
@@ -56,6 +56,8 @@ pub(super) struct Watcher {
     pub pending: BTreeMap<u32, Pending>,
     /// Those with a default route, if routes select.
     pub routed: BTreeSet<u32>,
+    /// How many network namespaces the agent watches.
+    pub namespaces: usize,
 }
 
 /// Why a selected interface is not counted.

@@ -16,7 +16,7 @@ impl Watcher {
     pub(super) fn watch(&mut self, link: &Link) -> Result<Option<Pending>> {
         super::link_type(link)?;
         let hooks = self.attacher.settings.directions.count();
-        limits::ensure_open_files(self.slots.links() + hooks)?;
+        limits::ensure_open_files(self.slots.links() + hooks, self.namespaces)?;
         let slot = match self.slots.take(link.ifindex, &link.name) {
             Place::Slot(slot) => slot,
             Place::Draining => {

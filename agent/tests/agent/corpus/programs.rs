@@ -132,15 +132,15 @@ impl Programs {
             max_fragments: 1024,
             decapsulate,
             early_scan_flows: 0,
-            netns: netns(),
+            netns: vec![netns()],
             max_interfaces: 1,
             sample_rate: 0,
             log_level: 0,
         })
         .unwrap();
-        kernel.register(IFINDEX, "lo", 0).unwrap();
+        kernel.register(0, IFINDEX, "lo", 0).unwrap();
         for &(name, hook, _) in PROGRAMS.iter().filter(|(_, hook, _)| hook.is_known()) {
-            let program = kernel.programs.as_mut().unwrap();
+            let program = &mut kernel.sets[0].programs;
             let program = program.program_mut(name).unwrap();
             match hook {
                 Hook::TcIngress | Hook::TcEgress => {
@@ -175,7 +175,7 @@ impl Programs {
         bytes: &[u8],
         segments: u32,
     ) -> io::Result<Counted> {
-        let program = self.kernel.programs.as_ref().unwrap();
+        let program = &self.kernel.sets[0].programs;
         let program = program.program(name).unwrap();
         let skb = skb_of(segments);
         let options = TestRunOptions {

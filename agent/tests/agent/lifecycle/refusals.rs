@@ -137,7 +137,7 @@ fn an_address_in_use_is_refused_and_a_stale_socket_is_replaced() {
 
 /// Copies the binary to where any user may run it. The command runs it as a user with only these
 /// capabilities.
-fn with_capabilities(host: &Host, directory: &TempDir, capabilities: &str) -> Command {
+pub(super) fn with_capabilities(host: &Host, directory: &TempDir, capabilities: &str) -> Command {
     let open = fs::Permissions::from_mode(0o755);
     fs::set_permissions(directory.path(), open).unwrap();
     let binary = directory.path().join("flow-agent");

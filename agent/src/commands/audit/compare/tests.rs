@@ -24,6 +24,7 @@ fn hook(hook: Hook, account: &HookAccount, rx: (u64, u64), tx: (u64, u64)) -> Ho
             ifindex: 2,
             name: "eth0".into(),
             netns: 5,
+            ..Interface::default()
         }),
         hook: hook.into(),
         account: Some(Account::from_hook(account, false)),

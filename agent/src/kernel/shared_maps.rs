@@ -1,0 +1,74 @@
+//! Lets several sets of programs share their maps: those of one set are pinned where the next one finds them, in
+//! a BPF file system that nobody else can reach.
+//!
+//! The file system is mounted nowhere (`fsmount` without `move_mount`), and is gone with its descriptor, however
+//! the process ends.
+
+use std::{
+    os::fd::{AsRawFd as _, OwnedFd},
+    path::PathBuf,
+};
+
+use anyhow::{Context as _, Error, Result};
+use aya::EbpfLoader;
+use aya_obj::Object;
+use rustix::{
+    io::Errno,
+    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
+};
+
+/// The maps that each set has for itself: the interfaces of its network namespace, its constants, its log.
+const OWN: [&str; 3] = ["INTERFACES", ".rodata", "AYA_LOGS"];
+
+/// The file system, and the maps to share with their paths in it.
+pub(super) struct SharedMaps {
+    _folder: OwnedFd,
+    paths: Vec<(String, PathBuf)>,
+}
+
+impl SharedMaps {
+    /// All maps of the object that are not a set's own.
+    pub(super) fn of(object: &[u8]) -> Result<Self> {
+        let folder = folder().map_err(explain)?;
+        let object = Object::parse(object).context("read the programs")?;
+        let names = object.maps.into_keys();
+        let names = names.filter(|name| !OWN.contains(&name.as_str()));
+        let path = |name: &str| {
+            // A BPF file system takes no dots in names.
+            let file = name.replace('.', "_");
+            PathBuf::from(format!("/proc/self/fd/{}/{file}", folder.as_raw_fd()))
+        };
+        let paths = names.map(|name| (name.clone(), path(&name))).collect();
+        Ok(Self {
+            _folder: folder,
+            paths,
+        })
+    }
+
+    /// Has the loader take the maps of the set that was loaded first, or make them if there is none.
+    pub(super) fn share<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
+        for (name, path) in &self.paths {
+            loader.map_pin_path(name, path);
+        }
+    }
+}
+
+fn folder() -> Result<OwnedFd, Errno> {
+    let context = fsopen("bpf", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&context)?;
+    fsmount(
+        &context,
+        FsMountFlags::FSMOUNT_CLOEXEC,
+        MountAttrFlags::empty(),
+    )
+}
+
+fn explain(error: Errno) -> Error {
+    let why = if error == Errno::PERM {
+        "several network namespaces take CAP_SYS_ADMIN: run as root, or let the service have it by the \
+         drop-in /usr/share/doc/flow-agent/examples/netns.conf (docs/service.md)"
+    } else {
+        "make a BPF file system, by which the programs of several network namespaces share their maps"
+    };
+    Error::new(error).context(why)
+}
