@@ -14,6 +14,8 @@ use serde_json::Value;
 
 use super::machine::{Machine, wait_for};
 
+mod netns;
+
 type Check = fn(&mut Service) -> Result<String>;
 
 pub const CHECKS: &[(&str, Check)] = &[
@@ -26,6 +28,10 @@ pub const CHECKS: &[(&str, Check)] = &[
     ("without a capability it says which", lacks),
     ("killed, it comes back", killed),
     ("a scan that hangs is ended by the watchdog", hangs),
+    (
+        "with a drop-in it counts in other network namespaces",
+        netns::counts_elsewhere,
+    ),
     ("an upgrade goes on counting", upgrades),
     ("removed, it leaves its settings", removes),
     ("purged, it leaves nothing", purges),

@@ -74,9 +74,19 @@ impl Machine {
     /// A shell command line in it.
     pub fn command(&self, line: &str) -> Command {
         let mut command = Command::new("nsenter");
-        command
+        command.arg("--net");
+        self.complete(command, line)
+    }
+
+    /// The same, but in another network namespace than its own.
+    pub fn command_in(&self, network: &Namespace, line: &str) -> Command {
+        self.complete(network.command("nsenter"), line)
+    }
+
+    fn complete(&self, mut nsenter: Command, line: &str) -> Command {
+        nsenter
             .args(["--target", &self.init.to_string()])
-            .args(["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"])
+            .args(["--mount", "--uts", "--ipc", "--pid", "--cgroup"])
             .args([
                 "env",
                 "-i",
@@ -85,7 +95,7 @@ impl Machine {
             ])
             .args(["DEBIAN_FRONTEND=noninteractive", "sh", "-c", line])
             .stdin(Stdio::null());
-        command
+        nsenter
     }
 
     /// What the command line prints on stdout, whether it fails or not.
