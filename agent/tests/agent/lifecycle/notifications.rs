@@ -16,10 +16,12 @@ use crate::support::{Agent, NATIVE_XDP, count, wait_until};
 
 const MISSED: &str = "more changes of interfaces than were read in time";
 
+/// Each of them is told with a long text, so that they fill a socket soon.
 fn changes_of_busy0(count: u32) -> String {
+    let text = "x".repeat(240);
     let mut lines = String::new();
     for number in 0..count {
-        writeln!(lines, "link set busy0 mtu {}", 1400 + number % 2).unwrap();
+        writeln!(lines, "link set busy0 alias {text}{}", number % 2).unwrap();
     }
     lines
 }
