@@ -7,6 +7,7 @@ use agent_common::{
 };
 use aya_ebpf::{
     Global,
+    bindings::BPF_F_MMAPABLE,
     btf_maps::{Array, PerCpuArray},
     macros::btf_map,
 };
@@ -16,9 +17,10 @@ use aya_ebpf::{
 #[btf_map]
 static ACCOUNT: PerCpuArray<HookAccount, 6> = PerCpuArray::new();
 
-/// Each interface stands in one of its two [`interface::buckets`]. Userspace sets the size.
+/// Each interface stands in one of its two [`interface::buckets`]. Userspace sets the size, and maps it into its own
+/// memory to write an entry at once.
 #[btf_map]
-static INTERFACES: Array<Bucket, 4> = Array::new();
+static INTERFACES: Array<Bucket, 4, { BPF_F_MMAPABLE as usize }> = Array::new();
 
 /// [`interface::buckets`] takes these; they are constant once the programs are loaded.
 #[unsafe(no_mangle)]
@@ -37,7 +39,7 @@ pub fn hook(ifindex: u32, direction: u32) -> Option<u32> {
     for bucket in [first, second, first] {
         let bucket = INTERFACES.get_ptr(bucket)?.cast::<u64>();
         for place in 0..Bucket::LEN {
-            // The whole entry at once, since userspace may be replacing it.
+            // The whole entry at once, as userspace writes it.
             // SAFETY: the pointer comes from an array lookup and stays valid for the program's run; a bucket's
             // entries have the size and alignment of the number (asserted in agent-common).
             let entry = unsafe { bucket.add(place).read_volatile() };

@@ -13,7 +13,7 @@ use agent_common::{
 use anyhow::{Context as _, Result};
 use aya::maps::MapData;
 
-use super::bpf;
+use super::mapped_array::MappedArray;
 
 /// An odd number, from the golden ratio.
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -97,56 +97,47 @@ impl Places {
 #[derive(Clone)]
 pub struct InterfaceTable {
     map: Arc<MapData>,
+    entries: Arc<MappedArray>,
     places: Arc<Mutex<Places>>,
 }
 
 impl InterfaceTable {
     /// `map` must be empty and have [`Places::buckets`] entries.
-    pub(super) fn new(map: MapData, places: Places) -> Self {
-        Self {
+    pub(super) fn new(map: MapData, places: Places) -> Result<Self> {
+        let entries = MappedArray::new(map.fd().as_fd(), places.interfaces.len());
+        let entries = entries.context("map the programs' table of interfaces")?;
+        Ok(Self {
             map: Arc::new(map),
+            entries: Arc::new(entries),
             places: Arc::new(Mutex::new(places)),
-        }
+        })
     }
 
     /// Lets the programs find an interface, which must not be in the table. Returns whether there is a place
     /// for it beside the others.
-    pub(super) fn enter(&self, ifindex: u32, slot: u32) -> Result<bool> {
+    pub(super) fn enter(&self, ifindex: u32, slot: u32) -> bool {
         let mut places = self.places();
         let Some(moves) = places.moves(Interface { ifindex, slot }) else {
-            return Ok(false);
+            return false;
         };
         for (place, interface) in moves {
-            self.store(&mut places, place, interface)
-                .with_context(|| format!("register interface index {ifindex}"))?;
+            self.store(&mut places, place, interface);
         }
-        Ok(true)
+        true
     }
 
     /// Makes an interface unknown to the programs, if they know it.
-    pub(super) fn forget(&self, ifindex: u32) -> Result<()> {
+    pub(super) fn forget(&self, ifindex: u32) {
         let mut places = self.places();
-        let Some(place) = places.find(ifindex) else {
-            return Ok(());
-        };
-        self.store(&mut places, place, Interface::default())
-            .with_context(|| format!("forget interface index {ifindex}"))
+        if let Some(place) = places.find(ifindex) {
+            self.store(&mut places, place, Interface::default());
+        }
     }
 
-    /// Writes the bucket of a place. The kernel copies it, and does not promise to write an entry at
-    /// once (`copy_map_value`); compilers and processors do so for eight aligned bytes.
-    fn store(&self, places: &mut Places, place: usize, interface: Interface) -> Result<()> {
-        let before = std::mem::replace(&mut places.interfaces[place], interface);
-        let bucket = place / Bucket::LEN;
-        let entries = &places.interfaces[bucket * Bucket::LEN..][..Bucket::LEN];
-        let bytes: Vec<u8> = entries
-            .iter()
-            .flat_map(|interface| interface.to_bytes())
-            .collect();
-        bpf::update(self.map.fd().as_fd(), bucket as u32, &bytes).inspect_err(|_| {
-            places.interfaces[place] = before;
-        })?;
-        Ok(())
+    fn store(&self, places: &mut Places, place: usize, interface: Interface) {
+        places.interfaces[place] = interface;
+        let entry = u64::from_ne_bytes(interface.to_bytes());
+        self.entries.store(place, entry);
     }
 
     fn places(&self) -> MutexGuard<'_, Places> {

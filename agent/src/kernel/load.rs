@@ -105,7 +105,7 @@ impl Kernel {
             let places = Places::for_up_to(settings.max_interfaces);
             sets.push(ProgramSet {
                 programs,
-                interfaces: InterfaceTable::new(table, places),
+                interfaces: InterfaceTable::new(table, places)?,
             });
         }
         let interfaces = sets.iter().map(|set| set.interfaces.clone()).collect();
@@ -165,7 +165,7 @@ impl Kernel {
             *known = Some(name.to_owned());
         }
         ensure!(
-            self.interfaces[netns].enter(ifindex, slot)?,
+            self.interfaces[netns].enter(ifindex, slot),
             "{name} (ifindex {ifindex}) has no place in the programs' table beside the other interfaces, \
              which is rare: change --max-interfaces"
         );

@@ -17,6 +17,7 @@ pub mod interface_table;
 pub mod layout;
 pub mod links;
 pub mod load;
+mod mapped_array;
 pub mod memory;
 pub mod outers;
 pub mod pages;

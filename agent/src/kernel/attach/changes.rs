@@ -119,7 +119,7 @@ impl Follower {
     fn leave(&self, ifindex: u32) -> Result<()> {
         // This comes first, since it waits for nothing. Until the links are gone, packets count as those of
         // an unknown interface instead of this one's.
-        self.interfaces.forget(ifindex)?;
+        self.interfaces.forget(ifindex);
         if let Some(links) = self.slots.leave(ifindex) {
             self.closer.detach(Detach::Links(links))?;
         }

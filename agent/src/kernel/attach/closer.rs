@@ -63,26 +63,21 @@ impl Work {
         for one in to_detach {
             match one {
                 Detach::Links(links) => drop(links),
-                Detach::Deselected(ifindex) => {
-                    if let Err(error) = self.end(ifindex) {
-                        tracing::error!(ifindex, "an interface is not given up: {error:#}");
-                    }
-                }
+                Detach::Deselected(ifindex) => self.end(ifindex),
             }
         }
     }
 
     /// Detaches, and gives the slot back. While a program runs there, the table must have the interface.
-    pub(super) fn end(&self, ifindex: u32) -> Result<()> {
+    pub(super) fn end(&self, ifindex: u32) {
         // Its links stay with its slot until now, so that the end of the agent finds them.
         drop(self.slots.take_deselected(ifindex));
         // If it has left meanwhile, another interface may have its index.
         if self.slots.is_deselected(ifindex) {
-            self.table.forget(ifindex)?;
+            self.table.forget(ifindex);
             self.slots.leave(ifindex);
             // It may be selected again by now.
             self.changes.look_at(ifindex);
         }
-        Ok(())
     }
 }

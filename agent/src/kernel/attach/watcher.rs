@@ -116,7 +116,7 @@ impl Watcher {
                         interface = link.name,
                         "the interface was gone before it was attached to: {error:#}"
                     );
-                    self.give_up(link.ifindex)?;
+                    self.give_up(link.ifindex);
                 }
                 Some(Err(error)) => return Err(error),
                 None => tracing::warn!(
@@ -295,9 +295,9 @@ impl Watcher {
             Ok(Some(why)) => {
                 self.pending.insert(link.ifindex, why);
             }
-            Err(error) if errno(&error) == Some(libc::ENODEV) => self.give_up(link.ifindex)?,
+            Err(error) if errno(&error) == Some(libc::ENODEV) => self.give_up(link.ifindex),
             Err(error) => {
-                self.give_up(link.ifindex)?;
+                self.give_up(link.ifindex);
                 let before = self.pending.insert(link.ifindex, Pending::Refused);
                 if before != Some(Pending::Refused)
                     && let Some(interfaces) = self.log.refused.event()

@@ -38,13 +38,13 @@ impl Watcher {
             }
         };
         (self.name_interface)(slot, &link.name)?;
-        if !self.table.enter(link.ifindex, slot)? {
+        if !self.table.enter(link.ifindex, slot) {
             bail!("its index has no place in the programs' table beside the others, which is rare");
         }
         if self.slots.slot_of(link.ifindex) != Some(slot) {
             // It left before the table had it, so nobody has removed it from there. Packets of another interface
             // with its index would count as its own.
-            self.table.forget(link.ifindex)?;
+            self.table.forget(link.ifindex);
             let gone = io::Error::from_raw_os_error(libc::ENODEV);
             return Err(gone).context("the interface has left meanwhile");
         }
@@ -54,15 +54,14 @@ impl Watcher {
 
     /// Detaches from an interface and gives its slot back. While a program runs there, the table must have the
     /// interface.
-    pub(super) fn give_up(&mut self, ifindex: u32) -> Result<()> {
+    pub(super) fn give_up(&mut self, ifindex: u32) {
         drop(self.slots.take_links_of(ifindex));
         if let Some(clsact) = &mut self.attacher.clsact {
             clsact.detach(ifindex);
         }
-        self.table.forget(ifindex)?;
+        self.table.forget(ifindex);
         // A link that came meanwhile is closed here.
         drop(self.slots.leave(ifindex));
-        Ok(())
     }
 
     /// The same on the thread that closes. Until its turn comes, the interface is counted.
@@ -93,6 +92,7 @@ impl Watcher {
         if let Some(clsact) = &mut self.attacher.clsact {
             clsact.forget(link.ifindex);
         }
-        self.give_up(link.ifindex)
+        self.give_up(link.ifindex);
+        Ok(())
     }
 }

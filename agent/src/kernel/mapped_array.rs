@@ -1,0 +1,60 @@
+//! An array map in this process's own memory, so that a number of eight bytes is written at once. The map is of
+//! the flag `BPF_F_MMAPABLE` (5.5). By `bpf(2)` the kernel copies a value and does not promise in which steps.
+
+use std::{
+    io,
+    os::fd::{AsRawFd as _, BorrowedFd},
+    ptr::NonNull,
+    sync::atomic::{AtomicU64, Ordering::Release},
+};
+
+pub(super) struct MappedArray {
+    start: NonNull<AtomicU64>,
+    numbers: usize,
+}
+
+// SAFETY: the memory belongs to the value alone in this process, and is only used by atomic stores.
+unsafe impl Send for MappedArray {}
+// SAFETY: the same.
+unsafe impl Sync for MappedArray {}
+
+impl MappedArray {
+    /// Maps an array whose values are that many numbers together.
+    pub(super) fn new(map: BorrowedFd<'_>, numbers: usize) -> io::Result<Self> {
+        // SAFETY: the kernel chooses an address where nothing is.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                numbers * size_of::<u64>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                map.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, numbers })
+    }
+
+    /// Writes a number.
+    pub(super) fn store(&self, index: usize, number: u64) {
+        assert!(index < self.numbers, "{index} of {}", self.numbers);
+        // SAFETY: the index is within the memory, as was just checked.
+        let place = unsafe { self.start.add(index) };
+        // SAFETY: a page begins at a multiple of eight, any bytes are a number, and the memory is mapped until
+        // the value is dropped.
+        unsafe { place.as_ref() }.store(number, Release);
+    }
+}
+
+impl Drop for MappedArray {
+    fn drop(&mut self) {
+        let len_bytes = self.numbers * size_of::<u64>();
+        // SAFETY: this is what was mapped, and nobody has a reference into it any more.
+        let refused = unsafe { libc::munmap(self.start.as_ptr().cast(), len_bytes) };
+        debug_assert_eq!(refused, 0, "what was mapped can be unmapped");
+    }
+}
