@@ -109,6 +109,7 @@ pub struct Agent {
     rules: RunningRules,
     changes: Changes,
     requests: mpsc::Receiver<Request>,
+    limits: watch::Sender<Limits>,
 }
 
 impl Agent {
@@ -157,6 +158,7 @@ impl Agent {
         }
         kernel.follow(staged.rules())?;
         maps.settle(staged);
+        let limits = watch::Sender::new(config.limits);
         let (changes, requests) = Changes::channel();
         let rules = RunningRules::new(&config.rules, maps, changes.clone());
         if config.bpf_log_level != 0 {
@@ -175,6 +177,7 @@ impl Agent {
             rules,
             changes,
             requests,
+            limits,
         })
     }
 
@@ -196,6 +199,11 @@ impl Agent {
         self.changes.clone()
     }
 
+    /// Changes how many consumers and connections there may be while the agent runs.
+    pub fn limits(&self) -> watch::Sender<Limits> {
+        self.limits.clone()
+    }
+
     /// Counts until `stop`, or until a hook cannot be attached. Returns when everything is detached, drained
     /// and sent.
     pub async fn run(self, stop: impl Future<Output = ()>, manager: ServiceManager) -> Result<()> {
@@ -213,6 +221,7 @@ impl Agent {
             rules,
             changes: _,
             requests,
+            limits,
         } = self;
         let qdiscs = QdiscDrops::open(&namespaces)?;
         let scan_wanted = Arc::new(Notify::new());
@@ -247,7 +256,7 @@ impl Agent {
             hub,
             status: statuses.clone(),
             rules,
-            limits: config.limits,
+            limits: limits.subscribe(),
             drain_timeout: DEFAULT_DRAIN_TIMEOUT,
         };
         let server = tokio::spawn(services.run(listeners, async move {

@@ -1,7 +1,7 @@
 //! The gRPC server. It serves `flow.v1.FlowAgent` (batches and status) on every listener, and
 //! `flow.v1.FlowControl` (filter rules) on Unix sockets.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use tokio::sync::{oneshot, watch};
@@ -58,7 +58,8 @@ pub struct Server {
     pub hub: Hub,
     pub status: watch::Receiver<Arc<AgentStatus>>,
     pub rules: RunningRules,
-    pub limits: Limits,
+    /// Consumers and connections may change while it serves; streams are those of the start.
+    pub limits: watch::Receiver<Limits>,
     /// How long consumers may take for what is queued at the end.
     pub drain_timeout: Duration,
 }
@@ -72,11 +73,13 @@ impl Server {
             hub,
             status,
             rules,
-            limits,
+            mut limits,
             drain_timeout,
         } = self;
-        let doors = Arc::new(Doors::new(limits));
-        warn_of_files(limits.files(listeners.len()));
+        let doors = Arc::new(Doors::new(limits.clone()));
+        let max_streams = limits.borrow_and_update().max_streams;
+        let listening = listeners.len();
+        warn_of_files(limits.borrow().files(listening));
         let (socket_files, connections) = listeners.into_connections(&doors);
         let services = FlowServices(Arc::new(Calls {
             hub: hub.clone(),
@@ -95,7 +98,7 @@ impl Server {
         let serve = transport::Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-            .max_concurrent_streams(limits.max_streams.saturating_add(STREAMS_TO_REFUSE))
+            .max_concurrent_streams(max_streams.saturating_add(STREAMS_TO_REFUSE))
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .http2_max_header_list_size(MAX_HEADER_BYTES)
@@ -107,6 +110,13 @@ impl Server {
             }
             tokio::time::sleep(drain_timeout).await;
         };
+        let other_limits = async {
+            while limits.changed().await.is_ok() {
+                let files = limits.borrow_and_update().files(listening);
+                warn_of_files(files);
+            }
+            std::future::pending::<Infallible>().await
+        };
 
         let served = tokio::select! {
             served = serve => served.context("serve gRPC"),
@@ -114,6 +124,7 @@ impl Server {
                 log_undelivered(&hub);
                 Ok(())
             }
+            never = other_limits => match never {},
         };
         drop(socket_files);
         served

@@ -13,8 +13,8 @@ mod args;
 mod reload;
 
 pub use args::{Args, Contradiction, Object};
-use reload::Reload;
 pub use reload::TAKEN_OVER;
+use reload::{Reload, Running};
 
 /// Settings that no start can take until somebody changes them. The exit status is that of a refused option,
 /// so a service manager need not try again.
@@ -41,12 +41,13 @@ pub async fn run(layers: Layers, settings: Settings, log: LogControl) -> Result<
     let reload = Reload::listen(layers, settings, log)?;
     let config = reload.config().map_err(RefusedSettings)?;
     let agent = Agent::start(config).await?;
-    reload.start(
-        agent.rules(),
-        agent.changes(),
-        agent.namespaces(),
-        manager.clone(),
-    );
+    let running = Running {
+        rules: agent.rules(),
+        changes: agent.changes(),
+        limits: agent.limits(),
+        namespaces: agent.namespaces(),
+    };
+    reload.start(running, manager.clone());
     // From here on a signal leads to a final scan.
     let stop = shutdown(duration)?;
     // The agent holds accounts, which are too large for the caller's stack.

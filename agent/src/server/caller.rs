@@ -47,7 +47,7 @@ impl Caller {
 
     /// Opens a request, which stays open until it is dropped.
     pub(super) fn open(&self, doors: &Doors) -> Result<OpenRequest, Status> {
-        let most = doors.limits.max_streams;
+        let most = doors.limits().max_streams;
         let mut activity = self.activity();
         if activity.open < most {
             activity.open += 1;
@@ -92,10 +92,11 @@ mod tests {
 
     #[test]
     fn a_connection_has_as_many_open_requests_as_it_may_and_no_more() {
-        let doors = Doors::new(Limits {
+        let limits = Limits {
             max_streams: 2,
             ..Limits::default()
-        });
+        };
+        let doors = Doors::new(limits.fixed());
         let caller = Caller::new(Peer::Unknown);
         let _open = [caller.open(&doors).unwrap(), caller.open(&doors).unwrap()];
         let refused = caller.open(&doors).err().unwrap();
@@ -116,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_connection_ends_where_nothing_is_open_and_soonest_before_its_first_request() {
-        let doors = Doors::new(Limits::default());
+        let doors = Doors::new(Limits::default().fixed());
         let caller = Caller::new(Peer::Unknown);
         let at_first = caller.ends_at().unwrap();
         let open = [caller.open(&doors).unwrap(), caller.open(&doors).unwrap()];

@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn rules_are_for_unix_sockets_and_their_change_for_those_who_run_the_agent() {
-        let doors = Doors::new(super::super::limits::Limits::default());
+        let doors = Doors::new(super::super::limits::Limits::default().fixed());
         let unix = |uid| Peer::Unix { pid: None, uid };
         let own_uid = rustix::process::geteuid().as_raw();
         let tcp = Peer::Tcp(([127, 0, 0, 1], 1).into());

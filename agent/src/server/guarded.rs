@@ -137,7 +137,7 @@ mod tests {
     };
 
     fn doors() -> Arc<Doors> {
-        Arc::new(Doors::new(Limits::default()))
+        Arc::new(Doors::new(Limits::default().fixed()))
     }
 
     fn guarded(connection: Connection, caller: Caller, doors: &Arc<Doors>) -> Guarded {

@@ -4,13 +4,13 @@
 use std::{
     io,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tonic::Status;
 use tracing::warn;
 
@@ -50,6 +50,11 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// Limits that never change.
+    pub fn fixed(self) -> watch::Receiver<Self> {
+        watch::channel(self).1
+    }
+
     /// How many files this many listeners may open, including those for root and for connections that are
     /// turned away.
     pub fn files(&self, listeners: usize) -> usize {
@@ -61,6 +66,13 @@ impl Limits {
 pub(super) struct Places {
     shared: Arc<Semaphore>,
     for_root: Arc<Semaphore>,
+    size: Mutex<Size>,
+}
+
+struct Size {
+    count: usize,
+    /// How many places go, when they are given back, since `count` became less.
+    surplus: usize,
 }
 
 pub(super) type Place = OwnedSemaphorePermit;
@@ -70,12 +82,52 @@ impl Places {
         Self {
             shared: Arc::new(Semaphore::new(count as usize)),
             for_root: Arc::new(Semaphore::new(PLACES_FOR_ROOT)),
+            size: Mutex::new(Size {
+                count: count as usize,
+                surplus: 0,
+            }),
+        }
+    }
+
+    /// Takes a place of those for everyone, of which there are `count` from here on, or, for root, one of the
+    /// others. Nobody loses a place if there are less.
+    pub(super) fn take_of(&self, count: u32, peer: &Peer) -> Option<Place> {
+        self.resize(count as usize);
+        self.take(peer)
+    }
+
+    fn resize(&self, count: usize) {
+        let mut size = self.size();
+        if count < size.count {
+            size.surplus += size.count - count;
+        } else {
+            let more = count - size.count;
+            let kept = more.min(size.surplus);
+            size.surplus -= kept;
+            self.shared.add_permits(more - kept);
+        }
+        size.count = count;
+    }
+
+    fn size(&self) -> MutexGuard<'_, Size> {
+        // Nothing under the lock can fail halfway, so the state is sound even after a panic.
+        self.size.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_shared(&self) -> Option<Place> {
+        let mut size = self.size();
+        loop {
+            let place = Arc::clone(&self.shared).try_acquire_owned().ok()?;
+            if size.surplus == 0 {
+                return Some(place);
+            }
+            place.forget();
+            size.surplus -= 1;
         }
     }
 
     pub(super) fn take(&self, peer: &Peer) -> Option<Place> {
-        let shared = Arc::clone(&self.shared).try_acquire_owned().ok();
-        shared.or_else(|| {
+        self.take_shared().or_else(|| {
             let for_root = peer
                 .runs_the_agent()
                 .then(|| Arc::clone(&self.for_root).try_acquire_owned());
@@ -116,7 +168,7 @@ impl Refusal {
 
 /// What all listeners share.
 pub(super) struct Doors {
-    pub(super) limits: Limits,
+    limits: watch::Receiver<Limits>,
     consumers: Places,
     answers: Places,
     refusals: [Refused; Refusal::COUNT],
@@ -134,14 +186,20 @@ fn event(log: &Mutex<LogLimit>) -> Option<u64> {
 }
 
 impl Doors {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: watch::Receiver<Limits>) -> Self {
+        let max_consumers = limits.borrow().max_consumers;
         Self {
             limits,
-            consumers: Places::new(limits.max_consumers),
+            consumers: Places::new(max_consumers),
             answers: Places::new(UNREAD_ANSWERS),
             refusals: Default::default(),
             accept_log: Mutex::default(),
         }
+    }
+
+    /// Those in force.
+    pub(super) fn limits(&self) -> Limits {
+        *self.limits.borrow()
     }
 
     /// Counts a refusal, and logs one once in a while.
@@ -161,8 +219,8 @@ impl Doors {
     }
 
     pub(super) fn consumer(&self, peer: &Peer) -> Result<Place, Status> {
-        let most = self.limits.max_consumers;
-        self.consumers.take(peer).ok_or_else(|| {
+        let most = self.limits().max_consumers;
+        self.consumers.take_of(most, peer).ok_or_else(|| {
             self.refuse(Refusal::Consumer, peer);
             Status::resource_exhausted(format!(
                 "{most} consumers observe this agent, and --max-consumers allows no more"
@@ -186,11 +244,12 @@ impl Doors {
     }
 
     pub(super) fn status(&self) -> ServerStatus {
+        let limits = self.limits();
         let count = |refusal: Refusal| self.refusals[refusal as usize].count.load(Relaxed);
         ServerStatus {
-            max_consumers: self.limits.max_consumers,
-            max_connections: self.limits.max_connections,
-            max_streams: self.limits.max_streams,
+            max_consumers: limits.max_consumers,
+            max_connections: limits.max_connections,
+            max_streams: limits.max_streams,
             refused_connections: count(Refusal::Connection),
             silent_connections: count(Refusal::Silent),
             refused_streams: count(Refusal::Stream),
@@ -230,8 +289,32 @@ mod tests {
     }
 
     #[test]
+    fn of_less_places_those_that_are_held_stay_and_go_when_they_are_given_back() {
+        let places = Places::new(3);
+        let take = |count| places.take_of(count, &Peer::Unknown);
+        let (first, second) = (take(3).unwrap(), take(3).unwrap());
+        assert!(take(1).is_none());
+        drop(first);
+        assert!(take(1).is_none(), "the second one has the only place");
+        drop(second);
+        let only = take(1).unwrap();
+        assert!(take(1).is_none());
+        let more = [take(3).unwrap(), take(3).unwrap()];
+        assert!(take(3).is_none());
+        drop((only, more));
+        let all: Vec<Place> = std::iter::from_fn(|| take(3)).collect();
+        assert_eq!(all.len(), 3);
+        // More before those that are too many have been given back.
+        assert!(take(1).is_none());
+        assert!(take(3).is_none());
+        drop(all);
+        let all: Vec<Place> = std::iter::from_fn(|| take(3)).collect();
+        assert_eq!(all.len(), 3);
+    }
+
+    #[test]
     fn the_status_has_the_settings_and_each_refusal_in_its_place() {
-        let doors = Doors::new(LIMITS);
+        let doors = Doors::new(LIMITS.fixed());
         let refusals = [
             Refusal::Connection,
             Refusal::Silent,
@@ -266,7 +349,7 @@ mod tests {
 
     #[test]
     fn the_log_says_what_was_refused_and_which_option_allows_no_more() {
-        let doors = Doors::new(LIMITS);
+        let doors = Doors::new(LIMITS.fixed());
         for (refusal, words) in [
             (Refusal::Connection, "--max-connections"),
             (Refusal::Silent, "no request came"),

@@ -82,7 +82,7 @@ impl Listeners {
         let streams = self.listeners.into_iter().map(|listener| {
             let gate = Gate {
                 listener,
-                places: Places::new(doors.limits.max_connections),
+                places: Places::new(doors.limits().max_connections),
                 doors: Arc::clone(doors),
                 farewells: Farewells::default(),
             };
@@ -113,7 +113,8 @@ impl Gate {
                 () = self.farewells.close_next() => continue,
             };
             let peer = connection.peer();
-            if let Some(place) = self.places.take(&peer) {
+            let most = self.doors.limits().max_connections;
+            if let Some(place) = self.places.take_of(most, &peer) {
                 let caller = Caller::new(peer);
                 return Guarded::new(connection, caller, place, Arc::clone(&self.doors));
             }

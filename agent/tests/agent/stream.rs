@@ -59,7 +59,7 @@ impl Agent {
                 hub: serving_hub,
                 status,
                 rules: RunningRules::fixed(&[]),
-                limits: server::Limits::default(),
+                limits: server::Limits::default().fixed(),
                 drain_timeout: DRAIN,
             };
             server.run(listeners, shutdown).await

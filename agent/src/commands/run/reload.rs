@@ -4,7 +4,10 @@
 use std::{fs, io::IsTerminal as _, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::watch,
+};
 
 use crate::{
     agent::Config,
@@ -14,11 +17,12 @@ use crate::{
     log_filter::LogControl,
     netns::Namespace,
     rules::RunningRules,
+    server::Limits,
     service_manager::ServiceManager,
 };
 
 /// The settings that a running agent takes over. [`Reload::take_over`] does it.
-pub const TAKEN_OVER: [&str; 8] = [
+pub const TAKEN_OVER: [&str; 10] = [
     "interface",
     "exclude_interface",
     "filter",
@@ -26,6 +30,8 @@ pub const TAKEN_OVER: [&str; 8] = [
     "scan_interval",
     "idle_timeout",
     "linger",
+    "max_consumers",
+    "max_connections",
     "log",
 ];
 
@@ -39,6 +45,15 @@ pub(super) struct Reload {
     layers: Layers,
     in_force: Settings,
     log: LogControl,
+}
+
+/// What changes the running agent.
+pub(super) struct Running {
+    pub rules: RunningRules,
+    pub changes: Changes,
+    pub limits: watch::Sender<Limits>,
+    /// Those in which the agent counts.
+    pub namespaces: Vec<Namespace>,
 }
 
 impl Reload {
@@ -60,21 +75,14 @@ impl Reload {
     }
 
     /// Reads the settings again at every SIGHUP, including one that came since [`Reload::listen`].
-    /// The agent counts in `namespaces`.
-    pub(super) fn start(
-        mut self,
-        rules: RunningRules,
-        changes: Changes,
-        namespaces: Vec<Namespace>,
-        manager: ServiceManager,
-    ) {
+    pub(super) fn start(mut self, running: Running, manager: ServiceManager) {
         let Some(mut hangup) = self.hangup.take() else {
             return;
         };
         tokio::spawn(async move {
             while hangup.recv().await.is_some() {
                 let reloading = manager.reloading().await;
-                if let Err(error) = self.take_over(&rules, &changes, &namespaces).await {
+                if let Err(error) = self.take_over(&running).await {
                     tracing::error!("the settings stay as they were: {error:#}");
                 }
                 reloading.done().await;
@@ -83,12 +91,13 @@ impl Reload {
     }
 
     /// If this fails, nothing has changed.
-    async fn take_over(
-        &mut self,
-        rules: &RunningRules,
-        changes: &Changes,
-        namespaces: &[Namespace],
-    ) -> Result<()> {
+    async fn take_over(&mut self, running: &Running) -> Result<()> {
+        let Running {
+            rules,
+            changes,
+            limits,
+            namespaces,
+        } = running;
         let read = self.read()?;
         let config = read.config()?;
         let times = config.times();
@@ -111,6 +120,10 @@ impl Reload {
         if is_reselected {
             changes.make(Change::Selection(config.selection)).await??;
         }
+        limits.send_modify(|limits| {
+            limits.max_consumers = config.limits.max_consumers;
+            limits.max_connections = config.limits.max_connections;
+        });
         if read.args.log != self.in_force.args.log {
             self.log.set(&read.args.log)?;
         }

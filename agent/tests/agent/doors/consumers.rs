@@ -1,6 +1,6 @@
 //! Consumers: many that come and go, and many that do not read.
 
-use std::{os::unix::process::CommandExt as _, process::Command};
+use std::{fs, os::unix::process::CommandExt as _, process::Command};
 
 use agent::proto::{AgentStatus, GetStatusRequest, ObserveRequest};
 use lab::{Lab, privilege::is_root_or_skip};
@@ -223,6 +223,65 @@ async fn consumers_requests_and_answers_beyond_a_bound_are_refused_by_its_name()
         .await
         .unwrap();
     assert_eq!(answer.code, Code::Ok, "the places are free again");
+    agent.stop_silent();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_changes_how_many_consumers_and_connections_there_may_be() {
+    if !is_root_or_skip("agent::a_reload_changes_how_many_consumers_and_connections_there_may_be") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.toml");
+    let write = |consumers: u32, connections: u32| {
+        let settings = format!(
+            "max_flows = 1000\nmax_consumers = {consumers}\nmax_connections = {connections}\n"
+        );
+        fs::write(&file, settings).unwrap();
+    };
+    write(1, 3);
+    let agent = Agent::start_by_file(&lab.agent, &lab.agent.interface, &file);
+    let reload = |consumers, connections| {
+        write(consumers, connections);
+        agent.signal(libc::SIGHUP);
+        wait_until("the limits are in force", || {
+            let server = agent.status(&lab.agent)["server"].clone();
+            server["max_consumers"] == consumers && server["max_connections"] == connections
+        });
+    };
+    let address = agent.address();
+    open_to_all(&address);
+    let observe = ObserveRequest::default();
+    let mut client = Client::new(connect_as(&address, NOBODY).unwrap(), 65_535)
+        .await
+        .unwrap();
+    let first = client.begin(OBSERVE, &observe).await.unwrap();
+    assert!(first.refusal().is_none());
+    let refused = client.begin(OBSERVE, &observe).await.unwrap().refusal();
+    assert!(refused.unwrap().message.contains("--max-consumers"));
+
+    reload(2, 3);
+    let second = client.begin(OBSERVE, &observe).await.unwrap();
+    assert!(second.refusal().is_none(), "{:?}", second.refusal());
+    reload(1, 1);
+    let refused = client.begin(OBSERVE, &observe).await.unwrap().refusal();
+    assert!(refused.unwrap().message.contains("--max-consumers"));
+    // The only connection is that of the consumers, who stay.
+    let stream = connect_as(&address, NOBODY).unwrap();
+    let refused = match Client::new(stream, 65_535).await {
+        Ok(mut other) => other.begin(OBSERVE, &observe).await.is_err(),
+        Err(_) => true,
+    };
+    assert!(refused);
+    assert_eq!(
+        agent.status(&lab.agent)["consumers"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
+    drop((first, second));
     agent.stop_silent();
 }
 
