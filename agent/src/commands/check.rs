@@ -13,7 +13,11 @@ use super::{
 use crate::{
     filter::{self, Probe, Rules},
     interfaces::{Selection, everywhere},
-    kernel::{capabilities::Capabilities, links::Link},
+    kernel::{
+        capabilities::Capabilities,
+        layout::{self, Layout},
+        links::Link,
+    },
     netns::{Namespace, Netns},
     output::harmless,
     pattern::{self, Patterns},
@@ -149,17 +153,20 @@ fn checks(layers: &Layers, given: Selection) -> Result<Vec<Check>> {
     let netns = settings
         .as_ref()
         .map_or(&[][..], |(_, config)| &config.netns);
+    let layout = layout::of_this_kernel();
     let mut checks = vec![
         system::kernel(&release),
         bpf::syscall(capabilities),
         system::jit(),
         system::preemption(),
-        system::btf(),
+        system::btf(&layout),
     ];
     checks.extend(process::capabilities(capabilities, netns));
     if capabilities.may_load_programs() {
         super::notice("the kernel verifies the programs, which takes some seconds");
-        checks.extend(programs::programs());
+        checks.extend(programs::programs(
+            layout.as_ref().unwrap_or(&Layout::UNKNOWN),
+        ));
     }
     checks.push(bpf::tcx());
     let mut selection = given;

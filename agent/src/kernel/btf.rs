@@ -5,6 +5,9 @@
 
 use anyhow::{Context as _, Result, ensure};
 
+#[cfg(test)]
+pub mod written;
+
 const MAGIC: u16 = 0xeb9f;
 const TYPE_LEN_BYTES: usize = 12;
 const MEMBER_LEN_BYTES: usize = 12;

@@ -3,7 +3,7 @@
 use std::fs;
 
 use agent_common::{interface::DeviceLayout, segmentation::SkbLayout};
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use super::{bpf, btf::Btf};
 
@@ -14,6 +14,8 @@ pub const LOSS: &str = "super-frames (GSO, GRO) of UDP and of tunnels count as i
      how it cuts them; and an interface that moves to another network namespace may count as another one \
      until the agent hears of it";
 
+/// Both are known or neither is: what the agent says of a kernel is then true of all that the programs read.
+#[derive(Debug, PartialEq, Eq)]
 pub struct Layout {
     pub skb: SkbLayout,
     pub device: DeviceLayout,
@@ -41,11 +43,23 @@ pub fn of_this_kernel() -> Result<Layout> {
     read(&Btf::parse(btf)?).with_context(|| format!("read the types in {BTF}"))
 }
 
+/// Everything, or an error that names the first thing that is missing.
 fn read(btf: &Btf) -> Result<Layout> {
-    Ok(Layout {
+    let layout = Layout {
         skb: skb(btf)?,
         device: device(btf)?,
-    })
+    };
+    // To the programs an offset of 0 in one of these says that the layout is not known.
+    for (offset, name) in [
+        (layout.skb.head, "sk_buff.head"),
+        (layout.device.netns_inode, "net.ns.inum"),
+    ] {
+        ensure!(
+            offset != 0,
+            "{name} has the offset 0, by which the programs know a layout that was not found"
+        );
+    }
+    Ok(layout)
 }
 
 fn device(btf: &Btf) -> Result<DeviceLayout> {
@@ -94,4 +108,103 @@ fn skb(btf: &Btf) -> Result<SkbLayout> {
                 "SKB_GSO_FRAGLIST",
             ]),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::btf::written::Written;
+
+    const MEMBERS: [(&str, &[&str]); 7] = [
+        (
+            "sk_buff",
+            &[
+                "len",
+                "head",
+                "data",
+                "end",
+                "dev",
+                "inner_transport_header",
+            ],
+        ),
+        ("skb_shared_info", &["flags", "gso_type"]),
+        ("xdp_buff", &["data", "rxq"]),
+        ("xdp_rxq_info", &["dev"]),
+        ("net_device", &["name", "nd_net"]),
+        ("net", &["count", "ns"]),
+        ("ns_common", &["stashed", "inum"]),
+    ];
+    const BITS: [&str; 14] = [
+        "SKB_GSO_TCPV4",
+        "SKB_GSO_TCPV6",
+        "SKB_GSO_UDP_L4",
+        "SKB_GSO_UDP",
+        "SKB_GSO_GRE",
+        "SKB_GSO_GRE_CSUM",
+        "SKB_GSO_IPXIP4",
+        "SKB_GSO_IPXIP6",
+        "SKB_GSO_UDP_TUNNEL",
+        "SKB_GSO_UDP_TUNNEL_CSUM",
+        "SKB_GSO_DODGY",
+        "SKB_GSO_PARTIAL",
+        "SKB_GSO_TCP_ECN",
+        "SKB_GSO_FRAGLIST",
+    ];
+    /// Members that take the first place of their struct, and a bit that some supported kernels lack.
+    const UNUSED: [&str; 6] = [
+        "len",
+        "flags",
+        "name",
+        "count",
+        "stashed",
+        "SKB_GSO_FRAGLIST",
+    ];
+
+    /// What is found in a kernel whose members and constants have the numbers that `number` makes of the usual
+    /// ones: an offset for each member, a bit for each constant. It lacks those that have none.
+    fn found(number: impl Fn(&str, u32) -> Option<u32>) -> Result<Layout> {
+        let numbered = |names: &[&'static str], usual: fn(u32) -> u32| -> Vec<(&str, u32)> {
+            let names = (0..).zip(names.iter().copied());
+            names
+                .filter_map(|(place, name)| Some((name, number(name, usual(place))?)))
+                .collect()
+        };
+        let mut btf = Written::default();
+        for (structure, members) in MEMBERS {
+            btf.structure(structure, &numbered(members, |place| place * 8));
+        }
+        btf.constants(&numbered(&BITS, |place| 1 << place));
+        read(&Btf::parse(btf.bytes())?)
+    }
+
+    #[test]
+    fn a_layout_of_which_one_part_is_missing_is_none_and_names_it() {
+        let whole = found(|_, usual| Some(usual)).unwrap();
+        assert_eq!((whole.skb.head, whole.skb.tcp), (8, 0b11));
+        assert_eq!(whole.device.netns_inode, 16);
+
+        let members = MEMBERS.iter().flat_map(|(_, members)| members.iter());
+        for missing in members.chain(&BITS) {
+            let outcome = found(|name, usual| (name != *missing).then_some(usual));
+            if UNUSED.contains(missing) {
+                assert!(outcome.is_ok(), "{missing}");
+            } else {
+                let error = outcome.unwrap_err().to_string();
+                assert!(error.ends_with(missing), "{missing}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_offset_that_means_unknown_to_the_programs_makes_everything_unknown() {
+        for (at_zero, named) in [
+            (["head", "head"], "sk_buff.head"),
+            (["ns", "inum"], "net.ns.inum"),
+        ] {
+            let outcome =
+                found(|name, usual| Some(if at_zero.contains(&name) { 0 } else { usual }));
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.starts_with(named), "{error}");
+        }
+    }
 }

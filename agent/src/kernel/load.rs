@@ -90,8 +90,17 @@ impl Kernel {
 
     /// Loads an object that was built differently from [`OBJECT`], but from the same source.
     pub fn load_object(object: &[u8], settings: &LoadSettings) -> Result<Self> {
+        let layout = layout::of_this_kernel().unwrap_or_else(|error| {
+            tracing::warn!("{}: {error:#}", layout::LOSS);
+            Layout::UNKNOWN
+        });
+        Self::load_with(object, settings, &layout)
+    }
+
+    /// Loads programs that read kernel memory as `layout` says. Warns of nothing.
+    pub fn load_with(object: &[u8], settings: &LoadSettings, layout: &Layout) -> Result<Self> {
         let _held = signals::Held::new();
-        let shape = Shape::of(settings)?;
+        let shape = Shape::of(settings, layout)?;
         let shared = match settings.netns[..] {
             [_] => None,
             _ => Some(SharedMaps::of(object)?),
@@ -232,12 +241,12 @@ struct Shape<'a> {
     accounts_per_page: u32,
     fill_step: u32,
     places: Places,
-    layout: Layout,
+    layout: &'a Layout,
     decapsulate: u32,
 }
 
 impl<'a> Shape<'a> {
-    fn of(settings: &'a LoadSettings) -> Result<Self> {
+    fn of(settings: &'a LoadSettings, layout: &'a Layout) -> Result<Self> {
         Ok(Self {
             settings,
             sample_below: sample::threshold(settings.sample_rate),
@@ -249,10 +258,7 @@ impl<'a> Shape<'a> {
                 possible_cpus()?,
             ),
             places: Places::for_up_to(settings.max_interfaces),
-            layout: layout::of_this_kernel().unwrap_or_else(|error| {
-                tracing::warn!("{}: {error:#}", layout::LOSS);
-                Layout::UNKNOWN
-            }),
+            layout,
             decapsulate: u32::from(settings.decapsulate),
         })
     }

@@ -6,12 +6,13 @@ use anyhow::Result;
 use super::Check;
 use crate::kernel::{
     attach,
+    layout::Layout,
     links::netns_inode,
-    load::{Kernel, LoadSettings},
+    load::{Kernel, LoadSettings, OBJECT},
 };
 
-pub(super) fn programs() -> [Check; 2] {
-    let plain = match load(false) {
+pub(super) fn programs(layout: &Layout) -> [Check; 2] {
+    let plain = match load(layout, false) {
         Ok(()) => Check::ok("programs", "the kernel takes all of the agent's programs"),
         Err(error) => Check::missing(
             "programs",
@@ -19,7 +20,7 @@ pub(super) fn programs() -> [Check; 2] {
             "see `bpf` and the capabilities above; else report it with the kernel's version",
         ),
     };
-    let decapsulating = match load(true) {
+    let decapsulating = match load(layout, true) {
         Ok(()) => Check::ok("decapsulation", "and with --decapsulate too"),
         Err(error) => Check::warn(
             "decapsulation",
@@ -30,8 +31,8 @@ pub(super) fn programs() -> [Check; 2] {
     [plain, decapsulating]
 }
 
-fn load(decapsulate: bool) -> Result<()> {
-    let mut kernel = Kernel::load(&LoadSettings {
+fn load(layout: &Layout, decapsulate: bool) -> Result<()> {
+    let settings = LoadSettings {
         max_flows: 1,
         max_fragments: 1,
         decapsulate,
@@ -40,6 +41,7 @@ fn load(decapsulate: bool) -> Result<()> {
         max_interfaces: 1,
         sample_rate: 0,
         log_level: 0,
-    })?;
+    };
+    let mut kernel = Kernel::load_with(OBJECT, &settings, layout)?;
     attach::load_all(&mut kernel.sets[0].programs)
 }

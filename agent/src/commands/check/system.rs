@@ -5,7 +5,10 @@ use std::fs;
 use anyhow::{Context as _, Result};
 
 use super::Check;
-use crate::kernel::{layout, real_time};
+use crate::kernel::{
+    layout::{self, Layout},
+    real_time,
+};
 
 /// The oldest kernel that the agent promises to run on, and is tested on.
 const FLOOR: (u32, u32) = (6, 1);
@@ -84,8 +87,9 @@ pub(super) fn preemption() -> Check {
     }
 }
 
-pub(super) fn btf() -> Check {
-    match layout::of_this_kernel() {
+/// `layout` is what was found of it.
+pub(super) fn btf(layout: &Result<Layout>) -> Check {
+    match layout {
         Ok(_) => Check::ok(
             "btf",
             "it says how super-frames (GSO, GRO) are cut, and in which network namespace an interface is",

@@ -6,7 +6,7 @@ use lab::{Lab, Process, privilege::is_root_or_skip};
 use serde_json::Value;
 
 use crate::support::{
-    Agent, NATIVE_XDP, PATIENCE,
+    Agent, BINARY, NATIVE_XDP, PATIENCE,
     attached::{nothing_is_attached, xdp},
     flow_agent, wait_until,
 };
@@ -110,6 +110,24 @@ fn a_check_leaves_anothers_xdp_program_alone_and_fails_for_no_interface() {
         text.contains("nowhere7") && text.contains("1 thing is missing"),
         "{text}"
     );
+}
+
+#[test]
+fn a_kernel_that_does_not_tell_its_layout_is_told_of_once() {
+    if !is_root_or_skip("agent::a_kernel_that_does_not_tell_its_layout_is_told_of_once") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let mut command = lab.agent.command("unshare");
+    command.args(["--mount", "sh", "-c"]);
+    command.arg("mount -t tmpfs none /sys/kernel/btf && exec \"$0\" \"$@\"");
+    command.args([BINARY, "check", "--interface", &lab.agent.interface]);
+    command.env("FLOW_AGENT_CONFIG", "/dev/null");
+    let output = command.output().unwrap();
+    let [text, log] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    let told = |text: &str| text.matches("count as inexact").count();
+    assert_eq!((told(&text), told(&log)), (1, 0), "{text}\n{log}");
+    assert!(output.status.success(), "{text}");
 }
 
 #[test]
