@@ -211,6 +211,7 @@ mod tests {
             master_ifindex: None,
             has_lower: false,
             xdp: AttachedXdp::None,
+            xdp_program_id: None,
             counters: Counters::default(),
         }
     }

@@ -30,6 +30,7 @@ pub const LOOPBACK_IFINDEX: u32 = 1;
 // linux/if_link.h, linux/rtnetlink.h.
 const IFINFOMSG_LEN_BYTES: usize = 16;
 const IFLA_XDP_ATTACHED: u16 = 2;
+const IFLA_XDP_PROG_ID: u16 = 4;
 const XDP_ATTACHED_NONE: u8 = 0;
 const XDP_ATTACHED_SKB: u8 = 2;
 const RTMSG_LEN_BYTES: usize = 12;
@@ -59,6 +60,8 @@ pub struct Link {
     /// without a kind.
     pub has_lower: bool,
     pub xdp: AttachedXdp,
+    /// The attached XDP program.
+    pub xdp_program_id: Option<u32>,
     pub counters: Counters,
 }
 
@@ -224,6 +227,7 @@ fn link(body: &[u8]) -> Result<Link> {
         master_ifindex: None,
         has_lower: false,
         xdp: AttachedXdp::None,
+        xdp_program_id: None,
         counters: Counters::default(),
     };
     let mut peer_is_elsewhere = false;
@@ -235,7 +239,7 @@ fn link(body: &[u8]) -> Result<Link> {
             IFLA_LINK_NETNSID => peer_is_elsewhere = true,
             IFLA_MASTER => link.master_ifindex = Some(u32::from_ne_bytes(field(value, 0)?)),
             IFLA_LINKINFO => link.kind = info_kind(value),
-            IFLA_XDP => link.xdp = attached_xdp(value),
+            IFLA_XDP => (link.xdp, link.xdp_program_id) = attached_xdp(value)?,
             IFLA_STATS64 => link.counters = counters(value)?,
             _ => {}
         }
@@ -257,12 +261,16 @@ fn info_kind(info: &[u8]) -> String {
     kind.map_or_else(String::new, |(_, value)| text(value))
 }
 
-fn attached_xdp(xdp: &[u8]) -> AttachedXdp {
-    match attributes(xdp).find(|(kind, _)| *kind == IFLA_XDP_ATTACHED) {
+/// How a program is attached, and its id, which the kernel does not tell if there are several (`rtnl_xdp_fill`).
+fn attached_xdp(xdp: &[u8]) -> Result<(AttachedXdp, Option<u32>)> {
+    let find = |wanted: u16| attributes(xdp).find(|(kind, _)| *kind == wanted);
+    let attached = match find(IFLA_XDP_ATTACHED) {
         None | Some((_, [XDP_ATTACHED_NONE])) => AttachedXdp::None,
         Some((_, [XDP_ATTACHED_SKB])) => AttachedXdp::Generic,
         Some(_) => AttachedXdp::Native,
-    }
+    };
+    let id = find(IFLA_XDP_PROG_ID).map(|(_, id)| field(id, 0).map(u32::from_ne_bytes));
+    Ok((attached, id.transpose()?))
 }
 
 /// Its place in `struct rtnl_link_stats64`.
@@ -408,6 +416,19 @@ mod tests {
             let body = route(prefix_len, route_type, &oif);
             assert!(default_route(&body).unwrap().is_empty());
         }
+    }
+
+    #[test]
+    fn an_xdp_program_comes_with_its_id() {
+        let xdp = [
+            attribute(IFLA_XDP_ATTACHED, &[1]),
+            attribute(IFLA_XDP_PROG_ID, &42_u32.to_ne_bytes()),
+        ];
+        let mut body = vec![0; IFINFOMSG_LEN_BYTES];
+        body.extend(attribute(IFLA_XDP, &xdp.concat()));
+        let link = link(&body).unwrap();
+        assert_eq!(link.xdp, AttachedXdp::Native);
+        assert_eq!(link.xdp_program_id, Some(42));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! and drains the flow table, [`filled`] hears of pages that fill early, [`rule_maps`] hold the filter rules,
 //! [`account`] reads the counters, and [`outers`] has the tunnels of flows. [`links`] knows the interfaces.
 //! [`bpf`] is the system call, [`btf`] reads the kernel's types, and [`layout`] is made from them.
-//! [`refusal`] explains why a program was refused, and [`capabilities`] what this process may do.
+//! [`loaded`] names programs of others, [`refusal`] explains why a program was refused, and [`capabilities`] what this process may do.
 
 pub mod account;
 pub mod attach;
@@ -17,6 +17,7 @@ pub mod interface_table;
 pub mod layout;
 pub mod links;
 pub mod load;
+pub mod loaded;
 mod mapped_array;
 pub mod memory;
 pub mod outers;

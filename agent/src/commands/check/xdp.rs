@@ -11,6 +11,7 @@ use crate::kernel::{
         netlink::{field, push_attribute},
         tags,
     },
+    loaded,
 };
 
 // linux/netdev.h.
@@ -18,6 +19,9 @@ const NETDEV_CMD_DEV_GET: u8 = 1;
 const NETDEV_A_DEV_IFINDEX: u16 = 1;
 const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 const NETDEV_XDP_ACT_BASIC: u64 = 1;
+
+/// What libxdp calls the program that it puts on an interface, to run those of several owners in turn.
+const DISPATCHER: &str = "xdp_dispatcher";
 
 /// Asks for the features of links.
 pub(super) struct Features {
@@ -45,42 +49,63 @@ impl Features {
     }
 }
 
-/// How `--ingress-hook xdp` would attach to `link`. Only asks the driver: attaching in native mode may reset
-/// a NIC, and changes a veth peer's offloads.
-pub(super) fn mode(features: &mut Features, link: &Link) -> Check {
-    let name = format!("xdp {}", link.name);
-    if link.xdp != AttachedXdp::None {
-        return Check::warn(
-            name,
-            "taken: an XDP program is attached already",
-            "stay with --ingress-hook tc, the default",
-        );
-    }
-    let instead = instead_of_native_xdp(&mut features.tags, link);
-    if let Some((_, why)) = instead {
-        return Check::warn(
-            name,
-            format!("tc: {why}"),
-            "stay with --ingress-hook tc, the default",
-        );
-    }
-    let unknown = |reason: &dyn std::fmt::Display| {
-        Check::ok(
-            name.clone(),
-            format!("unknown: --xdp-mode auto tries native, then counts at TC ({reason})"),
-        )
-    };
+/// What the driver of a link does with a native XDP program.
+enum Driver {
+    Takes,
+    /// It has no native mode.
+    Refuses,
+    /// Why it is not known.
+    Unknown(String),
+}
+
+/// Only asks the driver: attaching in native mode may reset a NIC, and changes a veth peer's offloads.
+fn driver(features: &mut Features, link: &Link) -> Driver {
     let features = match &mut features.netdev {
         Ok(netdev) => Features::of(netdev, link.ifindex),
-        Err(_) => return unknown(&"the kernel says it from 6.3"),
+        Err(_) => return Driver::Unknown("the kernel says it from 6.3".to_owned()),
     };
     match features {
-        Ok(features) if features & NETDEV_XDP_ACT_BASIC != 0 => Check::ok(name, "native"),
-        Ok(_) => Check::warn(
-            name,
-            "tc: the driver has no native XDP",
-            "stay with --ingress-hook tc, the default",
+        Ok(features) if features & NETDEV_XDP_ACT_BASIC != 0 => Driver::Takes,
+        Ok(_) => Driver::Refuses,
+        Err(error) => Driver::Unknown(error.root_cause().to_string()),
+    }
+}
+
+/// By which program the XDP hook is taken.
+fn taken(link: &Link) -> Option<String> {
+    const LOST: &str = "what it drops, sends back or redirects is not counted";
+    if link.xdp == AttachedXdp::None {
+        return None;
+    }
+    let Some(id) = link.xdp_program_id else {
+        return Some(format!("several XDP programs are attached already; {LOST}"));
+    };
+    let name = match loaded::name(id) {
+        Ok(name) if name == DISPATCHER => format!(
+            "the program '{name}' (id {id}), libxdp's dispatcher, which the agent does not join"
         ),
-        Err(error) => unknown(&error.root_cause()),
+        Ok(name) => format!("the program '{name}' (id {id})"),
+        Err(error) => format!("the program with id {id} (its name: {error:#})"),
+    };
+    Some(format!("by {name}; {LOST}"))
+}
+
+/// How `--ingress-hook xdp` would attach to `link`.
+pub(super) fn mode(features: &mut Features, link: &Link) -> Check {
+    let name = format!("xdp {}", link.name);
+    let remedy = "stay with --ingress-hook tc, the default";
+    if let Some(whose) = taken(link) {
+        return Check::warn(name, format!("taken: {whose}"), remedy);
+    }
+    if let Some((_, why)) = instead_of_native_xdp(&mut features.tags, link) {
+        return Check::warn(name, format!("tc: {why}"), remedy);
+    }
+    match driver(features, link) {
+        Driver::Takes => Check::ok(name, "native"),
+        Driver::Refuses => Check::warn(name, "tc: the driver has no native XDP", remedy),
+        Driver::Unknown(why) => Check::ok(
+            name,
+            format!("unknown: --xdp-mode auto tries native, then counts at TC ({why})"),
+        ),
     }
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::support::{
     Agent, BINARY, NATIVE_XDP, PATIENCE,
-    attached::{nothing_is_attached, xdp},
+    attached::{nothing_is_attached, xdp_id, xdp_named},
     flow_agent, wait_until,
 };
 
@@ -92,12 +92,22 @@ fn a_check_leaves_anothers_xdp_program_alone_and_fails_for_no_interface() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    let theirs = xdp(&lab.agent);
-    let said = checks(&lab, &["--interface", &lab.agent.interface]);
-    let taken = find(&said, &format!("xdp {}", lab.agent.interface));
-    assert_eq!(taken["status"], "warn");
-    assert!(crate::support::attached::has_xdp(&lab.agent));
-    drop(theirs);
+    for (name, is_dispatcher) in [("xdp_dispatcher", true), ("their_firewall", false)] {
+        let theirs = xdp_named(&lab.agent, name);
+        let said = checks(&lab, &["--interface", &lab.agent.interface]);
+        let taken = find(&said, &format!("xdp {}", lab.agent.interface));
+        assert_eq!(taken["status"], "warn");
+        let detail = taken["detail"].as_str().unwrap();
+        let named = format!("taken: by the program '{name}' (id {}", xdp_id(&lab.agent));
+        assert!(detail.starts_with(&named), "{detail}");
+        let told = detail.contains("libxdp's dispatcher, which the agent does not join");
+        assert_eq!(told, is_dispatcher, "{detail}");
+        assert!(crate::support::attached::has_xdp(&lab.agent));
+        drop(theirs);
+        wait_until("it is gone", || {
+            !crate::support::attached::has_xdp(&lab.agent)
+        });
+    }
 
     let mut command = flow_agent(&lab.agent);
     let failed = command

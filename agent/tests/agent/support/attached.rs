@@ -44,6 +44,13 @@ fn xdp_of(host: &Host, interface: &str) -> serde_json::Value {
     links[0]["xdp"].clone()
 }
 
+/// The id of the program on the XDP hook.
+pub fn xdp_id(host: &Host) -> u64 {
+    xdp_of(host, &host.interface)["prog"]["id"]
+        .as_u64()
+        .unwrap()
+}
+
 /// The filters on both sides of an interface, as `tc` shows them.
 pub fn filters(host: &Host, interface: &str) -> String {
     ["ingress", "egress"]
@@ -89,6 +96,12 @@ pub fn tcx_ingress(host: &Host, verdict: i32) -> Attached {
 /// A stranger's program on the XDP hook, in generic mode, that lets everything pass.
 pub fn xdp(host: &Host) -> Attached {
     link(host, &load(XDP, 2), XDP_HOOK, XDP_GENERIC)
+}
+
+/// The same with a name of its own, of at most 15 bytes.
+pub fn xdp_named(host: &Host, name: &str) -> Attached {
+    let program = load_named(XDP, &[mov_verdict(2), EXIT], name);
+    link(host, &program, XDP_HOOK, XDP_GENERIC)
 }
 
 /// The same in native mode.
@@ -181,11 +194,22 @@ fn load(program_type: u32, verdict: i32) -> OwnedFd {
 }
 
 fn load_instructions(program_type: u32, instructions: &[u64]) -> OwnedFd {
+    load_named(program_type, instructions, "")
+}
+
+fn load_named(program_type: u32, instructions: &[u64], name: &str) -> OwnedFd {
+    let mut program_name = [0; 16];
+    program_name[..name.len()].copy_from_slice(name.as_bytes());
+    let [first, last] = [0, 8].map(|at| {
+        let half = program_name[at..].first_chunk();
+        u64::from_ne_bytes(*half.unwrap())
+    });
     let license = c"GPL";
     let mut attr = [0_u64; 8];
     attr[0] = u64::from(program_type) | (instructions.len() as u64) << 32;
     attr[1] = instructions.as_ptr() as u64;
     attr[2] = license.as_ptr() as u64;
+    [attr[6], attr[7]] = [first, last];
     owned(bpf(BPF_PROG_LOAD, &mut attr).unwrap())
 }
 
