@@ -17,14 +17,14 @@ use tokio::{
 use crate::{
     batch::{BatchEncoder, Identity},
     changes::{Changes, Request, Times},
-    clock,
+    clock, devices,
     filter::Rule,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
     interfaces::{Selection, everywhere},
     kernel::{
         attach::{self, AttachSettings, Attachments, NameInterface, Slots},
         filled::FilledPages,
-        links::{Link, tags::TagWatch},
+        links::{self, Link, tags::TagWatch},
         load::{Kernel, LoadSettings},
         real_time,
     },
@@ -121,6 +121,12 @@ impl Agent {
         let namespaces = Namespace::open_all(&config.netns)?;
         let selected = everywhere::select(&namespaces, &config.selection)?;
         let selected = attach::with_hooks(selected, &config.selection, config.attach)?;
+        for (namespace, chosen) in &selected {
+            namespace.enter(|| {
+                devices::warn_of_twice(&links::links()?, chosen);
+                Ok(())
+            })?;
+        }
         if real_time::may_interleave() {
             tracing::warn!("{}", real_time::LOSS);
         }

@@ -6,11 +6,14 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, bail, ensure};
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::{kernel::links::Link, pattern::Pattern};
 
+mod choice;
 pub mod everywhere;
+
+pub use choice::{Choice, Uplinks};
 
 /// A name at least this similar is suggested (Jaro-Winkler, 1 is equal).
 const SIMILAR: f64 = 0.75;
@@ -18,7 +21,7 @@ const SIMILAR: f64 = 0.75;
 /// Which interfaces to count on.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// If empty, those that carry a default route.
+    /// If empty, those that carry a default route; see [`Uplinks`].
     pub include: Vec<Pattern>,
     pub exclude: Vec<Pattern>,
 }
@@ -29,13 +32,8 @@ impl Selection {
     }
 
     /// Whether to count on a link that came later.
-    pub fn takes(&self, link: &Link, has_default_route: bool) -> bool {
-        let is_selected = if self.follows_default_routes() {
-            has_default_route && !any_matches(&self.exclude, &link.name)
-        } else {
-            self.takes_name(&link.name)
-        };
-        is_selected && (link.link_type().is_some() || self.names(link))
+    pub fn takes(&self, link: &Link, uplinks: &Uplinks) -> bool {
+        self.choice(link, uplinks).is_counted()
     }
 
     /// Whether patterns choose an interface with this name, if the programs can read its frames.
@@ -69,15 +67,15 @@ pub fn select(
     selection: &Selection,
     default_route: &BTreeSet<u32>,
 ) -> Result<Vec<Link>> {
-    let Selection { include, exclude } = selection;
     let included = if selection.follows_default_routes() {
         with_default_route(links, default_route)?
     } else {
-        matching(links, include)?
+        matching(links, &selection.include)?
     };
-    warn_of_idle_exclusions(links, exclude);
-    let is_excluded = |link: &&Link| exclude.iter().any(|pattern| pattern.matches(&link.name));
-    let (excluded, left): (Vec<_>, Vec<_>) = included.into_iter().partition(is_excluded);
+    warn_of_idle_exclusions(links, &selection.exclude);
+    let (excluded, left): (Vec<_>, Vec<_>) = included
+        .into_iter()
+        .partition(|link| selection.excluding(link).is_some());
     ensure!(
         !left.is_empty() || selection.has_patterns(),
         "every selected interface is excluded ({}); remove an --exclude-interface",
@@ -108,8 +106,30 @@ pub fn select(
             names(links)
         );
     }
+    if selection.follows_default_routes() {
+        let uplinks = Uplinks::new(links, selection, default_route, &BTreeSet::new());
+        leave_out_uppers(&mut selected, links, &uplinks);
+    }
     selected.sort_by_key(|link| link.ifindex);
     Ok(selected)
+}
+
+/// Leaves out the carriers of default routes whose packets are counted under them.
+fn leave_out_uppers(selected: &mut Vec<Link>, links: &[Link], uplinks: &Uplinks) {
+    selected.retain(|link| {
+        let lower = uplinks.counted_at(link.ifindex);
+        let lower = lower.and_then(|lower| links.iter().find(|link| link.ifindex == lower));
+        if let Some(lower) = lower {
+            info!(
+                interface = link.name,
+                lower = lower.name,
+                "not counted, although a default route leads over it: its packets are counted at {}; name \
+                 both with --interface to count them twice",
+                lower.name
+            );
+        }
+        lower.is_none()
+    });
 }
 
 fn with_default_route<'a>(
@@ -196,23 +216,12 @@ fn did_you_mean(name: &str, links: &[Link]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::links::{AttachedXdp, Counters};
+    use crate::devices;
 
     pub(super) fn link(ifindex: u32, name: &str, hardware_type: u16) -> Link {
         Link {
-            ifindex,
-            name: name.to_owned(),
             hardware_type,
-            is_up: true,
-            is_loopback: name == "lo",
-            mtu_bytes: 1500,
-            kind: String::new(),
-            peer_ifindex: None,
-            master_ifindex: None,
-            has_lower: false,
-            xdp: AttachedXdp::None,
-            xdp_program_id: None,
-            counters: Counters::default(),
+            ..devices::tests::link(ifindex, name, "")
         }
     }
 
@@ -286,12 +295,16 @@ mod tests {
 
     #[test]
     fn what_comes_later_is_chosen_as_what_was_there() {
-        let takes = |include: &[&str], exclude: &[&str], link: &Link, has_default_route| {
+        let takes = |include: &[&str], exclude: &[&str], link: &Link, has_default_route: bool| {
             let selection = Selection {
                 include: patterns(include),
                 exclude: patterns(exclude),
             };
-            selection.takes(link, has_default_route)
+            let carriers = has_default_route.then_some(link.ifindex);
+            let carriers = carriers.into_iter().collect();
+            let links = [link.clone()];
+            let uplinks = Uplinks::new(&links, &selection, &carriers, &BTreeSet::new());
+            selection.takes(link, &uplinks)
         };
         let (veth, odd) = (link(9, "veth9", 1), link(10, "veth10", 32));
         assert!(takes(&["veth*"], &[], &veth, false));

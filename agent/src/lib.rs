@@ -1,9 +1,9 @@
 //! The agent: counts packets in the kernel and streams flow records to consumers.
 //!
 //! The modules in the order of the data: [`interfaces`] chooses where to count, in each of the network
-//! namespaces of [`netns`]. The [`kernel`] half counts the packets that the [`filter`] rules let through. A
-//! [`scan`] drains it into the [`replica`]. A [`record`] is what one scan says about one flow, and a [`batch`]
-//! holds many records encoded as [`proto`] messages.
+//! namespaces of [`netns`], knowing which of the [`devices`] stand on each other. The [`kernel`] half counts the
+//! packets that the [`filter`] rules let through. A [`scan`] drains it into the [`replica`]. A [`record`] is what
+//! one scan says about one flow, and a [`batch`] holds many records encoded as [`proto`] messages.
 //! The [`hub`] gives batches to every consumer, and the [`server`] sends them and the [`status`] over gRPC.
 //! The [`client`] is the other end, and its [`output`] is what people and programs read. [`log_filter`] says what
 //! is logged, [`log_limit`] keeps the log short, and [`log_queue`] keeps a slow reader of the log from holding up
@@ -16,6 +16,7 @@ pub mod client;
 pub mod clock;
 pub mod commands;
 pub mod community_id;
+pub mod devices;
 pub mod fault;
 pub mod filter;
 pub mod hub;

@@ -14,9 +14,10 @@ use crate::{
     filter::{self, Probe, Rules},
     interfaces::{Selection, everywhere},
     kernel::{
+        attach::AttachSettings,
         capabilities::Capabilities,
         layout::{self, Layout},
-        links::Link,
+        links::{Link, LinkSocket},
     },
     netns::{Namespace, Netns},
     output::harmless,
@@ -24,6 +25,7 @@ use crate::{
 };
 
 mod bpf;
+mod devices;
 mod filters;
 mod process;
 mod programs;
@@ -31,7 +33,11 @@ mod settings;
 mod system;
 mod xdp;
 
+use devices::{Device, Known};
+
 /// Say what works here and what is missing, for this kernel and this user.
+///
+/// Shows the tree of devices, too: what stands on what, which of them are counted, at which hooks, and why.
 ///
 /// Exit status 0 if the agent can run with the settings of /etc/flow-agent/config.toml and the environment,
 /// 1 if it cannot. With --filter, --filter-file or --flow it explains these rules instead.
@@ -132,21 +138,28 @@ pub fn run(args: Args) -> Result<ExitCode> {
         include: pattern::all(&interfaces),
         exclude: pattern::all(&exclude_interfaces),
     };
-    let checks = checks(&Layers::of_the_environment(None), given)?;
+    let findings = findings(&Layers::of_the_environment(None), given)?;
     let text = match output {
-        Format::Text => text(&checks),
-        Format::Json => json_lines(&checks)?,
+        Format::Text => text(&findings),
+        Format::Json => json_lines(&findings)?,
     };
     answer::print(&text)?;
-    Ok(if missing(&checks) == 0 {
+    Ok(if missing(&findings.checks) == 0 {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     })
 }
 
+/// All that is said about a machine.
+#[derive(Default)]
+struct Findings {
+    checks: Vec<Check>,
+    devices: Vec<Device>,
+}
+
 /// The given patterns, for interfaces to watch and to leave out, come before those of the settings.
-fn checks(layers: &Layers, given: Selection) -> Result<Vec<Check>> {
+fn findings(layers: &Layers, given: Selection) -> Result<Findings> {
     let release = system::Release::of_this_kernel()?;
     let capabilities = Capabilities::of_this_process()?;
     let settings = settings::read(layers);
@@ -181,47 +194,94 @@ fn checks(layers: &Layers, given: Selection) -> Result<Vec<Check>> {
             }
         }
     }
-    checks.extend(interfaces(netns, &selection));
+    let attach = settings.as_ref().ok().map(|(_, config)| config.attach);
+    let interfaces = interfaces(netns, &selection, attach);
+    checks.extend(interfaces.checks);
     checks.push(settings::check(&settings));
-    Ok(checks)
+    Ok(Findings {
+        checks,
+        devices: interfaces.devices,
+    })
 }
 
-/// Two checks for each interface, or a single one if there is none or the selection as a whole fails.
-fn interfaces(netns: &[Netns], selection: &Selection) -> Vec<Check> {
-    match interfaces_of(netns, selection) {
-        Ok(checks) if checks.is_empty() => vec![Check::warn(
+/// Checks of the interfaces that are selected, and the trees of all devices.
+fn interfaces(netns: &[Netns], selection: &Selection, attach: Option<AttachSettings>) -> Findings {
+    let missing = |error: &anyhow::Error| {
+        let remedy = "select interfaces with --interface and --exclude-interface";
+        Check::missing("interfaces", format!("{error:#}"), remedy)
+    };
+    let mut all = Findings::default();
+    let namespaces = match Namespace::open_all(netns) {
+        Ok(namespaces) => namespaces,
+        Err(error) => {
+            all.checks.push(missing(&error));
+            return all;
+        }
+    };
+    match selected_interfaces(&namespaces, selection) {
+        Ok(checks) if checks.is_empty() => all.checks.push(Check::warn(
             "interfaces",
             "none that is here is selected; the agent waits for one that is",
             "select others with --interface and --exclude-interface",
-        )],
-        Ok(checks) => checks,
-        Err(error) => vec![Check::missing(
-            "interfaces",
-            format!("{error:#}"),
-            "select interfaces with --interface and --exclude-interface",
-        )],
+        )),
+        Ok(checks) => all.checks.extend(checks),
+        Err(error) => all.checks.push(missing(&error)),
     }
+    for namespace in &namespaces {
+        match namespace.enter(|| devices_in(namespace, selection, attach)) {
+            Ok(found) => {
+                all.checks.extend(found.checks);
+                all.devices.extend(found.devices);
+            }
+            Err(error) => all.checks.push(missing(&error)),
+        }
+    }
+    all
 }
 
-fn interfaces_of(netns: &[Netns], selection: &Selection) -> Result<Vec<Check>> {
-    let namespaces = Namespace::open_all(netns)?;
+/// Two checks for each interface.
+fn selected_interfaces(namespaces: &[Namespace], selection: &Selection) -> Result<Vec<Check>> {
     let mut checks = Vec::new();
-    for (namespace, links) in everywhere::select(&namespaces, selection)? {
+    for (namespace, links) in everywhere::select(namespaces, selection)? {
         checks.extend(namespace.enter(|| {
             let mut xdp = xdp::Features::open();
             let lines = links
                 .iter()
                 .flat_map(|link| [interface(link), xdp::mode(&mut xdp, link)]);
-            let mut lines: Vec<_> = lines.collect();
-            if !namespace.name().is_empty() {
-                for check in &mut lines {
-                    check.name = format!("{} in {}", check.name, namespace.name());
-                }
-            }
-            Ok(lines)
+            Ok(located(lines.collect(), &namespace))
         })?);
     }
     Ok(checks)
+}
+
+/// The devices of the network namespace that the calling thread is in.
+fn devices_in(
+    namespace: &Namespace,
+    selection: &Selection,
+    attach: Option<AttachSettings>,
+) -> Result<Findings> {
+    let mut socket = LinkSocket::open()?;
+    let known = Known {
+        netns: Some(namespace.name()).filter(|name| !name.is_empty()),
+        links: &socket.links()?,
+        selection,
+        carriers: &socket.default_route_ifindexes()?,
+        attach,
+    };
+    Ok(Findings {
+        checks: located(known.twice(), namespace),
+        devices: known.tree(&mut xdp::Features::open()),
+    })
+}
+
+/// Names the network namespace, if it has a name.
+fn located(mut checks: Vec<Check>, namespace: &Namespace) -> Vec<Check> {
+    if !namespace.name().is_empty() {
+        for check in &mut checks {
+            check.name = format!("{} in {}", check.name, namespace.name());
+        }
+    }
+    checks
 }
 
 fn interface(link: &Link) -> Check {
@@ -242,10 +302,14 @@ fn missing(checks: &[Check]) -> usize {
     missing.count()
 }
 
-fn text(checks: &[Check]) -> String {
+fn text(findings: &Findings) -> String {
+    let Findings { checks, devices } = findings;
     let width = checks.iter().map(|check| check.name.len()).max();
     let width = width.unwrap_or_default();
     let mut lines: Vec<_> = checks.iter().map(|check| line(check, width)).collect();
+    for tree in devices.chunk_by(|one, next| one.netns == next.netns) {
+        lines.extend(devices::lines(tree));
+    }
     lines.push(match missing(checks) {
         0 => "the agent can run here".to_owned(),
         1 => "the agent cannot run here with its defaults: 1 thing is missing".to_owned(),
@@ -280,10 +344,14 @@ fn line(check: &Check, name_width: usize) -> String {
     std::iter::once(first).chain(drawing).collect()
 }
 
-fn json_lines(checks: &[Check]) -> Result<String> {
+/// A line for each check and for each device.
+fn json_lines(findings: &Findings) -> Result<String> {
+    let checks = findings.checks.iter().map(serde_json::to_string);
+    // A device that stands under several comes several times in the tree.
+    let devices = findings.devices.iter().filter(|device| !device.is_repeated);
     let mut lines = String::new();
-    for check in checks {
-        lines += &serde_json::to_string(check)?;
+    for line in checks.chain(devices.map(serde_json::to_string)) {
+        lines += &line?;
         lines.push('\n');
     }
     Ok(lines)
@@ -293,11 +361,14 @@ fn json_lines(checks: &[Check]) -> Result<String> {
 mod tests {
     use super::*;
 
-    fn some() -> Vec<Check> {
-        vec![
-            Check::ok("kernel", "6.1.0"),
-            Check::missing("CAP_BPF", "this process lacks it", "run as root"),
-        ]
+    fn some() -> Findings {
+        Findings {
+            checks: vec![
+                Check::ok("kernel", "6.1.0"),
+                Check::missing("CAP_BPF", "this process lacks it", "run as root"),
+            ],
+            ..Findings::default()
+        }
     }
 
     #[test]
@@ -331,8 +402,9 @@ the agent cannot run here with its defaults: 1 thing is missing
             include: vec!["lo".parse().unwrap()],
             exclude: Vec::new(),
         };
-        let names: Vec<_> = checks(&layers, selection)
+        let names: Vec<_> = findings(&layers, selection)
             .unwrap()
+            .checks
             .into_iter()
             .map(|check| check.name)
             .collect();

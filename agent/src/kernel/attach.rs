@@ -37,6 +37,7 @@ mod noted;
 mod programs;
 mod release;
 mod slots;
+mod stacks;
 mod tc_netlink;
 #[cfg(test)]
 mod tests;

@@ -9,8 +9,9 @@ use agent_common::LinkType;
 use anyhow::{Context as _, Result};
 use libc::{
     ARPHRD_ETHER, ARPHRD_IPGRE, ARPHRD_LOOPBACK, ARPHRD_NONE, ARPHRD_PPP, ARPHRD_SIT,
-    ARPHRD_TUNNEL, ARPHRD_TUNNEL6, IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINK_NETNSID,
-    IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU, IFLA_STATS64, IFLA_XDP, RTA_MULTIPATH, RTA_OIF,
+    ARPHRD_TUNNEL, ARPHRD_TUNNEL6, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINK,
+    IFLA_LINK_NETNSID, IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU, IFLA_STATS64, IFLA_XDP, RTA_MULTIPATH,
+    RTA_OIF,
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
 
@@ -31,6 +32,7 @@ pub const LOOPBACK_IFINDEX: u32 = 1;
 const IFINFOMSG_LEN_BYTES: usize = 16;
 const IFLA_XDP_ATTACHED: u16 = 2;
 const IFLA_XDP_PROG_ID: u16 = 4;
+const IFLA_VXLAN_LINK: u16 = 3;
 const XDP_ATTACHED_NONE: u8 = 0;
 const XDP_ATTACHED_SKB: u8 = 2;
 const RTMSG_LEN_BYTES: usize = 12;
@@ -52,8 +54,11 @@ pub struct Link {
     pub mtu_bytes: u32,
     /// The type as in `ip link add type`. Empty for a NIC and for other devices with a driver of their own.
     pub kind: String,
-    /// The other end of a veth, if it is in this network namespace.
+    /// The other end of a veth or netkit, if it is in this network namespace.
     pub peer_ifindex: Option<u32>,
+    /// The link on which a VLAN device, macvlan or the like stands, or over which a tunnel sends, if the kernel
+    /// says so and it is in this network namespace.
+    pub lower_ifindex: Option<u32>,
     /// The bridge, bond or other device of which it is a port, slave or virtual function.
     pub master_ifindex: Option<u32>,
     /// Another link here has it as its master. Known for links that were listed together, and for those
@@ -224,28 +229,40 @@ fn link(body: &[u8]) -> Result<Link> {
         mtu_bytes: 0,
         kind: String::new(),
         peer_ifindex: None,
+        lower_ifindex: None,
         master_ifindex: None,
         has_lower: false,
         xdp: AttachedXdp::None,
         xdp_program_id: None,
         counters: Counters::default(),
     };
-    let mut peer_is_elsewhere = false;
+    let (mut linked_ifindex, mut vxlan_ifindex, mut is_elsewhere) = (0, None, false);
     for (kind, value) in attributes(&body[IFINFOMSG_LEN_BYTES.min(body.len())..]) {
         match kind {
             IFLA_IFNAME => link.name = text(value),
             IFLA_MTU => link.mtu_bytes = u32::from_ne_bytes(field(value, 0)?),
-            IFLA_LINK => link.peer_ifindex = Some(u32::from_ne_bytes(field(value, 0)?)),
-            IFLA_LINK_NETNSID => peer_is_elsewhere = true,
+            IFLA_LINK => linked_ifindex = u32::from_ne_bytes(field(value, 0)?),
+            IFLA_LINK_NETNSID => is_elsewhere = true,
             IFLA_MASTER => link.master_ifindex = Some(u32::from_ne_bytes(field(value, 0)?)),
-            IFLA_LINKINFO => link.kind = info_kind(value),
+            IFLA_LINKINFO => {
+                link.kind = info_kind(value);
+                vxlan_ifindex = vxlan_link(value, &link.kind)?;
+            }
             IFLA_XDP => (link.xdp, link.xdp_program_id) = attached_xdp(value)?,
             IFLA_STATS64 => link.counters = counters(value)?,
             _ => {}
         }
     }
-    if peer_is_elsewhere {
-        link.peer_ifindex = None;
+    // A tunnel that is bound to no link has 0, and a link without others may name itself.
+    let linked_ifindex = vxlan_ifindex.unwrap_or(linked_ifindex);
+    if linked_ifindex != 0 && linked_ifindex != link.ifindex && !is_elsewhere {
+        let is_cable = matches!(link.kind.as_str(), "veth" | "netkit");
+        let role = if is_cable {
+            &mut link.peer_ifindex
+        } else {
+            &mut link.lower_ifindex
+        };
+        *role = Some(linked_ifindex);
     }
     Ok(link)
 }
@@ -259,6 +276,19 @@ fn text(value: &[u8]) -> String {
 fn info_kind(info: &[u8]) -> String {
     let kind = attributes(info).find(|(kind, _)| *kind == IFLA_INFO_KIND);
     kind.map_or_else(String::new, |(_, value)| text(value))
+}
+
+/// The link over which a VXLAN device sends. Up to 6.18 the kernel says it only here (`vxlan_fill_info`).
+fn vxlan_link(info: &[u8], kind: &str) -> Result<Option<u32>> {
+    if kind != "vxlan" {
+        return Ok(None);
+    }
+    let Some((_, data)) = attributes(info).find(|(kind, _)| *kind == IFLA_INFO_DATA) else {
+        return Ok(None);
+    };
+    let link = attributes(data).find(|(kind, _)| *kind == IFLA_VXLAN_LINK);
+    link.map(|(_, value)| field(value, 0).map(u32::from_ne_bytes))
+        .transpose()
 }
 
 /// How a program is attached, and its id, which the kernel does not tell if there are several (`rtnl_xdp_fill`).
@@ -418,15 +448,46 @@ mod tests {
         }
     }
 
+    fn link_of(kind: &str, attributes: &[Vec<u8>]) -> Link {
+        let mut body = vec![0; IFINFOMSG_LEN_BYTES];
+        body[4..8].copy_from_slice(&7_u32.to_ne_bytes());
+        let data = attribute(IFLA_VXLAN_LINK, &4_u32.to_ne_bytes());
+        let info = [
+            attribute(IFLA_INFO_KIND, kind.as_bytes()),
+            attribute(IFLA_INFO_DATA, &data),
+        ];
+        body.extend(attribute(IFLA_LINKINFO, &info.concat()));
+        body.extend(attributes.concat());
+        link(&body).unwrap()
+    }
+
+    #[test]
+    fn a_linked_one_is_the_other_end_or_the_one_underneath_or_elsewhere() {
+        let linked = |ifindex: u32| attribute(IFLA_LINK, &ifindex.to_ne_bytes());
+        let both = |kind: &str, attributes: &[Vec<u8>]| {
+            let link = link_of(kind, attributes);
+            (link.peer_ifindex, link.lower_ifindex)
+        };
+        assert_eq!(both("veth", &[linked(3)]), (Some(3), None));
+        assert_eq!(both("netkit", &[linked(3)]), (Some(3), None));
+        assert_eq!(both("vlan", &[linked(3)]), (None, Some(3)));
+        assert_eq!(both("vxlan", &[]), (None, Some(4)));
+        assert_eq!(both("gre", &[linked(0)]), (None, None));
+        assert_eq!(both("", &[linked(7)]), (None, None));
+        let elsewhere = attribute(IFLA_LINK_NETNSID, &[0; 4]);
+        for kind in ["veth", "macvlan", "vxlan"] {
+            let attributes = [linked(3), elsewhere.clone()];
+            assert_eq!(both(kind, &attributes), (None, None), "{kind}");
+        }
+    }
+
     #[test]
     fn an_xdp_program_comes_with_its_id() {
         let xdp = [
             attribute(IFLA_XDP_ATTACHED, &[1]),
             attribute(IFLA_XDP_PROG_ID, &42_u32.to_ne_bytes()),
         ];
-        let mut body = vec![0; IFINFOMSG_LEN_BYTES];
-        body.extend(attribute(IFLA_XDP, &xdp.concat()));
-        let link = link(&body).unwrap();
+        let link = link_of("", &[attribute(IFLA_XDP, &xdp.concat())]);
         assert_eq!(link.xdp, AttachedXdp::Native);
         assert_eq!(link.xdp_program_id, Some(42));
     }

@@ -3,6 +3,7 @@
 
 mod bond;
 mod device;
+mod uplinks;
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -173,6 +174,16 @@ fn a_vlan_device_whose_tags_stay_beside_the_frames_is_exact() {
 #[test]
 fn stacked_vlan_devices_and_their_wire_are_exact() {
     counts_the_device_and_the_wire("stacked_vlan_devices_and_their_wire_are_exact", Kind::QINQ);
+}
+
+#[test]
+fn a_bridge_and_its_wire_are_exact() {
+    counts_the_device_and_the_wire("a_bridge_and_its_wire_are_exact", Kind::BRIDGE);
+}
+
+#[test]
+fn a_macvlan_and_its_wire_are_exact() {
+    counts_the_device_and_the_wire("a_macvlan_and_its_wire_are_exact", Kind::MACVLAN);
 }
 
 #[test]

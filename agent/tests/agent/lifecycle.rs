@@ -22,6 +22,7 @@ mod service;
 mod short;
 mod signals;
 mod silence;
+mod stacks;
 mod strangers;
 mod unknown;
 

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 
 use super::Check;
 use crate::kernel::{
-    attach::instead_of_native_xdp,
+    attach::{AttachSettings, IngressHook, InsteadOfXdp, XdpMode, instead_of_native_xdp},
     links::{
         AttachedXdp, Link,
         generic::{GenericSocket, attribute},
@@ -107,5 +107,44 @@ pub(super) fn mode(features: &mut Features, link: &Link) -> Check {
             name,
             format!("unknown: --xdp-mode auto tries native, then counts at TC ({why})"),
         ),
+    }
+}
+
+/// The hook at which arriving packets are counted with these settings, and why it is not the one they ask for.
+pub(super) fn ingress_hook(
+    features: &mut Features,
+    link: &Link,
+    settings: AttachSettings,
+) -> (&'static str, Option<String>) {
+    if settings.ingress_hook == IngressHook::Tc {
+        return ("tc", None);
+    }
+    let is_generic = settings.xdp_mode == XdpMode::Generic;
+    let instead = instead_of_native_xdp(&mut features.tags, link).filter(|(why, _)| {
+        if *why == InsteadOfXdp::HiddenTags {
+            !settings.xdp_without_tags
+        } else {
+            // Generic XDP miscounts everywhere, and says so.
+            !is_generic
+        }
+    });
+    if let Some((_, why)) = instead {
+        return ("tc", Some(why));
+    }
+    // Modes that are asked for by name end the start where there is no such hook.
+    let without = |why: String| match settings.xdp_mode {
+        XdpMode::Auto => ("tc", Some(why)),
+        XdpMode::Native | XdpMode::Generic => ("none", Some(format!("the start fails: {why}"))),
+    };
+    if let Some(whose) = taken(link) {
+        return without(format!("XDP is taken {whose}"));
+    }
+    if is_generic {
+        return ("xdp_generic", None);
+    }
+    match driver(features, link) {
+        Driver::Takes => ("xdp_native", None),
+        Driver::Refuses => without("the driver has no native XDP".to_owned()),
+        Driver::Unknown(why) => ("xdp_native", Some(format!("or TC: {why}"))),
     }
 }

@@ -6,7 +6,7 @@
 //! not told the namespace, and would have to read kernel memory three times per packet to find out. So it is
 //! detached.
 
-use std::thread;
+use std::{collections::BTreeMap, thread};
 
 use anyhow::{Context as _, Result};
 
@@ -40,6 +40,7 @@ pub(super) fn follow(
         names: Names::open()?,
         interfaces,
         slots,
+        masters: BTreeMap::new(),
         missed: LogLimit::default(),
         changes,
         closer,
@@ -65,6 +66,8 @@ struct Follower {
     names: Names,
     interfaces: InterfaceTable,
     slots: Slots,
+    /// Of watched interfaces that had one when they last changed.
+    masters: BTreeMap<u32, u32>,
     missed: LogLimit,
     changes: Changes,
     closer: Closer,
@@ -76,7 +79,11 @@ impl Follower {
             for event in self.events.next()? {
                 match event {
                     LinkEvent::Left(ifindex) => self.leave(ifindex)?,
-                    LinkEvent::Changed { ifindex, name } => self.changed(ifindex, &name),
+                    LinkEvent::Changed {
+                        ifindex,
+                        name,
+                        master,
+                    } => self.changed(ifindex, &name, master),
                     LinkEvent::DefaultRoute(ifindexes) => self.changes.routed(ifindexes),
                     LinkEvent::Missed => {
                         if let Some(times) = self.missed.event() {
@@ -96,10 +103,16 @@ impl Follower {
         }
     }
 
-    fn changed(&self, ifindex: u32, name: &str) {
+    fn changed(&mut self, ifindex: u32, name: &str, master: Option<u32>) {
         if self.slots.slot_of(ifindex).is_none() {
             self.changes.here(ifindex, name);
-        } else if !self.slots.is_named(ifindex, name) {
+            return;
+        }
+        let before = match master {
+            Some(master) => self.masters.insert(ifindex, master),
+            None => self.masters.remove(&ifindex),
+        };
+        if before != master || !self.slots.is_named(ifindex, name) {
             self.changes.look_at(ifindex);
         }
     }
@@ -116,10 +129,11 @@ impl Follower {
             .collect()
     }
 
-    fn leave(&self, ifindex: u32) -> Result<()> {
+    fn leave(&mut self, ifindex: u32) -> Result<()> {
         // This comes first, since it waits for nothing. Until the links are gone, packets count as those of
         // an unknown interface instead of this one's.
         self.interfaces.forget(ifindex);
+        self.masters.remove(&ifindex);
         if let Some(links) = self.slots.leave(ifindex) {
             self.closer.detach(Detach::Links(links))?;
         }

@@ -21,6 +21,7 @@ use super::{
     lines::Lines,
     noted::Changes,
     programs::Programs,
+    stacks::Stacks,
     watcher::{Watcher, WatcherLog},
 };
 use crate::{
@@ -108,6 +109,7 @@ impl Watch {
             log: WatcherLog::default(),
             pending: BTreeMap::new(),
             routed: BTreeSet::new(),
+            stacks: Stacks::default(),
             changes: changes.clone(),
             closer: closer.clone(),
             selection,

@@ -17,7 +17,7 @@ const MOST_LEFT: usize = 10_000;
 pub(super) struct Noted {
     /// Interfaces that have left. An index in another set is that of an interface that came later.
     pub left: BTreeSet<u32>,
-    /// Interfaces that are new, have another name, or have to be looked at again.
+    /// Interfaces that are new, have another name or master, or have to be looked at again.
     pub interfaces: BTreeSet<u32>,
     /// Interfaces over which a default route leads.
     pub routed: BTreeSet<u32>,

@@ -81,6 +81,7 @@ fn watcher(
         log: WatcherLog::default(),
         pending: BTreeMap::new(),
         routed: BTreeSet::new(),
+        stacks: stacks::Stacks::default(),
         changes: Changes::new(selection.clone()),
         closer,
         selection,

@@ -19,9 +19,10 @@ use super::{
     clsact,
     noted::{Changes, Noted},
     slots::Slots,
+    stacks::Stacks,
 };
 use crate::{
-    interfaces::Selection,
+    interfaces::{Selection, Uplinks},
     kernel::{
         interface_table::InterfaceTable,
         links::{Link, LinkSocket, netlink::errno},
@@ -58,6 +59,7 @@ pub(super) struct Watcher {
     pub routed: BTreeSet<u32>,
     /// How many network namespaces the agent watches.
     pub namespaces: usize,
+    pub stacks: Stacks,
 }
 
 /// Why a selected interface is not counted.
@@ -77,6 +79,7 @@ pub(super) struct WatcherLog {
     pub full: LogLimit,
     refused: LogLimit,
     failed: LogLimit,
+    pub twice: LogLimit,
 }
 
 /// What to look at next.
@@ -138,6 +141,7 @@ impl Watcher {
 
     /// Attaches to interfaces that come, until it is told to stop. What fails is tried again.
     pub(super) fn follow(&mut self) {
+        self.stacks = Stacks::after_start(self.watched());
         // Some may have come before the first notification.
         let mut look = Look {
             at_everything: true,
@@ -153,7 +157,8 @@ impl Watcher {
             } else {
                 look = Look::default();
             }
-            let patience = look.is_due().then_some(RETRY_INTERVAL);
+            let retry = look.is_due().then_some(RETRY_INTERVAL);
+            let patience = retry.or_else(|| self.stacks.due_in());
             let noted = self.changes.take(patience);
             if noted.must_stop {
                 return;
@@ -165,6 +170,10 @@ impl Watcher {
     fn note(&mut self, noted: Noted, look: &mut Look) {
         for &ifindex in &noted.left {
             self.forget(ifindex);
+        }
+        if !noted.left.is_empty() && self.selection.follows_default_routes() {
+            // Those that stood on it may count where it did.
+            look.at.extend(&self.routed);
         }
         let has_no_slot = |why: &Pending| *why == Pending::NoSlot;
         if !noted.left.is_empty() && self.pending.values().any(has_no_slot) {
@@ -191,9 +200,12 @@ impl Watcher {
         }
         let outcome = if look.at_everything {
             self.look_at_everything()
+        } else if self.selection.follows_default_routes() {
+            self.look_at_carriers(&look.at)
         } else {
             self.look_at(&look.at)
         };
+        let outcome = self.tell_of_stacks().and(outcome);
         self.not_counted.store(self.pending.len(), Relaxed);
         self.changes.set_pending(self.pending.keys().copied());
         outcome
@@ -204,13 +216,14 @@ impl Watcher {
         if self.selection.follows_default_routes() {
             self.routed = self.links.default_route_ifindexes()?;
         }
-        for link in self.links.links()? {
+        let links = self.links.links()?;
+        let uplinks = Uplinks::new(&links, &self.selection, &self.routed, &BTreeSet::new());
+        for link in links {
             if self.stop.load(Relaxed) {
                 return Ok(());
             }
-            let has_default_route = self.routed.contains(&link.ifindex);
             let is_watched = self.slots.slot_of(link.ifindex).is_some();
-            if is_watched && !self.selection.takes(&link, has_default_route) {
+            if is_watched && !self.selection.takes(&link, &uplinks) {
                 self.give_up_soon(link.ifindex)?;
                 if let Some(interfaces) = self.log.deselected.event() {
                     tracing::info!(
@@ -235,15 +248,17 @@ impl Watcher {
         if let Some(clsact) = &mut self.attacher.clsact {
             clsact.keep(&here);
         }
+        let uplinks = self.uplinks(&links);
         // One that fails keeps no other one waiting.
         let mut outcome = Ok(());
-        for link in links {
+        for link in &links {
             if self.stop.load(Relaxed) {
                 return Ok(());
             }
-            outcome = self.leave_if_replaced(&link).and(outcome);
-            outcome = self.consider(&link).and(outcome);
+            outcome = self.leave_if_replaced(link).and(outcome);
+            outcome = self.consider(link, &uplinks).and(outcome);
         }
+        self.leave_uppers(&links);
         outcome
     }
 
@@ -255,7 +270,7 @@ impl Watcher {
                 return Ok(());
             }
             let considered = match self.links.link(ifindex) {
-                Ok(link) => self.consider(&link),
+                Ok(link) => self.consider(&link, &Uplinks::default()),
                 Err(error) if errno(&error) == Some(libc::ENODEV) => {
                     self.forget(ifindex);
                     Ok(())
@@ -267,23 +282,24 @@ impl Watcher {
         outcome
     }
 
-    fn consider(&mut self, link: &Link) -> Result<()> {
+    pub(super) fn consider(&mut self, link: &Link, uplinks: &Uplinks) -> Result<()> {
         if let Some(slot) = self.slots.slot_of(link.ifindex) {
+            self.stacks.have_changed();
             if !self.slots.is_named(link.ifindex, &link.name) {
                 (self.name_interface)(slot, &link.name)?;
                 self.slots.rename(link.ifindex, &link.name);
             }
             return Ok(());
         }
-        let has_default_route = self.routed.contains(&link.ifindex);
         let has_hooks = attacher::has_hooks(link, self.attacher.settings);
-        if !has_hooks || !self.selection.takes(link, has_default_route) {
+        if !has_hooks || !self.selection.takes(link, uplinks) {
             self.pending.remove(&link.ifindex);
             return Ok(());
         }
         match self.watch(link) {
             Ok(None) => {
                 self.pending.remove(&link.ifindex);
+                self.stacks.have_changed();
                 if let Some(interfaces) = self.log.came.event() {
                     tracing::info!(
                         interface = link.name,

@@ -18,7 +18,12 @@ const RECEIVE_BUFFER_LEN_BYTES: usize = 64 * 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LinkEvent {
     /// A link is there, as it is or with a change.
-    Changed { ifindex: u32, name: String },
+    Changed {
+        ifindex: u32,
+        name: String,
+        /// The bridge, bond or the like of which it is a port.
+        master: Option<u32>,
+    },
     /// The link with this index was deleted, or moved to another namespace.
     Left(u32),
     /// A default route leads over these links.
@@ -117,11 +122,14 @@ fn event(message: &Message) -> Result<Option<LinkEvent>> {
     Ok(match message.kind {
         libc::RTM_DELLINK => Some(LinkEvent::Left(ifindex)),
         libc::RTM_NEWLINK => {
-            let attributes = body.get(IFINFOMSG_LEN_BYTES..).unwrap_or_default();
-            let name = self::attributes(attributes).find(|(kind, _)| *kind == libc::IFLA_IFNAME);
-            name.map(|(_, name)| LinkEvent::Changed {
+            let all = body.get(IFINFOMSG_LEN_BYTES..).unwrap_or_default();
+            let find = |wanted: u16| attributes(all).find(|(kind, _)| *kind == wanted);
+            let master = find(libc::IFLA_MASTER).map(|(_, master)| field(master, 0));
+            let master = master.transpose()?.map(u32::from_ne_bytes);
+            find(libc::IFLA_IFNAME).map(|(_, name)| LinkEvent::Changed {
                 ifindex,
                 name: text(name),
+                master,
             })
         }
         _ => None,
@@ -172,11 +180,15 @@ mod tests {
             body.extend(8_u16.to_ne_bytes());
             body.extend(libc::IFLA_IFNAME.to_ne_bytes());
             body.extend(b"eth\0");
+            body.extend(8_u16.to_ne_bytes());
+            body.extend(libc::IFLA_MASTER.to_ne_bytes());
+            body.extend(9_u32.to_ne_bytes());
             Message { kind, body }
         };
         let there = LinkEvent::Changed {
             ifindex: 7,
             name: "eth".to_owned(),
+            master: Some(9),
         };
         for (kind, family, expected) in [
             (libc::RTM_DELLINK, libc::AF_UNSPEC, Some(LinkEvent::Left(7))),

@@ -65,6 +65,16 @@ impl Kind {
         vlan_ids: "[]",
         ..Self::VLAN
     };
+    pub const BRIDGE: Self = Self {
+        name: "bridge",
+        link: "name dev0 type bridge mcast_snooping 0",
+        ..Self::BOND
+    };
+    pub const MACVLAN: Self = Self {
+        name: "macvlan",
+        link: "link WIRE name dev0 type macvlan mode bridge",
+        ..Self::BOND
+    };
     pub const GRE: Self = Self {
         name: "gre",
         link: "name dev0 type gre local LOCAL remote REMOTE ttl 64",
@@ -210,6 +220,8 @@ impl Kind {
             // A bond takes interfaces that are down.
             host.namespace
                 .ip(&["link", "set", &host.interface, "down"])?;
+        }
+        if [Self::BOND.name, Self::BRIDGE.name].contains(&self.name) {
             host.namespace
                 .ip(&["link", "set", &host.interface, "master", NAME])?;
         }

@@ -41,7 +41,11 @@ fn a_check_says_of_each_interface_what_a_start_then_does() {
     let here = &lab.agent.interface;
     let said = checks(&lab, &["--interface", here, "--interface", "lo"]);
     assert!(nothing_is_attached(&lab.agent));
-    assert!(said.iter().all(|check| check["type"] == "check"));
+    let types = ["check", "device"];
+    assert!(
+        said.iter()
+            .all(|line| types.contains(&line["type"].as_str().unwrap()))
+    );
     for name in [
         "kernel",
         "bpf",

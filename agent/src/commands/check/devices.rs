@@ -1,0 +1,383 @@
+//! Shows the devices as they stand on each other, which of them are counted, and why.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+use super::{
+    Check,
+    xdp::{self, Features},
+};
+use crate::{
+    devices::{Devices, is_tunnel},
+    interfaces::{Choice, Selection, Uplinks},
+    kernel::{
+        attach::{AttachSettings, Directions},
+        links::Link,
+    },
+};
+
+/// After so many lines the text leaves out trees of which nothing is counted. JSON has them all.
+const MOST_LINES: usize = 40;
+
+/// A device, as a line of JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "type", rename = "device")]
+pub(super) struct Device {
+    /// The network namespace, as the settings name it; null if they name none.
+    pub(super) netns: Option<String>,
+    name: String,
+    ifindex: u32,
+    /// As in `ip link add type`; null for a NIC and for `lo`.
+    kind: Option<String>,
+    is_up: bool,
+    /// The devices on which it stands.
+    lower: Vec<String>,
+    /// Of a virtual cable.
+    other_end: Option<String>,
+    is_counted: bool,
+    reason: &'static str,
+    detail: String,
+    /// Null unless it is counted.
+    ingress_hook: Option<&'static str>,
+    /// Why that hook, if it is not the one that the settings ask for.
+    ingress_detail: Option<String>,
+    egress_hook: Option<&'static str>,
+    #[serde(skip)]
+    depth: usize,
+    /// It stands elsewhere in the text, with what is under it.
+    #[serde(skip)]
+    pub(super) is_repeated: bool,
+}
+
+/// What is known of the devices when they are shown.
+pub(super) struct Known<'a> {
+    pub netns: Option<&'a str>,
+    pub links: &'a [Link],
+    pub selection: &'a Selection,
+    /// Those that carry a default route.
+    pub carriers: &'a BTreeSet<u32>,
+    /// `None` if the settings cannot be read.
+    pub attach: Option<AttachSettings>,
+}
+
+impl Known<'_> {
+    fn uplinks(&self) -> Uplinks {
+        Uplinks::new(self.links, self.selection, self.carriers, &BTreeSet::new())
+    }
+
+    /// Each device after those that stand on it. One on which several stand comes several times.
+    pub(super) fn tree(&self, features: &mut Features) -> Vec<Device> {
+        let (devices, uplinks) = (Devices::new(self.links), self.uplinks());
+        let mut tree = Vec::new();
+        let mut seen = BTreeSet::new();
+        // Tunnels that stand on each other in a circle have no top.
+        for top in devices.tops().into_iter().chain(self.links) {
+            if seen.contains(&top.ifindex) {
+                continue;
+            }
+            let mut to_show = vec![(0, top)];
+            while let Some((depth, link)) = to_show.pop() {
+                let is_repeated = !seen.insert(link.ifindex);
+                let mut device = self.device(link, &devices, &uplinks, features);
+                (device.depth, device.is_repeated) = (depth, is_repeated);
+                tree.push(device);
+                if !is_repeated {
+                    let under = devices.under(link).into_iter().rev();
+                    to_show.extend(under.map(|lower| (depth + 1, lower)));
+                }
+            }
+        }
+        tree
+    }
+
+    fn device(
+        &self,
+        link: &Link,
+        devices: &Devices,
+        uplinks: &Uplinks,
+        features: &mut Features,
+    ) -> Device {
+        let choice = self.selection.choice(link, uplinks);
+        let under = devices.under(link);
+        let attach = self.attach.filter(|_| choice.is_counted());
+        let ingress = attach.filter(|it| it.directions != Directions::Egress);
+        let ingress = ingress.map(|attach| xdp::ingress_hook(features, link, attach));
+        let (ingress_hook, ingress_detail) = ingress.unzip();
+        let has_egress =
+            attach.is_some_and(|it| it.directions != Directions::Ingress && !link.is_loopback);
+        Device {
+            netns: self.netns.map(str::to_owned),
+            name: link.name.clone(),
+            ifindex: link.ifindex,
+            kind: Some(link.kind.clone()).filter(|kind| !kind.is_empty()),
+            is_up: link.is_up,
+            lower: under.iter().map(|lower| lower.name.clone()).collect(),
+            other_end: devices.other_end(link).map(|end| end.name.clone()),
+            is_counted: choice.is_counted(),
+            reason: choice.word(),
+            detail: self.detail(link, &choice, under.is_empty()),
+            ingress_hook,
+            ingress_detail: ingress_detail.flatten(),
+            egress_hook: has_egress.then_some("tc"),
+            depth: 0,
+            is_repeated: false,
+        }
+    }
+
+    fn detail(&self, link: &Link, choice: &Choice, stands_alone: bool) -> String {
+        let mut detail = choice.to_string();
+        if let Choice::CountedAt(lower) = choice
+            && let Some(lower) = self.links.iter().find(|link| link.ifindex == *lower)
+        {
+            detail = format!(
+                "a default route leads over it, and its packets are counted at {}",
+                lower.name
+            );
+        }
+        if choice.is_counted() && link.kind == "bridge" {
+            detail += "; what it forwards between its ports is not counted here";
+        } else if choice.is_counted() && is_tunnel(&link.kind) && stands_alone {
+            detail += "; its tunnel's packets pass an interface that it does not name";
+        }
+        detail
+    }
+
+    /// A warning for each two devices that count the same packets.
+    pub(super) fn twice(&self) -> Vec<Check> {
+        let uplinks = self.uplinks();
+        let counted = self
+            .links
+            .iter()
+            .filter(|link| self.selection.takes(link, &uplinks));
+        let counted = counted.map(|link| link.ifindex).collect();
+        let twice = Devices::new(self.links).twice(&counted);
+        let warnings = twice.iter().map(|pair| {
+            Check::warn(
+                format!("twice {} {}", pair.upper.name, pair.lower.name),
+                format!("packets are counted twice: {pair}"),
+                pair.remedy(),
+            )
+        });
+        warnings.collect()
+    }
+}
+
+/// The tree for people, a device a line.
+pub(super) fn lines(tree: &[Device]) -> Vec<String> {
+    let Some(first) = tree.first() else {
+        return Vec::new();
+    };
+    let netns = first.netns.as_ref();
+    let place = netns.map_or_else(String::new, |name| format!(" in {name}"));
+    let width = |of: &dyn Fn(&Device) -> usize| tree.iter().map(of).max().unwrap_or_default();
+    let name_width = width(&|it| 2 * it.depth + it.name.chars().count());
+    let kind_width = width(&|it| it.kind_in_words().len());
+    let mut lines = vec![format!(
+        "devices{place}, each above those that its packets pass, too; * is counted:"
+    )];
+    let mut left_out = 0;
+    for family in tree.chunk_by(|_, next| next.depth > 0) {
+        let is_counted = family.iter().any(|device| device.is_counted);
+        if !is_counted && lines.len() + family.len() > MOST_LINES {
+            left_out += family.iter().filter(|device| !device.is_repeated).count();
+            continue;
+        }
+        for device in family {
+            lines.push(device.line(name_width, kind_width));
+        }
+    }
+    if left_out > 0 {
+        lines.push(format!(
+            "    and {left_out} more, none of which is counted; --output json has them"
+        ));
+    }
+    lines
+}
+
+impl Device {
+    fn line(&self, name_width: usize, kind_width: usize) -> String {
+        let mark = if self.is_counted { '*' } else { ' ' };
+        let name = format!("{:indent$}{}", "", self.name, indent = 2 * self.depth);
+        let (kind, told) = (self.kind_in_words(), self.told());
+        format!("  {mark} {name:<name_width$}  {kind:<kind_width$}  {told}")
+    }
+
+    fn kind_in_words(&self) -> &str {
+        match &self.kind {
+            Some(kind) => kind,
+            None if self.name == "lo" => "loopback",
+            None => "NIC",
+        }
+    }
+
+    fn told(&self) -> String {
+        if self.is_repeated {
+            return "see above".to_owned();
+        }
+        let mut told = vec![self.detail.clone()];
+        if let Some(hook) = self.ingress_hook {
+            let hook = in_words(hook);
+            told.push(match &self.ingress_detail {
+                Some(detail) => format!("ingress at {hook} ({detail})"),
+                None => format!("ingress at {hook}"),
+            });
+        }
+        if let Some(hook) = self.egress_hook {
+            told.push(format!("egress at {}", in_words(hook)));
+        }
+        if let Some(other_end) = &self.other_end {
+            told.push(format!("its other end is {other_end}"));
+        }
+        if !self.is_up {
+            told.push("down".to_owned());
+        }
+        told.join("; ")
+    }
+}
+
+fn in_words(hook: &str) -> &'static str {
+    match hook {
+        "tc" => "TC",
+        "xdp_native" => "native XDP",
+        "xdp_generic" => "generic XDP",
+        _ => "no hook",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        devices::tests::{link, port_of, stack},
+        kernel::attach::{IngressHook, TcAttach, TcxOrder, XdpMode},
+    };
+
+    const ATTACH: AttachSettings = AttachSettings {
+        ingress_hook: IngressHook::Tc,
+        xdp_mode: XdpMode::Auto,
+        xdp_without_tags: false,
+        directions: Directions::Both,
+        tc_attach: TcAttach::Auto,
+        tcx_order: TcxOrder::First,
+    };
+
+    fn known<'a>(
+        links: &'a [Link],
+        selection: &'a Selection,
+        carriers: &'a BTreeSet<u32>,
+    ) -> Known<'a> {
+        Known {
+            netns: None,
+            links,
+            selection,
+            carriers,
+            attach: Some(ATTACH),
+        }
+    }
+
+    fn selection(include: &[&str]) -> Selection {
+        Selection {
+            include: include.iter().map(|text| text.parse().unwrap()).collect(),
+            exclude: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_tree_has_each_device_above_those_it_stands_on_and_why_it_is_counted() {
+        let (links, carriers) = (stack(), BTreeSet::from([4, 5, 7]));
+        let tree = known(&links, &Selection::default(), &carriers).tree(&mut Features::open());
+        let expected = "\
+devices, each above those that its packets pass, too; * is counted:
+    vxlan0        vxlan   a default route leads over it, and its packets are counted at bond0
+      br0         bridge  no default route leads over it
+        bond0.10  vlan    a default route leads over it, and its packets are counted at bond0
+  *       bond0   bond    a default route leads over it; ingress at TC; egress at TC
+            eth0  NIC     no default route leads over it
+            eth1  NIC     no default route leads over it
+    veth0         veth    no default route leads over it; its other end is veth1
+    veth1         veth    no default route leads over it; its other end is veth0";
+        assert_eq!(lines(&tree).join("\n"), expected);
+    }
+
+    #[test]
+    fn a_device_under_several_is_told_of_once_and_counted_once() {
+        let mut links = stack();
+        links.push(crate::devices::tests::over(4, link(10, "bond0.20", "vlan")));
+        links[6].is_up = false;
+        let (selection, carriers) = (selection(&["bond*", "veth0"]), BTreeSet::new());
+        let known = known(&links, &selection, &carriers);
+        let text = lines(&known.tree(&mut Features::open())).join("\n");
+        assert_eq!(
+            text.matches("'bond*' matches it; ingress").count(),
+            3,
+            "{text}"
+        );
+        assert_eq!(text.matches("bond    see above").count(), 1, "{text}");
+        assert_eq!(text.matches(" eth0 ").count(), 1, "{text}");
+        assert!(text.contains("named; ingress at TC; egress at TC; its other end is veth1; down"));
+        let twice: Vec<_> = known.twice().into_iter().map(|check| check.name).collect();
+        assert_eq!(twice, ["twice bond0.10 bond0", "twice bond0.20 bond0"]);
+    }
+
+    #[test]
+    fn a_line_of_json_has_the_same() {
+        let (links, carriers) = (stack(), BTreeSet::from([4]));
+        let tree = known(&links, &Selection::default(), &carriers).tree(&mut Features::open());
+        let bond = tree.iter().find(|device| device.name == "bond0").unwrap();
+        assert_eq!(
+            serde_json::to_value(bond).unwrap(),
+            serde_json::json!({
+                "type": "device", "netns": null, "name": "bond0", "ifindex": 4, "kind": "bond", "is_up": true,
+                "lower": ["eth0", "eth1"], "other_end": null, "is_counted": true,
+                "reason": "default_route", "detail": "a default route leads over it",
+                "ingress_hook": "tc", "ingress_detail": null, "egress_hook": "tc",
+            })
+        );
+    }
+
+    #[test]
+    fn a_driver_that_stacks_devices_is_counted_at_tc_where_xdp_is_asked_for() {
+        // The synthetic interface of a Hyper-V guest, whose virtual function is its slave, and a bond.
+        let mut links = vec![
+            link(2, "eth0", ""),
+            port_of(2, link(3, "vf0", "")),
+            link(4, "bond0", "bond"),
+        ];
+        links[0].has_lower = true;
+        let (selection, carriers) = (selection(&["eth0", "bond0"]), BTreeSet::new());
+        let known = Known {
+            attach: Some(AttachSettings {
+                ingress_hook: IngressHook::Xdp,
+                ..ATTACH
+            }),
+            ..known(&links, &selection, &carriers)
+        };
+        for device in known.tree(&mut Features::open()) {
+            let hook = (device.ingress_hook, device.egress_hook);
+            if device.name == "vf0" {
+                assert_eq!(hook, (None, None));
+                continue;
+            }
+            assert_eq!(hook, (Some("tc"), Some("tc")), "{}", device.name);
+            let why = device.ingress_detail.unwrap();
+            assert!(why.contains("on its lower devices"), "{why}");
+        }
+    }
+
+    #[test]
+    fn of_many_devices_the_text_has_those_that_are_counted() {
+        let mut links: Vec<_> = (2..2002)
+            .map(|ifindex| link(ifindex, &format!("veth{ifindex}"), "veth"))
+            .collect();
+        links.push(link(5000, "eth0", ""));
+        let carriers = BTreeSet::from([5000]);
+        let selection = Selection::default();
+        let tree = known(&links, &selection, &carriers).tree(&mut Features::open());
+        assert_eq!(tree.len(), 2001);
+        let text = lines(&tree);
+        assert_eq!(text.len(), MOST_LINES + 2);
+        assert!(text[MOST_LINES].contains("* eth0"), "{text:?}");
+        assert!(text[MOST_LINES + 1].contains("and 1961 more"), "{text:?}");
+    }
+}

@@ -1,0 +1,351 @@
+//! Which devices stand on which: what passes a VLAN device passes the interface under it, too, and is counted
+//! twice if both are watched.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use tracing::warn;
+
+use crate::kernel::links::Link;
+
+/// The links of a network namespace as they stand on each other.
+pub struct Devices<'a> {
+    by_ifindex: BTreeMap<u32, &'a Link>,
+    /// The ports, slaves and virtual functions of each master.
+    ports: BTreeMap<u32, Vec<u32>>,
+}
+
+/// Two links that the same packet passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Twice<'a> {
+    pub upper: &'a Link,
+    pub lower: &'a Link,
+    why: Why,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    Stacked,
+    /// A packet of the upper one is inside one of the lower one.
+    Tunnel,
+    /// A bridge, and one of its ports.
+    Port,
+    /// The two ends of a virtual cable.
+    Ends,
+}
+
+impl<'a> Devices<'a> {
+    /// `links` are all of a namespace, as they were listed together.
+    pub fn new(links: &'a [Link]) -> Self {
+        let mut ports = BTreeMap::<_, Vec<_>>::new();
+        for link in links {
+            if let Some(master) = link.master_ifindex {
+                ports.entry(master).or_default().push(link.ifindex);
+            }
+        }
+        let by_ifindex = links.iter().map(|link| (link.ifindex, link)).collect();
+        Self { by_ifindex, ports }
+    }
+
+    /// The links on which a link stands, by ifindex. Not those in other namespaces.
+    pub fn under(&self, link: &Link) -> Vec<&'a Link> {
+        let ports = self.ports.get(&link.ifindex).into_iter().flatten();
+        // Nothing passes the master of Open vSwitch's ports, which only holds them together.
+        let ports = ports.filter(|_| link.kind != "openvswitch");
+        let mut under: BTreeSet<u32> = ports.copied().collect();
+        under.extend(link.lower_ifindex);
+        under.remove(&link.ifindex);
+        let known = under
+            .iter()
+            .filter_map(|ifindex| self.by_ifindex.get(ifindex));
+        known.copied().collect()
+    }
+
+    /// The other end of a virtual cable, if it is in this namespace.
+    pub fn other_end(&self, link: &Link) -> Option<&'a Link> {
+        let peer = link.peer_ifindex?;
+        self.by_ifindex.get(&peer).copied()
+    }
+
+    /// Those on which no other one stands, by ifindex.
+    pub fn tops(&self) -> Vec<&'a Link> {
+        let links = self.by_ifindex.values();
+        let below: BTreeSet<u32> = links
+            .clone()
+            .flat_map(|link| self.under(link))
+            .map(|link| link.ifindex)
+            .collect();
+        let tops = links.filter(|link| !below.contains(&link.ifindex));
+        tops.copied().collect()
+    }
+
+    /// The links of `watched` that are under a link, however deep, without those under one of them.
+    pub fn nearest_under(&self, link: &Link, watched: &BTreeSet<u32>) -> Vec<&'a Link> {
+        let mut found = Vec::new();
+        // Tunnels may stand on each other in a circle.
+        let mut seen = BTreeSet::from([link.ifindex]);
+        let mut to_see = self.under(link);
+        while let Some(lower) = to_see.pop() {
+            if !seen.insert(lower.ifindex) {
+                continue;
+            }
+            if watched.contains(&lower.ifindex) {
+                found.push(lower);
+            } else {
+                to_see.extend(self.under(lower));
+            }
+        }
+        found.sort_by_key(|lower| lower.ifindex);
+        found
+    }
+
+    /// Whether `link` stands on `lower`, however deep.
+    pub fn stands_on(&self, link: &Link, lower: &Link) -> bool {
+        let watched = BTreeSet::from([lower.ifindex]);
+        !self.nearest_under(link, &watched).is_empty()
+    }
+
+    /// The pairs of `watched` links that count the same packets, by the upper one's ifindex.
+    pub fn twice(&self, watched: &BTreeSet<u32>) -> Vec<Twice<'a>> {
+        let links = watched
+            .iter()
+            .filter_map(|ifindex| self.by_ifindex.get(ifindex).copied());
+        links
+            .flat_map(|link| self.twice_at(link, watched))
+            .collect()
+    }
+
+    /// Those of them of which a link is the upper one, or the first end.
+    fn twice_at(&self, link: &'a Link, watched: &BTreeSet<u32>) -> Vec<Twice<'a>> {
+        let why = match link.kind.as_str() {
+            "bridge" => Why::Port,
+            kind if is_tunnel(kind) => Why::Tunnel,
+            _ => Why::Stacked,
+        };
+        let under = self.nearest_under(link, watched).into_iter();
+        let mut twice: Vec<_> = under
+            .map(|lower| Twice {
+                upper: link,
+                lower,
+                why,
+            })
+            .collect();
+        if let Some(peer) = self.other_end(link)
+            && link.ifindex < peer.ifindex
+            && watched.contains(&peer.ifindex)
+        {
+            twice.push(Twice {
+                upper: link,
+                lower: peer,
+                why: Why::Ends,
+            });
+        }
+        twice
+    }
+}
+
+impl Twice<'_> {
+    /// What to do about it.
+    pub fn remedy(&self) -> String {
+        format!(
+            "leave one of them out, with --exclude-interface {} or --exclude-interface {}",
+            self.upper.name, self.lower.name
+        )
+    }
+}
+
+/// How the same packets come to both.
+impl fmt::Display for Twice<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (upper, lower) = (&self.upper.name, &self.lower.name);
+        match self.why {
+            Why::Stacked => write!(formatter, "what passes {upper} passes {lower}, too"),
+            Why::Tunnel => write!(
+                formatter,
+                "what passes {upper} passes {lower}, too, inside the tunnel's packets"
+            ),
+            Why::Port => write!(
+                formatter,
+                "what this host sends and receives over the bridge {upper} passes its port {lower}, too"
+            ),
+            Why::Ends => write!(
+                formatter,
+                "{upper} and {lower} are the ends of one cable: what one sends the other receives"
+            ),
+        }
+    }
+}
+
+/// Warns of links that count the same packets. The log has a few of them, `flow-agent check` all.
+pub fn warn_of_twice(links: &[Link], watched: &[Link]) {
+    const TOLD: usize = 5;
+    let watched = watched.iter().map(|link| link.ifindex).collect();
+    let twice = Devices::new(links).twice(&watched);
+    for pair in twice.iter().take(TOLD) {
+        warn!(
+            interface = pair.upper.name,
+            lower = pair.lower.name,
+            "packets are counted twice: {pair}; {}",
+            pair.remedy()
+        );
+    }
+    if let Some(more) = twice.len().checked_sub(TOLD).filter(|more| *more > 0) {
+        warn!(
+            more,
+            "further pairs of interfaces count packets twice: `flow-agent check` lists them"
+        );
+    }
+}
+
+/// Whether devices of a kind put packets into packets of their own.
+pub fn is_tunnel(kind: &str) -> bool {
+    matches!(
+        kind,
+        "vxlan"
+            | "geneve"
+            | "gre"
+            | "gretap"
+            | "erspan"
+            | "ip6gre"
+            | "ip6gretap"
+            | "ip6erspan"
+            | "ipip"
+            | "sit"
+            | "ip6tnl"
+            | "vti"
+            | "vti6"
+            | "xfrm"
+            | "wireguard"
+            | "gtp"
+            | "bareudp"
+            | "amt"
+            | "ovpn"
+    )
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A link that stands alone.
+    pub(crate) fn link(ifindex: u32, name: &str, kind: &str) -> Link {
+        Link {
+            ifindex,
+            name: name.to_owned(),
+            hardware_type: 1,
+            is_up: true,
+            is_loopback: false,
+            mtu_bytes: 1500,
+            kind: kind.to_owned(),
+            peer_ifindex: None,
+            lower_ifindex: None,
+            master_ifindex: None,
+            has_lower: false,
+            xdp: crate::kernel::links::AttachedXdp::None,
+            xdp_program_id: None,
+            counters: crate::kernel::links::Counters::default(),
+        }
+    }
+
+    pub(crate) fn over(lower: u32, link: Link) -> Link {
+        Link {
+            lower_ifindex: Some(lower),
+            ..link
+        }
+    }
+
+    pub(crate) fn port_of(master: u32, link: Link) -> Link {
+        Link {
+            master_ifindex: Some(master),
+            ..link
+        }
+    }
+
+    /// Two NICs in a bond, a VLAN device on it as the port of a bridge, a tunnel over the bridge, and a cable.
+    pub(crate) fn stack() -> Vec<Link> {
+        let end = |ifindex, name, peer| Link {
+            peer_ifindex: Some(peer),
+            ..link(ifindex, name, "veth")
+        };
+        vec![
+            port_of(4, link(2, "eth0", "")),
+            port_of(4, link(3, "eth1", "")),
+            link(4, "bond0", "bond"),
+            port_of(6, over(4, link(5, "bond0.10", "vlan"))),
+            link(6, "br0", "bridge"),
+            over(6, link(7, "vxlan0", "vxlan")),
+            end(8, "veth0", 9),
+            end(9, "veth1", 8),
+        ]
+    }
+
+    fn twice(links: &[Link], watched: &[u32]) -> Vec<String> {
+        let watched = watched.iter().copied().collect();
+        let twice = Devices::new(links).twice(&watched);
+        let pair = |it: &Twice| format!("{} {}", it.upper.name, it.lower.name);
+        twice.iter().map(pair).collect()
+    }
+
+    #[test]
+    fn a_packet_is_counted_twice_at_a_device_and_at_the_next_watched_one_under_it() {
+        let links = stack();
+        for (watched, expected) in [
+            (&[4, 5][..], &["bond0.10 bond0"][..]),
+            (&[2, 4], &["bond0 eth0"]),
+            (&[2, 3, 5], &["bond0.10 eth0", "bond0.10 eth1"]),
+            (&[5, 6], &["br0 bond0.10"]),
+            (&[7, 2, 4], &["bond0 eth0", "vxlan0 bond0"]),
+            (&[8, 9], &["veth0 veth1"]),
+            (&[2, 3, 8], &[]),
+            (&[7], &[]),
+        ] {
+            assert_eq!(twice(&links, watched), expected, "{watched:?}");
+        }
+    }
+
+    #[test]
+    fn it_is_said_how_the_packets_come_to_both_and_what_to_do() {
+        let links = stack();
+        let all = links.iter().map(|link| link.ifindex).collect();
+        let said: Vec<_> = Devices::new(&links)
+            .twice(&all)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(
+            said,
+            [
+                "what passes bond0 passes eth0, too",
+                "what passes bond0 passes eth1, too",
+                "what passes bond0.10 passes bond0, too",
+                "what this host sends and receives over the bridge br0 passes its port bond0.10, too",
+                "what passes vxlan0 passes br0, too, inside the tunnel's packets",
+                "veth0 and veth1 are the ends of one cable: what one sends the other receives",
+            ]
+        );
+        let first = Devices::new(&links).twice(&all)[0];
+        assert_eq!(
+            first.remedy(),
+            "leave one of them out, with --exclude-interface bond0 or --exclude-interface eth0"
+        );
+    }
+
+    #[test]
+    fn nothing_passes_the_master_of_open_vswitch() {
+        let links = [
+            link(2, "ovs-system", "openvswitch"),
+            port_of(2, link(3, "eth0", "")),
+        ];
+        assert!(twice(&links, &[2, 3]).is_empty());
+    }
+
+    #[test]
+    fn tunnels_in_a_circle_end() {
+        let links = [over(3, link(2, "a", "gre")), over(2, link(3, "b", "gre"))];
+        assert_eq!(twice(&links, &[2, 3]), ["a b", "b a"]);
+        assert!(twice(&links, &[2]).is_empty());
+        assert!(Devices::new(&links).tops().is_empty());
+    }
+}
