@@ -24,6 +24,9 @@ pub struct Selection {
     /// If empty, those that carry a default route; see [`Uplinks`].
     pub include: Vec<Pattern>,
     pub exclude: Vec<Pattern>,
+    /// If no interface carries a default route at the start, wait for one. Those that patterns may match are always
+    /// waited for.
+    pub waits_for_default_route: bool,
 }
 
 impl Selection {
@@ -47,6 +50,15 @@ impl Selection {
         include.any(|pattern| matches!(pattern, Pattern::Name(name) if *name == link.name))
     }
 
+    /// Whether to start without an interface, since one that comes may be meant.
+    pub fn may_wait(&self) -> bool {
+        if self.follows_default_routes() {
+            self.waits_for_default_route
+        } else {
+            self.has_patterns()
+        }
+    }
+
     /// Whether interfaces that are not here may be meant.
     pub fn has_patterns(&self) -> bool {
         let mut include = self.include.iter();
@@ -68,7 +80,7 @@ pub fn select(
     default_route: &BTreeSet<u32>,
 ) -> Result<Vec<Link>> {
     let included = if selection.follows_default_routes() {
-        with_default_route(links, default_route)?
+        with_default_route(links, selection, default_route)?
     } else {
         matching(links, &selection.include)?
     };
@@ -77,7 +89,7 @@ pub fn select(
         .into_iter()
         .partition(|link| selection.excluding(link).is_some());
     ensure!(
-        !left.is_empty() || selection.has_patterns(),
+        excluded.is_empty() || !left.is_empty() || selection.has_patterns(),
         "every selected interface is excluded ({}); remove an --exclude-interface",
         names(excluded)
     );
@@ -94,9 +106,14 @@ pub fn select(
         );
         warn!(interface = link.name, "skipped: {}", unsupported(link));
     }
-    if selected.is_empty() && selection.has_patterns() {
+    if selected.is_empty() && selection.may_wait() {
+        let awaited = if selection.follows_default_routes() {
+            "a default route"
+        } else {
+            "one that is selected"
+        };
         warn!(
-            "no interface here can be counted on; waiting for one that is selected; interfaces here: {}",
+            "no interface here can be counted on; waiting for {awaited}; interfaces here: {}",
             names(links)
         );
     } else {
@@ -134,6 +151,7 @@ fn leave_out_uppers(selected: &mut Vec<Link>, links: &[Link], uplinks: &Uplinks)
 
 fn with_default_route<'a>(
     links: &'a [Link],
+    selection: &Selection,
     default_route: &BTreeSet<u32>,
 ) -> Result<Vec<&'a Link>> {
     let carriers = links
@@ -141,7 +159,7 @@ fn with_default_route<'a>(
         .filter(|link| default_route.contains(&link.ifindex));
     let carriers: Vec<_> = carriers.collect();
     ensure!(
-        !carriers.is_empty(),
+        !carriers.is_empty() || selection.may_wait(),
         "no interface carries a default route; name one with --interface NAME; \
          interfaces here: {}",
         names(links)
@@ -244,6 +262,7 @@ mod tests {
         let selection = Selection {
             include: patterns(include),
             exclude: patterns(exclude),
+            ..Selection::default()
         };
         let links = select(&links(), &selection, &routes)?;
         Ok(links.into_iter().map(|link| link.name).collect())
@@ -265,6 +284,24 @@ mod tests {
             "no interface carries a default route; name one with --interface NAME; \
              interfaces here: lo, veth1, eth0, tun0, ib0"
         );
+    }
+
+    #[test]
+    fn a_service_waits_for_a_default_route_but_not_for_one_that_is_excluded() {
+        let waiting = |exclude: &[&str], routes: &[u32]| {
+            let selection = Selection {
+                exclude: patterns(exclude),
+                waits_for_default_route: true,
+                ..Selection::default()
+            };
+            let routes = routes.iter().copied().collect();
+            select(&links(), &selection, &routes).map(|links| links.len())
+        };
+        assert_eq!(waiting(&[], &[]).unwrap(), 0);
+        assert_eq!(waiting(&["eth0"], &[]).unwrap(), 0);
+        assert_eq!(waiting(&[], &[2]).unwrap(), 1);
+        let refusal = waiting(&["eth0"], &[2]).unwrap_err().to_string();
+        assert!(refusal.contains("excluded (eth0)"), "{refusal}");
     }
 
     #[test]
@@ -299,6 +336,7 @@ mod tests {
             let selection = Selection {
                 include: patterns(include),
                 exclude: patterns(exclude),
+                ..Selection::default()
             };
             let carriers = has_default_route.then_some(link.ifindex);
             let carriers = carriers.into_iter().collect();

@@ -80,6 +80,11 @@ impl ServiceManager {
         }))))
     }
 
+    /// Whether one started us.
+    pub fn is_there(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// The agent counts.
     pub async fn ready(&self) {
         let Some(manager) = &self.0 else { return };

@@ -137,6 +137,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let given = Selection {
         include: pattern::all(&interfaces),
         exclude: pattern::all(&exclude_interfaces),
+        waits_for_default_route: false,
     };
     let findings = findings(&Layers::of_the_environment(None), given)?;
     let text = match output {
@@ -400,7 +401,7 @@ the agent cannot run here with its defaults: 1 thing is missing
         let layers = Layers::of_a_file("/dev/null".as_ref());
         let selection = Selection {
             include: vec!["lo".parse().unwrap()],
-            exclude: Vec::new(),
+            ..Selection::default()
         };
         let names: Vec<_> = findings(&layers, selection)
             .unwrap()

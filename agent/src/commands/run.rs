@@ -38,7 +38,7 @@ pub async fn run(layers: Layers, settings: Settings, log: LogControl) -> Result<
     let duration = settings.args.duration;
     let manager = ServiceManager::from_environment()?;
     // From here on SIGHUP does not end the process, even while the programs are being loaded.
-    let reload = Reload::listen(layers, settings, log)?;
+    let reload = Reload::listen(layers, settings, log, manager.is_there())?;
     let config = reload.config().map_err(RefusedSettings)?;
     let agent = Agent::start(config).await?;
     let running = Running {

@@ -247,6 +247,7 @@ mod tests {
         let selection = Selection {
             include: patterns(&["eth0", "b*"]),
             exclude: patterns(&["br?"]),
+            ..Selection::default()
         };
         assert_eq!(
             words(&selection, &links, &Uplinks::default()),
@@ -279,6 +280,7 @@ mod tests {
             let selection = Selection {
                 include: patterns(include),
                 exclude: patterns(exclude),
+                ..Selection::default()
             };
             let uplinks = Uplinks::new(&links, &selection, &carriers, &BTreeSet::new());
             let taken = links.iter().filter(|link| selection.takes(link, &uplinks));

@@ -76,6 +76,7 @@ fn select_in(here: &Here, all: &[Here], selection: &Selection) -> Result<Vec<Lin
     let selection = Selection {
         include: include.into_iter().cloned().collect(),
         exclude: selection.exclude.clone(),
+        waits_for_default_route: selection.waits_for_default_route,
     };
     select_here(&here.links, &selection, &here.default_route)
 }
@@ -97,7 +98,7 @@ mod tests {
     fn selected(include: &[&str], all: &[Here]) -> Vec<Result<Vec<String>>> {
         let selection = Selection {
             include: include.iter().map(|text| text.parse().unwrap()).collect(),
-            exclude: Vec::new(),
+            ..Selection::default()
         };
         let select = |here| {
             let links = select_in(here, all, &selection)?;

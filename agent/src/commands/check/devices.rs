@@ -279,7 +279,7 @@ mod tests {
     fn selection(include: &[&str]) -> Selection {
         Selection {
             include: include.iter().map(|text| text.parse().unwrap()).collect(),
-            exclude: Vec::new(),
+            ..Selection::default()
         }
     }
 

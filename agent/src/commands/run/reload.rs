@@ -45,6 +45,7 @@ pub(super) struct Reload {
     layers: Layers,
     in_force: Settings,
     log: LogControl,
+    is_service: bool,
 }
 
 /// What changes the running agent.
@@ -57,7 +58,13 @@ pub(super) struct Running {
 }
 
 impl Reload {
-    pub(super) fn listen(layers: Layers, settings: Settings, log: LogControl) -> Result<Self> {
+    /// `is_service` says whether a service manager started the agent.
+    pub(super) fn listen(
+        layers: Layers,
+        settings: Settings,
+        log: LogControl,
+        is_service: bool,
+    ) -> Result<Self> {
         let has_file = settings.args.filter_file.is_some() || settings.args.config.is_some();
         let has_use = has_file || !std::io::stdin().is_terminal();
         let hangup = has_use.then(|| signal(SignalKind::hangup()).context("handle SIGHUP"));
@@ -66,12 +73,20 @@ impl Reload {
             layers,
             in_force: settings,
             log,
+            is_service,
         })
     }
 
     /// The configuration to start with.
     pub(super) fn config(&self) -> Result<Config> {
-        self.in_force.config()
+        self.config_of(&self.in_force)
+    }
+
+    fn config_of(&self, settings: &Settings) -> Result<Config> {
+        let mut config = settings.config()?;
+        // At boot the network may come after the service. A person at a terminal is better served by an error.
+        config.selection.waits_for_default_route = self.is_service;
+        Ok(config)
     }
 
     /// Reads the settings again at every SIGHUP, including one that came since [`Reload::listen`].
@@ -99,7 +114,7 @@ impl Reload {
             namespaces,
         } = running;
         let read = self.read()?;
-        let config = read.config()?;
+        let config = self.config_of(&read)?;
         let times = config.times();
         let is_reselected = self.is_changed(&read, &["interface", "exclude_interface"]);
         if is_reselected {

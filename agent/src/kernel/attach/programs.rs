@@ -21,7 +21,7 @@ use crate::{
 pub(super) struct Programs(Ebpf);
 
 impl Programs {
-    /// Loads the programs that hooks of these interfaces may need, and of one that patterns may choose later. An
+    /// Loads the programs that hooks of these interfaces may need, and of one that may come. An
     /// XDP hook may need TC instead.
     pub(super) fn load(
         ebpf: Ebpf,
@@ -31,7 +31,7 @@ impl Programs {
     ) -> Result<Self> {
         let mut programs = Self(ebpf);
         let here: Vec<_> = links.iter().map(link_type).collect::<Result<_>>()?;
-        let to_come = selection.has_patterns().then_some(LinkType::Ethernet);
+        let to_come = selection.may_wait().then_some(LinkType::Ethernet);
         for link_type in here.into_iter().chain(to_come) {
             if settings.directions != Directions::Egress {
                 programs.get(tc_name(Direction::Ingress, link_type))?;

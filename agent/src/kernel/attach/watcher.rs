@@ -132,7 +132,7 @@ impl Watcher {
                 tracing::info!(attached, interfaces = links.len(), "attaching");
             }
         }
-        if attached == 0 && !links.is_empty() && !self.selection.has_patterns() {
+        if attached == 0 && !links.is_empty() && !self.selection.may_wait() {
             bail!("no interface is left to attach to");
         }
         self.attacher.lines.are_limited = true;

@@ -17,7 +17,7 @@ use lab::{
 use tempfile::TempDir;
 
 use super::many::add_wires;
-use crate::support::{Agent, PATIENCE, flow_agent, wait_until};
+use crate::support::{Agent, PATIENCE, count, flow_agent, pair, wait_for_packets, wait_until};
 
 /// A service manager that keeps what it is told.
 struct Manager {
@@ -110,6 +110,34 @@ fn ready_means_that_every_hook_counts() {
     assert_eq!(status["hooks"].as_array().unwrap().len(), 2 * WIRES);
     agent.stop();
     manager.wait_for("STOPPING=1");
+}
+
+/// As on a laptop, or at a boot where the network comes last. By hand such a start fails.
+#[test]
+fn a_service_waits_for_a_default_route_and_counts_when_it_comes() {
+    const PACKETS: u64 = 100;
+    if !is_root_or_skip("agent::a_service_waits_for_a_default_route_and_counts_when_it_comes") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let mut manager = Manager::start();
+    let mut agent = Agent::begin(manager.command(&lab), "", &[]);
+    agent.wait_until_logged("waiting for a default route");
+    manager.wait_for("READY=1");
+    let hooks = || agent.status(&lab.agent)["hooks"].as_array().unwrap().len();
+    assert_eq!(hooks(), 0);
+
+    let add = ["route", "add", "default", "dev", &lab.agent.interface];
+    lab.agent.namespace.ip(&add).unwrap();
+    wait_until("it is counted", || hooks() == 2);
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
+    let before = lab.agent.counters().unwrap();
+    let socket = lab.peer.frame_socket().unwrap();
+    socket.send_many((0..PACKETS).map(|_| &frame)).unwrap();
+    wait_for_packets(&lab.agent, before, PACKETS);
+    let report = agent.stop();
+    assert_eq!(report.seen(), count(PACKETS, &frame));
+    assert_eq!(pair(&report.last()["flows"]), report.seen());
 }
 
 #[test]
