@@ -18,6 +18,7 @@ use agent_common::Pair;
 use lab::{Lab, kernel, privilege::is_root_or_skip};
 
 mod clock;
+mod netns;
 
 const FIN: u8 = 0x01;
 const SYN: u8 = 0x02;

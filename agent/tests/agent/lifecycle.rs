@@ -14,7 +14,7 @@ mod logs;
 mod many;
 mod names;
 mod neighbours;
-mod netns;
+pub mod netns;
 mod notifications;
 mod refusals;
 mod scans;
@@ -26,5 +26,5 @@ mod stacks;
 mod strangers;
 mod unknown;
 
-const CLSACT: &[&str] = &["--tc-attach", "clsact"];
-const TCX: &[&str] = &["--tc-attach", "tcx"];
+pub const CLSACT: &[&str] = &["--tc-attach", "clsact"];
+pub const TCX: &[&str] = &["--tc-attach", "tcx"];

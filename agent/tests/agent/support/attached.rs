@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use lab::Host;
+use lab::{Host, kernel};
 
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
@@ -63,7 +63,8 @@ pub fn qdiscs(host: &Host, interface: &str) -> String {
 }
 
 pub fn nothing_is_attached(host: &Host) -> bool {
-    tcx_programs(host) == [0, 0]
+    let has_tcx = kernel::is_at_least(6, 6);
+    (!has_tcx || tcx_programs(host) == [0, 0])
         && !has_xdp(host)
         && !filters(host, &host.interface).contains("flow-agent")
 }
