@@ -49,6 +49,8 @@ const MODULES: &[&str] = &[
     "act_bpf",
     "dummy",
     "8021q",
+    "bridge",
+    "macvlan",
     "bonding",
     "ip_gre",
     "ip6_gre",
