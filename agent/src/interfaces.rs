@@ -8,15 +8,12 @@ use std::collections::BTreeSet;
 use anyhow::{Result, bail, ensure};
 use tracing::{info, warn};
 
-use crate::{kernel::links::Link, pattern::Pattern};
+use crate::{kernel::links::Link, pattern::Pattern, similar};
 
 mod choice;
 pub mod everywhere;
 
 pub use choice::{Choice, Uplinks};
-
-/// A name at least this similar is suggested (Jaro-Winkler, 1 is equal).
-const SIMILAR: f64 = 0.75;
 
 /// Which interfaces to count on.
 #[derive(Clone, Debug, Default)]
@@ -175,7 +172,7 @@ fn matching<'a>(links: &'a [Link], include: &[Pattern]) -> Result<Vec<&'a Link>>
         let here = names(links);
         match pattern {
             Pattern::Name(name) => {
-                let hint = did_you_mean(name, links);
+                let hint = similar::hint(name, each_name(links));
                 bail!("there is no interface '{name}'{hint}; interfaces here: {here}")
             }
             Pattern::Glob(_) | Pattern::Regex(_) => {
@@ -196,7 +193,7 @@ fn warn_of_idle_exclusions(links: &[Link], exclude: &[Pattern]) {
         if let Pattern::Name(name) = pattern
             && !links.iter().any(|link| link.name == *name)
         {
-            let hint = did_you_mean(name, links);
+            let hint = similar::hint(name, each_name(links));
             warn!(
                 interface = name,
                 "excluded, but there is no such interface{hint}"
@@ -218,17 +215,11 @@ fn unsupported(link: &Link) -> String {
 }
 
 fn names<'a>(links: impl IntoIterator<Item = &'a Link>) -> String {
-    let names: Vec<_> = links.into_iter().map(|link| link.name.as_str()).collect();
-    names.join(", ")
+    each_name(links).collect::<Vec<_>>().join(", ")
 }
 
-fn did_you_mean(name: &str, links: &[Link]) -> String {
-    let similar = links
-        .iter()
-        .map(|link| (strsim::jaro_winkler(name, &link.name), &link.name))
-        .filter(|(similarity, _)| *similarity >= SIMILAR)
-        .max_by(|(a, _), (b, _)| a.total_cmp(b));
-    similar.map_or_else(String::new, |(_, name)| format!(" (did you mean {name}?)"))
+fn each_name<'a>(links: impl IntoIterator<Item = &'a Link>) -> impl Iterator<Item = &'a str> {
+    links.into_iter().map(|link| link.name.as_str())
 }
 
 #[cfg(test)]

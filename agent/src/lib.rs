@@ -38,4 +38,5 @@ pub mod rules;
 pub mod scan;
 pub mod server;
 pub mod service_manager;
+pub mod similar;
 pub mod status;

@@ -24,7 +24,7 @@ use rustix::{
 };
 use tracing::Span;
 
-use crate::kernel::links;
+use crate::{kernel::links, similar};
 
 mod name;
 
@@ -36,8 +36,9 @@ const NAMES: &str = "/run/netns";
 /// The kernel's file system of namespaces (`NSFS_MAGIC`, linux/magic.h).
 const NSFS_MAGIC: u64 = 0x6e73_6673;
 
-/// A name at least this similar is suggested (Jaro-Winkler, 1 is equal).
-const SIMILAR: f64 = 0.75;
+/// What to do where a capability is missing.
+pub const REMEDY: &str = "run as root, or let the service have it by the drop-in \
+                          /usr/share/doc/flow-agent/examples/netns.conf";
 
 /// What an interface is known by: its index is unique in its network namespace only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -194,14 +195,7 @@ fn explain_name(error: Error, name: &str) -> Error {
         .filter_map(|entry| entry.file_name().into_string().ok())
         .collect();
     names.sort();
-    let similar = names
-        .iter()
-        .map(|known| (strsim::jaro_winkler(name, known), known))
-        .filter(|(similarity, _)| *similarity >= SIMILAR)
-        .max_by(|(a, _), (b, _)| a.total_cmp(b));
-    let hint = similar.map_or_else(String::new, |(_, known)| {
-        format!(" (did you mean {known}?)")
-    });
+    let hint = similar::hint(name, &names);
     let known = match names.len() {
         0 => "none has a name here".to_owned(),
         _ => format!("those with a name: {}", names.join(", ")),
@@ -230,12 +224,9 @@ fn is_not_found(error: &Error) -> bool {
 
 fn explain_entry(error: Errno, name: &str) -> Error {
     let why = match error {
-        Errno::PERM => {
-            "it takes CAP_SYS_ADMIN: run as root, or let the service have it by the drop-in \
-             /usr/share/doc/flow-agent/examples/netns.conf (docs/service.md)"
-        }
-        Errno::INVAL => "it is a namespace of another kind",
-        _ => "the kernel refuses",
+        Errno::PERM => format!("it takes CAP_SYS_ADMIN: {REMEDY} (docs/service.md)"),
+        Errno::INVAL => "it is a namespace of another kind".to_owned(),
+        _ => "the kernel refuses".to_owned(),
     };
     Error::new(error).context(format!("cannot enter network namespace {name}: {why}"))
 }

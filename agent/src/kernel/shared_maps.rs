@@ -17,6 +17,8 @@ use rustix::{
     mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
 };
 
+use crate::netns::REMEDY;
+
 /// The maps that each set has for itself: the interfaces of its network namespace, its constants, its log.
 const OWN: [&str; 3] = ["INTERFACES", ".rodata", "AYA_LOGS"];
 
@@ -65,10 +67,10 @@ fn folder() -> Result<OwnedFd, Errno> {
 
 fn explain(error: Errno) -> Error {
     let why = if error == Errno::PERM {
-        "several network namespaces take CAP_SYS_ADMIN: run as root, or let the service have it by the \
-         drop-in /usr/share/doc/flow-agent/examples/netns.conf (docs/service.md)"
+        format!("several network namespaces take CAP_SYS_ADMIN: {REMEDY} (docs/service.md)")
     } else {
         "make a BPF file system, by which the programs of several network namespaces share their maps"
+            .to_owned()
     };
     Error::new(error).context(why)
 }

@@ -3,7 +3,7 @@
 use super::Check;
 use crate::{
     kernel::capabilities::{CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN, Capabilities},
-    netns::Netns,
+    netns::{Netns, REMEDY},
 };
 
 /// For an agent that counts in these network namespaces.
@@ -63,8 +63,7 @@ fn sys_admin(capabilities: Capabilities, netns: &[Netns]) -> Check {
         (false, true) => Check::missing(
             name,
             "this process may not enter other network namespaces (--netns)",
-            "run as root, or let the service have it by the drop-in \
-             /usr/share/doc/flow-agent/examples/netns.conf",
+            REMEDY,
         ),
     }
 }

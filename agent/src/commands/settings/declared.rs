@@ -8,7 +8,7 @@ use clap::{
 };
 use serde_json::Value;
 
-use crate::fault::Fault;
+use crate::{fault::Fault, similar};
 
 /// Options of `run` that say something about one run, with what to do instead of writing them into a file.
 const NOT_IN_A_FILE: [(&str, &str); 2] = [
@@ -21,9 +21,6 @@ const NOT_IN_A_FILE: [(&str, &str); 2] = [
         "the end of a run is no setting of a file: give --duration or FLOW_AGENT_DURATION",
     ),
 ];
-
-/// How similar a name has to be to be the one that was meant.
-const SIMILAR: f64 = 0.75;
 
 /// An option of `run` that a file can set.
 pub struct Declared<'a> {
@@ -67,14 +64,10 @@ impl<'a> Declared<'a> {
         if let Some(found) = Self::all(command).find(|setting| setting.name() == name) {
             return Ok(found);
         }
-        let similar = Self::all(command)
-            .map(|setting| (strsim::jaro_winkler(name, &setting.name()), setting.name()))
-            .max_by(|(a, _), (b, _)| a.total_cmp(b));
-        Err(match similar {
-            Some((similarity, nearest)) if similarity >= SIMILAR => {
-                format!("no setting has this name; did you mean {nearest}?")
-            }
-            _ => "no setting has this name; `flow-agent config example` lists them".to_owned(),
+        let names = Self::all(command).map(|setting| setting.name());
+        Err(match similar::nearest(name, names) {
+            Some(nearest) => format!("no setting has this name; did you mean {nearest}?"),
+            None => "no setting has this name; `flow-agent config example` lists them".to_owned(),
         })
     }
 
