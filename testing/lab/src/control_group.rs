@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -77,6 +78,13 @@ impl ControlGroup {
 
     pub fn version(&self) -> Version {
         self.version
+    }
+
+    /// Has `sh`, a command of the shell, become a process of the group and then the program that the next
+    /// arguments name.
+    pub fn run_by<'a>(&self, sh: &'a mut Command) -> &'a mut Command {
+        sh.args(["-c", "echo $$ > \"$1\"; shift; exec \"$@\"", "sh"])
+            .arg(self.path.join("cgroup.procs"))
     }
 
     /// Writes to a file of the group, such as `memory.max` or `cgroup.procs`.

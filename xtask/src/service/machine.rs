@@ -33,10 +33,10 @@ impl Machine {
         let changes = TempDir::with_prefix("flow-agent-service-").context("make a folder")?;
         let group = ControlGroup::unified()?;
         let mut command = network.command("sh");
-        command
-            .args(["-c", "echo $$ > \"$1\"; shift; exec unshare \"$@\"", "sh"])
-            .arg(group.path().join("cgroup.procs"))
+        group
+            .run_by(&mut command)
             .args([
+                "unshare",
                 "--mount",
                 "--uts",
                 "--ipc",

@@ -35,8 +35,7 @@ fn a_control_group_without_memory_for_the_table_is_refused() {
     let lab = Lab::quiet().unwrap();
     let in_group = |max_flows: &str| {
         let mut command = lab.agent.command("sh");
-        command.args(["-c", "echo $$ > \"$1\"; shift; exec \"$@\"", "sh"]);
-        command.arg(group.path().join("cgroup.procs"));
+        group.run_by(&mut command);
         command.args([BINARY, "run", "--interface", &lab.agent.interface]);
         command.args(["--listen", "127.0.0.1:0", "--duration", "1s"]);
         command.args(["--max-flows", max_flows]);
