@@ -108,6 +108,7 @@ impl Watch {
             not_counted: Arc::clone(&not_counted),
             log: WatcherLog::default(),
             pending: BTreeMap::new(),
+            have_left: false,
             routed: BTreeSet::new(),
             stacks: Stacks::default(),
             changes: changes.clone(),

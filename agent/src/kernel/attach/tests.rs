@@ -81,6 +81,7 @@ fn watcher(
         not_counted: Arc::new(AtomicUsize::new(0)),
         log: WatcherLog::default(),
         pending: BTreeMap::new(),
+        have_left: false,
         routed: BTreeSet::new(),
         stacks: stacks::Stacks::default(),
         changes: Changes::new(selection.clone()),

@@ -14,7 +14,7 @@ use anyhow::{Result, bail};
 use tokio::sync::Notify;
 
 use super::{
-    attacher::{self, Attacher},
+    attacher::Attacher,
     closer::Closer,
     clsact,
     noted::{Changes, Noted},
@@ -55,6 +55,8 @@ pub(super) struct Watcher {
     pub log: WatcherLog,
     /// Selected interfaces without hooks, by index.
     pub pending: BTreeMap<u32, Pending>,
+    /// Interfaces have left, or are being given up, since refused ones were tried.
+    pub have_left: bool,
     /// Those with a default route, if routes select.
     pub routed: BTreeSet<u32>,
     /// How many network namespaces the agent watches.
@@ -171,7 +173,11 @@ impl Watcher {
         for &ifindex in &noted.left {
             self.forget(ifindex);
         }
-        if !noted.left.is_empty() && self.selection.follows_default_routes() {
+        let is_uncounted = |ifindex: &u32| self.slots.slot_of(*ifindex).is_none();
+        if !noted.left.is_empty()
+            && self.selection.follows_default_routes()
+            && self.routed.iter().any(is_uncounted)
+        {
             // Those that stood on it may count where it did.
             look.at.extend(&self.routed);
         }
@@ -183,10 +189,18 @@ impl Watcher {
             tracing::info!("interfaces are selected anew");
             self.selection = selection;
             self.pending.clear();
+            self.have_left = true;
             (look.at_everything, look.is_reselected) = (true, true);
         }
+        self.have_left |= !noted.left.is_empty();
         if noted.has_drained {
-            look.at.extend(self.pending.keys());
+            // One that was refused drains, too, and would be tried at each scan.
+            let tries_refused = std::mem::take(&mut self.have_left);
+            for (&ifindex, why) in &self.pending {
+                if tries_refused || *why != Pending::Refused {
+                    look.at.insert(ifindex);
+                }
+            }
         }
         self.routed.extend(&noted.routed);
         look.at.extend(noted.routed);
@@ -291,7 +305,7 @@ impl Watcher {
             }
             return Ok(());
         }
-        let has_hooks = attacher::has_hooks(link, self.attacher.settings);
+        let has_hooks = self.attacher.settings.has_hooks(link);
         if !has_hooks || !self.selection.takes(link, uplinks) {
             self.pending.remove(&link.ifindex);
             return Ok(());
@@ -321,7 +335,7 @@ impl Watcher {
                     tracing::warn!(
                         interface = link.name,
                         interfaces,
-                        "not counted, and tried again when an interface leaves: {error:#}"
+                        "not counted, and tried again when it is set up anew or another one leaves: {error:#}"
                     );
                 }
             }

@@ -1,13 +1,19 @@
 //! Interfaces that come while the agent runs, and go again.
 
-use std::{fs, process::Command};
+use std::{
+    fs,
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+    time::Instant,
+};
 
 use lab::{Counters, FrameSocket, Lab, Namespace, kernel, privilege::is_root_or_skip};
 use serde_json::Value;
 
 use super::{CLSACT, TCX};
 use crate::support::{
-    Agent, NATIVE_XDP, Report,
+    Agent, NATIVE_XDP, PATIENCE, Report,
     attached::{filters, nothing_is_attached, tc, tcx_programs_on, xdp_native},
     count, flow_agent, pair, wait_until,
 };
@@ -357,7 +363,37 @@ fn an_interface_of_which_one_hook_is_refused_keeps_no_program() {
         let _ = socket.send(&frame);
         Counters::read(namespace, "new0").unwrap().rx_packets > before.rx_packets
     });
-    assert_eq!(agent.stop().seen().packets, 0);
+
+    // Its changes have it tried again, and one hook counts until the other is refused. Scans do not.
+    wait_until("the last change is over", || {
+        let link = namespace
+            .command("ip")
+            .args(["link", "show", "new0"])
+            .output();
+        String::from_utf8_lossy(&link.unwrap().stdout).contains("state UP")
+    });
+    let scans = |more: u64| {
+        let count = || status(&lab, &agent)["scans"]["count"].as_u64().unwrap();
+        let before = count();
+        wait_until("scans go on", || count() >= before + more);
+        pair(&status(&lab, &agent)["account"]["seen"]).packets
+    };
+    let before = scans(20);
+    let is_over = AtomicBool::new(false);
+    let after = thread::scope(|scope| {
+        scope.spawn(|| {
+            let socket = FrameSocket::new(namespace, "far0").unwrap();
+            let start = Instant::now();
+            while !is_over.load(Relaxed) && start.elapsed() < PATIENCE {
+                socket.send(&frame).unwrap();
+            }
+        });
+        let after = scans(20);
+        is_over.store(true, Relaxed);
+        after
+    });
+    assert_eq!(after, before, "it is tried at scans");
+    assert_eq!(agent.stop().seen().packets, before);
 }
 
 fn descriptors(agent: &mut Agent) -> usize {
