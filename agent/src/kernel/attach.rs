@@ -52,7 +52,7 @@ pub use programs::load_all;
 use slots::Place;
 pub use slots::{AttachedHook, Left, Slots};
 pub use watcher::NameInterface;
-pub use xdp::{InsteadOfXdp, instead_of_native_xdp, warn_of_hidden_tags};
+pub use xdp::{InsteadOfXdp, instead_of_xdp, warn_of_hidden_tags};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum IngressHook {
@@ -114,6 +114,21 @@ pub struct AttachSettings {
     pub directions: Directions,
     pub tc_attach: TcAttach,
     pub tcx_order: TcxOrder,
+}
+
+impl AttachSettings {
+    /// Whether an interface has a hook in this direction. On lo only ingress is counted, since what a host sends
+    /// to itself also arrives there, and would count twice.
+    pub fn has_hook(self, link: &Link, direction: Direction) -> bool {
+        match direction {
+            Direction::Ingress => self.directions != Directions::Egress,
+            Direction::Egress => self.directions != Directions::Ingress && !link.is_loopback,
+        }
+    }
+
+    pub fn has_hooks(self, link: &Link) -> bool {
+        self.has_hook(link, Direction::Ingress) || self.has_hook(link, Direction::Egress)
+    }
 }
 
 /// How a hook is attached.
@@ -297,7 +312,7 @@ pub fn with_hooks(
         |selected: &[(Namespace, Vec<Link>)]| selected.iter().all(|(_, links)| links.is_empty());
     let were_empty = are_empty(&selected);
     for (_, links) in &mut selected {
-        links.retain(|link| attacher::has_hooks(link, settings));
+        links.retain(|link| settings.has_hooks(link));
     }
     ensure!(
         were_empty || !are_empty(&selected) || selection.has_patterns(),

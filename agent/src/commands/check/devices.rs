@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use agent_common::Direction;
 use serde::Serialize;
 
 use super::{
@@ -11,10 +12,7 @@ use super::{
 use crate::{
     devices::{Devices, is_tunnel},
     interfaces::{Choice, Selection, Uplinks},
-    kernel::{
-        attach::{AttachSettings, Directions},
-        links::Link,
-    },
+    kernel::{attach::AttachSettings, links::Link},
 };
 
 /// After so many lines the text leaves out trees of which nothing is counted. JSON has them all.
@@ -100,12 +98,18 @@ impl Known<'_> {
     ) -> Device {
         let choice = self.selection.choice(link, uplinks);
         let under = devices.under(link);
-        let attach = self.attach.filter(|_| choice.is_counted());
-        let ingress = attach.filter(|it| it.directions != Directions::Egress);
+        let has_no_hook = choice.is_counted() && self.attach.is_some_and(|it| !it.has_hooks(link));
+        let is_counted = choice.is_counted() && !has_no_hook;
+        let mut detail = self.detail(link, &choice, under.is_empty());
+        if has_no_hook {
+            detail +=
+                ", but what it sends also arrives there, and would be counted on ingress alone";
+        }
+        let attach = self.attach.filter(|_| is_counted);
+        let ingress = attach.filter(|it| it.has_hook(link, Direction::Ingress));
         let ingress = ingress.map(|attach| xdp::ingress_hook(features, link, attach));
         let (ingress_hook, ingress_detail) = ingress.unzip();
-        let has_egress =
-            attach.is_some_and(|it| it.directions != Directions::Ingress && !link.is_loopback);
+        let has_egress = attach.is_some_and(|it| it.has_hook(link, Direction::Egress));
         Device {
             netns: self.netns.map(str::to_owned),
             name: link.name.clone(),
@@ -114,9 +118,13 @@ impl Known<'_> {
             is_up: link.is_up,
             lower: under.iter().map(|lower| lower.name.clone()).collect(),
             other_end: devices.other_end(link).map(|end| end.name.clone()),
-            is_counted: choice.is_counted(),
-            reason: choice.word(),
-            detail: self.detail(link, &choice, under.is_empty()),
+            is_counted,
+            reason: if has_no_hook {
+                "no_hook"
+            } else {
+                choice.word()
+            },
+            detail,
             ingress_hook,
             ingress_detail: ingress_detail.flatten(),
             egress_hook: has_egress.then_some("tc"),
@@ -250,7 +258,7 @@ mod tests {
     use super::*;
     use crate::{
         devices::tests::{link, port_of, stack},
-        kernel::attach::{IngressHook, TcAttach, TcxOrder, XdpMode},
+        kernel::attach::{Directions, IngressHook, TcAttach, TcxOrder, XdpMode},
     };
 
     const ATTACH: AttachSettings = AttachSettings {
@@ -362,6 +370,26 @@ devices, each above those that its packets pass, too; * is counted:
             assert_eq!(hook, (Some("tc"), Some("tc")), "{}", device.name);
             let why = device.ingress_detail.unwrap();
             assert!(why.contains("on its lower devices"), "{why}");
+        }
+    }
+
+    #[test]
+    fn the_loopback_interface_is_not_counted_where_only_egress_is() {
+        let mut lo = link(1, "lo", "");
+        lo.is_loopback = true;
+        let (links, carriers) = ([lo], BTreeSet::new());
+        for (include, reason) in [(&["lo"], "no_hook"), (&["eth0"], "no_match")] {
+            let selection = selection(include);
+            let known = Known {
+                attach: Some(AttachSettings {
+                    directions: Directions::Egress,
+                    ..ATTACH
+                }),
+                ..known(&links, &selection, &carriers)
+            };
+            let tree = known.tree(&mut Features::open());
+            assert_eq!((tree[0].is_counted, tree[0].reason), (false, reason));
+            assert_eq!((tree[0].ingress_hook, tree[0].egress_hook), (None, None));
         }
     }
 

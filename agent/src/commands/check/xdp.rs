@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 
 use super::Check;
 use crate::kernel::{
-    attach::{AttachSettings, IngressHook, InsteadOfXdp, XdpMode, instead_of_native_xdp},
+    attach::{AttachSettings, IngressHook, XdpMode, instead_of_xdp},
     links::{
         AttachedXdp, Link,
         generic::{GenericSocket, attribute},
@@ -97,7 +97,7 @@ pub(super) fn mode(features: &mut Features, link: &Link) -> Check {
     if let Some(whose) = taken(link) {
         return Check::warn(name, format!("taken: {whose}"), remedy);
     }
-    if let Some((_, why)) = instead_of_native_xdp(&mut features.tags, link) {
+    if let Some((_, why)) = instead_of_xdp(&mut features.tags, link, XdpMode::Auto, false) {
         return Check::warn(name, format!("tc: {why}"), remedy);
     }
     match driver(features, link) {
@@ -119,27 +119,19 @@ pub(super) fn ingress_hook(
     if settings.ingress_hook == IngressHook::Tc {
         return ("tc", None);
     }
-    let is_generic = settings.xdp_mode == XdpMode::Generic;
-    let instead = instead_of_native_xdp(&mut features.tags, link).filter(|(why, _)| {
-        if *why == InsteadOfXdp::HiddenTags {
-            !settings.xdp_without_tags
-        } else {
-            // Generic XDP miscounts everywhere, and says so.
-            !is_generic
-        }
-    });
-    if let Some((_, why)) = instead {
+    let (mode, without_tags) = (settings.xdp_mode, settings.xdp_without_tags);
+    if let Some((_, why)) = instead_of_xdp(&mut features.tags, link, mode, without_tags) {
         return ("tc", Some(why));
     }
     // Modes that are asked for by name end the start where there is no such hook.
-    let without = |why: String| match settings.xdp_mode {
+    let without = |why: String| match mode {
         XdpMode::Auto => ("tc", Some(why)),
         XdpMode::Native | XdpMode::Generic => ("none", Some(format!("the start fails: {why}"))),
     };
     if let Some(whose) = taken(link) {
         return without(format!("XDP is taken {whose}"));
     }
-    if is_generic {
+    if mode == XdpMode::Generic {
         return ("xdp_generic", None);
     }
     match driver(features, link) {

@@ -10,7 +10,7 @@ use agent_common::{Direction, direction::hook_number};
 use anyhow::{Context as _, Result};
 
 use super::{
-    AttachSettings, Directions, Hook, IngressHook, LinkPlace, Mode, TcAttach, TcxOrder, XdpMode,
+    AttachSettings, Hook, IngressHook, LinkPlace, Mode, TcAttach, TcxOrder, XdpMode,
     clsact::Clsact,
     create_link,
     held::HeldLink,
@@ -35,7 +35,7 @@ impl Attacher {
     /// Attaches the hooks of an interface. Fails with ENODEV if it is gone.
     pub(super) fn interface(&mut self, link: &Link, slot: u32) -> Result<()> {
         let settings = self.settings;
-        if settings.directions != Directions::Egress {
+        if settings.has_hook(link, Direction::Ingress) {
             match settings.ingress_hook {
                 IngressHook::Tc => {
                     self.warn_of_generic_xdp(link);
@@ -50,7 +50,7 @@ impl Attacher {
                 }
             }
         }
-        if has_egress(link, settings) {
+        if settings.has_hook(link, Direction::Egress) {
             self.hook(link, slot, Direction::Egress, |attacher, hook| {
                 attacher.tc(link, Direction::Egress, hook)
             })?;
@@ -222,14 +222,4 @@ impl Attacher {
         };
         clsact.attach(link, direction, program, program_name)
     }
-}
-
-pub(super) fn has_hooks(link: &Link, settings: AttachSettings) -> bool {
-    settings.directions != Directions::Egress || has_egress(link, settings)
-}
-
-/// On lo only ingress is counted, since what a host sends to itself also arrives there, and would count
-/// twice.
-fn has_egress(link: &Link, settings: AttachSettings) -> bool {
-    settings.directions != Directions::Ingress && !link.is_loopback
 }

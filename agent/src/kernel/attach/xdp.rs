@@ -30,12 +30,19 @@ pub enum InsteadOfXdp {
     SuperFrames,
 }
 
-/// Why native XDP would count wrong on a link, with the reason in words.
-pub fn instead_of_native_xdp(
+/// Why XDP would count wrong on a link, with the reason in words, unless `without_tags` says to bear with hidden
+/// tags. Generic XDP miscounts on every link, and the account says so.
+pub fn instead_of_xdp(
     features: &mut Features,
     link: &Link,
+    mode: XdpMode,
+    without_tags: bool,
 ) -> Option<(InsteadOfXdp, String)> {
-    miscounted(link).or_else(|| hidden_tags(features, link))
+    let miscounted = miscounted(link).filter(|_| mode != XdpMode::Generic);
+    if miscounted.is_some() || without_tags {
+        return miscounted;
+    }
+    hidden_tags(features, link)
 }
 
 /// Why XDP would count packets or bytes wrong.
@@ -70,14 +77,12 @@ impl Attacher {
     /// Attaches to XDP, or to TC if XDP would not count right. The log and the hook say which it is.
     pub(super) fn xdp_or_tc(&mut self, link: &Link, hook: &mut Hook) -> Result<()> {
         let settings = self.settings;
-        // Generic XDP miscounts on every link, and the account says so.
-        let miscounted = miscounted(link).filter(|_| settings.xdp_mode != XdpMode::Generic);
-        let hidden = hidden_tags(&mut self.features, link);
-        let tags_unknown = hidden.is_some();
-        let hidden = hidden.filter(|_| !settings.xdp_without_tags);
-        if let Some((why, in_words)) = miscounted.or(hidden) {
+        let (mode, without_tags) = (settings.xdp_mode, settings.xdp_without_tags);
+        if let Some((why, in_words)) = instead_of_xdp(&mut self.features, link, mode, without_tags)
+        {
             return self.tc_instead(link, hook, (why, &in_words));
         }
+        let tags_unknown = without_tags && hidden_tags(&mut self.features, link).is_some();
         let name = xdp_name(link_type(link)?);
         let (place, mode) = match settings.xdp_mode {
             XdpMode::Auto | XdpMode::Native => (LinkPlace::XdpNative, Mode::XdpNative),
