@@ -35,7 +35,7 @@ use crate::{
     replica::{Replica, ReplicaSettings},
     rules::{ReplaceError, RunningRules},
     scan::{Interfaces, Scanner, ScannerParts},
-    server::{DEFAULT_DRAIN_TIMEOUT, Limits, ListenAddr, Listeners, Server},
+    server::{DEFAULT_DRAIN_TIMEOUT, Limits, ListenAddr, Listeners, PassedSockets, Server},
     service_manager::ServiceManager,
     status::{self, StatusSettings},
 };
@@ -113,9 +113,10 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Chooses the interfaces, loads the programs, puts the rules in force and opens the listeners. What the
+    /// Chooses the interfaces, loads the programs, puts the rules in force and opens the listeners, those beside the
+    /// `passed` ones. What the
     /// configuration calls the agent's own network namespace is that of the calling thread.
-    pub async fn start(config: Config) -> Result<Self> {
+    pub async fn start(config: Config, passed: PassedSockets) -> Result<Self> {
         let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
         let identity = Arc::new(identity()?);
         let namespaces = Namespace::open_all(&config.netns)?;
@@ -151,7 +152,7 @@ impl Agent {
         let filled = kernel.filled.take().context("the ring of filled pages")?;
         let filled = FilledPages::listen(filled)?;
         // Before anything is attached, so that a port in use leaves nothing behind.
-        let listeners = Listeners::bind(&config.listen).await?;
+        let listeners = Listeners::bind(&config.listen, passed).await?;
         let all = selected.iter().enumerate();
         let all = all.flat_map(|(netns, (_, links))| links.iter().map(move |link| (netns, link)));
         for (slot, (netns, link)) in (0..).zip(all) {

@@ -19,6 +19,7 @@ use agent::{
     log_filter::{LogControl, LogFilter},
     log_queue::LogQueue,
     output::{self, harmless::harmless},
+    server::PassedSockets,
 };
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
@@ -72,6 +73,12 @@ enum Command {
 fn main() -> ExitCode {
     variables::forget_empty();
     let cli = Cli::try_parse().unwrap_or_else(|error| explain(error).exit());
+    // Before the log has a thread.
+    let passed = if matches!(cli.command, Command::Run(_)) {
+        PassedSockets::take()
+    } else {
+        Ok(PassedSockets::default())
+    };
     let (log, is_journal) = match start_log() {
         Ok(log) => log,
         Err(error) => {
@@ -106,7 +113,7 @@ fn main() -> ExitCode {
     if let Some(error) = refused {
         tracing::warn!("RUST_LOG is not a log filter, so info is used: {error}");
     }
-    let code = execute(cli.command, settings, log_control).unwrap_or_else(|error| {
+    let code = execute(cli.command, settings, passed, log_control).unwrap_or_else(|error| {
         let (error, code) = match error.downcast() {
             Ok(RefusedSettings(error)) => (error, RefusedSettings::EXIT_STATUS.into()),
             Err(error) => (error, ExitCode::FAILURE),
@@ -180,10 +187,11 @@ fn one_line(error: &anyhow::Error) -> String {
     line
 }
 
-/// Runs a command. `run` has its settings with it.
+/// Runs a command. `run` has its settings and the sockets that the service manager passes with it.
 fn execute(
     command: Command,
     settings: Option<anyhow::Result<Settings>>,
+    passed: anyhow::Result<PassedSockets>,
     log: LogControl,
 ) -> anyhow::Result<ExitCode> {
     if let Command::Man { directory } = command {
@@ -205,6 +213,7 @@ fn execute(
         return commands::config::run(args);
     }
     let settings = settings.transpose().map_err(RefusedSettings)?;
+    let passed = passed.map_err(RefusedSettings)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -214,7 +223,7 @@ fn execute(
             Command::Run(_) => {
                 let settings = settings.context("the settings were not read")?;
                 let layers = Layers::of_this_process();
-                Box::pin(commands::run::run(layers, settings, log)).await
+                Box::pin(commands::run::run(layers, settings, passed, log)).await
             }
             Command::Watch(args) => commands::watch::run(args).await,
             Command::Status(args) => commands::status::run(args).await,
@@ -310,6 +319,7 @@ mod tests {
                 directory: path.clone(),
             },
             None,
+            Ok(PassedSockets::default()),
             LogControl::fixed(),
         )
         .unwrap();

@@ -23,6 +23,7 @@ mod limits;
 pub mod listen;
 #[cfg(test)]
 mod logged;
+mod passed;
 mod peer;
 mod request;
 mod service;
@@ -31,6 +32,7 @@ mod socket_file;
 pub use address::{ListenAddr, ListenError};
 pub use limits::{DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits};
 pub use listen::Listeners;
+pub use passed::PassedSockets;
 
 use filter_rules::FilterRules;
 use grpc_only::GrpcOnly;

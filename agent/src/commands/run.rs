@@ -7,7 +7,9 @@ use anyhow::{Context as _, Result};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::settings::{Layers, Settings};
-use crate::{agent::Agent, log_filter::LogControl, service_manager::ServiceManager};
+use crate::{
+    agent::Agent, log_filter::LogControl, server::PassedSockets, service_manager::ServiceManager,
+};
 
 mod args;
 mod reload;
@@ -34,13 +36,18 @@ impl fmt::Display for RefusedSettings {
 impl Error for RefusedSettings {}
 
 /// Runs with `settings`, which were read from `layers`. `log` changes what the process logs.
-pub async fn run(layers: Layers, settings: Settings, log: LogControl) -> Result<ExitCode> {
+pub async fn run(
+    layers: Layers,
+    settings: Settings,
+    passed: PassedSockets,
+    log: LogControl,
+) -> Result<ExitCode> {
     let duration = settings.args.duration;
     let manager = ServiceManager::from_environment()?;
     // From here on SIGHUP does not end the process, even while the programs are being loaded.
     let reload = Reload::listen(layers, settings, log, manager.is_there())?;
     let config = reload.config().map_err(RefusedSettings)?;
-    let agent = Agent::start(config).await?;
+    let agent = Agent::start(config, passed).await?;
     let running = Running {
         rules: agent.rules(),
         changes: agent.changes(),

@@ -69,6 +69,8 @@ pub enum ListenError {
     PortInUse { address: SocketAddr },
     #[error("no permission to listen on {address}: run as root, or choose another --listen")]
     NoPermission { address: String, source: io::Error },
+    #[error("cannot listen on a socket that the service manager passes")]
+    Passed(#[source] io::Error),
     #[error("cannot listen on {address}: choose another --listen")]
     Other { address: String, source: io::Error },
 }

@@ -14,6 +14,7 @@ use super::{
     farewell::Farewells,
     guarded::Guarded,
     limits::{Doors, Places, Refusal},
+    passed::{PassedSocket, PassedSockets},
     socket_file::SocketFile,
 };
 
@@ -32,13 +33,31 @@ enum Listener {
 }
 
 impl Listeners {
-    /// Binds all addresses or none.
-    pub async fn bind(addresses: &[ListenAddr]) -> Result<Self, ListenError> {
+    /// Binds all addresses or none, except those on which the service manager listens for this process.
+    pub async fn bind(
+        addresses: &[ListenAddr],
+        passed: PassedSockets,
+    ) -> Result<Self, ListenError> {
         let mut bound = Self {
             listeners: Vec::new(),
             socket_files: Vec::new(),
         };
+        let mut open = Vec::new();
+        for socket in passed.into_sockets() {
+            let address = socket.address().map_err(ListenError::Passed)?;
+            let listener = Listener::passed(socket).map_err(ListenError::Passed)?;
+            bound.listeners.push(listener);
+            let shown = address.as_ref().map(tracing::field::display);
+            info!(
+                address = shown,
+                "listening on a socket of the service manager"
+            );
+            open.extend(address);
+        }
         for address in addresses {
+            if open.contains(address) {
+                continue;
+            }
             let failed = |error| ListenError::from_io(address, error);
             match address {
                 ListenAddr::Unix(path) => {
@@ -125,6 +144,19 @@ impl Gate {
 }
 
 impl Listener {
+    fn passed(socket: PassedSocket) -> io::Result<Self> {
+        match socket {
+            PassedSocket::Unix(listener) => {
+                listener.set_nonblocking(true)?;
+                UnixListener::from_std(listener).map(Self::Unix)
+            }
+            PassedSocket::Tcp(listener) => {
+                listener.set_nonblocking(true)?;
+                TcpListener::from_std(listener).map(Self::Tcp)
+            }
+        }
+    }
+
     async fn accept(&self, doors: &Doors) -> Connection {
         loop {
             let accepted = match self {
@@ -157,7 +189,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let tcp: ListenAddr = "127.0.0.1:0".parse().unwrap();
         let unix = ListenAddr::Unix(directory.path().join("a.sock"));
-        let listeners = Listeners::bind(&[tcp.clone(), unix, tcp]).await.unwrap();
+        let addresses = [tcp.clone(), unix, tcp];
+        let listeners = Listeners::bind(&addresses, PassedSockets::default());
+        let listeners = listeners.await.unwrap();
         assert_eq!(listeners.len(), 3);
         let addresses = listeners.tcp_addresses();
         assert_eq!(addresses.len(), 2);

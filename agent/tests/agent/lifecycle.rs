@@ -16,6 +16,7 @@ mod names;
 mod neighbours;
 pub mod netns;
 mod notifications;
+mod passed;
 mod refusals;
 mod scans;
 mod service;

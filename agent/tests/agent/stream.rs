@@ -9,7 +9,7 @@ use agent::{
     proto::{AgentStatus, FlowBatch, Interface, flow_collector_server},
     record::Record,
     rules::RunningRules,
-    server::{self, ListenAddr, ListenError, Listeners, Server},
+    server::{self, ListenAddr, ListenError, Listeners, PassedSockets, Server},
 };
 use agent_common::{Direction, FlowKey, HookAccount, L4Kind, Pair};
 use tempfile::TempDir;
@@ -35,7 +35,9 @@ struct Agent {
 
 impl Agent {
     async fn start(instance_id: &str, queue_batches: usize, addresses: &[ListenAddr]) -> Self {
-        let listeners = Listeners::bind(addresses).await.unwrap();
+        let listeners = Listeners::bind(addresses, PassedSockets::default())
+            .await
+            .unwrap();
         Self::serve(instance_id, queue_batches, listeners)
     }
 
@@ -183,9 +185,12 @@ async fn batch(observer: &mut Observer) -> FlowBatch {
 async fn two_consumers_see_the_same_scans() {
     let directory = tempfile::tempdir().unwrap();
     let (unix, target) = socket(&directory);
-    let listeners = Listeners::bind(&[unix, "127.0.0.1:0".parse().unwrap()])
-        .await
-        .unwrap();
+    let listeners = Listeners::bind(
+        &[unix, "127.0.0.1:0".parse().unwrap()],
+        PassedSockets::default(),
+    )
+    .await
+    .unwrap();
     let tcp = Target::Tcp(listeners.tcp_addresses()[0].to_string());
     let mut agent = Agent::serve("one", 1024, listeners);
     let mut observers = [
@@ -341,7 +346,7 @@ async fn a_socket_in_use_is_left_alone_and_a_stale_one_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let (unix, target) = socket(&directory);
     let agent = Agent::start("one", 1, std::slice::from_ref(&unix)).await;
-    let error = Listeners::bind(std::slice::from_ref(&unix))
+    let error = Listeners::bind(std::slice::from_ref(&unix), PassedSockets::default())
         .await
         .err()
         .unwrap();
@@ -360,7 +365,10 @@ async fn a_socket_in_use_is_left_alone_and_a_stale_one_replaced() {
         .await;
 
     std::fs::write(path, "not ours").unwrap();
-    let error = Listeners::bind(&[unix]).await.err().unwrap();
+    let error = Listeners::bind(&[unix], PassedSockets::default())
+        .await
+        .err()
+        .unwrap();
     assert!(matches!(error, ListenError::NotASocket { .. }), "{error}");
 }
 
@@ -369,14 +377,18 @@ async fn what_cannot_be_listened_on_is_said_with_what_to_do() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("no such directory");
     let address = ListenAddr::Unix(missing.join("agent.sock"));
-    let error = Listeners::bind(&[address]).await.err().unwrap().to_string();
+    let error = Listeners::bind(&[address], PassedSockets::default())
+        .await
+        .err()
+        .unwrap()
+        .to_string();
     let told = format!("{} does not exist: create it", missing.display());
     assert!(error.contains(&told), "{error}");
     assert!(!missing.exists());
 
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
-    let error = Listeners::bind(&[ListenAddr::Tcp(address)])
+    let error = Listeners::bind(&[ListenAddr::Tcp(address)], PassedSockets::default())
         .await
         .err()
         .unwrap()

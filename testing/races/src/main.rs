@@ -3,12 +3,15 @@
 
 use std::process::ExitCode;
 
-use agent::commands::{
-    run::{self, Object},
-    settings::Layers,
-    status,
+use agent::{
+    commands::{
+        run::{self, Object},
+        settings::Layers,
+        status,
+    },
+    log_filter::LogControl,
+    server::PassedSockets,
 };
-use agent::log_filter::LogControl;
 use anyhow::{Context as _, Result};
 use clap::Parser;
 
@@ -37,7 +40,12 @@ fn main() -> Result<ExitCode> {
             let layers = Layers::of_this_process();
             let mut settings = layers.read()?;
             settings.args.object = Object(PAUSED);
-            runtime.block_on(Box::pin(run::run(layers, settings, LogControl::fixed())))
+            runtime.block_on(Box::pin(run::run(
+                layers,
+                settings,
+                PassedSockets::default(),
+                LogControl::fixed(),
+            )))
         }
         Command::Status(arguments) => runtime.block_on(status::run(arguments)),
     }

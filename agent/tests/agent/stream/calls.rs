@@ -3,7 +3,7 @@
 use agent::{
     client::{self, Observer, Target},
     proto::{ObserveRequest, flow_agent_client::FlowAgentClient},
-    server::Listeners,
+    server::{Listeners, PassedSockets},
 };
 use tokio::time::timeout;
 
@@ -34,9 +34,12 @@ async fn the_status_tells_who_left_and_what_is_held_for_those_who_do_not_read() 
 async fn the_rules_are_told_and_changed_on_the_unix_socket_alone() {
     let directory = tempfile::tempdir().unwrap();
     let (unix, on_unix) = socket(&directory);
-    let listeners = Listeners::bind(&[unix, "127.0.0.1:0".parse().unwrap()])
-        .await
-        .unwrap();
+    let listeners = Listeners::bind(
+        &[unix, "127.0.0.1:0".parse().unwrap()],
+        PassedSockets::default(),
+    )
+    .await
+    .unwrap();
     let on_tcp = Target::Tcp(listeners.tcp_addresses()[0].to_string());
     let agent = Agent::serve("one", 1, listeners);
     assert_eq!(client::filters(&on_unix).await.unwrap().generation, 1);
@@ -58,7 +61,7 @@ async fn the_rules_are_told_and_changed_on_the_unix_socket_alone() {
 /// Together they are longer than HTTP/2's windows are at first, so the agent has to make room.
 #[tokio::test]
 async fn long_requests_follow_one_another_on_a_connection() {
-    let listeners = Listeners::bind(&["127.0.0.1:0".parse().unwrap()])
+    let listeners = Listeners::bind(&["127.0.0.1:0".parse().unwrap()], PassedSockets::default())
         .await
         .unwrap();
     let address = format!("http://{}", listeners.tcp_addresses()[0]);

@@ -1,0 +1,71 @@
+//! Listening sockets that the service manager opened for this process (`sd_listen_fds(3)`).
+
+use std::{io, net::TcpListener, os::unix::net::UnixListener, path::Path};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use listenfd::ListenFd;
+use rustix::net::sockopt;
+
+use super::address::ListenAddr;
+
+/// The number of the first one, as the service manager passes them.
+const FIRST: usize = 3;
+
+/// Sockets on which this process listens, beside those that it binds itself.
+#[derive(Debug, Default)]
+pub struct PassedSockets(Vec<PassedSocket>);
+
+#[derive(Debug)]
+pub(super) enum PassedSocket {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+impl PassedSockets {
+    /// Takes them, and removes the variables of the environment that tell of them. The process must have no other
+    /// thread yet.
+    pub fn take() -> Result<Self> {
+        let mut passed = ListenFd::from_env();
+        let sockets = (0..passed.len()).map(|index| PassedSocket::take(&mut passed, index));
+        Ok(Self(sockets.collect::<Result<_>>()?))
+    }
+
+    pub(super) fn into_sockets(self) -> Vec<PassedSocket> {
+        self.0
+    }
+}
+
+impl PassedSocket {
+    fn take(passed: &mut ListenFd, index: usize) -> Result<Self> {
+        let number = FIRST + index;
+        let (socket, listens) = if let Ok(Some(unix)) = passed.take_unix_listener(index) {
+            let listens = sockopt::socket_acceptconn(&unix);
+            (Self::Unix(unix), listens)
+        } else if let Ok(Some(tcp)) = passed.take_tcp_listener(index) {
+            let listens = sockopt::socket_acceptconn(&tcp);
+            (Self::Tcp(tcp), listens)
+        } else {
+            bail!(
+                "the service manager passes file {number}, which is no socket of a Unix or TCP stream: take it \
+                     out of the .socket unit"
+            );
+        };
+        ensure!(
+            listens.context("ask whether a passed socket listens")?,
+            "the service manager passes file {number}, which is a connection: say Accept=no in the .socket unit"
+        );
+        Ok(socket)
+    }
+
+    /// `None` if it is a Unix socket without a file.
+    pub(super) fn address(&self) -> io::Result<Option<ListenAddr>> {
+        Ok(match self {
+            Self::Unix(listener) => {
+                let address = listener.local_addr()?;
+                let path = address.as_pathname().map(Path::to_owned);
+                path.map(ListenAddr::Unix)
+            }
+            Self::Tcp(listener) => Some(ListenAddr::Tcp(listener.local_addr()?)),
+        })
+    }
+}
