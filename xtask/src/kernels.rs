@@ -137,13 +137,14 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
 /// Tests that the oldest kernel takes every program and counts exactly at TC and XDP, for `cargo xtask test`.
 /// The results go into `count`. If that kernel cannot be had, they are skipped.
 pub fn on_the_floor(count: &mut Count) {
-    /// Tests of the module `exact`.
-    const TESTS: [&str; 4] = [
+    const MODULES: [&str; 2] = ["exact", "lockdown"];
+    const TESTS: [&str; 5] = [
         // Loads them with and without opened tunnels.
         "every_program",
         "both_directions_are_one_flow",
         "an_elephant_from_two_cpus",
         "a_clock_that_is_set",
+        "on_a_kernel_that_is_locked_down",
     ];
     let (_, version) = FLOOR;
     let mut skip = |error: String| count.skipped.push(format!("kernel {version}: {error}"));
@@ -155,7 +156,8 @@ pub fn on_the_floor(count: &mut Count) {
         Err(error) => return skip(format!("{error:#}")),
     };
     let filter = TESTS.map(str::to_owned);
-    match programs::build(&["exact".to_owned()], &filter, &["ip", "tc", "ethtool"]) {
+    let modules = MODULES.map(str::to_owned);
+    match programs::build(&modules, &filter, &["ip", "tc", "ethtool"]) {
         Ok(programs) => {
             let load = Load {
                 programs,

@@ -19,6 +19,7 @@ mod filters;
 mod fragments;
 mod kinds;
 mod lifecycle;
+mod lockdown;
 mod pressure;
 mod settings;
 mod stream;

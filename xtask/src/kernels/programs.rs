@@ -16,8 +16,8 @@ use super::{
 };
 use crate::workspace::{built, cargo, root, tests_among};
 
-/// The modules of the agent's tests that depend on the kernel, and how many seconds each may take in a guest
-/// on an idle machine.
+/// The modules of the agent's tests that depend on the kernel, in the order in which a guest runs them, and how many
+/// seconds each may take there on an idle machine.
 const MODULES: &[(&str, u64)] = &[
     ("exact", 600),
     ("kinds", 300),
@@ -29,6 +29,8 @@ const MODULES: &[(&str, u64)] = &[
     ("fragments", 300),
     ("tunnels", 900),
     ("xdp", 600),
+    // Locks the kernel down for good.
+    ("lockdown", 300),
 ];
 
 /// The commands that the tests start, besides the agent.

@@ -1,0 +1,61 @@
+//! A kernel that is locked down, so that no program may read its memory. Nothing lifts that again, so this is a
+//! module of its own, which a virtual machine runs last.
+
+use std::{env, fs, process::Command};
+
+use lab::{
+    Lab, kernel,
+    privilege::{is_root_or_skip, skip},
+};
+
+use crate::support::{Agent, NATIVE_XDP, count, flow_agent, wait_for_packets};
+
+const SECURITY: &str = "/sys/kernel/security";
+
+#[test]
+fn on_a_kernel_that_is_locked_down_what_is_lost_is_told_and_all_else_is_counted() {
+    const TEST: &str =
+        "agent::on_a_kernel_that_is_locked_down_what_is_lost_is_told_and_all_else_is_counted";
+    if env::var_os(kernel::EMULATED).is_none() {
+        return skip(
+            TEST,
+            "it locks the kernel down: `cargo xtask test-kernels` runs it in a virtual machine",
+        );
+    }
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    lock_down();
+    let lab = Lab::quiet().unwrap();
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, b"locked").unwrap();
+    for hook in [&[][..], NATIVE_XDP] {
+        let agent = Agent::start(&lab, hook);
+        let before = lab.agent.counters().unwrap();
+        let socket = lab.peer.frame_socket().unwrap();
+        socket.send_many((0..100).map(|_| &frame)).unwrap();
+        wait_for_packets(&lab.agent, before, 100);
+        let log = agent.stderr();
+        let report = agent.stop();
+        assert_eq!(report.seen(), count(100, &frame), "{hook:?}");
+        let packets = report.flows.iter().map(|flow| flow["packets"].as_u64());
+        let packets: u64 = packets.map(Option::unwrap).sum();
+        assert_eq!(packets, 100, "{hook:?}: {:?}", report.flows);
+        let told = "super-frames (GSO, GRO) of UDP and of tunnels count as inexact";
+        assert_eq!(log.matches(told).count(), 1, "{log}");
+        assert!(log.contains("locked down (confidentiality)"), "{log}");
+    }
+    let check = flow_agent(&lab.agent).arg("check").output().unwrap();
+    let check = String::from_utf8_lossy(&check.stdout);
+    assert!(check.contains("locked down (confidentiality)"), "{check}");
+}
+
+fn lock_down() {
+    let mounted = Command::new("mount")
+        .args(["-t", "securityfs", "securityfs", SECURITY])
+        .status();
+    assert!(mounted.unwrap().success(), "securityfs is mounted");
+    let file = format!("{SECURITY}/lockdown");
+    fs::write(&file, "confidentiality").unwrap();
+    let state = fs::read_to_string(&file).unwrap();
+    assert!(state.contains("[confidentiality]"), "{state}");
+}
