@@ -45,6 +45,17 @@ fn keep_off(pid: u32, cpu: usize) -> Result<()> {
     for other in (0..cpus()).filter(|&other| other != cpu) {
         others.set(other);
     }
+    each_thread(pid, |thread| sched_setaffinity(Some(thread), &others))
+        .with_context(|| format!("keep process {pid} off CPU {cpu}"))
+}
+
+/// All threads of the process, and those that they will start, have this nice value.
+pub fn set_nice(pid: u32, nice: i32) -> Result<()> {
+    each_thread(pid, |thread| setpriority_process(Some(thread), nice))
+        .with_context(|| format!("give process {pid} the nice value {nice}"))
+}
+
+fn each_thread(pid: u32, act: impl Fn(Pid) -> rustix::io::Result<()>) -> Result<()> {
     let tasks = format!("/proc/{pid}/task");
     for task in fs::read_dir(&tasks).with_context(|| format!("read {tasks}"))? {
         let name = task?.file_name();
@@ -52,10 +63,10 @@ fn keep_off(pid: u32, cpu: usize) -> Result<()> {
         let Some(thread) = task.and_then(Pid::from_raw) else {
             continue;
         };
-        match sched_setaffinity(Some(thread), &others) {
+        match act(thread) {
             // The thread has ended meanwhile.
             Err(Errno::SRCH) => {}
-            result => result.with_context(|| format!("keep thread {thread:?} off CPU {cpu}"))?,
+            result => result.with_context(|| format!("thread {thread:?}"))?,
         }
     }
     Ok(())

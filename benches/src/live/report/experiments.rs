@@ -58,6 +58,7 @@ pub static ALL: &[&Experiment] = &[
     &hook::FILTERS,
     &host::LADDER,
     &host::HTTP,
+    &host::PRIORITY,
     &host::USERSPACE,
     &hook::PAGES,
     &hook::TABLE,

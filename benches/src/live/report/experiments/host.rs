@@ -100,6 +100,30 @@ pub static HTTP: Experiment = Experiment {
     ],
 };
 
+pub static PRIORITY: Experiment = Experiment {
+    name: "priority",
+    bench: "priority",
+    heading: "A machine without a CPU to spare",
+    question: "What does a table of 65,536 flows refuse of {new_flows_per_second} new flows a second, beside services \
+               that take all the CPU they get, by the weight of the agent's service among them (`CPUWeight`, \
+               usually 100) and its nice value?",
+    answer: "Beside 16 busy services it refuses {16: weight 100} with a weight of 100, {16: weight 200} with 200 and \
+             {16: weight 500} with 500; a nice value of -10 at weight 100 leaves {16: nice -10}.",
+    axes: ("busy services", "packets refused"),
+    labels: "measure=refused_percent",
+    rows: &[
+        ("1", "busy_services=1"),
+        ("4", "busy_services=4"),
+        ("16", "busy_services=16"),
+    ],
+    columns: &[
+        Column("weight 100", "arm=weight 100", Bar(Quiet)),
+        Column("weight 200", "arm=weight 200", Bar(Agent)),
+        Column("weight 500", "arm=weight 500", Bar(Part)),
+        Column("nice -10", "arm=nice -10", Bar(Pale)),
+    ],
+};
+
 pub static USERSPACE: Experiment = Experiment {
     name: "userspace",
     bench: "userspace",

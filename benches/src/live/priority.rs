@@ -1,0 +1,197 @@
+//! How much of a busy machine's CPUs a service must be given, so that its scans come before a page is full: what
+//! the table refuses beside services that take all they get, by the agent's weight among them and its nice value.
+
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use lab::{ControlGroup, Lab, Process, control_group::Version};
+
+use super::{
+    affinity::{Hurry, cpus, set_nice},
+    bench::{
+        Bench, Group, Labels, Lifetime, Measures, Plan, Setup, Station, labels, notes, station,
+    },
+    cost::CpuMeter,
+    pacer::Pace,
+    program::{Agent, PATIENCE},
+    sender::Sender,
+    status::{Account, sum},
+};
+
+/// As `CPUWeight=` and `Nice=` of a unit.
+struct Arm {
+    name: &'static str,
+    weight: u32,
+    nice: i32,
+}
+
+/// What a service has unless its unit says more, and alternatives.
+const ARMS: [Arm; 4] = [
+    Arm::new("weight 100", 100, 0),
+    Arm::new("weight 200", 200, 0),
+    Arm::new("weight 500", 500, 0),
+    Arm::new("nice -10", 100, -10),
+];
+const BUSY_SERVICES: [usize; 3] = [1, 4, 16];
+/// All of them new. The page is full after a third of a second, and its scan begins after a sixth.
+const FLOWS_PER_SECOND: u64 = 200_000;
+const MAX_FLOWS: u32 = 65_536;
+const FRAME_LEN_BYTES: usize = 64;
+const PACE: Pace = Pace {
+    most_at_once: 128,
+    pause: Duration::from_micros(500),
+    longest_stall: Duration::from_millis(10),
+};
+const LOOK: Duration = Duration::from_millis(200);
+
+#[derive(clap::Args)]
+pub struct Priority;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    busy_services: usize,
+}
+
+impl Arm {
+    const fn new(name: &'static str, weight: u32, nice: i32) -> Self {
+        Self { name, weight, nice }
+    }
+}
+
+impl Bench for Priority {
+    const NAME: &'static str = "priority";
+
+    type Load = Load;
+
+    fn plan(&self, _: &Setup) -> Result<Plan<Load>> {
+        let group = |busy_services| {
+            let arms = ARMS.map(|arm| arm.name);
+            Group::new(Lifetime::Turn, arms, &Load { busy_services })
+        };
+        Ok(Plan {
+            groups: BUSY_SERVICES.map(group).into(),
+            notes: notes(&NOTES),
+        })
+    }
+
+    fn labels(load: &Load) -> Labels {
+        labels([
+            ("busy_services", &load.busy_services),
+            ("new_flows_per_second", &FLOWS_PER_SECOND),
+        ])
+    }
+
+    fn station(&self, arm: &str, load: &Load, setup: &Setup) -> Result<Box<dyn Station>> {
+        let arm = ARMS.into_iter().find(|known| known.name == arm);
+        let arm = arm.context("no arm has this name")?;
+        let mut machine = Machine::new(&arm, load.busy_services, setup)?;
+        Ok(station(move |setup| machine.measure(setup)))
+    }
+}
+
+const NOTES: [&str; 3] = [
+    "Each service is a control group. That of the agent has the weight of its arm (CPUWeight), the others have 100 \
+     and a busy loop for each CPU. One thread at nice -10 outside of them sends UDP frames of 64 bytes over a veth \
+     pair, each of them a flow of its own.",
+    "The agent has --max-flows 65536 and otherwise its default settings, so a scan that begins more than a sixth of \
+     a second late finds a page that refuses flows.",
+    "refused_percent is what the table refused of the packets that the agent saw; agent_cpu_percent is the CPU time \
+     of its process.",
+];
+
+/// An agent among busy services.
+struct Machine {
+    sender: Sender,
+    agent: Agent,
+    // Ends before their groups, which wait for them.
+    _busy: Vec<Process>,
+    _groups: Vec<ControlGroup>,
+    _lab: Lab,
+}
+
+impl Machine {
+    fn new(arm: &Arm, busy_services: usize, setup: &Setup) -> Result<Self> {
+        let lab = Lab::quiet()?;
+        let settings = ["--max-flows", &MAX_FLOWS.to_string()];
+        let mut agent = Agent::start(&lab.agent, &settings, setup)?;
+        let group = service(arm.weight)?;
+        group.write("cgroup.procs", &agent.pid().to_string())?;
+        set_nice(agent.pid(), arm.nice)?;
+        let mut groups = vec![group];
+        let mut busy = Vec::new();
+        for _ in 0..busy_services {
+            let group = service(100)?;
+            for _ in 0..cpus() {
+                let mut command = Command::new("sh");
+                let busy_loop = ["sh", "-c", "while :; do :; done"];
+                busy.push(Process::spawn(group.run_by(&mut command).args(busy_loop))?);
+            }
+            groups.push(group);
+        }
+        Ok(Self {
+            sender: Sender::new(&lab, FRAME_LEN_BYTES, None, PACE)?,
+            agent,
+            _busy: busy,
+            _groups: groups,
+            _lab: lab,
+        })
+    }
+
+    fn measure(&mut self, setup: &Setup) -> Result<Measures> {
+        let window = setup.window(Duration::from_secs(5));
+        let _hurry = Hurry::begin()?;
+        let before = self.agent.status()?.account;
+        let cpu = CpuMeter::start([self.agent.pid()])?;
+        let sending = |_: &_| {
+            setup.interrupt.sleep(window)?;
+            cpu.percent()
+        };
+        let (agent_cpu_percent, sent) = self.sender.during(FLOWS_PER_SECOND, sending)?;
+        let after = self.settled(before.seen.packets + sent.packets, setup)?;
+        let refused = sum(&after.not_inserted) - sum(&before.not_inserted);
+        Ok(vec![
+            (
+                "refused_percent",
+                100.0 * refused as f64 / sent.packets as f64,
+            ),
+            ("agent_cpu_percent", agent_cpu_percent),
+            ("sent_per_second", sent.packets_per_second() as f64),
+        ])
+    }
+
+    /// The account of a scan after the last packet.
+    fn settled(&self, seen: u64, setup: &Setup) -> Result<Account> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let account = self.agent.status()?.account;
+            if account.seen.packets >= seen || Instant::now() > deadline {
+                let found = account.seen.packets;
+                ensure!(found == seen, "{found} packets were seen, not {seen}");
+                return Ok(account);
+            }
+            setup.interrupt.sleep(LOOK)?;
+        }
+    }
+}
+
+/// A control group with a weight as `CPUWeight=` gives it.
+fn service(weight: u32) -> Result<ControlGroup> {
+    let group = ControlGroup::of("cpu", weight_file)?;
+    let value = match group.version() {
+        // 1024 is what a group has unless somebody says more.
+        Version::One => weight * 1024 / 100,
+        Version::Two => weight,
+    };
+    group.write(weight_file(group.version()), &value.to_string())?;
+    Ok(group)
+}
+
+fn weight_file(version: Version) -> &'static str {
+    match version {
+        Version::One => "cpu.shares",
+        Version::Two => "cpu.weight",
+    }
+}
