@@ -15,6 +15,7 @@ use serde_json::Value;
 use super::machine::{Machine, wait_for};
 
 mod netns;
+mod sockets;
 
 type Check = fn(&mut Service) -> Result<String>;
 
@@ -31,6 +32,10 @@ pub const CHECKS: &[(&str, Check)] = &[
     (
         "with a drop-in it counts in other network namespaces",
         netns::counts_elsewhere,
+    ),
+    (
+        "behind a socket of systemd it is started by a request",
+        sockets::waits_behind_a_socket,
     ),
     ("an upgrade goes on counting", upgrades),
     ("removed, it leaves its settings", removes),

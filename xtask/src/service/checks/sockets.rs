@@ -1,0 +1,43 @@
+//! The service behind a socket that systemd holds, with the unit and the drop-in of the package's examples.
+
+use anyhow::{Result, ensure};
+
+use super::{SOCKET, Service, UNIT};
+
+const EXAMPLES: &str = "/usr/share/doc/flow-agent/examples";
+const SYSTEM: &str = "/etc/systemd/system";
+
+pub(super) fn waits_behind_a_socket(service: &mut Service) -> Result<String> {
+    let machine = &service.machine;
+    machine.run(&format!(
+        "cp {EXAMPLES}/flow-agent.socket {SYSTEM} && mkdir -p {SYSTEM}/{UNIT}.d && \
+         cp {EXAMPLES}/socket.conf {SYSTEM}/{UNIT}.d && systemctl daemon-reload && systemctl stop {UNIT} && \
+         systemctl enable --now flow-agent.socket"
+    ))?;
+    let socket = || machine.run(&format!("stat -c '%a %U:%G %i' {SOCKET}"));
+    let opened = socket()?;
+    ensure!(opened.starts_with("660 flow-agent:flow-agent "), "{opened}");
+    let state = service.show("ActiveState");
+    ensure!(state == "inactive", "{state}");
+    // The one who connects has it started, and is answered.
+    service
+        .status()
+        .ok_or_else(|| anyhow::anyhow!("who connects is not answered"))?;
+    service.counts_from_zero()?;
+    let before = service.show("MainPID");
+    machine.run(&format!("systemctl restart {UNIT}"))?;
+    let after = service.wait_for_another(&before)?;
+    service.counts_from_zero()?;
+    machine.run(&format!("systemctl stop {UNIT}"))?;
+    let stayed = socket()?;
+    ensure!(stayed == opened, "{stayed} after {opened}");
+
+    machine.run(&format!(
+        "systemctl disable --now flow-agent.socket && rm -r {SYSTEM}/flow-agent.socket {SYSTEM}/{UNIT}.d && \
+         systemctl daemon-reload && systemctl start {UNIT}"
+    ))?;
+    service.counts_from_zero()?;
+    Ok(format!(
+        "stopped, it was started by a request; process {after} after {before} at the same socket ({opened})"
+    ))
+}
