@@ -1,10 +1,11 @@
-//! Generates Rust sources in `$OUT_DIR` from `proto/flow/v1/flow.proto`.
+//! Generates Rust sources and descriptors in `$OUT_DIR` from `proto/flow/v1/flow.proto`.
 //!
 //! The parser is protox, so nobody needs `protoc`.
 
-use std::path::Path;
+use std::{env, fs, path::Path};
 
 use anyhow::{Context as _, Result};
+use prost::Message as _;
 
 const PROTO: &str = "flow/v1/flow.proto";
 
@@ -30,7 +31,8 @@ const HOOK: &str = ".flow.v1.HookStatus.hook";
 const MODE: &str = ".flow.v1.HookStatus.mode";
 const INSTEAD_OF_XDP: &str = ".flow.v1.HookStatus.instead_of_xdp";
 
-/// Writes `flow.v1.rs`, which has the messages, clients and servers. The agent's own server uses only the
+/// Writes `flow.v1.bin`, the descriptors for reflection, and `flow.v1.rs`, which has the messages, clients and
+/// servers. The agent's own server uses only the
 /// messages, since its batches are encoded already.
 pub fn generate(manifest_dir: &Path) -> Result<()> {
     let root = manifest_dir.join("proto");
@@ -38,6 +40,10 @@ pub fn generate(manifest_dir: &Path) -> Result<()> {
 
     let descriptors =
         protox::compile([PROTO], [&root]).with_context(|| format!("compile {PROTO}"))?;
+    let out = env::var_os("OUT_DIR").context("cargo names a folder for generated files")?;
+    let file = Path::new(&out).join("flow.v1.bin");
+    fs::write(&file, descriptors.encode_to_vec())
+        .with_context(|| format!("write {}", file.display()))?;
     let mut config = tonic_prost_build::configure()
         .btree_map(".")
         .bytes(".flow.v1.FlowRecord");

@@ -18,6 +18,9 @@ mod generated {
 
 pub use generated::*;
 
+/// flow.proto as an encoded `FileDescriptorSet`, with its comments.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flow.v1.bin"));
+
 impl From<Pair> for Count {
     fn from(pair: Pair) -> Self {
         Self {

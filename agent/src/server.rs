@@ -1,5 +1,5 @@
 //! The gRPC server. It serves `flow.v1.FlowAgent` (batches and status) on every listener, and
-//! `flow.v1.FlowControl` (filter rules) on Unix sockets.
+//! `flow.v1.FlowControl` (filter rules) on Unix sockets, with reflection and health for gRPC's own tools.
 
 use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
 
@@ -28,6 +28,7 @@ mod peer;
 mod request;
 mod service;
 mod socket_file;
+mod standard;
 
 pub use address::{ListenAddr, ListenError};
 pub use limits::{DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits};
@@ -38,6 +39,7 @@ use filter_rules::FilterRules;
 use grpc_only::GrpcOnly;
 use limits::Doors;
 use service::{Calls, FlowServices};
+use standard::StandardServices;
 
 /// How long consumers may take to read what is queued when the agent stops.
 pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -83,17 +85,20 @@ impl Server {
         let listening = listeners.len();
         warn_of_files(limits.borrow().files(listening));
         let (socket_files, connections) = listeners.into_connections(&doors);
+        let (serving, not_serving) = watch::channel(());
         let services = FlowServices(Arc::new(Calls {
             hub: hub.clone(),
             status,
             rules: FilterRules::new(rules),
             doors,
+            standard: StandardServices::new(not_serving).await?,
         }));
 
         let (stopping, stopped) = oneshot::channel();
         let signal = async {
             shutdown.await;
             hub.close();
+            drop(serving);
             // Nobody waits if the server has already ended.
             let _ = stopping.send(());
         };

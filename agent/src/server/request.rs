@@ -12,7 +12,7 @@ use tonic::{
 };
 
 /// The limit for requests that are not about filter rules.
-const MAX_REQUEST_BYTES: usize = 64 << 10;
+pub(super) const MAX_REQUEST_BYTES: usize = 64 << 10;
 
 /// A request that takes longer to send its message loses its place.
 const TIMEOUT: Duration = Duration::from_secs(30);

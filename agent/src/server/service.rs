@@ -25,6 +25,7 @@ use super::{
     filter_rules::{FilterRules, may_change_rules, may_see_rules},
     limits::Doors,
     request,
+    standard::StandardServices,
 };
 use crate::{
     clock,
@@ -34,7 +35,7 @@ use crate::{
 
 const CONSUMER_NAME_CHARS: usize = 64;
 
-/// The services of flow.proto that the agent serves. Clones serve the same agent.
+/// The services of flow.proto that the agent serves, and gRPC's own. Clones serve the same agent.
 #[derive(Clone)]
 pub(super) struct FlowServices(pub(super) Arc<Calls>);
 
@@ -61,6 +62,7 @@ pub(super) struct Calls {
     pub(super) status: watch::Receiver<Arc<AgentStatus>>,
     pub(super) rules: FilterRules,
     pub(super) doors: Arc<Doors>,
+    pub(super) standard: StandardServices,
 }
 
 impl Calls {
@@ -73,9 +75,18 @@ impl Calls {
             "/flow.v1.FlowAgent/GetStatus" => self.get_status(request, &caller, open).await,
             "/flow.v1.FlowControl/GetFilters" => self.get_filters(request, &caller, open).await,
             "/flow.v1.FlowControl/SetFilters" => self.set_filters(request, &caller, open).await,
-            path => Err(Status::unimplemented(format!(
-                "this agent does not know {path}"
-            ))),
+            path => {
+                let Some(call) = self.standard.find(path) else {
+                    let error = format!("this agent does not know {path}");
+                    return Err(Status::unimplemented(error));
+                };
+                let place = if call.is_stream {
+                    self.doors.consumer(&caller.peer)?
+                } else {
+                    self.doors.answer(&caller.peer).await?
+                };
+                Ok(self.standard.answer(call, request, (open, place)).await)
+            }
         }
     }
 

@@ -107,6 +107,56 @@ fn a_path_in_huffmans_code_is_answered_on_the_unix_socket() {
     agent.stop();
 }
 
+/// A tool that has no copy of flow.proto asks the agent for it.
+#[test]
+fn grpcurl_finds_all_services_and_their_messages_unprepared() {
+    let test = "agent::grpcurl_finds_all_services_and_their_messages_unprepared";
+    if !is_root_or_skip(test) {
+        return;
+    }
+    let Some(grpcurl) = install::grpcurl_or_skip(test) else {
+        return;
+    };
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--listen", TCP]);
+    let unix = agent.address();
+    for target in [&unix, TCP] {
+        let asked = |arguments: &[&str]| {
+            let mut command = lab.agent.command(&grpcurl);
+            let output = command.arg("-plaintext").arg(target).args(arguments);
+            let output = output.output().unwrap();
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{target} {arguments:?}: {stderr}");
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let mut services: Vec<_> = asked(&["list"]).lines().map(str::to_owned).collect();
+        services.sort();
+        assert_eq!(
+            services,
+            [
+                "flow.v1.FlowAgent",
+                "flow.v1.FlowControl",
+                "grpc.health.v1.Health",
+                "grpc.reflection.v1.ServerReflection",
+            ]
+        );
+        let record = asked(&["describe", "flow.v1.FlowRecord"]);
+        assert!(record.contains("uint64 delta_packets"), "{record}");
+        let status = asked(&["flow.v1.FlowAgent/GetStatus"]);
+        let status: Value = serde_json::from_str(&status).unwrap();
+        assert!(status["settings"].is_object(), "{status}");
+        for service in ["", "flow.v1.FlowAgent"] {
+            let request = format!("-d={{\"service\": \"{service}\"}}");
+            let mut command = lab.agent.command(&grpcurl);
+            let command = command.args(["-plaintext", &request, target]);
+            let health = command.arg("grpc.health.v1.Health/Check").output().unwrap();
+            let health = String::from_utf8(health.stdout).unwrap();
+            assert!(health.contains("\"SERVING\""), "{service:?}: {health}");
+        }
+    }
+    agent.stop();
+}
+
 fn has_every_packet(client: Client) {
     let lab = Lab::quiet().unwrap();
     let agent = Agent::start(&lab, &["--listen", TCP]);

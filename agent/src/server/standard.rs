@@ -1,0 +1,195 @@
+//! The services that gRPC's own tools expect of every server: reflection, which tells them the others, and health.
+//!
+//! A stream of theirs has a consumer's place, so that what they hold is bounded with what consumers do.
+
+use std::{convert::Infallible, future::Future, pin::Pin};
+
+use anyhow::{Context as _, Result};
+use futures_util::stream;
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use tokio::sync::watch;
+use tonic::{
+    Status,
+    body::Body,
+    codegen::{
+        Service,
+        http::{HeaderMap, Request, Response},
+    },
+};
+use tonic_health::{
+    ServingStatus,
+    pb::health_server::HealthServer,
+    server::{HealthReporter, HealthService},
+};
+use tonic_reflection::server::Builder;
+
+use super::request::MAX_REQUEST_BYTES;
+use crate::proto;
+
+const HEALTH: &str = "grpc.health.v1.Health";
+const REFLECTION: &str = "grpc.reflection.v1.ServerReflection";
+/// What tools ask that are some years old.
+const OLD_REFLECTION: &str = "grpc.reflection.v1alpha.ServerReflection";
+/// Those of flow.proto that an agent serves.
+const OURS: [&str; 2] = ["flow.v1.FlowAgent", "flow.v1.FlowControl"];
+
+type Answered = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+
+pub(super) struct StandardServices {
+    health: Call,
+    reflection: Call,
+    old_reflection: Call,
+    stopped: watch::Receiver<()>,
+}
+
+/// Answers the requests of one service.
+type Call = Box<dyn Fn(Request<Body>) -> Answered + Send + Sync>;
+
+/// A request that one of these services answers.
+pub(super) struct StandardCall<'a> {
+    call: &'a Call,
+    /// Whether its answer has many messages, and no end of its own.
+    pub is_stream: bool,
+}
+
+impl StandardServices {
+    /// Their streams end when the sender of `stopped` is dropped.
+    pub(super) async fn new(stopped: watch::Receiver<()>) -> Result<Self> {
+        let health = HealthReporter::new();
+        for service in OURS {
+            let serving = ServingStatus::Serving;
+            health.set_service_status(service, serving).await;
+        }
+        let health = HealthServer::new(HealthService::from_health_reporter(health));
+        let reflection = described().build_v1();
+        let reflection = reflection.context("read our own descriptors")?;
+        let old_reflection = described().build_v1alpha();
+        let old_reflection = old_reflection.context("read our own descriptors")?;
+        Ok(Self {
+            health: call(health.max_decoding_message_size(MAX_REQUEST_BYTES)),
+            reflection: call(reflection.max_decoding_message_size(MAX_REQUEST_BYTES)),
+            old_reflection: call(old_reflection.max_decoding_message_size(MAX_REQUEST_BYTES)),
+            stopped,
+        })
+    }
+
+    pub(super) fn find(&self, path: &str) -> Option<StandardCall<'_>> {
+        let (service, method) = path.strip_prefix('/')?.split_once('/')?;
+        let (call, is_stream) = match service {
+            HEALTH => (&self.health, method == "Watch"),
+            REFLECTION => (&self.reflection, true),
+            OLD_REFLECTION => (&self.old_reflection, true),
+            _ => return None,
+        };
+        Some(StandardCall { call, is_stream })
+    }
+
+    /// `kept` is dropped with the answer's body.
+    pub(super) async fn answer<T: Send + 'static>(
+        &self,
+        call: StandardCall<'_>,
+        request: Request<Body>,
+        kept: T,
+    ) -> Response<Body> {
+        let answer = (call.call)(request).await;
+        answer.map(|body| until_stop(body, self.stopped.clone(), kept))
+    }
+}
+
+fn described() -> Builder<'static> {
+    let mut builder = Builder::configure()
+        .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
+    for service in OURS.into_iter().chain([HEALTH, REFLECTION]) {
+        builder = builder.with_service_name(service);
+    }
+    builder
+}
+
+fn call<S>(service: S) -> Call
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S: Clone + Send + Sync + 'static,
+    S::Future: Send,
+{
+    Box::new(move |request| {
+        let mut service = service.clone();
+        Box::pin(async move {
+            match service.call(request).await {
+                Ok(response) => response,
+                Err(never) => match never {},
+            }
+        })
+    })
+}
+
+/// The body as it is, or cut off when the agent stops, so that nobody who only listens holds up the stop.
+fn until_stop<T: Send + 'static>(body: Body, stopped: watch::Receiver<()>, kept: T) -> Body {
+    let state = Some((body, stopped, kept));
+    let frames = stream::unfold(state, |state| async {
+        let (mut body, mut stopped, kept) = state?;
+        tokio::select! {
+            frame = body.frame() => Some((frame?, Some((body, stopped, kept)))),
+            _ = stopped.changed() => Some((Ok(Frame::trailers(stopping())), None)),
+        }
+    });
+    Body::new(StreamBody::new(frames))
+}
+
+fn stopping() -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    // Only a message of other than plain characters could fail.
+    let _ = Status::unavailable("the agent stops").add_header(&mut trailers);
+    trailers
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    async fn services() -> (watch::Sender<()>, StandardServices) {
+        let (serving, stopped) = watch::channel(());
+        (serving, StandardServices::new(stopped).await.unwrap())
+    }
+
+    #[tokio::test]
+    async fn only_their_own_paths_are_theirs_and_streams_are_told_apart() {
+        let (_serving, services) = services().await;
+        for (path, is_stream) in [
+            ("/grpc.health.v1.Health/Check", Some(false)),
+            ("/grpc.health.v1.Health/Watch", Some(true)),
+            (
+                "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+                Some(true),
+            ),
+            (
+                "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                Some(true),
+            ),
+            ("/flow.v1.FlowAgent/Observe", None),
+            ("/grpc.health.v1.Health", None),
+            ("", None),
+        ] {
+            let found = services.find(path);
+            assert_eq!(found.map(|call| call.is_stream), is_stream, "{path}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_without_end_ends_when_the_agent_stops_and_lets_go_of_what_it_kept() {
+        let (serving, stopped) = watch::channel(());
+        let (kept, dropped) = oneshot::channel::<()>();
+        let endless = Body::new(StreamBody::new(stream::pending::<
+            Result<Frame<bytes::Bytes>, Status>,
+        >()));
+        let body = until_stop(endless, stopped, kept);
+        drop(serving);
+        let collected = body.collect().await.unwrap();
+        let trailers = collected.trailers().unwrap();
+        assert_eq!(trailers["grpc-status"], "14");
+        assert!(dropped.await.is_err());
+    }
+}
