@@ -155,6 +155,8 @@ impl Built {
         for path in [
             "README.md",
             "CHANGELOG.md",
+            "CONTRIBUTING.md",
+            "DESIGN.md",
             "LICENSE-APACHE",
             "LICENSE-MIT",
             "docs",
@@ -266,6 +268,10 @@ fn checksums(folder: &Path, files: &[PathBuf]) -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeMap, path::Component};
+
+    use cargo_metadata::MetadataCommand;
+
     use super::*;
 
     #[test]
@@ -280,5 +286,75 @@ mod tests {
 ";
         assert_eq!(newest_needed(symbols), Some(((2, 34), "__libc_start_main")));
         assert_eq!(newest_needed(""), None);
+    }
+
+    /// A reader of the package has these documents and no others.
+    #[test]
+    fn every_link_of_the_packages_documents_leads_to_a_file_of_the_package() {
+        let files = packaged();
+        let mut links = 0;
+        for (installed, source) in &files {
+            if source.extension().is_none_or(|end| end != "md") {
+                continue;
+            }
+            let text = fs::read_to_string(source).unwrap();
+            let targets = text.split("](").skip(1);
+            let targets = targets.filter_map(|rest| rest.split([')', '#', ' ']).next());
+            for target in targets.filter(|target| !target.is_empty() && !target.contains("://")) {
+                let to = normal(&installed.parent().unwrap().join(target));
+                let shown = source.display();
+                assert!(
+                    files.contains_key(&to),
+                    "{shown}: {target} is not in the package"
+                );
+                links += 1;
+            }
+        }
+        assert!(links > 20, "{links} links");
+    }
+
+    /// Where the package puts each file of the source tree.
+    fn packaged() -> BTreeMap<PathBuf, PathBuf> {
+        let metadata = MetadataCommand::new().no_deps().exec().unwrap();
+        let mut packages = metadata.packages.iter();
+        let agent = packages.find(|package| *package.name == "agent").unwrap();
+        let folder = agent.manifest_path.parent().unwrap().as_std_path();
+        let mut files = BTreeMap::new();
+        for asset in agent.metadata["deb"]["assets"].as_array().unwrap() {
+            let [from, to] = [0, 1].map(|index| asset[index].as_str().unwrap());
+            for source in matching(&folder.join(from)) {
+                let to = match to.strip_suffix('/') {
+                    Some(folder) => Path::new(folder).join(source.file_name().unwrap()),
+                    None => PathBuf::from(to),
+                };
+                files.insert(to, source);
+            }
+        }
+        files
+    }
+
+    /// A file, or all with an ending, such as `*.md`.
+    fn matching(path: &Path) -> Vec<PathBuf> {
+        if path.file_stem().is_none_or(|stem| stem != "*") {
+            return vec![path.to_owned()];
+        }
+        let entries = fs::read_dir(path.parent().unwrap()).into_iter().flatten();
+        let paths = entries.map(|entry| entry.unwrap().path());
+        paths
+            .filter(|file| file.extension() == path.extension())
+            .collect()
+    }
+
+    /// Without `..`.
+    fn normal(path: &Path) -> PathBuf {
+        let mut normal = PathBuf::new();
+        for part in path.components() {
+            if part == Component::ParentDir {
+                normal.pop();
+            } else {
+                normal.push(part);
+            }
+        }
+        normal
     }
 }
