@@ -28,7 +28,7 @@ use crate::{
         load::{Kernel, LoadSettings},
         real_time,
     },
-    limits,
+    limits, memory_limit,
     netns::{Namespace, Netns},
     output::Format,
     proto::AgentStatus,
@@ -128,6 +128,7 @@ impl Agent {
                 Ok(())
             })?;
         }
+        memory_limit::warn_if_too_low(&config);
         if real_time::may_interleave() {
             tracing::warn!("{}", real_time::LOSS);
         }

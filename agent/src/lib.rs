@@ -27,6 +27,7 @@ pub mod limits;
 pub mod log_filter;
 pub mod log_limit;
 pub mod log_queue;
+mod memory_limit;
 pub mod netns;
 pub mod output;
 pub mod pattern;

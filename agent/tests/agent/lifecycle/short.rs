@@ -50,6 +50,9 @@ fn a_control_group_without_memory_for_the_table_is_refused() {
     let smaller = in_group("10000").output().unwrap();
     let stderr = String::from_utf8_lossy(&smaller.stderr);
     assert!(smaller.status.success(), "{stderr}");
+    // Flows in userspace and consumers may take more later, and the kernel would end the agent.
+    let told = "the memory limit of its control group is 61 MiB: raise the limit (MemoryMax=";
+    assert!(stderr.contains(told), "{stderr}");
 }
 
 #[test]
