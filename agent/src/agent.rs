@@ -31,7 +31,7 @@ use crate::{
     limits, memory_limit,
     netns::{Namespace, Netns},
     output::Format,
-    proto::AgentStatus,
+    proto::{AgentStatus, SettingsInForce},
     replica::{Replica, ReplicaSettings},
     rules::{ReplaceError, RunningRules},
     scan::{Interfaces, Scanner, ScannerParts},
@@ -213,8 +213,13 @@ impl Agent {
     }
 
     /// Counts until `stop`, or until a hook cannot be attached. Returns when everything is detached, drained
-    /// and sent.
-    pub async fn run(self, stop: impl Future<Output = ()>, manager: ServiceManager) -> Result<()> {
+    /// and sent. Who may see the rules may ask for the settings in force.
+    pub async fn run(
+        self,
+        stop: impl Future<Output = ()>,
+        manager: ServiceManager,
+        settings_in_force: watch::Receiver<SettingsInForce>,
+    ) -> Result<()> {
         let namespaces = self.namespaces();
         let Self {
             config,
@@ -264,6 +269,7 @@ impl Agent {
             hub,
             status: statuses.clone(),
             rules,
+            settings: settings_in_force,
             limits: limits.subscribe(),
             drain_timeout: DEFAULT_DRAIN_TIMEOUT,
         };

@@ -13,8 +13,8 @@ use tonic::{
 
 use crate::{
     proto::{
-        AgentStatus, Filters, FlowBatch, GetFiltersRequest, GetStatusRequest, ObserveRequest,
-        SetFiltersRequest, flow_agent_client::FlowAgentClient,
+        AgentStatus, Filters, FlowBatch, GetFiltersRequest, GetSettingsRequest, GetStatusRequest,
+        ObserveRequest, SetFiltersRequest, SettingsInForce, flow_agent_client::FlowAgentClient,
         flow_control_client::FlowControlClient,
     },
     rules::MAX_MESSAGE_BYTES,
@@ -282,6 +282,19 @@ pub async fn filters(target: &Target) -> Result<Filters, ClientError> {
         let response = client.get_filters(GetFiltersRequest {}).await;
         let response = response
             .map_err(|status| ClientError::from_status(target, "FlowControl/GetFilters", status))?;
+        Ok(response.into_inner())
+    })
+    .await
+}
+
+/// The settings in force.
+pub async fn settings(target: &Target) -> Result<SettingsInForce, ClientError> {
+    within(STATUS_TIMEOUT, target, async || {
+        let mut client = control(target).await?;
+        let response = client.get_settings(GetSettingsRequest {}).await;
+        let response = response.map_err(|status| {
+            ClientError::from_status(target, "FlowControl/GetSettings", status)
+        })?;
         Ok(response.into_inner())
     })
     .await

@@ -8,7 +8,12 @@ use tokio::sync::{oneshot, watch};
 use tonic::transport;
 use tracing::warn;
 
-use crate::{hub::Hub, limits::open_files, proto::AgentStatus, rules::RunningRules};
+use crate::{
+    hub::Hub,
+    limits::open_files,
+    proto::{AgentStatus, SettingsInForce},
+    rules::RunningRules,
+};
 
 pub mod address;
 mod answer;
@@ -62,6 +67,7 @@ pub struct Server {
     pub hub: Hub,
     pub status: watch::Receiver<Arc<AgentStatus>>,
     pub rules: RunningRules,
+    pub settings: watch::Receiver<SettingsInForce>,
     /// Consumers and connections may change while it serves; streams are those of the start.
     pub limits: watch::Receiver<Limits>,
     /// How long consumers may take for what is queued at the end.
@@ -77,6 +83,7 @@ impl Server {
             hub,
             status,
             rules,
+            settings,
             mut limits,
             drain_timeout,
         } = self;
@@ -90,6 +97,7 @@ impl Server {
             hub: hub.clone(),
             status,
             rules: FilterRules::new(rules),
+            settings,
             doors,
             standard: StandardServices::new(not_serving).await?,
         }));

@@ -16,7 +16,7 @@ use std::{
     },
     process,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -31,7 +31,7 @@ use tokio::{
 use crate::{
     clock,
     log_limit::LogLimit,
-    output::human,
+    output::{harmless::harmless, human},
     proto::{self, AgentStatus},
 };
 
@@ -50,6 +50,8 @@ struct Manager {
     /// If no sign of life comes for so long, the manager kills the agent.
     watchdog: Option<Duration>,
     is_ready: AtomicBool,
+    /// Why the last reload was refused.
+    refused: Mutex<Option<String>>,
     unsent: Mutex<LogLimit>,
 }
 
@@ -76,6 +78,7 @@ impl ServiceManager {
             address,
             watchdog,
             is_ready: AtomicBool::new(false),
+            refused: Mutex::default(),
             unsent: Mutex::default(),
         }))))
     }
@@ -127,10 +130,8 @@ impl ServiceManager {
                 continue;
             }
             let now = Instant::now();
-            manager.try_send(&format!(
-                "STATUS={}",
-                line(&shown.1, &status, now - shown.0)
-            ));
+            let line = line(&shown.1, &status, now - shown.0);
+            manager.try_send(&format!("STATUS={line}{}", manager.refusal()));
             shown = (now, status);
             sleep(LINE_AT_MOST_EVERY).await;
         }
@@ -155,9 +156,10 @@ impl ServiceManager {
 pub struct Reloading(Option<Arc<Manager>>);
 
 impl Reloading {
-    /// The settings are in force, or were refused.
-    pub async fn done(self) {
+    /// The settings are in force, or were refused for a reason of one line.
+    pub async fn done(self, outcome: Result<(), String>) {
         if let Some(manager) = self.0 {
+            *manager.refused() = outcome.err();
             manager.insist("READY=1").await;
         }
     }
@@ -182,6 +184,19 @@ impl Manager {
         }
     }
 
+    /// For the end of the line for people.
+    fn refusal(&self) -> String {
+        let refused = self.refused();
+        let told = refused
+            .as_ref()
+            .map(|why| format!("; the reload was refused: {}", harmless(why)));
+        told.unwrap_or_default()
+    }
+
+    fn refused(&self) -> MutexGuard<'_, Option<String>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn send(&self, message: &str) -> io::Result<()> {
         self.socket
             .send_to_addr(message.as_bytes(), &self.address)
@@ -190,8 +205,8 @@ impl Manager {
 
     fn log(&self, message: &str, error: &io::Error) {
         let mut unsent = self.unsent.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(messages) = unsent.event() {
-            tracing::warn!(message, messages, %error, "the service manager takes no messages");
+        if let Some(notices) = unsent.event() {
+            tracing::warn!(notice = message, notices, %error, "the service manager takes no messages");
         }
     }
 }

@@ -54,11 +54,12 @@ pub async fn run(
         limits: agent.limits(),
         namespaces: agent.namespaces(),
     };
+    let in_force = reload.settings();
     reload.start(running, manager.clone());
     // From here on a signal leads to a final scan.
     let stop = shutdown(duration)?;
     // The agent holds accounts, which are too large for the caller's stack.
-    Box::pin(agent.run(stop, manager)).await?;
+    Box::pin(agent.run(stop, manager, in_force)).await?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -30,7 +30,10 @@ use super::{
 use crate::{
     clock,
     hub::Hub,
-    proto::{AgentStatus, GetFiltersRequest, GetStatusRequest, ObserveRequest, ServerStatus},
+    proto::{
+        AgentStatus, GetFiltersRequest, GetSettingsRequest, GetStatusRequest, ObserveRequest,
+        ServerStatus, SettingsInForce,
+    },
 };
 
 const CONSUMER_NAME_CHARS: usize = 64;
@@ -61,6 +64,7 @@ pub(super) struct Calls {
     pub(super) hub: Hub,
     pub(super) status: watch::Receiver<Arc<AgentStatus>>,
     pub(super) rules: FilterRules,
+    pub(super) settings: watch::Receiver<SettingsInForce>,
     pub(super) doors: Arc<Doors>,
     pub(super) standard: StandardServices,
 }
@@ -74,6 +78,7 @@ impl Calls {
             "/flow.v1.FlowAgent/Observe" => self.observe(request, &caller, open).await,
             "/flow.v1.FlowAgent/GetStatus" => self.get_status(request, &caller, open).await,
             "/flow.v1.FlowControl/GetFilters" => self.get_filters(request, &caller, open).await,
+            "/flow.v1.FlowControl/GetSettings" => self.get_settings(request, &caller, open).await,
             "/flow.v1.FlowControl/SetFilters" => self.set_filters(request, &caller, open).await,
             path => {
                 let Some(call) = self.standard.find(path) else {
@@ -143,6 +148,21 @@ impl Calls {
         let GetFiltersRequest {} = request::message(&head.headers, body).await?;
         let place = self.doors.answer(&caller.peer).await?;
         Ok(answer::one(vec![self.rules.in_force()], (open, place)))
+    }
+
+    /// Rules are among the settings.
+    async fn get_settings(
+        &self,
+        request: Request<Body>,
+        caller: &Caller,
+        open: OpenRequest,
+    ) -> Result<Response<Body>, Status> {
+        may_see_rules(&caller.peer, &self.doors)?;
+        let (head, body) = request.into_parts();
+        let GetSettingsRequest {} = request::message(&head.headers, body).await?;
+        let place = self.doors.answer(&caller.peer).await?;
+        let settings = self.settings.borrow().encode_to_vec();
+        Ok(answer::one(vec![settings.into()], (open, place)))
     }
 
     async fn set_filters(

@@ -6,7 +6,7 @@ use agent::{
     batch::{Batch, BatchEncoder, Identity, ScanHeader, ScanTrailer},
     client::{self, ClientError, Event, Observer, Target},
     hub::{DEFAULT_QUEUED_BYTES, Hub},
-    proto::{AgentStatus, FlowBatch, Interface, flow_collector_server},
+    proto::{AgentStatus, FlowBatch, Interface, SettingsInForce, flow_collector_server},
     record::Record,
     rules::RunningRules,
     server::{self, ListenAddr, ListenError, Listeners, PassedSockets, Server},
@@ -61,6 +61,7 @@ impl Agent {
                 hub: serving_hub,
                 status,
                 rules: RunningRules::fixed(&[]),
+                settings: watch::channel(SettingsInForce::default()).1,
                 limits: server::Limits::default().fixed(),
                 drain_timeout: DRAIN,
             };

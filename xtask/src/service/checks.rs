@@ -299,8 +299,19 @@ fn reloads(service: &mut Service) -> Result<String> {
         state == "active" && service.show("MainPID") == pid,
         "{state}"
     );
+    service
+        .machine
+        .write(SETTINGS, "scan_intervall = \"1s\"\n")?;
+    let reload = format!("systemctl reload {UNIT}");
+    ensure!(
+        service.machine.run(&reload).is_err(),
+        "a reload to a faulty file succeeds"
+    );
+    service.machine.write(SETTINGS, settings("300ms"))?;
+    service.machine.run(&reload)?;
+    ensure!(service.show("MainPID") == pid, "another process");
     Ok(format!(
-        "300 ms; 100 of 100 packets filtered; the same process, {state}"
+        "300 ms; 100 of 100 packets filtered; the same process, {state}; to a faulty file it fails"
     ))
 }
 

@@ -1,9 +1,9 @@
 //! SIGHUP: reads the settings again, takes over those that can change without losing a packet, and says which
 //! of the others need a restart.
 
-use std::{fs, io::IsTerminal as _, path::Path};
+use std::{collections::BTreeMap, fs, io::IsTerminal as _, path::Path};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Error, Result, ensure};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::watch,
@@ -16,6 +16,7 @@ use crate::{
     interfaces::everywhere,
     log_filter::LogControl,
     netns::Namespace,
+    proto::SettingsInForce,
     rules::RunningRules,
     server::Limits,
     service_manager::ServiceManager,
@@ -44,6 +45,8 @@ pub(super) struct Reload {
     hangup: Option<Signal>,
     layers: Layers,
     in_force: Settings,
+    /// What consumers are told of them.
+    told: watch::Sender<SettingsInForce>,
     log: LogControl,
     is_service: bool,
 }
@@ -71,10 +74,16 @@ impl Reload {
         Ok(Self {
             hangup: hangup.transpose()?,
             layers,
+            told: watch::Sender::new(SettingsInForce::from(&settings)),
             in_force: settings,
             log,
             is_service,
         })
+    }
+
+    /// The settings in force, as they change.
+    pub(super) fn settings(&self) -> watch::Receiver<SettingsInForce> {
+        self.told.subscribe()
     }
 
     /// The configuration to start with.
@@ -97,10 +106,13 @@ impl Reload {
         tokio::spawn(async move {
             while hangup.recv().await.is_some() {
                 let reloading = manager.reloading().await;
-                if let Err(error) = self.take_over(&running).await {
+                let outcome = self.take_over(&running).await;
+                if let Err(error) = &outcome {
                     tracing::error!("the settings stay as they were: {error:#}");
                 }
-                reloading.done().await;
+                reloading
+                    .done(outcome.map_err(|error| first_line(&error)))
+                    .await;
             }
         });
     }
@@ -174,6 +186,7 @@ impl Reload {
 
     /// Logs what has changed and what cannot. What cannot is told at every SIGHUP until it is as it was.
     fn note(&mut self, read: Settings) {
+        let mut wanted = BTreeMap::new();
         for (old, new) in self.in_force.values.iter_mut().zip(read.values) {
             if old.value == new.value {
                 old.source = new.source;
@@ -195,13 +208,25 @@ impl Reload {
                     %source,
                     "this setting needs a restart"
                 );
+                wanted.insert(new.name, new.value.to_string());
             }
         }
         self.in_force.args.log = read.args.log;
         self.in_force.args.interface = read.args.interface;
         self.in_force.file = read.file;
+        let mut told = SettingsInForce::from(&self.in_force);
+        for setting in &mut told.settings {
+            setting.wanted = wanted.remove(&setting.name).unwrap_or_default();
+        }
+        self.told.send_replace(told);
         tracing::info!("the settings have been read again");
     }
+}
+
+/// Without the line that a fault points into.
+fn first_line(error: &Error) -> String {
+    let text = format!("{error:#}");
+    text.lines().next().unwrap_or_default().to_owned()
 }
 
 fn ensure_regular(path: &Path, what: &str) -> Result<()> {

@@ -1,54 +1,101 @@
-//! Shows the settings in force, as a file of settings with the sources in comments, or as JSON.
+//! Shows settings, as a file of settings with the sources in comments, or as JSON: those that `run` would take, or
+//! those that a running agent tells.
 
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
 use super::{Settings, Source};
-use crate::output::harmless::harmless;
+use crate::{
+    output::harmless::harmless,
+    proto::{Setting, SettingSource, SettingsInForce},
+};
+
+impl From<&Settings> for SettingsInForce {
+    fn from(settings: &Settings) -> Self {
+        let file = settings.file.as_ref();
+        let values = settings.values.iter().map(|setting| {
+            let (source, place) = match &setting.source {
+                Source::Default => (SettingSource::Default, String::new()),
+                Source::File { .. } => (SettingSource::File, setting.source.to_string()),
+                Source::Variable(name) => (SettingSource::Variable, name.clone()),
+                Source::CommandLine => (SettingSource::CommandLine, String::new()),
+            };
+            Setting {
+                name: setting.name.clone(),
+                value: setting.value.to_string(),
+                source: source.into(),
+                place,
+                wanted: String::new(),
+            }
+        });
+        Self {
+            file: file.map_or_else(String::new, |path| path.display().to_string()),
+            settings: values.collect(),
+        }
+    }
+}
 
 /// A file that would set the same.
-pub fn text(settings: &Settings) -> String {
-    let mut text = match &settings.file {
-        Some(path) => format!(
-            "# settings file: {}\n",
-            harmless(&path.display().to_string())
-        ),
-        None => "# no settings file\n".to_owned(),
+pub fn text(settings: &SettingsInForce) -> String {
+    let mut text = match settings.file.as_str() {
+        "" => "# no settings file\n".to_owned(),
+        path => format!("# settings file: {}\n", harmless(path)),
     };
-    for setting in &settings.values {
-        let source = setting.source.to_string();
-        let (name, source) = (&setting.name, harmless(&source));
+    for setting in &settings.settings {
+        let mut source = match setting.place.as_str() {
+            "" => word(setting.source()).replace('_', " "),
+            place => place.to_owned(),
+        };
+        if !setting.wanted.is_empty() {
+            source += "; a restart makes it ";
+            source += &toml(&value(&setting.wanted));
+        }
+        let (name, source) = (harmless(&setting.name), harmless(&source));
+        let value = value(&setting.value);
         // Writing to a string does not fail.
-        let _ = if setting.value.is_null() {
+        let _ = if value.is_null() {
             writeln!(text, "# {name} has no value  # {source}")
         } else {
-            writeln!(text, "{name} = {}  # {source}", toml(&setting.value))
+            writeln!(text, "{name} = {}  # {source}", toml(&value))
         };
     }
     text
 }
 
-pub fn json(settings: &Settings) -> Value {
+pub fn json(settings: &SettingsInForce) -> Value {
     let values: Map<String, Value> = settings
-        .values
+        .settings
         .iter()
         .map(|setting| {
-            let mut shown = json!({ "value": setting.value });
-            let (source, place) = match &setting.source {
-                Source::Default => ("default", None),
-                Source::File { .. } => ("file", Some(setting.source.to_string())),
-                Source::Variable(name) => ("variable", Some(name.clone())),
-                Source::CommandLine => ("command_line", None),
-            };
-            shown["source"] = source.into();
-            if let Some(place) = place {
-                shown["place"] = place.into();
+            let source = word(setting.source());
+            let mut shown = json!({ "value": value(&setting.value), "source": source });
+            if !setting.place.is_empty() {
+                shown["place"] = setting.place.as_str().into();
+            }
+            if !setting.wanted.is_empty() {
+                shown["wanted"] = value(&setting.wanted);
             }
             (setting.name.clone(), shown)
         })
         .collect();
-    json!({ "file": settings.file, "settings": values })
+    let file = Some(&settings.file).filter(|file| !file.is_empty());
+    json!({ "file": file, "settings": values })
+}
+
+fn word(source: SettingSource) -> &'static str {
+    match source {
+        SettingSource::Unspecified => "unknown",
+        SettingSource::Default => "default",
+        SettingSource::File => "file",
+        SettingSource::Variable => "variable",
+        SettingSource::CommandLine => "command_line",
+    }
+}
+
+/// Another agent's JSON, or the text as it is.
+fn value(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| text.into())
 }
 
 /// The value in TOML. The texts, numbers and lists of JSON are also TOML's, except that TOML has no DEL in a

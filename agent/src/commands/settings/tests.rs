@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::proto::SettingsInForce;
 
 fn settings(file: &str, arguments: &[&str]) -> Result<Settings> {
     let folder = tempfile::tempdir().unwrap();
@@ -162,7 +163,8 @@ fn what_is_shown_is_a_file_that_sets_the_same() {
     let file =
         "log = \"warn,agent::scan=debug\"\nfilter = [\"exclude on w\\u007fg\"]\nearly_scan = 7\n";
     let shown = settings(file, &["--linger", "2s"]).unwrap();
-    let text = show::text(&shown);
+    let mut told = SettingsInForce::from(&shown);
+    let text = show::text(&told);
     assert!(
         text.contains("early_scan = 7  # /") && text.contains("config.toml:3\n"),
         "{text}"
@@ -177,7 +179,7 @@ fn what_is_shown_is_a_file_that_sets_the_same() {
     for (before, after) in shown.values.iter().zip(&again.values) {
         assert_eq!((&before.name, &before.value), (&after.name, &after.value));
     }
-    let json = show::json(&shown);
+    let json = show::json(&told);
     let of = |name: &str| json["settings"][name].clone();
     assert_eq!(
         of("linger"),
@@ -194,4 +196,13 @@ fn what_is_shown_is_a_file_that_sets_the_same() {
             .unwrap()
             .ends_with("config.toml:3")
     );
+
+    let max_flows = told.settings.iter_mut();
+    let max_flows = max_flows.filter(|setting| setting.name == "max_flows");
+    max_flows.for_each(|setting| setting.wanted = "1000".to_owned());
+    let text = show::text(&told);
+    let line = "max_flows = 500000  # default; a restart makes it 1000\n";
+    assert!(text.contains(line), "{text}");
+    let json = show::json(&told);
+    assert_eq!(json["settings"]["max_flows"]["wanted"], 1000);
 }

@@ -174,6 +174,37 @@ fn the_manager_sees_flows_rate_and_loss_and_each_reload() {
 }
 
 #[test]
+fn a_reload_that_is_refused_is_in_the_line_for_people_until_one_is_not() {
+    if !is_root_or_skip(
+        "agent::a_reload_that_is_refused_is_in_the_line_for_people_until_one_is_not",
+    ) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let mut manager = Manager::start();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.toml");
+    fs::write(&file, "linger = '1s'\n").unwrap();
+    let settings = ["--config", file.to_str().unwrap()];
+    let agent = Agent::start_by(manager.command(&lab), &lab.agent.interface, &settings);
+    manager.wait_for("READY=1");
+    fs::write(&file, "lingerr = '1s'\n").unwrap();
+    agent.signal(libc::SIGHUP);
+    let refusal = "; the reload was refused: ";
+    wait_until("the refusal is shown", || {
+        let shown = manager.wait_for("STATUS=");
+        let refused = shown.split_once(refusal).map(|(_, why)| why.to_owned());
+        refused.is_some_and(|why| why.ends_with("did you mean linger?"))
+    });
+    fs::write(&file, "linger = '2s'\n").unwrap();
+    agent.signal(libc::SIGHUP);
+    wait_until("it is gone", || {
+        !manager.wait_for("STATUS=").contains(refusal)
+    });
+    agent.stop();
+}
+
+#[test]
 fn the_watchdog_is_fed_between_scans_and_starves_while_one_hangs() {
     const NAME: &str = "agent::the_watchdog_is_fed_between_scans_and_starves_while_one_hangs";
     const LIMIT: Duration = Duration::from_secs(2);

@@ -11,11 +11,12 @@ use std::{
 
 use agent_common::Pair;
 use lab::{Lab, privilege::is_root_or_skip};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
     filters::in_force,
-    support::{Agent, count, pair, wait_for_silence, wait_until},
+    support::{Agent, count, flow_agent, pair, wait_for_silence, wait_until},
 };
 
 const USUAL: &str = "output = 'json'\nmax_flows = 50000\n";
@@ -73,6 +74,17 @@ impl Watched {
             idle_timeout: milliseconds("idle_timeout_ns"),
             linger: milliseconds("linger_ns"),
         }
+    }
+
+    /// What the agent says of its settings.
+    fn told(&self) -> Value {
+        let running = format!("--running={}", self.agent.address());
+        let mut command = flow_agent(&self.lab.agent);
+        let shown = command.args(["config", "show", &running, "--output", "json"]);
+        let shown = shown.output().unwrap();
+        let stderr = String::from_utf8_lossy(&shown.stderr);
+        assert!(shown.status.success(), "{stderr}");
+        serde_json::from_slice(&shown.stdout).unwrap()
     }
 
     fn scans(&self) -> u64 {
@@ -253,6 +265,16 @@ fn a_setting_that_needs_a_restart_is_told_by_name_and_the_others_are_taken_over(
     wait_until("the settings are read", || again() == 1);
     assert_eq!(watched.times().linger, 3000);
     assert_eq!(watched.setting("early_scan_percent"), 40);
+    let told = watched.told();
+    assert_eq!(told["file"], watched.file.to_str().unwrap());
+    let place = |line| format!("{}:{line}", watched.file.display());
+    let (linger, early_scan) = (&told["settings"]["linger"], &told["settings"]["early_scan"]);
+    let expected = json!({ "value": "3s", "source": "file", "place": place(3) });
+    assert_eq!(*linger, expected);
+    let expected = json!({ "value": 40, "source": "file", "place": place(4), "wanted": 60 });
+    assert_eq!(*early_scan, expected);
+    let scan_interval = json!({ "value": "10s", "source": "default" });
+    assert_eq!(told["settings"]["scan_interval"], scan_interval);
     let lines = restart();
     let [line] = &lines[..] else {
         panic!("one line: {lines:?}");
