@@ -11,7 +11,8 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use anyhow::{Context as _, Result};
 use tokio::{
     runtime::Handle,
-    sync::{Notify, mpsc, oneshot, watch},
+    sync::{mpsc, oneshot, watch},
+    task::JoinSet,
 };
 
 use crate::{
@@ -237,13 +238,12 @@ impl Agent {
             limits,
         } = self;
         let qdiscs = QdiscDrops::open(&namespaces)?;
-        let scan_wanted = Arc::new(Notify::new());
+        let scan_wanted = slots.scan_wanted();
         let to_watch = attach::Interfaces {
             selected,
             slots,
             selection: config.selection.clone(),
             name_interface: name_interface(rules.clone()),
-            scan_wanted: Arc::clone(&scan_wanted),
         };
         let (attachments, attached) = Attachments::start(&mut kernel, to_watch, config.attach)?;
         let scanner = Scanner::new(ScannerParts {
@@ -284,6 +284,7 @@ impl Agent {
             wakes: Wakes::new(config.scan_interval, filled, scan_wanted),
             attached,
             watchdog: manager.watchdog(),
+            selecting: JoinSet::new(),
         };
         tokio::spawn(manager.clone().show(statuses.clone()));
         let stop = async {

@@ -415,10 +415,16 @@ impl Scanner {
         }
     }
 
-    /// Counts on the interfaces of this selection soon, and no longer on others.
-    pub fn select(&self, selection: &Selection) {
-        if let Some(attachments) = &self.attachments {
-            attachments.select(selection);
+    /// Counts on the interfaces of this selection soon, and no longer on others. The future resolves when that is
+    /// so; scans go on meanwhile. It never does if the agent ends first.
+    pub fn select(&self, selection: &Selection) -> impl Future<Output = ()> + Send + use<> {
+        let attachments = self.attachments.as_ref();
+        let selecting = attachments.map(|attachments| attachments.select(selection));
+        async move {
+            match selecting {
+                Some(selecting) => selecting.await,
+                None => std::future::pending().await,
+            }
         }
     }
 

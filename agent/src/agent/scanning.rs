@@ -1,10 +1,12 @@
 //! The agent's main loop. It owns the scanner and handles one request at a time.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result};
 use tokio::{
     sync::{mpsc, oneshot},
-    task::spawn_blocking,
-    time::Instant,
+    task::{JoinSet, spawn_blocking},
+    time::{Instant, timeout},
 };
 
 use super::wakes::{Wake, Wakes};
@@ -14,6 +16,10 @@ use crate::{
     scan::Scanner,
     service_manager::Watchdog,
 };
+
+/// How long whoever selects other interfaces waits until that is done. Somebody else may hold the lock that each
+/// attachment takes.
+const SELECTION_PATIENCE: Duration = Duration::from_mins(1);
 
 /// The sources of requests.
 pub(super) struct Scanning {
@@ -25,6 +31,35 @@ pub(super) struct Scanning {
     pub attached: oneshot::Receiver<Result<()>>,
     /// Fed between requests, so a scan that hangs starves it.
     pub watchdog: Watchdog,
+    /// Changes of the selection that are not in force yet, with who waits for them.
+    pub selecting: JoinSet<oneshot::Sender<Result<()>>>,
+}
+
+/// A change that is made, or refused.
+struct Made {
+    done: oneshot::Sender<Result<()>>,
+    outcome: Result<()>,
+}
+
+impl Made {
+    fn tell(self) {
+        // Whoever asked may have left.
+        let _ = self.done.send(self.outcome);
+    }
+}
+
+/// Waits until a selection is in force, for a while. Returns who waits for it.
+async fn in_force(
+    selecting: impl Future<Output = ()>,
+    done: oneshot::Sender<Result<()>>,
+) -> oneshot::Sender<Result<()>> {
+    if timeout(SELECTION_PATIENCE, selecting).await.is_err() {
+        tracing::warn!(
+            after = ?SELECTION_PATIENCE,
+            "interfaces are still being attached to or detached from; `flow-agent status` shows those that count"
+        );
+    }
+    done
 }
 
 impl Scanning {
@@ -43,12 +78,20 @@ impl Scanning {
         tokio::pin!(shutdown);
         loop {
             let wake = tokio::select! {
-                Some(Request { change, done }) = self.requests.recv() => {
-                    let outcome;
-                    (scanner, outcome) = self.make(change, scanner).await?;
+                Some(request) = self.requests.recv() => {
+                    let made;
+                    (scanner, made) = self.make(request, scanner).await?;
                     publish_status(&scanner, self.times, late, false);
-                    // Whoever asked may have left.
-                    let _ = done.send(outcome);
+                    if let Some(made) = made {
+                        made.tell();
+                    }
+                    continue;
+                }
+                Some(selected) = self.selecting.join_next() => {
+                    scanner.note_progress();
+                    publish_status(&scanner, self.times, late, false);
+                    let done = selected.context("the task that waits for a selection")?;
+                    Made { done, outcome: Ok(()) }.tell();
                     continue;
                 }
                 outcome = &mut self.attached, if is_attaching => {
@@ -126,30 +169,36 @@ impl Scanning {
         }
     }
 
-    /// Makes a change between two scans. Returns the scanner and the outcome of the change.
+    /// Makes a change between two scans. Returns the scanner, and the change unless it takes longer: interfaces are
+    /// attached to and detached from while scans go on.
     async fn make(
         &mut self,
-        change: Change,
+        Request { change, done }: Request,
         mut scanner: Scanner,
-    ) -> Result<(Scanner, Result<()>)> {
+    ) -> Result<(Scanner, Option<Made>)> {
+        let outcome;
         match change {
-            Change::Rules(rules) => spawn_blocking(move || {
-                let outcome = scanner.follow(rules);
-                (scanner, outcome)
-            })
-            .await
-            .context("the task that switches the filter rules"),
+            Change::Rules(rules) => {
+                (scanner, outcome) = spawn_blocking(move || {
+                    let outcome = scanner.follow(rules);
+                    (scanner, outcome)
+                })
+                .await
+                .context("the task that switches the filter rules")?;
+            }
             Change::Times(times) => {
                 self.times = times;
                 self.wakes.set_interval(times.scan_interval);
                 scanner.keep_flows_for(times.idle_timeout, times.linger);
-                Ok((scanner, Ok(())))
+                outcome = Ok(());
             }
             Change::Selection(selection) => {
-                scanner.select(&selection);
-                Ok((scanner, Ok(())))
+                self.selecting
+                    .spawn(in_force(scanner.select(&selection), done));
+                return Ok((scanner, None));
             }
         }
+        Ok((scanner, Some(Made { done, outcome })))
     }
 
     /// Answers everybody who asks for a change. The end waits for the thread that attaches, and that thread may

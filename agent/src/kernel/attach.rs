@@ -13,7 +13,7 @@ use std::sync::{
 
 use agent_common::{Direction, LinkType, direction::slot_of_hook};
 use anyhow::{Context as _, Result, ensure};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
 use super::{
     bpf::{LinkPlace, create_link},
@@ -189,8 +189,6 @@ pub struct Interfaces {
     /// Chooses among those that come later.
     pub selection: Selection,
     pub name_interface: NameInterface,
-    /// Notified when a scan should drain interfaces that have left.
-    pub scan_wanted: Arc<Notify>,
 }
 
 impl Attachments {
@@ -207,7 +205,6 @@ impl Attachments {
             slots,
             selection,
             name_interface,
-            scan_wanted,
         } = interfaces;
         let sets = std::mem::take(&mut kernel.sets);
         ensure!(sets.len() == selected.len(), "the programs are taken");
@@ -220,7 +217,6 @@ impl Attachments {
             slots: slots.clone(),
             selection,
             name_interface,
-            scan_wanted,
             stop: Arc::clone(&stop),
             gate: Arc::clone(&gate),
             attached: Arc::new(attached),
@@ -260,9 +256,17 @@ impl Attachments {
         }
     }
 
-    /// Detaches from interfaces that are not selected any more, and attaches to those that are.
-    pub fn select(&self, selection: &Selection) {
-        self.tell_all(|changes| changes.select(selection.clone()));
+    /// Detaches from interfaces that are not selected any more, and attaches to those that are. The future resolves
+    /// when that is done, and never if the agent ends first.
+    pub fn select(&self, selection: &Selection) -> impl Future<Output = ()> + Send + use<> {
+        let watches = self.watches.iter();
+        let selecting = watches.map(|watch| watch.changes().select(selection.clone()));
+        let selecting: Vec<_> = selecting.collect();
+        async move {
+            for one in selecting {
+                one.await;
+            }
+        }
     }
 
     fn tell_all(&self, tell: impl Fn(&Changes)) {

@@ -76,8 +76,7 @@ impl Work {
         if self.slots.is_deselected(ifindex) {
             self.table.forget(ifindex);
             self.slots.leave(ifindex);
-            // It may be selected again by now.
-            self.changes.look_at(ifindex);
         }
+        self.changes.given_up(ifindex);
     }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
 use super::{
     AttachSettings, NameInterface, Slots,
@@ -42,7 +42,6 @@ pub(super) struct Common {
     pub slots: Slots,
     pub selection: Selection,
     pub name_interface: NameInterface,
-    pub scan_wanted: Arc<Notify>,
     pub stop: Arc<AtomicBool>,
     /// Locked until it is known that every namespace can be watched. Nothing is attached before that.
     pub gate: Arc<Mutex<()>>,
@@ -80,7 +79,6 @@ impl Watch {
             slots,
             selection,
             name_interface,
-            scan_wanted,
             stop,
             gate,
             attached,
@@ -104,11 +102,12 @@ impl Watch {
             links: LinkSocket::open()?,
             name_interface,
             stop,
-            scan_wanted,
             not_counted: Arc::clone(&not_counted),
             log: WatcherLog::default(),
             pending: BTreeMap::new(),
             have_left: false,
+            deselected: BTreeSet::new(),
+            reselected: None,
             routed: BTreeSet::new(),
             stacks: Stacks::default(),
             changes: changes.clone(),

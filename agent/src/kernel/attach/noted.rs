@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use tokio::sync::watch;
+
 use crate::interfaces::Selection;
 
 /// How many interfaces may leave until it is shorter to look at all that are here.
@@ -23,7 +25,10 @@ pub(super) struct Noted {
     pub routed: BTreeSet<u32>,
     /// Some changes were missed.
     pub everything: bool,
-    pub selection: Option<Selection>,
+    /// The last one that was asked for, and its number.
+    pub selection: Option<(u64, Selection)>,
+    /// Interfaces that were not selected any more, and are not watched any more. They may be selected again by now.
+    pub given_up: BTreeSet<u32>,
     /// A scan has drained interfaces that had left.
     pub has_drained: bool,
     pub must_stop: bool,
@@ -36,12 +41,16 @@ pub(super) struct Changes(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     is_noted: Condvar,
+    /// The number of the selection that the watched interfaces follow.
+    in_force: watch::Sender<u64>,
 }
 
 struct State {
     noted: Option<Noted>,
     /// The last one that was noted.
     selection: Selection,
+    /// How many were noted.
+    selections: u64,
     /// Selected interfaces that are not counted.
     pending: BTreeSet<u32>,
 }
@@ -51,11 +60,13 @@ impl Changes {
         let state = State {
             noted: None,
             selection,
+            selections: 0,
             pending: BTreeSet::new(),
         };
         Self(Arc::new(Shared {
             state: Mutex::new(state),
             is_noted: Condvar::new(),
+            in_force: watch::Sender::default(),
         }))
     }
 
@@ -96,10 +107,30 @@ impl Changes {
         self.note(&mut self.state()).everything = true;
     }
 
-    pub(super) fn select(&self, selection: Selection) {
+    /// The future resolves when the watched interfaces follow this selection, or a later one.
+    pub(super) fn select(&self, selection: Selection) -> impl Future<Output = ()> + Send + use<> {
         let mut state = self.state();
         state.selection = selection.clone();
-        self.note(&mut state).selection = Some(selection);
+        state.selections += 1;
+        let number = state.selections;
+        self.note(&mut state).selection = Some((number, selection));
+        let mut in_force = self.0.in_force.subscribe();
+        async move {
+            if in_force.wait_for(|&latest| latest >= number).await.is_err() {
+                // Nobody watches any more, so the agent is about to end.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// The watched interfaces follow the selection with this number.
+    pub(super) fn is_in_force(&self, number: u64) {
+        self.0.in_force.send_replace(number);
+    }
+
+    /// An interface that was not selected any more is not watched any more.
+    pub(super) fn given_up(&self, ifindex: u32) {
+        self.note(&mut self.state()).given_up.insert(ifindex);
     }
 
     pub(super) fn drained(&self) {
@@ -173,7 +204,7 @@ mod tests {
         changes.set_pending([8].into_iter());
         changes.here(8, "docker1");
         assert_eq!(taken(&changes).interfaces, BTreeSet::from([8]));
-        changes.select(Selection::default());
+        drop(changes.select(Selection::default()));
         changes.here(7, "veth7");
         changes.routed(vec![5]);
         let noted = taken(&changes);

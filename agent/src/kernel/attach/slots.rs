@@ -8,6 +8,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use tokio::sync::Notify;
+
 use super::{Hook, held::HeldLink};
 use crate::{kernel::links::Counters, netns::InterfaceId};
 
@@ -41,6 +43,9 @@ pub(super) enum Place {
     Slot(u32),
     /// An interface with this index has left, and a scan has to drain it first.
     Draining,
+    /// All slots are taken, some by interfaces that have left or are being detached from. A scan is asked for when
+    /// it can free one.
+    NoneYet,
     /// All slots are taken.
     NoneFree,
 }
@@ -49,6 +54,7 @@ pub(super) enum Place {
 #[derive(Clone)]
 pub struct Slots {
     state: Arc<Mutex<State>>,
+    scan_wanted: Arc<Notify>,
     netns: u32,
 }
 
@@ -56,6 +62,8 @@ struct State {
     watched: BTreeMap<InterfaceId, Watched>,
     left: Vec<Left>,
     free: BTreeSet<u32>,
+    /// An interface got no slot since a scan last freed some.
+    is_waited_for: bool,
     /// At most two entries per hook.
     progress: Vec<AttachedHook>,
 }
@@ -74,10 +82,12 @@ impl Slots {
             watched: BTreeMap::new(),
             left: Vec::new(),
             free: (0..count).collect(),
+            is_waited_for: false,
             progress: Vec::new(),
         };
         Self {
             state: Arc::new(Mutex::new(state)),
+            scan_wanted: Arc::default(),
             netns,
         }
     }
@@ -85,8 +95,15 @@ impl Slots {
     /// The same slots, for the interfaces of another network namespace.
     #[must_use]
     pub fn in_netns(&self, netns: u32) -> Self {
-        let state = Arc::clone(&self.state);
-        Self { state, netns }
+        Self {
+            netns,
+            ..self.clone()
+        }
+    }
+
+    /// Notified when a scan should drain interfaces that have left, since others wait for their slots.
+    pub fn scan_wanted(&self) -> Arc<Notify> {
+        Arc::clone(&self.scan_wanted)
     }
 
     pub(super) fn id(&self, ifindex: u32) -> InterfaceId {
@@ -99,10 +116,21 @@ impl Slots {
         let id = self.id(ifindex);
         let mut state = self.state();
         if state.left.iter().any(|left| left.id == id) {
+            self.scan_wanted.notify_one();
             return Place::Draining;
         }
         let Some(slot) = state.free.pop_first() else {
-            return Place::NoneFree;
+            state.is_waited_for = true;
+            if !state.left.is_empty() {
+                self.scan_wanted.notify_one();
+                return Place::NoneYet;
+            }
+            let mut watched = state.watched.values();
+            return if watched.any(|watched| watched.is_deselected) {
+                Place::NoneYet
+            } else {
+                Place::NoneFree
+            };
         };
         let watched = Watched {
             slot,
@@ -136,6 +164,9 @@ impl Slots {
             id,
             is_deselected: watched.is_deselected,
         });
+        if state.is_waited_for {
+            self.scan_wanted.notify_one();
+        }
         Some(watched.links)
     }
 
@@ -161,10 +192,6 @@ impl Slots {
         watched.is_some_and(|watched| watched.is_deselected)
     }
 
-    pub(super) fn has_left(&self) -> bool {
-        !self.state().left.is_empty()
-    }
-
     pub(super) fn left(&self) -> Vec<Left> {
         self.state().left.clone()
     }
@@ -179,6 +206,8 @@ impl Slots {
             !drained.iter().any(|left| left.is(slot, id))
         });
         state.free.extend(drained.iter().map(|left| left.slot));
+        // Whoever waits is told of it, and asks again.
+        state.is_waited_for = false;
     }
 
     pub(super) fn slot_of(&self, ifindex: u32) -> Option<u32> {
@@ -264,6 +293,7 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use agent_common::{Direction, direction::hook_number};
+    use futures_util::FutureExt as _;
 
     use super::{super::Mode, *};
     use crate::kernel::bpf::LinkPlace;
@@ -293,7 +323,7 @@ mod tests {
         assert_eq!(slots.take(9, "c"), Place::NoneFree);
         assert!(slots.leave(7).unwrap().is_empty());
         assert!(slots.leave(7).is_none());
-        assert_eq!(slots.take(9, "c"), Place::NoneFree);
+        assert_eq!(slots.take(9, "c"), Place::NoneYet);
         assert_eq!(slots.take(7, "a"), Place::Draining);
 
         let left = slots.left();
@@ -311,6 +341,36 @@ mod tests {
         assert_eq!(slots.left().len(), 1);
         assert_eq!(slots.take(7, "a"), Place::Slot(0));
         assert_eq!(slots.take(8, "b"), Place::Draining);
+    }
+
+    #[test]
+    fn whoever_waits_for_a_slot_asks_for_a_scan_when_one_can_be_freed() {
+        let slots = Slots::new(2, 1);
+        let is_scan_wanted = || {
+            let wanted = slots.scan_wanted.notified();
+            wanted.now_or_never().is_some()
+        };
+        slots.take(7, "a");
+        slots.in_netns(2).take(7, "b");
+        // Nobody waits.
+        slots.leave(7);
+        assert!(!is_scan_wanted());
+        slots.settle(&slots.left());
+        slots.take(7, "a");
+
+        assert_eq!(slots.take(9, "c"), Place::NoneFree);
+        assert!(!is_scan_wanted());
+        assert!(slots.deselect(7));
+        assert_eq!(slots.take(9, "c"), Place::NoneYet);
+        // In whichever namespace it is.
+        assert_eq!(slots.in_netns(2).take(9, "d"), Place::NoneYet);
+        assert!(!is_scan_wanted(), "it would free nothing");
+        slots.leave(7);
+        assert!(is_scan_wanted());
+        slots.settle(&slots.left());
+        assert!(matches!(slots.take(9, "c"), Place::Slot(_)));
+        slots.leave(9);
+        assert!(!is_scan_wanted());
     }
 
     #[test]

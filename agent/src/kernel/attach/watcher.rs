@@ -10,9 +10,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, bail};
-use tokio::sync::Notify;
-
 use super::{
     attacher::Attacher,
     closer::Closer,
@@ -29,6 +26,7 @@ use crate::{
     },
     log_limit::LogLimit,
 };
+use anyhow::{Result, bail};
 
 /// When what failed is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -48,15 +46,17 @@ pub(super) struct Watcher {
     pub links: LinkSocket,
     pub name_interface: NameInterface,
     pub stop: Arc<AtomicBool>,
-    /// Asks for a scan that drains interfaces which have left.
-    pub scan_wanted: Arc<Notify>,
     /// How many selected interfaces are not counted.
     pub not_counted: Arc<AtomicUsize>,
     pub log: WatcherLog,
     /// Selected interfaces without hooks, by index.
     pub pending: BTreeMap<u32, Pending>,
-    /// Interfaces have left, or are being given up, since refused ones were tried.
+    /// Interfaces have left, or were given up, since refused ones were tried.
     pub have_left: bool,
+    /// Those that are being given up, since they are not selected any more.
+    pub deselected: BTreeSet<u32>,
+    /// The number of a selection that is not in force yet.
+    pub reselected: Option<u64>,
     /// Those with a default route, if routes select.
     pub routed: BTreeSet<u32>,
     /// How many network namespaces the agent watches.
@@ -67,7 +67,7 @@ pub(super) struct Watcher {
 /// Why a selected interface is not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pending {
-    /// It waits for the next scan.
+    /// It waits for a scan that drains one that has left or leaves.
     Drain,
     NoSlot,
     /// A hook cannot be attached, or the programs cannot read this link type.
@@ -158,6 +158,7 @@ impl Watcher {
                 }
             } else {
                 look = Look::default();
+                self.tell_if_in_force();
             }
             let retry = look.is_due().then_some(RETRY_INTERVAL);
             let patience = retry.or_else(|| self.stacks.due_in());
@@ -181,18 +182,17 @@ impl Watcher {
             // Those that stood on it may count where it did.
             look.at.extend(&self.routed);
         }
-        let has_no_slot = |why: &Pending| *why == Pending::NoSlot;
-        if !noted.left.is_empty() && self.pending.values().any(has_no_slot) {
-            self.scan_wanted.notify_one();
-        }
-        if let Some(selection) = noted.selection {
+        if let Some((number, selection)) = noted.selection {
             tracing::info!("interfaces are selected anew");
             self.selection = selection;
+            self.reselected = Some(number);
             self.pending.clear();
-            self.have_left = true;
             (look.at_everything, look.is_reselected) = (true, true);
         }
-        self.have_left |= !noted.left.is_empty();
+        for ifindex in &noted.given_up {
+            self.deselected.remove(ifindex);
+        }
+        self.have_left |= !noted.left.is_empty() || !noted.given_up.is_empty();
         if noted.has_drained {
             // One that was refused drains, too, and would be tried at each scan.
             let tries_refused = std::mem::take(&mut self.have_left);
@@ -205,7 +205,20 @@ impl Watcher {
         self.routed.extend(&noted.routed);
         look.at.extend(noted.routed);
         look.at.extend(noted.interfaces);
+        look.at.extend(noted.given_up);
         look.at_everything |= noted.everything;
+    }
+
+    /// A selection is in force when everything was looked at, what it leaves out is given up, and no interface waits
+    /// for the slot of one that was.
+    fn tell_if_in_force(&mut self) {
+        let waits = |why: &Pending| *why == Pending::Drain;
+        if self.deselected.is_empty()
+            && !self.pending.values().any(waits)
+            && let Some(number) = self.reselected.take()
+        {
+            self.changes.is_in_force(number);
+        }
     }
 
     pub(super) fn look(&mut self, look: &Look) -> Result<()> {

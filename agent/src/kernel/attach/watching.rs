@@ -19,14 +19,9 @@ impl Watcher {
         limits::ensure_open_files(self.slots.links() + hooks, self.namespaces)?;
         let slot = match self.slots.take(link.ifindex, &link.name) {
             Place::Slot(slot) => slot,
-            Place::Draining => {
-                self.scan_wanted.notify_one();
-                return Ok(Some(Pending::Drain));
-            }
+            Place::Draining | Place::NoneYet => return Ok(Some(Pending::Drain)),
             Place::NoneFree => {
-                if self.slots.has_left() {
-                    self.scan_wanted.notify_one();
-                } else if let Some(interfaces) = self.log.full.event() {
+                if let Some(interfaces) = self.log.full.event() {
                     tracing::warn!(
                         interface = link.name,
                         interfaces,
@@ -72,6 +67,7 @@ impl Watcher {
         if let Some(clsact) = &mut self.attacher.clsact {
             clsact.detach(ifindex);
         }
+        self.deselected.insert(ifindex);
         self.closer.detach(Detach::Deselected(ifindex))
     }
 

@@ -336,6 +336,57 @@ fn interfaces_are_selected_anew_by_the_file_and_no_packet_is_lost() {
     }
 }
 
+/// All places are taken until the first ones are given up, and only a scan that somebody asks for frees them.
+#[test]
+fn a_reload_gives_the_places_of_the_first_interfaces_to_others_before_it_is_over() {
+    if !is_root_or_skip(
+        "agent::a_reload_gives_the_places_of_the_first_interfaces_to_others_before_it_is_over",
+    ) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let namespace = &lab.agent.namespace;
+    for number in 0..4 {
+        let (near, far) = (format!("new{number}"), format!("far{number}"));
+        namespace.add_wire([&near, &far]).unwrap();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.toml");
+    let select = |interfaces: &str| {
+        let settings = format!(
+            "output = 'json'\ninterface = [{interfaces}]\nmax_interfaces = 2\nmax_flows = 1000\n\
+             scan_interval = '1h'\n"
+        );
+        fs::write(&file, settings).unwrap();
+    };
+    let nothing_is_on = |interface: &str| {
+        let ifindex = namespace.ifindex(interface).unwrap();
+        let has_tcx = kernel::is_at_least(6, 6);
+        !filters(&lab.agent, interface).contains("flow-agent")
+            && (!has_tcx || tcx_programs_on(&lab.agent, ifindex) == [0, 0])
+    };
+    select("'new0', 'new1'");
+    let agent = Agent::start_by_file(&lab.agent, "", &file);
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
+    send(&lab, ["new0", "far0"], &frame, 10);
+    select("'new2', 'new3'");
+    agent.signal(libc::SIGHUP);
+    wait_until("the settings are in force", || {
+        agent.stderr().contains("the settings have been read again")
+    });
+    assert!(nothing_is_on("new0") && nothing_is_on("new1"));
+    send(&lab, ["new2", "far2"], &frame, 20);
+    send(&lab, ["new3", "far3"], &frame, 30);
+    assert!(
+        !agent.stderr().contains("not counted"),
+        "{}",
+        agent.stderr()
+    );
+    let report = agent.stop();
+    assert_eq!(report.seen(), count(60, &frame));
+    assert_eq!(packets_on(&report, "new2"), 20);
+}
+
 /// The kernel takes no filter on the egress side of somebody's ingress qdisc.
 #[test]
 fn an_interface_of_which_one_hook_is_refused_keeps_no_program() {

@@ -11,13 +11,16 @@ use std::{
 };
 
 use lab::{
-    Lab, Process, RtnlHold,
+    Lab, Process, RtnlHold, kernel,
     privilege::{is_root_or_skip, skip},
 };
 use tempfile::TempDir;
 
 use super::many::add_wires;
-use crate::support::{Agent, PATIENCE, count, flow_agent, pair, wait_for_packets, wait_until};
+use crate::support::{
+    Agent, PATIENCE, attached::tcx_programs_on, count, flow_agent, pair, wait_for_packets,
+    wait_until,
+};
 
 /// A service manager that keeps what it is told.
 struct Manager {
@@ -171,6 +174,42 @@ fn the_manager_sees_flows_rate_and_loss_and_each_reload() {
     manager.wait_for("READY=1");
     agent.stop();
     manager.wait_for("STOPPING=1");
+}
+
+/// With so many that attaching takes a while.
+#[test]
+fn a_reload_is_over_when_what_it_selects_counts_and_nothing_else_does() {
+    const NAME: &str = "agent::a_reload_is_over_when_what_it_selects_counts_and_nothing_else_does";
+    const WIRES: usize = 30;
+    if !kernel::is_at_least(6, 6) {
+        return skip(NAME, "the kernel has TCX from 6.6");
+    }
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let wires = add_wires(&lab, WIRES);
+    let mut manager = Manager::start();
+    let file = manager.path("config.toml");
+    let select = |interface: &str| {
+        fs::write(&file, format!("interface = ['{interface}']\n")).unwrap();
+    };
+    let here = &lab.agent.interface;
+    select(here);
+    let settings = ["--config", file.to_str().unwrap()];
+    let agent = Agent::start_by(manager.command(&lab), "", &settings);
+    manager.wait_for("READY=1");
+    for (interface, on_wires, on_here) in [("many*", [1, 1], [0, 0]), (here, [0, 0], [1, 1])] {
+        select(interface);
+        agent.signal(libc::SIGHUP);
+        manager.wait_for("RELOADING=1");
+        manager.wait_for("READY=1");
+        let on = |&ifindex: &u32| tcx_programs_on(&lab.agent, ifindex);
+        let found: Vec<_> = wires.iter().map(on).collect();
+        assert_eq!(found, [on_wires; WIRES], "{interface}");
+        assert_eq!(tcx_programs_on(&lab.agent, lab.agent.ifindex), on_here);
+    }
+    agent.stop();
 }
 
 #[test]
