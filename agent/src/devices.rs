@@ -25,6 +25,14 @@ pub struct Twice<'a> {
     why: Why,
 }
 
+/// A tunnel that names no link for its packets. They may pass another one that is counted: only the routes know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MayBeTwice<'a> {
+    pub tunnel: &'a Link,
+    /// The links that are counted, too. There is one at least.
+    others: Vec<&'a Link>,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Why {
     Stacked,
@@ -146,6 +154,65 @@ impl<'a> Devices<'a> {
     }
 }
 
+impl<'a> Devices<'a> {
+    /// The tunnels of `watched` whose packets may pass another one of these, too, by ifindex.
+    pub fn may_be_twice(&self, watched: &BTreeSet<u32>) -> Vec<MayBeTwice<'a>> {
+        let links = watched
+            .iter()
+            .filter_map(|ifindex| self.by_ifindex.get(ifindex).copied());
+        let (tunnels, others): (Vec<_>, Vec<_>) = links
+            .filter(|link| !link.is_loopback && !is_idle_fallback(link))
+            .partition(|link| is_tunnel(&link.kind) && self.under(link).is_empty());
+        let may_be_twice = tunnels.into_iter().map(|tunnel| {
+            let others = others.iter().copied();
+            let others = others.filter(|other| !self.stands_on(other, tunnel));
+            MayBeTwice {
+                tunnel,
+                others: others.collect(),
+            }
+        });
+        may_be_twice.filter(|it| !it.others.is_empty()).collect()
+    }
+}
+
+impl MayBeTwice<'_> {
+    /// What to do about it.
+    pub fn remedy(&self) -> String {
+        let tunnel = &self.tunnel.name;
+        match &self.others[..] {
+            [other] => format!(
+                "if they do, leave one of them out, with --exclude-interface {tunnel} or --exclude-interface {}",
+                other.name
+            ),
+            _ => format!(
+                "if they do, leave the tunnel out, with --exclude-interface {tunnel}, or the other one"
+            ),
+        }
+    }
+}
+
+/// How the same packets may come to both.
+impl fmt::Display for MayBeTwice<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const NAMED: usize = 3;
+        let mut others: Vec<String> = self
+            .others
+            .iter()
+            .take(NAMED)
+            .map(|other| other.name.clone())
+            .collect();
+        if self.others.len() > NAMED {
+            others.push(format!("one of {} others", self.others.len() - NAMED));
+        }
+        write!(
+            formatter,
+            "the packets of the tunnel {}, which names no interface for them, may pass {}",
+            self.tunnel.name,
+            others.join(" or ")
+        )
+    }
+}
+
 impl Twice<'_> {
     /// What to do about it.
     pub fn remedy(&self) -> String {
@@ -182,13 +249,28 @@ impl fmt::Display for Twice<'_> {
 pub fn warn_of_twice(links: &[Link], watched: &[Link]) {
     const TOLD: usize = 5;
     let watched = watched.iter().map(|link| link.ifindex).collect();
-    let twice = Devices::new(links).twice(&watched);
+    let devices = Devices::new(links);
+    let twice = devices.twice(&watched);
     for pair in twice.iter().take(TOLD) {
         warn!(
             interface = pair.upper.name,
             lower = pair.lower.name,
             "packets are counted twice: {pair}; {}",
             pair.remedy()
+        );
+    }
+    let tunnels = devices.may_be_twice(&watched);
+    for it in tunnels.iter().take(TOLD) {
+        warn!(
+            interface = it.tunnel.name,
+            "packets may be counted twice: {it}; {}",
+            it.remedy()
+        );
+    }
+    if let Some(more) = tunnels.len().checked_sub(TOLD).filter(|more| *more > 0) {
+        warn!(
+            more,
+            "further tunnels may count packets twice: `flow-agent check` lists them"
         );
     }
     if let Some(more) = twice.len().checked_sub(TOLD).filter(|more| *more > 0) {
@@ -223,6 +305,24 @@ pub fn is_tunnel(kind: &str) -> bool {
             | "amt"
             | "ovpn"
     )
+}
+
+/// Whether it is one of the tunnels that the kernel makes in every network namespace, and nobody uses it.
+fn is_idle_fallback(link: &Link) -> bool {
+    let name = link.name.as_str();
+    !link.is_up
+        && matches!(
+            name,
+            "tunl0"
+                | "gre0"
+                | "gretap0"
+                | "erspan0"
+                | "ip_vti0"
+                | "sit0"
+                | "ip6tnl0"
+                | "ip6gre0"
+                | "ip6_vti0"
+        )
 }
 
 #[cfg(test)]
@@ -329,6 +429,39 @@ pub(crate) mod tests {
         assert_eq!(
             first.remedy(),
             "leave one of them out, with --exclude-interface bond0 or --exclude-interface eth0"
+        );
+    }
+
+    #[test]
+    fn a_tunnel_that_names_no_link_may_count_what_another_link_counts() {
+        let mut links = stack();
+        let fallback = Link {
+            is_up: false,
+            ..link(12, "sit0", "sit")
+        };
+        links.extend([
+            link(10, "wg0", "wireguard"),
+            over(10, link(11, "mac0", "macvlan")),
+            fallback,
+        ]);
+        let found = |watched: &[u32]| {
+            let watched = watched.iter().copied().collect();
+            let found = Devices::new(&links).may_be_twice(&watched).into_iter();
+            found.map(|it| it.to_string()).collect::<Vec<_>>()
+        };
+        let told = "the packets of the tunnel wg0, which names no interface for them, may pass ";
+        assert_eq!(found(&[2, 10]), [format!("{told}eth0")]);
+        assert_eq!(
+            found(&[2, 3, 4, 5, 6, 10]),
+            [format!("{told}eth0 or eth1 or bond0 or one of 2 others")]
+        );
+        // One that stands on it is no other one, and one that names its link is told of there.
+        assert!(found(&[10, 11]).is_empty());
+        assert!(found(&[2, 7, 12]).is_empty());
+        let watched = BTreeSet::from([2, 10]);
+        assert_eq!(
+            Devices::new(&links).may_be_twice(&watched)[0].remedy(),
+            "if they do, leave one of them out, with --exclude-interface wg0 or --exclude-interface eth0"
         );
     }
 

@@ -151,7 +151,7 @@ impl Known<'_> {
         detail
     }
 
-    /// A warning for each two devices that count the same packets.
+    /// A warning for each two devices that count the same packets, and for each tunnel that may.
     pub(super) fn twice(&self) -> Vec<Check> {
         let uplinks = self.uplinks();
         let counted = self
@@ -159,7 +159,8 @@ impl Known<'_> {
             .iter()
             .filter(|link| self.selection.takes(link, &uplinks));
         let counted = counted.map(|link| link.ifindex).collect();
-        let twice = Devices::new(self.links).twice(&counted);
+        let devices = Devices::new(self.links);
+        let twice = devices.twice(&counted);
         let warnings = twice.iter().map(|pair| {
             Check::warn(
                 format!("twice {} {}", pair.upper.name, pair.lower.name),
@@ -167,7 +168,15 @@ impl Known<'_> {
                 pair.remedy(),
             )
         });
-        warnings.collect()
+        let tunnels = devices.may_be_twice(&counted);
+        let tunnels = tunnels.iter().map(|it| {
+            Check::warn(
+                format!("twice {}", it.tunnel.name),
+                format!("packets may be counted twice: {it}"),
+                it.remedy(),
+            )
+        });
+        warnings.chain(tunnels).collect()
     }
 }
 

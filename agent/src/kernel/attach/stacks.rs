@@ -23,6 +23,8 @@ const TELL_AT_MOST_EVERY: Duration = Duration::from_secs(10);
 pub(super) struct Stacks {
     /// Those that are known, upper one first.
     known: BTreeSet<[u32; 2]>,
+    /// Tunnels of which it is known that they may count packets of other watched interfaces.
+    known_tunnels: BTreeSet<u32>,
     /// The interfaces of the start, whose pairs were told of then.
     of_start: BTreeSet<u32>,
     have_changed: bool,
@@ -116,15 +118,17 @@ impl Watcher {
         if self.stacks.due_in() != Some(Duration::ZERO) {
             return Ok(());
         }
-        if self.selection.follows_default_routes() {
-            self.stacks.have_changed = false;
-            return Ok(());
-        }
         let links = self.links.links()?;
         self.stacks.have_changed = false;
         self.stacks.told = Some(Instant::now());
         let devices = Devices::new(&links);
-        let of_start = devices.twice(&std::mem::take(&mut self.stacks.of_start));
+        let of_start = std::mem::take(&mut self.stacks.of_start);
+        self.tell_of_tunnels(&devices, &of_start);
+        if self.selection.follows_default_routes() {
+            // The upper one of two is left; see `leave_uppers`.
+            return Ok(());
+        }
+        let of_start = devices.twice(&of_start);
         self.stacks.known.extend(of_start.iter().map(ifindexes));
         let twice = devices.twice(&self.watched());
         let now = twice.iter().map(ifindexes).collect();
@@ -144,6 +148,28 @@ impl Watcher {
             }
         }
         Ok(())
+    }
+
+    /// Tells of tunnels whose packets may pass another watched interface, each once.
+    fn tell_of_tunnels(&mut self, devices: &Devices, of_start: &BTreeSet<u32>) {
+        let of_start = devices.may_be_twice(of_start);
+        let of_start = of_start.iter().map(|it| it.tunnel.ifindex);
+        self.stacks.known_tunnels.extend(of_start);
+        let tunnels = devices.may_be_twice(&self.watched());
+        let now = tunnels.iter().map(|it| it.tunnel.ifindex).collect();
+        let known = std::mem::replace(&mut self.stacks.known_tunnels, now);
+        for it in &tunnels {
+            if !known.contains(&it.tunnel.ifindex)
+                && let Some(tunnels) = self.log.tunnels.event()
+            {
+                tracing::warn!(
+                    interface = it.tunnel.name,
+                    tunnels,
+                    "packets may be counted twice: {it}; {}",
+                    it.remedy()
+                );
+            }
+        }
     }
 }
 

@@ -82,6 +82,7 @@ pub(super) struct WatcherLog {
     refused: LogLimit,
     failed: LogLimit,
     pub twice: LogLimit,
+    pub tunnels: LogLimit,
 }
 
 /// What to look at next.

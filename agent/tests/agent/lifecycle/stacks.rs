@@ -112,6 +112,61 @@ each above those that its packets pass, too; * is counted:
     assert!(remedy.contains("--exclude-interface mac0"), "{remedy}");
 }
 
+/// Such a tunnel stands on nothing that is known, so both are uplinks.
+#[test]
+fn a_tunnel_that_names_no_interface_may_count_twice_and_that_is_said() {
+    const TOLD: &str = "packets may be counted twice: the packets of the tunnel tun9, which names no interface \
+                        for them, may pass agent0";
+    if !is_root_or_skip("agent::a_tunnel_that_names_no_interface_may_count_twice_and_that_is_said")
+    {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    ip(
+        &lab,
+        "route add default dev agent0 metric 10
+         link add tun9 type vxlan id 9 remote 10.77.0.2 dstport 4789
+         link set tun9 addrgenmode none up",
+    );
+    let remedy =
+        "leave one of them out, with --exclude-interface tun9 or --exclude-interface agent0";
+    let tunnels = |lines: &[Value]| {
+        lines
+            .iter()
+            .filter(|line| line["name"] == "twice tun9")
+            .count()
+    };
+    assert_eq!(tunnels(&json(&lab, &[])), 0, "it has no default route");
+    let agent = Agent::start_on(&lab.agent, "", &[]);
+    assert!(!agent.stderr().contains("twice"), "{}", agent.stderr());
+
+    ip(&lab, "route add default dev tun9 metric 20");
+    wait_until("it is told of the tunnel", || agent.stderr().contains(TOLD));
+    agent.stop();
+
+    let lines = json(&lab, &[]);
+    let told = lines.iter().find(|line| line["name"] == "twice tun9");
+    let told = told.unwrap_or_else(|| panic!("{lines:?}"));
+    assert_eq!(
+        (&told["status"], &told["detail"]),
+        (&"warn".into(), &TOLD.into())
+    );
+    assert!(told["remedy"].as_str().unwrap().contains(remedy), "{told}");
+    let agent = Agent::start_on(&lab.agent, "", &[]);
+    let log = agent.stderr();
+    assert!(log.contains(TOLD) && log.contains(remedy), "{log}");
+    agent.stop();
+    let without = ["--exclude-interface", "tun9"];
+    assert_eq!(tunnels(&json(&lab, &without)), 0);
+    let agent = Agent::start_on(&lab.agent, "", &without);
+    assert!(
+        !agent.stderr().contains("counted twice"),
+        "{}",
+        agent.stderr()
+    );
+    agent.stop();
+}
+
 #[test]
 fn the_tree_says_where_packets_of_a_second_default_route_are_counted() {
     if !is_root_or_skip("agent::the_tree_says_where_packets_of_a_second_default_route_are_counted")
