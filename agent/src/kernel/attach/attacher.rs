@@ -28,6 +28,8 @@ pub(super) struct Attacher {
     pub counters: LinkSocket,
     pub features: Features,
     pub clsact: Option<Clsact>,
+    /// The interfaces of the start, while it lasts.
+    pub first: Vec<Link>,
     pub lines: Lines,
 }
 
@@ -142,6 +144,9 @@ impl Attacher {
             self.hold(link, tcx);
             Mode::Tcx
         } else {
+            if self.clsact.is_none() {
+                self.open_clsact()?;
+            }
             let program = self.programs.get(name)?.try_clone_to_owned();
             let program = program.context("duplicate a program's descriptor")?;
             self.clsact(link, direction, program.as_fd(), name)
@@ -209,6 +214,14 @@ impl Attacher {
         }
     }
 
+    /// The qdiscs that are added stay, so nothing is added where the start is going to fail.
+    fn open_clsact(&mut self) -> Result<()> {
+        let clsact = self.clsact.insert(Clsact::open()?);
+        let settings = self.settings;
+        let has_egress = |link: &&Link| settings.has_hook(link, Direction::Egress);
+        clsact.ensure_egress_of(self.first.iter().filter(has_egress))
+    }
+
     fn clsact(
         &mut self,
         link: &Link,
@@ -216,10 +229,7 @@ impl Attacher {
         program: BorrowedFd<'_>,
         program_name: &str,
     ) -> Result<()> {
-        let clsact = match &mut self.clsact {
-            Some(clsact) => clsact,
-            None => self.clsact.insert(Clsact::open()?),
-        };
+        let clsact = self.clsact.as_mut().context("clsact is not open")?;
         clsact.attach(link, direction, program, program_name)
     }
 }

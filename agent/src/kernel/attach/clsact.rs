@@ -11,7 +11,7 @@
 use std::{collections::BTreeSet, os::fd::BorrowedFd};
 
 use agent_common::Direction;
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::{
     instance::{self, Instance},
@@ -54,6 +54,19 @@ impl Clsact {
             prepared: BTreeSet::new(),
             added: LogLimit::default(),
         })
+    }
+
+    /// Fails if one of these has a qdisc without an egress side.
+    pub(super) fn ensure_egress_of<'a>(
+        &mut self,
+        links: impl Iterator<Item = &'a Link>,
+    ) -> Result<()> {
+        let qdiscs = self.socket.filter_qdiscs()?;
+        for link in links {
+            ensure_egress(qdiscs.get(&link.ifindex))
+                .with_context(|| format!("attach tc egress to {}", link.name))?;
+        }
+        Ok(())
     }
 
     /// Attaches the program to one direction of an interface.
@@ -174,19 +187,21 @@ impl Clsact {
             Err(error) => return Err(error).context("add a clsact qdisc"),
         }
         let qdiscs = self.socket.filter_qdiscs()?;
-        // The kernel accepts a filter for the egress side of an ingress qdisc, and runs it on ingress.
-        if direction == Direction::Egress
-            && qdiscs
-                .get(&link.ifindex)
-                .is_some_and(|kind| kind == "ingress")
-        {
-            bail!(
-                "there is an ingress qdisc of somebody else's, which has no egress side: choose \
-                 --direction ingress, or replace it by clsact"
-            );
+        match direction {
+            Direction::Ingress => Ok(()),
+            Direction::Egress => ensure_egress(qdiscs.get(&link.ifindex)),
         }
-        Ok(())
     }
+}
+
+/// The kernel accepts a filter for the egress side of an ingress qdisc, and runs it on ingress.
+fn ensure_egress(qdisc: Option<&String>) -> Result<()> {
+    ensure!(
+        qdisc.is_none_or(|kind| kind != "ingress"),
+        "there is an ingress qdisc of somebody else's, which has no egress side: choose --direction ingress, or \
+         replace it by clsact"
+    );
+    Ok(())
 }
 
 impl Drop for Clsact {

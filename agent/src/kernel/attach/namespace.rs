@@ -95,6 +95,7 @@ impl Watch {
                 counters: LinkSocket::open()?,
                 features: Features::open(),
                 clsact: None,
+                first: Vec::new(),
                 lines: Lines::default(),
             },
             slots: slots.clone(),

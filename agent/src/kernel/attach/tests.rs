@@ -70,6 +70,7 @@ fn watcher(
             counters: LinkSocket::open().unwrap(),
             features: Features::open(),
             clsact: None,
+            first: Vec::new(),
             lines: Lines::default(),
         },
         slots,

@@ -106,6 +106,13 @@ impl Watcher {
         if let Err(error) = clsact::remove_stale() {
             tracing::warn!("cannot look for filters of killed agents: {error:#}");
         }
+        links.clone_into(&mut self.attacher.first);
+        let outcome = self.attach_first(links);
+        self.attacher.first.clear();
+        outcome
+    }
+
+    fn attach_first(&mut self, links: &[Link]) -> Result<()> {
         let mut told = Instant::now();
         let mut attached = 0;
         for link in links {

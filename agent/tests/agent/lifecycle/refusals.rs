@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::{CLSACT, TCX};
 use crate::support::{
     Agent,
-    attached::{add_filter, filters, nothing_is_attached, tc, xdp},
+    attached::{add_filter, filters, nothing_is_attached, qdiscs, tc, xdp},
     flow_agent,
 };
 
@@ -290,6 +290,28 @@ fn an_ingress_qdisc_of_others_takes_no_egress_filter() {
     let error = refused(&lab.agent, &clsact);
     assert_says(&error, &[here, "egress", "--direction ingress"]);
     assert_eq!(filters(&lab.agent, here), before);
+}
+
+/// A clsact qdisc stays where the agent adds one, so it looks at all interfaces before.
+#[test]
+fn a_start_that_an_ingress_qdisc_ends_leaves_no_qdisc_on_other_interfaces() {
+    if !is_root_or_skip(
+        "agent::a_start_that_an_ingress_qdisc_ends_leaves_no_qdisc_on_other_interfaces",
+    ) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    lab.agent.namespace.add_wire(["new0", "far0"]).unwrap();
+    tc(&lab.agent, "qdisc add dev new0 ingress");
+    let here = &lab.agent.interface;
+    let before = qdiscs(&lab.agent, here);
+    let clsact = format!(
+        "--interface {here},new0 --listen 127.0.0.1:0 {}",
+        CLSACT.join(" ")
+    );
+    let error = refused(&lab.agent, &clsact);
+    assert_says(&error, &["attach tc egress to new0", "--direction ingress"]);
+    assert_eq!(qdiscs(&lab.agent, here), before);
 }
 
 #[test]
