@@ -213,8 +213,8 @@ impl Agent {
         self.limits.clone()
     }
 
-    /// Counts until `stop`, or until a hook cannot be attached. Returns when everything is detached, drained
-    /// and sent. Who may see the rules may ask for the settings in force.
+    /// Counts until `stop`, or until a hook cannot be attached or interfaces cannot be followed any more. Returns when
+    /// everything is detached, drained and sent. Who may see the rules may ask for the settings in force.
     pub async fn run(
         self,
         stop: impl Future<Output = ()>,
@@ -245,7 +245,7 @@ impl Agent {
             selection: config.selection.clone(),
             name_interface: name_interface(rules.clone()),
         };
-        let (attachments, attached) = Attachments::start(&mut kernel, to_watch, config.attach)?;
+        let (attachments, reports) = Attachments::start(&mut kernel, to_watch, config.attach)?;
         let scanner = Scanner::new(ScannerParts {
             kernel,
             attachments,
@@ -282,7 +282,7 @@ impl Agent {
             requests,
             times,
             wakes: Wakes::new(config.scan_interval, filled, scan_wanted),
-            attached,
+            reports,
             watchdog: manager.watchdog(),
             selecting: JoinSet::new(),
         };

@@ -12,6 +12,7 @@ use tokio::{
 use super::wakes::{Wake, Wakes};
 use crate::{
     changes::{Change, Request, Times},
+    kernel::attach::Reports,
     log_limit::LogLimit,
     scan::Scanner,
     service_manager::Watchdog,
@@ -27,8 +28,7 @@ pub(super) struct Scanning {
     /// Those in force.
     pub times: Times,
     pub wakes: Wakes,
-    /// Reports that every hook is attached, or which one failed.
-    pub attached: oneshot::Receiver<Result<()>>,
+    pub reports: Reports,
     /// Fed between requests, so a scan that hangs starves it.
     pub watchdog: Watchdog,
     /// Changes of the selection that are not in force yet, with who waits for them.
@@ -64,7 +64,7 @@ async fn in_force(
 
 impl Scanning {
     /// Scans at every interval, and earlier if a page fills, until `shutdown` or until a hook cannot be
-    /// attached. Then scans once more with the programs off. `tell` is called when all of the first hooks
+    /// attached or interfaces cannot be followed. Then scans once more with the programs off. `tell` is called when all of the first hooks
     /// are attached.
     pub(super) async fn run(
         mut self,
@@ -94,7 +94,7 @@ impl Scanning {
                     Made { done, outcome: Ok(()) }.tell();
                     continue;
                 }
-                outcome = &mut self.attached, if is_attaching => {
+                outcome = &mut self.reports.attached, if is_attaching => {
                     is_attaching = false;
                     match outcome.context("the thread that attaches").flatten() {
                         Ok(()) => {
@@ -108,6 +108,10 @@ impl Scanning {
                             Wake::End
                         }
                     }
+                }
+                Some(error) = self.reports.failed.recv() => {
+                    failed = Some(error);
+                    Wake::End
                 }
                 wake = self.wakes.next(scanner.active_page()) => match wake {
                     Ok(wake) => wake,

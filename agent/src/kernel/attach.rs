@@ -12,8 +12,8 @@ use std::sync::{
 };
 
 use agent_common::{Direction, LinkType, direction::slot_of_hook};
-use anyhow::{Context as _, Result, ensure};
-use tokio::sync::oneshot;
+use anyhow::{Context as _, Error, Result, ensure};
+use tokio::sync::{mpsc, oneshot};
 
 use super::{
     bpf::{LinkPlace, create_link},
@@ -191,15 +191,22 @@ pub struct Interfaces {
     pub name_interface: NameInterface,
 }
 
+/// What the threads that attach and follow tell.
+pub struct Reports {
+    /// All of the first hooks are attached, or one failed. Hooks that are attached by then stay until the end.
+    pub attached: oneshot::Receiver<Result<()>>,
+    /// Why interfaces that come and leave are not followed any more, so the agent has to end.
+    pub failed: mpsc::Receiver<Error>,
+}
+
 impl Attachments {
-    /// Begins to attach the hooks of every interface. The receiver hears when all of them are attached, or
-    /// which one failed; hooks that are attached by then stay until the end. From then on interfaces that come
-    /// are attached to as well. The hooks of an interface end when it leaves its network namespace.
+    /// Begins to attach the hooks of every interface. When they are attached, interfaces that come are attached to as
+    /// well. The hooks of an interface end when it leaves its network namespace.
     pub fn start(
         kernel: &mut Kernel,
         interfaces: Interfaces,
         settings: AttachSettings,
-    ) -> Result<(Self, oneshot::Receiver<Result<()>>)> {
+    ) -> Result<(Self, Reports)> {
         let Interfaces {
             selected,
             slots,
@@ -211,6 +218,11 @@ impl Attachments {
         let stop = Arc::new(AtomicBool::new(false));
         let gate = Arc::new(Mutex::new(()));
         let (attached, outcome) = Attached::in_all(sets.len());
+        let (failed, failures) = mpsc::channel(1);
+        let reports = Reports {
+            attached: outcome,
+            failed: failures,
+        };
         let common = Common {
             namespaces: sets.len(),
             settings,
@@ -220,6 +232,7 @@ impl Attachments {
             stop: Arc::clone(&stop),
             gate: Arc::clone(&gate),
             attached: Arc::new(attached),
+            failed,
         };
         let closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
         let start = |((namespace, links), set): ((Namespace, Vec<Link>), ProgramSet)| {
@@ -239,7 +252,7 @@ impl Attachments {
         };
         match failed.into_iter().find_map(Result::err) {
             Some(error) => Err(error),
-            None => Ok((attachments, outcome)),
+            None => Ok((attachments, reports)),
         }
     }
 

@@ -8,7 +8,8 @@
 
 use std::{collections::BTreeMap, thread};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Error, Result};
+use tokio::sync::mpsc;
 
 use super::{
     closer::{Closer, Detach},
@@ -28,12 +29,15 @@ use crate::{
 };
 
 /// Follows the changes of a network namespace, in which the calling thread is, for as long as the process runs.
+/// `failed` hears why it cannot any more: packets of interfaces that come would go uncounted, and those of an interface
+/// with the index of one that has left would count as that one's.
 pub(super) fn follow(
     slots: Slots,
     interfaces: InterfaceTable,
     changes: Changes,
     closer: Closer,
     namespace: &Namespace,
+    failed: mpsc::Sender<Error>,
 ) -> Result<()> {
     let follower = Follower {
         events: LinkEvents::open()?,
@@ -45,16 +49,15 @@ pub(super) fn follow(
         changes,
         closer,
     };
-    let logs = namespace.span();
+    let namespace = namespace.clone();
     thread::Builder::new()
         .name("interfaces".to_owned())
         .spawn(move || {
-            let _logs = logs.entered();
+            let _logs = namespace.span().entered();
             if let Err(error) = follower.run() {
-                tracing::error!(
-                    "interfaces that come or leave go unnoticed from here on, and those that leave count on \
-                     under their old names: {error:#}"
-                );
+                let error = error.context("follow the interfaces that come and leave");
+                // If it is full, that of another namespace has failed. If nobody listens, the agent is ending.
+                let _ = failed.try_send(namespace.locate(error));
             }
         })
         .context("start a thread")?;

@@ -9,8 +9,8 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use anyhow::{Context as _, Result};
-use tokio::sync::oneshot;
+use anyhow::{Context as _, Error, Result};
+use tokio::sync::{mpsc, oneshot};
 
 use super::{
     AttachSettings, NameInterface, Slots,
@@ -46,6 +46,8 @@ pub(super) struct Common {
     /// Locked until it is known that every namespace can be watched. Nothing is attached before that.
     pub gate: Arc<Mutex<()>>,
     pub attached: Arc<Attached>,
+    /// Hears if the interfaces of a namespace cannot be followed any more.
+    pub failed: mpsc::Sender<Error>,
 }
 
 /// The threads of one namespace.
@@ -82,6 +84,7 @@ impl Watch {
             stop,
             gate,
             attached,
+            failed,
         } = common;
         let slots = slots.in_netns(namespace.number());
         let not_counted = Arc::new(AtomicUsize::new(0));
@@ -116,7 +119,14 @@ impl Watch {
             selection,
             namespaces,
         };
-        changes::follow(slots, set.interfaces, changes.clone(), closer, &namespace)?;
+        changes::follow(
+            slots,
+            set.interfaces,
+            changes.clone(),
+            closer,
+            &namespace,
+            failed,
+        )?;
         let thread = thread::Builder::new().name("attach".to_owned());
         let attaching = thread.spawn(move || {
             let _logs = namespace.span().entered();

@@ -4,15 +4,18 @@ use std::{
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
+    process::{Command, Stdio},
 };
 
-use lab::{Lab, privilege::is_root_or_skip};
+use lab::{Lab, Process, privilege::is_root_or_skip};
 
 use super::{
     CLSACT, TCX,
     coming::{IFINDEX, batch, hooks_of, ip, packets_on, send, status, wait_until_watched},
 };
-use crate::support::{Agent, NATIVE_XDP, count, wait_until};
+use crate::support::{
+    Agent, NATIVE_XDP, attached::nothing_is_attached, count, wait_for_packets, wait_until,
+};
 
 const MISSED: &str = "more changes of interfaces than were read in time";
 
@@ -61,6 +64,43 @@ fn thousands_of_routes_and_changes_hide_no_interface() {
     let log = agent.stderr();
     assert!(!log.contains(MISSED), "{log}");
     agent.stop();
+}
+
+/// The kernel refuses to tell more. An agent that went on would count under the names of interfaces that have left.
+#[test]
+fn an_agent_that_cannot_follow_interfaces_any_more_drains_and_ends_with_the_error() {
+    if !is_root_or_skip(
+        "agent::an_agent_that_cannot_follow_interfaces_any_more_drains_and_ends_with_the_error",
+    ) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let mut agent = Agent::start(&lab, &["--scan-interval", "1h"]);
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
+    let before = lab.agent.counters().unwrap();
+    let frames = std::iter::repeat_n(&frame, 100);
+    lab.peer.frame_socket().unwrap().send_many(frames).unwrap();
+    wait_for_packets(&lab.agent, before, 100);
+
+    let thread = thread_of(&mut agent, "interfaces").to_string();
+    let mut strace = Command::new("strace");
+    strace
+        .args(["-p", &thread, "-e", "trace=recvfrom"])
+        .args(["-e", "inject=recvfrom:error=EIO"])
+        .stderr(Stdio::null());
+    let _strace = Process::spawn(&mut strace).unwrap();
+    let report = agent.ended_by("follow the interfaces that come and leave");
+    assert_eq!(report.seen(), count(100, &frame));
+    assert!(nothing_is_attached(&lab.agent));
+}
+
+fn thread_of(agent: &mut Agent, name: &str) -> u32 {
+    let threads = fs::read_dir(format!("/proc/{}/task", agent.pid())).unwrap();
+    let is_it = |thread: &fs::DirEntry| {
+        fs::read_to_string(thread.path().join("comm")).is_ok_and(|comm| comm.trim() == name)
+    };
+    let thread = threads.flatten().find(is_it).unwrap();
+    thread.file_name().into_string().unwrap().parse().unwrap()
 }
 
 /// How many notifications the sockets of the agent's namespace did not take.

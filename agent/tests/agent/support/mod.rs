@@ -163,8 +163,22 @@ impl Agent {
     /// Waits for its end, and asserts the same as [`Agent::stop`].
     pub fn ended(mut self) -> Report {
         let status = self.0.process.wait(PATIENCE).unwrap();
+        assert!(status.success(), "{status}: {}", self.stderr());
+        self.report()
+    }
+
+    /// Waits until it ends with this error, and asserts the same of its accounts.
+    pub fn ended_by(mut self, error: &str) -> Report {
+        let status = self.0.process.wait(PATIENCE).unwrap();
         let log = self.stderr();
-        assert!(status.success(), "{status}: {log}");
+        assert_eq!(status.code(), Some(1), "{log}");
+        assert!(log.contains(&format!("flow-agent: {error}")), "{log}");
+        self.report()
+    }
+
+    /// What one that has ended wrote.
+    fn report(&self) -> Report {
+        let log = self.stderr();
         assert!(!log.contains("does not close"), "{log}");
         let stdout = self.stdout();
         let lines: Vec<Value> = stdout
