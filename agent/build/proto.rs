@@ -26,6 +26,7 @@ const SHOWN_AS_JSON: &[&str] = &[
     ".flow.v1.InterfacesStatus",
     ".flow.v1.Settings",
     ".flow.v1.TableStatus",
+    ".flow.v1.UncountedInterface",
 ];
 const HOOK: &str = ".flow.v1.HookStatus.hook";
 const MODE: &str = ".flow.v1.HookStatus.mode";

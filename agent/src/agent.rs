@@ -23,6 +23,7 @@ use crate::{
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
     interfaces::{Selection, everywhere},
     kernel::{
+        account::possible_cpus,
         attach::{self, AttachSettings, Attachments, NameInterface, Slots},
         filled::FilledPages,
         links::{self, Link, tags::TagWatch},
@@ -136,7 +137,7 @@ impl Agent {
         let links: usize = selected.iter().map(|(_, links)| links.len()).sum();
         limits::raise_open_files(links * config.attach.directions.count(), namespaces.len())?;
         let max_interfaces = match config.max_interfaces {
-            0 => room_for_interfaces(links),
+            0 => room_for_interfaces(links, config.selection.has_patterns(), possible_cpus()?),
             most => most,
         };
         let slots = attach::first_slots(max_interfaces, &selected)?;
@@ -316,10 +317,18 @@ fn early_scan_flows(max_flows: u32, percent: u32) -> u32 {
     u32::try_from(flows).map_or(u32::MAX, |flows| flows.max(u32::from(percent != 0)))
 }
 
-/// The number of slots, if it is not set.
-fn room_for_interfaces(selected: usize) -> u32 {
-    const AT_LEAST: u32 = 64;
-    u32::try_from(selected * 2).map_or(u32::MAX, |twice| twice.max(AT_LEAST))
+/// The number of slots, if it is not set. A container host boots with few interfaces and gets hundreds later.
+fn room_for_interfaces(selected: usize, have_patterns: bool, cpus: usize) -> u32 {
+    const AT_LEAST: usize = 64;
+    const FOR_PATTERNS: usize = 512;
+    /// A slot takes some 4 KiB for each CPU, so this many take 128 MiB.
+    const SLOTS_BY_CPUS: usize = 32 * 1024;
+    let at_least = if have_patterns {
+        FOR_PATTERNS.min(SLOTS_BY_CPUS / cpus.max(1)).max(AT_LEAST)
+    } else {
+        AT_LEAST
+    };
+    u32::try_from((selected * 2).max(at_least)).unwrap_or(u32::MAX)
 }
 
 /// Waits until the programs apply the rules to an interface by its name, or until the agent stops.
@@ -420,6 +429,22 @@ fn forward_logs(kernel: &mut Kernel) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn patterns_leave_room_for_interfaces_that_come_and_no_machine_pays_much_for_it() {
+        for (selected, have_patterns, cpus, room) in [
+            (1, false, 4, 64),
+            (0, true, 4, 512),
+            (0, true, 64, 512),
+            (0, true, 128, 256),
+            (0, true, 8192, 64),
+            (300, true, 128, 600),
+            (300, false, 4, 600),
+        ] {
+            let found = room_for_interfaces(selected, have_patterns, cpus);
+            assert_eq!(found, room, "{selected} {have_patterns} {cpus}");
+        }
+    }
 
     #[test]
     fn the_mark_is_a_part_of_the_table_and_at_least_one_flow() {

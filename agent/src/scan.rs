@@ -19,7 +19,7 @@ use crate::{
     hub::Hub,
     interfaces::Selection,
     kernel::{
-        attach::{Attachments, Hook, Left, Mode, warn_of_hidden_tags},
+        attach::{Attachments, Hook, Left, Mode, NotCounted, warn_of_hidden_tags},
         links::{Counters, tags::TagWatch},
         load::Kernel,
         rule_maps::PlacedRules,
@@ -428,11 +428,10 @@ impl Scanner {
         }
     }
 
-    /// How many interfaces are selected and not counted.
-    pub fn not_counted(&self) -> usize {
-        self.attachments
-            .as_ref()
-            .map_or(0, Attachments::not_counted)
+    /// The interfaces that are selected and not counted.
+    pub fn not_counted(&self) -> NotCounted {
+        let attachments = self.attachments.as_ref();
+        attachments.map_or_else(NotCounted::default, Attachments::not_counted)
     }
 
     /// Turns the programs to a set of filter rules. If this fails, the previous set stays.

@@ -120,7 +120,7 @@ impl ServiceManager {
         }
     }
 
-    /// Shows the flows, the rate and the loss after each scan, until the last status.
+    /// Shows the flows, the rate, the loss and what is not counted after each scan, until the last status.
     pub async fn show(self, mut statuses: watch::Receiver<Arc<AgentStatus>>) {
         let Some(manager) = &self.0 else { return };
         let mut shown = (Instant::now(), Arc::clone(&statuses.borrow_and_update()));
@@ -268,7 +268,8 @@ fn scans(status: &AgentStatus) -> u64 {
     status.scans.as_ref().map_or(0, |scans| scans.count)
 }
 
-/// The flows, the packets seen a second since an earlier status, and how many the table has refused in all.
+/// The flows, the packets seen a second since an earlier status, how many the table has refused in all, and how many
+/// selected interfaces are not counted.
 fn line(earlier: &AgentStatus, status: &AgentStatus, elapsed: Duration) -> String {
     let of = |status: &AgentStatus| {
         let account = status.account.clone().unwrap_or_default();
@@ -288,8 +289,14 @@ fn line(earlier: &AgentStatus, status: &AgentStatus, elapsed: Duration) -> Strin
             refused as f64 * 100.0 / seen as f64
         ),
     };
+    let interfaces = status.interfaces.as_ref();
+    let uncounted = match interfaces.map_or(0, |interfaces| interfaces.not_counted) {
+        0 => String::new(),
+        1 => ", 1 interface not counted".to_owned(),
+        interfaces => format!(", {interfaces} interfaces not counted"),
+    };
     format!(
-        "{} flow{}, {} packets/s, {loss}",
+        "{} flow{}, {} packets/s, {loss}{uncounted}",
         human::count(flows),
         if flows == 1 { "" } else { "s" },
         human::count(u64::try_from(rate).unwrap_or(u64::MAX))
@@ -334,6 +341,25 @@ mod tests {
             shown(40),
             "1.2k flows, 1.5k packets/s, 40 packets lost (1.000 %)"
         );
+    }
+
+    #[test]
+    fn the_line_says_how_many_interfaces_are_not_counted() {
+        let shown = |not_counted| {
+            let interfaces = proto::InterfacesStatus {
+                not_counted,
+                ..proto::InterfacesStatus::default()
+            };
+            let now = AgentStatus {
+                interfaces: Some(interfaces),
+                ..status(2, 1000, 0)
+            };
+            line(&status(1, 1000, 0), &now, Duration::from_secs(2))
+        };
+        let others = "1.2k flows, 0 packets/s, no packet lost";
+        assert_eq!(shown(0), others);
+        assert_eq!(shown(1), format!("{others}, 1 interface not counted"));
+        assert_eq!(shown(16), format!("{others}, 16 interfaces not counted"));
     }
 
     #[test]

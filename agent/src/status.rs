@@ -8,7 +8,7 @@ use crate::{
     batch::Identity,
     changes::Times,
     kernel::{
-        attach::{Hook, InsteadOfXdp, Mode},
+        attach::{Hook, InsteadOfXdp, Mode, Uncounted},
         links::{Counters, qdisc::dropped_since},
     },
     netns::InterfaceId,
@@ -37,6 +37,7 @@ pub fn of(
 ) -> proto::AgentStatus {
     let stats = scanner.stats;
     let capacity = u64::from(scanner.capacity());
+    let not_counted = scanner.not_counted();
     proto::AgentStatus {
         agent: Some((*settings.identity).clone()),
         started_unix_ns: settings.started_unix_ns,
@@ -83,7 +84,12 @@ pub fn of(
         server: None,
         interfaces: Some(proto::InterfacesStatus {
             capacity: settings.max_interfaces,
-            not_counted: u32::try_from(scanner.not_counted()).unwrap_or(u32::MAX),
+            not_counted: u32::try_from(not_counted.interfaces).unwrap_or(u32::MAX),
+            uncounted: not_counted
+                .first
+                .into_iter()
+                .map(|one| uncounted(scanner, one))
+                .collect(),
             departed: scanner.departed.interfaces,
             departed_account: Some(proto::Account {
                 sample_rate: settings.sample_rate,
@@ -152,6 +158,14 @@ fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> Option<proto:
             .into()
         }),
     })
+}
+
+fn uncounted(scanner: &Scanner, one: Uncounted) -> proto::UncountedInterface {
+    proto::UncountedInterface {
+        interface: Some(scanner.interfaces().named(one.id, &one.name)),
+        reason: one.reason.to_owned(),
+        detail: one.detail,
+    }
 }
 
 fn hook_kind(hook: &Hook) -> proto::Hook {

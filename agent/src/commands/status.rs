@@ -12,7 +12,10 @@ use super::{
 use crate::{
     client,
     output::{harmless, human, table},
-    proto::{self, AgentStatus, ConsumerStatus, HookStatus, InterfacesStatus, ServerStatus},
+    proto::{
+        self, AgentStatus, ConsumerStatus, HookStatus, InterfacesStatus, ServerStatus,
+        UncountedInterface,
+    },
 };
 
 /// Show what a running agent does and how well.
@@ -151,10 +154,36 @@ fn interfaces_lines(interfaces: &InterfacesStatus, lines: &mut Vec<String>) {
     }
     if interfaces.not_counted != 0 {
         lines.push(format!(
-            "{} selected interfaces are not counted (the log says why); there is room for {}",
+            "{} selected interfaces are not counted; there is room for {}",
             interfaces.not_counted, interfaces.capacity
         ));
+        let named = interfaces.uncounted.iter();
+        lines.extend(named.map(|one| format!("  {}", uncounted(one, interfaces.capacity))));
+        let named = interfaces.uncounted.len() as u64;
+        match u64::from(interfaces.not_counted).checked_sub(named) {
+            None | Some(0) => {}
+            Some(more) => lines.push(format!("  and {more} more")),
+        }
     }
+}
+
+fn uncounted(one: &UncountedInterface, capacity: u32) -> String {
+    let interface = one.interface.clone().unwrap_or_default();
+    let why = match one.reason.as_str() {
+        "no_place" => {
+            format!(
+                "{capacity} interfaces are counted already: raise --max-interfaces, or choose fewer"
+            )
+        }
+        "draining" => "waits until one that has left is drained".to_owned(),
+        "refused" => one.detail.clone(),
+        // An agent of a later version.
+        other => format!("{other} {}", one.detail),
+    };
+    format!(
+        "{} (ifindex {}, netns {}): {why}",
+        interface.name, interface.ifindex, interface.netns
+    )
 }
 
 fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
@@ -284,6 +313,46 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in:\n{text}");
         }
+    }
+
+    #[test]
+    fn interfaces_that_are_not_counted_are_named_with_the_reason() {
+        let uncounted = |ifindex: u32, reason: &str, detail: &str| UncountedInterface {
+            interface: Some(Interface {
+                ifindex,
+                name: format!("veth{ifindex}"),
+                netns: 5,
+                ..Interface::default()
+            }),
+            reason: reason.into(),
+            detail: detail.into(),
+        };
+        let status = AgentStatus {
+            interfaces: Some(InterfacesStatus {
+                capacity: 64,
+                not_counted: 16,
+                uncounted: vec![
+                    uncounted(7, "no_place", ""),
+                    uncounted(8, "refused", "attach tc egress to veth8: no memory"),
+                    uncounted(9, "draining", ""),
+                ],
+                ..InterfacesStatus::default()
+            }),
+            ..AgentStatus::default()
+        };
+        let text = text(&status);
+        let (_, told) = text.split_once("16 selected").unwrap();
+        let told: Vec<&str> = told.lines().take(5).collect();
+        assert_eq!(
+            told,
+            [
+                " interfaces are not counted; there is room for 64",
+                "  veth7 (ifindex 7, netns 5): 64 interfaces are counted already: raise --max-interfaces, or choose fewer",
+                "  veth8 (ifindex 8, netns 5): attach tc egress to veth8: no memory",
+                "  veth9 (ifindex 9, netns 5): waits until one that has left is drained",
+                "  and 13 more",
+            ]
+        );
     }
 
     #[test]

@@ -66,7 +66,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// The CPUs for which the kernel keeps per-CPU values.
-pub(super) fn possible_cpus() -> Result<usize> {
+pub fn possible_cpus() -> Result<usize> {
     aya::util::nr_cpus()
         .map_err(|(path, error)| anyhow!("{path}: {error}"))
         .context("count the possible CPUs")

@@ -34,6 +34,7 @@ mod instance;
 mod lines;
 mod namespace;
 mod noted;
+mod pending;
 mod programs;
 mod release;
 mod slots;
@@ -48,6 +49,7 @@ mod xdp;
 use attacher::Attacher;
 use namespace::{Attached, Common, Watch};
 use noted::Changes;
+pub use pending::{NotCounted, Uncounted};
 pub use programs::load_all;
 use slots::Place;
 pub use slots::{AttachedHook, Left, Slots};
@@ -288,9 +290,10 @@ impl Attachments {
         }
     }
 
-    /// How many interfaces are selected and not counted.
-    pub fn not_counted(&self) -> usize {
-        self.watches.iter().map(Watch::not_counted).sum()
+    /// The interfaces that are selected and not counted.
+    pub fn not_counted(&self) -> NotCounted {
+        let all = self.watches.iter().map(Watch::not_counted);
+        all.fold(NotCounted::default(), NotCounted::and)
     }
 
     /// What happened to hooks since the last call, in order.

@@ -198,11 +198,16 @@ impl Interfaces {
 
     /// An interface as batches and status name it.
     pub fn message(&self, watched: &Watched) -> proto::Interface {
-        let InterfaceId { netns, ifindex } = watched.id;
+        self.named(watched.id, &watched.name)
+    }
+
+    /// The same for any interface of these network namespaces.
+    pub fn named(&self, id: InterfaceId, name: &str) -> proto::Interface {
+        let InterfaceId { netns, ifindex } = id;
         let asked = self.namespaces.get(&netns);
         proto::Interface {
             ifindex,
-            name: watched.name.clone(),
+            name: name.to_owned(),
             netns,
             netns_name: asked.map_or_else(String::new, |asked| asked.name.clone()),
         }

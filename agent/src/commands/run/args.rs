@@ -92,7 +92,8 @@ pub struct Args {
     pub tcx_order: TcxOrder,
 
     /// Interfaces that can be watched at the same time. Each takes some 4 KiB of kernel memory for each CPU.
-    /// 0 leaves room for twice as many as are there at the start, and for 64 at least.
+    /// 0 leaves room for twice as many as are selected at the start, and for 64 at least; where patterns select, for
+    /// 512 (on more than 64 CPUs for fewer, in 128 MiB).
     #[arg(long, value_name = "INTERFACES", env = "FLOW_AGENT_MAX_INTERFACES", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(0..=100_000), allow_negative_numbers = true, help_heading = WATCH)]
     pub max_interfaces: u32,

@@ -2,10 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
     thread::{self, JoinHandle},
 };
 
@@ -20,6 +17,7 @@ use super::{
     clsact::Clsact,
     lines::Lines,
     noted::Changes,
+    pending::NotCounted,
     programs::Programs,
     stacks::Stacks,
     watcher::{Watcher, WatcherLog},
@@ -53,7 +51,7 @@ pub(super) struct Common {
 /// The threads of one namespace.
 pub(super) struct Watch {
     changes: Changes,
-    not_counted: Arc<AtomicUsize>,
+    not_counted: Arc<Mutex<NotCounted>>,
     attaching: Option<JoinHandle<Option<Clsact>>>,
 }
 
@@ -87,7 +85,7 @@ impl Watch {
             failed,
         } = common;
         let slots = slots.in_netns(namespace.number());
-        let not_counted = Arc::new(AtomicUsize::new(0));
+        let not_counted = Arc::<Mutex<NotCounted>>::default();
         let changes = Changes::new(selection.clone());
         let closer = Closer::start(slots.clone(), set.interfaces.clone(), changes.clone())?;
         let mut watcher = Watcher {
@@ -152,8 +150,9 @@ impl Watch {
         &self.changes
     }
 
-    pub(super) fn not_counted(&self) -> usize {
-        self.not_counted.load(Relaxed)
+    pub(super) fn not_counted(&self) -> NotCounted {
+        let not_counted = self.not_counted.lock();
+        not_counted.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Waits until the thread that attaches has ended, and removes the filters on clsact.

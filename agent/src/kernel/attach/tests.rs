@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, atomic::AtomicUsize, mpsc::Receiver},
+    sync::{Arc, mpsc::Receiver},
 };
 
 use lab::{
@@ -78,7 +78,7 @@ fn watcher(
         links: LinkSocket::open().unwrap(),
         name_interface: Arc::new(|_, _| Ok(())),
         stop: Arc::new(AtomicBool::new(false)),
-        not_counted: Arc::new(AtomicUsize::new(0)),
+        not_counted: Arc::default(),
         log: WatcherLog::default(),
         pending: BTreeMap::new(),
         have_left: false,

@@ -4,8 +4,8 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -15,6 +15,7 @@ use super::{
     closer::Closer,
     clsact,
     noted::{Changes, Noted},
+    pending::{NotCounted, Pending, Waiting},
     slots::Slots,
     stacks::Stacks,
 };
@@ -46,11 +47,11 @@ pub(super) struct Watcher {
     pub links: LinkSocket,
     pub name_interface: NameInterface,
     pub stop: Arc<AtomicBool>,
-    /// How many selected interfaces are not counted.
-    pub not_counted: Arc<AtomicUsize>,
+    /// What `pending` has, for the status.
+    pub not_counted: Arc<Mutex<NotCounted>>,
     pub log: WatcherLog,
     /// Selected interfaces without hooks, by index.
-    pub pending: BTreeMap<u32, Pending>,
+    pub pending: BTreeMap<u32, Waiting>,
     /// Interfaces have left, or were given up, since refused ones were tried.
     pub have_left: bool,
     /// Those that are being given up, since they are not selected any more.
@@ -62,16 +63,6 @@ pub(super) struct Watcher {
     /// How many network namespaces the agent watches.
     pub namespaces: usize,
     pub stacks: Stacks,
-}
-
-/// Why a selected interface is not counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pending {
-    /// It waits for a scan that drains one that has left or leaves.
-    Drain,
-    NoSlot,
-    /// A hook cannot be attached, or the programs cannot read this link type.
-    Refused,
 }
 
 #[derive(Default)]
@@ -204,8 +195,8 @@ impl Watcher {
         if noted.has_drained {
             // One that was refused drains, too, and would be tried at each scan.
             let tries_refused = std::mem::take(&mut self.have_left);
-            for (&ifindex, why) in &self.pending {
-                if tries_refused || *why != Pending::Refused {
+            for (&ifindex, one) in &self.pending {
+                if tries_refused || one.why != Pending::Refused {
                     look.at.insert(ifindex);
                 }
             }
@@ -220,7 +211,7 @@ impl Watcher {
     /// A selection is in force when everything was looked at, what it leaves out is given up, and no interface waits
     /// for the slot of one that was.
     fn tell_if_in_force(&mut self) {
-        let waits = |why: &Pending| *why == Pending::Drain;
+        let waits = |one: &Waiting| one.why == Pending::Drain;
         if self.deselected.is_empty()
             && !self.pending.values().any(waits)
             && let Some(number) = self.reselected.take()
@@ -241,8 +232,7 @@ impl Watcher {
             self.look_at(&look.at)
         };
         let outcome = self.tell_of_stacks().and(outcome);
-        self.not_counted.store(self.pending.len(), Relaxed);
-        self.changes.set_pending(self.pending.keys().copied());
+        self.tell_of_pending();
         outcome
     }
 
@@ -344,12 +334,12 @@ impl Watcher {
                 }
             }
             Ok(Some(why)) => {
-                self.pending.insert(link.ifindex, why);
+                self.wait(link, why, String::new());
             }
             Err(error) if errno(&error) == Some(libc::ENODEV) => self.give_up(link.ifindex),
             Err(error) => {
                 self.give_up(link.ifindex);
-                let before = self.pending.insert(link.ifindex, Pending::Refused);
+                let before = self.wait(link, Pending::Refused, format!("{error:#}"));
                 if before != Some(Pending::Refused)
                     && let Some(interfaces) = self.log.refused.event()
                 {

@@ -4,11 +4,7 @@ use std::io;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{
-    closer::Detach,
-    slots::Place,
-    watcher::{Pending, Watcher},
-};
+use super::{closer::Detach, pending::Pending, slots::Place, watcher::Watcher};
 use crate::{kernel::links::Link, limits};
 
 impl Watcher {

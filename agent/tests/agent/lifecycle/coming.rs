@@ -11,7 +11,7 @@ use std::{
 use lab::{Counters, FrameSocket, Lab, Namespace, kernel, privilege::is_root_or_skip};
 use serde_json::Value;
 
-use super::{CLSACT, TCX};
+use super::{CLSACT, TCX, many::add_wires};
 use crate::support::{
     Agent, NATIVE_XDP, PATIENCE, Report,
     attached::{filters, nothing_is_attached, tc, tcx_programs_on, xdp_native},
@@ -257,9 +257,21 @@ fn an_interface_beyond_the_most_is_said_and_counted_when_another_leaves() {
         text.contains("1 selected interfaces are not counted"),
         "{text}"
     );
+    let why = format!(
+        "  new1 (ifindex {}, netns {}): 2 interfaces are counted already: raise --max-interfaces",
+        namespace.ifindex("new1").unwrap(),
+        status(&lab, &agent)["hooks"][0]["interface"]["netns"]
+    );
+    assert!(text.contains(&why), "{why}: {text}");
+    let uncounted = &status(&lab, &agent)["interfaces"]["uncounted"];
+    assert_eq!(uncounted.as_array().unwrap().len(), 1);
+    assert_eq!(uncounted[0]["interface"]["name"], "new1");
+    assert_eq!(uncounted[0]["reason"], "no_place");
     ip(namespace, "link del new0");
     wait_until_watched(&lab, &agent, "new1");
-    assert_eq!(status(&lab, &agent)["interfaces"]["not_counted"], 0);
+    let interfaces = &status(&lab, &agent)["interfaces"];
+    assert_eq!(interfaces["not_counted"], 0);
+    assert_eq!(interfaces["uncounted"], Value::Array(Vec::new()));
     agent.stop();
 
     let mut command = flow_agent(&lab.agent);
@@ -267,6 +279,29 @@ fn an_interface_beyond_the_most_is_said_and_counted_when_another_leaves() {
     let refused = command.output().unwrap();
     let stderr = String::from_utf8(refused.stderr).unwrap();
     assert!(stderr.contains("2 interfaces are selected"), "{stderr}");
+}
+
+/// A container host boots with few interfaces.
+#[test]
+fn a_pattern_that_matches_nothing_yet_leaves_room_for_the_interfaces_of_containers() {
+    const WIRES: usize = 80;
+    if !is_root_or_skip(
+        "agent::a_pattern_that_matches_nothing_yet_leaves_room_for_the_interfaces_of_containers",
+    ) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let settings = [CLSACT, &["--direction", "ingress"]].concat();
+    let agent = Agent::start_on(&lab.agent, "many*", &settings);
+    add_wires(&lab, WIRES);
+    wait_until("each of them is known", || {
+        let status = status(&lab, &agent);
+        let hooks = status["hooks"].as_array().unwrap().len() as u64;
+        let not_counted = status["interfaces"]["not_counted"].as_u64().unwrap();
+        hooks + not_counted == WIRES as u64
+    });
+    assert_eq!(status(&lab, &agent)["interfaces"]["not_counted"], 0);
+    agent.stop();
 }
 
 #[test]
@@ -405,6 +440,14 @@ fn an_interface_of_which_one_hook_is_refused_keeps_no_program() {
         status(&lab, &agent)["interfaces"]["not_counted"] == 1
     });
     assert!(agent.stderr().contains("not counted"), "{}", agent.stderr());
+    let uncounted = &status(&lab, &agent)["interfaces"]["uncounted"][0];
+    assert_eq!(uncounted["interface"]["name"], "new0");
+    assert_eq!(uncounted["reason"], "refused");
+    let detail = uncounted["detail"].as_str().unwrap();
+    assert!(
+        detail.contains("ingress qdisc of somebody else's"),
+        "{detail}"
+    );
     assert!(!filters(&lab.agent, "new0").contains("flow-agent:"));
     let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
     wait_until("frames pass", || {
