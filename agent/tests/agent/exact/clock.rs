@@ -51,10 +51,10 @@ fn a_clock_that_is_set_is_told_and_no_packet_is_lost() {
         "{:?}",
         report.flows
     );
-    assert!(
-        log.contains("seconds=3600") || log.contains("seconds=3599.99"),
-        "{log}"
-    );
+    // Between reading the clock and setting it the machine may have stood still.
+    let (_, seconds) = log.split_once(" seconds=").unwrap();
+    let seconds: f64 = seconds.lines().next().unwrap().parse().unwrap();
+    assert!((3540.0..3660.0).contains(&seconds), "{log}");
     assert_eq!(log.matches("clock was set").count(), 1, "{log}");
 }
 
