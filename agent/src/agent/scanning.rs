@@ -50,12 +50,13 @@ impl Made {
 
 /// Waits until a selection is in force, for a while. Returns who waits for it.
 async fn in_force(
+    patience: Duration,
     selecting: impl Future<Output = ()>,
     done: oneshot::Sender<Result<()>>,
 ) -> oneshot::Sender<Result<()>> {
-    if timeout(SELECTION_PATIENCE, selecting).await.is_err() {
+    if timeout(patience, selecting).await.is_err() {
         tracing::warn!(
-            after = ?SELECTION_PATIENCE,
+            after = ?patience,
             "interfaces are still being attached to or detached from; `flow-agent status` shows those that count"
         );
     }
@@ -197,8 +198,11 @@ impl Scanning {
                 outcome = Ok(());
             }
             Change::Selection(selection) => {
-                self.selecting
-                    .spawn(in_force(scanner.select(&selection), done));
+                self.selecting.spawn(in_force(
+                    SELECTION_PATIENCE,
+                    scanner.select(&selection),
+                    done,
+                ));
                 return Ok((scanner, None));
             }
         }
@@ -213,5 +217,26 @@ impl Scanning {
         while let Some(request) = self.requests.recv().await {
             drop(request);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn whoever_selects_waits_until_it_is_done_but_not_for_ever() {
+        let (done, mut told) = oneshot::channel();
+        let done = in_force(Duration::MAX, ready(()), done).await;
+        let done = in_force(Duration::from_millis(1), pending(), done).await;
+        assert!(told.try_recv().is_err());
+        Made {
+            done,
+            outcome: Ok(()),
+        }
+        .tell();
+        assert!(told.await.unwrap().is_ok());
     }
 }

@@ -75,6 +75,22 @@ impl Watcher {
         before.map(|before| before.why)
     }
 
+    /// Tells of those without a slot that no other one will tell of. Each try counted as an event, so they are counted
+    /// here.
+    pub(super) fn tell_of_full(&mut self) {
+        if self.log.full.rest().is_none() {
+            return;
+        }
+        let pending = self.pending.values();
+        let interfaces = pending.filter(|one| one.why == Pending::NoSlot).count();
+        if interfaces > 0 {
+            tracing::warn!(
+                interfaces,
+                "not counted, since --max-interfaces are watched already: `flow-agent status` names them"
+            );
+        }
+    }
+
     pub(super) fn tell_of_pending(&self) {
         let first = self.pending.iter().take(NotCounted::NAMED);
         let first = first.map(|(&ifindex, one)| Uncounted {

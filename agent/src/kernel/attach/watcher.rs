@@ -160,7 +160,9 @@ impl Watcher {
                 self.tell_if_in_force();
             }
             let retry = look.is_due().then_some(RETRY_INTERVAL);
-            let patience = retry.or_else(|| self.stacks.due_in());
+            self.tell_of_full();
+            let to_tell = [self.stacks.due_in(), self.log.full.rest_due_in()];
+            let patience = retry.or_else(|| to_tell.into_iter().flatten().min());
             let noted = self.changes.take(patience);
             if noted.must_stop {
                 return;

@@ -267,6 +267,17 @@ fn an_interface_beyond_the_most_is_said_and_counted_when_another_leaves() {
     assert_eq!(uncounted.as_array().unwrap().len(), 1);
     assert_eq!(uncounted[0]["interface"]["name"], "new1");
     assert_eq!(uncounted[0]["reason"], "no_place");
+    // The log tells of single ones seldom, and of those after the last one, too.
+    namespace.add_wire(["new2", "far2"]).unwrap();
+    wait_until("it is told how many there are", || {
+        let log = agent.stderr();
+        let mut lines = log.lines().filter(|line| line.contains("names them"));
+        lines.any(|line| line.contains("interfaces=2"))
+    });
+    ip(namespace, "link del new2");
+    wait_until("it is forgotten", || {
+        status(&lab, &agent)["interfaces"]["not_counted"] == 1
+    });
     ip(namespace, "link del new0");
     wait_until_watched(&lab, &agent, "new1");
     let interfaces = &status(&lab, &agent)["interfaces"];
