@@ -12,9 +12,11 @@ use crate::{
 };
 
 mod args;
+mod misfit;
 mod reload;
 
-pub use args::{Args, Contradiction, Object};
+pub use args::{Args, Object};
+pub use misfit::Misfit;
 pub use reload::TAKEN_OVER;
 use reload::{Reload, Running};
 

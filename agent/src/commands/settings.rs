@@ -17,7 +17,7 @@ use clap::{
 };
 use serde_json::Value;
 
-use super::run::{Args, Contradiction};
+use super::run::{Args, Misfit};
 use crate::agent::Config;
 
 mod declared;
@@ -40,6 +40,8 @@ pub enum Source {
         path: PathBuf,
         /// From 1.
         line: usize,
+        /// In characters, from 1.
+        column: usize,
     },
     Variable(String),
     CommandLine,
@@ -49,7 +51,9 @@ impl fmt::Display for Source {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => formatter.write_str("default"),
-            Self::File { path, line } => write!(formatter, "{}:{line}", path.display()),
+            Self::File { path, line, column } => {
+                write!(formatter, "{}:{line}:{column}", path.display())
+            }
             Self::Variable(name) => formatter.write_str(name),
             Self::CommandLine => formatter.write_str("command line"),
         }
@@ -77,19 +81,19 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The agent's configuration. Fails if settings contradict each other or a rule has a fault.
+    /// The agent's configuration. Fails, whatever the machine, if no agent can start with these settings.
     pub fn config(&self) -> Result<Config> {
         let made = self.args.clone().config();
-        made.map_err(|error| match error.downcast::<Contradiction>() {
-            Ok(contradiction) => anyhow!("{contradiction}{}", self.sources(&contradiction)),
+        made.map_err(|error| match error.downcast::<Misfit>() {
+            Ok(misfit) => anyhow!("{misfit}{}", self.sources(&misfit)),
             Err(error) => error,
         })
     }
 
-    /// Where contradicting values came from, if not all are from the command line.
-    fn sources(&self, contradiction: &Contradiction) -> String {
+    /// Where the values came from that do not fit, if not all are from the command line.
+    fn sources(&self, misfit: &Misfit) -> String {
         let named = self.values.iter();
-        let named = named.filter(|setting| contradiction.settings.contains(&&*setting.name));
+        let named = named.filter(|setting| misfit.settings.contains(&&*setting.name));
         let is_elsewhere =
             |setting: &&Setting| !matches!(setting.source, Source::CommandLine | Source::Default);
         if !named.clone().any(|setting| is_elsewhere(&setting)) {
@@ -148,6 +152,7 @@ fn in_force(setting: &Declared<'_>, matches: &ArgMatches, file: Option<&File>) -
             Some((file, entry)) => Source::File {
                 path: file.path.clone(),
                 line: entry.line,
+                column: entry.column,
             },
             None => Source::Default,
         },

@@ -45,34 +45,9 @@ pub struct Compiled {
 
 impl Compiled {
     pub fn new(rules: &[Rule], interfaces: &HookNames) -> Result<Self, CompileError> {
-        if rules.len() > MAX_RULES {
-            return Err(CompileError::TooManyRules(rules.len()));
-        }
-        let networks = rules.iter().map(|rule| rule.nets.len()).sum();
-        if networks > MAX_NETWORKS {
-            return Err(CompileError::TooManyNetworks(networks));
-        }
-        let mut tables = Tables::new(rules);
-        if rules.iter().any(|rule| !rule.protocols.is_empty()) {
-            tables.protocols(rules)?;
-        }
-        if rules
-            .iter()
-            .any(|rule| !rule.interfaces.is_empty() || rule.direction.is_some())
-        {
-            tables.hooks(rules, interfaces)?;
-        }
-        tables.ports(rules, Head::SrcPorts, |rule| &rule.ports.src)?;
-        tables.ports(rules, Head::DstPorts, |rule| &rule.ports.dst)?;
-        tables.ports(rules, Head::Ports, |rule| &rule.ports.either)?;
-        let portless = row_of(rules, |rule| rule.ports.is_empty());
-        let portless = tables.number_of(portless)?;
-        tables.set_head(Head::Portless, portless);
-
-        let has_nets = rules.iter().any(|rule| !rule.nets.is_empty());
-        tables.set_head(Head::HasNets, u16::from(has_nets));
+        let tables = Tables::of(rules, interfaces)?;
         let (mut nets_v4, mut nets_v6) = (Vec::new(), Vec::new());
-        if has_nets {
+        if has_nets(rules) {
             for (net, rows) in prefixes(rules, false) {
                 let [address, ..] = net.address_ne();
                 nets_v4.push((key(&net, [address, 0]), rows));
@@ -89,10 +64,19 @@ impl Compiled {
         })
     }
 
+    /// Fails if the rules do not fit into a set, whatever the interfaces.
+    pub fn check(rules: &[Rule]) -> Result<(), CompileError> {
+        Tables::of(rules, &[]).map(drop)
+    }
+
     /// Whether there are no rules, so that every packet is counted.
     pub fn is_empty(&self) -> bool {
         self.rules == 0
     }
+}
+
+fn has_nets(rules: &[Rule]) -> bool {
+    rules.iter().any(|rule| !rule.nets.is_empty())
 }
 
 fn key<const N: usize>(net: &Net, address_ne: [u32; N]) -> NetKey<N> {
@@ -121,6 +105,35 @@ struct Tables {
 }
 
 impl Tables {
+    /// All rows.
+    fn of(rules: &[Rule], interfaces: &HookNames) -> Result<Self, CompileError> {
+        if rules.len() > MAX_RULES {
+            return Err(CompileError::TooManyRules(rules.len()));
+        }
+        let networks = rules.iter().map(|rule| rule.nets.len()).sum();
+        if networks > MAX_NETWORKS {
+            return Err(CompileError::TooManyNetworks(networks));
+        }
+        let mut tables = Self::new(rules);
+        if rules.iter().any(|rule| !rule.protocols.is_empty()) {
+            tables.protocols(rules)?;
+        }
+        if rules
+            .iter()
+            .any(|rule| !rule.interfaces.is_empty() || rule.direction.is_some())
+        {
+            tables.hooks(rules, interfaces)?;
+        }
+        tables.ports(rules, Head::SrcPorts, |rule| &rule.ports.src)?;
+        tables.ports(rules, Head::DstPorts, |rule| &rule.ports.dst)?;
+        tables.ports(rules, Head::Ports, |rule| &rule.ports.either)?;
+        let portless = row_of(rules, |rule| rule.ports.is_empty());
+        let portless = tables.number_of(portless)?;
+        tables.set_head(Head::Portless, portless);
+        tables.set_head(Head::HasNets, u16::from(has_nets(rules)));
+        Ok(tables)
+    }
+
     fn new(rules: &[Rule]) -> Self {
         let mut rows = vec![Row::NONE; FIRST_FREE_ROW as usize];
         rows[HEAD_ROW as usize].0[Head::Words as usize] = rules.len().div_ceil(64) as u64;

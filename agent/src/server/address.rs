@@ -1,13 +1,21 @@
 //! Where the agent listens, and why it cannot.
+//!
+//! No host name is looked up: settings have to mean the same at boot, before there is a network, as later.
 
 use std::{
     fmt, io,
-    net::{SocketAddr, ToSocketAddrs as _},
+    net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
     str::FromStr,
 };
 
 use thiserror::Error;
+
+const EXPECTED: &str =
+    "expected unix:PATH, or an IP address with a port, as in 127.0.0.1:50051 or [::1]:50051";
+
+/// The longest path of a socket in bytes: `sun_path` less its NUL (unix(7)).
+pub const MAX_PATH_BYTES: usize = 107;
 
 /// `unix:PATH` or a TCP address.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,18 +36,45 @@ impl FromStr for ListenAddr {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.strip_prefix("unix:") {
-            Some("") => Err("the path after `unix:` is missing".to_owned()),
-            Some(path) => Ok(Self::Unix(PathBuf::from(path))),
-            None => {
-                let mut addresses = text.to_socket_addrs().map_err(|error| {
-                    format!("neither unix:PATH nor an address with a port, as in 127.0.0.1:50051 ({error})")
-                })?;
-                addresses
-                    .next()
-                    .map(Self::Tcp)
-                    .ok_or_else(|| format!("{text} has no address"))
-            }
+            Some(path) => unix(path).map(Self::Unix),
+            None => tcp(text).map(Self::Tcp),
         }
+    }
+}
+
+fn unix(path: &str) -> Result<PathBuf, String> {
+    if path.is_empty() {
+        return Err("the path after `unix:` is missing".to_owned());
+    }
+    if path.contains('\0') {
+        return Err("the path has a NUL, which no file's name has".to_owned());
+    }
+    if path.len() > MAX_PATH_BYTES {
+        let len = path.len();
+        return Err(format!(
+            "the path has {len} bytes, and that of a socket has at most {MAX_PATH_BYTES}: choose a shorter one"
+        ));
+    }
+    Ok(PathBuf::from(path))
+}
+
+fn tcp(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let is_name = |host: &&str| {
+        let mut letters = host.chars();
+        !host.is_empty() && letters.all(|letter| letter.is_alphanumeric() || "-_.".contains(letter))
+    };
+    let (host, port) = text.rsplit_once(':').ok_or(EXPECTED)?;
+    let port: u16 = port.parse().map_err(|_| EXPECTED)?;
+    match host {
+        "localhost" => Ok((Ipv4Addr::LOCALHOST, port).into()),
+        "*" => Err(format!("every address is 0.0.0.0:{port}, or [::]:{port}")),
+        _ if is_name(&host) => Err(format!(
+            "the name {host} is not looked up: give its address, as in 192.0.2.1:{port}"
+        )),
+        _ => Err(EXPECTED.to_owned()),
     }
 }
 
@@ -106,6 +141,44 @@ mod tests {
             let address: ListenAddr = text.parse().unwrap();
             assert_eq!(address.to_string(), text);
             assert_eq!(address.is_any_port(), is_any_port);
+        }
+    }
+
+    #[test]
+    fn no_name_but_that_of_this_host_is_taken() {
+        let parsed = |text: &str| text.parse::<ListenAddr>();
+        assert_eq!(parsed("localhost:80"), parsed("127.0.0.1:80"));
+        for (text, told) in [
+            (
+                "collector.example:50051",
+                "the name collector.example is not looked up: give its address, as in 192.0.2.1:50051",
+            ),
+            ("999.0.0.1:80", "the name 999.0.0.1 is not looked up"),
+            ("*:80", "every address is 0.0.0.0:80, or [::]:80"),
+            ("localhost", EXPECTED),
+            ("::1:80", EXPECTED),
+            ("[localhost]:80", EXPECTED),
+            (":80", EXPECTED),
+            ("127.0.0.1:65536", EXPECTED),
+            ("", EXPECTED),
+        ] {
+            let error = parsed(text).unwrap_err();
+            assert!(error.starts_with(told), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_path_is_as_long_as_the_kernel_takes_it() {
+        let parsed =
+            |bytes: usize| format!("unix:/{}", "a".repeat(bytes - 1)).parse::<ListenAddr>();
+        let Ok(ListenAddr::Unix(longest)) = parsed(MAX_PATH_BYTES) else {
+            panic!("{MAX_PATH_BYTES} bytes are refused");
+        };
+        std::os::unix::net::SocketAddr::from_pathname(longest).unwrap();
+        let error = parsed(MAX_PATH_BYTES + 1).unwrap_err();
+        assert!(error.starts_with("the path has 108 bytes, and "), "{error}");
+        for text in ["unix:", "unix:a\0b"] {
+            assert!(text.parse::<ListenAddr>().is_err(), "{text}");
         }
     }
 

@@ -4,9 +4,8 @@ use std::{fmt, path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use clap::ArgAction;
-use thiserror::Error;
 
-use super::super::time;
+use super::{super::time, misfit};
 use crate::{
     agent::Config,
     filter::{self, Rules},
@@ -164,7 +163,8 @@ pub struct Args {
           value_parser = time, allow_hyphen_values = true, help_heading = TABLE)]
     pub linger: Duration,
 
-    /// Where consumers connect: unix:PATH (mode 0660) or a TCP address; repeatable.
+    /// Where consumers connect: unix:PATH (mode 0660), or an IP address with a port; repeatable. No name but
+    /// localhost (127.0.0.1) stands for an address.
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -256,15 +256,6 @@ pub enum BpfLogLevel {
     Trace = 5,
 }
 
-/// Settings of which one would have no effect beside the others.
-#[derive(Debug, Error)]
-#[error("{message}")]
-pub struct Contradiction {
-    message: String,
-    /// The names of the settings, as in a file.
-    pub settings: &'static [&'static str],
-}
-
 /// A flip alone waits for some milliseconds.
 const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -280,12 +271,13 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 impl Args {
-    /// Makes the agent's settings. Fails if options contradict each other or a rule has a fault.
+    /// Makes the agent's settings. Fails, whatever the machine, if no agent can start with them.
     pub fn config(self) -> Result<Config> {
-        self.refuse_contradictions()?;
+        misfit::refuse_contradictions(&self)?;
+        misfit::refuse_too_many_names(&self)?;
         Ok(Config {
             object: self.object.0,
-            rules: filter::read(&self.filter, self.filter_file.as_deref())?,
+            rules: misfit::rules(&self)?,
             selection: Selection {
                 include: pattern::all(&self.interface),
                 exclude: pattern::all(&self.exclude_interface),
@@ -327,47 +319,6 @@ impl Args {
             bpf_log_level: self.bpf_log_level as u8,
         })
     }
-
-    /// Fails if an option would have no effect because of another one, so that nobody relies on it.
-    fn refuse_contradictions(&self) -> Result<(), Contradiction> {
-        let refuse = |is_one: bool, message: &str, settings| {
-            let message = message.to_owned();
-            let contradiction = Contradiction { message, settings };
-            if is_one { Err(contradiction) } else { Ok(()) }
-        };
-        let is_xdp = self.ingress_hook == IngressHook::Xdp;
-        refuse(
-            is_xdp && self.direction == Directions::Egress,
-            "--ingress-hook xdp does nothing with --direction egress, since XDP sees what arrives: \
-             remove one of them",
-            &["ingress_hook", "direction"],
-        )?;
-        refuse(
-            !is_xdp && self.xdp_mode != XdpMode::Auto,
-            "--xdp-mode does nothing with --ingress-hook tc: choose --ingress-hook xdp, or remove \
-             --xdp-mode",
-            &["xdp_mode", "ingress_hook"],
-        )?;
-        refuse(
-            !is_xdp && self.xdp_without_tags,
-            "--xdp-without-tags does nothing with --ingress-hook tc: choose --ingress-hook xdp, or \
-             remove --xdp-without-tags",
-            &["xdp_without_tags", "ingress_hook"],
-        )?;
-        refuse(
-            self.tc_attach == TcAttach::Clsact && self.tcx_order != TcxOrder::First,
-            "--tcx-order does nothing with --tc-attach clsact: remove one of them",
-            &["tcx_order", "tc_attach"],
-        )?;
-        for (index, address) in self.listen.iter().enumerate() {
-            refuse(
-                !address.is_any_port() && self.listen[..index].contains(address),
-                &format!("--listen {address} is given twice: remove one of them"),
-                &["listen"],
-            )?;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -375,52 +326,6 @@ mod tests {
     use clap::{Args as _, Command, FromArgMatches as _};
 
     use super::*;
-
-    fn contradiction(arguments: &str) -> Option<String> {
-        let all = std::iter::once("run").chain(arguments.split_whitespace());
-        let matches = options().get_matches_from(all);
-        let args = Args::from_arg_matches(&matches).unwrap();
-        let refused = args.refuse_contradictions().err();
-        refused.map(|error| error.to_string())
-    }
-
-    #[test]
-    fn settings_that_do_nothing_beside_others_are_refused_by_name() {
-        for (arguments, named) in [
-            (
-                "--ingress-hook xdp --direction egress",
-                ["--ingress-hook xdp", "--direction egress"],
-            ),
-            ("--xdp-mode native", ["--xdp-mode", "--ingress-hook tc"]),
-            (
-                "--xdp-without-tags",
-                ["--xdp-without-tags", "--ingress-hook tc"],
-            ),
-            (
-                "--xdp-mode generic --ingress-hook tc",
-                ["--xdp-mode", "--ingress-hook tc"],
-            ),
-            (
-                "--listen unix:/a,127.0.0.1:1 --listen unix:/a",
-                ["--listen unix:/a", "twice"],
-            ),
-            (
-                "--listen 127.0.0.1:1,127.0.0.1:1",
-                ["--listen 127.0.0.1:1", "twice"],
-            ),
-        ] {
-            let error = contradiction(arguments).expect(arguments);
-            assert!(named.iter().all(|part| error.contains(part)), "{error}");
-        }
-        for arguments in [
-            "",
-            "--ingress-hook xdp --direction ingress --xdp-mode generic",
-            "--xdp-mode auto",
-            "--listen 127.0.0.1:0,127.0.0.1:0,unix:/a,unix:/b",
-        ] {
-            assert_eq!(contradiction(arguments), None, "{arguments}");
-        }
-    }
 
     #[test]
     fn a_rate_of_one_is_no_sampling() {

@@ -33,6 +33,8 @@ pub struct File {
 pub struct Entry {
     /// From 1.
     pub line: usize,
+    /// In characters, from 1.
+    pub column: usize,
     /// The values, as they would follow the option.
     texts: Vec<String>,
 }
@@ -99,8 +101,13 @@ fn entries(bytes: &[u8], path: &str, command: &Command) -> Result<BTreeMap<Strin
             document.fault(key.span(), &(message + if is_table { hint } else { "" }))
         })?;
         let texts = document.texts(&setting, value)?;
-        let line = document.place(key.span().start).number;
-        entries.insert(setting.id().to_owned(), Entry { line, texts });
+        let place = document.place(key.span().start);
+        let entry = Entry {
+            line: place.number,
+            column: place.column + 1,
+            texts,
+        };
+        entries.insert(setting.id().to_owned(), entry);
     }
     Ok(entries)
 }

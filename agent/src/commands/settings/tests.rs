@@ -35,10 +35,10 @@ fn an_option_comes_before_the_file_and_this_before_the_default() {
     };
     assert_eq!(of("max_flows"), (json!(8), "command line".to_owned()));
     assert_eq!(of("decapsulate"), (json!(false), "command line".to_owned()));
-    assert_eq!(of("linger"), (json!("1s"), "config.toml:2".to_owned()));
+    assert_eq!(of("linger"), (json!("1s"), "config.toml:2:1".to_owned()));
     assert_eq!(
         of("interface"),
-        (json!(["a", "b"]), "config.toml:4".to_owned())
+        (json!(["a", "b"]), "config.toml:4:1".to_owned())
     );
     assert_eq!(of("early_scan"), (json!(50), "default".to_owned()));
     assert_eq!(of("filter_file"), (Value::Null, "default".to_owned()));
@@ -55,13 +55,13 @@ fn contradicting_settings_are_told_with_where_they_come_from() {
         let config = settings(file, arguments).unwrap().config();
         config.unwrap_err().to_string()
     };
-    let error = refused("\nxdp_mode = 'native'", &[]);
+    let error = refused("\n  xdp_mode = 'native'", &[]);
     assert!(error.starts_with("--xdp-mode does nothing with"), "{error}");
     let sources = error
         .split_once(" (ingress_hook: default, xdp_mode: ")
         .unwrap()
         .1;
-    assert!(sources.ends_with("/config.toml:2)"), "{error}");
+    assert!(sources.ends_with("/config.toml:2:3)"), "{error}");
     let error = refused("", &["--xdp-mode", "native"]);
     assert!(error.ends_with("remove --xdp-mode"), "{error}");
 }
@@ -166,7 +166,7 @@ fn what_is_shown_is_a_file_that_sets_the_same() {
     let mut told = SettingsInForce::from(&shown);
     let text = show::text(&told);
     assert!(
-        text.contains("early_scan = 7  # /") && text.contains("config.toml:3\n"),
+        text.contains("early_scan = 7  # /") && text.contains("config.toml:3:1\n"),
         "{text}"
     );
     assert!(text.contains("linger = \"2s\"  # command line\n"), "{text}");
@@ -194,7 +194,7 @@ fn what_is_shown_is_a_file_that_sets_the_same() {
         of("early_scan")["place"]
             .as_str()
             .unwrap()
-            .ends_with("config.toml:3")
+            .ends_with("config.toml:3:1")
     );
 
     let max_flows = told.settings.iter_mut();

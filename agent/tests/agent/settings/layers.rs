@@ -83,7 +83,7 @@ fn an_option_comes_before_a_variable_before_the_file_before_the_default() {
     let mut refused = binary(&["run", "--interface", "none", "--config", file]);
     let refused = refusal(REFUSED, &refused.output().unwrap());
     assert!(
-        refused.contains("--xdp-without-tags does nothing") && refused.contains("config.toml:6"),
+        refused.contains("--xdp-without-tags does nothing") && refused.contains("config.toml:6:1)"),
         "{refused}"
     );
     let (_folder, file) = written(&FILE.replace("xdp_without_tags = true\n", ""));
@@ -162,10 +162,10 @@ fn what_is_in_force_is_shown_with_where_it_came_from() {
     let text = show(&[]);
     for line in [
         &format!("# settings file: {file}"),
-        &format!("early_scan = 10  # {file}:1"),
+        &format!("early_scan = 10  # {file}:1:1"),
         "linger = \"2s\"  # FLOW_AGENT_LINGER",
-        &format!("log = \"agent=debug,info\"  # {file}:4"),
-        &format!("filter = [\"exclude dst port 1\",\"exclude dst port 2\"]  # {file}:5"),
+        &format!("log = \"agent=debug,info\"  # {file}:4:1"),
+        &format!("filter = [\"exclude dst port 1\",\"exclude dst port 2\"]  # {file}:5:1"),
         "xdp_without_tags = false  # FLOW_AGENT_XDP_WITHOUT_TAGS",
         "max_flows = 500000  # default",
         "# filter_file has no value  # default",
@@ -209,6 +209,53 @@ fn a_fault_in_the_file_is_told_with_its_place_by_run_and_by_check() {
     }
 }
 
+/// systemd does not start a service again that ends with status 2. It would try the other status for ever.
+#[test]
+fn what_no_agent_can_start_with_is_refused_by_run_and_by_check() {
+    let (_folder, rules) = written(&"exclude all\n".repeat(1025));
+    let rules = rules.display();
+    let many = "'exclude all', ".repeat(1100);
+    let path = format!("unix:/tmp/{}", "a".repeat(103));
+    for (text, told) in [
+        (
+            "listen = ['collector.example:50051']".to_owned(),
+            "config.toml:2:11: the name collector.example is not looked up".to_owned(),
+        ),
+        (
+            format!("listen = ['{path}']"),
+            "config.toml:2:11: the path has 108 bytes".to_owned(),
+        ),
+        (
+            format!("filter = [{many}]"),
+            "1100 filter rules; a set has at most 1024".to_owned(),
+        ),
+        (
+            format!("filter_file = '{rules}'"),
+            "1025 filter rules; a set has at most 1024".to_owned(),
+        ),
+        (
+            "filter_file = '/nonexistent/rules'".to_owned(),
+            "read the filter rules in /nonexistent/rules: No such file".to_owned(),
+        ),
+        (
+            "max_interfaces = 2\ninterface = ['a', 'b', 'c']".to_owned(),
+            "3 interfaces are named, and --max-interfaces is 2".to_owned(),
+        ),
+    ] {
+        let (_folder, file) = written(&format!("linger = '1s'\n{text}\n"));
+        let file = file.to_str().unwrap();
+        for (exit_status, arguments) in [
+            (REFUSED, &["run", "--config", file][..]),
+            (FAILED, &["config", "check", file]),
+            (FAILED, &["config", "show", "--config", file]),
+        ] {
+            let error = refusal(exit_status, &binary(arguments).output().unwrap());
+            assert!(error.contains(&told), "{arguments:?}: {error}");
+            assert!(error.contains(&format!("{file}:2:")), "{error}");
+        }
+    }
+}
+
 #[test]
 fn a_file_is_checked_alone_and_a_missing_one_is_an_error() {
     let check = |file: &Path| {
@@ -224,7 +271,7 @@ fn a_file_is_checked_alone_and_a_missing_one_is_an_error() {
     fs::write(&file, "ingress_hook = 'xdp'\ndirection = 'egress'\n").unwrap();
     let error = refusal(FAILED, &check(&file));
     assert!(
-        error.contains("config.toml:1, ") || error.contains("config.toml:1)"),
+        error.contains("config.toml:2:1, ") && error.contains("config.toml:1:1)"),
         "{error}"
     );
     fs::write(&file, "filter_file = '/nonexistent/rules'\n").unwrap();
@@ -282,7 +329,7 @@ fn the_default_file_is_read_if_it_exists() {
     };
     let text = show("echo 'max_flows = 7' > /etc/flow-agent/config.toml;");
     assert!(
-        text.contains("max_flows = 7  # /etc/flow-agent/config.toml:1\n"),
+        text.contains("max_flows = 7  # /etc/flow-agent/config.toml:1:1\n"),
         "{text}"
     );
     let text = show("");

@@ -267,7 +267,7 @@ fn a_setting_that_needs_a_restart_is_told_by_name_and_the_others_are_taken_over(
     assert_eq!(watched.setting("early_scan_percent"), 40);
     let told = watched.told();
     assert_eq!(told["file"], watched.file.to_str().unwrap());
-    let place = |line| format!("{}:{line}", watched.file.display());
+    let place = |line| format!("{}:{line}:1", watched.file.display());
     let (linger, early_scan) = (&told["settings"]["linger"], &told["settings"]["early_scan"]);
     let expected = json!({ "value": "3s", "source": "file", "place": place(3) });
     assert_eq!(*linger, expected);
@@ -284,7 +284,7 @@ fn a_setting_that_needs_a_restart_is_told_by_name_and_the_others_are_taken_over(
         "early_scan",
         "in_force=40",
         "wanted=60",
-        "config.toml:4",
+        "config.toml:4:1",
     ] {
         assert!(line.contains(part), "{part}: {line}");
     }

@@ -5,7 +5,7 @@ fn read(text: &str) -> Result<Vec<(String, Vec<String>, usize)>, String> {
     let entries = entries(text.as_bytes(), "config.toml", &command());
     let listed = |entries: BTreeMap<String, Entry>| {
         let entries = entries.into_iter();
-        entries.map(|(id, Entry { line, texts })| (id, texts, line))
+        entries.map(|(id, entry)| (id, entry.texts, entry.line))
     };
     entries
         .map(|entries| listed(entries).collect())

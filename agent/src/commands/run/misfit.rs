@@ -1,0 +1,194 @@
+//! Settings that no agent can start with, although each value is one that its option takes: they contradict each
+//! other, or ask for more than there can be.
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+use thiserror::Error;
+
+use super::Args;
+use crate::{
+    fault::Fault,
+    filter::{self, Compiled, Rule},
+    kernel::attach::{Directions, IngressHook, TcAttach, TcxOrder, XdpMode},
+    pattern::{self, Pattern},
+};
+
+/// Why settings are refused. Those to look at are named as in a file.
+#[derive(Debug, Error)]
+#[error("{message}")]
+pub struct Misfit {
+    message: String,
+    pub settings: &'static [&'static str],
+}
+
+fn refuse(
+    is_one: bool,
+    message: impl Into<String>,
+    settings: &'static [&'static str],
+) -> Result<(), Misfit> {
+    if is_one {
+        let message = message.into();
+        return Err(Misfit { message, settings });
+    }
+    Ok(())
+}
+
+/// Fails if an option would have no effect because of another one, so that nobody relies on it.
+pub(super) fn refuse_contradictions(args: &Args) -> Result<(), Misfit> {
+    let is_xdp = args.ingress_hook == IngressHook::Xdp;
+    refuse(
+        is_xdp && args.direction == Directions::Egress,
+        "--ingress-hook xdp does nothing with --direction egress, since XDP sees what arrives: \
+         remove one of them",
+        &["ingress_hook", "direction"],
+    )?;
+    refuse(
+        !is_xdp && args.xdp_mode != XdpMode::Auto,
+        "--xdp-mode does nothing with --ingress-hook tc: choose --ingress-hook xdp, or remove \
+         --xdp-mode",
+        &["xdp_mode", "ingress_hook"],
+    )?;
+    refuse(
+        !is_xdp && args.xdp_without_tags,
+        "--xdp-without-tags does nothing with --ingress-hook tc: choose --ingress-hook xdp, or \
+         remove --xdp-without-tags",
+        &["xdp_without_tags", "ingress_hook"],
+    )?;
+    refuse(
+        args.tc_attach == TcAttach::Clsact && args.tcx_order != TcxOrder::First,
+        "--tcx-order does nothing with --tc-attach clsact: remove one of them",
+        &["tcx_order", "tc_attach"],
+    )?;
+    for (index, address) in args.listen.iter().enumerate() {
+        refuse(
+            !address.is_any_port() && args.listen[..index].contains(address),
+            format!("--listen {address} is given twice: remove one of them"),
+            &["listen"],
+        )?;
+    }
+    Ok(())
+}
+
+/// Fails if more interfaces are named than may be watched. How many match a pattern is known at the start.
+pub(super) fn refuse_too_many_names(args: &Args) -> Result<(), Misfit> {
+    let (include, exclude) = (
+        pattern::all(&args.interface),
+        pattern::all(&args.exclude_interface),
+    );
+    let is_excluded = |name: &str| exclude.iter().any(|pattern| pattern.matches(name));
+    let names: BTreeSet<&str> = include
+        .iter()
+        .filter_map(|pattern| match pattern {
+            Pattern::Name(name) if !is_excluded(name) => Some(name.as_str()),
+            Pattern::Name(_) | Pattern::Glob(_) | Pattern::Regex(_) => None,
+        })
+        .collect();
+    let (count, most) = (names.len(), args.max_interfaces);
+    refuse(
+        most != 0 && count > most as usize,
+        format!(
+            "{count} interfaces are named, and --max-interfaces is {most}: raise it, or name fewer"
+        ),
+        &["interface", "max_interfaces"],
+    )
+}
+
+/// The rules of the options and of the file. Fails if there is a fault in one, or if they do not fit into a set.
+pub(super) fn rules(args: &Args) -> Result<Vec<Rule>> {
+    let misfit = |message, settings| Misfit { message, settings };
+    let read = filter::read(&args.filter, args.filter_file.as_deref());
+    let rules = read.map_err(|error| {
+        // A fault has a place of its own.
+        if error.is::<Fault>() {
+            return error;
+        }
+        misfit(format!("{error:#}"), &["filter_file"]).into()
+    })?;
+    Compiled::check(&rules).map_err(|error| {
+        let settings: &[_] = match (args.filter.is_empty(), &args.filter_file) {
+            (_, None) => &["filter"],
+            (true, Some(_)) => &["filter_file"],
+            (false, Some(_)) => &["filter", "filter_file"],
+        };
+        misfit(error.to_string(), settings)
+    })?;
+    Ok(rules)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command, FromArgMatches as _};
+
+    use super::*;
+
+    fn args(arguments: &str) -> Args {
+        let all = std::iter::once("run").chain(arguments.split_whitespace());
+        let matches = Args::augment_args(Command::new("run")).get_matches_from(all);
+        Args::from_arg_matches(&matches).unwrap()
+    }
+
+    fn contradiction(arguments: &str) -> Option<String> {
+        let refused = refuse_contradictions(&args(arguments)).err();
+        refused.map(|error| error.to_string())
+    }
+
+    #[test]
+    fn settings_that_do_nothing_beside_others_are_refused_by_name() {
+        for (arguments, named) in [
+            (
+                "--ingress-hook xdp --direction egress",
+                ["--ingress-hook xdp", "--direction egress"],
+            ),
+            ("--xdp-mode native", ["--xdp-mode", "--ingress-hook tc"]),
+            (
+                "--xdp-without-tags",
+                ["--xdp-without-tags", "--ingress-hook tc"],
+            ),
+            (
+                "--xdp-mode generic --ingress-hook tc",
+                ["--xdp-mode", "--ingress-hook tc"],
+            ),
+            (
+                "--listen unix:/a,127.0.0.1:1 --listen unix:/a",
+                ["--listen unix:/a", "twice"],
+            ),
+            (
+                "--listen 127.0.0.1:1,127.0.0.1:1",
+                ["--listen 127.0.0.1:1", "twice"],
+            ),
+        ] {
+            let error = contradiction(arguments).expect(arguments);
+            assert!(named.iter().all(|part| error.contains(part)), "{error}");
+        }
+        for arguments in [
+            "",
+            "--ingress-hook xdp --direction ingress --xdp-mode generic",
+            "--xdp-mode auto",
+            "--listen 127.0.0.1:0,127.0.0.1:0,unix:/a,unix:/b",
+        ] {
+            assert_eq!(contradiction(arguments), None, "{arguments}");
+        }
+    }
+
+    #[test]
+    fn no_more_interfaces_are_named_than_may_be_watched() {
+        let refused = |arguments: &str| refuse_too_many_names(&args(arguments)).err();
+        let names = "--interface a,b --interface c,d,a";
+        let error = refused(&format!("{names} --max-interfaces 3")).unwrap();
+        assert!(
+            error
+                .message
+                .starts_with("4 interfaces are named, and --max-interfaces is 3"),
+            "{error}"
+        );
+        for arguments in [
+            names.to_owned(),
+            format!("{names} --max-interfaces 4"),
+            format!("{names} --max-interfaces 3 --exclude-interface d"),
+            "--interface a,b*,c* --max-interfaces 1".to_owned(),
+        ] {
+            assert!(refused(&arguments).is_none(), "{arguments}");
+        }
+    }
+}
