@@ -252,6 +252,8 @@ fn completions(shell: Shell) -> Vec<u8> {
 mod tests {
     use std::ffi::{OsStr, OsString};
 
+    use agent::commands::settings::variables::OF_OTHERS;
+
     use super::*;
 
     fn refused(arguments: &str) -> clap::Error {
@@ -297,6 +299,21 @@ mod tests {
         ] {
             let option = of_variable(arguments, variable);
             assert!(option.contains("for '--duration <TIME>': "), "{option}");
+        }
+    }
+
+    #[test]
+    fn variables_of_all_commands_are_known_to_be_no_misspelt_settings() {
+        let run = command().find_subcommand("run").unwrap().clone();
+        let run: Vec<_> = run.get_arguments().filter_map(clap::Arg::get_env).collect();
+        for command in command().get_subcommands() {
+            for variable in command.get_arguments().filter_map(clap::Arg::get_env) {
+                let rest = variable.to_str().unwrap().strip_prefix("FLOW_AGENT_");
+                assert!(
+                    run.contains(&variable) || rest.is_some_and(|rest| OF_OTHERS.contains(&rest)),
+                    "{variable:?} of {command}"
+                );
+            }
         }
     }
 

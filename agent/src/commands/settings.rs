@@ -25,6 +25,7 @@ pub mod example;
 mod file;
 pub mod schema;
 pub mod show;
+pub mod variables;
 
 use declared::{Declared, Refusal};
 pub use file::File;
@@ -169,6 +170,7 @@ pub struct Layers {
     /// The options and their values, without the names of the program and the command.
     arguments: Vec<OsString>,
     command: Command,
+    has_variables: bool,
 }
 
 impl Layers {
@@ -188,6 +190,7 @@ impl Layers {
         Self {
             arguments: vec!["--config".into(), path.into()],
             command: command().mut_args(|arg| arg.env(Resettable::Reset)),
+            has_variables: false,
         }
     }
 
@@ -195,11 +198,16 @@ impl Layers {
         Self {
             arguments,
             command: command(),
+            has_variables: true,
         }
     }
 
     /// Reads the file, if there is one, and decides which values are in force.
     pub fn read(&self) -> Result<Settings> {
+        if self.has_variables {
+            let names = std::env::vars_os().map(|(name, _)| name);
+            variables::refuse_unknown(&self.command, names)?;
+        }
         let path = self.named_file()?;
         let file = match &path {
             Some(path) => Some(File::read(path, &self.command)?),

@@ -257,6 +257,40 @@ fn what_no_agent_can_start_with_is_refused_by_run_and_by_check() {
 }
 
 #[test]
+fn a_misspelt_variable_is_refused() {
+    let variable = ("FLOW_AGENT_SCAN_INTERVALL", "1s");
+    let told = "flow-agent: FLOW_AGENT_SCAN_INTERVALL: no setting has this variable; did you mean \
+                FLOW_AGENT_SCAN_INTERVAL?\n";
+    let (_folder, file) = written("");
+    let file = file.to_str().unwrap();
+    let with_variable = |arguments: &[&str], variable: (&str, &str)| {
+        let mut command = binary(arguments);
+        command.env("FLOW_AGENT_CONFIG", file);
+        command.env(variable.0, variable.1).output().unwrap()
+    };
+    for (exit_status, arguments) in [
+        (REFUSED, &["run", "--interface", "nowhere7"][..]),
+        (FAILED, &["config", "show"]),
+    ] {
+        let error = refusal(exit_status, &with_variable(arguments, variable));
+        assert_eq!(error, told);
+    }
+    let checked = with_variable(&["check", "--interface", "lo"], variable);
+    let checked = String::from_utf8(checked.stdout).unwrap();
+    assert!(
+        checked.contains("did you mean FLOW_AGENT_SCAN_INTERVAL?"),
+        "{checked}"
+    );
+    // Those of other commands, and empty ones, are none of its business.
+    for variable in [
+        ("FLOW_AGENT_WATCH_LIMIT", "7"),
+        ("FLOW_AGENT_SCAN_INTERVALL", ""),
+    ] {
+        stdout(with_variable(&["config", "show"], variable));
+    }
+}
+
+#[test]
 fn a_file_is_checked_alone_and_a_missing_one_is_an_error() {
     let check = |file: &Path| {
         let mut command = binary(&["config", "check", file.to_str().unwrap()]);

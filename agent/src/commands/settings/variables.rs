@@ -1,0 +1,116 @@
+//! Variables whose names begin as those of settings. One that nothing reads is refused, since it may be misspelt.
+
+use std::ffi::OsString;
+
+use anyhow::{Result, bail};
+use clap::{Arg, Command};
+
+use crate::similar;
+
+const PREFIX: &str = "FLOW_AGENT_";
+
+/// What begins the same and is no setting of `run`.
+pub const OF_OTHERS: [&str; 10] = [
+    // Other commands.
+    "CONNECT",
+    "WATCH_DURATION",
+    "WATCH_LIMIT",
+    "WATCH_OUTPUT",
+    // The build.
+    "CACHE",
+    "EBPF_RUSTC",
+    // Tests.
+    "EMULATED",
+    "FLOOD_SECONDS",
+    "SKIP_LOG",
+    "SOAK_SECONDS",
+];
+
+/// Fails if one of these variables would be a setting, and none has this name.
+pub(super) fn refuse_unknown(
+    command: &Command,
+    names: impl IntoIterator<Item = OsString>,
+) -> Result<()> {
+    let is_read = |variable: &str| {
+        let mut options = command.get_arguments().filter_map(Arg::get_env);
+        options.any(|known| known == variable)
+    };
+    for name in names {
+        let name = name.to_string_lossy();
+        let Some(rest) = name.strip_prefix(PREFIX) else {
+            continue;
+        };
+        if is_read(&name) || OF_OTHERS.contains(&rest) || is_of_kubernetes(rest) {
+            continue;
+        }
+        let Some(nearest) = nearest(command, rest) else {
+            bail!("{name}: no setting has this variable; `flow-agent run --help` lists them");
+        };
+        bail!("{name}: no setting has this variable; did you mean {nearest}?");
+    }
+    Ok(())
+}
+
+/// The variable of the option with the nearest name.
+fn nearest(command: &Command, rest: &str) -> Option<String> {
+    let rest = rest.to_lowercase().replace('_', "-");
+    let options = || command.get_arguments();
+    let nearest = similar::nearest(&rest, options().filter_map(Arg::get_long))?;
+    let meant = options().find(|option| option.get_long() == Some(nearest))?;
+    Some(meant.get_env()?.to_string_lossy().into_owned())
+}
+
+/// Kubernetes gives these to each container beside a Service that is called flow-agent.
+fn is_of_kubernetes(rest: &str) -> bool {
+    rest == "PORT" || rest.starts_with("PORT_") || rest.starts_with("SERVICE_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::settings::command;
+
+    fn refusal(names: &[&str]) -> Option<String> {
+        let refused = refuse_unknown(&command(), names.iter().map(OsString::from));
+        refused.err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_misspelt_variable_is_refused_with_the_nearest_one() {
+        for (name, nearest) in [
+            ("FLOW_AGENT_SCAN_INTERVALL", "FLOW_AGENT_SCAN_INTERVAL"),
+            ("FLOW_AGENT_INTERFACES", "FLOW_AGENT_INTERFACE"),
+            ("FLOW_AGENT_scan_interval", "FLOW_AGENT_SCAN_INTERVAL"),
+            ("FLOW_AGENT_LOG", "RUST_LOG"),
+            ("FLOW_AGENT_DURATIONS", "FLOW_AGENT_DURATION"),
+        ] {
+            let error = refusal(&["PATH", name]).expect(name);
+            let told = format!("{name}: no setting has this variable; did you mean {nearest}?");
+            assert_eq!(error, told);
+        }
+        let error = refusal(&["FLOW_AGENT_"]).unwrap();
+        assert!(
+            error.ends_with("`flow-agent run --help` lists them"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn variables_that_something_reads_are_taken() {
+        let options = command();
+        let variables = options.get_arguments().filter_map(Arg::get_env);
+        for variable in variables.map(|name| name.to_str().unwrap()) {
+            assert_eq!(refusal(&[variable]), None);
+        }
+        for rest in OF_OTHERS {
+            assert_eq!(refusal(&[&format!("{PREFIX}{rest}")]), None);
+        }
+        for name in [
+            "FLOW_AGENT_PORT_50051_TCP",
+            "FLOW_AGENT_SERVICE_HOST",
+            "FLOW_AGENTS",
+        ] {
+            assert_eq!(refusal(&[name]), None);
+        }
+    }
+}
