@@ -82,6 +82,15 @@ impl Fault {
         Self::new(line, column + self.column, self.mark_width, &self.message)
     }
 
+    /// The place, if it has a name, and what is wrong there.
+    fn head(&self) -> String {
+        let message = &self.message;
+        match &self.place {
+            Some(place) => format!("{place}:{}: {message}", self.column + 1),
+            None => message.clone(),
+        }
+    }
+
     /// Adds the name of the place.
     #[must_use]
     pub fn at(self, place: &str) -> Self {
@@ -92,17 +101,26 @@ impl Fault {
     }
 }
 
+/// An error with its causes in one line, for a log: of a fault, what is wrong and where.
+pub fn in_one_line(error: &anyhow::Error) -> String {
+    let causes = error
+        .chain()
+        .map(|cause| match cause.downcast_ref::<Fault>() {
+            Some(fault) => fault.head(),
+            None => cause.to_string(),
+        });
+    causes.collect::<Vec<_>>().join(": ")
+}
+
 /// Three lines: what is wrong, the line, and a mark under the place.
 impl fmt::Display for Fault {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(place) = &self.place {
-            write!(formatter, "{place}:{}: ", self.column + 1)?;
-        }
         let (before, mark) = (" ".repeat(self.mark_from), "^".repeat(self.mark_width));
         write!(
             formatter,
             "{}\n  {}\n  {before}{mark}",
-            self.message, self.shown
+            self.head(),
+            self.shown
         )
     }
 }
@@ -150,6 +168,18 @@ mod tests {
         let (line, marked) = shown(&behind, 10, behind.len() - 10);
         assert_eq!(line.chars().count(), SHOWN_CHARS + 1);
         assert_eq!(marked.len(), SHOWN_CHARS - 10);
+    }
+
+    #[test]
+    fn a_log_has_the_place_and_the_message_in_one_line() {
+        let fault = Fault::new("linger = soon", 9, 4, "expected a text").at("config.toml:3");
+        let error = anyhow::Error::new(fault).context("read the settings");
+        assert_eq!(
+            in_one_line(&error),
+            "read the settings: config.toml:3:10: expected a text"
+        );
+        let other = anyhow::anyhow!("no file").context("look at it");
+        assert_eq!(in_one_line(&other), "look at it: no file");
     }
 
     #[test]

@@ -88,7 +88,7 @@ impl RunningRules {
 
     /// Returns when the programs apply the new rules to every packet. Changes happen one at a time, in the order
     /// in which they are asked for. One that has begun is completed even if the caller has left; one that waits
-    /// for its turn leaves with the caller.
+    /// for its turn leaves with the caller. Who is told of a refusal logs it.
     pub async fn replace(&self, rules: Vec<Rule>) -> Result<Replaced, ReplaceError> {
         self.change(move |running, maps| running.replace_in(maps, &rules))
             .await
@@ -118,8 +118,13 @@ impl RunningRules {
         let thread = thread::Builder::new().name("rules".to_owned());
         let started = thread.spawn(move || {
             give_way();
-            // The caller may have left.
-            let _ = sender.send(running.change_from(&mut turn, change));
+            if let Err(Err(ReplaceError::Refused(error))) =
+                sender.send(running.change_from(&mut turn, change))
+            {
+                tracing::warn!(
+                    "the filter rules stay as they were, and who changed them has left: {error}"
+                );
+            }
         });
         if let Err(error) = started {
             return Err(refused(&anyhow!(error).context("start a thread")));
@@ -166,7 +171,6 @@ impl RunningRules {
 }
 
 fn refused(error: &anyhow::Error) -> ReplaceError {
-    tracing::warn!("the filter rules stay as they were: {error:#}");
     ReplaceError::Refused(format!("{error:#}"))
 }
 

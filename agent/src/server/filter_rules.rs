@@ -53,6 +53,7 @@ impl FilterRules {
         match self.running.replace(rules).await {
             Ok(replaced) => Ok(answer(replaced)),
             Err(error @ ReplaceError::Refused(_)) => {
+                tracing::warn!("the filter rules stay as they were: {error}");
                 Err(Status::failed_precondition(error.to_string()))
             }
             Err(error @ ReplaceError::Stopping(_)) => Err(Status::unavailable(error.to_string())),

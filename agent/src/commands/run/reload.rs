@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fs, io::IsTerminal as _, path::Path};
 
-use anyhow::{Context as _, Error, Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::watch,
@@ -13,6 +13,7 @@ use crate::{
     agent::Config,
     changes::{Change, Changes},
     commands::settings::{DEFAULT_FILE, Layers, Setting, Settings},
+    fault,
     interfaces::everywhere,
     log_filter::LogControl,
     netns::Namespace,
@@ -107,12 +108,11 @@ impl Reload {
             while hangup.recv().await.is_some() {
                 let reloading = manager.reloading().await;
                 let outcome = self.take_over(&running).await;
-                if let Err(error) = &outcome {
-                    tracing::error!("the settings stay as they were: {error:#}");
+                let outcome = outcome.map_err(|error| fault::in_one_line(&error));
+                if let Err(fault) = &outcome {
+                    tracing::error!("the settings stay as they were: {fault}");
                 }
-                reloading
-                    .done(outcome.map_err(|error| first_line(&error)))
-                    .await;
+                reloading.done(outcome).await;
             }
         });
     }
@@ -221,12 +221,6 @@ impl Reload {
         self.told.send_replace(told);
         tracing::info!("the settings have been read again");
     }
-}
-
-/// Without the line that a fault points into.
-fn first_line(error: &Error) -> String {
-    let text = format!("{error:#}");
-    text.lines().next().unwrap_or_default().to_owned()
 }
 
 fn ensure_regular(path: &Path, what: &str) -> Result<()> {

@@ -211,7 +211,10 @@ fn a_broken_file_changes_nothing_and_is_told() {
     let good = "scan_interval = '1h'\nlinger = '2s'\nfilter = ['exclude dst port 1']\n";
     let watched = Watched::start(good);
     let before = watched.times();
+    let many_rules = watched.file.with_file_name("rules");
+    fs::write(&many_rules, "exclude all\n".repeat(1025)).unwrap();
     let others = "scan_interval = '50ms'\nlinger = '9s'\nfilter = ['exclude dst port 2']\n";
+    let many = format!("filter_file = '{}'", many_rules.display());
     for (line, told) in [
         (
             "lingerr = '1s'",
@@ -224,6 +227,11 @@ fn a_broken_file_changes_nothing_and_is_told() {
         ),
         ("filter_file = '/nonexistent/rules'", "/nonexistent/rules"),
         ("filter_file = '/dev/null'", "/dev/null is no regular file"),
+        (&many, "1026 filter rules; a set has at most 1024"),
+        (
+            "listen = ['a.example:1']",
+            "config.toml:6:11: the name a.example is not looked up",
+        ),
     ] {
         watched.reload(&format!("{others}{line}\n"));
         watched.wait_until_logged(told);
@@ -235,6 +243,8 @@ fn a_broken_file_changes_nothing_and_is_told() {
             error.contains("ERROR") && error.contains("the settings stay as they were: "),
             "{error}"
         );
+        let is_drawn = |mark: &str| watched.agent.stderr().contains(mark);
+        assert!(!is_drawn("^^") && !is_drawn("u{a}"), "{error}");
     }
     fs::remove_file(&watched.file).unwrap();
     watched.agent.signal(libc::SIGHUP);
