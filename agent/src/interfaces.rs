@@ -1,11 +1,12 @@
 //! Chooses the interfaces to count on, by patterns or by default routes.
 //!
-//! An exact name must exist at the start and be readable. A glob or a regex takes the readable ones of those
-//! that it matches, now or later. With several network namespaces ([`everywhere`]) a name has to be in one of them.
+//! An exact name must be readable, and exist at the start, unless it is waited for. A glob or a regex takes the
+//! readable ones of those that it matches, now or later. With several network namespaces ([`everywhere`]) a name
+//! has to be in one of them.
 
 use std::collections::BTreeSet;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use tracing::{info, warn};
 
 use crate::{kernel::links::Link, pattern::Pattern, similar};
@@ -21,9 +22,9 @@ pub struct Selection {
     /// If empty, those that carry a default route; see [`Uplinks`].
     pub include: Vec<Pattern>,
     pub exclude: Vec<Pattern>,
-    /// If no interface carries a default route at the start, wait for one. Those that patterns may match are always
-    /// waited for.
-    pub waits_for_default_route: bool,
+    /// Wait for a name that is not here, and, if no interface carries a default route, for one that does. Those that
+    /// patterns may match are always waited for.
+    pub waits: bool,
 }
 
 impl Selection {
@@ -49,18 +50,62 @@ impl Selection {
 
     /// Whether to start without an interface, since one that comes may be meant.
     pub fn may_wait(&self) -> bool {
-        if self.follows_default_routes() {
-            self.waits_for_default_route
-        } else {
-            self.has_patterns()
-        }
+        self.waits || self.has_patterns()
     }
 
-    /// Whether interfaces that are not here may be meant.
+    /// Whether patterns may mean interfaces that are not here.
     pub fn has_patterns(&self) -> bool {
         let mut include = self.include.iter();
         include.any(|pattern| !matches!(pattern, Pattern::Name(_)))
     }
+}
+
+/// What is asked for and is not here.
+#[derive(Debug)]
+pub struct Absent {
+    /// A default route, or the name of an interface.
+    pub what: String,
+    /// A sentence.
+    pub fault: String,
+}
+
+fn absent(links: &[Link], selection: &Selection, default_route: &BTreeSet<u32>) -> Vec<Absent> {
+    let here = names(links);
+    if selection.follows_default_routes() {
+        if links
+            .iter()
+            .any(|link| default_route.contains(&link.ifindex))
+        {
+            return Vec::new();
+        }
+        return vec![Absent {
+            what: "a default route".to_owned(),
+            fault: format!(
+                "no interface carries a default route; name one with --interface NAME; interfaces here: {here}"
+            ),
+        }];
+    }
+    let name_of = |name: &String| {
+        let hint = similar::hint(name, each_name(links));
+        Absent {
+            what: name.clone(),
+            fault: format!("there is no interface '{name}'{hint}; interfaces here: {here}"),
+        }
+    };
+    absent_names(links, selection).map(name_of).collect()
+}
+
+fn absent_names<'a>(
+    links: &'a [Link],
+    selection: &'a Selection,
+) -> impl Iterator<Item = &'a String> {
+    selection
+        .include
+        .iter()
+        .filter_map(|pattern| match pattern {
+            Pattern::Name(name) if links.iter().all(|link| link.name != *name) => Some(name),
+            Pattern::Name(_) | Pattern::Glob(_) | Pattern::Regex(_) => None,
+        })
 }
 
 fn any_matches(patterns: &[Pattern], name: &str) -> bool {
@@ -69,24 +114,32 @@ fn any_matches(patterns: &[Pattern], name: &str) -> bool {
 
 /// The links to begin with, sorted by ifindex.
 ///
-/// Fails if a name is not here, if no link is left and none can come, or if a link that is named exactly has a
-/// link type that the agent cannot read.
+/// Fails if what is not here is not waited for, if no link is left and none can come, or if a link that is named
+/// exactly has a link type that the agent cannot read.
 pub fn select(
     links: &[Link],
     selection: &Selection,
     default_route: &BTreeSet<u32>,
 ) -> Result<Vec<Link>> {
+    let absent = absent(links, selection, default_route);
+    for Absent { what, fault } in &absent {
+        ensure!(selection.waits, "{fault}");
+        warn!("waiting for {what}: {fault}");
+    }
     let included = if selection.follows_default_routes() {
-        with_default_route(links, selection, default_route)?
+        let carries = |link: &&Link| default_route.contains(&link.ifindex);
+        links.iter().filter(carries).collect()
     } else {
-        matching(links, &selection.include)?
+        matching(links, &selection.include)
     };
     warn_of_idle_exclusions(links, &selection.exclude);
+    let is_awaited = |name: &String| selection.waits && !any_matches(&selection.exclude, name);
+    let may_come = selection.has_patterns() || absent_names(links, selection).any(is_awaited);
     let (excluded, left): (Vec<_>, Vec<_>) = included
         .into_iter()
         .partition(|link| selection.excluding(link).is_some());
     ensure!(
-        excluded.is_empty() || !left.is_empty() || selection.has_patterns(),
+        excluded.is_empty() || !left.is_empty() || may_come,
         "every selected interface is excluded ({}); remove an --exclude-interface",
         names(excluded)
     );
@@ -104,15 +157,14 @@ pub fn select(
         warn!(interface = link.name, "skipped: {}", unsupported(link));
     }
     if selected.is_empty() && selection.may_wait() {
-        let awaited = if selection.follows_default_routes() {
-            "a default route"
-        } else {
-            "one that is selected"
-        };
-        warn!(
-            "no interface here can be counted on; waiting for {awaited}; interfaces here: {}",
-            names(links)
-        );
+        // Otherwise it has been told what is waited for.
+        if absent.is_empty() {
+            warn!(
+                "no interface here can be counted on; waiting for one that is selected; interfaces \
+                 here: {}",
+                names(links)
+            );
+        }
     } else {
         ensure!(
             !selected.is_empty(),
@@ -146,44 +198,16 @@ fn leave_out_uppers(selected: &mut Vec<Link>, links: &[Link], uplinks: &Uplinks)
     });
 }
 
-fn with_default_route<'a>(
-    links: &'a [Link],
-    selection: &Selection,
-    default_route: &BTreeSet<u32>,
-) -> Result<Vec<&'a Link>> {
-    let carriers = links
-        .iter()
-        .filter(|link| default_route.contains(&link.ifindex));
-    let carriers: Vec<_> = carriers.collect();
-    ensure!(
-        !carriers.is_empty() || selection.may_wait(),
-        "no interface carries a default route; name one with --interface NAME; \
-         interfaces here: {}",
-        names(links)
-    );
-    Ok(carriers)
-}
-
-fn matching<'a>(links: &'a [Link], include: &[Pattern]) -> Result<Vec<&'a Link>> {
+fn matching<'a>(links: &'a [Link], include: &[Pattern]) -> Vec<&'a Link> {
     for pattern in include {
-        if links.iter().any(|link| pattern.matches(&link.name)) {
-            continue;
-        }
-        let here = names(links);
-        match pattern {
-            Pattern::Name(name) => {
-                let hint = similar::hint(name, each_name(links));
-                bail!("there is no interface '{name}'{hint}; interfaces here: {here}")
-            }
-            Pattern::Glob(_) | Pattern::Regex(_) => {
-                warn!("no interface matches '{pattern}' yet; interfaces here: {here}");
-            }
+        let is_name = matches!(pattern, Pattern::Name(_));
+        if !is_name && !links.iter().any(|link| pattern.matches(&link.name)) {
+            let here = names(links);
+            warn!("no interface matches '{pattern}' yet; interfaces here: {here}");
         }
     }
-    let included = links
-        .iter()
-        .filter(|link| include.iter().any(|pattern| pattern.matches(&link.name)));
-    Ok(included.collect())
+    let included = links.iter().filter(|link| any_matches(include, &link.name));
+    included.collect()
 }
 
 /// Warns only about names. A glob often excludes interfaces that may appear later, but a name that matches
@@ -282,7 +306,7 @@ mod tests {
         let waiting = |exclude: &[&str], routes: &[u32]| {
             let selection = Selection {
                 exclude: patterns(exclude),
-                waits_for_default_route: true,
+                waits: true,
                 ..Selection::default()
             };
             let routes = routes.iter().copied().collect();
@@ -293,6 +317,34 @@ mod tests {
         assert_eq!(waiting(&[], &[2]).unwrap(), 1);
         let refusal = waiting(&["eth0"], &[2]).unwrap_err().to_string();
         assert!(refusal.contains("excluded (eth0)"), "{refusal}");
+    }
+
+    #[test]
+    fn a_service_waits_for_names_that_are_not_here() {
+        let waiting = |include: &[&str], exclude: &[&str]| {
+            let selection = Selection {
+                include: patterns(include),
+                exclude: patterns(exclude),
+                waits: true,
+            };
+            let links = select(&links(), &selection, &BTreeSet::new())?;
+            Ok::<_, anyhow::Error>(links.into_iter().map(|link| link.name).collect::<Vec<_>>())
+        };
+        assert_eq!(waiting(&["eth0", "wg0"], &[]).unwrap(), ["eth0"]);
+        assert_eq!(waiting(&["wg0", "wg1"], &[]).unwrap(), [""; 0]);
+        assert_eq!(waiting(&["eth0", "wg0"], &["eth0"]).unwrap(), [""; 0]);
+        for (include, exclude, told) in [
+            (
+                &["eth0", "wg0"][..],
+                &["eth0", "wg0"][..],
+                "excluded (eth0)",
+            ),
+            (&["eth0"], &["eth0"], "excluded (eth0)"),
+            (&["ib0", "wg0"], &[], "ARPHRD 32"),
+        ] {
+            let refusal = waiting(include, exclude).unwrap_err().to_string();
+            assert!(refusal.contains(told), "{refusal}");
+        }
     }
 
     #[test]

@@ -5,16 +5,18 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use serde::Serialize;
+use tracing::subscriber::NoSubscriber;
 
 use super::{
     answer::{self, Format},
     settings::Layers,
 };
 use crate::{
+    agent::Config,
     filter::{self, Probe, Rules},
-    interfaces::{Selection, everywhere},
+    interfaces::{Absent, Selection, everywhere},
     kernel::{
-        attach::AttachSettings,
+        attach::{self, AttachSettings},
         capabilities::Capabilities,
         layout::{self, Layout},
         links::{Link, LinkSocket},
@@ -39,8 +41,8 @@ use devices::{Device, Known};
 ///
 /// Shows the tree of devices, too: what stands on what, which of them are counted, at which hooks, and why.
 ///
-/// Exit status 0 if the agent can run with the settings of /etc/flow-agent/config.toml and the environment,
-/// 1 if it cannot. With --filter, --filter-file or --flow it explains these rules instead.
+/// Exit status 0 if the agent can run as a service with the settings of /etc/flow-agent/config.toml and the
+/// environment, 1 if it cannot. With --filter, --filter-file or --flow it explains these rules instead.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Text for people, or JSON Lines.
@@ -137,7 +139,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let given = Selection {
         include: pattern::all(&interfaces),
         exclude: pattern::all(&exclude_interfaces),
-        waits_for_default_route: false,
+        // Names that are given here are those of a start by hand.
+        waits: interfaces.is_empty(),
     };
     let findings = findings(&Layers::of_the_environment(None), given)?;
     let text = match output {
@@ -195,8 +198,8 @@ fn findings(layers: &Layers, given: Selection) -> Result<Findings> {
             }
         }
     }
-    let attach = settings.as_ref().ok().map(|(_, config)| config.attach);
-    let interfaces = interfaces(netns, &selection, attach);
+    let config = settings.as_ref().ok().map(|(_, config)| config);
+    let interfaces = interfaces(netns, &selection, config);
     checks.extend(interfaces.checks);
     checks.push(settings::check(&settings));
     Ok(Findings {
@@ -206,7 +209,7 @@ fn findings(layers: &Layers, given: Selection) -> Result<Findings> {
 }
 
 /// Checks of the interfaces that are selected, and the trees of all devices.
-fn interfaces(netns: &[Netns], selection: &Selection, attach: Option<AttachSettings>) -> Findings {
+fn interfaces(netns: &[Netns], selection: &Selection, config: Option<&Config>) -> Findings {
     let missing = |error: &anyhow::Error| {
         let remedy = "select interfaces with --interface and --exclude-interface";
         Check::missing("interfaces", format!("{error:#}"), remedy)
@@ -219,7 +222,8 @@ fn interfaces(netns: &[Netns], selection: &Selection, attach: Option<AttachSetti
             return all;
         }
     };
-    match selected_interfaces(&namespaces, selection) {
+    let room = config.map_or(0, |config| config.max_interfaces);
+    match selected_interfaces(&namespaces, selection, room) {
         Ok(checks) if checks.is_empty() => all.checks.push(Check::warn(
             "interfaces",
             "none that is here is selected; the agent waits for one that is",
@@ -228,6 +232,7 @@ fn interfaces(netns: &[Netns], selection: &Selection, attach: Option<AttachSetti
         Ok(checks) => all.checks.extend(checks),
         Err(error) => all.checks.push(missing(&error)),
     }
+    let attach = config.map(|config| config.attach);
     for namespace in &namespaces {
         match namespace.enter(|| devices_in(namespace, selection, attach)) {
             Ok(found) => {
@@ -240,10 +245,25 @@ fn interfaces(netns: &[Netns], selection: &Selection, attach: Option<AttachSetti
     all
 }
 
-/// Two checks for each interface.
-fn selected_interfaces(namespaces: &[Namespace], selection: &Selection) -> Result<Vec<Check>> {
-    let mut checks = Vec::new();
-    for (namespace, links) in everywhere::select(namespaces, selection)? {
+/// Two checks for each interface, and one for each that a service waits for. `room` is how many there may be, or 0.
+fn selected_interfaces(
+    namespaces: &[Namespace],
+    selection: &Selection,
+    room: u32,
+) -> Result<Vec<Check>> {
+    let absent = everywhere::absent(namespaces, selection)?;
+    let select = || everywhere::select(namespaces, selection);
+    let selected = if absent.is_empty() {
+        select()?
+    } else {
+        // The checks say what the log would, and nothing waits here.
+        tracing::subscriber::with_default(NoSubscriber::default(), select)?
+    };
+    if room != 0 {
+        attach::first_slots(room, &selected)?;
+    }
+    let mut checks: Vec<Check> = absent.into_iter().map(awaited).collect();
+    for (namespace, links) in selected {
         checks.extend(namespace.enter(|| {
             let mut xdp = xdp::Features::open();
             let lines = links
@@ -253,6 +273,11 @@ fn selected_interfaces(namespaces: &[Namespace], selection: &Selection) -> Resul
         })?);
     }
     Ok(checks)
+}
+
+fn awaited(Absent { what, fault }: Absent) -> Check {
+    let remedy = format!("a service waits for {what}, `flow-agent run` by hand ends");
+    Check::warn("interfaces", fault, remedy)
 }
 
 /// The devices of the network namespace that the calling thread is in.

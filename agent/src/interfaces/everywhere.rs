@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 
-use super::{Selection, names, select as select_here};
+use super::{Absent, Selection, names, select as select_here};
 use crate::{
     kernel::links::{Link, LinkSocket},
     netns::Namespace,
@@ -49,6 +49,15 @@ pub fn select(
     .collect()
 }
 
+/// What is asked for and is in no network namespace, and a service waits for.
+pub fn absent(namespaces: &[Namespace], selection: &Selection) -> Result<Vec<Absent>> {
+    let ask = |namespace: &Namespace| namespace.enter(Here::ask);
+    let all = namespaces.iter().map(ask).collect::<Result<Vec<_>>>()?;
+    let default_route = all.iter().flat_map(|here| here.default_route.clone());
+    let links: Vec<Link> = all.iter().flat_map(|here| here.links.clone()).collect();
+    Ok(super::absent(&links, selection, &default_route.collect()))
+}
+
 fn select_in(here: &Here, all: &[Here], selection: &Selection) -> Result<Vec<Link>> {
     if selection.follows_default_routes() {
         let is_elsewhere = all.iter().any(|one| !one.default_route.is_empty());
@@ -76,7 +85,7 @@ fn select_in(here: &Here, all: &[Here], selection: &Selection) -> Result<Vec<Lin
     let selection = Selection {
         include: include.into_iter().cloned().collect(),
         exclude: selection.exclude.clone(),
-        waits_for_default_route: selection.waits_for_default_route,
+        waits: selection.waits,
     };
     select_here(&here.links, &selection, &here.default_route)
 }

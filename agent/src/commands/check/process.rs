@@ -57,7 +57,10 @@ fn sys_admin(capabilities: Capabilities, netns: &[Netns]) -> Check {
     let name = "CAP_SYS_ADMIN";
     let is_needed = netns.iter().any(|netns| *netns != Netns::Own);
     match (capabilities.has(CAP_SYS_ADMIN), is_needed) {
-        (true, true) => Check::ok(name, "held, for other network namespaces"),
+        (true, true) => Check::ok(
+            name,
+            "held by this process, for other network namespaces; the service needs the drop-in netns.conf for it",
+        ),
         (true, false) => Check::ok(name, "held, and not needed"),
         (false, false) => Check::ok(name, "not held, and not needed"),
         (false, true) => Check::missing(
@@ -103,6 +106,13 @@ mod tests {
         assert_eq!(statuses_in(&three, &["self"]), [Status::Ok; 4]);
         assert_eq!(statuses_in(&three, &["self", "blue"])[3], Status::Missing);
         assert_eq!(statuses_in(&four, &["blue"]), [Status::Ok; 4]);
+        let four = Capabilities::parse(&format!("CapEff:\t{four}\n")).unwrap();
+        let [.., held] = capabilities(four, &["blue".parse().unwrap()]);
+        // root has it, and the service has not.
+        assert!(
+            held.detail.contains("the service needs the drop-in"),
+            "{held:?}"
+        );
     }
 
     #[test]

@@ -282,7 +282,7 @@ impl Args {
                 include: pattern::all(&self.interface),
                 exclude: pattern::all(&self.exclude_interface),
                 // A service waits; whoever starts the agent by hand is told.
-                waits_for_default_route: false,
+                waits: false,
             },
             netns: self.netns,
             max_interfaces: self.max_interfaces,

@@ -89,13 +89,9 @@ impl Reload {
 
     /// The configuration to start with.
     pub(super) fn config(&self) -> Result<Config> {
-        self.config_of(&self.in_force)
-    }
-
-    fn config_of(&self, settings: &Settings) -> Result<Config> {
-        let mut config = settings.config()?;
+        let mut config = self.in_force.config()?;
         // At boot the network may come after the service. A person at a terminal is better served by an error.
-        config.selection.waits_for_default_route = self.is_service;
+        config.selection.waits = self.is_service;
         Ok(config)
     }
 
@@ -126,7 +122,9 @@ impl Reload {
             namespaces,
         } = running;
         let read = self.read()?;
-        let config = self.config_of(&read)?;
+        let mut config = read.config()?;
+        // An agent that runs waits for what has left, so it waits for what has yet to come, too.
+        config.selection.waits = true;
         let times = config.times();
         let is_reselected = self.is_changed(&read, &["interface", "exclude_interface"]);
         if is_reselected {

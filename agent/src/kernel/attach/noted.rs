@@ -182,7 +182,7 @@ mod tests {
         Changes::new(Selection {
             include: include.collect(),
             exclude: vec!["veth9".parse().unwrap()],
-            waits_for_default_route: false,
+            waits: false,
         })
     }
 

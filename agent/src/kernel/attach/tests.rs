@@ -57,7 +57,7 @@ fn watcher(
     let selection = Selection {
         include: vec![pattern.parse().unwrap()],
         exclude: Vec::new(),
-        waits_for_default_route: false,
+        waits: false,
     };
     let slots = Slots::new(4, 0);
     let (closer, to_detach) = Closer::channel();

@@ -126,6 +126,69 @@ fn a_check_leaves_anothers_xdp_program_alone_and_fails_for_no_interface() {
     );
 }
 
+/// The service starts in all of these and waits. By hand such a start ends with an error.
+#[test]
+fn what_a_service_waits_for_is_a_warning_and_too_many_interfaces_are_missing() {
+    if !is_root_or_skip(
+        "agent::what_a_service_waits_for_is_a_warning_and_too_many_interfaces_are_missing",
+    ) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let here = &lab.agent.interface;
+    let check = |variables: &[(&str, &str)]| {
+        let mut command = flow_agent(&lab.agent);
+        command.args(["check", "--output", "json"]);
+        let output = command.envs(variables.iter().copied()).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        let lines: Vec<Value> = lines.collect();
+        let log = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), lines, log)
+    };
+    let names = format!("{here},wg7");
+    for (variables, fault, remedy) in [
+        (
+            &[][..],
+            "no interface carries a default route",
+            "a service waits for a default route, `flow-agent run` by hand ends",
+        ),
+        (
+            &[("FLOW_AGENT_INTERFACE", names.as_str())],
+            "there is no interface 'wg7'",
+            "a service waits for wg7, `flow-agent run` by hand ends",
+        ),
+    ] {
+        let (code, lines, log) = check(variables);
+        assert_eq!(code, Some(0), "{lines:?}");
+        let found = find(&lines, "interfaces");
+        assert_eq!(
+            (&found["status"], &found["remedy"]),
+            (&"warn".into(), &remedy.into())
+        );
+        assert!(
+            found["detail"].as_str().unwrap().starts_with(fault),
+            "{found}"
+        );
+        assert!(!log.contains("WARN"), "{log}");
+    }
+
+    let pattern = format!("lo,{here}*");
+    let too_many = [
+        ("FLOW_AGENT_INTERFACE", pattern.as_str()),
+        ("FLOW_AGENT_MAX_INTERFACES", "1"),
+    ];
+    let (code, lines, _) = check(&too_many);
+    assert_eq!(code, Some(1), "{lines:?}");
+    let found = find(&lines, "interfaces");
+    let detail = found["detail"].as_str().unwrap();
+    assert!(
+        detail.contains("2 interfaces are selected, and --max-interfaces is 1"),
+        "{detail}"
+    );
+    assert_eq!(found["status"], "missing");
+}
+
 #[test]
 fn a_kernel_that_does_not_tell_its_layout_is_told_of_once() {
     if !is_root_or_skip("agent::a_kernel_that_does_not_tell_its_layout_is_told_of_once") {

@@ -143,6 +143,25 @@ fn a_service_waits_for_a_default_route_and_counts_when_it_comes() {
     assert_eq!(pair(&report.last()["flows"]), report.seen());
 }
 
+/// As where a tunnel comes up after the service. By hand such a start fails.
+#[test]
+fn a_service_waits_for_a_name_and_counts_the_others_meanwhile() {
+    if !is_root_or_skip("agent::a_service_waits_for_a_name_and_counts_the_others_meanwhile") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let mut manager = Manager::start();
+    let names = format!("{},late0", lab.agent.interface);
+    let mut agent = Agent::begin(manager.command(&lab), &names, &[]);
+    agent.wait_until_logged("waiting for late0: there is no interface 'late0'");
+    manager.wait_for("READY=1");
+    let hooks = || agent.status(&lab.agent)["hooks"].as_array().unwrap().len();
+    assert_eq!(hooks(), 2);
+    lab.agent.namespace.add_wire(["late0", "far0"]).unwrap();
+    wait_until("it is counted", || hooks() == 4);
+    agent.stop();
+}
+
 #[test]
 fn the_manager_sees_flows_rate_and_loss_and_each_reload() {
     if !is_root_or_skip("agent::the_manager_sees_flows_rate_and_loss_and_each_reload") {
