@@ -28,8 +28,8 @@ pub struct Args {
 enum Command {
     /// Show the rules in force, in the form of a file of rules.
     Show,
-    /// Replace all rules by these, until the agent reads its own again (SIGHUP) or ends. No packet passes
-    /// unfiltered in between. If a rule cannot be read, all rules stay as they were. A set has at most 1,024
+    /// Replace all rules by these, until the agent finds other rules in its settings (SIGHUP) or ends. No packet
+    /// passes unfiltered in between. If a rule cannot be read, all rules stay as they were. A set has at most 1,024
     /// rules and 1,000,000 networks, each of which takes up to 1 KB of kernel memory.
     Set {
         /// Separated by semicolons, as `flow-agent run --filter` takes them.

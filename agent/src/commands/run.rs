@@ -47,7 +47,7 @@ pub async fn run(
     let duration = settings.args.duration;
     let manager = ServiceManager::from_environment()?;
     // From here on SIGHUP does not end the process, even while the programs are being loaded.
-    let reload = Reload::listen(layers, settings, log, manager.is_there())?;
+    let mut reload = Reload::listen(layers, settings, log, manager.is_there())?;
     let config = reload.config().map_err(RefusedSettings)?;
     let agent = Agent::start(config, passed).await?;
     let running = Running {

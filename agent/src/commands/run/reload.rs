@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, fs, io::IsTerminal as _, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
+use sha1::{Digest as _, Sha1};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::watch,
@@ -14,6 +15,7 @@ use crate::{
     changes::{Change, Changes},
     commands::settings::{DEFAULT_FILE, Layers, Setting, Settings},
     fault,
+    filter::Rule,
     interfaces::everywhere,
     log_filter::LogControl,
     netns::Namespace,
@@ -50,6 +52,23 @@ pub(super) struct Reload {
     told: watch::Sender<SettingsInForce>,
     log: LogControl,
     is_service: bool,
+    /// The rules of these settings. A client may have set others since.
+    configured: Configured,
+}
+
+/// Rules that a reload compares those with that it reads.
+#[derive(PartialEq, Eq)]
+struct Configured([u8; 20]);
+
+impl Configured {
+    fn of(rules: &[Rule]) -> Self {
+        let mut digest = Sha1::new();
+        for rule in rules {
+            digest.update(rule.to_string());
+            digest.update("\n");
+        }
+        Self(digest.finalize().into())
+    }
 }
 
 /// What changes the running agent.
@@ -79,6 +98,7 @@ impl Reload {
             in_force: settings,
             log,
             is_service,
+            configured: Configured::of(&[]),
         })
     }
 
@@ -88,8 +108,9 @@ impl Reload {
     }
 
     /// The configuration to start with.
-    pub(super) fn config(&self) -> Result<Config> {
+    pub(super) fn config(&mut self) -> Result<Config> {
         let mut config = self.in_force.config()?;
+        self.configured = Configured::of(&config.rules);
         // At boot the network may come after the service. A person at a terminal is better served by an error.
         config.selection.waits = self.is_service;
         Ok(config)
@@ -132,15 +153,7 @@ impl Reload {
         }
 
         // Of all that is taken over only the rules can be refused, so they come first.
-        let before = rules.in_force().rules;
-        let is_empty = config.rules.is_empty();
-        rules.replace(config.rules).await?;
-        if is_empty && before > 0 {
-            tracing::warn!(
-                before,
-                "no filter rules were found, every packet is counted from here on"
-            );
-        }
+        self.take_over_rules(config.rules, rules).await?;
         changes.make(Change::Times(times)).await??;
         if is_reselected {
             changes.make(Change::Selection(config.selection)).await??;
@@ -153,6 +166,25 @@ impl Reload {
             self.log.set(&read.args.log)?;
         }
         self.note(read);
+        Ok(())
+    }
+
+    /// Rules that a client has set stay until those of the settings change.
+    async fn take_over_rules(&mut self, read: Vec<Rule>, running: &RunningRules) -> Result<()> {
+        let configured = Configured::of(&read);
+        if configured == self.configured {
+            return Ok(());
+        }
+        let before = running.in_force().rules;
+        let is_empty = read.is_empty();
+        running.replace(read).await?;
+        self.configured = configured;
+        if is_empty && before > 0 {
+            tracing::warn!(
+                before,
+                "no filter rules were found, every packet is counted from here on"
+            );
+        }
         Ok(())
     }
 

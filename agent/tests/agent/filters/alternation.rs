@@ -69,6 +69,9 @@ fn no_packet_passes_between_two_sets(settings: &[&str]) {
                 let set = runtime.block_on(client::set_filters(&target, rules));
                 assert_eq!(set.unwrap().generation, number);
             } else {
+                // A reload takes over rules that differ from those that it read before.
+                let other = format!("include src net 203.0.113.{number}\n");
+                fs::write(&file, by_networks() + &other).unwrap();
                 agent.signal(libc::SIGHUP);
                 wait_until("the file is in force", || generation() == number);
             }

@@ -36,6 +36,43 @@ fn rules_that_can_be_read_only_once_outlive_a_reload() {
     agent.stop();
 }
 
+fn reloads(agent: &Agent) -> usize {
+    let log = agent.stderr();
+    log.matches("the settings have been read again").count()
+}
+
+#[test]
+fn rules_of_a_client_stay_until_those_of_the_settings_change() {
+    if !is_root_or_skip("agent::rules_of_a_client_stay_until_those_of_the_settings_change") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("filters");
+    fs::write(&file, "exclude dst port 1\n").unwrap();
+    let agent = Agent::start(&lab, &["--filter-file", file.to_str().unwrap()]);
+    let target = agent.address().parse().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let rules = vec!["exclude dst port 9".to_owned()];
+    let set = agent::client::set_filters(&target, rules);
+    runtime.block_on(set).unwrap();
+    for (text, rule, set) in [
+        ("exclude dst port 1\n", 9, 2),
+        ("# as before\nexclude   dst port 1\n", 9, 2),
+        ("exclude dst port 2\n", 2, 3),
+    ] {
+        let before = reloads(&agent);
+        fs::write(&file, text).unwrap();
+        agent.signal(libc::SIGHUP);
+        wait_until("the file is read", || reloads(&agent) > before);
+        assert_eq!(
+            in_force(&lab, &agent.address()),
+            format!("exclude dst port {rule}\n# 1 rule; set {set} of this agent\n")
+        );
+    }
+    agent.stop();
+}
+
 #[test]
 fn a_reload_that_finds_no_rules_any_more_warns() {
     if !is_root_or_skip("agent::a_reload_that_finds_no_rules_any_more_warns") {
@@ -51,14 +88,15 @@ fn a_reload_that_finds_no_rules_any_more_warns() {
         let lines = log.lines().filter(|line| line.contains("no filter rules"));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
-    // First no rules replace two, then no rules replace none.
-    for set in [2, 3] {
-        fs::write(&file, "").unwrap();
+    // First no rules replace two, then nothing has changed.
+    fs::write(&file, "").unwrap();
+    for times in [1, 2] {
         agent.signal(libc::SIGHUP);
-        let shown = format!("# no rules: every packet is counted; set {set} of this agent\n");
-        wait_until("the file is in force", || {
-            in_force(&lab, &agent.address()) == shown
-        });
+        wait_until("the file is read", || reloads(&agent) == times);
+        assert_eq!(
+            in_force(&lab, &agent.address()),
+            "# no rules: every packet is counted; set 2 of this agent\n"
+        );
     }
     wait_until("a warning is written", || !warnings().is_empty());
     let [warning] = &warnings()[..] else {
