@@ -23,6 +23,7 @@ use crate::agent::Config;
 mod declared;
 pub mod example;
 mod file;
+mod patterns;
 pub mod schema;
 pub mod show;
 pub mod variables;

@@ -8,6 +8,7 @@ use clap::{
 };
 use serde_json::Value;
 
+use super::patterns;
 use crate::{fault::Fault, similar};
 
 /// Options of `run` that say something about one run, with what to do instead of writing them into a file.
@@ -131,6 +132,11 @@ impl<'a> Declared<'a> {
         } else {
             Kind::Choice(choices)
         }
+    }
+
+    /// A regular expression for a text; see [`patterns`].
+    pub fn pattern(&self) -> Option<&'static str> {
+        patterns::of(self.arg.get_value_parser())
     }
 
     /// The least and the greatest number that is accepted. clap does not tell them, so its parser is asked:

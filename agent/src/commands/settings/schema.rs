@@ -20,7 +20,7 @@ pub fn schema() -> Value {
 }
 
 fn property(setting: &Declared<'_>) -> Value {
-    let one = match setting.kind() {
+    let mut one = match setting.kind() {
         Kind::Boolean => json!({ "type": "boolean" }),
         Kind::Integer { least, most } => {
             json!({ "type": "integer", "minimum": least, "maximum": most })
@@ -28,6 +28,9 @@ fn property(setting: &Declared<'_>) -> Value {
         Kind::Choice(choices) => json!({ "type": "string", "enum": choices }),
         Kind::Text => json!({ "type": "string" }),
     };
+    if let Some(pattern) = setting.pattern() {
+        one["pattern"] = pattern.into();
+    }
     let defaults = setting.defaults();
     let mut property = if setting.is_list() {
         let least = usize::from(!defaults.is_empty());

@@ -68,7 +68,7 @@ fn contradicting_settings_are_told_with_where_they_come_from() {
 
 #[test]
 fn the_schema_has_every_setting_with_its_type_bounds_and_default() {
-    let schema = schema::schema();
+    let (command, schema) = (command(), schema::schema());
     let properties = schema["properties"].as_object().unwrap();
     let mut names = names();
     names.sort();
@@ -89,6 +89,8 @@ fn the_schema_has_every_setting_with_its_type_bounds_and_default() {
         property.as_object_mut().unwrap().remove("description");
         property
     };
+    let setting = |name: &str| Declared::all(&command).find(|one| one.name() == name);
+    let pattern = |name: &str| setting(name).unwrap().pattern().unwrap();
     assert_eq!(
         without_text("early_scan"),
         json!({ "type": "integer", "minimum": 0, "maximum": 99, "default": 50 })
@@ -107,12 +109,18 @@ fn the_schema_has_every_setting_with_its_type_bounds_and_default() {
     );
     assert_eq!(
         without_text("interface"),
-        json!({ "type": "array", "items": { "type": "string" }, "minItems": 0, "default": [] })
+        json!({
+            "type": "array", "items": { "type": "string", "pattern": pattern("interface") },
+            "minItems": 0, "default": [],
+        })
     );
-    assert_eq!(without_text("filter_file"), json!({ "type": "string" }));
+    assert_eq!(
+        without_text("filter_file"),
+        json!({ "type": "string", "pattern": pattern("filter_file") })
+    );
     assert_eq!(
         without_text("linger"),
-        json!({ "type": "string", "default": "5s" })
+        json!({ "type": "string", "pattern": pattern("linger"), "default": "5s" })
     );
 }
 

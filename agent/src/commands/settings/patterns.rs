@@ -1,0 +1,144 @@
+//! Regular expressions for the texts that settings take, so that an editor marks what `run` would refuse. They are
+//! coarser than the parsers: what matches may still be refused.
+//!
+//! They are written in what ECMA-262, which JSON Schema takes, and the tests' regex crate have in common.
+
+use std::{any::TypeId, path::PathBuf, time::Duration};
+
+use clap::builder::ValueParser;
+
+use crate::{
+    filter::Rules, log_filter::LogFilter, netns::Netns, pattern::Patterns, server::ListenAddr,
+};
+
+/// humantime's units.
+const TIME: &str = concat!(
+    r"^( *[0-9]+(\.[0-9]+)? *(nanos|nsec|ns|usec|us|µs|millis|msec|ms|seconds|second|secs|sec|s|",
+    "minutes|minute|mins|min|m|hours|hour|hrs|hr|h|days|day|d|weeks|week|wks|wk|w|months|month|M|",
+    "years|year|yrs|yr|y))+ *$",
+);
+const LISTEN: &str = concat!(
+    r"^(unix:.{1,107}|(localhost|[0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+(%[0-9]+)?\]):",
+    "[0-9]{1,5})$",
+);
+/// Names, globs and regular expressions, separated by commas.
+const INTERFACES: &str = concat!(
+    r"^\s*(/.+/|[^/,\s]+|[^,]*[*?\[][^,]*)",
+    r"(\s*,\s*(/.+/|[^/,\s]+|[^,]*[*?\[][^,]*))*\s*$",
+);
+const NETNS: &str = "^(/.*|[^/]+)$";
+const FILTER: &str = r"^[\s;]*((include|exclude)\s+\S.*)?$";
+/// A level, or what cannot be a lone word.
+const LOG: &str = concat!(
+    "^([Oo][Ff][Ff]|[Ee][Rr][Rr][Oo][Rr]|[Ww][Aa][Rr][Nn]|[Ii][Nn][Ff][Oo]|",
+    "[Dd][Ee][Bb][Uu][Gg]|[Tt][Rr][Aa][Cc][Ee]|.*[^A-Za-z].*)$",
+);
+const PATH: &str = "^.+$";
+
+/// The one for the texts of this parser.
+pub(super) fn of(parser: &ValueParser) -> Option<&'static str> {
+    let known = [
+        (TypeId::of::<Duration>(), TIME),
+        (TypeId::of::<ListenAddr>(), LISTEN),
+        (TypeId::of::<Patterns>(), INTERFACES),
+        (TypeId::of::<Netns>(), NETNS),
+        (TypeId::of::<Rules>(), FILTER),
+        (TypeId::of::<LogFilter>(), LOG),
+        (TypeId::of::<PathBuf>(), PATH),
+    ];
+    let parsed = parser.type_id();
+    let mut known = known.into_iter();
+    known.find_map(|(id, pattern)| (parsed == id).then_some(pattern))
+}
+
+#[cfg(test)]
+mod tests {
+    use regex::Regex;
+
+    use super::super::{
+        command,
+        declared::{Declared, Kind},
+    };
+
+    /// By setting: what the option takes, and what it refuses.
+    const TEXTS: [(&str, &[&str], &[&str]); 8] = [
+        (
+            "scan_interval",
+            &[
+                "10ms",
+                "1m 30s",
+                "1h30m",
+                "1.5h",
+                "2 days",
+                "1M",
+                "20 µs 1s",
+            ],
+            &["banana", "10", "", "-1s", "1.s", "10 lightyears", "s"],
+        ),
+        (
+            "listen",
+            &["unix:/run/a.sock", "0.0.0.0:1", "[::1]:0", "localhost:80"],
+            &["unix:", "a.example:1", "127.0.0.1", "50051", "::1:1", ""],
+        ),
+        (
+            "interface",
+            &["eth0", "veth*", "/^e{1,2}$/", "lo, /a/,[bc]?", "e[!/]"],
+            &["", "a b", "a/b", "/eth", "eth0,"],
+        ),
+        ("netns", &["self", "pid:7", "/run/netns/a"], &["", "a/b"]),
+        (
+            "filter",
+            &[
+                "exclude all",
+                "include port 1; exclude all;",
+                " include all",
+            ],
+            &["banana", "include", "excluded all"],
+        ),
+        ("filter_file", &["/a b"], &[""]),
+        (
+            "log",
+            &["info", "OFF", "warn,agent::scan=debug", "agent=trace"],
+            &["banana", ""],
+        ),
+        ("linger", &["0s"], &["0x"]),
+    ];
+
+    #[test]
+    fn every_text_has_a_pattern_that_its_default_matches() {
+        let command = command();
+        for setting in Declared::all(&command) {
+            let pattern = setting.pattern();
+            assert_eq!(
+                pattern.is_some(),
+                setting.kind() == Kind::Text,
+                "{}",
+                setting.name()
+            );
+            let Some(pattern) = pattern else { continue };
+            let pattern = Regex::new(pattern).unwrap();
+            for default in setting.defaults() {
+                assert!(pattern.is_match(&default), "{}: {default}", setting.name());
+            }
+        }
+    }
+
+    #[test]
+    fn patterns_take_what_options_take_and_refuse_what_they_refuse() {
+        let command = command();
+        for (name, taken, refused) in TEXTS {
+            let setting = Declared::named(&command, name).unwrap();
+            let pattern = Regex::new(setting.pattern().unwrap()).unwrap();
+            let texts = taken.iter().map(|text| (text, true));
+            for (text, is_taken) in texts.chain(refused.iter().map(|text| (text, false))) {
+                let is_accepted = setting.refusal(text).is_none();
+                let matches = pattern.is_match(text);
+                assert_eq!(
+                    (is_accepted, matches),
+                    (is_taken, is_taken),
+                    "{name}: '{text}'"
+                );
+            }
+        }
+    }
+}
