@@ -1,6 +1,6 @@
 //! The service behind a socket that systemd holds, with the unit and the drop-in of the package's examples.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use super::{SOCKET, Service, UNIT};
 
@@ -20,11 +20,9 @@ pub(super) fn waits_behind_a_socket(service: &mut Service) -> Result<String> {
     let state = service.show("ActiveState");
     ensure!(state == "inactive", "{state}");
     // The one who connects has it started, and is answered.
-    service
-        .status()
-        .ok_or_else(|| anyhow::anyhow!("who connects is not answered"))?;
+    service.status().context("the request is not answered")?;
+    let before = service.wait_for_another("0")?;
     service.counts_from_zero()?;
-    let before = service.show("MainPID");
     machine.run(&format!("systemctl restart {UNIT}"))?;
     let after = service.wait_for_another(&before)?;
     service.counts_from_zero()?;
