@@ -333,7 +333,7 @@ mod tests {
         files
     }
 
-    /// A file, or all with an ending, such as `*.md`.
+    /// A file, or all of a folder (`*`), or those with an ending (`*.md`).
     fn matching(path: &Path) -> Vec<PathBuf> {
         if path.file_stem().is_none_or(|stem| stem != "*") {
             return vec![path.to_owned()];
@@ -341,7 +341,10 @@ mod tests {
         let entries = fs::read_dir(path.parent().unwrap()).into_iter().flatten();
         let paths = entries.map(|entry| entry.unwrap().path());
         paths
-            .filter(|file| file.extension() == path.extension())
+            .filter(|file| {
+                path.extension()
+                    .is_none_or(|end| file.extension() == Some(end))
+            })
             .collect()
     }
 
