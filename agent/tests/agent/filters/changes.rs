@@ -159,6 +159,47 @@ fn a_set_with_a_fault_is_refused_as_a_whole_and_the_old_one_stays() {
     assert_eq!(pair(&report.last()["flows"]), count(1, &frames[0]));
 }
 
+/// Sixteen rules that tell each port from every other one take more rows than a set has.
+#[test]
+fn a_set_that_does_not_fit_is_logged_once() {
+    if !is_root_or_skip("agent::a_set_that_does_not_fit_is_logged_once") {
+        return;
+    }
+    let rules: Vec<String> = (0..16)
+        .map(|bit| {
+            let firsts = (1_u32 << bit..1 << 16).step_by(2 << bit);
+            let ranges = firsts.map(|first| format!("{first}-{}", first + (1 << bit) - 1));
+            format!("exclude port {}", ranges.collect::<Vec<_>>().join(","))
+        })
+        .collect();
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("filters");
+    fs::write(&file, "").unwrap();
+    let agent = Agent::start(&lab, &["--filter-file", file.to_str().unwrap()]);
+    let told = || {
+        agent
+            .stderr()
+            .matches("more different ranges of ports")
+            .count()
+    };
+    let target = agent.address().parse().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let set = agent::client::set_filters(&target, rules.clone());
+    let error = runtime.block_on(set).unwrap_err().to_string();
+    assert!(error.contains("more different ranges of ports"), "{error}");
+    wait_until("it is logged", || told() > 0);
+    assert_eq!(told(), 1, "{}", agent.stderr());
+
+    fs::write(&file, rules.join("\n")).unwrap();
+    agent.signal(libc::SIGHUP);
+    wait_until("the reload is refused", || {
+        agent.stderr().contains("the settings stay as they were")
+    });
+    assert_eq!(told(), 2, "{}", agent.stderr());
+    agent.stop();
+}
+
 /// The set is far larger than gRPC's default limit for a message.
 #[test]
 fn a_large_set_is_set_shown_and_cleared_over_grpc() {
