@@ -130,16 +130,17 @@ impl Agent {
                 Ok(())
             })?;
         }
-        memory_limit::warn_if_too_low(&config);
         if real_time::may_interleave() {
             tracing::warn!("{}", real_time::LOSS);
         }
         let links: usize = selected.iter().map(|(_, links)| links.len()).sum();
         limits::raise_open_files(links * config.attach.directions.count(), namespaces.len())?;
+        let cpus = possible_cpus()?;
         let max_interfaces = match config.max_interfaces {
-            0 => room_for_interfaces(links, config.selection.has_patterns(), possible_cpus()?),
+            0 => room_for_interfaces(links, config.selection.has_patterns(), cpus),
             most => most,
         };
+        memory_limit::warn_if_too_low(&config, max_interfaces, cpus);
         let slots = attach::first_slots(max_interfaces, &selected)?;
         let settings = LoadSettings {
             max_flows: config.max_flows,

@@ -16,30 +16,34 @@ const TRACKED_BYTES_PER_FLOW: u64 = 176;
 const GROWTH: u64 = 2;
 const BYTES_PER_FRAGMENT: u64 = 150;
 const TUNNEL_BYTES_PER_FLOW: u64 = 160;
+/// Its account, on each CPU.
+const BYTES_PER_INTERFACE: u64 = 4144;
 /// The process before it has a flow.
 const BASE_BYTES: u64 = 32 << 20;
 
 const HIERARCHIES: &str = "/sys/fs/cgroup";
 
-/// Says so if the limit is lower than what the agent may take. Filter rules are not in that.
-pub fn warn_if_too_low(config: &Config) {
+/// Says so if the limit is lower than what the agent may take with room for so many interfaces on so many CPUs. Filter
+/// rules are not in that.
+pub fn warn_if_too_low(config: &Config, max_interfaces: u32, possible_cpus: usize) {
     // Without control groups there is no limit.
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let Some(limit) = limit(&groups, Path::new(HIERARCHIES)) else {
         return;
     };
-    let most = most(config);
+    let accounts = u64::from(max_interfaces) * possible_cpus as u64 * BYTES_PER_INTERFACE;
+    let most = most(config) + accounts;
     if most > limit {
         tracing::warn!(
-            "with these settings the agent may take {}, and the memory limit of its control group is {}: raise \
-             the limit (MemoryMax= in the unit), or lower --max-flows and --max-tracked-flows",
+            "with these settings the agent may take {}, and the memory limit of its control group is {}: raise the \
+             limit (MemoryMax= in the unit), or lower --max-flows, --max-tracked-flows or --max-interfaces",
             human::bytes(most),
             human::bytes(limit)
         );
     }
 }
 
-/// What the agent may take with many flows and consumers that do not read.
+/// What the agent may take with many flows and consumers that do not read, without the interfaces' accounts.
 fn most(config: &Config) -> u64 {
     let flows = u64::from(config.max_flows);
     let tunnels = if config.decapsulate { flows } else { 0 };
