@@ -528,6 +528,8 @@ fn a_thousand_that_come_and_go_leave_nothing_behind() {
     const WIRES: u64 = 50;
     /// Of each round, those that carry packets.
     const BUSY: u64 = 5;
+    /// 8 KiB for each interface of the second half of the rounds.
+    const SPREAD_BYTES: u64 = 4 << 20;
     if !is_root_or_skip("agent::a_thousand_that_come_and_go_leave_nothing_behind") {
         return;
     }
@@ -545,6 +547,7 @@ fn a_thousand_that_come_and_go_leave_nothing_behind() {
     let mut agent = Agent::start_on(&lab.agent, &selection(&lab), &settings);
     let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
     let mut before = None;
+    let mut resident_bytes = Vec::new();
     for round in 1..=ROUNDS {
         let wires = (0..WIRES).map(|number| {
             format!(
@@ -566,7 +569,9 @@ fn a_thousand_that_come_and_go_leave_nothing_behind() {
             let status = status(&lab, &agent);
             departed(&status) == round * WIRES && status["hooks"].as_array().unwrap().len() == 1
         });
-        let memory = status(&lab, &agent)["memory"]["kernel_map_bytes"].clone();
+        let memory = status(&lab, &agent)["memory"].clone();
+        resident_bytes.push(memory["resident_bytes"].as_u64().unwrap());
+        let memory = memory["kernel_map_bytes"].clone();
         let replica = status(&lab, &agent)["replica"]["tracked"].clone();
         assert_eq!(replica, 0);
         let now = (descriptors(&mut agent), memory);
@@ -577,6 +582,10 @@ fn a_thousand_that_come_and_go_leave_nothing_behind() {
         let (_, memory_before) = before.get_or_insert_with(|| now.clone());
         assert_eq!(now.1, *memory_before);
     }
+    let (early, late) = resident_bytes.split_at(resident_bytes.len() / 2);
+    let most = |bytes: &[u64]| *bytes.iter().max().unwrap();
+    let is_flat = most(late) <= most(early) + SPREAD_BYTES;
+    assert!(is_flat, "{resident_bytes:?}");
     let seen = pair(&status(&lab, &agent)["account"]["seen"]);
     assert_eq!(seen, count(ROUNDS * BUSY * 2, &frame));
     agent.stop_silent();
