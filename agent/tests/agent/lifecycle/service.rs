@@ -337,10 +337,12 @@ fn systemd_rates_the_units_exposure_at_most_2() {
     let units = root.path().join("etc/systemd/system");
     let drop_ins = units.join("flow-agent.service.d");
     fs::create_dir_all(&drop_ins).unwrap();
-    let copy = |name: &str, to: &Path| fs::copy(deploy.join(name), to.join(name)).unwrap();
-    copy("flow-agent.service", &units);
+    let unit = "flow-agent.service";
+    fs::copy(deploy.join(unit), units.join(unit)).unwrap();
     for (drop_in, expected) in [(None, 1.8), (Some("netns.conf"), 2.3)] {
-        drop_in.map(|name| copy(name, &drop_ins));
+        if let Some(name) = drop_in {
+            fs::copy(deploy.join("examples").join(name), drop_ins.join(name)).unwrap();
+        }
         let mut analyze = Command::new("systemd-analyze");
         analyze.args(["security", "--no-pager", "--offline=true", "--root"]);
         let said = match analyze.arg(root.path()).arg("flow-agent.service").output() {
