@@ -21,7 +21,7 @@ use crate::{
     clock, devices,
     filter::Rule,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
-    interfaces::{Selection, everywhere},
+    interfaces::{Selection, everywhere::Everywhere},
     kernel::{
         account::possible_cpus,
         attach::{self, AttachSettings, Attachments, NameInterface, Slots},
@@ -115,14 +115,13 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Chooses the interfaces, loads the programs, puts the rules in force and opens the listeners, those beside the
-    /// `passed` ones. What the
-    /// configuration calls the agent's own network namespace is that of the calling thread.
+    /// Chooses the interfaces, loads the programs, puts the rules in force and opens the listeners beside the `passed`
+    /// sockets. What the configuration calls the agent's own network namespace is that of the calling thread.
     pub async fn start(config: Config, passed: PassedSockets) -> Result<Self> {
         let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
         let identity = Arc::new(identity()?);
         let namespaces = Namespace::open_all(&config.netns)?;
-        let selected = everywhere::select(&namespaces, &config.selection)?;
+        let selected = Everywhere::look(&namespaces)?.select(&config.selection)?;
         let selected = attach::with_hooks(selected, &config.selection, config.attach)?;
         for (namespace, chosen) in &selected {
             namespace.enter(|| {

@@ -7,7 +7,7 @@ use anyhow::Chain;
 use prost::Message as _;
 use thiserror::Error;
 use tonic::{
-    Code, Status, Streaming,
+    Code, Response, Status, Streaming,
     transport::{Channel, Endpoint},
 };
 
@@ -277,27 +277,14 @@ pub async fn status(target: &Target) -> Result<AgentStatus, ClientError> {
 
 /// The filter rules in force.
 pub async fn filters(target: &Target) -> Result<Filters, ClientError> {
-    within(STATUS_TIMEOUT, target, async || {
-        let mut client = control(target).await?;
-        let response = client.get_filters(GetFiltersRequest {}).await;
-        let response = response
-            .map_err(|status| ClientError::from_status(target, "FlowControl/GetFilters", status))?;
-        Ok(response.into_inner())
-    })
-    .await
+    let ask = async |mut control: Control| control.get_filters(GetFiltersRequest {}).await;
+    controlled(STATUS_TIMEOUT, target, "FlowControl/GetFilters", ask).await
 }
 
 /// The settings in force.
 pub async fn settings(target: &Target) -> Result<SettingsInForce, ClientError> {
-    within(STATUS_TIMEOUT, target, async || {
-        let mut client = control(target).await?;
-        let response = client.get_settings(GetSettingsRequest {}).await;
-        let response = response.map_err(|status| {
-            ClientError::from_status(target, "FlowControl/GetSettings", status)
-        })?;
-        Ok(response.into_inner())
-    })
-    .await
+    let ask = async |mut control: Control| control.get_settings(GetSettingsRequest {}).await;
+    controlled(STATUS_TIMEOUT, target, "FlowControl/GetSettings", ask).await
 }
 
 /// Replaces the filter rules and returns those that are then in force. An empty list removes all rules.
@@ -306,18 +293,28 @@ pub async fn set_filters(target: &Target, rules: Vec<String>) -> Result<Filters,
     if request.encoded_len() > MAX_MESSAGE_BYTES {
         return Err(ClientError::TooLarge);
     }
-    within(CONTROL_TIMEOUT, target, async || {
-        let mut client = control(target).await?;
-        let response = client
-            .set_filters(request.clone())
-            .await
-            .map_err(|status| ClientError::from_status(target, "FlowControl/SetFilters", status))?;
+    let ask = async |mut control: Control| control.set_filters(request.clone()).await;
+    controlled(CONTROL_TIMEOUT, target, "FlowControl/SetFilters", ask).await
+}
+
+type Control = FlowControlClient<Channel>;
+
+/// Makes a call on a connection of its own.
+async fn controlled<T>(
+    after: Duration,
+    target: &Target,
+    call: &'static str,
+    ask: impl AsyncFn(Control) -> Result<Response<T>, Status>,
+) -> Result<T, ClientError> {
+    within(after, target, async || {
+        let response = ask(control(target).await?).await;
+        let response = response.map_err(|status| ClientError::from_status(target, call, status))?;
         Ok(response.into_inner())
     })
     .await
 }
 
-async fn control(target: &Target) -> Result<FlowControlClient<Channel>, ClientError> {
+async fn control(target: &Target) -> Result<Control, ClientError> {
     let client = FlowControlClient::new(channel(target).await?);
     Ok(client
         .max_decoding_message_size(MAX_MESSAGE_BYTES)

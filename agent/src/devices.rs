@@ -247,37 +247,43 @@ impl fmt::Display for Twice<'_> {
 
 /// Warns of links that count the same packets. The log has a few of them, `flow-agent check` all.
 pub fn warn_of_twice(links: &[Link], watched: &[Link]) {
-    const TOLD: usize = 5;
     let watched = watched.iter().map(|link| link.ifindex).collect();
     let devices = Devices::new(links);
     let twice = devices.twice(&watched);
-    for pair in twice.iter().take(TOLD) {
+    let tell_of_pair = |pair: &Twice<'_>| {
         warn!(
             interface = pair.upper.name,
             lower = pair.lower.name,
             "packets are counted twice: {pair}; {}",
             pair.remedy()
         );
-    }
+    };
+    tell_of_some(
+        &twice,
+        tell_of_pair,
+        "further pairs of interfaces count packets twice",
+    );
     let tunnels = devices.may_be_twice(&watched);
-    for it in tunnels.iter().take(TOLD) {
+    let tell_of_tunnel = |it: &MayBeTwice<'_>| {
         warn!(
             interface = it.tunnel.name,
             "packets may be counted twice: {it}; {}",
             it.remedy()
         );
-    }
-    if let Some(more) = tunnels.len().checked_sub(TOLD).filter(|more| *more > 0) {
-        warn!(
-            more,
-            "further tunnels may count packets twice: `flow-agent check` lists them"
-        );
-    }
-    if let Some(more) = twice.len().checked_sub(TOLD).filter(|more| *more > 0) {
-        warn!(
-            more,
-            "further pairs of interfaces count packets twice: `flow-agent check` lists them"
-        );
+    };
+    tell_of_some(
+        &tunnels,
+        tell_of_tunnel,
+        "further tunnels may count packets twice",
+    );
+}
+
+/// Tells of the first few, and how many more there are.
+fn tell_of_some<T>(all: &[T], tell: impl Fn(&T), further: &str) {
+    const TOLD: usize = 5;
+    all.iter().take(TOLD).for_each(tell);
+    if let Some(more) = all.len().checked_sub(TOLD).filter(|more| *more > 0) {
+        warn!(more, "{further}: `flow-agent check` lists them");
     }
 }
 

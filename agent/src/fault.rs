@@ -101,15 +101,21 @@ impl Fault {
     }
 }
 
-/// An error with its causes in one line, for a log: of a fault, what is wrong and where.
+/// An error with its causes in one line: of a fault, what is wrong and where. Some libraries repeat a cause in the text
+/// of what it caused.
 pub fn in_one_line(error: &anyhow::Error) -> String {
-    let causes = error
-        .chain()
-        .map(|cause| match cause.downcast_ref::<Fault>() {
-            Some(fault) => fault.head(),
-            None => cause.to_string(),
-        });
-    causes.collect::<Vec<_>>().join(": ")
+    let mut line = String::new();
+    for cause in error.chain() {
+        let fault = cause.downcast_ref::<Fault>();
+        let cause = fault.map_or_else(|| cause.to_string(), Fault::head);
+        let cause = cause.replace('\n', " ");
+        if line.is_empty() {
+            line = cause;
+        } else if !line.ends_with(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line
 }
 
 /// Three lines: what is wrong, the line, and a mark under the place.

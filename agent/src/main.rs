@@ -14,7 +14,7 @@ use agent::{
         run::RefusedSettings,
         settings::{Layers, Settings},
     },
-    fault::Fault,
+    fault::{self, Fault},
     journal::{Journal, JournalFormat},
     log_filter::{LogControl, LogFilter},
     log_queue::LogQueue,
@@ -165,26 +165,13 @@ fn log_filter() -> (LogFilter, Option<String>) {
     }
 }
 
-/// The error in one line. A fault in a rule or in a file of settings takes more, since it points at its place on a line of its own.
+/// The error in one line. A fault in a rule or in a file of settings takes more, since it points at its place on a
+/// line of its own.
 fn shown(error: &anyhow::Error) -> String {
     match error.downcast_ref::<Fault>() {
         Some(fault) => fault.to_string(),
-        None => harmless(&one_line(error)).into_owned(),
+        None => harmless(&fault::in_one_line(error)).into_owned(),
     }
-}
-
-/// The error with its causes. Some libraries repeat a cause in the text of what it caused.
-fn one_line(error: &anyhow::Error) -> String {
-    let mut line = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        let cause = cause.replace('\n', " ");
-        if line.is_empty() {
-            line = cause;
-        } else if !line.ends_with(&cause) {
-            line = format!("{line}: {cause}");
-        }
-    }
-    line
 }
 
 /// Runs a command. `run` has its settings and the sockets that the service manager passes with it.

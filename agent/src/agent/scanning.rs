@@ -65,8 +65,8 @@ async fn in_force(
 
 impl Scanning {
     /// Scans at every interval, and earlier if a page fills, until `shutdown` or until a hook cannot be
-    /// attached or interfaces cannot be followed. Then scans once more with the programs off. `tell` is called when all of the first hooks
-    /// are attached.
+    /// attached or interfaces cannot be followed. Then scans once more with the programs off. `tell` is called when all
+    /// of the first hooks are attached.
     pub(super) async fn run(
         mut self,
         shutdown: impl Future<Output = ()>,

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     agent::Config,
     filter::{self, Probe, Rules},
-    interfaces::{Absent, Selection, everywhere},
+    interfaces::{Absent, Selection, everywhere::Everywhere},
     kernel::{
         attach::{self, AttachSettings},
         capabilities::Capabilities,
@@ -251,8 +251,9 @@ fn selected_interfaces(
     selection: &Selection,
     room: u32,
 ) -> Result<Vec<Check>> {
-    let absent = everywhere::absent(namespaces, selection)?;
-    let select = || everywhere::select(namespaces, selection);
+    let everywhere = Everywhere::look(namespaces)?;
+    let absent = everywhere.absent(selection);
+    let select = || everywhere.select(selection);
     let selected = if absent.is_empty() {
         select()?
     } else {

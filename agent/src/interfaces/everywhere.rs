@@ -31,31 +31,39 @@ impl Here {
     }
 }
 
-/// The links to begin with in each network namespace, sorted by ifindex. Fails as
-/// [`select`](super::select) does.
-pub fn select(
-    namespaces: &[Namespace],
-    selection: &Selection,
-) -> Result<Vec<(Namespace, Vec<Link>)>> {
-    let ask = |namespace: &Namespace| namespace.enter(Here::ask);
-    let all = namespaces.iter().map(ask).collect::<Result<Vec<_>>>()?;
-    let each = namespaces.iter().zip(&all);
-    each.map(|(namespace, here)| {
-        let select = || select_in(here, &all, selection);
-        let links = namespace.span().in_scope(select);
-        let links = links.map_err(|error| namespace.locate(error))?;
-        Ok((namespace.clone(), links))
-    })
-    .collect()
+/// What is in all of the network namespaces, at one moment.
+pub struct Everywhere<'a> {
+    namespaces: &'a [Namespace],
+    all: Vec<Here>,
 }
 
-/// What is asked for and is in no network namespace, and a service waits for.
-pub fn absent(namespaces: &[Namespace], selection: &Selection) -> Result<Vec<Absent>> {
-    let ask = |namespace: &Namespace| namespace.enter(Here::ask);
-    let all = namespaces.iter().map(ask).collect::<Result<Vec<_>>>()?;
-    let default_route = all.iter().flat_map(|here| here.default_route.clone());
-    let links: Vec<Link> = all.iter().flat_map(|here| here.links.clone()).collect();
-    Ok(super::absent(&links, selection, &default_route.collect()))
+impl<'a> Everywhere<'a> {
+    pub fn look(namespaces: &'a [Namespace]) -> Result<Self> {
+        let ask = |namespace: &Namespace| namespace.enter(Here::ask);
+        let all = namespaces.iter().map(ask).collect::<Result<_>>()?;
+        Ok(Self { namespaces, all })
+    }
+
+    /// The links to begin with in each network namespace, sorted by ifindex. Fails as
+    /// [`select`](super::select) does.
+    pub fn select(&self, selection: &Selection) -> Result<Vec<(Namespace, Vec<Link>)>> {
+        let each = self.namespaces.iter().zip(&self.all);
+        each.map(|(namespace, here)| {
+            let select = || select_in(here, &self.all, selection);
+            let links = namespace.span().in_scope(select);
+            let links = links.map_err(|error| namespace.locate(error))?;
+            Ok((namespace.clone(), links))
+        })
+        .collect()
+    }
+
+    /// What is asked for and is in no network namespace, and a service waits for.
+    pub fn absent(&self, selection: &Selection) -> Vec<Absent> {
+        let all = self.all.iter();
+        let default_route = all.clone().flat_map(|here| here.default_route.clone());
+        let links: Vec<Link> = all.flat_map(|here| here.links.clone()).collect();
+        super::absent(&links, selection, &default_route.collect())
+    }
 }
 
 fn select_in(here: &Here, all: &[Here], selection: &Selection) -> Result<Vec<Link>> {

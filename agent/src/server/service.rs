@@ -8,7 +8,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use prost::Message as _;
+use prost::Message;
 use tokio::sync::watch;
 use tonic::{
     Status,
@@ -23,7 +23,7 @@ use super::{
     answer,
     caller::{Caller, OpenRequest},
     filter_rules::{FilterRules, may_change_rules, may_see_rules},
-    limits::Doors,
+    limits::{Doors, Place},
     request,
     standard::StandardServices,
 };
@@ -114,15 +114,24 @@ impl Calls {
         Ok(answer::batches(subscription, (open, place)))
     }
 
+    /// Reads a request that asks for one message, and takes a place for the answer.
+    async fn place_for<M: Message + Default>(
+        &self,
+        request: Request<Body>,
+        caller: &Caller,
+    ) -> Result<Place, Status> {
+        let (head, body) = request.into_parts();
+        let _: M = request::message(&head.headers, body).await?;
+        self.doors.answer(&caller.peer).await
+    }
+
     async fn get_status(
         &self,
         request: Request<Body>,
         caller: &Caller,
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
-        let (head, body) = request.into_parts();
-        let GetStatusRequest {} = request::message(&head.headers, body).await?;
-        let place = self.doors.answer(&caller.peer).await?;
+        let place = self.place_for::<GetStatusRequest>(request, caller).await?;
         let mut status = AgentStatus::clone(&self.status.borrow());
         status.uptime_ns = clock::unix_now_ns().saturating_sub(status.started_unix_ns);
         status.consumers = self.hub.status();
@@ -144,9 +153,7 @@ impl Calls {
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
         may_see_rules(&caller.peer, &self.doors)?;
-        let (head, body) = request.into_parts();
-        let GetFiltersRequest {} = request::message(&head.headers, body).await?;
-        let place = self.doors.answer(&caller.peer).await?;
+        let place = self.place_for::<GetFiltersRequest>(request, caller).await?;
         Ok(answer::one(vec![self.rules.in_force()], (open, place)))
     }
 
@@ -158,9 +165,9 @@ impl Calls {
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
         may_see_rules(&caller.peer, &self.doors)?;
-        let (head, body) = request.into_parts();
-        let GetSettingsRequest {} = request::message(&head.headers, body).await?;
-        let place = self.doors.answer(&caller.peer).await?;
+        let place = self
+            .place_for::<GetSettingsRequest>(request, caller)
+            .await?;
         let settings = self.settings.borrow().encode_to_vec();
         Ok(answer::one(vec![settings.into()], (open, place)))
     }

@@ -16,7 +16,7 @@ use crate::{
     commands::settings::{DEFAULT_FILE, Layers, Setting, Settings},
     fault,
     filter::Rule,
-    interfaces::everywhere,
+    interfaces::everywhere::Everywhere,
     log_filter::LogControl,
     netns::Namespace,
     proto::SettingsInForce,
@@ -149,7 +149,7 @@ impl Reload {
         let times = config.times();
         let is_reselected = self.is_changed(&read, &["interface", "exclude_interface"]);
         if is_reselected {
-            everywhere::select(namespaces, &config.selection)?;
+            Everywhere::look(namespaces)?.select(&config.selection)?;
         }
 
         // Of all that is taken over only the rules can be refused, so they come first.

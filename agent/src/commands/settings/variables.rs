@@ -7,7 +7,8 @@ use clap::{Arg, Command};
 
 use crate::similar;
 
-const PREFIX: &str = "FLOW_AGENT_";
+/// How the names of our variables begin.
+pub const PREFIX: &str = "FLOW_AGENT_";
 
 /// What begins the same and is no setting of `run`.
 pub const OF_OTHERS: [&str; 10] = [
