@@ -17,6 +17,7 @@ mod neighbours;
 pub mod netns;
 mod notifications;
 mod passed;
+mod places;
 mod refusals;
 mod scans;
 mod service;

@@ -17,6 +17,15 @@ pub struct Pace {
     pub longest_stall: Duration,
 }
 
+impl Pace {
+    /// For packets of which each is a flow of its own.
+    pub const NEW_FLOWS: Self = Self {
+        most_at_once: 128,
+        pause: Duration::from_micros(500),
+        longest_stall: Duration::from_millis(10),
+    };
+}
+
 pub struct Pacer<'a> {
     packets_per_second: u64,
     pace: Pace,

@@ -40,11 +40,6 @@ const BUSY_SERVICES: [usize; 3] = [1, 4, 16];
 const FLOWS_PER_SECOND: u64 = 200_000;
 const MAX_FLOWS: u32 = 65_536;
 const FRAME_LEN_BYTES: usize = 64;
-const PACE: Pace = Pace {
-    most_at_once: 128,
-    pause: Duration::from_micros(500),
-    longest_stall: Duration::from_millis(10),
-};
 const LOOK: Duration = Duration::from_millis(200);
 
 #[derive(clap::Args)]
@@ -132,7 +127,7 @@ impl Machine {
             groups.push(group);
         }
         Ok(Self {
-            sender: Sender::new(&lab, FRAME_LEN_BYTES, None, PACE)?,
+            sender: Sender::new(&lab, FRAME_LEN_BYTES, None, Pace::NEW_FLOWS)?,
             agent,
             _busy: busy,
             _groups: groups,

@@ -50,6 +50,16 @@ fn refusal(exit_status: i32, output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
+/// What the commands say that read a file of settings.
+fn refused_by_all_readers(file: &str) -> [String; 3] {
+    [
+        (REFUSED, &["run", "--config", file][..]),
+        (FAILED, &["config", "check", file]),
+        (FAILED, &["config", "show", "--config", file]),
+    ]
+    .map(|(exit_status, arguments)| refusal(exit_status, &binary(arguments).output().unwrap()))
+}
+
 /// A number, a time, a choice, a text, a list and a switch.
 const FILE: &str = "\
 early_scan = 10
@@ -198,13 +208,8 @@ fn a_fault_in_the_file_is_told_with_its_place_by_run_and_by_check() {
     ] {
         let (_folder, file) = written(text);
         let file = file.to_str().unwrap();
-        for (exit_status, arguments) in [
-            (REFUSED, &["run", "--config", file][..]),
-            (FAILED, &["config", "check", file]),
-            (FAILED, &["config", "show", "--config", file]),
-        ] {
-            let error = refusal(exit_status, &binary(arguments).output().unwrap());
-            assert_eq!(error, format!("flow-agent: {file}{told}"), "{arguments:?}");
+        for error in refused_by_all_readers(file) {
+            assert_eq!(error, format!("flow-agent: {file}{told}"));
         }
     }
 }
@@ -244,13 +249,8 @@ fn what_no_agent_can_start_with_is_refused_by_run_and_by_check() {
     ] {
         let (_folder, file) = written(&format!("linger = '1s'\n{text}\n"));
         let file = file.to_str().unwrap();
-        for (exit_status, arguments) in [
-            (REFUSED, &["run", "--config", file][..]),
-            (FAILED, &["config", "check", file]),
-            (FAILED, &["config", "show", "--config", file]),
-        ] {
-            let error = refusal(exit_status, &binary(arguments).output().unwrap());
-            assert!(error.contains(&told), "{arguments:?}: {error}");
+        for error in refused_by_all_readers(file) {
+            assert!(error.contains(&told), "{error}");
             assert!(error.contains(&format!("{file}:2:")), "{error}");
         }
     }

@@ -11,11 +11,6 @@ use crate::live::{
 };
 
 const FRAME_LEN_BYTES: usize = 64;
-const PACE: Pace = Pace {
-    most_at_once: 128,
-    pause: Duration::from_micros(500),
-    longest_stall: Duration::from_millis(10),
-};
 /// How often a step looks at the agent's maps.
 const LOOK: Duration = Duration::from_millis(2);
 const SHORTEST: Duration = Duration::from_secs(2);
@@ -56,7 +51,7 @@ impl Table {
         let mut table = Self {
             load,
             early_scan,
-            sender: Sender::new(&lab, FRAME_LEN_BYTES, None, PACE)?,
+            sender: Sender::new(&lab, FRAME_LEN_BYTES, None, Pace::NEW_FLOWS)?,
             inside: Inside::of(agent.pid())?,
             _agent: agent,
             lab,
