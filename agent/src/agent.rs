@@ -18,7 +18,7 @@ use tokio::{
 use crate::{
     batch::{BatchEncoder, Identity},
     changes::{Changes, Request, Times},
-    clock, devices,
+    devices,
     filter::Rule,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
     interfaces::{Selection, everywhere::Everywhere},
@@ -255,7 +255,7 @@ impl Agent {
             hub: hub.clone(),
             interfaces: Interfaces::open(&namespaces)?,
             tags: tag_watches(&namespaces)?,
-        });
+        })?;
 
         let settings = status_settings(&config, max_interfaces, identity);
         let times = config.times();
@@ -352,7 +352,6 @@ fn status_settings(
     StatusSettings {
         identity,
         max_interfaces,
-        started_unix_ns: clock::unix_now_ns(),
         max_tracked_flows: config.replica.max_flows as u64,
         early_scan_percent: config.early_scan_percent,
         sample_rate: config.sample_rate,

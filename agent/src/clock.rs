@@ -105,9 +105,7 @@ pub fn at(clocks: Clocks, slept_ns: u64) -> ScanClock {
         boot_ns: clocks.boot_ns,
         jiffies: clocks.jiffies,
         tick_ns: tick_ns(),
-        boot_to_unix_ns: read_ns(ClockId::Realtime)
-            .wrapping_sub(read_ns(ClockId::Boottime))
-            .cast_signed(),
+        boot_to_unix_ns: boot_to_unix_ns(),
     }
 }
 
@@ -116,9 +114,20 @@ pub fn unix_ns(clock: ScanClock) -> u64 {
     clock.boot_ns.wrapping_add_signed(clock.boot_to_unix_ns)
 }
 
-/// Unix time.
-pub fn unix_now_ns() -> u64 {
+/// `CLOCK_BOOTTIME`, which counts sleep and cannot be set.
+pub fn boot_now_ns() -> u64 {
+    read_ns(ClockId::Boottime)
+}
+
+/// Unix time of a moment of boot time, by the clock as it is set now.
+pub fn unix_of_boot_ns(boot_ns: u64) -> u64 {
+    boot_ns.saturating_add_signed(boot_to_unix_ns())
+}
+
+fn boot_to_unix_ns() -> i64 {
     read_ns(ClockId::Realtime)
+        .wrapping_sub(read_ns(ClockId::Boottime))
+        .cast_signed()
 }
 
 /// The length of a kernel tick: the coarse clocks advance once a tick.

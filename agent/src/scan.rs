@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -83,7 +84,7 @@ pub struct Scanner {
     pub stats: ScanStats,
     window_start_unix_ns: u64,
     sleep: Sleep,
-    last_clock: Option<ScanClock>,
+    last_clock: ScanClock,
     refusals: LogLimit,
     unknown_interfaces: LogLimit,
     hidden_tags: LogLimit,
@@ -102,8 +103,9 @@ pub struct ScannerParts {
 }
 
 impl Scanner {
-    pub fn new(parts: ScannerParts) -> Self {
-        Self {
+    pub fn new(parts: ScannerParts) -> Result<Self> {
+        let clock = clock::at(parts.kernel.clocks()?, 0);
+        Ok(Self {
             kernel: parts.kernel,
             attachments: Some(parts.attachments),
             tags: parts.tags,
@@ -115,13 +117,13 @@ impl Scanner {
             departed: Departed::default(),
             account: HookAccount::default(),
             stats: ScanStats::default(),
-            window_start_unix_ns: clock::unix_now_ns(),
+            window_start_unix_ns: clock::unix_ns(clock),
             sleep: Sleep::so_far(),
-            last_clock: None,
+            last_clock: clock,
             refusals: LogLimit::default(),
             unknown_interfaces: LogLimit::default(),
             hidden_tags: LogLimit::default(),
-        }
+        })
     }
 
     /// Drains what the programs counted since the last scan.
@@ -219,9 +221,8 @@ impl Scanner {
         let slept_ns = self.sleep.until(sleep);
         self.sleep = sleep;
         let scan_clock = clock::at(self.kernel.clocks()?, slept_ns);
-        if let Some(last_clock) = self.last_clock.replace(scan_clock) {
-            self.follow_set_clock(clock::set_by_ns(last_clock, scan_clock));
-        }
+        let last_clock = mem::replace(&mut self.last_clock, scan_clock);
+        self.follow_set_clock(clock::set_by_ns(last_clock, scan_clock));
         Ok(scan_clock)
     }
 

@@ -9,6 +9,7 @@ use tonic::transport;
 use tracing::warn;
 
 use crate::{
+    clock,
     hub::Hub,
     limits::open_files,
     proto::{AgentStatus, SettingsInForce},
@@ -100,6 +101,7 @@ impl Server {
             settings,
             doors,
             standard: StandardServices::new(not_serving).await?,
+            started_boot_ns: clock::boot_now_ns(),
         }));
 
         let (stopping, stopped) = oneshot::channel();

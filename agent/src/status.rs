@@ -19,7 +19,6 @@ use crate::{
 /// Settings that do not change while the agent runs.
 pub struct StatusSettings {
     pub identity: Arc<Identity>,
-    pub started_unix_ns: u64,
     pub max_interfaces: u32,
     pub max_tracked_flows: u64,
     pub early_scan_percent: u32,
@@ -28,7 +27,8 @@ pub struct StatusSettings {
 }
 
 /// Makes the status. `times` are those in force, and `late` is how many scans took longer than the interval.
-/// Drops by qdiscs are not included; see [`add_qdisc_drops`].
+/// Drops by qdiscs are not included; see [`add_qdisc_drops`]. What the server knows is not, either: the time since
+/// the start, consumers and connections.
 pub fn of(
     settings: &StatusSettings,
     times: Times,
@@ -40,7 +40,7 @@ pub fn of(
     let not_counted = scanner.not_counted();
     proto::AgentStatus {
         agent: Some((*settings.identity).clone()),
-        started_unix_ns: settings.started_unix_ns,
+        started_unix_ns: 0,
         uptime_ns: 0,
         settings: Some(proto::Settings {
             max_flows: capacity,

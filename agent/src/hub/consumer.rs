@@ -41,7 +41,7 @@ impl Tally {
 pub(super) struct Consumer {
     pub(super) name: String,
     pub(super) peer: String,
-    since_unix_ns: u64,
+    since_boot_ns: u64,
     pub(super) queued: Tally,
     /// The bytes of the batches in the queue and in the transport.
     pub(super) held_bytes: AtomicU64,
@@ -54,7 +54,7 @@ impl Consumer {
         Self {
             name: name.to_owned(),
             peer: peer.to_owned(),
-            since_unix_ns: clock::unix_now_ns(),
+            since_boot_ns: clock::boot_now_ns(),
             queued: Tally::default(),
             held_bytes: AtomicU64::new(0),
             delivered: Tally::default(),
@@ -67,7 +67,7 @@ impl Consumer {
         ConsumerStatus {
             name: self.name.clone(),
             peer: self.peer.clone(),
-            since_unix_ns: self.since_unix_ns,
+            since_unix_ns: clock::unix_of_boot_ns(self.since_boot_ns),
             queued_batches: self.queued.get().batches,
             delivered_batches: delivered.batches,
             delivered_records: delivered.records,

@@ -67,6 +67,7 @@ pub(super) struct Calls {
     pub(super) settings: watch::Receiver<SettingsInForce>,
     pub(super) doors: Arc<Doors>,
     pub(super) standard: StandardServices,
+    pub(super) started_boot_ns: u64,
 }
 
 impl Calls {
@@ -133,7 +134,8 @@ impl Calls {
     ) -> Result<Response<Body>, Status> {
         let place = self.place_for::<GetStatusRequest>(request, caller).await?;
         let mut status = AgentStatus::clone(&self.status.borrow());
-        status.uptime_ns = clock::unix_now_ns().saturating_sub(status.started_unix_ns);
+        status.started_unix_ns = clock::unix_of_boot_ns(self.started_boot_ns);
+        status.uptime_ns = clock::boot_now_ns().saturating_sub(self.started_boot_ns);
         status.consumers = self.hub.status();
         status.server = Some(ServerStatus {
             consumers_left: self.hub.left(),

@@ -1,11 +1,11 @@
 //! A kernel that is locked down, so that no program may read its memory. Nothing lifts that again, so this is a
 //! module of its own, which a virtual machine runs last.
 
-use std::{env, fs, process::Command};
+use std::{fs, process::Command};
 
 use lab::{
-    Lab, kernel,
-    privilege::{is_root_or_skip, skip},
+    Lab,
+    privilege::{is_root_or_skip, is_virtual_machine_or_skip},
 };
 
 use crate::support::{Agent, NATIVE_XDP, count, flow_agent, wait_for_packets};
@@ -16,13 +16,7 @@ const SECURITY: &str = "/sys/kernel/security";
 fn on_a_kernel_that_is_locked_down_what_is_lost_is_told_and_all_else_is_counted() {
     const TEST: &str =
         "agent::on_a_kernel_that_is_locked_down_what_is_lost_is_told_and_all_else_is_counted";
-    if env::var_os(kernel::EMULATED).is_none() {
-        return skip(
-            TEST,
-            "it locks the kernel down: `cargo xtask test-kernels` runs it in a virtual machine",
-        );
-    }
-    if !is_root_or_skip(TEST) {
+    if !is_virtual_machine_or_skip(TEST, "locks the kernel down") || !is_root_or_skip(TEST) {
         return;
     }
     lock_down();

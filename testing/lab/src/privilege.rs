@@ -3,6 +3,8 @@
 
 use std::{env, fs::OpenOptions, io::Write as _};
 
+use crate::kernel;
+
 /// The variable with the file to which skipped tests add themselves, so that they never count as passed.
 pub const SKIP_LOG: &str = "FLOW_AGENT_SKIP_LOG";
 
@@ -13,6 +15,19 @@ pub fn is_root_or_skip(test: &str) -> bool {
         skip(test, "needs root");
     }
     root
+}
+
+/// True in a virtual machine of `cargo xtask test-kernels`, for a test that does something to the whole machine.
+/// Otherwise records the skip; the test then returns.
+pub fn is_virtual_machine_or_skip(test: &str, does: &str) -> bool {
+    let is_one = env::var_os(kernel::EMULATED).is_some();
+    if !is_one {
+        skip(
+            test,
+            &format!("it {does}: `cargo xtask test-kernels` runs it in a virtual machine"),
+        );
+    }
+    is_one
 }
 
 pub fn is_root() -> bool {

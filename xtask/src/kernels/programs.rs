@@ -19,7 +19,7 @@ use crate::workspace::{built, cargo, root, tests_among};
 /// The modules of the agent's tests that depend on the kernel, in the order in which a guest runs them, and how many
 /// seconds each may take there on an idle machine.
 const MODULES: &[(&str, u64)] = &[
-    ("exact", 600),
+    ("exact", 900),
     ("kinds", 300),
     ("super_frames", 300),
     // They load every program twice, with and without opened tunnels.

@@ -1,61 +1,72 @@
 //! Unix time that is set while the agent runs.
 
-use std::{env, time::Duration};
-
 use lab::{
-    FrameSocket, Lab, kernel,
-    privilege::{is_root_or_skip, skip},
+    FrameSocket, Lab,
+    privilege::{is_root_or_skip, is_virtual_machine_or_skip},
 };
 use rustix::time::{ClockId, Timespec, clock_gettime, clock_settime};
 
 use crate::support::{Agent, Report, count, wait_for_packets, wait_until};
 
-const HOUR: Duration = Duration::from_hours(1);
+const HOUR_NS: u64 = 3600 * 1_000_000_000;
+const TOLD: &str = "clock was set";
 
 /// Only a virtual machine has a clock for itself.
 #[test]
 fn a_clock_that_is_set_is_told_and_no_packet_is_lost() {
     const TEST: &str = "agent::a_clock_that_is_set_is_told_and_no_packet_is_lost";
-    if env::var_os(kernel::EMULATED).is_none() {
-        return skip(
-            TEST,
-            "it sets the clock: `cargo xtask test-kernels` runs it in a virtual machine",
-        );
-    }
-    if !is_root_or_skip(TEST) {
+    if !is_virtual_machine_or_skip(TEST, "sets the clock") || !is_root_or_skip(TEST) {
         return;
     }
     let lab = Lab::quiet().unwrap();
     let agent = Agent::start(&lab, &["--scan-interval", "500ms", "--idle-timeout", "1h"]);
+    assert_follows_the_clock(&lab, agent, wait_until_told);
+    // Before the first scan.
+    let agent = Agent::start(&lab, &["--scan-interval", "1d", "--idle-timeout", "1d"]);
+    assert_follows_the_clock(&lab, agent, |_| ());
+}
+
+fn wait_until_told(agent: &Agent) {
+    wait_until("it is told", || agent.stderr().contains(TOLD));
+}
+
+/// Sets the clock while the agent counts, and lets more be counted after `wait`.
+fn assert_follows_the_clock(lab: &Lab, agent: Agent, wait: impl Fn(&Agent)) {
     let frame = lab
         .peer
         .frame_v4(&lab.agent)
         .udp(1, 2, b"before and after")
         .unwrap();
     let socket = lab.peer.frame_socket().unwrap();
-    send(&lab, &socket, &frame);
-
+    send(lab, &socket, &frame);
     let before_ns = unix_ns();
-    set_forward(HOUR);
-    wait_until("it is told", || agent.stderr().contains("clock was set"));
-    send(&lab, &socket, &frame);
+    set_forward_an_hour();
+    wait(&agent);
+    send(lab, &socket, &frame);
+    let status = agent.status(&lab.agent);
+    agent.signal(libc::SIGTERM);
+    wait_until_told(&agent);
     let log = agent.stderr();
-    let report = agent.stop();
+    let report = agent.ended();
 
     assert_eq!(report.seen(), count(20, &frame));
     let flows: u64 = of(&report, "packets").iter().sum();
     assert_eq!(flows, 20, "{:?}", report.flows);
     let last_seen_ns = of(&report, "last_seen_ns").into_iter().max().unwrap();
-    assert!(
-        last_seen_ns > before_ns + HOUR.as_secs() * 1_000_000_000,
-        "{:?}",
-        report.flows
-    );
+    assert!(last_seen_ns > before_ns + HOUR_NS, "{:?}", report.flows);
+    for account in &report.accounts {
+        let of = |edge: &str| account[edge].as_u64().unwrap();
+        let window_ns = of("window_end_ns") - of("window_start_ns");
+        assert!(window_ns < HOUR_NS / 2, "{account}");
+    }
+    let of = |field: &str| status[field].as_u64().unwrap();
+    assert!(of("uptime_ns") < HOUR_NS / 2, "{status}");
+    assert!(of("started_unix_ns") > before_ns + HOUR_NS / 2, "{status}");
     // Between reading the clock and setting it the machine may have stood still.
     let (_, seconds) = log.split_once(" seconds=").unwrap();
     let seconds: f64 = seconds.lines().next().unwrap().parse().unwrap();
     assert!((3540.0..3660.0).contains(&seconds), "{log}");
-    assert_eq!(log.matches("clock was set").count(), 1, "{log}");
+    assert_eq!(log.matches(TOLD).count(), 1, "{log}");
 }
 
 fn send(lab: &Lab, socket: &FrameSocket, frame: &[u8]) {
@@ -75,10 +86,10 @@ fn unix_ns() -> u64 {
     nanoseconds.cast_unsigned()
 }
 
-fn set_forward(by: Duration) {
+fn set_forward_an_hour() {
     let now = clock_gettime(ClockId::Realtime);
     let later = Timespec {
-        tv_sec: now.tv_sec + by.as_secs().cast_signed(),
+        tv_sec: now.tv_sec + 3600,
         ..now
     };
     clock_settime(ClockId::Realtime, later).unwrap();
