@@ -27,9 +27,9 @@ const TUNSETIFINDEX: libc::Ioctl = 0x4004_54da;
 const PAGE_LEN_BYTES: usize = 4096;
 
 /// The longest time for which any test, even one that fails, may stop the machine.
-const MOST: Duration = Duration::from_secs(30);
+const MOST: Duration = Duration::from_mins(2);
 
-/// Until it is dropped, nobody on this machine can change an interface. It holds for half a minute at most.
+/// Until it is dropped, nobody on this machine can change an interface. It holds for two minutes at most.
 #[derive(Debug)]
 pub struct RtnlHold {
     release: Sender<()>,

@@ -6,6 +6,7 @@ use lab::{
     FrameSocket, Lab, RtnlHold, kernel,
     privilege::{is_root_or_skip, skip},
 };
+use serde_json::Value;
 
 use super::{CLSACT, coming::batch};
 use crate::support::{
@@ -44,9 +45,22 @@ fn the_end_waits_for_no_link_of_many() {
             .map(|&ifindex| tcx_programs_on(&lab.agent, ifindex));
         programs.flatten().sum()
     };
+    // Each interface that comes up is news to the agent.
+    wait_until("they are up", || {
+        let links = lab.agent.namespace.ip(&["-json", "link"]).unwrap();
+        let links: Value = serde_json::from_slice(&links).unwrap();
+        let mut wires = links
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|link| link["ifname"] != "lo");
+        wires.all(|link| link["operstate"] == "UP")
+    });
     let settings = ["--scan-interval", "1h"];
-    let agent = Agent::start_on(&lab.agent, "many*", &settings);
+    let mut agent = Agent::start_on(&lab.agent, "many*", &settings);
     assert_eq!(attached(), 40);
+    // What asks the kernel about interfaces waits for RTNL, at the end too.
+    agent.wait_until_idle();
     let held = match RtnlHold::take() {
         Ok(held) => held,
         Err(error) => return skip(NAME, &format!("RTNL cannot be held: {error:#}")),

@@ -8,6 +8,7 @@ pub mod wire;
 
 use std::{
     collections::BTreeMap,
+    fs::{self, DirEntry},
     path::Path,
     process::{Command, ExitStatus, Output},
     thread,
@@ -109,6 +110,24 @@ impl Agent {
 
     pub fn pid(&mut self) -> u32 {
         self.0.pid()
+    }
+
+    /// Waits until none of its threads does anything, not even wait for a lock in the kernel.
+    pub fn wait_until_idle(&mut self) {
+        let tasks = format!("/proc/{}/task", self.pid());
+        let sleeps = |task: &DirEntry| {
+            // The state comes behind the name, which ends with the last parenthesis. A thread may end meanwhile.
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.is_empty()
+                || stat
+                    .rsplit(") ")
+                    .next()
+                    .is_some_and(|rest| rest.starts_with('S'))
+        };
+        wait_until("it is idle", || {
+            let mut tasks = fs::read_dir(&tasks).unwrap();
+            tasks.all(|task| sleeps(&task.unwrap()))
+        });
     }
 
     /// Ends an agent that wrote nothing to stdout and returns its log. Asserts that its account closes.
