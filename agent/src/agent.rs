@@ -6,7 +6,7 @@
 //! [`publish`] completes and publishes a status after each scan, [`printing`] is the agent's own consumer on
 //! stdout, and the server gives batches and status to all other consumers.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use tokio::{
@@ -31,6 +31,7 @@ use crate::{
         real_time,
     },
     limits, memory_limit,
+    metrics::MetricsListener,
     netns::{Namespace, Netns},
     output::Format,
     proto::{AgentStatus, SettingsInForce},
@@ -80,6 +81,8 @@ pub struct Config {
     pub sample_rate: u32,
     pub listen: Vec<ListenAddr>,
     pub limits: Limits,
+    /// Where metrics are served, if at all.
+    pub metrics: Option<SocketAddr>,
     /// How to show the flows on stdout, if at all.
     pub stdout: Option<Format>,
     /// What the programs log: 0 is off, 1 to 5 are error to trace (aya-log's levels).
@@ -103,6 +106,7 @@ pub struct Agent {
     identity: Arc<Identity>,
     hub: Hub,
     listeners: Listeners,
+    metrics: Option<MetricsListener>,
     kernel: Kernel,
     selected: Vec<(Namespace, Vec<Link>)>,
     slots: Slots,
@@ -156,6 +160,10 @@ impl Agent {
         let filled = FilledPages::listen(filled)?;
         // Before anything is attached, so that a port in use leaves nothing behind.
         let listeners = Listeners::bind(&config.listen, passed).await?;
+        let metrics = match config.metrics {
+            Some(address) => Some(MetricsListener::bind(address).await?),
+            None => None,
+        };
         let all = selected.iter().enumerate();
         let all = all.flat_map(|(netns, (_, links))| links.iter().map(move |link| (netns, link)));
         for (slot, (netns, link)) in (0..).zip(all) {
@@ -179,6 +187,7 @@ impl Agent {
             identity,
             hub,
             listeners,
+            metrics,
             kernel,
             selected,
             slots,
@@ -228,6 +237,7 @@ impl Agent {
             identity,
             hub,
             listeners,
+            metrics,
             mut kernel,
             selected,
             slots,
@@ -265,6 +275,7 @@ impl Agent {
             let subscription = hub.subscribe("stdout", "this process");
             Printing::start(subscription, format)
         });
+        let (counts, counting) = watch::channel(false);
         let (end_server, server_end) = oneshot::channel::<()>();
         let services = Server {
             hub,
@@ -273,6 +284,8 @@ impl Agent {
             settings: settings_in_force,
             limits: limits.subscribe(),
             drain_timeout: DEFAULT_DRAIN_TIMEOUT,
+            metrics,
+            counting,
         };
         let server = tokio::spawn(services.run(listeners, async move {
             // An error means that the sender is gone, so the agent is ending, too.
@@ -296,7 +309,8 @@ impl Agent {
             publisher.publish(status::of(&settings, times, scanner, late), is_final);
         };
         let tell = |scanner: &Scanner| {
-            tell_that_it_counts(scanner, statuses.clone(), &config, manager.clone());
+            let told = (manager.clone(), counts.clone());
+            tell_that_it_counts(scanner, statuses.clone(), &config, told);
         };
         // The scanner holds accounts, which are too large for the caller's stack.
         let ended = Box::pin(scanning.run(stop, scanner, publish_status, tell)).await;
@@ -358,13 +372,13 @@ fn status_settings(
     }
 }
 
-/// Logs "counting" and tells the service manager once the status has all hooks, so that whoever hears of it
+/// Logs "counting" and tells the service manager and the probes once the status has all hooks, so that whoever hears of it
 /// finds them there.
 fn tell_that_it_counts(
     scanner: &Scanner,
     mut statuses: watch::Receiver<Arc<AgentStatus>>,
     config: &Config,
-    manager: ServiceManager,
+    (manager, counts): (ServiceManager, watch::Sender<bool>),
 ) {
     let (max_flows, scan_interval) = (config.max_flows, config.scan_interval);
     let (hooks, scans) = (scanner.attached_hooks(), scanner.stats.count);
@@ -376,6 +390,7 @@ fn tell_that_it_counts(
         // An error means that the agent is ending, so nobody waits for the line.
         let _ = statuses.wait_for(has_all).await;
         tracing::info!(max_flows, ?scan_interval, "counting");
+        counts.send_replace(true);
         manager.ready().await;
     });
 }

@@ -140,6 +140,11 @@ pub fn monotonic() -> Duration {
     Duration::from_nanos(read_ns(ClockId::Monotonic))
 }
 
+/// CPU time of the process.
+pub fn process_cpu() -> Duration {
+    Duration::from_nanos(read_ns(ClockId::ProcessCPUTime))
+}
+
 /// CPU time of the calling thread.
 pub fn thread_cpu() -> Duration {
     Duration::from_nanos(read_ns(ClockId::ThreadCPUTime))

@@ -19,7 +19,7 @@ mod held;
 mod subscription;
 
 use consumer::Consumer;
-pub use consumer::Volume;
+pub use consumer::{Fate, Volume};
 use held::{Charge, Held};
 use subscription::Queued;
 pub use subscription::{OutgoingBatch, Subscription};
@@ -47,6 +47,8 @@ struct Registry {
     /// Consumers for which the closed hub still has batches.
     draining: Vec<Arc<Consumer>>,
     left: u64,
+    /// Of those that have left.
+    fate: Fate,
     logs: Logs,
 }
 
@@ -82,6 +84,7 @@ impl Hub {
             entries: Vec::new(),
             draining: Vec::new(),
             left: 0,
+            fate: Fate::default(),
             logs: Logs::default(),
         };
         Self {
@@ -167,6 +170,17 @@ impl Hub {
         self.registry().left
     }
 
+    /// What became of the batches of all consumers since the agent started, those that have left included.
+    pub fn fate(&self) -> Fate {
+        let registry = self.registry();
+        let entries = registry.entries.iter().map(|entry| &entry.consumer);
+        let mut fate = registry.fate;
+        for consumer in entries.chain(&registry.draining) {
+            fate += &**consumer;
+        }
+        fate
+    }
+
     /// The encoded bytes that wait for consumers, in queues and in the transport.
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Relaxed)
@@ -183,6 +197,7 @@ impl Hub {
                 .draining
                 .retain(|draining| !Arc::ptr_eq(draining, consumer));
             registry.left += 1;
+            registry.fate += &**consumer;
             registry.logs.left.event()
         };
         let Some(consumers_left) = consumers_left else {

@@ -28,6 +28,7 @@ pub mod log_filter;
 pub mod log_limit;
 pub mod log_queue;
 mod memory_limit;
+pub mod metrics;
 pub mod netns;
 pub mod output;
 pub mod pattern;

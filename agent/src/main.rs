@@ -44,7 +44,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Count the flows of interfaces and stream them.
-    Run(commands::run::Args),
+    Run(Box<commands::run::Args>),
     /// Show the flows that a running agent sees.
     Watch(commands::watch::Args),
     /// Show how a running agent is doing.

@@ -9,9 +9,9 @@ use tonic::transport;
 use tracing::warn;
 
 use crate::{
-    clock,
     hub::Hub,
     limits::open_files,
+    metrics::{self, Health, MetricsListener, Page},
     proto::{AgentStatus, SettingsInForce},
     rules::RunningRules,
 };
@@ -27,6 +27,7 @@ mod grpc_only;
 mod guarded;
 mod limits;
 pub mod listen;
+mod live_status;
 #[cfg(test)]
 mod logged;
 mod passed;
@@ -44,6 +45,7 @@ pub use passed::PassedSockets;
 use filter_rules::FilterRules;
 use grpc_only::GrpcOnly;
 use limits::Doors;
+use live_status::LiveStatus;
 use service::{Calls, FlowServices};
 use standard::StandardServices;
 
@@ -73,6 +75,9 @@ pub struct Server {
     pub limits: watch::Receiver<Limits>,
     /// How long consumers may take for what is queued at the end.
     pub drain_timeout: Duration,
+    pub metrics: Option<MetricsListener>,
+    /// Whether packets are counted at everything that was selected at the start.
+    pub counting: watch::Receiver<bool>,
 }
 
 impl Server {
@@ -87,6 +92,8 @@ impl Server {
             settings,
             mut limits,
             drain_timeout,
+            metrics,
+            counting,
         } = self;
         let doors = Arc::new(Doors::new(limits.clone()));
         let max_streams = limits.borrow_and_update().max_streams;
@@ -94,14 +101,25 @@ impl Server {
         warn_of_files(limits.borrow().files(listening));
         let (socket_files, connections) = listeners.into_connections(&doors);
         let (serving, not_serving) = watch::channel(());
+        let live = Arc::new(LiveStatus::new(
+            hub.clone(),
+            status.clone(),
+            Arc::clone(&doors),
+        ));
+        let page = Page::new(
+            {
+                let live = Arc::clone(&live);
+                move || live.now()
+            },
+            Health::new(counting, not_serving.clone()),
+        );
         let services = FlowServices(Arc::new(Calls {
             hub: hub.clone(),
-            status,
+            status: live,
             rules: FilterRules::new(rules),
             settings,
             doors,
             standard: StandardServices::new(not_serving).await?,
-            started_boot_ns: clock::boot_now_ns(),
         }));
 
         let (stopping, stopped) = oneshot::channel();
@@ -135,6 +153,13 @@ impl Server {
             std::future::pending::<Infallible>().await
         };
 
+        let metrics = async {
+            match metrics {
+                Some(listener) => metrics::serve(listener, page, status).await,
+                None => std::future::pending().await,
+            }
+        };
+
         let served = tokio::select! {
             served = serve => served.context("serve gRPC"),
             () = deadline => {
@@ -142,6 +167,7 @@ impl Server {
                 Ok(())
             }
             never = other_limits => match never {},
+            never = metrics => match never {},
         };
         drop(socket_files);
         served

@@ -1,6 +1,11 @@
 //! Installs packages with Debian's package manager.
 
-use std::{cell::OnceCell, process::Command};
+use std::{
+    cell::OnceCell,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context as _, Result, anyhow};
 
@@ -78,6 +83,21 @@ impl Apt {
         command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get"]);
         command
     }
+}
+
+/// Has `apt_get`, which may have options, download a package into a folder. Returns the file.
+pub fn download(apt_get: &mut Command, package: &str, into: &Path) -> Result<PathBuf> {
+    run(apt_get.args(["download", "-qq", package]).current_dir(into))?;
+    let (name, _) = package.split_once('=').unwrap_or((package, ""));
+    let prefix = format!("{name}_");
+    let files = fs::read_dir(into).with_context(|| format!("list {}", into.display()))?;
+    files
+        .filter_map(|file| Some(file.ok()?.path()))
+        .find(|path| {
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
+        })
+        .with_context(|| format!("apt-get download {package} left no file"))
 }
 
 /// Installs a Rust compiler with `core` for BPF. Debian 12 and 13 have it in the packages of the compiler

@@ -1,5 +1,5 @@
-//! Installs gRPC clients that are not ours, with which the tests observe an agent. What Debian does not have
-//! goes into the user's cache. If a client cannot be had, a message says so and its test skips itself.
+//! Installs programs that are not ours, with which the tests read what an agent offers: clients of gRPC, and
+//! Prometheus. What Debian does not have, or would start by itself, goes into the user's cache. If a client cannot be had, a message says so and its test skips itself.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use crate::{
-    apt::Apt,
+    apt::{self, Apt},
     ebpf_toolchain,
     workspace::{has_command, root, run},
 };
@@ -34,10 +34,11 @@ const MARK: &str = "installed";
 
 pub fn set_up(apt: Option<&Apt>) {
     type Install = fn(Option<&Apt>) -> Result<()>;
-    let clients: [(&str, Install); 3] = [
+    let clients: [(&str, Install); 4] = [
         ("gRPC for C++", cpp),
         ("gRPC for Python", python),
         ("grpcurl", grpcurl),
+        ("Prometheus", prometheus),
     ];
     for (name, install) in clients {
         if let Err(error) = install(apt) {
@@ -106,6 +107,33 @@ fn grpcurl(apt: Option<&Apt>) -> Result<()> {
         // Keeps Go from fetching another toolchain.
         .env("GOTOOLCHAIN", "local"))?;
     mark(&folder, GRPCURL_VERSION)
+}
+
+/// Unpacked and not installed: the package would start a server on this machine.
+fn prometheus(apt: Option<&Apt>) -> Result<()> {
+    const PACKAGE: &str = "prometheus";
+    let folder = folder(PACKAGE)?;
+    if is_marked(&folder, PACKAGE) {
+        return Ok(());
+    }
+    let apt = apt.context("there is no apt, or no way to be root for it")?;
+    let version = apt.candidate(PACKAGE)?;
+    let version = version.context("apt has no package of it")?;
+    eprintln!("setup: unpacking Prometheus {version} (it scrapes an agent)");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+    let archive = apt::download(
+        &mut Command::new("apt-get"),
+        &format!("{PACKAGE}={version}"),
+        &folder,
+    )?;
+    run(Command::new("dpkg-deb")
+        .arg("--extract")
+        .args([&archive, &folder]))?;
+    fs::remove_file(&archive).with_context(|| format!("remove {}", archive.display()))?;
+    mark(&folder, PACKAGE)
 }
 
 /// Installs Debian's Go if the machine has none that can compile grpcurl.

@@ -1,6 +1,9 @@
 //! A consumer as the agent sees it: who it is, and what became of its batches.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::{
+    ops::AddAssign,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use crate::{clock, proto::ConsumerStatus};
 
@@ -8,6 +11,28 @@ use crate::{clock, proto::ConsumerStatus};
 pub struct Volume {
     pub batches: u64,
     pub records: u64,
+}
+
+impl AddAssign for Volume {
+    fn add_assign(&mut self, other: Self) {
+        self.batches += other.batches;
+        self.records += other.records;
+    }
+}
+
+/// What became of batches.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fate {
+    /// Handed to the transport.
+    pub delivered: Volume,
+    pub lost: Volume,
+}
+
+impl AddAssign<&Consumer> for Fate {
+    fn add_assign(&mut self, consumer: &Consumer) {
+        self.delivered += consumer.delivered.get();
+        self.lost += consumer.lost.get();
+    }
 }
 
 /// A volume that one thread counts while others read it.

@@ -37,7 +37,7 @@ impl FromStr for ListenAddr {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.strip_prefix("unix:") {
             Some(path) => unix(path).map(Self::Unix),
-            None => tcp(text).map(Self::Tcp),
+            None => tcp(text, EXPECTED).map(Self::Tcp),
         }
     }
 }
@@ -58,7 +58,8 @@ fn unix(path: &str) -> Result<PathBuf, String> {
     Ok(PathBuf::from(path))
 }
 
-fn tcp(text: &str) -> Result<SocketAddr, String> {
+/// An IP address with a port. `expected` is the error for what looks like something else.
+pub fn tcp(text: &str, expected: &str) -> Result<SocketAddr, String> {
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
@@ -66,15 +67,15 @@ fn tcp(text: &str) -> Result<SocketAddr, String> {
         let mut letters = host.chars();
         !host.is_empty() && letters.all(|letter| letter.is_alphanumeric() || "-_.".contains(letter))
     };
-    let (host, port) = text.rsplit_once(':').ok_or(EXPECTED)?;
-    let port: u16 = port.parse().map_err(|_| EXPECTED)?;
+    let (host, port) = text.rsplit_once(':').ok_or(expected)?;
+    let port: u16 = port.parse().map_err(|_| expected)?;
     match host {
         "localhost" => Ok((Ipv4Addr::LOCALHOST, port).into()),
         "*" => Err(format!("every address is 0.0.0.0:{port}, or [::]:{port}")),
         _ if is_name(&host) => Err(format!(
             "the name {host} is not looked up: give its address, as in 192.0.2.1:{port}"
         )),
-        _ => Err(EXPECTED.to_owned()),
+        _ => Err(expected.to_owned()),
     }
 }
 

@@ -24,15 +24,14 @@ use super::{
     caller::{Caller, OpenRequest},
     filter_rules::{FilterRules, may_change_rules, may_see_rules},
     limits::{Doors, Place},
+    live_status::LiveStatus,
     request,
     standard::StandardServices,
 };
 use crate::{
-    clock,
     hub::Hub,
     proto::{
-        AgentStatus, GetFiltersRequest, GetSettingsRequest, GetStatusRequest, ObserveRequest,
-        ServerStatus, SettingsInForce,
+        GetFiltersRequest, GetSettingsRequest, GetStatusRequest, ObserveRequest, SettingsInForce,
     },
 };
 
@@ -62,12 +61,11 @@ impl Service<Request<Body>> for FlowServices {
 
 pub(super) struct Calls {
     pub(super) hub: Hub,
-    pub(super) status: watch::Receiver<Arc<AgentStatus>>,
+    pub(super) status: Arc<LiveStatus>,
     pub(super) rules: FilterRules,
     pub(super) settings: watch::Receiver<SettingsInForce>,
     pub(super) doors: Arc<Doors>,
     pub(super) standard: StandardServices,
-    pub(super) started_boot_ns: u64,
 }
 
 impl Calls {
@@ -133,19 +131,8 @@ impl Calls {
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
         let place = self.place_for::<GetStatusRequest>(request, caller).await?;
-        let mut status = AgentStatus::clone(&self.status.borrow());
-        status.started_unix_ns = clock::unix_of_boot_ns(self.started_boot_ns);
-        status.uptime_ns = clock::boot_now_ns().saturating_sub(self.started_boot_ns);
-        status.consumers = self.hub.status();
-        status.server = Some(ServerStatus {
-            consumers_left: self.hub.left(),
-            held_bytes: self.hub.held_bytes(),
-            ..self.doors.status()
-        });
-        Ok(answer::one(
-            vec![status.encode_to_vec().into()],
-            (open, place),
-        ))
+        let status = self.status.now().encode_to_vec();
+        Ok(answer::one(vec![status.into()], (open, place)))
     }
 
     async fn get_filters(

@@ -2,7 +2,7 @@
 //! was sent. From 1.57 on, gRPC's C core sends a Unix socket's path as the authority. The Python client does
 //! so; the C++ client is Debian's and older.
 
-mod install;
+pub mod install;
 
 use std::{
     collections::BTreeMap,

@@ -20,6 +20,7 @@ mod fragments;
 mod kinds;
 mod lifecycle;
 mod lockdown;
+mod metrics;
 mod pressure;
 mod settings;
 mod stream;

@@ -64,6 +64,8 @@ impl Agent {
                 settings: watch::channel(SettingsInForce::default()).1,
                 limits: server::Limits::default().fixed(),
                 drain_timeout: DRAIN,
+                metrics: None,
+                counting: watch::channel(true).1,
             };
             server.run(listeners, shutdown).await
         });

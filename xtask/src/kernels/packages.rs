@@ -11,7 +11,11 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::{apt::Apt, ebpf_toolchain, workspace::run};
+use crate::{
+    apt::{self, Apt},
+    ebpf_toolchain,
+    workspace::run,
+};
 
 /// The kernel without drivers for hardware: a third of the size, and it has every virtual device.
 const PACKAGE: &str = "linux-image-cloud-amd64";
@@ -43,7 +47,7 @@ pub fn kernel(suite: &str, renew: bool) -> Result<KernelPackage> {
         fs::remove_dir_all(&root).with_context(|| format!("remove {}", root.display()))?;
     }
     for part in lists.parts(package)? {
-        let archive = lists.download(&part, &folder)?;
+        let archive = apt::download(&mut lists.command("apt-get"), &part, &folder)?;
         run(Command::new("dpkg-deb").arg("-x").args([&archive, &root]))?;
         fs::remove_file(&archive).with_context(|| format!("remove {}", archive.display()))?;
     }
@@ -148,22 +152,6 @@ impl Lists {
             .lines()
             .filter_map(|line| line.trim().strip_prefix("Depends: "));
         Ok(depends.map(str::to_owned).collect())
-    }
-
-    fn download(&self, package: &str, into: &Path) -> Result<PathBuf> {
-        run(self
-            .command("apt-get")
-            .args(["download", "-qq", package])
-            .current_dir(into))?;
-        let prefix = format!("{package}_");
-        let files = fs::read_dir(into).with_context(|| format!("list {}", into.display()))?;
-        files
-            .filter_map(|file| Some(file.ok()?.path()))
-            .find(|path| {
-                path.file_name()
-                    .is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
-            })
-            .with_context(|| format!("apt-get download {package} left no file"))
     }
 
     fn command(&self, program: &str) -> Command {

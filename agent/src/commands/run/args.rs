@@ -15,6 +15,7 @@ use crate::{
         load,
     },
     log_filter::LogFilter,
+    metrics::MetricsAddress,
     netns::Netns,
     output::Format,
     pattern::{self, Patterns},
@@ -189,6 +190,11 @@ pub struct Args {
           value_parser = clap::value_parser!(u32).range(1..=10_000), allow_negative_numbers = true, help_heading = CONSUMERS)]
     pub max_streams: u32,
 
+    /// Metrics for Prometheus at /metrics, with /healthz and /readyz for probes, over HTTP: an IP address with a
+    /// port, or a port of 127.0.0.1. Whoever reaches the address can read them.
+    #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_METRICS", default_value = "none", help_heading = OUTPUT)]
+    pub metrics: MetricsAddress,
+
     /// Flows on stdout as well: a table for people, JSON Lines for programs.
     #[arg(
         long,
@@ -311,6 +317,7 @@ impl Args {
                 max_streams: self.max_streams,
             },
             listen: self.listen,
+            metrics: self.metrics.0,
             stdout: match self.output {
                 Output::None => None,
                 Output::Table => Some(Format::Table),

@@ -8,7 +8,8 @@ use std::{any::TypeId, path::PathBuf, time::Duration};
 use clap::builder::ValueParser;
 
 use crate::{
-    filter::Rules, log_filter::LogFilter, netns::Netns, pattern::Patterns, server::ListenAddr,
+    filter::Rules, log_filter::LogFilter, metrics::MetricsAddress, netns::Netns, pattern::Patterns,
+    server::ListenAddr,
 };
 
 /// humantime's units.
@@ -19,6 +20,10 @@ const TIME: &str = concat!(
 );
 const LISTEN: &str = concat!(
     r"^(unix:.{1,107}|(localhost|[0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+(%[0-9]+)?\]):",
+    "[0-9]{1,5})$",
+);
+const METRICS: &str = concat!(
+    r"^(none|[0-9]{1,5}|(localhost|[0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+(%[0-9]+)?\]):",
     "[0-9]{1,5})$",
 );
 /// Names, globs and regular expressions, separated by commas.
@@ -40,6 +45,7 @@ pub(super) fn of(parser: &ValueParser) -> Option<&'static str> {
     let known = [
         (TypeId::of::<Duration>(), TIME),
         (TypeId::of::<ListenAddr>(), LISTEN),
+        (TypeId::of::<MetricsAddress>(), METRICS),
         (TypeId::of::<Patterns>(), INTERFACES),
         (TypeId::of::<Netns>(), NETNS),
         (TypeId::of::<Rules>(), FILTER),
@@ -61,7 +67,7 @@ mod tests {
     };
 
     /// By setting: what the option takes, and what it refuses.
-    const TEXTS: [(&str, &[&str], &[&str]); 8] = [
+    const TEXTS: [(&str, &[&str], &[&str]); 9] = [
         (
             "scan_interval",
             &[
@@ -79,6 +85,11 @@ mod tests {
             "listen",
             &["unix:/run/a.sock", "0.0.0.0:1", "[::1]:0", "localhost:80"],
             &["unix:", "a.example:1", "127.0.0.1", "50051", "::1:1", ""],
+        ),
+        (
+            "metrics",
+            &["none", "0", "9100", "127.0.0.1:1", "[::]:0"],
+            &["", "off", "unix:/a", "a.example:1", "127.0.0.1"],
         ),
         (
             "interface",

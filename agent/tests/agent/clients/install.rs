@@ -76,6 +76,17 @@ pub fn grpcurl_or_skip(test: &str) -> Option<PathBuf> {
     grpcurl
 }
 
+/// `prometheus` and `promtool`.
+pub fn prometheus_or_skip(test: &str) -> Option<[PathBuf; 2]> {
+    let [server, tool] = ["prometheus", "promtool"]
+        .map(|name| installed(&format!("clients/prometheus/usr/bin/{name}")));
+    let both = server.zip(tool).map(<[PathBuf; 2]>::from);
+    if both.is_none() {
+        skip(test, &format!("no Prometheus; {SET_UP}"));
+    }
+    both
+}
+
 /// A path in the cache of the user who built the tests, which is not root's, who runs them.
 fn installed(path: &str) -> Option<PathBuf> {
     let path = Path::new(option_env!("FLOW_AGENT_CACHE")?).join(path);

@@ -1,0 +1,421 @@
+//! The agent's metrics for Prometheus, made of its status when somebody asks, and whether it lives and counts, for
+//! probes; both over HTTP.
+//!
+//! Names end in their unit, and counters in `_total`. Series are bounded: a handful for each hook, and one for each
+//! reason of the account. Consumers have none of their own, since they choose their names.
+
+use std::fmt;
+
+use agent_common::Pair;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, text},
+    registry::Registry,
+};
+
+use crate::proto::{AgentStatus, Count, HookStatus, pair};
+
+mod address;
+mod families;
+mod health;
+mod http;
+
+pub use address::MetricsAddress;
+pub use families::Format;
+use families::{Families, Help, Labels};
+pub use health::Health;
+pub use http::{MetricsListener, Page, serve};
+
+/// The text of all metrics.
+pub fn text(status: AgentStatus, cpu_ns: u64, format: Format) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Shown {
+        status,
+        cpu_ns,
+        format,
+    }));
+    let mut text = String::new();
+    match format {
+        Format::OpenMetrics => text::encode(&mut text, &registry)?,
+        Format::Classic => text::encode_registry(&mut text, &registry)?,
+    }
+    Ok(text)
+}
+
+#[derive(Debug)]
+struct Shown {
+    status: AgentStatus,
+    /// Of the process.
+    cpu_ns: u64,
+    format: Format,
+}
+
+impl Collector for Shown {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut families = Families::new(encoder, self.format);
+        self.identity(&mut families)?;
+        self.account(&mut families)?;
+        self.hooks(&mut families)?;
+        self.interfaces(&mut families)?;
+        self.table(&mut families)?;
+        self.scans(&mut families)?;
+        self.consumers(&mut families)?;
+        self.process(&mut families)
+    }
+}
+
+impl Shown {
+    fn identity(&self, families: &mut Families<'_>) -> fmt::Result {
+        let agent = self.status.agent.clone().unwrap_or_default();
+        let labels = vec![
+            ("version", agent.version),
+            ("agent_id", agent.agent_id),
+            ("instance_id", agent.instance_id),
+        ];
+        families.gauge(
+            Help(
+                "flow_agent_build_info",
+                "Always 1; the labels say which agent this is",
+            ),
+            [(labels, 1.0)],
+        )
+    }
+
+    fn account(&self, families: &mut Families<'_>) -> fmt::Result {
+        let account = self.status.account.clone().unwrap_or_default();
+        let seen = pair(account.seen);
+        families.counter(
+            Help(
+                "flow_agent_seen_packets",
+                "Packets that the programs saw, on the wire side of offloads",
+            ),
+            [(Labels::new(), seen.packets)],
+        )?;
+        families.counter(
+            Help("flow_agent_seen_bytes", "Their layer-2 bytes without FCS"),
+            [(Labels::new(), seen.bytes)],
+        )?;
+        let flows = pair(account.flows);
+        families.counter(
+            Help("flow_agent_flow_packets", "Packets seen that are in flows"),
+            [(Labels::new(), flows.packets)],
+        )?;
+        families.counter(
+            Help("flow_agent_flow_bytes", "Their layer-2 bytes without FCS"),
+            [(Labels::new(), flows.bytes)],
+        )?;
+        let left_out = [
+            ("filtered", account.filtered),
+            ("sampled_out", account.sampled_out),
+        ];
+        let left_out =
+            left_out.map(|(reason, count)| (reason.to_owned(), count.unwrap_or_default()));
+        families.by_reason(
+            ["flow_agent_left_out_packets", "flow_agent_left_out_bytes"],
+            "seen that the settings leave out",
+            left_out,
+        )?;
+        families.by_reason(
+            ["flow_agent_unparsed_packets", "flow_agent_unparsed_bytes"],
+            "seen that could not be read as part of a flow",
+            account.unparsed,
+        )?;
+        families.by_reason(
+            ["flow_agent_lost_packets", "flow_agent_lost_bytes"],
+            "seen that the flow table did not take",
+            account.not_inserted,
+        )?;
+        families.by_reason(
+            ["flow_agent_noted_packets", "flow_agent_noted_bytes"],
+            "about which there is something to know; they are part of the others",
+            account.beside,
+        )
+    }
+
+    fn hooks(&self, families: &mut Families<'_>) -> fmt::Result {
+        type Of = fn(&HookStatus) -> u64;
+        let all: [(Help<'_>, Of); 4] = [
+            (
+                Help("flow_agent_hook_seen_packets", "Packets seen at one hook"),
+                |hook| seen_at(hook).packets,
+            ),
+            (
+                Help(
+                    "flow_agent_hook_seen_bytes",
+                    "Their layer-2 bytes without FCS",
+                ),
+                |hook| seen_at(hook).bytes,
+            ),
+            (
+                Help(
+                    "flow_agent_hook_unparsed_packets",
+                    "Packets seen at one hook that could not be read as part of a flow",
+                ),
+                |hook| {
+                    sum(hook
+                        .account
+                        .iter()
+                        .flat_map(|account| account.unparsed.values()))
+                },
+            ),
+            (
+                Help(
+                    "flow_agent_hook_lost_packets",
+                    "Packets seen at one hook that the flow table did not take",
+                ),
+                |hook| {
+                    sum(hook
+                        .account
+                        .iter()
+                        .flat_map(|account| account.not_inserted.values()))
+                },
+            ),
+        ];
+        for (help, of) in all {
+            let hooks = self.status.hooks.iter();
+            families.counter(help, hooks.map(|hook| (labels(hook), of(hook))))?;
+        }
+        Ok(())
+    }
+
+    fn interfaces(&self, families: &mut Families<'_>) -> fmt::Result {
+        let interfaces = self.status.interfaces.clone().unwrap_or_default();
+        families.gauges([
+            (
+                Help("flow_agent_hooks", "Hooks at which packets are counted"),
+                self.status.hooks.len() as f64,
+            ),
+            (
+                Help(
+                    "flow_agent_uncounted_interfaces",
+                    "Interfaces that are selected and not counted; `flow-agent status` says why",
+                ),
+                f64::from(interfaces.not_counted),
+            ),
+        ])?;
+        families.counters([
+            (
+                Help(
+                    "flow_agent_departed_interfaces",
+                    "Interfaces that have left",
+                ),
+                interfaces.departed,
+            ),
+            (
+                Help(
+                    "flow_agent_departed_seen_packets",
+                    "Packets that were seen at them",
+                ),
+                pair(interfaces.departed_account.and_then(|account| account.seen)).packets,
+            ),
+        ])
+    }
+
+    fn table(&self, families: &mut Families<'_>) -> fmt::Result {
+        let table = self.status.table.unwrap_or_default();
+        let replica = self.status.replica.unwrap_or_default();
+        families.gauges([
+            (
+                Help(
+                    "flow_agent_table_capacity_flows",
+                    "Flows that a page of the kernel's table can hold",
+                ),
+                table.capacity as f64,
+            ),
+            (
+                Help(
+                    "flow_agent_table_flows",
+                    "Flows on the page that the last scan drained",
+                ),
+                table.occupancy as f64,
+            ),
+            (
+                Help(
+                    "flow_agent_table_most_flows",
+                    "The most flows that a page has held since the agent started",
+                ),
+                table.high_water as f64,
+            ),
+            (
+                Help(
+                    "flow_agent_tracked_capacity_flows",
+                    "Flows that the agent can track",
+                ),
+                replica.capacity as f64,
+            ),
+            (
+                Help("flow_agent_tracked_flows", "Flows that the agent tracks"),
+                replica.tracked as f64,
+            ),
+        ])?;
+        families.counters([(
+            Help(
+                "flow_agent_evicted_flows",
+                "Flows that were ended early, to make room for others",
+            ),
+            replica.evicted,
+        )])
+    }
+
+    fn scans(&self, families: &mut Families<'_>) -> fmt::Result {
+        let scans = self.status.scans.unwrap_or_default();
+        let settings = self.status.settings.unwrap_or_default();
+        families.counters([
+            (Help("flow_agent_scans", "Scans of the flow table"), scans.count),
+            (
+                Help(
+                    "flow_agent_early_scans",
+                    "Scans before the interval was over, since a page was filling or an interface left",
+                ),
+                scans.early,
+            ),
+            (
+                Help(
+                    "flow_agent_late_scans",
+                    "Scans that took longer than the interval, so that the next one was late",
+                ),
+                scans.late,
+            ),
+        ])?;
+        families.gauges([
+            (
+                Help(
+                    "flow_agent_scan_interval_seconds",
+                    "The interval that is set",
+                ),
+                seconds(settings.scan_interval_ns),
+            ),
+            (
+                Help(
+                    "flow_agent_last_scan_duration_seconds",
+                    "How long the last scan took",
+                ),
+                seconds(scans.last_duration_ns),
+            ),
+            (
+                Help(
+                    "flow_agent_last_flip_wait_seconds",
+                    "The part of it in which programs may still have held the old page",
+                ),
+                seconds(scans.last_flip_wait_ns),
+            ),
+        ])?;
+        families.counter(
+            Help("flow_agent_scan_cpu_seconds", "CPU time of the scans"),
+            [(Labels::new(), seconds(scans.cpu_ns))],
+        )
+    }
+
+    fn consumers(&self, families: &mut Families<'_>) -> fmt::Result {
+        let server = self.status.server.unwrap_or_default();
+        families.gauges([
+            (
+                Help("flow_agent_consumers", "Consumers that observe"),
+                self.status.consumers.len() as f64,
+            ),
+            (
+                Help(
+                    "flow_agent_consumers_held_bytes",
+                    "Bytes of batches that wait for consumers",
+                ),
+                server.held_bytes as f64,
+            ),
+        ])?;
+        families.counters([
+            (
+                Help(
+                    "flow_agent_consumers_delivered_records",
+                    "Records that were handed to the transport, of all consumers, those that have left included",
+                ),
+                server.delivered_records,
+            ),
+            (
+                Help(
+                    "flow_agent_consumers_lost_records",
+                    "Records that consumers lost because they read too slowly",
+                ),
+                server.lost_records,
+            ),
+            (
+                Help(
+                    "flow_agent_consumers_left",
+                    "Consumers that have left",
+                ),
+                server.consumers_left,
+            ),
+        ])?;
+        families.counter(
+            Help(
+                "flow_agent_refused",
+                "What the listeners turned away, by what it was",
+            ),
+            [
+                ("consumer", server.refused_consumers),
+                ("connection", server.refused_connections),
+                ("stream", server.refused_streams),
+                ("silent_connection", server.silent_connections),
+                ("answer", server.refused_answers),
+                ("caller", server.refused_callers),
+            ]
+            .map(|(what, count)| (vec![("what", what.to_owned())], count)),
+        )
+    }
+
+    fn process(&self, families: &mut Families<'_>) -> fmt::Result {
+        let memory = self.status.memory.unwrap_or_default();
+        families.gauges([
+            (
+                Help(
+                    "flow_agent_kernel_map_bytes",
+                    "Memory of the eBPF maps, which the kernel holds for the agent",
+                ),
+                memory.kernel_map_bytes as f64,
+            ),
+            (
+                Help(
+                    "process_resident_memory_bytes",
+                    "Resident memory of the process",
+                ),
+                memory.resident_bytes as f64,
+            ),
+            (
+                Help(
+                    "process_start_time_seconds",
+                    "When the process started, in Unix time",
+                ),
+                seconds(self.status.started_unix_ns),
+            ),
+        ])?;
+        families.counter(
+            Help("process_cpu_seconds", "CPU time of the process"),
+            [(Labels::new(), seconds(self.cpu_ns))],
+        )
+    }
+}
+
+fn seconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e9
+}
+
+fn seen_at(hook: &HookStatus) -> Pair {
+    pair(hook.account.as_ref().and_then(|account| account.seen))
+}
+
+fn sum<'a>(counts: impl Iterator<Item = &'a Count>) -> u64 {
+    counts.map(|count| count.packets).sum()
+}
+
+/// Of one hook. An interface that is made again has another index, so no series goes back to 0.
+fn labels(hook: &HookStatus) -> Labels {
+    let interface = hook.interface.clone().unwrap_or_default();
+    vec![
+        ("netns", interface.netns_name),
+        ("interface", interface.name),
+        ("ifindex", interface.ifindex.to_string()),
+        ("hook", hook.hook().name().to_owned()),
+        ("mode", hook.mode().name().to_owned()),
+    ]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,308 @@
+//! Metrics and probes over HTTP, read by hand and by Prometheus.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    process::Stdio,
+};
+
+use agent_common::Pair;
+use lab::{Host, Lab, Process, privilege::is_root_or_skip};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{
+    clients::install,
+    support::{Agent, attached::nothing_is_attached, count, flow_agent, wait_until},
+};
+
+const SERVED: [&str; 6] = [
+    "--metrics",
+    "0",
+    "--scan-interval",
+    "200ms",
+    "--filter",
+    "exclude port 9",
+];
+const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
+const OPEN: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// An answer over HTTP.
+struct Answer {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+/// Asks in the host's network namespace.
+fn ask(host: &Host, address: &str, request: &str, headers: &str) -> Answer {
+    let answer = host.namespace.enter(|| {
+        let mut connection = TcpStream::connect(address)?;
+        write!(
+            connection,
+            "{request} HTTP/1.1\r\nHost: agent\r\n{headers}\r\n"
+        )?;
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer)?;
+        Ok(answer)
+    });
+    let answer = answer.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    Answer {
+        status: head.split(' ').nth(1).unwrap().parse().unwrap(),
+        head: head.to_ascii_lowercase(),
+        body: body.to_owned(),
+    }
+}
+
+fn get(host: &Host, address: &str, path: &str) -> Answer {
+    ask(host, address, &format!("GET {path}"), "")
+}
+
+/// The agent's address for metrics.
+fn address(agent: &Agent) -> String {
+    let log = agent.stderr();
+    let (_, url) = log.split_once("serving metrics url=http://").unwrap();
+    url.split_once("/metrics").unwrap().0.to_owned()
+}
+
+/// The samples of a text, by name and labels.
+fn samples(text: &str) -> BTreeMap<String, String> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let sample = |line: &str| {
+        let (series, value) = line.rsplit_once(' ').unwrap();
+        (series.to_owned(), value.to_owned())
+    };
+    lines.map(sample).collect()
+}
+
+/// Over all labels.
+fn sum(samples: &BTreeMap<String, String>, name: &str) -> u64 {
+    let of_name = samples.iter().filter(|(series, _)| {
+        let rest = series.strip_prefix(name);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('{'))
+    });
+    let values = of_name.map(|(_, value)| value.trim_end_matches(".0"));
+    values.map(|value| value.parse::<u64>().unwrap()).sum()
+}
+
+/// 100 packets of a flow, seven that a rule leaves out and ten that are in none, to an agent of its own. Returns them when the metrics have them.
+fn count_some(lab: &Lab, address: &str) -> Pair {
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, b"metrics").unwrap();
+    let left_out = lab
+        .peer
+        .frame_v4(&lab.agent)
+        .udp(1, 9, b"left out")
+        .unwrap();
+    // No IP: an EtherType for experiments.
+    let other = [&frame[..12], &[0x88, 0xb5], &[0; 46]].concat();
+    let socket = lab.peer.frame_socket().unwrap();
+    socket.send_many(std::iter::repeat_n(&frame, 100)).unwrap();
+    socket.send_many(std::iter::repeat_n(&left_out, 7)).unwrap();
+    socket.send_many(std::iter::repeat_n(&other, 10)).unwrap();
+    let sent = count(100, &frame) + count(7, &left_out) + count(10, &other);
+    wait_until("the metrics have them", || {
+        let samples = samples(&get(&lab.agent, address, "/metrics").body);
+        sum(&samples, "flow_agent_seen_packets_total") == sent.packets
+    });
+    sent
+}
+
+#[test]
+fn metrics_close_with_what_was_sent() {
+    if !is_root_or_skip("agent::metrics_close_with_what_was_sent") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &SERVED);
+    let address = address(&agent);
+    let sent = count_some(&lab, &address);
+
+    let classic = get(&lab.agent, &address, "/metrics");
+    assert_eq!(classic.status, 200);
+    assert!(classic.head.contains(CLASSIC), "{}", classic.head);
+    let found = samples(&classic.body);
+    for (unit, expected) in [("packets", sent.packets), ("bytes", sent.bytes)] {
+        let sum = |name: &str| sum(&found, &format!("flow_agent_{name}_{unit}_total"));
+        assert_eq!(sum("seen"), expected);
+        assert_eq!(sum("hook_seen"), expected);
+        let places = ["flow", "left_out", "unparsed", "lost"];
+        assert_eq!(places.map(sum).iter().sum::<u64>(), expected);
+    }
+    assert_eq!(sum(&found, "flow_agent_left_out_packets_total"), 7);
+    assert_eq!(sum(&found, "flow_agent_unparsed_packets_total"), 10);
+    assert_eq!(sum(&found, "flow_agent_hook_unparsed_packets_total"), 10);
+    assert_eq!(sum(&found, "flow_agent_hooks"), 2);
+    for (series, value) in &found {
+        assert!(value.parse::<f64>().unwrap() >= 0.0, "{series} {value}");
+    }
+    let resident = sum(&found, "process_resident_memory_bytes");
+    assert!(resident > 1 << 20, "{resident}");
+
+    let open = ask(
+        &lab.agent,
+        &address,
+        "GET /metrics",
+        &format!("Accept: {OPEN}\r\n"),
+    );
+    assert!(open.head.contains(OPEN), "{}", open.head);
+    assert!(open.body.ends_with("# EOF\n"));
+    assert_eq!(
+        sum(&samples(&open.body), "flow_agent_seen_packets_total"),
+        sent.packets
+    );
+    agent.stop();
+}
+
+#[test]
+fn probes_and_strange_requests_are_answered() {
+    if !is_root_or_skip("agent::probes_and_strange_requests_are_answered") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &SERVED);
+    let address = address(&agent);
+    wait_until("it counts", || {
+        get(&lab.agent, &address, "/readyz").status == 200
+    });
+    wait_until("there are scans", || {
+        get(&lab.agent, &address, "/healthz")
+            .body
+            .contains(" scans, the last ")
+    });
+    assert!(get(&lab.agent, &address, "/").body.contains("/metrics"));
+    assert_eq!(get(&lab.agent, &address, "/other").status, 404);
+    let posted = ask(
+        &lab.agent,
+        &address,
+        "POST /metrics",
+        "Content-Length: 0\r\n",
+    );
+    assert_eq!(posted.status, 405);
+    assert!(posted.head.contains("allow: get, head"), "{}", posted.head);
+    let head = ask(&lab.agent, &address, "HEAD /metrics", "");
+    assert_eq!((head.status, head.body.as_str()), (200, ""));
+    assert_eq!(ask(&lab.agent, &address, "nonsense", "").status, 400);
+
+    // More than may ask at a time, and all of them silent.
+    let silent = lab.agent.namespace.enter(|| {
+        let connect = |_| Ok(TcpStream::connect(&address)?);
+        (0..40).map(connect).collect::<anyhow::Result<Vec<_>>>()
+    });
+    assert_eq!(get(&lab.agent, &address, "/healthz").status, 200);
+    drop(silent);
+    agent.stop();
+}
+
+#[test]
+fn an_address_in_use_is_told_and_nothing_is_attached() {
+    if !is_root_or_skip("agent::an_address_in_use_is_told_and_nothing_is_attached") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start_on(&lab.agent, "lo", &SERVED);
+    let address = address(&agent);
+    let mut command = flow_agent(&lab.agent);
+    command.args([
+        "run",
+        "--interface",
+        &lab.agent.interface,
+        "--max-flows",
+        "1000",
+    ]);
+    command.args(["--listen", "127.0.0.1:0", "--metrics", &address]);
+    let refused = command.output().unwrap();
+    let stderr = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{stderr}");
+    let told = format!(
+        "cannot serve metrics on {address}: stop what listens there, or choose another --metrics"
+    );
+    assert!(stderr.contains(&told), "{stderr}");
+    assert!(nothing_is_attached(&lab.agent));
+    agent.stop();
+}
+
+#[test]
+fn prometheus_scrapes_what_was_counted() {
+    const TEST: &str = "agent::prometheus_scrapes_what_was_counted";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let Some([prometheus, promtool]) = install::prometheus_or_skip(TEST) else {
+        return;
+    };
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &SERVED);
+    let address = address(&agent);
+    let sent = count_some(&lab, &address);
+
+    let text = get(&lab.agent, &address, "/metrics").body;
+    let mut check = lab.agent.command(&promtool);
+    check.args(["check", "metrics"]).stdin(Stdio::piped());
+    let mut check = check
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    check
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(text.as_bytes())
+        .unwrap();
+    let checked = check.wait_with_output().unwrap();
+    let told = [checked.stdout, checked.stderr].concat();
+    assert!(
+        checked.status.success(),
+        "{}",
+        String::from_utf8_lossy(&told)
+    );
+    assert!(told.is_empty(), "{}", String::from_utf8_lossy(&told));
+
+    let folder = TempDir::new().unwrap();
+    let config = folder.path().join("prometheus.yml");
+    let settings = format!(
+        "global: {{scrape_interval: 1s}}\n\
+         scrape_configs: [{{job_name: flow-agent, static_configs: [{{targets: ['{address}']}}]}}]\n"
+    );
+    fs::write(&config, settings).unwrap();
+    let mut server = lab.agent.command(&prometheus);
+    server
+        .arg(format!("--config.file={}", config.display()))
+        .arg(format!(
+            "--storage.tsdb.path={}",
+            folder.path().join("data").display()
+        ))
+        .arg("--web.listen-address=127.0.0.1:9090")
+        .stderr(fs::File::create(folder.path().join("log")).unwrap());
+    let server = Process::spawn(&mut server).unwrap();
+    let value = |query: &str| -> Option<String> {
+        let found = lab.agent.namespace.enter(|| {
+            let mut connection = TcpStream::connect("127.0.0.1:9090")?;
+            let request = format!("GET /api/v1/query?query={query} HTTP/1.0\r\n\r\n");
+            connection.write_all(request.as_bytes())?;
+            let mut answer = String::new();
+            connection.read_to_string(&mut answer)?;
+            Ok(answer)
+        });
+        let answer = found.ok()?;
+        let (_, body) = answer.split_once("\r\n\r\n")?;
+        let answer: Value = serde_json::from_str(body).ok()?;
+        answer["data"]["result"][0]["value"][1]
+            .as_str()
+            .map(str::to_owned)
+    };
+    wait_until("Prometheus has scraped", || {
+        value("sum(flow_agent_seen_packets_total)") == Some(sent.packets.to_string())
+    });
+    assert_eq!(value("up").as_deref(), Some("1"));
+    let closes = "sum(flow_agent_seen_bytes_total)-sum(flow_agent_flow_bytes_total)\
+                  -sum(flow_agent_left_out_bytes_total)-sum(flow_agent_unparsed_bytes_total)\
+                  -sum(flow_agent_lost_bytes_total)";
+    assert_eq!(value(closes).as_deref(), Some("0"));
+    assert_eq!(value("flow_agent_build_info").as_deref(), Some("1"));
+    drop(server);
+    agent.stop();
+}
