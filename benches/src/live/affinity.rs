@@ -1,6 +1,6 @@
 //! Where and how urgently threads run: the sender has a CPU to itself, what is measured the others.
 
-use std::fs;
+use std::{fs, io};
 
 use anyhow::{Context as _, Result};
 use rustix::{
@@ -36,6 +36,36 @@ impl Drop for Hurry {
     fn drop(&mut self) {
         // Lowering one's own priority is never refused.
         let _ = setpriority_process(None, self.nice_before);
+    }
+}
+
+/// While it lives, the calling thread, and what it starts, go before all that is not of real time, as the interrupts of a
+/// network card do: no weight among services and no nice value holds them up.
+pub struct RealTime;
+
+impl RealTime {
+    pub fn begin() -> Result<Self> {
+        set_policy(libc::SCHED_FIFO, 1).context("put the sender before all services")?;
+        Ok(Self)
+    }
+}
+
+impl Drop for RealTime {
+    fn drop(&mut self) {
+        // Giving up a priority is never refused.
+        let _ = set_policy(libc::SCHED_OTHER, 0);
+    }
+}
+
+/// Of the calling thread.
+fn set_policy(policy: i32, priority: i32) -> io::Result<()> {
+    let parameters = libc::sched_param {
+        sched_priority: priority,
+    };
+    // SAFETY: the kernel only reads the parameters, which live until it has.
+    match unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

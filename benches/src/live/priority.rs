@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use lab::{ControlGroup, Lab, Process, control_group::Version};
 
 use super::{
-    affinity::{Hurry, cpus, set_nice},
+    affinity::{RealTime, cpus, set_nice},
     bench::{
         Bench, Group, Labels, Lifetime, Measures, Plan, Setup, Station, labels, notes, station,
     },
@@ -89,8 +89,8 @@ impl Bench for Priority {
 
 const NOTES: [&str; 3] = [
     "Each service is a control group. That of the agent has the weight of its arm (CPUWeight), the others have 100 \
-     and a busy loop for each CPU. One thread at nice -10 outside of them sends UDP frames of 64 bytes over a veth \
-     pair, each of them a flow of its own.",
+     and a busy loop for each CPU. A thread of real time, which none of them holds up, sends UDP frames of 64 bytes \
+     over a veth pair, each of them a flow of its own.",
     "The agent has --max-flows 65536 and otherwise its default settings, so a scan that begins more than a sixth of \
      a second late finds a page that refuses flows.",
     "refused_percent is what the table refused of the packets that the agent saw; agent_cpu_percent is the CPU time \
@@ -137,7 +137,7 @@ impl Machine {
 
     fn measure(&mut self, setup: &Setup) -> Result<Measures> {
         let window = setup.window(Duration::from_secs(5));
-        let _hurry = Hurry::begin()?;
+        let _real_time = RealTime::begin()?;
         let before = self.agent.status()?.account;
         let cpu = CpuMeter::start([self.agent.pid()])?;
         let sending = |_: &_| {
@@ -148,8 +148,8 @@ impl Machine {
         let reached = sent.packets_per_second();
         ensure!(
             reached >= FLOWS_PER_SECOND * 9 / 10,
-            "the sender got too little CPU beside the busy services: {reached} of {FLOWS_PER_SECOND} flows a second, \
-             which asks nothing of the agent (is kernel.sched_autogroup_enabled on?)"
+            "the sender got too little CPU: {reached} of {FLOWS_PER_SECOND} flows a second, which asks nothing of the \
+             agent (do other threads of real time run?)"
         );
         let after = self.settled(before.seen.packets + sent.packets, setup)?;
         let refused = sum(&after.not_inserted) - sum(&before.not_inserted);
