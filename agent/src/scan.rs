@@ -398,18 +398,13 @@ impl Scanner {
 
     /// Forgets interfaces of which nothing is left to drain.
     fn forget(&mut self, left: &[Left]) {
-        for &Left {
-            slot,
-            is_deselected,
-            ..
-        } in left
-        {
+        for &Left { slot, why, .. } in left {
             let is_of_it = |state: &mut HookState| state.hook.slot() == slot as usize;
             for state in self.hooks.extract_if(.., is_of_it) {
                 self.departed.account.merge(&state.account);
             }
             self.departed.interfaces += u64::from(self.interfaces.watched(slot as usize).is_some());
-            self.interfaces.forget(slot as usize, is_deselected);
+            self.interfaces.forget(slot as usize, why);
         }
         if let Some(attachments) = &self.attachments {
             attachments.settle(left);

@@ -52,7 +52,7 @@ use noted::Changes;
 pub use pending::{NotCounted, Uncounted};
 pub use programs::load_all;
 use slots::Place;
-pub use slots::{AttachedHook, Left, Slots};
+pub use slots::{AttachedHook, Left, Slots, Why};
 pub use watcher::NameInterface;
 pub use xdp::{InsteadOfXdp, instead_of_xdp, warn_of_hidden_tags};
 

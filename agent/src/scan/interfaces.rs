@@ -10,9 +10,12 @@ use std::{
 use anyhow::Result;
 
 use crate::{
-    kernel::links::{
-        Counters,
-        statistics::{Names, Snapshot, Statistics},
+    kernel::{
+        attach::Why,
+        links::{
+            Counters,
+            statistics::{Names, Snapshot, Statistics},
+        },
     },
     log_limit::LogLimit,
     netns::{InterfaceId, Namespace},
@@ -26,6 +29,7 @@ pub struct Interfaces {
     watched: BTreeMap<usize, Watched>,
     gone: LogLimit,
     deselected: LogLimit,
+    given_up: LogLimit,
     messages: Arc<[proto::Interface]>,
 }
 
@@ -109,6 +113,7 @@ impl Interfaces {
             watched: BTreeMap::new(),
             gone: LogLimit::default(),
             deselected: LogLimit::default(),
+            given_up: LogLimit::default(),
             messages: Arc::new([]),
         })
     }
@@ -130,19 +135,14 @@ impl Interfaces {
     }
 
     /// Forgets the interface at a slot.
-    pub fn forget(&mut self, slot: usize, is_deselected: bool) {
+    pub fn forget(&mut self, slot: usize, why: Why) {
         if let Some(watched) = self.watched.remove(&slot) {
-            let limit = if is_deselected {
-                &mut self.deselected
-            } else {
-                &mut self.gone
+            let (limit, why) = match why {
+                Why::Gone => (&mut self.gone, "gone"),
+                Why::Deselected => (&mut self.deselected, "not selected any more"),
+                Why::GivenUp => (&mut self.given_up, "not counted any more"),
             };
             if let Some(interfaces) = limit.event() {
-                let why = if is_deselected {
-                    "not selected any more"
-                } else {
-                    "gone"
-                };
                 tracing::info!(
                     interface = watched.name,
                     ifindex = watched.id.ifindex,
@@ -333,7 +333,7 @@ mod tests {
         interfaces.read_after_flip(&lo).unwrap();
         assert!(watched(&interfaces).is_gone);
         assert_eq!(readings(&watched(&interfaces)), [before, after]);
-        interfaces.forget(3, false);
+        interfaces.forget(3, Why::Gone);
         assert!(interfaces.messages().is_empty() && interfaces.watched(3).is_none());
     }
 }

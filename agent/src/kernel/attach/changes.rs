@@ -87,6 +87,12 @@ impl Follower {
                         name,
                         master,
                     } => self.changed(ifindex, &name, master),
+                    LinkEvent::TcRemoved(ifindex) => {
+                        // It may have been ours, or had ours in it.
+                        if self.slots.slot_of(ifindex).is_some() {
+                            self.changes.look_at(ifindex);
+                        }
+                    }
                     LinkEvent::DefaultRoute(ifindexes) => self.changes.routed(ifindexes),
                     LinkEvent::Missed => {
                         if let Some(times) = self.missed.event() {

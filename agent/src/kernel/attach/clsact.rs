@@ -94,17 +94,38 @@ impl Clsact {
 
     /// Whether the filters that were added to an interface are there.
     pub(super) fn is_on(&mut self, ifindex: u32) -> Result<bool> {
-        for place in self.filters.iter().filter(|place| place.ifindex == ifindex) {
-            let filters = self.socket.list(ifindex, place.direction)?;
-            let ours = self.instance.number;
-            let is_it = |(other, name): &(Place, String)| {
-                other == place && instance_number(*other, name) == Some(ours)
-            };
-            if !filters.iter().any(is_it) {
+        for place in self.places(ifindex) {
+            if !self.has(place)? {
                 return Ok(false);
             }
         }
         Ok(true)
+    }
+
+    fn places(&self, ifindex: u32) -> Vec<Place> {
+        let of_it = self.filters.iter().filter(|place| place.ifindex == ifindex);
+        of_it.copied().collect()
+    }
+
+    /// Whether the filter at a place is of this process.
+    fn has(&mut self, place: Place) -> Result<bool> {
+        let filters = self.socket.list(place.ifindex, place.direction)?;
+        let ours = self.instance.number;
+        let is_it = |(other, name): &(Place, String)| {
+            *other == place && instance_number(*other, name) == Some(ours)
+        };
+        Ok(filters.iter().any(is_it))
+    }
+
+    /// Removes those of its filters on an interface that are there, after others were removed, and forgets all of them.
+    pub(super) fn remove_rest(&mut self, ifindex: u32) -> Result<()> {
+        for place in self.places(ifindex) {
+            if self.has(place)? {
+                self.remove(place);
+            }
+        }
+        self.forget(ifindex);
+        Ok(())
     }
 
     /// Removes the filters on an interface.

@@ -75,18 +75,24 @@ impl Watcher {
         before.map(|before| before.why)
     }
 
-    /// Tells of those without a slot that no other one will tell of. Each try counted as an event, so they are counted
-    /// here.
-    pub(super) fn tell_of_full(&mut self) {
-        if self.log.full.rest().is_none() {
-            return;
+    /// Tells of those that no other one will tell of. Each try counted as an event, so those that are not counted are
+    /// counted here.
+    pub(super) fn tell_of_rest(&mut self) {
+        if let Some(interfaces) = self.log.came.rest() {
+            tracing::info!(interfaces, "counting on interfaces that came");
         }
-        let pending = self.pending.values();
-        let interfaces = pending.filter(|one| one.why == Pending::NoSlot).count();
-        if interfaces > 0 {
+        let pending = |why| self.pending.values().filter(|one| one.why == why).count();
+        let (full, refused) = (pending(Pending::NoSlot), pending(Pending::Refused));
+        if self.log.full.rest().is_some() && full > 0 {
             tracing::warn!(
-                interfaces,
+                interfaces = full,
                 "not counted, since --max-interfaces are watched already: `flow-agent status` names them"
+            );
+        }
+        if self.log.refused.rest().is_some() && refused > 0 {
+            tracing::warn!(
+                interfaces = refused,
+                "not counted, since a program cannot be attached: `flow-agent status` names them and says why"
             );
         }
     }

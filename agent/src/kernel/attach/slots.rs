@@ -22,13 +22,23 @@ pub struct AttachedHook {
     pub after_attach: Option<Counters>,
 }
 
-/// An interface that has left or is not selected any more, and that no program knows.
+/// An interface that is not counted any more, and that no program knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
     pub slot: u32,
     pub id: InterfaceId,
-    /// It is still here, and not selected any more.
-    pub is_deselected: bool,
+    pub why: Why,
+}
+
+/// Why an interface is not counted any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// It is not in this network namespace any more.
+    Gone,
+    /// It is not selected any more.
+    Deselected,
+    /// Its programs were removed or could not be attached, or its packets are counted at another interface.
+    GivenUp,
 }
 
 impl Left {
@@ -156,13 +166,27 @@ impl Slots {
     /// Takes the links of an interface that has left, which must be unknown to the programs by now. `None` if
     /// it is not watched.
     pub(super) fn leave(&self, ifindex: u32) -> Option<Vec<Arc<HeldLink>>> {
+        self.end(ifindex, Why::Gone)
+    }
+
+    /// The same of one that is still here.
+    pub(super) fn give_up(&self, ifindex: u32) -> Option<Vec<Arc<HeldLink>>> {
+        self.end(ifindex, Why::GivenUp)
+    }
+
+    fn end(&self, ifindex: u32, why: Why) -> Option<Vec<Arc<HeldLink>>> {
         let id = self.id(ifindex);
         let mut state = self.state();
         let watched = state.watched.remove(&id)?;
+        let why = if watched.is_deselected {
+            Why::Deselected
+        } else {
+            why
+        };
         state.left.push(Left {
             slot: watched.slot,
             id,
-            is_deselected: watched.is_deselected,
+            why,
         });
         if state.is_waited_for {
             self.scan_wanted.notify_one();
@@ -332,7 +356,7 @@ mod tests {
             [Left {
                 slot: 0,
                 id: slots.id(7),
-                is_deselected: false,
+                why: Why::Gone,
             }]
         );
         // One that leaves while a scan runs waits for the next one.

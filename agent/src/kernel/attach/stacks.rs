@@ -84,6 +84,7 @@ impl Watcher {
                 return Ok(());
             }
             if ifindexes.contains(&link.ifindex) || self.routed.contains(&link.ifindex) {
+                outcome = self.leave_if_replaced(link).and(outcome);
                 outcome = self.consider(link, &uplinks).and(outcome);
             }
         }

@@ -214,7 +214,8 @@ fn what_is_deselected_is_detached_from_by_another_thread() {
         assert_eq!(attached(), [[1, 1], [0, 0], [1, 1]]);
         let left = watcher.slots.left();
         assert_eq!(left.len(), 1);
-        assert!(left[0].is_deselected && left[0].id.ifindex == links[1].ifindex);
+        assert_eq!(left[0].why, Why::Deselected);
+        assert_eq!(left[0].id.ifindex, links[1].ifindex);
         Ok(())
     };
     namespace.enter(reselect).unwrap();

@@ -67,10 +67,11 @@ pub(super) struct Watcher {
 
 #[derive(Default)]
 pub(super) struct WatcherLog {
-    came: LogLimit,
+    pub came: LogLimit,
     deselected: LogLimit,
     pub full: LogLimit,
-    refused: LogLimit,
+    pub refused: LogLimit,
+    pub removed: LogLimit,
     failed: LogLimit,
     pub twice: LogLimit,
     pub tunnels: LogLimit,
@@ -160,9 +161,11 @@ impl Watcher {
                 self.tell_if_in_force();
             }
             let retry = look.is_due().then_some(RETRY_INTERVAL);
-            self.tell_of_full();
-            let to_tell = [self.stacks.due_in(), self.log.full.rest_due_in()];
-            let patience = retry.or_else(|| to_tell.into_iter().flatten().min());
+            self.tell_of_rest();
+            let log = &self.log;
+            let rest = [&log.full, &log.refused, &log.came].map(LogLimit::rest_due_in);
+            let to_tell = rest.into_iter().chain([self.stacks.due_in()]);
+            let patience = retry.or_else(|| to_tell.flatten().min());
             let noted = self.changes.take(patience);
             if noted.must_stop {
                 return;
@@ -297,7 +300,10 @@ impl Watcher {
                 return Ok(());
             }
             let considered = match self.links.link(ifindex) {
-                Ok(link) => self.consider(&link, &Uplinks::default()),
+                Ok(link) => {
+                    let left = self.leave_if_replaced(&link);
+                    self.consider(&link, &Uplinks::default()).and(left)
+                }
                 Err(error) if errno(&error) == Some(libc::ENODEV) => {
                     self.forget(ifindex);
                     Ok(())

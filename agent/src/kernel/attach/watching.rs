@@ -52,7 +52,7 @@ impl Watcher {
         }
         self.table.forget(ifindex);
         // A link that came meanwhile is closed here.
-        drop(self.slots.leave(ifindex));
+        drop(self.slots.give_up(ifindex));
     }
 
     /// The same on the thread that closes. Until its turn comes, the interface is counted.
@@ -75,16 +75,25 @@ impl Watcher {
         }
     }
 
-    /// Gives up an interface that left without being heard of, if another one has come with its index.
+    /// Gives up an interface whose programs are not on it: somebody has removed them, or it left without being heard of
+    /// and another one has come with its index.
     pub(super) fn leave_if_replaced(&mut self, link: &Link) -> Result<()> {
         if self.slots.slot_of(link.ifindex).is_none() || self.attacher.is_on(link)? {
             return Ok(());
         }
-        // What was attached is gone. Whatever is at the same place belongs to others.
+        // Whatever else is at the places of ours belongs to others.
         if let Some(clsact) = &mut self.attacher.clsact {
-            clsact.forget(link.ifindex);
+            clsact.remove_rest(link.ifindex)?;
         }
         self.give_up(link.ifindex);
+        if let Some(interfaces) = self.log.removed.event() {
+            tracing::warn!(
+                interface = link.name,
+                interfaces,
+                "its programs were removed by somebody else, or another interface came under its index: attaching \
+                 again; packets in between are not counted"
+            );
+        }
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! The kernel's notifications about the links of a network namespace, and about its default routes.
+//! The kernel's notifications about the links of a network namespace, what TC has on them, and default routes.
 
 use std::io;
 
@@ -26,6 +26,8 @@ pub(crate) enum LinkEvent {
     },
     /// The link with this index was deleted, or moved to another namespace.
     Left(u32),
+    /// A filter or a qdisc of this link was removed, perhaps with filters in it.
+    TcRemoved(u32),
     /// A default route leads over these links.
     DefaultRoute(Vec<u32>),
     /// Some events did not fit into the socket. All that happened before this one was told has happened by now.
@@ -43,8 +45,9 @@ pub(crate) struct LinkEvents {
 impl LinkEvents {
     pub(crate) fn open() -> Result<Self> {
         // Those of routes, too, even if patterns choose: that may change.
-        const GROUPS: [u32; 3] = [
+        const GROUPS: [u32; 4] = [
             libc::RTNLGRP_LINK,
+            libc::RTNLGRP_TC,
             libc::RTNLGRP_IPV4_ROUTE,
             libc::RTNLGRP_IPV6_ROUTE,
         ];
@@ -106,7 +109,8 @@ fn events(datagram: &[u8]) -> Result<Vec<LinkEvent>> {
     Ok(events)
 }
 
-/// Reads an event. The family tells a link (`struct ifinfomsg`) from a message about the port of a bridge.
+/// Reads an event. The family tells a link (`struct ifinfomsg`) from a message about the port of a bridge. `struct tcmsg`
+/// has the index at the same place.
 fn event(message: &Message) -> Result<Option<LinkEvent>> {
     let body = &message.body;
     if message.kind == libc::RTM_NEWROUTE {
@@ -121,6 +125,7 @@ fn event(message: &Message) -> Result<Option<LinkEvent>> {
     let ifindex = u32::from_ne_bytes(field(body, 4)?);
     Ok(match message.kind {
         libc::RTM_DELLINK => Some(LinkEvent::Left(ifindex)),
+        libc::RTM_DELQDISC | libc::RTM_DELTFILTER => Some(LinkEvent::TcRemoved(ifindex)),
         libc::RTM_NEWLINK => {
             let all = body.get(IFINFOMSG_LEN_BYTES..).unwrap_or_default();
             let find = |wanted: u16| attributes(all).find(|(kind, _)| *kind == wanted);
@@ -193,6 +198,17 @@ mod tests {
         for (kind, family, expected) in [
             (libc::RTM_DELLINK, libc::AF_UNSPEC, Some(LinkEvent::Left(7))),
             (libc::RTM_DELLINK, libc::AF_BRIDGE, None),
+            (
+                libc::RTM_DELQDISC,
+                libc::AF_UNSPEC,
+                Some(LinkEvent::TcRemoved(7)),
+            ),
+            (
+                libc::RTM_DELTFILTER,
+                libc::AF_UNSPEC,
+                Some(LinkEvent::TcRemoved(7)),
+            ),
+            (libc::RTM_NEWQDISC, libc::AF_UNSPEC, None),
             (libc::RTM_NEWLINK, libc::AF_UNSPEC, Some(there)),
             (libc::RTM_NEWLINK, libc::AF_BRIDGE, None),
         ] {

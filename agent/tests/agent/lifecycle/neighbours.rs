@@ -7,7 +7,7 @@ use lab::{Lab, privilege::is_root_or_skip};
 use super::{CLSACT, TCX};
 use crate::support::{
     Agent, PATIENCE,
-    attached::{add_filter, tc, tcx_ingress, xdp},
+    attached::{add_filter, filters, tc, tcx_ingress, xdp},
     count, wait_for_packets, wait_until,
 };
 
@@ -41,6 +41,44 @@ fn two_agents_count_the_same_and_one_outlives_the_other() {
         send(&lab, PORT, 500);
         let seen = second_agent.stop().seen();
         assert_eq!(seen, count(1500, &frame), "{first:?}, then {second:?}");
+    }
+}
+
+/// With all of them, or one of the two.
+#[test]
+fn filters_that_somebody_removes_are_put_back_and_none_is_there_twice() {
+    if !is_root_or_skip("agent::filters_that_somebody_removes_are_put_back_and_none_is_there_twice")
+    {
+        return;
+    }
+    for removal in [
+        "qdisc del dev agent0 clsact",
+        "filter del dev agent0 ingress pref 7",
+    ] {
+        let lab = Lab::quiet().unwrap();
+        let agent = Agent::start(&lab, &[CLSACT, &["--scan-interval", "200ms"]].concat());
+        let ours = || filters(&lab.agent, "agent0").matches("flow-agent:").count();
+        let before = ours();
+        let received = send(&lab, PORT, 10);
+        tc(&lab.agent, removal);
+        wait_until("they are put back", || {
+            let status = agent.status(&lab.agent);
+            let hooks = status["hooks"].as_array().unwrap().len();
+            agent
+                .stderr()
+                .contains("its programs were removed by somebody else")
+                && hooks == 2
+        });
+        assert_eq!(ours(), before, "{removal}");
+        send(&lab, PORT, 10);
+        let sent = lab.agent.frame_v4(&lab.peer).udp(7, 8, &[0; 18]).unwrap();
+        lab.agent.frame_socket().unwrap().send(&sent).unwrap();
+        let report = agent.stop();
+        assert_eq!(
+            report.seen(),
+            count(20, &received) + count(1, &sent),
+            "{removal}"
+        );
     }
 }
 
