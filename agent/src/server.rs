@@ -111,7 +111,7 @@ impl Server {
                 let live = Arc::clone(&live);
                 move || live.now()
             },
-            Health::new(counting, not_serving.clone()),
+            Health::new(counting.clone(), not_serving.clone()),
         );
         let services = FlowServices(Arc::new(Calls {
             hub: hub.clone(),
@@ -119,7 +119,7 @@ impl Server {
             rules: FilterRules::new(rules),
             settings,
             doors,
-            standard: StandardServices::new(not_serving).await?,
+            standard: StandardServices::new(counting.clone(), not_serving.clone()).await?,
         }));
 
         let (stopping, stopped) = oneshot::channel();

@@ -6,7 +6,7 @@ use std::{convert::Infallible, future::Future, pin::Pin};
 
 use anyhow::{Context as _, Result};
 use futures_util::stream;
-use http_body::Frame;
+use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt as _, StreamBody};
 use tokio::sync::watch;
 use tonic::{
@@ -54,13 +54,20 @@ pub(super) struct StandardCall<'a> {
 }
 
 impl StandardServices {
-    /// Their streams end when the sender of `stopped` is dropped.
-    pub(super) async fn new(stopped: watch::Receiver<()>) -> Result<Self> {
+    /// They call the agent healthy when it counts. Their streams end when the sender of `stopped` is dropped.
+    pub(super) async fn new(
+        mut counting: watch::Receiver<bool>,
+        stopped: watch::Receiver<()>,
+    ) -> Result<Self> {
         let health = HealthReporter::new();
-        for service in OURS {
-            let serving = ServingStatus::Serving;
-            health.set_service_status(service, serving).await;
-        }
+        set_all(&health, ServingStatus::NotServing).await;
+        let told = health.clone();
+        tokio::spawn(async move {
+            // Otherwise the agent ends before it counts.
+            if counting.wait_for(|counts| *counts).await.is_ok() {
+                set_all(&told, ServingStatus::Serving).await;
+            }
+        });
         let health = HealthServer::new(HealthService::from_health_reporter(health));
         let reflection = described().build_v1();
         let reflection = reflection.context("read our own descriptors")?;
@@ -93,7 +100,18 @@ impl StandardServices {
         kept: T,
     ) -> Response<Body> {
         let answer = (call.call)(request).await;
+        if answer.is_end_stream() {
+            // An error, whose trailers came as the headers. Another body would not end with them.
+            return answer;
+        }
         answer.map(|body| until_stop(body, self.stopped.clone(), kept))
+    }
+}
+
+/// The agent as a whole has no name.
+async fn set_all(health: &HealthReporter, status: ServingStatus) {
+    for service in OURS.into_iter().chain([""]) {
+        health.set_service_status(service, status).await;
     }
 }
 
@@ -152,7 +170,9 @@ mod tests {
 
     async fn services() -> (watch::Sender<()>, StandardServices) {
         let (serving, stopped) = watch::channel(());
-        (serving, StandardServices::new(stopped).await.unwrap())
+        let counting = watch::channel(true).1;
+        let services = StandardServices::new(counting, stopped).await;
+        (serving, services.unwrap())
     }
 
     #[tokio::test]

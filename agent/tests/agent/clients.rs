@@ -153,6 +153,12 @@ fn grpcurl_finds_all_services_and_their_messages_unprepared() {
             let health = String::from_utf8(health.stdout).unwrap();
             assert!(health.contains("\"SERVING\""), "{service:?}: {health}");
         }
+        let request = "-d={\"service\": \"nobody\"}";
+        let mut command = lab.agent.command(&grpcurl);
+        let command = command.args(["-plaintext", request, target]);
+        let unknown = command.arg("grpc.health.v1.Health/Check").output().unwrap();
+        let told = String::from_utf8(unknown.stderr).unwrap();
+        assert!(told.contains("Code: NotFound"), "{told}");
     }
     agent.stop();
 }
