@@ -146,6 +146,20 @@ impl Namespace {
         self.name.as_deref().unwrap_or_default()
     }
 
+    /// Fails if its name stands for another one by now, or for none.
+    pub fn check_name(&self) -> Result<()> {
+        let Some(name) = &self.name else {
+            return Ok(());
+        };
+        let name: Netns = name.parse().map_err(Error::msg)?;
+        let named = Self::open(&name, &Self::own()?)?;
+        ensure!(
+            named.number == self.number,
+            "{name} is another network namespace than at the start"
+        );
+        Ok(())
+    }
+
     /// For the logs of a thread that works in it.
     pub fn span(&self) -> Span {
         match &self.name {

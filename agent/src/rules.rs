@@ -43,10 +43,18 @@ pub struct Replaced {
     pub warnings: Vec<String>,
 }
 
+/// Who set rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Author {
+    Settings,
+    Client,
+}
+
 /// The rules that the programs apply to packets.
 #[derive(Debug)]
 pub struct InForce {
     pub rules: usize,
+    pub author: Author,
     /// All of them if one names an interface, else none.
     by_interface: Vec<Rule>,
     generation: u64,
@@ -78,7 +86,7 @@ impl RunningRules {
         Self {
             maps: Arc::new(Mutex::new(maps)),
             changes,
-            in_force: watch::Sender::new(Arc::new(InForce::new(rules, 1))),
+            in_force: watch::Sender::new(Arc::new(InForce::new(rules, Author::Settings, 1))),
         }
     }
 
@@ -89,8 +97,12 @@ impl RunningRules {
     /// Returns when the programs apply the new rules to every packet. Changes happen one at a time, in the order
     /// in which they are asked for. One that has begun is completed even if the caller has left; one that waits
     /// for its turn leaves with the caller. Who is told of a refusal logs it.
-    pub async fn replace(&self, rules: Vec<Rule>) -> Result<Replaced, ReplaceError> {
-        self.change(move |running, maps| running.replace_in(maps, &rules))
+    pub async fn replace(
+        &self,
+        rules: Vec<Rule>,
+        author: Author,
+    ) -> Result<Replaced, ReplaceError> {
+        self.change(move |running, maps| running.replace_in(maps, &rules, author))
             .await
     }
 
@@ -147,13 +159,18 @@ impl RunningRules {
         outcome
     }
 
-    fn replace_in(&self, maps: &mut RuleMaps, rules: &[Rule]) -> Result<Replaced, ReplaceError> {
+    fn replace_in(
+        &self,
+        maps: &mut RuleMaps,
+        rules: &[Rule],
+        author: Author,
+    ) -> Result<Replaced, ReplaceError> {
         let warnings = self.switch_to(maps, rules)?;
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
         let generation = self.in_force().generation + 1;
-        let in_force = Arc::new(InForce::new(rules, generation));
+        let in_force = Arc::new(InForce::new(rules, author, generation));
         self.in_force.send_replace(Arc::clone(&in_force));
         tracing::info!(rules = rules.len(), generation, "filter rules are in force");
         Ok(Replaced { in_force, warnings })
@@ -188,7 +205,7 @@ fn give_way() {
 }
 
 impl InForce {
-    fn new(rules: &[Rule], generation: u64) -> Self {
+    fn new(rules: &[Rule], author: Author, generation: u64) -> Self {
         let mut message = BytesMut::new();
         let mut append = |fields: &Filters| {
             let appended = fields.encode(&mut message);
@@ -213,6 +230,7 @@ impl InForce {
         };
         Self {
             rules: rules.len(),
+            author,
             by_interface,
             generation,
             message: message.freeze(),

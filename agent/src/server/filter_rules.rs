@@ -21,7 +21,7 @@ use crate::{
     fault::Fault,
     filter::{self, Rule, bounds},
     proto::Filters,
-    rules::{MAX_MESSAGE_BYTES, ReplaceError, Replaced, RunningRules},
+    rules::{Author, MAX_MESSAGE_BYTES, ReplaceError, Replaced, RunningRules},
 };
 
 pub(super) struct FilterRules {
@@ -38,6 +38,11 @@ impl FilterRules {
     }
 
     /// The rules in force, as an encoded `Filters`.
+    /// Whether other rules than those of the settings are in force.
+    pub(super) fn are_by_client(&self) -> bool {
+        self.running.in_force().author == Author::Client
+    }
+
     pub(super) fn in_force(&self) -> Bytes {
         self.running.in_force().message.clone()
     }
@@ -50,7 +55,7 @@ impl FilterRules {
         let rules = tokio::task::spawn_blocking(move || rules(message))
             .await
             .map_err(|error| Status::internal(format!("the rules could not be read: {error}")))??;
-        match self.running.replace(rules).await {
+        match self.running.replace(rules, Author::Client).await {
             Ok(replaced) => Ok(answer(replaced)),
             Err(error @ ReplaceError::Refused(_)) => {
                 tracing::warn!("the filter rules stay as they were: {error}");

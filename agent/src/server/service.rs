@@ -157,7 +157,11 @@ impl Calls {
         let place = self
             .place_for::<GetSettingsRequest>(request, caller)
             .await?;
-        let settings = self.settings.borrow().encode_to_vec();
+        let settings = SettingsInForce {
+            filters_by_client: self.rules.are_by_client(),
+            ..self.settings.borrow().clone()
+        };
+        let settings = settings.encode_to_vec();
         Ok(answer::one(vec![settings.into()], (open, place)))
     }
 

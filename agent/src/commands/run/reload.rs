@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fs, io::IsTerminal as _, path::Path};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Error, Result, ensure};
 use sha1::{Digest as _, Sha1};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -12,15 +12,16 @@ use tokio::{
 
 use crate::{
     agent::Config,
-    changes::{Change, Changes},
+    changes::{Change, Changes, Stopping},
     commands::settings::{DEFAULT_FILE, Layers, Setting, Settings},
     fault,
     filter::Rule,
     interfaces::everywhere::Everywhere,
+    kernel::attach,
     log_filter::LogControl,
     netns::Namespace,
     proto::SettingsInForce,
-    rules::RunningRules,
+    rules::{Author, ReplaceError, RunningRules},
     server::Limits,
     service_manager::ServiceManager,
 };
@@ -125,6 +126,9 @@ impl Reload {
             while hangup.recv().await.is_some() {
                 let reloading = manager.reloading().await;
                 let outcome = self.take_over(&running).await;
+                if outcome.as_ref().is_err_and(is_stopping) {
+                    return;
+                }
                 let outcome = outcome.map_err(|error| fault::in_one_line(&error));
                 if let Err(fault) = &outcome {
                     tracing::error!("the settings stay as they were: {fault}");
@@ -147,17 +151,16 @@ impl Reload {
         // An agent that runs waits for what has left, so it waits for what has yet to come, too.
         config.selection.waits = true;
         let times = config.times();
-        let is_reselected = self.is_changed(&read, &["interface", "exclude_interface"]);
-        if is_reselected {
-            Everywhere::look(namespaces)?.select(&config.selection)?;
+        if self.is_changed(&read, &["interface", "exclude_interface"]) {
+            let selected = Everywhere::look(namespaces)?.select(&config.selection)?;
+            attach::with_hooks(selected, &config.selection, config.attach)?;
         }
 
         // Of all that is taken over only the rules can be refused, so they come first.
         self.take_over_rules(config.rules, rules).await?;
         changes.make(Change::Times(times)).await??;
-        if is_reselected {
-            changes.make(Change::Selection(config.selection)).await??;
-        }
+        // Also where it is the same: what was refused is tried again, and what was taken away is put back.
+        changes.make(Change::Selection(config.selection)).await??;
         limits.send_modify(|limits| {
             limits.max_consumers = config.limits.max_consumers;
             limits.max_connections = config.limits.max_connections;
@@ -165,6 +168,7 @@ impl Reload {
         if read.args.log != self.in_force.args.log {
             self.log.set(&read.args.log)?;
         }
+        warn_of_replaced(namespaces);
         self.note(read);
         Ok(())
     }
@@ -177,7 +181,7 @@ impl Reload {
         }
         let before = running.in_force().rules;
         let is_empty = read.is_empty();
-        running.replace(read).await?;
+        running.replace(read, Author::Settings).await?;
         self.configured = configured;
         if is_empty && before > 0 {
             tracing::warn!(
@@ -251,6 +255,21 @@ impl Reload {
         self.told.send_replace(told);
         tracing::info!("the settings have been read again");
     }
+}
+
+/// The agent counts in the namespaces of its start, whatever has their names now.
+fn warn_of_replaced(namespaces: &[Namespace]) {
+    for namespace in namespaces {
+        if let Err(error) = namespace.check_name() {
+            tracing::warn!("{error:#}: to count there takes a restart");
+        }
+    }
+}
+
+/// Whether the agent is about to stop, which is no fault of the settings.
+fn is_stopping(error: &Error) -> bool {
+    let replacing = error.downcast_ref::<ReplaceError>();
+    error.is::<Stopping>() || matches!(replacing, Some(ReplaceError::Stopping(_)))
 }
 
 fn ensure_regular(path: &Path, what: &str) -> Result<()> {

@@ -32,6 +32,7 @@ impl From<&Settings> for SettingsInForce {
         Self {
             file: file.map_or_else(String::new, |path| path.display().to_string()),
             settings: values.collect(),
+            filters_by_client: false,
         }
     }
 }
@@ -42,6 +43,9 @@ pub fn text(settings: &SettingsInForce) -> String {
         "" => "# no settings file\n".to_owned(),
         path => format!("# settings file: {}\n", harmless(path)),
     };
+    if settings.filters_by_client {
+        text += "# other rules than filter and filter_file are in force, which a client has set: `flow-agent filter show`\n";
+    }
     for setting in &settings.settings {
         let mut source = match setting.place.as_str() {
             "" => word(setting.source()).replace('_', " "),
@@ -80,7 +84,7 @@ pub fn json(settings: &SettingsInForce) -> Value {
         })
         .collect();
     let file = Some(&settings.file).filter(|file| !file.is_empty());
-    json!({ "file": file, "settings": values })
+    json!({ "file": file, "settings": values, "filters_by_client": settings.filters_by_client })
 }
 
 fn word(source: SettingSource) -> &'static str {

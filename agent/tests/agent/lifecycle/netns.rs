@@ -336,5 +336,14 @@ fn a_reload_selects_anew_in_every_namespace_and_other_namespaces_need_a_restart(
         })
     });
     agent.wait_until_logged("this setting needs a restart setting=\"netns\"");
+
+    // Another namespace has the name of one that is watched.
+    let name = b.agent.namespace.name();
+    a.agent.namespace.ip(&["netns", "delete", name]).unwrap();
+    a.agent.namespace.ip(&["netns", "add", name]).unwrap();
+    agent.signal(libc::SIGHUP);
+    agent.wait_until_logged(&format!(
+        "{name} is another network namespace than at the start"
+    ));
     agent.stop();
 }

@@ -312,6 +312,12 @@ fn a_setting_that_needs_a_restart_is_told_by_name_and_the_others_are_taken_over(
     watched.reload("linger = '3s'\nearly_scan = 40\n");
     wait_until("the settings are read", || again() == 3);
     assert_eq!(restart().len(), 2);
+    // A client's rules are not those of the settings.
+    assert_eq!(watched.told()["filters_by_client"], false);
+    let set = ["filter", "set", "exclude port 77"];
+    let set = watched.agent.asked(&watched.lab.agent, &set);
+    assert!(set.status.success(), "{set:?}");
+    assert_eq!(watched.told()["filters_by_client"], true);
     watched.agent.stop();
 }
 
