@@ -16,7 +16,7 @@ use std::{
     },
     process,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -44,14 +44,39 @@ const LINE_AT_MOST_EVERY: Duration = Duration::from_secs(1);
 #[derive(Clone, Default)]
 pub struct ServiceManager(Option<Arc<Manager>>);
 
+/// The line for people.
+struct Shown {
+    /// How the agent is doing, as of the last scan.
+    line: String,
+    /// Why the last reload was refused.
+    refused: Option<String>,
+}
+
+impl Default for Shown {
+    fn default() -> Self {
+        Self {
+            line: "counting; no scan yet".to_owned(),
+            refused: None,
+        }
+    }
+}
+
+impl Shown {
+    fn status(&self) -> String {
+        let refused = self.refused.as_ref();
+        let refused = refused.map(|why| format!("; the reload was refused: {}", harmless(why)));
+        format!("STATUS={}{}", self.line, refused.unwrap_or_default())
+    }
+}
+
 struct Manager {
     socket: UnixDatagram,
     address: SocketAddr,
     /// If no sign of life comes for so long, the manager kills the agent.
     watchdog: Option<Duration>,
     is_ready: AtomicBool,
-    /// Why the last reload was refused.
-    refused: Mutex<Option<String>>,
+    /// What people are shown.
+    shown: Mutex<Shown>,
     unsent: Mutex<LogLimit>,
 }
 
@@ -78,7 +103,7 @@ impl ServiceManager {
             address,
             watchdog,
             is_ready: AtomicBool::new(false),
-            refused: Mutex::default(),
+            shown: Mutex::default(),
             unsent: Mutex::default(),
         }))))
     }
@@ -91,7 +116,8 @@ impl ServiceManager {
     /// The agent counts.
     pub async fn ready(&self) {
         let Some(manager) = &self.0 else { return };
-        manager.insist("READY=1").await;
+        let status = manager.show(|_| {});
+        manager.insist(&format!("READY=1\n{status}")).await;
         manager.is_ready.store(true, Relaxed);
     }
 
@@ -131,7 +157,7 @@ impl ServiceManager {
             }
             let now = Instant::now();
             let line = line(&shown.1, &status, now - shown.0);
-            manager.try_send(&format!("STATUS={line}{}", manager.refusal()));
+            manager.try_send(&manager.show(|shown| shown.line = line));
             shown = (now, status);
             sleep(LINE_AT_MOST_EVERY).await;
         }
@@ -159,8 +185,8 @@ impl Reloading {
     /// The settings are in force, or were refused for a reason of one line.
     pub async fn done(self, outcome: Result<(), String>) {
         if let Some(manager) = self.0 {
-            *manager.refused() = outcome.err();
-            manager.insist("READY=1").await;
+            let status = manager.show(|shown| shown.refused = outcome.err());
+            manager.insist(&format!("READY=1\n{status}")).await;
         }
     }
 }
@@ -184,17 +210,11 @@ impl Manager {
         }
     }
 
-    /// For the end of the line for people.
-    fn refusal(&self) -> String {
-        let refused = self.refused();
-        let told = refused
-            .as_ref()
-            .map(|why| format!("; the reload was refused: {}", harmless(why)));
-        told.unwrap_or_default()
-    }
-
-    fn refused(&self) -> MutexGuard<'_, Option<String>> {
-        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the message that shows the line for people, after a change.
+    fn show(&self, change: impl FnOnce(&mut Shown)) -> String {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut shown);
+        shown.status()
     }
 
     fn send(&self, message: &str) -> io::Result<()> {
@@ -295,11 +315,17 @@ fn line(earlier: &AgentStatus, status: &AgentStatus, elapsed: Duration) -> Strin
         1 => ", 1 interface not counted".to_owned(),
         interfaces => format!(", {interfaces} interfaces not counted"),
     };
+    let idle = if status.hooks.is_empty() {
+        "no interface is counted; "
+    } else {
+        ""
+    };
     format!(
-        "{} flow{}, {} packets/s, {loss}{uncounted}",
+        "{idle}{} flow{}, {} packet{}/s, {loss}{uncounted}",
         human::count(flows),
         if flows == 1 { "" } else { "s" },
-        human::count(u64::try_from(rate).unwrap_or(u64::MAX))
+        human::count(u64::try_from(rate).unwrap_or(u64::MAX)),
+        if rate == 1 { "" } else { "s" }
     )
 }
 

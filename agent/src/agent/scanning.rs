@@ -76,6 +76,7 @@ impl Scanning {
     ) -> Result<()> {
         let (mut late, mut late_log) = (0, LogLimit::default());
         let (mut is_attaching, mut failed) = (true, None);
+        let mut selected_anew = Vec::new();
         tokio::pin!(shutdown);
         loop {
             let wake = tokio::select! {
@@ -89,11 +90,10 @@ impl Scanning {
                     continue;
                 }
                 Some(selected) = self.selecting.join_next() => {
-                    scanner.note_progress();
-                    publish_status(&scanner, self.times, late, false);
                     let done = selected.context("the task that waits for a selection")?;
-                    Made { done, outcome: Ok(()) }.tell();
-                    continue;
+                    selected_anew.push(Made { done, outcome: Ok(()) });
+                    // The status is to have the hooks of the new selection and no others.
+                    Wake::Departed
                 }
                 outcome = &mut self.reports.attached, if is_attaching => {
                     is_attaching = false;
@@ -162,6 +162,7 @@ impl Scanning {
                 }
             }
             publish_status(&scanner, self.times, late, is_final);
+            selected_anew.drain(..).for_each(Made::tell);
             if is_final {
                 let missing = scanner.account.missing();
                 tracing::info!(

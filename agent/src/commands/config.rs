@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use super::{
     answer::{self, Format},
-    settings::{DEFAULT_FILE, Layers, Setting, Source, example, schema, show},
+    settings::{DEFAULT_FILE, Layers, Settings, Source, example, schema, show},
 };
 use crate::{
     client::{self, Target},
@@ -43,11 +43,12 @@ pub enum Command {
         #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
         output: Format,
     },
-    /// Say whether `run` can take a file of settings. Looks at the file alone, without the environment.
+    /// Say whether `run` can take the settings: those that it would take here, from the file and the environment, or
+    /// those of a file alone.
     Check {
-        /// The file of settings.
-        #[arg(value_name = "FILE", env = "FLOW_AGENT_CONFIG", default_value = DEFAULT_FILE)]
-        file: PathBuf,
+        /// A file of settings, to be looked at without the environment.
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
     },
     /// Write a JSON Schema of the file of settings, for editors.
     Schema,
@@ -72,19 +73,40 @@ pub fn run(args: Args) -> Result<ExitCode> {
             }
         }
         Command::Check { file } => {
-            let settings = Layers::of_a_file(&file).read()?;
+            let layers = match &file {
+                Some(file) => Layers::of_a_file(file),
+                None => Layers::of_the_environment(None),
+            };
+            let settings = layers.read()?;
             settings.config()?;
-            let from_file = |setting: &&Setting| matches!(setting.source, Source::File { .. });
-            let count = settings.values.iter().filter(from_file).count();
-            let plural = if count == 1 { "" } else { "s" };
-            let path = file.display().to_string();
-            format!("{}: ok, {count} setting{plural}\n", harmless(&path))
+            checked(&settings)
         }
         Command::Schema => format!("{:#}\n", schema::schema()),
         Command::Example => example::example(),
     };
     answer::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// How many settings there are, and where.
+fn checked(settings: &Settings) -> String {
+    let count = |is_one: fn(&Source) -> bool| {
+        let sources = settings.values.iter().map(|setting| &setting.source);
+        sources.filter(|source| is_one(source)).count()
+    };
+    let in_file = match &settings.file {
+        Some(path) => {
+            let path = path.display().to_string();
+            let count = count(|source| matches!(source, Source::File { .. }));
+            let plural = if count == 1 { "" } else { "s" };
+            format!("{}: ok, {count} setting{plural}", harmless(&path))
+        }
+        None => format!("ok, without a file of settings (there is no {DEFAULT_FILE})"),
+    };
+    match count(|source| matches!(source, Source::Variable(_))) {
+        0 => format!("{in_file}\n"),
+        others => format!("{in_file}, and {others} from the environment\n"),
+    }
 }
 
 fn of_the_environment(file: Option<&Path>) -> Result<SettingsInForce> {

@@ -56,6 +56,9 @@ fn text(status: &AgentStatus) -> String {
         ));
     }
     settings_lines(status, &mut lines);
+    if status.hooks.is_empty() {
+        lines.push("no interface is counted; the log says what the agent waits for".to_owned());
+    }
     hooks_lines(&status.hooks, &mut lines);
     if let Some(interfaces) = &status.interfaces {
         interfaces_lines(interfaces, &mut lines);

@@ -107,7 +107,10 @@ fn ready_means_that_every_hook_counts() {
     agent.wait_for_scans(&lab.agent, 3);
     let told = manager.take();
     assert!(held.release(), "RTNL is held until here");
-    assert!(!told.iter().any(|message| message == "READY=1"), "{told:?}");
+    assert!(
+        !told.iter().any(|message| message.starts_with("READY=1")),
+        "{told:?}"
+    );
     manager.wait_for("READY=1");
     let status = agent.status(&lab.agent);
     assert_eq!(status["hooks"].as_array().unwrap().len(), 2 * WIRES);
@@ -215,7 +218,7 @@ fn a_reload_is_over_when_what_it_selects_counts_and_nothing_else_does() {
     };
     let here = &lab.agent.interface;
     select(here);
-    let settings = ["--config", file.to_str().unwrap()];
+    let settings = ["--scan-interval", "1d", "--config", file.to_str().unwrap()];
     let agent = Agent::start_by(manager.command(&lab), "", &settings);
     manager.wait_for("READY=1");
     for (interface, on_wires, on_here) in [("many*", [1, 1], [0, 0]), (here, [0, 0], [1, 1])] {
@@ -227,6 +230,10 @@ fn a_reload_is_over_when_what_it_selects_counts_and_nothing_else_does() {
         let found: Vec<_> = wires.iter().map(on).collect();
         assert_eq!(found, [on_wires; WIRES], "{interface}");
         assert_eq!(tcx_programs_on(&lab.agent, lab.agent.ifindex), on_here);
+        let attached = found.into_iter().chain([on_here]).flatten().sum::<u32>();
+        let status = agent.status(&lab.agent);
+        let listed = status["hooks"].as_array().unwrap().len();
+        assert_eq!(listed, attached as usize, "{interface}: {status}");
     }
     agent.stop();
 }
@@ -243,23 +250,38 @@ fn a_reload_that_is_refused_is_in_the_line_for_people_until_one_is_not() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.toml");
     fs::write(&file, "linger = '1s'\n").unwrap();
-    let settings = ["--config", file.to_str().unwrap()];
-    let agent = Agent::start_by(manager.command(&lab), &lab.agent.interface, &settings);
-    manager.wait_for("READY=1");
-    fs::write(&file, "lingerr = '1s'\n").unwrap();
-    agent.signal(libc::SIGHUP);
-    let refusal = "; the reload was refused: ";
-    wait_until("the refusal is shown", || {
-        let shown = manager.wait_for("STATUS=");
-        let refused = shown.split_once(refusal).map(|(_, why)| why.to_owned());
-        refused.is_some_and(|why| why.ends_with("did you mean linger?"))
-    });
-    fs::write(&file, "linger = '2s'\n").unwrap();
-    agent.signal(libc::SIGHUP);
-    wait_until("it is gone", || {
-        !manager.wait_for("STATUS=").contains(refusal)
-    });
-    agent.stop();
+    let config = ["--config", file.to_str().unwrap()];
+    // Whether or not scans come.
+    for interval in ["1d", "100ms"] {
+        let settings = [&config[..], &["--scan-interval", interval]].concat();
+        fs::write(&file, "linger = '1s'\n").unwrap();
+        let agent = Agent::start_by(manager.command(&lab), &lab.agent.interface, &settings);
+        let started = manager.wait_for("READY=1");
+        assert!(started.contains("\nSTATUS="), "{started}");
+        fs::write(&file, "lingerr = '1s'\n").unwrap();
+        agent.signal(libc::SIGHUP);
+        let refusal = "; the reload was refused: ";
+        let shown = manager.wait_for("READY=1");
+        let refused = shown.split_once(refusal).map(|(_, why)| why);
+        let meant = "did you mean linger?";
+        assert!(refused.is_some_and(|why| why.ends_with(meant)), "{shown}");
+        if interval != "1d" {
+            agent.wait_for_scans(&lab.agent, 2);
+            let shown = manager.wait_for("STATUS=");
+            assert!(shown.contains(refusal), "{shown}");
+        }
+        fs::write(&file, "linger = '2s'\n").unwrap();
+        agent.signal(libc::SIGHUP);
+        manager.wait_for("RELOADING=1");
+        let shown = manager.wait_for("READY=1");
+        assert!(
+            shown.contains("\nSTATUS=") && !shown.contains(refusal),
+            "{shown}"
+        );
+        agent.stop();
+        manager.wait_for("STOPPING=1");
+        manager.take();
+    }
 }
 
 #[test]

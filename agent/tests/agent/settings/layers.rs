@@ -50,6 +50,26 @@ fn refusal(exit_status: i32, output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
+#[test]
+fn a_check_without_a_file_looks_at_what_run_would_take() {
+    // Only together they make sense, as in a service with both.
+    let (_folder, file) = written("xdp_mode = 'generic'\n");
+    let path = file.to_str().unwrap();
+    let mut check = binary(&["config", "check"]);
+    check.env("FLOW_AGENT_CONFIG", path);
+    let error = refusal(FAILED, &check.output().unwrap());
+    assert!(error.contains("--ingress-hook tc"), "{error}");
+    check.env("FLOW_AGENT_INGRESS_HOOK", "xdp");
+    let told = stdout(check.output().unwrap());
+    assert_eq!(
+        told,
+        format!("{path}: ok, 1 setting, and 1 from the environment\n")
+    );
+    check.args([path]);
+    let alone = refusal(FAILED, &check.output().unwrap());
+    assert!(alone.contains("--ingress-hook tc"), "{alone}");
+}
+
 /// What the commands say that read a file of settings.
 fn refused_by_all_readers(file: &str) -> [String; 3] {
     [
