@@ -85,6 +85,8 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// How to show the flows on stdout, if at all.
     pub stdout: Option<Format>,
+    /// How long to count, if not until told to stop.
+    pub duration: Option<Duration>,
     /// What the programs log: 0 is off, 1 to 5 are error to trace (aya-log's levels).
     pub bpf_log_level: u8,
 }
@@ -223,7 +225,7 @@ impl Agent {
         self.limits.clone()
     }
 
-    /// Counts until `stop`, or until a hook cannot be attached or interfaces cannot be followed any more. Returns when
+    /// Counts until `stop`, for as long as is set, or until a hook cannot be attached or interfaces cannot be followed any more. Returns when
     /// everything is detached, drained and sent. Who may see the rules may ask for the settings in force.
     pub async fn run(
         self,
@@ -285,7 +287,7 @@ impl Agent {
             limits: limits.subscribe(),
             drain_timeout: DEFAULT_DRAIN_TIMEOUT,
             metrics,
-            counting,
+            counting: counting.clone(),
         };
         let server = tokio::spawn(services.run(listeners, async move {
             // An error means that the sender is gone, so the agent is ending, too.
@@ -302,7 +304,10 @@ impl Agent {
         };
         tokio::spawn(manager.clone().show(statuses.clone()));
         let stop = async {
-            stop.await;
+            tokio::select! {
+                () = stop => {}
+                () = counted_for(config.duration, counting) => {}
+            }
             manager.stopping();
         };
         let publish_status = |scanner: &Scanner, times, late, is_final| {
@@ -369,6 +374,17 @@ fn status_settings(
         max_tracked_flows: config.replica.max_flows as u64,
         early_scan_percent: config.early_scan_percent,
         sample_rate: config.sample_rate,
+    }
+}
+
+/// Resolves after this time of counting; never without one.
+async fn counted_for(duration: Option<Duration>, mut counting: watch::Receiver<bool>) {
+    if let Some(duration) = duration
+        && counting.wait_for(|counts| *counts).await.is_ok()
+    {
+        tokio::time::sleep(duration).await;
+    } else {
+        std::future::pending::<()>().await;
     }
 }
 

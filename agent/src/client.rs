@@ -76,7 +76,7 @@ impl fmt::Display for Target {
 pub enum ClientError {
     #[error(
         "no agent listens on {target}: start one (`flow-agent run` or `systemctl start \
-         flow-agent`), or say where it is with --connect"
+         flow-agent`), or give the address of the one that is meant"
     )]
     NobodyListens { target: Target },
     #[error(
@@ -86,7 +86,7 @@ pub enum ClientError {
     NoPermission { target: Target },
     #[error(
         "what listens on {target} does not know flow.v1.{call}: it is an older agent, or \
-         no flow agent at all; update it, or say where the agent is with --connect"
+         no flow agent at all; update it, or give the address of the one that is meant"
     )]
     TooOld { target: Target, call: &'static str },
     #[error("the agent at {target} refused: {message}")]

@@ -6,6 +6,7 @@ use std::{
     fmt,
 };
 
+use libc::ARPHRD_NONE;
 use tracing::warn;
 
 use crate::kernel::links::Link;
@@ -129,7 +130,7 @@ impl<'a> Devices<'a> {
     fn twice_at(&self, link: &'a Link, watched: &BTreeSet<u32>) -> Vec<Twice<'a>> {
         let why = match link.kind.as_str() {
             "bridge" => Why::Port,
-            kind if is_tunnel(kind) => Why::Tunnel,
+            _ if is_tunnel(link) => Why::Tunnel,
             _ => Why::Stacked,
         };
         let under = self.nearest_under(link, watched).into_iter();
@@ -162,7 +163,7 @@ impl<'a> Devices<'a> {
             .filter_map(|ifindex| self.by_ifindex.get(ifindex).copied());
         let (tunnels, others): (Vec<_>, Vec<_>) = links
             .filter(|link| !link.is_loopback && !is_idle_fallback(link))
-            .partition(|link| is_tunnel(&link.kind) && self.under(link).is_empty());
+            .partition(|link| is_tunnel(link) && self.under(link).is_empty());
         let may_be_twice = tunnels.into_iter().map(|tunnel| {
             let others = others.iter().copied();
             let others = others.filter(|other| !self.stands_on(other, tunnel));
@@ -287,8 +288,13 @@ fn tell_of_some<T>(all: &[T], tell: impl Fn(&T), further: &str) {
     }
 }
 
-/// Whether devices of a kind put packets into packets of their own.
-pub fn is_tunnel(kind: &str) -> bool {
+/// Whether a device puts packets into packets of its own, or hands them to a process that does, as most VPNs have it.
+pub fn is_tunnel(link: &Link) -> bool {
+    let is_tun = link.kind == "tun" && link.hardware_type == ARPHRD_NONE;
+    is_tun || is_tunnel_kind(&link.kind)
+}
+
+fn is_tunnel_kind(kind: &str) -> bool {
     matches!(
         kind,
         "vxlan"
@@ -448,6 +454,11 @@ pub(crate) mod tests {
         links.extend([
             link(10, "wg0", "wireguard"),
             over(10, link(11, "mac0", "macvlan")),
+            Link {
+                hardware_type: ARPHRD_NONE,
+                ..link(13, "tun0", "tun")
+            },
+            link(14, "tap0", "tun"),
             fallback,
         ]);
         let found = |watched: &[u32]| {
@@ -457,6 +468,11 @@ pub(crate) mod tests {
         };
         let told = "the packets of the tunnel wg0, which names no interface for them, may pass ";
         assert_eq!(found(&[2, 10]), [format!("{told}eth0")]);
+        assert_eq!(
+            found(&[2, 13]),
+            [format!("{told}eth0").replace("wg0", "tun0")]
+        );
+        assert!(found(&[2, 14]).is_empty());
         assert_eq!(
             found(&[2, 3, 4, 5, 6, 10]),
             [format!("{told}eth0 or eth1 or bond0 or one of 2 others")]

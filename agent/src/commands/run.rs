@@ -1,7 +1,7 @@
 //! `flow-agent run`: runs an agent with the given options and variables until a signal or `--duration` ends
 //! it.
 
-use std::{error::Error, fmt, process::ExitCode, time::Duration};
+use std::{error::Error, fmt, process::ExitCode};
 
 use anyhow::{Context as _, Result};
 use tokio::signal::unix::{SignalKind, signal};
@@ -44,7 +44,6 @@ pub async fn run(
     passed: PassedSockets,
     log: LogControl,
 ) -> Result<ExitCode> {
-    let duration = settings.args.duration;
     let manager = ServiceManager::from_environment()?;
     // From here on SIGHUP does not end the process, even while the programs are being loaded.
     let mut reload = Reload::listen(layers, settings, log, manager.is_there())?;
@@ -59,27 +58,20 @@ pub async fn run(
     let in_force = reload.settings();
     reload.start(running, manager.clone());
     // From here on a signal leads to a final scan.
-    let stop = shutdown(duration)?;
+    let stop = shutdown()?;
     // The agent holds accounts, which are too large for the caller's stack.
     Box::pin(agent.run(stop, manager, in_force)).await?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Resolves at SIGTERM, SIGINT, or the end of `duration`.
-fn shutdown(duration: Option<Duration>) -> Result<impl Future<Output = ()>> {
+/// Resolves at SIGTERM or SIGINT.
+fn shutdown() -> Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
     Ok(async move {
-        let end = async {
-            match duration {
-                Some(duration) => tokio::time::sleep(duration).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
-            () = end => {}
         }
     })
 }

@@ -145,7 +145,7 @@ impl Known<'_> {
         }
         if choice.is_counted() && link.kind == "bridge" {
             detail += "; what it forwards between its ports is not counted here";
-        } else if choice.is_counted() && is_tunnel(&link.kind) && stands_alone {
+        } else if choice.is_counted() && is_tunnel(link) && stands_alone {
             detail += "; its tunnel's packets pass an interface that it does not name";
         }
         detail

@@ -204,7 +204,7 @@ pub struct Args {
         default_value = "none", help_heading = OUTPUT)]
     pub output: Output,
 
-    /// Stop after this time, such as 10s or 2m.
+    /// Stop after counting for this time, such as 10s or 2m.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_DURATION", value_parser = time,
           allow_hyphen_values = true, help_heading = OUTPUT)]
     pub duration: Option<Duration>,
@@ -323,6 +323,7 @@ impl Args {
                 Output::Table => Some(Format::Table),
                 Output::Json => Some(Format::Json),
             },
+            duration: self.duration,
             bpf_log_level: self.bpf_log_level as u8,
         })
     }

@@ -61,9 +61,24 @@ fn nearest(command: &Command, rest: &str) -> Option<String> {
     Some(meant.get_env()?.to_string_lossy().into_owned())
 }
 
-/// Kubernetes gives these to each container beside a Service that is called flow-agent.
+/// Kubernetes gives these to each container beside a Service whose name is flow-agent, or begins like it.
 fn is_of_kubernetes(rest: &str) -> bool {
-    rest == "PORT" || rest.starts_with("PORT_") || rest.starts_with("SERVICE_")
+    let is_of_a_port = |rest: &str| {
+        let mut parts = rest.split('_');
+        let number = parts.next().unwrap_or_default();
+        number.parse::<u16>().is_ok() && matches!(parts.next(), Some("TCP" | "UDP" | "SCTP"))
+    };
+    let ends_as_one = |marker: &str, is_one: &dyn Fn(&str) -> bool| {
+        let marked = rest.strip_prefix(marker);
+        let marked = marked.or_else(|| rest.split_once(&format!("_{marker}")).map(|(_, end)| end));
+        marked.is_some_and(is_one)
+    };
+    ends_as_one("SERVICE_HOST", &str::is_empty)
+        || ends_as_one("SERVICE_PORT", &|end| {
+            end.is_empty() || end.starts_with('_')
+        })
+        || ends_as_one("PORT", &str::is_empty)
+        || ends_as_one("PORT_", &is_of_a_port)
 }
 
 #[cfg(test)]
@@ -108,7 +123,13 @@ mod tests {
         }
         for name in [
             "FLOW_AGENT_PORT_50051_TCP",
+            "FLOW_AGENT_PORT_50051_TCP_ADDR",
             "FLOW_AGENT_SERVICE_HOST",
+            "FLOW_AGENT_METRICS_SERVICE_HOST",
+            "FLOW_AGENT_METRICS_SERVICE_PORT",
+            "FLOW_AGENT_METRICS_SERVICE_PORT_HTTP",
+            "FLOW_AGENT_METRICS_PORT",
+            "FLOW_AGENT_METRICS_PORT_9100_TCP",
             "FLOW_AGENTS",
         ] {
             assert_eq!(refusal(&[name]), None);
