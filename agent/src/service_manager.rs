@@ -349,6 +349,7 @@ mod tests {
                 not_inserted: [("table_full".to_owned(), packets(lost))].into(),
                 ..proto::Account::default()
             }),
+            hooks: vec![proto::HookStatus::default()],
             ..AgentStatus::default()
         }
     }
@@ -384,6 +385,14 @@ mod tests {
         };
         let others = "1.2k flows, 0 packets/s, no packet lost";
         assert_eq!(shown(0), others);
+        let waiting = AgentStatus {
+            hooks: Vec::new(),
+            ..status(2, 1001, 0)
+        };
+        assert_eq!(
+            line(&status(1, 1000, 0), &waiting, Duration::from_secs(1)),
+            "no interface is counted; 1.2k flows, 1 packet/s, no packet lost"
+        );
         assert_eq!(shown(1), format!("{others}, 1 interface not counted"));
         assert_eq!(shown(16), format!("{others}, 16 interfaces not counted"));
     }
