@@ -247,6 +247,7 @@ fn logs(service: &mut Service) -> Result<String> {
 }
 
 fn reloads(service: &mut Service) -> Result<String> {
+    const REFUSED: &str = "; the reload was refused: ";
     let pid = service.show("MainPID");
     let before = service.status().context("the agent does not answer")?;
     ensure!(
@@ -281,11 +282,16 @@ fn reloads(service: &mut Service) -> Result<String> {
         service.machine.run(&reload).is_err(),
         "a reload to a faulty file succeeds"
     );
+    let is_told = |service: &Service| service.show("StatusText").contains(REFUSED);
+    wait_for("the line of status says so", || {
+        Ok(is_told(service).then_some(()))
+    })?;
     service.machine.write(SETTINGS, settings("300ms"))?;
     service.machine.run(&reload)?;
+    wait_for("it does no more", || Ok((!is_told(service)).then_some(())))?;
     ensure!(service.show("MainPID") == pid, "another process");
     Ok(format!(
-        "300 ms; 100 of 100 packets filtered; the same process, {state}; to a faulty file it fails"
+        "300 ms; 100 of 100 packets filtered; the same process, {state}; to a faulty file it fails and says why"
     ))
 }
 
