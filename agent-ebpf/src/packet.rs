@@ -50,9 +50,18 @@ impl Frame for Linear {
         Some(LinearHeader { start })
     }
 
+    /// The compiler must not see through it: it would compare `data` plus a length from the packet with `data_end`
+    /// instead, and the verifier (6.1) refuses to add to a pointer what a swap of bytes has made.
     #[inline(always)]
     fn len_bytes(&self) -> u32 {
-        (self.data_end - self.data) as u32
+        #[allow(unused_mut, reason = "only the programs change it")]
+        let mut len = self.data_end - self.data;
+        #[cfg(target_arch = "bpf")]
+        // SAFETY: the code touches one register only, and no length has the bits that the mask takes.
+        unsafe {
+            core::arch::asm!("{0} &= 0x7fffffff", inout(reg) len, options(pure, nomem, nostack, preserves_flags));
+        }
+        len as u32
     }
 
     #[inline(always)]

@@ -15,6 +15,7 @@ use agent::kernel::{
     load::{Kernel, LoadSettings},
 };
 use agent_common::Pair;
+use aya::programs::Xdp;
 use lab::{Lab, kernel, privilege::is_root_or_skip};
 
 mod clock;
@@ -38,6 +39,15 @@ fn every_program_is_taken(decapsulate: bool) {
     })
     .unwrap();
     attach::load_all(&mut kernel.sets[0].programs).unwrap();
+    // Those for kernels that know no frames of several buffers, which this one may.
+    for name in ["xdp_ingress", "xdp_ingress_ip"] {
+        let program = kernel.sets[0].programs.program_mut(name).unwrap();
+        let program: &mut Xdp = program.try_into().unwrap();
+        // It may be loaded already.
+        if program.fd().is_err() {
+            program.load().unwrap();
+        }
+    }
     let programs = &kernel.sets[0].programs;
     let mut walked: Vec<_> = programs
         .programs()
