@@ -1,8 +1,11 @@
 //! The agent's own consumer: shows the hub's batches on stdout, as a table or JSON Lines.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    io::{self, IsTerminal as _, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use anyhow::{Context as _, Result};
@@ -17,25 +20,53 @@ use crate::{
 /// The task that shows every batch on stdout.
 pub(super) struct Printing {
     task: JoinHandle<Result<()>>,
-    batches: Arc<AtomicU64>,
+    written_bytes: Arc<AtomicU64>,
+}
+
+/// Counts what stdout takes.
+struct Counted {
+    stdout: io::Stdout,
+    written_bytes: Arc<AtomicU64>,
+}
+
+impl Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.stdout.write(bytes)?;
+        self.written_bytes.fetch_add(written as u64, Relaxed);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stdout.flush()
+    }
 }
 
 impl Printing {
     pub(super) fn start(subscription: Subscription, format: Format) -> Self {
-        let batches = Arc::new(AtomicU64::new(0));
-        let task = tokio::spawn(print(subscription, format, Arc::clone(&batches)));
-        Self { task, batches }
+        let stdout = io::stdout();
+        let in_place = stdout.is_terminal();
+        let written_bytes = Arc::<AtomicU64>::default();
+        let out = output::buffered(Counted {
+            stdout,
+            written_bytes: Arc::clone(&written_bytes),
+        });
+        let printer = Printer::new(format, out, in_place, None);
+        let task = tokio::spawn(print(subscription, printer));
+        Self {
+            task,
+            written_bytes,
+        }
     }
 
     /// Waits, after the hub is closed, until everything is shown or stdout makes no progress: whoever reads
     /// it may have stopped without closing it.
     pub(super) async fn end(mut self) -> Result<()> {
         loop {
-            let before = self.batches.load(Relaxed);
+            let before = self.written_bytes.load(Relaxed);
             if let Ok(ended) = tokio::time::timeout(DEFAULT_DRAIN_TIMEOUT, &mut self.task).await {
                 return ended.context("the printer task")?;
             }
-            if self.batches.load(Relaxed) == before {
+            if self.written_bytes.load(Relaxed) == before {
                 tracing::warn!(
                     "stdout did not take what was left to print before the agent stopped: it is lost"
                 );
@@ -48,10 +79,8 @@ impl Printing {
 /// Runs until the hub closes or stdout fails. A failing stdout ends nothing but this task.
 async fn print(
     mut subscription: Subscription,
-    format: Format,
-    batches: Arc<AtomicU64>,
+    mut printer: Printer<io::BufWriter<Counted>>,
 ) -> Result<()> {
-    let mut printer = Printer::on_stdout(format, None);
     while let Some(batch) = subscription.next().await {
         let batch = batch.decode().context("decode our own batch")?;
         let (back, written) = tokio::task::spawn_blocking(move || {
@@ -62,7 +91,7 @@ async fn print(
         .context("write to stdout")?;
         printer = back;
         match written {
-            Ok(()) => batches.fetch_add(1, Relaxed),
+            Ok(()) => {}
             Err(error) if output::is_broken_pipe(&error) => {
                 tracing::warn!("nobody reads stdout any more: the agent goes on without it");
                 return Ok(());
@@ -71,7 +100,7 @@ async fn print(
                 tracing::error!(%error, "cannot write to stdout: the agent goes on without it");
                 return Err(error).context("write to stdout");
             }
-        };
+        }
     }
     Ok(())
 }

@@ -33,16 +33,25 @@ impl Printer<io::BufWriter<io::Stdout>> {
     pub fn on_stdout(format: Format, limit: Option<usize>) -> Self {
         let stdout = io::stdout();
         let in_place = stdout.is_terminal();
-        let out = io::BufWriter::with_capacity(64 << 10, stdout);
+        Self::new(format, buffered(stdout), in_place, limit)
+    }
+}
+
+/// In pieces that are long enough to be cheap.
+pub fn buffered<W: Write>(out: W) -> io::BufWriter<W> {
+    io::BufWriter::with_capacity(64 << 10, out)
+}
+
+impl<W: Write> Printer<W> {
+    /// `in_place` redraws a table on a terminal. `limit` bounds its rows.
+    pub fn new(format: Format, out: W, in_place: bool, limit: Option<usize>) -> Self {
         match format {
             Format::Table if in_place => Self::Table(TableWriter::on_terminal(out, limit)),
             Format::Table => Self::Table(TableWriter::plain(out, limit)),
             Format::Json => Self::Json(JsonWriter::new(out)),
         }
     }
-}
 
-impl<W: Write> Printer<W> {
     pub fn batch(&mut self, batch: &FlowBatch) -> io::Result<()> {
         match self {
             Self::Table(table) => table.batch(batch),
