@@ -32,6 +32,11 @@ fn with_vxlan(mut lab: Lab, port: u16) -> Lab {
             .set_sysctl("net/ipv6/conf/vxlan0/disable_ipv6", "1")
             .unwrap();
         ip(&format!("address add {overlay}/24 dev vxlan0"));
+        // Otherwise it asks again for a neighbour that it knows, some seconds after the traffic.
+        for time in ["base_reachable_time", "delay_first_probe_time"] {
+            let name = format!("net/ipv4/neigh/vxlan0/{time}");
+            host.namespace.set_sysctl(&name, "3600").unwrap();
+        }
         ip("link set vxlan0 up");
         host.ipv4 = overlay;
     }
