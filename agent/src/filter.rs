@@ -16,12 +16,14 @@ mod net;
 mod parse;
 mod probe;
 mod read;
+mod record;
 
 pub use compile::{CompileError, Compiled, HookNames};
 pub use explain::{Explained, explain, not_watched};
 pub use net::Net;
 pub use probe::{Probe, Verdict};
 pub use read::read;
+pub use record::{Facts, passes};
 
 /// Explains the language in `--help`.
 pub const HELP: &str = "\

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
+    filter::Facts,
     proto::{self, FlowRecord},
     record::EndReason,
 };
@@ -271,6 +272,11 @@ proptest! {
         prop_assert_eq!(&message.records, &expected);
         // As many bytes as prost writes, so nothing is encoded in a longer form than it needs.
         prop_assert_eq!(message.encoded_len(), batches[0].body.len());
+    }
+
+    #[test]
+    fn rules_see_the_same_in_a_record_and_in_its_message(record in record()) {
+        prop_assert_eq!(Facts::from(&record), Facts::from(&expected(&record)));
     }
 }
 

@@ -66,6 +66,11 @@ impl Net {
         self.0.prefix_len()
     }
 
+    /// Whether the address is in it.
+    pub fn has(&self, address: &IpAddr) -> bool {
+        self.0.contains(address)
+    }
+
     pub fn covers(&self, other: &Self) -> bool {
         self.0.contains(&other.0)
     }
