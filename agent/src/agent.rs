@@ -10,7 +10,6 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use tokio::{
-    runtime::Handle,
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
 };
@@ -29,6 +28,7 @@ use crate::{
         links::{self, Link, tags::TagWatch},
         load::{Kernel, LoadSettings},
         real_time,
+        rule_maps::Networks,
     },
     limits, memory_limit,
     metrics::MetricsListener,
@@ -172,7 +172,7 @@ impl Agent {
             kernel.register(netns, link.ifindex, &link.name, slot)?;
         }
         let mut maps = kernel.take_rule_maps()?;
-        let staged = maps.stage(&config.rules)?;
+        let staged = maps.stage(&config.rules, Networks::of(&config.rules)?)?;
         for warning in staged.warnings() {
             tracing::warn!("{warning}");
         }
@@ -352,13 +352,10 @@ fn room_for_interfaces(selected: usize, have_patterns: bool, cpus: usize) -> u32
 
 /// Waits until the programs apply the rules to an interface by its name, or until the agent stops.
 fn name_interface(rules: RunningRules) -> NameInterface {
-    let runtime = Handle::current();
-    Arc::new(move |slot, name| {
-        match runtime.block_on(rules.name_interface(slot, name.to_owned())) {
-            Ok(()) | Err(ReplaceError::Stopping(_)) => Ok(()),
-            Err(error @ ReplaceError::Refused(_)) => {
-                Err(error).with_context(|| format!("apply the filter rules to {name}"))
-            }
+    Arc::new(move |slot, name| match rules.name_interface(slot, name) {
+        Ok(()) | Err(ReplaceError::Stopping(_)) => Ok(()),
+        Err(error @ ReplaceError::Refused(_)) => {
+            Err(error).with_context(|| format!("apply the filter rules to {name}"))
         }
     })
 }

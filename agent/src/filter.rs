@@ -18,7 +18,7 @@ mod probe;
 mod read;
 mod record;
 
-pub use compile::{CompileError, Compiled, HookNames};
+pub use compile::{CompileError, Compiled, HookNames, networks, rows};
 pub use explain::{Explained, explain, not_watched};
 pub use net::Net;
 pub use probe::{Probe, Verdict};

@@ -1,8 +1,9 @@
 //! The filter rules in force, and how they are replaced while the agent runs.
 //!
-//! [`RunningRules::replace`] starts a thread, which compiles the rules and fills their maps. It then asks the
-//! task that owns the programs' switch, by a [`Change`], to turn the programs to these maps, and frees the
-//! previous ones. When an interface comes or is renamed, rules that name interfaces take the same way.
+//! [`RunningRules::replace`] starts a thread, which fills the maps of the rules' networks. It then compiles the rest, asks
+//! the task that owns the programs' switch, by a [`Change`], to turn the programs to these maps, and frees the previous
+//! ones. When an interface comes or is renamed, rules that name interfaces take the same way with the networks that are in
+//! force. That waits for no networks of another set, since nothing is counted at the interface until then.
 
 use std::{sync::Arc, thread};
 
@@ -15,7 +16,7 @@ use tokio::sync::{Mutex, oneshot, watch};
 use crate::{
     changes::{Change, Changes, Stopping},
     filter::{MAX_NETWORKS, Rule, bounds::MAX_RULES},
-    kernel::rule_maps::RuleMaps,
+    kernel::rule_maps::{Networks, RuleMaps},
     proto::Filters,
 };
 
@@ -65,7 +66,9 @@ pub struct InForce {
 /// The rules of the running agent. Clones share them.
 #[derive(Clone)]
 pub struct RunningRules {
-    /// Locked for a whole change, so there is one at a time. `None` if the rules cannot be changed.
+    /// Locked while a set is replaced, so there is one at a time.
+    turn: Arc<Mutex<()>>,
+    /// Locked while the programs are turned to other maps, which takes moments. `None` if the rules cannot be changed.
     maps: Arc<Mutex<Option<RuleMaps>>>,
     changes: Changes,
     in_force: watch::Sender<Arc<InForce>>,
@@ -84,6 +87,7 @@ impl RunningRules {
 
     fn with(rules: &[Rule], maps: Option<RuleMaps>, changes: Changes) -> Self {
         Self {
+            turn: Arc::default(),
             maps: Arc::new(Mutex::new(maps)),
             changes,
             in_force: watch::Sender::new(Arc::new(InForce::new(rules, Author::Settings, 1))),
@@ -102,37 +106,16 @@ impl RunningRules {
         rules: Vec<Rule>,
         author: Author,
     ) -> Result<Replaced, ReplaceError> {
-        self.change(move |running, maps| running.replace_in(maps, &rules, author))
-            .await
-    }
-
-    /// Gives the interface at a slot a name. Returns when the programs apply the rules to it by this name.
-    pub async fn name_interface(&self, slot: u32, name: String) -> Result<(), ReplaceError> {
-        self.change(move |running, maps| {
-            maps.name_interface(slot, &name);
-            let in_force = running.in_force();
-            if in_force.by_interface.is_empty() {
-                return Ok(());
-            }
-            running.switch_to(maps, &in_force.by_interface).map(drop)
-        })
-        .await
-    }
-
-    async fn change<T: Send + 'static>(
-        &self,
-        change: impl FnOnce(&Self, &mut RuleMaps) -> Result<T, ReplaceError> + Send + 'static,
-    ) -> Result<T, ReplaceError> {
-        // Waits in order, and keeps the next change out until the thread is done.
-        let mut turn = Arc::clone(&self.maps).lock_owned().await;
+        // Waits in order, and keeps the next set out until the thread is done.
+        let turn = Arc::clone(&self.turn).lock_owned().await;
         let running = self.clone();
         let (sender, outcome) = oneshot::channel();
         let thread = thread::Builder::new().name("rules".to_owned());
         let started = thread.spawn(move || {
             give_way();
-            if let Err(Err(ReplaceError::Refused(error))) =
-                sender.send(running.change_from(&mut turn, change))
-            {
+            let outcome = running.fill_and_replace(&rules, author);
+            drop(turn);
+            if let Err(Err(ReplaceError::Refused(error))) = sender.send(outcome) {
                 tracing::warn!(
                     "the filter rules stay as they were, and who changed them has left: {error}"
                 );
@@ -145,16 +128,38 @@ impl RunningRules {
         outcome.await.map_err(failed)?
     }
 
-    fn change_from<T>(
+    /// Gives the interface at a slot a name. Returns when the programs apply the rules to it by this name. To be called on
+    /// a thread that may wait.
+    pub fn name_interface(&self, slot: u32, name: &str) -> Result<(), ReplaceError> {
+        self.with_maps(|maps| {
+            maps.name_interface(slot, name);
+            let rules = &self.in_force().by_interface;
+            match maps.networks() {
+                Some(networks) if !rules.is_empty() => {
+                    self.switch_to(maps, rules, networks).map(drop)
+                }
+                _ => Ok(()),
+            }
+        })
+    }
+
+    fn fill_and_replace(&self, rules: &[Rule], author: Author) -> Result<Replaced, ReplaceError> {
+        // Where they cannot be changed, there is nothing to fill, either.
+        self.with_maps(|_| Ok(()))?;
+        let networks = Networks::of(rules).map_err(|error| refused(&error))?;
+        self.with_maps(|maps| self.replace_in(maps, rules, networks, author))
+    }
+
+    fn with_maps<T>(
         &self,
-        place: &mut Option<RuleMaps>,
-        change: impl FnOnce(&Self, &mut RuleMaps) -> Result<T, ReplaceError>,
+        change: impl FnOnce(&mut RuleMaps) -> Result<T, ReplaceError>,
     ) -> Result<T, ReplaceError> {
+        let mut place = self.maps.blocking_lock();
         // A thread that panics takes the maps with it, since their state is unknown.
         let mut maps = place
             .take()
             .ok_or_else(|| refused(&anyhow!("this agent cannot change its filter rules")))?;
-        let outcome = change(self, &mut maps);
+        let outcome = change(&mut maps);
         *place = Some(maps);
         outcome
     }
@@ -163,9 +168,10 @@ impl RunningRules {
         &self,
         maps: &mut RuleMaps,
         rules: &[Rule],
+        networks: Arc<Networks>,
         author: Author,
     ) -> Result<Replaced, ReplaceError> {
-        let warnings = self.switch_to(maps, rules)?;
+        let warnings = self.switch_to(maps, rules, networks)?;
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
@@ -177,8 +183,14 @@ impl RunningRules {
     }
 
     /// Returns the warnings when the programs follow the rules.
-    fn switch_to(&self, maps: &mut RuleMaps, rules: &[Rule]) -> Result<Vec<String>, ReplaceError> {
-        let staged = maps.stage(rules).map_err(|error| refused(&error))?;
+    fn switch_to(
+        &self,
+        maps: &mut RuleMaps,
+        rules: &[Rule],
+        networks: Arc<Networks>,
+    ) -> Result<Vec<String>, ReplaceError> {
+        let staged = maps.stage(rules, networks);
+        let staged = staged.map_err(|error| refused(&error))?;
         let warnings = staged.warnings().to_vec();
         let switched = self.changes.make_blocking(Change::Rules(staged.rules()))?;
         switched.map_err(|error| refused(&error))?;

@@ -34,31 +34,25 @@ pub enum CompileError {
     TooManyPorts,
 }
 
+/// Prefixes with the rules that each satisfies.
+pub type Prefixes<K> = Vec<(K, NetRows)>;
+
 /// A set of rules in the form that packets are matched against.
 #[derive(Debug, Default)]
 pub struct Compiled {
     rules: usize,
     pub rows: Vec<Row>,
-    pub nets_v4: Vec<(NetKey4, NetRows)>,
-    pub nets_v6: Vec<(NetKey6, NetRows)>,
+    pub nets_v4: Prefixes<NetKey4>,
+    pub nets_v6: Prefixes<NetKey6>,
 }
 
 impl Compiled {
     pub fn new(rules: &[Rule], interfaces: &HookNames) -> Result<Self, CompileError> {
-        let tables = Tables::of(rules, interfaces)?;
-        let (mut nets_v4, mut nets_v6) = (Vec::new(), Vec::new());
-        if has_nets(rules) {
-            for (net, rows) in prefixes(rules, false) {
-                let [address, ..] = net.address_ne();
-                nets_v4.push((key(&net, [address, 0]), rows));
-            }
-            for (net, rows) in prefixes(rules, true) {
-                nets_v6.push((key(&net, net.address_ne()), rows));
-            }
-        }
+        let rows = rows(rules, interfaces)?;
+        let (nets_v4, nets_v6) = networks(rules);
         Ok(Self {
             rules: rules.len(),
-            rows: tables.rows,
+            rows,
             nets_v4,
             nets_v6,
         })
@@ -73,6 +67,26 @@ impl Compiled {
     pub fn is_empty(&self) -> bool {
         self.rules == 0
     }
+}
+
+/// The rows. They follow the names of the interfaces, and are quick to make.
+pub fn rows(rules: &[Rule], interfaces: &HookNames) -> Result<Vec<Row>, CompileError> {
+    Ok(Tables::of(rules, interfaces)?.rows)
+}
+
+/// The prefixes of both IP versions, whatever the interfaces. Takes a second for a million of them.
+pub fn networks(rules: &[Rule]) -> (Prefixes<NetKey4>, Prefixes<NetKey6>) {
+    let (mut nets_v4, mut nets_v6) = (Vec::new(), Vec::new());
+    if has_nets(rules) {
+        for (net, rows) in prefixes(rules, false) {
+            let [address, ..] = net.address_ne();
+            nets_v4.push((key(&net, [address, 0]), rows));
+        }
+        for (net, rows) in prefixes(rules, true) {
+            nets_v6.push((key(&net, net.address_ne()), rows));
+        }
+    }
+    (nets_v4, nets_v6)
 }
 
 fn has_nets(rules: &[Rule]) -> bool {

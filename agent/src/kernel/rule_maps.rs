@@ -1,13 +1,14 @@
 //! The maps that hold the programs' filter rules.
 //!
-//! There are two slots. The next set is put into maps of its own, in the slot that no program uses, which may
-//! take its time. Then one store ([`super::pages::Pages::set_rule_set`]) switches all programs to that slot,
-//! since each reads the slot's number once per packet. The maps of the previous set are freed only when no
-//! program can be using them.
+//! There are two slots. The networks of the next set are put into maps of their own ([`Networks`]), which may take
+//! its time. Then the set is staged in the slot that no program uses, with the names that the interfaces have by then, and
+//! one store ([`super::pages::Pages::set_rule_set`]) switches all programs to that slot, since each reads the slot's
+//! number once per packet. The maps of the previous set are freed only when no program can be using them.
 
 use std::{
     io,
     os::fd::{AsFd as _, AsRawFd as _},
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -39,8 +40,25 @@ pub struct RuleMaps {
 
 struct Active {
     slot: u32,
-    /// Keeps the set's maps open.
-    _maps: [MapData; 3],
+    /// Keeps the map open.
+    _rows: MapData,
+    networks: Arc<Networks>,
+}
+
+/// The networks of a set of rules in maps of their own, of IPv4 and of IPv6.
+pub struct Networks([MapData; 2]);
+
+impl Networks {
+    /// Fills the maps, which takes seconds for a million networks. Fails before that if the rules do not fit into a set.
+    pub fn of(rules: &[Rule]) -> Result<Arc<Self>> {
+        Compiled::check(rules)?;
+        let (nets_v4, nets_v6) = filter::networks(rules);
+        let maps = [
+            trie("rule_nets_v4", &nets_v4)?,
+            trie("rule_nets_v6", &nets_v6)?,
+        ];
+        Ok(Arc::new(Self(maps)))
+    }
 }
 
 /// A set in its slot, before the programs are turned to it.
@@ -95,20 +113,32 @@ impl RuleMaps {
         }
     }
 
-    /// Compiles `rules` and fills the slot that no program uses.
-    pub fn stage(&self, rules: &[Rule]) -> Result<Staged> {
-        let compiled = Compiled::new(rules, &self.interfaces)?;
+    /// The networks of the set in force; `None` without rules.
+    pub fn networks(&self) -> Option<Arc<Networks>> {
+        let active = self.active.as_ref();
+        active.map(|active| Arc::clone(&active.networks))
+    }
+
+    /// Fills the slot that no program uses with `rules`, for the interfaces by the names that they have. `networks` are
+    /// those of these rules.
+    pub fn stage(&self, rules: &[Rule], networks: Arc<Networks>) -> Result<Staged> {
         let warnings = filter::not_watched(rules, &self.interfaces);
         let mut kernel_memory_bytes = self.outer().into_iter().map(map_memory_bytes).sum();
-        let next = if compiled.is_empty() {
+        let next = if rules.is_empty() {
             None
         } else {
             let slot = self.active.as_ref().map_or(0, |active| 1 - active.slot);
-            let maps = self
-                .place(slot, &compiled)
+            let rows = filter::rows(rules, &self.interfaces)?;
+            let rows = self
+                .place(slot, &rows, &networks)
                 .context("store the filter rules")?;
-            kernel_memory_bytes += maps.iter().map(map_memory_bytes).sum::<u64>();
-            Some(Active { slot, _maps: maps })
+            kernel_memory_bytes += map_memory_bytes(&rows);
+            kernel_memory_bytes += networks.0.iter().map(map_memory_bytes).sum::<u64>();
+            Some(Active {
+                slot,
+                _rows: rows,
+                networks,
+            })
         };
         let placed = PlacedRules {
             number: next.as_ref().map_or(0, |next| next.slot + 1),
@@ -129,32 +159,28 @@ impl RuleMaps {
         }
     }
 
-    /// Fills a slot that no program uses.
-    fn place(&self, slot: u32, set: &Compiled) -> Result<[MapData; 3]> {
-        let rows = create(
+    /// Fills a slot that no program uses. Returns the map of the rows.
+    fn place(&self, slot: u32, rows: &[Row], networks: &Networks) -> Result<MapData> {
+        let map = create(
             "rule_rows",
             BPF_MAP_TYPE_ARRAY as u32,
             (4, size_of::<Row>()),
-            set.rows.len(),
+            rows.len(),
             BPF_F_INNER_MAP,
         )?;
-        let mut value = Vec::with_capacity(size_of::<NetRows>());
-        for (number, row) in set.rows.iter().enumerate() {
+        let mut value = Vec::with_capacity(size_of::<Row>());
+        for (number, row) in rows.iter().enumerate() {
             value.clear();
             append(&mut value, row);
-            bpf::update(rows.fd().as_fd(), number as u32, &value).context("store a row")?;
+            bpf::update(map.fd().as_fd(), number as u32, &value).context("store a row")?;
         }
-        let maps = [
-            rows,
-            trie("rule_nets_v4", &set.nets_v4)?,
-            trie("rule_nets_v6", &set.nets_v6)?,
-        ];
-        for (outer, inner) in self.outer().into_iter().zip(&maps) {
+        let [nets_v4, nets_v6] = &networks.0;
+        for (outer, inner) in self.outer().into_iter().zip([&map, nets_v4, nets_v6]) {
             let inner = inner.fd().as_fd().as_raw_fd();
             bpf::update(outer.fd().as_fd(), slot, &inner.to_ne_bytes())
                 .context("place the maps of the rules")?;
         }
-        Ok(maps)
+        Ok(map)
     }
 
     /// Frees the memory of a set that no program follows.

@@ -3,6 +3,7 @@
 
 mod alternation;
 mod changes;
+mod coming;
 mod inside;
 mod interfaces;
 mod reload;

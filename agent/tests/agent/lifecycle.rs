@@ -3,7 +3,7 @@
 
 mod audits;
 mod checks;
-mod coming;
+pub mod coming;
 mod consumers;
 mod endings;
 mod gone;

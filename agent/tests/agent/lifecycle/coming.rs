@@ -20,7 +20,7 @@ pub(super) fn ip(namespace: &Namespace, line: &str) {
 }
 
 /// Selects the lab's own interface, and those that a test adds.
-pub(super) fn selection(lab: &Lab) -> String {
+pub fn selection(lab: &Lab) -> String {
     format!("{},new*", lab.agent.interface)
 }
 
@@ -35,14 +35,14 @@ pub(super) fn hooks_of(status: &Value, interface: &str) -> usize {
         .count()
 }
 
-pub(super) fn wait_until_watched(lab: &Lab, agent: &Agent, interface: &str) {
+pub fn wait_until_watched(lab: &Lab, agent: &Agent, interface: &str) {
     wait_until("it is watched", || {
         hooks_of(&status(lab, agent), interface) == 2
     });
 }
 
 /// Sends from the far end of a wire, and returns when the near end has counted it all.
-pub(super) fn send(lab: &Lab, [near, far]: [&str; 2], frame: &[u8], packets: u64) {
+pub fn send(lab: &Lab, [near, far]: [&str; 2], frame: &[u8], packets: u64) {
     let namespace = &lab.agent.namespace;
     let before = Counters::read(namespace, near).unwrap();
     let socket = FrameSocket::new(namespace, far).unwrap();
@@ -57,7 +57,7 @@ fn departed(status: &Value) -> u64 {
     status["interfaces"]["departed"].as_u64().unwrap()
 }
 
-pub(super) fn packets_on(report: &Report, interface: &str) -> u64 {
+pub fn packets_on(report: &Report, interface: &str) -> u64 {
     let sums = report.sums_on(interface);
     sums.values().map(|both| both[0].packets).sum()
 }
