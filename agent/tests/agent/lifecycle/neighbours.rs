@@ -61,13 +61,10 @@ fn filters_that_somebody_removes_are_put_back_and_none_is_there_twice() {
         let before = ours();
         let received = send(&lab, PORT, 10);
         tc(&lab.agent, removal);
-        wait_until("they are put back", || {
-            let status = agent.status(&lab.agent);
-            let hooks = status["hooks"].as_array().unwrap().len();
-            agent
-                .stderr()
-                .contains("its programs were removed by somebody else")
-                && hooks == 2
+        wait_until("both are put back", || {
+            let log = agent.stderr();
+            log.contains("its programs were removed by somebody else")
+                && log.matches("attached interface=").count() == 4
         });
         assert_eq!(ours(), before, "{removal}");
         send(&lab, PORT, 10);

@@ -143,7 +143,7 @@ fn a_server_that_is_no_agent_is_told_from_one_in_a_line() {
     for command in asked {
         let said = says(&lab.agent, command, &address("nobody"));
         assert!(
-            said.contains("no agent listens") && said.contains("--connect"),
+            said.contains("no agent listens") && said.contains("give the address"),
             "{said}"
         );
     }
