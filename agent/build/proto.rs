@@ -20,6 +20,8 @@ const SHOWN_AS_JSON: &[&str] = &[
     ".flow.v1.Interface",
     ".flow.v1.InterfaceCounters",
     ".flow.v1.MemoryStatus",
+    ".flow.v1.OutputStatus",
+    ".flow.v1.RecordSum",
     ".flow.v1.ReplicaStatus",
     ".flow.v1.ScanStatus",
     ".flow.v1.ServerStatus",

@@ -34,6 +34,7 @@ use crate::{
     metrics::MetricsListener,
     netns::{Namespace, Netns},
     output::Format,
+    outputs::{Output, Outputs},
     proto::{AgentStatus, SettingsInForce},
     replica::{Replica, ReplicaSettings},
     rules::{ReplaceError, RunningRules},
@@ -85,6 +86,8 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// How to show the flows on stdout, if at all.
     pub stdout: Option<Format>,
+    /// Where else they go.
+    pub outputs: Vec<Output>,
     /// How long to count, if not until told to stop.
     pub duration: Option<Duration>,
     /// What the programs log: 0 is off, 1 to 5 are error to trace (aya-log's levels).
@@ -107,6 +110,7 @@ pub struct Agent {
     config: Config,
     identity: Arc<Identity>,
     hub: Hub,
+    outputs: Outputs,
     listeners: Listeners,
     metrics: Option<MetricsListener>,
     kernel: Kernel,
@@ -184,10 +188,13 @@ impl Agent {
         if config.bpf_log_level != 0 {
             forward_logs(&mut kernel)?;
         }
+        // Before the first scan, so that they have every batch.
+        let outputs = Outputs::start(&hub, config.outputs.clone());
         Ok(Self {
             config,
             identity,
             hub,
+            outputs,
             listeners,
             metrics,
             kernel,
@@ -220,6 +227,11 @@ impl Agent {
         self.changes.clone()
     }
 
+    /// Changes where flows go while the agent runs.
+    pub fn outputs(&self) -> Outputs {
+        self.outputs.clone()
+    }
+
     /// Changes how many consumers and connections there may be while the agent runs.
     pub fn limits(&self) -> watch::Sender<Limits> {
         self.limits.clone()
@@ -238,6 +250,7 @@ impl Agent {
             config,
             identity,
             hub,
+            outputs,
             listeners,
             metrics,
             mut kernel,
@@ -281,6 +294,7 @@ impl Agent {
         let (end_server, server_end) = oneshot::channel::<()>();
         let services = Server {
             hub,
+            outputs: outputs.clone(),
             status: statuses.clone(),
             rules,
             settings: settings_in_force,
@@ -321,7 +335,8 @@ impl Agent {
         let ended = Box::pin(scanning.run(stop, scanner, publish_status, tell)).await;
         // The receiver is gone if the server ended early. Its error is reported below.
         let _ = end_server.send(());
-        let outcome = server.await.context("the server task")?;
+        let (outcome, ()) = tokio::join!(server, outputs.end(DEFAULT_DRAIN_TIMEOUT));
+        let outcome = outcome.context("the server task")?;
         if let Some(printer) = printer {
             printer.end().await?;
         }

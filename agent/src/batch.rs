@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use agent_common::HookAccount;
+use agent_common::{HookAccount, Pair};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
 
@@ -66,6 +66,8 @@ pub struct ScanTrailer<'a> {
 pub struct Batch {
     pub body: Bytes,
     pub records: u32,
+    /// What its records report of both directions.
+    pub delta: Pair,
     pub scan_id: u64,
     /// The batch's number within the scan, from 0.
     pub index: u32,
@@ -127,6 +129,7 @@ impl BatchEncoder {
             self.open.start(self.open.index + 1);
         }
         self.open.append(message);
+        self.open.delta += record.delta[0] + record.delta[1];
     }
 
     /// Ends the scan. Its last batch has the account and goes to `sink` even if it has no record.
@@ -156,12 +159,14 @@ struct OpenBatch {
     index: u32,
     body: BytesMut,
     records: u32,
+    delta: Pair,
 }
 
 impl OpenBatch {
     fn start(&mut self, index: u32) {
         self.index = index;
         self.records = 0;
+        self.delta = Pair::default();
         self.body.clear();
         self.body
             .reserve(self.head.len() + BATCH_LEN_BYTES + TRAILER_LEN_BYTES);
@@ -205,12 +210,12 @@ impl OpenBatch {
         } else {
             self.body.split().freeze()
         };
-        let (scan_id, index, records) = (self.scan_id, self.index, self.records);
         Batch {
             body,
-            records,
-            scan_id,
-            index,
+            records: self.records,
+            delta: self.delta,
+            scan_id: self.scan_id,
+            index: self.index,
             last_of_scan,
         }
     }

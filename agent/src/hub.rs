@@ -22,7 +22,7 @@ use consumer::Consumer;
 pub use consumer::{Fate, Volume};
 use held::{Charge, Held};
 use subscription::Queued;
-pub use subscription::{OutgoingBatch, Subscription};
+pub use subscription::{Backlog, OutgoingBatch, Subscription};
 
 /// How many batches a consumer's queue holds by default.
 pub const DEFAULT_QUEUE_BATCHES: usize = 1024;
@@ -97,8 +97,17 @@ impl Hub {
 
     /// Adds a consumer, which gets every batch published after this call. After [`Hub::close`] it gets none.
     pub fn subscribe(&self, name: &str, peer: &str) -> Subscription {
+        self.add(Consumer::new(name, peer, true))
+    }
+
+    /// The same for an output, which is not listed among the consumers.
+    pub fn subscribe_output(&self, name: &str, address: &str) -> Subscription {
+        self.add(Consumer::new(name, address, false))
+    }
+
+    fn add(&self, consumer: Consumer) -> Subscription {
         let (sender, queue) = mpsc::channel(self.queue_batches);
-        let consumer = Arc::new(Consumer::new(name, peer));
+        let consumer = Arc::new(consumer);
         let mut registry = self.registry();
         if registry.open {
             let consumer = Arc::clone(&consumer);
@@ -145,11 +154,24 @@ impl Hub {
             .extend(entries.into_iter().map(|entry| entry.consumer));
     }
 
+    /// Ends one subscription after what its queue holds.
+    fn leave(&self, consumer: &Arc<Consumer>) {
+        let mut registry = self.registry();
+        let before = registry.entries.len();
+        registry
+            .entries
+            .retain(|entry| !Arc::ptr_eq(&entry.consumer, consumer));
+        if registry.entries.len() < before {
+            registry.draining.push(Arc::clone(consumer));
+        }
+    }
+
     /// The consumers that have not taken everything, after [`Hub::close`].
     pub fn undelivered(&self) -> Vec<Undelivered> {
-        let consumers = &self.registry().draining;
+        let registry = self.registry();
+        let consumers = registry.draining.iter();
         consumers
-            .iter()
+            .filter(|consumer| consumer.is_listed)
             .map(|consumer| Undelivered {
                 name: consumer.name.clone(),
                 peer: consumer.peer.clone(),
@@ -162,7 +184,8 @@ impl Hub {
     pub fn status(&self) -> Vec<ConsumerStatus> {
         let registry = self.registry();
         let consumers = registry.entries.iter().map(|entry| &entry.consumer);
-        consumers.map(|consumer| consumer.status()).collect()
+        let listed = consumers.filter(|consumer| consumer.is_listed);
+        listed.map(|consumer| consumer.status()).collect()
     }
 
     /// How many consumers have left since the agent started.
@@ -175,7 +198,8 @@ impl Hub {
         let registry = self.registry();
         let entries = registry.entries.iter().map(|entry| &entry.consumer);
         let mut fate = registry.fate;
-        for consumer in entries.chain(&registry.draining) {
+        let consumers = entries.chain(&registry.draining);
+        for consumer in consumers.filter(|consumer| consumer.is_listed) {
             fate += &**consumer;
         }
         fate
@@ -196,6 +220,9 @@ impl Hub {
             registry
                 .draining
                 .retain(|draining| !Arc::ptr_eq(draining, consumer));
+            if !consumer.is_listed {
+                return;
+            }
             registry.left += 1;
             registry.fate += &**consumer;
             registry.logs.left.event()
@@ -244,7 +271,7 @@ impl Room {
 impl Entry {
     fn offer(&mut self, batch: &Batch, held: &Arc<Held>, room: Room, logs: &mut Logs) {
         let consumer = &self.consumer;
-        let (records, bytes) = (u64::from(batch.records), batch.body.len() as u64);
+        let (volume, bytes) = (Volume::from(batch), batch.body.len() as u64);
         let outcome = self.queue.try_reserve().and_then(|place| {
             if room.is_for(consumer.held_bytes.load(Relaxed), bytes) {
                 Ok(place)
@@ -255,7 +282,7 @@ impl Entry {
         match outcome {
             Ok(place) => {
                 // Counted before it is sent, since the consumer may take the batch at once.
-                consumer.queued.add(records);
+                consumer.queued.add(volume);
                 place.send(Queued {
                     batch: batch.clone(),
                     lost: consumer.lost.get(),
@@ -275,7 +302,7 @@ impl Entry {
                 }
             }
             Err(TrySendError::Full(())) => {
-                consumer.lost.add(records);
+                consumer.lost.add(volume);
                 let was_losing = std::mem::replace(&mut self.losing, true);
                 if !was_losing && let Some(consumers) = logs.losing.event() {
                     warn!(

@@ -31,6 +31,7 @@ mod memory_limit;
 pub mod metrics;
 pub mod netns;
 pub mod output;
+pub mod outputs;
 pub mod pattern;
 pub mod proto;
 pub mod protocols;

@@ -13,7 +13,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::proto::{AgentStatus, Count, HookStatus, pair};
+use crate::proto::{AgentStatus, Count, HookStatus, OutputStatus, RecordSum, pair};
 
 mod address;
 mod families;
@@ -60,6 +60,7 @@ impl Collector for Shown {
         self.table(&mut families)?;
         self.scans(&mut families)?;
         self.consumers(&mut families)?;
+        self.outputs(&mut families)?;
         self.process(&mut families)
     }
 }
@@ -361,6 +362,67 @@ impl Shown {
         )
     }
 
+    fn outputs(&self, families: &mut Families<'_>) -> fmt::Result {
+        let by_fate = |count: fn(RecordSum) -> u64| {
+            let mut series = Vec::new();
+            for output in &self.status.outputs {
+                for (fate, sum) in [
+                    ("sent", output.sent),
+                    ("refused", output.refused),
+                    ("lost", output.lost),
+                    ("left_out", output.left_out),
+                ] {
+                    let mut labels = output_labels(output);
+                    labels.push(("fate", fate.to_owned()));
+                    series.push((labels, count(sum.unwrap_or_default())));
+                }
+            }
+            series
+        };
+        families.counter(
+            Help(
+                "flow_agent_output_records",
+                "Records by what became of them",
+            ),
+            by_fate(|sum| sum.records),
+        )?;
+        families.counter(
+            Help("flow_agent_output_packets", "Packets that they report"),
+            by_fate(|sum| sum.packets),
+        )?;
+        families.counter(
+            Help("flow_agent_output_bytes", "Layer-2 bytes that they report"),
+            by_fate(|sum| sum.bytes),
+        )?;
+        let outputs = self.status.outputs.iter();
+        families.gauge(
+            Help(
+                "flow_agent_output_queued_records",
+                "Records that wait to be sent",
+            ),
+            outputs.clone().map(|output| {
+                let queued = output.queued.unwrap_or_default();
+                (output_labels(output), queued.records as f64)
+            }),
+        )?;
+        families.gauge(
+            Help(
+                "flow_agent_output_failing",
+                "1 if what was sent last did not get there",
+            ),
+            outputs
+                .clone()
+                .map(|output| (output_labels(output), f64::from(u8::from(output.failing)))),
+        )?;
+        families.counter(
+            Help(
+                "flow_agent_output_failures",
+                "How often the output began to fail",
+            ),
+            outputs.map(|output| (output_labels(output), output.failures)),
+        )
+    }
+
     fn process(&self, families: &mut Families<'_>) -> fmt::Result {
         let memory = self.status.memory.unwrap_or_default();
         families.gauges([
@@ -403,6 +465,13 @@ fn seen_at(hook: &HookStatus) -> Pair {
 
 fn sum<'a>(counts: impl Iterator<Item = &'a Count>) -> u64 {
     counts.map(|count| count.packets).sum()
+}
+
+fn output_labels(output: &OutputStatus) -> Labels {
+    vec![
+        ("output", output.name.clone()),
+        ("kind", output.kind.clone()),
+    ]
 }
 
 /// Of one hook. An interface that is made again has another index, so no series goes back to 0.

@@ -12,6 +12,7 @@ use crate::{
     hub::Hub,
     limits::open_files,
     metrics::{self, Health, MetricsListener, Page},
+    outputs::Outputs,
     proto::{AgentStatus, SettingsInForce},
     rules::RunningRules,
 };
@@ -68,6 +69,7 @@ const STREAMS_TO_REFUSE: u32 = 8;
 /// What the server answers from.
 pub struct Server {
     pub hub: Hub,
+    pub outputs: Outputs,
     pub status: watch::Receiver<Arc<AgentStatus>>,
     pub rules: RunningRules,
     pub settings: watch::Receiver<SettingsInForce>,
@@ -87,6 +89,7 @@ impl Server {
     pub async fn run(self, listeners: Listeners, shutdown: impl Future<Output = ()>) -> Result<()> {
         let Self {
             hub,
+            outputs,
             status,
             rules,
             settings,
@@ -103,6 +106,7 @@ impl Server {
         let (serving, not_serving) = watch::channel(());
         let live = Arc::new(LiveStatus::new(
             hub.clone(),
+            outputs,
             status.clone(),
             Arc::clone(&doors),
         ));
@@ -226,6 +230,7 @@ mod tests {
         hub.publish(&Batch {
             body: vec![1].into(),
             records: 7,
+            delta: agent_common::Pair::default(),
             scan_id: 1,
             index: 0,
             last_of_scan: true,

@@ -28,7 +28,7 @@ pub struct StatusSettings {
 
 /// Makes the status. `times` are those in force, and `late` is how many scans took longer than the interval.
 /// Drops by qdiscs are not included; see [`add_qdisc_drops`]. What the server knows is not, either: the time since
-/// the start, consumers and connections.
+/// the start, consumers, connections and outputs.
 pub fn of(
     settings: &StatusSettings,
     times: Times,
@@ -82,6 +82,7 @@ pub fn of(
         }),
         consumers: Vec::new(),
         server: None,
+        outputs: Vec::new(),
         interfaces: Some(proto::InterfacesStatus {
             capacity: settings.max_interfaces,
             not_counted: u32::try_from(not_counted.interfaces).unwrap_or(u32::MAX),

@@ -53,6 +53,7 @@ pub async fn run(
         rules: agent.rules(),
         changes: agent.changes(),
         limits: agent.limits(),
+        outputs: agent.outputs(),
         namespaces: agent.namespaces(),
     };
     let in_force = reload.settings();

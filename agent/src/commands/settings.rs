@@ -137,7 +137,9 @@ fn parsed(mut command: Command, arguments: &[OsString]) -> Result<ArgMatches> {
             let variable = variable.to_string_lossy();
             match Refusal::of(&error) {
                 Refusal::Part(fault) => fault.at(&variable).into(),
-                Refusal::Value(message) => anyhow!("{variable}: {message}"),
+                Refusal::Value(message) | Refusal::Key(_, message) => {
+                    anyhow!("{variable}: {message}")
+                }
             }
         })
 }

@@ -13,8 +13,8 @@ use crate::{
     client,
     output::{harmless, human, table},
     proto::{
-        self, AgentStatus, ConsumerStatus, HookStatus, InterfacesStatus, ServerStatus,
-        UncountedInterface,
+        self, AgentStatus, ConsumerStatus, HookStatus, InterfacesStatus, OutputStatus, RecordSum,
+        ServerStatus, UncountedInterface,
     },
 };
 
@@ -68,6 +68,9 @@ fn text(status: &AgentStatus) -> String {
         lines.push(format!("  {}", table::closing(account)));
     }
     figures_lines(status, &mut lines);
+    for output in &status.outputs {
+        output_lines(output, &mut lines);
+    }
     if status.consumers.is_empty() {
         lines.push("no consumers".to_owned());
     }
@@ -167,6 +170,43 @@ fn interfaces_lines(interfaces: &InterfacesStatus, lines: &mut Vec<String>) {
             None | Some(0) => {}
             Some(more) => lines.push(format!("  and {more} more")),
         }
+    }
+}
+
+fn output_lines(output: &OutputStatus, lines: &mut Vec<String>) {
+    lines.push(format!(
+        "output {} to {}={}{}",
+        output.name,
+        output.kind,
+        output.address,
+        if output.failing { ": FAILING" } else { "" }
+    ));
+    let sums = [
+        ("sent", output.sent),
+        ("queued", output.queued),
+        ("refused", output.refused),
+        ("lost", output.lost),
+        ("left out", output.left_out),
+    ];
+    for (what, sum) in sums {
+        let RecordSum {
+            records,
+            packets,
+            bytes,
+        } = sum.unwrap_or_default();
+        if records != 0 || what == "sent" {
+            let bytes = human::bytes(bytes);
+            lines.push(format!(
+                "  {what} {records} records of {packets} packets, {bytes}"
+            ));
+        }
+    }
+    if output.failures != 0 {
+        let when = if output.failing { "is" } else { "was last" };
+        lines.push(format!(
+            "  began to fail {} times; the error {when}: {}",
+            output.failures, output.last_error
+        ));
     }
 }
 

@@ -5,18 +5,34 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use crate::{clock, proto::ConsumerStatus};
+use crate::{batch::Batch, clock, proto::ConsumerStatus};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Volume {
     pub batches: u64,
     pub records: u64,
+    /// What the records report of both directions.
+    pub packets: u64,
+    pub bytes: u64,
 }
 
 impl AddAssign for Volume {
     fn add_assign(&mut self, other: Self) {
         self.batches += other.batches;
         self.records += other.records;
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+    }
+}
+
+impl From<&Batch> for Volume {
+    fn from(batch: &Batch) -> Self {
+        Self {
+            batches: 1,
+            records: u64::from(batch.records),
+            packets: batch.delta.packets,
+            bytes: batch.delta.bytes,
+        }
     }
 }
 
@@ -40,6 +56,8 @@ impl AddAssign<&Consumer> for Fate {
 pub(super) struct Tally {
     batches: AtomicU64,
     records: AtomicU64,
+    packets: AtomicU64,
+    bytes: AtomicU64,
 }
 
 impl Tally {
@@ -47,25 +65,31 @@ impl Tally {
         Volume {
             batches: self.batches.load(Relaxed),
             records: self.records.load(Relaxed),
+            packets: self.packets.load(Relaxed),
+            bytes: self.bytes.load(Relaxed),
         }
     }
 
-    /// Adds a batch with this many records.
-    pub(super) fn add(&self, records: u64) {
-        self.batches.fetch_add(1, Relaxed);
-        self.records.fetch_add(records, Relaxed);
+    pub(super) fn add(&self, volume: Volume) {
+        self.batches.fetch_add(volume.batches, Relaxed);
+        self.records.fetch_add(volume.records, Relaxed);
+        self.packets.fetch_add(volume.packets, Relaxed);
+        self.bytes.fetch_add(volume.bytes, Relaxed);
     }
 
-    /// Takes a batch with this many records away.
-    pub(super) fn sub(&self, records: u64) {
-        self.batches.fetch_sub(1, Relaxed);
-        self.records.fetch_sub(records, Relaxed);
+    pub(super) fn sub(&self, volume: Volume) {
+        self.batches.fetch_sub(volume.batches, Relaxed);
+        self.records.fetch_sub(volume.records, Relaxed);
+        self.packets.fetch_sub(volume.packets, Relaxed);
+        self.bytes.fetch_sub(volume.bytes, Relaxed);
     }
 }
 
 pub(super) struct Consumer {
     pub(super) name: String,
     pub(super) peer: String,
+    /// Counted among the consumers. Outputs have a status of their own.
+    pub(super) is_listed: bool,
     since_boot_ns: u64,
     pub(super) queued: Tally,
     /// The bytes of the batches in the queue and in the transport.
@@ -75,10 +99,11 @@ pub(super) struct Consumer {
 }
 
 impl Consumer {
-    pub(super) fn new(name: &str, peer: &str) -> Self {
+    pub(super) fn new(name: &str, peer: &str, is_listed: bool) -> Self {
         Self {
             name: name.to_owned(),
             peer: peer.to_owned(),
+            is_listed,
             since_boot_ns: clock::boot_now_ns(),
             queued: Tally::default(),
             held_bytes: AtomicU64::new(0),

@@ -52,6 +52,28 @@ impl Subscription {
         poll_fn(|context| self.poll_next(context)).await
     }
 
+    /// Takes what is queued and then ends, as if the hub were closed.
+    pub fn leave(&self) {
+        self.hub.leave(&self.consumer);
+    }
+
+    /// Takes what is left in the queue away. The subscription ends.
+    pub fn take_rest(&mut self) -> Volume {
+        self.queue.close();
+        let mut rest = Volume::default();
+        while let Ok(Queued { batch, .. }) = self.queue.try_recv() {
+            let volume = Volume::from(&batch);
+            self.consumer.queued.sub(volume);
+            rest += volume;
+        }
+        rest
+    }
+
+    /// What waits in the queue, and what was lost since the queue was full.
+    pub fn backlog(&self) -> Backlog {
+        Backlog(Arc::clone(&self.consumer))
+    }
+
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<OutgoingBatch>> {
         let queued = ready!(self.queue.poll_recv(context));
         let consumer = &self.consumer;
@@ -61,9 +83,9 @@ impl Subscription {
                 lost,
                 charge,
             }) => {
-                let records = u64::from(batch.records);
-                consumer.queued.sub(records);
-                consumer.delivered.add(records);
+                let volume = Volume::from(&batch);
+                consumer.queued.sub(volume);
+                consumer.delivered.add(volume);
                 (charge.attach(batch.body), lost)
             }
             None if consumer.lost.get() != self.told => (Bytes::new(), consumer.lost.get()),
@@ -76,15 +98,22 @@ impl Subscription {
     }
 }
 
+/// Tells how far a subscription is behind.
+pub struct Backlog(Arc<Consumer>);
+
+impl Backlog {
+    pub fn queued(&self) -> Volume {
+        self.0.queued.get()
+    }
+
+    pub fn lost(&self) -> Volume {
+        self.0.lost.get()
+    }
+}
+
 impl Drop for Subscription {
     fn drop(&mut self) {
-        self.queue.close();
-        let mut unsent = Volume::default();
-        while let Ok(Queued { batch, .. }) = self.queue.try_recv() {
-            self.consumer.queued.sub(u64::from(batch.records));
-            unsent.batches += 1;
-            unsent.records += u64::from(batch.records);
-        }
+        let unsent = self.take_rest();
         self.hub.forget(&self.consumer, unsent);
     }
 }
@@ -102,6 +131,8 @@ impl OutgoingBatch {
             stream_seq,
             lost_batches: lost.batches,
             lost_records: lost.records,
+            lost_packets: lost.packets,
+            lost_bytes: lost.bytes,
             ..FlowBatch::default()
         };
         Self {

@@ -1,3 +1,4 @@
+use agent_common::Pair;
 use futures_util::FutureExt as _;
 use prost::Message as _;
 
@@ -14,6 +15,10 @@ fn batch(scan_id: u64, records: u32) -> Batch {
     Batch {
         body,
         records,
+        delta: Pair {
+            packets: u64::from(records) * 2,
+            bytes: u64::from(records) * 200,
+        },
         scan_id,
         index: 0,
         last_of_scan: true,
@@ -71,6 +76,8 @@ fn closing_delivers_what_is_queued_and_tells_of_the_last_losses() {
     let volume = Volume {
         batches: 1,
         records: 1,
+        packets: 2,
+        bytes: 200,
     };
     let undelivered = Undelivered {
         name: String::new(),

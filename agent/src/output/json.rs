@@ -16,9 +16,7 @@ use crate::proto::{Account, Count, Direction, EndReason, FlowBatch, FlowRecord, 
 /// Writes each batch whole, then flushes.
 pub struct JsonWriter<W: Write> {
     out: W,
-    line: Vec<u8>,
-    /// By network namespace and index. Flows of an interface that is gone keep its name.
-    interfaces: HashMap<(u32, u32), Interface>,
+    lines: JsonLines,
     lost: LostSoFar,
 }
 
@@ -26,13 +24,36 @@ impl<W: Write> JsonWriter<W> {
     pub fn new(out: W) -> Self {
         Self {
             out,
-            line: Vec::with_capacity(1024),
-            interfaces: HashMap::new(),
+            lines: JsonLines::default(),
             lost: LostSoFar::default(),
         }
     }
 
     pub fn batch(&mut self, batch: &FlowBatch) -> io::Result<()> {
+        let Self { out, lines, lost } = self;
+        lines.begin(out, batch, lost)?;
+        lines.flows(out, batch, &batch.records)?;
+        lines.end(out, batch)?;
+        out.flush()
+    }
+}
+
+/// Makes the lines of a batch: `begin`, then its flows, then `end`.
+#[derive(Default)]
+pub struct JsonLines {
+    line: Vec<u8>,
+    /// By network namespace and index. Flows of an interface that is gone keep its name.
+    interfaces: HashMap<(u32, u32), Interface>,
+}
+
+impl JsonLines {
+    /// What was lost before the batch.
+    pub(crate) fn begin(
+        &mut self,
+        out: &mut impl Write,
+        batch: &FlowBatch,
+        lost: &mut LostSoFar,
+    ) -> io::Result<()> {
         for interface in &batch.interfaces {
             let known = self
                 .interfaces
@@ -40,7 +61,7 @@ impl<W: Write> JsonWriter<W> {
                 .or_default();
             known.clone_from(interface);
         }
-        if let Some((batches, records)) = self.lost.growth(batch) {
+        if let Some((batches, records)) = lost.growth(batch) {
             let line = LostLine {
                 r#type: "lost",
                 stream_seq: batch.stream_seq,
@@ -48,19 +69,34 @@ impl<W: Write> JsonWriter<W> {
                 records,
                 lost_batches: batch.lost_batches,
                 lost_records: batch.lost_records,
+                lost_packets: batch.lost_packets,
+                lost_bytes: batch.lost_bytes,
             };
-            write_line(&mut self.out, &mut self.line, &line)?;
+            write_line(out, &mut self.line, &line)?;
         }
-        for record in &batch.records {
+        Ok(())
+    }
+
+    pub fn flows(
+        &mut self,
+        out: &mut impl Write,
+        batch: &FlowBatch,
+        flows: &[FlowRecord],
+    ) -> io::Result<()> {
+        for record in flows {
             let interface = self.interfaces.get(&(record.netns, record.ifindex));
             let line = FlowLine::new(batch, record, interface);
-            write_line(&mut self.out, &mut self.line, &line)?;
+            write_line(out, &mut self.line, &line)?;
         }
-        if let Some(account) = &batch.account {
-            let line = AccountLine::new(batch, account);
-            write_line(&mut self.out, &mut self.line, &line)?;
-        }
-        self.out.flush()
+        Ok(())
+    }
+
+    /// The account, if the batch has one.
+    pub fn end(&mut self, out: &mut impl Write, batch: &FlowBatch) -> io::Result<()> {
+        let Some(account) = &batch.account else {
+            return Ok(());
+        };
+        write_line(out, &mut self.line, &AccountLine::new(batch, account))
     }
 }
 
@@ -271,6 +307,8 @@ struct LostLine {
     records: u64,
     lost_batches: u64,
     lost_records: u64,
+    lost_packets: u64,
+    lost_bytes: u64,
 }
 
 #[cfg(test)]

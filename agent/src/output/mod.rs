@@ -66,7 +66,7 @@ pub fn is_broken_pipe(error: &io::Error) -> bool {
 }
 
 /// Tracks the lost counters of a stream, which start again with each stream.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LostSoFar {
     batches: u64,
     records: u64,

@@ -8,11 +8,13 @@ use super::limits::Doors;
 use crate::{
     clock,
     hub::Hub,
+    outputs::Outputs,
     proto::{AgentStatus, ServerStatus},
 };
 
 pub(super) struct LiveStatus {
     hub: Hub,
+    outputs: Outputs,
     scanned: watch::Receiver<Arc<AgentStatus>>,
     doors: Arc<Doors>,
     started_boot_ns: u64,
@@ -22,11 +24,13 @@ impl LiveStatus {
     /// The agent starts now.
     pub(super) fn new(
         hub: Hub,
+        outputs: Outputs,
         scanned: watch::Receiver<Arc<AgentStatus>>,
         doors: Arc<Doors>,
     ) -> Self {
         Self {
             hub,
+            outputs,
             scanned,
             doors,
             started_boot_ns: clock::boot_now_ns(),
@@ -38,6 +42,7 @@ impl LiveStatus {
         status.started_unix_ns = clock::unix_of_boot_ns(self.started_boot_ns);
         status.uptime_ns = clock::boot_now_ns().saturating_sub(self.started_boot_ns);
         status.consumers = self.hub.status();
+        status.outputs = self.outputs.status();
         let fate = self.hub.fate();
         status.server = Some(ServerStatus {
             consumers_left: self.hub.left(),

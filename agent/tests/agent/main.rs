@@ -21,6 +21,7 @@ mod kinds;
 mod lifecycle;
 mod lockdown;
 mod metrics;
+mod outputs;
 mod pressure;
 mod settings;
 mod stream;

@@ -6,6 +6,7 @@ use agent::{
     batch::{Batch, BatchEncoder, Identity, ScanHeader, ScanTrailer},
     client::{self, ClientError, Event, Observer, Target},
     hub::{DEFAULT_QUEUED_BYTES, Hub},
+    outputs::Outputs,
     proto::{AgentStatus, FlowBatch, Interface, SettingsInForce, flow_collector_server},
     record::Record,
     rules::RunningRules,
@@ -58,6 +59,7 @@ impl Agent {
         let served = tokio::spawn(async move {
             let shutdown = async { stopped.await.unwrap_or_default() };
             let server = Server {
+                outputs: Outputs::start(&serving_hub, Vec::new()),
                 hub: serving_hub,
                 status,
                 rules: RunningRules::fixed(&[]),

@@ -17,7 +17,7 @@ use crate::{
     log_filter::LogFilter,
     metrics::MetricsAddress,
     netns::Netns,
-    output::Format,
+    outputs::settings::Wishes,
     pattern::{self, Patterns},
     replica::ReplicaSettings,
     server::{
@@ -195,14 +195,10 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_METRICS", default_value = "none", help_heading = OUTPUT)]
     pub metrics: MetricsAddress,
 
-    /// Flows on stdout as well: a table for people, JSON Lines for programs.
-    #[arg(
-        long,
-        value_name = "FORMAT",
-        env = "FLOW_AGENT_OUTPUT",
-        value_enum,
-        default_value = "none", help_heading = OUTPUT)]
-    pub output: Output,
+    /// Where flows go besides: table or json for stdout, or KIND=ADDRESS, as jsonl=PATH; repeatable. In a file of
+    /// settings a table says more of an output, such as which flows it gets.
+    #[arg(long, value_name = "OUTPUT", env = "FLOW_AGENT_OUTPUT", default_value = "none", help_heading = OUTPUT)]
+    pub output: Vec<Wishes>,
 
     /// Stop after counting for this time, such as 10s or 2m.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_DURATION", value_parser = time,
@@ -242,13 +238,6 @@ impl fmt::Debug for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes", self.0.len())
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Output {
-    None,
-    Table,
-    Json,
 }
 
 /// aya-log's levels.
@@ -318,11 +307,8 @@ impl Args {
             },
             listen: self.listen,
             metrics: self.metrics.0,
-            stdout: match self.output {
-                Output::None => None,
-                Output::Table => Some(Format::Table),
-                Output::Json => Some(Format::Json),
-            },
+            stdout: misfit::stdout(&self.output)?,
+            outputs: misfit::outputs(&self.output)?,
             duration: self.duration,
             bpf_log_level: self.bpf_log_level as u8,
         })

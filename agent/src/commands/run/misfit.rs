@@ -11,6 +11,11 @@ use crate::{
     fault::Fault,
     filter::{self, Compiled, Rule},
     kernel::attach::{Directions, IngressHook, TcAttach, TcxOrder, XdpMode},
+    output::Format,
+    outputs::{
+        Output,
+        settings::{Wish, Wishes},
+    },
     pattern::{self, Pattern},
 };
 
@@ -92,6 +97,39 @@ pub(super) fn refuse_too_many_names(args: &Args) -> Result<(), Misfit> {
         ),
         &["interface", "max_interfaces"],
     )
+}
+
+/// The form of flows on stdout. Fails if there are two, which nobody could read.
+pub(super) fn stdout(wishes: &[Wishes]) -> Result<Option<Format>, Misfit> {
+    let mut forms = wishes.iter().flat_map(|wishes| &wishes.0);
+    let mut form = None;
+    let is_twice = forms.any(|wish| match wish {
+        Wish::Stdout(another) => form.replace(*another).is_some(),
+        Wish::Nothing | Wish::Output(_) => false,
+    });
+    let message = "--output has two forms for stdout, which takes one: remove table or json";
+    refuse(is_twice, message, &["output"])?;
+    Ok(form)
+}
+
+/// The outputs. Fails if two go to the same place.
+pub(super) fn outputs(wishes: &[Wishes]) -> Result<Vec<Output>, Misfit> {
+    let mut outputs: Vec<Output> = Vec::new();
+    for wish in wishes.iter().flat_map(|wishes| &wishes.0) {
+        let Wish::Output(output) = wish else { continue };
+        let (kind, address) = (output.kind(), output.address());
+        let is_same = |other: &Output| (other.kind(), other.address()) == (kind, address.clone());
+        refuse(
+            outputs.iter().any(is_same),
+            format!(
+                "--output {}={address} is given twice: remove one of them",
+                kind.name()
+            ),
+            &["output"],
+        )?;
+        outputs.push(output.clone());
+    }
+    Ok(outputs)
 }
 
 /// The rules of the options and of the file. Fails if there is a fault in one, or if they do not fit into a set.

@@ -20,6 +20,8 @@ use crate::{
     kernel::attach,
     log_filter::LogControl,
     netns::Namespace,
+    output::Format,
+    outputs::Outputs,
     proto::SettingsInForce,
     rules::{Author, ReplaceError, RunningRules},
     server::Limits,
@@ -27,7 +29,7 @@ use crate::{
 };
 
 /// The settings that a running agent takes over. [`Reload::take_over`] does it.
-pub const TAKEN_OVER: [&str; 10] = [
+pub const TAKEN_OVER: [&str; 11] = [
     "interface",
     "exclude_interface",
     "filter",
@@ -37,6 +39,7 @@ pub const TAKEN_OVER: [&str; 10] = [
     "linger",
     "max_consumers",
     "max_connections",
+    "output",
     "log",
 ];
 
@@ -55,6 +58,7 @@ pub(super) struct Reload {
     is_service: bool,
     /// The rules of these settings. A client may have set others since.
     configured: Configured,
+    stdout: Option<Format>,
 }
 
 /// Rules that a reload compares those with that it reads.
@@ -77,6 +81,7 @@ pub(super) struct Running {
     pub rules: RunningRules,
     pub changes: Changes,
     pub limits: watch::Sender<Limits>,
+    pub outputs: Outputs,
     /// Those in which the agent counts.
     pub namespaces: Vec<Namespace>,
 }
@@ -100,6 +105,7 @@ impl Reload {
             log,
             is_service,
             configured: Configured::of(&[]),
+            stdout: None,
         })
     }
 
@@ -112,6 +118,7 @@ impl Reload {
     pub(super) fn config(&mut self) -> Result<Config> {
         let mut config = self.in_force.config()?;
         self.configured = Configured::of(&config.rules);
+        self.stdout = config.stdout;
         // At boot the network may come after the service. A person at a terminal is better served by an error.
         config.selection.waits = self.is_service;
         Ok(config)
@@ -144,6 +151,7 @@ impl Reload {
             rules,
             changes,
             limits,
+            outputs,
             namespaces,
         } = running;
         let read = self.read()?;
@@ -151,6 +159,11 @@ impl Reload {
         // An agent that runs waits for what has left, so it waits for what has yet to come, too.
         config.selection.waits = true;
         let times = config.times();
+        ensure!(
+            config.stdout == self.stdout,
+            "flows on stdout cannot begin, end or change their form while the agent runs: leave that in output as \
+             it is, or restart"
+        );
         if self.is_changed(&read, &["interface", "exclude_interface"]) {
             let selected = Everywhere::look(namespaces)?.select(&config.selection)?;
             attach::with_hooks(selected, &config.selection, config.attach)?;
@@ -165,6 +178,7 @@ impl Reload {
             limits.max_consumers = config.limits.max_consumers;
             limits.max_connections = config.limits.max_connections;
         });
+        outputs.replace(config.outputs);
         if read.args.log != self.in_force.args.log {
             self.log.set(&read.args.log)?;
         }

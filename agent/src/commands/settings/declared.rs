@@ -9,7 +9,11 @@ use clap::{
 use serde_json::Value;
 
 use super::patterns;
-use crate::{fault::Fault, similar};
+use crate::{
+    fault::Fault,
+    outputs::settings::{Refused, Wishes},
+    similar,
+};
 
 /// Options of `run` that say something about one run, with what to do instead of writing them into a file.
 const NOT_IN_A_FILE: [(&str, &str); 2] = [
@@ -45,6 +49,8 @@ pub enum Refusal {
     Value(String),
     /// A place within the value.
     Part(Fault),
+    /// A key of a table.
+    Key(String, String),
 }
 
 impl<'a> Declared<'a> {
@@ -110,6 +116,11 @@ impl<'a> Declared<'a> {
 
     pub fn is_list(&self) -> bool {
         matches!(self.arg.get_action(), ArgAction::Append)
+    }
+
+    /// A table may stand in the place of a text. The option takes it as a text in JSON.
+    pub fn takes_tables(&self) -> bool {
+        self.arg.get_value_parser().type_id() == TypeId::of::<Wishes>()
     }
 
     pub fn kind(&self) -> Kind {
@@ -212,11 +223,17 @@ impl<'a> Declared<'a> {
 
 impl Refusal {
     pub fn of(error: &clap::Error) -> Self {
-        let fault = std::error::Error::source(error).and_then(|source| source.downcast_ref());
-        match fault {
-            Some(fault) => Self::Part(Fault::clone(fault)),
-            None => Self::Value(explained(error)),
+        let source = std::error::Error::source(error);
+        if let Some(fault) = source.and_then(|source| source.downcast_ref()) {
+            return Self::Part(Fault::clone(fault));
         }
+        let refused = source.and_then(|source| source.downcast_ref::<Refused>());
+        if let Some(refused) = refused
+            && let Some(key) = &refused.key
+        {
+            return Self::Key(key.clone(), refused.to_string());
+        }
+        Self::Value(explained(error))
     }
 }
 

@@ -164,6 +164,9 @@ impl<'a> Document<'a> {
                 decimal.map_or_else(|_| number.as_str().to_owned(), |number| number.to_string())
             }
             (Kind::Choice(_) | Kind::Text, DeValue::String(text)) => text.clone().into_owned(),
+            (Kind::Text, DeValue::Table(table)) if setting.takes_tables() => {
+                return self.table_of(setting, value.span(), table);
+            }
             _ => {
                 let expected = match kind {
                     Kind::Boolean => "expected true or false, without quotes".to_owned(),
@@ -183,8 +186,54 @@ impl<'a> Document<'a> {
         };
         match setting.refusal(&text) {
             None => Ok(text),
-            Some(Refusal::Value(message)) => Err(self.fault(value.span(), &message)),
+            Some(Refusal::Value(message) | Refusal::Key(_, message)) => {
+                Err(self.fault(value.span(), &message))
+            }
             Some(Refusal::Part(fault)) => Err(self.part(value.span(), &text, &fault)),
+        }
+    }
+
+    /// A table as a text in JSON, which its option takes.
+    fn table_of(
+        &self,
+        setting: &Declared<'_>,
+        span: Range<usize>,
+        table: &DeTable<'_>,
+    ) -> Result<String, Fault> {
+        let mut json = serde_json::Map::new();
+        for (key, value) in table {
+            let written = match value.get_ref() {
+                DeValue::String(text) => text.clone().into_owned().into(),
+                DeValue::Boolean(value) => (*value).into(),
+                DeValue::Integer(number) => {
+                    let decimal = u64::from_str_radix(number.as_str(), number.radix());
+                    // A number that is too large, or negative, is refused as what it is.
+                    decimal.map_or_else(|_| number.as_str().into(), serde_json::Value::from)
+                }
+                DeValue::Float(_)
+                | DeValue::Datetime(_)
+                | DeValue::Array(_)
+                | DeValue::Table(_) => {
+                    let message = "expected a text in quotes, a number, true or false";
+                    return Err(self.fault(value.span(), message));
+                }
+            };
+            json.insert(key.get_ref().clone().into_owned(), written);
+        }
+        let text = serde_json::Value::from(json).to_string();
+        match setting.refusal(&text) {
+            None => Ok(text),
+            Some(Refusal::Key(name, message)) => {
+                let entry = table.iter().find(|(key, _)| *key.get_ref() == name);
+                let is_name = message.contains("no such setting");
+                let place = entry.map_or(
+                    span,
+                    |(key, value)| if is_name { key.span() } else { value.span() },
+                );
+                Err(self.fault(place, &message))
+            }
+            Some(Refusal::Value(message)) => Err(self.fault(span, &message)),
+            Some(Refusal::Part(fault)) => Err(self.fault(span, fault.message())),
         }
     }
 

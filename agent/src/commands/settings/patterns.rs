@@ -8,12 +8,12 @@ use std::{any::TypeId, path::PathBuf, time::Duration};
 use clap::builder::ValueParser;
 
 use crate::{
-    filter::Rules, log_filter::LogFilter, metrics::MetricsAddress, netns::Netns, pattern::Patterns,
-    server::ListenAddr,
+    filter::Rules, log_filter::LogFilter, metrics::MetricsAddress, netns::Netns,
+    outputs::settings::Wishes, pattern::Patterns, server::ListenAddr,
 };
 
 /// humantime's units.
-const TIME: &str = concat!(
+pub(super) const TIME: &str = concat!(
     r"^( *[0-9]+(\.[0-9]+)? *(nanos|nsec|ns|usec|us|µs|millis|msec|ms|seconds|second|secs|sec|s|",
     "minutes|minute|mins|min|m|hours|hour|hrs|hr|h|days|day|d|weeks|week|wks|wk|w|months|month|M|",
     "years|year|yrs|yr|y))+ *$",
@@ -39,6 +39,8 @@ const LOG: &str = concat!(
     "[Dd][Ee][Bb][Uu][Gg]|[Tt][Rr][Aa][Cc][Ee]|.*[^A-Za-z].*)$",
 );
 const PATH: &str = "^.+$";
+/// A table may stand in its place; see [`crate::outputs::settings`].
+const OUTPUT: &str = "^(none|table|json|[a-z0-9]+=[^,]+)(,(none|table|json|[a-z0-9]+=[^,]+))*$";
 
 /// The one for the texts of this parser.
 pub(super) fn of(parser: &ValueParser) -> Option<&'static str> {
@@ -51,6 +53,7 @@ pub(super) fn of(parser: &ValueParser) -> Option<&'static str> {
         (TypeId::of::<Rules>(), FILTER),
         (TypeId::of::<LogFilter>(), LOG),
         (TypeId::of::<PathBuf>(), PATH),
+        (TypeId::of::<Wishes>(), OUTPUT),
     ];
     let parsed = parser.type_id();
     let mut known = known.into_iter();
@@ -67,7 +70,7 @@ mod tests {
     };
 
     /// By setting: what the option takes, and what it refuses.
-    const TEXTS: [(&str, &[&str], &[&str]); 9] = [
+    const TEXTS: [(&str, &[&str], &[&str]); 10] = [
         (
             "scan_interval",
             &[
@@ -113,6 +116,11 @@ mod tests {
             &["banana", ""],
         ),
         ("linger", &["0s"], &["0x"]),
+        (
+            "output",
+            &["none", "json", "jsonl=/a=b", "table,jsonl=a b"],
+            &["", "jsonl", "jsonl=", "table,", "tables"],
+        ),
     ];
 
     #[test]

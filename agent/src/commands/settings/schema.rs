@@ -2,7 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::declared::{Declared, Kind};
+use super::{
+    declared::{Declared, Kind},
+    patterns,
+};
+use crate::outputs;
 
 /// A schema of draft 2020-12.
 pub fn schema() -> Value {
@@ -30,6 +34,9 @@ fn property(setting: &Declared<'_>) -> Value {
     };
     if let Some(pattern) = setting.pattern() {
         one["pattern"] = pattern.into();
+    }
+    if setting.takes_tables() {
+        one = json!({ "anyOf": [one, outputs::settings::schema(patterns::TIME)] });
     }
     let defaults = setting.defaults();
     let mut property = if setting.is_list() {

@@ -237,7 +237,7 @@ fn interfaces_are_selected_anew_by_the_file_and_no_packet_is_lost() {
         let file = folder.path().join("config.toml");
         let select = |interface: &str| {
             let settings = format!(
-                "output = 'json'\ninterface = ['{interface}']\ntc_attach = '{tc_attach}'\n\
+                "output = ['json']\ninterface = ['{interface}']\ntc_attach = '{tc_attach}'\n\
                  max_flows = 1000\nscan_interval = '100ms'\n"
             );
             fs::write(&file, settings).unwrap();

@@ -314,7 +314,7 @@ fn a_reload_selects_anew_in_every_namespace_and_other_namespaces_need_a_restart(
     let file = folder.path().join("config.toml");
     let write = |labs: &[&Lab], interface: &str| {
         let settings = format!(
-            "output = 'json'\nscan_interval = '100ms'\nmax_flows = 1000\nnetns = [{}]\n\
+            "output = ['json']\nscan_interval = '100ms'\nmax_flows = 1000\nnetns = [{}]\n\
              interface = ['{interface}']\n",
             labs.iter()
                 .map(|lab| format!("'{}'", lab.agent.namespace.name()))

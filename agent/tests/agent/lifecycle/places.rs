@@ -129,7 +129,7 @@ fn a_reload_gives_the_places_of_the_first_interfaces_to_others_before_it_is_over
     let file = folder.path().join("config.toml");
     let select = |interfaces: &str| {
         let settings = format!(
-            "output = 'json'\ninterface = [{interfaces}]\nmax_interfaces = 2\nmax_flows = 1000\n\
+            "output = ['json']\ninterface = [{interfaces}]\nmax_interfaces = 2\nmax_flows = 1000\n\
              scan_interval = '1h'\n"
         );
         fs::write(&file, settings).unwrap();

@@ -19,7 +19,7 @@ use crate::{
     support::{Agent, count, flow_agent, pair, wait_for_silence, wait_until},
 };
 
-const USUAL: &str = "output = 'json'\nmax_flows = 50000\n";
+const USUAL: &str = "output = ['json']\nmax_flows = 50000\n";
 
 /// An agent and the file of its settings.
 struct Watched {

@@ -218,3 +218,59 @@ fn a_file_without_an_end_and_one_that_is_missing_are_refused() {
         "{error}"
     );
 }
+
+#[test]
+fn a_table_is_an_output_and_a_fault_in_it_is_told_at_its_place() {
+    let text = "\
+[[output]]
+kind = 'jsonl'
+address = '/a'
+min_bytes = 5
+
+[[output]]
+kind = \"jsonl\"
+address = \"/b\"
+";
+    let read = read(text).unwrap();
+    let [(id, texts, 1)] = &read[..] else {
+        panic!("{read:?}")
+    };
+    let expected = [
+        r#"{"address":"/a","kind":"jsonl","min_bytes":5}"#,
+        r#"{"address":"/b","kind":"jsonl"}"#,
+    ];
+    assert_eq!(
+        (id.as_str(), &texts[..]),
+        ("output", &expected.map(str::to_owned)[..])
+    );
+
+    let table = "[[output]]\nkind = 'jsonl'\naddress = '/a'\n";
+    for (more, head, marked) in [
+        (
+            "keep_file = 1",
+            "4:1: an output has no such setting (did you mean keep_files?)",
+            "keep_file",
+        ),
+        (
+            "keep_files = -1",
+            "4:14: expected a number, 1 or more, without quotes",
+            "-1",
+        ),
+        (
+            "only_ended = 1",
+            "4:14: expected true or false, without quotes",
+            "1",
+        ),
+        (
+            "name = []",
+            "4:8: expected a text in quotes, a number, true or false",
+            "[]",
+        ),
+    ] {
+        let (told, mark) = fault(&format!("{table}{more}"));
+        assert_eq!(
+            (told.as_str(), mark.as_str()),
+            (format!("config.toml:{head}").as_str(), marked)
+        );
+    }
+}

@@ -1,0 +1,134 @@
+//! Outputs: send the flows of every batch to programs that do not speak our gRPC.
+//!
+//! Each output is a task with a queue of its own at the hub, so none slows a scan or another output. Its flows go one
+//! way: [`wanted`] leaves out what its settings do not want, an [`encoder`] makes messages of its format, and a
+//! [`transport`] hands them over. [`worker`] does it, tries again what failed, and counts what became of each flow.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::watch, task::JoinHandle, time::Instant};
+
+use crate::{hub::Hub, proto::OutputStatus, server::DEFAULT_DRAIN_TIMEOUT};
+
+mod backoff;
+pub mod encoder;
+pub mod files;
+mod jsonl;
+pub mod settings;
+mod tally;
+mod transport;
+mod wanted;
+mod worker;
+
+pub use settings::Output;
+use tally::Tally;
+use worker::Worker;
+
+/// The outputs that run. Clones share them.
+#[derive(Clone)]
+pub struct Outputs {
+    hub: Hub,
+    running: Arc<Mutex<Vec<Running>>>,
+}
+
+struct Running {
+    output: Output,
+    name: String,
+    tally: Arc<Tally>,
+    /// Until when it may send what is left, once it is to end.
+    deadline: watch::Sender<Option<Instant>>,
+    task: JoinHandle<()>,
+}
+
+impl Outputs {
+    /// Starts these outputs, which send every batch that is published from now on.
+    pub fn start(hub: &Hub, outputs: Vec<Output>) -> Self {
+        let started = Self {
+            hub: hub.clone(),
+            running: Arc::default(),
+        };
+        started.replace(outputs);
+        started
+    }
+
+    /// Starts those of `outputs` that do not run and ends those that are not among them. Those that stay lose nothing.
+    pub fn replace(&self, outputs: Vec<Output>) {
+        let mut running = self.running();
+        let mut before = std::mem::take(&mut *running);
+        for (name, output) in settings::named(outputs) {
+            let same = before
+                .iter()
+                .position(|other| other.output == output && other.name == name);
+            running.push(match same {
+                Some(place) => before.swap_remove(place),
+                None => self.run(name, output),
+            });
+        }
+        for leaving in before {
+            tracing::info!(
+                output = leaving.name,
+                "the settings do not name this output any more"
+            );
+            leaving.end_within(DEFAULT_DRAIN_TIMEOUT);
+        }
+    }
+
+    fn run(&self, name: String, output: Output) -> Running {
+        let subscription = self.hub.subscribe_output(&name, &output.address());
+        let tally = Arc::new(Tally::new(subscription.backlog()));
+        let (deadline, until) = watch::channel(None);
+        let worker = Worker::new(&name, &output, subscription, Arc::clone(&tally), until);
+        tracing::info!(
+            output = name,
+            kind = output.kind().name(),
+            address = output.address(),
+            "flows go to this output"
+        );
+        Running {
+            task: tokio::spawn(worker.run()),
+            output,
+            name,
+            tally,
+            deadline,
+        }
+    }
+
+    pub fn status(&self) -> Vec<OutputStatus> {
+        let running = self.running();
+        let statuses = running.iter().map(|one| OutputStatus {
+            name: one.name.clone(),
+            kind: one.output.kind().name().to_owned(),
+            address: one.output.address(),
+            ..one.tally.status()
+        });
+        statuses.collect()
+    }
+
+    /// Waits, once the hub is closed, until everything is sent or the time is over. What is not sent by then is counted
+    /// and told.
+    pub async fn end(self, within: Duration) {
+        let running = std::mem::take(&mut *self.running());
+        for output in &running {
+            output.end_within(within);
+        }
+        for output in running {
+            if let Err(error) = output.task.await {
+                tracing::error!(output = output.name, %error, "the task of an output failed: please report this");
+            }
+        }
+    }
+
+    fn running(&self) -> MutexGuard<'_, Vec<Running>> {
+        // Each change of the list is whole even if a later step panics.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Running {
+    fn end_within(&self, time: Duration) {
+        self.deadline.send_replace(Some(Instant::now() + time));
+    }
+}

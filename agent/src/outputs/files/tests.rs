@@ -1,0 +1,206 @@
+use std::io::Read as _;
+
+use tempfile::TempDir;
+
+use super::*;
+
+const LINE: &[u8] = b"{\"packets\": 1}\n";
+
+fn rotation(compression: Compression) -> Rotation {
+    Rotation {
+        bytes: 3 * LINE.len() as u64,
+        after: Duration::MAX,
+        files: 3,
+        total_bytes: u64::MAX,
+        compression,
+    }
+}
+
+fn rotated(folder: &TempDir, rotation: Rotation) -> Rotated {
+    Rotated::new(folder.path().join("flows.jsonl"), rotation, whole::lines)
+}
+
+async fn write(file: &mut Rotated, lines: usize) {
+    for _ in 0..lines {
+        while file.write(LINE).await.unwrap() == Written::Anew {}
+    }
+}
+
+/// The names of the files with their content, decompressed.
+fn files(folder: &TempDir) -> Vec<(String, Vec<u8>)> {
+    let mut files: Vec<_> = fs::read_dir(folder.path())
+        .unwrap()
+        .map(|entry| {
+            let path = entry.unwrap().path();
+            let mut content = Vec::new();
+            let mut file = File::open(&path).unwrap();
+            match path.extension().and_then(|extension| extension.to_str()) {
+                Some("gz") => flate2::read::GzDecoder::new(file).read_to_end(&mut content),
+                Some("zst") => zstd::Decoder::new(file).unwrap().read_to_end(&mut content),
+                _ => file.read_to_end(&mut content),
+            }
+            .unwrap();
+            (
+                path.file_name().unwrap().to_str().unwrap().to_owned(),
+                content,
+            )
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+#[tokio::test]
+async fn a_file_that_is_large_enough_is_complete_and_another_begins() {
+    for (compression, suffix) in [
+        (Compression::None, ".jsonl"),
+        (Compression::Gzip, ".jsonl.gz"),
+        (Compression::Zstd, ".jsonl.zst"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut file = rotated(&folder, rotation(compression));
+        write(&mut file, 7).await;
+        let open: Vec<_> = files(&folder)
+            .into_iter()
+            .filter(|(name, _)| name == "flows.jsonl")
+            .collect();
+        assert_eq!(open, [("flows.jsonl".to_owned(), LINE.to_vec())]);
+        file.close().await.unwrap();
+        let files = files(&folder);
+        let mut lines: Vec<usize> = files
+            .iter()
+            .map(|(_, content)| content.len() / LINE.len())
+            .collect();
+        lines.sort_unstable();
+        assert_eq!(lines, [1, 3, 3], "{compression:?}");
+        let all = files
+            .iter()
+            .all(|(name, _)| name.starts_with("flows-2") && name.ends_with(suffix));
+        assert!(all, "{files:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_old_enough_is_complete() {
+    let folder = tempfile::tempdir().unwrap();
+    let after = Duration::from_nanos(1);
+    let mut file = rotated(
+        &folder,
+        Rotation {
+            after,
+            ..rotation(Compression::None)
+        },
+    );
+    write(&mut file, 1).await;
+    // The next write finds the file too old, again and again.
+    assert_eq!(file.write(LINE).await.unwrap(), Written::Anew);
+    assert_eq!(files(&folder).len(), 2);
+}
+
+#[test]
+fn the_oldest_files_are_removed_by_number_and_by_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let oldest_first = [
+        "flows-20260102T030405Z.jsonl.gz",
+        "flows-20260102T030405Z-2.jsonl",
+        "flows-20260102T030405Z-10.jsonl.zst",
+        "flows-20260102T030406Z.jsonl",
+    ];
+    let foreign = [
+        "flows-of-somebody.jsonl",
+        "flows-20260102T030405Z.json",
+        "flows.jsonl",
+    ];
+    for name in oldest_first.iter().chain(&foreign) {
+        fs::write(folder.path().join(name), "123").unwrap();
+    }
+    let left = |files, total_bytes| {
+        let rotation = Rotation {
+            files,
+            total_bytes,
+            ..rotation(Compression::None)
+        };
+        names::remove_the_oldest(&folder.path().join("flows.jsonl"), &rotation).unwrap();
+        let is_there = |name: &&str| folder.path().join(name).exists();
+        assert!(foreign.iter().all(is_there));
+        oldest_first.iter().filter(|name| is_there(name)).count()
+    };
+    assert_eq!(left(4, 12), 4);
+    for (files, total_bytes, expected) in [(3, u64::MAX, 3), (u32::MAX, 6, 2), (1, 3, 1)] {
+        assert_eq!(left(files, total_bytes), expected);
+        let newest = &oldest_first[oldest_first.len() - expected..];
+        assert!(
+            newest.iter().all(|name| folder.path().join(name).exists()),
+            "{newest:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_a_killed_process_left_is_cut_to_whole_lines_and_completed() {
+    let folder = tempfile::tempdir().unwrap();
+    let half = [LINE, LINE, b"{\"pack"].concat();
+    fs::write(folder.path().join("flows.jsonl"), half).unwrap();
+    // It was killed while it compressed a file, and another one before it removed what was compressed.
+    let left = |name: &str, content: &[u8]| fs::write(folder.path().join(name), content).unwrap();
+    left("flows-20260102T030405Z.jsonl.part", LINE);
+    left("flows-20260102T030405Z.jsonl.gz.part", b"half");
+    left("flows-20260102T030406Z.jsonl.part", LINE);
+    left("flows-20260102T030406Z.jsonl.gz", b"");
+    let mut file = rotated(&folder, rotation(Compression::Gzip));
+    assert_eq!(file.write(LINE).await.unwrap(), Written::Anew);
+    fs::write(folder.path().join("flows-20260102T030406Z.jsonl.gz"), {
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gzip.write_all(LINE).unwrap();
+        gzip.finish().unwrap()
+    })
+    .unwrap();
+    let contents: Vec<_> = files(&folder)
+        .into_iter()
+        .map(|(_, content)| content)
+        .collect();
+    assert_eq!(
+        contents,
+        [LINE.to_vec(), LINE.to_vec(), LINE.repeat(2), Vec::new()]
+    );
+}
+
+#[tokio::test]
+async fn what_is_no_file_of_the_format_stays_as_it_is() {
+    for (content, whole_len) in [
+        ("root:x:0:0", whole::lines as WholeLen),
+        ("root:x:0:0", whole::ipfix),
+        ("r", whole::ipfix),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("passwd");
+        fs::write(&path, content).unwrap();
+        let mut file = Rotated::new(path.clone(), rotation(Compression::None), whole_len);
+        let error = format!("{:#}", file.write(LINE).await.unwrap_err());
+        assert!(
+            error.contains("would not have written: name another path"),
+            "{error}"
+        );
+        assert_eq!(fs::read_to_string(&path).unwrap(), content);
+    }
+}
+
+#[test]
+fn whole_messages_of_ipfix_end_where_their_lengths_say() {
+    let message = |len: usize| {
+        let mut message = vec![0; len];
+        message[..4].copy_from_slice(&[0, 10, 0, len as u8]);
+        message
+    };
+    for (content, whole) in [
+        (Vec::new(), 0),
+        (message(20), 20),
+        ([message(20), message(16)].concat(), 36),
+        ([message(20), message(40)[..39].to_vec()].concat(), 20),
+        (message(20)[..7].to_vec(), 0),
+    ] {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&content).unwrap();
+        assert_eq!(whole::ipfix(&mut file).unwrap(), whole, "{content:?}");
+    }
+}

@@ -1,0 +1,62 @@
+//! Where the last whole piece of a file ends, for each format that is written piece by piece.
+
+use std::{
+    fs::File,
+    io::{self, BufRead as _, BufReader, ErrorKind, Read as _, Seek as _, SeekFrom},
+};
+
+/// Lines that are JSON objects.
+pub fn lines(file: &mut File) -> io::Result<u64> {
+    let len = file.seek(SeekFrom::End(0))?;
+    file.rewind()?;
+    let mut first = [0];
+    let read = file.read(&mut first)?;
+    if read == 1 && first != *b"{" {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    // From the end backwards, a block at a time.
+    let mut end = len;
+    while end > 0 {
+        let begin = end.saturating_sub(64 << 10);
+        let mut block = vec![0; (end - begin) as usize];
+        file.seek(SeekFrom::Start(begin))?;
+        file.read_exact(&mut block)?;
+        if let Some(newline) = block.iter().rposition(|&byte| byte == b'\n') {
+            return Ok(begin + newline as u64 + 1);
+        }
+        end = begin;
+    }
+    Ok(0)
+}
+
+/// IPFIX messages (RFC 7011, section 3.1): a version of 10, then the length of the message.
+pub fn ipfix(file: &mut File) -> io::Result<u64> {
+    const HEADER_LEN_BYTES: u64 = 16;
+    let len = file.seek(SeekFrom::End(0))?;
+    file.rewind()?;
+    let mut reader = BufReader::new(file);
+    if reader
+        .fill_buf()?
+        .iter()
+        .zip([0, 10])
+        .any(|(&byte, expected)| byte != expected)
+    {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    let mut whole = 0;
+    while len - whole >= HEADER_LEN_BYTES {
+        let mut header = [0; HEADER_LEN_BYTES as usize];
+        reader.read_exact(&mut header)?;
+        let [version_high, version_low, len_high, len_low, ..] = header;
+        let message = u64::from(u16::from_be_bytes([len_high, len_low]));
+        if [version_high, version_low] != [0, 10] || message < HEADER_LEN_BYTES {
+            return Err(ErrorKind::InvalidData.into());
+        }
+        if whole + message > len {
+            break;
+        }
+        reader.seek_relative((message - HEADER_LEN_BYTES).cast_signed())?;
+        whole += message;
+    }
+    Ok(whole)
+}

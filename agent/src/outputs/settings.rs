@@ -1,0 +1,562 @@
+//! What an output is to do, as the settings say it: `KIND=ADDRESS`, or a table with more, such as
+//! `{ kind = "jsonl", address = "/var/log/flow-agent/flows.jsonl", only_ended = true }`.
+
+use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
+
+use serde_json::{Map, Value, json};
+use thiserror::Error;
+
+use super::{
+    encoder::Encoder,
+    files::{Compression, Rotated, Rotation, whole},
+    jsonl::Jsonl,
+    transport::Transport,
+    wanted::Wanted,
+};
+use crate::{output::Format, similar};
+
+/// The formats that an output can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Jsonl,
+}
+
+impl Kind {
+    const ALL: [Self; 1] = [Self::Jsonl];
+
+    /// As in the settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Jsonl => "jsonl",
+        }
+    }
+
+    /// What an address of this kind looks like.
+    fn addresses(self) -> &'static str {
+        match self {
+            Self::Jsonl => "a path, as /var/log/flow-agent/flows.jsonl",
+        }
+    }
+}
+
+/// One value of `--output`: flows on stdout, or an output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wish {
+    Nothing,
+    Stdout(Format),
+    Output(Output),
+}
+
+/// The values of one argument, of a variable or of a place in a file of settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wishes(pub Vec<Wish>);
+
+/// Where flows go, in which form, and which of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// For logs, status and metrics; by default the kind.
+    name: Option<String>,
+    target: Target,
+    pub(super) wanted: Wanted,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Target {
+    Jsonl { path: PathBuf, rotation: Rotation },
+}
+
+/// A host by name or address, and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPort {
+    pub host: String,
+    pub port: u16,
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(formatter, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(formatter, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// Why an output is refused.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{message}")]
+pub struct Refused {
+    /// The key of a table that is wrong; without one it is the output as a whole.
+    pub key: Option<String>,
+    message: String,
+}
+
+impl Refused {
+    fn whole(message: impl Into<String>) -> Self {
+        Self {
+            key: None,
+            message: message.into(),
+        }
+    }
+
+    fn at(key: &str, message: impl Into<String>) -> Self {
+        Self {
+            key: Some(key.to_owned()),
+            message: message.into(),
+        }
+    }
+}
+
+impl Output {
+    pub fn kind(&self) -> Kind {
+        match self.target {
+            Target::Jsonl { .. } => Kind::Jsonl,
+        }
+    }
+
+    /// As in the settings.
+    pub fn address(&self) -> String {
+        match &self.target {
+            Target::Jsonl { path, .. } => path.display().to_string(),
+        }
+    }
+
+    /// Its format and its transport.
+    pub(super) fn parts(&self) -> (Box<dyn Encoder>, Transport) {
+        match &self.target {
+            Target::Jsonl { path, rotation } => (
+                Box::new(Jsonl::default()),
+                Transport::File(Rotated::new(path.clone(), rotation.clone(), whole::lines)),
+            ),
+        }
+    }
+
+    fn read(table: &Table) -> Result<Self, Refused> {
+        let kind = table.text("kind")?.ok_or_else(|| missing("kind"))?;
+        let kind = Kind::ALL
+            .into_iter()
+            .find(|known| known.name() == kind)
+            .ok_or_else(|| Refused::at("kind", unknown_kind(&kind)))?;
+        let address = table.text("address")?.ok_or_else(|| missing("address"))?;
+        table.refuse_other_kinds(kind)?;
+        if address.is_empty() {
+            let message = format!("expected {}", kind.addresses());
+            return Err(Refused::at("address", message));
+        }
+        let target = match kind {
+            Kind::Jsonl => Target::Jsonl {
+                path: address.into(),
+                rotation: table.rotation()?,
+            },
+        };
+        Ok(Self {
+            name: table.text("name")?,
+            target,
+            wanted: Wanted {
+                only_ended: table.boolean("only_ended")?.unwrap_or_default(),
+                min_bytes: table.integer("min_bytes")?.unwrap_or_default(),
+            },
+        })
+    }
+}
+
+fn missing(key: &str) -> Refused {
+    Refused::whole(format!("an output needs {key}"))
+}
+
+fn unknown_kind(kind: &str) -> String {
+    let kinds = Kind::ALL.map(Kind::name);
+    let hint = similar::hint(kind, kinds);
+    format!(
+        "no kind of output has this name{hint}; expected one of {}",
+        kinds.join(", ")
+    )
+}
+
+/// Outputs with the names that tell them apart: a kind that is there twice has numbers.
+pub(super) fn named(outputs: Vec<Output>) -> Vec<(String, Output)> {
+    let mut named: Vec<(String, Output)> = Vec::new();
+    for output in outputs {
+        let base = output.name.clone();
+        let base = base.unwrap_or_else(|| output.kind().name().to_owned());
+        let numbered = (2u32..).map(|number| format!("{base}-{number}"));
+        let mut candidates = std::iter::once(base.clone()).chain(numbered);
+        let is_free = |name: &String| named.iter().all(|(other, _)| other != name);
+        let name = candidates
+            .find(is_free)
+            .expect("there are more numbers than outputs");
+        named.push((name, output));
+    }
+    named
+}
+
+/// The text of a value: `none`, `table`, `json`, `KIND=ADDRESS`, several of them with commas, or a table in JSON.
+impl FromStr for Wishes {
+    type Err = Refused;
+
+    fn from_str(text: &str) -> Result<Self, Refused> {
+        if text.trim_start().starts_with('{') {
+            let table: Map<String, Value> = serde_json::from_str(text)
+                .map_err(|error| Refused::whole(format!("expected a table in JSON: {error}")))?;
+            let output = Output::read(&Table(table))?;
+            return Ok(Self(vec![Wish::Output(output)]));
+        }
+        text.split(',')
+            .map(wish)
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+}
+
+fn wish(text: &str) -> Result<Wish, Refused> {
+    match text {
+        "none" => return Ok(Wish::Nothing),
+        "table" => return Ok(Wish::Stdout(Format::Table)),
+        "json" => return Ok(Wish::Stdout(Format::Json)),
+        _ => {}
+    }
+    let Some((kind, address)) = text.split_once('=') else {
+        let known = Kind::ALL.map(Kind::name);
+        let hint = similar::hint(text, ["none", "table", "json"].into_iter().chain(known));
+        return Err(Refused::whole(format!(
+            "expected none, table, json, or KIND=ADDRESS{hint}; kinds are {}",
+            known.join(", ")
+        )));
+    };
+    let table = [("kind", kind), ("address", address)];
+    let table = table.map(|(key, value)| (key.to_owned(), Value::from(value)));
+    Output::read(&Table(table.into_iter().collect())).map(Wish::Output)
+}
+
+/// A key of an output's table.
+struct Key {
+    name: &'static str,
+    /// The kinds that it is for; none is all.
+    kinds: &'static [Kind],
+    value: ValueType,
+    help: &'static str,
+}
+
+#[derive(Clone, Copy)]
+enum ValueType {
+    Boolean,
+    /// From 0, or from 1.
+    Integer {
+        least: u64,
+    },
+    Text,
+    /// As "10s".
+    Time,
+    Choice(&'static [&'static str]),
+}
+
+const FILES: &[Kind] = &[Kind::Jsonl];
+
+const KEYS: &[Key] = &[
+    Key {
+        name: "kind",
+        kinds: &[],
+        value: ValueType::Choice(&["jsonl"]),
+        help: "The format.",
+    },
+    Key {
+        name: "address",
+        kinds: &[],
+        value: ValueType::Text,
+        help: "Where the flows go.",
+    },
+    Key {
+        name: "name",
+        kinds: &[],
+        value: ValueType::Text,
+        help: "The name in logs, status and metrics; by default the kind.",
+    },
+    Key {
+        name: "only_ended",
+        kinds: &[],
+        value: ValueType::Boolean,
+        help: "One record for each flow, when it has ended.",
+    },
+    Key {
+        name: "min_bytes",
+        kinds: &[],
+        value: ValueType::Integer { least: 0 },
+        help: "No flow that has fewer bytes than this, of both directions together.",
+    },
+    Key {
+        name: "rotate_bytes",
+        kinds: FILES,
+        value: ValueType::Integer { least: 1 },
+        help: "A file is complete when it would be longer than this; by default 100 MiB.",
+    },
+    Key {
+        name: "rotate_after",
+        kinds: FILES,
+        value: ValueType::Time,
+        help: "A file is complete after this time; by default an hour.",
+    },
+    Key {
+        name: "keep_files",
+        kinds: FILES,
+        value: ValueType::Integer { least: 1 },
+        help: "How many complete files are kept; by default 168.",
+    },
+    Key {
+        name: "keep_bytes",
+        kinds: FILES,
+        value: ValueType::Integer { least: 1 },
+        help: "How many bytes complete files may have together; by default 10 GiB.",
+    },
+    Key {
+        name: "compression",
+        kinds: FILES,
+        value: ValueType::Choice(&["none", "gzip", "zstd"]),
+        help: "How complete files are compressed; by default zstd.",
+    },
+];
+
+/// The JSON Schema of a table. `time` is the pattern of times.
+pub fn schema(time: &str) -> Value {
+    let properties: Map<String, Value> = KEYS
+        .iter()
+        .map(|key| {
+            let mut property = match key.value {
+                ValueType::Boolean => json!({ "type": "boolean" }),
+                ValueType::Integer { least } => json!({ "type": "integer", "minimum": least }),
+                ValueType::Text => json!({ "type": "string", "minLength": 1 }),
+                ValueType::Time => json!({ "type": "string", "pattern": time }),
+                ValueType::Choice(choices) => json!({ "type": "string", "enum": choices }),
+            };
+            property["description"] = key.help.into();
+            (key.name.to_owned(), property)
+        })
+        .collect();
+    json!({
+        "type": "object",
+        "additionalProperties": false,
+        "required": ["kind", "address"],
+        "properties": properties,
+    })
+}
+
+/// What a table sets, by key.
+struct Table(Map<String, Value>);
+
+impl Table {
+    /// Fails if there is a key that this kind does not have.
+    fn refuse_other_kinds(&self, kind: Kind) -> Result<(), Refused> {
+        for name in self.0.keys() {
+            let Some(key) = KEYS.iter().find(|key| key.name == name) else {
+                let hint = similar::hint(name, KEYS.iter().map(|key| key.name));
+                return Err(Refused::at(
+                    name,
+                    format!("an output has no such setting{hint}"),
+                ));
+            };
+            if !key.kinds.is_empty() && !key.kinds.contains(&kind) {
+                let message = format!("{} has no such setting", kind.name());
+                return Err(Refused::at(name, message));
+            }
+        }
+        Ok(())
+    }
+
+    fn text(&self, key: &str) -> Result<Option<String>, Refused> {
+        let expected = || Refused::at(key, "expected a text in quotes");
+        let value = self.0.get(key);
+        let text = value.map(|value| value.as_str().ok_or_else(expected));
+        Ok(text.transpose()?.map(str::to_owned))
+    }
+
+    fn boolean(&self, key: &str) -> Result<Option<bool>, Refused> {
+        let expected = || Refused::at(key, "expected true or false, without quotes");
+        let value = self.0.get(key);
+        value
+            .map(|value| value.as_bool().ok_or_else(expected))
+            .transpose()
+    }
+
+    fn integer(&self, key: &str) -> Result<Option<u64>, Refused> {
+        let least = KEYS.iter().find_map(|known| match known.value {
+            ValueType::Integer { least } if known.name == key => Some(least),
+            ValueType::Integer { .. }
+            | ValueType::Boolean
+            | ValueType::Text
+            | ValueType::Time
+            | ValueType::Choice(_) => None,
+        });
+        let least = least.unwrap_or_default();
+        let expected = || {
+            Refused::at(
+                key,
+                format!("expected a number, {least} or more, without quotes"),
+            )
+        };
+        let value = self.0.get(key);
+        let number = value.map(|value| value.as_u64().filter(|&number| number >= least));
+        number.map(|number| number.ok_or_else(expected)).transpose()
+    }
+
+    fn time(&self, key: &str) -> Result<Option<Duration>, Refused> {
+        let Some(text) = self.text(key)? else {
+            return Ok(None);
+        };
+        let time = humantime::parse_duration(&text)
+            .ok()
+            .filter(|time| !time.is_zero());
+        let expected = || Refused::at(key, "expected a time, as \"10s\" or \"1h 30m\"");
+        time.ok_or_else(expected).map(Some)
+    }
+
+    fn rotation(&self) -> Result<Rotation, Refused> {
+        let compression = match self.text("compression")?.as_deref() {
+            Some("none") => Compression::None,
+            Some("gzip") => Compression::Gzip,
+            None | Some("zstd") => Compression::Zstd,
+            Some(_) => {
+                return Err(Refused::at(
+                    "compression",
+                    "expected one of none, gzip, zstd",
+                ));
+            }
+        };
+        let files = self.integer("keep_files")?.unwrap_or(168);
+        Ok(Rotation {
+            bytes: self.integer("rotate_bytes")?.unwrap_or(100 << 20),
+            after: self
+                .time("rotate_after")?
+                .unwrap_or(Duration::from_hours(1)),
+            files: u32::try_from(files).unwrap_or(u32::MAX),
+            total_bytes: self.integer("keep_bytes")?.unwrap_or(10 << 30),
+            compression,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Vec<Wish>, String> {
+        let read: Result<Wishes, _> = text.parse();
+        read.map(|wishes| wishes.0).map_err(|refused| {
+            let key = refused.key.clone().unwrap_or_default();
+            format!("{key}: {refused}")
+        })
+    }
+
+    #[test]
+    fn a_text_has_one_wish_or_several() {
+        let read = read("table,jsonl=/a=b,none").unwrap();
+        let [
+            Wish::Stdout(Format::Table),
+            Wish::Output(output),
+            Wish::Nothing,
+        ] = &read[..]
+        else {
+            panic!("{read:?}");
+        };
+        assert_eq!(
+            (output.kind(), output.address()),
+            (Kind::Jsonl, "/a=b".to_owned())
+        );
+        assert_eq!(output.wanted, Wanted::default());
+    }
+
+    #[test]
+    fn a_table_sets_what_its_kind_has() {
+        let table = r#"{"kind": "jsonl", "address": "/a", "only_ended": true, "min_bytes": 5,
+            "rotate_after": "1h 30m", "rotate_bytes": 7, "keep_files": 2, "keep_bytes": 9,
+            "compression": "gzip", "name": "archive"}"#;
+        let read = read(table).unwrap();
+        let [Wish::Output(output)] = &read[..] else {
+            panic!("{read:?}")
+        };
+        let rotation = Rotation {
+            bytes: 7,
+            after: Duration::from_mins(90),
+            files: 2,
+            total_bytes: 9,
+            compression: Compression::Gzip,
+        };
+        let expected = Output {
+            name: Some("archive".to_owned()),
+            target: Target::Jsonl {
+                path: "/a".into(),
+                rotation,
+            },
+            wanted: Wanted {
+                only_ended: true,
+                min_bytes: 5,
+            },
+        };
+        assert_eq!(*output, expected);
+    }
+
+    #[test]
+    fn what_is_refused_says_where_and_what_may_have_been_meant() {
+        for (text, error) in [
+            (
+                "jsn",
+                ": expected none, table, json, or KIND=ADDRESS (did you mean json?); kinds are",
+            ),
+            (
+                "",
+                ": expected none, table, json, or KIND=ADDRESS; kinds are",
+            ),
+            (
+                "table,",
+                ": expected none, table, json, or KIND=ADDRESS; kinds are",
+            ),
+            (
+                "jsonnl=/a",
+                "kind: no kind of output has this name (did you mean jsonl?)",
+            ),
+            ("jsonl=", "address: expected a path"),
+            ("{", ": expected a table in JSON"),
+            (r#"{"kind": "jsonl"}"#, ": an output needs address"),
+            (
+                r#"{"kind": "jsonl", "address": 5}"#,
+                "address: expected a text in quotes",
+            ),
+            (
+                r#"{"kind": "jsonl", "address": "/a", "keep_file": 5}"#,
+                "keep_file: an output has no such setting (did you mean keep_files?)",
+            ),
+            (
+                r#"{"kind": "jsonl", "address": "/a", "keep_files": 0}"#,
+                "keep_files: expected a number, 1 or more",
+            ),
+            (
+                r#"{"kind": "jsonl", "address": "/a", "rotate_after": "soon"}"#,
+                "rotate_after: expected a time",
+            ),
+            (
+                r#"{"kind": "jsonl", "address": "/a", "compression": "xz"}"#,
+                "compression: expected one of none, gzip, zstd",
+            ),
+        ] {
+            let refused = read(text).expect_err(text);
+            assert!(refused.starts_with(error), "{text}: {refused}");
+        }
+    }
+
+    #[test]
+    fn outputs_of_one_kind_have_numbers() {
+        let output = |text: &str| {
+            let mut read = read(text).unwrap();
+            let Some(Wish::Output(output)) = read.pop() else {
+                panic!("{text}")
+            };
+            output
+        };
+        let outputs = [
+            "jsonl=/a",
+            "jsonl=/b",
+            r#"{"kind":"jsonl","address":"/c","name":"c"}"#,
+        ];
+        let names = named(outputs.map(output).to_vec());
+        let names: Vec<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["jsonl", "jsonl-2", "c"]);
+    }
+}

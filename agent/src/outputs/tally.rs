@@ -1,0 +1,168 @@
+//! Counts what became of an output's flows, while others read the counts.
+
+use std::{
+    ops::AddAssign,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use crate::{
+    hub::{Backlog, Volume},
+    proto::{FlowRecord, OutputStatus, RecordSum},
+};
+
+/// What became of an output's flows.
+pub(super) struct Tally {
+    backlog: Backlog,
+    /// Taken from the queue and not sent yet.
+    in_hand: Sum,
+    pub(super) sent: Sum,
+    pub(super) refused: Sum,
+    lost: Sum,
+    pub(super) left_out: Sum,
+    health: Mutex<Health>,
+}
+
+/// Whether messages get there.
+#[derive(Default)]
+struct Health {
+    failing: bool,
+    failures: u64,
+    last_error: String,
+}
+
+impl Tally {
+    pub(super) fn new(backlog: Backlog) -> Self {
+        Self {
+            backlog,
+            in_hand: Sum::default(),
+            sent: Sum::default(),
+            refused: Sum::default(),
+            lost: Sum::default(),
+            left_out: Sum::default(),
+            health: Mutex::default(),
+        }
+    }
+
+    /// Says what is in hand.
+    pub(super) fn holds(&self, flows: RecordSum) {
+        self.in_hand.set(flows);
+    }
+
+    /// What counted as sent was refused.
+    pub(super) fn was_refused(&self, flows: RecordSum) {
+        self.sent.sub(flows);
+        self.refused.add(flows);
+    }
+
+    /// What cannot be sent any more. Nothing is in hand then.
+    pub(super) fn loses(&self, flows: RecordSum) {
+        self.in_hand.set(RecordSum::default());
+        self.lost.add(flows);
+    }
+
+    /// Notes a failure. Returns whether it is the first after a success.
+    pub(super) fn failed(&self, error: &str) -> bool {
+        let mut health = self.health();
+        error.clone_into(&mut health.last_error);
+        let is_first = !std::mem::replace(&mut health.failing, true);
+        health.failures += u64::from(is_first);
+        is_first
+    }
+
+    /// Notes a success. Returns whether it is the first after a failure.
+    pub(super) fn succeeded(&self) -> bool {
+        std::mem::take(&mut self.health().failing)
+    }
+
+    /// Without what the settings say: name, kind and address.
+    pub(super) fn status(&self) -> OutputStatus {
+        let mut queued = sum_of(self.backlog.queued());
+        queued += self.in_hand.get();
+        let mut lost = sum_of(self.backlog.lost());
+        lost += self.lost.get();
+        let health = self.health();
+        OutputStatus {
+            failing: health.failing,
+            failures: health.failures,
+            last_error: health.last_error.clone(),
+            queued: Some(queued),
+            sent: Some(self.sent.get()),
+            refused: Some(self.refused.get()),
+            lost: Some(lost),
+            left_out: Some(self.left_out.get()),
+            ..OutputStatus::default()
+        }
+    }
+
+    fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A sum that one task counts while others read it.
+#[derive(Default)]
+pub(super) struct Sum {
+    records: AtomicU64,
+    packets: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Sum {
+    pub(super) fn add(&self, flows: RecordSum) {
+        self.records.fetch_add(flows.records, Relaxed);
+        self.packets.fetch_add(flows.packets, Relaxed);
+        self.bytes.fetch_add(flows.bytes, Relaxed);
+    }
+
+    fn sub(&self, flows: RecordSum) {
+        self.records.fetch_sub(flows.records, Relaxed);
+        self.packets.fetch_sub(flows.packets, Relaxed);
+        self.bytes.fetch_sub(flows.bytes, Relaxed);
+    }
+
+    fn set(&self, flows: RecordSum) {
+        self.records.store(flows.records, Relaxed);
+        self.packets.store(flows.packets, Relaxed);
+        self.bytes.store(flows.bytes, Relaxed);
+    }
+
+    pub(super) fn get(&self) -> RecordSum {
+        RecordSum {
+            records: self.records.load(Relaxed),
+            packets: self.packets.load(Relaxed),
+            bytes: self.bytes.load(Relaxed),
+        }
+    }
+}
+
+impl AddAssign for RecordSum {
+    fn add_assign(&mut self, other: Self) {
+        self.records += other.records;
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+    }
+}
+
+/// What these records report.
+pub(super) fn sum<'a>(records: impl IntoIterator<Item = &'a FlowRecord>) -> RecordSum {
+    let mut sum = RecordSum::default();
+    for record in records {
+        sum += RecordSum {
+            records: 1,
+            packets: record.delta_packets + record.delta_reverse_packets,
+            bytes: record.delta_bytes + record.delta_reverse_bytes,
+        };
+    }
+    sum
+}
+
+pub(super) fn sum_of(volume: Volume) -> RecordSum {
+    RecordSum {
+        records: volume.records,
+        packets: volume.packets,
+        bytes: volume.bytes,
+    }
+}

@@ -1,0 +1,87 @@
+//! Where messages go: a socket, a file, a server.
+
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::files::{Rotated, Written};
+
+mod tcp;
+mod udp;
+
+use tcp::Tcp;
+use udp::Udp;
+
+/// How long to wait for a connection, or for a receiver that takes nothing.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Takes one message after another.
+#[expect(dead_code, reason = "sockets are for formats that go over them")]
+pub(super) enum Transport {
+    Udp(Udp),
+    Tcp(Tcp),
+    File(Rotated),
+}
+
+/// Why a message did not get there.
+#[derive(Debug, Error)]
+pub(super) enum Failure {
+    /// It may work later. A connection is made anew then.
+    #[error("{why:#}")]
+    Again {
+        why: anyhow::Error,
+        /// How long the receiver asks to be left alone.
+        after: Option<Duration>,
+    },
+    /// This message is not to be sent again.
+    #[expect(dead_code, reason = "for receivers that answer")]
+    #[error("{0:#}")]
+    Refused(anyhow::Error),
+    /// A file or a connection begins, so the message has to be made anew, with what the format begins with.
+    #[error("it begins anew")]
+    Anew,
+    /// The receiver's host has refused the last message, which counted as sent, and not taken this one.
+    #[error("nobody listens there")]
+    LastRefused,
+    /// A datagram has to be shorter on its way.
+    #[error("a message is longer than {most_bytes} bytes")]
+    TooLong { most_bytes: usize },
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(why: anyhow::Error) -> Self {
+        Self::Again { why, after: None }
+    }
+}
+
+impl Transport {
+    /// Hands a message over. Dropping the future breaks the connection, if there is one.
+    pub(super) async fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
+        match self {
+            Self::Udp(udp) => udp.send(message).await,
+            Self::Tcp(tcp) => tcp.send(message).await.map_err(Failure::from),
+            Self::File(file) => match file.write(message).await? {
+                Written::Yes => Ok(()),
+                Written::Anew => Err(Failure::Anew),
+            },
+        }
+    }
+
+    /// Completes what was sent.
+    pub(super) async fn close(&mut self) -> Result<(), Failure> {
+        match self {
+            Self::Udp(_) => Ok(()),
+            Self::Tcp(tcp) => tcp.close().await.map_err(Failure::from),
+            Self::File(file) => file.close().await.map_err(Failure::from),
+        }
+    }
+
+    /// For people.
+    pub(super) fn address(&self) -> String {
+        match self {
+            Self::Udp(udp) => udp.to.to_string(),
+            Self::Tcp(tcp) => tcp.to.to_string(),
+            Self::File(file) => file.path().display().to_string(),
+        }
+    }
+}

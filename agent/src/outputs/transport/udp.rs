@@ -1,0 +1,93 @@
+//! Messages as datagrams. Nobody says whether they arrive, but a host that has no receiver often says that.
+
+use std::{io::ErrorKind, time::Duration};
+
+use anyhow::{Context as _, anyhow};
+use rustix::{
+    io::Errno,
+    net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery},
+};
+use tokio::{
+    net::{UdpSocket, lookup_host},
+    time::timeout,
+};
+
+use super::{Failure, PATIENCE};
+use crate::outputs::settings::HostPort;
+
+/// Of IPv6 and UDP. IPv4's header is shorter.
+const HEADERS_LEN_BYTES: usize = 48;
+
+/// How long to wait for a host to say that nobody listens, before a first datagram counts as sent.
+const DOUBT: Duration = Duration::from_millis(200);
+
+pub(in crate::outputs) struct Udp {
+    pub(super) to: HostPort,
+    socket: Option<UdpSocket>,
+}
+
+impl Udp {
+    #[expect(dead_code, reason = "for formats that go over sockets")]
+    pub(in crate::outputs) fn new(to: HostPort) -> Self {
+        Self { to, socket: None }
+    }
+
+    pub(super) async fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
+        let (socket, is_first) = match self.socket.take() {
+            Some(socket) => (socket, false),
+            None => (self.connect().await?, true),
+        };
+        match socket.send(message).await {
+            Ok(_) => {}
+            Err(error) if error.raw_os_error() == Some(Errno::MSGSIZE.raw_os_error()) => {
+                let most_bytes = path_len_bytes(&socket, message.len());
+                self.socket = Some(socket);
+                return Err(Failure::TooLong { most_bytes });
+            }
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                return Err(Failure::LastRefused);
+            }
+            Err(error) => return Err(anyhow!(error).context("send").into()),
+        }
+        if is_first && is_refused(&socket).await {
+            return Err(anyhow!("nobody listens there").into());
+        }
+        self.socket = Some(socket);
+        Ok(())
+    }
+
+    async fn connect(&self) -> anyhow::Result<UdpSocket> {
+        let looking_up = lookup_host((self.to.host.as_str(), self.to.port));
+        let mut found = timeout(PATIENCE, looking_up)
+            .await
+            .context("nobody tells the address of the host")?
+            .context("look up the host")?;
+        let to = found.next().context("the host has no address")?;
+        let here = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = UdpSocket::bind(here).await.context("open a socket")?;
+        // A datagram that is too long for its way comes back as an error instead of going in fragments.
+        if to.is_ipv4() {
+            sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO)
+        } else {
+            sockopt::set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::DO)
+        }
+        .context("forbid fragments")?;
+        socket.connect(to).await.context("connect")?;
+        Ok(socket)
+    }
+}
+
+/// Whether the host says that nobody listens.
+async fn is_refused(socket: &UdpSocket) -> bool {
+    let heard = timeout(DOUBT, socket.recv(&mut [0; 1])).await;
+    matches!(heard, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused)
+}
+
+/// What fits into a datagram on the way to the receiver; less than `too_long` in any case.
+fn path_len_bytes(socket: &UdpSocket, too_long: usize) -> usize {
+    let mtu = sockopt::ip_mtu(socket).or_else(|_| sockopt::ipv6_mtu(socket));
+    let known = mtu.map_or(usize::MAX, |mtu| {
+        (mtu as usize).saturating_sub(HEADERS_LEN_BYTES)
+    });
+    known.min(too_long - 1)
+}

@@ -1,0 +1,57 @@
+//! Outputs: what they send equals what was sent, and what they cannot send is counted.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use agent_common::Pair;
+use lab::{Lab, privilege::is_root_or_skip};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::{Agent, count, pair, wait_until};
+
+mod jsonl;
+
+/// The output of this name in the agent's status.
+fn output(agent: &Agent, lab: &Lab, name: &str) -> Value {
+    let status = agent.status(&lab.agent);
+    let outputs = status["outputs"].as_array().unwrap();
+    let found = outputs.iter().find(|output| output["name"] == name);
+    found
+        .unwrap_or_else(|| panic!("{name}: {outputs:?}"))
+        .clone()
+}
+
+/// What became of an output's flows. Asserts that nothing is in no sum.
+fn fates(output: &Value, counted: Pair) -> BTreeMap<&'static str, Pair> {
+    let fates = ["sent", "refused", "lost", "left_out", "queued"];
+    let fates: BTreeMap<_, _> = fates.map(|fate| (fate, pair(&output[fate]))).into();
+    let sum: Pair = fates.values().copied().sum();
+    assert_eq!(sum, counted, "{output}");
+    fates
+}
+
+/// Sends frames of this many UDP flows to the agent's host, `each` times. Returns what they sum to.
+fn send(lab: &Lab, flows: u16, each: u64) -> Pair {
+    let mut sent = Pair::default();
+    let socket = lab.peer.frame_socket().unwrap();
+    for flow in 0..flows {
+        let frame = lab.peer.frame_v4(&lab.agent);
+        let frame = frame.udp(1000 + flow, 9, &[0; 18]).unwrap();
+        for _ in 0..each {
+            socket.send(&frame).unwrap();
+        }
+        sent += count(each, &frame);
+    }
+    sent
+}
+
+/// Waits until the status has this many packets in flows.
+fn wait_until_counted(agent: &Agent, lab: &Lab, packets: u64) {
+    wait_until("the packets are counted", || {
+        pair(&agent.status(&lab.agent)["account"]["flows"]).packets == packets
+    });
+}

@@ -1,0 +1,136 @@
+//! JSON Lines in files.
+
+use super::*;
+
+/// The lines of all files in a folder, oldest first.
+fn lines(folder: &Path) -> Vec<Value> {
+    let mut files: Vec<PathBuf> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    files.sort();
+    let text = files.iter().map(|file| fs::read_to_string(file).unwrap());
+    let text: String = text.collect();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// The sums of the flows, both directions together.
+fn sum(lines: &[Value]) -> Pair {
+    let flows = lines.iter().filter(|line| line["type"] == "flow");
+    let number = |line: &Value, name: &str| line[name].as_u64().unwrap();
+    flows
+        .map(|line| Pair {
+            packets: number(line, "packets") + number(line, "reverse_packets"),
+            bytes: number(line, "bytes") + number(line, "reverse_bytes"),
+        })
+        .sum()
+}
+
+fn table(folder: &TempDir, more: &str) -> String {
+    let path = folder.path().join("flows.jsonl");
+    format!(
+        r#"{{"kind": "jsonl", "address": "{}", "compression": "none"{more}}}"#,
+        path.display()
+    )
+}
+
+#[test]
+fn files_have_every_packet_however_often_they_are_rotated() {
+    if !is_root_or_skip("agent::files_have_every_packet_however_often_they_are_rotated") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let lab = Lab::quiet().unwrap();
+    let output_setting = table(&folder, r#", "rotate_bytes": 5000"#);
+    let agent = Agent::start(&lab, &["--output", "json", "--output", &output_setting]);
+    let mut sent = Pair::default();
+    for _ in 0..3 {
+        sent += send(&lab, 20, 3);
+        wait_until_counted(&agent, &lab, sent.packets);
+    }
+    wait_until("all is written", || {
+        fates(&output(&agent, &lab, "jsonl"), sent)["sent"] == sent
+    });
+    let report = agent.stop();
+    assert_eq!(report.seen(), sent);
+    let lines = lines(folder.path());
+    assert_eq!(sum(&lines), sent);
+    let finals = lines.iter().filter(|line| line["final"] == true);
+    assert_eq!(finals.count(), 1);
+    assert!(fs::read_dir(folder.path()).unwrap().count() > 5);
+    assert!(!folder.path().join("flows.jsonl").exists());
+}
+
+#[test]
+fn ended_and_large_flows_alone_have_all_their_packets() {
+    if !is_root_or_skip("agent::ended_and_large_flows_alone_have_all_their_packets") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let lab = Lab::quiet().unwrap();
+    let wanted = table(&folder, r#", "only_ended": true, "min_bytes": 300"#);
+    let agent = Agent::start(&lab, &["--output", "json", "--output", &wanted]);
+    // Of 60 bytes each, in two scans.
+    send(&lab, 5, 2);
+    wait_until_counted(&agent, &lab, 10);
+    let large = send(&lab, 2, 3);
+    wait_until_counted(&agent, &lab, 16);
+    agent.stop();
+    let lines = lines(folder.path());
+    let flows = lines.iter().filter(|line| line["type"] == "flow");
+    assert_eq!(flows.count(), 2);
+    let [large_packets, large_bytes] = [large.packets / 3 * 5, large.bytes / 3 * 5];
+    assert_eq!(
+        sum(&lines),
+        Pair {
+            packets: large_packets,
+            bytes: large_bytes
+        }
+    );
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_told_once_and_its_flows_wait() {
+    if !is_root_or_skip("agent::a_file_that_cannot_be_written_is_told_once_and_its_flows_wait") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing");
+    let path = missing.join("flows.jsonl");
+    let lab = Lab::quiet().unwrap();
+    let address = format!("jsonl={}", path.display());
+    let mut agent = Agent::start(&lab, &["--output", "json", "--output", &address]);
+    agent.wait_until_logged("flows do not get to");
+    let sent = send(&lab, 10, 1);
+    wait_until_counted(&agent, &lab, sent.packets);
+    wait_until("they wait", || {
+        let output = output(&agent, &lab, "jsonl");
+        output["failing"] == true && fates(&output, sent)["queued"] == sent
+    });
+    fs::create_dir(&missing).unwrap();
+    wait_until("they are written", || {
+        let output = output(&agent, &lab, "jsonl");
+        output["failing"] == false && fates(&output, sent)["sent"] == sent
+    });
+    agent.wait_until_logged("again");
+    let log = agent.stderr();
+    assert_eq!(log.matches("flows do not get to").count(), 1, "{log}");
+    agent.stop();
+}
+
+#[test]
+fn what_is_not_sent_before_the_end_is_counted_and_told() {
+    if !is_root_or_skip("agent::what_is_not_sent_before_the_end_is_counted_and_told") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let settings = ["--output", "jsonl=/proc/none/flows.jsonl"];
+    let agent = Agent::start(&lab, &settings);
+    let sent = send(&lab, 10, 1);
+    wait_until_counted(&agent, &lab, sent.packets);
+    let log = agent.stop_silent();
+    let told = format!("lost_packets={} lost_bytes={}", sent.packets, sent.bytes);
+    assert!(log.contains(&told), "{log}");
+}
