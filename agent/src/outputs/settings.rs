@@ -11,7 +11,7 @@ use super::{
     files::{Compression, Rotated, Rotation, whole},
     jsonl::Jsonl,
     transport::Transport,
-    wanted::Wanted,
+    wanted::{Filter, Wanted},
 };
 use crate::{output::Format, similar};
 
@@ -153,6 +153,7 @@ impl Output {
             name: table.text("name")?,
             target,
             wanted: Wanted {
+                filter: table.filter()?,
                 only_ended: table.boolean("only_ended")?.unwrap_or_default(),
                 min_bytes: table.integer("min_bytes")?.unwrap_or_default(),
             },
@@ -272,6 +273,12 @@ const KEYS: &[Key] = &[
         help: "The name in logs, status and metrics; by default the kind.",
     },
     Key {
+        name: "filter",
+        kinds: &[],
+        value: ValueType::Text,
+        help: "Rules in the language of filter: a flow goes out if they let a packet of it pass.",
+    },
+    Key {
         name: "only_ended",
         kinds: &[],
         value: ValueType::Boolean,
@@ -366,6 +373,12 @@ impl Table {
         let value = self.0.get(key);
         let text = value.map(|value| value.as_str().ok_or_else(expected));
         Ok(text.transpose()?.map(str::to_owned))
+    }
+
+    fn filter(&self) -> Result<Filter, Refused> {
+        let text = self.text("filter")?.unwrap_or_default();
+        let parsed: Result<Filter, _> = text.parse();
+        parsed.map_err(|fault| Refused::at("filter", fault.message()))
     }
 
     fn boolean(&self, key: &str) -> Result<Option<bool>, Refused> {
@@ -467,7 +480,7 @@ mod tests {
     fn a_table_sets_what_its_kind_has() {
         let table = r#"{"kind": "jsonl", "address": "/a", "only_ended": true, "min_bytes": 5,
             "rotate_after": "1h 30m", "rotate_bytes": 7, "keep_files": 2, "keep_bytes": 9,
-            "compression": "gzip", "name": "archive"}"#;
+            "compression": "gzip", "name": "archive", "filter": "include port 443; exclude all"}"#;
         let read = read(table).unwrap();
         let [Wish::Output(output)] = &read[..] else {
             panic!("{read:?}")
@@ -486,6 +499,7 @@ mod tests {
                 rotation,
             },
             wanted: Wanted {
+                filter: "include port 443; exclude all".parse().unwrap(),
                 only_ended: true,
                 min_bytes: 5,
             },
@@ -518,6 +532,10 @@ mod tests {
             (
                 r#"{"kind": "jsonl", "address": 5}"#,
                 "address: expected a text in quotes",
+            ),
+            (
+                r#"{"kind": "jsonl", "address": "/a", "filter": "include prot 5"}"#,
+                "filter: no term begins like this",
             ),
             (
                 r#"{"kind": "jsonl", "address": "/a", "keep_file": 5}"#,

@@ -1,45 +1,118 @@
 //! Which flows an output wants. What it does not want of a flow at first it still gets when the flow turns out to be
 //! wanted, so that the sums of a flow that it got are whole.
 
-use crate::proto::{FlowRecord, RecordSum};
+use std::{collections::HashMap, str::FromStr};
 
 use super::tally;
+use crate::{
+    fault::Fault,
+    filter::{Facts, Rule, Rules, passes},
+    proto::{FlowBatch, FlowRecord, RecordSum},
+};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
+    pub filter: Filter,
     /// One record for each flow, when it has ended.
     pub only_ended: bool,
     /// No flow that has fewer bytes than this, of both directions together.
     pub min_bytes: u64,
 }
 
-impl Wanted {
-    /// Takes what is not wanted out of the records. Returns what it was of flows that are not coming any more.
-    pub(super) fn keep(&self, records: &mut Vec<FlowRecord>) -> RecordSum {
+/// Rules in the language of `--filter`, as they were written.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    text: String,
+    rules: Vec<Rule>,
+}
+
+impl FromStr for Filter {
+    type Err = Fault;
+
+    fn from_str(text: &str) -> Result<Self, Fault> {
+        let Rules(rules) = text.parse()?;
+        let text = text.to_owned();
+        Ok(Self { text, rules })
+    }
+}
+
+impl PartialEq for Filter {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Filter {}
+
+/// Takes out of each batch what is not wanted.
+pub(super) struct Sieve {
+    wanted: Wanted,
+    /// The names of interfaces, by network namespace and index. Flows of one that is gone keep its name.
+    names: HashMap<(u32, u32), String>,
+}
+
+impl Sieve {
+    pub(super) fn new(wanted: Wanted) -> Self {
+        Self {
+            wanted,
+            names: HashMap::new(),
+        }
+    }
+
+    /// Takes the records that are wanted out of the batch. Returns them, and what the others were of flows that have
+    /// ended.
+    pub(super) fn take(&mut self, batch: &mut FlowBatch) -> (Vec<FlowRecord>, RecordSum) {
+        let mut records = std::mem::take(&mut batch.records);
         let mut left_out = RecordSum::default();
-        if *self == Self::default() {
-            return left_out;
+        if self.wanted == Wanted::default() {
+            return (records, left_out);
+        }
+        if !self.wanted.filter.rules.is_empty() {
+            let named = batch.interfaces.iter();
+            self.names
+                .extend(named.map(|one| ((one.netns, one.ifindex), one.name.clone())));
         }
         records.retain_mut(|record| {
-            let total_bytes = record.total_bytes + record.total_reverse_bytes;
-            let is_large = total_bytes >= self.min_bytes;
             let has_ended = record.end_reason.is_some();
-            if has_ended && !is_large {
-                with_totals(record);
-                left_out += tally::sum([&*record]);
-            }
-            if !is_large || self.only_ended && !has_ended {
+            let total = total_bytes(record);
+            let delta_bytes = record.delta_bytes + record.delta_reverse_bytes;
+            let facts = Facts::from(&*record);
+            if !self.is_wanted(record, facts, total) {
+                if has_ended {
+                    with_totals(record);
+                    left_out += tally::sum([&*record]);
+                }
                 return false;
             }
-            let delta_bytes = record.delta_bytes + record.delta_reverse_bytes;
-            // Nothing of it was sent before.
-            if self.only_ended || total_bytes - delta_bytes < self.min_bytes {
+            if self.wanted.only_ended && !has_ended {
+                return false;
+            }
+            let mut before = Facts::from(&*record);
+            if record.total_packets == record.delta_packets {
+                before.sent[0] = None;
+            }
+            if record.total_reverse_packets == record.delta_reverse_packets {
+                before.sent[1] = None;
+            }
+            let was_wanted = self.is_wanted(record, before, total - delta_bytes);
+            if self.wanted.only_ended || !was_wanted {
                 with_totals(record);
             }
             true
         });
-        left_out
+        (records, left_out)
     }
+
+    /// Whether a flow with these facts and this many bytes is wanted.
+    fn is_wanted(&self, record: &FlowRecord, facts: Facts, total_bytes: u64) -> bool {
+        let name = self.names.get(&(record.netns, record.ifindex));
+        let name = name.map_or("", String::as_str);
+        total_bytes >= self.wanted.min_bytes && passes(&self.wanted.filter.rules, facts, name)
+    }
+}
+
+fn total_bytes(record: &FlowRecord) -> u64 {
+    record.total_bytes + record.total_reverse_bytes
 }
 
 /// Makes it report the flow from its first packet on.
@@ -73,12 +146,16 @@ mod tests {
 
     /// The forward packets that each record reports, and those that were left out.
     fn kept(wanted: &Wanted, records: &[FlowRecord]) -> (Vec<u64>, u64) {
-        let mut kept = Vec::new();
-        let mut left_out = 0;
+        let mut sieve = Sieve::new(wanted.clone());
+        let (mut kept, mut left_out) = (Vec::new(), 0);
         for record in records {
-            let mut one = vec![record.clone()];
-            left_out += wanted.keep(&mut one).packets / 2;
-            kept.extend(one.iter().map(|record| record.delta_packets));
+            let mut batch = FlowBatch {
+                records: vec![record.clone()],
+                ..FlowBatch::default()
+            };
+            let (records, out) = sieve.take(&mut batch);
+            left_out += out.packets;
+            kept.extend(records.iter().map(|record| record.delta_packets));
         }
         (kept, left_out)
     }
@@ -101,7 +178,7 @@ mod tests {
     fn an_ended_flow_alone_has_all_its_packets() {
         let wanted = Wanted {
             only_ended: true,
-            min_bytes: 0,
+            ..Wanted::default()
         };
         assert_eq!(kept(&wanted, &flow()), (vec![6], 0));
     }
@@ -109,23 +186,83 @@ mod tests {
     #[test]
     fn a_flow_that_grows_beyond_the_least_bytes_comes_with_what_it_had_before() {
         let wanted = |min_bytes| Wanted {
-            only_ended: false,
             min_bytes,
+            ..Wanted::default()
         };
         // Both directions together have 400, 1,000 and 1,200 bytes.
         assert_eq!(kept(&wanted(400), &flow()), (vec![2, 3, 1, 0], 0));
         assert_eq!(kept(&wanted(401), &flow()), (vec![5, 1, 0], 0));
         assert_eq!(kept(&wanted(1_200), &flow()), (vec![6, 0], 0));
-        assert_eq!(kept(&wanted(1_201), &flow()), (vec![], 6));
+        assert_eq!(kept(&wanted(1_201), &flow()), (vec![], 12));
         let both = Wanted {
             only_ended: true,
+            filter: Filter::default(),
             min_bytes: 1_200,
         };
         assert_eq!(kept(&both, &flow()), (vec![6], 0));
         let both = Wanted {
             only_ended: true,
+            filter: Filter::default(),
             min_bytes: 1_201,
         };
-        assert_eq!(kept(&both, &flow()), (vec![], 6));
+        assert_eq!(kept(&both, &flow()), (vec![], 12));
+    }
+
+    #[test]
+    fn a_flow_that_the_rules_come_to_want_comes_with_what_it_had_before() {
+        let half = |total, more, reverse, ended| FlowRecord {
+            src_addr: vec![10, 0, 0, 1].into(),
+            dst_addr: vec![10, 0, 0, 2].into(),
+            total_reverse_packets: reverse,
+            total_reverse_bytes: reverse * 100,
+            delta_reverse_packets: 0,
+            delta_reverse_bytes: 0,
+            direction: crate::proto::Direction::Ingress.into(),
+            ..record(total, more, ended)
+        };
+        let answered = FlowRecord {
+            delta_reverse_packets: 4,
+            delta_reverse_bytes: 400,
+            ..half(3, 1, 4, false)
+        };
+        let flow = [half(2, 2, 0, false), answered, half(3, 0, 4, true)];
+        let rules = |text: &str| Wanted {
+            filter: text.parse().unwrap(),
+            ..Wanted::default()
+        };
+        for (text, expected) in [
+            ("include net 10.0.0.0/8", (vec![2, 1, 0], 0)),
+            // Only the answers leave.
+            ("include egress; exclude all", (vec![3, 0], 0)),
+            ("exclude net 10.0.0.0/8", (vec![], 7)),
+        ] {
+            assert_eq!(kept(&rules(text), &flow), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn rules_know_the_name_of_an_interface_that_is_gone() {
+        let filter = "include on eth0; exclude all".parse().unwrap();
+        let mut sieve = Sieve::new(Wanted {
+            filter,
+            ..Wanted::default()
+        });
+        let flow = FlowRecord {
+            ifindex: 2,
+            ..record(1, 1, false)
+        };
+        let interface = crate::proto::Interface {
+            ifindex: 2,
+            name: "eth0".to_owned(),
+            ..crate::proto::Interface::default()
+        };
+        for interfaces in [vec![interface], Vec::new()] {
+            let mut batch = FlowBatch {
+                records: vec![flow.clone()],
+                interfaces,
+                ..FlowBatch::default()
+            };
+            assert_eq!(sieve.take(&mut batch).0.len(), 1);
+        }
     }
 }

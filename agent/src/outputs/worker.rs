@@ -17,7 +17,7 @@ use super::{
     settings::Output,
     tally::{self, Tally},
     transport::{Failure, Transport},
-    wanted::Wanted,
+    wanted::Sieve,
 };
 use crate::{
     hub::Subscription,
@@ -27,7 +27,7 @@ use crate::{
 pub(super) struct Worker {
     name: String,
     subscription: Subscription,
-    wanted: Wanted,
+    sieve: Sieve,
     encoder: Box<dyn Encoder>,
     transport: Transport,
     backoff: Backoff,
@@ -53,7 +53,7 @@ impl Worker {
         Self {
             name: name.to_owned(),
             subscription,
-            wanted: output.wanted.clone(),
+            sieve: Sieve::new(output.wanted.clone()),
             encoder,
             transport,
             backoff: Backoff::default(),
@@ -96,8 +96,8 @@ impl Worker {
 
     /// Sends what is wanted of a batch.
     async fn send(&mut self, mut batch: FlowBatch) -> Result<(), Over> {
-        let mut flows = std::mem::take(&mut batch.records);
-        self.tally.left_out.add(self.wanted.keep(&mut flows));
+        let (flows, left_out) = self.sieve.take(&mut batch);
+        self.tally.left_out.add(left_out);
         let mut rest = &flows[..];
         let mut closes_scan = batch.last_of_scan || batch.scan_id == 0;
         while !rest.is_empty() || std::mem::take(&mut closes_scan) {
