@@ -20,9 +20,10 @@ mod subscription;
 
 use consumer::Consumer;
 pub use consumer::{Fate, Volume};
+pub use held::SharedHeld;
 use held::{Charge, Held};
 use subscription::Queued;
-pub use subscription::{Backlog, OutgoingBatch, Subscription};
+pub use subscription::{Backlog, BatchId, OutgoingBatch, Subscription};
 
 /// How many batches a consumer's queue holds by default.
 pub const DEFAULT_QUEUE_BATCHES: usize = 1024;

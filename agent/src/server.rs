@@ -22,6 +22,7 @@ mod answer;
 mod authority;
 mod caller;
 mod connection;
+mod encoding;
 mod farewell;
 mod filter_rules;
 mod grpc_only;
@@ -123,6 +124,7 @@ impl Server {
             rules: FilterRules::new(rules),
             settings,
             doors,
+            compressor: Arc::default(),
             standard: StandardServices::new(counting.clone(), not_serving.clone()).await?,
         }));
 

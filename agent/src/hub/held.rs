@@ -2,7 +2,7 @@
 //! and once for each consumer that has not taken it.
 
 use std::sync::{
-    Arc,
+    Arc, Mutex, PoisonError, Weak,
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
@@ -29,6 +29,21 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         self.total.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+/// For another form of a batch, which is counted as long as a consumer has not taken it.
+#[derive(Default)]
+pub struct SharedHeld(Mutex<Weak<Held>>);
+
+impl SharedHeld {
+    pub(super) fn of(&self, bytes: u64, total: &Arc<AtomicU64>) -> Arc<Held> {
+        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.upgrade().unwrap_or_else(|| {
+            let held = Arc::new(Held::new(bytes, total));
+            *shared = Arc::downgrade(&held);
+            held
+        })
     }
 }
 

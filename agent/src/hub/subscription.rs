@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use super::{
     Hub,
     consumer::{Consumer, Volume},
-    held::Charge,
+    held::{Charge, SharedHeld},
 };
 use crate::{batch::Batch, proto::FlowBatch};
 
@@ -74,10 +74,17 @@ impl Subscription {
         Backlog(Arc::clone(&self.consumer))
     }
 
+    /// Bytes that take the place of a batch's shared part. They count as held for the consumer until the transport
+    /// drops them, and once for the agent.
+    pub fn charge(&self, bytes: Bytes, held: &SharedHeld) -> Bytes {
+        let held = held.of(bytes.len() as u64, &self.hub.held_bytes);
+        Charge::new(&self.consumer, &held).attach(bytes)
+    }
+
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<OutgoingBatch>> {
         let queued = ready!(self.queue.poll_recv(context));
         let consumer = &self.consumer;
-        let (body, lost) = match queued {
+        let (id, body, lost) = match queued {
             Some(Queued {
                 batch,
                 lost,
@@ -86,14 +93,18 @@ impl Subscription {
                 let volume = Volume::from(&batch);
                 consumer.queued.sub(volume);
                 consumer.delivered.add(volume);
-                (charge.attach(batch.body), lost)
+                let id = BatchId {
+                    scan_id: batch.scan_id,
+                    index: batch.index,
+                };
+                (Some(id), charge.attach(batch.body), lost)
             }
-            None if consumer.lost.get() != self.told => (Bytes::new(), consumer.lost.get()),
+            None if consumer.lost.get() != self.told => (None, Bytes::new(), consumer.lost.get()),
             None => return Poll::Ready(None),
         };
         self.told = lost;
         self.stream_seq += 1;
-        let batch = OutgoingBatch::new(self.stream_seq, lost, body);
+        let batch = OutgoingBatch::new(self.stream_seq, lost, id, body);
         Poll::Ready(Some(batch))
     }
 }
@@ -122,11 +133,20 @@ impl Drop for Subscription {
 #[derive(Debug, Clone)]
 pub struct OutgoingBatch {
     prefix: Bytes,
+    id: Option<BatchId>,
     body: Bytes,
 }
 
+/// Tells a batch from all others that the hub published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchId {
+    pub scan_id: u64,
+    /// Its number within the scan.
+    pub index: u32,
+}
+
 impl OutgoingBatch {
-    fn new(stream_seq: u64, lost: Volume, body: Bytes) -> Self {
+    fn new(stream_seq: u64, lost: Volume, id: Option<BatchId>, body: Bytes) -> Self {
         let prefix = FlowBatch {
             stream_seq,
             lost_batches: lost.batches,
@@ -137,8 +157,14 @@ impl OutgoingBatch {
         };
         Self {
             prefix: prefix.encode_to_vec().into(),
+            id,
             body,
         }
+    }
+
+    /// Which batch the shared part is; `None` if it is empty.
+    pub fn id(&self) -> Option<BatchId> {
+        self.id
     }
 
     /// The encoded `FlowBatch` in two parts. The second part is shared, and counts as held for the consumer

@@ -1,6 +1,8 @@
 //! gRPC answers whose messages share their bytes with others, so that nothing is copied for a peer that may
 //! never read it.
 
+use std::sync::Arc;
+
 use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::{Stream, StreamExt as _, stream};
 use http_body::Frame;
@@ -12,15 +14,16 @@ use tonic::{
     metadata::GRPC_CONTENT_TYPE,
 };
 
-use crate::hub::Subscription;
+use super::encoding::{Compressor, Encoding};
+use crate::hub::{OutgoingBatch, Subscription};
 
-/// A byte that says "not compressed", and the length, big-endian.
+/// A byte that says whether the message is compressed, and the length, big-endian.
 const MESSAGE_HEADER_BYTES: usize = 5;
 
 /// An answer with one message, the concatenation of `parts`. `kept` is dropped once the transport has sent
 /// all of it, or has given it up.
 pub(super) fn one<T: Send + Sync + 'static>(parts: Vec<Bytes>, kept: T) -> Response<Body> {
-    let mut frames = vec![header(parts.iter().map(Bytes::len).sum())];
+    let mut frames = vec![header(false, parts.iter().map(Bytes::len).sum())];
     frames.extend(parts);
     // Tied to the last part, since the transport sends them in order.
     if let Some(last) = frames.pop() {
@@ -32,23 +35,58 @@ pub(super) fn one<T: Send + Sync + 'static>(parts: Vec<Bytes>, kept: T) -> Respo
     response(stream::iter(frames))
 }
 
-/// An answer with a message for each batch, until the hub is closed.
-pub(super) fn batches<T: Send + 'static>(subscription: Subscription, kept: T) -> Response<Body> {
-    // The fields are dropped in this order, so a consumer's place is free before the hub notes that it left.
-    let state = (kept, subscription);
-    let batches = stream::unfold(state, |mut state| async move {
-        let [prefix, body] = state.1.next().await?.into_parts();
-        let mut first = BytesMut::with_capacity(MESSAGE_HEADER_BYTES + prefix.len());
-        first.put_slice(&header(prefix.len() + body.len()));
-        first.put_slice(&prefix);
-        Some((stream::iter([first.freeze(), body]), state))
-    });
-    response(batches.flatten())
+/// What becomes of a consumer's batches before they are sent.
+pub(super) struct Form {
+    pub(super) encoding: Option<Encoding>,
+    pub(super) compressor: Arc<Compressor>,
 }
 
-fn header(len_bytes: usize) -> Bytes {
+/// An answer with a message for each batch, until the hub is closed.
+pub(super) fn batches<T: Send + 'static>(
+    subscription: Subscription,
+    form: Form,
+    kept: T,
+) -> Response<Body> {
+    let encoding = form.encoding;
+    // The fields are dropped in this order, so a consumer's place is free before the hub notes that it left.
+    let state = (kept, subscription, form);
+    let batches = stream::unfold(state, |mut state| async move {
+        let batch = state.1.next().await?;
+        let message = state.2.message(&state.1, batch).await;
+        Some((stream::iter(message), state))
+    });
+    let mut response = response(batches.flatten());
+    if let Some(encoding) = encoding {
+        response.headers_mut().insert(
+            HeaderName::from_static("grpc-encoding"),
+            HeaderValue::from_static(encoding.name()),
+        );
+    }
+    response
+}
+
+impl Form {
+    /// The batch as gRPC frames it, in parts.
+    async fn message(&self, subscription: &Subscription, batch: OutgoingBatch) -> Vec<Bytes> {
+        let id = batch.id();
+        let [prefix, body] = batch.into_parts();
+        if let Some(encoding) = self.encoding
+            && let Some(compressed) = self.compressor.compress(encoding, id, body.clone()).await
+            && let Some([before, after]) = compressed.around(&prefix)
+        {
+            let len = before.len() + compressed.bytes.len() + after.len();
+            let first = [header(true, len), before].concat();
+            let shared = subscription.charge(compressed.bytes.clone(), &compressed.held);
+            return vec![first.into(), shared, after];
+        }
+        let first = [header(false, prefix.len() + body.len()), prefix].concat();
+        vec![first.into(), body]
+    }
+}
+
+fn header(is_compressed: bool, len_bytes: usize) -> Bytes {
     let mut header = BytesMut::with_capacity(MESSAGE_HEADER_BYTES);
-    header.put_u8(0);
+    header.put_u8(is_compressed.into());
     header.put_u32(len_bytes as u32);
     header.freeze()
 }
@@ -80,5 +118,93 @@ struct Kept<T> {
 impl<T> AsRef<[u8]> for Kept<T> {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use flate2::read::GzDecoder;
+    use prost::Message as _;
+
+    use super::*;
+    use crate::{
+        batch::Batch,
+        hub::{DEFAULT_QUEUED_BYTES, Hub},
+        proto::FlowBatch,
+    };
+
+    /// A batch that shrinks, with this hostname.
+    fn batch(hostname: &str) -> Batch {
+        let message = FlowBatch {
+            scan_id: 7,
+            agent: Some(crate::proto::AgentIdentity {
+                hostname: hostname.into(),
+                ..Default::default()
+            }),
+            ..FlowBatch::default()
+        };
+        Batch {
+            body: message.encode_to_vec().into(),
+            records: 0,
+            delta: agent_common::Pair::default(),
+            scan_id: 7,
+            index: 0,
+            last_of_scan: true,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_compressed_batch_is_held_once_at_its_length_until_the_last_consumer_has_taken_it() {
+        let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
+        let form = Form {
+            encoding: Some(Encoding::Gzip),
+            compressor: Arc::default(),
+        };
+        let mut consumers = ["one", "two"].map(|name| hub.subscribe(name, "test"));
+        let hostname = "a".repeat(10_000);
+        hub.publish(&batch(&hostname));
+        assert!(hub.held_bytes() > 10_000);
+        let mut messages = Vec::new();
+        for consumer in &mut consumers {
+            let batch = consumer.next().await.unwrap();
+            messages.push(form.message(consumer, batch).await);
+        }
+        for message in &messages {
+            let message = message.concat();
+            assert_eq!(message[0], 1);
+            let len = u32::from_be_bytes(message[1..5].try_into().unwrap());
+            assert_eq!(len as usize, message.len() - 5);
+            let mut decoded = Vec::new();
+            let mut member = GzDecoder::new(&message[5..]);
+            member.read_to_end(&mut decoded).unwrap();
+            let decoded = FlowBatch::decode(&decoded[..]).unwrap();
+            assert_eq!((decoded.stream_seq, decoded.scan_id), (1, 7));
+            assert_eq!(decoded.agent.unwrap().hostname, hostname);
+        }
+        let shared = messages[0][1].len() as u64;
+        assert!(shared < 1000);
+        assert_eq!(hub.held_bytes(), shared);
+        messages.pop();
+        assert_eq!(hub.held_bytes(), shared);
+        messages.pop();
+        assert_eq!(hub.held_bytes(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_does_not_shrink_is_sent_as_it_is() {
+        let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
+        let form = Form {
+            encoding: Some(Encoding::Zstd),
+            compressor: Arc::default(),
+        };
+        let mut consumer = hub.subscribe("", "test");
+        hub.publish(&batch("a"));
+        let sent = consumer.next().await.unwrap();
+        let message = form.message(&consumer, sent).await.concat();
+        assert_eq!(message[0], 0);
+        let decoded = FlowBatch::decode(&message[5..]).unwrap();
+        assert_eq!((decoded.stream_seq, decoded.scan_id), (1, 7));
     }
 }

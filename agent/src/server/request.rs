@@ -7,8 +7,9 @@ use prost::Message;
 use tonic::{
     Status, Streaming,
     body::Body,
-    codec::{DecodeBuf, Decoder},
+    codec::{CompressionEncoding, DecodeBuf, Decoder},
     codegen::http::HeaderMap,
+    metadata::MetadataValue,
 };
 
 /// The limit for requests that are not about filter rules.
@@ -27,23 +28,28 @@ pub(super) async fn message<M: Message + Default>(
     })
 }
 
-/// The message's bytes, not decoded.
+/// The message's bytes, decompressed and not decoded. The limit is for both.
 pub(super) async fn bytes(
     headers: &HeaderMap,
     body: Body,
     most_bytes: usize,
 ) -> Result<Bytes, Status> {
-    if let Some(encoding) = headers.get("grpc-encoding")
-        && encoding != "identity"
-    {
-        let mut status = Status::unimplemented("this agent takes requests without compression");
-        let identity = tonic::metadata::MetadataValue::from_static("identity");
-        status
-            .metadata_mut()
-            .insert("grpc-accept-encoding", identity);
-        return Err(status);
-    }
-    let mut messages = Streaming::new_request(Whole, body, None, Some(most_bytes));
+    let encoding = match headers.get("grpc-encoding") {
+        None => None,
+        Some(encoding) if encoding == "identity" => None,
+        Some(encoding) if encoding == "gzip" => Some(CompressionEncoding::Gzip),
+        // A frame of Zstandard may ask for a window of 128 MiB, however short it is.
+        Some(_) => {
+            let mut status =
+                Status::unimplemented("this agent takes requests without compression or with gzip");
+            let accepted = MetadataValue::from_static("identity,gzip");
+            status
+                .metadata_mut()
+                .insert("grpc-accept-encoding", accepted);
+            return Err(status);
+        }
+    };
+    let mut messages = Streaming::new_request(Whole, body, encoding, Some(most_bytes));
     tokio::time::timeout(TIMEOUT, messages.message())
         .await
         .map_err(|_| {
@@ -67,6 +73,10 @@ impl Decoder for Whole {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
+    use bytes::{BufMut as _, BytesMut};
+    use flate2::{Compression, write::GzEncoder};
     use http_body_util::Full;
     use tonic::{
         Code,
@@ -89,7 +99,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_message_is_read_up_to_its_limit_and_only_without_compression() {
+    async fn a_message_is_read_up_to_its_limit_and_only_as_it_is_accepted() {
         for headers in [HeaderMap::new(), encoded("identity")] {
             let read = bytes(&headers, framed(b"abc"), 3).await.unwrap();
             assert_eq!(read, b"abc"[..]);
@@ -98,11 +108,33 @@ mod tests {
         assert_eq!(too_long.unwrap_err().code(), Code::OutOfRange);
         let none = bytes(&HeaderMap::new(), Body::empty(), 3).await;
         assert_eq!(none.unwrap_err().code(), Code::InvalidArgument);
-        let compressed = bytes(&encoded("gzip"), framed(b"abc"), 3).await;
-        let refused = compressed.unwrap_err();
-        assert_eq!(refused.code(), Code::Unimplemented);
-        let accepted = refused.metadata().get("grpc-accept-encoding");
-        assert_eq!(accepted.unwrap(), "identity");
+        for unknown in ["zstd", "deflate"] {
+            let compressed = bytes(&encoded(unknown), framed(b"abc"), 3).await;
+            let refused = compressed.unwrap_err();
+            assert_eq!(refused.code(), Code::Unimplemented);
+            let accepted = refused.metadata().get("grpc-accept-encoding");
+            assert_eq!(accepted.unwrap(), "identity,gzip");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_compressed_message_is_as_long_as_it_becomes() {
+        let gzip = |len| {
+            let mut compressed = GzEncoder::new(Vec::new(), Compression::fast());
+            compressed.write_all(&vec![0; len]).unwrap();
+            let mut framed = BytesMut::from(&[1][..]);
+            let compressed = compressed.finish().unwrap();
+            framed.put_u32(compressed.len() as u32);
+            framed.put_slice(&compressed);
+            Body::new(Full::new(framed.freeze()))
+        };
+        let read = bytes(&encoded("gzip"), gzip(10_000), 10_000).await;
+        assert_eq!(read.unwrap(), vec![0; 10_000]);
+        let too_long = bytes(&encoded("gzip"), gzip(10_001), 10_000).await;
+        assert_eq!(too_long.unwrap_err().code(), Code::ResourceExhausted);
+        // Small messages come as they are, whatever the header says.
+        let plain = bytes(&encoded("gzip"), framed(b"abc"), 3).await;
+        assert_eq!(plain.unwrap(), b"abc"[..]);
     }
 
     #[tokio::test]

@@ -20,8 +20,9 @@ use tonic::{
 };
 
 use super::{
-    answer,
+    answer::{self, Form},
     caller::{Caller, OpenRequest},
+    encoding::{Compressor, Encoding},
     filter_rules::{FilterRules, may_change_rules, may_see_rules},
     limits::{Doors, Place},
     live_status::LiveStatus,
@@ -65,6 +66,7 @@ pub(super) struct Calls {
     pub(super) rules: FilterRules,
     pub(super) settings: watch::Receiver<SettingsInForce>,
     pub(super) doors: Arc<Doors>,
+    pub(super) compressor: Arc<Compressor>,
     pub(super) standard: StandardServices,
 }
 
@@ -101,6 +103,10 @@ impl Calls {
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
         let (head, body) = request.into_parts();
+        let form = Form {
+            encoding: Encoding::asked(&head.headers, caller.peer.is_on_a_unix_socket()),
+            compressor: Arc::clone(&self.compressor),
+        };
         let request: ObserveRequest = request::message(&head.headers, body).await?;
         if !request.filter.is_empty() {
             return Err(Status::invalid_argument(
@@ -110,7 +116,7 @@ impl Calls {
         let place = self.doors.consumer(&caller.peer)?;
         let name: String = request.consumer.chars().take(CONSUMER_NAME_CHARS).collect();
         let subscription = self.hub.subscribe(&name, &caller.peer.to_string());
-        Ok(answer::batches(subscription, (open, place)))
+        Ok(answer::batches(subscription, form, (open, place)))
     }
 
     /// Reads a request that asks for one message, and takes a place for the answer.

@@ -6,6 +6,7 @@ use agent::{
     server::{Listeners, PassedSockets},
 };
 use tokio::time::timeout;
+use tonic::codec::CompressionEncoding;
 
 use super::{Agent, PATIENCE, batch, socket};
 
@@ -55,6 +56,45 @@ async fn the_rules_are_told_and_changed_on_the_unix_socket_alone() {
         let error = changed.unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
     }
+    agent.stop().await;
+}
+
+/// What other implementations do by default over TCP: they list gzip, whether or not they compress themselves.
+#[tokio::test]
+async fn a_consumer_over_tcp_that_accepts_gzip_gets_it() {
+    let listeners = Listeners::bind(&["127.0.0.1:0".parse().unwrap()], PassedSockets::default())
+        .await
+        .unwrap();
+    let address = format!("http://{}", listeners.tcp_addresses()[0]);
+    let mut agent = Agent::serve("one", 1024, listeners);
+    let client = FlowAgentClient::connect(address).await.unwrap();
+    let plain = client.clone();
+    let accepting = client.clone().accept_compressed(CompressionEncoding::Gzip);
+    let compressing = accepting.clone().send_compressed(CompressionEncoding::Gzip);
+    let mut streams = Vec::new();
+    for (mut client, encoding) in [
+        (plain, None),
+        (accepting, Some("gzip")),
+        (compressing, Some("gzip")),
+    ] {
+        let observed = client.observe(ObserveRequest::default()).await.unwrap();
+        let told = observed.metadata().get("grpc-encoding");
+        assert_eq!(told.map(|told| told.to_str().unwrap()), encoding);
+        streams.push(observed.into_inner());
+    }
+    agent.has_consumers(3).await;
+    let batches = agent.scan(4000);
+    for stream in &mut streams {
+        let mut records = 0;
+        for seq in 1..=batches as u64 {
+            let batch = timeout(PATIENCE, stream.message()).await.unwrap();
+            let batch = batch.unwrap().unwrap();
+            assert_eq!((batch.stream_seq, batch.scan_id), (seq, 1));
+            records += batch.records.len();
+        }
+        assert_eq!(records, 4000);
+    }
+    drop(streams);
     agent.stop().await;
 }
 

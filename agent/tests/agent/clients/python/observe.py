@@ -13,7 +13,8 @@ messages = message_factory.GetMessages(files)
 request = messages["flow.v1.ObserveRequest"](consumer=name)
 batch_type = messages["flow.v1.FlowBatch"]
 
-with grpc.insecure_channel(target) as channel:
+# Its request and the batches are compressed, on a Unix socket, too.
+with grpc.insecure_channel(target, compression=grpc.Compression.Gzip) as channel:
     observe = channel.unary_stream(
         "/flow.v1.FlowAgent/Observe",
         request_serializer=type(request).SerializeToString,
