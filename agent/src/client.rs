@@ -363,9 +363,17 @@ impl Observer {
     /// Fails if no agent can be reached. Only a stream that has once begun is waited for.
     pub async fn connect(target: Target, consumer: &str) -> Result<Self, ClientError> {
         let request = ObserveRequest {
-            filter: String::new(),
             consumer: consumer.to_owned(),
+            ..ObserveRequest::default()
         };
+        Self::connect_with(target, request).await
+    }
+
+    /// The same with other requests, after a reconnection, too.
+    pub async fn connect_with(
+        target: Target,
+        request: ObserveRequest,
+    ) -> Result<Self, ClientError> {
         let mut observer = Self {
             target,
             request,

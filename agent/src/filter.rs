@@ -197,5 +197,12 @@ impl FromStr for Rules {
     }
 }
 
+/// The rules of several arguments as one text.
+pub fn text(rules: &[Rules]) -> String {
+    let rules = rules.iter().flat_map(|rules| &rules.0);
+    let rules: Vec<String> = rules.map(ToString::to_string).collect();
+    rules.join("; ")
+}
+
 #[cfg(test)]
 mod tests;

@@ -231,7 +231,7 @@ impl Hub {
         let Some(consumers_left) = consumers_left else {
             return;
         };
-        let (delivered, lost) = (consumer.delivered.get(), consumer.lost.get());
+        let (delivered, lost) = (consumer.delivered(), consumer.lost.get());
         info!(
             name = consumer.name,
             peer = consumer.peer,

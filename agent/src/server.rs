@@ -25,6 +25,7 @@ mod connection;
 mod encoding;
 mod farewell;
 mod filter_rules;
+mod filtered;
 mod grpc_only;
 mod guarded;
 mod limits;

@@ -14,8 +14,9 @@ use tokio::{task::spawn_blocking, time::timeout};
 use super::{connect::Connect, notice, patiently};
 use crate::{
     client::{ClientError, Event, Observer},
+    filter::{self, Rules},
     output::{self, Format, Printer},
-    proto::FlowBatch,
+    proto::{FlowBatch, ObserveRequest},
 };
 
 /// How long the write of a batch may still take after the command was told to end.
@@ -36,6 +37,11 @@ pub struct Args {
         default_value = "table"
     )]
     pub output: Format,
+
+    /// Show only flows that these rules would count a packet of; repeatable, or separated by semicolons, as
+    /// `flow-agent run --filter` takes them. The account stays that of all packets.
+    #[arg(long, value_name = "RULES", env = "FLOW_AGENT_WATCH_FILTER")]
+    pub filter: Vec<Rules>,
 
     /// Stop after this time, as in 10s or 2m.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_WATCH_DURATION", value_parser = super::time,
@@ -125,7 +131,11 @@ impl Screen {
 /// Shows batches until nobody reads stdout.
 async fn watch(args: &Args, screen: &Screen, progress: &Cell<Progress>) -> Result<()> {
     let consumer = format!("watch pid={}", std::process::id());
-    let observer = Observer::connect(args.connect.target.clone(), &consumer);
+    let request = ObserveRequest {
+        filter: filter::text(&args.filter),
+        consumer,
+    };
+    let observer = Observer::connect_with(args.connect.target.clone(), request);
     let mut observer = patiently(&args.connect.target, observer).await?;
     progress.set(Progress::Observing);
     loop {

@@ -46,7 +46,7 @@ pub struct Fate {
 
 impl AddAssign<&Consumer> for Fate {
     fn add_assign(&mut self, consumer: &Consumer) {
-        self.delivered += consumer.delivered.get();
+        self.delivered += consumer.delivered();
         self.lost += consumer.lost.get();
     }
 }
@@ -96,6 +96,8 @@ pub(super) struct Consumer {
     pub(super) held_bytes: AtomicU64,
     pub(super) delivered: Tally,
     pub(super) lost: Tally,
+    /// What the consumer's own filter left out of `delivered`.
+    pub(super) left_out: Tally,
 }
 
 impl Consumer {
@@ -109,11 +111,23 @@ impl Consumer {
             held_bytes: AtomicU64::new(0),
             delivered: Tally::default(),
             lost: Tally::default(),
+            left_out: Tally::default(),
+        }
+    }
+
+    /// What was handed to the transport.
+    pub(super) fn delivered(&self) -> Volume {
+        let (delivered, left_out) = (self.delivered.get(), self.left_out.get());
+        Volume {
+            batches: delivered.batches,
+            records: delivered.records.saturating_sub(left_out.records),
+            packets: delivered.packets.saturating_sub(left_out.packets),
+            bytes: delivered.bytes.saturating_sub(left_out.bytes),
         }
     }
 
     pub(super) fn status(&self) -> ConsumerStatus {
-        let (delivered, lost) = (self.delivered.get(), self.lost.get());
+        let (delivered, lost) = (self.delivered(), self.lost.get());
         ConsumerStatus {
             name: self.name.clone(),
             peer: self.peer.clone(),
@@ -123,6 +137,7 @@ impl Consumer {
             delivered_records: delivered.records,
             lost_batches: lost.batches,
             lost_records: lost.records,
+            left_out_records: self.left_out.get().records,
         }
     }
 }

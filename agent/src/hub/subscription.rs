@@ -81,6 +81,11 @@ impl Subscription {
         Charge::new(&self.consumer, &held).attach(bytes)
     }
 
+    /// Records of delivered batches that the consumer's own filter left out.
+    pub fn note_left_out(&self, volume: Volume) {
+        self.consumer.left_out.add(volume);
+    }
+
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<OutgoingBatch>> {
         let queued = ready!(self.queue.poll_recv(context));
         let consumer = &self.consumer;

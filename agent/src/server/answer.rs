@@ -7,6 +7,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::{Stream, StreamExt as _, stream};
 use http_body::Frame;
 use http_body_util::StreamBody;
+use tokio::task::spawn_blocking;
 use tonic::{
     Status,
     body::Body,
@@ -14,8 +15,11 @@ use tonic::{
     metadata::GRPC_CONTENT_TYPE,
 };
 
-use super::encoding::{Compressor, Encoding};
-use crate::hub::{OutgoingBatch, Subscription};
+use super::{
+    encoding::{Compressor, Encoding},
+    filtered::StreamFilter,
+};
+use crate::hub::{OutgoingBatch, SharedHeld, Subscription};
 
 /// A byte that says whether the message is compressed, and the length, big-endian.
 const MESSAGE_HEADER_BYTES: usize = 5;
@@ -37,6 +41,7 @@ pub(super) fn one<T: Send + Sync + 'static>(parts: Vec<Bytes>, kept: T) -> Respo
 
 /// What becomes of a consumer's batches before they are sent.
 pub(super) struct Form {
+    pub(super) filter: Option<StreamFilter>,
     pub(super) encoding: Option<Encoding>,
     pub(super) compressor: Arc<Compressor>,
 }
@@ -52,7 +57,7 @@ pub(super) fn batches<T: Send + 'static>(
     let state = (kept, subscription, form);
     let batches = stream::unfold(state, |mut state| async move {
         let batch = state.1.next().await?;
-        let message = state.2.message(&state.1, batch).await;
+        let message = state.2.message(&state.1, batch).await?;
         Some((stream::iter(message), state))
     });
     let mut response = response(batches.flatten());
@@ -66,10 +71,28 @@ pub(super) fn batches<T: Send + 'static>(
 }
 
 impl Form {
-    /// The batch as gRPC frames it, in parts.
-    async fn message(&self, subscription: &Subscription, batch: OutgoingBatch) -> Vec<Bytes> {
-        let id = batch.id();
-        let [prefix, body] = batch.into_parts();
+    /// The batch as gRPC frames it, in parts. `None` if a thread ended that works on it.
+    async fn message(
+        &mut self,
+        subscription: &Subscription,
+        batch: OutgoingBatch,
+    ) -> Option<Vec<Bytes>> {
+        let mut id = batch.id();
+        let [prefix, mut body] = batch.into_parts();
+        if let Some(mut filter) = self.filter.take() {
+            let (filter, filtered) = spawn_blocking(move || {
+                let filtered = filter.apply(&body);
+                (filter, filtered)
+            })
+            .await
+            .ok()?;
+            self.filter = Some(filter);
+            // Our own batches can be decoded.
+            let (filtered, left_out) = filtered.ok()?;
+            subscription.note_left_out(left_out);
+            body = subscription.charge(filtered, &SharedHeld::default());
+            id = None;
+        }
         if let Some(encoding) = self.encoding
             && let Some(compressed) = self.compressor.compress(encoding, id, body.clone()).await
             && let Some([before, after]) = compressed.around(&prefix)
@@ -77,10 +100,10 @@ impl Form {
             let len = before.len() + compressed.bytes.len() + after.len();
             let first = [header(true, len), before].concat();
             let shared = subscription.charge(compressed.bytes.clone(), &compressed.held);
-            return vec![first.into(), shared, after];
+            return Some(vec![first.into(), shared, after]);
         }
         let first = [header(false, prefix.len() + body.len()), prefix].concat();
-        vec![first.into(), body]
+        Some(vec![first.into(), body])
     }
 }
 
@@ -158,7 +181,8 @@ mod tests {
     #[tokio::test]
     async fn a_compressed_batch_is_held_once_at_its_length_until_the_last_consumer_has_taken_it() {
         let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
-        let form = Form {
+        let mut form = Form {
+            filter: None,
             encoding: Some(Encoding::Gzip),
             compressor: Arc::default(),
         };
@@ -169,7 +193,7 @@ mod tests {
         let mut messages = Vec::new();
         for consumer in &mut consumers {
             let batch = consumer.next().await.unwrap();
-            messages.push(form.message(consumer, batch).await);
+            messages.push(form.message(consumer, batch).await.unwrap());
         }
         for message in &messages {
             let message = message.concat();
@@ -193,16 +217,48 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_filtered_batch_is_held_at_its_own_length_and_its_records_are_not_delivered() {
+        let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
+        let mut form = Form {
+            filter: StreamFilter::read("exclude all").unwrap(),
+            encoding: None,
+            compressor: Arc::default(),
+        };
+        let mut consumer = hub.subscribe("", "test");
+        let whole = FlowBatch {
+            scan_id: 7,
+            records: vec![crate::proto::FlowRecord::default(); 100],
+            ..FlowBatch::default()
+        };
+        hub.publish(&Batch {
+            body: whole.encode_to_vec().into(),
+            records: 100,
+            ..batch("")
+        });
+        let sent = consumer.next().await.unwrap();
+        let message = form.message(&consumer, sent).await.unwrap();
+        assert_eq!(hub.held_bytes(), message[1].len() as u64);
+        assert!(hub.held_bytes() < 20);
+        drop(message);
+        assert_eq!(hub.held_bytes(), 0);
+        let status = &hub.status()[0];
+        let counts = (status.delivered_records, status.left_out_records);
+        assert_eq!(counts, (0, 100));
+        assert_eq!(hub.fate().delivered.records, 0);
+    }
+
+    #[tokio::test]
     async fn what_does_not_shrink_is_sent_as_it_is() {
         let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
-        let form = Form {
+        let mut form = Form {
+            filter: None,
             encoding: Some(Encoding::Zstd),
             compressor: Arc::default(),
         };
         let mut consumer = hub.subscribe("", "test");
         hub.publish(&batch("a"));
         let sent = consumer.next().await.unwrap();
-        let message = form.message(&consumer, sent).await.concat();
+        let message = form.message(&consumer, sent).await.unwrap().concat();
         assert_eq!(message[0], 0);
         let decoded = FlowBatch::decode(&message[5..]).unwrap();
         assert_eq!((decoded.stream_seq, decoded.scan_id), (1, 7));

@@ -24,6 +24,7 @@ use super::{
     caller::{Caller, OpenRequest},
     encoding::{Compressor, Encoding},
     filter_rules::{FilterRules, may_change_rules, may_see_rules},
+    filtered::StreamFilter,
     limits::{Doors, Place},
     live_status::LiveStatus,
     request,
@@ -103,16 +104,12 @@ impl Calls {
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
         let (head, body) = request.into_parts();
+        let request: ObserveRequest = request::message(&head.headers, body).await?;
         let form = Form {
+            filter: StreamFilter::read(&request.filter)?,
             encoding: Encoding::asked(&head.headers, caller.peer.is_on_a_unix_socket()),
             compressor: Arc::clone(&self.compressor),
         };
-        let request: ObserveRequest = request::message(&head.headers, body).await?;
-        if !request.filter.is_empty() {
-            return Err(Status::invalid_argument(
-                "this agent does not know filters: observe without one, and filter what comes",
-            ));
-        }
         let place = self.doors.consumer(&caller.peer)?;
         let name: String = request.consumer.chars().take(CONSUMER_NAME_CHARS).collect();
         let subscription = self.hub.subscribe(&name, &caller.peer.to_string());

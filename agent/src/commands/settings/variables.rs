@@ -11,10 +11,11 @@ use crate::similar;
 pub const PREFIX: &str = "FLOW_AGENT_";
 
 /// What begins the same and is no setting of `run`.
-pub const OF_OTHERS: [&str; 10] = [
+pub const OF_OTHERS: [&str; 11] = [
     // Other commands.
     "CONNECT",
     "WATCH_DURATION",
+    "WATCH_FILTER",
     "WATCH_LIMIT",
     "WATCH_OUTPUT",
     // The build.

@@ -98,6 +98,52 @@ async fn a_consumer_over_tcp_that_accepts_gzip_gets_it() {
     agent.stop().await;
 }
 
+#[tokio::test]
+async fn a_filtered_stream_has_its_own_sequence_and_tells_what_is_left_out_to_the_packet() {
+    let directory = tempfile::tempdir().unwrap();
+    let (unix, target) = socket(&directory);
+    let mut agent = Agent::start("one", 1024, &[unix]).await;
+    let request = |filter: &str| ObserveRequest {
+        filter: filter.to_owned(),
+        ..ObserveRequest::default()
+    };
+    let refused = Observer::connect_with(target.clone(), request("only tcp")).await;
+    let refused = refused.err().unwrap().to_string();
+    assert!(refused.contains("filter:1"), "{refused}");
+    let sixteen = request("include src net 0.0.0.0/28 ingress; exclude all");
+    let mut filtered = Observer::connect_with(target.clone(), sixteen)
+        .await
+        .unwrap();
+    let mut whole = Observer::connect(target.clone(), "").await.unwrap();
+    agent.has_consumers(2).await;
+    let batches = agent.scan(5000) + agent.scan(0) + agent.scan(5000);
+    let mut sent = (0, 0, 0);
+    for seq in 1..=batches as u64 {
+        let (all, few) = (batch(&mut whole).await, batch(&mut filtered).await);
+        assert_eq!((all.stream_seq, few.stream_seq), (seq, seq));
+        assert_eq!(few.account, all.account);
+        assert_eq!(
+            (few.scan_id, few.batch_index),
+            (all.scan_id, all.batch_index)
+        );
+        assert_eq!(all.left_out_records, 0);
+        for record in &few.records {
+            sent.0 += 1;
+            sent.1 += record.delta_packets + record.delta_reverse_packets;
+            sent.2 += record.delta_bytes + record.delta_reverse_bytes;
+        }
+        if few.last_of_scan {
+            // A packet of 60 bytes in each direction of each flow.
+            let flows = if few.scan_id < 3 { 5000 } else { 10_000 };
+            assert_eq!(sent.0 + few.left_out_records, flows);
+            assert_eq!(sent.1 + few.left_out_packets, 2 * flows);
+            assert_eq!(sent.2 + few.left_out_bytes, 120 * flows);
+        }
+    }
+    assert_eq!(sent.0, 32);
+    agent.stop().await;
+}
+
 /// Together they are longer than HTTP/2's windows are at first, so the agent has to make room.
 #[tokio::test]
 async fn long_requests_follow_one_another_on_a_connection() {

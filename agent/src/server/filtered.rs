@@ -1,0 +1,187 @@
+//! A consumer's own filter: leaves records out of its batches, and counts what it leaves out.
+
+use std::collections::HashMap;
+
+use bytes::{Buf as _, Bytes};
+use prost::{
+    DecodeError, Message as _,
+    encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
+};
+use tonic::Status;
+
+use crate::{
+    fault::Fault,
+    filter::{Rule, Rules, passes},
+    hub::Volume,
+    proto::{FlowBatch, FlowRecord, Interface},
+};
+
+/// Bounds for the rules of a stream, which are applied one by one to each record.
+const MAX_RULES: usize = 64;
+const MAX_VALUES: usize = 1024;
+
+const INTERFACES_TAG: u32 = 14;
+const RECORDS_TAG: u32 = 15;
+
+/// A record that a filter leaves out.
+fn volume(record: &FlowRecord) -> Volume {
+    Volume {
+        batches: 0,
+        records: 1,
+        packets: record.delta_packets + record.delta_reverse_packets,
+        bytes: record.delta_bytes + record.delta_reverse_bytes,
+    }
+}
+
+pub(super) struct StreamFilter {
+    rules: Vec<Rule>,
+    /// Since the stream began.
+    left_out: Volume,
+}
+
+impl StreamFilter {
+    /// `None` if there are no rules.
+    pub(super) fn read(text: &str) -> Result<Option<Self>, Status> {
+        let refused = |fault: Fault| Status::invalid_argument(fault.at("filter").to_string());
+        let Rules(rules) = text.parse().map_err(refused)?;
+        let values = |rule: &Rule| {
+            rule.nets.len() + rule.ports.len() + rule.protocols.len() + rule.interfaces.len()
+        };
+        if rules.len() > MAX_RULES || rules.iter().map(values).sum::<usize>() > MAX_VALUES {
+            return Err(Status::invalid_argument(format!(
+                "the filter of a stream has at most {MAX_RULES} rules and {MAX_VALUES} values in them"
+            )));
+        }
+        let filter = Self {
+            rules,
+            left_out: Volume::default(),
+        };
+        Ok((!filter.rules.is_empty()).then_some(filter))
+    }
+
+    /// A batch without the records that do not pass, and with what was left out so far. Also returns what was left out of
+    /// this batch.
+    pub(super) fn apply(&mut self, body: &Bytes) -> Result<(Bytes, Volume), DecodeError> {
+        let mut left_out = Volume::default();
+        let mut passed = Vec::with_capacity(body.len());
+        let mut names = HashMap::new();
+        let mut rest = body.clone();
+        while rest.has_remaining() {
+            let start = body.len() - rest.len();
+            let (tag, wire_type) = decode_key(&mut rest)?;
+            let mut is_left_out = false;
+            if matches!(tag, INTERFACES_TAG | RECORDS_TAG) && wire_type == WireType::LengthDelimited
+            {
+                let len = decode_varint(&mut rest)? as usize;
+                let message = rest.split_to(len.min(rest.len()));
+                if tag == INTERFACES_TAG {
+                    let interface = Interface::decode(message)?;
+                    names.insert((interface.netns, interface.ifindex), interface.name);
+                } else {
+                    let record = FlowRecord::decode(message)?;
+                    let name = names.get(&(record.netns, record.ifindex));
+                    let name = name.map_or("", String::as_str);
+                    is_left_out = !passes(&self.rules, &record, name);
+                    if is_left_out {
+                        left_out += volume(&record);
+                    }
+                }
+            } else {
+                skip_field(wire_type, tag, &mut rest, DecodeContext::default())?;
+            }
+            if !is_left_out {
+                passed.extend_from_slice(&body[start..body.len() - rest.len()]);
+            }
+        }
+        // Protobuf merges concatenated messages.
+        self.left_out += left_out;
+        let told = FlowBatch {
+            left_out_records: self.left_out.records,
+            left_out_packets: self.left_out.packets,
+            left_out_bytes: self.left_out.bytes,
+            ..FlowBatch::default()
+        };
+        passed.extend(told.encode_to_vec());
+        // A batch of which little is left holds no large buffer.
+        passed.shrink_to_fit();
+        Ok((passed.into(), left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(port: u32, ifindex: u32) -> FlowRecord {
+        FlowRecord {
+            protocol: 6,
+            src_addr: Bytes::from_static(&[10, 0, 0, 1]),
+            dst_addr: Bytes::from_static(&[10, 0, 0, 2]),
+            src_port: Some(5000),
+            dst_port: Some(port),
+            delta_packets: 1,
+            delta_bytes: 100,
+            delta_reverse_packets: 2,
+            delta_reverse_bytes: 300,
+            total_packets: 7,
+            ifindex,
+            netns: 9,
+            ..FlowRecord::default()
+        }
+    }
+
+    fn batch() -> FlowBatch {
+        let interface = |ifindex: u32| Interface {
+            ifindex,
+            name: format!("eth{ifindex}"),
+            netns: 9,
+            ..Interface::default()
+        };
+        FlowBatch {
+            scan_id: 4,
+            batch_index: 1,
+            last_of_scan: true,
+            table_occupancy: Some(3),
+            interfaces: vec![interface(1), interface(2)],
+            records: vec![record(80, 1), record(443, 1), record(443, 2)],
+            account: Some(crate::proto::Account::default()),
+            tracked_flows: Some(5),
+            sample_rate: 10,
+            ..FlowBatch::default()
+        }
+    }
+
+    #[test]
+    fn records_that_do_not_pass_are_counted_and_all_else_stays() {
+        let mut filter = StreamFilter::read("include port 443 on eth2; exclude all").unwrap();
+        let filter = filter.as_mut().unwrap();
+        let body = batch().encode_to_vec().into();
+        for times in [1, 2] {
+            let filtered = FlowBatch::decode(filter.apply(&body).unwrap().0).unwrap();
+            let expected = FlowBatch {
+                records: vec![record(443, 2)],
+                left_out_records: 2 * times,
+                left_out_packets: 6 * times,
+                left_out_bytes: 800 * times,
+                ..batch()
+            };
+            assert_eq!(filtered, expected);
+        }
+    }
+
+    #[test]
+    fn a_filter_that_cannot_be_read_or_is_too_large_is_refused_with_its_place() {
+        let refused = |text: &str| {
+            let status = StreamFilter::read(text).err().unwrap();
+            assert_eq!(status.code(), tonic::Code::InvalidArgument);
+            status.message().to_owned()
+        };
+        let told = refused("exclude port 80; drop all");
+        assert!(told.contains("filter:18"), "{told}");
+        assert!(refused(&"exclude all;".repeat(65)).contains("at most 64 rules"));
+        let ports = (0..1025).map(|port| port.to_string()).collect::<Vec<_>>();
+        let rule = format!("exclude port {}", ports.join(","));
+        assert!(refused(&rule).contains("1024 values"));
+        assert!(StreamFilter::read(" ; ").unwrap().is_none());
+    }
+}
