@@ -101,6 +101,7 @@ impl Config {
             scan_interval: self.scan_interval,
             idle_timeout: self.replica.idle_timeout,
             linger: self.replica.linger,
+            report_interval: self.replica.report_interval,
         }
     }
 }

@@ -16,6 +16,8 @@ pub struct Times {
     pub idle_timeout: Duration,
     /// How long a closed flow waits for late packets after its last one.
     pub linger: Duration,
+    /// How often a living flow is reported, at most; zero is with every scan.
+    pub report_interval: Duration,
 }
 
 /// Whatever else a running agent may change is a variant, and the place where it is done is the task that scans.

@@ -6,6 +6,7 @@ mod find;
 mod handshake;
 mod oldest;
 mod outers;
+mod reports;
 mod sides;
 mod slab;
 #[cfg(test)]
@@ -23,6 +24,7 @@ use self::{
     find::{Found, GROUP, hash_of},
     oldest::Oldest,
     outers::Outers,
+    reports::Reports,
     slab::Slab,
     waiting::Waiting,
 };
@@ -38,6 +40,8 @@ pub struct ReplicaSettings {
     pub idle_timeout: Duration,
     /// How long a closed flow waits for late packets after its last one.
     pub linger: Duration,
+    /// How often a living flow is reported, at most; zero is with every scan.
+    pub report_interval: Duration,
 }
 
 /// How long a flow is kept after its last packet.
@@ -70,6 +74,7 @@ pub struct Replica {
     waiting: Waiting,
     evicted: u64,
     outers: Outers,
+    reports: Reports,
 }
 
 impl Replica {
@@ -91,7 +96,13 @@ impl Replica {
             waiting: Waiting::default(),
             evicted: 0,
             outers: Outers::default(),
+            reports: Reports::every(settings.report_interval),
         }
+    }
+
+    /// Changes how often a living flow is reported.
+    pub fn report_every(&mut self, interval: Duration) {
+        self.reports.set_interval(interval);
     }
 
     /// Changes when flows end. Those that have been quiet for too long by then end with the next scan.
@@ -161,6 +172,13 @@ impl Replica {
         let (rank_ns, is_told) = (entry.rank_ns(self.lifetimes), entry.is_told);
         self.oldest.note((rank_ns, slot));
         if is_told {
+            self.report(slot, delta, sink);
+        }
+    }
+
+    /// Emits what the flow counted, now or when its time has come.
+    fn report(&mut self, slot: u32, delta: [Pair; 2], sink: &mut impl FnMut(&Record)) {
+        if let Some(delta) = self.reports.add(slot, delta, self.clock.boot_ns) {
             sink(&self.record(slot, delta, None));
         }
     }
@@ -175,18 +193,32 @@ impl Replica {
                 self.end_by_force(slot, sink);
                 continue;
             }
-            // If the machine slept meanwhile, the time of the last packet is uncertain.
-            if self.clock.slept_ns != 0 && entry.scan == self.scan {
-                continue;
+            match self.reason_to_end(slot) {
+                Some(reason) => {
+                    self.end(slot, reason, sink);
+                    self.settle_outers();
+                }
+                None => {
+                    if let Some(delta) = self.reports.due(slot, self.clock.boot_ns) {
+                        sink(&self.record(slot, delta, None));
+                    }
+                }
             }
-            let quiet_ns = self.clock.boot_ns.saturating_sub(entry.last_seen_boot_ns);
-            let reason = match entry.state {
-                State::Living if quiet_ns >= self.lifetimes.idle_ns => EndReason::IdleTimeout,
-                State::Closing if quiet_ns >= self.lifetimes.linger_ns => EndReason::EndOfFlow,
-                State::Free | State::Living | State::Closing => continue,
-            };
-            self.end(slot, reason, sink);
-            self.settle_outers();
+        }
+    }
+
+    /// Why the flow ends with this scan, if it does.
+    fn reason_to_end(&self, slot: u32) -> Option<EndReason> {
+        let entry = &self.slab[slot];
+        // If the machine slept meanwhile, the time of the last packet is uncertain.
+        if self.clock.slept_ns != 0 && entry.scan == self.scan {
+            return None;
+        }
+        let quiet_ns = self.clock.boot_ns.saturating_sub(entry.last_seen_boot_ns);
+        match entry.state {
+            State::Living if quiet_ns >= self.lifetimes.idle_ns => Some(EndReason::IdleTimeout),
+            State::Closing if quiet_ns >= self.lifetimes.linger_ns => Some(EndReason::EndOfFlow),
+            State::Free | State::Living | State::Closing => None,
         }
     }
 
@@ -245,6 +277,7 @@ impl Replica {
     /// Emits the first record of a flow, unless only one direction was counted. Such a flow may be half of one
     /// whose other half comes in this scan, so its record waits until the scan ends.
     fn begin(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
+        self.reports.begin(slot, self.clock.boot_ns);
         let entry = &self.slab[slot];
         self.oldest.note((entry.rank_ns(self.lifetimes), slot));
         if entry.sides != Sides::One || entry.only_direction().is_none() {
@@ -278,7 +311,7 @@ impl Replica {
         if !entry.is_told {
             entry.is_told = true;
             let delta = entry.total;
-            sink(&self.record(slot, delta, None));
+            self.report(slot, delta, sink);
         }
         if let Some(half) = self.take_waiting(slot) {
             self.add(slot, &half, sink);
@@ -296,7 +329,8 @@ impl Replica {
 
     fn tell_end(&mut self, slot: u32, reason: EndReason, sink: &mut impl FnMut(&Record)) {
         self.tell(slot, sink);
-        sink(&self.record(slot, [Pair::default(); 2], Some(reason)));
+        let rest = self.reports.take(slot);
+        sink(&self.record(slot, rest, Some(reason)));
     }
 
     fn end(&mut self, slot: u32, reason: EndReason, sink: &mut impl FnMut(&Record)) {

@@ -440,6 +440,11 @@ impl Scanner {
         self.replica.keep_flows_for(idle_timeout, linger);
     }
 
+    /// Changes how often a living flow is reported.
+    pub fn report_every(&mut self, interval: Duration) {
+        self.replica.report_every(interval);
+    }
+
     pub fn filter_rules(&self) -> u32 {
         self.kernel.rules.rules
     }

@@ -48,6 +48,7 @@ pub fn of(
             scan_interval_ns: nanos(times.scan_interval),
             idle_timeout_ns: nanos(times.idle_timeout),
             linger_ns: nanos(times.linger),
+            report_interval_ns: nanos(times.report_interval),
             early_scan_percent: settings.early_scan_percent,
             sample_rate: settings.sample_rate,
             filter_rules: scanner.filter_rules(),

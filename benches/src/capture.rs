@@ -94,6 +94,7 @@ impl Capture {
                 max_flows: settings.max_tracked_flows,
                 idle_timeout: settings.idle_timeout,
                 linger: settings.linger,
+                report_interval: Duration::ZERO,
             }),
             unparsed: 0,
             account,

@@ -92,6 +92,7 @@ impl Default for UserSpace {
                 max_flows: MAX_TRACKED_FLOWS,
                 idle_timeout: Duration::from_mins(1),
                 linger: Duration::from_secs(5),
+                report_interval: Duration::ZERO,
             }),
             encoder: BatchEncoder::new(Arc::new(identity)),
             account: HookAccount::default(),

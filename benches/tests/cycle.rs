@@ -103,6 +103,7 @@ fn a_flow_takes_at_most_200_bytes_and_none_for_those_that_left() {
         max_flows: FLOWS as usize,
         idle_timeout: Duration::from_mins(1),
         linger: Duration::from_secs(5),
+        report_interval: Duration::ZERO,
     });
     let mut turn_over = |from: u32| {
         for number in from..from + FLOWS {

@@ -196,6 +196,7 @@ impl Scanning {
                 self.times = times;
                 self.wakes.set_interval(times.scan_interval);
                 scanner.keep_flows_for(times.idle_timeout, times.linger);
+                scanner.report_every(times.report_interval);
                 outcome = Ok(());
             }
             Change::Selection(selection) => {

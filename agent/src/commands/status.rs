@@ -87,6 +87,10 @@ fn settings_lines(status: &AgentStatus, lines: &mut Vec<String>) {
         0 => String::new(),
         rate => format!(", sample 1 in {rate} flows"),
     };
+    let report = match settings.report_interval_ns {
+        0 => String::new(),
+        interval => format!(", report-interval {}", duration(interval)),
+    };
     let filter = match settings.filter_rules {
         0 => String::new(),
         1 => ", 1 filter rule".to_owned(),
@@ -94,7 +98,7 @@ fn settings_lines(status: &AgentStatus, lines: &mut Vec<String>) {
     };
     lines.push(format!(
         "settings  max-flows {}, max-tracked-flows {}, scan-interval {}, early-scan {} %, \
-         idle-timeout {}, linger {}{sample}{filter}",
+         idle-timeout {}, linger {}{report}{sample}{filter}",
         settings.max_flows,
         settings.max_tracked_flows,
         duration(settings.scan_interval_ns),

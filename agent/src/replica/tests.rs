@@ -8,6 +8,7 @@ use crate::community_id::community_id;
 
 mod ends;
 mod promises;
+mod reports;
 mod sides;
 mod tunnels;
 
@@ -19,6 +20,7 @@ fn replica(max_flows: usize) -> Replica {
         max_flows,
         idle_timeout: Duration::from_secs(30),
         linger: Duration::from_secs(5),
+        report_interval: Duration::ZERO,
     })
 }
 

@@ -153,6 +153,13 @@ pub struct Args {
           value_parser = clap::value_parser!(u32).range(0..=99), allow_negative_numbers = true, help_heading = TABLE)]
     pub early_scan: u32,
 
+    /// How often a flow that goes on is reported, at most. What it counts meanwhile comes with its next record or with its
+    /// end, so long flows make fewer records, and early scans no more. A whole number of scan intervals is best [default:
+    /// with every scan].
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_REPORT_INTERVAL", value_parser = time,
+          allow_hyphen_values = true, help_heading = TABLE)]
+    pub report_interval: Option<Duration>,
+
     /// A flow ends after this time without a packet.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_IDLE_TIMEOUT", default_value = "60s",
           value_parser = time, allow_hyphen_values = true, help_heading = TABLE)]
@@ -298,6 +305,7 @@ impl Args {
                 max_flows: self.max_tracked_flows as usize,
                 idle_timeout: self.idle_timeout,
                 linger: self.linger,
+                report_interval: self.report_interval.unwrap_or_default(),
             },
             sample_rate: if self.sample == 1 { 0 } else { self.sample },
             limits: Limits {

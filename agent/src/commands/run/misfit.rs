@@ -65,6 +65,13 @@ pub(super) fn refuse_contradictions(args: &Args) -> Result<(), Misfit> {
         "--tcx-order does nothing with --tc-attach clsact: remove one of them",
         &["tcx_order", "tc_attach"],
     )?;
+    refuse(
+        args.report_interval
+            .is_some_and(|report| !report.is_zero() && report < args.scan_interval),
+        "--report-interval is shorter than --scan-interval, and flows are reported with scans: raise it, or lower \
+         --scan-interval",
+        &["report_interval", "scan_interval"],
+    )?;
     for (index, address) in args.listen.iter().enumerate() {
         refuse(
             !address.is_any_port() && args.listen[..index].contains(address),
@@ -192,6 +199,10 @@ mod tests {
                 ["--listen unix:/a", "twice"],
             ),
             (
+                "--report-interval 5s",
+                ["--report-interval", "--scan-interval"],
+            ),
+            (
                 "--listen 127.0.0.1:1,127.0.0.1:1",
                 ["--listen 127.0.0.1:1", "twice"],
             ),
@@ -203,6 +214,8 @@ mod tests {
             "",
             "--ingress-hook xdp --direction ingress --xdp-mode generic",
             "--xdp-mode auto",
+            "--report-interval 0s",
+            "--report-interval 5s --scan-interval 5s",
             "--listen 127.0.0.1:0,127.0.0.1:0,unix:/a,unix:/b",
         ] {
             assert_eq!(contradiction(arguments), None, "{arguments}");

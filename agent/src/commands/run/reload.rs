@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// The settings that a running agent takes over. [`Reload::take_over`] does it.
-pub const TAKEN_OVER: [&str; 11] = [
+pub const TAKEN_OVER: [&str; 12] = [
     "interface",
     "exclude_interface",
     "filter",
@@ -37,6 +37,7 @@ pub const TAKEN_OVER: [&str; 11] = [
     "scan_interval",
     "idle_timeout",
     "linger",
+    "report_interval",
     "max_consumers",
     "max_connections",
     "output",

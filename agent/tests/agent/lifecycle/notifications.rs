@@ -205,7 +205,7 @@ fn changes_of_an_interface_that_is_not_selected_wake_nobody_who_attaches() {
     let (attach, follow) = ("attach", "interfaces");
     let [attach, follow] = [attach, follow].map(|name| thread_named(&mut agent, name));
     let is_asleep = |task: &Path| status_line(task, "State:").contains('S');
-    wait_until("the first look is over", || is_asleep(&attach));
+    agent.wait_until_idle();
     let woken = || status_line(&attach, "voluntary_ctxt_switches:");
     let before = woken();
     batch(namespace, &changes_of_busy0(500));

@@ -2,7 +2,7 @@
 
 use lab::{Lab, privilege::is_root_or_skip};
 
-use crate::support::{Agent, wait_until};
+use crate::support::{Agent, Report, count, pair, wait_until};
 
 #[test]
 fn the_status_tells_what_the_scans_found_and_took() {
@@ -42,4 +42,41 @@ fn the_status_tells_what_the_scans_found_and_took() {
     }
     let [before, after] = scans.map(|scan| number(&scan["cpu_ns"]));
     assert!(0 < before && before < after, "{before} {after}");
+}
+
+#[test]
+fn a_flow_that_goes_on_is_reported_when_the_interval_is_over_and_at_its_end() {
+    if !is_root_or_skip(
+        "agent::a_flow_that_goes_on_is_reported_when_the_interval_is_over_and_at_its_end",
+    ) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 53, &[0; 18]);
+    let frame = frame.unwrap();
+    // By the interval, and how many records there are of five scans that counted something.
+    let records = |interval: &str| -> Report {
+        let agent = Agent::start(&lab, &["--report-interval", interval]);
+        for packets in 1..=5 {
+            lab.peer.frame_socket().unwrap().send(&frame).unwrap();
+            wait_until("it is counted", || {
+                pair(&agent.status(&lab.agent)["account"]["flows"]).packets == packets
+            });
+        }
+        agent.stop()
+    };
+    let at_once = records("0s");
+    // The last one ends it.
+    assert_eq!(at_once.flows.len(), 5 + 1);
+    let late = records("1h");
+    assert_eq!(late.flows.len(), 1);
+    for report in [at_once, late] {
+        let [(_, [forward, _])] = report.sums().into_iter().collect::<Vec<_>>()[..] else {
+            panic!("{:?}", report.flows)
+        };
+        assert_eq!(
+            (report.seen(), forward),
+            (count(5, &frame), count(5, &frame))
+        );
+    }
 }

@@ -1,0 +1,87 @@
+//! Puts the reports of living flows off until the report interval is over. What a flow counted meanwhile waits here, and
+//! comes with the next report or with the end of the flow.
+
+use std::time::Duration;
+
+use agent_common::Pair;
+
+/// What waits to be reported, by slot. Without an interval everything is reported at once and this is empty.
+#[derive(Default)]
+pub struct Reports {
+    interval_ns: u64,
+    waiting: Vec<Waiting>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Waiting {
+    delta: [Pair; 2],
+    /// When the flow was reported last, or when it began.
+    since_boot_ns: u64,
+}
+
+impl Reports {
+    /// Zero reports everything at once.
+    pub fn every(interval: Duration) -> Self {
+        let mut reports = Self::default();
+        reports.set_interval(interval);
+        reports
+    }
+
+    /// Holds from the next report of each flow on.
+    pub fn set_interval(&mut self, interval: Duration) {
+        self.interval_ns = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
+    }
+
+    /// A flow begins in this slot.
+    pub fn begin(&mut self, slot: u32, now_boot_ns: u64) {
+        if self.is_in_use() {
+            self.at(slot).since_boot_ns = now_boot_ns;
+        }
+    }
+
+    /// What to report of a flow that has counted `delta`, if its time has come.
+    pub fn add(&mut self, slot: u32, delta: [Pair; 2], now_boot_ns: u64) -> Option<[Pair; 2]> {
+        if !self.is_in_use() {
+            return Some(delta);
+        }
+        for (sum, added) in self.at(slot).delta.iter_mut().zip(delta) {
+            *sum += added;
+        }
+        self.due(slot, now_boot_ns)
+    }
+
+    /// What to report of a flow that has counted nothing more, if there is something and its time has come.
+    pub fn due(&mut self, slot: u32, now_boot_ns: u64) -> Option<[Pair; 2]> {
+        // Scans do not come to the nanosecond. One that is a little early would put the report off for a whole one.
+        let tolerance_ns = self.interval_ns / 20;
+        let interval_ns = self.interval_ns - tolerance_ns;
+        let waiting = self.waiting.get_mut(slot as usize)?;
+        let is_over = now_boot_ns.saturating_sub(waiting.since_boot_ns) >= interval_ns;
+        if waiting.delta == [Pair::default(); 2] || !is_over {
+            return None;
+        }
+        waiting.since_boot_ns = now_boot_ns;
+        Some(std::mem::take(&mut waiting.delta))
+    }
+
+    /// What was not reported of a flow that ends.
+    pub fn take(&mut self, slot: u32) -> [Pair; 2] {
+        let waiting = self.waiting.get_mut(slot as usize);
+        waiting.map_or_else(Default::default, |waiting| {
+            std::mem::take(&mut waiting.delta)
+        })
+    }
+
+    /// Also if there is no interval any more and something may wait.
+    fn is_in_use(&self) -> bool {
+        self.interval_ns != 0 || !self.waiting.is_empty()
+    }
+
+    fn at(&mut self, slot: u32) -> &mut Waiting {
+        let slot = slot as usize;
+        if slot >= self.waiting.len() {
+            self.waiting.resize_with(slot + 1, Waiting::default);
+        }
+        &mut self.waiting[slot]
+    }
+}

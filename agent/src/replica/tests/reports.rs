@@ -1,0 +1,64 @@
+//! Reports that are put off.
+
+use super::*;
+
+fn packets(records: &[Record]) -> Vec<(u64, Option<EndReason>)> {
+    records
+        .iter()
+        .map(|record| (record.delta[0].packets, record.end_reason))
+        .collect()
+}
+
+#[test]
+fn a_long_flow_is_reported_once_in_an_interval_and_at_its_end() {
+    let mut replica = replica(8);
+    replica.report_every(Duration::from_secs(60));
+    let one = |second| (1, counters(second, &[ACK], &[]));
+    let mut told = Vec::new();
+    for second in (0..=120).step_by(10) {
+        for (packets, reason) in packets(&scan(&mut replica, second, &[one(second)])) {
+            told.push((second, packets, reason));
+        }
+    }
+    assert_eq!(told, [(60, 7, None), (120, 6, None)]);
+    scan(&mut replica, 130, &[one(130)]);
+    let ended = packets(&scan(&mut replica, 160, &[]));
+    assert_eq!(ended, [(1, Some(EndReason::IdleTimeout))]);
+}
+
+#[test]
+fn what_waits_is_reported_in_time_although_nothing_more_comes() {
+    let mut replica = replica(8);
+    replica.keep_flows_for(Duration::from_hours(1), Duration::ZERO);
+    replica.report_every(Duration::from_secs(60));
+    scan(&mut replica, 0, &[(1, counters(0, &[ACK], &[]))]);
+    assert_eq!(packets(&scan(&mut replica, 50, &[])), []);
+    // A scan that comes a little early still counts as in time.
+    assert_eq!(packets(&scan(&mut replica, 58, &[])), [(1, None)]);
+    assert_eq!(packets(&scan(&mut replica, 200, &[])), []);
+}
+
+#[test]
+fn without_an_interval_any_more_what_waits_comes_with_the_next_scan() {
+    let mut replica = replica(8);
+    replica.report_every(Duration::from_secs(60));
+    let counted = (1, counters(1, &[ACK], &[]));
+    scan(&mut replica, 1, &[counted]);
+    replica.report_every(Duration::ZERO);
+    assert_eq!(packets(&scan(&mut replica, 2, &[])), [(1, None)]);
+    assert_eq!(packets(&scan(&mut replica, 3, &[counted])), [(1, None)]);
+}
+
+#[test]
+fn the_next_flow_with_the_same_ports_begins_with_nothing_of_the_last() {
+    let mut replica = replica(8);
+    replica.report_every(Duration::from_secs(60));
+    let established = (1, counters(1, &[SYN, ACK], &[SYN | ACK, ACK]));
+    scan(&mut replica, 1, &[established]);
+    let again = (1, counters(2, &[SYN], &[]));
+    let ended = scan(&mut replica, 2, &[again]);
+    assert_eq!(packets(&ended), [(2, Some(EndReason::EndOfFlow))]);
+    let mut rest = Vec::new();
+    replica.finish(&mut |record| rest.push(*record));
+    assert_eq!(packets(&rest), [(1, Some(EndReason::ForcedEnd))]);
+}
