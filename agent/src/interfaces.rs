@@ -42,6 +42,17 @@ impl Selection {
         any_matches(&self.include, name) && !any_matches(&self.exclude, name)
     }
 
+    /// The exact names of interfaces that are to be counted.
+    pub fn exact_names(&self) -> BTreeSet<&str> {
+        let names = self.include.iter().filter_map(|pattern| match pattern {
+            Pattern::Name(name) => Some(name.as_str()),
+            Pattern::Glob(_) | Pattern::Regex(_) => None,
+        });
+        names
+            .filter(|name| !any_matches(&self.exclude, name))
+            .collect()
+    }
+
     /// Whether it names the link exactly.
     fn names(&self, link: &Link) -> bool {
         let mut include = self.include.iter();
@@ -138,10 +149,16 @@ pub fn select(
     let (excluded, left): (Vec<_>, Vec<_>) = included
         .into_iter()
         .partition(|link| selection.excluding(link).is_some());
+    let over = if selection.follows_default_routes() {
+        "every interface over which a default route leads"
+    } else {
+        "every selected interface"
+    };
     ensure!(
         excluded.is_empty() || !left.is_empty() || may_come,
-        "every selected interface is excluded ({}); remove an --exclude-interface",
-        names(excluded)
+        "{over} is excluded ({}); remove an --exclude-interface, or name others with --interface; interfaces here: {}",
+        names(excluded),
+        names(links)
     );
     let mut selected = Vec::new();
     for link in left {
@@ -316,7 +333,8 @@ mod tests {
         assert_eq!(waiting(&["eth0"], &[]).unwrap(), 0);
         assert_eq!(waiting(&[], &[2]).unwrap(), 1);
         let refusal = waiting(&["eth0"], &[2]).unwrap_err().to_string();
-        assert!(refusal.contains("excluded (eth0)"), "{refusal}");
+        let expected = "every interface over which a default route leads is excluded (eth0); ";
+        assert!(refusal.starts_with(expected), "{refusal}");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::{
     hub::Hub,
     interfaces::Selection,
     kernel::{
-        attach::{Attachments, Hook, Left, Mode, NotCounted, warn_of_hidden_tags},
+        attach::{Absent, Attachments, Hook, Left, Mode, NotCounted, warn_of_hidden_tags},
         links::{Counters, tags::TagWatch},
         load::Kernel,
         rule_maps::PlacedRules,
@@ -428,6 +428,12 @@ impl Scanner {
     pub fn not_counted(&self) -> NotCounted {
         let attachments = self.attachments.as_ref();
         attachments.map_or_else(NotCounted::default, Attachments::not_counted)
+    }
+
+    /// The names that are selected and that no interface has.
+    pub fn absent(&self) -> Absent {
+        let attachments = self.attachments.as_ref();
+        attachments.map_or_else(Absent::default, Attachments::absent)
     }
 
     /// Turns the programs to a set of filter rules. If this fails, the previous set stays.

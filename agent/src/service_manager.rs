@@ -288,8 +288,8 @@ fn scans(status: &AgentStatus) -> u64 {
     status.scans.as_ref().map_or(0, |scans| scans.count)
 }
 
-/// The flows, the packets seen a second since an earlier status, how many the table has refused in all, and how many
-/// selected interfaces are not counted.
+/// The flows, the packets seen a second since an earlier status, how many the table has refused in all, how many
+/// selected interfaces are not counted, and which names no interface has.
 fn line(earlier: &AgentStatus, status: &AgentStatus, elapsed: Duration) -> String {
     let of = |status: &AgentStatus| {
         let account = status.account.clone().unwrap_or_default();
@@ -315,18 +315,28 @@ fn line(earlier: &AgentStatus, status: &AgentStatus, elapsed: Duration) -> Strin
         1 => ", 1 interface not counted".to_owned(),
         interfaces => format!(", {interfaces} interfaces not counted"),
     };
+    let absent = interfaces.map_or_else(String::new, absent);
     let idle = if status.hooks.is_empty() {
         "no interface is counted; "
     } else {
         ""
     };
     format!(
-        "{idle}{} flow{}, {} packet{}/s, {loss}{uncounted}",
+        "{idle}{} flow{}, {} packet{}/s, {loss}{uncounted}{absent}",
         human::count(flows),
         if flows == 1 { "" } else { "s" },
         human::count(u64::try_from(rate).unwrap_or(u64::MAX)),
         if rate == 1 { "" } else { "s" }
     )
+}
+
+fn absent(interfaces: &proto::InterfacesStatus) -> String {
+    let more = u64::from(interfaces.absent).saturating_sub(1);
+    match (interfaces.absent_names.first(), more) {
+        (None, _) => String::new(),
+        (Some(name), 0) => format!(", no interface {}", harmless(name)),
+        (Some(name), more) => format!(", no interface {} and {more} more", harmless(name)),
+    }
 }
 
 #[cfg(test)]
@@ -395,6 +405,28 @@ mod tests {
         );
         assert_eq!(shown(1), format!("{others}, 1 interface not counted"));
         assert_eq!(shown(16), format!("{others}, 16 interfaces not counted"));
+    }
+
+    #[test]
+    fn the_line_names_an_interface_that_is_not_here() {
+        let shown = |absent, name: &str| {
+            let interfaces = proto::InterfacesStatus {
+                absent,
+                absent_names: vec![name.to_owned()],
+                ..proto::InterfacesStatus::default()
+            };
+            let now = AgentStatus {
+                interfaces: Some(interfaces),
+                ..status(2, 1000, 0)
+            };
+            line(&status(1, 1000, 0), &now, Duration::from_secs(2))
+        };
+        let others = "1.2k flows, 0 packets/s, no packet lost";
+        assert_eq!(shown(1, "eth7"), format!("{others}, no interface eth7"));
+        assert_eq!(
+            shown(3, "eth7"),
+            format!("{others}, no interface eth7 and 2 more")
+        );
     }
 
     #[test]

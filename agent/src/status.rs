@@ -37,7 +37,7 @@ pub fn of(
 ) -> proto::AgentStatus {
     let stats = scanner.stats;
     let capacity = u64::from(scanner.capacity());
-    let not_counted = scanner.not_counted();
+    let (not_counted, absent) = (scanner.not_counted(), scanner.absent());
     proto::AgentStatus {
         agent: Some((*settings.identity).clone()),
         started_unix_ns: 0,
@@ -92,6 +92,8 @@ pub fn of(
                 .into_iter()
                 .map(|one| uncounted(scanner, one))
                 .collect(),
+            absent: u32::try_from(absent.names).unwrap_or(u32::MAX),
+            absent_names: absent.first,
             departed: scanner.departed.interfaces,
             departed_account: Some(proto::Account {
                 sample_rate: settings.sample_rate,

@@ -175,6 +175,21 @@ fn interfaces_lines(interfaces: &InterfacesStatus, lines: &mut Vec<String>) {
             Some(more) => lines.push(format!("  and {more} more")),
         }
     }
+    lines.extend(absent_line(interfaces));
+}
+
+/// The first of these names, and how many more there are.
+fn absent_line(interfaces: &InterfacesStatus) -> Option<String> {
+    let named = interfaces.absent_names.join(", ");
+    let named_len = interfaces.absent_names.len() as u64;
+    let more = u64::from(interfaces.absent).saturating_sub(named_len);
+    match (interfaces.absent, more) {
+        (0, _) => None,
+        (_, 0) => Some(format!("no interface has these names: {named}")),
+        _ => Some(format!(
+            "no interface has these names: {named}, and {more} more"
+        )),
+    }
 }
 
 fn output_lines(output: &OutputStatus, lines: &mut Vec<String>) {
@@ -399,6 +414,32 @@ mod tests {
                 "  veth9 (ifindex 9, netns 5): waits until one that has left is drained",
                 "  and 13 more",
             ]
+        );
+    }
+
+    #[test]
+    fn names_that_no_interface_has_are_told() {
+        let told = |absent, names: &[&str]| {
+            let status = AgentStatus {
+                interfaces: Some(InterfacesStatus {
+                    absent,
+                    absent_names: names.iter().map(ToString::to_string).collect(),
+                    ..InterfacesStatus::default()
+                }),
+                ..status()
+            };
+            let text = text(&status);
+            let line = text.lines().find(|line| line.contains("these names"));
+            line.map(str::to_owned)
+        };
+        assert_eq!(told(0, &[]), None);
+        assert_eq!(
+            told(2, &["eth7", "eth8"]).unwrap(),
+            "no interface has these names: eth7, eth8"
+        );
+        assert_eq!(
+            told(5, &["eth7", "eth8"]).unwrap(),
+            "no interface has these names: eth7, eth8, and 3 more"
         );
     }
 

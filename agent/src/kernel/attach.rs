@@ -49,7 +49,7 @@ mod xdp;
 use attacher::Attacher;
 use namespace::{Attached, Common, Watch};
 use noted::Changes;
-pub use pending::{NotCounted, Uncounted};
+pub use pending::{Absent, NotCounted, Uncounted};
 pub use programs::load_all;
 use slots::Place;
 pub use slots::{AttachedHook, Left, Slots, Why};
@@ -294,6 +294,17 @@ impl Attachments {
     pub fn not_counted(&self) -> NotCounted {
         let all = self.watches.iter().map(Watch::not_counted);
         all.fold(NotCounted::default(), NotCounted::and)
+    }
+
+    /// The names that are selected and that no interface has.
+    pub fn absent(&self) -> Absent {
+        // All of them follow the same selection.
+        let selection = self
+            .watches
+            .first()
+            .map(|watch| watch.changes().selection());
+        let selection = selection.unwrap_or_default();
+        self.not_counted().absent(&selection, &self.slots.names())
     }
 
     /// What happened to hooks since the last call, in order.

@@ -9,7 +9,6 @@ use super::{super::time, misfit};
 use crate::{
     agent::Config,
     filter::{self, Rules},
-    interfaces::Selection,
     kernel::{
         attach::{AttachSettings, Directions, IngressHook, TcAttach, TcxOrder, XdpMode},
         load,
@@ -18,7 +17,7 @@ use crate::{
     metrics::MetricsAddress,
     netns::Netns,
     outputs::settings::Wishes,
-    pattern::{self, Patterns},
+    pattern::Patterns,
     replica::ReplicaSettings,
     server::{
         DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits, ListenAddr,
@@ -276,16 +275,12 @@ impl Args {
     /// Makes the agent's settings. Fails, whatever the machine, if no agent can start with them.
     pub fn config(self) -> Result<Config> {
         misfit::refuse_contradictions(&self)?;
+        misfit::refuse_excluded_names(&self)?;
         misfit::refuse_too_many_names(&self)?;
         Ok(Config {
             object: self.object.0,
             rules: misfit::rules(&self)?,
-            selection: Selection {
-                include: pattern::all(&self.interface),
-                exclude: pattern::all(&self.exclude_interface),
-                // A service waits; whoever starts the agent by hand is told.
-                waits: false,
-            },
+            selection: misfit::selection(&self),
             netns: self.netns,
             max_interfaces: self.max_interfaces,
             attach: AttachSettings {

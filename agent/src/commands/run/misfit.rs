@@ -1,8 +1,6 @@
 //! Settings that no agent can start with, although each value is one that its option takes: they contradict each
 //! other, or ask for more than there can be.
 
-use std::collections::BTreeSet;
-
 use anyhow::Result;
 use thiserror::Error;
 
@@ -10,6 +8,7 @@ use super::Args;
 use crate::{
     fault::Fault,
     filter::{self, Compiled, Rule},
+    interfaces::Selection,
     kernel::attach::{Directions, IngressHook, TcAttach, TcxOrder, XdpMode},
     output::Format,
     outputs::{
@@ -37,6 +36,15 @@ fn refuse(
         return Err(Misfit { message, settings });
     }
     Ok(())
+}
+
+pub(super) fn selection(args: &Args) -> Selection {
+    Selection {
+        include: pattern::all(&args.interface),
+        exclude: pattern::all(&args.exclude_interface),
+        // A service waits; whoever starts the agent by hand is told.
+        waits: false,
+    }
 }
 
 /// Fails if an option would have no effect because of another one, so that nobody relies on it.
@@ -82,21 +90,37 @@ pub(super) fn refuse_contradictions(args: &Args) -> Result<(), Misfit> {
     Ok(())
 }
 
+/// Fails if interfaces are both named and left out. What patterns choose is known at the start.
+pub(super) fn refuse_excluded_names(args: &Args) -> Result<(), Misfit> {
+    const SETTINGS: &[&str] = &["interface", "exclude_interface"];
+    let selection = selection(args);
+    let named = |patterns: &[Pattern], name: &str| {
+        let is_it = |pattern: &Pattern| matches!(pattern, Pattern::Name(known) if known == name);
+        patterns.iter().any(is_it)
+    };
+    for pattern in &selection.include {
+        let name = pattern.to_string();
+        refuse(
+            named(&selection.include, &name) && named(&selection.exclude, &name),
+            format!(
+                "{name} is named both by --interface and by --exclude-interface: remove one of them"
+            ),
+            SETTINGS,
+        )?;
+    }
+    refuse(
+        !selection.follows_default_routes()
+            && !selection.has_patterns()
+            && selection.exact_names().is_empty(),
+        "--exclude-interface leaves out all that --interface names: remove one of them",
+        SETTINGS,
+    )
+}
+
 /// Fails if more interfaces are named than may be watched. How many match a pattern is known at the start.
 pub(super) fn refuse_too_many_names(args: &Args) -> Result<(), Misfit> {
-    let (include, exclude) = (
-        pattern::all(&args.interface),
-        pattern::all(&args.exclude_interface),
-    );
-    let is_excluded = |name: &str| exclude.iter().any(|pattern| pattern.matches(name));
-    let names: BTreeSet<&str> = include
-        .iter()
-        .filter_map(|pattern| match pattern {
-            Pattern::Name(name) if !is_excluded(name) => Some(name.as_str()),
-            Pattern::Name(_) | Pattern::Glob(_) | Pattern::Regex(_) => None,
-        })
-        .collect();
-    let (count, most) = (names.len(), args.max_interfaces);
+    let selection = selection(args);
+    let (count, most) = (selection.exact_names().len(), args.max_interfaces);
     refuse(
         most != 0 && count > most as usize,
         format!(
@@ -219,6 +243,33 @@ mod tests {
             "--listen 127.0.0.1:0,127.0.0.1:0,unix:/a,unix:/b",
         ] {
             assert_eq!(contradiction(arguments), None, "{arguments}");
+        }
+    }
+
+    #[test]
+    fn no_interface_is_both_named_and_left_out() {
+        let refused = |arguments: &str| {
+            let refused = refuse_excluded_names(&args(arguments)).err();
+            refused.map(|error| error.to_string())
+        };
+        for (arguments, expected) in [
+            ("a --exclude-interface a", "a is named both"),
+            ("a,b --exclude-interface c,b", "b is named both"),
+            ("a*,b --exclude-interface b", "b is named both"),
+            ("a1,a2 --exclude-interface a*", "leaves out all"),
+        ] {
+            let error = refused(&format!("--interface {arguments}")).expect(arguments);
+            assert!(error.contains(expected), "{arguments}: {error}");
+        }
+        for arguments in [
+            "",
+            "--exclude-interface a",
+            "--interface a,b --exclude-interface c",
+            "--interface a,b1 --exclude-interface b*",
+            "--interface a*,b1 --exclude-interface b*",
+            "--interface a* --exclude-interface a*",
+        ] {
+            assert_eq!(refused(arguments), None, "{arguments}");
         }
     }
 

@@ -107,6 +107,11 @@ impl Changes {
         self.note(&mut self.state()).everything = true;
     }
 
+    /// The last selection that was noted.
+    pub(super) fn selection(&self) -> Selection {
+        self.state().selection.clone()
+    }
+
     /// The future resolves when the watched interfaces follow this selection, or a later one.
     pub(super) fn select(&self, selection: Selection) -> impl Future<Output = ()> + Send + use<> {
         let mut state = self.state();

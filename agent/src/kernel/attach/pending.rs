@@ -1,9 +1,9 @@
-//! The selected interfaces that are not counted, each with the reason, for the status.
+//! The selected interfaces that are not counted, each with the reason, and the names that no interface has, for the status.
 
-use std::sync::PoisonError;
+use std::{collections::BTreeSet, sync::PoisonError};
 
 use super::watcher::Watcher;
-use crate::{kernel::links::Link, netns::InterfaceId};
+use crate::{interfaces::Selection, kernel::links::Link, netns::InterfaceId};
 
 /// Why a selected interface is not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,16 @@ pub struct NotCounted {
     pub interfaces: usize,
     /// The first of them, by index.
     pub first: Vec<Uncounted>,
+    /// Their names, if they are selected by name.
+    names: BTreeSet<String>,
+}
+
+/// Names that are selected and that no interface has.
+#[derive(Clone, Debug, Default)]
+pub struct Absent {
+    pub names: usize,
+    /// The first of them.
+    pub first: Vec<String>,
 }
 
 /// One of them.
@@ -62,7 +72,23 @@ impl NotCounted {
         self.interfaces += other.interfaces;
         self.first.extend(other.first);
         self.first.truncate(Self::NAMED);
+        self.names.extend(other.names);
         self
+    }
+
+    /// The names of this selection that neither one of these has nor one that is watched.
+    pub(super) fn absent(&self, selection: &Selection, watched: &BTreeSet<String>) -> Absent {
+        let is_here = |name: &str| {
+            // It is in every network namespace, and has no hook where only egress is counted.
+            name == "lo" || watched.contains(name) || self.names.contains(name)
+        };
+        let mut names = selection.exact_names();
+        names.retain(|name| !is_here(name));
+        let first = names.iter().take(Self::NAMED);
+        Absent {
+            names: names.len(),
+            first: first.map(ToString::to_string).collect(),
+        }
     }
 }
 
@@ -105,12 +131,40 @@ impl Watcher {
             reason: one.why.word(),
             detail: one.detail.clone(),
         });
+        let exact = self.selection.exact_names();
+        let names = self.pending.values().map(|one| &one.name);
+        let names = names.filter(|name| exact.contains(name.as_str()));
         let told = NotCounted {
             interfaces: self.pending.len(),
             first: first.collect(),
+            names: names.cloned().collect(),
         };
         let shared = self.not_counted.lock();
         *shared.unwrap_or_else(PoisonError::into_inner) = told;
         self.changes.set_pending(self.pending.keys().copied());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_absent_if_no_interface_has_it() {
+        let patterns = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+        let selection = Selection {
+            include: patterns(&["watched", "refused", "b", "a", "lo", "left-out", "veth*"]),
+            exclude: patterns(&["left*"]),
+            waits: true,
+        };
+        let not_counted = NotCounted {
+            names: BTreeSet::from(["refused".to_owned()]),
+            ..NotCounted::default()
+        };
+        let watched = BTreeSet::from(["watched".to_owned()]);
+        let absent = not_counted.absent(&selection, &watched);
+        assert_eq!(absent.first, ["a", "b"]);
+        let none = not_counted.absent(&Selection::default(), &watched);
+        assert_eq!(none.names, 0);
     }
 }

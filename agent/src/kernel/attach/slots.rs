@@ -247,6 +247,13 @@ impl Slots {
         watched.is_some_and(|watched| watched.name == name)
     }
 
+    /// The names of all that are watched, in every network namespace.
+    pub(super) fn names(&self) -> BTreeSet<String> {
+        let state = self.state();
+        let watched = state.watched.values();
+        watched.map(|watched| watched.name.clone()).collect()
+    }
+
     pub(super) fn rename(&self, ifindex: u32, name: &str) {
         if let Some(watched) = self.state().watched.get_mut(&self.id(ifindex)) {
             name.clone_into(&mut watched.name);

@@ -14,6 +14,7 @@ use lab::{
     Lab, Process, RtnlHold, kernel,
     privilege::{is_root_or_skip, skip},
 };
+use serde_json::json;
 use tempfile::TempDir;
 
 use super::many::add_wires;
@@ -159,9 +160,23 @@ fn a_service_waits_for_a_name_and_counts_the_others_meanwhile() {
     agent.wait_until_logged("waiting for late0: there is no interface 'late0'");
     manager.wait_for("READY=1");
     let hooks = || agent.status(&lab.agent)["hooks"].as_array().unwrap().len();
+    let absent = || {
+        let interfaces = agent.status(&lab.agent)["interfaces"].take();
+        (
+            interfaces["absent"].clone(),
+            interfaces["absent_names"].clone(),
+        )
+    };
     assert_eq!(hooks(), 2);
+    assert_eq!(absent(), (json!(1), json!(["late0"])));
+    wait_until("the line for people has it", || {
+        let told = manager.take();
+        told.iter()
+            .any(|told| told.ends_with(", no interface late0"))
+    });
     lab.agent.namespace.add_wire(["late0", "far0"]).unwrap();
     wait_until("it is counted", || hooks() == 4);
+    assert_eq!(absent(), (json!(0), json!([])));
     agent.stop();
 }
 
