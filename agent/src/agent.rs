@@ -17,7 +17,7 @@ use tokio::{
 use crate::{
     batch::{BatchEncoder, Identity},
     changes::{Changes, Request, Times},
-    devices,
+    devices::{self, across},
     filter::Rule,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
     interfaces::{Selection, everywhere::Everywhere},
@@ -140,6 +140,7 @@ impl Agent {
                 Ok(())
             })?;
         }
+        across::warn_of_across(&selected)?;
         if real_time::may_interleave() {
             tracing::warn!("{}", real_time::LOSS);
         }

@@ -11,6 +11,8 @@ use tracing::warn;
 
 use crate::kernel::links::Link;
 
+pub mod across;
+
 /// The links of a network namespace as they stand on each other.
 pub struct Devices<'a> {
     by_ifindex: BTreeMap<u32, &'a Link>,
@@ -182,7 +184,8 @@ impl MayBeTwice<'_> {
         let tunnel = &self.tunnel.name;
         match &self.others[..] {
             [other] => format!(
-                "if they do, leave one of them out, with --exclude-interface {tunnel} or --exclude-interface {}",
+                "if they do, leave one of them out, with --exclude-interface {tunnel} or --exclude-interface {}, or \
+                 do not name both",
                 other.name
             ),
             _ => format!(
@@ -218,7 +221,7 @@ impl Twice<'_> {
     /// What to do about it.
     pub fn remedy(&self) -> String {
         format!(
-            "leave one of them out, with --exclude-interface {} or --exclude-interface {}",
+            "leave one of them out, with --exclude-interface {} or --exclude-interface {}, or do not name both",
             self.upper.name, self.lower.name
         )
     }
@@ -353,6 +356,7 @@ pub(crate) mod tests {
             kind: kind.to_owned(),
             peer_ifindex: None,
             lower_ifindex: None,
+            elsewhere: None,
             master_ifindex: None,
             has_lower: false,
             xdp: crate::kernel::links::AttachedXdp::None,
@@ -440,7 +444,8 @@ pub(crate) mod tests {
         let first = Devices::new(&links).twice(&all)[0];
         assert_eq!(
             first.remedy(),
-            "leave one of them out, with --exclude-interface bond0 or --exclude-interface eth0"
+            "leave one of them out, with --exclude-interface bond0 or --exclude-interface eth0, or \
+             do not name both"
         );
     }
 
@@ -483,7 +488,8 @@ pub(crate) mod tests {
         let watched = BTreeSet::from([2, 10]);
         assert_eq!(
             Devices::new(&links).may_be_twice(&watched)[0].remedy(),
-            "if they do, leave one of them out, with --exclude-interface wg0 or --exclude-interface eth0"
+            "if they do, leave one of them out, with --exclude-interface wg0 or --exclude-interface eth0, or \
+             do not name both"
         );
     }
 

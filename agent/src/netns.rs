@@ -6,7 +6,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     os::{
-        fd::AsFd as _,
+        fd::{AsFd as _, OwnedFd},
         unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     },
     panic,
@@ -134,6 +134,16 @@ impl Namespace {
             name: None,
             file: (number != own.number).then(|| Arc::new(file)),
         })
+    }
+
+    /// Its file, for the kernel to know it by. The agent's own is that of the calling thread.
+    pub fn open_again(&self) -> Result<OwnedFd> {
+        let opened = match &self.file {
+            Some(file) => file.try_clone(),
+            None => File::open("/proc/thread-self/ns/net"),
+        };
+        let what = || format!("open the network namespace {}", self.name());
+        opened.map(OwnedFd::from).with_context(what)
     }
 
     /// Its inode number, by which records tell namespaces apart.

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     agent::Config,
+    devices::across::{self, Across},
     filter::{self, Probe, Rules},
     interfaces::{Absent, Selection, everywhere::Everywhere},
     kernel::{
@@ -264,6 +265,7 @@ fn selected_interfaces(
         attach::first_slots(room, &selected)?;
     }
     let mut checks: Vec<Check> = absent.into_iter().map(awaited).collect();
+    checks.extend(across::across(&selected)?.iter().map(twice_across));
     for (namespace, links) in selected {
         checks.extend(namespace.enter(|| {
             let mut xdp = xdp::Features::open();
@@ -279,6 +281,14 @@ fn selected_interfaces(
 fn awaited(Absent { what, fault }: Absent) -> Check {
     let remedy = format!("a service waits for {what}, `flow-agent run` by hand ends");
     Check::warn("interfaces", fault, remedy)
+}
+
+fn twice_across(pair: &Across<'_>) -> Check {
+    Check::warn(
+        format!("twice {} {}", pair.link.name, pair.other.name),
+        format!("packets are counted twice: {pair}"),
+        pair.remedy(),
+    )
 }
 
 /// The devices of the network namespace that the calling thread is in.

@@ -1,17 +1,23 @@
-//! The links of this network namespace, their counters, and its default routes.
+//! The links of this network namespace, and their counters; [`routes`] has its default routes.
 //!
 //! Asked over `NETLINK_ROUTE`, which follows the calling thread's network namespace. `/sys/class/net` does
 //! not: it shows the namespace of whoever mounted it.
 
-use std::{collections::BTreeSet, fs, os::linux::fs::MetadataExt as _};
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::{
+        fd::{AsRawFd as _, BorrowedFd},
+        linux::fs::MetadataExt as _,
+    },
+};
 
 use agent_common::LinkType;
 use anyhow::{Context as _, Result};
 use libc::{
     ARPHRD_ETHER, ARPHRD_IPGRE, ARPHRD_LOOPBACK, ARPHRD_NONE, ARPHRD_PPP, ARPHRD_SIT,
     ARPHRD_TUNNEL, ARPHRD_TUNNEL6, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINK,
-    IFLA_LINK_NETNSID, IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU, IFLA_STATS64, IFLA_XDP, RTA_MULTIPATH,
-    RTA_OIF,
+    IFLA_LINK_NETNSID, IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU, IFLA_STATS64, IFLA_XDP,
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
 
@@ -20,10 +26,11 @@ pub(crate) mod generic;
 pub(crate) mod netlink;
 mod notifications;
 pub mod qdisc;
+mod routes;
 pub mod statistics;
 pub mod tags;
 
-use netlink::{Message, NetlinkSocket, attributes, field};
+use netlink::{Message, NetlinkSocket, attributes, field, push_attribute};
 
 /// The index of `lo` in every network namespace (`LOOPBACK_IFINDEX`).
 pub const LOOPBACK_IFINDEX: u32 = 1;
@@ -35,8 +42,11 @@ const IFLA_XDP_PROG_ID: u16 = 4;
 const IFLA_VXLAN_LINK: u16 = 3;
 const XDP_ATTACHED_NONE: u8 = 0;
 const XDP_ATTACHED_SKB: u8 = 2;
-const RTMSG_LEN_BYTES: usize = 12;
-const RTNEXTHOP_LEN_BYTES: usize = 8;
+
+// linux/rtnetlink.h with its padding, linux/net_namespace.h.
+const RTGENMSG_LEN_BYTES: usize = 4;
+const NETNSA_NSID: u16 = 1;
+const NETNSA_FD: u16 = 3;
 
 // linux/if_arp.h.
 const ARPHRD_RAWIP: u16 = 519;
@@ -59,6 +69,9 @@ pub struct Link {
     /// The link on which a VLAN device, macvlan or the like stands, or over which a tunnel sends, if the kernel
     /// says so and it is in this network namespace.
     pub lower_ifindex: Option<u32>,
+    /// Its other end, or the link on which it stands, if that is in another network namespace: the number by which this
+    /// one knows that namespace, and the index there.
+    pub elsewhere: Option<(i32, u32)>,
     /// The bridge, bond or other device of which it is a port, slave or virtual function.
     pub master_ifindex: Option<u32>,
     /// Another link here has it as its master. Known for links that were listed together, and for those
@@ -96,6 +109,11 @@ pub struct Counters {
 }
 
 impl Link {
+    /// Whether it is an end of a virtual cable.
+    pub fn is_cable(&self) -> bool {
+        matches!(self.kind.as_str(), "veth" | "netkit")
+    }
+
     /// The header with which a frame of this link begins; `None` if the agent cannot parse it.
     pub fn link_type(&self) -> Option<LinkType> {
         match self.hardware_type {
@@ -173,37 +191,32 @@ impl LinkSocket {
         Ok(link)
     }
 
+    /// The number by which this network namespace knows another one, if it does.
+    pub fn netns_id(&mut self, netns: BorrowedFd<'_>) -> Result<Option<i32>> {
+        let mut body = vec![0; RTGENMSG_LEN_BYTES];
+        push_attribute(
+            &mut body,
+            NETNSA_FD,
+            &netns.as_raw_fd().cast_unsigned().to_ne_bytes(),
+        );
+        let request = Message {
+            kind: libc::RTM_GETNSID,
+            body,
+        };
+        let what = "ask for the number of a network namespace";
+        let answer = self.netlink.get(request).context(what)?;
+        let all = answer.body.get(RTGENMSG_LEN_BYTES..).unwrap_or_default();
+        let number = attributes(all).find(|(kind, _)| *kind == NETNSA_NSID);
+        let number = number.map(|(_, number)| field(number, 0)).transpose();
+        let number = number.context(what)?.map(i32::from_ne_bytes);
+        Ok(number.filter(|number| *number >= 0))
+    }
+
     /// The counters of one link. Fails with ENODEV if it is gone.
     pub fn counters(&mut self, ifindex: u32) -> Result<Counters> {
         let what = || format!("read the counters of ifindex {ifindex}");
         let answer = self.netlink.get(link_request(ifindex)).with_context(what)?;
         Ok(link(&answer.body).with_context(what)?.counters)
-    }
-
-    /// The links that carry an IPv4 or IPv6 default route, in any table, without `lo`.
-    pub fn default_route_ifindexes(&mut self) -> Result<BTreeSet<u32>> {
-        let mut ifindexes = BTreeSet::new();
-        for family in [libc::AF_INET as u8, libc::AF_INET6 as u8] {
-            let mut body = vec![0; RTMSG_LEN_BYTES];
-            body[0] = family;
-            let request = Message {
-                kind: libc::RTM_GETROUTE,
-                body,
-            };
-            // A kernel without IPv6 answers with the routes of the families that it has. There may be a
-            // million of them.
-            let of_family = self
-                .netlink
-                .fold(&request, |carriers: &mut BTreeSet<u32>, route| {
-                    if route.kind == libc::RTM_NEWROUTE {
-                        carriers.extend(default_route(&route.body).context("read a route")?);
-                    }
-                    Ok(())
-                });
-            ifindexes.extend(of_family.context("list routes")?);
-        }
-        ifindexes.remove(&LOOPBACK_IFINDEX);
-        Ok(ifindexes)
     }
 }
 
@@ -230,19 +243,20 @@ fn link(body: &[u8]) -> Result<Link> {
         kind: String::new(),
         peer_ifindex: None,
         lower_ifindex: None,
+        elsewhere: None,
         master_ifindex: None,
         has_lower: false,
         xdp: AttachedXdp::None,
         xdp_program_id: None,
         counters: Counters::default(),
     };
-    let (mut linked_ifindex, mut vxlan_ifindex, mut is_elsewhere) = (0, None, false);
+    let (mut linked_ifindex, mut vxlan_ifindex, mut linked_netns) = (0, None, None);
     for (kind, value) in attributes(&body[IFINFOMSG_LEN_BYTES.min(body.len())..]) {
         match kind {
             IFLA_IFNAME => link.name = text(value),
             IFLA_MTU => link.mtu_bytes = u32::from_ne_bytes(field(value, 0)?),
             IFLA_LINK => linked_ifindex = u32::from_ne_bytes(field(value, 0)?),
-            IFLA_LINK_NETNSID => is_elsewhere = true,
+            IFLA_LINK_NETNSID => linked_netns = Some(i32::from_ne_bytes(field(value, 0)?)),
             IFLA_MASTER => link.master_ifindex = Some(u32::from_ne_bytes(field(value, 0)?)),
             IFLA_LINKINFO => {
                 link.kind = info_kind(value);
@@ -255,9 +269,10 @@ fn link(body: &[u8]) -> Result<Link> {
     }
     // A tunnel that is bound to no link has 0, and a link without others may name itself.
     let linked_ifindex = vxlan_ifindex.unwrap_or(linked_ifindex);
-    if linked_ifindex != 0 && linked_ifindex != link.ifindex && !is_elsewhere {
-        let is_cable = matches!(link.kind.as_str(), "veth" | "netkit");
-        let role = if is_cable {
+    if let Some(netns) = linked_netns {
+        link.elsewhere = (linked_ifindex != 0).then_some((netns, linked_ifindex));
+    } else if linked_ifindex != 0 && linked_ifindex != link.ifindex {
+        let role = if link.is_cable() {
             &mut link.peer_ifindex
         } else {
             &mut link.lower_ifindex
@@ -321,57 +336,15 @@ fn counters(stats: &[u8]) -> Result<Counters> {
     })
 }
 
-/// The interfaces of a route (`struct rtmsg` and its attributes), if it is a default route.
-fn default_route(body: &[u8]) -> Result<Vec<u32>> {
-    let [_family, destination_prefix_len] = field(body, 0)?;
-    let [route_type] = field(body, 7)?;
-    let route_flags = u32::from_ne_bytes(field(body, 8)?);
-    let is_default = destination_prefix_len == 0
-        && route_type == libc::RTN_UNICAST
-        && route_flags & libc::RTM_F_CLONED == 0;
-    if !is_default {
-        return Ok(Vec::new());
-    }
-    let mut ifindexes = Vec::new();
-    for (kind, value) in attributes(&body[RTMSG_LEN_BYTES..]) {
-        match kind {
-            RTA_OIF => ifindexes.push(u32::from_ne_bytes(field(value, 0)?)),
-            RTA_MULTIPATH => ifindexes.extend(next_hops(value)?),
-            _ => {}
-        }
-    }
-    Ok(ifindexes)
-}
-
-/// The interfaces in a sequence of `struct rtnexthop`, each followed by its attributes.
-fn next_hops(mut bytes: &[u8]) -> Result<Vec<u32>> {
-    let mut ifindexes = Vec::new();
-    while bytes.len() >= RTNEXTHOP_LEN_BYTES {
-        let len = usize::from(u16::from_ne_bytes(field(bytes, 0)?));
-        ifindexes.push(u32::from_ne_bytes(field(bytes, 4)?));
-        let aligned_len = len.max(RTNEXTHOP_LEN_BYTES).next_multiple_of(4);
-        bytes = bytes.get(aligned_len..).unwrap_or_default();
-    }
-    Ok(ifindexes)
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::{netlink::errno, *};
 
-    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    pub(in crate::kernel) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
         let mut bytes = ((value.len() + 4) as u16).to_ne_bytes().to_vec();
         bytes.extend(kind.to_ne_bytes());
         bytes.extend(value);
         bytes.resize(bytes.len().next_multiple_of(4), 0);
-        bytes
-    }
-
-    fn route(prefix_len: u8, route_type: u8, attributes: &[Vec<u8>]) -> Vec<u8> {
-        let mut bytes = vec![0; RTMSG_LEN_BYTES];
-        bytes[1] = prefix_len;
-        bytes[7] = route_type;
-        bytes.extend(attributes.concat());
         bytes
     }
 
@@ -412,42 +385,6 @@ mod tests {
         assert!(socket.counters(LOOPBACK_IFINDEX).is_ok());
     }
 
-    #[test]
-    fn default_routes_are_links_of_this_namespace() {
-        let ifindexes = default_route_ifindexes().unwrap();
-        let links = links().unwrap();
-        for ifindex in ifindexes {
-            assert!(links.iter().any(|link| link.ifindex == ifindex));
-        }
-    }
-
-    #[test]
-    fn every_next_hop_of_a_multipath_default_route_counts() {
-        let mut hops = Vec::new();
-        for ifindex in [7_u32, 9] {
-            let gateway = attribute(5, &[10, 0, 0, 1]);
-            hops.extend(((8 + gateway.len()) as u16).to_ne_bytes());
-            hops.extend([0, 0]);
-            hops.extend(ifindex.to_ne_bytes());
-            hops.extend(gateway);
-        }
-        let body = route(0, libc::RTN_UNICAST, &[attribute(RTA_MULTIPATH, &hops)]);
-        assert_eq!(default_route(&body).unwrap(), [7, 9]);
-    }
-
-    #[test]
-    fn a_prefix_and_an_unreachable_route_are_no_default_routes() {
-        let oif = [attribute(RTA_OIF, &3_u32.to_ne_bytes())];
-        assert_eq!(
-            default_route(&route(0, libc::RTN_UNICAST, &oif)).unwrap(),
-            [3]
-        );
-        for (prefix_len, route_type) in [(1, libc::RTN_UNICAST), (0, libc::RTN_UNREACHABLE)] {
-            let body = route(prefix_len, route_type, &oif);
-            assert!(default_route(&body).unwrap().is_empty());
-        }
-    }
-
     fn link_of(kind: &str, attributes: &[Vec<u8>]) -> Link {
         let mut body = vec![0; IFINFOMSG_LEN_BYTES];
         body[4..8].copy_from_slice(&7_u32.to_ne_bytes());
@@ -474,9 +411,11 @@ mod tests {
         assert_eq!(both("vxlan", &[]), (None, Some(4)));
         assert_eq!(both("gre", &[linked(0)]), (None, None));
         assert_eq!(both("", &[linked(7)]), (None, None));
-        let elsewhere = attribute(IFLA_LINK_NETNSID, &[0; 4]);
+        let elsewhere = attribute(IFLA_LINK_NETNSID, &6_i32.to_ne_bytes());
         for kind in ["veth", "macvlan", "vxlan"] {
             let attributes = [linked(3), elsewhere.clone()];
+            let ifindex = if kind == "vxlan" { 4 } else { 3 };
+            assert_eq!(link_of(kind, &attributes).elsewhere, Some((6, ifindex)));
             assert_eq!(both(kind, &attributes), (None, None), "{kind}");
         }
     }
@@ -495,7 +434,6 @@ mod tests {
     #[test]
     fn a_truncated_message_is_an_error() {
         assert!(link(&[0; 8]).is_err());
-        assert!(default_route(&[0; 4]).is_err());
     }
 
     #[test]

@@ -94,6 +94,7 @@ impl Follower {
                         }
                     }
                     LinkEvent::DefaultRoute(ifindexes) => self.changes.routed(ifindexes),
+                    LinkEvent::DefaultRouteByNexthop => self.changes.routed_by_nexthop(),
                     LinkEvent::Missed => {
                         if let Some(times) = self.missed.event() {
                             tracing::warn!(

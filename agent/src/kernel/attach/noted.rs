@@ -91,6 +91,14 @@ impl Changes {
         }
     }
 
+    /// A default route leads over interfaces that have to be asked for.
+    pub(super) fn routed_by_nexthop(&self) {
+        let mut state = self.state();
+        if state.selection.follows_default_routes() {
+            self.note(&mut state).everything = true;
+        }
+    }
+
     pub(super) fn left(&self, ifindex: u32) {
         let mut state = self.state();
         let noted = self.note(&mut state);

@@ -7,9 +7,11 @@ use netlink_packet_core::{NLMSG_ALIGNTO, NetlinkMessage, NetlinkPayload};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use super::{
-    IFINFOMSG_LEN_BYTES, LOOPBACK_IFINDEX, default_route,
+    IFINFOMSG_LEN_BYTES, LOOPBACK_IFINDEX,
     netlink::{Message, attributes, field},
-    notifications, text,
+    notifications,
+    routes::DefaultRoutes,
+    text,
 };
 
 /// Longer than any notification of the kernel (`if_nlmsg_size`).
@@ -30,6 +32,8 @@ pub(crate) enum LinkEvent {
     TcRemoved(u32),
     /// A default route leads over these links.
     DefaultRoute(Vec<u32>),
+    /// A default route leads over a nexthop object, which has links.
+    DefaultRouteByNexthop,
     /// Some events did not fit into the socket. All that happened before this one was told has happened by now.
     Missed,
 }
@@ -114,8 +118,13 @@ fn events(datagram: &[u8]) -> Result<Vec<LinkEvent>> {
 fn event(message: &Message) -> Result<Option<LinkEvent>> {
     let body = &message.body;
     if message.kind == libc::RTM_NEWROUTE {
-        let mut ifindexes = default_route(body)?;
-        ifindexes.retain(|ifindex| *ifindex != LOOPBACK_IFINDEX);
+        let mut routes = DefaultRoutes::default();
+        routes.add(body)?;
+        if !routes.nexthops.is_empty() {
+            return Ok(Some(LinkEvent::DefaultRouteByNexthop));
+        }
+        routes.ifindexes.remove(&LOOPBACK_IFINDEX);
+        let ifindexes: Vec<u32> = routes.ifindexes.into_iter().collect();
         return Ok((!ifindexes.is_empty()).then_some(LinkEvent::DefaultRoute(ifindexes)));
     }
     let [family] = field(body, 0)?;

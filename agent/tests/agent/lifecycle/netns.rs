@@ -347,3 +347,52 @@ fn a_reload_selects_anew_in_every_namespace_and_other_namespaces_need_a_restart(
     ));
     agent.stop();
 }
+
+#[test]
+fn the_ends_of_a_cable_between_watched_namespaces_and_a_device_that_moved_are_told_of() {
+    if !is_root_or_skip(
+        "agent::the_ends_of_a_cable_between_watched_namespaces_and_a_device_that_moved_are_told_of",
+    ) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let [here, there] = [&lab.agent, &lab.peer].map(|host| host.namespace.name());
+    let add = [
+        "link", "add", "link", "agent0", "name", "mac0", "type", "macvlan",
+    ];
+    lab.agent.namespace.ip(&add).unwrap();
+    let away = ["link", "set", "mac0", "netns", there];
+    lab.agent.namespace.ip(&away).unwrap();
+    let ends = format!("agent0 in {here} and peer0 in {there} are the ends of one cable");
+    let stacked = format!("what passes mac0 in {there} passes agent0 in {here}, too");
+
+    let netns = format!("{here},{there}");
+    let agent = Agent::start_on(&lab.agent, "*0", &["--netns", &netns]);
+    let log = agent.stderr();
+    let told = log.lines().filter(|line| line.contains("counted twice"));
+    let told: Vec<_> = told.collect();
+    assert_eq!(told.len(), 2, "{log}");
+    for (line, expected) in told.iter().zip([&ends, &stacked]) {
+        assert!(line.contains("WARN") && line.contains(expected), "{line}");
+        assert!(line.contains("--exclude-interface agent0"), "{line}");
+    }
+    agent.stop();
+
+    let checked = |interface: &str| {
+        let mut command = flow_agent(&lab.agent);
+        command.env("FLOW_AGENT_NETNS", &netns);
+        let command = command.args(["check", "--interface", interface]);
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    };
+    let text = checked("*0");
+    assert!(text.contains(&ends) && text.contains(&stacked), "{text}");
+    for one in ["agent0", "?a*0,peer0"] {
+        let text = checked(one);
+        assert!(!text.contains("twice"), "{text}");
+    }
+
+    let agent = Agent::start_on(&lab.agent, "agent0", &["--netns", &netns]);
+    let log = agent.stderr();
+    assert!(!log.contains("twice"), "{log}");
+    agent.stop();
+}

@@ -232,8 +232,9 @@ fn routes_that_come_choose_after_patterns_did() {
     let agent = Agent::start_by_file(&lab.agent, "", &file);
     fs::write(&file, settings).unwrap();
     agent.signal(libc::SIGHUP);
+    // Until then the agent asks for all routes.
     wait_until("the routes choose", || {
-        agent.stderr().contains("interfaces are selected anew")
+        agent.stderr().contains("the settings have been read again")
     });
     ip(namespace, "route add default dev new0 metric 7");
     wait_until_watched(&lab, &agent, "new0");

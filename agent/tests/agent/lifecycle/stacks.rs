@@ -309,3 +309,46 @@ fn a_default_route_that_comes_below_another_ones_takes_its_place() {
     });
     agent.stop();
 }
+
+/// Where `net.ipv4.nexthop_compat_mode` is 0, such a route names no interface.
+#[test]
+fn a_default_route_by_nexthop_objects_leads_over_their_interfaces() {
+    if !is_root_or_skip("agent::a_default_route_by_nexthop_objects_leads_over_their_interfaces") {
+        return;
+    }
+    let lab = stacked();
+    let namespace = &lab.agent.namespace;
+    let setting = "net/ipv4/nexthop_compat_mode";
+    namespace.set_sysctl(setting, "0").unwrap();
+    ip(
+        &lab,
+        "link set port0 addrgenmode none up
+         link set far0 addrgenmode none up
+         nexthop add id 1 dev agent0
+         nexthop add id 2 dev br0
+         nexthop add id 9 group 1/2
+         route add default nhid 9 metric 10",
+    );
+    let agent = Agent::start_on(&lab.agent, "", &[]);
+    assert_eq!(watched(&lab, &agent), ["agent0", "br0"]);
+    agent.stop();
+
+    ip(&lab, "route del default");
+    ip(&lab, "route add default dev br0 metric 20");
+    let agent = Agent::start_on(&lab.agent, "", &[]);
+    assert_eq!(watched(&lab, &agent), ["br0"]);
+    // When this one is followed, the first look is over, which would find the other.
+    ip(
+        &lab,
+        "link set tun0 addrgenmode none up
+         route add default dev tun0 metric 40",
+    );
+    wait_until("a route that comes is followed", || {
+        watched(&lab, &agent) == ["br0", "tun0"]
+    });
+    ip(&lab, "route add default nhid 1 metric 30");
+    wait_until("the route by the object is followed", || {
+        watched(&lab, &agent) == ["agent0", "br0"]
+    });
+    agent.stop();
+}

@@ -266,6 +266,10 @@ fn what_no_agent_can_start_with_is_refused_by_run_and_by_check() {
             "max_interfaces = 2\ninterface = ['a', 'b', 'c']".to_owned(),
             "3 interfaces are named, and --max-interfaces is 2".to_owned(),
         ),
+        (
+            "interface = ['a', 'b']\nexclude_interface = ['b']".to_owned(),
+            "b is named both by --interface and by --exclude-interface".to_owned(),
+        ),
     ] {
         let (_folder, file) = written(&format!("linger = '1s'\n{text}\n"));
         let file = file.to_str().unwrap();
