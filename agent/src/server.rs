@@ -119,7 +119,7 @@ impl Server {
             },
             Health::new(counting.clone(), not_serving.clone()),
         );
-        let services = FlowServices(Arc::new(Calls {
+        let calls = Arc::new(Calls {
             hub: hub.clone(),
             status: live,
             rules: FilterRules::new(rules),
@@ -127,12 +127,14 @@ impl Server {
             doors,
             compressor: Arc::default(),
             standard: StandardServices::new(counting.clone(), not_serving.clone()).await?,
-        }));
+        });
+        let services = FlowServices(Arc::clone(&calls));
 
         let (stopping, stopped) = oneshot::channel();
         let signal = async {
             shutdown.await;
             hub.close();
+            calls.standard.stop().await;
             drop(serving);
             // Nobody waits if the server has already ended.
             let _ = stopping.send(());

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use futures_util::stream;
 use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt as _, StreamBody};
-use tokio::sync::watch;
+use tokio::{sync::watch, task::AbortHandle};
 use tonic::{
     Status,
     body::Body,
@@ -37,6 +37,9 @@ const OURS: [&str; 2] = ["flow.v1.FlowAgent", "flow.v1.FlowControl"];
 type Answered = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
 pub(super) struct StandardServices {
+    reporter: HealthReporter,
+    /// Waits to say that the agent counts.
+    telling: AbortHandle,
     health: Call,
     reflection: Call,
     old_reflection: Call,
@@ -59,26 +62,34 @@ impl StandardServices {
         mut counting: watch::Receiver<bool>,
         stopped: watch::Receiver<()>,
     ) -> Result<Self> {
-        let health = HealthReporter::new();
-        set_all(&health, ServingStatus::NotServing).await;
-        let told = health.clone();
-        tokio::spawn(async move {
+        let reporter = HealthReporter::new();
+        set_all(&reporter, ServingStatus::NotServing).await;
+        let told = reporter.clone();
+        let telling = tokio::spawn(async move {
             // Otherwise the agent ends before it counts.
             if counting.wait_for(|counts| *counts).await.is_ok() {
                 set_all(&told, ServingStatus::Serving).await;
             }
         });
-        let health = HealthServer::new(HealthService::from_health_reporter(health));
+        let health = HealthServer::new(HealthService::from_health_reporter(reporter.clone()));
         let reflection = described().build_v1();
         let reflection = reflection.context("read our own descriptors")?;
         let old_reflection = described().build_v1alpha();
         let old_reflection = old_reflection.context("read our own descriptors")?;
         Ok(Self {
+            reporter,
+            telling: telling.abort_handle(),
             health: call(health.max_decoding_message_size(MAX_REQUEST_BYTES)),
             reflection: call(reflection.max_decoding_message_size(MAX_REQUEST_BYTES)),
             old_reflection: call(old_reflection.max_decoding_message_size(MAX_REQUEST_BYTES)),
             stopped,
         })
+    }
+
+    /// Calls the agent unhealthy from here on. Those who watch hear of it before their streams end.
+    pub(super) async fn stop(&self) {
+        self.telling.abort();
+        set_all(&self.reporter, ServingStatus::NotServing).await;
     }
 
     pub(super) fn find(&self, path: &str) -> Option<StandardCall<'_>> {
@@ -148,6 +159,8 @@ fn until_stop<T: Send + 'static>(body: Body, stopped: watch::Receiver<()>, kept:
     let frames = stream::unfold(state, |state| async {
         let (mut body, mut stopped, kept) = state?;
         tokio::select! {
+            // What was told before the stop comes before the end.
+            biased;
             frame = body.frame() => Some((frame?, Some((body, stopped, kept)))),
             _ = stopped.changed() => Some((Ok(Frame::trailers(stopping())), None)),
         }
@@ -164,6 +177,7 @@ fn stopping() -> HeaderMap {
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::Full;
     use tokio::sync::oneshot;
 
     use super::*;
@@ -211,5 +225,32 @@ mod tests {
         let trailers = collected.trailers().unwrap();
         assert_eq!(trailers["grpc-status"], "14");
         assert!(dropped.await.is_err());
+    }
+
+    #[tokio::test]
+    async fn whoever_watches_the_health_hears_that_the_agent_stops_before_the_stream_ends() {
+        const SERVING: u8 = 1;
+        const NOT_SERVING: u8 = 2;
+        let (serving, services) = services().await;
+        let path = "/grpc.health.v1.Health/Watch";
+        // One message without fields: the agent as a whole.
+        let request = Request::post(path).header("content-type", "application/grpc");
+        let request = request
+            .body(Body::new(Full::from([0; 5].as_slice())))
+            .unwrap();
+        let call = services.find(path).unwrap();
+        let mut body = services.answer(call, request, ()).await.into_body();
+        let mut told = Vec::new();
+        while told.last() != Some(&SERVING) {
+            let frame = body.frame().await.unwrap().unwrap();
+            told.extend(frame.into_data().unwrap().last());
+        }
+        services.stop().await;
+        drop(serving);
+        let frame = body.frame().await.unwrap().unwrap();
+        let message = frame.into_data().unwrap_or_else(|end| panic!("{end:?}"));
+        assert_eq!(message.last(), Some(&NOT_SERVING));
+        let end = body.frame().await.unwrap().unwrap();
+        assert_eq!(end.into_trailers().unwrap()["grpc-status"], "14");
     }
 }
