@@ -25,6 +25,7 @@ use crate::{
     netns::{InterfaceId, Namespace},
 };
 
+mod alarm;
 mod attacher;
 mod changes;
 mod closer;

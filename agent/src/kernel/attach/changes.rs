@@ -6,12 +6,13 @@
 //! not told the namespace, and would have to read kernel memory three times per packet to find out. So it is
 //! detached.
 
-use std::{collections::BTreeMap, thread};
+use std::collections::BTreeMap;
 
-use anyhow::{Context as _, Error, Result};
+use anyhow::{Error, Result};
 use tokio::sync::mpsc;
 
 use super::{
+    alarm,
     closer::{Closer, Detach},
     noted::Changes,
     slots::Slots,
@@ -49,18 +50,14 @@ pub(super) fn follow(
         changes,
         closer,
     };
-    let namespace = namespace.clone();
-    thread::Builder::new()
-        .name("interfaces".to_owned())
-        .spawn(move || {
-            let _logs = namespace.span().entered();
-            if let Err(error) = follower.run() {
-                let error = error.context("follow the interfaces that come and leave");
-                // If it is full, that of another namespace has failed. If nobody listens, the agent is ending.
-                let _ = failed.try_send(namespace.locate(error));
-            }
-        })
-        .context("start a thread")?;
+    let (namespace, alarmed) = (namespace.clone(), failed.clone());
+    alarm::spawn("interfaces", namespace.clone(), alarmed, move || {
+        if let Err(error) = follower.run() {
+            let error = error.context("follow the interfaces that come and leave");
+            // If it is full, that of another namespace has failed. If nobody listens, the agent is ending.
+            let _ = failed.try_send(namespace.locate(error));
+        }
+    })?;
     Ok(())
 }
 

@@ -3,14 +3,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
 };
 
-use anyhow::{Context as _, Error, Result};
+use anyhow::{Error, Result};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    AttachSettings, NameInterface, Slots,
+    AttachSettings, NameInterface, Slots, alarm,
     attacher::Attacher,
     changes,
     closer::Closer,
@@ -123,25 +123,24 @@ impl Watch {
             changes.clone(),
             closer,
             &namespace,
-            failed,
+            failed.clone(),
         )?;
-        let thread = thread::Builder::new().name("attach".to_owned());
-        let attaching = thread.spawn(move || {
-            let _logs = namespace.span().entered();
+        let here = namespace.clone();
+        let attaching = alarm::spawn("attach", namespace, failed, move || {
             drop(gate.lock().unwrap_or_else(PoisonError::into_inner));
             let outcome = watcher.start(&selected);
             let is_attached = outcome.is_ok();
-            attached.tell(outcome.map_err(|error| namespace.locate(error)));
+            attached.tell(outcome.map_err(|error| here.locate(error)));
             drop(attached);
             if is_attached {
                 watcher.follow();
             }
             watcher.attacher.clsact
-        });
+        })?;
         Ok(Self {
             changes,
             not_counted,
-            attaching: Some(attaching.context("start a thread")?),
+            attaching: Some(attaching),
         })
     }
 

@@ -3,6 +3,8 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, mpsc::Receiver},
+    thread,
+    time::{Duration, Instant},
 };
 
 use lab::{
@@ -219,4 +221,38 @@ fn what_is_deselected_is_detached_from_by_another_thread() {
         Ok(())
     };
     namespace.enter(reselect).unwrap();
+}
+
+#[test]
+fn a_panic_of_a_thread_that_watches_ends_the_agent() {
+    const PATIENCE: Duration = Duration::from_mins(10);
+    if !is_root_or_skip("agent::a_panic_of_a_thread_that_watches_ends_the_agent") {
+        return;
+    }
+    let namespace = Namespace::new("panic").unwrap();
+    let mut kernel = kernel();
+    let start = || {
+        let interfaces = Interfaces {
+            selected: vec![(crate::netns::Namespace::own()?, Vec::new())],
+            slots: Slots::new(4, 0),
+            selection: Selection {
+                include: vec!["new*".parse().unwrap()],
+                ..Selection::default()
+            },
+            name_interface: Arc::new(|_, name| panic!("{name} is named, as the test wants it")),
+        };
+        Attachments::start(&mut kernel, interfaces, SETTINGS)
+    };
+    let (_attachments, mut reports) = namespace.enter(start).unwrap();
+    reports.attached.blocking_recv().unwrap().unwrap();
+    namespace.add_wire(["new0", "far0"]).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let error = loop {
+        match reports.failed.try_recv() {
+            Ok(error) => break error.to_string(),
+            Err(_) => assert!(Instant::now() < deadline, "nobody is told"),
+        }
+        thread::sleep(Duration::from_millis(10));
+    };
+    assert!(error.contains("\"attach\" panicked"), "{error}");
 }
