@@ -5,7 +5,7 @@ use std::{
     thread,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use super::{LIST_FILES, RULES, SETTINGS, SOCKET, Service, UNIT, packets_of, wait_for};
 
@@ -34,11 +34,16 @@ pub(super) fn installs(service: &mut Service) -> Result<String> {
     Ok(format!("{enabled}, {active}; {process}; socket {socket}"))
 }
 
+/// The last packets of an upgrade, which a rule leaves out.
+const MARKS: usize = 10;
+
 pub(super) fn upgrades(service: &mut Service) -> Result<String> {
     let [_, next] = &service.packages;
     let before = service.show("MainPID");
+    let status = service.status().context("the agent does not answer")?;
+    let seen_before = packets_of(&status, "seen");
     let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
-    let (after, seen) = thread::scope(|scope| {
+    let (after, [at_install, at_start]) = thread::scope(|scope| {
         let traffic = scope.spawn(|| -> Result<()> {
             while !stop.load(Relaxed) {
                 service.send(53, 10)?;
@@ -48,15 +53,18 @@ pub(super) fn upgrades(service: &mut Service) -> Result<String> {
         });
         let outcome = (|| -> Result<_> {
             let install = format!("apt-get install --yes --quiet {next}");
+            let at_install = wait_for("packets pass", || {
+                let sent = sent.load(Relaxed);
+                Ok((sent > 0).then_some(sent))
+            })?;
             service.machine.run(&install)?;
             let after = service.wait_for_another(&before)?;
-            let seen = wait_for("it counts", || {
-                let seen = service
-                    .status()
-                    .map_or(0, |status| packets_of(&status, "seen"));
-                Ok((seen > 0).then_some(seen))
+            wait_for("it counts", || {
+                let status = service.status();
+                let seen = status.map_or(0, |status| packets_of(&status, "seen"));
+                Ok((seen > 0).then_some(()))
             })?;
-            Ok((after, seen))
+            Ok((after, [at_install, sent.load(Relaxed)]))
         })();
         stop.store(true, Relaxed);
         traffic.join().expect("the sender does not panic")?;
@@ -71,13 +79,32 @@ pub(super) fn upgrades(service: &mut Service) -> Result<String> {
         "journalctl --no-pager --output cat --unit {UNIT} _PID={before} | grep -F 'final account'"
     ))?;
     ensure!(log.contains(" missing=0"), "{log}");
+    let of_log = log.split(" seen=").nth(1).and_then(|rest| {
+        let number = rest.split_whitespace().next()?;
+        number.parse::<u64>().ok()
+    });
+    let first = of_log.context("the final account has no number of packets")? - seen_before;
+    // When these are counted, those before them are, too.
+    service.send(9, MARKS)?;
+    let second = wait_for("the last packets are counted", || {
+        let Some(status) = service.status() else {
+            return Ok(None);
+        };
+        let is_last = packets_of(&status, "filtered") == MARKS as u64;
+        Ok(is_last.then(|| packets_of(&status, "seen") - MARKS as u64))
+    })?;
+    let total = sent.load(Relaxed);
+    let told = format!(
+        "of {total} packets {first} are counted by the first and {second} by the second, {at_install} were sent before \
+         the installation, {at_start} before the second one counted"
+    );
+    // Between the two nobody counts. Those of the last call may be on their way when the number is read.
+    ensure!(first >= at_install, "{told}");
+    ensure!(second + at_start >= total, "{told}");
+    ensure!(first + second <= total, "{told}");
     let rules = service.machine.run(&format!("cat {RULES}"))?;
     ensure!(rules == "exclude dst port 9", "{rules}");
-    let total = sent.load(Relaxed);
-    Ok(format!(
-        "{version}, process {after} after {before}; of {total} packets: {}, then {seen} and counting",
-        log.rsplit("final account ").next().unwrap_or_default()
-    ))
+    Ok(format!("{version}, process {after} after {before}; {told}"))
 }
 
 pub(super) fn removes(service: &mut Service) -> Result<String> {
