@@ -5,6 +5,8 @@ use std::{fmt, str::FromStr};
 use anyhow::{Result as Outcome, bail};
 use tracing_subscriber::EnvFilter;
 
+use crate::similar;
+
 /// A filter that can be parsed, such as `info` or `warn,agent::scan=debug`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogFilter(String);
@@ -42,8 +44,10 @@ impl FromStr for LogFilter {
                 .parse::<tracing_subscriber::filter::LevelFilter>()
                 .is_err()
         {
+            let levels = ["error", "warn", "info", "debug", "trace", "off"];
+            let hint = similar::hint(&text.to_lowercase(), levels);
             return Err(format!(
-                "no level is called '{text}' (a module of this name is {text}=trace); expected {ALLOWED}"
+                "no level is called '{text}'{hint} (a module of this name is {text}=trace); expected {ALLOWED}"
             ));
         }
         Ok(Self(text.to_owned()))
@@ -89,6 +93,13 @@ mod tests {
             "agent=trace",
         ] {
             assert_eq!(text.parse::<LogFilter>().unwrap().to_string(), text);
+        }
+        for (text, meant) in [("inof", "info"), ("WARNING", "warn"), ("eror", "error")] {
+            let error = text.parse::<LogFilter>().unwrap_err();
+            assert!(
+                error.contains(&format!("(did you mean {meant}?)")),
+                "{error}"
+            );
         }
         for text in ["", " ", "inof", "agent=loud", "agent::scan=debug=info"] {
             let error = text.parse::<LogFilter>().unwrap_err();

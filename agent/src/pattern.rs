@@ -44,6 +44,9 @@ impl Pattern {
             _ if text.contains(|character: char| character == '/' || character.is_whitespace()) => {
                 "has a slash or a space, which no interface's name has"
             }
+            _ if text.contains([':', '\0']) => {
+                "has a colon or a zero byte, which no interface's name has"
+            }
             _ if text.len() > NAME_MAX_LEN_BYTES => {
                 "is longer than the 15 bytes of an interface's name"
             }
@@ -138,6 +141,8 @@ mod tests {
             "a b",
             "a/b",
             "..",
+            "eth0:1",
+            "eth\0",
             "sixteen-bytes-xx",
         ] {
             let error = text.parse::<Pattern>().unwrap_err().to_string();

@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, Write as _},
+    ops::RangeInclusive,
     time::Duration,
 };
 
@@ -29,6 +30,15 @@ fn time(text: &str) -> Result<Duration, String> {
         return Err("at most 36500days".to_owned());
     }
     Ok(time)
+}
+
+/// A parser of numbers, which says what it takes.
+fn number(range: RangeInclusive<u32>) -> impl Fn(&str) -> Result<u32, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        let (least, most) = (range.start(), range.end());
+        number.ok_or_else(|| format!("expected a number from {least} to {most}"))
+    }
 }
 
 /// How long people wait without a message.

@@ -5,7 +5,10 @@ use std::{fmt, path::PathBuf, time::Duration};
 use anyhow::Result;
 use clap::ArgAction;
 
-use super::{super::time, misfit};
+use super::{
+    super::{number, time},
+    misfit,
+};
 use crate::{
     agent::Config,
     filter::{self, Rules},
@@ -94,7 +97,7 @@ pub struct Args {
     /// 0 leaves room for twice as many as are selected at the start, and for 64 at least; where patterns select, for
     /// 512 (on more than 64 CPUs for fewer, in 128 MiB).
     #[arg(long, value_name = "INTERFACES", env = "FLOW_AGENT_MAX_INTERFACES", default_value_t = 0,
-          value_parser = clap::value_parser!(u32).range(0..=100_000), allow_negative_numbers = true, help_heading = WATCH)]
+          value_parser = number(0..=100_000), allow_negative_numbers = true, help_heading = WATCH)]
     pub max_interfaces: u32,
 
     /// Rules that leave packets out before they reach the table: include or exclude, then [src|dst]
@@ -114,7 +117,7 @@ pub struct Args {
     /// Count one flow in this many, with all of its packets; 1 counts every flow. A hash of endpoints and
     /// protocol decides, so every agent samples the same flows.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_SAMPLE", default_value_t = 1,
-          value_parser = clap::value_parser!(u32).range(1..=1_000_000), allow_negative_numbers = true, help_heading = COUNT)]
+          value_parser = number(1..=1_000_000), allow_negative_numbers = true, help_heading = COUNT)]
     pub sample: u32,
 
     /// Count the flows inside tunnels (VXLAN, Geneve, GRE, IP in IP), up to two tunnels deep. Without this
@@ -127,18 +130,18 @@ pub struct Args {
     /// Flows in each of the two pages of the kernel's table. A flow takes some 190 bytes of kernel memory
     /// in each page.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_FLOWS", default_value_t = 500_000,
-          value_parser = clap::value_parser!(u32).range(1..=100_000_000), allow_negative_numbers = true, help_heading = TABLE)]
+          value_parser = number(1..=100_000_000), allow_negative_numbers = true, help_heading = TABLE)]
     pub max_flows: u32,
 
     /// Flows kept in userspace. When there are more, the flow that would end first is ended early.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_TRACKED_FLOWS", default_value_t = 1_000_000,
-          value_parser = clap::value_parser!(u32).range(1..=1_000_000_000), allow_negative_numbers = true, help_heading = TABLE)]
+          value_parser = number(1..=1_000_000_000), allow_negative_numbers = true, help_heading = TABLE)]
     pub max_tracked_flows: u32,
 
     /// Fragmented datagrams whose ports are remembered for their later fragments, at some 150 bytes of
     /// kernel memory each. When there are more, the one that was quiet the longest is forgotten.
     #[arg(long, value_name = "DATAGRAMS", env = "FLOW_AGENT_MAX_FRAGMENTS", default_value_t = 16_384,
-          value_parser = clap::value_parser!(u32).range(1..=16_777_216), allow_negative_numbers = true, help_heading = TABLE)]
+          value_parser = number(1..=16_777_216), allow_negative_numbers = true, help_heading = TABLE)]
     pub max_fragments: u32,
 
     /// How often the table is drained.
@@ -149,7 +152,7 @@ pub struct Args {
     /// How full a page may get before it is drained early, in percent of --max-flows. 0 always waits for
     /// the interval.
     #[arg(long, value_name = "PERCENT", env = "FLOW_AGENT_EARLY_SCAN", default_value_t = 50,
-          value_parser = clap::value_parser!(u32).range(0..=99), allow_negative_numbers = true, help_heading = TABLE)]
+          value_parser = number(0..=99), allow_negative_numbers = true, help_heading = TABLE)]
     pub early_scan: u32,
 
     /// How often a flow that goes on is reported, at most. What it counts meanwhile comes with its next record or with its
@@ -183,17 +186,17 @@ pub struct Args {
     /// Consumers that may observe flows at the same time. Root has four more places on a Unix socket, and
     /// four more connections.
     #[arg(long, value_name = "CONSUMERS", env = "FLOW_AGENT_MAX_CONSUMERS", default_value_t = DEFAULT_MAX_CONSUMERS,
-          value_parser = clap::value_parser!(u32).range(1..=10_000), allow_negative_numbers = true, help_heading = CONSUMERS)]
+          value_parser = number(1..=10_000), allow_negative_numbers = true, help_heading = CONSUMERS)]
     pub max_consumers: u32,
 
     /// Connections that each listener takes.
     #[arg(long, value_name = "CONNECTIONS", env = "FLOW_AGENT_MAX_CONNECTIONS", default_value_t = DEFAULT_MAX_CONNECTIONS,
-          value_parser = clap::value_parser!(u32).range(1..=100_000), allow_negative_numbers = true, help_heading = CONSUMERS)]
+          value_parser = number(1..=100_000), allow_negative_numbers = true, help_heading = CONSUMERS)]
     pub max_connections: u32,
 
     /// Requests that may be open on one connection, including those of consumers.
     #[arg(long, value_name = "STREAMS", env = "FLOW_AGENT_MAX_STREAMS", default_value_t = DEFAULT_MAX_STREAMS,
-          value_parser = clap::value_parser!(u32).range(1..=10_000), allow_negative_numbers = true, help_heading = CONSUMERS)]
+          value_parser = number(1..=10_000), allow_negative_numbers = true, help_heading = CONSUMERS)]
     pub max_streams: u32,
 
     /// Metrics for Prometheus at /metrics, with /healthz and /readyz for probes, over HTTP: an IP address with a

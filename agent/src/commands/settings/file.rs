@@ -6,6 +6,7 @@ use std::{
     fs,
     io::{ErrorKind, Read as _},
     ops::Range,
+    os::unix::fs::FileTypeExt as _,
     path::{Path, PathBuf},
 };
 
@@ -47,6 +48,11 @@ impl File {
 
     pub fn read_if_exists(path: &Path, command: &Command) -> Result<Option<Self>> {
         let what = || format!("read the settings in {}", path.display());
+        ensure!(
+            !is_named_pipe(path),
+            "{} is a pipe, at which whoever reads waits for a writer: name a file, or /dev/stdin",
+            path.display()
+        );
         let file = match fs::File::open(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             opened => opened.with_context(what)?,
@@ -77,6 +83,12 @@ impl File {
             command.mut_arg(id, |arg| arg.default_values(&entry.texts))
         })
     }
+}
+
+/// Whether opening a file may take for ever. Pipes that this process has already are named by their descriptors.
+fn is_named_pipe(path: &Path) -> bool {
+    let is_ours = path.starts_with("/dev") || path.starts_with("/proc");
+    !is_ours && fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_fifo())
 }
 
 fn entries(bytes: &[u8], path: &str, command: &Command) -> Result<BTreeMap<String, Entry>, Fault> {

@@ -14,9 +14,9 @@ use crate::{
 
 /// humantime's units.
 pub(super) const TIME: &str = concat!(
-    r"^( *[0-9]+(\.[0-9]+)? *(nanos|nsec|ns|usec|us|µs|millis|msec|ms|seconds|second|secs|sec|s|",
+    r"^(0|( *[0-9]+(\.[0-9]+)? *(nanos|nsec|ns|usec|us|µs|millis|msec|ms|seconds|second|secs|sec|s|",
     "minutes|minute|mins|min|m|hours|hour|hrs|hr|h|days|day|d|weeks|week|wks|wk|w|months|month|M|",
-    "years|year|yrs|yr|y))+ *$",
+    "years|year|yrs|yr|y))+ *)$",
 );
 const LISTEN: &str = concat!(
     r"^(unix:.{1,107}|(localhost|[0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+(%[0-9]+)?\]):",
@@ -115,7 +115,7 @@ mod tests {
             &["info", "OFF", "warn,agent::scan=debug", "agent=trace"],
             &["banana", ""],
         ),
-        ("linger", &["0s"], &["0x"]),
+        ("linger", &["0s", "0"], &["0x", "00"]),
         (
             "output",
             &["none", "json", "jsonl=/a=b", "table,jsonl=a b"],

@@ -1,3 +1,9 @@
+use std::{
+    io::{self, Write as _},
+    os::{fd::AsRawFd as _, unix::fs::OpenOptionsExt as _},
+    process, thread,
+};
+
 use super::*;
 use crate::commands::settings::command;
 
@@ -114,8 +120,16 @@ fn a_bad_value_is_told_with_its_place() {
             "1:17: expected a text in quotes, as \"10s\"",
             "10",
         ),
-        ("early_scan = 100", "1:14: 100 is not in 0..=99", "100"),
-        ("early_scan = -1", "1:14: -1 is not in 0..=99", "-1"),
+        (
+            "early_scan = 100",
+            "1:14: expected a number from 0 to 99",
+            "100",
+        ),
+        (
+            "early_scan = -1",
+            "1:14: expected a number from 0 to 99",
+            "-1",
+        ),
         (
             "max_flows = '5'",
             "1:13: expected a number from 1 to 100000000, without quotes",
@@ -273,4 +287,31 @@ address = \"/b\"
             (format!("config.toml:{head}").as_str(), marked)
         );
     }
+}
+
+#[test]
+fn a_pipe_is_read_if_this_process_has_it_and_a_named_one_is_not_waited_for() {
+    let command = command();
+    let (reader, mut writer) = io::pipe().unwrap();
+    writer.write_all(b"linger = '7s'\n").unwrap();
+    drop(writer);
+    let path = format!("/dev/fd/{}", reader.as_raw_fd());
+    let file = File::read(path.as_ref(), &command).unwrap();
+    assert_eq!(file.entries["linger"].texts, ["7s"]);
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pipe");
+    let made = process::Command::new("mkfifo").arg(&path).status();
+    assert!(made.unwrap().success());
+    let writer = thread::spawn({
+        let path = path.clone();
+        move || fs::write(path, "linger = '7s'\n")
+    });
+    let error = File::read(&path, &command).unwrap_err().to_string();
+    assert!(error.contains("pipe is a pipe"), "{error}");
+    // Lets the writer go, whose text fits into the pipe.
+    let mut options = fs::File::options();
+    let reader = options.read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    writer.join().unwrap().unwrap();
+    drop(reader);
 }
