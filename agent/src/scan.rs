@@ -252,7 +252,7 @@ impl Scanner {
             }
             let number = attached.hook.number;
             let hook = &attached.hook;
-            self.interfaces.watch(hook.slot(), hook.id, &hook.interface);
+            self.interfaces.watch(hook);
             let known = |state: &&mut HookState| state.hook.number == number;
             match self.hooks.iter_mut().find(known) {
                 Some(state) => {

@@ -452,6 +452,7 @@ mod tests {
                 name: name.into(),
                 netns,
                 netns_name: netns_name.into(),
+                bare_ip: false,
             }),
             ..status.hooks[0].clone()
         };

@@ -148,6 +148,8 @@ pub enum Mode {
 pub struct Hook {
     pub interface: String,
     pub id: InterfaceId,
+    /// The interface's frames have no Ethernet header.
+    pub is_bare_ip: bool,
     /// Also the index of its account: [`hook_number`](agent_common::direction::hook_number).
     pub number: u32,
     pub direction: Direction,

@@ -11,7 +11,7 @@ use anyhow::Result;
 
 use crate::{
     kernel::{
-        attach::Why,
+        attach::{Hook, Why},
         links::{
             Counters,
             statistics::{Names, Snapshot, Statistics},
@@ -48,6 +48,7 @@ struct Asked {
 pub struct Watched {
     pub id: InterfaceId,
     pub name: String,
+    pub is_bare_ip: bool,
     /// It is forgotten after the next scan.
     pub is_gone: bool,
     pub before_flip: Counters,
@@ -118,14 +119,16 @@ impl Interfaces {
         })
     }
 
-    /// Watches the interface at a slot, if it does not already.
-    pub fn watch(&mut self, slot: usize, id: InterfaceId, name: &str) {
+    /// Watches the interface of a hook, if it does not already.
+    pub fn watch(&mut self, hook: &Hook) {
+        let slot = hook.slot();
         if self.watched.contains_key(&slot) {
             return;
         }
         let watched = Watched {
-            id,
-            name: name.to_owned(),
+            id: hook.id,
+            name: hook.interface.clone(),
+            is_bare_ip: hook.is_bare_ip,
             is_gone: false,
             before_flip: Counters::default(),
             after_flip: Counters::default(),
@@ -198,7 +201,10 @@ impl Interfaces {
 
     /// An interface as batches and status name it.
     pub fn message(&self, watched: &Watched) -> proto::Interface {
-        self.named(watched.id, &watched.name)
+        proto::Interface {
+            bare_ip: watched.is_bare_ip,
+            ..self.named(watched.id, &watched.name)
+        }
     }
 
     /// The same for any interface of these network namespaces.
@@ -210,6 +216,7 @@ impl Interfaces {
             name: name.to_owned(),
             netns,
             netns_name: asked.map_or_else(String::new, |asked| asked.name.clone()),
+            bare_ip: false,
         }
     }
 
@@ -234,8 +241,10 @@ impl Asked {
 mod tests {
     use std::net::UdpSocket;
 
+    use agent_common::{Direction, direction::hook_number};
+
     use super::*;
-    use crate::kernel::links::LOOPBACK_IFINDEX;
+    use crate::kernel::{attach::Mode, links::LOOPBACK_IFINDEX};
 
     fn counted(rx_packets: u64) -> Counters {
         Counters {
@@ -248,6 +257,7 @@ mod tests {
         Watched {
             id: InterfaceId::default(),
             name: name.to_owned(),
+            is_bare_ip: false,
             is_gone: false,
             before_flip: counted(1),
             after_flip: counted(2),
@@ -314,7 +324,17 @@ mod tests {
             netns,
             ifindex: LOOPBACK_IFINDEX,
         };
-        interfaces.watch(3, id(netns), "lo");
+        interfaces.watch(&Hook {
+            interface: "lo".to_owned(),
+            id: id(netns),
+            is_bare_ip: false,
+            number: hook_number(3, 0),
+            direction: Direction::Ingress,
+            mode: Mode::Tcx,
+            instead_of_xdp: None,
+            tag_place: None,
+            tags_unknown: false,
+        });
         let watched = |interfaces: &Interfaces| interfaces.watched(3).unwrap().clone();
         let name = interfaces.messages()[0].clone();
         assert_eq!((name.name.as_str(), name.netns), ("lo", netns));

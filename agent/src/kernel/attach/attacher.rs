@@ -6,7 +6,7 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd},
 };
 
-use agent_common::{Direction, direction::hook_number};
+use agent_common::{Direction, LinkType, direction::hook_number};
 use anyhow::{Context as _, Result};
 
 use super::{
@@ -111,6 +111,7 @@ impl Attacher {
         Hook {
             interface: link.name.clone(),
             id: self.slots.id(link.ifindex),
+            is_bare_ip: link.link_type() == Some(LinkType::Ip),
             number: hook_number(slot, direction as u32),
             direction,
             mode,

@@ -334,6 +334,7 @@ mod tests {
             hook: Hook {
                 interface: String::new(),
                 id: InterfaceId { netns: 1, ifindex },
+                is_bare_ip: false,
                 number: hook_number(slot, 0),
                 direction: Direction::Ingress,
                 mode: Mode::Tcx,
