@@ -16,6 +16,7 @@ use crate::{hub::Hub, proto::OutputStatus, server::DEFAULT_DRAIN_TIMEOUT};
 mod backoff;
 pub mod encoder;
 pub mod files;
+pub mod ipfix;
 mod jsonl;
 pub mod settings;
 mod tally;

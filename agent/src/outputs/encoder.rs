@@ -6,8 +6,8 @@ use crate::proto::{FlowBatch, FlowRecord};
 
 /// Encodes flows as the messages of one format.
 pub trait Encoder: Send {
-    /// The next message: as many flows from the front of `flows` as fit, at least one if there are any. `batch` has what
-    /// they have in common: interfaces, account, losses, window. Where the message cannot be sent this is called
+    /// The next message: as many flows from the front of `flows` as fit, or none if it is about something else. `batch`
+    /// has what they have in common: interfaces, account, losses, window. Where the message cannot be sent this is called
     /// again with the same flows, so state that counts what was sent moves on only by [`Encoder::sent`].
     ///
     /// At the end of a scan this is called once without flows if there are none, for what goes out beside them.

@@ -15,18 +15,22 @@ use super::{
 };
 use crate::{output::Format, similar};
 
+mod ipfix;
+
 /// The formats that an output can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    Ipfix,
     Jsonl,
 }
 
 impl Kind {
-    const ALL: [Self; 1] = [Self::Jsonl];
+    const ALL: [Self; 2] = [Self::Ipfix, Self::Jsonl];
 
     /// As in the settings.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Ipfix => "ipfix",
             Self::Jsonl => "jsonl",
         }
     }
@@ -34,6 +38,9 @@ impl Kind {
     /// What an address of this kind looks like.
     fn addresses(self) -> &'static str {
         match self {
+            Self::Ipfix => {
+                "udp://HOST:PORT, tcp://HOST:PORT, or a path, as /var/log/flow-agent/flows.ipfix"
+            }
             Self::Jsonl => "a path, as /var/log/flow-agent/flows.jsonl",
         }
     }
@@ -62,6 +69,7 @@ pub struct Output {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Target {
+    Ipfix(ipfix::Target),
     Jsonl { path: PathBuf, rotation: Rotation },
 }
 
@@ -70,6 +78,23 @@ enum Target {
 pub struct HostPort {
     pub host: String,
     pub port: u16,
+}
+
+impl HostPort {
+    /// Reads `HOST:PORT`. An IPv6 address stands in brackets.
+    fn read(text: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        let inside = host.strip_prefix('[').map(|rest| rest.strip_suffix(']'));
+        let host = match inside {
+            Some(address) => address.filter(|address| address.contains(':'))?,
+            None => Some(host).filter(|host| !host.is_empty() && !host.contains([':', '/']))?,
+        };
+        let port = port.parse().ok().filter(|&port| port != 0)?;
+        Some(Self {
+            host: host.to_owned(),
+            port,
+        })
+    }
 }
 
 impl fmt::Display for HostPort {
@@ -110,6 +135,7 @@ impl Refused {
 impl Output {
     pub fn kind(&self) -> Kind {
         match self.target {
+            Target::Ipfix(_) => Kind::Ipfix,
             Target::Jsonl { .. } => Kind::Jsonl,
         }
     }
@@ -117,6 +143,7 @@ impl Output {
     /// As in the settings.
     pub fn address(&self) -> String {
         match &self.target {
+            Target::Ipfix(target) => target.address(),
             Target::Jsonl { path, .. } => path.display().to_string(),
         }
     }
@@ -124,6 +151,7 @@ impl Output {
     /// Its format and its transport.
     pub(super) fn parts(&self) -> (Box<dyn Encoder>, Transport) {
         match &self.target {
+            Target::Ipfix(target) => target.parts(),
             Target::Jsonl { path, rotation } => (
                 Box::new(Jsonl::default()),
                 Transport::File(Rotated::new(path.clone(), rotation.clone(), whole::lines)),
@@ -144,6 +172,7 @@ impl Output {
             return Err(Refused::at("address", message));
         }
         let target = match kind {
+            Kind::Ipfix => Target::Ipfix(ipfix::Target::read(table, &address)?),
             Kind::Jsonl => Target::Jsonl {
                 path: address.into(),
                 rotation: table.rotation()?,
@@ -251,13 +280,23 @@ enum ValueType {
     Choice(&'static [&'static str]),
 }
 
-const FILES: &[Kind] = &[Kind::Jsonl];
+const FILES: &[Kind] = &[Kind::Ipfix, Kind::Jsonl];
+/// Those that only files have.
+const FILE_KEYS: [&str; 5] = [
+    "rotate_bytes",
+    "rotate_after",
+    "keep_files",
+    "keep_bytes",
+    "compression",
+];
+
+const IPFIX: &[Kind] = &[Kind::Ipfix];
 
 const KEYS: &[Key] = &[
     Key {
         name: "kind",
         kinds: &[],
-        value: ValueType::Choice(&["jsonl"]),
+        value: ValueType::Choice(&["ipfix", "jsonl"]),
         help: "The format.",
     },
     Key {
@@ -319,6 +358,38 @@ const KEYS: &[Key] = &[
         kinds: FILES,
         value: ValueType::Choice(&["none", "gzip", "zstd"]),
         help: "How complete files are compressed; by default zstd.",
+    },
+    Key {
+        name: "uniflow",
+        kinds: IPFIX,
+        value: ValueType::Boolean,
+        help: "One record for each direction, for collectors that ignore the answers in a biflow's record.",
+    },
+    Key {
+        name: "octets",
+        kinds: IPFIX,
+        value: ValueType::Choice(&["ip", "layer2"]),
+        help: "What octetDeltaCount has; by default ip, from the IP header on.",
+    },
+    Key {
+        name: "template_refresh",
+        kinds: IPFIX,
+        value: ValueType::Time,
+        help: "How often templates are sent again over UDP; by default a minute.",
+    },
+    Key {
+        name: "message_bytes",
+        kinds: IPFIX,
+        value: ValueType::Integer {
+            least: ipfix::LEAST_MESSAGE_LEN_BYTES,
+        },
+        help: "The longest message; by default 1400 over UDP and 16384 else.",
+    },
+    Key {
+        name: "observation_domain",
+        kinds: IPFIX,
+        value: ValueType::Integer { least: 1 },
+        help: "The number of the flows' observation domain; by default 1.",
     },
 ];
 
@@ -508,6 +579,27 @@ mod tests {
     }
 
     #[test]
+    fn ipfix_goes_to_a_host_or_into_a_file() {
+        for address in [
+            "udp://collector:4739",
+            "tcp://[2001:db8::1]:4739",
+            "/a/flows.ipfix",
+        ] {
+            let read = read(&format!("ipfix={address}")).unwrap();
+            let [Wish::Output(output)] = &read[..] else {
+                panic!("{read:?}")
+            };
+            assert_eq!(
+                (output.kind(), output.address().as_str()),
+                (Kind::Ipfix, address)
+            );
+        }
+        let other = r#"{"kind": "ipfix", "address": "udp://a:1", "uniflow": true, "octets": "layer2",
+            "template_refresh": "5s", "message_bytes": 512, "observation_domain": 7}"#;
+        assert_ne!(read(other).unwrap(), read("ipfix=udp://a:1").unwrap());
+    }
+
+    #[test]
     fn what_is_refused_says_where_and_what_may_have_been_meant() {
         for (text, error) in [
             (
@@ -540,6 +632,34 @@ mod tests {
             (
                 r#"{"kind": "jsonl", "address": "/a", "keep_file": 5}"#,
                 "keep_file: an output has no such setting (did you mean keep_files?)",
+            ),
+            ("ipfix=udp://a", "address: expected udp://HOST:PORT, tcp"),
+            ("ipfix=udp://:1", "address: expected udp://HOST:PORT, tcp"),
+            ("ipfix=tcp://a:0", "address: expected udp://HOST:PORT, tcp"),
+            (
+                "ipfix=tcp://::1:1",
+                "address: expected udp://HOST:PORT, tcp",
+            ),
+            ("ipfix=http://a:1", "address: expected udp://HOST:PORT, tcp"),
+            (
+                r#"{"kind": "ipfix", "address": "udp://a:1", "keep_files": 1}"#,
+                "keep_files: only files have such a setting",
+            ),
+            (
+                r#"{"kind": "ipfix", "address": "tcp://a:1", "template_refresh": "5s"}"#,
+                "template_refresh: only datagrams need templates again",
+            ),
+            (
+                r#"{"kind": "ipfix", "address": "udp://a:1", "template_refresh": "5ms"}"#,
+                "template_refresh: expected a time, \"1s\" or longer",
+            ),
+            (
+                r#"{"kind": "ipfix", "address": "udp://a:1", "message_bytes": 511}"#,
+                "message_bytes: expected a number, 512 or more",
+            ),
+            (
+                r#"{"kind": "ipfix", "address": "udp://a:1", "octets": "all"}"#,
+                "octets: expected one of ip, layer2",
             ),
             (
                 r#"{"kind": "jsonl", "address": "/a", "keep_files": 0}"#,

@@ -9,14 +9,13 @@ use super::files::{Rotated, Written};
 mod tcp;
 mod udp;
 
-use tcp::Tcp;
-use udp::Udp;
+pub(super) use tcp::Tcp;
+pub(super) use udp::Udp;
 
 /// How long to wait for a connection, or for a receiver that takes nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Takes one message after another.
-#[expect(dead_code, reason = "sockets are for formats that go over them")]
 pub(super) enum Transport {
     Udp(Udp),
     Tcp(Tcp),

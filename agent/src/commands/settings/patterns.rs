@@ -118,7 +118,13 @@ mod tests {
         ("linger", &["0s", "0"], &["0x", "00"]),
         (
             "output",
-            &["none", "json", "jsonl=/a=b", "table,jsonl=a b"],
+            &[
+                "none",
+                "json",
+                "jsonl=/a=b",
+                "table,jsonl=a b",
+                "ipfix=udp://[::1]:1",
+            ],
             &["", "jsonl", "jsonl=", "table,", "tables"],
         ),
     ];

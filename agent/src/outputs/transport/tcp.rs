@@ -18,7 +18,6 @@ pub(in crate::outputs) struct Tcp {
 }
 
 impl Tcp {
-    #[expect(dead_code, reason = "for formats that go over sockets")]
     pub(in crate::outputs) fn new(to: HostPort) -> Self {
         Self { to, stream: None }
     }

@@ -27,7 +27,6 @@ pub(in crate::outputs) struct Udp {
 }
 
 impl Udp {
-    #[expect(dead_code, reason = "for formats that go over sockets")]
     pub(in crate::outputs) fn new(to: HostPort) -> Self {
         Self { to, socket: None }
     }

@@ -1,0 +1,394 @@
+//! IPFIX (RFC 7011): flows as biflow records (RFC 5103) or as one record for each direction, with the agent's account
+//! and the names of interfaces as options. A file (RFC 5655) has the same messages one after another.
+
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use bytes::{Bytes, BytesMut};
+
+use super::encoder::{Encoder, Message};
+use crate::proto::{FlowBatch, FlowRecord, Interface};
+use fields::{Length, Specifiers};
+use flow::{Flow, Lengths, Shape};
+use message::{Header, Writer};
+use options::{About, Exporting, Metering};
+
+mod elements;
+mod fields;
+mod flow;
+mod message;
+mod octets;
+mod options;
+
+#[cfg(test)]
+mod tests;
+
+pub use flow::Octets;
+
+/// What fits into a datagram on nearly every path.
+pub const DATAGRAM_LEN_BYTES: usize = 1_400;
+/// On connections and in files. IPFIX allows 65,535.
+pub const STREAM_LEN_BYTES: usize = 16 << 10;
+pub const DEFAULT_TEMPLATE_REFRESH: Duration = Duration::from_mins(1);
+
+/// Options about interfaces are told again with every so many templates.
+const OPTIONS_REFRESH: u32 = 10;
+
+/// A template and the longest records of one flow fit into this.
+const LEAST_LEN_BYTES: usize = 512;
+/// The number of the first template of flows; the others follow by shape.
+const FIRST_TEMPLATE: u16 = 256;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// One record for both directions. Otherwise each direction that has packets has its own.
+    pub is_biflow: bool,
+    pub octets: Octets,
+    /// How often templates are sent again. `None` where they cannot get lost.
+    pub template_refresh: Option<Duration>,
+    /// At most 65,535.
+    pub message_len_bytes: usize,
+    pub observation_domain: u32,
+    /// Another connection starts a sequence of its own. Datagrams from another socket go on with the old one, since
+    /// collectors know an exporter by its address.
+    pub sequence_by_connection: bool,
+}
+
+impl Settings {
+    pub fn datagrams() -> Self {
+        Self {
+            is_biflow: true,
+            octets: Octets::default(),
+            template_refresh: Some(DEFAULT_TEMPLATE_REFRESH),
+            message_len_bytes: DATAGRAM_LEN_BYTES,
+            observation_domain: 1,
+            sequence_by_connection: false,
+        }
+    }
+
+    /// For a connection or a file.
+    pub fn stream() -> Self {
+        Self {
+            template_refresh: None,
+            message_len_bytes: STREAM_LEN_BYTES,
+            sequence_by_connection: true,
+            ..Self::datagrams()
+        }
+    }
+}
+
+/// Makes IPFIX messages. A template goes right before the first record that needs it.
+pub struct Ipfix {
+    settings: Settings,
+    lengths: Lengths,
+    buffer: BytesMut,
+    /// What the receiver has.
+    told: Told,
+    /// What it has after the last message.
+    telling: Told,
+    batch: BatchFacts,
+    refreshed: Option<Instant>,
+    refreshes: u32,
+    process_id: u32,
+    export_time_s: fn() -> u32,
+}
+
+/// What a receiver was told.
+#[derive(Clone, Copy, Default)]
+struct Told {
+    /// Of all data records about flows and interfaces on this connection, and of those about the process.
+    sequences: [u32; 2],
+    messages: u64,
+    flow_records: u64,
+    /// By the shape's number.
+    templates: u128,
+    /// By [`Kind::bit`](options::Kind::bit).
+    options_templates: u8,
+    /// How many of the interfaces, in their order.
+    interfaces: usize,
+    /// The rate.
+    sampling: Option<u32>,
+    /// The scan and the batch in it.
+    account: Option<(u64, u32)>,
+}
+
+impl Told {
+    /// As a receiver that lost all templates.
+    fn forget_templates(&mut self) {
+        self.templates = 0;
+        self.options_templates = 0;
+    }
+
+    /// As a receiver that lost all templates, and options with them.
+    fn forget(&mut self) {
+        self.forget_templates();
+        self.interfaces = 0;
+        self.sampling = None;
+    }
+}
+
+/// What the interfaces of a batch say about its records. They rarely change.
+#[derive(Default)]
+struct BatchFacts {
+    interfaces: Vec<Interface>,
+    /// Without Ethernet headers: index and network namespace.
+    bare_ip: HashSet<(u32, u32)>,
+    has_netns: bool,
+}
+
+impl BatchFacts {
+    /// Returns whether they changed.
+    fn update(&mut self, batch: &FlowBatch) -> bool {
+        if self.interfaces == batch.interfaces {
+            return false;
+        }
+        self.interfaces.clone_from(&batch.interfaces);
+        let bare_ip = self.interfaces.iter().filter(|one| one.bare_ip);
+        self.bare_ip = bare_ip.map(|one| (one.ifindex, one.netns)).collect();
+        let first = self.interfaces.first().map(|one| one.netns);
+        self.has_netns = self.interfaces.iter().any(|one| Some(one.netns) != first);
+        true
+    }
+
+    #[inline]
+    fn is_bare_ip(&self, flow: &FlowRecord) -> bool {
+        !self.bare_ip.is_empty() && self.bare_ip.contains(&(flow.ifindex, flow.netns))
+    }
+}
+
+impl Ipfix {
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            lengths: Lengths::new(settings.is_biflow),
+            settings,
+            buffer: BytesMut::new(),
+            told: Told::default(),
+            telling: Told::default(),
+            batch: BatchFacts::default(),
+            refreshed: None,
+            refreshes: 0,
+            process_id: std::process::id(),
+            export_time_s: unix_time_s,
+        }
+    }
+
+    /// Datagrams may get lost, so everything is told again after a time. Options about interfaces come less often:
+    /// nfcapd does not count records of options in the sequence, and reports a gap behind each message with some.
+    fn refresh(&mut self) {
+        let Some(every) = self.settings.template_refresh else {
+            return;
+        };
+        if self.refreshed.is_some_and(|last| last.elapsed() < every) {
+            return;
+        }
+        self.refreshed = Some(Instant::now());
+        self.told.forget_templates();
+        self.refreshes += 1;
+        if self.refreshes.is_multiple_of(OPTIONS_REFRESH) || self.told.sampling > Some(1) {
+            self.told.forget();
+        }
+    }
+
+    /// The account and what was lost, at the end of a scan or of a stream. `None` if that was told, or is not due.
+    ///
+    /// It is about the process and not about flows, so it has the observation domain 0 (RFC 7011, section 3.1), with a
+    /// sequence of its own.
+    fn account(&mut self, batch: &FlowBatch, most_bytes: usize) -> Option<Message> {
+        let place = Some((batch.scan_id, batch.batch_index));
+        let closes = batch.last_of_scan || batch.scan_id == 0;
+        if !closes || self.told.account == place {
+            return None;
+        }
+        let mut telling = self.told;
+        let mut writer = Writer::new(&mut self.buffer, most_bytes);
+        let (messages, flows) = (telling.messages, telling.flow_records);
+        let exporting = Exporting::of(batch, self.process_id, messages, flows);
+        tell(About::Exporting(exporting), &mut telling, &mut writer);
+        if let Some(metering) = Metering::of(batch, self.settings.observation_domain) {
+            tell(About::Metering(metering), &mut telling, &mut writer);
+        }
+        telling.account = place;
+        let records = writer.close();
+        let bytes = self.finish(records, telling, Domain::Process);
+        Some(Message { bytes, flows: 0 })
+    }
+
+    /// The sampling and the names of interfaces, as many as fit. `None` if the receiver knows them.
+    ///
+    /// They have messages of their own, for the sake of nfcapd: it finds no gap as long as no flow came before them.
+    fn options(&mut self, rate: u32, most_bytes: usize) -> Option<Message> {
+        let mut telling = self.told;
+        let facts = &self.batch;
+        let unknown = &facts.interfaces[telling.interfaces..];
+        if telling.sampling == Some(rate) && unknown.is_empty() {
+            return None;
+        }
+        let mut writer = Writer::new(&mut self.buffer, most_bytes);
+        let domain = self.settings.observation_domain;
+        if telling.sampling != Some(rate) {
+            tell(About::Sampling { domain, rate }, &mut telling, &mut writer);
+            telling.sampling = Some(rate);
+        }
+        for interface in unknown {
+            let about = if facts.has_netns {
+                About::InterfaceInNetns(interface)
+            } else {
+                About::Interface(interface)
+            };
+            if !tell(about, &mut telling, &mut writer) {
+                break;
+            }
+            telling.interfaces += 1;
+        }
+        let records = writer.close();
+        let bytes = self.finish(records, telling, Domain::Flows);
+        Some(Message { bytes, flows: 0 })
+    }
+
+    /// Completes a message, with what its receiver knows then.
+    fn finish(&mut self, records: u32, mut telling: Told, domain: Domain) -> Bytes {
+        let header = Header {
+            export_time_s: (self.export_time_s)(),
+            sequence: self.told.sequences[domain as usize],
+            domain: match domain {
+                Domain::Flows => self.settings.observation_domain,
+                Domain::Process => 0,
+            },
+        };
+        let bytes = message::finish(&mut self.buffer, &header);
+        let sequence = &mut telling.sequences[domain as usize];
+        *sequence = sequence.wrapping_add(records);
+        telling.messages += u64::from(bytes.is_some());
+        self.telling = telling;
+        bytes.unwrap_or_default()
+    }
+}
+
+/// What a message is about.
+#[derive(Clone, Copy)]
+enum Domain {
+    Flows = 0,
+    Process = 1,
+}
+
+impl Encoder for Ipfix {
+    fn message(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> Message {
+        self.refresh();
+        let most_bytes = self.settings.message_len_bytes;
+        if let Some(account) = self.account(batch, most_bytes) {
+            return account;
+        }
+        if self.batch.update(batch) {
+            self.told.interfaces = 0;
+        }
+        if let Some(options) = self.options(batch.sample_rate.max(1), most_bytes) {
+            return options;
+        }
+        let mut telling = self.told;
+        let facts = &self.batch;
+        let mut writer = Writer::new(&mut self.buffer, most_bytes);
+        let Settings {
+            is_biflow, octets, ..
+        } = self.settings;
+        let mut taken = 0;
+        for flow in flows {
+            let shape = Shape::of(flow, facts.has_netns);
+            let len = self.lengths.of(shape);
+            let flow = Flow::new(flow, octets, facts.is_bare_ip(flow));
+            if !write(flow, shape, len, is_biflow, &mut telling, &mut writer) {
+                break;
+            }
+            taken += 1;
+        }
+        let records = writer.close();
+        Message {
+            bytes: self.finish(records, telling, Domain::Flows),
+            flows: taken,
+        }
+    }
+
+    fn sent(&mut self) {
+        self.told = self.telling;
+    }
+
+    fn restart(&mut self) {
+        self.told.forget();
+        if self.settings.sequence_by_connection {
+            self.told.sequences = [0; 2];
+        }
+    }
+
+    fn limit(&mut self, message_len_bytes: usize) {
+        let limit = message_len_bytes.clamp(LEAST_LEN_BYTES, usize::from(u16::MAX));
+        self.settings.message_len_bytes = self.settings.message_len_bytes.min(limit);
+    }
+}
+
+/// Writes the records of a flow. Returns false if they have no room.
+#[inline]
+fn write(
+    flow: Flow,
+    shape: Shape,
+    len_bytes: usize,
+    is_biflow: bool,
+    telling: &mut Told,
+    writer: &mut Writer,
+) -> bool {
+    let template = FIRST_TEMPLATE + u16::from(shape.number());
+    let bit = 1 << shape.number();
+    let answers = (!is_biflow)
+        .then(|| flow.answers())
+        .filter(Flow::has_packets);
+    // A flow that ended while it was quiet has a record without packets.
+    let has_forward = is_biflow || flow.has_packets() || answers.is_none();
+    let records = usize::from(has_forward) + usize::from(answers.is_some());
+    let specifiers = (telling.templates & bit == 0).then(|| {
+        let mut specifiers = Specifiers::default();
+        flow.walk(shape, is_biflow, &mut specifiers);
+        specifiers
+    });
+    if !writer.has_room(template, records * len_bytes, specifiers.as_ref()) {
+        return false;
+    }
+    if let Some(specifiers) = &specifiers {
+        writer.template(template, specifiers);
+        telling.templates |= bit;
+    }
+    if has_forward {
+        flow.walk(shape, is_biflow, &mut writer.record(template));
+    }
+    if let Some(answers) = answers {
+        answers.walk(shape, is_biflow, &mut writer.record(template));
+    }
+    telling.flow_records += records as u64;
+    true
+}
+
+/// Writes a record of options. Returns false if it has no room.
+fn tell(about: About, telling: &mut Told, writer: &mut Writer) -> bool {
+    let kind = about.kind();
+    let mut len = Length::default();
+    about.walk(&mut len);
+    let specifiers = (telling.options_templates & kind.bit() == 0).then(|| {
+        let mut specifiers = Specifiers::default();
+        about.walk(&mut specifiers);
+        specifiers
+    });
+    if !writer.has_room(kind.template(), len.0, specifiers.as_ref()) {
+        return false;
+    }
+    if let Some(specifiers) = &specifiers {
+        writer.options_template(kind.template(), kind.scopes(), specifiers);
+        telling.options_templates |= kind.bit();
+    }
+    about.walk(&mut writer.record(kind.template()));
+    true
+}
+
+/// Seconds, modulo 2^32.
+fn unix_time_s() -> u32 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs() as u32)
+}

@@ -1,0 +1,99 @@
+//! Where the fields of a record go. One walk over a record's fields makes its template, its length and its bytes, so
+//! that the three cannot disagree.
+
+use bytes::{BufMut as _, BytesMut};
+
+use super::elements::{Element, REVERSE_ENTERPRISE};
+
+/// The length of a field whose values tell their own (RFC 7011, section 7).
+const VARIABLE: u16 = 0xffff;
+/// RFC 7011, section 3.2: an enterprise number follows.
+const ENTERPRISE_BIT: u16 = 0x8000;
+
+/// Takes the fields of a record in their order.
+pub(super) trait Fields {
+    fn field<const LEN: usize>(&mut self, element: Element, value: [u8; LEN]);
+
+    /// Text of at most 254 bytes.
+    fn text(&mut self, element: Element, value: &str);
+
+    #[inline]
+    fn u8(&mut self, element: Element, value: u8) {
+        self.field(element, [value]);
+    }
+
+    #[inline]
+    fn u16(&mut self, element: Element, value: u16) {
+        self.field(element, value.to_be_bytes());
+    }
+
+    #[inline]
+    fn u32(&mut self, element: Element, value: u32) {
+        self.field(element, value.to_be_bytes());
+    }
+
+    #[inline]
+    fn u64(&mut self, element: Element, value: u64) {
+        self.field(element, value.to_be_bytes());
+    }
+}
+
+/// The field specifiers of a template.
+#[derive(Default)]
+pub(super) struct Specifiers {
+    pub bytes: Vec<u8>,
+    pub count: u16,
+}
+
+impl Specifiers {
+    fn push(&mut self, element: Element, len: u16) {
+        self.count += 1;
+        let Element { number, is_reverse } = element;
+        let enterprise = if is_reverse { ENTERPRISE_BIT } else { 0 };
+        self.bytes.put_u16(number | enterprise);
+        self.bytes.put_u16(len);
+        if is_reverse {
+            self.bytes.put_u32(REVERSE_ENTERPRISE);
+        }
+    }
+}
+
+impl Fields for Specifiers {
+    fn field<const LEN: usize>(&mut self, element: Element, _: [u8; LEN]) {
+        self.push(element, LEN as u16);
+    }
+
+    fn text(&mut self, element: Element, _: &str) {
+        self.push(element, VARIABLE);
+    }
+}
+
+/// How many bytes a record takes.
+#[derive(Default)]
+pub(super) struct Length(pub usize);
+
+impl Fields for Length {
+    fn field<const LEN: usize>(&mut self, _: Element, _: [u8; LEN]) {
+        self.0 += LEN;
+    }
+
+    fn text(&mut self, _: Element, value: &str) {
+        self.0 += 1 + value.len();
+    }
+}
+
+/// The bytes of a record.
+pub(super) struct Values<'a>(pub &'a mut BytesMut);
+
+impl Fields for Values<'_> {
+    #[inline]
+    fn field<const LEN: usize>(&mut self, _: Element, value: [u8; LEN]) {
+        self.0.extend_from_slice(&value);
+    }
+
+    fn text(&mut self, _: Element, value: &str) {
+        self.0
+            .put_u8(u8::try_from(value.len()).expect("the caller keeps to the limit"));
+        self.0.extend_from_slice(value.as_bytes());
+    }
+}
