@@ -3,6 +3,7 @@
 mod cycle;
 mod drain;
 mod encode;
+mod ipfix;
 mod parse;
 mod replica;
 
@@ -17,6 +18,6 @@ criterion_group! {
         .warm_up_time(Duration::from_millis(500))
         .measurement_time(Duration::from_secs(2))
         .without_plots();
-    targets = parse::bench, drain::bench, replica::bench, encode::bench, cycle::bench
+    targets = parse::bench, drain::bench, replica::bench, encode::bench, ipfix::bench, cycle::bench
 }
 criterion_main!(stages);

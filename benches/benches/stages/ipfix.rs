@@ -1,0 +1,85 @@
+//! The output as IPFIX: batches are decoded, and their flows become messages.
+
+use agent::{
+    batch::{Batch, BatchEncoder, ScanHeader, ScanTrailer},
+    outputs::{
+        encoder::Encoder as _,
+        ipfix::{Ipfix, Settings},
+    },
+    proto::FlowBatch,
+};
+use agent_common::HookAccount;
+use benches::{profile::PROFILES, user_space::UserSpace};
+use criterion::{BatchSize, Criterion, Throughput};
+use prost::Message as _;
+
+pub fn bench(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("ipfix");
+    for profile in &PROFILES[..4] {
+        let records = UserSpace::default().records(&profile.page(0));
+        let mut batches = Vec::new();
+        let mut encoder = BatchEncoder::new(Default::default());
+        encoder.begin(&ScanHeader {
+            scan_id: 1,
+            window_start_unix_ns: 1,
+            window_end_unix_ns: 2,
+            capacity: 500_000,
+            refused_in_window: false,
+            interfaces: [].into(),
+        });
+        for record in &records {
+            encoder.push(record, &mut |batch| batches.push(batch));
+        }
+        let trailer = ScanTrailer {
+            occupancy: 0,
+            tracked: 0,
+            account: &HookAccount::default(),
+            is_final: false,
+        };
+        encoder.finish(&trailer, &mut |batch| batches.push(batch));
+        group.throughput(Throughput::Elements(u64::from(profile.flows)));
+        let decode =
+            |batch: &Batch| FlowBatch::decode(batch.body.clone()).expect("we encoded it ourselves");
+        group.bench_function(format!("decode/{}", profile.name), |bencher| {
+            bencher.iter(|| {
+                batches
+                    .iter()
+                    .map(|batch| decode(batch).records.len())
+                    .sum::<usize>()
+            });
+        });
+        for (name, is_biflow) in [("biflow", true), ("uniflow", false)] {
+            let settings = Settings {
+                is_biflow,
+                ..Settings::datagrams()
+            };
+            let mut ipfix = Ipfix::new(settings);
+            group.bench_function(format!("{name}/{}", profile.name), |bencher| {
+                bencher.iter_batched_ref(
+                    || batches.iter().map(decode).collect::<Vec<_>>(),
+                    |batches| {
+                        batches
+                            .iter()
+                            .map(|batch| send(&mut ipfix, batch))
+                            .sum::<usize>()
+                    },
+                    BatchSize::PerIteration,
+                );
+            });
+        }
+    }
+    group.finish();
+}
+
+/// Returns how many bytes it takes.
+fn send(ipfix: &mut Ipfix, batch: &FlowBatch) -> usize {
+    let mut flows = &batch.records[..];
+    let mut len_bytes = 0;
+    while !flows.is_empty() {
+        let message = ipfix.message(batch, flows);
+        ipfix.sent();
+        flows = &flows[message.flows..];
+        len_bytes += message.bytes.len();
+    }
+    len_bytes
+}
