@@ -65,6 +65,23 @@ impl Apt {
         run(&mut install)
     }
 
+    /// Installs what the package in this file depends on, and not the package.
+    pub fn install_what_needs(&self, archive: &Path) -> Result<()> {
+        let field = Command::new("dpkg-deb")
+            .arg("--field")
+            .arg(archive)
+            .arg("Depends")
+            .output()
+            .context("start dpkg-deb")?;
+        let depends = String::from_utf8_lossy(&field.stdout);
+        self.update()?;
+        let mut satisfy = self.apt_get();
+        satisfy
+            .args(["satisfy", "-y", "-qq", "-o", "Dpkg::Use-Pty=0"])
+            .args(["--no-install-recommends", "--no-remove", depends.trim()]);
+        run(&mut satisfy)
+    }
+
     /// Fetches the package lists, once.
     pub fn update(&self) -> Result<()> {
         if self.updated.get().is_none() {

@@ -1,5 +1,5 @@
-//! Installs programs that are not ours, with which the tests read what an agent offers: clients of gRPC, and
-//! Prometheus. What Debian does not have, or would start by itself, goes into the user's cache. If a client cannot be had, a message says so and its test skips itself.
+//! Installs programs that are not ours, with which the tests read what an agent offers: clients of gRPC,
+//! Prometheus, collectors of IPFIX. What Debian does not have, or would start by itself, goes into the user's cache. If a client cannot be had, a message says so and its test skips itself.
 
 use std::{
     fs,
@@ -17,8 +17,8 @@ use crate::{
 
 const GRPCURL: &str = "github.com/fullstorydev/grpcurl/cmd/grpcurl";
 const GRPCURL_VERSION: &str = "v1.9.3";
-/// The minor version of Go that its `go.mod` asks for.
-const GO_MINOR: u32 = 21;
+const GOFLOW2: &str = "github.com/netsampler/goflow2/v2/cmd/goflow2";
+const GOFLOW2_VERSION: &str = "v2.2.6";
 
 const CPP_PACKAGES: &[&str] = &[
     "g++",
@@ -34,11 +34,15 @@ const MARK: &str = "installed";
 
 pub fn set_up(apt: Option<&Apt>) {
     type Install = fn(Option<&Apt>) -> Result<()>;
-    let clients: [(&str, Install); 4] = [
+    let clients: [(&str, Install); 8] = [
         ("gRPC for C++", cpp),
         ("gRPC for Python", python),
         ("grpcurl", grpcurl),
         ("Prometheus", prometheus),
+        ("nfdump", nfdump),
+        ("pmacct", pmacct),
+        ("ipfixDump", ipfix_dump),
+        ("goflow2", goflow2),
     ];
     for (name, install) in clients {
         if let Err(error) = install(apt) {
@@ -94,58 +98,100 @@ fn python(apt: Option<&Apt>) -> Result<()> {
 }
 
 fn grpcurl(apt: Option<&Apt>) -> Result<()> {
-    let folder = folder("grpcurl")?;
-    if is_marked(&folder, GRPCURL_VERSION) {
+    let what = format!("{GRPCURL}@{GRPCURL_VERSION}");
+    compiled_by_go(apt, "grpcurl", &what, 21, "it observes an agent")
+}
+
+fn goflow2(apt: Option<&Apt>) -> Result<()> {
+    let what = format!("{GOFLOW2}@{GOFLOW2_VERSION}");
+    compiled_by_go(apt, "goflow2", &what, 23, "it reads an agent's IPFIX")
+}
+
+/// `minor` is the minor version of Go that its `go.mod` asks for.
+fn compiled_by_go(apt: Option<&Apt>, name: &str, what: &str, minor: u32, why: &str) -> Result<()> {
+    let folder = folder(name)?;
+    if is_marked(&folder, what) {
         return Ok(());
     }
-    install_go(apt)?;
-    eprintln!("setup: compiling grpcurl {GRPCURL_VERSION} (it observes an agent)");
+    install_go(apt, name, minor)?;
+    let (_, version) = what.split_once('@').unwrap_or_default();
+    eprintln!("setup: compiling {name} {version} ({why})");
     run(Command::new("go")
-        .args(["install", &format!("{GRPCURL}@{GRPCURL_VERSION}")])
+        .args(["install", what])
         .env("GOBIN", &folder)
         .env("CGO_ENABLED", "0")
         // Keeps Go from fetching another toolchain.
         .env("GOTOOLCHAIN", "local"))?;
-    mark(&folder, GRPCURL_VERSION)
+    mark(&folder, what)
 }
 
-/// Unpacked and not installed: the package would start a server on this machine.
 fn prometheus(apt: Option<&Apt>) -> Result<()> {
-    const PACKAGE: &str = "prometheus";
-    let folder = folder(PACKAGE)?;
-    if is_marked(&folder, PACKAGE) {
+    unpack(apt, "prometheus", "it scrapes an agent", Links::Nothing)
+}
+
+fn nfdump(apt: Option<&Apt>) -> Result<()> {
+    unpack(apt, "nfdump", "it reads an agent's IPFIX", Links::Libraries)
+}
+
+fn pmacct(apt: Option<&Apt>) -> Result<()> {
+    unpack(apt, "pmacct", "it reads an agent's IPFIX", Links::Libraries)
+}
+
+fn ipfix_dump(apt: Option<&Apt>) -> Result<()> {
+    if has_command("ipfixDump") {
         return Ok(());
     }
     let apt = apt.context("there is no apt, or no way to be root for it")?;
-    let version = apt.candidate(PACKAGE)?;
+    apt.install(&["libfixbuf-tools"], "it reads an agent's IPFIX")
+}
+
+/// What the programs of a package are linked to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Links {
+    Nothing,
+    Libraries,
+}
+
+/// Unpacked and not installed: the package would start a server on this machine. Libraries are installed.
+fn unpack(apt: Option<&Apt>, package: &str, why: &str, links: Links) -> Result<()> {
+    let folder = folder(package)?;
+    if is_marked(&folder, package) {
+        return Ok(());
+    }
+    let apt = apt.context("there is no apt, or no way to be root for it")?;
+    let version = apt.candidate(package)?;
     let version = version.context("apt has no package of it")?;
-    eprintln!("setup: unpacking Prometheus {version} (it scrapes an agent)");
+    eprintln!("setup: unpacking {package} {version} ({why})");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
     }
     fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
     let archive = apt::download(
         &mut Command::new("apt-get"),
-        &format!("{PACKAGE}={version}"),
+        &format!("{package}={version}"),
         &folder,
     )?;
     run(Command::new("dpkg-deb")
         .arg("--extract")
         .args([&archive, &folder]))?;
+    if links == Links::Libraries {
+        apt.install_what_needs(&archive)?;
+    }
     fs::remove_file(&archive).with_context(|| format!("remove {}", archive.display()))?;
-    mark(&folder, PACKAGE)
+    mark(&folder, package)
 }
 
-/// Installs Debian's Go if the machine has none that can compile grpcurl.
-fn install_go(apt: Option<&Apt>) -> Result<()> {
+/// Installs Debian's Go if the machine has none that can compile this program.
+fn install_go(apt: Option<&Apt>, program: &str, minor: u32) -> Result<()> {
     let mut version = Command::new("go");
     version
         .args(["env", "GOVERSION"])
         .env("GOTOOLCHAIN", "local");
     let found = version.output().ok().map(|output| output.stdout);
     let found = found.map(|version| String::from_utf8_lossy(&version).trim().to_owned());
+    let is_enough = |version: &str| is_go_enough(version, minor);
     if let Some(found) = &found
-        && found.strip_prefix("go").is_some_and(is_go_enough)
+        && found.strip_prefix("go").is_some_and(is_enough)
     {
         return Ok(());
     }
@@ -157,11 +203,11 @@ fn install_go(apt: Option<&Apt>) -> Result<()> {
         .as_deref()
         .map(|version| version.split_once(':').map_or(version, |(_, rest)| rest));
     match (apt, upstream) {
-        (Some(apt), Some(version)) if is_go_enough(version) => {
-            apt.install(&["golang-go"], "it compiles grpcurl")
+        (Some(apt), Some(version)) if is_enough(version) => {
+            apt.install(&["golang-go"], &format!("it compiles {program}"))
         }
         _ => bail!(
-            "compiling it needs Go 1.{GO_MINOR} or later; the PATH has {}, apt has {}",
+            "compiling it needs Go 1.{minor} or later; the PATH has {}, apt has {}",
             found.as_deref().unwrap_or("none"),
             upstream.unwrap_or("none")
         ),
@@ -169,11 +215,11 @@ fn install_go(apt: Option<&Apt>) -> Result<()> {
 }
 
 /// Takes versions such as `1.26.8`, `1.19~1` and `2.0`.
-fn is_go_enough(version: &str) -> bool {
+fn is_go_enough(version: &str, minor: u32) -> bool {
     let mut numbers = version.split(|letter: char| !letter.is_ascii_digit());
     let mut number = || numbers.next().and_then(|digits| digits.parse::<u32>().ok());
     let found = (number().unwrap_or(0), number().unwrap_or(0));
-    found >= (1, GO_MINOR)
+    found >= (1, minor)
 }
 
 fn folder(name: &str) -> Result<PathBuf> {
@@ -197,10 +243,10 @@ mod tests {
     #[test]
     fn a_go_that_is_too_old_is_told_by_its_version() {
         for version in ["1.21", "1.26.8", "1.22~3", "1.24rc1", "2.0"] {
-            assert!(is_go_enough(version), "{version}");
+            assert!(is_go_enough(version, 21), "{version}");
         }
         for version in ["1.19~1", "1.20.14", "0.9", "", "devel"] {
-            assert!(!is_go_enough(version), "{version}");
+            assert!(!is_go_enough(version, 21), "{version}");
         }
     }
 }

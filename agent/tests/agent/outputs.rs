@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use crate::support::{Agent, count, pair, wait_until};
 
+mod ipfix;
 mod jsonl;
 
 /// The output of this name in the agent's status.

@@ -78,11 +78,48 @@ pub fn grpcurl_or_skip(test: &str) -> Option<PathBuf> {
 
 /// `prometheus` and `promtool`.
 pub fn prometheus_or_skip(test: &str) -> Option<[PathBuf; 2]> {
-    let [server, tool] = ["prometheus", "promtool"]
-        .map(|name| installed(&format!("clients/prometheus/usr/bin/{name}")));
-    let both = server.zip(tool).map(<[PathBuf; 2]>::from);
+    both_or_skip(test, "prometheus", ["prometheus", "promtool"])
+}
+
+/// `nfcapd` and `nfdump`.
+pub fn nfdump_or_skip(test: &str) -> Option<[PathBuf; 2]> {
+    both_or_skip(test, "nfdump", ["nfcapd", "nfdump"])
+}
+
+pub fn nfacctd_or_skip(test: &str) -> Option<PathBuf> {
+    let nfacctd = installed("clients/pmacct/usr/sbin/nfacctd");
+    if nfacctd.is_none() {
+        skip(test, &format!("no pmacct; {SET_UP}"));
+    }
+    nfacctd
+}
+
+pub fn goflow2_or_skip(test: &str) -> Option<PathBuf> {
+    let goflow2 = installed("clients/goflow2/goflow2");
+    if goflow2.is_none() {
+        skip(test, &format!("no goflow2; {SET_UP}"));
+    }
+    goflow2
+}
+
+pub fn has_ipfix_dump_or_skip(test: &str) -> bool {
+    let is_there = succeeds(
+        Command::new("ipfixDump")
+            .arg("--version")
+            .stderr(Stdio::null()),
+    );
+    if !is_there {
+        skip(test, &format!("no ipfixDump; {SET_UP}"));
+    }
+    is_there
+}
+
+/// Two programs of an unpacked package.
+fn both_or_skip(test: &str, package: &str, names: [&str; 2]) -> Option<[PathBuf; 2]> {
+    let [first, second] = names.map(|name| installed(&format!("clients/{package}/usr/bin/{name}")));
+    let both = first.zip(second).map(<[PathBuf; 2]>::from);
     if both.is_none() {
-        skip(test, &format!("no Prometheus; {SET_UP}"));
+        skip(test, &format!("no {package}; {SET_UP}"));
     }
     both
 }

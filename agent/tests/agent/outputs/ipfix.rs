@@ -1,0 +1,423 @@
+//! IPFIX as the programs read it that people have: each must have every record, and the same packets and bytes as
+//! were sent.
+
+use std::{
+    fs::{self, File},
+    io::Read as _,
+    net::{TcpListener, UdpSocket},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use lab::{Host, Lab, Process, privilege::is_root_or_skip};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{
+    clients::install,
+    support::{Agent, PATIENCE, Report, wait_for_packets, wait_until},
+};
+
+mod dumped;
+
+const SYN: u8 = 0x02;
+const SYN_ACK: u8 = 0x12;
+const ACK: u8 = 0x10;
+/// Collectors are in the agent's network namespace, which is the test's own.
+const PORT: u16 = 4739;
+
+/// What was sent, of both directions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sums {
+    packets: u64,
+    layer2: u64,
+    octets: u64,
+}
+
+impl Sums {
+    fn add(&mut self, packets: u64, frame: &[u8], link_len_bytes: usize) {
+        self.packets += packets;
+        self.layer2 += packets * frame.len() as u64;
+        self.octets += packets * (frame.len() - link_len_bytes) as u64;
+    }
+}
+
+/// Some 270 flows: with answers and without, of IPv4 and IPv6, tagged and not.
+fn send(lab: &Lab) -> Sums {
+    let before = lab.agent.counters().unwrap();
+    let (peer, agent) = (
+        lab.peer.frame_socket().unwrap(),
+        lab.agent.frame_socket().unwrap(),
+    );
+    let to_agent = lab.peer.frame_v4(&lab.agent);
+    let to_peer = lab.agent.frame_v4(&lab.peer);
+    let to_agent6 = lab.peer.frame_v6(&lab.agent);
+    let mut sums = Sums::default();
+    let mut arrived = 0;
+    let mut ask = |frame: &[u8], packets: u64, link_len_bytes| {
+        peer.send_many((0..packets).map(|_| frame)).unwrap();
+        sums.add(packets, frame, link_len_bytes);
+        arrived += packets;
+    };
+    for port in 1..=200 {
+        let payload = vec![0; 18 + usize::from(port % 100)];
+        ask(&to_agent.udp(port, 53, &payload).unwrap(), 3, 14);
+    }
+    for port in 1..=20 {
+        ask(&to_agent6.udp(port, 53, &[0; 40]).unwrap(), 2, 14);
+        let tagged = lab.peer.frame_v4(&lab.agent).vlan(100);
+        ask(&tagged.udp(port, 53, &[0; 40]).unwrap(), 2, 18);
+        ask(&to_agent.tcp(port, 443, SYN, &[]).unwrap(), 1, 14);
+    }
+    ask(&to_agent.icmp_echo(true, 77, 1, &[0; 33]).unwrap(), 1, 14);
+    wait_for_packets(&lab.agent, before, arrived);
+
+    // The answers come second, so that the peer is the source of every flow.
+    let mut answer = |frame: &[u8], packets: u64| {
+        agent.send_many((0..packets).map(|_| frame)).unwrap();
+        sums.add(packets, frame, 14);
+    };
+    for port in 1..=200 {
+        answer(&to_peer.udp(53, port, &[0; 100]).unwrap(), 2);
+    }
+    for port in 1..=20 {
+        answer(&to_peer.tcp(443, port, SYN_ACK, &[]).unwrap(), 1);
+    }
+    answer(&to_peer.icmp_echo(false, 77, 1, &[0; 33]).unwrap(), 1);
+    for port in 1..=20 {
+        let frame = to_agent.tcp(port, 443, ACK, &[0; 500]).unwrap();
+        peer.send(&frame).unwrap();
+        sums.add(1, &frame, 14);
+        arrived += 1;
+    }
+    wait_for_packets(&lab.agent, before, arrived);
+    sums
+}
+
+/// How many records a report makes with one record for each direction that has packets.
+fn uniflow_records(report: &Report) -> usize {
+    let records = report.flows.iter().map(|flow| {
+        let directions = ["packets", "reverse_packets"].map(|name| flow[name] != 0);
+        directions.iter().filter(|&&has| has).count().max(1)
+    });
+    records.sum()
+}
+
+/// An agent with this output, all traffic, and the agent's end.
+fn report(lab: &Lab, output: &str) -> (Sums, Report) {
+    let agent = Agent::start(lab, &["--output", "json", "--output", output]);
+    let sent = send(lab);
+    (sent, agent.stop())
+}
+
+/// What waits at a UDP port, and what it lost. `None` if nobody listens there.
+fn socket(host: &Host, port: u16) -> Option<(u64, u64)> {
+    let table = host
+        .namespace
+        .enter(|| Ok(fs::read_to_string("/proc/thread-self/net/udp")?));
+    let table = table.unwrap();
+    let port = format!(":{port:04X}");
+    let line = table.lines().find(|line| {
+        let address = line.split_whitespace().nth(1);
+        address.is_some_and(|address| address.ends_with(&port))
+    })?;
+    let columns: Vec<&str> = line.split_whitespace().collect();
+    let (_, waiting) = columns[4].split_once(':').unwrap();
+    let lost = columns.last().unwrap().parse().unwrap();
+    Some((u64::from_str_radix(waiting, 16).unwrap(), lost))
+}
+
+/// Starts a collector and waits until it listens.
+fn collector(lab: &Lab, command: &mut Command, folder: &Path) -> Process {
+    let log = File::create(folder.join("log")).unwrap();
+    command
+        .stderr(log.try_clone().unwrap())
+        .stdout(log)
+        .stdin(Stdio::null());
+    let mut collector = Process::spawn(command).unwrap();
+    wait_until("the collector listens", || {
+        assert!(collector.exited().unwrap().is_none(), "{}", log_of(folder));
+        socket(&lab.agent, PORT).is_some()
+    });
+    collector
+}
+
+fn log_of(folder: &Path) -> String {
+    fs::read_to_string(folder.join("log")).unwrap()
+}
+
+/// Waits until the collector has taken every datagram.
+fn wait_until_read(lab: &Lab) {
+    wait_until("every datagram is read", || {
+        socket(&lab.agent, PORT) == Some((0, 0))
+    });
+}
+
+/// The objects of a file with one on each line. The last line may be unfinished.
+fn lines(file: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let lines = text.lines().map(serde_json::from_str);
+    lines.filter_map(Result::ok).collect()
+}
+
+fn sum(lines: &[Value], name: &str) -> u64 {
+    lines
+        .iter()
+        .map(|line| line[name].as_u64().unwrap_or(0))
+        .sum()
+}
+
+fn udp(more: &str) -> String {
+    format!(r#"{{"kind": "ipfix", "address": "udp://127.0.0.1:{PORT}"{more}}}"#)
+}
+
+#[test]
+fn nfdump_has_every_flow_in_both_directions() {
+    const TEST: &str = "agent::nfdump_has_every_flow_in_both_directions";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let Some([nfcapd, nfdump]) = install::nfdump_or_skip(TEST) else {
+        return;
+    };
+    let lab = Lab::quiet().unwrap();
+    let folder = TempDir::new().unwrap();
+    let files = folder.path().join("files");
+    fs::create_dir(&files).unwrap();
+    let mut command = lab.agent.command(nfcapd);
+    command
+        .args(["-b", "127.0.0.1", "-p", &PORT.to_string(), "-v", "-w"])
+        .arg(&files);
+    let mut nfcapd = collector(&lab, &mut command, folder.path());
+    let (sent, report) = report(&lab, &udp(""));
+    wait_until_read(&lab);
+    nfcapd.terminate(PATIENCE).unwrap();
+
+    let log = log_of(folder.path());
+    let told = format!(
+        "Flows: {}, Packets: {}, Bytes: {}, Sequence Errors: 0, Bad Packets: 0",
+        report.flows.len(),
+        sent.packets,
+        sent.octets
+    );
+    assert!(log.contains(&told), "{told}: {log}");
+    let file = fs::read_dir(&files)
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
+    let read = Command::new(nfdump)
+        .arg("-r")
+        .arg(file)
+        .args(["-o", "json"])
+        .output()
+        .unwrap();
+    let flows: Vec<Value> = serde_json::from_slice(&read.stdout).unwrap();
+    let both =
+        |name: &str| sum(&flows, &format!("in_{name}")) + sum(&flows, &format!("out_{name}"));
+    assert_eq!(
+        (both("packets"), both("bytes")),
+        (sent.packets, sent.octets)
+    );
+    // The peer's packets arrive, and nfdump keeps the flags of the answers out of the others.
+    for flow in flows
+        .iter()
+        .filter(|flow| flow["dst_port"] == 443 && flow["in_packets"] != 0)
+    {
+        assert_ne!(flow["input_snmp"], 0, "{flow}");
+        assert_eq!(
+            (&flow["output_snmp"], &flow["direction"]),
+            (&0.into(), &0.into()),
+            "{flow}"
+        );
+        assert_eq!(flow["tcp_flags"], "...A..S.", "{flow}");
+    }
+}
+
+#[test]
+fn nfacctd_has_every_flow() {
+    const TEST: &str = "agent::nfacctd_has_every_flow";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let Some(nfacctd) = install::nfacctd_or_skip(TEST) else {
+        return;
+    };
+    let lab = Lab::quiet().unwrap();
+    let folder = TempDir::new().unwrap();
+    let (config, file) = (folder.path().join("config"), folder.path().join("flows"));
+    let settings = format!(
+        "daemonize: false\n\
+         nfacctd_ip: 127.0.0.1\n\
+         nfacctd_port: {PORT}\n\
+         plugins: print\n\
+         print_output: json\n\
+         print_output_file: {}\n\
+         print_output_file_append: true\n\
+         print_refresh_time: 1\n\
+         aggregate: src_host, dst_host, src_port, dst_port, proto, tcpflags, vlan, in_iface, out_iface, flows\n",
+        file.display()
+    );
+    fs::write(&config, settings).unwrap();
+    let mut command = lab.agent.command(nfacctd);
+    command.arg("-f").arg(&config);
+    let nfacctd = collector(&lab, &mut command, folder.path());
+    let (sent, report) = report(&lab, &udp(r#", "uniflow": true, "octets": "layer2""#));
+    wait_until_read(&lab);
+    wait_until("nfacctd has written every packet", || {
+        sum(&lines(&file), "packets") == sent.packets
+    });
+    drop(nfacctd);
+    let flows = lines(&file);
+    assert_eq!(sum(&flows, "bytes"), sent.layer2);
+    assert!(sum(&flows, "flows") <= uniflow_records(&report) as u64);
+    let flags = |port: &str| {
+        let of_port = flows.iter().filter(|flow| flow[port] == 443);
+        let mut flags: Vec<_> = of_port
+            .map(|flow| flow["tcp_flags"].as_str().unwrap())
+            .collect();
+        flags.retain(|flags| *flags != "0");
+        assert!(!flags.is_empty());
+        flags
+    };
+    assert!(flags("port_src").iter().all(|flags| *flags == "18"));
+    assert!(
+        flags("port_dst")
+            .iter()
+            .all(|flags| ["2", "18"].contains(flags))
+    );
+    assert_eq!(sum(&flows, "vlan") % 100, 0);
+    assert!(flows.iter().any(|flow| flow["vlan"] == 100));
+}
+
+#[test]
+fn goflow2_has_every_flow() {
+    const TEST: &str = "agent::goflow2_has_every_flow";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let Some(goflow2) = install::goflow2_or_skip(TEST) else {
+        return;
+    };
+    let lab = Lab::quiet().unwrap();
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("flows");
+    let mut command = lab.agent.command(goflow2);
+    command
+        .args([
+            "-listen",
+            &format!("netflow://127.0.0.1:{PORT}"),
+            "-addr",
+            "127.0.0.1:0",
+        ])
+        .args(["-transport", "file", "-format", "json", "-transport.file"])
+        .arg(&file);
+    let goflow2 = collector(&lab, &mut command, folder.path());
+    let (sent, report) = report(&lab, &udp(r#", "uniflow": true"#));
+    let records = uniflow_records(&report);
+    wait_until("goflow2 has written every record", || {
+        lines(&file).len() == records
+    });
+    drop(goflow2);
+    let flows = lines(&file);
+    assert_eq!(
+        (sum(&flows, "packets"), sum(&flows, "bytes")),
+        (sent.packets, sent.octets)
+    );
+    // To the nanosecond, as the agent says itself.
+    let of_report = report
+        .flows
+        .iter()
+        .map(|flow| flow["first_seen_ns"].as_u64().unwrap())
+        .min();
+    let of_goflow2 = flows
+        .iter()
+        .map(|flow| flow["time_flow_start_ns"].as_u64().unwrap())
+        .min();
+    assert_eq!(of_report, of_goflow2);
+    assert!(flows.iter().any(|flow| flow["icmp_type"] == 8));
+}
+
+/// Receives datagrams as they come, into a file like those of RFC 5655.
+fn received(lab: &Lab, output: &str, file: &Path) -> (Sums, Report) {
+    let socket = lab
+        .agent
+        .namespace
+        .enter(|| Ok(UdpSocket::bind(("127.0.0.1", PORT))?))
+        .unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let outcome = report(lab, output);
+    let mut messages = Vec::new();
+    let mut datagram = vec![0; 1 << 16];
+    while let Ok(len) = socket.recv(&mut datagram) {
+        assert!(len <= 1_400, "{len}");
+        messages.extend_from_slice(&datagram[..len]);
+    }
+    assert_eq!(
+        self::socket(&lab.agent, PORT).unwrap().1,
+        0,
+        "the receiver lost datagrams"
+    );
+    fs::write(file, messages).unwrap();
+    outcome
+}
+
+#[test]
+fn ipfix_dump_and_tshark_have_every_flow_of_datagrams() {
+    const TEST: &str = "agent::ipfix_dump_and_tshark_have_every_flow_of_datagrams";
+    if !is_root_or_skip(TEST) || !install::has_ipfix_dump_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("flows.ipfix");
+    let (sent, report) = received(&lab, &udp(""), &file);
+    dumped::has_every_flow(&file, sent, report.flows.len());
+}
+
+#[test]
+fn ipfix_dump_and_tshark_have_every_flow_of_a_connection() {
+    const TEST: &str = "agent::ipfix_dump_and_tshark_have_every_flow_of_a_connection";
+    if !is_root_or_skip(TEST) || !install::has_ipfix_dump_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("flows.ipfix");
+    let bind = || Ok(TcpListener::bind(("127.0.0.1", PORT))?);
+    let listener = lab.agent.namespace.enter(bind).unwrap();
+    let reader = std::thread::spawn(move || {
+        let (mut connection, _) = listener.accept().unwrap();
+        let mut messages = Vec::new();
+        connection.read_to_end(&mut messages).unwrap();
+        messages
+    });
+    let (sent, report) = report(&lab, &format!("ipfix=tcp://127.0.0.1:{PORT}"));
+    fs::write(&file, reader.join().unwrap()).unwrap();
+    dumped::has_every_flow(&file, sent, report.flows.len());
+}
+
+#[test]
+fn ipfix_dump_and_tshark_have_every_flow_of_files() {
+    const TEST: &str = "agent::ipfix_dump_and_tshark_have_every_flow_of_files";
+    if !is_root_or_skip(TEST) || !install::has_ipfix_dump_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("flows.ipfix");
+    let output = format!(
+        r#"{{"kind": "ipfix", "address": "{}", "compression": "none"}}"#,
+        file.display()
+    );
+    let (sent, report) = report(&lab, &output);
+    let files: Vec<PathBuf> = fs::read_dir(folder.path())
+        .unwrap()
+        .map(|file| file.unwrap().path())
+        .collect();
+    let [file] = &files[..] else {
+        panic!("{files:?}")
+    };
+    dumped::has_every_flow(file, sent, report.flows.len());
+}
