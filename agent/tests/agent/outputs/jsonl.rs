@@ -59,7 +59,8 @@ fn files_have_every_packet_however_often_they_are_rotated() {
     assert_eq!(sum(&lines), sent);
     let finals = lines.iter().filter(|line| line["final"] == true);
     assert_eq!(finals.count(), 1);
-    assert!(fs::read_dir(folder.path()).unwrap().count() > 5);
+    // Each round is longer than a file.
+    assert!(fs::read_dir(folder.path()).unwrap().count() >= 3);
     assert!(!folder.path().join("flows.jsonl").exists());
 }
 
