@@ -2,7 +2,8 @@
 //! [`Agent::run`] attaches them and scans until it is told to stop. Then it detaches, drains, and sends what
 //! is left.
 //!
-//! Meanwhile [`scanning`] owns the scanner and uses it for one thing at a time, [`wakes`] says when to scan,
+//! Meanwhile [`scanning`] owns the scanner and uses it for one thing at a time, [`wakes`] says when to scan, [`asked`]
+//! knows who waits for flows or a scan,
 //! [`publish`] completes and publishes a status after each scan, [`printing`] is the agent's own consumer on
 //! stdout, and the server gives batches and status to all other consumers.
 
@@ -15,6 +16,7 @@ use tokio::{
 };
 
 use crate::{
+    asks::Asks,
     batch::{BatchEncoder, Identity},
     changes::{Changes, Request, Times},
     devices::{self, across},
@@ -44,6 +46,7 @@ use crate::{
     status::{self, StatusSettings},
 };
 
+mod asked;
 mod printing;
 mod publish;
 mod scanning;
@@ -294,9 +297,11 @@ impl Agent {
         });
         let (counts, counting) = watch::channel(false);
         let (end_server, server_end) = oneshot::channel::<()>();
+        let (asks, asked) = Asks::channel();
         let services = Server {
-            hub,
+            hub: hub.clone(),
             outputs: outputs.clone(),
+            asks: asks.clone(),
             status: statuses.clone(),
             rules,
             settings: settings_in_force,
@@ -312,6 +317,9 @@ impl Agent {
 
         let scanning = Scanning {
             requests,
+            asks: asked,
+            snapshot_bytes: asks.bytes.clone(),
+            hub: hub.clone(),
             times,
             wakes: Wakes::new(config.scan_interval, filled, scan_wanted),
             reports,

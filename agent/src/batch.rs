@@ -102,8 +102,23 @@ impl BatchEncoder {
         }
     }
 
+    /// An encoder of the same agent.
+    #[must_use]
+    pub fn another(&self) -> Self {
+        Self::new(Arc::clone(&self.identity)).sampling(self.sample_rate)
+    }
+
+    /// Starts a snapshot after this scan, in the place of a scan.
+    pub fn begin_snapshot(&mut self, header: &ScanHeader) {
+        self.start(header, true);
+    }
+
     /// Starts a scan. Records that were pushed without a `finish` are forgotten.
     pub fn begin(&mut self, header: &ScanHeader) {
+        self.start(header, false);
+    }
+
+    fn start(&mut self, header: &ScanHeader, snapshot: bool) {
         let head = FlowBatch {
             agent: Some((*self.identity).clone()),
             scan_id: header.scan_id,
@@ -113,6 +128,7 @@ impl BatchEncoder {
             refused_in_window: header.refused_in_window,
             interfaces: header.interfaces.to_vec(),
             sample_rate: self.sample_rate,
+            snapshot,
             ..FlowBatch::default()
         };
         self.open.head = head.encode_to_vec();

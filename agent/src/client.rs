@@ -14,8 +14,8 @@ use tonic::{
 use crate::{
     proto::{
         AgentStatus, Filters, FlowBatch, GetFiltersRequest, GetSettingsRequest, GetStatusRequest,
-        ObserveRequest, SetFiltersRequest, SettingsInForce, flow_agent_client::FlowAgentClient,
-        flow_control_client::FlowControlClient,
+        ListFlowsRequest, ObserveRequest, ScanNowRequest, SetFiltersRequest, SettingsInForce,
+        flow_agent_client::FlowAgentClient, flow_control_client::FlowControlClient,
     },
     rules::MAX_MESSAGE_BYTES,
 };
@@ -24,6 +24,8 @@ use crate::{
 pub const DEFAULT_TARGET: &str = "unix:/run/flow-agent/flow-agent.sock";
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A large table takes seconds to scan, and there is time between two such scans.
+const LIST_TIMEOUT: Duration = Duration::from_mins(2);
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Generous: a set of a million networks takes some seconds of CPU on a thread that yields to all others.
 const CONTROL_TIMEOUT: Duration = Duration::from_mins(5);
@@ -273,6 +275,32 @@ pub async fn status(target: &Target) -> Result<AgentStatus, ClientError> {
         Ok(response.into_inner())
     })
     .await
+}
+
+/// The flows that the agent tracks, batch by batch.
+pub async fn list_flows(
+    target: &Target,
+    request: ListFlowsRequest,
+) -> Result<Vec<FlowBatch>, ClientError> {
+    within(LIST_TIMEOUT, target, async || {
+        let failed = |status| ClientError::from_status(target, "FlowAgent/ListFlows", status);
+        let mut client = connect(target).await?;
+        let response = client.list_flows(request.clone()).await;
+        let mut stream = response.map_err(failed)?.into_inner();
+        let mut batches = Vec::new();
+        while let Some(batch) = stream.message().await.map_err(failed)? {
+            batches.push(batch);
+        }
+        Ok(batches)
+    })
+    .await
+}
+
+/// Scans before the interval is over. Returns the number of the scan.
+pub async fn scan_now(target: &Target) -> Result<u64, ClientError> {
+    let ask = async |mut control: Control| control.scan_now(ScanNowRequest {}).await;
+    let answer = controlled(LIST_TIMEOUT, target, "FlowControl/ScanNow", ask);
+    Ok(answer.await?.scan_id)
 }
 
 /// The filter rules in force.

@@ -10,6 +10,7 @@
 //! the agent. The [`journal`] is where systemd keeps it, with fields. The [`service_manager`] hears that it is ready and alive.
 
 pub mod agent;
+pub mod asks;
 pub mod batch;
 pub mod changes;
 pub mod client;

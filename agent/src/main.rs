@@ -47,6 +47,8 @@ enum Command {
     Run(Box<commands::run::Args>),
     /// Show the flows that a running agent sees.
     Watch(commands::watch::Args),
+    /// List the flows that a running agent tracks.
+    Flows(commands::flows::Args),
     /// Show how a running agent is doing.
     Status(commands::status::Args),
     /// Hold a running agent's account against the interfaces' own counters.
@@ -213,6 +215,7 @@ fn execute(
                 Box::pin(commands::run::run(layers, settings, passed, log)).await
             }
             Command::Watch(args) => commands::watch::run(args).await,
+            Command::Flows(args) => commands::flows::run(args).await,
             Command::Status(args) => commands::status::run(args).await,
             Command::Audit(args) => commands::audit::run(args).await,
             Command::Filter(args) => commands::filter::run(args).await,
@@ -260,6 +263,7 @@ mod tests {
             ("run --early-scan -1", "--early-scan <PERCENT>"),
             ("watch --duration -1s", "--duration <TIME>"),
             ("watch --limit -1", "--limit <ROWS>"),
+            ("flows --limit -1", "--limit <FLOWS>"),
         ] {
             let error = refused(arguments).to_string();
             let value = arguments.rsplit(' ').next().unwrap();
@@ -330,6 +334,7 @@ mod tests {
         for command in [
             "run",
             "watch",
+            "flows",
             "status",
             "audit",
             "filter",

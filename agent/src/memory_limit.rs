@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{agent::Config, hub::DEFAULT_QUEUED_BYTES, output::human};
+use crate::{agent::Config, asks::MAX_SNAPSHOT_BYTES, hub::DEFAULT_QUEUED_BYTES, output::human};
 
 /// As docs/memory.md has them.
 const PAGE_BYTES_PER_FLOW: u64 = 190;
@@ -16,6 +16,8 @@ const TRACKED_BYTES_PER_FLOW: u64 = 176;
 const GROWTH: u64 = 2;
 const BYTES_PER_FRAGMENT: u64 = 150;
 const TUNNEL_BYTES_PER_FLOW: u64 = 160;
+/// A record with all that it can have is twice as long, and one of IPv4 without a tunnel shorter.
+const SNAPSHOT_BYTES_PER_FLOW: u64 = 150;
 /// Its account, on each CPU.
 const BYTES_PER_INTERFACE: u64 = 4144;
 /// The process before it has a flow.
@@ -53,6 +55,7 @@ fn most(config: &Config) -> u64 {
         + u64::from(config.max_fragments) * BYTES_PER_FRAGMENT
         + tunnels * TUNNEL_BYTES_PER_FLOW
         + 2 * DEFAULT_QUEUED_BYTES
+        + MAX_SNAPSHOT_BYTES.min(tracked * SNAPSHOT_BYTES_PER_FLOW)
         + BASE_BYTES
 }
 

@@ -13,7 +13,7 @@ mod slab;
 mod tests;
 mod waiting;
 
-use std::{collections::BTreeSet, hash::BuildHasher as _, time::Duration};
+use std::{collections::BTreeSet, hash::BuildHasher as _, ops::Range, time::Duration};
 
 use agent_common::{Encapsulation, FlowCounters, FlowKey, Pair};
 use foldhash::{SharedSeed, fast::SeedableRandomState};
@@ -239,6 +239,30 @@ impl Replica {
         };
         self.end(slot, reason, sink);
         self.settle_outers();
+    }
+
+    /// Emits a record for each living flow of these slots, whose delta is the sum of those that were emitted before.
+    /// Returns whether there are slots after them. To be called between two scans.
+    pub fn flows(
+        &self,
+        slots: Range<u32>,
+        clock: ScanClock,
+        sink: &mut impl FnMut(&Record),
+    ) -> bool {
+        let end = self.slab.slots().end;
+        for slot in slots.start..slots.end.min(end) {
+            let entry = &self.slab[slot];
+            if entry.state != State::Free {
+                let is_joined = entry.sides == Sides::Joined;
+                let held = self.reports.held(slot);
+                let told = [0, 1].map(|side| entry.total[side] - held[side]);
+                sink(&Record {
+                    outer: self.outers.of(&entry.key, is_joined),
+                    ..entry.record(clock, told, None)
+                });
+            }
+        }
+        slots.end < end
     }
 
     pub fn len(&self) -> usize {

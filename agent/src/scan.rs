@@ -15,6 +15,7 @@ use agent_common::{HookAccount, Pair, Reason};
 use anyhow::{Context as _, Result};
 
 use crate::{
+    asks::{AskError, Snapshot},
     batch::{BatchEncoder, ScanHeader, ScanTrailer},
     clock::{self, ScanClock, Sleep},
     hub::Hub,
@@ -32,8 +33,10 @@ use crate::{
 };
 
 mod interfaces;
+mod snapshot;
 
 pub use interfaces::{Interfaces, Watched};
+use snapshot::Taking;
 
 /// What the scans have done so far.
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,6 +77,9 @@ pub struct Scanner {
     /// By network namespace.
     tags: BTreeMap<u32, TagWatch>,
     replica: Replica,
+    /// A snapshot of which a part is taken, and one that a scan had to complete.
+    taking: Option<Taking>,
+    completed: Option<Result<Snapshot, AskError>>,
     encoder: BatchEncoder,
     hub: Hub,
     interfaces: Interfaces,
@@ -110,6 +116,8 @@ impl Scanner {
             attachments: Some(parts.attachments),
             tags: parts.tags,
             replica: parts.replica,
+            taking: None,
+            completed: None,
             encoder: parts.encoder,
             hub: parts.hub,
             interfaces: parts.interfaces,
@@ -149,7 +157,6 @@ impl Scanner {
         let started = Instant::now();
         let cpu_started = clock::thread_cpu();
         let scan_clock = self.clock()?;
-        self.replica.begin_scan(scan_clock);
 
         // The programs do not know these any more, so all that they counted there is on the pages that this
         // scan drains.
@@ -166,6 +173,10 @@ impl Scanner {
             vec![self.kernel.pages.flip()?]
         };
         self.stats.last_flip_wait_ns = nanos(started);
+        if self.taking.is_some() {
+            self.complete_snapshot();
+        }
+        self.replica.begin_scan(scan_clock);
         self.note_progress();
         let left_ids = left.iter().map(|left| left.id).collect();
         self.interfaces.read_after_flip(&left_ids)?;

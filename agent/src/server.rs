@@ -9,6 +9,7 @@ use tonic::transport;
 use tracing::warn;
 
 use crate::{
+    asks::Asks,
     hub::Hub,
     limits::open_files,
     metrics::{self, Health, MetricsListener, Page},
@@ -29,6 +30,7 @@ mod filtered;
 mod grpc_only;
 mod guarded;
 mod limits;
+mod list;
 pub mod listen;
 mod live_status;
 #[cfg(test)]
@@ -72,6 +74,7 @@ const STREAMS_TO_REFUSE: u32 = 8;
 pub struct Server {
     pub hub: Hub,
     pub outputs: Outputs,
+    pub asks: Asks,
     pub status: watch::Receiver<Arc<AgentStatus>>,
     pub rules: RunningRules,
     pub settings: watch::Receiver<SettingsInForce>,
@@ -92,6 +95,7 @@ impl Server {
         let Self {
             hub,
             outputs,
+            asks,
             status,
             rules,
             settings,
@@ -111,6 +115,7 @@ impl Server {
             outputs,
             status.clone(),
             Arc::clone(&doors),
+            asks.bytes.clone(),
         ));
         let page = Page::new(
             {
@@ -121,6 +126,7 @@ impl Server {
         );
         let calls = Arc::new(Calls {
             hub: hub.clone(),
+            asks,
             status: live,
             rules: FilterRules::new(rules),
             settings,

@@ -9,9 +9,14 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::wakes::{Wake, Wakes};
+use super::{
+    asked::{Asked, STEP},
+    wakes::{Wake, Wakes},
+};
 use crate::{
+    asks::{Ask, SnapshotBytes},
     changes::{Change, Request, Times},
+    hub::Hub,
     kernel::attach::Reports,
     log_limit::LogLimit,
     scan::Scanner,
@@ -25,6 +30,9 @@ const SELECTION_PATIENCE: Duration = Duration::from_mins(1);
 /// The sources of requests.
 pub(super) struct Scanning {
     pub requests: mpsc::Receiver<Request>,
+    pub asks: mpsc::Receiver<Ask>,
+    pub snapshot_bytes: SnapshotBytes,
+    pub hub: Hub,
     /// Those in force.
     pub times: Times,
     pub wakes: Wakes,
@@ -77,6 +85,7 @@ impl Scanning {
         let (mut late, mut late_log) = (0, LogLimit::default());
         let (mut is_attaching, mut failed) = (true, None);
         let mut selected_anew = Vec::new();
+        let mut asked = Asked::new();
         tokio::pin!(shutdown);
         loop {
             let wake = tokio::select! {
@@ -89,6 +98,15 @@ impl Scanning {
                     }
                     continue;
                 }
+                Some(ask) = self.asks.recv() => {
+                    asked.add(ask, &self.hub);
+                    continue;
+                }
+                () = asked.flows_due() => {
+                    scanner = self.take_flows(&mut asked, scanner).await?;
+                    continue;
+                }
+                () = asked.scan_due() => Wake::Asked,
                 Some(selected) = self.selecting.join_next() => {
                     let done = selected.context("the task that waits for a selection")?;
                     selected_anew.push(Made { done, outcome: Ok(()) });
@@ -133,22 +151,15 @@ impl Scanning {
             }
             let started = Instant::now();
             let outcome;
-            (scanner, outcome) = spawn_blocking(move || {
-                let outcome = match wake {
-                    Wake::Interval => scanner.scan(),
-                    Wake::Filled | Wake::Departed => scanner.scan_early(),
-                    Wake::End => scanner.finish(),
-                };
-                (scanner, outcome)
-            })
-            .await
-            .context("the scan task")?;
+            (scanner, outcome) = scan(scanner, wake).await?;
             if outcome.is_err() {
                 self.refuse_changes().await;
             }
             outcome?;
             // If scans follow each other without a pause, chance decides which branch above comes first.
             self.watchdog.feed();
+            asked.step(Duration::ZERO, scanner.completed_snapshot());
+            asked.scanned(scanner.stats.count, started.elapsed());
             let interval = self.times.scan_interval;
             if started.elapsed() > interval && !is_final {
                 late += 1;
@@ -164,15 +175,24 @@ impl Scanning {
             publish_status(&scanner, self.times, late, is_final);
             selected_anew.drain(..).for_each(Made::tell);
             if is_final {
-                let missing = scanner.account.missing();
-                tracing::info!(
-                    seen = scanner.account.get(agent_common::Reason::Seen).packets,
-                    missing = missing.packets,
-                    "detached; final account"
-                );
+                log_final(&scanner);
                 return failed.map_or(Ok(()), Err);
             }
         }
+    }
+
+    /// Takes flows for a short while, for those who ask for them.
+    async fn take_flows(&self, asked: &mut Asked, mut scanner: Scanner) -> Result<Scanner> {
+        let bytes = self.snapshot_bytes.clone();
+        let (scanner, took, taken) = spawn_blocking(move || {
+            let started = std::time::Instant::now();
+            let taken = scanner.snapshot(&bytes, started + STEP);
+            (scanner, started.elapsed(), taken)
+        })
+        .await
+        .context("the task that takes flows")?;
+        asked.step(took, taken);
+        Ok(scanner)
     }
 
     /// Makes a change between two scans. Returns the scanner, and the change unless it takes longer: interfaces are
@@ -220,6 +240,28 @@ impl Scanning {
             drop(request);
         }
     }
+}
+
+/// Scans on a thread of its own.
+async fn scan(mut scanner: Scanner, wake: Wake) -> Result<(Scanner, Result<()>)> {
+    let task = spawn_blocking(move || {
+        let outcome = match wake {
+            Wake::Interval => scanner.scan(),
+            Wake::Filled | Wake::Departed | Wake::Asked => scanner.scan_early(),
+            Wake::End => scanner.finish(),
+        };
+        (scanner, outcome)
+    });
+    task.await.context("the scan task")
+}
+
+fn log_final(scanner: &Scanner) {
+    let missing = scanner.account.missing();
+    tracing::info!(
+        seen = scanner.account.get(agent_common::Reason::Seen).packets,
+        missing = missing.packets,
+        "detached; final account"
+    );
 }
 
 #[cfg(test)]

@@ -18,6 +18,8 @@ pub enum Wake {
     Filled,
     /// An interface waits until one that has left is drained.
     Departed,
+    /// Somebody asks for a scan.
+    Asked,
     End,
 }
 

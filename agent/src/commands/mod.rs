@@ -14,6 +14,7 @@ pub mod check;
 pub mod config;
 mod connect;
 pub mod filter;
+pub mod flows;
 pub mod run;
 pub mod settings;
 pub mod status;

@@ -2,6 +2,7 @@
 
 use std::{
     cell::Cell,
+    convert::Infallible,
     io,
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
@@ -13,7 +14,7 @@ use tokio::{task::spawn_blocking, time::timeout};
 
 use super::{connect::Connect, notice, patiently};
 use crate::{
-    client::{ClientError, Event, Observer},
+    client::{self, ClientError, Event, Observer},
     filter::{self, Rules},
     output::{self, Format, Printer},
     proto::{FlowBatch, ObserveRequest},
@@ -23,6 +24,9 @@ use crate::{
 const LAST_WRITE: Duration = Duration::from_secs(1);
 
 /// Show the flows that a running agent sees.
+///
+/// A table begins with the flows that the agent tracks, and with a scan before the interval is over if it is asked on its
+/// Unix socket. JSON Lines are those of every scan from then on.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -134,10 +138,31 @@ async fn watch(args: &Args, screen: &Screen, progress: &Cell<Progress>) -> Resul
     let request = ObserveRequest {
         filter: filter::text(&args.filter),
         consumer,
+        snapshot: args.output == Format::Table,
     };
     let observer = Observer::connect_with(args.connect.target.clone(), request);
     let mut observer = patiently(&args.connect.target, observer).await?;
     progress.set(Progress::Observing);
+    let scan = async {
+        if args.output == Format::Table {
+            // People see what is known at once, and then what has come since the last scan. Whoever may not ask for a
+            // scan waits for the next one.
+            let _ = client::scan_now(&args.connect.target).await;
+        }
+        std::future::pending::<Infallible>().await
+    };
+    tokio::select! {
+        shown = show_all(args, screen, progress, &mut observer) => shown,
+        never = scan => match never {},
+    }
+}
+
+async fn show_all(
+    args: &Args,
+    screen: &Screen,
+    progress: &Cell<Progress>,
+    observer: &mut Observer,
+) -> Result<()> {
     loop {
         match observer.next().await? {
             Event::Batch(batch) => {

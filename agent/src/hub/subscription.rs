@@ -1,9 +1,14 @@
 //! One consumer's end of the hub. It puts the consumer's own fields in front of each batch.
 
 use std::{
+    collections::VecDeque,
     future::poll_fn,
-    sync::Arc,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::{Buf as _, Bytes};
@@ -31,6 +36,25 @@ pub struct Subscription {
     consumer: Arc<Consumer>,
     stream_seq: u64,
     told: Volume,
+    /// What comes before the queue.
+    first: First,
+}
+
+/// Batches that are the consumer's own. They can be given up while they wait.
+#[derive(Clone, Default)]
+struct First(Arc<Mutex<VecDeque<Batch>>>, Arc<AtomicBool>);
+
+impl First {
+    fn batches(&self) -> MutexGuard<'_, VecDeque<Batch>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give_up(&self) {
+        let given_up = std::mem::take(&mut *self.batches());
+        if !given_up.is_empty() {
+            self.1.store(true, Relaxed);
+        }
+    }
 }
 
 impl Subscription {
@@ -41,7 +65,23 @@ impl Subscription {
             consumer,
             stream_seq: 0,
             told: Volume::default(),
+            first: First::default(),
         }
+    }
+
+    /// Puts batches in front of all others. If they are not taken within `patience`, the subscription ends.
+    pub fn begin_with(&mut self, batches: Vec<Batch>, patience: Duration) {
+        self.first = First(Arc::new(Mutex::new(batches.into())), Arc::default());
+        let first = self.first.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(patience).await;
+            first.give_up();
+        });
+    }
+
+    /// Whether it ended because its first batches were not taken in time.
+    pub fn was_too_slow_at_first(&self) -> bool {
+        self.first.1.load(Relaxed)
     }
 
     /// The next batch; `None` once the hub is closed and the queue is empty. Losses after the last batch come
@@ -87,6 +127,17 @@ impl Subscription {
     }
 
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<OutgoingBatch>> {
+        if self.was_too_slow_at_first() {
+            return Poll::Ready(None);
+        }
+        let first = self.first.batches().pop_front();
+        if let Some(batch) = first {
+            self.consumer.delivered.add(Volume::from(&batch));
+            self.stream_seq += 1;
+            let none = Volume::default();
+            let batch = OutgoingBatch::new(self.stream_seq, none, None, batch.body);
+            return Poll::Ready(Some(batch));
+        }
         let queued = ready!(self.queue.poll_recv(context));
         let consumer = &self.consumer;
         let (id, body, lost) = match queued {

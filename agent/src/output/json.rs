@@ -113,6 +113,9 @@ struct FlowLine<'a> {
     scan_id: u64,
     batch: u32,
     stream_seq: u64,
+    /// Only if it is.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    snapshot: bool,
     interface: Option<&'a str>,
     ifindex: u32,
     direction: Option<&'static str>,
@@ -163,6 +166,7 @@ impl<'a> FlowLine<'a> {
             scan_id: batch.scan_id,
             batch: batch.batch_index,
             stream_seq: batch.stream_seq,
+            snapshot: batch.snapshot,
             interface: interface.map(|interface| interface.name.as_str()),
             ifindex: record.ifindex,
             direction,

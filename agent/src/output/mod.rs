@@ -37,6 +37,17 @@ impl Printer<io::BufWriter<io::Stdout>> {
     }
 }
 
+impl Printer<io::BufWriter<io::Stdout>> {
+    /// For a list of flows, which keeps its order.
+    pub fn once(format: Format, rows: usize) -> Self {
+        let out = buffered(io::stdout());
+        match format {
+            Format::Table => Self::Table(TableWriter::list(out, rows)),
+            Format::Json => Self::Json(JsonWriter::new(out)),
+        }
+    }
+}
+
 /// In pieces that are long enough to be cheap.
 pub fn buffered<W: Write>(out: W) -> io::BufWriter<W> {
     io::BufWriter::with_capacity(64 << 10, out)

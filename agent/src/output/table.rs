@@ -31,6 +31,7 @@ pub struct TableWriter<W: Write> {
     in_place: bool,
     limit: Option<usize>,
     drawn: bool,
+    keeps_order: bool,
     interfaces: HashMap<(u32, u32), String>,
     scan: Scan,
 }
@@ -54,12 +55,21 @@ impl<W: Write> TableWriter<W> {
         Self::new(out, limit, false)
     }
 
+    /// Shows flows in the order in which they come.
+    pub fn list(out: W, rows: usize) -> Self {
+        Self {
+            keeps_order: true,
+            ..Self::new(out, Some(rows), false)
+        }
+    }
+
     fn new(out: W, limit: Option<usize>, in_place: bool) -> Self {
         Self {
             out,
             in_place,
             limit,
             drawn: false,
+            keeps_order: false,
             interfaces: HashMap::new(),
             scan: Scan::default(),
         }
@@ -85,7 +95,13 @@ impl<W: Write> TableWriter<W> {
             PLAIN_ROWS
         });
         for record in &batch.records {
-            self.scan.add(record, most);
+            let all = batch.snapshot.then(|| as_total(record));
+            let record = all.as_ref().unwrap_or(record);
+            if self.keeps_order {
+                self.scan.append(record, most);
+            } else {
+                self.scan.add(record, most);
+            }
         }
         match &batch.account {
             Some(account) => self.draw(batch, account, most),
@@ -107,13 +123,19 @@ impl<W: Write> TableWriter<W> {
         } else {
             (usize::MAX, most)
         };
-        self.scan.sort(rows);
+        if !self.keeps_order {
+            self.scan.sort(rows);
+        }
         let shown = self.scan.busiest.iter();
         let rows: Vec<Row> = shown.map(|record| self.row(record, batch)).collect();
         let more = self.scan.flows - rows.len() as u64;
         lines.extend(layout::lines(&rows, width));
         if more > 0 {
             lines.push(format!("… and {} more flows", human::count(more)));
+        }
+        if self.keeps_order && batch.left_out_records > 0 {
+            let left_out = human::count(batch.left_out_records);
+            lines.push(format!("… and {left_out} flows that are left out"));
         }
         self.write(&lines, width)
     }
@@ -150,6 +172,14 @@ impl<W: Write> TableWriter<W> {
             .tracked_flows
             .map(|flows| format!(", {flows} tracked"))
             .unwrap_or_default();
+        if batch.snapshot {
+            let tracked = batch.tracked_flows.unwrap_or_default();
+            let after = format!(
+                "after scan {}  flows {tracked} tracked, with all packets since each began",
+                batch.scan_id
+            );
+            return vec![after, closing(account)];
+        }
         let scan = format!(
             "scan {}  flows {active} active, {ended} ended{tracked}  table {} of {}{}",
             batch.scan_id,
@@ -182,7 +212,25 @@ impl<W: Write> TableWriter<W> {
     }
 }
 
+/// A record that shows all of its flow's packets.
+fn as_total(record: &FlowRecord) -> FlowRecord {
+    FlowRecord {
+        delta_packets: record.total_packets,
+        delta_bytes: record.total_bytes,
+        delta_reverse_packets: record.total_reverse_packets,
+        delta_reverse_bytes: record.total_reverse_bytes,
+        ..record.clone()
+    }
+}
+
 impl Scan {
+    fn append(&mut self, record: &FlowRecord, most: usize) {
+        self.flows += 1;
+        if self.busiest.len() < most {
+            self.busiest.push(record.clone());
+        }
+    }
+
     fn add(&mut self, record: &FlowRecord, most: usize) {
         self.flows += 1;
         self.ended += u64::from(record.end_reason.is_some());
@@ -342,6 +390,36 @@ mod tests {
         );
         assert!(lines[5].contains("12s"), "{text}");
         assert_eq!(lines[6..], ["… and 49 more flows"]);
+    }
+
+    #[test]
+    fn a_list_keeps_its_order_and_says_what_is_left_out() {
+        let all = |number| FlowRecord {
+            total_packets: 4321,
+            ..record(number, 10)
+        };
+        let listed = FlowBatch {
+            snapshot: true,
+            left_out_records: 7,
+            ..batch(vec![all(1), all(2), all(3)], &HookAccount::default())
+        };
+        let mut out = Vec::new();
+        TableWriter::list(&mut out, 2).batch(&listed).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(
+            lines[0].starts_with("after scan 4  flows 5 tracked"),
+            "{text}"
+        );
+        assert!(
+            lines[4].contains("0.0.0.1:40000") && lines[4].contains("4.3k"),
+            "{text}"
+        );
+        assert!(lines[5].contains("0.0.0.2:40000"), "{text}");
+        assert_eq!(
+            lines[6..],
+            ["… and 1 more flows", "… and 7 flows that are left out"]
+        );
     }
 
     #[test]

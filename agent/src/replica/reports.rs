@@ -64,6 +64,12 @@ impl Reports {
         Some(std::mem::take(&mut waiting.delta))
     }
 
+    /// What was not reported of a flow so far.
+    pub fn held(&self, slot: u32) -> [Pair; 2] {
+        let waiting = self.waiting.get(slot as usize);
+        waiting.map_or_else(Default::default, |waiting| waiting.delta)
+    }
+
     /// What was not reported of a flow that ends.
     pub fn take(&mut self, slot: u32) -> [Pair; 2] {
         let waiting = self.waiting.get_mut(slot as usize);

@@ -1,7 +1,13 @@
 //! gRPC answers whose messages share their bytes with others, so that nothing is copied for a peer that may
 //! never read it.
 
-use std::sync::Arc;
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::{Stream, StreamExt as _, stream};
@@ -55,12 +61,20 @@ pub(super) fn batches<T: Send + 'static>(
     let encoding = form.encoding;
     // The fields are dropped in this order, so a consumer's place is free before the hub notes that it left.
     let state = (kept, subscription, form);
-    let batches = stream::unfold(state, |mut state| async move {
-        let batch = state.1.next().await?;
-        let message = state.2.message(&state.1, batch).await?;
-        Some((stream::iter(message), state))
+    let batches = stream::unfold(Some(state), |state| async move {
+        let mut state = state?;
+        if let Some(batch) = state.1.next().await {
+            let message = state.2.message(&state.1, batch).await?;
+            return Some((stream::iter(data(message)), Some(state)));
+        }
+        let trailers = if state.1.was_too_slow_at_first() {
+            too_slow()
+        } else {
+            ok()
+        };
+        Some((stream::iter(vec![Frame::trailers(trailers)]), None))
     });
-    let mut response = response(batches.flatten());
+    let mut response = framed(batches.flatten());
     if let Some(encoding) = encoding {
         response.headers_mut().insert(
             HeaderName::from_static("grpc-encoding"),
@@ -107,6 +121,66 @@ impl Form {
     }
 }
 
+/// An answer with these messages, which are made as they are sent. What is not sent within `patience` is given up.
+pub(super) fn list<T: Send + 'static>(
+    messages: impl Iterator<Item = Bytes> + Send + 'static,
+    patience: Duration,
+    kept: T,
+) -> Response<Body> {
+    let (given_up, messages) = give_up_after(patience, messages);
+    let frames = stream::unfold(Some(kept), move |kept| {
+        let next = messages
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_mut()
+            .map(Iterator::next);
+        let is_given_up = given_up.load(Relaxed);
+        async move {
+            let kept = kept?;
+            if let Some(Some(message)) = next {
+                let frames = data(vec![header(false, message.len()), message]);
+                return Some((stream::iter(frames), Some(kept)));
+            }
+            let trailers = if is_given_up { too_slow() } else { ok() };
+            Some((stream::iter(vec![Frame::trailers(trailers)]), None))
+        }
+    });
+    framed(frames.flatten())
+}
+
+type Shared<T> = Arc<Mutex<Option<T>>>;
+
+/// Drops the messages after this time.
+fn give_up_after<T: Send + 'static>(
+    patience: Duration,
+    messages: T,
+) -> (Arc<AtomicBool>, Shared<T>) {
+    let given_up = Arc::<AtomicBool>::default();
+    let messages = Arc::new(Mutex::new(Some(messages)));
+    let (told, held) = (Arc::clone(&given_up), Arc::downgrade(&messages));
+    tokio::spawn(async move {
+        tokio::time::sleep(patience).await;
+        if let Some(held) = held.upgrade() {
+            told.store(true, Relaxed);
+            held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
+    });
+    (given_up, messages)
+}
+
+/// The trailers for whoever did not read in time.
+fn too_slow() -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    // Only a message of other than plain characters could fail.
+    let _ = Status::aborted("the flows were not read in time").add_header(&mut trailers);
+    trailers
+}
+
+fn data(parts: Vec<Bytes>) -> Vec<Frame<Bytes>> {
+    let parts = parts.into_iter().filter(|part| !part.is_empty());
+    parts.map(Frame::data).collect()
+}
+
 fn header(is_compressed: bool, len_bytes: usize) -> Bytes {
     let mut header = BytesMut::with_capacity(MESSAGE_HEADER_BYTES);
     header.put_u8(is_compressed.into());
@@ -119,7 +193,12 @@ fn response(bytes: impl Stream<Item = Bytes> + Send + 'static) -> Response<Body>
         .filter(|bytes| std::future::ready(!bytes.is_empty()))
         .map(Frame::data);
     let end = stream::once(async { Frame::trailers(ok()) });
-    let frames = data.chain(end).map(Ok::<_, Status>);
+    framed(data.chain(end))
+}
+
+/// An answer with these frames, of which the last has the trailers.
+fn framed(frames: impl Stream<Item = Frame<Bytes>> + Send + 'static) -> Response<Body> {
+    let frames = frames.map(Ok::<_, Status>);
     let mut response = Response::new(Body::new(StreamBody::new(frames)));
     response
         .headers_mut()

@@ -82,7 +82,7 @@ pub(super) fn may_see_rules(peer: &Peer, doors: &Doors) -> Result<(), Status> {
     }
     doors.refuse(Refusal::Caller, peer);
     Err(Status::permission_denied(
-        "filter rules and settings can be seen and changed on the agent's Unix socket only: connect to that",
+        "filter rules and settings can be seen and changed, and scans asked for, on the agent's Unix socket only: connect to that",
     ))
 }
 

@@ -1,6 +1,6 @@
 //! A consumer's own filter: leaves records out of its batches, and counts what it leaves out.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::Range};
 
 use bytes::{Buf as _, Bytes};
 use prost::{
@@ -21,7 +21,7 @@ const MAX_RULES: usize = 64;
 const MAX_VALUES: usize = 1024;
 
 const INTERFACES_TAG: u32 = 14;
-const RECORDS_TAG: u32 = 15;
+pub(super) const RECORDS_TAG: u32 = 15;
 
 /// A record that a filter leaves out.
 fn volume(record: &FlowRecord) -> Volume {
@@ -33,8 +33,75 @@ fn volume(record: &FlowRecord) -> Volume {
     }
 }
 
+/// What was left out, as fields of a batch.
+pub(super) fn told(left_out: Volume) -> Vec<u8> {
+    let told = FlowBatch {
+        left_out_records: left_out.records,
+        left_out_packets: left_out.packets,
+        left_out_bytes: left_out.bytes,
+        ..FlowBatch::default()
+    };
+    told.encode_to_vec()
+}
+
+/// The names of interfaces by network namespace and index.
+#[derive(Default)]
+pub(super) struct Names(HashMap<(u32, u32), String>);
+
+impl Names {
+    /// Reads the field if it is an interface. In a batch interfaces come before records.
+    pub(super) fn note(&mut self, field: &Field) -> Result<(), DecodeError> {
+        if field.tag == INTERFACES_TAG {
+            let interface = Interface::decode(field.message.clone())?;
+            let place = (interface.netns, interface.ifindex);
+            self.0.insert(place, interface.name);
+        }
+        Ok(())
+    }
+
+    pub(super) fn of(&self, record: &FlowRecord) -> &str {
+        let name = self.0.get(&(record.netns, record.ifindex));
+        name.map_or("", String::as_str)
+    }
+}
+
+/// A field of a batch.
+pub(super) struct Field {
+    pub tag: u32,
+    /// Where it is, with its tag.
+    pub whole: Range<usize>,
+    /// What it has, without its length, if it is a message or bytes.
+    pub message: Bytes,
+}
+
+/// Calls `visit` with the fields of an encoded message in their order.
+pub(super) fn each_field(
+    body: &Bytes,
+    mut visit: impl FnMut(Field) -> Result<(), DecodeError>,
+) -> Result<(), DecodeError> {
+    let mut rest = body.clone();
+    while rest.has_remaining() {
+        let start = body.len() - rest.len();
+        let (tag, wire_type) = decode_key(&mut rest)?;
+        let mut message = Bytes::new();
+        if wire_type == WireType::LengthDelimited {
+            let len = decode_varint(&mut rest)? as usize;
+            message = rest.split_to(len.min(rest.len()));
+        } else {
+            skip_field(wire_type, tag, &mut rest, DecodeContext::default())?;
+        }
+        let whole = start..body.len() - rest.len();
+        visit(Field {
+            tag,
+            whole,
+            message,
+        })?;
+    }
+    Ok(())
+}
+
 pub(super) struct StreamFilter {
-    rules: Vec<Rule>,
+    pub rules: Vec<Rule>,
     /// Since the stream began.
     left_out: Volume,
 }
@@ -64,44 +131,22 @@ impl StreamFilter {
     pub(super) fn apply(&mut self, body: &Bytes) -> Result<(Bytes, Volume), DecodeError> {
         let mut left_out = Volume::default();
         let mut passed = Vec::with_capacity(body.len());
-        let mut names = HashMap::new();
-        let mut rest = body.clone();
-        while rest.has_remaining() {
-            let start = body.len() - rest.len();
-            let (tag, wire_type) = decode_key(&mut rest)?;
-            let mut is_left_out = false;
-            if matches!(tag, INTERFACES_TAG | RECORDS_TAG) && wire_type == WireType::LengthDelimited
-            {
-                let len = decode_varint(&mut rest)? as usize;
-                let message = rest.split_to(len.min(rest.len()));
-                if tag == INTERFACES_TAG {
-                    let interface = Interface::decode(message)?;
-                    names.insert((interface.netns, interface.ifindex), interface.name);
-                } else {
-                    let record = FlowRecord::decode(message)?;
-                    let name = names.get(&(record.netns, record.ifindex));
-                    let name = name.map_or("", String::as_str);
-                    is_left_out = !passes(&self.rules, &record, name);
-                    if is_left_out {
-                        left_out += volume(&record);
-                    }
+        let mut names = Names::default();
+        each_field(body, |field| {
+            names.note(&field)?;
+            if field.tag == RECORDS_TAG {
+                let record = FlowRecord::decode(field.message)?;
+                if !passes(&self.rules, &record, names.of(&record)) {
+                    left_out += volume(&record);
+                    return Ok(());
                 }
-            } else {
-                skip_field(wire_type, tag, &mut rest, DecodeContext::default())?;
             }
-            if !is_left_out {
-                passed.extend_from_slice(&body[start..body.len() - rest.len()]);
-            }
-        }
+            passed.extend_from_slice(&body[field.whole]);
+            Ok(())
+        })?;
         // Protobuf merges concatenated messages.
         self.left_out += left_out;
-        let told = FlowBatch {
-            left_out_records: self.left_out.records,
-            left_out_packets: self.left_out.packets,
-            left_out_bytes: self.left_out.bytes,
-            ..FlowBatch::default()
-        };
-        passed.extend(told.encode_to_vec());
+        passed.extend(told(self.left_out));
         // A batch of which little is left holds no large buffer.
         passed.shrink_to_fit();
         Ok((passed.into(), left_out))

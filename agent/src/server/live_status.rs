@@ -6,6 +6,7 @@ use tokio::sync::watch;
 
 use super::limits::Doors;
 use crate::{
+    asks::SnapshotBytes,
     clock,
     hub::Hub,
     outputs::Outputs,
@@ -17,6 +18,7 @@ pub(super) struct LiveStatus {
     outputs: Outputs,
     scanned: watch::Receiver<Arc<AgentStatus>>,
     doors: Arc<Doors>,
+    snapshots: SnapshotBytes,
     started_boot_ns: u64,
 }
 
@@ -27,12 +29,14 @@ impl LiveStatus {
         outputs: Outputs,
         scanned: watch::Receiver<Arc<AgentStatus>>,
         doors: Arc<Doors>,
+        snapshots: SnapshotBytes,
     ) -> Self {
         Self {
             hub,
             outputs,
             scanned,
             doors,
+            snapshots,
             started_boot_ns: clock::boot_now_ns(),
         }
     }
@@ -46,7 +50,7 @@ impl LiveStatus {
         let fate = self.hub.fate();
         status.server = Some(ServerStatus {
             consumers_left: self.hub.left(),
-            held_bytes: self.hub.held_bytes(),
+            held_bytes: self.hub.held_bytes() + self.snapshots.get(),
             delivered_batches: fate.delivered.batches,
             delivered_records: fate.delivered.records,
             lost_batches: fate.lost.batches,

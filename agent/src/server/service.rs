@@ -6,10 +6,11 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use prost::Message;
-use tokio::sync::watch;
+use tokio::{sync::watch, task::spawn_blocking};
 use tonic::{
     Status,
     body::Body,
@@ -26,18 +27,31 @@ use super::{
     filter_rules::{FilterRules, may_change_rules, may_see_rules},
     filtered::StreamFilter,
     limits::{Doors, Place},
+    list::Choice,
     live_status::LiveStatus,
     request,
     standard::StandardServices,
 };
 use crate::{
+    asks::{AskError, Asks},
     hub::Hub,
     proto::{
-        GetFiltersRequest, GetSettingsRequest, GetStatusRequest, ObserveRequest, SettingsInForce,
+        FlowOrder, GetFiltersRequest, GetSettingsRequest, GetStatusRequest, ListFlowsRequest,
+        ObserveRequest, ScanNowRequest, ScanNowResponse, SettingsInForce,
     },
 };
 
 const CONSUMER_NAME_CHARS: usize = 64;
+
+/// Whoever asks for all flows keeps them in the agent's memory until they are read.
+const SNAPSHOT_PATIENCE: Duration = Duration::from_mins(1);
+
+fn refused(error: AskError) -> Status {
+    match error {
+        AskError::Stopping(_) => Status::unavailable(error.to_string()),
+        AskError::TooLarge => Status::resource_exhausted(error.to_string()),
+    }
+}
 
 /// The services of flow.proto that the agent serves, and gRPC's own. Clones serve the same agent.
 #[derive(Clone)]
@@ -63,6 +77,7 @@ impl Service<Request<Body>> for FlowServices {
 
 pub(super) struct Calls {
     pub(super) hub: Hub,
+    pub(super) asks: Asks,
     pub(super) status: Arc<LiveStatus>,
     pub(super) rules: FilterRules,
     pub(super) settings: watch::Receiver<SettingsInForce>,
@@ -78,6 +93,8 @@ impl Calls {
         let open = caller.open(&self.doors)?;
         match request.uri().path() {
             "/flow.v1.FlowAgent/Observe" => self.observe(request, &caller, open).await,
+            "/flow.v1.FlowAgent/ListFlows" => self.list_flows(request, &caller, open).await,
+            "/flow.v1.FlowControl/ScanNow" => self.scan_now(request, &caller, open).await,
             "/flow.v1.FlowAgent/GetStatus" => self.get_status(request, &caller, open).await,
             "/flow.v1.FlowControl/GetFilters" => self.get_filters(request, &caller, open).await,
             "/flow.v1.FlowControl/GetSettings" => self.get_settings(request, &caller, open).await,
@@ -112,8 +129,54 @@ impl Calls {
         };
         let place = self.doors.consumer(&caller.peer)?;
         let name: String = request.consumer.chars().take(CONSUMER_NAME_CHARS).collect();
-        let subscription = self.hub.subscribe(&name, &caller.peer.to_string());
+        let peer = caller.peer.to_string();
+        let subscription = if request.snapshot {
+            let observed = self.asks.observe(&name, &peer).await;
+            let (snapshot, mut subscription) = observed.map_err(refused)?;
+            subscription.begin_with(snapshot.batches, SNAPSHOT_PATIENCE);
+            subscription
+        } else {
+            self.hub.subscribe(&name, &peer)
+        };
         Ok(answer::batches(subscription, form, (open, place)))
+    }
+
+    async fn list_flows(
+        &self,
+        request: Request<Body>,
+        caller: &Caller,
+        open: OpenRequest,
+    ) -> Result<Response<Body>, Status> {
+        let (head, body) = request.into_parts();
+        let request: ListFlowsRequest = request::message(&head.headers, body).await?;
+        let order = FlowOrder::try_from(request.order).map_err(|_| {
+            Status::invalid_argument("this agent does not know that order of flows")
+        })?;
+        let choice = Choice {
+            filter: StreamFilter::read(&request.filter)?,
+            order,
+            limit: (request.limit != 0).then_some(request.limit as usize),
+        };
+        let place = self.doors.answer(&caller.peer).await?;
+        let snapshot = self.asks.flows().await.map_err(refused)?;
+        let room = self.asks.bytes.clone();
+        let listed = spawn_blocking(move || choice.of(snapshot, &room)).await;
+        let listed = listed.map_err(|error| Status::internal(error.to_string()))??;
+        Ok(answer::list(listed, SNAPSHOT_PATIENCE, (open, place)))
+    }
+
+    /// It costs a scan, so not everyone may ask for it who can read a loopback port.
+    async fn scan_now(
+        &self,
+        request: Request<Body>,
+        caller: &Caller,
+        open: OpenRequest,
+    ) -> Result<Response<Body>, Status> {
+        may_see_rules(&caller.peer, &self.doors)?;
+        let place = self.place_for::<ScanNowRequest>(request, caller).await?;
+        let scan_id = self.asks.scan().await.map_err(refused)?;
+        let answer = ScanNowResponse { scan_id }.encode_to_vec();
+        Ok(answer::one(vec![answer.into()], (open, place)))
     }
 
     /// Reads a request that asks for one message, and takes a place for the answer.

@@ -24,6 +24,7 @@ mod metrics;
 mod outputs;
 mod pressure;
 mod settings;
+mod snapshots;
 mod stream;
 mod super_frames;
 mod support;

@@ -3,6 +3,7 @@
 use std::{net::TcpListener, os::unix::fs::PermissionsExt as _, sync::Arc, time::Duration};
 
 use agent::{
+    asks::Asks,
     batch::{Batch, BatchEncoder, Identity, ScanHeader, ScanTrailer},
     client::{self, ClientError, Event, Observer, Target},
     hub::{DEFAULT_QUEUED_BYTES, Hub},
@@ -61,6 +62,7 @@ impl Agent {
             let server = Server {
                 outputs: Outputs::start(&serving_hub, Vec::new()),
                 hub: serving_hub,
+                asks: Asks::channel().0,
                 status,
                 rules: RunningRules::fixed(&[]),
                 settings: watch::channel(SettingsInForce::default()).1,

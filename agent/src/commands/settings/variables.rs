@@ -11,9 +11,13 @@ use crate::similar;
 pub const PREFIX: &str = "FLOW_AGENT_";
 
 /// What begins the same and is no setting of `run`.
-pub const OF_OTHERS: [&str; 11] = [
+pub const OF_OTHERS: [&str; 15] = [
     // Other commands.
     "CONNECT",
+    "FLOWS_FILTER",
+    "FLOWS_LIMIT",
+    "FLOWS_OUTPUT",
+    "FLOWS_SORT",
     "WATCH_DURATION",
     "WATCH_FILTER",
     "WATCH_LIMIT",

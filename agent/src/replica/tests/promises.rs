@@ -27,6 +27,29 @@ struct Listener {
 }
 
 impl Listener {
+    /// Compares what the replica says of all flows with what was told of them.
+    fn compare(&self, replica: &Replica) {
+        let mut listed = 0;
+        let slots = replica.slab.slots().end;
+        // In steps, as a snapshot is taken.
+        for from in (0..=slots).step_by(3) {
+            let is_more = replica.flows(from..from + 3, replica.clock, &mut |record| {
+                listed += 1;
+                assert_eq!(record.end_reason, None);
+                let Some(told) = self.living.get(&record.key) else {
+                    assert!(self.puts_off && record.delta == [Pair::default(); 2]);
+                    return;
+                };
+                // The next records have the rest of the total.
+                assert_eq!(record.delta, told.delta);
+                assert!(self.puts_off || record.total == told.delta);
+                assert_eq!(told.names, Some((record.initiator, record.direction)));
+            });
+            assert_eq!(is_more, from + 3 < slots);
+        }
+        assert_eq!(listed, replica.len());
+    }
+
     fn hear(&mut self, record: &Record) {
         let Some(reason) = record.end_reason else {
             let told = self.living.entry(record.key).or_default();
@@ -98,6 +121,7 @@ fn play(max_flows: usize, scans: &[Vec<Op>], report_seconds: u64) -> u64 {
         assert!(replica.len() <= max_flows);
         replica.end_scan(&BTreeSet::new(), &mut |record| listener.hear(record));
         assert!(puts_off || replica.len() == listener.living.len());
+        listener.compare(&replica);
     }
     let living: HashSet<FlowKey> = listener.living.keys().copied().collect();
     let mut forced = HashSet::new();

@@ -68,7 +68,8 @@ fn a_watch_without_an_answer_or_a_scan_says_so_at_its_end() {
     let lab = Lab::quiet().unwrap();
     let watch = |address: &str, duration: &str| {
         let mut command = flow_agent(&lab.agent);
-        command.args(["watch", "--connect", address, "--duration", duration]);
+        command.args(["watch", "--output", "json", "--connect", address]);
+        command.args(["--duration", duration]);
         said(command)
     };
     let directory = TempDir::new().unwrap();

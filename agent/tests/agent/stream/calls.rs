@@ -46,6 +46,8 @@ async fn the_rules_are_told_and_changed_on_the_unix_socket_alone() {
     assert_eq!(client::filters(&on_unix).await.unwrap().generation, 1);
     let error = client::filters(&on_tcp).await.unwrap_err().to_string();
     assert!(error.contains("Unix socket only"), "{error}");
+    let error = client::scan_now(&on_tcp).await.unwrap_err().to_string();
+    assert!(error.contains("Unix socket only"), "{error}");
 
     for (target, rule, reason) in [
         (&on_unix, "exclude all", "cannot change its filter rules"),

@@ -1,0 +1,146 @@
+//! Who waits for flows or for a scan, and when it is their turn: neither may keep the scanner busy.
+
+use std::time::Duration;
+
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep_until},
+};
+
+use crate::{
+    asks::{Ask, AskError, Snapshot, Subscribed},
+    hub::Hub,
+};
+
+/// How long the scanner takes flows before it looks for a reason to scan.
+pub(super) const STEP: Duration = Duration::from_millis(2);
+/// Snapshots take one part of the scanner's time in this many.
+const SNAPSHOT_SHARE: u32 = 5;
+
+/// Between the end of a scan and the beginning of one that somebody asks for.
+const BETWEEN_SCANS: Duration = Duration::from_secs(1);
+/// The same in multiples of the earlier scan's duration.
+const SCAN_SHARE: u32 = 10;
+
+pub(super) struct Asked {
+    for_flows: Vec<Subscribed>,
+    for_scans: Vec<oneshot::Sender<u64>>,
+    /// The time that the snapshot has taken so far.
+    spent: Duration,
+    flows_at: Instant,
+    scan_at: Instant,
+}
+
+impl Asked {
+    pub(super) fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            for_flows: Vec::new(),
+            for_scans: Vec::new(),
+            spent: Duration::ZERO,
+            flows_at: now,
+            scan_at: now,
+        }
+    }
+
+    /// To be called between two scans.
+    pub(super) fn add(&mut self, ask: Ask, hub: &Hub) {
+        match ask {
+            Ask::Flows(waits) => self.for_flows.push(waits.subscribe(hub)),
+            Ask::Scan(done) => self.for_scans.push(done),
+        }
+    }
+
+    /// Waits until the scanner has time for a step of a snapshot that somebody waits for.
+    pub(super) async fn flows_due(&self) {
+        due(!self.for_flows.is_empty(), self.flows_at).await;
+    }
+
+    /// Waits until a scan is due that somebody waits for.
+    pub(super) async fn scan_due(&self) {
+        due(!self.for_scans.is_empty(), self.scan_at).await;
+    }
+
+    /// A step took this long, and completed the snapshot, or not.
+    pub(super) fn step(&mut self, took: Duration, taken: Option<Result<Snapshot, AskError>>) {
+        self.spent += took;
+        if let Some(taken) = taken {
+            self.flows_at = Instant::now() + (SNAPSHOT_SHARE - 1) * self.spent;
+            self.spent = Duration::ZERO;
+            for waits in self.for_flows.drain(..) {
+                waits.tell(&taken);
+            }
+        }
+    }
+
+    /// A scan has ended.
+    pub(super) fn scanned(&mut self, scan_id: u64, took: Duration) {
+        self.scan_at = Instant::now() + BETWEEN_SCANS.max(SCAN_SHARE * took);
+        for done in self.for_scans.drain(..) {
+            // Whoever asked may have left.
+            let _ = done.send(scan_id);
+        }
+    }
+}
+
+async fn due(is_wanted: bool, at: Instant) {
+    if !is_wanted {
+        std::future::pending::<()>().await;
+    }
+    if Instant::now() < at {
+        sleep_until(at).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+    use crate::{asks::WaitsForFlows, hub::DEFAULT_QUEUED_BYTES};
+
+    #[tokio::test]
+    async fn all_who_wait_get_the_same_flows_and_the_next_ones_wait_four_times_as_long_as_it_took()
+    {
+        let hub = Hub::new(1, DEFAULT_QUEUED_BYTES);
+        let mut asked = Asked::new();
+        assert!(asked.flows_due().now_or_never().is_none());
+        let mut answers = Vec::new();
+        for consumer in [None, Some(("name".to_owned(), "peer".to_owned()))] {
+            let (done, answer) = oneshot::channel();
+            asked.add(Ask::Flows(WaitsForFlows { consumer, done }), &hub);
+            answers.push(answer);
+        }
+        // From here on it gets every batch.
+        assert_eq!(hub.status().len(), 1);
+        assert!(asked.flows_due().now_or_never().is_some());
+        asked.step(Duration::from_secs(3), None);
+        assert!(answers[0].try_recv().is_err());
+        let before = Instant::now();
+        let batches = Vec::new();
+        asked.step(Duration::from_secs(2), Some(Ok(Snapshot { batches })));
+        let subscribed = answers.iter_mut().map(|answer| {
+            let (_, subscription) = answer.try_recv().unwrap().unwrap();
+            subscription.is_some()
+        });
+        assert_eq!(subscribed.collect::<Vec<_>>(), [false, true]);
+        assert!(asked.flows_at >= before + Duration::from_secs(20));
+    }
+
+    #[tokio::test]
+    async fn a_scan_that_is_asked_for_waits_for_a_second_and_ten_times_the_last_ones_duration() {
+        let hub = Hub::new(1, DEFAULT_QUEUED_BYTES);
+        let mut asked = Asked::new();
+        assert!(asked.scan_due().now_or_never().is_none());
+        let (done, mut answer) = oneshot::channel();
+        asked.add(Ask::Scan(done), &hub);
+        assert!(asked.scan_due().now_or_never().is_some());
+        for (took_ms, least) in [(1, 1), (500, 5)] {
+            let before = Instant::now();
+            asked.scanned(7, Duration::from_millis(took_ms));
+            assert!(asked.scan_at >= before + Duration::from_secs(least));
+            assert!(asked.scan_at < Instant::now() + Duration::from_secs(least + 1));
+        }
+        assert_eq!(answer.try_recv(), Ok(7));
+    }
+}

@@ -1,0 +1,110 @@
+//! `flow-agent flows`: lists the flows that an agent tracks, once.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+
+use super::{connect::Connect, patiently};
+use crate::{
+    client,
+    filter::{self, Rules},
+    output::{self, Format, Printer},
+    proto::{FlowOrder, ListFlowsRequest},
+};
+
+/// Rows of a table without `--limit`.
+const ROWS: u32 = 50;
+
+/// List the flows that a running agent tracks, with all of their packets so far.
+///
+/// On its Unix socket the agent scans first, so that they are those of this moment. Over TCP they are those of its last
+/// scan.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    pub connect: Connect,
+
+    /// A table, or JSON Lines on stdout.
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        env = "FLOW_AGENT_FLOWS_OUTPUT",
+        value_enum,
+        default_value = "table"
+    )]
+    pub output: Format,
+
+    /// List only flows that these rules would count a packet of; repeatable, or separated by semicolons, as
+    /// `flow-agent run --filter` takes them.
+    #[arg(long, value_name = "RULES", env = "FLOW_AGENT_FLOWS_FILTER")]
+    pub filter: Vec<Rules>,
+
+    /// What comes first.
+    #[arg(
+        long,
+        value_name = "ORDER",
+        env = "FLOW_AGENT_FLOWS_SORT",
+        value_enum,
+        default_value = "bytes"
+    )]
+    pub sort: Sort,
+
+    /// The most flows to list; 0 lists all [default: 50 in a table, all in JSON].
+    #[arg(
+        long,
+        value_name = "FLOWS",
+        env = "FLOW_AGENT_FLOWS_LIMIT",
+        allow_negative_numbers = true
+    )]
+    pub limit: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Sort {
+    /// The most bytes in both directions.
+    Bytes,
+    /// The most packets in both directions.
+    Packets,
+    /// The latest last packet.
+    LastSeen,
+    /// The latest first packet.
+    FirstSeen,
+}
+
+pub async fn run(args: Args) -> Result<ExitCode> {
+    let target = &args.connect.target;
+    let limit = args.limit.unwrap_or(match args.output {
+        Format::Table => ROWS,
+        Format::Json => 0,
+    });
+    let request = ListFlowsRequest {
+        filter: filter::text(&args.filter),
+        order: match args.sort {
+            Sort::Bytes => FlowOrder::Bytes,
+            Sort::Packets => FlowOrder::Packets,
+            Sort::LastSeen => FlowOrder::LastSeen,
+            Sort::FirstSeen => FlowOrder::FirstSeen,
+        }
+        .into(),
+        limit,
+    };
+    let listed = async {
+        // Whoever may not ask for a scan gets the flows of the last one.
+        let _ = client::scan_now(target).await;
+        client::list_flows(target, request).await
+    };
+    let batches = patiently(target, listed).await?;
+    let rows = if limit == 0 {
+        usize::MAX
+    } else {
+        limit as usize
+    };
+    let mut printer = Printer::once(args.output, rows);
+    for batch in &batches {
+        match printer.batch(batch) {
+            Err(error) if output::is_broken_pipe(&error) => break,
+            written => written.context("write to stdout")?,
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

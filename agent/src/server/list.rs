@@ -1,0 +1,322 @@
+//! `ListFlows`: chooses from a snapshot, puts it in order, and writes it as batches.
+
+use std::cmp::Reverse;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use prost::{DecodeError, Message as _, encoding::encode_varint};
+use tonic::Status;
+
+use super::filtered::{Names, RECORDS_TAG, StreamFilter, each_field, told};
+use crate::{
+    asks::{AskError, Snapshot, SnapshotBytes, SnapshotPlace},
+    filter::passes,
+    hub::Volume,
+    proto::{FlowBatch, FlowOrder, FlowRecord},
+};
+
+/// A batch is closed when it has this length.
+const BATCH_LEN_BYTES: usize = 256 << 10;
+
+const BATCH_INDEX_TAG: u32 = 6;
+/// `last_of_scan`, `table_occupancy`, `account` and `tracked_flows`, which only the last batch has.
+const LAST_TAGS: [u32; 4] = [8, 11, 16, 17];
+
+/// What is asked for.
+pub(super) struct Choice {
+    pub filter: Option<StreamFilter>,
+    pub order: FlowOrder,
+    /// `None` is all.
+    pub limit: Option<usize>,
+}
+
+struct Row {
+    rank: u64,
+    record: Bytes,
+    volume: Volume,
+}
+
+/// The flows that are asked for, with what surrounds them in batches.
+pub(super) struct Listed {
+    /// The fields that every batch begins with.
+    head: Vec<u8>,
+    /// Those that the last one ends with.
+    last: Vec<u8>,
+    rows: std::vec::IntoIter<Row>,
+    batches: u32,
+    is_over: bool,
+    /// For the rows.
+    _place: SnapshotPlace,
+}
+
+impl Choice {
+    /// Takes a snapshot apart.
+    pub(super) fn of(self, snapshot: Snapshot, room: &SnapshotBytes) -> Result<Listed, Status> {
+        let broken = |error: DecodeError| Status::internal(format!("a batch of our own: {error}"));
+        let no_room = |error: AskError| Status::resource_exhausted(error.to_string());
+        let (mut head, mut last, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut names, mut left_out) = (Names::default(), Volume::default());
+        for (number, batch) in snapshot.batches.into_iter().enumerate() {
+            let body = batch.body;
+            each_field(&body, |field| {
+                names.note(&field)?;
+                if field.tag == RECORDS_TAG {
+                    match self.row(&field.message, &names)? {
+                        Chosen::Yes(row) => rows.push(row),
+                        Chosen::No(volume) => left_out += volume,
+                    }
+                } else if LAST_TAGS.contains(&field.tag) {
+                    last.extend_from_slice(&body[field.whole]);
+                } else if number == 0 && field.tag != BATCH_INDEX_TAG {
+                    head.extend_from_slice(&body[field.whole]);
+                }
+                Ok(())
+            })
+            .map_err(broken)?;
+            if let Some(limit) = self.limit
+                && rows.len() > 2 * limit + 10_000
+            {
+                cut(&mut rows, limit, &mut left_out);
+            }
+        }
+        if let Some(limit) = self.limit {
+            cut(&mut rows, limit, &mut left_out);
+            // The others' bytes go with the snapshot.
+            for row in &mut rows {
+                row.record = Bytes::copy_from_slice(&row.record);
+            }
+        }
+        let bytes = rows.len() * size_of::<Row>();
+        let place = room.take(bytes as u64).map_err(no_room)?;
+        if self.order != FlowOrder::Unspecified {
+            rows.sort_by_key(|row| Reverse(row.rank));
+        }
+        last.extend(told(left_out));
+        Ok(Listed {
+            head,
+            last,
+            rows: rows.into_iter(),
+            batches: 0,
+            is_over: false,
+            _place: place,
+        })
+    }
+
+    fn row(&self, message: &Bytes, names: &Names) -> Result<Chosen, DecodeError> {
+        let record = FlowRecord::decode(message.clone())?;
+        let sums = Volume {
+            batches: 0,
+            records: 1,
+            packets: record.total_packets + record.total_reverse_packets,
+            bytes: record.total_bytes + record.total_reverse_bytes,
+        };
+        if let Some(filter) = &self.filter
+            && !passes(&filter.rules, &record, names.of(&record))
+        {
+            return Ok(Chosen::No(sums));
+        }
+        Ok(Chosen::Yes(Row {
+            rank: match self.order {
+                FlowOrder::Unspecified => 0,
+                FlowOrder::Bytes => sums.bytes,
+                FlowOrder::Packets => sums.packets,
+                FlowOrder::LastSeen => record.last_seen_unix_ns,
+                FlowOrder::FirstSeen => record.first_seen_unix_ns,
+            },
+            record: message.clone(),
+            volume: sums,
+        }))
+    }
+}
+
+enum Chosen {
+    Yes(Row),
+    No(Volume),
+}
+
+/// Leaves the rows with the highest ranks, in no order.
+fn cut(rows: &mut Vec<Row>, limit: usize, left_out: &mut Volume) {
+    if rows.len() <= limit {
+        return;
+    }
+    if limit > 0 {
+        rows.select_nth_unstable_by_key(limit - 1, |row| Reverse(row.rank));
+    }
+    for row in rows.drain(limit..) {
+        *left_out += row.volume;
+    }
+}
+
+/// Encoded batches, the last of which has the account.
+impl Iterator for Listed {
+    type Item = Bytes;
+
+    fn next(&mut self) -> Option<Bytes> {
+        if self.is_over {
+            return None;
+        }
+        let own = FlowBatch {
+            stream_seq: u64::from(self.batches) + 1,
+            batch_index: self.batches,
+            ..FlowBatch::default()
+        };
+        self.batches += 1;
+        let mut batch = BytesMut::with_capacity(self.head.len() + 16);
+        batch.put_slice(&self.head);
+        batch.put_slice(&own.encode_to_vec());
+        loop {
+            let Some(row) = self.rows.next() else {
+                batch.put_slice(&self.last);
+                self.is_over = true;
+                break;
+            };
+            encode_varint(u64::from(RECORDS_TAG << 3 | 2), &mut batch);
+            encode_varint(row.record.len() as u64, &mut batch);
+            batch.put_slice(&row.record);
+            if batch.len() >= BATCH_LEN_BYTES {
+                break;
+            }
+        }
+        Some(batch.freeze())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{batch::Batch, proto::Account};
+
+    fn record(number: u64) -> FlowRecord {
+        FlowRecord {
+            protocol: 17,
+            src_addr: Bytes::from_static(&[10, 0, 0, 1]),
+            dst_addr: Bytes::from_static(&[10, 0, 0, 2]),
+            src_port: Some(number as u32),
+            dst_port: Some(53),
+            delta_packets: number,
+            delta_bytes: 1000 - number,
+            total_packets: number,
+            total_bytes: 1000 - number,
+            first_seen_unix_ns: number % 10,
+            last_seen_unix_ns: number,
+            ..FlowRecord::default()
+        }
+    }
+
+    /// 100 flows in two batches.
+    fn snapshot() -> Snapshot {
+        let batches = [0..50, 50..100].map(|numbers| {
+            let index = u32::from(numbers.start > 0);
+            let message = FlowBatch {
+                scan_id: 3,
+                batch_index: index,
+                snapshot: true,
+                last_of_scan: index == 1,
+                records: numbers.map(record).collect(),
+                account: (index == 1).then(Account::default),
+                tracked_flows: (index == 1).then_some(100),
+                ..FlowBatch::default()
+            };
+            Batch {
+                body: message.encode_to_vec().into(),
+                records: 50,
+                delta: agent_common::Pair::default(),
+                scan_id: 3,
+                index,
+                last_of_scan: index == 1,
+            }
+        });
+        let batches = batches.into();
+        Snapshot { batches }
+    }
+
+    fn list(filter: &str, order: FlowOrder, limit: Option<usize>) -> (Vec<u64>, FlowBatch) {
+        let choice = Choice {
+            filter: StreamFilter::read(filter).unwrap(),
+            order,
+            limit,
+        };
+        let listed = choice.of(snapshot(), &SnapshotBytes::default()).unwrap();
+        let batches: Vec<_> = listed
+            .map(|body| FlowBatch::decode(body).unwrap())
+            .collect();
+        let [batch] = &batches[..] else {
+            panic!("{} batches", batches.len());
+        };
+        let numbers = batch.records.iter().map(|record| record.total_packets);
+        (numbers.collect(), batch.clone())
+    }
+
+    #[test]
+    fn the_first_of_the_order_are_sent_and_the_others_counted() {
+        let (numbers, batch) = list("", FlowOrder::Unspecified, None);
+        assert_eq!(numbers, (0..100).collect::<Vec<_>>());
+        assert_eq!(
+            (batch.stream_seq, batch.batch_index, batch.scan_id),
+            (1, 0, 3)
+        );
+        assert!(batch.snapshot && batch.last_of_scan && batch.account.is_some());
+        assert_eq!(
+            (batch.tracked_flows, batch.left_out_records),
+            (Some(100), 0)
+        );
+        for (order, first) in [
+            (FlowOrder::Bytes, [0, 1, 2]),
+            (FlowOrder::Packets, [99, 98, 97]),
+            (FlowOrder::LastSeen, [99, 98, 97]),
+            (FlowOrder::FirstSeen, [9, 19, 29]),
+        ] {
+            let (numbers, batch) = list("", order, Some(10));
+            assert_eq!(numbers.len(), 10);
+            if order == FlowOrder::FirstSeen {
+                assert!(numbers.iter().all(|number| number % 10 == 9));
+            } else {
+                assert_eq!(numbers[..3], first, "{order:?}");
+            }
+            let bytes: u64 = numbers.iter().map(|number| 1000 - number).sum();
+            assert_eq!(batch.left_out_records, 90);
+            assert_eq!(batch.left_out_packets, 4950 - numbers.iter().sum::<u64>());
+            assert_eq!(batch.left_out_bytes, 100_000 - 4950 - bytes);
+        }
+        let (numbers, batch) = list("exclude src port 10-99", FlowOrder::Packets, Some(3));
+        assert_eq!((numbers, batch.left_out_records), (vec![9, 8, 7], 97));
+    }
+
+    #[test]
+    fn many_flows_make_many_batches_of_which_the_last_has_the_account() {
+        let mut many = snapshot();
+        let first = many.batches[0].clone();
+        for _ in 0..200 {
+            many.batches.insert(0, first.clone());
+        }
+        let choice = Choice {
+            filter: None,
+            order: FlowOrder::Packets,
+            limit: None,
+        };
+        let room = SnapshotBytes::default();
+        let mut listed = choice.of(many, &room).unwrap();
+        assert!(room.get() > 10_000);
+        let mut records = 0;
+        let batches: Vec<_> = listed.by_ref().collect();
+        let last = batches.len() - 1;
+        assert!(last >= 1);
+        for (number, body) in batches.into_iter().enumerate() {
+            assert!(body.len() < BATCH_LEN_BYTES + 1000);
+            let batch = FlowBatch::decode(body).unwrap();
+            assert_eq!(
+                (batch.stream_seq, batch.batch_index as usize),
+                (number as u64 + 1, number)
+            );
+            assert_eq!((batch.scan_id, batch.snapshot), (3, true));
+            let is_last = number == last;
+            assert_eq!(
+                (batch.last_of_scan, batch.account.is_some()),
+                (is_last, is_last)
+            );
+            records += batch.records.len();
+        }
+        assert_eq!(records, 202 * 50);
+        drop(listed);
+        assert_eq!(room.get(), 0);
+    }
+}

@@ -1,0 +1,216 @@
+//! What an agent tells between two scans: the flows that it tracks, at once, and a scan before the interval is over.
+
+use std::collections::BTreeMap;
+
+use agent::{
+    client::{self, Event, Observer, Target},
+    proto::{FlowBatch, FlowOrder, FlowRecord, ListFlowsRequest, ObserveRequest},
+};
+use agent_common::Pair;
+use lab::{Lab, Process, privilege::is_root_or_skip};
+use tokio::time::timeout;
+
+use crate::support::{Agent, PATIENCE, count, flow_agent, wait_for_packets, wait_until};
+
+/// No scan comes by itself.
+const SELDOM: &[&str] = &["--scan-interval", "1h", "--output", "none"];
+
+/// By the source port.
+type Sums = BTreeMap<u32, Pair>;
+
+/// Sends a packet for each of these source ports, the longer the higher the port, and waits until they are counted.
+fn send(lab: &Lab, ports: std::ops::Range<u16>, sent: &mut Sums) {
+    let before = lab.agent.counters().unwrap();
+    let frame = lab.peer.frame_v4(&lab.agent);
+    let socket = lab.peer.frame_socket().unwrap();
+    for port in ports.clone() {
+        let frame = frame
+            .udp(port, 53, &vec![0; 18 + usize::from(port)])
+            .unwrap();
+        socket.send(&frame).unwrap();
+        *sent.entry(port.into()).or_default() += count(1, &frame);
+    }
+    wait_for_packets(&lab.agent, before, ports.len() as u64);
+}
+
+fn add_deltas(sums: &mut Sums, records: &[FlowRecord]) {
+    for record in records {
+        assert_eq!(record.end_reason, None);
+        let sum = sums.entry(record.src_port.unwrap()).or_default();
+        *sum += Pair {
+            packets: record.delta_packets,
+            bytes: record.delta_bytes,
+        };
+        assert_eq!(
+            (record.total_packets, record.total_bytes),
+            (sum.packets, sum.bytes)
+        );
+    }
+}
+
+/// The batches up to the last one of this scan.
+async fn up_to(observer: &mut Observer, scan_id: u64) -> Vec<FlowBatch> {
+    let mut batches = Vec::new();
+    loop {
+        let event = timeout(PATIENCE, observer.next()).await.unwrap().unwrap();
+        let Event::Batch(batch) = event else {
+            panic!("{event:?} instead of a batch");
+        };
+        let is_last = batch.scan_id == scan_id && batch.last_of_scan;
+        batches.push(*batch);
+        if is_last {
+            return batches;
+        }
+    }
+}
+
+async fn list(target: &Target, request: ListFlowsRequest) -> FlowBatch {
+    let mut batches = client::list_flows(target, request).await.unwrap();
+    assert_eq!(batches.len(), 1);
+    batches.remove(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_between_two_scans_knows_every_packet_since_the_flows_began() {
+    if !is_root_or_skip(
+        "agent::who_comes_between_two_scans_knows_every_packet_since_the_flows_began",
+    ) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, SELDOM);
+    let target: Target = agent.address().parse().unwrap();
+    let nothing = list(&target, ListFlowsRequest::default()).await;
+    assert_eq!(
+        (nothing.scan_id, nothing.snapshot, nothing.tracked_flows),
+        (0, true, Some(0))
+    );
+
+    let mut sent = Sums::new();
+    send(&lab, 1..21, &mut sent);
+    // They are still in the kernel.
+    let unknown = list(&target, ListFlowsRequest::default()).await;
+    assert!(unknown.records.is_empty());
+    assert_eq!(client::scan_now(&target).await.unwrap(), 1);
+    let listed = list(&target, ListFlowsRequest::default()).await;
+    let mut sums = Sums::new();
+    add_deltas(&mut sums, &listed.records);
+    assert_eq!(sums, sent);
+
+    let request = ObserveRequest {
+        snapshot: true,
+        ..ObserveRequest::default()
+    };
+    let mut observer = Observer::connect_with(target.clone(), request)
+        .await
+        .unwrap();
+    let mut sums = Sums::new();
+    for batch in up_to(&mut observer, 1).await {
+        assert!(batch.snapshot);
+        add_deltas(&mut sums, &batch.records);
+    }
+    assert_eq!(sums, sent);
+    // Some flows go on and some begin.
+    send(&lab, 11..31, &mut sent);
+    assert_eq!(client::scan_now(&target).await.unwrap(), 2);
+    let batches = up_to(&mut observer, 2).await;
+    for batch in &batches {
+        assert!(!batch.snapshot);
+        add_deltas(&mut sums, &batch.records);
+    }
+    assert_eq!(sums, sent);
+    let flows = batches
+        .last()
+        .unwrap()
+        .account
+        .as_ref()
+        .unwrap()
+        .flows
+        .unwrap();
+    let all: Pair = sent.values().copied().sum();
+    assert_eq!((flows.packets, flows.bytes), (all.packets, all.bytes));
+
+    let longest = ListFlowsRequest {
+        filter: "include src port 1-15; exclude all".to_owned(),
+        order: FlowOrder::Bytes.into(),
+        limit: 3,
+    };
+    let listed = list(&target, longest).await;
+    let ports = listed.records.iter().map(|record| record.src_port.unwrap());
+    assert_eq!(ports.collect::<Vec<_>>(), [15, 14, 13]);
+    assert_eq!((listed.scan_id, listed.left_out_records), (2, 27));
+    agent.stop_silent();
+}
+
+/// A scan comes in an hour.
+#[test]
+fn nobody_looks_at_an_empty_screen() {
+    if !is_root_or_skip("agent::nobody_looks_at_an_empty_screen") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, SELDOM);
+    let mut sent = Sums::new();
+    send(&lab, 1..4, &mut sent);
+    let asked = |arguments: &[&str]| {
+        let output = agent.asked(&lab.agent, arguments);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let text = asked(&["flows", "--sort", "packets", "--limit", "2"]);
+    assert!(text.starts_with("after scan 1  flows 3 tracked"), "{text}");
+    assert!(text.contains("… and 1 flows that are left out"), "{text}");
+    send(&lab, 2..5, &mut sent);
+    let rules = ["--filter", "exclude src port 1"];
+    let lines = asked(&[&["flows", "--output", "json"], &rules[..]].concat());
+    let mut sums = Sums::new();
+    for line in lines.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        let number = |name: &str| line[name].as_u64().unwrap();
+        if line["type"] == "flow" {
+            assert_eq!(line["snapshot"], true);
+            let pair = Pair {
+                packets: number("total_packets"),
+                bytes: number("total_bytes"),
+            };
+            sums.insert(number("src_port") as u32, pair);
+        }
+    }
+    sent.remove(&1);
+    assert_eq!(sums, sent);
+
+    send(&lab, 7..8, &mut sent);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("watch");
+    let mut watch = flow_agent(&lab.agent);
+    watch
+        .args(["watch", "--connect", &agent.address()])
+        .stdout(std::fs::File::create(&path).unwrap());
+    let mut watch = Process::spawn(&mut watch).unwrap();
+    wait_until("the flows and those of a scan are shown", || {
+        let text = std::fs::read_to_string(&path).unwrap();
+        text.contains("after scan 2  flows 4 tracked") && text.contains("scan 3  flows 1 active")
+    });
+    watch.terminate(PATIENCE).unwrap();
+    agent.stop_silent();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn those_who_wait_for_a_scan_share_one() {
+    if !is_root_or_skip("agent::those_who_wait_for_a_scan_share_one") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, SELDOM);
+    let target: Target = agent.address().parse().unwrap();
+    assert_eq!(client::scan_now(&target).await.unwrap(), 1);
+    // The first of them waits until a second has passed, and the others come meanwhile.
+    let waiting = (0..5).map(|_| client::scan_now(&target));
+    let scans = futures_util::future::try_join_all(waiting).await.unwrap();
+    assert!(
+        scans.iter().all(|&scan| scan == 2 || scan == 3),
+        "{scans:?}"
+    );
+    agent.stop_silent();
+}
