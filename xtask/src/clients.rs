@@ -1,5 +1,5 @@
 //! Installs programs that are not ours, with which the tests read what an agent offers: clients of gRPC,
-//! Prometheus, collectors of IPFIX. What Debian does not have, or would start by itself, goes into the user's cache. If a client cannot be had, a message says so and its test skips itself.
+//! Prometheus, collectors of IPFIX, and buf for the protocol itself. What Debian does not have, or would start by itself, goes into the user's cache. If a client cannot be had, a message says so and its test skips itself.
 
 use std::{
     fs,
@@ -34,7 +34,7 @@ const MARK: &str = "installed";
 
 pub fn set_up(apt: Option<&Apt>) {
     type Install = fn(Option<&Apt>) -> Result<()>;
-    let clients: [(&str, Install); 8] = [
+    let clients: [(&str, Install); 9] = [
         ("gRPC for C++", cpp),
         ("gRPC for Python", python),
         ("grpcurl", grpcurl),
@@ -43,6 +43,7 @@ pub fn set_up(apt: Option<&Apt>) {
         ("pmacct", pmacct),
         ("ipfixDump", ipfix_dump),
         ("goflow2", goflow2),
+        ("buf", buf),
     ];
     for (name, install) in clients {
         if let Err(error) = install(apt) {
@@ -123,6 +124,24 @@ fn compiled_by_go(apt: Option<&Apt>, name: &str, what: &str, minor: u32, why: &s
         // Keeps Go from fetching another toolchain.
         .env("GOTOOLCHAIN", "local"))?;
     mark(&folder, what)
+}
+
+/// Debian has no package of it, and all that npm needs is too much for one test.
+fn buf(_: Option<&Apt>) -> Result<()> {
+    const PACKAGE: &str = "@bufbuild/buf@1.75.0";
+    let folder = folder("buf")?;
+    if is_marked(&folder, PACKAGE) {
+        return Ok(());
+    }
+    if !has_command("npm") {
+        bail!("there is no npm");
+    }
+    eprintln!("setup: installing {PACKAGE} (it checks flow.proto)");
+    run(Command::new("npm")
+        .args(["install", "--silent", "--no-fund", "--no-audit", "--prefix"])
+        .arg(&folder)
+        .arg(PACKAGE))?;
+    mark(&folder, PACKAGE)
 }
 
 fn prometheus(apt: Option<&Apt>) -> Result<()> {

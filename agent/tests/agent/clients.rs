@@ -163,6 +163,23 @@ fn grpcurl_finds_all_services_and_their_messages_unprepared() {
     agent.stop();
 }
 
+/// Those of `agent/proto/buf.yaml`.
+#[test]
+fn the_protocol_keeps_the_rules_of_buf() {
+    let Some(buf) = install::buf_or_skip("agent::the_protocol_keeps_the_rules_of_buf") else {
+        return;
+    };
+    let mut lint = Command::new(buf);
+    let output = lint.arg("lint").current_dir(install::PROTO_FOLDER).output();
+    let output = output.unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&said)
+    );
+}
+
 fn has_every_packet(client: Client) {
     let lab = Lab::quiet().unwrap();
     let agent = Agent::start(&lab, &["--listen", TCP]);

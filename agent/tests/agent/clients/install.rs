@@ -8,7 +8,7 @@ use std::{
 
 use lab::privilege::skip;
 
-const PROTO_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/proto");
+pub const PROTO_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/proto");
 const PROTO: &str = "flow/v1/flow.proto";
 
 pub const GRPCURL_OPTIONS: [&str; 5] =
@@ -74,6 +74,15 @@ pub fn grpcurl_or_skip(test: &str) -> Option<PathBuf> {
         skip(test, &format!("no grpcurl; {SET_UP}"));
     }
     grpcurl
+}
+
+/// The command `buf`.
+pub fn buf_or_skip(test: &str) -> Option<PathBuf> {
+    let buf = installed("clients/buf/node_modules/.bin/buf");
+    if buf.is_none() {
+        skip(test, &format!("no buf; {SET_UP}"));
+    }
+    buf
 }
 
 /// `prometheus` and `promtool`.
