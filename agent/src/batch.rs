@@ -145,7 +145,9 @@ impl BatchEncoder {
             self.open.start(self.open.index + 1);
         }
         self.open.append(message);
-        self.open.delta += record.delta[0] + record.delta[1];
+        for delta in record.delta {
+            self.open.count(delta);
+        }
     }
 
     /// Ends the scan. Its last batch has the account and goes to `sink` even if it has no record.
@@ -198,6 +200,13 @@ impl OpenBatch {
         fields
             .encode(&mut self.body)
             .expect("the buffer grows as it is written");
+    }
+
+    /// Wraps like the kernel's counters.
+    #[inline]
+    fn count(&mut self, delta: Pair) {
+        self.delta.packets = self.delta.packets.wrapping_add(delta.packets);
+        self.delta.bytes = self.delta.bytes.wrapping_add(delta.bytes);
     }
 
     fn has_room(&self, message_len: usize) -> bool {
