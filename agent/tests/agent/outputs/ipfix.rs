@@ -9,7 +9,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use lab::{Host, Lab, Process, privilege::is_root_or_skip};
+use lab::{Frame, Host, Lab, Process, Tun, privilege::is_root_or_skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -105,7 +105,12 @@ fn uniflow_records(report: &Report) -> usize {
 
 /// An agent with this output, all traffic, and the agent's end.
 fn report(lab: &Lab, output: &str) -> (Sums, Report) {
-    let agent = Agent::start(lab, &["--output", "json", "--output", output]);
+    report_with(lab, output, &[])
+}
+
+fn report_with(lab: &Lab, output: &str, settings: &[&str]) -> (Sums, Report) {
+    let outputs = ["--output", "json", "--output", output];
+    let agent = Agent::start(lab, &[settings, &outputs].concat());
     let sent = send(lab);
     (sent, agent.stop())
 }
@@ -236,6 +241,41 @@ fn nfdump_has_every_flow_in_both_directions() {
 }
 
 #[test]
+fn nfdump_scales_by_the_sampling() {
+    const TEST: &str = "agent::nfdump_scales_by_the_sampling";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let Some([nfcapd, _]) = install::nfdump_or_skip(TEST) else {
+        return;
+    };
+    let lab = Lab::quiet().unwrap();
+    let folder = TempDir::new().unwrap();
+    let files = folder.path().join("files");
+    fs::create_dir(&files).unwrap();
+    let mut command = lab.agent.command(nfcapd);
+    command
+        .args(["-b", "127.0.0.1", "-p", &PORT.to_string(), "-v", "-w"])
+        .arg(&files);
+    let mut nfcapd = collector(&lab, &mut command, folder.path());
+    let output = udp(r#", "uniflow": true, "octets": "layer2""#);
+    let (sent, report) = report_with(&lab, &output, &["--sample", "4"]);
+    wait_until_read(&lab);
+    nfcapd.terminate(PATIENCE).unwrap();
+    let both =
+        |name: &str| sum(&report.flows, name) + sum(&report.flows, &format!("reverse_{name}"));
+    assert!((1..sent.packets).contains(&both("packets")));
+    let told = format!(
+        "Flows: {}, Packets: {}, Bytes: {}, Sequence Errors: 0, Bad Packets: 0",
+        uniflow_records(&report),
+        4 * both("packets"),
+        4 * both("bytes")
+    );
+    let log = log_of(folder.path());
+    assert!(log.contains(&told), "{told}: {log}");
+}
+
+#[test]
 fn nfacctd_has_every_flow() {
     const TEST: &str = "agent::nfacctd_has_every_flow";
     if !is_root_or_skip(TEST) {
@@ -340,7 +380,7 @@ fn goflow2_has_every_flow() {
 }
 
 /// Receives datagrams as they come, into a file like those of RFC 5655.
-fn received(lab: &Lab, output: &str, file: &Path) -> (Sums, Report) {
+fn received(lab: &Lab, output: &str, most_bytes: usize, file: &Path) -> (Sums, Report) {
     let socket = lab
         .agent
         .namespace
@@ -351,7 +391,7 @@ fn received(lab: &Lab, output: &str, file: &Path) -> (Sums, Report) {
     let mut messages = Vec::new();
     let mut datagram = vec![0; 1 << 16];
     while let Ok(len) = socket.recv(&mut datagram) {
-        assert!(len <= 1_400, "{len}");
+        assert!(len <= most_bytes, "{len}");
         messages.extend_from_slice(&datagram[..len]);
     }
     assert_eq!(
@@ -372,8 +412,46 @@ fn ipfix_dump_and_tshark_have_every_flow_of_datagrams() {
     let lab = Lab::quiet().unwrap();
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("flows.ipfix");
-    let (sent, report) = received(&lab, &udp(""), &file);
+    let (sent, report) = received(&lab, &udp(""), 1_400, &file);
     dumped::has_every_flow(&file, sent, report.flows.len());
+}
+
+#[test]
+fn messages_are_as_short_as_their_way_needs() {
+    const TEST: &str = "agent::messages_are_as_short_as_their_way_needs";
+    if !is_root_or_skip(TEST) || !install::has_ipfix_dump_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let mtu = ["link", "set", "lo", "mtu", "900"];
+    lab.agent.namespace.ip(&mtu).unwrap();
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("flows.ipfix");
+    let (sent, report) = received(&lab, &udp(""), 900 - 28, &file);
+    dumped::has_every_flow(&file, sent, report.flows.len());
+}
+
+#[test]
+fn packets_without_ethernet_have_all_their_octets() {
+    const TEST: &str = "agent::packets_without_ethernet_have_all_their_octets";
+    if !is_root_or_skip(TEST) || !install::has_ipfix_dump_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let tun = Tun::new(&lab.agent.namespace, "tun0").unwrap();
+    let folder = TempDir::new().unwrap();
+    let output = in_folder(&folder);
+    let settings = ["--output", "json", "--output", &output];
+    let agent = Agent::start_on(&lab.agent, &tun.interface, &settings);
+    let frame = Frame::bare(lab.peer.ipv4, lab.agent.ipv4);
+    let mut sent = Sums::default();
+    for port in 1..=20 {
+        let packet = frame.udp(port, 53, &[0; 40]).unwrap();
+        tun.send(&packet).unwrap();
+        sent.add(1, &packet, 0);
+    }
+    let report = agent.stop();
+    dumped::has_every_flow(&only_file(&folder), sent, report.flows.len());
 }
 
 #[test]
@@ -406,18 +484,21 @@ fn ipfix_dump_and_tshark_have_every_flow_of_files() {
     }
     let lab = Lab::quiet().unwrap();
     let folder = TempDir::new().unwrap();
+    let (sent, report) = report(&lab, &in_folder(&folder));
+    dumped::has_every_flow(&only_file(&folder), sent, report.flows.len());
+}
+
+fn in_folder(folder: &TempDir) -> String {
     let file = folder.path().join("flows.ipfix");
-    let output = format!(
+    format!(
         r#"{{"kind": "ipfix", "address": "{}", "compression": "none"}}"#,
         file.display()
-    );
-    let (sent, report) = report(&lab, &output);
-    let files: Vec<PathBuf> = fs::read_dir(folder.path())
-        .unwrap()
-        .map(|file| file.unwrap().path())
-        .collect();
-    let [file] = &files[..] else {
-        panic!("{files:?}")
-    };
-    dumped::has_every_flow(file, sent, report.flows.len());
+    )
+}
+
+fn only_file(folder: &TempDir) -> PathBuf {
+    let files = fs::read_dir(folder.path()).unwrap();
+    let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+    assert_eq!(files.len(), 1, "{files:?}");
+    files.remove(0)
 }
