@@ -142,6 +142,62 @@ async fn who_comes_between_two_scans_knows_every_packet_since_the_flows_began() 
     agent.stop_silent();
 }
 
+/// A snapshot of so many flows takes many steps, and a scan comes in between.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_while_scans_run_misses_nothing_and_has_nothing_twice() {
+    const PORTS: std::ops::Range<u16> = 1..10_001;
+    if !is_root_or_skip("agent::who_comes_while_scans_run_misses_nothing_and_has_nothing_twice") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let settings = ["--scan-interval", "20ms", "--idle-timeout", "1h"];
+    let agent = Agent::start(&lab, &[&settings[..], &["--output", "none"]].concat());
+    let target: Target = agent.address().parse().unwrap();
+    let request = ObserveRequest {
+        snapshot: true,
+        ..ObserveRequest::default()
+    };
+    let (mut sent, mut consumers) = (Pair::default(), Vec::new());
+    let frame = lab.peer.frame_v4(&lab.agent);
+    let socket = lab.peer.frame_socket().unwrap();
+    for _ in 0..4 {
+        let before = lab.agent.counters().unwrap();
+        for port in PORTS {
+            let frame = frame.udp(port, 53, &[0; 18]).unwrap();
+            socket.send(&frame).unwrap();
+            sent += count(1, &frame);
+            if port % 2500 == 0 {
+                let observed = Observer::connect_with(target.clone(), request.clone()).await;
+                consumers.push(tokio::spawn(all_of(observed.unwrap())));
+            }
+        }
+        wait_for_packets(&lab.agent, before, PORTS.len() as u64);
+    }
+    agent.stop_silent();
+    for consumer in consumers {
+        let (sum, snapshot_records) = timeout(PATIENCE, consumer).await.unwrap().unwrap();
+        assert_eq!(sum, sent, "{snapshot_records} records in the snapshot");
+    }
+}
+
+/// The sum of what a consumer is told until the agent stops, and how many records came first.
+async fn all_of(mut observer: Observer) -> (Pair, usize) {
+    let (mut sum, mut snapshot_records) = (Pair::default(), 0);
+    while let Event::Batch(batch) = observer.next().await.unwrap() {
+        assert_eq!(batch.lost_batches, 0);
+        for record in &batch.records {
+            sum += Pair {
+                packets: record.delta_packets,
+                bytes: record.delta_bytes,
+            };
+        }
+        if batch.snapshot {
+            snapshot_records += batch.records.len();
+        }
+    }
+    (sum, snapshot_records)
+}
+
 /// A scan comes in an hour.
 #[test]
 fn nobody_looks_at_an_empty_screen() {
