@@ -32,7 +32,14 @@ use worker::Worker;
 #[derive(Clone)]
 pub struct Outputs {
     hub: Hub,
-    running: Arc<Mutex<Vec<Running>>>,
+    all: Arc<Mutex<All>>,
+}
+
+#[derive(Default)]
+struct All {
+    running: Vec<Running>,
+    /// Those that send what is left.
+    leaving: Vec<Running>,
 }
 
 struct Running {
@@ -49,31 +56,40 @@ impl Outputs {
     pub fn start(hub: &Hub, outputs: Vec<Output>) -> Self {
         let started = Self {
             hub: hub.clone(),
-            running: Arc::default(),
+            all: Arc::default(),
         };
         started.replace(outputs);
         started
     }
 
-    /// Starts those of `outputs` that do not run and ends those that are not among them. Those that stay lose nothing.
+    /// Starts those of `outputs` that do not run and ends those that are not among them. Those that stay lose nothing and
+    /// keep their names.
     pub fn replace(&self, outputs: Vec<Output>) {
-        let mut running = self.running();
-        let mut before = std::mem::take(&mut *running);
-        for (name, output) in settings::named(outputs) {
-            let same = before
-                .iter()
-                .position(|other| other.output == output && other.name == name);
-            running.push(match same {
-                Some(place) => before.swap_remove(place),
-                None => self.run(name, output),
-            });
+        let mut all = self.all();
+        let mut before = std::mem::take(&mut all.running);
+        let mut staying = Vec::new();
+        let mut starting = Vec::new();
+        for output in outputs {
+            match before.iter().position(|other| other.output == output) {
+                Some(place) => staying.push(before.swap_remove(place)),
+                None => starting.push(output),
+            }
         }
+        all.leaving.retain(|output| !output.task.is_finished());
         for leaving in before {
             tracing::info!(
                 output = leaving.name,
                 "the settings do not name this output any more"
             );
             leaving.end_within(DEFAULT_DRAIN_TIMEOUT);
+            all.leaving.push(leaving);
+        }
+        all.running = staying;
+        for output in starting {
+            let name = settings::free_name(&output, |name| {
+                all.running.iter().all(|other| other.name != name)
+            });
+            all.running.push(self.run(name, output));
         }
     }
 
@@ -98,8 +114,8 @@ impl Outputs {
     }
 
     pub fn status(&self) -> Vec<OutputStatus> {
-        let running = self.running();
-        let statuses = running.iter().map(|one| OutputStatus {
+        let all = self.all();
+        let statuses = all.running.iter().map(|one| OutputStatus {
             name: one.name.clone(),
             kind: one.output.kind().name().to_owned(),
             address: one.output.address(),
@@ -111,25 +127,26 @@ impl Outputs {
     /// Waits, once the hub is closed, until everything is sent or the time is over. What is not sent by then is counted
     /// and told.
     pub async fn end(self, within: Duration) {
-        let running = std::mem::take(&mut *self.running());
+        let All { running, leaving } = std::mem::take(&mut *self.all());
         for output in &running {
             output.end_within(within);
         }
-        for output in running {
+        for output in running.into_iter().chain(leaving) {
             if let Err(error) = output.task.await {
                 tracing::error!(output = output.name, %error, "the task of an output failed: please report this");
             }
         }
     }
 
-    fn running(&self) -> MutexGuard<'_, Vec<Running>> {
-        // Each change of the list is whole even if a later step panics.
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    fn all(&self) -> MutexGuard<'_, All> {
+        // Each change of the lists is whole even if a later step panics.
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Running {
     fn end_within(&self, time: Duration) {
+        self.tally.closes();
         self.deadline.send_replace(Some(Instant::now() + time));
     }
 }

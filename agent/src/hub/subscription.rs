@@ -92,13 +92,8 @@ impl Subscription {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// Takes what is queued and then ends, as if the hub were closed.
-    pub fn leave(&self) {
-        self.hub.leave(&self.consumer);
-    }
-
     /// Takes what is left in the queue away. The subscription ends.
-    pub fn take_rest(&mut self) -> Volume {
+    fn take_rest(&mut self) -> Volume {
         self.queue.close();
         let mut rest = Volume::default();
         while let Ok(Queued { batch, .. }) = self.queue.try_recv() {
@@ -111,7 +106,10 @@ impl Subscription {
 
     /// What waits in the queue, and what was lost since the queue was full.
     pub fn backlog(&self) -> Backlog {
-        Backlog(Arc::clone(&self.consumer))
+        Backlog {
+            hub: self.hub.clone(),
+            consumer: Arc::clone(&self.consumer),
+        }
     }
 
     /// Bytes that take the place of a batch's shared part. They count as held for the consumer until the transport
@@ -165,16 +163,24 @@ impl Subscription {
     }
 }
 
-/// Tells how far a subscription is behind.
-pub struct Backlog(Arc<Consumer>);
+/// Tells how far a subscription is behind, and ends it.
+pub struct Backlog {
+    hub: Hub,
+    consumer: Arc<Consumer>,
+}
 
 impl Backlog {
     pub fn queued(&self) -> Volume {
-        self.0.queued.get()
+        self.consumer.queued.get()
     }
 
     pub fn lost(&self) -> Volume {
-        self.0.lost.get()
+        self.consumer.lost.get()
+    }
+
+    /// Lets the subscription take what is queued and then end, as if the hub were closed.
+    pub fn leave(&self) {
+        self.hub.leave(&self.consumer);
     }
 }
 

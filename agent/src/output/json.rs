@@ -38,6 +38,9 @@ impl<W: Write> JsonWriter<W> {
     }
 }
 
+/// How many interfaces that have gone are kept at least.
+const MAX_GONE: usize = 4096;
+
 /// Makes the lines of a batch: `begin`, then its flows, then `end`.
 #[derive(Default)]
 pub struct JsonLines {
@@ -54,6 +57,10 @@ impl JsonLines {
         batch: &FlowBatch,
         lost: &mut LostSoFar,
     ) -> io::Result<()> {
+        // Flows of an interface that has gone end soon, so it is not kept for ever.
+        if self.interfaces.len() > 2 * batch.interfaces.len() + MAX_GONE {
+            self.interfaces.clear();
+        }
         for interface in &batch.interfaces {
             let known = self
                 .interfaces

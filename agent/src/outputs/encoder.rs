@@ -19,8 +19,8 @@ pub trait Encoder: Send {
     /// The transport has another connection: whatever the receiver knew is gone.
     fn restart(&mut self);
 
-    /// Messages must not be longer than this.
-    fn limit(&mut self, message_len_bytes: usize);
+    /// Messages must not be longer than this. Returns false if they cannot be so short.
+    fn limit(&mut self, message_len_bytes: usize) -> bool;
 }
 
 /// One message of a format. Without bytes there is nothing to send.

@@ -9,11 +9,16 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, ErrorKind, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime},
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
 use tokio::task::spawn_blocking;
 
 mod names;
@@ -57,6 +62,8 @@ pub struct Rotated {
     rotation: Rotation,
     whole_len: WholeLen,
     open: Option<Open>,
+    /// Held as long as files are written here, so that nobody else does.
+    lock: Option<File>,
 }
 
 /// The file that is written.
@@ -82,6 +89,7 @@ impl Rotated {
             rotation,
             whole_len,
             open: None,
+            lock: None,
         }
     }
 
@@ -95,6 +103,10 @@ impl Rotated {
             self.close().await?;
         }
         let Some(mut open) = self.open.take() else {
+            if self.lock.is_none() {
+                let lock = lock(&self.path);
+                self.lock = Some(lock.with_context(|| format!("begin {}", self.path.display()))?);
+            }
             self.open = Some(self.begin().await?);
             return Ok(Written::Anew);
         };
@@ -165,12 +177,39 @@ impl Open {
     }
 }
 
+/// Keeps other outputs and other processes away from the files at this path. The file of the lock stays there.
+fn lock(path: &Path) -> Result<File> {
+    let name = path.file_name().context("it names no file")?;
+    let name = format!(".{}.lock", name.to_string_lossy());
+    let lock = path.with_file_name(name);
+    let mut options = OpenOptions::new();
+    let opened = options
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(&lock);
+    let file = opened.with_context(|| format!("open {}", lock.display()))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => {
+            bail!("another output or another agent writes there: name another path, or end it")
+        }
+        Err(error) => Err(error).with_context(|| format!("lock {}", lock.display())),
+    }
+}
+
 /// Completes what a process before this one left behind.
 fn recover(path: &Path, rotation: &Rotation, whole_len: WholeLen) -> Result<()> {
     names::finish_parts(path, |part, whole| {
         compress(part, whole, rotation.compression)
     })?;
-    let mut file = match OpenOptions::new().read(true).write(true).open(path) {
+    let mut options = OpenOptions::new();
+    let options = options
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let mut file = match options.open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         opened => opened.context("open the file that is there")?,
     };
@@ -191,7 +230,7 @@ fn recover(path: &Path, rotation: &Rotation, whole_len: WholeLen) -> Result<()> 
         file.set_len(whole).context("cut the file")?;
     }
     if whole == 0 {
-        return fs::remove_file(path).context("remove the empty file");
+        return fs::remove_file(path).context("remove the file without a whole piece");
     }
     let began = metadata.created().or_else(|_| metadata.modified());
     let began = began.context("the time of the file that is there")?;

@@ -320,9 +320,10 @@ impl Encoder for Ipfix {
         }
     }
 
-    fn limit(&mut self, message_len_bytes: usize) {
+    fn limit(&mut self, message_len_bytes: usize) -> bool {
         let limit = message_len_bytes.clamp(LEAST_LEN_BYTES, usize::from(u16::MAX));
         self.settings.message_len_bytes = self.settings.message_len_bytes.min(limit);
+        message_len_bytes >= LEAST_LEN_BYTES
     }
 }
 

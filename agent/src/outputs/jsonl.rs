@@ -45,7 +45,9 @@ impl Encoder for Jsonl {
     fn restart(&mut self) {}
 
     /// Files take lines of any length.
-    fn limit(&mut self, _: usize) {}
+    fn limit(&mut self, _: usize) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]

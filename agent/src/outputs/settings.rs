@@ -167,6 +167,16 @@ impl Output {
             .ok_or_else(|| Refused::at("kind", unknown_kind(&kind)))?;
         let address = table.text("address")?.ok_or_else(|| missing("address"))?;
         table.refuse_other_kinds(kind)?;
+        let is_path = !address.contains("://");
+        let ending = [".gz", ".zst", ".part"]
+            .into_iter()
+            .find(|ending| address.ends_with(ending));
+        if is_path && let Some(ending) = ending {
+            let message = format!(
+                "{ending} ends the names of files that are complete: leave it out, complete files get it by themselves"
+            );
+            return Err(Refused::at("address", message));
+        }
         if address.is_empty() {
             let message = format!("expected {}", kind.addresses());
             return Err(Refused::at("address", message));
@@ -203,21 +213,14 @@ fn unknown_kind(kind: &str) -> String {
     )
 }
 
-/// Outputs with the names that tell them apart: a kind that is there twice has numbers.
-pub(super) fn named(outputs: Vec<Output>) -> Vec<(String, Output)> {
-    let mut named: Vec<(String, Output)> = Vec::new();
-    for output in outputs {
-        let base = output.name.clone();
-        let base = base.unwrap_or_else(|| output.kind().name().to_owned());
-        let numbered = (2u32..).map(|number| format!("{base}-{number}"));
-        let mut candidates = std::iter::once(base.clone()).chain(numbered);
-        let is_free = |name: &String| named.iter().all(|(other, _)| other != name);
-        let name = candidates
-            .find(is_free)
-            .expect("there are more numbers than outputs");
-        named.push((name, output));
-    }
-    named
+/// The name of an output, with a number if it is not free.
+pub(super) fn free_name(output: &Output, is_free: impl Fn(&str) -> bool) -> String {
+    let base = output.name.clone();
+    let base = base.unwrap_or_else(|| output.kind().name().to_owned());
+    let numbered = (2u32..).map(|number| format!("{base}-{number}"));
+    let mut candidates = std::iter::once(base.clone()).chain(numbered);
+    let free = candidates.find(|name| is_free(name));
+    free.expect("there are more numbers than outputs")
 }
 
 /// The text of a value: `none`, `table`, `json`, `KIND=ADDRESS`, several of them with commas, or a table in JSON.
@@ -619,6 +622,7 @@ mod tests {
                 "kind: no kind of output has this name (did you mean jsonl?)",
             ),
             ("jsonl=", "address: expected a path"),
+            ("jsonl=/a.jsonl.zst", "address: .zst ends the names"),
             ("{", ": expected a table in JSON"),
             (r#"{"kind": "jsonl"}"#, ": an output needs address"),
             (
@@ -688,13 +692,14 @@ mod tests {
             };
             output
         };
-        let outputs = [
-            "jsonl=/a",
-            "jsonl=/b",
-            r#"{"kind":"jsonl","address":"/c","name":"c"}"#,
-        ];
-        let names = named(outputs.map(output).to_vec());
-        let names: Vec<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["jsonl", "jsonl-2", "c"]);
+        let plain = output("jsonl=/a");
+        let taken = ["jsonl", "jsonl-3", "archive"];
+        assert_eq!(free_name(&plain, |_| true), "jsonl");
+        assert_eq!(free_name(&plain, |name| !taken.contains(&name)), "jsonl-2");
+        let named = output(r#"{"kind":"jsonl","address":"/c","name":"archive"}"#);
+        assert_eq!(
+            free_name(&named, |name| !taken.contains(&name)),
+            "archive-2"
+        );
     }
 }

@@ -18,6 +18,8 @@ pub(super) struct Tally {
     backlog: Backlog,
     /// Taken from the queue and not sent yet.
     in_hand: Sum,
+    /// Sent, and perhaps refused.
+    doubted: Sum,
     pub(super) sent: Sum,
     pub(super) refused: Sum,
     lost: Sum,
@@ -38,6 +40,7 @@ impl Tally {
         Self {
             backlog,
             in_hand: Sum::default(),
+            doubted: Sum::default(),
             sent: Sum::default(),
             refused: Sum::default(),
             lost: Sum::default(),
@@ -46,15 +49,28 @@ impl Tally {
         }
     }
 
+    /// Nothing more comes than what is queued.
+    pub(super) fn closes(&self) {
+        self.backlog.leave();
+    }
+
     /// Says what is in hand.
     pub(super) fn holds(&self, flows: RecordSum) {
         self.in_hand.set(flows);
     }
 
-    /// What counted as sent was refused.
-    pub(super) fn was_refused(&self, flows: RecordSum) {
-        self.sent.sub(flows);
-        self.refused.add(flows);
+    /// These were sent, and the next message tells whether they were refused.
+    pub(super) fn doubts(&self, flows: RecordSum) {
+        self.doubted.set(flows);
+    }
+
+    /// What was doubted counts as sent.
+    pub(super) fn trusts(&self) {
+        self.sent.add(self.doubted.take());
+    }
+
+    pub(super) fn refuses_doubted(&self) {
+        self.refused.add(self.doubted.take());
     }
 
     /// What cannot be sent any more. Nothing is in hand then.
@@ -81,6 +97,7 @@ impl Tally {
     pub(super) fn status(&self) -> OutputStatus {
         let mut queued = sum_of(self.backlog.queued());
         queued += self.in_hand.get();
+        queued += self.doubted.get();
         let mut lost = sum_of(self.backlog.lost());
         lost += self.lost.get();
         let health = self.health();
@@ -117,10 +134,10 @@ impl Sum {
         self.bytes.fetch_add(flows.bytes, Relaxed);
     }
 
-    fn sub(&self, flows: RecordSum) {
-        self.records.fetch_sub(flows.records, Relaxed);
-        self.packets.fetch_sub(flows.packets, Relaxed);
-        self.bytes.fetch_sub(flows.bytes, Relaxed);
+    fn take(&self) -> RecordSum {
+        let flows = self.get();
+        self.set(RecordSum::default());
+        flows
     }
 
     fn set(&self, flows: RecordSum) {
@@ -159,7 +176,7 @@ pub(super) fn sum<'a>(records: impl IntoIterator<Item = &'a FlowRecord>) -> Reco
     sum
 }
 
-pub(super) fn sum_of(volume: Volume) -> RecordSum {
+fn sum_of(volume: Volume) -> RecordSum {
     RecordSum {
         records: volume.records,
         packets: volume.packets,

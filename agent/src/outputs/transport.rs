@@ -43,7 +43,9 @@ pub(super) enum Failure {
     #[error("nobody listens there")]
     LastRefused,
     /// A datagram has to be shorter on its way.
-    #[error("a message is longer than {most_bytes} bytes")]
+    #[error(
+        "datagrams of no more than {most_bytes} bytes get there, which is too short: send over TCP"
+    )]
     TooLong { most_bytes: usize },
 }
 
@@ -73,6 +75,11 @@ impl Transport {
             Self::Tcp(tcp) => tcp.close().await.map_err(Failure::from),
             Self::File(file) => file.close().await.map_err(Failure::from),
         }
+    }
+
+    /// Nobody says whether a message arrives. If it is refused, the next one tells.
+    pub(super) fn is_blind(&self) -> bool {
+        matches!(self, Self::Udp(_))
     }
 
     /// For people.

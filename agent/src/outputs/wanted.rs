@@ -44,6 +44,9 @@ impl PartialEq for Filter {
 
 impl Eq for Filter {}
 
+/// How many names of interfaces that have gone are kept at least.
+const MAX_GONE: usize = 4096;
+
 /// Takes out of each batch what is not wanted.
 pub(super) struct Sieve {
     wanted: Wanted,
@@ -68,6 +71,10 @@ impl Sieve {
             return (records, left_out);
         }
         if !self.wanted.filter.rules.is_empty() {
+            // Flows of an interface that has gone end soon, so it is not kept for ever.
+            if self.names.len() > 2 * batch.interfaces.len() + MAX_GONE {
+                self.names.clear();
+            }
             let named = batch.interfaces.iter();
             self.names
                 .extend(named.map(|one| ((one.netns, one.ifindex), one.name.clone())));

@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use futures_util::FutureExt as _;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until},
@@ -31,8 +32,6 @@ pub(super) struct Worker {
     encoder: Box<dyn Encoder>,
     transport: Transport,
     backoff: Backoff,
-    /// What the last message that was sent had.
-    last_sent: RecordSum,
     tally: Arc<Tally>,
     /// Until when it may send what is left, once it is to end.
     deadline: watch::Receiver<Option<Instant>>,
@@ -57,7 +56,6 @@ impl Worker {
             encoder,
             transport,
             backoff: Backoff::default(),
-            last_sent: RecordSum::default(),
             tally,
             deadline,
         }
@@ -65,17 +63,7 @@ impl Worker {
 
     /// Ends when everything is sent and nothing more will come, or when the time is over.
     pub(super) async fn run(mut self) {
-        let mut has_left = false;
-        loop {
-            let next = tokio::select! {
-                next = self.subscription.next() => next,
-                () = is_set(&mut self.deadline), if !has_left => {
-                    has_left = true;
-                    self.subscription.leave();
-                    continue;
-                }
-            };
-            let Some(batch) = next else { break };
+        while let Some(batch) = self.subscription.next().await {
             let batch = match batch.decode() {
                 Ok(batch) => batch,
                 Err(error) => {
@@ -88,10 +76,20 @@ impl Worker {
                 break;
             }
         }
-        let closed = before(&mut self.deadline, self.transport.close()).await;
-        if let Ok(Err(failure)) = closed {
-            self.failed(&failure);
+        match before(&mut self.deadline, self.transport.close()).await {
+            Ok(Ok(())) => self.tally.trusts(),
+            Ok(Err(failure)) => self.tell_unfinished(&failure.to_string()),
+            Err(Over) => self.tell_unfinished("there was no time"),
         }
+    }
+
+    fn tell_unfinished(&self, error: &str) {
+        self.tally.trusts();
+        tracing::warn!(
+            output = self.name,
+            "what was sent to {} could not be completed before the end: {error}",
+            self.transport.address()
+        );
     }
 
     /// Sends what is wanted of a batch.
@@ -126,8 +124,12 @@ impl Worker {
             let failure = match before(&mut self.deadline, sending).await? {
                 Ok(()) => {
                     self.encoder.sent();
-                    self.last_sent = tally::sum(done);
-                    self.tally.sent.add(self.last_sent);
+                    self.tally.trusts();
+                    if self.transport.is_blind() {
+                        self.tally.doubts(tally::sum(done));
+                    } else {
+                        self.tally.sent.add(tally::sum(done));
+                    }
                     self.worked();
                     return Ok(message.flows);
                 }
@@ -139,8 +141,10 @@ impl Worker {
                     continue;
                 }
                 Failure::TooLong { most_bytes } => {
-                    self.encoder.limit(most_bytes);
-                    continue;
+                    if self.encoder.limit(most_bytes) {
+                        continue;
+                    }
+                    None
                 }
                 Failure::Refused(_) => {
                     self.failed(&failure);
@@ -149,7 +153,7 @@ impl Worker {
                     return Ok(message.flows);
                 }
                 Failure::LastRefused => {
-                    self.tally.was_refused(std::mem::take(&mut self.last_sent));
+                    self.tally.refuses_doubted();
                     None
                 }
                 Failure::Again { after, .. } => after,
@@ -191,25 +195,25 @@ impl Worker {
 
     /// Counts and tells what is left at the end.
     fn give_up(&mut self) {
-        let rest = self.subscription.take_rest();
-        self.tally.loses(tally::sum_of(rest));
+        self.tally.loses(RecordSum::default());
+        while let Some(Some(batch)) = self.subscription.next().now_or_never() {
+            if let Ok(mut batch) = batch.decode() {
+                let (flows, left_out) = self.sieve.take(&mut batch);
+                self.tally.left_out.add(left_out);
+                self.tally.loses(tally::sum(&flows));
+            }
+        }
         let lost = self.tally.status().lost.unwrap_or_default();
-        tracing::warn!(
-            output = self.name,
-            lost_records = lost.records,
-            lost_packets = lost.packets,
-            lost_bytes = lost.bytes,
-            "flows did not get to {} before the end",
-            self.transport.address()
-        );
-    }
-}
-
-/// Waits until it is to end.
-async fn is_set(deadline: &mut watch::Receiver<Option<Instant>>) {
-    if deadline.wait_for(Option::is_some).await.is_err() {
-        // Nobody can end it any more but the hub.
-        pending::<()>().await;
+        if lost != RecordSum::default() {
+            tracing::warn!(
+                output = self.name,
+                lost_records = lost.records,
+                lost_packets = lost.packets,
+                lost_bytes = lost.bytes,
+                "flows did not get to {} before the end",
+                self.transport.address()
+            );
+        }
     }
 }
 
@@ -227,7 +231,7 @@ async fn before<T>(
     };
     tokio::select! {
         biased;
-        done = work => Ok(done),
         () = over => Err(Over),
+        done = work => Ok(done),
     }
 }

@@ -4,7 +4,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-const LINE: &[u8] = b"{\"packets\": 1}\n";
+const LINE: &[u8] = b"{\"type\":\"flow\",\"packets\":1}\n";
 
 fn rotation(compression: Compression) -> Rotation {
     Rotation {
@@ -28,10 +28,12 @@ async fn write(file: &mut Rotated, lines: usize) {
 
 /// The names of the files with their content, decompressed.
 fn files(folder: &TempDir) -> Vec<(String, Vec<u8>)> {
-    let mut files: Vec<_> = fs::read_dir(folder.path())
-        .unwrap()
-        .map(|entry| {
-            let path = entry.unwrap().path();
+    let paths = fs::read_dir(folder.path()).unwrap();
+    let paths = paths.map(|entry| entry.unwrap().path());
+    let is_lock = |path: &PathBuf| path.extension().is_some_and(|name| name == "lock");
+    let mut files: Vec<_> = paths
+        .filter(|path| !is_lock(path))
+        .map(|path| {
             let mut content = Vec::new();
             let mut file = File::open(&path).unwrap();
             match path.extension().and_then(|extension| extension.to_str()) {
@@ -139,7 +141,7 @@ fn the_oldest_files_are_removed_by_number_and_by_bytes() {
 #[tokio::test]
 async fn what_a_killed_process_left_is_cut_to_whole_lines_and_completed() {
     let folder = tempfile::tempdir().unwrap();
-    let half = [LINE, LINE, b"{\"pack"].concat();
+    let half = [LINE, LINE, b"{\"type\":\"fl"].concat();
     fs::write(folder.path().join("flows.jsonl"), half).unwrap();
     // It was killed while it compressed a file, and another one before it removed what was compressed.
     let left = |name: &str, content: &[u8]| fs::write(folder.path().join(name), content).unwrap();
@@ -169,6 +171,10 @@ async fn what_a_killed_process_left_is_cut_to_whole_lines_and_completed() {
 async fn what_is_no_file_of_the_format_stays_as_it_is() {
     for (content, whole_len) in [
         ("root:x:0:0", whole::lines as WholeLen),
+        ("{\"debug\": true}", whole::lines),
+        ("{\n  \"type\": 1\n}", whole::lines),
+        ("{\"ty", whole::lines),
+        ("\0\n\0\u{14}", whole::ipfix),
         ("root:x:0:0", whole::ipfix),
         ("r", whole::ipfix),
     ] {
@@ -197,10 +203,45 @@ fn whole_messages_of_ipfix_end_where_their_lengths_say() {
         (message(20), 20),
         ([message(20), message(16)].concat(), 36),
         ([message(20), message(40)[..39].to_vec()].concat(), 20),
-        (message(20)[..7].to_vec(), 0),
+        (message(20)[..17].to_vec(), 0),
     ] {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&content).unwrap();
         assert_eq!(whole::ipfix(&mut file).unwrap(), whole, "{content:?}");
     }
+}
+
+#[tokio::test]
+async fn two_never_write_at_one_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut first = rotated(&folder, rotation(Compression::None));
+    write(&mut first, 1).await;
+    let mut second = rotated(&folder, rotation(Compression::None));
+    let error = format!("{:#}", second.write(LINE).await.unwrap_err());
+    assert!(
+        error.contains("another output or another agent writes there"),
+        "{error}"
+    );
+    write(&mut first, 1).await;
+    first.close().await.unwrap();
+    drop(first);
+    write(&mut second, 1).await;
+    second.close().await.unwrap();
+    let mut lines: Vec<_> = files(&folder)
+        .iter()
+        .map(|(_, content)| content.len() / LINE.len())
+        .collect();
+    lines.sort_unstable();
+    assert_eq!(lines, [1, 2]);
+}
+
+#[tokio::test]
+async fn a_link_to_another_file_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("target");
+    fs::write(&target, LINE).unwrap();
+    std::os::unix::fs::symlink(&target, folder.path().join("flows.jsonl")).unwrap();
+    let mut file = rotated(&folder, rotation(Compression::None));
+    file.write(LINE).await.unwrap_err();
+    assert_eq!(fs::read(&target).unwrap(), LINE);
 }

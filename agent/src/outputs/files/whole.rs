@@ -2,16 +2,18 @@
 
 use std::{
     fs::File,
-    io::{self, BufRead as _, BufReader, ErrorKind, Read as _, Seek as _, SeekFrom},
+    io::{self, BufReader, ErrorKind, Read as _, Seek as _, SeekFrom},
 };
+
+/// How every line of ours begins.
+const BEGIN: &[u8; 9] = br#"{"type":""#;
 
 /// Lines that are JSON objects.
 pub fn lines(file: &mut File) -> io::Result<u64> {
     let len = file.seek(SeekFrom::End(0))?;
     file.rewind()?;
-    let mut first = [0];
-    let read = file.read(&mut first)?;
-    if read == 1 && first != *b"{" {
+    let mut first = [0; BEGIN.len()];
+    if len != 0 && (file.read(&mut first)? < BEGIN.len() || first != *BEGIN) {
         return Err(ErrorKind::InvalidData.into());
     }
     // From the end backwards, a block at a time.
@@ -35,12 +37,7 @@ pub fn ipfix(file: &mut File) -> io::Result<u64> {
     let len = file.seek(SeekFrom::End(0))?;
     file.rewind()?;
     let mut reader = BufReader::new(file);
-    if reader
-        .fill_buf()?
-        .iter()
-        .zip([0, 10])
-        .any(|(&byte, expected)| byte != expected)
-    {
+    if len != 0 && len < HEADER_LEN_BYTES {
         return Err(ErrorKind::InvalidData.into());
     }
     let mut whole = 0;

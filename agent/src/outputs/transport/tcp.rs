@@ -1,16 +1,22 @@
 //! Messages on a TCP connection. What the kernel has taken counts as sent; a receiver that goes away may not have read
 //! all of it.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, bail};
 use socket2::SockRef;
 use tokio::{
-    io::AsyncWriteExt as _,
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
     time::{sleep, timeout},
 };
 
 use super::PATIENCE;
 use crate::outputs::settings::HostPort;
+
+/// How long what was sent may stay unanswered before the receiver's machine counts as gone. The kernel alone would take a
+/// quarter of an hour.
+const UNANSWERED: Duration = Duration::from_secs(30);
 
 pub(in crate::outputs) struct Tcp {
     pub(super) to: HostPort,
@@ -39,6 +45,13 @@ impl Tcp {
     pub(super) async fn close(&mut self) -> Result<()> {
         if let Some(mut stream) = self.stream.take() {
             stream.shutdown().await.context("close the connection")?;
+            // The receiver has read everything when it closes its side, too.
+            while stream
+                .read(&mut [0; 4096])
+                .await
+                .context("wait for the receiver's end")?
+                > 0
+            {}
         }
         Ok(())
     }
@@ -49,9 +62,11 @@ impl Tcp {
             .await
             .context("nobody answers")?
             .context("connect")?;
-        SockRef::from(&stream)
-            .set_tcp_nodelay(true)
-            .context("send without delay")?;
+        let socket = SockRef::from(&stream);
+        socket.set_tcp_nodelay(true).context("send without delay")?;
+        socket
+            .set_tcp_user_timeout(Some(UNANSWERED))
+            .context("notice a receiver that is gone")?;
         Ok(stream)
     }
 }
@@ -68,14 +83,10 @@ async fn write(stream: &mut TcpStream, mut message: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Whether the receiver has not closed it. It has nothing to say otherwise; what it says is not read.
+/// Whether the receiver has not closed it. It has nothing to say: what it says is read a piece at a time and forgotten.
 fn is_open(stream: &TcpStream) -> bool {
-    let mut said = [0; 64];
-    loop {
-        match stream.try_read(&mut said) {
-            Ok(0) => return false,
-            Ok(_) => {}
-            Err(error) => return error.kind() == std::io::ErrorKind::WouldBlock,
-        }
+    match stream.try_read(&mut [0; 4096]) {
+        Ok(read) => read > 0,
+        Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
     }
 }

@@ -24,11 +24,17 @@ const DOUBT: Duration = Duration::from_millis(200);
 pub(in crate::outputs) struct Udp {
     pub(super) to: HostPort,
     socket: Option<UdpSocket>,
+    /// How many connections were made: the addresses of the host take turns.
+    connections: usize,
 }
 
 impl Udp {
     pub(in crate::outputs) fn new(to: HostPort) -> Self {
-        Self { to, socket: None }
+        Self {
+            to,
+            socket: None,
+            connections: 0,
+        }
     }
 
     pub(super) async fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
@@ -55,13 +61,16 @@ impl Udp {
         Ok(())
     }
 
-    async fn connect(&self) -> anyhow::Result<UdpSocket> {
+    async fn connect(&mut self) -> anyhow::Result<UdpSocket> {
         let looking_up = lookup_host((self.to.host.as_str(), self.to.port));
-        let mut found = timeout(PATIENCE, looking_up)
+        let found = timeout(PATIENCE, looking_up)
             .await
             .context("nobody tells the address of the host")?
             .context("look up the host")?;
-        let to = found.next().context("the host has no address")?;
+        let found: Vec<_> = found.collect();
+        let turn = self.connections.checked_rem(found.len());
+        let to = found[turn.context("the host has no address")?];
+        self.connections = self.connections.wrapping_add(1);
         let here = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         let socket = UdpSocket::bind(here).await.context("open a socket")?;
         // A datagram that is too long for its way comes back as an error instead of going in fragments.

@@ -12,7 +12,7 @@ fn packets(records: &[Record]) -> Vec<(u64, Option<EndReason>)> {
 #[test]
 fn a_long_flow_is_reported_once_in_an_interval_and_at_its_end() {
     let mut replica = replica(8);
-    replica.report_every(Duration::from_secs(60));
+    replica.report_every(Duration::from_mins(1));
     let one = |second| (1, counters(second, &[ACK], &[]));
     let mut told = Vec::new();
     for second in (0..=120).step_by(10) {
@@ -30,7 +30,7 @@ fn a_long_flow_is_reported_once_in_an_interval_and_at_its_end() {
 fn what_waits_is_reported_in_time_although_nothing_more_comes() {
     let mut replica = replica(8);
     replica.keep_flows_for(Duration::from_hours(1), Duration::ZERO);
-    replica.report_every(Duration::from_secs(60));
+    replica.report_every(Duration::from_mins(1));
     scan(&mut replica, 0, &[(1, counters(0, &[ACK], &[]))]);
     assert_eq!(packets(&scan(&mut replica, 50, &[])), []);
     // A scan that comes a little early still counts as in time.
@@ -41,7 +41,7 @@ fn what_waits_is_reported_in_time_although_nothing_more_comes() {
 #[test]
 fn without_an_interval_any_more_what_waits_comes_with_the_next_scan() {
     let mut replica = replica(8);
-    replica.report_every(Duration::from_secs(60));
+    replica.report_every(Duration::from_mins(1));
     let counted = (1, counters(1, &[ACK], &[]));
     scan(&mut replica, 1, &[counted]);
     replica.report_every(Duration::ZERO);
@@ -52,7 +52,7 @@ fn without_an_interval_any_more_what_waits_comes_with_the_next_scan() {
 #[test]
 fn the_next_flow_with_the_same_ports_begins_with_nothing_of_the_last() {
     let mut replica = replica(8);
-    replica.report_every(Duration::from_secs(60));
+    replica.report_every(Duration::from_mins(1));
     let established = (1, counters(1, &[SYN, ACK], &[SYN | ACK, ACK]));
     scan(&mut replica, 1, &[established]);
     let again = (1, counters(2, &[SYN], &[]));
