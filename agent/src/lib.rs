@@ -28,6 +28,8 @@ pub mod limits;
 pub mod log_filter;
 pub mod log_limit;
 pub mod log_queue;
+#[cfg(test)]
+mod logged;
 mod memory_limit;
 pub mod metrics;
 pub mod netns;

@@ -33,8 +33,6 @@ mod limits;
 mod list;
 pub mod listen;
 mod live_status;
-#[cfg(test)]
-mod logged;
 mod passed;
 mod peer;
 mod request;
@@ -223,8 +221,8 @@ fn log_undelivered(hub: &Hub) {
 
 #[cfg(test)]
 mod tests {
-    use super::{logged::logged, *};
-    use crate::{batch::Batch, hub::DEFAULT_QUEUED_BYTES};
+    use super::*;
+    use crate::{batch::Batch, hub::DEFAULT_QUEUED_BYTES, logged::logged};
 
     #[test]
     fn a_limit_of_files_that_the_listeners_can_exceed_is_told_at_the_start() {

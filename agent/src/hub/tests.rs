@@ -3,7 +3,7 @@ use futures_util::FutureExt as _;
 use prost::Message as _;
 
 use super::*;
-use crate::proto::FlowBatch;
+use crate::{logged::log_of, proto::FlowBatch};
 
 fn batch(scan_id: u64, records: u32) -> Batch {
     let message = FlowBatch {
@@ -169,16 +169,12 @@ fn who_comes_late_has_its_share_until_twice_the_bound_is_held() {
 
 #[test]
 fn falling_behind_and_keeping_up_again_are_told_once_each_and_what_was_left() {
-    let log = tempfile::NamedTempFile::new().unwrap();
-    let subscriber = tracing_subscriber::fmt()
-        .with_ansi(false)
-        .with_writer(log.reopen().map(Arc::new).unwrap());
-    let told = || {
-        let lines = std::fs::read_to_string(log.path()).unwrap();
-        let times = |what: &str| lines.matches(what).count();
-        (times("reads too slowly"), times("keeps up again"))
-    };
-    tracing::subscriber::with_default(subscriber.finish(), || {
+    let log = log_of(|so_far| {
+        let told = || {
+            let lines = so_far();
+            let times = |what: &str| lines.matches(what).count();
+            (times("reads too slowly"), times("keeps up again"))
+        };
         let hub = Hub::new(1, DEFAULT_QUEUED_BYTES);
         let mut consumer = hub.subscribe("", "test");
         let steps = [(1, (0, 0)), (2, (1, 0)), (3, (1, 0))];
@@ -194,12 +190,8 @@ fn falling_behind_and_keeping_up_again_are_told_once_each_and_what_was_left() {
         assert_eq!(told(), (1, 1));
         // The batch that it has not taken is lost.
         drop(consumer);
-        let lines = std::fs::read_to_string(log.path()).unwrap();
-        assert!(
-            lines.contains("unsent_batches=1 unsent_records=7"),
-            "{lines}"
-        );
     });
+    assert!(log.contains("unsent_batches=1 unsent_records=7"), "{log}");
 }
 
 #[test]

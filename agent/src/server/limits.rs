@@ -263,7 +263,8 @@ impl Doors {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::logged::logged, *};
+    use super::*;
+    use crate::logged::logged;
 
     const LIMITS: Limits = Limits {
         max_consumers: 1,
