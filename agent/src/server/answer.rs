@@ -228,6 +228,7 @@ mod tests {
     use std::io::Read as _;
 
     use flate2::read::GzDecoder;
+    use http_body_util::BodyExt as _;
     use prost::Message as _;
 
     use super::*;
@@ -324,6 +325,52 @@ mod tests {
         let counts = (status.delivered_records, status.left_out_records);
         assert_eq!(counts, (0, 100));
         assert_eq!(hub.fate().delivered.records, 0);
+    }
+
+    /// The messages, and the status in the trailers.
+    async fn read(response: Response<Body>) -> (Bytes, String) {
+        let collected = response.into_body().collect().await.unwrap();
+        let trailers = collected.trailers().unwrap();
+        let status = trailers["grpc-status"].to_str().unwrap().to_owned();
+        (collected.to_bytes(), status)
+    }
+
+    #[tokio::test]
+    async fn flows_that_are_not_read_in_time_are_given_up_and_that_is_told() {
+        let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
+        let form = || Form {
+            filter: None,
+            encoding: None,
+            compressor: Arc::default(),
+        };
+        let mut slow = hub.subscribe("slow", "test");
+        slow.begin_with(vec![batch("a")], Duration::ZERO);
+        while !slow.was_too_slow_at_first() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let (messages, status) = read(batches(slow, form(), ())).await;
+        assert_eq!((messages.len(), status.as_str()), (0, "10"));
+
+        let mut fast = hub.subscribe("fast", "test");
+        fast.begin_with(vec![batch("a")], Duration::from_hours(1));
+        hub.publish(&batch("b"));
+        hub.close();
+        let (messages, status) = read(batches(fast, form(), ())).await;
+        let sent = batch("a").body.len() + batch("b").body.len();
+        assert!(messages.len() > sent, "{messages:?}");
+        assert_eq!(status, "0");
+
+        for (patience, length, expected) in [(Duration::ZERO, 0, "10"), (Duration::MAX, 8, "0")] {
+            let (held, dropped) = tokio::sync::oneshot::channel::<()>();
+            let messages = std::iter::once(Bytes::from_static(b"abc"));
+            let messages = messages.inspect(move |_| assert!(!held.is_closed()));
+            let response = list(messages, patience, ());
+            if patience.is_zero() {
+                assert!(dropped.await.is_err());
+            }
+            let (messages, status) = read(response).await;
+            assert_eq!((messages.len(), status.as_str()), (length, expected));
+        }
     }
 
     #[tokio::test]
