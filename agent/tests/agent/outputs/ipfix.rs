@@ -499,7 +499,9 @@ fn in_folder(folder: &TempDir) -> String {
 
 fn only_file(folder: &TempDir) -> PathBuf {
     let files = fs::read_dir(folder.path()).unwrap();
-    let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+    let files = files.map(|file| file.unwrap().path());
+    let is_lock = |path: &PathBuf| path.extension().is_some_and(|name| name == "lock");
+    let mut files: Vec<_> = files.filter(|path| !is_lock(path)).collect();
     assert_eq!(files.len(), 1, "{files:?}");
     files.remove(0)
 }

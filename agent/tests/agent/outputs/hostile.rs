@@ -1,0 +1,75 @@
+//! Receivers that misbehave, and changes at the wrong moment.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpListener,
+    thread,
+};
+
+use super::*;
+
+#[test]
+fn a_receiver_that_never_stops_talking_holds_up_nothing() {
+    if !is_root_or_skip("agent::a_receiver_that_never_stops_talking_holds_up_nothing") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let listen = || Ok(TcpListener::bind("127.0.0.1:0")?);
+    let listener = lab.agent.namespace.enter(listen).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut talking = stream.try_clone().unwrap();
+        thread::spawn(move || while talking.write_all(&[b'x'; 1 << 20]).is_ok() {});
+        let mut reading = stream;
+        while reading.read(&mut [0; 4096]).is_ok_and(|read| read > 0) {}
+    });
+    let address = format!("ipfix=tcp://127.0.0.1:{port}");
+    let agent = Agent::start(&lab, &["--output", "json", "--output", &address]);
+    let sent = send(&lab, 20, 1);
+    wait_until_counted(&agent, &lab, sent.packets);
+    wait_until("all is sent", || {
+        fates(&output(&agent, &lab, "ipfix"), sent)["sent"] == sent
+    });
+    assert_eq!(agent.stop().seen(), sent);
+}
+
+#[test]
+fn an_output_that_stays_goes_on_and_one_that_leaves_tells_what_it_lost() {
+    if !is_root_or_skip(
+        "agent::an_output_that_stays_goes_on_and_one_that_leaves_tells_what_it_lost",
+    ) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let lab = Lab::quiet().unwrap();
+    let file = folder.path().join("config.toml");
+    let flows = folder.path().join("flows.jsonl");
+    let write = |first: &str| {
+        let settings = format!(
+            "interface = ['{}']\nmax_flows = 1000\nscan_interval = '100ms'\n\
+             output = ['json', {first}'jsonl={}']\n",
+            lab.agent.interface,
+            flows.display()
+        );
+        fs::write(&file, settings).unwrap();
+    };
+    write("'jsonl=/proc/none/a.jsonl', ");
+    let mut agent = Agent::start_by_file(&lab.agent, "", &file);
+    let sent = send(&lab, 10, 1);
+    wait_until_counted(&agent, &lab, sent.packets);
+    wait_until("the second one has them", || {
+        fates(&output(&agent, &lab, "jsonl-2"), sent)["sent"] == sent
+    });
+    write("");
+    agent.signal(libc::SIGHUP);
+    agent.wait_until_logged("the settings have been read again");
+    // It keeps its name, and what it has sent.
+    assert_eq!(fates(&output(&agent, &lab, "jsonl-2"), sent)["sent"], sent);
+    // The end waits for the one that is leaving.
+    agent.signal(libc::SIGTERM);
+    agent.wait_until_logged(&format!("lost_packets={}", sent.packets));
+    let log = agent.stderr();
+    assert_eq!(log.matches("flows go to this output").count(), 2, "{log}");
+    assert_eq!(agent.ended().seen(), sent);
+}
