@@ -3,7 +3,14 @@
 
 use std::time::Duration;
 
-use agent::replica::{Replica, ReplicaSettings};
+use agent::{
+    outputs::{
+        encoder::Encoder as _,
+        ipfix::{Ipfix, Settings},
+    },
+    proto::{FlowBatch, FlowRecord},
+    replica::{Replica, ReplicaSettings},
+};
 use agent_common::Reason;
 use benches::{
     heap::{CountingAllocator, heap},
@@ -91,6 +98,47 @@ fn a_scan_allocates_by_the_batch_and_never_by_the_flow() {
             profile.name
         );
     }
+}
+
+#[test]
+fn a_flow_goes_out_as_ipfix_without_an_allocation() {
+    let flows = vec![
+        FlowRecord {
+            protocol: 17,
+            src_addr: vec![192, 0, 2, 1].into(),
+            dst_addr: vec![192, 0, 2, 2].into(),
+            src_port: Some(1000),
+            dst_port: Some(53),
+            ip_version: 4,
+            delta_packets: 1,
+            delta_bytes: 100,
+            ..FlowRecord::default()
+        };
+        1_000
+    ];
+    let batch = FlowBatch::default();
+    let mut ipfix = Ipfix::new(Settings::datagrams());
+    let mut send = || {
+        let (mut rest, mut messages) = (&flows[..], 0);
+        while !rest.is_empty() {
+            let message = ipfix.message(&batch, rest);
+            ipfix.sent();
+            rest = &rest[message.flows..];
+            messages += 1;
+        }
+        messages
+    };
+    // With the templates.
+    send();
+    let before = heap().allocations;
+    let messages = send();
+    let allocations = heap().allocations - before;
+    // A dozen flows each. Its buffer may be a fresh one, with a reference count.
+    assert!((80..100).contains(&messages), "{messages}");
+    assert!(
+        allocations <= 2 * messages,
+        "{allocations} for {messages} messages"
+    );
 }
 
 #[test]
