@@ -169,6 +169,22 @@ fn a_strangers_tcx_program_decides_as_without_us() {
 }
 
 #[test]
+fn the_order_at_tcx_decides_whether_what_a_stranger_drops_is_counted() {
+    if !is_root_or_skip("agent::the_order_at_tcx_decides_whether_what_a_stranger_drops_is_counted")
+    {
+        return;
+    }
+    for (order, seen) in [("first", PACKETS), ("last", 0)] {
+        let lab = Lab::addressed().unwrap();
+        let theirs = tcx_ingress(&lab.agent, DROP);
+        let agent = Agent::start(&lab, &[TCX, &["--tcx-order", order]].concat());
+        assert_eq!(delivered(&lab, 0), 0, "{order}");
+        assert_eq!(agent.stop().seen().packets, seen, "{order}");
+        drop(theirs);
+    }
+}
+
+#[test]
 fn a_strangers_redirect_still_redirects() {
     if !is_root_or_skip("agent::a_strangers_redirect_still_redirects") {
         return;
