@@ -1,5 +1,7 @@
 //! The output as IPFIX: batches are decoded, and their flows become messages.
 
+use std::sync::Arc;
+
 use agent::{
     batch::{Batch, BatchEncoder, ScanHeader, ScanTrailer},
     outputs::{
@@ -18,7 +20,7 @@ pub fn bench(criterion: &mut Criterion) {
     for profile in &PROFILES[..4] {
         let records = UserSpace::default().records(&profile.page(0));
         let mut batches = Vec::new();
-        let mut encoder = BatchEncoder::new(Default::default());
+        let mut encoder = BatchEncoder::new(Arc::default());
         encoder.begin(&ScanHeader {
             scan_id: 1,
             window_start_unix_ns: 1,
