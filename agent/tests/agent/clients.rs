@@ -145,6 +145,9 @@ fn grpcurl_finds_all_services_and_their_messages_unprepared() {
         let status = asked(&["flow.v1.FlowAgent/GetStatus"]);
         let status: Value = serde_json::from_str(&status).unwrap();
         assert!(status["settings"].is_object(), "{status}");
+        let listed = asked(&["flow.v1.FlowAgent/ListFlows"]);
+        let listed: Value = serde_json::from_str(&listed).unwrap();
+        assert_eq!(listed["snapshot"], true, "{listed}");
         for service in ["", "flow.v1.FlowAgent"] {
             let request = format!("-d={{\"service\": \"{service}\"}}");
             let mut command = lab.agent.command(&grpcurl);
