@@ -156,11 +156,11 @@ pub struct Args {
     pub early_scan: u32,
 
     /// How often a flow that goes on is reported, at most. What it counts meanwhile comes with its next record or with its
-    /// end, so long flows make fewer records, and early scans no more. A whole number of scan intervals is best [default:
-    /// with every scan].
-    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_REPORT_INTERVAL", value_parser = time,
-          allow_hyphen_values = true, help_heading = TABLE)]
-    pub report_interval: Option<Duration>,
+    /// end, so long flows make fewer records, and early scans no more. A whole number of scan intervals is best; 0s
+    /// reports with every scan.
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_REPORT_INTERVAL", default_value = "0s",
+          value_parser = time, allow_hyphen_values = true, help_heading = TABLE)]
+    pub report_interval: Duration,
 
     /// A flow ends after this time without a packet.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_IDLE_TIMEOUT", default_value = "60s",
@@ -303,7 +303,7 @@ impl Args {
                 max_flows: self.max_tracked_flows as usize,
                 idle_timeout: self.idle_timeout,
                 linger: self.linger,
-                report_interval: self.report_interval.unwrap_or_default(),
+                report_interval: self.report_interval,
             },
             sample_rate: if self.sample == 1 { 0 } else { self.sample },
             limits: Limits {

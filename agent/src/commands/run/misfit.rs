@@ -74,8 +74,7 @@ pub(super) fn refuse_contradictions(args: &Args) -> Result<(), Misfit> {
         &["tcx_order", "tc_attach"],
     )?;
     refuse(
-        args.report_interval
-            .is_some_and(|report| !report.is_zero() && report < args.scan_interval),
+        !args.report_interval.is_zero() && args.report_interval < args.scan_interval,
         "--report-interval is shorter than --scan-interval, and flows are reported with scans: raise it, or lower \
          --scan-interval",
         &["report_interval", "scan_interval"],

@@ -20,7 +20,7 @@ fn a_receiver_that_never_stops_talking_holds_up_nothing() {
     thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
         let mut talking = stream.try_clone().unwrap();
-        thread::spawn(move || while talking.write_all(&[b'x'; 1 << 20]).is_ok() {});
+        thread::spawn(move || while talking.write_all(&vec![b'x'; 1 << 20]).is_ok() {});
         let mut reading = stream;
         while reading.read(&mut [0; 4096]).is_ok_and(|read| read > 0) {}
     });
