@@ -90,3 +90,26 @@ fn is_open(stream: &TcpStream) -> bool {
         Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn of_what_a_receiver_says_one_piece_is_read_at_a_time() {
+        const SAID_BYTES: usize = 64 << 10;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let connecting = TcpStream::connect(listener.local_addr().unwrap());
+        let (stream, accepted) = tokio::join!(connecting, listener.accept());
+        let (mut stream, (mut receiver, _)) = (stream.unwrap(), accepted.unwrap());
+        receiver.write_all(&vec![b'x'; SAID_BYTES]).await.unwrap();
+        // Only then is it known that there is something to read.
+        stream.readable().await.unwrap();
+        assert!(is_open(&stream));
+        drop(receiver);
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).await.unwrap();
+        assert!(rest.len() >= SAID_BYTES - 4096, "{}", rest.len());
+        assert!(!is_open(&stream));
+    }
+}

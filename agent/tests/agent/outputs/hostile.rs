@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::TcpListener,
+    net::{TcpListener, UdpSocket},
     thread,
 };
 
@@ -30,6 +30,32 @@ fn a_receiver_that_never_stops_talking_holds_up_nothing() {
     wait_until_counted(&agent, &lab, sent.packets);
     wait_until("all is sent", || {
         fates(&output(&agent, &lab, "ipfix"), sent)["sent"] == sent
+    });
+    assert_eq!(agent.stop().seen(), sent);
+}
+
+#[test]
+fn a_way_that_takes_no_message_is_told_and_the_agent_ends() {
+    if !is_root_or_skip("agent::a_way_that_takes_no_message_is_told_and_the_agent_ends") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let namespace = &lab.agent.namespace;
+    namespace.ip(&["link", "set", "lo", "mtu", "480"]).unwrap();
+    let bind = || Ok(UdpSocket::bind("127.0.0.1:0")?);
+    let receiver = namespace.enter(bind).unwrap();
+    let address = format!("ipfix=udp://{}", receiver.local_addr().unwrap());
+    let agent = Agent::start(&lab, &["--output", "json", "--output", &address]);
+    // In one scan, so that they fill messages.
+    let sent = send(&lab, 40, 1);
+    wait_until_counted(&agent, &lab, sent.packets);
+    wait_until("it is told", || {
+        let output = output(&agent, &lab, "ipfix");
+        fates(&output, sent);
+        output["last_error"]
+            .as_str()
+            .unwrap()
+            .contains("send over TCP")
     });
     assert_eq!(agent.stop().seen(), sent);
 }
