@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use crate::{
-    asks::{Ask, AskError, Snapshot, Subscribed},
+    asks::{Ask, AskError, Snapshot, Subscribed, WaitsForFlows},
     hub::Hub,
 };
 
@@ -23,6 +23,9 @@ const BETWEEN_SCANS: Duration = Duration::from_secs(1);
 const SCAN_SHARE: u32 = 10;
 
 pub(super) struct Asked {
+    /// They wait for a snapshot that has not begun. Scans may come before it, so they are not subscribed yet.
+    waiting: Vec<WaitsForFlows>,
+    /// They wait for the snapshot that has begun. A scan completes it before it changes a flow.
     for_flows: Vec<Subscribed>,
     for_scans: Vec<oneshot::Sender<u64>>,
     /// The time that the snapshot has taken so far.
@@ -35,6 +38,7 @@ impl Asked {
     pub(super) fn new() -> Self {
         let now = Instant::now();
         Self {
+            waiting: Vec::new(),
             for_flows: Vec::new(),
             for_scans: Vec::new(),
             spent: Duration::ZERO,
@@ -46,14 +50,28 @@ impl Asked {
     /// To be called between two scans.
     pub(super) fn add(&mut self, ask: Ask, hub: &Hub) {
         match ask {
+            Ask::Flows(waits) if self.for_flows.is_empty() => self.waiting.push(waits),
             Ask::Flows(waits) => self.for_flows.push(waits.subscribe(hub)),
             Ask::Scan(done) => self.for_scans.push(done),
         }
     }
 
+    /// To be called before each step. Where it is the first one, whoever waits gets every batch from here on.
+    pub(super) fn begin_step(&mut self, hub: &Hub) {
+        if self.for_flows.is_empty() {
+            let waiting = self.waiting.drain(..);
+            self.for_flows
+                .extend(waiting.map(|waits| waits.subscribe(hub)));
+        }
+    }
+
     /// Waits until the scanner has time for a step of a snapshot that somebody waits for.
     pub(super) async fn flows_due(&self) {
-        due(!self.for_flows.is_empty(), self.flows_at).await;
+        due(
+            !self.for_flows.is_empty() || !self.waiting.is_empty(),
+            self.flows_at,
+        )
+        .await;
     }
 
     /// Waits until a scan is due that somebody waits for.
@@ -97,7 +115,7 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
-    use crate::{asks::WaitsForFlows, hub::DEFAULT_QUEUED_BYTES};
+    use crate::hub::DEFAULT_QUEUED_BYTES;
 
     #[tokio::test]
     async fn all_who_wait_get_the_same_flows_and_the_next_ones_wait_four_times_as_long_as_it_took()
@@ -111,7 +129,9 @@ mod tests {
             asked.add(Ask::Flows(WaitsForFlows { consumer, done }), &hub);
             answers.push(answer);
         }
-        // From here on it gets every batch.
+        // A scan may come before the snapshot begins, and its batches have what the snapshot will have, too.
+        assert_eq!(hub.status().len(), 0);
+        asked.begin_step(&hub);
         assert_eq!(hub.status().len(), 1);
         assert!(asked.flows_due().now_or_never().is_some());
         asked.step(Duration::from_secs(3), None);

@@ -183,6 +183,7 @@ impl Scanning {
 
     /// Takes flows for a short while, for those who ask for them.
     async fn take_flows(&self, asked: &mut Asked, mut scanner: Scanner) -> Result<Scanner> {
+        asked.begin_step(&self.hub);
         let bytes = self.snapshot_bytes.clone();
         let (scanner, took, taken) = spawn_blocking(move || {
             let started = std::time::Instant::now();
