@@ -52,8 +52,11 @@ use live_status::LiveStatus;
 use service::{Calls, FlowServices};
 use standard::StandardServices;
 
-/// How long consumers may take to read what is queued when the agent stops.
+/// How long the agent waits, when it stops, for consumers that take nothing of what is queued.
 pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How many times as long it waits for consumers that take some. systemd waits longer.
+const MAX_DRAIN_TIMEOUTS: usize = 4;
 
 /// An unanswered ping shows that a consumer's machine is gone.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
@@ -78,7 +81,7 @@ pub struct Server {
     pub settings: watch::Receiver<SettingsInForce>,
     /// Consumers and connections may change while it serves; streams are those of the start.
     pub limits: watch::Receiver<Limits>,
-    /// How long consumers may take for what is queued at the end.
+    /// How long consumers may take nothing of what is queued at the end.
     pub drain_timeout: Duration,
     pub metrics: Option<MetricsListener>,
     /// Whether packets are counted at everything that was selected at the start.
@@ -86,9 +89,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves until `shutdown` is ready, then closes the hub and waits up to `drain_timeout` for the
-    /// consumers. What they have not taken by then is lost and logged. The last batches must be published
-    /// before `shutdown` is ready.
+    /// Serves until `shutdown` is ready, then closes the hub and waits for the consumers: up to `drain_timeout`
+    /// while they take nothing, up to four times that while they take something. What they have not taken by
+    /// then is lost and logged. The last batches must be published before `shutdown` is ready.
     pub async fn run(self, listeners: Listeners, shutdown: impl Future<Output = ()>) -> Result<()> {
         let Self {
             hub,
@@ -156,7 +159,7 @@ impl Server {
             if stopped.await.is_err() {
                 std::future::pending::<()>().await;
             }
-            tokio::time::sleep(drain_timeout).await;
+            drained_or_given_up(&hub, drain_timeout).await;
         };
         let other_limits = async {
             while limits.changed().await.is_ok() {
@@ -185,6 +188,22 @@ impl Server {
         drop(socket_files);
         served
     }
+}
+
+/// Returns when consumers have taken nothing for this time, or have taken too long.
+async fn drained_or_given_up(hub: &Hub, drain_timeout: Duration) {
+    for _ in 0..MAX_DRAIN_TIMEOUTS {
+        let before = (undelivered_batches(hub), hub.held_bytes());
+        tokio::time::sleep(drain_timeout).await;
+        if undelivered_batches(hub) >= before.0 && hub.held_bytes() >= before.1 {
+            return;
+        }
+    }
+}
+
+fn undelivered_batches(hub: &Hub) -> u64 {
+    let left = hub.undelivered();
+    left.iter().map(|left| left.volume.batches).sum()
 }
 
 /// Warns if the process may run out of file descriptors, since without one a connection cannot even be refused

@@ -1,6 +1,11 @@
 //! The way of an encoded batch to a consumer, over real sockets. Needs no privilege.
 
-use std::{net::TcpListener, os::unix::fs::PermissionsExt as _, sync::Arc, time::Duration};
+use std::{
+    net::TcpListener,
+    os::unix::fs::PermissionsExt as _,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use agent::{
     asks::Asks,
@@ -24,7 +29,7 @@ use tokio::{
 mod calls;
 
 const PATIENCE: Duration = Duration::from_mins(2);
-const DRAIN: Duration = Duration::from_secs(1);
+const DRAIN: Duration = Duration::from_secs(3);
 
 /// An agent without kernel programs: a hub and a server.
 struct Agent {
@@ -297,6 +302,35 @@ async fn a_stop_delivers_what_is_queued_and_waits_no_longer_than_told() {
     });
     agent.stop().await;
     assert_eq!(reader.await.unwrap(), batches);
+    drop(stalled);
+}
+
+#[tokio::test]
+async fn a_stop_waits_for_a_consumer_that_is_slow() {
+    let directory = tempfile::tempdir().unwrap();
+    let (unix, target) = socket(&directory);
+    let mut agent = Agent::start("one", 1024, &[unix]).await;
+    let mut slow = Observer::connect(target.clone(), "slow").await.unwrap();
+    let stalled = Observer::connect(target, "stalled").await.unwrap();
+    let batches = (0..40).map(|_| agent.scan(4000)).sum::<usize>();
+
+    let reader = tokio::spawn(async move {
+        let (mut got, began) = (0, Instant::now());
+        while let Event::Batch(_) = event(&mut slow).await {
+            got += 1;
+            tokio::time::sleep(DRAIN * 2 / batches as u32).await;
+        }
+        (got, began.elapsed())
+    });
+    let hub = agent.hub.clone();
+    agent.stop().await;
+    // What the server leaves is lost when the process ends.
+    let left = hub.undelivered();
+    let names: Vec<&str> = left.iter().map(|left| left.name.as_str()).collect();
+    assert_eq!(names, ["stalled"]);
+    let (got, took) = reader.await.unwrap();
+    assert_eq!(got, batches);
+    assert!(took > DRAIN);
     drop(stalled);
 }
 
