@@ -273,6 +273,7 @@ impl Consumer {
         let report = Report {
             accounts: Vec::new(),
             flows,
+            log: String::new(),
         };
         report.sums()
     }

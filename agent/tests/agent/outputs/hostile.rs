@@ -94,8 +94,10 @@ fn an_output_that_stays_goes_on_and_one_that_leaves_tells_what_it_lost() {
     assert_eq!(fates(&output(&agent, &lab, "jsonl-2"), sent)["sent"], sent);
     // The end waits for the one that is leaving.
     agent.signal(libc::SIGTERM);
-    agent.wait_until_logged(&format!("lost_packets={}", sent.packets));
-    let log = agent.stderr();
+    let report = agent.ended();
+    assert_eq!(report.seen(), sent);
+    let log = report.log;
+    let lost = format!("lost_packets={}", sent.packets);
+    assert!(log.contains(&lost), "{log}");
     assert_eq!(log.matches("flows go to this output").count(), 2, "{log}");
-    assert_eq!(agent.ended().seen(), sent);
 }

@@ -218,6 +218,7 @@ impl Agent {
         Report {
             accounts,
             flows: others,
+            log,
         }
     }
 }
@@ -243,6 +244,7 @@ pub fn flow_agent(host: &Host) -> Command {
 pub struct Report {
     pub accounts: Vec<Value>,
     pub flows: Vec<Value>,
+    pub log: String,
 }
 
 /// Forward and reverse.
