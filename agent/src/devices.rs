@@ -220,33 +220,41 @@ impl fmt::Display for MayBeTwice<'_> {
 impl Twice<'_> {
     /// What to do about it.
     pub fn remedy(&self) -> String {
-        format!(
-            "leave one of them out, with --exclude-interface {} or --exclude-interface {}, or do not name both",
-            self.upper.name, self.lower.name
-        )
+        leave_one_out(self.upper, self.lower)
     }
 }
 
 /// How the same packets come to both.
 impl fmt::Display for Twice<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (upper, lower) = (&self.upper.name, &self.lower.name);
-        match self.why {
-            Why::Stacked => write!(formatter, "what passes {upper} passes {lower}, too"),
-            Why::Tunnel => write!(
-                formatter,
-                "what passes {upper} passes {lower}, too, inside the tunnel's packets"
-            ),
-            Why::Port => write!(
-                formatter,
+        formatter.write_str(&self.why.told(&self.upper.name, &self.lower.name))
+    }
+}
+
+impl Why {
+    /// How the same packets come to both.
+    fn told(self, upper: &str, lower: &str) -> String {
+        match self {
+            Self::Stacked => format!("what passes {upper} passes {lower}, too"),
+            Self::Tunnel => {
+                format!("what passes {upper} passes {lower}, too, inside the tunnel's packets")
+            }
+            Self::Port => format!(
                 "what this host sends and receives over the bridge {upper} passes its port {lower}, too"
             ),
-            Why::Ends => write!(
-                formatter,
+            Self::Ends => format!(
                 "{upper} and {lower} are the ends of one cable: what one sends the other receives"
             ),
         }
     }
+}
+
+/// What to do about two links that count the same packets.
+fn leave_one_out(one: &Link, other: &Link) -> String {
+    format!(
+        "leave one of them out, with --exclude-interface {} or --exclude-interface {}, or do not name both",
+        one.name, other.name
+    )
 }
 
 /// Warns of links that count the same packets. The log has a few of them, `flow-agent check` all.

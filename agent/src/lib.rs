@@ -24,6 +24,7 @@ pub mod hub;
 pub mod interfaces;
 pub mod journal;
 pub mod kernel;
+pub mod known_interfaces;
 pub mod limits;
 pub mod log_filter;
 pub mod log_limit;

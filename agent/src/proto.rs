@@ -39,6 +39,32 @@ impl From<Count> for Pair {
     }
 }
 
+impl FlowRecord {
+    /// What it reports, in both directions.
+    pub fn delta(&self) -> Pair {
+        Pair {
+            packets: self.delta_packets + self.delta_reverse_packets,
+            bytes: self.delta_bytes + self.delta_reverse_bytes,
+        }
+    }
+
+    /// What its flow has counted since its first packet, in both directions.
+    pub fn total(&self) -> Pair {
+        Pair {
+            packets: self.total_packets + self.total_reverse_packets,
+            bytes: self.total_bytes + self.total_reverse_bytes,
+        }
+    }
+
+    /// Makes it report its flow from the first packet on.
+    pub fn report_total(&mut self) {
+        self.delta_packets = self.total_packets;
+        self.delta_bytes = self.total_bytes;
+        self.delta_reverse_packets = self.total_reverse_packets;
+        self.delta_reverse_bytes = self.total_reverse_bytes;
+    }
+}
+
 impl Account {
     /// Includes every reason, even those that counted nothing. The caller sets the sample rate.
     pub fn from_hook(account: &HookAccount, is_final: bool) -> Self {

@@ -10,7 +10,7 @@ use std::{
 use anyhow::Result;
 use tracing::warn;
 
-use super::{Why, is_tunnel, tell_of_some};
+use super::{Why, is_tunnel, leave_one_out, tell_of_some};
 use crate::{
     kernel::links::{Link, LinkSocket},
     netns::Namespace,
@@ -103,10 +103,7 @@ impl Across<'_> {
         if self.link.name == self.other.name {
             return "leave one of the network namespaces out of --netns".to_owned();
         }
-        format!(
-            "leave one of them out, with --exclude-interface {} or --exclude-interface {}, or do not name both",
-            self.link.name, self.other.name
-        )
+        leave_one_out(self.link, self.other)
     }
 }
 
@@ -115,17 +112,7 @@ impl fmt::Display for Across<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let link = format!("{} in {}", self.link.name, self.netns.name());
         let other = format!("{} in {}", self.other.name, self.other_netns.name());
-        match self.why {
-            Why::Ends => write!(
-                formatter,
-                "{link} and {other} are the ends of one cable: what one sends the other receives"
-            ),
-            Why::Tunnel => write!(
-                formatter,
-                "what passes {link} passes {other}, too, inside the tunnel's packets"
-            ),
-            Why::Stacked | Why::Port => write!(formatter, "what passes {link} passes {other}, too"),
-        }
+        formatter.write_str(&self.why.told(&link, &other))
     }
 }
 

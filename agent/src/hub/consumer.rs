@@ -5,6 +5,8 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
+use agent_common::Pair;
+
 use crate::{batch::Batch, clock, proto::ConsumerStatus};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -22,6 +24,18 @@ impl AddAssign for Volume {
         self.records += other.records;
         self.packets += other.packets;
         self.bytes += other.bytes;
+    }
+}
+
+impl Volume {
+    /// One record that reports this.
+    pub fn of_record(reported: Pair) -> Self {
+        Self {
+            batches: 0,
+            records: 1,
+            packets: reported.packets,
+            bytes: reported.bytes,
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Writes batches as JSON Lines: a line for each flow, account and loss.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     fmt,
     io::{self, Write},
     net::IpAddr,
@@ -11,7 +11,10 @@ use base64::{display::Base64Display, engine::general_purpose::STANDARD};
 use serde::{Serialize, Serializer};
 
 use super::{LostSoFar, human};
-use crate::proto::{Account, Count, Direction, EndReason, FlowBatch, FlowRecord, Interface};
+use crate::{
+    known_interfaces::KnownInterfaces,
+    proto::{Account, Count, Direction, EndReason, FlowBatch, FlowRecord, Interface},
+};
 
 /// Writes each batch whole, then flushes.
 pub struct JsonWriter<W: Write> {
@@ -38,15 +41,11 @@ impl<W: Write> JsonWriter<W> {
     }
 }
 
-/// How many interfaces that have gone are kept at least.
-const MAX_GONE: usize = 4096;
-
 /// Makes the lines of a batch: `begin`, then its flows, then `end`.
 #[derive(Default)]
 pub struct JsonLines {
     line: Vec<u8>,
-    /// By network namespace and index. Flows of an interface that is gone keep its name.
-    interfaces: HashMap<(u32, u32), Interface>,
+    interfaces: KnownInterfaces,
 }
 
 impl JsonLines {
@@ -57,17 +56,7 @@ impl JsonLines {
         batch: &FlowBatch,
         lost: &mut LostSoFar,
     ) -> io::Result<()> {
-        // Flows of an interface that has gone end soon, so it is not kept for ever.
-        if self.interfaces.len() > 2 * batch.interfaces.len() + MAX_GONE {
-            self.interfaces.clear();
-        }
-        for interface in &batch.interfaces {
-            let known = self
-                .interfaces
-                .entry((interface.netns, interface.ifindex))
-                .or_default();
-            known.clone_from(interface);
-        }
+        self.interfaces.note_all(batch);
         if let Some((batches, records)) = lost.growth(batch) {
             let line = LostLine {
                 r#type: "lost",
@@ -91,7 +80,7 @@ impl JsonLines {
         flows: &[FlowRecord],
     ) -> io::Result<()> {
         for record in flows {
-            let interface = self.interfaces.get(&(record.netns, record.ifindex));
+            let interface = self.interfaces.of(record);
             let line = FlowLine::new(batch, record, interface);
             write_line(out, &mut self.line, &line)?;
         }

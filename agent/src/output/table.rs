@@ -95,7 +95,11 @@ impl<W: Write> TableWriter<W> {
             PLAIN_ROWS
         });
         for record in &batch.records {
-            let all = batch.snapshot.then(|| as_total(record));
+            let all = batch.snapshot.then(|| {
+                let mut all = record.clone();
+                all.report_total();
+                all
+            });
             let record = all.as_ref().unwrap_or(record);
             if self.keeps_order {
                 self.scan.append(record, most);
@@ -209,17 +213,6 @@ impl<W: Write> TableWriter<W> {
             self.interfaces.get(&(record.netns, record.ifindex)),
             batch.window_end_unix_ns,
         )
-    }
-}
-
-/// A record that shows all of its flow's packets.
-fn as_total(record: &FlowRecord) -> FlowRecord {
-    FlowRecord {
-        delta_packets: record.total_packets,
-        delta_bytes: record.total_bytes,
-        delta_reverse_packets: record.total_reverse_packets,
-        delta_reverse_bytes: record.total_reverse_bytes,
-        ..record.clone()
     }
 }
 

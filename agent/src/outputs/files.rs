@@ -250,23 +250,20 @@ fn complete(path: &Path, complete: &Path, compression: Compression) -> Result<()
 
 /// Makes the compressed file `complete` of `part`, and removes `part`.
 fn compress(part: &Path, complete: &Path, compression: Compression) -> Result<()> {
-    if compression == Compression::None {
-        return fs::rename(part, complete).context("rename it");
-    }
     let whole = names::with(complete, compression.suffix());
     let half = names::with(&whole, names::PART);
+    let create = || File::create(&half).with_context(|| format!("make {}", half.display()));
     let mut from = File::open(part).context("open it")?;
-    let to = File::create(&half).with_context(|| format!("make {}", half.display()))?;
     let to = match compression {
-        Compression::None => to,
+        Compression::None => return fs::rename(part, complete).context("rename it"),
         Compression::Gzip => {
-            let mut gzip = flate2::write::GzEncoder::new(to, flate2::Compression::default());
+            let mut gzip = flate2::write::GzEncoder::new(create()?, flate2::Compression::default());
             io::copy(&mut from, &mut gzip).context("compress it")?;
             gzip.finish().context("compress it")?
         }
         Compression::Zstd => {
-            let mut zstd =
-                zstd::Encoder::new(to, zstd::DEFAULT_COMPRESSION_LEVEL).context("compress it")?;
+            let mut zstd = zstd::Encoder::new(create()?, zstd::DEFAULT_COMPRESSION_LEVEL)
+                .context("compress it")?;
             io::copy(&mut from, &mut zstd).context("compress it")?;
             zstd.finish().context("compress it")?
         }

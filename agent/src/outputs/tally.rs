@@ -1,12 +1,14 @@
 //! Counts what became of an output's flows, while others read the counts.
 
 use std::{
-    ops::AddAssign,
+    ops::{AddAssign, SubAssign},
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
+
+use agent_common::Pair;
 
 use crate::{
     hub::{Backlog, Volume},
@@ -163,14 +165,23 @@ impl AddAssign for RecordSum {
     }
 }
 
+impl SubAssign for RecordSum {
+    fn sub_assign(&mut self, other: Self) {
+        self.records -= other.records;
+        self.packets -= other.packets;
+        self.bytes -= other.bytes;
+    }
+}
+
 /// What these records report.
 pub(super) fn sum<'a>(records: impl IntoIterator<Item = &'a FlowRecord>) -> RecordSum {
     let mut sum = RecordSum::default();
     for record in records {
+        let Pair { packets, bytes } = record.delta();
         sum += RecordSum {
             records: 1,
-            packets: record.delta_packets + record.delta_reverse_packets,
-            bytes: record.delta_bytes + record.delta_reverse_bytes,
+            packets,
+            bytes,
         };
     }
     sum

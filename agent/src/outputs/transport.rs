@@ -32,10 +32,6 @@ pub(super) enum Failure {
         /// How long the receiver asks to be left alone.
         after: Option<Duration>,
     },
-    /// This message is not to be sent again.
-    #[expect(dead_code, reason = "for receivers that answer")]
-    #[error("{0:#}")]
-    Refused(anyhow::Error),
     /// A file or a connection begins, so the message has to be made anew, with what the format begins with.
     #[error("it begins anew")]
     Anew,

@@ -1,12 +1,13 @@
 //! Which flows an output wants. What it does not want of a flow at first it still gets when the flow turns out to be
 //! wanted, so that the sums of a flow that it got are whole.
 
-use std::{collections::HashMap, str::FromStr};
+use std::str::FromStr;
 
 use super::tally;
 use crate::{
     fault::Fault,
     filter::{Facts, Rule, Rules, passes},
+    known_interfaces::KnownInterfaces,
     proto::{FlowBatch, FlowRecord, RecordSum},
 };
 
@@ -44,21 +45,17 @@ impl PartialEq for Filter {
 
 impl Eq for Filter {}
 
-/// How many names of interfaces that have gone are kept at least.
-const MAX_GONE: usize = 4096;
-
 /// Takes out of each batch what is not wanted.
 pub(super) struct Sieve {
     wanted: Wanted,
-    /// The names of interfaces, by network namespace and index. Flows of one that is gone keep its name.
-    names: HashMap<(u32, u32), String>,
+    interfaces: KnownInterfaces,
 }
 
 impl Sieve {
     pub(super) fn new(wanted: Wanted) -> Self {
         Self {
             wanted,
-            names: HashMap::new(),
+            interfaces: KnownInterfaces::default(),
         }
     }
 
@@ -71,22 +68,15 @@ impl Sieve {
             return (records, left_out);
         }
         if !self.wanted.filter.rules.is_empty() {
-            // Flows of an interface that has gone end soon, so it is not kept for ever.
-            if self.names.len() > 2 * batch.interfaces.len() + MAX_GONE {
-                self.names.clear();
-            }
-            let named = batch.interfaces.iter();
-            self.names
-                .extend(named.map(|one| ((one.netns, one.ifindex), one.name.clone())));
+            self.interfaces.note_all(batch);
         }
         records.retain_mut(|record| {
             let has_ended = record.end_reason.is_some();
-            let total = total_bytes(record);
-            let delta_bytes = record.delta_bytes + record.delta_reverse_bytes;
+            let total_bytes = record.total().bytes;
             let facts = Facts::from(&*record);
-            if !self.is_wanted(record, facts, total) {
+            if !self.is_wanted(record, facts, total_bytes) {
                 if has_ended {
-                    with_totals(record);
+                    record.report_total();
                     left_out += tally::sum([&*record]);
                 }
                 return false;
@@ -94,16 +84,16 @@ impl Sieve {
             if self.wanted.only_ended && !has_ended {
                 return false;
             }
-            let mut before = Facts::from(&*record);
+            let mut before = facts;
             if record.total_packets == record.delta_packets {
                 before.sent[0] = None;
             }
             if record.total_reverse_packets == record.delta_reverse_packets {
                 before.sent[1] = None;
             }
-            let was_wanted = self.is_wanted(record, before, total - delta_bytes);
+            let was_wanted = self.is_wanted(record, before, total_bytes - record.delta().bytes);
             if self.wanted.only_ended || !was_wanted {
-                with_totals(record);
+                record.report_total();
             }
             true
         });
@@ -112,22 +102,13 @@ impl Sieve {
 
     /// Whether a flow with these facts and this many bytes is wanted.
     fn is_wanted(&self, record: &FlowRecord, facts: Facts, total_bytes: u64) -> bool {
-        let name = self.names.get(&(record.netns, record.ifindex));
-        let name = name.map_or("", String::as_str);
-        total_bytes >= self.wanted.min_bytes && passes(&self.wanted.filter.rules, facts, name)
+        total_bytes >= self.wanted.min_bytes
+            && passes(
+                &self.wanted.filter.rules,
+                facts,
+                self.interfaces.name(record),
+            )
     }
-}
-
-fn total_bytes(record: &FlowRecord) -> u64 {
-    record.total_bytes + record.total_reverse_bytes
-}
-
-/// Makes it report the flow from its first packet on.
-fn with_totals(record: &mut FlowRecord) {
-    record.delta_packets = record.total_packets;
-    record.delta_bytes = record.total_bytes;
-    record.delta_reverse_packets = record.total_reverse_packets;
-    record.delta_reverse_bytes = record.total_reverse_bytes;
 }
 
 #[cfg(test)]

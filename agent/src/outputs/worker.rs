@@ -96,15 +96,16 @@ impl Worker {
     async fn send(&mut self, mut batch: FlowBatch) -> Result<(), Over> {
         let (flows, left_out) = self.sieve.take(&mut batch);
         self.tally.left_out.add(left_out);
-        let mut rest = &flows[..];
+        let (mut rest, mut held) = (&flows[..], tally::sum(&flows));
         let mut closes_scan = batch.last_of_scan || batch.scan_id == 0;
         while !rest.is_empty() || std::mem::take(&mut closes_scan) {
-            self.tally.holds(tally::sum(rest));
-            let sent = self.hand_over(&batch, rest).await;
-            if sent.is_err() {
-                self.tally.loses(tally::sum(rest));
-            }
-            rest = &rest[sent?..];
+            self.tally.holds(held);
+            let Ok((flows, sum)) = self.hand_over(&batch, rest).await else {
+                self.tally.loses(held);
+                return Err(Over);
+            };
+            rest = &rest[flows..];
+            held -= sum;
             closes_scan = false;
         }
         self.tally.holds(RecordSum::default());
@@ -112,13 +113,17 @@ impl Worker {
     }
 
     /// Sends one message with flows from the front, and tries again until it is sent or refused. Returns how many flows
-    /// are done with.
-    async fn hand_over(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> Result<usize, Over> {
+    /// are done with, and what they report.
+    async fn hand_over(
+        &mut self,
+        batch: &FlowBatch,
+        flows: &[FlowRecord],
+    ) -> Result<(usize, RecordSum), Over> {
         loop {
             let message = self.encoder.message(batch, flows);
-            let done = &flows[..message.flows];
+            let sum = tally::sum(&flows[..message.flows]);
             if message.bytes.is_empty() {
-                return Ok(message.flows);
+                return Ok((message.flows, sum));
             }
             let sending = self.transport.send(&message.bytes);
             let failure = match before(&mut self.deadline, sending).await? {
@@ -126,12 +131,12 @@ impl Worker {
                     self.encoder.sent();
                     self.tally.trusts();
                     if self.transport.is_blind() {
-                        self.tally.doubts(tally::sum(done));
+                        self.tally.doubts(sum);
                     } else {
-                        self.tally.sent.add(tally::sum(done));
+                        self.tally.sent.add(sum);
                     }
                     self.worked();
-                    return Ok(message.flows);
+                    return Ok((message.flows, sum));
                 }
                 Err(failure) => failure,
             };
@@ -145,12 +150,6 @@ impl Worker {
                         continue;
                     }
                     None
-                }
-                Failure::Refused(_) => {
-                    self.failed(&failure);
-                    self.encoder.sent();
-                    self.tally.refused.add(tally::sum(done));
-                    return Ok(message.flows);
                 }
                 Failure::LastRefused => {
                     self.tally.refuses_doubted();

@@ -1,6 +1,6 @@
 //! A consumer's own filter: leaves records out of its batches, and counts what it leaves out.
 
-use std::{collections::HashMap, ops::Range};
+use std::ops::Range;
 
 use bytes::{Buf as _, Bytes};
 use prost::{
@@ -13,6 +13,7 @@ use crate::{
     fault::Fault,
     filter::{Rule, Rules, passes},
     hub::Volume,
+    known_interfaces::KnownInterfaces,
     proto::{FlowBatch, FlowRecord, Interface},
 };
 
@@ -22,16 +23,6 @@ const MAX_VALUES: usize = 1024;
 
 const INTERFACES_TAG: u32 = 14;
 pub(super) const RECORDS_TAG: u32 = 15;
-
-/// A record that a filter leaves out.
-fn volume(record: &FlowRecord) -> Volume {
-    Volume {
-        batches: 0,
-        records: 1,
-        packets: record.delta_packets + record.delta_reverse_packets,
-        bytes: record.delta_bytes + record.delta_reverse_bytes,
-    }
-}
 
 /// What was left out, as fields of a batch.
 pub(super) fn told(left_out: Volume) -> Vec<u8> {
@@ -44,25 +35,12 @@ pub(super) fn told(left_out: Volume) -> Vec<u8> {
     told.encode_to_vec()
 }
 
-/// The names of interfaces by network namespace and index.
-#[derive(Default)]
-pub(super) struct Names(HashMap<(u32, u32), String>);
-
-impl Names {
-    /// Reads the field if it is an interface. In a batch interfaces come before records.
-    pub(super) fn note(&mut self, field: &Field) -> Result<(), DecodeError> {
-        if field.tag == INTERFACES_TAG {
-            let interface = Interface::decode(field.message.clone())?;
-            let place = (interface.netns, interface.ifindex);
-            self.0.insert(place, interface.name);
-        }
-        Ok(())
+/// Reads the field if it is an interface. In a batch interfaces come before records.
+pub(super) fn note(interfaces: &mut KnownInterfaces, field: &Field) -> Result<(), DecodeError> {
+    if field.tag == INTERFACES_TAG {
+        interfaces.note(&Interface::decode(field.message.clone())?);
     }
-
-    pub(super) fn of(&self, record: &FlowRecord) -> &str {
-        let name = self.0.get(&(record.netns, record.ifindex));
-        name.map_or("", String::as_str)
-    }
+    Ok(())
 }
 
 /// A field of a batch.
@@ -131,13 +109,13 @@ impl StreamFilter {
     pub(super) fn apply(&mut self, body: &Bytes) -> Result<(Bytes, Volume), DecodeError> {
         let mut left_out = Volume::default();
         let mut passed = Vec::with_capacity(body.len());
-        let mut names = Names::default();
+        let mut interfaces = KnownInterfaces::default();
         each_field(body, |field| {
-            names.note(&field)?;
+            note(&mut interfaces, &field)?;
             if field.tag == RECORDS_TAG {
                 let record = FlowRecord::decode(field.message)?;
-                if !passes(&self.rules, &record, names.of(&record)) {
-                    left_out += volume(&record);
+                if !passes(&self.rules, &record, interfaces.name(&record)) {
+                    left_out += Volume::of_record(record.delta());
                     return Ok(());
                 }
             }

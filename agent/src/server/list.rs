@@ -6,11 +6,12 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::{DecodeError, Message as _, encoding::encode_varint};
 use tonic::Status;
 
-use super::filtered::{Names, RECORDS_TAG, StreamFilter, each_field, told};
+use super::filtered::{RECORDS_TAG, StreamFilter, each_field, note, told};
 use crate::{
     asks::{AskError, Snapshot, SnapshotBytes, SnapshotPlace},
     filter::passes,
     hub::Volume,
+    known_interfaces::KnownInterfaces,
     proto::{FlowBatch, FlowOrder, FlowRecord},
 };
 
@@ -54,13 +55,13 @@ impl Choice {
         let broken = |error: DecodeError| Status::internal(format!("a batch of our own: {error}"));
         let no_room = |error: AskError| Status::resource_exhausted(error.to_string());
         let (mut head, mut last, mut rows) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut names, mut left_out) = (Names::default(), Volume::default());
+        let (mut interfaces, mut left_out) = (KnownInterfaces::default(), Volume::default());
         for (number, batch) in snapshot.batches.into_iter().enumerate() {
             let body = batch.body;
             each_field(&body, |field| {
-                names.note(&field)?;
+                note(&mut interfaces, &field)?;
                 if field.tag == RECORDS_TAG {
-                    match self.row(&field.message, &names)? {
+                    match self.row(&field.message, &interfaces)? {
                         Chosen::Yes(row) => rows.push(row),
                         Chosen::No(volume) => left_out += volume,
                     }
@@ -101,16 +102,11 @@ impl Choice {
         })
     }
 
-    fn row(&self, message: &Bytes, names: &Names) -> Result<Chosen, DecodeError> {
+    fn row(&self, message: &Bytes, interfaces: &KnownInterfaces) -> Result<Chosen, DecodeError> {
         let record = FlowRecord::decode(message.clone())?;
-        let sums = Volume {
-            batches: 0,
-            records: 1,
-            packets: record.total_packets + record.total_reverse_packets,
-            bytes: record.total_bytes + record.total_reverse_bytes,
-        };
+        let sums = Volume::of_record(record.total());
         if let Some(filter) = &self.filter
-            && !passes(&filter.rules, &record, names.of(&record))
+            && !passes(&filter.rules, &record, interfaces.name(&record))
         {
             return Ok(Chosen::No(sums));
         }

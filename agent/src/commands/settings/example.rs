@@ -66,18 +66,13 @@ fn values(setting: &Declared<'_>) -> String {
     }
 }
 
-/// The default, or, if there is none, what stands for a value in `--help`. The only one that cannot be read is that of a
-/// time.
+/// The default, or, if there is none, what stands for a value in `--help`.
 fn default(setting: &Declared<'_>) -> String {
     let default = setting.value(&setting.defaults());
-    if !default.is_null() {
-        return toml(&default);
-    }
-    let placeholder = setting.placeholder();
-    if setting.refusal(&placeholder).is_some() {
-        toml(&"1m".into())
+    if default.is_null() {
+        toml(&setting.placeholder().into())
     } else {
-        toml(&placeholder.into())
+        toml(&default)
     }
 }
 
