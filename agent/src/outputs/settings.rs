@@ -1,21 +1,25 @@
 //! What an output is to do, as the settings say it: `KIND=ADDRESS`, or a table with more, such as
 //! `{ kind = "jsonl", address = "/var/log/flow-agent/flows.jsonl", only_ended = true }`.
 
-use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
+use std::{fmt, path::PathBuf, str::FromStr};
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use thiserror::Error;
 
 use super::{
     encoder::Encoder,
-    files::{Compression, Rotated, Rotation, whole},
+    files::{Rotated, Rotation, whole},
     jsonl::Jsonl,
     transport::Transport,
-    wanted::{Filter, Wanted},
+    wanted::Wanted,
 };
 use crate::{output::Format, similar};
 
 mod ipfix;
+mod table;
+
+pub use table::schema;
+use table::{FILE_KEYS, Table};
 
 /// The formats that an output can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -261,268 +265,12 @@ fn wish(text: &str) -> Result<Wish, Refused> {
     Output::read(&Table(table.into_iter().collect())).map(Wish::Output)
 }
 
-/// A key of an output's table.
-struct Key {
-    name: &'static str,
-    /// The kinds that it is for; none is all.
-    kinds: &'static [Kind],
-    value: ValueType,
-    help: &'static str,
-}
-
-#[derive(Clone, Copy)]
-enum ValueType {
-    Boolean,
-    /// From 0, or from 1.
-    Integer {
-        least: u64,
-    },
-    Text,
-    /// As "10s".
-    Time,
-    Choice(&'static [&'static str]),
-}
-
-const FILES: &[Kind] = &[Kind::Ipfix, Kind::Jsonl];
-/// Those that only files have.
-const FILE_KEYS: [&str; 5] = [
-    "rotate_bytes",
-    "rotate_after",
-    "keep_files",
-    "keep_bytes",
-    "compression",
-];
-
-const IPFIX: &[Kind] = &[Kind::Ipfix];
-
-const KEYS: &[Key] = &[
-    Key {
-        name: "kind",
-        kinds: &[],
-        value: ValueType::Choice(&["ipfix", "jsonl"]),
-        help: "The format.",
-    },
-    Key {
-        name: "address",
-        kinds: &[],
-        value: ValueType::Text,
-        help: "Where the flows go.",
-    },
-    Key {
-        name: "name",
-        kinds: &[],
-        value: ValueType::Text,
-        help: "The name in logs, status and metrics; by default the kind.",
-    },
-    Key {
-        name: "filter",
-        kinds: &[],
-        value: ValueType::Text,
-        help: "Rules in the language of filter: a flow goes out if they let a packet of it pass.",
-    },
-    Key {
-        name: "only_ended",
-        kinds: &[],
-        value: ValueType::Boolean,
-        help: "One record for each flow, when it has ended.",
-    },
-    Key {
-        name: "min_bytes",
-        kinds: &[],
-        value: ValueType::Integer { least: 0 },
-        help: "No flow that has fewer bytes than this, of both directions together.",
-    },
-    Key {
-        name: "rotate_bytes",
-        kinds: FILES,
-        value: ValueType::Integer { least: 1 },
-        help: "A file is complete when it would be longer than this; by default 100 MiB.",
-    },
-    Key {
-        name: "rotate_after",
-        kinds: FILES,
-        value: ValueType::Time,
-        help: "A file is complete after this time; by default an hour.",
-    },
-    Key {
-        name: "keep_files",
-        kinds: FILES,
-        value: ValueType::Integer { least: 1 },
-        help: "How many complete files are kept; by default 168.",
-    },
-    Key {
-        name: "keep_bytes",
-        kinds: FILES,
-        value: ValueType::Integer { least: 1 },
-        help: "How many bytes complete files may have together; by default 10 GiB.",
-    },
-    Key {
-        name: "compression",
-        kinds: FILES,
-        value: ValueType::Choice(&["none", "gzip", "zstd"]),
-        help: "How complete files are compressed; by default zstd.",
-    },
-    Key {
-        name: "uniflow",
-        kinds: IPFIX,
-        value: ValueType::Boolean,
-        help: "One record for each direction, for collectors that ignore the answers in a biflow's record.",
-    },
-    Key {
-        name: "octets",
-        kinds: IPFIX,
-        value: ValueType::Choice(&["ip", "layer2"]),
-        help: "What octetDeltaCount has; by default ip, from the IP header on.",
-    },
-    Key {
-        name: "template_refresh",
-        kinds: IPFIX,
-        value: ValueType::Time,
-        help: "How often templates are sent again over UDP; by default a minute.",
-    },
-    Key {
-        name: "message_bytes",
-        kinds: IPFIX,
-        value: ValueType::Integer {
-            least: ipfix::LEAST_MESSAGE_LEN_BYTES,
-        },
-        help: "The longest message; by default 1400 over UDP and 16384 else.",
-    },
-    Key {
-        name: "observation_domain",
-        kinds: IPFIX,
-        value: ValueType::Integer { least: 1 },
-        help: "The number of the flows' observation domain; by default 1.",
-    },
-];
-
-/// The JSON Schema of a table. `time` is the pattern of times.
-pub fn schema(time: &str) -> Value {
-    let properties: Map<String, Value> = KEYS
-        .iter()
-        .map(|key| {
-            let mut property = match key.value {
-                ValueType::Boolean => json!({ "type": "boolean" }),
-                ValueType::Integer { least } => json!({ "type": "integer", "minimum": least }),
-                ValueType::Text => json!({ "type": "string", "minLength": 1 }),
-                ValueType::Time => json!({ "type": "string", "pattern": time }),
-                ValueType::Choice(choices) => json!({ "type": "string", "enum": choices }),
-            };
-            property["description"] = key.help.into();
-            (key.name.to_owned(), property)
-        })
-        .collect();
-    json!({
-        "type": "object",
-        "additionalProperties": false,
-        "required": ["kind", "address"],
-        "properties": properties,
-    })
-}
-
-/// What a table sets, by key.
-struct Table(Map<String, Value>);
-
-impl Table {
-    /// Fails if there is a key that this kind does not have.
-    fn refuse_other_kinds(&self, kind: Kind) -> Result<(), Refused> {
-        for name in self.0.keys() {
-            let Some(key) = KEYS.iter().find(|key| key.name == name) else {
-                let hint = similar::hint(name, KEYS.iter().map(|key| key.name));
-                return Err(Refused::at(
-                    name,
-                    format!("an output has no such setting{hint}"),
-                ));
-            };
-            if !key.kinds.is_empty() && !key.kinds.contains(&kind) {
-                let message = format!("{} has no such setting", kind.name());
-                return Err(Refused::at(name, message));
-            }
-        }
-        Ok(())
-    }
-
-    fn text(&self, key: &str) -> Result<Option<String>, Refused> {
-        let expected = || Refused::at(key, "expected a text in quotes");
-        let value = self.0.get(key);
-        let text = value.map(|value| value.as_str().ok_or_else(expected));
-        Ok(text.transpose()?.map(str::to_owned))
-    }
-
-    fn filter(&self) -> Result<Filter, Refused> {
-        let text = self.text("filter")?.unwrap_or_default();
-        let parsed: Result<Filter, _> = text.parse();
-        parsed.map_err(|fault| Refused::at("filter", fault.message()))
-    }
-
-    fn boolean(&self, key: &str) -> Result<Option<bool>, Refused> {
-        let expected = || Refused::at(key, "expected true or false, without quotes");
-        let value = self.0.get(key);
-        value
-            .map(|value| value.as_bool().ok_or_else(expected))
-            .transpose()
-    }
-
-    fn integer(&self, key: &str) -> Result<Option<u64>, Refused> {
-        let least = KEYS.iter().find_map(|known| match known.value {
-            ValueType::Integer { least } if known.name == key => Some(least),
-            ValueType::Integer { .. }
-            | ValueType::Boolean
-            | ValueType::Text
-            | ValueType::Time
-            | ValueType::Choice(_) => None,
-        });
-        let least = least.unwrap_or_default();
-        let expected = || {
-            Refused::at(
-                key,
-                format!("expected a number, {least} or more, without quotes"),
-            )
-        };
-        let value = self.0.get(key);
-        let number = value.map(|value| value.as_u64().filter(|&number| number >= least));
-        number.map(|number| number.ok_or_else(expected)).transpose()
-    }
-
-    fn time(&self, key: &str) -> Result<Option<Duration>, Refused> {
-        let Some(text) = self.text(key)? else {
-            return Ok(None);
-        };
-        let time = humantime::parse_duration(&text)
-            .ok()
-            .filter(|time| !time.is_zero());
-        let expected = || Refused::at(key, "expected a time, as \"10s\" or \"1h 30m\"");
-        time.ok_or_else(expected).map(Some)
-    }
-
-    fn rotation(&self) -> Result<Rotation, Refused> {
-        let compression = match self.text("compression")?.as_deref() {
-            Some("none") => Compression::None,
-            Some("gzip") => Compression::Gzip,
-            None | Some("zstd") => Compression::Zstd,
-            Some(_) => {
-                return Err(Refused::at(
-                    "compression",
-                    "expected one of none, gzip, zstd",
-                ));
-            }
-        };
-        let files = self.integer("keep_files")?.unwrap_or(168);
-        Ok(Rotation {
-            bytes: self.integer("rotate_bytes")?.unwrap_or(100 << 20),
-            after: self
-                .time("rotate_after")?
-                .unwrap_or(Duration::from_hours(1)),
-            files: u32::try_from(files).unwrap_or(u32::MAX),
-            total_bytes: self.integer("keep_bytes")?.unwrap_or(10 << 30),
-            compression,
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::outputs::files::Compression;
 
     fn read(text: &str) -> Result<Vec<Wish>, String> {
         let read: Result<Wishes, _> = text.parse();
