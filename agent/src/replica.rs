@@ -117,6 +117,7 @@ impl Replica {
     pub fn begin_scan(&mut self, clock: ScanClock) {
         self.clock = clock;
         self.scan = self.scan.wrapping_add(1);
+        self.outers.begin_scan();
     }
 
     /// Takes in drained entries: keys, and the counters of each.
@@ -303,6 +304,7 @@ impl Replica {
     fn begin(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
         self.reports.begin(slot, self.clock.boot_ns);
         let entry = &self.slab[slot];
+        self.outers.begin(&entry.key);
         self.oldest.note((entry.rank_ns(self.lifetimes), slot));
         if entry.sides != Sides::One || entry.only_direction().is_none() {
             self.tell(slot, sink);

@@ -368,8 +368,10 @@ impl Scanner {
                     drained.bytes += counters.bytes[0] + counters.bytes[1];
                 }
                 if outers.are_kept() {
-                    for key in keys.iter().filter(|key| came_through_a_tunnel(key)) {
-                        replica.note_outer(key, || outers.get(key));
+                    for (key, counters) in keys.iter().zip(counters) {
+                        if came_through_a_tunnel(key) {
+                            replica.note_outer(key, counters, || outers.get(key));
+                        }
                     }
                 }
                 replica.update(keys, counters, &mut sink);

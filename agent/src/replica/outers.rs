@@ -3,16 +3,19 @@
 
 use std::collections::HashMap;
 
-use agent_common::{FlowKey, Outer};
+use agent_common::{FlowCounters, FlowKey, Outer};
 
 use super::{
     Replica, came_through_a_tunnel,
     find::{Found, hash_of},
+    handshake::opens,
 };
 
 #[derive(Default)]
 pub struct Outers {
     known: HashMap<FlowKey, Outer>,
+    /// Those of this scan, where they differ from the known ones and the next flow with the same ports may begin.
+    next: HashMap<FlowKey, Outer>,
     /// Flows that ended since the last `settle_outers`.
     ended: Vec<FlowKey>,
 }
@@ -27,6 +30,21 @@ impl Outers {
         self.known.get(key).or_else(beside).copied()
     }
 
+    pub fn begin_scan(&mut self) {
+        self.next.clear();
+    }
+
+    /// A flow begins. If its key had a flow before, that one may have come through another tunnel with the same
+    /// number.
+    pub fn begin(&mut self, key: &FlowKey) {
+        // Most scans have none, and a look-up hashes the key first.
+        if !self.next.is_empty()
+            && let Some(outer) = self.next.remove(key)
+        {
+            self.known.insert(*key, outer);
+        }
+    }
+
     /// Notes that a flow ended. Its endpoints are kept until `settle_outers`: a flow that made room for another
     /// may come again in the same update, for which its endpoints were already noted.
     pub fn end(&mut self, key: &FlowKey) {
@@ -38,12 +56,26 @@ impl Outers {
 
 impl Replica {
     /// Notes the endpoints of the tunnel of a flow that the next `update` brings. Asks for them if they are not
-    /// known.
-    pub fn note_outer(&mut self, key: &FlowKey, ask: impl FnOnce() -> Option<Outer>) {
-        if !self.outers.known.contains_key(key)
-            && let Some(outer) = ask()
-        {
-            self.outers.known.insert(*key, outer);
+    /// known, or if another flow with the same ports may begin.
+    pub fn note_outer(
+        &mut self,
+        key: &FlowKey,
+        counters: &FlowCounters,
+        ask: impl FnOnce() -> Option<Outer>,
+    ) {
+        let Outers { known, next, .. } = &mut self.outers;
+        match known.get(key) {
+            Some(outer) if opens(counters) => {
+                if let Some(other) = ask().filter(|other| other != outer) {
+                    next.insert(*key, other);
+                }
+            }
+            Some(_) => {}
+            None => {
+                if let Some(outer) = ask() {
+                    known.insert(*key, outer);
+                }
+            }
         }
     }
 

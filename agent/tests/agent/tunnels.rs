@@ -196,6 +196,46 @@ fn both_directions_of_a_tunnel_are_one_flow() {
     );
 }
 
+/// The endpoint of a tunnel may move to another host, as a virtual machine does.
+#[test]
+fn a_connection_with_used_ports_has_the_endpoints_of_its_own_tunnel() {
+    const SYN: u8 = 0x02;
+    const ACK: u8 = 0x10;
+    if !is_root_or_skip("agent::a_connection_with_used_ports_has_the_endpoints_of_its_own_tunnel") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &[DECAPSULATE, &["--idle-timeout", "10m"]].concat());
+    let socket = lab.peer.frame_socket().unwrap();
+    let hosts = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
+    for host in hosts {
+        let inside = Frame::ethernet(INNER_MACS[0], INNER_MACS[1], INNER_V4[0], INNER_V4[1]);
+        for flags in [SYN, ACK] {
+            let inside = inside.clone().tcp(1000, 80, flags, &[0; 9]).unwrap();
+            let packet = [&[8, 0, 0, 0, 0, 0, 42, 0], &inside[..]].concat();
+            let outside = lab.peer.frame_v4(&lab.agent).between(host, lab.agent.ipv4);
+            let frame = outside.udp(40_000, 4789, &packet).unwrap();
+            socket.send(&frame).unwrap();
+        }
+        agent.wait_for_scans(&lab.agent, 2);
+    }
+    let report = agent.stop();
+    let ends = report
+        .flows
+        .iter()
+        .filter(|line| !line["end_reason"].is_null());
+    let ends: Vec<_> = ends
+        .map(|line| (said_by(line), line["total_packets"].as_u64()))
+        .collect();
+    let [from, to] = INNER_V4.map(|address| address.to_string());
+    let flow = name("[]", 6, (&from, 1000), (&to, 80));
+    let expected = hosts.map(|host| {
+        let outer = format!("{host} > {}", lab.agent.ipv4);
+        (said(&flow, "vxlan", "42", &outer), Some(2))
+    });
+    assert_eq!(ends, expected);
+}
+
 #[test]
 fn a_tunnel_that_cannot_be_opened_stays_the_flow() {
     if !is_root_or_skip("agent::a_tunnel_that_cannot_be_opened_stays_the_flow") {

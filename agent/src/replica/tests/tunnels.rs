@@ -21,7 +21,7 @@ fn a_flow_out_of_a_tunnel_keeps_the_tunnels_endpoints_to_its_end() {
         let mut sink = |record: &Record| records.push(record.outer);
         replica.begin_scan(clock(second));
         for counters in updates {
-            replica.note_outer(&flow, || known);
+            replica.note_outer(&flow, counters, || known);
             replica.update(&[flow], &[*counters], &mut sink);
         }
         replica.end_scan(&BTreeSet::new(), &mut sink);
@@ -49,12 +49,13 @@ fn a_flow_that_leaves_for_another_of_its_scan_keeps_the_tunnels_endpoints() {
     };
     let mut scan = |second: u64, numbers: &[u32], are_known: bool| {
         let mut records = Vec::new();
+        let both_ways = counters(second, &[ACK], &[ACK]);
         replica.begin_scan(clock(second));
         for &number in numbers {
-            replica.note_outer(&flow(number), || are_known.then(|| outer(number)));
+            let known = || are_known.then(|| outer(number));
+            replica.note_outer(&flow(number), &both_ways, known);
         }
         let keys: Vec<FlowKey> = numbers.iter().map(|&number| flow(number)).collect();
-        let both_ways = counters(second, &[ACK], &[ACK]);
         let mut sink = |record: &Record| records.push((record.key, record.outer));
         replica.update(&keys, &vec![both_ways; keys.len()], &mut sink);
         records
@@ -68,6 +69,84 @@ fn a_flow_that_leaves_for_another_of_its_scan_keeps_the_tunnels_endpoints() {
     assert_eq!(scan(2, &[2, 1], true), told(&[1, 2, 2, 1]));
     // If the endpoints of the second flow, which is gone, were kept, the next flow with its key would get them.
     assert_eq!(scan(3, &[2], false)[1], (flow(2), None));
+}
+
+/// A scan in which the kernel tells the endpoints with this number. Returns for each record the number of its
+/// endpoints, and whether it is the flow's last.
+fn scan_through(
+    replica: &mut Replica,
+    second: u64,
+    updates: &[(FlowKey, FlowCounters)],
+    number: u8,
+) -> Vec<(u8, bool)> {
+    let outer = Outer {
+        addr_a: [number; 16],
+        ..Outer::default()
+    };
+    let mut told = Vec::new();
+    let mut sink = |record: &Record| {
+        let number = record.outer.unwrap().addr_a[0];
+        told.push((number, record.end_reason.is_some()));
+    };
+    replica.begin_scan(clock(second));
+    for (key, counters) in updates {
+        replica.note_outer(key, counters, || Some(outer));
+    }
+    let (keys, counters): (Vec<_>, Vec<_>) = updates.iter().copied().unzip();
+    replica.update(&keys, &counters, &mut sink);
+    replica.end_scan(&BTreeSet::new(), &mut sink);
+    told
+}
+
+#[test]
+fn the_next_flow_with_used_ports_has_the_endpoints_of_its_own_tunnel() {
+    let flow = FlowKey {
+        encapsulation: Encapsulation::Vxlan as u8,
+        tunnel_id: 42,
+        ..key(1)
+    };
+    let mut replica = replica(8);
+    let mut scan = |second, number, a_to_b: &[u8], b_to_a: &[u8]| {
+        let updates = [(flow, counters(second, a_to_b, b_to_a))];
+        scan_through(&mut replica, second, &updates, number)
+    };
+    assert_eq!(scan(1, 1, &[SYN], &[]), [(1, false)]);
+    // A repeated SYN begins no flow, even if it came through another tunnel.
+    assert_eq!(scan(2, 2, &[SYN], &[SYN | ACK]), [(1, false)]);
+    assert_eq!(scan(3, 3, &[ACK], &[ACK]), [(1, false)]);
+    assert_eq!(scan(4, 1, &[SYN], &[SYN | ACK]), [(1, true), (1, false)]);
+    assert_eq!(scan(5, 5, &[ACK], &[ACK]), [(1, false)]);
+    assert_eq!(scan(6, 6, &[SYN], &[]), [(1, true), (6, false)]);
+}
+
+#[test]
+fn the_next_mirrored_flow_has_the_endpoints_of_its_own_tunnel() {
+    let tunnelled = |side| {
+        FlowKey {
+            encapsulation: Encapsulation::Vxlan as u8,
+            ..key(1)
+        }
+        .with_side(side)
+    };
+    let halves = |second, there: &[u8], back: &[u8]| {
+        [
+            (tunnelled(0), counters(second, there, &[])),
+            (tunnelled(1), counters(second, &[], back)),
+        ]
+    };
+    for first in orders(&halves(1, &[SYN, ACK], &[SYN | ACK])) {
+        // Either end may open the next connection.
+        for [there, back] in [[SYN, SYN | ACK], [SYN | ACK, SYN]] {
+            for second in orders(&halves(2, &[there], &[back])) {
+                let mut replica = replica(8);
+                assert_eq!(scan_through(&mut replica, 1, &first, 1), [(1, false)]);
+                assert_eq!(
+                    scan_through(&mut replica, 2, &second, 2),
+                    [(1, true), (2, false)]
+                );
+            }
+        }
+    }
 }
 
 #[test]
@@ -93,12 +172,12 @@ fn a_mirrored_flow_out_of_a_tunnel_keeps_and_forgets_the_tunnels_endpoints() {
         // The endpoints may come from either half, since the kernel may have forgotten one of them.
         for side in [0, 1] {
             let mut replica = super::replica(8);
-            replica.note_outer(&tunnelled(side), || Some(outer));
+            replica.note_outer(&tunnelled(side), &halves[0].1, || Some(outer));
             assert_eq!(scan_keys(&mut replica, 1, &halves)[0].outer, Some(outer));
         }
         for halves in orders(&halves) {
-            for (key, _) in &halves {
-                replica.note_outer(key, || Some(outer));
+            for (key, counters) in &halves {
+                replica.note_outer(key, counters, || Some(outer));
             }
             assert_eq!(scan_keys(&mut replica, 1, &halves)[0].outer, Some(outer));
             assert_eq!(scan_keys(&mut replica, 9, &[])[0].outer, Some(outer));
@@ -111,7 +190,7 @@ fn a_mirrored_flow_out_of_a_tunnel_keeps_and_forgets_the_tunnels_endpoints() {
 
 fn asks_for_outer(replica: &mut Replica, key: &FlowKey) -> bool {
     let mut is_asked = false;
-    replica.note_outer(key, || {
+    replica.note_outer(key, &FlowCounters::default(), || {
         is_asked = true;
         None
     });
@@ -130,11 +209,11 @@ fn the_side_that_ends_forgets_the_tunnels_endpoints_and_the_other_one_keeps_them
     let mut replica = replica(8);
     let seen_at = |second| counters(second, &[ACK], &[]);
     let both = [(quiet, seen_at(1)), (busy, seen_at(1))];
-    replica.note_outer(&quiet, || Some(Outer::default()));
+    replica.note_outer(&quiet, &both[0].1, || Some(Outer::default()));
     for record in scan_keys(&mut replica, 1, &both) {
         assert_eq!(record.outer.is_some(), record.key == quiet);
     }
-    replica.note_outer(&busy, || Some(Outer::default()));
+    replica.note_outer(&busy, &both[1].1, || Some(Outer::default()));
     let records = scan_keys(&mut replica, 31, &[(busy, seen_at(31))]);
     assert_eq!(reasons(&records), [None, Some(EndReason::IdleTimeout)]);
     assert!(!asks_for_outer(&mut replica, &busy));
