@@ -4,12 +4,12 @@
 use std::{
     future::{Future, pending},
     sync::Arc,
-    time::Duration,
 };
 
 use futures_util::FutureExt as _;
 use tokio::{
     sync::watch,
+    task::coop::unconstrained,
     time::{Instant, sleep, sleep_until},
 };
 
@@ -33,8 +33,6 @@ pub(super) struct Worker {
     encoder: Box<dyn Encoder>,
     transport: Transport,
     backoff: Backoff,
-    /// How long to leave the receiver alone before the next message, after it refused one.
-    pause: Option<Duration>,
     tally: Arc<Tally>,
     /// Until when it may send what is left, once it is to end.
     deadline: watch::Receiver<Option<Instant>>,
@@ -59,7 +57,6 @@ impl Worker {
             encoder,
             transport,
             backoff: Backoff::default(),
-            pause: None,
             tally,
             deadline,
         }
@@ -123,9 +120,6 @@ impl Worker {
         batch: &FlowBatch,
         flows: &[FlowRecord],
     ) -> Result<(usize, RecordSum), Over> {
-        if let Some(pause) = self.pause.take() {
-            before(&mut self.deadline, sleep(pause)).await?;
-        }
         loop {
             let message = self.encoder.message(batch, flows);
             let sum = tally::sum(&flows[..message.flows]);
@@ -134,7 +128,7 @@ impl Worker {
             }
             let sending = self.transport.send(&message.bytes);
             let failure = match before(&mut self.deadline, sending).await? {
-                Ok(_answer) => {
+                Ok(()) => {
                     self.encoder.sent();
                     self.tally.trusts();
                     if self.transport.is_blind() {
@@ -162,34 +156,12 @@ impl Worker {
                     self.tally.refuses_doubted();
                     None
                 }
-                Failure::Refused { why } => {
-                    self.refused(sum, &why);
-                    return Ok((message.flows, sum));
-                }
                 Failure::Again { after, .. } => after,
             };
             self.failed(&failure);
             self.encoder.restart();
             let wait = self.backoff.next(after);
             before(&mut self.deadline, sleep(wait)).await?;
-        }
-    }
-
-    /// Goes on with the next message: the receiver would refuse this one again. It may refuse all of them, because it is not
-    /// the one that is meant, so there are pauses as after other failures. Flows wait meanwhile, and those that it has not
-    /// seen are not refused when somebody has put things right.
-    fn refused(&mut self, flows: RecordSum, why: &str) {
-        self.encoder.sent();
-        self.pause = Some(self.backoff.next(None));
-        if self.tally.refuses(flows, why) {
-            tracing::warn!(
-                output = self.name,
-                refused_records = flows.records,
-                refused_packets = flows.packets,
-                refused_bytes = flows.bytes,
-                "{} refuses flows: {why}; what it refuses is counted and not sent again",
-                self.transport.address()
-            );
         }
     }
 
@@ -224,7 +196,8 @@ impl Worker {
     /// Counts and tells what is left at the end.
     fn give_up(&mut self) {
         self.tally.loses(RecordSum::default());
-        while let Some(Some(batch)) = self.subscription.next().now_or_never() {
+        // Else tokio would let the queue seem empty after a while, so that other tasks get their turn.
+        while let Some(Some(batch)) = unconstrained(self.subscription.next()).now_or_never() {
             if let Ok(mut batch) = batch.decode() {
                 let (flows, left_out) = self.sieve.take(&mut batch);
                 self.tally.left_out.add(left_out);
