@@ -16,6 +16,8 @@ const SHOWN_AS_JSON: &[&str] = &[
     ".flow.v1.AgentStatus",
     ".flow.v1.ConsumerStatus",
     ".flow.v1.Count",
+    ".flow.v1.DepartedOutputs",
+    ".flow.v1.Durations",
     ".flow.v1.HookStatus",
     ".flow.v1.Interface",
     ".flow.v1.InterfaceCounters",
@@ -28,6 +30,7 @@ const SHOWN_AS_JSON: &[&str] = &[
     ".flow.v1.InterfacesStatus",
     ".flow.v1.Settings",
     ".flow.v1.TableStatus",
+    ".flow.v1.Traffic",
     ".flow.v1.UncountedInterface",
 ];
 const HOOK: &str = ".flow.v1.HookStatus.hook";

@@ -172,7 +172,7 @@ impl Agent {
         // Before anything is attached, so that a port in use leaves nothing behind.
         let listeners = Listeners::bind(&config.listen, passed).await?;
         let metrics = match config.metrics {
-            Some(address) => Some(MetricsListener::bind(address).await?),
+            Some(address) => Some(MetricsListener::bind(address, kernel.run_times.clone()).await?),
             None => None,
         };
         let all = selected.iter().enumerate();
@@ -423,7 +423,8 @@ fn tell_that_it_counts(
     tokio::spawn(async move {
         // Later there may be fewer, since interfaces leave.
         let has_all = |status: &Arc<AgentStatus>| {
-            status.hooks.len() >= hooks || status.scans.is_some_and(|later| later.count > scans)
+            let later = status.scans.as_ref();
+            status.hooks.len() >= hooks || later.is_some_and(|later| later.count > scans)
         };
         // An error means that the agent is ending, so nobody waits for the line.
         let _ = statuses.wait_for(has_all).await;

@@ -6,32 +6,42 @@
 
 use std::fmt;
 
-use agent_common::Pair;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, text},
     registry::Registry,
 };
 
-use crate::proto::{AgentStatus, Count, HookStatus, OutputStatus, RecordSum, pair};
+use crate::proto::{AgentStatus, pair};
 
 mod address;
 mod families;
 mod health;
+mod hooks;
 mod http;
+mod outputs;
+mod programs;
+mod scans;
 
 pub use address::MetricsAddress;
 pub use families::Format;
 use families::{Families, Help, Labels};
 pub use health::Health;
-pub use http::{MetricsListener, Page, serve};
+pub use http::{MetricsListener, serve};
+use programs::Sampled;
 
 /// The text of all metrics.
-pub fn text(status: AgentStatus, cpu_ns: u64, format: Format) -> Result<String, fmt::Error> {
+fn text(
+    status: AgentStatus,
+    cpu_ns: u64,
+    sampled: Sampled,
+    format: Format,
+) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Shown {
         status,
         cpu_ns,
+        sampled,
         format,
     }));
     let mut text = String::new();
@@ -47,6 +57,7 @@ struct Shown {
     status: AgentStatus,
     /// Of the process.
     cpu_ns: u64,
+    sampled: Sampled,
     format: Format,
 }
 
@@ -55,13 +66,15 @@ impl Collector for Shown {
         let mut families = Families::new(encoder, self.format);
         self.identity(&mut families)?;
         self.account(&mut families)?;
+        self.traffic(&mut families)?;
         self.hooks(&mut families)?;
         self.interfaces(&mut families)?;
         self.table(&mut families)?;
         self.scans(&mut families)?;
         self.consumers(&mut families)?;
         self.outputs(&mut families)?;
-        self.process(&mut families)
+        self.process(&mut families)?;
+        self.programs(&mut families)
     }
 }
 
@@ -133,54 +146,9 @@ impl Shown {
         )
     }
 
-    fn hooks(&self, families: &mut Families<'_>) -> fmt::Result {
-        type Of = fn(&HookStatus) -> u64;
-        let all: [(Help<'_>, Of); 4] = [
-            (
-                Help("flow_agent_hook_seen_packets", "Packets seen at one hook"),
-                |hook| seen_at(hook).packets,
-            ),
-            (
-                Help(
-                    "flow_agent_hook_seen_bytes",
-                    "Their layer-2 bytes without FCS",
-                ),
-                |hook| seen_at(hook).bytes,
-            ),
-            (
-                Help(
-                    "flow_agent_hook_unparsed_packets",
-                    "Packets seen at one hook that could not be read as part of a flow",
-                ),
-                |hook| {
-                    sum(hook
-                        .account
-                        .iter()
-                        .flat_map(|account| account.unparsed.values()))
-                },
-            ),
-            (
-                Help(
-                    "flow_agent_hook_lost_packets",
-                    "Packets seen at one hook that the flow table did not take",
-                ),
-                |hook| {
-                    sum(hook
-                        .account
-                        .iter()
-                        .flat_map(|account| account.not_inserted.values()))
-                },
-            ),
-        ];
-        for (help, of) in all {
-            let hooks = self.status.hooks.iter();
-            families.counter(help, hooks.map(|hook| (labels(hook), of(hook))))?;
-        }
-        Ok(())
-    }
-
     fn interfaces(&self, families: &mut Families<'_>) -> fmt::Result {
         let interfaces = self.status.interfaces.clone().unwrap_or_default();
+        let departed = pair(interfaces.departed_account.and_then(|account| account.seen));
         families.gauges([
             (
                 Help("flow_agent_hooks", "Hooks at which packets are counted"),
@@ -207,7 +175,14 @@ impl Shown {
                     "flow_agent_departed_seen_packets",
                     "Packets that were seen at them",
                 ),
-                pair(interfaces.departed_account.and_then(|account| account.seen)).packets,
+                departed.packets,
+            ),
+            (
+                Help(
+                    "flow_agent_departed_seen_bytes",
+                    "Their layer-2 bytes without FCS",
+                ),
+                departed.bytes,
             ),
         ])
     }
@@ -256,55 +231,6 @@ impl Shown {
             ),
             replica.evicted,
         )])
-    }
-
-    fn scans(&self, families: &mut Families<'_>) -> fmt::Result {
-        let scans = self.status.scans.unwrap_or_default();
-        let settings = self.status.settings.unwrap_or_default();
-        families.counters([
-            (Help("flow_agent_scans", "Scans of the flow table"), scans.count),
-            (
-                Help(
-                    "flow_agent_early_scans",
-                    "Scans before the interval was over, since a page was filling or an interface left",
-                ),
-                scans.early,
-            ),
-            (
-                Help(
-                    "flow_agent_late_scans",
-                    "Scans that took longer than the interval, so that the next one was late",
-                ),
-                scans.late,
-            ),
-        ])?;
-        families.gauges([
-            (
-                Help(
-                    "flow_agent_scan_interval_seconds",
-                    "The interval that is set",
-                ),
-                seconds(settings.scan_interval_ns),
-            ),
-            (
-                Help(
-                    "flow_agent_last_scan_duration_seconds",
-                    "How long the last scan took",
-                ),
-                seconds(scans.last_duration_ns),
-            ),
-            (
-                Help(
-                    "flow_agent_last_flip_wait_seconds",
-                    "The part of it in which programs may still have held the old page",
-                ),
-                seconds(scans.last_flip_wait_ns),
-            ),
-        ])?;
-        families.counter(
-            Help("flow_agent_scan_cpu_seconds", "CPU time of the scans"),
-            [(Labels::new(), seconds(scans.cpu_ns))],
-        )
     }
 
     fn consumers(&self, families: &mut Families<'_>) -> fmt::Result {
@@ -362,67 +288,6 @@ impl Shown {
         )
     }
 
-    fn outputs(&self, families: &mut Families<'_>) -> fmt::Result {
-        let by_fate = |count: fn(RecordSum) -> u64| {
-            let mut series = Vec::new();
-            for output in &self.status.outputs {
-                for (fate, sum) in [
-                    ("sent", output.sent),
-                    ("refused", output.refused),
-                    ("lost", output.lost),
-                    ("left_out", output.left_out),
-                ] {
-                    let mut labels = output_labels(output);
-                    labels.push(("fate", fate.to_owned()));
-                    series.push((labels, count(sum.unwrap_or_default())));
-                }
-            }
-            series
-        };
-        families.counter(
-            Help(
-                "flow_agent_output_records",
-                "Records by what became of them",
-            ),
-            by_fate(|sum| sum.records),
-        )?;
-        families.counter(
-            Help("flow_agent_output_packets", "Packets that they report"),
-            by_fate(|sum| sum.packets),
-        )?;
-        families.counter(
-            Help("flow_agent_output_bytes", "Layer-2 bytes that they report"),
-            by_fate(|sum| sum.bytes),
-        )?;
-        let outputs = self.status.outputs.iter();
-        families.gauge(
-            Help(
-                "flow_agent_output_queued_records",
-                "Records that wait to be sent",
-            ),
-            outputs.clone().map(|output| {
-                let queued = output.queued.unwrap_or_default();
-                (output_labels(output), queued.records as f64)
-            }),
-        )?;
-        families.gauge(
-            Help(
-                "flow_agent_output_failing",
-                "1 if what was sent last did not get there",
-            ),
-            outputs
-                .clone()
-                .map(|output| (output_labels(output), f64::from(u8::from(output.failing)))),
-        )?;
-        families.counter(
-            Help(
-                "flow_agent_output_failures",
-                "How often the output began to fail",
-            ),
-            outputs.map(|output| (output_labels(output), output.failures)),
-        )
-    }
-
     fn process(&self, families: &mut Families<'_>) -> fmt::Result {
         let memory = self.status.memory.unwrap_or_default();
         families.gauges([
@@ -457,33 +322,6 @@ impl Shown {
 
 fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
-}
-
-fn seen_at(hook: &HookStatus) -> Pair {
-    pair(hook.account.as_ref().and_then(|account| account.seen))
-}
-
-fn sum<'a>(counts: impl Iterator<Item = &'a Count>) -> u64 {
-    counts.map(|count| count.packets).sum()
-}
-
-fn output_labels(output: &OutputStatus) -> Labels {
-    vec![
-        ("output", output.name.clone()),
-        ("kind", output.kind.clone()),
-    ]
-}
-
-/// Of one hook. An interface that is made again has another index, so no series goes back to 0.
-fn labels(hook: &HookStatus) -> Labels {
-    let interface = hook.interface.clone().unwrap_or_default();
-    vec![
-        ("netns", interface.netns_name),
-        ("interface", interface.name),
-        ("ifindex", interface.ifindex.to_string()),
-        ("hook", hook.hook().name().to_owned()),
-        ("mode", hook.mode().name().to_owned()),
-    ]
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub const REMEDY: &str = "run as root, or let the service have it by the drop-in
                           /usr/share/doc/flow-agent/examples/netns.conf";
 
 /// What an interface is known by: its index is unique in its network namespace only.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InterfaceId {
     /// The inode number of the network namespace.
     pub netns: u32,

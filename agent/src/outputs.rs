@@ -11,14 +11,17 @@ use std::{
 
 use tokio::{sync::watch, task::JoinHandle, time::Instant};
 
-use crate::{hub::Hub, proto::OutputStatus, server::DEFAULT_DRAIN_TIMEOUT};
+use crate::{
+    hub::Hub,
+    proto::{DepartedOutputs, OutputStatus},
+    server::DEFAULT_DRAIN_TIMEOUT,
+};
 
 mod backoff;
 pub mod encoder;
 pub mod files;
 pub mod ipfix;
 mod jsonl;
-pub mod pbflow;
 pub mod settings;
 mod tally;
 mod transport;
@@ -41,6 +44,8 @@ struct All {
     running: Vec<Running>,
     /// Those that send what is left.
     leaving: Vec<Running>,
+    /// The sums of those that have left.
+    departed: DepartedOutputs,
 }
 
 struct Running {
@@ -66,6 +71,11 @@ impl Outputs {
     /// Starts those of `outputs` that do not run and ends those that are not among them. Those that stay lose nothing and
     /// keep their names.
     pub fn replace(&self, outputs: Vec<Output>) {
+        self.replace_within(outputs, DEFAULT_DRAIN_TIMEOUT);
+    }
+
+    /// Those that end have this time for what they hold.
+    fn replace_within(&self, outputs: Vec<Output>, time: Duration) {
         let mut all = self.all();
         let mut before = std::mem::take(&mut all.running);
         let mut staying = Vec::new();
@@ -76,13 +86,13 @@ impl Outputs {
                 None => starting.push(output),
             }
         }
-        all.leaving.retain(|output| !output.task.is_finished());
+        all.forget_finished();
         for leaving in before {
             tracing::info!(
                 output = leaving.name,
                 "the settings do not name this output any more"
             );
-            leaving.end_within(DEFAULT_DRAIN_TIMEOUT);
+            leaving.end_within(time);
             all.leaving.push(leaving);
         }
         all.running = staying;
@@ -125,10 +135,23 @@ impl Outputs {
         statuses.collect()
     }
 
+    /// The sums of those that the settings do not name any more.
+    pub fn departed(&self) -> DepartedOutputs {
+        let mut all = self.all();
+        all.forget_finished();
+        let mut departed = all.departed;
+        for leaving in &all.leaving {
+            departed += leaving.tally.status();
+        }
+        departed
+    }
+
     /// Waits, once the hub is closed, until everything is sent or the time is over. What is not sent by then is counted
     /// and told.
     pub async fn end(self, within: Duration) {
-        let All { running, leaving } = std::mem::take(&mut *self.all());
+        let All {
+            running, leaving, ..
+        } = std::mem::take(&mut *self.all());
         for output in &running {
             output.end_within(within);
         }
@@ -145,9 +168,22 @@ impl Outputs {
     }
 }
 
+impl All {
+    /// Keeps the sums of outputs that have left, and nothing else of them.
+    fn forget_finished(&mut self) {
+        let finished = |output: &mut Running| output.task.is_finished();
+        for output in self.leaving.extract_if(.., finished) {
+            self.departed += output.tally.status();
+        }
+    }
+}
+
 impl Running {
     fn end_within(&self, time: Duration) {
         self.tally.closes();
         self.deadline.send_replace(Some(Instant::now() + time));
     }
 }
+
+#[cfg(test)]
+mod tests;

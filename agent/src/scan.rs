@@ -32,11 +32,16 @@ use crate::{
     replica::{Replica, came_through_a_tunnel},
 };
 
+mod durations;
 mod interfaces;
 mod snapshot;
+mod traffic;
 
+pub use durations::Durations;
 pub use interfaces::{Interfaces, Watched};
 use snapshot::Taking;
+pub use traffic::ByProtocol;
+use traffic::Drained;
 
 /// What the scans have done so far.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,6 +56,10 @@ pub struct ScanStats {
     pub occupancy: u64,
     /// The most flows that a page held at a scan.
     pub high_water: u64,
+    pub durations: Durations,
+    pub flip_waits: Durations,
+    /// How much later than due a scan began, of those that the interval asked for.
+    pub lateness: Durations,
 }
 
 /// One hook's account with its interface's own counters around attachment.
@@ -60,6 +69,8 @@ pub struct HookState {
     pub before_attach: Counters,
     /// `None` until it is attached. It may count before that.
     pub after_attach: Option<Counters>,
+    /// What was drained of its flows.
+    pub traffic: ByProtocol,
 }
 
 /// The interfaces that have left, and that are not among the hooks any more.
@@ -87,6 +98,9 @@ pub struct Scanner {
     pub departed: Departed,
     /// The account of all hooks, those of departed interfaces included. Its `flows` are those that were drained, not those that the programs report.
     pub account: HookAccount,
+    /// What was drained of all interfaces, those of departed ones included: arriving, and leaving.
+    pub traffic: [ByProtocol; 2],
+    drained: Drained,
     pub stats: ScanStats,
     window_start_unix_ns: u64,
     sleep: Sleep,
@@ -124,6 +138,8 @@ impl Scanner {
             hooks: Vec::new(),
             departed: Departed::default(),
             account: HookAccount::default(),
+            traffic: [ByProtocol::default(); 2],
+            drained: Drained::default(),
             stats: ScanStats::default(),
             window_start_unix_ns: clock::unix_ns(clock),
             sleep: Sleep::so_far(),
@@ -134,8 +150,9 @@ impl Scanner {
         })
     }
 
-    /// Drains what the programs counted since the last scan.
-    pub fn scan(&mut self) -> Result<()> {
+    /// Drains what the programs counted since the last scan. This one was due when the interval was over.
+    pub fn scan(&mut self, due: Instant) -> Result<()> {
+        self.stats.lateness.note(due.elapsed());
         self.run(false)
     }
 
@@ -172,7 +189,9 @@ impl Scanner {
         } else {
             vec![self.kernel.pages.flip()?]
         };
-        self.stats.last_flip_wait_ns = nanos(started);
+        let flip_wait = started.elapsed();
+        self.stats.last_flip_wait_ns = nanos(flip_wait);
+        self.stats.flip_waits.note(flip_wait);
         if self.taking.is_some() {
             self.complete_snapshot();
         }
@@ -203,6 +222,7 @@ impl Scanner {
         for page in idle {
             occupancy += self.drain(page, encode)?;
         }
+        self.drained.merge_into(&mut self.traffic, &mut self.hooks);
         if refused && let Some(windows) = self.refusals.event() {
             tracing::warn!(
                 scan = self.stats.count,
@@ -216,10 +236,10 @@ impl Scanner {
         self.window_start_unix_ns = window_end_unix_ns;
         self.stats.occupancy = occupancy;
         self.stats.high_water = self.stats.high_water.max(occupancy);
-        self.stats.last_duration_ns = nanos(started);
-        self.stats.cpu_ns +=
-            u64::try_from(clock::thread_cpu().saturating_sub(cpu_started).as_nanos())
-                .unwrap_or(u64::MAX);
+        let duration = started.elapsed();
+        self.stats.last_duration_ns = nanos(duration);
+        self.stats.durations.note(duration);
+        self.stats.cpu_ns += nanos(clock::thread_cpu().saturating_sub(cpu_started));
         let missing = self.account.missing();
         if missing != Pair::default() {
             tracing::error!(?missing, "the account does not close: please report this");
@@ -275,6 +295,7 @@ impl Scanner {
                     account: HookAccount::default(),
                     before_attach: attached.before_attach,
                     after_attach: attached.after_attach,
+                    traffic: ByProtocol::default(),
                 }),
             }
         }
@@ -356,17 +377,15 @@ impl Scanner {
             encoder,
             hub,
             account,
+            drained,
             ..
         } = self;
-        let mut drained = Pair::default();
+        let mut sum = Pair::default();
         let mut sink = sink(encoder, hub, encode);
         let Kernel { pages, outers, .. } = kernel;
         let count = pages
             .drain(page, |keys, counters| {
-                for counters in counters {
-                    drained.packets += counters.packets[0] + counters.packets[1];
-                    drained.bytes += counters.bytes[0] + counters.bytes[1];
-                }
+                sum += drained.add(keys, counters);
                 if outers.are_kept() {
                     for (key, counters) in keys.iter().zip(counters) {
                         if came_through_a_tunnel(key) {
@@ -377,7 +396,7 @@ impl Scanner {
                 replica.update(keys, counters, &mut sink);
             })
             .context("drain the flow table")?;
-        account.add(Reason::Flows, drained.packets, drained.bytes);
+        account.add(Reason::Flows, sum.packets, sum.bytes);
         Ok(count)
     }
 
@@ -509,6 +528,6 @@ fn mark(growth: &mut HookAccount, hook: &Hook) {
     }
 }
 
-fn nanos(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -12,7 +12,7 @@ use crate::{
     asks::Asks,
     hub::Hub,
     limits::open_files,
-    metrics::{self, Health, MetricsListener, Page},
+    metrics::{self, Health, MetricsListener},
     outputs::Outputs,
     proto::{AgentStatus, SettingsInForce},
     rules::RunningRules,
@@ -118,13 +118,8 @@ impl Server {
             Arc::clone(&doors),
             asks.bytes.clone(),
         ));
-        let page = Page::new(
-            {
-                let live = Arc::clone(&live);
-                move || live.now()
-            },
-            Health::new(counting.clone(), not_serving.clone()),
-        );
+        let shown = Arc::clone(&live);
+        let health = Health::new(counting.clone(), not_serving.clone());
         let calls = Arc::new(Calls {
             hub: hub.clone(),
             asks,
@@ -171,7 +166,9 @@ impl Server {
 
         let metrics = async {
             match metrics {
-                Some(listener) => metrics::serve(listener, page, status).await,
+                Some(listener) => {
+                    metrics::serve(listener, move || shown.now(), health, status).await
+                }
                 None => std::future::pending().await,
             }
         };

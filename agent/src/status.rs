@@ -13,7 +13,7 @@ use crate::{
     },
     netns::InterfaceId,
     proto,
-    scan::{HookState, Scanner},
+    scan::{ByProtocol, Durations, HookState, Scanner},
 };
 
 /// Settings that do not change while the agent runs.
@@ -76,6 +76,9 @@ pub fn of(
             last_duration_ns: stats.last_duration_ns,
             last_flip_wait_ns: stats.last_flip_wait_ns,
             cpu_ns: stats.cpu_ns,
+            durations: Some(durations(stats.durations)),
+            flip_waits: Some(durations(stats.flip_waits)),
+            lateness: Some(durations(stats.lateness)),
         }),
         memory: Some(proto::MemoryStatus {
             resident_bytes: resident_bytes(),
@@ -104,6 +107,11 @@ pub fn of(
             sample_rate: settings.sample_rate,
             ..proto::Account::from_hook(&scanner.account, false)
         }),
+        traffic: Some(proto::Traffic {
+            ingress: by_protocol(&scanner.traffic[0]).collect(),
+            egress: by_protocol(&scanner.traffic[1]).collect(),
+        }),
+        departed_outputs: None,
     }
 }
 
@@ -150,6 +158,9 @@ fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> Option<proto:
         before_flip: Some(counters(watched.before_flip)),
         after_flip: Some(counters(watched.after_flip)),
         qdisc_drops: None,
+        traffic: by_protocol(&state.traffic)
+            .filter(|(_, count)| count.packets != 0)
+            .collect(),
         interface_gone: watched.is_gone,
         instead_of_xdp: state.hook.instead_of_xdp.map(|why| {
             match why {
@@ -162,6 +173,21 @@ fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> Option<proto:
             .into()
         }),
     })
+}
+
+fn by_protocol(traffic: &ByProtocol) -> impl Iterator<Item = (String, proto::Count)> {
+    traffic
+        .iter()
+        .map(|(class, pair)| (class.name().to_owned(), pair.into()))
+}
+
+fn durations(durations: Durations) -> proto::Durations {
+    let bounds = Durations::bounds().iter();
+    proto::Durations {
+        bounds_ns: bounds.copied().map(nanos).collect(),
+        counts: durations.counts().to_vec(),
+        sum_ns: nanos(durations.sum()),
+    }
 }
 
 fn uncounted(scanner: &Scanner, one: Uncounted) -> proto::UncountedInterface {

@@ -247,7 +247,7 @@ impl Scanning {
 async fn scan(mut scanner: Scanner, wake: Wake) -> Result<(Scanner, Result<()>)> {
     let task = spawn_blocking(move || {
         let outcome = match wake {
-            Wake::Interval => scanner.scan(),
+            Wake::Interval(due) => scanner.scan(due.into_std()),
             Wake::Filled | Wake::Departed | Wake::Asked => scanner.scan_early(),
             Wake::End => scanner.finish(),
         };

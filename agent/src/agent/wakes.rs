@@ -13,7 +13,8 @@ use crate::{kernel::filled::FilledPages, log_limit::LogLimit};
 /// Why to scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    Interval,
+    /// It was due at this time.
+    Interval(Instant),
     /// The page in use passed its early-scan mark.
     Filled,
     /// An interface waits until one that has left is drained.
@@ -55,7 +56,7 @@ impl Wakes {
     /// Waits for the next reason to scan, which is never [`Wake::End`]. May be dropped before it resolves.
     pub async fn next(&mut self, active_page: u32) -> Result<Wake> {
         tokio::select! {
-            _ = self.ticks.tick() => return Ok(Wake::Interval),
+            due = self.ticks.tick() => return Ok(Wake::Interval(due)),
             () = self.departed.notified() => return Ok(Wake::Departed),
             passed = self.filled.passed(active_page) => {
                 passed.context("listen for pages that fill early")?;

@@ -3,14 +3,16 @@
 
 use std::{
     ffi::c_char,
-    io, mem,
+    io, mem, ops,
     os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
+    time::Duration,
 };
 
 use agent_common::Direction;
 use aya_obj::generated::{
     BPF_F_AFTER, BPF_F_BEFORE, BPF_OBJ_NAME_LEN, XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE,
-    bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_type, bpf_prog_type,
+    bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_type, bpf_prog_info, bpf_prog_type,
+    bpf_stats_type,
 };
 
 /// Where a link attaches its program to an interface.
@@ -238,6 +240,52 @@ pub fn run(program: BorrowedFd<'_>, packet: &mut [u8]) -> io::Result<()> {
     attr.test.data_out = packet.as_mut_ptr() as u64;
     attr.test.data_size_out = packet.len() as u32;
     bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr).map(drop)
+}
+
+/// How often a program has run while the kernel counted that, and for how long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Runs {
+    pub count: u64,
+    pub time: Duration,
+}
+
+impl ops::AddAssign for Runs {
+    fn add_assign(&mut self, other: Self) {
+        self.count += other.count;
+        self.time += other.time;
+    }
+}
+
+impl ops::Sub for Runs {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            count: self.count.saturating_sub(earlier.count),
+            time: self.time.saturating_sub(earlier.time),
+        }
+    }
+}
+
+/// Has the kernel count the runs of all programs until the descriptor is closed (kernel 5.8).
+pub fn count_runs() -> io::Result<OwnedFd> {
+    let mut attr = attributes();
+    attr.enable_stats.type_ = bpf_stats_type::BPF_STATS_RUN_TIME as u32;
+    bpf_fd(bpf_cmd::BPF_ENABLE_STATS, &mut attr)
+}
+
+pub fn runs(program: BorrowedFd<'_>) -> io::Result<Runs> {
+    // SAFETY: `struct bpf_prog_info` is made of integers and of arrays of integers.
+    let mut info: bpf_prog_info = unsafe { mem::zeroed() };
+    let mut attr = attributes();
+    attr.info.bpf_fd = fd(program);
+    attr.info.info_len = size_of::<bpf_prog_info>() as u32;
+    attr.info.info = &raw mut info as u64;
+    bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+    Ok(Runs {
+        count: info.run_cnt,
+        time: Duration::from_nanos(info.run_time_ns),
+    })
 }
 
 /// Stores `value` under `key`. `value` must have the map's value size.

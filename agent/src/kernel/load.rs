@@ -24,6 +24,7 @@ use super::{
     pages::Pages,
     refusal,
     rule_maps::{PlacedRules, RuleMaps},
+    run_times::RunTimes,
     shared_maps::SharedMaps,
     signals,
 };
@@ -59,12 +60,15 @@ pub struct LoadSettings {
 pub struct ProgramSet {
     pub programs: Ebpf,
     pub interfaces: InterfaceTable,
+    pub run_times: RunTimes,
 }
 
 /// The loaded object, in its parts.
 pub struct Kernel {
     /// The programs to attach, by network namespace in the order of the settings, until they are taken.
     pub sets: Vec<ProgramSet>,
+    /// Of the programs of all sets, once they are loaded.
+    pub run_times: RunTimes,
     clocks: OwnedFd,
     pub pages: Pages,
     pub accounts: Accounts,
@@ -105,6 +109,7 @@ impl Kernel {
             [_] => None,
             _ => Some(SharedMaps::of(object)?),
         };
+        let run_times = RunTimes::default();
         let mut sets = Vec::new();
         for netns in &settings.netns {
             let mut programs = shape
@@ -115,6 +120,7 @@ impl Kernel {
             sets.push(ProgramSet {
                 programs,
                 interfaces: InterfaceTable::new(table, places)?,
+                run_times: run_times.clone(),
             });
         }
         let interfaces = sets.iter().map(|set| set.interfaces.clone()).collect();
@@ -152,6 +158,7 @@ impl Kernel {
         Ok(Self {
             clocks: clocks.context("duplicate a program's descriptor")?,
             sets,
+            run_times,
             pages,
             accounts,
             rule_maps: Some(rule_maps),

@@ -4,7 +4,7 @@
 //! and drains the flow table, [`filled`] hears of pages that fill early, [`rule_maps`] hold the filter rules,
 //! [`account`] reads the counters, and [`outers`] has the tunnels of flows. [`links`] knows the interfaces.
 //! [`bpf`] is the system call, [`btf`] reads the kernel's types, and [`layout`] is made from them.
-//! [`loaded`] names programs of others, [`refusal`] explains why a program was refused, and [`capabilities`] what this process may do.
+//! [`run_times`] has what the programs cost, [`loaded`] names programs of others, [`refusal`] explains why a program was refused, and [`capabilities`] what this process may do.
 
 pub mod account;
 pub mod attach;
@@ -25,5 +25,6 @@ pub mod pages;
 pub mod real_time;
 pub mod refusal;
 pub mod rule_maps;
+pub mod run_times;
 mod shared_maps;
 mod signals;

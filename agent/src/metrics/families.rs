@@ -1,6 +1,6 @@
 //! Writes families of metrics in either of the texts that Prometheus reads.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use prometheus_client::{
     encoding::{
@@ -9,7 +9,7 @@ use prometheus_client::{
     metrics::MetricType,
 };
 
-use crate::proto::Count;
+use crate::proto::{Count, Durations};
 
 /// A text for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -113,6 +113,38 @@ impl<'a> Families<'a> {
             self.counter(help, [(Labels::new(), value)])?;
         }
         Ok(())
+    }
+
+    /// How long something took, in seconds.
+    pub fn histogram(&mut self, Help(name, help): Help<'_>, durations: &Durations) -> fmt::Result {
+        let kind = MetricType::Histogram;
+        let bounds = durations.bounds_ns.iter().map(|&bound| bound as f64 / 1e9);
+        let bounds = bounds.chain([f64::INFINITY]);
+        let buckets: Vec<_> = bounds.zip(durations.counts.iter().copied()).collect();
+        let (sum, count) = (durations.sum_ns as f64 / 1e9, durations.counts.iter().sum());
+        (self.encoder)
+            .encode_descriptor(name, help, None, kind)?
+            .encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+    }
+
+    /// Packets and bytes of the same series.
+    pub fn traffic(
+        &mut self,
+        packets: Help<'_>,
+        bytes: Help<'_>,
+        all: &BTreeMap<Labels, Count>,
+    ) -> fmt::Result {
+        let series = all.iter();
+        self.counter(
+            packets,
+            series
+                .clone()
+                .map(|(labels, count)| (labels.clone(), count.packets)),
+        )?;
+        self.counter(
+            bytes,
+            series.map(|(labels, count)| (labels.clone(), count.bytes)),
+        )
     }
 
     /// Packets and bytes, by reason. `which` follows "Packets ".

@@ -53,7 +53,7 @@ impl Health {
     pub fn note(&self, status: &AgentStatus) {
         let settings = status.settings.as_ref();
         let interval_ns = settings.map_or(0, |settings| settings.scan_interval_ns);
-        let count = status.scans.map_or(0, |scans| scans.count);
+        let count = status.scans.as_ref().map_or(0, |scans| scans.count);
         let mut scanned = self.scanned.lock().unwrap_or_else(PoisonError::into_inner);
         let at = if count == scanned.count {
             scanned.at

@@ -32,9 +32,10 @@ use tokio::{
 use super::{
     Format,
     health::{Health, Verdict},
+    programs::Sampler,
     text,
 };
-use crate::{clock, proto::AgentStatus};
+use crate::{clock, kernel::run_times::RunTimes, proto::AgentStatus};
 
 const MAX_CONNECTIONS: usize = 16;
 /// For a connection, from its first byte to its last.
@@ -52,10 +53,14 @@ const INDEX: &str = "flow-agent\n\
                      /readyz   200 while everything that was selected at the start is counted, else 503\n";
 
 /// A bound listener that is not served yet.
-pub struct MetricsListener(TcpListener);
+pub struct MetricsListener {
+    listener: TcpListener,
+    run_times: RunTimes,
+}
 
 impl MetricsListener {
-    pub async fn bind(address: SocketAddr) -> Result<Self> {
+    /// What is served has the run times of these programs, too.
+    pub async fn bind(address: SocketAddr, run_times: RunTimes) -> Result<Self> {
         let bound = TcpListener::bind(address).await.with_context(|| {
             format!("cannot serve metrics on {address}: stop what listens there, or choose another --metrics")
         })?;
@@ -64,28 +69,24 @@ impl MetricsListener {
             .context("ask for the address of the metrics")?;
         // Port 0 asks the kernel for a free one.
         tracing::info!(url = %format_args!("http://{address}/metrics"), "serving metrics");
-        Ok(Self(bound))
+        Ok(Self {
+            listener: bound,
+            run_times,
+        })
     }
 }
 
 /// What the answers are made of.
-pub struct Page<S> {
+struct Page<S> {
     /// Gives the status at this moment.
     status: S,
     health: Health,
+    sampler: Sampler,
     /// The last text of each format, and when it was made.
     made: Mutex<BTreeMap<Format, (Instant, Bytes)>>,
 }
 
 impl<S: Fn() -> AgentStatus> Page<S> {
-    pub fn new(status: S, health: Health) -> Self {
-        Self {
-            status,
-            health,
-            made: Mutex::default(),
-        }
-    }
-
     fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut answer = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
@@ -124,22 +125,32 @@ impl<S: Fn() -> AgentStatus> Page<S> {
             return Ok(text.clone());
         }
         let cpu_ns = clock::process_cpu().as_nanos() as u64;
-        let text = Bytes::from(text((self.status)(), cpu_ns, format)?);
+        let sampled = self.sampler.sampled();
+        let text = Bytes::from(text((self.status)(), cpu_ns, sampled, format)?);
         made.insert(format, (Instant::now(), text.clone()));
         Ok(text)
     }
 }
 
-/// Answers until it is dropped. `statuses` tells of each scan.
+/// Answers until it is dropped. `status` gives the status at this moment, and `statuses` tells of each scan.
 pub async fn serve<S>(
-    MetricsListener(listener): MetricsListener,
-    page: Page<S>,
+    MetricsListener {
+        listener,
+        run_times,
+    }: MetricsListener,
+    status: S,
+    health: Health,
     mut statuses: watch::Receiver<Arc<AgentStatus>>,
 ) -> Infallible
 where
     S: Fn() -> AgentStatus + Send + Sync + 'static,
 {
-    let page = Arc::new(page);
+    let page = Arc::new(Page {
+        status,
+        health,
+        sampler: Sampler::new(run_times),
+        made: Mutex::default(),
+    });
     page.health.note(&statuses.borrow_and_update());
     let hears = {
         let page = Arc::clone(&page);

@@ -1,5 +1,13 @@
-use super::*;
-use crate::proto::{Account, AgentIdentity, Hook, Interface, InterfacesStatus, ScanStatus};
+use std::time::Duration;
+
+use super::{programs::Outcome, *};
+use crate::{
+    kernel::bpf::Runs,
+    proto::{
+        Account, AgentIdentity, Count, DepartedOutputs, Durations, Hook, HookStatus, Interface,
+        InterfacesStatus, OutputStatus, RecordSum, ScanStatus, Traffic,
+    },
+};
 
 fn count(packets: u64, bytes: u64) -> Count {
     Count { packets, bytes }
@@ -27,8 +35,13 @@ fn status() -> AgentStatus {
             }),
             hook: Hook::TcIngress as i32,
             account: Some(account.clone()),
+            traffic: [("tcp".to_owned(), count(7, 700))].into(),
             ..HookStatus::default()
         }],
+        traffic: Some(Traffic {
+            ingress: [("tcp".to_owned(), count(7, 700))].into(),
+            egress: [("tcp".to_owned(), count(0, 0))].into(),
+        }),
         account: Some(account),
         interfaces: Some(InterfacesStatus {
             not_counted: 2,
@@ -36,6 +49,11 @@ fn status() -> AgentStatus {
         }),
         scans: Some(ScanStatus {
             last_duration_ns: 2_500_000,
+            lateness: Some(Durations {
+                bounds_ns: vec![1_000_000, 2_500_000],
+                counts: vec![4, 2, 1],
+                sum_ns: 1_500_000_000,
+            }),
             ..ScanStatus::default()
         }),
         ..AgentStatus::default()
@@ -45,7 +63,7 @@ fn status() -> AgentStatus {
 #[test]
 fn both_texts_have_the_same_samples() {
     let samples = |format| -> Vec<String> {
-        let text = text(status(), 1_500_000_000, format).unwrap();
+        let text = text(status(), 1_500_000_000, Sampled::default(), format).unwrap();
         let lines = text.lines().filter(|line| !line.starts_with('#'));
         lines.map(str::to_owned).collect()
     };
@@ -60,6 +78,14 @@ fn both_texts_have_the_same_samples() {
         r#"flow_agent_unparsed_bytes_total{reason="arp"} 300"#,
         r#"flow_agent_lost_packets_total{reason="table_full"} 1"#,
         r#"flow_agent_hook_lost_packets_total{netns="",interface="a\"b\\c",ifindex="5",hook="tc_ingress",mode="unknown"} 1"#,
+        r#"flow_agent_traffic_packets_total{direction="ingress",protocol="tcp"} 7"#,
+        r#"flow_agent_traffic_bytes_total{direction="egress",protocol="tcp"} 0"#,
+        r#"flow_agent_interface_bytes_total{netns="",interface="a\"b\\c",ifindex="5",direction="ingress",protocol="tcp"} 700"#,
+        r#"flow_agent_scan_lateness_seconds_bucket{le="0.001"} 4"#,
+        r#"flow_agent_scan_lateness_seconds_bucket{le="0.0025"} 6"#,
+        r#"flow_agent_scan_lateness_seconds_bucket{le="+Inf"} 7"#,
+        "flow_agent_scan_lateness_seconds_sum 1.5",
+        "flow_agent_scan_lateness_seconds_count 7",
         "flow_agent_uncounted_interfaces 2.0",
         "flow_agent_last_scan_duration_seconds 0.0025",
         "process_cpu_seconds_total 1.5",
@@ -73,7 +99,7 @@ fn both_texts_have_the_same_samples() {
 
 #[test]
 fn a_counters_family_is_named_as_its_format_wants_it() {
-    let described = |format| text(status(), 0, format).unwrap();
+    let described = |format| text(status(), 0, Sampled::default(), format).unwrap();
     let classic = described(Format::Classic);
     assert!(
         classic.contains("# TYPE flow_agent_scans_total counter\n"),
@@ -83,4 +109,132 @@ fn a_counters_family_is_named_as_its_format_wants_it() {
     let open = described(Format::OpenMetrics);
     assert!(open.contains("# TYPE flow_agent_scans counter\n"), "{open}");
     assert!(open.ends_with("# EOF\n"));
+}
+
+#[test]
+fn a_name_of_any_characters_is_one_value_of_one_line() {
+    let mut status = status();
+    let name = "a\"} 1\nflow_agent_scans_total 9 # \\".to_owned();
+    status.hooks[0]
+        .interface
+        .as_mut()
+        .unwrap()
+        .netns_name
+        .clone_from(&name);
+    status.outputs = vec![OutputStatus {
+        name,
+        kind: "jsonl".to_owned(),
+        ..OutputStatus::default()
+    }];
+    for format in [Format::Classic, Format::OpenMetrics] {
+        let text = text(status.clone(), 0, Sampled::default(), format).unwrap();
+        let escaped = r#"="a\"} 1\nflow_agent_scans_total 9 # \\","#;
+        assert!(text.contains(&format!("netns{escaped}")), "{text}");
+        assert!(text.contains(&format!("output{escaped}")), "{text}");
+        let scans = text
+            .lines()
+            .filter(|line| line.starts_with("flow_agent_scans_total "));
+        assert_eq!(scans.collect::<Vec<_>>(), ["flow_agent_scans_total 0"]);
+    }
+}
+
+#[test]
+fn an_interface_that_is_selected_again_before_a_scan_has_each_series_once() {
+    let mut status = status();
+    status.hooks.push(status.hooks[0].clone());
+    let text = text(status, 0, Sampled::default(), Format::OpenMetrics).unwrap();
+    let mut series: Vec<_> = text
+        .lines()
+        .filter_map(|line| line.rsplit_once(' '))
+        .collect();
+    let once = |name: &str, value| {
+        let of_name = series.iter().filter(|(series, _)| series.starts_with(name));
+        assert_eq!(
+            of_name.map(|(_, value)| *value).collect::<Vec<_>>(),
+            [value]
+        );
+    };
+    once("flow_agent_hook_seen_packets_total{", "24");
+    once("flow_agent_hook_left_out_packets_total{", "2");
+    once("flow_agent_interface_packets_total{", "14");
+    let all = series.len();
+    series.sort_unstable();
+    series.dedup_by_key(|(series, _)| *series);
+    assert_eq!(series.len(), all);
+}
+
+#[test]
+fn what_departed_outputs_sent_stays() {
+    let sum = |records| {
+        Some(RecordSum {
+            records,
+            packets: 10 * records,
+            bytes: 100 * records,
+        })
+    };
+    let status = AgentStatus {
+        departed_outputs: Some(DepartedOutputs {
+            outputs: 2,
+            queued: sum(1),
+            sent: sum(2),
+            refused: sum(3),
+            lost: sum(4),
+            left_out: sum(5),
+        }),
+        ..AgentStatus::default()
+    };
+    let text = text(status, 0, Sampled::default(), Format::Classic).unwrap();
+    for sample in [
+        "flow_agent_departed_outputs_total 2",
+        r#"flow_agent_departed_output_records_total{fate="sent"} 2"#,
+        r#"flow_agent_departed_output_packets_total{fate="refused"} 30"#,
+        r#"flow_agent_departed_output_bytes_total{fate="lost"} 400"#,
+        r#"flow_agent_departed_output_bytes_total{fate="left_out"} 500"#,
+        "flow_agent_departed_output_queued_records 1.0",
+    ] {
+        assert!(
+            text.lines().any(|line| line == sample),
+            "{sample} in {text}"
+        );
+    }
+}
+
+#[test]
+fn programs_have_run_times_or_a_reason_why_not() {
+    let families = |sampled: &Sampled| -> Vec<String> {
+        let text = text(AgentStatus::default(), 0, sampled.clone(), Format::Classic).unwrap();
+        let lines = text.lines();
+        let lines = lines.filter(|line| line.starts_with("flow_agent_program_"));
+        lines.map(str::to_owned).collect()
+    };
+    let refused = Sampled {
+        outcome: Outcome::NotPermitted,
+        ..Sampled::default()
+    };
+    let states = |of: &str| {
+        ["pending", "sampled", "not_permitted", "failed"].map(|state| {
+            let is = f64::from(u8::from(state == of));
+            format!("flow_agent_program_sampling{{state=\"{state}\"}} {is:?}")
+        })
+    };
+    assert_eq!(families(&Sampled::default()), states("pending"));
+    assert_eq!(families(&refused), states("not_permitted"));
+    let runs = Runs {
+        count: 8,
+        time: Duration::from_micros(2),
+    };
+    let sampled = families(&Sampled {
+        outcome: Outcome::Sampled,
+        length: Duration::from_millis(250),
+        by_hook: [("xdp", runs)].into(),
+    });
+    assert_eq!(sampled[..4], states("sampled"));
+    assert_eq!(
+        sampled[4..],
+        [
+            "flow_agent_program_sampled_seconds_total 0.25",
+            r#"flow_agent_program_runs_total{hook="xdp"} 8"#,
+            r#"flow_agent_program_run_seconds_total{hook="xdp"} 0.000002"#,
+        ]
+    );
 }

@@ -23,7 +23,7 @@ mod octets;
 mod options;
 
 #[cfg(test)]
-pub(super) mod tests;
+mod tests;
 
 pub use flow::Octets;
 

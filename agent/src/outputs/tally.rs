@@ -12,7 +12,7 @@ use agent_common::Pair;
 
 use crate::{
     hub::{Backlog, Volume},
-    proto::{FlowRecord, OutputStatus, RecordSum},
+    proto::{DepartedOutputs, FlowRecord, OutputStatus, RecordSum},
 };
 
 /// What became of an output's flows.
@@ -32,11 +32,7 @@ pub(super) struct Tally {
 /// Whether messages get there.
 #[derive(Default)]
 struct Health {
-    /// Some do not get there, or are refused.
     failing: bool,
-    /// It has been told that they do not get there, or that they are refused.
-    told_failing: bool,
-    told_refused: bool,
     failures: u64,
     last_error: String,
 }
@@ -85,27 +81,18 @@ impl Tally {
         self.lost.add(flows);
     }
 
-    /// Notes that a message does not get there. Returns whether that is to be told: once until a success.
+    /// Notes a failure. Returns whether it is the first after a success.
     pub(super) fn failed(&self, error: &str) -> bool {
         let mut health = self.health();
-        health.fails(error);
-        !std::mem::replace(&mut health.told_failing, true)
-    }
-
-    /// Notes that the receiver does not take a message with these flows. Returns whether that is to be told: once until a
-    /// success.
-    pub(super) fn refuses(&self, flows: RecordSum, error: &str) -> bool {
-        self.refused.add(flows);
-        let mut health = self.health();
-        health.fails(error);
-        !std::mem::replace(&mut health.told_refused, true)
+        error.clone_into(&mut health.last_error);
+        let is_first = !std::mem::replace(&mut health.failing, true);
+        health.failures += u64::from(is_first);
+        is_first
     }
 
     /// Notes a success. Returns whether it is the first after a failure.
     pub(super) fn succeeded(&self) -> bool {
-        let mut health = self.health();
-        (health.told_failing, health.told_refused) = (false, false);
-        std::mem::take(&mut health.failing)
+        std::mem::take(&mut self.health().failing)
     }
 
     /// Without what the settings say: name, kind and address.
@@ -131,14 +118,6 @@ impl Tally {
 
     fn health(&self) -> MutexGuard<'_, Health> {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Health {
-    fn fails(&mut self, error: &str) {
-        error.clone_into(&mut self.last_error);
-        self.failures += u64::from(!self.failing);
-        self.failing = true;
     }
 }
 
@@ -191,6 +170,21 @@ impl SubAssign for RecordSum {
         self.records -= other.records;
         self.packets -= other.packets;
         self.bytes -= other.bytes;
+    }
+}
+
+impl AddAssign<OutputStatus> for DepartedOutputs {
+    fn add_assign(&mut self, output: OutputStatus) {
+        self.outputs += 1;
+        for (sum, more) in [
+            (&mut self.queued, output.queued),
+            (&mut self.sent, output.sent),
+            (&mut self.refused, output.refused),
+            (&mut self.lost, output.lost),
+            (&mut self.left_out, output.left_out),
+        ] {
+            *sum.get_or_insert_default() += more.unwrap_or_default();
+        }
     }
 }
 

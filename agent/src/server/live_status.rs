@@ -47,6 +47,7 @@ impl LiveStatus {
         status.uptime_ns = clock::boot_now_ns().saturating_sub(self.started_boot_ns);
         status.consumers = self.hub.status();
         status.outputs = self.outputs.status();
+        status.departed_outputs = Some(self.outputs.departed());
         let fate = self.hub.fate();
         status.server = Some(ServerStatus {
             consumers_left: self.hub.left(),

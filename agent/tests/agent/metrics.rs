@@ -2,21 +2,19 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     io::{Read as _, Write as _},
     net::TcpStream,
-    process::Stdio,
+    thread,
+    time::Duration,
 };
 
 use agent_common::Pair;
-use lab::{Host, Lab, Process, privilege::is_root_or_skip};
-use serde_json::Value;
-use tempfile::TempDir;
+use lab::{Host, Lab, privilege::is_root_or_skip};
 
-use crate::{
-    clients::install,
-    support::{Agent, attached::nothing_is_attached, count, flow_agent, wait_until},
-};
+use crate::support::{Agent, attached::nothing_is_attached, count, flow_agent, wait_until};
+
+mod programs;
+mod traffic;
 
 const SERVED: [&str; 6] = [
     "--metrics",
@@ -30,10 +28,10 @@ const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
 const OPEN: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// An answer over HTTP.
-struct Answer {
+pub struct Answer {
     status: u16,
     head: String,
-    body: String,
+    pub body: String,
 }
 
 /// Asks in the host's network namespace.
@@ -57,19 +55,19 @@ fn ask(host: &Host, address: &str, request: &str, headers: &str) -> Answer {
     }
 }
 
-fn get(host: &Host, address: &str, path: &str) -> Answer {
+pub fn get(host: &Host, address: &str, path: &str) -> Answer {
     ask(host, address, &format!("GET {path}"), "")
 }
 
 /// The agent's address for metrics.
-fn address(agent: &Agent) -> String {
+pub fn address(agent: &Agent) -> String {
     let log = agent.stderr();
     let (_, url) = log.split_once("serving metrics url=http://").unwrap();
     url.split_once("/metrics").unwrap().0.to_owned()
 }
 
 /// The samples of a text, by name and labels.
-fn samples(text: &str) -> BTreeMap<String, String> {
+pub fn samples(text: &str) -> BTreeMap<String, String> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let sample = |line: &str| {
         let (series, value) = line.rsplit_once(' ').unwrap();
@@ -157,6 +155,63 @@ fn metrics_close_with_what_was_sent() {
 }
 
 #[test]
+fn scans_that_come_late_are_told() {
+    const INTERVAL: &str = "200ms";
+    const STOPPED: Duration = Duration::from_secs(2);
+    if !is_root_or_skip("agent::scans_that_come_late_are_told") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let settings = [
+        "--metrics",
+        "0",
+        "--scan-interval",
+        INTERVAL,
+        "--output",
+        "none",
+    ];
+    let agent = Agent::start(&lab, &settings);
+    let address = address(&agent);
+    let text = || samples(&get(&lab.agent, &address, "/metrics").body);
+    let count = |found: &BTreeMap<String, String>, series: &str| {
+        found[&format!("flow_agent_scan_lateness_seconds_{series}")]
+            .parse::<f64>()
+            .unwrap()
+    };
+    // The next scan after this is due within an interval, and begins no earlier than it goes on.
+    agent.signal(libc::SIGSTOP);
+    thread::sleep(STOPPED);
+    agent.signal(libc::SIGCONT);
+    wait_until("a late scan", || {
+        let found = text();
+        count(&found, "count") - count(&found, "bucket{le=\"1.0\"}") >= 1.0
+    });
+    let found = text();
+    assert!(count(&found, "sum") >= 1.0);
+    let scans = sum(&found, "flow_agent_scans_total") - sum(&found, "flow_agent_early_scans_total");
+    assert_eq!(
+        found["flow_agent_scan_lateness_seconds_count"],
+        scans.to_string()
+    );
+    assert_eq!(
+        found["flow_agent_scan_duration_seconds_count"],
+        found["flow_agent_flip_wait_seconds_count"]
+    );
+    assert_eq!(
+        found["flow_agent_scan_duration_seconds_count"],
+        found["flow_agent_scans_total"]
+    );
+    let duration = found["flow_agent_scan_duration_seconds_sum"]
+        .parse::<f64>()
+        .unwrap();
+    let wait = found["flow_agent_flip_wait_seconds_sum"]
+        .parse::<f64>()
+        .unwrap();
+    assert!(0.0 < wait && wait < duration, "{wait} {duration}");
+    agent.stop_silent();
+}
+
+#[test]
 fn probes_and_strange_requests_are_answered() {
     if !is_root_or_skip("agent::probes_and_strange_requests_are_answered") {
         return;
@@ -221,88 +276,5 @@ fn an_address_in_use_is_told_and_nothing_is_attached() {
     );
     assert!(stderr.contains(&told), "{stderr}");
     assert!(nothing_is_attached(&lab.agent));
-    agent.stop();
-}
-
-#[test]
-fn prometheus_scrapes_what_was_counted() {
-    const TEST: &str = "agent::prometheus_scrapes_what_was_counted";
-    if !is_root_or_skip(TEST) {
-        return;
-    }
-    let Some([prometheus, promtool]) = install::prometheus_or_skip(TEST) else {
-        return;
-    };
-    let lab = Lab::quiet().unwrap();
-    let agent = Agent::start(&lab, &SERVED);
-    let address = address(&agent);
-    let sent = count_some(&lab, &address);
-
-    let text = get(&lab.agent, &address, "/metrics").body;
-    let mut check = lab.agent.command(&promtool);
-    check.args(["check", "metrics"]).stdin(Stdio::piped());
-    let mut check = check
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    check
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(text.as_bytes())
-        .unwrap();
-    let checked = check.wait_with_output().unwrap();
-    let told = [checked.stdout, checked.stderr].concat();
-    assert!(
-        checked.status.success(),
-        "{}",
-        String::from_utf8_lossy(&told)
-    );
-    assert!(told.is_empty(), "{}", String::from_utf8_lossy(&told));
-
-    let folder = TempDir::new().unwrap();
-    let config = folder.path().join("prometheus.yml");
-    let settings = format!(
-        "global: {{scrape_interval: 1s}}\n\
-         scrape_configs: [{{job_name: flow-agent, static_configs: [{{targets: ['{address}']}}]}}]\n"
-    );
-    fs::write(&config, settings).unwrap();
-    let mut server = lab.agent.command(&prometheus);
-    server
-        .arg(format!("--config.file={}", config.display()))
-        .arg(format!(
-            "--storage.tsdb.path={}",
-            folder.path().join("data").display()
-        ))
-        .arg("--web.listen-address=127.0.0.1:9090")
-        .stderr(fs::File::create(folder.path().join("log")).unwrap());
-    let server = Process::spawn(&mut server).unwrap();
-    let value = |query: &str| -> Option<String> {
-        let found = lab.agent.namespace.enter(|| {
-            let mut connection = TcpStream::connect("127.0.0.1:9090")?;
-            let request = format!("GET /api/v1/query?query={query} HTTP/1.0\r\n\r\n");
-            connection.write_all(request.as_bytes())?;
-            let mut answer = String::new();
-            connection.read_to_string(&mut answer)?;
-            Ok(answer)
-        });
-        let answer = found.ok()?;
-        let (_, body) = answer.split_once("\r\n\r\n")?;
-        let answer: Value = serde_json::from_str(body).ok()?;
-        answer["data"]["result"][0]["value"][1]
-            .as_str()
-            .map(str::to_owned)
-    };
-    wait_until("Prometheus has scraped", || {
-        value("sum(flow_agent_seen_packets_total)") == Some(sent.packets.to_string())
-    });
-    assert_eq!(value("up").as_deref(), Some("1"));
-    let closes = "sum(flow_agent_seen_bytes_total)-sum(flow_agent_flow_bytes_total)\
-                  -sum(flow_agent_left_out_bytes_total)-sum(flow_agent_unparsed_bytes_total)\
-                  -sum(flow_agent_lost_bytes_total)";
-    assert_eq!(value(closes).as_deref(), Some("0"));
-    assert_eq!(value("flow_agent_build_info").as_deref(), Some("1"));
-    drop(server);
     agent.stop();
 }

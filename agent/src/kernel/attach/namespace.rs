@@ -90,7 +90,13 @@ impl Watch {
         let closer = Closer::start(slots.clone(), set.interfaces.clone(), changes.clone())?;
         let mut watcher = Watcher {
             attacher: Attacher {
-                programs: Programs::load(set.programs, &selected, &selection, settings)?,
+                programs: Programs::load(
+                    set.programs,
+                    set.run_times,
+                    &selected,
+                    &selection,
+                    settings,
+                )?,
                 settings,
                 slots: slots.clone(),
                 counters: LinkSocket::open()?,

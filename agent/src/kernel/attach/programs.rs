@@ -15,21 +15,25 @@ use aya::{
 use super::{AttachSettings, Directions, IngressHook, link_type};
 use crate::{
     interfaces::Selection,
-    kernel::{links::Link, refusal, signals},
+    kernel::{links::Link, refusal, run_times::RunTimes, signals},
 };
 
-pub(super) struct Programs(Ebpf);
+pub(super) struct Programs {
+    ebpf: Ebpf,
+    run_times: RunTimes,
+}
 
 impl Programs {
     /// Loads the programs that hooks of these interfaces may need, and of one that may come. An
     /// XDP hook may need TC instead.
     pub(super) fn load(
         ebpf: Ebpf,
+        run_times: RunTimes,
         links: &[Link],
         selection: &Selection,
         settings: AttachSettings,
     ) -> Result<Self> {
-        let mut programs = Self(ebpf);
+        let mut programs = Self { ebpf, run_times };
         let here: Vec<_> = links.iter().map(link_type).collect::<Result<_>>()?;
         let to_come = selection.may_wait().then_some(LinkType::Ethernet);
         for link_type in here.into_iter().chain(to_come) {
@@ -48,7 +52,16 @@ impl Programs {
 
     /// Loads the program if it is not loaded.
     pub(super) fn get(&mut self, name: &str) -> Result<BorrowedFd<'_>> {
-        Ok(program(&mut self.0, name)?.as_fd())
+        let is_first = self
+            .ebpf
+            .program(name)
+            .is_some_and(|program| program.fd().is_err());
+        let program = program(&mut self.ebpf, name)?.as_fd();
+        if is_first {
+            let watched = self.run_times.watch(name, program);
+            watched.context("duplicate a program's descriptor")?;
+        }
+        Ok(program)
     }
 }
 

@@ -66,7 +66,8 @@ fn watcher(
     let set = kernel.sets.remove(0);
     let watcher = Watcher {
         attacher: Attacher {
-            programs: Programs::load(set.programs, &[], &selection, settings).unwrap(),
+            programs: Programs::load(set.programs, set.run_times, &[], &selection, settings)
+                .unwrap(),
             settings,
             slots: slots.clone(),
             counters: LinkSocket::open().unwrap(),

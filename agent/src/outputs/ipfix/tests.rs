@@ -4,7 +4,7 @@ use super::*;
 use collector::{Collector, Record};
 
 mod collector;
-pub mod flows;
+mod flows;
 mod sums;
 mod written;
 

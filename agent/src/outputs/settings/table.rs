@@ -46,13 +46,12 @@ pub(super) const FILE_KEYS: [&str; 5] = [
 ];
 
 const IPFIX: &[Kind] = &[Kind::Ipfix];
-const PBFLOW: &[Kind] = &[Kind::Pbflow];
 
 const KEYS: &[Key] = &[
     Key {
         name: "kind",
         kinds: &[],
-        value: ValueType::Choice(&["ipfix", "jsonl", "pbflow"]),
+        value: ValueType::Choice(&["ipfix", "jsonl"]),
         help: "The format.",
     },
     Key {
@@ -146,12 +145,6 @@ const KEYS: &[Key] = &[
         kinds: IPFIX,
         value: ValueType::Integer { least: 1 },
         help: "The number of the flows' observation domain; by default 1.",
-    },
-    Key {
-        name: "agent_ip",
-        kinds: PBFLOW,
-        value: ValueType::Text,
-        help: "The agent's address in each record; by default the one with which this host sends to others.",
     },
 ];
 

@@ -1,15 +1,18 @@
 //! Interfaces that come while the agent runs, and go again.
 
-use std::{fs, process::Command};
+use std::{collections::BTreeMap, fs, process::Command};
 
 use lab::{Counters, FrameSocket, Lab, Namespace, kernel, privilege::is_root_or_skip};
 use serde_json::Value;
 
 use super::{CLSACT, TCX};
-use crate::support::{
-    Agent, NATIVE_XDP, Report,
-    attached::{filters, nothing_is_attached, tcx_programs_on, xdp_native},
-    count, pair, wait_until,
+use crate::{
+    metrics,
+    support::{
+        Agent, NATIVE_XDP, Report,
+        attached::{filters, nothing_is_attached, tcx_programs_on, xdp_native},
+        count, pair, wait_until,
+    },
 };
 
 /// Runs a line of `ip`.
@@ -333,8 +336,20 @@ fn a_thousand_that_come_and_go_leave_nothing_behind() {
         "51",
         "--direction",
         "ingress",
+        "--metrics",
+        "0",
     ];
     let mut agent = Agent::start_on(&lab.agent, &selection(&lab), &settings);
+    let address = metrics::address(&agent);
+    let samples = || metrics::samples(&metrics::get(&lab.agent, &address, "/metrics").body);
+    // These come with the first window in which programs are timed.
+    let series = |samples: &BTreeMap<String, String>| -> Vec<String> {
+        let series = samples.keys().cloned();
+        series
+            .filter(|name| !name.starts_with("flow_agent_program_"))
+            .collect()
+    };
+    let series_before = series(&samples());
     let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
     let mut before = None;
     let mut resident_bytes = Vec::new();
@@ -378,6 +393,23 @@ fn a_thousand_that_come_and_go_leave_nothing_behind() {
     assert!(is_flat, "{resident_bytes:?}");
     let seen = pair(&status(&lab, &agent)["account"]["seen"]);
     assert_eq!(seen, count(ROUNDS * BUSY * 2, &frame));
+    // Their series went with them, and what they counted is in the sums.
+    let udp = r#"flow_agent_traffic_packets_total{direction="ingress",protocol="udp"}"#;
+    wait_until("the metrics have them", || {
+        samples()[udp] == seen.packets.to_string()
+    });
+    let found = samples();
+    assert_eq!(
+        found["flow_agent_departed_interfaces_total"],
+        (ROUNDS * WIRES).to_string()
+    );
+    let departed = ["packets", "bytes"]
+        .map(|unit| found[&format!("flow_agent_departed_seen_{unit}_total")].clone());
+    assert_eq!(
+        departed,
+        [seen.packets, seen.bytes].map(|sum| sum.to_string())
+    );
+    assert_eq!(series(&found), series_before);
     agent.stop_silent();
 }
 

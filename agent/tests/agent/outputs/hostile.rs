@@ -92,6 +92,10 @@ fn an_output_that_stays_goes_on_and_one_that_leaves_tells_what_it_lost() {
     agent.wait_until_logged("the settings have been read again");
     // It keeps its name, and what it has sent.
     assert_eq!(fates(&output(&agent, &lab, "jsonl-2"), sent)["sent"], sent);
+    let status = agent.status(&lab.agent);
+    let departed = &status["departed_outputs"];
+    assert_eq!(departed["outputs"], 1, "{departed}");
+    fates(departed, sent);
     // The end waits for the one that is leaving.
     agent.signal(libc::SIGTERM);
     let report = agent.ended();

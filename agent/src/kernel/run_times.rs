@@ -1,0 +1,117 @@
+//! How often the attached programs run, and for how long.
+//!
+//! The kernel counts that only while it is asked to, since two readings of the clock come with each run of any program on
+//! the machine. Whoever may (`CAP_SYS_ADMIN`) asks with a descriptor (`bpf_enable_runtime_stats`), and it ends when the
+//! descriptor is closed, as it is when the process is killed.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::bpf::{self, Runs};
+
+/// The programs of all network namespaces. Clones share them.
+#[derive(Clone, Default)]
+pub struct RunTimes(Arc<Mutex<Vec<Watched>>>);
+
+struct Watched {
+    hook: &'static str,
+    program: OwnedFd,
+}
+
+/// What the programs did in a while.
+#[derive(Clone, Debug, Default)]
+pub struct Window {
+    pub length: Duration,
+    pub by_hook: BTreeMap<&'static str, Runs>,
+}
+
+impl RunTimes {
+    /// From now on this program is among them.
+    pub fn watch(&self, name: &str, program: BorrowedFd<'_>) -> io::Result<()> {
+        let program = program.try_clone_to_owned()?;
+        let hook = hook(name);
+        self.programs(|programs| programs.push(Watched { hook, program }));
+        Ok(())
+    }
+
+    /// Has the kernel count for this long, and reads what it counted. Fails with EPERM if this process may not ask for it
+    /// and nobody else has. Nothing is known if the setting that somebody else made is changed meanwhile.
+    pub fn window(&self, length: Duration) -> io::Result<Option<Window>> {
+        let is_on = is_on_for_all();
+        let asked = if is_on {
+            None
+        } else {
+            Some(bpf::count_runs()?)
+        };
+        let (begun, before) = (Instant::now(), self.read()?);
+        thread::sleep(length);
+        let (length, after) = (begun.elapsed(), self.read()?);
+        drop(asked);
+        if is_on && !is_on_for_all() {
+            return Ok(None);
+        }
+        let mut by_hook = BTreeMap::<_, Runs>::new();
+        for (place, (hook, after)) in after.into_iter().enumerate() {
+            // One that is not there was loaded meanwhile.
+            let before = before.get(place).map(|&(_, before)| before);
+            *by_hook.entry(hook).or_default() += after - before.unwrap_or_default();
+        }
+        Ok(Some(Window { length, by_hook }))
+    }
+
+    fn read(&self) -> io::Result<Vec<(&'static str, Runs)>> {
+        self.programs(|programs| {
+            let programs = programs.iter();
+            let read = |one: &Watched| Ok((one.hook, bpf::runs(one.program.as_fd())?));
+            programs.map(read).collect()
+        })
+    }
+
+    fn programs<T>(&self, work: impl FnOnce(&mut Vec<Watched>) -> T) -> T {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Where the program of this name is attached, as status and metrics call it.
+fn hook(name: &str) -> &'static str {
+    if name.starts_with("xdp") {
+        "xdp"
+    } else if name.starts_with("tc_egress") {
+        "tc_egress"
+    } else {
+        "tc_ingress"
+    }
+}
+
+/// Whether somebody has set `kernel.bpf_stats_enabled`.
+fn is_on_for_all() -> bool {
+    let setting = fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled");
+    setting.is_ok_and(|setting| setting.trim() == "1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_program_counts_for_its_hook() {
+        for (program, expected) in [
+            ("tc_ingress", "tc_ingress"),
+            ("tc_ingress_ip", "tc_ingress"),
+            ("tc_egress", "tc_egress"),
+            ("tc_egress_ip", "tc_egress"),
+            ("xdp_ingress", "xdp"),
+            ("xdp_ingress_ip", "xdp"),
+            ("xdp_frags", "xdp"),
+            ("xdp_frags_ip", "xdp"),
+        ] {
+            assert_eq!(hook(program), expected, "{program}");
+        }
+    }
+}

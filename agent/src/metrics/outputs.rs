@@ -1,0 +1,133 @@
+//! What becomes of the flows that outputs send.
+
+use std::fmt;
+
+use super::{
+    Shown,
+    families::{Families, Help, Labels},
+};
+use crate::proto::{OutputStatus, RecordSum};
+
+impl Shown {
+    pub(super) fn outputs(&self, families: &mut Families<'_>) -> fmt::Result {
+        let by_fate = |count: fn(RecordSum) -> u64| {
+            let mut series = Vec::new();
+            for output in &self.status.outputs {
+                for (fate, sum) in [
+                    ("sent", output.sent),
+                    ("refused", output.refused),
+                    ("lost", output.lost),
+                    ("left_out", output.left_out),
+                ] {
+                    let mut labels = output_labels(output);
+                    labels.push(("fate", fate.to_owned()));
+                    series.push((labels, count(sum.unwrap_or_default())));
+                }
+            }
+            series
+        };
+        families.counter(
+            Help(
+                "flow_agent_output_records",
+                "Records by what became of them",
+            ),
+            by_fate(|sum| sum.records),
+        )?;
+        families.counter(
+            Help("flow_agent_output_packets", "Packets that they report"),
+            by_fate(|sum| sum.packets),
+        )?;
+        families.counter(
+            Help("flow_agent_output_bytes", "Layer-2 bytes that they report"),
+            by_fate(|sum| sum.bytes),
+        )?;
+        let outputs = self.status.outputs.iter();
+        families.gauge(
+            Help(
+                "flow_agent_output_queued_records",
+                "Records that wait to be sent",
+            ),
+            outputs.clone().map(|output| {
+                let queued = output.queued.unwrap_or_default();
+                (output_labels(output), queued.records as f64)
+            }),
+        )?;
+        families.gauge(
+            Help(
+                "flow_agent_output_failing",
+                "1 if what was sent last did not get there",
+            ),
+            outputs
+                .clone()
+                .map(|output| (output_labels(output), f64::from(u8::from(output.failing)))),
+        )?;
+        families.counter(
+            Help(
+                "flow_agent_output_failures",
+                "How often the output began to fail",
+            ),
+            outputs.map(|output| (output_labels(output), output.failures)),
+        )?;
+        self.departed_outputs(families)
+    }
+
+    /// An output that the settings do not name any more has no series, so that reloads do not add up. Its sums stay.
+    fn departed_outputs(&self, families: &mut Families<'_>) -> fmt::Result {
+        let departed = self.status.departed_outputs.unwrap_or_default();
+        let by_fate = |count: fn(RecordSum) -> u64| {
+            let fates = [
+                ("sent", departed.sent),
+                ("refused", departed.refused),
+                ("lost", departed.lost),
+                ("left_out", departed.left_out),
+            ];
+            fates.map(|(fate, sum)| {
+                let labels = vec![("fate", fate.to_owned())];
+                (labels, count(sum.unwrap_or_default()))
+            })
+        };
+        families.counters([(
+            Help(
+                "flow_agent_departed_outputs",
+                "Outputs that the settings do not name any more",
+            ),
+            departed.outputs,
+        )])?;
+        families.counter(
+            Help(
+                "flow_agent_departed_output_records",
+                "Their records by what became of them",
+            ),
+            by_fate(|sum| sum.records),
+        )?;
+        families.counter(
+            Help(
+                "flow_agent_departed_output_packets",
+                "Packets that these report",
+            ),
+            by_fate(|sum| sum.packets),
+        )?;
+        families.counter(
+            Help(
+                "flow_agent_departed_output_bytes",
+                "Layer-2 bytes that these report",
+            ),
+            by_fate(|sum| sum.bytes),
+        )?;
+        let queued = departed.queued.unwrap_or_default();
+        families.gauges([(
+            Help(
+                "flow_agent_departed_output_queued_records",
+                "Their records that still wait to be sent",
+            ),
+            queued.records as f64,
+        )])
+    }
+}
+
+fn output_labels(output: &OutputStatus) -> Labels {
+    vec![
+        ("output", output.name.clone()),
+        ("kind", output.kind.clone()),
+    ]
+}

@@ -1,0 +1,177 @@
+//! What the programs cost, in short windows that scrapes ask for.
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tokio::task::spawn_blocking;
+
+use super::{
+    Shown,
+    families::{Families, Help, Labels},
+};
+use crate::kernel::{
+    bpf::Runs,
+    run_times::{RunTimes, Window},
+};
+
+/// How long the kernel counts, which makes all programs of the machine slower by some tens of nanoseconds.
+const WINDOW: Duration = Duration::from_millis(100);
+/// Between two windows, at least.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// Clones share what is sampled.
+#[derive(Clone)]
+pub struct Sampler {
+    run_times: RunTimes,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    is_in_window: bool,
+    not_before: Option<Instant>,
+    sampled: Sampled,
+}
+
+/// The sum of all windows so far.
+#[derive(Clone, Debug, Default)]
+pub struct Sampled {
+    pub outcome: Outcome,
+    pub length: Duration,
+    pub by_hook: BTreeMap<&'static str, Runs>,
+}
+
+/// What became of the last window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Outcome {
+    /// There was none yet.
+    #[default]
+    Pending,
+    Sampled,
+    /// This process may not ask the kernel to count.
+    NotPermitted,
+    Failed,
+}
+
+impl Outcome {
+    const ALL: [Self; 4] = [
+        Self::Pending,
+        Self::Sampled,
+        Self::NotPermitted,
+        Self::Failed,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Sampled => "sampled",
+            Self::NotPermitted => "not_permitted",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+impl Sampler {
+    pub fn new(run_times: RunTimes) -> Self {
+        Self {
+            run_times,
+            state: Arc::default(),
+        }
+    }
+
+    /// What was sampled so far. Begins a window for the next time, if the last one is long enough ago. Called in a Tokio
+    /// runtime.
+    pub fn sampled(&self) -> Sampled {
+        let mut state = self.state();
+        let is_due = state.not_before.is_none_or(|time| time <= Instant::now());
+        if is_due && !std::mem::replace(&mut state.is_in_window, true) {
+            let sampler = self.clone();
+            spawn_blocking(move || sampler.sample());
+        }
+        state.sampled.clone()
+    }
+
+    /// If this panics, there is no other window.
+    fn sample(&self) {
+        let window = self.run_times.window(WINDOW);
+        let mut state = self.state();
+        state.is_in_window = false;
+        state.not_before = Some(Instant::now() + PAUSE);
+        state.sampled.add(window);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Sampled {
+    fn add(&mut self, window: io::Result<Option<Window>>) {
+        match window {
+            Ok(Some(window)) => {
+                self.outcome = Outcome::Sampled;
+                self.length += window.length;
+                for (hook, runs) in window.by_hook {
+                    *self.by_hook.entry(hook).or_default() += runs;
+                }
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::debug!(%error, "the kernel does not count the runs of programs");
+                let refused = matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES));
+                self.outcome = if refused {
+                    Outcome::NotPermitted
+                } else {
+                    Outcome::Failed
+                };
+            }
+        }
+    }
+}
+
+impl Shown {
+    /// Without any window there are no run times, rather than zeros.
+    pub(super) fn programs(&self, families: &mut Families<'_>) -> fmt::Result {
+        let sampled = &self.sampled;
+        let states = Outcome::ALL.map(|state| {
+            let labels = vec![("state", state.name().to_owned())];
+            (labels, f64::from(u8::from(state == sampled.outcome)))
+        });
+        families.gauge(
+            Help(
+                "flow_agent_program_sampling",
+                "1 for what became of the last window in which programs were timed",
+            ),
+            states,
+        )?;
+        if sampled.length.is_zero() {
+            return Ok(());
+        }
+        families.counter(
+            Help(
+                "flow_agent_program_sampled_seconds",
+                "How long programs were timed",
+            ),
+            [(Labels::new(), sampled.length.as_secs_f64())],
+        )?;
+        let by_hook = || {
+            let by_hook = sampled.by_hook.iter();
+            by_hook.map(|(hook, runs)| (vec![("hook", (*hook).to_owned())], *runs))
+        };
+        families.counter(
+            Help(
+                "flow_agent_program_runs",
+                "Runs of the programs in that time",
+            ),
+            by_hook().map(|(labels, runs)| (labels, runs.count)),
+        )?;
+        families.counter(
+            Help("flow_agent_program_run_seconds", "How long these runs took"),
+            by_hook().map(|(labels, runs)| (labels, runs.time.as_secs_f64())),
+        )
+    }
+}

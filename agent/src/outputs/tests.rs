@@ -1,0 +1,80 @@
+use agent_common::Pair;
+use prost::Message as _;
+use settings::{Wish, Wishes};
+
+use super::*;
+use crate::{
+    batch::Batch,
+    hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES},
+    proto::{FlowBatch, FlowRecord, RecordSum},
+};
+
+/// A file that cannot be made.
+const NOWHERE: &str = "jsonl=/proc/none/flows.jsonl";
+
+fn output(text: &str) -> Output {
+    let Wishes(wishes) = text.parse().unwrap();
+    let [Wish::Output(output)] = &wishes[..] else {
+        panic!("{text}: {wishes:?}");
+    };
+    output.clone()
+}
+
+/// A batch of one record, of three packets with 300 bytes.
+fn batch(scan_id: u64) -> Batch {
+    let record = FlowRecord {
+        delta_packets: 3,
+        delta_bytes: 300,
+        ..FlowRecord::default()
+    };
+    let batch = FlowBatch {
+        scan_id,
+        last_of_scan: true,
+        records: vec![record],
+        ..FlowBatch::default()
+    };
+    Batch {
+        body: batch.encode_to_vec().into(),
+        records: 1,
+        delta: Pair {
+            packets: 3,
+            bytes: 300,
+        },
+        scan_id,
+        index: 0,
+        last_of_scan: true,
+    }
+}
+
+#[tokio::test]
+async fn a_full_queue_of_an_output_that_leaves_is_lost_to_the_packet() {
+    // One is lost since the queue is full, or two if the worker has taken none yet.
+    const BATCHES: u64 = DEFAULT_QUEUE_BATCHES as u64 + 2;
+    let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
+    let outputs = Outputs::start(&hub, vec![output(NOWHERE), output(NOWHERE)]);
+    for scan_id in 1..=BATCHES {
+        hub.publish(&batch(scan_id));
+    }
+    assert_eq!(outputs.departed(), DepartedOutputs::default());
+    outputs.replace_within(Vec::new(), Duration::ZERO);
+    assert!(outputs.status().is_empty());
+    let all = RecordSum {
+        records: 2 * BATCHES,
+        packets: 2 * 3 * BATCHES,
+        bytes: 2 * 300 * BATCHES,
+    };
+    while outputs
+        .all()
+        .leaving
+        .iter()
+        .any(|one| !one.task.is_finished())
+    {
+        tokio::task::yield_now().await;
+    }
+    let departed = outputs.departed();
+    assert_eq!((departed.outputs, departed.lost), (2, Some(all)));
+    assert_eq!(departed.queued, Some(RecordSum::default()));
+    // Once nothing is kept of them but their sums.
+    assert!(outputs.all().leaving.is_empty());
+    assert_eq!(outputs.departed(), departed);
+}
