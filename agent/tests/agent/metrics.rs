@@ -14,6 +14,7 @@ use lab::{Host, Lab, privilege::is_root_or_skip};
 use crate::support::{Agent, attached::nothing_is_attached, count, flow_agent, wait_until};
 
 mod programs;
+mod prometheus;
 mod traffic;
 
 const SERVED: [&str; 6] = [
