@@ -22,6 +22,7 @@ pub mod encoder;
 pub mod files;
 pub mod ipfix;
 mod jsonl;
+pub mod pbflow;
 pub mod settings;
 mod tally;
 mod transport;

@@ -56,6 +56,35 @@ impl FlowRecord {
         }
     }
 
+    /// The sides of the interface at which the packets of the source and of the destination were seen. If no answer was, it
+    /// would be at the opposite side.
+    pub fn directions(&self) -> [Direction; 2] {
+        let forward = match self.direction() {
+            Direction::Egress => Direction::Egress,
+            Direction::Ingress | Direction::Unspecified => Direction::Ingress,
+        };
+        let reverse = match (self.reverse_direction(), forward) {
+            (Direction::Unspecified, Direction::Ingress) => Direction::Egress,
+            (Direction::Unspecified, _) => Direction::Ingress,
+            (known, _) => known,
+        };
+        [forward, reverse]
+    }
+
+    /// The ICMP type of the answers. Messages that are no question have the same type in both directions.
+    pub fn icmp_type_of_answers(&self) -> u32 {
+        let kind = self.icmp_type.unwrap_or_default();
+        if self.icmp_identifier.is_none() {
+            return kind;
+        }
+        match (self.ip_version, kind) {
+            (4, 8) => 0,
+            // Timestamps, information and address masks.
+            (4, 13 | 15 | 17) | (6, 128) => kind + 1,
+            _ => kind,
+        }
+    }
+
     /// Makes it report its flow from the first packet on.
     pub fn report_total(&mut self) {
         self.delta_packets = self.total_packets;

@@ -23,7 +23,7 @@ mod octets;
 mod options;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 pub use flow::Octets;
 

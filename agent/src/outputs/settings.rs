@@ -16,6 +16,7 @@ use super::{
 use crate::{output::Format, similar};
 
 mod ipfix;
+mod pbflow;
 mod table;
 
 pub use table::schema;
@@ -26,16 +27,18 @@ use table::{FILE_KEYS, Table};
 pub enum Kind {
     Ipfix,
     Jsonl,
+    Pbflow,
 }
 
 impl Kind {
-    const ALL: [Self; 2] = [Self::Ipfix, Self::Jsonl];
+    const ALL: [Self; 3] = [Self::Ipfix, Self::Jsonl, Self::Pbflow];
 
     /// As in the settings.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ipfix => "ipfix",
             Self::Jsonl => "jsonl",
+            Self::Pbflow => "pbflow",
         }
     }
 
@@ -46,6 +49,7 @@ impl Kind {
                 "udp://HOST:PORT, tcp://HOST:PORT, or a path, as /var/log/flow-agent/flows.ipfix"
             }
             Self::Jsonl => "a path, as /var/log/flow-agent/flows.jsonl",
+            Self::Pbflow => "http://HOST:PORT",
         }
     }
 }
@@ -75,6 +79,7 @@ pub struct Output {
 enum Target {
     Ipfix(ipfix::Target),
     Jsonl { path: PathBuf, rotation: Rotation },
+    Pbflow(pbflow::Target),
 }
 
 /// A host by name or address, and a port.
@@ -98,6 +103,17 @@ impl HostPort {
             host: host.to_owned(),
             port,
         })
+    }
+
+    /// Reads `http://HOST:PORT`, the address of a server of this kind.
+    fn read_http(kind: Kind, address: &str) -> Result<Self, Refused> {
+        let expected = kind.addresses();
+        if address.starts_with("https://") {
+            let message = format!("outputs cannot use TLS yet; expected {expected}");
+            return Err(Refused::at("address", message));
+        }
+        let to = address.strip_prefix("http://").and_then(Self::read);
+        to.ok_or_else(|| Refused::at("address", format!("expected {expected}")))
     }
 }
 
@@ -141,6 +157,7 @@ impl Output {
         match self.target {
             Target::Ipfix(_) => Kind::Ipfix,
             Target::Jsonl { .. } => Kind::Jsonl,
+            Target::Pbflow(_) => Kind::Pbflow,
         }
     }
 
@@ -149,6 +166,7 @@ impl Output {
         match &self.target {
             Target::Ipfix(target) => target.address(),
             Target::Jsonl { path, .. } => path.display().to_string(),
+            Target::Pbflow(target) => target.address(),
         }
     }
 
@@ -160,6 +178,7 @@ impl Output {
                 Box::new(Jsonl::default()),
                 Transport::File(Rotated::new(path.clone(), rotation.clone(), whole::lines)),
             ),
+            Target::Pbflow(target) => target.parts(),
         }
     }
 
@@ -191,6 +210,7 @@ impl Output {
                 path: address.into(),
                 rotation: table.rotation()?,
             },
+            Kind::Pbflow => Target::Pbflow(pbflow::Target::read(table, &address)?),
         };
         Ok(Self {
             name: table.text("name")?,
@@ -412,6 +432,17 @@ mod tests {
             (
                 r#"{"kind": "ipfix", "address": "udp://a:1", "octets": "all"}"#,
                 "octets: expected one of ip, layer2",
+            ),
+            ("pbflow=http://a", "address: expected http://HOST:PORT"),
+            ("pbflow=/a", "address: expected http://HOST:PORT"),
+            ("pbflow=tcp://a:1", "address: expected http://HOST:PORT"),
+            (
+                "pbflow=https://a:1",
+                "address: outputs cannot use TLS yet; expected http://HOST:PORT",
+            ),
+            (
+                r#"{"kind": "pbflow", "address": "http://a:1", "agent_ip": "a"}"#,
+                "agent_ip: expected an address, as 192.0.2.1",
             ),
             (
                 r#"{"kind": "jsonl", "address": "/a", "keep_files": 0}"#,

@@ -32,7 +32,11 @@ pub(super) struct Tally {
 /// Whether messages get there.
 #[derive(Default)]
 struct Health {
+    /// Some do not get there, or are refused.
     failing: bool,
+    /// It has been told that they do not get there, or that they are refused.
+    told_failing: bool,
+    told_refused: bool,
     failures: u64,
     last_error: String,
 }
@@ -81,18 +85,27 @@ impl Tally {
         self.lost.add(flows);
     }
 
-    /// Notes a failure. Returns whether it is the first after a success.
+    /// Notes that a message does not get there. Returns whether that is to be told: once until a success.
     pub(super) fn failed(&self, error: &str) -> bool {
         let mut health = self.health();
-        error.clone_into(&mut health.last_error);
-        let is_first = !std::mem::replace(&mut health.failing, true);
-        health.failures += u64::from(is_first);
-        is_first
+        health.fails(error);
+        !std::mem::replace(&mut health.told_failing, true)
+    }
+
+    /// Notes that the receiver does not take a message with these flows. Returns whether that is to be told: once until a
+    /// success.
+    pub(super) fn refuses(&self, flows: RecordSum, error: &str) -> bool {
+        self.refused.add(flows);
+        let mut health = self.health();
+        health.fails(error);
+        !std::mem::replace(&mut health.told_refused, true)
     }
 
     /// Notes a success. Returns whether it is the first after a failure.
     pub(super) fn succeeded(&self) -> bool {
-        std::mem::take(&mut self.health().failing)
+        let mut health = self.health();
+        (health.told_failing, health.told_refused) = (false, false);
+        std::mem::take(&mut health.failing)
     }
 
     /// Without what the settings say: name, kind and address.
@@ -118,6 +131,14 @@ impl Tally {
 
     fn health(&self) -> MutexGuard<'_, Health> {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Health {
+    fn fails(&mut self, error: &str) {
+        error.clone_into(&mut self.last_error);
+        self.failures += u64::from(!self.failing);
+        self.failing = true;
     }
 }
 

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use thiserror::Error;
 
 use super::files::{Rotated, Written};
 
+mod grpc;
 mod tcp;
 mod udp;
 
+pub(super) use grpc::Grpc;
 pub(super) use tcp::Tcp;
 pub(super) use udp::Udp;
 
@@ -19,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) enum Transport {
     Udp(Udp),
     Tcp(Tcp),
+    Grpc(Grpc),
     File(Rotated),
 }
 
@@ -32,6 +36,9 @@ pub(super) enum Failure {
         /// How long the receiver asks to be left alone.
         after: Option<Duration>,
     },
+    /// The receiver does not take the message, and would not take it later.
+    #[error("{why}")]
+    Refused { why: String },
     /// A file or a connection begins, so the message has to be made anew, with what the format begins with.
     #[error("it begins anew")]
     Anew,
@@ -52,22 +59,26 @@ impl From<anyhow::Error> for Failure {
 }
 
 impl Transport {
-    /// Hands a message over. Dropping the future breaks the connection, if there is one.
-    pub(super) async fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
+    /// Hands a message over. Dropping the future breaks the connection, if there is one. Returns the answer, which only
+    /// servers give; otherwise it is empty.
+    pub(super) async fn send(&mut self, message: &Bytes) -> Result<Bytes, Failure> {
         match self {
-            Self::Udp(udp) => udp.send(message).await,
-            Self::Tcp(tcp) => tcp.send(message).await.map_err(Failure::from),
+            Self::Udp(udp) => udp.send(message).await?,
+            Self::Tcp(tcp) => tcp.send(message).await?,
+            Self::Grpc(grpc) => return grpc.send(message).await,
             Self::File(file) => match file.write(message).await? {
-                Written::Yes => Ok(()),
-                Written::Anew => Err(Failure::Anew),
+                Written::Yes => {}
+                Written::Anew => return Err(Failure::Anew),
             },
         }
+        Ok(Bytes::new())
     }
 
     /// Completes what was sent.
     pub(super) async fn close(&mut self) -> Result<(), Failure> {
         match self {
-            Self::Udp(_) => Ok(()),
+            // A message that was not answered did not count as sent.
+            Self::Udp(_) | Self::Grpc(_) => Ok(()),
             Self::Tcp(tcp) => tcp.close().await.map_err(Failure::from),
             Self::File(file) => file.close().await.map_err(Failure::from),
         }
@@ -83,6 +94,7 @@ impl Transport {
         match self {
             Self::Udp(udp) => udp.to.to_string(),
             Self::Tcp(tcp) => tcp.to.to_string(),
+            Self::Grpc(grpc) => grpc.to.to_string(),
             Self::File(file) => file.path().display().to_string(),
         }
     }

@@ -4,6 +4,7 @@
 use std::{
     future::{Future, pending},
     sync::Arc,
+    time::Duration,
 };
 
 use futures_util::FutureExt as _;
@@ -33,6 +34,8 @@ pub(super) struct Worker {
     encoder: Box<dyn Encoder>,
     transport: Transport,
     backoff: Backoff,
+    /// How long to leave the receiver alone before the next message, after it refused one.
+    pause: Option<Duration>,
     tally: Arc<Tally>,
     /// Until when it may send what is left, once it is to end.
     deadline: watch::Receiver<Option<Instant>>,
@@ -57,6 +60,7 @@ impl Worker {
             encoder,
             transport,
             backoff: Backoff::default(),
+            pause: None,
             tally,
             deadline,
         }
@@ -120,6 +124,9 @@ impl Worker {
         batch: &FlowBatch,
         flows: &[FlowRecord],
     ) -> Result<(usize, RecordSum), Over> {
+        if let Some(pause) = self.pause.take() {
+            before(&mut self.deadline, sleep(pause)).await?;
+        }
         loop {
             let message = self.encoder.message(batch, flows);
             let sum = tally::sum(&flows[..message.flows]);
@@ -128,7 +135,7 @@ impl Worker {
             }
             let sending = self.transport.send(&message.bytes);
             let failure = match before(&mut self.deadline, sending).await? {
-                Ok(()) => {
+                Ok(_answer) => {
                     self.encoder.sent();
                     self.tally.trusts();
                     if self.transport.is_blind() {
@@ -156,12 +163,34 @@ impl Worker {
                     self.tally.refuses_doubted();
                     None
                 }
+                Failure::Refused { why } => {
+                    self.refused(sum, &why);
+                    return Ok((message.flows, sum));
+                }
                 Failure::Again { after, .. } => after,
             };
             self.failed(&failure);
             self.encoder.restart();
             let wait = self.backoff.next(after);
             before(&mut self.deadline, sleep(wait)).await?;
+        }
+    }
+
+    /// Goes on with the next message: the receiver would refuse this one again. It may refuse all of them, because it is not
+    /// the one that is meant, so there are pauses as after other failures. Flows wait meanwhile, and those that it has not
+    /// seen are not refused when somebody has put things right.
+    fn refused(&mut self, flows: RecordSum, why: &str) {
+        self.encoder.sent();
+        self.pause = Some(self.backoff.next(None));
+        if self.tally.refuses(flows, why) {
+            tracing::warn!(
+                output = self.name,
+                refused_records = flows.records,
+                refused_packets = flows.packets,
+                refused_bytes = flows.bytes,
+                "{} refuses flows: {why}; what it refuses is counted and not sent again",
+                self.transport.address()
+            );
         }
     }
 

@@ -152,12 +152,9 @@ impl<'a> Flow<'a> {
             layer2,
             octets: layer2.saturating_sub(packets.saturating_mul(link_len_bytes)),
         };
-        let direction = u8::from(record.direction == Direction::Egress as i32);
-        let reverse_direction = match record.reverse_direction() {
-            Direction::Unspecified => 1 - direction,
-            Direction::Ingress => 0,
-            Direction::Egress => 1,
-        };
+        let directions = record.directions();
+        let [direction, reverse_direction] =
+            directions.map(|direction| u8::from(direction == Direction::Egress));
         Self {
             record,
             is_answer: false,
@@ -258,7 +255,7 @@ impl<'a> Flow<'a> {
             Transport::Icmp => {
                 let code = record.icmp_code.unwrap_or_default() as u8;
                 let kind = if self.is_answer {
-                    answer_to(record)
+                    record.icmp_type_of_answers() as u8
                 } else {
                     record.icmp_type.unwrap_or_default() as u8
                 };
@@ -335,20 +332,6 @@ impl<'a> Flow<'a> {
         } else {
             (source, destination)
         }
-    }
-}
-
-/// The ICMP type of an answer. Messages that are no question have the same type in both directions.
-fn answer_to(record: &FlowRecord) -> u8 {
-    let kind = record.icmp_type.unwrap_or_default() as u8;
-    if record.icmp_identifier.is_none() {
-        return kind;
-    }
-    match (record.ip_version, kind) {
-        (4, 8) => 0,
-        // Timestamps, information and address masks.
-        (4, 13 | 15 | 17) | (6, 128) => kind + 1,
-        _ => kind,
     }
 }
 

@@ -4,7 +4,7 @@ use super::*;
 use collector::{Collector, Record};
 
 mod collector;
-mod flows;
+pub mod flows;
 mod sums;
 mod written;
 

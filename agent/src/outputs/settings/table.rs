@@ -46,12 +46,13 @@ pub(super) const FILE_KEYS: [&str; 5] = [
 ];
 
 const IPFIX: &[Kind] = &[Kind::Ipfix];
+const PBFLOW: &[Kind] = &[Kind::Pbflow];
 
 const KEYS: &[Key] = &[
     Key {
         name: "kind",
         kinds: &[],
-        value: ValueType::Choice(&["ipfix", "jsonl"]),
+        value: ValueType::Choice(&["ipfix", "jsonl", "pbflow"]),
         help: "The format.",
     },
     Key {
@@ -145,6 +146,12 @@ const KEYS: &[Key] = &[
         kinds: IPFIX,
         value: ValueType::Integer { least: 1 },
         help: "The number of the flows' observation domain; by default 1.",
+    },
+    Key {
+        name: "agent_ip",
+        kinds: PBFLOW,
+        value: ValueType::Text,
+        help: "The agent's address in each record; by default the one with which this host sends to others.",
     },
 ];
 

@@ -35,7 +35,7 @@ impl Tcp {
             Some(stream) if is_open(&stream) => stream,
             // What was announced on the old connection is gone, so the caller makes the message anew.
             Some(_) => bail!("the receiver closed the connection"),
-            None => self.connect().await?,
+            None => connect(&self.to, PATIENCE).await?,
         };
         write(&mut stream, message).await?;
         self.stream = Some(stream);
@@ -55,20 +55,21 @@ impl Tcp {
         }
         Ok(())
     }
+}
 
-    async fn connect(&self) -> Result<TcpStream> {
-        let connecting = TcpStream::connect((self.to.host.as_str(), self.to.port));
-        let stream = timeout(PATIENCE, connecting)
-            .await
-            .context("nobody answers")?
-            .context("connect")?;
-        let socket = SockRef::from(&stream);
-        socket.set_tcp_nodelay(true).context("send without delay")?;
-        socket
-            .set_tcp_user_timeout(Some(UNANSWERED))
-            .context("notice a receiver that is gone")?;
-        Ok(stream)
-    }
+/// A connection that does not wait to fill packets, and that notices a receiver which is gone.
+pub(super) async fn connect(to: &HostPort, patience: Duration) -> Result<TcpStream> {
+    let connecting = TcpStream::connect((to.host.as_str(), to.port));
+    let stream = timeout(patience, connecting)
+        .await
+        .context("nobody answers")?
+        .context("connect")?;
+    let socket = SockRef::from(&stream);
+    socket.set_tcp_nodelay(true).context("send without delay")?;
+    socket
+        .set_tcp_user_timeout(Some(UNANSWERED))
+        .context("notice a receiver that is gone")?;
+    Ok(stream)
 }
 
 /// Writes as long as the receiver takes something.

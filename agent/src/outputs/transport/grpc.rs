@@ -1,0 +1,220 @@
+//! Unary gRPC calls on an HTTP/2 connection. Messages are encoded already, and answers are not decoded here.
+//!
+//! The frames are those of h2, without a client around it that connects again by itself or keeps tasks: whoever listens may
+//! hang, and a connection that is given up has to be gone.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow};
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use h2::{
+    Reason, RecvStream,
+    client::{Builder, SendRequest},
+};
+use tokio::{task::JoinHandle, time::timeout};
+use tonic::codegen::http::{HeaderMap, Request, Response, header};
+
+use super::{Failure, PATIENCE, tcp};
+use crate::outputs::settings::HostPort;
+
+mod status;
+
+#[cfg(test)]
+mod tests;
+
+/// A byte that says whether the message is compressed, and the length, big-endian.
+const MESSAGE_HEADER_BYTES: usize = 5;
+/// Of an answer. Real ones have a few bytes, or a sentence.
+const MOST_ANSWER_BYTES: usize = 64 << 10;
+/// Of an answer's headers, and of its trailers.
+const MOST_HEADER_BYTES: u32 = 16 << 10;
+
+const USER_AGENT: &str = concat!("flow-agent/", env!("CARGO_PKG_VERSION"));
+
+pub(in crate::outputs) struct Grpc {
+    pub(super) to: HostPort,
+    /// As `/package.Service/Method`.
+    method: &'static str,
+    connection: Option<Connection>,
+    /// For a connection, and for an answer.
+    patience: Duration,
+}
+
+struct Connection {
+    requests: SendRequest<Bytes>,
+    /// Moves frames.
+    task: JoinHandle<()>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Why there is no answer.
+enum Unanswered {
+    /// The receiver has not looked at the message, since it is closing the connection.
+    Unheard,
+    Failed(Failure),
+}
+
+impl Grpc {
+    pub(in crate::outputs) fn new(to: HostPort, method: &'static str) -> Self {
+        Self {
+            to,
+            method,
+            connection: None,
+            patience: PATIENCE,
+        }
+    }
+
+    /// Returns the answer, as the receiver has encoded it.
+    pub(super) async fn send(&mut self, message: &Bytes) -> Result<Bytes, Failure> {
+        // Taken, so that a future that is dropped in the middle of a call leaves no connection for the next one.
+        if let Some(connection) = self.connection.take() {
+            // Servers close connections that are old or idle, which is no failure.
+            match self.call(connection, message).await {
+                Err(Unanswered::Unheard) => {}
+                Err(Unanswered::Failed(failure)) => return Err(failure),
+                Ok(answer) => return Ok(answer),
+            }
+        }
+        let connection = self.connect().await?;
+        let answer = self.call(connection, message).await;
+        answer.map_err(|unanswered| match unanswered {
+            Unanswered::Unheard => anyhow!("the receiver closed the connection").into(),
+            Unanswered::Failed(failure) => failure,
+        })
+    }
+
+    async fn connect(&self) -> Result<Connection> {
+        let stream = tcp::connect(&self.to, self.patience).await?;
+        let mut http2 = Builder::new();
+        http2
+            .enable_push(false)
+            .initial_window_size(MOST_ANSWER_BYTES as u32)
+            .max_header_list_size(MOST_HEADER_BYTES);
+        let (requests, connection) = timeout(self.patience, http2.handshake(stream))
+            .await
+            .context("nobody answers")?
+            .context("begin HTTP/2")?;
+        let task = tokio::spawn(async {
+            // What breaks it is told by the call that it breaks.
+            let _ = connection.await;
+        });
+        Ok(Connection { requests, task })
+    }
+
+    /// Keeps the connection if the receiver has answered.
+    async fn call(
+        &mut self,
+        mut connection: Connection,
+        message: &Bytes,
+    ) -> Result<Bytes, Unanswered> {
+        let request = self.request()?;
+        let answering = answered(&mut connection.requests, request, message.clone());
+        let answered = timeout(self.patience, answering).await.map_err(|_| {
+            let patience = humantime::format_duration(self.patience);
+            anyhow!("no answer within {patience}")
+        })?;
+        let is_kept = matches!(
+            answered,
+            Ok(_) | Err(Unanswered::Failed(Failure::Refused { .. }))
+        );
+        if is_kept {
+            self.connection = Some(connection);
+        }
+        answered
+    }
+
+    fn request(&self) -> Result<Request<()>> {
+        Request::post(format!("http://{}{}", self.to, self.method))
+            .header(header::TE, "trailers")
+            .header(header::CONTENT_TYPE, "application/grpc")
+            .header(header::USER_AGENT, USER_AGENT)
+            .header("grpc-timeout", format!("{}m", self.patience.as_millis()))
+            .body(())
+            .context("make a request")
+    }
+}
+
+/// Sends a message and reads its answer.
+async fn answered(
+    requests: &mut SendRequest<Bytes>,
+    request: Request<()>,
+    message: Bytes,
+) -> Result<Bytes, Unanswered> {
+    // Fails if the receiver has closed the connection meanwhile.
+    let ready = requests.clone().ready().await;
+    let mut requests = ready.map_err(|_| Unanswered::Unheard)?;
+    let (answer, mut body) = requests
+        .send_request(request, false)
+        .map_err(|_| Unanswered::Unheard)?;
+    body.send_data(header_of(&message), false)?;
+    // It stays as it is and is sent as fast as the receiver takes it.
+    body.send_data(message, true)?;
+    let (head, mut body) = answer.await.map(Response::into_parts)?;
+    status::of_http(head.status, &head.headers)?;
+    let (data, trailers) = read(&mut body).await?;
+    // Without a message the headers are the trailers.
+    let last = trailers.unwrap_or(head.headers);
+    status::of_grpc(last)?;
+    Ok(unframed(data)?)
+}
+
+fn header_of(message: &Bytes) -> Bytes {
+    let mut header = BytesMut::with_capacity(MESSAGE_HEADER_BYTES);
+    header.put_u8(0);
+    header.put_u32(message.len() as u32);
+    header.freeze()
+}
+
+/// All data and the trailers.
+async fn read(body: &mut RecvStream) -> Result<(Bytes, Option<HeaderMap>), Unanswered> {
+    let mut whole = BytesMut::new();
+    while let Some(data) = body.data().await {
+        let data = data?;
+        if whole.len() + data.len() > MOST_ANSWER_BYTES {
+            return Err(anyhow!("the answer is longer than {MOST_ANSWER_BYTES} bytes").into());
+        }
+        body.flow_control().release_capacity(data.len())?;
+        whole.extend_from_slice(&data);
+    }
+    Ok((whole.freeze(), body.trailers().await?))
+}
+
+/// The only message in an answer.
+fn unframed(mut data: Bytes) -> Result<Bytes> {
+    let is_whole = data.len() >= MESSAGE_HEADER_BYTES
+        && data.get_u8() == 0
+        && usize::try_from(data.get_u32()).is_ok_and(|len| len == data.len());
+    is_whole
+        .then_some(data)
+        .context("the answer is not one message of gRPC")
+}
+
+impl From<anyhow::Error> for Unanswered {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl From<Failure> for Unanswered {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl From<h2::Error> for Unanswered {
+    fn from(error: h2::Error) -> Self {
+        let reason = error.reason();
+        let is_unheard = error.is_remote()
+            && (error.is_go_away() && reason == Some(Reason::NO_ERROR)
+                || error.is_reset() && reason == Some(Reason::REFUSED_STREAM));
+        if is_unheard {
+            return Self::Unheard;
+        }
+        Self::Failed(anyhow!(error).context("the call broke off").into())
+    }
+}

@@ -1,0 +1,441 @@
+use std::{future::Future, sync::Arc};
+
+use base64::Engine as _;
+use base64::prelude::{BASE64_STANDARD, BASE64_STANDARD_NO_PAD};
+use h2::server::{Connection as Server, SendResponse};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::Mutex,
+};
+use tonic::codegen::http::{HeaderMap, HeaderValue, StatusCode};
+
+use super::*;
+
+const METHOD: &str = "/test.Receiver/Send";
+
+/// A message, or an answer, as gRPC frames it.
+fn framed(message: &[u8]) -> Bytes {
+    let message = Bytes::copy_from_slice(message);
+    [header_of(&message), message].concat().into()
+}
+
+fn status(fields: &[(&'static str, &str)]) -> HeaderMap {
+    let fields = fields.iter().map(|(name, value)| {
+        let name = name.parse().unwrap();
+        (name, HeaderValue::from_str(value).unwrap())
+    });
+    fields.collect()
+}
+
+/// What a server does with a call.
+#[derive(Clone)]
+enum Script {
+    /// These data and trailers.
+    Answer(Bytes, HeaderMap),
+    /// Trailers alone, with this status of HTTP.
+    Headers(u16, HeaderMap),
+    Reset(Reason),
+    /// It says that it closes the connection and has not looked at the call.
+    GoAway,
+    /// The same, with the answer before.
+    LastAnswer,
+    Hang,
+}
+
+fn ok() -> Script {
+    Script::Answer(framed(b"taken"), status(&[("grpc-status", "0")]))
+}
+
+/// Answers calls as the scripts say, one after another, and then well. Notes the messages that it answered well.
+struct Receiver {
+    to: HostPort,
+    taken: Arc<Mutex<Vec<Bytes>>>,
+    connections: Arc<Mutex<usize>>,
+}
+
+impl Receiver {
+    async fn start(scripts: Vec<Script>) -> Self {
+        let scripts = Arc::new(Mutex::new(scripts.into_iter()));
+        let taken = Arc::new(Mutex::new(Vec::new()));
+        let (noting, connections) = (Arc::clone(&taken), Arc::new(Mutex::new(0)));
+        let counting = Arc::clone(&connections);
+        let to = listen(move |stream| {
+            let (scripts, taken) = (Arc::clone(&scripts), Arc::clone(&noting));
+            let counting = Arc::clone(&counting);
+            async move {
+                *counting.lock().await += 1;
+                let mut server = h2::server::handshake(stream).await.unwrap();
+                let mut hanging = Vec::new();
+                while let Some(Ok((request, answer))) = server.accept().await {
+                    let script = scripts.lock().await.next().unwrap_or_else(ok);
+                    let (head, body) = request.into_parts();
+                    assert_eq!(head.uri.path(), METHOD);
+                    assert_eq!(head.headers["content-type"], "application/grpc");
+                    assert_eq!(head.headers["te"], "trailers");
+                    // The message comes while the connection moves on.
+                    let reading = tokio::spawn(message(body));
+                    if matches!(script, Script::Hang) {
+                        hanging.push((answer, reading));
+                        continue;
+                    }
+                    let message = tokio::select! {
+                        message = reading => message.unwrap(),
+                        _ = server.accept() => return,
+                    };
+                    play(&mut server, answer, &script);
+                    if matches!(script, Script::Answer(..) | Script::LastAnswer) {
+                        taken.lock().await.push(message);
+                    }
+                }
+            }
+        })
+        .await;
+        Self {
+            to,
+            taken,
+            connections,
+        }
+    }
+
+    fn grpc(&self) -> Grpc {
+        Grpc::new(self.to.clone(), METHOD)
+    }
+}
+
+/// Runs this for each connection.
+async fn listen<F>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> HostPort
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(serve(stream));
+        }
+    });
+    HostPort {
+        host: "127.0.0.1".to_owned(),
+        port,
+    }
+}
+
+async fn message(mut body: RecvStream) -> Bytes {
+    let mut whole = BytesMut::new();
+    while let Some(Ok(data)) = body.data().await {
+        body.flow_control().release_capacity(data.len()).unwrap();
+        whole.extend_from_slice(&data);
+    }
+    whole.freeze()
+}
+
+fn play(server: &mut Server<TcpStream, Bytes>, mut answer: SendResponse<Bytes>, script: &Script) {
+    match script {
+        Script::Answer(data, trailers) => respond(&mut answer, data.clone(), trailers.clone()),
+        Script::Headers(http, headers) => {
+            let mut response = Response::new(());
+            *response.status_mut() = StatusCode::from_u16(*http).unwrap();
+            *response.headers_mut() = headers.clone();
+            answer.send_response(response, true).unwrap();
+        }
+        Script::Reset(reason) => answer.send_reset(*reason),
+        Script::GoAway => {
+            answer.send_reset(Reason::REFUSED_STREAM);
+            server.graceful_shutdown();
+        }
+        Script::LastAnswer => {
+            respond(
+                &mut answer,
+                framed(b"taken"),
+                status(&[("grpc-status", "0")]),
+            );
+            server.graceful_shutdown();
+        }
+        Script::Hang => {}
+    }
+}
+
+fn respond(answer: &mut SendResponse<Bytes>, data: Bytes, trailers: HeaderMap) {
+    let mut body = answer.send_response(Response::new(()), false).unwrap();
+    body.send_data(data, false).unwrap();
+    body.send_trailers(trailers).unwrap();
+}
+
+fn again(outcome: Result<Bytes, Failure>) -> (String, Option<Duration>) {
+    match outcome {
+        Err(Failure::Again { why, after }) => (format!("{why:#}"), after),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refused(outcome: Result<Bytes, Failure>) -> String {
+    match outcome {
+        Err(Failure::Refused { why }) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn messages_of_any_length_arrive_on_one_connection_and_answers_come_back() {
+    let receiver = Receiver::start(vec![]).await;
+    let mut grpc = receiver.grpc();
+    // Longer than all windows of HTTP/2.
+    let lengths = [0, 1, 100, 70_000, 3_000_000];
+    let messages = lengths.map(|len| Bytes::from(vec![len as u8 | 1; len]));
+    for message in &messages {
+        assert_eq!(grpc.send(message).await.unwrap(), "taken");
+    }
+    let expected: Vec<_> = messages.iter().map(|message| framed(message)).collect();
+    assert!(*receiver.taken.lock().await == expected);
+    assert_eq!(*receiver.connections.lock().await, 1);
+}
+
+#[tokio::test]
+async fn a_status_says_whether_to_send_again() {
+    let may_pass = [1, 4, 10, 11, 14, 15];
+    for code in 1..=16 {
+        let trailers = status(&[
+            ("grpc-status", &code.to_string()),
+            ("grpc-message", "not%20now%0Aor ever"),
+        ]);
+        let scripts = vec![
+            Script::Answer(Bytes::new(), trailers.clone()),
+            Script::Headers(200, trailers),
+        ];
+        let receiver = Receiver::start(scripts).await;
+        let mut grpc = receiver.grpc();
+        for _ in 0..2 {
+            let outcome = grpc.send(&Bytes::from_static(b"flows")).await;
+            let why = if may_pass.contains(&code) {
+                let (why, after) = again(outcome);
+                assert_eq!(after, None);
+                why
+            } else {
+                refused(outcome)
+            };
+            assert!(why.ends_with(": not now or ever"), "{code}: {why}");
+        }
+        // One that has answered is asked on the same connection, one that may not be well on another.
+        grpc.send(&Bytes::new()).await.unwrap();
+        let connections = if may_pass.contains(&code) { 3 } else { 1 };
+        assert_eq!(*receiver.connections.lock().await, connections, "{code}");
+    }
+}
+
+#[tokio::test]
+async fn codes_are_called_as_in_the_specification() {
+    let trailers = |code: &str| status(&[("grpc-status", code)]);
+    let scripts = ["12", "8", "7", "99"].map(|code| Script::Headers(200, trailers(code)));
+    let mut grpc = Receiver::start(scripts.into()).await.grpc();
+    for name in [
+        "UNIMPLEMENTED",
+        "RESOURCE_EXHAUSTED",
+        "PERMISSION_DENIED",
+        "UNKNOWN",
+    ] {
+        assert_eq!(refused(grpc.send(&Bytes::new()).await), name);
+    }
+}
+
+/// `google.rpc.Status` with a `RetryInfo` of 7.5 s, by hand.
+fn details(delay: &[u8]) -> Vec<u8> {
+    let url = b"type.googleapis.com/google.rpc.RetryInfo";
+    let info = [&[0x0a, delay.len() as u8][..], delay].concat();
+    let mut any = [&[0x0a, url.len() as u8][..], url].concat();
+    any.extend([0x12, info.len() as u8]);
+    any.extend(info);
+    // A code and a message, which are not read, and another detail.
+    let mut status = vec![0x08, 14, 0x12, 2, b'n', b'o', 0x1a, 3, 0x0a, 1, b'x'];
+    status.extend([0x1a, any.len() as u8]);
+    status.extend(any);
+    status
+}
+
+#[tokio::test]
+async fn a_receiver_is_left_alone_as_long_as_it_asks() {
+    let half_seconds = [0x08, 7, 0x10, 0x80, 0xca, 0xb5, 0xee, 0x01];
+    let centuries = [0x08, 0x80, 0x80, 0x80, 0x80, 0x80, 0x01];
+    let negative = [
+        0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01,
+    ];
+    for (delay, expected) in [
+        (&half_seconds[..], Duration::from_millis(7_500)),
+        (&centuries, Duration::from_hours(1)),
+        (&negative, Duration::ZERO),
+        (&[], Duration::ZERO),
+    ] {
+        let details = details(delay);
+        for text in [
+            BASE64_STANDARD.encode(&details),
+            BASE64_STANDARD_NO_PAD.encode(&details),
+        ] {
+            // Where there is room later, one that has none is no refusal.
+            for code in ["14", "8"] {
+                let trailers = status(&[("grpc-status", code), ("grpc-status-details-bin", &text)]);
+                let receiver = Receiver::start(vec![Script::Headers(200, trailers)]).await;
+                let (_, after) = again(receiver.grpc().send(&Bytes::new()).await);
+                assert_eq!(after, Some(expected));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn details_that_nobody_can_read_are_left_out() {
+    for text in ["=", "%%%", "Cg", &"A".repeat(999)] {
+        for code in ["14", "3"] {
+            let trailers = status(&[("grpc-status", code), ("grpc-status-details-bin", text)]);
+            let receiver = Receiver::start(vec![Script::Headers(200, trailers)]).await;
+            let outcome = receiver.grpc().send(&Bytes::new()).await;
+            match code {
+                "14" => assert_eq!(again(outcome).1, None),
+                _ => assert_eq!(refused(outcome), "INVALID_ARGUMENT"),
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_of_http_that_knows_no_grpc_is_told_by_its_status() {
+    let scripts = [404, 401, 403, 400, 500].map(|http| Script::Headers(http, HeaderMap::new()));
+    let mut grpc = Receiver::start(scripts.into()).await.grpc();
+    for why in [
+        "UNIMPLEMENTED: HTTP 404",
+        "UNAUTHENTICATED: HTTP 401",
+        "PERMISSION_DENIED: HTTP 403",
+        "INTERNAL: HTTP 400",
+        "UNKNOWN: HTTP 500",
+    ] {
+        assert_eq!(refused(grpc.send(&Bytes::new()).await), why);
+    }
+    let scripts = [429, 502, 503, 504].map(|http| Script::Headers(http, HeaderMap::new()));
+    let mut grpc = Receiver::start(scripts.into()).await.grpc();
+    for http in [429, 502, 503, 504] {
+        let (why, _) = again(grpc.send(&Bytes::new()).await);
+        assert_eq!(why, format!("UNAVAILABLE: HTTP {http}"));
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_no_answer_refuses_nothing() {
+    let fine = status(&[("grpc-status", "0")]);
+    let garbage = Bytes::from_static(b"garbage that is no message");
+    for (script, expected) in [
+        (Script::Answer(garbage, fine.clone()), "not one message"),
+        (
+            Script::Answer(Bytes::new(), fine.clone()),
+            "not one message",
+        ),
+        (
+            Script::Answer(
+                [framed(b"one"), framed(b"two")].concat().into(),
+                fine.clone(),
+            ),
+            "not one message",
+        ),
+        (
+            Script::Answer(framed(&vec![0; MOST_ANSWER_BYTES]), fine),
+            "longer than 65536",
+        ),
+        (
+            Script::Answer(framed(b"taken"), HeaderMap::new()),
+            "without a status",
+        ),
+        (Script::Headers(200, HeaderMap::new()), "without a status"),
+        (Script::Reset(Reason::INTERNAL_ERROR), "the call broke off"),
+        (Script::Reset(Reason::NO_ERROR), "the call broke off"),
+    ] {
+        let receiver = Receiver::start(vec![script]).await;
+        let mut grpc = receiver.grpc();
+        let (why, after) = again(grpc.send(&Bytes::new()).await);
+        assert!(why.contains(expected), "{why}");
+        assert_eq!(after, None);
+        // On another connection it works.
+        grpc.send(&Bytes::new()).await.unwrap();
+        assert_eq!(*receiver.connections.lock().await, 2);
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_the_receiver_closes_meanwhile_is_no_failure() {
+    for closing in [Script::GoAway, Script::LastAnswer] {
+        let receiver = Receiver::start(vec![ok(), closing]).await;
+        let mut grpc = receiver.grpc();
+        for message in ["one", "two", "three"] {
+            grpc.send(&Bytes::from(message)).await.unwrap();
+        }
+        let expected = ["one", "two", "three"].map(|message| framed(message.as_bytes()));
+        assert_eq!(*receiver.taken.lock().await, expected);
+    }
+}
+
+#[tokio::test]
+async fn a_receiver_that_closes_each_connection_is_asked_again_later() {
+    let receiver = Receiver::start(vec![Script::GoAway; 3]).await;
+    let mut grpc = receiver.grpc();
+    let (why, _) = again(grpc.send(&Bytes::new()).await);
+    assert!(why.contains("closed the connection"), "{why}");
+    assert_eq!(*receiver.connections.lock().await, 1);
+}
+
+#[tokio::test]
+async fn a_receiver_that_does_not_answer_is_given_up_and_so_is_its_connection() {
+    let receiver = Receiver::start(vec![Script::Hang, Script::Hang]).await;
+    let mut grpc = receiver.grpc();
+    grpc.patience = Duration::from_millis(100);
+    let (why, _) = again(grpc.send(&Bytes::from_static(b"flows")).await);
+    assert_eq!(why, "no answer within 100ms");
+    // The future of a call may be dropped before that.
+    grpc.patience = PATIENCE;
+    let message = Bytes::from_static(b"flows");
+    let dropped = timeout(Duration::from_millis(100), grpc.send(&message));
+    assert!(dropped.await.is_err());
+    grpc.send(&message).await.unwrap();
+    assert_eq!(*receiver.connections.lock().await, 3);
+}
+
+#[tokio::test]
+async fn a_connection_that_is_given_up_is_closed_even_if_nobody_reads_it() {
+    let (closed, mut closing) = tokio::sync::mpsc::channel(1);
+    // Sends what begins HTTP/2 and opens the windows wide, then reads nothing until the other side is gone.
+    let to = listen(move |mut stream| {
+        let closed = closed.clone();
+        async move {
+            let settings = [0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0x7f, 0xff, 0xff, 0xff];
+            let window = [0, 0, 4, 8, 0, 0, 0, 0, 0, 0x7f, 0, 0, 0];
+            stream.write_all(&settings).await.unwrap();
+            stream.write_all(&window).await.unwrap();
+            let mut polled = [0; 1];
+            while !stream.peek(&mut polled).await.is_ok_and(|len| len > 0) {}
+            closed.send(()).await.unwrap();
+            // Whatever is there, up to the end.
+            let mut rest = Vec::new();
+            let _ = stream.read_to_end(&mut rest).await;
+            closed.send(()).await.unwrap();
+        }
+    })
+    .await;
+    let mut grpc = Grpc::new(to, METHOD);
+    grpc.patience = Duration::from_millis(100);
+    again(grpc.send(&Bytes::from(vec![0; 1 << 20])).await);
+    for _ in 0..2 {
+        let closed = timeout(Duration::from_mins(1), closing.recv()).await;
+        closed.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_http2_is_told() {
+    let to = listen(|mut stream| async move {
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+        let _ = stream.read_to_end(&mut Vec::new()).await;
+    })
+    .await;
+    let (why, _) = again(Grpc::new(to.clone(), METHOD).send(&Bytes::new()).await);
+    assert!(why.contains("frame"), "{why}");
+    let nobody = HostPort { port: 1, ..to };
+    let (why, _) = again(Grpc::new(nobody, METHOD).send(&Bytes::new()).await);
+    assert!(why.starts_with("connect: "), "{why}");
+}
