@@ -232,7 +232,7 @@ impl Scanner {
             );
         }
         self.end(is_final, encode, occupancy, &left_ids);
-        self.forget(&left);
+        self.forget(&left, &left_ids)?;
         self.window_start_unix_ns = window_end_unix_ns;
         self.stats.occupancy = occupancy;
         self.stats.high_water = self.stats.high_water.max(occupancy);
@@ -429,7 +429,10 @@ impl Scanner {
     }
 
     /// Forgets interfaces of which nothing is left to drain.
-    fn forget(&mut self, left: &[Left]) {
+    fn forget(&mut self, left: &[Left], left_ids: &BTreeSet<InterfaceId>) -> Result<()> {
+        if !left.is_empty() {
+            self.kernel.fragments.forget(left_ids)?;
+        }
         for &Left { slot, why, .. } in left {
             let is_of_it = |state: &mut HookState| state.hook.slot() == slot as usize;
             for state in self.hooks.extract_if(.., is_of_it) {
@@ -441,6 +444,7 @@ impl Scanner {
         if let Some(attachments) = &self.attachments {
             attachments.settle(left);
         }
+        Ok(())
     }
 
     /// Counts on the interfaces of this selection soon, and no longer on others. The future resolves when that is

@@ -301,7 +301,12 @@ pub fn update_by_bytes(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Res
 
 /// Removes `key` and its value from the map.
 pub fn delete(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
-    let mut attr = element(map, (&raw const key).cast(), std::ptr::null());
+    delete_by_bytes(map, &key.to_ne_bytes())
+}
+
+/// The same for a key of any type, which must have the map's key size.
+pub fn delete_by_bytes(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<()> {
+    let mut attr = element(map, key.as_ptr(), std::ptr::null());
     bpf(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut attr).map(drop)
 }
 
@@ -322,6 +327,27 @@ pub fn take_batch<K, V>(
     keys: &mut [K],
     values: &mut [V],
 ) -> io::Result<(usize, bool)> {
+    let command = bpf_cmd::BPF_MAP_LOOKUP_AND_DELETE_BATCH;
+    batch(command, map, cursor, keys, values)
+}
+
+/// Like [`take_batch`], and leaves the entries in the map.
+pub fn read_batch<K, V>(
+    map: BorrowedFd<'_>,
+    cursor: &mut Option<u32>,
+    keys: &mut [K],
+    values: &mut [V],
+) -> io::Result<(usize, bool)> {
+    batch(bpf_cmd::BPF_MAP_LOOKUP_BATCH, map, cursor, keys, values)
+}
+
+fn batch<K, V>(
+    command: bpf_cmd,
+    map: BorrowedFd<'_>,
+    cursor: &mut Option<u32>,
+    keys: &mut [K],
+    values: &mut [V],
+) -> io::Result<(usize, bool)> {
     assert_eq!(keys.len(), values.len(), "a key for each value");
     let mut next = 0_u32;
     let mut attr = attributes();
@@ -333,8 +359,7 @@ pub fn take_batch<K, V>(
     attr.batch.values = values.as_mut_ptr() as u64;
     attr.batch.count = keys.len() as u32;
     attr.batch.map_fd = fd(map);
-    let result = bpf(bpf_cmd::BPF_MAP_LOOKUP_AND_DELETE_BATCH, &mut attr);
-    let last = match result {
+    let last = match bpf(command, &mut attr) {
         Ok(_) => false,
         // The end of the table. The last `count` entries come with this error.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,

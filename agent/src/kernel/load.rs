@@ -16,6 +16,7 @@ use aya::{
 use super::{
     account::{Accounts, possible_cpus},
     bpf,
+    fragments::Fragments,
     interface_table::{InterfaceTable, Places},
     layout::{self, Layout},
     links::netlink::errno,
@@ -83,7 +84,7 @@ pub struct Kernel {
     interfaces: Vec<InterfaceTable>,
     /// The names of the registered interfaces, by slot.
     interface_names: Vec<Option<String>>,
-    pub fragments: MapData,
+    pub fragments: Fragments,
     pub outers: Outers,
 }
 
@@ -139,7 +140,7 @@ impl Kernel {
             take(ebpf, "RULE_NETS_V4")?,
             take(ebpf, "RULE_NETS_V6")?,
         ];
-        let fragments = take(ebpf, "FRAGMENTS")?;
+        let fragments = Fragments::new(take(ebpf, "FRAGMENTS")?)?;
         let outers = Outers::new(take(ebpf, "OUTER")?, settings.decapsulate)?;
         let filled = ebpf
             .take_map("FILLED")
@@ -236,7 +237,7 @@ impl Kernel {
                 .iter()
                 .map(InterfaceTable::kernel_memory_bytes)
                 .sum::<u64>()
-            + map_memory_bytes(&self.fragments)
+            + map_memory_bytes(&self.fragments.map)
             + self.outers.kernel_memory_bytes()
     }
 }

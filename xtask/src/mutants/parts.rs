@@ -62,6 +62,7 @@ pub const PARTS: [Part; 4] = [
             "a_full_table_keeps_what_it_has_and_counts_what_it_refuses",
             "a_set_with_a_fault_is_refused_as_a_whole_and_the_old_one_stays",
             "a_renamed_interface_is_told_by_its_new_name",
+            "a_fragment_joins_no_datagram_of_an_interface_that_has_left",
             "the_status_tells_what_the_scans_found_and_took",
             "packets_of_an_unknown_interface_are_counted_as_such",
             "ten_tables_of_new_flows_in_one_interval_are_all_counted",

@@ -150,7 +150,8 @@ impl Programs {
             }
             .unwrap();
         }
-        let fragments = kernel.fragments.fd().as_fd().try_clone_to_owned().unwrap();
+        let fragments = kernel.fragments.map.fd().as_fd();
+        let fragments = fragments.try_clone_to_owned().unwrap();
         let fragments = Map::LruHashMap(MapData::from_fd(fragments).unwrap());
         Self {
             kernel,

@@ -3,7 +3,10 @@
 use lab::{Host, Lab, Namespace, privilege::is_root_or_skip};
 use serde_json::Value;
 
-use super::{CLSACT, TCX};
+use super::{
+    CLSACT, TCX,
+    coming::{IFINDEX, ip, send as send_over, wait_until_watched},
+};
 use crate::support::{
     Agent, Both, NATIVE_XDP, attached::nothing_is_attached, count, pair, wait_for_packets,
     wait_until,
@@ -47,6 +50,43 @@ fn a_deleted_interface_ends_its_hooks_and_not_the_agent() {
         assert_eq!(log.matches("the interface is gone").count(), 1, "{log}");
         assert_eq!(agent.stop().seen(), count(100, &frame), "{hooks:?}");
     }
+}
+
+/// An interface that comes has the index of one that left, and a fragment with the same identification.
+#[test]
+fn a_fragment_joins_no_datagram_of_an_interface_that_has_left() {
+    const UDP: u8 = 17;
+    if !is_root_or_skip("agent::a_fragment_joins_no_datagram_of_an_interface_that_has_left") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let namespace = &lab.agent.namespace;
+    let agent = Agent::start_on(&lab.agent, "lo,new*", &[]);
+    let base = lab.peer.frame_v4(&lab.agent);
+    let first = base.clone().fragment(7, 0, true);
+    let fragments = [
+        first.udp(1000, 53, &[0; 56]).unwrap(),
+        base.fragment(7, 64, false).ip(UDP, &[0; 13]).unwrap(),
+    ];
+    for (number, fragment) in (0..).zip(&fragments) {
+        let add = format!("link add new0 index {IFINDEX} type veth peer name far0");
+        ip(namespace, &add);
+        for end in ["new0", "far0"] {
+            ip(namespace, &format!("link set {end} up"));
+        }
+        wait_until_watched(&lab, &agent, "new0");
+        send_over(&lab, ["new0", "far0"], fragment, 1);
+        ip(namespace, "link del new0");
+        wait_until("it has departed", || {
+            agent.status(&lab.agent)["interfaces"]["departed"] == number + 1
+        });
+    }
+    let report = agent.stop();
+    let once = |fragment: &[u8]| count(1, fragment);
+    assert_eq!(report.seen(), once(&fragments[0]) + once(&fragments[1]));
+    let beside = |fact: &str| pair(&report.last()["beside"][fact]);
+    assert_eq!(beside("fragments_unmatched"), once(&fragments[1]));
+    assert_eq!(beside("fragments_joined"), count(0, &fragments[1]));
 }
 
 /// Moves the agent's end of the wire to another namespace and brings it up there.
