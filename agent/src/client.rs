@@ -29,7 +29,9 @@ const LIST_TIMEOUT: Duration = Duration::from_mins(2);
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Generous: a set of a million networks takes some seconds of CPU on a thread that yields to all others.
 const CONTROL_TIMEOUT: Duration = Duration::from_mins(5);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+/// How often an agent that is silent is asked whether it is still there, and how long it may take to say so.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MOST: Duration = Duration::from_secs(5);
 
@@ -179,6 +181,11 @@ impl ClientError {
             }
         } else if code == Code::OutOfRange {
             Self::TooLarge
+        } else if has_fallen_silent(&status) {
+            Self::NoAnswer {
+                target,
+                after: KEEPALIVE_TIMEOUT,
+            }
         } else if code == Code::Cancelled {
             // hyper drops a request whose connection ends first, and with it the reason for the end.
             Self::Unheard { target }
@@ -204,6 +211,12 @@ fn no_room(status: &Status) -> String {
     last.map_or_else(|| status.message().to_owned(), ToString::to_string)
 }
 
+/// Whether the connection ended because a ping was not answered.
+fn has_fallen_silent(status: &Status) -> bool {
+    let mut errors = Chain::new(status).filter_map(|cause| cause.downcast_ref::<hyper::Error>());
+    errors.any(hyper::Error::is_timeout)
+}
+
 fn io_error_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
     Chain::new(error)
         .find_map(|cause| cause.downcast_ref::<io::Error>())
@@ -226,6 +239,7 @@ async fn channel(target: &Target) -> Result<Channel, ClientError> {
         })?
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(2 * WINDOW_BYTES);
     endpoint

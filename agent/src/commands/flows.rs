@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 
 use super::{connect::Connect, patiently};
 use crate::{
-    client,
+    client::{self, ClientError},
     filter::{self, Rules},
     output::{self, Format, Printer},
     proto::{FlowOrder, ListFlowsRequest},
@@ -90,7 +90,9 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     };
     let listed = async {
         // Whoever may not ask for a scan gets the flows of the last one.
-        let _ = client::scan_now(target).await;
+        if let Err(error @ ClientError::NoAnswer { .. }) = client::scan_now(target).await {
+            return Err(error);
+        }
         client::list_flows(target, request).await
     };
     let batches = patiently(target, listed).await?;

@@ -37,6 +37,8 @@ fn whoever_asks_a_stopped_agent_is_told_that_it_does_not_answer() {
             &["status"][..],
             &["audit"],
             &["filter", "show"],
+            &["filter", "set", "exclude port 9"],
+            &["flows"],
             &["watch", "--duration", "3s"],
         ] {
             scope.spawn(move || {
