@@ -16,7 +16,20 @@ impl LogFilter {
     pub fn for_the_log(&self) -> EnvFilter {
         // Only --bpf-log-level decides what the kernel programs log.
         let programs = "flow_agent_ebpf=trace".parse().expect("a directive");
-        EnvFilter::new(&self.0).add_directive(programs)
+        let filter = EnvFilter::new(&self.0).add_directive(programs);
+        if self.names_h2() {
+            return filter;
+        }
+        // h2 logs each strange frame, of which a peer may send millions. The server's own lines are limited.
+        filter.add_directive("h2=off".parse().expect("a directive"))
+    }
+
+    fn names_h2(&self) -> bool {
+        let mut targets = self.0.split(',').map(|directive| {
+            let end = directive.find(['=', '[', ':']);
+            directive[..end.unwrap_or(directive.len())].trim()
+        });
+        targets.any(|target| target == "h2")
     }
 }
 
@@ -81,7 +94,30 @@ impl LogControl {
 
 #[cfg(test)]
 mod tests {
+    use tracing_subscriber::layer::SubscriberExt as _;
+
     use super::*;
+
+    #[test]
+    fn h2_logs_where_it_is_named_alone() {
+        let enables = |text: &str| {
+            let filter: LogFilter = text.parse().unwrap();
+            let log = tracing_subscriber::registry().with(filter.for_the_log());
+            tracing::subscriber::with_default(log, || {
+                [
+                    tracing::enabled!(target: "h2::proto::ping_pong", tracing::Level::WARN),
+                    tracing::enabled!(target: "agent::server", tracing::Level::WARN),
+                ]
+            })
+        };
+        for text in ["info", "trace", "warn,agent::scan=debug", "info,h2o=debug"] {
+            assert_eq!(enables(text), [false, true], "{text}");
+        }
+        for text in ["info,h2=warn", "info,h2::proto=debug"] {
+            assert_eq!(enables(text), [true, true], "{text}");
+        }
+        assert_eq!(enables("h2"), [true, false]);
+    }
 
     #[test]
     fn a_filter_is_a_level_or_directives_and_no_misspelt_level() {

@@ -215,7 +215,7 @@ pub struct Args {
     pub duration: Option<Duration>,
 
     /// What is logged: error, warn, info, debug or trace, or a filter in tracing's syntax, such as
-    /// warn,agent=debug.
+    /// warn,agent=debug. The HTTP/2 library logs only if it is named, as in info,h2=debug.
     #[arg(long, value_name = "FILTER", env = "RUST_LOG", default_value = "info", help_heading = LOGS)]
     pub log: LogFilter,
 

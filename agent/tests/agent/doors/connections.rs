@@ -2,7 +2,10 @@
 
 use agent::proto::{GetStatusRequest, ObserveRequest};
 use lab::{Lab, privilege::is_root_or_skip};
-use tokio::{io::AsyncReadExt as _, net::UnixStream};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::UnixStream,
+};
 use tonic::Code;
 
 use super::{
@@ -37,6 +40,34 @@ async fn is_turned_away(stream: UnixStream) {
         assert_eq!(error.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM));
         assert!(error.to_string().contains("--max-connections"), "{error}");
     }
+}
+
+/// A peer may send millions of them, before any request.
+#[tokio::test]
+async fn frames_that_nobody_asked_for_fill_no_log() {
+    /// An HTTP/2 connection begins with this and with settings, here none.
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    const PING: &[u8] = b"\0\0\x08\x06\0\0\0\0\0answered";
+    /// Answers a ping that the agent never sent.
+    const ANSWER: &[u8] = b"\0\0\x08\x06\x01\0\0\0\0no asker";
+    if !is_root_or_skip("agent::frames_that_nobody_asked_for_fill_no_log") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--output", "none"]);
+    let mut stream = connect_as(&agent.address(), ROOT).unwrap();
+    let sent = [PREFACE, &ANSWER.repeat(1000)[..], PING].concat();
+    stream.write_all(&sent).await.unwrap();
+    let mut received = Vec::new();
+    let is_answered = async {
+        while !received.windows(8).any(|bytes| bytes == b"answered") {
+            assert_ne!(stream.read_buf(&mut received).await.unwrap(), 0);
+        }
+    };
+    tokio::time::timeout(PATIENCE, is_answered).await.unwrap();
+    drop(stream);
+    let log = agent.stop_silent();
+    assert!(!log.contains("h2::"), "{log}");
 }
 
 /// The command line's message if root's own places are taken as well.
