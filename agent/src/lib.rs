@@ -7,7 +7,7 @@
 //! The [`hub`] gives batches to every consumer, and the [`server`] sends them and the [`status`] over gRPC.
 //! The [`client`] is the other end, and its [`output`] is what people and programs read. [`log_filter`] says what
 //! is logged, [`log_limit`] keeps the log short, and [`log_queue`] keeps a slow reader of the log from holding up
-//! the agent. The [`journal`] is where systemd keeps it, with fields. The [`service_manager`] hears that it is ready and alive.
+//! the agent. [`tls`] is for both ends of a connection. The [`journal`] is where systemd keeps it, with fields. The [`service_manager`] hears that it is ready and alive.
 
 pub mod agent;
 pub mod asks;
@@ -47,3 +47,4 @@ pub mod server;
 pub mod service_manager;
 pub mod similar;
 pub mod status;
+pub mod tls;

@@ -1,0 +1,31 @@
+//! TLS by rustls: for those who connect to the agent, and for what its commands and outputs connect to.
+//!
+//! [`pem`] reads the files of certificates and keys, and says what is wrong with them. [`server`] makes the
+//! listeners' side of them and reads them again when they change. [`client`] is the other side.
+
+use std::{io, sync::Arc};
+
+use rustls::{
+    SupportedProtocolVersion,
+    crypto::{CryptoProvider, ring},
+    version::{TLS12, TLS13},
+};
+
+pub mod client;
+pub mod pem;
+pub mod server;
+
+/// What gRPC's protocol is called in a handshake (RFC 7540, 3.3).
+pub const ALPN_H2: &[u8] = b"h2";
+
+/// Both ends choose the latest that both know.
+const VERSIONS: [&SupportedProtocolVersion; 2] = [&TLS13, &TLS12];
+
+/// What rustls says of an error of a connection, if it is one of TLS.
+pub fn of_tls(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}

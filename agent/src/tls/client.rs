@@ -1,0 +1,259 @@
+//! The side that connects: trusts the system's CAs or those of a file, shows a certificate if it has one, and says what
+//! failed in words that help.
+
+use std::{
+    io,
+    path::PathBuf,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use hyper_util::rt::TokioIo;
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, Error as TlsError, RootCertStore,
+    client::Resumption,
+    pki_types::{InvalidDnsNameError, ServerName},
+};
+use thiserror::Error;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tonic::codegen::{Service, http::Uri};
+
+use super::{
+    VERSIONS, of_tls,
+    pem::{self, FileFault, Identity, Use},
+    provider,
+};
+
+/// Where settings say that the files are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClientFiles {
+    /// The CAs that are trusted; without it those that the system trusts.
+    pub ca: Option<PathBuf>,
+    /// What is shown to servers that ask for it, and its key: both or neither.
+    pub certificate: Option<PathBuf>,
+    pub key: Option<PathBuf>,
+}
+
+impl ClientFiles {
+    /// Reads them. `alpn` is what may be spoken inside, the first choice first.
+    pub fn read(&self, alpn: &[&[u8]]) -> Result<ClientConfig, FileFault> {
+        let provider = provider();
+        let roots = match &self.ca {
+            Some(path) => pem::roots(path)?,
+            None => of_the_system()?,
+        };
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
+        let builder = builder
+            .with_protocol_versions(&VERSIONS)
+            .expect("ring knows both versions")
+            .with_root_certificates(roots);
+        let mut config = match (&self.certificate, &self.key) {
+            (Some(certificate), Some(key)) => {
+                let identity = Identity::read(certificate, key, &provider)?;
+                let shown =
+                    rustls::sign::SingleCertAndKey::from(Arc::unwrap_or_clone(identity.key));
+                builder.with_client_cert_resolver(Arc::new(shown))
+            }
+            _ => builder.with_no_client_auth(),
+        };
+        config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+        config.resumption = Resumption::disabled();
+        Ok(config)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Those that can be read: one that is broken is left out, as other programs do.
+fn of_the_system() -> Result<RootCertStore, FileFault> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        return Err(FileFault::new(
+            Use::Ca,
+            "this system has no CAs that it trusts (package ca-certificates): name a file of them",
+        ));
+    }
+    Ok(roots)
+}
+
+/// Why there is no connection.
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    #[error("the address {0} has no host")]
+    NoHost(Uri),
+    #[error("{host} is no name that a certificate can have")]
+    BadName {
+        host: String,
+        source: InvalidDnsNameError,
+    },
+    #[error("cannot connect")]
+    Tcp(#[source] io::Error),
+    #[error("its certificate is of no CA that is trusted here")]
+    Untrusted,
+    /// The words say all.
+    #[error("{0}")]
+    Handshake(String),
+    /// Perhaps it has no room.
+    #[error("it ended the handshake")]
+    Ended,
+}
+
+/// Connects by TCP and TLS to the host and port of a URI.
+#[derive(Clone)]
+pub struct Connector(TlsConnector);
+
+impl Connector {
+    pub fn new(config: ClientConfig) -> Self {
+        Self(Arc::new(config).into())
+    }
+
+    async fn connect(self, uri: Uri) -> Result<TokioIo<Stream>, ConnectError> {
+        let (Some(host), port) = (uri.host(), uri.port_u16().unwrap_or(443)) else {
+            return Err(ConnectError::NoHost(uri));
+        };
+        // An IPv6 address stands in brackets.
+        let host = host.trim_matches(['[', ']']);
+        let tcp = TcpStream::connect((host, port)).await;
+        let tcp = tcp.map_err(ConnectError::Tcp)?;
+        tcp.set_nodelay(true).map_err(ConnectError::Tcp)?;
+        self.over(tcp, host).await.map(TokioIo::new)
+    }
+
+    /// Makes a handshake on a connection to this host, a name or an address.
+    pub async fn over(&self, tcp: TcpStream, host: &str) -> Result<Stream, ConnectError> {
+        let name = ServerName::try_from(host.to_owned());
+        let name = name.map_err(|source| ConnectError::BadName {
+            host: host.to_owned(),
+            source,
+        })?;
+        let connected = self.0.connect(name, tcp).await;
+        let stream = connected.map_err(|error| match of_tls(&error) {
+            Some(TlsError::AlertReceived(AlertDescription::InternalError)) => ConnectError::Ended,
+            // The second one is of a CA that has the name of one that is trusted.
+            Some(TlsError::InvalidCertificate(
+                CertificateError::UnknownIssuer | CertificateError::BadSignature,
+            )) => ConnectError::Untrusted,
+            Some(tls) => ConnectError::Handshake(words(tls)),
+            None if error.kind() == io::ErrorKind::UnexpectedEof => ConnectError::Ended,
+            None => ConnectError::Tcp(error),
+        })?;
+        Ok(Stream(stream))
+    }
+}
+
+impl Service<Uri> for Connector {
+    type Response = TokioIo<Stream>;
+    type Error = ConnectError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ConnectError>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        Box::pin(self.clone().connect(uri))
+    }
+}
+
+/// What it says of an error, for somebody who can do something about it.
+fn words(error: &TlsError) -> String {
+    if let TlsError::InvalidCertificate(error) = error {
+        format!("its certificate is refused: {error}")
+    } else if let TlsError::AlertReceived(alert) = error {
+        refused_by(*alert)
+    } else if let TlsError::InvalidMessage(_) = error {
+        "it does not speak TLS".to_owned()
+    } else {
+        error.to_string()
+    }
+}
+
+fn refused_by(alert: AlertDescription) -> String {
+    let asks = matches!(
+        alert,
+        AlertDescription::CertificateRequired | AlertDescription::NoCertificate
+    );
+    let refuses = matches!(
+        alert,
+        AlertDescription::UnknownCA
+            | AlertDescription::DecryptError
+            | AlertDescription::BadCertificate
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::AccessDenied
+    );
+    if asks {
+        "it asks for a client's certificate: name one, and its key".to_owned()
+    } else if refuses {
+        format!("it refuses the client's certificate ({alert:?})")
+    } else {
+        format!("it ends the connection ({alert:?})")
+    }
+}
+
+/// Why a connection ended after its handshake: the error inside an [`io::Error`].
+#[derive(Debug, Error)]
+#[error("{0}")]
+pub struct BrokenOff(pub String);
+
+/// A connection. With TLS 1.3 a server refuses a client's certificate only after the handshake; whoever reads then hears
+/// why.
+pub struct Stream(TlsStream<TcpStream>);
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.get_mut().0).poll_read(context, buffer);
+        read.map_err(|error| match of_tls(&error) {
+            Some(tls) => io::Error::new(error.kind(), BrokenOff(words(tls))),
+            None => error,
+        })
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().0).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().0).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().0).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().0).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests;
