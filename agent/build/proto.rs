@@ -21,6 +21,7 @@ const SHOWN_AS_JSON: &[&str] = &[
     ".flow.v1.HookStatus",
     ".flow.v1.Interface",
     ".flow.v1.InterfaceCounters",
+    ".flow.v1.ListenerStatus",
     ".flow.v1.MemoryStatus",
     ".flow.v1.OutputStatus",
     ".flow.v1.RecordSum",
@@ -30,6 +31,7 @@ const SHOWN_AS_JSON: &[&str] = &[
     ".flow.v1.InterfacesStatus",
     ".flow.v1.Settings",
     ".flow.v1.TableStatus",
+    ".flow.v1.TlsStatus",
     ".flow.v1.Traffic",
     ".flow.v1.UncountedInterface",
 ];

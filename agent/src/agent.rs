@@ -44,6 +44,7 @@ use crate::{
     server::{DEFAULT_DRAIN_TIMEOUT, Limits, ListenAddr, Listeners, PassedSockets, Server},
     service_manager::ServiceManager,
     status::{self, StatusSettings},
+    tls::server::{InForce, ServerTls},
 };
 
 mod asked;
@@ -84,6 +85,10 @@ pub struct Config {
     /// Counts one in this many flows; 0 counts every flow.
     pub sample_rate: u32,
     pub listen: Vec<ListenAddr>,
+    /// What TCP listeners speak, if it is TLS.
+    pub tls: Option<ServerTls>,
+    /// Without TLS, other hosts may reach them.
+    pub insecure_listen: bool,
     pub limits: Limits,
     /// Where metrics are served, if at all.
     pub metrics: Option<SocketAddr>,
@@ -116,6 +121,7 @@ pub struct Agent {
     hub: Hub,
     outputs: Outputs,
     listeners: Listeners,
+    tls: Option<InForce>,
     metrics: Option<MetricsListener>,
     kernel: Kernel,
     selected: Vec<(Namespace, Vec<Link>)>,
@@ -170,7 +176,9 @@ impl Agent {
         let filled = kernel.filled.take().context("the ring of filled pages")?;
         let filled = FilledPages::listen(filled)?;
         // Before anything is attached, so that a port in use leaves nothing behind.
+        let tls = config.tls.clone().map(InForce::new);
         let listeners = Listeners::bind(&config.listen, passed).await?;
+        let listeners = listeners.with_tls(tls.clone());
         let metrics = match config.metrics {
             Some(address) => Some(MetricsListener::bind(address, kernel.run_times.clone()).await?),
             None => None,
@@ -201,6 +209,7 @@ impl Agent {
             hub,
             outputs,
             listeners,
+            tls,
             metrics,
             kernel,
             selected,
@@ -242,6 +251,11 @@ impl Agent {
         self.limits.clone()
     }
 
+    /// Changes the certificate of TCP listeners while the agent runs.
+    pub fn tls(&self) -> Option<InForce> {
+        self.tls.clone()
+    }
+
     /// Counts until `stop`, for as long as is set, or until a hook cannot be attached or interfaces cannot be followed any more. Returns when
     /// everything is detached, drained and sent. Who may see the rules may ask for the settings in force.
     pub async fn run(
@@ -257,6 +271,7 @@ impl Agent {
             hub,
             outputs,
             listeners,
+            tls: _,
             metrics,
             mut kernel,
             selected,

@@ -72,6 +72,7 @@ impl Collector for Shown {
         self.table(&mut families)?;
         self.scans(&mut families)?;
         self.consumers(&mut families)?;
+        self.certificate(&mut families)?;
         self.outputs(&mut families)?;
         self.process(&mut families)?;
         self.programs(&mut families)
@@ -234,7 +235,7 @@ impl Shown {
     }
 
     fn consumers(&self, families: &mut Families<'_>) -> fmt::Result {
-        let server = self.status.server.unwrap_or_default();
+        let server = self.status.server.clone().unwrap_or_default();
         families.gauges([
             (
                 Help("flow_agent_consumers", "Consumers that observe"),
@@ -283,9 +284,35 @@ impl Shown {
                 ("silent_connection", server.silent_connections),
                 ("answer", server.refused_answers),
                 ("caller", server.refused_callers),
+                ("handshake", server.refused_handshakes),
             ]
             .map(|(what, count)| (vec![("what", what.to_owned())], count)),
         )
+    }
+
+    /// Of the TCP listeners, which show the same one.
+    fn certificate(&self, families: &mut Families<'_>) -> fmt::Result {
+        let listeners = self.status.server.iter();
+        let mut listeners = listeners.flat_map(|server| &server.listeners);
+        let Some(tls) = listeners.find_map(|listener| listener.tls.as_ref()) else {
+            return Ok(());
+        };
+        families.gauges([
+            (
+                Help(
+                    "flow_agent_certificate_expiry_time_seconds",
+                    "When the certificate of the TCP listeners ends, in Unix time",
+                ),
+                seconds(tls.not_after_unix_ns),
+            ),
+            (
+                Help(
+                    "flow_agent_certificate_reload_failing",
+                    "1 if its files have changed and cannot be used, so that what was read before stays in force",
+                ),
+                f64::from(u8::from(!tls.reload_error.is_empty())),
+            ),
+        ])
     }
 
     fn process(&self, families: &mut Families<'_>) -> fmt::Result {

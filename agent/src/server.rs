@@ -16,6 +16,7 @@ use crate::{
     outputs::Outputs,
     proto::{AgentStatus, SettingsInForce},
     rules::RunningRules,
+    tls::server::InForce,
 };
 
 pub mod address;
@@ -29,6 +30,7 @@ mod filter_rules;
 mod filtered;
 mod grpc_only;
 mod guarded;
+mod handshake;
 mod limits;
 mod list;
 pub mod listen;
@@ -109,6 +111,7 @@ impl Server {
         let max_streams = limits.borrow_and_update().max_streams;
         let listening = listeners.len();
         warn_of_files(limits.borrow().files(listening));
+        let (told, tls) = (listeners.told(), listeners.tls());
         let (socket_files, connections) = listeners.into_connections(&doors);
         let (serving, not_serving) = watch::channel(());
         let live = Arc::new(LiveStatus::new(
@@ -117,6 +120,7 @@ impl Server {
             status.clone(),
             Arc::clone(&doors),
             asks.bytes.clone(),
+            told,
         ));
         let shown = Arc::clone(&live);
         let health = Health::new(counting.clone(), not_serving.clone());
@@ -181,9 +185,18 @@ impl Server {
             }
             never = other_limits => match never {},
             never = metrics => match never {},
+            never = certificates(tls) => match never {},
         };
         drop(socket_files);
         served
+    }
+}
+
+/// Reads those of the listeners again when their files change.
+async fn certificates(tls: Option<InForce>) -> Infallible {
+    match tls {
+        Some(tls) => tls.follow().await,
+        None => std::future::pending().await,
     }
 }
 

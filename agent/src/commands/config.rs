@@ -78,7 +78,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
                 None => Layers::of_the_environment(None),
             };
             let settings = layers.read()?;
-            settings.config()?;
+            let config = settings.config()?;
+            for warning in config.tls.iter().flat_map(|tls| &tls.warnings) {
+                super::notice(warning);
+            }
             checked(&settings)
         }
         Command::Schema => format!("{:#}\n", schema::schema()),

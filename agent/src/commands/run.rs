@@ -48,12 +48,18 @@ pub async fn run(
     // From here on SIGHUP does not end the process, even while the programs are being loaded.
     let mut reload = Reload::listen(layers, settings, log, manager.is_there())?;
     let config = reload.config().map_err(RefusedSettings)?;
+    if config.tls.is_none() && !config.insecure_listen {
+        passed
+            .refuse_open()
+            .map_err(|error| RefusedSettings(error.into()))?;
+    }
     let agent = Agent::start(config, passed).await?;
     let running = Running {
         rules: agent.rules(),
         changes: agent.changes(),
         limits: agent.limits(),
         outputs: agent.outputs(),
+        tls: agent.tls(),
         namespaces: agent.namespaces(),
     };
     let in_force = reload.settings();

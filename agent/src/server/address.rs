@@ -29,6 +29,16 @@ impl ListenAddr {
     pub fn is_any_port(&self) -> bool {
         matches!(self, Self::Tcp(address) if address.port() == 0)
     }
+
+    /// Fails if other hosts may reach it. What is sent there has to be encrypted, or somebody has to say that it need not.
+    pub fn refuse_open(&self) -> Result<(), ListenError> {
+        match *self {
+            Self::Tcp(address) if !address.ip().to_canonical().is_loopback() => {
+                Err(ListenError::Open { address })
+            }
+            Self::Tcp(_) | Self::Unix(_) => Ok(()),
+        }
+    }
 }
 
 impl FromStr for ListenAddr {
@@ -105,6 +115,11 @@ pub enum ListenError {
     PortInUse { address: SocketAddr },
     #[error("no permission to listen on {address}: run as root, or choose another --listen")]
     NoPermission { address: String, source: io::Error },
+    #[error(
+        "other hosts may reach {address}, and whoever does could read all flows: give --tls-certificate and --tls-key, \
+         or --insecure-listen if that is meant"
+    )]
+    Open { address: SocketAddr },
     #[error("cannot listen on a socket that the service manager passes")]
     Passed(#[source] io::Error),
     #[error("cannot listen on {address}: choose another --listen")]

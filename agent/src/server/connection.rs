@@ -1,9 +1,9 @@
-//! An accepted connection, over a Unix socket or TCP.
+//! An accepted connection, over a Unix socket or TCP, with or without TLS.
 
 use std::{
     io,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use tokio::{
@@ -11,12 +11,13 @@ use tokio::{
     net::{TcpStream, UnixStream},
 };
 
-use super::{authority::Filter, peer::Peer};
+use super::{authority::Filter, handshake::Handshake, peer::Peer};
 
-/// A connection of either kind.
+/// A connection of each kind.
 pub enum Connection {
     Unix(UnixStream, Filter),
     Tcp(TcpStream),
+    Tls(Box<Handshake>),
 }
 
 impl Connection {
@@ -31,6 +32,7 @@ impl Connection {
                     })
             }
             Self::Tcp(stream) => stream.peer_addr().map_or(Peer::Unknown, Peer::Tcp),
+            Self::Tls(handshake) => handshake.peer(),
         }
     }
 }
@@ -44,6 +46,9 @@ impl AsyncRead for Connection {
         match self.get_mut() {
             Self::Unix(stream, filter) => filter.poll_read(Pin::new(stream), context, buffer),
             Self::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+            Self::Tls(handshake) => {
+                ready!(handshake.poll_done(context))?.poll_read(context, buffer)
+            }
         }
     }
 }
@@ -57,6 +62,9 @@ impl AsyncWrite for Connection {
         match self.get_mut() {
             Self::Unix(stream, _) => Pin::new(stream).poll_write(context, bytes),
             Self::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Tls(handshake) => {
+                ready!(handshake.poll_done(context))?.poll_write(context, bytes)
+            }
         }
     }
 
@@ -68,6 +76,9 @@ impl AsyncWrite for Connection {
         match self.get_mut() {
             Self::Unix(stream, _) => Pin::new(stream).poll_write_vectored(context, slices),
             Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            Self::Tls(handshake) => {
+                ready!(handshake.poll_done(context))?.poll_write_vectored(context, slices)
+            }
         }
     }
 
@@ -79,6 +90,7 @@ impl AsyncWrite for Connection {
         match self.get_mut() {
             Self::Unix(stream, _) => Pin::new(stream).poll_flush(context),
             Self::Tcp(stream) => Pin::new(stream).poll_flush(context),
+            Self::Tls(handshake) => ready!(handshake.poll_done(context))?.poll_flush(context),
         }
     }
 
@@ -86,6 +98,7 @@ impl AsyncWrite for Connection {
         match self.get_mut() {
             Self::Unix(stream, _) => Pin::new(stream).poll_shutdown(context),
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Tls(handshake) => handshake.poll_shutdown(context),
         }
     }
 }

@@ -3,7 +3,8 @@
 //! HTTP/2's GOAWAY (RFC 9113, 6.8) can be sent without a request. Clients on h2 show its text; all others
 //! report `UNAVAILABLE` at once. It is sent without the SETTINGS with which a server normally begins: a client
 //! on gRPC's C core that gets those takes the connection for a good one, and then connects again, eight times
-//! a second, until its deadline. The socket is not closed at once, since a client that is about to write would
+//! a second, until its deadline. A client that begins with TLS gets an alert instead (RFC 8446, 6.2), since a handshake
+//! for a connection that has no place would cost more than the place. The socket is not closed at once, since a client that is about to write would
 //! then see a broken connection before it reads.
 
 use std::{
@@ -17,6 +18,9 @@ use std::{
 use tokio::time::{Instant, sleep_until};
 
 use super::connection::Connection;
+
+/// A record of type alert, as of TLS 1.2 (RFC 8446, 5.1), with two bytes: fatal, `internal_error`.
+const ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 80];
 
 /// How many sockets of one listener may wait for their peers. For one more, the first is closed.
 pub(super) const MOST: usize = 8;
@@ -36,8 +40,11 @@ pub(super) struct Farewells(VecDeque<(Instant, OwnedFd)>);
 
 impl Farewells {
     /// Tells the peer, and closes the connection a while later. Does nothing if the peer has gone.
-    pub(super) fn say(&mut self, connection: Connection) {
-        let Ok(socket) = say(connection) else { return };
+    pub(super) fn say(&mut self, connection: Connection, has_tls: bool) {
+        let words = if has_tls { ALERT.to_vec() } else { goaway() };
+        let Ok(socket) = say(connection, &words) else {
+            return;
+        };
         if self.0.len() == MOST {
             self.0.pop_front();
         }
@@ -54,19 +61,21 @@ impl Farewells {
     }
 }
 
-fn say(connection: Connection) -> io::Result<OwnedFd> {
+fn say(connection: Connection, words: &[u8]) -> io::Result<OwnedFd> {
     match connection {
-        Connection::Unix(stream, _) => say_on(stream.into_std()?, UnixStream::shutdown),
-        Connection::Tcp(stream) => say_on(stream.into_std()?, TcpStream::shutdown),
+        Connection::Unix(stream, _) => say_on(stream.into_std()?, words, UnixStream::shutdown),
+        Connection::Tcp(stream) => say_on(stream.into_std()?, words, TcpStream::shutdown),
+        Connection::Tls(_) => Err(io::ErrorKind::Unsupported.into()),
     }
 }
 
-/// Sends the frame, which is far smaller than a socket's buffer.
+/// Sends the words, which are far fewer than a socket's buffer takes.
 fn say_on<S: Write + Into<OwnedFd>>(
     mut stream: S,
+    words: &[u8],
     shutdown: fn(&S, Shutdown) -> io::Result<()>,
 ) -> io::Result<OwnedFd> {
-    stream.write_all(&goaway())?;
+    stream.write_all(words)?;
     shutdown(&stream, Shutdown::Write)?;
     Ok(stream.into())
 }
@@ -113,10 +122,12 @@ mod tests {
             let (ours, mut peer) = UnixStream::pair().unwrap();
             ours.set_nonblocking(true).unwrap();
             let ours = tokio::net::UnixStream::from_std(ours).unwrap();
-            farewells.say(Connection::Unix(ours, Filter::default()));
+            let has_tls = peers.len() % 2 == 1;
+            farewells.say(Connection::Unix(ours, Filter::default()), has_tls);
             let mut heard = Vec::new();
             peer.read_to_end(&mut heard).unwrap();
-            assert_eq!(heard, goaway());
+            let expected = if has_tls { ALERT.to_vec() } else { goaway() };
+            assert_eq!(heard, expected);
             peers.push(peer);
         }
         let mut is_open = peers.iter_mut().map(|peer| peer.write_all(b"a").is_ok());

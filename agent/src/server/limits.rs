@@ -2,6 +2,7 @@
 //! who run the agent. Refusals are counted.
 
 use std::{
+    fmt::Display,
     io,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -145,10 +146,11 @@ pub(super) enum Refusal {
     Consumer,
     Answer,
     Caller,
+    Handshake,
 }
 
 impl Refusal {
-    const COUNT: usize = 6;
+    const COUNT: usize = 7;
 
     fn text(self) -> &'static str {
         match self {
@@ -162,6 +164,7 @@ impl Refusal {
             Self::Consumer => "a consumer was refused: there are as many as --max-consumers allows",
             Self::Answer => "a request was refused: too many answers wait to be read",
             Self::Caller => "a caller was refused who may not see or change the filter rules",
+            Self::Handshake => "a TLS handshake failed",
         }
     }
 }
@@ -211,6 +214,15 @@ impl Doors {
         }
     }
 
+    /// Counts it, and logs one with its reason once in a while.
+    pub(super) fn handshake_failed(&self, peer: &Peer, error: &dyn Display) {
+        let refused = &self.refusals[Refusal::Handshake as usize];
+        refused.count.fetch_add(1, Relaxed);
+        if let Some(times) = event(&refused.log) {
+            warn!(%peer, times, %error, "{}", Refusal::Handshake.text());
+        }
+    }
+
     /// Logs that a connection could not be accepted, for example because the process has no file left.
     pub(super) fn cannot_accept(&self, error: &io::Error) {
         if let Some(times) = event(&self.accept_log) {
@@ -256,6 +268,7 @@ impl Doors {
             refused_consumers: count(Refusal::Consumer),
             refused_answers: count(Refusal::Answer),
             refused_callers: count(Refusal::Caller),
+            refused_handshakes: count(Refusal::Handshake),
             ..ServerStatus::default()
         }
     }
@@ -323,6 +336,7 @@ mod tests {
             Refusal::Consumer,
             Refusal::Answer,
             Refusal::Caller,
+            Refusal::Handshake,
         ];
         for (refusal, times) in refusals.into_iter().zip(1..) {
             for _ in 0..times {
@@ -339,6 +353,7 @@ mod tests {
             refused_consumers: 4,
             refused_answers: 5,
             refused_callers: 6,
+            refused_handshakes: 7,
             ..ServerStatus::default()
         };
         assert_eq!(doors.status(), expected);
@@ -362,6 +377,9 @@ mod tests {
             let log = logged(|| doors.refuse(refusal, &Peer::Unknown));
             assert!(log.contains(words) && log.contains("peer=unknown"), "{log}");
         }
+        let log = logged(|| doors.handshake_failed(&Peer::Unknown, &"no certificate"));
+        let line = "a TLS handshake failed peer=unknown times=1 error=no certificate";
+        assert!(log.contains(line), "{log}");
         let error = io::Error::other("no file left");
         let log = logged(|| doors.cannot_accept(&error));
         let line = "cannot accept a connection error=no file left times=1";

@@ -13,9 +13,15 @@ use super::{
     connection::Connection,
     farewell::Farewells,
     guarded::Guarded,
+    handshake::Handshake,
     limits::{Doors, Places, Refusal},
     passed::{PassedSocket, PassedSockets},
+    peer::Peer,
     socket_file::SocketFile,
+};
+use crate::{
+    proto::{ListenerStatus, TlsStatus},
+    tls::server::InForce,
 };
 
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
@@ -23,8 +29,34 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// Bound listeners that are not served yet, so connections wait. Dropping it removes its socket files and
 /// their locks.
 pub struct Listeners {
-    listeners: Vec<Listener>,
+    all: Vec<Listener>,
     socket_files: Vec<SocketFile>,
+    /// What those on TCP speak, if they speak TLS.
+    tls: Option<InForce>,
+}
+
+/// Where somebody may connect.
+pub(super) struct Listening {
+    address: String,
+    tls: Option<InForce>,
+}
+
+impl Listening {
+    pub(super) fn status(&self) -> ListenerStatus {
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        ListenerStatus {
+            address: self.address.clone(),
+            tls: self.tls.as_ref().map(|tls| {
+                let told = tls.told();
+                TlsStatus {
+                    client_certificates: told.asks_for_certificates,
+                    not_before_unix_ns: nanos(told.validity.not_before),
+                    not_after_unix_ns: nanos(told.validity.not_after),
+                    reload_error: told.fault.unwrap_or_default(),
+                }
+            }),
+        }
+    }
 }
 
 enum Listener {
@@ -39,14 +71,15 @@ impl Listeners {
         passed: PassedSockets,
     ) -> Result<Self, ListenError> {
         let mut bound = Self {
-            listeners: Vec::new(),
+            all: Vec::new(),
             socket_files: Vec::new(),
+            tls: None,
         };
         let mut open = Vec::new();
         for socket in passed.into_sockets() {
             let address = socket.address().map_err(ListenError::Passed)?;
             let listener = Listener::passed(socket).map_err(ListenError::Passed)?;
-            bound.listeners.push(listener);
+            bound.all.push(listener);
             let shown = address.as_ref().map(tracing::field::display);
             info!(
                 address = shown,
@@ -62,7 +95,7 @@ impl Listeners {
             match address {
                 ListenAddr::Unix(path) => {
                     let (file, listener) = SocketFile::bind(path).await?;
-                    bound.listeners.push(Listener::Unix(listener));
+                    bound.all.push(Listener::Unix(listener));
                     bound.socket_files.push(file);
                     info!(%address, "listening");
                 }
@@ -70,24 +103,43 @@ impl Listeners {
                     let listener = TcpListener::bind(tcp).await.map_err(failed)?;
                     // Port 0 asks the kernel for a free one.
                     info!(address = %listener.local_addr().map_err(failed)?, "listening");
-                    bound.listeners.push(Listener::Tcp(listener));
+                    bound.all.push(Listener::Tcp(listener));
                 }
             }
         }
         Ok(bound)
     }
 
+    /// Those on TCP speak TLS. Clients on Unix sockets are known by their users.
+    #[must_use]
+    pub fn with_tls(self, tls: Option<InForce>) -> Self {
+        Self { tls, ..self }
+    }
+
     /// The TCP addresses, with the ports that the kernel chose.
     pub fn tcp_addresses(&self) -> Vec<SocketAddr> {
-        let tcp = self.listeners.iter().filter_map(|listener| match listener {
+        let tcp = self.all.iter().filter_map(|listener| match listener {
             Listener::Tcp(listener) => listener.local_addr().ok(),
             Listener::Unix(_) => None,
         });
         tcp.collect()
     }
 
+    /// What is told of each.
+    pub(super) fn told(&self) -> Vec<Listening> {
+        let tell = |listener: &Listener| Listening {
+            address: listener.address(),
+            tls: listener.tls(self.tls.as_ref()),
+        };
+        self.all.iter().map(tell).collect()
+    }
+
+    pub(super) fn tls(&self) -> Option<InForce> {
+        self.tls.clone()
+    }
+
     pub(super) fn len(&self) -> usize {
-        self.listeners.len()
+        self.all.len()
     }
 
     /// The accepted connections. The stream never fails: if the process has no file left, it waits.
@@ -98,8 +150,9 @@ impl Listeners {
         Vec<SocketFile>,
         impl Stream<Item = io::Result<Guarded>> + Unpin + use<>,
     ) {
-        let streams = self.listeners.into_iter().map(|listener| {
+        let streams = self.all.into_iter().map(|listener| {
             let gate = Gate {
+                tls: listener.tls(self.tls.as_ref()),
                 listener,
                 places: Places::new(doors.limits().max_connections),
                 doors: Arc::clone(doors),
@@ -118,6 +171,7 @@ impl Listeners {
 /// A listener and the places for its connections.
 struct Gate {
     listener: Listener,
+    tls: Option<InForce>,
     places: Places,
     doors: Arc<Doors>,
     farewells: Farewells,
@@ -134,11 +188,24 @@ impl Gate {
             let peer = connection.peer();
             let most = self.doors.limits().max_connections;
             if let Some(place) = self.places.take_of(most, &peer) {
+                let connection = self.behind_tls(connection);
                 let caller = Caller::new(peer);
                 return Guarded::new(connection, caller, place, Arc::clone(&self.doors));
             }
             self.doors.refuse(Refusal::Connection, &peer);
-            self.farewells.say(connection);
+            self.farewells.say(connection, self.tls.is_some());
+        }
+    }
+
+    fn behind_tls(&self, connection: Connection) -> Connection {
+        match (&self.tls, connection) {
+            (Some(tls), Connection::Tcp(stream)) => {
+                let peer = stream.peer_addr().map_or(Peer::Unknown, Peer::Tcp);
+                let doors = Arc::clone(&self.doors);
+                let handshake = Handshake::new(&tls.acceptor(), stream, peer, doors);
+                Connection::Tls(Box::new(handshake))
+            }
+            (_, connection) => connection,
         }
     }
 }
@@ -154,6 +221,29 @@ impl Listener {
                 listener.set_nonblocking(true)?;
                 TcpListener::from_std(listener).map(Self::Tcp)
             }
+        }
+    }
+
+    /// Where it listens, as a setting says it.
+    fn address(&self) -> String {
+        match self {
+            Self::Unix(listener) => {
+                let address = listener.local_addr().ok();
+                let path = address.as_ref().and_then(|address| address.as_pathname());
+                path.map_or_else(String::new, |path| format!("unix:{}", path.display()))
+            }
+            Self::Tcp(listener) => {
+                let address = listener.local_addr();
+                address.map_or_else(|_| String::new(), |address| address.to_string())
+            }
+        }
+    }
+
+    /// What it speaks of the TLS that is set.
+    fn tls(&self, tls: Option<&InForce>) -> Option<InForce> {
+        match self {
+            Self::Unix(_) => None,
+            Self::Tcp(_) => tls.cloned(),
         }
     }
 

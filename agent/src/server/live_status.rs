@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::limits::Doors;
+use super::{limits::Doors, listen::Listening};
 use crate::{
     asks::SnapshotBytes,
     clock,
@@ -19,6 +19,7 @@ pub(super) struct LiveStatus {
     scanned: watch::Receiver<Arc<AgentStatus>>,
     doors: Arc<Doors>,
     snapshots: SnapshotBytes,
+    listening: Vec<Listening>,
     started_boot_ns: u64,
 }
 
@@ -30,6 +31,7 @@ impl LiveStatus {
         scanned: watch::Receiver<Arc<AgentStatus>>,
         doors: Arc<Doors>,
         snapshots: SnapshotBytes,
+        listening: Vec<Listening>,
     ) -> Self {
         Self {
             hub,
@@ -37,6 +39,7 @@ impl LiveStatus {
             scanned,
             doors,
             snapshots,
+            listening,
             started_boot_ns: clock::boot_now_ns(),
         }
     }
@@ -56,6 +59,7 @@ impl LiveStatus {
             delivered_records: fate.delivered.records,
             lost_batches: fate.lost.batches,
             lost_records: fate.lost.records,
+            listeners: self.listening.iter().map(Listening::status).collect(),
             ..self.doors.status()
         });
         status

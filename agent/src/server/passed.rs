@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use listenfd::ListenFd;
 use rustix::net::sockopt;
 
-use super::address::ListenAddr;
+use super::address::{ListenAddr, ListenError};
 
 /// The number of the first one, as the service manager passes them.
 const FIRST: usize = 3;
@@ -28,6 +28,15 @@ impl PassedSockets {
         let mut passed = ListenFd::from_env();
         let sockets = (0..passed.len()).map(|index| PassedSocket::take(&mut passed, index));
         Ok(Self(sockets.collect::<Result<_>>()?))
+    }
+
+    /// Fails if other hosts may reach one of them; see [`ListenAddr::refuse_open`].
+    pub fn refuse_open(&self) -> Result<(), ListenError> {
+        for socket in &self.0 {
+            let address = socket.address().map_err(ListenError::Passed)?;
+            address.map_or(Ok(()), |address| address.refuse_open())?;
+        }
+        Ok(())
     }
 
     pub(super) fn into_sockets(self) -> Vec<PassedSocket> {

@@ -23,7 +23,13 @@ pub(super) fn check(read: &Result<(Settings, Config)>) -> Check {
                 None => "no file".to_owned(),
             };
             let rules = config.rules.len();
-            Check::ok("settings", format!("{file}; {rules} filter rules"))
+            let detail = format!("{file}; {rules} filter rules");
+            let warnings = config.tls.as_ref().map_or(&[][..], |tls| &tls.warnings);
+            if warnings.is_empty() {
+                return Check::ok("settings", detail);
+            }
+            let detail = format!("{detail}; {}", warnings.join("; "));
+            Check::warn("settings", detail, "mend the files of TLS")
         }
         Err(error) => Check::missing(
             "settings",

@@ -183,6 +183,25 @@ pub struct Args {
         default_value = "unix:/run/flow-agent/flow-agent.sock", help_heading = CONSUMERS)]
     pub listen: Vec<ListenAddr>,
 
+    /// A certificate in PEM, and behind it those that lead to its CA. TCP listeners then speak TLS. This file, --tls-key
+    /// and --tls-client-ca are read again when they change.
+    #[arg(long, value_name = "FILE", env = "FLOW_AGENT_TLS_CERTIFICATE", help_heading = CONSUMERS)]
+    pub tls_certificate: Option<PathBuf>,
+
+    /// The certificate's key in PEM, without a passphrase.
+    #[arg(long, value_name = "FILE", env = "FLOW_AGENT_TLS_KEY", help_heading = CONSUMERS)]
+    pub tls_key: Option<PathBuf>,
+
+    /// CAs in PEM. Over TCP, only clients with a certificate of one of them are served (mutual TLS).
+    #[arg(long, value_name = "FILE", env = "FLOW_AGENT_TLS_CLIENT_CA", help_heading = CONSUMERS)]
+    pub tls_client_ca: Option<PathBuf>,
+
+    /// Listen without TLS on TCP addresses that other hosts reach, too: whoever reaches one can read all flows.
+    #[arg(long, value_name = "BOOL", env = "FLOW_AGENT_INSECURE_LISTEN", action = ArgAction::Set,
+          num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", hide_possible_values = true, help_heading = CONSUMERS)]
+    pub insecure_listen: bool,
+
     /// Consumers that may observe flows at the same time. Root has four more places on a Unix socket, and
     /// four more connections.
     #[arg(long, value_name = "CONSUMERS", env = "FLOW_AGENT_MAX_CONSUMERS", default_value_t = DEFAULT_MAX_CONSUMERS,
@@ -283,6 +302,7 @@ impl Args {
         Ok(Config {
             object: self.object.0,
             rules: misfit::rules(&self)?,
+            tls: misfit::tls(&self)?,
             selection: misfit::selection(&self),
             netns: self.netns,
             max_interfaces: self.max_interfaces,
@@ -311,6 +331,7 @@ impl Args {
                 max_connections: self.max_connections,
                 max_streams: self.max_streams,
             },
+            insecure_listen: self.insecure_listen,
             listen: self.listen,
             metrics: self.metrics.0,
             stdout: misfit::stdout(&self.output)?,

@@ -16,6 +16,10 @@ use crate::{
         settings::{Wish, Wishes},
     },
     pattern::{self, Pattern},
+    tls::{
+        pem::Use,
+        server::{ServerFiles, ServerTls},
+    },
 };
 
 /// Why settings are refused. Those to look at are named as in a file.
@@ -86,7 +90,59 @@ pub(super) fn refuse_contradictions(args: &Args) -> Result<(), Misfit> {
             &["listen"],
         )?;
     }
+    refuse_tls_in_part(args)
+}
+
+/// Fails if what is said of TLS is not enough for it, or if flows would be open to other hosts although nobody said so.
+fn refuse_tls_in_part(args: &Args) -> Result<(), Misfit> {
+    let [certificate, key, ca] = [&args.tls_certificate, &args.tls_key, &args.tls_client_ca];
+    refuse(
+        certificate.is_some() != key.is_some(),
+        "--tls-certificate and --tls-key go together: give both, or neither",
+        &["tls_certificate", "tls_key"],
+    )?;
+    refuse(
+        ca.is_some() && certificate.is_none(),
+        "--tls-client-ca does nothing without TLS: give --tls-certificate and --tls-key, too",
+        &["tls_client_ca", "tls_certificate"],
+    )?;
+    refuse(
+        args.insecure_listen && certificate.is_some(),
+        "--insecure-listen does nothing with --tls-certificate, with which every TCP listener speaks TLS: remove one \
+         of them",
+        &["insecure_listen", "tls_certificate"],
+    )?;
+    if certificate.is_some() || args.insecure_listen {
+        return Ok(());
+    }
+    for address in &args.listen {
+        address.refuse_open().map_err(|error| Misfit {
+            message: error.to_string(),
+            settings: &["listen"],
+        })?;
+    }
     Ok(())
+}
+
+/// What TCP listeners speak, if it is TLS.
+pub(super) fn tls(args: &Args) -> Result<Option<ServerTls>, Misfit> {
+    let (Some(certificate), Some(key)) = (&args.tls_certificate, &args.tls_key) else {
+        return Ok(None);
+    };
+    let files = ServerFiles {
+        certificate: certificate.clone(),
+        key: key.clone(),
+        client_ca: args.tls_client_ca.clone(),
+    };
+    let read = files.read().map_err(|fault| Misfit {
+        settings: match fault.of {
+            Use::Certificate => &["tls_certificate"],
+            Use::Key => &["tls_key"],
+            Use::Ca => &["tls_client_ca"],
+        },
+        message: fault.to_string(),
+    })?;
+    Ok(Some(read))
 }
 
 /// Fails if interfaces are both named and left out. What patterns choose is known at the start.
@@ -229,6 +285,19 @@ mod tests {
                 "--listen 127.0.0.1:1,127.0.0.1:1",
                 ["--listen 127.0.0.1:1", "twice"],
             ),
+            ("--tls-certificate a", ["--tls-certificate", "--tls-key"]),
+            ("--tls-key a", ["--tls-certificate", "--tls-key"]),
+            ("--tls-client-ca a", ["--tls-client-ca", "--tls-key"]),
+            (
+                "--insecure-listen --tls-certificate a --tls-key b",
+                ["--insecure-listen", "--tls-certificate"],
+            ),
+            (
+                "--listen 127.0.0.1:1,192.0.2.1:1",
+                ["192.0.2.1:1", "--insecure-listen"],
+            ),
+            ("--listen 0.0.0.0:1", ["0.0.0.0:1", "--tls-certificate"]),
+            ("--listen [::]:1", ["[::]:1", "--tls-key"]),
         ] {
             let error = contradiction(arguments).expect(arguments);
             assert!(named.iter().all(|part| error.contains(part)), "{error}");
@@ -240,6 +309,10 @@ mod tests {
             "--report-interval 0s",
             "--report-interval 5s --scan-interval 5s",
             "--listen 127.0.0.1:0,127.0.0.1:0,unix:/a,unix:/b",
+            "--listen 127.9.9.9:1,[::1]:1,[::ffff:127.0.0.1]:1,localhost:1",
+            "--listen 192.0.2.1:1,[::]:1 --insecure-listen",
+            "--listen 192.0.2.1:1 --tls-certificate a --tls-key b",
+            "--tls-certificate a --tls-key b --tls-client-ca c",
         ] {
             assert_eq!(contradiction(arguments), None, "{arguments}");
         }

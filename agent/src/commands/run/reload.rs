@@ -26,6 +26,7 @@ use crate::{
     rules::{Author, ReplaceError, RunningRules},
     server::Limits,
     service_manager::ServiceManager,
+    tls::server::InForce,
 };
 
 /// The settings that a running agent takes over. [`Reload::take_over`] does it.
@@ -83,6 +84,7 @@ pub(super) struct Running {
     pub changes: Changes,
     pub limits: watch::Sender<Limits>,
     pub outputs: Outputs,
+    pub tls: Option<InForce>,
     /// Those in which the agent counts.
     pub namespaces: Vec<Namespace>,
 }
@@ -153,6 +155,7 @@ impl Reload {
             changes,
             limits,
             outputs,
+            tls,
             namespaces,
         } = running;
         let read = self.read()?;
@@ -180,6 +183,9 @@ impl Reload {
             limits.max_connections = config.limits.max_connections;
         });
         outputs.replace(config.outputs);
+        if let (Some(in_force), Some(read)) = (tls, config.tls) {
+            in_force.replace(read);
+        }
         if read.args.log != self.in_force.args.log {
             self.log.set(&read.args.log)?;
         }

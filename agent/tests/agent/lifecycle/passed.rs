@@ -16,9 +16,10 @@ const MANAGER: &str = r#"
     for (split / /, shift) {
         my ($kind, $where) = split /=/;
         my $socket;
-        if ($kind eq "tcp") {
+        if ($kind eq "tcp" or $kind eq "open") {
+            my $address = $kind eq "tcp" ? INADDR_LOOPBACK : INADDR_ANY;
             socket($socket, PF_INET, SOCK_STREAM, 0) or die $!;
-            bind($socket, sockaddr_in($where, INADDR_LOOPBACK)) or die $!;
+            bind($socket, sockaddr_in($where, $address)) or die $!;
             listen($socket, 9) or die $!;
         } elsif ($kind eq "unix") {
             socket($socket, PF_UNIX, SOCK_STREAM, 0) or die $!;
@@ -105,6 +106,35 @@ fn files_that_are_no_listening_sockets_are_refused_by_their_number() {
         assert_says(&refusal(&mut command), &parts);
         assert_eq!(command.output().unwrap().status.code(), Some(2));
     }
+}
+
+/// As those of the settings.
+#[test]
+fn sockets_that_other_hosts_reach_take_tls_or_the_word_for_none() {
+    if !is_root_or_skip("agent::sockets_that_other_hosts_reach_take_tls_or_the_word_for_none") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let start = |settings: &[&str]| {
+        let mut command = with_sockets(&lab.agent, "tcp=5001 open=5002");
+        command.args(["run", "--interface", &lab.agent.interface]);
+        command.args(["--listen", "127.0.0.1:0", "--duration", "10ms"]);
+        command
+            .args(["--max-flows", "1000"])
+            .args(settings)
+            .output()
+            .unwrap()
+    };
+    let refused = start(&[]);
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(2), "{error}");
+    assert_says(
+        &error,
+        &["other hosts may reach 0.0.0.0:5002", "--insecure-listen"],
+    );
+    let taken = start(&["--insecure-listen"]);
+    let log = String::from_utf8(taken.stderr).unwrap();
+    assert!(taken.status.success(), "{log}");
 }
 
 /// They are for the process that the service manager started, and not for its children.

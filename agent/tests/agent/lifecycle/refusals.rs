@@ -75,7 +75,7 @@ fn settings_that_make_no_sense_are_named_with_what_is_allowed() {
         &["/nowhere7", "create it", "--listen"],
     );
     says(
-        &format!("{here} --listen 192.0.2.1:50051"),
+        &format!("{here} --listen 192.0.2.1:50051 --insecure-listen"),
         &["192.0.2.1:50051", "--listen"],
     );
     says(
