@@ -18,6 +18,11 @@ use crate::{
         flow_agent_client::FlowAgentClient, flow_control_client::FlowControlClient,
     },
     rules::MAX_MESSAGE_BYTES,
+    tls::{
+        ALPN_H2,
+        client::{BrokenOff, ClientFiles, ConnectError, Connector},
+        pem::FileFault,
+    },
 };
 
 /// Where the agent listens by default.
@@ -38,11 +43,16 @@ const BACKOFF_MOST: Duration = Duration::from_secs(5);
 /// How much the agent may send before the consumer reads: a few full batches.
 const WINDOW_BYTES: u32 = 2 << 20;
 
-/// `unix:PATH` or `HOST:PORT`.
+/// `unix:PATH`, `HOST:PORT` or `https://HOST:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     Unix(String),
     Tcp(String),
+    /// The files are read for each connection.
+    Tls {
+        address: String,
+        files: Box<ClientFiles>,
+    },
 }
 
 impl FromStr for Target {
@@ -56,12 +66,19 @@ impl FromStr for Target {
             }
             return Ok(Self::Unix(path.to_owned()));
         }
-        let address = text.strip_prefix("http://").unwrap_or(text);
+        let secured = text.strip_prefix("https://");
+        let address = secured.or(text.strip_prefix("http://")).unwrap_or(text);
         let port = address
             .rsplit_once(':')
             .and_then(|(_, port)| port.parse::<u16>().ok());
         if port.is_none() {
-            return Err("neither unix:PATH nor HOST:PORT".to_owned());
+            return Err("neither unix:PATH nor HOST:PORT nor https://HOST:PORT".to_owned());
+        }
+        if secured.is_some() {
+            return Ok(Self::Tls {
+                address: address.to_owned(),
+                files: Box::default(),
+            });
         }
         Ok(Self::Tcp(address.to_owned()))
     }
@@ -72,6 +89,7 @@ impl fmt::Display for Target {
         match self {
             Self::Unix(path) => write!(formatter, "unix:{path}"),
             Self::Tcp(address) => formatter.write_str(address),
+            Self::Tls { address, .. } => write!(formatter, "https://{address}"),
         }
     }
 }
@@ -127,6 +145,14 @@ pub enum ClientError {
         target: Target,
         source: tonic::transport::Error,
     },
+    #[error(
+        "the certificate of {target} is of no CA that is trusted here: name the file of its CA (--tls-ca)"
+    )]
+    Untrusted { target: Target },
+    #[error("no secure connection to {target}: {why}")]
+    Insecure { target: Target, why: String },
+    #[error("no secure connection to {target}")]
+    File { target: Target, source: FileFault },
 }
 
 impl ClientError {
@@ -139,6 +165,9 @@ impl ClientError {
             | Self::Unheard { .. }
             | Self::NotAnAgent { .. }
             | Self::NoAnswer { .. }
+            | Self::Untrusted { .. }
+            | Self::Insecure { .. }
+            | Self::File { .. }
             | Self::Broken { .. } => true,
             Self::TooOld { .. }
             | Self::Refused { .. }
@@ -149,6 +178,17 @@ impl ClientError {
 
     fn from_connect(target: &Target, source: tonic::transport::Error) -> Self {
         let target = target.clone();
+        let mut causes = Chain::new(&source);
+        match causes.find_map(|cause| cause.downcast_ref()) {
+            Some(ConnectError::Untrusted) => return Self::Untrusted { target },
+            Some(ConnectError::Handshake(why)) => {
+                let why = why.clone();
+                return Self::Insecure { target, why };
+            }
+            Some(ConnectError::Ended) => return Self::Unheard { target },
+            Some(ConnectError::Tcp(_) | ConnectError::NoHost(_) | ConnectError::BadName { .. })
+            | None => {}
+        }
         match io_error_kind(&source) {
             Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
                 Self::NobodyListens { target }
@@ -164,6 +204,10 @@ impl ClientError {
     fn from_status(target: &Target, call: &'static str, status: Status) -> Self {
         let target = target.clone();
         let code = status.code();
+        if let Some(BrokenOff(why)) = broken_off(&status) {
+            let why = why.clone();
+            return Self::Insecure { target, why };
+        }
         if code == Code::Unimplemented {
             Self::TooOld { target, call }
         } else if matches!(
@@ -217,6 +261,13 @@ fn has_fallen_silent(status: &Status) -> bool {
     errors.any(hyper::Error::is_timeout)
 }
 
+fn broken_off(status: &Status) -> Option<&BrokenOff> {
+    let causes = Chain::new(status).filter_map(|cause| cause.downcast_ref::<io::Error>());
+    causes
+        .filter_map(io::Error::get_ref)
+        .find_map(|inner| inner.downcast_ref())
+}
+
 fn io_error_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
     Chain::new(error)
         .find_map(|cause| cause.downcast_ref::<io::Error>())
@@ -231,6 +282,7 @@ async fn channel(target: &Target) -> Result<Channel, ClientError> {
     let uri = match target {
         Target::Unix(path) => format!("unix:{path}"),
         Target::Tcp(address) => format!("http://{address}"),
+        Target::Tls { address, .. } => format!("https://{address}"),
     };
     let endpoint = Endpoint::from_shared(uri)
         .map_err(|source| ClientError::BadTarget {
@@ -242,10 +294,19 @@ async fn channel(target: &Target) -> Result<Channel, ClientError> {
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(2 * WINDOW_BYTES);
-    endpoint
-        .connect()
-        .await
-        .map_err(|error| ClientError::from_connect(target, error))
+    let connected = match target {
+        Target::Unix(_) | Target::Tcp(_) => endpoint.connect().await,
+        Target::Tls { files, .. } => {
+            let config = files.read(&[ALPN_H2]).map_err(|source| ClientError::File {
+                target: target.clone(),
+                source,
+            })?;
+            endpoint
+                .connect_with_connector(Connector::new(config))
+                .await
+        }
+    };
+    connected.map_err(|error| ClientError::from_connect(target, error))
 }
 
 /// Gives up if the agent takes longer. A timeout is needed because the kernel accepts connections even for a

@@ -40,8 +40,8 @@ struct Report {
 }
 
 pub async fn run(args: Args) -> Result<ExitCode> {
-    let agent =
-        super::patiently(&args.connect.target, client::status(&args.connect.target)).await?;
+    let target = args.connect.target()?;
+    let agent = super::patiently(&target, client::status(&target)).await?;
     let report = Report {
         comparisons: agent.hooks.iter().map(compare).collect(),
         departed_interfaces: agent.interfaces.map_or(0, |interfaces| interfaces.departed),

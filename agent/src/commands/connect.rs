@@ -1,11 +1,122 @@
-//! The option that says which agent a command asks.
+//! The options that say which agent a command asks, and whom it trusts.
 
-use crate::client::{self, Target};
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+
+use crate::{
+    client::{self, Target},
+    tls::client::ClientFiles,
+};
 
 #[derive(Debug, clap::Args)]
 pub struct Connect {
-    /// Where the agent listens: unix:PATH or HOST:PORT.
+    /// Where the agent listens: unix:PATH, https://HOST:PORT, or HOST:PORT without TLS.
     #[arg(long = "connect", value_name = "ADDRESS", env = "FLOW_AGENT_CONNECT",
           default_value = client::DEFAULT_TARGET, global = true)]
-    pub target: Target,
+    target: Target,
+
+    /// CAs in PEM, of which the agent's certificate has to be [default: those that the system trusts].
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "FLOW_AGENT_TLS_CA",
+        global = true,
+        help_heading = TLS
+    )]
+    tls_ca: Option<PathBuf>,
+
+    /// A certificate in PEM, for an agent that asks for one.
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "FLOW_AGENT_TLS_CLIENT_CERTIFICATE",
+        global = true,
+        help_heading = TLS
+    )]
+    tls_client_certificate: Option<PathBuf>,
+
+    /// Its key in PEM, without a passphrase.
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "FLOW_AGENT_TLS_CLIENT_KEY",
+        global = true,
+        help_heading = TLS
+    )]
+    tls_client_key: Option<PathBuf>,
+}
+
+const TLS: &str = "For https://";
+
+impl Connect {
+    /// The agent. Fails if something is said of TLS and the address has none, since what is sent there could be read.
+    pub fn target(&self) -> Result<Target> {
+        let files = ClientFiles {
+            ca: self.tls_ca.clone(),
+            certificate: self.tls_client_certificate.clone(),
+            key: self.tls_client_key.clone(),
+        };
+        ensure!(
+            files.certificate.is_some() == files.key.is_some(),
+            "--tls-client-certificate and --tls-client-key go together: give both, or neither"
+        );
+        match &self.target {
+            Target::Tls { address, .. } => Ok(Target::Tls {
+                address: address.clone(),
+                files: Box::new(files),
+            }),
+            Target::Tcp(address) => {
+                ensure!(
+                    files.is_empty(),
+                    "--connect {address} is without TLS, of which other options speak: say https://{address}, or leave \
+                     them out"
+                );
+                Ok(self.target.clone())
+            }
+            Target::Unix(_) => Ok(self.target.clone()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command, FromArgMatches as _};
+
+    use super::*;
+
+    fn target(arguments: &str) -> Result<Target> {
+        let all = std::iter::once("status").chain(arguments.split_whitespace());
+        let matches = Connect::augment_args(Command::new("status")).get_matches_from(all);
+        Connect::from_arg_matches(&matches)?.target()
+    }
+
+    #[test]
+    fn nobody_who_speaks_of_tls_is_connected_without_it() {
+        let all = "--tls-ca a --tls-client-certificate b --tls-client-key c";
+        let Target::Tls { address, files } =
+            target(&format!("--connect https://h:1 {all}")).unwrap()
+        else {
+            panic!("no TLS");
+        };
+        assert_eq!(address, "h:1");
+        assert_eq!(
+            [files.ca, files.certificate, files.key],
+            ["a", "b", "c"].map(|path| Some(path.into()))
+        );
+        for arguments in [
+            "--tls-ca a",
+            "--tls-client-certificate b --tls-client-key c",
+        ] {
+            for address in ["h:1", "http://h:1"] {
+                let error = target(&format!("--connect {address} {arguments}")).unwrap_err();
+                assert!(error.to_string().contains("say https://h:1"), "{error}");
+            }
+            target(&format!("--connect unix:/a {arguments}")).unwrap();
+        }
+        for arguments in ["--tls-client-certificate b", "--tls-client-key c"] {
+            let error = target(&format!("--connect https://h:1 {arguments}")).unwrap_err();
+            assert!(error.to_string().contains("go together"), "{error}");
+        }
+    }
 }

@@ -45,7 +45,7 @@ enum Command {
 }
 
 pub async fn run(args: Args) -> Result<ExitCode> {
-    let connect = &args.connect.target;
+    let connect = &args.connect.target()?;
     let filters = match args.command {
         Command::Show => patiently(connect, client::filters(connect)).await?,
         Command::Set { rules, file } => {

@@ -72,7 +72,7 @@ pub enum Sort {
 }
 
 pub async fn run(args: Args) -> Result<ExitCode> {
-    let target = &args.connect.target;
+    let target = &args.connect.target()?;
     let limit = args.limit.unwrap_or(match args.output {
         Format::Table => ROWS,
         Format::Json => 0,

@@ -1,6 +1,10 @@
 //! `flow-agent status`: shows what a running agent reports about itself.
 
-use std::{collections::BTreeMap, process::ExitCode, time::Duration};
+use std::{
+    collections::BTreeMap,
+    process::ExitCode,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::Result;
 
@@ -13,8 +17,8 @@ use crate::{
     client,
     output::{harmless, human, table},
     proto::{
-        self, AgentStatus, ConsumerStatus, HookStatus, InterfacesStatus, OutputStatus, RecordSum,
-        ServerStatus, UncountedInterface,
+        self, AgentStatus, ConsumerStatus, HookStatus, InterfacesStatus, ListenerStatus,
+        OutputStatus, RecordSum, ServerStatus, UncountedInterface,
     },
 };
 
@@ -30,8 +34,8 @@ pub struct Args {
 }
 
 pub async fn run(args: Args) -> Result<ExitCode> {
-    let status =
-        super::patiently(&args.connect.target, client::status(&args.connect.target)).await?;
+    let target = args.connect.target()?;
+    let status = super::patiently(&target, client::status(&target)).await?;
     let text = match args.output {
         Format::Text => text(&status),
         Format::Json => serde_json::to_string_pretty(&status)? + "\n",
@@ -75,6 +79,8 @@ fn text(status: &AgentStatus) -> String {
         lines.push("no consumers".to_owned());
     }
     lines.extend(status.consumers.iter().map(consumer_line));
+    let listeners = status.server.iter().flat_map(|server| &server.listeners);
+    listeners.for_each(|listener| listener_lines(listener, &mut lines));
     lines.extend(status.server.as_ref().map(server_line));
     harmless::lines(&lines)
 }
@@ -300,10 +306,42 @@ fn consumer_line(consumer: &ConsumerStatus) -> String {
     )
 }
 
+fn listener_lines(listener: &ListenerStatus, lines: &mut Vec<String>) {
+    let address = if listener.address.is_empty() {
+        "a Unix socket without a file"
+    } else {
+        &listener.address
+    };
+    let Some(tls) = &listener.tls else {
+        let plain = match address.split_once(':') {
+            Some(("unix", _)) => "",
+            _ => ", without TLS",
+        };
+        lines.push(format!("listener  {address}{plain}"));
+        return;
+    };
+    let end = SystemTime::UNIX_EPOCH + Duration::from_nanos(tls.not_after_unix_ns);
+    let clients = if tls.client_certificates {
+        ", clients need one, too"
+    } else {
+        ""
+    };
+    lines.push(format!(
+        "listener  {address}, TLS with a certificate until {}{clients}",
+        humantime::format_rfc3339_seconds(end)
+    ));
+    if !tls.reload_error.is_empty() {
+        let error = &tls.reload_error;
+        lines.push(format!(
+            "  its files have changed and are not in force: {error}"
+        ));
+    }
+}
+
 fn server_line(server: &ServerStatus) -> String {
     format!(
         "server    {} held for consumers, {} consumers have left; refused: {} consumers, {} connections, \
-         {} requests, {} answers, {} callers; {} silent connections closed",
+         {} requests, {} answers, {} callers, {} TLS handshakes; {} silent connections closed",
         human::bytes(server.held_bytes),
         server.consumers_left,
         server.refused_consumers,
@@ -311,6 +349,7 @@ fn server_line(server: &ServerStatus) -> String {
         server.refused_streams,
         server.refused_answers,
         server.refused_callers,
+        server.refused_handshakes,
         server.silent_connections
     )
 }

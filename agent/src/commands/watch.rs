@@ -14,7 +14,7 @@ use tokio::{task::spawn_blocking, time::timeout};
 
 use super::{connect::Connect, notice, patiently};
 use crate::{
-    client::{self, ClientError, Event, Observer},
+    client::{self, ClientError, Event, Observer, Target},
     filter::{self, Rules},
     output::{self, Format, Printer},
     proto::{FlowBatch, ObserveRequest},
@@ -63,6 +63,7 @@ pub struct Args {
 }
 
 pub async fn run(args: Args) -> Result<ExitCode> {
+    let target = args.connect.target()?;
     let end = async {
         match args.duration {
             Some(duration) => tokio::time::sleep(duration).await,
@@ -72,8 +73,8 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     let screen = Screen::new(args.output, args.limit);
     let progress = Cell::new(Progress::Connecting);
     tokio::select! {
-        watched = watch(&args, &screen, &progress) => watched?,
-        () = end => say_what_was_missing(&args, progress.get())?,
+        watched = watch(&args, &target, &screen, &progress) => watched?,
+        () = end => say_what_was_missing(&args, target.clone(), progress.get())?,
         interrupted = tokio::signal::ctrl_c() => interrupted.context("wait for SIGINT")?,
     }
     screen.finish().await;
@@ -89,11 +90,10 @@ enum Progress {
 }
 
 /// Tells, after the duration, why stdout is empty, so that nobody takes it for an interface without flows.
-fn say_what_was_missing(args: &Args, progress: Progress) -> Result<()> {
+fn say_what_was_missing(args: &Args, target: Target, progress: Progress) -> Result<()> {
     let after = args.duration.unwrap_or_default();
     match progress {
         Progress::Connecting => {
-            let target = args.connect.target.clone();
             return Err(ClientError::NoAnswer { target, after }.into());
         }
         Progress::Observing => notice(&format!(
@@ -133,32 +133,37 @@ impl Screen {
 }
 
 /// Shows batches until nobody reads stdout.
-async fn watch(args: &Args, screen: &Screen, progress: &Cell<Progress>) -> Result<()> {
+async fn watch(
+    args: &Args,
+    target: &Target,
+    screen: &Screen,
+    progress: &Cell<Progress>,
+) -> Result<()> {
     let consumer = format!("watch pid={}", std::process::id());
     let request = ObserveRequest {
         filter: filter::text(&args.filter),
         consumer,
         snapshot: args.output == Format::Table,
     };
-    let observer = Observer::connect_with(args.connect.target.clone(), request);
-    let mut observer = patiently(&args.connect.target, observer).await?;
+    let observer = Observer::connect_with(target.clone(), request);
+    let mut observer = patiently(target, observer).await?;
     progress.set(Progress::Observing);
     let scan = async {
         if args.output == Format::Table {
             // People see what is known at once, and then what has come since the last scan. Whoever may not ask for a
             // scan waits for the next one.
-            let _ = client::scan_now(&args.connect.target).await;
+            let _ = client::scan_now(target).await;
         }
         std::future::pending::<Infallible>().await
     };
     tokio::select! {
-        shown = show_all(args, screen, progress, &mut observer) => shown,
+        shown = show_all(target, screen, progress, &mut observer) => shown,
         never = scan => match never {},
     }
 }
 
 async fn show_all(
-    args: &Args,
+    target: &Target,
     screen: &Screen,
     progress: &Cell<Progress>,
     observer: &mut Observer,
@@ -174,8 +179,7 @@ async fn show_all(
             }
             Event::Disconnected { reason } => {
                 notice(&format!(
-                    "{reason}; waiting for the agent at {} to come back",
-                    args.connect.target
+                    "{reason}; waiting for the agent at {target} to come back"
                 ));
             }
             Event::Reconnected {

@@ -11,10 +11,13 @@ use std::{
     process::Command,
 };
 
-use crate::support::{Agent, Both, PATIENCE, Report, count, name, wait_for_packets, wait_until};
+use crate::{
+    support::{Agent, Both, PATIENCE, Report, count, name, wait_for_packets, wait_until},
+    tls::{Certificates, texts},
+};
 use agent_common::Pair;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use lab::{Host, Lab, Process, privilege::is_root_or_skip};
+use lab::{Host, Lab, Process, certificates::Issued, privilege::is_root_or_skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -42,6 +45,56 @@ fn python_has_every_packet_over_both_sockets() {
     has_every_packet(&|host, target, name| {
         let mut command = host.command(&python);
         command.args([&script, Path::new(target), Path::new(name), &descriptors]);
+        command
+    });
+}
+
+/// On the Unix socket without TLS.
+#[test]
+fn python_has_every_packet_over_mutual_tls() {
+    let test = "agent::python_has_every_packet_over_mutual_tls";
+    if !is_root_or_skip(test) {
+        return;
+    }
+    let directory = TempDir::new().unwrap();
+    let Some((python, descriptors)) = install::python_or_skip(test, directory.path()) else {
+        return;
+    };
+    let script = install::folder().join("python/observe.py");
+    let certificates = Certificates::new();
+    let settings = certificates.mutual();
+    has_every_packet_with(&texts(&settings), &|host, target, name| {
+        let mut command = host.command(&python);
+        command.args([&script, Path::new(target), Path::new(name), &descriptors]);
+        if target == TCP {
+            let Issued { certificate, key } = &certificates.client;
+            command.args([&certificates.ca.file(), certificate, key]);
+        }
+        command
+    });
+}
+
+#[test]
+fn grpcurl_has_every_packet_over_tls() {
+    let test = "agent::grpcurl_has_every_packet_over_tls";
+    if !is_root_or_skip(test) {
+        return;
+    }
+    let Some(grpcurl) = install::grpcurl_or_skip(test) else {
+        return;
+    };
+    let certificates = Certificates::new();
+    let settings = certificates.settings();
+    has_every_packet_with(&texts(&settings), &|host, target, name| {
+        let mut command = host.command(&grpcurl);
+        if target == TCP {
+            command.arg("-cacert").arg(certificates.ca.file());
+        } else {
+            command.arg("-plaintext");
+        }
+        command
+            .arg(format!("-d={{\"consumer\": \"{name}\"}}"))
+            .args([target, "flow.v1.FlowAgent/Observe"]);
         command
     });
 }
@@ -184,8 +237,12 @@ fn the_protocol_keeps_the_rules_of_buf() {
 }
 
 fn has_every_packet(client: Client) {
+    has_every_packet_with(&["--listen", TCP], client);
+}
+
+fn has_every_packet_with(settings: &[&str], client: Client) {
     let lab = Lab::quiet().unwrap();
-    let agent = Agent::start(&lab, &["--listen", TCP]);
+    let agent = Agent::start(&lab, settings);
     let mut consumers = [
         Consumer::start(client(&lab.agent, &agent.address(), "unix"), "unix"),
         Consumer::start(client(&lab.agent, TCP, "tcp"), "tcp"),
@@ -207,7 +264,7 @@ fn has_every_packet(client: Client) {
     }
 }
 
-fn send(lab: &Lab) -> BTreeMap<String, Both> {
+pub fn send(lab: &Lab) -> BTreeMap<String, Both> {
     let before = lab.agent.counters().unwrap();
     let to_agent = lab.peer.frame_v4(&lab.agent);
     let socket = lab.peer.frame_socket().unwrap();

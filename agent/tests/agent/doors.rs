@@ -1,7 +1,7 @@
 //! Who may connect to a running agent, how many may, and how much they can make it hold. Tested with the real
 //! binary over real sockets.
 
-mod client;
+pub mod client;
 mod connections;
 mod consumers;
 mod locks;

@@ -28,5 +28,6 @@ mod snapshots;
 mod stream;
 mod super_frames;
 mod support;
+mod tls;
 mod tunnels;
 mod xdp;

@@ -11,13 +11,16 @@ use crate::similar;
 pub const PREFIX: &str = "FLOW_AGENT_";
 
 /// What begins the same and is no setting of `run`.
-pub const OF_OTHERS: [&str; 15] = [
+pub const OF_OTHERS: [&str; 18] = [
     // Other commands.
     "CONNECT",
     "FLOWS_FILTER",
     "FLOWS_LIMIT",
     "FLOWS_OUTPUT",
     "FLOWS_SORT",
+    "TLS_CA",
+    "TLS_CLIENT_CERTIFICATE",
+    "TLS_CLIENT_KEY",
     "WATCH_DURATION",
     "WATCH_FILTER",
     "WATCH_LIMIT",
