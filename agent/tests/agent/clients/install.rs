@@ -2,6 +2,7 @@
 //! what is missing.
 
 use std::{
+    ffi::{OsStr, OsString},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -20,8 +21,22 @@ pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/agent/clients")
 }
 
-/// A Python with grpcio, and the messages' descriptors for it.
+pub fn python_folder() -> PathBuf {
+    folder().join("python")
+}
+
+/// A Python with grpcio, and the descriptors of flow.proto's messages for it.
 pub fn python_or_skip(test: &str, directory: &Path) -> Option<(PathBuf, PathBuf)> {
+    python_with_or_skip(test, PROTO, Path::new(PROTO_FOLDER), directory)
+}
+
+/// The same with another protocol, from this folder.
+pub fn python_with_or_skip(
+    test: &str,
+    proto: &str,
+    from: &Path,
+    directory: &Path,
+) -> Option<(PathBuf, PathBuf)> {
     let python = installed("clients/python/bin/python");
     let imports = ["-c", "import grpc, google.protobuf"];
     let Some(python) = python.filter(|python| succeeds(Command::new(python).args(imports))) else {
@@ -32,9 +47,33 @@ pub fn python_or_skip(test: &str, directory: &Path) -> Option<(PathBuf, PathBuf)
         skip(test, &format!("no protoc; {SET_UP}"));
         return None;
     }
-    let descriptors = directory.join("flow.descriptors");
-    protoc(&[&option("--descriptor_set_out=", &descriptors)]);
+    let descriptors = directory.join("descriptors");
+    let out = option("--descriptor_set_out=", &descriptors);
+    protoc(proto, from, &[&out, "--include_imports".as_ref()]);
     Some((python, descriptors))
+}
+
+/// A Python with grpcio and its generator.
+pub fn python_with_tools_or_skip(test: &str) -> Option<PathBuf> {
+    let python = installed("clients/python/bin/python");
+    let imports = ["-c", "import grpc, grpc_tools.protoc"];
+    let python = python.filter(|python| succeeds(Command::new(python).args(imports)));
+    if python.is_none() {
+        skip(test, &format!("no Python with grpcio-tools; {SET_UP}"));
+    }
+    python
+}
+
+/// The consumer in Go, compiled.
+pub fn go_consumer_or_skip(test: &str) -> Option<PathBuf> {
+    let observe = installed("clients/go-consumer/observe");
+    if observe.is_none() {
+        skip(
+            test,
+            "no compiled consumer in Go; cargo xtask test-consumers makes it",
+        );
+    }
+    observe
 }
 
 /// The C++ client, compiled into the directory against Debian's gRPC.
@@ -48,11 +87,13 @@ pub fn cpp_or_skip(test: &str, directory: &Path) -> Option<PathBuf> {
         skip(test, &format!("no gRPC for C++; {SET_UP}"));
         return None;
     };
-    protoc(&[
+    let from = Path::new(PROTO_FOLDER);
+    let options: [&OsStr; 3] = [
         &option("--cpp_out=", directory),
         &option("--grpc_out=", directory),
         &option("--plugin=protoc-gen-grpc=", plugin),
-    ]);
+    ];
+    protoc(PROTO, from, &options);
     let program = directory.join("observe");
     let flags = String::from_utf8(flags.stdout).unwrap();
     let mut compiler = Command::new("c++");
@@ -139,14 +180,14 @@ fn installed(path: &str) -> Option<PathBuf> {
     path.exists().then_some(path)
 }
 
-fn protoc(options: &[&std::ffi::OsStr]) {
+fn protoc(proto: &str, from: &Path, options: &[&OsStr]) {
     let mut protoc = Command::new("protoc");
-    protoc.arg("-I").arg(PROTO_FOLDER).args(options).arg(PROTO);
-    assert!(succeeds(&mut protoc), "protoc refuses {PROTO}");
+    protoc.arg("-I").arg(from).args(options).arg(proto);
+    assert!(succeeds(&mut protoc), "protoc refuses {proto}");
 }
 
-fn option(name: &str, path: &Path) -> std::ffi::OsString {
-    let mut option = std::ffi::OsString::from(name);
+fn option(name: &str, path: &Path) -> OsString {
+    let mut option = OsString::from(name);
     option.push(path);
     option
 }

@@ -8,6 +8,8 @@ use std::{
 
 use super::*;
 
+mod grpc;
+
 #[test]
 fn a_receiver_that_never_stops_talking_holds_up_nothing() {
     if !is_root_or_skip("agent::a_receiver_that_never_stops_talking_holds_up_nothing") {

@@ -30,10 +30,10 @@ const RECEIVE_BUFFER_BYTES: usize = 16 << 20;
 
 /// What was sent, of both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Sums {
-    packets: u64,
-    layer2: u64,
-    octets: u64,
+pub struct Sums {
+    pub packets: u64,
+    pub layer2: u64,
+    pub octets: u64,
 }
 
 impl Sums {
@@ -45,7 +45,7 @@ impl Sums {
 }
 
 /// Some 270 flows: with answers and without, of IPv4 and IPv6, tagged and not.
-fn send(lab: &Lab) -> Sums {
+pub fn send(lab: &Lab) -> Sums {
     let before = lab.agent.counters().unwrap();
     let (peer, agent) = (
         lab.peer.frame_socket().unwrap(),

@@ -397,33 +397,37 @@ async fn a_receiver_that_does_not_answer_is_given_up_and_so_is_its_connection() 
 }
 
 #[tokio::test]
-async fn a_connection_that_is_given_up_is_closed_even_if_nobody_reads_it() {
-    let (closed, mut closing) = tokio::sync::mpsc::channel(1);
-    // Sends what begins HTTP/2 and opens the windows wide, then reads nothing until the other side is gone.
-    let to = listen(move |mut stream| {
-        let closed = closed.clone();
-        async move {
-            let settings = [0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0x7f, 0xff, 0xff, 0xff];
-            let window = [0, 0, 4, 8, 0, 0, 0, 0, 0, 0x7f, 0, 0, 0];
-            stream.write_all(&settings).await.unwrap();
-            stream.write_all(&window).await.unwrap();
-            let mut polled = [0; 1];
-            while !stream.peek(&mut polled).await.is_ok_and(|len| len > 0) {}
-            closed.send(()).await.unwrap();
-            // Whatever is there, up to the end.
-            let mut rest = Vec::new();
-            let _ = stream.read_to_end(&mut rest).await;
-            closed.send(()).await.unwrap();
-        }
+async fn a_connection_that_is_given_up_leaves_nothing_behind_even_if_nobody_reads_it() {
+    const LONGER_THAN_ALL_BUFFERS: usize = 64 << 20;
+    // Sends what begins HTTP/2 and opens the windows wide, then reads nothing.
+    let to = listen(|mut stream| async move {
+        let settings = [0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0x7f, 0xff, 0xff, 0xff];
+        let window = [0, 0, 4, 8, 0, 0, 0, 0, 0, 0x7f, 0, 0, 0];
+        stream.write_all(&settings).await.unwrap();
+        stream.write_all(&window).await.unwrap();
+        std::future::pending::<()>().await;
     })
     .await;
+    let tasks = || {
+        tokio::runtime::Handle::current()
+            .metrics()
+            .num_alive_tasks()
+    };
+    // The listener's own.
+    assert_eq!(tasks(), 1);
     let mut grpc = Grpc::new(to, METHOD);
     grpc.patience = Duration::from_millis(100);
-    again(grpc.send(&Bytes::from(vec![0; 1 << 20])).await);
-    for _ in 0..2 {
-        let closed = timeout(Duration::from_mins(1), closing.recv()).await;
-        closed.unwrap().unwrap();
-    }
+    again(
+        grpc.send(&Bytes::from(vec![0; LONGER_THAN_ALL_BUFFERS]))
+            .await,
+    );
+    let gone = timeout(Duration::from_mins(1), async {
+        // And that of the receiver's side.
+        while tasks() > 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    gone.await.unwrap();
 }
 
 #[tokio::test]
