@@ -5,43 +5,24 @@ use std::sync::Arc;
 use agent::{
     batch::{Batch, BatchEncoder, ScanHeader, ScanTrailer},
     outputs::{
-        encoder::Encoder as _,
+        encoder::Encoder,
         ipfix::{Ipfix, Settings},
     },
-    proto::FlowBatch,
+    proto::{FlowBatch, Interface},
 };
 use agent_common::HookAccount;
-use benches::{profile::PROFILES, user_space::UserSpace};
+use benches::{
+    profile::{PROFILES, Profile},
+    user_space::UserSpace,
+};
 use criterion::{BatchSize, Criterion, Throughput};
 use prost::Message as _;
 
 pub fn bench(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("ipfix");
     for profile in &PROFILES[..4] {
-        let records = UserSpace::default().records(&profile.page(0));
-        let mut batches = Vec::new();
-        let mut encoder = BatchEncoder::new(Arc::default());
-        encoder.begin(&ScanHeader {
-            scan_id: 1,
-            window_start_unix_ns: 1,
-            window_end_unix_ns: 2,
-            capacity: 500_000,
-            refused_in_window: false,
-            interfaces: [].into(),
-        });
-        for record in &records {
-            encoder.push(record, &mut |batch| batches.push(batch));
-        }
-        let trailer = ScanTrailer {
-            occupancy: 0,
-            tracked: 0,
-            account: &HookAccount::default(),
-            is_final: false,
-        };
-        encoder.finish(&trailer, &mut |batch| batches.push(batch));
+        let batches = batches(profile);
         group.throughput(Throughput::Elements(u64::from(profile.flows)));
-        let decode =
-            |batch: &Batch| FlowBatch::decode(batch.body.clone()).expect("we encoded it ourselves");
         group.bench_function(format!("decode/{}", profile.name), |bencher| {
             bencher.iter(|| {
                 batches
@@ -73,13 +54,50 @@ pub fn bench(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// The batches of one scan.
+pub fn batches(profile: &Profile) -> Vec<Batch> {
+    let records = UserSpace::default().records(&profile.page(0));
+    let key = records[0].key;
+    let interface = Interface {
+        ifindex: key.ifindex,
+        netns: key.netns,
+        name: "eth0".to_owned(),
+        ..Interface::default()
+    };
+    let mut batches = Vec::new();
+    let mut encoder = BatchEncoder::new(Arc::default());
+    encoder.begin(&ScanHeader {
+        scan_id: 1,
+        window_start_unix_ns: 1,
+        window_end_unix_ns: 2,
+        capacity: 500_000,
+        refused_in_window: false,
+        interfaces: [interface].into(),
+    });
+    for record in &records {
+        encoder.push(record, &mut |batch| batches.push(batch));
+    }
+    let trailer = ScanTrailer {
+        occupancy: 0,
+        tracked: 0,
+        account: &HookAccount::default(),
+        is_final: false,
+    };
+    encoder.finish(&trailer, &mut |batch| batches.push(batch));
+    batches
+}
+
+pub fn decode(batch: &Batch) -> FlowBatch {
+    FlowBatch::decode(batch.body.clone()).expect("we encoded it ourselves")
+}
+
 /// Returns how many bytes it takes.
-fn send(ipfix: &mut Ipfix, batch: &FlowBatch) -> usize {
+pub fn send(encoder: &mut impl Encoder, batch: &FlowBatch) -> usize {
     let mut flows = &batch.records[..];
     let mut len_bytes = 0;
     while !flows.is_empty() {
-        let message = ipfix.message(batch, flows);
-        ipfix.sent();
+        let message = encoder.message(batch, flows);
+        encoder.sent();
         flows = &flows[message.flows..];
         len_bytes += message.bytes.len();
     }

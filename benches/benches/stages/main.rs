@@ -5,6 +5,7 @@ mod drain;
 mod encode;
 mod ipfix;
 mod parse;
+mod pbflow;
 mod replica;
 
 use std::time::Duration;
@@ -18,6 +19,7 @@ criterion_group! {
         .warm_up_time(Duration::from_millis(500))
         .measurement_time(Duration::from_secs(2))
         .without_plots();
-    targets = parse::bench, drain::bench, replica::bench, encode::bench, ipfix::bench, cycle::bench
+    targets = parse::bench, drain::bench, replica::bench, encode::bench, ipfix::bench,
+        pbflow::bench, cycle::bench
 }
 criterion_main!(stages);
