@@ -34,7 +34,7 @@ const MARK: &str = "installed";
 
 pub fn set_up(apt: Option<&Apt>) {
     type Install = fn(Option<&Apt>) -> Result<()>;
-    let clients: [(&str, Install); 9] = [
+    let clients: [(&str, Install); 10] = [
         ("gRPC for C++", cpp),
         ("gRPC for Python", python),
         ("grpcurl", grpcurl),
@@ -44,6 +44,7 @@ pub fn set_up(apt: Option<&Apt>) {
         ("ipfixDump", ipfix_dump),
         ("goflow2", goflow2),
         ("buf", buf),
+        ("the consumer in Go", go_consumer),
     ];
     for (name, install) in clients {
         if let Err(error) = install(apt) {
@@ -68,7 +69,7 @@ fn cpp(apt: Option<&Apt>) -> Result<()> {
 }
 
 fn python(apt: Option<&Apt>) -> Result<()> {
-    let requirements = root().join("agent/tests/agent/clients/python/requirements.txt");
+    let requirements = root().join("deploy/consumers/python/requirements.txt");
     let wanted = fs::read_to_string(&requirements)
         .with_context(|| format!("read {}", requirements.display()))?;
     let folder = folder("python")?;
@@ -106,6 +107,52 @@ fn grpcurl(apt: Option<&Apt>) -> Result<()> {
 fn goflow2(apt: Option<&Apt>) -> Result<()> {
     let what = format!("{GOFLOW2}@{GOFLOW2_VERSION}");
     compiled_by_go(apt, "goflow2", &what, 23, "it reads an agent's IPFIX")
+}
+
+/// The consumer in `deploy/consumers/go`, generated and compiled as it says.
+fn go_consumer(apt: Option<&Apt>) -> Result<()> {
+    const PLUGINS: [&str; 2] = [
+        "google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.11",
+        "google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.5.1",
+    ];
+    let (source, proto) = (
+        root().join("deploy/consumers/go"),
+        root().join("agent/proto"),
+    );
+    let mut what = PLUGINS.join(" ");
+    let files = ["main.go", "go.mod", "go.sum"].map(|name| source.join(name));
+    for file in files.iter().chain([&proto.join("flow/v1/flow.proto")]) {
+        let text = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+        what.push_str(&text);
+    }
+    let folder = folder("go-consumer")?;
+    if is_marked(&folder, &what) {
+        return Ok(());
+    }
+    for plugin in PLUGINS {
+        compiled_by_go(apt, "go-consumer", plugin, 24, "it generates a consumer")?;
+    }
+    for file in files {
+        let name = file.file_name().unwrap_or_default();
+        let to = folder.join(name);
+        fs::copy(&file, &to).with_context(|| format!("write {}", to.display()))?;
+    }
+    run(Command::new("protoc")
+        .arg("-I")
+        .arg(proto)
+        .args(["--plugin=protoc-gen-go", "--plugin=protoc-gen-go-grpc"])
+        .args(["--go_out=.", "--go_opt=module=observe"])
+        .args(["--go-grpc_out=.", "--go-grpc_opt=module=observe"])
+        .arg("--go_opt=Mflow/v1/flow.proto=observe/flowv1")
+        .arg("--go-grpc_opt=Mflow/v1/flow.proto=observe/flowv1")
+        .arg("flow/v1/flow.proto")
+        .current_dir(&folder))?;
+    run(Command::new("go")
+        .args(["build", "-o", "observe", "."])
+        .current_dir(&folder)
+        .env("CGO_ENABLED", "0")
+        .env("GOTOOLCHAIN", "local"))?;
+    mark(&folder, &what)
 }
 
 /// `minor` is the minor version of Go that its `go.mod` asks for.

@@ -245,11 +245,11 @@ fn packages(folder: &Path) -> Result<Vec<PathBuf>> {
         .collect())
 }
 
-/// Copies a file or a folder.
+/// Copies a file or a folder, and what links in it stand for.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let parent = to.parent().context("a file lies in a folder")?;
     fs::create_dir_all(parent).with_context(|| format!("make {}", parent.display()))?;
-    run(Command::new("cp").arg("-r").args([from, to]))
+    run(Command::new("cp").args(["-r", "-L"]).args([from, to]))
 }
 
 /// Writes `SHA256SUMS`, which `sha256sum --check` reads in the folder.

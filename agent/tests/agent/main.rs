@@ -10,6 +10,7 @@
 mod captures;
 mod clients;
 mod closing;
+mod consumers;
 mod corpus;
 mod devices;
 mod directions;
