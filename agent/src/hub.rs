@@ -9,10 +9,13 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::sync::{
+    mpsc::{self, error::TrySendError},
+    watch,
+};
 use tracing::{info, warn};
 
-use crate::{batch::Batch, log_limit::LogLimit, proto::ConsumerStatus};
+use crate::{accounts::Accounts, batch::Batch, log_limit::LogLimit, proto::ConsumerStatus};
 
 mod consumer;
 mod held;
@@ -40,6 +43,7 @@ pub struct Hub {
     queued_bytes: u64,
     /// The bytes of all batches that wait in a queue or in the transport. Each batch counts once.
     held_bytes: Arc<AtomicU64>,
+    accounts: Arc<watch::Sender<Arc<Accounts>>>,
 }
 
 struct Registry {
@@ -93,6 +97,19 @@ impl Hub {
             queue_batches: queue_batches.max(1),
             queued_bytes,
             held_bytes: Arc::default(),
+            accounts: Arc::default(),
+        }
+    }
+
+    /// The accounts of a scan or of a later one, for whoever has taken that scan's last batch.
+    pub fn accounts(&self) -> watch::Receiver<Arc<Accounts>> {
+        self.accounts.subscribe()
+    }
+
+    /// Takes the accounts of a scan before its last batch is published, if anybody reads them.
+    pub fn tell_accounts(&self, accounts: impl FnOnce() -> Accounts) {
+        if self.accounts.receiver_count() > 0 {
+            self.accounts.send_replace(Arc::new(accounts()));
         }
     }
 

@@ -9,6 +9,7 @@
 //! is logged, [`log_limit`] keeps the log short, and [`log_queue`] keeps a slow reader of the log from holding up
 //! the agent. [`tls`] is for both ends of a connection. The [`journal`] is where systemd keeps it, with fields. The [`service_manager`] hears that it is ready and alive.
 
+pub mod accounts;
 pub mod agent;
 pub mod asks;
 pub mod batch;

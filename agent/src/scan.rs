@@ -15,6 +15,7 @@ use agent_common::{HookAccount, Pair, Reason};
 use anyhow::{Context as _, Result};
 
 use crate::{
+    accounts::{AccountOfHook, Accounts},
     asks::{AskError, Snapshot},
     batch::{BatchEncoder, ScanHeader, ScanTrailer},
     clock::{self, ScanClock, Sleep},
@@ -102,6 +103,7 @@ pub struct Scanner {
     pub traffic: [ByProtocol; 2],
     drained: Drained,
     pub stats: ScanStats,
+    started_unix_ns: u64,
     window_start_unix_ns: u64,
     sleep: Sleep,
     last_clock: ScanClock,
@@ -141,6 +143,7 @@ impl Scanner {
             traffic: [ByProtocol::default(); 2],
             drained: Drained::default(),
             stats: ScanStats::default(),
+            started_unix_ns: clock::unix_ns(clock),
             window_start_unix_ns: clock::unix_ns(clock),
             sleep: Sleep::so_far(),
             last_clock: clock,
@@ -231,6 +234,7 @@ impl Scanner {
                  --scan-interval or --early-scan"
             );
         }
+        self.hub.tell_accounts(|| self.accounts(window_end_unix_ns));
         self.end(is_final, encode, occupancy, &left_ids);
         self.forget(&left, &left_ids)?;
         self.window_start_unix_ns = window_end_unix_ns;
@@ -426,6 +430,26 @@ impl Scanner {
             };
             encoder.finish(&trailer, &mut |batch| hub.publish(&batch));
         }
+    }
+
+    /// By interface and direction.
+    fn accounts(&self, until_unix_ns: u64) -> Accounts {
+        let hooks = self.hooks.iter().filter_map(|state| {
+            let watched = self.interfaces.watched(state.hook.slot())?;
+            Some(AccountOfHook {
+                interface: self.interfaces.message(watched),
+                direction: state.hook.direction,
+                account: state.account,
+            })
+        });
+        let mut accounts = Accounts {
+            since_unix_ns: self.started_unix_ns,
+            until_unix_ns,
+            hooks: hooks.collect(),
+            others: HookAccount::default(),
+        };
+        accounts.complete(&self.account, self.departed.account.get(Reason::Flows));
+        accounts
     }
 
     /// Forgets interfaces of which nothing is left to drain.
