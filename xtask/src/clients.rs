@@ -20,6 +20,11 @@ const GRPCURL_VERSION: &str = "v1.9.3";
 const GOFLOW2: &str = "github.com/netsampler/goflow2/v2/cmd/goflow2";
 const GOFLOW2_VERSION: &str = "v2.2.6";
 
+/// All of its parts have the same version.
+const COLLECTOR_VERSION: &str = "v0.120.0";
+const COLLECTOR_FILES: &str =
+    "github.com/open-telemetry/opentelemetry-collector-contrib/exporter/fileexporter";
+
 const CPP_PACKAGES: &[&str] = &[
     "g++",
     "libgrpc++-dev",
@@ -33,7 +38,6 @@ const CPP_PACKAGES: &[&str] = &[
 const MARK: &str = "installed";
 
 pub fn set_up(apt: Option<&Apt>) {
-    type Install = fn(Option<&Apt>) -> Result<()>;
     let clients: [(&str, Install); 10] = [
         ("gRPC for C++", cpp),
         ("gRPC for Python", python),
@@ -46,6 +50,17 @@ pub fn set_up(apt: Option<&Apt>) {
         ("buf", buf),
         ("the consumer in Go", go_consumer),
     ];
+    install(&clients, apt);
+}
+
+/// What takes minutes: for `cargo xtask test-consumers`.
+pub fn set_up_slow(apt: Option<&Apt>) {
+    install(&[("the OpenTelemetry Collector", collector)], apt);
+}
+
+type Install = fn(Option<&Apt>) -> Result<()>;
+
+fn install(clients: &[(&str, Install)], apt: Option<&Apt>) {
     for (name, install) in clients {
         if let Err(error) = install(apt) {
             eprintln!("setup: without {name} its test is skipped: {error:#}");
@@ -153,6 +168,34 @@ fn go_consumer(apt: Option<&Apt>) -> Result<()> {
         .env("CGO_ENABLED", "0")
         .env("GOTOOLCHAIN", "local"))?;
     mark(&folder, &what)
+}
+
+/// Compiled by its builder, with a receiver and an exporter to files, in some minutes.
+fn collector(apt: Option<&Apt>) -> Result<()> {
+    let builder = format!("go.opentelemetry.io/collector/cmd/builder@{COLLECTOR_VERSION}");
+    let manifest = format!(
+        "dist:\n  \
+           name: otelcol\n  \
+           module: flow-agent/otelcol\n  \
+           output_path: built\n\
+         receivers:\n  \
+           - gomod: go.opentelemetry.io/collector/receiver/otlpreceiver {COLLECTOR_VERSION}\n\
+         exporters:\n  \
+           - gomod: {COLLECTOR_FILES} {COLLECTOR_VERSION}\n"
+    );
+    let folder = folder("otelcol")?;
+    if is_marked(&folder, &manifest) {
+        return Ok(());
+    }
+    compiled_by_go(apt, "otelcol", &builder, 23, "it reads an agent's OTLP")?;
+    let file = folder.join("manifest.yaml");
+    fs::write(&file, &manifest).with_context(|| format!("write {}", file.display()))?;
+    run(Command::new(folder.join("builder"))
+        .args(["--config", "manifest.yaml"])
+        .current_dir(&folder)
+        .env("CGO_ENABLED", "0")
+        .env("GOTOOLCHAIN", "local"))?;
+    mark(&folder, &manifest)
 }
 
 /// `minor` is the minor version of Go that its `go.mod` asks for.

@@ -3,6 +3,7 @@
 mod apt;
 mod bench;
 mod clients;
+mod consumers;
 mod count;
 mod demo;
 mod deny;
@@ -37,6 +38,8 @@ enum Task {
     Fuzz(fuzz::Arguments),
     /// Run the tests that need a kernel on other kernels, in virtual machines.
     TestKernels(kernels::Arguments),
+    /// Run the tests against foreign programs whose set-up takes minutes, such as an OpenTelemetry Collector.
+    TestConsumers(consumers::Arguments),
     /// Install the Debian package under a systemd of its own, and see that the service holds.
     TestService(service::Arguments),
     /// Put faults into the sources, one at a time, and see that a test fails.
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Task::Test(arguments) => Ok(test::test(&arguments)),
         Task::Fuzz(arguments) => fuzz::fuzz(&arguments),
         Task::TestKernels(arguments) => kernels::test(&arguments),
+        Task::TestConsumers(arguments) => consumers::test(&arguments),
         Task::TestService(arguments) => service::test(&arguments),
         Task::Mutants(arguments) => mutants::mutants(&arguments),
         Task::Deny => deny::deny(),

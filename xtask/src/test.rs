@@ -42,7 +42,9 @@ pub fn test(arguments: &Arguments) -> ExitCode {
             if !arguments.quick {
                 checks(&mut count);
             }
-            if let Err(error) = tests(&arguments.cargo_test, &mut count) {
+            let mut all = vec!["test", "--workspace", "--no-fail-fast"];
+            all.extend(arguments.cargo_test.iter().map(String::as_str));
+            if let Err(error) = tests(&all, &mut count) {
                 eprintln!("error: {error:#}");
                 count.failed += 1;
             }
@@ -113,12 +115,11 @@ fn fuzz_for_a_minute(count: &mut Count) {
     }
 }
 
-/// Runs `cargo test`, passes its output on and adds up its results.
-fn tests(arguments: &[String], count: &mut Count) -> Result<()> {
+/// Runs `cargo test` with these arguments, passes its output on and adds up its results.
+pub fn tests(arguments: &[&str], count: &mut Count) -> Result<()> {
     let skip_log = SkipLog::new()?;
-    let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
+    let mut command = cargo(arguments);
     command
-        .args(arguments)
         .env(lab::privilege::SKIP_LOG, skip_log.path())
         .stdout(Stdio::piped());
     if !lab::privilege::is_root() {

@@ -152,6 +152,18 @@ pub fn goflow2_or_skip(test: &str) -> Option<PathBuf> {
     goflow2
 }
 
+/// An OpenTelemetry Collector.
+pub fn collector_or_skip(test: &str) -> Option<PathBuf> {
+    let collector = installed("clients/otelcol/built/otelcol");
+    if collector.is_none() {
+        skip(
+            test,
+            "no OpenTelemetry Collector; cargo xtask test-consumers installs it or says why it cannot",
+        );
+    }
+    collector
+}
+
 pub fn has_ipfix_dump_or_skip(test: &str) -> bool {
     let is_there = succeeds(
         Command::new("ipfixDump")
