@@ -22,6 +22,7 @@ pub mod encoder;
 pub mod files;
 pub mod ipfix;
 mod jsonl;
+pub mod otlp;
 pub mod pbflow;
 pub mod settings;
 mod tally;
@@ -109,7 +110,14 @@ impl Outputs {
         let subscription = self.hub.subscribe_output(&name, &output.address());
         let tally = Arc::new(Tally::new(subscription.backlog()));
         let (deadline, until) = watch::channel(None);
-        let worker = Worker::new(&name, &output, subscription, Arc::clone(&tally), until);
+        let worker = Worker::new(
+            &name,
+            &output,
+            &self.hub,
+            subscription,
+            Arc::clone(&tally),
+            until,
+        );
         tracing::info!(
             output = name,
             kind = output.kind().name(),

@@ -221,7 +221,7 @@ pub fn end_reason(record: &FlowRecord) -> Option<&'static str> {
     Some(name)
 }
 
-fn direction_name(side: Direction) -> &'static str {
+pub fn direction_name(side: Direction) -> &'static str {
     match side {
         Direction::Unspecified => "unknown",
         Direction::Ingress => "ingress",

@@ -1,5 +1,6 @@
 //! What each format has in common: it makes messages of flows.
 
+use anyhow::Result;
 use bytes::Bytes;
 
 use crate::proto::{FlowBatch, FlowRecord};
@@ -16,6 +17,17 @@ pub trait Encoder: Send {
     /// The last message was handed over. What it announced counts from then on.
     fn sent(&mut self);
 
+    /// Reads what a server answers to the last message. Fails if it cannot be an answer, so the message has not got there.
+    fn answered(&mut self, _answer: &[u8]) -> Result<Answer> {
+        Ok(Answer::default())
+    }
+
+    /// The server does not know the method of the last message. Returns what the output does without from now on, if it
+    /// can.
+    fn unknown(&mut self) -> Option<&'static str> {
+        None
+    }
+
     /// The transport has another connection: whatever the receiver knew is gone.
     fn restart(&mut self);
 
@@ -28,4 +40,34 @@ pub struct Message {
     pub bytes: Bytes,
     /// How many of the flows are in it.
     pub flows: usize,
+    /// Another message follows even if no flow is left.
+    pub more: bool,
+    pub call: Call,
+}
+
+/// How a server is to read a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Call {
+    /// A path, as `/package.Service/Method`.
+    pub method: &'static str,
+    pub is_gzip: bool,
+}
+
+impl Message {
+    pub fn new(bytes: Bytes, flows: usize) -> Self {
+        Self {
+            bytes,
+            flows,
+            more: false,
+            call: Call::default(),
+        }
+    }
+}
+
+/// What a server says of a message that it has taken.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// How many of the flows it does not take, and why.
+    pub refused: u64,
+    pub why: String,
 }

@@ -212,7 +212,7 @@ impl Ipfix {
         telling.account = place;
         let records = writer.close();
         let bytes = self.finish(records, telling, Domain::Process);
-        Some(Message { bytes, flows: 0 })
+        Some(Message::new(bytes, 0))
     }
 
     /// The sampling and the names of interfaces, as many as fit. `None` if the receiver knows them.
@@ -244,7 +244,7 @@ impl Ipfix {
         }
         let records = writer.close();
         let bytes = self.finish(records, telling, Domain::Flows);
-        Some(Message { bytes, flows: 0 })
+        Some(Message::new(bytes, 0))
     }
 
     /// Completes a message, with what its receiver knows then.
@@ -303,10 +303,7 @@ impl Encoder for Ipfix {
             taken += 1;
         }
         let records = writer.close();
-        Message {
-            bytes: self.finish(records, telling, Domain::Flows),
-            flows: taken,
-        }
+        Message::new(self.finish(records, telling, Domain::Flows), taken)
     }
 
     fn sent(&mut self) {

@@ -31,10 +31,7 @@ impl Encoder for Jsonl {
             std::io::Result::Ok(())
         };
         write().expect("a text in memory takes every line");
-        Message {
-            bytes: text.into(),
-            flows: now.len(),
-        }
+        Message::new(text.into(), now.len())
     }
 
     fn sent(&mut self) {

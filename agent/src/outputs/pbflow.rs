@@ -5,7 +5,7 @@ use std::net::{IpAddr, UdpSocket};
 
 use bytes::{BufMut as _, BytesMut};
 
-use super::encoder::{Encoder, Message};
+use super::encoder::{Call, Encoder, Message};
 use crate::{
     known_interfaces::KnownInterfaces,
     proto::{Direction, FlowBatch, FlowRecord},
@@ -18,7 +18,7 @@ mod record;
 mod tests;
 
 /// The method of gRPC.
-pub const METHOD: &str = "/pbflow.Collector/Send";
+const METHOD: &str = "/pbflow.Collector/Send";
 
 /// Their records have less than 300 bytes each, so a message is well below the 4 MiB that receivers take.
 const FLOWS_IN_A_MESSAGE: usize = 4_096;
@@ -108,8 +108,11 @@ impl Encoder for Pbflow {
             self.write(batch.sample_rate, flow);
         }
         Message {
-            bytes: self.buffer.split().freeze(),
-            flows: now.len(),
+            call: Call {
+                method: METHOD,
+                is_gzip: false,
+            },
+            ..Message::new(self.buffer.split().freeze(), now.len())
         }
     }
 

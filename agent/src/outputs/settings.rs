@@ -13,9 +13,10 @@ use super::{
     transport::Transport,
     wanted::Wanted,
 };
-use crate::{output::Format, similar};
+use crate::{hub::Hub, output::Format, similar};
 
 mod ipfix;
+mod otlp;
 mod pbflow;
 mod table;
 
@@ -27,17 +28,19 @@ use table::{FILE_KEYS, Table};
 pub enum Kind {
     Ipfix,
     Jsonl,
+    Otlp,
     Pbflow,
 }
 
 impl Kind {
-    const ALL: [Self; 3] = [Self::Ipfix, Self::Jsonl, Self::Pbflow];
+    const ALL: [Self; 4] = [Self::Ipfix, Self::Jsonl, Self::Otlp, Self::Pbflow];
 
     /// As in the settings.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ipfix => "ipfix",
             Self::Jsonl => "jsonl",
+            Self::Otlp => "otlp",
             Self::Pbflow => "pbflow",
         }
     }
@@ -49,6 +52,7 @@ impl Kind {
                 "udp://HOST:PORT, tcp://HOST:PORT, or a path, as /var/log/flow-agent/flows.ipfix"
             }
             Self::Jsonl => "a path, as /var/log/flow-agent/flows.jsonl",
+            Self::Otlp => "http://HOST, with :PORT and, over HTTP, a /PATH if need be",
             Self::Pbflow => "http://HOST:PORT",
         }
     }
@@ -79,6 +83,7 @@ pub struct Output {
 enum Target {
     Ipfix(ipfix::Target),
     Jsonl { path: PathBuf, rotation: Rotation },
+    Otlp(otlp::Target),
     Pbflow(pbflow::Target),
 }
 
@@ -157,6 +162,7 @@ impl Output {
         match self.target {
             Target::Ipfix(_) => Kind::Ipfix,
             Target::Jsonl { .. } => Kind::Jsonl,
+            Target::Otlp(_) => Kind::Otlp,
             Target::Pbflow(_) => Kind::Pbflow,
         }
     }
@@ -166,18 +172,20 @@ impl Output {
         match &self.target {
             Target::Ipfix(target) => target.address(),
             Target::Jsonl { path, .. } => path.display().to_string(),
+            Target::Otlp(target) => target.address(),
             Target::Pbflow(target) => target.address(),
         }
     }
 
     /// Its format and its transport.
-    pub(super) fn parts(&self) -> (Box<dyn Encoder>, Transport) {
+    pub(super) fn parts(&self, hub: &Hub) -> (Box<dyn Encoder>, Transport) {
         match &self.target {
             Target::Ipfix(target) => target.parts(),
             Target::Jsonl { path, rotation } => (
                 Box::new(Jsonl::default()),
                 Transport::File(Rotated::new(path.clone(), rotation.clone(), whole::lines)),
             ),
+            Target::Otlp(target) => target.parts(hub.accounts()),
             Target::Pbflow(target) => target.parts(),
         }
     }
@@ -210,6 +218,7 @@ impl Output {
                 path: address.into(),
                 rotation: table.rotation()?,
             },
+            Kind::Otlp => Target::Otlp(otlp::Target::read(table, &address)?),
             Kind::Pbflow => Target::Pbflow(pbflow::Target::read(table, &address)?),
         };
         Ok(Self {
@@ -371,6 +380,44 @@ mod tests {
     }
 
     #[test]
+    fn otlp_has_the_protocol_that_its_address_suggests() {
+        for (address, told) in [
+            ("http://a", "http://a:4317"),
+            ("http://a/", "http://a:4317"),
+            ("http://a:4317", "http://a:4317"),
+            ("http://[::1]", "http://[::1]:4317"),
+            ("http://a:4318", "http://a:4318"),
+            ("http://a:4318/", "http://a:4318"),
+            ("http://a/otlp/", "http://a:4318/otlp"),
+            ("http://a:80/otlp", "http://a:80/otlp"),
+        ] {
+            let read = read(&format!("otlp={address}")).unwrap();
+            let [Wish::Output(output)] = &read[..] else {
+                panic!("{read:?}")
+            };
+            assert_eq!(
+                (output.kind(), output.address().as_str()),
+                (Kind::Otlp, told)
+            );
+            let chosen = if told.contains('8') || told.ends_with("otlp") {
+                "http"
+            } else {
+                "grpc"
+            };
+            for protocol in ["grpc", "http"] {
+                let table = format!(
+                    r#"{{"kind": "otlp", "address": "{address}", "protocol": "{protocol}"}}"#
+                );
+                let as_said = self::read(&table);
+                assert_eq!(as_said == Ok(read.clone()), protocol == chosen, "{table}");
+            }
+        }
+        let other =
+            r#"{"kind": "otlp", "address": "http://a", "metrics": false, "compression": "none"}"#;
+        assert_ne!(read(other).unwrap(), read("otlp=http://a").unwrap());
+    }
+
+    #[test]
     fn what_is_refused_says_where_and_what_may_have_been_meant() {
         for (text, error) in [
             (
@@ -457,9 +504,46 @@ mod tests {
                 "compression: expected one of none, gzip, zstd",
             ),
         ] {
-            let refused = read(text).expect_err(text);
-            assert!(refused.starts_with(error), "{text}: {refused}");
+            assert_refused(text, error);
         }
+    }
+
+    #[test]
+    fn what_is_refused_of_otlp_says_where() {
+        for (text, error) in [
+            ("otlp=a:4317", "address: expected http://HOST"),
+            ("otlp=http://", "address: expected http://HOST"),
+            ("otlp=http://a:b", "address: expected http://HOST"),
+            ("otlp=http://a/b?c", "address: expected http://HOST"),
+            ("otlp=https://a", "address: TLS is not supported here"),
+            (
+                "otlp=http://a:4318/v1/logs",
+                "address: leave out /v1/logs: it is added",
+            ),
+            (
+                r#"{"kind": "otlp", "address": "http://a/b", "protocol": "grpc"}"#,
+                "address: gRPC has no path",
+            ),
+            (
+                r#"{"kind": "otlp", "address": "http://a", "protocol": "https"}"#,
+                "protocol: expected one of grpc, http",
+            ),
+            (
+                r#"{"kind": "otlp", "address": "http://a", "compression": "zstd"}"#,
+                "compression: expected one of none, gzip",
+            ),
+            (
+                r#"{"kind": "otlp", "address": "http://a", "keep_files": 1}"#,
+                "keep_files: otlp has no such setting",
+            ),
+        ] {
+            assert_refused(text, error);
+        }
+    }
+
+    fn assert_refused(text: &str, error: &str) {
+        let refused = read(text).expect_err(text);
+        assert!(refused.starts_with(error), "{text}: {refused}");
     }
 
     #[test]

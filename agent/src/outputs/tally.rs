@@ -223,10 +223,47 @@ pub(super) fn sum<'a>(records: impl IntoIterator<Item = &'a FlowRecord>) -> Reco
     sum
 }
 
+/// What this many of the records report, if all report the same: rounded down, and no more than there is.
+pub(super) fn share(sum: RecordSum, records: u64) -> RecordSum {
+    let records = records.min(sum.records);
+    let part = |whole: u64| {
+        let share = u128::from(whole) * u128::from(records) / u128::from(sum.records.max(1));
+        u64::try_from(share).expect("a part is no more than the whole")
+    };
+    RecordSum {
+        records,
+        packets: part(sum.packets),
+        bytes: part(sum.bytes),
+    }
+}
+
 fn sum_of(volume: Volume) -> RecordSum {
     RecordSum {
         records: volume.records,
         packets: volume.packets,
         bytes: volume.bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_and_the_rest_are_the_whole() {
+        let all = RecordSum {
+            records: 3,
+            packets: 10,
+            bytes: u64::MAX,
+        };
+        assert_eq!(share(all, 0), RecordSum::default());
+        for more in [3, 4, u64::MAX] {
+            assert_eq!(share(all, more), all);
+        }
+        let two = share(all, 2);
+        assert_eq!((two.records, two.packets), (2, 6));
+        assert_eq!(two.bytes, u64::MAX / 3 * 2);
+        let none = RecordSum::default();
+        assert_eq!(share(none, 7), none);
     }
 }

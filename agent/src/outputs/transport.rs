@@ -5,24 +5,40 @@ use std::time::Duration;
 use bytes::Bytes;
 use thiserror::Error;
 
-use super::files::{Rotated, Written};
+use super::{
+    encoder::Message,
+    files::{Rotated, Written},
+};
 
 mod grpc;
+mod http;
 mod tcp;
 mod udp;
 
 pub(super) use grpc::Grpc;
+pub(super) use http::Http;
 pub(super) use tcp::Tcp;
 pub(super) use udp::Udp;
 
 /// How long to wait for a connection, or for a receiver that takes nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Of what a receiver says.
+const MOST_SAID_CHARS: usize = 200;
+
+/// What a receiver says, for a log: in one line, and not for ever.
+pub(super) fn one_line(said: &str) -> String {
+    let said = said.trim().chars().take(MOST_SAID_CHARS);
+    said.map(|letter| if letter.is_control() { ' ' } else { letter })
+        .collect()
+}
+
 /// Takes one message after another.
 pub(super) enum Transport {
     Udp(Udp),
     Tcp(Tcp),
     Grpc(Grpc),
+    Http(Http),
     File(Rotated),
 }
 
@@ -38,7 +54,11 @@ pub(super) enum Failure {
     },
     /// The receiver does not take the message, and would not take it later.
     #[error("{why}")]
-    Refused { why: String },
+    Refused {
+        why: String,
+        /// The receiver does not know the method.
+        is_unknown: bool,
+    },
     /// A file or a connection begins, so the message has to be made anew, with what the format begins with.
     #[error("it begins anew")]
     Anew,
@@ -61,12 +81,14 @@ impl From<anyhow::Error> for Failure {
 impl Transport {
     /// Hands a message over. Dropping the future breaks the connection, if there is one. Returns the answer, which only
     /// servers give; otherwise it is empty.
-    pub(super) async fn send(&mut self, message: &Bytes) -> Result<Bytes, Failure> {
+    pub(super) async fn send(&mut self, message: &Message) -> Result<Bytes, Failure> {
+        let Message { bytes, call, .. } = message;
         match self {
-            Self::Udp(udp) => udp.send(message).await?,
-            Self::Tcp(tcp) => tcp.send(message).await?,
-            Self::Grpc(grpc) => return grpc.send(message).await,
-            Self::File(file) => match file.write(message).await? {
+            Self::Udp(udp) => udp.send(bytes).await?,
+            Self::Tcp(tcp) => tcp.send(bytes).await?,
+            Self::Grpc(grpc) => return grpc.send(bytes, *call).await,
+            Self::Http(http) => return http.send(bytes, *call).await,
+            Self::File(file) => match file.write(bytes).await? {
                 Written::Yes => {}
                 Written::Anew => return Err(Failure::Anew),
             },
@@ -78,7 +100,7 @@ impl Transport {
     pub(super) async fn close(&mut self) -> Result<(), Failure> {
         match self {
             // A message that was not answered did not count as sent.
-            Self::Udp(_) | Self::Grpc(_) => Ok(()),
+            Self::Udp(_) | Self::Grpc(_) | Self::Http(_) => Ok(()),
             Self::Tcp(tcp) => tcp.close().await.map_err(Failure::from),
             Self::File(file) => file.close().await.map_err(Failure::from),
         }
@@ -95,6 +117,7 @@ impl Transport {
             Self::Udp(udp) => udp.to.to_string(),
             Self::Tcp(tcp) => tcp.to.to_string(),
             Self::Grpc(grpc) => grpc.to.to_string(),
+            Self::Http(http) => http.to.to_string(),
             Self::File(file) => file.path().display().to_string(),
         }
     }

@@ -16,14 +16,14 @@ use tokio::{
 
 use super::{
     backoff::Backoff,
-    encoder::Encoder,
+    encoder::{Answer, Encoder},
     settings::Output,
     tally::{self, Tally},
     transport::{Failure, Transport},
     wanted::Sieve,
 };
 use crate::{
-    hub::Subscription,
+    hub::{Hub, Subscription},
     proto::{FlowBatch, FlowRecord, RecordSum},
 };
 
@@ -44,15 +44,25 @@ pub(super) struct Worker {
 /// The time is over.
 struct Over;
 
+/// What became of one message.
+struct Done {
+    flows: usize,
+    /// What they report.
+    sum: RecordSum,
+    /// See [`Message::more`](super::encoder::Message::more).
+    more: bool,
+}
+
 impl Worker {
     pub(super) fn new(
         name: &str,
         output: &Output,
+        hub: &Hub,
         subscription: Subscription,
         tally: Arc<Tally>,
         deadline: watch::Receiver<Option<Instant>>,
     ) -> Self {
-        let (encoder, transport) = output.parts();
+        let (encoder, transport) = output.parts(hub);
         Self {
             name: name.to_owned(),
             subscription,
@@ -102,49 +112,44 @@ impl Worker {
         let (flows, left_out) = self.sieve.take(&mut batch);
         self.tally.left_out.add(left_out);
         let (mut rest, mut held) = (&flows[..], tally::sum(&flows));
-        let mut closes_scan = batch.last_of_scan || batch.scan_id == 0;
-        while !rest.is_empty() || std::mem::take(&mut closes_scan) {
+        let mut more = batch.last_of_scan || batch.scan_id == 0;
+        while !rest.is_empty() || more {
             self.tally.holds(held);
-            let Ok((flows, sum)) = self.hand_over(&batch, rest).await else {
+            let Ok(done) = self.hand_over(&batch, rest).await else {
                 self.tally.loses(held);
                 return Err(Over);
             };
-            rest = &rest[flows..];
-            held -= sum;
-            closes_scan = false;
+            rest = &rest[done.flows..];
+            held -= done.sum;
+            more = done.more;
         }
         self.tally.holds(RecordSum::default());
         Ok(())
     }
 
-    /// Sends one message with flows from the front, and tries again until it is sent or refused. Returns how many flows
-    /// are done with, and what they report.
-    async fn hand_over(
-        &mut self,
-        batch: &FlowBatch,
-        flows: &[FlowRecord],
-    ) -> Result<(usize, RecordSum), Over> {
+    /// Sends one message with flows from the front, and tries again until it is sent or refused.
+    async fn hand_over(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> Result<Done, Over> {
         if let Some(pause) = self.pause.take() {
             before(&mut self.deadline, sleep(pause)).await?;
         }
         loop {
             let message = self.encoder.message(batch, flows);
             let sum = tally::sum(&flows[..message.flows]);
+            let done = Done {
+                flows: message.flows,
+                sum,
+                more: message.more,
+            };
             if message.bytes.is_empty() {
-                return Ok((message.flows, sum));
+                return Ok(done);
             }
-            let sending = self.transport.send(&message.bytes);
-            let failure = match before(&mut self.deadline, sending).await? {
-                Ok(_answer) => {
-                    self.encoder.sent();
-                    self.tally.trusts();
-                    if self.transport.is_blind() {
-                        self.tally.doubts(sum);
-                    } else {
-                        self.tally.sent.add(sum);
-                    }
-                    self.worked();
-                    return Ok((message.flows, sum));
+            let sending = self.transport.send(&message);
+            let sent = before(&mut self.deadline, sending).await?;
+            let answered = sent.and_then(|answer| Ok(self.encoder.answered(&answer)?));
+            let failure = match answered {
+                Ok(answer) => {
+                    self.taken(sum, &answer);
+                    return Ok(done);
                 }
                 Err(failure) => failure,
             };
@@ -163,9 +168,16 @@ impl Worker {
                     self.tally.refuses_doubted();
                     None
                 }
-                Failure::Refused { why } => {
-                    self.refused(sum, &why);
-                    return Ok((message.flows, sum));
+                Failure::Refused {
+                    ref why,
+                    is_unknown,
+                } => {
+                    if is_unknown && let Some(what) = self.encoder.unknown() {
+                        self.does_without(what, why);
+                    } else {
+                        self.refused(sum, why);
+                    }
+                    return Ok(done);
                 }
                 Failure::Again { after, .. } => after,
             };
@@ -176,12 +188,47 @@ impl Worker {
         }
     }
 
+    /// Goes on with the next message. Which of its flows the receiver does not take is not known, so they count with their
+    /// share of what all of them report.
+    fn taken(&mut self, sum: RecordSum, answer: &Answer) {
+        self.encoder.sent();
+        self.tally.trusts();
+        let refused = tally::share(sum, answer.refused);
+        if self.transport.is_blind() {
+            self.tally.doubts(sum);
+        } else {
+            let mut sent = sum;
+            sent -= refused;
+            self.tally.sent.add(sent);
+        }
+        if refused.records == 0 {
+            self.worked();
+        } else {
+            self.backoff.reset();
+            self.refuses(refused, &answer.why);
+        }
+    }
+
+    fn does_without(&mut self, what: &str, why: &str) {
+        self.backoff.reset();
+        tracing::warn!(
+            output = self.name,
+            "{} takes no {what}: {why}; it gets flows alone",
+            self.transport.address()
+        );
+    }
+
     /// Goes on with the next message: the receiver would refuse this one again. It may refuse all of them, because it is not
     /// the one that is meant, so there are pauses as after other failures. Flows wait meanwhile, and those that it has not
     /// seen are not refused when somebody has put things right.
     fn refused(&mut self, flows: RecordSum, why: &str) {
         self.encoder.sent();
         self.pause = Some(self.backoff.next(None));
+        self.refuses(flows, why);
+    }
+
+    /// Counts flows that are refused, and says so once.
+    fn refuses(&self, flows: RecordSum, why: &str) {
         if self.tally.refuses(flows, why) {
             tracing::warn!(
                 output = self.name,

@@ -16,6 +16,7 @@ use crate::support::{Agent, count, pair, wait_until};
 mod hostile;
 mod ipfix;
 mod jsonl;
+mod otlp;
 mod pbflow;
 
 /// The output of this name in the agent's status.

@@ -124,6 +124,7 @@ mod tests {
                 "jsonl=/a=b",
                 "table,jsonl=a b",
                 "ipfix=udp://[::1]:1",
+                "otlp=http://a/b",
             ],
             &["", "jsonl", "jsonl=", "table,", "tables"],
         ),

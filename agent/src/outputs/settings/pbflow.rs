@@ -3,7 +3,7 @@
 use super::{HostPort, Kind, Refused, Table};
 use crate::outputs::{
     encoder::Encoder,
-    pbflow::{METHOD, Pbflow, Settings},
+    pbflow::{Pbflow, Settings},
     transport::{Grpc, Transport},
 };
 
@@ -20,7 +20,7 @@ impl Target {
     }
 
     pub fn parts(&self) -> (Box<dyn Encoder>, Transport) {
-        let transport = Transport::Grpc(Grpc::new(self.to.clone(), METHOD));
+        let transport = Transport::Grpc(Grpc::new(self.to.clone()));
         (Box::new(Pbflow::new(self.settings.clone())), transport)
     }
 

@@ -46,13 +46,16 @@ pub(super) const FILE_KEYS: [&str; 5] = [
 ];
 
 const IPFIX: &[Kind] = &[Kind::Ipfix];
+const OTLP: &[Kind] = &[Kind::Otlp];
+/// Those that pack what they write or send.
+const PACKED: &[Kind] = &[Kind::Ipfix, Kind::Jsonl, Kind::Otlp];
 const PBFLOW: &[Kind] = &[Kind::Pbflow];
 
 const KEYS: &[Key] = &[
     Key {
         name: "kind",
         kinds: &[],
-        value: ValueType::Choice(&["ipfix", "jsonl", "pbflow"]),
+        value: ValueType::Choice(&["ipfix", "jsonl", "otlp", "pbflow"]),
         help: "The format.",
     },
     Key {
@@ -111,9 +114,9 @@ const KEYS: &[Key] = &[
     },
     Key {
         name: "compression",
-        kinds: FILES,
+        kinds: PACKED,
         value: ValueType::Choice(&["none", "gzip", "zstd"]),
-        help: "How complete files are compressed; by default zstd.",
+        help: "How complete files are compressed, by default zstd; otlp: how requests are, gzip or none, by default gzip.",
     },
     Key {
         name: "uniflow",
@@ -146,6 +149,18 @@ const KEYS: &[Key] = &[
         kinds: IPFIX,
         value: ValueType::Integer { least: 1 },
         help: "The number of the flows' observation domain; by default 1.",
+    },
+    Key {
+        name: "protocol",
+        kinds: OTLP,
+        value: ValueType::Choice(&["grpc", "http"]),
+        help: "How requests go; by default http if the address has port 4318 or a path, and grpc else.",
+    },
+    Key {
+        name: "metrics",
+        kinds: OTLP,
+        value: ValueType::Boolean,
+        help: "Tells the account and the output's losses as metrics; by default true.",
     },
     Key {
         name: "agent_ip",

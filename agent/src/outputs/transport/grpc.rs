@@ -3,10 +3,11 @@
 //! The frames are those of h2, without a client around it that connects again by itself or keeps tasks: whoever listens may
 //! hang, and a connection that is given up has to be gone.
 
-use std::time::Duration;
+use std::{io::Read as _, time::Duration};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use flate2::read::GzDecoder;
 use h2::{
     Reason, RecvStream,
     client::{Builder, SendRequest},
@@ -15,7 +16,7 @@ use tokio::{task::JoinHandle, time::timeout};
 use tonic::codegen::http::{HeaderMap, Request, Response, header};
 
 use super::{Failure, PATIENCE, tcp};
-use crate::outputs::settings::HostPort;
+use crate::outputs::{encoder::Call, settings::HostPort};
 
 mod status;
 
@@ -33,8 +34,6 @@ const USER_AGENT: &str = concat!("flow-agent/", env!("CARGO_PKG_VERSION"));
 
 pub(in crate::outputs) struct Grpc {
     pub(super) to: HostPort,
-    /// As `/package.Service/Method`.
-    method: &'static str,
     connection: Option<Connection>,
     /// For a connection, and for an answer.
     patience: Duration,
@@ -60,28 +59,27 @@ enum Unanswered {
 }
 
 impl Grpc {
-    pub(in crate::outputs) fn new(to: HostPort, method: &'static str) -> Self {
+    pub(in crate::outputs) fn new(to: HostPort) -> Self {
         Self {
             to,
-            method,
             connection: None,
             patience: PATIENCE,
         }
     }
 
     /// Returns the answer, as the receiver has encoded it.
-    pub(super) async fn send(&mut self, message: &Bytes) -> Result<Bytes, Failure> {
+    pub(super) async fn send(&mut self, message: &Bytes, call: Call) -> Result<Bytes, Failure> {
         // Taken, so that a future that is dropped in the middle of a call leaves no connection for the next one.
         if let Some(connection) = self.connection.take() {
             // Servers close connections that are old or idle, which is no failure.
-            match self.call(connection, message).await {
+            match self.call(connection, message, call).await {
                 Err(Unanswered::Unheard) => {}
                 Err(Unanswered::Failed(failure)) => return Err(failure),
                 Ok(answer) => return Ok(answer),
             }
         }
         let connection = self.connect().await?;
-        let answer = self.call(connection, message).await;
+        let answer = self.call(connection, message, call).await;
         answer.map_err(|unanswered| match unanswered {
             Unanswered::Unheard => anyhow!("the receiver closed the connection").into(),
             Unanswered::Failed(failure) => failure,
@@ -111,9 +109,11 @@ impl Grpc {
         &mut self,
         mut connection: Connection,
         message: &Bytes,
+        call: Call,
     ) -> Result<Bytes, Unanswered> {
-        let request = self.request()?;
-        let answering = answered(&mut connection.requests, request, message.clone());
+        let request = self.request(call)?;
+        let framed = [header_of(message, call.is_gzip), message.clone()];
+        let answering = answered(&mut connection.requests, request, framed);
         let answered = timeout(self.patience, answering).await.map_err(|_| {
             let patience = humantime::format_duration(self.patience);
             anyhow!("no answer within {patience}")
@@ -128,8 +128,14 @@ impl Grpc {
         answered
     }
 
-    fn request(&self) -> Result<Request<()>> {
-        Request::post(format!("http://{}{}", self.to, self.method))
+    fn request(&self, call: Call) -> Result<Request<()>> {
+        let mut request = Request::post(format!("http://{}{}", self.to, call.method));
+        if call.is_gzip {
+            request = request
+                .header("grpc-encoding", "gzip")
+                .header("grpc-accept-encoding", "identity,gzip");
+        }
+        request
             .header(header::TE, "trailers")
             .header(header::CONTENT_TYPE, "application/grpc")
             .header(header::USER_AGENT, USER_AGENT)
@@ -143,7 +149,7 @@ impl Grpc {
 async fn answered(
     requests: &mut SendRequest<Bytes>,
     request: Request<()>,
-    message: Bytes,
+    [message_header, message]: [Bytes; 2],
 ) -> Result<Bytes, Unanswered> {
     // Fails if the receiver has closed the connection meanwhile.
     let ready = requests.clone().ready().await;
@@ -151,7 +157,7 @@ async fn answered(
     let (answer, mut body) = requests
         .send_request(request, false)
         .map_err(|_| Unanswered::Unheard)?;
-    body.send_data(header_of(&message), false)?;
+    body.send_data(message_header, false)?;
     // It stays as it is and is sent as fast as the receiver takes it.
     body.send_data(message, true)?;
     let (head, mut body) = answer.await.map(Response::into_parts)?;
@@ -163,9 +169,9 @@ async fn answered(
     Ok(unframed(data)?)
 }
 
-fn header_of(message: &Bytes) -> Bytes {
+fn header_of(message: &Bytes, is_gzip: bool) -> Bytes {
     let mut header = BytesMut::with_capacity(MESSAGE_HEADER_BYTES);
-    header.put_u8(0);
+    header.put_u8(is_gzip.into());
     header.put_u32(message.len() as u32);
     header.freeze()
 }
@@ -184,14 +190,27 @@ async fn read(body: &mut RecvStream) -> Result<(Bytes, Option<HeaderMap>), Unans
     Ok((whole.freeze(), body.trailers().await?))
 }
 
-/// The only message in an answer.
+/// The only message in an answer. Servers in Go answer packed what was asked packed.
 fn unframed(mut data: Bytes) -> Result<Bytes> {
-    let is_whole = data.len() >= MESSAGE_HEADER_BYTES
-        && data.get_u8() == 0
-        && usize::try_from(data.get_u32()).is_ok_and(|len| len == data.len());
-    is_whole
-        .then_some(data)
-        .context("the answer is not one message of gRPC")
+    let flag = (data.len() >= MESSAGE_HEADER_BYTES).then(|| data.get_u8());
+    let is_whole =
+        flag.is_some() && usize::try_from(data.get_u32()).is_ok_and(|len| len == data.len());
+    match flag {
+        Some(0) if is_whole => Ok(data),
+        Some(1) if is_whole => unpacked(&data),
+        _ => bail!("the answer is not one message of gRPC"),
+    }
+}
+
+fn unpacked(data: &[u8]) -> Result<Bytes> {
+    let mut whole = Vec::new();
+    let mut gzip = GzDecoder::new(data).take(MOST_ANSWER_BYTES as u64 + 1);
+    gzip.read_to_end(&mut whole).context("unpack the answer")?;
+    ensure!(
+        whole.len() <= MOST_ANSWER_BYTES,
+        "the answer is longer than {MOST_ANSWER_BYTES} bytes"
+    );
+    Ok(whole.into())
 }
 
 impl From<anyhow::Error> for Unanswered {

@@ -10,6 +10,7 @@ use std::{
     process::{Command, Stdio},
 };
 
+use agent_common::Pair;
 use lab::{Frame, Host, Lab, Process, Tun, privilege::is_root_or_skip};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -115,6 +116,16 @@ fn report_with(lab: &Lab, output: &str, settings: &[&str]) -> (Sums, Report) {
     let agent = Agent::start(lab, &[settings, &outputs].concat());
     let sent = send(lab);
     (sent, agent.stop())
+}
+
+/// All traffic to this agent, and its end. What was sent, as layer 2 counts it.
+pub fn traffic(lab: &Lab, agent: Agent) -> (Pair, Report) {
+    let Sums {
+        packets,
+        layer2: bytes,
+        ..
+    } = send(lab);
+    (Pair { packets, bytes }, agent.stop())
 }
 
 /// What waits at a UDP port, and what it lost. `None` if nobody listens there.

@@ -120,7 +120,10 @@ fn failure(code: Code, message: &str, asked: Option<Duration>) -> Result<(), Fai
             after: asked,
         }
     } else {
-        Failure::Refused { why }
+        Failure::Refused {
+            why,
+            is_unknown: code == Code::Unimplemented,
+        }
     })
 }
 

@@ -1,7 +1,8 @@
-use std::{future::Future, sync::Arc};
+use std::{future::Future, io::Write as _, sync::Arc};
 
 use base64::Engine as _;
 use base64::prelude::{BASE64_STANDARD, BASE64_STANDARD_NO_PAD};
+use flate2::{Compression, write::GzEncoder};
 use h2::server::{Connection as Server, SendResponse};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -12,12 +13,15 @@ use tonic::codegen::http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::*;
 
-const METHOD: &str = "/test.Receiver/Send";
+const CALL: Call = Call {
+    method: "/test.Receiver/Send",
+    is_gzip: false,
+};
 
 /// A message, or an answer, as gRPC frames it.
 fn framed(message: &[u8]) -> Bytes {
     let message = Bytes::copy_from_slice(message);
-    [header_of(&message), message].concat().into()
+    [header_of(&message, false), message].concat().into()
 }
 
 fn status(fields: &[(&'static str, &str)]) -> HeaderMap {
@@ -70,7 +74,7 @@ impl Receiver {
                 while let Some(Ok((request, answer))) = server.accept().await {
                     let script = scripts.lock().await.next().unwrap_or_else(ok);
                     let (head, body) = request.into_parts();
-                    assert_eq!(head.uri.path(), METHOD);
+                    assert_eq!(head.uri.path(), CALL.method);
                     assert_eq!(head.headers["content-type"], "application/grpc");
                     assert_eq!(head.headers["te"], "trailers");
                     // The message comes while the connection moves on.
@@ -83,6 +87,9 @@ impl Receiver {
                         message = reading => message.unwrap(),
                         _ = server.accept() => return,
                     };
+                    let encoding = head.headers.get("grpc-encoding");
+                    let is_packed = encoding.is_some_and(|name| name == "gzip");
+                    assert_eq!(message[0], u8::from(is_packed));
                     play(&mut server, answer, &script);
                     if matches!(script, Script::Answer(..) | Script::LastAnswer) {
                         taken.lock().await.push(message);
@@ -99,7 +106,7 @@ impl Receiver {
     }
 
     fn grpc(&self) -> Grpc {
-        Grpc::new(self.to.clone(), METHOD)
+        Grpc::new(self.to.clone())
     }
 }
 
@@ -172,9 +179,50 @@ fn again(outcome: Result<Bytes, Failure>) -> (String, Option<Duration>) {
 
 fn refused(outcome: Result<Bytes, Failure>) -> String {
     match outcome {
-        Err(Failure::Refused { why }) => why,
+        Err(Failure::Refused { why, .. }) => why,
         other => panic!("{other:?}"),
     }
+}
+
+#[tokio::test]
+async fn a_message_that_is_packed_says_so() {
+    let receiver = Receiver::start(vec![]).await;
+    let message = Bytes::from_static(b"packed");
+    let call = Call {
+        is_gzip: true,
+        ..CALL
+    };
+    receiver.grpc().send(&message, call).await.unwrap();
+    let expected = [header_of(&message, true), message].concat();
+    assert_eq!(*receiver.taken.lock().await, [Bytes::from(expected)]);
+}
+
+#[tokio::test]
+async fn an_answer_that_is_packed_is_read_unless_it_is_longer_than_answers_are() {
+    let packed = |message: &[u8]| {
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+        gzip.write_all(message).unwrap();
+        let packed = Bytes::from(gzip.finish().unwrap());
+        let framed = [header_of(&packed, true), packed].concat();
+        Script::Answer(framed.into(), status(&[("grpc-status", "0")]))
+    };
+    let broken = [header_of(&Bytes::from_static(b"abc"), true), "abc".into()].concat();
+    let receiver = Receiver::start(vec![
+        packed(b"taken"),
+        packed(&vec![0; MOST_ANSWER_BYTES]),
+        packed(&vec![0; MOST_ANSWER_BYTES + 1]),
+        Script::Answer(broken.into(), status(&[("grpc-status", "0")])),
+    ])
+    .await;
+    let mut grpc = receiver.grpc();
+    let message = Bytes::new();
+    assert_eq!(grpc.send(&message, CALL).await.unwrap(), "taken");
+    let longest = grpc.send(&message, CALL).await.unwrap();
+    assert_eq!(longest.len(), MOST_ANSWER_BYTES);
+    let (why, _) = again(grpc.send(&message, CALL).await);
+    assert!(why.contains("longer than"), "{why}");
+    let (why, _) = again(grpc.send(&message, CALL).await);
+    assert!(why.contains("unpack the answer"), "{why}");
 }
 
 #[tokio::test]
@@ -185,7 +233,7 @@ async fn messages_of_any_length_arrive_on_one_connection_and_answers_come_back()
     let lengths = [0, 1, 100, 70_000, 3_000_000];
     let messages = lengths.map(|len| Bytes::from(vec![len as u8 | 1; len]));
     for message in &messages {
-        assert_eq!(grpc.send(message).await.unwrap(), "taken");
+        assert_eq!(grpc.send(message, CALL).await.unwrap(), "taken");
     }
     let expected: Vec<_> = messages.iter().map(|message| framed(message)).collect();
     assert!(*receiver.taken.lock().await == expected);
@@ -207,7 +255,7 @@ async fn a_status_says_whether_to_send_again() {
         let receiver = Receiver::start(scripts).await;
         let mut grpc = receiver.grpc();
         for _ in 0..2 {
-            let outcome = grpc.send(&Bytes::from_static(b"flows")).await;
+            let outcome = grpc.send(&Bytes::from_static(b"flows"), CALL).await;
             let why = if may_pass.contains(&code) {
                 let (why, after) = again(outcome);
                 assert_eq!(after, None);
@@ -218,7 +266,7 @@ async fn a_status_says_whether_to_send_again() {
             assert!(why.ends_with(": not now or ever"), "{code}: {why}");
         }
         // One that has answered is asked on the same connection, one that may not be well on another.
-        grpc.send(&Bytes::new()).await.unwrap();
+        grpc.send(&Bytes::new(), CALL).await.unwrap();
         let connections = if may_pass.contains(&code) { 3 } else { 1 };
         assert_eq!(*receiver.connections.lock().await, connections, "{code}");
     }
@@ -235,7 +283,7 @@ async fn codes_are_called_as_in_the_specification() {
         "PERMISSION_DENIED",
         "UNKNOWN",
     ] {
-        assert_eq!(refused(grpc.send(&Bytes::new()).await), name);
+        assert_eq!(refused(grpc.send(&Bytes::new(), CALL).await), name);
     }
 }
 
@@ -275,7 +323,7 @@ async fn a_receiver_is_left_alone_as_long_as_it_asks() {
             for code in ["14", "8"] {
                 let trailers = status(&[("grpc-status", code), ("grpc-status-details-bin", &text)]);
                 let receiver = Receiver::start(vec![Script::Headers(200, trailers)]).await;
-                let (_, after) = again(receiver.grpc().send(&Bytes::new()).await);
+                let (_, after) = again(receiver.grpc().send(&Bytes::new(), CALL).await);
                 assert_eq!(after, Some(expected));
             }
         }
@@ -288,7 +336,7 @@ async fn details_that_nobody_can_read_are_left_out() {
         for code in ["14", "3"] {
             let trailers = status(&[("grpc-status", code), ("grpc-status-details-bin", text)]);
             let receiver = Receiver::start(vec![Script::Headers(200, trailers)]).await;
-            let outcome = receiver.grpc().send(&Bytes::new()).await;
+            let outcome = receiver.grpc().send(&Bytes::new(), CALL).await;
             match code {
                 "14" => assert_eq!(again(outcome).1, None),
                 _ => assert_eq!(refused(outcome), "INVALID_ARGUMENT"),
@@ -308,12 +356,12 @@ async fn a_server_of_http_that_knows_no_grpc_is_told_by_its_status() {
         "INTERNAL: HTTP 400",
         "UNKNOWN: HTTP 500",
     ] {
-        assert_eq!(refused(grpc.send(&Bytes::new()).await), why);
+        assert_eq!(refused(grpc.send(&Bytes::new(), CALL).await), why);
     }
     let scripts = [429, 502, 503, 504].map(|http| Script::Headers(http, HeaderMap::new()));
     let mut grpc = Receiver::start(scripts.into()).await.grpc();
     for http in [429, 502, 503, 504] {
-        let (why, _) = again(grpc.send(&Bytes::new()).await);
+        let (why, _) = again(grpc.send(&Bytes::new(), CALL).await);
         assert_eq!(why, format!("UNAVAILABLE: HTTP {http}"));
     }
 }
@@ -349,11 +397,11 @@ async fn an_answer_that_is_no_answer_refuses_nothing() {
     ] {
         let receiver = Receiver::start(vec![script]).await;
         let mut grpc = receiver.grpc();
-        let (why, after) = again(grpc.send(&Bytes::new()).await);
+        let (why, after) = again(grpc.send(&Bytes::new(), CALL).await);
         assert!(why.contains(expected), "{why}");
         assert_eq!(after, None);
         // On another connection it works.
-        grpc.send(&Bytes::new()).await.unwrap();
+        grpc.send(&Bytes::new(), CALL).await.unwrap();
         assert_eq!(*receiver.connections.lock().await, 2);
     }
 }
@@ -364,7 +412,7 @@ async fn a_connection_that_the_receiver_closes_meanwhile_is_no_failure() {
         let receiver = Receiver::start(vec![ok(), closing]).await;
         let mut grpc = receiver.grpc();
         for message in ["one", "two", "three"] {
-            grpc.send(&Bytes::from(message)).await.unwrap();
+            grpc.send(&Bytes::from(message), CALL).await.unwrap();
         }
         let expected = ["one", "two", "three"].map(|message| framed(message.as_bytes()));
         assert_eq!(*receiver.taken.lock().await, expected);
@@ -375,7 +423,7 @@ async fn a_connection_that_the_receiver_closes_meanwhile_is_no_failure() {
 async fn a_receiver_that_closes_each_connection_is_asked_again_later() {
     let receiver = Receiver::start(vec![Script::GoAway; 3]).await;
     let mut grpc = receiver.grpc();
-    let (why, _) = again(grpc.send(&Bytes::new()).await);
+    let (why, _) = again(grpc.send(&Bytes::new(), CALL).await);
     assert!(why.contains("closed the connection"), "{why}");
     assert_eq!(*receiver.connections.lock().await, 1);
 }
@@ -385,14 +433,14 @@ async fn a_receiver_that_does_not_answer_is_given_up_and_so_is_its_connection() 
     let receiver = Receiver::start(vec![Script::Hang, Script::Hang]).await;
     let mut grpc = receiver.grpc();
     grpc.patience = Duration::from_millis(100);
-    let (why, _) = again(grpc.send(&Bytes::from_static(b"flows")).await);
+    let (why, _) = again(grpc.send(&Bytes::from_static(b"flows"), CALL).await);
     assert_eq!(why, "no answer within 100ms");
     // The future of a call may be dropped before that.
     grpc.patience = PATIENCE;
     let message = Bytes::from_static(b"flows");
-    let dropped = timeout(Duration::from_millis(100), grpc.send(&message));
+    let dropped = timeout(Duration::from_millis(100), grpc.send(&message, CALL));
     assert!(dropped.await.is_err());
-    grpc.send(&message).await.unwrap();
+    grpc.send(&message, CALL).await.unwrap();
     assert_eq!(*receiver.connections.lock().await, 3);
 }
 
@@ -415,10 +463,10 @@ async fn a_connection_that_is_given_up_leaves_nothing_behind_even_if_nobody_read
     };
     // The listener's own.
     assert_eq!(tasks(), 1);
-    let mut grpc = Grpc::new(to, METHOD);
+    let mut grpc = Grpc::new(to);
     grpc.patience = Duration::from_millis(100);
     again(
-        grpc.send(&Bytes::from(vec![0; LONGER_THAN_ALL_BUFFERS]))
+        grpc.send(&Bytes::from(vec![0; LONGER_THAN_ALL_BUFFERS]), CALL)
             .await,
     );
     let gone = timeout(Duration::from_mins(1), async {
@@ -437,9 +485,9 @@ async fn what_is_no_http2_is_told() {
         let _ = stream.read_to_end(&mut Vec::new()).await;
     })
     .await;
-    let (why, _) = again(Grpc::new(to.clone(), METHOD).send(&Bytes::new()).await);
+    let (why, _) = again(Grpc::new(to.clone()).send(&Bytes::new(), CALL).await);
     assert!(why.contains("frame"), "{why}");
     let nobody = HostPort { port: 1, ..to };
-    let (why, _) = again(Grpc::new(nobody, METHOD).send(&Bytes::new()).await);
+    let (why, _) = again(Grpc::new(nobody).send(&Bytes::new(), CALL).await);
     assert!(why.starts_with("connect: "), "{why}");
 }

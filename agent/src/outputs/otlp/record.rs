@@ -1,0 +1,320 @@
+//! A flow's report as a log record: which attributes it has, and their bytes. `docs/otlp.md` lists them.
+
+use std::fmt::Write as _;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+
+use super::wire::{Attributes, Key, Text, varint};
+use crate::{
+    output::{human, json},
+    proto::{Direction, FlowBatch, FlowRecord, Interface},
+    protocols,
+};
+
+/// The field of `ScopeLogs`, and those of `LogRecord`.
+const LOG_RECORDS: u8 = 2 << 3 | 2;
+const TIME_UNIX_NANO: u8 = 1 << 3 | 1;
+const SEVERITY_NUMBER: u8 = 2 << 3;
+const BODY: u8 = 5 << 3 | 2;
+const ATTRIBUTES: u8 = 6 << 3 | 2;
+const OBSERVED_TIME_UNIX_NANO: u8 = 11 << 3 | 1;
+const EVENT_NAME: u8 = 12 << 3 | 2;
+/// Of `AnyValue`.
+const STRING_VALUE: u8 = 1 << 3 | 2;
+
+const INFO: u8 = 9;
+pub(super) const EVENT: &str = "flow.report";
+
+/// The longest text of an address.
+const ADDRESS_LEN_BYTES: usize = 45;
+/// Of names that a person gives. Those of interfaces are shorter.
+const NAME_LEN_BYTES: usize = 255;
+
+macro_rules! keys {
+    ($($constant:ident = $name:literal;)*) => {
+        $(pub(super) const $constant: &Key = &Key::new($name);)*
+    };
+}
+
+/// What semantic conventions have a name for (1.40, `network`, `source`, `destination`), and ours.
+pub(super) mod key {
+    use super::Key;
+
+    keys! {
+        SOURCE_ADDRESS = "source.address";
+        SOURCE_PORT = "source.port";
+        DESTINATION_ADDRESS = "destination.address";
+        DESTINATION_PORT = "destination.port";
+        NETWORK_TRANSPORT = "network.transport";
+        NETWORK_TYPE = "network.type";
+        INTERFACE_NAME = "network.interface.name";
+        INTERFACE_DIRECTION = "network.interface.direction";
+
+        PACKETS = "flow.packets";
+        BYTES = "flow.bytes";
+        REVERSE_PACKETS = "flow.reverse.packets";
+        REVERSE_BYTES = "flow.reverse.bytes";
+        TOTAL_PACKETS = "flow.total.packets";
+        TOTAL_BYTES = "flow.total.bytes";
+        TOTAL_REVERSE_PACKETS = "flow.total.reverse.packets";
+        TOTAL_REVERSE_BYTES = "flow.total.reverse.bytes";
+        FIRST_SEEN = "flow.first_seen";
+        LAST_SEEN = "flow.last_seen";
+        END_REASON = "flow.end_reason";
+        COMMUNITY_ID = "flow.community_id";
+        TCP_FLAGS = "flow.tcp_flags";
+        REVERSE_TCP_FLAGS = "flow.reverse.tcp_flags";
+        DSCP = "flow.dscp";
+        ICMP_TYPE = "flow.icmp.type";
+        ICMP_CODE = "flow.icmp.code";
+        ICMP_IDENTIFIER = "flow.icmp.identifier";
+        LATER_FRAGMENT = "flow.later_fragment";
+        REVERSE_DIRECTION = "flow.reverse.direction";
+        INTERFACE_INDEX = "flow.interface.index";
+        NETNS = "flow.netns.id";
+        NETNS_NAME = "flow.netns.name";
+        VLAN = "flow.vlan.id";
+        INNER_VLAN = "flow.vlan.inner_id";
+        TUNNEL = "flow.tunnel.type";
+        TUNNEL_ID = "flow.tunnel.id";
+        TUNNEL_SOURCE = "flow.tunnel.source.address";
+        TUNNEL_DESTINATION = "flow.tunnel.destination.address";
+        TUNNEL_VLAN = "flow.tunnel.vlan.id";
+        TUNNEL_INNER_VLAN = "flow.tunnel.vlan.inner_id";
+        TUNNEL_PPPOE = "flow.tunnel.pppoe_session";
+        SAMPLE_RATE = "flow.sample_rate";
+    }
+}
+
+/// The attributes that all flows of an interface have, encoded.
+pub(super) fn of_interface(ifindex: u32, netns: u32, known: Option<&Interface>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut attributes = Attributes::new(&mut bytes, ATTRIBUTES);
+    if let Some(known) = known {
+        attributes.text(key::INTERFACE_NAME, short(&known.name));
+        if !known.netns_name.is_empty() {
+            attributes.text(key::NETNS_NAME, short(&known.netns_name));
+        }
+    }
+    attributes.number(key::INTERFACE_INDEX, ifindex);
+    attributes.number(key::NETNS, netns);
+    bytes
+}
+
+/// Appends the flow's report to the records of a `ScopeLogs`.
+#[inline]
+pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, interface: &[u8]) {
+    // Its length takes two bytes: a record has some 900 bytes, and no more than two names of people.
+    out.extend_from_slice(&[LOG_RECORDS, 0, 0]);
+    let start = out.len();
+    out.push(TIME_UNIX_NANO);
+    out.extend_from_slice(&flow.last_seen_unix_ns.to_le_bytes());
+    out.push(OBSERVED_TIME_UNIX_NANO);
+    out.extend_from_slice(&batch.window_end_unix_ns.to_le_bytes());
+    out.extend_from_slice(&[SEVERITY_NUMBER, INFO, EVENT_NAME, EVENT.len() as u8]);
+    out.extend_from_slice(EVENT.as_bytes());
+
+    let [source, destination] = [&flow.src_addr, &flow.dst_addr].map(|address| text_of(address));
+    let number = Text::<10>::of(flow.protocol);
+    let protocol = u8::try_from(flow.protocol).ok().and_then(protocols::name);
+    let protocol = protocol.unwrap_or(number.as_str());
+    body(out, flow, protocol, [source.as_str(), destination.as_str()]);
+
+    let mut attributes = Attributes::new(out, ATTRIBUTES);
+    let attributes = &mut attributes;
+    attributes.text(key::SOURCE_ADDRESS, source.as_str());
+    if let Some(port) = flow.src_port {
+        attributes.number(key::SOURCE_PORT, port);
+    }
+    attributes.text(key::DESTINATION_ADDRESS, destination.as_str());
+    if let Some(port) = flow.dst_port {
+        attributes.number(key::DESTINATION_PORT, port);
+    }
+    attributes.text(key::NETWORK_TRANSPORT, protocol);
+    let version = if flow.ip_version == 6 { "ipv6" } else { "ipv4" };
+    attributes.text(key::NETWORK_TYPE, version);
+    attributes.written(interface);
+    if let Some(side) = human::directions(flow)[0] {
+        attributes.text(key::INTERFACE_DIRECTION, json::direction_name(side));
+    }
+    if flow.reverse_direction() != Direction::Unspecified {
+        let side = json::direction_name(flow.reverse_direction());
+        attributes.text(key::REVERSE_DIRECTION, side);
+    }
+    counts(attributes, flow);
+    transport(attributes, flow);
+    if let Some(dscp) = flow.dscp {
+        attributes.number(key::DSCP, dscp);
+    }
+    let [outer, inner] = [key::VLAN, key::INNER_VLAN];
+    tags(attributes, [outer, inner], &flow.vlan_ids);
+    if flow.encapsulation.is_some() {
+        tunnel(attributes, flow);
+    }
+    if batch.sample_rate > 1 {
+        attributes.number(key::SAMPLE_RATE, batch.sample_rate);
+    }
+    if let Ok(digest) = <&[u8; 20]>::try_from(&flow.community_id[..]) {
+        attributes.text(key::COMMUNITY_ID, community_id(digest).as_str());
+    }
+    if let Some(reason) = json::end_reason(flow) {
+        attributes.text(key::END_REASON, reason);
+    }
+
+    let len = out.len() - start;
+    out[start - 2] = len as u8 | 0x80;
+    out[start - 1] = u8::try_from(len >> 7).expect("a record is shorter than 16 KiB");
+}
+
+/// For people: `tcp 192.0.2.1:40000 > 192.0.2.2:443`.
+#[inline]
+fn body(out: &mut Vec<u8>, flow: &FlowRecord, protocol: &str, addresses: [&str; 2]) {
+    out.extend_from_slice(&[BODY, 0, STRING_VALUE, 0]);
+    let start = out.len();
+    out.extend_from_slice(protocol.as_bytes());
+    out.push(b' ');
+    let [source, destination] = addresses;
+    endpoint(out, source, flow.src_port);
+    out.extend_from_slice(b" > ");
+    endpoint(out, destination, flow.dst_port);
+    // Two addresses and ports, and a name of ours: it fits into one byte.
+    let len = (out.len() - start) as u8;
+    out[start - 3] = len + 2;
+    out[start - 1] = len;
+}
+
+#[inline]
+fn endpoint(out: &mut Vec<u8>, address: &str, port: Option<u32>) {
+    let Some(port) = port else {
+        out.extend_from_slice(address.as_bytes());
+        return;
+    };
+    let has_colons = address.contains(':');
+    if has_colons {
+        out.push(b'[');
+    }
+    out.extend_from_slice(address.as_bytes());
+    if has_colons {
+        out.push(b']');
+    }
+    out.push(b':');
+    out.extend_from_slice(Text::<10>::of(port).as_str().as_bytes());
+}
+
+#[inline]
+fn counts(attributes: &mut Attributes, flow: &FlowRecord) {
+    attributes.number(key::PACKETS, flow.delta_packets);
+    attributes.number(key::BYTES, flow.delta_bytes);
+    attributes.number(key::REVERSE_PACKETS, flow.delta_reverse_packets);
+    attributes.number(key::REVERSE_BYTES, flow.delta_reverse_bytes);
+    attributes.number(key::TOTAL_PACKETS, flow.total_packets);
+    attributes.number(key::TOTAL_BYTES, flow.total_bytes);
+    attributes.number(key::TOTAL_REVERSE_PACKETS, flow.total_reverse_packets);
+    attributes.number(key::TOTAL_REVERSE_BYTES, flow.total_reverse_bytes);
+    attributes.number(key::FIRST_SEEN, flow.first_seen_unix_ns);
+    attributes.number(key::LAST_SEEN, flow.last_seen_unix_ns);
+}
+
+#[inline]
+fn transport(attributes: &mut Attributes, flow: &FlowRecord) {
+    if let Some(flags) = flow.tcp_flags {
+        attributes.number(key::TCP_FLAGS, flags);
+    }
+    if let Some(flags) = flow.reverse_tcp_flags {
+        attributes.number(key::REVERSE_TCP_FLAGS, flags);
+    }
+    if let Some(kind) = flow.icmp_type {
+        attributes.number(key::ICMP_TYPE, kind);
+        attributes.number(key::ICMP_CODE, flow.icmp_code.unwrap_or_default());
+    }
+    if let Some(identifier) = flow.icmp_identifier {
+        attributes.number(key::ICMP_IDENTIFIER, identifier);
+    }
+    if flow.later_fragment {
+        attributes.boolean(key::LATER_FRAGMENT, true);
+    }
+}
+
+/// The outer tag first.
+#[inline]
+fn tags(attributes: &mut Attributes, keys: [&Key; 2], ids: &[u32]) {
+    for (key, &id) in keys.into_iter().zip(ids) {
+        attributes.number(key, id);
+    }
+}
+
+fn tunnel(attributes: &mut Attributes, flow: &FlowRecord) {
+    if let Some(kind) = human::encapsulation(flow) {
+        attributes.text(key::TUNNEL, kind);
+    }
+    if let Some(id) = flow.tunnel_id {
+        attributes.number(key::TUNNEL_ID, id);
+    }
+    if !flow.outer_src_addr.is_empty() {
+        attributes.text(key::TUNNEL_SOURCE, text_of(&flow.outer_src_addr).as_str());
+        let destination = text_of(&flow.outer_dst_addr);
+        attributes.text(key::TUNNEL_DESTINATION, destination.as_str());
+    }
+    let [outer, inner] = [key::TUNNEL_VLAN, key::TUNNEL_INNER_VLAN];
+    tags(attributes, [outer, inner], &flow.outer_vlan_ids);
+    if let Some(session) = flow.outer_pppoe_session {
+        attributes.number(key::TUNNEL_PPPOE, session);
+    }
+}
+
+#[inline]
+fn text_of(address: &[u8]) -> Text<ADDRESS_LEN_BYTES> {
+    let mut text = Text::new();
+    if let Ok(bytes) = <&[u8; 4]>::try_from(address) {
+        for (place, &byte) in bytes.iter().enumerate() {
+            if place > 0 {
+                text.push(".");
+            }
+            text.number(byte.into());
+        }
+    } else if let Some(address) = human::address(address) {
+        write!(text, "{address}").expect("there is room for every address");
+    }
+    text
+}
+
+fn community_id(digest: &[u8; 20]) -> Text<30> {
+    let mut base64 = [0; 28];
+    let encoded = STANDARD.encode_slice(digest, &mut base64);
+    encoded.expect("20 bytes become 28 letters");
+    let mut text = Text::new();
+    text.push("1:");
+    text.push(str::from_utf8(&base64).expect("base64 is ASCII"));
+    text
+}
+
+impl<const LEN: usize> Text<LEN> {
+    fn of(number: u32) -> Self {
+        let mut text = Self::new();
+        text.number(number);
+        text
+    }
+}
+
+pub(super) fn short(name: &str) -> &str {
+    &name[..name.floor_char_boundary(NAME_LEN_BYTES)]
+}
+
+/// Puts what all records have in common in front of them, where `room` bytes are free: an `ExportLogsServiceRequest` with
+/// one `ResourceLogs` with one `ScopeLogs`. Returns where the message begins.
+pub(super) fn put_head(message: &mut [u8], room: usize, head: &super::Head) -> usize {
+    let records = message.len() - room;
+    let scope_logs = head.scope.len() + records;
+    let mut front = Vec::with_capacity(room);
+    let mut scope_logs_head = vec![2 << 3 | 2];
+    varint(&mut scope_logs_head, scope_logs as u64);
+    let resource_logs = head.resource.len() + scope_logs_head.len() + scope_logs;
+    front.push(1 << 3 | 2);
+    varint(&mut front, resource_logs as u64);
+    front.extend_from_slice(&head.resource);
+    front.extend_from_slice(&scope_logs_head);
+    front.extend_from_slice(&head.scope);
+    let start = room - front.len();
+    message[start..room].copy_from_slice(&front);
+    start
+}

@@ -1,0 +1,368 @@
+//! The encoder against the types of OpenTelemetry, and against messages that are written out.
+
+use std::io::Read as _;
+
+use agent_common::{Direction, HookAccount, Reason};
+use flate2::read::GzDecoder;
+use opentelemetry_proto::tonic::{
+    collector::{
+        logs::v1::{ExportLogsPartialSuccess, ExportLogsServiceRequest},
+        metrics::v1::ExportMetricsPartialSuccess,
+    },
+    logs::v1::LogRecord,
+    metrics::v1::metric::Data,
+};
+
+use super::*;
+use crate::{accounts::AccountOfHook, outputs::ipfix::tests::flows};
+
+mod written;
+
+fn plain() -> Settings {
+    Settings {
+        gzip: false,
+        ..Settings::default()
+    }
+}
+
+fn encoder(settings: Settings) -> Otlp {
+    Otlp::new(settings, watch::Sender::new(accounts(1)).subscribe())
+}
+
+fn batch() -> FlowBatch {
+    FlowBatch {
+        agent: Some(AgentIdentity {
+            agent_id: "0123456789abcdef".to_owned(),
+            hostname: "host-1".to_owned(),
+            boot_id: "boot".to_owned(),
+            instance_id: "instance".to_owned(),
+            version: "0.1.0".to_owned(),
+        }),
+        window_end_unix_ns: 1_700_000_002_000_000_000,
+        interfaces: vec![flows::interface(7, "eth0")],
+        ..flows::batch(1)
+    }
+}
+
+fn closing() -> FlowBatch {
+    FlowBatch {
+        last_of_scan: true,
+        lost_records: 4,
+        lost_packets: 50,
+        lost_bytes: 6_000,
+        ..batch()
+    }
+}
+
+fn accounts(hooks: u32) -> Arc<Accounts> {
+    let account = |packets| {
+        let mut account = HookAccount::default();
+        account.add(Reason::Seen, packets, 100 * packets);
+        account.add(Reason::Flows, packets - 3, 100 * (packets - 3));
+        account.add(Reason::Arp, 2, 200);
+        account.add(Reason::TableFull, 1, 100);
+        account
+    };
+    let hooks = (7..7 + hooks).map(|index| AccountOfHook {
+        interface: flows::interface(index, "eth0"),
+        direction: Direction::Egress,
+        account: account(10),
+    });
+    Arc::new(Accounts {
+        since_unix_ns: 1_700_000_000_000_000_000,
+        until_unix_ns: 1_700_000_002_000_000_000,
+        hooks: hooks.collect(),
+        others: account(5),
+    })
+}
+
+/// All messages until there is no more to say, with those about flows apart from those about metrics.
+fn send(
+    encoder: &mut Otlp,
+    batch: &FlowBatch,
+    mut flows: &[FlowRecord],
+) -> (Vec<Bytes>, Vec<Bytes>) {
+    let (mut logs, mut metrics) = (Vec::new(), Vec::new());
+    loop {
+        let message = encoder.message(batch, flows);
+        if message.bytes.is_empty() {
+            assert!(flows.is_empty() && !message.more);
+            return (logs, metrics);
+        }
+        encoder.sent();
+        flows = &flows[message.flows..];
+        let is_of_flows = message.flows > 0;
+        assert_eq!(message.call.method.contains("Logs"), is_of_flows);
+        if is_of_flows {
+            logs.push(message.bytes);
+        } else {
+            metrics.push(message.bytes);
+        }
+        if !message.more && flows.is_empty() {
+            assert!(encoder.message(batch, flows).bytes.is_empty());
+            return (logs, metrics);
+        }
+    }
+}
+
+fn records(message: &[u8]) -> Vec<LogRecord> {
+    let request = ExportLogsServiceRequest::decode(message).unwrap();
+    let [resource_logs] = &request.resource_logs[..] else {
+        panic!("{request:?}")
+    };
+    let [scope_logs] = &resource_logs.scope_logs[..] else {
+        panic!("{request:?}")
+    };
+    // In the encoding of somebody else it is as long.
+    assert_eq!(request.encoded_len(), message.len());
+    scope_logs.log_records.clone()
+}
+
+fn value(attributes: &[KeyValue], key: &str) -> Option<Value> {
+    let found = attributes.iter().find(|one| one.key == key)?;
+    found.value.clone()?.value
+}
+
+fn number(attributes: &[KeyValue], key: &str) -> i64 {
+    match value(attributes, key) {
+        Some(Value::IntValue(number)) => number,
+        other => panic!("{key}: {other:?}"),
+    }
+}
+
+#[test]
+fn each_flow_has_a_record_and_none_is_longer_than_a_request_may_be() {
+    let flows = vec![flows::in_vxlan(); 3_000];
+    let mut encoder = encoder(plain());
+    let (logs, metrics) = send(&mut encoder, &batch(), &flows);
+    assert!(metrics.is_empty());
+    assert!(logs.len() > 1);
+    let mut count = 0;
+    for message in &logs {
+        assert!(message.len() < REQUEST_LEN_BYTES + SLACK_LEN_BYTES);
+        for record in records(message) {
+            assert_eq!(number(&record.attributes, "flow.packets"), 3);
+            assert_eq!(number(&record.attributes, "flow.reverse.bytes"), 2_000);
+            count += 1;
+        }
+    }
+    assert_eq!(count, flows.len());
+}
+
+#[test]
+fn no_attribute_comes_twice_and_none_is_empty() {
+    let all = [
+        flows::tcp(),
+        flows::udp_with_tags(),
+        flows::ping6(),
+        flows::in_vxlan(),
+        flows::fragments(),
+        flows::quiet(),
+    ];
+    let sampled = FlowBatch {
+        sample_rate: 10,
+        ..batch()
+    };
+    let (logs, _) = send(&mut encoder(plain()), &sampled, &all);
+    for record in records(&logs[0]) {
+        let mut keys: Vec<_> = record.attributes.iter().map(|one| &one.key).collect();
+        let count = keys.len();
+        keys.sort();
+        keys.dedup();
+        assert_eq!(keys.len(), count, "{record:?}");
+        assert!(record.attributes.iter().all(|one| one.value.is_some()));
+        assert_eq!(number(&record.attributes, "flow.sample_rate"), 10);
+    }
+}
+
+#[test]
+fn a_name_that_a_person_gave_and_that_is_long_is_cut() {
+    let mut batch = batch();
+    batch.interfaces[0].netns_name = "ä".repeat(4_000);
+    let long = "h".repeat(4_000);
+    batch.agent = Some(AgentIdentity {
+        agent_id: long.clone(),
+        hostname: long.clone(),
+        boot_id: long.clone(),
+        instance_id: long.clone(),
+        version: long,
+    });
+    let (logs, _) = send(&mut encoder(plain()), &batch, &[flows::in_vxlan()]);
+    let record = &records(&logs[0])[0];
+    let name = value(&record.attributes, "flow.netns.name");
+    assert_eq!(name, Some(Value::StringValue("ä".repeat(127))));
+}
+
+#[test]
+fn an_interface_that_is_renamed_has_its_other_name_at_once() {
+    let mut encoder = encoder(plain());
+    let name = |encoder: &mut Otlp, batch: &FlowBatch| {
+        let (logs, _) = send(encoder, batch, &[flows::tcp()]);
+        value(&records(&logs[0])[0].attributes, "network.interface.name")
+    };
+    let mut batch = batch();
+    let text = |name: &str| Some(Value::StringValue(name.to_owned()));
+    assert_eq!(name(&mut encoder, &batch), text("eth0"));
+    batch.interfaces[0].name = "uplink".to_owned();
+    assert_eq!(name(&mut encoder, &batch), text("uplink"));
+}
+
+#[test]
+fn gzip_unpacks_to_the_same() {
+    let flows = vec![flows::tcp(); 100];
+    let (as_it_is, _) = send(&mut encoder(plain()), &batch(), &flows);
+    let mut compressing = encoder(Settings::default());
+    let message = compressing.message(&batch(), &flows);
+    assert!(message.call.is_gzip);
+    let mut unpacked = Vec::new();
+    let mut gzip = GzDecoder::new(&message.bytes[..]);
+    gzip.read_to_end(&mut unpacked).unwrap();
+    assert_eq!(unpacked, as_it_is[0]);
+}
+
+/// The sum of a metric's points.
+fn sum(requests: &[Bytes], name: &str) -> i64 {
+    let mut sum = 0;
+    for request in requests {
+        let request = ExportMetricsServiceRequest::decode(&request[..]).unwrap();
+        for metric in &request.resource_metrics[0].scope_metrics[0].metrics {
+            if metric.name != name {
+                continue;
+            }
+            let Some(Data::Sum(of_metric)) = &metric.data else {
+                panic!("{metric:?}")
+            };
+            assert!(of_metric.is_monotonic);
+            for point in &of_metric.data_points {
+                assert!(point.start_time_unix_nano < point.time_unix_nano);
+                let value = format!("{:?}", point.value);
+                let digits: String = value.chars().filter(char::is_ascii_digit).collect();
+                sum += digits.parse::<i64>().unwrap();
+            }
+        }
+    }
+    sum
+}
+
+#[test]
+fn the_account_closes_and_losses_come_once_however_many_interfaces_there_are() {
+    for hooks in [0, 1, 256, 257, 1_000] {
+        let watched = watch::Sender::new(accounts(hooks));
+        let mut encoder = Otlp::new(plain(), watched.subscribe());
+        let (logs, metrics) = send(&mut encoder, &closing(), &[flows::tcp()]);
+        assert_eq!(logs.len(), 1);
+        assert_eq!(metrics.len(), (hooks as usize).div_ceil(256).max(1));
+        let seen = 10 * i64::from(hooks) + 5;
+        assert_eq!(sum(&metrics, "flow.account.seen.packets"), seen);
+        assert_eq!(sum(&metrics, "flow.account.fate.packets"), seen);
+        assert_eq!(sum(&metrics, "flow.account.seen.bytes"), 100 * seen);
+        assert_eq!(sum(&metrics, "flow.account.fate.bytes"), 100 * seen);
+        assert_eq!(sum(&metrics, "flow.output.lost.records"), 4);
+        assert_eq!(sum(&metrics, "flow.output.lost.packets"), 50);
+        assert_eq!(sum(&metrics, "flow.output.lost.bytes"), 6_000);
+    }
+}
+
+#[test]
+fn metrics_that_did_not_get_there_are_told_again_and_others_only_at_the_next_scan() {
+    let mut encoder = encoder(plain());
+    let first = encoder.message(&closing(), &[]);
+    let again = encoder.message(&closing(), &[]);
+    assert_eq!(first.bytes, again.bytes);
+    encoder.sent();
+    assert!(encoder.message(&closing(), &[]).bytes.is_empty());
+    let next = FlowBatch {
+        scan_id: 2,
+        ..closing()
+    };
+    assert_eq!(encoder.message(&next, &[]).bytes, first.bytes);
+    // What a stream loses at its end.
+    let end = FlowBatch {
+        scan_id: 0,
+        last_of_scan: false,
+        ..closing()
+    };
+    assert_eq!(send(&mut encoder, &end, &[]).1.len(), 1);
+}
+
+#[test]
+fn a_receiver_without_metrics_gets_none_any_more() {
+    let mut encoder = encoder(plain());
+    assert!(
+        !encoder
+            .message(&closing(), &[flows::tcp()])
+            .bytes
+            .is_empty()
+    );
+    // It is not about metrics.
+    assert_eq!(encoder.unknown(), None);
+    encoder.sent();
+    assert!(!encoder.message(&closing(), &[]).bytes.is_empty());
+    assert_eq!(encoder.unknown(), Some("metrics"));
+    encoder.sent();
+    let (logs, metrics) = send(&mut encoder, &closing(), &[flows::tcp()]);
+    assert_eq!((logs.len(), metrics.len()), (1, 0));
+}
+
+#[test]
+fn an_answer_says_how_many_records_are_refused() {
+    let mut encoder = encoder(plain());
+    encoder.message(&batch(), &[flows::tcp()]);
+    let refused = |refused| ExportLogsServiceResponse {
+        partial_success: Some(ExportLogsPartialSuccess {
+            rejected_log_records: refused,
+            error_message: "too old".to_owned(),
+        }),
+    };
+    let silent = encoder.answered(&[]).unwrap();
+    assert_eq!((silent.refused, &*silent.why), (0, "it does not say why"));
+    for (rejected, expected) in [(3, 3), (0, 0), (-5, 0)] {
+        let answer = encoder.answered(&refused(rejected).encode_to_vec());
+        let expected = Answer {
+            refused: expected,
+            why: "too old".to_owned(),
+        };
+        assert_eq!(answer.unwrap(), expected);
+    }
+    assert!(encoder.answered(b"<html>").is_err());
+    // Refused points are no flows.
+    encoder.message(&closing(), &[]);
+    let points = ExportMetricsServiceResponse {
+        partial_success: Some(ExportMetricsPartialSuccess {
+            rejected_data_points: 3,
+            error_message: String::new(),
+        }),
+    };
+    let answer = encoder.answered(&points.encode_to_vec());
+    assert_eq!(answer.unwrap(), Answer::default());
+}
+
+#[test]
+fn a_flow_says_what_it_is_in_one_line() {
+    let all = [flows::tcp(), flows::ping6(), flows::fragments()];
+    let of_v6 = FlowRecord {
+        src_addr: flows::v6(1),
+        dst_addr: flows::v6(2),
+        ip_version: 6,
+        protocol: 200,
+        ..flows::tcp()
+    };
+    let all = [&all[..], &[of_v6]].concat();
+    let (logs, _) = send(&mut encoder(plain()), &batch(), &all);
+    let bodies = records(&logs[0]).into_iter().map(|record| {
+        assert_eq!(record.event_name, record::EVENT);
+        match record.body.unwrap().value {
+            Some(Value::StringValue(body)) => body,
+            other => panic!("{other:?}"),
+        }
+    });
+    assert_eq!(
+        bodies.collect::<Vec<_>>(),
+        [
+            "tcp 192.0.2.1:40000 > 192.0.2.2:443",
+            "icmp6 2001:db8::1 > 2001:db8::2",
+            "udp 192.0.2.1 > 192.0.2.2",
+            "200 [2001:db8::1]:40000 > [2001:db8::2]:443",
+        ]
+    );
+}

@@ -1,0 +1,203 @@
+//! Requests over HTTP/1.1 with answers that say whether they are taken, as OTLP has it: which failures pass, and how long
+//! to wait.
+
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt as _, Full};
+use hyper::{
+    Request, Response, StatusCode,
+    body::Incoming,
+    client::conn::http1::{SendRequest, handshake},
+    header::{self, HeaderMap},
+};
+use hyper_util::rt::TokioIo;
+use tokio::{task::JoinHandle, time::timeout};
+
+use super::{Failure, PATIENCE, one_line, tcp};
+use crate::outputs::{encoder::Call, settings::HostPort};
+
+const PROTOBUF: &str = "application/x-protobuf";
+const USER_AGENT: &str = concat!("flow-agent/", env!("CARGO_PKG_VERSION"));
+
+/// Of an answer. Real ones have a few bytes, or a sentence.
+const MOST_ANSWER_BYTES: usize = 64 << 10;
+/// However long a receiver asks to be left alone.
+const LONGEST_PAUSE: Duration = Duration::from_hours(1);
+
+#[cfg(test)]
+mod tests;
+
+pub(in crate::outputs) struct Http {
+    pub(super) to: HostPort,
+    /// In front of each method's path.
+    base_path: String,
+    connection: Option<Connection>,
+    /// For a connection, and for an answer.
+    patience: Duration,
+}
+
+struct Connection {
+    requests: SendRequest<Full<Bytes>>,
+    /// Moves the bytes.
+    task: JoinHandle<()>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Http {
+    pub(in crate::outputs) fn new(to: HostPort, base_path: String) -> Self {
+        Self {
+            to,
+            base_path,
+            connection: None,
+            patience: PATIENCE,
+        }
+    }
+
+    /// Returns the answer.
+    pub(super) async fn send(&mut self, message: &Bytes, call: Call) -> Result<Bytes, Failure> {
+        // Taken, so that a future that is dropped in the middle of a request leaves no connection for the next one.
+        let connected = self.connection.take();
+        let mut connection = match connected {
+            // Servers close connections that are old or idle, which is no failure.
+            Some(mut connection) => match connection.requests.ready().await {
+                Ok(()) => connection,
+                Err(_) => self.connect().await?,
+            },
+            None => self.connect().await?,
+        };
+        let request = self.request(message, call)?;
+        let answering = answered(&mut connection.requests, request);
+        let answered = timeout(self.patience, answering).await.map_err(|_| {
+            let patience = humantime::format_duration(self.patience);
+            anyhow!("no answer within {patience}")
+        })?;
+        let (status, headers, body) = answered?;
+        self.connection = Some(connection);
+        judged(status, &headers, body)
+    }
+
+    async fn connect(&self) -> Result<Connection> {
+        let stream = tcp::connect(&self.to, self.patience).await?;
+        let shaken = timeout(self.patience, handshake(TokioIo::new(stream))).await;
+        let (requests, connection) = shaken.context("nobody answers")?.context("begin HTTP")?;
+        let task = tokio::spawn(async {
+            // What breaks it is told by the request that it breaks.
+            let _ = connection.await;
+        });
+        Ok(Connection { requests, task })
+    }
+
+    fn request(&self, message: &Bytes, call: Call) -> Result<Request<Full<Bytes>>> {
+        let mut request = Request::post(format!("{}{}", self.base_path, call.method))
+            .header(header::HOST, self.to.to_string())
+            .header(header::CONTENT_TYPE, PROTOBUF)
+            .header(header::USER_AGENT, USER_AGENT);
+        if call.is_gzip {
+            request = request.header(header::CONTENT_ENCODING, "gzip");
+        }
+        let body = Full::new(message.clone());
+        request.body(body).context("make a request")
+    }
+}
+
+/// Sends a request and reads the whole answer, so that the connection can take the next one.
+async fn answered(
+    requests: &mut SendRequest<Full<Bytes>>,
+    request: Request<Full<Bytes>>,
+) -> Result<(StatusCode, HeaderMap, Bytes)> {
+    let answer = requests.send_request(request).await;
+    let (head, mut body) = answer
+        .context("the request broke off")
+        .map(Response::into_parts)?;
+    Ok((head.status, head.headers, read(&mut body).await?))
+}
+
+async fn read(body: &mut Incoming) -> Result<Bytes> {
+    let mut whole = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.context("the answer broke off")?;
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        if whole.len() + data.len() > MOST_ANSWER_BYTES {
+            bail!("the answer is longer than {MOST_ANSWER_BYTES} bytes");
+        }
+        whole.extend_from_slice(&data);
+    }
+    Ok(whole.freeze())
+}
+
+/// What a status means (OTLP, "OTLP/HTTP Response"): few failures pass, and a request that is refused is not sent again.
+fn judged(status: StatusCode, headers: &HeaderMap, body: Bytes) -> Result<Bytes, Failure> {
+    if status.is_success() {
+        let kind = headers.get(header::CONTENT_TYPE);
+        if body.is_empty() || kind.is_some_and(|kind| kind == PROTOBUF) {
+            return Ok(body);
+        }
+        let why = "what answers is no receiver of OTLP: it takes the request, and says so in another format";
+        return Err(anyhow!(why).into());
+    }
+    let why = told(status, headers, &body);
+    match status {
+        StatusCode::TOO_MANY_REQUESTS
+        | StatusCode::BAD_GATEWAY
+        | StatusCode::SERVICE_UNAVAILABLE
+        | StatusCode::GATEWAY_TIMEOUT => Err(Failure::Again {
+            why: anyhow!(why),
+            after: asked_pause(headers),
+        }),
+        _ => Err(Failure::Refused {
+            why,
+            is_unknown: status == StatusCode::NOT_FOUND,
+        }),
+    }
+}
+
+/// The status, and what the receiver says, in one line.
+fn told(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> String {
+    let kind = headers.get(header::CONTENT_TYPE);
+    let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let said = if kind == PROTOBUF {
+        Status::said(body)
+    } else if kind.starts_with("text/plain") || kind.starts_with("application/json") {
+        String::from_utf8_lossy(body).into_owned()
+    } else {
+        String::new()
+    };
+    let said = one_line(&said);
+    let separator = if said.is_empty() { "" } else { ": " };
+    format!("HTTP {status}{separator}{said}")
+}
+
+/// `google.rpc.Status`, with which failures are answered.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Status {
+    #[prost(string, tag = "2")]
+    message: String,
+}
+
+impl Status {
+    fn said(body: &[u8]) -> String {
+        let status = <Self as prost::Message>::decode(body);
+        status.unwrap_or_default().message
+    }
+}
+
+/// `Retry-After`, in seconds or as a date.
+fn asked_pause(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
+    let pause = if let Ok(seconds) = text.parse() {
+        Duration::from_secs(seconds)
+    } else {
+        let date = httpdate::parse_http_date(text).ok()?;
+        date.duration_since(SystemTime::now()).unwrap_or_default()
+    };
+    Some(pause.min(LONGEST_PAUSE))
+}

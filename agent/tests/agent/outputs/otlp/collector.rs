@@ -1,0 +1,197 @@
+//! An OpenTelemetry Collector: it has every flow, and the account.
+
+use std::{fs::File, process::Stdio};
+
+use lab::Process;
+
+use super::{super::ipfix, *};
+use crate::{clients::install, support::PATIENCE};
+
+/// The agent's host has a network namespace of its own, so the ports are free.
+const SETTINGS: &str = "\
+receivers:
+  otlp:
+    protocols:
+      grpc: { endpoint: 127.0.0.1:4317 }
+      http: { endpoint: 127.0.0.1:4318 }
+exporters:
+  file/logs: { path: FOLDER/logs }
+  file/metrics: { path: FOLDER/metrics }
+service:
+  telemetry: { metrics: { level: none } }
+  pipelines:
+    logs: { receivers: [otlp], exporters: [file/logs] }
+    metrics: { receivers: [otlp], exporters: [file/metrics] }
+";
+
+/// What a Collector wrote: each line is a request in JSON.
+struct Written {
+    logs: Vec<Value>,
+    metrics: Vec<Value>,
+}
+
+/// Lets an agent send all traffic to a Collector, and ends both. `None` if there is no Collector.
+fn collected(test: &str, output: &str) -> Option<(Pair, Report, Written)> {
+    let collector = install::collector_or_skip(test)?;
+    let lab = Lab::quiet().unwrap();
+    let folder = TempDir::new().unwrap();
+    let settings = folder.path().join("settings.yaml");
+    let yaml = SETTINGS.replace("FOLDER", folder.path().to_str().unwrap());
+    fs::write(&settings, yaml).unwrap();
+    let log = File::create(folder.path().join("log")).unwrap();
+    let mut command = lab.agent.command(collector);
+    command
+        .arg("--config")
+        .arg(&settings)
+        .stdout(Stdio::null())
+        .stderr(log);
+    let mut collector = Process::spawn(&mut command).unwrap();
+    wait_until("the Collector listens", || {
+        let log = fs::read_to_string(folder.path().join("log")).unwrap();
+        log.contains("Everything is ready")
+    });
+    let agent = Agent::start(&lab, &["--output", "json", "--output", output]);
+    let (sent, report) = ipfix::traffic(&lab, agent);
+    let status = collector.terminate(PATIENCE).unwrap();
+    assert!(status.success(), "{status}");
+    let lines = |name: &str| {
+        let written = fs::read_to_string(folder.path().join(name)).unwrap();
+        let lines = written
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap());
+        lines.collect()
+    };
+    let written = Written {
+        logs: lines("logs"),
+        metrics: lines("metrics"),
+    };
+    Some((sent, report, written))
+}
+
+/// The elements of arrays within arrays.
+fn inner<'a>(values: &[&'a Value], name: &str) -> Vec<&'a Value> {
+    let arrays = values.iter().map(|value| value[name].as_array().unwrap());
+    arrays.flatten().collect()
+}
+
+/// 64-bit numbers are text in this JSON.
+fn attribute<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
+    let attributes = value["attributes"].as_array()?;
+    let found = attributes.iter().find(|one| one["key"] == key)?;
+    let value = &found["value"];
+    value["intValue"].as_str().or(value["stringValue"].as_str())
+}
+
+fn records(written: &Written) -> Vec<&Value> {
+    let all: Vec<_> = written.logs.iter().collect();
+    let scopes = inner(&inner(&all, "resourceLogs"), "scopeLogs");
+    inner(&scopes, "logRecords")
+}
+
+/// The sum of a metric's points in the last line that has it.
+fn last_sum(written: &Written, name: &str) -> u64 {
+    let mut sums = written.metrics.iter().filter_map(|line| {
+        let scopes = inner(&inner(&[line], "resourceMetrics"), "scopeMetrics");
+        let metrics = inner(&scopes, "metrics");
+        let metric = metrics.into_iter().find(|metric| metric["name"] == name)?;
+        assert_eq!(metric["sum"]["isMonotonic"], true);
+        assert_eq!(metric["sum"]["aggregationTemporality"], 2);
+        let points = inner(&[&metric["sum"]], "dataPoints");
+        let value = |point: &&Value| point["asInt"].as_str().unwrap().parse::<u64>().unwrap();
+        Some(points.iter().map(value).sum())
+    });
+    sums.next_back().unwrap_or_else(|| panic!("no {name}"))
+}
+
+fn has_every_flow(test: &str, output: &str) {
+    let Some((sent, report, written)) = collected(test, output) else {
+        return;
+    };
+    let records = records(&written);
+    let number =
+        |record: &Value, key: &str| attribute(record, key).unwrap().parse::<u64>().unwrap();
+    let both = |what: &str| {
+        let reverse = format!("flow.reverse.{what}");
+        let forward = format!("flow.{what}");
+        let of = |record: &&Value| number(record, &forward) + number(record, &reverse);
+        records.iter().map(of).sum()
+    };
+    let read = Pair {
+        packets: both("packets"),
+        bytes: both("bytes"),
+    };
+    assert_eq!(read, sent);
+    // Each report is there, as the agent says it itself.
+    let mut here: Vec<_> = records
+        .iter()
+        .map(|record| {
+            [
+                attribute(record, "source.address").unwrap().to_owned(),
+                attribute(record, "source.port")
+                    .unwrap_or("null")
+                    .to_owned(),
+                attribute(record, "network.interface.name")
+                    .unwrap()
+                    .to_owned(),
+                attribute(record, "network.interface.direction")
+                    .unwrap()
+                    .to_owned(),
+                attribute(record, "flow.first_seen").unwrap().to_owned(),
+                attribute(record, "flow.community_id").unwrap().to_owned(),
+                attribute(record, "flow.vlan.id")
+                    .unwrap_or("null")
+                    .to_owned(),
+                record["timeUnixNano"].as_str().unwrap().to_owned(),
+            ]
+        })
+        .collect();
+    let mut there: Vec<_> = report
+        .flows
+        .iter()
+        .map(|flow| {
+            let shown = |value: &Value| value.as_str().map_or(value.to_string(), str::to_owned);
+            [
+                shown(&flow["src_addr"]),
+                shown(&flow["src_port"]),
+                shown(&flow["interface"]),
+                shown(&flow["direction"]),
+                shown(&flow["first_seen_ns"]),
+                shown(&flow["community_id"]),
+                shown(&flow["vlan_ids"][0]),
+                shown(&flow["last_seen_ns"]),
+            ]
+        })
+        .collect();
+    here.sort();
+    there.sort();
+    assert_eq!(here, there);
+    for unit in ["packets", "bytes"] {
+        let of = |name: &str| last_sum(&written, &format!("flow.account.{name}.{unit}"));
+        assert_eq!(of("seen"), of("fate"), "{unit}");
+        let seen = report.last()["seen"][unit].as_u64();
+        assert_eq!(Some(of("seen")), seen, "{unit}");
+    }
+    let all: Vec<_> = written.logs.iter().collect();
+    for resource in inner(&all, "resourceLogs") {
+        let name = attribute(&resource["resource"], "service.name");
+        assert_eq!(name, Some("flow-agent"));
+    }
+}
+
+#[test]
+#[ignore = "cargo xtask test-consumers"]
+fn a_collector_has_every_flow_over_grpc() {
+    const TEST: &str = "agent::a_collector_has_every_flow_over_grpc";
+    if is_root_or_skip(TEST) {
+        has_every_flow(TEST, "otlp=http://127.0.0.1:4317");
+    }
+}
+
+#[test]
+#[ignore = "cargo xtask test-consumers"]
+fn a_collector_has_every_flow_over_http() {
+    const TEST: &str = "agent::a_collector_has_every_flow_over_http";
+    if is_root_or_skip(TEST) {
+        has_every_flow(TEST, "otlp=http://127.0.0.1:4318");
+    }
+}
