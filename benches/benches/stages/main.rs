@@ -4,6 +4,7 @@ mod cycle;
 mod drain;
 mod encode;
 mod ipfix;
+mod otlp;
 mod parse;
 mod pbflow;
 mod replica;
@@ -20,6 +21,6 @@ criterion_group! {
         .measurement_time(Duration::from_secs(2))
         .without_plots();
     targets = parse::bench, drain::bench, replica::bench, encode::bench, ipfix::bench,
-        pbflow::bench, cycle::bench
+        pbflow::bench, otlp::bench, cycle::bench
 }
 criterion_main!(stages);
