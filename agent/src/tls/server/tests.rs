@@ -1,7 +1,7 @@
 use std::{fs, path::Path};
 
 use lab::certificates::{Ca, Issued, replace};
-use rustls::pki_types::ServerName;
+use rustls::{HandshakeKind, client::Resumption, pki_types::ServerName};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 use tokio_rustls::TlsConnector;
 
@@ -39,6 +39,32 @@ fn look(in_force: &InForce, times: usize) {
     let mut last = in_force.0.borrow().judged.clone();
     for _ in 0..times {
         last = in_force.look(&last);
+    }
+}
+
+#[tokio::test]
+async fn no_connection_is_resumed_without_a_look_at_the_clients_certificate() {
+    let ca = Ca::new().unwrap();
+    let in_force = InForce::new(files(&ca.issue("a", "here").unwrap()).read().unwrap());
+    let client = ClientFiles {
+        ca: Some(ca.file()),
+        ..ClientFiles::default()
+    };
+    let mut config = client.read(&[ALPN_H2]).unwrap();
+    config.resumption = Resumption::default();
+    let connector = TlsConnector::from(Arc::new(config));
+    for _ in 0..3 {
+        let (ours, theirs) = duplex(1 << 16);
+        let name = ServerName::try_from("here").unwrap();
+        let acceptor = in_force.acceptor();
+        let (client, server) = tokio::join!(connector.connect(name, ours), acceptor.accept(theirs));
+        let (mut client, mut server) = (client.unwrap(), server.unwrap());
+        // Tickets come behind the handshake, before what is sent.
+        server.write_u8(7).await.unwrap();
+        server.flush().await.unwrap();
+        assert_eq!(client.read_u8().await.unwrap(), 7);
+        let kind = client.get_ref().1.handshake_kind();
+        assert_eq!(kind, Some(HandshakeKind::Full));
     }
 }
 

@@ -185,8 +185,6 @@ fn versions_and_protocols_are_those_of_today() {
         let (taken, said) = openssl(&lab.agent, &certificates, options);
         assert_eq!(taken, is_taken, "{options:?}: {said}");
         assert!(said.contains(words), "{options:?}: {said}");
-        // Each connection is looked at as the first one.
-        assert!(!said.contains("New Session Ticket arrived"), "{said}");
     }
     agent.stop();
 }
