@@ -469,7 +469,8 @@ async fn a_connection_that_is_given_up_leaves_nothing_behind_even_if_nobody_read
         grpc.send(&Bytes::from(vec![0; LONGER_THAN_ALL_BUFFERS]), CALL)
             .await,
     );
-    let gone = timeout(Duration::from_mins(1), async {
+    // The kernel would give it up after 30 seconds.
+    let gone = timeout(Duration::from_secs(20), async {
         // And that of the receiver's side.
         while tasks() > 2 {
             tokio::time::sleep(Duration::from_millis(10)).await;
