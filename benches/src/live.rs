@@ -2,8 +2,8 @@
 //!
 //! A live bench is a [`bench::Bench`], which [`rounds::run`] plays: each of its arms is measured once a round at a
 //! station of its own. [`overhead`], [`filters`], [`pages`] and [`table`] ask what a packet costs ([`flooded`]),
-//! [`ladder`] and [`compare`] what an agent costs at a steady rate; [`sweep`], [`newflows`], [`http`] and
-//! [`priority`] are experiments of their own.
+//! [`ladder`] and [`compare`] what an agent costs at a steady rate; [`sweep`], [`newflows`], [`http`],
+//! [`outputs`] and [`priority`] are experiments of their own.
 //!
 //! Stations are made of a [`wire`] or a [`sender`], a [`program`] on its hook, and [`cost`] and [`fdinfo`], which tell
 //! what processes and programs take. A [`result::Run`] has all that was measured and goes into a file, from which
@@ -23,6 +23,7 @@ pub mod http;
 pub mod interrupt;
 pub mod ladder;
 pub mod newflows;
+pub mod outputs;
 pub mod overhead;
 pub mod pacer;
 pub mod pages;

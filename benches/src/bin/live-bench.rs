@@ -21,6 +21,7 @@ use benches::{
         interrupt::Interrupt,
         ladder::Ladder,
         newflows::NewFlows,
+        outputs::Outputs,
         overhead::Overhead,
         pages::Pages,
         priority::Priority,
@@ -57,8 +58,8 @@ struct Cli {
     #[arg(long, global = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
 
-    /// How long each measurement of `sweep`, `ladder`, `http`, `compare` and `priority` takes
-    /// [default: 5s, sweep 2s, http 7s, and 30s where the agent is stopped; with --quick 2s]
+    /// How long each measurement of `sweep`, `ladder`, `http`, `compare`, `outputs` and
+    /// `priority` takes [default: 5s, outputs 8s, sweep 2s, http 7s, and 30s where the agent is stopped; with --quick 2s]
     #[arg(long, global = true, value_name = "TIME", value_parser = humantime::parse_duration)]
     duration: Option<Duration>,
 
@@ -96,6 +97,8 @@ enum Bench {
     /// What the table's pages are made of: memory in advance or a flow at a time, one for all CPUs or
     /// one for each
     Pages(Pages),
+    /// What each output adds to a flow's CPU time, and its bytes
+    Outputs(Outputs),
     /// What a service loses on a machine whose CPUs are all taken, by its weight among the others
     Priority(Priority),
     /// Make the pages and plots from the result files
@@ -110,7 +113,12 @@ impl Bench {
     fn measures_over_a_time(&self) -> bool {
         matches!(
             self,
-            Self::Sweep(_) | Self::Ladder(_) | Self::Http(_) | Self::Compare(_) | Self::Priority(_)
+            Self::Sweep(_)
+                | Self::Ladder(_)
+                | Self::Http(_)
+                | Self::Compare(_)
+                | Self::Outputs(_)
+                | Self::Priority(_)
         )
     }
 
@@ -125,6 +133,7 @@ impl Bench {
             Self::Compare(bench) => rounds::run(bench, setup),
             Self::Table(bench) => rounds::run(bench, setup),
             Self::Pages(bench) => rounds::run(bench, setup),
+            Self::Outputs(bench) => rounds::run(bench, setup),
             Self::Priority(bench) => rounds::run(bench, setup),
             Self::Userspace | Self::Report | Self::HttpPart(_) => bail!("this is no live bench"),
         }
@@ -151,8 +160,8 @@ fn bench(cli: &Cli) -> Result<()> {
         Some(bench) => {
             ensure!(
                 cli.duration.is_none() || bench.measures_over_a_time(),
-                "--duration is for sweep, ladder, http, compare and priority, which measure over a time; --rounds makes \
-                 the others longer"
+                "--duration is for sweep, ladder, http, compare, outputs and priority, which measure over a time; \
+                 --rounds makes the others longer"
             );
             live(cli, &[bench])
         }

@@ -9,6 +9,8 @@ use serde::Deserialize;
 pub struct Status {
     pub account: Account,
     pub consumers: Vec<Consumer>,
+    #[serde(default)]
+    pub outputs: Vec<Output>,
     pub replica: Replica,
     pub scans: Scans,
     pub table: Table,
@@ -36,6 +38,19 @@ pub struct Count {
 #[derive(Clone, Debug, Deserialize)]
 pub struct Consumer {
     pub lost_records: u64,
+}
+
+/// What became of an output's reports.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Output {
+    pub sent: Reports,
+    pub lost: Reports,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Reports {
+    pub records: u64,
+    pub packets: u64,
 }
 
 #[derive(Clone, Debug, Deserialize)]

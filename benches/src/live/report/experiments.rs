@@ -59,6 +59,7 @@ pub static ALL: &[&Experiment] = &[
     &host::LADDER,
     &host::HTTP,
     &host::PRIORITY,
+    &host::OUTPUTS,
     &host::USERSPACE,
     &hook::PAGES,
     &hook::TABLE,

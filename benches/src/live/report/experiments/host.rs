@@ -124,6 +124,36 @@ pub static PRIORITY: Experiment = Experiment {
     ],
 };
 
+pub static OUTPUTS: Experiment = Experiment {
+    name: "outputs",
+    bench: "outputs",
+    heading: "What an output adds",
+    question: "What does a flow's report cost the agent's process, with {flows} flows that all report at each scan, by \
+               where it goes?",
+    answer: "Without an output it takes {no output: CPU of a report}; a consumer of our own stream adds {one consumer: \
+             added}, IPFIX over UDP {IPFIX over UDP: added} and JSON Lines {JSON Lines: added}.",
+    axes: ("output", "CPU time of a report"),
+    labels: "",
+    rows: &[
+        ("no output", "arm=no output"),
+        ("one consumer", "arm=one consumer"),
+        ("IPFIX file", "arm=ipfix file"),
+        ("IPFIX file, uniflow", "arm=ipfix uniflow file"),
+        ("IPFIX over UDP", "arm=ipfix over UDP"),
+        ("JSON Lines", "arm=jsonl file"),
+        ("Parquet", "arm=parquet files"),
+    ],
+    columns: &[
+        Column(
+            "CPU of a report",
+            "measure=process_cpu_ns_per_report",
+            Bar(Agent),
+        ),
+        Column("added", "measure=added_ns_per_report", Figure),
+        Column("bytes", "measure=bytes_per_report", Figure),
+    ],
+};
+
 pub static USERSPACE: Experiment = Experiment {
     name: "userspace",
     bench: "userspace",

@@ -1,0 +1,379 @@
+//! What each output adds to the agent's CPU time for a flow, and how many bytes it makes of one: an agent with half a
+//! million flows that all report at every scan, by where its reports go.
+
+use std::{
+    fs,
+    net::UdpSocket,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use lab::{Lab, Process};
+use tempfile::TempDir;
+
+use super::{
+    affinity,
+    bench::{
+        Bench, Group, Labels, Lifetime, Measures, Plan, Setup, Station, Turns, labels, notes,
+        station,
+    },
+    cost::process_cpu_ns,
+    host::Host,
+    interrupt::Interrupt,
+    pacer::Pace,
+    program::{Agent, PATIENCE},
+    sender::{Sender, Sent},
+};
+
+const FLOWS: u32 = 500_000;
+const INTERVAL: Duration = Duration::from_secs(2);
+/// Every flow once an interval.
+const PACKETS_PER_SECOND: u64 = FLOWS as u64 / INTERVAL.as_secs();
+const FRAME_LEN_BYTES: usize = 64;
+const PACE: Pace = Pace {
+    most_at_once: 250,
+    pause: Duration::from_millis(1),
+    longest_stall: Duration::from_millis(250),
+};
+const PORT: u16 = 4739;
+
+/// Where an arm's reports go.
+#[derive(Clone, Copy)]
+enum To {
+    Nowhere,
+    /// A consumer of our own stream.
+    Consumer,
+    /// A table of settings without its address, and the file's name.
+    File(&'static str, &'static str),
+    Datagrams,
+}
+
+const CONTROL: &str = "no output";
+
+const ARMS: [(&str, To); 7] = [
+    (CONTROL, To::Nowhere),
+    ("one consumer", To::Consumer),
+    (
+        "ipfix file",
+        To::File(r#""kind": "ipfix", "compression": "none""#, "flows.ipfix"),
+    ),
+    (
+        "ipfix uniflow file",
+        To::File(
+            r#""kind": "ipfix", "compression": "none", "uniflow": true"#,
+            "flows.ipfix",
+        ),
+    ),
+    ("ipfix over UDP", To::Datagrams),
+    (
+        "jsonl file",
+        To::File(r#""kind": "jsonl", "compression": "none""#, "flows.jsonl"),
+    ),
+    (
+        "parquet files",
+        To::File(r#""kind": "parquet", "rotate_after": "4s""#, ""),
+    ),
+];
+
+#[derive(clap::Args)]
+pub struct Outputs;
+
+impl Bench for Outputs {
+    const NAME: &'static str = "outputs";
+
+    const IS_URGENT: bool = true;
+
+    type Load = ();
+
+    fn plan(&self, _: &Setup) -> Result<Plan<()>> {
+        let arms = ARMS.map(|(name, _)| name);
+        Ok(Plan {
+            groups: vec![Group::new(Lifetime::Turn, arms, &())],
+            notes: notes(&NOTES),
+        })
+    }
+
+    fn labels((): &()) -> Labels {
+        labels([
+            ("flows", &FLOWS),
+            ("scan_interval", &humantime::format_duration(INTERVAL)),
+        ])
+    }
+
+    fn station(&self, arm: &str, (): &(), setup: &Setup) -> Result<Box<dyn Station>> {
+        let arm = ARMS.into_iter().find(|(name, _)| *name == arm);
+        let (_, to) = arm.context("no arm has this name")?;
+        let mut counted = Counted::new(to, setup)?;
+        Ok(station(move |setup| counted.measure(setup)))
+    }
+
+    /// What each output adds.
+    fn derive(turns: &Turns, _: &Host) -> Vec<(String, &'static str, f64)> {
+        let Some(control_ns) = turns.get(CONTROL, CPU_NS) else {
+            return Vec::new();
+        };
+        turns
+            .of(CPU_NS)
+            .filter(|(arm, _)| *arm != CONTROL)
+            .map(|(arm, ns)| (arm.to_owned(), "added_ns_per_report", ns - control_ns))
+            .collect()
+    }
+}
+
+const CPU_NS: &str = "process_cpu_ns_per_report";
+
+const NOTES: [&str; 4] = [
+    "One thread on a CPU of its own sends UDP frames of 64 bytes, each flow once a scan interval; the agent runs on \
+     the other CPUs, as its consumer does.",
+    "process_cpu_ns_per_report is the CPU time of the agent's process, all threads, over the packets that were sent \
+     meanwhile, each of which is its flow's report of a scan; the window is whole scan intervals. \
+     added_ns_per_report is that less the arm without an output in the same round.",
+    "bytes_per_report is what came into files or a socket over the records that the agent counts as sent.",
+    "Parquet files are completed every four seconds, so that their completion is in the figure; those of other formats \
+     are not compressed.",
+];
+
+/// An agent with one output, on a wire of its own.
+struct Counted {
+    agent: Agent,
+    sender: Sender,
+    interrupt: Interrupt,
+    to: To,
+    folder: TempDir,
+    sink: Option<Sink>,
+    _consumer: Option<Process>,
+    _lab: Lab,
+}
+
+impl Counted {
+    fn new(to: To, setup: &Setup) -> Result<Self> {
+        let lab = Lab::quiet()?;
+        let folder = TempDir::with_prefix("flow-bench-outputs-").context("make a folder")?;
+        let interval = humantime::format_duration(INTERVAL).to_string();
+        let flows = FLOWS.to_string();
+        let mut settings = vec![
+            "--max-flows",
+            &flows,
+            "--scan-interval",
+            &interval,
+            "--early-scan",
+            "0",
+            "--idle-timeout",
+            "1h",
+        ];
+        let output = match to {
+            To::Nowhere | To::Consumer => None,
+            To::File(table, name) => {
+                let path = match name {
+                    "" => folder.path().to_owned(),
+                    name => folder.path().join(name),
+                };
+                Some(format!(r#"{{{table}, "address": "{}"}}"#, path.display()))
+            }
+            To::Datagrams => Some(format!("ipfix=udp://127.0.0.1:{PORT}")),
+        };
+        if let Some(output) = &output {
+            settings.extend(["--output", output]);
+        }
+        let sink = match to {
+            To::Datagrams => Some(Sink::new(&lab)?),
+            To::Nowhere | To::Consumer | To::File(..) => None,
+        };
+        let mut agent = Agent::start(&lab.agent, &settings, setup)?;
+        agent.keep_off_sender()?;
+        let consumer = match to {
+            To::Consumer => {
+                let mut consumer = agent.watch()?;
+                affinity::keep_off_sender(consumer.child().id())?;
+                Some(consumer)
+            }
+            To::Nowhere | To::File(..) | To::Datagrams => None,
+        };
+        Ok(Self {
+            sender: Sender::new(&lab, FRAME_LEN_BYTES, Some(FLOWS), PACE)?,
+            interrupt: setup.interrupt.clone(),
+            agent,
+            to,
+            folder,
+            sink,
+            _consumer: consumer,
+            _lab: lab,
+        })
+    }
+
+    fn measure(&mut self, setup: &Setup) -> Result<Measures> {
+        let window = whole_intervals(setup.window(Duration::from_secs(8)));
+        let pid = self.agent.pid();
+        let Self {
+            agent,
+            sender,
+            interrupt,
+            ..
+        } = self;
+        let (spent, sending) = sender.during(PACKETS_PER_SECOND, |sent| {
+            until_steady(agent, interrupt)?;
+            Spent::during(window, pid, sent, interrupt)
+        })?;
+        ensure!(
+            sending.packets_per_second() > PACKETS_PER_SECOND * 9 / 10,
+            "the sender reached {} packets a second instead of {PACKETS_PER_SECOND}: this machine is too busy",
+            sending.packets_per_second()
+        );
+        let mut measures = vec![(CPU_NS, spent.cpu_ns as f64 / spent.packets as f64)];
+        if let Some(bytes) = self.bytes_of(sending.packets)? {
+            measures.push(("bytes_per_report", bytes));
+        }
+        Ok(measures)
+    }
+
+    /// What all packets of a turn became.
+    fn bytes_of(&mut self, packets: u64) -> Result<Option<f64>> {
+        let is_counted = match self.to {
+            To::Nowhere | To::Consumer => return Ok(None),
+            To::File(..) | To::Datagrams => {
+                let deadline = Instant::now() + PATIENCE;
+                loop {
+                    let status = self.agent.status()?;
+                    let output = status.outputs.first().context("the agent has no output")?;
+                    ensure!(
+                        output.lost.packets == 0,
+                        "the output lost {} packets",
+                        output.lost.packets
+                    );
+                    if output.sent.packets >= packets {
+                        break output.sent.records;
+                    }
+                    ensure!(Instant::now() < deadline, "not every flow was sent");
+                    self.interrupt.sleep(Duration::from_millis(100))?;
+                }
+            }
+        };
+        let bytes = match &self.sink {
+            Some(sink) => sink.bytes.load(Ordering::Relaxed),
+            None => bytes_in(self.folder.path())?,
+        };
+        Ok(Some(bytes as f64 / is_counted as f64))
+    }
+}
+
+/// Waits until a scan has reported every flow once, so that none is new in the window.
+fn until_steady(agent: &Agent, interrupt: &Interrupt) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let status = agent.status()?;
+        if status.replica.tracked >= FLOWS.into() {
+            // Away from the scan that brought the last of them.
+            return interrupt.sleep(INTERVAL / 2);
+        }
+        ensure!(Instant::now() < deadline, "not every flow is tracked");
+        interrupt.sleep(Duration::from_millis(50))?;
+    }
+}
+
+/// What a window took.
+struct Spent {
+    cpu_ns: u64,
+    packets: u64,
+}
+
+impl Spent {
+    fn during(window: Duration, pid: u32, sent: &Sent, interrupt: &Interrupt) -> Result<Self> {
+        let before = (process_cpu_ns(pid)?, sent.so_far().0);
+        interrupt.sleep(window)?;
+        Ok(Self {
+            cpu_ns: process_cpu_ns(pid)? - before.0,
+            packets: sent.so_far().0 - before.1,
+        })
+    }
+}
+
+fn whole_intervals(time: Duration) -> Duration {
+    INTERVAL * u32::try_from(time.as_nanos().div_ceil(INTERVAL.as_nanos())).unwrap_or(u32::MAX)
+}
+
+/// All files below a folder, also those that are not complete yet.
+fn bytes_in(folder: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    for entry in fs::read_dir(folder).with_context(|| format!("read {}", folder.display()))? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        bytes += if metadata.is_dir() {
+            bytes_in(&entry.path())?
+        } else {
+            metadata.len()
+        };
+    }
+    Ok(bytes)
+}
+
+/// Takes datagrams and counts their bytes. Its thread ends with it.
+struct Sink {
+    bytes: Arc<AtomicU64>,
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sink {
+    fn new(lab: &Lab) -> Result<Self> {
+        let bind = || Ok(UdpSocket::bind(("127.0.0.1", PORT))?);
+        let socket = lab.agent.namespace.enter(bind).context("open a socket")?;
+        socket.set_read_timeout(Some(Duration::from_millis(100)))?;
+        rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, 16 << 20)
+            .context("give the socket room")?;
+        let bytes = Arc::new(AtomicU64::new(0));
+        let ends = Arc::new(AtomicBool::new(false));
+        let (counted, ended) = (Arc::clone(&bytes), Arc::clone(&ends));
+        let thread = thread::spawn(move || {
+            let mut datagram = vec![0; 1 << 16];
+            while !ended.load(Ordering::Relaxed) {
+                // A time without datagrams is an error that says so.
+                if let Ok(len) = socket.recv(&mut datagram) {
+                    counted.fetch_add(len as u64, Ordering::Relaxed);
+                }
+            }
+        });
+        Ok(Self {
+            bytes,
+            ends,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It does nothing that could panic.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_is_whole_scan_intervals() {
+        for (millis, whole) in [(1, 2), (2_000, 2), (2_001, 4), (8_000, 8)] {
+            let window = whole_intervals(Duration::from_millis(millis));
+            assert_eq!(window, Duration::from_secs(whole), "{millis}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_those_of_all_files_below() {
+        let folder = TempDir::new().unwrap();
+        fs::create_dir(folder.path().join("below")).unwrap();
+        fs::write(folder.path().join("a"), [0; 3]).unwrap();
+        fs::write(folder.path().join("below/.b"), [0; 4]).unwrap();
+        assert_eq!(bytes_in(folder.path()).unwrap(), 7);
+    }
+}
