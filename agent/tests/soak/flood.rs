@@ -58,7 +58,8 @@ fn a_syn_flood_leaves_memory_bounded_and_the_host_responsive() {
             "--max-tracked-flows",
             &max_tracked,
         ][..],
-        &["--scan-interval", "1s", "--output", "none"],
+        // Longer than the flood, so that each scan is an early one, however slow the machine floods.
+        &["--scan-interval", "1h", "--output", "none"],
     ];
     let agent = Agent::start(&lab, &settings.concat());
     let mut watch = flow_agent(&lab.agent);
@@ -100,7 +101,7 @@ fn a_syn_flood_leaves_memory_bounded_and_the_host_responsive() {
     );
     let (resident, kernel) = (samples.peak_mib(), samples.kernel_mib());
     println!("memory: {resident} MiB resident at most, {kernel} MiB of kernel maps");
-    assert!(received > 100_000, "{received} SYNs are no flood");
+    assert!(received > 2 * MAX_FLOWS, "{received} SYNs are no flood");
     assert!(
         log.contains(&format!("seen={received} ")),
         "{received}: {log}"
