@@ -1,18 +1,22 @@
 //! Detaches on a thread of its own, since each link takes a grace period under RTNL. Interfaces that come are
-//! attached to meanwhile.
+//! attached to meanwhile. Looks for links that somebody else has detached, too.
 
 use std::{
     sync::{
         Arc,
-        mpsc::{self, Receiver, Sender},
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
     },
     thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
 
 use super::{held::HeldLink, noted::Changes, slots::Slots};
 use crate::kernel::interface_table::InterfaceTable;
+
+/// How often links are looked at. Asking for one takes RTNL for a moment (`tcx_link_fill_info`).
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What is to be detached. There is at most one for each interface.
 pub(super) enum Detach {
@@ -60,10 +64,28 @@ pub(super) struct Work {
 
 impl Work {
     fn run(&self, to_detach: &Receiver<Detach>) {
-        for one in to_detach {
-            match one {
-                Detach::Links(links) => drop(links),
-                Detach::Deselected(ifindex) => self.end(ifindex),
+        let mut next_look = Instant::now() + LOOK_INTERVAL;
+        loop {
+            let patience = next_look.saturating_duration_since(Instant::now());
+            match to_detach.recv_timeout(patience) {
+                Ok(Detach::Links(links)) => drop(links),
+                Ok(Detach::Deselected(ifindex)) => self.end(ifindex),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.look();
+                    next_look = Instant::now() + LOOK_INTERVAL;
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Root may detach any link (`BPF_LINK_DETACH`), and the kernel tells nobody. The programs would count nothing from
+    /// then on.
+    fn look(&self) {
+        for ifindex in self.slots.ifindexes() {
+            let links = self.slots.links_of(ifindex);
+            if links.iter().any(|link| link.is_detached()) {
+                self.changes.look_at(ifindex);
             }
         }
     }

@@ -22,6 +22,11 @@ impl HeldLink {
         matches!(self.place, LinkPlace::XdpNative | LinkPlace::XdpGeneric)
     }
 
+    /// Whether it is on no interface any more: its own has gone, or somebody has detached it.
+    pub(super) fn is_detached(&self) -> bool {
+        bpf::link(self.fd.as_fd()).is_ok_and(|link| link.ifindex == 0)
+    }
+
     /// Whether its program is on this interface. Otherwise the interface for which it was made has left, and
     /// another one has its index.
     pub(super) fn is_on(&self, link: &Link) -> io::Result<bool> {

@@ -2,12 +2,14 @@
 
 use std::{net::UdpSocket, thread, time::Duration};
 
-use lab::{Lab, privilege::is_root_or_skip};
+use lab::{Lab, kernel, privilege::is_root_or_skip};
 
 use super::{CLSACT, TCX};
 use crate::support::{
-    Agent, PATIENCE,
-    attached::{add_filter, filters, tc, tcx_ingress, xdp},
+    Agent, NATIVE_XDP, PATIENCE,
+    attached::{
+        add_filter, detach_links_of, filters, tc, tcx_ingress, tcx_ingress_id, xdp, xdp_id,
+    },
     count, wait_for_packets, wait_until,
 };
 
@@ -76,6 +78,32 @@ fn filters_that_somebody_removes_are_put_back_and_none_is_there_twice() {
             count(20, &received) + count(1, &sent),
             "{removal}"
         );
+    }
+}
+
+/// The kernel tells nobody of that.
+#[test]
+fn links_that_somebody_detaches_are_attached_again() {
+    if !is_root_or_skip("agent::links_that_somebody_detaches_are_attached_again") {
+        return;
+    }
+    let has_tcx = kernel::is_at_least(6, 6);
+    for hooks in [TCX, NATIVE_XDP].into_iter().skip(usize::from(!has_tcx)) {
+        let lab = Lab::quiet().unwrap();
+        let agent = Agent::start(&lab, &[hooks, &["--scan-interval", "1h"]].concat());
+        let frame = send(&lab, PORT, 10);
+        let program = match hooks {
+            NATIVE_XDP => xdp_id(&lab.agent) as u32,
+            _ => tcx_ingress_id(&lab.agent),
+        };
+        assert_eq!(detach_links_of(program), 1);
+        wait_until("it is attached again", || {
+            let log = agent.stderr();
+            log.contains("its programs were removed by somebody else")
+                && log.contains("counting on an interface that came")
+        });
+        send(&lab, PORT, 10);
+        assert_eq!(agent.stop().seen(), count(20, &frame), "{hooks:?}");
     }
 }
 

@@ -10,8 +10,11 @@ use lab::{Host, kernel};
 
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_PROG_QUERY: libc::c_long = 16;
 const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_LINK_GET_FD_BY_ID: libc::c_long = 30;
+const BPF_LINK_GET_NEXT_ID: libc::c_long = 31;
 const BPF_LINK_DETACH: libc::c_long = 34;
 const SCHED_CLS: u32 = 3;
 const XDP: u32 = 6;
@@ -112,6 +115,12 @@ pub fn xdp_native(host: &Host) -> Attached {
 
 /// Attaches the only program on the host's TCX ingress to another interface, too.
 pub fn hang_ours_on(host: &Host, ifindex: u32) -> Attached {
+    let program = program_of(tcx_ingress_id(host));
+    link_to(host, ifindex, &program, TCX_INGRESS, 0)
+}
+
+/// The id of the only program on the host's TCX ingress.
+pub fn tcx_ingress_id(host: &Host) -> u32 {
     let mut id = 0_u32;
     let mut query = [0_u64; 8];
     query[0] = u64::from(host.ifindex) | u64::from(TCX_INGRESS) << 32;
@@ -120,7 +129,35 @@ pub fn hang_ours_on(host: &Host, ifindex: u32) -> Attached {
     host.namespace
         .enter(|| Ok(bpf(BPF_PROG_QUERY, &mut query)?))
         .unwrap();
-    link_to(host, ifindex, &program_of(id), TCX_INGRESS, 0)
+    id
+}
+
+/// Detaches the links of a program, as root may with `bpftool link detach`. Returns how many there were.
+pub fn detach_links_of(program: u32) -> usize {
+    let mut detached = 0;
+    let mut ids = [0_u32; 16];
+    while bpf(BPF_LINK_GET_NEXT_ID, &mut ids).is_ok() {
+        ids[0] = ids[1];
+        let mut by_id = [0_u32; 16];
+        by_id[0] = ids[1];
+        // Others come and go meanwhile.
+        let Ok(fd) = bpf(BPF_LINK_GET_FD_BY_ID, &mut by_id) else {
+            continue;
+        };
+        let link = owned(fd);
+        let fd = link.as_raw_fd().cast_unsigned();
+        let mut info = [0_u32; 32];
+        let mut ask = [0_u64; 8];
+        ask[0] = u64::from(fd) | (size_of_val(&info) as u64) << 32;
+        ask[1] = info.as_mut_ptr() as u64;
+        bpf(BPF_OBJ_GET_INFO_BY_FD, &mut ask).unwrap();
+        let [_, _, of_program, ..] = info;
+        if of_program == program {
+            bpf(BPF_LINK_DETACH, &mut [fd]).unwrap();
+            detached += 1;
+        }
+    }
+    detached
 }
 
 /// Attaches the XDP program of an interface to another one, too, in native mode.
