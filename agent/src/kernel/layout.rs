@@ -32,7 +32,7 @@ impl Layout {
 pub fn of_this_kernel() -> Result<Layout> {
     bpf::load_reader_of_kernel_memory().map_err(|error| {
         let why = if error.raw_os_error() == Some(libc::EPERM) {
-            "this process may load no program that reads the kernel's memory (CAP_BPF, CAP_PERFMON)"
+            "this process may load no program that reads the kernel's memory (CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON)"
         } else {
             "the kernel lets no program read its memory: it may be locked down \
              (confidentiality), or built without CONFIG_BPF_EVENTS"

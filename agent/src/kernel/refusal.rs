@@ -4,7 +4,7 @@
 use anyhow::anyhow;
 use aya::programs::ProgramError;
 
-use super::capabilities::{CAP_PERFMON, Capabilities};
+use super::capabilities::{CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, Capabilities};
 
 /// Why the program `name` could not be loaded.
 pub fn explain(name: &str, error: ProgramError) -> anyhow::Error {
@@ -18,10 +18,19 @@ pub fn explain(name: &str, error: ProgramError) -> anyhow::Error {
     let log = verifier_log.to_string();
     tracing::debug!(program = name, %log, "the verifier's log");
     let error = anyhow!(io_error);
-    let Some(reason) = reason(&log) else {
-        return error.context(format!("load the program {name}"));
-    };
     let capabilities = Capabilities::of_this_process();
+    let Some(reason) = reason(&log) else {
+        let what = format!("load the program {name}");
+        let lacking = capabilities.map_or_else(|_| Vec::new(), lacking);
+        return if lacking.is_empty() {
+            error.context(what)
+        } else {
+            error.context(what).context(format!(
+                "this process lacks {}: run as root, or with the capabilities CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON",
+                lacking.join(" and ")
+            ))
+        };
+    };
     if capabilities.is_ok_and(|capabilities| !capabilities.has_or_is_admin(CAP_PERFMON)) {
         return error.context(format!(
             "the kernel's verifier refuses the program {name} to a process without CAP_PERFMON: run \
@@ -32,6 +41,17 @@ pub fn explain(name: &str, error: ProgramError) -> anyhow::Error {
         "the kernel's verifier refuses the program {name}: {reason} (RUST_LOG=debug shows its whole \
          log; please report it with the kernel's version)"
     ))
+}
+
+fn lacking(capabilities: Capabilities) -> Vec<&'static str> {
+    let needed = [
+        (CAP_BPF, "CAP_BPF"),
+        (CAP_NET_ADMIN, "CAP_NET_ADMIN"),
+        (CAP_PERFMON, "CAP_PERFMON"),
+    ];
+    let lacks = |&(capability, _): &(u32, _)| !capabilities.has_or_is_admin(capability);
+    let lacking = needed.into_iter().filter(lacks);
+    lacking.map(|(_, name)| name).collect()
 }
 
 /// The last line of the log before its statistics.

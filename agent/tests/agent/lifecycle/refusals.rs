@@ -144,8 +144,10 @@ pub(super) fn with_capabilities(host: &Host, directory: &TempDir, capabilities: 
     if !binary.exists() {
         fs::copy(env!("CARGO_BIN_EXE_flow-agent"), &binary).unwrap();
     }
-    let mut command = host.command("setpriv");
+    let mut command = host.command("prlimit");
     command
+        // The kernel charges maps to the control group (5.11), so no limit of locked memory is in the way.
+        .args(["--memlock=0:0", "setpriv"])
         .args("--reuid 65534 --regid 65534 --clear-groups".split(' '))
         .args(["--inh-caps", capabilities, "--ambient-caps", capabilities])
         .arg(binary)
@@ -159,8 +161,10 @@ fn unprivileged(host: &Host, directory: &TempDir) -> Command {
 
 /// The service's capabilities are enough, and without one of them they are not.
 #[test]
-fn without_perfmon_the_verifier_refuses_and_the_agent_says_why() {
-    if !is_root_or_skip("agent::without_perfmon_the_verifier_refuses_and_the_agent_says_why") {
+fn without_perfmon_or_net_admin_the_kernel_refuses_and_the_agent_says_why() {
+    if !is_root_or_skip(
+        "agent::without_perfmon_or_net_admin_the_kernel_refuses_and_the_agent_says_why",
+    ) {
         return;
     }
     let lab = Lab::quiet().unwrap();
@@ -176,6 +180,8 @@ fn without_perfmon_the_verifier_refuses_and_the_agent_says_why() {
     let error = refusal(&mut run("+bpf,+net_admin"));
     assert_says(&error, &["verifier", "tc_ingress", "CAP_PERFMON"]);
     assert!(error.len() < 500, "{error}");
+    let error = refusal(&mut run("+bpf,+perfmon"));
+    assert_says(&error, &["this process lacks CAP_NET_ADMIN: run as root"]);
     assert!(nothing_is_attached(&lab.agent));
 }
 
