@@ -1,6 +1,8 @@
 //! Settings that no agent can start with, although each value is one that its option takes: they contradict each
 //! other, or ask for more than there can be.
 
+use std::net::SocketAddr;
+
 use anyhow::Result;
 use thiserror::Error;
 
@@ -16,6 +18,7 @@ use crate::{
         settings::{Wish, Wishes},
     },
     pattern::{self, Pattern},
+    server::ListenAddr,
     tls::{
         pem::Use,
         server::{ServerFiles, ServerTls},
@@ -88,6 +91,15 @@ pub(super) fn refuse_contradictions(args: &Args) -> Result<(), Misfit> {
             !address.is_any_port() && args.listen[..index].contains(address),
             format!("--listen {address} is given twice: remove one of them"),
             &["listen"],
+        )?;
+        let serves_metrics = |tcp: &SocketAddr| args.metrics.0 == Some(*tcp);
+        refuse(
+            !address.is_any_port()
+                && matches!(address, ListenAddr::Tcp(tcp) if serves_metrics(tcp)),
+            format!(
+                "--metrics and --listen are both {address}: choose another port for one of them"
+            ),
+            &["metrics", "listen"],
         )?;
     }
     refuse_tls_in_part(args)
@@ -298,6 +310,10 @@ mod tests {
             ),
             ("--listen 0.0.0.0:1", ["0.0.0.0:1", "--tls-certificate"]),
             ("--listen [::]:1", ["[::]:1", "--tls-key"]),
+            (
+                "--metrics 1 --listen 127.0.0.1:1",
+                ["--metrics", "--listen are both 127.0.0.1:1"],
+            ),
         ] {
             let error = contradiction(arguments).expect(arguments);
             assert!(named.iter().all(|part| error.contains(part)), "{error}");
@@ -313,6 +329,8 @@ mod tests {
             "--listen 192.0.2.1:1,[::]:1 --insecure-listen",
             "--listen 192.0.2.1:1 --tls-certificate a --tls-key b",
             "--tls-certificate a --tls-key b --tls-client-ca c",
+            "--listen 127.0.0.1:0,[::1]:1 --metrics 127.0.0.1:0",
+            "--listen 127.0.0.1:1 --metrics [::1]:1",
         ] {
             assert_eq!(contradiction(arguments), None, "{arguments}");
         }
