@@ -59,3 +59,6 @@ fn wait_until_counted(agent: &Agent, lab: &Lab, packets: u64) {
         pair(&agent.status(&lab.agent)["account"]["flows"]).packets == packets
     });
 }
+
+/// For tests of other modules.
+pub use jsonl::{lines, sum};

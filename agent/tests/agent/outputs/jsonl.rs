@@ -3,7 +3,7 @@
 use super::*;
 
 /// The lines of all files in a folder, oldest first.
-fn lines(folder: &Path) -> Vec<Value> {
+pub fn lines(folder: &Path) -> Vec<Value> {
     let mut files: Vec<PathBuf> = fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -17,7 +17,7 @@ fn lines(folder: &Path) -> Vec<Value> {
 }
 
 /// The sums of the flows, both directions together.
-fn sum(lines: &[Value]) -> Pair {
+pub fn sum(lines: &[Value]) -> Pair {
     let flows = lines.iter().filter(|line| line["type"] == "flow");
     let number = |line: &Value, name: &str| line[name].as_u64().unwrap();
     flows

@@ -1,49 +1,47 @@
 //! SIGHUP: what a running agent takes over from the file, and what it does not.
 
-use std::{
-    fs,
-    net::Ipv4Addr,
-    path::PathBuf,
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
-    time::Duration,
-};
+use std::{fs, path::PathBuf};
 
-use agent_common::Pair;
 use lab::{Lab, privilege::is_root_or_skip};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
     filters::in_force,
-    support::{Agent, count, flow_agent, pair, wait_for_silence, wait_until},
+    support::{Agent, flow_agent, wait_until},
 };
 
 const USUAL: &str = "output = ['json']\nmax_flows = 50000\n";
 
 /// An agent and the file of its settings.
-struct Watched {
-    lab: Lab,
-    agent: Agent,
+pub(super) struct Watched {
+    pub lab: Lab,
+    pub agent: Agent,
     file: PathBuf,
     _folder: TempDir,
 }
 
 /// The times that the status has, in milliseconds.
 #[derive(Debug, PartialEq, Eq)]
-struct Times {
-    scan_interval: u64,
-    idle_timeout: u64,
-    linger: u64,
+pub(super) struct Times {
+    pub scan_interval: u64,
+    pub idle_timeout: u64,
+    pub linger: u64,
 }
 
 impl Watched {
     fn start(settings: &str) -> Self {
+        let lab = Lab::quiet().unwrap();
+        let interface = lab.agent.interface.clone();
+        Self::start_in(lab, &interface, &format!("{USUAL}{settings}"))
+    }
+
+    /// With these settings alone. If `interface` is empty, they choose.
+    pub fn start_in(lab: Lab, interface: &str, settings: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("config.toml");
-        fs::write(&file, format!("{USUAL}{settings}")).unwrap();
-        let lab = Lab::quiet().unwrap();
-        let agent = Agent::start_by_file(&lab.agent, &lab.agent.interface, &file);
+        fs::write(&file, settings).unwrap();
+        let agent = Agent::start_by_file(&lab.agent, interface, &file);
         Self {
             lab,
             agent,
@@ -52,22 +50,23 @@ impl Watched {
         }
     }
 
-    fn write(&self, settings: &str) {
-        fs::write(&self.file, format!("{USUAL}{settings}")).unwrap();
+    fn reload(&self, settings: &str) {
+        self.reload_to(&format!("{USUAL}{settings}"));
     }
 
-    fn reload(&self, settings: &str) {
-        self.write(settings);
+    /// To these settings alone.
+    pub fn reload_to(&self, settings: &str) {
+        fs::write(&self.file, settings).unwrap();
         self.agent.signal(libc::SIGHUP);
     }
 
-    fn setting(&self, name: &str) -> u64 {
+    pub fn setting(&self, name: &str) -> u64 {
         self.agent.status(&self.lab.agent)["settings"][name]
             .as_u64()
             .unwrap()
     }
 
-    fn times(&self) -> Times {
+    pub fn times(&self) -> Times {
         let milliseconds = |name: &str| self.setting(name) / 1_000_000;
         Times {
             scan_interval: milliseconds("scan_interval_ns"),
@@ -87,7 +86,7 @@ impl Watched {
         serde_json::from_slice(&shown.stdout).unwrap()
     }
 
-    fn scans(&self) -> u64 {
+    pub fn scans(&self) -> u64 {
         self.agent.status(&self.lab.agent)["scans"]["count"]
             .as_u64()
             .unwrap()
@@ -97,80 +96,10 @@ impl Watched {
         wait_until(text, || self.agent.stderr().contains(text));
     }
 
-    fn lines(&self, text: &str) -> Vec<String> {
+    pub fn lines(&self, text: &str) -> Vec<String> {
         let log = self.agent.stderr();
         let lines = log.lines().filter(|line| line.contains(text));
         lines.map(str::to_owned).collect()
-    }
-}
-
-const CHANGES: u64 = 20;
-const FLOWS: u32 = 200;
-
-/// Senders never stop while intervals, timeouts and rules change. Every packet must be in the flows or
-/// filtered, once, and no flow may be forgotten or begin again.
-#[test]
-fn times_and_rules_change_under_traffic_and_the_account_closes() {
-    if !is_root_or_skip("agent::times_and_rules_change_under_traffic_and_the_account_closes") {
-        return;
-    }
-    let watched = Watched::start("scan_interval = '1h'\nidle_timeout = '2h'\n");
-    let lab = &watched.lab;
-    let before = lab.agent.counters().unwrap();
-    let frames: Vec<Vec<u8>> = (0..FLOWS)
-        .map(|host| {
-            let from = Ipv4Addr::from(Ipv4Addr::new(10, 1, 0, 0).to_bits() + host);
-            let frame = lab.peer.frame_v4(&lab.agent).between(from, lab.agent.ipv4);
-            frame.udp(1000, 53, &[0; 18]).unwrap()
-        })
-        .collect();
-    let is_over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let socket = lab.peer.frame_socket().unwrap();
-        let (is_over, frames) = (&is_over, &frames);
-        let sender = scope.spawn(move || {
-            while !is_over.load(Ordering::Relaxed) {
-                socket.send_many(frames).unwrap();
-                thread::sleep(Duration::from_millis(1));
-            }
-        });
-        for change in 0..CHANGES {
-            let times = Times {
-                scan_interval: 50 + change % 3 * 50,
-                idle_timeout: (2 + change) * 3_600_000,
-                linger: 100 * (change + 1),
-            };
-            let rule = ["", "'exclude src net 10.1.0.0/25'"][change as usize % 2];
-            watched.reload(&format!(
-                "scan_interval = '{}ms'\nidle_timeout = '{}ms'\nlinger = '{}ms'\nfilter = [{rule}]\n",
-                times.scan_interval, times.idle_timeout, times.linger
-            ));
-            wait_until("the settings are in force", || watched.times() == times);
-            assert_eq!(watched.setting("filter_rules"), change % 2);
-            let scans = watched.scans();
-            wait_until("it scans", || watched.scans() > scans);
-        }
-        is_over.store(true, Ordering::Relaxed);
-        sender.join().unwrap();
-    });
-    let counted = wait_for_silence(&lab.agent);
-    let report = watched.agent.stop();
-
-    let arrived = (counted - before).rx_packets;
-    assert_eq!(report.seen(), count(arrived, &frames[0]));
-    let filtered = pair(&report.last()["filtered"]);
-    let sums = report.sums();
-    let flows: Pair = sums.values().flatten().copied().sum();
-    assert_eq!(filtered + flows, report.seen());
-    assert!(filtered.packets > 0 && flows.packets > 0);
-    assert_eq!(sums.len(), FLOWS as usize);
-    for (name, [forward, _]) in &sums {
-        assert_eq!(report.end_reason(name), "forced_end", "{name}");
-        let ended = report
-            .flows
-            .iter()
-            .find(|line| !line["end_reason"].is_null() && crate::support::flow_name(line) == *name);
-        assert_eq!(ended.unwrap()["total_packets"], forward.packets, "{name}");
     }
 }
 
