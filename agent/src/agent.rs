@@ -377,7 +377,7 @@ fn early_scan_flows(max_flows: u32, percent: u32) -> u32 {
 }
 
 /// The number of slots, if it is not set. A container host boots with few interfaces and gets hundreds later.
-fn room_for_interfaces(selected: usize, have_patterns: bool, cpus: usize) -> u32 {
+pub(crate) fn room_for_interfaces(selected: usize, have_patterns: bool, cpus: usize) -> u32 {
     const AT_LEAST: usize = 64;
     const FOR_PATTERNS: usize = 512;
     /// A slot takes some 4 KiB for each CPU, so this many take 128 MiB.

@@ -49,3 +49,5 @@ pub mod service_manager;
 pub mod similar;
 pub mod status;
 pub mod tls;
+#[cfg(test)]
+mod unit;

@@ -26,14 +26,19 @@ pub fn ensure_open_files(attachments: usize, namespaces: usize) -> Result<()> {
 }
 
 fn ensure_within(most: u64, attachments: usize, namespaces: usize) -> Result<()> {
-    let further = namespaces.saturating_sub(1) as u64;
-    let needed = attachments as u64 + OTHERS + further * FOR_NAMESPACE;
+    let needed = needed(attachments, namespaces);
     ensure!(
         needed <= most,
         "{attachments} hooks need {needed} open files, and the limit of open files is {most}: raise it \
          (ulimit -Hn, LimitNOFILE= in the unit), or choose fewer interfaces"
     );
     Ok(())
+}
+
+/// The open files of an agent with so many attachments, in this many network namespaces.
+pub(crate) fn needed(attachments: usize, namespaces: usize) -> u64 {
+    let further = namespaces.saturating_sub(1) as u64;
+    attachments as u64 + OTHERS + further * FOR_NAMESPACE
 }
 
 /// How many files may be open at the same time.

@@ -33,8 +33,7 @@ pub fn warn_if_too_low(config: &Config, max_interfaces: u32, possible_cpus: usiz
     let Some(limit) = limit(&groups, Path::new(HIERARCHIES)) else {
         return;
     };
-    let accounts = u64::from(max_interfaces) * possible_cpus as u64 * BYTES_PER_INTERFACE;
-    let most = most(config) + accounts;
+    let most = most(config, max_interfaces, possible_cpus);
     if most > limit {
         tracing::warn!(
             "with these settings the agent may take {}, and the memory limit of its control group is {}: raise the \
@@ -45,17 +44,19 @@ pub fn warn_if_too_low(config: &Config, max_interfaces: u32, possible_cpus: usiz
     }
 }
 
-/// What the agent may take with many flows and consumers that do not read, without the interfaces' accounts.
-fn most(config: &Config) -> u64 {
+/// What the agent may take with many flows and consumers that do not read.
+pub(crate) fn most(config: &Config, max_interfaces: u32, possible_cpus: usize) -> u64 {
     let flows = u64::from(config.max_flows);
     let tunnels = if config.decapsulate { flows } else { 0 };
     let tracked = config.replica.max_flows as u64;
+    let accounts = u64::from(max_interfaces) * possible_cpus as u64 * BYTES_PER_INTERFACE;
     flows * PAGES * PAGE_BYTES_PER_FLOW
         + tracked * TRACKED_BYTES_PER_FLOW * GROWTH
         + u64::from(config.max_fragments) * BYTES_PER_FRAGMENT
         + tunnels * TUNNEL_BYTES_PER_FLOW
         + 2 * DEFAULT_QUEUED_BYTES
         + MAX_SNAPSHOT_BYTES.min(tracked * SNAPSHOT_BYTES_PER_FLOW)
+        + accounts
         + BASE_BYTES
 }
 

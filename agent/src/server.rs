@@ -58,7 +58,7 @@ use standard::StandardServices;
 pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How many times as long it waits for consumers that take some. systemd waits longer.
-const MAX_DRAIN_TIMEOUTS: usize = 4;
+pub(crate) const MAX_DRAIN_TIMEOUTS: u32 = 4;
 
 /// An unanswered ping shows that a consumer's machine is gone.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);

@@ -1,0 +1,77 @@
+//! The service's unit allows what its settings let the agent take: memory, open files, and time at the end.
+
+use std::{fs, path::Path, time::Duration};
+
+use crate::{
+    agent::{Config, room_for_interfaces},
+    commands::settings::{Layers, schema::schema},
+    limits, memory_limit,
+    server::{DEFAULT_DRAIN_TIMEOUT, Limits, MAX_DRAIN_TIMEOUTS},
+};
+
+const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/flow-agent.service");
+
+/// What the last scan may take: a million flows take less than a second where nothing else runs.
+const LAST_SCAN: Duration = Duration::from_secs(5);
+
+/// The number in the one value of a setting of the unit, which ends with `suffix`.
+fn number(name: &str, suffix: &str) -> u64 {
+    let unit = fs::read_to_string(UNIT).unwrap();
+    let values = unit.lines().filter_map(|line| {
+        let value = line.strip_prefix(name)?.strip_prefix('=')?;
+        value.strip_suffix(suffix)?.parse().ok()
+    });
+    let [value] = values.collect::<Vec<_>>()[..] else {
+        panic!("one {name}=NUMBER{suffix} in {UNIT}");
+    };
+    value
+}
+
+fn defaults() -> Config {
+    let settings = Layers::of_a_file(Path::new("/dev/null")).read().unwrap();
+    settings.config().unwrap()
+}
+
+/// The largest value of a setting.
+fn most(setting: &str) -> usize {
+    let most = schema()["properties"][setting]["maximum"].as_u64();
+    most.unwrap_or_else(|| panic!("{setting} has a maximum")) as usize
+}
+
+#[test]
+fn the_units_memory_is_enough_for_the_default_settings() {
+    let limit = number("MemoryMax", "M") << 20;
+    let config = defaults();
+    // On larger machines the agent says so when it starts.
+    for cpus in 1..=512 {
+        for have_patterns in [false, true] {
+            let interfaces = room_for_interfaces(1, have_patterns, cpus);
+            let most = memory_limit::most(&config, interfaces, cpus);
+            assert!(
+                most <= limit,
+                "{most} bytes of {limit} with {cpus} CPUs, patterns: {have_patterns}"
+            );
+        }
+    }
+}
+
+/// In one network namespace, on a Unix socket and a TCP address.
+#[test]
+fn the_units_open_files_are_enough_whatever_the_settings() {
+    let limit = number("LimitNOFILE", "");
+    let hooks = most("max_interfaces") * defaults().attach.directions.count();
+    let limits = Limits {
+        max_connections: most("max_connections") as u32,
+        ..Limits::default()
+    };
+    let needed = limits::needed(hooks, 1) + limits.files(2) as u64;
+    assert!(needed <= limit, "{needed} files of {limit}");
+}
+
+/// What is printed on stdout comes after what consumers and outputs wait for.
+#[test]
+fn systemd_waits_longer_for_the_end_than_the_agent_for_its_consumers() {
+    let timeout = Duration::from_secs(number("TimeoutStopSec", "s"));
+    let needed = LAST_SCAN + DEFAULT_DRAIN_TIMEOUT * MAX_DRAIN_TIMEOUTS + DEFAULT_DRAIN_TIMEOUT;
+    assert!(needed <= timeout, "{needed:?} of {timeout:?}");
+}
