@@ -139,7 +139,7 @@ impl Built {
         made.with_context(|| format!("cargo-deb made no package in {}", into.display()))
     }
 
-    fn tarball(&self, into: &Path) -> Result<PathBuf> {
+    pub fn tarball(&self, into: &Path) -> Result<PathBuf> {
         let target = "x86_64-linux-gnu";
         ensure!(
             cfg!(target_arch = "x86_64"),
@@ -149,6 +149,9 @@ impl Built {
         let staged = into.join(&name);
         let copy = |from: &Path, to: &str| copy(from, &staged.join(to));
         copy(&self.folder.join("flow-agent"), "flow-agent")?;
+        if self.profile == Profile::Dev {
+            run(Command::new("strip").arg(staged.join("flow-agent")))?;
+        }
         for made in ["man", "completions"] {
             copy(&self.folder.join(made), made)?;
         }
@@ -253,7 +256,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// Writes `SHA256SUMS`, which `sha256sum --check` reads in the folder.
-fn checksums(folder: &Path, files: &[PathBuf]) -> Result<PathBuf> {
+pub fn checksums(folder: &Path, files: &[PathBuf]) -> Result<PathBuf> {
     let names = files.iter().filter_map(|file| file.file_name());
     let output = Command::new("sha256sum")
         .args(names)

@@ -27,7 +27,7 @@ use machine::Machine;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// A folder with packages that are already built: one in `current`, a later one in `next`
+    /// A folder with what is already built: a package in `current`, a later one in `next`, the tarball and SHA256SUMS
     #[arg(long, requires = "cache")]
     packages: Option<PathBuf>,
     /// How the binary is built
@@ -86,7 +86,7 @@ fn as_root_on_packages(profile: Profile) -> Result<Command> {
     Ok(command)
 }
 
-/// Builds the package, and the same under a later version.
+/// Builds the package, the same under a later version, and the tarball with its checksum.
 fn packages(profile: Profile) -> Result<PathBuf> {
     let folder = target_dir()?.join("test-service");
     if folder.exists() {
@@ -96,6 +96,8 @@ fn packages(profile: Profile) -> Result<PathBuf> {
     built.debian_package(&folder.join("current"), None)?;
     let next = concat!(env!("CARGO_PKG_VERSION"), "+next");
     built.debian_package(&folder.join("next"), Some(next))?;
+    let tarball = built.tarball(&folder)?;
+    dist::checksums(&folder, &[tarball])?;
     Ok(folder)
 }
 

@@ -15,6 +15,7 @@ use super::machine::{Machine, wait_for};
 mod netns;
 mod package;
 mod sockets;
+mod tarball;
 
 type Check = fn(&mut Service) -> Result<String>;
 
@@ -39,12 +40,25 @@ pub const CHECKS: &[(&str, Check)] = &[
     ("an upgrade goes on counting", package::upgrades),
     ("removed, it leaves its settings", package::removes),
     ("purged, it leaves nothing", package::purges),
+    ("the tarball runs, and makes the service", tarball::serves),
 ];
 
 const UNIT: &str = "flow-agent.service";
 const SOCKET: &str = "/run/flow-agent/flow-agent.sock";
 const SETTINGS: &str = "/etc/flow-agent/config.toml";
 const RULES: &str = "/etc/flow-agent/filters";
+
+/// The commands in the first block behind a heading of a document.
+fn commands<'a>(document: &'a str, heading: &str) -> Result<Vec<&'a str>> {
+    let (_, section) = document
+        .split_once(&format!("\n{heading}\n"))
+        .with_context(|| format!("no heading is {heading}"))?;
+    let lines = section
+        .lines()
+        .map(|line| line.strip_prefix("    "))
+        .skip_while(Option::is_none);
+    Ok(lines.map_while(|line| line).collect())
+}
 
 /// Files of the whole machine, but for those that Debian's own tools write whatever is installed.
 const LIST_FILES: &str = "find / -xdev ! -type d ! -path '/var/log/*' ! -path '/var/lib/dpkg/*' \
@@ -60,22 +74,22 @@ pub struct Service {
     /// Sends to the watched interface.
     peer: FrameSocket,
     frame: lab::Frame,
-    packages: [String; 2],
     files_before: String,
 }
 
 impl Service {
-    pub fn new(machine: Machine, lab: Lab, packages: &Path) -> Result<Self> {
-        let mut paths = [String::new(), String::new()];
-        for (path, folder) in paths.iter_mut().zip(["current", "next"]) {
-            let entries = fs::read_dir(packages.join(folder));
-            let file = entries
-                .with_context(|| format!("list {}", packages.join(folder).display()))?
-                .filter_map(|entry| Some(entry.ok()?.path()))
-                .find(|path| path.extension().is_some_and(|end| end == "deb"))
-                .with_context(|| format!("there is no package in {folder}"))?;
-            *path = format!("/tmp/{folder}.deb");
-            machine.write(path, fs::read(&file).context("read the package")?)?;
+    /// Puts what was built into /tmp of the machine.
+    pub fn new(machine: Machine, lab: Lab, built: &Path) -> Result<Self> {
+        for folder in ["", "current", "next"] {
+            let entries = fs::read_dir(built.join(folder));
+            for entry in entries.with_context(|| format!("list {}", built.display()))? {
+                let file = entry.context("list what was built")?.path();
+                if file.is_file() {
+                    let name = file.strip_prefix(built).context("it is in the folder")?;
+                    let bytes = fs::read(&file).context("read what was built")?;
+                    machine.write(&format!("/tmp/{}", name.display()), bytes)?;
+                }
+            }
         }
         let files_before = machine.output(LIST_FILES);
         Ok(Self {
@@ -83,7 +97,6 @@ impl Service {
             peer: lab.peer.frame_socket()?,
             frame: lab.peer.frame_v4(&lab.agent),
             lab,
-            packages: paths,
             files_before,
         })
     }

@@ -5,14 +5,14 @@ use std::{
     thread,
 };
 
-use anyhow::{Context as _, Error, Result, ensure};
+use anyhow::{Context as _, Error, Result, bail, ensure};
 
-use super::{LIST_FILES, RULES, SETTINGS, SOCKET, Service, UNIT, packets_of, wait_for};
+use super::{LIST_FILES, RULES, SETTINGS, SOCKET, Service, UNIT, commands, packets_of, wait_for};
 
 pub(super) fn installs(service: &mut Service) -> Result<String> {
     let machine = &service.machine;
-    let [current, _] = &service.packages;
-    machine.run(&format!("apt-get install --yes --quiet {current}"))?;
+    let command = the_readmes_command()?;
+    machine.run(&format!("cd /tmp/current && {command}"))?;
     let enabled = machine.run(&format!("systemctl is-enabled {UNIT}"))?;
     let active = machine.run(&format!("systemctl is-active {UNIT}"))?;
     let pid = service.show("MainPID");
@@ -31,14 +31,25 @@ pub(super) fn installs(service: &mut Service) -> Result<String> {
     ] {
         machine.run(&format!("test -s {page}"))?;
     }
-    Ok(format!("{enabled}, {active}; {process}; socket {socket}"))
+    Ok(format!(
+        "`{command}`: {enabled}, {active}; {process}; socket {socket}"
+    ))
+}
+
+/// The README promises one command.
+fn the_readmes_command() -> Result<&'static str> {
+    let readme = include_str!("../../../../README.md");
+    let commands = commands(readme, "## Install as a service")?;
+    let [command] = commands[..] else {
+        bail!("the README does not install by one command: {commands:?}");
+    };
+    Ok(command)
 }
 
 /// The last packets of an upgrade, which a rule leaves out.
 const MARKS: usize = 10;
 
 pub(super) fn upgrades(service: &mut Service) -> Result<String> {
-    let [_, next] = &service.packages;
     let before = service.show("MainPID");
     let status = service.status().context("the agent does not answer")?;
     let seen_before = packets_of(&status, "seen");
@@ -57,12 +68,12 @@ pub(super) fn upgrades(service: &mut Service) -> Result<String> {
             ended.map(|()| sent.load(Relaxed))
         });
         let outcome = (|| -> Result<_> {
-            let install = format!("apt-get install --yes --quiet {next}");
+            let install = "apt-get install --yes --quiet /tmp/next/*.deb";
             let at_install = wait_for("packets pass", || {
                 let sent = sent.load(Relaxed);
                 Ok((sent > 0).then_some(sent))
             })?;
-            service.machine.run(&install)?;
+            service.machine.run(install)?;
             let after = service.wait_for_another(&before)?;
             wait_for("it counts", || {
                 let status = service.status();
