@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
+    fmt::{self, Write as _},
     io::{self, Write},
     net::IpAddr,
 };
@@ -229,6 +229,12 @@ pub fn direction_name(side: Direction) -> &'static str {
     }
 }
 
+/// Appends the Community ID, if the record has one.
+pub fn community_id(record: &FlowRecord, text: &mut String) -> Option<()> {
+    let digest = &record.community_id;
+    (!digest.is_empty()).then(|| write!(text, "{}", CommunityId(digest)).ok())?
+}
+
 /// `1:` and base64, or null if the agent sent none.
 struct CommunityId<'a>(&'a [u8]);
 
@@ -269,6 +275,11 @@ struct AccountLine<'a> {
     tracked_flows: Option<u64>,
     lost_batches: u64,
     lost_records: u64,
+    lost_packets: u64,
+    lost_bytes: u64,
+    left_out_records: u64,
+    left_out_packets: u64,
+    left_out_bytes: u64,
 }
 
 impl<'a> AccountLine<'a> {
@@ -294,6 +305,11 @@ impl<'a> AccountLine<'a> {
             tracked_flows: batch.tracked_flows,
             lost_batches: batch.lost_batches,
             lost_records: batch.lost_records,
+            lost_packets: batch.lost_packets,
+            lost_bytes: batch.lost_bytes,
+            left_out_records: batch.left_out_records,
+            left_out_packets: batch.left_out_packets,
+            left_out_bytes: batch.left_out_bytes,
         }
     }
 }
@@ -489,6 +505,11 @@ mod tests {
             stream_seq: 10,
             lost_batches: 3,
             lost_records: 30,
+            lost_packets: 31,
+            lost_bytes: 32,
+            left_out_records: 40,
+            left_out_packets: 41,
+            left_out_bytes: 42,
             table_occupancy: Some(1),
             account: Some(Account::from_hook(&hook, true)),
             ..batch(vec![tcp_record()])
@@ -511,6 +532,16 @@ mod tests {
             (&json!(3), &json!(30))
         );
         assert_eq!(lines[2]["final"], true);
+        for (field, value) in [
+            ("lost_records", 30),
+            ("lost_packets", 31),
+            ("lost_bytes", 32),
+            ("left_out_records", 40),
+            ("left_out_packets", 41),
+            ("left_out_bytes", 42),
+        ] {
+            assert_eq!(lines[2][field], value, "{field}");
+        }
         assert_eq!(
             lines[2]["not_inserted"]["table_full"],
             json!({"packets": 0, "bytes": 0})

@@ -111,6 +111,11 @@ impl Worker {
     async fn send(&mut self, mut batch: FlowBatch) -> Result<(), Over> {
         let (flows, left_out) = self.sieve.take(&mut batch);
         self.tally.left_out.add(left_out);
+        // The stream tells what its reader does not get, as those over gRPC do.
+        let left_out = self.tally.left_out.get();
+        batch.left_out_records = left_out.records;
+        batch.left_out_packets = left_out.packets;
+        batch.left_out_bytes = left_out.bytes;
         let (mut rest, mut held) = (&flows[..], tally::sum(&flows));
         let mut more = batch.last_of_scan || batch.scan_id == 0;
         while !rest.is_empty() || more {
