@@ -5,12 +5,16 @@
 //! of its beginning: `flows.jsonl` becomes `flows-20260102T030405Z.jsonl`, or `….jsonl.zst`. Only whole files have such
 //! names: what is being compressed ends in `.part`. A process that was killed may leave half a piece at the end of a
 //! file; the next one takes it off before it completes the file.
+//!
+//! A format whose files can be read only when they are complete keeps its pieces in a hidden file, and makes the complete
+//! one of them in the end.
 
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, ErrorKind, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -23,6 +27,8 @@ use tokio::task::spawn_blocking;
 
 mod names;
 pub mod whole;
+
+use names::{Complete, Names};
 
 /// When a file is complete, what becomes of it, and how many there may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,8 +49,14 @@ pub enum Compression {
 }
 
 impl Compression {
+    const SUFFIXES: [&str; 3] = [
+        Self::None.suffix(),
+        Self::Gzip.suffix(),
+        Self::Zstd.suffix(),
+    ];
+
     /// How the name of a complete file ends.
-    fn suffix(self) -> &'static str {
+    const fn suffix(self) -> &'static str {
         match self {
             Self::None => "",
             Self::Gzip => ".gz",
@@ -56,14 +68,33 @@ impl Compression {
 /// Finds where the last whole piece of a file ends. Fails if the file is not of the format.
 pub type WholeLen = fn(&mut File) -> io::Result<u64>;
 
-/// A file at a path, and the complete ones beside it.
+/// How complete files are made of pieces that are none.
+#[derive(Clone, Copy)]
+pub struct Made {
+    /// How the names of all files begin.
+    pub stem: &'static str,
+    /// How the names of complete files end.
+    pub ending: &'static [&'static str; 1],
+    pub whole_len: WholeLen,
+    /// Reads the pieces, and writes the complete file.
+    pub make: fn(&mut File, File, Compression) -> Result<File>,
+}
+
+/// The file that is written, and the complete ones beside it.
 pub struct Rotated {
-    path: PathBuf,
-    rotation: Rotation,
-    whole_len: WholeLen,
+    address: PathBuf,
+    place: Arc<Place>,
     open: Option<Open>,
     /// Held as long as files are written here, so that nobody else does.
     lock: Option<File>,
+}
+
+/// Where files are, and how they are completed.
+struct Place {
+    names: Names,
+    rotation: Rotation,
+    whole_len: WholeLen,
+    made: Option<Made>,
 }
 
 /// The file that is written.
@@ -71,7 +102,7 @@ struct Open {
     file: File,
     len_bytes: u64,
     since: Instant,
-    complete: PathBuf,
+    complete: Complete,
 }
 
 /// What a write came to.
@@ -83,18 +114,40 @@ pub enum Written {
 }
 
 impl Rotated {
+    /// Writes at this path.
     pub fn new(path: PathBuf, rotation: Rotation, whole_len: WholeLen) -> Self {
-        Self {
-            path,
+        let place = Place {
+            names: Names::at(&path),
             rotation,
             whole_len,
+            made: None,
+        };
+        Self::at(path, place)
+    }
+
+    /// Makes files in this folder.
+    pub fn made(folder: PathBuf, rotation: Rotation, made: Made) -> Self {
+        let place = Place {
+            names: Names::hidden(&folder, made.stem, made.ending),
+            rotation,
+            whole_len: made.whole_len,
+            made: Some(made),
+        };
+        Self::at(folder, place)
+    }
+
+    fn at(address: PathBuf, place: Place) -> Self {
+        Self {
+            address,
+            place: Arc::new(place),
             open: None,
             lock: None,
         }
     }
 
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// As in the settings.
+    pub fn address(&self) -> &Path {
+        &self.address
     }
 
     /// Appends a piece, all of it or nothing.
@@ -104,8 +157,9 @@ impl Rotated {
         }
         let Some(mut open) = self.open.take() else {
             if self.lock.is_none() {
-                let lock = lock(&self.path);
-                self.lock = Some(lock.with_context(|| format!("begin {}", self.path.display()))?);
+                let lock = lock(&self.place.names);
+                self.lock =
+                    Some(lock.with_context(|| format!("begin {}", self.address.display()))?);
             }
             self.open = Some(self.begin().await?);
             return Ok(Written::Anew);
@@ -116,15 +170,16 @@ impl Rotated {
             Ok(open)
         });
         let appended = appended.await;
-        self.open = Some(appended.with_context(|| format!("write {}", self.path.display()))?);
+        self.open = Some(appended.with_context(|| format!("write {}", self.address.display()))?);
         Ok(Written::Yes)
     }
 
     /// Whether the file takes no more of this length.
     fn is_complete(&self, more_bytes: u64) -> bool {
         self.open.as_ref().is_some_and(|open| {
-            let is_large = open.len_bytes + more_bytes > self.rotation.bytes;
-            open.len_bytes > 0 && (is_large || open.since.elapsed() >= self.rotation.after)
+            let rotation = &self.place.rotation;
+            let is_large = open.len_bytes + more_bytes > rotation.bytes;
+            open.len_bytes > 0 && (is_large || open.since.elapsed() >= rotation.after)
         })
     }
 
@@ -133,34 +188,36 @@ impl Rotated {
         let Some(open) = self.open.take() else {
             return Ok(());
         };
-        let (path, rotation) = (self.path.clone(), self.rotation.clone());
+        let place = Arc::clone(&self.place);
         let completed = blocking(move || {
             if open.len_bytes == 0 {
-                return fs::remove_file(&path).context("remove the empty file");
+                return fs::remove_file(&place.names.open).context("remove the empty file");
             }
             open.file.sync_all().context("write it to the disk")?;
-            complete(&path, &open.complete, rotation.compression)?;
-            names::remove_the_oldest(&path, &rotation)
+            place.complete(&open.complete)
         });
         let completed = completed.await;
-        completed.with_context(|| format!("complete {}", self.path.display()))
+        completed.with_context(|| format!("complete {}", self.address.display()))
     }
 
     async fn begin(&self) -> Result<Open> {
-        let (path, rotation) = (self.path.clone(), self.rotation.clone());
-        let whole_len = self.whole_len;
+        let place = Arc::clone(&self.place);
         let begun = blocking(move || {
-            recover(&path, &rotation, whole_len)?;
-            let file = OpenOptions::new().append(true).create_new(true).open(&path);
+            place.recover()?;
+            let mut options = OpenOptions::new();
+            let file = options
+                .append(true)
+                .create_new(true)
+                .open(&place.names.open);
             Ok(Open {
                 file: file.context("make the file")?,
                 len_bytes: 0,
                 since: Instant::now(),
-                complete: names::complete(&path, SystemTime::now()),
+                complete: place.names.complete(SystemTime::now())?,
             })
         });
         let begun = begun.await;
-        begun.with_context(|| format!("begin {}", self.path.display()))
+        begun.with_context(|| format!("begin {}", self.address.display()))
     }
 }
 
@@ -177,18 +234,17 @@ impl Open {
     }
 }
 
-/// Keeps other outputs and other processes away from the files at this path. The file of the lock stays there.
-fn lock(path: &Path) -> Result<File> {
-    let name = path.file_name().context("it names no file")?;
-    let name = format!(".{}.lock", name.to_string_lossy());
-    let lock = path.with_file_name(name);
+/// Keeps other outputs and other processes away from the files. The file of the lock stays there.
+fn lock(names: &Names) -> Result<File> {
+    names.open.file_name().context("it names no file")?;
+    let lock = &names.lock;
     let mut options = OpenOptions::new();
     let opened = options
         .write(true)
         .create(true)
         .truncate(false)
         .custom_flags(libc::O_NOFOLLOW)
-        .open(&lock);
+        .open(lock);
     let file = opened.with_context(|| format!("open {}", lock.display()))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
@@ -199,78 +255,100 @@ fn lock(path: &Path) -> Result<File> {
     }
 }
 
-/// Completes what a process before this one left behind.
-fn recover(path: &Path, rotation: &Rotation, whole_len: WholeLen) -> Result<()> {
-    names::finish_parts(path, |part, whole| {
-        compress(part, whole, rotation.compression)
-    })?;
-    let mut options = OpenOptions::new();
-    let options = options
-        .read(true)
-        .write(true)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let mut file = match options.open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        opened => opened.context("open the file that is there")?,
-    };
-    let metadata = file.metadata().context("stat the file that is there")?;
-    ensure!(
-        metadata.is_file(),
-        "it is there, and no regular file: name another path"
-    );
-    let whole = whole_len(&mut file).context(
-        "there is a file that this output would not have written: name another path, or move it away",
-    )?;
-    if whole < metadata.len() {
-        tracing::warn!(
-            file = %path.display(),
-            bytes = metadata.len() - whole,
-            "half a piece at the end of the file is removed: a process was killed while it wrote"
+impl Place {
+    /// Completes what a process before this one left behind.
+    fn recover(&self) -> Result<()> {
+        self.names.finish_parts(|part| self.finish(part))?;
+        let path = &self.names.open;
+        let mut options = OpenOptions::new();
+        let options = options
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let mut file = match options.open(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            opened => opened.context("open the file that is there")?,
+        };
+        let metadata = file.metadata().context("stat the file that is there")?;
+        ensure!(
+            metadata.is_file(),
+            "it is there, and no regular file: name another path"
         );
-        file.set_len(whole).context("cut the file")?;
+        let whole = (self.whole_len)(&mut file).context(
+            "there is a file that this output would not have written: name another path, or move it away",
+        )?;
+        if whole < metadata.len() {
+            tracing::warn!(
+                file = %path.display(),
+                bytes = metadata.len() - whole,
+                "half a piece at the end of the file is removed: a process was killed while it wrote"
+            );
+            file.set_len(whole).context("cut the file")?;
+        }
+        if whole == 0 {
+            return fs::remove_file(path).context("remove the file without a whole piece");
+        }
+        let began = metadata.created().or_else(|_| metadata.modified());
+        let began = began.context("the time of the file that is there")?;
+        self.complete(&self.names.complete(began)?)
     }
-    if whole == 0 {
-        return fs::remove_file(path).context("remove the file without a whole piece");
+
+    /// Completes the file that was written, and removes the oldest ones. At every moment either what was written or the
+    /// complete file has all of it.
+    fn complete(&self, name: &Complete) -> Result<()> {
+        let (names, rotation) = (&self.names, &self.rotation);
+        if self.made.is_none() && rotation.compression == Compression::None {
+            fs::rename(&names.open, names.whole(name, "")).context("rename it")?;
+        } else {
+            fs::rename(&names.open, names.part(name)).context("rename it")?;
+            self.finish(name)?;
+        }
+        names.remove_the_oldest(rotation)
     }
-    let began = metadata.created().or_else(|_| metadata.modified());
-    let began = began.context("the time of the file that is there")?;
-    complete(path, &names::complete(path, began), rotation.compression)?;
-    names::remove_the_oldest(path, rotation)
+
+    /// Makes the complete file of the part, and removes that.
+    fn finish(&self, name: &Complete) -> Result<()> {
+        let (names, compression) = (&self.names, self.rotation.compression);
+        let part = names.part(name);
+        let ending = match self.made {
+            Some(Made { ending: [one], .. }) => one,
+            None => compression.suffix(),
+        };
+        let whole = names.whole(name, ending);
+        if ending.is_empty() {
+            return fs::rename(part, whole).context("rename it");
+        }
+        let half = names.half(name, ending);
+        let to = File::create(&half).with_context(|| format!("make {}", half.display()))?;
+        let mut from = File::open(&part).context("open it")?;
+        let made = match self.made {
+            Some(Made { make, .. }) => make(&mut from, to, compression).context("make it whole"),
+            None => compress(&mut from, to, compression).context("compress it"),
+        };
+        made?.sync_all().context("write it to the disk")?;
+        fs::rename(&half, &whole).context("rename what is complete")?;
+        fs::remove_file(&part).context("remove what is complete")
+    }
 }
 
-/// Gives a file its complete name. At every moment either the one or the other has all that was written.
-fn complete(path: &Path, complete: &Path, compression: Compression) -> Result<()> {
-    if compression == Compression::None {
-        return fs::rename(path, complete).context("rename it");
-    }
-    let part = names::with(complete, names::PART);
-    fs::rename(path, &part).context("rename it")?;
-    compress(&part, complete, compression)
-}
-
-/// Makes the compressed file `complete` of `part`, and removes `part`.
-fn compress(part: &Path, complete: &Path, compression: Compression) -> Result<()> {
-    let whole = names::with(complete, compression.suffix());
-    let half = names::with(&whole, names::PART);
-    let create = || File::create(&half).with_context(|| format!("make {}", half.display()));
-    let mut from = File::open(part).context("open it")?;
-    let to = match compression {
-        Compression::None => return fs::rename(part, complete).context("rename it"),
+fn compress(from: &mut File, to: File, compression: Compression) -> Result<File> {
+    Ok(match compression {
+        Compression::None => {
+            let mut to = to;
+            io::copy(from, &mut to)?;
+            to
+        }
         Compression::Gzip => {
-            let mut gzip = flate2::write::GzEncoder::new(create()?, flate2::Compression::default());
-            io::copy(&mut from, &mut gzip).context("compress it")?;
-            gzip.finish().context("compress it")?
+            let mut gzip = flate2::write::GzEncoder::new(to, flate2::Compression::default());
+            io::copy(from, &mut gzip)?;
+            gzip.finish()?
         }
         Compression::Zstd => {
-            let mut zstd = zstd::Encoder::new(create()?, zstd::DEFAULT_COMPRESSION_LEVEL)
-                .context("compress it")?;
-            io::copy(&mut from, &mut zstd).context("compress it")?;
-            zstd.finish().context("compress it")?
+            let mut zstd = zstd::Encoder::new(to, zstd::DEFAULT_COMPRESSION_LEVEL)?;
+            io::copy(from, &mut zstd)?;
+            zstd.finish()?
         }
-    };
-    to.sync_all().context("write it to the disk")?;
-    fs::rename(&half, &whole).context("rename what is compressed")?;
-    fs::remove_file(part).context("remove what is compressed")
+    })
 }
 
 async fn blocking<T: Send + 'static>(

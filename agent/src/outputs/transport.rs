@@ -118,7 +118,7 @@ impl Transport {
             Self::Tcp(tcp) => tcp.to.to_string(),
             Self::Grpc(grpc) => grpc.to.to_string(),
             Self::Http(http) => http.to.to_string(),
-            Self::File(file) => file.path().display().to_string(),
+            Self::File(file) => file.address().display().to_string(),
         }
     }
 }

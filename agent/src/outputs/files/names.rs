@@ -1,8 +1,7 @@
-//! The names of complete files: `flows.jsonl` becomes `flows-20260102T030405Z.jsonl`, and if that is taken,
-//! `flows-20260102T030405Z-2.jsonl`.
+//! The names of an output's files. What is complete has the time of its beginning: `flows.jsonl` becomes
+//! `flows-20260102T030405Z.jsonl`, and if that is taken, `flows-20260102T030405Z-2.jsonl`.
 
 use std::{
-    ffi::OsString,
     fs,
     path::{Path, PathBuf},
     time::SystemTime,
@@ -12,153 +11,223 @@ use anyhow::{Context as _, Result};
 
 use super::{Compression, Rotation};
 
-/// Ends the name of a file that is not whole, or not compressed yet.
-pub(super) const PART: &str = ".part";
+/// Ends the name of a file that is being compressed, or that waits for it.
+const PART: &str = ".part";
 /// `20260102T030405Z`
 const STAMP_CHARS: usize = 16;
 
-const ALL: [Compression; 3] = [Compression::None, Compression::Gzip, Compression::Zstd];
-
-/// A name that nobody has, without what compression adds.
-pub(super) fn complete(path: &Path, began: SystemTime) -> PathBuf {
-    let stamp = humantime::format_rfc3339_seconds(began).to_string();
-    let stamp = stamp.replace(['-', ':'], "");
-    let (stem, extension) = parts(path);
-    let named = |number: &str| path.with_file_name(format!("{stem}-{stamp}{number}{extension}"));
-    let is_free = |name: &PathBuf| {
-        let with_suffix = ALL.map(|compression| with(name, compression.suffix()));
-        with_suffix
-            .iter()
-            .chain([&with(name, PART)])
-            .all(|taken| !taken.exists())
-    };
-    let numbered = (2u32..).map(|number| named(&format!("-{number}")));
-    let mut candidates = std::iter::once(named("")).chain(numbered);
-    candidates
-        .find(is_free)
-        .expect("there are more numbers than files")
+/// The names of one output's files.
+pub(super) struct Names {
+    folder: PathBuf,
+    /// How all names begin.
+    stem: String,
+    /// How the names of the pieces end, with its dot.
+    extension: String,
+    /// What a complete file may have behind that.
+    endings: &'static [&'static str],
+    /// Begins the names of files that are not complete.
+    hidden: &'static str,
+    pub(super) open: PathBuf,
+    pub(super) lock: PathBuf,
 }
 
-/// The name with something at its end.
-pub(super) fn with(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = OsString::from(path);
-    name.push(suffix);
-    name.into()
+/// The name of a complete file, without what compression adds.
+#[derive(Clone)]
+pub(super) struct Complete(String);
+
+/// A file that an output of this name has made.
+struct Found {
+    complete: Complete,
+    ending: &'static str,
+    is_part: bool,
+    path: PathBuf,
 }
 
-/// Finishes what was being compressed when a process was killed. `finish` gets the file and its complete name.
-pub(super) fn finish_parts(path: &Path, finish: impl Fn(&Path, &Path) -> Result<()>) -> Result<()> {
-    let parts = beside(path)?
-        .into_iter()
-        .filter(|(name, _)| name.ends_with(PART));
-    let compressed = |(name, _): &(String, PathBuf)| {
-        let suffixes = [Compression::Gzip, Compression::Zstd].map(Compression::suffix);
-        suffixes
-            .iter()
-            .any(|suffix| name.ends_with(&format!("{suffix}{PART}")))
-    };
-    let (compressed, parts): (Vec<_>, Vec<_>) = parts.partition(compressed);
-    for (_, half) in compressed {
-        fs::remove_file(&half).with_context(|| format!("remove {}", half.display()))?;
-    }
-    for (name, part) in parts {
-        let complete = part.with_file_name(name.trim_end_matches(PART));
-        if ALL.iter().any(|one| with(&complete, one.suffix()).exists()) {
-            fs::remove_file(&part).with_context(|| format!("remove {}", part.display()))?;
-        } else {
-            finish(&part, &complete).with_context(|| format!("finish {}", part.display()))?;
+impl Names {
+    /// The file that is written is at the path.
+    pub(super) fn at(path: &Path) -> Self {
+        let text = |part: Option<&std::ffi::OsStr>| {
+            part.map(|part| part.to_string_lossy().into_owned())
+                .unwrap_or_default()
+        };
+        let folder = match path.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        let extension = match text(path.extension()) {
+            none if none.is_empty() => none,
+            extension => format!(".{extension}"),
+        };
+        Self {
+            folder: folder.to_owned(),
+            stem: text(path.file_stem()),
+            extension,
+            endings: &Compression::SUFFIXES,
+            hidden: "",
+            open: path.to_owned(),
+            lock: folder.join(format!(".{}.lock", text(path.file_name()))),
         }
     }
-    Ok(())
-}
 
-/// Removes complete files, the oldest first, until there are no more than there may be.
-pub(super) fn remove_the_oldest(path: &Path, rotation: &Rotation) -> Result<()> {
-    let mut files = Vec::new();
-    for (name, entry) in beside(path)? {
-        if name.ends_with(PART) {
-            continue;
-        }
-        let len = fs::metadata(&entry).map_or(0, |metadata| metadata.len());
-        files.push((order(path, &name), len, entry));
-    }
-    files.sort();
-    let mut total: u64 = files.iter().map(|(_, len, _)| len).sum();
-    let mut count = files.len();
-    for (_, len, entry) in files {
-        if count <= rotation.files as usize && total <= rotation.total_bytes {
-            break;
-        }
-        fs::remove_file(&entry).with_context(|| format!("remove {}", entry.display()))?;
-        (count, total) = (count - 1, total - len);
-    }
-    Ok(())
-}
-
-/// By time, then by number.
-fn order(path: &Path, name: &str) -> (String, u32) {
-    let (stem, _) = parts(path);
-    let rest = &name[stem.len() + 1..];
-    let (stamp, rest) = rest.split_at(STAMP_CHARS);
-    let number = rest
-        .strip_prefix('-')
-        .and_then(|rest| rest.split('.').next());
-    let number = number.and_then(|number| number.parse().ok());
-    (stamp.to_owned(), number.unwrap_or(1))
-}
-
-/// The files that an output at this path has named, with their names.
-fn beside(path: &Path) -> Result<Vec<(String, PathBuf)>> {
-    let (stem, extension) = parts(path);
-    let folder = match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
-    let what = || format!("list {}", folder.display());
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).with_context(what)? {
-        let entry = entry.with_context(what)?;
-        if let Ok(name) = entry.file_name().into_string()
-            && is_ours(&name, &stem, &extension)
-        {
-            found.push((name, entry.path()));
+    /// Only complete files show in the folder: the names of others begin with a dot.
+    pub(super) fn hidden(folder: &Path, stem: &str, ending: &'static [&'static str; 1]) -> Self {
+        let [suffix] = ending;
+        Self {
+            folder: folder.to_owned(),
+            stem: stem.to_owned(),
+            extension: String::new(),
+            endings: ending,
+            hidden: ".",
+            open: folder.join(format!(".{stem}{suffix}.open")),
+            lock: folder.join(format!(".{stem}{suffix}.lock")),
         }
     }
-    Ok(found)
+
+    /// A name that nobody has, later in the order than those of the same second.
+    pub(super) fn complete(&self, began: SystemTime) -> Result<Complete> {
+        let stamp = humantime::format_rfc3339_seconds(began).to_string();
+        let stamp = stamp.replace(['-', ':'], "");
+        let files = self.files()?.into_iter();
+        let same_second = files
+            .map(|file| self.order(&file.complete))
+            .filter(|(other, _)| *other == stamp);
+        let last = same_second.map(|(_, number)| number).max();
+        let number = match last {
+            Some(last) => format!("-{}", last + 1),
+            None => String::new(),
+        };
+        let (stem, extension) = (&self.stem, &self.extension);
+        Ok(Complete(format!("{stem}-{stamp}{number}{extension}")))
+    }
+
+    /// The complete file.
+    pub(super) fn whole(&self, complete: &Complete, ending: &str) -> PathBuf {
+        self.folder.join(format!("{}{ending}", complete.0))
+    }
+
+    /// All that was written, until there is a complete file.
+    pub(super) fn part(&self, complete: &Complete) -> PathBuf {
+        self.half(complete, "")
+    }
+
+    /// What is to become the complete file.
+    pub(super) fn half(&self, complete: &Complete, ending: &str) -> PathBuf {
+        let (hidden, name) = (self.hidden, &complete.0);
+        self.folder.join(format!("{hidden}{name}{ending}{PART}"))
+    }
+
+    fn is_complete(&self, name: &Complete) -> bool {
+        let mut wholes = self.endings.iter().map(|ending| self.whole(name, ending));
+        wholes.any(|whole| whole.exists())
+    }
+
+    /// Finishes what was being completed when a process was killed.
+    pub(super) fn finish_parts(&self, finish: impl Fn(&Complete) -> Result<()>) -> Result<()> {
+        let parts = self.files()?.into_iter().filter(|file| file.is_part);
+        let (waiting, halves): (Vec<_>, Vec<_>) = parts.partition(|file| file.ending.is_empty());
+        for half in halves {
+            remove(&half.path)?;
+        }
+        for part in waiting {
+            if self.is_complete(&part.complete) {
+                remove(&part.path)?;
+            } else {
+                finish(&part.complete)
+                    .with_context(|| format!("finish {}", part.path.display()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes complete files, the oldest first, until there are no more than there may be.
+    pub(super) fn remove_the_oldest(&self, rotation: &Rotation) -> Result<()> {
+        let complete = self.files()?.into_iter().filter(|file| !file.is_part);
+        let mut files: Vec<_> = complete
+            .map(|file| {
+                let len = fs::metadata(&file.path).map_or(0, |metadata| metadata.len());
+                (self.order(&file.complete), len, file.path)
+            })
+            .collect();
+        files.sort();
+        let mut total: u64 = files.iter().map(|(_, len, _)| len).sum();
+        let mut count = files.len();
+        for (_, len, path) in files {
+            if count <= rotation.files as usize && total <= rotation.total_bytes {
+                break;
+            }
+            remove(&path)?;
+            (count, total) = (count - 1, total - len);
+        }
+        Ok(())
+    }
+
+    /// By time, then by number.
+    fn order(&self, Complete(name): &Complete) -> (String, u32) {
+        let (stamp, rest) = name[self.stem.len() + 1..].split_at(STAMP_CHARS);
+        let number = rest
+            .strip_prefix('-')
+            .and_then(|rest| rest.split('.').next());
+        let number = number.and_then(|number| number.parse().ok());
+        (stamp.to_owned(), number.unwrap_or(1))
+    }
+
+    fn files(&self) -> Result<Vec<Found>> {
+        let what = || format!("list {}", self.folder.display());
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.folder).with_context(what)? {
+            let entry = entry.with_context(what)?;
+            if let Ok(name) = entry.file_name().into_string()
+                && let Some((complete, ending, is_part)) = self.read(&name)
+            {
+                found.push(Found {
+                    complete,
+                    ending,
+                    is_part,
+                    path: entry.path(),
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    /// What a name says, if it is of ours: which complete file, what is behind its extension, whether it is a part.
+    fn read(&self, name: &str) -> Option<(Complete, &'static str, bool)> {
+        let (name, is_part) = match name.strip_suffix(PART) {
+            Some(part) => (part.strip_prefix(self.hidden)?, true),
+            None => (name, false),
+        };
+        let rest = name.strip_prefix(&self.stem)?.strip_prefix('-')?;
+        let (stamp, rest) = rest.split_at_checked(STAMP_CHARS)?;
+        let is_stamp = stamp.char_indices().all(|(place, character)| match place {
+            8 => character == 'T',
+            15 => character == 'Z',
+            _ => character.is_ascii_digit(),
+        });
+        let rest = match rest.strip_prefix('-') {
+            Some(numbered) => {
+                let digits = numbered.chars().take_while(char::is_ascii_digit).count();
+                let (number, rest) = numbered.split_at(digits);
+                number
+                    .parse::<u32>()
+                    .ok()
+                    .filter(|&number| number < u32::MAX)?;
+                rest
+            }
+            None => rest,
+        };
+        let suffix = rest.strip_prefix(&self.extension)?;
+        let mut endings = self.endings.iter().copied();
+        let ending = match endings.find(|ending| *ending == suffix) {
+            Some(ending) => ending,
+            // What waits to be completed has none.
+            None if is_part && suffix.is_empty() => "",
+            None => return None,
+        };
+        let complete = Complete(name[..name.len() - suffix.len()].to_owned());
+        is_stamp.then_some((complete, ending, is_part))
+    }
 }
 
-fn is_ours(name: &str, stem: &str, extension: &str) -> bool {
-    let rest = name
-        .strip_prefix(stem)
-        .and_then(|rest| rest.strip_prefix('-'));
-    let Some((stamp, rest)) = rest.and_then(|rest| rest.split_at_checked(STAMP_CHARS)) else {
-        return false;
-    };
-    let is_stamp = stamp.char_indices().all(|(place, character)| match place {
-        8 => character == 'T',
-        15 => character == 'Z',
-        _ => character.is_ascii_digit(),
-    });
-    let rest = match rest.strip_prefix('-') {
-        Some(numbered) => numbered.trim_start_matches(|character: char| character.is_ascii_digit()),
-        None => rest,
-    };
-    let Some(suffix) = rest.strip_prefix(extension) else {
-        return false;
-    };
-    let suffix = suffix.strip_suffix(PART).unwrap_or(suffix);
-    is_stamp && ALL.iter().any(|compression| compression.suffix() == suffix)
-}
-
-/// The name without its extension, and the extension with its dot.
-fn parts(path: &Path) -> (String, String) {
-    let text = |part: Option<&std::ffi::OsStr>| {
-        part.map(|part| part.to_string_lossy().into_owned())
-            .unwrap_or_default()
-    };
-    let extension = match text(path.extension()) {
-        none if none.is_empty() => none,
-        extension => format!(".{extension}"),
-    };
-    (text(path.file_stem()), extension)
+fn remove(path: &Path) -> Result<()> {
+    fs::remove_file(path).with_context(|| format!("remove {}", path.display()))
 }

@@ -122,7 +122,8 @@ fn the_oldest_files_are_removed_by_number_and_by_bytes() {
             total_bytes,
             ..rotation(Compression::None)
         };
-        names::remove_the_oldest(&folder.path().join("flows.jsonl"), &rotation).unwrap();
+        let names = Names::at(&folder.path().join("flows.jsonl"));
+        names.remove_the_oldest(&rotation).unwrap();
         let is_there = |name: &&str| folder.path().join(name).exists();
         assert!(foreign.iter().all(is_there));
         oldest_first.iter().filter(|name| is_there(name)).count()
@@ -136,6 +137,31 @@ fn the_oldest_files_are_removed_by_number_and_by_bytes() {
             "{newest:?}"
         );
     }
+}
+
+#[test]
+fn a_name_that_became_free_is_not_given_to_a_later_file_of_the_same_second() {
+    let folder = tempfile::tempdir().unwrap();
+    let names = Names::at(&folder.path().join("flows.jsonl"));
+    let began = std::time::UNIX_EPOCH + Duration::from_hours(1);
+    let bounds = Rotation {
+        files: 2,
+        ..rotation(Compression::None)
+    };
+    for line in 0..12 {
+        let name = names.complete(began).unwrap();
+        fs::write(names.whole(&name, ""), line.to_string()).unwrap();
+        names.remove_the_oldest(&bounds).unwrap();
+    }
+    let mut contents: Vec<_> = files(&folder).into_iter().collect();
+    contents.sort_by_key(|(_, content)| content.clone());
+    assert_eq!(
+        contents,
+        [
+            ("flows-19700101T010000Z-11.jsonl".to_owned(), b"10".to_vec()),
+            ("flows-19700101T010000Z-12.jsonl".to_owned(), b"11".to_vec()),
+        ]
+    );
 }
 
 #[tokio::test]
