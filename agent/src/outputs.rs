@@ -23,6 +23,7 @@ pub mod files;
 pub mod ipfix;
 mod jsonl;
 pub mod otlp;
+pub mod parquet;
 pub mod pbflow;
 pub mod settings;
 mod tally;

@@ -24,6 +24,8 @@ const GOFLOW2_VERSION: &str = "v2.2.6";
 const COLLECTOR_VERSION: &str = "v0.120.0";
 const COLLECTOR_FILES: &str =
     "github.com/open-telemetry/opentelemetry-collector-contrib/exporter/fileexporter";
+/// Of Python's package index. It reads an agent's Parquet files.
+const DUCKDB: &str = "duckdb==2.0.0";
 
 const CPP_PACKAGES: &[&str] = &[
     "g++",
@@ -40,7 +42,7 @@ const MARK: &str = "installed";
 pub fn set_up(apt: Option<&Apt>) {
     let clients: [(&str, Install); 10] = [
         ("gRPC for C++", cpp),
-        ("gRPC for Python", python),
+        ("gRPC and DuckDB for Python", python),
         ("grpcurl", grpcurl),
         ("Prometheus", prometheus),
         ("nfdump", nfdump),
@@ -85,8 +87,9 @@ fn cpp(apt: Option<&Apt>) -> Result<()> {
 
 fn python(apt: Option<&Apt>) -> Result<()> {
     let requirements = root().join("deploy/consumers/python/requirements.txt");
-    let wanted = fs::read_to_string(&requirements)
+    let mut wanted = fs::read_to_string(&requirements)
         .with_context(|| format!("read {}", requirements.display()))?;
+    wanted.push_str(DUCKDB);
     let folder = folder("python")?;
     if is_marked(&folder, &wanted) {
         return Ok(());
@@ -99,17 +102,21 @@ fn python(apt: Option<&Apt>) -> Result<()> {
     };
     if !has_venv() {
         let apt = apt.context("there is no python3 with venv")?;
-        apt.install(&["python3-venv"], "a Python client observes an agent")?;
+        apt.install(
+            &["python3-venv"],
+            "Python programs read what an agent sends",
+        )?;
     }
     eprintln!(
-        "setup: installing {} (a Python client observes an agent)",
+        "setup: installing {} (Python programs read what an agent sends)",
         wanted.split_whitespace().collect::<Vec<_>>().join(" ")
     );
     run(Command::new("python3")
         .args(["-m", "venv", "--clear"])
         .arg(&folder))?;
     run(Command::new(folder.join("bin/pip"))
-        .args(["install", "--quiet", "--disable-pip-version-check", "-r"])
+        .args(["install", "--quiet", "--disable-pip-version-check", DUCKDB])
+        .arg("-r")
         .arg(&requirements))?;
     mark(&folder, &wanted)
 }

@@ -8,8 +8,9 @@ use thiserror::Error;
 
 use super::{
     encoder::Encoder,
-    files::{Rotated, Rotation, whole},
+    files::{Compression, Rotated, Rotation, whole},
     jsonl::Jsonl,
+    parquet::{self, Parquet},
     transport::Transport,
     wanted::Wanted,
 };
@@ -29,11 +30,18 @@ pub enum Kind {
     Ipfix,
     Jsonl,
     Otlp,
+    Parquet,
     Pbflow,
 }
 
 impl Kind {
-    const ALL: [Self; 4] = [Self::Ipfix, Self::Jsonl, Self::Otlp, Self::Pbflow];
+    const ALL: [Self; 5] = [
+        Self::Ipfix,
+        Self::Jsonl,
+        Self::Otlp,
+        Self::Parquet,
+        Self::Pbflow,
+    ];
 
     /// As in the settings.
     pub fn name(self) -> &'static str {
@@ -41,6 +49,7 @@ impl Kind {
             Self::Ipfix => "ipfix",
             Self::Jsonl => "jsonl",
             Self::Otlp => "otlp",
+            Self::Parquet => "parquet",
             Self::Pbflow => "pbflow",
         }
     }
@@ -53,6 +62,7 @@ impl Kind {
             }
             Self::Jsonl => "a path, as /var/log/flow-agent/flows.jsonl",
             Self::Otlp => "http://HOST, with :PORT and, over HTTP, a /PATH if need be",
+            Self::Parquet => "a folder, as /var/log/flow-agent",
             Self::Pbflow => "http://HOST:PORT",
         }
     }
@@ -84,6 +94,7 @@ enum Target {
     Ipfix(ipfix::Target),
     Jsonl { path: PathBuf, rotation: Rotation },
     Otlp(otlp::Target),
+    Parquet { folder: PathBuf, rotation: Rotation },
     Pbflow(pbflow::Target),
 }
 
@@ -163,6 +174,7 @@ impl Output {
             Target::Ipfix(_) => Kind::Ipfix,
             Target::Jsonl { .. } => Kind::Jsonl,
             Target::Otlp(_) => Kind::Otlp,
+            Target::Parquet { .. } => Kind::Parquet,
             Target::Pbflow(_) => Kind::Pbflow,
         }
     }
@@ -173,6 +185,7 @@ impl Output {
             Target::Ipfix(target) => target.address(),
             Target::Jsonl { path, .. } => path.display().to_string(),
             Target::Otlp(target) => target.address(),
+            Target::Parquet { folder, .. } => folder.display().to_string(),
             Target::Pbflow(target) => target.address(),
         }
     }
@@ -186,6 +199,14 @@ impl Output {
                 Transport::File(Rotated::new(path.clone(), rotation.clone(), whole::lines)),
             ),
             Target::Otlp(target) => target.parts(hub.accounts()),
+            Target::Parquet { folder, rotation } => (
+                Box::new(Parquet::default()),
+                Transport::File(Rotated::made(
+                    folder.clone(),
+                    rotation.clone(),
+                    parquet::MADE,
+                )),
+            ),
             Target::Pbflow(target) => target.parts(),
         }
     }
@@ -219,6 +240,7 @@ impl Output {
                 rotation: table.rotation()?,
             },
             Kind::Otlp => Target::Otlp(otlp::Target::read(table, &address)?),
+            Kind::Parquet => Target::parquet(table, &address)?,
             Kind::Pbflow => Target::Pbflow(pbflow::Target::read(table, &address)?),
         };
         Ok(Self {
@@ -229,6 +251,24 @@ impl Output {
                 only_ended: table.boolean("only_ended")?.unwrap_or_default(),
                 min_bytes: table.integer("min_bytes")?.unwrap_or_default(),
             },
+        })
+    }
+}
+
+impl Target {
+    fn parquet(table: &Table, address: &str) -> Result<Self, Refused> {
+        if address.contains("://") {
+            let message = format!("expected {}", Kind::Parquet.addresses());
+            return Err(Refused::at("address", message));
+        }
+        let rotation = table.rotation()?;
+        if rotation.compression == Compression::Gzip {
+            let message = "expected one of none, zstd";
+            return Err(Refused::at("compression", message));
+        }
+        Ok(Self::Parquet {
+            folder: address.into(),
+            rotation,
         })
     }
 }
@@ -299,7 +339,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::outputs::files::Compression;
 
     fn read(text: &str) -> Result<Vec<Wish>, String> {
         let read: Result<Wishes, _> = text.parse();
@@ -418,6 +457,21 @@ mod tests {
     }
 
     #[test]
+    fn parquet_goes_into_a_folder() {
+        let table = r#"{"kind": "parquet", "address": "/a", "compression": "none"}"#;
+        let read = read(table).unwrap();
+        let [Wish::Output(output)] = &read[..] else {
+            panic!("{read:?}")
+        };
+        assert_eq!(output.kind(), Kind::Parquet);
+        assert_eq!(output.address(), "/a");
+        let Target::Parquet { rotation, .. } = &output.target else {
+            panic!("{output:?}")
+        };
+        assert_eq!(rotation.compression, Compression::None);
+    }
+
+    #[test]
     fn what_is_refused_says_where_and_what_may_have_been_meant() {
         for (text, error) in [
             (
@@ -439,6 +493,12 @@ mod tests {
             ("jsonl=", "address: expected a path"),
             ("jsonl=/a.jsonl.zst", "address: .zst ends the names"),
             ("{", ": expected a table in JSON"),
+            ("parquet=", "address: expected a folder"),
+            ("parquet=s3://bucket", "address: expected a folder"),
+            (
+                r#"{"kind": "parquet", "address": "/a", "compression": "gzip"}"#,
+                "compression: expected one of none, zstd",
+            ),
             (r#"{"kind": "jsonl"}"#, ": an output needs address"),
             (
                 r#"{"kind": "jsonl", "address": 5}"#,

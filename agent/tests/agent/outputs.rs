@@ -17,6 +17,7 @@ mod hostile;
 mod ipfix;
 mod jsonl;
 mod otlp;
+mod parquet;
 mod pbflow;
 
 /// The output of this name in the agent's status.

@@ -5,6 +5,7 @@ mod drain;
 mod encode;
 mod ipfix;
 mod otlp;
+mod parquet;
 mod parse;
 mod pbflow;
 mod replica;
@@ -21,6 +22,6 @@ criterion_group! {
         .measurement_time(Duration::from_secs(2))
         .without_plots();
     targets = parse::bench, drain::bench, replica::bench, encode::bench, ipfix::bench,
-        pbflow::bench, otlp::bench, cycle::bench
+        pbflow::bench, otlp::bench, parquet::bench, cycle::bench
 }
 criterion_main!(stages);

@@ -35,7 +35,7 @@ enum ValueType {
     Choice(&'static [&'static str]),
 }
 
-const FILES: &[Kind] = &[Kind::Ipfix, Kind::Jsonl];
+const FILES: &[Kind] = &[Kind::Ipfix, Kind::Jsonl, Kind::Parquet];
 /// Those that only files have.
 pub(super) const FILE_KEYS: [&str; 5] = [
     "rotate_bytes",
@@ -48,14 +48,14 @@ pub(super) const FILE_KEYS: [&str; 5] = [
 const IPFIX: &[Kind] = &[Kind::Ipfix];
 const OTLP: &[Kind] = &[Kind::Otlp];
 /// Those that pack what they write or send.
-const PACKED: &[Kind] = &[Kind::Ipfix, Kind::Jsonl, Kind::Otlp];
+const PACKED: &[Kind] = &[Kind::Ipfix, Kind::Jsonl, Kind::Otlp, Kind::Parquet];
 const PBFLOW: &[Kind] = &[Kind::Pbflow];
 
 const KEYS: &[Key] = &[
     Key {
         name: "kind",
         kinds: &[],
-        value: ValueType::Choice(&["ipfix", "jsonl", "otlp", "pbflow"]),
+        value: ValueType::Choice(&["ipfix", "jsonl", "otlp", "parquet", "pbflow"]),
         help: "The format.",
     },
     Key {

@@ -64,6 +64,17 @@ pub fn python_with_tools_or_skip(test: &str) -> Option<PathBuf> {
     python
 }
 
+/// A Python with DuckDB.
+pub fn duckdb_or_skip(test: &str) -> Option<PathBuf> {
+    let python = installed("clients/python/bin/python");
+    let imports = ["-c", "import duckdb"];
+    let python = python.filter(|python| succeeds(Command::new(python).args(imports)));
+    if python.is_none() {
+        skip(test, &format!("no Python with duckdb; {SET_UP}"));
+    }
+    python
+}
+
 /// The consumer in Go, compiled.
 pub fn go_consumer_or_skip(test: &str) -> Option<PathBuf> {
     let observe = installed("clients/go-consumer/observe");

@@ -1,0 +1,316 @@
+//! Parquet in files, read by DuckDB and by the crate that writes them.
+
+use ::parquet::{
+    file::reader::{FileReader as _, SerializedFileReader},
+    record::RowAccessor as _,
+};
+use serde_json::json;
+
+use super::*;
+use crate::clients::install;
+
+/// What DuckDB makes of the columns' types. The rest are UTINYINT, USMALLINT or UINTEGER.
+const TYPES: &[(&str, &[&str])] = &[
+    (
+        "UBIGINT",
+        &[
+            "scan_id",
+            "stream_seq",
+            "packets",
+            "bytes",
+            "reverse_packets",
+            "reverse_bytes",
+            "total_packets",
+            "total_bytes",
+            "total_reverse_packets",
+            "total_reverse_bytes",
+        ],
+    ),
+    (
+        "TIMESTAMP WITH TIME ZONE",
+        &["window_start", "window_end", "first_seen", "last_seen"],
+    ),
+    (
+        "VARCHAR",
+        &[
+            "interface",
+            "netns_name",
+            "direction",
+            "reverse_direction",
+            "src_addr",
+            "dst_addr",
+            "end_reason",
+            "community_id",
+            "encapsulation",
+            "outer_src_addr",
+            "outer_dst_addr",
+        ],
+    ),
+    (
+        "UTINYINT",
+        &[
+            "ip_version",
+            "protocol",
+            "icmp_type",
+            "icmp_code",
+            "tcp_flags",
+            "reverse_tcp_flags",
+            "dscp",
+        ],
+    ),
+    (
+        "USMALLINT",
+        &[
+            "src_port",
+            "dst_port",
+            "icmp_identifier",
+            "outer_pppoe_session",
+        ],
+    ),
+    (
+        "UINTEGER",
+        &["ifindex", "netns", "tunnel_id", "sample_rate"],
+    ),
+    ("USMALLINT[]", &["vlan_ids", "outer_vlan_ids"]),
+    ("BOOLEAN", &["later_fragment"]),
+];
+
+fn table(folder: &Path, more: &str) -> String {
+    let folder = folder.display();
+    format!(r#"{{"kind": "parquet", "address": "{folder}"{more}}}"#)
+}
+
+/// The paths of files that are complete by their names.
+fn complete(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.filter(|name| !name.starts_with('.')).collect();
+    names.sort();
+    assert!(
+        names.iter().all(|name| name.ends_with(".parquet")),
+        "{names:?}"
+    );
+    names.into_iter().map(|name| folder.join(name)).collect()
+}
+
+/// The sums of these files, both directions together. Fails if one of them is not whole.
+fn sum(files: &[PathBuf]) -> Pair {
+    let mut sum = Pair::default();
+    for path in files {
+        let file = fs::File::open(path).unwrap();
+        let file = SerializedFileReader::new(file)
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let columns = file.metadata().file_metadata().schema().get_fields();
+        let column = |name: &str| columns.iter().position(|column| column.name() == name);
+        let [packets, bytes, reverse_packets, reverse_bytes] =
+            ["packets", "bytes", "reverse_packets", "reverse_bytes"]
+                .map(|name| column(name).unwrap());
+        for row in file.get_row_iter(None).unwrap() {
+            let row = row.unwrap();
+            let number = |column| row.get_ulong(column).unwrap();
+            sum += Pair {
+                packets: number(packets) + number(reverse_packets),
+                bytes: number(bytes) + number(reverse_bytes),
+            };
+        }
+    }
+    sum
+}
+
+/// A line of JSON Lines as a row of Parquet.
+fn as_row(line: &Value) -> Value {
+    let mut row = line.clone();
+    let fields = row.as_object_mut().unwrap();
+    for other in ["type", "batch"] {
+        fields.remove(other);
+    }
+    for time in ["first_seen", "last_seen"] {
+        let nanos = fields.remove(&format!("{time}_ns")).unwrap();
+        fields.insert(time.to_owned(), json!(nanos.as_u64().unwrap() / 1000));
+    }
+    row
+}
+
+#[test]
+fn duckdb_reads_what_json_lines_have() {
+    let test = "agent::duckdb_reads_what_json_lines_have";
+    if !is_root_or_skip(test) {
+        return;
+    }
+    let Some(python) = install::duckdb_or_skip(test) else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let lab = Lab::quiet().unwrap();
+    let settings = table(folder.path(), r#", "rotate_bytes": 5000"#);
+    let agent = Agent::start(&lab, &["--output", "json", "--output", &settings]);
+    let mut sent = Pair::default();
+    for _ in 0..3 {
+        sent += send(&lab, 20, 3);
+        wait_until_counted(&agent, &lab, sent.packets);
+    }
+    let report = agent.stop();
+    assert_eq!(report.seen(), sent);
+    // Each round is longer than a file.
+    assert!(complete(folder.path()).len() >= 3);
+
+    let mut command = std::process::Command::new(python);
+    command
+        .arg(install::folder().join("python/parquet.py"))
+        .arg(folder.path());
+    let output = command.output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let read: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let mut expected = serde_json::Map::new();
+    for (name, columns) in TYPES {
+        expected.extend(
+            columns
+                .iter()
+                .map(|column| ((*column).to_owned(), json!(name))),
+        );
+    }
+    assert_eq!(read["types"], Value::Object(expected));
+
+    let mut rows = read["rows"].as_array().unwrap().clone();
+    for row in &mut rows {
+        let row = row.as_object_mut().unwrap();
+        let [start, end] = ["window_start", "window_end"].map(|name| row.remove(name).unwrap());
+        let last_seen = row["last_seen"].as_i64().unwrap();
+        // A flow that ends by its idle timeout has its last packet in an earlier window.
+        assert!(start.as_i64().unwrap() < end.as_i64().unwrap(), "{row:?}");
+        assert!(last_seen <= end.as_i64().unwrap(), "{row:?}");
+    }
+    let mut lines: Vec<Value> = report.flows.iter().map(as_row).collect();
+    let order = |row: &Value| row.to_string();
+    rows.sort_by_key(order);
+    lines.sort_by_key(order);
+    // The two are different consumers; both miss nothing, so batches have the same numbers.
+    assert_eq!(rows, lines);
+
+    let told = read["told"].as_array().unwrap();
+    let accounts = told.iter().filter(|fact| fact[1] == "flow_agent.account");
+    let mut accounts = accounts.map(|fact| {
+        let account: Value = serde_json::from_str(fact[2].as_str().unwrap()).unwrap();
+        account
+    });
+    let last = accounts.find(|account| account["final"] == true).unwrap();
+    assert_eq!(pair(&last["flows"]), sent);
+}
+
+#[test]
+fn a_kill_leaves_no_half_file_and_loses_nothing_that_was_sent() {
+    if !is_root_or_skip("agent::a_kill_leaves_no_half_file_and_loses_nothing_that_was_sent") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let lab = Lab::quiet().unwrap();
+    let settings = table(folder.path(), r#", "rotate_bytes": 3000"#);
+    let mut all = Pair::default();
+    for flows in [20, 50, 90] {
+        let agent = Agent::start(&lab, &["--output", "json", "--output", &settings]);
+        let sent = send(&lab, flows, 2);
+        wait_until_counted(&agent, &lab, sent.packets);
+        wait_until("all is written", || {
+            fates(&output(&agent, &lab, "parquet"), sent)["sent"] == sent
+        });
+        all += sent;
+        agent.kill();
+        let hidden = folder.path().join(".flows.parquet.open");
+        assert!(hidden.exists(), "nothing waits, so nothing is tested");
+        assert_ne!(sum(&complete(folder.path())), all);
+    }
+    let agent = Agent::start(&lab, &["--output", "json", "--output", &settings]);
+    let sent = send(&lab, 1, 1);
+    wait_until_counted(&agent, &lab, sent.packets);
+    assert_eq!(agent.stop().seen(), sent);
+    assert_eq!(sum(&complete(folder.path())), all + sent);
+}
+
+#[test]
+fn kills_while_files_are_made_leave_no_half_file() {
+    if !is_root_or_skip("agent::kills_while_files_are_made_leave_no_half_file") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let lab = Lab::quiet().unwrap();
+    // A file for each batch.
+    let settings = table(folder.path(), r#", "rotate_bytes": 1"#);
+    let mut sent_at_least = Pair::default();
+    for _ in 0..5 {
+        let agent = Agent::start(&lab, &["--output", "json", "--output", &settings]);
+        for _ in 0..5 {
+            send(&lab, 200, 1);
+        }
+        wait_until("some are written", || {
+            pair(&output(&agent, &lab, "parquet")["sent"]).packets > 0
+        });
+        sent_at_least += pair(&output(&agent, &lab, "parquet")["sent"]);
+        agent.kill();
+        sum(&complete(folder.path()));
+    }
+    let settings = ["--output", "json", "--output", &settings];
+    let agent = Agent::start(&lab, &settings);
+    // The first batch, which every scan has, completes what was left.
+    wait_until("it completes", || {
+        let sum = sum(&complete(folder.path()));
+        sum.packets >= sent_at_least.packets && sum.bytes >= sent_at_least.bytes
+    });
+    agent.stop();
+}
+
+#[test]
+fn what_a_filter_leaves_out_closes_the_sum_of_a_file() {
+    if !is_root_or_skip("agent::what_a_filter_leaves_out_closes_the_sum_of_a_file") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let lines = folder.path().join("flows.jsonl");
+    let lab = Lab::quiet().unwrap();
+    let filter = r#", "filter": "include port 1003; exclude all""#;
+    let jsonl = format!(
+        r#"{{"kind": "jsonl", "address": "{}", "compression": "none"{filter}}}"#,
+        lines.display()
+    );
+    let parquet = folder.path().join("parquet");
+    fs::create_dir(&parquet).unwrap();
+    let settings = ["--output", "json", "--output", &jsonl, "--output"];
+    let parquet_setting = table(&parquet, filter);
+    let agent = Agent::start(&lab, &[&settings[..], &[&parquet_setting]].concat());
+    let sent = send(&lab, 10, 2);
+    wait_until_counted(&agent, &lab, sent.packets);
+    assert_eq!(agent.stop().seen(), sent);
+    let left_out = |account: &Value| Pair {
+        packets: account["left_out_packets"].as_u64().unwrap(),
+        bytes: account["left_out_bytes"].as_u64().unwrap(),
+    };
+    let tenth = |sent: Pair| Pair {
+        packets: sent.packets / 10,
+        bytes: sent.bytes / 10,
+    };
+
+    let files = complete(&parquet);
+    assert_eq!(sum(&files), tenth(sent));
+    let file = SerializedFileReader::new(fs::File::open(files.last().unwrap()).unwrap()).unwrap();
+    let facts = file.metadata().file_metadata().key_value_metadata();
+    let fact = |key: &str| {
+        let found = facts.unwrap().iter().find(|fact| fact.key == key).unwrap();
+        let value: Value = serde_json::from_str(found.value.as_ref().unwrap()).unwrap();
+        value
+    };
+    assert_eq!(tenth(sent) + left_out(&fact("flow_agent.account")), sent);
+    assert_eq!(tenth(sent) + pair(&fact("flow_agent.left_out")), sent);
+
+    let name = |entry: &fs::DirEntry| entry.file_name().into_string().unwrap();
+    let entries = fs::read_dir(folder.path()).unwrap().map(Result::unwrap);
+    let complete = entries.filter(|entry| name(entry).starts_with("flows-"));
+    let text: String = complete
+        .map(|entry| fs::read_to_string(entry.path()).unwrap())
+        .collect();
+    let mut lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    let account: Value = lines
+        .rfind(|line: &Value| line["type"] == "account")
+        .unwrap();
+    assert_eq!(account["final"], true);
+    assert_eq!(tenth(sent) + left_out(&account), sent);
+}
