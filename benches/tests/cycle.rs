@@ -206,7 +206,7 @@ fn a_flow_goes_out_as_pbflow_without_an_allocation() {
     let mut send = || {
         let message = pbflow.message(&batch, &flows);
         assert_eq!(message.flows, flows.len());
-        assert!(message.bytes.len() > 50 * flows.len());
+        assert!(message.bytes.len() > 30 * flows.len());
     };
     send();
     let before = heap().allocations;
