@@ -1,13 +1,13 @@
 //! Messages on a TCP connection. What the kernel has taken counts as sent; a receiver that goes away may not have read
 //! all of it.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use socket2::SockRef;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
+    net::{TcpStream, lookup_host},
     time::{sleep, timeout},
 };
 
@@ -59,17 +59,33 @@ impl Tcp {
 
 /// A connection that does not wait to fill packets, and that notices a receiver which is gone.
 pub(super) async fn connect(to: &HostPort, patience: Duration) -> Result<TcpStream> {
-    let connecting = TcpStream::connect((to.host.as_str(), to.port));
-    let stream = timeout(patience, connecting)
+    let looking_up = lookup_host((to.host.as_str(), to.port));
+    let found = timeout(patience, looking_up)
         .await
-        .context("nobody answers")?
-        .context("connect")?;
+        .context("nobody tells the address of the host")?
+        .context("look up the host")?;
+    let stream = connect_to_one(&found.collect::<Vec<_>>(), patience).await?;
     let socket = SockRef::from(&stream);
     socket.set_tcp_nodelay(true).context("send without delay")?;
     socket
         .set_tcp_user_timeout(Some(UNANSWERED))
         .context("notice a receiver that is gone")?;
     Ok(stream)
+}
+
+/// Tries one address after the other. Each has its share of the time, so that one from which nothing comes back does not
+/// keep the next from being tried.
+async fn connect_to_one(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStream> {
+    let share = patience / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
+    let mut failure = anyhow!("the host has no address");
+    for &address in addresses {
+        match timeout(share, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => failure = anyhow!(error).context("connect"),
+            Err(_) => failure = anyhow!("nobody answers"),
+        }
+    }
+    Err(failure)
 }
 
 /// Writes as long as the receiver takes something.
@@ -94,7 +110,26 @@ fn is_open(stream: &TcpStream) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use socket2::{Domain, Socket, Type};
+
     use super::*;
+
+    #[tokio::test]
+    async fn an_address_from_which_nothing_comes_back_keeps_none_from_the_next() {
+        // Its queue is full with one connection, and then the kernel answers no more.
+        let silent = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        silent.bind(&any.into()).unwrap();
+        silent.listen(0).unwrap();
+        let address = silent.local_addr().unwrap().as_socket().unwrap();
+        let _queued = TcpStream::connect(address).await.unwrap();
+        let listener = tokio::net::TcpListener::bind(any).await.unwrap();
+        let other = listener.local_addr().unwrap();
+        let connected = connect_to_one(&[address, other], Duration::from_secs(10)).await;
+        assert_eq!(connected.unwrap().peer_addr().unwrap(), other);
+        let alone = connect_to_one(&[address], Duration::from_millis(100)).await;
+        assert_eq!(alone.unwrap_err().to_string(), "nobody answers");
+    }
 
     #[tokio::test]
     async fn of_what_a_receiver_says_one_piece_is_read_at_a_time() {
