@@ -36,6 +36,10 @@ pub(super) struct Worker {
     backoff: Backoff,
     /// How long to leave the receiver alone before the next message, after it refused one.
     pause: Option<Duration>,
+    /// It refused flows last. That it takes something else says nothing then.
+    refuses_flows: bool,
+    /// It was told that the receiver refuses what goes out beside the flows.
+    refuses_rest: bool,
     tally: Arc<Tally>,
     /// Until when it may send what is left, once it is to end.
     deadline: watch::Receiver<Option<Instant>>,
@@ -71,6 +75,8 @@ impl Worker {
             transport,
             backoff: Backoff::default(),
             pause: None,
+            refuses_flows: false,
+            refuses_rest: false,
             tally,
             deadline,
         }
@@ -179,6 +185,8 @@ impl Worker {
                 } => {
                     if is_unknown && let Some(what) = self.encoder.unknown() {
                         self.does_without(what, why);
+                    } else if sum.records == 0 {
+                        self.refused_beside(why);
                     } else {
                         self.refused(sum, why);
                     }
@@ -206,11 +214,11 @@ impl Worker {
             sent -= refused;
             self.tally.sent.add(sent);
         }
-        if refused.records == 0 {
-            self.worked();
-        } else {
+        if refused.records != 0 {
             self.backoff.reset();
             self.refuses(refused, &answer.why);
+        } else if sum.records != 0 || !self.refuses_flows {
+            self.worked();
         }
     }
 
@@ -232,8 +240,21 @@ impl Worker {
         self.refuses(flows, why);
     }
 
+    /// Goes on where the receiver refuses what goes out beside the flows, and says so once.
+    fn refused_beside(&mut self, why: &str) {
+        self.encoder.sent();
+        if !std::mem::replace(&mut self.refuses_rest, true) {
+            tracing::warn!(
+                output = self.name,
+                "{} refuses what goes out beside the flows, as the account: {why}; this is not said again",
+                self.transport.address()
+            );
+        }
+    }
+
     /// Counts flows that are refused, and says so once.
-    fn refuses(&self, flows: RecordSum, why: &str) {
+    fn refuses(&mut self, flows: RecordSum, why: &str) {
+        self.refuses_flows = true;
         if self.tally.refuses(flows, why) {
             tracing::warn!(
                 output = self.name,
@@ -261,6 +282,7 @@ impl Worker {
     /// Says once that it works again.
     fn worked(&mut self) {
         self.backoff.reset();
+        self.refuses_flows = false;
         if self.tally.succeeded() {
             let lost = self.tally.status().lost.unwrap_or_default();
             tracing::info!(

@@ -213,6 +213,42 @@ fn what_a_receiver_refuses_is_counted_and_what_it_does_not_know_is_not_sent_agai
 }
 
 #[test]
+fn a_receiver_that_takes_metrics_alone_is_told_of_once_and_stays_failing() {
+    if !is_root_or_skip(
+        "agent::a_receiver_that_takes_metrics_alone_is_told_of_once_and_stays_failing",
+    ) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let receiver = Receiver::start(&lab, |request, _| {
+        if request.path == "/v1/metrics" {
+            return Answer::Ok(Vec::new());
+        }
+        Answer::status("400 Bad Request", "")
+    });
+    let agent = start(&lab, &receiver, "");
+    let mut sent = Pair::default();
+    for _ in 0..3 {
+        sent += send(&lab, 20, 3);
+        wait_until("all is refused, and metrics are taken", || {
+            let taken = |path| {
+                let requests = receiver.requests();
+                requests.iter().filter(|one| one.path == path).count()
+            };
+            let before = taken("/v1/metrics");
+            agent.wait_for_scans(&lab.agent, 2);
+            let output = output(&agent, &lab, "otlp");
+            taken("/v1/metrics") > before
+                && output["refused"]["packets"] == sent.packets
+                && output["failing"] == true
+        });
+    }
+    let log = agent.stop().log;
+    assert_eq!(log.matches("refuses flows").count(), 1, "{log}");
+    assert!(!log.contains("flows get to"), "{log}");
+}
+
+#[test]
 fn a_receiver_that_hangs_holds_up_neither_scans_nor_the_end() {
     if !is_root_or_skip("agent::a_receiver_that_hangs_holds_up_neither_scans_nor_the_end") {
         return;
