@@ -137,8 +137,7 @@ async fn read(body: &mut Incoming) -> Result<Bytes> {
 /// What a status means (OTLP, "OTLP/HTTP Response"): few failures pass, and a request that is refused is not sent again.
 fn judged(status: StatusCode, headers: &HeaderMap, body: Bytes) -> Result<Bytes, Failure> {
     if status.is_success() {
-        let kind = headers.get(header::CONTENT_TYPE);
-        if body.is_empty() || kind.is_some_and(|kind| kind == PROTOBUF) {
+        if body.is_empty() || is_protobuf(content_type(headers)) {
             return Ok(body);
         }
         let why = "what answers is no receiver of OTLP: it takes the request, and says so in another format";
@@ -160,11 +159,21 @@ fn judged(status: StatusCode, headers: &HeaderMap, body: Bytes) -> Result<Bytes,
     }
 }
 
+fn content_type(headers: &HeaderMap) -> &str {
+    let kind = headers.get(header::CONTENT_TYPE);
+    kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default()
+}
+
+/// Parameters, as in `application/x-protobuf; charset=utf-8`, change nothing.
+fn is_protobuf(kind: &str) -> bool {
+    let (kind, _) = kind.split_once(';').unwrap_or((kind, ""));
+    kind.trim().eq_ignore_ascii_case(PROTOBUF)
+}
+
 /// The status, and what the receiver says, in one line.
 fn told(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> String {
-    let kind = headers.get(header::CONTENT_TYPE);
-    let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let said = if kind == PROTOBUF {
+    let kind = content_type(headers);
+    let said = if is_protobuf(kind) {
         Status::said(body)
     } else if kind.starts_with("text/plain") || kind.starts_with("application/json") {
         String::from_utf8_lossy(body).into_owned()

@@ -63,6 +63,37 @@ fn a_way_that_takes_no_message_is_told_and_the_agent_ends() {
 }
 
 #[test]
+fn a_name_that_does_not_resolve_is_told_and_holds_up_no_other_output() {
+    if !is_root_or_skip("agent::a_name_that_does_not_resolve_is_told_and_holds_up_no_other_output")
+    {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let addresses = [
+        "ipfix=tcp://collector.invalid:4739",
+        "pbflow=http://collector.invalid:9999",
+        "otlp=http://collector.invalid:4318",
+    ];
+    let outputs = addresses.map(|address| ["--output", address]).concat();
+    let agent = Agent::start(&lab, &[&["--output", "json"][..], &outputs].concat());
+    let sent = send(&lab, 20, 1);
+    wait_until_counted(&agent, &lab, sent.packets);
+    for kind in ["ipfix", "pbflow", "otlp"] {
+        wait_until("it is told", || {
+            let output = output(&agent, &lab, kind);
+            let queued = fates(&output, sent)["queued"];
+            let error = output["last_error"].as_str().unwrap();
+            let is_about_the_name = ["address of the host", "look up the host"]
+                .iter()
+                .any(|said| error.contains(said));
+            output["failing"] == true && queued == sent && is_about_the_name
+        });
+    }
+    agent.wait_for_scans(&lab.agent, 2);
+    assert_eq!(agent.stop().seen(), sent);
+}
+
+#[test]
 fn an_output_that_stays_goes_on_and_one_that_leaves_tells_what_it_lost() {
     if !is_root_or_skip(
         "agent::an_output_that_stays_goes_on_and_one_that_leaves_tells_what_it_lost",
