@@ -1,7 +1,7 @@
-//! Parquet files, for DuckDB, pandas and others that read columns.
+//! Parquet files, for DuckDB and others that read columns.
 //!
 //! A Parquet file can be read only when it is whole. Until then the flows wait in a hidden file as [`pieces`], each one a
-//! batch of our own protocol, which is as safe as a line of JSON and cheap to write. [`file`] makes the Parquet file of
+//! batch of our own protocol, which is as safe as a line of JSON and cheap to write. [`mod@file`] makes the Parquet file of
 //! them when it is rotated, or after a kill.
 
 use std::collections::HashSet;
