@@ -65,6 +65,9 @@ impl Compression {
     }
 }
 
+/// Of all files. The umask takes of it.
+const MODE: u32 = 0o640;
+
 /// Finds where the last whole piece of a file ends. Fails if the file is not of the format.
 pub type WholeLen = fn(&mut File) -> io::Result<u64>;
 
@@ -208,6 +211,7 @@ impl Rotated {
             let file = options
                 .append(true)
                 .create_new(true)
+                .mode(MODE)
                 .open(&place.names.open);
             Ok(Open {
                 file: file.context("make the file")?,
@@ -243,6 +247,7 @@ fn lock(names: &Names) -> Result<File> {
         .write(true)
         .create(true)
         .truncate(false)
+        .mode(MODE)
         .custom_flags(libc::O_NOFOLLOW)
         .open(lock);
     let file = opened.with_context(|| format!("open {}", lock.display()))?;
@@ -319,7 +324,11 @@ impl Place {
             return fs::rename(part, whole).context("rename it");
         }
         let half = names.half(name, ending);
-        let to = File::create(&half).with_context(|| format!("make {}", half.display()))?;
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create(true).truncate(true).mode(MODE);
+        let to = options
+            .open(&half)
+            .with_context(|| format!("make {}", half.display()))?;
         let mut from = File::open(&part).context("open it")?;
         let made = match self.made {
             Some(Made { make, .. }) => make(&mut from, to, compression).context("make it whole"),

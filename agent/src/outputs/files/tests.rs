@@ -1,4 +1,4 @@
-use std::io::Read as _;
+use std::{io::Read as _, os::unix::fs::PermissionsExt as _};
 
 use tempfile::TempDir;
 
@@ -270,4 +270,28 @@ async fn a_link_to_another_file_is_left_alone() {
     let mut file = rotated(&folder, rotation(Compression::None));
     file.write(LINE).await.unwrap_err();
     assert_eq!(fs::read(&target).unwrap(), LINE);
+}
+
+#[tokio::test]
+async fn the_group_may_read_files_and_others_may_not() {
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let elsewhere = tempfile::tempdir().unwrap();
+    let usual = elsewhere.path().join("usual");
+    fs::write(&usual, "").unwrap();
+    let expected = mode(&usual) & 0o640;
+    for compression in [Compression::None, Compression::Gzip, Compression::Zstd] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut file = rotated(&folder, rotation(compression));
+        write(&mut file, 4).await;
+        let paths = fs::read_dir(folder.path()).unwrap();
+        let paths: Vec<_> = paths.map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(
+            paths.len(),
+            3,
+            "one that is written, one that is complete, the lock"
+        );
+        for path in paths {
+            assert_eq!(mode(&path), expected, "{}", path.display());
+        }
+    }
 }
