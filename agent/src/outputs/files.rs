@@ -323,13 +323,12 @@ impl Place {
         if ending.is_empty() {
             return fs::rename(part, whole).context("rename it");
         }
-        let half = names.half(name, ending);
+        // Whoever may write in the folder may have put links there: they are not followed.
         let mut options = OpenOptions::new();
-        let options = options.write(true).create(true).truncate(true).mode(MODE);
-        let to = options
-            .open(&half)
-            .with_context(|| format!("make {}", half.display()))?;
-        let mut from = File::open(&part).context("open it")?;
+        let options = options.read(true).custom_flags(libc::O_NOFOLLOW);
+        let mut from = options.open(&part).context("open it")?;
+        let half = names.half(name, ending);
+        let to = make_new(&half).with_context(|| format!("make {}", half.display()))?;
         let made = match self.made {
             Some(Made { make, .. }) => make(&mut from, to, compression).context("make it whole"),
             None => compress(&mut from, to, compression).context("compress it"),
@@ -338,6 +337,16 @@ impl Place {
         fs::rename(&half, &whole).context("rename what is complete")?;
         fs::remove_file(&part).context("remove what is complete")
     }
+}
+
+/// Makes a file in the place of whatever is there.
+fn make_new(path: &Path) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(MODE).open(path)
 }
 
 fn compress(from: &mut File, to: File, compression: Compression) -> Result<File> {

@@ -1,4 +1,7 @@
-use std::{io::Read as _, os::unix::fs::PermissionsExt as _};
+use std::{
+    io::Read as _,
+    os::unix::fs::{PermissionsExt as _, symlink},
+};
 
 use tempfile::TempDir;
 
@@ -266,7 +269,7 @@ async fn a_link_to_another_file_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("target");
     fs::write(&target, LINE).unwrap();
-    std::os::unix::fs::symlink(&target, folder.path().join("flows.jsonl")).unwrap();
+    symlink(&target, folder.path().join("flows.jsonl")).unwrap();
     let mut file = rotated(&folder, rotation(Compression::None));
     file.write(LINE).await.unwrap_err();
     assert_eq!(fs::read(&target).unwrap(), LINE);
@@ -294,4 +297,34 @@ async fn the_group_may_read_files_and_others_may_not() {
             assert_eq!(mode(&path), expected, "{}", path.display());
         }
     }
+}
+
+#[tokio::test]
+async fn a_link_in_the_place_of_what_becomes_complete_is_not_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("target");
+    fs::write(&target, LINE).unwrap();
+    let mut file = rotated(&folder, rotation(Compression::Gzip));
+    write(&mut file, 2).await;
+    let names = &file.place.names;
+    let half = names.half(&file.open.as_ref().unwrap().complete, ".gz");
+    symlink(&target, half).unwrap();
+    file.close().await.unwrap();
+    assert_eq!(fs::read(&target).unwrap(), LINE);
+    let (name, content) = files(&folder).swap_remove(0);
+    assert!(name.ends_with(".jsonl.gz"), "{name}");
+    assert_eq!(content, LINE.repeat(2));
+}
+
+#[tokio::test]
+async fn a_link_that_seems_to_wait_to_be_completed_is_not_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("target");
+    fs::write(&target, LINE).unwrap();
+    let waits = folder.path().join("flows-20260102T030405Z.jsonl.part");
+    symlink(&target, waits).unwrap();
+    let mut file = rotated(&folder, rotation(Compression::Gzip));
+    let error = format!("{:#}", file.write(LINE).await.unwrap_err());
+    assert!(error.contains("20260102T030405Z.jsonl.part"), "{error}");
+    assert_eq!(fs::read(&target).unwrap(), LINE);
 }
