@@ -14,7 +14,7 @@ use std::{
     io::{self, ErrorKind, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -88,8 +88,6 @@ pub struct Rotated {
     address: PathBuf,
     place: Arc<Place>,
     open: Option<Open>,
-    /// Held as long as files are written here, so that nobody else does.
-    lock: Option<File>,
 }
 
 /// Where files are, and how they are completed.
@@ -98,10 +96,13 @@ struct Place {
     rotation: Rotation,
     whole_len: WholeLen,
     made: Option<Made>,
+    /// Keeps others away. An output may be gone while a thread still completes its file, so whoever has the place holds it.
+    lock: OnceLock<File>,
 }
 
 /// The file that is written.
 struct Open {
+    place: Arc<Place>,
     file: File,
     len_bytes: u64,
     since: Instant,
@@ -124,6 +125,7 @@ impl Rotated {
             rotation,
             whole_len,
             made: None,
+            lock: OnceLock::new(),
         };
         Self::at(path, place)
     }
@@ -135,6 +137,7 @@ impl Rotated {
             rotation,
             whole_len: made.whole_len,
             made: Some(made),
+            lock: OnceLock::new(),
         };
         Self::at(folder, place)
     }
@@ -144,7 +147,6 @@ impl Rotated {
             address,
             place: Arc::new(place),
             open: None,
-            lock: None,
         }
     }
 
@@ -159,11 +161,6 @@ impl Rotated {
             self.close().await?;
         }
         let Some(mut open) = self.open.take() else {
-            if self.lock.is_none() {
-                let lock = lock(&self.place.names);
-                self.lock =
-                    Some(lock.with_context(|| format!("begin {}", self.address.display()))?);
-            }
             self.open = Some(self.begin().await?);
             return Ok(Written::Anew);
         };
@@ -191,13 +188,12 @@ impl Rotated {
         let Some(open) = self.open.take() else {
             return Ok(());
         };
-        let place = Arc::clone(&self.place);
         let completed = blocking(move || {
             if open.len_bytes == 0 {
-                return fs::remove_file(&place.names.open).context("remove the empty file");
+                return fs::remove_file(&open.place.names.open).context("remove the empty file");
             }
             open.file.sync_all().context("write it to the disk")?;
-            place.complete(&open.complete)
+            open.place.complete(&open.complete)
         });
         let completed = completed.await;
         completed.with_context(|| format!("complete {}", self.address.display()))
@@ -206,6 +202,7 @@ impl Rotated {
     async fn begin(&self) -> Result<Open> {
         let place = Arc::clone(&self.place);
         let begun = blocking(move || {
+            place.take_lock()?;
             place.recover()?;
             let mut options = OpenOptions::new();
             let file = options
@@ -218,6 +215,7 @@ impl Rotated {
                 len_bytes: 0,
                 since: Instant::now(),
                 complete: place.names.complete(SystemTime::now())?,
+                place,
             })
         });
         let begun = begun.await;
@@ -261,6 +259,14 @@ fn lock(names: &Names) -> Result<File> {
 }
 
 impl Place {
+    fn take_lock(&self) -> Result<()> {
+        if self.lock.get().is_none() {
+            // Nobody else has set it meanwhile: they would hold the lock.
+            drop(self.lock.set(lock(&self.names)?));
+        }
+        Ok(())
+    }
+
     /// Completes what a process before this one left behind.
     fn recover(&self) -> Result<()> {
         self.names.finish_parts(|part| self.finish(part))?;

@@ -1,8 +1,10 @@
 use std::{
     io::Read as _,
     os::unix::fs::{PermissionsExt as _, symlink},
+    sync::Barrier,
 };
 
+use futures_util::FutureExt as _;
 use tempfile::TempDir;
 
 use super::*;
@@ -327,4 +329,53 @@ async fn a_link_that_seems_to_wait_to_be_completed_is_not_followed() {
     let error = format!("{:#}", file.write(LINE).await.unwrap_err());
     assert!(error.contains("20260102T030405Z.jsonl.part"), "{error}");
     assert_eq!(fs::read(&target).unwrap(), LINE);
+}
+
+#[tokio::test]
+async fn nobody_writes_there_while_a_thread_completes_the_file_of_an_output_that_is_gone() {
+    static BEGUN: Barrier = Barrier::new(2);
+    static MAY_END: Barrier = Barrier::new(2);
+    fn copy(from: &mut File, to: File, _: Compression) -> Result<File> {
+        compress(from, to, Compression::None)
+    }
+    fn wait(from: &mut File, to: File, compression: Compression) -> Result<File> {
+        BEGUN.wait();
+        MAY_END.wait();
+        copy(from, to, compression)
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let made = |make| {
+        let made = Made {
+            stem: "flows",
+            ending: &[".copy"],
+            whole_len: whole::lines,
+            make,
+        };
+        Rotated::made(folder.path().to_owned(), rotation(Compression::None), made)
+    };
+    let mut first = made(wait);
+    write(&mut first, 2).await;
+    // Its time is over.
+    assert!(first.close().now_or_never().is_none());
+    drop(first);
+    BEGUN.wait();
+    let mut second = made(copy);
+    let refused = second.write(LINE).await;
+    MAY_END.wait();
+    let error = format!("{:#}", refused.unwrap_err());
+    let busy = "another output or another agent writes there";
+    assert!(error.contains(busy), "{error}");
+    while let Err(error) = second.write(LINE).await {
+        let error = format!("{error:#}");
+        assert!(error.contains(busy), "{error}");
+    }
+    write(&mut second, 1).await;
+    second.close().await.unwrap();
+    let files = files(&folder);
+    let mut lines: Vec<_> = files
+        .iter()
+        .map(|(name, content)| (name.starts_with("flows-"), content.len() / LINE.len()))
+        .collect();
+    lines.sort_unstable();
+    assert_eq!(lines, [(true, 1), (true, 2)], "{files:?}");
 }
