@@ -42,6 +42,8 @@ pub struct Message {
     pub flows: usize,
     /// Another message follows even if no flow is left.
     pub more: bool,
+    /// It has nothing but what every connection and every file begins with.
+    pub is_preface: bool,
     pub call: Call,
 }
 
@@ -59,6 +61,7 @@ impl Message {
             bytes,
             flows,
             more: false,
+            is_preface: false,
             call: Call::default(),
         }
     }

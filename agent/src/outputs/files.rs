@@ -105,6 +105,8 @@ struct Open {
     place: Arc<Place>,
     file: File,
     len_bytes: u64,
+    /// It has more than what every file begins with.
+    has_more: bool,
     since: Instant,
     complete: Complete,
 }
@@ -157,6 +159,16 @@ impl Rotated {
 
     /// Appends a piece, all of it or nothing.
     pub async fn write(&mut self, piece: &[u8]) -> Result<Written> {
+        self.append(piece, true).await
+    }
+
+    /// Appends a piece of what every file begins with. A file with nothing else is never complete: if such pieces alone
+    /// made it too long, nothing else would ever be written.
+    pub async fn write_preface(&mut self, piece: &[u8]) -> Result<Written> {
+        self.append(piece, false).await
+    }
+
+    async fn append(&mut self, piece: &[u8], is_more: bool) -> Result<Written> {
         if self.is_complete(piece.len() as u64) {
             self.close().await?;
         }
@@ -167,6 +179,7 @@ impl Rotated {
         let piece = piece.to_vec();
         let appended = blocking(move || {
             open.append(&piece)?;
+            open.has_more |= is_more;
             Ok(open)
         });
         let appended = appended.await;
@@ -179,7 +192,7 @@ impl Rotated {
         self.open.as_ref().is_some_and(|open| {
             let rotation = &self.place.rotation;
             let is_large = open.len_bytes + more_bytes > rotation.bytes;
-            open.len_bytes > 0 && (is_large || open.since.elapsed() >= rotation.after)
+            open.has_more && (is_large || open.since.elapsed() >= rotation.after)
         })
     }
 
@@ -213,6 +226,7 @@ impl Rotated {
             Ok(Open {
                 file: file.context("make the file")?,
                 len_bytes: 0,
+                has_more: false,
                 since: Instant::now(),
                 complete: place.names.complete(SystemTime::now())?,
                 place,

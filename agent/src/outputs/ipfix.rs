@@ -244,7 +244,10 @@ impl Ipfix {
         }
         let records = writer.close();
         let bytes = self.finish(records, telling, Domain::Flows);
-        Some(Message::new(bytes, 0))
+        Some(Message {
+            is_preface: true,
+            ..Message::new(bytes, 0)
+        })
     }
 
     /// Completes a message, with what its receiver knows then.

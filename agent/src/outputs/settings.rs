@@ -560,6 +560,10 @@ mod tests {
                 "rotate_after: expected a time",
             ),
             (
+                r#"{"kind": "ipfix", "address": "/a", "rotate_after": "999ms"}"#,
+                "rotate_after: expected a time of a second or more",
+            ),
+            (
                 r#"{"kind": "jsonl", "address": "/a", "compression": "xz"}"#,
                 "compression: expected one of none, gzip, zstd",
             ),

@@ -88,10 +88,17 @@ impl Transport {
             Self::Tcp(tcp) => tcp.send(bytes).await?,
             Self::Grpc(grpc) => return grpc.send(bytes, *call).await,
             Self::Http(http) => return http.send(bytes, *call).await,
-            Self::File(file) => match file.write(bytes).await? {
-                Written::Yes => {}
-                Written::Anew => return Err(Failure::Anew),
-            },
+            Self::File(file) => {
+                let written = if message.is_preface {
+                    file.write_preface(bytes).await?
+                } else {
+                    file.write(bytes).await?
+                };
+                match written {
+                    Written::Yes => {}
+                    Written::Anew => return Err(Failure::Anew),
+                }
+            }
         }
         Ok(Bytes::new())
     }

@@ -8,6 +8,17 @@ use futures_util::FutureExt as _;
 use tempfile::TempDir;
 
 use super::*;
+use crate::{
+    outputs::{
+        encoder::Encoder as _,
+        ipfix::{
+            Ipfix, Settings,
+            tests::{collector::Collector, flows},
+        },
+        transport::{Failure, Transport},
+    },
+    proto::{FlowBatch, FlowRecord},
+};
 
 const LINE: &[u8] = b"{\"type\":\"flow\",\"packets\":1}\n";
 
@@ -278,30 +289,6 @@ async fn a_link_to_another_file_is_left_alone() {
 }
 
 #[tokio::test]
-async fn the_group_may_read_files_and_others_may_not() {
-    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    let elsewhere = tempfile::tempdir().unwrap();
-    let usual = elsewhere.path().join("usual");
-    fs::write(&usual, "").unwrap();
-    let expected = mode(&usual) & 0o640;
-    for compression in [Compression::None, Compression::Gzip, Compression::Zstd] {
-        let folder = tempfile::tempdir().unwrap();
-        let mut file = rotated(&folder, rotation(compression));
-        write(&mut file, 4).await;
-        let paths = fs::read_dir(folder.path()).unwrap();
-        let paths: Vec<_> = paths.map(|entry| entry.unwrap().path()).collect();
-        assert_eq!(
-            paths.len(),
-            3,
-            "one that is written, one that is complete, the lock"
-        );
-        for path in paths {
-            assert_eq!(mode(&path), expected, "{}", path.display());
-        }
-    }
-}
-
-#[tokio::test]
 async fn a_link_in_the_place_of_what_becomes_complete_is_not_followed() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("target");
@@ -329,6 +316,98 @@ async fn a_link_that_seems_to_wait_to_be_completed_is_not_followed() {
     let error = format!("{:#}", file.write(LINE).await.unwrap_err());
     assert!(error.contains("20260102T030405Z.jsonl.part"), "{error}");
     assert_eq!(fs::read(&target).unwrap(), LINE);
+}
+
+#[tokio::test]
+async fn the_group_may_read_files_and_others_may_not() {
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let elsewhere = tempfile::tempdir().unwrap();
+    let usual = elsewhere.path().join("usual");
+    fs::write(&usual, "").unwrap();
+    let expected = mode(&usual) & 0o640;
+    for compression in [Compression::None, Compression::Gzip, Compression::Zstd] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut file = rotated(&folder, rotation(compression));
+        write(&mut file, 4).await;
+        let paths = fs::read_dir(folder.path()).unwrap();
+        let paths: Vec<_> = paths.map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(
+            paths.len(),
+            3,
+            "one that is written, one that is complete, the lock"
+        );
+        for path in paths {
+            assert_eq!(mode(&path), expected, "{}", path.display());
+        }
+    }
+}
+
+/// Hands everything over, as a worker does.
+async fn send(ipfix: &mut Ipfix, file: &mut Transport, batch: &FlowBatch, flows: &[FlowRecord]) {
+    let mut rest = flows;
+    for _ in 0..1_000 {
+        let message = ipfix.message(batch, rest);
+        if message.bytes.is_empty() {
+            assert!(rest.is_empty());
+            return;
+        }
+        match file.send(&message).await {
+            Ok(_) => {
+                ipfix.sent();
+                rest = &rest[message.flows..];
+            }
+            Err(Failure::Anew) => ipfix.restart(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("{} flows do not go out", rest.len());
+}
+
+#[tokio::test]
+async fn flows_go_out_however_soon_a_file_is_complete() {
+    let smallest = Rotation {
+        bytes: 1,
+        files: u32::MAX,
+        ..rotation(Compression::None)
+    };
+    let youngest = Rotation {
+        bytes: u64::MAX,
+        after: Duration::from_nanos(1),
+        ..smallest.clone()
+    };
+    for rotation in [smallest, youngest] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("flows.ipfix");
+        let mut file = Transport::File(Rotated::new(path, rotation, whole::ipfix));
+        // A file begins with several messages of options.
+        let mut ipfix = Ipfix::new(Settings {
+            message_len_bytes: 512,
+            ..Settings::stream()
+        });
+        let batch = FlowBatch {
+            interfaces: (1..=50)
+                .map(|index| flows::interface(index, "eth"))
+                .collect(),
+            ..flows::last_batch(1)
+        };
+        let some = vec![flows::tcp(); 8];
+        send(&mut ipfix, &mut file, &batch, &some).await;
+        file.close().await.unwrap();
+        let mut read = 0;
+        for (name, content) in files(&folder) {
+            let mut collector = Collector::default();
+            let mut rest = &content[..];
+            let mut records = Vec::new();
+            while !rest.is_empty() {
+                let len = usize::from(u16::from_be_bytes([rest[2], rest[3]]));
+                records.extend(collector.read(&rest[..len]));
+                rest = &rest[len..];
+            }
+            assert!(!records.is_empty(), "{name}");
+            read += records.iter().filter(|record| record.scopes == 0).count();
+        }
+        assert_eq!(read, some.len());
+    }
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use super::*;
 use collector::{Collector, Record};
 
-mod collector;
+pub mod collector;
 pub mod flows;
 mod sums;
 mod written;

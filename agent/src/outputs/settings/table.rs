@@ -35,6 +35,9 @@ enum ValueType {
     Choice(&'static [&'static str]),
 }
 
+/// A time that is over before anything is written would make a file of every message.
+const SHORTEST_ROTATION: Duration = Duration::from_secs(1);
+
 const FILES: &[Kind] = &[Kind::Ipfix, Kind::Jsonl, Kind::Parquet];
 /// Those that only files have.
 pub(super) const FILE_KEYS: [&str; 5] = [
@@ -98,7 +101,7 @@ const KEYS: &[Key] = &[
         name: "rotate_after",
         kinds: FILES,
         value: ValueType::Time,
-        help: "A file is complete after this time; by default an hour.",
+        help: "A file is complete after this time, a second or more; by default an hour.",
     },
     Key {
         name: "keep_files",
@@ -281,12 +284,17 @@ impl Table {
                 ));
             }
         };
+        let after = self.time("rotate_after")?;
+        if after.is_some_and(|after| after < SHORTEST_ROTATION) {
+            return Err(Refused::at(
+                "rotate_after",
+                "expected a time of a second or more, as \"5m\"",
+            ));
+        }
         let files = self.integer("keep_files")?.unwrap_or(168);
         Ok(Rotation {
             bytes: self.integer("rotate_bytes")?.unwrap_or(100 << 20),
-            after: self
-                .time("rotate_after")?
-                .unwrap_or(Duration::from_hours(1)),
+            after: after.unwrap_or(Duration::from_hours(1)),
             files: u32::try_from(files).unwrap_or(u32::MAX),
             total_bytes: self.integer("keep_bytes")?.unwrap_or(10 << 30),
             compression,
