@@ -355,11 +355,10 @@ fn a_start_that_fails_says_what_is_wrong() {
     assert_eq!(unknown.lines().count(), 1, "{unknown}");
     assert!(unknown.contains("nowhere7"), "{unknown}");
 
-    let ip = lab.agent.ipv4;
     let taken = lab
         .agent
         .namespace
-        .enter(|| Ok(TcpListener::bind((ip, 0))?))
+        .enter(|| Ok(TcpListener::bind("127.0.0.1:0")?))
         .unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let in_use = refusal(
