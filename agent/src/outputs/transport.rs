@@ -23,6 +23,12 @@ pub(super) use udp::Udp;
 /// How long to wait for a connection, or for a receiver that takes nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// What servers are told that we are.
+const USER_AGENT: &str = concat!("flow-agent/", env!("CARGO_PKG_VERSION"));
+/// Of a server's answer. Real ones have a few bytes, or a sentence.
+const MOST_ANSWER_BYTES: usize = 64 << 10;
+/// However long a server asks to be left alone.
+const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 /// Of what a receiver says.
 const MOST_SAID_CHARS: usize = 200;
 

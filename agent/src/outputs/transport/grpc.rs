@@ -15,7 +15,7 @@ use h2::{
 use tokio::{task::JoinHandle, time::timeout};
 use tonic::codegen::http::{HeaderMap, Request, Response, header};
 
-use super::{Failure, PATIENCE, tcp};
+use super::{Failure, MOST_ANSWER_BYTES, PATIENCE, USER_AGENT, tcp};
 use crate::outputs::{encoder::Call, settings::HostPort};
 
 mod status;
@@ -25,12 +25,8 @@ mod tests;
 
 /// A byte that says whether the message is compressed, and the length, big-endian.
 const MESSAGE_HEADER_BYTES: usize = 5;
-/// Of an answer. Real ones have a few bytes, or a sentence.
-const MOST_ANSWER_BYTES: usize = 64 << 10;
 /// Of an answer's headers, and of its trailers.
 const MOST_HEADER_BYTES: u32 = 16 << 10;
-
-const USER_AGENT: &str = concat!("flow-agent/", env!("CARGO_PKG_VERSION"));
 
 pub(in crate::outputs) struct Grpc {
     pub(super) to: HostPort,

@@ -15,16 +15,10 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use tokio::{task::JoinHandle, time::timeout};
 
-use super::{Failure, PATIENCE, one_line, tcp};
+use super::{Failure, LONGEST_PAUSE, MOST_ANSWER_BYTES, PATIENCE, USER_AGENT, one_line, tcp};
 use crate::outputs::{encoder::Call, settings::HostPort};
 
 const PROTOBUF: &str = "application/x-protobuf";
-const USER_AGENT: &str = concat!("flow-agent/", env!("CARGO_PKG_VERSION"));
-
-/// Of an answer. Real ones have a few bytes, or a sentence.
-const MOST_ANSWER_BYTES: usize = 64 << 10;
-/// However long a receiver asks to be left alone.
-const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
 #[cfg(test)]
 mod tests;

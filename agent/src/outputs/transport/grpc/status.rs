@@ -14,16 +14,11 @@ use tonic::{
     codegen::http::{HeaderMap, StatusCode},
 };
 
-use crate::outputs::transport::Failure;
+use crate::outputs::transport::{Failure, LONGEST_PAUSE, one_line};
 
 const STATUS: &str = "grpc-status";
 const DETAILS: &str = "grpc-status-details-bin";
 const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
-
-/// However long a receiver asks to be left alone.
-const LONGEST_PAUSE: Duration = Duration::from_hours(1);
-/// Of what it says.
-const MOST_MESSAGE_CHARS: usize = 200;
 
 /// Binary headers come with padding or without.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -136,10 +131,7 @@ fn told(code: Code, message: &str) -> String {
         }
         told.push(letter.to_ascii_uppercase());
     }
-    let message = message.chars().take(MOST_MESSAGE_CHARS);
-    let line: String = message
-        .map(|letter| if letter.is_control() { ' ' } else { letter })
-        .collect();
+    let line = one_line(message);
     if !line.is_empty() {
         told.push_str(": ");
         told.push_str(&line);
