@@ -101,6 +101,11 @@ impl Tally {
         !std::mem::replace(&mut health.told_refused, true)
     }
 
+    /// The receiver refused flows, and has taken none since. That it takes something else says nothing then.
+    pub(super) fn is_refusing(&self) -> bool {
+        self.health().told_refused
+    }
+
     /// Notes a success. Returns whether it is the first after a failure.
     pub(super) fn succeeded(&self) -> bool {
         let mut health = self.health();

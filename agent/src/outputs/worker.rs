@@ -36,8 +36,6 @@ pub(super) struct Worker {
     backoff: Backoff,
     /// How long to leave the receiver alone before the next message, after it refused one.
     pause: Option<Duration>,
-    /// It refused flows last. That it takes something else says nothing then.
-    refuses_flows: bool,
     /// It was told that the receiver refuses what goes out beside the flows.
     refuses_rest: bool,
     tally: Arc<Tally>,
@@ -75,7 +73,6 @@ impl Worker {
             transport,
             backoff: Backoff::default(),
             pause: None,
-            refuses_flows: false,
             refuses_rest: false,
             tally,
             deadline,
@@ -217,7 +214,7 @@ impl Worker {
         if refused.records != 0 {
             self.backoff.reset();
             self.refuses(refused, &answer.why);
-        } else if sum.records != 0 || !self.refuses_flows {
+        } else if sum.records != 0 || !self.tally.is_refusing() {
             self.worked();
         }
     }
@@ -253,8 +250,7 @@ impl Worker {
     }
 
     /// Counts flows that are refused, and says so once.
-    fn refuses(&mut self, flows: RecordSum, why: &str) {
-        self.refuses_flows = true;
+    fn refuses(&self, flows: RecordSum, why: &str) {
         if self.tally.refuses(flows, why) {
             tracing::warn!(
                 output = self.name,
@@ -282,7 +278,6 @@ impl Worker {
     /// Says once that it works again.
     fn worked(&mut self) {
         self.backoff.reset();
-        self.refuses_flows = false;
         if self.tally.succeeded() {
             let lost = self.tally.status().lost.unwrap_or_default();
             tracing::info!(
