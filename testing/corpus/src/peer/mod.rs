@@ -58,6 +58,8 @@ pub fn parse(frame: &RawFrame) -> Theirs {
 struct Reading {
     /// Whether a length of 0 means that the header cannot give it.
     is_super_frame: bool,
+    /// A tunnel around it says where it ends.
+    is_bounded: bool,
     packet: Packet,
     difference: Option<Difference>,
     /// The payload of what may be a tunnel.
@@ -73,6 +75,8 @@ struct Payload {
     destination_port: u16,
     /// Offsets in the frame.
     range: Range<usize>,
+    /// A header says where it ends.
+    is_bounded: bool,
 }
 
 /// What the IP layer hands to the transport layer.

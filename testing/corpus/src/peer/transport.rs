@@ -103,7 +103,9 @@ impl Reading {
         }
         if TUNNELS.contains(&header.destination_port()) {
             let whole = transport.payload;
-            let datagram = if is_to_the_end {
+            // What a tunnel bounds has less than 64 KiB, whatever its IP header leaves open.
+            let says_nothing = len == 0 || transport.is_endless && !self.is_bounded;
+            let datagram = if says_nothing {
                 whole
             } else {
                 &whole[..len.min(whole.len())]
@@ -206,7 +208,8 @@ impl Reading {
         self.payload = Some(Payload {
             protocol: transport.protocol,
             destination_port,
-            range: start + at..start + transport.payload.len(),
+            range: start + at..start + transport.payload.len().max(at),
+            is_bounded: self.is_bounded || !transport.is_endless,
         });
     }
 

@@ -37,12 +37,17 @@ impl Reading {
             if !self.may_be_tunnel() {
                 return self;
             }
+            let is_bounded = self
+                .payload
+                .as_ref()
+                .is_some_and(|payload| payload.is_bounded);
             let Some(tunnel) = self.tunnel(frame) else {
                 self.outcome |= outcome::UNOPENED;
                 return self;
             };
             let mut inner = Self {
                 is_super_frame: self.is_super_frame,
+                is_bounded,
                 ..Self::default()
             };
             let bytes = &frame[tunnel.inside];
@@ -107,6 +112,7 @@ impl Reading {
             protocol,
             destination_port,
             range,
+            ..
         } = self.payload.clone()?;
         if !self.packet.part.is_whole() {
             return None;
