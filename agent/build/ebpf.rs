@@ -7,6 +7,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use object::{
+    build::elf::{Builder, SectionData},
+    elf,
+};
 
 #[path = "ebpf_toolchain.rs"]
 pub mod ebpf_toolchain;
@@ -94,9 +98,30 @@ pub fn build(object: &Object) -> Result<()> {
     let rust_flags = rust_flags(&toolchain.linker, object.more_rust_flags)?;
     let target_dir = shared_target_dir(&out_dir, object.features)?;
     let built = compile(object, &package, &toolchain, &rust_flags, &target_dir)?;
-    fs::copy(&built, out_dir.join(object.name))
-        .with_context(|| format!("copy {} to {}", built.display(), out_dir.display()))?;
-    Ok(())
+    let whole = fs::read(&built).with_context(|| format!("read {}", built.display()))?;
+    let small = without_dwarf(&whole).with_context(|| format!("strip {}", built.display()))?;
+    let path = out_dir.join(object.name);
+    fs::write(&path, small).with_context(|| format!("write {}", path.display()))
+}
+
+/// The object without DWARF, which is three quarters of it. The linker has made BTF from that, and nothing else
+/// reads it.
+fn without_dwarf(object: &[u8]) -> object::build::Result<Vec<u8>> {
+    let mut builder = Builder::read(object)?;
+    for section in &mut builder.sections {
+        let name = section.name.as_slice();
+        let name = name.strip_prefix(b".rel").unwrap_or(name);
+        section.delete = name.starts_with(b".debug_");
+    }
+    builder.delete_orphans();
+    // LLVM keeps the names of sections and of symbols in one section, which becomes two here.
+    let names = builder.sections.add();
+    names.name = b".shstrtab".as_slice().into();
+    names.sh_type = elf::SHT_STRTAB;
+    names.data = SectionData::SectionString;
+    let mut small = Vec::new();
+    builder.write(&mut small)?;
+    Ok(small)
 }
 
 /// `target/PROFILE/ebpf`, shared by every object and every build script, since they have the same sources. It
