@@ -34,6 +34,7 @@ pub mod report;
 pub mod result;
 pub mod rounds;
 pub mod sender;
+pub mod sinks;
 pub mod status;
 pub mod sweep;
 pub mod table;

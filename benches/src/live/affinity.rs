@@ -71,10 +71,7 @@ fn set_policy(policy: i32, priority: i32) -> io::Result<()> {
 
 /// All threads of the process, and those that they will start, run on any CPU but this.
 fn keep_off(pid: u32, cpu: usize) -> Result<()> {
-    let mut others = CpuSet::new();
-    for other in (0..cpus()).filter(|&other| other != cpu) {
-        others.set(other);
-    }
+    let others = others(cpu);
     each_thread(pid, |thread| sched_setaffinity(Some(thread), &others))
         .with_context(|| format!("keep process {pid} off CPU {cpu}"))
 }
@@ -111,6 +108,21 @@ pub fn sender_cpu() -> Option<usize> {
 /// Keeps the process from the CPU that sends.
 pub fn keep_off_sender(pid: u32) -> Result<()> {
     sender_cpu().map_or(Ok(()), |cpu| keep_off(pid, cpu))
+}
+
+/// The same for the calling thread, and what it starts.
+pub fn keep_this_thread_off_sender() -> Result<()> {
+    sender_cpu().map_or(Ok(()), |cpu| {
+        sched_setaffinity(None, &others(cpu)).context("keep a thread off the sender's CPU")
+    })
+}
+
+fn others(cpu: usize) -> CpuSet {
+    let mut others = CpuSet::new();
+    for other in (0..cpus()).filter(|&other| other != cpu) {
+        others.set(other);
+    }
+    others
 }
 
 pub fn cpus() -> usize {

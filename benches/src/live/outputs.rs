@@ -3,13 +3,7 @@
 
 use std::{
     fs,
-    net::UdpSocket,
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -29,6 +23,7 @@ use super::{
     pacer::Pace,
     program::{Agent, PATIENCE},
     sender::{Sender, Sent},
+    sinks::Sink,
 };
 
 const FLOWS: u32 = 500_000;
@@ -51,12 +46,13 @@ enum To {
     Consumer,
     /// A table of settings without its address, and the file's name.
     File(&'static str, &'static str),
-    Datagrams,
+    /// What comes before the address, and who listens there.
+    Server(&'static str, fn(&Lab, u16) -> Result<Sink>),
 }
 
 const CONTROL: &str = "no output";
 
-const ARMS: [(&str, To); 7] = [
+const ARMS: [(&str, To); 10] = [
     (CONTROL, To::Nowhere),
     ("one consumer", To::Consumer),
     (
@@ -70,7 +66,10 @@ const ARMS: [(&str, To); 7] = [
             "flows.ipfix",
         ),
     ),
-    ("ipfix over UDP", To::Datagrams),
+    ("ipfix over UDP", To::Server("ipfix=udp", Sink::datagrams)),
+    ("ipfix over TCP", To::Server("ipfix=tcp", Sink::stream)),
+    ("pbflow", To::Server("pbflow=http", Sink::calls)),
+    ("otlp", To::Server("otlp=http", Sink::calls)),
     (
         "jsonl file",
         To::File(r#""kind": "jsonl", "compression": "none""#, "flows.jsonl"),
@@ -128,7 +127,7 @@ impl Bench for Outputs {
 
 const CPU_NS: &str = "process_cpu_ns_per_report";
 
-const NOTES: [&str; 4] = [
+const NOTES: [&str; 5] = [
     "One thread on a CPU of its own sends UDP frames of 64 bytes, each flow once a scan interval; the agent runs on \
      the other CPUs, as its consumer does.",
     "process_cpu_ns_per_report is the CPU time of the agent's process, all threads, over the packets that were sent \
@@ -137,6 +136,7 @@ const NOTES: [&str; 4] = [
     "bytes_per_report is what came into files or a socket over the records that the agent counts as sent.",
     "Parquet files are completed every four seconds, so that their completion is in the figure; those of other formats \
      are not compressed.",
+    "Requests of otlp are compressed by gzip, as they are unless a setting says otherwise; those of pbflow are not.",
 ];
 
 /// An agent with one output, on a wire of its own.
@@ -176,13 +176,13 @@ impl Counted {
                 };
                 Some(format!(r#"{{{table}, "address": "{}"}}"#, path.display()))
             }
-            To::Datagrams => Some(format!("ipfix=udp://127.0.0.1:{PORT}")),
+            To::Server(scheme, _) => Some(format!("{scheme}://127.0.0.1:{PORT}")),
         };
         if let Some(output) = &output {
             settings.extend(["--output", output]);
         }
         let sink = match to {
-            To::Datagrams => Some(Sink::new(&lab)?),
+            To::Server(_, listen) => Some(listen(&lab, PORT)?),
             To::Nowhere | To::Consumer | To::File(..) => None,
         };
         let mut agent = Agent::start(&lab.agent, &settings, setup)?;
@@ -193,7 +193,7 @@ impl Counted {
                 affinity::keep_off_sender(consumer.child().id())?;
                 Some(consumer)
             }
-            To::Nowhere | To::File(..) | To::Datagrams => None,
+            To::Nowhere | To::File(..) | To::Server(..) => None,
         };
         Ok(Self {
             sender: Sender::new(&lab, FRAME_LEN_BYTES, Some(FLOWS), PACE)?,
@@ -236,7 +236,7 @@ impl Counted {
     fn bytes_of(&mut self, packets: u64) -> Result<Option<f64>> {
         let is_counted = match self.to {
             To::Nowhere | To::Consumer => return Ok(None),
-            To::File(..) | To::Datagrams => {
+            To::File(..) | To::Server(..) => {
                 let deadline = Instant::now() + PATIENCE;
                 loop {
                     let status = self.agent.status()?;
@@ -255,7 +255,7 @@ impl Counted {
             }
         };
         let bytes = match &self.sink {
-            Some(sink) => sink.bytes.load(Ordering::Relaxed),
+            Some(sink) => sink.bytes(),
             None => bytes_in(self.folder.path())?,
         };
         Ok(Some(bytes as f64 / is_counted as f64))
@@ -310,50 +310,6 @@ fn bytes_in(folder: &Path) -> Result<u64> {
         };
     }
     Ok(bytes)
-}
-
-/// Takes datagrams and counts their bytes. Its thread ends with it.
-struct Sink {
-    bytes: Arc<AtomicU64>,
-    ends: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Sink {
-    fn new(lab: &Lab) -> Result<Self> {
-        let bind = || Ok(UdpSocket::bind(("127.0.0.1", PORT))?);
-        let socket = lab.agent.namespace.enter(bind).context("open a socket")?;
-        socket.set_read_timeout(Some(Duration::from_millis(100)))?;
-        rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, 16 << 20)
-            .context("give the socket room")?;
-        let bytes = Arc::new(AtomicU64::new(0));
-        let ends = Arc::new(AtomicBool::new(false));
-        let (counted, ended) = (Arc::clone(&bytes), Arc::clone(&ends));
-        let thread = thread::spawn(move || {
-            let mut datagram = vec![0; 1 << 16];
-            while !ended.load(Ordering::Relaxed) {
-                // A time without datagrams is an error that says so.
-                if let Ok(len) = socket.recv(&mut datagram) {
-                    counted.fetch_add(len as u64, Ordering::Relaxed);
-                }
-            }
-        });
-        Ok(Self {
-            bytes,
-            ends,
-            thread: Some(thread),
-        })
-    }
-}
-
-impl Drop for Sink {
-    fn drop(&mut self) {
-        self.ends.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            // It does nothing that could panic.
-            let _ = thread.join();
-        }
-    }
 }
 
 #[cfg(test)]
