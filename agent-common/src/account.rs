@@ -182,8 +182,8 @@ impl Reason {
         Self::MalformedUdp,
     ];
 
-    /// Whether a second attempt may still find a flow: by reading beyond linear memory, or by parsing
-    /// PPPoE and MPLS.
+    /// Whether a second attempt may still find a flow: by reading beyond linear memory, or by parsing PPPoE, MPLS
+    /// and extension headers.
     #[inline(always)]
     pub fn may_be_more(self) -> bool {
         matches!(

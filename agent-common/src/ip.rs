@@ -3,7 +3,7 @@
 use crate::{
     account::Reason,
     frame::{Frame, Header},
-    parse::{Packet, Part, Transport},
+    parse::{EXTENSIONS, Packet, Part, Transport},
     transport,
 };
 
@@ -46,13 +46,16 @@ const NOT_EMPTY: u8 = 1;
 const NOT_AN_EXTENSION: u8 = 0xff;
 
 #[inline(always)]
-pub(crate) fn bare<F: Frame>(frame: &F, packet: &mut Packet) -> Result<(), Reason> {
+pub(crate) fn bare<F: Frame, const WHAT: u32>(
+    frame: &F,
+    packet: &mut Packet,
+) -> Result<(), Reason> {
     // Asks for two bytes to read one. For one byte the compiler would write the check as
     // `data >= data_end`, from which the verifier learns nothing (`find_good_pkt_pointers`).
     let first = frame.header::<2>(0).ok_or(Reason::TruncatedIpv4)?;
     match first.u8::<0>() >> 4 {
         4 => v4(frame, 0, NO_LIMIT, packet),
-        6 => v6(frame, 0, NO_LIMIT, packet),
+        6 => v6::<F, WHAT>(frame, 0, NO_LIMIT, packet),
         _ => Err(Reason::NotIp),
     }
 }
@@ -117,7 +120,7 @@ pub(crate) fn v4<F: Frame>(
 
 /// Parses IPv6 (RFC 8200). `offset` and `limit_bytes` are as for [`v4`].
 #[inline(always)]
-pub(crate) fn v6<F: Frame>(
+pub(crate) fn v6<F: Frame, const WHAT: u32>(
     frame: &F,
     offset: u32,
     limit_bytes: u32,
@@ -147,10 +150,13 @@ pub(crate) fn v6<F: Frame>(
 
     let payload_len = u32::from(header.be16::<4>());
     let next_header = header.u8::<6>();
+    if WHAT & EXTENSIONS == 0 && extension_unit(next_header) != NOT_AN_EXTENSION {
+        return Err(Reason::NotIp);
+    }
     let mut end_bytes = limit_bytes.min(offset + IPV6_LEN + payload_len);
     if payload_len == 0 && frame.is_super_frame() {
         end_bytes = limit_bytes;
-        if next_header == NEXT_HOP_BY_HOP {
+        if WHAT & EXTENSIONS != 0 && next_header == NEXT_HOP_BY_HOP {
             packet.jumbo_len_bytes = jumbo_len_bytes(frame, offset + IPV6_LEN);
         }
     }
@@ -161,7 +167,9 @@ pub(crate) fn v6<F: Frame>(
         later_fragment: false,
         order,
     };
-    walk_extensions(frame, &mut transport, packet)?;
+    if WHAT & EXTENSIONS != 0 {
+        walk_extensions(frame, &mut transport, packet)?;
+    }
     transport::parse(frame, transport, packet)
 }
 

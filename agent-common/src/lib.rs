@@ -38,4 +38,4 @@ pub use flow::{Clocks, Encapsulation, FlowCounters, FlowKey, L4Kind, Outer};
 pub use frame::{Frame, Header};
 pub use interface::Interface;
 pub use pages::{PageFill, Switches};
-pub use parse::{LinkType, Packet, Part, parse, parse_encapsulated};
+pub use parse::{LinkType, Packet, Part, parse, parse_all};

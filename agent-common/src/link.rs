@@ -5,7 +5,7 @@ use crate::{
     flow::Encapsulation,
     frame::{Frame, Header},
     ip::{self, IPV4_LEN, IPV6_LEN, NO_LIMIT},
-    parse::Packet,
+    parse::{ENCAPSULATION, Packet},
 };
 
 const ETHERNET_LEN: u32 = 14;
@@ -43,7 +43,7 @@ const MPLS_BOTTOM_OF_STACK: u8 = 1;
 
 /// `start` is the offset of the Ethernet header.
 #[inline(always)]
-pub(crate) fn ethernet<F: Frame, const ENCAPSULATED: bool>(
+pub(crate) fn ethernet<F: Frame, const WHAT: u32>(
     frame: &F,
     start: u32,
     tags_before: usize,
@@ -75,7 +75,7 @@ pub(crate) fn ethernet<F: Frame, const ENCAPSULATED: bool>(
     }
 
     let mut limit_bytes = NO_LIMIT;
-    if ENCAPSULATED {
+    if WHAT & ENCAPSULATION != 0 {
         if ethertype == ETHERTYPE_PPPOE {
             (ethertype, limit_bytes) = pppoe(frame, offset, packet)?;
             offset += PPPOE_LEN + PPP_PROTOCOL_LEN;
@@ -86,7 +86,7 @@ pub(crate) fn ethernet<F: Frame, const ENCAPSULATED: bool>(
 
     match ethertype {
         ETHERTYPE_IPV4 => ip::v4(frame, offset, limit_bytes, packet),
-        ETHERTYPE_IPV6 => ip::v6(frame, offset, limit_bytes, packet),
+        ETHERTYPE_IPV6 => ip::v6::<F, WHAT>(frame, offset, limit_bytes, packet),
         ETHERTYPE_ARP | ETHERTYPE_RARP => Err(Reason::Arp),
         0..MIN_ETHERTYPE => Err(Reason::Llc),
         _ => Err(Reason::NotIp),

@@ -146,8 +146,16 @@ pub(crate) struct Transport {
     pub order: core::cmp::Ordering,
 }
 
-/// Parses `frame` into `packet`, which must be [`Packet::default`]. PPPoE and MPLS give
-/// [`Reason::NotIp`]; [`parse_encapsulated`] reads them.
+/// What a parser reads beside IP itself: a constant, so that each parser has only the code that it needs.
+pub(crate) const COMMON: u32 = 0;
+/// PPPoE and MPLS before IP.
+pub(crate) const ENCAPSULATION: u32 = 1;
+/// IPv6 extension headers.
+pub(crate) const EXTENSIONS: u32 = 2;
+const ALL: u32 = ENCAPSULATION | EXTENSIONS;
+
+/// Parses `frame` into `packet`, which must be [`Packet::default`]. PPPoE, MPLS and IPv6 with extension headers
+/// give [`Reason::NotIp`]; [`parse_all`] reads them.
 ///
 /// `offloaded_tci` is the outermost tag if the driver took it out of the frame (`skb->vlan_tci`).
 #[inline(always)]
@@ -157,23 +165,24 @@ pub fn parse<F: Frame>(
     offloaded_tci: Option<u16>,
     packet: &mut Packet,
 ) -> Result<(), Reason> {
-    parse_any::<F, false>(frame, link_type, offloaded_tci, packet)
+    parse_any::<F, COMMON>(frame, link_type, offloaded_tci, packet)
 }
 
-/// Like [`parse`], but also reads PPPoE and MPLS. It is a function of its own because their length makes
-/// all later offsets variable for the verifier, which walks the rest once for each offset it can tell apart.
+/// Like [`parse`], but also reads PPPoE, MPLS and extension headers. It is a function of its own because their
+/// lengths make all later offsets variable for the verifier, which walks the rest once for each offset it can
+/// tell apart.
 #[inline(always)]
-pub fn parse_encapsulated<F: Frame>(
+pub fn parse_all<F: Frame>(
     frame: &F,
     link_type: LinkType,
     offloaded_tci: Option<u16>,
     packet: &mut Packet,
 ) -> Result<(), Reason> {
-    parse_any::<F, true>(frame, link_type, offloaded_tci, packet)
+    parse_any::<F, ALL>(frame, link_type, offloaded_tci, packet)
 }
 
 #[inline(always)]
-fn parse_any<F: Frame, const ENCAPSULATED: bool>(
+fn parse_any<F: Frame, const WHAT: u32>(
     frame: &F,
     link_type: LinkType,
     offloaded_tci: Option<u16>,
@@ -185,8 +194,8 @@ fn parse_any<F: Frame, const ENCAPSULATED: bool>(
         tags = 1;
     }
     match link_type {
-        LinkType::Ethernet => link::ethernet::<F, ENCAPSULATED>(frame, 0, tags, packet),
-        LinkType::Ip => ip::bare(frame, packet),
+        LinkType::Ethernet => link::ethernet::<F, WHAT>(frame, 0, tags, packet),
+        LinkType::Ip => ip::bare::<F, WHAT>(frame, packet),
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     frame::Frame,
     ip::{self, NO_LIMIT},
     link,
-    parse::Packet,
+    parse::{EXTENSIONS, Packet},
     protocol::{GRE, IPV4_IN_IP, IPV6_IN_IP, UDP},
     transport::TUNNEL_PORTS,
 };
@@ -134,9 +134,9 @@ pub fn parse_inner<F: Frame>(frame: &F, opening: &mut Opening) -> bool {
     };
     let (offset, packet) = (inner.offset_bytes, &mut opening.packet);
     let parsed = match inner.layer {
-        Layer::Ethernet => link::ethernet::<_, false>(&frame, offset, 0, packet),
+        Layer::Ethernet => link::ethernet::<_, EXTENSIONS>(&frame, offset, 0, packet),
         Layer::Ipv4 => ip::v4(&frame, offset, NO_LIMIT, packet),
-        Layer::Ipv6 => ip::v6(&frame, offset, NO_LIMIT, packet),
+        Layer::Ipv6 => ip::v6::<_, EXTENSIONS>(&frame, offset, NO_LIMIT, packet),
     };
     if parsed.is_err() {
         opening.packet = opening.saved;

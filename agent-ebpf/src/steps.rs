@@ -5,7 +5,7 @@
 //! has its own; it takes and returns plain numbers and pointers, and checks every pointer for null.
 
 use agent_common::{
-    LinkType, Packet, Reason, parse_encapsulated,
+    LinkType, Packet, Reason, parse_all,
     tunnel::{self, Opening},
 };
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
@@ -17,7 +17,7 @@ pub trait Steps {
     /// Whether a slow parse may find more than the one of the packet's front, which gave this reason.
     fn may_find_more(&self, reason: Reason) -> bool;
 
-    /// Does what [`parse_encapsulated`] does. Returns the [`Reason`] as a number, [`Reason::Flows`] on success.
+    /// Does what [`parse_all`] does. Returns the [`Reason`] as a number, [`Reason::Flows`] on success.
     fn parse_slowly(&self, link_type: LinkType, packet: &mut Packet) -> u32;
 
     /// Does what [`tunnel::read_header`] does.
@@ -43,7 +43,7 @@ macro_rules! steps {
             } else {
                 LinkType::Ip
             };
-            reason(parse_encapsulated(
+            reason(parse_all(
                 &$reader(context),
                 link_type,
                 $tci(context),
@@ -112,7 +112,7 @@ steps!(
     xdp_md,
     Linear::of,
     |_| None,
-    // All of the frame is in the front: only encapsulations are left to the slow parse.
+    // All of the frame is in the front: only what `parse` does not read is left to the slow parse.
     |reason| reason == Reason::NotIp,
     parse_buffer,
     tunnel_header_of_buffer,

@@ -7,7 +7,7 @@
 use std::{fs, path::Path};
 
 use agent_common::{
-    Encapsulation, FlowKey, Frame, LinkType, Outer, Packet, Reason, parse_encapsulated,
+    Encapsulation, FlowKey, Frame, LinkType, Outer, Packet, Reason, parse_all,
     tunnel::{self, Opening, outcome},
 };
 use anyhow::{Context as _, Result, ensure};
@@ -44,7 +44,7 @@ impl RawFrame {
     /// The same, with another reader of the bytes.
     pub fn parse_by<F: Frame>(&self, frame: &F) -> Parsed {
         let mut packet = Packet::default();
-        parse_encapsulated(frame, self.link_type, self.tag, &mut packet)?;
+        parse_all(frame, self.link_type, self.tag, &mut packet)?;
         let mut opening = Opening::new(&packet);
         if self.decapsulate {
             tunnel::open(
