@@ -5,7 +5,7 @@ pub mod client;
 mod connections;
 mod consumers;
 mod locks;
-mod memory;
+pub mod memory;
 mod rules;
 
 use crate::support::PATIENCE;

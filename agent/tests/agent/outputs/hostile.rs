@@ -9,6 +9,7 @@ use std::{
 use super::*;
 
 mod grpc;
+mod hanging;
 
 #[test]
 fn a_receiver_that_never_stops_talking_holds_up_nothing() {

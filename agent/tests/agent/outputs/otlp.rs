@@ -16,7 +16,7 @@ use super::*;
 use crate::support::Report;
 
 mod collector;
-mod receiver;
+pub mod receiver;
 
 fn number(attributes: &[KeyValue], key: &str) -> u64 {
     let found = attributes.iter().find(|one| one.key == key);

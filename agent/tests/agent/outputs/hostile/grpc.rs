@@ -1,7 +1,7 @@
 //! Servers of gRPC that hang, refuse, reset and answer garbage.
 
 use std::{
-    net::TcpListener as StdTcpListener,
+    net::{SocketAddr, TcpListener as StdTcpListener},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -19,12 +19,18 @@ use tokio::{
 
 use super::*;
 
+/// Of pbflow and of OTLP.
+const METHODS: [&str; 3] = [
+    "/pbflow.Collector/Send",
+    ".LogsService/Export",
+    ".MetricsService/Export",
+];
 /// An empty message.
 const EMPTY: [u8; 5] = [0; 5];
 
 /// What a server does with each call while it misbehaves.
 #[derive(Clone, Copy, Debug)]
-enum Manner {
+pub(super) enum Manner {
     /// This status of gRPC, with these details.
     Refuses(&'static str, Option<&'static str>),
     Resets,
@@ -37,8 +43,8 @@ enum Manner {
 }
 
 /// Misbehaves until it is told otherwise.
-struct Server {
-    address: String,
+pub(super) struct Server {
+    pub(super) address: SocketAddr,
     behaves: Arc<AtomicBool>,
     calls: Arc<AtomicUsize>,
     /// The messages that it answered well.
@@ -46,12 +52,12 @@ struct Server {
 }
 
 impl Server {
-    fn start(lab: &Lab, manner: Manner) -> Self {
+    pub(super) fn start(lab: &Lab, manner: Manner) -> Self {
         let bind = || Ok(StdTcpListener::bind("127.0.0.1:0")?);
         let listener = lab.agent.namespace.enter(bind).unwrap();
         listener.set_nonblocking(true).unwrap();
         let server = Self {
-            address: format!("pbflow=http://{}", listener.local_addr().unwrap()),
+            address: listener.local_addr().unwrap(),
             behaves: Arc::default(),
             calls: Arc::default(),
             taken: Arc::default(),
@@ -102,7 +108,11 @@ async fn serve(
     };
     let mut hanging = Vec::new();
     while let Some(Ok((request, mut answer))) = connection.accept().await {
-        assert_eq!(request.uri().path(), "/pbflow.Collector/Send");
+        let path = request.uri().path();
+        assert!(
+            METHODS.iter().any(|method| path.ends_with(method)),
+            "{path}"
+        );
         calls.fetch_add(1, Relaxed);
         let manner = (!behaves.load(Relaxed)).then_some(manner);
         if matches!(manner, Some(Manner::Hangsup)) {
@@ -167,7 +177,8 @@ fn play(answer: &mut SendResponse<Bytes>, manner: Option<Manner>) -> Result<(), 
 /// An agent, so many flows and the server, when all flows are counted.
 fn with_server(lab: &Lab, manner: Manner) -> (Agent, Server, Pair) {
     let server = Server::start(lab, manner);
-    let agent = Agent::start(lab, &["--output", "json", "--output", &server.address]);
+    let address = format!("pbflow=http://{}", server.address);
+    let agent = Agent::start(lab, &["--output", "json", "--output", &address]);
     let sent = send(lab, 40, 2);
     wait_until_counted(&agent, lab, sent.packets);
     (agent, server, sent)
