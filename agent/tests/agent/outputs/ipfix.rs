@@ -45,6 +45,16 @@ impl Sums {
     }
 }
 
+impl std::iter::Sum for Sums {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            packets: sum.packets + one.packets,
+            layer2: sum.layer2 + one.layer2,
+            octets: sum.octets + one.octets,
+        })
+    }
+}
+
 /// Some 270 flows: with answers and without, of IPv4 and IPv6, tagged and not.
 pub fn send(lab: &Lab) -> Sums {
     let before = lab.agent.counters().unwrap();
@@ -512,19 +522,45 @@ fn ipfix_dump_and_tshark_have_every_flow_of_files() {
     dumped::has_every_flow(&only_file(&folder), sent, report.flows.len());
 }
 
+/// Each has to be readable without the others.
+#[test]
+fn ipfix_dump_and_tshark_have_every_flow_of_rotated_files() {
+    const TEST: &str = "agent::ipfix_dump_and_tshark_have_every_flow_of_rotated_files";
+    if !is_root_or_skip(TEST) || !install::has_ipfix_dump_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = TempDir::new().unwrap();
+    // A fraction of what there is to write.
+    let output = in_folder_with(&folder, r#", "rotate_bytes": 8000, "message_bytes": 2000"#);
+    let (sent, report) = report(&lab, &output);
+    let files = files(&folder);
+    assert!(files.len() > 3, "{files:?}");
+    dumped::have_every_flow(&files, sent, report.flows.len());
+}
+
 fn in_folder(folder: &TempDir) -> String {
+    in_folder_with(folder, "")
+}
+
+fn in_folder_with(folder: &TempDir, more: &str) -> String {
     let file = folder.path().join("flows.ipfix");
     format!(
-        r#"{{"kind": "ipfix", "address": "{}", "compression": "none"}}"#,
+        r#"{{"kind": "ipfix", "address": "{}", "compression": "none"{more}}}"#,
         file.display()
     )
 }
 
-fn only_file(folder: &TempDir) -> PathBuf {
+/// All of them but the lock.
+fn files(folder: &TempDir) -> Vec<PathBuf> {
     let files = fs::read_dir(folder.path()).unwrap();
     let files = files.map(|file| file.unwrap().path());
     let is_lock = |path: &PathBuf| path.extension().is_some_and(|name| name == "lock");
-    let mut files: Vec<_> = files.filter(|path| !is_lock(path)).collect();
+    files.filter(|path| !is_lock(path)).collect()
+}
+
+fn only_file(folder: &TempDir) -> PathBuf {
+    let mut files = files(folder);
     assert_eq!(files.len(), 1, "{files:?}");
     files.remove(0)
 }

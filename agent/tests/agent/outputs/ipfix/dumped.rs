@@ -1,6 +1,9 @@
 //! Files of IPFIX, read by ipfixDump and by tshark.
 
-use std::{path::Path, process::Command};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use super::Sums;
 
@@ -11,11 +14,25 @@ fn value(line: &str) -> u64 {
 }
 
 pub fn has_every_flow(file: &Path, sent: Sums, records: usize) {
-    ipfix_dump(file, sent, records);
-    tshark(file, sent);
+    have_every_flow(&[file.to_owned()], sent, records);
 }
 
-fn ipfix_dump(file: &Path, sent: Sums, records: usize) {
+/// Reads each file by itself.
+pub fn have_every_flow(files: &[PathBuf], sent: Sums, records: usize) {
+    let dumps: Vec<String> = files.iter().map(|file| ipfix_dump(file)).collect();
+    assert_eq!(dumps.iter().map(|dump| sums(dump)).sum::<Sums>(), sent);
+    let has = |dump: &String, name: &str| dump.lines().any(|line| line.contains(name));
+    let lines = dumps.iter().flat_map(|dump| dump.lines());
+    let flows = lines.filter(|line| line.contains(" flowEndReason :"));
+    assert_eq!(flows.count(), records);
+    assert!(dumps.iter().all(|dump| has(dump, "interfaceName")));
+    for name in ["ignoredPacketTotalCount", "notSentPacketTotalCount"] {
+        assert!(dumps.iter().any(|dump| has(dump, name)), "{name}");
+    }
+    assert_eq!(files.iter().map(|file| tshark(file)).sum::<Sums>(), sent);
+}
+
+fn ipfix_dump(file: &Path) -> String {
     let dump = Command::new("ipfixDump")
         .arg("--data")
         .arg("--in")
@@ -24,35 +41,27 @@ fn ipfix_dump(file: &Path, sent: Sums, records: usize) {
         .unwrap();
     let told = String::from_utf8(dump.stderr).unwrap();
     assert!(dump.status.success() && told.is_empty(), "{told}");
-    let text = String::from_utf8(dump.stdout).unwrap();
+    String::from_utf8(dump.stdout).unwrap()
+}
+
+fn sums(dump: &str) -> Sums {
     let sum = |elements: [&str; 2]| -> u64 {
         let is_one = |line: &&str| {
             elements
                 .iter()
                 .any(|element| line.trim_start().starts_with(element))
         };
-        text.lines().filter(is_one).map(value).sum()
+        dump.lines().filter(is_one).map(value).sum()
     };
-    let read = Sums {
+    Sums {
         packets: sum(["(2) ", "(29305/2) "]),
         layer2: sum(["(352) ", "(29305/352) "]),
         octets: sum(["(1) ", "(29305/1) "]),
-    };
-    assert_eq!(read, sent);
-    let flows = text
-        .lines()
-        .filter(|line| line.contains(" flowEndReason :"));
-    assert_eq!(flows.count(), records);
-    for name in [
-        "interfaceName",
-        "ignoredPacketTotalCount",
-        "notSentPacketTotalCount",
-    ] {
-        assert!(text.lines().any(|line| line.contains(name)), "{name}");
     }
 }
 
-fn tshark(file: &Path, sent: Sums) {
+/// What it reads. Asserts that it finds nothing strange.
+fn tshark(file: &Path) -> Sums {
     let run = |arguments: &[&str]| {
         let mut tshark = Command::new("tshark");
         let output = tshark.arg("-r").arg(file).args(arguments).output().unwrap();
@@ -67,10 +76,9 @@ fn tshark(file: &Path, sent: Sums) {
         let values = text.split([',', '\n']).filter(|value| !value.is_empty());
         values.map(|value| value.parse::<u64>().unwrap()).sum()
     };
-    let read = Sums {
+    Sums {
         packets: sum("cflow.packets"),
         layer2: sum("cflow.layer2_octet_delta_count"),
         octets: sum("cflow.octets"),
-    };
-    assert_eq!(read, sent);
+    }
 }
