@@ -62,3 +62,30 @@ fn the_next_flow_with_the_same_ports_begins_with_nothing_of_the_last() {
     replica.finish(&mut |record| rest.push(*record));
     assert_eq!(packets(&rest), [(1, Some(EndReason::ForcedEnd))]);
 }
+
+#[test]
+fn a_report_interval_of_six_scans_makes_a_sixth_of_the_records_however_many_scans_come_early() {
+    const FLOWS: u32 = 5_000;
+    // The records of a minute in which each scan counts a packet of each flow, and the packets that they report.
+    let minute = |interval: Duration, scan_seconds: u64| {
+        let mut replica = replica(FLOWS as usize);
+        replica.report_every(interval);
+        let mut reported = (0, 0);
+        for second in (0..=120).step_by(scan_seconds as usize) {
+            let counted = counters(second, &[ACK], &[]);
+            let updates: Vec<_> = (0..FLOWS).map(|flow| (flow, counted)).collect();
+            let records = scan(&mut replica, second, &updates);
+            // The minute before is that of their beginning.
+            if second > 60 {
+                let packets = records.iter().map(|record| record.delta[0].packets);
+                reported.0 += records.len();
+                reported.1 += packets.sum::<u64>();
+            }
+        }
+        reported
+    };
+    assert_eq!(minute(Duration::ZERO, 10), (30_000, 30_000));
+    assert_eq!(minute(Duration::from_mins(1), 10), (5_000, 30_000));
+    assert_eq!(minute(Duration::ZERO, 4), (75_000, 75_000));
+    assert_eq!(minute(Duration::from_mins(1), 4), (5_000, 75_000));
+}

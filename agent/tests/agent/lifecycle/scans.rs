@@ -80,3 +80,47 @@ fn a_flow_that_goes_on_is_reported_when_the_interval_is_over_and_at_its_end() {
         );
     }
 }
+
+/// A page that fills is drained early, and each time many flows that go on have counted something.
+#[test]
+fn early_scans_make_no_more_records_of_flows_that_go_on() {
+    const FLOWS: u16 = 5000;
+    /// Half of it fills with less than all flows.
+    const MAX_FLOWS: u16 = 8000;
+    const ROUNDS: u64 = 6;
+    if !is_root_or_skip("agent::early_scans_make_no_more_records_of_flows_that_go_on") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let to_agent = lab.peer.frame_v4(&lab.agent);
+    let frames: Vec<_> = (1..=FLOWS)
+        .map(|port| to_agent.udp(port, 53, &[0; 18]).unwrap())
+        .collect();
+    let report = |interval: &str| {
+        let max_flows = MAX_FLOWS.to_string();
+        let settings = [
+            ["--max-flows", &max_flows],
+            ["--scan-interval", "1h"],
+            ["--report-interval", interval],
+        ];
+        let agent = Agent::start(&lab, settings.as_flattened());
+        for round in 1..=ROUNDS {
+            let socket = lab.peer.frame_socket().unwrap();
+            socket.send_many(&frames).unwrap();
+            wait_until("a page is drained early", || {
+                agent.status(&lab.agent)["scans"]["early"].as_u64() >= Some(round)
+            });
+        }
+        agent.stop()
+    };
+    let at_once = report("0s");
+    let each_scan = usize::from(MAX_FLOWS / 2);
+    let records = at_once.flows.len();
+    assert!(records >= each_scan * ROUNDS as usize, "{records}");
+    let late = report("1h");
+    assert_eq!(late.flows.len(), usize::from(FLOWS));
+    for report in [&at_once, &late] {
+        assert_eq!(report.seen(), count(ROUNDS * u64::from(FLOWS), &frames[0]));
+    }
+    assert_eq!(at_once.sums(), late.sums());
+}
