@@ -8,7 +8,7 @@ use std::{
 
 use agent_common::Pair;
 use lab::{
-    Host, Lab, Process,
+    Lab, Process,
     privilege::{is_root_or_skip, skip},
 };
 use serde_json::{Value, json};
@@ -22,12 +22,41 @@ use crate::{
 /// Enough for more than one batch in a scan.
 const FLOWS: u16 = 4000;
 
+/// A command that wants an agent's address.
+pub type Program = Vec<PathBuf>;
+
 #[test]
 fn the_consumer_in_rust_adds_up_every_packet() {
     const TEST: &str = "agent::the_consumer_in_rust_adds_up_every_packet";
-    if !is_root_or_skip(TEST) {
-        return;
+    if is_root_or_skip(TEST)
+        && let Some(program) = in_rust_or_skip(TEST)
+    {
+        adds_up_every_packet(&program);
     }
+}
+
+#[test]
+fn the_consumer_in_python_adds_up_every_packet() {
+    const TEST: &str = "agent::the_consumer_in_python_adds_up_every_packet";
+    let folder = TempDir::new().unwrap();
+    if is_root_or_skip(TEST)
+        && let Some(program) = in_python_or_skip(TEST, folder.path())
+    {
+        adds_up_every_packet(&program);
+    }
+}
+
+#[test]
+fn the_consumer_in_go_adds_up_every_packet() {
+    const TEST: &str = "agent::the_consumer_in_go_adds_up_every_packet";
+    if is_root_or_skip(TEST)
+        && let Some(program) = in_go_or_skip(TEST)
+    {
+        adds_up_every_packet(&program);
+    }
+}
+
+pub fn in_rust_or_skip(test: &str) -> Option<Program> {
     // `cargo test` builds examples beside the binaries.
     let binaries = Path::new(env!("CARGO_BIN_EXE_flow-agent"))
         .parent()
@@ -35,25 +64,17 @@ fn the_consumer_in_rust_adds_up_every_packet() {
     let observe = binaries.join("examples/observe");
     if !observe.exists() {
         skip(
-            TEST,
+            test,
             "no example observe; cargo test --package flow-consumer builds it",
         );
-        return;
+        return None;
     }
-    adds_up_every_packet(&|host| host.command(&observe));
+    Some(vec![observe])
 }
 
-#[test]
-fn the_consumer_in_python_adds_up_every_packet() {
-    const TEST: &str = "agent::the_consumer_in_python_adds_up_every_packet";
-    if !is_root_or_skip(TEST) {
-        return;
-    }
-    let Some(python) = install::python_with_tools_or_skip(TEST) else {
-        return;
-    };
-    let folder = TempDir::new().unwrap();
-    let consumer = consumers().join("python");
+/// Its modules are generated in the folder.
+pub fn in_python_or_skip(test: &str, folder: &Path) -> Option<Program> {
+    let python = install::python_with_tools_or_skip(test)?;
     let mut generate = Command::new(&python);
     generate
         .args(["-m", "grpc_tools.protoc", "-I", install::PROTO_FOLDER])
@@ -62,41 +83,31 @@ fn the_consumer_in_python_adds_up_every_packet() {
             "--grpc_python_out=.",
             "flow/v1/flow.proto",
         ])
-        .current_dir(folder.path());
+        .current_dir(folder);
     assert!(generate.status().unwrap().success());
-    let script = folder.path().join("observe.py");
-    fs::copy(consumer.join("observe.py"), &script).unwrap();
-    adds_up_every_packet(&|host| {
-        let mut command = host.command(&python);
-        command.arg(&script);
-        command
-    });
+    let script = folder.join("observe.py");
+    fs::copy(consumers().join("python/observe.py"), &script).unwrap();
+    Some(vec![python, script])
 }
 
-#[test]
-fn the_consumer_in_go_adds_up_every_packet() {
-    const TEST: &str = "agent::the_consumer_in_go_adds_up_every_packet";
-    if !is_root_or_skip(TEST) {
-        return;
-    }
-    let Some(observe) = install::go_consumer_or_skip(TEST) else {
-        return;
-    };
-    adds_up_every_packet(&|host| host.command(&observe));
+pub fn in_go_or_skip(test: &str) -> Option<Program> {
+    let observe = install::go_consumer_or_skip(test)?;
+    Some(vec![observe])
 }
 
 fn consumers() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/consumers")
 }
 
-fn adds_up_every_packet(consumer: &dyn Fn(&Host) -> Command) {
+fn adds_up_every_packet(program: &[PathBuf]) {
     let lab = Lab::quiet().unwrap();
     let agent = Agent::start(&lab, &[]);
     let folder = TempDir::new().unwrap();
     let file = |name| File::create(folder.path().join(name)).unwrap();
     let read = |name| fs::read_to_string(folder.path().join(name)).unwrap();
-    let mut command = consumer(&lab.agent);
+    let mut command = lab.agent.command(&program[0]);
     command
+        .args(&program[1..])
         .arg(agent.address())
         .stdout(file("stdout"))
         .stderr(file("stderr"));
@@ -108,6 +119,7 @@ fn adds_up_every_packet(consumer: &dyn Fn(&Host) -> Command) {
         known.any(|one| one["name"].as_str().unwrap().starts_with("example in"))
     });
     let sent = send(&lab);
+    agent.wait_for_scans(&lab.agent, 2);
     let report = agent.stop();
     assert_eq!(report.seen(), sent);
 

@@ -27,6 +27,7 @@ use tokio::{
 };
 
 mod calls;
+mod examples;
 
 const PATIENCE: Duration = Duration::from_mins(2);
 const DRAIN: Duration = Duration::from_secs(3);
