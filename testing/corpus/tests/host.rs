@@ -138,10 +138,7 @@ fn has_extension(frame: &RawFrame) -> bool {
     let mut ip = 0;
     if frame.link_type == LinkType::Ethernet {
         ip = 14;
-        while matches!(
-            frame.bytes[ip - 2..ip],
-            [0x81, 0x00] | [0x88, 0xa8] | [0x91, 0x00]
-        ) {
+        while matches!(frame.bytes[ip - 2..ip], [0x81 | 0x91, 0x00] | [0x88, 0xa8]) {
             ip += 4;
         }
     }
