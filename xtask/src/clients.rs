@@ -24,8 +24,9 @@ const GOFLOW2_VERSION: &str = "v2.2.6";
 const COLLECTOR_VERSION: &str = "v0.120.0";
 const COLLECTOR_FILES: &str =
     "github.com/open-telemetry/opentelemetry-collector-contrib/exporter/fileexporter";
-/// Of Python's package index. It reads an agent's Parquet files.
+/// Of Python's package index. They read an agent's Parquet files.
 const DUCKDB: &str = "duckdb==2.0.0";
+const PANDAS: [&str; 2] = ["pandas==3.1.1", "pyarrow==26.0.1"];
 
 const CPP_PACKAGES: &[&str] = &[
     "g++",
@@ -57,7 +58,11 @@ pub fn set_up(apt: Option<&Apt>) {
 
 /// What takes minutes: for `cargo xtask test-consumers`.
 pub fn set_up_slow(apt: Option<&Apt>) {
-    install(&[("the OpenTelemetry Collector", collector)], apt);
+    let clients: [(&str, Install); 2] = [
+        ("the OpenTelemetry Collector", collector),
+        ("pandas", pandas),
+    ];
+    install(&clients, apt);
 }
 
 type Install = fn(Option<&Apt>) -> Result<()>;
@@ -87,10 +92,21 @@ fn cpp(apt: Option<&Apt>) -> Result<()> {
 
 fn python(apt: Option<&Apt>) -> Result<()> {
     let requirements = root().join("deploy/consumers/python/requirements.txt");
-    let mut wanted = fs::read_to_string(&requirements)
+    let wanted = fs::read_to_string(&requirements)
         .with_context(|| format!("read {}", requirements.display()))?;
-    wanted.push_str(DUCKDB);
-    let folder = folder("python")?;
+    let wanted = wanted.split_whitespace().chain([DUCKDB]);
+    python_packages(apt, "python", &wanted.collect::<Vec<_>>())
+}
+
+/// It takes some hundred megabytes.
+fn pandas(apt: Option<&Apt>) -> Result<()> {
+    python_packages(apt, "pandas", &PANDAS)
+}
+
+/// An environment of Python with these packages.
+fn python_packages(apt: Option<&Apt>, name: &str, packages: &[&str]) -> Result<()> {
+    let folder = folder(name)?;
+    let wanted = packages.join(" ");
     if is_marked(&folder, &wanted) {
         return Ok(());
     }
@@ -107,17 +123,13 @@ fn python(apt: Option<&Apt>) -> Result<()> {
             "Python programs read what an agent sends",
         )?;
     }
-    eprintln!(
-        "setup: installing {} (Python programs read what an agent sends)",
-        wanted.split_whitespace().collect::<Vec<_>>().join(" ")
-    );
+    eprintln!("setup: installing {wanted} (Python programs read what an agent sends)");
     run(Command::new("python3")
         .args(["-m", "venv", "--clear"])
         .arg(&folder))?;
     run(Command::new(folder.join("bin/pip"))
-        .args(["install", "--quiet", "--disable-pip-version-check", DUCKDB])
-        .arg("-r")
-        .arg(&requirements))?;
+        .args(["install", "--quiet", "--disable-pip-version-check"])
+        .args(packages))?;
     mark(&folder, &wanted)
 }
 

@@ -75,6 +75,20 @@ pub fn duckdb_or_skip(test: &str) -> Option<PathBuf> {
     python
 }
 
+/// A Python with pandas.
+pub fn pandas_or_skip(test: &str) -> Option<PathBuf> {
+    let python = installed("clients/pandas/bin/python");
+    let imports = ["-c", "import pandas, pyarrow"];
+    let python = python.filter(|python| succeeds(Command::new(python).args(imports)));
+    if python.is_none() {
+        skip(
+            test,
+            "no Python with pandas; cargo xtask test-consumers installs it or says why it cannot",
+        );
+    }
+    python
+}
+
 /// The consumer in Go, compiled.
 pub fn go_consumer_or_skip(test: &str) -> Option<PathBuf> {
     let observe = installed("clients/go-consumer/observe");

@@ -7,7 +7,7 @@ use ::parquet::{
 use serde_json::json;
 
 use super::*;
-use crate::clients::install;
+use crate::{clients::install, support::Report};
 
 /// What DuckDB makes of the columns' types. The rest are UTINYINT, USMALLINT or UINTEGER.
 const TYPES: &[(&str, &[&str])] = &[
@@ -131,18 +131,10 @@ fn as_row(line: &Value) -> Value {
     row
 }
 
-#[test]
-fn duckdb_reads_what_json_lines_have() {
-    let test = "agent::duckdb_reads_what_json_lines_have";
-    if !is_root_or_skip(test) {
-        return;
-    }
-    let Some(python) = install::duckdb_or_skip(test) else {
-        return;
-    };
-    let folder = tempfile::tempdir().unwrap();
+/// An agent's report of some flows, whose Parquet files are in the folder.
+fn written(folder: &Path) -> (Pair, Report) {
     let lab = Lab::quiet().unwrap();
-    let settings = table(folder.path(), r#", "rotate_bytes": 5000"#);
+    let settings = table(folder, r#", "rotate_bytes": 5000"#);
     let agent = Agent::start(&lab, &["--output", "json", "--output", &settings]);
     let mut sent = Pair::default();
     for _ in 0..3 {
@@ -152,27 +144,38 @@ fn duckdb_reads_what_json_lines_have() {
     let report = agent.stop();
     assert_eq!(report.seen(), sent);
     // Each round is longer than a file.
-    assert!(complete(folder.path()).len() >= 3);
+    assert!(complete(folder).len() >= 3);
+    (sent, report)
+}
 
+/// What a script prints about the folder, as one line of JSON.
+fn read_with(python: &Path, script: &str, folder: &Path) -> Value {
     let mut command = std::process::Command::new(python);
     command
-        .arg(install::folder().join("python/parquet.py"))
-        .arg(folder.path());
+        .arg(install::python_folder().join(script))
+        .arg(folder);
     let output = command.output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
-    let read: Value = serde_json::from_slice(&output.stdout).unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Asserts that the columns have these types, and no others.
+fn assert_types(read: &Value, types: &[(&str, &[&str])]) {
     let mut expected = serde_json::Map::new();
-    for (name, columns) in TYPES {
+    for (name, columns) in types {
         expected.extend(
             columns
                 .iter()
                 .map(|column| ((*column).to_owned(), json!(name))),
         );
     }
-    assert_eq!(read["types"], Value::Object(expected));
+    assert_eq!(*read, Value::Object(expected));
+}
 
-    let mut rows = read["rows"].as_array().unwrap().clone();
+/// Asserts that the rows are what JSON Lines have.
+fn assert_rows(read: &Value, report: &Report) {
+    let mut rows = read.as_array().unwrap().clone();
     for row in &mut rows {
         let row = row.as_object_mut().unwrap();
         let [start, end] = ["window_start", "window_end"].map(|name| row.remove(name).unwrap());
@@ -187,6 +190,22 @@ fn duckdb_reads_what_json_lines_have() {
     lines.sort_by_key(order);
     // The two are different consumers; both miss nothing, so batches have the same numbers.
     assert_eq!(rows, lines);
+}
+
+#[test]
+fn duckdb_reads_what_json_lines_have() {
+    let test = "agent::duckdb_reads_what_json_lines_have";
+    if !is_root_or_skip(test) {
+        return;
+    }
+    let Some(python) = install::duckdb_or_skip(test) else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (sent, report) = written(folder.path());
+    let read = read_with(&python, "parquet.py", folder.path());
+    assert_types(&read["types"], TYPES);
+    assert_rows(&read["rows"], &report);
 
     let told = read["told"].as_array().unwrap();
     let accounts = told.iter().filter(|fact| fact[1] == "flow_agent.account");
@@ -196,6 +215,44 @@ fn duckdb_reads_what_json_lines_have() {
     });
     let last = accounts.find(|account| account["final"] == true).unwrap();
     assert_eq!(pair(&last["flows"]), sent);
+}
+
+#[test]
+#[ignore = "cargo xtask test-consumers"]
+fn pandas_reads_what_json_lines_have() {
+    let test = "agent::pandas_reads_what_json_lines_have";
+    if !is_root_or_skip(test) {
+        return;
+    }
+    let Some(python) = install::pandas_or_skip(test) else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (sent, report) = written(folder.path());
+    let read = read_with(&python, "frame.py", folder.path());
+    let types: Vec<_> = TYPES
+        .iter()
+        .map(|&(name, columns)| (in_pandas(name), columns))
+        .collect();
+    assert_types(&read["types"], &types);
+    assert_rows(&read["rows"], &report);
+    // All are to one port.
+    assert_eq!(read["by_port"], json!({"9": sent.bytes}));
+}
+
+/// What pandas calls a type of DuckDB's, with pyarrow beneath.
+fn in_pandas(name: &str) -> &'static str {
+    match name {
+        "UBIGINT" => "uint64[pyarrow]",
+        "UINTEGER" => "uint32[pyarrow]",
+        "USMALLINT" => "uint16[pyarrow]",
+        "UTINYINT" => "uint8[pyarrow]",
+        "USMALLINT[]" => "list<element: uint16 not null>[pyarrow]",
+        "TIMESTAMP WITH TIME ZONE" => "timestamp[us, tz=UTC][pyarrow]",
+        "VARCHAR" => "string[pyarrow]",
+        "BOOLEAN" => "bool[pyarrow]",
+        _ => panic!("{name}"),
+    }
 }
 
 #[test]
