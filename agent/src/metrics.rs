@@ -15,6 +15,7 @@ use prometheus_client::{
 use crate::proto::{AgentStatus, pair};
 
 mod address;
+mod connections;
 mod families;
 mod health;
 mod hooks;

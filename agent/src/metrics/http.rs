@@ -1,7 +1,4 @@
-//! Serves the metrics and the probes over HTTP/1.1.
-//!
-//! What strangers can take is bounded: a few connections at a time, one request and some seconds for each, and no
-//! more than one new text a second.
+//! Serves the metrics and the probes, with no more than one new text a second.
 
 use std::{
     collections::BTreeMap,
@@ -19,32 +16,20 @@ use hyper::{
     Method, Request, Response, StatusCode,
     body::Incoming,
     header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue},
-    server::conn::http1,
-    service::service_fn,
 };
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
-    time::{Instant, sleep, timeout},
-};
+use tokio::{net::TcpListener, sync::watch, time::Instant};
 
 use super::{
     Format,
+    connections::{self, PATIENCE},
     health::{Health, Verdict},
     programs::Sampler,
     text,
 };
 use crate::{clock, kernel::run_times::RunTimes, proto::AgentStatus};
 
-const MAX_CONNECTIONS: usize = 16;
-/// For a connection, from its first byte to its last.
-const PATIENCE: Duration = Duration::from_secs(10);
-const MAX_HEAD_BYTES: usize = 16 << 10;
 /// A text that is no older is sent again.
 const FRESH: Duration = Duration::from_secs(1);
-/// After a failure to accept, as when no file is left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 const INDEX: &str = "flow-agent\n\
@@ -161,41 +146,11 @@ where
             std::future::pending::<Infallible>().await
         }
     };
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    let accepts = async {
-        loop {
-            let place = Arc::clone(&places).acquire_owned().await;
-            match listener.accept().await {
-                Ok((connection, _)) => {
-                    let page = Arc::clone(&page);
-                    tokio::spawn(async move {
-                        converse(connection, &page).await;
-                        drop(place);
-                    });
-                }
-                Err(error) => {
-                    tracing::debug!(%error, "cannot accept a connection for metrics");
-                    sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        }
-    };
+    let accepts = connections::accept(&listener, PATIENCE, move |request| page.answer(request));
     tokio::select! {
         never = hears => never,
         never = accepts => never,
     }
-}
-
-/// One request, if it comes and its answer is read in time.
-async fn converse<S: Fn() -> AgentStatus>(connection: TcpStream, page: &Page<S>) {
-    let answer = service_fn(async |request| Ok::<_, Infallible>(page.answer(&request)));
-    let conversation = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .keep_alive(false)
-        .max_buf_size(MAX_HEAD_BYTES)
-        .serve_connection(TokioIo::new(connection), answer);
-    // Whoever asked has left, is too slow, or speaks no HTTP.
-    let _ = timeout(PATIENCE, conversation).await;
 }
 
 fn format(request: &Request<Incoming>) -> Format {

@@ -11,7 +11,9 @@ use std::{
 use agent_common::Pair;
 use lab::{Host, Lab, privilege::is_root_or_skip};
 
-use crate::support::{Agent, attached::nothing_is_attached, count, flow_agent, wait_until};
+use crate::support::{
+    Agent, PATIENCE, attached::nothing_is_attached, count, flow_agent, wait_until,
+};
 
 mod programs;
 mod prometheus;
@@ -242,13 +244,29 @@ fn probes_and_strange_requests_are_answered() {
     assert_eq!((head.status, head.body.as_str()), (200, ""));
     assert_eq!(ask(&lab.agent, &address, "nonsense", "").status, 400);
 
-    // More than may ask at a time, and all of them silent.
+    agent.stop();
+}
+
+#[test]
+fn silent_connections_give_way_to_probes() {
+    if !is_root_or_skip("agent::silent_connections_give_way_to_probes") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &SERVED);
+    let address = address(&agent);
+    // More than are served at a time.
     let silent = lab.agent.namespace.enter(|| {
         let connect = |_| Ok(TcpStream::connect(&address)?);
         (0..40).map(connect).collect::<anyhow::Result<Vec<_>>>()
     });
+    let silent = silent.unwrap();
     assert_eq!(get(&lab.agent, &address, "/healthz").status, 200);
-    drop(silent);
+    let metrics = get(&lab.agent, &address, "/metrics");
+    assert!(metrics.body.contains("flow_agent_seen_packets_total"));
+    let mut oldest = &silent[0];
+    oldest.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(oldest.read(&mut [0; 1]).unwrap(), 0);
     agent.stop();
 }
 
