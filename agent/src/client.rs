@@ -6,10 +6,7 @@ use std::{collections::VecDeque, error::Error as StdError, fmt, io, str::FromStr
 use anyhow::Chain;
 use prost::Message as _;
 use thiserror::Error;
-use tonic::{
-    Code, Response, Status, Streaming,
-    transport::{Channel, Endpoint},
-};
+use tonic::{Code, Response, Status, Streaming, transport::Endpoint};
 
 use crate::{
     proto::{
@@ -24,6 +21,10 @@ use crate::{
         pem::FileFault,
     },
 };
+
+mod no_details;
+
+use no_details::NoDetails;
 
 /// Where the agent listens by default.
 pub const DEFAULT_TARGET: &str = "unix:/run/flow-agent/flow-agent.sock";
@@ -274,11 +275,11 @@ fn io_error_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
         .map(io::Error::kind)
 }
 
-async fn connect(target: &Target) -> Result<FlowAgentClient<Channel>, ClientError> {
+async fn connect(target: &Target) -> Result<FlowAgentClient<NoDetails>, ClientError> {
     channel(target).await.map(FlowAgentClient::new)
 }
 
-async fn channel(target: &Target) -> Result<Channel, ClientError> {
+async fn channel(target: &Target) -> Result<NoDetails, ClientError> {
     let uri = match target {
         Target::Unix(path) => format!("unix:{path}"),
         Target::Tcp(address) => format!("http://{address}"),
@@ -306,7 +307,9 @@ async fn channel(target: &Target) -> Result<Channel, ClientError> {
                 .await
         }
     };
-    connected.map_err(|error| ClientError::from_connect(target, error))
+    connected
+        .map(NoDetails)
+        .map_err(|error| ClientError::from_connect(target, error))
 }
 
 /// Gives up if the agent takes longer. A timeout is needed because the kernel accepts connections even for a
@@ -400,7 +403,7 @@ pub async fn set_filters(target: &Target, rules: Vec<String>) -> Result<Filters,
     controlled(CONTROL_TIMEOUT, target, "FlowControl/SetFilters", ask).await
 }
 
-type Control = FlowControlClient<Channel>;
+type Control = FlowControlClient<NoDetails>;
 
 /// Makes a call on a connection of its own.
 async fn controlled<T>(

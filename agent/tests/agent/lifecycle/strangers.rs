@@ -8,6 +8,9 @@ use std::{
 };
 
 use agent::proto::{AgentStatus, FlowBatch, GetStatusRequest, flow_collector_server};
+use bytes::Bytes;
+use h2::SendStream;
+use http::{HeaderMap, HeaderValue, Response};
 use lab::{Host, Lab, privilege::is_root_or_skip};
 use prost::Message;
 use tempfile::TempDir;
@@ -193,5 +196,55 @@ fn a_server_that_is_no_agent_is_told_from_one_in_a_line() {
     for command in asked {
         let said = says(&lab.agent, command, &address("collector"));
         assert!(said.contains("no flow agent at all"), "{said}");
+    }
+}
+
+/// Refuses each call with details of its status that nobody can read, in headers alone or in trailers.
+async fn refuse(stream: tokio::net::UnixStream, has_body: bool) {
+    let Ok(mut connection) = h2::server::handshake(stream).await else {
+        return;
+    };
+    while let Some(Ok((_, mut answer))) = connection.accept().await {
+        let mut refusal = HeaderMap::new();
+        let mut set = |name, value| refusal.insert(name, HeaderValue::from_static(value));
+        set("grpc-status", "7");
+        set("grpc-message", "not for you");
+        set("grpc-status-details-bin", "%%% no base64");
+        let mut response = Response::new(());
+        // The client may have gone.
+        let _ = if has_body {
+            let body = answer.send_response(response, false);
+            body.and_then(|mut body: SendStream<Bytes>| body.send_trailers(refusal))
+        } else {
+            *response.headers_mut() = refusal;
+            answer.send_response(response, true).map(drop)
+        };
+    }
+}
+
+#[test]
+fn a_status_with_details_that_nobody_can_read_is_told_like_any_other() {
+    if !is_root_or_skip("agent::a_status_with_details_that_nobody_can_read_is_told_like_any_other")
+    {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let directory = TempDir::new().unwrap();
+    let runtime = runtime();
+    let _guard = runtime.enter();
+    for (name, has_body) in [("headers", false), ("trailers", true)] {
+        let path = directory.path().join(name);
+        let listener = tokio::net::UnixListener::bind(&path).unwrap();
+        runtime.spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                tokio::spawn(refuse(stream, has_body));
+            }
+        });
+        let address = format!("unix:{}", path.display());
+        for command in ["status", "audit", "watch", "flows"] {
+            let said = says(&lab.agent, command, &address);
+            assert!(said.ends_with(" refused: not for you\n"), "{said}");
+        }
     }
 }
