@@ -160,6 +160,23 @@ async fn failures_that_pass_say_how_long_to_wait() {
 }
 
 #[tokio::test]
+async fn a_success_has_any_code_of_success_and_its_type_may_have_parameters() {
+    for (status, kind, body) in [
+        ("200 OK", "application/x-protobuf", "taken"),
+        ("200 OK", "application/x-protobuf; charset=utf-8", "taken"),
+        ("200 OK", "Application/X-Protobuf;a=b", "taken"),
+        ("202 Accepted", "application/x-protobuf ", "taken"),
+        ("200 OK", "text/html", ""),
+        ("204 No Content", "text/plain", ""),
+    ] {
+        let answer = answer(status, &format!("content-type: {kind}\r\n"), body);
+        let (mut http, _) = server(vec![Deed::Answer(answer)]).await;
+        let taken = http.send(&BODY, CALL).await;
+        assert_eq!(taken.unwrap(), body, "{status}, {kind}");
+    }
+}
+
+#[tokio::test]
 async fn other_failures_do_not_pass() {
     for (status, unknown) in [
         ("400 Bad Request", false),
@@ -176,14 +193,12 @@ async fn other_failures_do_not_pass() {
         assert_eq!((why, is_unknown), (format!("HTTP {status}"), unknown));
     }
     // `google.rpc.Status` with a message.
-    let headers = "content-type: application/x-protobuf\r\n";
-    let refused = failure(Deed::Answer(answer(
-        "400 Bad Request",
-        headers,
-        "\x12\x03odd",
-    )))
-    .await;
-    assert_eq!(refused.to_string(), "HTTP 400 Bad Request: odd");
+    for kind in ["application/x-protobuf", "application/x-protobuf;a=b"] {
+        let headers = format!("content-type: {kind}\r\n");
+        let answer = answer("400 Bad Request", &headers, "\x12\x03odd");
+        let refused = failure(Deed::Answer(answer)).await;
+        assert_eq!(refused.to_string(), "HTTP 400 Bad Request: odd");
+    }
 }
 
 #[tokio::test]
