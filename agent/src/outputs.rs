@@ -26,6 +26,7 @@ pub mod otlp;
 pub mod parquet;
 pub mod pbflow;
 pub mod settings;
+mod spell;
 mod tally;
 mod transport;
 mod wanted;

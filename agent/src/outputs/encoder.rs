@@ -1,5 +1,7 @@
 //! What each format has in common: it makes messages of flows.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use bytes::Bytes;
 
@@ -22,9 +24,9 @@ pub trait Encoder: Send {
         Ok(Answer::default())
     }
 
-    /// The server does not know the method of the last message. Returns what the output does without from now on, if it
+    /// The server does not know the method of the last message. Returns what the output does without for a while, if it
     /// can.
-    fn unknown(&mut self) -> Option<&'static str> {
+    fn unknown(&mut self) -> Option<Without> {
         None
     }
 
@@ -73,4 +75,15 @@ pub struct Answer {
     /// How many of the flows it does not take, and why.
     pub refused: u64,
     pub why: String,
+    /// What it says although it takes all flows, if it says something.
+    pub warning: Option<String>,
+}
+
+/// What a server is not told, since it does not know the method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Without {
+    /// Its name, which is that of its setting, too.
+    pub what: &'static str,
+    /// When it is tried again.
+    pub pause: Duration,
 }

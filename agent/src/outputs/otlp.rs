@@ -1,7 +1,11 @@
 //! OTLP, the protocol of OpenTelemetry: a log record for each report of a flow, and the agent's account and the output's
 //! losses as metrics.
 
-use std::{io::Write as _, sync::Arc};
+use std::{
+    io::Write as _,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
@@ -18,13 +22,12 @@ use prost::Message as _;
 use tokio::sync::watch;
 
 use super::{
-    encoder::{Answer, Call, Encoder, Message},
+    encoder::{Answer, Call, Encoder, Message, Without},
     transport::one_line,
 };
 use crate::{
     accounts::Accounts,
     known_interfaces::KnownInterfaces,
-    log_limit::LogLimit,
     proto::{AgentIdentity, FlowBatch, FlowRecord},
 };
 use metrics::Telling;
@@ -40,7 +43,10 @@ mod tests;
 const REQUEST_LEN_BYTES: usize = 1 << 20;
 /// What stands in front of the records is shorter: names of the host and of the agent.
 const HEAD_LEN_BYTES: usize = 2 << 10;
+/// How long a receiver that does not know metrics gets none. Somebody may put it right.
+const UNKNOWN_PAUSE: Duration = Duration::from_hours(1);
 const NO_ANSWER: &str = "what answers is no receiver of OTLP";
+const NO_REASON: &str = "it does not say why";
 /// Room for one record beyond the limit.
 const SLACK_LEN_BYTES: usize = 4 << 10;
 
@@ -75,7 +81,9 @@ pub struct Otlp {
     telling: Option<Telling>,
     /// What the last message was about.
     last: About,
-    refused_points: LogLimit,
+    /// No metrics before this moment.
+    metrics_not_before: Option<Instant>,
+    unknown_pause: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,7 +188,8 @@ impl Otlp {
             told: None,
             telling: None,
             last: About::Flows,
-            refused_points: LogLimit::default(),
+            metrics_not_before: None,
+            unknown_pause: UNKNOWN_PAUSE,
         }
     }
 
@@ -226,7 +235,11 @@ impl Otlp {
     /// Whether the account and the losses are to be told: at the end of a scan, and the losses at the end of a stream.
     fn is_due(&self, batch: &FlowBatch) -> bool {
         let closes = batch.last_of_scan || batch.scan_id == 0;
-        self.settings.metrics && closes && self.told != Some((batch.scan_id, batch.batch_index))
+        let told = Some((batch.scan_id, batch.batch_index));
+        let is_known = self
+            .metrics_not_before
+            .is_none_or(|moment| moment <= Instant::now());
+        self.settings.metrics && is_known && closes && self.told != told
     }
 
     /// The next part of the account, or the last one with the losses.
@@ -266,6 +279,11 @@ fn gzipped(message: &[u8]) -> Bytes {
     written.expect("memory takes every byte").into()
 }
 
+/// What a receiver says of a request that it takes.
+fn said(error_message: &str) -> Option<String> {
+    Some(one_line(error_message)).filter(|said| !said.is_empty())
+}
+
 impl Encoder for Otlp {
     fn message(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> Message {
         self.know(batch);
@@ -302,37 +320,44 @@ impl Encoder for Otlp {
             About::Flows => {
                 let answer = ExportLogsServiceResponse::decode(answer).context(NO_ANSWER)?;
                 let partial = answer.partial_success.unwrap_or_default();
-                let why = match one_line(&partial.error_message) {
-                    why if why.is_empty() => "it does not say why".to_owned(),
-                    why => why,
-                };
+                let said = said(&partial.error_message);
+                let refused = u64::try_from(partial.rejected_log_records).unwrap_or_default();
                 Ok(Answer {
-                    refused: u64::try_from(partial.rejected_log_records).unwrap_or_default(),
-                    why,
+                    refused,
+                    warning: said.clone().filter(|_| refused == 0),
+                    why: said.unwrap_or_else(|| NO_REASON.to_owned()),
                 })
             }
             About::Metrics => {
                 let answer = ExportMetricsServiceResponse::decode(answer).context(NO_ANSWER)?;
                 let partial = answer.partial_success.unwrap_or_default();
-                if partial.rejected_data_points > 0 && self.refused_points.event().is_some() {
-                    tracing::warn!(
-                        points = partial.rejected_data_points,
-                        why = one_line(&partial.error_message),
-                        "the receiver refuses metrics of the account"
-                    );
-                }
-                Ok(Answer::default())
+                let said = said(&partial.error_message);
+                let warning = match partial.rejected_data_points {
+                    ..=0 => said,
+                    points => {
+                        let why = said.unwrap_or_else(|| NO_REASON.to_owned());
+                        Some(format!("it refuses {points} points: {why}"))
+                    }
+                };
+                Ok(Answer {
+                    warning,
+                    ..Answer::default()
+                })
             }
         }
     }
 
-    fn unknown(&mut self) -> Option<&'static str> {
+    fn unknown(&mut self) -> Option<Without> {
         if self.last == About::Flows {
             return None;
         }
-        self.settings.metrics = false;
+        let pause = self.unknown_pause;
+        self.metrics_not_before = Some(Instant::now() + pause);
         self.telling = None;
-        Some("metrics")
+        Some(Without {
+            what: "metrics",
+            pause,
+        })
     }
 
     /// A request stands for itself.

@@ -32,13 +32,22 @@ pub(super) struct Tally {
 /// Whether messages get there.
 #[derive(Default)]
 struct Health {
-    /// Some do not get there, or are refused.
-    failing: bool,
+    state: State,
     /// It has been told that they do not get there, or that they are refused.
     told_failing: bool,
     told_refused: bool,
     failures: u64,
     last_error: String,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Working,
+    /// The last message did not get there.
+    Failing,
+    /// Flows were refused, and no message of flows was taken as a whole since.
+    Refusing,
 }
 
 impl Tally {
@@ -95,22 +104,30 @@ impl Tally {
     /// Notes that the receiver does not take a message with these flows. Returns whether that is to be told: once until a
     /// success.
     pub(super) fn refuses(&self, flows: RecordSum, error: &str) -> bool {
+        self.refuses_some(flows, error);
+        !std::mem::replace(&mut self.health().told_refused, true)
+    }
+
+    /// Notes that the receiver takes a message, but not these flows of it.
+    pub(super) fn refuses_some(&self, flows: RecordSum, error: &str) {
         self.refused.add(flows);
         let mut health = self.health();
         health.fails(error);
-        !std::mem::replace(&mut health.told_refused, true)
+        health.state = State::Refusing;
     }
 
-    /// The receiver refused flows, and has taken none since. That it takes something else says nothing then.
+    /// The receiver refused flows, and has not taken all of a message since. That it takes something else says nothing then.
     pub(super) fn is_refusing(&self) -> bool {
-        self.health().told_refused
+        self.health().state == State::Refusing
     }
 
-    /// Notes a success. Returns whether it is the first after a failure.
+    /// Notes a success. Returns whether it is the first after a failure that was told.
     pub(super) fn succeeded(&self) -> bool {
         let mut health = self.health();
+        health.state = State::Working;
+        let was_told = health.told_failing || health.told_refused;
         (health.told_failing, health.told_refused) = (false, false);
-        std::mem::take(&mut health.failing)
+        was_told
     }
 
     /// Without what the settings say: name, kind and address.
@@ -122,7 +139,7 @@ impl Tally {
         lost += self.lost.get();
         let health = self.health();
         OutputStatus {
-            failing: health.failing,
+            failing: health.state != State::Working,
             failures: health.failures,
             last_error: health.last_error.clone(),
             queued: Some(queued),
@@ -142,8 +159,10 @@ impl Tally {
 impl Health {
     fn fails(&mut self, error: &str) {
         error.clone_into(&mut self.last_error);
-        self.failures += u64::from(!self.failing);
-        self.failing = true;
+        if self.state == State::Working {
+            self.failures += 1;
+            self.state = State::Failing;
+        }
     }
 }
 

@@ -16,8 +16,9 @@ use tokio::{
 
 use super::{
     backoff::Backoff,
-    encoder::{Answer, Encoder},
+    encoder::{Answer, Encoder, Without},
     settings::Output,
+    spell::Spell,
     tally::{self, Tally},
     transport::{Failure, Transport},
     wanted::Sieve,
@@ -26,6 +27,9 @@ use crate::{
     hub::{Hub, Subscription},
     proto::{FlowBatch, FlowRecord, RecordSum},
 };
+
+/// See [`Spell`].
+const ONCE: &str = "this is not told again while it goes on";
 
 pub(super) struct Worker {
     name: String,
@@ -36,11 +40,22 @@ pub(super) struct Worker {
     backoff: Backoff,
     /// How long to leave the receiver alone before the next message, after it refused one.
     pause: Option<Duration>,
-    /// It was told that the receiver refuses what goes out beside the flows.
-    refuses_rest: bool,
+    told: Told,
     tally: Arc<Tally>,
     /// Until when it may send what is left, once it is to end.
     deadline: watch::Receiver<Option<Instant>>,
+}
+
+/// What the log has of what a receiver may say again with each message.
+#[derive(Default)]
+struct Told {
+    /// It refuses flows of messages that it takes.
+    refuses_some: Spell,
+    /// It refuses what goes out beside the flows.
+    refuses_rest: Spell,
+    /// It takes flows, or what goes out beside them, and has something to say.
+    warns: Spell,
+    warns_of_rest: Spell,
 }
 
 /// The time is over.
@@ -73,7 +88,7 @@ impl Worker {
             transport,
             backoff: Backoff::default(),
             pause: None,
-            refuses_rest: false,
+            told: Told::default(),
             tally,
             deadline,
         }
@@ -180,8 +195,8 @@ impl Worker {
                     ref why,
                     is_unknown,
                 } => {
-                    if is_unknown && let Some(what) = self.encoder.unknown() {
-                        self.does_without(what, why);
+                    if is_unknown && let Some(without) = self.encoder.unknown() {
+                        self.does_without(without, why);
                     } else if sum.records == 0 {
                         self.refused_beside(why);
                     } else {
@@ -211,21 +226,45 @@ impl Worker {
             sent -= refused;
             self.tally.sent.add(sent);
         }
+        if let Some(warning) = &answer.warning {
+            self.warns(sum, warning);
+        }
         if refused.records != 0 {
             self.backoff.reset();
-            self.refuses(refused, &answer.why);
+            self.refuses_some(refused, &answer.why);
         } else if sum.records != 0 || !self.tally.is_refusing() {
             self.worked();
         }
     }
 
-    fn does_without(&mut self, what: &str, why: &str) {
+    fn does_without(&mut self, Without { what, pause }: Without, why: &str) {
         self.backoff.reset();
         tracing::warn!(
             output = self.name,
-            "{} takes no {what}: {why}; it gets flows alone",
-            self.transport.address()
+            "{} takes no {what}: {why}; it gets flows alone, and {what} are tried again in {}: set {what} = false for this \
+             output if it is to have none",
+            self.transport.address(),
+            humantime::format_duration(pause)
         );
+    }
+
+    /// Says once what the receiver says although it takes the message.
+    fn warns(&mut self, sum: RecordSum, warning: &str) {
+        let (spell, what) = if sum.records == 0 {
+            (
+                &mut self.told.warns_of_rest,
+                "what goes out beside the flows",
+            )
+        } else {
+            (&mut self.told.warns, "flows")
+        };
+        if spell.begins() {
+            tracing::warn!(
+                output = self.name,
+                "{} takes {what}, and says: {warning}; {ONCE}",
+                self.transport.address()
+            );
+        }
     }
 
     /// Goes on with the next message: the receiver would refuse this one again. It may refuse all of them, because it is not
@@ -240,10 +279,26 @@ impl Worker {
     /// Goes on where the receiver refuses what goes out beside the flows, and says so once.
     fn refused_beside(&mut self, why: &str) {
         self.encoder.sent();
-        if !std::mem::replace(&mut self.refuses_rest, true) {
+        if self.told.refuses_rest.begins() {
             tracing::warn!(
                 output = self.name,
-                "{} refuses what goes out beside the flows, as the account: {why}; this is not said again",
+                "{} refuses what goes out beside the flows, as the account: {why}; {ONCE}",
+                self.transport.address()
+            );
+        }
+    }
+
+    /// Counts flows that are refused of a message that is taken, and says so once. Other messages may be taken as a whole
+    /// in between.
+    fn refuses_some(&mut self, flows: RecordSum, why: &str) {
+        self.tally.refuses_some(flows, why);
+        if self.told.refuses_some.begins() {
+            tracing::warn!(
+                output = self.name,
+                refused_records = flows.records,
+                refused_packets = flows.packets,
+                refused_bytes = flows.bytes,
+                "{} refuses flows: {why}; what it refuses is counted and not sent again; {ONCE}",
                 self.transport.address()
             );
         }

@@ -286,7 +286,7 @@ fn metrics_that_did_not_get_there_are_told_again_and_others_only_at_the_next_sca
 }
 
 #[test]
-fn a_receiver_without_metrics_gets_none_any_more() {
+fn a_receiver_without_metrics_gets_none_for_a_while() {
     let mut encoder = encoder(plain());
     assert!(
         !encoder
@@ -297,44 +297,77 @@ fn a_receiver_without_metrics_gets_none_any_more() {
     // It is not about metrics.
     assert_eq!(encoder.unknown(), None);
     encoder.sent();
-    assert!(!encoder.message(&closing(), &[]).bytes.is_empty());
-    assert_eq!(encoder.unknown(), Some("metrics"));
-    encoder.sent();
+    let first = encoder.message(&closing(), &[]);
+    assert!(!first.bytes.is_empty());
+    let without = |pause| {
+        let what = "metrics";
+        Some(Without { what, pause })
+    };
+    assert_eq!(encoder.unknown(), without(Duration::from_hours(1)));
     let (logs, metrics) = send(&mut encoder, &closing(), &[flows::tcp()]);
     assert_eq!((logs.len(), metrics.len()), (1, 0));
+    encoder.metrics_not_before = Some(Instant::now());
+    assert_eq!(encoder.message(&closing(), &[]).bytes, first.bytes);
+    encoder.unknown_pause = Duration::ZERO;
+    assert_eq!(encoder.unknown(), without(Duration::ZERO));
+    let (logs, metrics) = send(&mut encoder, &closing(), &[flows::tcp()]);
+    assert_eq!((logs.len(), metrics.len()), (1, 1));
 }
 
 #[test]
 fn an_answer_says_how_many_records_are_refused() {
     let mut encoder = encoder(plain());
     encoder.message(&batch(), &[flows::tcp()]);
-    let refused = |refused| ExportLogsServiceResponse {
-        partial_success: Some(ExportLogsPartialSuccess {
-            rejected_log_records: refused,
-            error_message: "too old".to_owned(),
-        }),
-    };
-    let silent = encoder.answered(&[]).unwrap();
-    assert_eq!((silent.refused, &*silent.why), (0, "it does not say why"));
-    for (rejected, expected) in [(3, 3), (0, 0), (-5, 0)] {
-        let answer = encoder.answered(&refused(rejected).encode_to_vec());
-        let expected = Answer {
-            refused: expected,
-            why: "too old".to_owned(),
+    let mut answered = |refused, said: &str| {
+        let answer = ExportLogsServiceResponse {
+            partial_success: Some(ExportLogsPartialSuccess {
+                rejected_log_records: refused,
+                error_message: said.to_owned(),
+            }),
         };
-        assert_eq!(answer.unwrap(), expected);
-    }
-    assert!(encoder.answered(b"<html>").is_err());
-    // Refused points are no flows.
-    encoder.message(&closing(), &[]);
-    let points = ExportMetricsServiceResponse {
-        partial_success: Some(ExportMetricsPartialSuccess {
-            rejected_data_points: 3,
-            error_message: String::new(),
-        }),
+        let Answer {
+            refused,
+            why,
+            warning,
+        } = encoder.answered(&answer.encode_to_vec()).unwrap();
+        (refused, why, warning)
     };
-    let answer = encoder.answered(&points.encode_to_vec());
-    assert_eq!(answer.unwrap(), Answer::default());
+    let why = |why: &str| why.to_owned();
+    assert_eq!(answered(3, "too old"), (3, why("too old"), None));
+    assert_eq!(answered(3, " "), (3, why("it does not say why"), None));
+    // Without a number it is a warning.
+    for number in [0, -5] {
+        let (refused, _, warning) = answered(number, "nearly\nfull");
+        assert_eq!((refused, warning), (0, Some(why("nearly full"))));
+        assert_eq!(answered(number, "").2, None);
+    }
+    let empty = encoder.answered(&[]).unwrap();
+    assert_eq!((empty.refused, empty.warning), (0, None));
+    assert!(encoder.answered(b"<html>").is_err());
+}
+
+#[test]
+fn what_is_said_of_metrics_is_a_warning() {
+    let mut encoder = encoder(plain());
+    encoder.message(&closing(), &[]);
+    let mut answered = |refused, said: &str| {
+        let answer = ExportMetricsServiceResponse {
+            partial_success: Some(ExportMetricsPartialSuccess {
+                rejected_data_points: refused,
+                error_message: said.to_owned(),
+            }),
+        };
+        let answer = encoder.answered(&answer.encode_to_vec()).unwrap();
+        // Points are no flows.
+        assert_eq!(answer.refused, 0);
+        answer.warning
+    };
+    let warning = |text: &str| Some(text.to_owned());
+    let refused = warning("it refuses 3 points: it does not say why");
+    assert_eq!(answered(3, ""), refused);
+    assert_eq!(answered(3, "old"), warning("it refuses 3 points: old"));
+    assert_eq!(answered(0, "slow down"), warning("slow down"));
+    assert_eq!(answered(0, ""), None);
 }
 
 #[test]

@@ -1,10 +1,14 @@
 //! OTLP as receivers get it: every flow, the account, and what becomes of what they refuse.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
 use lab::Lab;
 use opentelemetry_proto::tonic::{
     collector::{
         logs::v1::{ExportLogsPartialSuccess, ExportLogsServiceRequest, ExportLogsServiceResponse},
-        metrics::v1::ExportMetricsServiceRequest,
+        metrics::v1::{
+            ExportMetricsPartialSuccess, ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+        },
     },
     common::v1::{KeyValue, any_value::Value as AttributeValue},
     metrics::v1::{metric::Data, number_data_point},
@@ -172,7 +176,7 @@ fn what_a_receiver_refuses_is_counted_and_what_it_does_not_know_is_not_sent_agai
         )
     });
     let mut agent = start(&lab, &receiver, "");
-    agent.wait_until_logged("takes no metrics");
+    agent.wait_until_logged("metrics are tried again in 1h");
     // All of one size, so that it is known what two of them have.
     let sent = send(&lab, 20, 3);
     wait_until_counted(&agent, &lab, sent.packets);
@@ -210,6 +214,67 @@ fn what_a_receiver_refuses_is_counted_and_what_it_does_not_know_is_not_sent_agai
     let requests = receiver.requests();
     let asked = requests.iter().filter(|one| one.path == "/v1/metrics");
     assert_eq!(asked.count(), 1);
+}
+
+#[test]
+fn what_a_receiver_says_again_and_again_is_told_once() {
+    if !is_root_or_skip("agent::what_a_receiver_says_again_and_again_is_told_once") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    // It refuses a record of a request, takes the next one, and has something to say of the one after that.
+    let asked = AtomicUsize::new(0);
+    let receiver = Receiver::start(&lab, move |request, _| {
+        if request.path == "/v1/metrics" {
+            let partial = ExportMetricsPartialSuccess {
+                rejected_data_points: 3,
+                error_message: "no room for points".to_owned(),
+            };
+            let answer = ExportMetricsServiceResponse {
+                partial_success: Some(partial),
+            };
+            return Answer::Ok(answer.encode_to_vec());
+        }
+        let (refused, said) = match asked.fetch_add(1, Relaxed) % 3 {
+            0 => (1, "too late"),
+            1 => return Answer::ok(),
+            _ => (0, "nearly full"),
+        };
+        let partial = ExportLogsPartialSuccess {
+            rejected_log_records: refused,
+            error_message: said.to_owned(),
+        };
+        let answer = ExportLogsServiceResponse {
+            partial_success: Some(partial),
+        };
+        Answer::Ok(answer.encode_to_vec())
+    });
+    let agent = start(&lab, &receiver, "");
+    let asked = |path| {
+        let requests = receiver.requests();
+        requests.iter().filter(|one| one.path == path).count()
+    };
+    let mut sent = Pair::default();
+    while asked("/v1/logs") < 9 || asked("/v1/metrics") < 3 {
+        sent += send(&lab, 20, 1);
+        wait_until_counted(&agent, &lab, sent.packets);
+        wait_until("all is answered", || {
+            let fates = fates(&output(&agent, &lab, "otlp"), sent);
+            fates["sent"] + fates["refused"] == sent
+        });
+    }
+    wait_until("each refusal is counted once", || {
+        output(&agent, &lab, "otlp")["refused"]["records"] == asked("/v1/logs").div_ceil(3)
+    });
+    let log = agent.stop().log;
+    for once in [
+        "refuses flows: too late; what it refuses is counted",
+        "takes flows, and says: nearly full; ",
+        "and says: it refuses 3 points: no room for points; ",
+    ] {
+        assert_eq!(log.matches(once).count(), 1, "{log}");
+    }
+    assert!(!log.contains("flows get to"), "{log}");
 }
 
 #[test]
