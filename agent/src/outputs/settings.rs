@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{hub::Hub, output::Format, similar};
 
+mod host;
 mod ipfix;
 mod otlp;
 mod pbflow;
@@ -111,7 +112,7 @@ impl HostPort {
         let (host, port) = text.rsplit_once(':')?;
         let inside = host.strip_prefix('[').map(|rest| rest.strip_suffix(']'));
         let host = match inside {
-            Some(address) => address.filter(|address| address.contains(':'))?,
+            Some(address) => address.filter(|address| host::is_ipv6(address))?,
             None => Some(host).filter(|host| !host.is_empty() && !host.contains([':', '/']))?,
         };
         let port = port.parse().ok().filter(|&port| port != 0)?;
@@ -232,6 +233,9 @@ impl Output {
         if address.is_empty() {
             let message = format!("expected {}", kind.addresses());
             return Err(Refused::at("address", message));
+        }
+        if let Some(fault) = host::fault(&address) {
+            return Err(Refused::at("address", fault));
         }
         let target = match kind {
             Kind::Ipfix => Target::Ipfix(ipfix::Target::read(table, &address)?),
@@ -570,6 +574,42 @@ mod tests {
         ] {
             assert_refused(text, error);
         }
+    }
+
+    #[test]
+    fn no_address_has_a_host_that_cannot_be_one() {
+        for scheme in ["ipfix=udp", "ipfix=tcp", "pbflow=http", "otlp=http"] {
+            for (host, error) in [
+                ("a b", "the name of a host cannot have ' '"),
+                ("a\tb", "the name of a host cannot have '\\t'"),
+                ("a%20b", "the name of a host cannot have '%'"),
+                ("a\"b", "the name of a host cannot have '\"'"),
+                ("köln", "the name of a host cannot have 'ö'"),
+                ("user@a", "outputs send no user and no password: leave out"),
+                ("user:@a", "outputs send no user and no password: leave out"),
+                ("b:secret@a", "outputs send no user and no password"),
+                ("[a:b]", "expected "),
+                ("[::1%]", "expected "),
+            ] {
+                let text = format!("{scheme}://{host}:1");
+                assert_refused(&text, &format!("address: {error}"));
+            }
+            for host in [
+                "a",
+                "a-b.c_d.example",
+                "192.0.2.1",
+                "[::1]",
+                "[fe80::1%eth0]",
+            ] {
+                let text = format!("{scheme}://{host}:1");
+                assert!(read(&text).is_ok(), "{text}");
+            }
+        }
+        assert_refused("otlp=http://a b", "address: the name of a host");
+        assert_refused("otlp=http://user@a/b@c", "address: outputs send no user");
+        assert!(read("otlp=http://a/b@c").is_ok());
+        // Paths may have what they like.
+        assert!(read("jsonl=/a b/c@d").is_ok());
     }
 
     #[test]

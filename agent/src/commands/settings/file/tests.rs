@@ -166,6 +166,16 @@ fn a_bad_value_is_told_with_its_place() {
              egress or all",
             "nets",
         ),
+        (
+            "output = [\n  'none', 'otlp=http://user@a:4318']",
+            "2:11: outputs send no user and no password: leave out everything up to the @",
+            "'otlp=http://user@a:4318'",
+        ),
+        (
+            "[[output]]\nkind = 'pbflow'\naddress = 'http://a b:1'",
+            "3:11: the name of a host cannot have ' '",
+            "'http://a b:1'",
+        ),
         ("log = 'inof'", "1:7: no level is called 'inof'", "'inof'"),
         ("filter_file = ''", "1:15: ", "''"),
         (

@@ -1,0 +1,30 @@
+//! Which hosts an address may name. What no resolver and no request takes is refused with the settings, not when flows are
+//! to be sent.
+
+use std::net::Ipv6Addr;
+
+/// What is wrong with the host in `SCHEME://HOST...`, whatever the scheme. Paths have none.
+pub(super) fn fault(address: &str) -> Option<String> {
+    let (_, rest) = address.split_once("://")?;
+    let host = rest.split('/').next().unwrap_or_default();
+    // What stands there may be a password, so it is not told.
+    if host.contains('@') {
+        let message = "outputs send no user and no password: leave out everything up to the @";
+        return Some(message.to_owned());
+    }
+    // An IPv6 address may have the name of its interface, as [fe80::1%eth0].
+    let special = if host.starts_with('[') {
+        "[]:.%_-"
+    } else {
+        ":._-"
+    };
+    let is_odd = |letter: &char| !letter.is_ascii_alphanumeric() && !special.contains(*letter);
+    let odd = host.chars().find(is_odd)?;
+    Some(format!("the name of a host cannot have {odd:?}"))
+}
+
+/// Whether this may stand in brackets.
+pub(super) fn is_ipv6(text: &str) -> bool {
+    let (address, interface) = text.split_once('%').unwrap_or((text, "any"));
+    address.parse::<Ipv6Addr>().is_ok() && !interface.is_empty()
+}
