@@ -141,7 +141,9 @@ impl Reload {
                 }
                 let outcome = outcome.map_err(|error| fault::in_one_line(&error));
                 if let Err(fault) = &outcome {
-                    tracing::error!("the settings stay as they were: {fault}");
+                    tracing::warn!(
+                        "the settings stay as they were: {fault}; put it right and reload again (SIGHUP)"
+                    );
                 }
                 reloading.done(outcome).await;
             }

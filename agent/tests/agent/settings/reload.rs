@@ -165,15 +165,20 @@ fn a_broken_file_changes_nothing_and_is_told() {
         watched.reload(&format!("{others}{line}\n"));
         watched.wait_until_logged(told);
         let lines = watched.lines(told);
-        let [error] = &lines[..] else {
+        let [line] = &lines[..] else {
             panic!("one line with {told}: {lines:?}");
         };
+        // The agent goes on, so it is no error.
         assert!(
-            error.contains("ERROR") && error.contains("the settings stay as they were: "),
-            "{error}"
+            line.contains("WARN") && line.contains("the settings stay as they were: "),
+            "{line}"
+        );
+        assert!(
+            line.ends_with("; put it right and reload again (SIGHUP)"),
+            "{line}"
         );
         let is_drawn = |mark: &str| watched.agent.stderr().contains(mark);
-        assert!(!is_drawn("^^") && !is_drawn("u{a}"), "{error}");
+        assert!(!is_drawn("^^") && !is_drawn("u{a}"), "{line}");
     }
     fs::remove_file(&watched.file).unwrap();
     watched.agent.signal(libc::SIGHUP);
