@@ -2,6 +2,7 @@
 //! stderr.
 
 use std::{
+    ffi::OsString,
     io::{IsTerminal as _, Write as _},
     path::PathBuf,
     process::ExitCode,
@@ -10,7 +11,7 @@ use std::{
 
 use agent::{
     commands::{
-        self,
+        self, hyphens,
         run::RefusedSettings,
         settings::{Layers, Settings},
     },
@@ -22,7 +23,7 @@ use agent::{
     server::PassedSockets,
 };
 use anyhow::Context as _;
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 use tracing_subscriber::{
     Layer as _, layer::SubscriberExt as _, reload, util::SubscriberInitExt as _,
@@ -74,7 +75,8 @@ enum Command {
 
 fn main() -> ExitCode {
     variables::forget_empty();
-    let cli = Cli::try_parse().unwrap_or_else(|error| explain(error).exit());
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let cli = parse(&arguments).unwrap_or_else(|error| explain(error).exit());
     // Before the log has a thread.
     let passed = if matches!(cli.command, Command::Run(_)) {
         PassedSockets::take()
@@ -143,6 +145,13 @@ fn start_log() -> std::io::Result<(LogQueue, bool)> {
     }
 }
 
+/// Parses the arguments, of which the first is the program's name.
+fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
+    let command = command();
+    hyphens::refuse_options_as_values(&command, arguments.get(1..).unwrap_or_default())?;
+    Cli::from_arg_matches(&command.try_get_matches_from(arguments)?)
+}
+
 fn explain(error: clap::Error) -> clap::Error {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     variables::name_in(error, &command(), &arguments, |variable| {
@@ -152,7 +161,7 @@ fn explain(error: clap::Error) -> clap::Error {
 
 /// The command as clap uses it when it shows arguments in errors.
 fn command() -> clap::Command {
-    let mut command = Cli::command();
+    let mut command = hyphens::taken_by(Cli::command());
     command.build();
     command
 }
@@ -240,15 +249,16 @@ fn completions(shell: Shell) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::{OsStr, OsString};
+    use std::ffi::OsStr;
 
     use agent::commands::settings::variables::OF_OTHERS;
+    use clap::error::ErrorKind;
 
     use super::*;
 
     fn refused(arguments: &str) -> clap::Error {
         let all = std::iter::once("flow-agent").chain(arguments.split(' '));
-        let refused = Cli::try_parse_from(all).err();
+        let refused = parse(&all.map(OsString::from).collect::<Vec<_>>()).err();
         refused.unwrap_or_else(|| panic!("{arguments} is taken"))
     }
 
@@ -270,6 +280,75 @@ mod tests {
             let expected = format!("error: invalid value '{value}' for '{option}': ");
             assert!(error.starts_with(&expected), "{error}");
         }
+    }
+
+    /// All options of a command and its subcommands that take a value, each with the command in front of it.
+    fn options(command: &clap::Command, path: &str) -> Vec<(String, clap::Arg)> {
+        let own = command.get_arguments().filter(|arg| {
+            let takes = arg.get_action().takes_values();
+            takes && arg.get_long().is_some()
+        });
+        let mut all: Vec<_> = own.map(|arg| (path.to_owned(), arg.clone())).collect();
+        for subcommand in command.get_subcommands() {
+            let name = subcommand.get_name();
+            all.extend(options(subcommand, &format!("{path}{name} ")));
+        }
+        all
+    }
+
+    #[test]
+    fn every_option_takes_a_value_with_a_hyphen_or_says_what_is_wrong_with_it() {
+        let options = options(&command(), "");
+        assert!(options.len() > 50, "{}", options.len());
+        let mut told = 0;
+        for (path, option) in options {
+            let name = option.get_long().unwrap();
+            let between = if option.is_require_equals_set() {
+                '='
+            } else {
+                ' '
+            };
+            let line = format!("flow-agent {path}--{name}{between}-1s");
+            let arguments: Vec<_> = line.split(' ').map(OsString::from).collect();
+            let Err(error) = parse(&arguments) else {
+                continue;
+            };
+            let text = error.to_string();
+            // A subcommand has to follow.
+            if error.kind() == ErrorKind::MissingSubcommand {
+                continue;
+            }
+            let expected = format!("error: invalid value '-1s' for '{option}'");
+            assert!(text.starts_with(&expected), "{line}: {text}");
+            told += 1;
+        }
+        assert!(told > 30, "{told}");
+    }
+
+    #[test]
+    fn an_option_is_no_value_of_the_one_before_it() {
+        for (arguments, option) in [
+            ("run --interface --decapsulate", "--interface <PATTERN>"),
+            ("run --config --max-flows=5", "--config <PATH>"),
+            ("run --max-flows --interface eth0", "--max-flows <FLOWS>"),
+            ("run --interface a --netns -h", "--netns <NETNS>"),
+            ("run --tls-key --", "--tls-key <FILE>"),
+            ("filter set --file --connect unix:/a", "--file <PATH>"),
+            ("filter --tls-ca --connect unix:/a show", "--tls-ca <FILE>"),
+            ("status --connect --help", "--connect <ADDRESS>"),
+        ] {
+            let error = refused(arguments).to_string();
+            let expected =
+                format!("error: a value is required for '{option}' but none was supplied");
+            assert!(error.starts_with(&expected), "{arguments}: {error}");
+        }
+        // Whoever means it can say so.
+        let arguments = "flow-agent run --interface=--decapsulate --exclude-interface --no-option";
+        let arguments: Vec<_> = arguments.split(' ').map(OsString::from).collect();
+        let Command::Run(args) = parse(&arguments).ok().unwrap().command else {
+            panic!("another command");
+        };
+        assert_eq!((args.interface.len(), args.decapsulate), (1, false));
     }
 
     #[test]

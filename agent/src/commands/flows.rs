@@ -50,12 +50,7 @@ pub struct Args {
     pub sort: Sort,
 
     /// The most flows to list; 0 lists all [default: 50 in a table, all in JSON].
-    #[arg(
-        long,
-        value_name = "FLOWS",
-        env = "FLOW_AGENT_FLOWS_LIMIT",
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_FLOWS_LIMIT")]
     pub limit: Option<u32>,
 }
 

@@ -15,6 +15,7 @@ pub mod config;
 mod connect;
 pub mod filter;
 pub mod flows;
+pub mod hyphens;
 pub mod run;
 pub mod settings;
 pub mod status;

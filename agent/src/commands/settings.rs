@@ -17,7 +17,10 @@ use clap::{
 };
 use serde_json::Value;
 
-use super::run::{Args, Misfit};
+use super::{
+    hyphens,
+    run::{Args, Misfit},
+};
 use crate::agent::Config;
 
 mod declared;
@@ -229,7 +232,7 @@ impl Layers {
 /// The options of `run`.
 fn command() -> Command {
     let command = Command::new("run").bin_name("flow-agent run");
-    Args::augment_args(command.no_binary_name(true))
+    hyphens::taken_by(Args::augment_args(command.no_binary_name(true)))
 }
 
 #[cfg(test)]

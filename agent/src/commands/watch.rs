@@ -48,17 +48,11 @@ pub struct Args {
     pub filter: Vec<Rules>,
 
     /// Stop after this time, as in 10s or 2m.
-    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_WATCH_DURATION", value_parser = super::time,
-          allow_hyphen_values = true)]
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_WATCH_DURATION", value_parser = super::time)]
     pub duration: Option<Duration>,
 
     /// The most rows of a table [default: as many as fit the terminal, otherwise 50].
-    #[arg(
-        long,
-        value_name = "ROWS",
-        env = "FLOW_AGENT_WATCH_LIMIT",
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "ROWS", env = "FLOW_AGENT_WATCH_LIMIT")]
     pub limit: Option<usize>,
 }
 

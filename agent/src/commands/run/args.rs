@@ -97,7 +97,7 @@ pub struct Args {
     /// 0 leaves room for twice as many as are selected at the start, and for 64 at least; where patterns select, for
     /// 512 (on more than 64 CPUs for fewer, in 128 MiB).
     #[arg(long, value_name = "INTERFACES", env = "FLOW_AGENT_MAX_INTERFACES", default_value_t = 0,
-          value_parser = number(0..=100_000), allow_negative_numbers = true, help_heading = WATCH)]
+          value_parser = number(0..=100_000), help_heading = WATCH)]
     pub max_interfaces: u32,
 
     /// Rules that leave packets out before they reach the table: include or exclude, then [src|dst]
@@ -117,7 +117,7 @@ pub struct Args {
     /// Count one flow in this many, with all of its packets; 1 counts every flow. A hash of endpoints and
     /// protocol decides, so every agent samples the same flows.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_SAMPLE", default_value_t = 1,
-          value_parser = number(1..=1_000_000), allow_negative_numbers = true, help_heading = COUNT)]
+          value_parser = number(1..=1_000_000), help_heading = COUNT)]
     pub sample: u32,
 
     /// Count the flows inside tunnels (VXLAN, Geneve, GRE, IP in IP), up to two tunnels deep. Without this
@@ -130,47 +130,47 @@ pub struct Args {
     /// Flows in each of the two pages of the kernel's table. A flow takes some 190 bytes of kernel memory
     /// in each page.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_FLOWS", default_value_t = 500_000,
-          value_parser = number(1..=100_000_000), allow_negative_numbers = true, help_heading = TABLE)]
+          value_parser = number(1..=100_000_000), help_heading = TABLE)]
     pub max_flows: u32,
 
     /// Flows kept in userspace. When there are more, the flow that would end first is ended early.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_TRACKED_FLOWS", default_value_t = 1_000_000,
-          value_parser = number(1..=1_000_000_000), allow_negative_numbers = true, help_heading = TABLE)]
+          value_parser = number(1..=1_000_000_000), help_heading = TABLE)]
     pub max_tracked_flows: u32,
 
     /// Fragmented datagrams whose ports are remembered for their later fragments, at some 150 bytes of
     /// kernel memory each. When there are more, the one that was quiet the longest is forgotten.
     #[arg(long, value_name = "DATAGRAMS", env = "FLOW_AGENT_MAX_FRAGMENTS", default_value_t = 16_384,
-          value_parser = number(1..=16_777_216), allow_negative_numbers = true, help_heading = TABLE)]
+          value_parser = number(1..=16_777_216), help_heading = TABLE)]
     pub max_fragments: u32,
 
     /// How often the table is drained.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_SCAN_INTERVAL", default_value = "10s",
-          value_parser = interval, allow_hyphen_values = true, help_heading = TABLE)]
+          value_parser = interval, help_heading = TABLE)]
     pub scan_interval: Duration,
 
     /// How full a page may get before it is drained early, in percent of --max-flows. 0 always waits for
     /// the interval.
     #[arg(long, value_name = "PERCENT", env = "FLOW_AGENT_EARLY_SCAN", default_value_t = 50,
-          value_parser = number(0..=99), allow_negative_numbers = true, help_heading = TABLE)]
+          value_parser = number(0..=99), help_heading = TABLE)]
     pub early_scan: u32,
 
     /// How often a flow that goes on is reported, at most. What it counts meanwhile comes with its next record or with its
     /// end, so long flows make fewer records, and early scans no more. A whole number of scan intervals is best; 0s
     /// reports with every scan.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_REPORT_INTERVAL", default_value = "0s",
-          value_parser = time, allow_hyphen_values = true, help_heading = TABLE)]
+          value_parser = time, help_heading = TABLE)]
     pub report_interval: Duration,
 
     /// A flow ends after this time without a packet.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_IDLE_TIMEOUT", default_value = "60s",
-          value_parser = time, allow_hyphen_values = true, help_heading = TABLE)]
+          value_parser = time, help_heading = TABLE)]
     pub idle_timeout: Duration,
 
     /// How long a flow closed by FIN or RST waits for late packets, counted from its last packet. Without
     /// the wait a late packet would become a flow of its own.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_LINGER", default_value = "5s",
-          value_parser = time, allow_hyphen_values = true, help_heading = TABLE)]
+          value_parser = time, help_heading = TABLE)]
     pub linger: Duration,
 
     /// Where consumers connect: unix:PATH (mode 0660), or an IP address with a port; repeatable. No name but
@@ -205,17 +205,17 @@ pub struct Args {
     /// Consumers that may observe flows at the same time. Root has four more places on a Unix socket, and
     /// four more connections.
     #[arg(long, value_name = "CONSUMERS", env = "FLOW_AGENT_MAX_CONSUMERS", default_value_t = DEFAULT_MAX_CONSUMERS,
-          value_parser = number(1..=10_000), allow_negative_numbers = true, help_heading = CONSUMERS)]
+          value_parser = number(1..=10_000), help_heading = CONSUMERS)]
     pub max_consumers: u32,
 
     /// Connections that each listener takes.
     #[arg(long, value_name = "CONNECTIONS", env = "FLOW_AGENT_MAX_CONNECTIONS", default_value_t = DEFAULT_MAX_CONNECTIONS,
-          value_parser = number(1..=100_000), allow_negative_numbers = true, help_heading = CONSUMERS)]
+          value_parser = number(1..=100_000), help_heading = CONSUMERS)]
     pub max_connections: u32,
 
     /// Requests that may be open on one connection, including those of consumers.
     #[arg(long, value_name = "STREAMS", env = "FLOW_AGENT_MAX_STREAMS", default_value_t = DEFAULT_MAX_STREAMS,
-          value_parser = number(1..=10_000), allow_negative_numbers = true, help_heading = CONSUMERS)]
+          value_parser = number(1..=10_000), help_heading = CONSUMERS)]
     pub max_streams: u32,
 
     /// Metrics for Prometheus at /metrics, with /healthz and /readyz for probes, over HTTP: an IP address with a
@@ -230,8 +230,7 @@ pub struct Args {
     pub output: Vec<Wishes>,
 
     /// Stop after counting for this time, such as 10s or 2m.
-    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_DURATION", value_parser = time,
-          allow_hyphen_values = true, help_heading = OUTPUT)]
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_DURATION", value_parser = time, help_heading = OUTPUT)]
     pub duration: Option<Duration>,
 
     /// What is logged: error, warn, info, debug or trace, or a filter in tracing's syntax, such as

@@ -1,0 +1,69 @@
+//! Values that begin with a hyphen: an option takes them and says what is wrong with them, as with `--max-flows -1s`. What
+//! follows an option is not its value if it is an option itself.
+
+use std::ffi::OsString;
+
+use clap::{
+    Arg, Command, Error,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
+
+/// Lets every option of the command and its subcommands take such values.
+pub fn taken_by(command: Command) -> Command {
+    let command = command.mut_args(|arg| {
+        let is_taken = takes_the_next(&arg);
+        arg.allow_hyphen_values(is_taken)
+    });
+    command.mut_subcommands(taken_by)
+}
+
+/// Fails where an option stands in the place of a value. `command` is built, so that it has all options.
+pub fn refuse_options_as_values(command: &Command, arguments: &[OsString]) -> Result<(), Error> {
+    let mut command = command;
+    let mut arguments = arguments.iter().filter_map(|argument| argument.to_str());
+    while let Some(argument) = arguments.next() {
+        if argument == "--" {
+            break;
+        }
+        if let Some(subcommand) = command.find_subcommand(argument) {
+            command = subcommand;
+            continue;
+        }
+        let option = command.get_arguments().find(|arg| {
+            let name = argument.strip_prefix("--");
+            name.is_some() && arg.get_long() == name && takes_the_next(arg)
+        });
+        if let Some(option) = option
+            && let Some(value) = arguments.next()
+            && is_option(command, value)
+        {
+            let mut error = Error::new(ErrorKind::InvalidValue).with_cmd(command);
+            let option = ContextValue::String(option.to_string());
+            error.insert(ContextKind::InvalidArg, option);
+            // clap's own way to say that there is none.
+            error.insert(
+                ContextKind::InvalidValue,
+                ContextValue::String(String::new()),
+            );
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Whether the argument behind this option is its value.
+fn takes_the_next(arg: &Arg) -> bool {
+    arg.get_long().is_some() && arg.get_action().takes_values() && !arg.is_require_equals_set()
+}
+
+fn is_option(command: &Command, argument: &str) -> bool {
+    let long = argument.strip_prefix("--");
+    let long = long.map(|long| long.split_once('=').map_or(long, |(name, _)| name));
+    let mut letters = argument.strip_prefix('-').unwrap_or_default().chars();
+    let short = letters.next().filter(|_| letters.next().is_none());
+    let mut all = command.get_arguments();
+    long == Some("")
+        || all.any(|arg| {
+            long.is_some() && arg.get_long() == long || short.is_some() && arg.get_short() == short
+        })
+}
