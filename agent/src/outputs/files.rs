@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use rustix::{
     fs::{FlockOperation, flock},
     io::Errno,
@@ -392,9 +392,27 @@ fn compress(from: &mut File, to: File, compression: Compression) -> Result<File>
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    spawn_blocking(work)
-        .await
-        .context("the thread that writes")?
+    let done = spawn_blocking(work).await;
+    let done = done.context("the thread that writes")?;
+    done.map_err(|error| {
+        if is_no_room(&error) {
+            anyhow!("{error:#}: free space there, or let the output keep less (keep_bytes)")
+        } else {
+            error
+        }
+    })
+}
+
+fn is_no_room(error: &anyhow::Error) -> bool {
+    let mut causes = error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>());
+    causes.any(|error| {
+        matches!(
+            error.kind(),
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded
+        )
+    })
 }
 
 #[cfg(test)]

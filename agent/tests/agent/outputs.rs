@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use crate::support::{Agent, count, pair, wait_until};
 
+mod full_disk;
 mod hostile;
 mod ipfix;
 mod jsonl;

@@ -81,7 +81,7 @@ fn table(folder: &Path, more: &str) -> String {
 }
 
 /// The paths of files that are complete by their names.
-fn complete(folder: &Path) -> Vec<PathBuf> {
+pub(super) fn complete(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<_> = names.filter(|name| !name.starts_with('.')).collect();
@@ -94,7 +94,7 @@ fn complete(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// The sums of these files, both directions together. Fails if one of them is not whole.
-fn sum(files: &[PathBuf]) -> Pair {
+pub(super) fn sum(files: &[PathBuf]) -> Pair {
     let mut sum = Pair::default();
     for path in files {
         let file = fs::File::open(path).unwrap();
