@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use anyhow::{Result as Outcome, bail};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 
 use crate::similar;
 
@@ -13,15 +13,15 @@ pub struct LogFilter(String);
 
 impl LogFilter {
     /// The filter for the process's log.
-    pub fn for_the_log(&self) -> EnvFilter {
+    pub fn for_the_log(&self) -> Targets {
+        let filter: Targets = self.0.parse().expect("it was parsed before");
         // Only --bpf-log-level decides what the kernel programs log.
-        let programs = "flow_agent_ebpf=trace".parse().expect("a directive");
-        let filter = EnvFilter::new(&self.0).add_directive(programs);
+        let filter = filter.with_target("flow_agent_ebpf", LevelFilter::TRACE);
         if self.names_h2() {
             return filter;
         }
         // h2 logs each strange frame, of which a peer may send millions. The server's own lines are limited.
-        filter.add_directive("h2=off".parse().expect("a directive"))
+        filter.with_target("h2", LevelFilter::OFF)
     }
 
     fn names_h2(&self) -> bool {
@@ -48,15 +48,12 @@ impl FromStr for LogFilter {
         if text.trim().is_empty() {
             return Err(format!("expected {ALLOWED}"));
         }
-        EnvFilter::try_new(text).map_err(|error| format!("{error}; expected {ALLOWED}"))?;
+        text.parse::<Targets>()
+            .map_err(|error| format!("{error}; expected {ALLOWED}"))?;
         // tracing takes a word that is no level for the name of a module, which would then be all that is
         // logged.
         let is_word = text.chars().all(char::is_alphabetic);
-        if is_word
-            && text
-                .parse::<tracing_subscriber::filter::LevelFilter>()
-                .is_err()
-        {
+        if is_word && text.parse::<LevelFilter>().is_err() {
             let levels = ["error", "warn", "info", "debug", "trace", "off"];
             let hint = similar::hint(&text.to_lowercase(), levels);
             return Err(format!(
@@ -74,11 +71,11 @@ impl fmt::Display for LogFilter {
 }
 
 /// Changes what the process logs.
-pub struct LogControl(Box<dyn Fn(EnvFilter) -> Outcome<()> + Send + Sync>);
+pub struct LogControl(Box<dyn Fn(Targets) -> Outcome<()> + Send + Sync>);
 
 impl LogControl {
     /// `change` puts a filter in force.
-    pub fn new(change: impl Fn(EnvFilter) -> Outcome<()> + Send + Sync + 'static) -> Self {
+    pub fn new(change: impl Fn(Targets) -> Outcome<()> + Send + Sync + 'static) -> Self {
         Self(Box::new(change))
     }
 

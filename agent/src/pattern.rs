@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use anyhow::{Context as _, Result, anyhow};
-use regex::Regex;
+use regex_lite::Regex;
 
 const ALLOWED: &str = "a name as in eth0, a glob as in 'veth*' (with *, ? or [...]), \
                        or a regex between slashes as in '/^(eth|en)/'";
@@ -65,13 +65,8 @@ impl FromStr for Pattern {
             let regex = regex.with_context(|| {
                 format!("'{text}' begins a regex but does not end it; allowed are {ALLOWED}")
             })?;
-            let regex = Regex::new(regex).map_err(|error| {
-                let reason = error.to_string();
-                // The last line is the reason; those before it draw an arrow.
-                let reason = reason.lines().next_back().unwrap_or_default();
-                let reason = reason.trim_start_matches("error: ");
-                anyhow!("'{text}' is no regex: {reason}; allowed are {ALLOWED}")
-            })?;
+            let regex = Regex::new(regex)
+                .map_err(|error| anyhow!("'{text}' is no regex: {error}; allowed are {ALLOWED}"))?;
             return Ok(Self::Regex(regex));
         }
         Self::name_or_glob(text).map_err(|fault| anyhow!("'{text}' {fault}; allowed are {ALLOWED}"))
