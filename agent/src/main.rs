@@ -6,6 +6,8 @@ use std::{
     io::{IsTerminal as _, Write as _},
     path::PathBuf,
     process::ExitCode,
+    sync::Mutex,
+    thread,
     time::Duration,
 };
 
@@ -31,6 +33,10 @@ use tracing_subscriber::{
 
 mod variables;
 
+/// The threads of tokio that run tasks.
+const WORKERS: usize = 2;
+/// Those that a start takes beside: for rules, links, network namespaces, the log, work that blocks.
+const OTHER_THREADS: usize = 8;
 /// How long the process waits at its end for whoever reads stderr.
 const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -212,8 +218,9 @@ fn execute(
     }
     let settings = settings.transpose().map_err(RefusedSettings)?;
     let passed = passed.map_err(RefusedSettings)?;
+    try_threads()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(WORKERS)
         .enable_all()
         .build()?;
     let outcome = runtime.block_on(async {
@@ -239,6 +246,22 @@ fn execute(
     // A thread may hang in a write to a stdout that nobody reads.
     runtime.shutdown_background();
     outcome
+}
+
+/// Starts as many threads as a start takes, since tokio panics where it gets none.
+fn try_threads() -> anyhow::Result<()> {
+    let hold = Mutex::new(());
+    thread::scope(|scope| {
+        let _held = hold.lock();
+        for _ in 0..WORKERS + OTHER_THREADS {
+            let thread = thread::Builder::new().spawn_scoped(scope, || drop(hold.lock()));
+            thread.context(
+                "the system gives this process too few threads: raise the limit of tasks (TasksMax= of a service, \
+                 pids.max of a control group) or of the user's processes (ulimit -u)",
+            )?;
+        }
+        Ok(())
+    })
 }
 
 fn completions(shell: Shell) -> Vec<u8> {

@@ -1,4 +1,4 @@
-//! Starts where memory or disk is short.
+//! Starts where memory, disk or threads are short.
 
 use std::{fs, path::Path, process::Command};
 
@@ -53,6 +53,28 @@ fn a_control_group_without_memory_for_the_table_is_refused() {
     // Flows in userspace and consumers may take more later, and the kernel would end the agent.
     let told = "the memory limit of its control group is 61 MiB: raise the limit (MemoryMax=";
     assert!(stderr.contains(told), "{stderr}");
+}
+
+#[test]
+fn too_few_threads_are_told_with_the_limit() {
+    const TEST: &str = "agent::too_few_threads_are_told_with_the_limit";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let group = match ControlGroup::of("pids", |_| "pids.max") {
+        Ok(group) => group,
+        Err(error) => return skip(TEST, &format!("{error:#}")),
+    };
+    let lab = Lab::quiet().unwrap();
+    for most in 2..8 {
+        group.write("pids.max", &most.to_string()).unwrap();
+        let mut command = lab.agent.command("sh");
+        group.run_by(&mut command);
+        command.args([BINARY, "run", "--interface", &lab.agent.interface]);
+        command.args(["--listen", "127.0.0.1:0", "--duration", "1s"]);
+        let error = refusal(&mut command);
+        assert_says(&error, &["too few threads", "TasksMax=", "ulimit -u"]);
+    }
 }
 
 #[test]
