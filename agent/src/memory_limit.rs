@@ -12,6 +12,8 @@ use crate::{agent::Config, asks::MAX_SNAPSHOT_BYTES, hub::DEFAULT_QUEUED_BYTES, 
 const PAGE_BYTES_PER_FLOW: u64 = 190;
 const PAGES: u64 = 2;
 const TRACKED_BYTES_PER_FLOW: u64 = 176;
+/// What waits for the report interval.
+const WAITING_BYTES_PER_FLOW: u64 = 40;
 /// While a table grows, the smaller one is there, too.
 const GROWTH: u64 = 2;
 const BYTES_PER_FRAGMENT: u64 = 150;
@@ -20,6 +22,8 @@ const TUNNEL_BYTES_PER_FLOW: u64 = 160;
 const SNAPSHOT_BYTES_PER_FLOW: u64 = 150;
 /// Its account, on each CPU.
 const BYTES_PER_INTERFACE: u64 = 4144;
+/// Beside its queue.
+const BYTES_PER_OUTPUT: u64 = 42 << 20;
 /// The process before it has a flow.
 const BASE_BYTES: u64 = 32 << 20;
 
@@ -49,12 +53,18 @@ pub(crate) fn most(config: &Config, max_interfaces: u32, possible_cpus: usize) -
     let flows = u64::from(config.max_flows);
     let tunnels = if config.decapsulate { flows } else { 0 };
     let tracked = config.replica.max_flows as u64;
+    let waiting = if config.replica.report_interval.is_zero() {
+        0
+    } else {
+        tracked
+    };
     let accounts = u64::from(max_interfaces) * possible_cpus as u64 * BYTES_PER_INTERFACE;
     flows * PAGES * PAGE_BYTES_PER_FLOW
-        + tracked * TRACKED_BYTES_PER_FLOW * GROWTH
+        + (tracked * TRACKED_BYTES_PER_FLOW + waiting * WAITING_BYTES_PER_FLOW) * GROWTH
         + u64::from(config.max_fragments) * BYTES_PER_FRAGMENT
         + tunnels * TUNNEL_BYTES_PER_FLOW
         + 2 * DEFAULT_QUEUED_BYTES
+        + config.outputs.len() as u64 * BYTES_PER_OUTPUT
         + MAX_SNAPSHOT_BYTES.min(tracked * SNAPSHOT_BYTES_PER_FLOW)
         + accounts
         + BASE_BYTES

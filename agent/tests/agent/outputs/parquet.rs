@@ -7,7 +7,11 @@ use ::parquet::{
 use serde_json::json;
 
 use super::*;
-use crate::{clients::install, support::Report};
+use crate::{
+    clients::install,
+    doors::memory::{MIB, Memory, reset_peak},
+    support::Report,
+};
 
 /// What DuckDB makes of the columns' types. The rest are UTINYINT, USMALLINT or UINTEGER.
 const TYPES: &[(&str, &[&str])] = &[
@@ -315,6 +319,46 @@ fn kills_while_files_are_made_leave_no_half_file() {
         sum.packets >= sent_at_least.packets && sum.bytes >= sent_at_least.bytes
     });
     agent.stop();
+}
+
+/// Beside the flows and the batches of a scan, what one file takes while it is made.
+#[test]
+fn many_files_take_no_more_memory_than_a_few() {
+    const FLOWS: u16 = 50_000;
+    const ROUNDS: u64 = 15;
+    const MOST_BYTES: u64 = 72 * MIB;
+    if !is_root_or_skip("agent::many_files_take_no_more_memory_than_a_few") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let lab = Lab::quiet().unwrap();
+    let settings = table(folder.path(), r#", "rotate_bytes": 5000000"#);
+    let settings = ["--output", &settings, "--max-flows", "200000"];
+    let mut agent = Agent::start(&lab, &settings);
+    let pid = agent.pid();
+    reset_peak(pid);
+    let before = Memory::of(pid).resident;
+    let to_agent = lab.peer.frame_v6(&lab.agent);
+    let frames: Vec<_> = (1..=FLOWS)
+        .map(|port| to_agent.udp(port, 53, &[0; 18]).unwrap())
+        .collect();
+    let socket = lab.peer.frame_socket().unwrap();
+    for round in 1..=ROUNDS {
+        socket.send_many(&frames).unwrap();
+        let sent = count(round * u64::from(FLOWS), &frames[0]);
+        wait_until_counted(&agent, &lab, sent.packets);
+        wait_until("all is written", || {
+            pair(&output(&agent, &lab, "parquet")["sent"]) == sent
+        });
+    }
+    let files = complete(folder.path()).len();
+    assert!(files as u64 > ROUNDS, "{files} files");
+    let peak = Memory::of(pid).peak;
+    assert!(
+        peak < before + MOST_BYTES,
+        "{before} before, {peak} at most"
+    );
+    agent.stop_silent();
 }
 
 #[test]
