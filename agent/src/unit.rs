@@ -55,6 +55,22 @@ fn the_units_memory_is_enough_for_the_default_settings() {
     }
 }
 
+#[test]
+fn what_waits_for_reports_and_each_output_need_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.toml");
+    let most = |settings: &str| {
+        fs::write(&file, settings).unwrap();
+        let settings = Layers::of_a_file(&file).read().unwrap();
+        memory_limit::most(&settings.config().unwrap(), 64, 2)
+    };
+    let waiting = "report_interval = '1m'\n";
+    let one = format!("{waiting}output = ['parquet=/a']\n");
+    let two = format!("{waiting}output = ['parquet=/a', 'parquet=/b']\n");
+    let needed = ["", waiting, &one, &two].map(most);
+    assert!(needed.is_sorted_by(|less, more| less < more), "{needed:?}");
+}
+
 /// In one network namespace, on a Unix socket and a TCP address.
 #[test]
 fn the_units_open_files_are_enough_whatever_the_settings() {
