@@ -36,7 +36,7 @@ use crate::{
     metrics::MetricsListener,
     netns::{Namespace, Netns},
     output::Format,
-    outputs::{Output, Outputs},
+    outputs::{Outputs, Prepared},
     proto::{AgentStatus, SettingsInForce},
     replica::{Replica, ReplicaSettings},
     rules::{ReplaceError, RunningRules},
@@ -95,7 +95,7 @@ pub struct Config {
     /// How to show the flows on stdout, if at all.
     pub stdout: Option<Format>,
     /// Where else they go.
-    pub outputs: Vec<Output>,
+    pub outputs: Vec<Prepared>,
     /// How long to count, if not until told to stop.
     pub duration: Option<Duration>,
     /// What the programs log: 0 is off, 1 to 5 are error to trace (aya-log's levels).
@@ -103,6 +103,12 @@ pub struct Config {
 }
 
 impl Config {
+    /// What the files of TLS have that may be meant so, and is worth a look.
+    pub fn warnings(&self) -> impl Iterator<Item = &String> {
+        let listeners = self.tls.iter().flat_map(|tls| &tls.warnings);
+        listeners.chain(self.outputs.iter().flat_map(Prepared::warnings))
+    }
+
     /// The times that can change while the agent runs.
     pub fn times(&self) -> Times {
         Times {

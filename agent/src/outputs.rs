@@ -13,8 +13,9 @@ use tokio::{sync::watch, task::JoinHandle, time::Instant};
 
 use crate::{
     hub::Hub,
-    proto::{DepartedOutputs, OutputStatus},
+    proto::{DepartedOutputs, OutputStatus, OutputTlsStatus},
     server::DEFAULT_DRAIN_TIMEOUT,
+    tls::output::InForce,
 };
 
 mod backoff;
@@ -32,7 +33,7 @@ mod transport;
 mod wanted;
 mod worker;
 
-pub use settings::Output;
+pub use settings::{Output, Prepared};
 use tally::Tally;
 use worker::Worker;
 
@@ -56,6 +57,7 @@ struct Running {
     output: Output,
     name: String,
     tally: Arc<Tally>,
+    tls: Option<InForce>,
     /// Until when it may send what is left, once it is to end.
     deadline: watch::Sender<Option<Instant>>,
     task: JoinHandle<()>,
@@ -63,7 +65,7 @@ struct Running {
 
 impl Outputs {
     /// Starts these outputs, which send every batch that is published from now on.
-    pub fn start(hub: &Hub, outputs: Vec<Output>) -> Self {
+    pub fn start(hub: &Hub, outputs: Vec<Prepared>) -> Self {
         let started = Self {
             hub: hub.clone(),
             all: Arc::default(),
@@ -73,21 +75,28 @@ impl Outputs {
     }
 
     /// Starts those of `outputs` that do not run and ends those that are not among them. Those that stay lose nothing and
-    /// keep their names.
-    pub fn replace(&self, outputs: Vec<Output>) {
+    /// keep their names. They take over what was read from their files of TLS.
+    pub fn replace(&self, outputs: Vec<Prepared>) {
         self.replace_within(outputs, DEFAULT_DRAIN_TIMEOUT);
     }
 
     /// Those that end have this time for what they hold.
-    fn replace_within(&self, outputs: Vec<Output>, time: Duration) {
+    fn replace_within(&self, outputs: Vec<Prepared>, time: Duration) {
         let mut all = self.all();
         let mut before = std::mem::take(&mut all.running);
         let mut staying = Vec::new();
         let mut starting = Vec::new();
-        for output in outputs {
-            match before.iter().position(|other| other.output == output) {
-                Some(place) => staying.push(before.swap_remove(place)),
-                None => starting.push(output),
+        for prepared in outputs {
+            let is_it = |other: &Running| other.output == prepared.output;
+            match before.iter().position(is_it) {
+                Some(place) => {
+                    let stays = before.swap_remove(place);
+                    if let (Some(in_force), Some(read)) = (&stays.tls, prepared.tls) {
+                        in_force.replace(read.named(&stays.name));
+                    }
+                    staying.push(stays);
+                }
+                None => starting.push(prepared),
             }
         }
         all.forget_finished();
@@ -100,37 +109,40 @@ impl Outputs {
             all.leaving.push(leaving);
         }
         all.running = staying;
-        for output in starting {
-            let name = settings::free_name(&output, |name| {
+        for prepared in starting {
+            let name = settings::free_name(&prepared.output, |name| {
                 all.running.iter().all(|other| other.name != name)
             });
-            all.running.push(self.run(name, output));
+            all.running.push(self.run(name, prepared));
         }
     }
 
-    fn run(&self, name: String, output: Output) -> Running {
+    fn run(&self, name: String, Prepared { output, tls }: Prepared) -> Running {
         let subscription = self.hub.subscribe_output(&name, &output.address());
         let tally = Arc::new(Tally::new(subscription.backlog()));
         let (deadline, until) = watch::channel(None);
-        let worker = Worker::new(
-            &name,
-            &output,
-            &self.hub,
-            subscription,
-            Arc::clone(&tally),
-            until,
-        );
         tracing::info!(
             output = name,
             kind = output.kind().name(),
             address = output.address(),
             "flows go to this output"
         );
+        let tls = tls.map(|read| InForce::new(read.named(&name)));
+        let worker = Worker::new(
+            &name,
+            &output,
+            tls.clone(),
+            &self.hub,
+            subscription,
+            Arc::clone(&tally),
+            until,
+        );
         Running {
             task: tokio::spawn(worker.run()),
             output,
             name,
             tally,
+            tls,
             deadline,
         }
     }
@@ -141,6 +153,7 @@ impl Outputs {
             name: one.name.clone(),
             kind: one.output.kind().name().to_owned(),
             address: one.output.address(),
+            tls: one.tls.as_ref().map(OutputTlsStatus::from),
             ..one.tally.status()
         });
         statuses.collect()
@@ -176,6 +189,23 @@ impl Outputs {
     fn all(&self) -> MutexGuard<'_, All> {
         // Each change of the lists is whole even if a later step panics.
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl From<&InForce> for OutputTlsStatus {
+    fn from(tls: &InForce) -> Self {
+        let told = tls.told();
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let [not_before, not_after] = match told.validity {
+            Some(validity) => [validity.not_before, validity.not_after].map(nanos),
+            None => [0; 2],
+        };
+        Self {
+            client_certificate: told.validity.is_some(),
+            not_before_unix_ns: not_before,
+            not_after_unix_ns: not_after,
+            reload_error: told.fault.unwrap_or_default(),
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! TLS by rustls: for those who connect to the agent, and for what its commands and outputs connect to.
 //!
 //! [`pem`] reads the files of certificates and keys, and says what is wrong with them. [`server`] makes the
-//! listeners' side of them and reads them again when they change. [`client`] is the other side.
+//! listeners' side of them, [`client`] the other side, and [`output`] that of outputs. [`in_force`] reads them again when
+//! they change.
 
 use std::{io, sync::Arc};
 
@@ -12,11 +13,16 @@ use rustls::{
 };
 
 pub mod client;
+pub mod in_force;
+pub mod output;
 pub mod pem;
 pub mod server;
 
 /// What gRPC's protocol is called in a handshake (RFC 7540, 3.3).
 pub const ALPN_H2: &[u8] = b"h2";
+
+/// The same of HTTP/1.1 (RFC 7301, 6).
+pub const ALPN_HTTP1: &[u8] = b"http/1.1";
 
 /// Both ends choose the latest that both know.
 const VERSIONS: [&SupportedProtocolVersion; 2] = [&TLS13, &TLS12];

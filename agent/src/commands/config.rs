@@ -79,7 +79,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             };
             let settings = layers.read()?;
             let config = settings.config()?;
-            for warning in config.tls.iter().flat_map(|tls| &tls.warnings) {
+            for warning in config.warnings() {
                 super::notice(warning);
             }
             checked(&settings)

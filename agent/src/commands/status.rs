@@ -18,7 +18,7 @@ use crate::{
     output::{harmless, human, table},
     proto::{
         self, AgentStatus, ConsumerStatus, HookStatus, InterfacesStatus, ListenerStatus,
-        OutputStatus, RecordSum, ServerStatus, UncountedInterface,
+        OutputStatus, OutputTlsStatus, RecordSum, ServerStatus, UncountedInterface,
     },
 };
 
@@ -206,6 +206,9 @@ fn output_lines(output: &OutputStatus, lines: &mut Vec<String>) {
         output.address,
         if output.failing { ": FAILING" } else { "" }
     ));
+    if let Some(tls) = &output.tls {
+        output_tls_lines(tls, lines);
+    }
     let sums = [
         ("sent", output.sent),
         ("queued", output.queued),
@@ -233,6 +236,28 @@ fn output_lines(output: &OutputStatus, lines: &mut Vec<String>) {
             output.failures, output.last_error
         ));
     }
+}
+
+fn output_tls_lines(tls: &OutputTlsStatus, lines: &mut Vec<String>) {
+    if tls.client_certificate {
+        let end = expiry(tls.not_after_unix_ns);
+        lines.push(format!("  TLS with a certificate until {end}"));
+    } else {
+        lines.push("  TLS".to_owned());
+    }
+    lines.extend(not_in_force(&tls.reload_error));
+}
+
+/// When a certificate ends to be valid.
+fn expiry(not_after_unix_ns: u64) -> impl std::fmt::Display {
+    let end = SystemTime::UNIX_EPOCH + Duration::from_nanos(not_after_unix_ns);
+    humantime::format_rfc3339_seconds(end)
+}
+
+/// What is wrong with files of TLS that have changed, if anything is.
+fn not_in_force(reload_error: &str) -> Option<String> {
+    (!reload_error.is_empty())
+        .then(|| format!("  its files have changed and are not in force: {reload_error}"))
 }
 
 fn uncounted(one: &UncountedInterface, capacity: u32) -> String {
@@ -320,22 +345,16 @@ fn listener_lines(listener: &ListenerStatus, lines: &mut Vec<String>) {
         lines.push(format!("listener  {address}{plain}"));
         return;
     };
-    let end = SystemTime::UNIX_EPOCH + Duration::from_nanos(tls.not_after_unix_ns);
+    let end = expiry(tls.not_after_unix_ns);
     let clients = if tls.client_certificates {
         ", clients need one, too"
     } else {
         ""
     };
     lines.push(format!(
-        "listener  {address}, TLS with a certificate until {}{clients}",
-        humantime::format_rfc3339_seconds(end)
+        "listener  {address}, TLS with a certificate until {end}{clients}"
     ));
-    if !tls.reload_error.is_empty() {
-        let error = &tls.reload_error;
-        lines.push(format!(
-            "  its files have changed and are not in force: {error}"
-        ));
-    }
+    lines.extend(not_in_force(&tls.reload_error));
 }
 
 fn server_line(server: &ServerStatus) -> String {

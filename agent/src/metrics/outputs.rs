@@ -5,6 +5,7 @@ use std::fmt;
 use super::{
     Shown,
     families::{Families, Help, Labels},
+    seconds,
 };
 use crate::proto::{OutputStatus, RecordSum};
 
@@ -68,7 +69,32 @@ impl Shown {
             ),
             outputs.map(|output| (output_labels(output), output.failures)),
         )?;
+        self.output_certificates(families)?;
         self.departed_outputs(families)
+    }
+
+    /// Of those that speak TLS.
+    fn output_certificates(&self, families: &mut Families<'_>) -> fmt::Result {
+        let outputs = self.status.outputs.iter();
+        let secured = outputs.filter_map(|output| Some((output, output.tls.as_ref()?)));
+        let shown = secured.clone().filter(|(_, tls)| tls.client_certificate);
+        families.gauge(
+            Help(
+                "flow_agent_output_certificate_expiry_time_seconds",
+                "When the certificate ends that the output shows to servers, in Unix time",
+            ),
+            shown.map(|(output, tls)| (output_labels(output), seconds(tls.not_after_unix_ns))),
+        )?;
+        families.gauge(
+            Help(
+                "flow_agent_output_certificate_reload_failing",
+                "1 if its files of TLS have changed and cannot be used, so that what was read before stays in force",
+            ),
+            secured.map(|(output, tls)| {
+                let is_failing = !tls.reload_error.is_empty();
+                (output_labels(output), f64::from(u8::from(is_failing)))
+            }),
+        )
     }
 
     /// An output that the settings do not name any more has no series, so that reloads do not add up. Its sums stay.

@@ -5,7 +5,7 @@ use crate::{
     kernel::bpf::Runs,
     proto::{
         Account, AgentIdentity, Count, DepartedOutputs, Durations, Hook, HookStatus, Interface,
-        InterfacesStatus, OutputStatus, RecordSum, ScanStatus, Traffic,
+        InterfacesStatus, OutputStatus, OutputTlsStatus, RecordSum, ScanStatus, Traffic,
     },
 };
 
@@ -161,6 +161,43 @@ fn an_interface_that_is_selected_again_before_a_scan_has_each_series_once() {
     series.sort_unstable();
     series.dedup_by_key(|(series, _)| *series);
     assert_eq!(series.len(), all);
+}
+
+#[test]
+fn outputs_tell_when_the_certificates_end_that_they_show() {
+    let output = |name: &str, tls: Option<OutputTlsStatus>| OutputStatus {
+        name: name.to_owned(),
+        kind: "otlp".to_owned(),
+        tls,
+        ..OutputStatus::default()
+    };
+    let shown = OutputTlsStatus {
+        client_certificate: true,
+        not_after_unix_ns: 2_000_000_000_000_000_000,
+        reload_error: "gone".to_owned(),
+        ..OutputTlsStatus::default()
+    };
+    let status = AgentStatus {
+        outputs: vec![
+            output("shown", Some(shown)),
+            output("trusting", Some(OutputTlsStatus::default())),
+            output("plain", None),
+        ],
+        ..AgentStatus::default()
+    };
+    let text = text(status, 0, Sampled::default(), Format::Classic).unwrap();
+    let lines: Vec<_> = text
+        .lines()
+        .filter(|line| line.starts_with("flow_agent_output_certificate_"))
+        .collect();
+    assert_eq!(
+        lines,
+        [
+            r#"flow_agent_output_certificate_expiry_time_seconds{output="shown",kind="otlp"} 2000000000.0"#,
+            r#"flow_agent_output_certificate_reload_failing{output="shown",kind="otlp"} 1.0"#,
+            r#"flow_agent_output_certificate_reload_failing{output="trusting",kind="otlp"} 0.0"#,
+        ]
+    );
 }
 
 #[test]

@@ -14,13 +14,22 @@ use super::{
     transport::Transport,
     wanted::Wanted,
 };
-use crate::{hub::Hub, output::Format, similar};
+use crate::{
+    hub::Hub,
+    output::Format,
+    similar,
+    tls::{
+        output::{InForce, OutputTls},
+        pem::FileFault,
+    },
+};
 
 mod host;
 mod ipfix;
 mod otlp;
 mod pbflow;
 mod table;
+mod tls;
 
 pub use table::schema;
 use table::{FILE_KEYS, Table};
@@ -62,9 +71,11 @@ impl Kind {
                 "udp://HOST:PORT, tcp://HOST:PORT, or a path, as /var/log/flow-agent/flows.ipfix"
             }
             Self::Jsonl => "a path, as /var/log/flow-agent/flows.jsonl",
-            Self::Otlp => "http://HOST, with :PORT and, over HTTP, a /PATH if need be",
+            Self::Otlp => {
+                "http://HOST or https://HOST, with :PORT and, over HTTP, a /PATH if need be"
+            }
             Self::Parquet => "a folder, as /var/log/flow-agent",
-            Self::Pbflow => "http://HOST:PORT",
+            Self::Pbflow => "http://HOST:PORT or https://HOST:PORT",
         }
     }
 }
@@ -99,6 +110,20 @@ enum Target {
     Pbflow(pbflow::Target),
 }
 
+/// An output whose files of TLS have been read.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    pub(super) output: Output,
+    pub(super) tls: Option<OutputTls>,
+}
+
+impl Prepared {
+    /// What may be meant so, and is worth a look.
+    pub fn warnings(&self) -> &[String] {
+        self.tls.as_ref().map_or(&[], OutputTls::warnings)
+    }
+}
+
 /// A host by name or address, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPort {
@@ -120,17 +145,6 @@ impl HostPort {
             host: host.to_owned(),
             port,
         })
-    }
-
-    /// Reads `http://HOST:PORT`, the address of a server of this kind.
-    fn read_http(kind: Kind, address: &str) -> Result<Self, Refused> {
-        let expected = kind.addresses();
-        if address.starts_with("https://") {
-            let message = format!("outputs cannot use TLS yet; expected {expected}");
-            return Err(Refused::at("address", message));
-        }
-        let to = address.strip_prefix("http://").and_then(Self::read);
-        to.ok_or_else(|| Refused::at("address", format!("expected {expected}")))
     }
 }
 
@@ -191,15 +205,25 @@ impl Output {
         }
     }
 
+    /// Reads the files of TLS, if it speaks TLS.
+    pub fn prepare(self) -> Result<Prepared, FileFault> {
+        let tls = match &self.target {
+            Target::Otlp(target) => target.read_tls()?,
+            Target::Pbflow(target) => target.read_tls()?,
+            Target::Ipfix(_) | Target::Jsonl { .. } | Target::Parquet { .. } => None,
+        };
+        Ok(Prepared { output: self, tls })
+    }
+
     /// Its format and its transport.
-    pub(super) fn parts(&self, hub: &Hub) -> (Box<dyn Encoder>, Transport) {
+    pub(super) fn parts(&self, hub: &Hub, tls: Option<InForce>) -> (Box<dyn Encoder>, Transport) {
         match &self.target {
             Target::Ipfix(target) => target.parts(),
             Target::Jsonl { path, rotation } => (
                 Box::new(Jsonl::default()),
                 Transport::File(Rotated::new(path.clone(), rotation.clone(), whole::lines)),
             ),
-            Target::Otlp(target) => target.parts(hub.accounts()),
+            Target::Otlp(target) => target.parts(hub.accounts(), tls),
             Target::Parquet { folder, rotation } => (
                 Box::new(Parquet::default()),
                 Transport::File(Rotated::made(
@@ -208,7 +232,7 @@ impl Output {
                     parquet::MADE,
                 )),
             ),
-            Target::Pbflow(target) => target.parts(),
+            Target::Pbflow(target) => target.parts(tls),
         }
     }
 
@@ -548,10 +572,6 @@ mod tests {
             ("pbflow=/a", "address: expected http://HOST:PORT"),
             ("pbflow=tcp://a:1", "address: expected http://HOST:PORT"),
             (
-                "pbflow=https://a:1",
-                "address: outputs cannot use TLS yet; expected http://HOST:PORT",
-            ),
-            (
                 r#"{"kind": "pbflow", "address": "http://a:1", "agent_ip": "a"}"#,
                 "agent_ip: expected an address, as 192.0.2.1",
             ),
@@ -619,7 +639,8 @@ mod tests {
             ("otlp=http://", "address: expected http://HOST"),
             ("otlp=http://a:b", "address: expected http://HOST"),
             ("otlp=http://a/b?c", "address: expected http://HOST"),
-            ("otlp=https://a", "address: TLS is not supported here"),
+            ("otlp=https://", "address: expected http://HOST"),
+            ("otlp=https://a:b", "address: expected http://HOST"),
             (
                 "otlp=http://a:4318/v1/logs",
                 "address: leave out /v1/logs: it is added",

@@ -12,12 +12,12 @@ use crate::{
 /// A file that cannot be made.
 const NOWHERE: &str = "jsonl=/proc/none/flows.jsonl";
 
-fn output(text: &str) -> Output {
+fn output(text: &str) -> Prepared {
     let Wishes(wishes) = text.parse().unwrap();
     let [Wish::Output(output)] = &wishes[..] else {
         panic!("{text}: {wishes:?}");
     };
-    output.clone()
+    output.clone().prepare().unwrap()
 }
 
 /// A batch of one record, of three packets with 300 bytes.

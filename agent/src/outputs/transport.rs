@@ -10,11 +10,13 @@ use super::{
     files::{Rotated, Written},
 };
 
+mod endpoint;
 mod grpc;
 mod http;
 mod tcp;
 mod udp;
 
+pub(super) use endpoint::Endpoint;
 pub(super) use grpc::Grpc;
 pub(super) use http::Http;
 pub(super) use tcp::Tcp;
@@ -129,8 +131,8 @@ impl Transport {
         match self {
             Self::Udp(udp) => udp.to.to_string(),
             Self::Tcp(tcp) => tcp.to.to_string(),
-            Self::Grpc(grpc) => grpc.to.to_string(),
-            Self::Http(http) => http.to.to_string(),
+            Self::Grpc(grpc) => grpc.endpoint.to.to_string(),
+            Self::Http(http) => http.endpoint.to.to_string(),
             Self::File(file) => file.address().display().to_string(),
         }
     }

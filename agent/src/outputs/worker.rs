@@ -2,6 +2,7 @@
 //! end, lost.
 
 use std::{
+    convert::Infallible,
     future::{Future, pending},
     sync::Arc,
     time::Duration,
@@ -26,6 +27,7 @@ use super::{
 use crate::{
     hub::{Hub, Subscription},
     proto::{FlowBatch, FlowRecord, RecordSum},
+    tls::output::InForce,
 };
 
 /// See [`Spell`].
@@ -37,6 +39,7 @@ pub(super) struct Worker {
     sieve: Sieve,
     encoder: Box<dyn Encoder>,
     transport: Transport,
+    tls: Option<InForce>,
     backoff: Backoff,
     /// How long to leave the receiver alone before the next message, after it refused one.
     pause: Option<Duration>,
@@ -74,18 +77,20 @@ impl Worker {
     pub(super) fn new(
         name: &str,
         output: &Output,
+        tls: Option<InForce>,
         hub: &Hub,
         subscription: Subscription,
         tally: Arc<Tally>,
         deadline: watch::Receiver<Option<Instant>>,
     ) -> Self {
-        let (encoder, transport) = output.parts(hub);
+        let (encoder, transport) = output.parts(hub, tls.clone());
         Self {
             name: name.to_owned(),
             subscription,
             sieve: Sieve::new(output.wanted.clone()),
             encoder,
             transport,
+            tls,
             backoff: Backoff::default(),
             pause: None,
             told: Told::default(),
@@ -95,7 +100,15 @@ impl Worker {
     }
 
     /// Ends when everything is sent and nothing more will come, or when the time is over.
-    pub(super) async fn run(mut self) {
+    pub(super) async fn run(self) {
+        let files = followed(self.tls.clone());
+        tokio::select! {
+            () = self.work() => {}
+            never = files => match never {},
+        }
+    }
+
+    async fn work(mut self) {
         while let Some(batch) = self.subscription.next().await {
             let batch = match batch.decode() {
                 Ok(batch) => batch,
@@ -368,6 +381,14 @@ impl Worker {
                 self.transport.address()
             );
         }
+    }
+}
+
+/// Reads the files of TLS again when they change.
+async fn followed(tls: Option<InForce>) -> Infallible {
+    match tls {
+        Some(tls) => tls.follow().await,
+        None => pending().await,
     }
 }
 

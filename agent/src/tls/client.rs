@@ -2,18 +2,19 @@
 //! failed in words that help.
 
 use std::{
-    io,
+    env, io,
     path::PathBuf,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::{Duration, SystemTime},
 };
 
 use hyper_util::rt::TokioIo;
 use rustls::{
     AlertDescription, CertificateError, ClientConfig, Error as TlsError, RootCertStore,
     client::Resumption,
-    pki_types::{InvalidDnsNameError, ServerName},
+    pki_types::{InvalidDnsNameError, ServerName, UnixTime},
 };
 use thiserror::Error;
 use tokio::{
@@ -25,7 +26,7 @@ use tonic::codegen::{Service, http::Uri};
 
 use super::{
     VERSIONS, of_tls,
-    pem::{self, FileFault, Identity, Use},
+    pem::{self, FileFault, Identity, Stamps, Use, Validity},
     provider,
 };
 
@@ -42,6 +43,14 @@ pub struct ClientFiles {
 impl ClientFiles {
     /// Reads them. `alpn` is what may be spoken inside, the first choice first.
     pub fn read(&self, alpn: &[&[u8]]) -> Result<ClientConfig, FileFault> {
+        self.read_all(alpn).map(|(config, _)| config)
+    }
+
+    /// The same, and what is to be known of the certificate that is shown.
+    pub(super) fn read_all(
+        &self,
+        alpn: &[&[u8]],
+    ) -> Result<(ClientConfig, Option<Shown>), FileFault> {
         let provider = provider();
         let roots = match &self.ca {
             Some(path) => pem::roots(path)?,
@@ -52,23 +61,55 @@ impl ClientFiles {
             .with_protocol_versions(&VERSIONS)
             .expect("ring knows both versions")
             .with_root_certificates(roots);
-        let mut config = match (&self.certificate, &self.key) {
+        let (mut config, shown) = match (&self.certificate, &self.key) {
             (Some(certificate), Some(key)) => {
                 let identity = Identity::read(certificate, key, &provider)?;
-                let shown =
+                let resolver =
                     rustls::sign::SingleCertAndKey::from(Arc::unwrap_or_clone(identity.key));
-                builder.with_client_cert_resolver(Arc::new(shown))
+                let shown = Shown {
+                    validity: identity.validity,
+                    warnings: identity.warnings,
+                };
+                let config = builder.with_client_cert_resolver(Arc::new(resolver));
+                (config, Some(shown))
             }
-            _ => builder.with_no_client_auth(),
+            _ => (builder.with_no_client_auth(), None),
         };
         config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
         config.resumption = Resumption::disabled();
-        Ok(config)
+        Ok((config, shown))
     }
 
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+
+    /// Of the files, and without one of CAs of where the system has its own.
+    pub(super) fn stamps(&self) -> Stamps {
+        let cas = match &self.ca {
+            Some(path) => vec![path.clone()],
+            None => places_of_the_system(),
+        };
+        Stamps::of(cas.iter().chain(&self.certificate).chain(&self.key))
+    }
+}
+
+/// What is known of a certificate that is shown to servers.
+#[derive(Debug, Clone)]
+pub(super) struct Shown {
+    pub validity: Validity,
+    pub warnings: Vec<String>,
+}
+
+/// Where [`of_the_system`] finds CAs.
+fn places_of_the_system() -> Vec<PathBuf> {
+    let probed = openssl_probe::probe();
+    let mut places = probed.cert_dir;
+    places.extend(probed.cert_file);
+    if let Some(folders) = env::var_os("SSL_CERT_DIR") {
+        places.extend(env::split_paths(&folders));
+    }
+    places
 }
 
 /// Those that can be read: one that is broken is left out, as other programs do.
@@ -130,11 +171,7 @@ impl Connector {
 
     /// Makes a handshake on a connection to this host, a name or an address.
     pub async fn over(&self, tcp: TcpStream, host: &str) -> Result<Stream, ConnectError> {
-        let name = ServerName::try_from(host.to_owned());
-        let name = name.map_err(|source| ConnectError::BadName {
-            host: host.to_owned(),
-            source,
-        })?;
+        let name = server_name(host)?;
         let connected = self.0.connect(name, tcp).await;
         let stream = connected.map_err(|error| match of_tls(&error) {
             Some(TlsError::AlertReceived(AlertDescription::InternalError)) => ConnectError::Ended,
@@ -146,8 +183,25 @@ impl Connector {
             None if error.kind() == io::ErrorKind::UnexpectedEof => ConnectError::Ended,
             None => ConnectError::Tcp(error),
         })?;
-        Ok(Stream(stream))
+        Ok(Stream {
+            tls: stream,
+            broken: None,
+        })
     }
+}
+
+/// As a certificate has it.
+fn server_name(host: &str) -> Result<ServerName<'static>, ConnectError> {
+    let name = ServerName::try_from(host.to_owned());
+    name.map_err(|source| ConnectError::BadName {
+        host: host.to_owned(),
+        source,
+    })
+}
+
+/// Whether a certificate can be for this host, a name or an address.
+pub fn can_be_certified(host: &str) -> bool {
+    server_name(host).is_ok()
 }
 
 impl Service<Uri> for Connector {
@@ -167,7 +221,7 @@ impl Service<Uri> for Connector {
 /// What it says of an error, for somebody who can do something about it.
 fn words(error: &TlsError) -> String {
     if let TlsError::InvalidCertificate(error) = error {
-        format!("its certificate is refused: {error}")
+        format!("its certificate is refused: {}", unfit(error))
     } else if let TlsError::AlertReceived(alert) = error {
         refused_by(*alert)
     } else if let TlsError::InvalidMessage(_) = error {
@@ -175,6 +229,25 @@ fn words(error: &TlsError) -> String {
     } else {
         error.to_string()
     }
+}
+
+/// Why a server's certificate does not do, and what would.
+fn unfit(error: &CertificateError) -> String {
+    let shown = |time: UnixTime| pem::shown(SystemTime::UNIX_EPOCH + since_epoch(time));
+    if let CertificateError::ExpiredContext { not_after, .. } = error {
+        format!("it expired at {}: it has to be renewed", shown(*not_after))
+    } else if let CertificateError::NotValidYetContext { not_before, .. } = error {
+        let begin = shown(*not_before);
+        format!("it holds from {begin} on: look at the clocks of both hosts")
+    } else if let CertificateError::NotValidForNameContext { .. } = error {
+        format!("{error}: connect by a name that it has")
+    } else {
+        error.to_string()
+    }
+}
+
+fn since_epoch(time: UnixTime) -> Duration {
+    Duration::from_secs(time.as_secs())
 }
 
 fn refused_by(alert: AlertDescription) -> String {
@@ -197,6 +270,8 @@ fn refused_by(alert: AlertDescription) -> String {
         "it asks for a client's certificate: name one, and its key".to_owned()
     } else if refuses {
         format!("it refuses the client's certificate ({alert:?})")
+    } else if alert == AlertDescription::NoApplicationProtocol {
+        format!("it does not speak our version of HTTP there ({alert:?})")
     } else {
         format!("it ends the connection ({alert:?})")
     }
@@ -207,9 +282,56 @@ fn refused_by(alert: AlertDescription) -> String {
 #[error("{0}")]
 pub struct BrokenOff(pub String);
 
-/// A connection. With TLS 1.3 a server refuses a client's certificate only after the handshake; whoever reads then hears
-/// why.
-pub struct Stream(TlsStream<TcpStream>);
+/// A connection. With TLS 1.3 a server refuses a client's certificate only after the handshake; whoever reads or writes
+/// then hears why.
+pub struct Stream {
+    tls: TlsStream<TcpStream>,
+    /// A write failed with it, and what the server said before is still to be read.
+    broken: Option<io::Error>,
+}
+
+impl Stream {
+    /// The error of a write. A server that refuses the client says why and closes the connection, and a write hears of
+    /// the closing alone.
+    fn poll_why(&mut self, context: &mut Context<'_>, broken: io::Error) -> Poll<io::Error> {
+        let mut bytes = [0; 1024];
+        loop {
+            let mut buffer = ReadBuf::new(&mut bytes);
+            match Pin::new(&mut *self).poll_read(context, &mut buffer) {
+                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {}
+                Poll::Ready(Err(told)) if is_broken_off(&told) => return Poll::Ready(told),
+                Poll::Ready(_) => return Poll::Ready(broken),
+                // It comes: the kernel has the end already.
+                Poll::Pending => {
+                    self.broken = Some(broken);
+                    return Poll::Pending;
+                }
+            }
+        }
+    }
+
+    fn poll_written<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        write: impl FnOnce(Pin<&mut TlsStream<TcpStream>>, &mut Context<'_>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        let broken = match self.broken.take() {
+            Some(broken) => broken,
+            None => match write(Pin::new(&mut self.tls), context) {
+                Poll::Ready(Err(broken)) => broken,
+                written @ (Poll::Ready(Ok(_)) | Poll::Pending) => return written,
+            },
+        };
+        self.poll_why(context, broken).map(Err)
+    }
+}
+
+fn is_broken_off(error: &io::Error) -> bool {
+    let inner = error.get_ref();
+    inner
+        .and_then(|inner| inner.downcast_ref::<BrokenOff>())
+        .is_some()
+}
 
 impl AsyncRead for Stream {
     fn poll_read(
@@ -217,7 +339,7 @@ impl AsyncRead for Stream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.get_mut().0).poll_read(context, buffer);
+        let read = Pin::new(&mut self.get_mut().tls).poll_read(context, buffer);
         read.map_err(|error| match of_tls(&error) {
             Some(tls) => io::Error::new(error.kind(), BrokenOff(words(tls))),
             None => error,
@@ -231,7 +353,10 @@ impl AsyncWrite for Stream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().0).poll_write(context, bytes)
+        let write = |tls: Pin<&mut TlsStream<TcpStream>>, context: &mut Context<'_>| {
+            tls.poll_write(context, bytes)
+        };
+        self.get_mut().poll_written(context, write)
     }
 
     fn poll_write_vectored(
@@ -239,19 +364,22 @@ impl AsyncWrite for Stream {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().0).poll_write_vectored(context, slices)
+        let write = |tls: Pin<&mut TlsStream<TcpStream>>, context: &mut Context<'_>| {
+            tls.poll_write_vectored(context, slices)
+        };
+        self.get_mut().poll_written(context, write)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
+        self.tls.is_write_vectored()
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().0).poll_flush(context)
+        self.get_mut().poll_written(context, AsyncWrite::poll_flush)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().0).poll_shutdown(context)
+        Pin::new(&mut self.get_mut().tls).poll_shutdown(context)
     }
 }
 

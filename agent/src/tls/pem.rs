@@ -67,11 +67,11 @@ impl Validity {
         let begin = time(self.not_before);
         if self.has_ended(now) {
             let end = shown(self.end());
-            Some(format!("expired at {end}: clients refuse it"))
+            Some(format!("expired at {end}: the other side refuses it"))
         } else if begin > now {
             let begin = shown(begin);
             Some(format!(
-                "holds from {begin} on: until then clients refuse it"
+                "holds from {begin} on: until then the other side refuses it"
             ))
         } else {
             None

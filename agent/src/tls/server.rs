@@ -1,11 +1,9 @@
 //! The listeners' side: what they show and ask for, read from files and read again when these change.
 
 use std::{
-    convert::Infallible,
     fmt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime},
 };
 
 use rustls::{
@@ -13,19 +11,15 @@ use rustls::{
     server::{NoServerSessionStorage, WebPkiClientVerifier},
     sign::SingleCertAndKey,
 };
-use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 use tokio_rustls::TlsAcceptor;
 use tracing::{error, info, warn};
 
 use super::{
     ALPN_H2, VERSIONS,
+    in_force::{self, FromFiles},
     pem::{self, FileFault, Identity, Stamps, Use, Validity},
     provider,
 };
-
-/// How often the files are looked at. One that has changed is read when it has stayed the same until the next look, so
-/// that whoever writes several is done.
-const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Where the settings say that they are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,18 +90,8 @@ impl ServerFiles {
     }
 }
 
-/// What is in force on all TCP listeners. Clones share it. Connections that are open keep what they began with.
-#[derive(Debug, Clone)]
-pub struct InForce(watch::Sender<State>);
-
-#[derive(Debug)]
-struct State {
-    tls: ServerTls,
-    /// The files that were read last, or could not be.
-    judged: Stamps,
-    /// Why those of now are not in force.
-    fault: Option<String>,
-}
+/// What is in force on all TCP listeners.
+pub type InForce = in_force::InForce<ServerTls>;
 
 /// What is told of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,95 +102,54 @@ pub struct Told {
 }
 
 impl InForce {
-    pub fn new(tls: ServerTls) -> Self {
-        tls.log("TCP listeners speak TLS");
-        Self(watch::Sender::new(State {
-            judged: tls.stamps.clone(),
-            tls,
-            fault: None,
-        }))
-    }
-
     pub fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(Arc::clone(&self.0.borrow().tls.config))
+        TlsAcceptor::from(Arc::clone(&self.state().tls.config))
     }
 
     pub fn told(&self) -> Told {
-        let state = self.0.borrow();
+        let state = self.state();
         Told {
             validity: state.tls.validity,
             asks_for_certificates: state.tls.files.client_ca.is_some(),
             fault: state.fault.clone(),
         }
     }
+}
 
-    /// Takes over what was read at a reload of the settings. Does nothing if the settings name other files: these take
-    /// a restart.
-    pub fn replace(&self, tls: ServerTls) {
-        let state = self.0.borrow();
-        let is_same = state.tls.files == tls.files;
-        let is_judged = state.judged == tls.stamps && state.fault.is_none();
-        drop(state);
-        if is_same && !is_judged {
-            self.judge(tls.stamps.clone(), Ok(tls));
-        }
+impl FromFiles for ServerTls {
+    fn stamps(&self) -> &Stamps {
+        &self.stamps
     }
 
-    /// Looks at the files for ever.
-    pub async fn follow(self) -> Infallible {
-        let mut last = self.0.borrow().judged.clone();
-        loop {
-            sleep(LOOK_INTERVAL).await;
-            let (this, before) = (self.clone(), last.clone());
-            // An error means that the process is ending.
-            if let Ok(seen) = spawn_blocking(move || this.look(&before)).await {
-                last = seen;
-            }
-        }
+    fn stamps_now(&self) -> Stamps {
+        self.files.stamps()
     }
 
-    /// Reads the files if they have changed, and not since the `last` look. Returns what was seen.
-    fn look(&self, last: &Stamps) -> Stamps {
-        let state = self.0.borrow();
-        let (files, judged) = (state.tls.files.clone(), state.judged.clone());
-        drop(state);
-        let stamps = files.stamps();
-        if stamps == *last && stamps != judged {
-            let read = files.read().map_err(|fault| fault.to_string());
-            self.judge(stamps.clone(), read);
-        }
-        stamps
+    fn read_again(&self) -> Result<Self, FileFault> {
+        self.files.clone().read()
     }
 
-    /// Puts what was read in force, or says once why it stays as it was.
-    fn judge(&self, judged: Stamps, read: Result<ServerTls, String>) {
-        let now = SystemTime::now();
-        let before = self.0.borrow().tls.validity;
-        let read = read.and_then(|tls| {
-            if tls.validity.has_ended(now) && !before.has_ended(now) {
-                let path = tls.files.certificate.display();
-                let end = pem::shown(tls.validity.end());
-                return Err(format!("the certificate in {path} expired at {end}"));
-            }
-            Ok(tls)
-        });
-        match &read {
-            Ok(tls) => tls.log("the certificate has been read again"),
-            Err(fault) => error!(
-                not_after = pem::shown(before.end()),
-                "the certificate stays as it was: {fault}"
-            ),
-        }
-        self.0.send_modify(|state| {
-            state.judged = judged;
-            match read {
-                Ok(tls) => {
-                    state.tls = tls;
-                    state.fault = None;
-                }
-                Err(fault) => state.fault = Some(fault),
-            }
-        });
+    fn is_of_the_same_files(&self, other: &Self) -> bool {
+        self.files == other.files
+    }
+
+    fn certificate(&self) -> Option<(&Path, Validity)> {
+        Some((&self.files.certificate, self.validity))
+    }
+
+    fn tell_first(&self) {
+        self.log("TCP listeners speak TLS");
+    }
+
+    fn tell_again(&self) {
+        self.log("the certificate has been read again");
+    }
+
+    fn tell_kept(&self, fault: &str) {
+        error!(
+            not_after = pem::shown(self.validity.end()),
+            "the certificate stays as it was: {fault}"
+        );
     }
 }
 

@@ -20,6 +20,7 @@ mod jsonl;
 mod otlp;
 mod parquet;
 mod pbflow;
+mod secured;
 
 /// The output of this name in the agent's status.
 fn output(agent: &Agent, lab: &Lab, name: &str) -> Value {

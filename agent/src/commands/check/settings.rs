@@ -24,7 +24,7 @@ pub(super) fn check(read: &Result<(Settings, Config)>) -> Check {
             };
             let rules = config.rules.len();
             let detail = format!("{file}; {rules} filter rules");
-            let warnings = config.tls.as_ref().map_or(&[][..], |tls| &tls.warnings);
+            let warnings: Vec<&str> = config.warnings().map(String::as_str).collect();
             if warnings.is_empty() {
                 return Check::ok("settings", detail);
             }

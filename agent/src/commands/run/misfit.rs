@@ -14,7 +14,7 @@ use crate::{
     kernel::attach::{Directions, IngressHook, TcAttach, TcxOrder, XdpMode},
     output::Format,
     outputs::{
-        Output,
+        Output, Prepared,
         settings::{Wish, Wishes},
     },
     pattern::{self, Pattern},
@@ -210,8 +210,8 @@ pub(super) fn stdout(wishes: &[Wishes]) -> Result<Option<Format>, Misfit> {
     Ok(form)
 }
 
-/// The outputs. Fails if two go to the same place.
-pub(super) fn outputs(wishes: &[Wishes]) -> Result<Vec<Output>, Misfit> {
+/// The outputs, with their files of TLS. Fails if two go to the same place, or if a file cannot be used.
+pub(super) fn outputs(wishes: &[Wishes]) -> Result<Vec<Prepared>, Misfit> {
     let mut outputs: Vec<Output> = Vec::new();
     for wish in wishes.iter().flat_map(|wishes| &wishes.0) {
         let Wish::Output(output) = wish else { continue };
@@ -227,7 +227,22 @@ pub(super) fn outputs(wishes: &[Wishes]) -> Result<Vec<Output>, Misfit> {
         )?;
         outputs.push(output.clone());
     }
-    Ok(outputs)
+    outputs.into_iter().map(prepared).collect()
+}
+
+fn prepared(output: Output) -> Result<Prepared, Misfit> {
+    let (kind, address) = (output.kind().name(), output.address());
+    output.prepare().map_err(|fault| {
+        let setting = match fault.of {
+            Use::Certificate => "tls_client_certificate",
+            Use::Key => "tls_client_key",
+            Use::Ca => "tls_ca",
+        };
+        Misfit {
+            message: format!("{setting} of --output {kind}={address}: {fault}"),
+            settings: &["output"],
+        }
+    })
 }
 
 /// The rules of the options and of the file. Fails if there is a fault in one, or if they do not fit into a set.

@@ -4,13 +4,18 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::{HostPort, Kind, Refused, Table};
+use super::{HostPort, Kind, Refused, Table, tls::Way};
 use crate::{
     accounts::Accounts,
     outputs::{
         encoder::Encoder,
         otlp::{Otlp, Protocol, Settings},
-        transport::{Grpc, Http, Transport},
+        transport::{Endpoint, Grpc, Http, Transport},
+    },
+    tls::{
+        ALPN_H2, ALPN_HTTP1,
+        output::{InForce, OutputTls},
+        pem::FileFault,
     },
 };
 
@@ -22,6 +27,7 @@ const HTTP_PORT: u16 = 4318;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     to: HostPort,
+    way: Way,
     /// What stands in front of the paths that OTLP has over HTTP. Empty, or begins with a slash and does not end with one.
     base_path: String,
     settings: Settings,
@@ -30,13 +36,26 @@ pub(super) struct Target {
 impl Target {
     /// As in the settings.
     pub fn address(&self) -> String {
-        format!("http://{}{}", self.to, self.base_path)
+        let scheme = self.way.scheme();
+        format!("{scheme}://{}{}", self.to, self.base_path)
     }
 
-    pub fn parts(&self, accounts: watch::Receiver<Arc<Accounts>>) -> (Box<dyn Encoder>, Transport) {
+    pub fn read_tls(&self) -> Result<Option<OutputTls>, FileFault> {
+        self.way.read(match self.settings.protocol {
+            Protocol::Grpc => ALPN_H2,
+            Protocol::Http => ALPN_HTTP1,
+        })
+    }
+
+    pub fn parts(
+        &self,
+        accounts: watch::Receiver<Arc<Accounts>>,
+        tls: Option<InForce>,
+    ) -> (Box<dyn Encoder>, Transport) {
+        let endpoint = Endpoint::new(self.to.clone(), tls);
         let transport = match self.settings.protocol {
-            Protocol::Grpc => Transport::Grpc(Grpc::new(self.to.clone())),
-            Protocol::Http => Transport::Http(Http::new(self.to.clone(), self.base_path.clone())),
+            Protocol::Grpc => Transport::Grpc(Grpc::new(endpoint)),
+            Protocol::Http => Transport::Http(Http::new(endpoint, self.base_path.clone())),
         };
         let encoder = Otlp::new(self.settings.clone(), accounts);
         (Box::new(encoder), transport)
@@ -44,13 +63,8 @@ impl Target {
 
     pub fn read(table: &Table, address: &str) -> Result<Self, Refused> {
         let wrong = |message: &str| Refused::at("address", message);
-        if address.starts_with("https://") {
-            return Err(wrong(
-                "TLS is not supported here: send to a receiver on this host, over http://",
-            ));
-        }
         let expected = || Refused::at("address", format!("expected {}", Kind::Otlp.addresses()));
-        let rest = address.strip_prefix("http://").ok_or_else(expected)?;
+        let (way, rest) = Way::of(table, address)?.ok_or_else(expected)?;
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let base_path = path.trim_end_matches('/');
         if base_path.ends_with("/v1/logs") || base_path.ends_with("/v1/metrics") {
@@ -87,8 +101,11 @@ impl Target {
             Some("none") => false,
             Some(_) => return Err(Refused::at("compression", "expected one of none, gzip")),
         };
+        let to = to.ok_or_else(expected)?;
+        way.refuse_host(&to.host)?;
         Ok(Self {
-            to: to.ok_or_else(expected)?,
+            to,
+            way,
             base_path: base_path.to_owned(),
             settings: Settings {
                 protocol,

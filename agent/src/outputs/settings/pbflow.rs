@@ -1,26 +1,39 @@
 //! What the settings say about netobserv's format.
 
-use super::{HostPort, Kind, Refused, Table};
-use crate::outputs::{
-    encoder::Encoder,
-    pbflow::{Pbflow, Settings},
-    transport::{Grpc, Transport},
+use super::{HostPort, Kind, Refused, Table, tls::Way};
+use crate::{
+    outputs::{
+        encoder::Encoder,
+        pbflow::{Pbflow, Settings},
+        transport::{Endpoint, Grpc, Transport},
+    },
+    tls::{
+        ALPN_H2,
+        output::{InForce, OutputTls},
+        pem::FileFault,
+    },
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     to: HostPort,
+    way: Way,
     settings: Settings,
 }
 
 impl Target {
     /// As in the settings.
     pub fn address(&self) -> String {
-        format!("http://{}", self.to)
+        format!("{}://{}", self.way.scheme(), self.to)
     }
 
-    pub fn parts(&self) -> (Box<dyn Encoder>, Transport) {
-        let transport = Transport::Grpc(Grpc::new(self.to.clone()));
+    pub fn read_tls(&self) -> Result<Option<OutputTls>, FileFault> {
+        self.way.read(ALPN_H2)
+    }
+
+    pub fn parts(&self, tls: Option<InForce>) -> (Box<dyn Encoder>, Transport) {
+        let endpoint = Endpoint::new(self.to.clone(), tls);
+        let transport = Transport::Grpc(Grpc::new(endpoint));
         (Box::new(Pbflow::new(self.settings.clone())), transport)
     }
 
@@ -29,8 +42,13 @@ impl Target {
             let expected = || Refused::at("agent_ip", "expected an address, as 192.0.2.1");
             address.parse().map_err(|_| expected())
         });
+        let expected = || Refused::at("address", format!("expected {}", Kind::Pbflow.addresses()));
+        let (way, rest) = Way::of(table, address)?.ok_or_else(expected)?;
+        let to = HostPort::read(rest).ok_or_else(expected)?;
+        way.refuse_host(&to.host)?;
         Ok(Self {
-            to: HostPort::read_http(Kind::Pbflow, address)?,
+            to,
+            way,
             settings: Settings {
                 agent_ip: agent_ip.transpose()?,
             },

@@ -53,6 +53,8 @@ const OTLP: &[Kind] = &[Kind::Otlp];
 /// Those that pack what they write or send.
 const PACKED: &[Kind] = &[Kind::Ipfix, Kind::Jsonl, Kind::Otlp, Kind::Parquet];
 const PBFLOW: &[Kind] = &[Kind::Pbflow];
+/// Those that connect to servers.
+const SERVED: &[Kind] = &[Kind::Otlp, Kind::Pbflow];
 
 const KEYS: &[Key] = &[
     Key {
@@ -170,6 +172,24 @@ const KEYS: &[Key] = &[
         kinds: PBFLOW,
         value: ValueType::Text,
         help: "The agent's address in each record; by default the one with which this host sends to others.",
+    },
+    Key {
+        name: "tls_ca",
+        kinds: SERVED,
+        value: ValueType::Text,
+        help: "For https://: a file of CAs in PEM, of which the server's certificate has to be; by default those that the system trusts.",
+    },
+    Key {
+        name: "tls_client_certificate",
+        kinds: SERVED,
+        value: ValueType::Text,
+        help: "For https://: a certificate in PEM, for a server that asks for one.",
+    },
+    Key {
+        name: "tls_client_key",
+        kinds: SERVED,
+        value: ValueType::Text,
+        help: "Its key in PEM, without a passphrase.",
     },
 ];
 

@@ -15,8 +15,8 @@ use h2::{
 use tokio::{task::JoinHandle, time::timeout};
 use tonic::codegen::http::{HeaderMap, Request, Response, header};
 
-use super::{Failure, MOST_ANSWER_BYTES, PATIENCE, USER_AGENT, tcp};
-use crate::outputs::{encoder::Call, settings::HostPort};
+use super::{Endpoint, Failure, MOST_ANSWER_BYTES, PATIENCE, USER_AGENT};
+use crate::outputs::encoder::Call;
 
 mod status;
 
@@ -29,7 +29,7 @@ const MESSAGE_HEADER_BYTES: usize = 5;
 const MOST_HEADER_BYTES: u32 = 16 << 10;
 
 pub(in crate::outputs) struct Grpc {
-    pub(super) to: HostPort,
+    pub(super) endpoint: Endpoint,
     connection: Option<Connection>,
     /// For a connection, and for an answer.
     patience: Duration,
@@ -38,7 +38,20 @@ pub(in crate::outputs) struct Grpc {
 struct Connection {
     requests: SendRequest<Bytes>,
     /// Moves frames.
-    task: JoinHandle<()>,
+    task: JoinHandle<Result<(), h2::Error>>,
+}
+
+impl Connection {
+    /// What broke the connection: where that was a write, a call hears only of the end.
+    async fn why(&mut self, error: h2::Error) -> h2::Error {
+        if !error.is_io() {
+            return error;
+        }
+        match timeout(PATIENCE, &mut self.task).await {
+            Ok(Ok(Err(why))) => why,
+            Ok(Ok(Ok(())) | Err(_)) | Err(_) => error,
+        }
+    }
 }
 
 impl Drop for Connection {
@@ -50,14 +63,15 @@ impl Drop for Connection {
 /// Why there is no answer.
 enum Unanswered {
     /// The receiver has not looked at the message, since it is closing the connection.
-    Unheard,
+    Unheard(h2::Error),
+    Broken(h2::Error),
     Failed(Failure),
 }
 
 impl Grpc {
-    pub(in crate::outputs) fn new(to: HostPort) -> Self {
+    pub(in crate::outputs) fn new(endpoint: Endpoint) -> Self {
         Self {
-            to,
+            endpoint,
             connection: None,
             patience: PATIENCE,
         }
@@ -69,21 +83,18 @@ impl Grpc {
         if let Some(connection) = self.connection.take() {
             // Servers close connections that are old or idle, which is no failure.
             match self.call(connection, message, call).await {
-                Err(Unanswered::Unheard) => {}
-                Err(Unanswered::Failed(failure)) => return Err(failure),
+                Err(Unanswered::Unheard(_)) => {}
+                Err(unanswered) => return Err(unanswered.into()),
                 Ok(answer) => return Ok(answer),
             }
         }
         let connection = self.connect().await?;
         let answer = self.call(connection, message, call).await;
-        answer.map_err(|unanswered| match unanswered {
-            Unanswered::Unheard => anyhow!("the receiver closed the connection").into(),
-            Unanswered::Failed(failure) => failure,
-        })
+        answer.map_err(Failure::from)
     }
 
     async fn connect(&self) -> Result<Connection> {
-        let stream = tcp::connect(&self.to, self.patience).await?;
+        let stream = self.endpoint.connect(self.patience).await?;
         let mut http2 = Builder::new();
         http2
             .enable_push(false)
@@ -93,10 +104,7 @@ impl Grpc {
             .await
             .context("nobody answers")?
             .context("begin HTTP/2")?;
-        let task = tokio::spawn(async {
-            // What breaks it is told by the call that it breaks.
-            let _ = connection.await;
-        });
+        let task = tokio::spawn(connection);
         Ok(Connection { requests, task })
     }
 
@@ -120,12 +128,21 @@ impl Grpc {
         );
         if is_kept {
             self.connection = Some(connection);
+            return answered;
         }
-        answered
+        match answered {
+            Err(Unanswered::Unheard(error)) => {
+                Err(Unanswered::Unheard(connection.why(error).await))
+            }
+            Err(Unanswered::Broken(error)) => Err(Unanswered::Broken(connection.why(error).await)),
+            Ok(_) | Err(Unanswered::Failed(_)) => answered,
+        }
     }
 
     fn request(&self, call: Call) -> Result<Request<()>> {
-        let mut request = Request::post(format!("http://{}{}", self.to, call.method));
+        let Endpoint { to, .. } = &self.endpoint;
+        let scheme = self.endpoint.scheme();
+        let mut request = Request::post(format!("{scheme}://{to}{}", call.method));
         if call.is_gzip {
             request = request
                 .header("grpc-encoding", "gzip")
@@ -149,10 +166,10 @@ async fn answered(
 ) -> Result<Bytes, Unanswered> {
     // Fails if the receiver has closed the connection meanwhile.
     let ready = requests.clone().ready().await;
-    let mut requests = ready.map_err(|_| Unanswered::Unheard)?;
+    let mut requests = ready.map_err(Unanswered::Unheard)?;
     let (answer, mut body) = requests
         .send_request(request, false)
-        .map_err(|_| Unanswered::Unheard)?;
+        .map_err(Unanswered::Unheard)?;
     body.send_data(message_header, false)?;
     // It stays as it is and is sent as fast as the receiver takes it.
     body.send_data(message, true)?;
@@ -228,8 +245,21 @@ impl From<h2::Error> for Unanswered {
             && (error.is_go_away() && reason == Some(Reason::NO_ERROR)
                 || error.is_reset() && reason == Some(Reason::REFUSED_STREAM));
         if is_unheard {
-            return Self::Unheard;
+            return Self::Unheard(error);
         }
-        Self::Failed(anyhow!(error).context("the call broke off").into())
+        Self::Broken(error)
+    }
+}
+
+impl From<Unanswered> for Failure {
+    fn from(unanswered: Unanswered) -> Self {
+        match unanswered {
+            Unanswered::Unheard(why) => {
+                let why = anyhow!(why);
+                why.context("the receiver closed the connection").into()
+            }
+            Unanswered::Broken(why) => anyhow!(why).context("the call broke off").into(),
+            Unanswered::Failed(failure) => failure,
+        }
     }
 }

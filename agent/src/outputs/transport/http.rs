@@ -15,8 +15,8 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use tokio::{task::JoinHandle, time::timeout};
 
-use super::{Failure, LONGEST_PAUSE, MOST_ANSWER_BYTES, PATIENCE, USER_AGENT, one_line, tcp};
-use crate::outputs::{encoder::Call, settings::HostPort};
+use super::{Endpoint, Failure, LONGEST_PAUSE, MOST_ANSWER_BYTES, PATIENCE, USER_AGENT, one_line};
+use crate::outputs::encoder::Call;
 
 const PROTOBUF: &str = "application/x-protobuf";
 
@@ -24,7 +24,7 @@ const PROTOBUF: &str = "application/x-protobuf";
 mod tests;
 
 pub(in crate::outputs) struct Http {
-    pub(super) to: HostPort,
+    pub(super) endpoint: Endpoint,
     /// In front of each method's path.
     base_path: String,
     connection: Option<Connection>,
@@ -45,9 +45,9 @@ impl Drop for Connection {
 }
 
 impl Http {
-    pub(in crate::outputs) fn new(to: HostPort, base_path: String) -> Self {
+    pub(in crate::outputs) fn new(endpoint: Endpoint, base_path: String) -> Self {
         Self {
-            to,
+            endpoint,
             base_path,
             connection: None,
             patience: PATIENCE,
@@ -78,7 +78,7 @@ impl Http {
     }
 
     async fn connect(&self) -> Result<Connection> {
-        let stream = tcp::connect(&self.to, self.patience).await?;
+        let stream = self.endpoint.connect(self.patience).await?;
         let shaken = timeout(self.patience, handshake(TokioIo::new(stream))).await;
         let (requests, connection) = shaken.context("nobody answers")?.context("begin HTTP")?;
         let task = tokio::spawn(async {
@@ -90,7 +90,7 @@ impl Http {
 
     fn request(&self, message: &Bytes, call: Call) -> Result<Request<Full<Bytes>>> {
         let mut request = Request::post(format!("{}{}", self.base_path, call.method))
-            .header(header::HOST, self.to.to_string())
+            .header(header::HOST, self.endpoint.to.to_string())
             .header(header::CONTENT_TYPE, PROTOBUF)
             .header(header::USER_AGENT, USER_AGENT);
         if call.is_gzip {

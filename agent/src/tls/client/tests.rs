@@ -102,7 +102,7 @@ async fn a_server_is_trusted_by_its_ca_and_its_name() {
         let error = connected(server, files, host).await.unwrap_err();
         assert!(error.contains(words), "{error}");
     }
-    let (now, hour) = (SystemTime::now(), std::time::Duration::from_hours(1));
+    let (now, hour) = (SystemTime::now(), Duration::from_hours(1));
     let expired = ours.issue_for("old", "localhost", [now - 2 * hour, now - hour]);
     let expired = server(&expired.unwrap(), None);
     let error = connected(&expired, &files, "localhost").await.unwrap_err();
@@ -127,7 +127,7 @@ async fn a_client_is_served_if_its_certificate_is_of_the_ca_that_is_asked_for() 
         wrong.contains("it refuses the client's certificate"),
         "{wrong}"
     );
-    let (now, hour) = (SystemTime::now(), std::time::Duration::from_hours(1));
+    let (now, hour) = (SystemTime::now(), Duration::from_hours(1));
     let old = ours.issue_for("old", "somebody", [now - 2 * hour, now - hour]);
     let old = connected(&server, &with(files, &old.unwrap()), "localhost").await;
     assert!(old.unwrap_err().contains("CertificateExpired"));
@@ -195,4 +195,30 @@ fn files_that_cannot_be_used_are_told_and_a_certificate_takes_its_key() {
     let fault = trusting(&ca).read(&[]).unwrap_err();
     assert_eq!(fault.of, Use::Ca);
     assert!(!with(ClientFiles::default(), &a).is_empty());
+}
+
+/// With TLS 1.3 the client hears of it after the handshake, and may write first.
+#[tokio::test]
+async fn who_writes_to_a_server_that_has_refused_it_hears_why() {
+    let ca = Ca::new().unwrap();
+    let server = server(&ca.issue("server", "localhost").unwrap(), Some(&ca));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let acceptor = server.acceptor();
+    let refusing = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        acceptor.accept(stream).await.is_ok()
+    });
+    let connector = Connector::new(trusting(&ca).read(&[ALPN_H2]).unwrap());
+    let uri = format!("https://localhost:{port}").parse().unwrap();
+    let mut stream = connector.connect(uri).await.unwrap().into_inner();
+    // It has closed the connection then.
+    assert!(!refusing.await.unwrap());
+    let error = loop {
+        if let Err(error) = stream.write_all(&[0; 1 << 14]).await {
+            break error;
+        }
+    };
+    let asks = "it asks for a client's certificate";
+    assert!(error.to_string().contains(asks), "{error:?}");
 }

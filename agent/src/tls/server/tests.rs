@@ -1,4 +1,8 @@
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, SystemTime},
+};
 
 use lab::certificates::{Ca, Issued, replace};
 use rustls::{HandshakeKind, client::Resumption, pki_types::ServerName};
@@ -36,7 +40,7 @@ async fn shown(in_force: &InForce, ca: &Path) -> Vec<u8> {
 
 /// Looks at the files so often.
 fn look(in_force: &InForce, times: usize) {
-    let mut last = in_force.0.borrow().judged.clone();
+    let mut last = in_force.judged();
     for _ in 0..times {
         last = in_force.look(&last);
     }
@@ -113,7 +117,7 @@ async fn files_are_read_when_whoever_writes_them_is_done() {
     let issued = ca.issue("a", "here").unwrap();
     let in_force = InForce::new(files(&issued).read().unwrap());
     let before = shown(&in_force, &ca.file()).await;
-    let mut last = in_force.0.borrow().judged.clone();
+    let mut last = in_force.judged();
     for round in 0..4 {
         replace(&issued.key, &round.to_string()).unwrap();
         last = in_force.look(&last);

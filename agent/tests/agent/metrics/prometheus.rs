@@ -7,9 +7,14 @@ use std::{
     net::TcpStream,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::{Duration, SystemTime},
 };
 
-use lab::{Host, Lab, Process, privilege::is_root_or_skip};
+use lab::{
+    Host, Lab, Process,
+    certificates::{Ca, Issued},
+    privilege::is_root_or_skip,
+};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -169,6 +174,30 @@ fn answer_the_rules(host: &Host, known: &BTreeMap<String, String>) {
     }
 }
 
+/// Settings of a listener and of an output with a certificate that holds for long.
+fn secured(ca: &Ca) -> [String; 5] {
+    let now = SystemTime::now();
+    let year = Duration::from_hours(365 * 24);
+    let issued = ca.issue_for("agent", "127.0.0.1", [now, now + year]);
+    let Issued { certificate, key } = issued.unwrap();
+    let [ca, certificate, key] =
+        [ca.file(), certificate, key].map(|path| path.display().to_string());
+    let output = serde_json::json!({
+        "kind": "pbflow",
+        "address": "https://127.0.0.1:1",
+        "tls_ca": ca,
+        "tls_client_certificate": certificate,
+        "tls_client_key": key,
+    });
+    [
+        "--listen=127.0.0.1:50051".to_owned(),
+        format!("--tls-certificate={certificate}"),
+        format!("--tls-key={key}"),
+        "--output".to_owned(),
+        output.to_string(),
+    ]
+}
+
 #[test]
 fn prometheus_scrapes_what_was_counted_and_answers_the_dashboard_and_the_alerts() {
     const TEST: &str =
@@ -181,6 +210,8 @@ fn prometheus_scrapes_what_was_counted_and_answers_the_dashboard_and_the_alerts(
     };
     let folder = TempDir::new().unwrap();
     let lab = Lab::quiet().unwrap();
+    let ca = Ca::new().unwrap();
+    let secured = secured(&ca);
     let written = format!("jsonl={}", folder.path().join("flows.jsonl").display());
     let settings = [
         &SERVED[..],
@@ -191,6 +222,7 @@ fn prometheus_scrapes_what_was_counted_and_answers_the_dashboard_and_the_alerts(
             "--output",
             "jsonl=/proc/none/flows.jsonl",
         ],
+        &secured.each_ref().map(String::as_str),
     ];
     let agent = Agent::start(&lab, &settings.concat());
     let address = address(&agent);

@@ -32,7 +32,7 @@ fn number(attributes: &[KeyValue], key: &str) -> u64 {
 }
 
 /// The attributes of each log record.
-fn records(request: &Request) -> Vec<Vec<KeyValue>> {
+pub fn records(request: &Request) -> Vec<Vec<KeyValue>> {
     let request = ExportLogsServiceRequest::decode(&request.body[..]).unwrap();
     let records = request
         .resource_logs
@@ -43,7 +43,7 @@ fn records(request: &Request) -> Vec<Vec<KeyValue>> {
 }
 
 /// What records report of both directions.
-fn reported(records: &[Vec<KeyValue>]) -> Pair {
+pub fn reported(records: &[Vec<KeyValue>]) -> Pair {
     let of = |attributes: &Vec<KeyValue>| Pair {
         packets: number(attributes, "flow.packets") + number(attributes, "flow.reverse.packets"),
         bytes: number(attributes, "flow.bytes") + number(attributes, "flow.reverse.bytes"),
@@ -51,7 +51,7 @@ fn reported(records: &[Vec<KeyValue>]) -> Pair {
     records.iter().map(of).sum()
 }
 
-fn logs(requests: &[Request]) -> Vec<Vec<KeyValue>> {
+pub fn logs(requests: &[Request]) -> Vec<Vec<KeyValue>> {
     let logs = requests.iter().filter(|request| request.path == "/v1/logs");
     logs.flat_map(records).collect()
 }

@@ -12,6 +12,7 @@ use tokio::{
 use tonic::codegen::http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::*;
+use crate::outputs::settings::HostPort;
 
 const CALL: Call = Call {
     method: "/test.Receiver/Send",
@@ -106,7 +107,7 @@ impl Receiver {
     }
 
     fn grpc(&self) -> Grpc {
-        Grpc::new(self.to.clone())
+        Grpc::new(Endpoint::plain(self.to.clone()))
     }
 }
 
@@ -463,7 +464,7 @@ async fn a_connection_that_is_given_up_leaves_nothing_behind_even_if_nobody_read
     };
     // The listener's own.
     assert_eq!(tasks(), 1);
-    let mut grpc = Grpc::new(to);
+    let mut grpc = Grpc::new(Endpoint::plain(to));
     grpc.patience = Duration::from_millis(100);
     again(
         grpc.send(&Bytes::from(vec![0; LONGER_THAN_ALL_BUFFERS]), CALL)
@@ -486,9 +487,17 @@ async fn what_is_no_http2_is_told() {
         let _ = stream.read_to_end(&mut Vec::new()).await;
     })
     .await;
-    let (why, _) = again(Grpc::new(to.clone()).send(&Bytes::new(), CALL).await);
+    let (why, _) = again(
+        Grpc::new(Endpoint::plain(to.clone()))
+            .send(&Bytes::new(), CALL)
+            .await,
+    );
     assert!(why.contains("frame"), "{why}");
     let nobody = HostPort { port: 1, ..to };
-    let (why, _) = again(Grpc::new(nobody).send(&Bytes::new(), CALL).await);
+    let (why, _) = again(
+        Grpc::new(Endpoint::plain(nobody))
+            .send(&Bytes::new(), CALL)
+            .await,
+    );
     assert!(why.starts_with("connect: "), "{why}");
 }

@@ -8,6 +8,7 @@ use tokio::{
 };
 
 use super::*;
+use crate::outputs::settings::HostPort;
 
 const CALL: Call = Call {
     method: "/v1/logs",
@@ -59,7 +60,7 @@ async fn server(deeds: Vec<Deed>) -> (Http, Requests) {
             }
         }
     });
-    (Http::new(to, "/base".to_owned()), requests)
+    (Http::new(Endpoint::plain(to), "/base".to_owned()), requests)
 }
 
 /// A whole request with a body of this length: [`BODY`].
@@ -116,7 +117,7 @@ async fn requests_follow_each_other_on_one_connection_until_it_is_closed() {
         first.starts_with("POST /base/v1/logs HTTP/1.1\r\n"),
         "{first}"
     );
-    let host = format!("host: {}\r\n", http.to);
+    let host = format!("host: {}\r\n", http.endpoint.to);
     for header in [
         &*host,
         "content-type: application/x-protobuf\r\n",

@@ -1,0 +1,97 @@
+//! A server to connect to, by TCP, or by TLS over it.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::timeout,
+};
+
+use super::tcp;
+use crate::{
+    outputs::settings::HostPort,
+    tls::{client::ConnectError, output::InForce},
+};
+
+pub(in crate::outputs) struct Endpoint {
+    pub(super) to: HostPort,
+    tls: Option<InForce>,
+}
+
+/// A connection of either kind.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+impl Endpoint {
+    pub(in crate::outputs) fn new(to: HostPort, tls: Option<InForce>) -> Self {
+        Self { to, tls }
+    }
+
+    /// Without TLS.
+    #[cfg(test)]
+    pub(super) fn plain(to: HostPort) -> Self {
+        Self::new(to, None)
+    }
+
+    pub(super) fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
+
+    /// A connection whose server is the one that is meant. A handshake has as much time as a connection.
+    pub(super) async fn connect(&self, patience: Duration) -> Result<Box<dyn Stream>> {
+        let stream = tcp::connect(&self.to, patience).await?;
+        let Some(tls) = &self.tls else {
+            return Ok(Box::new(stream));
+        };
+        let connector = tls.connector();
+        let shaken = timeout(patience, connector.over(stream, &self.to.host)).await;
+        let shaken = shaken.context("nobody answers the handshake of TLS")?;
+        Ok(Box::new(shaken.map_err(advised)?))
+    }
+}
+
+/// With the name of the setting that would help.
+fn advised(error: ConnectError) -> anyhow::Error {
+    if let ConnectError::Untrusted = error {
+        return anyhow!("{error}: name the file of its CA (tls_ca)");
+    }
+    error.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use lab::certificates::Ca;
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::tls::{
+        ALPN_H2,
+        client::ClientFiles,
+        output::{InForce, OutputTls},
+    };
+
+    #[tokio::test]
+    async fn a_handshake_that_nobody_answers_is_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let to = HostPort {
+            host: "127.0.0.1".to_owned(),
+            port: listener.local_addr().unwrap().port(),
+        };
+        let ca = Ca::new().unwrap();
+        let files = ClientFiles {
+            ca: Some(ca.file()),
+            ..ClientFiles::default()
+        };
+        let tls = InForce::new(OutputTls::read(files, ALPN_H2).unwrap());
+        let endpoint = Endpoint::new(to, Some(tls));
+        assert_eq!(endpoint.scheme(), "https");
+        let failure = endpoint.connect(Duration::from_millis(50)).await.err();
+        let failure = failure.map(|error| error.to_string());
+        assert_eq!(
+            failure.as_deref(),
+            Some("nobody answers the handshake of TLS")
+        );
+    }
+}

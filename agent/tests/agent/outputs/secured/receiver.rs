@@ -1,0 +1,235 @@
+//! A receiver that speaks TLS, and gRPC or HTTP inside, as the client asks. It takes all that it gets.
+
+use std::{
+    convert::Infallible,
+    io::Read as _,
+    net::TcpListener as StdTcpListener,
+    sync::{Arc, Mutex},
+    thread,
+    time::Instant,
+};
+
+use bytes::Bytes;
+use flate2::read::GzDecoder;
+use h2::server::SendResponse;
+use http::{HeaderMap, HeaderValue, Response};
+use http_body_util::{BodyExt as _, Full};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::rt::TokioIo;
+use lab::{
+    Lab,
+    certificates::{Ca, Issued},
+};
+use rustls::{
+    RootCertStore, ServerConfig, SupportedProtocolVersion,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    server::WebPkiClientVerifier,
+    version::{TLS12, TLS13},
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    runtime::Builder,
+    sync::watch,
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+
+use super::super::otlp::receiver::Request;
+
+pub const H2: &[u8] = b"h2";
+pub const HTTP1: &[u8] = b"http/1.1";
+
+const ANY_VERSION: &[&SupportedProtocolVersion] = &[&TLS13, &TLS12];
+const ONLY_TLS12: &[&SupportedProtocolVersion] = &[&TLS12];
+
+/// What a receiver shows, and whom it serves.
+pub fn identity(issued: &Issued, client_ca: Option<&Ca>) -> ServerConfig {
+    with_versions(ANY_VERSION, issued, client_ca)
+}
+
+/// The same over TLS 1.2, with which a client's certificate is judged within the handshake.
+pub fn identity_of_tls12(issued: &Issued, client_ca: Option<&Ca>) -> ServerConfig {
+    with_versions(ONLY_TLS12, issued, client_ca)
+}
+
+fn with_versions(
+    versions: &[&'static SupportedProtocolVersion],
+    issued: &Issued,
+    client_ca: Option<&Ca>,
+) -> ServerConfig {
+    let provider = Arc::new(ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
+    let builder = builder.with_protocol_versions(versions).unwrap();
+    let builder = match client_ca {
+        Some(ca) => {
+            let mut roots = RootCertStore::empty();
+            let certificate = CertificateDer::from_pem_file(ca.file()).unwrap();
+            roots.add(certificate).unwrap();
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider);
+            builder.with_client_cert_verifier(verifier.build().unwrap())
+        }
+        None => builder.with_no_client_auth(),
+    };
+    let certificate = CertificateDer::from_pem_file(&issued.certificate).unwrap();
+    let key = PrivateKeyDer::from_pem_file(&issued.key).unwrap();
+    let mut config = builder.with_single_cert(vec![certificate], key).unwrap();
+    config.alpn_protocols = vec![H2.into(), HTTP1.into()];
+    config
+}
+
+/// What a client has told in a handshake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shaken {
+    pub alpn: Vec<u8>,
+    /// Its certificate.
+    pub client: Option<Vec<u8>>,
+}
+
+#[derive(Clone)]
+pub struct Receiver {
+    pub port: u16,
+    identity: watch::Sender<Arc<ServerConfig>>,
+    /// Of each connection, or why there is none.
+    handshakes: Arc<Mutex<Vec<Result<Shaken, String>>>>,
+    requests: Arc<Mutex<Vec<Request>>>,
+}
+
+impl Receiver {
+    /// Listens on the agent's host, by names and addresses that stand for 127.0.0.1.
+    pub fn start(lab: &Lab, identity: ServerConfig) -> Self {
+        let listen = || Ok(StdTcpListener::bind("127.0.0.1:0")?);
+        let listener = lab.agent.namespace.enter(listen).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let receiver = Self {
+            port: listener.local_addr().unwrap().port(),
+            identity: watch::Sender::new(Arc::new(identity)),
+            handshakes: Arc::default(),
+            requests: Arc::default(),
+        };
+        let serving = receiver.clone();
+        thread::spawn(move || {
+            let runtime = Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async {
+                let listener = TcpListener::from_std(listener).unwrap();
+                loop {
+                    let (stream, _) = listener.accept().await.unwrap();
+                    tokio::spawn(serving.clone().serve(stream));
+                }
+            });
+        });
+        receiver
+    }
+
+    /// Shows something else from now on, and ends the connections that there are.
+    pub fn becomes(&self, identity: ServerConfig) {
+        self.identity.send_replace(Arc::new(identity));
+    }
+
+    pub fn requests(&self) -> Vec<Request> {
+        self.requests.lock().unwrap().clone()
+    }
+
+    pub fn handshakes(&self) -> Vec<Result<Shaken, String>> {
+        self.handshakes.lock().unwrap().clone()
+    }
+
+    async fn serve(self, stream: TcpStream) {
+        let mut identity = self.identity.subscribe();
+        let config = Arc::clone(&identity.borrow_and_update());
+        let accepted = TlsAcceptor::from(config).accept(stream).await;
+        let shaken = match &accepted {
+            Ok(stream) => Ok(told(stream)),
+            Err(error) => Err(error.to_string()),
+        };
+        self.handshakes.lock().unwrap().push(shaken);
+        let Ok(stream) = accepted else { return };
+        let is_http1 = stream.get_ref().1.alpn_protocol() == Some(HTTP1);
+        let serving = async {
+            if is_http1 {
+                self.serve_http1(stream).await;
+            } else {
+                self.serve_grpc(stream).await;
+            }
+        };
+        tokio::select! {
+            () = serving => {}
+            _ = identity.changed() => {}
+        }
+    }
+
+    fn note(&self, path: &str, is_gzip: bool, body: &[u8]) {
+        let body = if is_gzip {
+            unpacked(body)
+        } else {
+            body.to_vec()
+        };
+        self.requests.lock().unwrap().push(Request {
+            path: path.to_owned(),
+            is_gzip,
+            body,
+            at: Instant::now(),
+        });
+    }
+
+    async fn serve_http1(&self, stream: TlsStream<TcpStream>) {
+        let taken = service_fn(async |request: http::Request<Incoming>| {
+            let (head, body) = request.into_parts();
+            let is_gzip = head.headers.contains_key("content-encoding");
+            // The agent may have gone.
+            if let Ok(body) = body.collect().await {
+                self.note(head.uri.path(), is_gzip, &body.to_bytes());
+            }
+            Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+        });
+        let server = hyper::server::conn::http1::Builder::new();
+        let _ = server.serve_connection(TokioIo::new(stream), taken).await;
+    }
+
+    async fn serve_grpc(&self, stream: TlsStream<TcpStream>) {
+        let Ok(mut connection) = h2::server::handshake(stream).await else {
+            return;
+        };
+        while let Some(Ok((request, answer))) = connection.accept().await {
+            let this = self.clone();
+            tokio::spawn(async move {
+                let (head, mut body) = request.into_parts();
+                assert_eq!(head.uri.scheme_str(), Some("https"));
+                let mut message = Vec::new();
+                while let Some(Ok(data)) = body.data().await {
+                    body.flow_control().release_capacity(data.len()).unwrap();
+                    message.extend_from_slice(&data);
+                }
+                // Behind a byte that says whether it is packed, and the length.
+                if let [is_packed, _, _, _, _, message @ ..] = &message[..] {
+                    this.note(head.uri.path(), *is_packed == 1, message);
+                    // The agent may have gone.
+                    let _ = take(answer);
+                }
+            });
+        }
+    }
+}
+
+fn told(stream: &TlsStream<TcpStream>) -> Shaken {
+    let (_, tls) = stream.get_ref();
+    let client = tls.peer_certificates().and_then(|chain| chain.first());
+    Shaken {
+        alpn: tls.alpn_protocol().unwrap_or_default().to_vec(),
+        client: client.map(|certificate| certificate.to_vec()),
+    }
+}
+
+/// Answers with an empty message.
+fn take(mut answer: SendResponse<Bytes>) -> Result<(), h2::Error> {
+    let mut body = answer.send_response(Response::new(()), false)?;
+    body.send_data(Bytes::from_static(&[0; 5]), false)?;
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", HeaderValue::from_static("0"));
+    body.send_trailers(trailers)
+}
+
+fn unpacked(body: &[u8]) -> Vec<u8> {
+    let mut whole = Vec::new();
+    GzDecoder::new(body).read_to_end(&mut whole).unwrap();
+    whole
+}
