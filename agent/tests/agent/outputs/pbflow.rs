@@ -2,7 +2,7 @@
 
 use std::{fs::File, process::Stdio};
 
-use lab::Process;
+use lab::{Process, certificates::Ca};
 use serde_json::json;
 
 use super::*;
@@ -22,6 +22,11 @@ struct Collector {
 
 impl Collector {
     fn start_or_skip(test: &str, lab: &Lab) -> Option<Self> {
+        Self::start_with_or_skip(test, lab, &[])
+    }
+
+    /// Over TLS with the files of a key, of its certificate, and of the CA that clients need.
+    fn start_with_or_skip(test: &str, lab: &Lab, secrets: &[&Path]) -> Option<Self> {
         let folder = TempDir::new().unwrap();
         let (python, descriptors) = install::python_with_or_skip(
             test,
@@ -35,6 +40,7 @@ impl Collector {
             .arg(install::python_folder().join("pbflow.py"))
             .arg(ADDRESS)
             .arg(descriptors)
+            .args(secrets)
             .stdin(Stdio::null())
             .stdout(file("stdout"))
             .stderr(file("stderr"));
@@ -183,6 +189,40 @@ fn a_receiver_of_netobserv_that_comes_late_has_every_packet() {
     assert_eq!(sum(&collector.records()), sent);
     assert_eq!(log.matches("flows do not get to").count(), 1, "{log}");
     assert_eq!(log.matches("flows get to").count(), 1, "{log}");
+}
+
+#[test]
+fn a_receiver_with_another_library_of_tls_has_every_packet() {
+    const TEST: &str = "agent::a_receiver_with_another_library_of_tls_has_every_packet";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let ca = Ca::new().unwrap();
+    let issued = ca.issue("receiver", "127.0.0.1").unwrap();
+    let own = ca.issue("agent", "an agent").unwrap();
+    let secrets = [&*issued.key, &issued.certificate, &ca.file()];
+    let Some(collector) = Collector::start_with_or_skip(TEST, &lab, &secrets) else {
+        return;
+    };
+    let output = json!({
+        "kind": "pbflow",
+        "address": format!("https://{ADDRESS}"),
+        "tls_ca": ca.file(),
+        "tls_client_certificate": own.certificate,
+        "tls_client_key": own.key,
+    });
+    let output = output.to_string();
+    let agent = Agent::start(&lab, &["--output", "json", "--output", &output]);
+    let sent = send(&lab, 50, 2);
+    wait_until_counted(&agent, &lab, sent.packets);
+    wait_until("all is sent", || {
+        let output = output_of(&agent, &lab);
+        assert_eq!(output["failures"], 0, "{output}");
+        fates(&output, sent)["sent"] == sent
+    });
+    agent.stop();
+    assert_eq!(sum(&collector.records()), sent);
 }
 
 fn output_of(agent: &Agent, lab: &Lab) -> Value {

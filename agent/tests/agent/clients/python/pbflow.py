@@ -1,5 +1,5 @@
 """Serves pbflow.Collector with grpcio, and prints each record as a line of JSON. The arguments are the address to listen
-on, and protoc's descriptors."""
+on, and protoc's descriptors; for TLS also the files of a key, of its certificate, and of the CA that clients need."""
 
 import sys
 from concurrent import futures
@@ -7,7 +7,7 @@ from concurrent import futures
 import grpc
 from google.protobuf import descriptor_pb2, json_format, message_factory, unknown_fields
 
-address, descriptors = sys.argv[1:]
+address, descriptors, *secrets = sys.argv[1:]
 with open(descriptors, "rb") as file:
     files = descriptor_pb2.FileDescriptorSet.FromString(file.read()).file
 messages = message_factory.GetMessages(files)
@@ -36,7 +36,12 @@ server = grpc.server(futures.ThreadPoolExecutor(max_workers=1))
 server.add_generic_rpc_handlers(
     [grpc.method_handlers_generic_handler("pbflow.Collector", {"Send": handler})]
 )
-server.add_insecure_port(address)
+if secrets:
+    key, certificate, ca = (open(path, "rb").read() for path in secrets)
+    credentials = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+    server.add_secure_port(address, credentials)
+else:
+    server.add_insecure_port(address)
 server.start()
 print("listening", file=sys.stderr, flush=True)
 server.wait_for_termination()
