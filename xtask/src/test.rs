@@ -8,8 +8,14 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader},
+    num::NonZero,
     path::PathBuf,
     process::{Command, ExitCode, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
     time::Duration,
 };
 
@@ -29,6 +35,9 @@ pub struct Arguments {
     /// Leave out the format and lint checks
     #[arg(long)]
     quick: bool,
+    /// Keep every CPU busy meanwhile: no test may need an idle machine
+    #[arg(long)]
+    busy: bool,
     /// Arguments of `cargo test`, such as a part of the names of the tests to run
     #[arg(last = true)]
     cargo_test: Vec<String>,
@@ -39,6 +48,7 @@ pub fn test(arguments: &Arguments) -> ExitCode {
     let mut count = Count::default();
     match setup(Purpose::Test) {
         Ok(()) => {
+            let _busy = arguments.busy.then(Busy::begin);
             if !arguments.quick {
                 checks(&mut count);
             }
@@ -60,6 +70,28 @@ pub fn test(arguments: &Arguments) -> ExitCode {
         }
     }
     count.report()
+}
+
+/// A loop for each CPU, until it is dropped.
+struct Busy(Arc<AtomicBool>);
+
+impl Busy {
+    fn begin() -> Self {
+        let goes_on = Arc::new(AtomicBool::new(true));
+        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+        eprintln!("test: a busy loop on each of {cpus} CPUs runs beside the tests");
+        for _ in 0..cpus {
+            let goes_on = Arc::clone(&goes_on);
+            thread::spawn(move || while goes_on.load(Ordering::Relaxed) {});
+        }
+        Self(goes_on)
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 /// Checks format and lints of the workspace and of the eBPF crates outside it. Each check counts as a test.
