@@ -104,7 +104,7 @@ impl Subscription {
         rest
     }
 
-    /// What waits in the queue, and what was lost since the queue was full.
+    /// What came to the queue, and what was lost since it was full.
     pub fn backlog(&self) -> Backlog {
         Backlog {
             hub: self.hub.clone(),
@@ -170,8 +170,9 @@ pub struct Backlog {
 }
 
 impl Backlog {
-    pub fn queued(&self) -> Volume {
-        self.consumer.queued.get()
+    /// Everything that was ever put into the queue.
+    pub fn accepted(&self) -> Volume {
+        self.consumer.accepted.get()
     }
 
     pub fn lost(&self) -> Volume {

@@ -1,11 +1,9 @@
 //! Counts what became of an output's flows, while others read the counts.
 
 use std::{
+    mem::take,
     ops::{AddAssign, SubAssign},
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use agent_common::Pair;
@@ -18,15 +16,19 @@ use crate::{
 /// What became of an output's flows.
 pub(super) struct Tally {
     backlog: Backlog,
-    /// Taken from the queue and not sent yet.
-    in_hand: Sum,
-    /// Sent, and perhaps refused.
-    doubted: Sum,
-    pub(super) sent: Sum,
-    pub(super) refused: Sum,
-    lost: Sum,
-    pub(super) left_out: Sum,
+    fates: Mutex<Fates>,
     health: Mutex<Health>,
+}
+
+/// Behind one lock: at every moment a flow has one fate or none, and waits as long as it has none.
+#[derive(Default)]
+struct Fates {
+    /// Sent, and perhaps refused. These have no fate yet.
+    doubted: RecordSum,
+    sent: RecordSum,
+    refused: RecordSum,
+    lost: RecordSum,
+    left_out: RecordSum,
 }
 
 /// Whether messages get there.
@@ -54,12 +56,7 @@ impl Tally {
     pub(super) fn new(backlog: Backlog) -> Self {
         Self {
             backlog,
-            in_hand: Sum::default(),
-            doubted: Sum::default(),
-            sent: Sum::default(),
-            refused: Sum::default(),
-            lost: Sum::default(),
-            left_out: Sum::default(),
+            fates: Mutex::default(),
             health: Mutex::default(),
         }
     }
@@ -69,29 +66,36 @@ impl Tally {
         self.backlog.leave();
     }
 
-    /// Says what is in hand.
-    pub(super) fn holds(&self, flows: RecordSum) {
-        self.in_hand.set(flows);
+    pub(super) fn sends(&self, flows: RecordSum) {
+        self.fates().sent += flows;
     }
 
     /// These were sent, and the next message tells whether they were refused.
     pub(super) fn doubts(&self, flows: RecordSum) {
-        self.doubted.set(flows);
+        self.fates().doubted = flows;
     }
 
     /// What was doubted counts as sent.
     pub(super) fn trusts(&self) {
-        self.sent.add(self.doubted.take());
+        let fates = &mut *self.fates();
+        fates.sent += take(&mut fates.doubted);
     }
 
     pub(super) fn refuses_doubted(&self) {
-        self.refused.add(self.doubted.take());
+        let fates = &mut *self.fates();
+        fates.refused += take(&mut fates.doubted);
     }
 
-    /// What cannot be sent any more. Nothing is in hand then.
+    /// What cannot be sent any more.
     pub(super) fn loses(&self, flows: RecordSum) {
-        self.in_hand.set(RecordSum::default());
-        self.lost.add(flows);
+        self.fates().lost += flows;
+    }
+
+    /// What the output's own filter leaves out. Returns all that it ever has.
+    pub(super) fn leaves_out(&self, flows: RecordSum) -> RecordSum {
+        let mut fates = self.fates();
+        fates.left_out += flows;
+        fates.left_out
     }
 
     /// Notes that a message does not get there. Returns whether that is to be told: once until a success.
@@ -110,7 +114,7 @@ impl Tally {
 
     /// Notes that the receiver takes a message, but not these flows of it.
     pub(super) fn refuses_some(&self, flows: RecordSum, error: &str) {
-        self.refused.add(flows);
+        self.fates().refused += flows;
         let mut health = self.health();
         health.fails(error);
         health.state = State::Refusing;
@@ -132,23 +136,32 @@ impl Tally {
 
     /// Without what the settings say: name, kind and address.
     pub(super) fn status(&self) -> OutputStatus {
-        let mut queued = sum_of(self.backlog.queued());
-        queued += self.in_hand.get();
-        queued += self.doubted.get();
-        let mut lost = sum_of(self.backlog.lost());
-        lost += self.lost.get();
+        let fates = self.fates();
+        let settled = [fates.sent, fates.refused, fates.lost, fates.left_out];
+        // Read behind the lock, so that none of these is missing. More may have come meanwhile.
+        let mut queued = sum_of(self.backlog.accepted());
+        for flows in settled {
+            queued -= flows;
+        }
+        let [sent, refused, mut lost, left_out] = settled;
+        drop(fates);
+        lost += sum_of(self.backlog.lost());
         let health = self.health();
         OutputStatus {
             failing: health.state != State::Working,
             failures: health.failures,
             last_error: health.last_error.clone(),
             queued: Some(queued),
-            sent: Some(self.sent.get()),
-            refused: Some(self.refused.get()),
+            sent: Some(sent),
+            refused: Some(refused),
             lost: Some(lost),
-            left_out: Some(self.left_out.get()),
+            left_out: Some(left_out),
             ..OutputStatus::default()
         }
+    }
+
+    fn fates(&self) -> MutexGuard<'_, Fates> {
+        self.fates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn health(&self) -> MutexGuard<'_, Health> {
@@ -162,42 +175,6 @@ impl Health {
         if self.state == State::Working {
             self.failures += 1;
             self.state = State::Failing;
-        }
-    }
-}
-
-/// A sum that one task counts while others read it.
-#[derive(Default)]
-pub(super) struct Sum {
-    records: AtomicU64,
-    packets: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl Sum {
-    pub(super) fn add(&self, flows: RecordSum) {
-        self.records.fetch_add(flows.records, Relaxed);
-        self.packets.fetch_add(flows.packets, Relaxed);
-        self.bytes.fetch_add(flows.bytes, Relaxed);
-    }
-
-    fn take(&self) -> RecordSum {
-        let flows = self.get();
-        self.set(RecordSum::default());
-        flows
-    }
-
-    fn set(&self, flows: RecordSum) {
-        self.records.store(flows.records, Relaxed);
-        self.packets.store(flows.packets, Relaxed);
-        self.bytes.store(flows.bytes, Relaxed);
-    }
-
-    pub(super) fn get(&self) -> RecordSum {
-        RecordSum {
-            records: self.records.load(Relaxed),
-            packets: self.packets.load(Relaxed),
-            bytes: self.bytes.load(Relaxed),
         }
     }
 }

@@ -78,3 +78,41 @@ async fn a_full_queue_of_an_output_that_leaves_is_lost_to_the_packet() {
     assert!(outputs.all().leaving.is_empty());
     assert_eq!(outputs.departed(), departed);
 }
+
+/// Whenever somebody looks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flow_has_one_fate_or_waits() {
+    const BATCHES: u64 = 2_000;
+    let folder = tempfile::tempdir().unwrap();
+    let lines = folder.path().join("flows.jsonl");
+    let hub = Hub::new(BATCHES as usize, DEFAULT_QUEUED_BYTES);
+    let name = format!("jsonl={}", lines.display());
+    let outputs = Outputs::start(&hub, vec![output(&name)]);
+    for scan_id in 1..=BATCHES {
+        hub.publish(&batch(scan_id));
+    }
+    let all = RecordSum {
+        records: BATCHES,
+        packets: 3 * BATCHES,
+        bytes: 300 * BATCHES,
+    };
+    loop {
+        let status = outputs.status().remove(0);
+        let fates = [
+            status.queued,
+            status.sent,
+            status.refused,
+            status.lost,
+            status.left_out,
+        ];
+        let mut sum = RecordSum::default();
+        for fate in fates {
+            sum += fate.unwrap();
+        }
+        assert_eq!(sum, all, "{status:?}");
+        if status.sent == Some(all) {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+}

@@ -141,16 +141,14 @@ impl Worker {
     /// Sends what is wanted of a batch.
     async fn send(&mut self, mut batch: FlowBatch) -> Result<(), Over> {
         let (flows, left_out) = self.sieve.take(&mut batch);
-        self.tally.left_out.add(left_out);
         // The stream tells what its reader does not get, as those over gRPC do.
-        let left_out = self.tally.left_out.get();
+        let left_out = self.tally.leaves_out(left_out);
         batch.left_out_records = left_out.records;
         batch.left_out_packets = left_out.packets;
         batch.left_out_bytes = left_out.bytes;
         let (mut rest, mut held) = (&flows[..], tally::sum(&flows));
         let mut more = batch.last_of_scan || batch.scan_id == 0;
         while !rest.is_empty() || more {
-            self.tally.holds(held);
             let Ok(done) = self.hand_over(&batch, rest).await else {
                 self.tally.loses(held);
                 return Err(Over);
@@ -159,7 +157,6 @@ impl Worker {
             held -= done.sum;
             more = done.more;
         }
-        self.tally.holds(RecordSum::default());
         Ok(())
     }
 
@@ -237,7 +234,7 @@ impl Worker {
         } else {
             let mut sent = sum;
             sent -= refused;
-            self.tally.sent.add(sent);
+            self.tally.sends(sent);
         }
         if let Some(warning) = &answer.warning {
             self.warns(sum, warning);
@@ -361,12 +358,11 @@ impl Worker {
 
     /// Counts and tells what is left at the end.
     fn give_up(&mut self) {
-        self.tally.loses(RecordSum::default());
         // Else tokio would let the queue seem empty after a while, so that other tasks get their turn.
         while let Some(Some(batch)) = unconstrained(self.subscription.next()).now_or_never() {
             if let Ok(mut batch) = batch.decode() {
                 let (flows, left_out) = self.sieve.take(&mut batch);
-                self.tally.left_out.add(left_out);
+                self.tally.leaves_out(left_out);
                 self.tally.loses(tally::sum(&flows));
             }
         }
