@@ -300,7 +300,6 @@ impl Entry {
         match outcome {
             Ok(place) => {
                 // Counted before it is sent, since the consumer may take the batch at once.
-                consumer.accepted.add(volume);
                 consumer.queued.add(volume);
                 place.send(Queued {
                     batch: batch.clone(),

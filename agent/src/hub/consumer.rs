@@ -105,8 +105,6 @@ pub(super) struct Consumer {
     /// Counted among the consumers. Outputs have a status of their own.
     pub(super) is_listed: bool,
     since_boot_ns: u64,
-    /// Everything that was ever put into the queue.
-    pub(super) accepted: Tally,
     pub(super) queued: Tally,
     /// The bytes of the batches in the queue and in the transport.
     pub(super) held_bytes: AtomicU64,
@@ -123,7 +121,6 @@ impl Consumer {
             peer: peer.to_owned(),
             is_listed,
             since_boot_ns: clock::boot_now_ns(),
-            accepted: Tally::default(),
             queued: Tally::default(),
             held_bytes: AtomicU64::new(0),
             delivered: Tally::default(),

@@ -104,7 +104,7 @@ impl Subscription {
         rest
     }
 
-    /// What came to the queue, and what was lost since it was full.
+    /// What waits in the queue, and what was lost since the queue was full.
     pub fn backlog(&self) -> Backlog {
         Backlog {
             hub: self.hub.clone(),
@@ -124,21 +124,23 @@ impl Subscription {
         self.consumer.left_out.add(volume);
     }
 
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<OutgoingBatch>> {
+    /// [`next`](Self::next), for callers that do something else at the same moment.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<OutgoingBatch>> {
         if self.was_too_slow_at_first() {
             return Poll::Ready(None);
         }
         let first = self.first.batches().pop_front();
         if let Some(batch) = first {
-            self.consumer.delivered.add(Volume::from(&batch));
+            let volume = Volume::from(&batch);
+            self.consumer.delivered.add(volume);
             self.stream_seq += 1;
             let none = Volume::default();
-            let batch = OutgoingBatch::new(self.stream_seq, none, None, batch.body);
+            let batch = OutgoingBatch::new(self.stream_seq, none, None, volume, batch.body);
             return Poll::Ready(Some(batch));
         }
         let queued = ready!(self.queue.poll_recv(context));
         let consumer = &self.consumer;
-        let (id, body, lost) = match queued {
+        let (id, volume, body, lost) = match queued {
             Some(Queued {
                 batch,
                 lost,
@@ -151,14 +153,16 @@ impl Subscription {
                     scan_id: batch.scan_id,
                     index: batch.index,
                 };
-                (Some(id), charge.attach(batch.body), lost)
+                (Some(id), volume, charge.attach(batch.body), lost)
             }
-            None if consumer.lost.get() != self.told => (None, Bytes::new(), consumer.lost.get()),
+            None if consumer.lost.get() != self.told => {
+                (None, Volume::default(), Bytes::new(), consumer.lost.get())
+            }
             None => return Poll::Ready(None),
         };
         self.told = lost;
         self.stream_seq += 1;
-        let batch = OutgoingBatch::new(self.stream_seq, lost, id, body);
+        let batch = OutgoingBatch::new(self.stream_seq, lost, id, volume, body);
         Poll::Ready(Some(batch))
     }
 }
@@ -170,9 +174,8 @@ pub struct Backlog {
 }
 
 impl Backlog {
-    /// Everything that was ever put into the queue.
-    pub fn accepted(&self) -> Volume {
-        self.consumer.accepted.get()
+    pub fn queued(&self) -> Volume {
+        self.consumer.queued.get()
     }
 
     pub fn lost(&self) -> Volume {
@@ -197,6 +200,7 @@ impl Drop for Subscription {
 pub struct OutgoingBatch {
     prefix: Bytes,
     id: Option<BatchId>,
+    volume: Volume,
     body: Bytes,
 }
 
@@ -209,7 +213,13 @@ pub struct BatchId {
 }
 
 impl OutgoingBatch {
-    fn new(stream_seq: u64, lost: Volume, id: Option<BatchId>, body: Bytes) -> Self {
+    fn new(
+        stream_seq: u64,
+        lost: Volume,
+        id: Option<BatchId>,
+        volume: Volume,
+        body: Bytes,
+    ) -> Self {
         let prefix = FlowBatch {
             stream_seq,
             lost_batches: lost.batches,
@@ -221,8 +231,14 @@ impl OutgoingBatch {
         Self {
             prefix: prefix.encode_to_vec().into(),
             id,
+            volume,
             body,
         }
+    }
+
+    /// What the shared part reports.
+    pub fn volume(&self) -> Volume {
+        self.volume
     }
 
     /// Which batch the shared part is; `None` if it is empty.

@@ -4,12 +4,13 @@ use std::{
     mem::take,
     ops::{AddAssign, SubAssign},
     sync::{Mutex, MutexGuard, PoisonError},
+    task::Poll,
 };
 
 use agent_common::Pair;
 
 use crate::{
-    hub::{Backlog, Volume},
+    hub::{Backlog, OutgoingBatch, Volume},
     proto::{DepartedOutputs, FlowRecord, OutputStatus, RecordSum},
 };
 
@@ -20,10 +21,12 @@ pub(super) struct Tally {
     health: Mutex<Health>,
 }
 
-/// Behind one lock: at every moment a flow has one fate or none, and waits as long as it has none.
+/// Behind one lock, under which flows also leave the queue: at every moment a flow is in one sum.
 #[derive(Default)]
 struct Fates {
-    /// Sent, and perhaps refused. These have no fate yet.
+    /// Taken from the queue and not sent yet.
+    in_hand: RecordSum,
+    /// Sent, and perhaps refused.
     doubted: RecordSum,
     sent: RecordSum,
     refused: RecordSum,
@@ -66,13 +69,38 @@ impl Tally {
         self.backlog.leave();
     }
 
+    /// Takes a batch from the queue, which `poll` does, into the hand.
+    pub(super) fn takes(
+        &self,
+        poll: impl FnOnce() -> Poll<Option<OutgoingBatch>>,
+    ) -> Poll<Option<OutgoingBatch>> {
+        let mut fates = self.fates();
+        let polled = poll();
+        if let Poll::Ready(Some(batch)) = &polled {
+            fates.in_hand = sum_of(batch.volume());
+        }
+        polled
+    }
+
+    /// Says what of the batch in hand is wanted, and what is left out. Returns all that was ever left out.
+    pub(super) fn wants(&self, wanted: RecordSum, left_out: RecordSum) -> RecordSum {
+        let mut fates = self.fates();
+        fates.in_hand = wanted;
+        fates.left_out += left_out;
+        fates.left_out
+    }
+
     pub(super) fn sends(&self, flows: RecordSum) {
-        self.fates().sent += flows;
+        let mut fates = self.fates();
+        fates.in_hand -= flows;
+        fates.sent += flows;
     }
 
     /// These were sent, and the next message tells whether they were refused.
     pub(super) fn doubts(&self, flows: RecordSum) {
-        self.fates().doubted = flows;
+        let mut fates = self.fates();
+        fates.in_hand -= flows;
+        fates.doubted = flows;
     }
 
     /// What was doubted counts as sent.
@@ -86,16 +114,10 @@ impl Tally {
         fates.refused += take(&mut fates.doubted);
     }
 
-    /// What cannot be sent any more.
-    pub(super) fn loses(&self, flows: RecordSum) {
-        self.fates().lost += flows;
-    }
-
-    /// What the output's own filter leaves out. Returns all that it ever has.
-    pub(super) fn leaves_out(&self, flows: RecordSum) -> RecordSum {
-        let mut fates = self.fates();
-        fates.left_out += flows;
-        fates.left_out
+    /// What is in hand cannot be sent any more.
+    pub(super) fn loses(&self) {
+        let fates = &mut *self.fates();
+        fates.lost += take(&mut fates.in_hand);
     }
 
     /// Notes that a message does not get there. Returns whether that is to be told: once until a success.
@@ -114,7 +136,10 @@ impl Tally {
 
     /// Notes that the receiver takes a message, but not these flows of it.
     pub(super) fn refuses_some(&self, flows: RecordSum, error: &str) {
-        self.fates().refused += flows;
+        let mut fates = self.fates();
+        fates.in_hand -= flows;
+        fates.refused += flows;
+        drop(fates);
         let mut health = self.health();
         health.fails(error);
         health.state = State::Refusing;
@@ -137,15 +162,13 @@ impl Tally {
     /// Without what the settings say: name, kind and address.
     pub(super) fn status(&self) -> OutputStatus {
         let fates = self.fates();
-        let settled = [fates.sent, fates.refused, fates.lost, fates.left_out];
-        // Read behind the lock, so that none of these is missing. More may have come meanwhile.
-        let mut queued = sum_of(self.backlog.accepted());
-        for flows in settled {
-            queued -= flows;
-        }
-        let [sent, refused, mut lost, left_out] = settled;
+        let mut queued = sum_of(self.backlog.queued());
+        queued += fates.in_hand;
+        queued += fates.doubted;
+        let mut lost = sum_of(self.backlog.lost());
+        lost += fates.lost;
+        let (sent, refused, left_out) = (fates.sent, fates.refused, fates.left_out);
         drop(fates);
-        lost += sum_of(self.backlog.lost());
         let health = self.health();
         OutputStatus {
             failing: health.state != State::Working,

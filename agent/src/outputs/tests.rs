@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     batch::Batch,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES},
-    proto::{FlowBatch, FlowRecord, RecordSum},
+    proto::{EndReason, FlowBatch, FlowRecord, RecordSum},
 };
 
 /// A file that cannot be made.
@@ -22,10 +22,15 @@ fn output(text: &str) -> Prepared {
 
 /// A batch of one record, of three packets with 300 bytes.
 fn batch(scan_id: u64) -> Batch {
+    batch_of(scan_id, FlowRecord::default())
+}
+
+/// The same with other facts of the flow.
+fn batch_of(scan_id: u64, flow: FlowRecord) -> Batch {
     let record = FlowRecord {
         delta_packets: 3,
         delta_bytes: 300,
-        ..FlowRecord::default()
+        ..flow
     };
     let batch = FlowBatch {
         scan_id,
@@ -115,4 +120,37 @@ async fn a_flow_has_one_fate_or_waits() {
         }
         tokio::task::yield_now().await;
     }
+}
+
+/// They are sent when they end, and wait for nothing before.
+#[tokio::test]
+async fn what_is_not_wanted_yet_does_not_wait() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = folder.path().join("flows.jsonl");
+    let settings = format!(
+        r#"{{"kind": "jsonl", "address": "{}", "only_ended": true}}"#,
+        lines.display()
+    );
+    let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
+    let outputs = Outputs::start(&hub, vec![output(&settings)]);
+    hub.publish(&batch(1));
+    hub.publish(&batch(2));
+    let ended = FlowRecord {
+        total_packets: 9,
+        total_bytes: 900,
+        end_reason: Some(EndReason::IdleTimeout.into()),
+        ..FlowRecord::default()
+    };
+    hub.publish(&batch_of(3, ended));
+    let all = RecordSum {
+        records: 1,
+        packets: 9,
+        bytes: 900,
+    };
+    let mut status = outputs.status().remove(0);
+    while status.sent != Some(all) {
+        tokio::task::yield_now().await;
+        status = outputs.status().remove(0);
+    }
+    assert_eq!(status.queued, Some(RecordSum::default()));
 }

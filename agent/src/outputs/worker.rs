@@ -3,7 +3,7 @@
 
 use std::{
     convert::Infallible,
-    future::{Future, pending},
+    future::{Future, pending, poll_fn},
     sync::Arc,
     time::Duration,
 };
@@ -25,7 +25,7 @@ use super::{
     wanted::Sieve,
 };
 use crate::{
-    hub::{Hub, Subscription},
+    hub::{Hub, OutgoingBatch, Subscription},
     proto::{FlowBatch, FlowRecord, RecordSum},
     tls::output::InForce,
 };
@@ -67,8 +67,6 @@ struct Over;
 /// What became of one message.
 struct Done {
     flows: usize,
-    /// What they report.
-    sum: RecordSum,
     /// See [`Message::more`](super::encoder::Message::more).
     more: bool,
 }
@@ -109,11 +107,12 @@ impl Worker {
     }
 
     async fn work(mut self) {
-        while let Some(batch) = self.subscription.next().await {
+        while let Some(batch) = self.next().await {
             let batch = match batch.decode() {
                 Ok(batch) => batch,
                 Err(error) => {
                     tracing::error!(output = self.name, %error, "cannot read our own batch: please report this");
+                    self.tally.loses();
                     continue;
                 }
             };
@@ -129,6 +128,10 @@ impl Worker {
         }
     }
 
+    async fn next(&mut self) -> Option<OutgoingBatch> {
+        poll_fn(|context| self.tally.takes(|| self.subscription.poll_next(context))).await
+    }
+
     fn tell_unfinished(&self, error: &str) {
         self.tally.trusts();
         tracing::warn!(
@@ -141,20 +144,20 @@ impl Worker {
     /// Sends what is wanted of a batch.
     async fn send(&mut self, mut batch: FlowBatch) -> Result<(), Over> {
         let (flows, left_out) = self.sieve.take(&mut batch);
+        let sum = tally::sum(&flows);
         // The stream tells what its reader does not get, as those over gRPC do.
-        let left_out = self.tally.leaves_out(left_out);
+        let left_out = self.tally.wants(sum, left_out);
         batch.left_out_records = left_out.records;
         batch.left_out_packets = left_out.packets;
         batch.left_out_bytes = left_out.bytes;
-        let (mut rest, mut held) = (&flows[..], tally::sum(&flows));
+        let mut rest = &flows[..];
         let mut more = batch.last_of_scan || batch.scan_id == 0;
         while !rest.is_empty() || more {
             let Ok(done) = self.hand_over(&batch, rest).await else {
-                self.tally.loses(held);
+                self.tally.loses();
                 return Err(Over);
             };
             rest = &rest[done.flows..];
-            held -= done.sum;
             more = done.more;
         }
         Ok(())
@@ -170,7 +173,6 @@ impl Worker {
             let sum = tally::sum(&flows[..message.flows]);
             let done = Done {
                 flows: message.flows,
-                sum,
                 more: message.more,
             };
             if message.bytes.is_empty() {
@@ -359,12 +361,12 @@ impl Worker {
     /// Counts and tells what is left at the end.
     fn give_up(&mut self) {
         // Else tokio would let the queue seem empty after a while, so that other tasks get their turn.
-        while let Some(Some(batch)) = unconstrained(self.subscription.next()).now_or_never() {
+        while let Some(Some(batch)) = unconstrained(self.next()).now_or_never() {
             if let Ok(mut batch) = batch.decode() {
                 let (flows, left_out) = self.sieve.take(&mut batch);
-                self.tally.leaves_out(left_out);
-                self.tally.loses(tally::sum(&flows));
+                self.tally.wants(tally::sum(&flows), left_out);
             }
+            self.tally.loses();
         }
         let lost = self.tally.status().lost.unwrap_or_default();
         if lost != RecordSum::default() {
