@@ -1,4 +1,4 @@
-//! What is logged: a filter in tracing's syntax, which may change while the process runs.
+//! What is logged: a level, and levels of modules. They may change while the process runs.
 
 use std::{fmt, str::FromStr};
 
@@ -48,6 +48,12 @@ impl FromStr for LogFilter {
         if text.trim().is_empty() {
             return Err(format!("expected {ALLOWED}"));
         }
+        // tracing would take some of these for names that no module has.
+        if let Some(odd) = text.split(',').find(|part| !is_directive(part)) {
+            return Err(format!(
+                "'{odd}' is no level and no level of a module; expected {ALLOWED}"
+            ));
+        }
         text.parse::<Targets>()
             .map_err(|error| format!("{error}; expected {ALLOWED}"))?;
         // tracing takes a word that is no level for the name of a module, which would then be all that is
@@ -62,6 +68,18 @@ impl FromStr for LogFilter {
         }
         Ok(Self(text.to_owned()))
     }
+}
+
+/// A level, a module, or both with an equals sign between them.
+fn is_directive(part: &str) -> bool {
+    let (module, level) = part
+        .split_once('=')
+        .map_or((part, None), |(module, level)| (module, Some(level)));
+    let is_name = |name: &str| {
+        let is_odd = |letter: char| !letter.is_alphanumeric() && !"_:-".contains(letter);
+        !name.is_empty() && !name.contains(is_odd)
+    };
+    is_name(module) && level.is_none_or(|level| !level.is_empty())
 }
 
 impl fmt::Display for LogFilter {
@@ -134,7 +152,18 @@ mod tests {
                 "{error}"
             );
         }
-        for text in ["", " ", "inof", "agent=loud", "agent::scan=debug=info"] {
+        for text in [
+            "",
+            " ",
+            "inof",
+            "agent=loud",
+            "agent::scan=debug=info",
+            "info,",
+            "warn, agent=debug",
+            "agent=",
+            "agent[scan]=debug",
+            "agent[{peer}]=debug",
+        ] {
             let error = text.parse::<LogFilter>().unwrap_err();
             assert!(
                 error.contains("expected error, warn, info"),

@@ -35,7 +35,7 @@ mod variables;
 
 /// The threads of tokio that run tasks.
 const WORKERS: usize = 2;
-/// Those that a start takes beside: for rules, links, network namespaces, the log, work that blocks.
+/// Those that a start of `run` takes beside: for rules, links, network namespaces, the log, work that blocks.
 const OTHER_THREADS: usize = 8;
 /// How long the process waits at its end for whoever reads stderr.
 const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -218,7 +218,11 @@ fn execute(
     }
     let settings = settings.transpose().map_err(RefusedSettings)?;
     let passed = passed.map_err(RefusedSettings)?;
-    try_threads()?;
+    if matches!(command, Command::Run(_)) {
+        try_threads(WORKERS + OTHER_THREADS)?;
+    } else {
+        try_threads(WORKERS)?;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .enable_all()
@@ -248,12 +252,12 @@ fn execute(
     outcome
 }
 
-/// Starts as many threads as a start takes, since tokio panics where it gets none.
-fn try_threads() -> anyhow::Result<()> {
+/// Starts this many threads, since tokio panics where it gets none.
+fn try_threads(number: usize) -> anyhow::Result<()> {
     let hold = Mutex::new(());
     thread::scope(|scope| {
         let _held = hold.lock();
-        for _ in 0..WORKERS + OTHER_THREADS {
+        for _ in 0..number {
             let thread = thread::Builder::new().spawn_scoped(scope, || drop(hold.lock()));
             thread.context(
                 "the system gives this process too few threads: raise the limit of tasks (TasksMax= of a service, \

@@ -15,7 +15,7 @@ use agent::{
     clock::ScanClock,
     replica::{Replica, ReplicaSettings},
 };
-use agent_common::{FlowCounters, FlowKey, LinkType, Packet, parse};
+use agent_common::{FlowCounters, FlowKey, LinkType, Packet, parse_all};
 use anyhow::Result;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -189,7 +189,7 @@ fn count(
 ) -> bool {
     let mut packet = Packet::default();
     let tci = frame.vlan_tci;
-    if parse(&frame.bytes, LinkType::Ethernet, tci, &mut packet).is_err() {
+    if parse_all(&frame.bytes, LinkType::Ethernet, tci, &mut packet).is_err() {
         return false;
     }
     let seen_ns = frame.unix_ns.saturating_add_signed(-boot_to_unix_ns);

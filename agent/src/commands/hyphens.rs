@@ -20,8 +20,9 @@ pub fn taken_by(command: Command) -> Command {
 /// Fails where an option stands in the place of a value. `command` is built, so that it has all options.
 pub fn refuse_options_as_values(command: &Command, arguments: &[OsString]) -> Result<(), Error> {
     let mut command = command;
-    let mut arguments = arguments.iter().filter_map(|argument| argument.to_str());
+    let mut arguments = arguments.iter().map(|argument| argument.to_string_lossy());
     while let Some(argument) = arguments.next() {
+        let argument = &*argument;
         if argument == "--" {
             break;
         }
@@ -35,7 +36,7 @@ pub fn refuse_options_as_values(command: &Command, arguments: &[OsString]) -> Re
         });
         if let Some(option) = option
             && let Some(value) = arguments.next()
-            && is_option(command, value)
+            && is_option(command, &value)
         {
             let mut error = Error::new(ErrorKind::InvalidValue).with_cmd(command);
             let option = ContextValue::String(option.to_string());
@@ -66,4 +67,30 @@ fn is_option(command: &Command, argument: &str) -> bool {
         || all.any(|arg| {
             long.is_some() && arg.get_long() == long || short.is_some() && arg.get_short() == short
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
+
+    use super::*;
+
+    #[test]
+    fn a_path_may_be_of_any_bytes() {
+        let mut command = Command::new("flow-agent")
+            .arg(Arg::new("config").long("config"))
+            .arg(Arg::new("max-flows").long("max-flows"));
+        command.build();
+        let refused = |arguments: [&[u8]; 4]| {
+            let arguments = arguments.map(|argument| OsStr::from_bytes(argument).to_owned());
+            refuse_options_as_values(&command, &arguments).is_err()
+        };
+        assert!(!refused([
+            b"--config",
+            b"/etc/f\xff.toml",
+            b"--max-flows",
+            b"5"
+        ]));
+        assert!(refused([b"--max-flows", b"5", b"--config", b"--max-flows"]));
+    }
 }

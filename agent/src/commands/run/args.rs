@@ -233,7 +233,7 @@ pub struct Args {
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_DURATION", value_parser = time, help_heading = OUTPUT)]
     pub duration: Option<Duration>,
 
-    /// What is logged: error, warn, info, debug or trace, or a filter in tracing's syntax, such as
+    /// What is logged: error, warn, info, debug or trace, or levels of modules beside it, such as
     /// warn,agent=debug. The HTTP/2 library logs only if it is named, as in info,h2=debug.
     #[arg(long, value_name = "FILTER", env = "RUST_LOG", default_value = "info", help_heading = LOGS)]
     pub log: LogFilter,

@@ -51,7 +51,8 @@ impl Way {
     /// Fails if no server of this name can be trusted.
     pub fn refuse_host(&self, host: &str) -> Result<(), Refused> {
         if *self != Self::Plain && !client::can_be_certified(host) {
-            let message = "no certificate can have this host: it is no name and no address";
+            let message = "no certificate can have this host: it is no name, and no address without the \
+                           name of an interface";
             return Err(Refused::at("address", message));
         }
         Ok(())
