@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use agent_common::flow::tcp_flags;
+use agent_common::{LinkType, Packet, Reason, flow::tcp_flags, parse, parse_all};
 use anyhow::Result;
 use lab::{Extension, Frame};
 
@@ -82,10 +82,19 @@ fn of_conversation(conversation: Conversation, to_peer: bool) -> Result<Vec<u8>>
     }
 }
 
+/// Parses a frame as the programs do: what the first entry of the parser leaves, the second one reads.
+pub fn read(frame: &[u8], packet: &mut Packet) -> Result<(), Reason> {
+    match parse(&frame, LinkType::Ethernet, None, packet) {
+        Err(Reason::NotIp) => {
+            *packet = Packet::default();
+            parse_all(&frame, LinkType::Ethernet, None, packet)
+        }
+        parsed => parsed,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use agent_common::{LinkType, Packet, parse};
-
     use super::*;
     use crate::profile::PROBECTL;
 
@@ -93,8 +102,7 @@ mod tests {
     fn the_parser_takes_every_kind() {
         for (name, frame) in kinds().unwrap() {
             let mut packet = Packet::default();
-            let parsed = parse(&&frame[..], LinkType::Ethernet, None, &mut packet);
-            assert_eq!(parsed, Ok(()), "{name}");
+            assert_eq!(read(&frame, &mut packet), Ok(()), "{name}");
         }
     }
 

@@ -2,14 +2,14 @@
 
 use std::hint::black_box;
 
-use agent_common::{LinkType, Packet, parse};
+use agent_common::Packet;
 use benches::{frames, profile};
 use criterion::{Criterion, Throughput};
 
 /// The packet is looked at where it lies: copying it out would cost as much as parsing.
 fn parse_frame(frame: &[u8]) {
     let mut packet = Packet::default();
-    let parsed = parse(&frame, LinkType::Ethernet, None, &mut packet);
+    let parsed = frames::read(frame, &mut packet);
     let _ = black_box((&parsed, &packet));
 }
 
