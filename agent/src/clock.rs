@@ -150,6 +150,11 @@ pub fn thread_cpu() -> Duration {
     Duration::from_nanos(read_ns(ClockId::ThreadCPUTime))
 }
 
+/// A time as the protocol and the statistics have it.
+pub fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 fn read_ns(clock: ClockId) -> u64 {
     nanoseconds(clock_gettime(clock))
 }

@@ -17,19 +17,14 @@ impl LogFilter {
         let filter: Targets = self.0.parse().expect("it was parsed before");
         // Only --bpf-log-level decides what the kernel programs log.
         let filter = filter.with_target("flow_agent_ebpf", LevelFilter::TRACE);
-        if self.names_h2() {
+        let names_h2 = filter
+            .iter()
+            .any(|(target, _)| target.split(':').next() == Some("h2"));
+        if names_h2 {
             return filter;
         }
         // h2 logs each strange frame, of which a peer may send millions. The server's own lines are limited.
         filter.with_target("h2", LevelFilter::OFF)
-    }
-
-    fn names_h2(&self) -> bool {
-        let mut targets = self.0.split(',').map(|directive| {
-            let end = directive.find(['=', '[', ':']);
-            directive[..end.unwrap_or(directive.len())].trim()
-        });
-        targets.any(|target| target == "h2")
     }
 }
 

@@ -12,6 +12,7 @@ use std::{
 use tokio::{sync::watch, task::JoinHandle, time::Instant};
 
 use crate::{
+    clock,
     hub::Hub,
     proto::{DepartedOutputs, OutputStatus, OutputTlsStatus},
     server::DEFAULT_DRAIN_TIMEOUT,
@@ -195,9 +196,8 @@ impl Outputs {
 impl From<&InForce> for OutputTlsStatus {
     fn from(tls: &InForce) -> Self {
         let told = tls.told();
-        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let [not_before, not_after] = match told.validity {
-            Some(validity) => [validity.not_before, validity.not_after].map(nanos),
+            Some(validity) => [validity.not_before, validity.not_after].map(clock::nanos),
             None => [0; 2],
         };
         Self {

@@ -29,7 +29,7 @@ use self::{
     waiting::Waiting,
 };
 use crate::{
-    clock::ScanClock,
+    clock::{self, ScanClock},
     netns::InterfaceId,
     record::{EndReason, Record},
 };
@@ -53,10 +53,9 @@ struct Lifetimes {
 
 impl Lifetimes {
     fn new(idle_timeout: Duration, linger: Duration) -> Self {
-        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         Self {
-            idle_ns: nanos(idle_timeout),
-            linger_ns: nanos(linger),
+            idle_ns: clock::nanos(idle_timeout),
+            linger_ns: clock::nanos(linger),
         }
     }
 }

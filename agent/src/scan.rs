@@ -193,7 +193,7 @@ impl Scanner {
             vec![self.kernel.pages.flip()?]
         };
         let flip_wait = started.elapsed();
-        self.stats.last_flip_wait_ns = nanos(flip_wait);
+        self.stats.last_flip_wait_ns = clock::nanos(flip_wait);
         self.stats.flip_waits.note(flip_wait);
         if self.taking.is_some() {
             self.complete_snapshot();
@@ -241,9 +241,9 @@ impl Scanner {
         self.stats.occupancy = occupancy;
         self.stats.high_water = self.stats.high_water.max(occupancy);
         let duration = started.elapsed();
-        self.stats.last_duration_ns = nanos(duration);
+        self.stats.last_duration_ns = clock::nanos(duration);
         self.stats.durations.note(duration);
-        self.stats.cpu_ns += nanos(clock::thread_cpu().saturating_sub(cpu_started));
+        self.stats.cpu_ns += clock::nanos(clock::thread_cpu().saturating_sub(cpu_started));
         let missing = self.account.missing();
         if missing != Pair::default() {
             tracing::error!(?missing, "the account does not close: please report this");
@@ -554,8 +554,4 @@ fn mark(growth: &mut HookAccount, hook: &Hook) {
     if hook.tags_unknown {
         growth.add(Reason::TagsUnknown, seen.packets, seen.bytes);
     }
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,12 +1,13 @@
 //! Makes the status message for `GetStatus` from the scanner's state after each scan.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use agent_common::Direction;
 
 use crate::{
     batch::Identity,
     changes::Times,
+    clock,
     kernel::{
         attach::{Hook, InsteadOfXdp, Mode, Uncounted},
         links::{Counters, qdisc::dropped_since},
@@ -45,10 +46,10 @@ pub fn of(
         settings: Some(proto::Settings {
             max_flows: capacity,
             max_tracked_flows: settings.max_tracked_flows,
-            scan_interval_ns: nanos(times.scan_interval),
-            idle_timeout_ns: nanos(times.idle_timeout),
-            linger_ns: nanos(times.linger),
-            report_interval_ns: nanos(times.report_interval),
+            scan_interval_ns: clock::nanos(times.scan_interval),
+            idle_timeout_ns: clock::nanos(times.idle_timeout),
+            linger_ns: clock::nanos(times.linger),
+            report_interval_ns: clock::nanos(times.report_interval),
             early_scan_percent: settings.early_scan_percent,
             sample_rate: settings.sample_rate,
             filter_rules: scanner.filter_rules(),
@@ -184,9 +185,9 @@ fn by_protocol(traffic: &ByProtocol) -> impl Iterator<Item = (String, proto::Cou
 fn durations(durations: Durations) -> proto::Durations {
     let bounds = Durations::bounds().iter();
     proto::Durations {
-        bounds_ns: bounds.copied().map(nanos).collect(),
+        bounds_ns: bounds.copied().map(clock::nanos).collect(),
         counts: durations.counts().to_vec(),
-        sum_ns: nanos(durations.sum()),
+        sum_ns: clock::nanos(durations.sum()),
     }
 }
 
@@ -228,8 +229,4 @@ fn resident_bytes() -> u64 {
             line.split_whitespace().nth(1)?.parse::<u64>().ok()
         })
         .map_or(0, |kib| kib * 1024)
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -32,6 +32,7 @@ use crate::{
 
 /// See [`Spell`].
 const ONCE: &str = "this is not told again while it goes on";
+const REFUSED: &str = "what it refuses is counted and not sent again";
 
 pub(super) struct Worker {
     name: String,
@@ -305,29 +306,26 @@ impl Worker {
     fn refuses_some(&mut self, flows: RecordSum, why: &str) {
         self.tally.refuses_some(flows, why);
         if self.told.refuses_some.begins() {
-            tracing::warn!(
-                output = self.name,
-                refused_records = flows.records,
-                refused_packets = flows.packets,
-                refused_bytes = flows.bytes,
-                "{} refuses flows: {why}; what it refuses is counted and not sent again; {ONCE}",
-                self.transport.address()
-            );
+            self.tell_refused(flows, &format!("{why}; {REFUSED}; {ONCE}"));
         }
     }
 
     /// Counts flows that are refused, and says so once.
     fn refuses(&self, flows: RecordSum, why: &str) {
         if self.tally.refuses(flows, why) {
-            tracing::warn!(
-                output = self.name,
-                refused_records = flows.records,
-                refused_packets = flows.packets,
-                refused_bytes = flows.bytes,
-                "{} refuses flows: {why}; what it refuses is counted and not sent again",
-                self.transport.address()
-            );
+            self.tell_refused(flows, &format!("{why}; {REFUSED}"));
         }
+    }
+
+    fn tell_refused(&self, flows: RecordSum, what: &str) {
+        tracing::warn!(
+            output = self.name,
+            refused_records = flows.records,
+            refused_packets = flows.packets,
+            refused_bytes = flows.bytes,
+            "{} refuses flows: {what}",
+            self.transport.address()
+        );
     }
 
     /// Says once that it fails.

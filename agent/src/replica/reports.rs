@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use agent_common::Pair;
 
+use crate::clock;
+
 /// What waits to be reported, by slot. Without an interval everything is reported at once and this is empty.
 #[derive(Default)]
 pub struct Reports {
@@ -29,7 +31,7 @@ impl Reports {
 
     /// Holds from the next report of each flow on.
     pub fn set_interval(&mut self, interval: Duration) {
-        self.interval_ns = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
+        self.interval_ns = clock::nanos(interval);
     }
 
     /// A flow begins in this slot.

@@ -20,6 +20,7 @@ use super::{
     socket_file::SocketFile,
 };
 use crate::{
+    clock,
     proto::{ListenerStatus, TlsStatus},
     tls::server::InForce,
 };
@@ -43,15 +44,14 @@ pub(super) struct Listening {
 
 impl Listening {
     pub(super) fn status(&self) -> ListenerStatus {
-        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         ListenerStatus {
             address: self.address.clone(),
             tls: self.tls.as_ref().map(|tls| {
                 let told = tls.told();
                 TlsStatus {
                     client_certificates: told.asks_for_certificates,
-                    not_before_unix_ns: nanos(told.validity.not_before),
-                    not_after_unix_ns: nanos(told.validity.not_after),
+                    not_before_unix_ns: clock::nanos(told.validity.not_before),
+                    not_after_unix_ns: clock::nanos(told.validity.not_after),
                     reload_error: told.fault.unwrap_or_default(),
                 }
             }),
