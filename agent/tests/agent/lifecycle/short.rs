@@ -1,6 +1,6 @@
 //! Starts where memory, disk or threads are short.
 
-use std::{fs, path::Path, process::Command};
+use std::fs;
 
 use lab::{
     ControlGroup, Lab,
@@ -9,7 +9,7 @@ use lab::{
 };
 
 use super::refusals::{assert_says, refusal};
-use crate::support::{BINARY, flow_agent};
+use crate::support::{BINARY, disk::SmallDisk, flow_agent};
 
 fn memory_limit(version: Version) -> &'static str {
     match version {
@@ -82,8 +82,9 @@ fn a_full_disk_has_no_place_for_the_socket() {
     if !is_root_or_skip("agent::a_full_disk_has_no_place_for_the_socket") {
         return;
     }
-    let disk = FullDisk::mount();
-    let socket = disk.0.path().join("agent.sock");
+    let disk = SmallDisk::mount("nr_inodes=1");
+    assert!(fs::write(disk.path().join("file"), "").is_err());
+    let socket = disk.path().join("agent.sock");
     let lab = Lab::quiet().unwrap();
     let mut command = flow_agent(&lab.agent);
     command.args(["run", "--interface", &lab.agent.interface, "--listen"]);
@@ -93,29 +94,4 @@ fn a_full_disk_has_no_place_for_the_socket() {
         &error,
         &["agent.sock", "--listen", "No space left on device"],
     );
-}
-
-/// A file system on which no file can be made.
-struct FullDisk(tempfile::TempDir);
-
-impl FullDisk {
-    fn mount() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mount = ["-t", "tmpfs", "-o", "nr_inodes=1", "tmpfs"];
-        run(Command::new("mount").args(mount).arg(folder.path()));
-        assert!(fs::write(folder.path().join("file"), "").is_err());
-        Self(folder)
-    }
-}
-
-impl Drop for FullDisk {
-    fn drop(&mut self) {
-        let folder: &Path = self.0.path();
-        run(Command::new("umount").arg(folder));
-    }
-}
-
-fn run(command: &mut Command) {
-    let status = command.status().unwrap();
-    assert!(status.success(), "{command:?}");
 }

@@ -1,8 +1,9 @@
 //! A disk that is full for a while.
 
-use std::{fs, fs::File, io::Write as _, process::Command};
+use std::{fs, fs::File, io::Write as _};
 
 use super::*;
+use crate::support::disk::SmallDisk;
 
 #[test]
 fn flows_wait_while_the_disk_is_full_and_are_in_whole_files_when_it_is_not() {
@@ -11,14 +12,14 @@ fn flows_wait_while_the_disk_is_full_and_are_in_whole_files_when_it_is_not() {
     if !is_root_or_skip(TEST) {
         return;
     }
-    let disk = SmallDisk::mount();
+    let disk = SmallDisk::mount("size=1m");
     let lab = Lab::quiet().unwrap();
-    let lines_in = disk.folder("lines");
+    let lines_in = make_folder(&disk, "lines");
     let jsonl = format!(
         r#"{{"kind": "jsonl", "address": "{}/flows.jsonl", "compression": "none"}}"#,
         lines_in.display()
     );
-    let rows_in = disk.folder("rows");
+    let rows_in = make_folder(&disk, "rows");
     let parquet = format!(
         r#"{{"kind": "parquet", "address": "{}"}}"#,
         rows_in.display()
@@ -33,7 +34,10 @@ fn flows_wait_while_the_disk_is_full_and_are_in_whole_files_when_it_is_not() {
         });
     }
 
-    disk.fill();
+    let rest = disk.path().join("rest");
+    let mut file = File::create(&rest).unwrap();
+    while file.write_all(&[0; 4096]).is_ok() {}
+    drop(file);
     let later = send(&lab, 300, 2);
     sent += later;
     wait_until_counted(&agent, &lab, sent.packets);
@@ -51,7 +55,7 @@ fn flows_wait_while_the_disk_is_full_and_are_in_whole_files_when_it_is_not() {
     }
     agent.wait_until_logged("free space there, or let the output keep less (keep_bytes)");
 
-    disk.free();
+    fs::remove_file(rest).unwrap();
     for name in ["jsonl", "parquet"] {
         wait_until("it is written", || {
             let output = output(&agent, &lab, name);
@@ -63,45 +67,8 @@ fn flows_wait_while_the_disk_is_full_and_are_in_whole_files_when_it_is_not() {
     assert_eq!(parquet::sum(&parquet::complete(&rows_in)), sent);
 }
 
-/// A file system of a megabyte.
-struct SmallDisk(TempDir);
-
-impl SmallDisk {
-    fn mount() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mount = ["-t", "tmpfs", "-o", "size=1m", "tmpfs"];
-        run(Command::new("mount").args(mount).arg(folder.path()));
-        Self(folder)
-    }
-
-    fn folder(&self, name: &str) -> PathBuf {
-        let path = self.0.path().join(name);
-        fs::create_dir(&path).unwrap();
-        path
-    }
-
-    fn rest(&self) -> PathBuf {
-        self.0.path().join("rest")
-    }
-
-    /// Takes all the room that is left.
-    fn fill(&self) {
-        let mut rest = File::create(self.rest()).unwrap();
-        while rest.write_all(&[0; 4096]).is_ok() {}
-    }
-
-    fn free(&self) {
-        fs::remove_file(self.rest()).unwrap();
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        run(Command::new("umount").arg("--lazy").arg(self.0.path()));
-    }
-}
-
-fn run(command: &mut Command) {
-    let status = command.status().unwrap();
-    assert!(status.success(), "{command:?}");
+fn make_folder(disk: &SmallDisk, name: &str) -> PathBuf {
+    let path = disk.path().join(name);
+    fs::create_dir(&path).unwrap();
+    path
 }

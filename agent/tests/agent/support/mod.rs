@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file takes what it needs")]
 
 pub mod attached;
+pub mod disk;
 pub mod hook;
 pub mod wire;
 
