@@ -21,6 +21,7 @@ mod otlp;
 mod parquet;
 mod pbflow;
 mod secured;
+mod serve;
 
 /// The output of this name in the agent's status.
 fn output(agent: &Agent, lab: &Lab, name: &str) -> Value {

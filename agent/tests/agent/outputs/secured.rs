@@ -2,7 +2,7 @@
 //! replaced.
 
 use std::{
-    fs,
+    fs, thread,
     time::{Duration, SystemTime},
 };
 
@@ -28,6 +28,16 @@ enum Way {
 }
 
 const WAYS: [Way; 3] = [Way::OtlpGrpc, Way::OtlpHttp, Way::Pbflow];
+
+/// At the same time: most of what it does is to wait.
+fn by_each_way(test: impl Fn(Way) + Sync) {
+    let test = &test;
+    thread::scope(|scope| {
+        for way in WAYS {
+            scope.spawn(move || test(way));
+        }
+    });
+}
 
 impl Way {
     fn kind(self) -> &'static str {

@@ -1,7 +1,7 @@
 //! Servers of gRPC that hang, refuse, reset and answer garbage.
 
 use std::{
-    net::{SocketAddr, TcpListener as StdTcpListener},
+    net::SocketAddr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -13,11 +13,10 @@ use h2::{Reason, server::SendResponse};
 use http::{HeaderMap, HeaderValue, Response};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
-    runtime::Builder,
+    net::TcpStream,
 };
 
-use super::*;
+use super::{super::serve::serve_each, *};
 
 /// Of pbflow and of OTLP.
 const METHODS: [&str; 3] = [
@@ -53,38 +52,18 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn start(lab: &Lab, manner: Manner) -> Self {
-        let bind = || Ok(StdTcpListener::bind("127.0.0.1:0")?);
-        let listener = lab.agent.namespace.enter(bind).unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let server = Self {
-            address: listener.local_addr().unwrap(),
-            behaves: Arc::default(),
-            calls: Arc::default(),
-            taken: Arc::default(),
-        };
-        let (behaves, calls, taken) = (
-            Arc::clone(&server.behaves),
-            Arc::clone(&server.calls),
-            Arc::clone(&server.taken),
-        );
-        thread::spawn(move || {
-            let runtime = Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(async {
-                let listener = TcpListener::from_std(listener).unwrap();
-                loop {
-                    let (stream, _) = listener.accept().await.unwrap();
-                    let serving = serve(
-                        stream,
-                        manner,
-                        Arc::clone(&behaves),
-                        Arc::clone(&calls),
-                        Arc::clone(&taken),
-                    );
-                    tokio::spawn(serving);
-                }
-            });
+        let (behaves, calls, taken) = <(Arc<AtomicBool>, Arc<AtomicUsize>, Arc<_>)>::default();
+        let shared = (Arc::clone(&behaves), Arc::clone(&calls), Arc::clone(&taken));
+        let address = serve_each(lab, move |stream| {
+            let (behaves, calls, taken) = shared.clone();
+            serve(stream, manner, behaves, calls, taken)
         });
-        server
+        Self {
+            address,
+            behaves,
+            calls,
+            taken,
+        }
     }
 
     fn behave(&self) {
@@ -272,36 +251,24 @@ fn a_server_that_breaks_http2_holds_up_nothing() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    let bind = || Ok(StdTcpListener::bind("127.0.0.1:0")?);
-    let listener = lab.agent.namespace.enter(bind).unwrap();
-    let address = format!("pbflow=http://{}", listener.local_addr().unwrap());
-    listener.set_nonblocking(true).unwrap();
-    thread::spawn(move || {
-        let runtime = Builder::new_multi_thread().enable_all().build();
-        runtime.unwrap().block_on(async {
-            let listener = TcpListener::from_std(listener).unwrap();
-            loop {
-                let (mut stream, _) = listener.accept().await.unwrap();
-                // SETTINGS, then PINGs for ever, whether they are answered or not.
-                tokio::spawn(async move {
-                    let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
-                    let mut ping = vec![0, 0, 8, 6, 0, 0, 0, 0, 0];
-                    ping.extend([7; 8]);
-                    let many = ping.repeat(1_000);
-                    let (mut reading, mut writing) = stream.split();
-                    let talk = async {
-                        let _ = writing.write_all(&settings).await;
-                        while writing.write_all(&many).await.is_ok() {}
-                    };
-                    let listen = async {
-                        let mut read = [0; 4096];
-                        while reading.read(&mut read).await.is_ok_and(|len| len > 0) {}
-                    };
-                    tokio::join!(talk, listen);
-                });
-            }
-        });
+    // SETTINGS, then PINGs for ever, whether they are answered or not.
+    let server = serve_each(&lab, |mut stream| async move {
+        let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+        let mut ping = vec![0, 0, 8, 6, 0, 0, 0, 0, 0];
+        ping.extend([7; 8]);
+        let many = ping.repeat(1_000);
+        let (mut reading, mut writing) = stream.split();
+        let talk = async {
+            let _ = writing.write_all(&settings).await;
+            while writing.write_all(&many).await.is_ok() {}
+        };
+        let listen = async {
+            let mut read = [0; 4096];
+            while reading.read(&mut read).await.is_ok_and(|len| len > 0) {}
+        };
+        tokio::join!(talk, listen);
     });
+    let address = format!("pbflow=http://{server}");
     let agent = Agent::start(&lab, &["--output", "json", "--output", &address]);
     let sent = send(&lab, 20, 1);
     wait_until_counted(&agent, &lab, sent.packets);

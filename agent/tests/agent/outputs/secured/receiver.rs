@@ -3,9 +3,7 @@
 use std::{
     convert::Infallible,
     io::Read as _,
-    net::TcpListener as StdTcpListener,
     sync::{Arc, Mutex},
-    thread,
     time::Instant,
 };
 
@@ -27,14 +25,10 @@ use rustls::{
     server::WebPkiClientVerifier,
     version::{TLS12, TLS13},
 };
-use tokio::{
-    net::{TcpListener, TcpStream},
-    runtime::Builder,
-    sync::watch,
-};
+use tokio::{net::TcpStream, sync::watch};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use super::super::otlp::receiver::Request;
+use super::super::{otlp::receiver::Request, serve::serve_each};
 
 pub const H2: &[u8] = b"h2";
 pub const HTTP1: &[u8] = b"http/1.1";
@@ -97,26 +91,15 @@ pub struct Receiver {
 impl Receiver {
     /// Listens on the agent's host, by names and addresses that stand for 127.0.0.1.
     pub fn start(lab: &Lab, identity: ServerConfig) -> Self {
-        let listen = || Ok(StdTcpListener::bind("127.0.0.1:0")?);
-        let listener = lab.agent.namespace.enter(listen).unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let receiver = Self {
-            port: listener.local_addr().unwrap().port(),
+        let mut receiver = Self {
+            port: 0,
             identity: watch::Sender::new(Arc::new(identity)),
             handshakes: Arc::default(),
             requests: Arc::default(),
         };
         let serving = receiver.clone();
-        thread::spawn(move || {
-            let runtime = Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(async {
-                let listener = TcpListener::from_std(listener).unwrap();
-                loop {
-                    let (stream, _) = listener.accept().await.unwrap();
-                    tokio::spawn(serving.clone().serve(stream));
-                }
-            });
-        });
+        let address = serve_each(lab, move |stream| serving.clone().serve(stream));
+        receiver.port = address.port();
         receiver
     }
 

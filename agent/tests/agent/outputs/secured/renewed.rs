@@ -22,7 +22,7 @@ fn a_ca_and_a_certificate_that_are_replaced_are_in_force_without_a_restart() {
     ) {
         return;
     }
-    for way in WAYS {
+    by_each_way(|way| {
         let (server_ca, client_ca) = (Ca::new().unwrap(), Ca::new().unwrap());
         let own = client_ca.issue("agent", "an agent").unwrap();
         let issued = server_ca.issue("receiver", "localhost").unwrap();
@@ -61,7 +61,7 @@ fn a_ca_and_a_certificate_that_are_replaced_are_in_force_without_a_restart() {
         assert_eq!(last.unwrap().client, Some(der(&own)));
         let read = told(&report, "its files of TLS have been read again");
         assert_eq!(read, 2, "{}", report.log);
-    }
+    });
 }
 
 #[test]

@@ -9,7 +9,7 @@ fn receivers_over_tls_have_every_flow() {
     }
     let ca = Ca::new().unwrap();
     let issued = ca.issue("receiver", "localhost").unwrap();
-    for way in WAYS {
+    by_each_way(|way| {
         let lab = Lab::quiet().unwrap();
         let receiver = Receiver::start(&lab, identity(&issued, None));
         let agent = way.start(&lab, "localhost", &receiver, &Files::trusting(&ca));
@@ -32,7 +32,7 @@ fn receivers_over_tls_have_every_flow() {
         };
         assert_eq!((&shaken.alpn[..], &shaken.client), (way.alpn(), &None));
         assert_eq!(told(&report, "flows do not get to"), 0, "{}", report.log);
-    }
+    });
 }
 
 /// Nothing is sent to somebody else: flows wait, to the packet, until the one who is meant is there.
@@ -105,7 +105,7 @@ fn what_was_never_trusted_is_lost_to_the_packet_at_the_end() {
     }
     let [ours, theirs] = [Ca::new().unwrap(), Ca::new().unwrap()];
     let issued = theirs.issue("receiver", "127.0.0.1").unwrap();
-    for way in WAYS {
+    by_each_way(|way| {
         let lab = Lab::quiet().unwrap();
         let receiver = Receiver::start(&lab, identity(&issued, None));
         let agent = way.start(&lab, "127.0.0.1", &receiver, &Files::trusting(&ours));
@@ -117,7 +117,7 @@ fn what_was_never_trusted_is_lost_to_the_packet_at_the_end() {
         let lost = format!("lost_packets={} lost_bytes={}", sent.packets, sent.bytes);
         assert!(report.log.contains(&lost), "{}", report.log);
         assert!(receiver.requests().is_empty());
-    }
+    });
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_receiver_that_asks_for_a_certificate_gets_flows_from_those_who_have_one() {
     let refuses = "it refuses the client's certificate";
     let by_tls13 = identity(&issued, Some(&ours));
     let by_tls12 = identity_of_tls12(&issued, Some(&ours));
-    for way in WAYS {
+    by_each_way(|way| {
         for (identity, own, words) in [
             (&by_tls13, Some(&good), None),
             (&by_tls12, Some(&good), None),
@@ -178,5 +178,5 @@ fn a_receiver_that_asks_for_a_certificate_gets_flows_from_those_who_have_one() {
             assert!(report.log.contains(&lost), "{}", report.log);
             assert!(receiver.requests().is_empty());
         }
-    }
+    });
 }
