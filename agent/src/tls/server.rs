@@ -12,7 +12,7 @@ use rustls::{
     sign::SingleCertAndKey,
 };
 use tokio_rustls::TlsAcceptor;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use super::{
     ALPN_H2, VERSIONS,
@@ -146,7 +146,7 @@ impl FromFiles for ServerTls {
     }
 
     fn tell_kept(&self, fault: &str) {
-        error!(
+        warn!(
             not_after = pem::shown(self.validity.end()),
             "the certificate stays as it was: {fault}"
         );

@@ -63,7 +63,7 @@ async fn the_rules_are_told_and_changed_on_the_unix_socket_alone() {
 
 /// What other implementations do by default over TCP: they list gzip, whether or not they compress themselves.
 #[tokio::test]
-async fn a_consumer_over_tcp_that_accepts_gzip_gets_it() {
+async fn a_consumer_over_tcp_gets_the_compression_that_it_accepts() {
     let listeners = Listeners::bind(&["127.0.0.1:0".parse().unwrap()], PassedSockets::default())
         .await
         .unwrap();
@@ -71,6 +71,8 @@ async fn a_consumer_over_tcp_that_accepts_gzip_gets_it() {
     let mut agent = Agent::serve("one", 1024, listeners);
     let client = FlowAgentClient::connect(address).await.unwrap();
     let plain = client.clone();
+    let zstd = client.clone().accept_compressed(CompressionEncoding::Zstd);
+    let both = zstd.clone().accept_compressed(CompressionEncoding::Gzip);
     let accepting = client.clone().accept_compressed(CompressionEncoding::Gzip);
     let compressing = accepting.clone().send_compressed(CompressionEncoding::Gzip);
     let mut streams = Vec::new();
@@ -78,13 +80,15 @@ async fn a_consumer_over_tcp_that_accepts_gzip_gets_it() {
         (plain, None),
         (accepting, Some("gzip")),
         (compressing, Some("gzip")),
+        (zstd, Some("zstd")),
+        (both, Some("zstd")),
     ] {
         let observed = client.observe(ObserveRequest::default()).await.unwrap();
         let told = observed.metadata().get("grpc-encoding");
         assert_eq!(told.map(|told| told.to_str().unwrap()), encoding);
         streams.push(observed.into_inner());
     }
-    agent.has_consumers(3).await;
+    agent.has_consumers(5).await;
     let batches = agent.scan(4000);
     for stream in &mut streams {
         let mut records = 0;
