@@ -119,7 +119,7 @@ reasons! {
     /// A UDP length under 8 bytes. 0 is legal over IPv6, and where the IP header gives no length.
     MalformedUdp = "malformed_udp",
 
-    /// The page of the flow table had no room (`E2BIG`).
+    /// The page of the flow table had no slot for the flow, and the map behind it no room (`E2BIG`).
     TableFull = "table_full",
     /// The kernel had no memory for the entry (`ENOMEM`).
     NoMemory = "no_memory",

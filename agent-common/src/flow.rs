@@ -66,6 +66,14 @@ pub struct FlowKey {
 const _: () = assert!(size_of::<FlowKey>() == 32 + 8 + 4 + 4 + 4 + 4);
 
 impl FlowKey {
+    pub const WORDS: usize = size_of::<Self>() / size_of::<u64>();
+
+    /// The key in words, which its hash is made of.
+    pub const fn words(&self) -> [u64; Self::WORDS] {
+        // SAFETY: a key has the size and the alignment of its words, and no padding (asserted by size above).
+        unsafe { core::mem::transmute(*self) }
+    }
+
     const SIDE_SHIFT: u32 = 7;
     const KIND_MASK: u8 = (1 << Self::SIDE_SHIFT) - 1;
 
@@ -205,81 +213,95 @@ pub mod tcp_flags {
     pub const CWR: u8 = 0x80;
 }
 
-/// The TCP flags seen, one byte each: several CPUs can store a 1 without an atomic OR and lose nothing.
-#[repr(C)]
+/// What is remembered of a flow's packets beside their sums: bits of one word, to which several CPUs add by an
+/// atomic OR.
+///
+/// For each direction nine bits: those of the TCP header's flag byte, where SYN stands for SYN without ACK, then SYN with
+/// ACK. Above them what is known of the packet that made the entry.
+#[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TcpFlagBytes {
-    /// FIN, SYN without ACK, RST, PSH, ACK, URG, ECE, CWR: index `n` is bit `n` of the flag byte.
-    pub by_bit: [u8; 8],
-    /// SYN with ACK.
-    pub syn_ack: u8,
-    /// The bits of the flag byte whose bytes above are already stored. It is a hint that may lack bits, but
-    /// never has one too many. It never contains SYN.
-    pub stored: u8,
-}
+pub struct FlowBits(pub u32);
 
-impl TcpFlagBytes {
-    const SYN_BIT: usize = 1;
+impl FlowBits {
+    const SYN_ACK: u32 = 1 << 8;
+    const BITS_A_DIRECTION: u32 = 9;
+    const FIRST_DIRECTION_SHIFT: u32 = 2 * Self::BITS_A_DIRECTION;
+    const DSCP_SHIFT: u32 = Self::FIRST_DIRECTION_SHIFT + 1;
+    const DSCP_BITS: u32 = 6;
 
-    /// The union of the flag bytes of all segments (IPFIX element 6, `tcpControlBits`).
-    pub fn union(&self) -> u8 {
-        let mut flags = 0;
-        for (bit, &byte) in self.by_bit.iter().enumerate() {
-            flags |= u8::from(byte != 0) << bit;
-        }
-        if self.syn_ack != 0 {
+    /// A TCP segment with these flags, in this direction.
+    #[inline(always)]
+    #[must_use]
+    pub const fn segment(direction: u8, flags: u8) -> Self {
+        const SYN_AND_ACK: u8 = tcp_flags::SYN | tcp_flags::ACK;
+        let flags = if flags & SYN_AND_ACK == SYN_AND_ACK {
+            Self::SYN_ACK | (flags & !tcp_flags::SYN) as u32
+        } else {
+            flags as u32
+        };
+        Self(flags << (Self::BITS_A_DIRECTION * (direction & 1) as u32))
+    }
+
+    /// The packet that makes the entry: the direction of the one who began, and its DSCP (RFC 2474, six bits).
+    #[inline(always)]
+    #[must_use]
+    pub const fn first(direction: u8, dscp: u8) -> Self {
+        let dscp = dscp as u32 & ((1 << Self::DSCP_BITS) - 1);
+        Self((direction as u32 & 1) << Self::FIRST_DIRECTION_SHIFT | dscp << Self::DSCP_SHIFT)
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn and(self, more: Self) -> Self {
+        Self(self.0 | more.0)
+    }
+
+    /// Without what is known of the first packet.
+    #[must_use]
+    pub const fn flags(self) -> Self {
+        Self(self.0 & ((1 << Self::FIRST_DIRECTION_SHIFT) - 1))
+    }
+
+    /// Whether all of `these` are in it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has(self, these: Self) -> bool {
+        these.0 & !self.0 == 0
+    }
+
+    /// The union of the flag bytes of a direction's segments (IPFIX element 6, `tcpControlBits`).
+    pub const fn tcp_flags(self, direction: usize) -> u8 {
+        let bits = self.of(direction);
+        let flags = bits as u8;
+        if bits & Self::SYN_ACK != 0 {
             flags | tcp_flags::SYN
         } else {
             flags
         }
     }
 
-    pub fn has_syn_without_ack(&self) -> bool {
-        self.by_bit[Self::SYN_BIT] != 0
+    pub const fn has_syn_without_ack(self, direction: usize) -> bool {
+        self.of(direction) & tcp_flags::SYN as u32 != 0
     }
 
-    pub fn has_syn_with_ack(&self) -> bool {
-        self.syn_ack != 0
+    pub const fn has_syn_with_ack(self, direction: usize) -> bool {
+        self.of(direction) & Self::SYN_ACK != 0
     }
 
-    /// Remembers a segment's flag byte. Several CPUs may do this at once, since each store writes a 1
-    /// whatever was there, and the hint is written after the bytes that it speaks of.
-    #[inline(always)]
-    pub fn store(&mut self, flags: u8) {
-        let stored = self.stored;
-        if flags & !stored == 0 {
-            return;
-        }
-        // Unrolled by hand: with a loop the verifier would have to prove a bound in each turn.
-        if flags & tcp_flags::FIN != 0 {
-            self.by_bit[0] = 1;
-        }
-        if flags & tcp_flags::SYN != 0 {
-            if flags & tcp_flags::ACK == 0 {
-                self.by_bit[1] = 1;
-            } else {
-                self.syn_ack = 1;
-            }
-        }
-        if flags & tcp_flags::RST != 0 {
-            self.by_bit[2] = 1;
-        }
-        if flags & tcp_flags::PSH != 0 {
-            self.by_bit[3] = 1;
-        }
-        if flags & tcp_flags::ACK != 0 {
-            self.by_bit[4] = 1;
-        }
-        if flags & tcp_flags::URG != 0 {
-            self.by_bit[5] = 1;
-        }
-        if flags & tcp_flags::ECE != 0 {
-            self.by_bit[6] = 1;
-        }
-        if flags & tcp_flags::CWR != 0 {
-            self.by_bit[7] = 1;
-        }
-        self.stored = stored | (flags & !tcp_flags::SYN);
+    /// The direction of the packet that made the entry.
+    pub const fn first_direction(self) -> u8 {
+        (self.0 >> Self::FIRST_DIRECTION_SHIFT) as u8 & 1
+    }
+
+    /// The DSCP of that packet.
+    pub const fn dscp(self) -> u8 {
+        (self.0 >> Self::DSCP_SHIFT) as u8 & ((1 << Self::DSCP_BITS) - 1)
+    }
+
+    /// A SYN with ACK has ACK in its place, and no SYN.
+    const fn of(self, direction: usize) -> u32 {
+        self.0 >> (Self::BITS_A_DIRECTION * (direction & 1) as u32)
+            & ((1 << Self::BITS_A_DIRECTION) - 1)
     }
 }
 
@@ -288,24 +310,55 @@ impl TcpFlagBytes {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowCounters {
+    pub bits: FlowBits,
+    /// Of the [`Slot`](crate::slots::Slot) that has these counters; 0 elsewhere. Programs change it together with `bits`,
+    /// as one word.
+    pub state: u32,
     /// By direction: a → b, b → a.
     pub packets: [u64; 2],
     pub bytes: [u64; 2],
+    pub ip_bytes: [u64; 2],
     /// `CLOCK_BOOTTIME` nanoseconds.
     pub first_seen_ns: u64,
     /// The kernel's tick counter. Reading it costs a packet nothing measurable, whereas reading a clock
     /// would be the most expensive part of counting it.
     pub last_seen_jiffies: u64,
-    /// By direction.
-    pub tcp_flags: [TcpFlagBytes; 2],
-    /// The direction of the packet that made the entry.
-    pub first_direction: u8,
-    /// The DSCP (RFC 2474, six bits) of that packet.
-    pub dscp: u8,
-    pub reserved: [u8; 2],
 }
 
-const _: () = assert!(size_of::<FlowCounters>() == 32 + 16 + 20 + 4);
+impl FlowCounters {
+    /// `bits` and `state` as one word.
+    #[inline(always)]
+    pub const fn word(bits: FlowBits, state: u32) -> u64 {
+        let (first, second) = if cfg!(target_endian = "little") {
+            (bits.0, state)
+        } else {
+            (state, bits.0)
+        };
+        (second as u64) << 32 | first as u64
+    }
+
+    /// Adds what was counted of the same flow, in the same window, in another entry.
+    pub fn unite(&mut self, other: &Self) {
+        if other.first_seen_ns < self.first_seen_ns {
+            let first = Self {
+                state: self.state,
+                ..*other
+            };
+            let second = core::mem::replace(self, first);
+            self.unite(&second);
+            return;
+        }
+        for direction in [0, 1] {
+            self.packets[direction] += other.packets[direction];
+            self.bytes[direction] += other.bytes[direction];
+            self.ip_bytes[direction] += other.ip_bytes[direction];
+        }
+        self.bits = self.bits.and(other.bits.flags());
+        self.last_seen_jiffies = self.last_seen_jiffies.max(other.last_seen_jiffies);
+    }
+}
+
+const _: () = assert!(size_of::<FlowCounters>() == 8 + 3 * 16 + 16);
 
 /// Both clocks at one moment. The program `clocks` writes them to the start of its packet.
 #[repr(C)]
@@ -335,16 +388,56 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flag_bytes_keep_the_union_and_tell_the_syns_apart() {
+    fn flags_keep_their_union_and_their_direction_and_tell_the_syns_apart() {
         for flags in 0..=u8::MAX {
-            let mut bytes = TcpFlagBytes::default();
-            bytes.store(flags);
-            assert_eq!(bytes.union(), flags);
-            let syn = flags & tcp_flags::SYN != 0;
-            let ack = flags & tcp_flags::ACK != 0;
-            assert_eq!(bytes.has_syn_without_ack(), syn && !ack);
-            assert_eq!(bytes.has_syn_with_ack(), syn && ack);
+            for direction in [0, 1] {
+                let seen =
+                    FlowBits::segment(direction, flags).and(FlowBits::first(1 - direction, 0x2e));
+                let direction = usize::from(direction);
+                assert_eq!(seen.tcp_flags(direction), flags);
+                assert_eq!(seen.tcp_flags(1 - direction), 0);
+                let syn = flags & tcp_flags::SYN != 0;
+                let ack = flags & tcp_flags::ACK != 0;
+                assert_eq!(seen.has_syn_without_ack(direction), syn && !ack);
+                assert_eq!(seen.has_syn_with_ack(direction), syn && ack);
+                assert!(!seen.has_syn_without_ack(1 - direction));
+                assert!(!seen.has_syn_with_ack(1 - direction));
+                assert_eq!(usize::from(seen.first_direction()), 1 - direction);
+                assert_eq!(seen.dscp(), 0x2e);
+            }
         }
+    }
+
+    #[test]
+    fn segments_add_up_in_any_order() {
+        use tcp_flags::{ACK, PSH, SYN};
+        let [syn, syn_ack, push] =
+            [SYN, SYN | ACK, PSH | ACK].map(|flags| FlowBits::segment(1, flags));
+        for order in [
+            [syn, syn_ack, push],
+            [push, syn, syn_ack],
+            [syn_ack, push, syn],
+        ] {
+            let seen = order.into_iter().fold(FlowBits::default(), FlowBits::and);
+            assert!(seen.has_syn_without_ack(1) && seen.has_syn_with_ack(1));
+            assert_eq!(seen.tcp_flags(1), SYN | ACK | PSH);
+            assert!(order.into_iter().all(|segment| seen.has(segment)));
+        }
+        assert!(!syn_ack.has(syn));
+        assert!(!push.has(syn_ack));
+        assert!(FlowBits::segment(0, SYN).has(FlowBits::default()));
+    }
+
+    #[test]
+    fn halves_of_a_flow_keep_the_first_packet_of_one() {
+        let first = FlowBits::first(1, 46).and(FlowBits::segment(0, tcp_flags::FIN));
+        let second = FlowBits::first(0, 63).and(FlowBits::segment(1, tcp_flags::RST));
+        let both = first.and(second.flags());
+        assert_eq!((both.first_direction(), both.dscp()), (1, 46));
+        assert_eq!(
+            (both.tcp_flags(0), both.tcp_flags(1)),
+            (tcp_flags::FIN, tcp_flags::RST)
+        );
     }
 
     #[test]
@@ -381,29 +474,5 @@ mod tests {
             kind.is_some_and(Encapsulation::is_tunnel)
         });
         assert!(tunnels.eq(Encapsulation::Vxlan as u8..=Encapsulation::GreWithoutKey as u8));
-    }
-
-    #[test]
-    fn the_hint_never_hides_a_flag() {
-        let mut bytes = TcpFlagBytes::default();
-        bytes.store(tcp_flags::SYN | tcp_flags::ACK);
-        bytes.store(tcp_flags::ACK);
-        bytes.store(tcp_flags::SYN);
-        assert!(bytes.has_syn_without_ack() && bytes.has_syn_with_ack());
-        assert_eq!(bytes.union(), tcp_flags::SYN | tcp_flags::ACK);
-    }
-
-    #[test]
-    fn the_hint_has_all_flags_but_the_syns_so_that_a_repeated_one_costs_no_store() {
-        let mut bytes = TcpFlagBytes::default();
-        bytes.store(tcp_flags::SYN);
-        bytes.store(tcp_flags::ACK);
-        bytes.store(tcp_flags::PSH | tcp_flags::ACK);
-        assert_eq!(bytes.stored, tcp_flags::PSH | tcp_flags::ACK);
-        bytes.store(tcp_flags::SYN | tcp_flags::ACK);
-        assert_eq!(bytes.stored, tcp_flags::PSH | tcp_flags::ACK);
-        bytes.by_bit = [0; 8];
-        bytes.store(tcp_flags::PSH);
-        assert_eq!(bytes.by_bit, [0; 8]);
     }
 }

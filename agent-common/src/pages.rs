@@ -10,6 +10,20 @@ pub struct Switches {
     pub page: u32,
     /// The slot of the rule set + 1; 0 without rules.
     pub rule_set: u32,
+    /// By page. That of the page in use does not change.
+    pub sizes: [PageSize; 2],
+}
+
+/// How large a page is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageSize {
+    pub windows: u32,
+    /// Flows at which the programs ask for a scan; 0 leaves scans to the interval.
+    pub mark_flows: u32,
+    /// How many new flows a CPU counts privately before it adds them to the page's [`PageFill`]; a power of two.
+    pub fill_step: u32,
+    pub reserved: u32,
 }
 
 impl Switches {
@@ -20,9 +34,14 @@ impl Switches {
 
     /// The bytes as they lie in the programs' memory.
     pub fn to_bytes(self) -> [u8; Self::LEN_BYTES] {
+        let [first, second] = self.sizes;
+        let of = |size: PageSize| [size.windows, size.mark_flows, size.fill_step, size.reserved];
+        let words = [self.page, self.rule_set];
+        let words = words.into_iter().chain(of(first)).chain(of(second));
         let mut bytes = [0; Self::LEN_BYTES];
-        bytes[..4].copy_from_slice(&self.page.to_ne_bytes());
-        bytes[4..].copy_from_slice(&self.rule_set.to_ne_bytes());
+        for (bytes, word) in bytes.chunks_exact_mut(4).zip(words) {
+            bytes.copy_from_slice(&word.to_ne_bytes());
+        }
         bytes
     }
 }
@@ -37,7 +56,9 @@ pub struct PageFill {
     pub inserted: u64,
     /// Non-zero once userspace was told that the page passed its mark.
     pub told: u64,
-    pub reserved: [u64; 6],
+    /// Flows that found no slot and went to the map behind the page.
+    pub behind: u64,
+    pub reserved: [u64; 5],
 }
 
 const _: () = assert!(size_of::<PageFill>() == 64);
@@ -47,12 +68,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_lies_in_front_of_the_rule_set() {
-        let switches = Switches {
-            page: 0x0102_0304,
-            rule_set: 0x0506_0708,
+    fn the_words_are_in_the_order_of_the_fields() {
+        let size = |first| PageSize {
+            windows: first,
+            mark_flows: first + 1,
+            fill_step: first + 2,
+            reserved: 0,
         };
-        let fields = [switches.page, switches.rule_set].map(u32::to_ne_bytes);
-        assert_eq!(switches.to_bytes(), fields.concat()[..]);
+        let switches = Switches {
+            page: 1,
+            rule_set: 2,
+            sizes: [size(3), size(7)],
+        };
+        let words = [1, 2, 3, 4, 5, 0, 7, 8, 9, 0].map(u32::to_ne_bytes);
+        assert_eq!(switches.to_bytes(), words.concat()[..]);
+        let at = |offset: usize| switches.to_bytes()[offset..][..4].to_vec();
+        assert_eq!(at(core::mem::offset_of!(Switches, rule_set)), words[1]);
+        assert_eq!(at(core::mem::offset_of!(Switches, sizes)), words[2]);
+        let second = core::mem::offset_of!(Switches, sizes) + size_of::<PageSize>();
+        assert_eq!(
+            at(second + core::mem::offset_of!(PageSize, mark_flows)),
+            words[7]
+        );
     }
 }

@@ -9,7 +9,9 @@ use aya_log_ebpf::debug;
 
 use crate::{
     account::{self, Account},
-    filter, fragments, namespace, pause, switches, table, tunnels,
+    filter, fragments, namespace, pause, switches,
+    table::{self, Begun, Sought},
+    tunnels,
 };
 
 /// An Ethernet frame on the wire has at least 60 bytes, without FCS.
@@ -119,22 +121,25 @@ fn place(
     if let Err(reason) = filter::select(packet, arrival.direction.into()) {
         return reason;
     }
-    let mut key = packet.key;
-    key.set_side(packet.direction, arrival.direction as u8);
-    if table::grow(page, &key, packet, size) {
+    packet
+        .key
+        .set_side(packet.direction, arrival.direction as u8);
+    let sought = Sought::new(page, packet);
+    if table::grow(&sought, size) {
         return Reason::Flows;
     }
     if namespace::has_left(arrival.context, arrival.is_xdp.into()) {
         return Reason::UnknownInterface;
     }
-    match table::insert(page, &key, packet, &size) {
-        Ok(made) => {
-            if made && tunnel & outcome::DECAPSULATED != 0 {
-                tunnels::remember_outer(&key);
+    match table::begin(&sought, size) {
+        Begun::Here => {
+            if tunnel & outcome::DECAPSULATED != 0 {
+                tunnels::remember_outer(&packet.key);
             }
             Reason::Flows
         }
-        Err(reason) => reason,
+        Begun::Elsewhere => Reason::Flows,
+        Begun::Not(reason) => reason,
     }
 }
 

@@ -3,12 +3,11 @@
 
 use agent_common::PageFill;
 use aya_ebpf::{
-    Global,
     btf_maps::{Array, PerCpuArray, RingBuf},
     macros::btf_map,
 };
 
-use crate::atomic;
+use crate::{atomic, switches};
 
 /// Flows that this CPU has ever put into each page. An atomic add for each flow would have to wait until
 /// the flow's entry has left the store buffer, which costs a tenth of an insert.
@@ -23,27 +22,19 @@ static FILL: Array<PageFill, 2> = Array::new();
 #[btf_map]
 static FILLED: RingBuf<u64, 4096> = RingBuf::new();
 
-/// The mark, in flows. 0 is off; the verifier then removes the code below.
-#[unsafe(no_mangle)]
-static EARLY_SCAN_FLOWS: Global<u32> = Global::new(0);
-
-/// How many new flows a CPU counts privately before it adds them to [`FILL`]; a power of two.
-#[unsafe(no_mangle)]
-static FILL_STEP: Global<u32> = Global::new(1);
-
 const BPF_RB_FORCE_WAKEUP: u64 = 1 << 1;
 
 /// Counts a flow that was put into the page.
 #[inline(always)]
 pub fn note_new_flow(page: u32) {
-    let mark = EARLY_SCAN_FLOWS.load();
+    let (mark, step) = switches::mark_and_step(page);
     if mark == 0 {
         return;
     }
     let Some(inserted) = INSERTED.get_ptr_mut(page) else {
         return;
     };
-    let step = u64::from(FILL_STEP.load());
+    let step = u64::from(step);
     // SAFETY: the pointer comes from a per-CPU array look-up in this program run, and only this CPU
     // writes to it, with bottom halves off.
     let inserted = unsafe {
@@ -55,11 +46,20 @@ pub fn note_new_flow(page: u32) {
     }
 }
 
+/// Counts a flow that found no slot.
+#[inline(always)]
+pub fn note_behind(page: u32) {
+    if let Some(fill) = FILL.get_ptr_mut(page) {
+        // SAFETY: see `add`.
+        unsafe { atomic::add(&raw mut (*fill).behind, 1) };
+    }
+}
+
 /// Notes that the page refused a flow. It may be full below the mark, since each CPU counts some of its
 /// flows privately.
 #[inline(always)]
 pub fn note_full(page: u32) {
-    if EARLY_SCAN_FLOWS.load() == 0 {
+    if switches::mark_and_step(page).0 == 0 {
         return;
     }
     if let Some(fill) = FILL.get_ptr_mut(page) {

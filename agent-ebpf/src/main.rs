@@ -22,6 +22,7 @@
 
 mod account;
 mod atomic;
+mod bounds;
 mod clock;
 mod count;
 mod fill;

@@ -31,6 +31,21 @@ pub fn before_the_insert() {
     for_ns(5_000_000);
 }
 
+/// Between the moment at which a program finds a slot empty and the one at which it takes it, so that another CPU finds it
+/// empty, too.
+#[inline(always)]
+pub fn before_it_takes() {
+    #[cfg(feature = "pauses")]
+    for_ns(1_000_000);
+}
+
+/// Between the moment at which a program takes a slot and the one at which others may use it.
+#[inline(always)]
+pub fn before_it_is_published() {
+    #[cfg(feature = "pauses")]
+    for_ns(200_000);
+}
+
 /// Far more rounds than the longest pause takes.
 #[cfg(feature = "pauses")]
 const MOST_ROUNDS: u32 = 1 << 20;

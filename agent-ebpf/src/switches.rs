@@ -3,13 +3,23 @@
 
 use core::cell::UnsafeCell;
 
-use agent_common::Switches;
+use agent_common::{PageSize, Switches};
+
+use crate::bounds::masked;
 
 /// To flip, userspace stores another value and waits until the running programs have ended.
 #[unsafe(no_mangle)]
 static SWITCHES: Shared = Shared(UnsafeCell::new(Switches {
     page: 0,
     rule_set: 0,
+    sizes: [const {
+        PageSize {
+            windows: 0,
+            mark_flows: 0,
+            fill_step: 0,
+            reserved: 0,
+        }
+    }; 2],
 }));
 
 #[repr(transparent)]
@@ -33,4 +43,30 @@ pub fn rule_set() -> Option<u32> {
     // SAFETY: as above.
     let number = unsafe { (&raw const (*SWITCHES.0.get()).rule_set).read_volatile() };
     number.checked_sub(1)
+}
+
+/// How many windows a page has.
+#[inline(always)]
+pub fn windows(page: u32) -> u32 {
+    let size = size(page);
+    // SAFETY: as above.
+    unsafe { (&raw const (*size).windows).read_volatile() }
+}
+
+/// Flows on a page at which the programs ask for a scan, and how many a CPU counts privately.
+#[inline(always)]
+pub fn mark_and_step(page: u32) -> (u32, u32) {
+    let size = size(page);
+    // SAFETY: as above.
+    unsafe {
+        let mark = (&raw const (*size).mark_flows).read_volatile();
+        (mark, (&raw const (*size).fill_step).read_volatile())
+    }
+}
+
+#[inline(always)]
+fn size(page: u32) -> *const PageSize {
+    let first = (&raw const SWITCHES.0).cast::<Switches>();
+    // SAFETY: there are two sizes.
+    unsafe { (&raw const (*first).sizes).cast::<PageSize>().add(masked::<1>(page.into())) }
 }

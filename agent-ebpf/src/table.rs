@@ -1,95 +1,207 @@
-//! The flow table: adds packets to the flows of the current page, and begins flows.
+//! The flow table: adds packets to the flows of the current page, and begins flows. See [`agent_common::slots`].
 
-use agent_common::{FlowCounters, FlowKey, Packet, Reason, wire_size::WireSize};
+mod behind;
+mod window;
+
+use agent_common::{
+    FlowCounters, FlowKey, Packet, Reason,
+    flow::FlowBits,
+    slots::{self, Found, Hash, Place, States as _, TRIES, WINDOWS_A_BITMAP, Window},
+    wire_size::WireSize,
+};
 use aya_ebpf::{
-    btf_maps::{ArrayOfMaps, HashMap},
+    bindings::{BPF_F_INNER_MAP, BPF_F_MMAPABLE},
+    btf_maps::{Array, ArrayOfMaps},
     macros::btf_map,
 };
 
-use crate::{atomic, clock, fill, pause};
+use self::window::Slots;
+use crate::{atomic, clock, fill, pause, switches};
 
-/// The two pages. Userspace puts an inner map of the configured size into each slot.
+type Page = Array<Window, 1, { (BPF_F_MMAPABLE | BPF_F_INNER_MAP) as usize }>;
+
+/// The two pages. Userspace puts an array of windows, and bitmaps behind them, into each slot.
 #[btf_map]
-static PAGES: ArrayOfMaps<HashMap<FlowKey, FlowCounters, 1>, 2> = ArrayOfMaps::new();
+static PAGES: ArrayOfMaps<Page, 2> = ArrayOfMaps::new();
 
-const BPF_NOEXIST: u64 = 1;
+/// The factors of [`Hash::of`], which userspace chooses when it loads the programs.
+#[unsafe(no_mangle)]
+static HASH_FACTORS: [u64; Hash::FACTORS] = [0; Hash::FACTORS];
 
-const E2BIG: i32 = -7;
-const ENOMEM: i32 = -12;
-const EBUSY: i32 = -16;
-const EEXIST: i32 = -17;
-const EDEADLK: i32 = -35;
-const ETIMEDOUT: i32 = -110;
+/// A key, as the words that its hash is made of.
+type Words = [u64; FlowKey::WORDS];
 
-/// Adds a packet to the flow of `key`. Returns whether there is such a flow.
-///
-/// The key is complete, unlike that of the packet. It must be on the stack: 6.1 accepts no key in memory that
-/// was passed to a global function.
-#[inline(always)]
-pub fn grow(page: u32, key: &FlowKey, packet: &Packet, size: WireSize) -> bool {
-    let Some(flow) = PAGES.get(page).and_then(|table| table.get_ptr_mut(key)) else {
-        return false;
-    };
-    add(flow, packet, size);
-    true
+/// The flow of a packet, whose key is complete.
+pub struct Sought<'a> {
+    packet: &'a Packet,
+    hash: Hash,
+    page: u32,
+    /// How many the page has.
+    windows: u32,
 }
 
-/// Begins the flow of `key` with a packet. Returns false if another CPU began it first, and an error if there
-/// is no flow.
-///
-/// A function of its own: most packets find their flow and need no stack for the first counters of one.
-#[inline(never)]
-pub fn insert(page: u32, key: &FlowKey, packet: &Packet, size: &WireSize) -> Result<bool, Reason> {
-    let table = PAGES.get(page).ok_or(Reason::Vanished)?;
-    let mut first = FlowCounters {
-        first_seen_ns: clock::boot_ns(),
-        last_seen_jiffies: clock::jiffies(),
-        first_direction: packet.initiator,
-        dscp: packet.dscp,
-        ..FlowCounters::default()
-    };
-    let direction = usize::from(packet.direction & 1);
-    first.packets[direction] = size.packets;
-    first.bytes[direction] = size.bytes;
-    first.tcp_flags[direction].store(packet.tcp_flags);
-    pause::before_the_insert();
-    match table.insert(key, &first, BPF_NOEXIST) {
-        Ok(()) => {
-            fill::note_new_flow(page);
-            Ok(true)
+impl<'a> Sought<'a> {
+    #[inline(always)]
+    pub fn new(page: u32, packet: &'a Packet) -> Self {
+        Self {
+            hash: Hash::of(words(&packet.key), factor),
+            packet,
+            page,
+            windows: switches::windows(page),
         }
-        // Another CPU was first.
-        Err(EEXIST) => {
-            let flow = table.get_ptr_mut(key).ok_or(Reason::Vanished)?;
-            add(flow, packet, *size);
-            Ok(false)
-        }
-        Err(E2BIG) => {
-            fill::note_full(page);
-            Err(Reason::TableFull)
-        }
-        Err(ENOMEM) => Err(Reason::NoMemory),
-        Err(EBUSY | EDEADLK | ETIMEDOUT) => Err(Reason::Busy),
-        Err(_) => Err(Reason::Refused),
     }
 }
 
-/// Several CPUs may write the same entry, so counters grow by atomic adds, and flags by storing ones.
 #[inline(always)]
-fn add(flow: *mut FlowCounters, packet: &Packet, size: WireSize) {
+fn words(key: &FlowKey) -> &Words {
+    // SAFETY: a key has the size and the alignment of its words, and no padding.
+    unsafe { &*(&raw const *key).cast() }
+}
+
+#[inline(always)]
+fn factor(index: usize) -> u64 {
+    // SAFETY: a static lives as long as the program. Volatile, since its value here is not the one that the
+    // compiler sees.
+    unsafe { (&raw const HASH_FACTORS[index]).read_volatile() }
+}
+
+/// Adds a packet to its flow. Returns whether it has found the flow; if not, [`begin`] looks again.
+#[inline(always)]
+pub fn grow(sought: &Sought<'_>, size: WireSize) -> bool {
+    let Some(windows) = PAGES.get(sought.page) else {
+        return false;
+    };
+    let mut hash = sought.hash;
+    let mut tries = 0;
+    while tries < TRIES {
+        let walk = hash.walk(sought.windows);
+        let Some(window) = windows.get_ptr_mut(walk.window) else {
+            return false;
+        };
+        let window = Slots::new(window, words(&sought.packet.key));
+        match slots::find(&window, walk) {
+            Found::Tag(slot) => {
+                let found = window.has_key(slot);
+                if found {
+                    add(window.counters(slot), sought.packet, size.packets, size.bytes);
+                }
+                return found;
+            }
+            Found::Nothing => return false,
+            Found::Full => hash = hash.again(),
+        }
+        tries = Slots::after(tries);
+    }
+    behind::grow(sought, size)
+}
+
+/// What became of a packet whose flow was not found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Begun {
+    /// It begins a flow.
+    Here,
+    /// Another CPU began the flow first.
+    Elsewhere,
+    Not(Reason),
+}
+
+/// Begins a flow with a packet.
+#[inline(always)]
+pub fn begin(sought: &Sought<'_>, size: WireSize) -> Begun {
+    pause::before_the_insert();
+    match take_slot(sought, size.packets, size.bytes) {
+        TOOK => Begun::Here,
+        HAD => Begun::Elsewhere,
+        FULL => behind::begin(sought, size),
+        _ => Begun::Not(Reason::Vanished),
+    }
+}
+
+/// What [`take_slot`] did.
+const TOOK: u32 = 0;
+const HAD: u32 = 1;
+const FULL: u32 = 2;
+const NO_PAGE: u32 = 3;
+
+/// A function of its own: most packets find their flow.
+#[inline(never)]
+fn take_slot(sought: &Sought<'_>, packets: u64, bytes: u64) -> u32 {
+    let packet = sought.packet;
+    let Some(windows) = PAGES.get(sought.page) else {
+        return NO_PAGE;
+    };
+    let mut hash = sought.hash;
+    let mut tries = 0;
+    while tries < TRIES {
+        let walk = hash.walk(sought.windows);
+        let Some(window) = windows.get_ptr_mut(walk.window) else {
+            return NO_PAGE;
+        };
+        let window = Slots::new(window, words(&sought.packet.key));
+        match slots::place(&window, walk) {
+            Place::Has(slot) => {
+                add(window.counters(slot), packet, packets, bytes);
+                return HAD;
+            }
+            Place::Taken(slot) => {
+                // SAFETY: this program took the slot, and leaves it alone once it is published.
+                unsafe { window.fill(slot, packet, packets, bytes) };
+                pause::before_it_is_published();
+                window.publish(slot, first_bits(packet), walk.tag);
+                note_window(windows, sought.windows, walk.window);
+                fill::note_new_flow(sought.page);
+                return TOOK;
+            }
+            Place::Full => hash = hash.again(),
+        }
+        tries = Slots::after(tries);
+    }
+    FULL
+}
+
+/// What is known of the packet that begins a flow.
+#[inline(always)]
+fn first_bits(packet: &Packet) -> FlowBits {
+    FlowBits::first(packet.initiator, packet.dscp)
+        .and(FlowBits::segment(packet.direction, packet.tcp_flags))
+}
+
+/// Sets the bit of a window that has a flow, so that a scan reads it.
+#[inline(always)]
+fn note_window(page: &Page, windows: u32, window: u32) {
+    let element = windows + window / WINDOWS_A_BITMAP;
+    let Some(bitmap) = page.get_ptr_mut(element) else {
+        return;
+    };
+    let word = (window % WINDOWS_A_BITMAP) / u64::BITS;
+    let bit = 1 << (window % u64::BITS);
+    // SAFETY: an element of bitmaps is so many words, which other CPUs change at once.
+    unsafe {
+        let word = bitmap.cast::<u64>().add(word as usize);
+        if word.read_volatile() & bit == 0 {
+            atomic::or(word, bit);
+        }
+    }
+}
+
+/// Several CPUs may write the same entry, so counters grow by atomic adds, and flags by an atomic OR.
+#[inline(always)]
+fn add(flow: *mut FlowCounters, packet: &Packet, packets: u64, bytes: u64) {
     let now_jiffies = clock::jiffies();
     let direction = usize::from(packet.direction & 1);
     // SAFETY: `flow` comes from a lookup in this program run, entries are not deleted while a
     // program may hold them (DESIGN: page flip with a grace period), and the index is 0 or 1.
     unsafe {
-        atomic::add(&raw mut (*flow).packets[direction], size.packets);
-        atomic::add(&raw mut (*flow).bytes[direction], size.bytes);
+        atomic::add(&raw mut (*flow).packets[direction], packets);
+        atomic::add(&raw mut (*flow).bytes[direction], bytes);
         // Usually the tick is the same, and nothing is written.
         if (*flow).last_seen_jiffies < now_jiffies {
             (*flow).last_seen_jiffies = now_jiffies;
         }
-        if packet.tcp_flags != 0 {
-            (*flow).tcp_flags[direction].store(packet.tcp_flags);
+        // Usually they are all there, and nothing is written.
+        let bits = FlowBits::segment(packet.direction, packet.tcp_flags);
+        if !(&raw const (*flow).bits).read_volatile().has(bits) {
+            atomic::or(flow.cast(), FlowCounters::word(bits, 0));
         }
     }
 }

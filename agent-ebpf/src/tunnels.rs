@@ -45,13 +45,16 @@ pub fn open<F: Steps>(frame: &F, packet: &mut Packet) -> u32 {
 }
 
 /// Keeps the endpoints that [`open`] found for the flow that this packet began.
-#[inline(always)]
+///
+/// A function of its own: few packets need its stack, and 6.1 accepts no key in memory that was passed to a global function.
+#[inline(never)]
 pub fn remember_outer(flow: &FlowKey) {
+    let flow = *flow;
     if let Some(opening) = OPENING.get_ptr(0) {
         // SAFETY: as in `open`; the fields are plain bytes.
         let outer = unsafe { &(*opening).outer };
         // If the kernel has no room, the record has no outer endpoints.
-        let _ = OUTER.insert(flow, outer, 0);
+        let _ = OUTER.insert(&flow, outer, 0);
     }
 }
 

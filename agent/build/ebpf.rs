@@ -33,7 +33,6 @@ pub struct Object {
     pub package: &'static str,
     /// The binary of that crate.
     pub name: &'static str,
-    pub more_rust_flags: &'static [&'static str],
     pub features: &'static [&'static str],
 }
 
@@ -41,7 +40,6 @@ pub struct Object {
 pub const AGENT: Object = Object {
     package: "agent-ebpf",
     name: "flow-agent-ebpf",
-    more_rust_flags: &[],
     features: &[],
 };
 
@@ -95,7 +93,7 @@ pub fn build(object: &Object) -> Result<()> {
     );
     println!("cargo::rerun-if-changed={}", toolchain.linker.display());
 
-    let rust_flags = rust_flags(&toolchain.linker, object.more_rust_flags)?;
+    let rust_flags = rust_flags(&toolchain.linker)?;
     let target_dir = shared_target_dir(&out_dir, object.features)?;
     let built = compile(object, &package, &toolchain, &rust_flags, &target_dir)?;
     let whole = fs::read(&built).with_context(|| format!("read {}", built.display()))?;
@@ -195,10 +193,10 @@ fn compile(
 
 /// The flags that a BPF object needs, in cargo's encoding. `core::ffi` and the layout of `pt_regs` follow the
 /// machine's architecture, and BTF is made from debug information.
-fn rust_flags(linker: &Path, more: &[&str]) -> Result<String> {
+fn rust_flags(linker: &Path) -> Result<String> {
     let linker = linker.to_str().context("the path of bpf-linker is UTF-8")?;
     let arch = variable("CARGO_CFG_TARGET_ARCH")?;
-    let mut flags = vec![
+    let flags = [
         format!("--cfg=bpf_target_arch=\"{arch}\""),
         format!("-Clinker={linker}"),
         "-Clink-arg=--btf".to_owned(),
@@ -207,7 +205,6 @@ fn rust_flags(linker: &Path, more: &[&str]) -> Result<String> {
         "-Clink-arg=--disable-expand-memcpy-in-order".to_owned(),
         "-Cdebuginfo=2".to_owned(),
     ];
-    flags.extend(more.iter().map(|&flag| flag.to_owned()));
     Ok(flags.join("\x1f"))
 }
 

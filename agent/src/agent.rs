@@ -28,7 +28,7 @@ use crate::{
         attach::{self, AttachSettings, Attachments, NameInterface, Slots},
         filled::FilledPages,
         links::{self, Link, tags::TagWatch},
-        load::{Kernel, LoadSettings},
+        load::{Kernel, LoadSettings, secret_factors},
         real_time,
         rule_maps::Networks,
     },
@@ -177,6 +177,7 @@ impl Agent {
             max_interfaces,
             sample_rate: config.sample_rate,
             log_level: config.bpf_log_level,
+            hash_factors: secret_factors(),
         };
         let mut kernel = Kernel::load_object(config.object, &settings)?;
         let filled = kernel.filled.take().context("the ring of filled pages")?;

@@ -202,6 +202,13 @@ impl Shown {
             ),
             (
                 Help(
+                    "flow_agent_table_room_flows",
+                    "Flows that a page of the kernel's table has room for at its present size",
+                ),
+                table.room as f64,
+            ),
+            (
+                Help(
                     "flow_agent_table_flows",
                     "Flows on the page that the last scan drained",
                 ),

@@ -527,6 +527,16 @@ impl Scanner {
         self.kernel.pages.capacity()
     }
 
+    /// How many flows a page has room for at its present size.
+    pub fn table_room_flows(&self) -> u32 {
+        self.kernel.pages.room_flows()
+    }
+
+    /// How many flows went to the maps behind the pages so far.
+    pub fn behind_flows(&self) -> u64 {
+        self.kernel.pages.behind_flows()
+    }
+
     /// The number of the page that the programs fill.
     pub fn active_page(&self) -> u32 {
         self.kernel.pages.active_number()

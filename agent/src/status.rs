@@ -64,6 +64,8 @@ pub fn of(
             occupancy: stats.occupancy,
             high_water: stats.high_water,
             suggested_max_flows: suggested_max_flows(stats.high_water),
+            room: scanner.table_room_flows().into(),
+            behind: scanner.behind_flows(),
         }),
         replica: Some(proto::ReplicaStatus {
             tracked: scanner.replica().len() as u64,

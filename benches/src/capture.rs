@@ -15,7 +15,7 @@ use agent::{
     clock::ScanClock,
     replica::{Replica, ReplicaSettings},
 };
-use agent_common::{FlowCounters, FlowKey, LinkType, Packet, parse_all};
+use agent_common::{FlowCounters, FlowKey, LinkType, Packet, flow::FlowBits, parse_all};
 use anyhow::Result;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -195,15 +195,16 @@ fn count(
     let seen_ns = frame.unix_ns.saturating_add_signed(-boot_to_unix_ns);
     let entry = table.entry(packet.key).or_insert_with(|| FlowCounters {
         first_seen_ns: seen_ns,
-        first_direction: packet.direction,
-        dscp: packet.dscp,
+        bits: FlowBits::first(packet.direction, packet.dscp),
         ..FlowCounters::default()
     });
     let direction = usize::from(packet.direction & 1);
     entry.packets[direction] += 1;
     entry.bytes[direction] += frame.wire_len_bytes();
     entry.last_seen_jiffies = seen_ns / TICK_NS;
-    entry.tcp_flags[direction].store(packet.tcp_flags);
+    entry.bits = entry
+        .bits
+        .and(FlowBits::segment(packet.direction, packet.tcp_flags));
     true
 }
 

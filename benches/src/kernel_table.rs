@@ -1,12 +1,9 @@
 //! The kernel's flow table as the agent makes it, filled with a profile's entries in place of the programs and
 //! drained as by a scan.
 
-use std::os::fd::AsFd as _;
-
-use agent::kernel::load::{Kernel, LoadSettings};
+use agent::kernel::load::{Kernel, LoadSettings, secret_factors};
 use agent_common::{FlowCounters, FlowKey};
-use anyhow::{Context as _, Result};
-use aya::maps::{HashMap, Map, MapData};
+use anyhow::{Result, ensure};
 
 use crate::{profile::Profile, user_space::Source};
 
@@ -30,20 +27,17 @@ impl KernelTable {
             max_interfaces: 1,
             sample_rate: 0,
             log_level: 0,
+            hash_factors: secret_factors(),
         })?;
         Ok(Self { kernel })
     }
 
     /// Puts every flow of the profile into the active page.
     pub fn fill(&mut self, profile: Profile) -> Result<()> {
-        let page = self.kernel.pages.active().fd().as_fd();
-        let page = page.try_clone_to_owned().context("duplicate a page's fd")?;
-        let map = Map::HashMap(MapData::from_fd(page)?);
-        let mut page: HashMap<_, FlowKey, FlowCounters> = map.try_into()?;
         for number in 0..profile.flows {
             let (key, counters) = Profile::entry(number);
-            page.insert(key, counters, 0)
-                .with_context(|| format!("put flow {number} into the table"))?;
+            let placed = self.kernel.pages.put(&key, &counters);
+            ensure!(placed, "flow {number} finds no slot");
         }
         Ok(())
     }

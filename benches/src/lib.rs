@@ -4,16 +4,14 @@
 //! [`user_space`] does with the entries what the agent does after the drain, [`kernel_table`] holds
 //! them in the kernel before it. [`heap`] and [`resident`] count memory, [`stage`] says what a flow costs,
 //! [`sample`] runs one case once, and [`report`] turns the samples of several rounds into
-//! figures. The [`live`] benches send real packets, and hold the agent against [`capture`], which it replaces,
-//! and [`own_table`], which may replace the kernel's hash map one day. `benches/` has the stages of the flow
-//! path by criterion.
+//! figures. The [`live`] benches send real packets, and hold the agent against [`capture`], which it replaces.
+//! `benches/` has the stages of the flow path by criterion.
 
 pub mod capture;
 pub mod frames;
 pub mod heap;
 pub mod kernel_table;
 pub mod live;
-pub mod own_table;
 pub mod profile;
 pub mod report;
 pub mod resident;

@@ -1,6 +1,9 @@
 //! Synthetic flows, and the entries that a scan would drain for them: the same ones at every run.
 
-use agent_common::{FlowCounters, FlowKey, L4Kind, flow::tcp_flags};
+use agent_common::{
+    FlowCounters, FlowKey, L4Kind,
+    flow::{FlowBits, tcp_flags},
+};
 
 /// A drained page, a key for each of the counters.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -124,19 +127,16 @@ impl Profile {
             bytes: [packets[0] * lens[0], packets[1] * lens[1]],
             first_seen_ns: seen_ns[0].min(seen_ns[1]),
             last_seen_jiffies: seen_ns[0].max(seen_ns[1]) / TICK_NS,
-            first_direction: (bits >> 19 & 1) as u8,
-            dscp: if bits.is_multiple_of(16) { 46 } else { 0 },
+            bits: FlowBits::first(
+                (bits >> 19 & 1) as u8,
+                if bits.is_multiple_of(16) { 46 } else { 0 },
+            ),
             ..FlowCounters::default()
         };
         if key.protocol == TCP {
-            for (flags, _) in counters
-                .tcp_flags
-                .iter_mut()
-                .zip(packets)
-                .filter(|(_, n)| *n != 0)
-            {
-                flags.store(tcp_flags::ACK);
-                flags.store(tcp_flags::ACK | tcp_flags::PSH);
+            for (direction, _) in (0..).zip(packets).filter(|(_, packets)| *packets != 0) {
+                let segment = FlowBits::segment(direction, tcp_flags::ACK | tcp_flags::PSH);
+                counters.bits = counters.bits.and(segment);
             }
         }
         (key, counters)
@@ -222,7 +222,7 @@ mod tests {
             of_keys(|key| key.protocol == UDP),
             of_keys(|key| key.addr_a[..4] == HOST_V4),
             of_counters(|counters| counters.packets[1] == 0),
-            of_counters(|counters| counters.first_direction == 1),
+            of_counters(|counters| counters.bits.first_direction() == 1),
         ] {
             assert!((40..360).contains(&mixed), "{mixed} of 400");
         }

@@ -285,6 +285,10 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
             "table     {} of {} flows in the last scan, at most {}; suggested --max-flows {}",
             table.occupancy, table.capacity, table.high_water, table.suggested_max_flows
         ));
+        lines.push(format!(
+            "  room for {} at its present size; {} found no slot and went behind it",
+            table.room, table.behind
+        ));
     }
     if let Some(replica) = &status.replica {
         lines.push(format!(

@@ -99,7 +99,7 @@ mod tests {
     use lab::privilege::is_root_or_skip;
 
     use super::*;
-    use crate::kernel::load::{Kernel, LoadSettings};
+    use crate::kernel::load::{Kernel, LoadSettings, secret_factors};
 
     #[test]
     fn the_datagrams_of_these_interfaces_alone_are_forgotten() {
@@ -117,6 +117,7 @@ mod tests {
             max_interfaces: 1,
             sample_rate: 1,
             log_level: 0,
+            hash_factors: secret_factors(),
         })
         .unwrap();
         let fragments = &kernel.fragments;

@@ -1,11 +1,12 @@
 //! Loads the programs and their maps into the kernel.
 
 use std::{
+    hash::{BuildHasher as _, RandomState},
     mem::offset_of,
     os::fd::{AsFd as _, OwnedFd},
 };
 
-use agent_common::{Clocks, direction::hook_number, sample};
+use agent_common::{Clocks, direction::hook_number, sample, slots::Hash};
 use anyhow::{Chain, Context as _, Result, anyhow, bail, ensure};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -14,7 +15,7 @@ use aya::{
 };
 
 use super::{
-    account::{Accounts, possible_cpus},
+    account::Accounts,
     bpf,
     fragments::Fragments,
     interface_table::{InterfaceTable, Places},
@@ -22,7 +23,7 @@ use super::{
     links::netlink::errno,
     memory::{map_memory_bytes, memory_bytes},
     outers::Outers,
-    pages::Pages,
+    pages::{self, Pages},
     refusal,
     rule_maps::{PlacedRules, RuleMaps},
     run_times::RunTimes,
@@ -54,6 +55,8 @@ pub struct LoadSettings {
     pub sample_rate: u32,
     /// 0 is off, 1 to 5 are error to trace (aya-log's levels).
     pub log_level: u8,
+    /// Of the table's hash. Whoever knows them can choose flows that fall into one place.
+    pub hash_factors: [u64; Hash::FACTORS],
 }
 
 /// The programs for the interfaces of one network namespace. They share all maps but that of the interfaces with
@@ -105,7 +108,7 @@ impl Kernel {
     /// Loads programs that read kernel memory as `layout` says. Warns of nothing.
     pub fn load_with(object: &[u8], settings: &LoadSettings, layout: &Layout) -> Result<Self> {
         let _held = signals::Held::new();
-        let shape = Shape::of(settings, layout)?;
+        let shape = Shape::of(settings, layout);
         let shared = match settings.netns[..] {
             [_] => None,
             _ => Some(SharedMaps::of(object)?),
@@ -127,11 +130,17 @@ impl Kernel {
         let interfaces = sets.iter().map(|set| set.interfaces.clone()).collect();
         let first = sets.first_mut().context("no network namespace is given")?;
         let ebpf = &mut first.programs;
+        let maps = pages::Maps {
+            windows: take(ebpf, "PAGES")?,
+            behind: take(ebpf, "BEHIND")?,
+            fill: take(ebpf, "FILL")?,
+            variables: take(ebpf, ".bss")?,
+        };
         let pages = Pages::create(
-            take(ebpf, "PAGES")?,
-            take(ebpf, "FILL")?,
-            take(ebpf, ".bss")?,
+            maps,
             settings.max_flows,
+            settings.early_scan_flows,
+            settings.hash_factors,
         )
         .map_err(|error| explain_memory(error, settings.max_flows))?;
         let accounts = Accounts::new(take(ebpf, "ACCOUNT")?, shape.accounts_per_page)?;
@@ -247,28 +256,22 @@ struct Shape<'a> {
     settings: &'a LoadSettings,
     sample_below: u32,
     accounts_per_page: u32,
-    fill_step: u32,
     places: Places,
     layout: &'a Layout,
     decapsulate: u32,
 }
 
 impl<'a> Shape<'a> {
-    fn of(settings: &'a LoadSettings, layout: &'a Layout) -> Result<Self> {
-        Ok(Self {
+    fn of(settings: &'a LoadSettings, layout: &'a Layout) -> Self {
+        Self {
             settings,
             sample_below: sample::threshold(settings.sample_rate),
             // The last account is for interfaces that are not registered.
             accounts_per_page: hook_number(settings.max_interfaces, 0) + 1,
-            fill_step: fill_step(
-                settings.max_flows,
-                settings.early_scan_flows,
-                possible_cpus()?,
-            ),
             places: Places::for_up_to(settings.max_interfaces),
             layout,
             decapsulate: u32::from(settings.decapsulate),
-        })
+        }
     }
 
     fn load(
@@ -288,8 +291,7 @@ impl<'a> Shape<'a> {
             .override_global("NETNS", &netns, true)
             .override_global("ACCOUNTS_PER_PAGE", &self.accounts_per_page, true)
             .override_global("SAMPLE_BELOW", &self.sample_below, true)
-            .override_global("EARLY_SCAN_FLOWS", &settings.early_scan_flows, true)
-            .override_global("FILL_STEP", &self.fill_step, true)
+            .override_global("HASH_FACTORS", &settings.hash_factors[..], true)
             .override_global(aya_log::LEVEL, &settings.log_level, false)
             .map_max_entries("ACCOUNT", self.accounts_per_page * 2)
             .override_global("INTERFACE_SEED", &self.places.seed, true)
@@ -307,14 +309,11 @@ impl<'a> Shape<'a> {
     }
 }
 
-/// New flows that a CPU counts privately before publishing them. Publishing is rare, yet all CPUs together
-/// hold back at most an eighth of the mark, and of the room above it.
-fn fill_step(max_flows: u32, mark: u32, cpus: usize) -> u32 {
-    const SELDOM: u32 = 64;
-    let room = max_flows.saturating_sub(mark);
-    let cpus = u32::try_from(cpus).unwrap_or(u32::MAX).max(1);
-    let most = (mark.min(room) / 8 / cpus).clamp(1, SELDOM);
-    1 << most.ilog2()
+/// Numbers that nobody can tell, different in each process. They come from the keys that the standard library takes from
+/// the kernel for its own hash maps.
+pub fn secret_factors() -> [u64; Hash::FACTORS] {
+    let random = RandomState::new();
+    std::array::from_fn(|index| random.hash_one(index))
 }
 
 #[expect(
@@ -399,6 +398,7 @@ mod tests {
             max_interfaces: 2,
             sample_rate: 1,
             log_level: 0,
+            hash_factors: secret_factors(),
         };
         for (map, told) in [
             (
@@ -418,28 +418,6 @@ mod tests {
             });
             let error = format!("{:#}", explain(error, &settings));
             assert!(error.contains(told), "{error}");
-        }
-    }
-
-    #[test]
-    fn what_the_cpus_hold_back_is_a_small_part_of_the_mark() {
-        for (max_flows, mark) in [
-            (1, 1),
-            (4, 2),
-            (1000, 990),
-            (4096, 2048),
-            (500_000, 250_000),
-        ] {
-            for cpus in [1, 2, 3, 64, 1024] {
-                let step = fill_step(max_flows, mark, cpus);
-                assert!(step.is_power_of_two() && step <= 64);
-                let held_back = (step - 1) * cpus as u32;
-                let room = max_flows - mark;
-                assert!(
-                    held_back <= mark.min(room) / 8,
-                    "{mark} of {max_flows}, {cpus} CPUs"
-                );
-            }
         }
     }
 }

@@ -21,22 +21,11 @@ unsafe impl Sync for MappedArray {}
 impl MappedArray {
     /// Maps an array whose values are that many numbers together.
     pub(super) fn new(map: BorrowedFd<'_>, numbers: usize) -> io::Result<Self> {
-        // SAFETY: the kernel chooses an address where nothing is.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                numbers * size_of::<u64>(),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                map.as_raw_fd(),
-                0,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, numbers })
+        let start = mapped(map, numbers * size_of::<u64>())?;
+        Ok(Self {
+            start: start.cast(),
+            numbers,
+        })
     }
 
     /// Writes a number.
@@ -57,4 +46,23 @@ impl Drop for MappedArray {
         let refused = unsafe { libc::munmap(self.start.as_ptr().cast(), len_bytes) };
         debug_assert_eq!(refused, 0, "what was mapped can be unmapped");
     }
+}
+
+/// Maps an array of so many bytes, to be read and written.
+pub(super) fn mapped(map: BorrowedFd<'_>, len_bytes: usize) -> io::Result<NonNull<u8>> {
+    // SAFETY: the kernel chooses an address where nothing is.
+    let start = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            len_bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            map.as_raw_fd(),
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    NonNull::new(start.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }

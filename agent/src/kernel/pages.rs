@@ -5,90 +5,121 @@
 //! finished (`maybe_wait_bpf_programs`, 4.20). From then on the old page, with its half of the account,
 //! belongs to userspace.
 
+mod growth;
+mod page;
+mod size;
+mod windows;
+
 use std::{
     io,
-    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd},
+    mem::offset_of,
+    os::fd::{AsFd as _, AsRawFd as _},
+    sync::atomic::{Ordering::SeqCst, fence},
+    thread::{self, JoinHandle},
 };
 
-use agent_common::{FlowCounters, FlowKey, PageFill, Switches};
-use anyhow::{Context as _, Result, bail};
+use agent_common::{FlowCounters, FlowKey, PageFill, Switches, slots::Hash};
+use anyhow::{Context as _, Result, anyhow, bail};
 use aya::maps::MapData;
 
-use super::{bpf, bpf::Shape, inner_map};
+pub use self::size::Size;
+use self::{
+    growth::Growth,
+    page::{Page, Taken, Windows},
+};
+use super::bpf;
+use crate::log_limit::LogLimit;
 
-/// Entries moved out of the kernel by one system call. The buffers take half a megabyte.
-const BATCH_ENTRIES: usize = 4096;
-
-pub struct Pages {
-    outer: MapData,
-    inner: [MapData; 2],
+/// The programs' maps that belong to the pages.
+pub struct Maps {
+    /// The maps of maps: of windows, and of what finds no slot in them.
+    pub windows: MapData,
+    pub behind: MapData,
     /// How full each page is, as the programs count it.
-    fill: MapData,
+    pub fill: MapData,
     /// The map of the programs' static variables. [`Switches`] is the only one.
-    variables: MapData,
-    variables_len_bytes: usize,
-    switches: Switches,
-    capacity: u32,
-    keys: Vec<FlowKey>,
-    values: Vec<FlowCounters>,
+    pub variables: MapData,
 }
 
-/// Makes an empty page. The kernel allocates all of its memory at once.
-pub fn create_page(name: &str, max_flows: u32) -> Result<MapData> {
-    let shape = Shape {
-        map_type: aya_obj::generated::bpf_map_type::BPF_MAP_TYPE_HASH as u32,
-        key_len_bytes: size_of::<FlowKey>() as u32,
-        value_len_bytes: size_of::<FlowCounters>() as u32,
-        max_entries: max_flows,
-        flags: 0,
-    };
-    inner_map::create(name, shape).with_context(|| {
-        format!(
-            "create a page of the flow table for {max_flows} flows (lower --max-flows if memory is short)"
-        )
-    })
+pub struct Pages {
+    maps: Maps,
+    both: [Page; 2],
+    variables_len_bytes: usize,
+    switches: Switches,
+    max_flows: u32,
+    early_scan_flows: u32,
+    growth: Growth,
+    /// Windows of another size, which are made beside the scans.
+    making: Option<JoinHandle<Result<Windows>>>,
+    no_memory: LogLimit,
+    /// Flows that found no slot so far.
+    behind_flows: u64,
+    factors: [u64; Hash::FACTORS],
+    taken: Taken,
 }
 
 impl Pages {
-    /// Creates both pages with room for `max_flows` each and hands them to the programs.
+    /// Creates both pages with room for some thousand flows each and hands them to the programs. They grow up to
+    /// `max_flows`.
+    ///
+    /// The programs ask for a scan of a page when they have put that share of `max_flows` into it that `early_scan_flows`
+    /// is. `factors` are those of their hash.
     pub fn create(
-        outer: MapData,
-        fill: MapData,
-        variables: MapData,
+        maps: Maps,
         max_flows: u32,
+        early_scan_flows: u32,
+        factors: [u64; Hash::FACTORS],
     ) -> Result<Self> {
-        let inner = [
-            create_page("flows_0", max_flows)?,
-            create_page("flows_1", max_flows)?,
-        ];
-        let variables_len_bytes = variables
+        let growth = Growth::up_to(max_flows, early_scan_flows);
+        let size = growth.wanted();
+        let behind_flows = Size::behind_flows(max_flows);
+        let pages = [0, 1].map(|_| Page::create(size, behind_flows));
+        let [first, second] = pages;
+        let pages = [first?, second?];
+        let variables_len_bytes = maps
+            .variables
             .info()
             .context("ask for the size of the programs' variables")?
             .value_size() as usize;
+        let sizes = [size.of_page(early_scan_flows, max_flows)?; 2];
         let pages = Self {
-            outer,
-            inner,
-            fill,
-            variables,
+            maps,
+            both: pages,
             variables_len_bytes,
-            switches: Switches::default(),
-            capacity: max_flows,
-            keys: vec![FlowKey::default(); BATCH_ENTRIES],
-            values: vec![FlowCounters::default(); BATCH_ENTRIES],
+            switches: Switches {
+                sizes,
+                ..Switches::default()
+            },
+            max_flows,
+            early_scan_flows,
+            growth,
+            making: None,
+            no_memory: LogLimit::default(),
+            behind_flows: 0,
+            factors,
+            taken: Taken::default(),
         };
-        pages.place(0).context("place page 0 of the flow table")?;
-        pages.place(1).context("place page 1 of the flow table")?;
+        for index in [0, 1] {
+            let placed = pages.place_all(index);
+            placed.with_context(|| format!("place page {index} of the flow table"))?;
+        }
+        pages
+            .store(pages.switches)
+            .context("tell the programs the size of the pages")?;
         Ok(pages)
     }
 
-    /// Puts page `index` into its slot. Returns after every program that was running has finished.
-    fn place(&self, index: u32) -> io::Result<()> {
-        let inner = self.inner[index as usize].fd().as_fd();
-        bpf::update(
-            self.outer.fd().as_fd(),
-            index,
-            &inner.as_raw_fd().to_ne_bytes(),
-        )
+    fn place_all(&self, index: u32) -> io::Result<()> {
+        let behind = self.both[index as usize].behind();
+        let (map, descriptor) = (self.maps.behind.fd().as_fd(), behind.fd().as_fd());
+        bpf::update(map, index, &descriptor.as_raw_fd().to_ne_bytes())?;
+        self.place(index, self.both[index as usize].windows())
+    }
+
+    /// Puts the windows of page `index` into their slot. Returns after every program that was running has finished.
+    fn place(&self, index: u32, windows: &MapData) -> io::Result<()> {
+        let (map, descriptor) = (self.maps.windows.fd().as_fd(), windows.fd().as_fd());
+        bpf::update(map, index, &descriptor.as_raw_fd().to_ne_bytes())
     }
 
     /// Makes the other page the active one and waits for the grace period. Returns the number of the page
@@ -130,10 +161,13 @@ impl Pages {
     /// Stores what the programs read once per packet, then waits for those that are running. If the wait
     /// fails, the previous values are stored again.
     fn switch(&mut self, switches: Switches) -> Result<()> {
+        // Slots of the page that programs turn to were emptied by stores to mapped memory.
+        fence(SeqCst);
         self.store(switches)
             .context("store the programs' variables")?;
         // This page is idle after the switch, so no program reads its slot.
-        let waited = self.place(u32::from(switches.page == 0));
+        let idle = u32::from(switches.page == 0);
+        let waited = self.place(idle, self.both[idle as usize].windows());
         if waited.is_ok() {
             self.switches = switches;
         } else if let Err(error) = self.store(self.switches) {
@@ -145,65 +179,161 @@ impl Pages {
     fn store(&self, switches: Switches) -> io::Result<()> {
         let mut variables = vec![0; self.variables_len_bytes];
         variables[..Switches::LEN_BYTES].copy_from_slice(&switches.to_bytes());
-        bpf::update(self.variables.fd().as_fd(), 0, &variables)
+        bpf::update(self.maps.variables.fd().as_fd(), 0, &variables)
     }
 
-    /// Moves every entry of the idle page to `sink`, many at a time, with a key for each of the counters.
-    /// Returns how many there were. After that the page counts as empty.
+    /// Moves every entry of the idle page to `sink`, many at a time, with a key for each of the counters. Returns how
+    /// many there were. After that the page counts as empty.
+    ///
+    /// A key may come twice, if two CPUs began its flow at the same moment.
     pub fn drain(
         &mut self,
         idle: u32,
-        mut sink: impl FnMut(&[FlowKey], &[FlowCounters]),
+        sink: impl FnMut(&[FlowKey], &[FlowCounters]),
     ) -> Result<u64> {
         if idle == self.switches.page {
             bail!("page {idle} is in use by the programs");
         }
-        let mut drained = 0;
-        let mut cursor = None;
-        loop {
-            let map: BorrowedFd<'_> = self.inner[idle as usize].fd().as_fd();
-            let (count, last) =
-                match bpf::take_batch(map, &mut cursor, &mut self.keys, &mut self.values) {
-                    Ok(batch) => batch,
-                    // A bucket has more entries than the buffers hold.
-                    Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
-                        let room = self.keys.len() * 2;
-                        self.keys.resize(room, FlowKey::default());
-                        self.values.resize(room, FlowCounters::default());
-                        continue;
-                    }
-                    Err(error) => return Err(error).context("drain a page of the flow table"),
-                };
-            sink(&self.keys[..count], &self.values[..count]);
-            drained += count as u64;
-            if last {
-                break;
-            }
+        let drained = self.take(idle, sink)?;
+        if self.switches.page != Switches::OFF {
+            self.adapt(idle, drained)?;
         }
-        let empty = [0; size_of::<PageFill>()];
-        bpf::update(self.fill.fd().as_fd(), idle, &empty).context("note that a page is empty")?;
         Ok(drained)
     }
 
-    /// The page that the programs fill.
-    pub fn active(&self) -> &MapData {
-        &self.inner[self.switches.page as usize]
+    /// The same for any page, while no program runs.
+    pub fn take(
+        &mut self,
+        idle: u32,
+        mut sink: impl FnMut(&[FlowKey], &[FlowCounters]),
+    ) -> Result<u64> {
+        let behind_flows = self.behind_flows_of(idle)?;
+        self.behind_flows += behind_flows;
+        let page = &mut self.both[idle as usize];
+        let mut drained = page.drain_windows(&mut self.taken, &mut sink);
+        if behind_flows != 0 {
+            let behind = page.drain_behind(&mut self.taken, &mut sink);
+            drained += behind.context("drain the map behind a page of the flow table")?;
+        }
+        let empty = [0; size_of::<PageFill>()];
+        bpf::update(self.maps.fill.fd().as_fd(), idle, &empty)
+            .context("note that a page is empty")?;
+        Ok(drained)
     }
 
-    /// Its number for the programs.
+    /// Gives the idle page, which had so many flows, the size that is wanted, if windows of that size are ready. Otherwise
+    /// has them made: that takes the kernel some milliseconds for each hundred thousand flows.
+    fn adapt(&mut self, idle: u32, drained: u64) -> Result<()> {
+        let size = self.both[idle as usize].size();
+        let mark_flows = self.switches.sizes[idle as usize].mark_flows;
+        self.growth.note(drained, size, mark_flows);
+        let wanted = self.growth.wanted();
+        // Windows that are ready while this page has its size are those of the other one.
+        if size != wanted
+            && let Some(windows) = self.made()
+            && windows.size() == wanted
+        {
+            self.resize(idle, windows)?;
+        }
+        let are_wanted = self.both.iter().all(|page| page.size() == wanted);
+        if are_wanted {
+            // Nobody needs them any more.
+            drop(self.made());
+        } else if self.making.is_none() {
+            let maker = thread::Builder::new().name("flow-table-page".to_owned());
+            match maker.spawn(move || Windows::create(wanted)) {
+                Ok(making) => self.making = Some(making),
+                Err(error) => {
+                    self.stays(&anyhow!(error).context("start a thread that makes a page"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Windows that have been made meanwhile.
+    fn made(&mut self) -> Option<Windows> {
+        let made = self.making.take_if(|making| making.is_finished())?;
+        let made = made.join();
+        let made = made.unwrap_or_else(|_| bail!("the thread that makes a page panicked"));
+        made.map_err(|error| self.stays(&error)).ok()
+    }
+
+    /// If the kernel refuses, the page stays as it is.
+    fn resize(&mut self, idle: u32, windows: Windows) -> Result<()> {
+        let size = windows.size();
+        if let Err(error) = self.place(idle, windows.map()) {
+            self.stays(&anyhow!(error).context("place a page of another size"));
+            return Ok(());
+        }
+        self.both[idle as usize].change(windows);
+        self.switches.sizes[idle as usize] = size.of_page(self.early_scan_flows, self.max_flows)?;
+        self.store(self.switches)
+            .context("tell the programs the size of a page")?;
+        tracing::debug!(
+            page = idle,
+            room_flows = size.room_flows(),
+            "a page of the flow table has another size"
+        );
+        Ok(())
+    }
+
+    fn stays(&mut self, error: &anyhow::Error) {
+        if self.no_memory.event().is_some() {
+            tracing::warn!(
+                "{error:#}: the flow table stays as it is, and may refuse flows: raise the memory limit of the agent's \
+                 cgroup, or lower --max-flows"
+            );
+        }
+    }
+
+    /// Puts a flow into the page in use, as the programs do, while none of them runs. Returns whether there was a slot.
+    pub fn put(&mut self, key: &FlowKey, counters: &FlowCounters) -> bool {
+        let page = &mut self.both[self.switches.page as usize];
+        page.put(self.factors, key, counters)
+    }
+
+    /// How many flows of a page found no slot.
+    fn behind_flows_of(&self, index: u32) -> Result<u64> {
+        let mut fill = [0; size_of::<PageFill>()];
+        bpf::lookup(self.maps.fill.fd().as_fd(), index, &mut fill)
+            .context("ask how full a page of the flow table is")?;
+        let behind = fill[offset_of!(PageFill, behind)..].first_chunk();
+        Ok(u64::from_ne_bytes(
+            *behind.expect("the field has eight bytes"),
+        ))
+    }
+
+    /// The number of the page that the programs fill.
     pub fn active_number(&self) -> u32 {
         self.switches.page
     }
 
+    /// How many flows a page has room for at least.
     pub fn capacity(&self) -> u32 {
-        self.capacity
+        self.max_flows
+    }
+
+    /// How many flows found no slot so far.
+    pub fn behind_flows(&self) -> u64 {
+        self.behind_flows
+    }
+
+    /// How many flows the pages have room for at the moment.
+    pub fn room_flows(&self) -> u32 {
+        let room = self.both.iter().map(|page| page.size().room_flows());
+        room.min().unwrap_or_default().min(self.max_flows)
     }
 
     /// Memory that the kernel charges for both pages.
     pub fn kernel_memory_bytes(&self) -> u64 {
-        self.inner
+        let maps = [&self.maps.windows, &self.maps.behind, &self.maps.fill];
+        let pages = self
+            .both
             .iter()
-            .chain([&self.outer, &self.fill])
+            .flat_map(|page| [page.windows(), page.behind()]);
+        maps.into_iter()
+            .chain(pages)
             .map(super::memory::map_memory_bytes)
             .sum()
     }
@@ -213,7 +343,7 @@ impl Pages {
 mod tests {
     use lab::privilege::is_root_or_skip;
 
-    use crate::kernel::load::{Kernel, LoadSettings};
+    use crate::kernel::load::{Kernel, LoadSettings, secret_factors};
 
     /// What is drained first decides about a flow's first packet and its initiator.
     #[test]
@@ -231,6 +361,7 @@ mod tests {
                 max_interfaces: 1,
                 sample_rate: 1,
                 log_level: 0,
+                hash_factors: secret_factors(),
             })
             .unwrap();
             for _ in 0..flips {

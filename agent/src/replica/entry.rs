@@ -74,7 +74,7 @@ impl Entry {
             tcp_flags: [0; 2],
             handshake,
             initiator,
-            dscp: counters.dscp,
+            dscp: counters.bits.dscp(),
             state: State::Living,
             sides: Sides::One,
             is_told: false,
@@ -130,7 +130,7 @@ impl Entry {
         });
         for (direction, &added) in delta.iter().enumerate() {
             self.total[direction] += added;
-            self.tcp_flags[direction] |= counters.tcp_flags[direction].union();
+            self.tcp_flags[direction] |= counters.bits.tcp_flags(direction);
         }
         self.handshake = self.handshake.with_flags_of(Handshake::of(counters));
         self.last_seen_boot_ns = self
@@ -151,7 +151,7 @@ impl Entry {
         let first_seen_unix_ns = clock.unix_ns(half.first_seen_ns);
         if first_seen_unix_ns < self.first_seen_unix_ns {
             self.first_seen_unix_ns = first_seen_unix_ns;
-            self.dscp = half.dscp;
+            self.dscp = half.bits.dscp();
             self.handshake = Handshake::of(half).with_flags_of(self.handshake);
         }
         self.add(half, clock, self.scan);

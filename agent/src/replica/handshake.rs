@@ -12,14 +12,15 @@ impl Handshake {
     const FIRST_IS_B: u8 = 16;
 
     pub fn of(counters: &FlowCounters) -> Self {
-        let mut bits = if counters.first_direction == 0 {
+        let mut bits = if counters.bits.first_direction() == 0 {
             0
         } else {
             Self::FIRST_IS_B
         };
-        for (direction, flags) in counters.tcp_flags.iter().enumerate() {
-            bits |= u8::from(flags.has_syn_without_ack()) * (Self::SYN << direction);
-            bits |= u8::from(flags.has_syn_with_ack()) * (Self::SYN_ACK << direction);
+        for direction in [0, 1] {
+            let seen = counters.bits;
+            bits |= u8::from(seen.has_syn_without_ack(direction)) * (Self::SYN << direction);
+            bits |= u8::from(seen.has_syn_with_ack(direction)) * (Self::SYN_ACK << direction);
         }
         Self(bits)
     }
@@ -62,6 +63,6 @@ impl Handshake {
 
 /// Whether someone asked for a connection.
 pub fn opens(counters: &FlowCounters) -> bool {
-    let [a, b] = &counters.tcp_flags;
-    a.has_syn_without_ack() || b.has_syn_without_ack()
+    let seen = counters.bits;
+    seen.has_syn_without_ack(0) || seen.has_syn_without_ack(1)
 }

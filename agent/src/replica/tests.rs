@@ -1,6 +1,6 @@
 use agent_common::{
     Direction,
-    flow::{TcpFlagBytes, tcp_flags::*},
+    flow::{FlowBits, tcp_flags::*},
 };
 
 use super::*;
@@ -36,12 +36,11 @@ fn key(number: u32) -> FlowKey {
     key
 }
 
-fn flags(segments: &[u8]) -> TcpFlagBytes {
-    let mut bytes = TcpFlagBytes::default();
-    for &segment in segments {
-        bytes.store(segment);
-    }
-    bytes
+fn segments(direction: u8, flags: &[u8]) -> FlowBits {
+    let segments = flags
+        .iter()
+        .map(|&flags| FlowBits::segment(direction, flags));
+    segments.fold(FlowBits::default(), FlowBits::and)
 }
 
 /// Counters seen at `second`, with a packet for each of these flag bytes in each direction.
@@ -52,9 +51,14 @@ fn counters(second: u64, a_to_b: &[u8], b_to_a: &[u8]) -> FlowCounters {
         bytes: packets.map(|packets| packets * 60),
         first_seen_ns: second * SECOND,
         last_seen_jiffies: second,
-        tcp_flags: [flags(a_to_b), flags(b_to_a)],
+        bits: segments(0, a_to_b).and(segments(1, b_to_a)),
         ..FlowCounters::default()
     }
+}
+
+/// Says who sent the packet that made the entry, and with which DSCP.
+fn began(counters: &mut FlowCounters, direction: u8, dscp: u8) {
+    counters.bits = counters.bits.and(FlowBits::first(direction, dscp));
 }
 
 fn clock(second: u64) -> ScanClock {
@@ -191,7 +195,7 @@ fn the_handshake_tells_the_initiator_else_the_first_packet() {
     ];
     for (a_to_b, b_to_a, first_direction, expected) in cases {
         let mut counted = counters(1, a_to_b, b_to_a);
-        counted.first_direction = first_direction;
+        began(&mut counted, first_direction, 0);
         counted.packets = [10, 20];
         let mut replica = replica(8);
         let record = scan(&mut replica, 1, &[(1, counted)])[0];
@@ -210,7 +214,7 @@ fn the_handshake_tells_the_initiator_else_the_first_packet() {
 fn times_and_flags_only_grow() {
     let mut replica = replica(8);
     let mut first = counters(5, &[PSH], &[ACK]);
-    first.dscp = 46;
+    began(&mut first, 0, 46);
     scan(&mut replica, 6, &[(1, first)]);
     let record = scan(&mut replica, 7, &[(1, counters(4, &[URG], &[]))])[0];
     assert_eq!(record.first_seen_unix_ns, UNIX as u64 + 5 * SECOND);

@@ -31,20 +31,8 @@ impl Waiting {
 
 /// The sum of both halves of a flow. Each half has packets in one direction, and the other half in the other.
 pub fn merged(one: &FlowCounters, other: &FlowCounters) -> FlowCounters {
-    let (first, second) = if one.first_seen_ns <= other.first_seen_ns {
-        (one, other)
-    } else {
-        (other, one)
-    };
-    let mut both = *first;
-    for direction in [0, 1] {
-        if second.packets[direction] != 0 {
-            both.packets[direction] = second.packets[direction];
-            both.bytes[direction] = second.bytes[direction];
-            both.tcp_flags[direction] = second.tcp_flags[direction];
-        }
-    }
-    both.last_seen_jiffies = both.last_seen_jiffies.max(second.last_seen_jiffies);
+    let mut both = *one;
+    both.unite(other);
     both
 }
 

@@ -1,7 +1,7 @@
 //! Runs each loaded program on each frame of the corpus (`BPF_PROG_TEST_RUN`). The page and the account must
 //! have what the entry says.
 
-mod programs;
+pub mod programs;
 mod reassembly;
 mod twin;
 

@@ -12,7 +12,7 @@ use crate::support::{
 };
 use agent::kernel::{
     attach,
-    load::{Kernel, LoadSettings},
+    load::{Kernel, LoadSettings, secret_factors},
 };
 use agent_common::Pair;
 use aya::programs::Xdp;
@@ -36,6 +36,7 @@ fn every_program_is_taken(decapsulate: bool) {
         max_interfaces: 1,
         sample_rate: 2,
         log_level: 0,
+        hash_factors: secret_factors(),
     })
     .unwrap();
     attach::load_all(&mut kernel.sets[0].programs).unwrap();
@@ -229,7 +230,7 @@ fn a_full_table_keeps_what_it_has_and_counts_what_it_refuses() {
 
     let sums = report.sums();
     let kept = sums.len() as u64;
-    assert_eq!(kept, 1000);
+    assert!((1000..2000).contains(&kept), "{kept}");
     assert!(
         sums.values()
             .all(|sum| *sum == [count(1, &frames[0]), Pair::default()])
@@ -269,11 +270,11 @@ fn many_flows_are_exact_over_many_scans() {
         agent.wait_for_scans(&lab.agent, 1);
     }
     wait_for_packets(&lab.agent, before, order.len() as u64);
-    let report = agent.stop();
+    let (accounts, sums) = agent.stop_and_sum();
 
-    assert!(report.accounts.len() > 10);
-    assert_eq!(report.seen(), count(order.len() as u64, &frames[0]));
-    let sums = report.sums();
+    assert!(accounts.len() > 10);
+    let seen = pair(&accounts.last().unwrap()["seen"]);
+    assert_eq!(seen, count(order.len() as u64, &frames[0]));
     assert_eq!(sums.len(), frames.len());
     let expected = [count(PACKETS as u64, &frames[0]), Pair::default()];
     let wrong: Vec<_> = sums

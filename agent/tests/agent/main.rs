@@ -29,6 +29,7 @@ mod snapshots;
 mod stream;
 mod super_frames;
 mod support;
+mod table;
 mod tls;
 mod tunnels;
 mod xdp;

@@ -207,10 +207,11 @@ fn without_early_scans_a_full_table_loses_and_counts_what_it_loses() {
     let (report, early, frame_len_bytes) = count_offer(&offer, &off);
     let frame = vec![0; frame_len_bytes];
     assert_eq!(early, 0);
-    assert_eq!(report.sums().len(), 4096);
+    let kept = report.sums().len() as u64;
+    assert!((4096..8192).contains(&kept), "{kept}");
     assert_eq!(report.seen(), count(40_960, &frame));
     let refused = pair(&report.last()["not_inserted"]["table_full"]);
-    assert_eq!(refused, count(40_960 - 4096, &frame));
+    assert_eq!(refused, count(40_960 - kept, &frame));
 }
 
 #[test]

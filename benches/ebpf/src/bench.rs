@@ -16,7 +16,6 @@ mod atomic;
 mod bare;
 #[path = "../../../agent-ebpf/src/clock.rs"]
 mod clock;
-mod other_pages;
 #[allow(
     dead_code,
     reason = "the readers of paged packets are the agent's alone"
@@ -41,7 +40,6 @@ use crate::{
         BPF_ANY, BPF_NOEXIST, FixedSettings, Settings, atomic_add, count, linear, plain_add,
         timeless,
     },
-    other_pages::{count_by_cpu, count_growing},
     packet::Linear,
 };
 
@@ -93,22 +91,6 @@ pub fn order_tc(ctx: TcContext) -> i32 {
 pub fn timeless_tc(ctx: TcContext) -> i32 {
     let (linear, len_bytes) = linear(&ctx);
     count(&linear, len_bytes, timeless());
-    TC_ACT_UNSPEC
-}
-
-/// Like `timeless_tc`, in a table that allocates memory for each flow as it comes.
-#[classifier]
-pub fn growing_tc(ctx: TcContext) -> i32 {
-    let (linear, len_bytes) = linear(&ctx);
-    count_growing(&linear, len_bytes);
-    TC_ACT_UNSPEC
-}
-
-/// Like `plain_adds_tc`, with a table for each CPU, so that no add is lost.
-#[classifier]
-pub fn by_cpu_tc(ctx: TcContext) -> i32 {
-    let (linear, len_bytes) = linear(&ctx);
-    count_by_cpu(&linear, len_bytes);
     TC_ACT_UNSPEC
 }
 

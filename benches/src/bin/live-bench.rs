@@ -23,13 +23,11 @@ use benches::{
         newflows::NewFlows,
         outputs::Outputs,
         overhead::Overhead,
-        pages::Pages,
         priority::Priority,
         report,
         result::Run,
         rounds,
         sweep::Sweep,
-        table::Table,
     },
 };
 use clap::{Parser, Subcommand};
@@ -92,11 +90,6 @@ enum Bench {
     Http(Http),
     /// Another agent beside ours: CPU and memory of its processes, its programs, the traffic
     Compare(Compare),
-    /// A flow table of our own against the kernel's hash map: a prototype
-    Table(Table),
-    /// What the table's pages are made of: memory in advance or a flow at a time, one for all CPUs or
-    /// one for each
-    Pages(Pages),
     /// What each output adds to a flow's CPU time, and its bytes
     Outputs(Outputs),
     /// What a service loses on a machine whose CPUs are all taken, by its weight among the others
@@ -131,8 +124,6 @@ impl Bench {
             Self::Ladder(bench) => rounds::run(bench, setup),
             Self::Http(bench) => rounds::run(bench, setup),
             Self::Compare(bench) => rounds::run(bench, setup),
-            Self::Table(bench) => rounds::run(bench, setup),
-            Self::Pages(bench) => rounds::run(bench, setup),
             Self::Outputs(bench) => rounds::run(bench, setup),
             Self::Priority(bench) => rounds::run(bench, setup),
             Self::Userspace | Self::Report | Self::HttpPart(_) => bail!("this is no live bench"),

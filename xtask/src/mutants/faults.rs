@@ -68,7 +68,8 @@ const fn agent(test: &'static str) -> Target {
     }
 }
 
-const SAME_FLOWS: Target = races("two_cpus_that_bring_the_same_new_flows_at_once_are_both_counted");
+const SAME_FLOWS: Target =
+    races("two_cpus_that_bring_the_same_new_flows_at_once_make_one_entry_of_each");
 const FLIPS: Target = races("every_account_closes_while_programs_are_on_their_way_at_each_flip");
 const EVERY_FRAME: Target = agent("corpus::every_frame_counts_in_the_kernel_as_its_entry_says");
 const HOST_FRAMES: Target = corpus("every_frame_gives_what_its_entry_says");
@@ -77,8 +78,8 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "the flip does not wait for running programs",
         file: "agent/src/kernel/pages.rs",
-        from: "let waited = self.place(u32::from(switches.page == 0));",
-        to: "let waited = io::Result::Ok(());",
+        from: "let waited = self.place(idle, self.both[idle as usize].windows());",
+        to: "let waited = io::Result::Ok(()).map(|()| drop(idle));",
         target: FLIPS,
     },
     Fault {
@@ -121,16 +122,51 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "the second to insert a flow forgets its packet",
         file: "agent-ebpf/src/table.rs",
-        from: "add(flow, packet, *size);\n            Ok(false)",
-        to: "let _ = flow;\n            Ok(false)",
+        from: "add(window.counters(slot), packet, packets, bytes);\n                return HAD;",
+        to: "return HAD;",
         target: SAME_FLOWS,
     },
     Fault {
         name: "an insert takes the place of another CPU's",
-        file: "agent-ebpf/src/table.rs",
+        file: "agent-ebpf/src/table/window.rs",
+        from: "unsafe { atomic::swap_if(self.counters(slot).cast(), word(EMPTY), word(TAKEN)) }",
+        to: "unsafe { self.counters(slot).cast::<u64>().write_volatile(word(TAKEN)) };\n        EMPTY == 0",
+        target: SAME_FLOWS,
+    },
+    Fault {
+        name: "an insert behind the slots takes the place of another CPU's",
+        file: "agent-ebpf/src/table/behind.rs",
         from: "&first, BPF_NOEXIST)",
         to: "&first, 0 * BPF_NOEXIST)",
-        target: SAME_FLOWS,
+        target: races("two_cpus_that_bring_the_same_new_flows_to_a_full_page_are_both_counted"),
+    },
+    Fault {
+        name: "what went behind the slots is not drained",
+        file: "agent/src/kernel/pages.rs",
+        from: "if behind_flows != 0 {",
+        to: "if behind_flows == u64::MAX {",
+        target: agent("table::flows_that_find_no_slot_go_behind_the_slots"),
+    },
+    Fault {
+        name: "a scan is not told of a window with flows",
+        file: "agent-ebpf/src/table.rs",
+        from: "if word.read_volatile() & bit == 0 {",
+        to: "if word.read_volatile() & bit == 0 && window % 64 != 0 {",
+        target: agent("table::pages_grow_with_new_flows_and_shrink_without_them"),
+    },
+    Fault {
+        name: "programs do not hear of a page's size",
+        file: "agent/src/kernel/pages.rs",
+        from: "self.switches.sizes[idle as usize] = size",
+        to: "self.switches.sizes[0 * idle as usize] = size",
+        target: agent("table::pages_grow_with_new_flows_and_shrink_without_them"),
+    },
+    Fault {
+        name: "a flow in two slots of a window is two",
+        file: "agent/src/kernel/pages/page.rs",
+        from: "window[..index].iter().position(is_same)",
+        to: "window[..0].iter().position(is_same)",
+        target: races("two_cpus_that_bring_the_same_new_flows_at_once_make_one_entry_of_each"),
     },
     Fault {
         name: "counters grow by plain adds",

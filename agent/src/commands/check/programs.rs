@@ -8,7 +8,7 @@ use crate::kernel::{
     attach,
     layout::Layout,
     links::netns_inode,
-    load::{Kernel, LoadSettings, OBJECT},
+    load::{Kernel, LoadSettings, OBJECT, secret_factors},
 };
 
 pub(super) fn programs(layout: &Layout) -> [Check; 2] {
@@ -41,6 +41,7 @@ fn load(layout: &Layout, decapsulate: bool) -> Result<()> {
         max_interfaces: 1,
         sample_rate: 0,
         log_level: 0,
+        hash_factors: secret_factors(),
     };
     let mut kernel = Kernel::load_with(OBJECT, &settings, layout)?;
     attach::load_all(&mut kernel.sets[0].programs)

@@ -127,8 +127,9 @@ pub struct Args {
           default_missing_value = "true", hide_possible_values = true, help_heading = COUNT)]
     pub decapsulate: bool,
 
-    /// Flows in each of the two pages of the kernel's table. A flow takes some 190 bytes of kernel memory
-    /// in each page.
+    /// Flows that each of the two pages of the kernel's table can hold. Pages begin with room for some thousand flows,
+    /// grow as flows come and shrink without them. At its full size a page takes 200 bytes of kernel memory for each of
+    /// these flows.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_FLOWS", default_value_t = 500_000,
           value_parser = number(1..=100_000_000), help_heading = TABLE)]
     pub max_flows: u32,
@@ -149,8 +150,8 @@ pub struct Args {
           value_parser = interval, help_heading = TABLE)]
     pub scan_interval: Duration,
 
-    /// How full a page may get before it is drained early, in percent of --max-flows. 0 always waits for
-    /// the interval.
+    /// How full a page may get before it is drained early, in percent of its room. 0 always waits for the interval, with
+    /// pages at their full size.
     #[arg(long, value_name = "PERCENT", env = "FLOW_AGENT_EARLY_SCAN", default_value_t = 50,
           value_parser = number(0..=99), help_heading = TABLE)]
     pub early_scan: u32,

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::kernel::{
     links::{LinkSocket, netlink::errno, tags::Features},
-    load::LoadSettings,
+    load::{LoadSettings, secret_factors},
 };
 
 const SETTINGS: AttachSettings = AttachSettings {
@@ -45,6 +45,7 @@ fn kernel() -> Kernel {
         max_interfaces: 4,
         sample_rate: 1,
         log_level: 0,
+        hash_factors: secret_factors(),
     })
     .unwrap()
 }

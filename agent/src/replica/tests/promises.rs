@@ -216,10 +216,11 @@ fn play_sides(max_flows: usize, scans: &[Vec<SidedOp>], report_seconds: u64) {
             counted.bytes = packets.map(|packets| packets * 100);
             for (direction, segment) in [a_to_b, b_to_a].into_iter().enumerate() {
                 if packets[direction] != 0 {
-                    counted.tcp_flags[direction] = flags(&[segment]);
+                    let segment = FlowBits::segment(direction as u8, segment);
+                    counted.bits = counted.bits.and(segment);
                 }
             }
-            counted.first_direction = u8::from(packets[0] == 0);
+            began(&mut counted, u8::from(packets[0] == 0), 0);
             for direction in [0, 1] {
                 let hook = Direction::from_bit(direction ^ side);
                 let seen = packets[usize::from(direction)];

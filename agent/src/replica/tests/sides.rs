@@ -98,9 +98,9 @@ fn the_first_packet_of_both_halves_tells_the_initiator_where_no_syn_does() {
             half(0, hook, counters(2, &[ACK], &[])),
             half(1, hook, counters(2, &[], &[ACK])),
         ];
-        halves[1].1.first_direction = 1;
+        began(&mut halves[1].1, 1, 0);
         halves[first].1.first_seen_ns -= 1;
-        halves[first].1.dscp = 46;
+        began(&mut halves[first].1, 0, 46);
         for halves in orders(&halves) {
             let record = scan_keys(&mut replica(8), 2, &halves)[0];
             assert_eq!(usize::from(record.initiator), first);
@@ -201,7 +201,7 @@ fn the_side_that_begins_to_look_later_has_the_same_initiator() {
     let mut replica = replica(8);
     scan_keys(&mut replica, 1, &[at(0, counters(1, &[ACK], &[ACK]))]);
     let mut later = counters(2, &[], &[ACK]);
-    later.first_direction = 1;
+    began(&mut later, 1, 0);
     let record = scan_keys(&mut replica, 2, &[at(1, later)])[0];
     assert_eq!((record.initiator, record.direction), (0, EGRESS));
     assert_eq!(packets(record.delta), [0, 1]);
@@ -212,7 +212,7 @@ fn the_side_that_begins_to_look_later_has_the_same_initiator() {
 fn a_side_that_saw_the_handshake_knows_the_initiator_by_itself() {
     let mut replica = replica(8);
     let mut answer = counters(1, &[], &[ACK]);
-    answer.first_direction = 1;
+    began(&mut answer, 1, 0);
     assert_eq!(scan_keys(&mut replica, 1, &[at(0, answer)])[0].initiator, 1);
     let opened = at(1, counters(2, &[SYN], &[SYN_ACK]));
     let record = scan_keys(&mut replica, 2, &[opened])[0];
@@ -344,7 +344,7 @@ fn a_mirrored_connection_with_used_ports_is_the_next_flow_with_both_halves() {
         at(0, counters(2, &[SYN, ACK], &[])),
         at(1, counters(2, &[], &[SYN_ACK])),
     ];
-    next[0].1.dscp = 46;
+    began(&mut next[0].1, 0, 46);
     next[1].1.first_seen_ns += 1;
     for next in orders(&next) {
         let mut replica = replica(8);

@@ -3,8 +3,8 @@
 use std::{io, os::fd::AsFd as _, sync::LazyLock};
 
 use agent::kernel::{
-    bpf, links,
-    load::{Kernel, LoadSettings},
+    links,
+    load::{Kernel, LoadSettings, secret_factors},
 };
 use agent_common::{FlowCounters, FlowKey, HookAccount, LinkType, Outer};
 use aya::{
@@ -136,6 +136,7 @@ impl Programs {
             max_interfaces: 1,
             sample_rate: 0,
             log_level: 0,
+            hash_factors: secret_factors(),
         })
         .unwrap();
         kernel.register(0, IFINDEX, "lo", 0).unwrap();
@@ -217,12 +218,12 @@ impl Programs {
     }
 
     fn take_flows(&mut self) -> Vec<(FlowKey, FlowCounters)> {
-        let mut keys = [FlowKey::default(); MAX_FLOWS as usize];
-        let mut counters = [FlowCounters::default(); MAX_FLOWS as usize];
-        let page = self.kernel.pages.active().fd().as_fd();
-        let (count, last) = bpf::take_batch(page, &mut None, &mut keys, &mut counters).unwrap();
-        assert!(last, "a page has no more than its capacity");
-        keys.into_iter().zip(counters).take(count).collect()
+        let mut flows = Vec::new();
+        let take = |keys: &[FlowKey], counters: &[FlowCounters]| {
+            flows.extend(keys.iter().copied().zip(counters.iter().copied()));
+        };
+        self.kernel.pages.take(0, take).unwrap();
+        flows
     }
 }
 

@@ -76,9 +76,9 @@ pub fn compare(expected: &Parsed, frame: &RawFrame, counted: &Counted) -> Result
         without_name(*found) == key
             && counters.packets == both.map(|pair| pair.packets)
             && counters.bytes == both.map(|pair| pair.bytes)
-            && [0, 1].map(|at: usize| counters.tcp_flags[at].union()) == flags
-            && counters.first_direction == packet.initiator
-            && counters.dscp == packet.dscp
+            && [0, 1].map(|at: usize| counters.bits.tcp_flags(at)) == flags
+            && counters.bits.first_direction() == packet.initiator
+            && counters.bits.dscp() == packet.dscp
     };
     match &counted.flows[..] {
         [flow] if as_expected(flow) => Ok(()),

@@ -344,6 +344,7 @@ fn a_table_larger_than_the_memory_is_refused() {
     let mut command = flow_agent(&lab.agent);
     command.args(["run", "--interface", &lab.agent.interface]);
     command.args(["--listen", "127.0.0.1:0", "--max-flows", &flows.to_string()]);
+    command.args(["--early-scan", "0"]);
     let error = refusal(&mut command);
     assert_says(&error, &["--max-flows", "memory"]);
 }

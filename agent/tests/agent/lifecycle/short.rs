@@ -38,7 +38,8 @@ fn a_control_group_without_memory_for_the_table_is_refused() {
         group.run_by(&mut command);
         command.args([BINARY, "run", "--interface", &lab.agent.interface]);
         command.args(["--listen", "127.0.0.1:0", "--duration", "1s"]);
-        command.args(["--max-flows", max_flows]);
+        // Pages that are as large as they may be.
+        command.args(["--max-flows", max_flows, "--early-scan", "0"]);
         command
     };
     let error = refusal(&mut in_group("500000"));

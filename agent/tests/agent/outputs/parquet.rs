@@ -354,9 +354,11 @@ fn many_files_take_no_more_memory_than_a_few() {
     let files = complete(folder.path()).len();
     assert!(files as u64 > ROUNDS, "{files} files");
     let peak = Memory::of(pid).peak;
+    // The windows of the flow table are in the process's memory, too.
+    let table = agent.status(&lab.agent)["memory"]["kernel_map_bytes"].as_u64();
     assert!(
-        peak < before + MOST_BYTES,
-        "{before} before, {peak} at most"
+        peak < before + MOST_BYTES + table.unwrap(),
+        "{before} before, {peak} at most, {table:?} in kernel maps"
     );
     agent.stop_silent();
 }

@@ -172,8 +172,17 @@ impl Agent {
 
     /// Ends it with SIGTERM. Asserts that every account that it wrote closes, and that the last one is final.
     pub fn stop(self) -> Report {
-        self.0.process.signal(libc::SIGTERM).unwrap();
+        self.signal(libc::SIGTERM);
         self.ended()
+    }
+
+    /// The same. Returns the accounts and the sum of each flow's records, which need far less memory than the records.
+    pub fn stop_and_sum(mut self) -> (Vec<Value>, BTreeMap<String, Both>) {
+        self.signal(libc::SIGTERM);
+        self.wait_for_success();
+        let mut sums = BTreeMap::new();
+        let (accounts, _) = self.read(|line| add_to(&mut sums, &line));
+        (accounts, sums)
     }
 
     pub fn signal(&self, signal: i32) {
@@ -182,9 +191,13 @@ impl Agent {
 
     /// Waits for its end, and asserts the same as [`Agent::stop`].
     pub fn ended(mut self) -> Report {
+        self.wait_for_success();
+        self.report()
+    }
+
+    fn wait_for_success(&mut self) {
         let status = self.0.process.wait(PATIENCE).unwrap();
         assert!(status.success(), "{status}: {}", self.stderr());
-        self.report()
     }
 
     /// Waits until it ends with this error, and asserts the same of its accounts.
@@ -198,29 +211,33 @@ impl Agent {
 
     /// What one that has ended wrote.
     fn report(&self) -> Report {
-        let log = self.stderr();
-        assert!(!log.contains("does not close"), "{log}");
-        let stdout = self.stdout();
-        let lines: Vec<Value> = stdout
-            .lines()
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect();
-        let (accounts, others): (Vec<Value>, Vec<Value>) = lines
-            .into_iter()
-            .partition(|line| line["type"] == "account");
-        for account in &accounts {
-            assert_closes(account);
-        }
-        assert_eq!(accounts.last().expect("an account")["final"], true);
-        assert!(
-            others.iter().all(|line| line["type"] == "flow"),
-            "lost batches: {others:?}"
-        );
+        let mut flows = Vec::new();
+        let (accounts, log) = self.read(|line| flows.push(line));
         Report {
             accounts,
-            flows: others,
+            flows,
             log,
         }
+    }
+
+    /// Hands on the records of one that has ended. Returns its accounts, which close, and its log.
+    fn read(&self, mut flow: impl FnMut(Value)) -> (Vec<Value>, String) {
+        let log = self.stderr();
+        assert!(!log.contains("does not close"), "{log}");
+        let mut accounts = Vec::new();
+        for line in self.stdout().lines() {
+            let line: Value = serde_json::from_str(line).unwrap();
+            match line["type"].as_str() {
+                Some("account") => {
+                    assert_closes(&line);
+                    accounts.push(line);
+                }
+                Some("flow") => flow(line),
+                _ => panic!("lost batches: {line}"),
+            }
+        }
+        assert_eq!(accounts.last().expect("an account")["final"], true);
+        (accounts, log)
     }
 }
 
@@ -287,20 +304,24 @@ impl Report {
 }
 
 fn sums_of<'a>(flows: impl IntoIterator<Item = &'a Value>) -> BTreeMap<String, Both> {
-    let mut sums = BTreeMap::<String, Both>::new();
+    let mut sums = BTreeMap::new();
     for line in flows {
-        let number = |name: &str| line[name].as_u64().unwrap();
-        let [forward, reverse] = sums.entry(flow_name(line)).or_default();
-        *forward += Pair {
-            packets: number("packets"),
-            bytes: number("bytes"),
-        };
-        *reverse += Pair {
-            packets: number("reverse_packets"),
-            bytes: number("reverse_bytes"),
-        };
+        add_to(&mut sums, line);
     }
     sums
+}
+
+fn add_to(sums: &mut BTreeMap<String, Both>, line: &Value) {
+    let number = |name: &str| line[name].as_u64().unwrap();
+    let [forward, reverse] = sums.entry(flow_name(line)).or_default();
+    *forward += Pair {
+        packets: number("packets"),
+        bytes: number("bytes"),
+    };
+    *reverse += Pair {
+        packets: number("reverse_packets"),
+        bytes: number("reverse_bytes"),
+    };
 }
 
 /// `VLANS PROTOCOL SOURCE PORT > DESTINATION PORT`, with an echo's identifier in the place of the ports.

@@ -61,8 +61,6 @@ pub static ALL: &[&Experiment] = &[
     &host::PRIORITY,
     &host::OUTPUTS,
     &host::USERSPACE,
-    &hook::PAGES,
-    &hook::TABLE,
     &host::COMPARE,
 ];
 

@@ -43,12 +43,6 @@ const RATIOS: &[(&str, &str, &str, &str)] = &[
     ),
     ("filters", "packets_per_second", "1000 networks", "no rules"),
     ("newflows", "lossless_flows_per_second", "early", "interval"),
-    ("pages", "program_ns_per_packet", "growing", "preallocated"),
-    ("pages", "program_ns_per_packet", "by_cpu", "preallocated"),
-    ("pages", "drain_cpu_ns_per_flow", "growing", "preallocated"),
-    ("pages", "memory_empty_bytes", "growing", "preallocated"),
-    ("pages", "memory_full_bytes", "growing", "preallocated"),
-    ("table", "drain_cpu_us", "own", "hash_map"),
 ];
 
 /// Each function writes into a `String`, which cannot fail.

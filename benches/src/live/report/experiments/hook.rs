@@ -3,7 +3,7 @@
 use super::{
     Column, Experiment,
     Shows::{Bar, RatioTo},
-    Tone::{Agent, Pale, Part, Quiet},
+    Tone::{Agent, Part, Quiet},
 };
 
 pub static OVERHEAD: Experiment = Experiment {
@@ -133,88 +133,5 @@ pub static FILTERS: Experiment = Experiment {
         Column("over no rules", "flows=10000", RatioTo("arm=no rules")),
         Column("1 flow", "flows=1", Bar(Part)),
         Column("over no rules", "flows=1", RatioTo("arm=no rules")),
-    ],
-};
-
-pub static PAGES: Experiment = Experiment {
-    name: "pages",
-    bench: "pages",
-    heading: "What the table's pages are made of",
-    question: "Should a page have its memory in advance, take it as flows come, or be there once for each \
-               CPU?",
-    answer: "A page that takes memory as flows come has {memory, empty: as flows come} while it is empty, \
-             {memory, empty: as flows come | in advance (agent)} of one in advance, and a new flow costs \
-             {new flows: as flows come}, {new flows: as flows come | in advance (agent)}; with a page for \
-             each CPU, a packet of one of 10k flows costs {10k flows: for each CPU}, {10k flows: for each \
-             CPU | in advance (agent)}, and memory is {memory, full: for each CPU}, {memory, full: for \
-             each CPU | in advance (agent)}.",
-    axes: ("what is counted", "time"),
-    labels: "",
-    rows: &[
-        ("1 flow", "path=hit; flows=1; measure=program_ns_per_packet"),
-        (
-            "10k flows",
-            "path=hit; flows=10000; measure=program_ns_per_packet",
-        ),
-        ("new flows", "path=insert; measure=program_ns_per_packet"),
-        (
-            "drain of a flow",
-            "path=insert; measure=drain_cpu_ns_per_flow",
-        ),
-        ("memory, empty", "path=insert; measure=memory_empty_bytes"),
-        ("memory, full", "path=insert; measure=memory_full_bytes"),
-    ],
-    columns: &[
-        Column("in advance (agent)", "arm=preallocated", Bar(Agent)),
-        Column("as flows come", "arm=growing", Bar(Quiet)),
-        Column("for each CPU", "arm=by_cpu", Bar(Pale)),
-        Column(
-            "as they come / agent",
-            "arm=growing",
-            RatioTo("arm=preallocated"),
-        ),
-        Column(
-            "for each CPU / agent",
-            "arm=by_cpu",
-            RatioTo("arm=preallocated"),
-        ),
-    ],
-};
-
-pub static TABLE: Experiment = Experiment {
-    name: "table",
-    bench: "table",
-    heading: "A flow table of our own",
-    question: "What would a table of our own in mapped memory, a prototype, give over the kernel's hash map?",
-    answer: "A packet of one of 10k flows costs {10k flows: own table}, {10k flows: own table | hash map \
-             (agent)} of the hash map; to drain one of 500k flows costs {drain, one of 500k: own table}, \
-             {drain, one of 500k: own table | hash map (agent)}; memory is {memory: own table}, {memory: \
-             own table | hash map (agent)}.",
-    axes: ("what is counted", "time"),
-    labels: "",
-    rows: &[
-        ("1 flow", "path=hit; flows=1; measure=program_ns_per_packet"),
-        (
-            "10k flows",
-            "path=hit; flows=10000; measure=program_ns_per_packet",
-        ),
-        (
-            "500k flows",
-            "path=hit; flows=500000; measure=program_ns_per_packet",
-        ),
-        ("new flows", "path=insert; measure=program_ns_per_packet"),
-        (
-            "drain, one of 500k",
-            "path=drain; flows=500000; load_percent=50; measure=drain_cpu_ns_per_flow",
-        ),
-        (
-            "memory",
-            "path=memory; load_percent=50; measure=kernel_memory_bytes",
-        ),
-    ],
-    columns: &[
-        Column("hash map (agent)", "arm=hash_map", Bar(Agent)),
-        Column("own table", "arm=own", Bar(Quiet)),
-        Column("own / hash map", "arm=own", RatioTo("arm=hash_map")),
     ],
 };

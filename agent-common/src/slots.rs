@@ -1,0 +1,196 @@
+//! The slots of a page of the flow table, and the protocol by which programs on several CPUs share them.
+//!
+//! A page is an array of windows of [`SLOTS`] slots. The hash of a key chooses two windows, and in each the slot at which
+//! a search begins. It goes round the window until it meets its flow or a slot that is empty; if it meets neither, it
+//! goes on in the second window, and then in the page's small hash map.
+//!
+//! A slot is empty, then taken by one program, then published with a tag, which is a part of the hash. It never goes
+//! back while a program may use the page. So a flow is never behind an empty slot, and every packet does exactly one of
+//! two things: it adds to a published slot of its key, or it fills a slot that it alone took. Nobody waits: who meets a
+//! slot that is taken and not published goes on to the next one. So a flow may stand in two slots, and a reader adds
+//! them up.
+
+use crate::{FlowCounters, FlowKey};
+
+/// Slots of a window.
+pub const SLOTS: u32 = 8;
+
+/// Windows in which a flow may be.
+pub const TRIES: u64 = 2;
+
+/// Two cache lines: the key with what rarely changes, and what each packet adds to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slot {
+    pub key: FlowKey,
+    /// `counters.state` is the slot's state: [`EMPTY`], [`TAKEN`], or the tag of its flow.
+    pub counters: FlowCounters,
+}
+
+const _: () = assert!(size_of::<Slot>() == 128);
+const _: () = assert!(core::mem::offset_of!(Slot, counters.packets) == 64);
+
+/// An element of a page's array. Behind the windows, elements are bitmaps that have a bit for each window with a flow.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Window {
+    pub slots: [Slot; SLOTS as usize],
+}
+
+/// Windows that one element of bitmaps stands for.
+pub const WINDOWS_A_BITMAP: u32 = size_of::<Window>() as u32 * 8;
+
+/// The state of memory that is zero.
+pub const EMPTY: u32 = 0;
+/// A program has the slot for itself.
+pub const TAKEN: u32 = u32::MAX;
+
+/// How many elements a page's array has.
+pub const fn elements(windows: u32) -> u32 {
+    windows + windows.div_ceil(WINDOWS_A_BITMAP)
+}
+
+/// 64 bits of a key that nobody can tell without the factors.
+///
+/// Multilinear-HM (Lemire and Kaser, Strongly universal string hashing is fast, 2014) over 32-bit words with random
+/// 64-bit factors. Two keys that were chosen without knowing the factors collide in the upper half with probability
+/// 2⁻³². A mixer follows, since the lower bits of the sum are weak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hash(u64);
+
+impl Hash {
+    /// Two for each word of a key, and the start of the sum.
+    pub const FACTORS: usize = 2 * FlowKey::WORDS + 1;
+
+    /// Of the words of a key.
+    #[inline(always)]
+    pub fn of(words: &[u64; FlowKey::WORDS], factor: impl Fn(usize) -> u64) -> Self {
+        let mut sum = factor(2 * FlowKey::WORDS);
+        for (index, word) in words.iter().enumerate() {
+            let low = factor(2 * index).wrapping_add(word & u64::from(u32::MAX));
+            let high = factor(2 * index + 1).wrapping_add(word >> 32);
+            sum = sum.wrapping_add(low.wrapping_mul(high));
+        }
+        Self(mix(sum))
+    }
+
+    /// For the second window.
+    #[inline(always)]
+    #[must_use]
+    pub const fn again(self) -> Self {
+        Self(mix(self.0))
+    }
+
+    /// Where a search begins in a page of so many windows.
+    ///
+    /// Flows come in the order of their hash, however many windows there are.
+    #[inline(always)]
+    pub const fn walk(self, windows: u32) -> Walk {
+        let (high, low) = ((self.0 >> 32), self.0 as u32);
+        Walk {
+            // Scales 32 bits to the number of windows, which need not be a power of two.
+            window: ((high * windows as u64) >> 32) as u32,
+            // The lower bits, which hardly matter for the window.
+            start: high as u32 % SLOTS,
+            tag: if low == EMPTY || low == TAKEN { 1 } else { low },
+        }
+    }
+}
+
+/// The mixer of `MurmurHash3`'s 64-bit finaliser.
+#[inline(always)]
+const fn mix(bits: u64) -> u64 {
+    let mixed = (bits ^ (bits >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    mixed ^ (mixed >> 33)
+}
+
+/// A search in one window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Walk {
+    pub window: u32,
+    pub start: u32,
+    pub tag: u32,
+}
+
+impl Walk {
+    #[inline(always)]
+    const fn slot(self, step: u64) -> u32 {
+        (self.start + step as u32) % SLOTS
+    }
+}
+
+/// The states of a window's slots, as one program sees them. Others may change them at any time.
+pub trait States {
+    fn state(&self, slot: u32) -> u32;
+
+    /// Whether a published slot has the key that is searched for.
+    fn has_key(&self, slot: u32) -> bool;
+
+    /// Takes an empty slot. Returns whether it was still empty.
+    fn take(&self, slot: u32) -> bool;
+
+    /// The step after this one. The programs' own keeps the compiler from repeating the body of a loop for each step.
+    #[inline(always)]
+    fn after(step: u64) -> u64 {
+        step + 1
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// A slot with the tag of the flow. Whether it has its key remains to be seen; if not, only [`place`] knows more.
+    Tag(u32),
+    /// There is no such flow, in this window and beyond.
+    Nothing,
+    /// All slots are other flows'.
+    Full,
+}
+
+/// Searches for a flow.
+#[inline(always)]
+pub fn find<W: States>(window: &W, walk: Walk) -> Found {
+    let mut step = 0;
+    while step < u64::from(SLOTS) {
+        let slot = walk.slot(step);
+        let state = window.state(slot);
+        if state == walk.tag {
+            return Found::Tag(slot);
+        }
+        if state == EMPTY {
+            return Found::Nothing;
+        }
+        step = W::after(step);
+    }
+    Found::Full
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The slot of the flow.
+    Has(u32),
+    /// A slot that is the caller's, to be filled and published with the walk's tag.
+    Taken(u32),
+    /// All slots are other flows'.
+    Full,
+}
+
+/// Searches for a flow, or takes the slot in which it begins.
+#[inline(always)]
+pub fn place<W: States>(window: &W, walk: Walk) -> Place {
+    let mut step = 0;
+    while step < u64::from(SLOTS) {
+        let slot = walk.slot(step);
+        let state = window.state(slot);
+        if state == walk.tag && window.has_key(slot) {
+            return Place::Has(slot);
+        }
+        if state == EMPTY && window.take(slot) {
+            return Place::Taken(slot);
+        }
+        step = W::after(step);
+    }
+    Place::Full
+}
+
+#[cfg(test)]
+mod tests;

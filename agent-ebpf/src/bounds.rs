@@ -1,0 +1,29 @@
+//! Bounds that the verifier can see.
+
+#[cfg(target_arch = "bpf")]
+use core::arch::asm;
+
+/// `number & MASK`, also where the compiler knows that this is the number: it would leave the instruction out, and the
+/// verifier, which may have lost the bounds on the way, would refuse the number as an index.
+#[inline(always)]
+pub fn masked<const MASK: u64>(number: u64) -> usize {
+    #[cfg(target_arch = "bpf")]
+    {
+        let mut number = number;
+        // SAFETY: it does what it says.
+        unsafe {
+            asm!(
+                "{number} &= {mask}",
+                number = inlateout(reg) number,
+                mask = const MASK,
+                options(pure, nomem, nostack),
+            );
+        }
+        number as usize
+    }
+    // Never run.
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        (number & MASK) as usize
+    }
+}

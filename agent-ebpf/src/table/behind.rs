@@ -1,0 +1,91 @@
+//! A small hash map of the kernel behind the slots of each page. It takes flows that find their windows full.
+
+use agent_common::{FlowCounters, FlowKey, Reason, wire_size::WireSize};
+use aya_ebpf::{
+    bindings::BPF_F_NO_PREALLOC,
+    btf_maps::{ArrayOfMaps, HashMap},
+    macros::btf_map,
+};
+
+use super::{Begun, Sought, add, first_bits};
+use crate::{clock, fill};
+
+/// By page. Userspace puts an inner map of its size into each slot.
+#[btf_map]
+static BEHIND: ArrayOfMaps<HashMap<FlowKey, FlowCounters, 1, { BPF_F_NO_PREALLOC as usize }>, 2> =
+    ArrayOfMaps::new();
+
+const BPF_NOEXIST: u64 = 1;
+
+/// No error of the kernel.
+const NO_MAP: i32 = 1;
+
+const E2BIG: i32 = -7;
+const ENOMEM: i32 = -12;
+const EBUSY: i32 = -16;
+const EEXIST: i32 = -17;
+const EDEADLK: i32 = -35;
+const ETIMEDOUT: i32 = -110;
+
+/// Adds a packet to its flow. Returns whether there is such a flow.
+#[inline(always)]
+pub fn grow(sought: &Sought<'_>, size: WireSize) -> bool {
+    find_and_add(sought, size.packets, size.bytes) != 0
+}
+
+/// A function of its own, like the next one: few packets need its stack. 6.1 accepts no key in memory that was passed to
+/// a global function.
+#[inline(never)]
+fn find_and_add(sought: &Sought<'_>, packets: u64, bytes: u64) -> u32 {
+    let key = sought.packet.key;
+    let map = BEHIND.get(sought.page);
+    let Some(flow) = map.and_then(|map| map.get_ptr_mut(&key)) else {
+        return 0;
+    };
+    add(flow, sought.packet, packets, bytes);
+    1
+}
+
+#[inline(never)]
+fn insert(sought: &Sought<'_>, packets: u64, bytes: u64) -> i32 {
+    let packet = sought.packet;
+    let key = packet.key;
+    let Some(map) = BEHIND.get(sought.page) else {
+        return NO_MAP;
+    };
+    let mut first = FlowCounters {
+        bits: first_bits(packet),
+        first_seen_ns: clock::boot_ns(),
+        last_seen_jiffies: clock::jiffies(),
+        ..FlowCounters::default()
+    };
+    let direction = usize::from(packet.direction & 1);
+    first.packets[direction] = packets;
+    first.bytes[direction] = bytes;
+    map.insert(&key, &first, BPF_NOEXIST)
+        .err()
+        .unwrap_or_default()
+}
+
+/// Begins a flow with a packet.
+#[inline(always)]
+pub fn begin(sought: &Sought<'_>, size: WireSize) -> Begun {
+    let page = sought.page;
+    match insert(sought, size.packets, size.bytes) {
+        0 => {
+            fill::note_behind(page);
+            fill::note_new_flow(page);
+            Begun::Here
+        }
+        // Another CPU was first.
+        EEXIST if grow(sought, size) => Begun::Elsewhere,
+        E2BIG => {
+            fill::note_full(page);
+            Begun::Not(Reason::TableFull)
+        }
+        ENOMEM => Begun::Not(Reason::NoMemory),
+        EBUSY | EDEADLK | ETIMEDOUT => Begun::Not(Reason::Busy),
+        NO_MAP | EEXIST => Begun::Not(Reason::Vanished),
+        _ => Begun::Not(Reason::Refused),
+    }
+}

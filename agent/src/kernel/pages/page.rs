@@ -1,0 +1,220 @@
+//! One page of the flow table: its windows, in this process's memory, and the hash map behind them.
+
+use std::{io, os::fd::AsFd as _};
+
+use agent_common::{
+    FlowCounters, FlowKey,
+    slots::{self, EMPTY, Hash, SLOTS, Slot, TRIES, Window},
+};
+use anyhow::{Context as _, Result};
+use aya::maps::MapData;
+use aya_obj::generated::{
+    BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC,
+    bpf_map_type::{BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_HASH},
+};
+
+use super::{Size, windows::MappedWindows};
+use crate::kernel::{
+    bpf::{self, Shape},
+    inner_map,
+};
+
+/// Entries that are handed on together.
+const BATCH_ENTRIES: usize = 512;
+
+pub struct Page {
+    windows: Windows,
+    behind: MapData,
+}
+
+/// The windows of a page, all of them empty at first.
+pub struct Windows {
+    map: MapData,
+    mapped: MappedWindows,
+}
+
+/// Entries on their way out of a page.
+pub struct Taken {
+    keys: Vec<FlowKey>,
+    values: Vec<FlowCounters>,
+}
+
+impl Windows {
+    /// The kernel allocates all of their memory at once, and zeroes it.
+    pub fn create(size: Size) -> Result<Self> {
+        let map = inner_map::create(
+            "flows",
+            Shape {
+                map_type: BPF_MAP_TYPE_ARRAY as u32,
+                key_len_bytes: size_of::<u32>() as u32,
+                value_len_bytes: size_of::<Window>() as u32,
+                max_entries: slots::elements(size.windows),
+                flags: BPF_F_MMAPABLE | BPF_F_INNER_MAP,
+            },
+        )
+        .with_context(|| {
+            format!(
+                "create a page of the flow table for {} flows",
+                size.room_flows()
+            )
+        })?;
+        let mapped = MappedWindows::new(map.fd().as_fd(), size.windows);
+        Ok(Self {
+            mapped: mapped.context("map a page of the flow table")?,
+            map,
+        })
+    }
+
+    pub fn map(&self) -> &MapData {
+        &self.map
+    }
+
+    pub fn size(&self) -> Size {
+        Size {
+            windows: self.mapped.windows(),
+        }
+    }
+}
+
+impl Page {
+    /// Makes an empty page.
+    pub fn create(size: Size, behind_flows: u32) -> Result<Self> {
+        let windows = Windows::create(size)?;
+        let behind = inner_map::create(
+            "flows_behind",
+            Shape {
+                map_type: BPF_MAP_TYPE_HASH as u32,
+                key_len_bytes: size_of::<FlowKey>() as u32,
+                value_len_bytes: size_of::<FlowCounters>() as u32,
+                max_entries: behind_flows,
+                flags: BPF_F_NO_PREALLOC,
+            },
+        )
+        .context("create the map behind a page of the flow table")?;
+        Ok(Self { windows, behind })
+    }
+
+    pub fn windows(&self) -> &MapData {
+        &self.windows.map
+    }
+
+    pub fn size(&self) -> Size {
+        self.windows.size()
+    }
+
+    /// Takes other windows. The page must be empty.
+    pub fn change(&mut self, windows: Windows) {
+        self.windows = windows;
+    }
+
+    pub fn behind(&self) -> &MapData {
+        &self.behind
+    }
+
+    /// Puts a flow into the slot that a program would take. Returns whether there was one.
+    pub fn put(
+        &mut self,
+        factors: [u64; Hash::FACTORS],
+        key: &FlowKey,
+        counters: &FlowCounters,
+    ) -> bool {
+        let mut hash = Hash::of(&key.words(), |index| factors[index]);
+        for _ in 0..TRIES {
+            let walk = hash.walk(self.windows.mapped.windows());
+            if self.windows.mapped.put(walk, key, counters) {
+                return true;
+            }
+            hash = hash.again();
+        }
+        false
+    }
+
+    /// Moves every entry of the windows to `sink`. Returns how many there were.
+    pub fn drain_windows(
+        &mut self,
+        taken: &mut Taken,
+        sink: &mut impl FnMut(&[FlowKey], &[FlowCounters]),
+    ) -> u64 {
+        let mut drained = 0;
+        self.windows.mapped.take(|window| {
+            taken.add(window);
+            if taken.keys.len() + window.len() > BATCH_ENTRIES {
+                drained += taken.hand_on(sink);
+            }
+        });
+        drained + taken.hand_on(sink)
+    }
+
+    /// The same for the map behind them.
+    pub fn drain_behind(
+        &mut self,
+        taken: &mut Taken,
+        sink: &mut impl FnMut(&[FlowKey], &[FlowCounters]),
+    ) -> io::Result<u64> {
+        let mut drained = 0;
+        let mut cursor = None;
+        let Taken { keys, values } = taken;
+        loop {
+            keys.resize(keys.capacity(), FlowKey::default());
+            values.resize(keys.len(), FlowCounters::default());
+            let (count, last) =
+                match bpf::take_batch(self.behind.fd().as_fd(), &mut cursor, keys, values) {
+                    Ok(batch) => batch,
+                    // A bucket has more entries than the buffers hold.
+                    Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
+                        keys.reserve(keys.len() * 2);
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
+            sink(&keys[..count], &values[..count]);
+            drained += count as u64;
+            if last {
+                keys.clear();
+                values.clear();
+                return Ok(drained);
+            }
+        }
+    }
+}
+
+impl Default for Taken {
+    fn default() -> Self {
+        Self {
+            keys: Vec::with_capacity(BATCH_ENTRIES),
+            values: Vec::with_capacity(BATCH_ENTRIES),
+        }
+    }
+}
+
+impl Taken {
+    /// Adds the flows of a window. Two CPUs may have begun a flow at the same moment, each in a slot of its own.
+    fn add(&mut self, window: &[Slot]) {
+        let mut places = [0; SLOTS as usize];
+        for (index, slot) in window.iter().enumerate() {
+            let is_same =
+                |other: &Slot| other.counters.state == slot.counters.state && other.key == slot.key;
+            if let Some(first) = window[..index].iter().position(is_same) {
+                self.values[places[first]].unite(&slot.counters);
+                places[index] = places[first];
+                continue;
+            }
+            places[index] = self.keys.len();
+            self.keys.push(slot.key);
+            self.values.push(FlowCounters {
+                state: EMPTY,
+                ..slot.counters
+            });
+        }
+    }
+
+    fn hand_on(&mut self, sink: &mut impl FnMut(&[FlowKey], &[FlowCounters])) -> u64 {
+        let count = self.keys.len();
+        if count > 0 {
+            sink(&self.keys, &self.values);
+        }
+        self.keys.clear();
+        self.values.clear();
+        count as u64
+    }
+}

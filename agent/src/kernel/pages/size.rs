@@ -1,0 +1,119 @@
+//! How large a page is, and when it asks for a scan.
+
+use agent_common::{PageSize, slots::SLOTS};
+use anyhow::Result;
+
+use crate::kernel::account::possible_cpus;
+
+/// How many slots there are for three flows. At this load one flow in seventy finds its windows full.
+const SLOTS_FOR_THREE: u64 = 4;
+
+/// The size of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size {
+    pub windows: u32,
+}
+
+impl Size {
+    pub fn with_room_for(flows: u32) -> Self {
+        let slots = (u64::from(flows) * SLOTS_FOR_THREE).div_ceil(3);
+        let windows = slots.div_ceil(SLOTS.into()).max(1);
+        Self {
+            windows: u32::try_from(windows).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// How many flows find a slot, but for a few that go behind the slots.
+    pub fn room_flows(self) -> u32 {
+        let slots = u64::from(self.windows) * u64::from(SLOTS);
+        u32::try_from(slots * 3 / SLOTS_FOR_THREE).unwrap_or(u32::MAX)
+    }
+
+    #[must_use]
+    pub fn doubled(self) -> Self {
+        Self {
+            windows: self.windows.saturating_mul(2),
+        }
+    }
+
+    #[must_use]
+    pub fn halved(self) -> Self {
+        Self {
+            windows: self.windows.div_ceil(2),
+        }
+    }
+
+    /// How many flows the map behind the slots takes. Beside those whose windows are full, these are flows that come
+    /// while userspace is told that the page is full.
+    pub fn behind_flows(max_flows: u32) -> u32 {
+        const MOST_WHILE_IT_IS_TOLD: u32 = 1 << 16;
+        const ONE_IN: u32 = 32;
+        (max_flows / 4)
+            .clamp(16, MOST_WHILE_IT_IS_TOLD)
+            .max(max_flows / ONE_IN)
+    }
+
+    /// What the programs are told. A page asks for a scan at the share of its room that `mark_flows` is of `max_flows`.
+    pub fn of_page(self, mark_flows: u32, max_flows: u32) -> Result<PageSize> {
+        let room = self.room_flows().min(max_flows);
+        let mark = u64::from(mark_flows) * u64::from(room) / u64::from(max_flows.max(1));
+        let mark = u32::try_from(mark).unwrap_or(u32::MAX);
+        // Below one flow it would be off.
+        let mark = if mark_flows == 0 { 0 } else { mark.max(1) };
+        Ok(PageSize {
+            windows: self.windows,
+            mark_flows: mark,
+            fill_step: fill_step(room, mark, possible_cpus()?),
+            reserved: 0,
+        })
+    }
+}
+
+/// New flows that a CPU counts privately before publishing them. Publishing is rare, yet all CPUs together
+/// hold back at most an eighth of the mark, and of the room above it.
+fn fill_step(room_flows: u32, mark: u32, cpus: usize) -> u32 {
+    const SELDOM: u32 = 64;
+    let above = room_flows.saturating_sub(mark);
+    let cpus = u32::try_from(cpus).unwrap_or(u32::MAX).max(1);
+    let most = (mark.min(above) / 8 / cpus).clamp(1, SELDOM);
+    1 << most.ilog2()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_has_room_for_the_flows_that_it_was_made_for() {
+        for flows in [1, 5, 6, 7, 1000, 4096, 500_000, 100_000_000] {
+            let size = Size::with_room_for(flows);
+            assert!(size.room_flows() >= flows, "{flows}");
+            let fewer = Size {
+                windows: size.windows - 1,
+            };
+            assert!(fewer.room_flows() < flows, "{flows}");
+        }
+    }
+
+    #[test]
+    fn what_the_cpus_hold_back_is_a_small_part_of_the_mark() {
+        for (max_flows, mark) in [
+            (1, 1),
+            (4, 2),
+            (1000, 990),
+            (4096, 2048),
+            (500_000, 250_000),
+        ] {
+            for cpus in [1, 2, 3, 64, 1024] {
+                let step = fill_step(max_flows, mark, cpus);
+                assert!(step.is_power_of_two() && step <= 64);
+                let held_back = (step - 1) * cpus as u32;
+                let room = max_flows - mark;
+                assert!(
+                    held_back <= mark.min(room) / 8,
+                    "{mark} of {max_flows}, {cpus} CPUs"
+                );
+            }
+        }
+    }
+}

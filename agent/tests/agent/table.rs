@@ -1,0 +1,183 @@
+//! The flow table: pages that grow and shrink, and flows that find no slot in them.
+
+use std::{collections::BTreeSet, net::Ipv4Addr, ops::Range};
+
+use agent::{
+    client,
+    kernel::{
+        load::{Kernel, LoadSettings},
+        pages::Size,
+    },
+};
+use agent_common::{
+    Pair, Reason,
+    slots::{Hash, SLOTS},
+};
+use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+use lab::{Lab, kernel, privilege::is_root_or_skip};
+use serde_json::Value;
+
+use crate::{
+    corpus::programs::{IFINDEX, netns},
+    support::{Agent, count, pair, wait_for_packets, wait_until},
+};
+
+/// One frame for each of these flows.
+fn frames(lab: &Lab, flows: Range<u32>) -> Vec<Vec<u8>> {
+    let to = lab.agent.ipv4;
+    let frame = |flow| {
+        let from = Ipv4Addr::from_bits(Ipv4Addr::new(10, 1, 0, 0).to_bits() + flow / 1000);
+        let frame = lab.peer.frame_v4(&lab.agent).between(from, to);
+        frame.udp((flow % 1000) as u16 + 1, 53, &[0; 18]).unwrap()
+    };
+    flows.map(frame).collect()
+}
+
+fn number(status: &Value, path: [&str; 2]) -> u64 {
+    status[path[0]][path[1]].as_u64().unwrap()
+}
+
+/// Each part fits into the smallest page and the map behind it, so nothing is refused if the agent gets no CPU for long.
+#[test]
+fn pages_grow_with_new_flows_and_shrink_without_them() {
+    const LEAST_ROOM: u64 = 6144;
+    const MAX_FLOWS: u64 = 200_000;
+    const MIB: u64 = 1 << 20;
+    if !is_root_or_skip("agent::pages_grow_with_new_flows_and_shrink_without_them") {
+        return;
+    }
+    let part = kernel::packets(20_000, 10_000) as u32;
+    let lab = Lab::quiet().unwrap();
+    let max_flows = MAX_FLOWS.to_string();
+    let settings = ["--max-flows", &max_flows, "--idle-timeout", "5m"];
+    let agent = Agent::start(&lab, &settings);
+    let status = || agent.status(&lab.agent);
+    let room = || number(&status(), ["table", "room"]);
+    assert_eq!(room(), LEAST_ROOM);
+    let idle_bytes = number(&status(), ["memory", "kernel_map_bytes"]);
+    assert!(idle_bytes <= 8 * MIB, "{idle_bytes} bytes");
+
+    let before = lab.agent.counters().unwrap();
+    let socket = lab.peer.frame_socket().unwrap();
+    let frames = frames(&lab, 0..4 * part);
+    let mut sent = 0;
+    let mut pass = |frames: &[Vec<u8>]| {
+        socket.send_many(frames).unwrap();
+        sent += frames.len() as u64;
+        wait_for_packets(&lab.agent, before, sent);
+        wait_until("all is drained", || {
+            pair(&status()["account"]["flows"]).packets == sent
+        });
+    };
+    for frames in frames.chunks(part as usize) {
+        pass(frames);
+    }
+    // A page that had all of a part, or more, has room for twice as many.
+    wait_until("both pages have grown", || room() > LEAST_ROOM);
+    assert!(number(&status(), ["memory", "kernel_map_bytes"]) > idle_bytes);
+    wait_until("both pages have shrunk", || room() == LEAST_ROOM);
+    wait_until("their memory is given back", || {
+        number(&status(), ["memory", "kernel_map_bytes"]) == idle_bytes
+    });
+    pass(&frames);
+
+    let (accounts, sums) = agent.stop_and_sum();
+    let last = accounts.last().unwrap();
+    assert_eq!(pair(&last["seen"]), count(sent, &frames[0]));
+    assert_eq!(pair(&last["flows"]), count(sent, &frames[0]));
+    assert_eq!(sums.len(), frames.len());
+    let twice = [count(2, &frames[0]), Pair::default()];
+    assert!(sums.values().all(|sum| *sum == twice));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flows_that_find_no_slot_go_behind_the_slots() {
+    const MAX_FLOWS: u32 = 256;
+    if !is_root_or_skip("agent::flows_that_find_no_slot_go_behind_the_slots") {
+        return;
+    }
+    let slots = Size::with_room_for(MAX_FLOWS).windows * SLOTS;
+    let lab = Lab::quiet().unwrap();
+    let max_flows = MAX_FLOWS.to_string();
+    let settings = ["--max-flows", &max_flows, "--early-scan", "0"];
+    let agent = Agent::start(&lab, &[&settings[..], &["--scan-interval", "1h"]].concat());
+    let before = lab.agent.counters().unwrap();
+    let frames = frames(&lab, 0..slots + 8);
+    let socket = lab.peer.frame_socket().unwrap();
+    for _ in 0..3 {
+        socket.send_many(&frames).unwrap();
+    }
+    wait_for_packets(&lab.agent, before, 3 * frames.len() as u64);
+    let target = agent.address().parse().unwrap();
+    assert_eq!(client::scan_now(&target).await.unwrap(), 1);
+    let behind = number(&agent.status(&lab.agent), ["table", "behind"]);
+    assert!(behind >= 8, "{behind}");
+    let report = agent.stop();
+    assert_eq!(report.last()["refused_in_window"], false);
+    let sums = report.sums();
+    assert_eq!(sums.len(), frames.len());
+    let thrice = [count(3, &frames[0]), Pair::default()];
+    assert!(sums.values().all(|sum| *sum == thrice));
+}
+
+/// Whoever knows the factors of the hash can choose flows that have one hash: their windows take some, the map behind them
+/// some more, and the others are refused, to the packet.
+#[test]
+fn flows_of_one_hash_are_all_accounted_for() {
+    const FLOWS: u16 = 400;
+    const MAX_FLOWS: u32 = 1000;
+    if !is_root_or_skip("agent::flows_of_one_hash_are_all_accounted_for") {
+        return;
+    }
+    let mut kernel = Kernel::load(&LoadSettings {
+        max_flows: MAX_FLOWS,
+        max_fragments: 1,
+        decapsulate: false,
+        early_scan_flows: 0,
+        netns: vec![netns()],
+        max_interfaces: 1,
+        sample_rate: 0,
+        log_level: 0,
+        // Nothing of a key is in the sum.
+        hash_factors: [0; Hash::FACTORS],
+    })
+    .unwrap();
+    kernel.register(0, IFINDEX, "lo", 0).unwrap();
+    let program = kernel.sets[0].programs.program_mut("tc_ingress").unwrap();
+    let program: &mut SchedClassifier = program.try_into().unwrap();
+    program.load().unwrap();
+    let lab = Lab::quiet().unwrap();
+    let frame = lab.peer.frame_v4(&lab.agent);
+    let frames: Vec<_> = (1..=FLOWS)
+        .map(|port| frame.udp(port, 53, &[0; 18]).unwrap())
+        .collect();
+    for frame in frames.iter().chain(&frames) {
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            ..TestRunOptions::new()
+        };
+        program.test_run(options).unwrap();
+    }
+    let (mut kept, mut windows) = (Vec::new(), BTreeSet::new());
+    let taken = kernel.pages.take(0, |keys, counters| {
+        let hashes = keys.iter().map(|key| Hash::of(&key.words(), |_| 0));
+        let page = Size::with_room_for(MAX_FLOWS).windows;
+        windows.extend(
+            hashes.flat_map(|hash| [hash, hash.again()].map(|hash| hash.walk(page).window)),
+        );
+        kept.extend(
+            counters
+                .iter()
+                .map(|counters| counters.packets[0] + counters.packets[1]),
+        );
+    });
+    let taken = taken.unwrap();
+    assert!(windows.len() <= 2, "{windows:?}");
+    let room = windows.len() as u32 * SLOTS + Size::behind_flows(MAX_FLOWS);
+    assert_eq!(taken, u64::from(room));
+    assert_eq!(kept, vec![2; room as usize]);
+    let account = kernel.accounts.take(0, 0).unwrap();
+    let refused = 2 * (u64::from(FLOWS) - u64::from(room));
+    assert_eq!(account.get(Reason::TableFull).packets, refused);
+    assert_eq!(account.missing(), Pair::default());
+}
