@@ -97,7 +97,7 @@ impl Hash {
     }
 }
 
-/// The mixer of `MurmurHash3`'s 64-bit finaliser.
+/// A round of `MurmurHash3`'s 64-bit finaliser.
 #[inline(always)]
 const fn mix(bits: u64) -> u64 {
     let mixed = (bits ^ (bits >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);

@@ -59,7 +59,8 @@ pub unsafe fn or(word: *mut u64, bits: u64) {
     }
 }
 
-/// Replaces `expected` by `value`. Returns whether it did. A full barrier in the kernel's JITs, like [`swap`].
+/// Replaces `expected` by `value`. Returns whether it did. A full barrier in the kernel's
+/// JITs for x86-64 and arm64, like [`swap`].
 ///
 /// # Safety
 ///

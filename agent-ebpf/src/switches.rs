@@ -68,5 +68,9 @@ pub fn mark_and_step(page: u32) -> (u32, u32) {
 fn size(page: u32) -> *const PageSize {
     let first = (&raw const SWITCHES.0).cast::<Switches>();
     // SAFETY: there are two sizes.
-    unsafe { (&raw const (*first).sizes).cast::<PageSize>().add(masked::<1>(page.into())) }
+    unsafe {
+        (&raw const (*first).sizes)
+            .cast::<PageSize>()
+            .add(masked::<1>(page.into()))
+    }
 }

@@ -83,7 +83,12 @@ pub fn grow(sought: &Sought<'_>, size: WireSize) -> bool {
             Found::Tag(slot) => {
                 let found = window.has_key(slot);
                 if found {
-                    add(window.counters(slot), sought.packet, size.packets, size.bytes);
+                    add(
+                        window.counters(slot),
+                        sought.packet,
+                        size.packets,
+                        size.bytes,
+                    );
                 }
                 return found;
             }

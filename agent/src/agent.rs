@@ -73,7 +73,8 @@ pub struct Config {
     /// How many at the same time; 0 leaves some room beside those that are there at the start.
     pub max_interfaces: u32,
     pub attach: AttachSettings,
-    /// Flows in each page of the kernel's table.
+    /// Flows that each page of the kernel's table always has room for, and up to which it grows.
+    pub min_flows: u32,
     pub max_flows: u32,
     pub max_fragments: u32,
     pub decapsulate: bool,
@@ -169,6 +170,7 @@ impl Agent {
         memory_limit::warn_if_too_low(&config, max_interfaces, cpus);
         let slots = attach::first_slots(max_interfaces, &selected)?;
         let settings = LoadSettings {
+            min_flows: config.min_flows,
             max_flows: config.max_flows,
             max_fragments: config.max_fragments,
             early_scan_flows: early_scan_flows(config.max_flows, config.early_scan_percent),

@@ -6,12 +6,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{agent::Config, asks::MAX_SNAPSHOT_BYTES, hub::DEFAULT_QUEUED_BYTES, output::human};
+use crate::{
+    agent::Config, asks::MAX_SNAPSHOT_BYTES, hub::DEFAULT_QUEUED_BYTES, kernel::pages::Size,
+    output::human,
+};
 
 /// As docs/memory.md has them.
-const PAGE_BYTES_PER_FLOW: u64 = 200;
-/// While the last one of two grows, or the first one shrinks, its new windows are there beside the old ones.
-const HALF_PAGES: u64 = 5;
+const PAGE_BYTES_PER_FLOW: u64 = 171;
+/// While one of the two grows or shrinks, its new windows are there beside the old ones.
+const PAGES: u64 = 3;
+const BYTES_PER_FLOW_BEHIND: u64 = 200;
 const TRACKED_BYTES_PER_FLOW: u64 = 176;
 /// What waits for the report interval.
 const WAITING_BYTES_PER_FLOW: u64 = 40;
@@ -60,7 +64,8 @@ pub(crate) fn most(config: &Config, max_interfaces: u32, possible_cpus: usize) -
         tracked
     };
     let accounts = u64::from(max_interfaces) * possible_cpus as u64 * BYTES_PER_INTERFACE;
-    flows * HALF_PAGES * PAGE_BYTES_PER_FLOW / 2
+    flows * PAGES * PAGE_BYTES_PER_FLOW
+        + 2 * u64::from(Size::behind_flows(config.max_flows)) * BYTES_PER_FLOW_BEHIND
         + (tracked * TRACKED_BYTES_PER_FLOW + waiting * WAITING_BYTES_PER_FLOW) * GROWTH
         + u64::from(config.max_fragments) * BYTES_PER_FRAGMENT
         + tunnels * TUNNEL_BYTES_PER_FLOW

@@ -221,6 +221,8 @@ impl Scanner {
             });
         }
 
+        // Draining a page may give it another size.
+        let has_grown = self.kernel.pages.room_flows() >= self.kernel.pages.capacity();
         let mut occupancy = 0;
         for page in idle {
             occupancy += self.drain(page, encode)?;
@@ -230,8 +232,13 @@ impl Scanner {
             tracing::warn!(
                 scan = self.stats.count,
                 windows,
-                "the flow table refused packets in this window: raise --max-flows, or lower \
-                 --scan-interval or --early-scan"
+                "the flow table refused packets in this window: raise {}, or lower --scan-interval \
+                 or --early-scan",
+                if has_grown {
+                    "--max-flows"
+                } else {
+                    "--min-flows, since the page had not grown yet"
+                }
             );
         }
         self.hub.tell_accounts(|| self.accounts(window_end_unix_ns));

@@ -19,6 +19,7 @@ impl KernelTable {
     /// Fails where the process may not load BPF objects.
     pub fn load() -> Result<Self> {
         let kernel = Kernel::load(&LoadSettings {
+            min_flows: CAPACITY,
             max_flows: CAPACITY,
             max_fragments: 1,
             decapsulate: false,
@@ -36,8 +37,8 @@ impl KernelTable {
     pub fn fill(&mut self, profile: Profile) -> Result<()> {
         for number in 0..profile.flows {
             let (key, counters) = Profile::entry(number);
-            let placed = self.kernel.pages.put(&key, &counters);
-            ensure!(placed, "flow {number} finds no slot");
+            let placed = self.kernel.pages.put(&key, &counters)?;
+            ensure!(placed, "flow {number} finds no room");
         }
         Ok(())
     }

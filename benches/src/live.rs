@@ -1,9 +1,9 @@
 //! The live path: the agent's programs in a real kernel on real packets, in namespaces of their own.
 //!
 //! A live bench is a [`bench::Bench`], which [`rounds::run`] plays: each of its arms is measured once a round at a
-//! station of its own. [`overhead`], [`filters`], [`pages`] and [`table`] ask what a packet costs ([`flooded`]),
-//! [`ladder`] and [`compare`] what an agent costs at a steady rate; [`sweep`], [`newflows`], [`http`],
-//! [`outputs`] and [`priority`] are experiments of their own.
+//! station of its own. [`overhead`] and [`filters`] ask what a packet costs ([`flooded`]), [`ladder`] and [`compare`]
+//! what an agent costs at a steady rate; [`sweep`], [`newflows`], [`http`], [`outputs`] and [`priority`] are
+//! experiments of their own.
 //!
 //! Stations are made of a [`wire`] or a [`sender`], a [`program`] on its hook, and [`cost`] and [`fdinfo`], which tell
 //! what processes and programs take. A [`result::Run`] has all that was measured and goes into a file, from which

@@ -2,7 +2,10 @@
 
 #![expect(clippy::print_stdout, reason = "the count is what these tasks are for")]
 
-use std::process::ExitCode;
+use std::{fmt::Display, process::ExitCode};
+
+const SKIPPED: &str = "skipped: ";
+const FAILED: &str = "failed: ";
 
 #[derive(Default)]
 pub struct Count {
@@ -10,13 +13,27 @@ pub struct Count {
     pub failed: usize,
     /// With reasons.
     pub skipped: Vec<String>,
+    /// What is known of those that failed: names of tests, and errors.
+    pub failures: Vec<String>,
 }
 
 impl Count {
-    /// Prints the skipped tests and, in the last line, the numbers. Returns the exit status that follows.
+    /// Counts a failure, and says at once what it is.
+    pub fn fail(&mut self, error: impl Display) {
+        let error = format!("{error:#}");
+        eprintln!("error: {error}");
+        self.failed += 1;
+        self.failures.push(error);
+    }
+
+    /// Prints the skipped and the failed tests and, in the last line, the numbers. Returns the exit status that
+    /// follows.
     pub fn report(&self) -> ExitCode {
         for skipped in &self.skipped {
-            println!("skipped: {skipped}");
+            println!("{SKIPPED}{skipped}");
+        }
+        for failure in &self.failures {
+            println!("{FAILED}{failure}");
         }
         println!(
             "{} passed, {} failed, {} skipped",
@@ -31,8 +48,15 @@ impl Count {
         }
     }
 
-    /// Reads what [`Count::report`] prints last. The reasons of skipped tests are on the lines before.
-    pub fn from_last_line(line: &str) -> Option<Self> {
+    /// Reads what [`Count::report`] prints at the end of an output.
+    pub fn from_report(output: &str) -> Option<Self> {
+        let lines = |prefix| {
+            let lines = output
+                .lines()
+                .filter_map(move |line| line.strip_prefix(prefix));
+            lines.map(str::to_owned).collect()
+        };
+        let line = output.lines().next_back()?;
         let mut numbers = line.split(", ").map(|part| part.split_once(' '));
         let mut number = |what: &str| {
             let (number, found) = numbers.next()??;
@@ -41,7 +65,8 @@ impl Count {
         Some(Self {
             passed: number("passed")?,
             failed: number("failed")?,
-            skipped: Vec::new(),
+            skipped: lines(SKIPPED),
+            failures: lines(FAILED),
         })
     }
 
@@ -49,10 +74,16 @@ impl Count {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped.extend(other.skipped);
+        self.failures.extend(other.failures);
     }
 
-    /// Adds a line such as `test result: ok. 14 passed; 0 failed; 1 ignored; …`.
+    /// Adds a line such as `test result: ok. 14 passed; 0 failed; 1 ignored; …`, and takes the name from one such as
+    /// `test tests::one … FAILED`.
     pub fn add_result(&mut self, line: &str) {
+        let named = line.strip_prefix("test ");
+        if let Some(name) = named.and_then(|rest| rest.strip_suffix(" ... FAILED")) {
+            self.failures.push(name.to_owned());
+        }
         let Some((_, result)) = line
             .strip_prefix("test result: ")
             .and_then(|rest| rest.split_once(". "))
@@ -88,9 +119,24 @@ mod tests {
             "test result: FAILED. 2 passed; 3 failed; 0 ignored; 0 measured; 0 filtered out",
         );
         count.add_result("test frame::tests::passed ... ok");
+        count.add_result("test frame::tests::another ... FAILED");
         assert_eq!(
             (count.passed, count.failed, count.skipped.len()),
             (16, 3, 1)
         );
+        assert_eq!(count.failures, ["frame::tests::another"]);
+    }
+
+    #[test]
+    fn what_another_process_reports_is_read_back() {
+        let output =
+            "failed: one\nskipped: two: why\nfailed: three\n4 passed, 2 failed, 1 skipped\n";
+        let count = Count::from_report(output).unwrap();
+        assert_eq!((count.passed, count.failed), (4, 2));
+        assert_eq!(count.skipped, ["two: why"]);
+        assert_eq!(count.failures, ["one", "three"]);
+        for other in ["", "4 passed\n", "4 passed, 2 failed, 1 skipped\nmore\n"] {
+            assert!(Count::from_report(other).is_none(), "{other}");
+        }
     }
 }

@@ -170,8 +170,7 @@ pub fn on_the_floor(count: &mut Count) {
             count.add(row.count);
         }
         Err(error) => {
-            eprintln!("error: {error:#}");
-            count.failed += 1;
+            count.fail(error);
         }
     }
 }
@@ -233,8 +232,7 @@ fn run(
             judge(&outcome, &modules, &kernel.release, &mut row.count);
         }
         Err(error) => {
-            eprintln!("error: {error:#}");
-            row.count.failed += 1;
+            row.count.fail(error);
         }
     }
     row

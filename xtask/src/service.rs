@@ -58,19 +58,12 @@ pub fn in_the_suite(count: &mut Count) {
         let output = command.stderr(Stdio::inherit()).output();
         let output = output.context("start this program as root")?;
         let text = String::from_utf8_lossy(&output.stdout);
-        let counted = text.lines().last().and_then(Count::from_last_line);
-        let mut counted = counted.with_context(|| format!("no count in {text:?}"))?;
-        let skipped = text
-            .lines()
-            .filter_map(|line| line.strip_prefix("skipped: "));
-        counted.skipped = skipped.map(str::to_owned).collect();
-        Ok(counted)
+        Count::from_report(&text).with_context(|| format!("no count in {text:?}"))
     });
     match outcome {
         Ok(counted) => count.add(counted),
         Err(error) => {
-            eprintln!("error: {error:#}");
-            count.failed += 1;
+            count.fail(error);
         }
     }
 }
@@ -115,8 +108,7 @@ fn check(packages: &Path, cache: &Path, count: &mut Count) {
     let mut service = match prepare(packages, &root) {
         Ok(service) => service,
         Err(error) => {
-            eprintln!("error: {error:#}");
-            count.failed += 1;
+            count.fail(error);
             return;
         }
     };
@@ -131,8 +123,8 @@ fn check(packages: &Path, cache: &Path, count: &mut Count) {
                 count.passed += 1;
             }
             Err(error) => {
-                eprintln!("error: {name}: {error:#}\n{}", service.journal());
-                count.failed += 1;
+                count.fail(format_args!("service: {name}: {error:#}"));
+                eprintln!("{}", service.journal());
                 break;
             }
         }

@@ -55,8 +55,7 @@ pub fn test(arguments: &Arguments) -> ExitCode {
             let mut all = vec!["test", "--workspace", "--no-fail-fast"];
             all.extend(arguments.cargo_test.iter().map(String::as_str));
             if let Err(error) = tests(&all, &mut count) {
-                eprintln!("error: {error:#}");
-                count.failed += 1;
+                count.fail(error);
             }
             if !arguments.quick {
                 kernels::on_the_floor(&mut count);
@@ -65,8 +64,7 @@ pub fn test(arguments: &Arguments) -> ExitCode {
             }
         }
         Err(error) => {
-            eprintln!("error: {error:#}");
-            count.failed += 1;
+            count.fail(error);
         }
     }
     count.report()
@@ -117,8 +115,7 @@ fn checks(count: &mut Count) {
         match run(cargo(&check).env("RUSTDOCFLAGS", "-D warnings")) {
             Ok(()) => count.passed += 1,
             Err(error) => {
-                eprintln!("error: {error:#}");
-                count.failed += 1;
+                count.fail(error);
             }
         }
     }
@@ -140,8 +137,7 @@ fn fuzz_for_a_minute(count: &mut Count) {
         {
             Ok(()) => count.passed += 1,
             Err(error) => {
-                eprintln!("error: {error:#}");
-                count.failed += 1;
+                count.fail(error);
             }
         }
     }
@@ -174,8 +170,7 @@ pub fn tests(arguments: &[&str], count: &mut Count) -> Result<()> {
     count.passed = count.passed.saturating_sub(skipped.len());
     count.skipped.extend(skipped);
     if !status.success() && count.failed == failed_before {
-        // A test that did not compile, or a process that died before it could count.
-        count.failed += 1;
+        count.fail("a test did not compile, or a process died before it could count");
     }
     Ok(())
 }

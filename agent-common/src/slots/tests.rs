@@ -1,4 +1,4 @@
-//! The protocol in all orders of its steps, and how flows spread over the windows.
+//! The protocol in all orders of its steps with up to two preemptions, and how flows spread over the windows.
 
 use core::cell::Cell;
 
@@ -8,7 +8,7 @@ use loom::{
         Arc,
         atomic::{
             AtomicU32, AtomicU64,
-            Ordering::{AcqRel, Acquire, Relaxed},
+            Ordering::{AcqRel, Relaxed},
         },
     },
     thread,
@@ -32,9 +32,9 @@ struct View<'a> {
 }
 
 impl States for View<'_> {
-    /// What a program does to a slot depends on its state, so on real processors it happens after this, too.
+    /// As on a processor that may show a slot's state before its key.
     fn state(&self, slot: u32) -> u32 {
-        self.shared.states[slot as usize].load(Acquire)
+        self.shared.states[slot as usize].load(Relaxed)
     }
 
     fn has_key(&self, slot: u32) -> bool {
@@ -99,7 +99,7 @@ impl Shared {
     }
 }
 
-/// Each thread counts a packet of each of its keys. Whatever happens, those that were counted are those that are drained.
+/// Each thread counts a packet of each of its keys, in all orders with up to two preemptions. Whatever happens, those that were counted are those that are drained.
 fn in_all_orders(empty: u32, threads: &'static [&'static [(u64, u32)]]) {
     const START: u32 = 6;
     let mut model = Builder::new();

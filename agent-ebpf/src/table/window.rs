@@ -75,8 +75,8 @@ impl States for Slots<'_> {
         unsafe { (&raw const (*self.slot(slot)).counters.state).read_volatile() }
     }
 
-    /// Where a processor shows the state before the key, the key reads as zeros, which no key is (the namespace is
-    /// never 0): the program goes on to another slot.
+    /// Where a processor shows the state before the key, words of the key read as zeros: the program goes on to another
+    /// slot, as if this one were another flow's.
     #[inline(always)]
     fn has_key(&self, slot: u32) -> bool {
         let slot = self.slot(slot);
@@ -103,7 +103,9 @@ impl States for Slots<'_> {
         {
             let mut step = step;
             // SAFETY: it adds one, behind the compiler's back.
-            unsafe { core::arch::asm!("{0} += 1", inlateout(reg) step, options(pure, nomem, nostack)) };
+            unsafe {
+                core::arch::asm!("{0} += 1", inlateout(reg) step, options(pure, nomem, nostack))
+            };
             step
         }
         #[cfg(not(target_arch = "bpf"))]

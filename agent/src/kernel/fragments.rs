@@ -109,6 +109,7 @@ mod tests {
             return;
         }
         let kernel = Kernel::load(&LoadSettings {
+            min_flows: 16,
             max_flows: 16,
             max_fragments: 65_536,
             decapsulate: false,

@@ -23,7 +23,7 @@ use super::{
     links::netlink::errno,
     memory::{map_memory_bytes, memory_bytes},
     outers::Outers,
-    pages::{self, Pages},
+    pages::{self, Bounds, Pages},
     refusal,
     rule_maps::{PlacedRules, RuleMaps},
     run_times::RunTimes,
@@ -40,6 +40,8 @@ const CLOCKS: &str = "clocks";
 
 /// What is fixed when the programs are loaded.
 pub struct LoadSettings {
+    /// As in [`Bounds`].
+    pub min_flows: u32,
     pub max_flows: u32,
     /// Fragmented datagrams whose ports are remembered at the same time.
     pub max_fragments: u32,
@@ -136,13 +138,13 @@ impl Kernel {
             fill: take(ebpf, "FILL")?,
             variables: take(ebpf, ".bss")?,
         };
-        let pages = Pages::create(
-            maps,
-            settings.max_flows,
-            settings.early_scan_flows,
-            settings.hash_factors,
-        )
-        .map_err(|error| explain_memory(error, settings.max_flows))?;
+        let bounds = Bounds {
+            min_flows: settings.min_flows,
+            max_flows: settings.max_flows,
+            early_scan_flows: settings.early_scan_flows,
+        };
+        let pages = Pages::create(maps, bounds, settings.hash_factors)
+            .map_err(|error| explain_memory(error, &bounds))?;
         let accounts = Accounts::new(take(ebpf, "ACCOUNT")?, shape.accounts_per_page)?;
         let rule_maps = [
             take(ebpf, "RULE_ROWS")?,
@@ -372,10 +374,15 @@ fn remedy(map: &str, settings: &LoadSettings) -> Option<String> {
     })
 }
 
-fn explain_memory(error: anyhow::Error, max_flows: u32) -> anyhow::Error {
+fn explain_memory(error: anyhow::Error, bounds: &Bounds) -> anyhow::Error {
     if errno(&error) == Some(libc::ENOMEM) {
+        let (flows, setting) = if bounds.early_scan_flows == 0 {
+            (bounds.max_flows, "--max-flows")
+        } else {
+            (bounds.min_flows.min(bounds.max_flows), "--min-flows")
+        };
         error.context(format!(
-            "the kernel has no memory for two pages of {max_flows} flows: lower --max-flows, or \
+            "the kernel has no memory for two pages of {flows} flows: lower {setting}, or \
              raise the memory limit of the agent's cgroup"
         ))
     } else {
@@ -390,6 +397,7 @@ mod tests {
     #[test]
     fn a_map_that_does_not_fit_is_told_by_the_setting_that_sizes_it() {
         let settings = LoadSettings {
+            min_flows: 1000,
             max_flows: 1000,
             max_fragments: 77,
             decapsulate: true,

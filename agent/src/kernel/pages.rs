@@ -26,8 +26,9 @@ pub use self::size::Size;
 use self::{
     growth::Growth,
     page::{Page, Taken, Windows},
+    size::Mark,
 };
-use super::bpf;
+use super::{account::possible_cpus, bpf, links::netlink::errno};
 use crate::log_limit::LogLimit;
 
 /// The programs' maps that belong to the pages.
@@ -41,17 +42,29 @@ pub struct Maps {
     pub variables: MapData,
 }
 
+/// How large pages are.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Flows that a page always has room for; no more than `max_flows`.
+    pub min_flows: u32,
+    /// Flows up to which pages grow.
+    pub max_flows: u32,
+    /// The programs ask for a scan of a page when they have put that share of its room into it that this is of
+    /// `max_flows`. With 0 they never ask, and pages have all of their room from the start.
+    pub early_scan_flows: u32,
+}
+
 pub struct Pages {
     maps: Maps,
     both: [Page; 2],
     variables_len_bytes: usize,
     switches: Switches,
-    max_flows: u32,
-    early_scan_flows: u32,
+    mark: Mark,
+    possible_cpus: usize,
     growth: Growth,
     /// Windows of another size, which are made beside the scans.
     making: Option<JoinHandle<Result<Windows>>>,
-    no_memory: LogLimit,
+    refused: LogLimit,
     /// Flows that found no slot so far.
     behind_flows: u64,
     factors: [u64; Hash::FACTORS],
@@ -59,20 +72,15 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Creates both pages with room for some thousand flows each and hands them to the programs. They grow up to
-    /// `max_flows`.
-    ///
-    /// The programs ask for a scan of a page when they have put that share of `max_flows` into it that `early_scan_flows`
-    /// is. `factors` are those of their hash.
-    pub fn create(
-        maps: Maps,
-        max_flows: u32,
-        early_scan_flows: u32,
-        factors: [u64; Hash::FACTORS],
-    ) -> Result<Self> {
-        let growth = Growth::up_to(max_flows, early_scan_flows);
+    /// Creates both pages and hands them to the programs. `factors` are those of the programs' hash.
+    pub fn create(maps: Maps, bounds: Bounds, factors: [u64; Hash::FACTORS]) -> Result<Self> {
+        let mark = Mark {
+            flows: bounds.early_scan_flows,
+            max_flows: bounds.max_flows,
+        };
+        let growth = Growth::new(bounds.min_flows, mark);
         let size = growth.wanted();
-        let behind_flows = Size::behind_flows(max_flows);
+        let behind_flows = Size::behind_flows(bounds.max_flows);
         let pages = [0, 1].map(|_| Page::create(size, behind_flows));
         let [first, second] = pages;
         let pages = [first?, second?];
@@ -81,7 +89,8 @@ impl Pages {
             .info()
             .context("ask for the size of the programs' variables")?
             .value_size() as usize;
-        let sizes = [size.of_page(early_scan_flows, max_flows)?; 2];
+        let possible_cpus = possible_cpus()?;
+        let sizes = [size.of_page(mark, possible_cpus); 2];
         let pages = Self {
             maps,
             both: pages,
@@ -90,11 +99,11 @@ impl Pages {
                 sizes,
                 ..Switches::default()
             },
-            max_flows,
-            early_scan_flows,
+            mark,
+            possible_cpus,
             growth,
             making: None,
-            no_memory: LogLimit::default(),
+            refused: LogLimit::default(),
             behind_flows: 0,
             factors,
             taken: Taken::default(),
@@ -207,7 +216,7 @@ impl Pages {
         idle: u32,
         mut sink: impl FnMut(&[FlowKey], &[FlowCounters]),
     ) -> Result<u64> {
-        let behind_flows = self.behind_flows_of(idle)?;
+        let behind_flows = behind_flows(&self.fill_of(idle)?);
         self.behind_flows += behind_flows;
         let page = &mut self.both[idle as usize];
         let mut drained = page.drain_windows(&mut self.taken, &mut sink);
@@ -225,8 +234,7 @@ impl Pages {
     /// has them made: that takes the kernel some milliseconds for each hundred thousand flows.
     fn adapt(&mut self, idle: u32, drained: u64) -> Result<()> {
         let size = self.both[idle as usize].size();
-        let mark_flows = self.switches.sizes[idle as usize].mark_flows;
-        self.growth.note(drained, size, mark_flows);
+        self.growth.note(drained, size);
         let wanted = self.growth.wanted();
         // Windows that are ready while this page has its size are those of the other one.
         if size != wanted
@@ -239,7 +247,7 @@ impl Pages {
         if are_wanted {
             // Nobody needs them any more.
             drop(self.made());
-        } else if self.making.is_none() {
+        } else if self.making.is_none() && self.growth.may_ask() {
             let maker = thread::Builder::new().name("flow-table-page".to_owned());
             match maker.spawn(move || Windows::create(wanted)) {
                 Ok(making) => self.making = Some(making),
@@ -267,7 +275,7 @@ impl Pages {
             return Ok(());
         }
         self.both[idle as usize].change(windows);
-        self.switches.sizes[idle as usize] = size.of_page(self.early_scan_flows, self.max_flows)?;
+        self.switches.sizes[idle as usize] = size.of_page(self.mark, self.possible_cpus);
         self.store(self.switches)
             .context("tell the programs the size of a page")?;
         tracing::debug!(
@@ -279,29 +287,45 @@ impl Pages {
     }
 
     fn stays(&mut self, error: &anyhow::Error) {
-        if self.no_memory.event().is_some() {
+        self.growth.refused();
+        if self.refused.event().is_some() {
+            let advice = match errno(error) {
+                Some(libc::ENOMEM) => {
+                    ": raise the memory limit of the agent's cgroup, or lower --max-flows"
+                }
+                _ => "",
+            };
             tracing::warn!(
-                "{error:#}: the flow table stays as it is, and may refuse flows: raise the memory limit of the agent's \
-                 cgroup, or lower --max-flows"
+                "{error:#}: the flow table keeps its size for now, and may refuse flows{advice}"
             );
         }
     }
 
-    /// Puts a flow into the page in use, as the programs do, while none of them runs. Returns whether there was a slot.
-    pub fn put(&mut self, key: &FlowKey, counters: &FlowCounters) -> bool {
-        let page = &mut self.both[self.switches.page as usize];
-        page.put(self.factors, key, counters)
+    /// Puts a flow into the page in use, as the programs do, while none of them runs. Returns whether there was room.
+    pub fn put(&mut self, key: &FlowKey, counters: &FlowCounters) -> Result<bool> {
+        let index = self.switches.page;
+        let page = &mut self.both[index as usize];
+        if page.put(self.factors, key, counters) {
+            return Ok(true);
+        }
+        let behind = page.put_behind(key, counters);
+        if !behind.context("put a flow behind the slots")? {
+            return Ok(false);
+        }
+        let mut fill = self.fill_of(index)?;
+        let more = behind_flows(&fill) + 1;
+        fill[BEHIND..][..size_of::<u64>()].copy_from_slice(&more.to_ne_bytes());
+        bpf::update(self.maps.fill.fd().as_fd(), index, &fill)
+            .context("note that a flow is behind the slots")?;
+        Ok(true)
     }
 
-    /// How many flows of a page found no slot.
-    fn behind_flows_of(&self, index: u32) -> Result<u64> {
+    /// A [`PageFill`].
+    fn fill_of(&self, index: u32) -> Result<[u8; size_of::<PageFill>()]> {
         let mut fill = [0; size_of::<PageFill>()];
         bpf::lookup(self.maps.fill.fd().as_fd(), index, &mut fill)
             .context("ask how full a page of the flow table is")?;
-        let behind = fill[offset_of!(PageFill, behind)..].first_chunk();
-        Ok(u64::from_ne_bytes(
-            *behind.expect("the field has eight bytes"),
-        ))
+        Ok(fill)
     }
 
     /// The number of the page that the programs fill.
@@ -309,9 +333,9 @@ impl Pages {
         self.switches.page
     }
 
-    /// How many flows a page has room for at least.
+    /// How many flows a page has room for when it has grown.
     pub fn capacity(&self) -> u32 {
-        self.max_flows
+        self.mark.max_flows
     }
 
     /// How many flows found no slot so far.
@@ -322,7 +346,7 @@ impl Pages {
     /// How many flows the pages have room for at the moment.
     pub fn room_flows(&self) -> u32 {
         let room = self.both.iter().map(|page| page.size().room_flows());
-        room.min().unwrap_or_default().min(self.max_flows)
+        room.min().unwrap_or_default().min(self.mark.max_flows)
     }
 
     /// Memory that the kernel charges for both pages.
@@ -339,6 +363,14 @@ impl Pages {
     }
 }
 
+const BEHIND: usize = offset_of!(PageFill, behind);
+
+/// How many flows of a page found no slot.
+fn behind_flows(fill: &[u8; size_of::<PageFill>()]) -> u64 {
+    let behind = fill[BEHIND..].first_chunk();
+    u64::from_ne_bytes(*behind.expect("the field has eight bytes"))
+}
+
 #[cfg(test)]
 mod tests {
     use lab::privilege::is_root_or_skip;
@@ -353,6 +385,7 @@ mod tests {
         }
         for flips in [0, 1] {
             let mut kernel = Kernel::load(&LoadSettings {
+                min_flows: 16,
                 max_flows: 16,
                 max_fragments: 1,
                 decapsulate: false,

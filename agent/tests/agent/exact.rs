@@ -28,6 +28,7 @@ const ACK: u8 = 0x10;
 
 fn every_program_is_taken(decapsulate: bool) {
     let mut kernel = Kernel::load(&LoadSettings {
+        min_flows: 1,
         max_flows: 1,
         max_fragments: 1,
         decapsulate,

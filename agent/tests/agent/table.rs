@@ -1,6 +1,6 @@
 //! The flow table: pages that grow and shrink, and flows that find no slot in them.
 
-use std::{collections::BTreeSet, net::Ipv4Addr, ops::Range};
+use std::{collections::BTreeSet, fs, net::Ipv4Addr, ops::Range, path::PathBuf};
 
 use agent::{
     client,
@@ -33,6 +33,20 @@ fn frames(lab: &Lab, flows: Range<u32>) -> Vec<Vec<u8>> {
     flows.map(frame).collect()
 }
 
+/// How many maps of the kernel are mapped into a process.
+fn mappings(pid: u32) -> usize {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    maps.matches("bpf-map").count()
+}
+
+/// How many maps of the kernel a process has open.
+fn descriptors(pid: u32) -> usize {
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let is_map = |path: PathBuf| path.to_string_lossy().contains("bpf-map");
+    let maps = open.filter(|entry| fs::read_link(entry.path()).is_ok_and(is_map));
+    maps.count()
+}
+
 fn number(status: &Value, path: [&str; 2]) -> u64 {
     status[path[0]][path[1]].as_u64().unwrap()
 }
@@ -50,12 +64,17 @@ fn pages_grow_with_new_flows_and_shrink_without_them() {
     let lab = Lab::quiet().unwrap();
     let max_flows = MAX_FLOWS.to_string();
     let settings = ["--max-flows", &max_flows, "--idle-timeout", "5m"];
-    let agent = Agent::start(&lab, &settings);
+    let mut agent = Agent::start(&lab, &settings);
+    let pid = agent.pid();
     let status = || agent.status(&lab.agent);
     let room = || number(&status(), ["table", "room"]);
     assert_eq!(room(), LEAST_ROOM);
     let idle_bytes = number(&status(), ["memory", "kernel_map_bytes"]);
-    assert!(idle_bytes <= 8 * MIB, "{idle_bytes} bytes");
+    // Before 6.4 the kernel reports a hash map as if it were full.
+    let most = if kernel::is_at_least(6, 4) { 8 } else { 24 } * MIB;
+    assert!(idle_bytes <= most, "{idle_bytes} bytes");
+    let held = || [mappings(pid), descriptors(pid)];
+    let idle_held = held();
 
     let before = lab.agent.counters().unwrap();
     let socket = lab.peer.frame_socket().unwrap();
@@ -77,9 +96,11 @@ fn pages_grow_with_new_flows_and_shrink_without_them() {
     assert!(number(&status(), ["memory", "kernel_map_bytes"]) > idle_bytes);
     wait_until("both pages have shrunk", || room() == LEAST_ROOM);
     wait_until("their memory is given back", || {
-        number(&status(), ["memory", "kernel_map_bytes"]) == idle_bytes
+        number(&status(), ["memory", "kernel_map_bytes"]) == idle_bytes && held() == idle_held
     });
-    pass(&frames);
+    for frames in frames.chunks(part as usize) {
+        pass(frames);
+    }
 
     let (accounts, sums) = agent.stop_and_sum();
     let last = accounts.last().unwrap();
@@ -88,6 +109,57 @@ fn pages_grow_with_new_flows_and_shrink_without_them() {
     assert_eq!(sums.len(), frames.len());
     let twice = [count(2, &frames[0]), Pair::default()];
     assert!(sums.values().all(|sum| *sum == twice));
+}
+
+/// As with memory that the kernel does not have.
+#[test]
+fn pages_that_cannot_grow_keep_their_size_and_grow_once_they_can() {
+    const FLOWS: u32 = 5000;
+    if !is_root_or_skip("agent::pages_that_cannot_grow_keep_their_size_and_grow_once_they_can") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let settings = ["--max-flows", "100000", "--scan-interval", "100ms"];
+    let mut agent = Agent::start(&lab, &settings);
+    let pid = agent.pid();
+    let room = || number(&agent.status(&lab.agent), ["table", "room"]);
+    let least = room();
+    let limit_open_files = |files: &str| {
+        let mut command = lab.agent.command("prlimit");
+        command.args(["--pid", &pid.to_string()]);
+        let limited = command.arg(format!("--nofile={files}:4096")).status();
+        assert!(limited.unwrap().success());
+    };
+    limit_open_files("3");
+    let before = lab.agent.counters().unwrap();
+    let frames = frames(&lab, 0..FLOWS);
+    let mut sent = 0;
+    let mut send_until = |is_so: &dyn Fn() -> bool| {
+        wait_until("the agent says or does it", || {
+            lab.peer.frame_socket().unwrap().send_many(&frames).unwrap();
+            sent += 1;
+            is_so()
+        });
+    };
+    send_until(&|| {
+        agent
+            .stderr()
+            .contains("the flow table keeps its size for now")
+    });
+    limit_open_files("4096");
+    assert_eq!(room(), least);
+    send_until(&|| room() > least);
+    wait_for_packets(&lab.agent, before, sent * u64::from(FLOWS));
+    let report = agent.stop();
+    let log = &report.log;
+    assert!(log.contains("Too many open files"), "{log}");
+    // It is not tried at every scan, and that the memory is short would be wrong.
+    assert!(!log.contains("memory limit"), "{log}");
+    assert_eq!(report.seen(), count(sent * u64::from(FLOWS), &frames[0]));
+    let sums = report.sums();
+    assert_eq!(sums.len(), frames.len());
+    let each = [count(sent, &frames[0]), Pair::default()];
+    assert!(sums.values().all(|sum| *sum == each));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -130,6 +202,7 @@ fn flows_of_one_hash_are_all_accounted_for() {
         return;
     }
     let mut kernel = Kernel::load(&LoadSettings {
+        min_flows: MAX_FLOWS,
         max_flows: MAX_FLOWS,
         max_fragments: 1,
         decapsulate: false,
@@ -138,7 +211,8 @@ fn flows_of_one_hash_are_all_accounted_for() {
         max_interfaces: 1,
         sample_rate: 0,
         log_level: 0,
-        // Nothing of a key is in the sum.
+        // Each word of a key adds the product of its halves: with factors of 0 only the ports of these flows differ, and the
+        // other half of their word is 0.
         hash_factors: [0; Hash::FACTORS],
     })
     .unwrap();

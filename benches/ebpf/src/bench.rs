@@ -12,6 +12,7 @@
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch, core_intrinsics))]
 
 #[path = "../../../agent-ebpf/src/atomic.rs"]
+#[expect(dead_code, reason = "the least that a program does is to add")]
 mod atomic;
 mod bare;
 #[path = "../../../agent-ebpf/src/clock.rs"]

@@ -23,14 +23,12 @@ pub fn judge(outcome: &Outcome, modules: &[&str], release: &str, count: &mut Cou
         if let Some(skipped) = line.strip_prefix("@@ skipped ") {
             count.passed = count.passed.saturating_sub(1);
             if skipped.contains(NO_DEVICE) {
-                eprintln!("error: {release}: {skipped}");
-                count.failed += 1;
+                count.fail(format_args!("{release}: {skipped}"));
             } else {
                 count.skipped.push(format!("kernel {release}: {skipped}"));
             }
         } else if let Some(module) = line.strip_prefix("@@ module ") {
-            eprintln!("error: {release}: {module} cannot be loaded");
-            count.failed += 1;
+            count.fail(format_args!("{release}: {module} cannot be loaded"));
         } else if let Some(name) = line.strip_prefix("@@ start ") {
             if let Some(before) = run.replace(Run::of(name)) {
                 before.end(None, release, count);
@@ -57,7 +55,9 @@ pub fn judge(outcome: &Outcome, modules: &[&str], release: &str, count: &mut Cou
             .push(format!("kernel {release}: {module}: {reason}"));
     }
     if !is_whole && count.failed == failed_before {
-        count.failed += 1;
+        count.fail(format_args!(
+            "kernel {release}: the guest did not come to its end"
+        ));
     }
     if count.failed > failed_before {
         for line in outcome.lines.iter().filter(|line| !line.starts_with(MARK)) {
@@ -121,12 +121,18 @@ impl<'a> Run<'a> {
             Some(status) => format!("ended with {status}"),
             None => "had not ended when the guest did".to_owned(),
         };
+        let failed = || {
+            let results = self.results.iter();
+            let failed = results.filter(|(_, result)| **result == Some("FAILED"));
+            failed.map(|(test, _)| *test)
+        };
+        let named = failed().map(|test| format!("kernel {release}: {test}"));
+        count.failures.extend(named);
         if let Some(total) = self.total {
             count.add_result(total);
             // A libtest program that counted its failures ends with 101.
             if !matches!(status, Some("0" | "101")) {
-                eprintln!("error: {release}: {name} {ended}");
-                count.failed += 1;
+                count.fail(format_args!("{release}: {name} {ended}"));
             }
             return;
         }
@@ -142,14 +148,12 @@ impl<'a> Run<'a> {
             hung.extend(unfinished.first());
         }
         for test in &hung {
-            eprintln!("error: {release}: {name}: {test} did not come to its end");
+            let hung = format!("{release}: {name}: {test} did not come to its end");
+            eprintln!("error: {hung}");
+            count.failures.push(hung);
         }
-        let failed = self
-            .results
-            .values()
-            .filter(|result| result.is_some_and(|result| result == "FAILED"));
         // At least one failure, even if it died before it had named its tests.
-        count.failed += (hung.len() + failed.count()).max(1);
+        count.failed += (hung.len() + failed().count()).max(1);
         let passed = self
             .results
             .values()

@@ -28,6 +28,7 @@ const MODULES: &[(&str, u64)] = &[
     ("devices", 2_700),
     ("filters", 2_700),
     ("fragments", 900),
+    ("table", 1_800),
     ("tunnels", 2_700),
     ("xdp", 1_800),
     // Locks the kernel down for good.

@@ -33,6 +33,7 @@ pub(super) fn programs(layout: &Layout) -> [Check; 2] {
 
 fn load(layout: &Layout, decapsulate: bool) -> Result<()> {
     let settings = LoadSettings {
+        min_flows: 1,
         max_flows: 1,
         max_fragments: 1,
         decapsulate,

@@ -127,12 +127,18 @@ pub struct Args {
           default_missing_value = "true", hide_possible_values = true, help_heading = COUNT)]
     pub decapsulate: bool,
 
-    /// Flows that each of the two pages of the kernel's table can hold. Pages begin with room for some thousand flows,
-    /// grow as flows come and shrink without them. At its full size a page takes 200 bytes of kernel memory for each of
-    /// these flows.
+    /// Flows up to which each of the two pages of the kernel's table grows. At its full size a page takes 200 bytes of
+    /// kernel memory for each of these flows.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_FLOWS", default_value_t = 500_000,
           value_parser = number(1..=100_000_000), help_heading = TABLE)]
     pub max_flows: u32,
+
+    /// Flows that a page always has room for, and up to which it shrinks when few flows come; no more than --max-flows. A
+    /// quarter of --max-flows, or 65,536 if that is less, find room beside them while a page has not yet grown. Raise this
+    /// where more new flows than that may come while the agent gets no CPU.
+    #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MIN_FLOWS", default_value_t = 6144,
+          value_parser = number(1..=100_000_000), help_heading = TABLE)]
+    pub min_flows: u32,
 
     /// Flows kept in userspace. When there are more, the flow that would end first is ended early.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_TRACKED_FLOWS", default_value_t = 1_000_000,
@@ -315,6 +321,7 @@ impl Args {
                 tc_attach: self.tc_attach,
                 tcx_order: self.tcx_order,
             },
+            min_flows: self.min_flows,
             max_flows: self.max_flows,
             max_fragments: self.max_fragments,
             decapsulate: self.decapsulate,

@@ -37,6 +37,7 @@ const SETTINGS: AttachSettings = AttachSettings {
 
 fn kernel() -> Kernel {
     Kernel::load(&LoadSettings {
+        min_flows: 16,
         max_flows: 16,
         max_fragments: 1,
         decapsulate: false,

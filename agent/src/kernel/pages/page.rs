@@ -1,13 +1,13 @@
 //! One page of the flow table: its windows, in this process's memory, and the hash map behind them.
 
-use std::{io, os::fd::AsFd as _};
+use std::{io, os::fd::AsFd as _, slice};
 
 use agent_common::{
     FlowCounters, FlowKey,
     slots::{self, EMPTY, Hash, SLOTS, Slot, TRIES, Window},
 };
 use anyhow::{Context as _, Result};
-use aya::maps::MapData;
+use aya::{Pod, maps::MapData};
 use aya_obj::generated::{
     BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC,
     bpf_map_type::{BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_HASH},
@@ -129,6 +129,15 @@ impl Page {
         false
     }
 
+    /// Puts a flow into the map behind the slots. Returns whether there was room.
+    pub fn put_behind(&mut self, key: &FlowKey, counters: &FlowCounters) -> io::Result<bool> {
+        match bpf::update_by_bytes(self.behind.fd().as_fd(), bytes(key), bytes(counters)) {
+            Ok(()) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::E2BIG) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Moves every entry of the windows to `sink`. Returns how many there were.
     pub fn drain_windows(
         &mut self,
@@ -165,7 +174,11 @@ impl Page {
                         keys.reserve(keys.len() * 2);
                         continue;
                     }
-                    Err(error) => return Err(error),
+                    Err(error) => {
+                        keys.clear();
+                        values.clear();
+                        return Err(error);
+                    }
                 };
             sink(&keys[..count], &values[..count]);
             drained += count as u64;
@@ -176,6 +189,11 @@ impl Page {
             }
         }
     }
+}
+
+fn bytes<T: Pod>(value: &T) -> &[u8] {
+    // SAFETY: such a value is plain bytes, so many of them.
+    unsafe { slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
 }
 
 impl Default for Taken {

@@ -1,11 +1,8 @@
 //! How large a page is, and when it asks for a scan.
 
 use agent_common::{PageSize, slots::SLOTS};
-use anyhow::Result;
 
-use crate::kernel::account::possible_cpus;
-
-/// How many slots there are for three flows. At this load one flow in seventy finds its windows full.
+/// How many slots there are for three flows. At this load one flow in a hundred finds its windows full.
 const SLOTS_FOR_THREE: u64 = 4;
 
 /// The size of a page.
@@ -53,19 +50,43 @@ impl Size {
             .max(max_flows / ONE_IN)
     }
 
-    /// What the programs are told. A page asks for a scan at the share of its room that `mark_flows` is of `max_flows`.
-    pub fn of_page(self, mark_flows: u32, max_flows: u32) -> Result<PageSize> {
-        let room = self.room_flows().min(max_flows);
-        let mark = u64::from(mark_flows) * u64::from(room) / u64::from(max_flows.max(1));
-        let mark = u32::try_from(mark).unwrap_or(u32::MAX);
-        // Below one flow it would be off.
-        let mark = if mark_flows == 0 { 0 } else { mark.max(1) };
-        Ok(PageSize {
+    /// What the programs are told.
+    pub(super) fn of_page(self, mark: Mark, possible_cpus: usize) -> PageSize {
+        let mark_flows = mark.of(self);
+        PageSize {
             windows: self.windows,
-            mark_flows: mark,
-            fill_step: fill_step(room, mark, possible_cpus()?),
+            mark_flows,
+            fill_step: fill_step(mark.room(self), mark_flows, possible_cpus),
             reserved: 0,
-        })
+        }
+    }
+}
+
+/// When a page asks for a scan: at the share of its room that `flows` is of `max_flows`, or never if that is 0.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark {
+    pub flows: u32,
+    pub max_flows: u32,
+}
+
+impl Mark {
+    pub(super) fn is_off(self) -> bool {
+        self.flows == 0
+    }
+
+    /// At how many flows.
+    pub(super) fn of(self, size: Size) -> u32 {
+        if self.is_off() {
+            return 0;
+        }
+        let flows = u64::from(self.flows) * u64::from(self.room(size));
+        let flows = u32::try_from(flows / u64::from(self.max_flows.max(1)));
+        // Below one flow it would be off.
+        flows.unwrap_or(u32::MAX).max(1)
+    }
+
+    fn room(self, size: Size) -> u32 {
+        size.room_flows().min(self.max_flows)
     }
 }
 

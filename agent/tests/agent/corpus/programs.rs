@@ -128,6 +128,7 @@ const DATAGRAM_LEN: usize = size_of::<FlowKey>() + 8;
 impl Programs {
     pub fn load(decapsulate: bool) -> Self {
         let mut kernel = Kernel::load(&LoadSettings {
+            min_flows: MAX_FLOWS,
             max_flows: MAX_FLOWS,
             max_fragments: 1024,
             decapsulate,

@@ -72,7 +72,6 @@ fn under_full_load(lab: &Lab, cpus: &[usize], frames: &[Vec<u8>], meanwhile: imp
     })
 }
 
-/// The second CPU looks the flow up in vain, and then finds it in the table when it inserts it.
 /// Sends a frame for each flow on two CPUs at once, in one scan window. Returns how many entries the scan found.
 fn new_flows_on_two_cpus(settings: &[&str], flows: u16) -> u64 {
     let lab = Lab::quiet().unwrap();
@@ -151,6 +150,39 @@ fn every_account_closes_while_programs_are_on_their_way_at_each_flip() {
         assert_eq!(sums[&flow], [count(rounds, &frames[0]), Pair::default()]);
     }
     assert_eq!(sums.len(), usize::from(FLOWS));
+}
+
+/// Windows are replaced while each CPU's program is between two of its steps on the other page.
+#[test]
+fn pages_that_grow_and_shrink_under_full_load_lose_nothing() {
+    const FLOWS: u16 = 50;
+    const ROUNDS: usize = 8;
+    // That of one window.
+    const LEAST_ROOM: u64 = 6;
+    if !can_race_or_skip("races::pages_that_grow_and_shrink_under_full_load_lose_nothing") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let settings = ["--min-flows", "1", "--scan-interval", "30ms"];
+    let agent = Agent::start(&lab, &settings);
+    let room = || agent.status(&lab.agent)["table"]["room"].as_u64().unwrap();
+    let before = lab.agent.counters().unwrap();
+    let frames = frames(&lab, FLOWS);
+    let mut rounds = 0;
+    for _ in 0..ROUNDS {
+        wait_until("pages have shrunk", || room() == LEAST_ROOM);
+        rounds += under_full_load(&lab, &CPUS, &frames, || {
+            wait_until("pages have grown", || room() > LEAST_ROOM);
+        });
+    }
+    let packets = rounds * u64::from(FLOWS);
+    wait_for_packets(&lab.agent, before, packets);
+    let report = agent.stop();
+    assert_eq!(report.seen(), count(packets, &frames[0]));
+    let sums = report.sums();
+    assert_eq!(sums.len(), usize::from(FLOWS));
+    let each = [count(rounds, &frames[0]), Pair::default()];
+    assert!(sums.values().all(|sum| *sum == each));
 }
 
 /// The kernel counts the programs' runs, so a packet that is in no account at all is noticed.
