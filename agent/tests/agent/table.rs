@@ -153,7 +153,7 @@ fn pages_that_cannot_grow_keep_their_size_and_grow_once_they_can() {
     let report = agent.stop();
     let log = &report.log;
     assert!(log.contains("Too many open files"), "{log}");
-    // It is not tried at every scan, and that the memory is short would be wrong.
+    // That would be the wrong advice.
     assert!(!log.contains("memory limit"), "{log}");
     assert_eq!(report.seen(), count(sent * u64::from(FLOWS), &frames[0]));
     let sums = report.sums();

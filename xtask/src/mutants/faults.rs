@@ -162,6 +162,13 @@ pub const FAULTS: &[Fault] = &[
         target: agent("table::pages_grow_with_new_flows_and_shrink_without_them"),
     },
     Fault {
+        name: "windows are replaced on the page in use",
+        file: "agent/src/kernel/pages.rs",
+        from: "if let Err(error) = self.place(idle, windows.map()) {",
+        to: "if let Err(error) = self.place(1 - idle, windows.map()) {",
+        target: races("pages_that_grow_and_shrink_under_full_load_lose_nothing"),
+    },
+    Fault {
         name: "a flow in two slots of a window is two",
         file: "agent/src/kernel/pages/page.rs",
         from: "window[..index].iter().position(is_same)",
