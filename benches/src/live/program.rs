@@ -93,6 +93,9 @@ impl Occupant {
             "ingress",
             "--max-flows",
             &max_flows,
+            // They have their full size from the start.
+            "--min-flows",
+            &max_flows,
             "--scan-interval",
             "1h",
             // New flows are counted, and never so many that a scan comes early.
