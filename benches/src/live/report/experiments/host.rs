@@ -128,8 +128,8 @@ pub static OUTPUTS: Experiment = Experiment {
     name: "outputs",
     bench: "outputs",
     heading: "What an output adds",
-    question: "What does a flow's report cost the agent's process, with {flows} flows that all report at each scan, by \
-               where it goes?",
+    question: "What does a flow's report cost the agent's process, with {flows} flows that all report at each scan, \
+               every {scan_interval}, by where it goes?",
     answer: "Without an output it takes {no output: CPU of a report}; a consumer of our own stream adds {one consumer: \
              added}, IPFIX over UDP {IPFIX over UDP: added} and JSON Lines {JSON Lines: added}.",
     axes: ("output", "CPU time of a report"),
@@ -140,6 +140,9 @@ pub static OUTPUTS: Experiment = Experiment {
         ("IPFIX file", "arm=ipfix file"),
         ("IPFIX file, uniflow", "arm=ipfix uniflow file"),
         ("IPFIX over UDP", "arm=ipfix over UDP"),
+        ("IPFIX over TCP", "arm=ipfix over TCP"),
+        ("pbflow", "arm=pbflow"),
+        ("OTLP", "arm=otlp"),
         ("JSON Lines", "arm=jsonl file"),
         ("Parquet", "arm=parquet files"),
     ],
