@@ -15,8 +15,10 @@ use crate::{
     record::Record,
 };
 
+mod reader;
 mod record_buffer;
 
+pub use reader::read;
 use record_buffer::RecordBuffer;
 
 /// A batch is closed before it would be longer than this, not counting the scan's own fields. Those grow by

@@ -60,9 +60,23 @@ pub fn dist() -> Result<ExitCode> {
 /// Builds the binary, and has it write its manual pages and completions.
 pub fn build(profile: Profile) -> Result<Built> {
     let build: &[&str] = match profile {
-        Profile::Packaged => &["build", "--locked", "--package", "agent", "--profile", "packaged"],
+        Profile::Packaged => &[
+            "build",
+            "--locked",
+            "--package",
+            "agent",
+            "--profile",
+            "packaged",
+        ],
         // The one that `cargo xtask test` has built: with the workspace, its dependencies have other features.
-        Profile::Dev => &["test", "--locked", "--workspace", "--no-run", "--test", "agent"],
+        Profile::Dev => &[
+            "test",
+            "--locked",
+            "--workspace",
+            "--no-run",
+            "--test",
+            "agent",
+        ],
     };
     run(&mut cargo(build))?;
     let folder = target_dir()?.join(profile.folder());

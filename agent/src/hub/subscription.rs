@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Buf as _, Bytes};
+use bytes::Bytes;
 use prost::{DecodeError, Message as _};
 use tokio::sync::mpsc;
 
@@ -20,7 +20,10 @@ use super::{
     consumer::{Consumer, Volume},
     held::{Charge, SharedHeld},
 };
-use crate::{batch::Batch, proto::FlowBatch};
+use crate::{
+    batch::{self, Batch},
+    proto::FlowBatch,
+};
 
 /// A batch in a queue, with what its consumer had lost before it.
 pub(super) struct Queued {
@@ -255,6 +258,9 @@ impl OutgoingBatch {
     /// Decodes the batch for a consumer inside the agent. Addresses and identifiers are not copied out of the
     /// shared bytes.
     pub fn decode(self) -> Result<FlowBatch, DecodeError> {
-        FlowBatch::decode(self.prefix.chain(self.body))
+        // Protobuf merges concatenated messages.
+        let mut batch = batch::read(&self.body)?;
+        batch.merge(self.prefix)?;
+        Ok(batch)
     }
 }
