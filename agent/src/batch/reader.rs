@@ -1,7 +1,7 @@
 //! Reads encoded batches back, for consumers inside the agent.
 //!
-//! Records are read by hand, as they are written: prost takes twice as long or more. Whatever does not look as this
-//! writes it is left to prost, which also says what is wrong with it.
+//! Records are read by hand, as they are written: prost takes twice as long or more. Whatever does not look as the
+//! agent writes it is left to prost, which also says what is wrong with it.
 
 use std::ops::Range;
 
