@@ -141,6 +141,13 @@ pub const FAULTS: &[Fault] = &[
         target: races("two_cpus_that_bring_the_same_new_flows_to_a_full_page_are_both_counted"),
     },
     Fault {
+        name: "the second to insert a flow behind the slots forgets its packet",
+        file: "agent-ebpf/src/table/behind.rs",
+        from: "EEXIST if grow(sought, size) => Begun::Elsewhere,",
+        to: "EEXIST => Begun::Elsewhere,",
+        target: races("two_cpus_that_bring_the_same_new_flows_to_a_full_page_are_both_counted"),
+    },
+    Fault {
         name: "what went behind the slots is not drained",
         file: "agent/src/kernel/pages.rs",
         from: "if behind_flows != 0 {",
@@ -303,7 +310,7 @@ pub const FAULTS: &[Fault] = &[
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeSet, fs};
+    use std::{collections::BTreeSet, fs, path::PathBuf};
 
     use super::*;
     use crate::workspace::root;
@@ -315,6 +322,32 @@ mod tests {
             assert!(names.insert(fault.name), "two are called {}", fault.name);
             let text = fs::read_to_string(root().join(fault.file)).unwrap();
             assert_ne!(fault.put_into(&text).unwrap(), text, "{}", fault.name);
+        }
+    }
+
+    /// The file in which a target's test is.
+    fn file(target: &Target) -> PathBuf {
+        let package = ["agent", "testing/races", "testing/corpus"]
+            .into_iter()
+            .find(|package| package.ends_with(target.package))
+            .unwrap();
+        let tests = root().join(package).join("tests");
+        let folder = tests.join(target.binary[1]);
+        match target.test.rsplit_once("::") {
+            Some((module, _)) => folder.join(module.replace("::", "/")).with_extension("rs"),
+            None if folder.is_dir() => folder.join("main.rs"),
+            None => folder.with_extension("rs"),
+        }
+    }
+
+    #[test]
+    fn every_test_that_must_catch_a_fault_is_in_the_sources() {
+        for &Fault { name, target, .. } in FAULTS {
+            let file = file(&target);
+            let text = fs::read_to_string(&file).unwrap();
+            let test = target.test.rsplit("::").next().unwrap();
+            let times = text.matches(&format!("fn {test}() {{")).count();
+            assert_eq!(times, 1, "{name}: {target} in {}", file.display());
         }
     }
 }
