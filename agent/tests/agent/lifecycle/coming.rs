@@ -10,7 +10,7 @@ use crate::{
     metrics,
     support::{
         Agent, NATIVE_XDP, Report,
-        attached::{filters, nothing_is_attached, tcx_programs_on, xdp_native},
+        attached::{filters, nothing_is_attached, tcx_programs_on, xdp_id, xdp_native},
         count, pair, wait_until,
     },
 };
@@ -422,8 +422,10 @@ fn a_strangers_native_xdp_is_let_alone_and_arriving_packets_count_at_tc() {
     }
     let lab = Lab::quiet().unwrap();
     let theirs = xdp_native(&lab.agent);
+    let their_id = xdp_id(&lab.agent);
     let settings = ["--ingress-hook", "xdp", "--xdp-without-tags"];
     let agent = Agent::start(&lab, &settings);
+    assert_eq!(xdp_id(&lab.agent), their_id, "beside us");
     assert!(agent.stderr().contains("another XDP program is there"));
     let hooks = &status(&lab, &agent)["hooks"];
     assert_eq!(hooks[0]["instead_of_xdp"], "taken");
@@ -434,5 +436,6 @@ fn a_strangers_native_xdp_is_let_alone_and_arriving_packets_count_at_tc() {
     lab.peer.frame_socket().unwrap().send_many(frames).unwrap();
     crate::support::wait_for_packets(&lab.agent, before, 100);
     assert_eq!(agent.stop().seen(), count(100, &frame));
+    assert_eq!(xdp_id(&lab.agent), their_id, "after us");
     drop(theirs);
 }

@@ -116,10 +116,13 @@ fn a_strangers_generic_xdp_is_warned_of_and_hides_no_packet_from_the_account() {
     }
     let lab = Lab::quiet().unwrap();
     let theirs = xdp(&lab.agent);
+    let their_id = xdp_id(&lab.agent);
     let agent = Agent::start(&lab, TCX);
     assert!(agent.stderr().contains("a generic XDP program"));
+    assert_eq!(xdp_id(&lab.agent), their_id, "beside us");
     send(&lab, PORT, PACKETS);
     assert_eq!(agent.stop().seen().packets, PACKETS);
+    assert_eq!(xdp_id(&lab.agent), their_id, "after us");
     drop(theirs);
 }
 
@@ -191,6 +194,7 @@ fn a_strangers_tcx_program_decides_as_without_us() {
         let seen = agent.stop().seen().packets;
         let unseen = if verdict == NEXT { 0 } else { PACKETS };
         assert_eq!(seen, 2 * PACKETS - unseen);
+        assert_eq!(delivered(&lab, expected), expected, "{verdict} after us");
         drop(before);
         assert_eq!(delivered(&lab, PACKETS), PACKETS, "after all");
     }
