@@ -18,6 +18,7 @@ use super::{
     closer::{Closer, Detach},
     lines::Lines,
     programs::Programs,
+    slots::Place,
     watcher::{Look, Watcher, WatcherLog},
     *,
 };
@@ -163,6 +164,53 @@ fn nothing_is_attached_to_whatever_has_the_index_of_one_that_has_just_left() {
         Ok(())
     };
     namespace.enter(watch).unwrap();
+}
+
+#[test]
+fn an_interface_that_goes_between_selection_and_start_gives_its_slot_back() {
+    const NAME: &str =
+        "agent::an_interface_that_goes_between_selection_and_start_gives_its_slot_back";
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    let has_tcx = kernel::is_at_least(6, 6);
+    let ways = [TcAttach::Tcx, TcAttach::Clsact];
+    for tc_attach in ways.into_iter().skip(usize::from(!has_tcx)) {
+        let namespace = Namespace::new("vanishes").unwrap();
+        let links = wires(&namespace, 2);
+        let settings = AttachSettings {
+            tc_attach,
+            ..SETTINGS
+        };
+        let start = |selected: &[Link]| {
+            let mut kernel = kernel();
+            // By name, since patterns may wait for others.
+            let (mut watcher, _) = watcher(&mut kernel, "new0", settings);
+            for link in selected {
+                let place = watcher.slots.take(link.ifindex, &link.name);
+                assert!(matches!(place, Place::Slot(_)));
+            }
+            let outcome = watcher.start(selected);
+            assert_eq!(watcher.slots.slot_of(links[0].ifindex), None);
+            let left = watcher.slots.left();
+            assert_eq!(left.len(), 1, "{tc_attach:?}");
+            assert_eq!(left[0].why, Why::GivenUp);
+            assert_eq!(left[0].id.ifindex, links[0].ifindex);
+            let hooks = watcher.slots.progress();
+            let attached = hooks.iter().filter(|hook| hook.after_attach.is_some());
+            let attached: Vec<u32> = attached.map(|hook| hook.hook.id.ifindex).collect();
+            (outcome, attached)
+        };
+        namespace.ip(&["link", "del", "new0"]).unwrap();
+        let enter = |selected| namespace.enter(|| Ok(start(selected))).unwrap();
+        let (outcome, attached) = enter(&links);
+        outcome.unwrap();
+        assert_eq!(attached, [links[1].ifindex; 2], "{tc_attach:?}");
+        let (outcome, attached) = enter(&links[..1]);
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("no interface is left"), "{error}");
+        assert!(attached.is_empty(), "{tc_attach:?}: {attached:?}");
+    }
 }
 
 #[test]
