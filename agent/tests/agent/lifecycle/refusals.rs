@@ -259,6 +259,28 @@ fn native_xdp_without_a_driver_for_it_is_refused_and_auto_takes_tc() {
     agent.stop();
 }
 
+/// The socket is there before the programs are attached.
+#[test]
+fn a_start_that_fails_midway_leaves_no_socket_and_no_lock() {
+    if !is_root_or_skip("agent::a_start_that_fails_midway_leaves_no_socket_and_no_lock") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let taken = || Ok(TcpListener::bind("127.0.0.1:0")?);
+    let taken = lab.agent.namespace.enter(taken).unwrap();
+    let port = taken.local_addr().unwrap();
+    let folder = TempDir::new().unwrap();
+    let socket = format!("--listen unix:{}/x", folder.path().display());
+    let native = format!("{socket} --interface lo --ingress-hook xdp --xdp-mode native");
+    let in_use = format!("{socket} --interface lo --listen {port}");
+    for (arguments, told) in [(native, "native"), (in_use, "in use")] {
+        let error = refused(&lab.agent, &arguments);
+        assert_says(&error, &[told]);
+        let mut left = fs::read_dir(folder.path()).unwrap();
+        assert!(left.next().is_none(), "{told}: something is left");
+    }
+}
+
 #[test]
 fn tcx_on_a_tun_device_counts_and_an_unreadable_link_type_is_refused() {
     if !is_root_or_skip("agent::tcx_on_a_tun_device_counts_and_an_unreadable_link_type_is_refused")
