@@ -21,6 +21,7 @@ use crate::{
         capabilities::Capabilities,
         layout::{self, Layout},
         links::{Link, LinkSocket},
+        real_time,
     },
     netns::{Namespace, Netns},
     output::harmless,
@@ -176,7 +177,7 @@ fn findings(layers: &Layers, given: Selection) -> Result<Findings> {
         system::kernel(&release),
         bpf::syscall(capabilities),
         system::jit(),
-        system::preemption(),
+        system::preemption(real_time::may_interleave()),
         system::btf(&layout),
     ];
     checks.extend(process::capabilities(capabilities, netns));

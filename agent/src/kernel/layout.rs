@@ -14,6 +14,10 @@ pub const LOSS: &str = "super-frames (GSO, GRO) of UDP and of tunnels count as i
      how it cuts them; and an interface that moves to another network namespace may count as another one \
      until the agent hears of it";
 
+/// What the user can do about it.
+pub const REMEDY: &str = "use a kernel with CONFIG_DEBUG_INFO_BTF=y that is not locked down to confidentiality, as root \
+     or with CAP_BPF and CAP_PERFMON";
+
 /// Both are known or neither is: what the agent says of a kernel is then true of all that the programs read.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Layout {

@@ -69,6 +69,12 @@ pub struct ProgramSet {
     pub run_times: RunTimes,
 }
 
+/// Maps whose size is a setting.
+const ACCOUNT: &str = "ACCOUNT";
+const FRAGMENTS: &str = "FRAGMENTS";
+const INTERFACES: &str = "INTERFACES";
+const OUTER: &str = "OUTER";
+
 /// The loaded object, in its parts.
 pub struct Kernel {
     /// The programs to attach, by network namespace in the order of the settings, until they are taken.
@@ -101,7 +107,7 @@ impl Kernel {
     /// Loads an object that was built differently from [`OBJECT`], but from the same source.
     pub fn load_object(object: &[u8], settings: &LoadSettings) -> Result<Self> {
         let layout = layout::of_this_kernel().unwrap_or_else(|error| {
-            tracing::warn!("{}: {error:#}", layout::LOSS);
+            tracing::warn!("{}: {error:#}: {}", layout::LOSS, layout::REMEDY);
             Layout::UNKNOWN
         });
         Self::load_with(object, settings, &layout)
@@ -121,7 +127,7 @@ impl Kernel {
             let mut programs = shape
                 .load(object, *netns, shared.as_ref())
                 .map_err(|error| explain(error, settings))?;
-            let table = take(&mut programs, "INTERFACES")?;
+            let table = take(&mut programs, INTERFACES)?;
             let places = Places::for_up_to(settings.max_interfaces);
             sets.push(ProgramSet {
                 programs,
@@ -145,14 +151,14 @@ impl Kernel {
         };
         let pages = Pages::create(maps, bounds, settings.hash_factors)
             .map_err(|error| explain_memory(error, &bounds))?;
-        let accounts = Accounts::new(take(ebpf, "ACCOUNT")?, shape.accounts_per_page)?;
+        let accounts = Accounts::new(take(ebpf, ACCOUNT)?, shape.accounts_per_page)?;
         let rule_maps = [
             take(ebpf, "RULE_ROWS")?,
             take(ebpf, "RULE_NETS_V4")?,
             take(ebpf, "RULE_NETS_V6")?,
         ];
-        let fragments = Fragments::new(take(ebpf, "FRAGMENTS")?)?;
-        let outers = Outers::new(take(ebpf, "OUTER")?, settings.decapsulate)?;
+        let fragments = Fragments::new(take(ebpf, FRAGMENTS)?)?;
+        let outers = Outers::new(take(ebpf, OUTER)?, settings.decapsulate)?;
         let filled = ebpf
             .take_map("FILLED")
             .context("the object has no map FILLED")?;
@@ -295,15 +301,15 @@ impl<'a> Shape<'a> {
             .override_global("SAMPLE_BELOW", &self.sample_below, true)
             .override_global("HASH_FACTORS", &settings.hash_factors[..], true)
             .override_global(aya_log::LEVEL, &settings.log_level, false)
-            .map_max_entries("ACCOUNT", self.accounts_per_page * 2)
+            .map_max_entries(ACCOUNT, self.accounts_per_page * 2)
             .override_global("INTERFACE_SEED", &self.places.seed, true)
             .override_global("INTERFACE_BITS", &self.places.bits, true)
-            .map_max_entries("INTERFACES", self.places.buckets())
+            .map_max_entries(INTERFACES, self.places.buckets())
             .override_global("SKB_LAYOUT", &self.layout.skb, true)
             .override_global("DEVICE_LAYOUT", &self.layout.device, true)
             .override_global("DECAPSULATE", &self.decapsulate, true)
-            .map_max_entries("FRAGMENTS", settings.max_fragments)
-            .map_max_entries("OUTER", outers);
+            .map_max_entries(FRAGMENTS, settings.max_fragments)
+            .map_max_entries(OUTER, outers);
         if let Some(shared) = shared {
             shared.share(&mut loader);
         }
@@ -358,16 +364,20 @@ fn explain(error: EbpfError, settings: &LoadSettings) -> anyhow::Error {
 /// What a map that does not fit is for, and which setting makes it smaller.
 fn remedy(map: &str, settings: &LoadSettings) -> Option<String> {
     Some(match map {
-        "FRAGMENTS" => format!(
+        FRAGMENTS => format!(
             "{} fragmented datagrams: lower --max-fragments",
             settings.max_fragments
         ),
-        "OUTER" => format!(
+        OUTER => format!(
             "the tunnels of {} flows: lower --max-flows, or run without --decapsulate",
             settings.max_flows
         ),
-        "ACCOUNT" => format!(
+        ACCOUNT => format!(
             "the accounts of {} interfaces: lower --max-interfaces",
+            settings.max_interfaces
+        ),
+        INTERFACES => format!(
+            "the table of {} interfaces: lower --max-interfaces",
             settings.max_interfaces
         ),
         _ => return None,
@@ -410,14 +420,15 @@ mod tests {
         };
         for (map, told) in [
             (
-                "FRAGMENTS",
+                FRAGMENTS,
                 "for 77 fragmented datagrams: lower --max-fragments",
             ),
             (
-                "OUTER",
+                OUTER,
                 "of 1000 flows: lower --max-flows, or run without --decapsulate",
             ),
-            ("ACCOUNT", "of 2 interfaces: lower --max-interfaces"),
+            (ACCOUNT, "accounts of 2 interfaces: lower --max-interfaces"),
+            (INTERFACES, "table of 2 interfaces: lower --max-interfaces"),
             ("CLOCKS", "load the BPF programs"),
         ] {
             let error = EbpfError::MapError(MapError::CreateError {

@@ -18,8 +18,12 @@ const VERSION: &str = "/proc/sys/kernel/version";
 pub fn may_interleave() -> bool {
     // The first file exists only on real-time kernels. The second one's text says so.
     let read = |path| fs::read_to_string(path).unwrap_or_default();
-    is_real_time(&read(REALTIME), &read(VERSION))
-        && KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 18, 0))
+    let is_real_time = is_real_time(&read(REALTIME), &read(VERSION));
+    KernelVersion::current().is_ok_and(|kernel| interleaves(is_real_time, kernel))
+}
+
+fn interleaves(is_real_time: bool, kernel: KernelVersion) -> bool {
+    is_real_time && kernel >= KernelVersion::new(6, 18, 0)
 }
 
 fn is_real_time(realtime: &str, version: &str) -> bool {
@@ -45,5 +49,20 @@ mod tests {
                 "{realtime}{version}"
             );
         }
+    }
+
+    #[test]
+    fn real_time_kernels_may_interleave_from_6_18_on() {
+        for (is_real_time, minor, expected) in [
+            (true, 17, false),
+            (true, 18, true),
+            (true, 19, true),
+            (false, 18, false),
+        ] {
+            let kernel = KernelVersion::new(6, minor, 0);
+            assert_eq!(interleaves(is_real_time, kernel), expected, "6.{minor}");
+        }
+        assert!(interleaves(true, KernelVersion::new(7, 0, 0)));
+        assert!(!interleaves(true, KernelVersion::new(6, 17, 13)));
     }
 }

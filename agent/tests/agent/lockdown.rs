@@ -10,6 +10,9 @@ use lab::{
 
 use crate::support::{Agent, NATIVE_XDP, count, flow_agent, wait_for_packets};
 
+/// What the start and `check` say can be done.
+const REMEDY: &str =
+    "use a kernel with CONFIG_DEBUG_INFO_BTF=y that is not locked down to confidentiality";
 const SECURITY: &str = "/sys/kernel/security";
 
 #[test]
@@ -37,10 +40,12 @@ fn on_a_kernel_that_is_locked_down_what_is_lost_is_told_and_all_else_is_counted(
         let told = "super-frames (GSO, GRO) of UDP and of tunnels count as inexact";
         assert_eq!(log.matches(told).count(), 1, "{log}");
         assert!(log.contains("locked down (confidentiality)"), "{log}");
+        assert!(log.contains(REMEDY), "{log}");
     }
     let check = flow_agent(&lab.agent).arg("check").output().unwrap();
     let check = String::from_utf8_lossy(&check.stdout);
     assert!(check.contains("locked down (confidentiality)"), "{check}");
+    assert!(check.contains(REMEDY), "{check}");
 }
 
 fn lock_down() {

@@ -75,9 +75,10 @@ pub(super) fn jit() -> Check {
     }
 }
 
-pub(super) fn preemption() -> Check {
+/// `may_interleave` is what was found of [`real_time`] kernels.
+pub(super) fn preemption(may_interleave: bool) -> Check {
     let name = "preemption";
-    if real_time::may_interleave() {
+    if may_interleave {
         Check::warn(name, real_time::LOSS, "use a kernel without PREEMPT_RT")
     } else {
         Check::ok(
@@ -97,8 +98,7 @@ pub(super) fn btf(layout: &Result<Layout>) -> Check {
         Err(error) => Check::warn(
             "btf",
             format!("{}: {error:#}", layout::LOSS),
-            "use a kernel with CONFIG_DEBUG_INFO_BTF=y that is not locked down to confidentiality, \
-             as root or with CAP_BPF and CAP_PERFMON",
+            layout::REMEDY,
         ),
     }
 }
@@ -136,6 +136,13 @@ mod tests {
         ] {
             let release = Release::parse(text).unwrap();
             assert_eq!(kernel(&release).status, status, "{text}");
+        }
+    }
+
+    #[test]
+    fn programs_that_may_interleave_are_warned_of() {
+        for (may_interleave, status) in [(true, Status::Warn), (false, Status::Ok)] {
+            assert_eq!(preemption(may_interleave).status, status);
         }
     }
 }
