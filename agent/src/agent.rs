@@ -32,7 +32,8 @@ use crate::{
         real_time,
         rule_maps::Networks,
     },
-    limits, memory_limit,
+    limits,
+    memory_limit::Needs,
     metrics::MetricsListener,
     netns::{Namespace, Netns},
     output::Format,
@@ -134,6 +135,7 @@ pub struct Agent {
     selected: Vec<(Namespace, Vec<Link>)>,
     slots: Slots,
     max_interfaces: u32,
+    needs: Needs,
     filled: FilledPages,
     rules: RunningRules,
     changes: Changes,
@@ -167,7 +169,8 @@ impl Agent {
             0 => room_for_interfaces(links, config.selection.has_patterns(), cpus),
             most => most,
         };
-        memory_limit::warn_if_too_low(&config, max_interfaces, cpus);
+        let needs = Needs::of(&config, max_interfaces, cpus);
+        needs.warn_if_limit_is_low();
         let slots = attach::first_slots(max_interfaces, &selected)?;
         let settings = LoadSettings {
             min_flows: config.min_flows,
@@ -224,6 +227,7 @@ impl Agent {
             selected,
             slots,
             max_interfaces,
+            needs,
             filled,
             rules,
             changes,
@@ -260,6 +264,11 @@ impl Agent {
         self.limits.clone()
     }
 
+    /// What its memory depends on.
+    pub(crate) fn needs(&self) -> Needs {
+        self.needs
+    }
+
     /// Changes the certificate of TCP listeners while the agent runs.
     pub fn tls(&self) -> Option<InForce> {
         self.tls.clone()
@@ -286,6 +295,7 @@ impl Agent {
             selected,
             slots,
             max_interfaces,
+            needs: _,
             filled,
             rules,
             changes: _,

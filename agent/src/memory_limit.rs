@@ -34,46 +34,81 @@ const BASE_BYTES: u64 = 32 << 20;
 
 const HIERARCHIES: &str = "/sys/fs/cgroup";
 
-/// Says so if the limit is lower than what the agent may take with room for so many interfaces on so many CPUs. Filter
-/// rules are not in that.
-pub fn warn_if_too_low(config: &Config, max_interfaces: u32, possible_cpus: usize) {
-    // Without control groups there is no limit.
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let Some(limit) = limit(&groups, Path::new(HIERARCHIES)) else {
-        return;
-    };
-    let most = most(config, max_interfaces, possible_cpus);
-    if most > limit {
-        tracing::warn!(
-            "with these settings the agent may take {}, and the memory limit of its control group is {}: raise the \
-             limit (MemoryMax= in the unit), or lower --max-flows, --max-tracked-flows or --max-interfaces",
-            human::bytes(most),
-            human::bytes(limit)
-        );
-    }
+/// What the memory depends on that the agent may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Needs {
+    max_flows: u32,
+    max_tracked_flows: u64,
+    max_fragments: u32,
+    max_interfaces: u32,
+    possible_cpus: usize,
+    decapsulates: bool,
+    reports_late: bool,
+    outputs: usize,
 }
 
-/// What the agent may take with many flows and consumers that do not read.
-pub(crate) fn most(config: &Config, max_interfaces: u32, possible_cpus: usize) -> u64 {
-    let flows = u64::from(config.max_flows);
-    let tunnels = if config.decapsulate { flows } else { 0 };
-    let tracked = config.replica.max_flows as u64;
-    let waiting = if config.replica.report_interval.is_zero() {
-        0
-    } else {
-        tracked
-    };
-    let accounts = u64::from(max_interfaces) * possible_cpus as u64 * BYTES_PER_INTERFACE;
-    flows * PAGES * PAGE_BYTES_PER_FLOW
-        + 2 * u64::from(Size::behind_flows(config.max_flows)) * BYTES_PER_FLOW_BEHIND
-        + (tracked * TRACKED_BYTES_PER_FLOW + waiting * WAITING_BYTES_PER_FLOW) * GROWTH
-        + u64::from(config.max_fragments) * BYTES_PER_FRAGMENT
-        + tunnels * TUNNEL_BYTES_PER_FLOW
-        + 2 * DEFAULT_QUEUED_BYTES
-        + config.outputs.len() as u64 * BYTES_PER_OUTPUT
-        + MAX_SNAPSHOT_BYTES.min(tracked * SNAPSHOT_BYTES_PER_FLOW)
-        + accounts
-        + BASE_BYTES
+impl Needs {
+    /// With room for so many interfaces on so many CPUs.
+    pub(crate) fn of(config: &Config, max_interfaces: u32, possible_cpus: usize) -> Self {
+        Self {
+            max_flows: config.max_flows,
+            max_tracked_flows: config.replica.max_flows as u64,
+            max_fragments: config.max_fragments,
+            max_interfaces,
+            possible_cpus,
+            decapsulates: config.decapsulate,
+            reports_late: !config.replica.report_interval.is_zero(),
+            outputs: config.outputs.len(),
+        }
+    }
+
+    /// The same after a reload, which takes over what can change without a restart.
+    #[must_use]
+    pub(crate) fn reloaded(self, read: &Config) -> Self {
+        Self {
+            reports_late: !read.replica.report_interval.is_zero(),
+            outputs: read.outputs.len(),
+            ..self
+        }
+    }
+
+    /// Says so if the limit is lower. Filter rules are not in that.
+    pub(crate) fn warn_if_limit_is_low(self) {
+        // Without control groups there is no limit.
+        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let Some(limit) = limit(&groups, Path::new(HIERARCHIES)) else {
+            return;
+        };
+        let most = self.most();
+        if most > limit {
+            tracing::warn!(
+                "with these settings the agent may take {}, and the memory limit of its control group is {}: raise \
+                 the limit (MemoryMax= in the unit), or lower --max-flows, --max-tracked-flows or --max-interfaces",
+                human::bytes(most),
+                human::bytes(limit)
+            );
+        }
+    }
+
+    /// What the agent may take with many flows and consumers that do not read.
+    pub(crate) fn most(self) -> u64 {
+        let flows = u64::from(self.max_flows);
+        let tunnels = if self.decapsulates { flows } else { 0 };
+        let tracked = self.max_tracked_flows;
+        let waiting = if self.reports_late { tracked } else { 0 };
+        let accounts =
+            u64::from(self.max_interfaces) * self.possible_cpus as u64 * BYTES_PER_INTERFACE;
+        flows * PAGES * PAGE_BYTES_PER_FLOW
+            + 2 * u64::from(Size::behind_flows(self.max_flows)) * BYTES_PER_FLOW_BEHIND
+            + (tracked * TRACKED_BYTES_PER_FLOW + waiting * WAITING_BYTES_PER_FLOW) * GROWTH
+            + u64::from(self.max_fragments) * BYTES_PER_FRAGMENT
+            + tunnels * TUNNEL_BYTES_PER_FLOW
+            + 2 * DEFAULT_QUEUED_BYTES
+            + self.outputs as u64 * BYTES_PER_OUTPUT
+            + MAX_SNAPSHOT_BYTES.min(tracked * SNAPSHOT_BYTES_PER_FLOW)
+            + accounts
+            + BASE_BYTES
+    }
 }
 
 /// The lowest limit of the groups that `/proc/self/cgroup` names, and of those that they are in. `None` if there is

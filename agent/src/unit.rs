@@ -5,11 +5,13 @@ use std::{fs, path::Path, time::Duration};
 use crate::{
     agent::{Config, room_for_interfaces},
     commands::settings::{Layers, schema::schema},
-    limits, memory_limit,
+    limits,
+    memory_limit::Needs,
     server::{DEFAULT_DRAIN_TIMEOUT, Limits, MAX_DRAIN_TIMEOUTS},
 };
 
 const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/flow-agent.service");
+const SETTINGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/settings.md");
 
 /// What the last scan may take: a million flows take less than a second where nothing else runs.
 const LAST_SCAN: Duration = Duration::from_secs(5);
@@ -46,7 +48,7 @@ fn the_units_memory_is_enough_for_the_default_settings() {
     for cpus in 1..=512 {
         for have_patterns in [false, true] {
             let interfaces = room_for_interfaces(1, have_patterns, cpus);
-            let most = memory_limit::most(&config, interfaces, cpus);
+            let most = Needs::of(&config, interfaces, cpus).most();
             assert!(
                 most <= limit,
                 "{most} bytes of {limit} with {cpus} CPUs, patterns: {have_patterns}"
@@ -62,7 +64,7 @@ fn what_waits_for_reports_and_each_output_need_memory() {
     let most = |settings: &str| {
         fs::write(&file, settings).unwrap();
         let settings = Layers::of_a_file(&file).read().unwrap();
-        memory_limit::most(&settings.config().unwrap(), 64, 2)
+        Needs::of(&settings.config().unwrap(), 64, 2).most()
     };
     let waiting = "report_interval = '1m'\n";
     let one = format!("{waiting}output = ['parquet=/a']\n");
@@ -90,4 +92,23 @@ fn systemd_waits_longer_for_the_end_than_the_agent_for_its_consumers() {
     let timeout = Duration::from_secs(number("TimeoutStopSec", "s"));
     let needed = LAST_SCAN + DEFAULT_DRAIN_TIMEOUT * MAX_DRAIN_TIMEOUTS + DEFAULT_DRAIN_TIMEOUT;
     assert!(needed <= timeout, "{needed:?} of {timeout:?}");
+}
+
+/// In each one hears of interfaces, one attaches, one detaches, and one looks where VLAN tags are. Beside them run the
+/// workers, the log, and those for calls that block.
+#[test]
+fn the_units_tasks_are_enough_for_as_many_namespaces_as_the_settings_promise() {
+    const THREADS_PER_NAMESPACE: u64 = 4;
+    const NAMESPACES: u64 = 50;
+    const OTHERS: u64 = 50;
+    let limit = number("TasksMax", "");
+    let promise = fs::read_to_string(SETTINGS).unwrap().replace('\n', " ");
+    for part in [
+        "as long as the first, four threads, and".to_owned(),
+        format!("The unit's `TasksMax={limit}` is enough for fifty."),
+    ] {
+        assert!(promise.contains(&part), "{part}");
+    }
+    let needed = NAMESPACES * THREADS_PER_NAMESPACE + OTHERS;
+    assert!(needed <= limit, "{needed} threads of {limit}");
 }

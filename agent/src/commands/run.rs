@@ -61,6 +61,7 @@ pub async fn run(
         outputs: agent.outputs(),
         tls: agent.tls(),
         namespaces: agent.namespaces(),
+        needs: agent.needs(),
     };
     let in_force = reload.settings();
     reload.start(running, manager.clone());

@@ -19,6 +19,7 @@ use crate::{
     interfaces::everywhere::Everywhere,
     kernel::attach,
     log_filter::LogControl,
+    memory_limit::Needs,
     netns::Namespace,
     output::Format,
     outputs::Outputs,
@@ -87,6 +88,8 @@ pub(super) struct Running {
     pub tls: Option<InForce>,
     /// Those in which the agent counts.
     pub namespaces: Vec<Namespace>,
+    /// With the settings in force.
+    pub needs: Needs,
 }
 
 impl Reload {
@@ -128,14 +131,14 @@ impl Reload {
     }
 
     /// Reads the settings again at every SIGHUP, including one that came since [`Reload::listen`].
-    pub(super) fn start(mut self, running: Running, manager: ServiceManager) {
+    pub(super) fn start(mut self, mut running: Running, manager: ServiceManager) {
         let Some(mut hangup) = self.hangup.take() else {
             return;
         };
         tokio::spawn(async move {
             while hangup.recv().await.is_some() {
                 let reloading = manager.reloading().await;
-                let outcome = self.take_over(&running).await;
+                let outcome = self.take_over(&mut running).await;
                 if outcome.as_ref().is_err_and(is_stopping) {
                     return;
                 }
@@ -151,7 +154,7 @@ impl Reload {
     }
 
     /// If this fails, nothing has changed.
-    async fn take_over(&mut self, running: &Running) -> Result<()> {
+    async fn take_over(&mut self, running: &mut Running) -> Result<()> {
         let Running {
             rules,
             changes,
@@ -159,6 +162,7 @@ impl Reload {
             outputs,
             tls,
             namespaces,
+            needs,
         } = running;
         let read = self.read()?;
         let mut config = read.config()?;
@@ -175,11 +179,15 @@ impl Reload {
             attach::with_hooks(selected, &config.selection, config.attach)?;
         }
 
+        let needed = needs.reloaded(&config);
         // Of all that is taken over only the rules can be refused, so they come first.
         self.take_over_rules(config.rules, rules).await?;
         changes.make(Change::Times(times)).await??;
         // Also where it is the same: what was refused is tried again, and what was taken away is put back.
         changes.make(Change::Selection(config.selection)).await??;
+        if std::mem::replace(needs, needed) != needed {
+            needed.warn_if_limit_is_low();
+        }
         limits.send_modify(|limits| {
             limits.max_consumers = config.limits.max_consumers;
             limits.max_connections = config.limits.max_connections;

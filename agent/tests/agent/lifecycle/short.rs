@@ -9,7 +9,7 @@ use lab::{
 };
 
 use super::refusals::{assert_says, refusal};
-use crate::support::{BINARY, disk::SmallDisk, flow_agent};
+use crate::support::{Agent, BINARY, disk::SmallDisk, flow_agent, wait_until};
 
 fn memory_limit(version: Version) -> &'static str {
     match version {
@@ -54,6 +54,53 @@ fn a_control_group_without_memory_for_the_table_is_refused() {
     // Flows in userspace and consumers may take more later, and the kernel would end the agent.
     let told = "the memory limit of its control group is 61 MiB: raise the limit (MemoryMax=";
     assert!(stderr.contains(told), "{stderr}");
+}
+
+#[test]
+fn a_reload_that_may_take_more_than_the_control_group_allows_says_so() {
+    const TEST: &str = "agent::a_reload_that_may_take_more_than_the_control_group_allows_says_so";
+    const TOLD: &str = "the memory limit of its control group is 286 MiB";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let group = match ControlGroup::of("memory", memory_limit) {
+        Ok(group) => group,
+        Err(error) => return skip(TEST, &format!("{error:#}")),
+    };
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.toml");
+    let usual = "max_flows = 1000\noutput = ['json'";
+    fs::write(&file, format!("{usual}]\n")).unwrap();
+    let mut command = lab.agent.command("sh");
+    group.run_by(&mut command).arg(BINARY);
+    let agent = Agent::start_by_file_alone(command, &lab.agent.interface, &file);
+    // A million tracked flows alone may take more.
+    group
+        .write(memory_limit(group.version()), "300000000")
+        .unwrap();
+    for (reload, (line, warnings)) in [
+        // This takes no memory, and the second one needs a restart.
+        ("]\nidle_timeout = '7s'", 0),
+        ("]\nmax_fragments = 77", 0),
+        ("]\nreport_interval = '1m'", 1),
+        ("]\nreport_interval = '2m'", 1),
+        (", 'jsonl=FOLDER']\nreport_interval = '2m'", 2),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let line = line.replace("FOLDER", folder.path().to_str().unwrap());
+        fs::write(&file, format!("{usual}{line}\n")).unwrap();
+        agent.signal(libc::SIGHUP);
+        wait_until("it is read again", || {
+            let log = agent.stderr();
+            log.matches("the settings have been read again").count() > reload
+        });
+        let log = agent.stderr();
+        assert_eq!(log.matches(TOLD).count(), warnings, "{line}: {log}");
+    }
+    agent.stop();
 }
 
 #[test]

@@ -84,8 +84,13 @@ impl Agent {
     /// Starts an agent with the settings of a file alone and returns when all hooks are attached. If `interface`
     /// is empty, the file chooses.
     pub fn start_by_file(host: &Host, interface: &str, file: &Path) -> Self {
+        Self::start_by_file_alone(flow_agent(host), interface, file)
+    }
+
+    /// The same with a command that runs the binary.
+    pub fn start_by_file_alone(command: Command, interface: &str, file: &Path) -> Self {
         let settings = ["--config", file.to_str().unwrap()];
-        let agent = lab::Agent::begin(flow_agent(host), interface, &settings);
+        let agent = lab::Agent::begin(command, interface, &settings);
         let mut agent = Self(agent.unwrap());
         agent.0.wait_until_counting(PATIENCE, || Ok(())).unwrap();
         agent
