@@ -236,3 +236,70 @@ pub const BUSYBOX: &str = "/busybox/busybox";
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_a_whole_line_of_the_guests_script() {
+        for (line, expected) in [
+            ("@@ limit exact 2700 s", Some(2700)),
+            ("@@ limit exact 2700 s\r", Some(2700)),
+            // Half of a line that is being written.
+            ("@@ limit exact 27", None),
+            ("@@ limit exact 2700 ", None),
+            ("@@ limit exact", None),
+            ("@@ stop exact 0 1.00 2.00", None),
+            ("limit exact 2700 s", None),
+        ] {
+            assert_eq!(limit(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_guest_measures_its_speed_before_each_program_and_says_its_limit_first() {
+        let test = |module, seconds| Test {
+            module,
+            program: "/a program".into(),
+            names: vec![format!("{module}::it's")],
+            timeout: Duration::from_secs(seconds),
+        };
+        let tests = [test("exact", 2700), test("lockdown", 900)];
+        let arguments = ["--exact", "--nocapture", "exact::it's"].map(str::to_owned);
+        let script = init(&["/modules/000-veth.ko".to_owned()], &tests, &arguments);
+        let mut rest = script.as_str();
+        for line in [
+            "\ninsmod /modules/000-veth.ko ||",
+            "\necho '@@ start exact'\n",
+            "\nmeasure\n",
+            "\nlimit=$((2700 * slowness / 100))\n",
+            "\necho \"@@ limit exact $limit s\"\n",
+            r"timeout -s KILL $limit '/a program' --color never --exact '--nocapture' 'exact::it'\''s'",
+            "\necho \"@@ stop exact $status $start $stop\"\n",
+            "\necho '@@ start lockdown'\n",
+            "\nmeasure\n",
+            "\nlimit=$((900 * slowness / 100))\n",
+            "timeout -s KILL $limit ",
+            "\necho '@@ end'\n",
+            "\npoweroff -f\n",
+        ] {
+            let at = rest.find(line);
+            let at =
+                at.unwrap_or_else(|| panic!("{line} is not behind the one before in:\n{script}"));
+            // The end of a line is the beginning of the next one, too.
+            rest = &rest[at + line.trim_end().len()..];
+        }
+    }
+
+    #[test]
+    fn the_measure_of_speed_runs_in_a_shell() {
+        let script = format!("set -e\n{MEASURE}\nmeasure || true\necho \"$slowness\"");
+        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && stderr.is_empty(), "{stderr}");
+        let slowness = String::from_utf8(output.stdout).unwrap();
+        let slowness: u64 = slowness.trim().parse().unwrap();
+        assert!((100..=1000).contains(&slowness), "{slowness}");
+    }
+}
