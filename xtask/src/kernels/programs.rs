@@ -25,9 +25,12 @@ const MODULES: &[(&str, u64)] = &[
     ("super_frames", 900),
     // They load every program twice, with and without opened tunnels.
     ("corpus", 2_700),
+    ("closing", 900),
     ("devices", 2_700),
+    ("directions", 900),
     ("filters", 2_700),
     ("fragments", 900),
+    ("lifecycle::gone", 1_800),
     ("table", 1_800),
     ("tunnels", 2_700),
     ("xdp", 1_800),

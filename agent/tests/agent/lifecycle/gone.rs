@@ -1,6 +1,6 @@
 //! An interface that goes away while the agent counts on it.
 
-use lab::{Host, Lab, Namespace, privilege::is_root_or_skip};
+use lab::{Host, Lab, Namespace, kernel, privilege::is_root_or_skip};
 use serde_json::Value;
 
 use super::{
@@ -11,6 +11,13 @@ use crate::support::{
     Agent, Both, NATIVE_XDP, attached::nothing_is_attached, count, pair, wait_for_packets,
     wait_until,
 };
+
+/// The ways to attach that this kernel has.
+fn every_way() -> impl Iterator<Item = &'static [&'static str]> {
+    let has_tcx = kernel::is_at_least(6, 6);
+    let all = [TCX, CLSACT, NATIVE_XDP];
+    all.into_iter().skip(usize::from(!has_tcx))
+}
 
 fn status(lab: &Lab, agent: &Agent, format: &str) -> String {
     let output = agent.asked(&lab.agent, &["status", "--output", format]);
@@ -23,7 +30,7 @@ fn a_deleted_interface_ends_its_hooks_and_not_the_agent() {
     if !is_root_or_skip("agent::a_deleted_interface_ends_its_hooks_and_not_the_agent") {
         return;
     }
-    for hooks in [TCX, CLSACT, NATIVE_XDP] {
+    for hooks in every_way() {
         let lab = Lab::quiet().unwrap();
         let agent = Agent::start(&lab, hooks);
         let before = lab.agent.counters().unwrap();
@@ -130,7 +137,7 @@ fn an_interface_that_moves_away_takes_no_program_along() {
     if !is_root_or_skip("agent::an_interface_that_moves_away_takes_no_program_along") {
         return;
     }
-    for hooks in [TCX, CLSACT, NATIVE_XDP] {
+    for hooks in every_way() {
         let lab = Lab::quiet().unwrap();
         let agent = Agent::start(&lab, hooks);
         let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
@@ -153,30 +160,33 @@ fn an_interface_that_moves_away_counts_as_no_other() {
     if !is_root_or_skip("agent::an_interface_that_moves_away_counts_as_no_other") {
         return;
     }
-    let (lab, elsewhere) = (Lab::quiet().unwrap(), Namespace::new("elsewhere").unwrap());
-    // Its own index is taken there, and the next free one is that of `other`.
-    let taken = "link add taken type veth peer name takenp";
-    elsewhere.ip(&taken.split(' ').collect::<Vec<_>>()).unwrap();
-    let last = elsewhere.ifindex("taken").unwrap();
-    assert!(lab.agent.ifindex <= last);
-    let next = format!("link add other index {} type veth", last + 1);
-    let namespace = &lab.agent.namespace;
-    namespace.ip(&next.split(' ').collect::<Vec<_>>()).unwrap();
-    let agent = Agent::start_on(&lab.agent, &format!("{},other", lab.agent.interface), &[]);
-    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
-    send(&lab, &lab.agent, 100, &frame);
+    for hooks in every_way() {
+        let (lab, elsewhere) = (Lab::quiet().unwrap(), Namespace::new("elsewhere").unwrap());
+        // Its own index is taken there, and the next free one is that of `other`.
+        let taken = "link add taken type veth peer name takenp";
+        elsewhere.ip(&taken.split(' ').collect::<Vec<_>>()).unwrap();
+        let last = elsewhere.ifindex("taken").unwrap();
+        assert!(lab.agent.ifindex <= last);
+        let next = format!("link add other index {} type veth", last + 1);
+        let namespace = &lab.agent.namespace;
+        namespace.ip(&next.split(' ').collect::<Vec<_>>()).unwrap();
+        let interfaces = format!("{},other", lab.agent.interface);
+        let agent = Agent::start_on(&lab.agent, &interfaces, hooks);
+        let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
+        send(&lab, &lab.agent, 100, &frame);
 
-    let elsewhere = moved(&lab, elsewhere);
-    assert_eq!(
-        elsewhere.ifindex,
-        lab.agent.namespace.ifindex("other").unwrap()
-    );
-    wait_until("the programs are gone", || nothing_is_attached(&elsewhere));
-    bring_up(&lab, &elsewhere, &frame);
-    send(&lab, &elsewhere, 200, &frame);
-    let report = agent.stop();
-    assert_eq!(report.seen(), count(100, &frame));
-    assert!(report.sums_on("other").is_empty());
+        let elsewhere = moved(&lab, elsewhere);
+        assert_eq!(
+            elsewhere.ifindex,
+            lab.agent.namespace.ifindex("other").unwrap()
+        );
+        wait_until("the programs are gone", || nothing_is_attached(&elsewhere));
+        bring_up(&lab, &elsewhere, &frame);
+        send(&lab, &elsewhere, 200, &frame);
+        let report = agent.stop();
+        assert_eq!(report.seen(), count(100, &frame), "{hooks:?}");
+        assert!(report.sums_on("other").is_empty(), "{hooks:?}");
+    }
 }
 
 /// The agent hears of the move only after its programs have run elsewhere for a long time.
@@ -187,7 +197,7 @@ fn an_interface_that_moves_away_behind_a_stopped_agent_begins_no_flows() {
     ) {
         return;
     }
-    for hooks in [TCX, NATIVE_XDP] {
+    for hooks in every_way().filter(|&hooks| hooks != CLSACT) {
         let lab = Lab::quiet().unwrap();
         let agent = Agent::start(&lab, hooks);
         let frame = |port| {
