@@ -17,7 +17,7 @@ use crate::{
     memory::Samples,
     objects::Objects,
     seconds_from,
-    support::{Agent, flow_agent, wait_for_packets, wait_until},
+    support::{Agent, PATIENCE, flow_agent, wait_for_packets, wait_until},
 };
 
 const SETTINGS: [&str; 10] = [
@@ -32,8 +32,6 @@ const SETTINGS: [&str; 10] = [
     "--output",
     "none",
 ];
-/// How much longer the test may take until the stalled consumer's queue is full.
-const PATIENCE: Duration = Duration::from_secs(90);
 /// What these settings and a consumer that does not read can take, with room to spare.
 const RESIDENT_BYTES: u64 = 128 << 20;
 const KERNEL_BYTES: u64 = 12 << 20;

@@ -25,8 +25,10 @@ const BYTES_PER_TRACKED_FLOW: u64 = 400;
 const REST_BYTES: u64 = 48 << 20;
 /// The queue of a consumer that does not read, as docs/memory.md says.
 const QUEUED_BYTES: u64 = 256 << 20;
-/// Far more than a host that runs many tests at once takes, and far less than a user would call hung.
+/// What a host may answer later with the agent than without it, beside the same flood: far less than a user would call
+/// hung. On a machine that is late by itself it is a multiple of that.
 const RESPONSIVE: Duration = Duration::from_secs(1);
+const LATER: u32 = 10;
 
 fn flood(lab: &Lab, time: Duration) {
     const AT_ONCE: u32 = 100_000;
@@ -112,7 +114,11 @@ fn a_syn_flood_leaves_memory_bounded_and_the_host_responsive() {
         MAX_TRACKED_FLOWS * BYTES_PER_TRACKED_FLOW + QUEUED_BYTES + REST_BYTES + table,
         table + REST_BYTES,
     );
-    for times in [&counted.late, &counted.echo] {
-        assert!(times.percentile(99) < RESPONSIVE, "{times}");
+    for (times, alone) in [(&counted.late, &alone.late), (&counted.echo, &alone.echo)] {
+        let most = RESPONSIVE + LATER * alone.percentile(99);
+        assert!(
+            times.percentile(99) < most,
+            "{times}; without the agent {alone}"
+        );
     }
 }
