@@ -56,6 +56,8 @@ pub const PARTS: [Part; 4] = [
         binaries: &["--lib", "--test=agent"],
         tests: &[
             "scan::",
+            "snapshots::",
+            "metrics::traffic",
             "a_closed_flow_ends_when_the_linger_is_over",
             "a_connection_with_used_ports_is_a_flow_of_its_own",
             "both_directions_are_one_flow_from_the_sender_of_the_syn",
@@ -74,14 +76,24 @@ pub const PARTS: [Part; 4] = [
         // With a fault that stops all scans, a test waits until it is killed.
         arguments: &["--timeout-multiplier=5"],
     },
-    // Consumers on real sockets, which need neither privilege nor the kernel's programs.
+    // Consumers on real sockets. Most need neither privilege nor the kernel's programs; the others skip themselves
+    // without root.
     Part {
         name: "server",
         path: "agent/src/server",
         package: "agent",
         tests_of: &["agent"],
         binaries: &["--lib", "--test=agent"],
-        tests: &["server::", "hub::", "client::", "stream::"],
+        tests: &[
+            "server::",
+            "hub::",
+            "client::",
+            "stream::",
+            "tls::",
+            "lifecycle::passed",
+            "doors::",
+            "snapshots::",
+        ],
         needs_root: false,
         arguments: &[],
     },
