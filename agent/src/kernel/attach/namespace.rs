@@ -20,7 +20,7 @@ use super::{
     pending::NotCounted,
     programs::Programs,
     stacks::Stacks,
-    watcher::{Watcher, WatcherLog},
+    watcher::{PROGRESS_INTERVAL, Watcher, WatcherLog},
 };
 use crate::{
     interfaces::Selection,
@@ -111,6 +111,7 @@ impl Watch {
             name_interface,
             stop,
             not_counted: Arc::clone(&not_counted),
+            progress_interval: PROGRESS_INTERVAL,
             log: WatcherLog::default(),
             pending: BTreeMap::new(),
             have_left: false,

@@ -22,9 +22,12 @@ use super::{
     watcher::{Look, Watcher, WatcherLog},
     *,
 };
-use crate::kernel::{
-    links::{LinkSocket, netlink::errno, tags::Features},
-    load::{LoadSettings, secret_factors},
+use crate::{
+    kernel::{
+        links::{LinkSocket, netlink::errno, tags::Features},
+        load::{LoadSettings, secret_factors},
+    },
+    logged::logged,
 };
 
 const SETTINGS: AttachSettings = AttachSettings {
@@ -85,6 +88,7 @@ fn watcher(
         name_interface: Arc::new(|_, _| Ok(())),
         stop: Arc::new(AtomicBool::new(false)),
         not_counted: Arc::default(),
+        progress_interval: Duration::ZERO,
         log: WatcherLog::default(),
         pending: BTreeMap::new(),
         have_left: false,
@@ -190,7 +194,15 @@ fn an_interface_that_goes_between_selection_and_start_gives_its_slot_back() {
                 let place = watcher.slots.take(link.ifindex, &link.name);
                 assert!(matches!(place, Place::Slot(_)));
             }
-            let outcome = watcher.start(selected);
+            let mut outcome = Ok(());
+            let log = logged(|| outcome = watcher.start(selected));
+            for attached in 0..selected.len() {
+                let told = format!(
+                    "attaching attached={attached} interfaces={}",
+                    selected.len()
+                );
+                assert!(log.contains(&told), "{told}: {log}");
+            }
             assert_eq!(watcher.slots.slot_of(links[0].ifindex), None);
             let left = watcher.slots.left();
             assert_eq!(left.len(), 1, "{tc_attach:?}");

@@ -32,7 +32,7 @@ use anyhow::{Result, bail};
 /// When what failed is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the log reports progress.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
+pub(super) const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Tells the filter rules the name of the interface at a slot. Returns when they follow it.
 pub type NameInterface = Arc<dyn Fn(u32, &str) -> Result<()> + Send + Sync>;
@@ -47,6 +47,8 @@ pub(super) struct Watcher {
     pub links: LinkSocket,
     pub name_interface: NameInterface,
     pub stop: Arc<AtomicBool>,
+    /// [`PROGRESS_INTERVAL`], or less in a test.
+    pub progress_interval: Duration,
     /// What `pending` has, for the status.
     pub not_counted: Arc<Mutex<NotCounted>>,
     pub log: WatcherLog,
@@ -129,7 +131,7 @@ impl Watcher {
                     "the interface was gone before it was attached to"
                 ),
             }
-            if told.elapsed() >= PROGRESS_INTERVAL {
+            if told.elapsed() >= self.progress_interval {
                 told = Instant::now();
                 tracing::info!(attached, interfaces = links.len(), "attaching");
             }
