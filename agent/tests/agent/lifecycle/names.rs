@@ -35,7 +35,9 @@ fn names_from_elsewhere_move_nothing_on_a_terminal() {
     }
     let directory = TempDir::new().unwrap();
     let socket = format!("unix:{}", directory.path().join(SOCKET).display());
-    let agent = Agent::start(&lab, &["--output", "table", "--listen", &socket]);
+    let rule = format!("exclude on {INTERFACE} dst port 9");
+    let settings = ["--output", "table", "--listen", &socket, "--filter", &rule];
+    let agent = Agent::start(&lab, &settings);
     let target: Target = agent.address().parse().unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let consumer = runtime
@@ -60,14 +62,16 @@ fn names_from_elsewhere_move_nothing_on_a_terminal() {
     let status = shown(&[&["status"][..], &connect].concat());
     assert!(status.contains(CONSUMER_SHOWN), "{status:?}");
     let audit = shown(&[&["audit"][..], &connect].concat());
+    let filter = shown(&[&["filter", "show"][..], &connect].concat());
     let check = shown(&["check", "--interface", INTERFACE]);
     let refused = shown(&["check", "--interface", "nowhere7"]);
     let (log, table) = (agent.stderr(), agent.stdout());
     assert!(log.contains(SOCKET_SHOWN), "{log:?}");
-    for text in [&status, &audit, &check, &refused, &log, &table] {
+    let shown = [&status, &audit, &filter, &check, &refused, &log, &table];
+    for text in shown {
         assert!(text.contains(INTERFACE_SHOWN), "{text:?}");
     }
-    for text in [&status, &audit, &check, &refused, &log, &table] {
+    for text in shown {
         let acts = |character: char| {
             (character.is_control() && character != '\n') || "\u{202e}\u{200b}".contains(character)
         };
