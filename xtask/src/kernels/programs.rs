@@ -39,7 +39,7 @@ const MODULES: &[(&str, u64)] = &[
 ];
 
 /// The commands that the tests start, besides the agent.
-pub const COMMANDS: &[&str] = &["ip", "tc", "ethtool", "ping", "wg"];
+pub const COMMANDS: &[&str] = &["ip", "tc", "ethtool", "ping", "ss", "wg"];
 
 /// The tests of the modules that were `asked` for, or of all modules. `arguments` are those of the test
 /// program, and may name tests.
