@@ -289,18 +289,16 @@ impl Agent {
             hub,
             outputs,
             listeners,
-            tls: _,
             metrics,
             mut kernel,
             selected,
             slots,
             max_interfaces,
-            needs: _,
             filled,
             rules,
-            changes: _,
             requests,
             limits,
+            ..
         } = self;
         let qdiscs = QdiscDrops::open(&namespaces)?;
         let scan_wanted = slots.scan_wanted();
