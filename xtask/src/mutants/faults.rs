@@ -344,9 +344,9 @@ mod tests {
     fn every_test_that_must_catch_a_fault_is_in_the_sources() {
         for &Fault { name, target, .. } in FAULTS {
             let file = file(&target);
-            let text = fs::read_to_string(&file).unwrap();
+            let source = fs::read_to_string(&file).unwrap();
             let test = target.test.rsplit("::").next().unwrap();
-            let times = text.matches(&format!("fn {test}() {{")).count();
+            let times = source.matches(&format!("fn {test}() {{")).count();
             assert_eq!(times, 1, "{name}: {target} in {}", file.display());
         }
     }
