@@ -182,12 +182,12 @@ fn of_hook(hook: &AccountOfHook) -> Vec<KeyValue> {
         ..
     } = &hook.interface;
     let direction = match hook.direction {
-        Direction::Ingress => "ingress",
-        Direction::Egress => "egress",
+        Direction::Ingress => "receive",
+        Direction::Egress => "transmit",
     };
     let mut attributes = vec![
         text("network.interface.name", short(name)),
-        text("network.interface.direction", direction),
+        text("network.io.direction", direction),
         number("flow.interface.index", *ifindex),
         number("flow.netns.id", *netns),
     ];

@@ -48,7 +48,7 @@ pub(super) mod key {
         NETWORK_TRANSPORT = "network.transport";
         NETWORK_TYPE = "network.type";
         INTERFACE_NAME = "network.interface.name";
-        INTERFACE_DIRECTION = "network.interface.direction";
+        IO_DIRECTION = "network.io.direction";
 
         PACKETS = "flow.packets";
         BYTES = "flow.bytes";
@@ -101,6 +101,15 @@ pub(super) fn of_interface(ifindex: u32, netns: u32, known: Option<&Interface>) 
     bytes
 }
 
+/// What semantic conventions call a side of an interface.
+fn io_direction(side: Direction) -> &'static str {
+    match side {
+        Direction::Unspecified => "unknown",
+        Direction::Ingress => "receive",
+        Direction::Egress => "transmit",
+    }
+}
+
 /// Appends the flow's report to the records of a `ScopeLogs`.
 #[inline]
 pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, interface: &[u8]) {
@@ -135,10 +144,10 @@ pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, int
     attributes.text(key::NETWORK_TYPE, version);
     attributes.written(interface);
     if let Some(side) = human::directions(flow)[0] {
-        attributes.text(key::INTERFACE_DIRECTION, json::direction_name(side));
+        attributes.text(key::IO_DIRECTION, io_direction(side));
     }
     if flow.reverse_direction() != Direction::Unspecified {
-        let side = json::direction_name(flow.reverse_direction());
+        let side = io_direction(flow.reverse_direction());
         attributes.text(key::REVERSE_DIRECTION, side);
     }
     counts(attributes, flow);

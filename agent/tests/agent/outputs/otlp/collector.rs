@@ -88,6 +88,15 @@ fn records(written: &Written) -> Vec<&Value> {
     inner(&scopes, "logRecords")
 }
 
+/// What semantic conventions call a side that the agent's own stream has.
+fn io_direction(side: &Value) -> &'static str {
+    match side.as_str() {
+        Some("ingress") => "receive",
+        Some("egress") => "transmit",
+        _ => panic!("{side}"),
+    }
+}
+
 /// The sum of a metric's points in the last line that has it.
 fn last_sum(written: &Written, name: &str) -> u64 {
     let mut sums = written.metrics.iter().filter_map(|line| {
@@ -133,7 +142,7 @@ fn has_every_flow(test: &str, output: &str) {
                 attribute(record, "network.interface.name")
                     .unwrap()
                     .to_owned(),
-                attribute(record, "network.interface.direction")
+                attribute(record, "network.io.direction")
                     .unwrap()
                     .to_owned(),
                 attribute(record, "flow.first_seen").unwrap().to_owned(),
@@ -154,7 +163,7 @@ fn has_every_flow(test: &str, output: &str) {
                 shown(&flow["src_addr"]),
                 shown(&flow["src_port"]),
                 shown(&flow["interface"]),
-                shown(&flow["direction"]),
+                io_direction(&flow["direction"]).to_owned(),
                 shown(&flow["first_seen_ns"]),
                 shown(&flow["community_id"]),
                 shown(&flow["vlan_ids"][0]),
