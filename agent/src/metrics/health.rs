@@ -24,16 +24,16 @@ pub struct Health {
     counting: watch::Receiver<bool>,
     /// Its sender is dropped when the agent is about to stop.
     stopping: watch::Receiver<()>,
-    scanned: Mutex<Scanned>,
+    pub(super) scanned: Mutex<Scanned>,
 }
 
 /// What was last heard of the scans.
 #[derive(Clone, Copy)]
-struct Scanned {
+pub(super) struct Scanned {
     count: u64,
     interval: Duration,
     /// When the last one was heard of.
-    at: Instant,
+    pub(super) at: Instant,
 }
 
 impl Health {

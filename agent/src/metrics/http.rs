@@ -14,7 +14,6 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
-    body::Incoming,
     header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue},
 };
 use tokio::{net::TcpListener, sync::watch, time::Instant};
@@ -72,7 +71,7 @@ struct Page<S> {
 }
 
 impl<S: Fn() -> AgentStatus> Page<S> {
-    fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    fn answer<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut answer = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
             answer
@@ -153,7 +152,7 @@ where
     }
 }
 
-fn format(request: &Request<Incoming>) -> Format {
+fn format<B>(request: &Request<B>) -> Format {
     let accepted = request.headers().get_all(ACCEPT).iter();
     let mut accepted = accepted.filter_map(|value| value.to_str().ok());
     if accepted.any(|value| value.contains("application/openmetrics-text")) {
@@ -180,4 +179,44 @@ fn response(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Ful
     let kind = HeaderValue::from_static(kind);
     response.headers_mut().insert(CONTENT_TYPE, kind);
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_probe_is_answered_with_503_when_the_agent_is_unwell() {
+        let (counting, counts) = watch::channel(false);
+        let (serving, stopping) = watch::channel(());
+        let page = Page {
+            status: AgentStatus::default,
+            health: Health::new(counts, stopping),
+            sampler: Sampler::new(RunTimes::default()),
+            made: Mutex::default(),
+        };
+        let asked = async |path| {
+            let answer = page.answer(&Request::get(path).body(()).unwrap());
+            let status = answer.status().as_u16();
+            let text = answer.into_body().collect().await.unwrap().to_bytes();
+            (status, String::from_utf8(text.into()).unwrap())
+        };
+        let first = "the first scan is due\n";
+        let attaching = "programs are being attached\n";
+        assert_eq!(asked("/healthz").await, (200, first.to_owned()));
+        assert_eq!(asked("/readyz").await, (503, attaching.to_owned()));
+        counting.send_replace(true);
+        assert_eq!(asked("/readyz").await, (200, first.to_owned()));
+        drop(serving);
+        let stopping = "the agent is about to stop\n";
+        assert_eq!(asked("/readyz").await, (503, stopping.to_owned()));
+        assert_eq!(asked("/healthz").await.0, 200);
+        // Nothing has told of an interval, so that only the grace is left.
+        page.health.scanned.lock().unwrap().at -= Duration::from_hours(1);
+        let (status, why) = asked("/healthz").await;
+        assert_eq!(status, 503, "{why}");
+        assert!(why.starts_with("no scan has ended for"), "{why}");
+    }
 }

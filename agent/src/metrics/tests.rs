@@ -200,6 +200,63 @@ fn outputs_tell_when_the_certificates_end_that_they_show() {
     );
 }
 
+/// No two numbers are equal, so none can stand for another.
+#[test]
+fn each_sum_of_an_output_is_under_its_own_fate() {
+    let sum = |records| {
+        Some(RecordSum {
+            records,
+            packets: 10 * records,
+            bytes: 100 * records,
+        })
+    };
+    let output = |name: &str, first: u64, failing| OutputStatus {
+        name: name.to_owned(),
+        kind: "ipfix".to_owned(),
+        sent: sum(first),
+        refused: sum(first + 1),
+        lost: sum(first + 2),
+        left_out: sum(first + 3),
+        queued: sum(first + 4),
+        failures: first + 5,
+        failing,
+        ..OutputStatus::default()
+    };
+    let status = AgentStatus {
+        outputs: vec![output("a", 1, false), output("b", 11, true)],
+        ..AgentStatus::default()
+    };
+    let text = text(status, 0, Sampled::default(), Format::Classic).unwrap();
+    let mut lines: Vec<_> = text
+        .lines()
+        .filter(|line| line.starts_with("flow_agent_output_"))
+        .collect();
+    let mut expected = Vec::new();
+    for (name, first, failing) in [("a", 1, "0.0"), ("b", 11, "1.0")] {
+        let labels = format!(r#"output="{name}",kind="ipfix""#);
+        let fates = ["sent", "refused", "lost", "left_out"];
+        for (unit, factor) in [("records", 1), ("packets", 10), ("bytes", 100)] {
+            for (fate, number) in fates.into_iter().zip(first..) {
+                let sum = number * factor;
+                expected.push(format!(
+                    r#"flow_agent_output_{unit}_total{{{labels},fate="{fate}"}} {sum}"#
+                ));
+            }
+        }
+        expected.extend([
+            format!(
+                "flow_agent_output_queued_records{{{labels}}} {}.0",
+                first + 4
+            ),
+            format!("flow_agent_output_failing{{{labels}}} {failing}"),
+            format!("flow_agent_output_failures_total{{{labels}}} {}", first + 5),
+        ]);
+    }
+    lines.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(lines, expected);
+}
+
 #[test]
 fn what_departed_outputs_sent_stays() {
     let sum = |records| {
