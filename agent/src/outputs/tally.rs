@@ -9,6 +9,7 @@ use std::{
 
 use agent_common::Pair;
 
+use super::transport::Receipts;
 use crate::{
     hub::{Backlog, OutgoingBatch, Volume},
     proto::{DepartedOutputs, FlowRecord, OutputStatus, RecordSum},
@@ -26,7 +27,7 @@ pub(super) struct Tally {
 struct Fates {
     /// Taken from the queue and not sent yet.
     in_hand: RecordSum,
-    /// Sent, and perhaps refused.
+    /// Handed over, and perhaps refused or lost.
     doubted: RecordSum,
     sent: RecordSum,
     refused: RecordSum,
@@ -96,14 +97,23 @@ impl Tally {
         fates.sent += flows;
     }
 
-    /// These were sent, and the next message tells whether they were refused.
+    /// These were handed over, and what became of them is told later.
     pub(super) fn doubts(&self, flows: RecordSum) {
         let mut fates = self.fates();
         fates.in_hand -= flows;
-        fates.doubted = flows;
+        fates.doubted += flows;
     }
 
-    /// What was doubted counts as sent.
+    /// What became of some that were doubted.
+    pub(super) fn learns(&self, Receipts { arrived, lost }: Receipts) {
+        let mut fates = self.fates();
+        fates.doubted -= arrived;
+        fates.sent += arrived;
+        fates.doubted -= lost;
+        fates.lost += lost;
+    }
+
+    /// All that was doubted counts as sent.
     pub(super) fn trusts(&self) {
         let fates = &mut *self.fates();
         fates.sent += take(&mut fates.doubted);

@@ -9,18 +9,21 @@ use super::{
     encoder::Message,
     files::{Rotated, Written},
 };
+use crate::proto::RecordSum;
 
 mod endpoint;
 mod grpc;
 mod http;
 mod tcp;
 mod udp;
+mod underway;
 
 pub(super) use endpoint::Endpoint;
 pub(super) use grpc::Grpc;
 pub(super) use http::Http;
 pub(super) use tcp::Tcp;
 pub(super) use udp::Udp;
+pub(super) use underway::Receipts;
 
 /// How long to wait for a connection, or for a receiver that takes nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -118,6 +121,36 @@ impl Transport {
             Self::Udp(_) | Self::Grpc(_) | Self::Http(_) => Ok(()),
             Self::Tcp(tcp) => tcp.close().await.map_err(Failure::from),
             Self::File(file) => file.close().await.map_err(Failure::from),
+        }
+    }
+
+    /// The message that was handed over last has these flows. Returns whether [`Transport::receipts`] tells later what became
+    /// of them.
+    pub(super) fn took(&mut self, flows: RecordSum) -> bool {
+        if let Self::Tcp(tcp) = self {
+            tcp.took(flows);
+        }
+        matches!(self, Self::Tcp(_))
+    }
+
+    /// Receipts are still to come.
+    pub(super) fn is_underway(&self) -> bool {
+        matches!(self, Self::Tcp(tcp) if tcp.is_underway())
+    }
+
+    /// What became known of flows since the last time.
+    pub(super) fn receipts(&mut self) -> Receipts {
+        if let Self::Tcp(tcp) = self {
+            tcp.receipts()
+        } else {
+            Receipts::default()
+        }
+    }
+
+    /// Does without what could not be completed. Receipts tell what became of it.
+    pub(super) fn abandon(&mut self) {
+        if let Self::Tcp(tcp) = self {
+            tcp.end_connection();
         }
     }
 

@@ -32,6 +32,8 @@ use crate::{
 
 /// See [`Spell`].
 const ONCE: &str = "this is not told again while it goes on";
+/// How often to ask what has arrived while there is nothing to send.
+const RECEIPTS: Duration = Duration::from_millis(100);
 const REFUSED: &str = "what it refuses is counted and not sent again";
 
 pub(super) struct Worker {
@@ -122,19 +124,51 @@ impl Worker {
                 break;
             }
         }
-        match before(&mut self.deadline, self.transport.close()).await {
-            Ok(Ok(())) => self.tally.trusts(),
+        let closed = before(&mut self.deadline, self.transport.close()).await;
+        self.transport.abandon();
+        self.settle_at_end();
+        match closed {
+            Ok(Ok(())) => {}
             Ok(Err(failure)) => self.tell_unfinished(&failure.to_string()),
             Err(Over) => self.tell_unfinished("there was no time"),
         }
     }
 
     async fn next(&mut self) -> Option<OutgoingBatch> {
-        poll_fn(|context| self.tally.takes(|| self.subscription.poll_next(context))).await
+        loop {
+            let next = poll_fn(|context| self.tally.takes(|| self.subscription.poll_next(context)));
+            tokio::select! {
+                biased;
+                batch = next => return batch,
+                () = sleep(RECEIPTS), if self.transport.is_underway() => self.settle(),
+            }
+        }
+    }
+
+    /// Counts what became known of flows that were handed over.
+    fn settle(&mut self) {
+        self.tally.learns(self.transport.receipts());
+    }
+
+    /// The same at the end, when nothing more will become known.
+    fn settle_at_end(&mut self) {
+        let receipts = self.transport.receipts();
+        let lost = receipts.lost;
+        self.tally.learns(receipts);
+        self.tally.trusts();
+        if lost != RecordSum::default() {
+            tracing::warn!(
+                output = self.name,
+                lost_records = lost.records,
+                lost_packets = lost.packets,
+                lost_bytes = lost.bytes,
+                "flows on the way to {} were not acknowledged before the end",
+                self.transport.address()
+            );
+        }
     }
 
     fn tell_unfinished(&self, error: &str) {
-        self.tally.trusts();
         tracing::warn!(
             output = self.name,
             "what was sent to {} could not be completed before the end: {error}",
@@ -219,6 +253,7 @@ impl Worker {
                 }
                 Failure::Again { after, .. } => after,
             };
+            self.settle();
             self.failed(&failure);
             self.encoder.restart();
             let wait = self.backoff.next(after);
@@ -230,10 +265,14 @@ impl Worker {
     /// share of what all of them report.
     fn taken(&mut self, sum: RecordSum, answer: &Answer) {
         self.encoder.sent();
-        self.tally.trusts();
         let refused = tally::share(sum, answer.refused);
         if self.transport.is_blind() {
+            // The message before was not refused.
+            self.tally.trusts();
             self.tally.doubts(sum);
+        } else if self.transport.took(sum) {
+            self.tally.doubts(sum);
+            self.settle();
         } else {
             let mut sent = sum;
             sent -= refused;

@@ -1,7 +1,11 @@
-//! Messages on a TCP connection. What the kernel has taken counts as sent; a receiver that goes away may not have read
-//! all of it.
+//! Messages on a TCP connection. What the receiver's kernel has acknowledged counts as sent; a receiver that goes away may
+//! not have read all of it.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    mem::{replace, take},
+    net::SocketAddr,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use socket2::SockRef;
@@ -11,8 +15,11 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::PATIENCE;
-use crate::outputs::settings::HostPort;
+use super::{
+    PATIENCE,
+    underway::{Receipts, Underway, unacknowledged_bytes},
+};
+use crate::{outputs::settings::HostPort, proto::RecordSum};
 
 /// How long what was sent may stay unanswered before the receiver's machine counts as gone. The kernel alone would take a
 /// quarter of an hour.
@@ -20,40 +27,137 @@ const UNANSWERED: Duration = Duration::from_secs(30);
 
 pub(in crate::outputs) struct Tcp {
     pub(super) to: HostPort,
-    stream: Option<TcpStream>,
+    connection: Option<Connection>,
+    /// What became known when connections ended.
+    receipts: Receipts,
+}
+
+struct Connection {
+    stream: TcpStream,
+    underway: Underway,
+    /// The last message was begun and perhaps not completed.
+    is_in_message: bool,
 }
 
 impl Tcp {
     pub(in crate::outputs) fn new(to: HostPort) -> Self {
-        Self { to, stream: None }
+        Self {
+            to,
+            connection: None,
+            receipts: Receipts::default(),
+        }
     }
 
     pub(super) async fn send(&mut self, message: &[u8]) -> Result<()> {
-        // Taken, so that a future that is dropped in the middle of a message leaves no connection for the next one.
-        let connected = self.stream.take();
-        let mut stream = match connected {
-            Some(stream) if is_open(&stream) => stream,
-            // What was announced on the old connection is gone, so the caller makes the message anew.
-            Some(_) => bail!("the receiver closed the connection"),
-            None => connect(&self.to, PATIENCE).await?,
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            None => {
+                let stream = connect(&self.to, PATIENCE).await?;
+                self.connection.insert(Connection::new(stream))
+            }
         };
-        write(&mut stream, message).await?;
-        self.stream = Some(stream);
-        Ok(())
+        let sent = connection.send(message).await;
+        if sent.is_err() {
+            self.end_connection();
+        }
+        sent
     }
 
     pub(super) async fn close(&mut self) -> Result<()> {
-        if let Some(mut stream) = self.stream.take() {
-            stream.shutdown().await.context("close the connection")?;
-            // The receiver has read everything when it closes its side, too.
-            while stream
-                .read(&mut [0; 4096])
-                .await
-                .context("wait for the receiver's end")?
-                > 0
-            {}
+        let Some(connection) = &mut self.connection else {
+            return Ok(());
+        };
+        let closed = connection.close().await;
+        self.end_connection();
+        closed
+    }
+
+    /// The message that was written last has these flows.
+    pub(super) fn took(&mut self, flows: RecordSum) {
+        if let Some(connection) = &mut self.connection {
+            connection.underway.ends_message(flows);
+        }
+    }
+
+    pub(super) fn is_underway(&self) -> bool {
+        let connection = self.connection.as_ref();
+        connection.is_some_and(|connection| !connection.underway.is_empty())
+    }
+
+    /// What became known since the last time.
+    pub(super) fn receipts(&mut self) -> Receipts {
+        let mut receipts = take(&mut self.receipts);
+        if let Some(connection) = &mut self.connection {
+            receipts.arrived += connection.arrived();
+        }
+        receipts
+    }
+
+    /// What is not acknowledged is lost; some of it may still arrive.
+    pub(super) fn end_connection(&mut self) {
+        if let Some(mut connection) = self.connection.take() {
+            self.receipts.arrived += connection.arrived();
+            self.receipts.lost += connection.underway.rest();
+        }
+    }
+}
+
+impl Connection {
+    fn new(stream: TcpStream) -> Self {
+        Self {
+            stream,
+            underway: Underway::default(),
+            is_in_message: false,
+        }
+    }
+
+    async fn send(&mut self, message: &[u8]) -> Result<()> {
+        // What was announced on it is gone, so the caller makes the message anew.
+        if !is_open(&self.stream) {
+            bail!("the receiver closed the connection");
+        }
+        // The future of the last message was dropped in its middle.
+        if replace(&mut self.is_in_message, true) {
+            bail!("a message was broken off");
+        }
+        self.write(message).await?;
+        self.is_in_message = false;
+        Ok(())
+    }
+
+    /// Writes as long as the receiver takes something.
+    async fn write(&mut self, mut message: &[u8]) -> Result<()> {
+        while !message.is_empty() {
+            let written = tokio::select! {
+                written = self.stream.write(message) => written.context("write")?,
+                () = sleep(PATIENCE) => bail!("the receiver takes nothing"),
+            };
+            self.underway.writes(written);
+            message = &message[written..];
         }
         Ok(())
+    }
+
+    async fn close(&mut self) -> Result<()> {
+        let closing = self.stream.shutdown();
+        closing.await.context("close the connection")?;
+        // The end takes a number like a byte.
+        self.underway.writes(1);
+        // The receiver has read everything when it closes its side, too.
+        while self
+            .stream
+            .read(&mut [0; 4096])
+            .await
+            .context("wait for the receiver's end")?
+            > 0
+        {}
+        Ok(())
+    }
+
+    fn arrived(&mut self) -> RecordSum {
+        // Nothing is known to have arrived if the kernel does not say.
+        let unacknowledged = unacknowledged_bytes(&self.stream).unwrap_or(u64::MAX);
+        self.underway.arrived(unacknowledged)
     }
 }
 
@@ -88,18 +192,6 @@ async fn connect_to_one(addresses: &[SocketAddr], patience: Duration) -> Result<
     Err(failure)
 }
 
-/// Writes as long as the receiver takes something.
-async fn write(stream: &mut TcpStream, mut message: &[u8]) -> Result<()> {
-    while !message.is_empty() {
-        let written = tokio::select! {
-            written = stream.write(message) => written.context("write")?,
-            () = sleep(PATIENCE) => bail!("the receiver takes nothing"),
-        };
-        message = &message[written..];
-    }
-    Ok(())
-}
-
 /// Whether the receiver has not closed it. It has nothing to say: what it says is read a piece at a time and forgotten.
 fn is_open(stream: &TcpStream) -> bool {
     match stream.try_read(&mut [0; 4096]) {
@@ -110,6 +202,7 @@ fn is_open(stream: &TcpStream) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
     use socket2::{Domain, Socket, Type};
 
     use super::*;
@@ -129,6 +222,81 @@ mod tests {
         assert_eq!(connected.unwrap().peer_addr().unwrap(), other);
         let alone = connect_to_one(&[address], Duration::from_millis(100)).await;
         assert_eq!(alone.unwrap_err().to_string(), "nobody answers");
+    }
+
+    /// The first message gets into the receiver's kernel. The others do not, since they are longer than its buffer.
+    #[tokio::test]
+    async fn what_a_receiver_that_resets_has_not_acknowledged_is_lost() {
+        const SHORT: usize = 100;
+        const LONG: usize = 30_000;
+        let flows = |records| RecordSum {
+            records,
+            packets: 10 * records,
+            bytes: 100 * records,
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let buffer = SockRef::from(&listener);
+        buffer.set_recv_buffer_size(4096).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut tcp = Tcp::new(HostPort {
+            host: address.ip().to_string(),
+            port: address.port(),
+        });
+        let (sent, accepted) = tokio::join!(tcp.send(&[1; SHORT]), listener.accept());
+        sent.unwrap();
+        tcp.took(flows(1));
+        let receiver = accepted.unwrap().0;
+        let mut receipts = tcp.receipts();
+        while tcp.is_underway() {
+            sleep(Duration::from_millis(1)).await;
+            receipts.arrived += tcp.receipts().arrived;
+        }
+        assert_eq!(receipts.arrived, flows(1));
+
+        let stream = SockRef::from(&tcp.connection.as_ref().unwrap().stream);
+        stream.set_send_buffer_size(4 * LONG).unwrap();
+        for records in [2, 4] {
+            tcp.send(&[2; LONG]).await.unwrap();
+            tcp.took(flows(records));
+        }
+        assert_eq!(tcp.receipts(), Receipts::default());
+        let receiver = receiver.into_std().unwrap();
+        let socket = SockRef::from(&receiver);
+        socket.set_linger(Some(Duration::ZERO)).unwrap();
+        drop(receiver);
+        while tcp.send(&[3; SHORT]).await.is_ok() {
+            tcp.took(flows(8));
+        }
+        let Receipts { arrived, mut lost } = tcp.receipts();
+        assert_eq!(arrived, flows(0));
+        // Messages that the kernel took before it heard of the reset.
+        while lost.records >= 8 {
+            lost -= flows(8);
+        }
+        assert_eq!(lost, flows(6));
+        assert!(!tcp.is_underway());
+    }
+
+    #[tokio::test]
+    async fn a_message_that_was_broken_off_leaves_no_connection_for_the_next_one() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut tcp = Tcp::new(HostPort {
+            host: address.ip().to_string(),
+            port: address.port(),
+        });
+        tcp.send(&[1; 10]).await.unwrap();
+        let _silent = listener.accept().await.unwrap();
+        // Longer than any buffer of the kernel.
+        let long = vec![2; 64 << 20];
+        assert!(tcp.send(&long).now_or_never().is_none());
+        let next = tcp.send(&[3; 10]).await.unwrap_err();
+        assert_eq!(next.to_string(), "a message was broken off");
+        tcp.send(&[3; 10]).await.unwrap();
+        let mut again = listener.accept().await.unwrap().0;
+        let mut read = [0; 10];
+        again.read_exact(&mut read).await.unwrap();
+        assert_eq!(read, [3; 10]);
     }
 
     #[tokio::test]

@@ -10,6 +10,8 @@ use super::*;
 
 mod grpc;
 mod hanging;
+mod messages;
+mod resets;
 
 #[test]
 fn a_receiver_that_never_stops_talking_holds_up_nothing() {
@@ -72,6 +74,7 @@ fn a_name_that_does_not_resolve_is_told_and_holds_up_no_other_output() {
     let lab = Lab::quiet().unwrap();
     let addresses = [
         "ipfix=tcp://collector.invalid:4739",
+        "ipfix=udp://collector.invalid:4739",
         "pbflow=http://collector.invalid:9999",
         "otlp=http://collector.invalid:4318",
     ];
@@ -79,7 +82,7 @@ fn a_name_that_does_not_resolve_is_told_and_holds_up_no_other_output() {
     let agent = Agent::start(&lab, &[&["--output", "json"][..], &outputs].concat());
     let sent = send(&lab, 20, 1);
     wait_until_counted(&agent, &lab, sent.packets);
-    for kind in ["ipfix", "pbflow", "otlp"] {
+    for kind in ["ipfix", "ipfix-2", "pbflow", "otlp"] {
         wait_until("it is told", || {
             let output = output(&agent, &lab, kind);
             let queued = fates(&output, sent)["queued"];

@@ -15,12 +15,10 @@ use socket2::SockRef;
 use super::{
     super::otlp::receiver::{Answer, Receiver},
     grpc::{Manner, Server},
+    messages::Messages,
     *,
 };
 use crate::doors::memory::{MIB, Memory, reset_peak};
-use messages::Messages;
-
-mod messages;
 
 /// A packet of each in every round, so each scan reports them anew.
 const FLOWS: u16 = 50_000;
