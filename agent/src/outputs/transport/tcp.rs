@@ -49,12 +49,11 @@ impl Tcp {
     }
 
     pub(super) async fn send(&mut self, message: &[u8]) -> Result<()> {
-        let connection = match &mut self.connection {
-            Some(connection) => connection,
-            None => {
-                let stream = connect(&self.to, PATIENCE).await?;
-                self.connection.insert(Connection::new(stream))
-            }
+        let connection = if let Some(connection) = &mut self.connection {
+            connection
+        } else {
+            let stream = connect(&self.to, PATIENCE).await?;
+            self.connection.insert(Connection::new(stream))
         };
         let sent = connection.send(message).await;
         if sent.is_err() {
@@ -256,7 +255,7 @@ mod tests {
         let stream = SockRef::from(&tcp.connection.as_ref().unwrap().stream);
         stream.set_send_buffer_size(4 * LONG).unwrap();
         for records in [2, 4] {
-            tcp.send(&[2; LONG]).await.unwrap();
+            tcp.send(&vec![2; LONG]).await.unwrap();
             tcp.took(flows(records));
         }
         assert_eq!(tcp.receipts(), Receipts::default());

@@ -99,3 +99,33 @@ fn path_len_bytes(socket: &UdpSocket, too_long: usize) -> usize {
     });
     known.min(too_long - 1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_receiver_that_goes_refuses_the_last_message_and_one_that_is_not_there_the_first() {
+        let receiver = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let address = receiver.local_addr().unwrap();
+        let mut udp = Udp::new(HostPort {
+            host: address.ip().to_string(),
+            port: address.port(),
+        });
+        udp.send(&[1]).await.unwrap();
+        drop(receiver);
+        // Nothing is known when it is handed over.
+        udp.send(&[2]).await.unwrap();
+        let failure = loop {
+            if let Err(failure) = udp.send(&[3]).await {
+                break failure;
+            }
+        };
+        assert!(matches!(failure, Failure::LastRefused), "{failure}");
+        let failure = udp.send(&[4]).await.unwrap_err();
+        assert!(matches!(failure, Failure::Again { .. }), "{failure}");
+        assert_eq!(failure.to_string(), "nobody listens there");
+        let _receiver = UdpSocket::bind(address).await.unwrap();
+        udp.send(&[5]).await.unwrap();
+    }
+}

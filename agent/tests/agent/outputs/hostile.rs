@@ -8,6 +8,7 @@ use std::{
 
 use super::*;
 
+mod comings;
 mod grpc;
 mod hanging;
 mod messages;

@@ -159,8 +159,8 @@ fn queued_bytes(lab: &Lab, port: u16, address: usize, queue: usize) -> u64 {
         .map(|line| line.split_whitespace().collect::<Vec<_>>());
     let line = lines.find(|line| line[address].ends_with(&port) && line[3] == ESTABLISHED);
     let queues = line.map_or("0:0", |line| line[4]);
-    let queued = queues.split(':').nth(queue).unwrap();
-    u64::from_str_radix(queued, 16).unwrap()
+    let bytes = queues.split(':').nth(queue).unwrap();
+    u64::from_str_radix(bytes, 16).unwrap()
 }
 
 /// What the agent has written and the receiver's kernel has not acknowledged.
