@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use agent_common::Pair;
@@ -11,7 +12,10 @@ use lab::{Lab, privilege::is_root_or_skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{Agent, count, pair, wait_until};
+use crate::{
+    clients::install,
+    support::{Agent, count, pair, wait_until},
+};
 
 mod full_disk;
 mod hostile;
@@ -55,6 +59,18 @@ fn send(lab: &Lab, flows: u16, each: u64) -> Pair {
         sent += count(each, &frame);
     }
     sent
+}
+
+/// What a script prints about the folder, as one line of JSON.
+fn read_with(python: &Path, script: &str, folder: &Path) -> Value {
+    let mut command = Command::new(python);
+    command
+        .arg(install::python_folder().join(script))
+        .arg(folder);
+    let output = command.output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 /// Waits until the status has this many packets in flows.

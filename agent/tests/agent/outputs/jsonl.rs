@@ -65,6 +65,40 @@ fn files_have_every_packet_however_often_they_are_rotated() {
 }
 
 #[test]
+fn duckdb_reads_every_packet_from_compressed_files() {
+    let test = "agent::duckdb_reads_every_packet_from_compressed_files";
+    if !is_root_or_skip(test) {
+        return;
+    }
+    let Some(python) = install::duckdb_or_skip(test) else {
+        return;
+    };
+    for compression in ["zstd", "gzip"] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("flows.jsonl");
+        let setting = format!(
+            r#"{{"kind": "jsonl", "address": "{}", "compression": "{compression}", "rotate_bytes": 5000}}"#,
+            path.display()
+        );
+        let lab = Lab::quiet().unwrap();
+        let agent = Agent::start(&lab, &["--output", "json", "--output", &setting]);
+        let mut sent = Pair::default();
+        for _ in 0..3 {
+            sent += send(&lab, 20, 3);
+            wait_until_counted(&agent, &lab, sent.packets);
+        }
+        wait_until("all is written", || {
+            fates(&output(&agent, &lab, "jsonl"), sent)["sent"] == sent
+        });
+        agent.stop();
+        let read = read_with(&python, "jsonl.py", folder.path());
+        assert_eq!(pair(&read), sent, "{compression}");
+        assert_eq!(read["finals"], 1);
+        assert!(read["files"].as_u64() >= Some(3), "{read}");
+    }
+}
+
+#[test]
 fn ended_and_large_flows_alone_have_all_their_packets() {
     if !is_root_or_skip("agent::ended_and_large_flows_alone_have_all_their_packets") {
         return;

@@ -8,7 +8,6 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    clients::install,
     doors::memory::{MIB, Memory, reset_peak},
     support::Report,
 };
@@ -150,18 +149,6 @@ fn written(folder: &Path) -> (Pair, Report) {
     // Each round is longer than a file.
     assert!(complete(folder).len() >= 3);
     (sent, report)
-}
-
-/// What a script prints about the folder, as one line of JSON.
-fn read_with(python: &Path, script: &str, folder: &Path) -> Value {
-    let mut command = std::process::Command::new(python);
-    command
-        .arg(install::python_folder().join(script))
-        .arg(folder);
-    let output = command.output().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{error}");
-    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 /// Asserts that the columns have these types, and no others.
