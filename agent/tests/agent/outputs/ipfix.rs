@@ -360,6 +360,26 @@ fn nfacctd_has_every_flow() {
     );
     assert_eq!(sum(&flows, "vlan") % 100, 0);
     assert!(flows.iter().any(|flow| flow["vlan"] == 100));
+    // The interface is at the side that the records of the agent say.
+    let records = report.flows.iter();
+    let mut of_tls = records.filter(|record| record["dst_port"] == 443);
+    let record = of_tls.next().unwrap();
+    let ifindex = record["ifindex"].as_u64().unwrap();
+    for (port, direction) in [("port_dst", "direction"), ("port_src", "reverse_direction")] {
+        let expected = match record[direction].as_str().unwrap() {
+            "ingress" => [ifindex, 0],
+            "egress" => [0, ifindex],
+            other => panic!("{other}"),
+        };
+        for flow in flows.iter().filter(|flow| flow[port] == 443) {
+            let told = ["iface_in", "iface_out"].map(|name| flow[name].as_u64().unwrap());
+            assert_eq!(told, expected, "{port}: {flow}");
+        }
+    }
+    let log = log_of(folder.path());
+    for strange in ["WARN", "ERROR"] {
+        assert!(!log.contains(strange), "{log}");
+    }
 }
 
 #[test]
