@@ -25,11 +25,20 @@ pub(super) fn installs(service: &mut Service) -> Result<String> {
     ensure!(process == expected, "{process}");
     let socket = machine.run(&format!("stat -c '%a %U:%G' {SOCKET}"))?;
     ensure!(socket == "660 flow-agent:flow-agent", "{socket}");
-    for page in [
+    for file in [
+        "/usr/share/man/man1/flow-agent.1.gz",
         "/usr/share/man/man1/flow-agent-run.1.gz",
         "/usr/share/bash-completion/completions/flow-agent",
+        "/usr/share/zsh/vendor-completions/_flow-agent",
+        "/usr/share/fish/vendor_completions.d/flow-agent.fish",
+        "/usr/share/doc/flow-agent/copyright",
+        "/usr/share/doc/flow-agent/docs/service.md",
+        "/usr/share/doc/flow-agent/examples/consumers/proto/flow/v1/flow.proto",
+        "/usr/lib/sysusers.d/flow-agent.conf",
     ] {
-        machine.run(&format!("test -s {page}"))?;
+        machine
+            .run(&format!("test -s {file}"))
+            .with_context(|| format!("the package lacks {file}"))?;
     }
     Ok(format!(
         "`{command}`: {enabled}, {active}; {process}; socket {socket}"
