@@ -20,34 +20,35 @@ const LENGTH: u32 = 2;
 
 /// Decodes a `FlowBatch`. Addresses and identifiers are not copied out of the bytes.
 pub fn read(bytes: &Bytes) -> Result<FlowBatch, DecodeError> {
+    by_hand(bytes).unwrap_or_else(|| FlowBatch::decode(bytes.clone()))
+}
+
+/// `None` if the fields of the batch cannot be told apart.
+fn by_hand(bytes: &Bytes) -> Option<Result<FlowBatch, DecodeError>> {
     let mut input = Input::new(bytes);
     let mut records = Vec::with_capacity(bytes.len() / USUAL_RECORD_LEN_BYTES);
     let mut others = Vec::new();
     while !input.is_empty() {
         let start = input.at;
-        let Some(key) = input.varint() else {
-            return FlowBatch::decode(bytes.clone());
-        };
-        if key == u64::from(RECORDS_TAG) {
-            let Some(range) = input.range() else {
-                return FlowBatch::decode(bytes.clone());
-            };
-            // A record is long: it is made where it stays.
-            records.push(FlowRecord::default());
-            let last = records.last_mut().expect("it was just pushed");
-            if read_known(bytes, range.clone(), last).is_none() {
-                *last = FlowRecord::decode(bytes.slice(range))?;
-            }
-        } else {
-            if input.skip(key as u32 & 7).is_none() {
-                return FlowBatch::decode(bytes.clone());
-            }
+        let key = input.varint()?;
+        if key != u64::from(RECORDS_TAG) {
+            input.skip(key as u32 & 7)?;
             others.extend_from_slice(&bytes[start..input.at]);
+            continue;
+        }
+        let range = input.range()?;
+        // A record is long: it is made where it stays.
+        records.push(FlowRecord::default());
+        let last = records.last_mut().expect("it was just pushed");
+        if read_known(bytes, range.clone(), last).is_none() {
+            match FlowRecord::decode(bytes.slice(range)) {
+                Ok(record) => *last = record,
+                Err(error) => return Some(Err(error)),
+            }
         }
     }
-    let mut batch = FlowBatch::decode(&others[..])?;
-    batch.records = records;
-    Ok(batch)
+    let batch = FlowBatch::decode(&others[..]);
+    Some(batch.map(|batch| FlowBatch { records, ..batch }))
 }
 
 /// Reads a record into an empty one. `None` if there is a field that is not known here, or anything else is unusual.
