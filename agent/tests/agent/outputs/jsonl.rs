@@ -28,23 +28,20 @@ pub fn sum(lines: &[Value]) -> Pair {
         .sum()
 }
 
-fn table(folder: &TempDir, more: &str) -> String {
+fn table(folder: &TempDir, compression: &str, more: &str) -> String {
     let path = folder.path().join("flows.jsonl");
     format!(
-        r#"{{"kind": "jsonl", "address": "{}", "compression": "none"{more}}}"#,
+        r#"{{"kind": "jsonl", "address": "{}", "compression": "{compression}"{more}}}"#,
         path.display()
     )
 }
 
-#[test]
-fn files_have_every_packet_however_often_they_are_rotated() {
-    if !is_root_or_skip("agent::files_have_every_packet_however_often_they_are_rotated") {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
+/// Runs an agent whose flows make three files or more. Returns what was sent.
+fn write_three_files(folder: &TempDir, compression: &str) -> Pair {
     let lab = Lab::quiet().unwrap();
-    let output_setting = table(&folder, r#", "rotate_bytes": 5000"#);
-    let agent = Agent::start(&lab, &["--output", "json", "--output", &output_setting]);
+    // Each round is longer than a file.
+    let setting = table(folder, compression, r#", "rotate_bytes": 5000"#);
+    let agent = Agent::start(&lab, &["--output", "json", "--output", &setting]);
     let mut sent = Pair::default();
     for _ in 0..3 {
         sent += send(&lab, 20, 3);
@@ -55,11 +52,20 @@ fn files_have_every_packet_however_often_they_are_rotated() {
     });
     let report = agent.stop();
     assert_eq!(report.seen(), sent);
+    sent
+}
+
+#[test]
+fn files_have_every_packet_however_often_they_are_rotated() {
+    if !is_root_or_skip("agent::files_have_every_packet_however_often_they_are_rotated") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let sent = write_three_files(&folder, "none");
     let lines = lines(folder.path());
     assert_eq!(sum(&lines), sent);
     let finals = lines.iter().filter(|line| line["final"] == true);
     assert_eq!(finals.count(), 1);
-    // Each round is longer than a file.
     assert!(fs::read_dir(folder.path()).unwrap().count() >= 3);
     assert!(!folder.path().join("flows.jsonl").exists());
 }
@@ -75,22 +81,7 @@ fn duckdb_reads_every_packet_from_compressed_files() {
     };
     for compression in ["zstd", "gzip"] {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("flows.jsonl");
-        let setting = format!(
-            r#"{{"kind": "jsonl", "address": "{}", "compression": "{compression}", "rotate_bytes": 5000}}"#,
-            path.display()
-        );
-        let lab = Lab::quiet().unwrap();
-        let agent = Agent::start(&lab, &["--output", "json", "--output", &setting]);
-        let mut sent = Pair::default();
-        for _ in 0..3 {
-            sent += send(&lab, 20, 3);
-            wait_until_counted(&agent, &lab, sent.packets);
-        }
-        wait_until("all is written", || {
-            fates(&output(&agent, &lab, "jsonl"), sent)["sent"] == sent
-        });
-        agent.stop();
+        let sent = write_three_files(&folder, compression);
         let read = read_with(&python, "jsonl.py", folder.path());
         assert_eq!(pair(&read), sent, "{compression}");
         assert_eq!(read["finals"], 1);
@@ -105,7 +96,7 @@ fn ended_and_large_flows_alone_have_all_their_packets() {
     }
     let folder = tempfile::tempdir().unwrap();
     let lab = Lab::quiet().unwrap();
-    let wanted = table(&folder, r#", "only_ended": true, "min_bytes": 300"#);
+    let wanted = table(&folder, "none", r#", "only_ended": true, "min_bytes": 300"#);
     let agent = Agent::start(&lab, &["--output", "json", "--output", &wanted]);
     // Of 60 bytes each, in two scans.
     send(&lab, 5, 2);
