@@ -276,6 +276,7 @@ impl Pages {
         }
         self.both[idle as usize].change(windows);
         self.switches.sizes[idle as usize] = size.of_page(self.mark, self.possible_cpus);
+        // Before the flip, whose store may show the programs the page's number first.
         self.store(self.switches)
             .context("tell the programs the size of a page")?;
         tracing::debug!(
