@@ -48,11 +48,13 @@ enum To {
     File(&'static str, &'static str),
     /// What comes before the address, and who listens there.
     Server(&'static str, fn(&Lab, u16) -> Result<Sink>),
+    /// The same, and connections are taken, and nothing else.
+    Silence(&'static str),
 }
 
 const CONTROL: &str = "no output";
 
-const ARMS: [(&str, To); 10] = [
+const ARMS: [(&str, To); 12] = [
     (CONTROL, To::Nowhere),
     ("one consumer", To::Consumer),
     (
@@ -78,6 +80,8 @@ const ARMS: [(&str, To); 10] = [
         "parquet files",
         To::File(r#""kind": "parquet", "rotate_after": "4s""#, ""),
     ),
+    ("ipfix over TCP, unread", To::Silence("ipfix=tcp")),
+    ("otlp, unanswered", To::Silence("otlp=http")),
 ];
 
 #[derive(clap::Args)]
@@ -127,7 +131,7 @@ impl Bench for Outputs {
 
 const CPU_NS: &str = "process_cpu_ns_per_report";
 
-const NOTES: [&str; 5] = [
+const NOTES: [&str; 6] = [
     "One thread on a CPU of its own sends UDP frames of 64 bytes, each flow once a scan interval; the agent runs on \
      the other CPUs, as its consumer does.",
     "process_cpu_ns_per_report is the CPU time of the agent's process, all threads, over the packets that were sent \
@@ -136,6 +140,9 @@ const NOTES: [&str; 5] = [
     "bytes_per_report is what came into files or a socket over the records that the agent counts as sent.",
     "Parquet files are completed every four seconds, so that their completion is in the figure; those of other formats \
      are not compressed.",
+    "scan_us is how long a scan took on average, and scan_lateness_us how much later than due it began, as \
+     the agent tells both. The last two arms have a receiver that takes connections and never reads: the queue is full \
+     and the output loses flows, while scans keep their time.",
     "Requests of otlp are compressed by gzip, as they are unless a setting says otherwise; those of pbflow are not.",
 ];
 
@@ -176,13 +183,16 @@ impl Counted {
                 };
                 Some(format!(r#"{{{table}, "address": "{}"}}"#, path.display()))
             }
-            To::Server(scheme, _) => Some(format!("{scheme}://127.0.0.1:{PORT}")),
+            To::Server(scheme, _) | To::Silence(scheme) => {
+                Some(format!("{scheme}://127.0.0.1:{PORT}"))
+            }
         };
         if let Some(output) = &output {
             settings.extend(["--output", output]);
         }
         let sink = match to {
             To::Server(_, listen) => Some(listen(&lab, PORT)?),
+            To::Silence(_) => Some(Sink::silence(&lab, PORT)?),
             To::Nowhere | To::Consumer | To::File(..) => None,
         };
         let mut agent = Agent::start(&lab.agent, &settings, setup)?;
@@ -193,7 +203,7 @@ impl Counted {
                 affinity::keep_off_sender(consumer.child().id())?;
                 Some(consumer)
             }
-            To::Nowhere | To::File(..) | To::Server(..) => None,
+            To::Nowhere | To::File(..) | To::Server(..) | To::Silence(_) => None,
         };
         Ok(Self {
             sender: Sender::new(&lab, FRAME_LEN_BYTES, Some(FLOWS), PACE)?,
@@ -216,16 +226,26 @@ impl Counted {
             interrupt,
             ..
         } = self;
-        let (spent, sending) = sender.during(PACKETS_PER_SECOND, |sent| {
+        let (during, sending) = sender.during(PACKETS_PER_SECOND, |sent| {
             until_steady(agent, interrupt)?;
-            Spent::during(window, pid, sent, interrupt)
+            let before = agent.status()?.scans;
+            let spent = Spent::during(window, pid, sent, interrupt)?;
+            Ok((spent, before, agent.status()?.scans))
         })?;
+        let (spent, before, after) = during;
         ensure!(
             sending.packets_per_second() > PACKETS_PER_SECOND * 9 / 10,
             "the sender reached {} packets a second instead of {PACKETS_PER_SECOND}: this machine is too busy",
             sending.packets_per_second()
         );
-        let mut measures = vec![(CPU_NS, spent.cpu_ns as f64 / spent.packets as f64)];
+        let us = |time: Duration| time.as_nanos() as f64 / 1e3;
+        let scan = after.durations.mean_since(&before.durations)?;
+        let lateness = after.lateness.mean_since(&before.lateness)?;
+        let mut measures = vec![
+            (CPU_NS, spent.cpu_ns as f64 / spent.packets as f64),
+            ("scan_us", us(scan)),
+            ("scan_lateness_us", us(lateness)),
+        ];
         if let Some(bytes) = self.bytes_of(sending.packets)? {
             measures.push(("bytes_per_report", bytes));
         }
@@ -235,7 +255,7 @@ impl Counted {
     /// What all packets of a turn became.
     fn bytes_of(&mut self, packets: u64) -> Result<Option<f64>> {
         let is_counted = match self.to {
-            To::Nowhere | To::Consumer => return Ok(None),
+            To::Nowhere | To::Consumer | To::Silence(_) => return Ok(None),
             To::File(..) | To::Server(..) => {
                 let deadline = Instant::now() + PATIENCE;
                 loop {

@@ -93,6 +93,18 @@ impl Sink {
         }))
     }
 
+    /// Takes connections, and never reads or writes.
+    pub fn silence(lab: &Lab, port: u16) -> Result<Self> {
+        let listener = listen(lab, port)?;
+        Ok(Self::run(move |received| {
+            let mut connections = Vec::new();
+            while !received.has_ended() {
+                connections.extend(listener.accept());
+                thread::sleep(LOOK);
+            }
+        }))
+    }
+
     /// Answers each gRPC call with an empty message, whatever its service.
     pub fn calls(lab: &Lab, port: u16) -> Result<Self> {
         let listener = listen(lab, port)?;

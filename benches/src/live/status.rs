@@ -1,8 +1,8 @@
 //! What an agent says of itself with `flow-agent status --output json`, as far as the benches ask for it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 
 #[derive(Clone, Debug, Deserialize)]
@@ -62,6 +62,27 @@ pub struct Replica {
 #[derive(Clone, Debug, Deserialize)]
 pub struct Scans {
     pub count: u64,
+    #[serde(default)]
+    pub durations: Durations,
+    #[serde(default)]
+    pub lateness: Durations,
+}
+
+/// Of all scans since the agent's start.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Durations {
+    counts: Vec<u64>,
+    sum_ns: u64,
+}
+
+impl Durations {
+    /// The mean of those that these have and the earlier ones have not.
+    pub fn mean_since(&self, earlier: &Self) -> Result<Duration> {
+        let count = |durations: &Self| durations.counts.iter().sum::<u64>();
+        let scans = count(self) - count(earlier);
+        ensure!(scans > 0, "no scan came in the window");
+        Ok(Duration::from_nanos((self.sum_ns - earlier.sum_ns) / scans))
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -80,4 +101,22 @@ pub fn packets(reasons: &BTreeMap<String, Count>, reason: &str) -> Result<u64> {
     let count = reasons.get(reason);
     let count = count.with_context(|| format!("the agent's account has no {reason}"))?;
     Ok(count.packets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mean_is_of_the_scans_since() {
+        let durations = |counts: &[u64], sum_ns| Durations {
+            counts: counts.to_vec(),
+            sum_ns,
+        };
+        let earlier = durations(&[3, 1], 5_000);
+        let later = durations(&[4, 2], 8_000);
+        let mean = later.mean_since(&earlier).unwrap();
+        assert_eq!(mean, Duration::from_nanos(1_500));
+        assert!(later.mean_since(&later).is_err());
+    }
 }

@@ -145,6 +145,8 @@ pub static OUTPUTS: Experiment = Experiment {
         ("OTLP", "arm=otlp"),
         ("JSON Lines", "arm=jsonl file"),
         ("Parquet", "arm=parquet files"),
+        ("IPFIX over TCP, unread", "arm=ipfix over TCP, unread"),
+        ("OTLP, unanswered", "arm=otlp, unanswered"),
     ],
     columns: &[
         Column(
@@ -154,6 +156,8 @@ pub static OUTPUTS: Experiment = Experiment {
         ),
         Column("added", "measure=added_ns_per_report", Figure),
         Column("bytes", "measure=bytes_per_report", Figure),
+        Column("a scan takes", "measure=scan_us", Figure),
+        Column("a scan is late by", "measure=scan_lateness_us", Figure),
     ],
 };
 
