@@ -4,12 +4,14 @@
 //! Debian 12 is the newest release that builds one (its own library has nothing of 2.35 or 2.36 that we use).
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cargo_metadata::MetadataCommand;
 
 use crate::{
     setup::{Purpose, setup},
@@ -157,6 +159,12 @@ impl Built {
         made.with_context(|| format!("cargo-deb made no package in {}", into.display()))
     }
 
+    /// Where the package has to put each file of the source tree, and of what was built. cargo-deb adds the unit and the
+    /// licence.
+    pub fn declared(&self) -> Result<BTreeMap<PathBuf, PathBuf>> {
+        declared(Some(&self.folder))
+    }
+
     pub fn tarball(&self, into: &Path) -> Result<PathBuf> {
         let target = "x86_64-linux-gnu";
         ensure!(
@@ -258,6 +266,60 @@ fn newest_needed(symbols: &str) -> Option<(Version, &str)> {
         .max()
 }
 
+/// Where the package puts each file, as `agent/Cargo.toml` says. Without a folder of what was built, only those of the source
+/// tree.
+fn declared(built: Option<&Path>) -> Result<BTreeMap<PathBuf, PathBuf>> {
+    let metadata = MetadataCommand::new()
+        .current_dir(root())
+        .no_deps()
+        .exec()
+        .context("ask cargo for the package's files")?;
+    let mut packages = metadata.packages.iter();
+    let agent = packages.find(|package| *package.name == "agent");
+    let agent = agent.context("no package is called agent")?;
+    let tree = agent.manifest_path.parent();
+    let tree = tree.context("a manifest lies in a folder")?.as_std_path();
+    let assets = agent.metadata["deb"]["assets"].as_array();
+    let mut files = BTreeMap::new();
+    for asset in assets.context("agent/Cargo.toml has no assets")? {
+        let [from, to] = [0, 1].map(|index| asset[index].as_str());
+        let (from, to) = from.zip(to).context("an asset is no text")?;
+        let from = match (from.strip_prefix("target/release/"), built) {
+            (Some(made), Some(folder)) => folder.join(made),
+            (Some(_), None) => continue,
+            (None, _) => tree.join(from),
+        };
+        let sources = matching(&from)?;
+        ensure!(!sources.is_empty(), "there is no {}", from.display());
+        for source in sources {
+            let to = match (to.strip_suffix('/'), source.file_name()) {
+                (Some(folder), Some(name)) => Path::new("/").join(folder).join(name),
+                (_, _) => Path::new("/").join(to),
+            };
+            files.insert(to, source);
+        }
+    }
+    Ok(files)
+}
+
+/// A file, or all of a folder (`*`), or those with an ending (`*.md`).
+fn matching(path: &Path) -> Result<Vec<PathBuf>> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let Some(end) = name.and_then(|name| name.strip_prefix('*')) else {
+        return Ok(path
+            .is_file()
+            .then(|| path.to_owned())
+            .into_iter()
+            .collect());
+    };
+    let folder = path.parent().context("a file lies in a folder")?;
+    let entries = fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))?;
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    Ok(paths
+        .filter(|path| path.is_file() && path.to_string_lossy().ends_with(end))
+        .collect())
+}
+
 fn packages(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))?;
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
@@ -289,9 +351,7 @@ pub fn checksums(folder: &Path, files: &[PathBuf]) -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, path::Component};
-
-    use cargo_metadata::MetadataCommand;
+    use std::path::Component;
 
     use super::*;
 
@@ -312,7 +372,7 @@ mod tests {
     /// A reader of the package has these documents and no others.
     #[test]
     fn every_link_of_the_packages_documents_leads_to_a_file_of_the_package() {
-        let files = packaged();
+        let files = declared(None).unwrap();
         let mut links = 0;
         for (installed, source) in &files {
             if source.extension().is_none_or(|end| end != "md") {
@@ -332,41 +392,6 @@ mod tests {
             }
         }
         assert!(links > 20, "{links} links");
-    }
-
-    /// Where the package puts each file of the source tree.
-    fn packaged() -> BTreeMap<PathBuf, PathBuf> {
-        let metadata = MetadataCommand::new().no_deps().exec().unwrap();
-        let mut packages = metadata.packages.iter();
-        let agent = packages.find(|package| *package.name == "agent").unwrap();
-        let folder = agent.manifest_path.parent().unwrap().as_std_path();
-        let mut files = BTreeMap::new();
-        for asset in agent.metadata["deb"]["assets"].as_array().unwrap() {
-            let [from, to] = [0, 1].map(|index| asset[index].as_str().unwrap());
-            for source in matching(&folder.join(from)) {
-                let to = match to.strip_suffix('/') {
-                    Some(folder) => Path::new(folder).join(source.file_name().unwrap()),
-                    None => PathBuf::from(to),
-                };
-                files.insert(to, source);
-            }
-        }
-        files
-    }
-
-    /// A file, or all of a folder (`*`), or those with an ending (`*.md`).
-    fn matching(path: &Path) -> Vec<PathBuf> {
-        if path.file_stem().is_none_or(|stem| stem != "*") {
-            return vec![path.to_owned()];
-        }
-        let entries = fs::read_dir(path.parent().unwrap()).into_iter().flatten();
-        let paths = entries.map(|entry| entry.unwrap().path());
-        paths
-            .filter(|file| {
-                path.extension()
-                    .is_none_or(|end| file.extension() == Some(end))
-            })
-            .collect()
     }
 
     /// Without `..`.

@@ -6,6 +6,7 @@ mod machine;
 mod root_fs;
 
 use std::{
+    fmt::Write as _,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
@@ -27,7 +28,8 @@ use machine::Machine;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// A folder with what is already built: a package in `current`, a later one in `next`, the tarball and SHA256SUMS
+    /// A folder with what is already built: a package in `current`, its files in `declared`, a later package in `next`, the
+    /// tarball and SHA256SUMS
     #[arg(long, requires = "cache")]
     packages: Option<PathBuf>,
     /// How the binary is built
@@ -79,7 +81,8 @@ fn as_root_on_packages(profile: Profile) -> Result<Command> {
     Ok(command)
 }
 
-/// Builds the package, the same under a later version, and the tarball with its checksum.
+/// Builds the package, the same under a later version, and the tarball with its checksum. `declared` lists the files that
+/// the package has to have.
 fn packages(profile: Profile) -> Result<PathBuf> {
     let folder = target_dir()?.join("test-service");
     if folder.exists() {
@@ -87,6 +90,11 @@ fn packages(profile: Profile) -> Result<PathBuf> {
     }
     let built = dist::build(profile)?;
     built.debian_package(&folder.join("current"), None)?;
+    let mut declared = String::new();
+    for file in built.declared()?.into_keys() {
+        writeln!(declared, "{}", file.display())?;
+    }
+    std::fs::write(folder.join("declared"), declared).context("list the package's files")?;
     let next = concat!(env!("CARGO_PKG_VERSION"), "+next");
     built.debian_package(&folder.join("next"), Some(next))?;
     let tarball = built.tarball(&folder)?;

@@ -226,8 +226,8 @@ measure() {
   i=0; while [ $i -lt 40000 ]; do i=$((i + 1)); done
   centiseconds
   slowness=$(((now - begin) * 100 / 220))
-  [ $slowness -lt 100 ] && slowness=100
-  [ $slowness -gt 1000 ] && slowness=1000
+  if [ $slowness -lt 100 ]; then slowness=100; fi
+  if [ $slowness -gt 1000 ]; then slowness=1000; fi
 }";
 
 /// Where `busybox` lies in the guest, wherever it is on this machine.
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn the_measure_of_speed_runs_in_a_shell() {
-        let script = format!("set -e\n{MEASURE}\nmeasure || true\necho \"$slowness\"");
+        let script = format!("set -eu\n{MEASURE}\nmeasure\necho \"$slowness\"");
         let output = Command::new("sh").args(["-c", &script]).output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && stderr.is_empty(), "{stderr}");

@@ -8,15 +8,14 @@ use anyhow::{Result, ensure};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     pub package: &'static str,
-    /// `--lib`, or `--test` and a name.
-    pub binary: &'static [&'static str],
+    /// The program behind `--test`.
+    pub binary: &'static str,
     pub test: &'static str,
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let binary = self.binary.last().copied().unwrap_or_default();
-        write!(f, "{} {binary} {}", self.package, self.test)
+        write!(f, "{} {} {}", self.package, self.binary, self.test)
     }
 }
 
@@ -47,7 +46,7 @@ impl Fault {
 const fn races(test: &'static str) -> Target {
     Target {
         package: "races",
-        binary: &["--test", "races"],
+        binary: "races",
         test,
     }
 }
@@ -55,7 +54,7 @@ const fn races(test: &'static str) -> Target {
 const fn corpus(test: &'static str) -> Target {
     Target {
         package: "corpus",
-        binary: &["--test", "host"],
+        binary: "host",
         test,
     }
 }
@@ -63,7 +62,7 @@ const fn corpus(test: &'static str) -> Target {
 const fn agent(test: &'static str) -> Target {
     Target {
         package: "agent",
-        binary: &["--test", "agent"],
+        binary: "agent",
         test,
     }
 }
@@ -332,7 +331,7 @@ mod tests {
             .find(|package| package.ends_with(target.package))
             .unwrap();
         let tests = root().join(package).join("tests");
-        let folder = tests.join(target.binary[1]);
+        let folder = tests.join(target.binary);
         match target.test.rsplit_once("::") {
             Some((module, _)) => folder.join(module.replace("::", "/")).with_extension("rs"),
             None if folder.is_dir() => folder.join("main.rs"),
@@ -346,8 +345,43 @@ mod tests {
             let file = file(&target);
             let source = fs::read_to_string(&file).unwrap();
             let test = target.test.rsplit("::").next().unwrap();
-            let times = source.matches(&format!("fn {test}() {{")).count();
-            assert_eq!(times, 1, "{name}: {target} in {}", file.display());
+            assert_eq!(
+                runs(&source, test),
+                1,
+                "{name}: {target} in {}",
+                file.display()
+            );
+        }
+    }
+
+    /// How many tests of this name the source has that are not ignored.
+    fn runs(source: &str, name: &str) -> usize {
+        let heads = ["", "async "].map(|kind| format!("{kind}fn {name}() {{"));
+        let lines: Vec<&str> = source.lines().map(str::trim).collect();
+        let places =
+            (0..lines.len()).filter(|&place| heads.iter().any(|head| head == lines[place]));
+        let are_run = places.filter(|&place| {
+            let above = lines[..place].iter().rev();
+            let above = above.take_while(|line| line.starts_with("#[") || line.starts_with("///"));
+            let has = |attribute: &str| above.clone().any(|line| line.starts_with(attribute));
+            (has("#[test]") || has("#[tokio::test")) && !has("#[ignore")
+        });
+        are_run.count()
+    }
+
+    #[test]
+    fn a_function_that_is_no_test_or_is_ignored_catches_no_fault() {
+        for (above, times) in [
+            ("#[test]\n", 1),
+            ("/// Why.\n#[test]\n#[should_panic]\n", 1),
+            ("#[tokio::test(flavor = \"multi_thread\")]\nasync ", 1),
+            ("", 0),
+            ("#[test]\nfn another() {\n}\n\n", 0),
+            ("#[test]\n#[ignore = \"slow\"]\n", 0),
+            ("#[ignore]\n/// Why.\n#[test]\n", 0),
+        ] {
+            let source = format!("use super::*;\n\n{above}fn it_holds() {{\n}}\n");
+            assert_eq!(runs(&source, "it_holds"), times, "{source}");
         }
     }
 }

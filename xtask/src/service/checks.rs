@@ -149,12 +149,21 @@ impl Service {
         Ok(())
     }
 
+    /// The service's process, which is 0 if it has none. `None` if systemd does not say.
+    fn process(&self) -> Option<u32> {
+        self.show("MainPID").parse().ok()
+    }
+
+    fn running(&self) -> Result<u32> {
+        let process = self.process().filter(|&pid| pid != 0);
+        process.context("the service has no process")
+    }
+
     /// Waits until another process is up, and returns which.
-    fn wait_for_another(&self, before: &str) -> Result<String> {
+    fn wait_for_another(&self, before: u32) -> Result<u32> {
         wait_for("another process is up", || {
-            let pid = self.show("MainPID");
-            let is_up = self.show("ActiveState") == "active" && pid != before && pid != "0";
-            Ok(is_up.then_some(pid))
+            let other = self.process().filter(|&pid| pid != before && pid != 0);
+            Ok(other.filter(|_| self.show("ActiveState") == "active"))
         })
     }
 
@@ -261,7 +270,7 @@ fn logs(service: &mut Service) -> Result<String> {
 
 fn reloads(service: &mut Service) -> Result<String> {
     const REFUSED: &str = "; the reload was refused: ";
-    let pid = service.show("MainPID");
+    let pid = service.running()?;
     let before = service.status().context("the agent does not answer")?;
     ensure!(
         before["settings"]["filter_rules"] == 0,
@@ -283,10 +292,7 @@ fn reloads(service: &mut Service) -> Result<String> {
         let state = service.show("ActiveState");
         Ok((state != "reloading").then_some(state))
     })?;
-    ensure!(
-        state == "active" && service.show("MainPID") == pid,
-        "{state}"
-    );
+    ensure!(state == "active" && service.running()? == pid, "{state}");
     service
         .machine
         .write(SETTINGS, "scan_intervall = \"1s\"\n")?;
@@ -302,7 +308,7 @@ fn reloads(service: &mut Service) -> Result<String> {
     service.machine.write(SETTINGS, settings("300ms"))?;
     service.machine.run(&reload)?;
     wait_for("it does no more", || Ok((!is_told(service)).then_some(())))?;
-    ensure!(service.show("MainPID") == pid, "another process");
+    ensure!(service.running()? == pid, "another process");
     Ok(format!(
         "300 ms; 100 of 100 packets filtered; the same process, {state}; to a faulty file it fails and says why"
     ))
@@ -348,9 +354,9 @@ fn lacks(service: &mut Service) -> Result<String> {
 }
 
 fn killed(service: &mut Service) -> Result<String> {
-    let before = service.show("MainPID");
+    let before = service.running()?;
     service.machine.run(&format!("kill -9 {before}"))?;
-    let after = service.wait_for_another(&before)?;
+    let after = service.wait_for_another(before)?;
     service.counts_from_zero()?;
     let restarts = service.show("NRestarts");
     ensure!(restarts == "1", "{restarts} restarts");
@@ -367,7 +373,7 @@ fn hangs(service: &mut Service) -> Result<String> {
     machine.run(&format!(
         "systemctl daemon-reload && systemctl restart {UNIT}"
     ))?;
-    let before = service.show("MainPID");
+    let before = service.running()?;
     let process = machine.processes(UNIT)?;
     let [process] = process[..] else {
         anyhow::bail!("the service has the processes {process:?}");
@@ -394,7 +400,7 @@ fn hangs(service: &mut Service) -> Result<String> {
     })?;
     // strace keeps even a killed process.
     drop(strace);
-    let after = service.wait_for_another(&before)?;
+    let after = service.wait_for_another(before)?;
     service.counts_from_zero()?;
     machine.run(&format!(
         "rm {drop_in} && systemctl daemon-reload && systemctl restart {UNIT}"

@@ -36,7 +36,7 @@ pub(super) fn counts_elsewhere(service: &mut Service) -> Result<String> {
 
     machine.run(&format!("mkdir -p {DROP_INS} && cp {EXAMPLE} {DROP_INS}"))?;
     machine.run(&restart)?;
-    let pid = service.show("MainPID");
+    let pid = service.running()?;
     let rights = machine.run(&format!(
         "ps -o user= -p {pid} && grep CapEff /proc/{pid}/status"
     ))?;

@@ -1,13 +1,22 @@
 //! The life of the package: installed, upgraded under traffic, removed, purged.
 
 use std::{
+    collections::BTreeSet,
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     thread,
 };
 
 use anyhow::{Context as _, Error, Result, bail, ensure};
 
-use super::{LIST_FILES, RULES, SETTINGS, SOCKET, Service, UNIT, commands, packets_of, wait_for};
+use super::{
+    LIST_FILES, Machine, RULES, SETTINGS, SOCKET, Service, UNIT, commands, packets_of, wait_for,
+};
+
+/// What cargo-deb puts into the package beside what is declared.
+const ADDED: [&str; 2] = [
+    "/usr/lib/systemd/system/flow-agent.service",
+    "/usr/share/doc/flow-agent/copyright",
+];
 
 pub(super) fn installs(service: &mut Service) -> Result<String> {
     let machine = &service.machine;
@@ -15,7 +24,7 @@ pub(super) fn installs(service: &mut Service) -> Result<String> {
     machine.run(&format!("cd /tmp/current && {command}"))?;
     let enabled = machine.run(&format!("systemctl is-enabled {UNIT}"))?;
     let active = machine.run(&format!("systemctl is-active {UNIT}"))?;
-    let pid = service.show("MainPID");
+    let pid = service.running()?;
     let process = machine.run(&format!(
         "ps -o user:12=,group:12= -p {pid} && grep -E 'Cap(Eff|Bnd)' /proc/{pid}/status"
     ))?;
@@ -25,24 +34,33 @@ pub(super) fn installs(service: &mut Service) -> Result<String> {
     ensure!(process == expected, "{process}");
     let socket = machine.run(&format!("stat -c '%a %U:%G' {SOCKET}"))?;
     ensure!(socket == "660 flow-agent:flow-agent", "{socket}");
-    for file in [
-        "/usr/share/man/man1/flow-agent.1.gz",
-        "/usr/share/man/man1/flow-agent-run.1.gz",
-        "/usr/share/bash-completion/completions/flow-agent",
-        "/usr/share/zsh/vendor-completions/_flow-agent",
-        "/usr/share/fish/vendor_completions.d/flow-agent.fish",
-        "/usr/share/doc/flow-agent/copyright",
-        "/usr/share/doc/flow-agent/docs/service.md",
-        "/usr/share/doc/flow-agent/examples/consumers/proto/flow/v1/flow.proto",
-        "/usr/lib/sysusers.d/flow-agent.conf",
-    ] {
-        machine
-            .run(&format!("test -s {file}"))
-            .with_context(|| format!("the package lacks {file}"))?;
-    }
+    let files = has_what_is_declared(machine)?;
     Ok(format!(
-        "`{command}`: {enabled}, {active}; {process}; socket {socket}"
+        "`{command}`: {enabled}, {active}; {process}; socket {socket}; {files} files"
     ))
+}
+
+/// Fails if the package lacks a file that `agent/Cargo.toml` declares, has another one, or has one that is empty. Returns how
+/// many there are.
+fn has_what_is_declared(machine: &Machine) -> Result<usize> {
+    let lines = |line: &str| -> Result<BTreeSet<String>> {
+        Ok(machine.run(line)?.lines().map(str::to_owned).collect())
+    };
+    let of_files = |test: &str| {
+        format!(
+            "dpkg-query --listfiles flow-agent | while read -r file; do {test} || echo \"$file\"; done"
+        )
+    };
+    let packaged = lines(&of_files("[ -d \"$file\" ]"))?;
+    let mut declared = lines("cat /tmp/declared")?;
+    declared.extend(ADDED.map(str::to_owned));
+    let lacking: Vec<_> = declared.difference(&packaged).collect();
+    ensure!(lacking.is_empty(), "the package lacks {lacking:?}");
+    let others: Vec<_> = packaged.difference(&declared).collect();
+    ensure!(others.is_empty(), "nothing declares {others:?}");
+    let empty = lines(&of_files("[ -s \"$file\" ]"))?;
+    ensure!(empty.is_empty(), "nothing is in {empty:?}");
+    Ok(packaged.len())
 }
 
 /// The README promises one command.
@@ -59,7 +77,7 @@ fn the_readmes_command() -> Result<&'static str> {
 const MARKS: usize = 10;
 
 pub(super) fn upgrades(service: &mut Service) -> Result<String> {
-    let before = service.show("MainPID");
+    let before = service.running()?;
     let status = service.status().context("the agent does not answer")?;
     let seen_before = packets_of(&status, "seen");
     let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -72,9 +90,10 @@ pub(super) fn upgrades(service: &mut Service) -> Result<String> {
             Ok(())
         });
         let ending = scope.spawn(|| {
-            let has_ended = || service.show("MainPID") != before;
-            let ended = wait_for("the first process ends", || Ok(has_ended().then_some(())));
-            ended.map(|()| sent.load(Relaxed))
+            let ended = wait_for("the first process ends", || {
+                Ok(service.process().filter(|&pid| pid != before))
+            });
+            ended.map(|_| sent.load(Relaxed))
         });
         let outcome = (|| -> Result<_> {
             let install = "apt-get install --yes --quiet /tmp/next/*.deb";
@@ -83,7 +102,7 @@ pub(super) fn upgrades(service: &mut Service) -> Result<String> {
                 Ok((sent > 0).then_some(sent))
             })?;
             service.machine.run(install)?;
-            let after = service.wait_for_another(&before)?;
+            let after = service.wait_for_another(before)?;
             wait_for("it counts", || {
                 let status = service.status();
                 let seen = status.map_or(0, |status| packets_of(&status, "seen"));

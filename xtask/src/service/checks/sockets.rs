@@ -21,10 +21,10 @@ pub(super) fn waits_behind_a_socket(service: &mut Service) -> Result<String> {
     ensure!(state == "inactive", "{state}");
     // The one who connects has it started, and is answered.
     service.status().context("the request is not answered")?;
-    let before = service.wait_for_another("0")?;
+    let before = service.wait_for_another(0)?;
     service.counts_from_zero()?;
     machine.run(&format!("systemctl restart {UNIT}"))?;
-    let after = service.wait_for_another(&before)?;
+    let after = service.wait_for_another(before)?;
     service.counts_from_zero()?;
     machine.run(&format!("systemctl stop {UNIT}"))?;
     let stayed = socket()?;
