@@ -289,16 +289,18 @@ impl Agent {
             hub,
             outputs,
             listeners,
+            tls: _,
             metrics,
             mut kernel,
             selected,
             slots,
             max_interfaces,
+            needs: _,
             filled,
             rules,
+            changes: _,
             requests,
             limits,
-            ..
         } = self;
         let qdiscs = QdiscDrops::open(&namespaces)?;
         let scan_wanted = slots.scan_wanted();
@@ -323,10 +325,8 @@ impl Agent {
         let times = config.times();
         let (publisher, statuses) =
             Publisher::start(status::of(&settings, times, &scanner, 0), qdiscs);
-        let printer = config.stdout.map(|format| {
-            let subscription = hub.subscribe("stdout", "this process");
-            Printing::start(subscription, format)
-        });
+        let print = |format| Printing::start(hub.subscribe("stdout", "this process"), format);
+        let printer = config.stdout.map(print);
         let (counts, counting) = watch::channel(false);
         let (end_server, server_end) = oneshot::channel::<()>();
         let (asks, asked) = Asks::channel();

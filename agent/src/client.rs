@@ -17,14 +17,14 @@ use crate::{
     rules::MAX_MESSAGE_BYTES,
     tls::{
         ALPN_H2,
-        client::{BrokenOff, ClientFiles, ConnectError, Connector},
+        client::{BrokenOff, ClientFiles, ConnectError, Connector, LastWords},
         pem::FileFault,
     },
 };
 
-mod no_details;
+mod channel;
 
-use no_details::NoDetails;
+use channel::AgentChannel;
 
 /// Where the agent listens by default.
 pub const DEFAULT_TARGET: &str = "unix:/run/flow-agent/flow-agent.sock";
@@ -275,11 +275,11 @@ fn io_error_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
         .map(io::Error::kind)
 }
 
-async fn connect(target: &Target) -> Result<FlowAgentClient<NoDetails>, ClientError> {
+async fn connect(target: &Target) -> Result<FlowAgentClient<AgentChannel>, ClientError> {
     channel(target).await.map(FlowAgentClient::new)
 }
 
-async fn channel(target: &Target) -> Result<NoDetails, ClientError> {
+async fn channel(target: &Target) -> Result<AgentChannel, ClientError> {
     let uri = match target {
         Target::Unix(path) => format!("unix:{path}"),
         Target::Tcp(address) => format!("http://{address}"),
@@ -295,6 +295,7 @@ async fn channel(target: &Target) -> Result<NoDetails, ClientError> {
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(2 * WINDOW_BYTES);
+    let mut last_words = LastWords::default();
     let connected = match target {
         Target::Unix(_) | Target::Tcp(_) => endpoint.connect().await,
         Target::Tls { files, .. } => {
@@ -302,13 +303,13 @@ async fn channel(target: &Target) -> Result<NoDetails, ClientError> {
                 target: target.clone(),
                 source,
             })?;
-            endpoint
-                .connect_with_connector(Connector::new(config))
-                .await
+            let connector = Connector::new(config);
+            last_words = connector.last_words();
+            endpoint.connect_with_connector(connector).await
         }
     };
     connected
-        .map(NoDetails)
+        .map(|channel| AgentChannel::new(channel, last_words))
         .map_err(|error| ClientError::from_connect(target, error))
 }
 
@@ -403,7 +404,7 @@ pub async fn set_filters(target: &Target, rules: Vec<String>) -> Result<Filters,
     controlled(CONTROL_TIMEOUT, target, "FlowControl/SetFilters", ask).await
 }
 
-type Control = FlowControlClient<NoDetails>;
+type Control = FlowControlClient<AgentChannel>;
 
 /// Makes a call on a connection of its own.
 async fn controlled<T>(

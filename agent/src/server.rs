@@ -4,7 +4,10 @@
 use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
-use tokio::sync::{oneshot, watch};
+use tokio::{
+    sync::{oneshot, watch},
+    time::Instant,
+};
 use tonic::transport;
 use tracing::warn;
 
@@ -123,7 +126,7 @@ impl Server {
             told,
         ));
         let shown = Arc::clone(&live);
-        let health = Health::new(counting.clone(), not_serving.clone());
+        let health = Health::new(counting.clone(), not_serving.clone(), Instant::now());
         let calls = Arc::new(Calls {
             hub: hub.clone(),
             asks,

@@ -21,7 +21,7 @@ fn identity() -> Arc<Identity> {
     })
 }
 
-fn header(interfaces: u32) -> ScanHeader {
+pub(super) fn header(interfaces: u32) -> ScanHeader {
     let interfaces = (1..=interfaces).map(|ifindex| Interface {
         ifindex,
         name: format!("eth{ifindex}"),
@@ -47,7 +47,7 @@ fn trailer(account: &HookAccount) -> ScanTrailer<'_> {
     }
 }
 
-fn encode(header: &ScanHeader, records: &[Record]) -> Vec<Batch> {
+pub(super) fn encode(header: &ScanHeader, records: &[Record]) -> Vec<Batch> {
     let mut encoder = BatchEncoder::new(identity());
     let mut batches = Vec::new();
     // Each batch has all interfaces. Too many batches would use up the machine's memory before a test fails.
@@ -131,7 +131,7 @@ fn outer() -> impl Strategy<Value = Outer> {
     )
 }
 
-fn record() -> impl Strategy<Value = Record> {
+pub(super) fn record() -> impl Strategy<Value = Record> {
     let counters = ([pair(), pair()], [pair(), pair()]);
     let rest = (
         any::<u64>(),

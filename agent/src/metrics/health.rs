@@ -24,27 +24,32 @@ pub struct Health {
     counting: watch::Receiver<bool>,
     /// Its sender is dropped when the agent is about to stop.
     stopping: watch::Receiver<()>,
-    pub(super) scanned: Mutex<Scanned>,
+    scanned: Mutex<Scanned>,
 }
 
 /// What was last heard of the scans.
 #[derive(Clone, Copy)]
-pub(super) struct Scanned {
+struct Scanned {
     count: u64,
     interval: Duration,
-    /// When the last one was heard of.
-    pub(super) at: Instant,
+    /// When the last one was heard of, or the start before there was one.
+    at: Instant,
 }
 
 impl Health {
-    pub fn new(counting: watch::Receiver<bool>, stopping: watch::Receiver<()>) -> Self {
+    /// The first scan is due since `started`.
+    pub fn new(
+        counting: watch::Receiver<bool>,
+        stopping: watch::Receiver<()>,
+        started: Instant,
+    ) -> Self {
         Self {
             counting,
             stopping,
             scanned: Mutex::new(Scanned {
                 count: 0,
                 interval: Duration::ZERO,
-                at: Instant::now(),
+                at: started,
             }),
         }
     }
@@ -125,7 +130,7 @@ mod tests {
     fn it_lives_as_long_as_scans_come() {
         let (_counting, counting) = watch::channel(true);
         let (_serving, stopping) = watch::channel(());
-        let health = Health::new(counting, stopping);
+        let health = Health::new(counting, stopping, Instant::now());
         let interval = Duration::from_secs(5);
         health.note(&status(0, interval));
         let first = *health.scanned.lock().unwrap();
@@ -154,7 +159,7 @@ mod tests {
     fn it_counts_from_the_first_attachments_until_it_is_about_to_stop() {
         let (counting, counts) = watch::channel(false);
         let (serving, stopping) = watch::channel(());
-        let health = Health::new(counts, stopping);
+        let health = Health::new(counts, stopping, Instant::now());
         health.note(&status(1, Duration::from_secs(1)));
         assert!(matches!(health.counts(), Verdict::Unwell(why) if why.contains("attached")));
         assert!(matches!(health.lives(), Verdict::Well(_)));

@@ -191,18 +191,20 @@ mod tests {
     async fn a_probe_is_answered_with_503_when_the_agent_is_unwell() {
         let (counting, counts) = watch::channel(false);
         let (serving, stopping) = watch::channel(());
-        let page = Page {
+        let page_since = |started| Page {
             status: AgentStatus::default,
-            health: Health::new(counts, stopping),
+            health: Health::new(counts.clone(), stopping.clone(), started),
             sampler: Sampler::new(RunTimes::default()),
             made: Mutex::default(),
         };
-        let asked = async |path| {
+        let page = page_since(Instant::now());
+        let asked_of = async |page: &Page<_>, path| {
             let answer = page.answer(&Request::get(path).body(()).unwrap());
             let status = answer.status().as_u16();
             let text = answer.into_body().collect().await.unwrap().to_bytes();
             (status, String::from_utf8(text.into()).unwrap())
         };
+        let asked = async |path| asked_of(&page, path).await;
         let first = "the first scan is due\n";
         let attaching = "programs are being attached\n";
         assert_eq!(asked("/healthz").await, (200, first.to_owned()));
@@ -214,8 +216,8 @@ mod tests {
         assert_eq!(asked("/readyz").await, (503, stopping.to_owned()));
         assert_eq!(asked("/healthz").await.0, 200);
         // Nothing has told of an interval, so that only the grace is left.
-        page.health.scanned.lock().unwrap().at -= Duration::from_hours(1);
-        let (status, why) = asked("/healthz").await;
+        let silent = page_since(Instant::now() - Duration::from_hours(1));
+        let (status, why) = asked_of(&silent, "/healthz").await;
         assert_eq!(status, 503, "{why}");
         assert!(why.starts_with("no scan has ended for"), "{why}");
     }

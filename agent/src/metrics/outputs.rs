@@ -46,7 +46,7 @@ impl Shown {
         families.gauge(
             Help(
                 "flow_agent_output_queued_records",
-                "Records that wait to be sent",
+                "Records that wait to be sent, or that are not acknowledged or answered yet",
             ),
             outputs.clone().map(|output| {
                 let queued = output.queued.unwrap_or_default();
@@ -144,7 +144,7 @@ impl Shown {
         families.gauges([(
             Help(
                 "flow_agent_departed_output_queued_records",
-                "Their records that still wait to be sent",
+                "Their records that still wait to be sent, or that are not acknowledged or answered yet",
             ),
             queued.records as f64,
         )])

@@ -124,6 +124,11 @@ impl Tally {
         fates.refused += take(&mut fates.doubted);
     }
 
+    /// Beside what the queue lost.
+    pub(super) fn lost_behind_the_queue(&self) -> RecordSum {
+        self.fates().lost
+    }
+
     /// What is in hand cannot be sent any more.
     pub(super) fn loses(&self) {
         let fates = &mut *self.fates();
@@ -282,6 +287,49 @@ fn sum_of(volume: Volume) -> RecordSum {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hub::Hub;
+
+    /// Of so many records, of one packet with 100 bytes each.
+    fn flows(records: u64) -> RecordSum {
+        RecordSum {
+            records,
+            packets: records,
+            bytes: 100 * records,
+        }
+    }
+
+    #[test]
+    fn what_was_doubted_has_one_fate_in_the_end() {
+        let hub = Hub::new(1, u64::MAX);
+        let subscription = hub.subscribe("an output", "this process");
+        let tally = || {
+            let tally = Tally::new(subscription.backlog());
+            tally.wants(flows(7), flows(2));
+            tally.doubts(flows(4));
+            tally
+        };
+        let fates = |tally: &Tally| {
+            let status = tally.status();
+            let fates = [status.queued, status.sent, status.refused, status.lost];
+            fates.map(|fate| fate.unwrap().records)
+        };
+        assert_eq!(fates(&tally()), [7, 0, 0, 0]);
+        let refused = tally();
+        refused.refuses_doubted();
+        assert_eq!(fates(&refused), [3, 0, 4, 0]);
+        refused.refuses_doubted();
+        assert_eq!(fates(&refused), [3, 0, 4, 0], "they are refused once");
+        let trusted = tally();
+        trusted.trusts();
+        assert_eq!(fates(&trusted), [3, 4, 0, 0]);
+        let learned = tally();
+        learned.learns(Receipts {
+            arrived: flows(3),
+            lost: flows(1),
+        });
+        assert_eq!(fates(&learned), [3, 3, 0, 1]);
+        assert_eq!(learned.status().left_out, Some(flows(2)));
+    }
 
     #[test]
     fn a_share_and_the_rest_are_the_whole() {

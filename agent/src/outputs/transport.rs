@@ -73,7 +73,7 @@ pub(super) enum Failure {
     /// A file or a connection begins, so the message has to be made anew, with what the format begins with.
     #[error("it begins anew")]
     Anew,
-    /// The receiver's host has refused the last message, which counted as sent, and not taken this one.
+    /// The receiver's host has refused the last message, and not taken the one after it if there is one.
     #[error("nobody listens there")]
     LastRefused,
     /// A datagram has to be shorter on its way.
@@ -124,18 +124,33 @@ impl Transport {
         }
     }
 
-    /// The message that was handed over last has these flows. Returns whether [`Transport::receipts`] tells later what became
-    /// of them.
+    /// The message that was handed over last has these flows. Returns whether it becomes known only later what became of
+    /// them: by [`Transport::receipts`] or, if it is blind, by [`Transport::notice`].
     pub(super) fn took(&mut self, flows: RecordSum) -> bool {
-        if let Self::Tcp(tcp) = self {
-            tcp.took(flows);
+        match self {
+            Self::Tcp(tcp) => tcp.took(flows),
+            Self::Udp(udp) => udp.doubts(),
+            Self::Grpc(_) | Self::Http(_) | Self::File(_) => return false,
         }
-        matches!(self, Self::Tcp(_))
+        true
     }
 
-    /// Receipts are still to come.
+    /// What became of some flows is still to become known.
     pub(super) fn is_underway(&self) -> bool {
-        matches!(self, Self::Tcp(tcp) if tcp.is_underway())
+        match self {
+            Self::Tcp(tcp) => tcp.is_underway(),
+            Self::Udp(udp) => udp.is_doubted(),
+            Self::Grpc(_) | Self::Http(_) | Self::File(_) => false,
+        }
+    }
+
+    /// Looks, while there is nothing to send, whether what is under way has failed.
+    pub(super) fn notice(&mut self) -> Result<(), Failure> {
+        match self {
+            Self::Tcp(tcp) => Ok(tcp.notice()?),
+            Self::Udp(udp) => udp.notice(),
+            Self::Grpc(_) | Self::Http(_) | Self::File(_) => Ok(()),
+        }
     }
 
     /// What became known of flows since the last time.
@@ -154,7 +169,7 @@ impl Transport {
         }
     }
 
-    /// Nobody says whether a message arrives. If it is refused, the next one tells.
+    /// Nobody says that a message arrives. If nobody says soon that it was refused, it counts as sent.
     pub(super) fn is_blind(&self) -> bool {
         matches!(self, Self::Udp(_))
     }

@@ -140,21 +140,40 @@ impl Worker {
             tokio::select! {
                 biased;
                 batch = next => return batch,
-                () = sleep(RECEIPTS), if self.transport.is_underway() => self.settle(),
+                () = sleep(RECEIPTS), if self.transport.is_underway() => self.notice(),
             }
         }
     }
 
-    /// Counts what became known of flows that were handed over.
-    fn settle(&mut self) {
-        self.tally.learns(self.transport.receipts());
+    /// Counts what became known of flows that were handed over. Returns what of them is lost.
+    fn settle(&mut self) -> RecordSum {
+        let receipts = self.transport.receipts();
+        let lost = receipts.lost;
+        self.tally.learns(receipts);
+        lost
+    }
+
+    /// The same while there is nothing to send, which would tell that what was handed over has failed.
+    fn notice(&mut self) {
+        match self.transport.notice() {
+            Ok(()) => {
+                self.settle();
+                if self.transport.is_blind() && !self.transport.is_underway() {
+                    self.tally.trusts();
+                }
+            }
+            Err(failure) => {
+                if matches!(failure, Failure::LastRefused) {
+                    self.tally.refuses_doubted();
+                }
+                self.failed(&failure);
+            }
+        }
     }
 
     /// The same at the end, when nothing more will become known.
     fn settle_at_end(&mut self) {
-        let receipts = self.transport.receipts();
-        let lost = receipts.lost;
-        self.tally.learns(receipts);
+        let lost = self.settle();
         self.tally.trusts();
         if lost != RecordSum::default() {
             tracing::warn!(
@@ -185,6 +204,10 @@ impl Worker {
         batch.left_out_records = left_out.records;
         batch.left_out_packets = left_out.packets;
         batch.left_out_bytes = left_out.bytes;
+        let lost = self.tally.lost_behind_the_queue();
+        batch.lost_records += lost.records;
+        batch.lost_packets += lost.packets;
+        batch.lost_bytes += lost.bytes;
         let mut rest = &flows[..];
         let mut more = batch.last_of_scan || batch.scan_id == 0;
         while !rest.is_empty() || more {
@@ -253,9 +276,7 @@ impl Worker {
                 }
                 Failure::Again { after, .. } => after,
             };
-            self.settle();
             self.failed(&failure);
-            self.encoder.restart();
             let wait = self.backoff.next(after);
             before(&mut self.deadline, sleep(wait)).await?;
         }
@@ -269,8 +290,8 @@ impl Worker {
         if self.transport.is_blind() {
             // The message before was not refused.
             self.tally.trusts();
-            self.tally.doubts(sum);
-        } else if self.transport.took(sum) {
+        }
+        if self.transport.took(sum) {
             self.tally.doubts(sum);
             self.settle();
         } else {
@@ -367,13 +388,18 @@ impl Worker {
         );
     }
 
-    /// Says once that it fails.
-    fn failed(&self, failure: &Failure) {
+    /// What comes next begins anew. Says once that it fails.
+    fn failed(&mut self, failure: &Failure) {
+        self.encoder.restart();
+        let lost = self.settle();
         let error = failure.to_string();
         if self.tally.failed(&error) {
             tracing::warn!(
                 output = self.name,
-                "flows do not get to {}: {error}; it is tried again, and flows wait as long as there is room",
+                lost_records = lost.records,
+                lost_packets = lost.packets,
+                lost_bytes = lost.bytes,
+                "flows do not get to {}: {error}; it is tried again, and further flows wait as long as there is room",
                 self.transport.address()
             );
         }
@@ -405,6 +431,8 @@ impl Worker {
             }
             self.tally.loses();
         }
+        self.transport.abandon();
+        self.settle();
         let lost = self.tally.status().lost.unwrap_or_default();
         if lost != RecordSum::default() {
             tracing::warn!(

@@ -5,7 +5,7 @@ use std::{
     env, io,
     path::PathBuf,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
     time::{Duration, SystemTime},
 };
@@ -150,11 +150,38 @@ pub enum ConnectError {
 
 /// Connects by TCP and TLS to the host and port of a URI.
 #[derive(Clone)]
-pub struct Connector(TlsConnector);
+pub struct Connector {
+    tls: TlsConnector,
+    last_words: LastWords,
+}
+
+/// Why the last connection ended after its handshake, if the server said so. Whoever waits for an answer may hear of the end
+/// alone.
+#[derive(Clone, Debug, Default)]
+pub struct LastWords(Arc<Mutex<Option<String>>>);
+
+impl LastWords {
+    fn set(&self, words: Option<String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = words;
+    }
+
+    pub fn get(&self) -> Option<BrokenOff> {
+        let words = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        words.clone().map(BrokenOff)
+    }
+}
 
 impl Connector {
     pub fn new(config: ClientConfig) -> Self {
-        Self(Arc::new(config).into())
+        Self {
+            tls: Arc::new(config).into(),
+            last_words: LastWords::default(),
+        }
+    }
+
+    /// Of the connections that this connector and its clones make.
+    pub fn last_words(&self) -> LastWords {
+        self.last_words.clone()
     }
 
     async fn connect(self, uri: Uri) -> Result<TokioIo<Stream>, ConnectError> {
@@ -172,7 +199,7 @@ impl Connector {
     /// Makes a handshake on a connection to this host, a name or an address.
     pub async fn over(&self, tcp: TcpStream, host: &str) -> Result<Stream, ConnectError> {
         let name = server_name(host)?;
-        let connected = self.0.connect(name, tcp).await;
+        let connected = self.tls.connect(name, tcp).await;
         let stream = connected.map_err(|error| match of_tls(&error) {
             Some(TlsError::AlertReceived(AlertDescription::InternalError)) => ConnectError::Ended,
             // The second one is of a CA that has the name of one that is trusted.
@@ -183,9 +210,11 @@ impl Connector {
             None if error.kind() == io::ErrorKind::UnexpectedEof => ConnectError::Ended,
             None => ConnectError::Tcp(error),
         })?;
+        self.last_words.set(None);
         Ok(Stream {
             tls: stream,
             broken: None,
+            last_words: self.last_words.clone(),
         })
     }
 }
@@ -288,6 +317,7 @@ pub struct Stream {
     tls: TlsStream<TcpStream>,
     /// A write failed with it, and what the server said before is still to be read.
     broken: Option<io::Error>,
+    last_words: LastWords,
 }
 
 impl Stream {
@@ -339,9 +369,16 @@ impl AsyncRead for Stream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.get_mut().tls).poll_read(context, buffer);
+        let Self {
+            tls, last_words, ..
+        } = self.get_mut();
+        let read = Pin::new(tls).poll_read(context, buffer);
         read.map_err(|error| match of_tls(&error) {
-            Some(tls) => io::Error::new(error.kind(), BrokenOff(words(tls))),
+            Some(tls) => {
+                let words = words(tls);
+                last_words.set(Some(words.clone()));
+                io::Error::new(error.kind(), BrokenOff(words))
+            }
             None => error,
         })
     }

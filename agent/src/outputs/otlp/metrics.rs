@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use agent_common::{Direction, HookAccount, Pair, Reason};
+use agent_common::{HookAccount, Pair, Reason};
 use opentelemetry_proto::tonic::{
     collector::metrics::v1::ExportMetricsServiceRequest,
     common::v1::{InstrumentationScope, KeyValue, any_value::Value},
@@ -13,7 +13,11 @@ use opentelemetry_proto::tonic::{
     resource::v1::Resource,
 };
 
-use super::{attribute, record::short, text};
+use super::{
+    attribute,
+    record::{io_direction, short},
+    text,
+};
 use crate::{
     accounts::{AccountOfHook, Accounts},
     proto::{Interface, RecordSum},
@@ -181,13 +185,9 @@ fn of_hook(hook: &AccountOfHook) -> Vec<KeyValue> {
         netns_name,
         ..
     } = &hook.interface;
-    let direction = match hook.direction {
-        Direction::Ingress => "receive",
-        Direction::Egress => "transmit",
-    };
     let mut attributes = vec![
         text("network.interface.name", short(name)),
-        text("network.io.direction", direction),
+        text("network.io.direction", io_direction(hook.direction)),
         number("flow.interface.index", *ifindex),
         number("flow.netns.id", *netns),
     ];

@@ -2,12 +2,13 @@
 
 use std::fmt::Write as _;
 
+use agent_common::Direction;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 
 use super::wire::{Attributes, Key, Text, varint};
 use crate::{
     output::{human, json},
-    proto::{Direction, FlowBatch, FlowRecord, Interface},
+    proto::{self, FlowBatch, FlowRecord, Interface},
     protocols,
 };
 
@@ -102,11 +103,18 @@ pub(super) fn of_interface(ifindex: u32, netns: u32, known: Option<&Interface>) 
 }
 
 /// What semantic conventions call a side of an interface.
-fn io_direction(side: Direction) -> &'static str {
+pub(super) fn io_direction(side: Direction) -> &'static str {
     match side {
-        Direction::Unspecified => "unknown",
         Direction::Ingress => "receive",
         Direction::Egress => "transmit",
+    }
+}
+
+fn side(of: proto::Direction) -> Option<Direction> {
+    match of {
+        proto::Direction::Unspecified => None,
+        proto::Direction::Ingress => Some(Direction::Ingress),
+        proto::Direction::Egress => Some(Direction::Egress),
     }
 }
 
@@ -143,12 +151,11 @@ pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, int
     let version = if flow.ip_version == 6 { "ipv6" } else { "ipv4" };
     attributes.text(key::NETWORK_TYPE, version);
     attributes.written(interface);
-    if let Some(side) = human::directions(flow)[0] {
+    if let Some(side) = side(flow.direction()) {
         attributes.text(key::IO_DIRECTION, io_direction(side));
     }
-    if flow.reverse_direction() != Direction::Unspecified {
-        let side = io_direction(flow.reverse_direction());
-        attributes.text(key::REVERSE_DIRECTION, side);
+    if let Some(side) = side(flow.reverse_direction()) {
+        attributes.text(key::REVERSE_DIRECTION, io_direction(side));
     }
     counts(attributes, flow);
     transport(attributes, flow);

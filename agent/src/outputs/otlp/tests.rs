@@ -14,7 +14,7 @@ use opentelemetry_proto::tonic::{
 };
 
 use super::*;
-use crate::{accounts::AccountOfHook, outputs::ipfix::tests::flows};
+use crate::{accounts::AccountOfHook, outputs::ipfix::tests::flows, proto};
 
 mod written;
 
@@ -173,6 +173,29 @@ fn no_attribute_comes_twice_and_none_is_empty() {
         assert!(record.attributes.iter().all(|one| one.value.is_some()));
         assert_eq!(number(&record.attributes, "flow.sample_rate"), 10);
     }
+}
+
+#[test]
+fn a_side_has_its_name_and_one_that_is_not_known_has_none() {
+    let sides = |direction: proto::Direction, reverse: proto::Direction| {
+        let flow = FlowRecord {
+            direction: direction.into(),
+            reverse_direction: reverse.into(),
+            ..flows::tcp()
+        };
+        let (logs, _) = send(&mut encoder(plain()), &batch(), &[flow]);
+        let record = &records(&logs[0])[0];
+        ["network.io.direction", "flow.reverse.direction"].map(|key| value(&record.attributes, key))
+    };
+    let text = |name: &str| Some(Value::StringValue(name.to_owned()));
+    let [unspecified, ingress, egress] = [
+        proto::Direction::Unspecified,
+        proto::Direction::Ingress,
+        proto::Direction::Egress,
+    ];
+    assert_eq!(sides(unspecified, unspecified), [None, None]);
+    assert_eq!(sides(ingress, unspecified), [text("receive"), None]);
+    assert_eq!(sides(egress, egress), [text("transmit"), text("transmit")]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::{
     mem::{replace, take},
-    net::SocketAddr,
+    net::{Shutdown, SocketAddr},
     time::Duration,
 };
 
@@ -24,6 +24,11 @@ use crate::{outputs::settings::HostPort, proto::RecordSum};
 /// How long what was sent may stay unanswered before the receiver's machine counts as gone. The kernel alone would take a
 /// quarter of an hour.
 const UNANSWERED: Duration = Duration::from_secs(30);
+
+/// How often to ask whether everything is acknowledged, at the end.
+const ACKNOWLEDGED: Duration = Duration::from_millis(10);
+
+const CLOSED: &str = "the receiver closed the connection";
 
 pub(in crate::outputs) struct Tcp {
     pub(super) to: HostPort,
@@ -66,7 +71,7 @@ impl Tcp {
         let Some(connection) = &mut self.connection else {
             return Ok(());
         };
-        let closed = connection.close().await;
+        let closed = connection.close(&mut self.receipts).await;
         self.end_connection();
         closed
     }
@@ -92,10 +97,27 @@ impl Tcp {
         receipts
     }
 
-    /// What is not acknowledged is lost; some of it may still arrive.
+    /// Fails if the receiver has ended the connection.
+    pub(super) fn notice(&mut self) -> Result<()> {
+        let connection = self.connection.as_ref();
+        if connection.is_none_or(|connection| is_open(&connection.stream)) {
+            return Ok(());
+        }
+        self.end_connection();
+        bail!(CLOSED)
+    }
+
+    /// What is not acknowledged is lost.
     pub(super) fn end_connection(&mut self) {
         if let Some(mut connection) = self.connection.take() {
             self.receipts.arrived += connection.arrived();
+            if !connection.underway.is_empty() {
+                // Or the kernel would go on sending, and it would arrive after all.
+                let socket = SockRef::from(&connection.stream);
+                if let Err(error) = socket.set_linger(Some(Duration::ZERO)) {
+                    tracing::warn!(%error, "flows that count as lost may still arrive at {}", self.to);
+                }
+            }
             self.receipts.lost += connection.underway.rest();
         }
     }
@@ -113,7 +135,7 @@ impl Connection {
     async fn send(&mut self, message: &[u8]) -> Result<()> {
         // What was announced on it is gone, so the caller makes the message anew.
         if !is_open(&self.stream) {
-            bail!("the receiver closed the connection");
+            bail!(CLOSED);
         }
         // The future of the last message was dropped in its middle.
         if replace(&mut self.is_in_message, true) {
@@ -127,22 +149,36 @@ impl Connection {
     /// Writes as long as the receiver takes something.
     async fn write(&mut self, mut message: &[u8]) -> Result<()> {
         while !message.is_empty() {
-            let written = tokio::select! {
-                written = self.stream.write(message) => written.context("write")?,
-                () = sleep(PATIENCE) => bail!("the receiver takes nothing"),
-            };
+            let written = self.write_some(message).await?;
             self.underway.writes(written);
             message = &message[written..];
         }
         Ok(())
     }
 
-    async fn close(&mut self) -> Result<()> {
-        let closing = self.stream.shutdown();
-        closing.await.context("close the connection")?;
+    /// The kernel has room again only when the receiver has taken a third of what it holds, so a slow one takes
+    /// something long before.
+    async fn write_some(&mut self, message: &[u8]) -> Result<usize> {
+        let mut before = self.unacknowledged_bytes();
+        loop {
+            if let Ok(written) = timeout(PATIENCE, self.stream.write(message)).await {
+                return written.context("write");
+            }
+            let now = self.unacknowledged_bytes();
+            if now >= before {
+                bail!("the receiver takes nothing");
+            }
+            before = now;
+        }
+    }
+
+    async fn close(&mut self, receipts: &mut Receipts) -> Result<()> {
+        // Not tokio's, which tells nothing of a connection that has ended.
+        let closed = SockRef::from(&self.stream).shutdown(Shutdown::Write);
+        closed.context("close the connection")?;
         // The end takes a number like a byte.
         self.underway.writes(1);
-        // The receiver has read everything when it closes its side, too.
+        // A receiver has usually read everything when it closes its side, too.
         while self
             .stream
             .read(&mut [0; 4096])
@@ -150,13 +186,25 @@ impl Connection {
             .context("wait for the receiver's end")?
             > 0
         {}
-        Ok(())
+        // It may have closed it before.
+        loop {
+            receipts.arrived += self.arrived();
+            if self.underway.is_empty() {
+                return Ok(());
+            }
+            // The kernel knows no peer any more.
+            self.stream.peer_addr().context(CLOSED)?;
+            sleep(ACKNOWLEDGED).await;
+        }
     }
 
     fn arrived(&mut self) -> RecordSum {
-        // Nothing is known to have arrived if the kernel does not say.
-        let unacknowledged = unacknowledged_bytes(&self.stream).unwrap_or(u64::MAX);
-        self.underway.arrived(unacknowledged)
+        self.underway.arrived(self.unacknowledged_bytes())
+    }
+
+    /// Nothing is known to have arrived if the kernel does not say.
+    fn unacknowledged_bytes(&self) -> u64 {
+        unacknowledged_bytes(&self.stream).unwrap_or(u64::MAX)
     }
 }
 

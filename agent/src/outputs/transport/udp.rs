@@ -1,6 +1,9 @@
 //! Messages as datagrams. Nobody says whether they arrive, but a host that has no receiver often says that.
 
-use std::{io::ErrorKind, time::Duration};
+use std::{
+    io::ErrorKind,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, anyhow};
 use rustix::{
@@ -18,7 +21,7 @@ use crate::outputs::settings::HostPort;
 /// Of IPv6 and UDP. IPv4's header is shorter.
 const HEADERS_LEN_BYTES: usize = 48;
 
-/// How long to wait for a host to say that nobody listens, before a first datagram counts as sent.
+/// How long to wait for a host to say that nobody listens, before a datagram counts as sent.
 const DOUBT: Duration = Duration::from_millis(200);
 
 pub(in crate::outputs) struct Udp {
@@ -26,6 +29,8 @@ pub(in crate::outputs) struct Udp {
     socket: Option<UdpSocket>,
     /// How many connections were made: the addresses of the host take turns.
     connections: usize,
+    /// When the last datagram was handed over, until it counts as sent.
+    doubted_since: Option<Instant>,
 }
 
 impl Udp {
@@ -34,6 +39,7 @@ impl Udp {
             to,
             socket: None,
             connections: 0,
+            doubted_since: None,
         }
     }
 
@@ -50,6 +56,7 @@ impl Udp {
                 return Err(Failure::TooLong { most_bytes });
             }
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                self.doubted_since = None;
                 return Err(Failure::LastRefused);
             }
             Err(error) => return Err(anyhow!(error).context("send").into()),
@@ -58,6 +65,33 @@ impl Udp {
             return Err(anyhow!("nobody listens there").into());
         }
         self.socket = Some(socket);
+        Ok(())
+    }
+
+    /// The host may still say that nobody took the last datagram.
+    pub(super) fn doubts(&mut self) {
+        self.doubted_since = Some(Instant::now());
+    }
+
+    pub(super) fn is_doubted(&self) -> bool {
+        self.doubted_since.is_some()
+    }
+
+    /// Fails if the host has said that nobody took the last datagram. After a while there is no doubt any more.
+    pub(super) fn notice(&mut self) -> Result<(), Failure> {
+        let Some(since) = self.doubted_since else {
+            return Ok(());
+        };
+        let socket = self.socket.as_ref();
+        let heard = socket.map(|socket| socket.try_recv(&mut [0; 1]));
+        if matches!(heard, Some(Err(error)) if error.kind() == ErrorKind::ConnectionRefused) {
+            self.socket = None;
+            self.doubted_since = None;
+            return Err(Failure::LastRefused);
+        }
+        if since.elapsed() >= DOUBT {
+            self.doubted_since = None;
+        }
         Ok(())
     }
 

@@ -10,9 +10,9 @@ use rustix::{
 
 use crate::proto::RecordSum;
 
-/// So many messages are kept apart; further ones are acknowledged together with the last of them. The kernel's buffer holds
-/// fewer of the usual length.
-const MOST_MESSAGES: usize = 4096;
+/// So many messages are kept apart; further ones are acknowledged together with the last of them. The kernel's buffer of
+/// 4 MiB, unless `tcp_wmem` allows more, holds fewer even of those with a single flow.
+const MOST_MESSAGES: usize = 1 << 16;
 
 /// What became of flows that were written to a connection.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -82,7 +82,8 @@ pub(super) fn unacknowledged_bytes(stream: impl AsFd) -> Result<u64> {
     let getter = unsafe { Getter::<SIOCOUTQ, i32>::new() };
     // SAFETY: the getter has the type of what is written.
     let bytes = unsafe { ioctl(stream, getter) }?;
-    Ok(u64::try_from(bytes).unwrap_or_default())
+    // It may be more than fits.
+    Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
