@@ -56,6 +56,24 @@ fn the_consumer_in_go_adds_up_every_packet() {
     }
 }
 
+#[test]
+fn the_page_shows_the_programs_as_they_are() {
+    let page = consumers().join("../../docs/consumers.md");
+    let page = fs::read_to_string(page).unwrap();
+    for (language, file) in [
+        ("python", "python/observe.py"),
+        ("rust", "rust/examples/observe.rs"),
+        ("go", "go/main.go"),
+    ] {
+        let program = fs::read_to_string(consumers().join(file)).unwrap();
+        let shown = format!("\n```{language}\n{program}```\n");
+        assert!(
+            page.contains(&shown),
+            "docs/consumers.md does not show {file}"
+        );
+    }
+}
+
 pub fn in_rust_or_skip(test: &str) -> Option<Program> {
     // `cargo test` builds examples beside the binaries.
     let binaries = Path::new(env!("CARGO_BIN_EXE_flow-agent"))

@@ -21,6 +21,8 @@ mod full_disk;
 mod hostile;
 mod ipfix;
 mod jsonl;
+mod kills;
+mod messages;
 mod otlp;
 mod parquet;
 mod pbflow;
@@ -59,6 +61,12 @@ fn send(lab: &Lab, flows: u16, each: u64) -> Pair {
         sent += count(each, &frame);
     }
     sent
+}
+
+/// The windows of the flow table, which become resident in the process as they are read.
+fn kernel_map_bytes(agent: &Agent, lab: &Lab) -> u64 {
+    let status = agent.status(&lab.agent);
+    status["memory"]["kernel_map_bytes"].as_u64().unwrap()
 }
 
 /// What a script prints about the folder, as one line of JSON.

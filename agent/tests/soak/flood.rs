@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lab::{Lab, Process, Variety, privilege::is_root_or_skip};
+use lab::{
+    Lab, Process, Variety,
+    privilege::{is_root_or_skip, skip},
+};
 use serde_json::Value;
 
 use crate::{
@@ -25,10 +28,11 @@ const BYTES_PER_TRACKED_FLOW: u64 = 400;
 const REST_BYTES: u64 = 48 << 20;
 /// The queue of a consumer that does not read, as docs/memory.md says.
 const QUEUED_BYTES: u64 = 256 << 20;
-/// What a host may answer later with the agent than without it, beside the same flood: far less than a user would call
-/// hung. On a machine that is late by itself it is a multiple of that.
+/// What a host may answer later with the agent than without it, beside the same flood. On a machine that is late by itself
+/// it is a multiple of that, but never as late as what a user calls hung.
 const RESPONSIVE: Duration = Duration::from_secs(1);
 const LATER: u32 = 10;
+const HUNG: Duration = Duration::from_secs(5);
 
 fn flood(lab: &Lab, time: Duration) {
     const AT_ONCE: u32 = 100_000;
@@ -43,7 +47,8 @@ fn flood(lab: &Lab, time: Duration) {
 
 #[test]
 fn a_syn_flood_leaves_memory_bounded_and_the_host_responsive() {
-    if !is_root_or_skip("agent::a_syn_flood_leaves_memory_bounded_and_the_host_responsive") {
+    const TEST: &str = "agent::a_syn_flood_leaves_memory_bounded_and_the_host_responsive";
+    if !is_root_or_skip(TEST) {
         return;
     }
     let time = seconds_from("FLOW_AGENT_FLOOD_SECONDS", 6);
@@ -114,8 +119,17 @@ fn a_syn_flood_leaves_memory_bounded_and_the_host_responsive() {
         MAX_TRACKED_FLOWS * BYTES_PER_TRACKED_FLOW + QUEUED_BYTES + REST_BYTES + table,
         table + REST_BYTES,
     );
+    if [&alone.late, &alone.echo]
+        .iter()
+        .any(|times| times.percentile(99) > RESPONSIVE)
+    {
+        return skip(
+            TEST,
+            "this machine is not responsive beside the flood alone; memory is bounded",
+        );
+    }
     for (times, alone) in [(&counted.late, &alone.late), (&counted.echo, &alone.echo)] {
-        let most = RESPONSIVE + LATER * alone.percentile(99);
+        let most = HUNG.min(RESPONSIVE + LATER * alone.percentile(99));
         assert!(
             times.percentile(99) < most,
             "{times}; without the agent {alone}"

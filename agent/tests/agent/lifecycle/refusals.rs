@@ -13,7 +13,9 @@ use tempfile::TempDir;
 use super::{CLSACT, TCX};
 use crate::support::{
     Agent,
-    attached::{add_filter, filters, nothing_is_attached, qdiscs, tc, xdp},
+    attached::{
+        add_filter, filters, nothing_is_attached, nothing_is_attached_anywhere, qdiscs, tc, xdp,
+    },
     flow_agent,
 };
 
@@ -37,7 +39,7 @@ fn refused(host: &Host, arguments: &str) -> String {
     let mut command = flow_agent(host);
     command.arg("run").args(["--max-flows", "1000"]);
     let error = refusal(command.args(arguments));
-    assert!(nothing_is_attached(host), "{error}");
+    assert!(nothing_is_attached_anywhere(host), "{error}");
     error
 }
 
@@ -242,10 +244,8 @@ fn native_xdp_without_a_driver_for_it_is_refused_and_auto_takes_tc() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    // Egress of the first interface is attached before XDP of the second one fails.
-    let interfaces = format!("--interface {} --interface lo", lab.agent.interface);
-    let native = "--listen 127.0.0.1:0 --ingress-hook xdp --xdp-mode native";
-    let error = refused(&lab.agent, &format!("{interfaces} {native}"));
+    let native = "--interface lo --listen 127.0.0.1:0 --ingress-hook xdp --xdp-mode native";
+    let error = refused(&lab.agent, native);
     assert_says(&error, &["lo", "native", "--xdp-mode auto"]);
 
     let auto = "--interface lo --ingress-hook xdp --direction ingress";
@@ -259,10 +259,11 @@ fn native_xdp_without_a_driver_for_it_is_refused_and_auto_takes_tc() {
     agent.stop();
 }
 
-/// The socket is there before the programs are attached.
+/// The socket is there before the programs are attached, which is done in the order of the interfaces' indices.
 #[test]
-fn a_start_that_fails_midway_leaves_no_socket_and_no_lock() {
-    if !is_root_or_skip("agent::a_start_that_fails_midway_leaves_no_socket_and_no_lock") {
+fn a_start_that_fails_midway_leaves_no_socket_no_lock_and_no_program() {
+    if !is_root_or_skip("agent::a_start_that_fails_midway_leaves_no_socket_no_lock_and_no_program")
+    {
         return;
     }
     let lab = Lab::quiet().unwrap();
@@ -271,14 +272,26 @@ fn a_start_that_fails_midway_leaves_no_socket_and_no_lock() {
     let port = taken.local_addr().unwrap();
     let folder = TempDir::new().unwrap();
     let socket = format!("--listen unix:{}/x", folder.path().display());
-    let native = format!("{socket} --interface lo --ingress-hook xdp --xdp-mode native");
-    let in_use = format!("{socket} --interface lo --listen {port}");
-    for (arguments, told) in [(native, "native"), (in_use, "in use")] {
+    let here = &lab.agent.interface;
+    let bridge = ["link", "add", "last0", "type", "bridge"];
+    lab.agent.namespace.ip(&bridge).unwrap();
+    let in_use = format!("{socket} --interface {here} --listen {port}");
+    // The bridge comes last, and has no XDP of its own. Filters do not end with the process.
+    let native = format!(
+        "{socket} --interface {here} --interface last0 --ingress-hook xdp --xdp-mode native \
+         --xdp-without-tags {}",
+        CLSACT.join(" ")
+    );
+    let has_clsact = || qdiscs(&lab.agent, here).contains("clsact");
+    assert!(!has_clsact());
+    for (arguments, told) in [(in_use, "in use"), (native, "attach XDP to last0")] {
         let error = refused(&lab.agent, &arguments);
         assert_says(&error, &[told]);
         let mut left = fs::read_dir(folder.path()).unwrap();
         assert!(left.next().is_none(), "{told}: something is left");
     }
+    // The qdisc stays where a filter was.
+    assert!(has_clsact(), "nothing was attached before the start failed");
 }
 
 #[test]

@@ -11,7 +11,6 @@ use super::*;
 mod comings;
 mod grpc;
 mod hanging;
-mod messages;
 mod resets;
 
 #[test]

@@ -17,7 +17,8 @@ use tempfile::TempDir;
 
 use crate::{
     clients::install,
-    support::{Agent, PATIENCE, Report, wait_for_packets, wait_until},
+    outputs::jsonl,
+    support::{Agent, PATIENCE, Report, count, wait_for_packets, wait_until},
 };
 
 mod dumped;
@@ -293,17 +294,38 @@ fn nfdump_scales_by_the_sampling() {
     let (sent, report) = report_with(&lab, &output, &["--sample", "4"]);
     wait_until_read(&lab);
     nfcapd.terminate(PATIENCE).unwrap();
-    let both =
-        |name: &str| sum(&report.flows, name) + sum(&report.flows, &format!("reverse_{name}"));
-    assert!((1..sent.packets).contains(&both("packets")));
+    let counted = jsonl::sum(&report.flows);
+    assert!((1..sent.packets).contains(&counted.packets));
     let told = format!(
         "Flows: {}, Packets: {}, Bytes: {}, Sequence Errors: 0, Bad Packets: 0",
         uniflow_records(&report),
-        4 * both("packets"),
-        4 * both("bytes")
+        4 * counted.packets,
+        4 * counted.bytes
     );
     let log = log_of(folder.path());
     assert!(log.contains(&told), "{told}: {log}");
+}
+
+/// With these settings more. Returns the file of its flows, too.
+fn start_nfacctd(program: &Path, lab: &Lab, folder: &Path, more: &str) -> (Process, PathBuf) {
+    let (config, file) = (folder.join("config"), folder.join("flows"));
+    let settings = format!(
+        "daemonize: false\n\
+         nfacctd_ip: 127.0.0.1\n\
+         nfacctd_port: {PORT}\n\
+         plugins: print\n\
+         print_output: json\n\
+         print_output_file: {}\n\
+         print_output_file_append: true\n\
+         print_refresh_time: 1\n\
+         aggregate: src_host, dst_host, src_port, dst_port, proto, tcpflags, vlan, in_iface, out_iface, flows\n\
+         {more}",
+        file.display()
+    );
+    fs::write(&config, settings).unwrap();
+    let mut command = lab.agent.command(program);
+    command.arg("-f").arg(&config);
+    (collector(lab, &mut command, folder), file)
 }
 
 #[test]
@@ -317,23 +339,7 @@ fn nfacctd_has_every_flow() {
     };
     let lab = Lab::quiet().unwrap();
     let folder = TempDir::new().unwrap();
-    let (config, file) = (folder.path().join("config"), folder.path().join("flows"));
-    let settings = format!(
-        "daemonize: false\n\
-         nfacctd_ip: 127.0.0.1\n\
-         nfacctd_port: {PORT}\n\
-         plugins: print\n\
-         print_output: json\n\
-         print_output_file: {}\n\
-         print_output_file_append: true\n\
-         print_refresh_time: 1\n\
-         aggregate: src_host, dst_host, src_port, dst_port, proto, tcpflags, vlan, in_iface, out_iface, flows\n",
-        file.display()
-    );
-    fs::write(&config, settings).unwrap();
-    let mut command = lab.agent.command(nfacctd);
-    command.arg("-f").arg(&config);
-    let nfacctd = collector(&lab, &mut command, folder.path());
+    let (nfacctd, file) = start_nfacctd(&nfacctd, &lab, folder.path(), "");
     let (sent, report) = report(&lab, &udp(r#", "uniflow": true, "octets": "layer2""#));
     wait_until_read(&lab);
     wait_until("nfacctd has written every packet", || {
@@ -383,18 +389,34 @@ fn nfacctd_has_every_flow() {
 }
 
 #[test]
-fn goflow2_has_every_flow() {
-    const TEST: &str = "agent::goflow2_has_every_flow";
+fn nfacctd_scales_by_the_sampling() {
+    const TEST: &str = "agent::nfacctd_scales_by_the_sampling";
     if !is_root_or_skip(TEST) {
         return;
     }
-    let Some(goflow2) = install::goflow2_or_skip(TEST) else {
+    let Some(nfacctd) = install::nfacctd_or_skip(TEST) else {
         return;
     };
     let lab = Lab::quiet().unwrap();
     let folder = TempDir::new().unwrap();
-    let file = folder.path().join("flows");
-    let mut command = lab.agent.command(goflow2);
+    let more = "nfacctd_renormalize: true\n";
+    let (nfacctd, file) = start_nfacctd(&nfacctd, &lab, folder.path(), more);
+    let output = udp(r#", "uniflow": true, "octets": "layer2""#);
+    let (sent, report) = report_with(&lab, &output, &["--sample", "4"]);
+    wait_until_read(&lab);
+    let counted = jsonl::sum(&report.flows);
+    assert!((1..sent.packets).contains(&counted.packets));
+    wait_until("nfacctd has written every packet", || {
+        sum(&lines(&file), "packets") == 4 * counted.packets
+    });
+    drop(nfacctd);
+    assert_eq!(sum(&lines(&file), "bytes"), 4 * counted.bytes);
+}
+
+/// Returns the file of its flows, too.
+fn start_goflow2(program: &Path, lab: &Lab, folder: &Path) -> (Process, PathBuf) {
+    let file = folder.join("flows");
+    let mut command = lab.agent.command(program);
     command
         .args([
             "-listen",
@@ -405,7 +427,21 @@ fn goflow2_has_every_flow() {
         ])
         .args(["-transport", "file", "-format", "json", "-transport.file"])
         .arg(&file);
-    let goflow2 = collector(&lab, &mut command, folder.path());
+    (collector(lab, &mut command, folder), file)
+}
+
+#[test]
+fn goflow2_has_every_flow() {
+    const TEST: &str = "agent::goflow2_has_every_flow";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let Some(goflow2) = install::goflow2_or_skip(TEST) else {
+        return;
+    };
+    let lab = Lab::quiet().unwrap();
+    let folder = TempDir::new().unwrap();
+    let (goflow2, file) = start_goflow2(&goflow2, &lab, folder.path());
     let (sent, report) = report(&lab, &udp(r#", "uniflow": true"#));
     let records = uniflow_records(&report);
     wait_until("goflow2 has written every record", || {
@@ -429,6 +465,34 @@ fn goflow2_has_every_flow() {
         .min();
     assert_eq!(of_report, of_goflow2);
     assert!(flows.iter().any(|flow| flow["icmp_type"] == 8));
+}
+
+#[test]
+fn goflow2_shows_the_sampling() {
+    const TEST: &str = "agent::goflow2_shows_the_sampling";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let Some(goflow2) = install::goflow2_or_skip(TEST) else {
+        return;
+    };
+    let lab = Lab::quiet().unwrap();
+    let folder = TempDir::new().unwrap();
+    let (goflow2, file) = start_goflow2(&goflow2, &lab, folder.path());
+    let output = udp(r#", "uniflow": true, "octets": "layer2""#);
+    let (sent, report) = report_with(&lab, &output, &["--sample", "4"]);
+    let records = uniflow_records(&report);
+    wait_until("goflow2 has written every record", || {
+        lines(&file).len() == records
+    });
+    drop(goflow2);
+    let flows = lines(&file);
+    let counted = jsonl::sum(&report.flows).packets;
+    assert!((1..sent.packets).contains(&counted));
+    assert_eq!(sum(&flows, "packets"), counted);
+    for flow in flows {
+        assert_eq!(flow["sampling_rate"], 4, "{flow}");
+    }
 }
 
 /// Receives datagrams as they come, into a file like those of RFC 5655.
@@ -540,6 +604,26 @@ fn ipfix_dump_and_tshark_have_every_flow_of_files() {
     let folder = TempDir::new().unwrap();
     let (sent, report) = report(&lab, &in_folder(&folder));
     dumped::has_every_flow(&only_file(&folder), sent, report.flows.len());
+}
+
+#[test]
+fn ipfix_dump_reads_what_is_in_no_flow() {
+    const TEST: &str = "agent::ipfix_dump_reads_what_is_in_no_flow";
+    if !is_root_or_skip(TEST) || !install::has_ipfix_dump_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = TempDir::new().unwrap();
+    let agent = Agent::start(&lab, &["--output", "json", "--output", &in_folder(&folder)]);
+    let before = lab.agent.counters().unwrap();
+    let lldp = lab.peer.frame_v4(&lab.agent);
+    let lldp = lldp.ether_type(0x88cc, &[0; 50]).unwrap();
+    let socket = lab.peer.frame_socket().unwrap();
+    socket.send_many((0..7).map(|_| &lldp)).unwrap();
+    wait_for_packets(&lab.agent, before, 7);
+    let sent = count(7, &lldp);
+    assert_eq!(agent.stop().seen(), sent);
+    assert_eq!(dumped::ignored(&only_file(&folder)), sent);
 }
 
 /// Each has to be readable without the others.

@@ -276,38 +276,6 @@ fn a_kill_leaves_no_half_file_and_loses_nothing_that_was_sent() {
     assert_eq!(sum(&complete(folder.path())), all + sent);
 }
 
-#[test]
-fn kills_while_files_are_made_leave_no_half_file() {
-    if !is_root_or_skip("agent::kills_while_files_are_made_leave_no_half_file") {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let lab = Lab::quiet().unwrap();
-    // A file for each batch.
-    let settings = table(folder.path(), r#", "rotate_bytes": 1"#);
-    let mut sent_at_least = Pair::default();
-    for _ in 0..5 {
-        let agent = Agent::start(&lab, &["--output", "json", "--output", &settings]);
-        for _ in 0..5 {
-            send(&lab, 200, 1);
-        }
-        wait_until("some are written", || {
-            pair(&output(&agent, &lab, "parquet")["sent"]).packets > 0
-        });
-        sent_at_least += pair(&output(&agent, &lab, "parquet")["sent"]);
-        agent.kill();
-        sum(&complete(folder.path()));
-    }
-    let settings = ["--output", "json", "--output", &settings];
-    let agent = Agent::start(&lab, &settings);
-    // The first batch, which every scan has, completes what was left.
-    wait_until("it completes", || {
-        let sum = sum(&complete(folder.path()));
-        sum.packets >= sent_at_least.packets && sum.bytes >= sent_at_least.bytes
-    });
-    agent.stop();
-}
-
 /// Beside the flows and the batches of a scan, what one file takes while it is made.
 #[test]
 fn many_files_take_no_more_memory_than_a_few() {
@@ -320,11 +288,13 @@ fn many_files_take_no_more_memory_than_a_few() {
     let folder = tempfile::tempdir().unwrap();
     let lab = Lab::quiet().unwrap();
     let settings = table(folder.path(), r#", "rotate_bytes": 5000000"#);
-    let settings = ["--output", &settings, "--max-flows", "200000"];
+    // A table that does not grow, so what it takes is the same all the time.
+    let table = ["--max-flows", "65536", "--min-flows", "65536"];
+    let settings = [&["--output", &settings], &table[..]].concat();
     let mut agent = Agent::start(&lab, &settings);
     let pid = agent.pid();
     reset_peak(pid);
-    let before = Memory::of(pid).resident;
+    let before = Memory::of(pid).resident + kernel_map_bytes(&agent, &lab);
     let to_agent = lab.peer.frame_v6(&lab.agent);
     let frames: Vec<_> = (1..=FLOWS)
         .map(|port| to_agent.udp(port, 53, &[0; 18]).unwrap())
@@ -341,11 +311,9 @@ fn many_files_take_no_more_memory_than_a_few() {
     let files = complete(folder.path()).len();
     assert!(files as u64 > ROUNDS, "{files} files");
     let peak = Memory::of(pid).peak;
-    // The windows of the flow table are in the process's memory, too.
-    let table = agent.status(&lab.agent)["memory"]["kernel_map_bytes"].as_u64();
     assert!(
-        peak < before + MOST_BYTES + table.unwrap(),
-        "{before} before, {peak} at most, {table:?} in kernel maps"
+        peak < before + MOST_BYTES,
+        "{before} before, {peak} at most"
     );
     agent.stop_silent();
 }

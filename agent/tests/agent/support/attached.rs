@@ -8,6 +8,8 @@ use std::{
 
 use lab::{Host, kernel};
 
+const BPF_MAP_CREATE: libc::c_long = 0;
+const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
@@ -16,6 +18,7 @@ const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_GET_FD_BY_ID: libc::c_long = 30;
 const BPF_LINK_GET_NEXT_ID: libc::c_long = 31;
 const BPF_LINK_DETACH: libc::c_long = 34;
+const ARRAY: u32 = 2;
 const SCHED_CLS: u32 = 3;
 const XDP: u32 = 6;
 pub const TCX_INGRESS: u32 = 46;
@@ -66,10 +69,29 @@ pub fn qdiscs(host: &Host, interface: &str) -> String {
 }
 
 pub fn nothing_is_attached(host: &Host) -> bool {
+    nothing_is_attached_to(host, &host.interface, host.ifindex)
+}
+
+/// The same of all interfaces of the host.
+pub fn nothing_is_attached_anywhere(host: &Host) -> bool {
+    let links = host.namespace.ip(&["-j", "link", "show"]).unwrap();
+    let links: Vec<serde_json::Value> = serde_json::from_slice(&links).unwrap();
+    assert!(links.len() > 1, "loopback, and the wire: {links:?}");
+    links.iter().all(|link| {
+        let ifindex = link["ifindex"].as_u64().unwrap();
+        nothing_is_attached_to(
+            host,
+            link["ifname"].as_str().unwrap(),
+            ifindex.try_into().unwrap(),
+        )
+    })
+}
+
+fn nothing_is_attached_to(host: &Host, interface: &str, ifindex: u32) -> bool {
     let has_tcx = kernel::is_at_least(6, 6);
-    (!has_tcx || tcx_programs(host) == [0, 0])
-        && !has_xdp(host)
-        && !filters(host, &host.interface).contains("flow-agent")
+    (!has_tcx || tcx_programs_on(host, ifindex) == [0, 0])
+        && xdp_of(host, interface).is_null()
+        && !filters(host, interface).contains("flow-agent")
 }
 
 /// Runs `tc`. Spaces separate the arguments; an underscore stands for a space within one.
@@ -218,6 +240,51 @@ pub fn tag_beside_on(host: &Host, ifindex: u32, vlan_id: u16) -> Attached {
         ],
     );
     link_to(host, ifindex, &tagger, TCX_EGRESS, 0)
+}
+
+/// Counts the frames of a TCX hook that are longer than this, until the value is dropped.
+pub struct LongFrames {
+    count: OwnedFd,
+    _attached: Attached,
+}
+
+impl LongFrames {
+    pub fn at(host: &Host, attach_type: u32, longer_than_bytes: u32) -> Self {
+        let mut attr = [0_u32; 16];
+        // One entry, with a key of 4 bytes and a value of 8.
+        attr[..4].copy_from_slice(&[ARRAY, 4, 8, 1]);
+        let count = owned(bpf(BPF_MAP_CREATE, &mut attr).unwrap());
+        let counter = load_instructions(
+            SCHED_CLS,
+            &[
+                // r2 = the frame's length; the next four make no difference if it is no longer
+                0x1261,
+                0x02b5 | 4 << 16 | u64::from(longer_than_bytes) << 32,
+                // r1 = the address of the map's value
+                0x2118 | u64::from(count.as_raw_fd().cast_unsigned()) << 32,
+                0,
+                // r2 = 1; *(u64 *)r1 += r2, atomically
+                0x02b7 | 1 << 32,
+                0x21db,
+                mov_verdict(-1),
+                EXIT,
+            ],
+        );
+        Self {
+            count,
+            _attached: link(host, &counter, attach_type, BEFORE),
+        }
+    }
+
+    pub fn so_far(&self) -> u64 {
+        let (key, mut count) = (0_u32, 0_u64);
+        let mut attr = [0_u64; 4];
+        attr[0] = u64::from(self.count.as_raw_fd().cast_unsigned());
+        attr[1] = &raw const key as u64;
+        attr[2] = &raw mut count as u64;
+        bpf(BPF_MAP_LOOKUP_ELEM, &mut attr).unwrap();
+        count
+    }
 }
 
 const EXIT: u64 = 0x95;

@@ -153,25 +153,31 @@ fn play(answer: &mut SendResponse<Bytes>, manner: Option<Manner>) -> Result<(), 
     }
 }
 
-/// An agent, so many flows and the server, when all flows are counted.
-fn with_server(lab: &Lab, manner: Manner) -> (Agent, Server, Pair) {
+/// An agent with an output of this kind, so many flows and the server, when all flows are counted.
+fn with_server(lab: &Lab, kind: &str, manner: Manner) -> (Agent, Server, Pair) {
     let server = Server::start(lab, manner);
-    let address = format!("pbflow=http://{}", server.address);
+    let address = format!("{kind}=http://{}", server.address);
     let agent = Agent::start(lab, &["--output", "json", "--output", &address]);
     let sent = send(lab, 40, 2);
     wait_until_counted(&agent, lab, sent.packets);
     (agent, server, sent)
 }
 
-fn pbflow(agent: &Agent, lab: &Lab) -> Value {
-    output(agent, lab, "pbflow")
+#[test]
+fn a_server_of_pbflow_that_misbehaves_has_every_flow_when_it_behaves() {
+    if is_root_or_skip("agent::a_server_of_pbflow_that_misbehaves_has_every_flow_when_it_behaves") {
+        has_every_flow_when_it_behaves("pbflow");
+    }
 }
 
 #[test]
-fn a_server_that_misbehaves_has_every_flow_when_it_behaves() {
-    if !is_root_or_skip("agent::a_server_that_misbehaves_has_every_flow_when_it_behaves") {
-        return;
+fn a_server_of_otlp_that_misbehaves_has_every_flow_when_it_behaves() {
+    if is_root_or_skip("agent::a_server_of_otlp_that_misbehaves_has_every_flow_when_it_behaves") {
+        has_every_flow_when_it_behaves("otlp");
     }
+}
+
+fn has_every_flow_when_it_behaves(kind: &str) {
     for (manner, error) in [
         (Manner::Refuses("14", None), "UNAVAILABLE"),
         // Not in base64.
@@ -183,20 +189,19 @@ fn a_server_that_misbehaves_has_every_flow_when_it_behaves() {
         (Manner::Hangs, "no answer within 10s"),
     ] {
         let lab = Lab::quiet().unwrap();
-        let (agent, server, sent) = with_server(&lab, manner);
+        let (agent, server, sent) = with_server(&lab, kind, manner);
+        let output = || output(&agent, &lab, kind);
         wait_until("it is told", || {
-            let output = pbflow(&agent, &lab);
+            let output = output();
             let fates = fates(&output, sent);
             assert_eq!(fates["queued"], sent, "{manner:?}: {output}");
             output["failing"] == true
         });
-        let told = pbflow(&agent, &lab);
+        let told = output();
         let told = told["last_error"].as_str().unwrap();
         assert!(told.contains(error), "{manner:?}: {told}");
         server.behave();
-        wait_until("all is sent", || {
-            fates(&pbflow(&agent, &lab), sent)["sent"] == sent
-        });
+        wait_until("all is sent", || fates(&output(), sent)["sent"] == sent);
         let report = agent.stop();
         assert_eq!(report.seen(), sent);
         let log = report.log;
@@ -213,9 +218,10 @@ fn a_server_that_is_another_one_refuses_flows_and_is_not_flooded() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    let (agent, server, first) = with_server(&lab, Manner::Refuses("12", None));
+    let (agent, server, first) = with_server(&lab, "pbflow", Manner::Refuses("12", None));
+    let pbflow = || output(&agent, &lab, "pbflow");
     wait_until("they are refused", || {
-        fates(&pbflow(&agent, &lab), first)["refused"].packets != 0
+        fates(&pbflow(), first)["refused"].packets != 0
     });
     // Each scan has a batch, and each batch would be a call.
     let mut sent = first;
@@ -223,7 +229,7 @@ fn a_server_that_is_another_one_refuses_flows_and_is_not_flooded() {
         sent += send(&lab, 5, 1);
         wait_until_counted(&agent, &lab, sent.packets);
     }
-    let output = pbflow(&agent, &lab);
+    let output = pbflow();
     assert_eq!(
         (&output["failing"], &output["failures"]),
         (&true.into(), &1.into())
@@ -231,7 +237,7 @@ fn a_server_that_is_another_one_refuses_flows_and_is_not_flooded() {
     assert_eq!(output["last_error"], "UNIMPLEMENTED");
     fates(&output, sent);
     server.behave();
-    let fates = || fates(&pbflow(&agent, &lab), sent);
+    let fates = || fates(&pbflow(), sent);
     wait_until("nothing waits", || fates()["queued"] == Pair::default());
     let after = fates();
     assert_eq!(after["sent"] + after["refused"], sent);
@@ -273,7 +279,7 @@ fn a_server_that_breaks_http2_holds_up_nothing() {
     let sent = send(&lab, 20, 1);
     wait_until_counted(&agent, &lab, sent.packets);
     wait_until("it is told", || {
-        let output = pbflow(&agent, &lab);
+        let output = output(&agent, &lab, "pbflow");
         assert_eq!(fates(&output, sent)["queued"], sent);
         output["failing"] == true
     });

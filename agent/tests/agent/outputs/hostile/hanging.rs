@@ -13,9 +13,11 @@ use agent::hub::DEFAULT_QUEUED_BYTES;
 use socket2::SockRef;
 
 use super::{
-    super::otlp::receiver::{Answer, Receiver},
+    super::{
+        messages::Messages,
+        otlp::receiver::{Answer, Receiver},
+    },
     grpc::{Manner, Server},
-    messages::Messages,
     *,
 };
 use crate::doors::memory::{MIB, Memory, reset_peak};
@@ -26,9 +28,10 @@ const FLOWS: u16 = 50_000;
 const FURTHER_ROUNDS: u32 = 3;
 /// What the outputs have in hand beside their queues, and the agent beside its outputs.
 const BESIDE_QUEUES_BYTES: u64 = 64 * MIB;
-/// Far less than the agent sends.
+/// Far less than the agent sends, and so little that the kernel has no room for more for a long time. It is no receiver that
+/// takes nothing.
 const SLOW_READ_BYTES: usize = 4096;
-const SLOW_PAUSE: Duration = Duration::from_millis(20);
+const SLOW_PAUSE: Duration = Duration::from_millis(60);
 
 /// Takes connections and never reads.
 fn silent(lab: &Lab) -> SocketAddr {
@@ -137,12 +140,13 @@ fn receivers_that_hang_hold_up_neither_scans_nor_another_output_and_what_they_lo
     ];
     let never_answering = ["pbflow", "otlp-http", "otlp-grpc"];
     let hanging = [&["silent", "slow"], &never_answering[..]].concat();
-    let mut settings = vec!["--max-flows", "200000"];
+    // A table that does not grow, so what it takes is the same all the time.
+    let mut settings = vec!["--max-flows", "65536", "--min-flows", "65536"];
     settings.extend(outputs.iter().flat_map(|output| ["--output", output]));
     let mut agent = Agent::start(&lab, &settings);
     let pid = agent.pid();
     reset_peak(pid);
-    let before = Memory::of(pid).resident;
+    let before = Memory::of(pid).resident + kernel_map_bytes(&agent, &lab);
 
     // Of IPv6, which has longer records.
     let to_agent = lab.peer.frame_v6(&lab.agent);
@@ -185,6 +189,8 @@ fn receivers_that_hang_hold_up_neither_scans_nor_another_output_and_what_they_lo
         let has_sent = fates["sent"] != Pair::default();
         assert_eq!(has_sent, !never_answering.contains(&name), "{name}");
     }
+
+    assert_eq!(output(&agent, &lab, "slow")["failures"], 0);
 
     // What the slow one reads and what was lost are all.
     slow.is_quick.store(true, Relaxed);

@@ -10,9 +10,11 @@ use std::{
     time::Duration,
 };
 
+use agent::client;
 use socket2::SockRef;
 
 use super::{messages::Messages, *};
+use crate::support::wait_for_packets;
 
 /// Resets a connection once it has read flows, until it is to behave.
 struct Resetting {
@@ -158,7 +160,7 @@ fn queued_bytes(lab: &Lab, port: u16, address: usize, queue: usize) -> u64 {
         .lines()
         .map(|line| line.split_whitespace().collect::<Vec<_>>());
     let line = lines.find(|line| line[address].ends_with(&port) && line[3] == ESTABLISHED);
-    let queues = line.map_or("0:0", |line| line[4]);
+    let queues = line.expect("the connection is there")[4];
     let bytes = queues.split(':').nth(queue).unwrap();
     u64::from_str_radix(bytes, 16).unwrap()
 }
@@ -207,15 +209,22 @@ fn what_was_under_way_to_a_receiver_that_resets_is_lost_and_not_sent() {
         {
             messages.take(&bytes[..len]);
         }
-        messages.flows
+        messages
     });
     wait_until("nothing waits", || {
         fates(&output(&agent, &lab, "ipfix"), sent)["queued"] == Pair::default()
     });
     let fates = fates(&output(&agent, &lab, "ipfix"), sent);
+    // The next account tells the new connection.
+    agent.wait_for_scans(&lab.agent, 2);
     let log = agent.stop().log;
-    let read = reading.join().unwrap();
+    let Messages {
+        flows: read,
+        not_sent,
+        ..
+    } = reading.join().unwrap();
     assert!(fates["lost"].packets > 0, "{fates:?}");
+    assert_eq!(not_sent, fates["lost"]);
     // The silent one's kernel has acknowledged what nobody read.
     let unread = fates["sent"].packets.checked_sub(read.packets);
     assert!(
@@ -228,4 +237,80 @@ fn what_was_under_way_to_a_receiver_that_resets_is_lost_and_not_sent() {
         fates["lost"].packets, fates["lost"].bytes
     );
     assert!(log.contains(&lost), "{log}");
+}
+
+/// Between two scans, when the next message would be long in coming.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_is_noticed_while_there_is_nothing_to_send() {
+    if !is_root_or_skip("agent::a_reset_is_noticed_while_there_is_nothing_to_send") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let listen = || Ok(TcpListener::bind("127.0.0.1:0")?);
+    let listener = lab.agent.namespace.enter(listen).unwrap();
+    let buffer = SockRef::from(&listener);
+    buffer.set_recv_buffer_size(4096).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let address = format!("ipfix=tcp://127.0.0.1:{port}");
+    let settings = [
+        "--scan-interval",
+        "1h",
+        "--output",
+        "json",
+        "--output",
+        &address,
+    ];
+    let agent = Agent::start(&lab, &settings);
+    let before = lab.agent.counters().unwrap();
+    let sent = send(&lab, 800, 1);
+    wait_for_packets(&lab.agent, before, sent.packets);
+    let target = agent.address().parse().unwrap();
+    client::scan_now(&target).await.unwrap();
+    // The first message brings it.
+    let (silent, _) = listener.accept().unwrap();
+    drop(listener);
+    wait_until_counted(&agent, &lab, sent.packets);
+    wait_until("all is written", || unacknowledged_bytes(&lab, port) > 0);
+    reset(silent);
+    wait_until("it is told", || {
+        let output = output(&agent, &lab, "ipfix");
+        let fates = fates(&output, sent);
+        output["failing"] == true && fates["lost"].packets > 0 && fates["queued"] == Pair::default()
+    });
+    assert_eq!(agent.stop().seen(), sent);
+}
+
+/// It reads again when the agent has given up, and has what was sent, not what was lost.
+#[test]
+fn what_is_lost_to_a_receiver_that_paused_does_not_arrive_after_all() {
+    if !is_root_or_skip("agent::what_is_lost_to_a_receiver_that_paused_does_not_arrive_after_all") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let listen = || Ok(TcpListener::bind("127.0.0.1:0")?);
+    let listener = lab.agent.namespace.enter(listen).unwrap();
+    let buffer = SockRef::from(&listener);
+    buffer.set_recv_buffer_size(4096).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let address = format!("ipfix=tcp://127.0.0.1:{port}");
+    let agent = Agent::start(&lab, &["--output", "json", "--output", &address]);
+    let (mut paused, _) = listener.accept().unwrap();
+    drop(listener);
+    let mut sent = Pair::default();
+    // Until the kernel has no more room, and then ten seconds.
+    wait_until("it gives up", || {
+        sent += send(&lab, 800, 1);
+        wait_until_counted(&agent, &lab, sent.packets);
+        fates(&output(&agent, &lab, "ipfix"), sent)["lost"].packets > 0
+    });
+    let fates = fates(&output(&agent, &lab, "ipfix"), sent);
+    let mut messages = Messages::default();
+    let mut bytes = vec![0; 1 << 16];
+    while let Ok(len) = paused.read(&mut bytes)
+        && len > 0
+    {
+        messages.take(&bytes[..len]);
+    }
+    assert_eq!(messages.flows, fates["sent"], "{fates:?}");
+    assert_eq!(agent.stop().seen(), sent);
 }

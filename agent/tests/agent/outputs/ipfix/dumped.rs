@@ -5,6 +5,8 @@ use std::{
     process::Command,
 };
 
+use agent_common::Pair;
+
 use super::Sums;
 
 /// The value behind a field's name in ipfixDump's lines.
@@ -42,6 +44,19 @@ fn ipfix_dump(file: &Path) -> String {
     let told = String::from_utf8(dump.stderr).unwrap();
     assert!(dump.status.success() && told.is_empty(), "{told}");
     String::from_utf8(dump.stdout).unwrap()
+}
+
+/// What was seen and is in no flow, as the last record about it has it.
+pub fn ignored(file: &Path) -> Pair {
+    let dump = ipfix_dump(file);
+    let last = |element: &str| {
+        let mut lines = dump.lines().map(str::trim_start);
+        value(lines.rfind(|line| line.starts_with(element)).unwrap())
+    };
+    Pair {
+        packets: last("(164) "),
+        bytes: last("(165) "),
+    }
 }
 
 fn sums(dump: &str) -> Sums {

@@ -1,6 +1,6 @@
 //! An OpenTelemetry Collector: it has every flow, and the account.
 
-use std::{fs::File, process::Stdio};
+use std::{collections::BTreeMap, fs::File, process::Stdio};
 
 use lab::Process;
 
@@ -99,17 +99,61 @@ fn io_direction(side: &Value) -> &'static str {
 
 /// The sum of a metric's points in the last line that has it.
 fn last_sum(written: &Written, name: &str) -> u64 {
-    let mut sums = written.metrics.iter().filter_map(|line| {
+    last_points(written, name).into_iter().map(value).sum()
+}
+
+fn value(point: &Value) -> u64 {
+    point["asInt"].as_str().unwrap().parse().unwrap()
+}
+
+/// A metric's points in the last line that has it.
+fn last_points<'a>(written: &'a Written, name: &str) -> Vec<&'a Value> {
+    let mut found = written.metrics.iter().filter_map(|line| {
         let scopes = inner(&inner(&[line], "resourceMetrics"), "scopeMetrics");
         let metrics = inner(&scopes, "metrics");
         let metric = metrics.into_iter().find(|metric| metric["name"] == name)?;
         assert_eq!(metric["sum"]["isMonotonic"], true);
         assert_eq!(metric["sum"]["aggregationTemporality"], 2);
-        let points = inner(&[&metric["sum"]], "dataPoints");
-        let value = |point: &&Value| point["asInt"].as_str().unwrap().parse::<u64>().unwrap();
-        Some(points.iter().map(value).sum())
+        Some(inner(&[&metric["sum"]], "dataPoints"))
     });
-    sums.next_back().unwrap_or_else(|| panic!("no {name}"))
+    found.next_back().unwrap_or_else(|| panic!("no {name}"))
+}
+
+/// What flows counted at each interface and side, as the account's metrics have it.
+fn flows_by_side_of_metrics(written: &Written) -> BTreeMap<[String; 2], Pair> {
+    let mut sides = BTreeMap::<_, Pair>::new();
+    let mut add = |unit: &str, field: fn(&mut Pair) -> &mut u64| {
+        for point in last_points(written, &format!("flow.account.fate.{unit}")) {
+            if attribute(point, "flow.fate") == Some("flows") {
+                let side = ["network.interface.name", "network.io.direction"];
+                let side = side.map(|key| attribute(point, key).unwrap().to_owned());
+                *field(sides.entry(side).or_default()) += value(point);
+            }
+        }
+    };
+    add("packets", |pair| &mut pair.packets);
+    add("bytes", |pair| &mut pair.bytes);
+    sides
+}
+
+/// The same of the agent's own records.
+fn flows_by_side_of(report: &Report) -> BTreeMap<[String; 2], Pair> {
+    let mut sides = BTreeMap::<_, Pair>::new();
+    for flow in &report.flows {
+        for (direction, packets, bytes) in [
+            ("direction", "packets", "bytes"),
+            ("reverse_direction", "reverse_packets", "reverse_bytes"),
+        ] {
+            let number = |name: &str| flow[name].as_u64().unwrap();
+            let interface = flow["interface"].as_str().unwrap().to_owned();
+            let side = [interface, io_direction(&flow[direction]).to_owned()];
+            *sides.entry(side).or_default() += Pair {
+                packets: number(packets),
+                bytes: number(bytes),
+            };
+        }
+    }
+    sides
 }
 
 fn has_every_flow(test: &str, output: &str) {
@@ -180,6 +224,10 @@ fn has_every_flow(test: &str, output: &str) {
         let seen = report.last()["seen"][unit].as_u64();
         assert_eq!(Some(of("seen")), seen, "{unit}");
     }
+    assert_eq!(
+        flows_by_side_of_metrics(&written),
+        flows_by_side_of(&report)
+    );
     let all: Vec<_> = written.logs.iter().collect();
     for resource in inner(&all, "resourceLogs") {
         let name = attribute(&resource["resource"], "service.name");

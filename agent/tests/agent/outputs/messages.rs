@@ -16,14 +16,14 @@ const REVERSE: u32 = 29_305;
 type Field = (u32, u16, usize);
 
 #[derive(Default)]
-pub(super) struct Messages {
+pub struct Messages {
     /// The beginning of a message.
-    begun: Vec<u8>,
+    pub begun: Vec<u8>,
     templates: HashMap<u16, Vec<Field>>,
     /// What the records of flows sum to.
-    pub(super) flows: Pair,
+    pub flows: Pair,
     /// What was not sent, as the last record about it has it.
-    pub(super) not_sent: Pair,
+    pub not_sent: Pair,
 }
 
 fn word(bytes: &[u8], at: usize) -> u16 {
@@ -31,7 +31,7 @@ fn word(bytes: &[u8], at: usize) -> u16 {
 }
 
 impl Messages {
-    pub(super) fn take(&mut self, bytes: &[u8]) {
+    pub fn take(&mut self, bytes: &[u8]) {
         let mut begun = std::mem::take(&mut self.begun);
         begun.extend_from_slice(bytes);
         let mut rest = &begun[..];
