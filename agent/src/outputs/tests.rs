@@ -1,6 +1,7 @@
 use agent_common::Pair;
 use prost::Message as _;
 use settings::{Wish, Wishes};
+use tokio::net::UdpSocket;
 
 use super::*;
 use crate::{
@@ -82,6 +83,56 @@ async fn a_full_queue_of_an_output_that_leaves_is_lost_to_the_packet() {
     // Once nothing is kept of them but their sums.
     assert!(outputs.all().leaving.is_empty());
     assert_eq!(outputs.departed(), departed);
+}
+
+/// Nothing follows on a message that would tell what became of it.
+#[tokio::test]
+async fn a_datagram_is_sent_when_its_host_is_silent_and_refused_when_it_says_that_nobody_listens() {
+    let one = RecordSum {
+        records: 1,
+        packets: 3,
+        bytes: 300,
+    };
+    // Of a scan that goes on: no account comes before the flow.
+    let in_the_middle = || {
+        let whole = batch(1);
+        let flows = FlowBatch::decode(whole.body.clone()).unwrap();
+        let body = FlowBatch {
+            last_of_scan: false,
+            ..flows
+        };
+        Batch {
+            body: body.encode_to_vec().into(),
+            last_of_scan: false,
+            ..whole
+        }
+    };
+    let receiver = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
+    let address = format!("ipfix=udp://{}", receiver.local_addr().unwrap());
+    let outputs = Outputs::start(&hub, vec![output(&address)]);
+    let fates = async |expected: [RecordSum; 3], failing| {
+        let known = async {
+            loop {
+                let status = outputs.status().remove(0);
+                let fates = [status.queued, status.sent, status.refused];
+                if fates.map(Option::unwrap) == expected && status.failing == failing {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let known = tokio::time::timeout(Duration::from_mins(10), known).await;
+        assert!(known.is_ok(), "{:?}", outputs.status());
+    };
+    let none = RecordSum::default();
+    hub.publish(&in_the_middle());
+    fates([none, one, none], false).await;
+    drop(receiver);
+    hub.publish(&in_the_middle());
+    fates([none, one, one], true).await;
+    hub.publish(&in_the_middle());
+    fates([one, one, one], true).await;
 }
 
 /// Whenever somebody looks.

@@ -48,6 +48,9 @@ const SOCKET: &str = "/run/flow-agent/flow-agent.sock";
 const SETTINGS: &str = "/etc/flow-agent/config.toml";
 const RULES: &str = "/etc/flow-agent/filters";
 
+/// Its commands are those that are checked.
+const SERVICE_PAGE: &str = include_str!("../../../docs/service.md");
+
 /// The commands in the first block behind a heading of a document.
 fn commands<'a>(document: &'a str, heading: &str) -> Result<Vec<&'a str>> {
     let (_, section) = document

@@ -254,6 +254,8 @@ mod tests {
 
     use super::*;
 
+    const MOST_TIME: Duration = Duration::from_mins(10);
+
     #[tokio::test]
     async fn an_address_from_which_nothing_comes_back_keeps_none_from_the_next() {
         // Its queue is full with one connection, and then the kernel answers no more.
@@ -294,10 +296,13 @@ mod tests {
         tcp.took(flows(1));
         let receiver = accepted.unwrap().0;
         let mut receipts = tcp.receipts();
-        while tcp.is_underway() {
-            sleep(Duration::from_millis(1)).await;
-            receipts.arrived += tcp.receipts().arrived;
-        }
+        let acknowledged = async {
+            while tcp.is_underway() {
+                sleep(Duration::from_millis(1)).await;
+                receipts.arrived += tcp.receipts().arrived;
+            }
+        };
+        timeout(MOST_TIME, acknowledged).await.unwrap();
         assert_eq!(receipts.arrived, flows(1));
 
         let stream = SockRef::from(&tcp.connection.as_ref().unwrap().stream);
@@ -311,9 +316,12 @@ mod tests {
         let socket = SockRef::from(&receiver);
         socket.set_linger(Some(Duration::ZERO)).unwrap();
         drop(receiver);
-        while tcp.send(&[3; SHORT]).await.is_ok() {
-            tcp.took(flows(8));
-        }
+        let reset = async {
+            while tcp.send(&[3; SHORT]).await.is_ok() {
+                tcp.took(flows(8));
+            }
+        };
+        timeout(MOST_TIME, reset).await.unwrap();
         let Receipts { arrived, mut lost } = tcp.receipts();
         assert_eq!(arrived, flows(0));
         // Messages that the kernel took before it heard of the reset.

@@ -11,6 +11,7 @@ use rustix::{
     net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery},
 };
 use tokio::{
+    io::Interest,
     net::{UdpSocket, lookup_host},
     time::timeout,
 };
@@ -82,9 +83,7 @@ impl Udp {
         let Some(since) = self.doubted_since else {
             return Ok(());
         };
-        let socket = self.socket.as_ref();
-        let heard = socket.map(|socket| socket.try_recv(&mut [0; 1]));
-        if matches!(heard, Some(Err(error)) if error.kind() == ErrorKind::ConnectionRefused) {
+        if self.socket.as_ref().is_some_and(has_refusal) {
             self.socket = None;
             self.doubted_since = None;
             return Err(Failure::LastRefused);
@@ -119,10 +118,16 @@ impl Udp {
     }
 }
 
-/// Whether the host says that nobody listens.
+/// Whether the host says within a while that nobody listens.
 async fn is_refused(socket: &UdpSocket) -> bool {
-    let heard = timeout(DOUBT, socket.recv(&mut [0; 1])).await;
-    matches!(heard, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused)
+    let _ = timeout(DOUBT, socket.ready(Interest::ERROR)).await;
+    has_refusal(socket)
+}
+
+/// Whether the host has said so. The socket is asked, since tokio reads none that has only an error.
+fn has_refusal(socket: &UdpSocket) -> bool {
+    let error = socket.take_error();
+    matches!(error, Ok(Some(error)) if error.kind() == ErrorKind::ConnectionRefused)
 }
 
 /// What fits into a datagram on the way to the receiver; less than `too_long` in any case.
@@ -138,6 +143,8 @@ fn path_len_bytes(socket: &UdpSocket, too_long: usize) -> usize {
 mod tests {
     use super::*;
 
+    const MOST_TIME: Duration = Duration::from_mins(10);
+
     #[tokio::test]
     async fn a_receiver_that_goes_refuses_the_last_message_and_one_that_is_not_there_the_first() {
         let receiver = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -150,11 +157,14 @@ mod tests {
         drop(receiver);
         // Nothing is known when it is handed over.
         udp.send(&[2]).await.unwrap();
-        let failure = loop {
-            if let Err(failure) = udp.send(&[3]).await {
-                break failure;
+        let refused = async {
+            loop {
+                if let Err(failure) = udp.send(&[3]).await {
+                    break failure;
+                }
             }
         };
+        let failure = timeout(MOST_TIME, refused).await.unwrap();
         assert!(matches!(failure, Failure::LastRefused), "{failure}");
         let failure = udp.send(&[4]).await.unwrap_err();
         assert!(matches!(failure, Failure::Again { .. }), "{failure}");

@@ -49,6 +49,12 @@ fn a_bond_is_counted_at_tc_where_xdp_is_asked_for() {
         let hook = &agent.status(&lab.agent)["hooks"][0];
         assert_eq!(hook["hook"], "tc_ingress", "{mode}");
         assert_eq!(hook["instead_of_xdp"], "lower_devices", "{mode}");
+        let log = agent.stderr();
+        let told = log
+            .lines()
+            .find(|line| line.contains("counting at TC and not at XDP"));
+        let why = "the kernel puts native XDP on its lower devices; name these to count there";
+        assert!(told.is_some_and(|line| line.contains(why)), "{log}");
         let frame = send(&lab);
         wait_until("they are counted", || {
             pair(&agent.status(&lab.agent)["account"]["seen"]).packets == PACKETS

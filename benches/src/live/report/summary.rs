@@ -95,14 +95,20 @@ pub fn published(runs: &[Run]) -> Result<String> {
     tables(runs, PUBLISHED)
 }
 
-/// One for each host.
+/// One for each host that measured any of it.
 fn tables(runs: &[Run], headlines: &[Headline]) -> Result<String> {
     let mut hosts: BTreeMap<String, Vec<&Run>> = BTreeMap::new();
     for run in runs {
         hosts.entry(run.host.slug()).or_default().push(run);
     }
     let mut out = String::new();
+    let measured =
+        |runs: &[&Run], headline: &Headline| runs.iter().any(|run| run.bench == headline.0);
+    hosts.retain(|_, runs| headlines.iter().any(|headline| measured(runs, headline)));
     for runs in hosts.values() {
+        if !out.is_empty() {
+            out.push('\n');
+        }
         head(
             &mut out,
             &["what", "flow-agent", "against", "ratio"].map(str::to_owned),
@@ -181,8 +187,20 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_shows_five_figures() {
+    fn the_readme_shows_five_figures_of_each_host_that_has_one() {
+        const TABLE: usize = 2 + 5;
         let run = Run::new("overhead", false, 1).unwrap();
-        assert_eq!(brief(&[run]).unwrap().lines().count(), 2 + 5);
+        let mut other = Run::new("outputs", false, 1).unwrap();
+        other.host.cpu = "another".to_owned();
+        let one = brief(&[run.clone(), other.clone()]).unwrap();
+        assert_eq!(one.lines().count(), TABLE, "{one}");
+        other.bench = "sweep".to_owned();
+        let both = brief(&[run, other]).unwrap();
+        let tables: Vec<_> = both.split("\n\n").collect();
+        assert_eq!(tables.len(), 2, "{both}");
+        assert!(
+            tables.iter().all(|table| table.lines().count() == TABLE),
+            "{both}"
+        );
     }
 }

@@ -1,9 +1,10 @@
-//! The service in another network namespace, which takes the drop-in of the package's examples.
+//! The service in another network namespace, which takes the drop-in of the package's examples, by the commands of the
+//! document.
 
 use anyhow::{Context as _, Result, ensure};
 use lab::{Lab, tcx_programs};
 
-use super::{SETTINGS, Service, UNIT, settings};
+use super::{SERVICE_PAGE, SETTINGS, Service, UNIT, commands, settings};
 
 const EXAMPLE: &str = "/usr/share/doc/flow-agent/examples/netns.conf";
 const DROP_INS: &str = "/etc/systemd/system/flow-agent.service.d";
@@ -34,8 +35,8 @@ pub(super) fn counts_elsewhere(service: &mut Service) -> Result<String> {
         .context("CAP_SYS_ADMIN is not named")?;
     ensure!(said.contains("blue") && said.contains(EXAMPLE), "{said}");
 
-    machine.run(&format!("mkdir -p {DROP_INS} && cp {EXAMPLE} {DROP_INS}"))?;
-    machine.run(&restart)?;
+    let documented = commands(SERVICE_PAGE, "## Other network namespaces")?.join(" && ");
+    machine.run(&documented)?;
     let pid = service.running()?;
     let rights = machine.run(&format!(
         "ps -o user= -p {pid} && grep CapEff /proc/{pid}/status"

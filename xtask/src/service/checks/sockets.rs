@@ -1,19 +1,17 @@
-//! The service behind a socket that systemd holds, with the unit and the drop-in of the package's examples.
+//! The service behind a socket that systemd holds, by the commands of the document.
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{SOCKET, Service, UNIT};
+use super::{SERVICE_PAGE, SOCKET, Service, UNIT, commands};
 
-const EXAMPLES: &str = "/usr/share/doc/flow-agent/examples";
 const SYSTEM: &str = "/etc/systemd/system";
 
 pub(super) fn waits_behind_a_socket(service: &mut Service) -> Result<String> {
     let machine = &service.machine;
-    machine.run(&format!(
-        "cp {EXAMPLES}/flow-agent.socket {SYSTEM} && mkdir -p {SYSTEM}/{UNIT}.d && \
-         cp {EXAMPLES}/socket.conf {SYSTEM}/{UNIT}.d && systemctl daemon-reload && systemctl stop {UNIT} && \
-         systemctl enable --now flow-agent.socket"
-    ))?;
+    let documented = commands(SERVICE_PAGE, "## Socket activation")?.join(" && ");
+    machine.run(&documented)?;
+    service.counts_from_zero()?;
+    machine.run(&format!("systemctl stop {UNIT}"))?;
     let socket = || machine.run(&format!("stat -c '%a %U:%G %i' {SOCKET}"));
     let opened = socket()?;
     ensure!(opened.starts_with("660 flow-agent:flow-agent "), "{opened}");

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-use super::{Service, UNIT, commands};
+use super::{SERVICE_PAGE, Service, UNIT, commands};
 
 /// Such a path as somebody may choose.
 const FOLDER: &str = "/srv/my tools";
@@ -23,10 +23,7 @@ pub(super) fn serves(service: &mut Service) -> Result<String> {
     for file in ["man/flow-agent-run.1.gz", "completions/bash", "LICENSE-MIT"] {
         inside(&format!("test -s {file}"))?;
     }
-    let lines = commands(
-        include_str!("../../../../docs/service.md"),
-        "## Without the package",
-    )?;
+    let lines = commands(SERVICE_PAGE, "## Without the package")?;
     for line in &lines {
         inside(line)?;
     }
