@@ -87,6 +87,12 @@ pub(crate) fn v4<F: Frame>(
     }
     packet.dscp = header.u8::<1>() >> 2;
     packet.key.ip_version = 4;
+    packet.ip_start_bytes = offset as u16;
+    packet.ip_end_bytes = if has_no_len {
+        limit_bytes
+    } else {
+        limit_bytes.min(offset + total_len)
+    };
 
     let (source, destination) = (header.ne32::<12>(), header.ne32::<16>());
     let order = u32::from_be(source).cmp(&u32::from_be(destination));
@@ -106,11 +112,7 @@ pub(crate) fn v4<F: Frame>(
         Transport {
             protocol: header.u8::<9>(),
             offset_bytes: offset + header_len,
-            end_bytes: if has_no_len {
-                limit_bytes
-            } else {
-                limit_bytes.min(offset + total_len)
-            },
+            end_bytes: packet.ip_end_bytes,
             later_fragment: packet.part.is_later(),
             order,
         },
@@ -160,6 +162,8 @@ pub(crate) fn v6<F: Frame, const WHAT: u32>(
             packet.jumbo_len_bytes = jumbo_len_bytes(frame, offset + IPV6_LEN);
         }
     }
+    packet.ip_start_bytes = offset as u16;
+    packet.ip_end_bytes = end_bytes;
     let mut transport = Transport {
         protocol: next_header,
         offset_bytes: offset + IPV6_LEN,

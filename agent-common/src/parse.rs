@@ -43,9 +43,13 @@ pub struct Packet {
     pub part: Part,
     /// The identification that all fragments of the datagram carry.
     pub datagram_id: u32,
-    /// For a packet that may be a tunnel's: the offsets in the frame at which its payload begins and its IP
-    /// packet ends. Both are 0 for other packets.
-    pub payload: (u32, u32),
+    /// The offset in the frame at which the IP header begins. That of the packet in a tunnel once it is opened.
+    pub ip_start_bytes: u16,
+    /// For a packet that may be a tunnel's, the offset at which its payload begins. 0 for other packets.
+    pub payload_start_bytes: u16,
+    /// Where the IP packet ends; bytes behind it are padding. [`NO_LIMIT`](crate::ip::NO_LIMIT) if no length field says
+    /// (BIG TCP).
+    pub ip_end_bytes: u32,
 }
 
 /// Which part of its datagram a packet is, written as in IPv4: the offset in units of eight bytes (lower 13

@@ -108,7 +108,7 @@ impl Packet {
             }
         } else if self.key.protocol == UDP && !is_opened {
             let udp_end = if self.may_be_tunnel() {
-                self.payload.0
+                self.payload_start_bytes.into()
             } else {
                 self.segment_header_len_bytes
             };
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn the_gso_type_decides_and_not_the_port() {
         let vxlan_port = Packet {
-            payload: (42, 3_000),
+            payload_start_bytes: 42,
             segment_header_len_bytes: 0,
             ..udp()
         };

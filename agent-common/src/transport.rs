@@ -52,7 +52,7 @@ pub(crate) fn parse<F: Frame>(
         _ => {
             packet.set_direction(L4Kind::None, protocol, transport.order.is_gt());
             if matches!(protocol, IPV4_IN_IP | IPV6_IN_IP | GRE) {
-                packet.payload = (transport.offset_bytes, transport.end_bytes);
+                packet.payload_start_bytes = transport.offset_bytes as u16;
             }
             Ok(())
         }
@@ -133,7 +133,7 @@ fn udp<F: Frame>(frame: &F, transport: Transport, packet: &mut Packet) -> Result
         return Err(Reason::MalformedUdp);
     }
     if transport.protocol == UDP && TUNNEL_PORTS.contains(&packet.destination_port()) {
-        packet.payload = (payload_offset, transport.end_bytes);
+        packet.payload_start_bytes = payload_offset as u16;
     } else {
         packet.segment_header_len_bytes = payload_offset;
     }

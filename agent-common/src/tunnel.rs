@@ -39,7 +39,7 @@ impl Packet {
     /// Whether its protocol or port is that of a tunnel.
     #[inline(always)]
     pub fn may_be_tunnel(&self) -> bool {
-        self.payload.0 != 0
+        self.payload_start_bytes != 0
     }
 
     /// The same for a later fragment, which shows no ports itself. Its key must already be that of its flow;
@@ -144,7 +144,7 @@ pub fn parse_inner<F: Frame>(frame: &F, opening: &mut Opening) -> bool {
         return false;
     }
     // The inner packet ends with the outer one at the latest, whatever its header says.
-    opening.packet.payload.1 = opening.packet.payload.1.min(inner.end_bytes);
+    opening.packet.ip_end_bytes = opening.packet.ip_end_bytes.min(inner.end_bytes);
     opening.packet.key.encapsulation = inner.encapsulation as u8;
     opening.packet.key.tunnel_id = if inner.encapsulation.is_unnumbered_tunnel() {
         name(&opening.saved.key)

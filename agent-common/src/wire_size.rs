@@ -67,9 +67,61 @@ pub fn wire_size(skb: Skb, header_len_bytes: u32) -> WireSize {
     }
 }
 
+/// The octets of the IP packets (IPFIX element 1, `octetDeltaCount`): their headers and payload, without what stands
+/// before them on the wire and without padding. `size` is the frames' own, and the IP packet goes from one offset in the
+/// frame to another.
+#[inline(always)]
+pub fn ip_bytes(skb: Skb, size: WireSize, (start_bytes, end_bytes): (u32, u32)) -> u64 {
+    if skb.gso_size_bytes == 0 {
+        return u64::from(end_bytes.min(skb.len_bytes).saturating_sub(start_bytes));
+    }
+    // Where the repeated headers are unknown, the bytes are without them.
+    let headers = if size.exact { size.packets } else { 1 };
+    let tags = u64::from(skb.lacking_len_bytes & TAG_LEN) * size.packets;
+    size.bytes
+        .saturating_sub(u64::from(start_bytes) * headers + tags)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ip_bytes_are_without_link_header_tag_and_padding() {
+        // A datagram of 46 bytes that is padded to 60, with a tag beside it.
+        let skb = Skb {
+            len_bytes: 60,
+            lacking_len_bytes: TAG_LEN,
+            ..Skb::default()
+        };
+        let of = |skb, header_len, ip| ip_bytes(skb, wire_size(skb, header_len), ip);
+        assert_eq!(of(skb, 42, (14, 46)), 32);
+        assert_eq!(of(skb, 42, (14, 60)), 46);
+        // A header that promises more than has come.
+        assert_eq!(of(skb, 42, (14, 1_000)), 46);
+        assert_eq!(of(skb, 42, (70, 1_000)), 0);
+    }
+
+    #[test]
+    fn ip_bytes_of_a_super_frame_are_those_of_its_segments() {
+        // 1,448 + 1,448 + 104 bytes behind 52 bytes of IP and TCP, with a tag in the frame and one beside it.
+        let skb = Skb {
+            len_bytes: 18 + 52 + 3_000,
+            gso_size_bytes: 1_448,
+            gso_segs: 3,
+            lacking_len_bytes: TAG_LEN,
+        };
+        let ip = (18, u32::MAX);
+        assert_eq!(ip_bytes(skb, wire_size(skb, 18 + 52), ip), 3_000 + 3 * 52);
+        assert_eq!(ip_bytes(skb, wire_size(skb, 0), ip), 3_000 + 52);
+        // Fragments have a header more, which is IP's.
+        let fragments = Skb {
+            lacking_len_bytes: FRAGMENT_HEADER_LEN,
+            ..skb
+        };
+        let size = wire_size(fragments, 18 + 40);
+        assert_eq!(ip_bytes(fragments, size, ip), 3_012 + 3 * (40 + 8));
+    }
 
     #[test]
     fn a_single_frame_is_itself() {

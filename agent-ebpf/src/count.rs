@@ -3,14 +3,14 @@
 use agent_common::{
     Packet, Reason,
     tunnel::outcome,
-    wire_size::{Skb, TAG_LEN, WireSize, wire_size},
+    wire_size::{Skb, TAG_LEN, WireSize, ip_bytes, wire_size},
 };
 use aya_log_ebpf::debug;
 
 use crate::{
     account::{self, Account},
     filter, fragments, namespace, pause, switches,
-    table::{self, Begun, Sought},
+    table::{self, Begun, Counted, Sought},
     tunnels,
 };
 
@@ -124,6 +124,12 @@ fn place(
     packet
         .key
         .set_side(packet.direction, arrival.direction as u8);
+    let ip = (packet.ip_start_bytes.into(), packet.ip_end_bytes);
+    let size = Counted {
+        packets: size.packets,
+        bytes: size.bytes,
+        ip_bytes: ip_bytes(arrival.skb, size, ip),
+    };
     let sought = Sought::new(page, packet);
     if table::grow(&sought, size) {
         return Reason::Flows;

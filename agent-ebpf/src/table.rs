@@ -7,7 +7,6 @@ use agent_common::{
     FlowCounters, FlowKey, Packet, Reason,
     flow::FlowBits,
     slots::{self, Found, Hash, Place, States as _, TRIES, WINDOWS_A_BITMAP, Window},
-    wire_size::WireSize,
 };
 use aya_ebpf::{
     bindings::{BPF_F_INNER_MAP, BPF_F_MMAPABLE},
@@ -30,6 +29,14 @@ static HASH_FACTORS: [u64; Hash::FACTORS] = [0; Hash::FACTORS];
 
 /// A key, as the words that its hash is made of.
 type Words = [u64; FlowKey::WORDS];
+
+/// What a packet adds to its flow.
+#[derive(Clone, Copy)]
+pub struct Counted {
+    pub packets: u64,
+    pub bytes: u64,
+    pub ip_bytes: u64,
+}
 
 /// The flow of a packet, whose key is complete.
 pub struct Sought<'a> {
@@ -67,7 +74,7 @@ fn factor(index: usize) -> u64 {
 
 /// Adds a packet to its flow. Returns whether it has found the flow; if not, [`begin`] looks again.
 #[inline(always)]
-pub fn grow(sought: &Sought<'_>, size: WireSize) -> bool {
+pub fn grow(sought: &Sought<'_>, size: Counted) -> bool {
     let Some(windows) = PAGES.get(sought.page) else {
         return false;
     };
@@ -83,12 +90,7 @@ pub fn grow(sought: &Sought<'_>, size: WireSize) -> bool {
             Found::Tag(slot) => {
                 let found = window.has_key(slot);
                 if found {
-                    add(
-                        window.counters(slot),
-                        sought.packet,
-                        size.packets,
-                        size.bytes,
-                    );
+                    add(window.counters(slot), sought.packet, size);
                 }
                 return found;
             }
@@ -112,9 +114,9 @@ pub enum Begun {
 
 /// Begins a flow with a packet.
 #[inline(always)]
-pub fn begin(sought: &Sought<'_>, size: WireSize) -> Begun {
+pub fn begin(sought: &Sought<'_>, size: Counted) -> Begun {
     pause::before_the_insert();
-    match take_slot(sought, size.packets, size.bytes) {
+    match take_slot(sought, size.packets, size.bytes, size.ip_bytes) {
         TOOK => Begun::Here,
         HAD => Begun::Elsewhere,
         FULL => behind::begin(sought, size),
@@ -130,8 +132,13 @@ const NO_PAGE: u32 = 3;
 
 /// A function of its own: most packets find their flow.
 #[inline(never)]
-fn take_slot(sought: &Sought<'_>, packets: u64, bytes: u64) -> u32 {
+fn take_slot(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> u32 {
     let packet = sought.packet;
+    let size = Counted {
+        packets,
+        bytes,
+        ip_bytes,
+    };
     let Some(windows) = PAGES.get(sought.page) else {
         return NO_PAGE;
     };
@@ -145,12 +152,12 @@ fn take_slot(sought: &Sought<'_>, packets: u64, bytes: u64) -> u32 {
         let window = Slots::new(window, words(&sought.packet.key));
         match slots::place(&window, walk) {
             Place::Has(slot) => {
-                add(window.counters(slot), packet, packets, bytes);
+                add(window.counters(slot), packet, size);
                 return HAD;
             }
             Place::Taken(slot) => {
                 // SAFETY: this program took the slot, and leaves it alone once it is published.
-                unsafe { window.fill(slot, packet, packets, bytes) };
+                unsafe { window.fill(slot, packet, size) };
                 pause::before_it_is_published();
                 window.publish(slot, first_bits(packet), walk.tag);
                 note_window(windows, sought.windows, walk.window);
@@ -191,14 +198,15 @@ fn note_window(page: &Page, windows: u32, window: u32) {
 
 /// Several CPUs may write the same entry, so counters grow by atomic adds, and flags by an atomic OR.
 #[inline(always)]
-fn add(flow: *mut FlowCounters, packet: &Packet, packets: u64, bytes: u64) {
+fn add(flow: *mut FlowCounters, packet: &Packet, size: Counted) {
     let now_jiffies = clock::jiffies();
     let direction = usize::from(packet.direction & 1);
     // SAFETY: `flow` comes from a lookup in this program run, entries are not deleted while a
     // program may hold them (DESIGN: page flip with a grace period), and the index is 0 or 1.
     unsafe {
-        atomic::add(&raw mut (*flow).packets[direction], packets);
-        atomic::add(&raw mut (*flow).bytes[direction], bytes);
+        atomic::add(&raw mut (*flow).packets[direction], size.packets);
+        atomic::add(&raw mut (*flow).bytes[direction], size.bytes);
+        atomic::add(&raw mut (*flow).ip_bytes[direction], size.ip_bytes);
         // Usually the tick is the same, and nothing is written.
         if (*flow).last_seen_jiffies < now_jiffies {
             (*flow).last_seen_jiffies = now_jiffies;

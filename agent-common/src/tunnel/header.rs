@@ -56,7 +56,8 @@ pub fn header<F: Frame>(frame: &F, packet: &Packet) -> Option<Inner> {
     if !packet.part.is_whole() {
         return None;
     }
-    let (start, mut end_bytes) = packet.payload;
+    let start = u32::from(packet.payload_start_bytes);
+    let mut end_bytes = packet.ip_end_bytes;
     if packet.key.protocol == UDP {
         end_bytes = transport::udp_end(frame, start, end_bytes)?;
     }

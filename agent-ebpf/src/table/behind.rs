@@ -1,13 +1,13 @@
 //! A small hash map of the kernel behind the slots of each page. It takes flows that find their windows full.
 
-use agent_common::{FlowCounters, FlowKey, Reason, wire_size::WireSize};
+use agent_common::{FlowCounters, FlowKey, Reason};
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
     btf_maps::{ArrayOfMaps, HashMap},
     macros::btf_map,
 };
 
-use super::{Begun, Sought, add, first_bits};
+use super::{Begun, Counted, Sought, add, first_bits};
 use crate::{clock, fill};
 
 /// By page. Userspace puts an inner map of its size into each slot.
@@ -29,25 +29,30 @@ const ETIMEDOUT: i32 = -110;
 
 /// Adds a packet to its flow. Returns whether there is such a flow.
 #[inline(always)]
-pub fn grow(sought: &Sought<'_>, size: WireSize) -> bool {
-    find_and_add(sought, size.packets, size.bytes) != 0
+pub fn grow(sought: &Sought<'_>, size: Counted) -> bool {
+    find_and_add(sought, size.packets, size.bytes, size.ip_bytes) != 0
 }
 
 /// A function of its own, like the next one: few packets need its stack. 6.1 accepts no key in memory that was passed to
 /// a global function.
 #[inline(never)]
-fn find_and_add(sought: &Sought<'_>, packets: u64, bytes: u64) -> u32 {
+fn find_and_add(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> u32 {
     let key = sought.packet.key;
     let map = BEHIND.get(sought.page);
     let Some(flow) = map.and_then(|map| map.get_ptr_mut(&key)) else {
         return 0;
     };
-    add(flow, sought.packet, packets, bytes);
+    let size = Counted {
+        packets,
+        bytes,
+        ip_bytes,
+    };
+    add(flow, sought.packet, size);
     1
 }
 
 #[inline(never)]
-fn insert(sought: &Sought<'_>, packets: u64, bytes: u64) -> i32 {
+fn insert(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> i32 {
     let packet = sought.packet;
     let key = packet.key;
     let Some(map) = BEHIND.get(sought.page) else {
@@ -62,6 +67,7 @@ fn insert(sought: &Sought<'_>, packets: u64, bytes: u64) -> i32 {
     let direction = usize::from(packet.direction & 1);
     first.packets[direction] = packets;
     first.bytes[direction] = bytes;
+    first.ip_bytes[direction] = ip_bytes;
     map.insert(&key, &first, BPF_NOEXIST)
         .err()
         .unwrap_or_default()
@@ -69,9 +75,9 @@ fn insert(sought: &Sought<'_>, packets: u64, bytes: u64) -> i32 {
 
 /// Begins a flow with a packet.
 #[inline(always)]
-pub fn begin(sought: &Sought<'_>, size: WireSize) -> Begun {
+pub fn begin(sought: &Sought<'_>, size: Counted) -> Begun {
     let page = sought.page;
-    match insert(sought, size.packets, size.bytes) {
+    match insert(sought, size.packets, size.bytes, size.ip_bytes) {
         0 => {
             fill::note_behind(page);
             fill::note_new_flow(page);

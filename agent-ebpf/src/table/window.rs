@@ -6,7 +6,7 @@ use agent_common::{
     slots::{EMPTY, SLOTS, Slot, States, TAKEN, Window},
 };
 
-use super::Words;
+use super::{Counted, Words};
 use crate::{atomic, bounds::masked, clock, pause};
 
 pub struct Slots<'a> {
@@ -42,7 +42,7 @@ impl<'a> Slots<'a> {
     ///
     /// The program took the slot.
     #[inline(always)]
-    pub unsafe fn fill(&self, slot: u32, packet: &Packet, packets: u64, bytes: u64) {
+    pub unsafe fn fill(&self, slot: u32, packet: &Packet, size: Counted) {
         let slot = self.slot(slot);
         let direction = usize::from(packet.direction & 1);
         // SAFETY: the caller's promise, and the fields lie in the slot.
@@ -53,8 +53,9 @@ impl<'a> Slots<'a> {
             }
             let counters = &raw mut (*slot).counters;
             // What is left out is zero in an empty slot.
-            (*counters).packets[direction] = packets;
-            (*counters).bytes[direction] = bytes;
+            (*counters).packets[direction] = size.packets;
+            (*counters).bytes[direction] = size.bytes;
+            (*counters).ip_bytes[direction] = size.ip_bytes;
             (*counters).first_seen_ns = clock::boot_ns();
             (*counters).last_seen_jiffies = clock::jiffies();
         }

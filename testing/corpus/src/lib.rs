@@ -36,7 +36,8 @@ pub struct RawFrame {
 
 impl RawFrame {
     /// What our parser says on the host. It leaves out the identification of a whole datagram, which nobody
-    /// reads, and the place of a tunnel's payload, which the inner packet shows.
+    /// reads, and the place of a tunnel's payload, which the inner packet shows. An IP packet ends with the frame at the
+    /// latest.
     pub fn parse(&self) -> Parsed {
         self.parse_by(self)
     }
@@ -58,7 +59,8 @@ impl RawFrame {
         if self.decapsulate && packet.is_tunnels_later_fragment() {
             opening.outcome |= outcome::UNOPENED;
         }
-        packet.payload = (0, 0);
+        packet.payload_start_bytes = 0;
+        packet.ip_end_bytes = packet.ip_end_bytes.min(frame.len_bytes());
         unnamed(&mut packet.key);
         if packet.part.is_whole() {
             packet.datagram_id = 0;

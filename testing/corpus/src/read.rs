@@ -207,6 +207,12 @@ fn add_fact(meaning: &mut Meaning, word: &str, rest: &str) -> Result<()> {
         }
         "jumbo" => packet.jumbo_len_bytes = rest.parse()?,
         "repeats" => packet.segment_header_len_bytes = rest.parse()?,
+        "ip" => {
+            let [start, end] = numbers::<u32>(rest)?[..] else {
+                bail!("where the IP packet begins and ends")
+            };
+            (packet.ip_start_bytes, packet.ip_end_bytes) = (start.try_into()?, end);
+        }
         _ => bail!("`{word}` is no word of the format"),
     }
     Ok(())

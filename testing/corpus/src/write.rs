@@ -129,6 +129,8 @@ fn write_meaning(f: &mut Formatter<'_>, meaning: &Meaning) -> Result {
     if packet.jumbo_len_bytes != 0 {
         writeln!(f, "  jumbo      {}", packet.jumbo_len_bytes)?;
     }
+    let (start, end) = (packet.ip_start_bytes, packet.ip_end_bytes);
+    writeln!(f, "  ip         {start} {end}")?;
     writeln!(f, "  repeats    {}", packet.segment_header_len_bytes)
 }
 

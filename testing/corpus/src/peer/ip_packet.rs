@@ -30,6 +30,7 @@ impl Reading {
         }
         self.packet.dscp = header.dcp().value();
         self.packet.key.ip_version = 4;
+        self.note_place(header.slice(), packet.payload().payload, frame);
         let offset = header.fragments_offset();
         self.note_fragment(
             header.identification().into(),
@@ -57,6 +58,7 @@ impl Reading {
         let header = packet.header();
         self.packet.dscp = header.dscp().value();
         self.packet.key.ip_version = 6;
+        self.note_place(header.slice(), packet.payload().payload, frame);
         let behind = header.slice().as_ptr().addr() - frame.as_ptr().addr() + header.slice().len();
         // The header that the kernel puts in, with TCP behind it.
         let is_jumbo = matches!(frame.get(behind..), Some([6, 0, 0xc2, 4, _, _, _, _, ..]));
@@ -102,6 +104,13 @@ impl Reading {
     /// PPPoE gives the packet's length if its own header does not.
     fn is_in_pppoe(&self) -> bool {
         self.packet.key.encapsulation == Encapsulation::Pppoe as u8
+    }
+
+    /// Where the IP packet begins and ends.
+    fn note_place(&mut self, header: &[u8], payload: &[u8], frame: &[u8]) {
+        let offset = |bytes: &[u8]| bytes.as_ptr().addr() - frame.as_ptr().addr();
+        self.packet.ip_start_bytes = offset(header) as u16;
+        self.packet.ip_end_bytes = (offset(payload) + payload.len()) as u32;
     }
 
     fn note_fragment(&mut self, id: u32, offset: IpFragOffset, more: bool) {
