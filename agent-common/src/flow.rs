@@ -317,6 +317,7 @@ pub struct FlowCounters {
     /// By direction: a → b, b → a.
     pub packets: [u64; 2],
     pub bytes: [u64; 2],
+    /// See [`Counts`].
     pub ip_bytes: [u64; 2],
     /// `CLOCK_BOOTTIME` nanoseconds.
     pub first_seen_ns: u64,
@@ -325,7 +326,56 @@ pub struct FlowCounters {
     pub last_seen_jiffies: u64,
 }
 
+/// What the packets of one direction of a flow add up to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub packets: u64,
+    /// Of the frames on the wire, without preamble, FCS and gap.
+    pub bytes: u64,
+    /// Of the IP packets in them: headers and payload.
+    pub ip_bytes: u64,
+}
+
+impl Counts {
+    /// As in the account.
+    pub const fn pair(self) -> crate::Pair {
+        crate::Pair {
+            packets: self.packets,
+            bytes: self.bytes,
+        }
+    }
+}
+
+impl core::ops::AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+        self.ip_bytes += other.ip_bytes;
+    }
+}
+
+impl core::ops::Sub for Counts {
+    type Output = Self;
+
+    fn sub(self, part: Self) -> Self {
+        Self {
+            packets: self.packets - part.packets,
+            bytes: self.bytes - part.bytes,
+            ip_bytes: self.ip_bytes - part.ip_bytes,
+        }
+    }
+}
+
 impl FlowCounters {
+    /// By direction, as the fields are.
+    pub fn counts(&self) -> [Counts; 2] {
+        [0, 1].map(|direction| Counts {
+            packets: self.packets[direction],
+            bytes: self.bytes[direction],
+            ip_bytes: self.ip_bytes[direction],
+        })
+    }
+
     /// `bits` and `state` as one word.
     #[inline(always)]
     pub const fn word(bits: FlowBits, state: u32) -> u64 {

@@ -36,7 +36,7 @@ pub mod wire_size;
 
 pub use account::{HookAccount, Pair, Reason};
 pub use direction::Direction;
-pub use flow::{Clocks, Encapsulation, FlowCounters, FlowKey, L4Kind, Outer};
+pub use flow::{Clocks, Counts, Encapsulation, FlowCounters, FlowKey, L4Kind, Outer};
 pub use frame::{Frame, Header};
 pub use interface::Interface;
 pub use pages::{PageFill, PageSize, Switches};

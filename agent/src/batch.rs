@@ -148,7 +148,7 @@ impl BatchEncoder {
         }
         self.open.append(message);
         for delta in record.delta {
-            self.open.count(delta);
+            self.open.count(delta.pair());
         }
     }
 

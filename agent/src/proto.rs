@@ -91,6 +91,8 @@ impl FlowRecord {
         self.delta_bytes = self.total_bytes;
         self.delta_reverse_packets = self.total_reverse_packets;
         self.delta_reverse_bytes = self.total_reverse_bytes;
+        self.delta_ip_bytes = self.total_ip_bytes;
+        self.delta_reverse_ip_bytes = self.total_reverse_ip_bytes;
     }
 }
 

@@ -1,6 +1,6 @@
 //! The flow record: what the replica reports about one flow after one scan, before it is encoded.
 
-use agent_common::{Direction, FlowKey, Outer, Pair};
+use agent_common::{Counts, Direction, FlowKey, Outer};
 
 /// Why a flow ended: the values of IPFIX element 136, `flowEndReason` (RFC 5102).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,9 +30,9 @@ pub struct Record {
     /// directions arrive.
     pub reverse_direction: Direction,
     /// Since the last record of this flow.
-    pub delta: [Pair; 2],
+    pub delta: [Counts; 2],
     /// Since the first packet of this flow.
-    pub total: [Pair; 2],
+    pub total: [Counts; 2],
     /// Unix time in nanoseconds.
     pub first_seen_unix_ns: u64,
     /// Unix time in nanoseconds, never before `first_seen_unix_ns`.

@@ -15,7 +15,7 @@ mod waiting;
 
 use std::{collections::BTreeSet, hash::BuildHasher as _, ops::Range, time::Duration};
 
-use agent_common::{Encapsulation, FlowCounters, FlowKey, Pair};
+use agent_common::{Counts, Encapsulation, FlowCounters, FlowKey};
 use foldhash::{SharedSeed, fast::SeedableRandomState};
 use hashbrown::HashTable;
 
@@ -119,6 +119,14 @@ impl Replica {
         self.outers.begin_scan();
     }
 
+    /// Unix time was set by so much: flows have another beginning from then on.
+    pub fn follow_set_clock(&mut self, by_ns: i64) {
+        for slot in self.slab.slots() {
+            let entry = &mut self.slab[slot];
+            entry.first_seen_unix_ns = entry.first_seen_unix_ns.saturating_add_signed(by_ns);
+        }
+    }
+
     /// Takes in drained entries: keys, and the counters of each.
     pub fn update(
         &mut self,
@@ -177,7 +185,7 @@ impl Replica {
     }
 
     /// Emits what the flow counted, now or when its time has come.
-    fn report(&mut self, slot: u32, delta: [Pair; 2], sink: &mut impl FnMut(&Record)) {
+    fn report(&mut self, slot: u32, delta: [Counts; 2], sink: &mut impl FnMut(&Record)) {
         if let Some(delta) = self.reports.add(slot, delta, self.clock.boot_ns) {
             sink(&self.record(slot, delta, None));
         }
@@ -343,7 +351,7 @@ impl Replica {
         }
     }
 
-    fn record(&self, slot: u32, delta: [Pair; 2], end_reason: Option<EndReason>) -> Record {
+    fn record(&self, slot: u32, delta: [Counts; 2], end_reason: Option<EndReason>) -> Record {
         let entry = &self.slab[slot];
         let is_joined = entry.sides == Sides::Joined;
         Record {

@@ -274,6 +274,7 @@ impl Scanner {
             return;
         }
         self.window_start_unix_ns = self.window_start_unix_ns.saturating_add_signed(by_ns);
+        self.replica.follow_set_clock(by_ns);
         tracing::warn!(
             seconds = by_ns as f64 / 1e9,
             "the system's clock was set: records have the new time from here on, also for the beginning of flows \

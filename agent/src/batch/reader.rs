@@ -119,6 +119,10 @@ fn set_number(record: &mut FlowRecord, field: u32, value: u64) -> Option<()> {
         34 => record.direction = short.cast_signed(),
         35 => record.reverse_direction = short.cast_signed(),
         37 => record.outer_pppoe_session = Some(short),
+        38 => record.delta_ip_bytes = value,
+        39 => record.delta_reverse_ip_bytes = value,
+        40 => record.total_ip_bytes = value,
+        41 => record.total_reverse_ip_bytes = value,
         _ => return None,
     }
     Some(())
@@ -359,6 +363,7 @@ mod tests {
             for count in records.iter_mut().flat_map(|record| [&mut record.delta, &mut record.total]).flatten() {
                 count.packets &= u64::MAX >> 1;
                 count.bytes &= u64::MAX >> 1;
+                count.ip_bytes &= u64::MAX >> 1;
             }
             for batch in encode(&header(2), &records) {
                 let theirs = FlowBatch::decode(batch.body.clone()).unwrap();

@@ -15,8 +15,8 @@ pub(super) struct RecordBuffer {
 }
 
 impl RecordBuffer {
-    /// A record takes 300 bytes if every field is at its longest.
-    pub(super) const LEN_BYTES: usize = 320;
+    /// A record takes 348 bytes if every field is at its longest.
+    pub(super) const LEN_BYTES: usize = 368;
 
     pub(super) fn new() -> Self {
         Self {
@@ -91,6 +91,10 @@ impl RecordBuffer {
                 self.value::<37>(u64::from(outer.pppoe_session));
             }
         }
+        self.count::<38>(record.delta[0].ip_bytes);
+        self.count::<39>(record.delta[1].ip_bytes);
+        self.count::<40>(record.total[0].ip_bytes);
+        self.count::<41>(record.total[1].ip_bytes);
         &self.bytes[..self.len]
     }
 

@@ -1,4 +1,4 @@
-use agent_common::{Direction, Encapsulation, FlowKey, L4Kind, Outer, Pair, Reason};
+use agent_common::{Counts, Direction, Encapsulation, FlowKey, L4Kind, Outer, Pair, Reason};
 use proptest::prelude::*;
 
 use super::*;
@@ -73,11 +73,15 @@ fn decode(batch: &Batch) -> FlowBatch {
     FlowBatch::decode(batch.body.clone()).unwrap()
 }
 
-fn pair() -> impl Strategy<Value = Pair> {
+fn counts() -> impl Strategy<Value = Counts> {
     // Makes every length of a varint equally likely.
     let number =
         || (any::<u64>(), 0..=64u32).prop_map(|(bits, len)| bits.checked_shr(len).unwrap_or(0));
-    (number(), number()).prop_map(|(packets, bytes)| Pair { packets, bytes })
+    (number(), number(), number()).prop_map(|(packets, bytes, ip_bytes)| Counts {
+        packets,
+        bytes,
+        ip_bytes,
+    })
 }
 
 fn key() -> impl Strategy<Value = FlowKey> {
@@ -132,7 +136,7 @@ fn outer() -> impl Strategy<Value = Outer> {
 }
 
 pub(super) fn record() -> impl Strategy<Value = Record> {
-    let counters = ([pair(), pair()], [pair(), pair()]);
+    let counters = ([counts(), counts()], [counts(), counts()]);
     let rest = (
         any::<u64>(),
         any::<u64>(),
@@ -209,10 +213,14 @@ fn expected(record: &Record) -> FlowRecord {
         delta_bytes: record.delta[0].bytes,
         delta_reverse_packets: record.delta[1].packets,
         delta_reverse_bytes: record.delta[1].bytes,
+        delta_ip_bytes: record.delta[0].ip_bytes,
+        delta_reverse_ip_bytes: record.delta[1].ip_bytes,
         total_packets: record.total[0].packets,
         total_bytes: record.total[0].bytes,
         total_reverse_packets: record.total[1].packets,
         total_reverse_bytes: record.total[1].bytes,
+        total_ip_bytes: record.total[0].ip_bytes,
+        total_reverse_ip_bytes: record.total[1].ip_bytes,
         first_seen_unix_ns: record.first_seen_unix_ns,
         last_seen_unix_ns: record.last_seen_unix_ns,
         ip_version: key.ip_version.into(),
@@ -293,9 +301,10 @@ fn outer_addr(record: &Record, side: u8) -> Bytes {
 
 /// A record with every field at its longest.
 fn longest_record() -> Record {
-    let most = Pair {
+    let most = Counts {
         packets: u64::MAX,
         bytes: u64::MAX,
+        ip_bytes: u64::MAX,
     };
     Record {
         key: FlowKey {
@@ -411,7 +420,7 @@ fn an_encoder_starts_every_scan_anew() {
 /// A record that takes this many bytes of a batch, from 143 to 303.
 fn record_of(len_bytes: usize) -> Record {
     let mut record = longest_record();
-    (record.delta, record.total) = ([Pair::default(); 2], [Pair::default(); 2]);
+    (record.delta, record.total) = ([Counts::default(); 2], [Counts::default(); 2]);
     let taken = |record: &Record| {
         let [one, two] = [1, 2].map(|count| encode(&header(1), &vec![*record; count]));
         two[0].body.len() - one[0].body.len()

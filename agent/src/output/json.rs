@@ -133,10 +133,14 @@ struct FlowLine<'a> {
     bytes: u64,
     reverse_packets: u64,
     reverse_bytes: u64,
+    ip_bytes: u64,
+    reverse_ip_bytes: u64,
     total_packets: u64,
     total_bytes: u64,
     total_reverse_packets: u64,
     total_reverse_bytes: u64,
+    total_ip_bytes: u64,
+    total_reverse_ip_bytes: u64,
     first_seen_ns: u64,
     last_seen_ns: u64,
     tcp_flags: Option<u32>,
@@ -186,10 +190,14 @@ impl<'a> FlowLine<'a> {
             bytes: record.delta_bytes,
             reverse_packets: record.delta_reverse_packets,
             reverse_bytes: record.delta_reverse_bytes,
+            ip_bytes: record.delta_ip_bytes,
+            reverse_ip_bytes: record.delta_reverse_ip_bytes,
             total_packets: record.total_packets,
             total_bytes: record.total_bytes,
             total_reverse_packets: record.total_reverse_packets,
             total_reverse_bytes: record.total_reverse_bytes,
+            total_ip_bytes: record.total_ip_bytes,
+            total_reverse_ip_bytes: record.total_reverse_ip_bytes,
             first_seen_ns: record.first_seen_unix_ns,
             last_seen_ns: record.last_seen_unix_ns,
             tcp_flags: record.tcp_flags,
@@ -358,6 +366,8 @@ mod tests {
             delta_bytes: 60,
             total_packets: 3,
             total_bytes: 180,
+            delta_ip_bytes: 40,
+            total_ip_bytes: 138,
             first_seen_unix_ns: 1_700_000_000_000_000_001,
             last_seen_unix_ns: 1_700_000_000_000_000_002,
             ip_version: 4,
@@ -414,6 +424,15 @@ mod tests {
             "encapsulation": null, "tunnel_id": null,
             "outer_src_addr": null, "outer_dst_addr": null, "sample_rate": 100,
         });
+        // More than one macro takes.
+        for (name, value) in [
+            ("ip_bytes", 40),
+            ("reverse_ip_bytes", 0),
+            ("total_ip_bytes", 138),
+            ("total_reverse_ip_bytes", 0),
+        ] {
+            expected[name] = json!(value);
+        }
         // Added here, since the macro does not take so many fields.
         expected["outer_vlan_ids"] = json!([]);
         expected["outer_pppoe_session"] = json!(null);

@@ -15,7 +15,10 @@ use std::{
     os::unix::fs::OpenOptionsExt as _,
     panic::resume_unwind,
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant, SystemTime},
 };
@@ -25,7 +28,7 @@ use rustix::{
     fs::{FlockOperation, flock},
     io::Errno,
 };
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 
 mod names;
 pub mod whole;
@@ -90,6 +93,14 @@ pub struct Rotated {
     address: PathBuf,
     place: Arc<Place>,
     open: Option<Open>,
+    writing: Option<Writing>,
+}
+
+/// A piece that a thread appends. It goes on when nobody waits for it any more.
+struct Writing {
+    thread: JoinHandle<Result<Open>>,
+    /// Whoever sets it has the piece: the thread, or the one who does without it.
+    is_taken: Arc<AtomicBool>,
 }
 
 /// Where files are, and how they are completed.
@@ -151,6 +162,7 @@ impl Rotated {
             address,
             place: Arc::new(place),
             open: None,
+            writing: None,
         }
     }
 
@@ -179,14 +191,43 @@ impl Rotated {
             return Ok(Written::Anew);
         };
         let piece = piece.to_vec();
-        let appended = blocking(move || {
-            open.append(&piece)?;
-            open.has_more |= is_more;
+        let is_taken = Arc::new(AtomicBool::new(false));
+        let mine = Arc::clone(&is_taken);
+        let thread = spawn_blocking(move || {
+            if !mine.swap(true, Ordering::Relaxed) {
+                open.append(&piece)?;
+                open.has_more |= is_more;
+            }
             Ok(open)
         });
-        let appended = appended.await;
-        self.open = Some(appended.with_context(|| format!("write {}", self.address.display()))?);
+        self.writing = Some(Writing { thread, is_taken });
+        self.written().await?;
         Ok(Written::Yes)
+    }
+
+    /// Whether the piece is in the file that was being appended when somebody gave up waiting.
+    pub async fn has_written(&mut self) -> Result<bool> {
+        let Some(writing) = &self.writing else {
+            return Ok(false);
+        };
+        let has_begun = writing.is_taken.swap(true, Ordering::Relaxed);
+        if has_begun {
+            self.written().await?;
+        }
+        Ok(has_begun)
+    }
+
+    /// Waits for the thread that writes.
+    async fn written(&mut self) -> Result<()> {
+        let Some(writing) = &mut self.writing else {
+            return Ok(());
+        };
+        let done = (&mut writing.thread).await;
+        self.writing = None;
+        let done = told(done);
+        let open = done.with_context(|| format!("write {}", self.address.display()))?;
+        self.open = Some(open);
+        Ok(())
     }
 
     /// Whether the file takes no more of this length.
@@ -404,7 +445,11 @@ fn on_a_thread_of_its_own<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> R
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let done = spawn_blocking(work).await;
+    told(spawn_blocking(work).await)
+}
+
+/// What a thread came to, with what to do if there is no room.
+fn told<T>(done: Result<Result<T>, JoinError>) -> Result<T> {
     let done = done.context("the thread that writes")?;
     done.map_err(|error| {
         if is_no_room(&error) {

@@ -1,10 +1,7 @@
 //! IPFIX (RFC 7011): flows as biflow records (RFC 5103) or as one record for each direction, with the agent's account
 //! and the names of interfaces as options. A file (RFC 5655) has the same messages one after another.
 
-use std::{
-    collections::HashSet,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::{Bytes, BytesMut};
 
@@ -19,7 +16,6 @@ mod elements;
 mod fields;
 mod flow;
 mod message;
-mod octets;
 mod options;
 
 #[cfg(test)]
@@ -133,8 +129,6 @@ impl Told {
 #[derive(Default)]
 struct BatchFacts {
     interfaces: Vec<Interface>,
-    /// Without Ethernet headers: index and network namespace.
-    bare_ip: HashSet<(u32, u32)>,
     has_netns: bool,
 }
 
@@ -145,16 +139,9 @@ impl BatchFacts {
             return false;
         }
         self.interfaces.clone_from(&batch.interfaces);
-        let bare_ip = self.interfaces.iter().filter(|one| one.bare_ip);
-        self.bare_ip = bare_ip.map(|one| (one.ifindex, one.netns)).collect();
         let first = self.interfaces.first().map(|one| one.netns);
         self.has_netns = self.interfaces.iter().any(|one| Some(one.netns) != first);
         true
-    }
-
-    #[inline]
-    fn is_bare_ip(&self, flow: &FlowRecord) -> bool {
-        !self.bare_ip.is_empty() && self.bare_ip.contains(&(flow.ifindex, flow.netns))
     }
 }
 
@@ -299,7 +286,7 @@ impl Encoder for Ipfix {
         for flow in flows {
             let shape = Shape::of(flow, facts.has_netns);
             let len = self.lengths.of(shape);
-            let flow = Flow::new(flow, octets, facts.is_bare_ip(flow));
+            let flow = Flow::new(flow, octets);
             if !write(flow, shape, len, is_biflow, &mut telling, &mut writer) {
                 break;
             }

@@ -114,6 +114,14 @@ impl Transport {
         Ok(Bytes::new())
     }
 
+    /// Whether the message was handed over all the same that nobody waits for any more. Only a file goes on with it.
+    pub(super) async fn has_taken(&mut self) -> bool {
+        match self {
+            Self::File(file) => file.has_written().await.unwrap_or(false),
+            Self::Udp(_) | Self::Tcp(_) | Self::Grpc(_) | Self::Http(_) => false,
+        }
+    }
+
     /// Completes what was sent.
     pub(super) async fn close(&mut self) -> Result<(), Failure> {
         match self {

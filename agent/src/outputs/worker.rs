@@ -12,7 +12,7 @@ use futures_util::FutureExt as _;
 use tokio::{
     sync::watch,
     task::coop::unconstrained,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use super::{
@@ -34,6 +34,8 @@ use crate::{
 const ONCE: &str = "this is not told again while it goes on";
 /// How often to ask what has arrived while there is nothing to send.
 const RECEIPTS: Duration = Duration::from_millis(100);
+/// How long a file may take for what it writes when the time is over. Then it counts as lost.
+const LAST_WRITE: Duration = Duration::from_secs(1);
 const REFUSED: &str = "what it refuses is counted and not sent again";
 
 pub(super) struct Worker {
@@ -237,7 +239,13 @@ impl Worker {
                 return Ok(done);
             }
             let sending = self.transport.send(&message);
-            let sent = before(&mut self.deadline, sending).await?;
+            let Ok(sent) = before(&mut self.deadline, sending).await else {
+                let taken = timeout(LAST_WRITE, self.transport.has_taken()).await;
+                if taken == Ok(true) {
+                    self.tally.sends(sum);
+                }
+                return Err(Over);
+            };
             let answered = sent.and_then(|answer| Ok(self.encoder.answered(&answer)?));
             let failure = match answered {
                 Ok(answer) => {

@@ -1,6 +1,6 @@
 //! One flow of the replica: its totals, its state and its records.
 
-use agent_common::{Direction, FlowCounters, FlowKey, Pair, flow::tcp_flags};
+use agent_common::{Counts, Direction, FlowCounters, FlowKey, flow::tcp_flags};
 
 use super::{
     Lifetimes,
@@ -36,7 +36,7 @@ pub enum Sides {
 pub struct Entry {
     /// For a joined flow, with the side of the initiator's packets.
     pub key: FlowKey,
-    pub total: [Pair; 2],
+    pub total: [Counts; 2],
     pub first_seen_unix_ns: u64,
     pub last_seen_boot_ns: u64,
     pub community_id: [u8; 20],
@@ -56,7 +56,7 @@ pub struct Entry {
     was_complete: bool,
 }
 
-const _: () = assert!(size_of::<Entry>() <= 144);
+const _: () = assert!(size_of::<Entry>() <= 160);
 
 impl Entry {
     /// A flow that begins with what one scan counted.
@@ -65,7 +65,7 @@ impl Entry {
         let initiator = handshake.initiator();
         let mut entry = Self {
             key: *key,
-            total: [Pair::default(); 2],
+            total: [Counts::default(); 2],
             first_seen_unix_ns: clock.unix_ns(counters.first_seen_ns),
             last_seen_boot_ns: counters.first_seen_ns,
             community_id: community_id(key, initiator),
@@ -119,15 +119,12 @@ impl Entry {
     }
 
     /// Returns what was added.
-    pub fn add(&mut self, counters: &FlowCounters, clock: ScanClock, scan: u32) -> [Pair; 2] {
+    pub fn add(&mut self, counters: &FlowCounters, clock: ScanClock, scan: u32) -> [Counts; 2] {
         if self.scan != scan {
             self.was_complete = self.is_complete();
             self.scan = scan;
         }
-        let delta = [0, 1].map(|direction| Pair {
-            packets: counters.packets[direction],
-            bytes: counters.bytes[direction],
-        });
+        let delta = counters.counts();
         for (direction, &added) in delta.iter().enumerate() {
             self.total[direction] += added;
             self.tcp_flags[direction] |= counters.bits.tcp_flags(direction);
@@ -227,7 +224,7 @@ impl Entry {
     pub fn record(
         &self,
         clock: ScanClock,
-        delta: [Pair; 2],
+        delta: [Counts; 2],
         end_reason: Option<EndReason>,
     ) -> Record {
         let forward = usize::from(self.initiator);

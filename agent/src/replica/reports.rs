@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use agent_common::Pair;
+use agent_common::Counts;
 
 use crate::clock;
 
@@ -16,7 +16,7 @@ pub struct Reports {
 
 #[derive(Clone, Copy, Default)]
 struct Waiting {
-    delta: [Pair; 2],
+    delta: [Counts; 2],
     /// When the flow was reported last, or when it began.
     since_boot_ns: u64,
 }
@@ -42,7 +42,7 @@ impl Reports {
     }
 
     /// What to report of a flow that has counted `delta`, if its time has come.
-    pub fn add(&mut self, slot: u32, delta: [Pair; 2], now_boot_ns: u64) -> Option<[Pair; 2]> {
+    pub fn add(&mut self, slot: u32, delta: [Counts; 2], now_boot_ns: u64) -> Option<[Counts; 2]> {
         if !self.is_in_use() {
             return Some(delta);
         }
@@ -53,13 +53,13 @@ impl Reports {
     }
 
     /// What to report of a flow that has counted nothing more, if there is something and its time has come.
-    pub fn due(&mut self, slot: u32, now_boot_ns: u64) -> Option<[Pair; 2]> {
+    pub fn due(&mut self, slot: u32, now_boot_ns: u64) -> Option<[Counts; 2]> {
         // Scans do not come to the nanosecond. One that is a little early would put the report off for a whole one.
         let tolerance_ns = self.interval_ns / 20;
         let interval_ns = self.interval_ns - tolerance_ns;
         let waiting = self.waiting.get_mut(slot as usize)?;
         let is_over = now_boot_ns.saturating_sub(waiting.since_boot_ns) >= interval_ns;
-        if waiting.delta == [Pair::default(); 2] || !is_over {
+        if waiting.delta == [Counts::default(); 2] || !is_over {
             return None;
         }
         waiting.since_boot_ns = now_boot_ns;
@@ -67,13 +67,13 @@ impl Reports {
     }
 
     /// What was not reported of a flow so far.
-    pub fn held(&self, slot: u32) -> [Pair; 2] {
+    pub fn held(&self, slot: u32) -> [Counts; 2] {
         let waiting = self.waiting.get(slot as usize);
         waiting.map_or_else(Default::default, |waiting| waiting.delta)
     }
 
     /// What was not reported of a flow that ends.
-    pub fn take(&mut self, slot: u32) -> [Pair; 2] {
+    pub fn take(&mut self, slot: u32) -> [Counts; 2] {
         let waiting = self.waiting.get_mut(slot as usize);
         waiting.map_or_else(Default::default, |waiting| {
             std::mem::take(&mut waiting.delta)

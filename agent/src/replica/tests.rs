@@ -154,6 +154,25 @@ fn a_syn_on_an_established_flow_opens_the_next_one() {
 }
 
 #[test]
+fn a_flow_has_the_new_time_where_unix_time_is_set() {
+    for set_by_ns in [-3_600_000_000_000, 3_600_000_000_000] {
+        let mut replica = replica(8);
+        scan(&mut replica, 1, &[(1, counters(1, &[ACK], &[]))]);
+        let mut records = Vec::new();
+        replica.begin_scan(ScanClock {
+            boot_to_unix_ns: UNIX + set_by_ns,
+            ..clock(3)
+        });
+        replica.follow_set_clock(set_by_ns);
+        let more = counters(2, &[ACK], &[]);
+        replica.update(&[key(1)], &[more], &mut |record| records.push(*record));
+        let then = (UNIX + set_by_ns) as u64;
+        assert_eq!(records[0].first_seen_unix_ns, then + SECOND);
+        assert_eq!(records[0].last_seen_unix_ns, then + 2 * SECOND);
+    }
+}
+
+#[test]
 fn a_syn_after_the_close_opens_a_new_flow() {
     let mut replica = replica(1);
     scan(&mut replica, 1, &[(1, counters(1, &[ACK], &[RST]))]);

@@ -18,7 +18,7 @@ use agent::{
     rules::RunningRules,
     server::{self, ListenAddr, ListenError, Listeners, PassedSockets, Server},
 };
-use agent_common::{Direction, FlowKey, HookAccount, L4Kind, Pair};
+use agent_common::{Counts, Direction, FlowKey, HookAccount, L4Kind};
 use tempfile::TempDir;
 use tokio::{
     sync::{oneshot, watch},
@@ -174,17 +174,18 @@ fn record(number: u32) -> Record {
         ..FlowKey::default()
     };
     key.addr_a[..4].copy_from_slice(&number.to_be_bytes());
-    let pair = Pair {
+    let counts = Counts {
         packets: 1,
         bytes: 60,
+        ip_bytes: 46,
     };
     Record {
         key,
         initiator: 0,
         direction: Direction::Ingress,
         reverse_direction: Direction::Egress,
-        delta: [pair; 2],
-        total: [pair; 2],
+        delta: [counts; 2],
+        total: [counts; 2],
         first_seen_unix_ns: 1,
         last_seen_unix_ns: 2,
         tcp_flags: [0; 2],

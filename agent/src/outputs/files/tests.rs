@@ -458,3 +458,48 @@ async fn nobody_writes_there_while_a_thread_completes_the_file_of_an_output_that
     lines.sort_unstable();
     assert_eq!(lines, [(true, 1), (true, 2)], "{files:?}");
 }
+
+/// Somebody gives up waiting for a piece before a thread has begun with it, and while one writes it.
+#[test]
+fn a_piece_that_nobody_waits_for_is_written_or_not_and_that_is_told() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(1)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let rotation = Rotation {
+            bytes: u64::MAX,
+            ..rotation(Compression::None)
+        };
+        let mut file = rotated(&folder, rotation.clone());
+        write(&mut file, 1).await;
+        let path = folder.path().join("flows.jsonl");
+        let (free, is_free) = std::sync::mpsc::channel::<()>();
+        // It has the only thread.
+        let other = spawn_blocking(move || is_free.recv());
+        assert!(file.write(LINE).now_or_never().is_none());
+        assert!(!file.has_written().await.unwrap());
+        free.send(()).unwrap();
+        other.await.unwrap().unwrap();
+        // It comes after that one.
+        spawn_blocking(|| ()).await.unwrap();
+        assert_eq!(fs::read(&path).unwrap(), LINE);
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("flows.jsonl");
+        let mut file = rotated(&folder, rotation);
+        write(&mut file, 1).await;
+        let long = LINE.repeat(1 << 20);
+        assert!(file.write(&long).now_or_never().is_none());
+        // The thread writes.
+        let until = Instant::now() + Duration::from_mins(10);
+        while fs::metadata(&path).unwrap().len() == LINE.len() as u64 {
+            assert!(Instant::now() < until, "nothing is written");
+            thread::yield_now();
+        }
+        assert!(file.has_written().await.unwrap());
+        assert_eq!(fs::read(&path).unwrap().len(), LINE.len() + long.len());
+        file.close().await.unwrap();
+    });
+}

@@ -3,7 +3,6 @@
 use super::{
     elements as ie,
     fields::{Fields, Length},
-    octets,
 };
 use crate::proto::{Direction, Encapsulation, EndReason, FlowRecord};
 
@@ -97,7 +96,7 @@ impl Lengths {
         for (length, number) in lengths.iter_mut().zip(0..) {
             let mut sum = Length::default();
             let none = FlowRecord::default();
-            Flow::new(&none, Octets::Layer2, false).walk(Shape(number), is_biflow, &mut sum);
+            Flow::new(&none, Octets::Layer2).walk(Shape(number), is_biflow, &mut sum);
             *length = sum.0 as u16;
         }
         Self(lengths)
@@ -142,15 +141,14 @@ pub(super) struct Flow<'a> {
 
 impl<'a> Flow<'a> {
     #[inline]
-    pub fn new(record: &'a FlowRecord, octets: Octets, is_bare_ip: bool) -> Self {
-        let link_len_bytes = match octets {
-            Octets::Layer2 => 0,
-            Octets::Ip => octets::link_len_bytes(record, is_bare_ip),
-        };
-        let count = |packets: u64, layer2: u64| Count {
+    pub fn new(record: &'a FlowRecord, octets: Octets) -> Self {
+        let count = |packets: u64, layer2: u64, ip: u64| Count {
             packets,
             layer2,
-            octets: layer2.saturating_sub(packets.saturating_mul(link_len_bytes)),
+            octets: match octets {
+                Octets::Layer2 => layer2,
+                Octets::Ip => ip,
+            },
         };
         let directions = record.directions();
         let [direction, reverse_direction] =
@@ -158,8 +156,16 @@ impl<'a> Flow<'a> {
         Self {
             record,
             is_answer: false,
-            forward: count(record.delta_packets, record.delta_bytes),
-            reverse: count(record.delta_reverse_packets, record.delta_reverse_bytes),
+            forward: count(
+                record.delta_packets,
+                record.delta_bytes,
+                record.delta_ip_bytes,
+            ),
+            reverse: count(
+                record.delta_reverse_packets,
+                record.delta_reverse_bytes,
+                record.delta_reverse_ip_bytes,
+            ),
             direction,
             reverse_direction,
         }

@@ -50,7 +50,7 @@ fn a_record_and_its_template_have_room_in_the_shortest_message() {
             let mut specifiers = Specifiers::default();
             let shape = Shape::from_number(number);
             let record = FlowRecord::default();
-            let flow = Flow::new(&record, Octets::Ip, false);
+            let flow = Flow::new(&record, Octets::Ip);
             flow.walk(shape, is_biflow, &mut specifiers);
             let records = if is_biflow { 1 } else { 2 };
             let len = message::HEADER_LEN_BYTES

@@ -55,10 +55,14 @@ pub(super) mod key {
         BYTES = "flow.bytes";
         REVERSE_PACKETS = "flow.reverse.packets";
         REVERSE_BYTES = "flow.reverse.bytes";
+        IP_BYTES = "flow.ip_bytes";
+        REVERSE_IP_BYTES = "flow.reverse.ip_bytes";
         TOTAL_PACKETS = "flow.total.packets";
         TOTAL_BYTES = "flow.total.bytes";
         TOTAL_REVERSE_PACKETS = "flow.total.reverse.packets";
         TOTAL_REVERSE_BYTES = "flow.total.reverse.bytes";
+        TOTAL_IP_BYTES = "flow.total.ip_bytes";
+        TOTAL_REVERSE_IP_BYTES = "flow.total.reverse.ip_bytes";
         FIRST_SEEN = "flow.first_seen";
         LAST_SEEN = "flow.last_seen";
         END_REASON = "flow.end_reason";
@@ -223,10 +227,14 @@ fn counts(attributes: &mut Attributes, flow: &FlowRecord) {
     attributes.number(key::BYTES, flow.delta_bytes);
     attributes.number(key::REVERSE_PACKETS, flow.delta_reverse_packets);
     attributes.number(key::REVERSE_BYTES, flow.delta_reverse_bytes);
+    attributes.number(key::IP_BYTES, flow.delta_ip_bytes);
+    attributes.number(key::REVERSE_IP_BYTES, flow.delta_reverse_ip_bytes);
     attributes.number(key::TOTAL_PACKETS, flow.total_packets);
     attributes.number(key::TOTAL_BYTES, flow.total_bytes);
     attributes.number(key::TOTAL_REVERSE_PACKETS, flow.total_reverse_packets);
     attributes.number(key::TOTAL_REVERSE_BYTES, flow.total_reverse_bytes);
+    attributes.number(key::TOTAL_IP_BYTES, flow.total_ip_bytes);
+    attributes.number(key::TOTAL_REVERSE_IP_BYTES, flow.total_reverse_ip_bytes);
     attributes.number(key::FIRST_SEEN, flow.first_seen_unix_ns);
     attributes.number(key::LAST_SEEN, flow.last_seen_unix_ns);
 }

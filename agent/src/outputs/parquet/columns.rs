@@ -96,6 +96,11 @@ pub(super) const COLUMNS: &[Column] = &[
         "reverse_bytes",
         Counter(|row| row.record.delta_reverse_bytes),
     ),
+    column("ip_bytes", Counter(|row| row.record.delta_ip_bytes)),
+    column(
+        "reverse_ip_bytes",
+        Counter(|row| row.record.delta_reverse_ip_bytes),
+    ),
     column("total_packets", Counter(|row| row.record.total_packets)),
     column("total_bytes", Counter(|row| row.record.total_bytes)),
     column(
@@ -105,6 +110,11 @@ pub(super) const COLUMNS: &[Column] = &[
     column(
         "total_reverse_bytes",
         Counter(|row| row.record.total_reverse_bytes),
+    ),
+    column("total_ip_bytes", Counter(|row| row.record.total_ip_bytes)),
+    column(
+        "total_reverse_ip_bytes",
+        Counter(|row| row.record.total_reverse_ip_bytes),
     ),
     column("first_seen", Time(|row| row.record.first_seen_unix_ns)),
     column("last_seen", Time(|row| row.record.last_seen_unix_ns)),

@@ -9,7 +9,7 @@ fn a_quiet_flow_ends_at_the_idle_timeout_and_not_before() {
     assert!(scan(&mut replica, 39, &[]).is_empty());
     let ended = scan(&mut replica, 40, &[]);
     assert_eq!(reasons(&ended), [Some(EndReason::IdleTimeout)]);
-    assert_eq!(ended[0].delta, [Pair::default(); 2]);
+    assert_eq!(ended[0].delta, [Counts::default(); 2]);
     assert_eq!(ended[0].total[0].packets, 1);
     assert_eq!(ended[0].last_seen_unix_ns, UNIX as u64 + 10 * SECOND);
     assert!(replica.is_empty());
@@ -145,6 +145,6 @@ fn a_full_replica_lets_the_flow_go_that_was_quiet_the_longest() {
     let records = scan(&mut replica, 6, &[(9, counters(6, &[ACK], &[]))]);
     assert_eq!(reasons(&records), [Some(EndReason::LackOfResources), None]);
     assert_eq!(records[0].key, key(2));
-    assert_eq!(records[0].delta, [Pair::default(); 2]);
+    assert_eq!(records[0].delta, [Counts::default(); 2]);
     assert_eq!((replica.len(), replica.evicted()), (3, 1));
 }

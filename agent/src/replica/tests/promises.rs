@@ -10,7 +10,7 @@ use super::{sides::directions, *};
 /// What the records so far say about a living flow.
 #[derive(Default)]
 struct Told {
-    delta: [Pair; 2],
+    delta: [Counts; 2],
     last_seen_unix_ns: u64,
     /// With the key, consumers match the records of one flow by these.
     names: Option<(u8, Direction)>,
@@ -20,7 +20,7 @@ struct Told {
 #[derive(Default)]
 struct Listener {
     living: HashMap<FlowKey, Told>,
-    all: Pair,
+    all: Counts,
     has_no_closed_flows: bool,
     /// Records are put off, so a flow may have none before it ends.
     puts_off: bool,
@@ -37,7 +37,7 @@ impl Listener {
                 listed += 1;
                 assert_eq!(record.end_reason, None);
                 let Some(told) = self.living.get(&record.key) else {
-                    assert!(self.puts_off && record.delta == [Pair::default(); 2]);
+                    assert!(self.puts_off && record.delta == [Counts::default(); 2]);
                     return;
                 };
                 // The next records have the rest of the total.
@@ -67,7 +67,7 @@ impl Listener {
         let mut told = if self.puts_off {
             told.unwrap_or_default()
         } else {
-            assert_eq!(record.delta, [Pair::default(); 2]);
+            assert_eq!(record.delta, [Counts::default(); 2]);
             told.expect("a flow ends only once")
         };
         for (sum, &delta) in told.delta.iter_mut().zip(&record.delta) {
@@ -99,7 +99,7 @@ fn play(max_flows: usize, scans: &[Vec<Op>], report_seconds: u64) -> u64 {
         puts_off,
         ..Listener::default()
     };
-    let mut fed = Pair::default();
+    let mut fed = Counts::default();
     for (second, ops) in (20..).step_by(7).zip(scans) {
         replica.begin_scan(clock(second));
         let mut page = (Vec::new(), Vec::new());
@@ -107,9 +107,11 @@ fn play(max_flows: usize, scans: &[Vec<Op>], report_seconds: u64) -> u64 {
             let mut counted = counters(second - ago, &[a_to_b], &[b_to_a]);
             counted.packets = packets;
             counted.bytes = packets.map(|packets| packets * 100);
-            fed += Pair {
+            counted.ip_bytes = packets.map(|packets| packets * 86);
+            fed += Counts {
                 packets: packets[0] + packets[1],
                 bytes: (packets[0] + packets[1]) * 100,
+                ip_bytes: (packets[0] + packets[1]) * 86,
             };
             page.0.push(key(number));
             page.1.push(counted);

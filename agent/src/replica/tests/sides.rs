@@ -29,7 +29,7 @@ pub(super) fn directions(record: &Record) -> [Direction; 2] {
     [record.direction, record.reverse_direction]
 }
 
-fn packets(pairs: [Pair; 2]) -> [u64; 2] {
+fn packets(pairs: [Counts; 2]) -> [u64; 2] {
     pairs.map(|pair| pair.packets)
 }
 

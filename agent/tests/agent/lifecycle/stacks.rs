@@ -324,9 +324,16 @@ fn a_default_route_by_nexthop_objects_leads_over_their_interfaces() {
         &lab,
         "link set port0 addrgenmode none up
          link set far0 addrgenmode none up
-         nexthop add id 1 dev agent0
-         nexthop add id 2 dev br0
-         nexthop add id 9 group 1/2
+         nexthop add id 1 dev agent0",
+    );
+    // The bridge has a carrier a little after its port.
+    wait_until("the bridge takes a nexthop", || {
+        let add = ["nexthop", "add", "id", "2", "dev", "br0"];
+        namespace.ip(&add).is_ok()
+    });
+    ip(
+        &lab,
+        "nexthop add id 9 group 1/2
          route add default nhid 9 metric 10",
     );
     let agent = Agent::start_on(&lab.agent, "", &[]);

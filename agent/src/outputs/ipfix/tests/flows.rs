@@ -30,6 +30,10 @@ pub fn flow(protocol: u32) -> FlowRecord {
         delta_bytes: 300,
         delta_reverse_packets: 2,
         delta_reverse_bytes: 2000,
+        delta_ip_bytes: 258,
+        delta_reverse_ip_bytes: 1972,
+        total_ip_bytes: 2580,
+        total_reverse_ip_bytes: 19720,
         total_packets: 30,
         total_bytes: 3000,
         total_reverse_packets: 20,
@@ -99,6 +103,7 @@ pub fn fragments() -> FlowRecord {
         later_fragment: true,
         delta_reverse_packets: 0,
         delta_reverse_bytes: 0,
+        delta_reverse_ip_bytes: 0,
         ..flow(17)
     }
 }
@@ -110,6 +115,8 @@ pub fn quiet() -> FlowRecord {
         delta_bytes: 0,
         delta_reverse_packets: 0,
         delta_reverse_bytes: 0,
+        delta_ip_bytes: 0,
+        delta_reverse_ip_bytes: 0,
         end_reason: Some(EndReason::IdleTimeout.into()),
         ..udp_with_tags()
     }
