@@ -166,7 +166,7 @@ fn a_flow_has_the_new_time_where_unix_time_is_set() {
         replica.follow_set_clock(set_by_ns);
         let more = counters(2, &[ACK], &[]);
         replica.update(&[key(1)], &[more], &mut |record| records.push(*record));
-        let then = (UNIX + set_by_ns) as u64;
+        let then = (UNIX + set_by_ns).cast_unsigned();
         assert_eq!(records[0].first_seen_unix_ns, then + SECOND);
         assert_eq!(records[0].last_seen_unix_ns, then + 2 * SECOND);
     }
