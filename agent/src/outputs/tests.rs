@@ -85,28 +85,58 @@ async fn a_full_queue_of_an_output_that_leaves_is_lost_to_the_packet() {
     assert_eq!(outputs.departed(), departed);
 }
 
+const ONE: RecordSum = RecordSum {
+    records: 1,
+    packets: 3,
+    bytes: 300,
+};
+
+/// Of a scan that goes on: no account comes before the flow.
+fn in_the_middle() -> Batch {
+    let whole = batch(1);
+    let flows = FlowBatch::decode(whole.body.clone()).unwrap();
+    let body = FlowBatch {
+        last_of_scan: false,
+        ..flows
+    };
+    Batch {
+        body: body.encode_to_vec().into(),
+        last_of_scan: false,
+        ..whole
+    }
+}
+
+/// What somebody says of the last message is waited for.
+#[tokio::test]
+async fn a_datagram_that_is_refused_at_the_end_is_not_one_that_was_sent() {
+    let receiver = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
+    let address = format!("ipfix=udp://{}", receiver.local_addr().unwrap());
+    let outputs = Outputs::start(&hub, vec![output(&address)]);
+    hub.publish(&in_the_middle());
+    let one_is_sent = async {
+        while outputs.status()[0].sent != Some(ONE) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let patience = Duration::from_mins(10);
+    tokio::time::timeout(patience, one_is_sent).await.unwrap();
+    drop(receiver);
+    hub.publish(&in_the_middle());
+    outputs.replace(Vec::new());
+    let departed = async {
+        while outputs.departed().queued != Some(RecordSum::default()) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(patience, departed).await.unwrap();
+    let departed = outputs.departed();
+    assert_eq!((departed.sent, departed.refused), (Some(ONE), Some(ONE)));
+}
+
 /// Nothing follows on a message that would tell what became of it.
 #[tokio::test]
 async fn a_datagram_is_sent_when_its_host_is_silent_and_refused_when_it_says_that_nobody_listens() {
-    let one = RecordSum {
-        records: 1,
-        packets: 3,
-        bytes: 300,
-    };
-    // Of a scan that goes on: no account comes before the flow.
-    let in_the_middle = || {
-        let whole = batch(1);
-        let flows = FlowBatch::decode(whole.body.clone()).unwrap();
-        let body = FlowBatch {
-            last_of_scan: false,
-            ..flows
-        };
-        Batch {
-            body: body.encode_to_vec().into(),
-            last_of_scan: false,
-            ..whole
-        }
-    };
     let receiver = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
     let address = format!("ipfix=udp://{}", receiver.local_addr().unwrap());
@@ -127,12 +157,12 @@ async fn a_datagram_is_sent_when_its_host_is_silent_and_refused_when_it_says_tha
     };
     let none = RecordSum::default();
     hub.publish(&in_the_middle());
-    fates([none, one, none], false).await;
+    fates([none, ONE, none], false).await;
     drop(receiver);
     hub.publish(&in_the_middle());
-    fates([none, one, one], true).await;
+    fates([none, ONE, ONE], true).await;
     hub.publish(&in_the_middle());
-    fates([one, one, one], true).await;
+    fates([ONE, ONE, ONE], true).await;
 }
 
 /// Whenever somebody looks.

@@ -73,9 +73,9 @@ pub(super) enum Failure {
     /// A file or a connection begins, so the message has to be made anew, with what the format begins with.
     #[error("it begins anew")]
     Anew,
-    /// The receiver's host has refused the last message, and not taken the one after it if there is one.
-    #[error("nobody listens there")]
-    LastRefused,
+    /// The receiver's host, or one on the way, has refused the last message, and not taken the one after it if there is one.
+    #[error("{why}")]
+    LastRefused { why: String },
     /// A datagram has to be shorter on its way.
     #[error(
         "datagrams of no more than {most_bytes} bytes get there, which is too short: send over TCP"
@@ -114,11 +114,13 @@ impl Transport {
         Ok(Bytes::new())
     }
 
-    /// Whether the message was handed over all the same that nobody waits for any more. Only a file goes on with it.
-    pub(super) async fn has_taken(&mut self) -> bool {
+    /// Whether the message was handed over all the same that nobody waits for any more. A file goes on with it, and a
+    /// datagram may have left.
+    pub(super) async fn has_taken(&mut self) -> Result<bool, Failure> {
         match self {
-            Self::File(file) => file.has_written().await.unwrap_or(false),
-            Self::Udp(_) | Self::Tcp(_) | Self::Grpc(_) | Self::Http(_) => false,
+            Self::File(file) => Ok(file.has_written().await?),
+            Self::Udp(udp) => Ok(udp.has_taken()),
+            Self::Tcp(_) | Self::Grpc(_) | Self::Http(_) => Ok(false),
         }
     }
 

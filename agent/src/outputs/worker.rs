@@ -34,7 +34,7 @@ use crate::{
 const ONCE: &str = "this is not told again while it goes on";
 /// How often to ask what has arrived while there is nothing to send.
 const RECEIPTS: Duration = Duration::from_millis(100);
-/// How long a file may take for what it writes when the time is over. Then it counts as lost.
+/// How long a file may take for what it writes when the time is over. Then it counts as lost, though it may still get there.
 const LAST_WRITE: Duration = Duration::from_secs(1);
 const REFUSED: &str = "what it refuses is counted and not sent again";
 
@@ -126,6 +126,7 @@ impl Worker {
                 break;
             }
         }
+        self.learn_last().await;
         let closed = before(&mut self.deadline, self.transport.close()).await;
         self.transport.abandon();
         self.settle_at_end();
@@ -165,10 +166,21 @@ impl Worker {
                 }
             }
             Err(failure) => {
-                if matches!(failure, Failure::LastRefused) {
+                if matches!(failure, Failure::LastRefused { .. }) {
                     self.tally.refuses_doubted();
                 }
                 self.failed(&failure);
+            }
+        }
+    }
+
+    /// Waits for what the hosts say of the last message where nobody acknowledges any.
+    async fn learn_last(&mut self) {
+        while self.transport.is_blind() && self.transport.is_underway() {
+            let waited = before(&mut self.deadline, sleep(RECEIPTS)).await;
+            self.notice();
+            if waited.is_err() {
+                return;
             }
         }
     }
@@ -240,9 +252,11 @@ impl Worker {
             }
             let sending = self.transport.send(&message);
             let Ok(sent) = before(&mut self.deadline, sending).await else {
-                let taken = timeout(LAST_WRITE, self.transport.has_taken()).await;
-                if taken == Ok(true) {
-                    self.tally.sends(sum);
+                match timeout(LAST_WRITE, self.transport.has_taken()).await {
+                    Ok(Ok(true)) => self.tally.sends(sum),
+                    Ok(Ok(false)) => {}
+                    Ok(Err(failure)) => self.tell_unfinished(&failure.to_string()),
+                    Err(_) => self.tell_unfinished("a write has not ended in time"),
                 }
                 return Err(Over);
             };
@@ -265,7 +279,7 @@ impl Worker {
                     }
                     None
                 }
-                Failure::LastRefused => {
+                Failure::LastRefused { .. } => {
                     self.tally.refuses_doubted();
                     None
                 }

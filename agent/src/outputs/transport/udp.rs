@@ -1,7 +1,8 @@
-//! Messages as datagrams. Nobody says whether they arrive, but a host that has no receiver often says that.
+//! Messages as datagrams. Nobody says whether they arrive, but a host that has no receiver often says that, and so does
+//! a router that may not let them pass.
 
 use std::{
-    io::ErrorKind,
+    io::{self, ErrorKind},
     time::{Duration, Instant},
 };
 
@@ -22,7 +23,7 @@ use crate::outputs::settings::HostPort;
 /// Of IPv6 and UDP. IPv4's header is shorter.
 const HEADERS_LEN_BYTES: usize = 48;
 
-/// How long to wait for a host to say that nobody listens, before a datagram counts as sent.
+/// How long to wait for somebody to refuse a datagram, before a datagram counts as sent.
 const DOUBT: Duration = Duration::from_millis(200);
 
 pub(in crate::outputs) struct Udp {
@@ -32,6 +33,8 @@ pub(in crate::outputs) struct Udp {
     connections: usize,
     /// When the last datagram was handed over, until it counts as sent.
     doubted_since: Option<Instant>,
+    /// The last datagram has left this machine, or its socket.
+    has_left: bool,
 }
 
 impl Udp {
@@ -41,35 +44,51 @@ impl Udp {
             socket: None,
             connections: 0,
             doubted_since: None,
+            has_left: false,
         }
     }
 
     pub(super) async fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
+        self.has_left = false;
+        // Before the send, whose own errors are about this message.
+        if let Some(error) = self.socket.as_ref().and_then(answer) {
+            return Err(self.last_refused(&error));
+        }
         let (socket, is_first) = match self.socket.take() {
             Some(socket) => (socket, false),
             None => (self.connect().await?, true),
         };
+        let socket = self.socket.insert(socket);
         match socket.send(message).await {
-            Ok(_) => {}
-            Err(error) if error.raw_os_error() == Some(Errno::MSGSIZE.raw_os_error()) => {
-                let most_bytes = path_len_bytes(&socket, message.len());
-                self.socket = Some(socket);
-                return Err(Failure::TooLong { most_bytes });
-            }
+            Ok(_) => self.has_left = true,
+            Err(error) if is_too_long(&error) => return Err(too_long(socket, message)),
+            // It came just now.
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                self.doubted_since = None;
-                return Err(Failure::LastRefused);
+                return Err(self.last_refused(&error));
             }
-            Err(error) => return Err(anyhow!(error).context("send").into()),
+            Err(error) => {
+                self.socket = None;
+                return Err(anyhow!(error).context("send").into());
+            }
         }
-        if is_first && is_refused(&socket).await {
-            return Err(anyhow!("nobody listens there").into());
+        if is_first && let Some(error) = answer_in_time(socket).await {
+            self.has_left = false;
+            if is_too_long(&error) {
+                return Err(too_long(socket, message));
+            }
+            self.socket = None;
+            return Err(anyhow!(in_words(&error)).into());
         }
-        self.socket = Some(socket);
         Ok(())
     }
 
-    /// The host may still say that nobody took the last datagram.
+    /// Whether the datagram that nobody waits for any more has left, and nobody has refused it.
+    pub(super) fn has_taken(&self) -> bool {
+        let is_refused = self.socket.as_ref().and_then(answer).is_some();
+        self.has_left && !is_refused
+    }
+
+    /// Somebody may still say that the last datagram does not arrive.
     pub(super) fn doubts(&mut self) {
         self.doubted_since = Some(Instant::now());
     }
@@ -78,20 +97,28 @@ impl Udp {
         self.doubted_since.is_some()
     }
 
-    /// Fails if the host has said that nobody took the last datagram. After a while there is no doubt any more.
+    /// Fails if somebody has said that the last datagram does not arrive. After a while there is no doubt any more.
     pub(super) fn notice(&mut self) -> Result<(), Failure> {
         let Some(since) = self.doubted_since else {
             return Ok(());
         };
-        if self.socket.as_ref().is_some_and(has_refusal) {
-            self.socket = None;
-            self.doubted_since = None;
-            return Err(Failure::LastRefused);
+        if let Some(error) = self.socket.as_ref().and_then(answer) {
+            return Err(self.last_refused(&error));
         }
         if since.elapsed() >= DOUBT {
             self.doubted_since = None;
         }
         Ok(())
+    }
+
+    /// What comes next goes over a new socket: perhaps to another address of the host.
+    fn last_refused(&mut self, error: &io::Error) -> Failure {
+        self.socket = None;
+        self.doubted_since = None;
+        self.has_left = false;
+        Failure::LastRefused {
+            why: in_words(error),
+        }
     }
 
     async fn connect(&mut self) -> anyhow::Result<UdpSocket> {
@@ -118,16 +145,32 @@ impl Udp {
     }
 }
 
-/// Whether the host says within a while that nobody listens.
-async fn is_refused(socket: &UdpSocket) -> bool {
+/// What somebody says of a datagram within a while: that it does not arrive.
+async fn answer_in_time(socket: &UdpSocket) -> Option<io::Error> {
     let _ = timeout(DOUBT, socket.ready(Interest::ERROR)).await;
-    has_refusal(socket)
+    answer(socket)
 }
 
-/// Whether the host has said so. The socket is asked, since tokio reads none that has only an error.
-fn has_refusal(socket: &UdpSocket) -> bool {
-    let error = socket.take_error();
-    matches!(error, Ok(Some(error)) if error.kind() == ErrorKind::ConnectionRefused)
+/// What somebody has said, in an ICMP message that the kernel takes for final. The socket is asked, since tokio reads none
+/// that has only an error.
+fn answer(socket: &UdpSocket) -> Option<io::Error> {
+    socket.take_error().unwrap_or_else(Some)
+}
+
+fn in_words(answer: &io::Error) -> String {
+    match answer.kind() {
+        ErrorKind::ConnectionRefused => "nobody listens there".to_owned(),
+        _ => format!("datagrams do not get there: {answer}"),
+    }
+}
+
+fn is_too_long(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::MSGSIZE.raw_os_error())
+}
+
+fn too_long(socket: &UdpSocket, message: &[u8]) -> Failure {
+    let most_bytes = path_len_bytes(socket, message.len());
+    Failure::TooLong { most_bytes }
 }
 
 /// What fits into a datagram on the way to the receiver; less than `too_long` in any case.
@@ -141,6 +184,8 @@ fn path_len_bytes(socket: &UdpSocket, too_long: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use lab::{Lab, Namespace, privilege::is_root_or_skip};
+
     use super::*;
 
     const MOST_TIME: Duration = Duration::from_mins(10);
@@ -165,11 +210,72 @@ mod tests {
             }
         };
         let failure = timeout(MOST_TIME, refused).await.unwrap();
-        assert!(matches!(failure, Failure::LastRefused), "{failure}");
+        assert!(matches!(failure, Failure::LastRefused { .. }), "{failure}");
+        assert_eq!(failure.to_string(), "nobody listens there");
         let failure = udp.send(&[4]).await.unwrap_err();
         assert!(matches!(failure, Failure::Again { .. }), "{failure}");
         assert_eq!(failure.to_string(), "nobody listens there");
         let _receiver = UdpSocket::bind(address).await.unwrap();
         udp.send(&[5]).await.unwrap();
+    }
+
+    /// A router may not let datagrams pass to these.
+    #[test]
+    fn what_a_router_refuses_does_not_count_as_sent() {
+        if !is_root_or_skip("agent::what_a_router_refuses_does_not_count_as_sent") {
+            return;
+        }
+        const BEHIND: &str = "203.0.113.1";
+        let lab = Lab::addressed().unwrap();
+        let (host, router) = (&lab.agent.namespace, &lab.peer.namespace);
+        let via = lab.peer.ipv4.to_string();
+        let ip = |namespace: &Namespace, command: &str| {
+            let arguments: Vec<_> = command.split(' ').collect();
+            namespace.ip(&arguments).unwrap();
+        };
+        ip(host, &format!("route add {BEHIND} via {via}"));
+        router.set_sysctl("net/ipv4/ip_forward", "1").unwrap();
+        ip(router, &format!("address add {BEHIND}/32 dev lo"));
+        let bind = || Ok(std::net::UdpSocket::bind((BEHIND, 0))?);
+        let receiver = router.enter(bind).unwrap();
+        let port = receiver.local_addr().unwrap().port();
+        let sends = || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?;
+            let failures = runtime.block_on(async {
+                let mut udp = Udp::new(HostPort {
+                    host: BEHIND.to_owned(),
+                    port,
+                });
+                udp.send(&[1]).await.unwrap();
+                assert!(udp.has_taken());
+                ip(router, &format!("address del {BEHIND}/32 dev lo"));
+                ip(router, &format!("route add prohibit {BEHIND}"));
+                udp.send(&[2]).await.unwrap();
+                udp.doubts();
+                // Under load it may come after the doubt.
+                let mut known = Ok(());
+                let begun = Instant::now();
+                while known.is_ok() {
+                    assert!(begun.elapsed() < MOST_TIME);
+                    udp.doubts();
+                    known = udp.notice();
+                }
+                assert!(!udp.has_taken());
+                [known.unwrap_err(), udp.send(&[3]).await.unwrap_err()]
+            });
+            Ok(failures)
+        };
+        let [last, first] = host.enter(sends).unwrap();
+        assert!(matches!(last, Failure::LastRefused { .. }), "{last}");
+        assert!(matches!(first, Failure::Again { .. }), "{first}");
+        for failure in [last, first] {
+            let told = failure.to_string();
+            assert!(
+                told.starts_with("datagrams do not get there: No route to host"),
+                "{told}"
+            );
+        }
     }
 }
