@@ -158,9 +158,10 @@ fn answer(socket: &UdpSocket) -> Option<io::Error> {
 }
 
 fn in_words(answer: &io::Error) -> String {
-    match answer.kind() {
-        ErrorKind::ConnectionRefused => "nobody listens there".to_owned(),
-        _ => format!("datagrams do not get there: {answer}"),
+    if answer.kind() == ErrorKind::ConnectionRefused {
+        "nobody listens there".to_owned()
+    } else {
+        format!("datagrams do not get there: {answer}")
     }
 }
 
@@ -222,10 +223,10 @@ mod tests {
     /// A router may not let datagrams pass to these.
     #[test]
     fn what_a_router_refuses_does_not_count_as_sent() {
+        const BEHIND: &str = "203.0.113.1";
         if !is_root_or_skip("agent::what_a_router_refuses_does_not_count_as_sent") {
             return;
         }
-        const BEHIND: &str = "203.0.113.1";
         let lab = Lab::addressed().unwrap();
         let (host, router) = (&lab.agent.namespace, &lab.peer.namespace);
         let via = lab.peer.ipv4.to_string();
