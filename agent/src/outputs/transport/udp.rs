@@ -23,7 +23,7 @@ use crate::outputs::settings::HostPort;
 /// Of IPv6 and UDP. IPv4's header is shorter.
 const HEADERS_LEN_BYTES: usize = 48;
 
-/// How long to wait for somebody to refuse a datagram, before a datagram counts as sent.
+/// How long to wait for somebody to refuse a datagram before it counts as sent.
 const DOUBT: Duration = Duration::from_millis(200);
 
 pub(in crate::outputs) struct Udp {
@@ -33,7 +33,7 @@ pub(in crate::outputs) struct Udp {
     connections: usize,
     /// When the last datagram was handed over, until it counts as sent.
     doubted_since: Option<Instant>,
-    /// The last datagram has left this machine, or its socket.
+    /// A datagram has left that is not yet doubted: its sender waits for the first answer.
     has_left: bool,
 }
 
@@ -84,13 +84,14 @@ impl Udp {
 
     /// Whether the datagram that nobody waits for any more has left, and nobody has refused it.
     pub(super) fn has_taken(&self) -> bool {
-        let is_refused = self.socket.as_ref().and_then(answer).is_some();
-        self.has_left && !is_refused
+        // An answer is read once, so one to an earlier datagram is left for others to read.
+        self.has_left && self.socket.as_ref().and_then(answer).is_none()
     }
 
     /// Somebody may still say that the last datagram does not arrive.
     pub(super) fn doubts(&mut self) {
         self.doubted_since = Some(Instant::now());
+        self.has_left = false;
     }
 
     pub(super) fn is_doubted(&self) -> bool {
@@ -255,6 +256,7 @@ mod tests {
                 ip(router, &format!("route add prohibit {BEHIND}"));
                 udp.send(&[2]).await.unwrap();
                 udp.doubts();
+                assert!(!udp.has_taken(), "not the next one");
                 // Under load it may come after the doubt.
                 let mut known = Ok(());
                 let begun = Instant::now();
