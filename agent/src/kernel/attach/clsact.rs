@@ -22,6 +22,9 @@ use crate::{
     log_limit::LogLimit,
 };
 
+#[cfg(test)]
+mod tests;
+
 /// First on ingress and last on egress: the program sees packets as on the wire, whatever others change or
 /// drop. The kernel itself chooses 49152 and below, and people choose round numbers.
 const INGRESS_PRIORITY: u16 = 7;
@@ -278,44 +281,5 @@ fn priority(direction: Direction) -> u16 {
     match direction {
         Direction::Ingress => INGRESS_PRIORITY,
         Direction::Egress => EGRESS_PRIORITY,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_filter_is_ours_by_priority_handle_and_name_together() {
-        let ours = Place {
-            ifindex: 2,
-            direction: Direction::Ingress,
-            priority: INGRESS_PRIORITY,
-            handle: 0xf10a_0003,
-        };
-        let name = "flow-agent:tc_ingress@412";
-        assert_eq!(instance_number(ours, name), Some(412));
-        let others = [
-            (
-                Place {
-                    priority: 8,
-                    ..ours
-                },
-                name,
-            ),
-            (
-                Place {
-                    direction: Direction::Egress,
-                    ..ours
-                },
-                name,
-            ),
-            (Place { handle: 3, ..ours }, name),
-            (ours, "tc_ingress@412"),
-            (ours, "flow-agent:tc_ingress"),
-        ];
-        for (place, name) in others {
-            assert_eq!(instance_number(place, name), None, "{place:?} {name}");
-        }
     }
 }

@@ -39,7 +39,7 @@ const SETTINGS: AttachSettings = AttachSettings {
     tcx_order: TcxOrder::First,
 };
 
-fn kernel() -> Kernel {
+pub(super) fn kernel() -> Kernel {
     Kernel::load(&LoadSettings {
         min_flows: 16,
         max_flows: 16,
@@ -53,6 +53,13 @@ fn kernel() -> Kernel {
         hash_factors: secret_factors(),
     })
     .unwrap()
+}
+
+/// Its programs, without anything that attaches them.
+pub(super) fn programs(kernel: &mut Kernel) -> Programs {
+    let set = kernel.sets.remove(0);
+    let nothing = Selection::default();
+    Programs::load(set.programs, set.run_times, &[], &nothing, SETTINGS).unwrap()
 }
 
 /// The thread that attaches, for wires that are called so, and what it gives to the thread that detaches. Both

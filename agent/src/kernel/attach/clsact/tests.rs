@@ -1,0 +1,201 @@
+//! Our filters beside those of strangers.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use agent_common::LinkType;
+use lab::{Namespace, privilege::is_root_or_skip};
+
+use super::*;
+use crate::kernel::{
+    attach::{
+        programs::tc_name,
+        tests::{kernel, programs},
+    },
+    links::links,
+};
+
+const STRANGER: &str = "theirs";
+const OURS: &str = "flow-agent:tc_ingress";
+
+/// An interface, and what the filters on it run.
+struct Wire {
+    namespace: Namespace,
+    link: Link,
+    ours: OwnedFd,
+    theirs: OwnedFd,
+}
+
+impl Wire {
+    fn new(label: &str) -> Self {
+        let namespace = Namespace::new(label).unwrap();
+        namespace.add_wire(["new0", "far0"]).unwrap();
+        let mut links = namespace.enter(links).unwrap();
+        links.retain(|link| link.name == "new0");
+        let [ours, theirs] = namespace.enter(two_programs).unwrap();
+        Self {
+            namespace,
+            link: links.swap_remove(0),
+            ours,
+            theirs,
+        }
+    }
+
+    fn attach(&self, clsact: &mut Clsact) -> Place {
+        let (link, program) = (&self.link, self.ours.as_fd());
+        clsact
+            .attach(link, Direction::Ingress, program, "tc_ingress")
+            .unwrap();
+        *clsact.filters.last().unwrap()
+    }
+
+    fn add_stranger(&self, socket: &mut TcSocket, place: Place, name: &str) {
+        socket.add(place, self.theirs.as_fd(), name).unwrap();
+    }
+
+    /// Where an agent adds its filter if nobody is there.
+    fn first_place(&self, clsact: &Clsact) -> Place {
+        Place {
+            ifindex: self.link.ifindex,
+            direction: Direction::Ingress,
+            priority: INGRESS_PRIORITY,
+            handle: HANDLE_MAJOR << 16 | u32::from(clsact.instance.number as u16),
+        }
+    }
+
+    fn all(&self, socket: &mut TcSocket) -> Vec<(Place, String)> {
+        let mut all = socket.list(self.link.ifindex, Direction::Ingress).unwrap();
+        // The kernel also lists each priority, as a filter whose handle is 0.
+        all.retain(|(place, _)| place.handle != 0);
+        all
+    }
+
+    /// The names of all filters, the stranger's first, and ours without its number.
+    fn names(&self, socket: &mut TcSocket) -> Vec<String> {
+        let name = |(_, name): (Place, String)| name.split('@').next().unwrap().to_owned();
+        let mut names: Vec<String> = self.all(socket).into_iter().map(name).collect();
+        names.sort_by_key(|name| name != STRANGER);
+        names
+    }
+
+    /// The filters as `tc` shows them, with their handles, names and the ids of their programs, without ours.
+    fn strangers(&self) -> Vec<String> {
+        let mut command = self.namespace.command("tc");
+        command.args(["filter", "show", "dev", "new0", "ingress"]);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let shown = String::from_utf8(output.stdout).unwrap();
+        let strangers = shown.lines().filter(|line| line.contains(" handle "));
+        let strangers = strangers.filter(|line| !line.contains(OURS));
+        strangers.map(str::to_owned).collect()
+    }
+}
+
+/// Two programs that differ.
+fn two_programs() -> Result<[OwnedFd; 2]> {
+    let mut kernel = kernel();
+    let mut programs = programs(&mut kernel);
+    let mut owned = |direction| -> Result<OwnedFd> {
+        let program = programs.get(tc_name(direction, LinkType::Ethernet))?;
+        Ok(program.try_clone_to_owned()?)
+    };
+    Ok([owned(Direction::Ingress)?, owned(Direction::Egress)?])
+}
+
+/// Agents begin at different handles, yet a stranger may have the one at which this one begins.
+#[test]
+fn attaching_displaces_no_filter_of_a_stranger() {
+    if !is_root_or_skip("agent::attaching_displaces_no_filter_of_a_stranger") {
+        return;
+    }
+    let wire = Wire::new("stranger");
+    let beside = || {
+        let mut clsact = Clsact::open()?;
+        let first = wire.first_place(&clsact);
+        clsact.ensure_qdisc(&wire.link, Direction::Ingress)?;
+        wire.add_stranger(&mut clsact.socket, first, STRANGER);
+        let before = wire.strangers();
+        assert_eq!(before.len(), 1, "{before:?}");
+        assert!(before[0].contains(STRANGER), "{before:?}");
+
+        let ours = wire.attach(&mut clsact);
+        assert_eq!(wire.strangers(), before, "after ours was added");
+        let next = HANDLE_MAJOR << 16 | u32::from((first.handle as u16).wrapping_add(1));
+        assert_eq!(
+            ours,
+            Place {
+                handle: next,
+                ..first
+            }
+        );
+        assert_eq!(wire.names(&mut clsact.socket), [STRANGER, OURS]);
+        clsact.detach(wire.link.ifindex);
+        assert_eq!(wire.strangers(), before, "after ours was removed");
+        assert_eq!(wire.names(&mut clsact.socket), [STRANGER]);
+
+        wire.attach(&mut clsact);
+        drop(clsact);
+        assert_eq!(wire.strangers(), before, "at the end");
+        assert_eq!(wire.names(&mut TcSocket::open()?), [STRANGER]);
+        Ok(())
+    };
+    wire.namespace.enter(beside).unwrap();
+}
+
+#[test]
+fn a_stranger_at_the_place_of_one_of_ours_that_was_removed_stays() {
+    if !is_root_or_skip("agent::a_stranger_at_the_place_of_one_of_ours_that_was_removed_stays") {
+        return;
+    }
+    let wire = Wire::new("replaced");
+    let replaced = || {
+        let mut clsact = Clsact::open()?;
+        // Another agent is a stranger, too. Its filters differ from ours by their number alone.
+        for name in [STRANGER, "flow-agent:tc_ingress@0"] {
+            let ours = wire.attach(&mut clsact);
+            assert!(clsact.is_on(wire.link.ifindex)?);
+            clsact.socket.remove(ours)?;
+            wire.add_stranger(&mut clsact.socket, ours, name);
+            assert!(!clsact.is_on(wire.link.ifindex)?, "{name}");
+            clsact.remove_rest(wire.link.ifindex)?;
+            let left = wire.all(&mut clsact.socket);
+            assert_eq!(left, [(ours, name.to_owned())]);
+            clsact.socket.remove(ours)?;
+        }
+        Ok(())
+    };
+    wire.namespace.enter(replaced).unwrap();
+}
+
+#[test]
+fn a_filter_is_ours_by_priority_handle_and_name_together() {
+    let ours = Place {
+        ifindex: 2,
+        direction: Direction::Ingress,
+        priority: INGRESS_PRIORITY,
+        handle: 0xf10a_0003,
+    };
+    let name = "flow-agent:tc_ingress@412";
+    assert_eq!(instance_number(ours, name), Some(412));
+    let others = [
+        (
+            Place {
+                priority: 8,
+                ..ours
+            },
+            name,
+        ),
+        (
+            Place {
+                direction: Direction::Egress,
+                ..ours
+            },
+            name,
+        ),
+        (Place { handle: 3, ..ours }, name),
+        (ours, "tc_ingress@412"),
+        (ours, "flow-agent:tc_ingress"),
+    ];
+    for (place, name) in others {
+        assert_eq!(instance_number(place, name), None, "{place:?} {name}");
+    }
+}
