@@ -364,10 +364,16 @@ mod tests {
             dst_port: Some(443),
             delta_packets: 1,
             delta_bytes: 60,
+            delta_reverse_packets: 2,
+            delta_reverse_bytes: 140,
             total_packets: 3,
             total_bytes: 180,
+            total_reverse_packets: 5,
+            total_reverse_bytes: 350,
             delta_ip_bytes: 40,
+            delta_reverse_ip_bytes: 112,
             total_ip_bytes: 138,
+            total_reverse_ip_bytes: 280,
             first_seen_unix_ns: 1_700_000_000_000_000_001,
             last_seen_unix_ns: 1_700_000_000_000_000_002,
             ip_version: 4,
@@ -414,9 +420,9 @@ mod tests {
             "ip_version": 4, "protocol": 6,
             "src_addr": "10.0.0.1", "src_port": 40_000, "dst_addr": "10.0.0.2", "dst_port": 443,
             "icmp_type": null, "icmp_code": null, "icmp_identifier": null, "later_fragment": false,
-            "packets": 1, "bytes": 60, "reverse_packets": 0, "reverse_bytes": 0,
+            "packets": 1, "bytes": 60, "reverse_packets": 2, "reverse_bytes": 140,
             "total_packets": 3, "total_bytes": 180,
-            "total_reverse_packets": 0, "total_reverse_bytes": 0,
+            "total_reverse_packets": 5, "total_reverse_bytes": 350,
             "first_seen_ns": 1_700_000_000_000_000_001_u64,
             "last_seen_ns": 1_700_000_000_000_000_002_u64,
             "tcp_flags": 0, "reverse_tcp_flags": 18, "dscp": 0, "end_reason": null,
@@ -427,9 +433,9 @@ mod tests {
         // More than one macro takes.
         for (name, value) in [
             ("ip_bytes", 40),
-            ("reverse_ip_bytes", 0),
+            ("reverse_ip_bytes", 112),
             ("total_ip_bytes", 138),
-            ("total_reverse_ip_bytes", 0),
+            ("total_reverse_ip_bytes", 280),
         ] {
             expected[name] = json!(value);
         }
