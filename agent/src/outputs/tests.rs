@@ -1,7 +1,10 @@
+use std::{fs, pin::pin, sync::mpsc};
+
 use agent_common::Pair;
+use futures_util::poll;
 use prost::Message as _;
 use settings::{Wish, Wishes};
-use tokio::net::UdpSocket;
+use tokio::{net::UdpSocket, task::spawn_blocking};
 
 use super::*;
 use crate::{
@@ -132,6 +135,66 @@ async fn a_datagram_that_is_refused_at_the_end_is_not_one_that_was_sent() {
     tokio::time::timeout(patience, departed).await.unwrap();
     let departed = outputs.departed();
     assert_eq!((departed.sent, departed.refused), (Some(ONE), Some(ONE)));
+}
+
+/// A thread goes on with what it has begun to write, though the time is over and nobody waits for it.
+#[test]
+fn the_last_piece_of_a_file_is_sent_if_a_thread_has_begun_with_it_and_lost_if_not() {
+    for has_begun in [true, false] {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .max_blocking_threads(1)
+            .build()
+            .unwrap();
+        runtime.block_on(last_piece(has_begun));
+    }
+}
+
+async fn last_piece(has_begun: bool) {
+    let over = Instant::now();
+    let folder = tempfile::tempdir().unwrap();
+    let lines = folder.path().join("flows.jsonl");
+    let Prepared { output, .. } = output(&format!("jsonl={}", lines.display()));
+    let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
+    let subscription = hub.subscribe_output("file", &output.address());
+    let tally = Arc::new(Tally::new(subscription.backlog()));
+    let (deadline, until) = watch::channel(None);
+    let mine = Arc::clone(&tally);
+    let worker = Worker::new("file", &output, None, &hub, subscription, mine, until);
+    let mut run = pin!(worker.run());
+    hub.publish(&in_the_middle());
+    while tally.status().sent != Some(ONE) {
+        assert!(poll!(&mut run).is_pending());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+
+    let (free, is_free) = mpsc::channel::<()>();
+    if !has_begun {
+        // It has the only thread.
+        spawn_blocking(move || is_free.recv());
+    }
+    hub.publish(&in_the_middle());
+    assert!(poll!(&mut run).is_pending());
+    if has_begun {
+        let (tell, told) = mpsc::channel();
+        spawn_blocking(move || tell.send(()));
+        // It comes after the piece. The worker does not run meanwhile, so the time is over before it hears.
+        told.recv().unwrap();
+    }
+    deadline.send_replace(Some(over));
+    run.await;
+
+    let (mut two, none) = (ONE, RecordSum::default());
+    two += ONE;
+    let [sent, lost] = if has_begun { [two, none] } else { [ONE, ONE] };
+    let status = tally.status();
+    assert_eq!(
+        [status.sent, status.lost, status.queued],
+        [sent, lost, none].map(Some)
+    );
+    drop(free);
+    let written = fs::read_to_string(&lines).unwrap();
+    assert_eq!(written.lines().count() as u64, sent.records);
 }
 
 /// Nothing follows on a message that would tell what became of it.
