@@ -491,6 +491,35 @@ mod tests {
     }
 
     #[test]
+    fn each_sum_and_direction_adds_up_by_itself_in_either_order() {
+        let counters = |first_seen_ns, factor: u64| FlowCounters {
+            packets: [factor, 2 * factor],
+            bytes: [60 * factor, 140 * factor],
+            ip_bytes: [46 * factor, 112 * factor],
+            first_seen_ns,
+            ..FlowCounters::default()
+        };
+        let counts = [
+            Counts {
+                packets: 11,
+                bytes: 660,
+                ip_bytes: 506,
+            },
+            Counts {
+                packets: 22,
+                bytes: 1_540,
+                ip_bytes: 1_232,
+            },
+        ];
+        let (first, second) = (counters(1, 1), counters(2, 10));
+        for [mut one, other] in [[first, second], [second, first]] {
+            one.unite(&other);
+            assert_eq!(one.counts(), counts);
+            assert_eq!(one.first_seen_ns, 1);
+        }
+    }
+
+    #[test]
     fn both_directions_of_a_plain_flow_have_one_side_and_keep_their_kind() {
         const INGRESS: u8 = 0;
         const EGRESS: u8 = 1;

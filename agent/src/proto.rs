@@ -238,6 +238,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_report_of_the_total_has_the_sums_of_each_direction() {
+        let mut record = FlowRecord {
+            total_packets: 1,
+            total_bytes: 60,
+            total_reverse_packets: 2,
+            total_reverse_bytes: 140,
+            total_ip_bytes: 46,
+            total_reverse_ip_bytes: 112,
+            ..FlowRecord::default()
+        };
+        let total = record.clone();
+        record.report_total();
+        let all = FlowRecord {
+            delta_packets: 1,
+            delta_bytes: 60,
+            delta_reverse_packets: 2,
+            delta_reverse_bytes: 140,
+            delta_ip_bytes: 46,
+            delta_reverse_ip_bytes: 112,
+            ..total
+        };
+        assert_eq!(record, all);
+    }
+
+    #[test]
     fn an_account_on_the_wire_closes_when_the_kernels_does() {
         let mut account = HookAccount::default();
         for (number, &reason) in Reason::ALL.iter().enumerate() {
