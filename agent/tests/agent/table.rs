@@ -10,7 +10,7 @@ use agent::{
     },
 };
 use agent_common::{
-    Pair, Reason,
+    Counts, FlowCounters, Pair, Reason,
     slots::{Hash, SLOTS},
 };
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
@@ -21,6 +21,9 @@ use crate::{
     corpus::programs::{IFINDEX, netns},
     support::{Agent, count, pair, wait_for_packets, wait_until},
 };
+
+/// IPv4 and UDP, and what [`frames`] have in it.
+const IP_PACKET_LEN: u64 = 20 + 8 + 18;
 
 /// One frame for each of these flows.
 fn frames(lab: &Lab, flows: Range<u32>) -> Vec<Vec<u8>> {
@@ -193,6 +196,11 @@ async fn flows_that_find_no_slot_go_behind_the_slots() {
     assert_eq!(sums.len(), frames.len());
     let thrice = [count(3, &frames[0]), Pair::default()];
     assert!(sums.values().all(|sum| *sum == thrice));
+    let ip_octets = |flow: &Value| flow["total_ip_bytes"].as_u64().unwrap();
+    let ended = report.flows.iter();
+    let ended = ended.filter(|flow| !flow["end_reason"].is_null());
+    let octets: Vec<u64> = ended.map(ip_octets).collect();
+    assert_eq!(octets, vec![3 * IP_PACKET_LEN; frames.len()]);
 }
 
 /// Whoever knows the factors of the hash can choose flows that have one hash: their windows take some, the map behind them
@@ -242,17 +250,19 @@ fn flows_of_one_hash_are_all_accounted_for() {
         windows.extend(
             hashes.flat_map(|hash| [hash, hash.again()].map(|hash| hash.walk(page).window)),
         );
-        kept.extend(
-            counters
-                .iter()
-                .map(|counters| counters.packets[0] + counters.packets[1]),
-        );
+        let counts = counters.iter().flat_map(FlowCounters::counts);
+        kept.extend(counts.filter(|counts| *counts != Counts::default()));
     });
     let taken = taken.unwrap();
     assert!(windows.len() <= 2, "{windows:?}");
     let room = windows.len() as u32 * SLOTS + Size::behind_flows(MAX_FLOWS);
     assert_eq!(taken, u64::from(room));
-    assert_eq!(kept, vec![2; room as usize]);
+    let twice = Counts {
+        packets: 2,
+        bytes: 2 * frames[0].len() as u64,
+        ip_bytes: 2 * IP_PACKET_LEN,
+    };
+    assert_eq!(kept, vec![twice; room as usize]);
     let account = kernel.accounts.take(0, 0).unwrap();
     let refused = 2 * (u64::from(FLOWS) - u64::from(room));
     assert_eq!(account.get(Reason::TableFull).packets, refused);
