@@ -44,7 +44,8 @@ fn every_frame_counts_in_the_kernel_as_its_entry_says() {
                     if !matches!(reason, NotRun::TooShort | NotRun::TooLong) {
                         continue;
                     }
-                    match programs.run(name, hook, &entry.frame) {
+                    let segments = u32::from(entry.frame.is_super_frame);
+                    match programs.run(name, hook, &entry.frame, segments) {
                         // Before 6.1 the kernel runs XDP programs on any length.
                         Ok(counted) => {
                             if let Err(error) = compare(&entry.expected, &entry.frame, &counted) {

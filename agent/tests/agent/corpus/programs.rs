@@ -109,6 +109,8 @@ pub fn is_short_skb(bytes: &[u8]) -> bool {
 /// What one run left in the maps.
 pub struct Counted {
     pub hook: Hook,
+    /// Those of the super-frame; 0 for a frame that is none.
+    pub segments: u32,
     pub account: HookAccount,
     pub flows: Vec<(FlowKey, FlowCounters)>,
     /// The endpoints of the tunnels that the flows came through.
@@ -161,15 +163,20 @@ impl Programs {
         }
     }
 
-    /// Runs a program once and forgets its fragments, so that no frame joins the flow of an earlier one.
-    pub fn run(&mut self, name: &str, hook: Hook, frame: &RawFrame) -> io::Result<Counted> {
-        let segments = u32::from(frame.is_super_frame);
+    /// Runs a program once, on a super-frame if `segments` is not 0, and forgets its fragments, so that no frame joins the flow of an earlier one.
+    pub fn run(
+        &mut self,
+        name: &str,
+        hook: Hook,
+        frame: &RawFrame,
+        segments: u32,
+    ) -> io::Result<Counted> {
         let counted = self.run_and_remember(name, hook, &frame.bytes, segments);
         self.forget_fragments();
         counted
     }
 
-    /// Runs a program once, on a super-frame if `segments` is not 0. Nothing else runs these programs, so
+    /// The same, and its fragments stay. Nothing else runs these programs, so
     /// their page is idle between two runs and can be emptied without a flip.
     pub fn run_and_remember(
         &mut self,
@@ -196,6 +203,7 @@ impl Programs {
         assert_eq!(verdict, hook.verdict(), "the packet goes on");
         Ok(Counted {
             hook,
+            segments,
             account: self.kernel.accounts.take(0, hook.account()).unwrap(),
             flows: self.take_flows(),
             outers: self.take_outers(),

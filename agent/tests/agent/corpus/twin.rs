@@ -10,17 +10,20 @@ use super::programs::{Counted, Hook, IFINDEX, NotRun, Programs, is_short_skb, ne
 /// An Ethernet frame on the wire has at least 60 bytes, without FCS.
 const MIN_FRAME_LEN: u64 = 60;
 
-/// Checks what the kernel counted for a frame; the error says what is wrong. A super-frame was run as one of
-/// one segment.
+/// Checks what the kernel counted for a frame; the error says what is wrong.
 pub fn compare(expected: &Parsed, frame: &RawFrame, counted: &Counted) -> Result<(), String> {
     let had = Pair {
         packets: 1,
         bytes: frame.bytes.len() as u64,
     };
     let jumbo_len_bytes = expected.map_or(0, |meaning| meaning.packet.jumbo_len_bytes);
-    let one = Pair {
-        bytes: had.bytes - u64::from(jumbo_len_bytes),
-        ..had
+    let skb_len_bytes = had.bytes - u64::from(jumbo_len_bytes);
+    // As many segments as the skb said, or one frame.
+    let packets = u64::from(counted.segments).max(1);
+    let repeated_len_bytes = repeated_len_bytes(expected, had.bytes);
+    let wire = Pair {
+        packets,
+        bytes: skb_len_bytes + (packets - 1) * repeated_len_bytes.unwrap_or(0),
     };
     let sums: BTreeMap<Reason, Pair> = Reason::ALL
         .iter()
@@ -28,22 +31,22 @@ pub fn compare(expected: &Parsed, frame: &RawFrame, counted: &Counted) -> Result
         .filter(|(_, pair)| *pair != Pair::default())
         .collect();
     let placed = expected.err().unwrap_or(Reason::Flows);
-    let mut expected_sums = BTreeMap::from([(Reason::Seen, one), (placed, one)]);
-    if one.bytes < MIN_FRAME_LEN {
-        let bytes = MIN_FRAME_LEN - one.bytes;
+    let mut expected_sums = BTreeMap::from([(Reason::Seen, wire), (placed, wire)]);
+    if skb_len_bytes < MIN_FRAME_LEN {
+        let bytes = MIN_FRAME_LEN - skb_len_bytes;
         expected_sums.insert(Reason::Short, Pair { packets: 1, bytes });
     }
     if frame.is_super_frame {
         expected_sums.extend([
             (Reason::SuperFrames, had),
-            (Reason::SuperFrameSegments, one),
+            (Reason::SuperFrameSegments, wire),
         ]);
-        if !repeats_known_headers(expected, had.bytes) {
-            expected_sums.insert(Reason::Inexact, one);
+        if repeated_len_bytes.is_none() {
+            expected_sums.insert(Reason::Inexact, wire);
         }
     }
     if let Ok(meaning) = expected {
-        expected_sums.extend(facts(meaning).map(|fact| (fact, one)));
+        expected_sums.extend(facts(meaning).map(|fact| (fact, wire)));
     }
     if sums != expected_sums {
         return Err(format!("the account has {sums:?}, not {expected_sums:?}"));
@@ -67,17 +70,18 @@ pub fn compare(expected: &Parsed, frame: &RawFrame, counted: &Counted) -> Result
             "the tunnels' endpoints are {found:?}, not {outers:?}"
         ));
     }
-    // The headers of a super-frame's only segment are repeated for no other.
-    let ip_end_bytes = if frame.is_super_frame {
-        one.bytes
+    let ip_start_bytes = u64::from(packet.ip_start_bytes);
+    let ip_bytes = if frame.is_super_frame {
+        // What stands before each IP packet is on the wire as often as it is known to be repeated.
+        let link_headers = repeated_len_bytes.map_or(1, |_| packets);
+        wire.bytes - link_headers * ip_start_bytes
     } else {
-        packet.ip_end_bytes.into()
+        u64::from(packet.ip_end_bytes) - ip_start_bytes
     };
-    let ip_bytes = ip_end_bytes - u64::from(packet.ip_start_bytes);
     let direction = usize::from(packet.direction);
     let as_expected = |(found, counters): &(FlowKey, FlowCounters)| {
         let mut both = [Pair::default(); 2];
-        both[direction] = one;
+        both[direction] = wire;
         let (mut ip, mut flags) = ([0; 2], [0; 2]);
         (ip[direction], flags[direction]) = (ip_bytes, packet.tcp_flags);
         without_name(*found) == key
@@ -94,16 +98,19 @@ pub fn compare(expected: &Parsed, frame: &RawFrame, counted: &Counted) -> Result
     }
 }
 
-/// Whether the packet itself shows which headers repeat. The skbs of `BPF_PROG_TEST_RUN` have no GSO type
-/// that would.
-fn repeats_known_headers(expected: &Parsed, len_bytes: u64) -> bool {
-    expected.is_ok_and(|meaning| {
-        let is_opened = meaning.outcome & outcome::DECAPSULATED != 0;
-        let header_len = meaning.packet.segment_header_len_bytes;
-        meaning.packet.tells_what_repeats(is_opened)
-            && header_len != 0
-            && u64::from(header_len) <= len_bytes
-    })
+/// The length of the headers that each segment repeats, where the packet itself shows it. The skbs of
+/// `BPF_PROG_TEST_RUN` have no GSO type that would.
+fn repeated_len_bytes(expected: &Parsed, len_bytes: u64) -> Option<u64> {
+    let Ok(meaning) = expected else {
+        return None;
+    };
+    let packet = &meaning.packet;
+    let is_opened = meaning.outcome & outcome::DECAPSULATED != 0;
+    let header_len = u64::from(packet.segment_header_len_bytes);
+    let is_known =
+        packet.tells_what_repeats(is_opened) && header_len != 0 && header_len <= len_bytes;
+    // Segments are without the hop-by-hop header of a jumbogram.
+    is_known.then(|| header_len - u64::from(packet.jumbo_len_bytes))
 }
 
 /// The key without the hash for a missing tunnel number, as in the corpus.
@@ -135,16 +142,21 @@ pub fn run_and_compare(
     if let Some(reason) = hook.refuses(frame) {
         return Ok(Some(reason));
     }
-    match programs.run(name, hook, frame) {
-        Ok(counted) => compare(expected, frame, &counted).map(|()| None),
-        Err(error)
-            if hook.takes_skbs()
-                && is_short_skb(&frame.bytes)
-                && error.raw_os_error() == Some(libc::EINVAL) =>
-        {
-            Ok(Some(NotRun::ShortSkb))
+    // Whatever is repeated for several segments is not there for one.
+    let segments: &[u32] = if frame.is_super_frame { &[1, 3] } else { &[0] };
+    for &segments in segments {
+        match programs.run(name, hook, frame, segments) {
+            Ok(counted) => compare(expected, frame, &counted),
+            Err(error)
+                if hook.takes_skbs()
+                    && is_short_skb(&frame.bytes)
+                    && error.raw_os_error() == Some(libc::EINVAL) =>
+            {
+                return Ok(Some(NotRun::ShortSkb));
+            }
+            Err(error) => Err(error.to_string()),
         }
-        Err(error) => Err(error.to_string()),
+        .map_err(|error| format!("{name}, {segments} segments: {error}"))?;
     }
-    .map_err(|error| format!("{name}: {error}"))
+    Ok(None)
 }
