@@ -4,8 +4,8 @@
 use std::{thread, time::Instant};
 
 use crate::support::{
-    Agent, BINARY, PATIENCE, Report,
-    attached::{LongFrames, TCX_EGRESS, TCX_INGRESS},
+    Agent, BINARY, PATIENCE, Report, assert_ip_octets,
+    attached::{LongFrames, TCX_EGRESS, TCX_INGRESS, tag_beside},
     pair, wait_for_silence,
     wire::{on_the_wire, veth_merges},
 };
@@ -30,6 +30,11 @@ fn assert_equals_the_wire(report: &Report, wire: Pair) {
     let in_records: Pair = report.sums().into_values().flatten().sum();
     assert_eq!(in_records, wire);
     assert_eq!(beside(report, "inexact"), Pair::default());
+    assert!(!report.flows.is_empty());
+    for flow in &report.flows {
+        let tags = flow["vlan_ids"].as_array().unwrap().len() as u64;
+        assert_ip_octets(flow, 14 + 4 * tags);
+    }
 }
 
 fn beside(report: &Report, fact: &str) -> Pair {
@@ -128,10 +133,37 @@ fn super_frames_without_a_segment_count_equal_the_wire() {
     assert_eq!(report.sums().len() as u64, 5 * protocols);
 }
 
-/// Each segment carries the tag that the kernel keeps beside the frame.
+/// Each segment carries the tag that the kernel keeps beside the super-frame.
 #[test]
-fn merged_frames_with_a_tag_equal_the_wire() {
-    if !is_root_or_skip("agent::merged_frames_with_a_tag_equal_the_wire") {
+fn a_tag_beside_a_super_frame_is_on_each_segment() {
+    const NAME: &str = "agent::a_tag_beside_a_super_frame_is_on_each_segment";
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    if !kernel::is_at_least(6, 6) {
+        return skip(NAME, "the tag is put there by TCX, from 6.6");
+    }
+    let lab = with_super_frames(Lab::quiet().unwrap());
+    let _tagger = tag_beside(&lab.agent, 100);
+    let agent = Agent::start(&lab, &[]);
+    let before = lab.peer.counters().unwrap();
+    let socket = lab.agent.super_frame_socket().unwrap();
+    for base in [lab.agent.frame_v4(&lab.peer), lab.agent.frame_v6(&lab.peer)] {
+        let frame = base.tcp(1, 80, ACK, &vec![0; 54_321]).unwrap();
+        socket.send(&frame, 1000).unwrap();
+    }
+    let wire = on_the_wire(wait_for_silence(&lab.peer) - before);
+    let report = agent.stop();
+    assert_eq!(wire.packets, 2 * 55);
+    assert_equals_the_wire(&report, wire);
+    assert_eq!(beside(&report, "super_frames").packets, 2);
+    assert_eq!(beside(&report, "offloaded_tags").packets, wire.packets);
+}
+
+/// The kernel takes the tag out of arriving frames that it does not merge: they have one sequence number.
+#[test]
+fn frames_with_a_tag_equal_the_wire() {
+    if !is_root_or_skip("agent::frames_with_a_tag_equal_the_wire") {
         return;
     }
     let lab = with_super_frames(Lab::quiet().unwrap());

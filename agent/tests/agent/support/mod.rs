@@ -308,6 +308,21 @@ impl Report {
     }
 }
 
+/// Asserts that the IP octets of a record are what its frames have on the wire, each without what stands before its IP
+/// header. Each segment of a super-frame has its own.
+pub fn assert_ip_octets(flow: &Value, before_ip_bytes: u64) {
+    let number = |name: &str| flow[name].as_u64().unwrap();
+    for way in ["", "reverse_", "total_", "total_reverse_"] {
+        let [packets, bytes, ip_bytes] =
+            ["packets", "bytes", "ip_bytes"].map(|name| number(&format!("{way}{name}")));
+        assert_eq!(
+            ip_bytes,
+            bytes - before_ip_bytes * packets,
+            "{way}ip_bytes of {flow}"
+        );
+    }
+}
+
 fn sums_of<'a>(flows: impl IntoIterator<Item = &'a Value>) -> BTreeMap<String, Both> {
     let mut sums = BTreeMap::new();
     for line in flows {

@@ -9,7 +9,7 @@ use lab::{
 
 use super::{DECAPSULATE, beside, carrier::INNER_V4, sums_of};
 use crate::support::{
-    Agent, Report, wait_for_silence,
+    Agent, Report, assert_ip_octets, wait_for_silence,
     wire::{on_the_wire, veth_merges},
 };
 
@@ -88,6 +88,11 @@ fn super_frames_in_a_tunnel_equal_the_wire() {
             .find(|(flow, _)| flow.contains(" 5001 | vxlan 42 | "))
             .map(|(_, [forward, _])| *forward);
         assert!(carried.unwrap().bytes > 10_000_000, "{sums:?}");
+        // Of each segment's packet inside, behind Ethernet, IPv4, UDP, VXLAN and Ethernet again.
+        let inside = report.flows.iter();
+        for flow in inside.filter(|flow| flow["encapsulation"] == "vxlan") {
+            assert_ip_octets(flow, 14 + 20 + 8 + 8 + 14);
+        }
     });
 }
 
@@ -101,6 +106,9 @@ fn super_frames_in_a_tunnel_that_is_not_opened_equal_the_wire() {
         bulk_in_a_tunnel(port, settings, |report| {
             let sums = report.sums();
             assert!(sums.keys().all(|flow| flow.contains(" 17 ")), "{sums:?}");
+            for flow in &report.flows {
+                assert_ip_octets(flow, 14);
+            }
         });
     }
 }
