@@ -57,7 +57,9 @@ pub fn set_by_ns(before: ScanClock, after: ScanClock) -> i64 {
     const STEERED: u64 = 1000;
     let by_ns = after.boot_to_unix_ns.wrapping_sub(before.boot_to_unix_ns);
     let elapsed_ns = after.boot_ns.saturating_sub(before.boot_ns);
-    if by_ns.unsigned_abs() < SHORTEST_NS + elapsed_ns / STEERED {
+    // Nothing steers while the machine sleeps.
+    let awake_ns = elapsed_ns.saturating_sub(after.slept_ns);
+    if by_ns.unsigned_abs() < SHORTEST_NS + awake_ns / STEERED {
         0
     } else {
         by_ns
@@ -247,6 +249,11 @@ mod tests {
         // Two seconds in an hour may have been steered.
         assert_eq!(set_by_ns(earlier, at(4600, 52 * second)), 0);
         assert_eq!(set_by_ns(earlier, at(4600, 55 * second)), 5 * second);
+        let woken = ScanClock {
+            slept_ns: 3590 * SECOND,
+            ..at(4600, 52 * second)
+        };
+        assert_eq!(set_by_ns(earlier, woken), 2 * second);
     }
 
     #[test]

@@ -176,7 +176,7 @@ impl Scanner {
     fn run(&mut self, is_final: bool) -> Result<()> {
         let started = Instant::now();
         let cpu_started = clock::thread_cpu();
-        let scan_clock = self.clock()?;
+        let (scan_clock, set_by_ns) = self.clock()?;
 
         // The programs do not know these any more, so all that they counted there is on the pages that this
         // scan drains.
@@ -198,6 +198,7 @@ impl Scanner {
         if self.taking.is_some() {
             self.complete_snapshot();
         }
+        self.follow_set_clock(set_by_ns);
         self.replica.begin_scan(scan_clock);
         self.note_progress();
         let left_ids = left.iter().map(|left| left.id).collect();
@@ -258,14 +259,14 @@ impl Scanner {
         Ok(())
     }
 
-    fn clock(&mut self) -> Result<ScanClock> {
+    /// The clocks now, and by how much Unix time was set since the last scan.
+    fn clock(&mut self) -> Result<(ScanClock, i64)> {
         let sleep = Sleep::so_far();
         let slept_ns = self.sleep.until(sleep);
         self.sleep = sleep;
         let scan_clock = clock::at(self.kernel.clocks()?, slept_ns);
         let last_clock = mem::replace(&mut self.last_clock, scan_clock);
-        self.follow_set_clock(clock::set_by_ns(last_clock, scan_clock));
-        Ok(scan_clock)
+        Ok((scan_clock, clock::set_by_ns(last_clock, scan_clock)))
     }
 
     /// Unix time is that of the scan, also for what came before, so a window has its true length.

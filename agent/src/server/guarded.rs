@@ -1,10 +1,13 @@
-//! A connection that holds a place of its listener, and loses it if no request comes.
+//! A connection that holds a place of its listener, and loses it if no request comes. At its end the peer may
+//! write until it has read everything: if the socket were closed at once, a client that is about to write would
+//! see a broken connection before it reads how its call ended.
 
 use std::{
     io,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use tokio::{
@@ -19,6 +22,9 @@ use super::{
     limits::{Doors, Place, Refusal},
 };
 
+/// How long a connection on which nothing more is sent waits for its peer to close it.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 pub(super) struct Guarded {
     connection: Connection,
     caller: Caller,
@@ -26,6 +32,8 @@ pub(super) struct Guarded {
     /// Wakes the connection's task to check whether the connection is idle.
     look: Pin<Box<Sleep>>,
     has_ended: bool,
+    /// Nothing more is sent, and `look` says until when the peer is waited for.
+    is_leaving: bool,
     _place: Place,
 }
 
@@ -43,6 +51,7 @@ impl Guarded {
             doors,
             look: Box::pin(sleep_until(first_look)),
             has_ended: false,
+            is_leaving: false,
             _place: place,
         }
     }
@@ -65,6 +74,18 @@ impl Guarded {
             return Err(io::ErrorKind::TimedOut.into());
         }
         Ok(())
+    }
+
+    /// Reads what nobody wants any more, until the peer has closed the connection.
+    fn poll_left(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let mut unwanted = [0; 1024];
+        loop {
+            let mut buffer = ReadBuf::new(&mut unwanted);
+            let read = ready!(Pin::new(&mut self.connection).poll_read(context, &mut buffer));
+            if read.is_err() || buffer.filled().is_empty() {
+                return Poll::Ready(());
+            }
+        }
     }
 }
 
@@ -118,7 +139,16 @@ impl AsyncWrite for Guarded {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().connection).poll_shutdown(context)
+        let this = self.get_mut();
+        if !this.is_leaving {
+            ready!(Pin::new(&mut this.connection).poll_shutdown(context))?;
+            this.is_leaving = true;
+            this.look.as_mut().reset(Instant::now() + PATIENCE);
+        }
+        if this.look.as_mut().poll(context).is_pending() {
+            ready!(this.poll_left(context));
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -164,12 +194,24 @@ mod tests {
         assert!(guarded.is_write_vectored());
         let slices = [IoSlice::new(b"w"), IoSlice::new(b"er")];
         assert_eq!(guarded.write_vectored(&slices).await.unwrap(), 3);
-        guarded.shutdown().await.unwrap();
-        let error = guarded.write_all(b"more").await.unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
-        let mut answer = Vec::new();
-        peer.read_to_end(&mut answer).await.unwrap();
-        assert_eq!(answer, b"answer");
+        let end = async {
+            guarded.shutdown().await.unwrap();
+            let error = guarded.write_all(b"more").await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+            drop(guarded);
+        };
+        // The peer writes until it has read everything.
+        let read = async {
+            let mut answer = Vec::new();
+            peer.read_to_end(&mut answer).await.unwrap();
+            assert_eq!(answer, b"answer");
+            for _ in 0..3 {
+                peer.write_all(&[0; 2000]).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+            drop(peer);
+        };
+        tokio::join!(end, read);
     }
 
     #[tokio::test]
@@ -180,6 +222,17 @@ mod tests {
         let connect = TcpStream::connect(listener.local_addr().unwrap());
         let (peer, accepted) = tokio::join!(connect, listener.accept());
         passes(Connection::Tcp(accepted.unwrap().0), peer.unwrap()).await;
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_does_not_close_the_connection_is_not_waited_for_long() {
+        let (ours, mut peer) = UnixStream::pair().unwrap();
+        let connection = Connection::Unix(ours, Filter::default());
+        let mut guarded = guarded(connection, Caller::new(Peer::Unknown), &doors());
+        guarded.shutdown().await.unwrap();
+        drop(guarded);
+        let error = peer.write_all(b"late").await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     }
 
     #[tokio::test]

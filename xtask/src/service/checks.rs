@@ -56,11 +56,14 @@ fn commands<'a>(document: &'a str, heading: &str) -> Result<Vec<&'a str>> {
     let (_, section) = document
         .split_once(&format!("\n{heading}\n"))
         .with_context(|| format!("no heading is {heading}"))?;
+    let section = section.lines();
     let lines = section
-        .lines()
+        .take_while(|line| !line.starts_with('#'))
         .map(|line| line.strip_prefix("    "))
         .skip_while(Option::is_none);
-    Ok(lines.map_while(|line| line).collect())
+    let commands: Vec<_> = lines.map_while(|line| line).collect();
+    ensure!(!commands.is_empty(), "no commands are under {heading}");
+    Ok(commands)
 }
 
 /// Files of the whole machine, but for those that Debian's own tools write whatever is installed.
