@@ -59,7 +59,7 @@ fn assert_follows_the_clock(lab: &Lab, agent: Agent, hours: i64, wait: impl Fn(&
     let then_ns = before_ns.strict_add_signed(hours * HOUR_NS.cast_signed());
     let half_an_hour_later_ns = then_ns + HOUR_NS / 2;
     for time in ["first_seen_ns", "last_seen_ns"] {
-        let at_ns = of(&report, time).last().unwrap();
+        let at_ns = *of(&report, time).last().unwrap();
         let is_after = (then_ns..half_an_hour_later_ns).contains(&at_ns);
         assert!(is_after, "{hours} h, {time}: {:?}", report.flows);
     }
