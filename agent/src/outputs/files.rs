@@ -13,13 +13,11 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{self, ErrorKind, Write as _},
     os::unix::fs::OpenOptionsExt as _,
-    panic::resume_unwind,
     path::{Path, PathBuf},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
-    thread,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -392,10 +390,11 @@ impl Place {
         let mut from = options.open(&part).context("open it")?;
         let half = names.half(name, ending);
         let to = make_new(&half).with_context(|| format!("make {}", half.display()))?;
-        let made = on_a_thread_of_its_own(|| match self.made {
+        let made = match self.made {
             Some(Made { make, .. }) => make(&mut from, to, compression).context("make it whole"),
             None => compress(&mut from, to, compression).context("compress it"),
-        });
+        };
+        give_back_memory();
         made?.sync_all().context("write it to the disk")?;
         fs::rename(&half, &whole).context("rename what is complete")?;
         fs::remove_file(&part).context("remove what is complete")
@@ -432,14 +431,14 @@ fn compress(from: &mut File, to: File, compression: Compression) -> Result<File>
     })
 }
 
-/// The C library keeps what a thread frees, some 26 MB after a Parquet file, for that thread. Each thread of tokio's pool
-/// would keep as much; that of one which has ended goes to the next.
-fn on_a_thread_of_its_own<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    thread::scope(|scope| {
-        let thread = thread::Builder::new().spawn_scoped(scope, work);
-        let worked = thread.context("start a thread")?.join();
-        worked.unwrap_or_else(|panic| resume_unwind(panic))
-    })
+/// The C library keeps what was freed for the thread that had taken it, some 26 MB after a Parquet file. Each thread of
+/// tokio's pool would keep as much.
+fn give_back_memory() {
+    // SAFETY: it only takes the C library's own locks.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::malloc_trim(0);
+    }
 }
 
 async fn blocking<T: Send + 'static>(

@@ -2,6 +2,7 @@ use std::{
     io::Read as _,
     os::unix::fs::{PermissionsExt as _, symlink},
     sync::Barrier,
+    thread,
 };
 
 use futures_util::FutureExt as _;
