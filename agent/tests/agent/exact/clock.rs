@@ -41,8 +41,8 @@ fn assert_follows_the_clock(lab: &Lab, agent: Agent, hours: i64, wait: impl Fn(&
         .udp(1, 2, b"before and after")
         .unwrap();
     let socket = lab.peer.frame_socket().unwrap();
-    send(lab, &socket, &frame);
     let before_ns = unix_ns();
+    send(lab, &socket, &frame);
     set_by(hours);
     wait(&agent);
     send(lab, &socket, &frame);
