@@ -169,13 +169,12 @@ async fn last_piece(has_begun: bool) {
     }
 
     let (free, is_free) = mpsc::channel::<()>();
-    if !has_begun {
-        // It has the only thread.
-        spawn_blocking(move || is_free.recv());
-    }
+    // It has the only thread, so that the worker has to wait for the piece.
+    spawn_blocking(move || is_free.recv());
     hub.publish(&in_the_middle());
     assert!(poll!(&mut run).is_pending());
     if has_begun {
+        free.send(()).unwrap();
         let (tell, told) = mpsc::channel();
         spawn_blocking(move || tell.send(()));
         // It comes after the piece. The worker does not run meanwhile, so the time is over before it hears.
