@@ -123,9 +123,7 @@ impl Clsact {
     /// Removes those of its filters on an interface that are there, after others were removed, and forgets all of them.
     pub(super) fn remove_rest(&mut self, ifindex: u32) -> Result<()> {
         for place in self.places(ifindex) {
-            if self.has(place)? {
-                self.remove(place);
-            }
+            self.remove(place)?;
         }
         self.forget(ifindex);
         Ok(())
@@ -136,20 +134,32 @@ impl Clsact {
         let of_it = |place: &mut Place| place.ifindex == ifindex;
         let places: Vec<_> = self.filters.extract_if(.., of_it).collect();
         for place in places {
-            self.remove(place);
+            self.remove_or_tell(place);
         }
     }
 
-    fn remove(&mut self, place: Place) {
-        if let Err(error) = self.socket.remove(place) {
-            // A filter that is gone was removed with its interface or its qdisc.
-            let is_gone = matches!(
-                errno(&error),
-                Some(libc::ENOENT | libc::ENODEV | libc::EINVAL)
-            );
-            if !is_gone {
-                tracing::warn!(?place, "a clsact filter stays: {error:#}");
+    fn remove_or_tell(&mut self, place: Place) {
+        if let Err(error) = self.remove(place) {
+            tracing::warn!(?place, "a clsact filter stays: {error:#}");
+        }
+    }
+
+    /// Removes the filter at a place, unless it is gone. Then another program's may be there.
+    fn remove(&mut self, place: Place) -> Result<()> {
+        if !self.has(place)? {
+            return Ok(());
+        }
+        match self.socket.remove(place) {
+            // It has just been removed with its interface or its qdisc.
+            Err(error)
+                if matches!(
+                    errno(&error),
+                    Some(libc::ENOENT | libc::ENODEV | libc::EINVAL)
+                ) =>
+            {
+                Ok(())
             }
+            outcome => outcome,
         }
     }
 
@@ -231,7 +241,7 @@ fn ensure_egress(qdisc: Option<&String>) -> Result<()> {
 impl Drop for Clsact {
     fn drop(&mut self) {
         for place in std::mem::take(&mut self.filters) {
-            self.remove(place);
+            self.remove_or_tell(place);
         }
     }
 }

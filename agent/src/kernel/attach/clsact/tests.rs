@@ -147,19 +147,30 @@ fn a_stranger_at_the_place_of_one_of_ours_that_was_removed_stays() {
         return;
     }
     let wire = Wire::new("replaced");
+    let removals: [fn(Clsact, u32) -> Result<()>; 3] = [
+        |mut clsact, ifindex| clsact.remove_rest(ifindex),
+        |mut clsact, ifindex| {
+            clsact.detach(ifindex);
+            Ok(())
+        },
+        |_, _| Ok(()),
+    ];
     let replaced = || {
-        let mut clsact = Clsact::open()?;
+        let mut socket = TcSocket::open()?;
         // Another agent is a stranger, too. Its filters differ from ours by their number alone.
         for name in [STRANGER, "flow-agent:tc_ingress@0"] {
-            let ours = wire.attach(&mut clsact);
-            assert!(clsact.is_on(wire.link.ifindex)?);
-            clsact.socket.remove(ours)?;
-            wire.add_stranger(&mut clsact.socket, ours, name);
-            assert!(!clsact.is_on(wire.link.ifindex)?, "{name}");
-            clsact.remove_rest(wire.link.ifindex)?;
-            let left = wire.all(&mut clsact.socket);
-            assert_eq!(left, [(ours, name.to_owned())]);
-            clsact.socket.remove(ours)?;
+            for remove in removals {
+                let mut clsact = Clsact::open()?;
+                let ours = wire.attach(&mut clsact);
+                assert!(clsact.is_on(wire.link.ifindex)?);
+                socket.remove(ours)?;
+                wire.add_stranger(&mut socket, ours, name);
+                assert!(!clsact.is_on(wire.link.ifindex)?, "{name}");
+                remove(clsact, wire.link.ifindex)?;
+                let left = wire.all(&mut socket);
+                assert_eq!(left, [(ours, name.to_owned())]);
+                socket.remove(ours)?;
+            }
         }
         Ok(())
     };
