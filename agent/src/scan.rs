@@ -198,6 +198,7 @@ impl Scanner {
         if self.taking.is_some() {
             self.complete_snapshot();
         }
+        // Not before: a snapshot has the times of the scan that it shows.
         self.follow_set_clock(set_by_ns);
         self.replica.begin_scan(scan_clock);
         self.note_progress();

@@ -32,8 +32,10 @@ pub(super) struct Guarded {
     /// Wakes the connection's task to check whether the connection is idle.
     look: Pin<Box<Sleep>>,
     has_ended: bool,
-    /// Nothing more is sent, and `look` says until when the peer is waited for.
+    /// It is shut down, and `look` says until when the peer is waited for.
     is_leaving: bool,
+    /// The peer was told that nothing more comes.
+    has_said_so: bool,
     _place: Place,
 }
 
@@ -52,14 +54,15 @@ impl Guarded {
             look: Box::pin(sleep_until(first_look)),
             has_ended: false,
             is_leaving: false,
+            has_said_so: false,
             _place: place,
         }
     }
 
-    /// Fails once the connection has been idle for too long. Called at every read and write: if the peer takes
+    /// Fails once the connection has been idle for too long. Called at every read, write and flush: if the peer takes
     /// nothing, only one of them may be polled.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        while !self.has_ended && self.look.as_mut().poll(context).is_ready() {
+        while !self.is_leaving && !self.has_ended && self.look.as_mut().poll(context).is_ready() {
             let now = Instant::now();
             match self.caller.ends_at() {
                 Some(ends_at) if ends_at <= now => {
@@ -135,30 +138,38 @@ impl AsyncWrite for Guarded {
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().connection).poll_flush(context)
+        let this = self.get_mut();
+        this.check(context)?;
+        Pin::new(&mut this.connection).poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if !this.is_leaving {
-            ready!(Pin::new(&mut this.connection).poll_shutdown(context))?;
             this.is_leaving = true;
             this.look.as_mut().reset(Instant::now() + PATIENCE);
         }
-        if this.look.as_mut().poll(context).is_pending() {
-            ready!(this.poll_left(context));
+        if this.look.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Ok(()));
         }
-        Poll::Ready(Ok(()))
+        // Over TLS it has something to send, which the peer may not take.
+        if !this.has_said_so {
+            ready!(Pin::new(&mut this.connection).poll_shutdown(context))?;
+            this.has_said_so = true;
+        }
+        this.poll_left(context).map(Ok)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{io::IoSlice, time::Duration};
+    use std::{io::IoSlice, pin::pin};
 
+    use futures_util::poll;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::{TcpListener, TcpStream, UnixStream},
+        time::timeout,
     };
 
     use super::{
@@ -205,9 +216,9 @@ mod tests {
             let mut answer = Vec::new();
             peer.read_to_end(&mut answer).await.unwrap();
             assert_eq!(answer, b"answer");
-            for _ in 0..3 {
-                peer.write_all(&[0; 2000]).await.unwrap();
-                tokio::task::yield_now().await;
+            // More than the sockets hold.
+            for _ in 0..16 {
+                peer.write_all(&vec![0; 1 << 20]).await.unwrap();
             }
             drop(peer);
         };
@@ -229,7 +240,12 @@ mod tests {
         let (ours, mut peer) = UnixStream::pair().unwrap();
         let connection = Connection::Unix(ours, Filter::default());
         let mut guarded = guarded(connection, Caller::new(Peer::Unknown), &doors());
-        guarded.shutdown().await.unwrap();
+        {
+            let mut shutdown = pin!(guarded.shutdown());
+            assert!(poll!(&mut shutdown).is_pending());
+            let done = timeout(100 * PATIENCE, shutdown).await;
+            done.expect("it ends").unwrap();
+        }
         drop(guarded);
         let error = peer.write_all(b"late").await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
@@ -242,7 +258,8 @@ mod tests {
         let read = guarded.read(&mut [0]).await;
         let written = guarded.write(b"a").await;
         let written_vectored = guarded.write_vectored(&[IoSlice::new(b"a")]).await;
-        for ended in [read, written, written_vectored] {
+        let flushed = guarded.flush().await.map(|()| 0);
+        for ended in [read, written, written_vectored, flushed] {
             assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::TimedOut);
         }
         assert_eq!(doors.status().silent_connections, 1);
