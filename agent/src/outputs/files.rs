@@ -394,9 +394,6 @@ impl Place {
             Some(Made { make, .. }) => make(&mut from, to, compression).context("make it whole"),
             None => compress(&mut from, to, compression).context("compress it"),
         };
-        if self.made.is_some() {
-            give_back_memory();
-        }
         made?.sync_all().context("write it to the disk")?;
         fs::rename(&half, &whole).context("rename what is complete")?;
         fs::remove_file(&part).context("remove what is complete")
@@ -431,16 +428,6 @@ fn compress(from: &mut File, to: File, compression: Compression) -> Result<File>
             zstd.finish()?
         }
     })
-}
-
-/// glibc keeps what was freed for the thread that had taken it, some 26 MB after a Parquet file. Each thread of tokio's pool
-/// would keep as much.
-fn give_back_memory() {
-    // SAFETY: it only takes the C library's own locks.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        libc::malloc_trim(0);
-    }
 }
 
 async fn blocking<T: Send + 'static>(

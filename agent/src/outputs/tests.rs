@@ -109,6 +109,18 @@ fn in_the_middle() -> Batch {
     }
 }
 
+/// Whether it becomes so.
+async fn comes(is_so: impl Fn() -> bool) -> bool {
+    let waits = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(10), waits)
+        .await
+        .is_ok()
+}
+
 /// What somebody says of the last message is waited for.
 #[tokio::test]
 async fn a_datagram_that_is_refused_at_the_end_is_not_one_that_was_sent() {
@@ -117,22 +129,11 @@ async fn a_datagram_that_is_refused_at_the_end_is_not_one_that_was_sent() {
     let address = format!("ipfix=udp://{}", receiver.local_addr().unwrap());
     let outputs = Outputs::start(&hub, vec![output(&address)]);
     hub.publish(&in_the_middle());
-    let one_is_sent = async {
-        while outputs.status()[0].sent != Some(ONE) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    let patience = Duration::from_mins(10);
-    tokio::time::timeout(patience, one_is_sent).await.unwrap();
+    assert!(comes(|| outputs.status()[0].sent == Some(ONE)).await);
     drop(receiver);
     hub.publish(&in_the_middle());
     outputs.replace(Vec::new());
-    let departed = async {
-        while outputs.departed().queued != Some(RecordSum::default()) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(patience, departed).await.unwrap();
+    assert!(comes(|| outputs.departed().queued == Some(RecordSum::default())).await);
     let departed = outputs.departed();
     assert_eq!((departed.sent, departed.refused), (Some(ONE), Some(ONE)));
 }
@@ -206,18 +207,12 @@ async fn a_datagram_is_sent_when_its_host_is_silent_and_refused_when_it_says_tha
     let address = format!("ipfix=udp://{}", receiver.local_addr().unwrap());
     let outputs = Outputs::start(&hub, vec![output(&address)]);
     let fates = async |expected: [RecordSum; 3], failing| {
-        let known = async {
-            loop {
-                let status = outputs.status().remove(0);
-                let fates = [status.queued, status.sent, status.refused];
-                if fates.map(Option::unwrap) == expected && status.failing == failing {
-                    break;
-                }
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
+        let are_known = || {
+            let status = outputs.status().remove(0);
+            let fates = [status.queued, status.sent, status.refused];
+            fates.map(Option::unwrap) == expected && status.failing == failing
         };
-        let known = tokio::time::timeout(Duration::from_mins(10), known).await;
-        assert!(known.is_ok(), "{:?}", outputs.status());
+        assert!(comes(are_known).await, "{:?}", outputs.status());
     };
     let none = RecordSum::default();
     hub.publish(&in_the_middle());

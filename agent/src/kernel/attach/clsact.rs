@@ -149,17 +149,11 @@ impl Clsact {
         if !self.has(place)? {
             return Ok(());
         }
-        match self.socket.remove(place) {
-            // It has just been removed with its interface or its qdisc.
-            Err(error)
-                if matches!(
-                    errno(&error),
-                    Some(libc::ENOENT | libc::ENODEV | libc::EINVAL)
-                ) =>
-            {
-                Ok(())
-            }
-            outcome => outcome,
+        let removed = self.socket.remove(place);
+        // It may just have been removed with its interface or its qdisc.
+        match removed.as_ref().err().and_then(errno) {
+            Some(libc::ENOENT | libc::ENODEV | libc::EINVAL) => Ok(()),
+            _ => removed,
         }
     }
 

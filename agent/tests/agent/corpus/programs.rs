@@ -163,7 +163,8 @@ impl Programs {
         }
     }
 
-    /// Runs a program once, on a super-frame if `segments` is not 0, and forgets its fragments, so that no frame joins the flow of an earlier one.
+    /// Runs a program once, on a super-frame if `segments` is not 0, and forgets its fragments, so that no frame
+    /// joins the flow of an earlier one.
     pub fn run(
         &mut self,
         name: &str,
