@@ -223,47 +223,53 @@ impl Reason {
     ];
 }
 
-/// Slots of [`HookAccount`]: a power of two, so that the verifier sees `index & (SLOTS - 1)` in
-/// bounds.
-pub const SLOTS: usize = 64;
+/// What every packet adds to: this CPU's part of an account, within one cache line.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Common {
+    pub seen: Pair,
+    pub flows: Pair,
+}
 
-const _: () = assert!(Reason::ALL.len() <= SLOTS);
+/// The reasons of [`Common`], which come first.
+pub const COMMON_REASONS: usize = 2;
 
-/// One account: the value, per CPU, of a page's account map for one interface and direction.
-///
-/// In the kernel it is cumulative and never reset; userspace takes differences.
+const _: () = assert!(Reason::Seen as usize == 0 && Reason::Flows as usize == 1);
+const _: () = assert!(size_of::<Common>() == COMMON_REASONS * size_of::<Pair>());
+
+/// What few packets add to: all other reasons, in their order. Several CPUs may share one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rare {
+    pub counters: [Pair; RARE_REASONS],
+}
+
+pub const RARE_REASONS: usize = Reason::ALL.len() - COMMON_REASONS;
+
+const _: () = assert!(size_of::<Rare>() == RARE_REASONS * size_of::<Pair>());
+
+/// The whole account of one interface and direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HookAccount {
-    pub counters: [Pair; SLOTS],
+    /// By [`Reason`].
+    pub counters: [Pair; Reason::ALL.len()],
 }
 
 impl Default for HookAccount {
     fn default() -> Self {
         Self {
-            counters: [Pair::default(); SLOTS],
+            counters: [Pair::default(); Reason::ALL.len()],
         }
     }
 }
-
-const _: () = assert!(size_of::<HookAccount>() == SLOTS * 16);
 
 impl HookAccount {
     pub fn get(&self, reason: Reason) -> Pair {
         self.counters[reason as usize]
     }
 
-    #[inline(always)]
     pub fn add(&mut self, reason: Reason, packets: u64, bytes: u64) {
-        self.add_numbered(reason as u32, packets, bytes);
-    }
-
-    /// Like [`add`](Self::add), with the [`Reason`] as a number.
-    #[inline(always)]
-    pub fn add_numbered(&mut self, reason: u32, packets: u64, bytes: u64) {
-        let counter = &mut self.counters[reason as usize & (SLOTS - 1)];
-        counter.packets = counter.packets.wrapping_add(packets);
-        counter.bytes = counter.bytes.wrapping_add(bytes);
+        self.counters[reason as usize] += Pair { packets, bytes };
     }
 
     /// Adds every counter of `other`.

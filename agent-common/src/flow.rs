@@ -429,8 +429,6 @@ mod pod {
     unsafe impl aya::Pod for super::FlowCounters {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Outer {}
-    // SAFETY: an array of pairs of u64.
-    unsafe impl aya::Pod for crate::HookAccount {}
 }
 
 #[cfg(test)]

@@ -1,21 +1,35 @@
-//! The account's counters, per CPU for each page, interface and direction.
+//! The account's counters for each page, interface and direction: per CPU what every packet adds to, and for CPUs
+//! together what few do, if their number asks for it.
 
 use agent_common::{
-    HookAccount, Reason,
+    Pair, Reason,
+    account::{COMMON_REASONS, Common, RARE_REASONS, Rare},
     direction::hook_number,
     interface::{self, Bucket},
 };
 use aya_ebpf::{
-    Global,
-    bindings::BPF_F_MMAPABLE,
-    btf_maps::{Array, PerCpuArray},
-    macros::btf_map,
+    Global, bindings::BPF_F_MMAPABLE, btf_maps::Array,
+    helpers::generated::bpf_get_smp_processor_id, macros::btf_map,
 };
 
-/// `ACCOUNTS_PER_PAGE` accounts for each page: two (ingress, egress) for each interface slot, and a
-/// last one for interfaces that userspace did not register. Userspace sets the size.
+use crate::{atomic, bounds::at_most};
+
+/// What every packet adds to. For each CPU and page there are `ACCOUNTS_PER_PAGE`: two (ingress, egress) for each
+/// interface slot, and a last one for interfaces that userspace did not register. Userspace sets the size, and maps
+/// it into its own memory to read it. Not a per-CPU map, since userspace would read that by a system call a hook.
 #[btf_map]
-static ACCOUNT: PerCpuArray<HookAccount, 6> = PerCpuArray::new();
+static COMMON: Array<Common, 6, { BPF_F_MMAPABLE as usize }> = Array::new();
+
+/// The rest of each account, for each shard of the CPUs.
+#[btf_map]
+static RARE: Array<Rare, 6, { BPF_F_MMAPABLE as usize }> = Array::new();
+
+/// A CPU's shard is its number within this mask.
+#[unsafe(no_mangle)]
+static SHARD_MASK: Global<u32> = Global::new(0);
+/// 1 if CPUs share a shard.
+#[unsafe(no_mangle)]
+static SHARDS_ARE_SHARED: Global<u32> = Global::new(1);
 
 /// Each interface stands in one of its two [`interface::buckets`]. Userspace sets the size, and maps it into its own
 /// memory to write an entry at once.
@@ -52,7 +66,11 @@ pub fn hook(ifindex: u32, direction: u32) -> Option<u32> {
 }
 
 /// This CPU's account for one hook on one page.
-pub struct Account(*mut HookAccount);
+pub struct Account {
+    common: *mut Common,
+    /// Of the rest.
+    rare: u32,
+}
 
 impl Account {
     /// The account of a [`hook`], or that of unknown interfaces. `None` would mean a map shorter than
@@ -60,23 +78,68 @@ impl Account {
     #[inline(always)]
     pub fn of(page: u32, hook: Option<u32>) -> Option<Self> {
         let per_page = ACCOUNTS_PER_PAGE.load();
-        let index = page * per_page + hook.unwrap_or(per_page - 1);
-        ACCOUNT.get_ptr_mut(index).map(Self)
+        let number = page * per_page + hook.unwrap_or(per_page - 1);
+        // SAFETY: the helper takes nothing and reads the number of this CPU.
+        let cpu = unsafe { bpf_get_smp_processor_id() };
+        let common = COMMON.get_ptr_mut(cpu * (2 * per_page) + number)?;
+        Some(Self {
+            common,
+            rare: (cpu & SHARD_MASK.load()) * (2 * per_page) + number,
+        })
     }
 
-    /// Plain adds: bottom halves are off while a TC or XDP program runs, so nothing else on this
-    /// CPU touches the counter meanwhile.
+    /// Counts a packet before anything is known about it.
     #[inline(always)]
-    pub fn add(&self, reason: Reason, packets: u64, bytes: u64) {
-        // SAFETY: the pointer comes from a per-CPU array lookup and stays valid for the program's
-        // run; only this CPU writes to it (see above).
-        unsafe { (*self.0).add(reason, packets, bytes) }
+    pub fn see(&self, packets: u64, bytes: u64) {
+        // SAFETY: the pointer comes from an array lookup and stays valid for the program's run.
+        add(unsafe { &raw mut (*self.common).seen }, packets, bytes);
     }
 
-    /// Like [`add`](Self::add), with the [`Reason`] as a number.
+    /// Counts a packet where it went: a [`Reason`] as a number.
     #[inline(always)]
-    pub fn add_numbered(&self, reason: u32, packets: u64, bytes: u64) {
-        // SAFETY: as above.
-        unsafe { (*self.0).add_numbered(reason, packets, bytes) }
+    pub fn place(&self, reason: u32, packets: u64, bytes: u64) {
+        if reason == Reason::Flows as u32 {
+            // SAFETY: as above.
+            add(unsafe { &raw mut (*self.common).flows }, packets, bytes);
+        } else {
+            self.add_rare(reason, packets, bytes);
+        }
+    }
+
+    /// Counts a fact about packets, beside the sum.
+    #[inline(always)]
+    pub fn note(&self, fact: Reason, packets: u64, bytes: u64) {
+        self.add_rare(fact as u32, packets, bytes);
+    }
+
+    #[inline(always)]
+    fn add_rare(&self, reason: u32, packets: u64, bytes: u64) {
+        const LAST: u64 = RARE_REASONS as u64 - 1;
+        let Some(rare) = RARE.get_ptr_mut(self.rare) else {
+            return;
+        };
+        let index = at_most::<LAST>(u64::from(reason) - COMMON_REASONS as u64);
+        // SAFETY: the pointer comes from an array lookup and stays valid for the program's run; the index is in bounds.
+        let counter = unsafe { rare.cast::<Pair>().add(index) };
+        if SHARDS_ARE_SHARED.load() == 0 {
+            add(counter, packets, bytes);
+        } else {
+            // SAFETY: as above.
+            unsafe {
+                atomic::add(&raw mut (*counter).packets, packets);
+                atomic::add(&raw mut (*counter).bytes, bytes);
+            }
+        }
+    }
+}
+
+/// Plain adds: bottom halves are off while a TC or XDP program runs, so nothing else on this CPU touches the
+/// counter meanwhile, and no other CPU has it.
+#[inline(always)]
+fn add(counter: *mut Pair, packets: u64, bytes: u64) {
+    // SAFETY: callers pass a live counter of this CPU.
+    unsafe {
+        (*counter).packets += packets;
+        (*counter).bytes += bytes;
     }
 }

@@ -27,3 +27,28 @@ pub fn masked<const MASK: u64>(number: u64) -> usize {
         (number & MASK) as usize
     }
 }
+
+/// `number`, or `LAST` if it is greater, also where the compiler knows that it is not.
+#[inline(always)]
+pub fn at_most<const LAST: u64>(number: u64) -> usize {
+    #[cfg(target_arch = "bpf")]
+    {
+        let mut number = number;
+        // SAFETY: it does what it says.
+        unsafe {
+            asm!(
+                "if {number} <= {last} goto +1",
+                "{number} = {last}",
+                number = inlateout(reg) number,
+                last = const LAST,
+                options(pure, nomem, nostack),
+            );
+        }
+        number as usize
+    }
+    // Never run.
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        number.min(LAST) as usize
+    }
+}

@@ -79,7 +79,7 @@ fn count_on(page: u32, packet: &mut Packet, arrival: &Arrival) {
         0
     };
     let size = wire_size(arrival.skb, header_len);
-    account.add(Reason::Seen, size.packets, size.bytes);
+    account.see(size.packets, size.bytes);
     beside(&account, arrival.skb, packet, size);
     pause::on_the_page();
 
@@ -88,7 +88,7 @@ fn count_on(page: u32, packet: &mut Packet, arrival: &Arrival) {
     } else {
         reason
     };
-    account.add_numbered(reason, size.packets, size.bytes);
+    account.place(reason, size.packets, size.bytes);
     if reason != Reason::Flows as u32 {
         debug!(
             (),
@@ -111,12 +111,12 @@ fn place(
     let mut tunnel = arrival.tunnel;
     if !packet.part.is_whole() {
         if let Some(fact) = fragments::join(packet) {
-            account.add(fact, size.packets, size.bytes);
+            account.note(fact, size.packets, size.bytes);
         }
         tunnel |= tunnels::of_fragment(packet);
     }
     if tunnel != 0 {
-        tunnels::facts(tunnel, |fact| account.add(fact, size.packets, size.bytes));
+        tunnels::facts(tunnel, |fact| account.note(fact, size.packets, size.bytes));
     }
     if let Err(reason) = filter::select(packet, arrival.direction.into()) {
         return reason;
@@ -153,7 +153,7 @@ fn place(
 #[inline(always)]
 fn beside(account: &Account, skb: Skb, packet: &Packet, size: WireSize) {
     if skb.gso_size_bytes != 0 {
-        account.add(
+        account.note(
             Reason::SuperFrames,
             1,
             // The bytes that the skb had in the kernel.
@@ -163,19 +163,19 @@ fn beside(account: &Account, skb: Skb, packet: &Packet, size: WireSize) {
                     + (skb.lacking_len_bytes & TAG_LEN),
             ),
         );
-        account.add(Reason::SuperFrameSegments, size.packets, size.bytes);
+        account.note(Reason::SuperFrameSegments, size.packets, size.bytes);
         if !size.exact {
-            account.add(Reason::Inexact, size.packets, size.bytes);
+            account.note(Reason::Inexact, size.packets, size.bytes);
         }
     }
     if skb.lacks_tag() {
-        account.add(
+        account.note(
             Reason::OffloadedTags,
             size.packets,
             size.packets * u64::from(TAG_LEN),
         );
     }
     if skb.len_bytes < MIN_FRAME_LEN {
-        account.add(Reason::Short, 1, u64::from(MIN_FRAME_LEN - skb.len_bytes));
+        account.note(Reason::Short, 1, u64::from(MIN_FRAME_LEN - skb.len_bytes));
     }
 }

@@ -394,13 +394,14 @@ fn early_scan_flows(max_flows: u32, percent: u32) -> u32 {
 }
 
 /// The number of slots, if it is not set. A container host boots with few interfaces and gets hundreds later.
-pub(crate) fn room_for_interfaces(selected: usize, have_patterns: bool, cpus: usize) -> u32 {
+pub(crate) fn room_for_interfaces(selected: usize, have_patterns: bool, cpus: u32) -> u32 {
     const AT_LEAST: usize = 64;
     const FOR_PATTERNS: usize = 512;
-    /// A slot takes some 4 KiB for each CPU, so this many take 128 MiB.
-    const SLOTS_BY_CPUS: usize = 32 * 1024;
+    /// What every packet adds to takes 128 bytes of a slot and CPU, so this many take 16 MiB.
+    const SLOTS_BY_CPUS: usize = 128 * 1024;
     let at_least = if have_patterns {
-        FOR_PATTERNS.min(SLOTS_BY_CPUS / cpus.max(1)).max(AT_LEAST)
+        let most = SLOTS_BY_CPUS / cpus.max(1) as usize;
+        FOR_PATTERNS.min(most).max(AT_LEAST)
     } else {
         AT_LEAST
     };
@@ -520,8 +521,8 @@ mod tests {
         for (selected, have_patterns, cpus, room) in [
             (1, false, 4, 64),
             (0, true, 4, 512),
-            (0, true, 64, 512),
-            (0, true, 128, 256),
+            (0, true, 256, 512),
+            (0, true, 512, 256),
             (0, true, 8192, 64),
             (300, true, 128, 600),
             (300, false, 4, 600),

@@ -7,7 +7,10 @@ use std::{
 };
 
 use crate::{
-    agent::Config, asks::MAX_SNAPSHOT_BYTES, hub::DEFAULT_QUEUED_BYTES, kernel::pages::Size,
+    agent::Config,
+    asks::MAX_SNAPSHOT_BYTES,
+    hub::DEFAULT_QUEUED_BYTES,
+    kernel::{account, pages::Size},
     output::human,
 };
 
@@ -25,8 +28,6 @@ const BYTES_PER_FRAGMENT: u64 = 150;
 const TUNNEL_BYTES_PER_FLOW: u64 = 160;
 /// A record with all that it can have is twice as long, and one of IPv4 without a tunnel shorter.
 const SNAPSHOT_BYTES_PER_FLOW: u64 = 180;
-/// Its account, on each CPU.
-const BYTES_PER_INTERFACE: u64 = 4144;
 /// Beside its queue.
 const BYTES_PER_OUTPUT: u64 = 42 << 20;
 /// The process before it has a flow.
@@ -41,7 +42,7 @@ pub(crate) struct Needs {
     max_tracked_flows: u64,
     max_fragments: u32,
     max_interfaces: u32,
-    possible_cpus: usize,
+    possible_cpus: u32,
     decapsulates: bool,
     reports_late: bool,
     outputs: usize,
@@ -49,7 +50,7 @@ pub(crate) struct Needs {
 
 impl Needs {
     /// With room for so many interfaces on so many CPUs.
-    pub(crate) fn of(config: &Config, max_interfaces: u32, possible_cpus: usize) -> Self {
+    pub(crate) fn of(config: &Config, max_interfaces: u32, possible_cpus: u32) -> Self {
         Self {
             max_flows: config.max_flows,
             max_tracked_flows: config.replica.max_flows as u64,
@@ -96,8 +97,6 @@ impl Needs {
         let tunnels = if self.decapsulates { flows } else { 0 };
         let tracked = self.max_tracked_flows;
         let waiting = if self.reports_late { tracked } else { 0 };
-        let accounts =
-            u64::from(self.max_interfaces) * self.possible_cpus as u64 * BYTES_PER_INTERFACE;
         flows * PAGES * PAGE_BYTES_PER_FLOW
             + 2 * u64::from(Size::behind_flows(self.max_flows)) * BYTES_PER_FLOW_BEHIND
             + (tracked * TRACKED_BYTES_PER_FLOW + waiting * WAITING_BYTES_PER_FLOW) * GROWTH
@@ -106,7 +105,7 @@ impl Needs {
             + 2 * DEFAULT_QUEUED_BYTES
             + self.outputs as u64 * BYTES_PER_OUTPUT
             + MAX_SNAPSHOT_BYTES.min(tracked * SNAPSHOT_BYTES_PER_FLOW)
-            + accounts
+            + account::Layout::of(self.max_interfaces, self.possible_cpus).bytes()
             + BASE_BYTES
     }
 }

@@ -6,7 +6,7 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
 };
 
-use agent_common::{Clocks, direction::hook_number, sample, slots::Hash};
+use agent_common::{Clocks, sample, slots::Hash};
 use anyhow::{Chain, Context as _, Result, anyhow, bail, ensure};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -15,7 +15,7 @@ use aya::{
 };
 
 use super::{
-    account::Accounts,
+    account::{self, Accounts},
     bpf,
     fragments::Fragments,
     interface_table::{InterfaceTable, Places},
@@ -70,7 +70,8 @@ pub struct ProgramSet {
 }
 
 /// Maps whose size is a setting.
-const ACCOUNT: &str = "ACCOUNT";
+const COMMON: &str = "COMMON";
+const RARE: &str = "RARE";
 const FRAGMENTS: &str = "FRAGMENTS";
 const INTERFACES: &str = "INTERFACES";
 const OUTER: &str = "OUTER";
@@ -116,7 +117,7 @@ impl Kernel {
     /// Loads programs that read kernel memory as `layout` says. Warns of nothing.
     pub fn load_with(object: &[u8], settings: &LoadSettings, layout: &Layout) -> Result<Self> {
         let _held = signals::Held::new();
-        let shape = Shape::of(settings, layout);
+        let shape = Shape::of(settings, layout)?;
         let shared = match settings.netns[..] {
             [_] => None,
             _ => Some(SharedMaps::of(object)?),
@@ -151,7 +152,7 @@ impl Kernel {
         };
         let pages = Pages::create(maps, bounds, settings.hash_factors)
             .map_err(|error| explain_memory(error, &bounds))?;
-        let accounts = Accounts::new(take(ebpf, ACCOUNT)?, shape.accounts_per_page)?;
+        let accounts = Accounts::new(take(ebpf, COMMON)?, take(ebpf, RARE)?, shape.accounts)?;
         let rule_maps = [
             take(ebpf, "RULE_ROWS")?,
             take(ebpf, "RULE_NETS_V4")?,
@@ -263,23 +264,23 @@ impl Kernel {
 struct Shape<'a> {
     settings: &'a LoadSettings,
     sample_below: u32,
-    accounts_per_page: u32,
+    accounts: account::Layout,
     places: Places,
     layout: &'a Layout,
     decapsulate: u32,
 }
 
 impl<'a> Shape<'a> {
-    fn of(settings: &'a LoadSettings, layout: &'a Layout) -> Self {
-        Self {
+    fn of(settings: &'a LoadSettings, layout: &'a Layout) -> Result<Self> {
+        let cpus = account::possible_cpus()?;
+        Ok(Self {
             settings,
             sample_below: sample::threshold(settings.sample_rate),
-            // The last account is for interfaces that are not registered.
-            accounts_per_page: hook_number(settings.max_interfaces, 0) + 1,
+            accounts: account::Layout::of(settings.max_interfaces, cpus),
             places: Places::for_up_to(settings.max_interfaces),
             layout,
             decapsulate: u32::from(settings.decapsulate),
-        }
+        })
     }
 
     fn load(
@@ -294,14 +295,19 @@ impl<'a> Shape<'a> {
         } else {
             1
         };
+        let shard_mask = self.accounts.shards - 1;
+        let shards_are_shared = u32::from(self.accounts.is_shared());
         let mut loader = EbpfLoader::new();
         loader
             .override_global("NETNS", &netns, true)
-            .override_global("ACCOUNTS_PER_PAGE", &self.accounts_per_page, true)
+            .override_global("ACCOUNTS_PER_PAGE", &self.accounts.per_page, true)
+            .override_global("SHARD_MASK", &shard_mask, true)
+            .override_global("SHARDS_ARE_SHARED", &shards_are_shared, true)
             .override_global("SAMPLE_BELOW", &self.sample_below, true)
             .override_global("HASH_FACTORS", &settings.hash_factors[..], true)
             .override_global(aya_log::LEVEL, &settings.log_level, false)
-            .map_max_entries(ACCOUNT, self.accounts_per_page * 2)
+            .map_max_entries(COMMON, self.accounts.common_entries())
+            .map_max_entries(RARE, self.accounts.rare_entries())
             .override_global("INTERFACE_SEED", &self.places.seed, true)
             .override_global("INTERFACE_BITS", &self.places.bits, true)
             .map_max_entries(INTERFACES, self.places.buckets())
@@ -372,7 +378,7 @@ fn remedy(map: &str, settings: &LoadSettings) -> Option<String> {
             "the tunnels of {} flows: lower --max-flows, or run without --decapsulate",
             settings.max_flows
         ),
-        ACCOUNT => format!(
+        COMMON | RARE => format!(
             "the accounts of {} interfaces: lower --max-interfaces",
             settings.max_interfaces
         ),
@@ -427,7 +433,8 @@ mod tests {
                 OUTER,
                 "of 1000 flows: lower --max-flows, or run without --decapsulate",
             ),
-            (ACCOUNT, "accounts of 2 interfaces: lower --max-interfaces"),
+            (COMMON, "accounts of 2 interfaces: lower --max-interfaces"),
+            (RARE, "accounts of 2 interfaces: lower --max-interfaces"),
             (INTERFACES, "table of 2 interfaces: lower --max-interfaces"),
             ("CLOCKS", "load the BPF programs"),
         ] {

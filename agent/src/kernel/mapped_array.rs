@@ -5,7 +5,10 @@ use std::{
     io,
     os::fd::{AsRawFd as _, BorrowedFd},
     ptr::NonNull,
-    sync::atomic::{AtomicU64, Ordering::Release},
+    sync::atomic::{
+        AtomicU64,
+        Ordering::{Relaxed, Release},
+    },
 };
 
 pub(super) struct MappedArray {
@@ -13,7 +16,7 @@ pub(super) struct MappedArray {
     numbers: usize,
 }
 
-// SAFETY: the memory belongs to the value alone in this process, and is only used by atomic stores.
+// SAFETY: the memory belongs to the value alone in this process, and is only used by atomic loads and stores.
 unsafe impl Send for MappedArray {}
 // SAFETY: the same.
 unsafe impl Sync for MappedArray {}
@@ -30,12 +33,21 @@ impl MappedArray {
 
     /// Writes a number.
     pub(super) fn store(&self, index: usize, number: u64) {
+        self.place(index).store(number, Release);
+    }
+
+    /// Reads a number.
+    pub(super) fn load(&self, index: usize) -> u64 {
+        self.place(index).load(Relaxed)
+    }
+
+    fn place(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.numbers, "{index} of {}", self.numbers);
         // SAFETY: the index is within the memory, as was just checked.
         let place = unsafe { self.start.add(index) };
         // SAFETY: a page begins at a multiple of eight, any bytes are a number, and the memory is mapped until
         // the value is dropped.
-        unsafe { place.as_ref() }.store(number, Release);
+        unsafe { place.as_ref() }
     }
 }
 

@@ -60,7 +60,7 @@ pub struct Pages {
     variables_len_bytes: usize,
     switches: Switches,
     mark: Mark,
-    possible_cpus: usize,
+    possible_cpus: u32,
     growth: Growth,
     /// Windows of another size, which are made beside the scans.
     making: Option<JoinHandle<Result<Windows>>>,

@@ -299,6 +299,15 @@ pub const FAULTS: &[Fault] = &[
         target: agent("super_frames::big_tcp_equals_the_wire"),
     },
     Fault {
+        name: "CPUs that share a counter add to it as if each had its own",
+        file: "agent-ebpf/src/account.rs",
+        from: "if SHARDS_ARE_SHARED.load() == 0 {",
+        to: "if SHARDS_ARE_SHARED.load() < 2 {",
+        target: agent(
+            "exact::an_elephant_from_two_cpus_is_counted_to_the_packet_where_they_share_rare_counters",
+        ),
+    },
+    Fault {
         name: "an account is read as if it had begun anew",
         file: "agent/src/kernel/account.rs",
         from: "let growth = sum.since(&self.before[key as usize]);",

@@ -51,7 +51,7 @@ impl Size {
     }
 
     /// What the programs are told.
-    pub(super) fn of_page(self, mark: Mark, possible_cpus: usize) -> PageSize {
+    pub(super) fn of_page(self, mark: Mark, possible_cpus: u32) -> PageSize {
         let mark_flows = mark.of(self);
         PageSize {
             windows: self.windows,
@@ -92,10 +92,10 @@ impl Mark {
 
 /// New flows that a CPU counts privately before publishing them. Publishing is rare, yet all CPUs together
 /// hold back at most an eighth of the mark, and of the room above it.
-fn fill_step(room_flows: u32, mark: u32, cpus: usize) -> u32 {
+fn fill_step(room_flows: u32, mark: u32, cpus: u32) -> u32 {
     const SELDOM: u32 = 64;
     let above = room_flows.saturating_sub(mark);
-    let cpus = u32::try_from(cpus).unwrap_or(u32::MAX).max(1);
+    let cpus = cpus.max(1);
     let most = (mark.min(above) / 8 / cpus).clamp(1, SELDOM);
     1 << most.ilog2()
 }
@@ -128,7 +128,7 @@ mod tests {
             for cpus in [1, 2, 3, 64, 1024] {
                 let step = fill_step(max_flows, mark, cpus);
                 assert!(step.is_power_of_two() && step <= 64);
-                let held_back = (step - 1) * cpus as u32;
+                let held_back = (step - 1) * cpus;
                 let room = max_flows - mark;
                 assert!(
                     held_back <= mark.min(room) / 8,

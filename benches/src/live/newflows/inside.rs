@@ -2,7 +2,10 @@
 
 use std::os::fd::AsFd as _;
 
-use agent::kernel::{account::Accounts, bpf};
+use agent::kernel::{
+    account::{Accounts, Layout, possible_cpus},
+    bpf,
+};
 use agent_common::{HookAccount, Pair, Reason};
 use anyhow::{Context as _, Result};
 use aya::maps::{MapData, loaded_maps};
@@ -30,12 +33,19 @@ impl Inside {
             }
             anyhow::bail!("the agent holds no map {name}")
         };
-        let (account, info) = map("ACCOUNT")?;
-        let accounts_per_page = info.max_entries() / 2;
+        let (common, info) = map("COMMON")?;
+        let cpus = possible_cpus()?;
+        let per_page = info.max_entries() / (2 * cpus);
+        let (rare, info) = map("RARE")?;
+        let layout = Layout {
+            per_page,
+            cpus,
+            shards: info.max_entries() / (2 * per_page),
+        };
         let (variables, info) = map(".bss")?;
         Ok(Self {
-            accounts: Accounts::new(account, accounts_per_page)?,
-            accounts_per_page,
+            accounts: Accounts::new(common, rare, layout)?,
+            accounts_per_page: per_page,
             variables,
             variables_len_bytes: info.value_size() as usize,
             sum: HookAccount::default(),
