@@ -1,39 +1,39 @@
 //! The hub: puts encoded batches into the queue of every consumer.
 //!
-//! Publishing never waits. Each queue is bounded in batches. All consumers together are bounded in bytes,
-//! which count while a batch waits in a queue or in the transport. Once consumers hold too much, one that
-//! holds more than its share loses the batch. The next batch that it gets says how many it has lost so far.
+//! Publishing never waits. Each queue is bounded in batches, and all of them together in bytes, which count while a
+//! batch waits in a queue or in the transport. Where there is no room, the oldest batches that wait are lost to those
+//! for whom they wait. So a consumer that keeps up with what is published within the bound loses nothing, whatever
+//! others do. The next batch that a consumer gets says how many it has lost so far.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use tokio::sync::{
-    mpsc::{self, error::TrySendError},
-    watch,
-};
-use tracing::{info, warn};
+use tokio::sync::watch;
+use tracing::info;
 
-use crate::{accounts::Accounts, batch::Batch, log_limit::LogLimit, proto::ConsumerStatus};
+use crate::{accounts::Accounts, batch::Batch, proto::ConsumerStatus};
 
 mod consumer;
 mod held;
+mod pace;
+mod queue;
 mod subscription;
 
 use consumer::Consumer;
 pub use consumer::{Fate, Volume};
+use held::Held;
 pub use held::SharedHeld;
-use held::{Charge, Held};
-use subscription::Queued;
+use pace::{Logs, Pace};
+use queue::{Queue, Queued};
 pub use subscription::{Backlog, BatchId, OutgoingBatch, Subscription};
 
 /// How many batches a consumer's queue holds by default.
 pub const DEFAULT_QUEUE_BATCHES: usize = 1024;
 
-/// How many encoded bytes may wait for consumers before a consumer that holds more than its share loses
-/// batches. Consumers below their share may together use as much again.
-pub const DEFAULT_QUEUED_BYTES: u64 = 128 << 20;
+/// How many encoded bytes may wait for all consumers together.
+pub const DEFAULT_QUEUED_BYTES: u64 = 256 << 20;
 
 /// Publishes batches to consumers. Clones share the consumers.
 #[derive(Clone)]
@@ -49,27 +49,19 @@ pub struct Hub {
 struct Registry {
     open: bool,
     entries: Vec<Entry>,
-    /// Consumers for which the closed hub still has batches.
+    /// Consumers that get no further batches, and may not have taken all.
     draining: Vec<Arc<Consumer>>,
+    /// Numbers the batches.
+    published: u64,
     left: u64,
     /// Of those that have left.
     fate: Fate,
     logs: Logs,
 }
 
-/// Limits the log lines about consumers, which can come and go, or fall behind and catch up, at any moment.
-#[derive(Default)]
-struct Logs {
-    left: LogLimit,
-    losing: LogLimit,
-    keeping_up: LogLimit,
-}
-
 struct Entry {
-    queue: mpsc::Sender<Queued>,
     consumer: Arc<Consumer>,
-    /// The consumer lost the last batch.
-    losing: bool,
+    pace: Pace,
 }
 
 /// What is left in a consumer's queue when the agent stops waiting for it.
@@ -81,13 +73,14 @@ pub struct Undelivered {
 }
 
 impl Hub {
-    /// A queue holds at least one batch. All consumers together hold at most twice `queued_bytes`, or one
-    /// batch if that is more.
+    /// A queue holds at least one batch. All consumers together hold at most `queued_bytes`, or one batch if that is
+    /// more.
     pub fn new(queue_batches: usize, queued_bytes: u64) -> Self {
         let registry = Registry {
             open: true,
             entries: Vec::new(),
             draining: Vec::new(),
+            published: 0,
             left: 0,
             fate: Fate::default(),
             logs: Logs::default(),
@@ -124,18 +117,17 @@ impl Hub {
     }
 
     fn add(&self, consumer: Consumer) -> Subscription {
-        let (sender, queue) = mpsc::channel(self.queue_batches);
         let consumer = Arc::new(consumer);
         let mut registry = self.registry();
         if registry.open {
-            let consumer = Arc::clone(&consumer);
             registry.entries.push(Entry {
-                queue: sender,
-                consumer,
-                losing: false,
+                consumer: Arc::clone(&consumer),
+                pace: Pace::default(),
             });
+        } else {
+            consumer.queue.end();
         }
-        Subscription::new(self.clone(), queue, consumer)
+        Subscription::new(self.clone(), consumer)
     }
 
     /// Without consumers a scan need not be encoded.
@@ -143,44 +135,59 @@ impl Hub {
         !self.registry().entries.is_empty()
     }
 
-    /// Puts the batch into every queue that has room.
+    /// Puts the batch into every queue. If there is no room for it, the oldest of those that wait are lost.
     pub fn publish(&self, batch: &Batch) {
         let registry = &mut *self.registry();
-        let bytes = batch.body.len() as u64;
-        let held_bytes = self.held_bytes.load(Relaxed);
-        let room = Room {
-            share_bytes: if held_bytes + bytes > self.queued_bytes {
-                self.queued_bytes / registry.entries.len().max(1) as u64
-            } else {
-                u64::MAX
-            },
-            is_used_up: held_bytes > 0 && held_bytes + bytes > 2 * self.queued_bytes,
-        };
-        let held = Arc::new(Held::new(bytes, &self.held_bytes));
-        for entry in &mut registry.entries {
-            entry.offer(batch, &held, room, &mut registry.logs);
+        if registry.entries.is_empty() {
+            return;
         }
+        registry.published += 1;
+        let bytes = batch.body.len() as u64;
+        let mut has_room = self.has_room(bytes);
+        while !has_room && registry.lose_oldest() {
+            has_room = self.has_room(bytes);
+        }
+        let queued = has_room.then(|| Queued {
+            number: registry.published,
+            batch: batch.clone(),
+            held: Arc::new(Held::new(bytes, &self.held_bytes)),
+        });
+        for entry in &mut registry.entries {
+            let queue = &entry.consumer.queue;
+            let took_all = if let Some(queued) = &queued {
+                queue.push(queued.clone(), self.queue_batches)
+            } else {
+                // Transports hold all there is, and nobody can take it back.
+                queue.refuse(batch);
+                false
+            };
+            let Entry { consumer, pace } = entry;
+            pace.tell(consumer, batch.scan_id, took_all, &mut registry.logs);
+        }
+    }
+
+    /// One batch always has room, however long it is.
+    fn has_room(&self, bytes: u64) -> bool {
+        let held_bytes = self.held_bytes();
+        held_bytes == 0 || held_bytes + bytes <= self.queued_bytes
     }
 
     /// Ends every subscription after what its queue holds.
     pub fn close(&self) {
         let mut registry = self.registry();
         registry.open = false;
-        let entries = std::mem::take(&mut registry.entries);
-        registry
-            .draining
-            .extend(entries.into_iter().map(|entry| entry.consumer));
+        for entry in std::mem::take(&mut registry.entries) {
+            registry.drain(entry);
+        }
     }
 
     /// Ends one subscription after what its queue holds.
     fn leave(&self, consumer: &Arc<Consumer>) {
         let mut registry = self.registry();
-        let before = registry.entries.len();
-        registry
-            .entries
-            .retain(|entry| !Arc::ptr_eq(&entry.consumer, consumer));
-        if registry.entries.len() < before {
-            registry.draining.push(Arc::clone(consumer));
+        let is_it = |entry: &Entry| Arc::ptr_eq(&entry.consumer, consumer);
+        if let Some(place) = registry.entries.iter().position(is_it) {
+            let entry = registry.entries.remove(place);
+            registry.drain(entry);
         }
     }
 
@@ -193,7 +200,7 @@ impl Hub {
             .map(|consumer| Undelivered {
                 name: consumer.name.clone(),
                 peer: consumer.peer.clone(),
-                volume: consumer.queued.get(),
+                volume: consumer.queue.fate().queued,
             })
             .filter(|left| left.volume.batches > 0)
             .collect()
@@ -214,11 +221,10 @@ impl Hub {
     /// What became of the batches of all consumers since the agent started, those that have left included.
     pub fn fate(&self) -> Fate {
         let registry = self.registry();
-        let entries = registry.entries.iter().map(|entry| &entry.consumer);
         let mut fate = registry.fate;
-        let consumers = entries.chain(&registry.draining);
+        let consumers = registry.consumers();
         for consumer in consumers.filter(|consumer| consumer.is_listed) {
-            fate += &**consumer;
+            fate += consumer.queue.fate();
         }
         fate
     }
@@ -230,6 +236,7 @@ impl Hub {
 
     /// Forgets a consumer that has left.
     fn forget(&self, consumer: &Arc<Consumer>, unsent: Volume) {
+        let fate = consumer.queue.fate();
         let consumers_left = {
             let mut registry = self.registry();
             registry
@@ -242,20 +249,19 @@ impl Hub {
                 return;
             }
             registry.left += 1;
-            registry.fate += &**consumer;
+            registry.fate += fate;
             registry.logs.left.event()
         };
         let Some(consumers_left) = consumers_left else {
             return;
         };
-        let (delivered, lost) = (consumer.delivered(), consumer.lost.get());
         info!(
             name = consumer.name,
             peer = consumer.peer,
-            delivered_batches = delivered.batches,
-            delivered_records = delivered.records,
-            lost_batches = lost.batches,
-            lost_records = lost.records,
+            delivered_batches = fate.delivered.batches,
+            delivered_records = fate.delivered.records,
+            lost_batches = fate.lost.batches,
+            lost_records = fate.lost.records,
             unsent_batches = unsent.batches,
             unsent_records = unsent.records,
             consumers_left,
@@ -269,72 +275,28 @@ impl Hub {
     }
 }
 
-/// How much room there is for a batch.
-#[derive(Clone, Copy)]
-struct Room {
-    /// How much a consumer may hold, with the batch included.
-    share_bytes: u64,
-    /// There is no room for it in any queue.
-    is_used_up: bool,
-}
-
-impl Room {
-    /// A consumer that keeps up holds nothing, and always has room for one batch.
-    fn is_for(self, held_bytes: u64, batch_bytes: u64) -> bool {
-        let is_in_share = held_bytes + batch_bytes <= self.share_bytes;
-        !self.is_used_up && (held_bytes == 0 || is_in_share)
+impl Registry {
+    /// All for whom something may wait.
+    fn consumers(&self) -> impl Iterator<Item = &Arc<Consumer>> {
+        let entries = self.entries.iter().map(|entry| &entry.consumer);
+        entries.chain(&self.draining)
     }
-}
 
-impl Entry {
-    fn offer(&mut self, batch: &Batch, held: &Arc<Held>, room: Room, logs: &mut Logs) {
-        let consumer = &self.consumer;
-        let (volume, bytes) = (Volume::from(batch), batch.body.len() as u64);
-        let outcome = self.queue.try_reserve().and_then(|place| {
-            if room.is_for(consumer.held_bytes.load(Relaxed), bytes) {
-                Ok(place)
-            } else {
-                Err(TrySendError::Full(()))
-            }
-        });
-        match outcome {
-            Ok(place) => {
-                // Counted before it is sent, since the consumer may take the batch at once.
-                consumer.queued.add(volume);
-                place.send(Queued {
-                    batch: batch.clone(),
-                    lost: consumer.lost.get(),
-                    charge: Charge::new(consumer, held),
-                });
-                let was_losing = std::mem::take(&mut self.losing);
-                if was_losing && let Some(consumers) = logs.keeping_up.event() {
-                    let lost = consumer.lost.get();
-                    info!(
-                        name = consumer.name,
-                        peer = consumer.peer,
-                        lost_batches = lost.batches,
-                        lost_records = lost.records,
-                        consumers,
-                        "a consumer keeps up again"
-                    );
-                }
-            }
-            Err(TrySendError::Full(())) => {
-                consumer.lost.add(volume);
-                let was_losing = std::mem::replace(&mut self.losing, true);
-                if !was_losing && let Some(consumers) = logs.losing.event() {
-                    warn!(
-                        name = consumer.name,
-                        peer = consumer.peer,
-                        scan_id = batch.scan_id,
-                        consumers,
-                        "a consumer reads too slowly: its queue is full and it loses batches"
-                    );
-                }
-            }
-            // It is leaving.
-            Err(TrySendError::Closed(())) => {}
+    /// Takes the oldest batch that waits out of all queues that have it. Returns false if none waits.
+    fn lose_oldest(&self) -> bool {
+        let queues = || self.consumers().map(|consumer| &consumer.queue);
+        let Some(oldest) = queues().filter_map(Queue::oldest).min() else {
+            return false;
+        };
+        for queue in queues() {
+            queue.lose(oldest);
         }
+        true
+    }
+
+    fn drain(&mut self, Entry { consumer, .. }: Entry) {
+        consumer.queue.end();
+        self.draining.push(consumer);
     }
 }
 

@@ -102,7 +102,7 @@ impl Needs {
             + (tracked * TRACKED_BYTES_PER_FLOW + waiting * WAITING_BYTES_PER_FLOW) * GROWTH
             + u64::from(self.max_fragments) * BYTES_PER_FRAGMENT
             + tunnels * TUNNEL_BYTES_PER_FLOW
-            + 2 * DEFAULT_QUEUED_BYTES
+            + DEFAULT_QUEUED_BYTES
             + self.outputs as u64 * BYTES_PER_OUTPUT
             + MAX_SNAPSHOT_BYTES.min(tracked * SNAPSHOT_BYTES_PER_FLOW)
             + account::Layout::of(self.max_interfaces, self.possible_cpus).bytes()

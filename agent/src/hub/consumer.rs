@@ -1,12 +1,10 @@
 //! A consumer as the agent sees it: who it is, and what became of its batches.
 
-use std::{
-    ops::AddAssign,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::ops::{AddAssign, SubAssign};
 
 use agent_common::Pair;
 
+use super::queue::Queue;
 use crate::{batch::Batch, clock, proto::ConsumerStatus};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -18,12 +16,22 @@ pub struct Volume {
     pub bytes: u64,
 }
 
+/// Wraps like the kernel's counters, and as a batch does that adds them up.
 impl AddAssign for Volume {
     fn add_assign(&mut self, other: Self) {
-        self.batches += other.batches;
-        self.records += other.records;
-        self.packets += other.packets;
-        self.bytes += other.bytes;
+        self.batches = self.batches.wrapping_add(other.batches);
+        self.records = self.records.wrapping_add(other.records);
+        self.packets = self.packets.wrapping_add(other.packets);
+        self.bytes = self.bytes.wrapping_add(other.bytes);
+    }
+}
+
+impl SubAssign for Volume {
+    fn sub_assign(&mut self, other: Self) {
+        self.batches = self.batches.wrapping_sub(other.batches);
+        self.records = self.records.wrapping_sub(other.records);
+        self.packets = self.packets.wrapping_sub(other.packets);
+        self.bytes = self.bytes.wrapping_sub(other.bytes);
     }
 }
 
@@ -50,52 +58,23 @@ impl From<&Batch> for Volume {
     }
 }
 
-/// What became of batches.
+/// What became of batches, as of one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Fate {
-    /// Handed to the transport.
+    pub queued: Volume,
+    /// Handed to the transport, without what is left out.
     pub delivered: Volume,
     pub lost: Volume,
+    /// By the consumer's own filter.
+    pub left_out: Volume,
 }
 
-impl AddAssign<&Consumer> for Fate {
-    fn add_assign(&mut self, consumer: &Consumer) {
-        self.delivered += consumer.delivered();
-        self.lost += consumer.lost.get();
-    }
-}
-
-/// A volume that one thread counts while others read it.
-#[derive(Default)]
-pub(super) struct Tally {
-    batches: AtomicU64,
-    records: AtomicU64,
-    packets: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl Tally {
-    pub(super) fn get(&self) -> Volume {
-        Volume {
-            batches: self.batches.load(Relaxed),
-            records: self.records.load(Relaxed),
-            packets: self.packets.load(Relaxed),
-            bytes: self.bytes.load(Relaxed),
-        }
-    }
-
-    pub(super) fn add(&self, volume: Volume) {
-        self.batches.fetch_add(volume.batches, Relaxed);
-        self.records.fetch_add(volume.records, Relaxed);
-        self.packets.fetch_add(volume.packets, Relaxed);
-        self.bytes.fetch_add(volume.bytes, Relaxed);
-    }
-
-    pub(super) fn sub(&self, volume: Volume) {
-        self.batches.fetch_sub(volume.batches, Relaxed);
-        self.records.fetch_sub(volume.records, Relaxed);
-        self.packets.fetch_sub(volume.packets, Relaxed);
-        self.bytes.fetch_sub(volume.bytes, Relaxed);
+impl AddAssign for Fate {
+    fn add_assign(&mut self, other: Self) {
+        self.queued += other.queued;
+        self.delivered += other.delivered;
+        self.lost += other.lost;
+        self.left_out += other.left_out;
     }
 }
 
@@ -105,13 +84,7 @@ pub(super) struct Consumer {
     /// Counted among the consumers. Outputs have a status of their own.
     pub(super) is_listed: bool,
     since_boot_ns: u64,
-    pub(super) queued: Tally,
-    /// The bytes of the batches in the queue and in the transport.
-    pub(super) held_bytes: AtomicU64,
-    pub(super) delivered: Tally,
-    pub(super) lost: Tally,
-    /// What the consumer's own filter left out of `delivered`.
-    pub(super) left_out: Tally,
+    pub(super) queue: Queue,
 }
 
 impl Consumer {
@@ -121,37 +94,22 @@ impl Consumer {
             peer: peer.to_owned(),
             is_listed,
             since_boot_ns: clock::boot_now_ns(),
-            queued: Tally::default(),
-            held_bytes: AtomicU64::new(0),
-            delivered: Tally::default(),
-            lost: Tally::default(),
-            left_out: Tally::default(),
-        }
-    }
-
-    /// What was handed to the transport.
-    pub(super) fn delivered(&self) -> Volume {
-        let (delivered, left_out) = (self.delivered.get(), self.left_out.get());
-        Volume {
-            batches: delivered.batches,
-            records: delivered.records.saturating_sub(left_out.records),
-            packets: delivered.packets.saturating_sub(left_out.packets),
-            bytes: delivered.bytes.saturating_sub(left_out.bytes),
+            queue: Queue::default(),
         }
     }
 
     pub(super) fn status(&self) -> ConsumerStatus {
-        let (delivered, lost) = (self.delivered(), self.lost.get());
+        let fate = self.queue.fate();
         ConsumerStatus {
             name: self.name.clone(),
             peer: self.peer.clone(),
             since_unix_ns: clock::unix_of_boot_ns(self.since_boot_ns),
-            queued_batches: self.queued.get().batches,
-            delivered_batches: delivered.batches,
-            delivered_records: delivered.records,
-            lost_batches: lost.batches,
-            lost_records: lost.records,
-            left_out_records: self.left_out.get().records,
+            queued_batches: fate.queued.batches,
+            delivered_batches: fate.delivered.batches,
+            delivered_records: fate.delivered.records,
+            lost_batches: fate.lost.batches,
+            lost_records: fate.lost.records,
+            left_out_records: fate.left_out.records,
         }
     }
 }

@@ -1,5 +1,4 @@
-//! Counts the bytes of batches that wait in a queue or in the transport: each batch once for the whole agent,
-//! and once for each consumer that has not taken it.
+//! Counts the bytes of batches that wait in a queue or in the transport, each batch once.
 
 use std::sync::{
     Arc, Mutex, PoisonError, Weak,
@@ -7,8 +6,6 @@ use std::sync::{
 };
 
 use bytes::Bytes;
-
-use super::consumer::Consumer;
 
 /// A batch's part of the agent's total. The queues and the transport share it.
 pub(super) struct Held {
@@ -23,6 +20,12 @@ impl Held {
             bytes,
             total: Arc::clone(total),
         }
+    }
+
+    /// The batch's bytes, which count until the last slice of them is dropped. The transport keeps them until
+    /// its peer has taken them.
+    pub(super) fn attach(self: Arc<Self>, body: Bytes) -> Bytes {
+        Bytes::from_owner(Charged { body, _held: self })
     }
 }
 
@@ -47,40 +50,9 @@ impl SharedHeld {
     }
 }
 
-/// A batch's part of one consumer's total.
-pub(super) struct Charge {
-    consumer: Arc<Consumer>,
-    held: Arc<Held>,
-}
-
-impl Charge {
-    pub(super) fn new(consumer: &Arc<Consumer>, held: &Arc<Held>) -> Self {
-        consumer.held_bytes.fetch_add(held.bytes, Relaxed);
-        Self {
-            consumer: Arc::clone(consumer),
-            held: Arc::clone(held),
-        }
-    }
-
-    /// The batch's bytes, which count until the last slice of them is dropped. The transport keeps them until
-    /// its peer has taken them.
-    pub(super) fn attach(self, body: Bytes) -> Bytes {
-        Bytes::from_owner(Charged {
-            body,
-            _charge: self,
-        })
-    }
-}
-
-impl Drop for Charge {
-    fn drop(&mut self) {
-        self.consumer.held_bytes.fetch_sub(self.held.bytes, Relaxed);
-    }
-}
-
 struct Charged {
     body: Bytes,
-    _charge: Charge,
+    _held: Arc<Held>,
 }
 
 impl AsRef<[u8]> for Charged {

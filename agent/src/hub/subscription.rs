@@ -13,29 +13,21 @@ use std::{
 
 use bytes::Bytes;
 use prost::{DecodeError, Message as _};
-use tokio::sync::mpsc;
 
 use super::{
     Hub,
-    consumer::{Consumer, Volume},
-    held::{Charge, SharedHeld},
+    consumer::{Consumer, Fate, Volume},
+    held::SharedHeld,
+    queue::Queued,
 };
 use crate::{
     batch::{self, Batch},
     proto::FlowBatch,
 };
 
-/// A batch in a queue, with what its consumer had lost before it.
-pub(super) struct Queued {
-    pub(super) batch: Batch,
-    pub(super) lost: Volume,
-    pub(super) charge: Charge,
-}
-
 /// One consumer's end of the hub. Dropping it leaves the hub.
 pub struct Subscription {
     hub: Hub,
-    queue: mpsc::Receiver<Queued>,
     consumer: Arc<Consumer>,
     stream_seq: u64,
     told: Volume,
@@ -61,10 +53,9 @@ impl First {
 }
 
 impl Subscription {
-    pub(super) fn new(hub: Hub, queue: mpsc::Receiver<Queued>, consumer: Arc<Consumer>) -> Self {
+    pub(super) fn new(hub: Hub, consumer: Arc<Consumer>) -> Self {
         Self {
             hub,
-            queue,
             consumer,
             stream_seq: 0,
             told: Volume::default(),
@@ -95,19 +86,7 @@ impl Subscription {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// Takes what is left in the queue away. The subscription ends.
-    fn take_rest(&mut self) -> Volume {
-        self.queue.close();
-        let mut rest = Volume::default();
-        while let Ok(Queued { batch, .. }) = self.queue.try_recv() {
-            let volume = Volume::from(&batch);
-            self.consumer.queued.sub(volume);
-            rest += volume;
-        }
-        rest
-    }
-
-    /// What waits in the queue, and what was lost since the queue was full.
+    /// How far this subscription is behind, for whoever does not own it.
     pub fn backlog(&self) -> Backlog {
         Backlog {
             hub: self.hub.clone(),
@@ -115,16 +94,16 @@ impl Subscription {
         }
     }
 
-    /// Bytes that take the place of a batch's shared part. They count as held for the consumer until the transport
-    /// drops them, and once for the agent.
+    /// Bytes that take the place of a batch's shared part. They count as held, once for the agent, until the transport
+    /// drops them.
     pub fn charge(&self, bytes: Bytes, held: &SharedHeld) -> Bytes {
         let held = held.of(bytes.len() as u64, &self.hub.held_bytes);
-        Charge::new(&self.consumer, &held).attach(bytes)
+        held.attach(bytes)
     }
 
     /// Records of delivered batches that the consumer's own filter left out.
     pub fn note_left_out(&self, volume: Volume) {
-        self.consumer.left_out.add(volume);
+        self.consumer.queue.leave_out(volume);
     }
 
     /// [`next`](Self::next), for callers that do something else at the same moment.
@@ -135,32 +114,23 @@ impl Subscription {
         let first = self.first.batches().pop_front();
         if let Some(batch) = first {
             let volume = Volume::from(&batch);
-            self.consumer.delivered.add(volume);
+            self.consumer.queue.deliver(volume);
             self.stream_seq += 1;
             let none = Volume::default();
             let batch = OutgoingBatch::new(self.stream_seq, none, None, volume, batch.body);
             return Poll::Ready(Some(batch));
         }
-        let queued = ready!(self.queue.poll_recv(context));
-        let consumer = &self.consumer;
-        let (id, volume, body, lost) = match queued {
-            Some(Queued {
-                batch,
-                lost,
-                charge,
-            }) => {
+        let (queued, lost) = ready!(self.consumer.queue.poll_take(context));
+        let (id, volume, body) = match queued {
+            Some(Queued { batch, held, .. }) => {
                 let volume = Volume::from(&batch);
-                consumer.queued.sub(volume);
-                consumer.delivered.add(volume);
                 let id = BatchId {
                     scan_id: batch.scan_id,
                     index: batch.index,
                 };
-                (Some(id), volume, charge.attach(batch.body), lost)
+                (Some(id), volume, held.attach(batch.body))
             }
-            None if consumer.lost.get() != self.told => {
-                (None, Volume::default(), Bytes::new(), consumer.lost.get())
-            }
+            None if lost != self.told => (None, Volume::default(), Bytes::new()),
             None => return Poll::Ready(None),
         };
         self.told = lost;
@@ -177,12 +147,8 @@ pub struct Backlog {
 }
 
 impl Backlog {
-    pub fn queued(&self) -> Volume {
-        self.consumer.queued.get()
-    }
-
-    pub fn lost(&self) -> Volume {
-        self.consumer.lost.get()
+    pub fn fate(&self) -> Fate {
+        self.consumer.queue.fate()
     }
 
     /// Lets the subscription take what is queued and then end, as if the hub were closed.
@@ -193,7 +159,7 @@ impl Backlog {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        let unsent = self.take_rest();
+        let unsent = self.consumer.queue.abandon();
         self.hub.forget(&self.consumer, unsent);
     }
 }
@@ -249,8 +215,8 @@ impl OutgoingBatch {
         self.id
     }
 
-    /// The encoded `FlowBatch` in two parts. The second part is shared, and counts as held for the consumer
-    /// until the transport drops it.
+    /// The encoded `FlowBatch` in two parts. The second part is shared, and counts as held until the transport drops
+    /// it.
     pub fn into_parts(self) -> [Bytes; 2] {
         [self.prefix, self.body]
     }

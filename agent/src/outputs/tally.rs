@@ -177,10 +177,11 @@ impl Tally {
     /// Without what the settings say: name, kind and address.
     pub(super) fn status(&self) -> OutputStatus {
         let fates = self.fates();
-        let mut queued = sum_of(self.backlog.queued());
+        let backlog = self.backlog.fate();
+        let mut queued = sum_of(backlog.queued);
         queued += fates.in_hand;
         queued += fates.doubted;
-        let mut lost = sum_of(self.backlog.lost());
+        let mut lost = sum_of(backlog.lost);
         lost += fates.lost;
         let (sent, refused, left_out) = (fates.sent, fates.refused, fates.left_out);
         drop(fates);
