@@ -22,21 +22,32 @@ use super::{
     limits::{Doors, Place, Refusal},
 };
 
-/// How long a connection on which nothing more is sent waits for its peer to close it.
+#[cfg(test)]
+mod tests;
+
+/// How long a connection that is shut down waits for its peer to take TLS's goodbye and to close it. For what h2 and hyper
+/// send before that, the peer has the time of an idle connection ([`Caller::ends_at`]).
 const PATIENCE: Duration = Duration::from_secs(1);
 
 pub(super) struct Guarded {
     connection: Connection,
     caller: Caller,
     doors: Arc<Doors>,
-    /// Wakes the connection's task to check whether the connection is idle.
+    phase: Phase,
+    /// Wakes the connection's task when the phase has something to do.
     look: Pin<Box<Sleep>>,
-    has_ended: bool,
-    /// It is shut down, and `look` says until when the peer is waited for.
-    is_leaving: bool,
-    /// The peer was told that nothing more comes.
-    has_said_so: bool,
+    patience: Duration,
     _place: Place,
+}
+
+#[derive(Clone, Copy)]
+enum Phase {
+    /// `look` is when to check whether the connection is idle.
+    Open,
+    /// The connection was idle for too long.
+    Idle,
+    /// It is shut down, and `look` is until when the peer is waited for.
+    Leaving { peer_was_told: bool },
 }
 
 impl Guarded {
@@ -51,30 +62,30 @@ impl Guarded {
             connection,
             caller,
             doors,
+            phase: Phase::Open,
             look: Box::pin(sleep_until(first_look)),
-            has_ended: false,
-            is_leaving: false,
-            has_said_so: false,
+            patience: PATIENCE,
             _place: place,
         }
     }
 
-    /// Fails once the connection has been idle for too long. Called at every read, write and flush: if the peer takes
-    /// nothing, only one of them may be polled.
+    /// Fails once the connection has been idle for too long, or the peer was waited for long enough. Called at every read,
+    /// write and flush: if the peer takes nothing, only one of them may be polled. At the end this is the flush (hyper's
+    /// `Buffered::poll_shutdown`), and TLS is not flushed before it has said goodbye.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        while !self.is_leaving && !self.has_ended && self.look.as_mut().poll(context).is_ready() {
+        while self.look.as_mut().poll(context).is_ready() {
+            let Phase::Open = self.phase else {
+                return Err(io::ErrorKind::TimedOut.into());
+            };
             let now = Instant::now();
             match self.caller.ends_at() {
                 Some(ends_at) if ends_at <= now => {
-                    self.has_ended = true;
+                    self.phase = Phase::Idle;
                     self.doors.refuse(Refusal::Silent, &self.caller.peer);
                 }
                 Some(ends_at) => self.look.as_mut().reset(ends_at),
                 None => self.look.as_mut().reset(now + NEXT_LOOK),
             }
-        }
-        if self.has_ended {
-            return Err(io::ErrorKind::TimedOut.into());
         }
         Ok(())
     }
@@ -145,139 +156,26 @@ impl AsyncWrite for Guarded {
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if !this.is_leaving {
-            this.is_leaving = true;
-            this.look.as_mut().reset(Instant::now() + PATIENCE);
-        }
+        let peer_was_told = match this.phase {
+            Phase::Leaving { peer_was_told } => peer_was_told,
+            Phase::Open | Phase::Idle => {
+                this.look.as_mut().reset(Instant::now() + this.patience);
+                this.phase = Phase::Leaving {
+                    peer_was_told: false,
+                };
+                false
+            }
+        };
         if this.look.as_mut().poll(context).is_ready() {
             return Poll::Ready(Ok(()));
         }
         // Over TLS it has something to send, which the peer may not take.
-        if !this.has_said_so {
+        if !peer_was_told {
             ready!(Pin::new(&mut this.connection).poll_shutdown(context))?;
-            this.has_said_so = true;
+            this.phase = Phase::Leaving {
+                peer_was_told: true,
+            };
         }
         this.poll_left(context).map(Ok)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{io::IoSlice, pin::pin};
-
-    use futures_util::poll;
-    use tokio::{
-        io::{AsyncReadExt as _, AsyncWriteExt as _},
-        net::{TcpListener, TcpStream, UnixStream},
-        time::timeout,
-    };
-
-    use super::{
-        super::{authority::Filter, limits::Limits, peer::Peer},
-        *,
-    };
-
-    fn doors() -> Arc<Doors> {
-        Arc::new(Doors::new(Limits::default().fixed()))
-    }
-
-    fn guarded(connection: Connection, caller: Caller, doors: &Arc<Doors>) -> Guarded {
-        let place = doors.consumer(&Peer::Unknown).unwrap();
-        Guarded::new(connection, caller, place, Arc::clone(doors))
-    }
-
-    /// A connection that has to end at `ends_at`, and its other end.
-    fn silent_until(ends_at: Instant, doors: &Arc<Doors>) -> (Guarded, Caller, UnixStream) {
-        let (ours, peer) = UnixStream::pair().unwrap();
-        let caller = Caller::silent_until(Peer::Unknown, ends_at);
-        let connection = Connection::Unix(ours, Filter::default());
-        (guarded(connection, caller.clone(), doors), caller, peer)
-    }
-
-    async fn passes(connection: Connection, mut peer: impl AsyncRead + AsyncWrite + Unpin) {
-        let mut guarded = guarded(connection, Caller::new(Peer::Unknown), &doors());
-        peer.write_all(b"ask").await.unwrap();
-        let mut asked = [0; 3];
-        guarded.read_exact(&mut asked).await.unwrap();
-        assert_eq!(&asked, b"ask");
-
-        guarded.write_all(b"ans").await.unwrap();
-        assert!(guarded.is_write_vectored());
-        let slices = [IoSlice::new(b"w"), IoSlice::new(b"er")];
-        assert_eq!(guarded.write_vectored(&slices).await.unwrap(), 3);
-        let end = async {
-            guarded.shutdown().await.unwrap();
-            let error = guarded.write_all(b"more").await.unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
-            drop(guarded);
-        };
-        // The peer writes until it has read everything.
-        let read = async {
-            let mut answer = Vec::new();
-            peer.read_to_end(&mut answer).await.unwrap();
-            assert_eq!(answer, b"answer");
-            // More than the sockets hold.
-            for _ in 0..16 {
-                peer.write_all(&vec![0; 1 << 20]).await.unwrap();
-            }
-            drop(peer);
-        };
-        tokio::join!(end, read);
-    }
-
-    #[tokio::test]
-    async fn bytes_pass_both_ways_on_either_kind_of_socket() {
-        let (ours, peer) = UnixStream::pair().unwrap();
-        passes(Connection::Unix(ours, Filter::default()), peer).await;
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let connect = TcpStream::connect(listener.local_addr().unwrap());
-        let (peer, accepted) = tokio::join!(connect, listener.accept());
-        passes(Connection::Tcp(accepted.unwrap().0), peer.unwrap()).await;
-    }
-
-    #[tokio::test]
-    async fn a_peer_that_does_not_close_the_connection_is_not_waited_for_long() {
-        let (ours, mut peer) = UnixStream::pair().unwrap();
-        let connection = Connection::Unix(ours, Filter::default());
-        let mut guarded = guarded(connection, Caller::new(Peer::Unknown), &doors());
-        {
-            let mut shutdown = pin!(guarded.shutdown());
-            assert!(poll!(&mut shutdown).is_pending());
-            let done = timeout(100 * PATIENCE, shutdown).await;
-            done.expect("it ends").unwrap();
-        }
-        drop(guarded);
-        let error = peer.write_all(b"late").await.unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
-    }
-
-    #[tokio::test]
-    async fn an_idle_connection_ends_whatever_is_polled_and_is_counted_once() {
-        let doors = doors();
-        let (mut guarded, _, _peer) = silent_until(Instant::now(), &doors);
-        let read = guarded.read(&mut [0]).await;
-        let written = guarded.write(b"a").await;
-        let written_vectored = guarded.write_vectored(&[IoSlice::new(b"a")]).await;
-        let flushed = guarded.flush().await.map(|()| 0);
-        for ended in [read, written, written_vectored, flushed] {
-            assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        }
-        assert_eq!(doors.status().silent_connections, 1);
-    }
-
-    #[tokio::test]
-    async fn a_request_keeps_its_connection_open_and_so_does_one_that_has_just_ended() {
-        let doors = doors();
-        let past = Instant::now() - Duration::from_secs(1);
-        let (mut busy, caller, mut peer) = silent_until(past, &doors);
-        let _open = caller.open(&doors).unwrap();
-        peer.write_all(b"a").await.unwrap();
-        assert_eq!(busy.read_u8().await.unwrap(), b'a');
-
-        let (mut just_idle, caller, mut peer) = silent_until(past, &doors);
-        drop(caller.open(&doors).unwrap());
-        peer.write_all(b"b").await.unwrap();
-        assert_eq!(just_idle.read_u8().await.unwrap(), b'b');
-        assert_eq!(doors.status().silent_connections, 0);
     }
 }
