@@ -112,7 +112,8 @@ impl Clsact {
 
     /// Whether the filter at a place is of this process.
     fn has(&mut self, place: Place) -> Result<bool> {
-        let filters = self.socket.list(place.ifindex, place.direction)?;
+        let (ifindex, direction) = (place.ifindex, place.direction);
+        let filters = self.socket.list(ifindex, direction, place.priority)?;
         let ours = self.instance.number;
         let is_it = |(other, name): &(Place, String)| {
             *other == place && instance_number(*other, name) == Some(ours)
@@ -246,7 +247,7 @@ pub(super) fn remove_stale() -> Result<()> {
     let mut socket = TcSocket::open()?;
     for ifindex in socket.filter_qdiscs()?.into_keys() {
         for direction in [Direction::Ingress, Direction::Egress] {
-            let mut ours = socket.list(ifindex, direction)?;
+            let mut ours = socket.list(ifindex, direction, priority(direction))?;
             ours.retain(|(place, name)| instance_number(*place, name).is_some());
             if ours.is_empty() {
                 continue;

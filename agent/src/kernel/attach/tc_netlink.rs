@@ -102,15 +102,23 @@ impl TcSocket {
         self.netlink.change(request, 0)
     }
 
-    /// The BPF filters on one side of an interface, with the names that they were added under.
+    /// The BPF filters of one priority on one side of an interface, with the names that they were added under. The kernel
+    /// leaves out the others (`tcf_chain_dump`, 5.10), of which there may be thousands.
     pub(super) fn list(
         &mut self,
         ifindex: u32,
         direction: Direction,
+        priority: u16,
     ) -> Result<Vec<(Place, String)>> {
+        let every = Place {
+            ifindex,
+            direction,
+            priority,
+            handle: 0,
+        };
         let request = Message {
             kind: libc::RTM_GETTFILTER,
-            body: header(ifindex, 0, parent(direction), 0),
+            body: every.header(),
         };
         let mut filters = Vec::new();
         for answer in self.netlink.dump(&request).context("list filters")? {

@@ -63,7 +63,8 @@ impl Wire {
     }
 
     fn all(&self, socket: &mut TcSocket) -> Vec<(Place, String)> {
-        let mut all = socket.list(self.link.ifindex, Direction::Ingress).unwrap();
+        let (ifindex, side) = (self.link.ifindex, Direction::Ingress);
+        let mut all = socket.list(ifindex, side, INGRESS_PRIORITY).unwrap();
         // The kernel also lists each priority, as a filter whose handle is 0.
         all.retain(|(place, _)| place.handle != 0);
         all
@@ -175,6 +176,33 @@ fn a_stranger_at_the_place_of_one_of_ours_that_was_removed_stays() {
         Ok(())
     };
     wire.namespace.enter(replaced).unwrap();
+}
+
+#[test]
+fn filters_of_other_priorities_are_neither_listed_nor_removed() {
+    if !is_root_or_skip("agent::filters_of_other_priorities_are_neither_listed_nor_removed") {
+        return;
+    }
+    let wire = Wire::new("others");
+    let beside = || {
+        let mut clsact = Clsact::open()?;
+        let ours = wire.attach(&mut clsact);
+        for priority in [1, INGRESS_PRIORITY - 1, INGRESS_PRIORITY + 1, u16::MAX] {
+            wire.add_stranger(&mut clsact.socket, Place { priority, ..ours }, STRANGER);
+        }
+        let strangers = wire.strangers();
+        assert_eq!(strangers.len(), 4, "{strangers:?}");
+        // Also without the line for each priority.
+        let listed = wire.all(&mut clsact.socket);
+        let places: Vec<Place> = listed.into_iter().map(|(place, _)| place).collect();
+        assert_eq!(places, [ours]);
+        assert!(clsact.is_on(ours.ifindex)?);
+        clsact.detach(ours.ifindex);
+        assert!(wire.all(&mut clsact.socket).is_empty());
+        assert_eq!(wire.strangers(), strangers);
+        Ok(())
+    };
+    wire.namespace.enter(beside).unwrap();
 }
 
 #[test]
