@@ -11,7 +11,7 @@
 use std::{collections::BTreeSet, os::fd::BorrowedFd};
 
 use agent_common::Direction;
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Error, Result, bail, ensure};
 
 use super::{
     instance::{self, Instance},
@@ -44,6 +44,7 @@ pub(super) struct Clsact {
     /// the more interfaces there are.
     prepared: BTreeSet<u32>,
     added: LogLimit,
+    kept: LogLimit,
     /// Dropped after the filters are removed.
     instance: Instance,
 }
@@ -56,6 +57,7 @@ impl Clsact {
             filters: Vec::new(),
             prepared: BTreeSet::new(),
             added: LogLimit::default(),
+            kept: LogLimit::default(),
         })
     }
 
@@ -72,7 +74,8 @@ impl Clsact {
         Ok(())
     }
 
-    /// Attaches the program to one direction of an interface.
+    /// Attaches the program to one direction of an interface. If a filter that could not be removed is there, it is
+    /// removed first: beside another one it would count every packet again.
     pub(super) fn attach(
         &mut self,
         link: &Link,
@@ -80,6 +83,12 @@ impl Clsact {
         program: BorrowedFd<'_>,
         program_name: &str,
     ) -> Result<()> {
+        for place in self.places(link.ifindex) {
+            if place.direction == direction {
+                self.remove(place)
+                    .context("remove the filter that is there")?;
+            }
+        }
         self.ensure_qdisc(link, direction)?;
         let instance = self.instance.number;
         let name = format!("{NAME_PREFIX}{program_name}@{instance}");
@@ -132,30 +141,31 @@ impl Clsact {
 
     /// Removes the filters on an interface.
     pub(super) fn detach(&mut self, ifindex: u32) {
-        let of_it = |place: &mut Place| place.ifindex == ifindex;
-        let places: Vec<_> = self.filters.extract_if(.., of_it).collect();
-        for place in places {
+        for place in self.places(ifindex) {
             self.remove_or_tell(place);
         }
     }
 
     fn remove_or_tell(&mut self, place: Place) {
-        if let Err(error) = self.remove(place) {
-            tracing::warn!(?place, "a clsact filter stays: {error:#}");
+        if let Err(error) = self.remove(place)
+            && let Some(filters) = self.kept.event()
+        {
+            tracing::warn!(
+                ?place,
+                filters,
+                "a clsact filter stays until its interface is attached to again or the agent ends: {error:#}"
+            );
         }
     }
 
-    /// Removes the filter at a place, unless it is gone. Then another program's may be there.
+    /// Removes the filter at a place, unless it is gone, and forgets the place. In the second case another program's may
+    /// be there. What fails can be tried again.
     fn remove(&mut self, place: Place) -> Result<()> {
-        if !self.has(place)? {
-            return Ok(());
+        if self.has(place)? {
+            self.socket.remove(place).or_else(unless_gone)?;
         }
-        let removed = self.socket.remove(place);
-        // It may just have been removed with its interface or its qdisc.
-        match removed.as_ref().err().and_then(errno) {
-            Some(libc::ENOENT | libc::ENODEV | libc::EINVAL) => Ok(()),
-            _ => removed,
-        }
+        self.filters.retain(|other| *other != place);
+        Ok(())
     }
 
     /// Forgets what was attached to an interface that has left. The kernel removed it.
@@ -235,9 +245,17 @@ fn ensure_egress(qdisc: Option<&String>) -> Result<()> {
 
 impl Drop for Clsact {
     fn drop(&mut self) {
-        for place in std::mem::take(&mut self.filters) {
+        for place in self.filters.clone() {
             self.remove_or_tell(place);
         }
+    }
+}
+
+/// A filter may be removed with its interface or its qdisc just before we would do it.
+fn unless_gone(error: Error) -> Result<()> {
+    match errno(&error) {
+        Some(libc::ENOENT | libc::ENODEV | libc::EINVAL) => Ok(()),
+        _ => Err(error),
     }
 }
 

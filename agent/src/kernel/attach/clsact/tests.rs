@@ -1,17 +1,24 @@
 //! Our filters beside those of strangers.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::{
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+};
 
 use agent_common::LinkType;
 use lab::{Namespace, privilege::is_root_or_skip};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 use super::*;
-use crate::kernel::{
-    attach::{
-        programs::tc_name,
-        tests::{kernel, programs},
+use crate::{
+    kernel::{
+        attach::{
+            programs::tc_name,
+            tests::{kernel, programs},
+        },
+        links::links,
     },
-    links::links,
+    logged::logged,
 };
 
 const STRANGER: &str = "theirs";
@@ -178,6 +185,55 @@ fn a_stranger_at_the_place_of_one_of_ours_that_was_removed_stays() {
     wire.namespace.enter(replaced).unwrap();
 }
 
+/// The kernel refuses what this thread asks for meanwhile.
+fn without_privilege<T>(work: impl FnOnce() -> T) -> T {
+    let privileged = capabilities(None).unwrap();
+    let mut without = privileged;
+    without.effective.remove(CapabilitySet::NET_ADMIN);
+    set_capabilities(None, without).unwrap();
+    let outcome = work();
+    set_capabilities(None, privileged).unwrap();
+    outcome
+}
+
+#[test]
+fn a_filter_that_cannot_be_removed_is_removed_later_and_never_counts_beside_another_one() {
+    let test = "agent::a_filter_that_cannot_be_removed_is_removed_later_and_never_counts_beside_another_one";
+    if !is_root_or_skip(test) {
+        return;
+    }
+    let wire = Wire::new("kept");
+    let kept = || {
+        let ifindex = wire.link.ifindex;
+        let mut clsact = Clsact::open()?;
+        let first = wire.attach(&mut clsact);
+        let log = logged(|| without_privilege(|| clsact.detach(ifindex)));
+        assert!(log.contains("a clsact filter stays"), "{log}");
+        assert_eq!(wire.names(&mut clsact.socket), [OURS]);
+
+        let again = |clsact: &mut Clsact| {
+            let program = wire.ours.as_fd();
+            clsact.attach(&wire.link, Direction::Ingress, program, "tc_ingress")
+        };
+        without_privilege(|| again(&mut clsact)).unwrap_err();
+        assert_eq!(wire.names(&mut clsact.socket), [OURS]);
+        again(&mut clsact)?;
+        assert_eq!(clsact.filters, [first]);
+        assert_eq!(wire.names(&mut clsact.socket), [OURS]);
+
+        without_privilege(|| clsact.remove_rest(ifindex)).unwrap_err();
+        clsact.remove_rest(ifindex)?;
+        assert!(wire.all(&mut clsact.socket).is_empty());
+
+        wire.attach(&mut clsact);
+        without_privilege(|| clsact.detach(ifindex));
+        drop(clsact);
+        assert!(wire.all(&mut TcSocket::open()?).is_empty());
+        Ok(())
+    };
+    wire.namespace.enter(kept).unwrap();
+}
+
 #[test]
 fn filters_of_other_priorities_are_neither_listed_nor_removed() {
     if !is_root_or_skip("agent::filters_of_other_priorities_are_neither_listed_nor_removed") {
@@ -203,6 +259,16 @@ fn filters_of_other_priorities_are_neither_listed_nor_removed() {
         Ok(())
     };
     wire.namespace.enter(beside).unwrap();
+}
+
+#[test]
+fn a_filter_that_has_just_gone_is_no_error_and_all_else_is() {
+    let refused = |errno| unless_gone(io::Error::from_raw_os_error(errno).into());
+    for gone in [libc::ENOENT, libc::ENODEV, libc::EINVAL] {
+        refused(gone).unwrap();
+    }
+    let error = refused(libc::EPERM).unwrap_err();
+    assert_eq!(errno(&error), Some(libc::EPERM));
 }
 
 #[test]
