@@ -263,32 +263,47 @@ fn unless_gone(error: Error) -> Result<()> {
 /// process has filters of its own.
 pub(super) fn remove_stale() -> Result<()> {
     let mut socket = TcSocket::open()?;
+    let mut failed = Vec::new();
     for ifindex in socket.filter_qdiscs()?.into_keys() {
         for direction in [Direction::Ingress, Direction::Egress] {
-            let mut ours = socket.list(ifindex, direction, priority(direction))?;
-            ours.retain(|(place, name)| instance_number(*place, name).is_some());
-            if ours.is_empty() {
-                continue;
-            }
-            // Read after the filters: an agent opens its socket before it adds its first filter.
-            let living = instance::living()?;
-            for (place, name) in ours {
-                if instance_number(place, &name).is_some_and(|number| living.contains(&number)) {
-                    continue;
-                }
-                socket
-                    .remove(place)
-                    .with_context(|| format!("remove {name} from interface index {ifindex}"))?;
-                tracing::info!(
-                    ifindex,
-                    side = ?direction,
-                    name,
-                    "removed a filter that a killed agent left behind"
-                );
-            }
+            // One that fails keeps no other one.
+            let outcome = remove_stale_on(&mut socket, ifindex, direction);
+            failed.extend(outcome.err());
         }
     }
+    if let Some(error) = failed.first() {
+        let sides = failed.len();
+        tracing::warn!(sides, "filters of killed agents may stay: {error:#}");
+    }
     Ok(())
+}
+
+fn remove_stale_on(socket: &mut TcSocket, ifindex: u32, direction: Direction) -> Result<()> {
+    let mut ours = socket.list(ifindex, direction, priority(direction))?;
+    ours.retain(|(place, name)| instance_number(*place, name).is_some());
+    if ours.is_empty() {
+        return Ok(());
+    }
+    // Read after the filters: an agent opens its socket before it adds its first filter.
+    let living = instance::living()?;
+    let mut outcome = Ok(());
+    for (place, name) in ours {
+        if instance_number(place, &name).is_some_and(|number| living.contains(&number)) {
+            continue;
+        }
+        let tell = |()| {
+            tracing::info!(
+                ifindex,
+                side = ?direction,
+                name,
+                "removed a filter that a killed agent left behind"
+            );
+        };
+        let removed = socket.remove(place).map(tell).or_else(unless_gone);
+        let what = || format!("remove {name} from interface index {ifindex}");
+        outcome = outcome.and(removed.with_context(what));
+    }
+    outcome
 }
 
 /// The instance whose filter this is; `None` if it is not ours.

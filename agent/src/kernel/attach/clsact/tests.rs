@@ -261,6 +261,54 @@ fn filters_of_other_priorities_are_neither_listed_nor_removed() {
     wire.namespace.enter(beside).unwrap();
 }
 
+/// An interface's filters may be in a block that others share. Then the kernel lists them for the interface, and lets
+/// them be removed from the block alone (`__tcf_block_find`, 5.10).
+#[test]
+fn what_a_killed_agent_left_goes_also_where_some_of_it_cannot_be_removed() {
+    let test = "agent::what_a_killed_agent_left_goes_also_where_some_of_it_cannot_be_removed";
+    if !is_root_or_skip(test) {
+        return;
+    }
+    let wire = Wire::new("stale");
+    wire.namespace.add_wire(["new1", "far1"]).unwrap();
+    let stale = || {
+        let mut socket = TcSocket::open()?;
+        let mut all = links()?;
+        all.sort_by_key(|link| link.ifindex);
+        let [refused @ .., last] = all.as_slice() else {
+            panic!("there are wires");
+        };
+        // In the message to the kernel, a block's number is where the parent is, which has this one.
+        let (block, number) = (u32::MAX, 0xffff_fff2_u32);
+        let place = |ifindex| Place {
+            ifindex,
+            direction: Direction::Ingress,
+            priority: INGRESS_PRIORITY,
+            handle: HANDLE_MAJOR << 16,
+        };
+        let name = "flow-agent:tc_ingress@0";
+        for link in refused {
+            let block = format!("qdisc add dev {} ingress_block {number} clsact", link.name);
+            let mut command = wire.namespace.command("tc");
+            let output = command.args(block.split(' ')).output()?;
+            assert!(output.status.success(), "{output:?}");
+        }
+        wire.add_stranger(&mut socket, place(block), name);
+        socket.add_clsact(last.ifindex)?;
+        wire.add_stranger(&mut socket, place(last.ifindex), name);
+
+        let log = logged(|| remove_stale().unwrap());
+        let told = format!("filters of killed agents may stay: remove {name} from interface index");
+        assert!(log.contains(&told), "{log}");
+        assert!(log.contains(&format!("sides={}", refused.len())), "{log}");
+        assert_eq!(log.matches("removed a filter").count(), 1, "{log}");
+        let left = socket.list(last.ifindex, Direction::Ingress, INGRESS_PRIORITY)?;
+        assert!(left.is_empty(), "{left:?}");
+        Ok(())
+    };
+    wire.namespace.enter(stale).unwrap();
+}
+
 #[test]
 fn a_filter_that_has_just_gone_is_no_error_and_all_else_is() {
     let refused = |errno| unless_gone(io::Error::from_raw_os_error(errno).into());
