@@ -2,7 +2,8 @@
 //!
 //! The kernel keeps a filter when its maker is killed. Each of our filters can therefore be recognized by its
 //! name, priority and handle, and its name says which instance of the agent made it. Every start removes
-//! those whose instance is gone. Nothing else is ever removed.
+//! those whose instance is gone. Nothing else is ever removed, unless a stranger puts a filter of its own at the
+//! place of ours just after we looked who is there: netlink cannot remove a filter by its name.
 //!
 //! The qdisc stays, even if we added it. The kernel removes a qdisc with all its filters, without a way to
 //! say "if it is empty", so a filter that someone adds after we looked would go with it. A clsact without
