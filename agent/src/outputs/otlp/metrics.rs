@@ -130,7 +130,7 @@ impl Telling {
             bytes,
         } = self.lost;
         let lost = |what: &str, unit: &str, value: u64| {
-            let description = "What this output lost because its queue was full.";
+            let description = "What this output lost, in its queue or behind it.";
             let name = format!("flow.output.lost.{what}");
             sum(
                 &name,
