@@ -1,6 +1,6 @@
 //! Outputs: send the flows of every batch to programs that do not speak our gRPC.
 //!
-//! Each output is a task with a queue of its own at the hub, so none slows a scan or another output. Its flows go one
+//! Each output is a task with a queue of its own at the hub, so neither a scan nor another output waits for it. Its flows go one
 //! way: [`wanted`] leaves out what its settings do not want, an [`encoder`] makes messages of its format, and a
 //! [`transport`] hands them over. [`worker`] does it, tries again what failed, and counts what became of each flow.
 
