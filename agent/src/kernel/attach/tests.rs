@@ -233,6 +233,42 @@ fn an_interface_that_goes_between_selection_and_start_gives_its_slot_back() {
 }
 
 #[test]
+fn a_start_on_many_interfaces_says_once_what_is_faster_than_tcx() {
+    const NAME: &str = "agent::a_start_on_many_interfaces_says_once_what_is_faster_than_tcx";
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    if !kernel::is_at_least(6, 6) {
+        return skip(NAME, "the kernel has TCX from 6.6");
+    }
+    for (tc_attach, expected) in [(TcAttach::Auto, 1), (TcAttach::Clsact, 0)] {
+        let namespace = Namespace::new("many").unwrap();
+        let links = wires(&namespace, 1);
+        let settings = AttachSettings {
+            tc_attach,
+            ..SETTINGS
+        };
+        let start = || {
+            let mut kernel = kernel();
+            let (mut watcher, _) = watcher(&mut kernel, "new0", settings);
+            watcher.slots.take(links[0].ifindex, &links[0].name);
+            watcher.start(&links)?;
+            let few = logged(|| watcher.tell_progress(1, 200));
+            let many = logged(|| {
+                watcher.tell_progress(1, 201);
+                watcher.tell_progress(100, 201);
+            });
+            Ok((few, many))
+        };
+        let (few, many) = namespace.enter(start).unwrap();
+        assert!(few.contains("attaching attached=1 interfaces=200"), "{few}");
+        assert_eq!(many.matches("attached=").count(), 2, "{many}");
+        let advised = many.matches("--tc-attach clsact is faster").count();
+        assert_eq!(advised, expected, "{tc_attach:?}: {many}");
+    }
+}
+
+#[test]
 fn what_is_deselected_is_detached_from_by_another_thread() {
     const NAME: &str = "agent::what_is_deselected_is_detached_from_by_another_thread";
     if !kernel::is_at_least(6, 6) {

@@ -33,6 +33,8 @@ use anyhow::{Result, bail};
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the log reports progress.
 pub(super) const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
+/// From here on a start by TCX takes several seconds (`tcx_entry_sync`: some 16 ms for each hook on 6.18).
+const MANY_INTERFACES: usize = 200;
 
 /// Tells the filter rules the name of the interface at a slot. Returns when they follow it.
 pub type NameInterface = Arc<dyn Fn(u32, &str) -> Result<()> + Send + Sync>;
@@ -77,6 +79,8 @@ pub(super) struct WatcherLog {
     failed: LogLimit,
     pub twice: LogLimit,
     pub tunnels: LogLimit,
+    /// What is faster has been told.
+    advised: bool,
 }
 
 /// What to look at next.
@@ -133,7 +137,7 @@ impl Watcher {
             }
             if told.elapsed() >= self.progress_interval {
                 told = Instant::now();
-                tracing::info!(attached, interfaces = links.len(), "attaching");
+                self.tell_progress(attached, links.len());
             }
         }
         if attached == 0 && !links.is_empty() && !self.selection.may_wait() {
@@ -141,6 +145,19 @@ impl Watcher {
         }
         self.attacher.lines.are_limited = true;
         Ok(())
+    }
+
+    pub(super) fn tell_progress(&mut self, attached: usize, interfaces: usize) {
+        if !self.log.advised && interfaces > MANY_INTERFACES && self.slots.has_tcx() {
+            self.log.advised = true;
+            tracing::info!(
+                attached,
+                interfaces,
+                "attaching; with TCX the kernel takes a grace period for each hook: --tc-attach clsact is faster"
+            );
+        } else {
+            tracing::info!(attached, interfaces, "attaching");
+        }
     }
 
     /// Attaches to interfaces that come, until it is told to stop. What fails is tried again.
