@@ -8,6 +8,7 @@ use std::{
 
 use super::*;
 
+mod closed;
 mod comings;
 mod grpc;
 mod hanging;
