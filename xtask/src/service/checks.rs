@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::machine::{Machine, wait_for};
 
+mod files;
 mod netns;
 mod package;
 mod sockets;
@@ -34,12 +35,16 @@ pub const CHECKS: &[(&str, Check)] = &[
         netns::counts_elsewhere,
     ),
     (
+        "with a drop-in it writes files for its group",
+        files::writes_for_its_group,
+    ),
+    (
         "behind a socket of systemd it is started by a request",
         sockets::waits_behind_a_socket,
     ),
     ("an upgrade goes on counting", package::upgrades),
     ("removed, it leaves its settings", package::removes),
-    ("purged, it leaves nothing", package::purges),
+    ("purged, it leaves nothing but flows", package::purges),
     ("the tarball runs, and makes the service", tarball::serves),
 ];
 

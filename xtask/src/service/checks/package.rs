@@ -9,7 +9,8 @@ use std::{
 use anyhow::{Context as _, Error, Result, bail, ensure};
 
 use super::{
-    LIST_FILES, Machine, RULES, SETTINGS, SOCKET, Service, UNIT, commands, packets_of, wait_for,
+    LIST_FILES, Machine, RULES, SETTINGS, SOCKET, Service, UNIT, commands, files, packets_of,
+    wait_for,
 };
 
 /// What cargo-deb puts into the package beside what is declared.
@@ -191,7 +192,10 @@ pub(super) fn purges(service: &mut Service) -> Result<String> {
     let machine = &service.machine;
     // The administrator's own file, which no package may remove.
     machine.run(&format!("rm {RULES}"))?;
+    let flows = files::kept(service)?;
     machine.run("apt-get purge --yes --quiet flow-agent && systemctl daemon-reload")?;
+    let kept = files::kept(service)?;
+    ensure!(kept == flows, "{kept} after {flows}");
     let after = machine.output(LIST_FILES);
     let before: Vec<_> = service.files_before.lines().collect();
     let left: Vec<_> = after
@@ -203,7 +207,7 @@ pub(super) fn purges(service: &mut Service) -> Result<String> {
     ensure!(unit == "not-found", "{unit}");
     let user = machine.run("getent passwd flow-agent")?;
     Ok(format!(
-        "no file is left of {}; the user is: {user}",
+        "no file is left of {} but flows ({kept}); the user is: {user}",
         before.len()
     ))
 }
