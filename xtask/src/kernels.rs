@@ -134,16 +134,21 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     Ok(report(rows))
 }
 
-/// Tests that the oldest kernel takes every program and counts exactly at TC and XDP, for `cargo xtask test`.
-/// The results go into `count`. If that kernel cannot be had, they are skipped.
+/// Tests that the oldest kernel takes every program and counts exactly at TC, at XDP and on devices that the kernel of a
+/// CI machine often lacks, for `cargo xtask test`. The results go into `count`. If that kernel cannot be had, they are
+/// skipped.
 pub fn on_the_floor(count: &mut Count) {
-    const MODULES: [&str; 2] = ["exact", "lockdown"];
-    const TESTS: [&str; 5] = [
+    const MODULES: [&str; 3] = ["exact", "devices", "lockdown"];
+    const TESTS: [&str; 9] = [
         // Loads them with and without opened tunnels.
         "every_program",
         "both_directions_are_one_flow",
         "an_elephant_from_two_cpus",
         "a_clock_that_is_set",
+        "a_bond_is_counted_at_tc",
+        "on_a_bonds_lower_device",
+        "a_packet_over_a_bond",
+        "a_packet_over_a_vlan_device",
         "on_a_kernel_that_is_locked_down",
     ];
     let (_, version) = FLOOR;
@@ -157,11 +162,18 @@ pub fn on_the_floor(count: &mut Count) {
     };
     let filter = TESTS.map(str::to_owned);
     let modules = MODULES.map(str::to_owned);
-    match programs::build(&modules, &filter, &["ip", "tc", "ethtool"]) {
+    match programs::build(&modules, &filter, &["ip", "tc", "ethtool", "ping"]) {
         Ok(programs) => {
             let load = Load {
                 programs,
-                modules: &["veth", "sch_ingress", "cls_bpf", "act_bpf"],
+                modules: &[
+                    "veth",
+                    "sch_ingress",
+                    "cls_bpf",
+                    "act_bpf",
+                    "8021q",
+                    "bonding",
+                ],
                 parameters: &[],
                 filter: &filter,
             };
