@@ -3,6 +3,7 @@
 use agent_common::{
     FlowCounters, FlowKey, L4Kind,
     flow::{FlowBits, tcp_flags},
+    slots::{self, Hash, Walk},
 };
 
 /// A drained page, a key for each of the counters.
@@ -142,12 +143,30 @@ impl Profile {
         (key, counters)
     }
 
-    /// All entries in the order of one page. Each page hashes with a seed of its own
-    /// (`htab->hashrnd`), so the two pages' orders have nothing to do with each other.
+    /// All entries as a scan drains one page: window by window, and within a window in slots that depend on which flow
+    /// came first, which differs by page. What finds its windows full comes last.
     pub fn page(self, page: u32) -> Page {
-        let mut order: Vec<u32> = (0..self.flows).collect();
-        order.sort_unstable_by_key(|&number| mix(u64::from(page) << 32 | u64::from(number)));
-        let (keys, counters) = order.into_iter().map(Self::entry).unzip();
+        let windows = (self.flows * 4 / 3).div_ceil(slots::SLOTS);
+        let mut placed = vec![[None; slots::SLOTS as usize]; windows as usize];
+        let mut behind = Vec::new();
+        let mut arrivals: Vec<u32> = (0..self.flows).collect();
+        arrivals.sort_unstable_by_key(|&number| mix(u64::from(page) << 32 | u64::from(number)));
+        for number in arrivals {
+            let (key, _) = Self::entry(number);
+            let first = Hash::of(&key.words(), |index| mix(index as u64));
+            let free = [first, first.again()].into_iter().find_map(|hash| {
+                let Walk { window, start, .. } = hash.walk(windows);
+                let mut slots = (start..start + slots::SLOTS).map(|slot| slot % slots::SLOTS);
+                let free = slots.find(|&slot| placed[window as usize][slot as usize].is_none());
+                free.map(|slot| (window, slot))
+            });
+            match free {
+                Some((window, slot)) => placed[window as usize][slot as usize] = Some(number),
+                None => behind.push(number),
+            }
+        }
+        let order = placed.into_iter().flatten().flatten().chain(behind);
+        let (keys, counters) = order.map(Self::entry).unzip();
         Page { keys, counters }
     }
 
