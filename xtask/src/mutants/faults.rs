@@ -192,8 +192,8 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "seen is counted behind a branch",
         file: "agent-ebpf/src/count.rs",
-        from: "account.add(Reason::Seen, size.packets, size.bytes);",
-        to: "if is_parsed {\n        account.add(Reason::Seen, size.packets, size.bytes);\n    }",
+        from: "account.see(size.packets, size.bytes);",
+        to: "if is_parsed {\n        account.see(size.packets, size.bytes);\n    }",
         target: agent("kinds::what_cannot_be_parsed_is_counted_by_reason_over_tc_ingress"),
     },
     Fault {
@@ -213,8 +213,8 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "both pages have one account",
         file: "agent-ebpf/src/account.rs",
-        from: "let index = page * per_page +",
-        to: "let index = 0 * page * per_page +",
+        from: "let number = page * per_page +",
+        to: "let number = 0 * page * per_page +",
         target: FLIPS,
     },
     Fault {
