@@ -74,7 +74,7 @@ pub struct Account {
 
 impl Account {
     /// The account of a [`hook`], or that of unknown interfaces. `None` would mean a map shorter than
-    /// `ACCOUNTS_PER_PAGE` says, which userspace rules out.
+    /// `ACCOUNTS_PER_PAGE` and the number of possible CPUs say, which userspace rules out.
     #[inline(always)]
     pub fn of(page: u32, hook: Option<u32>) -> Option<Self> {
         let per_page = ACCOUNTS_PER_PAGE.load();

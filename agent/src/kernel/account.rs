@@ -12,8 +12,8 @@ use aya::maps::MapData;
 
 use super::mapped_array::MappedArray;
 
-/// What the accounts may take: with more interfaces and CPUs than fit, CPUs share what few packets add to, and with many
-/// more it takes what every packet adds to.
+/// As long as all accounts take no more, each CPU has what few packets add to for itself; else CPUs share it. What every
+/// packet adds to, and one shard, are there whatever they take.
 const MOST_BYTES: u64 = 9_500_000;
 
 /// How the accounts lie in their two maps: by CPU or shard, then by page, then by hook.

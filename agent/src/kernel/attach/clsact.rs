@@ -154,7 +154,7 @@ impl Clsact {
             tracing::warn!(
                 ?place,
                 filters,
-                "a clsact filter stays until its interface is attached to again or the agent ends: {error:#}"
+                "a clsact filter stays until its interface is attached to again or an agent ends or starts: {error:#}"
             );
         }
     }

@@ -301,13 +301,14 @@ impl Slots {
             .collect()
     }
 
-    /// The links of an interface, to look at. If it leaves meanwhile, whoever drops them last closes them.
+    /// Whether a hook is attached by TCX.
     pub(super) fn has_tcx(&self) -> bool {
         let state = self.state();
         let mut links = state.watched.values().flat_map(|watched| &watched.links);
         links.any(|link| !link.is_exclusive())
     }
 
+    /// The links of an interface, to look at. If it leaves meanwhile, whoever drops them last closes them.
     pub(super) fn links_of(&self, ifindex: u32) -> Vec<Arc<HeldLink>> {
         let state = self.state();
         let watched = state.watched.get(&self.id(ifindex));
