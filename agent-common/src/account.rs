@@ -237,7 +237,7 @@ pub const COMMON_REASONS: usize = 2;
 const _: () = assert!(Reason::Seen as usize == 0 && Reason::Flows as usize == 1);
 const _: () = assert!(size_of::<Common>() == COMMON_REASONS * size_of::<Pair>());
 
-/// What few packets add to: all other reasons, in their order. Several CPUs may share one.
+/// What few packets add to: all other reasons, in their order. The CPUs share one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rare {
@@ -247,6 +247,29 @@ pub struct Rare {
 pub const RARE_REASONS: usize = Reason::ALL.len() - COMMON_REASONS;
 
 const _: () = assert!(size_of::<Rare>() == RARE_REASONS * size_of::<Pair>());
+
+/// What one CPU counted of one reason, and has not added to the account's [`Rare`] yet. As long as its packets concern
+/// the same account, it shares no counter with another CPU.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pending {
+    pub counter: Pair,
+    /// The number of the [`Rare`].
+    pub account: u64,
+}
+
+/// What waits of each reason on one CPU and page: for accounts of even numbers, and for the others. So what arrives
+/// and what leaves at an interface have places of their own.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllPending {
+    pub places: [[Pending; PENDING_PLACES]; RARE_REASONS],
+}
+
+pub const PENDING_PLACES: usize = 2;
+
+const _: () =
+    assert!(size_of::<AllPending>() == RARE_REASONS * PENDING_PLACES * size_of::<Pending>());
 
 /// The whole account of one interface and direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
-//! The account's counters for each page, interface and direction: per CPU what every packet adds to, and for CPUs
-//! together what few do, if their number asks for it.
+//! The account's counters for each page, interface and direction: per CPU what every packet adds to, and for all CPUs
+//! together what few do.
 
 use agent_common::{
     Pair, Reason,
-    account::{COMMON_REASONS, Common, RARE_REASONS, Rare},
+    account::{AllPending, COMMON_REASONS, Common, PENDING_PLACES, Pending, RARE_REASONS, Rare},
     direction::hook_number,
     interface::{self, Bucket},
 };
@@ -20,16 +20,14 @@ use crate::{atomic, bounds::at_most};
 #[btf_map]
 static COMMON: Array<Common, 6, { BPF_F_MMAPABLE as usize }> = Array::new();
 
-/// The rest of each account, for each shard of the CPUs.
+/// The rest of each account, for all CPUs: `ACCOUNTS_PER_PAGE` for each page.
 #[btf_map]
 static RARE: Array<Rare, 6, { BPF_F_MMAPABLE as usize }> = Array::new();
 
-/// A CPU's shard is its number within this mask.
-#[unsafe(no_mangle)]
-static SHARD_MASK: Global<u32> = Global::new(0);
-/// 1 if CPUs share a shard.
-#[unsafe(no_mangle)]
-static SHARDS_ARE_SHARED: Global<u32> = Global::new(1);
+/// What a CPU has not added to [`RARE`] yet, for each CPU and page. Otherwise the CPUs would contend for the counters of
+/// an interface where most packets are super-frames or left out. Userspace adds it when the page is idle.
+#[btf_map]
+static PENDING: Array<AllPending, 4, { BPF_F_MMAPABLE as usize }> = Array::new();
 
 /// Each interface stands in one of its two [`interface::buckets`]. Userspace sets the size, and maps it into its own
 /// memory to write an entry at once.
@@ -68,7 +66,7 @@ pub fn hook(ifindex: u32, direction: u32) -> Option<u32> {
 /// This CPU's account for one hook on one page.
 pub struct Account {
     common: *mut Common,
-    /// Of the rest.
+    /// The number of the rest.
     rare: u32,
 }
 
@@ -79,12 +77,10 @@ impl Account {
     pub fn of(page: u32, hook: Option<u32>) -> Option<Self> {
         let per_page = ACCOUNTS_PER_PAGE.load();
         let number = page * per_page + hook.unwrap_or(per_page - 1);
-        // SAFETY: the helper takes nothing and reads the number of this CPU.
-        let cpu = unsafe { bpf_get_smp_processor_id() };
-        let common = COMMON.get_ptr_mut(cpu * (2 * per_page) + number)?;
+        let common = COMMON.get_ptr_mut(cpu() * (2 * per_page) + number)?;
         Some(Self {
             common,
-            rare: (cpu & SHARD_MASK.load()) * (2 * per_page) + number,
+            rare: number,
         })
     }
 
@@ -102,35 +98,53 @@ impl Account {
             // SAFETY: as above.
             add(unsafe { &raw mut (*self.common).flows }, packets, bytes);
         } else {
-            self.add_rare(reason, packets, bytes);
+            add_rare(self.rare, reason, packets, bytes);
         }
     }
 
     /// Counts a fact about packets, beside the sum.
     #[inline(always)]
     pub fn note(&self, fact: Reason, packets: u64, bytes: u64) {
-        self.add_rare(fact as u32, packets, bytes);
+        add_rare(self.rare, fact as u32, packets, bytes);
     }
+}
 
-    #[inline(always)]
-    fn add_rare(&self, reason: u32, packets: u64, bytes: u64) {
-        const LAST: u64 = RARE_REASONS as u64 - 1;
-        let Some(rare) = RARE.get_ptr_mut(self.rare) else {
-            return;
-        };
-        let index = at_most::<LAST>(u64::from(reason) - COMMON_REASONS as u64);
-        // SAFETY: the pointer comes from an array lookup and stays valid for the program's run; the index is in bounds.
-        let counter = unsafe { rare.cast::<Pair>().add(index) };
-        if SHARDS_ARE_SHARED.load() == 0 {
-            add(counter, packets, bytes);
-        } else {
-            // SAFETY: as above.
-            unsafe {
-                atomic::add(&raw mut (*counter).packets, packets);
-                atomic::add(&raw mut (*counter).bytes, bytes);
+/// Adds to what is pending. If that is of another account, it goes into [`RARE`] first.
+#[inline(never)]
+fn add_rare(account: u32, reason: u32, packets: u64, bytes: u64) -> u32 {
+    const LAST: u64 = RARE_REASONS as u64 - 1;
+    let page = u32::from(account >= ACCOUNTS_PER_PAGE.load());
+    let Some(pending) = PENDING.get_ptr_mut(cpu() * 2 + page) else {
+        return 0;
+    };
+    let reason = at_most::<LAST>(u64::from(reason) - COMMON_REASONS as u64);
+    let place = account as usize % PENDING_PLACES;
+    // SAFETY: the pointer comes from an array lookup and stays valid for the program's run; both indexes are in bounds.
+    let pending = unsafe { pending.cast::<Pending>().add(reason * PENDING_PLACES + place) };
+    // SAFETY: as above, and nothing else on this CPU touches it meanwhile.
+    unsafe {
+        let before = (*pending).account;
+        if before != u64::from(account) {
+            if let Some(rare) = RARE.get_ptr_mut(before as u32) {
+                let counter = rare.cast::<Pair>().add(reason);
+                atomic::add(&raw mut (*counter).packets, (*pending).counter.packets);
+                atomic::add(&raw mut (*counter).bytes, (*pending).counter.bytes);
             }
+            *pending = Pending {
+                counter: Pair::default(),
+                account: account.into(),
+            };
         }
+        add(&raw mut (*pending).counter, packets, bytes);
     }
+    0
+}
+
+/// The number of this CPU, which a run of a program does not leave.
+#[inline(always)]
+fn cpu() -> u32 {
+    // SAFETY: the helper takes nothing.
+    unsafe { bpf_get_smp_processor_id() }
 }
 
 /// Plain adds: bottom halves are off while a TC or XDP program runs, so nothing else on this CPU touches the

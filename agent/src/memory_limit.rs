@@ -97,6 +97,7 @@ impl Needs {
         let tunnels = if self.decapsulates { flows } else { 0 };
         let tracked = self.max_tracked_flows;
         let waiting = if self.reports_late { tracked } else { 0 };
+        let accounts = account::Layout::of(self.max_interfaces, self.possible_cpus);
         flows * PAGES * PAGE_BYTES_PER_FLOW
             + 2 * u64::from(Size::behind_flows(self.max_flows)) * BYTES_PER_FLOW_BEHIND
             + (tracked * TRACKED_BYTES_PER_FLOW + waiting * WAITING_BYTES_PER_FLOW) * GROWTH
@@ -105,7 +106,8 @@ impl Needs {
             + DEFAULT_QUEUED_BYTES
             + self.outputs as u64 * BYTES_PER_OUTPUT
             + MAX_SNAPSHOT_BYTES.min(tracked * SNAPSHOT_BYTES_PER_FLOW)
-            + account::Layout::of(self.max_interfaces, self.possible_cpus).bytes()
+            + accounts.bytes()
+            + accounts.process_bytes()
             + BASE_BYTES
     }
 }

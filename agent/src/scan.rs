@@ -348,8 +348,9 @@ impl Scanner {
     fn take_account(&mut self, page: u32) -> Result<bool> {
         let mut refused = false;
         let mut departed = 0;
+        let mut accounts = self.kernel.accounts.of_idle(page);
         for state in &mut self.hooks {
-            let mut growth = self.kernel.accounts.take(page, state.hook.number)?;
+            let mut growth = accounts.take(state.hook.number)?;
             departed += growth.get(Reason::UnknownInterface).packets;
             mark(&mut growth, &state.hook);
             state.account.merge(&growth);
@@ -364,14 +365,14 @@ impl Scanner {
                  is that of a watched one: what the program sees there begins no flow (unknown_interface)"
             );
         }
-        self.take_unknown(page)?;
+        let unknown = accounts.take_unknown()?;
+        self.add_unknown(&unknown);
         Ok(refused)
     }
 
     /// Adds what our programs saw on interfaces that are not ours.
-    fn take_unknown(&mut self, page: u32) -> Result<()> {
-        let growth = self.kernel.accounts.take_unknown(page)?;
-        self.account.merge(&growth);
+    fn add_unknown(&mut self, growth: &HookAccount) {
+        self.account.merge(growth);
         let packets = growth.get(Reason::UnknownInterface).packets;
         if packets != 0 && self.unknown_interfaces.event().is_some() {
             tracing::warn!(
@@ -381,7 +382,6 @@ impl Scanner {
                  to another network namespace; choose --ingress-hook tc, or restart the agent"
             );
         }
-        Ok(())
     }
 
     fn drain(&mut self, page: u32, encode: bool) -> Result<u64> {

@@ -4,7 +4,7 @@ use std::os::fd::AsFd as _;
 
 use agent_common::{
     HookAccount, Pair,
-    account::{COMMON_REASONS, Common, RARE_REASONS, Rare},
+    account::{AllPending, COMMON_REASONS, Common, PENDING_PLACES, Pending, RARE_REASONS, Rare},
     direction::hook_number,
 };
 use anyhow::{Context as _, Result, ensure};
@@ -12,119 +12,196 @@ use aya::maps::MapData;
 
 use super::mapped_array::MappedArray;
 
-/// As long as all accounts take no more, each CPU has what few packets add to for itself; else CPUs share it. What every
-/// packet adds to, and one shard, are there whatever they take.
-const MOST_BYTES: u64 = 9_500_000;
-
-/// How the accounts lie in their two maps: by CPU or shard, then by page, then by hook.
+/// How the accounts lie in their maps: by page, then by hook. What every packet adds to is there for each CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Accounts of one page. The last one is for interfaces that are not registered.
     pub per_page: u32,
     pub cpus: u32,
-    /// A power of two. The CPUs whose numbers have the same remainder share one.
-    pub shards: u32,
 }
 
 impl Layout {
     pub fn of(max_interfaces: u32, cpus: u32) -> Self {
         let per_page = hook_number(max_interfaces, 0) + 1;
-        let all = 2 * u64::from(per_page);
-        let common_bytes = all * u64::from(cpus) * size_of::<Common>() as u64;
-        let left_bytes = MOST_BYTES.saturating_sub(common_bytes);
-        let fit = (left_bytes / (all * size_of::<Rare>() as u64)).max(1);
-        let enough = u64::from(cpus.next_power_of_two());
-        let shards = enough.min(1 << fit.ilog2());
-        Self {
-            per_page,
-            cpus,
-            shards: shards as u32,
-        }
-    }
-
-    /// Whether several CPUs may add to one counter.
-    pub fn is_shared(self) -> bool {
-        self.shards < self.cpus
+        Self { per_page, cpus }
     }
 
     pub fn common_entries(self) -> u32 {
-        self.cpus * 2 * self.per_page
+        self.cpus * self.rare_entries()
     }
 
     pub fn rare_entries(self) -> u32 {
-        self.shards * 2 * self.per_page
+        2 * self.per_page
     }
 
+    pub fn pending_entries(self) -> u32 {
+        self.cpus * 2
+    }
+
+    /// What the kernel holds.
     pub fn bytes(self) -> u64 {
-        let common_bytes = u64::from(self.common_entries()) * size_of::<Common>() as u64;
-        common_bytes + u64::from(self.rare_entries()) * size_of::<Rare>() as u64
+        let of = |entries: u32, len: usize| u64::from(entries) * len as u64;
+        of(self.common_entries(), size_of::<Common>())
+            + of(self.rare_entries(), size_of::<Rare>())
+            + of(self.pending_entries(), size_of::<AllPending>())
+    }
+
+    /// What the process holds of them.
+    pub fn process_bytes(self) -> u64 {
+        u64::from(self.rare_entries()) * size_of::<HookAccount>() as u64
     }
 }
 
 /// The maps of the accounts, with the last value of each account, since the kernel's counters only grow.
 pub struct Accounts {
     /// Each is held as long as it is mapped.
-    maps: [MapData; 2],
+    maps: [MapData; 3],
     common: MappedArray,
     rare: MappedArray,
+    pending: MappedArray,
     layout: Layout,
     before: Vec<HookAccount>,
 }
 
+/// The maps as they were loaded.
+pub struct Maps {
+    pub common: MapData,
+    pub rare: MapData,
+    pub pending: MapData,
+}
+
+/// Of an entry of what is pending.
+const PLACES: usize = RARE_REASONS * PENDING_PLACES;
+const NUMBERS_OF_PAIR: usize = size_of::<Pair>() / size_of::<u64>();
+const NUMBERS_OF_PENDING: usize = size_of::<Pending>() / size_of::<u64>();
+
 impl Accounts {
-    pub fn new(common: MapData, rare: MapData, layout: Layout) -> Result<Self> {
-        let map = |map: &MapData, entries: u32, pairs: usize| {
-            MappedArray::new(map.fd().as_fd(), entries as usize * pairs * 2)
+    pub fn new(maps: Maps, layout: Layout) -> Result<Self> {
+        let map = |map: &MapData, entries: u32, len: usize| {
+            MappedArray::new(map.fd().as_fd(), entries as usize * len / size_of::<u64>())
                 .context("map the accounts")
         };
+        let Maps {
+            common,
+            rare,
+            pending,
+        } = maps;
         Ok(Self {
-            common: map(&common, layout.common_entries(), COMMON_REASONS)?,
-            rare: map(&rare, layout.rare_entries(), RARE_REASONS)?,
-            maps: [common, rare],
+            common: map(&common, layout.common_entries(), size_of::<Common>())?,
+            rare: map(&rare, layout.rare_entries(), size_of::<Rare>())?,
+            pending: map(&pending, layout.pending_entries(), size_of::<AllPending>())?,
+            maps: [common, rare, pending],
             layout,
-            before: vec![HookAccount::default(); 2 * layout.per_page as usize],
+            before: vec![HookAccount::default(); layout.rare_entries() as usize],
         })
     }
 
-    /// What the hook at `index` (interface slot × 2 + direction) counted on `page` since the page was last
-    /// idle. The page must be idle.
-    pub fn take(&mut self, page: u32, index: u32) -> Result<HookAccount> {
-        let Layout {
-            per_page,
-            cpus,
-            shards,
-        } = self.layout;
-        ensure!(
-            index < per_page,
-            "there is no account {index} of {per_page}"
-        );
-        let key = page * per_page + index;
-        let mut sum = HookAccount::default();
-        let (common, rare) = sum.counters.split_at_mut(COMMON_REASONS);
-        for (map, counters, parts) in [(&self.common, common, cpus), (&self.rare, rare, shards)] {
-            for part in 0..parts {
-                let entry = (part * 2 * per_page + key) as usize;
-                let first = entry * counters.len();
-                for (number, counter) in (first..).zip(counters.iter_mut()) {
-                    *counter += Pair {
-                        packets: map.load(number * 2),
-                        bytes: map.load(number * 2 + 1),
-                    };
-                }
-            }
+    /// The accounts of a page, which must be idle as long as they are read.
+    pub fn of_idle(&mut self, page: u32) -> PageAccounts<'_> {
+        for cpu in 0..self.layout.cpus {
+            self.settle(cpu * 2 + page);
         }
-        let growth = sum.since(&self.before[key as usize]);
-        self.before[key as usize] = sum;
-        Ok(growth)
+        PageAccounts {
+            accounts: self,
+            page,
+        }
     }
 
-    /// What was counted on `page` at interfaces that are not registered. The page must be idle.
-    pub fn take_unknown(&mut self, page: u32) -> Result<HookAccount> {
-        self.take(page, self.layout.per_page - 1)
+    /// Adds to the accounts what one CPU has not.
+    fn settle(&self, entry: u32) {
+        for (place, pending) in self.pending(entry) {
+            let Pending { counter, account } = pending;
+            let reason = place / PENDING_PLACES;
+            let rare = (account as usize * RARE_REASONS + reason) * NUMBERS_OF_PAIR;
+            let place = entry as usize * PLACES + place;
+            for (number, more) in [counter.packets, counter.bytes].into_iter().enumerate() {
+                let sum = self.rare.load(rare + number).wrapping_add(more);
+                self.rare.store(rare + number, sum);
+                self.pending.store(place * NUMBERS_OF_PENDING + number, 0);
+            }
+        }
+    }
+
+    /// What is pending, with its place in the entry.
+    fn pending(&self, entry: u32) -> impl Iterator<Item = (usize, Pending)> {
+        let first = entry as usize * PLACES;
+        let pending = move |place| {
+            let at = (first + place) * NUMBERS_OF_PENDING;
+            let [packets, bytes, account] = [at, at + 1, at + 2].map(|at| self.pending.load(at));
+            let counter = Pair { packets, bytes };
+            (place, Pending { counter, account })
+        };
+        let is_something = |(_, pending): &(usize, Pending)| pending.counter != Pair::default();
+        (0..PLACES).map(pending).filter(is_something)
+    }
+
+    /// What all hooks counted on both pages so far, whatever runs meanwhile.
+    pub fn sum(&self) -> HookAccount {
+        let layout = self.layout;
+        let mut sum = HookAccount::default();
+        let (common, rare) = sum.counters.split_at_mut(COMMON_REASONS);
+        for entry in 0..layout.common_entries() {
+            add(&self.common, entry as usize, common);
+        }
+        for entry in 0..layout.rare_entries() {
+            add(&self.rare, entry as usize, rare);
+        }
+        for entry in 0..layout.pending_entries() {
+            for (place, pending) in self.pending(entry) {
+                rare[place / PENDING_PLACES] += pending.counter;
+            }
+        }
+        sum
     }
 
     pub fn kernel_memory_bytes(&self) -> u64 {
         self.maps.iter().map(super::memory::map_memory_bytes).sum()
+    }
+}
+
+/// The accounts of an idle page.
+pub struct PageAccounts<'a> {
+    accounts: &'a mut Accounts,
+    page: u32,
+}
+
+impl PageAccounts<'_> {
+    /// What the hook at `index` (interface slot × 2 + direction) counted since the page was last idle.
+    pub fn take(&mut self, index: u32) -> Result<HookAccount> {
+        let Layout { per_page, cpus } = self.accounts.layout;
+        ensure!(
+            index < per_page,
+            "there is no account {index} of {per_page}"
+        );
+        let account = (self.page * per_page + index) as usize;
+        let all = self.accounts.layout.rare_entries() as usize;
+        let mut sum = HookAccount::default();
+        let (common, rare) = sum.counters.split_at_mut(COMMON_REASONS);
+        for cpu in 0..cpus as usize {
+            add(&self.accounts.common, cpu * all + account, common);
+        }
+        add(&self.accounts.rare, account, rare);
+        let before = &mut self.accounts.before[account];
+        let growth = sum.since(before);
+        *before = sum;
+        Ok(growth)
+    }
+
+    /// What was counted at interfaces that are not registered.
+    pub fn take_unknown(&mut self) -> Result<HookAccount> {
+        self.take(self.accounts.layout.per_page - 1)
+    }
+}
+
+/// Adds an entry of a map to the counters that it has.
+fn add(map: &MappedArray, entry: usize, counters: &mut [Pair]) {
+    let first = entry * counters.len();
+    for (pair, counter) in (first..).zip(counters) {
+        let number = pair * NUMBERS_OF_PAIR;
+        *counter += Pair {
+            packets: map.load(number),
+            bytes: map.load(number + 1),
+        };
     }
 }
 
@@ -148,37 +225,8 @@ mod tests {
 
     #[test]
     fn five_hundred_interfaces_on_128_cpus_take_less_than_ten_megabytes() {
-        let layout = Layout::of(500, 128);
-        assert!(layout.bytes() < 10_000_000, "{layout:?}");
-        assert!(layout.is_shared());
-    }
-
-    #[test]
-    fn cpus_have_shards_of_their_own_where_these_fit() {
-        for (max_interfaces, cpus) in [(1, 1), (64, 2), (512, 2), (512, 3), (8, 100)] {
-            let layout = Layout::of(max_interfaces, cpus);
-            assert!(!layout.is_shared(), "{layout:?}");
-            assert!(layout.bytes() <= MOST_BYTES, "{layout:?}");
-        }
-    }
-
-    #[test]
-    fn there_is_a_shard_however_little_fits() {
-        for (max_interfaces, cpus) in [(100_000, 2), (20_000, 512), (500, 1024)] {
-            assert_eq!(Layout::of(max_interfaces, cpus).shards, 1);
-        }
-    }
-
-    #[test]
-    fn shards_take_what_common_counters_leave() {
-        let layout = Layout::of(64, 128);
-        assert!(layout.is_shared() && layout.shards > 1);
-        assert!(layout.bytes() <= MOST_BYTES, "{layout:?}");
-        let doubled = Layout {
-            shards: layout.shards * 2,
-            ..layout
-        };
-        assert!(doubled.bytes() > MOST_BYTES);
+        let bytes = Layout::of(500, 128).bytes();
+        assert!(bytes < 10_000_000, "{bytes}");
     }
 
     #[test]

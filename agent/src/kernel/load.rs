@@ -72,6 +72,7 @@ pub struct ProgramSet {
 /// Maps whose size is a setting.
 const COMMON: &str = "COMMON";
 const RARE: &str = "RARE";
+const PENDING: &str = "PENDING";
 const FRAGMENTS: &str = "FRAGMENTS";
 const INTERFACES: &str = "INTERFACES";
 const OUTER: &str = "OUTER";
@@ -152,7 +153,12 @@ impl Kernel {
         };
         let pages = Pages::create(maps, bounds, settings.hash_factors)
             .map_err(|error| explain_memory(error, &bounds))?;
-        let accounts = Accounts::new(take(ebpf, COMMON)?, take(ebpf, RARE)?, shape.accounts)?;
+        let accounts = account::Maps {
+            common: take(ebpf, COMMON)?,
+            rare: take(ebpf, RARE)?,
+            pending: take(ebpf, PENDING)?,
+        };
+        let accounts = Accounts::new(accounts, shape.accounts)?;
         let rule_maps = [
             take(ebpf, "RULE_ROWS")?,
             take(ebpf, "RULE_NETS_V4")?,
@@ -295,19 +301,16 @@ impl<'a> Shape<'a> {
         } else {
             1
         };
-        let shard_mask = self.accounts.shards - 1;
-        let shards_are_shared = u32::from(self.accounts.is_shared());
         let mut loader = EbpfLoader::new();
         loader
             .override_global("NETNS", &netns, true)
             .override_global("ACCOUNTS_PER_PAGE", &self.accounts.per_page, true)
-            .override_global("SHARD_MASK", &shard_mask, true)
-            .override_global("SHARDS_ARE_SHARED", &shards_are_shared, true)
             .override_global("SAMPLE_BELOW", &self.sample_below, true)
             .override_global("HASH_FACTORS", &settings.hash_factors[..], true)
             .override_global(aya_log::LEVEL, &settings.log_level, false)
             .map_max_entries(COMMON, self.accounts.common_entries())
             .map_max_entries(RARE, self.accounts.rare_entries())
+            .map_max_entries(PENDING, self.accounts.pending_entries())
             .override_global("INTERFACE_SEED", &self.places.seed, true)
             .override_global("INTERFACE_BITS", &self.places.bits, true)
             .map_max_entries(INTERFACES, self.places.buckets())
@@ -378,7 +381,7 @@ fn remedy(map: &str, settings: &LoadSettings) -> Option<String> {
             "the tunnels of {} flows: lower --max-flows, or run without --decapsulate",
             settings.max_flows
         ),
-        COMMON | RARE => format!(
+        COMMON | RARE | PENDING => format!(
             "the accounts of {} interfaces: lower --max-interfaces",
             settings.max_interfaces
         ),

@@ -11,7 +11,7 @@ use crate::support::{
     wait_for_packets, wait_until,
 };
 use agent::kernel::{
-    account, attach,
+    attach,
     load::{Kernel, LoadSettings, secret_factors},
 };
 use agent_common::Pair;
@@ -450,16 +450,5 @@ fn an_elephant_from_two_cpus_is_counted_to_the_packet_over_xdp() {
 fn an_elephant_from_two_cpus_is_counted_to_the_packet_over_tc() {
     if has_generator_or_skip("agent::an_elephant_from_two_cpus_is_counted_to_the_packet_over_tc") {
         an_elephant_is_counted_to_the_packet(&[]);
-    }
-}
-
-#[test]
-fn an_elephant_from_two_cpus_is_counted_to_the_packet_where_they_share_rare_counters() {
-    const MANY: u32 = 2000;
-    if has_generator_or_skip(
-        "agent::an_elephant_from_two_cpus_is_counted_to_the_packet_where_they_share_rare_counters",
-    ) {
-        assert!(account::Layout::of(MANY, account::possible_cpus().unwrap()).is_shared());
-        an_elephant_is_counted_to_the_packet(&["--max-interfaces", &MANY.to_string()]);
     }
 }

@@ -7,6 +7,7 @@
     reason = "clippy takes only functions marked as tests for tests"
 )]
 
+mod accounts;
 mod captures;
 mod clients;
 mod closing;

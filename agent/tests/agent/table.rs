@@ -263,7 +263,7 @@ fn flows_of_one_hash_are_all_accounted_for() {
         ip_bytes: 2 * IP_PACKET_LEN,
     };
     assert_eq!(kept, vec![twice; room as usize]);
-    let account = kernel.accounts.take(0, 0).unwrap();
+    let account = kernel.accounts.of_idle(0).take(0).unwrap();
     let refused = 2 * (u64::from(FLOWS) - u64::from(room));
     assert_eq!(account.get(Reason::TableFull).packets, refused);
     assert_eq!(account.missing(), Pair::default());

@@ -69,6 +69,7 @@ const fn agent(test: &'static str) -> Target {
 
 const SAME_FLOWS: Target =
     races("two_cpus_that_bring_the_same_new_flows_at_once_make_one_entry_of_each");
+const SHARED: Target = agent("accounts::cpus_that_share_counters_lose_nothing");
 const FLIPS: Target = races("every_account_closes_while_programs_are_on_their_way_at_each_flip");
 const EVERY_FRAME: Target = agent("corpus::every_frame_counts_in_the_kernel_as_its_entry_says");
 const HOST_FRAMES: Target = corpus("every_frame_gives_what_its_entry_says");
@@ -301,11 +302,30 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "CPUs that share a counter add to it as if each had its own",
         file: "agent-ebpf/src/account.rs",
-        from: "if SHARDS_ARE_SHARED.load() == 0 {",
-        to: "if SHARDS_ARE_SHARED.load() < 2 {",
-        target: agent(
-            "exact::an_elephant_from_two_cpus_is_counted_to_the_packet_where_they_share_rare_counters",
-        ),
+        from: "atomic::add(&raw mut (*counter).packets, (*pending).counter.packets);",
+        to: "(*counter).packets += (*pending).counter.packets;",
+        target: SHARED,
+    },
+    Fault {
+        name: "what was pending for another account is forgotten",
+        file: "agent-ebpf/src/account.rs",
+        from: "RARE.get_ptr_mut(before as u32)",
+        to: "RARE.get_ptr_mut(u32::MAX - before as u32)",
+        target: SHARED,
+    },
+    Fault {
+        name: "what is pending stays so",
+        file: "agent/src/kernel/account.rs",
+        from: "self.settle(cpu * 2 + page);",
+        to: "self.settle(cpu * 2 + 1 - page);",
+        target: SHARED,
+    },
+    Fault {
+        name: "what is pending is added again at the next scan",
+        file: "agent/src/kernel/account.rs",
+        from: "self.pending.store(place * NUMBERS_OF_PENDING + number, 0);",
+        to: "",
+        target: SHARED,
     },
     Fault {
         name: "an account is read as if it had begun anew",

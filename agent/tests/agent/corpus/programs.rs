@@ -205,10 +205,15 @@ impl Programs {
         Ok(Counted {
             hook,
             segments,
-            account: self.kernel.accounts.take(0, hook.account()).unwrap(),
+            account: self.take_account(hook),
             flows: self.take_flows(),
             outers: self.take_outers(),
         })
+    }
+
+    fn take_account(&mut self, hook: Hook) -> HookAccount {
+        let mut accounts = self.kernel.accounts.of_idle(0);
+        accounts.take(hook.account()).unwrap()
     }
 
     pub fn forget_fragments(&mut self) {

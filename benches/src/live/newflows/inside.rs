@@ -3,10 +3,10 @@
 use std::os::fd::AsFd as _;
 
 use agent::kernel::{
-    account::{Accounts, Layout, possible_cpus},
+    account::{Accounts, Layout, Maps, possible_cpus},
     bpf,
 };
-use agent_common::{HookAccount, Pair, Reason};
+use agent_common::{Pair, Reason};
 use anyhow::{Context as _, Result};
 use aya::maps::{MapData, loaded_maps};
 
@@ -14,10 +14,8 @@ use crate::live::fdinfo;
 
 pub struct Inside {
     accounts: Accounts,
-    accounts_per_page: u32,
     variables: MapData,
     variables_len_bytes: usize,
-    sum: HookAccount,
 }
 
 impl Inside {
@@ -33,22 +31,21 @@ impl Inside {
             }
             anyhow::bail!("the agent holds no map {name}")
         };
-        let (common, info) = map("COMMON")?;
-        let cpus = possible_cpus()?;
-        let per_page = info.max_entries() / (2 * cpus);
         let (rare, info) = map("RARE")?;
         let layout = Layout {
-            per_page,
-            cpus,
-            shards: info.max_entries() / (2 * per_page),
+            per_page: info.max_entries() / 2,
+            cpus: possible_cpus()?,
+        };
+        let maps = Maps {
+            common: map("COMMON")?.0,
+            rare,
+            pending: map("PENDING")?.0,
         };
         let (variables, info) = map(".bss")?;
         Ok(Self {
-            accounts: Accounts::new(common, rare, layout)?,
-            accounts_per_page: per_page,
+            accounts: Accounts::new(maps, layout)?,
             variables,
             variables_len_bytes: info.value_size() as usize,
-            sum: HookAccount::default(),
         })
     }
 
@@ -60,13 +57,9 @@ impl Inside {
     }
 
     /// Packets that the programs saw, and those of them that the table refused.
-    pub fn seen_and_refused(&mut self) -> Result<(u64, u64)> {
-        for page in 0..2 {
-            for index in 0..self.accounts_per_page {
-                self.sum.merge(&self.accounts.take(page, index)?);
-            }
-        }
-        let Pair { packets: seen, .. } = self.sum.get(Reason::Seen);
-        Ok((seen, self.sum.not_inserted().packets))
+    pub fn seen_and_refused(&self) -> (u64, u64) {
+        let sum = self.accounts.sum();
+        let Pair { packets: seen, .. } = sum.get(Reason::Seen);
+        (seen, sum.not_inserted().packets)
     }
 }

@@ -82,7 +82,7 @@ impl Table {
             let fills = Duration::from_millis(1000 * FILLS * mark / flows_per_second);
             End::After(fills.clamp(SHORTEST, LONGEST))
         };
-        let (seen_before, refused_before) = self.inside.seen_and_refused()?;
+        let (seen_before, refused_before) = self.inside.seen_and_refused();
         let page = self.inside.page()?;
         let Self { sender, inside, .. } = self;
         let ((), sent) = sender.during(flows_per_second, |_| {
@@ -93,7 +93,7 @@ impl Table {
                     End::Flip => inside.page()? != page,
                     End::After(time) => started.elapsed() >= time,
                 };
-                if is_over || inside.seen_and_refused()?.1 > refused_before {
+                if is_over || inside.seen_and_refused().1 > refused_before {
                     return Ok(());
                 }
             }
@@ -124,7 +124,7 @@ impl Table {
     fn settled(&mut self, expected: u64, interrupt: &Interrupt) -> Result<(u64, u64)> {
         let deadline = Instant::now() + SHORTEST;
         loop {
-            let (seen, refused) = self.inside.seen_and_refused()?;
+            let (seen, refused) = self.inside.seen_and_refused();
             if seen >= expected || Instant::now() > deadline {
                 return Ok((seen, refused));
             }
@@ -142,7 +142,7 @@ impl Table {
 
     /// Fails where the account lacks a packet that the wire carried.
     pub fn check_account(&mut self) -> Result<()> {
-        let (seen, _) = self.inside.seen_and_refused()?;
+        let (seen, _) = self.inside.seen_and_refused();
         let received = self.lab.agent.counters()?.rx_packets;
         ensure!(seen == received, "{seen} packets were seen of {received}");
         Ok(())
