@@ -5,10 +5,7 @@
 //! for whom they wait. So a consumer that keeps up with what is published within the bound loses nothing, whatever
 //! others do. The next batch that a consumer gets says how many it has lost so far.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 use tracing::info;
@@ -23,8 +20,8 @@ mod subscription;
 
 use consumer::Consumer;
 pub use consumer::{Fate, Volume};
-use held::Held;
 pub use held::SharedHeld;
+use held::{Held, Totals};
 use pace::{Logs, Pace};
 use queue::{Queue, Queued};
 pub use subscription::{Backlog, BatchId, OutgoingBatch, Subscription};
@@ -41,8 +38,8 @@ pub struct Hub {
     registry: Arc<Mutex<Registry>>,
     queue_batches: usize,
     queued_bytes: u64,
-    /// The bytes of all batches that wait in a queue or in the transport. Each batch counts once.
-    held_bytes: Arc<AtomicU64>,
+    /// Of all batches that wait in a queue or in the transport. Each batch counts once.
+    held: Arc<Totals>,
     accounts: Arc<watch::Sender<Arc<Accounts>>>,
 }
 
@@ -89,7 +86,7 @@ impl Hub {
             registry: Arc::new(Mutex::new(registry)),
             queue_batches: queue_batches.max(1),
             queued_bytes,
-            held_bytes: Arc::default(),
+            held: Arc::default(),
             accounts: Arc::default(),
         }
     }
@@ -144,20 +141,21 @@ impl Hub {
         registry.published += 1;
         let bytes = batch.body.len() as u64;
         let mut has_room = self.has_room(bytes);
-        while !has_room && registry.lose_oldest() {
+        // Nothing is lost in vain.
+        while !has_room && self.can_have_room(bytes) && registry.lose_oldest() {
             has_room = self.has_room(bytes);
         }
         let queued = has_room.then(|| Queued {
             number: registry.published,
             batch: batch.clone(),
-            held: Arc::new(Held::new(bytes, &self.held_bytes)),
+            held: Arc::new(Held::new(bytes, &self.held)),
         });
         for entry in &mut registry.entries {
             let queue = &entry.consumer.queue;
             let took_all = if let Some(queued) = &queued {
                 queue.push(queued.clone(), self.queue_batches)
             } else {
-                // Transports hold all there is, and nobody can take it back.
+                // Transports hold too much, and nobody can take it back.
                 queue.refuse(batch);
                 false
             };
@@ -166,9 +164,17 @@ impl Hub {
         }
     }
 
-    /// One batch always has room, however long it is.
     fn has_room(&self, bytes: u64) -> bool {
-        let held_bytes = self.held_bytes();
+        self.has_room_beside(self.held.all_bytes(), bytes)
+    }
+
+    /// Whether there is room once nothing waits in the queues.
+    fn can_have_room(&self, bytes: u64) -> bool {
+        self.has_room_beside(self.held.in_transport_bytes(), bytes)
+    }
+
+    /// One batch always has room, however long it is.
+    fn has_room_beside(&self, held_bytes: u64, bytes: u64) -> bool {
         held_bytes == 0 || held_bytes + bytes <= self.queued_bytes
     }
 
@@ -231,7 +237,7 @@ impl Hub {
 
     /// The encoded bytes that wait for consumers, in queues and in the transport.
     pub fn held_bytes(&self) -> u64 {
-        self.held_bytes.load(Relaxed)
+        self.held.all_bytes()
     }
 
     /// Forgets a consumer that has left.

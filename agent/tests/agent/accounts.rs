@@ -49,7 +49,9 @@ fn cpus_that_share_counters_lose_nothing() {
             scope.spawn(move || {
                 pin_to(cpu).unwrap();
                 for _ in 0..each {
-                    sets.iter().for_each(|set| take_arp(&set.programs));
+                    for set in sets {
+                        take_arp(&set.programs);
+                    }
                 }
             });
         }

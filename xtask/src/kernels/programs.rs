@@ -21,6 +21,7 @@ use crate::workspace::{built, cargo, root, tests_among};
 /// has measured its speed.
 const MODULES: &[(&str, u64)] = &[
     ("exact", 2_700),
+    ("accounts", 900),
     ("kinds", 900),
     ("super_frames", 900),
     // They load every program twice, with and without opened tunnels.

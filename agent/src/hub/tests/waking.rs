@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::atomic::AtomicUsize,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
     task::{Context, Poll, Wake, Waker},
     thread,
     time::{Duration, Instant},

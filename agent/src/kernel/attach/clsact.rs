@@ -12,7 +12,7 @@
 use std::{collections::BTreeSet, os::fd::BorrowedFd};
 
 use agent_common::Direction;
-use anyhow::{Context as _, Error, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::{
     instance::{self, Instance},
@@ -122,13 +122,7 @@ impl Clsact {
 
     /// Whether the filter at a place is of this process.
     fn has(&mut self, place: Place) -> Result<bool> {
-        let (ifindex, direction) = (place.ifindex, place.direction);
-        let filters = self.socket.list(ifindex, direction, place.priority)?;
-        let ours = self.instance.number;
-        let is_it = |(other, name): &(Place, String)| {
-            *other == place && instance_number(*other, name) == Some(ours)
-        };
-        Ok(filters.iter().any(is_it))
+        has(&mut self.socket, place, self.instance.number)
     }
 
     /// Removes those of its filters on an interface that are there, after others were removed, and forgets all of them.
@@ -154,7 +148,7 @@ impl Clsact {
             tracing::warn!(
                 ?place,
                 filters,
-                "a clsact filter stays until its interface is attached to again or an agent ends or starts: {error:#}"
+                "a clsact filter stays until its interface is attached to again, this agent ends or another one starts: {error:#}"
             );
         }
     }
@@ -163,7 +157,7 @@ impl Clsact {
     /// be there. What fails can be tried again.
     fn remove(&mut self, place: Place) -> Result<()> {
         if self.has(place)? {
-            self.socket.remove(place).or_else(unless_gone)?;
+            remove(&mut self.socket, place, self.instance.number)?;
         }
         self.filters.retain(|other| *other != place);
         Ok(())
@@ -252,11 +246,21 @@ impl Drop for Clsact {
     }
 }
 
-/// A filter may be removed with its interface or its qdisc just before we would do it.
-fn unless_gone(error: Error) -> Result<()> {
-    match errno(&error) {
-        Some(libc::ENOENT | libc::ENODEV | libc::EINVAL) => Ok(()),
-        _ => Err(error),
+/// Whether the filter at a place is of this instance.
+fn has(socket: &mut TcSocket, place: Place, instance: u64) -> Result<bool> {
+    let filters = socket.list(place.ifindex, place.direction, place.priority)?;
+    let is_it = |(other, name): &(Place, String)| {
+        *other == place && instance_number(*other, name) == Some(instance)
+    };
+    Ok(filters.iter().any(is_it))
+}
+
+/// Removes an instance's filter. It may have gone with its interface or its qdisc just before, which is no error. The
+/// kernel's answer does not tell that.
+fn remove(socket: &mut TcSocket, place: Place, instance: u64) -> Result<()> {
+    match socket.remove(place) {
+        Err(error) if has(socket, place, instance)? => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -289,7 +293,10 @@ fn remove_stale_on(socket: &mut TcSocket, ifindex: u32, direction: Direction) ->
     let living = instance::living()?;
     let mut outcome = Ok(());
     for (place, name) in ours {
-        if instance_number(place, &name).is_some_and(|number| living.contains(&number)) {
+        let Some(number) = instance_number(place, &name) else {
+            continue;
+        };
+        if living.contains(&number) {
             continue;
         }
         let tell = |()| {
@@ -300,7 +307,7 @@ fn remove_stale_on(socket: &mut TcSocket, ifindex: u32, direction: Direction) ->
                 "removed a filter that a killed agent left behind"
             );
         };
-        let removed = socket.remove(place).map(tell).or_else(unless_gone);
+        let removed = remove(socket, place, number).map(tell);
         let what = || format!("remove {name} from interface index {ifindex}");
         outcome = outcome.and(removed.with_context(what));
     }

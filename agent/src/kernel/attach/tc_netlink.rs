@@ -93,7 +93,7 @@ impl TcSocket {
         self.netlink.change(request, NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Removes one filter. Fails with ENOENT, ENODEV or EINVAL if it is gone.
+    /// Removes one filter. Fails if it is gone.
     pub(super) fn remove(&mut self, place: Place) -> Result<()> {
         let request = Message {
             kind: libc::RTM_DELTFILTER,
