@@ -254,22 +254,51 @@ const _: () = assert!(size_of::<Rare>() == RARE_REASONS * size_of::<Pair>());
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
     pub counter: Pair,
-    /// The number of the [`Rare`].
+    /// The number of the [`Rare`]. At first it is 0, which says nothing.
     pub account: u64,
 }
 
-/// What waits of each reason on one CPU and page: for accounts of even numbers, and for the others. So what arrives
-/// and what leaves at an interface have places of their own.
+/// What waits on one CPU and page, of each reason that may concern most packets. An account's place is the rest of its
+/// number, so that four interfaces, with what arrives and what leaves, do not get into each other's way.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllPending {
-    pub places: [[Pending; PENDING_PLACES]; RARE_REASONS],
+    pub rows: [[Pending; PENDING_PLACES]; PENDING_REASONS.len()],
 }
 
-pub const PENDING_PLACES: usize = 2;
+pub const PENDING_PLACES: usize = 8;
 
-const _: () =
-    assert!(size_of::<AllPending>() == RARE_REASONS * PENDING_PLACES * size_of::<Pending>());
+/// Counted for each CPU first.
+pub const PENDING_REASONS: [Reason; 11] = [
+    Reason::Filtered,
+    Reason::SampledOut,
+    Reason::UnknownInterface,
+    Reason::TableFull,
+    Reason::SuperFrames,
+    Reason::SuperFrameSegments,
+    Reason::Inexact,
+    Reason::OffloadedTags,
+    Reason::Short,
+    Reason::Decapsulated,
+    Reason::TunnelsUnopened,
+];
+
+/// The row of each reason of [`Rare`] in [`AllPending`], or [`NO_ROW`].
+pub const PENDING_ROWS: [u8; RARE_REASONS] = {
+    let mut rows = [NO_ROW; RARE_REASONS];
+    let mut row = 0;
+    while row < PENDING_REASONS.len() {
+        rows[PENDING_REASONS[row] as usize - COMMON_REASONS] = row as u8;
+        row += 1;
+    }
+    rows
+};
+
+pub const NO_ROW: u8 = u8::MAX;
+
+const _: () = assert!(
+    size_of::<AllPending>() == PENDING_REASONS.len() * PENDING_PLACES * size_of::<Pending>()
+);
 
 /// The whole account of one interface and direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

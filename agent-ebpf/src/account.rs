@@ -3,7 +3,10 @@
 
 use agent_common::{
     Pair, Reason,
-    account::{AllPending, COMMON_REASONS, Common, PENDING_PLACES, Pending, RARE_REASONS, Rare},
+    account::{
+        AllPending, COMMON_REASONS, Common, NO_ROW, PENDING_PLACES, PENDING_REASONS, PENDING_ROWS,
+        Pending, RARE_REASONS, Rare,
+    },
     direction::hook_number,
     interface::{self, Bucket},
 };
@@ -25,7 +28,8 @@ static COMMON: Array<Common, 6, { BPF_F_MMAPABLE as usize }> = Array::new();
 static RARE: Array<Rare, 6, { BPF_F_MMAPABLE as usize }> = Array::new();
 
 /// What a CPU has not added to [`RARE`] yet, for each CPU and page. Otherwise the CPUs would contend for the counters of
-/// an interface where most packets are super-frames or left out. Userspace adds it when the page is idle.
+/// an interface where most packets are super-frames or left out. Userspace adds it when the page is idle. It begins as
+/// nothing for account 0, to which another account's first packet adds that.
 #[btf_map]
 static PENDING: Array<AllPending, 4, { BPF_F_MMAPABLE as usize }> = Array::new();
 
@@ -109,27 +113,36 @@ impl Account {
     }
 }
 
-/// Adds to what is pending. If that is of another account, it goes into [`RARE`] first.
+/// The rows of what is pending.
+static ROWS: [u8; RARE_REASONS] = PENDING_ROWS;
+
+/// Adds to what is pending, or to [`RARE`]. If another account's is pending, that goes into [`RARE`] first. A function of
+/// its own, since most packets need none of this; it returns a number, as the verifier wants it.
 #[inline(never)]
 fn add_rare(account: u32, reason: u32, packets: u64, bytes: u64) -> u32 {
-    const LAST: u64 = RARE_REASONS as u64 - 1;
+    const LAST_REASON: u64 = RARE_REASONS as u64 - 1;
+    const LAST_ROW: u64 = PENDING_REASONS.len() as u64 - 1;
+    let reason = at_most::<LAST_REASON>(u64::from(reason) - COMMON_REASONS as u64);
+    // SAFETY: the index is in bounds.
+    let row = unsafe { *ROWS.get_unchecked(reason) };
+    if row == NO_ROW {
+        share(account, reason, packets, bytes);
+        return 0;
+    }
     let page = u32::from(account >= ACCOUNTS_PER_PAGE.load());
     let Some(pending) = PENDING.get_ptr_mut(cpu() * 2 + page) else {
         return 0;
     };
-    let reason = at_most::<LAST>(u64::from(reason) - COMMON_REASONS as u64);
     let place = account as usize % PENDING_PLACES;
-    // SAFETY: the pointer comes from an array lookup and stays valid for the program's run; both indexes are in bounds.
-    let pending = unsafe { pending.cast::<Pending>().add(reason * PENDING_PLACES + place) };
+    let index = at_most::<LAST_ROW>(row.into()) * PENDING_PLACES + place;
+    // SAFETY: the pointer comes from an array lookup and stays valid for the program's run; the index is in bounds.
+    let pending = unsafe { pending.cast::<Pending>().add(index) };
     // SAFETY: as above, and nothing else on this CPU touches it meanwhile.
     unsafe {
         let before = (*pending).account;
         if before != u64::from(account) {
-            if let Some(rare) = RARE.get_ptr_mut(before as u32) {
-                let counter = rare.cast::<Pair>().add(reason);
-                atomic::add(&raw mut (*counter).packets, (*pending).counter.packets);
-                atomic::add(&raw mut (*counter).bytes, (*pending).counter.bytes);
-            }
+            let Pair { packets, bytes } = (*pending).counter;
+            share(before as u32, reason, packets, bytes);
             *pending = Pending {
                 counter: Pair::default(),
                 account: account.into(),
@@ -138,6 +151,20 @@ fn add_rare(account: u32, reason: u32, packets: u64, bytes: u64) -> u32 {
         add(&raw mut (*pending).counter, packets, bytes);
     }
     0
+}
+
+/// Adds to what all CPUs share.
+#[inline(always)]
+fn share(account: u32, reason: usize, packets: u64, bytes: u64) {
+    let Some(rare) = RARE.get_ptr_mut(account) else {
+        return;
+    };
+    // SAFETY: the pointer comes from an array lookup and stays valid for the program's run; the caller bounds the index.
+    unsafe {
+        let counter = rare.cast::<Pair>().add(reason);
+        atomic::add(&raw mut (*counter).packets, packets);
+        atomic::add(&raw mut (*counter).bytes, bytes);
+    }
 }
 
 /// The number of this CPU, which a run of a program does not leave.

@@ -5,7 +5,10 @@
 //! for whom they wait. So a consumer that keeps up with what is published within the bound loses nothing, whatever
 //! others do. The next batch that a consumer gets says how many it has lost so far.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use tokio::sync::watch;
 use tracing::info;
@@ -20,8 +23,8 @@ mod subscription;
 
 use consumer::Consumer;
 pub use consumer::{Fate, Volume};
+use held::Held;
 pub use held::SharedHeld;
-use held::{Held, Totals};
 use pace::{Logs, Pace};
 use queue::{Queue, Queued};
 pub use subscription::{Backlog, BatchId, OutgoingBatch, Subscription};
@@ -38,8 +41,8 @@ pub struct Hub {
     registry: Arc<Mutex<Registry>>,
     queue_batches: usize,
     queued_bytes: u64,
-    /// Of all batches that wait in a queue or in the transport. Each batch counts once.
-    held: Arc<Totals>,
+    /// The bytes of all batches that wait in a queue or in the transport. Each batch counts once.
+    held_bytes: Arc<AtomicU64>,
     accounts: Arc<watch::Sender<Arc<Accounts>>>,
 }
 
@@ -86,7 +89,7 @@ impl Hub {
             registry: Arc::new(Mutex::new(registry)),
             queue_batches: queue_batches.max(1),
             queued_bytes,
-            held: Arc::default(),
+            held_bytes: Arc::default(),
             accounts: Arc::default(),
         }
     }
@@ -141,21 +144,20 @@ impl Hub {
         registry.published += 1;
         let bytes = batch.body.len() as u64;
         let mut has_room = self.has_room(bytes);
-        // Nothing is lost in vain.
-        while !has_room && self.can_have_room(bytes) && registry.lose_oldest() {
+        while !has_room && registry.lose_oldest() {
             has_room = self.has_room(bytes);
         }
         let queued = has_room.then(|| Queued {
             number: registry.published,
             batch: batch.clone(),
-            held: Arc::new(Held::new(bytes, &self.held)),
+            held: Arc::new(Held::new(bytes, &self.held_bytes)),
         });
         for entry in &mut registry.entries {
             let queue = &entry.consumer.queue;
             let took_all = if let Some(queued) = &queued {
                 queue.push(queued.clone(), self.queue_batches)
             } else {
-                // Transports hold too much, and nobody can take it back.
+                // Transports hold all there is, and nobody can take it back.
                 queue.refuse(batch);
                 false
             };
@@ -164,17 +166,9 @@ impl Hub {
         }
     }
 
-    fn has_room(&self, bytes: u64) -> bool {
-        self.has_room_beside(self.held.all_bytes(), bytes)
-    }
-
-    /// Whether there is room once nothing waits in the queues.
-    fn can_have_room(&self, bytes: u64) -> bool {
-        self.has_room_beside(self.held.in_transport_bytes(), bytes)
-    }
-
     /// One batch always has room, however long it is.
-    fn has_room_beside(&self, held_bytes: u64, bytes: u64) -> bool {
+    fn has_room(&self, bytes: u64) -> bool {
+        let held_bytes = self.held_bytes();
         held_bytes == 0 || held_bytes + bytes <= self.queued_bytes
     }
 
@@ -237,7 +231,7 @@ impl Hub {
 
     /// The encoded bytes that wait for consumers, in queues and in the transport.
     pub fn held_bytes(&self) -> u64 {
-        self.held.all_bytes()
+        self.held_bytes.load(Relaxed)
     }
 
     /// Forgets a consumer that has left.

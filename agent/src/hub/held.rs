@@ -2,64 +2,36 @@
 
 use std::sync::{
     Arc, Mutex, PoisonError, Weak,
-    atomic::{
-        AtomicU64, AtomicUsize,
-        Ordering::{AcqRel, Relaxed},
-    },
+    atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 use bytes::Bytes;
 
-/// The agent's totals.
-#[derive(Default)]
-pub(super) struct Totals {
-    all_bytes: AtomicU64,
-    /// Of these, what a transport has, be it in queues as well. To lose it from the queues frees nothing.
-    in_transport_bytes: AtomicU64,
-}
-
-impl Totals {
-    pub(super) fn all_bytes(&self) -> u64 {
-        self.all_bytes.load(Relaxed)
-    }
-
-    pub(super) fn in_transport_bytes(&self) -> u64 {
-        self.in_transport_bytes.load(Relaxed)
-    }
-}
-
-/// A batch's part of the totals. The queues and the transport share it.
+/// A batch's part of the agent's total. The queues and the transport share it.
 pub(super) struct Held {
     bytes: u64,
-    /// How many transports have it.
-    transports: AtomicUsize,
-    totals: Arc<Totals>,
+    total: Arc<AtomicU64>,
 }
 
 impl Held {
-    pub(super) fn new(bytes: u64, totals: &Arc<Totals>) -> Self {
-        totals.all_bytes.fetch_add(bytes, Relaxed);
+    pub(super) fn new(bytes: u64, total: &Arc<AtomicU64>) -> Self {
+        total.fetch_add(bytes, Relaxed);
         Self {
             bytes,
-            transports: AtomicUsize::new(0),
-            totals: Arc::clone(totals),
+            total: Arc::clone(total),
         }
     }
 
     /// The batch's bytes, which count until the last slice of them is dropped. The transport keeps them until
     /// its peer has taken them.
     pub(super) fn attach(self: Arc<Self>, body: Bytes) -> Bytes {
-        if self.transports.fetch_add(1, AcqRel) == 0 {
-            let in_transport = &self.totals.in_transport_bytes;
-            in_transport.fetch_add(self.bytes, Relaxed);
-        }
-        Bytes::from_owner(Charged { body, held: self })
+        Bytes::from_owner(Charged { body, _held: self })
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.totals.all_bytes.fetch_sub(self.bytes, Relaxed);
+        self.total.fetch_sub(self.bytes, Relaxed);
     }
 }
 
@@ -68,10 +40,10 @@ impl Drop for Held {
 pub struct SharedHeld(Mutex<Weak<Held>>);
 
 impl SharedHeld {
-    pub(super) fn of(&self, bytes: u64, totals: &Arc<Totals>) -> Arc<Held> {
+    pub(super) fn of(&self, bytes: u64, total: &Arc<AtomicU64>) -> Arc<Held> {
         let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         shared.upgrade().unwrap_or_else(|| {
-            let held = Arc::new(Held::new(bytes, totals));
+            let held = Arc::new(Held::new(bytes, total));
             *shared = Arc::downgrade(&held);
             held
         })
@@ -80,21 +52,11 @@ impl SharedHeld {
 
 struct Charged {
     body: Bytes,
-    held: Arc<Held>,
+    _held: Arc<Held>,
 }
 
 impl AsRef<[u8]> for Charged {
     fn as_ref(&self) -> &[u8] {
         &self.body
-    }
-}
-
-impl Drop for Charged {
-    fn drop(&mut self) {
-        let held = &self.held;
-        if held.transports.fetch_sub(1, AcqRel) == 1 {
-            let in_transport = &held.totals.in_transport_bytes;
-            in_transport.fetch_sub(held.bytes, Relaxed);
-        }
     }
 }

@@ -97,7 +97,7 @@ impl Subscription {
     /// Bytes that take the place of a batch's shared part. They count as held, once for the agent, until the transport
     /// drops them.
     pub fn charge(&self, bytes: Bytes, held: &SharedHeld) -> Bytes {
-        let held = held.of(bytes.len() as u64, &self.hub.held);
+        let held = held.of(bytes.len() as u64, &self.hub.held_bytes);
         held.attach(bytes)
     }
 

@@ -4,7 +4,10 @@ use std::os::fd::AsFd as _;
 
 use agent_common::{
     HookAccount, Pair,
-    account::{AllPending, COMMON_REASONS, Common, PENDING_PLACES, Pending, RARE_REASONS, Rare},
+    account::{
+        AllPending, COMMON_REASONS, Common, PENDING_PLACES, PENDING_REASONS, Pending, RARE_REASONS,
+        Rare,
+    },
     direction::hook_number,
 };
 use anyhow::{Context as _, Result, ensure};
@@ -71,7 +74,7 @@ pub struct Maps {
 }
 
 /// Of an entry of what is pending.
-const PLACES: usize = RARE_REASONS * PENDING_PLACES;
+const PLACES: usize = PENDING_REASONS.len() * PENDING_PLACES;
 const NUMBERS_OF_PAIR: usize = size_of::<Pair>() / size_of::<u64>();
 const NUMBERS_OF_PENDING: usize = size_of::<Pending>() / size_of::<u64>();
 
@@ -111,8 +114,7 @@ impl Accounts {
     fn settle(&self, entry: u32) {
         for (place, pending) in self.pending(entry) {
             let Pending { counter, account } = pending;
-            let reason = place / PENDING_PLACES;
-            let rare = (account as usize * RARE_REASONS + reason) * NUMBERS_OF_PAIR;
+            let rare = (account as usize * RARE_REASONS + reason_at(place)) * NUMBERS_OF_PAIR;
             let place = entry as usize * PLACES + place;
             for (number, more) in [counter.packets, counter.bytes].into_iter().enumerate() {
                 let sum = self.rare.load(rare + number).wrapping_add(more);
@@ -135,8 +137,20 @@ impl Accounts {
         (0..PLACES).map(pending).filter(is_something)
     }
 
-    /// What all hooks counted on both pages so far, whatever runs meanwhile.
+    /// What all hooks counted on both pages so far, read again until it is twice the same: what moves from the pending
+    /// meanwhile would be missed or counted twice.
     pub fn sum(&self) -> HookAccount {
+        let mut last = self.sum_once();
+        loop {
+            let sum = self.sum_once();
+            if sum.counters[COMMON_REASONS..] == last.counters[COMMON_REASONS..] {
+                return sum;
+            }
+            last = sum;
+        }
+    }
+
+    fn sum_once(&self) -> HookAccount {
         let layout = self.layout;
         let mut sum = HookAccount::default();
         let (common, rare) = sum.counters.split_at_mut(COMMON_REASONS);
@@ -148,7 +162,7 @@ impl Accounts {
         }
         for entry in 0..layout.pending_entries() {
             for (place, pending) in self.pending(entry) {
-                rare[place / PENDING_PLACES] += pending.counter;
+                rare[reason_at(place)] += pending.counter;
             }
         }
         sum
@@ -157,6 +171,11 @@ impl Accounts {
     pub fn kernel_memory_bytes(&self) -> u64 {
         self.maps.iter().map(super::memory::map_memory_bytes).sum()
     }
+}
+
+/// The reason of a place of what is pending, among those of [`Rare`].
+fn reason_at(place: usize) -> usize {
+    PENDING_REASONS[place / PENDING_PLACES] as usize - COMMON_REASONS
 }
 
 /// The accounts of an idle page.

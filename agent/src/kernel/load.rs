@@ -438,6 +438,7 @@ mod tests {
             ),
             (COMMON, "accounts of 2 interfaces: lower --max-interfaces"),
             (RARE, "accounts of 2 interfaces: lower --max-interfaces"),
+            (PENDING, "accounts of 2 interfaces: lower --max-interfaces"),
             (INTERFACES, "table of 2 interfaces: lower --max-interfaces"),
             ("CLOCKS", "load the BPF programs"),
         ] {

@@ -9,8 +9,8 @@ use std::fs;
 use aya::util::KernelVersion;
 
 /// What is lost if [`may_interleave`] is true, for the user.
-pub const LOSS: &str = "a real-time kernel (PREEMPT_RT): two programs may interleave on one CPU, lose counts and, \
-     with --decapsulate, take one packet for another, so that exactness is not promised here";
+pub const LOSS: &str = "a real-time kernel (PREEMPT_RT): two programs may interleave on one CPU, lose \
+     or double counts and, with --decapsulate, take one packet for another, so that exactness is not promised here";
 
 const REALTIME: &str = "/sys/kernel/realtime";
 const VERSION: &str = "/proc/sys/kernel/version";

@@ -302,15 +302,22 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "CPUs that share a counter add to it as if each had its own",
         file: "agent-ebpf/src/account.rs",
-        from: "atomic::add(&raw mut (*counter).packets, (*pending).counter.packets);",
-        to: "(*counter).packets += (*pending).counter.packets;",
+        from: "atomic::add(&raw mut (*counter).packets, packets);",
+        to: "(*counter).packets += packets;",
         target: SHARED,
     },
     Fault {
         name: "what was pending for another account is forgotten",
         file: "agent-ebpf/src/account.rs",
-        from: "RARE.get_ptr_mut(before as u32)",
-        to: "RARE.get_ptr_mut(u32::MAX - before as u32)",
+        from: "share(before as u32, reason, packets, bytes);",
+        to: "share(u32::MAX - before as u32, reason, packets, bytes);",
+        target: SHARED,
+    },
+    Fault {
+        name: "the first account of the second page waits with the first page's",
+        file: "agent-ebpf/src/account.rs",
+        from: "u32::from(account >= ACCOUNTS_PER_PAGE.load())",
+        to: "u32::from(account > ACCOUNTS_PER_PAGE.load())",
         target: SHARED,
     },
     Fault {
@@ -330,7 +337,7 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "an account is read as if it had begun anew",
         file: "agent/src/kernel/account.rs",
-        from: "let growth = sum.since(&self.before[key as usize]);",
+        from: "let growth = sum.since(before);",
         to: "let growth = sum.since(&HookAccount::default());",
         target: FLIPS,
     },

@@ -94,8 +94,8 @@ pub struct Args {
     #[arg(long, env = "FLOW_AGENT_TCX_ORDER", value_enum, default_value = "first", help_heading = WATCH)]
     pub tcx_order: TcxOrder,
 
-    /// Interfaces that can be watched at the same time. Each takes at least 2.4 KB of kernel memory, and 128 bytes
-    /// for each CPU. 0 leaves room for twice as many as are selected at the start, and for 64 at least; where patterns
+    /// Interfaces that can be watched at the same time. Each takes 2.4 KB of kernel memory, and 128 bytes for
+    /// each CPU. 0 leaves room for twice as many as are selected at the start, and for 64 at least; where patterns
     /// select, for 512 (on more than 256 CPUs for fewer).
     #[arg(long, value_name = "INTERFACES", env = "FLOW_AGENT_MAX_INTERFACES", default_value_t = 0,
           value_parser = number(0..=100_000), help_heading = WATCH)]

@@ -227,32 +227,3 @@ fn what_a_transport_holds_counts_and_is_not_taken_back() {
     assert_eq!(next(second), Some((3, 5, 2, 8)));
     assert_eq!(hub.held_bytes(), 0);
 }
-
-#[test]
-fn nothing_that_waits_is_lost_where_transports_hold_too_much_anyway() {
-    let one = batch(1, 1).body.len() as u64;
-    let hub = Hub::new(1000, 3 * one);
-    let mut stalled = hub.subscribe("", "test");
-    let mut quick = hub.subscribe("", "test");
-    let mut in_transport = Vec::new();
-    for scan_id in 1..=2 {
-        hub.publish(&batch(scan_id, 1));
-        in_transport.push(waiting(&mut stalled).unwrap());
-    }
-    // It would have no room if the two were lost to the one for whom they wait.
-    let long = Batch {
-        body: vec![0; 2 * one as usize].into(),
-        ..batch(3, 1)
-    };
-    hub.publish(&long);
-    assert_eq!(lost(&hub), [1, 1]);
-    hub.publish(&batch(4, 1));
-    assert_eq!(next(&mut quick), Some((1, 1, 1, 1)));
-    assert_eq!(next(&mut quick), Some((2, 2, 1, 1)));
-    assert_eq!(next(&mut quick), Some((3, 4, 1, 1)));
-    assert_eq!(next(&mut stalled), Some((3, 4, 1, 1)));
-    drop(in_transport);
-    assert_eq!(hub.held_bytes(), 0);
-    hub.publish(&batch(5, 1));
-    assert_eq!((hub.held_bytes(), lost(&hub)), (one, vec![1, 1]));
-}

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    sync::atomic::AtomicUsize,
     task::{Context, Poll, Wake, Waker},
     thread,
     time::{Duration, Instant},

@@ -255,12 +255,16 @@ fn has(socket: &mut TcSocket, place: Place, instance: u64) -> Result<bool> {
     Ok(filters.iter().any(is_it))
 }
 
-/// Removes an instance's filter. It may have gone with its interface or its qdisc just before, which is no error. The
-/// kernel's answer does not tell that.
-fn remove(socket: &mut TcSocket, place: Place, instance: u64) -> Result<()> {
-    match socket.remove(place) {
-        Err(error) if has(socket, place, instance)? => Err(error),
-        _ => Ok(()),
+/// Removes an instance's filter. Returns whether it was there: it may have gone with its interface or its qdisc just
+/// before, which the kernel's answer does not tell.
+fn remove(socket: &mut TcSocket, place: Place, instance: u64) -> Result<bool> {
+    let Err(error) = socket.remove(place) else {
+        return Ok(true);
+    };
+    match has(socket, place, instance) {
+        Ok(false) => Ok(false),
+        Ok(true) => Err(error),
+        Err(unknown) => Err(error.context(format!("list the filters again: {unknown:#}"))),
     }
 }
 
@@ -299,13 +303,15 @@ fn remove_stale_on(socket: &mut TcSocket, ifindex: u32, direction: Direction) ->
         if living.contains(&number) {
             continue;
         }
-        let tell = |()| {
-            tracing::info!(
-                ifindex,
-                side = ?direction,
-                name,
-                "removed a filter that a killed agent left behind"
-            );
+        let tell = |was_there| {
+            if was_there {
+                tracing::info!(
+                    ifindex,
+                    side = ?direction,
+                    name,
+                    "removed a filter that a killed agent left behind"
+                );
+            }
         };
         let removed = remove(socket, place, number).map(tell);
         let what = || format!("remove {name} from interface index {ifindex}");

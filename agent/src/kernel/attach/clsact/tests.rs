@@ -319,7 +319,7 @@ fn a_filter_that_has_just_gone_is_no_error() {
         let remove_again = |socket: &mut TcSocket, expected: i32| {
             let error = socket.remove(ours).unwrap_err();
             assert_eq!(errno(&error), Some(expected));
-            remove(socket, ours, number).unwrap();
+            assert!(!remove(socket, ours, number).unwrap());
         };
         clsact.socket.remove(ours)?;
         remove_again(&mut clsact.socket, libc::ENOENT);
