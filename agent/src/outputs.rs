@@ -1,8 +1,9 @@
-//! Outputs: send the flows of every batch to programs that do not speak our gRPC.
+//! Outputs: send the flows of every batch to programs that do not ask for them over our gRPC.
 //!
 //! Each output is a task with a queue of its own at the hub, so neither a scan nor another output waits for it. Its flows go one
 //! way: [`wanted`] leaves out what its settings do not want, an [`encoder`] makes messages of its format, and a
-//! [`transport`] hands them over. [`worker`] does it, tries again what failed, and counts what became of each flow.
+//! [`transport`] hands them over. [`worker`] does it, tries again what failed, and counts what became of each flow. For a
+//! collector of our own interface [`delivery`] does all of this with the batches as they are.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -20,6 +21,7 @@ use crate::{
 };
 
 mod backoff;
+mod delivery;
 pub mod encoder;
 pub mod files;
 pub mod ipfix;
@@ -30,10 +32,13 @@ pub mod pbflow;
 pub mod settings;
 mod spell;
 mod tally;
+mod telling;
 mod transport;
 mod wanted;
 mod worker;
 
+use delivery::Delivery;
+use settings::Parts;
 pub use settings::{Output, Prepared};
 use tally::Tally;
 use worker::Worker;
@@ -129,22 +134,26 @@ impl Outputs {
             "flows go to this output"
         );
         let tls = tls.map(|read| InForce::new(read.named(&name)));
-        let worker = Worker::new(
-            &name,
-            &output,
-            tls.clone(),
-            &self.hub,
-            subscription,
-            Arc::clone(&tally),
-            until,
-        );
+        let task = match output.parts(&self.hub, tls.clone()) {
+            Parts::Messages(encoder, transport) => {
+                let parts = (encoder, transport);
+                let (tls, tally) = (tls.clone(), Arc::clone(&tally));
+                let worker = Worker::new(&name, &output, parts, tls, subscription, tally, until);
+                tokio::spawn(worker.run())
+            }
+            Parts::Batches(collectors) => {
+                let (tls, tally) = (tls.clone(), Arc::clone(&tally));
+                let delivery = Delivery::new(&name, collectors, tls, subscription, tally, until);
+                tokio::spawn(delivery.run())
+            }
+        };
         Running {
-            task: tokio::spawn(worker.run()),
             output,
             name,
             tally,
             tls,
             deadline,
+            task,
         }
     }
 

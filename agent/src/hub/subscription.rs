@@ -167,6 +167,7 @@ impl Drop for Subscription {
 /// A batch for one consumer: the consumer's own fields, then the bytes that all consumers share.
 #[derive(Debug, Clone)]
 pub struct OutgoingBatch {
+    stream_seq: u64,
     prefix: Bytes,
     id: Option<BatchId>,
     volume: Volume,
@@ -198,11 +199,21 @@ impl OutgoingBatch {
             ..FlowBatch::default()
         };
         Self {
+            stream_seq,
             prefix: prefix.encode_to_vec().into(),
             id,
             volume,
             body,
         }
+    }
+
+    /// Its number on the stream, from 1.
+    pub fn stream_seq(&self) -> u64 {
+        self.stream_seq
+    }
+
+    pub fn len_bytes(&self) -> usize {
+        self.prefix.len() + self.body.len()
     }
 
     /// What the shared part reports.
@@ -213,6 +224,12 @@ impl OutgoingBatch {
     /// Which batch the shared part is; `None` if it is empty.
     pub fn id(&self) -> Option<BatchId> {
         self.id
+    }
+
+    /// With another shared part, which nobody else has.
+    #[must_use]
+    pub fn with_body(self, body: Bytes) -> Self {
+        Self { body, ..self }
     }
 
     /// The encoded `FlowBatch` in two parts. The second part is shared, and counts as held until the transport drops

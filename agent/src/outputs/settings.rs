@@ -11,7 +11,7 @@ use super::{
     files::{Compression, Rotated, Rotation, whole},
     jsonl::Jsonl,
     parquet::{self, Parquet},
-    transport::Transport,
+    transport::{Endpoint, Transport},
     wanted::Wanted,
 };
 use crate::{
@@ -24,6 +24,7 @@ use crate::{
     },
 };
 
+mod collector;
 mod host;
 mod ipfix;
 mod otlp;
@@ -37,6 +38,7 @@ use table::{FILE_KEYS, Table};
 /// The formats that an output can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    Collector,
     Ipfix,
     Jsonl,
     Otlp,
@@ -45,7 +47,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
+        Self::Collector,
         Self::Ipfix,
         Self::Jsonl,
         Self::Otlp,
@@ -56,6 +59,7 @@ impl Kind {
     /// As in the settings.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Collector => "collector",
             Self::Ipfix => "ipfix",
             Self::Jsonl => "jsonl",
             Self::Otlp => "otlp",
@@ -75,7 +79,7 @@ impl Kind {
                 "http://HOST or https://HOST, with :PORT and, over HTTP, a /PATH if need be"
             }
             Self::Parquet => "a folder, as /var/log/flow-agent",
-            Self::Pbflow => "http://HOST:PORT or https://HOST:PORT",
+            Self::Collector | Self::Pbflow => "http://HOST:PORT or https://HOST:PORT",
         }
     }
 }
@@ -103,11 +107,20 @@ pub struct Output {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Target {
+    Collector(collector::Target),
     Ipfix(ipfix::Target),
     Jsonl { path: PathBuf, rotation: Rotation },
     Otlp(otlp::Target),
     Parquet { folder: PathBuf, rotation: Rotation },
     Pbflow(pbflow::Target),
+}
+
+/// What an output consists of, by what it sends.
+pub(super) enum Parts {
+    /// Flows in another format, message by message.
+    Messages(Box<dyn Encoder>, Transport),
+    /// Our own batches, to the first of these that answers.
+    Batches(Vec<Endpoint>),
 }
 
 /// An output whose files of TLS have been read.
@@ -186,6 +199,7 @@ impl Refused {
 impl Output {
     pub fn kind(&self) -> Kind {
         match self.target {
+            Target::Collector(_) => Kind::Collector,
             Target::Ipfix(_) => Kind::Ipfix,
             Target::Jsonl { .. } => Kind::Jsonl,
             Target::Otlp(_) => Kind::Otlp,
@@ -197,6 +211,7 @@ impl Output {
     /// As in the settings.
     pub fn address(&self) -> String {
         match &self.target {
+            Target::Collector(target) => target.address(),
             Target::Ipfix(target) => target.address(),
             Target::Jsonl { path, .. } => path.display().to_string(),
             Target::Otlp(target) => target.address(),
@@ -208,6 +223,7 @@ impl Output {
     /// Reads the files of TLS, if it speaks TLS.
     pub fn prepare(self) -> Result<Prepared, FileFault> {
         let tls = match &self.target {
+            Target::Collector(target) => target.read_tls()?,
             Target::Otlp(target) => target.read_tls()?,
             Target::Pbflow(target) => target.read_tls()?,
             Target::Ipfix(_) | Target::Jsonl { .. } | Target::Parquet { .. } => None,
@@ -215,9 +231,12 @@ impl Output {
         Ok(Prepared { output: self, tls })
     }
 
-    /// Its format and its transport.
-    pub(super) fn parts(&self, hub: &Hub, tls: Option<InForce>) -> (Box<dyn Encoder>, Transport) {
-        match &self.target {
+    /// What it consists of.
+    pub(super) fn parts(&self, hub: &Hub, tls: Option<InForce>) -> Parts {
+        let (encoder, transport): (Box<dyn Encoder>, _) = match &self.target {
+            Target::Collector(target) => {
+                return Parts::Batches(target.endpoints(tls.as_ref()));
+            }
             Target::Ipfix(target) => target.parts(),
             Target::Jsonl { path, rotation } => (
                 Box::new(Jsonl::default()),
@@ -233,7 +252,8 @@ impl Output {
                 )),
             ),
             Target::Pbflow(target) => target.parts(tls),
-        }
+        };
+        Parts::Messages(encoder, transport)
     }
 
     fn read(table: &Table) -> Result<Self, Refused> {
@@ -262,6 +282,7 @@ impl Output {
             return Err(Refused::at("address", fault));
         }
         let target = match kind {
+            Kind::Collector => Target::Collector(collector::Target::read(table, &address)?),
             Kind::Ipfix => Target::Ipfix(ipfix::Target::read(table, &address)?),
             Kind::Jsonl => Target::Jsonl {
                 path: address.into(),
@@ -485,6 +506,25 @@ mod tests {
     }
 
     #[test]
+    fn collectors_stand_in_for_each_other() {
+        let table = r#"{"kind": "collector", "address": "http://a:1", "failover": "b:2, [::1]:3"}"#;
+        for (text, told) in [
+            ("collector=http://a:1", "http://a:1"),
+            ("collector=https://a:1", "https://a:1"),
+            (table, "http://a:1,b:2,[::1]:3"),
+        ] {
+            let read = read(text).unwrap();
+            let [Wish::Output(output)] = &read[..] else {
+                panic!("{read:?}")
+            };
+            assert_eq!(
+                (output.kind(), output.address().as_str()),
+                (Kind::Collector, told)
+            );
+        }
+    }
+
+    #[test]
     fn parquet_goes_into_a_folder() {
         let table = r#"{"kind": "parquet", "address": "/a", "compression": "none"}"#;
         let read = read(table).unwrap();
@@ -568,6 +608,28 @@ mod tests {
                 r#"{"kind": "ipfix", "address": "udp://a:1", "octets": "all"}"#,
                 "octets: expected one of ip, layer2",
             ),
+            ("collector=http://a", "address: expected http://HOST:PORT"),
+            ("collector=a:1", "address: expected http://HOST:PORT"),
+            (
+                r#"{"kind": "collector", "address": "http://a:1", "failover": "b"}"#,
+                "failover: expected HOST:PORT, or several with commas",
+            ),
+            (
+                r#"{"kind": "collector", "address": "http://a:1", "failover": "b:1,"}"#,
+                "failover: expected HOST:PORT, or several with commas",
+            ),
+            (
+                r#"{"kind": "collector", "address": "http://a:1", "failover": "b:1, a:1"}"#,
+                "failover: a:1 is there twice",
+            ),
+            (
+                r#"{"kind": "collector", "address": "http://a:1", "failover": "b c:1"}"#,
+                "failover: the name of a host cannot have ' '",
+            ),
+            (
+                r#"{"kind": "collector", "address": "http://a:1", "only_ended": true}"#,
+                "only_ended: collector has no such setting",
+            ),
             ("pbflow=http://a", "address: expected http://HOST:PORT"),
             ("pbflow=/a", "address: expected http://HOST:PORT"),
             ("pbflow=tcp://a:1", "address: expected http://HOST:PORT"),
@@ -598,7 +660,13 @@ mod tests {
 
     #[test]
     fn no_address_has_a_host_that_cannot_be_one() {
-        for scheme in ["ipfix=udp", "ipfix=tcp", "pbflow=http", "otlp=http"] {
+        for scheme in [
+            "ipfix=udp",
+            "ipfix=tcp",
+            "pbflow=http",
+            "otlp=http",
+            "collector=http",
+        ] {
             for (host, error) in [
                 ("a b", "the name of a host cannot have ' '"),
                 ("a\tb", "the name of a host cannot have '\\t'"),

@@ -119,6 +119,11 @@ impl Tally {
         fates.sent += take(&mut fates.doubted);
     }
 
+    pub(super) fn loses_doubted(&self) {
+        let fates = &mut *self.fates();
+        fates.lost += take(&mut fates.doubted);
+    }
+
     pub(super) fn refuses_doubted(&self) {
         let fates = &mut *self.fates();
         fates.refused += take(&mut fates.doubted);
@@ -277,7 +282,7 @@ pub(super) fn share(sum: RecordSum, records: u64) -> RecordSum {
     }
 }
 
-fn sum_of(volume: Volume) -> RecordSum {
+pub(super) fn sum_of(volume: Volume) -> RecordSum {
     RecordSum {
         records: volume.records,
         packets: volume.packets,

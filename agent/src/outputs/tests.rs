@@ -161,7 +161,11 @@ async fn last_piece(has_begun: bool) {
     let tally = Arc::new(Tally::new(subscription.backlog()));
     let (deadline, until) = watch::channel(None);
     let mine = Arc::clone(&tally);
-    let worker = Worker::new("file", &output, None, &hub, subscription, mine, until);
+    let Parts::Messages(encoder, transport) = output.parts(&hub, None) else {
+        panic!("a file is one")
+    };
+    let parts = (encoder, transport);
+    let worker = Worker::new("file", &output, parts, None, subscription, mine, until);
     let mut run = pin!(worker.run());
     hub.publish(&in_the_middle());
     while tally.status().sent != Some(ONE) {

@@ -19,7 +19,7 @@ mod udp;
 mod underway;
 
 pub(super) use endpoint::Endpoint;
-pub(super) use grpc::Grpc;
+pub(super) use grpc::{Grpc, stream::StreamingCall};
 pub(super) use http::Http;
 pub(super) use tcp::Tcp;
 pub(super) use udp::Udp;
@@ -86,6 +86,18 @@ pub(super) enum Failure {
 impl From<anyhow::Error> for Failure {
     fn from(why: anyhow::Error) -> Self {
         Self::Again { why, after: None }
+    }
+}
+
+impl Failure {
+    /// How long the receiver asks to be left alone.
+    pub(super) fn asked_pause(&self) -> Option<Duration> {
+        match self {
+            Self::Again { after, .. } => *after,
+            Self::Refused { .. } | Self::Anew | Self::LastRefused { .. } | Self::TooLong { .. } => {
+                None
+            }
+        }
     }
 }
 

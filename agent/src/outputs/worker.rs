@@ -21,11 +21,12 @@ use super::{
     settings::Output,
     spell::Spell,
     tally::{self, Tally},
+    telling::Telling,
     transport::{Failure, Transport},
     wanted::Sieve,
 };
 use crate::{
-    hub::{Hub, OutgoingBatch, Subscription},
+    hub::{OutgoingBatch, Subscription},
     proto::{FlowBatch, FlowRecord, RecordSum},
     tls::output::InForce,
 };
@@ -49,6 +50,7 @@ pub(super) struct Worker {
     /// How long to leave the receiver alone before the next message, after it refused one.
     pause: Option<Duration>,
     told: Told,
+    telling: Telling,
     tally: Arc<Tally>,
     /// Until when it may send what is left, once it is to end.
     deadline: watch::Receiver<Option<Instant>>,
@@ -67,7 +69,7 @@ struct Told {
 }
 
 /// The time is over.
-struct Over;
+pub(super) struct Over;
 
 /// What became of one message.
 struct Done {
@@ -80,13 +82,12 @@ impl Worker {
     pub(super) fn new(
         name: &str,
         output: &Output,
+        (encoder, transport): (Box<dyn Encoder>, Transport),
         tls: Option<InForce>,
-        hub: &Hub,
         subscription: Subscription,
         tally: Arc<Tally>,
         deadline: watch::Receiver<Option<Instant>>,
     ) -> Self {
-        let (encoder, transport) = output.parts(hub, tls.clone());
         Self {
             name: name.to_owned(),
             subscription,
@@ -97,6 +98,7 @@ impl Worker {
             backoff: Backoff::default(),
             pause: None,
             told: Told::default(),
+            telling: Telling::of(name, &tally),
             tally,
             deadline,
         }
@@ -414,33 +416,14 @@ impl Worker {
     fn failed(&mut self, failure: &Failure) {
         self.encoder.restart();
         let lost = self.settle();
-        let error = failure.to_string();
-        if self.tally.failed(&error) {
-            tracing::warn!(
-                output = self.name,
-                lost_records = lost.records,
-                lost_packets = lost.packets,
-                lost_bytes = lost.bytes,
-                "flows do not get to {}: {error}; it is tried again, and further flows wait as long as there is room",
-                self.transport.address()
-            );
-        }
+        self.telling
+            .failed(&self.transport.address(), failure, lost);
     }
 
     /// Says once that it works again.
     fn worked(&mut self) {
         self.backoff.reset();
-        if self.tally.succeeded() {
-            let lost = self.tally.status().lost.unwrap_or_default();
-            tracing::info!(
-                output = self.name,
-                lost_records = lost.records,
-                lost_packets = lost.packets,
-                lost_bytes = lost.bytes,
-                "flows get to {} again",
-                self.transport.address()
-            );
-        }
+        self.telling.works(&self.transport.address());
     }
 
     /// Counts and tells what is left at the end.
@@ -455,22 +438,12 @@ impl Worker {
         }
         self.transport.abandon();
         self.settle();
-        let lost = self.tally.status().lost.unwrap_or_default();
-        if lost != RecordSum::default() {
-            tracing::warn!(
-                output = self.name,
-                lost_records = lost.records,
-                lost_packets = lost.packets,
-                lost_bytes = lost.bytes,
-                "flows did not get to {} before the end",
-                self.transport.address()
-            );
-        }
+        self.telling.ended(&self.transport.address());
     }
 }
 
 /// Reads the files of TLS again when they change.
-async fn followed(tls: Option<InForce>) -> Infallible {
+pub(super) async fn followed(tls: Option<InForce>) -> Infallible {
     match tls {
         Some(tls) => tls.follow().await,
         None => pending().await,
@@ -478,7 +451,7 @@ async fn followed(tls: Option<InForce>) -> Infallible {
 }
 
 /// The work's result, unless the time is over before.
-async fn before<T>(
+pub(super) async fn before<T>(
     deadline: &mut watch::Receiver<Option<Instant>>,
     work: impl Future<Output = T>,
 ) -> Result<T, Over> {

@@ -17,6 +17,7 @@ use crate::{
     support::{Agent, count, pair, wait_until},
 };
 
+mod collector;
 mod full_disk;
 mod hostile;
 mod ipfix;

@@ -232,8 +232,8 @@ pub struct Args {
     pub metrics: MetricsAddress,
 
     /// Where flows go besides: table or json for stdout, or KIND=ADDRESS, as ipfix=udp://HOST:PORT,
-    /// otlp=http://HOST:PORT, pbflow=http://HOST:PORT (both also by https://), jsonl=PATH or parquet=FOLDER; repeatable.
-    /// In a file of settings a table says more of an output, such as which flows it gets.
+    /// otlp=http://HOST:PORT, pbflow=http://HOST:PORT, collector=http://HOST:PORT (these also by https://), jsonl=PATH
+    /// or parquet=FOLDER; repeatable. In a file of settings a table says more of an output, such as which flows it gets.
     #[arg(long, value_name = "OUTPUT", env = "FLOW_AGENT_OUTPUT", default_value = "none", help_heading = OUTPUT)]
     pub output: Vec<Wishes>,
 

@@ -54,13 +54,22 @@ const OTLP: &[Kind] = &[Kind::Otlp];
 const PACKED: &[Kind] = &[Kind::Ipfix, Kind::Jsonl, Kind::Otlp, Kind::Parquet];
 const PBFLOW: &[Kind] = &[Kind::Pbflow];
 /// Those that connect to servers.
-const SERVED: &[Kind] = &[Kind::Otlp, Kind::Pbflow];
+const SERVED: &[Kind] = &[Kind::Collector, Kind::Otlp, Kind::Pbflow];
+const COLLECTOR: &[Kind] = &[Kind::Collector];
+/// Those that can leave flows out.
+const CHOOSING: &[Kind] = &[
+    Kind::Ipfix,
+    Kind::Jsonl,
+    Kind::Otlp,
+    Kind::Parquet,
+    Kind::Pbflow,
+];
 
 const KEYS: &[Key] = &[
     Key {
         name: "kind",
         kinds: &[],
-        value: ValueType::Choice(&["ipfix", "jsonl", "otlp", "parquet", "pbflow"]),
+        value: ValueType::Choice(&["collector", "ipfix", "jsonl", "otlp", "parquet", "pbflow"]),
         help: "The format.",
     },
     Key {
@@ -77,19 +86,19 @@ const KEYS: &[Key] = &[
     },
     Key {
         name: "filter",
-        kinds: &[],
+        kinds: CHOOSING,
         value: ValueType::Text,
         help: "Rules in the language of filter: a flow goes out if they let a packet of it pass.",
     },
     Key {
         name: "only_ended",
-        kinds: &[],
+        kinds: CHOOSING,
         value: ValueType::Boolean,
         help: "One record for each flow, when it has ended.",
     },
     Key {
         name: "min_bytes",
-        kinds: &[],
+        kinds: CHOOSING,
         value: ValueType::Integer { least: 0 },
         help: "No flow that has fewer bytes than this, of both directions together.",
     },
@@ -147,7 +156,7 @@ const KEYS: &[Key] = &[
         value: ValueType::Integer {
             least: ipfix::LEAST_MESSAGE_LEN_BYTES,
         },
-        help: "The longest message; by default 1400 over UDP and 16384 else.",
+        help: "The longest message; by default 1400 over UDP, 16384 over TCP and 65535 in files.",
     },
     Key {
         name: "observation_domain",
@@ -172,6 +181,12 @@ const KEYS: &[Key] = &[
         kinds: PBFLOW,
         value: ValueType::Text,
         help: "The agent's address in each record; by default the one with which this host sends to others.",
+    },
+    Key {
+        name: "failover",
+        kinds: COLLECTOR,
+        value: ValueType::Text,
+        help: "Other collectors as HOST:PORT, with commas, for when the one before does not answer.",
     },
     Key {
         name: "tls_ca",

@@ -35,6 +35,11 @@ impl Endpoint {
         Self::new(to, None)
     }
 
+    /// For people.
+    pub(in crate::outputs) fn address(&self) -> String {
+        self.to.to_string()
+    }
+
     pub(super) fn scheme(&self) -> &'static str {
         if self.tls.is_some() { "https" } else { "http" }
     }

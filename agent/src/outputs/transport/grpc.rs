@@ -13,12 +13,13 @@ use h2::{
     client::{Builder, SendRequest},
 };
 use tokio::{task::JoinHandle, time::timeout};
-use tonic::codegen::http::{HeaderMap, Request, Response, header};
+use tonic::codegen::http::{HeaderMap, Request, Response, header, request};
 
 use super::{Endpoint, Failure, MOST_ANSWER_BYTES, PATIENCE, USER_AGENT};
 use crate::outputs::encoder::Call;
 
 mod status;
+pub(in crate::outputs) mod stream;
 
 #[cfg(test)]
 mod tests;
@@ -42,6 +43,21 @@ struct Connection {
 }
 
 impl Connection {
+    async fn to(endpoint: &Endpoint, patience: Duration) -> Result<Self> {
+        let stream = endpoint.connect(patience).await?;
+        let mut http2 = Builder::new();
+        http2
+            .enable_push(false)
+            .initial_window_size(MOST_ANSWER_BYTES as u32)
+            .max_header_list_size(MOST_HEADER_BYTES);
+        let (requests, connection) = timeout(patience, http2.handshake(stream))
+            .await
+            .context("nobody answers")?
+            .context("begin HTTP/2")?;
+        let task = tokio::spawn(connection);
+        Ok(Self { requests, task })
+    }
+
     /// What broke the connection: where that was a write, a call hears only of the end.
     async fn why(&mut self, error: h2::Error) -> h2::Error {
         if !error.is_io() {
@@ -88,24 +104,9 @@ impl Grpc {
                 Ok(answer) => return Ok(answer),
             }
         }
-        let connection = self.connect().await?;
+        let connection = Connection::to(&self.endpoint, self.patience).await?;
         let answer = self.call(connection, message, call).await;
         answer.map_err(Failure::from)
-    }
-
-    async fn connect(&self) -> Result<Connection> {
-        let stream = self.endpoint.connect(self.patience).await?;
-        let mut http2 = Builder::new();
-        http2
-            .enable_push(false)
-            .initial_window_size(MOST_ANSWER_BYTES as u32)
-            .max_header_list_size(MOST_HEADER_BYTES);
-        let (requests, connection) = timeout(self.patience, http2.handshake(stream))
-            .await
-            .context("nobody answers")?
-            .context("begin HTTP/2")?;
-        let task = tokio::spawn(connection);
-        Ok(Connection { requests, task })
     }
 
     /// Keeps the connection if the receiver has answered.
@@ -116,7 +117,7 @@ impl Grpc {
         call: Call,
     ) -> Result<Bytes, Unanswered> {
         let request = self.request(call)?;
-        let framed = [header_of(message, call.is_gzip), message.clone()];
+        let framed = [header_of(message.len(), call.is_gzip), message.clone()];
         let answering = answered(&mut connection.requests, request, framed);
         let answered = timeout(self.patience, answering).await.map_err(|_| {
             let patience = humantime::format_duration(self.patience);
@@ -140,22 +141,26 @@ impl Grpc {
     }
 
     fn request(&self, call: Call) -> Result<Request<()>> {
-        let Endpoint { to, .. } = &self.endpoint;
-        let scheme = self.endpoint.scheme();
-        let mut request = Request::post(format!("{scheme}://{to}{}", call.method));
+        let mut request = request(&self.endpoint, call.method);
         if call.is_gzip {
             request = request
                 .header("grpc-encoding", "gzip")
                 .header("grpc-accept-encoding", "identity,gzip");
         }
         request
-            .header(header::TE, "trailers")
-            .header(header::CONTENT_TYPE, "application/grpc")
-            .header(header::USER_AGENT, USER_AGENT)
             .header("grpc-timeout", format!("{}m", self.patience.as_millis()))
             .body(())
             .context("make a request")
     }
+}
+
+/// A call of a method, with what all calls have.
+fn request(endpoint: &Endpoint, method: &str) -> request::Builder {
+    let (scheme, to) = (endpoint.scheme(), &endpoint.to);
+    Request::post(format!("{scheme}://{to}{method}"))
+        .header(header::TE, "trailers")
+        .header(header::CONTENT_TYPE, "application/grpc")
+        .header(header::USER_AGENT, USER_AGENT)
 }
 
 /// Sends a message and reads its answer.
@@ -182,10 +187,10 @@ async fn answered(
     Ok(unframed(data)?)
 }
 
-fn header_of(message: &Bytes, is_gzip: bool) -> Bytes {
+fn header_of(len_bytes: usize, is_gzip: bool) -> Bytes {
     let mut header = BytesMut::with_capacity(MESSAGE_HEADER_BYTES);
     header.put_u8(is_gzip.into());
-    header.put_u32(message.len() as u32);
+    header.put_u32(len_bytes as u32);
     header.freeze()
 }
 

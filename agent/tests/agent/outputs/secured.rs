@@ -15,7 +15,7 @@ use super::*;
 use crate::support::{BINARY, Report, flow_agent};
 
 mod files;
-mod receiver;
+pub mod receiver;
 mod renewed;
 mod trust;
 

@@ -84,7 +84,7 @@ fn a_file_that_cannot_be_used_is_named_and_nothing_starts() {
 #[test]
 fn settings_of_tls_that_do_nothing_are_refused_at_their_place() {
     let folder = TempDir::new().unwrap();
-    for kind in ["otlp", "pbflow"] {
+    for kind in ["collector", "otlp", "pbflow"] {
         let of = |scheme: &str, more: &str| {
             format!("kind = '{kind}'\naddress = '{scheme}://127.0.0.1:1'\n{more}")
         };

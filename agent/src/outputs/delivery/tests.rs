@@ -1,0 +1,449 @@
+use std::{collections::BTreeMap, net::SocketAddr, pin::Pin, sync::Mutex};
+
+use agent_common::Pair;
+use futures_util::{Stream, StreamExt as _, stream};
+use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
+use tonic::{
+    Request, Response, Status, Streaming,
+    transport::{Server, server::TcpIncoming},
+};
+
+use super::*;
+use crate::{
+    batch::Batch,
+    hub::{DEFAULT_QUEUED_BYTES, Hub},
+    outputs::settings::HostPort,
+    proto::{
+        AgentIdentity, FlowRecord,
+        flow_collector_server::{FlowCollector, FlowCollectorServer},
+    },
+};
+
+/// What a collector does with one call.
+#[derive(Clone, Copy)]
+struct Script {
+    /// It stores so many batches, and then the call breaks.
+    stores: u64,
+    /// It has acknowledged so many of them.
+    acknowledges: u64,
+    /// What it adds to the numbers that it acknowledges.
+    too_much: u64,
+}
+
+const WELL: Script = Script {
+    stores: u64::MAX,
+    acknowledges: u64::MAX,
+    too_much: 0,
+};
+
+/// What collectors have stored together, as a database would that knows each batch once.
+#[derive(Clone, Default)]
+struct Store {
+    batches: Arc<Mutex<BTreeMap<u64, Pair>>>,
+    /// The numbers of each call, as they came.
+    calls: Arc<Mutex<Vec<Vec<u64>>>>,
+    scripts: Arc<Mutex<Vec<Script>>>,
+}
+
+impl Store {
+    /// Collectors answer calls as these say, the last one first, and then well.
+    fn with(scripts: &[Script]) -> Self {
+        Self {
+            scripts: Arc::new(Mutex::new(scripts.to_vec())),
+            ..Self::default()
+        }
+    }
+
+    fn sum(&self) -> Pair {
+        self.batches.lock().unwrap().values().copied().sum()
+    }
+
+    fn calls(&self) -> Vec<Vec<u64>> {
+        self.calls.lock().unwrap().clone()
+    }
+
+    fn begin(&self) -> (usize, Script) {
+        let mut calls = self.calls.lock().unwrap();
+        calls.push(Vec::new());
+        let script = self.scripts.lock().unwrap().pop();
+        (calls.len() - 1, script.unwrap_or(WELL))
+    }
+
+    fn store(&self, call: usize, batch: &FlowBatch) {
+        let agent = batch.agent.as_ref().expect("each batch says whose it is");
+        assert_eq!(agent.agent_id, AGENT);
+        let sum = batch.records.iter().map(FlowRecord::delta).sum();
+        self.calls.lock().unwrap()[call].push(batch.stream_seq);
+        let mut batches = self.batches.lock().unwrap();
+        let before = batches.insert(batch.stream_seq, sum);
+        assert!(before.is_none_or(|before| before == sum));
+    }
+}
+
+#[tonic::async_trait]
+impl FlowCollector for Store {
+    type ExportStream = Pin<Box<dyn Stream<Item = Result<ExportAck, Status>> + Send>>;
+
+    async fn export(
+        &self,
+        request: Request<Streaming<FlowBatch>>,
+    ) -> Result<Response<Self::ExportStream>, Status> {
+        let (store, (call, script)) = (self.clone(), self.begin());
+        let batches = request.into_inner();
+        let answers = stream::unfold((batches, 0), move |(mut batches, stored)| {
+            let store = store.clone();
+            async move {
+                if stored == script.stores {
+                    let broken = Status::unavailable("this one restarts");
+                    return Some((Some(Err(broken)), (batches, u64::MAX)));
+                }
+                let batch = batches.next().await?.ok()?;
+                store.store(call, &batch);
+                let ack = (stored < script.acknowledges).then_some(Ok(ExportAck {
+                    last_seq: batch.stream_seq + script.too_much,
+                }));
+                Some((ack, (batches, stored + 1)))
+            }
+        });
+        let answers = answers.filter_map(|answer| async { answer });
+        Ok(Response::new(answers.boxed()))
+    }
+}
+
+const AGENT: &str = "agent-1";
+
+/// A batch of so many records, each of three packets with 300 bytes.
+fn batch(scan_id: u64, records: u32) -> Batch {
+    let record = FlowRecord {
+        delta_packets: 3,
+        delta_bytes: 300,
+        ..FlowRecord::default()
+    };
+    let message = FlowBatch {
+        agent: Some(AgentIdentity {
+            agent_id: AGENT.to_owned(),
+            ..AgentIdentity::default()
+        }),
+        scan_id,
+        records: vec![record; records as usize],
+        ..FlowBatch::default()
+    };
+    Batch {
+        body: message.encode_to_vec().into(),
+        records,
+        delta: sum_of_records(records.into()),
+        scan_id,
+        index: 0,
+        last_of_scan: true,
+    }
+}
+
+fn sum_of_records(records: u64) -> Pair {
+    Pair {
+        packets: 3 * records,
+        bytes: 300 * records,
+    }
+}
+
+fn host(address: SocketAddr) -> HostPort {
+    HostPort {
+        host: address.ip().to_string(),
+        port: address.port(),
+    }
+}
+
+/// A collector that ends with the task.
+async fn listen(store: &Store) -> (HostPort, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = host(listener.local_addr().unwrap());
+    let service = FlowCollectorServer::new(store.clone());
+    let incoming = TcpIncoming::from(listener);
+    let serving = Server::builder().serve_with_incoming(service, incoming);
+    let task = tokio::spawn(async { serving.await.unwrap() });
+    (address, task)
+}
+
+struct Output {
+    hub: Hub,
+    tally: Arc<Tally>,
+    deadline: watch::Sender<Option<Instant>>,
+    task: JoinHandle<()>,
+}
+
+impl Output {
+    fn start(hub: Hub, collectors: Vec<HostPort>, patience: Duration) -> Self {
+        let subscription = hub.subscribe_output("collector", "test");
+        let tally = Arc::new(Tally::new(subscription.backlog()));
+        let (deadline, until) = watch::channel(None);
+        let endpoint = |to| Endpoint::new(to, None);
+        let collectors = collectors.into_iter().map(endpoint).collect();
+        let mut delivery = Delivery::new(
+            "collector",
+            collectors,
+            None,
+            subscription,
+            Arc::clone(&tally),
+            until,
+        );
+        delivery.sender.patience = patience;
+        Self {
+            hub,
+            tally,
+            deadline,
+            task: tokio::spawn(delivery.run()),
+        }
+    }
+
+    /// The records that were sent, lost and are queued.
+    fn fates(&self) -> [u64; 3] {
+        let status = self.tally.status();
+        [status.sent, status.lost, status.queued].map(|fate| fate.unwrap().records)
+    }
+
+    async fn wait_until_sent(&self, records: u64) {
+        timeout(Duration::from_mins(1), async {
+            while self.fates()[0] < records {
+                sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await
+        .expect("the batches are acknowledged");
+    }
+
+    /// Ends when all is acknowledged.
+    async fn end(self) -> Arc<Tally> {
+        self.hub.close();
+        let ended = timeout(Duration::from_mins(1), self.task).await;
+        ended.expect("all is acknowledged").unwrap();
+        self.tally
+    }
+}
+
+fn roomy_hub() -> Hub {
+    Hub::new(100_000, DEFAULT_QUEUED_BYTES)
+}
+
+#[tokio::test]
+async fn every_batch_is_stored_once_however_often_calls_break() {
+    const BATCHES: u64 = 300;
+    let breaks = [(0, 0), (1, 0), (7, 7), (50, 3), (20, 0), (3, 2)];
+    let scripts = breaks.map(|(stores, acknowledges)| Script {
+        stores,
+        acknowledges,
+        too_much: 0,
+    });
+    let store = Store::with(&scripts);
+    let (collector, _task) = listen(&store).await;
+    let output = Output::start(roomy_hub(), vec![collector], PATIENCE);
+    let mut records = 0;
+    for scan_id in 1..=BATCHES {
+        let some = (scan_id % 5) as u32;
+        output.hub.publish(&batch(scan_id, some));
+        records += u64::from(some);
+    }
+    let tally = output.end().await;
+    let status = tally.status();
+    assert_eq!(status.sent.unwrap().records, records);
+    assert_eq!(status.lost.unwrap(), RecordSum::default());
+    assert_eq!(status.queued.unwrap(), RecordSum::default());
+    assert_eq!(store.sum(), sum_of_records(records));
+    let numbers = store
+        .batches
+        .lock()
+        .unwrap()
+        .keys()
+        .copied()
+        .collect::<Vec<_>>();
+    assert_eq!(numbers, (1..=BATCHES).collect::<Vec<_>>());
+    let calls = store.calls();
+    assert_eq!(calls.len(), breaks.len() + 1);
+    // Each call goes on behind what was acknowledged, in order. An acknowledgement may be lost with its call.
+    let mut acknowledged = 0;
+    let mut first = 1;
+    for (call, (_, acknowledges)) in calls.iter().zip(breaks.into_iter().rev().chain([(0, 0)])) {
+        let Some(&begins) = call.first() else {
+            continue;
+        };
+        assert!((first..=acknowledged + 1).contains(&begins), "{calls:?}");
+        assert!(
+            call.iter().copied().eq((begins..).take(call.len())),
+            "{calls:?}"
+        );
+        first = begins;
+        acknowledged = acknowledged.max(begins - 1 + acknowledges.min(call.len() as u64));
+    }
+}
+
+#[tokio::test]
+async fn another_collector_stands_in_for_one_that_is_gone() {
+    let store = Store::default();
+    let nobody = host("127.0.0.1:1".parse().unwrap());
+    let (first, first_task) = listen(&store).await;
+    let (second, second_task) = listen(&store).await;
+    let output = Output::start(roomy_hub(), vec![nobody, first, second], PATIENCE);
+    output.hub.publish(&batch(1, 1));
+    output.wait_until_sent(1).await;
+    // With its connections.
+    first_task.abort();
+    let _ = first_task.await;
+    output.hub.publish(&batch(2, 1));
+    output.wait_until_sent(2).await;
+    let status = output.tally.status();
+    assert!(!status.failing && status.failures >= 1, "{status:?}");
+    output.end().await;
+    second_task.abort();
+    assert_eq!(store.sum(), sum_of_records(2));
+}
+
+#[tokio::test]
+async fn what_was_never_sent_cannot_be_acknowledged() {
+    let lies = Script {
+        too_much: 1,
+        ..WELL
+    };
+    let store = Store::with(&[lies]);
+    let (collector, _task) = listen(&store).await;
+    let output = Output::start(roomy_hub(), vec![collector], PATIENCE);
+    output.hub.publish(&batch(1, 1));
+    output.wait_until_sent(1).await;
+    let status = output.tally.status();
+    let told = "the collector acknowledges batch 2, and 1 was the last one";
+    assert!(status.last_error.contains(told), "{status:?}");
+    assert_eq!(store.calls(), [[1], [1]]);
+}
+
+#[tokio::test]
+async fn a_collector_that_never_acknowledges_is_left_and_its_batches_sent_again() {
+    let silent = Script {
+        acknowledges: 0,
+        ..WELL
+    };
+    let store = Store::with(&[silent]);
+    let (collector, _task) = listen(&store).await;
+    let patience = Duration::from_millis(100);
+    let output = Output::start(roomy_hub(), vec![collector], patience);
+    output.hub.publish(&batch(1, 1));
+    output.wait_until_sent(1).await;
+    let status = output.tally.status();
+    assert!(
+        status
+            .last_error
+            .contains("no acknowledgement within 100ms"),
+        "{status:?}"
+    );
+    assert_eq!(store.calls(), [[1], [1]]);
+    // A connection on which nothing waits for an acknowledgement is in order, however long it is quiet.
+    sleep(3 * patience).await;
+    output.hub.publish(&batch(2, 1));
+    output.wait_until_sent(2).await;
+    assert_eq!(store.calls(), [vec![1], vec![1, 2]]);
+    assert_eq!(output.tally.status().failures, 1);
+}
+
+#[tokio::test]
+async fn what_no_collector_took_before_the_end_is_lost_to_the_record() {
+    let silent = Script {
+        stores: 2,
+        acknowledges: 1,
+        too_much: 0,
+    };
+    let store = Store::with(&[silent; 100]);
+    let (collector, task) = listen(&store).await;
+    let output = Output::start(roomy_hub(), vec![collector], PATIENCE);
+    output.hub.publish(&batch(1, 5));
+    output.wait_until_sent(5).await;
+    task.abort();
+    let _ = task.await;
+    for scan_id in 2..=10 {
+        output.hub.publish(&batch(scan_id, 7));
+    }
+    output.hub.close();
+    output.deadline.send_replace(Some(Instant::now()));
+    let fates = {
+        output.task.await.unwrap();
+        let status = output.tally.status();
+        [status.sent, status.lost, status.queued].map(|fate| fate.unwrap().records)
+    };
+    assert_eq!(fates, [5, 9 * 7, 0]);
+}
+
+/// What the queue lost while nobody took anything is told with the next batch, and at the end.
+#[tokio::test]
+async fn a_batch_says_what_was_lost_before_it() {
+    let store = Store::default();
+    let (collector, _task) = listen(&store).await;
+    let hub = Hub::new(2, DEFAULT_QUEUED_BYTES);
+    let output = Output::start(hub, vec![collector], PATIENCE);
+    // Nothing runs between these: two of them have room.
+    for scan_id in 1..=5 {
+        output.hub.publish(&batch(scan_id, 1));
+    }
+    assert_eq!(output.fates()[1], 3);
+    let tally = output.end().await;
+    assert_eq!(tally.status().sent.unwrap().records, 2);
+    assert_eq!(store.calls(), [[1, 2]]);
+}
+
+/// Transports hold all there is, so the last batch is refused, and nothing tells that but a batch of its own.
+#[tokio::test]
+async fn what_was_lost_after_the_last_batch_is_told_with_its_agent() {
+    let silent = Script {
+        acknowledges: 0,
+        ..WELL
+    };
+    let store = Store::with(&[silent]);
+    let (collector, _task) = listen(&store).await;
+    let hub = Hub::new(10, batch(1, 1).body.len() as u64);
+    let output = Output::start(hub, vec![collector], Duration::from_secs(1));
+    output.hub.publish(&batch(1, 1));
+    timeout(Duration::from_mins(1), async {
+        while store.calls() != [[1]] {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .expect("the batch arrives");
+    output.hub.publish(&batch(2, 1));
+    assert_eq!(output.fates(), [0, 1, 1]);
+    let tally = output.end().await;
+    assert_eq!(tally.status().sent.unwrap().records, 1);
+    // The first call had both, too.
+    assert_eq!(store.calls(), [[1, 2], [1, 2]]);
+    assert_eq!(store.sum(), sum_of_records(1));
+}
+
+#[test]
+fn no_more_is_taken_from_the_queue_than_has_room() {
+    let hub = roomy_hub();
+    let mut subscription = hub.subscribe_output("collector", "test");
+    let mut unacknowledged = Unacknowledged::default();
+    let mut next = || {
+        hub.publish(&batch(1, 1));
+        let next = subscription.next().now_or_never();
+        next.flatten().expect("it was just published")
+    };
+    assert!(unacknowledged.has_room());
+    while unacknowledged.has_room() {
+        unacknowledged.push(next());
+    }
+    let all = unacknowledged.batches().count();
+    assert_eq!(all, 1024);
+    let acknowledged = unacknowledged.acknowledge(24).unwrap();
+    assert_eq!(acknowledged.map(|sum| sum.records), Some(24));
+    assert_eq!(unacknowledged.acknowledge(24).unwrap(), None);
+    assert!(unacknowledged.has_room());
+    assert!(unacknowledged.acknowledge(1025).is_err());
+    let rest = unacknowledged.acknowledge(1024).unwrap().unwrap();
+    assert_eq!(rest.records, 1000);
+    assert!(unacknowledged.is_empty());
+    let long = Batch {
+        body: vec![0; 32 << 20].into(),
+        ..batch(1, 1)
+    };
+    hub.publish(&long);
+    let long = subscription.next().now_or_never().flatten().unwrap();
+    unacknowledged.push(long);
+    assert!(!unacknowledged.has_room());
+    unacknowledged.acknowledge(1025).unwrap();
+    assert!(unacknowledged.has_room());
+}

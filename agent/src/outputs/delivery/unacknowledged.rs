@@ -1,0 +1,66 @@
+//! Batches that were sent, or will be, and that the collector has not acknowledged.
+
+use std::{collections::VecDeque, ops::AddAssign as _};
+
+use anyhow::{Result, ensure};
+
+use crate::{
+    hub::{OutgoingBatch, Volume},
+    outputs::tally::sum_of,
+    proto::RecordSum,
+};
+
+/// Batches, and bytes, of which more are left in the queue: there the oldest can make room for others.
+const MOST_BATCHES: usize = 1024;
+const MOST_BYTES: usize = 32 << 20;
+
+/// In the order of their numbers, without gaps.
+#[derive(Default)]
+pub(super) struct Unacknowledged {
+    batches: VecDeque<OutgoingBatch>,
+    bytes: usize,
+    /// Of the last one that was put in.
+    last_seq: u64,
+}
+
+impl Unacknowledged {
+    pub(super) fn is_empty(&self) -> bool {
+        self.batches.is_empty()
+    }
+
+    /// One batch always has room, however long it is.
+    pub(super) fn has_room(&self) -> bool {
+        self.batches.len() < MOST_BATCHES && self.bytes < MOST_BYTES
+    }
+
+    pub(super) fn push(&mut self, batch: OutgoingBatch) {
+        self.bytes += batch.len_bytes();
+        self.last_seq = batch.stream_seq();
+        self.batches.push_back(batch);
+    }
+
+    pub(super) fn batches(&self) -> impl Iterator<Item = &OutgoingBatch> {
+        self.batches.iter()
+    }
+
+    pub(super) fn last(&self) -> Option<&OutgoingBatch> {
+        self.batches.back()
+    }
+
+    /// Forgets all batches up to this number, and returns what they report, if there are any. Fails if there was no such
+    /// batch yet.
+    pub(super) fn acknowledge(&mut self, seq: u64) -> Result<Option<RecordSum>> {
+        ensure!(
+            seq <= self.last_seq,
+            "the collector acknowledges batch {seq}, and {} was the last one",
+            self.last_seq
+        );
+        let mut sum: Option<Volume> = None;
+        let is_acknowledged = |batch: &mut OutgoingBatch| batch.stream_seq() <= seq;
+        while let Some(batch) = self.batches.pop_front_if(is_acknowledged) {
+            self.bytes -= batch.len_bytes();
+            sum.get_or_insert_default().add_assign(batch.volume());
+        }
+        Ok(sum.map(sum_of))
+    }
+}

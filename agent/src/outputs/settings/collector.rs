@@ -1,0 +1,65 @@
+//! What the settings say about collectors of our own interface.
+
+use super::{HostPort, Kind, Refused, Table, host, tls::Way};
+use crate::{
+    outputs::transport::Endpoint,
+    tls::{
+        ALPN_H2,
+        output::{InForce, OutputTls},
+        pem::FileFault,
+    },
+};
+
+/// Collectors, of which the first that answers gets all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    all: Vec<HostPort>,
+    way: Way,
+}
+
+impl Target {
+    /// As in the settings.
+    pub fn address(&self) -> String {
+        let all: Vec<_> = self.all.iter().map(HostPort::to_string).collect();
+        format!("{}://{}", self.way.scheme(), all.join(","))
+    }
+
+    pub fn read_tls(&self) -> Result<Option<OutputTls>, FileFault> {
+        self.way.read(ALPN_H2)
+    }
+
+    pub fn endpoints(&self, tls: Option<&InForce>) -> Vec<Endpoint> {
+        let endpoint = |to: &HostPort| Endpoint::new(to.clone(), tls.cloned());
+        self.all.iter().map(endpoint).collect()
+    }
+
+    pub fn read(table: &Table, address: &str) -> Result<Self, Refused> {
+        let expected = || {
+            let addresses = Kind::Collector.addresses();
+            Refused::at("address", format!("expected {addresses}"))
+        };
+        let (way, rest) = Way::of(table, address)?.ok_or_else(expected)?;
+        let first = HostPort::read(rest).ok_or_else(expected)?;
+        way.refuse_host(&first.host)?;
+        let mut all = vec![first];
+        let failover = table.text("failover")?.unwrap_or_default();
+        for other in failover.split(',').map(str::trim) {
+            if failover.trim().is_empty() {
+                break;
+            }
+            let refused = |message: String| Refused::at("failover", message);
+            if let Some(fault) = host::fault(&format!("://{other}")) {
+                return Err(refused(fault));
+            }
+            let other = HostPort::read(other)
+                .ok_or_else(|| refused("expected HOST:PORT, or several with commas".to_owned()))?;
+            way.refuse_host(&other.host)
+                .map_err(|error| refused(error.to_string()))?;
+            if all.contains(&other) {
+                return Err(refused(format!("{other} is there twice")));
+            }
+            all.push(other);
+        }
+        Ok(Self { all, way })
+    }
+}

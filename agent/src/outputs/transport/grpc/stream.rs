@@ -1,0 +1,137 @@
+//! A call that streams messages to a server, which answers with messages of its own.
+
+use std::mem::take;
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use bytes::{Buf as _, Bytes, BytesMut};
+use h2::{RecvStream, SendStream, client::ResponseFuture};
+use tokio::time::timeout;
+use tonic::codegen::http::HeaderMap;
+
+use super::{Connection, MESSAGE_HEADER_BYTES, header_of, request, status};
+use crate::outputs::transport::{Endpoint, Failure, MOST_ANSWER_BYTES, PATIENCE};
+
+/// A call on a connection of its own, which ends with it.
+pub(in crate::outputs) struct StreamingCall {
+    messages: SendStream<Bytes>,
+    answers: Answers,
+    _connection: Connection,
+}
+
+impl StreamingCall {
+    pub(in crate::outputs) async fn begin(
+        endpoint: &Endpoint,
+        method: &str,
+    ) -> Result<Self, Failure> {
+        let connection = Connection::to(endpoint, PATIENCE).await?;
+        let request = request(endpoint, method).body(());
+        let request = request.context("make a request")?;
+        let ready = timeout(PATIENCE, connection.requests.clone().ready()).await;
+        let mut requests = ready.context("nobody answers")?.context("begin a call")?;
+        let (answer, messages) = requests
+            .send_request(request, false)
+            .context("begin a call")?;
+        Ok(Self {
+            messages,
+            answers: Answers {
+                state: State::Head(answer),
+                read: BytesMut::new(),
+            },
+            _connection: connection,
+        })
+    }
+
+    /// Sends a message, the concatenation of `parts`, as fast as the server takes it. Until then it is kept, and not copied.
+    pub(in crate::outputs) fn send(&mut self, parts: [Bytes; 2]) -> Result<(), Failure> {
+        let len_bytes = parts.iter().map(Bytes::len).sum();
+        let header = header_of(len_bytes, false);
+        for part in std::iter::once(header).chain(parts) {
+            if !part.is_empty() {
+                let sent = self.messages.send_data(part, false);
+                sent.context("the call broke off")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the server that no message follows.
+    pub(in crate::outputs) fn end(&mut self) -> Result<(), Failure> {
+        let ended = self.messages.send_data(Bytes::new(), true);
+        Ok(ended.context("the call broke off")?)
+    }
+
+    /// The next answer. Cancel safe. Fails at the end of the call, with what the server says of it.
+    pub(in crate::outputs) async fn answer(&mut self) -> Result<Bytes, Failure> {
+        self.answers.next().await
+    }
+}
+
+struct Answers {
+    state: State,
+    /// Of answers that are not whole.
+    read: BytesMut,
+}
+
+enum State {
+    /// The headers have not come.
+    Head(ResponseFuture),
+    Body {
+        headers: HeaderMap,
+        body: RecvStream,
+    },
+}
+
+impl Answers {
+    async fn next(&mut self) -> Result<Bytes, Failure> {
+        loop {
+            if let Some(answer) = self.whole()? {
+                return Ok(answer);
+            }
+            match &mut self.state {
+                State::Head(answer) => {
+                    let answer = answer.await.context("the call broke off")?;
+                    let (head, body) = answer.into_parts();
+                    status::of_http(head.status, &head.headers)?;
+                    self.state = State::Body {
+                        headers: head.headers,
+                        body,
+                    };
+                }
+                State::Body { headers, body } => {
+                    if let Some(data) = body.data().await {
+                        let data = data.context("the call broke off")?;
+                        let released = body.flow_control().release_capacity(data.len());
+                        released.context("the call broke off")?;
+                        self.read.extend_from_slice(&data);
+                        continue;
+                    }
+                    let trailers = body.trailers().await.context("the call broke off")?;
+                    // Without a message the headers are the trailers.
+                    status::of_grpc(trailers.unwrap_or_else(|| take(headers)))?;
+                    return Err(anyhow!("the collector ended the call").into());
+                }
+            }
+        }
+    }
+
+    /// An answer that has been read as a whole, if there is one.
+    fn whole(&mut self) -> anyhow::Result<Option<Bytes>> {
+        let Some((&[flag, length @ ..], _)) = self.read.split_first_chunk::<MESSAGE_HEADER_BYTES>()
+        else {
+            return Ok(None);
+        };
+        if flag != 0 {
+            bail!("the collector packs its answers, which nobody asked for");
+        }
+        let len_bytes = u32::from_be_bytes(length) as usize;
+        ensure!(
+            len_bytes <= MOST_ANSWER_BYTES,
+            "an answer is longer than {MOST_ANSWER_BYTES} bytes"
+        );
+        if self.read.len() < MESSAGE_HEADER_BYTES + len_bytes {
+            return Ok(None);
+        }
+        self.read.advance(MESSAGE_HEADER_BYTES);
+        Ok(Some(self.read.split_to(len_bytes).freeze()))
+    }
+}

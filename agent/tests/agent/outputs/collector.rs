@@ -1,0 +1,242 @@
+//! Batches that the agent brings to collectors, which break off, restart and stand in for each other.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll},
+};
+
+use agent::proto::{
+    ExportAck, FlowBatch, FlowRecord,
+    flow_collector_server::{FlowCollector, FlowCollectorServer},
+};
+use futures_util::{Stream, StreamExt as _, stream};
+use lab::certificates::Ca;
+use rustls::ServerConfig;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tonic::{
+    Request, Response, Status, Streaming,
+    transport::{Server, server::Connected},
+};
+
+use super::{ipfix, secured::receiver::identity, serve::serve_each, *};
+
+/// Calls that break.
+const BREAKS: u64 = 12;
+
+/// Batches by instance and number, as a database would have them that knows each one once.
+type Batches = BTreeMap<(String, u64), FlowBatch>;
+
+/// What collectors have stored together.
+#[derive(Clone, Default)]
+struct Store {
+    batches: Arc<Mutex<Batches>>,
+    /// All that came, again or not.
+    arrived: Arc<AtomicU64>,
+    calls: Arc<AtomicU64>,
+    /// Breaks the first calls after some batches, of which it acknowledges one or none.
+    breaks: bool,
+}
+
+#[tonic::async_trait]
+impl FlowCollector for Store {
+    type ExportStream = Pin<Box<dyn Stream<Item = Result<ExportAck, Status>> + Send>>;
+
+    async fn export(
+        &self,
+        request: Request<Streaming<FlowBatch>>,
+    ) -> Result<Response<Self::ExportStream>, Status> {
+        let call = self.calls.fetch_add(1, Relaxed);
+        let stores = if self.breaks && call < BREAKS {
+            call % 4
+        } else {
+            u64::MAX
+        };
+        let store = self.clone();
+        let state = (request.into_inner(), 0);
+        let answers = stream::unfold(state, move |(mut batches, stored)| {
+            let store = store.clone();
+            async move {
+                if stored == stores {
+                    let broken = Err(Status::unavailable("it restarts"));
+                    return Some((Some(broken), (batches, 0)));
+                }
+                let batch = batches.next().await?.ok()?;
+                let last_seq = batch.stream_seq;
+                let agent = batch.agent.as_ref().expect("each batch has its agent");
+                let key = (agent.instance_id.clone(), last_seq);
+                store.batches.lock().unwrap().insert(key, batch);
+                store.arrived.fetch_add(1, Relaxed);
+                let is_told = stores == u64::MAX || stored == 0;
+                let ack = is_told.then_some(Ok(ExportAck { last_seq }));
+                Some((ack, (batches, stored + 1)))
+            }
+        });
+        let answers = answers.filter_map(|answer| async { answer });
+        Ok(Response::new(answers.boxed()))
+    }
+}
+
+impl Store {
+    /// Listens on the agent's host.
+    fn listen(&self, lab: &Lab) -> u16 {
+        let store = self.clone();
+        let serve = move |stream| serve(store.clone(), stream);
+        serve_each(lab, serve).port()
+    }
+
+    fn listen_by_tls(&self, lab: &Lab, identity: ServerConfig) -> u16 {
+        let (store, acceptor) = (self.clone(), TlsAcceptor::from(Arc::new(identity)));
+        let serve = move |stream: TcpStream| {
+            let (store, acceptor) = (store.clone(), acceptor.clone());
+            async move {
+                if let Ok(secured) = acceptor.accept(stream).await {
+                    serve(store, Secured(secured)).await;
+                }
+            }
+        };
+        serve_each(lab, serve).port()
+    }
+
+    /// What all records report together, and what the last batch has of the account.
+    fn sums(&self) -> (Pair, Pair) {
+        let batches = self.batches.lock().unwrap();
+        let records = batches.values().flat_map(|batch| &batch.records);
+        let numbers = batches.keys().map(|(_, number)| *number);
+        assert!(numbers.eq(1..=batches.len() as u64));
+        let last = batches
+            .values()
+            .rev()
+            .find_map(|batch| batch.account.as_ref());
+        let seen = last.and_then(|account| account.seen).unwrap_or_default();
+        (records.map(FlowRecord::delta).sum(), seen.into())
+    }
+}
+
+async fn serve<S>(store: Store, stream: S)
+where
+    S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+{
+    let once = stream::iter([io::Result::Ok(stream)]).chain(stream::pending());
+    let service = FlowCollectorServer::new(store);
+    let serving = Server::builder().serve_with_incoming(service, Box::pin(once));
+    // Until the tests end.
+    let _ = serving.await;
+}
+
+/// A connection that says nothing of itself.
+struct Secured(TlsStream<TcpStream>);
+
+impl Connected for Secured {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
+
+impl AsyncRead for Secured {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for Secured {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(context)
+    }
+}
+
+#[test]
+fn collectors_that_break_off_have_every_packet_once() {
+    if !is_root_or_skip("agent::collectors_that_break_off_have_every_packet_once") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let store = Store {
+        breaks: true,
+        ..Store::default()
+    };
+    let ports = [store.listen(&lab), store.listen(&lab)];
+    // Nobody listens at the first one.
+    let [first, second] = ports.map(|port| format!("127.0.0.1:{port}"));
+    let output_setting = format!(
+        r#"{{"kind": "collector", "address": "http://127.0.0.1:1", "failover": "{first}, {second}"}}"#
+    );
+    let settings = ["--output", "json", "--scan-interval", "100ms", "--output"];
+    let agent = Agent::start(&lab, &[&settings[..], &[&output_setting]].concat());
+    let mut sent = Pair::default();
+    while store.calls.load(Relaxed) <= BREAKS {
+        sent += send(&lab, 50, 2);
+    }
+    wait_until_counted(&agent, &lab, sent.packets);
+    wait_until("all is acknowledged", || {
+        fates(&output(&agent, &lab, "collector"), sent)["sent"] == sent
+    });
+    let report = agent.stop();
+    let (records, seen) = store.sums();
+    assert_eq!((records, seen), (sent, sent));
+    assert_eq!(report.seen(), sent);
+    // Some came twice.
+    let stored = store.batches.lock().unwrap().len() as u64;
+    assert!(store.arrived.load(Relaxed) > stored);
+    let log = &report.log;
+    assert!(
+        log.contains("flows do not get to 127.0.0.1:1: connect"),
+        "{log}"
+    );
+    assert!(log.contains("flows get to 127.0.0.1:"), "{log}");
+}
+
+#[test]
+fn a_collector_over_tls_has_every_packet_from_an_agent_with_a_certificate() {
+    let test = "agent::a_collector_over_tls_has_every_packet_from_an_agent_with_a_certificate";
+    if !is_root_or_skip(test) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let ca = Ca::new().unwrap();
+    let theirs = ca.issue("collector", "localhost").unwrap();
+    let ours = ca.issue("agent", "agent.example").unwrap();
+    let store = Store::default();
+    let port = store.listen_by_tls(&lab, identity(&theirs, Some(&ca)));
+    let table = serde_json::json!({
+        "kind": "collector",
+        "address": format!("https://localhost:{port}"),
+        "tls_ca": ca.file(),
+        "tls_client_certificate": ours.certificate,
+        "tls_client_key": ours.key,
+    });
+    let agent = Agent::start(&lab, &["--output", "json", "--output", &table.to_string()]);
+    let (sent, report) = ipfix::traffic(&lab, agent);
+    assert_eq!(store.sums(), (sent, sent));
+    assert_eq!(report.seen(), sent);
+    assert!(
+        !report.log.contains("flows do not get to"),
+        "{}",
+        report.log
+    );
+}
