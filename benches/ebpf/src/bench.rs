@@ -25,6 +25,7 @@ mod clock;
 mod packet;
 #[path = "../../../agent-ebpf/src/runtime.rs"]
 mod runtime;
+mod walk;
 
 use core::hint::black_box;
 
@@ -52,6 +53,13 @@ pub fn empty_tc(_: TcContext) -> i32 {
 #[xdp(frags)]
 pub fn empty_xdp(_: XdpContext) -> u32 {
     XDP_PASS
+}
+
+/// Stands for what a kernel does between two packets of a program: it takes the caches.
+#[classifier]
+pub fn walk_tc(_: TcContext) -> i32 {
+    walk::walk();
+    TC_ACT_UNSPEC
 }
 
 /// One part of the bare program alone, like the programs that follow.

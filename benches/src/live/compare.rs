@@ -1,7 +1,10 @@
 //! Another agent beside ours, and nothing: what the processes, the programs and the traffic cost.
 
 use std::{
-    collections::BTreeSet, os::unix::process::CommandExt as _, process::Stdio, time::Duration,
+    collections::BTreeSet,
+    os::unix::process::CommandExt as _,
+    process::Stdio,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -10,10 +13,10 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::{
     affinity,
-    bench::{Bench, Group, Labels, Lifetime, Measures, Plan, Setup, Station, notes, station},
+    bench::{Bench, Group, Labels, Lifetime, Measures, Plan, Setup, Station, notes},
     cost::{CpuMeter, process_tree, program_ids, programs_during},
     fdinfo::{self, map_memory_bytes},
-    program::Agent,
+    program::{Agent, Walk},
     wire::{Flood, Passage, Steady, Wire},
 };
 use crate::resident::Resident;
@@ -26,12 +29,37 @@ pub struct Compare {
     /// How long it takes to come up
     #[arg(long, default_value = "3s", value_parser = humantime::parse_duration)]
     settle: Duration,
+    /// Flows of the traffic
+    #[arg(long, default_value_t = Steady::USUAL.flows, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    flows: u32,
+    /// Packets a second
+    #[arg(long, default_value_t = Steady::USUAL.packets_per_second, value_parser = clap::value_parser!(u32).range(1..))]
+    rate: u32,
+    /// Memory in KiB that something else walks over between two packets, a multiple of 4 (at most 4,096), so that programs
+    /// find the caches as after other work of the kernel
+    #[arg(long, value_name = "KIB", value_parser = parse_walk)]
+    walk: Option<u32>,
+    /// A shell command that prints how many packets the other agent has exported since it started; it runs in the agent's
+    /// namespace, again and again until it prints as many as arrived, or nothing more comes
+    #[arg(long, value_name = "COMMAND")]
+    count: Option<String>,
+    /// How long the other agent may take to export
+    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    count_within: Duration,
     /// Its command; `{interface}` becomes the name of the interface that it shall watch
     #[arg(last = true, required = true)]
     command: Vec<String>,
 }
 
 const PATIENCE: Duration = Duration::from_secs(10);
+
+fn parse_walk(text: &str) -> Result<u32, String> {
+    let kib: u32 = text.parse().map_err(|error| format!("{error}"))?;
+    let is_in_bounds = (4..=4096).contains(&kib) && kib % 4 == 0;
+    is_in_bounds
+        .then_some(kib)
+        .ok_or_else(|| "not a multiple of 4 from 4 to 4096".to_owned())
+}
 
 impl Bench for Compare {
     const NAME: &'static str = "compare";
@@ -48,8 +76,19 @@ impl Bench for Compare {
         let mut notes = notes(&NOTES);
         let command = self.command.join(" ");
         notes.insert(0, format!("{} is `{command}`.", self.name));
+        notes.extend(self.count.as_ref().map(|count| {
+            format!(
+                "Packets that {} exported are those of `{count}`.",
+                self.name
+            )
+        }));
+        let load = Steady {
+            flows: self.flows,
+            packets_per_second: self.rate,
+            ..Steady::USUAL
+        };
         Ok(Plan {
-            groups: vec![Group::new(Lifetime::Rounds, arms, &Steady::USUAL)],
+            groups: vec![Group::new(Lifetime::Rounds, arms, &load)],
             notes,
         })
     }
@@ -78,29 +117,116 @@ impl Bench for Compare {
             programs.extend(fdinfo::program_ids(pid)?);
             affinity::keep_off_sender(pid)?;
         }
-        let window = setup.window(Duration::from_secs(5));
-        Ok(station(move |setup| {
-            let pace = || wire.pace(load, window, &setup.interrupt);
-            let mut measures = contender.measure(&programs, pace)?;
-            let flood = wire.flood(
-                Flood {
-                    frame_len_bytes: load.frame_len_bytes,
-                    flows: load.flows,
-                    packets: 500_000,
-                },
-                &setup.interrupt,
-            )?;
-            measures.push(("packets_per_second", flood.packets_per_second()));
-            Ok(measures)
+        let walk = self
+            .walk
+            .map(|kib| Walk::over(kib << 10, host))
+            .transpose()?;
+        let count = self.count.as_ref().filter(|_| arm == self.name);
+        Ok(Box::new(Watched {
+            contender,
+            programs,
+            load,
+            window: setup.window(Duration::from_secs(5)),
+            count: count.cloned(),
+            count_within: self.count_within,
+            arrived: 0,
+            reported_before: 0,
+            _walk: walk,
+            wire,
         }))
     }
 }
 
-const NOTES: [&str; 2] = [
+/// A wire, and who watches it.
+struct Watched {
+    contender: Contender,
+    programs: BTreeSet<u32>,
+    load: Steady,
+    window: Duration,
+    count: Option<String>,
+    count_within: Duration,
+    /// Packets of this turn.
+    arrived: u64,
+    reported_before: u64,
+    _walk: Option<Walk>,
+    wire: Wire,
+}
+
+impl Watched {
+    /// Packets that the contender has exported, if it can be told.
+    fn reported(&self) -> Result<Option<u64>> {
+        match (&self.contender, &self.count) {
+            (Contender::Ours(agent), _) => Ok(Some(agent.status()?.account.flows.packets)),
+            (Contender::Other(_), Some(count)) => {
+                let mut shell = self.wire.lab.agent.command("sh");
+                let output = shell.args(["-c", count]).stdin(Stdio::null()).output();
+                let output = output.with_context(|| format!("start `{count}`"))?;
+                let text = String::from_utf8_lossy(&output.stdout);
+                let packets = text.trim().parse().with_context(|| {
+                    let stderr = String::from_utf8_lossy(&output.stderr);
+                    format!("`{count}` prints no number but {text:?}: {}", stderr.trim())
+                });
+                packets.map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+impl Station for Watched {
+    fn measure(&mut self, setup: &Setup) -> Result<Measures> {
+        self.reported_before = self.reported()?.unwrap_or_default();
+        let mut arrived = 0;
+        let pace = || {
+            let passage = self.wire.pace(self.load, self.window, &setup.interrupt)?;
+            arrived += passage.packets;
+            Ok(passage)
+        };
+        let mut measures = self.contender.measure(&self.programs, pace)?;
+        let flood = self.wire.flood(
+            Flood {
+                frame_len_bytes: self.load.frame_len_bytes,
+                flows: self.load.flows,
+                packets: 500_000,
+            },
+            &setup.interrupt,
+        )?;
+        measures.push(("packets_per_second", flood.packets_per_second()));
+        self.arrived = arrived + flood.packets;
+        Ok(measures)
+    }
+
+    /// Waits for what is exported late.
+    fn settle(&mut self, setup: &Setup) -> Result<Measures> {
+        let started = Instant::now();
+        loop {
+            let Some(reported) = self.reported()? else {
+                return Ok(Measures::new());
+            };
+            let reported = reported
+                .checked_sub(self.reported_before)
+                .context("the count of exported packets went back")?;
+            ensure!(
+                reported <= self.arrived,
+                "{} packets arrived and {reported} were exported",
+                self.arrived
+            );
+            if reported == self.arrived || started.elapsed() > self.count_within {
+                let lost = (self.arrived - reported) as f64;
+                return Ok(vec![("lost_percent", 100.0 * lost / self.arrived as f64)]);
+            }
+            setup.interrupt.sleep(Duration::from_millis(500))?;
+        }
+    }
+}
+
+const NOTES: [&str; 3] = [
     "CPU is in percent of one core, of the command and all processes that it started; what a \
      process took that ended within a measurement is not in it.",
     "Programs are those that the processes hold by descriptor and those that appeared in the \
      kernel while the command came up; kernel memory is that of maps held by descriptor.",
+    "lost_percent is of the packets that arrived in a turn, at the steady rate and in the flood after it: those that \
+     were in no export in the time that an export may take.",
 ];
 
 impl Compare {
@@ -147,7 +273,7 @@ impl Contender {
     fn measure(
         &mut self,
         programs: &BTreeSet<u32>,
-        pace: impl Fn() -> Result<Passage>,
+        mut pace: impl FnMut() -> Result<Passage>,
     ) -> Result<Measures> {
         let mut measures = Measures::new();
         let meter = CpuMeter::start(self.processes()?)?;

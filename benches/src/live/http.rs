@@ -35,6 +35,9 @@ pub struct Http {
     /// Instead of 10,000, or what the machine holds
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     requests_per_second: Option<u32>,
+    /// Without the agents that get no CPU, whose turns take 30 seconds each, so that there is time for more rounds
+    #[arg(long)]
+    only_running: bool,
 }
 
 /// Requests at one service, for which the agent comes and goes with its arm.
@@ -51,6 +54,11 @@ impl Bench for Http {
 
     type Load = Load;
 
+    fn sections(&self) -> Vec<String> {
+        let only = self.only_running.then(|| "only running".to_owned());
+        only.into_iter().collect()
+    }
+
     /// Fewer than six do not give an interval that covers 95 %.
     fn rounds(is_quick: bool) -> u32 {
         if is_quick { 3 } else { 6 }
@@ -60,12 +68,12 @@ impl Bench for Http {
         let service = Service::new()?;
         let stopped = setup.window(Duration::from_secs(30));
         let mut notes = notes(&NOTES);
-        notes.push(format!(
+        notes.extend((!self.only_running).then(|| format!(
             "stopped: the agent gets SIGSTOP before the first request and SIGCONT after the last \
              ({} s); quota: it is held to {QUOTA_PERCENT} % of one CPU meanwhile. Afterwards all \
              that the interface counted is held against the agent's account.",
             stopped.as_secs()
-        ));
+        )));
         let mut requests = service.requests(setup.window(Duration::from_secs(7)));
         if let Some(given) = self.requests_per_second {
             requests.requests_per_second = given;
@@ -78,10 +86,13 @@ impl Bench for Http {
                     .push("The machine did not hold even this rate in the calibration.".to_owned());
             }
         }
-        let mut arms = vec!["nothing", "agent", AS_LONG, "stopped"];
-        match &service.quota {
-            Ok(_) => arms.push("quota"),
-            Err(error) => notes.push(format!("quota: n/a, since {error:#}.")),
+        let mut arms = vec!["nothing", "agent"];
+        if !self.only_running {
+            arms.extend([AS_LONG, "stopped"]);
+            match &service.quota {
+                Ok(_) => arms.push("quota"),
+                Err(error) => notes.push(format!("quota: n/a, since {error:#}.")),
+            }
         }
         let load = Load {
             service: Rc::new(service),

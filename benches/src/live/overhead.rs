@@ -42,6 +42,12 @@ const PARTS: &[&str] = &[
 /// Length of the frames in bytes, and flows.
 const HITS: [(usize, u32); 4] = [(64, 1), (1500, 1), (64, 10_000), (64, 500_000)];
 
+/// What is walked over between two packets: more than a CPU's first cache has, and as much as its second one.
+const COLD_BYTES: [u32; 2] = [64 << 10, 512 << 10];
+const COLD_ARMS: &[&str] = &["empty", "bare", "agent"];
+/// As in [`HITS`], all of 64 bytes.
+const COLD_FLOWS: [u32; 4] = [1, 10_000, 100_000, 500_000];
+
 #[derive(Default, clap::Args)]
 pub struct Overhead {
     /// Only these sections
@@ -55,6 +61,8 @@ pub enum Section {
     Parts,
     /// Packets of flows that are in the table
     Hits,
+    /// The same with caches that something else takes between two packets
+    Cold,
     /// Every packet a new flow
     Inserts,
     /// TCP throughput
@@ -67,6 +75,8 @@ pub enum Load {
         path: &'static str,
         hook: Hook,
         flood: Flood,
+        /// Between two packets; 0 for none.
+        walk_bytes: u32,
     },
     TcpStream {
         bytes: u64,
@@ -83,10 +93,10 @@ impl Bench for Overhead {
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan<Load>> {
-        let [hits, inserts, bytes] = if setup.is_quick {
-            [300_000, 100_000, 200_000_000]
+        let [hits, cold_hits, inserts, bytes] = if setup.is_quick {
+            [300_000, 50_000, 100_000, 200_000_000]
         } else {
-            [600_000, 400_000, 2_000_000_000]
+            [600_000, 100_000, 400_000, 2_000_000_000]
         };
         let group = |path, arms: &[&str], hook, (frame_len_bytes, flows), packets| {
             let flood = Flood {
@@ -100,7 +110,13 @@ impl Bench for Overhead {
                 _ => Lifetime::Rounds,
             };
             let arms = arms.iter().copied();
-            Group::new(stations, arms, &Load::Frames { path, hook, flood })
+            let load = Load::Frames {
+                path,
+                hook,
+                flood,
+                walk_bytes: 0,
+            };
+            Group::new(stations, arms, &load)
         };
         let mut groups = Vec::new();
         if self.wants(Section::Parts) {
@@ -112,6 +128,11 @@ impl Bench for Overhead {
             }
             if self.wants(Section::Inserts) {
                 groups.push(group("insert", insert_arms, hook, (64, 0), inserts));
+            }
+        }
+        if self.wants(Section::Cold) {
+            for walk_bytes in COLD_BYTES {
+                groups.extend(COLD_FLOWS.map(|flows| cold(walk_bytes, flows, cold_hits)));
             }
         }
         if self.wants(Section::Tcp) {
@@ -129,25 +150,44 @@ impl Bench for Overhead {
 
     fn labels(load: &Load) -> Labels {
         match load {
-            Load::Frames { path, hook, flood } => labels([
-                ("hook", &hook.name()),
-                ("frame_bytes", &flood.frame_len_bytes),
-                ("path", path),
-                ("flows", &flood.flows),
-            ]),
+            Load::Frames {
+                path,
+                hook,
+                flood,
+                walk_bytes,
+            } => {
+                let mut labels = labels([
+                    ("hook", &hook.name()),
+                    ("frame_bytes", &flood.frame_len_bytes),
+                    ("path", path),
+                    ("flows", &flood.flows),
+                ]);
+                if *walk_bytes != 0 {
+                    labels.insert("walk_bytes".to_owned(), walk_bytes.to_string());
+                }
+                labels
+            }
             Load::TcpStream { .. } => labels([("traffic", &"one TCP stream")]),
         }
     }
 
     fn station(&self, arm: &str, load: &Load, setup: &Setup) -> Result<Box<dyn Station>> {
         match *load {
-            Load::Frames { hook, flood, .. } => {
-                let flooded = Flooded::new(flood, |host| match arm {
+            Load::Frames {
+                hook,
+                flood,
+                walk_bytes,
+                ..
+            } => {
+                let mut flooded = Flooded::new(flood, |host| match arm {
                     "nothing" => Ok((Occupant::Nothing, BTreeSet::new())),
                     "agent" => Occupant::agent(host, hook, MAX_FLOWS, &[], setup),
                     program => Occupant::reference(host, hook, program, MAX_FLOWS),
                 })?;
                 flooded.warm_up(&setup.interrupt)?;
+                if walk_bytes != 0 {
+                    flooded.cool(walk_bytes)?;
+                }
                 Ok(Box::new(flooded))
             }
             Load::TcpStream { bytes } => tcp_stream(arm, bytes, setup),
@@ -168,11 +208,14 @@ impl Bench for Overhead {
     }
 }
 
-const NOTES: [&str; 4] = [
+const NOTES: [&str; 5] = [
     "program_ns_per_packet is the kernel's run_time_ns over run_cnt while BPF_ENABLE_STATS is on; \
      it contains what the statistics themselves cost, which is what the empty program shows. \
      net_ns_per_packet is that over the empty program of the same round, and the honest base for \
      a ratio.",
+    "On the path `cold`, a program of the bench reads `walk_bytes` of memory at each packet, so that \
+     ours and those beside it find the caches as after other work of the kernel. What it takes is in \
+     no figure.",
     "packets_per_second is taken with the statistics off: one CPU sends, and the frames that \
      arrived count. The agent runs on the other CPUs.",
     "The TCP stream's ends run where the scheduler puts them; the agent is on both directions, the \
@@ -185,6 +228,21 @@ impl Overhead {
     fn wants(&self, section: Section) -> bool {
         self.sections.is_empty() || self.sections.contains(&section)
     }
+}
+
+/// Frames of flows that are in the table, with a walk over memory between two of them.
+fn cold(walk_bytes: u32, flows: u32, packets: u32) -> Group<Load> {
+    let load = Load::Frames {
+        path: "cold",
+        hook: Hook::Tc,
+        flood: Flood {
+            frame_len_bytes: 64,
+            flows,
+            packets,
+        },
+        walk_bytes,
+    };
+    Group::new(Lifetime::Rounds, COLD_ARMS.iter().copied(), &load)
 }
 
 /// Real sockets over a wire with offloads, the agent on both directions as by default.

@@ -110,6 +110,30 @@ impl Occupant {
     }
 }
 
+/// A program that walks over memory at each packet on TC, whatever else is there, so that the next program finds the caches
+/// as after work of the kernel. Dropping it ends that.
+pub struct Walk {
+    _program: Box<Ebpf>,
+}
+
+impl Walk {
+    const PAGE_BYTES: u32 = 4096;
+
+    /// Over so much memory, in pages of 4 KiB.
+    pub fn over(bytes: u32, host: &Host) -> Result<Self> {
+        let pages = bytes / Self::PAGE_BYTES;
+        let mut ebpf = EbpfLoader::new()
+            .override_global("WALK_PAGES", &pages, true)
+            .map_max_entries("WALKED", pages)
+            .load(OBJECT)
+            .context("load the program that walks over memory")?;
+        attach(&mut ebpf, "walk_tc", host, Hook::Tc)?;
+        Ok(Self {
+            _program: Box::new(ebpf),
+        })
+    }
+}
+
 impl From<Agent> for Occupant {
     fn from(agent: Agent) -> Self {
         Self::Agent {

@@ -204,6 +204,7 @@ pub static COMPARE: Experiment = Experiment {
         ("resident memory", "measure=resident_bytes"),
         ("kernel memory", "measure=kernel_memory_bytes"),
         ("packets a second", "measure=packets_per_second"),
+        ("lost", "measure=lost_percent"),
     ],
     columns: &[
         Column("agent", "arm=agent", Bar(Agent)),
