@@ -5,9 +5,9 @@
 //! what an agent costs at a steady rate; [`sweep`], [`newflows`], [`http`], [`outputs`] and [`priority`] are
 //! experiments of their own.
 //!
-//! Stations are made of a [`wire`] or a [`sender`], a [`program`] on its hook, and [`cost`] and [`fdinfo`], which tell
-//! what processes and programs take. A [`result::Run`] has all that was measured and goes into a file, from which
-//! [`report`] and [`diff`] read it.
+//! Stations are made of a [`wire`] or a [`sender`], a [`program`] on its hook, and [`cost`], [`kernel_time`] and
+//! [`fdinfo`], which tell what processes, programs and the kernel take. A [`result::Run`] has all that was measured and
+//! goes into a file, from which [`report`] and [`diff`] read it.
 
 pub mod affinity;
 pub mod bench;
@@ -21,6 +21,7 @@ pub mod flooded;
 pub mod host;
 pub mod http;
 pub mod interrupt;
+pub mod kernel_time;
 pub mod ladder;
 pub mod newflows;
 pub mod outputs;

@@ -9,6 +9,7 @@ use self::station::Counted;
 use super::{
     bench::{Bench, Group, Labels, Lifetime, Plan, Setup, Station, Turns, labels, names, notes},
     host::Host,
+    kernel_time,
 };
 
 mod counter;
@@ -86,24 +87,8 @@ impl Bench for Sweep {
         Ok(Box::new(Counted::new(arm, load, setup)?))
     }
 
-    /// What each arm adds to the sender's time.
     fn derive(turns: &Turns, host: &Host) -> Vec<(String, &'static str, f64)> {
-        const SENDER_NS: &str = "sender_ns_per_packet";
-        // The sender's time then lacks the soft interrupts in which the kernel counts.
-        if host.irq_time_accounting == "y" {
-            return Vec::new();
-        }
-        let added = |arm: &str| {
-            let kernel_ns = turns.get(arm, SENDER_NS)? - turns.get("nothing", SENDER_NS)?;
-            let process = turns.get(arm, "process_cpu_percent")?;
-            let kernel = 100.0 * kernel_ns * turns.get(arm, "sent_packets_per_second")? / 1e9;
-            Some([
-                (arm.to_owned(), "kernel_ns_per_packet", kernel_ns),
-                (arm.to_owned(), "kernel_cpu_percent", kernel),
-                (arm.to_owned(), "cpu_percent", kernel + process),
-            ])
-        };
-        ARMS.into_iter().filter_map(added).flatten().collect()
+        kernel_time::beside_processes(turns, host)
     }
 }
 

@@ -1,0 +1,67 @@
+//! What packets cost in the kernel where no process is charged for them: what an arm adds to the CPU time of the sending
+//! thread, in whose soft interrupts the programs run and packet sockets take their copies.
+
+use super::{bench::Turns, host::Host};
+
+const SENDER_NS: &str = "sender_ns_per_packet";
+
+/// For the arms that have `process_cpu_percent`, `sender_ns_per_packet` and `sent_packets_per_second`, over the arm
+/// `nothing` of the same round.
+pub fn beside_processes(turns: &Turns, host: &Host) -> Vec<(String, &'static str, f64)> {
+    // The sender's time then lacks the soft interrupts in which the kernel counts.
+    if host.irq_time_accounting == "y" {
+        return Vec::new();
+    }
+    let added = |(arm, process): (&str, f64)| {
+        let kernel_ns = turns.get(arm, SENDER_NS)? - turns.get("nothing", SENDER_NS)?;
+        let kernel = 100.0 * kernel_ns * turns.get(arm, "sent_packets_per_second")? / 1e9;
+        Some([
+            (arm.to_owned(), "kernel_ns_per_packet", kernel_ns),
+            (arm.to_owned(), "kernel_cpu_percent", kernel),
+            (arm.to_owned(), "cpu_percent", kernel + process),
+        ])
+    };
+    let with_a_process = turns.of("process_cpu_percent");
+    with_a_process.filter_map(added).flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turns() -> Turns {
+        let mut turns = Turns::default();
+        turns.insert("nothing", vec![(SENDER_NS, 1_000.0)]);
+        let agent = [
+            (SENDER_NS, 1_200.0),
+            ("sent_packets_per_second", 100_000.0),
+            ("process_cpu_percent", 3.0),
+        ];
+        turns.insert("agent", agent.into());
+        turns
+    }
+
+    fn host(irq_time_accounting: &str) -> Host {
+        Host {
+            irq_time_accounting: irq_time_accounting.to_owned(),
+            ..Host::read().unwrap()
+        }
+    }
+
+    #[test]
+    fn the_kernels_share_is_what_an_arm_adds_to_the_sender() {
+        let told = beside_processes(&turns(), &host("n"));
+        let of_agent = |measure, value| ("agent".to_owned(), measure, value);
+        let expected = [
+            of_agent("kernel_ns_per_packet", 200.0),
+            of_agent("kernel_cpu_percent", 2.0),
+            of_agent("cpu_percent", 5.0),
+        ];
+        assert_eq!(told, expected);
+    }
+
+    #[test]
+    fn nothing_is_told_where_the_senders_time_lacks_interrupts() {
+        assert!(beside_processes(&turns(), &host("y")).is_empty());
+    }
+}
