@@ -2,7 +2,7 @@
 //!
 //! A live bench is a [`bench::Bench`], which [`rounds::run`] plays: each of its arms is measured once a round at a
 //! station of its own. [`overhead`] and [`filters`] ask what a packet costs ([`flooded`]), [`ladder`] and [`compare`]
-//! what an agent costs at a steady rate; [`sweep`], [`newflows`], [`http`], [`outputs`] and [`priority`] are
+//! what an agent costs at a steady rate; [`sweep`], [`newflows`], [`http`], [`outputs`], [`priority`] and [`peers`] are
 //! experiments of their own.
 //!
 //! Stations are made of a [`wire`] or a [`sender`], a [`program`] on its hook, and [`cost`], [`kernel_time`] and
@@ -27,6 +27,7 @@ pub mod newflows;
 pub mod outputs;
 pub mod overhead;
 pub mod pacer;
+pub mod peers;
 pub mod priority;
 pub mod program;
 pub mod reference;

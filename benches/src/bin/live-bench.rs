@@ -23,6 +23,7 @@ use benches::{
         newflows::NewFlows,
         outputs::Outputs,
         overhead::Overhead,
+        peers::Peers,
         priority::Priority,
         report,
         result::Run,
@@ -56,8 +57,8 @@ struct Cli {
     #[arg(long, global = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
 
-    /// How long each measurement of `sweep`, `ladder`, `http`, `compare`, `outputs` and
-    /// `priority` takes [default: 5s, outputs 8s, sweep 2s, http 7s, and 30s where the agent is stopped; with --quick 2s]
+    /// How long each measurement of `sweep`, `ladder`, `http`, `compare`, `outputs`, `priority` and `peers` takes
+    /// [default: 5s, outputs 8s, peers 10s, sweep 2s, http 7s, and 30s where the agent is stopped; with --quick 2s]
     #[arg(long, global = true, value_name = "TIME", value_parser = humantime::parse_duration)]
     duration: Option<Duration>,
 
@@ -94,6 +95,8 @@ enum Bench {
     Outputs(Outputs),
     /// What a service loses on a machine whose CPUs are all taken, by its weight among the others
     Priority(Priority),
+    /// softflowd and pmacct beside the agent: CPU, memory and loss, from a thousand flows to a million
+    Peers(Peers),
     /// Make the pages and plots from the result files
     #[command(hide = true)]
     Report,
@@ -112,6 +115,7 @@ impl Bench {
                 | Self::Compare(_)
                 | Self::Outputs(_)
                 | Self::Priority(_)
+                | Self::Peers(_)
         )
     }
 
@@ -126,6 +130,7 @@ impl Bench {
             Self::Compare(bench) => rounds::run(bench, setup),
             Self::Outputs(bench) => rounds::run(bench, setup),
             Self::Priority(bench) => rounds::run(bench, setup),
+            Self::Peers(bench) => rounds::run(bench, setup),
             Self::Userspace | Self::Report | Self::HttpPart(_) => bail!("this is no live bench"),
         }
     }
@@ -151,7 +156,7 @@ fn bench(cli: &Cli) -> Result<()> {
         Some(bench) => {
             ensure!(
                 cli.duration.is_none() || bench.measures_over_a_time(),
-                "--duration is for sweep, ladder, http, compare, outputs and priority, which measure over a time; \
+                "--duration is for sweep, ladder, http, compare, outputs, priority and peers, which measure over a time; \
                  --rounds makes the others longer"
             );
             live(cli, &[bench])

@@ -31,6 +31,28 @@ pub fn process_cpu_ns(pid: u32) -> Result<u64> {
     Ok(time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs())
 }
 
+/// CPU time of all these processes together; one that has ended takes its share away.
+pub fn cpu_ns(pids: &BTreeSet<u32>) -> u64 {
+    let of = |pid: &u32| process_cpu_ns(*pid).unwrap_or_default();
+    pids.iter().map(of).sum()
+}
+
+/// CPU time of all processes that this one started and has seen the end of, with those that they have seen the end of in
+/// turn.
+pub fn ended_children_cpu_ns() -> Result<u64> {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
+    // SAFETY: the usage outlives the call, which writes it.
+    if unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error()).context("ask for the CPU time of ended processes");
+    }
+    // SAFETY: the call that succeeded has written all of it.
+    let usage = unsafe { usage.assume_init() };
+    let ns = |time: libc::timeval| {
+        time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_usec.unsigned_abs() * 1_000
+    };
+    Ok(ns(usage.ru_utime) + ns(usage.ru_stime))
+}
+
 /// CPU time as percent of one core.
 pub fn cpu_percent(cpu_ns: u64, window: Duration) -> f64 {
     100.0 * cpu_ns as f64 / window.as_nanos() as f64
@@ -97,11 +119,21 @@ pub fn process_tree(root: u32) -> Result<BTreeSet<u32>> {
     Ok(tree)
 }
 
+/// Whether a process waits for something (`S` in `proc_pid_stat(5)`), or has ended.
+pub fn is_asleep(pid: u32) -> bool {
+    stat_of(pid).is_none_or(|stat| stat.starts_with('S'))
+}
+
 fn parent_of(pid: u32) -> Option<u32> {
-    // The name, in parentheses, may contain anything.
+    stat_of(pid)?.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// What `/proc/PID/stat` has behind the name: the state, the parent and so on.
+fn stat_of(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may contain anything.
     let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_whitespace().nth(1)?.parse().ok()
+    Some(rest.trim_start().to_owned())
 }
 
 /// What programs took in a stretch of time.

@@ -62,6 +62,7 @@ pub static ALL: &[&Experiment] = &[
     &host::PRIORITY,
     &host::OUTPUTS,
     &host::USERSPACE,
+    &host::PEERS,
     &host::COMPARE,
 ];
 

@@ -28,6 +28,8 @@ const RATIOS: &[(&str, &str, &str, &str)] = &[
     ("http", "latency_p99_us", "agent", "nothing"),
     ("http", "latency_p999_us", "agent", "nothing"),
     ("compare", "packets_per_second", "agent", "nothing"),
+    ("peers", "cpu_percent", "agent", "softflowd"),
+    ("peers", "cpu_percent", "agent", "pmacct"),
     ("filters", "program_ns_per_packet", "1 network", "no rules"),
     (
         "filters",

@@ -188,6 +188,51 @@ pub static USERSPACE: Experiment = Experiment {
     ],
 };
 
+pub static PEERS: Experiment = Experiment {
+    name: "peers",
+    bench: "peers",
+    heading: "Beside exporters of Debian",
+    question: "What do softflowd and pmacct cost at {packets_per_second} packets a second, and what do they lose of \
+               them?",
+    answer: "With 1M flows the agent takes {1M: CPU, agent} of a core, {1M: CPU, agent | CPU, softflowd} of softflowd \
+             and {1M: CPU, agent | CPU, pmacct} of pmacct; the agent loses {1M: lost, agent} of the packets, softflowd \
+             {1M: lost, softflowd} and pmacct {1M: lost, pmacct}.",
+    axes: ("flows", "CPU of one core, kernel and processes"),
+    labels: "",
+    rows: &[
+        ("1k", "flows=1000"),
+        ("100k", "flows=100000"),
+        ("1M", "flows=1000000"),
+    ],
+    columns: &[
+        Column("CPU, agent", "arm=agent; measure=cpu_percent", Bar(Agent)),
+        Column(
+            "CPU, softflowd",
+            "arm=softflowd; measure=cpu_percent",
+            Bar(Quiet),
+        ),
+        Column("CPU, pmacct", "arm=pmacct; measure=cpu_percent", Bar(Pale)),
+        Column("lost, agent", "arm=agent; measure=lost_percent", Figure),
+        Column(
+            "lost, softflowd",
+            "arm=softflowd; measure=lost_percent",
+            Figure,
+        ),
+        Column("lost, pmacct", "arm=pmacct; measure=lost_percent", Figure),
+        Column("memory, agent", "arm=agent; measure=resident_bytes", Figure),
+        Column(
+            "memory, softflowd",
+            "arm=softflowd; measure=resident_bytes",
+            Figure,
+        ),
+        Column(
+            "memory, pmacct",
+            "arm=pmacct; measure=resident_bytes",
+            Figure,
+        ),
+    ],
+};
+
 /// The other agent is the arm `*`, whatever its name.
 pub static COMPARE: Experiment = Experiment {
     name: "compare",

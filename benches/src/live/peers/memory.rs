@@ -1,0 +1,89 @@
+//! Memory of a contender: what its processes hold, and what the kernel holds for them.
+
+use std::{collections::BTreeSet, fs, ops::AddAssign};
+
+use crate::live::fdinfo::map_memory_bytes;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// A page that processes share counts once.
+    pub resident_bytes: u64,
+    /// Rings of packet sockets, and BPF maps.
+    pub kernel_bytes: u64,
+}
+
+impl Memory {
+    pub fn of(pids: &BTreeSet<u32>) -> Self {
+        let mut sum = Self::default();
+        for pid in pids {
+            // A process may end meanwhile.
+            let Ok(smaps) = fs::read_to_string(format!("/proc/{pid}/smaps")) else {
+                continue;
+            };
+            sum += mapped(&smaps);
+            sum.kernel_bytes += map_memory_bytes(*pid).unwrap_or_default();
+        }
+        sum
+    }
+}
+
+impl AddAssign for Memory {
+    fn add_assign(&mut self, other: Self) {
+        self.resident_bytes += other.resident_bytes;
+        self.kernel_bytes += other.kernel_bytes;
+    }
+}
+
+/// A process's part of all that it has mapped (`Pss` in `proc_pid_smaps(5)`). The ring of a packet socket is mapped as
+/// `socket:[INODE]`.
+fn mapped(smaps: &str) -> Memory {
+    let mut memory = Memory::default();
+    let mut is_ring = false;
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let Some(first) = words.next() else {
+            continue;
+        };
+        if first == "Pss:" {
+            let kib: u64 = words.next().and_then(|kib| kib.parse().ok()).unwrap_or(0);
+            let bytes = if is_ring {
+                &mut memory.kernel_bytes
+            } else {
+                &mut memory.resident_bytes
+            };
+            *bytes += kib * 1024;
+        } else if !first.ends_with(':') {
+            is_ring = words.nth(4).is_some_and(|path| path.starts_with("socket:"));
+        }
+    }
+    memory
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_is_the_kernels_and_all_else_the_process_s() {
+        let smaps = "\
+55d5c8a00000-55d5c8a02000 r--p 00000000 fe:00 1234 /usr/sbin/softflowd
+Size:                  8 kB
+Rss:                   8 kB
+Pss:                   4 kB
+Pss_Dirty:             0 kB
+7f0000000000-7f0000200000 rw-s 00000000 00:08 4321 socket:[4321]
+Rss:                2048 kB
+Pss:                2048 kB
+7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0 [stack]
+Pss:                  12 kB
+VmFlags: rd wr mr mw me gd ac
+7f0000300000-7f0000301000 rw-p 00000000 00:00 0
+Pss:                   1 kB
+";
+        let expected = Memory {
+            resident_bytes: 17 << 10,
+            kernel_bytes: 2 << 20,
+        };
+        assert_eq!(mapped(smaps), expected);
+    }
+}
