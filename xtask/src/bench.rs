@@ -5,6 +5,8 @@ use std::{ffi::OsString, os::unix::process::CommandExt as _, process::ExitCode};
 use anyhow::{Context as _, Result};
 
 use crate::{
+    apt::Apt,
+    clients,
     setup::{Purpose, setup},
     workspace::{as_root, build_agent, cargo, root, run, target_dir},
 };
@@ -30,8 +32,26 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
     ]))?;
     let mut command = as_root(&target_dir()?.join("release/live-bench"));
     command.current_dir(root()).arg("--agent").arg(agent);
-    let error = command.args(&arguments.bench).exec();
+    let mut arguments = arguments.bench.clone();
+    if wants_peers(&arguments) {
+        let packages = clients::set_up_peers(Apt::find().as_ref())?;
+        tell_peers(&mut arguments, packages.into());
+    }
+    let error = command.args(arguments).exec();
     Err(error).context("start the live benches")
+}
+
+/// Whether these arguments start the bench that needs programs that are not ours.
+fn wants_peers(arguments: &[OsString]) -> bool {
+    let has = |word| arguments.iter().any(|argument| argument == word);
+    has("peers") && !has("--help") && !has("-h")
+}
+
+/// Puts the folder of those programs behind the bench's name.
+fn tell_peers(arguments: &mut Vec<OsString>, packages: OsString) {
+    if let Some(index) = arguments.iter().position(|argument| argument == "peers") {
+        arguments.splice(index + 1..=index, ["--packages".into(), packages]);
+    }
 }
 
 /// Makes the pages about overhead from the result files.
@@ -48,4 +68,31 @@ pub fn report() -> Result<ExitCode> {
         "report",
     ]))?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<OsString> {
+        text.split(' ').map(OsString::from).collect()
+    }
+
+    #[test]
+    fn only_the_bench_of_peers_wants_their_packages() {
+        assert!(wants_peers(&words("--quick peers --flows 1000")));
+        for arguments in ["--quick sweep", "peers --help", "peers -h", "--quick"] {
+            assert!(!wants_peers(&words(arguments)), "{arguments}");
+        }
+    }
+
+    #[test]
+    fn the_packages_folder_comes_behind_the_name_of_the_bench() {
+        let mut arguments = words("--quick peers --flows 1000");
+        tell_peers(&mut arguments, "folder".into());
+        assert_eq!(
+            arguments,
+            words("--quick peers --packages folder --flows 1000")
+        );
+    }
 }

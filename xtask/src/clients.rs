@@ -1,5 +1,6 @@
 //! Installs programs that are not ours, with which the tests read what an agent offers: clients of gRPC,
-//! Prometheus, collectors of IPFIX, and buf for the protocol itself. What Debian does not have, or would start by itself, goes into the user's cache. If a client cannot be had, a message says so and its test skips itself.
+//! Prometheus, collectors of IPFIX, and buf for the protocol itself; and those that a bench holds the agent against. What
+//! Debian does not have, or would start by itself, goes into the user's cache. If a client cannot be had, a message says so and its test skips itself.
 
 use std::{
     fs,
@@ -63,6 +64,17 @@ pub fn set_up_slow(apt: Option<&Apt>) {
         ("pandas", pandas),
     ];
     install(&clients, apt);
+}
+
+/// The exporters that `cargo xtask bench peers` measures beside the agent. Returns the folder that their packages are
+/// unpacked in, each in one of its name.
+pub fn set_up_peers(apt: Option<&Apt>) -> Result<PathBuf> {
+    for package in ["softflowd", "pmacct"] {
+        let why = "the agent is measured beside it";
+        unpack(apt, package, why, Links::Libraries)
+            .with_context(|| format!("install {package}, without which there is no bench peers"))?;
+    }
+    folder("")
 }
 
 type Install = fn(Option<&Apt>) -> Result<()>;
