@@ -55,7 +55,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 fn parse_walk(text: &str) -> Result<u32, String> {
     let kib: u32 = text.parse().map_err(|error| format!("{error}"))?;
-    let is_in_bounds = (4..=4096).contains(&kib) && kib % 4 == 0;
+    let is_in_bounds = (4..=4096).contains(&kib) && kib.is_multiple_of(4);
     is_in_bounds
         .then_some(kib)
         .ok_or_else(|| "not a multiple of 4 from 4 to 4096".to_owned())

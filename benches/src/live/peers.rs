@@ -31,7 +31,7 @@ pub struct Peers {
     /// Flows that take turns in the traffic, each number for a measurement of its own
     #[arg(long, value_name = "FLOWS", value_delimiter = ',', default_values_t = [1_000, 100_000, 1_000_000])]
     flows: Vec<u32>,
-    // A million flows have come after five seconds, half of the usual window, and a sender needs half of a CPU for it.
+    // A million flows have come after five seconds, a quarter of the usual window, and a sender needs half of a CPU for it.
     /// Packets a second of all flows together
     #[arg(long, value_name = "PACKETS", default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(1..))]
     packets_per_second: u32,
@@ -45,10 +45,10 @@ pub struct Load {
 }
 
 impl Load {
-    /// How long each turn measures: twice as long as it takes until every flow was there.
+    /// How long each turn measures: two scans of the agent, and twice as long as it takes until every flow was there.
     fn window(self, setup: &Setup) -> Duration {
         let all_flows = Duration::from_secs(self.flows.into()) / self.packets_per_second;
-        setup.window(Duration::from_secs(10)).max(2 * all_flows)
+        setup.window(Duration::from_secs(20)).max(2 * all_flows)
     }
 }
 
@@ -102,8 +102,8 @@ const NOTES: [&str; 11] = [
     "Each turn starts its contender and ends it as an operator would: the agent with SIGTERM, softflowd with \
      `shutdown` on its control socket, pmacctd with SIGINT. The peers first get the time to count what their rings \
      hold.",
-    "The agent has its default settings but --scan-interval 1s, so that the window has whole scans, --max-flows \
-     where there are more flows than its default, and an IPFIX output over UDP with a record for each direction.",
+    "The agent has its default settings but --max-flows where there are more flows than its default, and an IPFIX \
+     output over UDP with a record for each direction: it scans and exports every 10 s.",
     "softflowd exports IPFIX over UDP with its default timeouts. -m has room for two million flows, -B gives its \
      capture a ring of 128 MiB. It takes only full blocks from that ring, so frames of no protocol push out the \
      last one before it is ended.",

@@ -191,14 +191,7 @@ fn agent(host: &Host, load: Load, setup: &Setup) -> Result<Program> {
     let output =
         format!(r#"{{"kind": "ipfix", "address": "udp://127.0.0.1:{PORT}", "uniflow": true}}"#);
     let table = load.flows.max(USUAL_TABLE).to_string();
-    let settings = [
-        "--scan-interval",
-        "1s",
-        "--max-flows",
-        &table,
-        "--output",
-        &output,
-    ];
+    let settings = ["--max-flows", &table, "--output", &output];
     let mut agent = Agent::start(host, &settings, setup)?;
     agent.keep_off_sender()?;
     Ok(Program::Agent(Box::new(agent)))
