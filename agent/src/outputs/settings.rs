@@ -608,28 +608,6 @@ mod tests {
                 r#"{"kind": "ipfix", "address": "udp://a:1", "octets": "all"}"#,
                 "octets: expected one of ip, layer2",
             ),
-            ("collector=http://a", "address: expected http://HOST:PORT"),
-            ("collector=a:1", "address: expected http://HOST:PORT"),
-            (
-                r#"{"kind": "collector", "address": "http://a:1", "failover": "b"}"#,
-                "failover: expected HOST:PORT, or several with commas",
-            ),
-            (
-                r#"{"kind": "collector", "address": "http://a:1", "failover": "b:1,"}"#,
-                "failover: expected HOST:PORT, or several with commas",
-            ),
-            (
-                r#"{"kind": "collector", "address": "http://a:1", "failover": "b:1, a:1"}"#,
-                "failover: a:1 is there twice",
-            ),
-            (
-                r#"{"kind": "collector", "address": "http://a:1", "failover": "b c:1"}"#,
-                "failover: the name of a host cannot have ' '",
-            ),
-            (
-                r#"{"kind": "collector", "address": "http://a:1", "only_ended": true}"#,
-                "only_ended: collector has no such setting",
-            ),
             ("pbflow=http://a", "address: expected http://HOST:PORT"),
             ("pbflow=/a", "address: expected http://HOST:PORT"),
             ("pbflow=tcp://a:1", "address: expected http://HOST:PORT"),
@@ -698,6 +676,36 @@ mod tests {
         assert!(read("otlp=http://a/b@c").is_ok());
         // Paths may have what they like.
         assert!(read("jsonl=/a b/c@d").is_ok());
+    }
+
+    #[test]
+    fn what_is_refused_of_collectors_says_where() {
+        for (text, error) in [
+            ("collector=http://a", "address: expected http://HOST:PORT"),
+            ("collector=a:1", "address: expected http://HOST:PORT"),
+            (
+                r#"{"kind": "collector", "address": "http://a:1", "failover": "b"}"#,
+                "failover: expected HOST:PORT, or several with commas",
+            ),
+            (
+                r#"{"kind": "collector", "address": "http://a:1", "failover": "b:1,"}"#,
+                "failover: expected HOST:PORT, or several with commas",
+            ),
+            (
+                r#"{"kind": "collector", "address": "http://a:1", "failover": "b:1, a:1"}"#,
+                "failover: a:1 is there twice",
+            ),
+            (
+                r#"{"kind": "collector", "address": "http://a:1", "failover": "b c:1"}"#,
+                "failover: the name of a host cannot have ' '",
+            ),
+            (
+                r#"{"kind": "collector", "address": "http://a:1", "only_ended": true}"#,
+                "only_ended: collector has no such setting",
+            ),
+        ] {
+            assert_refused(text, error);
+        }
     }
 
     #[test]

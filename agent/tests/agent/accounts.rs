@@ -87,7 +87,9 @@ fn take_on_two_cpus(sets: &[ProgramSet], each: u64) {
                 pin_to(cpu).unwrap();
                 for _ in 0..each {
                     for name in PROGRAMS {
-                        sets.iter().for_each(|set| take_arp(set, name));
+                        for set in sets {
+                            take_arp(set, name);
+                        }
                     }
                 }
             });
