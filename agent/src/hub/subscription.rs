@@ -226,6 +226,14 @@ impl OutgoingBatch {
         self.id
     }
 
+    /// With more fields of the consumer's own.
+    #[must_use]
+    pub fn with(self, more: &FlowBatch) -> Self {
+        // Protobuf merges concatenated messages.
+        let prefix = [&self.prefix[..], &more.encode_to_vec()].concat().into();
+        Self { prefix, ..self }
+    }
+
     /// With another shared part, which nobody else has.
     #[must_use]
     pub fn with_body(self, body: Bytes) -> Self {

@@ -1,24 +1,29 @@
 //! Delivers every batch as it is to a collector, which says what it has stored. A batch is sent again until then, to this
-//! collector or to the next one of the list, so that it arrives at least once and in order. Its agent, instance and number
-//! tell the collector whether it has it already.
+//! collector or to the next one of the list, so that it arrives at least once and in order. Its stream and its number tell
+//! the collector whether it has it already.
 
-use std::{future::poll_fn, sync::Arc, time::Duration};
+use std::{
+    future::poll_fn,
+    hash::{BuildHasher as _, RandomState},
+    sync::Arc,
+    time::Duration,
+};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use prost::Message as _;
 use tokio::{
     sync::watch,
     task::coop::unconstrained,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use super::{
     backoff::Backoff,
     tally::{Tally, sum_of},
     telling::Telling,
-    transport::{Endpoint, Failure, Receipts, StreamingCall},
+    transport::{Answers, Endpoint, Failure, Receipts, StreamingCall},
     worker::{before, followed},
 };
 use crate::{
@@ -34,6 +39,10 @@ use unacknowledged::Unacknowledged;
 const METHOD: &str = "/flow.v1.FlowCollector/Export";
 /// How long a collector may take for an acknowledgement.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// A call that breaks before is followed by a pause, whatever it has brought.
+const SHORT: Duration = Duration::from_secs(5);
+/// How long to wait for what a collector may have said of a call that broke.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 pub(super) struct Delivery {
     sender: Sender,
@@ -49,12 +58,18 @@ struct Sender {
     unacknowledged: Unacknowledged,
     /// A batch with this agent and nothing else, once there was one.
     agent: Bytes,
+    /// Tells this output's numbers from those of another one, before or beside it.
+    stream_id: u64,
     patience: Duration,
     collectors: Vec<Endpoint>,
     /// The place of the one that is spoken to.
     at: usize,
+    /// The number of the last batch that was handed over as a whole, in this call or before.
+    handed_seq: u64,
     /// How many failed one after the other.
     failed: usize,
+    /// The call has acknowledged something.
+    has_progressed: bool,
     backoff: Backoff,
     telling: Telling,
     tally: Arc<Tally>,
@@ -75,10 +90,13 @@ impl Delivery {
             is_drained: false,
             unacknowledged: Unacknowledged::default(),
             agent: Bytes::new(),
+            stream_id: RandomState::new().hash_one(name),
             patience: PATIENCE,
             collectors,
             at: 0,
+            handed_seq: 0,
             failed: 0,
+            has_progressed: false,
             backoff: Backoff::default(),
             telling: Telling::of(name, &tally),
             tally,
@@ -108,19 +126,36 @@ impl Delivery {
 
 impl Sender {
     async fn deliver(&mut self) {
-        while let Err(failure) = self.call().await {
+        let mut asked = None;
+        while !self.is_done() {
+            let begun = Instant::now();
+            self.has_progressed = false;
+            let Err(failure) = self.call().await else {
+                continue;
+            };
             self.telling
                 .failed(&self.address(), &failure, RecordSum::default());
+            if self.has_progressed {
+                self.failed = 0;
+                self.backoff.reset();
+            }
             self.failed += 1;
             self.at = (self.at + 1) % self.collectors.len();
-            // Each is tried once before all of them are left alone.
-            if self.failed.is_multiple_of(self.collectors.len()) {
-                sleep(self.backoff.next(failure.asked_pause())).await;
+            let pause = failure.asked_pause().unwrap_or_default();
+            // Until the first of them may be asked again.
+            asked = Some(asked.map_or(pause, |least: Duration| least.min(pause)));
+            // Each is tried once before all of them are left alone. One that works only for a moment is no better.
+            let is_round_over = self.failed.is_multiple_of(self.collectors.len());
+            if is_round_over {
+                sleep(self.backoff.next(asked.take())).await;
+            } else if self.has_progressed && begun.elapsed() < SHORT {
+                sleep(self.backoff.next(None)).await;
             }
         }
     }
 
-    /// Sends to one collector. Returns when all is acknowledged and nothing more will come.
+    /// Sends to one collector. Returns when all is acknowledged and nothing more will come, or the collector has ended the
+    /// call when nothing was left to acknowledge.
     async fn call(&mut self) -> std::result::Result<(), Failure> {
         if self.unacknowledged.is_empty() {
             self.take().await;
@@ -129,28 +164,43 @@ impl Sender {
             return Ok(());
         }
         let mut call = StreamingCall::begin(&self.collectors[self.at], METHOD).await?;
-        for batch in self.unacknowledged.batches() {
-            call.send(batch.clone().into_parts())?;
-        }
-        if self.is_drained {
-            call.end()?;
-        }
+        let (outbox, answers) = (&mut call.outbox, &mut call.answers);
+        // The number of the last batch that was put into the outbox in this call.
+        let mut put_seq = 0;
+        let mut has_ended = false;
         let mut deadline = Instant::now() + self.patience;
         while !self.is_done() {
+            if outbox.is_empty() {
+                self.handed_seq = self.handed_seq.max(put_seq);
+                if let Some(batch) = self.unacknowledged.after(put_seq) {
+                    put_seq = batch.stream_seq();
+                    outbox.put(batch.clone().into_parts());
+                } else if self.is_drained && !has_ended {
+                    outbox.end()?;
+                    has_ended = true;
+                }
+            }
             let was_empty = self.unacknowledged.is_empty();
             let may_take = !self.is_drained && self.unacknowledged.has_room();
             tokio::select! {
-                answer = call.answer() => {
-                    if self.acknowledge(answer?)? {
-                        deadline = Instant::now() + self.patience;
+                // What it says comes before what breaks when it has ended the call.
+                biased;
+                answer = answers.next() => match answer {
+                    Ok(answer) => {
+                        if self.acknowledge(answer)? {
+                            deadline = Instant::now() + self.patience;
+                        }
+                    }
+                    Err(_) if was_empty => return Ok(()),
+                    Err(failure) => return Err(failure),
+                },
+                flushed = outbox.flush(), if !outbox.is_empty() => {
+                    if let Err(failure) = flushed {
+                        // The collector may have said why.
+                        return Err(self.last_words(answers).await?.unwrap_or(failure));
                     }
                 }
                 () = self.take(), if may_take => {
-                    if self.is_drained {
-                        call.end()?;
-                    } else if let Some(batch) = self.unacknowledged.last() {
-                        call.send(batch.clone().into_parts())?;
-                    }
                     if was_empty {
                         deadline = Instant::now() + self.patience;
                     }
@@ -162,6 +212,22 @@ impl Sender {
             }
         }
         Ok(())
+    }
+
+    /// Takes what the collector has said before a call broke off, and why it ended the call.
+    async fn last_words(
+        &mut self,
+        answers: &mut Answers,
+    ) -> std::result::Result<Option<Failure>, Failure> {
+        loop {
+            match timeout(LAST_WORDS, answers.next()).await {
+                Ok(Ok(answer)) => {
+                    self.acknowledge(answer)?;
+                }
+                Ok(Err(failure)) => return Ok(Some(failure)),
+                Err(_) => return Ok(None),
+            }
+        }
     }
 
     /// Puts the next batch of the queue to those that are not acknowledged. Cancel safe.
@@ -177,36 +243,48 @@ impl Sender {
         }
     }
 
-    /// A batch that tells nothing but losses, with its agent, which all others have.
+    /// The batch with all that names it: its stream, and its agent, which a batch that tells nothing but losses has not.
     fn signed(&mut self, batch: OutgoingBatch) -> OutgoingBatch {
+        let signature = FlowBatch {
+            stream_id: self.stream_id,
+            ..FlowBatch::default()
+        };
+        let batch = batch.with(&signature);
         if batch.id().is_none() {
             return batch.with_body(self.agent.clone());
         }
         if self.agent.is_empty()
             && let Ok(FlowBatch { agent, .. }) = batch.clone().decode()
         {
-            let signature = FlowBatch {
+            let alone = FlowBatch {
                 agent,
                 ..FlowBatch::default()
             };
-            self.agent = signature.encode_to_vec().into();
+            self.agent = alone.encode_to_vec().into();
         }
         batch
     }
 
     /// Returns whether batches were acknowledged that were not before.
     fn acknowledge(&mut self, answer: Bytes) -> Result<bool> {
-        let ack = ExportAck::decode(answer).context("read an acknowledgement")?;
-        let Some(arrived) = self.unacknowledged.acknowledge(ack.last_seq)? else {
+        let ExportAck { last_seq } =
+            ExportAck::decode(answer).context("read an acknowledgement")?;
+        ensure!(
+            last_seq <= self.handed_seq,
+            "the collector acknowledges batch {last_seq}, and {} was the last one",
+            self.handed_seq
+        );
+        let Some(arrived) = self.unacknowledged.acknowledge(last_seq) else {
             return Ok(false);
         };
         self.tally.learns(Receipts {
             arrived,
             lost: RecordSum::default(),
         });
-        self.failed = 0;
-        self.backoff.reset();
-        self.telling.works(&self.address());
+        self.has_progressed = true;
+        if self.unacknowledged.is_empty() {
+            self.telling.works(&self.address());
+        }
         Ok(true)
     }
 

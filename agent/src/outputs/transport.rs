@@ -19,7 +19,10 @@ mod udp;
 mod underway;
 
 pub(super) use endpoint::Endpoint;
-pub(super) use grpc::{Grpc, stream::StreamingCall};
+pub(super) use grpc::{
+    Grpc,
+    stream::{Answers, StreamingCall},
+};
 pub(super) use http::Http;
 pub(super) use tcp::Tcp;
 pub(super) use udp::Udp;

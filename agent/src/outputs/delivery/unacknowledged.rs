@@ -2,8 +2,6 @@
 
 use std::{collections::VecDeque, ops::AddAssign as _};
 
-use anyhow::{Result, ensure};
-
 use crate::{
     hub::{OutgoingBatch, Volume},
     outputs::tally::sum_of,
@@ -19,8 +17,6 @@ const MOST_BYTES: usize = 32 << 20;
 pub(super) struct Unacknowledged {
     batches: VecDeque<OutgoingBatch>,
     bytes: usize,
-    /// Of the last one that was put in.
-    last_seq: u64,
 }
 
 impl Unacknowledged {
@@ -35,32 +31,24 @@ impl Unacknowledged {
 
     pub(super) fn push(&mut self, batch: OutgoingBatch) {
         self.bytes += batch.len_bytes();
-        self.last_seq = batch.stream_seq();
         self.batches.push_back(batch);
     }
 
-    pub(super) fn batches(&self) -> impl Iterator<Item = &OutgoingBatch> {
-        self.batches.iter()
+    /// The first batch with a number above this one.
+    pub(super) fn after(&self, seq: u64) -> Option<&OutgoingBatch> {
+        let first = self.batches.front()?.stream_seq();
+        let place = (seq + 1).saturating_sub(first);
+        self.batches.get(usize::try_from(place).ok()?)
     }
 
-    pub(super) fn last(&self) -> Option<&OutgoingBatch> {
-        self.batches.back()
-    }
-
-    /// Forgets all batches up to this number, and returns what they report, if there are any. Fails if there was no such
-    /// batch yet.
-    pub(super) fn acknowledge(&mut self, seq: u64) -> Result<Option<RecordSum>> {
-        ensure!(
-            seq <= self.last_seq,
-            "the collector acknowledges batch {seq}, and {} was the last one",
-            self.last_seq
-        );
+    /// Forgets all batches up to this number, and returns what they report, if there are any.
+    pub(super) fn acknowledge(&mut self, seq: u64) -> Option<RecordSum> {
         let mut sum: Option<Volume> = None;
         let is_acknowledged = |batch: &mut OutgoingBatch| batch.stream_seq() <= seq;
         while let Some(batch) = self.batches.pop_front_if(is_acknowledged) {
             self.bytes -= batch.len_bytes();
             sum.get_or_insert_default().add_assign(batch.volume());
         }
-        Ok(sum.map(sum_of))
+        sum.map(sum_of)
     }
 }

@@ -33,8 +33,8 @@ use super::{ipfix, secured::receiver::identity, serve::serve_each, *};
 /// Calls that break.
 const BREAKS: u64 = 12;
 
-/// Batches by instance and number, as a database would have them that knows each one once.
-type Batches = BTreeMap<(String, u64), FlowBatch>;
+/// Batches by stream and number, as a database would have them that knows each one once.
+type Batches = BTreeMap<(u64, u64), FlowBatch>;
 
 /// What collectors have stored together.
 #[derive(Clone, Default)]
@@ -72,9 +72,10 @@ impl FlowCollector for Store {
                 }
                 let batch = batches.next().await?.ok()?;
                 let last_seq = batch.stream_seq;
-                let agent = batch.agent.as_ref().expect("each batch has its agent");
-                let key = (agent.instance_id.clone(), last_seq);
-                store.batches.lock().unwrap().insert(key, batch);
+                assert!(batch.agent.is_some());
+                let key = (batch.stream_id, last_seq);
+                let before = store.batches.lock().unwrap().insert(key, batch.clone());
+                assert!(before.is_none_or(|before| before == batch));
                 store.arrived.fetch_add(1, Relaxed);
                 let is_told = stores == u64::MAX || stored == 0;
                 let ack = is_told.then_some(Ok(ExportAck { last_seq }));

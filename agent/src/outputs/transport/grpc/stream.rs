@@ -1,6 +1,6 @@
 //! A call that streams messages to a server, which answers with messages of its own.
 
-use std::mem::take;
+use std::{collections::VecDeque, future::poll_fn, mem::take};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -13,8 +13,8 @@ use crate::outputs::transport::{Endpoint, Failure, MOST_ANSWER_BYTES, PATIENCE};
 
 /// A call on a connection of its own, which ends with it.
 pub(in crate::outputs) struct StreamingCall {
-    messages: SendStream<Bytes>,
-    answers: Answers,
+    pub(in crate::outputs) outbox: Outbox,
+    pub(in crate::outputs) answers: Answers,
     _connection: Connection,
 }
 
@@ -28,11 +28,14 @@ impl StreamingCall {
         let request = request.context("make a request")?;
         let ready = timeout(PATIENCE, connection.requests.clone().ready()).await;
         let mut requests = ready.context("nobody answers")?.context("begin a call")?;
-        let (answer, messages) = requests
+        let (answer, stream) = requests
             .send_request(request, false)
             .context("begin a call")?;
         Ok(Self {
-            messages,
+            outbox: Outbox {
+                stream,
+                parts: VecDeque::new(),
+            },
             answers: Answers {
                 state: State::Head(answer),
                 read: BytesMut::new(),
@@ -40,33 +43,58 @@ impl StreamingCall {
             _connection: connection,
         })
     }
+}
 
-    /// Sends a message, the concatenation of `parts`, as fast as the server takes it. Until then it is kept, and not copied.
-    pub(in crate::outputs) fn send(&mut self, parts: [Bytes; 2]) -> Result<(), Failure> {
+/// A message that is handed to the connection as fast as the server takes it.
+pub(in crate::outputs) struct Outbox {
+    stream: SendStream<Bytes>,
+    /// What is left of it.
+    parts: VecDeque<Bytes>,
+}
+
+impl Outbox {
+    /// Nothing is left.
+    pub(in crate::outputs) fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// Puts in a message, the concatenation of `parts`, which are not copied.
+    pub(in crate::outputs) fn put(&mut self, parts: [Bytes; 2]) {
         let len_bytes = parts.iter().map(Bytes::len).sum();
         let header = header_of(len_bytes, false);
-        for part in std::iter::once(header).chain(parts) {
-            if !part.is_empty() {
-                let sent = self.messages.send_data(part, false);
-                sent.context("the call broke off")?;
+        let parts = std::iter::once(header).chain(parts);
+        self.parts.extend(parts.filter(|part| !part.is_empty()));
+    }
+
+    /// Returns when nothing is left. Cancel safe.
+    pub(in crate::outputs) async fn flush(&mut self) -> Result<(), Failure> {
+        let Self { stream, parts } = self;
+        while let Some(part) = parts.front_mut() {
+            stream.reserve_capacity(part.len());
+            let mut capacity = stream.capacity();
+            if capacity == 0 {
+                let more = poll_fn(|context| stream.poll_capacity(context)).await;
+                let more = more.ok_or_else(|| anyhow!("the call is over"))?;
+                capacity = more.context("the call broke off")?;
             }
+            let now = part.split_to(capacity.min(part.len()));
+            if part.is_empty() {
+                parts.pop_front();
+            }
+            let sent = stream.send_data(now, false);
+            sent.context("the call broke off")?;
         }
         Ok(())
     }
 
     /// Tells the server that no message follows.
     pub(in crate::outputs) fn end(&mut self) -> Result<(), Failure> {
-        let ended = self.messages.send_data(Bytes::new(), true);
+        let ended = self.stream.send_data(Bytes::new(), true);
         Ok(ended.context("the call broke off")?)
-    }
-
-    /// The next answer. Cancel safe. Fails at the end of the call, with what the server says of it.
-    pub(in crate::outputs) async fn answer(&mut self) -> Result<Bytes, Failure> {
-        self.answers.next().await
     }
 }
 
-struct Answers {
+pub(in crate::outputs) struct Answers {
     state: State,
     /// Of answers that are not whole.
     read: BytesMut,
@@ -82,7 +110,8 @@ enum State {
 }
 
 impl Answers {
-    async fn next(&mut self) -> Result<Bytes, Failure> {
+    /// The next answer. Cancel safe. Fails at the end of the call, with what the server says of it.
+    pub(in crate::outputs) async fn next(&mut self) -> Result<Bytes, Failure> {
         loop {
             if let Some(answer) = self.whole()? {
                 return Ok(answer);
@@ -108,7 +137,7 @@ impl Answers {
                     let trailers = body.trailers().await.context("the call broke off")?;
                     // Without a message the headers are the trailers.
                     status::of_grpc(trailers.unwrap_or_else(|| take(headers)))?;
-                    return Err(anyhow!("the collector ended the call").into());
+                    return Err(anyhow!("the server ended the call").into());
                 }
             }
         }
@@ -120,8 +149,10 @@ impl Answers {
         else {
             return Ok(None);
         };
-        if flag != 0 {
-            bail!("the collector packs its answers, which nobody asked for");
+        match flag {
+            0 => {}
+            1 => bail!("the server packs its answers, which nobody asked for"),
+            _ => bail!("an answer is not one of gRPC"),
         }
         let len_bytes = u32::from_be_bytes(length) as usize;
         ensure!(
@@ -135,3 +166,6 @@ impl Answers {
         Ok(Some(self.read.split_to(len_bytes).freeze()))
     }
 }
+
+#[cfg(test)]
+mod tests;
