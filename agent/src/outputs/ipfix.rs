@@ -25,10 +25,8 @@ pub use flow::Octets;
 
 /// What fits into a datagram on nearly every path.
 pub const DATAGRAM_LEN_BYTES: usize = 1_400;
-/// On connections.
+/// On connections and in files. IPFIX allows 65,535.
 pub const STREAM_LEN_BYTES: usize = 16 << 10;
-/// In files, where each message is handed to another thread: the longest that IPFIX allows.
-pub const FILE_LEN_BYTES: usize = u16::MAX as usize;
 pub const DEFAULT_TEMPLATE_REFRESH: Duration = Duration::from_mins(1);
 
 /// Options about interfaces are told again with every so many templates.
@@ -66,20 +64,13 @@ impl Settings {
         }
     }
 
-    /// For a connection.
+    /// For a connection or a file.
     pub fn stream() -> Self {
         Self {
             template_refresh: None,
             message_len_bytes: STREAM_LEN_BYTES,
             sequence_by_connection: true,
             ..Self::datagrams()
-        }
-    }
-
-    pub fn file() -> Self {
-        Self {
-            message_len_bytes: FILE_LEN_BYTES,
-            ..Self::stream()
         }
     }
 }

@@ -72,8 +72,7 @@ impl Target {
         }
         let mut settings = match to {
             To::Udp(_) => Settings::datagrams(),
-            To::Tcp(_) => Settings::stream(),
-            To::File { .. } => Settings::file(),
+            To::Tcp(_) | To::File { .. } => Settings::stream(),
         };
         settings.is_biflow = !table.boolean("uniflow")?.unwrap_or_default();
         settings.octets = match table.text("octets")?.as_deref() {

@@ -156,7 +156,7 @@ const KEYS: &[Key] = &[
         value: ValueType::Integer {
             least: ipfix::LEAST_MESSAGE_LEN_BYTES,
         },
-        help: "The longest message; by default 1400 over UDP, 16384 over TCP and 65535 in files.",
+        help: "The longest message; by default 1400 over UDP and 16384 else.",
     },
     Key {
         name: "observation_domain",
