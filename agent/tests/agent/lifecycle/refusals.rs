@@ -144,7 +144,11 @@ pub(super) fn with_capabilities(host: &Host, directory: &TempDir, capabilities: 
     fs::set_permissions(directory.path(), open).unwrap();
     let binary = directory.path().join("flow-agent");
     if !binary.exists() {
-        fs::copy(env!("CARGO_BIN_EXE_flow-agent"), &binary).unwrap();
+        // By another process: one that this process forks meanwhile would hold the file open to be written, and it could not be
+        // run (ETXTBSY).
+        let mut copy = Command::new("cp");
+        let copied = copy.arg(env!("CARGO_BIN_EXE_flow-agent")).arg(&binary);
+        assert!(copied.status().unwrap().success());
     }
     let mut command = host.command("prlimit");
     command
