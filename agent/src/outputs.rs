@@ -134,16 +134,16 @@ impl Outputs {
             "flows go to this output"
         );
         let tls = tls.map(|read| InForce::new(read.named(&name)));
-        let task = match output.parts(&self.hub, tls.clone()) {
+        let parts = output.parts(&self.hub, tls.clone());
+        let (files, fates) = (tls.clone(), Arc::clone(&tally));
+        let task = match parts {
             Parts::Messages(encoder, transport) => {
                 let parts = (encoder, transport);
-                let (tls, tally) = (tls.clone(), Arc::clone(&tally));
-                let worker = Worker::new(&name, &output, parts, tls, subscription, tally, until);
+                let worker = Worker::new(&name, &output, parts, files, subscription, fates, until);
                 tokio::spawn(worker.run())
             }
             Parts::Batches(collectors) => {
-                let (tls, tally) = (tls.clone(), Arc::clone(&tally));
-                let delivery = Delivery::new(&name, collectors, tls, subscription, tally, until);
+                let delivery = Delivery::new(&name, collectors, files, subscription, fates, until);
                 tokio::spawn(delivery.run())
             }
         };

@@ -58,7 +58,7 @@ struct Cli {
     rounds: Option<u32>,
 
     /// How long each measurement of `sweep`, `ladder`, `http`, `compare`, `outputs`, `priority` and `peers` takes
-    /// [default: 5s, outputs 8s, peers 10s, sweep 2s, http 7s, and 30s where the agent is stopped; with --quick 2s]
+    /// [default: 5s, outputs 8s, peers 20s, sweep 2s, http 7s, and 30s where the agent is stopped; with --quick 2s]
     #[arg(long, global = true, value_name = "TIME", value_parser = humantime::parse_duration)]
     duration: Option<Duration>,
 

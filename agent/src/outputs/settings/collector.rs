@@ -42,13 +42,12 @@ impl Target {
         let first = HostPort::read(rest).ok_or_else(expected)?;
         way.refuse_host(&first.host)?;
         let mut all = vec![first];
-        let failover = table.text("failover")?.unwrap_or_default();
-        for other in failover.split(',').map(str::trim) {
-            if failover.trim().is_empty() {
-                break;
-            }
+        let failover = table.text("failover")?;
+        let failover = failover.filter(|others| !others.trim().is_empty());
+        let others = failover.iter().flat_map(|others| others.split(','));
+        for other in others.map(str::trim) {
             let refused = |message: String| Refused::at("failover", message);
-            if let Some(fault) = host::fault(&format!("://{other}")) {
+            if let Some(fault) = host::fault_of(other) {
                 return Err(refused(fault));
             }
             let other = HostPort::read(other)

@@ -6,6 +6,11 @@ use std::net::Ipv6Addr;
 /// What is wrong with the host in `SCHEME://HOST...`, whatever the scheme. Paths have none.
 pub(super) fn fault(address: &str) -> Option<String> {
     let (_, rest) = address.split_once("://")?;
+    fault_of(rest)
+}
+
+/// The same of an address without its scheme.
+pub(super) fn fault_of(rest: &str) -> Option<String> {
     let host = rest.split('/').next().unwrap_or_default();
     // What stands there may be a password, so it is not told.
     if host.contains('@') {
