@@ -55,7 +55,7 @@ impl Bench for Http {
     type Load = Load;
 
     fn sections(&self) -> Vec<String> {
-        let only = self.only_running.then(|| "only running".to_owned());
+        let only = self.only_running.then(|| "only-running".to_owned());
         only.into_iter().collect()
     }
 

@@ -52,6 +52,7 @@ pub enum Tone {
 /// In the order of the page. A bench that comes later adds its own.
 pub static ALL: &[&Experiment] = &[
     &hook::OVERHEAD,
+    &hook::COLD,
     &hook::THROUGHPUT,
     &host::SWEEP,
     &hook::NEWFLOWS,

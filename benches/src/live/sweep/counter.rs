@@ -59,17 +59,18 @@ impl Counter {
         match arm {
             "nothing" => Ok(Self::Nothing),
             "agent" => {
-                let settings = [
+                let table = load.table.to_string();
+                let usual = [
                     "--max-flows",
-                    &load.table.to_string(),
+                    &table,
                     "--scan-interval",
                     &interval,
-                    // Where every flow of the table is in use, half of it would be a scan of its own.
-                    "--early-scan",
-                    "0",
                     "--idle-timeout",
                     IDLE_TIMEOUT,
                 ];
+                // Where most of the table is in use, a part of it would be a scan of its own.
+                let whole = ["--early-scan", "0"];
+                let settings = [&usual[..], if load.fills_table() { &whole } else { &[] }].concat();
                 let agent = Agent::start(host, &settings, setup)?;
                 Ok(Self::Agent(Box::new(agent)))
             }

@@ -35,6 +35,37 @@ pub static OVERHEAD: Experiment = Experiment {
     ],
 };
 
+pub static COLD: Experiment = Experiment {
+    name: "cold",
+    bench: "overhead",
+    heading: "Counting a packet with cold caches",
+    question: "What does a packet cost where other work takes the caches between two packets?",
+    answer: "Where 64 KiB were read since the last packet, one of the only flow costs {1 flow, 64 KiB: agent}, \
+             {1 flow, 64 KiB: agent | barest program} of the barest program, and one of 500k flows \
+             {500k flows, 64 KiB: agent}, {500k flows, 64 KiB: agent | barest program}. Where 512 KiB were read, \
+             these cost {1 flow, 512 KiB: agent} and {500k flows, 512 KiB: agent}.",
+    axes: (
+        "flows and memory read between two packets",
+        "time of a packet over an empty program",
+    ),
+    labels: "measure=net_ns_per_packet; path=cold; hook=tc",
+    rows: &[
+        ("1 flow, 64 KiB", "flows=1; walk_bytes=65536"),
+        ("10k flows, 64 KiB", "flows=10000; walk_bytes=65536"),
+        ("100k flows, 64 KiB", "flows=100000; walk_bytes=65536"),
+        ("500k flows, 64 KiB", "flows=500000; walk_bytes=65536"),
+        ("1 flow, 512 KiB", "flows=1; walk_bytes=524288"),
+        ("10k flows, 512 KiB", "flows=10000; walk_bytes=524288"),
+        ("100k flows, 512 KiB", "flows=100000; walk_bytes=524288"),
+        ("500k flows, 512 KiB", "flows=500000; walk_bytes=524288"),
+    ],
+    columns: &[
+        Column("agent", "arm=agent", Bar(Agent)),
+        Column("barest program", "arm=bare", Bar(Quiet)),
+        Column("agent / barest", "arm=agent", RatioTo("arm=bare")),
+    ],
+};
+
 pub static THROUGHPUT: Experiment = Experiment {
     name: "throughput",
     bench: "overhead",

@@ -95,8 +95,6 @@ pub static HTTP: Experiment = Experiment {
         Column("agent", "arm=agent", Bar(Agent)),
         Column("no agent", "arm=nothing", Bar(Quiet)),
         Column("added", "arm=agent", DifferenceTo("arm=nothing")),
-        Column("agent stopped", "arm=stopped", Bar(Part)),
-        Column("agent at 1 % CPU", "arm=quota", Bar(Pale)),
     ],
 };
 
