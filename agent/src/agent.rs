@@ -21,6 +21,7 @@ use crate::{
     changes::{Changes, Request, Times},
     devices::{self, across},
     filter::Rule,
+    freed_memory,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
     interfaces::{Selection, everywhere::Everywhere},
     kernel::{
@@ -320,6 +321,7 @@ impl Agent {
             interfaces: Interfaces::open(&namespaces)?,
             tags: tag_watches(&namespaces)?,
         })?;
+        freed_memory::give_back();
 
         let settings = status_settings(&config, max_interfaces, identity);
         let times = config.times();

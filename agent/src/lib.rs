@@ -21,6 +21,7 @@ pub mod community_id;
 pub mod devices;
 pub mod fault;
 pub mod filter;
+pub mod freed_memory;
 pub mod hub;
 pub mod interfaces;
 pub mod journal;

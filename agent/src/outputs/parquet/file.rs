@@ -20,8 +20,8 @@ use super::{
     pieces::Pieces,
 };
 use crate::{
-    known_interfaces::KnownInterfaces, output::json::JsonLines, outputs::files::Compression,
-    proto::FlowBatch,
+    freed_memory, known_interfaces::KnownInterfaces, output::json::JsonLines,
+    outputs::files::Compression, proto::FlowBatch,
 };
 
 /// A row group has that many rows, and those of one more piece at most. Its columns are in memory until it is whole.
@@ -30,18 +30,9 @@ const ROWS_IN_A_GROUP: usize = 100_000;
 /// Writes the file and returns it. Pieces that cannot be read end it, and are told.
 pub(super) fn make(pieces: &mut File, to: File, compression: Compression) -> Result<File> {
     let made = in_groups_of(ROWS_IN_A_GROUP, pieces, to, compression);
-    give_back_memory();
+    // Each thread of tokio's pool would keep as much.
+    freed_memory::give_back();
     made
-}
-
-/// glibc keeps what was freed for the thread that had taken it, some 26 MB after a file. Each thread of tokio's pool would
-/// keep as much.
-fn give_back_memory() {
-    // SAFETY: it only takes the C library's own locks.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        libc::malloc_trim(0);
-    }
 }
 
 pub(super) fn in_groups_of(
