@@ -23,6 +23,7 @@ use crate::{
 mod backoff;
 mod delivery;
 pub mod encoder;
+mod ending;
 pub mod files;
 pub mod ipfix;
 mod jsonl;
@@ -38,6 +39,7 @@ mod wanted;
 mod worker;
 
 use delivery::Delivery;
+use ending::Ending;
 use settings::Parts;
 pub use settings::{Output, Prepared};
 use tally::Tally;
@@ -127,6 +129,7 @@ impl Outputs {
         let subscription = self.hub.subscribe_output(&name, &output.address());
         let tally = Arc::new(Tally::new(subscription.backlog()));
         let (deadline, until) = watch::channel(None);
+        let ending = Ending::new(until);
         tracing::info!(
             output = name,
             kind = output.kind().name(),
@@ -139,11 +142,11 @@ impl Outputs {
         let task = match parts {
             Parts::Messages(encoder, transport) => {
                 let parts = (encoder, transport);
-                let worker = Worker::new(&name, &output, parts, files, subscription, fates, until);
+                let worker = Worker::new(&name, &output, parts, files, subscription, fates, ending);
                 tokio::spawn(worker.run())
             }
             Parts::Batches(collectors) => {
-                let delivery = Delivery::new(&name, collectors, files, subscription, fates, until);
+                let delivery = Delivery::new(&name, collectors, files, subscription, fates, ending);
                 tokio::spawn(delivery.run())
             }
         };

@@ -14,22 +14,21 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use prost::Message as _;
 use tokio::{
-    sync::watch,
     task::coop::unconstrained,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep_until, timeout},
 };
 
 use super::{
     backoff::Backoff,
+    ending::Ending,
     tally::{Tally, sum_of},
     telling::Telling,
     transport::{Answers, Endpoint, Failure, Receipts, StreamingCall},
-    worker::{before, followed},
 };
 use crate::{
     hub::{OutgoingBatch, Subscription},
     proto::{ExportAck, FlowBatch, RecordSum},
-    tls::output::InForce,
+    tls::output::{InForce, followed},
 };
 
 mod unacknowledged;
@@ -47,8 +46,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub(super) struct Delivery {
     sender: Sender,
     tls: Option<InForce>,
-    /// Until when it may send what is left, once it is to end.
-    deadline: watch::Receiver<Option<Instant>>,
+    ending: Ending,
 }
 
 struct Sender {
@@ -71,6 +69,7 @@ struct Sender {
     /// The call has acknowledged something.
     has_progressed: bool,
     backoff: Backoff,
+    ending: Ending,
     telling: Telling,
     tally: Arc<Tally>,
 }
@@ -83,7 +82,7 @@ impl Delivery {
         tls: Option<InForce>,
         subscription: Subscription,
         tally: Arc<Tally>,
-        deadline: watch::Receiver<Option<Instant>>,
+        ending: Ending,
     ) -> Self {
         let sender = Sender {
             subscription,
@@ -98,22 +97,23 @@ impl Delivery {
             failed: 0,
             has_progressed: false,
             backoff: Backoff::default(),
+            ending: ending.clone(),
             telling: Telling::of(name, &tally),
             tally,
         };
         Self {
             sender,
             tls,
-            deadline,
+            ending,
         }
     }
 
     /// Ends when everything is acknowledged and nothing more will come, or when the time is over.
     pub(super) async fn run(self) {
         let files = followed(self.tls);
-        let (mut sender, mut deadline) = (self.sender, self.deadline);
+        let (mut sender, mut ending) = (self.sender, self.ending);
         let work = async {
-            if before(&mut deadline, sender.deliver()).await.is_err() {
+            if ending.before(sender.deliver()).await.is_err() {
                 sender.give_up();
             }
         };
@@ -147,10 +147,18 @@ impl Sender {
             // Each is tried once before all of them are left alone. One that works only for a moment is no better.
             let is_round_over = self.failed.is_multiple_of(self.collectors.len());
             if is_round_over {
-                sleep(self.backoff.next(asked.take())).await;
+                self.rest(asked.take()).await;
             } else if self.has_progressed && begun.elapsed() < SHORT {
-                sleep(self.backoff.next(None)).await;
+                self.rest(None).await;
             }
+        }
+    }
+
+    /// Leaves the collectors alone for a while.
+    async fn rest(&mut self, asked: Option<Duration>) {
+        let pause = self.backoff.next(asked);
+        if let Ok(true) = self.ending.pause(pause).await {
+            self.backoff.reset();
         }
     }
 

@@ -165,7 +165,15 @@ async fn last_piece(has_begun: bool) {
         panic!("a file is one")
     };
     let parts = (encoder, transport);
-    let worker = Worker::new("file", &output, parts, None, subscription, mine, until);
+    let worker = Worker::new(
+        "file",
+        &output,
+        parts,
+        None,
+        subscription,
+        mine,
+        Ending::new(until),
+    );
     let mut run = pin!(worker.run());
     hub.publish(&in_the_middle());
     while tally.status().sent != Some(ONE) {

@@ -1,23 +1,18 @@
 //! Runs one output: takes batches from its queue and does not let go of a flow until it is sent, refused or, at the
 //! end, lost.
 
-use std::{
-    convert::Infallible,
-    future::{Future, pending, poll_fn},
-    sync::Arc,
-    time::Duration,
-};
+use std::{future::poll_fn, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use tokio::{
-    sync::watch,
     task::coop::unconstrained,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{sleep, timeout},
 };
 
 use super::{
     backoff::Backoff,
     encoder::{Answer, Encoder, Without},
+    ending::{Ending, Over},
     settings::Output,
     spell::Spell,
     tally::{self, Tally},
@@ -28,7 +23,7 @@ use super::{
 use crate::{
     hub::{OutgoingBatch, Subscription},
     proto::{FlowBatch, FlowRecord, RecordSum},
-    tls::output::InForce,
+    tls::output::{InForce, followed},
 };
 
 /// See [`Spell`].
@@ -52,8 +47,7 @@ pub(super) struct Worker {
     told: Told,
     telling: Telling,
     tally: Arc<Tally>,
-    /// Until when it may send what is left, once it is to end.
-    deadline: watch::Receiver<Option<Instant>>,
+    ending: Ending,
 }
 
 /// What the log has of what a receiver may say again with each message.
@@ -67,9 +61,6 @@ struct Told {
     warns: Spell,
     warns_of_rest: Spell,
 }
-
-/// The time is over.
-pub(super) struct Over;
 
 /// What became of one message.
 struct Done {
@@ -86,7 +77,7 @@ impl Worker {
         tls: Option<InForce>,
         subscription: Subscription,
         tally: Arc<Tally>,
-        deadline: watch::Receiver<Option<Instant>>,
+        ending: Ending,
     ) -> Self {
         Self {
             name: name.to_owned(),
@@ -100,7 +91,7 @@ impl Worker {
             told: Told::default(),
             telling: Telling::of(name, &tally),
             tally,
-            deadline,
+            ending,
         }
     }
 
@@ -129,7 +120,7 @@ impl Worker {
             }
         }
         self.learn_last().await;
-        let closed = before(&mut self.deadline, self.transport.close()).await;
+        let closed = self.ending.before(self.transport.close()).await;
         self.transport.abandon();
         self.settle_at_end();
         match closed {
@@ -179,7 +170,7 @@ impl Worker {
     /// Waits for what the hosts say of the last message where nobody acknowledges any.
     async fn learn_last(&mut self) {
         while self.transport.is_blind() && self.transport.is_underway() {
-            let waited = before(&mut self.deadline, sleep(RECEIPTS)).await;
+            let waited = self.ending.before(sleep(RECEIPTS)).await;
             self.notice();
             if waited.is_err() {
                 return;
@@ -240,7 +231,7 @@ impl Worker {
     /// Sends one message with flows from the front, and tries again until it is sent or refused.
     async fn hand_over(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> Result<Done, Over> {
         if let Some(pause) = self.pause.take() {
-            before(&mut self.deadline, sleep(pause)).await?;
+            self.ending.pause(pause).await?;
         }
         loop {
             let message = self.encoder.message(batch, flows);
@@ -253,7 +244,7 @@ impl Worker {
                 return Ok(done);
             }
             let sending = self.transport.send(&message);
-            let Ok(sent) = before(&mut self.deadline, sending).await else {
+            let Ok(sent) = self.ending.before(sending).await else {
                 match timeout(LAST_WRITE, self.transport.has_taken()).await {
                     Ok(Ok(true)) => self.tally.sends(sum),
                     Ok(Ok(false)) => {}
@@ -302,7 +293,9 @@ impl Worker {
             };
             self.failed(&failure);
             let wait = self.backoff.next(after);
-            before(&mut self.deadline, sleep(wait)).await?;
+            if self.ending.pause(wait).await? {
+                self.backoff.reset();
+            }
         }
     }
 
@@ -439,32 +432,5 @@ impl Worker {
         self.transport.abandon();
         self.settle();
         self.telling.ended(&self.transport.address());
-    }
-}
-
-/// Reads the files of TLS again when they change.
-pub(super) async fn followed(tls: Option<InForce>) -> Infallible {
-    match tls {
-        Some(tls) => tls.follow().await,
-        None => pending().await,
-    }
-}
-
-/// The work's result, unless the time is over before.
-pub(super) async fn before<T>(
-    deadline: &mut watch::Receiver<Option<Instant>>,
-    work: impl Future<Output = T>,
-) -> Result<T, Over> {
-    let over = async {
-        let set = deadline.wait_for(Option::is_some).await.map(|set| *set);
-        match set {
-            Ok(Some(deadline)) => sleep_until(deadline).await,
-            Ok(None) | Err(_) => pending().await,
-        }
-    };
-    tokio::select! {
-        biased;
-        () = over => Err(Over),
-        done = work => Ok(done),
     }
 }

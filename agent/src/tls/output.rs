@@ -1,6 +1,6 @@
 //! An output's side: what it trusts and shows, read from files and read again when these change.
 
-use std::{fmt, path::Path, sync::Arc};
+use std::{convert::Infallible, fmt, future::pending, path::Path, sync::Arc};
 
 use tracing::{error, info, warn};
 
@@ -94,6 +94,14 @@ impl InForce {
             validity: state.tls.shown.as_ref().map(|shown| shown.validity),
             fault: state.fault.clone(),
         }
+    }
+}
+
+/// Reads the files of TLS again when they change, if there are any.
+pub async fn followed(tls: Option<InForce>) -> Infallible {
+    match tls {
+        Some(tls) => tls.follow().await,
+        None => pending().await,
     }
 }
 

@@ -2,7 +2,12 @@ use std::{collections::BTreeMap, net::SocketAddr, pin::Pin, sync::Mutex};
 
 use agent_common::Pair;
 use futures_util::{Stream, StreamExt as _, stream};
-use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
+use tokio::{
+    net::TcpListener,
+    sync::watch,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 use tonic::{
     Request, Response, Status, Streaming,
     transport::{Server, server::TcpIncoming},
@@ -162,7 +167,11 @@ fn host(address: SocketAddr) -> HostPort {
 
 /// A collector that ends with the task.
 async fn listen(store: &Store) -> (HostPort, JoinHandle<()>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    listen_at(store, "127.0.0.1:0".parse().unwrap()).await
+}
+
+async fn listen_at(store: &Store, address: SocketAddr) -> (HostPort, JoinHandle<()>) {
+    let listener = TcpListener::bind(address).await.unwrap();
     let address = host(listener.local_addr().unwrap());
     let service = FlowCollectorServer::new(store.clone());
     let incoming = TcpIncoming::from(listener);
@@ -180,6 +189,10 @@ struct Output {
 
 impl Output {
     fn start(hub: Hub, collectors: Vec<HostPort>, patience: Duration) -> Self {
+        Self::start_with(hub, collectors, |sender| sender.patience = patience)
+    }
+
+    fn start_with(hub: Hub, collectors: Vec<HostPort>, prepare: impl FnOnce(&mut Sender)) -> Self {
         let subscription = hub.subscribe_output("collector", "test");
         let tally = Arc::new(Tally::new(subscription.backlog()));
         let (deadline, until) = watch::channel(None);
@@ -191,9 +204,9 @@ impl Output {
             None,
             subscription,
             Arc::clone(&tally),
-            until,
+            Ending::new(until),
         );
-        delivery.sender.patience = patience;
+        prepare(&mut delivery.sender);
         Self {
             hub,
             tally,
@@ -206,6 +219,16 @@ impl Output {
     fn fates(&self) -> [u64; 3] {
         let status = self.tally.status();
         [status.sent, status.lost, status.queued].map(|fate| fate.unwrap().records)
+    }
+
+    async fn wait_until_failing(&self) {
+        timeout(Duration::from_mins(1), async {
+            while !self.tally.status().failing {
+                sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await
+        .expect("it fails");
     }
 
     async fn wait_until_sent(&self, records: u64) {
@@ -411,6 +434,28 @@ async fn what_no_collector_took_before_the_end_is_lost_to_the_record() {
         [status.sent, status.lost, status.queued].map(|fate| fate.unwrap().records)
     };
     assert_eq!(fates, [5, 9 * 7, 0]);
+}
+
+/// A collector that came back during a pause gets what is left, also if the pause is longer than the time at the end.
+#[tokio::test]
+async fn the_end_cuts_a_pause_short() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let output = Output::start_with(roomy_hub(), vec![host(address)], |sender| {
+        while sender.backoff.next(None) < Duration::from_secs(15) {}
+    });
+    output.hub.publish(&batch(1, 5));
+    output.wait_until_failing().await;
+    let store = Store::default();
+    let (_, _task) = listen_at(&store, address).await;
+    output.hub.close();
+    let soon = Instant::now() + Duration::from_secs(14);
+    output.deadline.send_replace(Some(soon));
+    let tally = Arc::clone(&output.tally);
+    output.task.await.unwrap();
+    assert_eq!(tally.status().sent.unwrap().records, 5);
+    assert_eq!(store.calls(), [[1]]);
 }
 
 /// What the queue lost while nobody took anything is told with the next batch, and at the end.
