@@ -7,8 +7,9 @@ use anyhow::{Result, ensure};
 
 use crate::{profile::Profile, user_space::Source};
 
-/// The agent's default for `--max-flows`.
-pub const CAPACITY: u32 = 500_000;
+/// The agent's defaults for `--min-flows` and `--max-flows`.
+const LEAST_FLOWS: u32 = 6144;
+const MOST_FLOWS: u32 = 500_000;
 
 /// The agent's maps with nothing attached.
 pub struct KernelTable {
@@ -16,11 +17,14 @@ pub struct KernelTable {
 }
 
 impl KernelTable {
-    /// Fails where the process may not load BPF objects.
-    pub fn load() -> Result<Self> {
+    /// With pages of the size that they have grown to where so many flows come in each scan. Fails where the process may
+    /// not load BPF objects.
+    pub fn load(flows: u32) -> Result<Self> {
+        // Half of a page's room asks for a larger one.
+        let max_flows = (2 * flows).clamp(LEAST_FLOWS, MOST_FLOWS);
         let kernel = Kernel::load(&LoadSettings {
-            min_flows: CAPACITY,
-            max_flows: CAPACITY,
+            min_flows: max_flows,
+            max_flows,
             max_fragments: 1,
             decapsulate: false,
             early_scan_flows: 0,

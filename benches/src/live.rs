@@ -23,6 +23,7 @@ pub mod http;
 pub mod interrupt;
 pub mod kernel_time;
 pub mod ladder;
+pub mod memory;
 pub mod newflows;
 pub mod outputs;
 pub mod overhead;

@@ -122,7 +122,7 @@ fn synthetic(profile: Profile) -> Result<Figures> {
 
 fn kernel(profile: Profile) -> Result<Figures> {
     let mut figures = Figures::new();
-    let mut table = KernelTable::load()?;
+    let mut table = KernelTable::load(profile.flows)?;
     let mut user_space = UserSpace::default();
     figures.insert("kernel_memory_bytes".into(), table.memory_bytes() as f64);
 

@@ -181,7 +181,7 @@ fn the_kernels_table_drains_to_what_was_put_in() {
     if !lab::privilege::is_root_or_skip("the_kernels_table_drains_to_what_was_put_in") {
         return;
     }
-    let mut table = KernelTable::load().unwrap();
+    let mut table = KernelTable::load(PROBECTL.flows).unwrap();
     for _ in 0..3 {
         table.fill(PROBECTL).unwrap();
         let mut drained = Vec::new();

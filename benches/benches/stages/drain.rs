@@ -15,15 +15,15 @@ use benches::{
 use criterion::{Criterion, Throughput};
 
 pub fn bench(criterion: &mut Criterion) {
-    let mut table = match KernelTable::load() {
-        Ok(table) => table,
-        Err(error) => {
-            eprintln!("skipped: drain: {error:#}");
-            return;
-        }
-    };
     let mut group = criterion.benchmark_group("drain");
     for profile in KERNEL_PROFILES {
+        let mut table = match KernelTable::load(profile.flows) {
+            Ok(table) => table,
+            Err(error) => {
+                eprintln!("skipped: drain: {error:#}");
+                return;
+            }
+        };
         group.throughput(Throughput::Elements(u64::from(profile.flows)));
         group.bench_function(profile.name, |bencher| {
             bencher.iter_custom(|iterations| {

@@ -15,11 +15,11 @@ use super::{
     affinity,
     bench::{Bench, Group, Labels, Lifetime, Measures, Plan, Setup, Station, notes},
     cost::{CpuMeter, process_tree, program_ids, programs_during},
-    fdinfo::{self, map_memory_bytes},
+    fdinfo,
+    memory::Memory,
     program::{Agent, Walk},
     wire::{Flood, Passage, Steady, Wire},
 };
-use crate::resident::Resident;
 
 #[derive(clap::Args)]
 pub struct Compare {
@@ -281,14 +281,9 @@ impl Contender {
         let pids = self.processes()?;
         if !pids.is_empty() {
             measures.push(("cpu_percent", meter.percent_of(&pids)));
-            let [mut resident_bytes, mut map_bytes] = [0; 2];
-            for &pid in &pids {
-                // A process may end meanwhile.
-                resident_bytes += Resident::of(pid).unwrap_or_default().now_bytes;
-                map_bytes += map_memory_bytes(pid).unwrap_or_default();
-            }
-            measures.push(("resident_bytes", resident_bytes as f64));
-            measures.push(("kernel_memory_bytes", map_bytes as f64));
+            let memory = Memory::of(&pids);
+            measures.push(("resident_bytes", memory.resident_bytes as f64));
+            measures.push(("kernel_memory_bytes", memory.kernel_bytes as f64));
         }
         if !programs.is_empty() {
             let (cost, passage) = programs_during(programs, pace)?;

@@ -13,11 +13,10 @@ use super::{
     affinity,
     bench::{Bench, Group, Labels, Lifetime, Measures, Plan, Setup, Station, notes, station},
     cost::{CpuMeter, programs_during},
-    fdinfo::map_memory_bytes,
+    memory::Memory,
     program::Agent,
     wire::{Passage, Steady, Wire},
 };
-use crate::resident::Resident;
 
 #[derive(clap::Args)]
 pub struct Ladder;
@@ -169,15 +168,14 @@ impl Climber {
         let consumers = CpuMeter::start(consumers.map(|consumer| consumer.child().id()))?;
         let passage = send()?;
         let cpu_percents = (agent.percent()?, consumers.percent()?);
-        let resident = Resident::of(pid)?;
+        let memory = Memory::of([&pid]);
         let (programs, _) = programs_during(&self.programs, send)?;
         Ok(vec![
             ("agent_cpu_percent", cpu_percents.0),
             ("programs_cpu_percent", programs.cpu_percent()),
             ("consumers_cpu_percent", cpu_percents.1),
-            ("resident_bytes", resident.now_bytes as f64),
-            ("resident_peak_bytes", resident.peak_bytes as f64),
-            ("kernel_memory_bytes", map_memory_bytes(pid)? as f64),
+            ("resident_bytes", memory.resident_bytes as f64),
+            ("kernel_memory_bytes", memory.kernel_bytes as f64),
             ("packets_per_second", passage.packets_per_second()),
         ])
     }

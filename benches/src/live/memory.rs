@@ -1,19 +1,19 @@
-//! Memory of a contender: what its processes hold, and what the kernel holds for them.
+//! Memory of some processes: what they hold, and what the kernel holds for them.
 
-use std::{collections::BTreeSet, fs, ops::AddAssign};
+use std::{fs, ops::AddAssign};
 
-use crate::live::fdinfo::map_memory_bytes;
+use super::fdinfo::map_memory_bytes;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// A page that processes share counts once.
+    /// Without what the kernel holds, though it be mapped. A page that processes share counts once.
     pub resident_bytes: u64,
     /// Rings of packet sockets, and BPF maps.
     pub kernel_bytes: u64,
 }
 
 impl Memory {
-    pub fn of(pids: &BTreeSet<u32>) -> Self {
+    pub fn of<'a>(pids: impl IntoIterator<Item = &'a u32>) -> Self {
         let mut sum = Self::default();
         for pid in pids {
             // A process may end meanwhile.
@@ -34,11 +34,11 @@ impl AddAssign for Memory {
     }
 }
 
-/// A process's part of all that it has mapped (`Pss` in `proc_pid_smaps(5)`). The ring of a packet socket is mapped as
-/// `socket:[INODE]`.
+/// A process's part of all that it has mapped (`Pss` in `proc_pid_smaps(5)`), but of BPF maps, of which the kernel says what
+/// they take as a whole. They are mapped as `anon_inode:bpf-map`, the ring of a packet socket as `socket:[INODE]`.
 fn mapped(smaps: &str) -> Memory {
     let mut memory = Memory::default();
-    let mut is_ring = false;
+    let mut path = "";
     for line in smaps.lines() {
         let mut words = line.split_whitespace();
         let Some(first) = words.next() else {
@@ -46,14 +46,14 @@ fn mapped(smaps: &str) -> Memory {
         };
         if first == "Pss:" {
             let kib: u64 = words.next().and_then(|kib| kib.parse().ok()).unwrap_or(0);
-            let bytes = if is_ring {
-                &mut memory.kernel_bytes
-            } else {
-                &mut memory.resident_bytes
-            };
-            *bytes += kib * 1024;
+            let bytes = kib * 1024;
+            if path.starts_with("socket:") {
+                memory.kernel_bytes += bytes;
+            } else if !path.contains("bpf-map") {
+                memory.resident_bytes += bytes;
+            }
         } else if !first.ends_with(':') {
-            is_ring = words.nth(4).is_some_and(|path| path.starts_with("socket:"));
+            path = words.nth(4).unwrap_or_default();
         }
     }
     memory
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_is_the_kernels_and_all_else_the_process_s() {
+    fn rings_and_maps_are_the_kernels_and_all_else_the_process_s() {
         let smaps = "\
 55d5c8a00000-55d5c8a02000 r--p 00000000 fe:00 1234 /usr/sbin/softflowd
 Size:                  8 kB
@@ -74,6 +74,9 @@ Pss_Dirty:             0 kB
 7f0000000000-7f0000200000 rw-s 00000000 00:08 4321 socket:[4321]
 Rss:                2048 kB
 Pss:                2048 kB
+7fa8c9a31000-7fa8c9a57000 rw-s 00000000 00:10 1038                       anon_inode:bpf-map
+Rss:                 152 kB
+Pss:                 152 kB
 7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0 [stack]
 Pss:                  12 kB
 VmFlags: rd wr mr mw me gd ac

@@ -14,7 +14,6 @@ use super::{
 
 mod collector;
 mod contender;
-mod memory;
 mod peer;
 mod station;
 mod table;
@@ -124,8 +123,8 @@ const NOTES: [&str; 11] = [
      apart (CONFIG_IRQ_TIME_ACCOUNTING).",
     "programs_cpu_percent and programs_ns_per_packet are the kernel's run time of the agent's programs in a second \
      window, and contain what the statistics themselves cost.",
-    "resident_bytes is that of all processes of a contender without the ring of its capture; a page that they share \
-     counts once. kernel_memory_bytes is that ring, or the agent's maps.",
+    "resident_bytes is that of all processes of a contender without the ring of its capture, or the agent's maps; a \
+     page that they share counts once. kernel_memory_bytes is that ring, or these maps.",
     "sent_packets_per_second is what the sender reached.",
 ];
 

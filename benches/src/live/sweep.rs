@@ -160,9 +160,9 @@ const NOTES: [&str; 12] = [
      context. kernel_ns_per_packet is what an arm adds to that of the arm nothing in the same round, \
      without statistics; kernel_cpu_percent is the same at the rate that was reached, \
      cpu_percent that and the process together.",
-    "resident_bytes is that of the process, for the capture without its ring; resident_bytes_per_flow \
+    "resident_bytes is that of the process, without the ring or the maps, of which it has mapped some; resident_bytes_per_flow \
      is that over the flows in the replica; kernel_memory_bytes are the agent's maps and the \
-     capture's ring. The agent maps its maps, so resident_bytes contains what it has touched of them.",
+     capture's ring.",
     "flows_seen are those in the last scan of the measurement; sent_packets_per_second is what the \
      sender reached.",
     "lost_packets were sent, by the interface's counter, and are in no flow; lost_percent is of the \

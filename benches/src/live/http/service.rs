@@ -12,13 +12,11 @@ use super::{
     part,
     starve::{QuotaGroup, Stopped},
 };
-use crate::{
-    live::{
-        bench::{Measures, Setup},
-        cost::{CpuMeter, programs_during},
-        program::Agent,
-    },
-    resident::Resident,
+use crate::live::{
+    bench::{Measures, Setup},
+    cost::{CpuMeter, programs_during},
+    memory::Memory,
+    program::Agent,
 };
 
 pub const SERVER_DELAY: Duration = Duration::from_millis(5);
@@ -141,7 +139,8 @@ impl<'a> Watched<'a> {
         let cpu_percent = meter.percent()?;
         let mut measures = outcome.measures();
         measures.push(("agent_cpu_percent", cpu_percent));
-        measures.push(("resident_bytes", Resident::of(pid)?.now_bytes as f64));
+        let memory = Memory::of([&pid]);
+        measures.push(("resident_bytes", memory.resident_bytes as f64));
         Ok(measures)
     }
 

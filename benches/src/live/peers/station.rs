@@ -8,11 +8,11 @@ use lab::Lab;
 use super::{
     FRAME_LEN_BYTES, Load,
     contender::{Contender, Packages},
-    memory::Memory,
 };
 use crate::live::{
     bench::{Measures, Setup, Station},
     cost::{CpuMeter, cpu_ns, ended_children_cpu_ns, programs_during},
+    memory::Memory,
     pacer::Pace,
     sender::{Sender, Sent},
 };

@@ -16,11 +16,10 @@ use crate::{
     capture::Account,
     live::{
         bench::Setup,
-        fdinfo,
+        memory::Memory,
         program::{Agent, PATIENCE},
         status::{Status, packets, sum},
     },
-    resident::Resident,
 };
 
 pub enum Counter {
@@ -44,13 +43,6 @@ pub struct Tally {
     pub flows: u64,
     /// Flows in the replica.
     pub tracked: u64,
-}
-
-/// Memory of a process and of what the kernel holds for it.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Memory {
-    pub resident_bytes: u64,
-    pub kernel_bytes: u64,
 }
 
 impl Counter {
@@ -129,25 +121,8 @@ impl Counter {
     }
 
     /// Nothing takes none.
-    pub fn memory(&mut self) -> Result<Memory> {
-        let Some(pid) = self.pid() else {
-            return Ok(Memory::default());
-        };
-        let resident_bytes = Resident::of(pid)?.now_bytes;
-        Ok(match self {
-            Self::Capture(capture) => {
-                let ring_bytes = capture.account()?.ring_bytes;
-                Memory {
-                    // Its pages are mapped all at once and count as the process's.
-                    resident_bytes: resident_bytes.saturating_sub(ring_bytes),
-                    kernel_bytes: ring_bytes,
-                }
-            }
-            Self::Nothing | Self::Agent(_) => Memory {
-                resident_bytes,
-                kernel_bytes: fdinfo::map_memory_bytes(pid)?,
-            },
-        })
+    pub fn memory(&mut self) -> Memory {
+        Memory::of(self.pid().as_ref())
     }
 }
 

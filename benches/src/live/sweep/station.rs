@@ -101,7 +101,7 @@ impl Station for Counted {
             let sleep = || setup.interrupt.sleep(self.interval);
             let (programs, ()) = programs_during(&ids, sleep)?;
             let window = Window::measure(Some(pid), sent, self.window, &setup.interrupt)?;
-            Ok((programs, window, counter.memory()?, counter.tally()?))
+            Ok((programs, window, counter.memory(), counter.tally()?))
         })?;
         let (programs, window, memory, tally) = outcome;
         self.turn = Some(Turn {
