@@ -281,7 +281,7 @@ impl Contender {
         let pids = self.processes()?;
         if !pids.is_empty() {
             measures.push(("cpu_percent", meter.percent_of(&pids)));
-            let memory = Memory::of(&pids);
+            let memory = Memory::of_all(&pids);
             measures.push(("resident_bytes", memory.resident_bytes as f64));
             measures.push(("kernel_memory_bytes", memory.kernel_bytes as f64));
         }

@@ -168,7 +168,7 @@ impl Climber {
         let consumers = CpuMeter::start(consumers.map(|consumer| consumer.child().id()))?;
         let passage = send()?;
         let cpu_percents = (agent.percent()?, consumers.percent()?);
-        let memory = Memory::of([&pid]);
+        let memory = Memory::of(pid)?;
         let (programs, _) = programs_during(&self.programs, send)?;
         Ok(vec![
             ("agent_cpu_percent", cpu_percents.0),

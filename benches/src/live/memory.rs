@@ -2,26 +2,33 @@
 
 use std::{fs, ops::AddAssign};
 
+use anyhow::{Context as _, Result};
+
 use super::fdinfo::map_memory_bytes;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Without what the kernel holds, though it be mapped. A page that processes share counts once.
+    /// Without what the kernel holds for them, even where they have mapped it.
     pub resident_bytes: u64,
     /// Rings of packet sockets, and BPF maps.
     pub kernel_bytes: u64,
 }
 
 impl Memory {
-    pub fn of<'a>(pids: impl IntoIterator<Item = &'a u32>) -> Self {
+    /// All that one process has resident, also what it shares with others.
+    pub fn of(pid: u32) -> Result<Self> {
+        read(pid, "Rss:")
+    }
+
+    /// What processes of one program have together. A page that they share counts once, and one that they share with others
+    /// in part.
+    pub fn of_all<'a>(pids: impl IntoIterator<Item = &'a u32>) -> Self {
         let mut sum = Self::default();
         for pid in pids {
             // A process may end meanwhile.
-            let Ok(smaps) = fs::read_to_string(format!("/proc/{pid}/smaps")) else {
-                continue;
-            };
-            sum += mapped(&smaps);
-            sum.kernel_bytes += map_memory_bytes(*pid).unwrap_or_default();
+            if let Ok(memory) = read(*pid, "Pss:") {
+                sum += memory;
+            }
         }
         sum
     }
@@ -34,9 +41,17 @@ impl AddAssign for Memory {
     }
 }
 
-/// A process's part of all that it has mapped (`Pss` in `proc_pid_smaps(5)`), but of BPF maps, of which the kernel says what
-/// they take as a whole. They are mapped as `anon_inode:bpf-map`, the ring of a packet socket as `socket:[INODE]`.
-fn mapped(smaps: &str) -> Memory {
+fn read(pid: u32, field: &str) -> Result<Memory> {
+    let path = format!("/proc/{pid}/smaps");
+    let smaps = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    let mut memory = mapped(&smaps, field);
+    memory.kernel_bytes += map_memory_bytes(pid)?;
+    Ok(memory)
+}
+
+/// The sum of this field of `proc_pid_smaps(5)`, without BPF maps, since the kernel says what they take as a whole.
+/// They are mapped as `anon_inode:bpf-map`, the ring of a packet socket as `socket:[INODE]`.
+fn mapped(smaps: &str, field: &str) -> Memory {
     let mut memory = Memory::default();
     let mut path = "";
     for line in smaps.lines() {
@@ -44,7 +59,7 @@ fn mapped(smaps: &str) -> Memory {
         let Some(first) = words.next() else {
             continue;
         };
-        if first == "Pss:" {
+        if first == field {
             let kib: u64 = words.next().and_then(|kib| kib.parse().ok()).unwrap_or(0);
             let bytes = kib * 1024;
             if path.starts_with("socket:") {
@@ -78,15 +93,19 @@ Pss:                2048 kB
 Rss:                 152 kB
 Pss:                 152 kB
 7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0 [stack]
+Rss:                  12 kB
 Pss:                  12 kB
 VmFlags: rd wr mr mw me gd ac
 7f0000300000-7f0000301000 rw-p 00000000 00:00 0
+Rss:                   1 kB
 Pss:                   1 kB
 ";
-        let expected = Memory {
-            resident_bytes: 17 << 10,
-            kernel_bytes: 2 << 20,
-        };
-        assert_eq!(mapped(smaps), expected);
+        for (field, resident_kib) in [("Pss:", 17), ("Rss:", 21)] {
+            let expected = Memory {
+                resident_bytes: resident_kib << 10,
+                kernel_bytes: 2 << 20,
+            };
+            assert_eq!(mapped(smaps, field), expected);
+        }
     }
 }

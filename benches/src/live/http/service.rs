@@ -139,7 +139,7 @@ impl<'a> Watched<'a> {
         let cpu_percent = meter.percent()?;
         let mut measures = outcome.measures();
         measures.push(("agent_cpu_percent", cpu_percent));
-        let memory = Memory::of([&pid]);
+        let memory = Memory::of(pid)?;
         measures.push(("resident_bytes", memory.resident_bytes as f64));
         Ok(measures)
     }

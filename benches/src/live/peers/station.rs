@@ -81,7 +81,7 @@ fn measure_processes(
     let processes = contender.processes()?;
     let mut measures = of_sender(sent, window);
     measures.push(("process_cpu_percent", meter.percent_of(&processes)));
-    let memory = Memory::of(&processes);
+    let memory = Memory::of_all(&processes);
     measures.push(("resident_bytes", memory.resident_bytes as f64));
     measures.push(("kernel_memory_bytes", memory.kernel_bytes as f64));
     let programs: BTreeSet<u32> = contender.program_ids()?;

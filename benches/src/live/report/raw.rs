@@ -24,6 +24,7 @@ const RATIOS: &[(&str, &str, &str, &str)] = &[
     ("sweep", "cpu_percent", "agent", "capture"),
     ("sweep", "process_cpu_percent", "agent", "capture"),
     ("sweep", "resident_bytes", "agent", "capture"),
+    ("sweep", "memory_bytes", "agent", "capture"),
     ("http", "latency_p50_us", "agent", "nothing"),
     ("http", "latency_p99_us", "agent", "nothing"),
     ("http", "latency_p999_us", "agent", "nothing"),

@@ -50,8 +50,8 @@ const IN_README: &[Headline] = &[
     SKYDIVE,
     Headline(
         "sweep",
-        "resident memory a flow, 500,000 flows",
-        "section=flows; flows=500000; measure=resident_bytes_per_flow; arm=agent",
+        "memory a flow, kernel and process, 500,000 flows",
+        "section=flows; flows=500000; measure=memory_bytes_per_flow; arm=agent",
         Arm("arm=capture", "a packet capture (TPACKET_V3)"),
     ),
 ];

@@ -121,8 +121,8 @@ impl Counter {
     }
 
     /// Nothing takes none.
-    pub fn memory(&mut self) -> Memory {
-        Memory::of(self.pid().as_ref())
+    pub fn memory(&mut self) -> Result<Memory> {
+        self.pid().map_or(Ok(Memory::default()), Memory::of)
     }
 }
 

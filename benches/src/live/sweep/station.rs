@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use lab::Lab;
 
 use super::{
@@ -15,6 +15,7 @@ use crate::live::{
     bench::{Measures, Setup, Station},
     cost::{cpu_percent, process_cpu_ns, programs_during},
     interrupt::Interrupt,
+    kernel_time,
     pacer::Pace,
     sender::{Sender, Sent},
 };
@@ -37,10 +38,21 @@ pub struct Counted {
     started: Instant,
     sender: Sender,
     lab: Lab,
+    bare: Bare,
     /// The last one, whose packets may not all be counted yet.
     turn: Option<Turn>,
     before: (Tally, u64),
 }
+
+/// A wire on which nothing counts, for pieces of time between those of the other one.
+struct Bare {
+    sender: Sender,
+    _lab: Lab,
+}
+
+/// A machine whose speed swings within seconds is as fast in a piece as in the one before.
+const PIECE: Duration = Duration::from_millis(50);
+const PIECES: usize = 40;
 
 #[derive(Clone, Copy)]
 struct Turn {
@@ -62,11 +74,31 @@ impl Counted {
             window: whole_intervals(load.interval, window),
             counter,
             started,
-            sender: Sender::new(&lab, FRAME_LEN_BYTES, Some(load.flows), PACE)?,
+            sender: sender(&lab, load)?,
             lab,
+            bare: Bare::new(load)?,
             turn: None,
             before: (Tally::default(), 0),
         })
+    }
+
+    /// What counting adds to the sender's time for a packet: the median over pieces, each beside one on the bare wire.
+    fn added_ns(&mut self, interrupt: &Interrupt) -> Result<f64> {
+        let mut added = Vec::with_capacity(PIECES);
+        for number in 0..PIECES {
+            let is_bare_first = number % 2 == 0;
+            let mut bare = 0.0;
+            if is_bare_first {
+                bare = ns_in_a_piece(&mut self.bare.sender, interrupt)?;
+            }
+            let counted = ns_in_a_piece(&mut self.sender, interrupt)?;
+            if !is_bare_first {
+                bare = ns_in_a_piece(&mut self.bare.sender, interrupt)?;
+            }
+            added.push(counted - bare);
+        }
+        added.sort_by(f64::total_cmp);
+        Ok(f64::midpoint(added[PIECES / 2 - 1], added[PIECES / 2]))
     }
 
     fn sent_in_all(&self) -> Result<u64> {
@@ -101,24 +133,28 @@ impl Station for Counted {
             let sleep = || setup.interrupt.sleep(self.interval);
             let (programs, ()) = programs_during(&ids, sleep)?;
             let window = Window::measure(Some(pid), sent, self.window, &setup.interrupt)?;
-            Ok((programs, window, counter.memory(), counter.tally()?))
+            Ok((programs, window, counter.memory()?, counter.tally()?))
         })?;
         let (programs, window, memory, tally) = outcome;
+        let added_ns = self.added_ns(&setup.interrupt)?;
         self.turn = Some(Turn {
-            scans_at_end: tally.scans,
+            scans_at_end: self.counter.tally()?.scans,
             sent_in_all: self.sent_in_all()?,
         });
         let scans = window.elapsed.as_secs_f64() / self.interval.as_secs_f64();
         let scan_ns = window.process_cpu_ns as f64 / scans;
         let cpu_percent = cpu_percent(window.process_cpu_ns, window.elapsed);
         let resident_bytes = memory.resident_bytes as f64;
+        let memory_bytes = resident_bytes + memory.kernel_bytes as f64;
         let mut measures = window.measures();
         measures.extend([
+            (kernel_time::ADDED_NS, added_ns),
             ("process_cpu_percent", cpu_percent),
             ("process_cpu_ms_per_scan", scan_ns / 1e6),
             ("flows_seen", tally.flows as f64),
             ("resident_bytes", resident_bytes),
             ("kernel_memory_bytes", memory.kernel_bytes as f64),
+            ("memory_bytes", memory_bytes),
         ]);
         if !ids.is_empty() {
             measures.push(("programs_cpu_percent", programs.cpu_percent()));
@@ -129,8 +165,9 @@ impl Station for Counted {
             measures.push(("process_cpu_ns_per_flow", scan_ns / tally.flows as f64));
         }
         if tally.tracked >= MANY {
-            let per_flow = resident_bytes / tally.tracked as f64;
-            measures.push(("resident_bytes_per_flow", per_flow));
+            let flows = tally.tracked as f64;
+            measures.push(("resident_bytes_per_flow", resident_bytes / flows));
+            measures.push(("memory_bytes_per_flow", memory_bytes / flows));
         }
         Ok(measures)
     }
@@ -165,6 +202,30 @@ impl Station for Counted {
             self.counter.refused_by(tally, before),
         ])
     }
+}
+
+impl Bare {
+    fn new(load: Load) -> Result<Self> {
+        let lab = Lab::quiet()?;
+        Ok(Self {
+            sender: sender(&lab, load)?,
+            _lab: lab,
+        })
+    }
+}
+
+fn sender(lab: &Lab, load: Load) -> Result<Sender> {
+    Sender::new(lab, FRAME_LEN_BYTES, Some(load.flows), PACE)
+}
+
+/// The sender's time for a packet.
+fn ns_in_a_piece(sender: &mut Sender, interrupt: &Interrupt) -> Result<f64> {
+    let ((packets, cpu_ns), _) = sender.during(PACKETS_PER_SECOND.into(), |sent| {
+        interrupt.sleep(PIECE)?;
+        Ok(sent.so_far())
+    })?;
+    ensure!(packets > 0, "nothing was sent for {PIECE:?}");
+    Ok(cpu_ns as f64 / packets as f64)
 }
 
 /// What was read at the two ends of a window.

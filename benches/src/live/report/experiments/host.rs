@@ -13,8 +13,8 @@ pub static SWEEP: Experiment = Experiment {
     question: "What do more flows cost at a steady {packets_per_second} packets a second, beside a packet \
                capture (TPACKET_V3) that keeps the same flows?",
     answer: "With 10k flows the agent takes {10k: CPU, agent} of a core, {10k: CPU, agent | CPU, capture} of \
-             the capture; with 1M flows it takes {1M: CPU, agent}, {1M: CPU, agent | CPU, capture}, and its \
-             process has {1M: memory, agent} of memory, {1M: memory, agent | memory, capture}.",
+             the capture; with 1M flows it takes {1M: CPU, agent}, {1M: CPU, agent | CPU, capture}, and \
+             {1M: memory, agent} of memory, {1M: memory, agent | memory, capture}. Both are of kernel and process together.",
     axes: ("flows", "CPU of one core, kernel and process"),
     labels: "section=flows",
     rows: &[
@@ -37,10 +37,10 @@ pub static SWEEP: Experiment = Experiment {
             "arm=agent; measure=cpu_percent",
             RatioTo("arm=capture"),
         ),
-        Column("memory, agent", "arm=agent; measure=resident_bytes", Figure),
+        Column("memory, agent", "arm=agent; measure=memory_bytes", Figure),
         Column(
             "memory, capture",
-            "arm=capture; measure=resident_bytes",
+            "arm=capture; measure=memory_bytes",
             Figure,
         ),
     ],
