@@ -23,6 +23,7 @@ const SHOWN_AS_JSON: &[&str] = &[
     ".flow.v1.InterfaceCounters",
     ".flow.v1.ListenerStatus",
     ".flow.v1.MemoryStatus",
+    ".flow.v1.OutputSpoolStatus",
     ".flow.v1.OutputStatus",
     ".flow.v1.OutputTlsStatus",
     ".flow.v1.RecordSum",

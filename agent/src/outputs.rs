@@ -145,8 +145,15 @@ impl Outputs {
                 let worker = Worker::new(&name, &output, parts, files, subscription, fates, ending);
                 tokio::spawn(worker.run())
             }
-            Parts::Batches(collectors) => {
-                let delivery = Delivery::new(&name, collectors, files, subscription, fates, ending);
+            Parts::Batches(collectors, spooling) => {
+                let delivery = Delivery::new(
+                    &name,
+                    (collectors, spooling),
+                    files,
+                    subscription,
+                    fates,
+                    ending,
+                );
                 tokio::spawn(delivery.run())
             }
         };

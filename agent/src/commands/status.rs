@@ -18,7 +18,8 @@ use crate::{
     output::{harmless, human, table},
     proto::{
         self, AgentStatus, ConsumerStatus, HookStatus, InterfacesStatus, ListenerStatus,
-        OutputStatus, OutputTlsStatus, RecordSum, ServerStatus, UncountedInterface,
+        OutputSpoolStatus, OutputStatus, OutputTlsStatus, RecordSum, ServerStatus,
+        UncountedInterface,
     },
 };
 
@@ -229,12 +230,31 @@ fn output_lines(output: &OutputStatus, lines: &mut Vec<String>) {
             ));
         }
     }
+    if let Some(spool) = &output.spool {
+        spool_lines(spool, lines);
+    }
     if output.failures != 0 {
         let when = if output.failing { "is" } else { "was last" };
         lines.push(format!(
             "  began to fail {} times; the error {when}: {}",
             output.failures, output.last_error
         ));
+    }
+}
+
+fn spool_lines(spool: &OutputSpoolStatus, lines: &mut Vec<String>) {
+    let bytes = human::bytes(spool.bytes);
+    let since = match spool.oldest_unix_ns {
+        0 => "everything is acknowledged".to_owned(),
+        oldest => {
+            let oldest = SystemTime::UNIX_EPOCH + Duration::from_nanos(oldest);
+            let oldest = humantime::format_rfc3339_seconds(oldest);
+            format!("the oldest batch that is not acknowledged is of {oldest}")
+        }
+    };
+    lines.push(format!("  the spool takes {bytes} of the disk; {since}"));
+    if !spool.error.is_empty() {
+        lines.push(format!("  the spool cannot be used: {}", spool.error));
     }
 }
 

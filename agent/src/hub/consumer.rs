@@ -3,11 +3,12 @@
 use std::ops::{AddAssign, SubAssign};
 
 use agent_common::Pair;
+use serde::{Deserialize, Serialize};
 
 use super::queue::Queue;
 use crate::{batch::Batch, clock, proto::ConsumerStatus};
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Volume {
     pub batches: u64,
     pub records: u64,

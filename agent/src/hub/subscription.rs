@@ -169,6 +169,7 @@ impl Drop for Subscription {
 pub struct OutgoingBatch {
     stream_seq: u64,
     prefix: Bytes,
+    lost: Volume,
     id: Option<BatchId>,
     volume: Volume,
     body: Bytes,
@@ -201,6 +202,7 @@ impl OutgoingBatch {
         Self {
             stream_seq,
             prefix: prefix.encode_to_vec().into(),
+            lost,
             id,
             volume,
             body,
@@ -219,6 +221,11 @@ impl OutgoingBatch {
     /// What the shared part reports.
     pub fn volume(&self) -> Volume {
         self.volume
+    }
+
+    /// What it says that the consumer has lost so far.
+    pub fn lost(&self) -> Volume {
+        self.lost
     }
 
     /// Which batch the shared part is; `None` if it is empty.

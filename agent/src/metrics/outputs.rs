@@ -69,8 +69,44 @@ impl Shown {
             ),
             outputs.map(|output| (output_labels(output), output.failures)),
         )?;
+        self.output_spools(families)?;
         self.output_certificates(families)?;
         self.departed_outputs(families)
+    }
+
+    /// Of those that keep batches on disk.
+    fn output_spools(&self, families: &mut Families<'_>) -> fmt::Result {
+        let outputs = self.status.outputs.iter();
+        let spooled = outputs.filter_map(|output| Some((output, output.spool.as_ref()?)));
+        families.gauge(
+            Help(
+                "flow_agent_output_spool_bytes",
+                "What the spool takes of the disk",
+            ),
+            spooled
+                .clone()
+                .map(|(output, spool)| (output_labels(output), spool.bytes as f64)),
+        )?;
+        let waiting = spooled
+            .clone()
+            .filter(|(_, spool)| spool.oldest_unix_ns != 0);
+        families.gauge(
+            Help(
+                "flow_agent_output_spool_oldest_time_seconds",
+                "When the oldest batch came that is not acknowledged, in Unix time",
+            ),
+            waiting.map(|(output, spool)| (output_labels(output), seconds(spool.oldest_unix_ns))),
+        )?;
+        families.gauge(
+            Help(
+                "flow_agent_output_spool_failing",
+                "1 if the disk cannot be used, so that batches wait in memory alone",
+            ),
+            spooled.map(|(output, spool)| {
+                let is_failing = !spool.error.is_empty();
+                (output_labels(output), f64::from(u8::from(is_failing)))
+            }),
+        )
     }
 
     /// Of those that speak TLS.

@@ -3,8 +3,11 @@
 //! the collector whether it has it already.
 
 use std::{
-    future::poll_fn,
+    fs,
+    future::{Future, pending, poll_fn},
     hash::{BuildHasher as _, RandomState},
+    path::PathBuf,
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
@@ -14,8 +17,8 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use prost::Message as _;
 use tokio::{
-    task::coop::unconstrained,
-    time::{Instant, sleep_until, timeout},
+    task::{coop::unconstrained, spawn_blocking},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use super::{
@@ -31,9 +34,12 @@ use crate::{
     tls::output::{InForce, followed},
 };
 
-mod unacknowledged;
+mod backlog;
+mod spool;
+mod waiting;
 
-use unacknowledged::Unacknowledged;
+use backlog::Backlog;
+use spool::{InUse, Spool};
 
 const METHOD: &str = "/flow.v1.FlowCollector/Export";
 /// How long a collector may take for an acknowledgement.
@@ -42,6 +48,12 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_secs(5);
 /// How long to wait for what a collector may have said of a call that broke.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long the disk may take at the end.
+const LAST_WRITE: Duration = Duration::from_secs(1);
+/// How often to look whether a spool is free that another output has, and after how long to tell that it is not.
+const IN_USE_PAUSE: Duration = Duration::from_millis(100);
+const IN_USE_IS_TOLD: Duration = Duration::from_secs(10);
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 pub(super) struct Delivery {
     sender: Sender,
@@ -53,11 +65,12 @@ struct Sender {
     subscription: Subscription,
     /// The queue is empty and nothing more will come.
     is_drained: bool,
-    unacknowledged: Unacknowledged,
+    /// Taken from the queue, and in none of the places yet where batches wait.
+    taken: Option<OutgoingBatch>,
+    backlog: Backlog,
+    spooling: Option<Spooling>,
     /// A batch with this agent and nothing else, once there was one.
     agent: Bytes,
-    /// Tells this output's numbers from those of another one, before or beside it.
-    stream_id: u64,
     patience: Duration,
     collectors: Vec<Endpoint>,
     /// The place of the one that is spoken to.
@@ -78,7 +91,7 @@ impl Delivery {
     /// To the first of these collectors that answers.
     pub(super) fn new(
         name: &str,
-        collectors: Vec<Endpoint>,
+        (collectors, spooling): (Vec<Endpoint>, Option<Spooling>),
         tls: Option<InForce>,
         subscription: Subscription,
         tally: Arc<Tally>,
@@ -87,9 +100,10 @@ impl Delivery {
         let sender = Sender {
             subscription,
             is_drained: false,
-            unacknowledged: Unacknowledged::default(),
+            taken: None,
+            backlog: Backlog::new(RandomState::new().hash_one(name)),
+            spooling,
             agent: Bytes::new(),
-            stream_id: RandomState::new().hash_one(name),
             patience: PATIENCE,
             collectors,
             at: 0,
@@ -113,9 +127,9 @@ impl Delivery {
         let files = followed(self.tls);
         let (mut sender, mut ending) = (self.sender, self.ending);
         let work = async {
-            if ending.before(sender.deliver()).await.is_err() {
-                sender.give_up();
-            }
+            let _ = ending.before(sender.begin()).await;
+            let _ = ending.before(sender.deliver()).await;
+            sender.finish().await;
         };
         tokio::select! {
             () = work => {}
@@ -124,7 +138,60 @@ impl Delivery {
     }
 }
 
+/// Where batches wait on disk, and for how many bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Spooling {
+    pub folder: PathBuf,
+    pub most_bytes: u64,
+}
+
 impl Sender {
+    /// Opens the spool. An output that leaves may still have it.
+    async fn begin(&mut self) {
+        let Some(Spooling { folder, most_bytes }) = self.spooling.clone() else {
+            return;
+        };
+        let fresh_id = self.backlog.stream_id();
+        let boot_id = fs::read_to_string(BOOT_ID).unwrap_or_default();
+        let mut waited = Duration::ZERO;
+        let opened = loop {
+            let (folder, boot_id) = (folder.clone(), boot_id.clone());
+            let open = move || Spool::open(folder, most_bytes, fresh_id, boot_id.trim());
+            let opened = spawn_blocking(open).await.expect("opening does not panic");
+            match opened {
+                Err(error) if error.is::<InUse>() => {
+                    if waited == IN_USE_IS_TOLD {
+                        self.telling
+                            .spool_fails(&format!("{error:#}; it is tried again"));
+                    }
+                    sleep(IN_USE_PAUSE).await;
+                    waited += IN_USE_PAUSE;
+                }
+                other => break other,
+            }
+        };
+        match opened {
+            Ok((spool, beginning)) => {
+                for fault in &beginning.faults {
+                    self.telling.spool_is_damaged(fault);
+                }
+                let lost = sum_of(beginning.lost);
+                self.tally.finds(beginning.waits);
+                self.tally.finds(lost);
+                self.telling.spool_has(beginning.waits);
+                self.backlog.go_on(spool, &beginning);
+                self.loses(lost);
+                // So that the next start knows in which time of the system this one wrote.
+                self.sync().await;
+            }
+            Err(error) => {
+                let fault = format!("{error:#}; batches wait in memory alone");
+                self.telling.spool_fails(&fault);
+                self.tally.spools(0, 0, &fault);
+            }
+        }
+    }
+
     async fn deliver(&mut self) {
         let mut asked = None;
         while !self.is_done() {
@@ -157,21 +224,49 @@ impl Sender {
     /// Leaves the collectors alone for a while.
     async fn rest(&mut self, asked: Option<Duration>) {
         let pause = self.backoff.next(asked);
-        if let Ok(true) = self.ending.pause(pause).await {
+        if asked.is_some_and(|asked| !asked.is_zero()) {
+            // A collector knows when it is ready.
+            self.meanwhile(sleep(pause)).await;
+            return;
+        }
+        let mut ending = self.ending.clone();
+        let paused = self.meanwhile(ending.pause(pause)).await;
+        self.ending = ending;
+        if let Ok(true) = paused {
             self.backoff.reset();
+        }
+    }
+
+    /// Brings what comes to the spool while something else goes on.
+    async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        loop {
+            let may_take = !self.is_drained && self.backlog.has_spool() && self.backlog.has_room();
+            let sync_at = self.backlog.sync_at();
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                () = at(sync_at), if sync_at.is_some() => self.sync().await,
+                () = self.take(), if may_take => {}
+            }
+            self.keep().await;
         }
     }
 
     /// Sends to one collector. Returns when all is acknowledged and nothing more will come, or the collector has ended the
     /// call when nothing was left to acknowledge.
     async fn call(&mut self) -> std::result::Result<(), Failure> {
-        if self.unacknowledged.is_empty() {
+        self.keep().await;
+        if self.backlog.is_empty() {
             self.take().await;
+            self.keep().await;
         }
         if self.is_done() {
             return Ok(());
         }
-        let mut call = StreamingCall::begin(&self.collectors[self.at], METHOD).await?;
+        let collector = self.collectors[self.at].clone();
+        let call = StreamingCall::begin(&collector, METHOD);
+        let mut call = self.meanwhile(call).await?;
         let (outbox, answers) = (&mut call.outbox, &mut call.answers);
         // The number of the last batch that was put into the outbox in this call.
         let mut put_seq = 0;
@@ -179,23 +274,27 @@ impl Sender {
         let mut deadline = Instant::now() + self.patience;
         while !self.is_done() {
             if outbox.is_empty() {
-                self.handed_seq = self.handed_seq.max(put_seq);
-                if let Some(batch) = self.unacknowledged.after(put_seq) {
-                    put_seq = batch.stream_seq();
-                    outbox.put(batch.clone().into_parts());
-                } else if self.is_drained && !has_ended {
+                while outbox.has_room()
+                    && let Some(batch) = self.backlog.after(put_seq)
+                {
+                    put_seq = batch.seq;
+                    outbox.put(put_seq, batch.parts.clone());
+                }
+                if outbox.is_empty() && self.is_drained && !has_ended {
                     outbox.end()?;
                     has_ended = true;
                 }
             }
-            let was_empty = self.unacknowledged.is_empty();
-            let may_take = !self.is_drained && self.unacknowledged.has_room();
+            let was_empty = self.backlog.is_empty();
+            let may_take = !self.is_drained && self.backlog.has_room();
+            let sync_at = self.backlog.sync_at();
             tokio::select! {
                 // What it says comes before what breaks when it has ended the call.
                 biased;
                 answer = answers.next() => match answer {
                     Ok(answer) => {
-                        if self.acknowledge(answer)? {
+                        self.handed_seq = self.handed_seq.max(outbox.sent());
+                        if self.acknowledge(answer).await? {
                             deadline = Instant::now() + self.patience;
                         }
                     }
@@ -205,9 +304,11 @@ impl Sender {
                 flushed = outbox.flush(), if !outbox.is_empty() => {
                     if let Err(failure) = flushed {
                         // The collector may have said why.
+                        self.handed_seq = self.handed_seq.max(outbox.sent());
                         return Err(self.last_words(answers).await?.unwrap_or(failure));
                     }
                 }
+                () = at(sync_at), if sync_at.is_some() => self.sync().await,
                 () = self.take(), if may_take => {
                     if was_empty {
                         deadline = Instant::now() + self.patience;
@@ -218,6 +319,7 @@ impl Sender {
                     return Err(anyhow!("no acknowledgement within {patience}").into());
                 }
             }
+            self.keep().await;
         }
         Ok(())
     }
@@ -230,7 +332,7 @@ impl Sender {
         loop {
             match timeout(LAST_WORDS, answers.next()).await {
                 Ok(Ok(answer)) => {
-                    self.acknowledge(answer)?;
+                    self.acknowledge(answer).await?;
                 }
                 Ok(Err(failure)) => return Ok(Some(failure)),
                 Err(_) => return Ok(None),
@@ -238,26 +340,58 @@ impl Sender {
         }
     }
 
-    /// Puts the next batch of the queue to those that are not acknowledged. Cancel safe.
+    /// Takes the next batch of the queue. Cancel safe.
     async fn take(&mut self) {
+        if self.taken.is_some() {
+            return;
+        }
         let (subscription, tally) = (&mut self.subscription, &self.tally);
         match poll_fn(|context| tally.takes(|| subscription.poll_next(context))).await {
             Some(batch) => {
                 self.tally.doubts(sum_of(batch.volume()));
-                let batch = self.signed(batch);
-                self.unacknowledged.push(batch);
+                self.taken = Some(batch);
             }
             None => self.is_drained = true,
         }
     }
 
-    /// The batch with all that names it: its stream, and its agent, which a batch that tells nothing but losses has not.
+    /// Puts what was taken to those that wait, and fills the memory from the disk. Not to be given up in the middle: only what
+    /// has ended is.
+    async fn keep(&mut self) {
+        let mut lost = RecordSum::default();
+        if let Some(batch) = self.taken.take() {
+            let batch = self.signed(batch);
+            let batch = self.backlog.number(batch);
+            lost += self.backlog.keep(batch).await;
+        }
+        lost += self.backlog.refill().await;
+        self.loses(lost);
+    }
+
+    async fn sync(&mut self) {
+        let lost = self.backlog.sync(false).await;
+        self.loses(lost);
+    }
+
+    /// Counts what the disk lost, and says how the spool is.
+    fn loses(&mut self, lost: RecordSum) {
+        if lost != RecordSum::default() {
+            self.tally.learns(Receipts {
+                arrived: RecordSum::default(),
+                lost,
+            });
+            self.telling.spool_loses(lost);
+        }
+        if self.backlog.has_spool() {
+            let fault = self.backlog.fault().unwrap_or_default();
+            let (bytes, oldest) = (self.backlog.spool_bytes(), self.backlog.oldest_unix_ns());
+            self.tally.spools(bytes, oldest, fault);
+            self.telling.spool_is(fault);
+        }
+    }
+
+    /// The batch with its agent, which one that tells nothing but losses has not.
     fn signed(&mut self, batch: OutgoingBatch) -> OutgoingBatch {
-        let signature = FlowBatch {
-            stream_id: self.stream_id,
-            ..FlowBatch::default()
-        };
-        let batch = batch.with(&signature);
         if batch.id().is_none() {
             return batch.with_body(self.agent.clone());
         }
@@ -274,7 +408,7 @@ impl Sender {
     }
 
     /// Returns whether batches were acknowledged that were not before.
-    fn acknowledge(&mut self, answer: Bytes) -> Result<bool> {
+    async fn acknowledge(&mut self, answer: Bytes) -> Result<bool> {
         let ExportAck { last_seq } =
             ExportAck::decode(answer).context("read an acknowledgement")?;
         ensure!(
@@ -282,34 +416,61 @@ impl Sender {
             "the collector acknowledges batch {last_seq}, and {} was the last one",
             self.handed_seq
         );
-        let Some(arrived) = self.unacknowledged.acknowledge(last_seq) else {
+        let Some((arrived, done)) = self.backlog.acknowledge(last_seq) else {
             return Ok(false);
         };
         self.tally.learns(Receipts {
             arrived,
             lost: RecordSum::default(),
         });
+        self.backlog.forget(done).await;
         self.has_progressed = true;
-        if self.unacknowledged.is_empty() {
+        if self.backlog.is_empty() {
             self.telling.works(&self.address());
         }
         Ok(true)
     }
 
     fn is_done(&self) -> bool {
-        self.is_drained && self.unacknowledged.is_empty()
+        self.is_drained && self.taken.is_none() && self.backlog.is_empty()
     }
 
     fn address(&self) -> String {
         self.collectors[self.at].address()
     }
 
-    /// Counts and tells what is left at the end. The collector may have it all the same.
-    fn give_up(&mut self) {
-        // Else tokio would let the queue seem empty after a while, so that other tasks get their turn.
-        while !self.is_drained && unconstrained(self.take()).now_or_never().is_some() {}
-        self.tally.loses_doubted();
+    /// Leaves what is left in the spool for the next start, or counts and tells it. The collector may have it all the same.
+    async fn finish(&mut self) {
+        if self.is_done() && !self.backlog.has_spool() {
+            return;
+        }
+        let kept = timeout(LAST_WRITE, async {
+            // Else tokio would let the queue seem empty after a while, so that other tasks get their turn.
+            while !self.is_drained && unconstrained(self.take()).now_or_never().is_some() {
+                self.keep().await;
+            }
+            self.keep().await;
+            let lost = self.backlog.sync(true).await;
+            self.loses(lost);
+        });
+        let is_kept = kept.await.is_ok() && self.backlog.has_spool();
+        if is_kept {
+            self.loses(self.backlog.only_in_memory());
+            let waits = self.tally.status().queued.unwrap_or_default();
+            self.telling.spool_keeps(waits);
+            self.tally.hands_on();
+        } else {
+            self.tally.loses_doubted();
+        }
         self.telling.ended(&self.address());
+    }
+}
+
+/// Returns at that moment, and never without one.
+async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => pending().await,
     }
 }
 

@@ -7,9 +7,13 @@ use tokio::{
     time::{Duration, Instant, sleep, sleep_until},
 };
 
-/// When the time is over, once the output is to end.
 #[derive(Clone)]
-pub(super) struct Ending(watch::Receiver<Option<Instant>>);
+pub(super) struct Ending {
+    /// When the time is over, once the output is to end.
+    deadline: watch::Receiver<Option<Instant>>,
+    /// A pause was left out since then.
+    has_hurried: bool,
+}
 
 /// The time is over.
 #[derive(Debug)]
@@ -17,7 +21,10 @@ pub(super) struct Over;
 
 impl Ending {
     pub(super) fn new(deadline: watch::Receiver<Option<Instant>>) -> Self {
-        Self(deadline)
+        Self {
+            deadline,
+            has_hurried: false,
+        }
     }
 
     /// The work's result, unless the time is over before.
@@ -32,22 +39,58 @@ impl Ending {
         }
     }
 
-    /// Waits until the next try. Where the output is to end meanwhile, that is at once, since there is no time to wait for a
+    /// Waits until the next try. Once the output is to end that is at once, one time, since there is no time to wait for a
     /// better moment; `true` says so.
     pub(super) async fn pause(&mut self, time: Duration) -> Result<bool, Over> {
-        if self.0.borrow().is_some() {
+        if self.has_hurried {
             return self.before(sleep(time)).await.map(|()| false);
         }
         tokio::select! {
-            _ = self.deadline() => Ok(true),
+            biased;
+            _ = self.deadline() => {
+                self.has_hurried = true;
+                Ok(true)
+            }
             () = sleep(time) => Ok(false),
         }
     }
 
     async fn deadline(&mut self) -> Instant {
-        match self.0.wait_for(Option::is_some).await.map(|set| *set) {
+        match self
+            .deadline
+            .wait_for(Option::is_some)
+            .await
+            .map(|set| *set)
+        {
             Ok(Some(deadline)) => deadline,
             Ok(None) | Err(_) => pending().await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_hours(1);
+
+    #[tokio::test]
+    async fn one_pause_is_cut_short_at_the_end() {
+        for is_before in [false, true] {
+            let (deadline, until) = watch::channel(None);
+            let mut ending = Ending::new(until);
+            assert!(matches!(ending.pause(Duration::ZERO).await, Ok(false)));
+            let soon = Instant::now() + Duration::from_millis(100);
+            let end = async { deadline.send_replace(Some(soon)) };
+            let cut = if is_before {
+                end.await;
+                ending.pause(LONG).await
+            } else {
+                tokio::join!(ending.pause(LONG), end).0
+            };
+            assert!(matches!(cut, Ok(true)));
+            assert!(matches!(ending.pause(LONG).await, Err(Over)));
+            assert!(Instant::now() >= soon);
         }
     }
 }

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use thiserror::Error;
 
 use super::{
+    delivery::Spooling,
     encoder::Encoder,
     files::{Compression, Rotated, Rotation, whole},
     jsonl::Jsonl,
@@ -119,8 +120,8 @@ enum Target {
 pub(super) enum Parts {
     /// Flows in another format, message by message.
     Messages(Box<dyn Encoder>, Transport),
-    /// Our own batches, to the first of these that answers.
-    Batches(Vec<Endpoint>),
+    /// Our own batches, to the first of these that answers, and perhaps by way of the disk.
+    Batches(Vec<Endpoint>, Option<Spooling>),
 }
 
 /// An output whose files of TLS have been read.
@@ -235,7 +236,7 @@ impl Output {
     pub(super) fn parts(&self, hub: &Hub, tls: Option<InForce>) -> Parts {
         let (encoder, transport): (Box<dyn Encoder>, _) = match &self.target {
             Target::Collector(target) => {
-                return Parts::Batches(target.endpoints(tls.as_ref()));
+                return Parts::Batches(target.endpoints(tls.as_ref()), target.spooling());
             }
             Target::Ipfix(target) => target.parts(),
             Target::Jsonl { path, rotation } => (
@@ -525,6 +526,32 @@ mod tests {
     }
 
     #[test]
+    fn a_collector_has_a_spool_of_a_gibibyte_unless_it_says_otherwise() {
+        let spooling = |more: &str| {
+            let table = format!(r#"{{"kind": "collector", "address": "http://a:1"{more}}}"#);
+            let read = read(&table).unwrap();
+            let [Wish::Output(output)] = &read[..] else {
+                panic!("{read:?}")
+            };
+            let Target::Collector(target) = &output.target else {
+                panic!("{output:?}")
+            };
+            target.spooling()
+        };
+        assert_eq!(spooling(""), None);
+        assert_eq!(spooling(r#", "spool": "" "#), None);
+        let expected = |most_bytes| {
+            Some(Spooling {
+                folder: "/a".into(),
+                most_bytes,
+            })
+        };
+        assert_eq!(spooling(r#", "spool": "/a""#), expected(1 << 30));
+        let more = r#", "spool": "/a", "spool_bytes": 16777216"#;
+        assert_eq!(spooling(more), expected(16 << 20));
+    }
+
+    #[test]
     fn parquet_goes_into_a_folder() {
         let table = r#"{"kind": "parquet", "address": "/a", "compression": "none"}"#;
         let read = read(table).unwrap();
@@ -698,6 +725,22 @@ mod tests {
             (
                 r#"{"kind": "collector", "address": "http://a:1", "failover": "b c:1"}"#,
                 "failover: the name of a host cannot have ' '",
+            ),
+            (
+                r#"{"kind": "collector", "address": "http://a:1", "spool": "var/spool"}"#,
+                "spool: expected the whole path, from /, of a folder, and not var/spool",
+            ),
+            (
+                r#"{"kind": "collector", "address": "http://a:1", "spool_bytes": 20000000}"#,
+                "spool_bytes: is for a spool, and there is none: set spool",
+            ),
+            (
+                r#"{"kind": "collector", "address": "http://a:1", "spool": "/a", "spool_bytes": 1}"#,
+                "spool_bytes: expected a number, 16777216 or more",
+            ),
+            (
+                r#"{"kind": "jsonl", "address": "/a", "spool": "/b"}"#,
+                "spool: jsonl has no such setting",
             ),
             (
                 r#"{"kind": "collector", "address": "http://a:1", "only_ended": true}"#,

@@ -12,7 +12,7 @@ use agent_common::Pair;
 use super::transport::Receipts;
 use crate::{
     hub::{Backlog, OutgoingBatch, Volume},
-    proto::{DepartedOutputs, FlowRecord, OutputStatus, RecordSum},
+    proto::{DepartedOutputs, FlowRecord, OutputSpoolStatus, OutputStatus, RecordSum},
 };
 
 /// What became of an output's flows.
@@ -20,6 +20,7 @@ pub(super) struct Tally {
     backlog: Backlog,
     fates: Mutex<Fates>,
     health: Mutex<Health>,
+    spool: Mutex<Option<OutputSpoolStatus>>,
 }
 
 /// Behind one lock, under which flows also leave the queue: at every moment a flow is in one sum.
@@ -62,6 +63,7 @@ impl Tally {
             backlog,
             fates: Mutex::default(),
             health: Mutex::default(),
+            spool: Mutex::default(),
         }
     }
 
@@ -102,6 +104,25 @@ impl Tally {
         let mut fates = self.fates();
         fates.in_hand -= flows;
         fates.doubted += flows;
+    }
+
+    /// These were found on disk, and what became of them is told later.
+    pub(super) fn finds(&self, flows: RecordSum) {
+        self.fates().doubted += flows;
+    }
+
+    /// What is on disk is left to the next one that opens it.
+    pub(super) fn hands_on(&self) {
+        self.fates().doubted = RecordSum::default();
+    }
+
+    /// How the disk stands.
+    pub(super) fn spools(&self, bytes: u64, oldest_unix_ns: u64, error: &str) {
+        *self.spool() = Some(OutputSpoolStatus {
+            bytes,
+            oldest_unix_ns,
+            error: error.to_owned(),
+        });
     }
 
     /// What became of some that were doubted.
@@ -200,12 +221,17 @@ impl Tally {
             refused: Some(refused),
             lost: Some(lost),
             left_out: Some(left_out),
+            spool: self.spool().clone(),
             ..OutputStatus::default()
         }
     }
 
     fn fates(&self) -> MutexGuard<'_, Fates> {
         self.fates.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spool(&self) -> MutexGuard<'_, Option<OutputSpoolStatus>> {
+        self.spool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn health(&self) -> MutexGuard<'_, Health> {

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use super::{tally::Tally, transport::Failure};
+use super::{spell::Spell, tally::Tally, transport::Failure};
 use crate::proto::RecordSum;
 
 pub(super) struct Telling {
     output: String,
     tally: Arc<Tally>,
+    /// It has been told that the disk does not take batches, or cannot be read.
+    told_spool: bool,
+    spool_losses: Spell,
 }
 
 impl Telling {
@@ -15,6 +18,8 @@ impl Telling {
         Self {
             output: output.to_owned(),
             tally: Arc::clone(tally),
+            told_spool: false,
+            spool_losses: Spell::default(),
         }
     }
 
@@ -41,6 +46,70 @@ impl Telling {
                 lost_packets = lost.packets,
                 lost_bytes = lost.bytes,
                 "flows get to {address} again",
+            );
+        }
+    }
+
+    /// What is found in the spool of an earlier run.
+    pub(super) fn spool_has(&self, waits: RecordSum) {
+        if waits != RecordSum::default() {
+            tracing::info!(
+                output = self.output,
+                records = waits.records,
+                packets = waits.packets,
+                bytes = waits.bytes,
+                "flows wait in the spool since before the start, and go first",
+            );
+        }
+    }
+
+    /// What is left there for the next start.
+    pub(super) fn spool_keeps(&self, waits: RecordSum) {
+        if waits != RecordSum::default() {
+            tracing::info!(
+                output = self.output,
+                records = waits.records,
+                packets = waits.packets,
+                bytes = waits.bytes,
+                "flows wait in the spool for the next start",
+            );
+        }
+    }
+
+    pub(super) fn spool_is_damaged(&self, fault: &str) {
+        tracing::warn!(
+            output = self.output,
+            fault,
+            "a part of the spool cannot be read; what it had is counted as lost when its turn comes",
+        );
+    }
+
+    /// Tells what is wrong with the disk, once until it is right again.
+    pub(super) fn spool_is(&mut self, fault: &str) {
+        let was_told = std::mem::replace(&mut self.told_spool, !fault.is_empty());
+        if fault.is_empty() && was_told {
+            tracing::info!(output = self.output, "the spool is written again");
+        } else if !fault.is_empty() && !was_told {
+            self.spool_fails(fault);
+        }
+    }
+
+    pub(super) fn spool_fails(&self, fault: &str) {
+        tracing::warn!(
+            output = self.output,
+            fault,
+            "the spool cannot be used; meanwhile batches wait in memory, as long as there is room",
+        );
+    }
+
+    pub(super) fn spool_loses(&mut self, lost: RecordSum) {
+        if self.spool_losses.begins() {
+            tracing::warn!(
+                output = self.output,
+                lost_records = lost.records,
+                lost_packets = lost.packets,
+                lost_bytes = lost.bytes,
+                "the spool loses flows: it was full, or a part of it cannot be read; this is not told again while it goes on",
             );
         }
     }

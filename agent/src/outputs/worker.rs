@@ -231,7 +231,7 @@ impl Worker {
     /// Sends one message with flows from the front, and tries again until it is sent or refused.
     async fn hand_over(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> Result<Done, Over> {
         if let Some(pause) = self.pause.take() {
-            self.ending.pause(pause).await?;
+            self.ending.before(sleep(pause)).await?;
         }
         loop {
             let message = self.encoder.message(batch, flows);
@@ -293,7 +293,10 @@ impl Worker {
             };
             self.failed(&failure);
             let wait = self.backoff.next(after);
-            if self.ending.pause(wait).await? {
+            if after.is_some() {
+                // The receiver knows when it is ready.
+                self.ending.before(sleep(wait)).await?;
+            } else if self.ending.pause(wait).await? {
                 self.backoff.reset();
             }
         }

@@ -29,6 +29,7 @@ mod parquet;
 mod pbflow;
 mod secured;
 mod serve;
+mod spool;
 
 /// The output of this name in the agent's status.
 fn output(agent: &Agent, lab: &Lab, name: &str) -> Value {

@@ -16,6 +16,7 @@ mod files;
 mod netns;
 mod package;
 mod sockets;
+mod spool;
 mod tarball;
 
 type Check = fn(&mut Service) -> Result<String>;
@@ -37,6 +38,10 @@ pub const CHECKS: &[(&str, Check)] = &[
     (
         "with a drop-in it writes files for its group",
         files::writes_for_its_group,
+    ),
+    (
+        "with a drop-in it keeps on disk what no collector took",
+        spool::keeps_what_no_collector_took,
     ),
     (
         "behind a socket of systemd it is started by a request",

@@ -3,13 +3,13 @@ use std::{collections::BTreeMap, net::SocketAddr, pin::Pin, sync::Mutex};
 use agent_common::Pair;
 use futures_util::{Stream, StreamExt as _, stream};
 use tokio::{
-    net::TcpListener,
+    net::TcpSocket,
     sync::watch,
     task::JoinHandle,
     time::{sleep, timeout},
 };
 use tonic::{
-    Request, Response, Status, Streaming,
+    Code, Request, Response, Status, Streaming,
     transport::{Server, server::TcpIncoming},
 };
 
@@ -19,7 +19,7 @@ use crate::{
     hub::{DEFAULT_QUEUED_BYTES, Hub},
     outputs::settings::HostPort,
     proto::{
-        AgentIdentity, FlowRecord,
+        AgentIdentity, FlowRecord, OutputStatus,
         flow_collector_server::{FlowCollector, FlowCollectorServer},
     },
 };
@@ -48,6 +48,8 @@ struct Store {
     /// The numbers of each call, as they came.
     calls: Arc<Mutex<Vec<Vec<u64>>>>,
     scripts: Arc<Mutex<Vec<Script>>>,
+    /// It refuses all calls, and asks to be left alone for a minute.
+    asks: bool,
 }
 
 impl Store {
@@ -102,6 +104,10 @@ impl FlowCollector for Store {
         request: Request<Streaming<FlowBatch>>,
     ) -> Result<Response<Self::ExportStream>, Status> {
         let (store, (call, script)) = (self.clone(), self.begin());
+        if self.asks {
+            let details = a_minute().into();
+            return Err(Status::with_details(Code::Unavailable, "later", details));
+        }
         let batches = request.into_inner();
         let answers = stream::unfold((batches, 0), move |(mut batches, stored)| {
             let store = store.clone();
@@ -121,6 +127,14 @@ impl FlowCollector for Store {
         let answers = answers.filter_map(|answer| async { answer });
         Ok(Response::new(answers.boxed()))
     }
+}
+
+/// `google.rpc.Status` with a `RetryInfo`, by hand.
+fn a_minute() -> Vec<u8> {
+    let url = b"type.googleapis.com/google.rpc.RetryInfo";
+    let mut any = [&[0x0a, url.len() as u8][..], url].concat();
+    any.extend([0x12, 4, 0x0a, 2, 0x08, 60]);
+    [&[0x1a, any.len() as u8][..], &any].concat()
 }
 
 const AGENT: &str = "agent-1";
@@ -151,6 +165,20 @@ fn batch(scan_id: u64, records: u32) -> Batch {
     }
 }
 
+/// The same with so many bytes more.
+fn long(scan_id: u64, records: u32, bytes: usize) -> Batch {
+    let mut batch = batch(scan_id, records);
+    let more = FlowBatch {
+        agent: Some(AgentIdentity {
+            boot_id: "b".repeat(bytes),
+            ..AgentIdentity::default()
+        }),
+        ..FlowBatch::default()
+    };
+    batch.body = [&batch.body[..], &more.encode_to_vec()].concat().into();
+    batch
+}
+
 fn sum_of_records(records: u64) -> Pair {
     Pair {
         packets: 3 * records,
@@ -166,12 +194,20 @@ fn host(address: SocketAddr) -> HostPort {
 }
 
 /// A collector that ends with the task.
-async fn listen(store: &Store) -> (HostPort, JoinHandle<()>) {
-    listen_at(store, "127.0.0.1:0".parse().unwrap()).await
+fn listen(store: &Store) -> (HostPort, JoinHandle<()>) {
+    listen_on(store, free_port().0)
 }
 
-async fn listen_at(store: &Store, address: SocketAddr) -> (HostPort, JoinHandle<()>) {
-    let listener = TcpListener::bind(address).await.unwrap();
+/// A port where nobody listens, and which nobody else gets.
+fn free_port() -> (TcpSocket, HostPort) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = host(socket.local_addr().unwrap());
+    (socket, address)
+}
+
+fn listen_on(store: &Store, socket: TcpSocket) -> (HostPort, JoinHandle<()>) {
+    let listener = socket.listen(1024).unwrap();
     let address = host(listener.local_addr().unwrap());
     let service = FlowCollectorServer::new(store.clone());
     let incoming = TcpIncoming::from(listener);
@@ -200,7 +236,7 @@ impl Output {
         let collectors = collectors.into_iter().map(endpoint).collect();
         let mut delivery = Delivery::new(
             "collector",
-            collectors,
+            (collectors, None),
             None,
             subscription,
             Arc::clone(&tally),
@@ -221,24 +257,29 @@ impl Output {
         [status.sent, status.lost, status.queued].map(|fate| fate.unwrap().records)
     }
 
-    async fn wait_until_failing(&self) {
-        timeout(Duration::from_mins(1), async {
-            while !self.tally.status().failing {
+    fn spooled(hub: Hub, collectors: Vec<HostPort>, spooling: Option<Spooling>) -> Self {
+        Self::start_with(hub, collectors, |sender| sender.spooling = spooling)
+    }
+
+    async fn wait_until(&self, what: &str, is_so: impl Fn(OutputStatus) -> bool) {
+        let waiting = timeout(Duration::from_mins(1), async {
+            while !is_so(self.tally.status()) {
                 sleep(Duration::from_millis(5)).await;
             }
-        })
-        .await
-        .expect("it fails");
+        });
+        let waited = waiting.await;
+        waited.unwrap_or_else(|_| panic!("{what}: {:?}", self.tally.status()));
+    }
+
+    async fn wait_until_failing(&self) {
+        self.wait_until("it fails", |status| status.failing).await;
     }
 
     async fn wait_until_sent(&self, records: u64) {
-        timeout(Duration::from_mins(1), async {
-            while self.fates()[0] < records {
-                sleep(Duration::from_millis(5)).await;
-            }
+        self.wait_until("the batches are acknowledged", |_| {
+            self.fates()[0] >= records
         })
-        .await
-        .expect("the batches are acknowledged");
+        .await;
     }
 
     /// Ends when all is acknowledged.
@@ -256,7 +297,8 @@ fn roomy_hub() -> Hub {
 
 #[tokio::test]
 async fn every_batch_is_stored_once_however_often_calls_break() {
-    const BATCHES: u64 = 300;
+    // Far more small ones than a server takes as frames of their own.
+    const BATCHES: u64 = 3000;
     let breaks = [(0, 0), (1, 0), (7, 7), (50, 3), (20, 0), (3, 2)];
     let scripts = breaks.map(|(stores, acknowledges)| Script {
         stores,
@@ -264,7 +306,7 @@ async fn every_batch_is_stored_once_however_often_calls_break() {
         too_much: 0,
     });
     let store = Store::with(&scripts);
-    let (collector, _task) = listen(&store).await;
+    let (collector, _task) = listen(&store);
     let output = Output::start(roomy_hub(), vec![collector], PATIENCE);
     let mut records = 0;
     for scan_id in 1..=BATCHES {
@@ -310,8 +352,8 @@ async fn another_collector_stands_in_for_one_that_breaks_off() {
     };
     let [first, second] = [Store::with(&[breaks(0), breaks(1)]), Store::default()];
     let nobody = host("127.0.0.1:1".parse().unwrap());
-    let (to_first, _task) = listen(&first).await;
-    let (to_second, _task) = listen(&second).await;
+    let (to_first, _task) = listen(&first);
+    let (to_second, _task) = listen(&second);
     let collectors = vec![nobody, to_first, to_second];
     let output = Output::start(roomy_hub(), collectors, PATIENCE);
     output.hub.publish(&batch(1, 1));
@@ -330,7 +372,7 @@ async fn another_collector_stands_in_for_one_that_breaks_off() {
 async fn a_call_that_ends_when_nothing_is_left_is_no_failure() {
     let ends = Script { stores: 1, ..WELL };
     let store = Store::with(&[ends, ends]);
-    let (collector, _task) = listen(&store).await;
+    let (collector, _task) = listen(&store);
     let output = Output::start(roomy_hub(), vec![collector], PATIENCE);
     for scan_id in 1..=3 {
         output.hub.publish(&batch(scan_id, 1));
@@ -349,8 +391,8 @@ async fn calls_that_break_at_once_are_followed_by_pauses() {
     const BATCHES: u64 = 6;
     let breaks = Script { stores: 1, ..WELL };
     let store = Store::with(&[breaks; 100]);
-    let (first, _task) = listen(&store).await;
-    let (second, _task) = listen(&store).await;
+    let (first, _task) = listen(&store);
+    let (second, _task) = listen(&store);
     let begun = Instant::now();
     let output = Output::start(roomy_hub(), vec![first, second], PATIENCE);
     for scan_id in 1..=BATCHES {
@@ -371,7 +413,7 @@ async fn what_was_never_sent_cannot_be_acknowledged() {
         ..WELL
     };
     let store = Store::with(&[lies]);
-    let (collector, _task) = listen(&store).await;
+    let (collector, _task) = listen(&store);
     let output = Output::start(roomy_hub(), vec![collector], PATIENCE);
     output.hub.publish(&batch(1, 1));
     output.wait_until_sent(1).await;
@@ -388,7 +430,7 @@ async fn a_collector_that_never_acknowledges_is_left_and_its_batches_sent_again(
         ..WELL
     };
     let store = Store::with(&[silent]);
-    let (collector, _task) = listen(&store).await;
+    let (collector, _task) = listen(&store);
     let patience = Duration::from_millis(100);
     let output = Output::start(roomy_hub(), vec![collector], patience);
     output.hub.publish(&batch(1, 1));
@@ -417,7 +459,7 @@ async fn what_no_collector_took_before_the_end_is_lost_to_the_record() {
         too_much: 0,
     };
     let store = Store::with(&[silent; 100]);
-    let (collector, task) = listen(&store).await;
+    let (collector, task) = listen(&store);
     let output = Output::start(roomy_hub(), vec![collector], PATIENCE);
     output.hub.publish(&batch(1, 5));
     output.wait_until_sent(5).await;
@@ -439,18 +481,16 @@ async fn what_no_collector_took_before_the_end_is_lost_to_the_record() {
 /// A collector that came back during a pause gets what is left, also if the pause is longer than the time at the end.
 #[tokio::test]
 async fn the_end_cuts_a_pause_short() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = free.local_addr().unwrap();
-    drop(free);
-    let output = Output::start_with(roomy_hub(), vec![host(address)], |sender| {
+    let (free, address) = free_port();
+    let output = Output::start_with(roomy_hub(), vec![address], |sender| {
         while sender.backoff.next(None) < Duration::from_secs(15) {}
     });
     output.hub.publish(&batch(1, 5));
     output.wait_until_failing().await;
     let store = Store::default();
-    let (_, _task) = listen_at(&store, address).await;
+    let (_, _task) = listen_on(&store, free);
     output.hub.close();
-    let soon = Instant::now() + Duration::from_secs(14);
+    let soon = Instant::now() + Duration::from_secs(10);
     output.deadline.send_replace(Some(soon));
     let tally = Arc::clone(&output.tally);
     output.task.await.unwrap();
@@ -458,11 +498,31 @@ async fn the_end_cuts_a_pause_short() {
     assert_eq!(store.calls(), [[1]]);
 }
 
+/// A collector that asks to be left alone is, at the end too.
+#[tokio::test]
+async fn the_end_does_not_cut_a_pause_that_a_collector_asked_for() {
+    let store = Store {
+        asks: true,
+        ..Store::default()
+    };
+    let (collector, _task) = listen(&store);
+    let output = Output::start(roomy_hub(), vec![collector], PATIENCE);
+    output.hub.publish(&batch(1, 5));
+    output.wait_until_failing().await;
+    output.hub.close();
+    let soon = Instant::now() + Duration::from_millis(300);
+    output.deadline.send_replace(Some(soon));
+    let tally = Arc::clone(&output.tally);
+    output.task.await.unwrap();
+    assert_eq!(tally.status().lost.unwrap().records, 5);
+    assert_eq!(store.calls(), [[0; 0]]);
+}
+
 /// What the queue lost while nobody took anything is told with the next batch, and at the end.
 #[tokio::test]
 async fn a_batch_says_what_was_lost_before_it() {
     let store = Store::default();
-    let (collector, _task) = listen(&store).await;
+    let (collector, _task) = listen(&store);
     let hub = Hub::new(2, DEFAULT_QUEUED_BYTES);
     let output = Output::start(hub, vec![collector], PATIENCE);
     // Nothing runs between these: two of them have room.
@@ -484,7 +544,7 @@ async fn what_was_lost_after_the_last_batch_is_told_with_its_agent() {
         ..WELL
     };
     let store = Store::with(&[silent]);
-    let (collector, _task) = listen(&store).await;
+    let (collector, _task) = listen(&store);
     let hub = Hub::new(10, batch(1, 1).body.len() as u64);
     let output = Output::start(hub, vec![collector], Duration::from_secs(1));
     output.hub.publish(&batch(1, 1));
@@ -505,44 +565,141 @@ async fn what_was_lost_after_the_last_batch_is_told_with_its_agent() {
     assert_eq!(store.sum(), sum_of_records(1));
 }
 
-#[test]
-fn no_more_is_taken_from_the_queue_than_has_room() {
+#[tokio::test]
+async fn no_more_is_taken_from_the_queue_than_has_room() {
     let hub = roomy_hub();
     let mut subscription = hub.subscribe_output("collector", "test");
-    let mut unacknowledged = Unacknowledged::default();
-    let mut next = || {
-        hub.publish(&batch(1, 1));
-        let next = subscription.next().now_or_never();
+    let mut backlog = Backlog::new(1);
+    let mut next = |batch: &Batch| {
+        hub.publish(batch);
+        let next = unconstrained(subscription.next()).now_or_never();
         next.flatten().expect("it was just published")
     };
-    assert!(unacknowledged.has_room());
-    while unacknowledged.has_room() {
-        unacknowledged.push(next());
+    assert!(backlog.has_room());
+    while backlog.has_room() {
+        let batch = backlog.number(next(&batch(1, 1)));
+        backlog.keep(batch).await;
     }
-    let after = |unacknowledged: &Unacknowledged, seq| {
-        let batch = unacknowledged.after(seq);
-        batch.map(OutgoingBatch::stream_seq)
-    };
-    assert_eq!(after(&unacknowledged, 0), Some(1));
-    assert_eq!(after(&unacknowledged, 1023), Some(1024));
-    assert_eq!(after(&unacknowledged, 1024), None);
-    let acknowledged = unacknowledged.acknowledge(24);
-    assert_eq!(acknowledged.map(|sum| sum.records), Some(24));
-    assert_eq!(unacknowledged.acknowledge(24), None);
-    assert!(unacknowledged.has_room());
-    assert_eq!(after(&unacknowledged, 0), Some(25));
-    assert_eq!(after(&unacknowledged, 25), Some(26));
-    let rest = unacknowledged.acknowledge(1024).unwrap();
+    let after = |backlog: &Backlog, seq| backlog.after(seq).map(|batch| batch.seq);
+    assert_eq!(after(&backlog, 0), Some(1));
+    assert_eq!(after(&backlog, 1023), Some(1024));
+    assert_eq!(after(&backlog, 1024), None);
+    let acknowledged = backlog.acknowledge(24);
+    assert_eq!(acknowledged.map(|(sum, _)| sum.records), Some(24));
+    assert_eq!(backlog.acknowledge(24), None);
+    assert!(backlog.has_room());
+    assert_eq!(after(&backlog, 0), Some(25));
+    assert_eq!(after(&backlog, 25), Some(26));
+    let (rest, _) = backlog.acknowledge(1024).unwrap();
     assert_eq!(rest.records, 1000);
-    assert!(unacknowledged.is_empty());
+    assert!(backlog.is_empty());
     let long = Batch {
         body: vec![0; 32 << 20].into(),
         ..batch(1, 1)
     };
-    hub.publish(&long);
-    let long = subscription.next().now_or_never().flatten().unwrap();
-    unacknowledged.push(long);
-    assert!(!unacknowledged.has_room());
-    assert!(unacknowledged.acknowledge(1025).is_some());
-    assert!(unacknowledged.has_room());
+    let long = backlog.number(next(&long));
+    backlog.keep(long).await;
+    assert!(!backlog.has_room());
+    assert!(backlog.acknowledge(1025).is_some());
+    assert!(backlog.has_room());
+}
+
+/// Far more than has room in memory.
+#[tokio::test]
+async fn what_no_collector_took_survives_the_agent_in_order() {
+    const BATCHES: u64 = 3000;
+    const LONG: usize = 2 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let spooling = || {
+        let folder = folder.path().join("spool");
+        Some(Spooling {
+            folder,
+            most_bytes: 1 << 30,
+        })
+    };
+    let nobody = host("127.0.0.1:1".parse().unwrap());
+    let mut sent = 0;
+    for run in 0..3 {
+        let output = Output::spooled(roomy_hub(), vec![nobody.clone()], spooling());
+        for scan_id in 1..BATCHES {
+            output.hub.publish(&batch(scan_id, 2));
+        }
+        output.hub.publish(&long(BATCHES, 2, LONG));
+        sent += 2 * BATCHES;
+        output
+            .wait_until("all is on disk", |status| {
+                // The others do not take as much together.
+                let least = (run + 1) * LONG as u64;
+                status.spool.is_some_and(|spool| spool.bytes > least)
+            })
+            .await;
+        assert_eq!(output.fates(), [0, 0, sent], "run {run}");
+        if run == 0 {
+            // As if the agent was killed.
+            output.task.abort();
+            let _ = output.task.await;
+        } else {
+            output.hub.close();
+            output.deadline.send_replace(Some(Instant::now()));
+            let tally = Arc::clone(&output.tally);
+            output.task.await.unwrap();
+            let status = tally.status();
+            assert_eq!(status.lost.unwrap().records, 0);
+            // They are the next one's.
+            assert_eq!(status.queued.unwrap().records, 0);
+        }
+    }
+    let store = Store::with(&[Script {
+        stores: 1000,
+        acknowledges: 500,
+        too_much: 0,
+    }]);
+    let (collector, _task) = listen(&store);
+    let output = Output::spooled(roomy_hub(), vec![collector], spooling());
+    output.hub.publish(&batch(1, 1));
+    output.wait_until_sent(sent + 1).await;
+    output.end().await;
+    assert_eq!(store.sum(), sum_of_records(sent + 1));
+    let batches = store.batches.lock().unwrap();
+    // All of one stream.
+    let mut expected = 1..=3 * BATCHES + 1;
+    let gap = batches
+        .keys()
+        .find(|(_, seq)| expected.next() != Some(*seq));
+    assert_eq!((gap, expected.next()), (None, None));
+    assert!(batches.values().all(|batch| batch.lost_records == 0));
+}
+
+#[tokio::test]
+async fn a_spool_that_is_full_loses_the_oldest_and_says_so() {
+    const BATCHES: u64 = 400;
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("spool");
+    let spooling = Some(Spooling {
+        folder,
+        most_bytes: 16 << 20,
+    });
+    let store = Store::default();
+    let (free, address) = free_port();
+    let output = Output::spooled(roomy_hub(), vec![address], spooling);
+    for scan_id in 1..=BATCHES {
+        output.hub.publish(&long(scan_id, 1, 256 << 10));
+        tokio::task::yield_now().await;
+    }
+    let fate = |sum: Option<RecordSum>| sum.unwrap().records;
+    output
+        .wait_until("some are lost", |status| fate(status.lost) > BATCHES / 4)
+        .await;
+    let (_, _task) = listen_on(&store, free);
+    output
+        .wait_until("all have their fate", |status| {
+            fate(status.sent) + fate(status.lost) == BATCHES
+        })
+        .await;
+    let lost = output.fates()[1];
+    output.hub.publish(&batch(BATCHES + 1, 1));
+    output.wait_until_sent(BATCHES - lost + 1).await;
+    output.end().await;
+    assert_eq!(store.sum(), sum_of_records(BATCHES - lost + 1));
+    assert_eq!(store.lost().last(), Some(&lost));
 }

@@ -1,8 +1,10 @@
 //! What the settings say about collectors of our own interface.
 
+use std::path::PathBuf;
+
 use super::{HostPort, Kind, Refused, Table, host, tls::Way};
 use crate::{
-    outputs::transport::Endpoint,
+    outputs::{delivery::Spooling, transport::Endpoint},
     tls::{
         ALPN_H2,
         output::{InForce, OutputTls},
@@ -15,6 +17,7 @@ use crate::{
 pub(super) struct Target {
     all: Vec<HostPort>,
     way: Way,
+    spooling: Option<Spooling>,
 }
 
 impl Target {
@@ -26,6 +29,10 @@ impl Target {
 
     pub fn read_tls(&self) -> Result<Option<OutputTls>, FileFault> {
         self.way.read(ALPN_H2)
+    }
+
+    pub fn spooling(&self) -> Option<Spooling> {
+        self.spooling.clone()
     }
 
     pub fn endpoints(&self, tls: Option<&InForce>) -> Vec<Endpoint> {
@@ -59,6 +66,32 @@ impl Target {
             }
             all.push(other);
         }
-        Ok(Self { all, way })
+        let spooling = spooling_of(table)?;
+        Ok(Self { all, way, spooling })
     }
+}
+
+fn spooling_of(table: &Table) -> Result<Option<Spooling>, Refused> {
+    let most_bytes = table.integer("spool_bytes")?;
+    let Some(folder) = table.text("spool")?.filter(|folder| !folder.is_empty()) else {
+        return match most_bytes {
+            Some(_) => Err(Refused::at(
+                "spool_bytes",
+                "is for a spool, and there is none: set spool",
+            )),
+            None => Ok(None),
+        };
+    };
+    let folder = PathBuf::from(folder);
+    if !folder.is_absolute() {
+        let message = format!(
+            "expected the whole path, from /, of a folder, and not {}",
+            folder.display()
+        );
+        return Err(Refused::at("spool", message));
+    }
+    Ok(Some(Spooling {
+        folder,
+        most_bytes: most_bytes.unwrap_or(1 << 30),
+    }))
 }

@@ -189,6 +189,18 @@ const KEYS: &[Key] = &[
         help: "Other collectors as HOST:PORT, with commas, for when the one before does not answer.",
     },
     Key {
+        name: "spool",
+        kinds: COLLECTOR,
+        value: ValueType::Text,
+        help: "A folder for batches that no collector has acknowledged, so that they survive the agent; without one they wait in memory alone.",
+    },
+    Key {
+        name: "spool_bytes",
+        kinds: COLLECTOR,
+        value: ValueType::Integer { least: 16 << 20 },
+        help: "How many bytes the spool may have, 16 MiB or more; by default 1 GiB.",
+    },
+    Key {
         name: "tls_ca",
         kinds: SERVED,
         value: ValueType::Text,

@@ -14,6 +14,7 @@ use crate::{
     tls::{client::ConnectError, output::InForce},
 };
 
+#[derive(Clone)]
 pub(in crate::outputs) struct Endpoint {
     pub(super) to: HostPort,
     tls: Option<InForce>,

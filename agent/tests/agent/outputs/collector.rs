@@ -1,12 +1,12 @@
 //! Batches that the agent brings to collectors, which break off, restart and stand in for each other.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     pin::Pin,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll},
 };
@@ -38,8 +38,10 @@ type Batches = BTreeMap<(u64, u64), FlowBatch>;
 
 /// What collectors have stored together.
 #[derive(Clone, Default)]
-struct Store {
+pub(super) struct Store {
     batches: Arc<Mutex<Batches>>,
+    /// Refuses every call.
+    pub(super) is_away: Arc<AtomicBool>,
     /// All that came, again or not.
     arrived: Arc<AtomicU64>,
     calls: Arc<AtomicU64>,
@@ -56,6 +58,9 @@ impl FlowCollector for Store {
         request: Request<Streaming<FlowBatch>>,
     ) -> Result<Response<Self::ExportStream>, Status> {
         let call = self.calls.fetch_add(1, Relaxed);
+        if self.is_away.load(Relaxed) {
+            return Err(Status::unavailable("it is away"));
+        }
         let stores = if self.breaks && call < BREAKS {
             call % 4
         } else {
@@ -89,7 +94,7 @@ impl FlowCollector for Store {
 
 impl Store {
     /// Listens on the agent's host.
-    fn listen(&self, lab: &Lab) -> u16 {
+    pub(super) fn listen(&self, lab: &Lab) -> u16 {
         let store = self.clone();
         let serve = move |stream| serve(store.clone(), stream);
         serve_each(lab, serve).port()
@@ -108,8 +113,8 @@ impl Store {
         serve_each(lab, serve).port()
     }
 
-    /// What all records report together, and what the last batch has of the account.
-    fn sums(&self) -> (Pair, Pair) {
+    /// What all records report together, and what the last batch has of the account. Asserts that no number is missing.
+    pub(super) fn sums(&self) -> (Pair, Pair) {
         let batches = self.batches.lock().unwrap();
         let records = batches.values().flat_map(|batch| &batch.records);
         let numbers = batches.keys().map(|(_, number)| *number);
@@ -120,6 +125,32 @@ impl Store {
             .find_map(|batch| batch.account.as_ref());
         let seen = last.and_then(|account| account.seen).unwrap_or_default();
         (records.map(FlowRecord::delta).sum(), seen.into())
+    }
+
+    /// How many streams they came on, of how many starts of the agent.
+    pub(super) fn origins(&self) -> (usize, usize) {
+        let batches = self.batches.lock().unwrap();
+        let streams: BTreeSet<_> = batches.keys().map(|(stream, _)| stream).collect();
+        let agents = batches.values().filter_map(|batch| batch.agent.as_ref());
+        let starts: BTreeSet<_> = agents.map(|agent| &agent.instance_id).collect();
+        (streams.len(), starts.len())
+    }
+
+    /// What all records report together.
+    pub(super) fn records(&self) -> Pair {
+        let batches = self.batches.lock().unwrap();
+        let records = batches.values().flat_map(|batch| &batch.records);
+        records.map(FlowRecord::delta).sum()
+    }
+
+    /// What the last batch calls lost.
+    pub(super) fn lost(&self) -> Pair {
+        let batches = self.batches.lock().unwrap();
+        let (_, last) = batches.last_key_value().expect("a batch");
+        Pair {
+            packets: last.lost_packets,
+            bytes: last.lost_bytes,
+        }
     }
 }
 

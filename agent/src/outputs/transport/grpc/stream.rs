@@ -35,6 +35,11 @@ impl StreamingCall {
             outbox: Outbox {
                 stream,
                 parts: VecDeque::new(),
+                shared: BytesMut::new(),
+                put_bytes: 0,
+                sent_bytes: 0,
+                ends: VecDeque::new(),
+                sent: 0,
             },
             answers: Answers {
                 state: State::Head(answer),
@@ -45,30 +50,76 @@ impl StreamingCall {
     }
 }
 
-/// A message that is handed to the connection as fast as the server takes it.
+/// Every server takes frames of this length.
+const FRAME_BYTES: usize = 16 << 10;
+/// Shorter parts are copied, so that they share a frame. Servers count small frames that nobody has read against a client: h2
+/// ends a connection with some hundred of them.
+const SMALL_BYTES: usize = 1 << 10;
+
+/// Messages that are handed to the connection as fast as the server takes them.
 pub(in crate::outputs) struct Outbox {
     stream: SendStream<Bytes>,
-    /// What is left of it.
+    /// What is left of them.
     parts: VecDeque<Bytes>,
+    /// What comes after them.
+    shared: BytesMut,
+    put_bytes: u64,
+    sent_bytes: u64,
+    /// Messages of which the last byte has not been sent: their numbers, and how much was put in when they were whole.
+    ends: VecDeque<(u64, u64)>,
+    /// The last one that was sent as a whole.
+    sent: u64,
 }
 
 impl Outbox {
     /// Nothing is left.
     pub(in crate::outputs) fn is_empty(&self) -> bool {
-        self.parts.is_empty()
+        self.parts.is_empty() && self.shared.is_empty()
     }
 
-    /// Puts in a message, the concatenation of `parts`, which are not copied.
-    pub(in crate::outputs) fn put(&mut self, parts: [Bytes; 2]) {
+    /// One more message would go into the frame that is begun.
+    pub(in crate::outputs) fn has_room(&self) -> bool {
+        self.parts.is_empty() && self.shared.len() < FRAME_BYTES
+    }
+
+    /// The number of the last message that was sent as a whole; 0 before the first one.
+    pub(in crate::outputs) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Puts in the message with this number, the concatenation of `parts`, of which large ones are not copied.
+    pub(in crate::outputs) fn put(&mut self, number: u64, parts: [Bytes; 2]) {
         let len_bytes = parts.iter().map(Bytes::len).sum();
         let header = header_of(len_bytes, false);
-        let parts = std::iter::once(header).chain(parts);
-        self.parts.extend(parts.filter(|part| !part.is_empty()));
+        self.put_bytes += (header.len() + len_bytes) as u64;
+        self.ends.push_back((number, self.put_bytes));
+        for part in std::iter::once(header).chain(parts) {
+            if part.len() < SMALL_BYTES {
+                self.shared.extend_from_slice(&part);
+            } else {
+                self.end_frame();
+                self.parts.push_back(part);
+            }
+        }
+    }
+
+    fn end_frame(&mut self) {
+        if !self.shared.is_empty() {
+            self.parts.push_back(self.shared.split().freeze());
+        }
     }
 
     /// Returns when nothing is left. Cancel safe.
     pub(in crate::outputs) async fn flush(&mut self) -> Result<(), Failure> {
-        let Self { stream, parts } = self;
+        self.end_frame();
+        let Self {
+            stream,
+            parts,
+            sent_bytes,
+            ends,
+            sent,
+            ..
+        } = self;
         while let Some(part) = parts.front_mut() {
             stream.reserve_capacity(part.len());
             let mut capacity = stream.capacity();
@@ -81,8 +132,11 @@ impl Outbox {
             if part.is_empty() {
                 parts.pop_front();
             }
-            let sent = stream.send_data(now, false);
-            sent.context("the call broke off")?;
+            *sent_bytes += now.len() as u64;
+            stream.send_data(now, false).context("the call broke off")?;
+            while let Some((number, _)) = ends.pop_front_if(|(_, end)| *end <= *sent_bytes) {
+                *sent = number;
+            }
         }
         Ok(())
     }

@@ -118,9 +118,12 @@ async fn a_message_is_handed_over_as_fast_as_the_server_takes_it() {
     )
     .await;
     let message = Bytes::from((0..LEN_BYTES).map(|byte| byte as u8).collect::<Vec<_>>());
+    let mut expected = BytesMut::from(&b"\0\0\0\0\x03one"[..]);
     call.outbox
-        .put([Bytes::from_static(b"ab"), message.clone()]);
-    let mut expected = BytesMut::new();
+        .put(6, [Bytes::from_static(b"one"), Bytes::new()]);
+    call.outbox
+        .put(7, [Bytes::from_static(b"ab"), message.clone()]);
+    assert_eq!(call.outbox.sent(), 0);
     expected.put_u8(0);
     expected.put_u32(2 + LEN_BYTES as u32);
     expected.extend_from_slice(b"ab");
@@ -134,6 +137,8 @@ async fn a_message_is_handed_over_as_fast_as_the_server_takes_it() {
                 // No more than the window is on its way.
                 let left: usize = call.outbox.parts.iter().map(Bytes::len).sum();
                 assert!(expected.len() - left - got.len() <= WINDOW_BYTES);
+                let whole = if left == 0 { 7 } else { 6 };
+                assert_eq!(call.outbox.sent(), whole);
                 release.send(()).unwrap();
             }
         }

@@ -1,0 +1,284 @@
+//! What no collector has acknowledged, on disk: through the agent's end, however it comes, and through disks that are full or
+//! damaged.
+
+use std::{fs::File, io::Write as _, sync::atomic::Ordering::Relaxed};
+
+use super::{collector::Store, *};
+use crate::support::disk::SmallDisk;
+
+/// What a segment begins with, and what each batch in it begins with.
+const FRONT_BYTES: usize = 16;
+const HEADER_BYTES: usize = 112;
+
+fn setting(port: u16, folder: &Path) -> String {
+    let folder = folder.display();
+    format!(r#"{{"kind": "collector", "address": "http://127.0.0.1:{port}", "spool": "{folder}"}}"#)
+}
+
+fn start(lab: &Lab, setting: &str) -> Agent {
+    Agent::start(lab, &["--output", "json", "--output", setting])
+}
+
+fn segments(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let is_segment = |path: &PathBuf| path.extension().is_some_and(|suffix| suffix == "spool");
+    let mut segments: Vec<_> = paths.filter(is_segment).collect();
+    segments.sort();
+    segments
+}
+
+/// The batches of a segment by their headers: where each has its bytes, and what it reports.
+fn batches(segment: &[u8]) -> Vec<(usize, Pair)> {
+    let mut batches = Vec::new();
+    let mut at = FRONT_BYTES;
+    while let Some(header) = segment.get(at..at + HEADER_BYTES) {
+        let number = |place: usize| {
+            let bytes = header[place..place + 8].try_into().unwrap();
+            u64::from_le_bytes(bytes)
+        };
+        let reports = Pair {
+            packets: number(40),
+            bytes: number(48),
+        };
+        at += HEADER_BYTES;
+        batches.push((at, reports));
+        at += u32::from_le_bytes(header[8..12].try_into().unwrap()) as usize;
+    }
+    batches
+}
+
+/// What the batches in a folder report.
+fn on_disk(folder: &Path) -> Pair {
+    let read = |path: PathBuf| batches(&fs::read(path).unwrap());
+    let all = segments(folder).into_iter().flat_map(read);
+    all.map(|(_, reports)| reports).sum()
+}
+
+fn wait_until_on_disk(folder: &Path, expected: Pair) {
+    wait_until("it is on disk", || on_disk(folder) == expected);
+}
+
+fn spool_error(agent: &Agent, lab: &Lab) -> String {
+    let output = output(agent, lab, "collector");
+    let error = output["spool"]["error"].as_str();
+    error.unwrap_or_default().to_owned()
+}
+
+#[test]
+fn what_killed_agents_had_drained_gets_to_a_collector_that_comes_later() {
+    const TEST: &str = "agent::what_killed_agents_had_drained_gets_to_a_collector_that_comes_later";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("spool");
+    let mut sent = Pair::default();
+    for _ in 0..3 {
+        let agent = start(&lab, &setting(1, &folder));
+        sent += send(&lab, 50, 2);
+        wait_until_on_disk(&folder, sent);
+        agent.kill();
+    }
+    let agent = start(&lab, &setting(1, &folder));
+    let last = send(&lab, 20, 1);
+    sent += last;
+    wait_until_on_disk(&folder, sent);
+    let log = agent.stop().log;
+    assert!(
+        log.contains("flows wait in the spool for the next start"),
+        "{log}"
+    );
+
+    let store = Store::default();
+    let mut agent = start(&lab, &setting(store.listen(&lab), &folder));
+    agent.wait_until_logged("flows wait in the spool since before the start");
+    let own = send(&lab, 30, 1);
+    wait_until_counted(&agent, &lab, own.packets);
+    wait_until("all is acknowledged", || {
+        fates(&output(&agent, &lab, "collector"), sent + own)["sent"] == sent + own
+    });
+    assert_eq!(agent.stop().seen(), own);
+    assert_eq!(store.sums(), (sent + own, own));
+    assert_eq!(store.origins(), (1, 5));
+    assert_eq!(store.lost(), Pair::default());
+    let agent = start(&lab, &setting(1, &folder));
+    let waits = fates(&output(&agent, &lab, "collector"), Pair::default());
+    assert_eq!(waits["queued"], Pair::default());
+    agent.stop();
+}
+
+#[test]
+fn a_batch_that_is_damaged_on_disk_is_lost_to_the_packet_and_no_other() {
+    const TEST: &str = "agent::a_batch_that_is_damaged_on_disk_is_lost_to_the_packet_and_no_other";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("spool");
+    let agent = start(&lab, &setting(1, &folder));
+    let mut sent = Pair::default();
+    for _ in 0..5 {
+        sent += send(&lab, 40, 1);
+        wait_until_on_disk(&folder, sent);
+    }
+    agent.kill();
+    let path = &segments(&folder)[0];
+    let mut segment = fs::read(path).unwrap();
+    let batches = batches(&segment);
+    let mut with_flows = batches
+        .into_iter()
+        .filter(|(_, reports)| reports.packets != 0);
+    let (at, damaged) = with_flows.nth(2).unwrap();
+    segment[at + 10] ^= 0x10;
+    fs::write(path, segment).unwrap();
+
+    let store = Store::default();
+    let agent = start(&lab, &setting(store.listen(&lab), &folder));
+    let own = send(&lab, 10, 1);
+    wait_until_counted(&agent, &lab, own.packets);
+    wait_until("all have their fate", || {
+        let fates = fates(&output(&agent, &lab, "collector"), sent + own);
+        fates["queued"] == Pair::default()
+    });
+    let fates = fates(&output(&agent, &lab, "collector"), sent + own);
+    let log = agent.stop().log;
+    assert_eq!(fates["lost"], damaged);
+    assert!(log.contains("the spool loses flows"), "{log}");
+    assert_eq!(store.records(), fates["sent"]);
+    assert_eq!(store.lost(), damaged);
+}
+
+#[test]
+fn a_full_disk_keeps_nothing_from_a_collector() {
+    if !is_root_or_skip("agent::a_full_disk_keeps_nothing_from_a_collector") {
+        return;
+    }
+    let disk = SmallDisk::mount("size=1m");
+    let folder = disk.path().join("spool");
+    let lab = Lab::quiet().unwrap();
+    let store = Store::default();
+    store.is_away.store(true, Relaxed);
+    let mut agent = start(&lab, &setting(store.listen(&lab), &folder));
+    let mut sent = send(&lab, 20, 2);
+    wait_until_on_disk(&folder, sent);
+
+    let rest = disk.path().join("rest");
+    let mut file = File::create(&rest).unwrap();
+    while file.write_all(&[0; 4096]).is_ok() {}
+    drop(file);
+    sent += send(&lab, 300, 2);
+    wait_until_counted(&agent, &lab, sent.packets);
+    agent.wait_until_logged("the spool cannot be used; meanwhile batches wait in memory");
+    wait_until("it is said", || {
+        spool_error(&agent, &lab).contains("No space left on device")
+    });
+    assert_eq!(
+        fates(&output(&agent, &lab, "collector"), sent)["queued"],
+        sent
+    );
+
+    fs::remove_file(rest).unwrap();
+    agent.wait_until_logged("the spool is written again");
+    sent += send(&lab, 10, 1);
+    store.is_away.store(false, Relaxed);
+    wait_until_counted(&agent, &lab, sent.packets);
+    wait_until("all is acknowledged", || {
+        fates(&output(&agent, &lab, "collector"), sent)["sent"] == sent
+    });
+    assert_eq!(spool_error(&agent, &lab), "");
+    assert_eq!(agent.stop().seen(), sent);
+    assert_eq!(store.sums(), (sent, sent));
+}
+
+#[test]
+fn a_spool_that_cannot_be_written_keeps_nothing_from_a_collector() {
+    if !is_root_or_skip("agent::a_spool_that_cannot_be_written_keeps_nothing_from_a_collector") {
+        return;
+    }
+    let disk = SmallDisk::mount("size=1m,ro");
+    let lab = Lab::quiet().unwrap();
+    let store = Store::default();
+    let folder = disk.path().join("spool");
+    let mut agent = start(&lab, &setting(store.listen(&lab), &folder));
+    agent.wait_until_logged("Read-only file system");
+    let (sent, report) = {
+        let sent = send(&lab, 20, 2);
+        wait_until_counted(&agent, &lab, sent.packets);
+        let error = spool_error(&agent, &lab);
+        assert!(
+            error.ends_with("batches wait in memory alone") && error.contains("Read-only"),
+            "{error}"
+        );
+        (sent, agent.stop())
+    };
+    assert_eq!(report.seen(), sent);
+    assert_eq!(store.sums(), (sent, sent));
+}
+
+/// The one that comes waits for the one that goes, and the stream goes on.
+#[test]
+fn a_reload_that_changes_a_collector_hands_its_spool_on() {
+    if !is_root_or_skip("agent::a_reload_that_changes_a_collector_hands_its_spool_on") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let spool = folder.path().join("spool");
+    let file = folder.path().join("config.toml");
+    let write = |port: u16| {
+        let text = format!(
+            "scan_interval = \"100ms\"\n[[output]]\nkind = \"collector\"\naddress = \"http://127.0.0.1:{port}\"\nspool = \
+             \"{}\"\n",
+            spool.display()
+        );
+        fs::write(&file, text).unwrap();
+    };
+    write(1);
+    let agent = Agent::start_by_file(&lab.agent, &lab.agent.interface, &file);
+    let mut sent = send(&lab, 40, 2);
+    wait_until_on_disk(&spool, sent);
+    let store = Store::default();
+    write(store.listen(&lab));
+    agent.signal(libc::SIGHUP);
+    sent += send(&lab, 10, 1);
+    wait_until("all is at the collector", || store.records() == sent);
+    let status = agent.status(&lab.agent);
+    let departed = &status["departed_outputs"];
+    assert_eq!(pair(&departed["lost"]), Pair::default(), "{departed}");
+    agent.stop_silent();
+    assert_eq!(store.sums(), (sent, sent));
+    assert_eq!(store.origins(), (1, 1));
+}
+
+#[test]
+fn two_outputs_do_not_share_a_spool() {
+    if !is_root_or_skip("agent::two_outputs_do_not_share_a_spool") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let stores = [Store::default(), Store::default()];
+    let tables = stores
+        .each_ref()
+        .map(|store| setting(store.listen(&lab), folder.path()));
+    let [table, other] = &tables;
+    let settings = ["--output", "json", "--output", table, "--output", other];
+    let mut agent = Agent::start(&lab, &settings);
+    agent.wait_until_logged("is in use by another output or agent; it is tried again");
+    let sent = send(&lab, 20, 1);
+    let has_all = |store: &Store| store.records() == sent;
+    wait_until("one has all", || stores.iter().any(has_all));
+    agent.stop();
+    // The other one has its turn when the first has ended.
+    let has_nothing = |store: &Store| store.records() == Pair::default();
+    assert!(
+        stores
+            .iter()
+            .all(|store| has_all(store) || has_nothing(store))
+    );
+}
