@@ -249,10 +249,12 @@ fn spool_lines(spool: &OutputSpoolStatus, lines: &mut Vec<String>) {
         oldest => {
             let oldest = SystemTime::UNIX_EPOCH + Duration::from_nanos(oldest);
             let oldest = humantime::format_rfc3339_seconds(oldest);
-            format!("the oldest batch that is not acknowledged is of {oldest}")
+            format!("the oldest batch that is not acknowledged dates from {oldest}")
         }
     };
-    lines.push(format!("  the spool takes {bytes} of the disk; {since}"));
+    if spool.bytes != 0 || spool.error.is_empty() {
+        lines.push(format!("  the spool takes {bytes} of the disk; {since}"));
+    }
     if !spool.error.is_empty() {
         lines.push(format!("  the spool cannot be used: {}", spool.error));
     }

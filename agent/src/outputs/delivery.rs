@@ -3,7 +3,6 @@
 //! the collector whether it has it already.
 
 use std::{
-    fs,
     future::{Future, pending, poll_fn},
     hash::{BuildHasher as _, RandomState},
     path::PathBuf,
@@ -29,7 +28,7 @@ use super::{
     transport::{Answers, Endpoint, Failure, Receipts, StreamingCall},
 };
 use crate::{
-    hub::{OutgoingBatch, Subscription},
+    hub::{OutgoingBatch, Subscription, Volume},
     proto::{ExportAck, FlowBatch, RecordSum},
     tls::output::{InForce, followed},
 };
@@ -40,6 +39,7 @@ mod waiting;
 
 use backlog::Backlog;
 use spool::{InUse, Spool};
+use waiting::without;
 
 const METHOD: &str = "/flow.v1.FlowCollector/Export";
 /// How long a collector may take for an acknowledgement.
@@ -53,7 +53,6 @@ const LAST_WRITE: Duration = Duration::from_secs(1);
 /// How often to look whether a spool is free that another output has, and after how long to tell that it is not.
 const IN_USE_PAUSE: Duration = Duration::from_millis(100);
 const IN_USE_IS_TOLD: Duration = Duration::from_secs(10);
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 pub(super) struct Delivery {
     sender: Sender,
@@ -69,6 +68,8 @@ struct Sender {
     taken: Option<OutgoingBatch>,
     backlog: Backlog,
     spooling: Option<Spooling>,
+    /// What of the disk's losses was counted.
+    told_lost: Volume,
     /// A batch with this agent and nothing else, once there was one.
     agent: Bytes,
     patience: Duration,
@@ -103,6 +104,7 @@ impl Delivery {
             taken: None,
             backlog: Backlog::new(RandomState::new().hash_one(name)),
             spooling,
+            told_lost: Volume::default(),
             agent: Bytes::new(),
             patience: PATIENCE,
             collectors,
@@ -152,17 +154,17 @@ impl Sender {
             return;
         };
         let fresh_id = self.backlog.stream_id();
-        let boot_id = fs::read_to_string(BOOT_ID).unwrap_or_default();
         let mut waited = Duration::ZERO;
         let opened = loop {
-            let (folder, boot_id) = (folder.clone(), boot_id.clone());
-            let open = move || Spool::open(folder, most_bytes, fresh_id, boot_id.trim());
+            let folder = folder.clone();
+            let open = move || Spool::open(folder, most_bytes, fresh_id);
             let opened = spawn_blocking(open).await.expect("opening does not panic");
             match opened {
                 Err(error) if error.is::<InUse>() => {
+                    let fault = format!("{error:#}; it is tried again");
+                    self.tally.spools(0, 0, &fault);
                     if waited == IN_USE_IS_TOLD {
-                        self.telling
-                            .spool_fails(&format!("{error:#}; it is tried again"));
+                        self.telling.spool_fails(&fault);
                     }
                     sleep(IN_USE_PAUSE).await;
                     waited += IN_USE_PAUSE;
@@ -175,14 +177,14 @@ impl Sender {
                 for fault in &beginning.faults {
                     self.telling.spool_is_damaged(fault);
                 }
-                let lost = sum_of(beginning.lost);
                 self.tally.finds(beginning.waits);
-                self.tally.finds(lost);
+                self.tally.finds(sum_of(beginning.lost));
                 self.telling.spool_has(beginning.waits);
+                // A collector may know of all of them.
+                self.handed_seq = beginning.last.seq;
+                self.told_lost = without(spool.stand().lost, beginning.lost);
                 self.backlog.go_on(spool, &beginning);
-                self.loses(lost);
-                // So that the next start knows in which time of the system this one wrote.
-                self.sync().await;
+                self.look();
             }
             Err(error) => {
                 let fault = format!("{error:#}; batches wait in memory alone");
@@ -280,7 +282,7 @@ impl Sender {
                     put_seq = batch.seq;
                     outbox.put(put_seq, batch.parts.clone());
                 }
-                if outbox.is_empty() && self.is_drained && !has_ended {
+                if outbox.is_empty() && self.is_all_put(put_seq) && !has_ended {
                     outbox.end()?;
                     has_ended = true;
                 }
@@ -355,42 +357,53 @@ impl Sender {
         }
     }
 
-    /// Puts what was taken to those that wait, and fills the memory from the disk. Not to be given up in the middle: only what
-    /// has ended is.
+    /// Puts what was taken to those that wait, and fills the memory from the disk. A caller that goes away in the middle leaves
+    /// a batch to the disk alone, so only the end does.
     async fn keep(&mut self) {
-        let mut lost = RecordSum::default();
+        self.keep_taken().await;
+        self.backlog.refill().await;
+        self.look();
+    }
+
+    async fn keep_taken(&mut self) {
         if let Some(batch) = self.taken.take() {
             let batch = self.signed(batch);
             let batch = self.backlog.number(batch);
-            lost += self.backlog.keep(batch).await;
+            self.backlog.keep(batch).await;
         }
-        lost += self.backlog.refill().await;
-        self.loses(lost);
     }
 
     async fn sync(&mut self) {
-        let lost = self.backlog.sync(false).await;
-        self.loses(lost);
+        self.backlog.sync().await;
+        self.look();
     }
 
     /// Counts what the disk lost, and says how the spool is.
-    fn loses(&mut self, lost: RecordSum) {
+    fn look(&mut self) {
+        let stand = self.backlog.stand();
+        let lost = sum_of(without(stand.lost, self.told_lost));
+        self.told_lost = stand.lost;
         if lost != RecordSum::default() {
-            self.tally.learns(Receipts {
-                arrived: RecordSum::default(),
-                lost,
-            });
+            self.loses(lost);
             self.telling.spool_loses(lost);
         }
-        if self.backlog.has_spool() {
-            let fault = self.backlog.fault().unwrap_or_default();
-            let (bytes, oldest) = (self.backlog.spool_bytes(), self.backlog.oldest_unix_ns());
-            self.tally.spools(bytes, oldest, fault);
+        let fault = self.backlog.fault();
+        if self.backlog.has_spool() || fault.is_some() {
+            let fault = fault.unwrap_or_default();
+            let oldest = self.backlog.oldest_unix_ns();
+            self.tally.spools(stand.bytes, oldest, fault);
             self.telling.spool_is(fault);
         }
     }
 
-    /// The batch with its agent, which one that tells nothing but losses has not.
+    fn loses(&self, lost: RecordSum) {
+        self.tally.learns(Receipts {
+            arrived: RecordSum::default(),
+            lost,
+        });
+    }
+
+    /// The batch with its agent. One that only tells losses comes without.
     fn signed(&mut self, batch: OutgoingBatch) -> OutgoingBatch {
         if batch.id().is_none() {
             return batch.with_body(self.agent.clone());
@@ -435,34 +448,60 @@ impl Sender {
         self.is_drained && self.taken.is_none() && self.backlog.is_empty()
     }
 
+    /// No batch will follow the one with this number.
+    fn is_all_put(&self, seq: u64) -> bool {
+        let is_behind = self.backlog.is_behind() || self.backlog.after(seq).is_some();
+        self.is_drained && self.taken.is_none() && !is_behind
+    }
+
     fn address(&self) -> String {
         self.collectors[self.at].address()
     }
 
     /// Leaves what is left in the spool for the next start, or counts and tells it. The collector may have it all the same.
     async fn finish(&mut self) {
-        if self.is_done() && !self.backlog.has_spool() {
+        if self.backlog.has_spool() {
+            self.leave().await;
+        } else if self.is_done() {
             return;
-        }
-        let kept = timeout(LAST_WRITE, async {
-            // Else tokio would let the queue seem empty after a while, so that other tasks get their turn.
-            while !self.is_drained && unconstrained(self.take()).now_or_never().is_some() {
-                self.keep().await;
-            }
-            self.keep().await;
-            let lost = self.backlog.sync(true).await;
-            self.loses(lost);
-        });
-        let is_kept = kept.await.is_ok() && self.backlog.has_spool();
-        if is_kept {
-            self.loses(self.backlog.only_in_memory());
-            let waits = self.tally.status().queued.unwrap_or_default();
-            self.telling.spool_keeps(waits);
-            self.tally.hands_on();
         } else {
             self.tally.loses_doubted();
         }
         self.telling.ended(&self.address());
+    }
+
+    async fn leave(&mut self) {
+        let write = async {
+            while self.backlog.has_room() && self.takes_now() {
+                self.keep_taken().await;
+            }
+        };
+        let _ = timeout(LAST_WRITE, write).await;
+        while self.taken.is_some() || self.takes_now() {
+            let Some(batch) = self.taken.take() else {
+                continue;
+            };
+            self.backlog.loses_unnumbered(batch.volume());
+            self.loses(sum_of(batch.volume()));
+        }
+        let only_in_memory = self.backlog.only_in_memory();
+        let left = timeout(LAST_WRITE, self.backlog.leave(only_in_memory)).await;
+        self.look();
+        if left == Ok(false) {
+            // Nobody knows what is there.
+            self.tally.loses_doubted();
+            return;
+        }
+        self.loses(sum_of(only_in_memory));
+        let waits = self.tally.status().queued.unwrap_or_default();
+        self.telling.spool_keeps(waits);
+        self.tally.hands_on();
+    }
+
+    /// Takes the next batch if there is one. Without `unconstrained`, tokio would let the queue seem empty after a while, so that
+    /// other tasks get their turn.
+    fn takes_now(&mut self) -> bool {
+        !self.is_drained && unconstrained(self.take()).now_or_never().is_some()
     }
 }
 

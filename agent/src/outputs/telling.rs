@@ -80,7 +80,7 @@ impl Telling {
         tracing::warn!(
             output = self.output,
             fault,
-            "a part of the spool cannot be read; what it had is counted as lost when its turn comes",
+            "a part of the spool cannot be read, and what it had counts as lost",
         );
     }
 

@@ -1,21 +1,23 @@
-//! All batches that the collector has not acknowledged: the oldest in memory, ready to be sent, and the rest on disk where
-//! there is a spool.
+//! All batches that the collector has not acknowledged: the oldest in memory, ready to be sent, and the rest on disk if there
+//! is a spool.
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
 
-use tokio::{task::spawn_blocking, time::Instant};
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, timeout},
+};
 
 use super::{
-    spool::{Beginning, Spool},
+    spool::{Beginning, Spool, Stand},
     waiting::{Point, Waiting},
 };
 use crate::{
     hub::{OutgoingBatch, Volume},
-    outputs::tally::sum_of,
     proto::{FlowBatch, RecordSum},
 };
 
@@ -27,30 +29,37 @@ const MOST_BYTES: usize = 32 << 20;
 const READ_BYTES: usize = 4 << 20;
 /// How often what was written is brought to the disk for sure.
 pub(super) const SYNC_INTERVAL: Duration = Duration::from_secs(1);
+/// A disk that takes longer is left alone, so that a collector that is well has its batches.
+const HANGS: Duration = Duration::from_secs(20);
 
 pub(super) struct Backlog {
     stream_id: u64,
     /// The last number that was given.
     last: Point,
-    /// What queues of earlier runs lost.
+    /// What queues of earlier runs lost, and what never got a number.
     lost_before: Volume,
     /// What the queue lost in this run.
     lost_in_queue: Volume,
-    /// What the disk lost.
-    lost_on_disk: Volume,
     /// From old to new. Numbers may be missing where batches are lost.
     window: VecDeque<Waiting>,
     window_bytes: usize,
     spool: Option<Arc<Mutex<Spool>>>,
-    /// Batches are on disk that are not in the window.
-    is_ahead: bool,
+    /// How the spool stood after what was done last.
+    stand: Stand,
     /// It has no room in memory, and the disk did not take it.
     tail: Option<Waiting>,
     synced: Instant,
     is_synced: bool,
-    /// Why the disk did not take a batch, or could not be read.
-    fault: Option<String>,
-    spool_bytes: u64,
+    faults: Faults,
+}
+
+/// What is wrong with the disk.
+#[derive(Default)]
+struct Faults {
+    hangs: Option<String>,
+    takes_no_batch: Option<String>,
+    cannot_be_read: Option<String>,
+    cannot_be_synced: Option<String>,
 }
 
 impl Backlog {
@@ -60,16 +69,14 @@ impl Backlog {
             last: Point::default(),
             lost_before: Volume::default(),
             lost_in_queue: Volume::default(),
-            lost_on_disk: Volume::default(),
             window: VecDeque::new(),
             window_bytes: 0,
             spool: None,
-            is_ahead: false,
+            stand: Stand::default(),
             tail: None,
             synced: Instant::now(),
             is_synced: true,
-            fault: None,
-            spool_bytes: 0,
+            faults: Faults::default(),
         }
     }
 
@@ -78,13 +85,17 @@ impl Backlog {
         self.stream_id = beginning.stream_id;
         self.last = beginning.last;
         self.lost_before = beginning.lost_in_queue;
-        self.is_synced = false;
+        self.stand = spool.stand();
         self.spool = Some(Arc::new(Mutex::new(spool)));
-        self.look();
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.window.is_empty() && self.tail.is_none() && !self.is_ahead
+        self.window.is_empty() && !self.is_behind()
+    }
+
+    /// There are batches that are not in the window.
+    pub(super) fn is_behind(&self) -> bool {
+        self.stand.is_ahead || self.tail.is_some()
     }
 
     /// Whether one more batch may come.
@@ -100,18 +111,26 @@ impl Backlog {
         self.spool.is_some()
     }
 
-    /// What the spool takes of the disk.
-    pub(super) fn spool_bytes(&self) -> u64 {
-        self.spool_bytes
+    /// How the spool stood after what was done last.
+    pub(super) fn stand(&self) -> Stand {
+        self.stand
     }
 
-    /// When the oldest batch came; 0 where there is none.
+    /// When the oldest batch came; 0 if there is none.
     pub(super) fn oldest_unix_ns(&self) -> u64 {
-        self.window.front().map_or(0, |oldest| oldest.unix_ns)
+        let ahead = self.stand.ahead_since_unix_ns;
+        self.window.front().map_or(ahead, |oldest| oldest.unix_ns)
     }
 
     pub(super) fn fault(&self) -> Option<&str> {
-        self.fault.as_deref()
+        let Faults {
+            hangs,
+            takes_no_batch,
+            cannot_be_read,
+            cannot_be_synced,
+        } = &self.faults;
+        let faults = [hangs, takes_no_batch, cannot_be_read, cannot_be_synced];
+        faults.into_iter().flatten().next().map(String::as_str)
     }
 
     /// The first batch in memory with a number above this one.
@@ -123,14 +142,18 @@ impl Backlog {
     /// Gives a batch its number on the stream, and adds all that names it.
     pub(super) fn number(&mut self, batch: OutgoingBatch) -> Waiting {
         self.lost_in_queue = batch.lost();
+        let volume = batch.volume();
+        let own = RecordSum {
+            records: volume.records,
+            packets: volume.packets,
+            bytes: volume.bytes,
+        };
         let before = self.last;
-        let own = sum_of(batch.volume());
-        self.last.seq += 1;
-        self.last.sum += own;
-        // Where they are as in this run alone, the batch has them.
+        self.last = before.with(before.seq + 1, own);
+        // The batch has its number and its losses already if this run's are all there are.
         let stream_seq = Some(self.last.seq).filter(|seq| *seq != batch.stream_seq());
         let mut lost = self.lost_before;
-        lost += self.lost_on_disk;
+        lost += self.stand.lost;
         if lost != Volume::default() {
             lost += self.lost_in_queue;
         }
@@ -155,66 +178,73 @@ impl Backlog {
         }
     }
 
-    /// Takes a batch. Returns what was lost to make room for it.
-    pub(super) async fn keep(&mut self, mut batch: Waiting) -> RecordSum {
-        let mut lost = Volume::default();
-        if let Some(spool) = &self.spool {
-            let (point, lost_in_queues) = (self.last, self.lost_in_queues());
-            let with_batch = batch.clone();
-            self.is_synced = false;
-            let (appended, evicted) = on_disk(spool, move |spool| {
-                let mut evicted = Volume::default();
-                spool.note(point);
-                let appended = spool.append(&with_batch, lost_in_queues, &mut evicted);
-                (appended, evicted)
-            })
-            .await;
-            lost = evicted;
-            match appended {
-                Ok(()) => {
-                    batch.is_on_disk = true;
-                    self.fault = None;
-                }
-                Err(error) => self.fault = Some(format!("the spool takes no batch: {error}")),
-            }
-        }
-        lost += self.place(batch);
-        self.look();
-        sum_of(lost)
+    /// This was lost, and gets no number.
+    pub(super) fn loses_unnumbered(&mut self, volume: Volume) {
+        self.lost_before += volume;
     }
 
-    /// Fills the memory from the disk where there is room. Returns what turned out to be lost.
-    pub(super) async fn refill(&mut self) -> RecordSum {
-        let mut lost = Volume::default();
-        while self.is_ahead && self.window_has_room() {
-            let Some(spool) = &self.spool else { break };
-            match on_disk(spool, |spool| spool.read(READ_BYTES)).await {
-                Ok((batches, missing)) => {
-                    lost += missing;
+    /// Takes a batch, which has room.
+    pub(super) async fn keep(&mut self, mut batch: Waiting) {
+        let is_next = !self.stand.is_ahead && self.window_has_room();
+        let (point, lost_in_queues) = (self.last, self.lost_in_queues());
+        let copy = batch.clone();
+        self.is_synced = false;
+        let appended = self.on_disk(move |spool| {
+            spool.note(point);
+            let appended = spool.append(&copy, lost_in_queues);
+            if is_next {
+                spool.reach(&copy);
+            }
+            appended
+        });
+        if let Some(appended) = appended.await {
+            batch.is_on_disk = appended.is_ok();
+            let fault = |error| format!("the spool takes no batch: {error}");
+            self.faults.takes_no_batch = appended.err().map(fault);
+        }
+        if is_next || self.spool.is_none() {
+            self.push(batch);
+        } else if !batch.is_on_disk {
+            self.tail = Some(batch);
+        }
+    }
+
+    /// Fills the memory from the disk where there is room.
+    pub(super) async fn refill(&mut self) {
+        while self.stand.is_ahead && self.window_has_room() {
+            let most = MOST_BATCHES - self.window.len();
+            let Some(read) = self
+                .on_disk(move |spool| spool.read(most, READ_BYTES))
+                .await
+            else {
+                return;
+            };
+            match read {
+                Ok(batches) => {
+                    self.faults.cannot_be_read = None;
                     let is_end = batches.is_empty();
                     for batch in batches {
                         self.push(batch);
                     }
-                    self.look();
                     if is_end {
                         break;
                     }
                 }
                 Err(error) => {
                     // It is read again once a batch is acknowledged or comes.
-                    self.fault = Some(format!("the spool cannot be read: {error}"));
+                    self.faults.cannot_be_read = Some(format!("the spool cannot be read: {error}"));
                     break;
                 }
             }
         }
-        if !self.is_ahead
+        if !self.stand.is_ahead
             && self.window_has_room()
             && let Some(tail) = self.tail.take()
         {
-            lost += self.place(tail);
-            self.look();
+            let next = tail.clone();
+            let _ = self.on_disk(move |spool| spool.reach(&next)).await;
+            self.push(tail);
         }
-        sum_of(lost)
     }
 
     /// Takes all batches up to this number out of memory. Returns what they report, if there are any, and the point to
@@ -232,11 +262,8 @@ impl Backlog {
 
     /// Batches up to here are not needed on disk.
     pub(super) async fn forget(&mut self, done: Point) {
-        if let Some(spool) = &self.spool {
-            self.is_synced = false;
-            on_disk(spool, move |spool| spool.acknowledge(done)).await;
-            self.look();
-        }
+        self.is_synced = false;
+        let _ = self.on_disk(move |spool| spool.acknowledge(done)).await;
     }
 
     /// When what was written is to be brought to the disk.
@@ -244,34 +271,40 @@ impl Backlog {
         (self.has_spool() && !self.is_synced).then_some(self.synced + SYNC_INTERVAL)
     }
 
-    /// A batch that the disk did not take is tried again before. Returns what was lost to make room for it.
-    pub(super) async fn sync(&mut self, is_last: bool) -> RecordSum {
+    /// Brings what was written to the disk. A batch that the disk did not take is tried again before.
+    pub(super) async fn sync(&mut self) {
         self.synced = Instant::now();
-        let lost = match self.tail.take() {
-            Some(tail) => self.keep(tail).await,
-            None => RecordSum::default(),
-        };
-        let Some(spool) = &self.spool else {
-            return lost;
-        };
-        self.is_synced = true;
-        let lost_in_queues = self.lost_in_queues();
-        let synced = on_disk(spool, move |spool| spool.sync(lost_in_queues, is_last)).await;
-        if let Err(error) = synced {
-            self.is_synced = false;
-            self.fault = Some(format!("{error:#}"));
+        if let Some(tail) = self.tail.take() {
+            self.keep(tail).await;
         }
-        lost
+        self.sync_until(None).await;
+        self.is_synced &= self.tail.is_none();
     }
 
-    /// What is nowhere but in memory.
-    pub(super) fn only_in_memory(&self) -> RecordSum {
-        let mut sum = RecordSum::default();
-        let all = self.window.iter().chain(&self.tail);
-        for batch in all.filter(|batch| !batch.is_on_disk) {
-            sum += batch.own;
+    /// Leaves the spool to the next start, with so much that is in memory alone. Returns whether it is there for sure.
+    pub(super) async fn leave(&mut self, only_in_memory: Volume) -> bool {
+        self.sync_until(Some(only_in_memory)).await;
+        self.is_synced
+    }
+
+    async fn sync_until(&mut self, end: Option<Volume>) {
+        let lost_in_queues = self.lost_in_queues();
+        let synced = self.on_disk(move |spool| spool.sync(lost_in_queues, end));
+        if let Some(synced) = synced.await {
+            self.is_synced = synced.is_ok();
+            self.faults.cannot_be_synced = synced.err().map(|error| format!("{error:#}"));
         }
-        sum
+    }
+
+    /// What would not be there at the next start.
+    pub(super) fn only_in_memory(&self) -> Volume {
+        let mut volume = Volume::default();
+        let is_there = |batch: &Waiting| batch.is_on_disk && batch.seq > self.stand.evicted_seq;
+        let all = self.window.iter().chain(&self.tail);
+        for batch in all.filter(|batch| !is_there(batch)) {
+            volume += Point::default().with(batch.seq, batch.own).sum;
+        }
+        volume
     }
 
     /// One batch always has room, however long it is.
@@ -279,35 +312,9 @@ impl Backlog {
         self.window.len() < MOST_BATCHES && self.window_bytes < MOST_BYTES
     }
 
-    /// Puts a batch into memory if it is next and has room, or leaves it on disk. Returns what turns out to be missing before
-    /// it.
-    fn place(&mut self, batch: Waiting) -> Volume {
-        let mut missing = Volume::default();
-        let is_next = !self.is_ahead;
-        if is_next && (self.window_has_room() || self.spool.is_none()) {
-            if let Some(spool) = &self.spool {
-                missing = lock(spool).reach(&batch);
-            }
-            self.push(batch);
-        } else if !batch.is_on_disk {
-            self.tail = Some(batch);
-        }
-        missing
-    }
-
     fn push(&mut self, batch: Waiting) {
         self.window_bytes += batch.len_bytes();
         self.window.push_back(batch);
-    }
-
-    /// Takes in what the disk has.
-    fn look(&mut self) {
-        if let Some(spool) = &self.spool {
-            let spool = lock(spool);
-            self.is_ahead = spool.is_ahead();
-            self.spool_bytes = spool.bytes();
-            self.lost_on_disk = spool.lost();
-        }
     }
 
     fn lost_in_queues(&self) -> Volume {
@@ -315,18 +322,30 @@ impl Backlog {
         lost += self.lost_in_queue;
         lost
     }
-}
 
-/// Does this on a thread that may wait for the disk. Once begun it goes on whatever becomes of the caller.
-async fn on_disk<T: Send + 'static>(
-    spool: &Arc<Mutex<Spool>>,
-    work: impl FnOnce(&mut Spool) -> T + Send + 'static,
-) -> T {
-    let spool = Arc::clone(spool);
-    let done = spawn_blocking(move || work(&mut lock(&spool))).await;
-    done.expect("the spool does not panic")
-}
-
-fn lock(spool: &Mutex<Spool>) -> MutexGuard<'_, Spool> {
-    spool.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Does this on a thread that may wait for the disk. Once begun it goes on whatever becomes of the caller. `None` if there
+    /// is no spool, or none any more because the disk hangs.
+    async fn on_disk<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&mut Spool) -> T + Send + 'static,
+    ) -> Option<T> {
+        let spool = Arc::clone(self.spool.as_ref()?);
+        let working = spawn_blocking(move || {
+            let mut spool = spool.lock().unwrap_or_else(PoisonError::into_inner);
+            (work(&mut spool), spool.stand())
+        });
+        let Ok(done) = timeout(HANGS, working).await else {
+            let time = humantime::format_duration(HANGS);
+            let fault = format!(
+                "the disk has not answered for {time}, so it is left alone until the next start"
+            );
+            self.faults.hangs = Some(fault);
+            self.spool = None;
+            self.stand.is_ahead = false;
+            return None;
+        };
+        let (done, stand) = done.expect("the spool does not panic");
+        self.stand = stand;
+        Some(done)
+    }
 }

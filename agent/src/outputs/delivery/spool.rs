@@ -7,16 +7,19 @@
 use std::{
     collections::VecDeque,
     fs::{self, File},
-    io,
+    io::{self, ErrorKind},
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
-use rustix::fs::{FlockOperation, flock};
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
 
-use super::waiting::{Point, Waiting};
+use super::waiting::{Point, Waiting, larger, without};
 use crate::{hub::Volume, outputs::tally::sum_of, proto::RecordSum};
 
 mod entry;
@@ -25,16 +28,19 @@ mod mark;
 mod segment;
 
 use entry::Header;
-use losses::{Losses, without};
-use mark::{Mark, Sum};
+use losses::Losses;
+use mark::Mark;
 use segment::{Damage, Reader, Segment, Writer};
+
+/// A segment has a sixteenth of what the spool may have, but no more than this and no less than the next one.
+const LONGEST_SEGMENT_BYTES: u64 = 64 << 20;
+const SHORTEST_SEGMENT_BYTES: u64 = 1 << 20;
 
 pub(super) struct Spool {
     folder: PathBuf,
     /// Held as long as this is used.
     _lock: File,
     most_bytes: u64,
-    boot_id: String,
     stream_id: u64,
     /// From old to new.
     segments: VecDeque<Segment>,
@@ -51,9 +57,11 @@ pub(super) struct Spool {
     last: Point,
     /// The last number that is on disk.
     written_seq: u64,
+    /// The last number that was removed to make room.
+    evicted_seq: u64,
     /// Something is not on disk for sure.
     is_dirty: bool,
-    /// The mark is behind.
+    /// The mark says how far it has come.
     is_marked: bool,
 }
 
@@ -71,6 +79,21 @@ pub(super) struct Beginning {
     pub(super) faults: Vec<String>,
 }
 
+/// How a spool stands.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Stand {
+    /// Something is on disk that was not taken out.
+    pub(super) is_ahead: bool,
+    /// When the first of that came, or one before it.
+    pub(super) ahead_since_unix_ns: u64,
+    /// What the segments take.
+    pub(super) bytes: u64,
+    /// What is missing among batches that had numbers.
+    pub(super) lost: Volume,
+    /// The last number that was removed to make room.
+    pub(super) evicted_seq: u64,
+}
+
 /// The folder is in use.
 #[derive(Debug, thiserror::Error)]
 #[error("{} is in use by another output or agent", folder.display())]
@@ -79,74 +102,56 @@ pub(super) struct InUse {
 }
 
 impl Spool {
-    /// Fails with [`InUse`] where another one has the folder. A new spool begins the stream that `fresh_id` names.
+    /// Fails with [`InUse`] if another one has the folder. A new spool begins the stream that `fresh_id` names.
     pub(super) fn open(
         folder: PathBuf,
         most_bytes: u64,
         fresh_id: u64,
-        boot_id: &str,
     ) -> Result<(Self, Beginning)> {
         let lock = take(&folder)?;
         let mut faults = Vec::new();
         let mark = Mark::read(&folder).unwrap_or_else(|error| {
-            faults.push(format!("{error:#}, so what was lost before is not known"));
+            faults.push(format!("{error:#}, so earlier losses are not known"));
             None
         });
-        let mut stream_id = mark.as_ref().map(|mark| mark.stream_id);
-        let mut walk = Walk::from(mark.as_ref().map(Mark::done));
-        let mut segments = VecDeque::new();
-        for (first_seq, path) in segment_files(&folder)? {
-            let named = path.display().to_string();
-            let opened = Segment::open(path.clone(), first_seq).and_then(|(mut segment, of)| {
-                if *stream_id.get_or_insert(of) != of {
-                    bail!("{named} is of another spool");
-                }
-                let damage = segment.look_through(|header| walk.pass(header));
-                let damage = damage.with_context(|| format!("read {named}"))?;
-                Ok((segment, damage))
-            });
-            match opened {
-                Ok((segment, damage)) => {
-                    if let Some(Damage { at }) = damage {
-                        faults.push(format!("{named} is damaged from byte {at} on"));
-                    }
-                    segments.push_back(segment);
-                }
-                Err(error) => {
-                    faults.push(format!("{error:#}; it is removed"));
-                    fs::remove_file(path).context("remove a segment")?;
-                }
-            }
-        }
-        let found = segments.iter().rev().find_map(|segment| segment.last);
-        let is_intact = mark
-            .as_ref()
-            .is_some_and(|mark| mark.is_last || (mark.boot_id == boot_id && faults.is_empty()));
-        let is_new = mark.is_none() && segments.is_empty();
-        let mark = mark.unwrap_or_default();
-        let mut last = Point {
-            seq: mark.last_seq,
-            sum: mark.all.into(),
+        let Found {
+            stream_id,
+            segments,
+            walk,
+            newest_seq,
+        } = Found::in_folder(&folder, mark.as_ref(), &mut faults)?;
+        let found = segments.back().and_then(|segment| segment.last);
+        let is_intact = match &mark {
+            Some(mark) => mark.is_last,
+            // A stream of its own.
+            None => segments.is_empty(),
         };
+        let fresh = Mark {
+            stream_id: stream_id.unwrap_or(fresh_id),
+            ..Mark::default()
+        };
+        let mark = mark.unwrap_or(fresh);
+        let mut last = mark.last;
         let mut lost_in_queue = mark.lost_in_queue;
         if let Some(found) = found.filter(|found| found.seq > last.seq) {
-            last = through(&found);
+            last = found.through();
             lost_in_queue = found.lost_in_queue;
         }
-        let done = walk.begun.unwrap_or_else(|| mark.done());
-        let missing = walk.missing_to(last);
-        let losses = Losses::new(mark.lost_done, missing);
-        let news = without(losses.all(), mark.lost);
-        let waits = without(last.since(done), missing);
-        if !is_intact && !is_new {
+        let done = walk.begun.unwrap_or(mark.done);
+        // What is there but cannot be read may have been told, too.
+        let told_ahead = without(mark.lost, mark.lost_done);
+        let ahead = larger(walk.missing_to(last), told_ahead);
+        let losses = Losses::new(mark.lost_done, ahead);
+        let waits = without(last.since(done), ahead);
+        if !is_intact {
+            last.seq = last.seq.max(newest_seq);
             last = last.leap();
         }
         let mut spool = Self {
             folder,
             _lock: lock,
             most_bytes,
-            boot_id: boot_id.to_owned(),
-            stream_id: stream_id.unwrap_or(fresh_id),
+            stream_id: mark.stream_id,
             segments,
             writer: None,
             reader: None,
@@ -155,29 +160,46 @@ impl Spool {
             losses,
             last,
             written_seq: found.map_or(0, |found| found.seq),
+            evicted_seq: 0,
             is_dirty: false,
             is_marked: false,
         };
-        spool.forget_done();
         let beginning = Beginning {
             stream_id: spool.stream_id,
             last,
             lost_in_queue,
-            lost: news,
+            lost: without(spool.losses.all(), mark.lost),
             waits: sum_of(waits),
             faults,
         };
+        // Numbers are given from here on, and this says that the last one is not known.
+        spool.mark(lost_in_queue, None)?;
+        spool.sync_folder()?;
+        spool.forget_done();
         Ok((spool, beginning))
     }
 
-    /// Something is on disk that was not taken out.
-    pub(super) fn is_ahead(&self) -> bool {
-        self.written_seq > self.reached.seq
+    pub(super) fn stand(&self) -> Stand {
+        let is_ahead = self.written_seq > self.reached.seq;
+        let first_ahead = self.segments.iter().find(|segment| self.is_unread(segment));
+        Stand {
+            is_ahead,
+            ahead_since_unix_ns: first_ahead.map_or(0, |segment| segment.first_unix_ns),
+            bytes: self.bytes(),
+            lost: self.losses.all(),
+            evicted_seq: self.evicted_seq,
+        }
     }
 
-    /// What the segments take.
-    pub(super) fn bytes(&self) -> u64 {
+    fn bytes(&self) -> u64 {
         self.segments.iter().map(|segment| segment.end).sum()
+    }
+
+    /// It has batches behind those that were reached.
+    fn is_unread(&self, segment: &Segment) -> bool {
+        segment
+            .last_seq()
+            .is_some_and(|last| last > self.reached.seq)
     }
 
     /// A number was given, whether or not the batch gets to the disk.
@@ -186,18 +208,8 @@ impl Spool {
         self.is_marked = false;
     }
 
-    /// What is missing among batches that had numbers.
-    pub(super) fn lost(&self) -> Volume {
-        self.losses.all()
-    }
-
-    /// Writes a batch. `evicted` becomes what was lost to make room for it, whether it is written or not.
-    pub(super) fn append(
-        &mut self,
-        batch: &Waiting,
-        lost_in_queue: Volume,
-        evicted: &mut Volume,
-    ) -> io::Result<()> {
+    /// Writes a batch, and gives up the oldest segments if there is no room.
+    pub(super) fn append(&mut self, batch: &Waiting, lost_in_queue: Volume) -> io::Result<()> {
         let header = Header {
             seq: batch.seq,
             unix_ns: batch.unix_ns,
@@ -207,8 +219,10 @@ impl Spool {
             ..Header::default()
         };
         let header = header.of(&batch.parts);
-        *evicted = Volume::default();
-        self.make_room(header.stored_bytes(), evicted)?;
+        if self.make_room(header.stored_bytes())? {
+            // The next start is not to tell it again. If this fails, the next one tries.
+            let _ = self.mark(lost_in_queue, None);
+        }
         let is_full = |segment: &Segment| segment.end >= self.segment_bytes();
         if self.segments.back().is_none_or(is_full) {
             self.end_segment()?;
@@ -228,15 +242,17 @@ impl Spool {
         Ok(())
     }
 
-    /// The next batches, of so many bytes at least unless there are no more, and what turns out to be lost before and between
-    /// them.
-    pub(super) fn read(&mut self, least_bytes: usize) -> io::Result<(Vec<Waiting>, Volume)> {
+    /// The next batches, up to so many, and once they have so many bytes no more.
+    pub(super) fn read(&mut self, most: usize, enough_bytes: usize) -> io::Result<Vec<Waiting>> {
         let mut batches = Vec::new();
-        let mut lost = Volume::default();
         let mut bytes = 0;
-        while bytes < least_bytes {
-            let Some((header, body)) = self.next()? else {
-                break;
+        while batches.len() < most && bytes < enough_bytes {
+            let (header, body) = match self.next() {
+                Ok(Some(next)) => next,
+                Ok(None) => break,
+                // It fails again.
+                Err(_) if !batches.is_empty() => break,
+                Err(error) => return Err(error),
             };
             // Without its bytes it is seen to be missing before the next one.
             let Some(body) = body else { continue };
@@ -249,25 +265,23 @@ impl Spool {
                 is_on_disk: true,
             };
             bytes += batch.len_bytes();
-            lost += self.reach(&batch);
+            self.reach(&batch);
             batches.push(batch);
         }
-        Ok((batches, lost))
+        Ok(batches)
     }
 
-    /// A batch follows those that were taken out. Returns what is missing before it and was not known.
-    pub(super) fn reach(&mut self, batch: &Waiting) -> Volume {
-        let news = self.reach_to(batch.preceding());
+    /// A batch follows those that were taken out.
+    pub(super) fn reach(&mut self, batch: &Waiting) {
+        self.reach_to(batch.preceding());
         self.reached = batch.through();
-        news
     }
 
-    /// Nothing more can be read before this. Returns what is missing and was not known.
-    pub(super) fn reach_to(&mut self, point: Point) -> Volume {
+    /// Nothing more can be read before this.
+    pub(super) fn reach_to(&mut self, point: Point) {
         let missing = point.since(self.reached);
-        let news = self.losses.meet(missing, self.reached, point);
+        self.losses.meet(missing, self.reached, point);
         self.reached = point;
-        news
     }
 
     /// Batches up to this one are at a collector, or are lost.
@@ -275,39 +289,60 @@ impl Spool {
         self.done = through;
         self.losses.acknowledge(through.seq);
         self.is_marked = false;
-        self.forget_done();
     }
 
-    /// Brings everything to the disk for sure, and says how far it has come.
-    pub(super) fn sync(&mut self, lost_in_queue: Volume, is_last: bool) -> Result<()> {
+    /// Brings everything to the disk for sure, says how far it has come, and removes what is not needed. With `end`, no number
+    /// is given afterwards, and so much is told to be lost that is in memory alone.
+    pub(super) fn sync(&mut self, lost_in_queue: Volume, end: Option<Volume>) -> Result<()> {
         if self.is_dirty
             && let Some(writer) = &self.writer
         {
             writer.sync().context("write a segment to the disk")?;
             self.is_dirty = false;
         }
-        if self.is_marked && !is_last {
+        if self.is_marked && end.is_none() {
             return Ok(());
         }
+        if self.mark(lost_in_queue, end).is_err() {
+            // It may be room that is missing.
+            self.forget_done();
+            self.mark(lost_in_queue, end)?;
+        }
+        if end.is_some() {
+            self.sync_folder()?;
+        }
+        // Only now: what is removed and not marked would be taken for a loss.
+        self.forget_done();
+        Ok(())
+    }
+
+    /// See [`Self::sync`].
+    fn mark(&mut self, lost_in_queue: Volume, end: Option<Volume>) -> Result<()> {
+        let mut lost = self.losses.all();
+        lost += end.unwrap_or_default();
         let mark = Mark {
             stream_id: self.stream_id,
-            done_seq: self.done.seq,
-            done: self.done.sum.into(),
-            last_seq: self.last.seq,
-            all: self.last.sum.into(),
+            done: self.done,
+            last: self.last,
             lost_in_queue,
-            lost: self.losses.all(),
+            lost,
             lost_done: self.losses.done(),
-            boot_id: self.boot_id.clone(),
-            is_last,
+            is_last: end.is_some(),
         };
         mark.write(&self.folder)?;
         self.is_marked = true;
         Ok(())
     }
 
-    /// Gives up the oldest segments until so many bytes have room, and adds what is lost by that.
-    fn make_room(&mut self, more_bytes: u64, lost: &mut Volume) -> io::Result<()> {
+    /// So that files that were made or renamed are there, too, after the system has ended.
+    fn sync_folder(&self) -> Result<()> {
+        let synced = File::open(&self.folder).and_then(|folder| folder.sync_all());
+        synced.with_context(|| format!("write {} to the disk", self.folder.display()))
+    }
+
+    /// Gives up the oldest segments until so many bytes have room. Returns whether something was lost by that.
+    fn make_room(&mut self, more_bytes: u64) -> io::Result<bool> {
+        let mut has_lost = false;
         while self.bytes() + more_bytes > self.most_bytes
             && let Some(oldest) = self.segments.front()
         {
@@ -318,17 +353,20 @@ impl Spool {
             if self.segments.is_empty() {
                 self.writer = None;
             }
-            if let Some(last) = oldest.last.map(|last| through(&last))
-                && last.seq > self.reached.seq
-            {
-                *lost += self.reach_to(last);
+            let Some(last) = oldest.last.map(|last| last.through()) else {
+                continue;
+            };
+            self.evicted_seq = last.seq;
+            if last.seq > self.reached.seq {
+                self.reach_to(last);
+                has_lost = true;
             }
         }
-        Ok(())
+        Ok(has_lost)
     }
 
     fn segment_bytes(&self) -> u64 {
-        (self.most_bytes / 8).clamp(1 << 20, 64 << 20)
+        (self.most_bytes / 16).clamp(SHORTEST_SEGMENT_BYTES, LONGEST_SEGMENT_BYTES)
     }
 
     fn end_segment(&mut self) -> io::Result<()> {
@@ -353,40 +391,75 @@ impl Spool {
         }
     }
 
-    /// The next batch behind those that were reached, with its bytes if they are whole.
+    /// The next batch behind those that were reached, with its bytes if they are whole. What cannot be read of a segment is
+    /// found to be missing before the next one, or when another batch comes.
     fn next(&mut self) -> io::Result<Option<(Header, Option<Bytes>)>> {
         loop {
             let reached = self.reached.seq;
-            let is_ahead =
-                |segment: &&Segment| segment.last_seq().is_some_and(|last| last > reached);
-            let Some((first_seq, reader)) = &mut self.reader else {
-                let Some(segment) = self.segments.iter().find(is_ahead) else {
-                    return Ok(None);
-                };
-                self.reader = Some((segment.first_seq, Reader::open(segment)?));
-                continue;
+            let behind = self.reader.as_ref().map_or(0, |(first_seq, _)| *first_seq);
+            let read = match &mut self.reader {
+                Some((_, reader)) => next_of(reader, reached),
+                None => Ok(None),
             };
-            while let Some(header) = reader.peek()? {
-                if header.seq > reached {
-                    return reader.next();
+            match read {
+                Ok(None) => {}
+                Err(error) if !is_damage(&error) => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%error, segment = behind, "a segment of the spool cannot be read any more");
                 }
-                reader.skip(&header);
+                found => return found,
             }
-            let first_seq = *first_seq;
-            // What is behind damage is found to be missing before the next segment, or at the end.
-            let mut later = self.segments.iter().filter(is_ahead);
-            let Some(next) = later.find(|segment| segment.first_seq > first_seq) else {
-                let is_damaged = self.written_seq > reached;
-                if is_damaged {
+            let mut later = self.segments.iter().filter(|segment| {
+                segment.first_seq > behind && segment.last_seq().is_some_and(|last| last > reached)
+            });
+            let Some(next) = later.next() else {
+                if self.written_seq > reached {
+                    // The newest one is damaged: the next batch begins another one.
                     self.reader = None;
                     self.writer = None;
                     self.written_seq = reached;
                 }
                 return Ok(None);
             };
-            self.reader = Some((next.first_seq, Reader::open(next)?));
+            let first_seq = next.first_seq;
+            match Reader::open(next) {
+                Ok(reader) => self.reader = Some((first_seq, reader)),
+                Err(error) if !is_damage(&error) => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%error, segment = first_seq, "a segment of the spool cannot be read any more");
+                    self.segments
+                        .retain(|segment| segment.first_seq != first_seq);
+                    if self
+                        .segments
+                        .back()
+                        .is_none_or(|newest| newest.first_seq < first_seq)
+                    {
+                        self.writer = None;
+                    }
+                }
+            }
         }
     }
+}
+
+/// The next batch with a number above this.
+fn next_of(reader: &mut Reader, reached: u64) -> io::Result<Option<(Header, Option<Bytes>)>> {
+    while let Some(header) = reader.peek()? {
+        if header.seq > reached {
+            return reader.next();
+        }
+        reader.skip(&header);
+    }
+    Ok(None)
+}
+
+/// Whether trying again is of no use.
+fn is_damage(error: &io::Error) -> bool {
+    let passes = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::INTR];
+    let passes = passes.map(Errno::raw_os_error);
+    !error
+        .raw_os_error()
+        .is_some_and(|error| passes.contains(&error))
 }
 
 /// Makes a folder that is not there, and locks it.
@@ -400,11 +473,81 @@ fn take(folder: &Path) -> Result<File> {
     let lock = lock.with_context(|| format!("open {}", path.display()))?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(lock),
-        Err(rustix::io::Errno::WOULDBLOCK) => bail!(InUse {
+        Err(Errno::WOULDBLOCK) => bail!(InUse {
             folder: folder.to_owned()
         }),
         Err(error) => Err(error).with_context(|| format!("lock {}", path.display())),
     }
+}
+
+/// What a folder has.
+struct Found {
+    stream_id: Option<u64>,
+    segments: VecDeque<Segment>,
+    walk: Walk,
+    /// The largest number in a name.
+    newest_seq: u64,
+}
+
+impl Found {
+    fn in_folder(folder: &Path, mark: Option<&Mark>, faults: &mut Vec<String>) -> Result<Self> {
+        let mut found = Self {
+            stream_id: mark.map(|mark| mark.stream_id),
+            segments: VecDeque::new(),
+            walk: Walk::from(mark.map(|mark| mark.done)),
+            newest_seq: 0,
+        };
+        for (first_seq, path) in segment_files(folder)? {
+            found.newest_seq = first_seq;
+            let named = path.display().to_string();
+            if let Some(fault) = found.take(first_seq, &path)? {
+                faults.push(format!("{named} {fault}"));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Returns what is wrong with a file.
+    fn take(&mut self, first_seq: u64, path: &Path) -> Result<Option<String>> {
+        let reading = || format!("read {}", path.display());
+        let opened = Segment::open(path.to_owned(), first_seq).with_context(reading)?;
+        let expected = self.stream_id;
+        let opened = opened.filter(|(_, of)| expected.is_none_or(|expected| expected == *of));
+        let Some((mut segment, stream_id)) = opened else {
+            set_aside(path)?;
+            return Ok(Some(
+                "is no part of this spool: it has got the ending .bad".to_owned(),
+            ));
+        };
+        let walk = &mut self.walk;
+        let damage = segment.look_through(|header| walk.pass(header));
+        let damage = damage.with_context(reading)?;
+        match (segment.last, damage) {
+            (None, None) => {
+                // The disk had no room for its first batch.
+                remove(&segment).with_context(|| format!("remove {}", path.display()))?;
+                Ok(None)
+            }
+            (None, Some(_)) => {
+                set_aside(path)?;
+                Ok(Some(
+                    "has no batch that can be read: it has got the ending .bad".to_owned(),
+                ))
+            }
+            (Some(_), damage) => {
+                self.stream_id = Some(stream_id);
+                self.segments.push_back(segment);
+                Ok(damage.map(|Damage { at }| format!("is damaged from byte {at} on")))
+            }
+        }
+    }
+}
+
+/// For somebody to look at.
+fn set_aside(path: &Path) -> Result<()> {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(".bad");
+    fs::rename(path, aside).with_context(|| format!("rename {}", path.display()))
 }
 
 /// A way from header to header.
@@ -426,17 +569,14 @@ impl Walk {
     }
 
     fn pass(&mut self, header: &Header) {
-        let before = Point {
-            seq: header.seq - 1,
-            sum: header.before,
-        };
+        let before = header.preceding();
         if self.begun.is_none() {
             self.begun = Some(before);
             self.at = before;
         }
         if header.seq > self.at.seq {
             self.missing += before.since(self.at);
-            self.at = through(header);
+            self.at = header.through();
         }
     }
 
@@ -462,47 +602,8 @@ fn segment_files(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
 
 fn remove(segment: &Segment) -> io::Result<()> {
     match fs::remove_file(&segment.path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => Ok(()),
-    }
-}
-
-fn through(header: &Header) -> Point {
-    let mut sum = header.before;
-    sum += header.own;
-    Point {
-        seq: header.seq,
-        sum,
-    }
-}
-
-impl From<Sum> for RecordSum {
-    fn from(sum: Sum) -> Self {
-        let Sum {
-            records,
-            packets,
-            bytes,
-        } = sum;
-        Self {
-            records,
-            packets,
-            bytes,
-        }
-    }
-}
-
-impl From<RecordSum> for Sum {
-    fn from(sum: RecordSum) -> Self {
-        let RecordSum {
-            records,
-            packets,
-            bytes,
-        } = sum;
-        Self {
-            records,
-            packets,
-            bytes,
-        }
     }
 }
 

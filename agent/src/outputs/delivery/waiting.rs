@@ -1,23 +1,23 @@
 //! A batch that waits for an acknowledgement, in memory, and its place on the stream.
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 use crate::{hub::Volume, proto::RecordSum};
 
-/// Numbers that are left out where the system may have ended before all was on disk: a collector may have batches whose
-/// numbers are not known any more.
+/// Numbers that are left out where some may have been given that nobody wrote down: a collector may have their batches.
 const LEAP: u64 = 1_000_000;
 
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
-    /// Its number on the stream.
+    /// Its number on the stream, 1 or more.
     pub(super) seq: u64,
     /// When it came.
     pub(super) unix_ns: u64,
     /// What it reports.
     pub(super) own: RecordSum,
     /// What all batches with lower numbers report, whatever became of them.
-    pub(super) before: RecordSum,
+    pub(super) before: Volume,
     /// The encoded batch.
     pub(super) parts: [Bytes; 2],
     pub(super) is_on_disk: bool,
@@ -28,13 +28,6 @@ impl Waiting {
         self.parts.iter().map(Bytes::len).sum()
     }
 
-    /// The point that it brings the stream to.
-    pub(super) fn through(&self) -> Point {
-        let mut sum = self.before;
-        sum += self.own;
-        Point { seq: self.seq, sum }
-    }
-
     /// The point that it follows.
     pub(super) fn preceding(&self) -> Point {
         Point {
@@ -42,26 +35,36 @@ impl Waiting {
             sum: self.before,
         }
     }
+
+    /// The point that it brings the stream to.
+    pub(super) fn through(&self) -> Point {
+        self.preceding().with(self.seq, self.own)
+    }
 }
 
-/// A number on the stream, and what batches up to it report.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// A number on the stream, and the batches up to it with what they report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Point {
     pub(super) seq: u64,
-    pub(super) sum: RecordSum,
+    pub(super) sum: Volume,
 }
 
 impl Point {
+    /// The point behind a batch.
+    pub(super) fn with(mut self, seq: u64, own: RecordSum) -> Self {
+        self.seq = seq;
+        self.sum += Volume {
+            batches: 1,
+            records: own.records,
+            packets: own.packets,
+            bytes: own.bytes,
+        };
+        self
+    }
+
     /// What lies between the points.
     pub(super) fn since(self, earlier: Self) -> Volume {
-        let numbers = self.seq.saturating_sub(earlier.seq);
-        let (more, less) = (self.sum, earlier.sum);
-        Volume {
-            batches: numbers % LEAP,
-            records: more.records.saturating_sub(less.records),
-            packets: more.packets.saturating_sub(less.packets),
-            bytes: more.bytes.saturating_sub(less.bytes),
-        }
+        without(self.sum, earlier.sum)
     }
 
     /// Leaves out numbers that may be known elsewhere.
@@ -70,5 +73,25 @@ impl Point {
             seq: self.seq + LEAP,
             ..self
         }
+    }
+}
+
+/// How far a volume goes beyond another one.
+pub(super) fn without(volume: Volume, other: Volume) -> Volume {
+    Volume {
+        batches: volume.batches.saturating_sub(other.batches),
+        records: volume.records.saturating_sub(other.records),
+        packets: volume.packets.saturating_sub(other.packets),
+        bytes: volume.bytes.saturating_sub(other.bytes),
+    }
+}
+
+/// The larger one of each number.
+pub(super) fn larger(one: Volume, other: Volume) -> Volume {
+    Volume {
+        batches: one.batches.max(other.batches),
+        records: one.records.max(other.records),
+        packets: one.packets.max(other.packets),
+        bytes: one.bytes.max(other.bytes),
     }
 }

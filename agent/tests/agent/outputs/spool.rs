@@ -7,8 +7,8 @@ use super::{collector::Store, *};
 use crate::support::disk::SmallDisk;
 
 /// What a segment begins with, and what each batch in it begins with.
-const FRONT_BYTES: usize = 16;
-const HEADER_BYTES: usize = 112;
+const FRONT_BYTES: usize = 20;
+const HEADER_BYTES: usize = 120;
 
 fn setting(port: u16, folder: &Path) -> String {
     let folder = folder.display();
@@ -102,7 +102,7 @@ fn what_killed_agents_had_drained_gets_to_a_collector_that_comes_later() {
         fates(&output(&agent, &lab, "collector"), sent + own)["sent"] == sent + own
     });
     assert_eq!(agent.stop().seen(), own);
-    assert_eq!(store.sums(), (sent + own, own));
+    assert_eq!(store.records(), sent + own);
     assert_eq!(store.origins(), (1, 5));
     assert_eq!(store.lost(), Pair::default());
     let agent = start(&lab, &setting(1, &folder));

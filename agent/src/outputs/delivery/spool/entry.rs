@@ -1,10 +1,11 @@
 //! A batch as it lies in a segment: a header with two checksums, then the encoded batch. All numbers are little-endian.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
+use super::super::waiting::Point;
 use crate::{hub::Volume, proto::RecordSum};
 
-pub const HEADER_BYTES: usize = 112;
+pub const HEADER_BYTES: usize = 120;
 /// Longer ones are damage.
 const MOST_BYTES: u32 = 64 << 20;
 
@@ -18,7 +19,7 @@ pub struct Header {
     /// What it reports.
     pub own: RecordSum,
     /// What all batches with lower numbers report, whatever became of them.
-    pub before: RecordSum,
+    pub before: Volume,
     /// What was lost so far before it had a number.
     pub lost_in_queue: Volume,
     pub len_bytes: u32,
@@ -26,6 +27,8 @@ pub struct Header {
     pub crc: u32,
 }
 
+/// Numbers on a stream. Others are damage.
+const SEQS: RangeInclusive<u64> = 1..=u64::MAX / 2;
 /// The header's checksum stands before this.
 const CHECKED: Range<usize> = 4..HEADER_BYTES;
 
@@ -67,31 +70,45 @@ impl Header {
         for (number, place) in numbers.iter_mut().zip(bytes[16..].chunks_exact(8)) {
             *number = u64::from_le_bytes(place.try_into().expect("eight"));
         }
-        let sum = |first: usize| RecordSum {
-            records: numbers[first],
-            packets: numbers[first + 1],
-            bytes: numbers[first + 2],
+        let volume = |first: usize| Volume {
+            batches: numbers[first],
+            records: numbers[first + 1],
+            packets: numbers[first + 2],
+            bytes: numbers[first + 3],
         };
         let header = Self {
             seq: numbers[0],
             unix_ns: numbers[1],
-            own: sum(2),
-            before: sum(5),
-            lost_in_queue: Volume {
-                batches: numbers[8],
-                records: numbers[9],
-                packets: numbers[10],
-                bytes: numbers[11],
+            own: RecordSum {
+                records: numbers[2],
+                packets: numbers[3],
+                bytes: numbers[4],
             },
+            before: volume(5),
+            lost_in_queue: volume(9),
             len_bytes: short(8),
             crc: short(4),
         };
-        (header.len_bytes <= MOST_BYTES).then_some(header)
+        let is_sound = SEQS.contains(&header.seq) && header.len_bytes <= MOST_BYTES;
+        is_sound.then_some(header)
     }
 
     /// Whether these are its bytes.
     pub fn fits(&self, bytes: &[u8]) -> bool {
         bytes.len() as u64 == u64::from(self.len_bytes) && crc32fast::hash(bytes) == self.crc
+    }
+
+    /// The point that it follows.
+    pub fn preceding(&self) -> Point {
+        Point {
+            seq: self.seq - 1,
+            sum: self.before,
+        }
+    }
+
+    /// The point that it brings the stream to.
+    pub fn through(&self) -> Point {
+        self.preceding().with(self.seq, self.own)
     }
 
     /// What it takes of a segment.
@@ -112,6 +129,7 @@ impl Header {
             own.records,
             own.packets,
             own.bytes,
+            before.batches,
             before.records,
             before.packets,
             before.bytes,
@@ -131,23 +149,23 @@ mod tests {
 
     #[test]
     fn a_header_is_read_as_it_was_written_and_every_damaged_bit_is_seen() {
-        let sum = |least| RecordSum {
-            records: least,
-            packets: least + 1,
+        let volume = |least| Volume {
+            batches: least,
+            records: least + 1,
+            packets: least + 2,
             bytes: u64::MAX - least,
         };
         let body = b"a batch";
         let header = Header {
             seq: 7,
             unix_ns: 1_800_000_000_000_000_000,
-            own: sum(10),
-            before: sum(20),
-            lost_in_queue: Volume {
-                batches: 1,
-                records: 2,
-                packets: 3,
-                bytes: 4,
+            own: RecordSum {
+                records: 1,
+                packets: 2,
+                bytes: 3,
             },
+            before: volume(20),
+            lost_in_queue: volume(30),
             ..Header::default()
         }
         .of(&[&body[..2], &body[2..]]);
@@ -158,6 +176,10 @@ mod tests {
             let mut damaged = bytes;
             damaged[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(Header::decode(&damaged), None, "bit {bit}");
+        }
+        for seq in [0, u64::MAX] {
+            let header = Header { seq, ..header };
+            assert_eq!(Header::decode(&header.encode()), None);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::super::waiting::Point;
+use super::super::waiting::{Point, without};
 use crate::hub::Volume;
 
 #[derive(Debug, Default)]
@@ -11,7 +11,7 @@ pub struct Losses {
     done: Volume,
     /// Behind that, each with the number that it ends with.
     later: VecDeque<(u64, Volume)>,
-    /// Found when the spool was opened, and still ahead.
+    /// Known since the spool was opened, and still ahead.
     ahead: Volume,
 }
 
@@ -38,10 +38,10 @@ impl Losses {
         self.done
     }
 
-    /// This is missing between the points. Returns what of it was not known.
-    pub fn meet(&mut self, missing: Volume, from: Point, to: Point) -> Volume {
+    /// This is missing between the points.
+    pub fn meet(&mut self, missing: Volume, from: Point, to: Point) {
         if missing == Volume::default() {
-            return missing;
+            return;
         }
         match self.later.back_mut() {
             Some((end, sum)) if *end == from.seq => {
@@ -50,9 +50,7 @@ impl Losses {
             }
             _ => self.later.push_back((to.seq, missing)),
         }
-        let news = without(missing, self.ahead);
         self.ahead = without(self.ahead, missing);
-        news
     }
 
     /// What ends up to this number is told for good.
@@ -60,15 +58,5 @@ impl Losses {
         while let Some((_, missing)) = self.later.pop_front_if(|(end, _)| *end <= seq) {
             self.done += missing;
         }
-    }
-}
-
-/// What of a volume goes beyond another one.
-pub fn without(volume: Volume, other: Volume) -> Volume {
-    Volume {
-        batches: volume.batches.saturating_sub(other.batches),
-        records: volume.records.saturating_sub(other.records),
-        packets: volume.packets.saturating_sub(other.packets),
-        bytes: volume.bytes.saturating_sub(other.bytes),
     }
 }

@@ -1,74 +1,70 @@
 //! How far a spool has come, in a file of its own that is written anew.
 
-use std::{fs, io::Write as _, path::Path};
+use std::{
+    fs::{self, File},
+    io::{ErrorKind, Write as _},
+    path::Path,
+};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::super::waiting::Point;
+use super::super::waiting::{Point, without};
 use crate::hub::Volume;
 
 const NAME: &str = "mark.json";
 
-/// As of one moment.
+/// As of one moment. In the file it is a line of JSON, and its checksum (CRC-32 in hexadecimal) is the next one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
     pub stream_id: u64,
-    /// Everything up to this number was acknowledged, or is lost.
-    pub done_seq: u64,
-    /// What batches up to that number report.
-    pub done: Sum,
+    /// Everything up to here was acknowledged, or is lost.
+    pub done: Point,
     /// The last number that was given.
-    pub last_seq: u64,
-    /// What batches up to that number report.
-    pub all: Sum,
+    pub last: Point,
     /// What was lost so far before it had a number.
     pub lost_in_queue: Volume,
-    /// What is known to be missing among those with numbers.
+    /// What is known to be missing among batches with numbers.
     pub lost: Volume,
-    /// The part of it up to `done_seq`.
+    /// The part of it up to `done`.
     pub lost_done: Volume,
-    /// The kernel's number for the time since it began, during which what was written is there.
-    pub boot_id: String,
-    /// Nothing was written afterwards.
+    /// No number was given afterwards.
     pub is_last: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sum {
-    pub records: u64,
-    pub packets: u64,
-    pub bytes: u64,
-}
-
 impl Mark {
-    pub fn done(&self) -> Point {
-        Point {
-            seq: self.done_seq,
-            sum: self.done.into(),
-        }
-    }
-
-    /// `None` where there is none. Fails if it cannot be read.
+    /// `None` where there is none. Fails if it cannot be read, or is not what was written.
     pub fn read(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(NAME);
-        if !path.exists() {
-            return Ok(None);
-        }
-        let text = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
-        let mark = serde_json::from_slice(&text);
-        Ok(Some(mark.with_context(|| {
-            format!("{} cannot be read", path.display())
-        })?))
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            text => text.with_context(|| format!("read {}", path.display()))?,
+        };
+        let mark = Self::of(&text).with_context(|| format!("{} is damaged", path.display()))?;
+        Ok(Some(mark))
     }
 
-    /// In the place of the one before, which stays where this fails.
+    fn of(text: &str) -> Result<Self> {
+        let (json, crc) = text.split_once('\n').context("it has no checksum")?;
+        let crc = u32::from_str_radix(crc.trim_end(), 16).context("read its checksum")?;
+        ensure!(
+            crc == crc32fast::hash(json.as_bytes()),
+            "its checksum is another one"
+        );
+        let mark: Self = serde_json::from_str(json).context("read its JSON")?;
+        let Self { done, last, .. } = mark;
+        let is_in_order = done.seq <= last.seq && without(done.sum, last.sum) == Volume::default();
+        ensure!(is_in_order, "more was acknowledged than there was");
+        Ok(mark)
+    }
+
+    /// In the place of the one before, which stays if this fails.
     pub fn write(&self, folder: &Path) -> Result<()> {
+        let json = serde_json::to_string(self).context("encode a mark")?;
+        let crc = crc32fast::hash(json.as_bytes());
         let new = folder.join("mark.new");
-        let mut file =
-            fs::File::create(&new).with_context(|| format!("create {}", new.display()))?;
-        let text = serde_json::to_vec(self).context("encode a mark")?;
-        let written = file.write_all(&text).and_then(|()| file.sync_data());
+        let mut file = File::create(&new).with_context(|| format!("create {}", new.display()))?;
+        let written = write!(file, "{json}\n{crc:08x}\n").and_then(|()| file.sync_data());
         written.with_context(|| format!("write {}", new.display()))?;
         fs::rename(&new, folder.join(NAME)).with_context(|| format!("rename {}", new.display()))
     }

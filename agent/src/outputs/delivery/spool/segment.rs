@@ -1,20 +1,19 @@
 //! A file of the spool: batches in the order of their numbers.
 
 use std::{
-    fs::File,
-    io::{self, Read as _},
+    fs::{self, File},
+    io::{self, ErrorKind, Read as _},
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 
 use super::entry::{HEADER_BYTES, Header};
 
 const MAGIC: [u8; 8] = *b"flowspl1";
-/// Magic, then the stream.
-const FRONT_BYTES: u64 = 16;
+/// Magic, stream, and a checksum of both.
+const FRONT_BYTES: usize = 20;
 const SUFFIX: &str = "spool";
 
 /// What is known of a file of the spool.
@@ -23,27 +22,40 @@ pub struct Segment {
     pub path: PathBuf,
     /// The number of its first batch, which is its name.
     pub first_seq: u64,
-    /// Its last batch that can be found; `None` where it has none.
+    /// When its first batch came.
+    pub first_unix_ns: u64,
+    /// Its last batch that can be found; `None` if it has none.
     pub last: Option<Header>,
     /// Where the next batch would begin.
     pub end: u64,
 }
 
 impl Segment {
+    /// Makes one that is not there.
     pub fn create(folder: &Path, stream_id: u64, first_seq: u64) -> io::Result<(Self, File)> {
         let path = folder.join(format!("{first_seq:020}.{SUFFIX}"));
         let mut options = File::options();
-        let file = options.read(true).write(true).create(true).truncate(true);
-        let file = file.open(&path)?;
-        let front = [MAGIC, stream_id.to_le_bytes()].concat();
-        file.write_all_at(&front, 0)?;
-        let segment = Self {
+        let file = options
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)?;
+        if let Err(error) = file.write_all_at(&front(stream_id), 0) {
+            // What has no batch is of no use.
+            let _ = fs::remove_file(&path);
+            return Err(error);
+        }
+        Ok((Self::new(path, first_seq), file))
+    }
+
+    fn new(path: PathBuf, first_seq: u64) -> Self {
+        Self {
             path,
             first_seq,
+            first_unix_ns: 0,
             last: None,
-            end: FRONT_BYTES,
-        };
-        Ok((segment, file))
+            end: FRONT_BYTES as u64,
+        }
     }
 
     /// The number in the name of a file, if it is one of a spool.
@@ -52,39 +64,35 @@ impl Segment {
         path.file_stem()?.to_str()?.parse().ok().filter(|_| is_one)
     }
 
-    /// Opens a file whose batches have not been looked for. Returns the number of its stream, too.
-    pub fn open(path: PathBuf, first_seq: u64) -> Result<(Self, u64)> {
-        let mut file = File::open(&path).with_context(|| format!("open {}", path.display()))?;
-        let mut front = [0; FRONT_BYTES as usize];
-        let read = file.read_exact(&mut front);
-        read.with_context(|| format!("read {}", path.display()))?;
-        let (magic, stream_id) = front.split_at(8);
-        if magic != MAGIC {
-            bail!("{} does not begin as a segment does", path.display());
+    /// Opens a file whose batches have not been looked for. Returns the number of its stream, too; `None` if it is no segment.
+    pub fn open(path: PathBuf, first_seq: u64) -> io::Result<Option<(Self, u64)>> {
+        let mut read = [0; FRONT_BYTES];
+        match File::open(&path)?.read_exact(&mut read) {
+            Err(error)
+                if [ErrorKind::UnexpectedEof, ErrorKind::IsADirectory].contains(&error.kind()) =>
+            {
+                return Ok(None);
+            }
+            done => done?,
         }
-        let stream_id = u64::from_le_bytes(stream_id.try_into().expect("eight"));
-        let segment = Self {
-            path,
-            first_seq,
-            last: None,
-            end: FRONT_BYTES,
-        };
-        Ok((segment, stream_id))
+        let stream_id = u64::from_le_bytes(read[8..16].try_into().expect("eight"));
+        let is_one = read == front(stream_id);
+        Ok(is_one.then(|| (Self::new(path, first_seq), stream_id)))
     }
 
     /// Looks for its batches, one after the other. Says where that ends if the file goes on.
     pub fn look_through(&mut self, mut found: impl FnMut(&Header)) -> io::Result<Option<Damage>> {
         let mut reader = Reader::open(self)?;
         loop {
+            let least_seq = self.last_seq().map_or(self.first_seq, |last| last + 1);
             match reader.header()? {
-                Next::Batch(header) => {
+                Next::Batch(header) if header.seq >= least_seq => {
                     found(&header);
                     reader.skip(&header);
-                    self.last = Some(header);
-                    self.end = reader.at;
+                    self.took(header, reader.at);
                 }
                 Next::End => return Ok(None),
-                Next::Damage => return Ok(Some(Damage { at: self.end })),
+                Next::Batch(_) | Next::Damage => return Ok(Some(Damage { at: self.end })),
             }
         }
     }
@@ -92,6 +100,23 @@ impl Segment {
     pub fn last_seq(&self) -> Option<u64> {
         self.last.map(|last| last.seq)
     }
+
+    fn took(&mut self, header: Header, end: u64) {
+        if self.last.is_none() {
+            self.first_unix_ns = header.unix_ns;
+        }
+        self.last = Some(header);
+        self.end = end;
+    }
+}
+
+fn front(stream_id: u64) -> [u8; FRONT_BYTES] {
+    let mut front = [0; FRONT_BYTES];
+    front[..8].copy_from_slice(&MAGIC);
+    front[8..16].copy_from_slice(&stream_id.to_le_bytes());
+    let crc = crc32fast::hash(&front[..16]);
+    front[16..].copy_from_slice(&crc.to_le_bytes());
+    front
 }
 
 /// From here on nothing can be read.
@@ -116,7 +141,7 @@ impl Reader {
     pub fn open(segment: &Segment) -> io::Result<Self> {
         Ok(Self {
             file: File::open(&segment.path)?,
-            at: FRONT_BYTES,
+            at: FRONT_BYTES as u64,
         })
     }
 
@@ -178,8 +203,7 @@ impl Writer {
             self.file.set_len(segment.end)?;
             return Err(error);
         }
-        segment.end += whole.len() as u64;
-        segment.last = Some(header);
+        segment.took(header, segment.end + whole.len() as u64);
         Ok(())
     }
 

@@ -1,8 +1,6 @@
 use super::*;
-use crate::outputs::delivery::waiting::Point;
 
 const MOST_BYTES: u64 = 16 << 20;
-const BOOT: &str = "this boot";
 /// What the queue has lost.
 const IN_QUEUE: Volume = Volume {
     batches: 1,
@@ -19,8 +17,8 @@ struct Stream {
 }
 
 impl Stream {
-    fn open(folder: &Path, most_bytes: u64, boot: &str) -> Self {
-        let (spool, beginning) = Spool::open(folder.into(), most_bytes, 7, boot).unwrap();
+    fn open(folder: &Path) -> Self {
+        let (spool, beginning) = Spool::open(folder.into(), MOST_BYTES, 7).unwrap();
         Self {
             spool,
             last: beginning.last,
@@ -28,37 +26,49 @@ impl Stream {
         }
     }
 
-    /// Writes a batch of so many bytes, which reports its number of packets.
-    fn append(&mut self, bytes: usize) -> Volume {
-        let seq = self.last.seq + 1;
-        let own = sum(seq);
-        let batch = Waiting {
+    /// Gives a batch of so many bytes its number, which is also how many packets it reports.
+    fn give(&mut self, bytes: usize) -> Waiting {
+        let before = self.last;
+        let seq = before.seq + 1;
+        self.last = before.with(seq, sum(seq));
+        self.spool.note(self.last);
+        Waiting {
             seq,
             unix_ns: 1,
-            own,
-            before: self.last.sum,
+            own: sum(seq),
+            before: before.sum,
             parts: [Bytes::from_static(b"!"), vec![seq as u8; bytes].into()],
             is_on_disk: false,
-        };
-        self.last = batch.through();
-        self.spool.note(self.last);
-        let mut lost = Volume::default();
-        let appended = self.spool.append(&batch, IN_QUEUE, &mut lost);
-        appended.unwrap();
-        lost
+        }
     }
 
-    fn sync(&mut self, is_last: bool) {
-        self.spool.sync(IN_QUEUE, is_last).unwrap();
+    /// Writes one. Returns what is lost by that.
+    fn append(&mut self, bytes: usize) -> Volume {
+        let batch = self.give(bytes);
+        let before = self.lost();
+        self.spool.append(&batch, IN_QUEUE).unwrap();
+        without(self.lost(), before)
+    }
+
+    fn lost(&self) -> Volume {
+        self.spool.stand().lost
+    }
+
+    fn sync(&mut self) {
+        self.spool.sync(IN_QUEUE, None).unwrap();
+    }
+
+    fn end(mut self) {
+        let nothing = Volume::default();
+        self.spool.sync(IN_QUEUE, Some(nothing)).unwrap();
     }
 
     /// All that can be read, and what turns out to be lost before and between it.
     fn read(&mut self) -> (Vec<u64>, Volume) {
+        let before = self.lost();
         let mut all = Vec::new();
-        let mut lost = Volume::default();
-        while self.spool.is_ahead() {
-            let (batches, missing) = self.spool.read(1).unwrap();
-            lost += missing;
+        while self.spool.stand().is_ahead {
+            let batches = self.spool.read(100, 1).unwrap();
             for batch in &batches {
                 let bytes = batch.parts.concat();
                 assert!(bytes[0] == b'!' && bytes[1..].iter().all(|byte| *byte == batch.seq as u8));
@@ -66,8 +76,8 @@ impl Stream {
             }
             all.extend(batches.iter().map(|batch| batch.seq));
         }
-        lost += self.spool.reach_to(self.last);
-        (all, lost)
+        self.spool.reach_to(self.last);
+        (all, without(self.lost(), before))
     }
 }
 
@@ -93,55 +103,64 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 fn a_spool_goes_on_where_it_ended() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("made/with its parents");
-    let mut stream = Stream::open(&folder, MOST_BYTES, BOOT);
+    let mut stream = Stream::open(&folder);
     assert_eq!(stream.beginning.stream_id, 7);
     for _ in 0..10 {
         stream.append(1000);
     }
-    let (read, lost) = stream.spool.read(3500).unwrap();
+    let read = stream.spool.read(100, 3500).unwrap();
     let seqs: Vec<_> = read.iter().map(|batch| batch.seq).collect();
-    assert_eq!((seqs, lost), (vec![1, 2, 3, 4], Volume::default()));
+    assert_eq!((seqs, stream.lost()), (vec![1, 2, 3, 4], Volume::default()));
+    assert_eq!(stream.spool.read(2, 3500).unwrap().len(), 2);
     stream.spool.acknowledge(read[2].through());
-    stream.sync(false);
     stream.append(1000);
-    // It ends without a word.
-    drop(stream);
-    let mut stream = Stream::open(&folder, MOST_BYTES, BOOT);
+    stream.end();
+    let mut stream = Stream::open(&folder);
     let Beginning { last, waits, .. } = stream.beginning;
     assert_eq!((last.seq, waits.packets), (11, packets(4..=11)));
     assert_eq!(stream.beginning.faults, [""; 0]);
     stream.append(1000);
     assert_eq!(stream.read(), ((4..=12).collect(), Volume::default()));
     stream.spool.acknowledge(stream.last);
-    stream.sync(true);
-    drop(stream);
-    let stream = Stream::open(&folder, MOST_BYTES, "another boot");
-    assert_eq!(stream.beginning.last.seq, 12, "it ended in order");
+    stream.end();
+    let stream = Stream::open(&folder);
+    assert_eq!(stream.beginning.last.seq, 12);
     assert_eq!(stream.beginning.waits, RecordSum::default());
     assert!(files(&folder).is_empty());
-    assert_eq!(stream.spool.bytes(), 0);
+    assert_eq!(stream.spool.stand().bytes, 0);
 }
 
-/// What a collector got before the system ended may not be on disk, so its numbers are not used again.
+/// A collector may have batches with numbers that nobody wrote down, so these are not given again.
 #[test]
-fn numbers_that_may_be_known_are_not_used_again() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut stream = Stream::open(folder.path(), MOST_BYTES, BOOT);
-    stream.append(1);
-    stream.sync(false);
-    drop(stream);
-    let mut stream = Stream::open(folder.path(), MOST_BYTES, "another boot");
-    assert_eq!(stream.beginning.last.seq, 1_000_001);
-    stream.append(1);
-    let (read, lost) = stream.read();
-    assert_eq!((read, lost), (vec![1, 1_000_002], Volume::default()));
+fn numbers_that_may_be_known_are_not_given_again() {
+    for refuses in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut stream = Stream::open(folder.path());
+        stream.append(1);
+        stream.sync();
+        if refuses {
+            // The disk takes neither the batch nor a mark.
+            stream.give(1);
+        }
+        drop(stream);
+        let mut stream = Stream::open(folder.path());
+        assert_eq!(stream.beginning.last.seq, 1_000_001);
+        stream.append(1);
+        let read = stream.read();
+        assert_eq!(read, (vec![1, 1_000_002], Volume::default()));
+        stream.end();
+        // Whoever opens it has begun to give numbers.
+        drop(Stream::open(folder.path()));
+        let stream = Stream::open(folder.path());
+        assert_eq!(stream.beginning.last.seq, 2_000_002);
+    }
 }
 
 #[test]
 fn nobody_else_uses_a_spool() {
     let folder = tempfile::tempdir().unwrap();
-    let stream = Stream::open(folder.path(), MOST_BYTES, BOOT);
-    let second = || Spool::open(folder.path().into(), MOST_BYTES, 8, BOOT);
+    let stream = Stream::open(folder.path());
+    let second = || Spool::open(folder.path().into(), MOST_BYTES, 8);
     let Err(error) = second() else {
         panic!("it is in use")
     };
@@ -150,35 +169,35 @@ fn nobody_else_uses_a_spool() {
     assert!(second().is_ok());
 }
 
-/// In a spool of two files, whichever is damaged, and however.
+/// In a spool of three files, whichever is damaged, and however.
 #[test]
 fn damage_costs_what_is_damaged_and_is_told_to_the_packet() {
     // Which file, what happens to its bytes, and which batches that costs.
     type Case<'a> = (usize, &'a dyn Fn(&mut Vec<u8>), &'a [u64]);
     const BATCHES: u64 = 8;
     let begin = |folder: &Path| {
-        let mut stream = Stream::open(folder, MOST_BYTES, BOOT);
+        let mut stream = Stream::open(folder);
         for seq in 1..=BATCHES {
-            // The first file is full after four.
+            // The first two files are full after two each.
             stream.append(if seq <= 4 { 600_000 } else { 1000 });
         }
-        stream.sync(false);
+        stream.sync();
     };
     let cases: [Case<'_>; 8] = [
         (0, &|_| {}, &[]),
         // In the second one's bytes.
         (0, &|file| file[700_000] ^= 1, &[2]),
+        (0, &|file| file.truncate(1_000_000), &[2]),
+        (0, &Vec::clear, &[1, 2]),
+        (0, &|file| file[3] ^= 1, &[1, 2]),
         // In the second one's header, so nobody knows where the next one begins.
-        (0, &|file| file[16 + 112 + 600_001 + 20] ^= 1, &[2, 3, 4]),
-        (0, &|file| file.truncate(1_300_000), &[3, 4]),
-        (0, &Vec::clear, &[1, 2, 3, 4]),
-        (0, &|file| file[3] ^= 1, &[1, 2, 3, 4]),
-        (1, &|file| file.truncate(file.len() - 1), &[8]),
-        (1, &Vec::clear, &[5, 6, 7, 8]),
+        (2, &|file| file[20 + 120 + 1001 + 20] ^= 1, &[6, 7, 8]),
+        (2, &|file| file.truncate(file.len() - 1), &[8]),
+        (2, &Vec::clear, &[5, 6, 7, 8]),
     ];
     for (number, (file, damage, missing)) in cases.into_iter().enumerate() {
         for is_removed in [false, true] {
-            if is_removed && missing.len() != 4 {
+            if is_removed && ![&[1, 2][..], &[5, 6, 7, 8]].contains(&missing) {
                 continue;
             }
             let folder = tempfile::tempdir().unwrap();
@@ -191,7 +210,7 @@ fn damage_costs_what_is_damaged_and_is_told_to_the_packet() {
             } else {
                 fs::write(path, bytes).unwrap();
             }
-            let mut stream = Stream::open(folder.path(), MOST_BYTES, BOOT);
+            let mut stream = Stream::open(folder.path());
             let Beginning { waits, lost, .. } = stream.beginning;
             let in_all = waits.packets + lost.packets;
             assert_eq!(in_all, packets(1..=BATCHES), "case {number}");
@@ -201,7 +220,14 @@ fn damage_costs_what_is_damaged_and_is_told_to_the_packet() {
             let (read, later) = stream.read();
             let mut lost = lost;
             lost += later;
-            assert_eq!(stream.spool.lost(), lost, "case {number}");
+            assert_eq!(stream.lost(), lost, "case {number}");
+            // At the next start it is known.
+            stream.sync();
+            drop(stream);
+            let mut stream = Stream::open(folder.path());
+            assert_eq!(stream.beginning.lost, Volume::default(), "case {number}");
+            assert_eq!(stream.read().1, Volume::default(), "case {number}");
+            assert_eq!(stream.lost(), lost, "case {number}");
             let expected = (1..=BATCHES).filter(|seq| !missing.contains(seq));
             let expected: Vec<_> = expected.chain([next]).collect();
             assert_eq!(read, expected, "case {number}");
@@ -217,7 +243,7 @@ fn damage_costs_what_is_damaged_and_is_told_to_the_packet() {
 #[test]
 fn a_segment_that_is_cut_while_it_is_written_costs_what_was_in_it() {
     let folder = tempfile::tempdir().unwrap();
-    let mut stream = Stream::open(folder.path(), MOST_BYTES, BOOT);
+    let mut stream = Stream::open(folder.path());
     for _ in 0..3 {
         stream.append(1000);
     }
@@ -234,17 +260,17 @@ fn a_segment_that_is_cut_while_it_is_written_costs_what_was_in_it() {
 fn the_oldest_make_room_and_what_they_report_is_told() {
     const BYTES: usize = 1 << 20;
     let folder = tempfile::tempdir().unwrap();
-    let mut stream = Stream::open(folder.path(), MOST_BYTES, BOOT);
+    let mut stream = Stream::open(folder.path());
     let mut lost = Volume::default();
     for _ in 0..100 {
         lost += stream.append(BYTES);
-        assert!(stream.spool.bytes() <= MOST_BYTES);
+        assert!(stream.spool.stand().bytes <= MOST_BYTES);
     }
     let on_disk: u64 = files(folder.path())
         .iter()
         .map(|path| path.metadata().unwrap().len())
         .sum();
-    assert_eq!(on_disk, stream.spool.bytes());
+    assert_eq!(on_disk, stream.spool.stand().bytes);
     let (read, missing) = stream.read();
     assert_eq!(missing, Volume::default());
     assert!(read.len() >= 12, "{read:?}");
@@ -254,8 +280,7 @@ fn the_oldest_make_room_and_what_they_report_is_told() {
     // What is in memory is not lost with its file.
     for _ in 0..100 {
         assert_eq!(stream.append(BYTES), Volume::default());
-        let batch = stream.spool.read(1).unwrap();
-        assert_eq!((batch.0.len(), batch.1), (1, Volume::default()));
+        assert_eq!(stream.spool.read(100, 1).unwrap().len(), 1);
     }
 }
 
@@ -263,78 +288,160 @@ fn the_oldest_make_room_and_what_they_report_is_told() {
 #[test]
 fn a_loss_is_told_once() {
     let folder = tempfile::tempdir().unwrap();
-    let mut stream = Stream::open(folder.path(), MOST_BYTES, BOOT);
+    let mut stream = Stream::open(folder.path());
     let mut lost = Volume::default();
     for _ in 0..40 {
         lost += stream.append(1 << 20);
     }
     assert!(lost.batches > 20);
-    stream.sync(false);
     for acknowledges in 0..5 {
         drop(stream);
-        stream = Stream::open(folder.path(), MOST_BYTES, BOOT);
+        stream = Stream::open(folder.path());
         assert_eq!(stream.beginning.lost, Volume::default());
-        assert_eq!(stream.spool.lost(), lost);
-        let (batches, news) = stream.spool.read(acknowledges << 20).unwrap();
-        assert_eq!(news, Volume::default());
+        assert_eq!(stream.lost(), lost);
+        let batches = stream.spool.read(acknowledges, usize::MAX).unwrap();
         if let Some(last) = batches.last() {
             stream.spool.acknowledge(last.through());
         }
-        stream.sync(false);
-        assert_eq!(stream.spool.lost(), lost);
+        if acknowledges % 2 == 0 {
+            stream.sync();
+        }
         let waits = stream.beginning.waits.packets;
         let done = batches.iter().map(|batch| batch.own.packets).sum::<u64>();
         let (read, news) = stream.read();
-        assert_eq!(news, Volume::default());
+        assert_eq!((stream.lost(), news), (lost, Volume::default()));
         assert_eq!(waits, done + packets(read));
     }
     // One that nobody knows of is added.
-    stream.sync(false);
+    stream.sync();
     drop(stream);
     let oldest = files(folder.path()).remove(0);
     fs::remove_file(oldest).unwrap();
-    let stream = Stream::open(folder.path(), MOST_BYTES, BOOT);
+    let stream = Stream::open(folder.path());
     let more = stream.beginning.lost;
     assert!(more.batches > 0 && more.packets > 0);
-    let mut all = lost;
-    all += more;
-    assert_eq!(stream.spool.lost(), all);
+    lost += more;
+    assert_eq!(stream.lost(), lost);
+}
+
+/// What is in memory alone at the end is told by the one that ends.
+#[test]
+fn what_was_told_at_the_end_is_not_told_by_the_next_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stream = Stream::open(folder.path());
+    stream.append(1);
+    let batch = stream.give(1);
+    let mut only = Volume::default();
+    only += Point::default().with(batch.seq, batch.own).sum;
+    stream.spool.sync(IN_QUEUE, Some(only)).unwrap();
+    drop(stream);
+    let mut stream = Stream::open(folder.path());
+    let Beginning { waits, lost, .. } = stream.beginning;
+    assert_eq!((waits.packets, lost), (1, Volume::default()));
+    stream.append(1);
+    assert_eq!(stream.read(), (vec![1, 3], Volume::default()));
+    assert_eq!(stream.lost(), only);
+}
+
+/// An acknowledgement that the mark does not have yet removes nothing, since that would be taken for a loss.
+#[test]
+fn what_was_acknowledged_before_a_kill_is_not_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stream = Stream::open(folder.path());
+    for _ in 0..10 {
+        stream.append(600_000);
+    }
+    let batches = stream.spool.read(7, usize::MAX).unwrap();
+    stream.spool.acknowledge(batches[6].through());
+    drop(stream);
+    let mut stream = Stream::open(folder.path());
+    assert_eq!(stream.beginning.lost, Volume::default());
+    assert_eq!(stream.read(), ((1..=10).collect(), Volume::default()));
+}
+
+/// While it is in use.
+#[test]
+fn a_segment_that_is_removed_costs_what_was_in_it_and_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stream = Stream::open(folder.path());
+    for _ in 0..6 {
+        stream.append(600_000);
+    }
+    let files = files(folder.path());
+    assert_eq!(files.len(), 3);
+    fs::remove_file(&files[1]).unwrap();
+    let (read, lost) = stream.read();
+    assert_eq!((read, lost.packets), (vec![1, 2, 5, 6], 3 + 4));
+    stream.append(1);
+    assert_eq!(stream.read(), (vec![7], Volume::default()));
 }
 
 /// Without the mark nobody knows what was acknowledged, but nothing that is there is taken for a loss.
 #[test]
 fn a_spool_without_its_mark_has_what_is_there() {
-    for is_damaged in [false, true] {
+    type Case<'a> = (&'a dyn Fn(&Path), usize);
+    let cases: [Case<'_>; 4] = [
+        (&|mark| fs::remove_file(mark).unwrap(), 0),
+        (&|mark| fs::write(mark, "{").unwrap(), 1),
+        // Still JSON.
+        (
+            &|mark| fs::write(mark, flipped(mark, b'9', b'8')).unwrap(),
+            1,
+        ),
+        (&|mark| fs::write(mark, "{}\n00000000\n").unwrap(), 1),
+    ];
+    for (damage, faults) in cases {
         let folder = tempfile::tempdir().unwrap();
-        let mut stream = Stream::open(folder.path(), MOST_BYTES, BOOT);
-        for _ in 0..20 {
+        let mut stream = Stream::open(folder.path());
+        for _ in 0..19 {
             stream.append(600_000);
         }
-        let (batches, _) = stream.spool.read(6 << 20).unwrap();
-        stream.spool.acknowledge(batches.last().unwrap().through());
-        stream.sync(false);
+        let batches = stream.spool.read(100, 6 << 20).unwrap();
+        let done = batches.last().unwrap().through();
+        stream.spool.acknowledge(done);
+        stream.sync();
         drop(stream);
-        let mark = folder.path().join("mark.json");
-        if is_damaged {
-            fs::write(mark, "{").unwrap();
-        } else {
-            fs::remove_file(mark).unwrap();
-        }
-        let mut stream = Stream::open(folder.path(), MOST_BYTES, BOOT);
+        damage(&folder.path().join("mark.json"));
+        let mut stream = Stream::open(folder.path());
         let Beginning {
             stream_id,
             last,
             lost,
             waits,
-            ref faults,
+            faults: ref told,
             ..
         } = stream.beginning;
-        assert_eq!((stream_id, last.seq), (7, 1_000_020));
+        assert_eq!((stream_id, last.seq), (7, 1_000_019));
         assert_eq!(lost, Volume::default());
-        assert_eq!(faults.len(), usize::from(is_damaged), "{faults:?}");
+        assert_eq!(told.len(), faults, "{told:?}");
         let (read, lost) = stream.read();
-        assert!(read[0] > 1 && read.iter().copied().eq(read[0]..=20));
+        assert!(read[0] > 1 && read.iter().copied().eq(read[0]..=19));
         assert_eq!(lost, Volume::default());
         assert_eq!(waits.packets, packets(read));
     }
+}
+
+/// The bytes of a file with the first one of these replaced.
+fn flipped(path: &Path, from: u8, to: u8) -> Vec<u8> {
+    let mut bytes = fs::read(path).unwrap();
+    let place = bytes.iter().position(|byte| *byte == from);
+    bytes[place.expect("it is there")] = to;
+    bytes
+}
+
+/// Nothing is removed that somebody may want to look at.
+#[test]
+fn what_is_no_part_of_a_spool_is_set_aside() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stream = Stream::open(folder.path());
+    stream.append(1);
+    stream.end();
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("00000000000000000005.spool"), "something else").unwrap();
+    fs::create_dir(path("6.spool")).unwrap();
+    let mut stream = Stream::open(folder.path());
+    assert_eq!(stream.beginning.faults.len(), 2);
+    assert!(path("00000000000000000005.spool.bad").is_file());
+    assert!(path("6.spool.bad").is_dir());
+    assert_eq!(stream.read(), (vec![1], Volume::default()));
 }
