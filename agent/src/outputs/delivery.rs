@@ -48,8 +48,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_secs(5);
 /// How long to wait for what a collector may have said of a call that broke.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// How long the disk may take at the end.
+/// How long the disk may take at the end for what was in the queue, and to have all for sure.
 const LAST_WRITE: Duration = Duration::from_secs(1);
+const LAST_SYNC: Duration = Duration::from_secs(5);
+/// How long the disk may take to look through all batches of a spool at the start.
+const LONGEST_OPENING: Duration = Duration::from_mins(2);
 /// How often to look whether a spool is free that another output has, and after how long to tell that it is not.
 const IN_USE_PAUSE: Duration = Duration::from_millis(100);
 const IN_USE_IS_TOLD: Duration = Duration::from_secs(10);
@@ -158,8 +161,11 @@ impl Sender {
         let opened = loop {
             let folder = folder.clone();
             let open = move || Spool::open(folder, most_bytes, fresh_id);
-            let opened = spawn_blocking(open).await.expect("opening does not panic");
-            match opened {
+            let Ok(opened) = timeout(LONGEST_OPENING, spawn_blocking(open)).await else {
+                let time = humantime::format_duration(LONGEST_OPENING);
+                break Err(anyhow!("the disk has not answered for {time}"));
+            };
+            match opened.expect("opening does not panic") {
                 Err(error) if error.is::<InUse>() => {
                     let fault = format!("{error:#}; it is tried again");
                     self.tally.spools(0, 0, &fault);
@@ -269,7 +275,16 @@ impl Sender {
         let collector = self.collectors[self.at].clone();
         let call = StreamingCall::begin(&collector, METHOD);
         let mut call = self.meanwhile(call).await?;
-        let (outbox, answers) = (&mut call.outbox, &mut call.answers);
+        let exchanged = self.exchange(&mut call).await;
+        self.handed_seq = self.handed_seq.max(call.outbox.sent());
+        exchanged
+    }
+
+    /// What happens within a call.
+    async fn exchange(&mut self, call: &mut StreamingCall) -> std::result::Result<(), Failure> {
+        let StreamingCall {
+            outbox, answers, ..
+        } = call;
         // The number of the last batch that was put into the outbox in this call.
         let mut put_seq = 0;
         let mut has_ended = false;
@@ -462,9 +477,14 @@ impl Sender {
     async fn finish(&mut self) {
         if self.backlog.has_spool() {
             self.leave().await;
-        } else if self.is_done() {
-            return;
         } else {
+            let mut has_left = self.taken.take().is_some();
+            while self.takes_now() {
+                has_left |= self.taken.take().is_some();
+            }
+            if !has_left && self.is_done() && !self.backlog.hangs() {
+                return;
+            }
             self.tally.loses_doubted();
         }
         self.telling.ended(&self.address());
@@ -481,13 +501,13 @@ impl Sender {
             let Some(batch) = self.taken.take() else {
                 continue;
             };
-            self.backlog.loses_unnumbered(batch.volume());
+            self.backlog.loses_unnumbered(&batch);
             self.loses(sum_of(batch.volume()));
         }
         let only_in_memory = self.backlog.only_in_memory();
-        let left = timeout(LAST_WRITE, self.backlog.leave(only_in_memory)).await;
+        let left = timeout(LAST_SYNC, self.backlog.leave(only_in_memory)).await;
         self.look();
-        if left == Ok(false) {
+        if left != Ok(true) {
             // Nobody knows what is there.
             self.tally.loses_doubted();
             return;

@@ -128,10 +128,15 @@ impl Tally {
     /// What became of some that were doubted.
     pub(super) fn learns(&self, Receipts { arrived, lost }: Receipts) {
         let mut fates = self.fates();
-        fates.doubted -= arrived;
         fates.sent += arrived;
-        fates.doubted -= lost;
         fates.lost += lost;
+        for known in [arrived, lost] {
+            // A disk may give back what it could not read before.
+            let doubted = &mut fates.doubted;
+            doubted.records = doubted.records.saturating_sub(known.records);
+            doubted.packets = doubted.packets.saturating_sub(known.packets);
+            doubted.bytes = doubted.bytes.saturating_sub(known.bytes);
+        }
     }
 
     /// All that was doubted counts as sent.

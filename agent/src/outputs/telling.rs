@@ -8,8 +8,8 @@ use crate::proto::RecordSum;
 pub(super) struct Telling {
     output: String,
     tally: Arc<Tally>,
-    /// It has been told that the disk does not take batches, or cannot be read.
-    told_spool: bool,
+    /// What has been told to be wrong with the disk.
+    told_spool: String,
     spool_losses: Spell,
 }
 
@@ -18,7 +18,7 @@ impl Telling {
         Self {
             output: output.to_owned(),
             tally: Arc::clone(tally),
-            told_spool: false,
+            told_spool: String::new(),
             spool_losses: Spell::default(),
         }
     }
@@ -86,12 +86,15 @@ impl Telling {
 
     /// Tells what is wrong with the disk, once until it is right again.
     pub(super) fn spool_is(&mut self, fault: &str) {
-        let was_told = std::mem::replace(&mut self.told_spool, !fault.is_empty());
-        if fault.is_empty() && was_told {
+        if fault == self.told_spool {
+            return;
+        }
+        if fault.is_empty() {
             tracing::info!(output = self.output, "the spool is written again");
-        } else if !fault.is_empty() && !was_told {
+        } else {
             self.spool_fails(fault);
         }
+        fault.clone_into(&mut self.told_spool);
     }
 
     pub(super) fn spool_fails(&self, fault: &str) {

@@ -178,9 +178,15 @@ impl Backlog {
         }
     }
 
-    /// This was lost, and gets no number.
-    pub(super) fn loses_unnumbered(&mut self, volume: Volume) {
-        self.lost_before += volume;
+    /// This one is lost, and gets no number.
+    pub(super) fn loses_unnumbered(&mut self, batch: &OutgoingBatch) {
+        self.lost_in_queue = batch.lost();
+        self.lost_before += batch.volume();
+    }
+
+    /// The disk did not answer, and what is there is left to the next start.
+    pub(super) fn hangs(&self) -> bool {
+        self.faults.hangs.is_some()
     }
 
     /// Takes a batch, which has room.
@@ -341,7 +347,10 @@ impl Backlog {
             );
             self.faults.hangs = Some(fault);
             self.spool = None;
-            self.stand.is_ahead = false;
+            self.stand = Stand {
+                lost: self.stand.lost,
+                ..Stand::default()
+            };
             return None;
         };
         let (done, stand) = done.expect("the spool does not panic");

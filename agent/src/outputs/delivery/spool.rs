@@ -30,7 +30,7 @@ mod segment;
 use entry::Header;
 use losses::Losses;
 use mark::Mark;
-use segment::{Damage, Reader, Segment, Writer};
+use segment::{Damage, Reader, Segment, Writer, is_damage};
 
 /// A segment has a sixteenth of what the spool may have, but no more than this and no less than the next one.
 const LONGEST_SEGMENT_BYTES: u64 = 64 << 20;
@@ -63,6 +63,8 @@ pub(super) struct Spool {
     is_dirty: bool,
     /// The mark says how far it has come.
     is_marked: bool,
+    /// It has been told that a segment cannot be removed.
+    has_told_stays: bool,
 }
 
 /// Where a spool goes on.
@@ -110,10 +112,13 @@ impl Spool {
     ) -> Result<(Self, Beginning)> {
         let lock = take(&folder)?;
         let mut faults = Vec::new();
-        let mark = Mark::read(&folder).unwrap_or_else(|error| {
-            faults.push(format!("{error:#}, so earlier losses are not known"));
-            None
-        });
+        let mark = match Mark::read(&folder)?.transpose() {
+            Ok(mark) => mark,
+            Err(error) => {
+                faults.push(format!("{error:#}, so earlier losses are not known"));
+                None
+            }
+        };
         let Found {
             stream_id,
             segments,
@@ -163,6 +168,7 @@ impl Spool {
             evicted_seq: 0,
             is_dirty: false,
             is_marked: false,
+            has_told_stays: false,
         };
         let beginning = Beginning {
             stream_id: spool.stream_id,
@@ -220,7 +226,7 @@ impl Spool {
         };
         let header = header.of(&batch.parts);
         if self.make_room(header.stored_bytes())? {
-            // The next start is not to tell it again. If this fails, the next one tries.
+            // Else the next start would take what was acknowledged for a loss. If this fails, the next sync tries.
             let _ = self.mark(lost_in_queue, None);
         }
         let is_full = |segment: &Segment| segment.end >= self.segment_bytes();
@@ -280,6 +286,7 @@ impl Spool {
     /// Nothing more can be read before this.
     pub(super) fn reach_to(&mut self, point: Point) {
         let missing = point.since(self.reached);
+        self.is_marked &= missing == Volume::default();
         self.losses.meet(missing, self.reached, point);
         self.reached = point;
     }
@@ -340,9 +347,9 @@ impl Spool {
         synced.with_context(|| format!("write {} to the disk", self.folder.display()))
     }
 
-    /// Gives up the oldest segments until so many bytes have room. Returns whether something was lost by that.
+    /// Gives up the oldest segments until so many bytes have room. Returns whether there were any.
     fn make_room(&mut self, more_bytes: u64) -> io::Result<bool> {
-        let mut has_lost = false;
+        let mut has_removed = false;
         while self.bytes() + more_bytes > self.most_bytes
             && let Some(oldest) = self.segments.front()
         {
@@ -356,13 +363,13 @@ impl Spool {
             let Some(last) = oldest.last.map(|last| last.through()) else {
                 continue;
             };
+            has_removed = true;
             self.evicted_seq = last.seq;
             if last.seq > self.reached.seq {
                 self.reach_to(last);
-                has_lost = true;
             }
         }
-        Ok(has_lost)
+        Ok(has_removed)
     }
 
     fn segment_bytes(&self) -> u64 {
@@ -385,7 +392,12 @@ impl Spool {
                 return;
             }
             if let Err(error) = remove(oldest) {
-                tracing::warn!(path = %oldest.path.display(), %error, "a segment that is not needed any more stays");
+                if !self.has_told_stays {
+                    let path = oldest.path.display();
+                    tracing::warn!(%path, %error, "a segment that is not needed any more stays");
+                }
+                self.has_told_stays = true;
+                return;
             }
             self.segments.pop_front();
         }
@@ -451,15 +463,6 @@ fn next_of(reader: &mut Reader, reached: u64) -> io::Result<Option<(Header, Opti
         reader.skip(&header);
     }
     Ok(None)
-}
-
-/// Whether trying again is of no use.
-fn is_damage(error: &io::Error) -> bool {
-    let passes = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::INTR];
-    let passes = passes.map(Errno::raw_os_error);
-    !error
-        .raw_os_error()
-        .is_some_and(|error| passes.contains(&error))
 }
 
 /// Makes a folder that is not there, and locks it.

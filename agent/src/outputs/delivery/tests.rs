@@ -483,6 +483,31 @@ async fn what_no_collector_took_before_the_end_is_lost_to_the_record() {
     assert_eq!(fates, [5, 9 * 7, 0]);
 }
 
+/// Also what is still in the queue, as while all collectors are left alone.
+#[tokio::test]
+async fn what_nobody_took_from_the_queue_before_the_end_is_lost_to_the_record() {
+    let (_free, address) = free_port();
+    let output = Output::start_with(roomy_hub(), vec![address], |sender| {
+        while sender.backoff.next(None) < Duration::from_secs(15) {}
+    });
+    output.hub.publish(&batch(1, 5));
+    output.wait_until_failing().await;
+    for scan_id in 2..=10 {
+        output.hub.publish(&batch(scan_id, 7));
+    }
+    assert_eq!(output.fates(), [0, 0, 5 + 9 * 7]);
+    // Before the call that the end brings has begun.
+    output
+        .deadline
+        .send_replace(Some(Instant::now() - Duration::from_secs(1)));
+    output.hub.close();
+    let tally = Arc::clone(&output.tally);
+    output.task.await.unwrap();
+    let status = tally.status();
+    let fates = [status.sent, status.lost, status.queued].map(|fate| fate.unwrap().records);
+    assert_eq!(fates, [0, 5 + 9 * 7, 0]);
+}
+
 /// A collector that came back during a pause gets what is left, also if the pause is longer than the time at the end.
 #[tokio::test]
 async fn the_end_cuts_a_pause_short() {

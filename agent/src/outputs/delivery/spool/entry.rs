@@ -28,7 +28,7 @@ pub struct Header {
 }
 
 /// Numbers on a stream. Others are damage.
-const SEQS: RangeInclusive<u64> = 1..=u64::MAX / 2;
+pub const SEQS: RangeInclusive<u64> = 1..=u64::MAX / 2;
 /// The header's checksum stands before this.
 const CHECKED: Range<usize> = 4..HEADER_BYTES;
 

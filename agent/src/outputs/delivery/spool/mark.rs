@@ -33,14 +33,15 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// `None` where there is none. Fails if it cannot be read, or is not what was written.
-    pub fn read(folder: &Path) -> Result<Option<Self>> {
+    /// `None` if there is none, and an error inside if it is not what was written.
+    pub fn read(folder: &Path) -> Result<Option<Result<Self>>> {
         let path = folder.join(NAME);
         let text = match fs::read_to_string(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::InvalidData => String::new(),
             text => text.with_context(|| format!("read {}", path.display()))?,
         };
-        let mark = Self::of(&text).with_context(|| format!("{} is damaged", path.display()))?;
+        let mark = Self::of(&text).with_context(|| format!("{} is damaged", path.display()));
         Ok(Some(mark))
     }
 

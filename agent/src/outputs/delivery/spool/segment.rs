@@ -2,14 +2,15 @@
 
 use std::{
     fs::{self, File},
-    io::{self, ErrorKind, Read as _},
+    io::{self, Read as _},
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
 };
 
 use bytes::Bytes;
+use rustix::io::Errno;
 
-use super::entry::{HEADER_BYTES, Header};
+use super::entry::{HEADER_BYTES, Header, SEQS};
 
 const MAGIC: [u8; 8] = *b"flowspl1";
 /// Magic, stream, and a checksum of both.
@@ -61,18 +62,15 @@ impl Segment {
     /// The number in the name of a file, if it is one of a spool.
     pub fn seq_of(path: &Path) -> Option<u64> {
         let is_one = path.extension().is_some_and(|suffix| suffix == SUFFIX);
-        path.file_stem()?.to_str()?.parse().ok().filter(|_| is_one)
+        let seq = path.file_stem()?.to_str()?.parse().ok()?;
+        (is_one && SEQS.contains(&seq)).then_some(seq)
     }
 
     /// Opens a file whose batches have not been looked for. Returns the number of its stream, too; `None` if it is no segment.
     pub fn open(path: PathBuf, first_seq: u64) -> io::Result<Option<(Self, u64)>> {
         let mut read = [0; FRONT_BYTES];
         match File::open(&path)?.read_exact(&mut read) {
-            Err(error)
-                if [ErrorKind::UnexpectedEof, ErrorKind::IsADirectory].contains(&error.kind()) =>
-            {
-                return Ok(None);
-            }
+            Err(error) if is_damage(&error) => return Ok(None),
             done => done?,
         }
         let stream_id = u64::from_le_bytes(read[8..16].try_into().expect("eight"));
@@ -85,7 +83,11 @@ impl Segment {
         let mut reader = Reader::open(self)?;
         loop {
             let least_seq = self.last_seq().map_or(self.first_seq, |last| last + 1);
-            match reader.header()? {
+            let next = match reader.header() {
+                Err(error) if is_damage(&error) => Next::Damage,
+                next => next?,
+            };
+            match next {
                 Next::Batch(header) if header.seq >= least_seq => {
                     found(&header);
                     reader.skip(&header);
@@ -108,6 +110,15 @@ impl Segment {
         self.last = Some(header);
         self.end = end;
     }
+}
+
+/// Whether trying again is of no use.
+pub fn is_damage(error: &io::Error) -> bool {
+    let passes = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::INTR];
+    let passes = passes.map(Errno::raw_os_error);
+    !error
+        .raw_os_error()
+        .is_some_and(|error| passes.contains(&error))
 }
 
 fn front(stream_id: u64) -> [u8; FRONT_BYTES] {
