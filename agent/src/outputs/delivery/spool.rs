@@ -376,10 +376,12 @@ impl Spool {
         (self.most_bytes / 16).clamp(SHORTEST_SEGMENT_BYTES, LONGEST_SEGMENT_BYTES)
     }
 
+    /// If this fails, the segment goes on.
     fn end_segment(&mut self) -> io::Result<()> {
-        if let Some(writer) = self.writer.take() {
+        if let Some(writer) = &self.writer {
             writer.sync()?;
         }
+        self.writer = None;
         Ok(())
     }
 
