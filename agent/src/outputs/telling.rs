@@ -52,26 +52,22 @@ impl Telling {
 
     /// What is found in the spool of an earlier run.
     pub(super) fn spool_has(&self, waits: RecordSum) {
-        if waits != RecordSum::default() {
-            tracing::info!(
-                output = self.output,
-                records = waits.records,
-                packets = waits.packets,
-                bytes = waits.bytes,
-                "flows wait in the spool since before the start, and go first",
-            );
-        }
+        self.in_the_spool(waits, "since before the start, and go first");
     }
 
     /// What is left there for the next start.
     pub(super) fn spool_keeps(&self, waits: RecordSum) {
+        self.in_the_spool(waits, "for the next start");
+    }
+
+    fn in_the_spool(&self, waits: RecordSum, why: &str) {
         if waits != RecordSum::default() {
             tracing::info!(
                 output = self.output,
                 records = waits.records,
                 packets = waits.packets,
                 bytes = waits.bytes,
-                "flows wait in the spool for the next start",
+                "flows wait in the spool {why}",
             );
         }
     }

@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     hub::{OutgoingBatch, Volume},
+    outputs::tally::sum_of,
     proto::{FlowBatch, RecordSum},
 };
 
@@ -28,7 +29,7 @@ const MOST_BYTES: usize = 32 << 20;
 /// So much is read from the disk at once.
 const READ_BYTES: usize = 4 << 20;
 /// How often what was written is brought to the disk for sure.
-pub(super) const SYNC_INTERVAL: Duration = Duration::from_secs(1);
+const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 /// A disk that takes longer is left alone, so that a collector that is well has its batches.
 const HANGS: Duration = Duration::from_secs(20);
 
@@ -142,12 +143,7 @@ impl Backlog {
     /// Gives a batch its number on the stream, and adds all that names it.
     pub(super) fn number(&mut self, batch: OutgoingBatch) -> Waiting {
         self.lost_in_queue = batch.lost();
-        let volume = batch.volume();
-        let own = RecordSum {
-            records: volume.records,
-            packets: volume.packets,
-            bytes: volume.bytes,
-        };
+        let own = sum_of(batch.volume());
         let before = self.last;
         self.last = before.with(before.seq + 1, own);
         // The batch has its number and its losses already if this run's are all there are.

@@ -418,15 +418,13 @@ impl Spool {
             match read {
                 Ok(None) => {}
                 Err(error) if !is_damage(&error) => return Err(error),
-                Err(error) => {
-                    tracing::warn!(%error, segment = behind, "a segment of the spool cannot be read any more");
-                }
+                Err(error) => tell_unreadable(behind, &error),
                 found => return found,
             }
-            let mut later = self.segments.iter().filter(|segment| {
-                segment.first_seq > behind && segment.last_seq().is_some_and(|last| last > reached)
-            });
-            let Some(next) = later.next() else {
+            let mut segments = self.segments.iter();
+            let is_next =
+                |segment: &&Segment| segment.first_seq > behind && self.is_unread(segment);
+            let Some(next) = segments.find(is_next) else {
                 if self.written_seq > reached {
                     // The newest one is damaged: the next batch begins another one.
                     self.reader = None;
@@ -440,7 +438,7 @@ impl Spool {
                 Ok(reader) => self.reader = Some((first_seq, reader)),
                 Err(error) if !is_damage(&error) => return Err(error),
                 Err(error) => {
-                    tracing::warn!(%error, segment = first_seq, "a segment of the spool cannot be read any more");
+                    tell_unreadable(first_seq, &error);
                     self.segments
                         .retain(|segment| segment.first_seq != first_seq);
                     if self
@@ -465,6 +463,10 @@ fn next_of(reader: &mut Reader, reached: u64) -> io::Result<Option<(Header, Opti
         reader.skip(&header);
     }
     Ok(None)
+}
+
+fn tell_unreadable(first_seq: u64, error: &io::Error) {
+    tracing::warn!(segment = first_seq, %error, "a segment of the spool cannot be read any more");
 }
 
 /// Makes a folder that is not there, and locks it.
