@@ -9,11 +9,13 @@ use prost::Message as _;
 
 const PROTO: &str = "flow/v1/flow.proto";
 
-/// `AgentStatus` and the messages in it.
+/// `AgentStatus`, `CollectorStatus` and the messages in them.
 const SHOWN_AS_JSON: &[&str] = &[
     ".flow.v1.Account",
     ".flow.v1.AgentIdentity",
     ".flow.v1.AgentStatus",
+    ".flow.v1.CollectedStream",
+    ".flow.v1.CollectorStatus",
     ".flow.v1.ConsumerStatus",
     ".flow.v1.Count",
     ".flow.v1.DepartedOutputs",
@@ -32,6 +34,7 @@ const SHOWN_AS_JSON: &[&str] = &[
     ".flow.v1.ServerStatus",
     ".flow.v1.InterfacesStatus",
     ".flow.v1.Settings",
+    ".flow.v1.StoreStatus",
     ".flow.v1.TableStatus",
     ".flow.v1.TlsStatus",
     ".flow.v1.Traffic",

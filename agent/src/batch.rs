@@ -15,6 +15,7 @@ use crate::{
     record::Record,
 };
 
+pub mod fields;
 mod reader;
 mod record_buffer;
 

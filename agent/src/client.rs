@@ -10,9 +10,11 @@ use tonic::{Code, Response, Status, Streaming, transport::Endpoint};
 
 use crate::{
     proto::{
-        AgentStatus, Filters, FlowBatch, GetFiltersRequest, GetSettingsRequest, GetStatusRequest,
-        ListFlowsRequest, ObserveRequest, ScanNowRequest, SetFiltersRequest, SettingsInForce,
-        flow_agent_client::FlowAgentClient, flow_control_client::FlowControlClient,
+        AgentStatus, CollectorStatus, Filters, FlowBatch, GetCollectorStatusRequest,
+        GetFiltersRequest, GetSettingsRequest, GetStatusRequest, ListFlowsRequest, ObserveRequest,
+        ScanNowRequest, SetFiltersRequest, SettingsInForce, flow_agent_client::FlowAgentClient,
+        flow_collector_control_client::FlowCollectorControlClient,
+        flow_control_client::FlowControlClient,
     },
     rules::MAX_MESSAGE_BYTES,
     tls::{
@@ -40,6 +42,9 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MOST: Duration = Duration::from_secs(5);
+
+/// 20,000 streams have some kilobytes each.
+const MAX_STATUS_BYTES: usize = 128 << 20;
 
 /// How much the agent may send before the consumer reads: a few full batches.
 const WINDOW_BYTES: u32 = 2 << 20;
@@ -351,6 +356,21 @@ pub async fn status(target: &Target) -> Result<AgentStatus, ClientError> {
         let response = client.get_status(GetStatusRequest {}).await;
         let response = response
             .map_err(|status| ClientError::from_status(target, "FlowAgent/GetStatus", status))?;
+        Ok(response.into_inner())
+    })
+    .await
+}
+
+/// Asks a collector once.
+pub async fn collector_status(target: &Target) -> Result<CollectorStatus, ClientError> {
+    const CALL: &str = "FlowCollectorControl/GetCollectorStatus";
+    within(STATUS_TIMEOUT, target, async || {
+        let client = FlowCollectorControlClient::new(channel(target).await?);
+        let mut client = client.max_decoding_message_size(MAX_STATUS_BYTES);
+        let response = client
+            .get_collector_status(GetCollectorStatusRequest {})
+            .await;
+        let response = response.map_err(|status| ClientError::from_status(target, CALL, status))?;
         Ok(response.into_inner())
     })
     .await

@@ -7,7 +7,8 @@
 //! The [`hub`] gives batches to every consumer, and the [`server`] sends them and the [`status`] over gRPC.
 //! The [`client`] is the other end, and its [`output`] is what people and programs read. [`log_filter`] says what
 //! is logged, [`log_limit`] keeps the log short, and [`log_queue`] keeps a slow reader of the log from holding up
-//! the agent. [`tls`] is for both ends of a connection. The [`journal`] is where systemd keeps it, with fields. The [`service_manager`] hears that it is ready and alive.
+//! the agent. [`tls`] is for both ends of a connection. The
+//! [`collector`] is another program: it stores what many agents send. The [`journal`] is where systemd keeps it, with fields. The [`service_manager`] hears that it is ready and alive.
 
 pub mod accounts;
 pub mod agent;
@@ -16,6 +17,7 @@ pub mod batch;
 pub mod changes;
 pub mod client;
 pub mod clock;
+pub mod collector;
 pub mod commands;
 pub mod community_id;
 pub mod devices;

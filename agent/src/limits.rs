@@ -14,8 +14,14 @@ const FOR_NAMESPACE: u64 = 48;
 
 /// Fails if `attachments` descriptors cannot be open in addition to all others, in this many network namespaces.
 pub fn raise_open_files(attachments: usize, namespaces: usize) -> Result<()> {
+    let most = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    ensure_within(most, attachments, namespaces)?;
+    raise_as_far_as_possible()
+}
+
+/// Raises it without asking for more.
+pub fn raise_as_far_as_possible() -> Result<()> {
     let mut limit = getrlimit(Resource::Nofile);
-    ensure_within(limit.maximum.unwrap_or(u64::MAX), attachments, namespaces)?;
     limit.current = limit.maximum;
     setrlimit(Resource::Nofile, limit).context("raise the limit of open files")
 }

@@ -52,6 +52,8 @@ struct Cli {
 enum Command {
     /// Count the flows of interfaces and stream them.
     Run(Box<commands::run::Args>),
+    /// Store the flows that agents send.
+    Collect(commands::collect::Args),
     /// Show the flows that a running agent sees.
     Watch(commands::watch::Args),
     /// List the flows that a running agent tracks.
@@ -234,6 +236,7 @@ fn execute(
                 let layers = Layers::of_this_process();
                 Box::pin(commands::run::run(layers, settings, passed, log)).await
             }
+            Command::Collect(args) => commands::collect::run(args).await,
             Command::Watch(args) => commands::watch::run(args).await,
             Command::Flows(args) => commands::flows::run(args).await,
             Command::Status(args) => commands::status::run(args).await,
@@ -439,6 +442,7 @@ mod tests {
         .unwrap();
         for command in [
             "run",
+            "collect",
             "watch",
             "flows",
             "status",

@@ -26,6 +26,7 @@ pub mod address;
 mod answer;
 mod authority;
 mod caller;
+mod collector;
 mod connection;
 mod encoding;
 mod farewell;
@@ -46,6 +47,7 @@ mod socket_file;
 mod standard;
 
 pub use address::{ListenAddr, ListenError};
+pub(crate) use collector::CollectorServer;
 pub use limits::{DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits};
 pub use listen::Listeners;
 pub use passed::PassedSockets;
@@ -69,7 +71,8 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How much a peer may send before we read it. HTTP/2 keeps it in memory.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
-const CONNECTION_WINDOW_BYTES: u32 = 128 << 10;
+/// Those of flow.proto that an agent serves.
+const SERVICES: &[&str] = &["flow.v1.FlowAgent", "flow.v1.FlowControl"];
 const MAX_HEADER_BYTES: u32 = 8 << 10;
 
 /// How many streams beyond the setting HTTP/2 accepts, so that an excess request gets an answer instead of
@@ -135,7 +138,8 @@ impl Server {
             settings,
             doors,
             compressor: Arc::default(),
-            standard: StandardServices::new(counting.clone(), not_serving.clone()).await?,
+            standard: StandardServices::new(SERVICES, counting.clone(), not_serving.clone())
+                .await?,
         });
         let services = FlowServices(Arc::clone(&calls));
 
@@ -148,15 +152,11 @@ impl Server {
             // Nobody waits if the server has already ended.
             let _ = stopping.send(());
         };
-        let serve = transport::Server::builder()
-            .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-            .max_concurrent_streams(max_streams.saturating_add(STREAMS_TO_REFUSE))
-            .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .http2_max_header_list_size(MAX_HEADER_BYTES)
-            .accept_http1(true)
-            .serve_with_incoming_shutdown(GrpcOnly(services), connections, signal);
+        let serve = http2(max_streams, STREAM_WINDOW_BYTES).serve_with_incoming_shutdown(
+            GrpcOnly(services),
+            connections,
+            signal,
+        );
         let deadline = async {
             if stopped.await.is_err() {
                 std::future::pending::<()>().await;
@@ -193,6 +193,18 @@ impl Server {
         drop(socket_files);
         served
     }
+}
+
+/// A connection may have twice as much that is not read as one of its streams.
+fn http2(max_streams: u32, stream_window_bytes: u32) -> transport::Server {
+    transport::Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .max_concurrent_streams(max_streams.saturating_add(STREAMS_TO_REFUSE))
+        .initial_stream_window_size(stream_window_bytes)
+        .initial_connection_window_size(2 * stream_window_bytes)
+        .http2_max_header_list_size(MAX_HEADER_BYTES)
+        .accept_http1(true)
 }
 
 /// Reads those of the listeners again when their files change.

@@ -11,6 +11,7 @@ use crate::{client::Target, output::harmless::harmless};
 mod answer;
 pub mod audit;
 pub mod check;
+pub mod collect;
 pub mod config;
 mod connect;
 pub mod filter;

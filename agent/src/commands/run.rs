@@ -12,10 +12,11 @@ use crate::{
 };
 
 mod args;
-mod misfit;
+pub(super) mod misfit;
 mod reload;
 
 pub use args::{Args, Object};
+pub(super) use misfit::Listening;
 pub use misfit::Misfit;
 pub use reload::TAKEN_OVER;
 use reload::{Reload, Running};
@@ -73,7 +74,7 @@ pub async fn run(
 }
 
 /// Resolves at SIGTERM or SIGINT.
-fn shutdown() -> Result<impl Future<Output = ()>> {
+pub(super) fn shutdown() -> Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
     Ok(async move {

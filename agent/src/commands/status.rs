@@ -14,7 +14,7 @@ use super::{
 };
 
 use crate::{
-    client,
+    client::{self, ClientError},
     output::{harmless, human, table},
     proto::{
         self, AgentStatus, ConsumerStatus, HookStatus, InterfacesStatus, ListenerStatus,
@@ -23,7 +23,9 @@ use crate::{
     },
 };
 
-/// Show what a running agent does and how well.
+mod collector;
+
+/// Show what a running agent or collector does and how well.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -36,7 +38,23 @@ pub struct Args {
 
 pub async fn run(args: Args) -> Result<ExitCode> {
     let target = args.connect.target()?;
-    let status = super::patiently(&target, client::status(&target)).await?;
+    let status = match super::patiently(&target, client::status(&target)).await {
+        Err(unknown @ ClientError::TooOld { .. }) => {
+            let status = client::collector_status(&target).await;
+            // What knows neither is no collector.
+            let status = status.map_err(|error| {
+                let is_neither = matches!(error, ClientError::TooOld { .. });
+                if is_neither { unknown } else { error }
+            })?;
+            let text = match args.output {
+                Format::Text => harmless::lines(collector::lines(&status)),
+                Format::Json => serde_json::to_string_pretty(&status)? + "\n",
+            };
+            answer::print(&text)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        status => status?,
+    };
     let text = match args.output {
         Format::Text => text(&status),
         Format::Json => serde_json::to_string_pretty(&status)? + "\n",

@@ -6,7 +6,11 @@ use agent_common::Pair;
 use serde::{Deserialize, Serialize};
 
 use super::queue::Queue;
-use crate::{batch::Batch, clock, proto::ConsumerStatus};
+use crate::{
+    batch::Batch,
+    clock,
+    proto::{ConsumerStatus, RecordSum},
+};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Volume {
@@ -55,6 +59,16 @@ impl From<&Batch> for Volume {
             records: u64::from(batch.records),
             packets: batch.delta.packets,
             bytes: batch.delta.bytes,
+        }
+    }
+}
+
+impl From<Volume> for RecordSum {
+    fn from(volume: Volume) -> Self {
+        Self {
+            records: volume.records,
+            packets: volume.packets,
+            bytes: volume.bytes,
         }
     }
 }

@@ -13,7 +13,9 @@ use serde::{Serialize, Serializer};
 use super::{LostSoFar, human};
 use crate::{
     known_interfaces::KnownInterfaces,
-    proto::{Account, Count, Direction, EndReason, FlowBatch, FlowRecord, Interface},
+    proto::{
+        Account, AgentIdentity, Count, Direction, EndReason, FlowBatch, FlowRecord, Interface,
+    },
 };
 
 /// Writes each batch whole, then flushes.
@@ -60,6 +62,7 @@ impl JsonLines {
         if let Some((batches, records)) = lost.growth(batch) {
             let line = LostLine {
                 r#type: "lost",
+                origin: Origin::of(batch),
                 stream_seq: batch.stream_seq,
                 batches,
                 records,
@@ -87,6 +90,19 @@ impl JsonLines {
         Ok(())
     }
 
+    /// The flows of a whole batch with their numbers in it, by which a line can be told from one that came again.
+    pub fn numbered_flows(&mut self, out: &mut impl Write, batch: &FlowBatch) -> io::Result<()> {
+        for (record, number) in batch.records.iter().zip(0..) {
+            let interface = self.interfaces.of(record);
+            let line = FlowLine {
+                record: Some(number),
+                ..FlowLine::new(batch, record, interface)
+            };
+            write_line(out, &mut self.line, &line)?;
+        }
+        Ok(())
+    }
+
     /// The account, if the batch has one.
     pub fn end(&mut self, out: &mut impl Write, batch: &FlowBatch) -> io::Result<()> {
         let Some(account) = &batch.account else {
@@ -103,12 +119,62 @@ fn write_line(out: &mut impl Write, buffer: &mut Vec<u8>, line: &impl Serialize)
     out.write_all(buffer)
 }
 
+/// Where a batch comes from that went through a collector. Others are of one agent, which whoever reads them knows.
+#[derive(Clone, Copy, Serialize)]
+struct Origin<'a> {
+    agent_id: &'a str,
+    hostname: &'a str,
+    boot_id: &'a str,
+    instance_id: &'a str,
+    stream_id: StreamId,
+}
+
+impl<'a> Origin<'a> {
+    fn of(batch: &'a FlowBatch) -> Option<Self> {
+        let AgentIdentity {
+            agent_id,
+            hostname,
+            boot_id,
+            instance_id,
+            ..
+        } = batch.agent.as_ref()?;
+        (batch.stream_id != 0).then_some(Self {
+            agent_id,
+            hostname,
+            boot_id,
+            instance_id,
+            stream_id: StreamId(batch.stream_id),
+        })
+    }
+}
+
+/// 16 hexadecimal digits, since many readers of JSON have numbers of 53 bits.
+#[derive(Clone, Copy)]
+pub struct StreamId(pub u64);
+
+impl Serialize for StreamId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl fmt::Display for StreamId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:016x}", self.0)
+    }
+}
+
 #[derive(Serialize)]
 struct FlowLine<'a> {
     r#type: &'static str,
+    #[serde(flatten)]
+    origin: Option<Origin<'a>>,
     scan_id: u64,
     batch: u32,
     stream_seq: u64,
+    /// Only in what a collector stores.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    record: Option<u32>,
     /// Only if it is.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     snapshot: bool,
@@ -158,14 +224,16 @@ struct FlowLine<'a> {
 }
 
 impl<'a> FlowLine<'a> {
-    fn new(batch: &FlowBatch, record: &'a FlowRecord, interface: Option<&'a Interface>) -> Self {
+    fn new(batch: &'a FlowBatch, record: &'a FlowRecord, interface: Option<&'a Interface>) -> Self {
         let [direction, reverse_direction] =
             human::directions(record).map(|side| side.map(direction_name));
         Self {
             r#type: "flow",
+            origin: Origin::of(batch),
             scan_id: batch.scan_id,
             batch: batch.batch_index,
             stream_seq: batch.stream_seq,
+            record: None,
             snapshot: batch.snapshot,
             interface: interface.map(|interface| interface.name.as_str()),
             ifindex: record.ifindex,
@@ -264,6 +332,8 @@ impl fmt::Display for CommunityId<'_> {
 #[derive(Serialize)]
 struct AccountLine<'a> {
     r#type: &'static str,
+    #[serde(flatten)]
+    origin: Option<Origin<'a>>,
     scan_id: u64,
     stream_seq: u64,
     r#final: bool,
@@ -291,9 +361,10 @@ struct AccountLine<'a> {
 }
 
 impl<'a> AccountLine<'a> {
-    fn new(batch: &FlowBatch, account: &'a Account) -> Self {
+    fn new(batch: &'a FlowBatch, account: &'a Account) -> Self {
         Self {
             r#type: "account",
+            origin: Origin::of(batch),
             scan_id: batch.scan_id,
             stream_seq: batch.stream_seq,
             r#final: account.r#final,
@@ -324,8 +395,10 @@ impl<'a> AccountLine<'a> {
 
 /// What this consumer lost just before the next batch, and in total.
 #[derive(Serialize)]
-struct LostLine {
+struct LostLine<'a> {
     r#type: &'static str,
+    #[serde(flatten)]
+    origin: Option<Origin<'a>>,
     stream_seq: u64,
     batches: u64,
     records: u64,

@@ -23,7 +23,7 @@ use tokio::{
 use super::{
     backoff::Backoff,
     ending::Ending,
-    tally::{Tally, sum_of},
+    tally::Tally,
     telling::Telling,
     transport::{Answers, Endpoint, Failure, Receipts, StreamingCall},
 };
@@ -184,7 +184,7 @@ impl Sender {
                     self.telling.spool_is_damaged(fault);
                 }
                 self.tally.finds(beginning.waits);
-                self.tally.finds(sum_of(beginning.lost));
+                self.tally.finds(RecordSum::from(beginning.lost));
                 self.telling.spool_has(beginning.waits);
                 // A collector may know of all of them.
                 self.handed_seq = beginning.last.seq;
@@ -365,7 +365,7 @@ impl Sender {
         let (subscription, tally) = (&mut self.subscription, &self.tally);
         match poll_fn(|context| tally.takes(|| subscription.poll_next(context))).await {
             Some(batch) => {
-                self.tally.doubts(sum_of(batch.volume()));
+                self.tally.doubts(RecordSum::from(batch.volume()));
                 self.taken = Some(batch);
             }
             None => self.is_drained = true,
@@ -396,7 +396,7 @@ impl Sender {
     /// Counts what the disk lost, and says how the spool is.
     fn look(&mut self) {
         let stand = self.backlog.stand();
-        let lost = sum_of(without(stand.lost, self.told_lost));
+        let lost = RecordSum::from(without(stand.lost, self.told_lost));
         self.told_lost = stand.lost;
         if lost != RecordSum::default() {
             self.loses(lost);
@@ -502,7 +502,7 @@ impl Sender {
                 continue;
             };
             self.backlog.loses_unnumbered(&batch);
-            self.loses(sum_of(batch.volume()));
+            self.loses(RecordSum::from(batch.volume()));
         }
         let only_in_memory = self.backlog.only_in_memory();
         let left = timeout(LAST_SYNC, self.backlog.leave(only_in_memory)).await;
@@ -512,7 +512,7 @@ impl Sender {
             self.tally.loses_doubted();
             return;
         }
-        self.loses(sum_of(only_in_memory));
+        self.loses(RecordSum::from(only_in_memory));
         let waits = self.tally.status().queued.unwrap_or_default();
         self.telling.spool_keeps(waits);
         self.tally.hands_on();

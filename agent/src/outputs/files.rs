@@ -118,6 +118,8 @@ struct Open {
     len_bytes: u64,
     /// It has more than what every file begins with.
     has_more: bool,
+    /// Its name is on the disk for sure.
+    is_named: bool,
     since: Instant,
     complete: Complete,
 }
@@ -203,6 +205,22 @@ impl Rotated {
         Ok(Written::Yes)
     }
 
+    /// Brings to the disk for sure what was written. If that fails, nobody knows what is there, and another file begins.
+    pub async fn sync(&mut self) -> Result<()> {
+        let Some(mut open) = self.open.take() else {
+            return Ok(());
+        };
+        let synced = blocking(move || {
+            open.sync()?;
+            Ok(open)
+        });
+        let synced = synced.await;
+        let synced =
+            synced.with_context(|| format!("bring {} to the disk", self.address.display()));
+        self.open = Some(synced?);
+        Ok(())
+    }
+
     /// Whether the piece is in the file that was being appended when somebody gave up waiting.
     pub async fn has_written(&mut self) -> Result<bool> {
         let Some(writing) = &self.writing else {
@@ -268,6 +286,7 @@ impl Rotated {
                 file: file.context("make the file")?,
                 len_bytes: 0,
                 has_more: false,
+                is_named: false,
                 since: Instant::now(),
                 complete: place.names.complete(SystemTime::now())?,
                 place,
@@ -287,6 +306,19 @@ impl Open {
         }
         written?;
         self.len_bytes += piece.len() as u64;
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.file.sync_data()?;
+        if !self.is_named {
+            let folder = self.place.names.open.parent();
+            let folder = folder.filter(|folder| !folder.as_os_str().is_empty());
+            File::open(folder.unwrap_or(Path::new(".")))
+                .and_then(|folder| folder.sync_all())
+                .context("the folder")?;
+            self.is_named = true;
+        }
         Ok(())
     }
 }

@@ -32,6 +32,17 @@ pub const MADE: Made = Made {
     make: file::make,
 };
 
+/// The same of a collector's pieces, which are batches as they came.
+pub const MADE_OF_MANY: Made = Made {
+    make: file::make_of_many,
+    ..MADE
+};
+
+/// A batch as it came, as a piece.
+pub fn piece_of(batch: &[u8]) -> Vec<u8> {
+    pieces::piece(|body| body.extend_from_slice(batch))
+}
+
 #[derive(Default)]
 pub struct Parquet {
     interfaces: KnownInterfaces,

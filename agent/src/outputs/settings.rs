@@ -257,6 +257,26 @@ impl Output {
         Parts::Messages(encoder, transport)
     }
 
+    /// The files in which a collector stores, if it is of a kind that says when flows are on a disk.
+    pub(crate) fn files_of_a_collector(&self) -> Option<Rotated> {
+        match &self.target {
+            Target::Jsonl { path, rotation } => {
+                let rotated = Rotated::new(path.clone(), rotation.clone(), whole::lines);
+                Some(rotated)
+            }
+            Target::Parquet { folder, rotation } => {
+                let made = parquet::MADE_OF_MANY;
+                Some(Rotated::made(folder.clone(), rotation.clone(), made))
+            }
+            Target::Collector(_) | Target::Ipfix(_) | Target::Otlp(_) | Target::Pbflow(_) => None,
+        }
+    }
+
+    /// Whether some flows do not get there.
+    pub(crate) fn leaves_out(&self) -> bool {
+        self.wanted != Wanted::default()
+    }
+
     fn read(table: &Table) -> Result<Self, Refused> {
         let kind = table.text("kind")?.ok_or_else(|| missing("kind"))?;
         let kind = Kind::ALL

@@ -11,7 +11,7 @@ use agent_common::Pair;
 
 use super::transport::Receipts;
 use crate::{
-    hub::{Backlog, OutgoingBatch, Volume},
+    hub::{Backlog, OutgoingBatch},
     proto::{DepartedOutputs, FlowRecord, OutputSpoolStatus, OutputStatus, RecordSum},
 };
 
@@ -80,7 +80,7 @@ impl Tally {
         let mut fates = self.fates();
         let polled = poll();
         if let Poll::Ready(Some(batch)) = &polled {
-            fates.in_hand = sum_of(batch.volume());
+            fates.in_hand = RecordSum::from(batch.volume());
         }
         polled
     }
@@ -209,10 +209,10 @@ impl Tally {
     pub(super) fn status(&self) -> OutputStatus {
         let fates = self.fates();
         let backlog = self.backlog.fate();
-        let mut queued = sum_of(backlog.queued);
+        let mut queued = RecordSum::from(backlog.queued);
         queued += fates.in_hand;
         queued += fates.doubted;
-        let mut lost = sum_of(backlog.lost);
+        let mut lost = RecordSum::from(backlog.lost);
         lost += fates.lost;
         let (sent, refused, left_out) = (fates.sent, fates.refused, fates.left_out);
         drop(fates);
@@ -310,14 +310,6 @@ pub(super) fn share(sum: RecordSum, records: u64) -> RecordSum {
         records,
         packets: part(sum.packets),
         bytes: part(sum.bytes),
-    }
-}
-
-pub(super) fn sum_of(volume: Volume) -> RecordSum {
-    RecordSum {
-        records: volume.records,
-        packets: volume.packets,
-        bytes: volume.bytes,
     }
 }
 

@@ -170,10 +170,7 @@ fn give_up_after<T: Send + 'static>(
 
 /// The trailers for whoever did not read in time.
 fn too_slow() -> HeaderMap {
-    let mut trailers = HeaderMap::new();
-    // Only a message of other than plain characters could fail.
-    let _ = Status::aborted("the flows were not read in time").add_header(&mut trailers);
-    trailers
+    trailers(Err(Status::aborted("the flows were not read in time")))
 }
 
 fn data(parts: Vec<Bytes>) -> Vec<Frame<Bytes>> {
@@ -197,13 +194,22 @@ fn response(bytes: impl Stream<Item = Bytes> + Send + 'static) -> Response<Body>
 }
 
 /// An answer with these frames, of which the last has the trailers.
-fn framed(frames: impl Stream<Item = Frame<Bytes>> + Send + 'static) -> Response<Body> {
+pub(super) fn framed(frames: impl Stream<Item = Frame<Bytes>> + Send + 'static) -> Response<Body> {
     let frames = frames.map(Ok::<_, Status>);
     let mut response = Response::new(Body::new(StreamBody::new(frames)));
     response
         .headers_mut()
         .insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
     response
+}
+
+/// The trailers of a call that ended like this.
+pub(super) fn trailers(outcome: Result<(), Status>) -> HeaderMap {
+    let Err(status) = outcome else { return ok() };
+    let mut trailers = HeaderMap::new();
+    // Only a message of other than plain characters could fail.
+    let _ = status.add_header(&mut trailers);
+    trailers
 }
 
 /// The trailers of a successful call.

@@ -1,15 +1,11 @@
 //! A consumer's own filter: leaves records out of its batches, and counts what it leaves out.
 
-use std::ops::Range;
-
-use bytes::{Buf as _, Bytes};
-use prost::{
-    DecodeError, Message as _,
-    encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
-};
+use bytes::Bytes;
+use prost::{DecodeError, Message as _};
 use tonic::Status;
 
 use crate::{
+    batch::fields::{Field, RECORDS, each_field},
     fault::Fault,
     filter::{Rule, Rules, passes},
     hub::Volume,
@@ -22,7 +18,6 @@ const MAX_RULES: usize = 64;
 const MAX_VALUES: usize = 1024;
 
 const INTERFACES_TAG: u32 = 14;
-pub(super) const RECORDS_TAG: u32 = 15;
 
 /// What was left out, as fields of a batch.
 pub(super) fn told(left_out: Volume) -> Vec<u8> {
@@ -39,41 +34,6 @@ pub(super) fn told(left_out: Volume) -> Vec<u8> {
 pub(super) fn note(interfaces: &mut KnownInterfaces, field: &Field) -> Result<(), DecodeError> {
     if field.tag == INTERFACES_TAG {
         interfaces.note(&Interface::decode(field.message.clone())?);
-    }
-    Ok(())
-}
-
-/// A field of a batch.
-pub(super) struct Field {
-    pub tag: u32,
-    /// Where it is, with its tag.
-    pub whole: Range<usize>,
-    /// What it has, without its length, if it is a message or bytes.
-    pub message: Bytes,
-}
-
-/// Calls `visit` with the fields of an encoded message in their order.
-pub(super) fn each_field(
-    body: &Bytes,
-    mut visit: impl FnMut(Field) -> Result<(), DecodeError>,
-) -> Result<(), DecodeError> {
-    let mut rest = body.clone();
-    while rest.has_remaining() {
-        let start = body.len() - rest.len();
-        let (tag, wire_type) = decode_key(&mut rest)?;
-        let mut message = Bytes::new();
-        if wire_type == WireType::LengthDelimited {
-            let len = decode_varint(&mut rest)? as usize;
-            message = rest.split_to(len.min(rest.len()));
-        } else {
-            skip_field(wire_type, tag, &mut rest, DecodeContext::default())?;
-        }
-        let whole = start..body.len() - rest.len();
-        visit(Field {
-            tag,
-            whole,
-            message,
-        })?;
     }
     Ok(())
 }
@@ -112,7 +72,7 @@ impl StreamFilter {
         let mut interfaces = KnownInterfaces::default();
         each_field(body, |field| {
             note(&mut interfaces, &field)?;
-            if field.tag == RECORDS_TAG {
+            if field.tag == RECORDS {
                 let record = FlowRecord::decode(field.message)?;
                 if !passes(&self.rules, &record, interfaces.name(&record)) {
                     left_out += Volume::of_record(record.delta());

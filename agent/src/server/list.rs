@@ -6,9 +6,10 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::{DecodeError, Message as _, encoding::encode_varint};
 use tonic::Status;
 
-use super::filtered::{RECORDS_TAG, StreamFilter, each_field, note, told};
+use super::filtered::{StreamFilter, note, told};
 use crate::{
     asks::{AskError, Snapshot, SnapshotBytes, SnapshotPlace},
+    batch::fields::{RECORDS, each_field},
     filter::passes,
     hub::Volume,
     known_interfaces::KnownInterfaces,
@@ -60,7 +61,7 @@ impl Choice {
             let body = batch.body;
             each_field(&body, |field| {
                 note(&mut interfaces, &field)?;
-                if field.tag == RECORDS_TAG {
+                if field.tag == RECORDS {
                     match self.row(&field.message, &interfaces)? {
                         Chosen::Yes(row) => rows.push(row),
                         Chosen::No(volume) => left_out += volume,
@@ -165,7 +166,7 @@ impl Iterator for Listed {
                 self.is_over = true;
                 break;
             };
-            encode_varint(u64::from(RECORDS_TAG << 3 | 2), &mut batch);
+            encode_varint(u64::from(RECORDS << 3 | 2), &mut batch);
             encode_varint(row.record.len() as u64, &mut batch);
             batch.put_slice(&row.record);
             if batch.len() >= BATCH_LEN_BYTES {

@@ -1,4 +1,4 @@
-//! Reads the one message of a request's body, limited in bytes and in time.
+//! Reads the messages of a request's body, limited in bytes, and where it is one, in time.
 
 use std::time::Duration;
 
@@ -28,12 +28,12 @@ pub(super) async fn message<M: Message + Default>(
     })
 }
 
-/// The message's bytes, decompressed and not decoded. The limit is for both.
-pub(super) async fn bytes(
+/// The messages' bytes, decompressed and not decoded. The limit is for both, and for each message.
+pub(super) fn messages(
     headers: &HeaderMap,
     body: Body,
     most_bytes: usize,
-) -> Result<Bytes, Status> {
+) -> Result<Streaming<Bytes>, Status> {
     let encoding = match headers.get("grpc-encoding") {
         None => None,
         Some(encoding) if encoding == "identity" => None,
@@ -41,7 +41,7 @@ pub(super) async fn bytes(
         // A frame of Zstandard may ask for a window of 128 MiB, however short it is.
         Some(_) => {
             let mut status =
-                Status::unimplemented("this agent takes requests without compression or with gzip");
+                Status::unimplemented("requests are taken without compression or with gzip");
             let accepted = MetadataValue::from_static("identity,gzip");
             status
                 .metadata_mut()
@@ -49,7 +49,21 @@ pub(super) async fn bytes(
             return Err(status);
         }
     };
-    let mut messages = Streaming::new_request(Whole, body, encoding, Some(most_bytes));
+    Ok(Streaming::new_request(
+        Whole,
+        body,
+        encoding,
+        Some(most_bytes),
+    ))
+}
+
+/// The same of the one message that a request has.
+pub(super) async fn bytes(
+    headers: &HeaderMap,
+    body: Body,
+    most_bytes: usize,
+) -> Result<Bytes, Status> {
+    let mut messages = messages(headers, body, most_bytes)?;
     tokio::time::timeout(TIMEOUT, messages.message())
         .await
         .map_err(|_| {

@@ -46,6 +46,11 @@ const CONSUMER_NAME_CHARS: usize = 64;
 /// Whoever asks for all flows keeps them in the agent's memory until they are read.
 const SNAPSHOT_PATIENCE: Duration = Duration::from_mins(1);
 
+/// What it calls itself, and not for ever.
+pub(super) fn consumer_name(request: &ObserveRequest) -> String {
+    request.consumer.chars().take(CONSUMER_NAME_CHARS).collect()
+}
+
 fn refused(error: AskError) -> Status {
     match error {
         AskError::Stopping(_) => Status::unavailable(error.to_string()),
@@ -128,7 +133,7 @@ impl Calls {
             compressor: Arc::clone(&self.compressor),
         };
         let place = self.doors.consumer(&caller.peer)?;
-        let name: String = request.consumer.chars().take(CONSUMER_NAME_CHARS).collect();
+        let name = consumer_name(&request);
         let peer = caller.peer.to_string();
         let subscription = if request.snapshot {
             let observed = self.asks.observe(&name, &peer).await;

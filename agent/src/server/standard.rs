@@ -31,12 +31,12 @@ const HEALTH: &str = "grpc.health.v1.Health";
 const REFLECTION: &str = "grpc.reflection.v1.ServerReflection";
 /// What tools ask that are some years old.
 const OLD_REFLECTION: &str = "grpc.reflection.v1alpha.ServerReflection";
-/// Those of flow.proto that an agent serves.
-const OURS: [&str; 2] = ["flow.v1.FlowAgent", "flow.v1.FlowControl"];
 
 type Answered = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
 pub(super) struct StandardServices {
+    /// Those of flow.proto that the process serves.
+    ours: &'static [&'static str],
     reporter: HealthReporter,
     /// Waits to say that the agent counts.
     telling: AbortHandle,
@@ -57,26 +57,29 @@ pub(super) struct StandardCall<'a> {
 }
 
 impl StandardServices {
-    /// They call the agent healthy when it counts. Their streams end when the sender of `stopped` is dropped.
+    /// They tell of these services of ours, and call them healthy when it counts. Their streams end when the sender of
+    /// `stopped` is dropped.
     pub(super) async fn new(
+        ours: &'static [&'static str],
         mut counting: watch::Receiver<bool>,
         stopped: watch::Receiver<()>,
     ) -> Result<Self> {
         let reporter = HealthReporter::new();
-        set_all(&reporter, ServingStatus::NotServing).await;
+        set_all(&reporter, ours, ServingStatus::NotServing).await;
         let told = reporter.clone();
         let telling = tokio::spawn(async move {
             // Otherwise the agent ends before it counts.
             if counting.wait_for(|counts| *counts).await.is_ok() {
-                set_all(&told, ServingStatus::Serving).await;
+                set_all(&told, ours, ServingStatus::Serving).await;
             }
         });
         let health = HealthServer::new(HealthService::from_health_reporter(reporter.clone()));
-        let reflection = described().build_v1();
+        let reflection = described(ours).build_v1();
         let reflection = reflection.context("read our own descriptors")?;
-        let old_reflection = described().build_v1alpha();
+        let old_reflection = described(ours).build_v1alpha();
         let old_reflection = old_reflection.context("read our own descriptors")?;
         Ok(Self {
+            ours,
             reporter,
             telling: telling.abort_handle(),
             health: call(health.max_decoding_message_size(MAX_REQUEST_BYTES)),
@@ -89,7 +92,7 @@ impl StandardServices {
     /// Calls the agent unhealthy from here on. Those who watch hear of it before their streams end.
     pub(super) async fn stop(&self) {
         self.telling.abort();
-        set_all(&self.reporter, ServingStatus::NotServing).await;
+        set_all(&self.reporter, self.ours, ServingStatus::NotServing).await;
     }
 
     pub(super) fn find(&self, path: &str) -> Option<StandardCall<'_>> {
@@ -119,19 +122,19 @@ impl StandardServices {
     }
 }
 
-/// The agent as a whole has no name.
-async fn set_all(health: &HealthReporter, status: ServingStatus) {
-    for service in OURS.into_iter().chain([""]) {
-        health.set_service_status(service, status).await;
+/// The process as a whole has no name.
+async fn set_all(health: &HealthReporter, ours: &[&str], status: ServingStatus) {
+    for service in ours.iter().chain([&""]) {
+        health.set_service_status(*service, status).await;
     }
 }
 
-fn described() -> Builder<'static> {
+fn described(ours: &[&'static str]) -> Builder<'static> {
     let mut builder = Builder::configure()
         .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
-    for service in OURS.into_iter().chain([HEALTH, REFLECTION]) {
-        builder = builder.with_service_name(service);
+    for service in ours.iter().chain(&[HEALTH, REFLECTION]) {
+        builder = builder.with_service_name(*service);
     }
     builder
 }
@@ -185,7 +188,7 @@ mod tests {
     async fn services() -> (watch::Sender<()>, StandardServices) {
         let (serving, stopped) = watch::channel(());
         let counting = watch::channel(true).1;
-        let services = StandardServices::new(counting, stopped).await;
+        let services = StandardServices::new(&["flow.v1.FlowAgent"], counting, stopped).await;
         (serving, services.unwrap())
     }
 

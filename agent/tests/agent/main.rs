@@ -11,6 +11,7 @@ mod accounts;
 mod captures;
 mod clients;
 mod closing;
+mod collect;
 mod consumers;
 mod corpus;
 mod devices;

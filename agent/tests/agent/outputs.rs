@@ -21,18 +21,18 @@ mod collector;
 mod full_disk;
 mod hostile;
 mod ipfix;
-mod jsonl;
+pub mod jsonl;
 mod kills;
 mod messages;
 mod otlp;
-mod parquet;
+pub mod parquet;
 mod pbflow;
 mod secured;
 mod serve;
 mod spool;
 
 /// The output of this name in the agent's status.
-fn output(agent: &Agent, lab: &Lab, name: &str) -> Value {
+pub fn output(agent: &Agent, lab: &Lab, name: &str) -> Value {
     let status = agent.status(&lab.agent);
     let outputs = status["outputs"].as_array().unwrap();
     let found = outputs.iter().find(|output| output["name"] == name);
@@ -51,7 +51,7 @@ fn fates(output: &Value, counted: Pair) -> BTreeMap<&'static str, Pair> {
 }
 
 /// Sends frames of this many UDP flows to the agent's host, `each` times. Returns what they sum to.
-fn send(lab: &Lab, flows: u16, each: u64) -> Pair {
+pub fn send(lab: &Lab, flows: u16, each: u64) -> Pair {
     let mut sent = Pair::default();
     let socket = lab.peer.frame_socket().unwrap();
     for flow in 0..flows {

@@ -1,7 +1,7 @@
 //! Settings that no agent can start with, although each value is one that its option takes: they contradict each
 //! other, or ask for more than there can be.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, path::PathBuf};
 
 use anyhow::Result;
 use thiserror::Error;
@@ -86,12 +86,7 @@ pub(super) fn refuse_contradictions(args: &Args) -> Result<(), Misfit> {
          --scan-interval",
         &["report_interval", "scan_interval"],
     )?;
-    for (index, address) in args.listen.iter().enumerate() {
-        refuse(
-            !address.is_any_port() && args.listen[..index].contains(address),
-            format!("--listen {address} is given twice: remove one of them"),
-            &["listen"],
-        )?;
+    for address in &args.listen {
         let serves_metrics = |tcp: &SocketAddr| args.metrics.0 == Some(*tcp);
         refuse(
             !address.is_any_port()
@@ -102,59 +97,99 @@ pub(super) fn refuse_contradictions(args: &Args) -> Result<(), Misfit> {
             &["metrics", "listen"],
         )?;
     }
-    refuse_tls_in_part(args)
-}
-
-/// Fails if what is said of TLS is not enough for it, or if flows would be open to other hosts although nobody said so.
-fn refuse_tls_in_part(args: &Args) -> Result<(), Misfit> {
-    let [certificate, key, ca] = [&args.tls_certificate, &args.tls_key, &args.tls_client_ca];
-    refuse(
-        certificate.is_some() != key.is_some(),
-        "--tls-certificate and --tls-key go together: give both, or neither",
-        &["tls_certificate", "tls_key"],
-    )?;
-    refuse(
-        ca.is_some() && certificate.is_none(),
-        "--tls-client-ca does nothing without TLS: give --tls-certificate and --tls-key, too",
-        &["tls_client_ca", "tls_certificate"],
-    )?;
-    refuse(
-        args.insecure_listen && certificate.is_some(),
-        "--insecure-listen does nothing with --tls-certificate, with which every TCP listener speaks TLS: remove one \
-         of them",
-        &["insecure_listen", "tls_certificate"],
-    )?;
-    if certificate.is_some() || args.insecure_listen {
-        return Ok(());
-    }
-    for address in &args.listen {
-        address.refuse_open().map_err(|error| Misfit {
-            message: error.to_string(),
-            settings: &["listen"],
-        })?;
-    }
-    Ok(())
+    listening(args).refuse_contradictions()
 }
 
 /// What TCP listeners speak, if it is TLS.
 pub(super) fn tls(args: &Args) -> Result<Option<ServerTls>, Misfit> {
-    let (Some(certificate), Some(key)) = (&args.tls_certificate, &args.tls_key) else {
-        return Ok(None);
-    };
-    let files = ServerFiles {
-        certificate: certificate.clone(),
-        key: key.clone(),
-        client_ca: args.tls_client_ca.clone(),
-    };
-    let read = files.read().map_err(|fault| Misfit {
-        settings: match fault.of {
-            Use::Certificate => &["tls_certificate"],
-            Use::Key => &["tls_key"],
-            Use::Ca => &["tls_client_ca"],
-        },
-        message: fault.to_string(),
-    })?;
-    Ok(Some(read))
+    listening(args).tls()
+}
+
+fn listening(args: &Args) -> Listening<'_> {
+    Listening {
+        addresses: &args.listen,
+        certificate: args.tls_certificate.as_ref(),
+        key: args.tls_key.as_ref(),
+        client_ca: args.tls_client_ca.as_ref(),
+        is_insecure: args.insecure_listen,
+    }
+}
+
+/// Where others may connect, and what they have to speak there.
+pub(in crate::commands) struct Listening<'a> {
+    pub addresses: &'a [ListenAddr],
+    pub certificate: Option<&'a PathBuf>,
+    pub key: Option<&'a PathBuf>,
+    pub client_ca: Option<&'a PathBuf>,
+    pub is_insecure: bool,
+}
+
+impl Listening<'_> {
+    /// Fails if an address is given twice, if what is said of TLS is not enough for it, or if flows would be open to other
+    /// hosts although nobody said so.
+    pub(in crate::commands) fn refuse_contradictions(&self) -> Result<(), Misfit> {
+        let Self {
+            addresses,
+            certificate,
+            key,
+            client_ca: ca,
+            is_insecure,
+        } = *self;
+        for (index, address) in addresses.iter().enumerate() {
+            refuse(
+                !address.is_any_port() && addresses[..index].contains(address),
+                format!("--listen {address} is given twice: remove one of them"),
+                &["listen"],
+            )?;
+        }
+        refuse(
+            certificate.is_some() != key.is_some(),
+            "--tls-certificate and --tls-key go together: give both, or neither",
+            &["tls_certificate", "tls_key"],
+        )?;
+        refuse(
+            ca.is_some() && certificate.is_none(),
+            "--tls-client-ca does nothing without TLS: give --tls-certificate and --tls-key, too",
+            &["tls_client_ca", "tls_certificate"],
+        )?;
+        refuse(
+            is_insecure && certificate.is_some(),
+            "--insecure-listen does nothing with --tls-certificate, with which every TCP listener speaks TLS: remove one \
+         of them",
+            &["insecure_listen", "tls_certificate"],
+        )?;
+        if certificate.is_some() || is_insecure {
+            return Ok(());
+        }
+        for address in addresses {
+            address.refuse_open().map_err(|error| Misfit {
+                message: error.to_string(),
+                settings: &["listen"],
+            })?;
+        }
+        Ok(())
+    }
+
+    /// What TCP listeners speak, if it is TLS.
+    pub(in crate::commands) fn tls(&self) -> Result<Option<ServerTls>, Misfit> {
+        let (Some(certificate), Some(key)) = (self.certificate, self.key) else {
+            return Ok(None);
+        };
+        let files = ServerFiles {
+            certificate: certificate.clone(),
+            key: key.clone(),
+            client_ca: self.client_ca.cloned(),
+        };
+        let read = files.read().map_err(|fault| Misfit {
+            settings: match fault.of {
+                Use::Certificate => &["tls_certificate"],
+                Use::Key => &["tls_key"],
+                Use::Ca => &["tls_client_ca"],
+            },
+            message: fault.to_string(),
+        })?;
+        Ok(Some(read))
+    }
 }
 
 /// Fails if interfaces are both named and left out. What patterns choose is known at the start.
@@ -212,6 +247,21 @@ pub(super) fn stdout(wishes: &[Wishes]) -> Result<Option<Format>, Misfit> {
 
 /// The outputs, with their files of TLS. Fails if two go to the same place, or if a file cannot be used.
 pub(super) fn outputs(wishes: &[Wishes]) -> Result<Vec<Prepared>, Misfit> {
+    named(wishes)?.into_iter().map(prepared).collect()
+}
+
+/// Where a collector stores. Fails if there is nothing of which it could say that it is stored, or if two are the same.
+pub(in crate::commands) fn stores(wishes: &[Wishes]) -> Result<Vec<Output>, Misfit> {
+    let mut all = wishes.iter().flat_map(|wishes| &wishes.0);
+    refuse(
+        !all.all(|wish| matches!(wish, Wish::Output(_))),
+        "a collector stores flows: say --output jsonl=PATH or parquet=FOLDER, and see them with `flow-agent watch`",
+        &["output"],
+    )?;
+    named(wishes)
+}
+
+fn named(wishes: &[Wishes]) -> Result<Vec<Output>, Misfit> {
     let mut outputs: Vec<Output> = Vec::new();
     for wish in wishes.iter().flat_map(|wishes| &wishes.0) {
         let Wish::Output(output) = wish else { continue };
@@ -227,7 +277,7 @@ pub(super) fn outputs(wishes: &[Wishes]) -> Result<Vec<Prepared>, Misfit> {
         )?;
         outputs.push(output.clone());
     }
-    outputs.into_iter().map(prepared).collect()
+    Ok(outputs)
 }
 
 fn prepared(output: Output) -> Result<Prepared, Misfit> {

@@ -11,8 +11,16 @@ use crate::similar;
 pub const PREFIX: &str = "FLOW_AGENT_";
 
 /// What begins the same and is no setting of `run`.
-pub const OF_OTHERS: [&str; 18] = [
+pub const OF_OTHERS: [&str; 26] = [
     // Other commands.
+    "COLLECT_INSECURE_LISTEN",
+    "COLLECT_LISTEN",
+    "COLLECT_MAX_AGENTS",
+    "COLLECT_MAX_CONSUMERS",
+    "COLLECT_OUTPUT",
+    "COLLECT_TLS_CERTIFICATE",
+    "COLLECT_TLS_CLIENT_CA",
+    "COLLECT_TLS_KEY",
     "CONNECT",
     "FLOWS_FILTER",
     "FLOWS_LIMIT",

@@ -18,7 +18,6 @@ use super::{
 };
 use crate::{
     hub::{OutgoingBatch, Volume},
-    outputs::tally::sum_of,
     proto::{FlowBatch, RecordSum},
 };
 
@@ -143,7 +142,7 @@ impl Backlog {
     /// Gives a batch its number on the stream, and adds all that names it.
     pub(super) fn number(&mut self, batch: OutgoingBatch) -> Waiting {
         self.lost_in_queue = batch.lost();
-        let own = sum_of(batch.volume());
+        let own = RecordSum::from(batch.volume());
         let before = self.last;
         self.last = before.with(before.seq + 1, own);
         // The batch has its number and its losses already if this run's are all there are.

@@ -20,7 +20,7 @@ use rustix::{
 };
 
 use super::waiting::{Point, Waiting, larger, without};
-use crate::{hub::Volume, outputs::tally::sum_of, proto::RecordSum};
+use crate::{hub::Volume, proto::RecordSum};
 
 mod entry;
 mod losses;
@@ -175,7 +175,7 @@ impl Spool {
             last,
             lost_in_queue,
             lost: without(spool.losses.all(), mark.lost),
-            waits: sum_of(waits),
+            waits: RecordSum::from(waits),
             faults,
         };
         // Numbers are given from here on, and this says that the last one is not known.

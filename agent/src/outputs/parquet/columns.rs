@@ -14,14 +14,16 @@ use parquet::{
 use crate::{
     output::{
         human,
-        json::{community_id, direction_name, end_reason},
+        json::{StreamId, community_id, direction_name, end_reason},
     },
-    proto::{FlowBatch, FlowRecord, Interface},
+    proto::{AgentIdentity, FlowBatch, FlowRecord, Interface},
 };
 
 /// A flow report.
 pub(super) struct Row<'a> {
     pub(super) batch: &'a FlowBatch,
+    /// The record's number in the batch, from 0.
+    pub(super) number: u32,
     pub(super) record: &'a FlowRecord,
     pub(super) interface: Option<&'a Interface>,
 }
@@ -51,6 +53,28 @@ use Values::{Boolean, Counter, List, Number, Optional, Text, Time};
 const fn column(name: &'static str, values: Values) -> Column {
     Column { name, values }
 }
+
+/// In front of the others in what a collector stores, which comes from many agents, and may come again.
+pub(super) const OF_A_COLLECTOR: &[Column] = &[
+    column(
+        "agent_id",
+        Text(|row, text| agent(row, text, |one| &one.agent_id)),
+    ),
+    column(
+        "hostname",
+        Text(|row, text| agent(row, text, |one| &one.hostname)),
+    ),
+    column(
+        "boot_id",
+        Text(|row, text| agent(row, text, |one| &one.boot_id)),
+    ),
+    column(
+        "instance_id",
+        Text(|row, text| agent(row, text, |one| &one.instance_id)),
+    ),
+    column("stream_id", Text(stream_id)),
+    column("record", Number(32, |row| row.number)),
+];
 
 pub(super) const COLUMNS: &[Column] = &[
     column("scan_id", Counter(|row| row.batch.scan_id)),
@@ -153,8 +177,8 @@ pub(super) const COLUMNS: &[Column] = &[
     column("sample_rate", Number(32, |row| row.batch.sample_rate)),
 ];
 
-pub(super) fn schema() -> Result<TypePtr> {
-    let fields: Result<Vec<TypePtr>> = COLUMNS
+pub(super) fn schema(columns: &[&Column]) -> Result<TypePtr> {
+    let fields: Result<Vec<TypePtr>> = columns
         .iter()
         .map(|column| column.field().map(Arc::new))
         .collect();
@@ -267,6 +291,14 @@ impl Column {
 fn push(text: &mut String, value: Option<&str>) -> Option<()> {
     text.push_str(value?);
     Some(())
+}
+
+fn agent(row: &Row, text: &mut String, of: fn(&AgentIdentity) -> &String) -> Option<()> {
+    push(text, Some(of(row.batch.agent.as_ref()?)))
+}
+
+fn stream_id(row: &Row, text: &mut String) -> Option<()> {
+    write!(text, "{}", StreamId(row.batch.stream_id)).ok()
 }
 
 fn interface(row: &Row, text: &mut String) -> Option<()> {

@@ -1,6 +1,6 @@
 //! Makes a Parquet file of pieces.
 
-use std::{fs::File, sync::Arc};
+use std::{collections::BTreeMap, fs::File, sync::Arc};
 
 use anyhow::{Result, bail};
 use bytes::Bytes;
@@ -13,15 +13,18 @@ use parquet::{
         writer::{SerializedFileWriter, SerializedPageWriter, TrackedWrite},
     },
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
-    columns::{COLUMNS, Row, schema},
+    columns::{COLUMNS, Column, OF_A_COLLECTOR, Row, schema},
     pieces::Pieces,
 };
 use crate::{
-    freed_memory, known_interfaces::KnownInterfaces, output::json::JsonLines,
-    outputs::files::Compression, proto::FlowBatch,
+    freed_memory,
+    known_interfaces::KnownInterfaces,
+    output::json::{JsonLines, StreamId},
+    outputs::files::Compression,
+    proto::FlowBatch,
 };
 
 /// A row group has that many rows, and those of one more piece at most. Its columns are in memory until it is whole.
@@ -29,7 +32,24 @@ const ROWS_IN_A_GROUP: usize = 100_000;
 
 /// Writes the file and returns it. Pieces that cannot be read end it, and are told.
 pub(super) fn make(pieces: &mut File, to: File, compression: Compression) -> Result<File> {
-    let made = in_groups_of(ROWS_IN_A_GROUP, pieces, to, compression);
+    let columns: Vec<_> = COLUMNS.iter().collect();
+    made_with(&columns, Facts::of_an_agent(), pieces, to, compression)
+}
+
+/// The same for a collector, whose pieces are of many agents.
+pub(super) fn make_of_many(pieces: &mut File, to: File, compression: Compression) -> Result<File> {
+    let columns: Vec<_> = OF_A_COLLECTOR.iter().chain(COLUMNS).collect();
+    made_with(&columns, Facts::of_many(), pieces, to, compression)
+}
+
+fn made_with(
+    columns: &[&Column],
+    facts: Facts,
+    pieces: &mut File,
+    to: File,
+    compression: Compression,
+) -> Result<File> {
+    let made = in_groups_of(ROWS_IN_A_GROUP, columns, facts, pieces, (to, compression));
     // Each thread of tokio's pool would keep as much.
     freed_memory::give_back();
     made
@@ -37,9 +57,10 @@ pub(super) fn make(pieces: &mut File, to: File, compression: Compression) -> Res
 
 pub(super) fn in_groups_of(
     rows_in_a_group: usize,
+    columns: &[&Column],
+    facts: Facts,
     pieces: &mut File,
-    to: File,
-    compression: Compression,
+    (to, compression): (File, Compression),
 ) -> Result<File> {
     let codec = match compression {
         Compression::None => Codec::UNCOMPRESSED,
@@ -53,10 +74,10 @@ pub(super) fn in_groups_of(
         .build();
     let mut rows = Rows {
         pieces: Pieces::new(pieces)?,
-        interfaces: KnownInterfaces::default(),
-        facts: Facts::default(),
+        columns,
+        facts,
     };
-    let mut writer = SerializedFileWriter::new(to, schema()?, Arc::new(properties))?;
+    let mut writer = SerializedFileWriter::new(to, schema(columns)?, Arc::new(properties))?;
     while rows.group(&mut writer, rows_in_a_group)? {}
     let Rows {
         pieces, mut facts, ..
@@ -77,7 +98,7 @@ pub(super) fn in_groups_of(
 /// The rows that are not written yet, and what was read beside those that are.
 struct Rows<'a> {
     pieces: Pieces<'a>,
-    interfaces: KnownInterfaces,
+    columns: &'a [&'a Column],
     facts: Facts,
 }
 
@@ -89,7 +110,8 @@ impl Rows<'_> {
         rows_in_a_group: usize,
     ) -> Result<bool> {
         let (schema, properties) = (writer.schema_descr(), writer.properties());
-        let mut chunks: Vec<_> = COLUMNS
+        let mut chunks: Vec<_> = self
+            .columns
             .iter()
             .map(|_| TrackedWrite::new(Vec::new()))
             .collect();
@@ -124,31 +146,98 @@ impl Rows<'_> {
 
     /// Appends the rows of a piece. Returns how many there are.
     fn write(&mut self, batch: &FlowBatch, columns: &mut [ColumnWriter<'_>]) -> Result<usize> {
-        self.interfaces.note_all(batch);
+        // A piece names its own. Those of another one may be of another agent.
+        let mut interfaces = KnownInterfaces::default();
+        interfaces.note_all(batch);
         self.facts.note(batch)?;
-        let row = |record| Row {
+        let row = |(record, number)| Row {
             batch,
+            number,
             record,
-            interface: self.interfaces.of(record),
+            interface: interfaces.of(record),
         };
-        let rows: Vec<Row<'_>> = batch.records.iter().map(row).collect();
-        for (column, writer) in COLUMNS.iter().zip(columns) {
+        let rows: Vec<Row<'_>> = batch.records.iter().zip(0..).map(row).collect();
+        for (column, writer) in self.columns.iter().zip(columns) {
             column.write(writer, &rows)?;
         }
         Ok(rows.len())
     }
 }
 
-/// What a file tells beside its rows, as of its last piece.
-#[derive(Default)]
-struct Facts {
-    last: FlowBatch,
-    /// A line of JSON.
-    account: Option<String>,
+/// What a file tells beside its rows.
+pub(super) struct Facts {
+    of: Of,
     unread_bytes: u64,
 }
 
+/// As of the last piece, or of the last one of each stream.
+enum Of {
+    Agent(Box<Told>),
+    Many(BTreeMap<u64, Told>),
+}
+
+#[derive(Default)]
+struct Told {
+    /// Without records.
+    last: FlowBatch,
+    /// A line of JSON.
+    account: Option<String>,
+}
+
 impl Facts {
+    pub(super) fn of_an_agent() -> Self {
+        Self {
+            of: Of::Agent(Box::default()),
+            unread_bytes: 0,
+        }
+    }
+
+    pub(super) fn of_many() -> Self {
+        Self {
+            of: Of::Many(BTreeMap::new()),
+            unread_bytes: 0,
+        }
+    }
+
+    fn note(&mut self, batch: &FlowBatch) -> Result<()> {
+        match &mut self.of {
+            Of::Agent(told) => told.note(batch),
+            Of::Many(streams) => streams.entry(batch.stream_id).or_default().note(batch),
+        }
+    }
+
+    fn metadata(self) -> Vec<(&'static str, String)> {
+        let mut facts = Vec::new();
+        match self.of {
+            Of::Agent(told) => {
+                let [agent, lost, left_out] = told.facts();
+                facts.push(("agent", agent.to_string()));
+                facts.push(("lost", lost.to_string()));
+                facts.push(("left_out", left_out.to_string()));
+                facts.extend(told.account.map(|account| ("account", account)));
+            }
+            Of::Many(streams) => {
+                let streams = streams.into_iter().map(|(id, told)| {
+                    let [agent, lost, _] = told.facts();
+                    let account = told.account.as_deref().map(serde_json::from_str::<Value>);
+                    json!({
+                        "stream_id": StreamId(id).to_string(),
+                        "agent": agent,
+                        "lost": lost,
+                        "account": account.and_then(Result::ok),
+                    })
+                });
+                facts.push(("streams", streams.collect::<Value>().to_string()));
+            }
+        }
+        if self.unread_bytes > 0 {
+            facts.push(("dropped_bytes", self.unread_bytes.to_string()));
+        }
+        facts
+    }
+}
+
+impl Told {
     fn note(&mut self, batch: &FlowBatch) -> Result<()> {
         if batch.account.is_some() {
             let mut line = Vec::new();
@@ -170,13 +259,10 @@ impl Facts {
         Ok(())
     }
 
-    fn metadata(self) -> Vec<(&'static str, String)> {
-        let Self {
-            last,
-            account,
-            unread_bytes,
-        } = self;
-        let agent = last.agent.unwrap_or_default();
+    /// The agent, what was lost, and what was left out.
+    fn facts(&self) -> [Value; 3] {
+        let batch = &self.last;
+        let agent = batch.agent.clone().unwrap_or_default();
         let agent = json!({
             "agent_id": agent.agent_id,
             "hostname": agent.hostname,
@@ -185,25 +271,16 @@ impl Facts {
             "version": agent.version,
         });
         let lost = json!({
-            "batches": last.lost_batches,
-            "records": last.lost_records,
-            "packets": last.lost_packets,
-            "bytes": last.lost_bytes,
+            "batches": batch.lost_batches,
+            "records": batch.lost_records,
+            "packets": batch.lost_packets,
+            "bytes": batch.lost_bytes,
         });
         let left_out = json!({
-            "records": last.left_out_records,
-            "packets": last.left_out_packets,
-            "bytes": last.left_out_bytes,
+            "records": batch.left_out_records,
+            "packets": batch.left_out_packets,
+            "bytes": batch.left_out_bytes,
         });
-        let mut facts = vec![
-            ("agent", agent.to_string()),
-            ("lost", lost.to_string()),
-            ("left_out", left_out.to_string()),
-        ];
-        facts.extend(account.map(|account| ("account", account)));
-        if unread_bytes > 0 {
-            facts.push(("dropped_bytes", unread_bytes.to_string()));
-        }
-        facts
+        [agent, lost, left_out]
     }
 }

@@ -18,7 +18,7 @@ pub(super) fn piece(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut piece = vec![0; HEADER_LEN_BYTES];
     write(&mut piece);
     let (header, body) = piece.split_at_mut(HEADER_LEN_BYTES);
-    let len = u32::try_from(body.len()).expect("a batch has at most 256 KiB");
+    let len = u32::try_from(body.len()).expect("a batch has a few megabytes at most");
     header[..4].copy_from_slice(&MARK);
     header[4..8].copy_from_slice(&len.to_le_bytes());
     header[8..].copy_from_slice(&checksum(body).to_le_bytes());

@@ -67,7 +67,10 @@ fn temporary(content: &[u8]) -> File {
 /// Makes a file of pieces, of row groups of two pieces.
 fn made(pieces: &[u8]) -> SerializedFileReader<File> {
     let to = tempfile::tempfile().unwrap();
-    let whole = file::in_groups_of(4, &mut temporary(pieces), to, Compression::Zstd).unwrap();
+    let columns: Vec<_> = columns::COLUMNS.iter().collect();
+    let facts = file::Facts::of_an_agent();
+    let to = (to, Compression::Zstd);
+    let whole = file::in_groups_of(4, &columns, facts, &mut temporary(pieces), to).unwrap();
     SerializedFileReader::new(whole).unwrap()
 }
 

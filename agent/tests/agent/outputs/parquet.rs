@@ -88,7 +88,7 @@ fn table(folder: &Path, more: &str) -> String {
 }
 
 /// The paths of files that are complete by their names.
-pub(super) fn complete(folder: &Path) -> Vec<PathBuf> {
+pub fn complete(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<_> = names.filter(|name| !name.starts_with('.')).collect();

@@ -1,0 +1,183 @@
+//! A collector: stores what agents send, and acknowledges what is stored.
+//!
+//! Each call of `FlowCollector.Export` is a task of [`export`]. It reads a batch ([`incoming`]), makes of it what each of the
+//! [`store`]s keeps, and puts that into the queue of the [`writer`]. This one writes what waits of all calls, brings it to the
+//! disk, gives it to those who observe, and tells the calls, which acknowledge. [`streams`] knows what has come from whom.
+//!
+//! Nothing is kept but what is under way: an agent keeps each batch until it is acknowledged, and sends it again to any
+//! collector. So there may be any number of collectors, and a batch may be stored twice, under the same stream and number.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result};
+use tokio::sync::{Semaphore, mpsc, watch};
+
+use crate::{
+    clock,
+    hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
+    limits,
+    outputs::Output,
+    proto::CollectorStatus,
+    server::{
+        CollectorServer, DEFAULT_DRAIN_TIMEOUT, Limits, ListenAddr, Listeners, PassedSockets,
+    },
+    tls::server::{InForce, ServerTls},
+};
+
+pub(crate) mod export;
+mod incoming;
+pub(crate) mod store;
+mod streams;
+mod writer;
+
+pub use incoming::MOST_BATCH_BYTES;
+
+use store::{Form, Store, StoreStatuses};
+use streams::Streams;
+use writer::{Entry, Writer};
+
+/// Batches that wait for the writer.
+const QUEUE_BATCHES: usize = 1024;
+/// What waits for the writer may have that many KiB in all.
+const ROOM_KIB: u32 = 64 << 10;
+/// Batches that are decoded at the same moment: what they take in memory is many times what they have.
+const DECODED_AT_ONCE: usize = 2;
+/// How long calls may take at the end for what they have sent.
+const LAST_CALLS: Duration = Duration::from_secs(5);
+
+/// What a collector does, resolved from options and variables.
+#[derive(Debug)]
+pub struct Config {
+    pub listen: Vec<ListenAddr>,
+    /// What TCP listeners speak, if it is TLS.
+    pub tls: Option<ServerTls>,
+    pub limits: Limits,
+    /// Calls of agents at the same time.
+    pub max_agents: u32,
+    /// Where everything is stored.
+    pub stores: Vec<Output>,
+}
+
+/// A collector whose listeners are open.
+pub struct Collector {
+    config: Config,
+    hub: Hub,
+    listeners: Listeners,
+    stores: Vec<Store>,
+}
+
+impl Collector {
+    pub async fn start(config: Config) -> Result<Self> {
+        let stores = config.stores.iter().map(Store::of);
+        let stores = stores.collect::<Result<Vec<_>>>()?;
+        limits::raise_as_far_as_possible()?;
+        let listeners = Listeners::bind(&config.listen, PassedSockets::default()).await?;
+        let listeners = listeners.with_tls(config.tls.clone().map(InForce::new));
+        for store in &stores {
+            tracing::info!(
+                kind = store.kind(),
+                address = store.address(),
+                "flows are stored here"
+            );
+        }
+        Ok(Self {
+            config,
+            hub: Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES),
+            listeners,
+            stores,
+        })
+    }
+
+    /// Collects until `stop`. Returns when what has come is stored and acknowledged.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<()> {
+        let Self {
+            config,
+            hub,
+            listeners,
+            stores,
+        } = self;
+        let (queue, entries) = mpsc::channel(QUEUE_BATCHES);
+        let (serving, stopping) = watch::channel(());
+        let intake = Arc::new(Intake {
+            hub: hub.clone(),
+            streams: Streams::default(),
+            forms: stores.iter().map(Store::form).collect(),
+            stores: stores.iter().map(Store::status).collect(),
+            queue,
+            room: Arc::new(Semaphore::new(ROOM_KIB as usize)),
+            decoding: Semaphore::new(DECODED_AT_ONCE),
+            calls: Arc::new(Semaphore::new(config.max_agents as usize)),
+            max_agents: config.max_agents,
+            stopping,
+            started_boot_ns: clock::boot_now_ns(),
+        });
+        let writer = Writer::new(stores, intake.streams.clone(), hub.clone(), entries);
+        let writer = tokio::spawn(writer.run());
+        let (end_server, server_end) = tokio::sync::oneshot::channel::<()>();
+        let server = CollectorServer {
+            hub,
+            intake: Arc::clone(&intake),
+            limits: Limits::fixed(config.limits),
+            drain_timeout: DEFAULT_DRAIN_TIMEOUT,
+        };
+        let mut server = tokio::spawn(server.run(listeners, async move {
+            // An error means that the sender is gone, so the collector is ending, too.
+            let _ = server_end.await;
+        }));
+        tokio::select! {
+            () = stop => {}
+            ended = &mut server => return ended.context("the server task")?,
+        }
+        tracing::info!("stopping: what has come is stored and acknowledged first");
+        // Calls take nothing more, and end when what they have is stored.
+        drop(serving);
+        let all = intake.calls.acquire_many(config.max_agents);
+        let calls_ended = tokio::time::timeout(LAST_CALLS, all).await.is_ok();
+        if !calls_ended {
+            tracing::warn!(
+                "calls of agents did not end in time: what is not acknowledged comes again"
+            );
+        }
+        // The receiver is gone if the server has ended.
+        let _ = end_server.send(());
+        let outcome = server.await.context("the server task")?;
+        // The writer ends with the last of those who put something into its queue.
+        drop(intake);
+        writer.await.context("the writer task")?;
+        outcome
+    }
+}
+
+/// What the calls of agents share.
+pub(crate) struct Intake {
+    hub: Hub,
+    streams: Streams,
+    /// Of the stores, in their order.
+    forms: Vec<Form>,
+    stores: Vec<StoreStatuses>,
+    queue: mpsc::Sender<Entry>,
+    /// In KiB.
+    room: Arc<Semaphore>,
+    decoding: Semaphore,
+    calls: Arc<Semaphore>,
+    max_agents: u32,
+    /// Its sender goes when the collector stops.
+    stopping: watch::Receiver<()>,
+    started_boot_ns: u64,
+}
+
+impl Intake {
+    /// Without consumers and listeners, of which the server knows.
+    pub(crate) fn status(&self) -> CollectorStatus {
+        let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname");
+        CollectorStatus {
+            hostname: hostname.unwrap_or_default().trim().to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started_unix_ns: clock::unix_of_boot_ns(self.started_boot_ns),
+            uptime_ns: clock::boot_now_ns().saturating_sub(self.started_boot_ns),
+            streams: self.streams.status(),
+            stores: self.stores.iter().map(StoreStatuses::get).collect(),
+            ..CollectorStatus::default()
+        }
+    }
+}

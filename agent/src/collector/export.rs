@@ -1,0 +1,214 @@
+//! One call of `FlowCollector.Export`: an agent's batches, and acknowledgements of what is stored.
+
+use std::sync::{Arc, atomic::AtomicBool};
+
+use bytes::Bytes;
+use prost::Message as _;
+use tokio::{
+    sync::{OwnedSemaphorePermit, mpsc},
+    task::spawn_blocking,
+};
+use tonic::{Status, Streaming};
+
+use super::{
+    Intake, ROOM_KIB,
+    incoming::Incoming,
+    streams::{Facts, OpenCall},
+    writer::{CallEnd, Entry, Outcome},
+};
+use crate::{batch::Batch, output::LostSoFar, proto::ExportAck};
+
+/// Batches of a call that wait to be stored. What an agent sends beyond them waits at the agent.
+const MOST_WAITING: usize = 64;
+
+/// A call that has a place.
+pub(crate) struct Call {
+    intake: Arc<Intake>,
+    peer: String,
+    end: Arc<CallEnd>,
+    outcomes: mpsc::UnboundedReceiver<Outcome>,
+    stream: Option<Stream>,
+    waiting: usize,
+    /// Stored, and not acknowledged yet.
+    stored_seq: Option<u64>,
+    _place: OwnedSemaphorePermit,
+}
+
+/// The stream that the call is about.
+struct Stream {
+    id: u64,
+    /// The number of the last batch that came.
+    last_seq: u64,
+    told: LostSoFar,
+    _open: OpenCall,
+}
+
+impl Intake {
+    /// A place for a call, if there is one.
+    pub(crate) fn call(self: &Arc<Self>, peer: String) -> Result<Call, Status> {
+        let place = Arc::clone(&self.calls).try_acquire_owned();
+        let place = place.map_err(|_| {
+            Status::resource_exhausted(format!(
+                "{} agents send to this collector, and --max-agents allows no more",
+                self.max_agents
+            ))
+        })?;
+        let (told, outcomes) = mpsc::unbounded_channel();
+        Ok(Call {
+            intake: Arc::clone(self),
+            peer,
+            end: Arc::new(CallEnd {
+                outcomes: told,
+                is_broken: AtomicBool::new(false),
+            }),
+            outcomes,
+            stream: None,
+            waiting: 0,
+            stored_seq: None,
+            _place: place,
+        })
+    }
+}
+
+impl Call {
+    /// Stores what comes. Returns when the agent has ended the call and all is acknowledged, or why it cannot go on. `acks`
+    /// is what the agent reads.
+    pub(crate) async fn run(
+        mut self,
+        mut messages: Streaming<Bytes>,
+        acks: &mpsc::Sender<ExportAck>,
+    ) -> Result<(), Status> {
+        let mut stopping = self.intake.stopping.clone();
+        let (mut has_ended, mut is_stopping) = (false, false);
+        while !has_ended || self.waiting > 0 || self.stored_seq.is_some() {
+            tokio::select! {
+                biased;
+                () = acks.closed() => return Err(Status::cancelled("the agent has ended the call")),
+                outcome = self.outcomes.recv(), if self.waiting > 0 => self.learn(outcome)?,
+                place = acks.reserve(), if self.stored_seq.is_some() => {
+                    if let (Ok(place), Some(last_seq)) = (place, self.stored_seq.take()) {
+                        place.send(ExportAck { last_seq });
+                    }
+                }
+                _ = stopping.changed(), if !has_ended => (has_ended, is_stopping) = (true, true),
+                message = messages.message(), if !has_ended && self.waiting < MOST_WAITING => {
+                    match message? {
+                        Some(raw) => self.take(raw).await?,
+                        None => has_ended = true,
+                    }
+                }
+            }
+        }
+        if is_stopping {
+            return Err(Status::unavailable("the collector stops"));
+        }
+        Ok(())
+    }
+
+    fn learn(&mut self, outcome: Option<Outcome>) -> Result<(), Status> {
+        match outcome {
+            Some(Outcome::Stored(seq)) => {
+                self.waiting -= 1;
+                self.stored_seq = Some(seq);
+                Ok(())
+            }
+            Some(Outcome::Failed(why)) => Err(Status::unavailable(format!(
+                "the collector cannot store flows: {why}"
+            ))),
+            None => Err(Status::internal("nobody stores flows any more")),
+        }
+    }
+
+    /// Puts a batch into the writer's queue.
+    async fn take(&mut self, raw: Bytes) -> Result<(), Status> {
+        let refused = |error: &anyhow::Error| Status::invalid_argument(format!("{error:#}"));
+        let unexpected = |error: &dyn std::error::Error| Status::internal(error.to_string());
+        let intake = Arc::clone(&self.intake);
+        let decoding = intake.decoding.acquire().await;
+        let decoding = decoding.map_err(|error| unexpected(&error))?;
+        let read = spawn_blocking(|| Incoming::read(raw)).await;
+        let incoming = read.map_err(|error| unexpected(&error))?;
+        let incoming = incoming.map_err(|error| refused(&error))?;
+        let told = self.follow(&incoming)?;
+        let forms = intake.forms.clone();
+        let is_observed = intake.hub.has_consumers();
+        let made = spawn_blocking(move || {
+            let pieces: Vec<_> = forms
+                .iter()
+                .map(|form| form.piece(&incoming, told))
+                .collect();
+            let facts = Facts::of(&incoming, told);
+            let shared = is_observed.then(|| shared(&incoming, &facts));
+            (facts, pieces, shared)
+        });
+        let (facts, pieces, shared) = made.await.map_err(|error| unexpected(&error))?;
+        if let Some(stream) = &mut self.stream {
+            stream.told = facts.told();
+        }
+        let bytes = pieces.iter().map(Vec::len).sum::<usize>();
+        let bytes = bytes + shared.as_ref().map_or(0, |batch| batch.body.len());
+        let kib = u32::try_from(bytes >> 10).map_or(ROOM_KIB, |kib| (kib + 1).min(ROOM_KIB));
+        let room = Arc::clone(&intake.room).acquire_many_owned(kib).await;
+        let room = room.map_err(|error| unexpected(&error))?;
+        drop(decoding);
+        let entry = Entry {
+            facts,
+            pieces,
+            shared,
+            call: Arc::clone(&self.end),
+            _room: room,
+        };
+        let queued = intake.queue.send(entry).await;
+        queued.map_err(|error| unexpected(&error))?;
+        self.waiting += 1;
+        Ok(())
+    }
+
+    /// Checks that the batch follows those before it. Returns what was told of losses on its stream.
+    fn follow(&mut self, incoming: &Incoming) -> Result<LostSoFar, Status> {
+        let (id, seq) = (incoming.batch.stream_id, incoming.batch.stream_seq);
+        let Some(stream) = &mut self.stream else {
+            let (open, told) = self.intake.streams.begin(incoming, &self.peer);
+            self.stream = Some(Stream {
+                id,
+                last_seq: seq,
+                told,
+                _open: open,
+            });
+            return Ok(told);
+        };
+        if id != stream.id {
+            return Err(Status::invalid_argument("a call has batches of one stream"));
+        }
+        if seq <= stream.last_seq {
+            return Err(Status::invalid_argument(format!(
+                "batch {seq} follows batch {}: within a call numbers rise",
+                stream.last_seq
+            )));
+        }
+        stream.last_seq = seq;
+        Ok(stream.told)
+    }
+}
+
+/// The batch for those who observe. The writer numbers it.
+fn shared(incoming: &Incoming, facts: &Facts) -> Batch {
+    Batch {
+        body: incoming.shared(),
+        records: facts.volume.records as u32,
+        delta: agent_common::Pair {
+            packets: facts.volume.packets,
+            bytes: facts.volume.bytes,
+        },
+        scan_id: 0,
+        index: 0,
+        last_of_scan: incoming.batch.last_of_scan,
+    }
+}
+
+/// The acknowledgement as gRPC frames it, without compression.
+pub(crate) fn framed(ack: ExportAck) -> Bytes {
+    let message = ack.encode_to_vec();
+    let len_bytes = (message.len() as u32).to_be_bytes();
+    [&[0], &len_bytes[..], &message].concat().into()
+}

@@ -1,0 +1,194 @@
+//! A batch as it came from an agent. Whoever sends it may have made anything of it, so it is measured before it is decoded.
+
+use anyhow::{Context as _, Result, ensure};
+use bytes::Bytes;
+use prost::Message as _;
+
+use crate::{
+    batch::{
+        self,
+        fields::{RECORDS, each_field},
+    },
+    hub::Volume,
+    proto::{AgentIdentity, FlowBatch, RecordSum},
+};
+
+/// gRPC's own default. Agents' batches have some 256 KiB.
+pub const MOST_BATCH_BYTES: usize = 4 << 20;
+/// A record may have two bytes, and takes some hundred in memory.
+const MOST_RECORDS: usize = 1 << 16;
+const MOST_OTHER_FIELDS: usize = 1 << 17;
+/// Of each text by which an agent names itself.
+const MOST_NAME_BYTES: usize = 256;
+
+/// Fields of a batch that each consumer has of its own: `stream_seq`, and what was lost and left out on its stream.
+const OF_A_STREAM: [u32; 8] = [2, 3, 4, 19, 20, 21, 22, 23];
+
+pub(super) struct Incoming {
+    pub raw: Bytes,
+    pub batch: FlowBatch,
+}
+
+impl Incoming {
+    /// Fails with what is wrong with the batch.
+    pub(super) fn read(raw: Bytes) -> Result<Self> {
+        let (mut records, mut others) = (0, 0);
+        let counted = each_field(&raw, |field| {
+            *(if field.tag == RECORDS {
+                &mut records
+            } else {
+                &mut others
+            }) += 1;
+            Ok(())
+        });
+        counted.context("this is no batch")?;
+        ensure!(
+            records <= MOST_RECORDS && others <= MOST_OTHER_FIELDS,
+            "a batch has at most {MOST_RECORDS} records and {MOST_OTHER_FIELDS} other fields"
+        );
+        let batch = batch::read(&raw).context("this is no batch")?;
+        ensure!(
+            batch.stream_id != 0 && batch.stream_seq != 0,
+            "a batch for a collector has a stream_id and a stream_seq"
+        );
+        ensure!(
+            !batch.snapshot,
+            "a snapshot repeats what was sent, so it is not collected"
+        );
+        let incoming = Self { raw, batch };
+        let agent = incoming.agent();
+        let names = [
+            &agent.agent_id,
+            &agent.hostname,
+            &agent.boot_id,
+            &agent.instance_id,
+            &agent.version,
+        ];
+        ensure!(
+            names.into_iter().all(|name| name.len() <= MOST_NAME_BYTES),
+            "each name of an agent has at most {MOST_NAME_BYTES} bytes"
+        );
+        Ok(incoming)
+    }
+
+    /// A batch that only tells losses may come without.
+    pub(super) fn agent(&self) -> AgentIdentity {
+        self.batch.agent.clone().unwrap_or_default()
+    }
+
+    /// What its records report. Wraps like the counters.
+    pub(super) fn volume(&self) -> Volume {
+        let mut volume = Volume {
+            batches: 1,
+            ..Volume::default()
+        };
+        for record in &self.batch.records {
+            volume += Volume {
+                batches: 0,
+                records: 1,
+                packets: record
+                    .delta_packets
+                    .wrapping_add(record.delta_reverse_packets),
+                bytes: record.delta_bytes.wrapping_add(record.delta_reverse_bytes),
+            };
+        }
+        volume
+    }
+
+    /// What it says of losses since its stream began.
+    pub(super) fn lost(&self) -> (u64, RecordSum) {
+        let sum = RecordSum {
+            records: self.batch.lost_records,
+            packets: self.batch.lost_packets,
+            bytes: self.batch.lost_bytes,
+        };
+        (self.batch.lost_batches, sum)
+    }
+
+    /// The part that all consumers share.
+    pub(super) fn shared(&self) -> Bytes {
+        let mut shared = Vec::with_capacity(self.raw.len());
+        each_field(&self.raw, |field| {
+            if !OF_A_STREAM.contains(&field.tag) {
+                shared.extend_from_slice(&self.raw[field.whole]);
+            }
+            Ok(())
+        })
+        .expect("it was read before");
+        debug_assert!(FlowBatch::decode(&shared[..]).is_ok());
+        shared.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{Account, FlowRecord, Interface};
+
+    fn batch() -> FlowBatch {
+        FlowBatch {
+            agent: Some(AgentIdentity::default()),
+            stream_seq: 9,
+            lost_batches: 1,
+            lost_records: 2,
+            lost_packets: 3,
+            lost_bytes: 4,
+            left_out_records: 5,
+            left_out_packets: 6,
+            left_out_bytes: 7,
+            scan_id: 8,
+            stream_id: 0x55,
+            interfaces: vec![Interface::default()],
+            records: vec![FlowRecord {
+                delta_packets: u64::MAX,
+                delta_reverse_packets: 3,
+                ..FlowRecord::default()
+            }],
+            account: Some(Account::default()),
+            ..FlowBatch::default()
+        }
+    }
+
+    #[test]
+    fn consumers_share_all_but_what_each_has_of_its_own() {
+        let incoming = Incoming::read(batch().encode_to_vec().into()).unwrap();
+        let shared = FlowBatch::decode(incoming.shared()).unwrap();
+        let expected = FlowBatch {
+            stream_seq: 0,
+            lost_batches: 0,
+            lost_records: 0,
+            lost_packets: 0,
+            lost_bytes: 0,
+            left_out_records: 0,
+            left_out_packets: 0,
+            left_out_bytes: 0,
+            ..batch()
+        };
+        assert_eq!(shared, expected);
+    }
+
+    #[test]
+    fn no_number_is_too_large_to_be_added_up() {
+        let incoming = Incoming::read(batch().encode_to_vec().into()).unwrap();
+        assert_eq!(incoming.volume().packets, 2);
+    }
+
+    #[test]
+    fn what_is_no_batch_or_would_take_much_memory_is_refused() {
+        let many = |records, interfaces| FlowBatch {
+            records: vec![FlowRecord::default(); records],
+            interfaces: vec![Interface::default(); interfaces],
+            ..batch()
+        };
+        for (raw, is_taken) in [
+            (many(MOST_RECORDS, 1).encode_to_vec(), true),
+            (many(MOST_RECORDS + 1, 1).encode_to_vec(), false),
+            (many(1, MOST_OTHER_FIELDS).encode_to_vec(), false),
+            (vec![0xff; 100], false),
+            (vec![15 << 3 | 2, 200], false),
+            (Vec::new(), false),
+        ] {
+            assert_eq!(Incoming::read(raw.into()).is_ok(), is_taken);
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! Stores what waits of all calls at once, so that bringing it to the disk costs once for all of it.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use anyhow::Result;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use super::{
+    store::Store,
+    streams::{Facts, Streams},
+};
+use crate::{
+    batch::Batch,
+    hub::{Hub, Volume},
+};
+
+/// What is brought to the disk at once, in batches and in bytes of one store. One batch may have more.
+const MOST_BATCHES: usize = 256;
+const MOST_BYTES: usize = 8 << 20;
+
+/// A batch that waits.
+pub(super) struct Entry {
+    pub facts: Facts,
+    /// What each store keeps of it.
+    pub pieces: Vec<Vec<u8>>,
+    /// For those who observe, if there are any.
+    pub shared: Option<Batch>,
+    pub call: Arc<CallEnd>,
+    pub _room: OwnedSemaphorePermit,
+}
+
+/// The writer's end of a call.
+pub(super) struct CallEnd {
+    pub outcomes: mpsc::UnboundedSender<Outcome>,
+    /// A batch of the call was not stored. Those behind it must not be, since a number stands for all before it.
+    pub is_broken: AtomicBool,
+}
+
+/// What became of a batch.
+pub(super) enum Outcome {
+    /// Everything up to this number is stored.
+    Stored(u64),
+    Failed(Arc<str>),
+}
+
+pub(super) struct Writer {
+    stores: Vec<Store>,
+    streams: Streams,
+    hub: Hub,
+    entries: mpsc::Receiver<Entry>,
+    published: u64,
+}
+
+impl Writer {
+    pub(super) fn new(
+        stores: Vec<Store>,
+        streams: Streams,
+        hub: Hub,
+        entries: mpsc::Receiver<Entry>,
+    ) -> Self {
+        Self {
+            stores,
+            streams,
+            hub,
+            entries,
+            published: 0,
+        }
+    }
+
+    /// Ends when everything is stored and nothing more will come.
+    pub(super) async fn run(mut self) {
+        let mut waiting = Vec::new();
+        while self.entries.recv_many(&mut waiting, MOST_BATCHES).await > 0 {
+            let mut rest = std::mem::take(&mut waiting);
+            while !rest.is_empty() {
+                let later = rest.split_off(together(&rest));
+                self.store(rest).await;
+                rest = later;
+            }
+        }
+        for store in self.stores {
+            store.close().await;
+        }
+    }
+
+    /// Stores batches, or none of them as far as the calls are told.
+    async fn store(&mut self, entries: Vec<Entry>) {
+        let mut last = HashMap::new();
+        let mut waiting = Vec::new();
+        for entry in entries {
+            if entry.call.is_broken.load(Relaxed) {
+                continue;
+            }
+            let (id, seq) = (entry.facts.stream_id, entry.facts.seq);
+            let last = last
+                .entry(id)
+                .or_insert_with(|| self.streams.stored_seq(id));
+            let is_fresh = seq > *last;
+            *last = seq.max(*last);
+            waiting.push((entry, is_fresh));
+        }
+        let fresh = waiting.iter().filter(|(_, is_fresh)| *is_fresh);
+        let fresh: Vec<_> = fresh.map(|(entry, _)| entry).collect();
+        if let Err(error) = keep(&mut self.stores, &fresh).await {
+            let why: Arc<str> = format!("{error:#}").into();
+            for (entry, _) in &waiting {
+                entry.call.is_broken.store(true, Relaxed);
+                entry.call.tell(Outcome::Failed(Arc::clone(&why)));
+            }
+            return;
+        }
+        for (entry, is_fresh) in waiting {
+            let Entry {
+                facts,
+                shared,
+                call,
+                ..
+            } = entry;
+            let seq = facts.seq;
+            if is_fresh {
+                self.streams.stored(facts);
+                self.publish(shared);
+            } else {
+                self.streams.repeated(facts.stream_id);
+            }
+            call.tell(Outcome::Stored(seq));
+        }
+    }
+
+    fn publish(&mut self, shared: Option<Batch>) {
+        let Some(batch) = shared else { return };
+        self.published += 1;
+        // Numbers of scans are those of one agent. This one tells a batch from all others that the hub had.
+        self.hub.publish(&Batch {
+            scan_id: self.published,
+            ..batch
+        });
+    }
+}
+
+async fn keep(stores: &mut [Store], entries: &[&Entry]) -> Result<()> {
+    let mut reports = Volume::default();
+    for entry in entries {
+        reports += entry.facts.volume;
+    }
+    for (index, store) in stores.iter_mut().enumerate() {
+        let pieces: Vec<_> = entries
+            .iter()
+            .map(|entry| &entry.pieces[index][..])
+            .collect();
+        store.keep(&pieces.concat(), reports).await?;
+    }
+    Ok(())
+}
+
+impl CallEnd {
+    fn tell(&self, outcome: Outcome) {
+        // The call may have ended.
+        let _ = self.outcomes.send(outcome);
+    }
+}
+
+/// How many of these are brought to the disk together.
+fn together(entries: &[Entry]) -> usize {
+    let longest = |entry: &Entry| entry.pieces.iter().map(Vec::len).max().unwrap_or_default();
+    let mut bytes = 0;
+    let fits = entries.iter().take_while(|entry| {
+        bytes += longest(entry);
+        bytes <= MOST_BYTES
+    });
+    fits.count().max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use prost::Message as _;
+    use tokio::sync::Semaphore;
+
+    use super::{super::incoming::Incoming, *};
+    use crate::{
+        hub::DEFAULT_QUEUED_BYTES,
+        output::LostSoFar,
+        outputs::settings::{Wish, Wishes},
+        proto::{AgentIdentity, FlowBatch, FlowRecord},
+    };
+
+    /// A writer into a folder, which may not be there.
+    fn writer(folder: &Path) -> (Writer, Streams) {
+        let setting = format!("jsonl={}", folder.join("flows.jsonl").display());
+        let Wishes(wishes) = setting.parse().unwrap();
+        let Wish::Output(output) = &wishes[0] else {
+            panic!("no output");
+        };
+        let streams = Streams::default();
+        let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
+        let stores = vec![Store::of(output).unwrap()];
+        let (_, none) = mpsc::channel(1);
+        (Writer::new(stores, streams.clone(), hub, none), streams)
+    }
+
+    type Outcomes = mpsc::UnboundedReceiver<Outcome>;
+
+    fn call() -> (Arc<CallEnd>, Outcomes) {
+        let (outcomes, told) = mpsc::unbounded_channel();
+        let end = CallEnd {
+            outcomes,
+            is_broken: AtomicBool::new(false),
+        };
+        (Arc::new(end), told)
+    }
+
+    async fn entry(call: &Arc<CallEnd>, seq: u64) -> Entry {
+        let batch = FlowBatch {
+            agent: Some(AgentIdentity::default()),
+            stream_id: 7,
+            stream_seq: seq,
+            records: vec![FlowRecord::default()],
+            ..FlowBatch::default()
+        };
+        let incoming = Incoming::read(batch.encode_to_vec().into()).unwrap();
+        let told = LostSoFar::default();
+        let room = Arc::new(Semaphore::new(1)).acquire_owned().await;
+        Entry {
+            facts: Facts::of(&incoming, told),
+            pieces: vec![super::super::store::Form::Jsonl.piece(&incoming, told)],
+            shared: None,
+            call: Arc::clone(call),
+            _room: room.unwrap(),
+        }
+    }
+
+    /// The numbers that a call was told to be stored; a failure is 0.
+    fn told(outcomes: &mut Outcomes) -> Vec<u64> {
+        std::iter::from_fn(|| outcomes.try_recv().ok())
+            .map(|outcome| match outcome {
+                Outcome::Stored(seq) => seq,
+                Outcome::Failed(_) => 0,
+            })
+            .collect()
+    }
+
+    #[tokio::test]
+    async fn nothing_is_stored_behind_a_batch_of_the_same_call_that_was_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("later");
+        let (mut writer, streams) = writer(&path);
+        let (first, mut first_told) = call();
+        writer.store(vec![entry(&first, 1).await]).await;
+        fs::create_dir(&path).unwrap();
+        // It could be stored by now, and would stand for the one before it.
+        writer.store(vec![entry(&first, 2).await]).await;
+        assert_eq!((told(&mut first_told), streams.stored_seq(7)), (vec![0], 0));
+        let (next, mut next_told) = call();
+        writer
+            .store(vec![entry(&next, 1).await, entry(&next, 2).await])
+            .await;
+        assert_eq!(
+            (told(&mut next_told), streams.stored_seq(7)),
+            (vec![1, 2], 2)
+        );
+        let lines = fs::read_to_string(path.join("flows.jsonl")).unwrap();
+        assert_eq!(lines.lines().count(), 2);
+    }
+
+    #[tokio::test]
+    async fn of_two_calls_with_the_same_batches_in_the_queue_one_stores_them_and_both_are_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut writer, streams) = writer(folder.path());
+        let ((old, mut old_told), (new, mut new_told)) = (call(), call());
+        let mut entries = Vec::new();
+        for (call, seq) in [(&old, 1), (&old, 2), (&new, 1), (&new, 2), (&new, 3)] {
+            entries.push(entry(call, seq).await);
+        }
+        writer.store(entries).await;
+        assert_eq!(told(&mut old_told), [1, 2]);
+        assert_eq!(
+            (told(&mut new_told), streams.stored_seq(7)),
+            (vec![1, 2, 3], 3)
+        );
+        let lines = fs::read_to_string(folder.path().join("flows.jsonl")).unwrap();
+        assert_eq!(lines.lines().count(), 3);
+        assert_eq!(streams.status()[0].repeated_batches, 2);
+    }
+
+    #[tokio::test]
+    async fn batches_of_several_agents_can_be_told_apart_by_those_who_compress_them_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut writer, _) = writer(folder.path());
+        let mut consumer = writer.hub.subscribe("", "");
+        let (one, _told) = call();
+        for seq in [1, 2] {
+            let mut entry = entry(&one, seq).await;
+            // Each agent begins with its first scan.
+            entry.shared = Some(Batch {
+                body: vec![1].into(),
+                records: 1,
+                delta: agent_common::Pair::default(),
+                scan_id: 1,
+                index: 0,
+                last_of_scan: true,
+            });
+            writer.store(vec![entry]).await;
+        }
+        let (first, second) = (consumer.next().await, consumer.next().await);
+        assert_ne!(first.unwrap().id(), second.unwrap().id());
+    }
+
+    #[tokio::test]
+    async fn what_waits_is_brought_to_the_disk_in_pieces_that_are_not_too_long() {
+        let (one, _told) = call();
+        let mut entries = Vec::new();
+        for (seq, bytes) in [(1, 5), (2, 4), (3, 9), (4, 1)] {
+            let mut long = entry(&one, seq).await;
+            long.pieces = vec![vec![0; bytes << 20]];
+            entries.push(long);
+        }
+        let mut numbers = Vec::new();
+        while !entries.is_empty() {
+            let later = entries.split_off(together(&entries));
+            numbers.push(entries.len());
+            entries = later;
+        }
+        assert_eq!(numbers, [1, 1, 1, 1]);
+        let mut short = Vec::new();
+        for seq in 1..=3 {
+            short.push(entry(&one, seq).await);
+        }
+        assert_eq!(together(&short), 3);
+    }
+}

@@ -1,0 +1,136 @@
+//! `flow-agent collect`: stores what agents send, until a signal ends it.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::Result;
+
+use super::{
+    number,
+    run::{self, Listening, RefusedSettings, misfit},
+};
+use crate::{
+    collector::{Collector, Config},
+    outputs::settings::Wishes,
+    server::{DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits, ListenAddr},
+};
+
+const DEFAULT_MAX_AGENTS: u32 = 1000;
+/// For consumers, and for those who come back before their old connection is known to be gone.
+const MORE_CONNECTIONS: u32 = 256;
+
+// The headings of `--help`.
+const AGENTS: &str = "Agents and consumers";
+const STORES: &str = "Stores";
+
+/// Store the flows that agents send.
+///
+/// An agent sends them with `flow-agent run --output collector=ADDRESS`, and keeps each batch until it is stored here. `status`
+/// and `watch` take a collector's address, too.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Where flows are stored: jsonl=PATH or parquet=FOLDER; repeatable. A table says more, as
+    /// '{"kind": "jsonl", "address": "/var/lib/flow-agent/flows.jsonl"}'. What one of them does not
+    /// take is not acknowledged.
+    #[arg(long, value_name = "OUTPUT", env = "FLOW_AGENT_COLLECT_OUTPUT", required = true, help_heading = STORES)]
+    pub output: Vec<Wishes>,
+
+    /// Where agents and consumers connect: an IP address with a port, or unix:PATH (mode 0660); repeatable.
+    #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_COLLECT_LISTEN", value_delimiter = ',',
+          default_value = "127.0.0.1:4500", help_heading = AGENTS)]
+    pub listen: Vec<ListenAddr>,
+
+    /// A certificate in PEM, and behind it those that lead to its CA. TCP listeners then speak TLS. This file, --tls-key
+    /// and --tls-client-ca are read again when they change.
+    #[arg(long, value_name = "FILE", env = "FLOW_AGENT_COLLECT_TLS_CERTIFICATE", help_heading = AGENTS)]
+    pub tls_certificate: Option<PathBuf>,
+
+    /// The certificate's key in PEM, without a passphrase.
+    #[arg(long, value_name = "FILE", env = "FLOW_AGENT_COLLECT_TLS_KEY", help_heading = AGENTS)]
+    pub tls_key: Option<PathBuf>,
+
+    /// CAs in PEM. Over TCP, only agents and consumers with a certificate of one of them are served (mutual TLS).
+    #[arg(long, value_name = "FILE", env = "FLOW_AGENT_COLLECT_TLS_CLIENT_CA", help_heading = AGENTS)]
+    pub tls_client_ca: Option<PathBuf>,
+
+    /// Listen without TLS on TCP addresses that other hosts reach, too: whoever reaches one can read all flows, and send
+    /// what he likes.
+    #[arg(long, env = "FLOW_AGENT_COLLECT_INSECURE_LISTEN", help_heading = AGENTS)]
+    pub insecure_listen: bool,
+
+    /// Agents that may send at the same time. Others are told to call another collector.
+    #[arg(long, value_name = "AGENTS", env = "FLOW_AGENT_COLLECT_MAX_AGENTS", default_value_t = DEFAULT_MAX_AGENTS,
+          value_parser = number(1..=100_000), help_heading = AGENTS)]
+    pub max_agents: u32,
+
+    /// Consumers that may observe flows at the same time.
+    #[arg(long, value_name = "CONSUMERS", env = "FLOW_AGENT_COLLECT_MAX_CONSUMERS", default_value_t = DEFAULT_MAX_CONSUMERS,
+          value_parser = number(1..=10_000), help_heading = AGENTS)]
+    pub max_consumers: u32,
+}
+
+impl Args {
+    /// Fails, whatever the machine, if no collector can start with these.
+    fn config(self) -> Result<Config> {
+        let listening = Listening {
+            addresses: &self.listen,
+            certificate: self.tls_certificate.as_ref(),
+            key: self.tls_key.as_ref(),
+            client_ca: self.tls_client_ca.as_ref(),
+            is_insecure: self.insecure_listen,
+        };
+        listening.refuse_contradictions()?;
+        let tls = listening.tls()?;
+        Ok(Config {
+            tls,
+            limits: Limits {
+                max_consumers: self.max_consumers,
+                max_connections: self.max_agents + self.max_consumers + MORE_CONNECTIONS,
+                max_streams: DEFAULT_MAX_STREAMS,
+            },
+            max_agents: self.max_agents,
+            stores: misfit::stores(&self.output)?,
+            listen: self.listen,
+        })
+    }
+}
+
+pub async fn run(args: Args) -> Result<ExitCode> {
+    let config = args.config().map_err(RefusedSettings)?;
+    let stop = run::shutdown()?;
+    let collector = Collector::start(config).await?;
+    collector.run(stop).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command, FromArgMatches as _};
+
+    use super::*;
+
+    fn config(arguments: &str) -> Result<Config> {
+        let all = std::iter::once("collect").chain(arguments.split_whitespace());
+        let matches = Args::augment_args(Command::new("collect")).try_get_matches_from(all)?;
+        Args::from_arg_matches(&matches)?.config()
+    }
+
+    #[test]
+    fn a_collector_stores_all_that_comes_in_files_and_is_not_open_to_all_by_chance() {
+        for (arguments, told) in [
+            ("", "--output <OUTPUT>"),
+            ("--output table", "stores flows"),
+            ("--output none", "stores flows"),
+            ("--output jsonl=/a --output jsonl=/a", "twice"),
+            ("--output jsonl=/a --listen 0.0.0.0:1", "--insecure-listen"),
+            ("--output jsonl=/a --listen unix:/a,unix:/a", "twice"),
+            ("--output jsonl=/a --tls-key b", "--tls-certificate"),
+            ("--output jsonl=/a --max-agents 0", "--max-agents"),
+        ] {
+            let error = config(arguments).expect_err(arguments).to_string();
+            assert!(error.contains(told), "{arguments}: {error}");
+        }
+        let config = config("--output jsonl=/a --output parquet=/b --max-agents 5").unwrap();
+        assert_eq!((config.stores.len(), config.max_agents), (2, 5));
+        assert!(config.limits.max_connections > 5);
+    }
+}

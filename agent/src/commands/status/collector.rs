@@ -1,0 +1,161 @@
+//! What a collector reports about itself, for people.
+
+use std::time::{Duration, SystemTime};
+
+use crate::{
+    output::human,
+    proto::{CollectedStream, CollectorStatus, StoreStatus},
+};
+
+const COLUMNS: [&str; 9] = [
+    "AGENT", "FROM", "STATE", "SINCE", "STORED", "BATCHES", "RECORDS", "PACKETS", "LOST",
+];
+
+/// Lines, of which each may have what others chose.
+pub(super) fn lines(status: &CollectorStatus) -> Vec<String> {
+    let mut lines = vec![format!(
+        "flow-agent {} collects on {}, up {}",
+        status.version,
+        status.hostname,
+        human::duration(Duration::from_nanos(status.uptime_ns))
+    )];
+    lines.extend(status.stores.iter().map(store));
+    let connected = status.streams.iter().filter(|stream| stream.connected);
+    let connected = connected.count();
+    let away = status.streams.len() - connected;
+    lines.push(match (connected, away) {
+        (0, 0) => "no agent has called yet".to_owned(),
+        (connected, 0) => format!("agents: {connected} connected"),
+        (connected, away) => {
+            format!("agents: {connected} connected, {away} streams of those that are away")
+        }
+    });
+    if !status.streams.is_empty() {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let now = now.unwrap_or_default();
+        let mut rows = vec![COLUMNS.map(str::to_owned)];
+        rows.extend(status.streams.iter().map(|stream| row(stream, now)));
+        lines.extend(aligned(&rows));
+    }
+    lines
+}
+
+fn store(store: &StoreStatus) -> String {
+    let stored = store.stored.unwrap_or_default();
+    let fault = if store.failing {
+        format!(", FAILING: {}", store.last_error)
+    } else {
+        String::new()
+    };
+    format!(
+        "stores in {}={}: {} records, {} packets, {}{fault}",
+        store.kind,
+        store.address,
+        stored.records,
+        stored.packets,
+        human::bytes(stored.bytes)
+    )
+}
+
+fn row(stream: &CollectedStream, now: Duration) -> [String; 9] {
+    let agent = stream.agent.clone().unwrap_or_default();
+    let ago = |unix_ns| {
+        let ago = now.saturating_sub(Duration::from_nanos(unix_ns));
+        format!("{} ago", human::duration(ago))
+    };
+    let stored = stream.stored.unwrap_or_default();
+    [
+        agent.hostname,
+        stream.peer.clone(),
+        (if stream.connected {
+            "connected"
+        } else {
+            "away"
+        })
+        .to_owned(),
+        ago(stream.since_unix_ns),
+        match stream.stored_unix_ns {
+            0 => "never".to_owned(),
+            stored => ago(stored),
+        },
+        stream.batches.to_string(),
+        stored.records.to_string(),
+        stored.packets.to_string(),
+        stream.lost.unwrap_or_default().packets.to_string(),
+    ]
+}
+
+/// Columns as wide as what is in them. The first ones are names, the last four numbers.
+fn aligned<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
+    let width = |column: usize| {
+        let widths = rows.iter().map(|row| row[column].chars().count());
+        widths.max().unwrap_or_default()
+    };
+    let widths: Vec<_> = (0..N).map(width).collect();
+    let line = |row: &[String; N]| {
+        let cells = row.iter().zip(&widths).enumerate();
+        let cells = cells.map(|(column, (cell, &width))| {
+            if column + 4 < N {
+                format!("{cell:<width$}")
+            } else {
+                format!("{cell:>width$}")
+            }
+        });
+        format!("  {}", cells.collect::<Vec<_>>().join("  "))
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{AgentIdentity, RecordSum};
+
+    #[test]
+    fn each_stream_has_a_line_and_a_store_that_fails_says_why() {
+        let stream = |hostname: &str, connected, packets| CollectedStream {
+            agent: Some(AgentIdentity {
+                hostname: hostname.into(),
+                ..AgentIdentity::default()
+            }),
+            peer: "10.0.0.1:5".into(),
+            connected,
+            stored_unix_ns: packets,
+            stored: Some(RecordSum {
+                packets,
+                ..RecordSum::default()
+            }),
+            lost: Some(RecordSum {
+                packets: 7,
+                ..RecordSum::default()
+            }),
+            ..CollectedStream::default()
+        };
+        let status = CollectorStatus {
+            hostname: "here".into(),
+            version: "1.2.3".into(),
+            streams: vec![stream("a", true, 12), stream("longer", false, 0)],
+            stores: vec![StoreStatus {
+                kind: "jsonl".into(),
+                address: "/a".into(),
+                failing: true,
+                last_error: "no space".into(),
+                ..StoreStatus::default()
+            }],
+            ..CollectorStatus::default()
+        };
+        let lines = lines(&status);
+        assert!(lines[0].starts_with("flow-agent 1.2.3 collects on here, up"));
+        assert!(lines[1].ends_with("FAILING: no space"), "{}", lines[1]);
+        assert_eq!(
+            lines[2],
+            "agents: 1 connected, 1 streams of those that are away"
+        );
+        assert!(lines[4].starts_with("  a       10.0.0.1:5  connected  "));
+        assert!(lines[4].ends_with("       12     7"), "{}", lines[4]);
+        assert!(lines[5].contains("away       ") && lines[5].contains("never"));
+        assert_eq!(lines.len(), 6);
+        let nobody = CollectorStatus::default();
+        assert_eq!(super::lines(&nobody)[1], "no agent has called yet");
+    }
+}

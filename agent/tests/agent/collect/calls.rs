@@ -1,0 +1,254 @@
+//! Calls that no agent of ours makes.
+
+use std::time::{Duration, Instant};
+
+use agent::proto::{
+    AgentIdentity, ExportAck, FlowBatch, FlowRecord, flow_collector_client::FlowCollectorClient,
+};
+use futures_util::stream;
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::mpsc,
+};
+use tonic::{
+    Code, Status, Streaming,
+    transport::{Channel, Endpoint},
+};
+
+use super::*;
+
+const STREAM: u64 = 0x1234_5678_9abc_def0;
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// A collector that also listens on a Unix socket, and a client of it.
+fn start(lab: &Lab, folder: &TempDir, settings: &[&str]) -> (Collector, String) {
+    let socket = format!("unix:{}", folder.path().join("socket").display());
+    let output = jsonl(&folder.path().join("flows"));
+    fs::create_dir(folder.path().join("flows")).unwrap();
+    let all = [&["--output", &output, "--listen", &socket], settings].concat();
+    (Collector::start(&lab.agent, 0, &all), socket)
+}
+
+fn lines(folder: &TempDir) -> Vec<Value> {
+    outputs::jsonl::lines(&folder.path().join("flows"))
+}
+
+async fn connect(socket: &str) -> FlowCollectorClient<Channel> {
+    let endpoint = Endpoint::from_shared(socket.to_owned()).unwrap();
+    FlowCollectorClient::new(endpoint.connect().await.unwrap())
+}
+
+fn batch(seq: u64, records: usize) -> FlowBatch {
+    let record = FlowRecord {
+        protocol: 17,
+        src_addr: vec![10, 0, 0, 1].into(),
+        dst_addr: vec![10, 0, 0, 2].into(),
+        delta_packets: 3,
+        delta_bytes: 300,
+        ..FlowRecord::default()
+    };
+    FlowBatch {
+        agent: Some(AgentIdentity {
+            hostname: "there".into(),
+            ..AgentIdentity::default()
+        }),
+        stream_id: STREAM,
+        stream_seq: seq,
+        scan_id: seq,
+        records: vec![record; records],
+        ..FlowBatch::default()
+    }
+}
+
+/// The acknowledgements of a call with these batches, and how it ends.
+async fn call(
+    client: &mut FlowCollectorClient<Channel>,
+    batches: Vec<FlowBatch>,
+) -> (Vec<u64>, Result<(), Status>) {
+    let answers = client.export(stream::iter(batches)).await;
+    let mut answers: Streaming<ExportAck> = match answers {
+        Ok(answers) => answers.into_inner(),
+        Err(status) => return (Vec::new(), Err(status)),
+    };
+    let mut acks = Vec::new();
+    loop {
+        match answers.message().await {
+            Ok(Some(ack)) => acks.push(ack.last_seq),
+            Ok(None) => return (acks, Ok(())),
+            Err(status) => return (acks, Err(status)),
+        }
+    }
+}
+
+#[test]
+fn a_batch_that_comes_again_is_acknowledged_and_not_stored_again() {
+    if !is_root_or_skip("agent::a_batch_that_comes_again_is_acknowledged_and_not_stored_again") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (collector, socket) = start(&lab, &folder, &[]);
+    runtime().block_on(async {
+        let mut client = connect(&socket).await;
+        for _ in 0..2 {
+            let batches = (1..=5).map(|seq| batch(seq, 2)).collect();
+            let (acks, ended) = call(&mut client, batches).await;
+            assert_eq!(acks.last(), Some(&5), "{ended:?}");
+            ended.unwrap();
+        }
+        let (acks, ended) = call(&mut client, vec![batch(4, 2), batch(5, 2), batch(9, 2)]).await;
+        assert_eq!(acks.last(), Some(&9), "{ended:?}");
+    });
+    let status = collector.status(&lab.agent);
+    let stream = &status["streams"][0];
+    let number = |name: &str| stream[name].as_u64().unwrap();
+    assert_eq!((number("batches"), number("repeated_batches")), (6, 7));
+    assert_eq!(number("stored_seq"), 9);
+    collector.stop();
+    let lines = lines(&folder);
+    assert_eq!(lines.len(), 12);
+    let sum = outputs::jsonl::sum(&lines);
+    assert_eq!((sum.packets, sum.bytes), (36, 3600));
+    assert_eq!(lines[11]["stream_id"], format!("{STREAM:016x}"));
+    assert_eq!(
+        (&lines[11]["record"], &lines[11]["hostname"]),
+        (&1.into(), &"there".into())
+    );
+}
+
+#[test]
+fn what_cannot_be_an_agents_batch_is_refused_with_the_reason_and_nothing_is_stored() {
+    const TEST: &str =
+        "agent::what_cannot_be_an_agents_batch_is_refused_with_the_reason_and_nothing_is_stored";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (collector, socket) = start(&lab, &folder, &[]);
+    let first = || batch(7, 1);
+    let anonymous = AgentIdentity {
+        hostname: "x".repeat(300),
+        ..AgentIdentity::default()
+    };
+    let cases: Vec<(Vec<FlowBatch>, &str)> = vec![
+        (
+            vec![FlowBatch {
+                stream_id: 0,
+                ..first()
+            }],
+            "stream_id",
+        ),
+        (
+            vec![FlowBatch {
+                stream_seq: 0,
+                ..first()
+            }],
+            "stream_seq",
+        ),
+        (
+            vec![FlowBatch {
+                snapshot: true,
+                ..first()
+            }],
+            "snapshot",
+        ),
+        (
+            vec![FlowBatch {
+                agent: Some(anonymous),
+                ..first()
+            }],
+            "256 bytes",
+        ),
+        (vec![batch(7, 70_000)], "65536 records"),
+    ];
+    let behind: Vec<(FlowBatch, &str)> = vec![
+        (first(), "numbers rise"),
+        (batch(6, 1), "numbers rise"),
+        (
+            FlowBatch {
+                stream_id: 5,
+                ..batch(8, 1)
+            },
+            "one stream",
+        ),
+    ];
+    runtime().block_on(async {
+        let mut client = connect(&socket).await;
+        for (batches, told) in cases {
+            let (acks, ended) = call(&mut client, batches).await;
+            let status = ended.unwrap_err();
+            assert_eq!((acks.len(), status.code()), (0, Code::InvalidArgument));
+            assert!(status.message().contains(told), "{status}");
+        }
+        for (second, told) in behind {
+            let (_, ended) = call(&mut client, vec![first(), second]).await;
+            let status = ended.unwrap_err();
+            assert_eq!(status.code(), Code::InvalidArgument);
+            assert!(status.message().contains(told), "{status}");
+        }
+        // It serves others as before.
+        let (acks, _) = call(&mut client, vec![batch(8, 1)]).await;
+        assert_eq!(acks, [8]);
+    });
+    collector.stop();
+    let lines = lines(&folder);
+    let numbers: Vec<_> = lines
+        .iter()
+        .map(|line| line["stream_seq"].as_u64().unwrap())
+        .collect();
+    assert_eq!(numbers, [7, 8]);
+}
+
+#[test]
+fn agents_beyond_the_limit_are_told_and_a_call_that_breaks_off_gives_its_place_back() {
+    const TEST: &str =
+        "agent::agents_beyond_the_limit_are_told_and_a_call_that_breaks_off_gives_its_place_back";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (collector, socket) = start(&lab, &folder, &["--max-agents", "1"]);
+    runtime().block_on(async {
+        let mut client = connect(&socket).await;
+        let (batches, mut to_send) = mpsc::channel(4);
+        let sent = stream::poll_fn(move |context| to_send.poll_recv(context));
+        let mut open = client.clone().export(sent).await.unwrap().into_inner();
+        batches.send(batch(1, 1)).await.unwrap();
+        assert_eq!(open.message().await.unwrap().unwrap().last_seq, 1);
+        let (_, refused) = call(&mut client, vec![batch(1, 1)]).await;
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        assert!(refused.message().contains("--max-agents"), "{refused}");
+        assert_eq!(
+            collector.status(&lab.agent)["streams"][0]["connected"],
+            true
+        );
+        drop((batches, open));
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            assert!(Instant::now() < deadline, "the place is still taken");
+            let other = FlowBatch {
+                stream_id: 6,
+                ..batch(1, 1)
+            };
+            let (acks, ended) = call(&mut client, vec![other]).await;
+            if ended.is_ok() {
+                assert_eq!(acks, [1]);
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    let status = collector.status(&lab.agent);
+    let streams = status["streams"].as_array().unwrap();
+    assert!(
+        streams.iter().all(|stream| stream["connected"] == false),
+        "{streams:?}"
+    );
+    collector.stop();
+}

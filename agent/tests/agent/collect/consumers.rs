@@ -1,0 +1,124 @@
+//! Those who read what all agents send, and what people are shown.
+
+use super::*;
+
+/// Starts `watch` on a collector, with its lines in a file.
+fn watch(host: &Host, collector: &Collector, lines: &Path) -> Process {
+    let address = collector.address.to_string();
+    let mut command: Command = flow_agent(host);
+    command
+        .args(["watch", "--output", "json", "--connect", &address])
+        .stdout(File::create(lines).unwrap());
+    Process::spawn(&mut command).unwrap()
+}
+
+fn read(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap();
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let lines = whole
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap());
+    lines.collect()
+}
+
+#[test]
+fn whoever_observes_a_collector_gets_the_flows_of_all_agents_and_knows_whose_they_are() {
+    const TEST: &str =
+        "agent::whoever_observes_a_collector_gets_the_flows_of_all_agents_and_knows_whose_they_are";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let seen = folder.path().join("seen");
+    let files = tempfile::tempdir().unwrap();
+    let collector = Collector::start(&lab.agent, 0, &["--output", &jsonl(files.path())]);
+    let mut watching = watch(&lab.agent, &collector, &seen);
+    wait_until("it observes", || {
+        let status = collector.status(&lab.agent);
+        !status["consumers"].as_array().unwrap().is_empty()
+    });
+    let to = collector.setting();
+    let agents = [(); 2].map(|()| Agent::start(&lab, &["--output", "json", "--output", &to]));
+    let sent = send(&lab, 200, 3);
+    for agent in &agents {
+        wait_until_acknowledged(agent, &lab, sent);
+    }
+    let sums = || {
+        let mut sums = BTreeMap::new();
+        for line in read(&seen) {
+            if line["type"] == "flow" {
+                assert_ne!(line["hostname"], "");
+                let stream = line["stream_id"].as_str().unwrap().to_owned();
+                *sums.entry(stream).or_insert_with(Pair::default) +=
+                    outputs::jsonl::sum(std::slice::from_ref(&line));
+            }
+        }
+        sums.into_values().collect::<Vec<_>>()
+    };
+    wait_until("all is shown", || sums() == [sent, sent]);
+    // The numbers of its own stream.
+    let numbers: Vec<_> = read(&seen)
+        .iter()
+        .map(|line| line["stream_seq"].as_u64().unwrap())
+        .collect();
+    assert!(numbers.is_sorted());
+    for agent in agents {
+        agent.stop();
+    }
+    collector.stop();
+    drop(watching.terminate(PATIENCE));
+}
+
+#[test]
+fn people_see_whose_flows_are_stored_and_a_table_of_flows_is_refused_with_the_reason() {
+    const TEST: &str =
+        "agent::people_see_whose_flows_are_stored_and_a_table_of_flows_is_refused_with_the_reason";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let collector = Collector::start(&lab.agent, 0, &["--output", &jsonl(folder.path())]);
+    let address = collector.address.to_string();
+    let asked = |arguments: &[&str]| {
+        answered(|| {
+            let mut command = flow_agent(&lab.agent);
+            command.args(arguments).args(["--connect", &address]);
+            command
+        })
+    };
+    let text = |arguments: &[&str]| {
+        let output = asked(arguments);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let nobody = text(&["status"]);
+    assert!(nobody.contains("no agent has called yet"), "{nobody}");
+    let to = collector.setting();
+    let agent = Agent::start(&lab, &["--output", "json", "--output", &to]);
+    let sent = send(&lab, 20, 1);
+    wait_until_acknowledged(&agent, &lab, sent);
+    let shown = text(&["status"]);
+    for part in [
+        "flow-agent ",
+        " collects on ",
+        "stores in jsonl=",
+        "agents: 1 connected",
+        "connected  ",
+    ] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    let row = shown.lines().last().unwrap();
+    let columns: Vec<_> = row.split_whitespace().collect();
+    assert!(columns.ends_with(&["20", "20", "0"]), "{shown}");
+    let table = asked(&["watch"]);
+    let told = String::from_utf8_lossy(&table.stderr);
+    assert!(
+        !table.status.success() && told.contains("--output json"),
+        "{told}"
+    );
+    agent.stop();
+    collector.stop();
+}
