@@ -43,7 +43,7 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MOST: Duration = Duration::from_secs(5);
 
-/// 20,000 streams have some kilobytes each.
+/// Some thousand streams have some kilobytes each.
 const MAX_STATUS_BYTES: usize = 128 << 20;
 
 /// How much the agent may send before the consumer reads: a few full batches.

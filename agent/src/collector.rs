@@ -7,9 +7,9 @@
 //! Nothing is kept but what is under way: an agent keeps each batch until it is acknowledged, and sends it again to any
 //! collector. So there may be any number of collectors, and a batch may be stored twice, under the same stream and number.
 
-use std::{sync::Arc, time::Duration};
+use std::{hash::RandomState, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::{
@@ -69,7 +69,10 @@ pub struct Collector {
 impl Collector {
     pub async fn start(config: Config) -> Result<Self> {
         let stores = config.stores.iter().map(Store::of);
-        let stores = stores.collect::<Result<Vec<_>>>()?;
+        let mut stores = stores.collect::<Result<Vec<_>>>()?;
+        for store in &mut stores {
+            store.begin().await?;
+        }
         limits::raise_as_far_as_possible()?;
         let listeners = Listeners::bind(&config.listen, PassedSockets::default()).await?;
         let listeners = listeners.with_tls(config.tls.clone().map(InForce::new));
@@ -103,7 +106,8 @@ impl Collector {
             streams: Streams::default(),
             forms: stores.iter().map(Store::form).collect(),
             stores: stores.iter().map(Store::status).collect(),
-            queue,
+            queue: queue.downgrade(),
+            digests: RandomState::new(),
             room: Arc::new(Semaphore::new(ROOM_KIB as usize)),
             decoding: Semaphore::new(DECODED_AT_ONCE),
             calls: Arc::new(Semaphore::new(config.max_agents as usize)),
@@ -112,7 +116,7 @@ impl Collector {
             started_boot_ns: clock::boot_now_ns(),
         });
         let writer = Writer::new(stores, intake.streams.clone(), hub.clone(), entries);
-        let writer = tokio::spawn(writer.run());
+        let mut writer = tokio::spawn(writer.run());
         let (end_server, server_end) = tokio::sync::oneshot::channel::<()>();
         let server = CollectorServer {
             hub,
@@ -127,6 +131,10 @@ impl Collector {
         tokio::select! {
             () = stop => {}
             ended = &mut server => return ended.context("the server task")?,
+            ended = &mut writer => {
+                ended.context("the writer task")?;
+                bail!("the writer has ended: please report this");
+            }
         }
         tracing::info!("stopping: what has come is stored and acknowledged first");
         // Calls take nothing more, and end when what they have is stored.
@@ -141,8 +149,8 @@ impl Collector {
         // The receiver is gone if the server has ended.
         let _ = end_server.send(());
         let outcome = server.await.context("the server task")?;
-        // The writer ends with the last of those who put something into its queue.
-        drop(intake);
+        // The writer ends when nobody can put anything into its queue.
+        drop(queue);
         writer.await.context("the writer task")?;
         outcome
     }
@@ -155,7 +163,10 @@ pub(crate) struct Intake {
     /// Of the stores, in their order.
     forms: Vec<Form>,
     stores: Vec<StoreStatuses>,
-    queue: mpsc::Sender<Entry>,
+    /// The collector itself keeps it open: connections may outlive the server.
+    queue: mpsc::WeakSender<Entry>,
+    /// Digests of batches.
+    digests: RandomState,
     /// In KiB.
     room: Arc<Semaphore>,
     decoding: Semaphore,

@@ -40,11 +40,11 @@ impl From<Count> for Pair {
 }
 
 impl FlowRecord {
-    /// What it reports, in both directions.
+    /// What it reports, in both directions. Wraps like the counters, whatever a collector was sent.
     pub fn delta(&self) -> Pair {
         Pair {
-            packets: self.delta_packets + self.delta_reverse_packets,
-            bytes: self.delta_bytes + self.delta_reverse_bytes,
+            packets: self.delta_packets.wrapping_add(self.delta_reverse_packets),
+            bytes: self.delta_bytes.wrapping_add(self.delta_reverse_bytes),
         }
     }
 

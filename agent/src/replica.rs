@@ -30,6 +30,7 @@ use self::{
 };
 use crate::{
     clock::{self, ScanClock},
+    freed_memory,
     netns::InterfaceId,
     record::{EndReason, Record},
 };
@@ -59,6 +60,9 @@ impl Lifetimes {
         }
     }
 }
+
+/// Some megabytes.
+const MANY_CHUNKS: usize = 16;
 
 /// Call `update` with each part of what a scan drained, between `begin_scan` and `end_scan`.
 pub struct Replica {
@@ -212,6 +216,25 @@ impl Replica {
                     }
                 }
             }
+        }
+        self.shrink();
+    }
+
+    /// Gives back what flows took that have ended.
+    fn shrink(&mut self) {
+        let chunks = self.slab.shrink();
+        if chunks == 0 {
+            return;
+        }
+        self.reports.shrink(self.slab.slots().end);
+        if self.index.capacity() / 4 > self.index.len() {
+            self.index.shrink_to(2 * self.index.len(), |&slot| {
+                hash_of(&self.seed, &self.slab[slot].key)
+            });
+        }
+        if chunks >= MANY_CHUNKS {
+            // The C library would keep it.
+            freed_memory::give_back();
         }
     }
 

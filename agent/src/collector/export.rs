@@ -1,12 +1,16 @@
 //! One call of `FlowCollector.Export`: an agent's batches, and acknowledgements of what is stored.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use prost::Message as _;
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
     task::spawn_blocking,
+    time::sleep,
 };
 use tonic::{Status, Streaming};
 
@@ -20,6 +24,9 @@ use crate::{batch::Batch, output::LostSoFar, proto::ExportAck};
 
 /// Batches of a call that wait to be stored. What an agent sends beyond them waits at the agent.
 const MOST_WAITING: usize = 64;
+
+/// An agent calls when it has a batch.
+const FIRST_BATCH: Duration = Duration::from_secs(30);
 
 /// A call that has a place.
 pub(crate) struct Call {
@@ -46,6 +53,9 @@ struct Stream {
 impl Intake {
     /// A place for a call, if there is one.
     pub(crate) fn call(self: &Arc<Self>, peer: String) -> Result<Call, Status> {
+        if self.stopping.has_changed().is_err() {
+            return Err(stops());
+        }
         let place = Arc::clone(&self.calls).try_acquire_owned();
         let place = place.map_err(|_| {
             Status::resource_exhausted(format!(
@@ -79,30 +89,50 @@ impl Call {
         acks: &mpsc::Sender<ExportAck>,
     ) -> Result<(), Status> {
         let mut stopping = self.intake.stopping.clone();
-        let (mut has_ended, mut is_stopping) = (false, false);
-        while !has_ended || self.waiting > 0 || self.stored_seq.is_some() {
+        // What was taken is stored and acknowledged first, however the call ends.
+        let mut ended = None;
+        let first = sleep(FIRST_BATCH);
+        tokio::pin!(first);
+        while ended.is_none() || self.waiting > 0 || self.stored_seq.is_some() {
             tokio::select! {
                 biased;
-                () = acks.closed() => return Err(Status::cancelled("the agent has ended the call")),
-                outcome = self.outcomes.recv(), if self.waiting > 0 => self.learn(outcome)?,
+                () = acks.closed() => return Err(gone()),
+                outcome = self.outcomes.recv(), if self.waiting > 0 => {
+                    if let Err(failure) = self.learn(outcome) {
+                        ended = Some(Err(failure));
+                    }
+                }
                 place = acks.reserve(), if self.stored_seq.is_some() => {
                     if let (Ok(place), Some(last_seq)) = (place, self.stored_seq.take()) {
                         place.send(ExportAck { last_seq });
                     }
                 }
-                _ = stopping.changed(), if !has_ended => (has_ended, is_stopping) = (true, true),
-                message = messages.message(), if !has_ended && self.waiting < MOST_WAITING => {
-                    match message? {
-                        Some(raw) => self.take(raw).await?,
-                        None => has_ended = true,
+                _ = stopping.changed(), if ended.is_none() => ended = Some(Err(stops())),
+                () = &mut first, if ended.is_none() && self.stream.is_none() => {
+                    let seconds = FIRST_BATCH.as_secs();
+                    let late = format!("no batch came within {seconds} s");
+                    ended = Some(Err(Status::deadline_exceeded(late)));
+                }
+                message = messages.message(), if ended.is_none() && self.waiting < MOST_WAITING => {
+                    let taken = match message {
+                        Ok(Some(raw)) => tokio::select! {
+                            biased;
+                            () = acks.closed() => return Err(gone()),
+                            taken = self.take(raw) => taken,
+                        },
+                        Ok(None) => {
+                            ended = Some(Ok(()));
+                            continue;
+                        }
+                        Err(status) => Err(status),
+                    };
+                    if let Err(failure) = taken {
+                        ended = Some(Err(failure));
                     }
                 }
             }
         }
-        if is_stopping {
-            return Err(Status::unavailable("the collector stops"));
-        }
-        Ok(())
+        ended.unwrap_or(Ok(()))
     }
 
     fn learn(&mut self, outcome: Option<Outcome>) -> Result<(), Status> {
@@ -112,9 +142,12 @@ impl Call {
                 self.stored_seq = Some(seq);
                 Ok(())
             }
-            Some(Outcome::Failed(why)) => Err(Status::unavailable(format!(
-                "the collector cannot store flows: {why}"
-            ))),
+            Some(Outcome::Failed(why)) => {
+                // Of the others of this call none is stored, and nothing is told.
+                self.waiting = 0;
+                let why = format!("the collector cannot store flows: {why}");
+                Err(Status::unavailable(why))
+            }
             None => Err(Status::internal("nobody stores flows any more")),
         }
     }
@@ -130,18 +163,17 @@ impl Call {
         let incoming = read.map_err(|error| unexpected(&error))?;
         let incoming = incoming.map_err(|error| refused(&error))?;
         let told = self.follow(&incoming)?;
-        let forms = intake.forms.clone();
+        let (forms, digests) = (intake.forms.clone(), intake.digests.clone());
         let is_observed = intake.hub.has_consumers();
         let made = spawn_blocking(move || {
-            let pieces: Vec<_> = forms
-                .iter()
-                .map(|form| form.piece(&incoming, told))
-                .collect();
-            let facts = Facts::of(&incoming, told);
+            let pieces = forms.iter().map(|form| form.piece(&incoming, told));
+            let pieces = pieces.collect::<Result<Vec<_>, _>>()?;
+            let facts = Facts::of(&incoming, incoming.digest(&digests), told);
             let shared = is_observed.then(|| shared(&incoming, &facts));
-            (facts, pieces, shared)
+            anyhow::Ok((facts, pieces, shared))
         });
-        let (facts, pieces, shared) = made.await.map_err(|error| unexpected(&error))?;
+        let made = made.await.map_err(|error| unexpected(&error))?;
+        let (facts, pieces, shared) = made.map_err(|error| refused(&error))?;
         if let Some(stream) = &mut self.stream {
             stream.told = facts.told();
         }
@@ -158,8 +190,9 @@ impl Call {
             call: Arc::clone(&self.end),
             _room: room,
         };
-        let queued = intake.queue.send(entry).await;
-        queued.map_err(|error| unexpected(&error))?;
+        // It has ended if the collector does.
+        let queue = intake.queue.upgrade().ok_or_else(stops)?;
+        queue.send(entry).await.map_err(|_| stops())?;
         self.waiting += 1;
         Ok(())
     }
@@ -189,6 +222,14 @@ impl Call {
         stream.last_seq = seq;
         Ok(stream.told)
     }
+}
+
+fn stops() -> Status {
+    Status::unavailable("the collector stops")
+}
+
+fn gone() -> Status {
+    Status::cancelled("the agent has ended the call")
 }
 
 /// The batch for those who observe. The writer numbers it.

@@ -1,5 +1,10 @@
 //! A batch as it came from an agent. Whoever sends it may have made anything of it, so it is measured before it is decoded.
 
+use std::{
+    collections::BTreeMap,
+    hash::{BuildHasher as _, RandomState},
+};
+
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use prost::Message as _;
@@ -10,16 +15,20 @@ use crate::{
         fields::{RECORDS, each_field},
     },
     hub::Volume,
-    proto::{AgentIdentity, FlowBatch, RecordSum},
+    proto::{AgentIdentity, Count, FlowBatch, Interface, RecordSum},
 };
 
 /// gRPC's own default. Agents' batches have some 256 KiB.
 pub const MOST_BATCH_BYTES: usize = 4 << 20;
-/// A record may have two bytes, and takes some hundred in memory.
-const MOST_RECORDS: usize = 1 << 16;
+/// A record may have two bytes, and takes some hundred in memory. Agents' batches have some thousand.
+const MOST_RECORDS: usize = 1 << 14;
 const MOST_OTHER_FIELDS: usize = 1 << 17;
-/// Of each text by which an agent names itself.
+/// Of each text by which an agent names itself, an interface or a reason.
 const MOST_NAME_BYTES: usize = 256;
+/// A network namespace may be named by its path.
+const MOST_PATH_BYTES: usize = 4096;
+/// Of each kind in an account.
+const MOST_REASONS: usize = 256;
 
 /// Fields of a batch that each consumer has of its own: `stream_seq`, and what was lost and left out on its stream.
 const OF_A_STREAM: [u32; 8] = [2, 3, 4, 19, 20, 21, 22, 23];
@@ -68,7 +77,30 @@ impl Incoming {
             names.into_iter().all(|name| name.len() <= MOST_NAME_BYTES),
             "each name of an agent has at most {MOST_NAME_BYTES} bytes"
         );
+        let is_short = |interface: &Interface| {
+            interface.name.len() <= MOST_NAME_BYTES && interface.netns_name.len() <= MOST_PATH_BYTES
+        };
+        ensure!(
+            incoming.batch.interfaces.iter().all(is_short),
+            "an interface's name has at most {MOST_NAME_BYTES} bytes, and that of its network namespace {MOST_PATH_BYTES}"
+        );
+        let is_short = |reasons: &BTreeMap<String, Count>| {
+            let mut names = reasons.keys();
+            reasons.len() <= MOST_REASONS && names.all(|name| name.len() <= MOST_NAME_BYTES)
+        };
+        if let Some(account) = &incoming.batch.account {
+            let all = [&account.unparsed, &account.not_inserted, &account.beside];
+            ensure!(
+                all.into_iter().all(is_short),
+                "an account has at most {MOST_REASONS} reasons of a kind, each of {MOST_NAME_BYTES} bytes"
+            );
+        }
         Ok(incoming)
+    }
+
+    /// Tells it from any other batch with the same number.
+    pub(super) fn digest(&self, digests: &RandomState) -> u64 {
+        digests.hash_one(&self.raw)
     }
 
     /// A batch that only tells losses may come without.
@@ -123,7 +155,7 @@ impl Incoming {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::{Account, FlowRecord, Interface};
+    use crate::proto::{Account, FlowRecord};
 
     fn batch() -> FlowBatch {
         FlowBatch {
@@ -180,10 +212,34 @@ mod tests {
             interfaces: vec![Interface::default(); interfaces],
             ..batch()
         };
+        let named = |name: &str, netns_name_bytes| FlowBatch {
+            interfaces: vec![Interface {
+                name: name.to_owned(),
+                netns_name: "y".repeat(netns_name_bytes),
+                ..Interface::default()
+            }],
+            ..batch()
+        };
+        let counted = |reasons, bytes| {
+            let named = (0..reasons).map(|reason| format!("{reason:0bytes$}"));
+            FlowBatch {
+                account: Some(Account {
+                    beside: named.map(|name| (name, Count::default())).collect(),
+                    ..Account::default()
+                }),
+                ..batch()
+            }
+        };
         for (raw, is_taken) in [
             (many(MOST_RECORDS, 1).encode_to_vec(), true),
             (many(MOST_RECORDS + 1, 1).encode_to_vec(), false),
             (many(1, MOST_OTHER_FIELDS).encode_to_vec(), false),
+            (named("x", 4096).encode_to_vec(), true),
+            (named(&"x".repeat(300), 1).encode_to_vec(), false),
+            (named("x", 4097).encode_to_vec(), false),
+            (counted(256, 256).encode_to_vec(), true),
+            (counted(257, 1).encode_to_vec(), false),
+            (counted(1, 257).encode_to_vec(), false),
             (vec![0xff; 100], false),
             (vec![15 << 3 | 2, 200], false),
             (Vec::new(), false),

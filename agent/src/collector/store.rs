@@ -1,8 +1,11 @@
 //! Where a collector stores batches: files of JSON Lines or Parquet.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::incoming::Incoming;
 use crate::{
@@ -15,8 +18,11 @@ use crate::{
         parquet,
         settings::Kind,
     },
-    proto::StoreStatus,
+    proto::{RecordSum, StoreStatus},
 };
+
+/// A line has some 700 bytes, and a batch some thousand lines.
+const MOST_PIECE_BYTES: usize = 32 << 20;
 
 /// What is kept of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,11 +32,11 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// The batch in this form. `lost` is what was told of losses on its stream.
-    pub(super) fn piece(self, incoming: &Incoming, mut lost: LostSoFar) -> Vec<u8> {
+    /// The batch in this form. `lost` is what was told of losses on its stream. Fails if it takes too much room.
+    pub(super) fn piece(self, incoming: &Incoming, mut lost: LostSoFar) -> Result<Vec<u8>> {
         match self {
             Self::Jsonl => {
-                let mut text = Vec::new();
+                let mut text = Bounded(Vec::new());
                 let mut lines = JsonLines::default();
                 let batch = &incoming.batch;
                 let mut write = || {
@@ -38,11 +44,29 @@ impl Form {
                     lines.numbered_flows(&mut text, batch)?;
                     lines.end(&mut text, batch)
                 };
-                write().expect("a text in memory takes every line");
-                text
+                write().context("the batch as JSON Lines")?;
+                Ok(text.0)
             }
-            Self::Parquet => parquet::piece_of(&incoming.raw),
+            Self::Parquet => Ok(parquet::piece_of(&incoming.raw)),
         }
+    }
+}
+
+/// Bytes in memory, and not too many.
+struct Bounded(Vec<u8>);
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MOST_PIECE_BYTES {
+            let mib = MOST_PIECE_BYTES >> 20;
+            return Err(io::Error::other(format!("more than {mib} MiB")));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -90,6 +114,7 @@ impl Store {
         let status = StoreStatus {
             kind: kind.to_owned(),
             address,
+            stored: Some(RecordSum::default()),
             ..StoreStatus::default()
         };
         Ok(Self {
@@ -118,8 +143,23 @@ impl Store {
         self.status.get().address
     }
 
+    /// Makes the file, so that a start tells what would be wrong later.
+    pub(super) async fn begin(&mut self) -> Result<()> {
+        self.file.write(&[]).await?;
+        Ok(())
+    }
+
+    /// Completes a file that is old enough although nothing comes. What fails is tried again, and told with the next batch.
+    pub(super) async fn look(&mut self) {
+        drop(self.file.complete_if_due().await);
+    }
+
     /// Returns when all of it is on the disk. Says once that this fails, and once that it works again.
     pub(super) async fn keep(&mut self, pieces: &[u8], reports: Volume) -> Result<()> {
+        // It would tell nothing of the disk.
+        if pieces.is_empty() {
+            return Ok(());
+        }
         let kept = self.write(pieces).await;
         let mut status = self.status.status();
         match &kept {
@@ -149,9 +189,6 @@ impl Store {
     }
 
     async fn write(&mut self, pieces: &[u8]) -> Result<()> {
-        if pieces.is_empty() {
-            return Ok(());
-        }
         while self.file.write(pieces).await? == Written::Anew {}
         self.file.sync().await
     }

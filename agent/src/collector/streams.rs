@@ -1,7 +1,7 @@
-//! What has come from whom: a table for people, and the last number of each stream, by which a batch is known that comes again.
+//! What has come from whom: a table for people, and the last batches of each stream, by which one is known that comes again.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
@@ -15,8 +15,11 @@ use crate::{
 };
 
 /// More are kept only while they are connected.
-const MOST: usize = 20_000;
+const MOST: usize = 5_000;
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(24);
+
+/// Batches of a stream that are remembered. An agent has at most so many in its memory, and sends no others again.
+const REMEMBERED: usize = 1024;
 
 /// Clones share the streams.
 #[derive(Clone, Default)]
@@ -31,12 +34,23 @@ struct Stream {
     /// Unix time. When a call began or ended, or a batch came.
     last: Duration,
     lost: LostSoFar,
+    kept: VecDeque<Kept>,
+}
+
+/// A batch that is in some of the stores or in all.
+struct Kept {
+    seq: u64,
+    digest: u64,
+    /// How many have it, in their order.
+    stores: usize,
 }
 
 /// What the table takes of a batch.
 pub(super) struct Facts {
     pub stream_id: u64,
     pub seq: u64,
+    /// Whoever knows a stream's number could else keep others' batches from being stored.
+    pub digest: u64,
     pub volume: Volume,
     agent: AgentIdentity,
     window_end_unix_ns: u64,
@@ -48,12 +62,13 @@ pub(super) struct Facts {
 
 impl Facts {
     /// `told` is what was told of losses before.
-    pub(super) fn of(incoming: &Incoming, mut told: LostSoFar) -> Self {
+    pub(super) fn of(incoming: &Incoming, digest: u64, mut told: LostSoFar) -> Self {
         let batch = &incoming.batch;
         told.growth(batch);
         Self {
             stream_id: batch.stream_id,
             seq: batch.stream_seq,
+            digest,
             volume: incoming.volume(),
             agent: incoming.agent(),
             window_end_unix_ns: batch.window_end_unix_ns,
@@ -87,7 +102,9 @@ impl Streams {
         stream.calls += 1;
         stream.last = now;
         stream.told.stream_id = stream_id;
-        stream.told.agent = Some(incoming.agent());
+        if let Some(agent) = &incoming.batch.agent {
+            stream.told.agent = Some(agent.clone());
+        }
         peer.clone_into(&mut stream.told.peer);
         stream.told.since_unix_ns = clock::nanos(now);
         let call = OpenCall {
@@ -97,17 +114,29 @@ impl Streams {
         (call, stream.lost)
     }
 
-    /// The last number that is stored; 0 if none is.
-    pub(super) fn stored_seq(&self, stream_id: u64) -> u64 {
+    /// How many of the stores have the batch.
+    pub(super) fn kept(&self, facts: &Facts) -> usize {
         let streams = self.streams();
-        streams.get(&stream_id).map_or(0, |one| one.told.stored_seq)
+        let known = streams.get(&facts.stream_id).and_then(|stream| {
+            let is_it = |kept: &&Kept| kept.seq == facts.seq && kept.digest == facts.digest;
+            stream.kept.iter().rev().find(is_it)
+        });
+        known.map_or(0, |kept| kept.stores)
     }
 
-    /// Notes a batch that is stored.
-    pub(super) fn stored(&self, facts: Facts) {
+    /// Notes a batch that so many of the stores have, and not all.
+    pub(super) fn keeps_in_part(&self, facts: &Facts, stores: usize) {
+        let mut streams = self.streams();
+        let stream = streams.entry(facts.stream_id).or_default();
+        stream.remember(facts, stores);
+    }
+
+    /// Notes a batch that is in all stores, of which there are so many.
+    pub(super) fn stored(&self, facts: Facts, stores: usize) {
         let now = unix_now();
         let mut streams = self.streams();
         let stream = streams.entry(facts.stream_id).or_default();
+        stream.remember(&facts, stores);
         stream.last = now;
         stream.lost = facts.told;
         let told = &mut stream.told;
@@ -156,6 +185,19 @@ impl Streams {
     fn streams(&self) -> MutexGuard<'_, BTreeMap<u64, Stream>> {
         // Nothing under the lock can fail halfway.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Stream {
+    fn remember(&mut self, facts: &Facts, stores: usize) {
+        if self.kept.len() == REMEMBERED {
+            self.kept.pop_front();
+        }
+        self.kept.push_back(Kept {
+            seq: facts.seq,
+            digest: facts.digest,
+            stores,
+        });
     }
 }
 

@@ -1,15 +1,18 @@
 //! Stores what waits of all calls at once, so that bringing it to the disk costs once for all of it.
 
 use std::{
-    collections::HashMap,
+    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
-use anyhow::Result;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::{
+    sync::{OwnedSemaphorePermit, mpsc},
+    time::timeout,
+};
 
 use super::{
     store::Store,
@@ -23,6 +26,9 @@ use crate::{
 /// What is brought to the disk at once, in batches and in bytes of one store. One batch may have more.
 const MOST_BATCHES: usize = 256;
 const MOST_BYTES: usize = 8 << 20;
+
+/// How often to look, while nothing comes, whether a file is old enough.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// A batch that waits.
 pub(super) struct Entry {
@@ -76,7 +82,17 @@ impl Writer {
     /// Ends when everything is stored and nothing more will come.
     pub(super) async fn run(mut self) {
         let mut waiting = Vec::new();
-        while self.entries.recv_many(&mut waiting, MOST_BATCHES).await > 0 {
+        loop {
+            let come = timeout(LOOK, self.entries.recv_many(&mut waiting, MOST_BATCHES)).await;
+            match come {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(_) => {
+                    for store in &mut self.stores {
+                        store.look().await;
+                    }
+                }
+            }
             let mut rest = std::mem::take(&mut waiting);
             while !rest.is_empty() {
                 let later = rest.split_off(together(&rest));
@@ -91,31 +107,39 @@ impl Writer {
 
     /// Stores batches, or none of them as far as the calls are told.
     async fn store(&mut self, entries: Vec<Entry>) {
-        let mut last = HashMap::new();
+        let stores = self.stores.len();
+        let mut known = HashSet::new();
         let mut waiting = Vec::new();
         for entry in entries {
             if entry.call.is_broken.load(Relaxed) {
                 continue;
             }
-            let (id, seq) = (entry.facts.stream_id, entry.facts.seq);
-            let last = last
-                .entry(id)
-                .or_insert_with(|| self.streams.stored_seq(id));
-            let is_fresh = seq > *last;
-            *last = seq.max(*last);
-            waiting.push((entry, is_fresh));
+            let Facts {
+                stream_id,
+                seq,
+                digest,
+                ..
+            } = entry.facts;
+            // What another call has in this very group is in no store yet, and will be in all.
+            let kept = if known.insert((stream_id, seq, digest)) {
+                self.streams.kept(&entry.facts)
+            } else {
+                stores
+            };
+            waiting.push((entry, kept));
         }
-        let fresh = waiting.iter().filter(|(_, is_fresh)| *is_fresh);
-        let fresh: Vec<_> = fresh.map(|(entry, _)| entry).collect();
-        if let Err(error) = keep(&mut self.stores, &fresh).await {
+        if let Err((failed, error)) = self.keep(&waiting).await {
             let why: Arc<str> = format!("{error:#}").into();
-            for (entry, _) in &waiting {
+            for (entry, kept) in &waiting {
+                if *kept < failed {
+                    self.streams.keeps_in_part(&entry.facts, failed);
+                }
                 entry.call.is_broken.store(true, Relaxed);
                 entry.call.tell(Outcome::Failed(Arc::clone(&why)));
             }
             return;
         }
-        for (entry, is_fresh) in waiting {
+        for (entry, kept) in waiting {
             let Entry {
                 facts,
                 shared,
@@ -123,14 +147,30 @@ impl Writer {
                 ..
             } = entry;
             let seq = facts.seq;
-            if is_fresh {
-                self.streams.stored(facts);
+            if kept < stores {
+                self.streams.stored(facts, stores);
                 self.publish(shared);
             } else {
                 self.streams.repeated(facts.stream_id);
             }
             call.tell(Outcome::Stored(seq));
         }
+    }
+
+    /// Brings to each store what it has not yet. Fails with the number of the store that failed.
+    async fn keep(&mut self, waiting: &[(Entry, usize)]) -> Result<(), (usize, anyhow::Error)> {
+        for (index, store) in self.stores.iter_mut().enumerate() {
+            let (mut pieces, mut reports) = (Vec::new(), Volume::default());
+            for (entry, kept) in waiting {
+                if *kept <= index {
+                    pieces.push(&entry.pieces[index][..]);
+                    reports += entry.facts.volume;
+                }
+            }
+            let kept = store.keep(&pieces.concat(), reports).await;
+            kept.map_err(|error| (index, error))?;
+        }
+        Ok(())
     }
 
     fn publish(&mut self, shared: Option<Batch>) {
@@ -142,21 +182,6 @@ impl Writer {
             ..batch
         });
     }
-}
-
-async fn keep(stores: &mut [Store], entries: &[&Entry]) -> Result<()> {
-    let mut reports = Volume::default();
-    for entry in entries {
-        reports += entry.facts.volume;
-    }
-    for (index, store) in stores.iter_mut().enumerate() {
-        let pieces: Vec<_> = entries
-            .iter()
-            .map(|entry| &entry.pieces[index][..])
-            .collect();
-        store.keep(&pieces.concat(), reports).await?;
-    }
-    Ok(())
 }
 
 impl CallEnd {
@@ -192,18 +217,25 @@ mod tests {
         proto::{AgentIdentity, FlowBatch, FlowRecord},
     };
 
-    /// A writer into a folder, which may not be there.
-    fn writer(folder: &Path) -> (Writer, Streams) {
-        let setting = format!("jsonl={}", folder.join("flows.jsonl").display());
-        let Wishes(wishes) = setting.parse().unwrap();
-        let Wish::Output(output) = &wishes[0] else {
-            panic!("no output");
+    /// A writer into folders, which may not be there.
+    fn writer<const N: usize>(folders: [&Path; N]) -> (Writer, Streams) {
+        let store = |folder: &Path| {
+            let setting = format!("jsonl={}", folder.join("flows.jsonl").display());
+            let Wishes(wishes) = setting.parse().unwrap();
+            let Wish::Output(output) = &wishes[0] else {
+                panic!("no output");
+            };
+            Store::of(output).unwrap()
         };
         let streams = Streams::default();
         let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
-        let stores = vec![Store::of(output).unwrap()];
+        let stores = folders.map(store).into();
         let (_, none) = mpsc::channel(1);
         (Writer::new(stores, streams.clone(), hub, none), streams)
+    }
+
+    fn stored_seq(streams: &Streams) -> u64 {
+        streams.status().first().map_or(0, |one| one.stored_seq)
     }
 
     type Outcomes = mpsc::UnboundedReceiver<Outcome>;
@@ -229,12 +261,22 @@ mod tests {
         let told = LostSoFar::default();
         let room = Arc::new(Semaphore::new(1)).acquire_owned().await;
         Entry {
-            facts: Facts::of(&incoming, told),
-            pieces: vec![super::super::store::Form::Jsonl.piece(&incoming, told)],
+            facts: Facts::of(&incoming, seq, told),
+            pieces: vec![
+                super::super::store::Form::Jsonl
+                    .piece(&incoming, told)
+                    .unwrap(),
+            ],
             shared: None,
             call: Arc::clone(call),
             _room: room.unwrap(),
         }
+    }
+
+    /// With a piece for each of two stores.
+    fn twice(mut entry: Entry) -> Entry {
+        entry.pieces.push(entry.pieces[0].clone());
+        entry
     }
 
     /// The numbers that a call was told to be stored; a failure is 0.
@@ -251,19 +293,19 @@ mod tests {
     async fn nothing_is_stored_behind_a_batch_of_the_same_call_that_was_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("later");
-        let (mut writer, streams) = writer(&path);
+        let (mut writer, streams) = writer([&path]);
         let (first, mut first_told) = call();
         writer.store(vec![entry(&first, 1).await]).await;
         fs::create_dir(&path).unwrap();
         // It could be stored by now, and would stand for the one before it.
         writer.store(vec![entry(&first, 2).await]).await;
-        assert_eq!((told(&mut first_told), streams.stored_seq(7)), (vec![0], 0));
+        assert_eq!((told(&mut first_told), stored_seq(&streams)), (vec![0], 0));
         let (next, mut next_told) = call();
         writer
             .store(vec![entry(&next, 1).await, entry(&next, 2).await])
             .await;
         assert_eq!(
-            (told(&mut next_told), streams.stored_seq(7)),
+            (told(&mut next_told), stored_seq(&streams)),
             (vec![1, 2], 2)
         );
         let lines = fs::read_to_string(path.join("flows.jsonl")).unwrap();
@@ -271,9 +313,65 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_store_does_not_get_again_what_only_another_one_could_not_take() {
+        let folder = tempfile::tempdir().unwrap();
+        let (here, later) = (folder.path().join("here"), folder.path().join("later"));
+        fs::create_dir(&here).unwrap();
+        let (mut writer, _) = writer([&here, &later]);
+        for _ in 0..3 {
+            let (call, mut outcomes) = call();
+            writer.store(vec![twice(entry(&call, 1).await)]).await;
+            assert_eq!(told(&mut outcomes), [0]);
+        }
+        let status = |writer: &Writer| {
+            writer
+                .stores
+                .iter()
+                .map(|store| store.status().get())
+                .collect::<Vec<_>>()
+        };
+        assert!(status(&writer)[1].failing && !status(&writer)[0].failing);
+        fs::create_dir(&later).unwrap();
+        // Nothing to write tells nothing of the disk.
+        writer.store(Vec::new()).await;
+        assert!(status(&writer)[1].failing);
+        let (call, mut outcomes) = call();
+        writer
+            .store(vec![
+                twice(entry(&call, 1).await),
+                twice(entry(&call, 2).await),
+            ])
+            .await;
+        assert_eq!(told(&mut outcomes), [1, 2]);
+        for (folder, status) in [&here, &later].into_iter().zip(status(&writer)) {
+            let lines = fs::read_to_string(folder.join("flows.jsonl")).unwrap();
+            assert_eq!(lines.lines().count(), 2);
+            assert_eq!((status.stored.unwrap().records, status.failing), (2, false));
+        }
+    }
+
+    #[tokio::test]
+    async fn another_batch_with_a_number_that_is_known_is_stored() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut writer, _) = writer([folder.path()]);
+        let (call, mut outcomes) = call();
+        // Whoever sends the highest number on a stream of others does not keep these from being stored.
+        let mut forged = entry(&call, u64::MAX).await;
+        forged.facts.digest = 1;
+        writer.store(vec![forged]).await;
+        let (mut same, mut other) = (entry(&call, 3).await, entry(&call, 3).await);
+        (same.facts.digest, other.facts.digest) = (1, 2);
+        writer.store(vec![same]).await;
+        writer.store(vec![other]).await;
+        assert_eq!(told(&mut outcomes), [u64::MAX, 3, 3]);
+        let lines = fs::read_to_string(folder.path().join("flows.jsonl")).unwrap();
+        assert_eq!(lines.lines().count(), 3);
+    }
+
+    #[tokio::test]
     async fn of_two_calls_with_the_same_batches_in_the_queue_one_stores_them_and_both_are_told() {
         let folder = tempfile::tempdir().unwrap();
-        let (mut writer, streams) = writer(folder.path());
+        let (mut writer, streams) = writer([folder.path()]);
         let ((old, mut old_told), (new, mut new_told)) = (call(), call());
         let mut entries = Vec::new();
         for (call, seq) in [(&old, 1), (&old, 2), (&new, 1), (&new, 2), (&new, 3)] {
@@ -282,7 +380,7 @@ mod tests {
         writer.store(entries).await;
         assert_eq!(told(&mut old_told), [1, 2]);
         assert_eq!(
-            (told(&mut new_told), streams.stored_seq(7)),
+            (told(&mut new_told), stored_seq(&streams)),
             (vec![1, 2, 3], 3)
         );
         let lines = fs::read_to_string(folder.path().join("flows.jsonl")).unwrap();
@@ -293,7 +391,7 @@ mod tests {
     #[tokio::test]
     async fn batches_of_several_agents_can_be_told_apart_by_those_who_compress_them_once() {
         let folder = tempfile::tempdir().unwrap();
-        let (mut writer, _) = writer(folder.path());
+        let (mut writer, _) = writer([folder.path()]);
         let mut consumer = writer.hub.subscribe("", "");
         let (one, _told) = call();
         for seq in [1, 2] {

@@ -25,7 +25,7 @@ const STORES: &str = "Stores";
 /// Store the flows that agents send.
 ///
 /// An agent sends them with `flow-agent run --output collector=ADDRESS`, and keeps each batch until it is stored here. `status`
-/// and `watch` take a collector's address, too.
+/// and `watch --output json` take a collector's address, too.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Where flows are stored: jsonl=PATH or parquet=FOLDER; repeatable. A table says more, as

@@ -205,6 +205,14 @@ impl Rotated {
         Ok(Written::Yes)
     }
 
+    /// Completes the file if it is old enough.
+    pub async fn complete_if_due(&mut self) -> Result<()> {
+        if self.is_complete(0) {
+            self.close().await?;
+        }
+        Ok(())
+    }
+
     /// Brings to the disk for sure what was written. If that fails, nobody knows what is there, and another file begins.
     pub async fn sync(&mut self) -> Result<()> {
         let Some(mut open) = self.open.take() else {

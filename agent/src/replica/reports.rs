@@ -80,6 +80,14 @@ impl Reports {
         })
     }
 
+    /// No slot from this one on has a flow.
+    pub fn shrink(&mut self, slots: u32) {
+        if self.waiting.len() > slots as usize {
+            self.waiting.truncate(slots as usize);
+            self.waiting.shrink_to_fit();
+        }
+    }
+
     /// Also if there is no interval any more and something may wait.
     fn is_in_use(&self) -> bool {
         self.interval_ns != 0 || !self.waiting.is_empty()

@@ -302,7 +302,8 @@ fn a_collector_that_stops_has_stored_what_it_took_and_tells_agents_to_go() {
     let agent = Agent::start(&lab, &["--output", "json", "--output", &setting]);
     let mut sent = send(&lab, 500, 1);
     wait_until("the first one has something", || {
-        first.status(&lab.agent)["stores"][0]["stored"]["records"] != 0
+        let stored = &first.status(&lab.agent)["stores"][0]["stored"]["records"];
+        stored.as_u64().is_some_and(|records| records > 0)
     });
     first.stop();
     sent += send(&lab, 500, 1);

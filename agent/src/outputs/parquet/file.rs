@@ -30,6 +30,9 @@ use crate::{
 /// A row group has that many rows, and those of one more piece at most. Its columns are in memory until it is whole.
 const ROWS_IN_A_GROUP: usize = 100_000;
 
+/// Of those that a file tells about beside its rows. Others are in the rows alone.
+const MOST_STREAMS: usize = 1_000;
+
 /// Writes the file and returns it. Pieces that cannot be read end it, and are told.
 pub(super) fn make(pieces: &mut File, to: File, compression: Compression) -> Result<File> {
     let columns: Vec<_> = COLUMNS.iter().collect();
@@ -202,7 +205,12 @@ impl Facts {
     fn note(&mut self, batch: &FlowBatch) -> Result<()> {
         match &mut self.of {
             Of::Agent(told) => told.note(batch),
-            Of::Many(streams) => streams.entry(batch.stream_id).or_default().note(batch),
+            Of::Many(streams) => {
+                if streams.len() >= MOST_STREAMS && !streams.contains_key(&batch.stream_id) {
+                    return Ok(());
+                }
+                streams.entry(batch.stream_id).or_default().note(batch)
+            }
         }
     }
 

@@ -148,3 +148,40 @@ fn a_full_replica_lets_the_flow_go_that_was_quiet_the_longest() {
     assert_eq!(records[0].delta, [Counts::default(); 2]);
     assert_eq!((replica.len(), replica.evicted()), (3, 1));
 }
+
+#[test]
+fn what_many_flows_took_is_given_back_when_they_have_ended_and_the_others_go_on() {
+    const MANY: u32 = 20_000;
+    let mut replica = replica(MANY as usize);
+    replica.report_every(Duration::from_secs(10));
+    let all: Vec<_> = (0..MANY)
+        .map(|flow| (flow, counters(1, &[ACK], &[ACK])))
+        .collect();
+    assert_eq!(scan(&mut replica, 1, &all).len(), 0);
+    let full = (replica.slab.slots().end, replica.index.capacity());
+    assert_eq!(full.0, MANY);
+    // The first and a later one live, and a new one takes the first slot that is free.
+    let two = [3, 5000].map(|flow| (flow, counters(20, &[ACK], &[])));
+    scan(&mut replica, 20, &two);
+    let ended = scan(&mut replica, 31, &[]);
+    assert_eq!(ended.len(), MANY as usize - 2);
+    let sum: u64 = ended.iter().map(|record| record.delta[0].packets).sum();
+    assert_eq!(sum, 0, "they were reported before");
+    assert_eq!(replica.slab.slots().end, 8192);
+    assert!(replica.index.capacity() < full.1 / 4);
+    let more = [
+        (3, counters(32, &[ACK], &[])),
+        (7, counters(32, &[ACK], &[])),
+    ];
+    scan(&mut replica, 32, &more);
+    assert_eq!(replica.len(), 3);
+    let ends = |records: &[Record]| {
+        let ended = records.iter().filter(|record| record.end_reason.is_some());
+        let mut totals: Vec<_> = ended.map(|record| record.total[0].packets).collect();
+        totals.sort_unstable();
+        totals
+    };
+    assert_eq!(ends(&scan(&mut replica, 61, &[])), [2]);
+    assert_eq!(ends(&scan(&mut replica, 62, &[])), [1, 3]);
+    assert_eq!(replica.slab.slots(), 0..0);
+}

@@ -1,9 +1,13 @@
 //! Calls that no agent of ours makes.
 
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use agent::proto::{
-    AgentIdentity, ExportAck, FlowBatch, FlowRecord, flow_collector_client::FlowCollectorClient,
+    AgentIdentity, ExportAck, FlowBatch, FlowRecord, ObserveRequest,
+    flow_agent_client::FlowAgentClient, flow_collector_client::FlowCollectorClient,
 };
 use futures_util::stream;
 use tokio::{
@@ -163,7 +167,7 @@ fn what_cannot_be_an_agents_batch_is_refused_with_the_reason_and_nothing_is_stor
             }],
             "256 bytes",
         ),
-        (vec![batch(7, 70_000)], "65536 records"),
+        (vec![batch(7, 70_000)], "16384 records"),
     ];
     let behind: Vec<(FlowBatch, &str)> = vec![
         (first(), "numbers rise"),
@@ -185,7 +189,9 @@ fn what_cannot_be_an_agents_batch_is_refused_with_the_reason_and_nothing_is_stor
             assert!(status.message().contains(told), "{status}");
         }
         for (second, told) in behind {
-            let (_, ended) = call(&mut client, vec![first(), second]).await;
+            let (acks, ended) = call(&mut client, vec![first(), second]).await;
+            // What came before is stored, and told.
+            assert_eq!(acks, [7]);
             let status = ended.unwrap_err();
             assert_eq!(status.code(), Code::InvalidArgument);
             assert!(status.message().contains(told), "{status}");
@@ -201,6 +207,45 @@ fn what_cannot_be_an_agents_batch_is_refused_with_the_reason_and_nothing_is_stor
         .map(|line| line["stream_seq"].as_u64().unwrap())
         .collect();
     assert_eq!(numbers, [7, 8]);
+}
+
+#[test]
+fn whoever_reads_nothing_does_not_hold_up_the_end() {
+    if !is_root_or_skip("agent::whoever_reads_nothing_does_not_hold_up_the_end") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (collector, socket) = start(&lab, &folder, &[]);
+    let runtime = runtime();
+    let sent = 100 * 1000;
+    let kept = runtime.block_on(async {
+        let endpoint = Endpoint::from_shared(socket.clone()).unwrap();
+        let mut observer = FlowAgentClient::new(endpoint.connect().await.unwrap());
+        let flows = observer.observe(ObserveRequest::default()).await.unwrap();
+        let mut client = connect(&socket).await;
+        let batches = (1..=100).map(|seq| batch(seq, 1000)).collect();
+        let (acks, ended) = call(&mut client, batches).await;
+        ended.unwrap();
+        assert_eq!(acks.last(), Some(&100));
+        // A call that goes on, of whose acknowledgements none is read.
+        let (open, to_send) = mpsc::channel::<FlowBatch>(1);
+        let endless = stream::unfold(to_send, |mut to_send| async {
+            to_send.recv().await.map(|batch| (batch, to_send))
+        });
+        let exported = client.clone().export(endless).await.unwrap();
+        (flows, exported, open)
+    });
+    // The connections go on: the client's side answers pings.
+    let answering = thread::spawn(move || {
+        runtime.block_on(async {
+            let _kept = kept;
+            std::future::pending::<()>().await;
+        });
+    });
+    collector.stop();
+    assert!(!answering.is_finished());
+    assert_eq!(lines(&folder).len(), sent);
 }
 
 #[test]
