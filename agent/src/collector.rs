@@ -109,7 +109,7 @@ impl Collector {
             queue: queue.downgrade(),
             digests: RandomState::new(),
             room: Arc::new(Semaphore::new(ROOM_KIB as usize)),
-            decoding: Semaphore::new(DECODED_AT_ONCE),
+            decoding: Arc::new(Semaphore::new(DECODED_AT_ONCE)),
             calls: Arc::new(Semaphore::new(config.max_agents as usize)),
             max_agents: config.max_agents,
             stopping,
@@ -169,7 +169,7 @@ pub(crate) struct Intake {
     digests: RandomState,
     /// In KiB.
     room: Arc<Semaphore>,
-    decoding: Semaphore,
+    decoding: Arc<Semaphore>,
     calls: Arc<Semaphore>,
     max_agents: u32,
     /// Its sender goes when the collector stops.

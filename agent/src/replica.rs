@@ -61,6 +61,9 @@ impl Lifetimes {
     }
 }
 
+/// In scans.
+const SHRINKS_EVERY: u32 = 16;
+
 /// Some megabytes.
 const MANY_CHUNKS: usize = 16;
 
@@ -220,8 +223,11 @@ impl Replica {
         self.shrink();
     }
 
-    /// Gives back what flows took that have ended.
+    /// Gives back what flows took that have ended. Not with each scan, since the next one may bring as many.
     fn shrink(&mut self) {
+        if !self.scan.is_multiple_of(SHRINKS_EVERY) {
+            return;
+        }
         let chunks = self.slab.shrink();
         if chunks == 0 {
             return;

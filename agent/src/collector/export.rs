@@ -157,10 +157,11 @@ impl Call {
         let refused = |error: &anyhow::Error| Status::invalid_argument(format!("{error:#}"));
         let unexpected = |error: &dyn std::error::Error| Status::internal(error.to_string());
         let intake = Arc::clone(&self.intake);
-        let decoding = intake.decoding.acquire().await;
+        let decoding = Arc::clone(&intake.decoding).acquire_owned().await;
         let decoding = decoding.map_err(|error| unexpected(&error))?;
-        let read = spawn_blocking(|| Incoming::read(raw)).await;
-        let incoming = read.map_err(|error| unexpected(&error))?;
+        // A thread goes on when the call is gone, so it has the permit.
+        let read = spawn_blocking(|| (Incoming::read(raw), decoding)).await;
+        let (incoming, decoding) = read.map_err(|error| unexpected(&error))?;
         let incoming = incoming.map_err(|error| refused(&error))?;
         let told = self.follow(&incoming)?;
         let (forms, digests) = (intake.forms.clone(), intake.digests.clone());
@@ -170,10 +171,10 @@ impl Call {
             let pieces = pieces.collect::<Result<Vec<_>, _>>()?;
             let facts = Facts::of(&incoming, incoming.digest(&digests), told);
             let shared = is_observed.then(|| shared(&incoming, &facts));
-            anyhow::Ok((facts, pieces, shared))
+            anyhow::Ok((facts, pieces, shared, decoding))
         });
         let made = made.await.map_err(|error| unexpected(&error))?;
-        let (facts, pieces, shared) = made.map_err(|error| refused(&error))?;
+        let (facts, pieces, shared, decoding) = made.map_err(|error| refused(&error))?;
         if let Some(stream) = &mut self.stream {
             stream.told = facts.told();
         }

@@ -23,12 +23,13 @@ pub const MOST_BATCH_BYTES: usize = 4 << 20;
 /// A record may have two bytes, and takes some hundred in memory. Agents' batches have some thousand.
 const MOST_RECORDS: usize = 1 << 14;
 const MOST_OTHER_FIELDS: usize = 1 << 17;
-/// Of each text by which an agent names itself, an interface or a reason.
+/// Of each text by which an agent names itself or an interface.
 const MOST_NAME_BYTES: usize = 256;
 /// A network namespace may be named by its path.
 const MOST_PATH_BYTES: usize = 4096;
-/// Of each kind in an account.
-const MOST_REASONS: usize = 256;
+/// Of each kind in an account, which is kept for each stream. There are some dozen of some 20 bytes.
+const MOST_REASONS: usize = 64;
+const MOST_REASON_BYTES: usize = 64;
 
 /// Fields of a batch that each consumer has of its own: `stream_seq`, and what was lost and left out on its stream.
 const OF_A_STREAM: [u32; 8] = [2, 3, 4, 19, 20, 21, 22, 23];
@@ -86,13 +87,13 @@ impl Incoming {
         );
         let is_short = |reasons: &BTreeMap<String, Count>| {
             let mut names = reasons.keys();
-            reasons.len() <= MOST_REASONS && names.all(|name| name.len() <= MOST_NAME_BYTES)
+            reasons.len() <= MOST_REASONS && names.all(|name| name.len() <= MOST_REASON_BYTES)
         };
         if let Some(account) = &incoming.batch.account {
             let all = [&account.unparsed, &account.not_inserted, &account.beside];
             ensure!(
                 all.into_iter().all(is_short),
-                "an account has at most {MOST_REASONS} reasons of a kind, each of {MOST_NAME_BYTES} bytes"
+                "an account has at most {MOST_REASONS} reasons of a kind, each of {MOST_REASON_BYTES} bytes"
             );
         }
         Ok(incoming)
@@ -237,9 +238,9 @@ mod tests {
             (named("x", 4096).encode_to_vec(), true),
             (named(&"x".repeat(300), 1).encode_to_vec(), false),
             (named("x", 4097).encode_to_vec(), false),
-            (counted(256, 256).encode_to_vec(), true),
-            (counted(257, 1).encode_to_vec(), false),
-            (counted(1, 257).encode_to_vec(), false),
+            (counted(64, 64).encode_to_vec(), true),
+            (counted(65, 2).encode_to_vec(), false),
+            (counted(1, 65).encode_to_vec(), false),
             (vec![0xff; 100], false),
             (vec![15 << 3 | 2, 200], false),
             (Vec::new(), false),

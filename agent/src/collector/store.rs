@@ -97,7 +97,7 @@ pub(crate) struct Store {
 
 impl Store {
     /// Fails if the output is none in which a collector can store.
-    pub(super) fn of(output: &Output) -> Result<Self> {
+    pub(crate) fn of(output: &Output) -> Result<Self> {
         let (kind, address) = (output.kind().name(), output.address());
         let (form, file) = match (output.kind(), output.files_of_a_collector()) {
             (Kind::Jsonl, Some(file)) => (Form::Jsonl, file),

@@ -190,6 +190,11 @@ impl Streams {
 
 impl Stream {
     fn remember(&mut self, facts: &Facts, stores: usize) {
+        let is_it = |kept: &&mut Kept| kept.seq == facts.seq && kept.digest == facts.digest;
+        if let Some(kept) = self.kept.iter_mut().rev().find(is_it) {
+            kept.stores = stores;
+            return;
+        }
         if self.kept.len() == REMEMBERED {
             self.kept.pop_front();
         }

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use super::{
@@ -27,7 +27,7 @@ use crate::{
 const MOST_BATCHES: usize = 256;
 const MOST_BYTES: usize = 8 << 20;
 
-/// How often to look, while nothing comes, whether a file is old enough.
+/// How often to look whether a file is old enough into which nothing comes.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// A batch that waits.
@@ -81,16 +81,16 @@ impl Writer {
 
     /// Ends when everything is stored and nothing more will come.
     pub(super) async fn run(mut self) {
-        let mut waiting = Vec::new();
+        let (mut waiting, mut last_look) = (Vec::new(), Instant::now());
         loop {
             let come = timeout(LOOK, self.entries.recv_many(&mut waiting, MOST_BATCHES)).await;
-            match come {
-                Ok(0) => break,
-                Ok(_) => {}
-                Err(_) => {
-                    for store in &mut self.stores {
-                        store.look().await;
-                    }
+            if come == Ok(0) {
+                break;
+            }
+            if last_look.elapsed() >= LOOK {
+                last_look = Instant::now();
+                for store in &mut self.stores {
+                    store.look().await;
                 }
             }
             let mut rest = std::mem::take(&mut waiting);

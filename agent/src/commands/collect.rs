@@ -9,7 +9,7 @@ use super::{
     run::{self, Listening, RefusedSettings, misfit},
 };
 use crate::{
-    collector::{Collector, Config},
+    collector::{Collector, Config, store::Store},
     outputs::settings::Wishes,
     server::{DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits, ListenAddr},
 };
@@ -80,6 +80,10 @@ impl Args {
         };
         listening.refuse_contradictions()?;
         let tls = listening.tls()?;
+        let stores = misfit::stores(&self.output)?;
+        for output in &stores {
+            Store::of(output)?;
+        }
         Ok(Config {
             tls,
             limits: Limits {
@@ -88,7 +92,7 @@ impl Args {
                 max_streams: DEFAULT_MAX_STREAMS,
             },
             max_agents: self.max_agents,
-            stores: misfit::stores(&self.output)?,
+            stores,
             listen: self.listen,
         })
     }
@@ -120,6 +124,7 @@ mod tests {
             ("", "--output <OUTPUT>"),
             ("--output table", "stores flows"),
             ("--output none", "stores flows"),
+            ("--output ipfix=udp://a:1", "jsonl=PATH"),
             ("--output jsonl=/a --output jsonl=/a", "twice"),
             ("--output jsonl=/a --listen 0.0.0.0:1", "--insecure-listen"),
             ("--output jsonl=/a --listen unix:/a,unix:/a", "twice"),

@@ -196,7 +196,11 @@ impl Rotated {
         let thread = spawn_blocking(move || {
             if !mine.swap(true, Ordering::Relaxed) {
                 open.append(&piece)?;
-                open.has_more |= is_more;
+                if is_more && !open.has_more {
+                    // One that was begun long before is not old.
+                    open.since = Instant::now();
+                    open.has_more = true;
+                }
             }
             Ok(open)
         });

@@ -26,9 +26,7 @@ pub(super) fn lines(status: &CollectorStatus) -> Vec<String> {
     lines.push(match (connected, away) {
         (0, 0) => "no agent has called yet".to_owned(),
         (connected, 0) => format!("agents: {connected} connected"),
-        (connected, away) => {
-            format!("agents: {connected} connected, {away} streams of those that are away")
-        }
+        (connected, away) => format!("agents: {connected} connected, {away} away"),
     });
     if !status.streams.is_empty() {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -147,10 +145,7 @@ mod tests {
         let lines = lines(&status);
         assert!(lines[0].starts_with("flow-agent 1.2.3 collects on here, up"));
         assert!(lines[1].ends_with("FAILING: no space"), "{}", lines[1]);
-        assert_eq!(
-            lines[2],
-            "agents: 1 connected, 1 streams of those that are away"
-        );
+        assert_eq!(lines[2], "agents: 1 connected, 1 away");
         assert!(lines[4].starts_with("  a       10.0.0.1:5  connected  "));
         assert!(lines[4].ends_with("       12     7"), "{}", lines[4]);
         assert!(lines[5].contains("away       ") && lines[5].contains("never"));

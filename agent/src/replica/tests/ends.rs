@@ -165,6 +165,10 @@ fn what_many_flows_took_is_given_back_when_they_have_ended_and_the_others_go_on(
     scan(&mut replica, 20, &two);
     let ended = scan(&mut replica, 31, &[]);
     assert_eq!(ended.len(), MANY as usize - 2);
+    assert_eq!(replica.slab.slots().end, MANY, "more may come soon");
+    for _ in 3..16 {
+        scan(&mut replica, 31, &[]);
+    }
     let sum: u64 = ended.iter().map(|record| record.delta[0].packets).sum();
     assert_eq!(sum, 0, "they were reported before");
     assert_eq!(replica.slab.slots().end, 8192);
@@ -183,5 +187,8 @@ fn what_many_flows_took_is_given_back_when_they_have_ended_and_the_others_go_on(
     };
     assert_eq!(ends(&scan(&mut replica, 61, &[])), [2]);
     assert_eq!(ends(&scan(&mut replica, 62, &[])), [1, 3]);
+    for _ in 19..32 {
+        scan(&mut replica, 62, &[]);
+    }
     assert_eq!(replica.slab.slots(), 0..0);
 }
