@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::machine::{Machine, wait_for};
 
+mod collect;
 mod files;
 mod netns;
 mod package;
@@ -42,6 +43,10 @@ pub const CHECKS: &[(&str, Check)] = &[
     (
         "with a drop-in it keeps on disk what no collector took",
         spool::keeps_what_no_collector_took,
+    ),
+    (
+        "beside a collector under systemd its flows are stored",
+        collect::stores_for_agents,
     ),
     (
         "behind a socket of systemd it is started by a request",
