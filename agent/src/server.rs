@@ -1,14 +1,13 @@
 //! The gRPC server. It serves `flow.v1.FlowAgent` (batches and status) on every listener, and
 //! `flow.v1.FlowControl` (filter rules) on Unix sockets, with reflection and health for gRPC's own tools.
+//!
+//! A connection comes through [`listen`], and a request through `calls`, which knows who asks, to the `service` of the agent or
+//! to that of a `collector`.
 
 use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result};
-use tokio::{
-    sync::{oneshot, watch},
-    time::Instant,
-};
-use tonic::transport;
+use anyhow::Result;
+use tokio::{sync::watch, time::Instant};
 use tracing::warn;
 
 use crate::{
@@ -26,6 +25,7 @@ pub mod address;
 mod answer;
 mod authority;
 mod caller;
+mod calls;
 mod collector;
 mod connection;
 mod encoding;
@@ -52,11 +52,11 @@ pub use limits::{DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STR
 pub use listen::Listeners;
 pub use passed::PassedSockets;
 
+use calls::Serving;
 use filter_rules::FilterRules;
-use grpc_only::GrpcOnly;
 use limits::Doors;
 use live_status::LiveStatus;
-use service::{Calls, FlowServices};
+use service::AgentCalls;
 use standard::StandardServices;
 
 /// How long the agent waits, when it stops, for consumers that take nothing of what is queued.
@@ -65,19 +65,10 @@ pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How many times as long it waits for consumers that take some. systemd waits longer.
 pub(crate) const MAX_DRAIN_TIMEOUTS: u32 = 4;
 
-/// An unanswered ping shows that a consumer's machine is gone.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-
 /// How much a peer may send before we read it. HTTP/2 keeps it in memory.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 /// Those of flow.proto that an agent serves.
 const SERVICES: &[&str] = &["flow.v1.FlowAgent", "flow.v1.FlowControl"];
-const MAX_HEADER_BYTES: u32 = 8 << 10;
-
-/// How many streams beyond the setting HTTP/2 accepts, so that an excess request gets an answer instead of
-/// waiting in the client.
-const STREAMS_TO_REFUSE: u32 = 8;
 
 /// What the server answers from.
 pub struct Server {
@@ -117,8 +108,7 @@ impl Server {
         let max_streams = limits.borrow_and_update().max_streams;
         let listening = listeners.len();
         warn_of_files(limits.borrow().files(listening));
-        let (told, tls) = (listeners.told(), listeners.tls());
-        let (socket_files, connections) = listeners.into_connections(&doors);
+        let told = listeners.told();
         let (serving, not_serving) = watch::channel(());
         let live = Arc::new(LiveStatus::new(
             hub.clone(),
@@ -130,7 +120,7 @@ impl Server {
         ));
         let shown = Arc::clone(&live);
         let health = Health::new(counting.clone(), not_serving.clone(), Instant::now());
-        let calls = Arc::new(Calls {
+        let calls = Arc::new(AgentCalls {
             hub: hub.clone(),
             asks,
             status: live,
@@ -141,27 +131,13 @@ impl Server {
             standard: StandardServices::new(SERVICES, counting.clone(), not_serving.clone())
                 .await?,
         });
-        let services = FlowServices(Arc::clone(&calls));
-
-        let (stopping, stopped) = oneshot::channel();
-        let signal = async {
-            shutdown.await;
-            hub.close();
-            calls.standard.stop().await;
-            drop(serving);
-            // Nobody waits if the server has already ended.
-            let _ = stopping.send(());
-        };
-        let serve = http2(max_streams, STREAM_WINDOW_BYTES).serve_with_incoming_shutdown(
-            GrpcOnly(services),
-            connections,
-            signal,
-        );
-        let deadline = async {
-            if stopped.await.is_err() {
-                std::future::pending::<()>().await;
-            }
-            drained_or_given_up(&hub, drain_timeout).await;
+        let server = Serving {
+            calls,
+            hub,
+            max_streams,
+            stream_window_bytes: STREAM_WINDOW_BYTES,
+            drain_timeout,
+            streams: serving,
         };
         let other_limits = async {
             while limits.changed().await.is_ok() {
@@ -180,31 +156,12 @@ impl Server {
             }
         };
 
-        let served = tokio::select! {
-            served = serve => served.context("serve gRPC"),
-            () = deadline => {
-                log_undelivered(&hub);
-                Ok(())
-            }
+        tokio::select! {
+            outcome = server.run(listeners, shutdown) => outcome,
             never = other_limits => match never {},
             never = metrics => match never {},
-            never = certificates(tls) => match never {},
-        };
-        drop(socket_files);
-        served
+        }
     }
-}
-
-/// A connection may have twice as much that is not read as one of its streams.
-fn http2(max_streams: u32, stream_window_bytes: u32) -> transport::Server {
-    transport::Server::builder()
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .max_concurrent_streams(max_streams.saturating_add(STREAMS_TO_REFUSE))
-        .initial_stream_window_size(stream_window_bytes)
-        .initial_connection_window_size(2 * stream_window_bytes)
-        .http2_max_header_list_size(MAX_HEADER_BYTES)
-        .accept_http1(true)
 }
 
 /// Reads those of the listeners again when their files change.

@@ -24,8 +24,12 @@ use tonic::{
 use super::{
     encoding::{Compressor, Encoding},
     filtered::StreamFilter,
+    peer::Peer,
 };
-use crate::hub::{OutgoingBatch, SharedHeld, Subscription};
+use crate::{
+    hub::{OutgoingBatch, SharedHeld, Subscription},
+    proto::ObserveRequest,
+};
 
 /// A byte that says whether the message is compressed, and the length, big-endian.
 const MESSAGE_HEADER_BYTES: usize = 5;
@@ -85,6 +89,20 @@ pub(super) fn batches<T: Send + 'static>(
 }
 
 impl Form {
+    /// As the request asks for it.
+    pub(super) fn asked(
+        request: &ObserveRequest,
+        headers: &HeaderMap,
+        peer: &Peer,
+        compressor: &Arc<Compressor>,
+    ) -> Result<Self, Status> {
+        Ok(Self {
+            filter: StreamFilter::read(&request.filter)?,
+            encoding: Encoding::asked(headers, peer.is_on_a_unix_socket()),
+            compressor: Arc::clone(compressor),
+        })
+    }
+
     /// The batch as gRPC frames it, in parts. `None` if a thread ended that works on it.
     async fn message(
         &mut self,

@@ -1,16 +1,9 @@
 //! The gRPC server of a collector: `flow.v1.FlowCollector` for agents, and `Observe` of `flow.v1.FlowAgent` for those who read
 //! what all agents send.
 
-use std::{
-    convert::Infallible,
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{future::Future, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use futures_util::{StreamExt as _, stream};
 use http_body::Frame;
 use prost::Message as _;
@@ -18,24 +11,19 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tonic::{
     Status,
     body::Body,
-    codegen::{
-        Service,
-        http::{Request, Response},
-    },
+    codegen::http::{Request, Response},
 };
 
 use super::{
     Limits, Listeners,
     answer::{self, Form},
     caller::{Caller, OpenRequest},
-    certificates, drained_or_given_up,
-    encoding::{Compressor, Encoding},
-    filtered::StreamFilter,
-    grpc_only::GrpcOnly,
-    http2,
+    calls::{Calls, Serving, place_for},
+    encoding::Compressor,
     limits::Doors,
     listen::Listening,
-    log_undelivered, request,
+    live_status::server_status,
+    request,
     service::consumer_name,
     standard::StandardServices,
     warn_of_files,
@@ -43,7 +31,7 @@ use super::{
 use crate::{
     collector::{Intake, MOST_BATCH_BYTES, export},
     hub::Hub,
-    proto::{CollectorStatus, ExportAck, GetCollectorStatusRequest, ObserveRequest, ServerStatus},
+    proto::{CollectorStatus, ExportAck, GetCollectorStatusRequest, ObserveRequest},
 };
 
 /// How much an agent may send before we read it.
@@ -85,76 +73,30 @@ impl CollectorServer {
             (limits.max_streams, limits.files(listeners.len()))
         };
         warn_of_files(files);
-        let (told, tls) = (listeners.told(), listeners.tls());
-        let (socket_files, connections) = listeners.into_connections(&doors);
         let (serving, not_serving) = watch::channel(());
         // It is ready as soon as it listens.
         let (_ready, ready) = watch::channel(true);
-        let calls = Arc::new(Calls {
+        let calls = CollectorCalls {
             hub: hub.clone(),
             intake,
             doors,
-            listening: told,
+            listening: listeners.told(),
             compressor: Arc::default(),
             standard: StandardServices::new(SERVICES, ready, not_serving).await?,
-        });
-        let services = CollectorServices(Arc::clone(&calls));
-        let (stopping, stopped) = oneshot::channel();
-        let signal = async {
-            shutdown.await;
-            hub.close();
-            calls.standard.stop().await;
-            drop(serving);
-            // Nobody waits if the server has already ended.
-            let _ = stopping.send(());
         };
-        let serve = http2(max_streams, STREAM_WINDOW_BYTES).serve_with_incoming_shutdown(
-            GrpcOnly(services),
-            connections,
-            signal,
-        );
-        let deadline = async {
-            if stopped.await.is_err() {
-                std::future::pending::<()>().await;
-            }
-            drained_or_given_up(&hub, drain_timeout).await;
+        let server = Serving {
+            calls: Arc::new(calls),
+            hub,
+            max_streams,
+            stream_window_bytes: STREAM_WINDOW_BYTES,
+            drain_timeout,
+            streams: serving,
         };
-        let served = tokio::select! {
-            served = serve => served.context("serve gRPC"),
-            () = deadline => {
-                log_undelivered(&hub);
-                Ok(())
-            }
-            never = certificates(tls) => match never {},
-        };
-        drop(socket_files);
-        served
+        server.run(listeners, shutdown).await
     }
 }
 
-/// The services that a collector serves. Clones serve the same collector.
-#[derive(Clone)]
-struct CollectorServices(Arc<Calls>);
-
-impl Service<Request<Body>> for CollectorServices {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let calls = Arc::clone(&self.0);
-        Box::pin(async move {
-            let answered = calls.answer(request).await;
-            Ok(answered.unwrap_or_else(Status::into_http))
-        })
-    }
-}
-
-struct Calls {
+struct CollectorCalls {
     hub: Hub,
     intake: Arc<Intake>,
     doors: Arc<Doors>,
@@ -163,31 +105,33 @@ struct Calls {
     standard: StandardServices,
 }
 
-impl Calls {
-    async fn answer(&self, request: Request<Body>) -> Result<Response<Body>, Status> {
-        let caller = request.extensions().get::<Caller>().cloned();
-        let caller = caller.ok_or_else(|| Status::internal("nobody knows who is asking"))?;
-        let open = caller.open(&self.doors)?;
-        match request.uri().path() {
-            "/flow.v1.FlowCollector/Export" => self.export(request, &caller, open),
-            "/flow.v1.FlowCollectorControl/GetCollectorStatus" => {
-                self.get_status(request, &caller, open).await
-            }
-            "/flow.v1.FlowAgent/Observe" => self.observe(request, &caller, open).await,
-            path => {
-                let Some(call) = self.standard.find(path) else {
-                    return Err(unknown(path));
-                };
-                let place = if call.is_stream {
-                    self.doors.consumer(&caller.peer)?
-                } else {
-                    self.doors.answer(&caller.peer).await?
-                };
-                Ok(self.standard.answer(call, request, (open, place)).await)
-            }
-        }
+impl Calls for CollectorCalls {
+    fn doors(&self) -> &Arc<Doors> {
+        &self.doors
     }
 
+    fn standard(&self) -> &StandardServices {
+        &self.standard
+    }
+
+    async fn answer(
+        &self,
+        request: Request<Body>,
+        caller: &Caller,
+        open: OpenRequest,
+    ) -> Result<Response<Body>, Status> {
+        match request.uri().path() {
+            "/flow.v1.FlowCollector/Export" => self.export(request, caller, open),
+            "/flow.v1.FlowCollectorControl/GetCollectorStatus" => {
+                self.get_status(request, caller, open).await
+            }
+            "/flow.v1.FlowAgent/Observe" => self.observe(request, caller, open).await,
+            path => Err(unknown(path)),
+        }
+    }
+}
+
+impl CollectorCalls {
     fn export(
         &self,
         request: Request<Body>,
@@ -213,22 +157,10 @@ impl Calls {
         caller: &Caller,
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
-        let (head, body) = request.into_parts();
-        let _: GetCollectorStatusRequest = request::message(&head.headers, body).await?;
-        let place = self.doors.answer(&caller.peer).await?;
-        let fate = self.hub.fate();
+        let place = place_for::<GetCollectorStatusRequest>(request, caller, &self.doors).await?;
         let status = CollectorStatus {
             consumers: self.hub.status(),
-            server: Some(ServerStatus {
-                consumers_left: self.hub.left(),
-                held_bytes: self.hub.held_bytes(),
-                delivered_batches: fate.delivered.batches,
-                delivered_records: fate.delivered.records,
-                lost_batches: fate.lost.batches,
-                lost_records: fate.lost.records,
-                listeners: self.listening.iter().map(Listening::status).collect(),
-                ..self.doors.status()
-            }),
+            server: Some(server_status(&self.hub, &self.doors, &self.listening)),
             ..self.intake.status()
         };
         let status = status.encode_to_vec();
@@ -249,11 +181,7 @@ impl Calls {
                  (flow-agent watch --output json)",
             ));
         }
-        let form = Form {
-            filter: StreamFilter::read(&request.filter)?,
-            encoding: Encoding::asked(&head.headers, caller.peer.is_on_a_unix_socket()),
-            compressor: Arc::clone(&self.compressor),
-        };
+        let form = Form::asked(&request, &head.headers, &caller.peer, &self.compressor)?;
         let place = self.doors.consumer(&caller.peer)?;
         let subscription = self
             .hub

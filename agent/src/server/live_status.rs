@@ -51,17 +51,24 @@ impl LiveStatus {
         status.consumers = self.hub.status();
         status.outputs = self.outputs.status();
         status.departed_outputs = Some(self.outputs.departed());
-        let fate = self.hub.fate();
-        status.server = Some(ServerStatus {
-            consumers_left: self.hub.left(),
-            held_bytes: self.hub.held_bytes() + self.snapshots.get(),
-            delivered_batches: fate.delivered.batches,
-            delivered_records: fate.delivered.records,
-            lost_batches: fate.lost.batches,
-            lost_records: fate.lost.records,
-            listeners: self.listening.iter().map(Listening::status).collect(),
-            ..self.doors.status()
-        });
+        let mut server = server_status(&self.hub, &self.doors, &self.listening);
+        server.held_bytes += self.snapshots.get();
+        status.server = Some(server);
         status
+    }
+}
+
+/// What the listeners let in, and what is held for those who are in.
+pub(super) fn server_status(hub: &Hub, doors: &Doors, listening: &[Listening]) -> ServerStatus {
+    let fate = hub.fate();
+    ServerStatus {
+        consumers_left: hub.left(),
+        held_bytes: hub.held_bytes(),
+        delivered_batches: fate.delivered.batches,
+        delivered_records: fate.delivered.records,
+        lost_batches: fate.lost.batches,
+        lost_records: fate.lost.records,
+        listeners: listening.iter().map(Listening::status).collect(),
+        ..doors.status()
     }
 }

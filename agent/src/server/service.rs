@@ -1,32 +1,23 @@
-//! Answers the calls. It checks who asks before it reads a byte of a request's body.
+//! Answers the calls of an agent's services.
 
-use std::{
-    convert::Infallible,
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use prost::Message;
+use prost::Message as _;
 use tokio::{sync::watch, task::spawn_blocking};
 use tonic::{
     Status,
     body::Body,
-    codegen::{
-        Service,
-        http::{Request, Response},
-    },
+    codegen::http::{Request, Response},
 };
 
 use super::{
     answer::{self, Form},
     caller::{Caller, OpenRequest},
-    encoding::{Compressor, Encoding},
+    calls::{Calls, place_for},
+    encoding::Compressor,
     filter_rules::{FilterRules, may_change_rules, may_see_rules},
     filtered::StreamFilter,
-    limits::{Doors, Place},
+    limits::Doors,
     list::Choice,
     live_status::LiveStatus,
     request,
@@ -58,29 +49,8 @@ fn refused(error: AskError) -> Status {
     }
 }
 
-/// The services of flow.proto that the agent serves, and gRPC's own. Clones serve the same agent.
-#[derive(Clone)]
-pub(super) struct FlowServices(pub(super) Arc<Calls>);
-
-impl Service<Request<Body>> for FlowServices {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let calls = Arc::clone(&self.0);
-        Box::pin(async move {
-            let answered = calls.answer(request).await;
-            Ok(answered.unwrap_or_else(Status::into_http))
-        })
-    }
-}
-
-pub(super) struct Calls {
+/// What an agent answers from.
+pub(super) struct AgentCalls {
     pub(super) hub: Hub,
     pub(super) asks: Asks,
     pub(super) status: Arc<LiveStatus>,
@@ -91,34 +61,38 @@ pub(super) struct Calls {
     pub(super) standard: StandardServices,
 }
 
-impl Calls {
-    async fn answer(&self, request: Request<Body>) -> Result<Response<Body>, Status> {
-        let caller = request.extensions().get::<Caller>().cloned();
-        let caller = caller.ok_or_else(|| Status::internal("nobody knows who is asking"))?;
-        let open = caller.open(&self.doors)?;
+impl Calls for AgentCalls {
+    fn doors(&self) -> &Arc<Doors> {
+        &self.doors
+    }
+
+    fn standard(&self) -> &StandardServices {
+        &self.standard
+    }
+
+    async fn answer(
+        &self,
+        request: Request<Body>,
+        caller: &Caller,
+        open: OpenRequest,
+    ) -> Result<Response<Body>, Status> {
         match request.uri().path() {
-            "/flow.v1.FlowAgent/Observe" => self.observe(request, &caller, open).await,
-            "/flow.v1.FlowAgent/ListFlows" => self.list_flows(request, &caller, open).await,
-            "/flow.v1.FlowControl/ScanNow" => self.scan_now(request, &caller, open).await,
-            "/flow.v1.FlowAgent/GetStatus" => self.get_status(request, &caller, open).await,
-            "/flow.v1.FlowControl/GetFilters" => self.get_filters(request, &caller, open).await,
-            "/flow.v1.FlowControl/GetSettings" => self.get_settings(request, &caller, open).await,
-            "/flow.v1.FlowControl/SetFilters" => self.set_filters(request, &caller, open).await,
+            "/flow.v1.FlowAgent/Observe" => self.observe(request, caller, open).await,
+            "/flow.v1.FlowAgent/ListFlows" => self.list_flows(request, caller, open).await,
+            "/flow.v1.FlowControl/ScanNow" => self.scan_now(request, caller, open).await,
+            "/flow.v1.FlowAgent/GetStatus" => self.get_status(request, caller, open).await,
+            "/flow.v1.FlowControl/GetFilters" => self.get_filters(request, caller, open).await,
+            "/flow.v1.FlowControl/GetSettings" => self.get_settings(request, caller, open).await,
+            "/flow.v1.FlowControl/SetFilters" => self.set_filters(request, caller, open).await,
             path => {
-                let Some(call) = self.standard.find(path) else {
-                    let error = format!("this agent does not know {path}");
-                    return Err(Status::unimplemented(error));
-                };
-                let place = if call.is_stream {
-                    self.doors.consumer(&caller.peer)?
-                } else {
-                    self.doors.answer(&caller.peer).await?
-                };
-                Ok(self.standard.answer(call, request, (open, place)).await)
+                let error = format!("this agent does not know {path}");
+                Err(Status::unimplemented(error))
             }
         }
     }
+}
 
+impl AgentCalls {
     async fn observe(
         &self,
         request: Request<Body>,
@@ -127,11 +101,7 @@ impl Calls {
     ) -> Result<Response<Body>, Status> {
         let (head, body) = request.into_parts();
         let request: ObserveRequest = request::message(&head.headers, body).await?;
-        let form = Form {
-            filter: StreamFilter::read(&request.filter)?,
-            encoding: Encoding::asked(&head.headers, caller.peer.is_on_a_unix_socket()),
-            compressor: Arc::clone(&self.compressor),
-        };
+        let form = Form::asked(&request, &head.headers, &caller.peer, &self.compressor)?;
         let place = self.doors.consumer(&caller.peer)?;
         let name = consumer_name(&request);
         let peer = caller.peer.to_string();
@@ -178,21 +148,10 @@ impl Calls {
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
         may_see_rules(&caller.peer, &self.doors)?;
-        let place = self.place_for::<ScanNowRequest>(request, caller).await?;
+        let place = place_for::<ScanNowRequest>(request, caller, &self.doors).await?;
         let scan_id = self.asks.scan().await.map_err(refused)?;
         let answer = ScanNowResponse { scan_id }.encode_to_vec();
         Ok(answer::one(vec![answer.into()], (open, place)))
-    }
-
-    /// Reads a request that asks for one message, and takes a place for the answer.
-    async fn place_for<M: Message + Default>(
-        &self,
-        request: Request<Body>,
-        caller: &Caller,
-    ) -> Result<Place, Status> {
-        let (head, body) = request.into_parts();
-        let _: M = request::message(&head.headers, body).await?;
-        self.doors.answer(&caller.peer).await
     }
 
     async fn get_status(
@@ -201,7 +160,7 @@ impl Calls {
         caller: &Caller,
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
-        let place = self.place_for::<GetStatusRequest>(request, caller).await?;
+        let place = place_for::<GetStatusRequest>(request, caller, &self.doors).await?;
         let status = self.status.now().encode_to_vec();
         Ok(answer::one(vec![status.into()], (open, place)))
     }
@@ -213,7 +172,7 @@ impl Calls {
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
         may_see_rules(&caller.peer, &self.doors)?;
-        let place = self.place_for::<GetFiltersRequest>(request, caller).await?;
+        let place = place_for::<GetFiltersRequest>(request, caller, &self.doors).await?;
         Ok(answer::one(vec![self.rules.in_force()], (open, place)))
     }
 
@@ -225,9 +184,7 @@ impl Calls {
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
         may_see_rules(&caller.peer, &self.doors)?;
-        let place = self
-            .place_for::<GetSettingsRequest>(request, caller)
-            .await?;
+        let place = place_for::<GetSettingsRequest>(request, caller, &self.doors).await?;
         let settings = SettingsInForce {
             filters_by_client: self.rules.are_by_client(),
             ..self.settings.borrow().clone()

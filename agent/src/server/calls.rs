@@ -1,0 +1,187 @@
+//! What the servers of agents and collectors have in common: who asks is known before a byte of a request's body is read, and
+//! gRPC's own services are answered beside theirs.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use prost::Message;
+use tokio::sync::{oneshot, watch};
+use tonic::{
+    Status,
+    body::Body,
+    codegen::{
+        Service,
+        http::{Request, Response},
+    },
+    transport,
+};
+
+use super::{
+    Listeners,
+    caller::{Caller, OpenRequest},
+    certificates, drained_or_given_up,
+    grpc_only::GrpcOnly,
+    limits::{Doors, Place},
+    log_undelivered, request,
+    standard::StandardServices,
+};
+use crate::hub::Hub;
+
+/// An unanswered ping shows that a peer's machine is gone.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
+const MAX_HEADER_BYTES: u32 = 8 << 10;
+
+/// How many streams beyond the setting HTTP/2 accepts, so that an excess request gets an answer instead of
+/// waiting in the client.
+const STREAMS_TO_REFUSE: u32 = 8;
+
+/// The calls that a process answers.
+pub(super) trait Calls: Send + Sync + 'static {
+    fn doors(&self) -> &Arc<Doors>;
+
+    fn standard(&self) -> &StandardServices;
+
+    /// Answers one that is none of gRPC's own.
+    fn answer(
+        &self,
+        request: Request<Body>,
+        caller: &Caller,
+        open: OpenRequest,
+    ) -> impl Future<Output = Result<Response<Body>, Status>> + Send;
+}
+
+/// Answers requests. Clones serve the same process.
+struct Services<C>(Arc<C>);
+
+impl<C> Clone for Services<C> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<C: Calls> Service<Request<Body>> for Services<C> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let calls = Arc::clone(&self.0);
+        Box::pin(async move {
+            let answered = answer(&*calls, request).await;
+            Ok(answered.unwrap_or_else(Status::into_http))
+        })
+    }
+}
+
+async fn answer(calls: &impl Calls, request: Request<Body>) -> Result<Response<Body>, Status> {
+    let caller = request.extensions().get::<Caller>().cloned();
+    let caller = caller.ok_or_else(|| Status::internal("nobody knows who is asking"))?;
+    let doors = calls.doors();
+    let open = caller.open(doors)?;
+    let Some(call) = calls.standard().find(request.uri().path()) else {
+        return calls.answer(request, &caller, open).await;
+    };
+    let place = if call.is_stream {
+        doors.consumer(&caller.peer)?
+    } else {
+        doors.answer(&caller.peer).await?
+    };
+    Ok(calls.standard().answer(call, request, (open, place)).await)
+}
+
+/// Reads a request that asks for one message, and takes a place for the answer.
+pub(super) async fn place_for<M: Message + Default>(
+    request: Request<Body>,
+    caller: &Caller,
+    doors: &Doors,
+) -> Result<Place, Status> {
+    let (head, body) = request.into_parts();
+    let _: M = request::message(&head.headers, body).await?;
+    doors.answer(&caller.peer).await
+}
+
+/// How to serve.
+pub(super) struct Serving<C> {
+    pub(super) calls: Arc<C>,
+    pub(super) hub: Hub,
+    pub(super) max_streams: u32,
+    /// How much a peer may send on a stream before we read it, and half of what it may on a connection. HTTP/2 keeps it in
+    /// memory.
+    pub(super) stream_window_bytes: u32,
+    pub(super) drain_timeout: Duration,
+    /// The streams of gRPC's own services end when this is dropped.
+    pub(super) streams: watch::Sender<()>,
+}
+
+impl<C: Calls> Serving<C> {
+    /// Serves until `shutdown` is ready, then closes the hub and waits for the consumers: up to `drain_timeout`
+    /// while they take nothing, up to four times that while they take something. What they have not taken by
+    /// then is lost and logged.
+    pub(super) async fn run(
+        self,
+        listeners: Listeners,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<()> {
+        let Self {
+            calls,
+            hub,
+            max_streams,
+            stream_window_bytes,
+            drain_timeout,
+            streams,
+        } = self;
+        let tls = listeners.tls();
+        let (socket_files, connections) = listeners.into_connections(calls.doors());
+        let (stopping, stopped) = oneshot::channel();
+        let signal = async {
+            shutdown.await;
+            hub.close();
+            calls.standard().stop().await;
+            drop(streams);
+            // Nobody waits if the server has already ended.
+            let _ = stopping.send(());
+        };
+        let serve = transport::Server::builder()
+            .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+            .max_concurrent_streams(max_streams.saturating_add(STREAMS_TO_REFUSE))
+            .initial_stream_window_size(stream_window_bytes)
+            .initial_connection_window_size(2 * stream_window_bytes)
+            .http2_max_header_list_size(MAX_HEADER_BYTES)
+            .accept_http1(true)
+            .serve_with_incoming_shutdown(
+                GrpcOnly(Services(Arc::clone(&calls))),
+                connections,
+                signal,
+            );
+        let deadline = async {
+            if stopped.await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            drained_or_given_up(&hub, drain_timeout).await;
+        };
+        let served = tokio::select! {
+            served = serve => served.context("serve gRPC"),
+            () = deadline => {
+                log_undelivered(&hub);
+                Ok(())
+            }
+            never = certificates(tls) => match never {},
+        };
+        drop(socket_files);
+        served
+    }
+}
