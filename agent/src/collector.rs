@@ -24,7 +24,7 @@ use crate::{
     tls::server::{InForce, ServerTls},
 };
 
-pub(crate) mod export;
+mod export;
 mod incoming;
 pub(crate) mod store;
 mod streams;

@@ -6,7 +6,6 @@ use std::{
 };
 
 use bytes::Bytes;
-use prost::Message as _;
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
     task::spawn_blocking,
@@ -246,11 +245,4 @@ fn shared(incoming: &Incoming, facts: &Facts) -> Batch {
         index: 0,
         last_of_scan: incoming.batch.last_of_scan,
     }
-}
-
-/// The acknowledgement as gRPC frames it, without compression.
-pub(crate) fn framed(ack: ExportAck) -> Bytes {
-    let message = ack.encode_to_vec();
-    let len_bytes = (message.len() as u32).to_be_bytes();
-    [&[0], &len_bytes[..], &message].concat().into()
 }

@@ -116,14 +116,7 @@ impl Incoming {
             ..Volume::default()
         };
         for record in &self.batch.records {
-            volume += Volume {
-                batches: 0,
-                records: 1,
-                packets: record
-                    .delta_packets
-                    .wrapping_add(record.delta_reverse_packets),
-                bytes: record.delta_bytes.wrapping_add(record.delta_reverse_bytes),
-            };
+            volume += Volume::of_record(record.delta());
         }
         volume
     }

@@ -196,6 +196,11 @@ fn data(parts: Vec<Bytes>) -> Vec<Frame<Bytes>> {
     parts.map(Frame::data).collect()
 }
 
+/// A message as gRPC frames it, without compression.
+pub(super) fn whole(message: &[u8]) -> Bytes {
+    [&header(false, message.len())[..], message].concat().into()
+}
+
 fn header(is_compressed: bool, len_bytes: usize) -> Bytes {
     let mut header = BytesMut::with_capacity(MESSAGE_HEADER_BYTES);
     header.put_u8(is_compressed.into());

@@ -29,7 +29,7 @@ use super::{
     warn_of_files,
 };
 use crate::{
-    collector::{Intake, MOST_BATCH_BYTES, export},
+    collector::{Intake, MOST_BATCH_BYTES},
     hub::Hub,
     proto::{CollectorStatus, ExportAck, GetCollectorStatusRequest, ObserveRequest},
 };
@@ -206,7 +206,10 @@ fn acknowledgements(
     let frames = stream::unfold(state, |state| async {
         let (mut acks, end, open) = state?;
         if let Some(ack) = acks.recv().await {
-            return Some((Frame::data(export::framed(ack)), Some((acks, end, open))));
+            return Some((
+                Frame::data(answer::whole(&ack.encode_to_vec())),
+                Some((acks, end, open)),
+            ));
         }
         let outcome = end.await;
         let outcome = outcome.unwrap_or_else(|_| Err(Status::internal("the call broke off")));

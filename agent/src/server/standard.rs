@@ -24,7 +24,7 @@ use tonic_health::{
 };
 use tonic_reflection::server::Builder;
 
-use super::request::MAX_REQUEST_BYTES;
+use super::{answer, request::MAX_REQUEST_BYTES};
 use crate::proto;
 
 const HEALTH: &str = "grpc.health.v1.Health";
@@ -172,10 +172,7 @@ fn until_stop<T: Send + 'static>(body: Body, stopped: watch::Receiver<()>, kept:
 }
 
 fn stopping() -> HeaderMap {
-    let mut trailers = HeaderMap::new();
-    // Only a message of other than plain characters could fail.
-    let _ = Status::unavailable("the agent stops").add_header(&mut trailers);
-    trailers
+    answer::trailers(Err(Status::unavailable("the agent stops")))
 }
 
 #[cfg(test)]
