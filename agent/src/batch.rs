@@ -28,9 +28,7 @@ const BATCH_LEN_BYTES: usize = 256 << 10;
 /// Room for the account, which closes the last batch of a scan.
 const TRAILER_LEN_BYTES: usize = 4 << 10;
 
-/// `records = 15`, length-delimited.
-const RECORDS_TAG: u8 = 15 << 3 | 2;
-const RECORD_PREFIX_LEN_BYTES: usize = 3;
+/// The length of a record takes at most two bytes.
 const _: () = assert!(RecordBuffer::LEN_BYTES < 1 << 14);
 
 /// Identifies the agent in every batch.
@@ -142,12 +140,12 @@ impl BatchEncoder {
     /// Appends a record. If the batch is full, it goes to `sink` first.
     #[inline]
     pub fn push(&mut self, record: &Record, sink: &mut impl FnMut(Batch)) {
-        let message = self.record.write(record);
-        if !self.open.has_room(message.len()) {
+        let encoded = self.record.write(record);
+        if !self.open.has_room(encoded.len()) {
             sink(self.open.take(false));
             self.open.start(self.open.index + 1);
         }
-        self.open.append(message);
+        self.open.append(encoded);
         for delta in record.delta {
             self.open.count(delta.pair());
         }
@@ -212,21 +210,13 @@ impl OpenBatch {
         self.delta.bytes = self.delta.bytes.wrapping_add(delta.bytes);
     }
 
-    fn has_room(&self, message_len: usize) -> bool {
-        let len = self.body.len() - self.head.len() + RECORD_PREFIX_LEN_BYTES + message_len;
-        len <= BATCH_LEN_BYTES
+    fn has_room(&self, record_len: usize) -> bool {
+        self.body.len() - self.head.len() + record_len <= BATCH_LEN_BYTES
     }
 
     #[inline]
-    fn append(&mut self, message: &[u8]) {
-        // A message is at most RecordBuffer::LEN_BYTES long, so its length takes at most two bytes.
-        let [high, low] = [(message.len() >> 7) as u8, (message.len() & 0x7f) as u8];
-        if high == 0 {
-            self.body.put_slice(&[RECORDS_TAG, low]);
-        } else {
-            self.body.put_slice(&[RECORDS_TAG, low | 0x80, high]);
-        }
-        self.body.put_slice(message);
+    fn append(&mut self, record: &[u8]) {
+        self.body.put_slice(record);
         self.records += 1;
     }
 

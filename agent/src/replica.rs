@@ -5,6 +5,7 @@ mod entry;
 mod find;
 mod handshake;
 mod oldest;
+mod order;
 mod outers;
 mod reports;
 mod sides;
@@ -21,8 +22,9 @@ use hashbrown::HashTable;
 
 use self::{
     entry::{Entry, Sides, State},
-    find::{Found, GROUP, hash_of},
+    find::{Found, GROUP, Guess, hash_of},
     oldest::Oldest,
+    order::Order,
     outers::Outers,
     reports::Reports,
     slab::Slab,
@@ -76,8 +78,11 @@ pub struct Replica {
     slab: Slab,
     index: HashTable<u32>,
     seed: SeedableRandomState,
+    order: Order,
     oldest: Oldest,
     waiting: Waiting,
+    /// The slots of flows of which this scan counted something that was put off until its end.
+    untold: Vec<u32>,
     evicted: u64,
     outers: Outers,
     reports: Reports,
@@ -98,8 +103,10 @@ impl Replica {
             slab: Slab::default(),
             index: HashTable::new(),
             seed: SeedableRandomState::with_seed(seed, SharedSeed::global_random()),
+            order: Order::default(),
             oldest: Oldest::new(max_flows, lifetimes),
             waiting: Waiting::default(),
+            untold: Vec::new(),
             evicted: 0,
             outers: Outers::default(),
             reports: Reports::every(settings.report_interval),
@@ -109,6 +116,7 @@ impl Replica {
     /// Changes how often a living flow is reported.
     pub fn report_every(&mut self, interval: Duration) {
         self.reports.set_interval(interval);
+        self.slab.all_are_due();
     }
 
     /// Changes when flows end. Those that have been quiet for too long by then end with the next scan.
@@ -117,18 +125,22 @@ impl Replica {
         if lifetimes != self.lifetimes {
             self.lifetimes = lifetimes;
             self.oldest = Oldest::new(self.max_flows, lifetimes);
+            self.slab.all_are_due();
         }
     }
 
     pub fn begin_scan(&mut self, clock: ScanClock) {
         self.clock = clock;
         self.scan = self.scan.wrapping_add(1);
+        self.order.begin_scan();
         self.outers.begin_scan();
     }
 
     /// Unix time was set by so much: flows have another beginning from then on.
     pub fn follow_set_clock(&mut self, by_ns: i64) {
-        for slot in self.slab.slots() {
+        let mut from = 0;
+        while let Some(slot) = self.slab.first_from(from) {
+            from = slot + 1;
             let entry = &mut self.slab[slot];
             entry.first_seen_unix_ns = entry.first_seen_unix_ns.saturating_add_signed(by_ns);
         }
@@ -143,34 +155,43 @@ impl Replica {
     ) {
         assert_eq!(keys.len(), counters.len(), "a key for each of the counters");
         for (keys, counters) in keys.chunks(GROUP).zip(counters.chunks(GROUP)) {
-            let found = self.look_up(keys);
-            for ((key, counters), (hash, slot)) in keys.iter().zip(counters).zip(found) {
+            let guesses = self.look_up(keys);
+            for ((key, counters), guess) in keys.iter().zip(counters).zip(guesses) {
                 // Entries before this one may have ended its flow, or created it.
-                let found = match slot.filter(|&slot| self.slab[slot].is(key)) {
-                    Some(slot) => Found::Flow(slot),
-                    None => self.find(hash, key),
+                let found = match guess {
+                    Guess::Slot(slot) if self.slab[slot].is(key) => Found::Flow(slot),
+                    Guess::Slot(_) => self.find(key),
+                    Guess::Hash(hash) => self.find_by_hash(hash, key),
                 };
-                self.update_flow(hash, found, key, counters, sink);
+                let slot = self.update_flow(found, key, counters, sink);
+                self.order.push(slot);
             }
         }
         self.settle_outers();
     }
 
+    /// Returns the slot in which the flow most likely is from then on.
     fn update_flow(
         &mut self,
-        hash: u64,
         found: Found,
         key: &FlowKey,
         counters: &FlowCounters,
         sink: &mut impl FnMut(&Record),
-    ) {
+    ) -> u32 {
         match found {
             Found::Flow(slot) if self.slab[slot].sides == Sides::Joined => {
-                self.update_joined(hash, slot, key, counters, sink);
+                self.update_joined(slot, key, counters, sink);
+                slot
             }
-            Found::Flow(slot) => self.add(slot, counters, sink),
-            Found::OtherSide(slot) => self.meet(hash, slot, key, counters, sink),
-            Found::Nothing => self.insert(hash, self.entry(key, counters), sink),
+            Found::Flow(slot) => {
+                self.add(slot, counters, sink);
+                slot
+            }
+            Found::OtherSide(slot) => {
+                self.meet(slot, key, counters, sink);
+                slot
+            }
+            Found::Nothing { hash } => self.insert(hash, self.entry(key, counters), sink),
         }
     }
 
@@ -184,43 +205,77 @@ impl Replica {
             return;
         }
         let delta = entry.add(counters, self.clock, self.scan);
-        let (rank_ns, is_told) = (entry.rank_ns(self.lifetimes), entry.is_told);
-        self.oldest.note((rank_ns, slot));
+        let is_told = entry.is_told;
+        self.note_age(slot);
         if is_told {
             self.report(slot, delta, sink);
         }
+    }
+
+    /// Notes when the flow ends, and makes room for others, unless more of it comes.
+    #[inline]
+    fn note_age(&mut self, slot: u32) {
+        let entry = &self.slab[slot];
+        let (rank_ns, end_ns) = (entry.rank_ns(self.lifetimes), entry.end_ns(self.lifetimes));
+        self.oldest.note((rank_ns, slot));
+        self.slab.note_due(slot, end_ns);
     }
 
     /// Emits what the flow counted, now or when its time has come.
     fn report(&mut self, slot: u32, delta: [Counts; 2], sink: &mut impl FnMut(&Record)) {
         if let Some(delta) = self.reports.add(slot, delta, self.clock.boot_ns) {
             sink(&self.record(slot, delta, None));
+        } else if let Some(due_ns) = self.reports.due_ns(slot) {
+            self.slab.note_due(slot, due_ns);
         }
     }
 
     /// Ends closed flows whose linger is over, flows that were quiet for too long, and all flows of interfaces
     /// that have left.
     pub fn end_scan(&mut self, left: &BTreeSet<InterfaceId>, sink: &mut impl FnMut(&Record)) {
-        for slot in self.slab.slots() {
+        while let Some(slot) = self.untold.pop() {
             self.tell(slot, sink);
-            let entry = &self.slab[slot];
-            if !left.is_empty() && left.contains(&InterfaceId::of(&entry.key)) {
-                self.end_by_force(slot, sink);
-                continue;
-            }
-            match self.reason_to_end(slot) {
-                Some(reason) => {
-                    self.end(slot, reason, sink);
-                    self.settle_outers();
-                }
-                None => {
-                    if let Some(delta) = self.reports.due(slot, self.clock.boot_ns) {
-                        sink(&self.record(slot, delta, None));
-                    }
-                }
+        }
+        if !left.is_empty() {
+            self.end_those_of(left, sink);
+        }
+        let mut from = 0;
+        while let Some(slots) = self.slab.take_due(from, self.clock.boot_ns) {
+            from = slots.end;
+            for slot in slots {
+                self.look_at(slot, sink);
             }
         }
         self.shrink();
+    }
+
+    /// Ends all flows of interfaces that have left.
+    fn end_those_of(&mut self, left: &BTreeSet<InterfaceId>, sink: &mut impl FnMut(&Record)) {
+        let mut from = 0;
+        while let Some(slot) = self.slab.first_from(from) {
+            from = slot + 1;
+            if left.contains(&InterfaceId::of(&self.slab[slot].key)) {
+                self.end_by_force(slot, sink);
+            }
+        }
+    }
+
+    /// Ends the flow of a slot, or reports what waits of it, if it is time. Else notes when that will be.
+    fn look_at(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
+        if self.slab.get(slot).is_none() {
+            return;
+        }
+        if let Some(reason) = self.reason_to_end(slot) {
+            self.end(slot, reason, sink);
+            self.settle_outers();
+            return;
+        }
+        if let Some(delta) = self.reports.due(slot, self.clock.boot_ns) {
+            sink(&self.record(slot, delta, None));
+        }
+        let end_ns = self.slab[slot].end_ns(self.lifetimes);
+        let report_ns = self.reports.due_ns(slot).unwrap_or(u64::MAX);
+        self.slab.note_due(slot, end_ns.min(report_ns));
     }
 
     /// Gives back what flows took that have ended. Not with each scan, since the next one may bring as many.
@@ -228,11 +283,13 @@ impl Replica {
         if !self.scan.is_multiple_of(SHRINKS_EVERY) {
             return;
         }
+        self.order.shrink();
         let chunks = self.slab.shrink();
         if chunks == 0 {
             return;
         }
-        self.reports.shrink(self.slab.slots().end);
+        self.untold.shrink_to_fit();
+        self.reports.shrink(self.slab.end());
         if self.index.capacity() / 4 > self.index.len() {
             self.index.shrink_to(2 * self.index.len(), |&slot| {
                 hash_of(&self.seed, &self.slab[slot].key)
@@ -251,17 +308,21 @@ impl Replica {
         if self.clock.slept_ns != 0 && entry.scan == self.scan {
             return None;
         }
-        let quiet_ns = self.clock.boot_ns.saturating_sub(entry.last_seen_boot_ns);
+        if self.clock.boot_ns < entry.end_ns(self.lifetimes) {
+            return None;
+        }
         match entry.state {
-            State::Living if quiet_ns >= self.lifetimes.idle_ns => Some(EndReason::IdleTimeout),
-            State::Closing if quiet_ns >= self.lifetimes.linger_ns => Some(EndReason::EndOfFlow),
-            State::Free | State::Living | State::Closing => None,
+            State::Living => Some(EndReason::IdleTimeout),
+            State::Closing => Some(EndReason::EndOfFlow),
+            State::Free => None,
         }
     }
 
     /// Ends every flow, including those that linger, since the agent stops.
     pub fn finish(&mut self, sink: &mut impl FnMut(&Record)) {
-        for slot in self.slab.slots() {
+        let mut from = 0;
+        while let Some(slot) = self.slab.first_from(from) {
+            from = slot + 1;
             self.tell(slot, sink);
             self.end_by_force(slot, sink);
         }
@@ -286,10 +347,9 @@ impl Replica {
         clock: ScanClock,
         sink: &mut impl FnMut(&Record),
     ) -> bool {
-        let end = self.slab.slots().end;
+        let end = self.slab.end();
         for slot in slots.start..slots.end.min(end) {
-            let entry = &self.slab[slot];
-            if entry.state != State::Free {
+            if let Some(entry) = self.slab.get(slot) {
                 let is_joined = entry.sides == Sides::Joined;
                 let held = self.reports.held(slot);
                 let told = [0, 1].map(|side| entry.total[side] - held[side]);
@@ -324,7 +384,8 @@ impl Replica {
         Entry::new(key, counters, self.clock, self.scan)
     }
 
-    fn insert(&mut self, hash: u64, entry: Entry, sink: &mut impl FnMut(&Record)) {
+    /// Returns the slot of the flow.
+    fn insert(&mut self, hash: u64, entry: Entry, sink: &mut impl FnMut(&Record)) -> u32 {
         while self.len() >= self.max_flows {
             self.make_room(sink);
         }
@@ -333,6 +394,7 @@ impl Replica {
             hash_of(&self.seed, &self.slab[other].key)
         });
         self.begin(slot, sink);
+        slot
     }
 
     /// Emits the first record of a flow, unless only one direction was counted. Such a flow may be half of one
@@ -341,9 +403,12 @@ impl Replica {
         self.reports.begin(slot, self.clock.boot_ns);
         let entry = &self.slab[slot];
         self.outers.begin(&entry.key);
-        self.oldest.note((entry.rank_ns(self.lifetimes), slot));
-        if entry.sides != Sides::One || entry.only_direction().is_none() {
+        let is_whole = entry.sides != Sides::One || entry.only_direction().is_none();
+        self.note_age(slot);
+        if is_whole {
             self.tell(slot, sink);
+        } else {
+            self.untold.push(slot);
         }
     }
 

@@ -143,8 +143,8 @@ impl Profile {
         (key, counters)
     }
 
-    /// All entries as a scan drains one page: window by window, and within a window in slots that depend on which flow
-    /// came first, which differs by page. What finds its windows full comes last.
+    /// All entries as a scan drains one page: window by window, and within a window in the order of their tags. Which flow finds its
+    /// first window full depends on which one came first, which differs by page. What finds both full comes last.
     pub fn page(self, page: u32) -> Page {
         let windows = (self.flows * 4 / 3).div_ceil(slots::SLOTS);
         let mut placed = vec![[None; slots::SLOTS as usize]; windows as usize];
@@ -155,17 +155,23 @@ impl Profile {
             let (key, _) = Self::entry(number);
             let first = Hash::of(&key.words(), |index| mix(index as u64));
             let free = [first, first.again()].into_iter().find_map(|hash| {
-                let Walk { window, start, .. } = hash.walk(windows);
+                let Walk { window, start, tag } = hash.walk(windows);
                 let mut slots = (start..start + slots::SLOTS).map(|slot| slot % slots::SLOTS);
                 let free = slots.find(|&slot| placed[window as usize][slot as usize].is_none());
-                free.map(|slot| (window, slot))
+                free.map(|slot| (window, slot, tag))
             });
             match free {
-                Some((window, slot)) => placed[window as usize][slot as usize] = Some(number),
+                Some((window, slot, tag)) => {
+                    placed[window as usize][slot as usize] = Some((tag, number));
+                }
                 None => behind.push(number),
             }
         }
-        let order = placed.into_iter().flatten().flatten().chain(behind);
+        for window in &mut placed {
+            window.sort_unstable();
+        }
+        let placed = placed.into_iter().flatten().flatten();
+        let order = placed.map(|(_, number)| number).chain(behind);
         let (keys, counters) = order.map(Self::entry).unzip();
         Page { keys, counters }
     }

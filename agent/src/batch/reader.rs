@@ -8,7 +8,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use prost::{DecodeError, Message as _};
 
-use super::RECORDS_TAG;
+use super::record_buffer::RECORDS_TAG;
 use crate::proto::{FlowBatch, FlowRecord};
 
 /// One of IPv4 has a little more.

@@ -1,5 +1,10 @@
 //! Encodes a [`Record`] as the fields of a `FlowRecord` message, in one buffer for all records.
 
+#![expect(
+    clippy::inline_always,
+    reason = "a writer's length is in a register only if all that writes is one function"
+)]
+
 use agent_common::{Direction, Encapsulation, FlowKey, L4Kind, protocol::TCP};
 
 use crate::record::Record;
@@ -9,26 +14,68 @@ const VARINT: u32 = 0;
 const FIXED64: u32 = 1;
 const LEN: u32 = 2;
 
+/// `FlowBatch.records`.
+pub(super) const RECORDS_TAG: u8 = 15 << 3 | LEN as u8;
+/// The tag, and a length that takes at most two bytes.
+const PREFIX_LEN_BYTES: usize = 3;
+/// A short varint is written with so many bytes, of which only the first ones may be its own.
+const WORD_LEN_BYTES: usize = 8;
+
 pub(super) struct RecordBuffer {
-    bytes: [u8; Self::LEN_BYTES],
-    len: usize,
+    bytes: Room,
 }
 
+type Room = [u8; RecordBuffer::LEN_BYTES + WORD_LEN_BYTES];
+
 impl RecordBuffer {
-    /// A record takes 348 bytes if every field is at its longest.
+    /// A record takes 351 bytes with its prefix if every field is at its longest.
     pub(super) const LEN_BYTES: usize = 368;
 
     pub(super) fn new() -> Self {
         Self {
-            bytes: [0; Self::LEN_BYTES],
-            len: 0,
+            bytes: [0; Self::LEN_BYTES + WORD_LEN_BYTES],
         }
     }
 
-    /// Encodes a record. The field numbers are those of `FlowRecord` in `flow.proto`.
+    /// Encodes a record as an element of `FlowBatch.records`.
     #[inline]
     pub(super) fn write(&mut self, record: &Record) -> &[u8] {
-        self.len = 0;
+        let mut writer = Writer {
+            bytes: &mut self.bytes,
+            len: PREFIX_LEN_BYTES,
+        };
+        writer.fields(record);
+        let end = writer.len;
+        let start = writer.put_prefix();
+        &self.bytes[start..end]
+    }
+}
+
+/// Writes the fields of a record, each behind the one before. It is a variable of one function, into which all of this is compiled: so
+/// its length is in a register, since each field's place depends on all before it.
+struct Writer<'a> {
+    bytes: &'a mut Room,
+    len: usize,
+}
+
+impl Writer<'_> {
+    /// Puts tag and length before the fields. Returns where they begin.
+    #[inline(always)]
+    fn put_prefix(self) -> usize {
+        let len = self.len - PREFIX_LEN_BYTES;
+        let [high, low] = [(len >> 7) as u8, (len & 0x7f) as u8];
+        if high == 0 {
+            self.bytes[1..PREFIX_LEN_BYTES].copy_from_slice(&[RECORDS_TAG, low]);
+            1
+        } else {
+            self.bytes[..PREFIX_LEN_BYTES].copy_from_slice(&[RECORDS_TAG, low | 0x80, high]);
+            0
+        }
+    }
+
+    /// The field numbers are those of `FlowRecord` in `flow.proto`.
+    #[inline(always)]
+    fn fields(&mut self, record: &Record) {
         let key = &record.key;
         let reversed = record.initiator != 0;
 
@@ -95,25 +142,23 @@ impl RecordBuffer {
         self.count::<39>(record.delta[1].ip_bytes);
         self.count::<40>(record.total[0].ip_bytes);
         self.count::<41>(record.total[1].ip_bytes);
-        &self.bytes[..self.len]
     }
 
+    #[inline(always)]
     fn vlan_ids<const FIELD: u32>(&mut self, ids: [u16; 2]) {
-        let mut packed = Self {
-            bytes: [0; Self::LEN_BYTES],
-            len: 0,
-        };
         if ids == [0, 0] {
             return;
         }
-        for id in ids.into_iter().filter(|&id| id != 0) {
-            packed.varint(u64::from(id));
-        }
         self.tag::<FIELD, LEN>();
-        self.varint(packed.len as u64);
-        self.append(&packed.bytes[..packed.len]);
+        let len = self.len;
+        self.byte(0);
+        for id in ids.into_iter().filter(|&id| id != 0) {
+            self.varint(u64::from(id));
+        }
+        self.bytes[len] = (self.len - len - 1) as u8;
     }
 
+    #[inline(always)]
     fn icmp(&mut self, key: &FlowKey, kind: Option<L4Kind>) {
         if !matches!(kind, Some(L4Kind::Icmp | L4Kind::IcmpQuery)) {
             return;
@@ -127,6 +172,7 @@ impl RecordBuffer {
     }
 
     /// The numbers of the enum in `flow.proto` are those in a flow's key, except for GRE without a GRE key.
+    #[inline(always)]
     fn encapsulation(&mut self, record: &Record, reversed: bool) {
         let key = &record.key;
         let (number, id) = match Encapsulation::from_u8(key.encapsulation) {
@@ -148,7 +194,7 @@ impl RecordBuffer {
     }
 
     /// A field whose absence means zero.
-    #[inline]
+    #[inline(always)]
     fn count<const FIELD: u32>(&mut self, value: u64) {
         if value != 0 {
             self.value::<FIELD>(value);
@@ -156,49 +202,82 @@ impl RecordBuffer {
     }
 
     /// An `optional` field, in which zero is written too.
-    #[inline]
+    #[inline(always)]
     fn value<const FIELD: u32>(&mut self, value: u64) {
         self.tag::<FIELD, VARINT>();
         self.varint(value);
     }
 
-    #[inline]
+    #[inline(always)]
     fn fixed64<const FIELD: u32>(&mut self, value: u64) {
         self.tag::<FIELD, FIXED64>();
         self.append(&value.to_le_bytes());
     }
 
-    #[inline]
+    #[inline(always)]
     fn bytes<const FIELD: u32>(&mut self, bytes: &[u8]) {
         self.tag::<FIELD, LEN>();
-        self.varint(bytes.len() as u64);
+        self.byte(bytes.len() as u8);
         self.append(bytes);
     }
 
-    #[inline]
+    #[inline(always)]
     fn tag<const FIELD: u32, const WIRE_TYPE: u32>(&mut self) {
         let tag = FIELD << 3 | WIRE_TYPE;
         if tag < 0x80 {
-            self.append(&[tag as u8]);
+            self.byte(tag as u8);
         } else {
             self.append(&[tag as u8 | 0x80, (tag >> 7) as u8]);
         }
     }
 
-    #[inline]
-    fn varint(&mut self, mut value: u64) {
-        while value >= 0x80 {
-            self.append(&[value as u8 | 0x80]);
-            value >>= 7;
+    #[inline(always)]
+    fn varint(&mut self, value: u64) {
+        if value >= 1 << (7 * WORD_LEN_BYTES) {
+            self.len = put_long_varint(self.bytes, self.len, value);
+            return;
         }
-        self.append(&[value as u8]);
+        let (word, len) = short_varint(value);
+        self.bytes[self.len..self.len + WORD_LEN_BYTES].copy_from_slice(&word.to_le_bytes());
+        self.len += len;
     }
 
-    #[inline]
+    #[inline(always)]
+    fn byte(&mut self, byte: u8) {
+        self.bytes[self.len] = byte;
+        self.len += 1;
+    }
+
+    #[inline(always)]
     fn append(&mut self, bytes: &[u8]) {
         self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
         self.len += bytes.len();
     }
+}
+
+/// One that does not fit into a word. Returns where it ends.
+#[cold]
+fn put_long_varint(bytes: &mut Room, mut at: usize, mut value: u64) -> usize {
+    while value >= 0x80 {
+        bytes[at] = value as u8 | 0x80;
+        value >>= 7;
+        at += 1;
+    }
+    bytes[at] = value as u8;
+    at + 1
+}
+
+/// The varint of 56 bits, in the lower bytes of a word, and how many it has. Without a branch for each byte: lengths vary from field to
+/// field, so no branch would be foreseen.
+#[inline(always)]
+fn short_varint(value: u64) -> (u64, usize) {
+    // Gives each seven bits a byte, by halves.
+    let halves = value & 0x0fff_ffff | (value & 0x00ff_ffff_f000_0000) << 4;
+    let quarters = halves & 0x0000_3fff_0000_3fff | (halves & 0x0fff_c000_0fff_c000) << 2;
+    let sevens = quarters & 0x007f_007f_007f_007f | (quarters & 0x3f80_3f80_3f80_3f80) << 1;
+    let len = WORD_LEN_BYTES - (sevens | 1).leading_zeros() as usize / 8;
+    let before_last = (1 << (8 * (len - 1))) - 1;
+    (sevens | 0x8080_8080_8080_8080 & before_last, len)
 }
 
 /// A value of the enum in `flow.proto`, where 0 is unspecified.

@@ -16,29 +16,69 @@ pub enum Found {
     Flow(u32),
     /// The same flow on the other side of the interface.
     OtherSide(u32),
-    Nothing,
+    Nothing {
+        hash: u64,
+    },
 }
 
+/// Where the look-up of a group found a flow.
+#[derive(Clone, Copy)]
+pub enum Guess {
+    Slot(u32),
+    /// Not at once: the hash of its key.
+    Hash(u64),
+}
+
+/// The slots in which the flows of a group's keys most likely are.
+pub type Slots = [Option<u32>; GROUP];
+
 impl Replica {
-    /// For each key of a group, the hash and, if the flow is known, most likely the slot.
+    /// Looks up a group of keys.
     ///
     /// A large table fits into no cache. Each step is done for the whole group before the next step. So the
     /// CPU waits for many reads from memory at once, and the updates find their entries in the cache.
-    pub(super) fn look_up(&self, keys: &[FlowKey]) -> [(u64, Option<u32>); GROUP] {
-        let mut found = [(0, None); GROUP];
-        for (found, key) in found.iter_mut().zip(keys) {
-            let hash = hash_of(&self.seed, key);
-            *found = (hash, self.index.find(hash, |_| true).copied());
+    pub(super) fn look_up(&mut self, keys: &[FlowKey]) -> [Guess; GROUP] {
+        let mut slots = Slots::default();
+        self.order.find(keys, &self.slab, &mut slots);
+        let mut guesses = slots.map(|slot| slot.map_or(Guess::Hash(0), Guess::Slot));
+        let found = slots.iter().flatten().count();
+        if found < keys.len() {
+            self.look_up_by_hash(keys, &mut guesses);
         }
-        for ((_, slot), key) in found.iter_mut().zip(keys) {
-            *slot = slot.filter(|&slot| self.slab[slot].is(key));
+        guesses
+    }
+
+    /// The same for those of a group that are not found yet.
+    fn look_up_by_hash(&mut self, keys: &[FlowKey], guesses: &mut [Guess; GROUP]) {
+        let mut slots = Slots::default();
+        for ((slot, guess), key) in slots.iter_mut().zip(&mut *guesses).zip(keys) {
+            if let Guess::Hash(hash) = guess {
+                *hash = hash_of(&self.seed, key);
+                *slot = self.index.find(*hash, |_| true).copied();
+            }
         }
-        found
+        let mut last = None;
+        for ((slot, guess), key) in slots.into_iter().zip(guesses).zip(keys) {
+            let Some(slot) = slot.filter(|&slot| self.slab[slot].is(key)) else {
+                continue;
+            };
+            *guess = Guess::Slot(slot);
+            if self.slab[slot].scan == self.scan.wrapping_sub(1) {
+                last = Some(slot);
+            }
+        }
+        if let Some(slot) = last {
+            self.order.go_on_after(slot);
+        }
     }
 
     /// Both sides of a flow have the same hash, so one look-up is enough.
-    pub(super) fn find(&self, hash: u64, key: &FlowKey) -> Found {
-        let mut found = Found::Nothing;
+    pub(super) fn find(&self, key: &FlowKey) -> Found {
+        self.find_by_hash(hash_of(&self.seed, key), key)
+    }
+
+    pub(super) fn find_by_hash(&self, hash: u64, key: &FlowKey) -> Found {
+        let mut found = Found::Nothing { hash };
         for &slot in self.index.iter_hash(hash) {
             let entry = &self.slab[slot];
             if entry.is(key) {

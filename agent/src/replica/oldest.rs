@@ -61,7 +61,9 @@ impl Oldest {
             ages.truncate(self.selection);
             ages[self.selection - 1].0
         };
-        for slot in slab.slots() {
+        let mut from = 0;
+        while let Some(slot) = slab.first_from(from) {
+            from = slot + 1;
             let age = (slab[slot].rank_ns(self.lifetimes), slot);
             if age > bound {
                 continue;

@@ -5,11 +5,7 @@ use std::collections::HashMap;
 
 use agent_common::{FlowCounters, FlowKey, Outer};
 
-use super::{
-    Replica, came_through_a_tunnel,
-    find::{Found, hash_of},
-    handshake::opens,
-};
+use super::{Replica, came_through_a_tunnel, find::Found, handshake::opens};
 
 #[derive(Default)]
 pub struct Outers {
@@ -83,9 +79,8 @@ impl Replica {
     /// run before the next `note_outer`, which would take the endpoints of a gone flow for known ones.
     pub(super) fn settle_outers(&mut self) {
         while let Some(key) = self.outers.ended.pop() {
-            let hash = hash_of(&self.seed, &key);
             for key in [key, beside(&key)] {
-                if !matches!(self.find(hash, &key), Found::Flow(_)) {
+                if !matches!(self.find(&key), Found::Flow(_)) {
                     self.outers.known.remove(&key);
                 }
             }

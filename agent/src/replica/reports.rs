@@ -54,16 +54,25 @@ impl Reports {
 
     /// What to report of a flow that has counted nothing more, if there is something and its time has come.
     pub fn due(&mut self, slot: u32, now_boot_ns: u64) -> Option<[Counts; 2]> {
-        // Scans do not come to the nanosecond. One that is a little early would put the report off for a whole one.
-        let tolerance_ns = self.interval_ns / 20;
-        let interval_ns = self.interval_ns - tolerance_ns;
-        let waiting = self.waiting.get_mut(slot as usize)?;
-        let is_over = now_boot_ns.saturating_sub(waiting.since_boot_ns) >= interval_ns;
-        if waiting.delta == [Counts::default(); 2] || !is_over {
+        if self.due_ns(slot)? > now_boot_ns {
             return None;
         }
+        let waiting = self.at(slot);
         waiting.since_boot_ns = now_boot_ns;
         Some(std::mem::take(&mut waiting.delta))
+    }
+
+    /// The boot time from which on what waits of a flow is reported, if something does.
+    pub fn due_ns(&self, slot: u32) -> Option<u64> {
+        // Scans do not come to the nanosecond. One that is a little early would put the report off for a whole one.
+        let tolerance_ns = self.interval_ns / 20;
+        let waiting = self.waiting.get(slot as usize)?;
+        let waits = waiting.delta != [Counts::default(); 2];
+        waits.then(|| {
+            waiting
+                .since_boot_ns
+                .saturating_add(self.interval_ns - tolerance_ns)
+        })
     }
 
     /// What was not reported of a flow so far.

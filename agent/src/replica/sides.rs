@@ -10,6 +10,7 @@ use agent_common::{FlowCounters, FlowKey};
 use super::{
     Replica,
     entry::{Entry, Sides},
+    find::hash_of,
     waiting::{self, merged, only_direction},
 };
 use crate::record::{EndReason, Record};
@@ -18,7 +19,6 @@ impl Replica {
     /// Handles a flow that is known on one side and comes on the other one for the first time.
     pub(super) fn meet(
         &mut self,
-        hash: u64,
         known: u32,
         key: &FlowKey,
         counters: &FlowCounters,
@@ -33,25 +33,23 @@ impl Replica {
             entry.sides = Sides::Apart;
             let initiator = entry.initiator;
             let other = self.entry(key, counters).apart(initiator);
-            self.insert(hash, other, sink);
+            self.insert(hash_of(&self.seed, key), other, sink);
             return;
         }
         if !entry.is_told {
             entry.join(counters, self.clock);
-            let rank_ns = entry.rank_ns(self.lifetimes);
-            self.oldest.note((rank_ns, known));
+            self.note_age(known);
         } else if direction != Some(entry.initiator) {
             // The records so far took the answers for a plain flow's, so they name the wrong side.
             self.replace(known, EndReason::ForcedEnd, self.entry(key, counters), sink);
         } else {
             entry.sides = Sides::Joined;
-            self.update_joined(hash, known, key, counters, sink);
+            self.update_joined(known, key, counters, sink);
         }
     }
 
     pub(super) fn update_joined(
         &mut self,
-        hash: u64,
         slot: u32,
         key: &FlowKey,
         counters: &FlowCounters,
@@ -60,7 +58,7 @@ impl Replica {
         let entry = &self.slab[slot];
         let direction = key.side() ^ entry.hook();
         if counters.packets[usize::from(1 - direction)] != 0 {
-            self.divide(hash, slot, key, counters, sink);
+            self.divide(slot, key, counters, sink);
             return;
         }
         match self.take_waiting(slot) {
@@ -69,14 +67,16 @@ impl Replica {
                 self.add(slot, counters, sink);
             }
             Some(half) => self.add(slot, &merged(&half, counters), sink),
-            None => self.slab[slot].waiting = self.waiting.put(counters),
+            None => {
+                self.slab[slot].waiting = self.waiting.put(counters);
+                self.untold.push(slot);
+            }
         }
     }
 
     /// Divides a joined flow: one of its directions is seen on both sides after all.
     fn divide(
         &mut self,
-        hash: u64,
         slot: u32,
         key: &FlowKey,
         counters: &FlowCounters,
@@ -88,7 +88,7 @@ impl Replica {
         if entry.is_told && entry.only_direction() == Some(initiator) {
             // No record has reported the other half.
             entry.sides = Sides::Apart;
-            self.update_flow(hash, self.find(hash, key), key, counters, sink);
+            self.update_flow(self.find(key), key, counters, sink);
         } else {
             let first = self.entry(key, counters).apart(initiator);
             self.replace(slot, EndReason::ForcedEnd, first, sink);
@@ -96,7 +96,7 @@ impl Replica {
         if let Some(half) = half {
             let direction = only_direction(half.packets).unwrap_or(initiator);
             let key = key.with_side(direction ^ hook);
-            self.update_flow(hash, self.find(hash, &key), &key, &half, sink);
+            self.update_flow(self.find(&key), &key, &half, sink);
         }
     }
 

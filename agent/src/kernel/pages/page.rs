@@ -206,22 +206,30 @@ impl Default for Taken {
 }
 
 impl Taken {
-    /// Adds the flows of a window. Two CPUs may have begun a flow at the same moment, each in a slot of its own.
+    /// Adds the flows of a window, in the order of their tags, so that the same flows come in the same order from any page. Two CPUs
+    /// may have begun a flow at the same moment, each in a slot of its own.
     fn add(&mut self, window: &[Slot]) {
-        let mut places = [0; SLOTS as usize];
+        let mut flows = [(EMPTY, 0); SLOTS as usize];
+        let flows = &mut flows[..window.len()];
         for (index, slot) in window.iter().enumerate() {
-            let is_same =
-                |other: &Slot| other.counters.state == slot.counters.state && other.key == slot.key;
-            if let Some(first) = window[..index].iter().position(is_same) {
-                self.values[places[first]].unite(&slot.counters);
-                places[index] = places[first];
+            flows[index] = (slot.counters.state, index);
+        }
+        flows.sort_unstable();
+        // Where the flows with this tag begin among those that are taken.
+        let (mut tag, mut start) = (EMPTY, 0);
+        for &mut (state, index) in flows {
+            let Slot { key, counters } = &window[index];
+            if state != tag {
+                (tag, start) = (state, self.keys.len());
+            }
+            if let Some(first) = self.keys[start..].iter().position(|other| other == key) {
+                self.values[start + first].unite(counters);
                 continue;
             }
-            places[index] = self.keys.len();
-            self.keys.push(slot.key);
+            self.keys.push(*key);
             self.values.push(FlowCounters {
                 state: EMPTY,
-                ..slot.counters
+                ..*counters
             });
         }
     }
@@ -234,5 +242,48 @@ impl Taken {
         self.keys.clear();
         self.values.clear();
         count as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(tag: u32, ifindex: u32, packets: u64) -> Slot {
+        let mut slot = Slot::default();
+        slot.key.ifindex = ifindex;
+        (slot.counters.state, slot.counters.packets[0]) = (tag, packets);
+        slot
+    }
+
+    /// The interface's index and the packets of each flow, as they come out of a window.
+    fn taken(window: &[Slot]) -> Vec<(u32, u64)> {
+        let mut taken = Taken::default();
+        taken.add(window);
+        assert!(taken.values.iter().all(|value| value.state == EMPTY));
+        let flows = taken.keys.iter().zip(&taken.values);
+        flows
+            .map(|(key, value)| (key.ifindex, value.packets[0]))
+            .collect()
+    }
+
+    #[test]
+    fn a_window_gives_its_flows_in_one_order_whichever_came_first() {
+        let mut window = [slot(9, 1, 1), slot(3, 2, 2), slot(5, 3, 3)];
+        assert_eq!(taken(&window), [(2, 2), (3, 3), (1, 1)]);
+        window.reverse();
+        assert_eq!(taken(&window), [(2, 2), (3, 3), (1, 1)]);
+    }
+
+    #[test]
+    fn a_flow_in_two_slots_is_one_and_another_with_its_tag_is_not() {
+        let window = [
+            slot(5, 1, 1),
+            slot(5, 2, 10),
+            slot(3, 1, 100),
+            slot(5, 1, 2),
+            slot(5, 2, 20),
+        ];
+        assert_eq!(taken(&window), [(1, 100), (1, 3), (2, 30)]);
     }
 }

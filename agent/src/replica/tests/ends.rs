@@ -158,20 +158,20 @@ fn what_many_flows_took_is_given_back_when_they_have_ended_and_the_others_go_on(
         .map(|flow| (flow, counters(1, &[ACK], &[ACK])))
         .collect();
     assert_eq!(scan(&mut replica, 1, &all).len(), 0);
-    let full = (replica.slab.slots().end, replica.index.capacity());
+    let full = (replica.slab.end(), replica.index.capacity());
     assert_eq!(full.0, MANY);
     // The first and a later one live, and a new one takes the first slot that is free.
     let two = [3, 5000].map(|flow| (flow, counters(20, &[ACK], &[])));
     scan(&mut replica, 20, &two);
     let ended = scan(&mut replica, 31, &[]);
     assert_eq!(ended.len(), MANY as usize - 2);
-    assert_eq!(replica.slab.slots().end, MANY, "more may come soon");
+    assert_eq!(replica.slab.end(), MANY, "more may come soon");
     for _ in 3..16 {
         scan(&mut replica, 31, &[]);
     }
     let sum: u64 = ended.iter().map(|record| record.delta[0].packets).sum();
     assert_eq!(sum, 0, "they were reported before");
-    assert_eq!(replica.slab.slots().end, 8192);
+    assert_eq!(replica.slab.end(), 8192);
     assert!(replica.index.capacity() < full.1 / 4);
     let more = [
         (3, counters(32, &[ACK], &[])),
@@ -190,5 +190,5 @@ fn what_many_flows_took_is_given_back_when_they_have_ended_and_the_others_go_on(
     for _ in 19..32 {
         scan(&mut replica, 62, &[]);
     }
-    assert_eq!(replica.slab.slots(), 0..0);
+    assert_eq!(replica.slab.end(), 0);
 }

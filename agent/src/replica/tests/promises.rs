@@ -30,7 +30,7 @@ impl Listener {
     /// Compares what the replica says of all flows with what was told of them.
     fn compare(&self, replica: &Replica) {
         let mut listed = 0;
-        let slots = replica.slab.slots().end;
+        let slots = replica.slab.end();
         // In steps, as a snapshot is taken.
         for from in (0..=slots).step_by(3) {
             let is_more = replica.flows(from..from + 3, replica.clock, &mut |record| {
@@ -82,6 +82,17 @@ impl Listener {
     }
 }
 
+/// Checks after a scan that no flow is left whose time has come.
+fn nothing_is_due(replica: &Replica) {
+    let now_ns = replica.clock.boot_ns;
+    for slot in (0..replica.slab.end()).filter(|&slot| replica.slab.get(slot).is_some()) {
+        assert!(replica.reason_to_end(slot).is_none());
+        let report_ns = replica.reports.due_ns(slot);
+        assert!(report_ns.is_none_or(|report_ns| report_ns > now_ns));
+        assert!(replica.slab[slot].is_told && replica.slab[slot].waiting == waiting::NONE);
+    }
+}
+
 /// Key, seconds before the scan, flags in both directions, packets.
 type Op = (u32, u64, [u8; 2], [u64; 2]);
 
@@ -122,6 +133,7 @@ fn play(max_flows: usize, scans: &[Vec<Op>], report_seconds: u64) -> u64 {
         });
         assert!(replica.len() <= max_flows);
         replica.end_scan(&BTreeSet::new(), &mut |record| listener.hear(record));
+        nothing_is_due(&replica);
         assert!(puts_off || replica.len() == listener.living.len());
         listener.compare(&replica);
     }
@@ -234,6 +246,7 @@ fn play_sides(max_flows: usize, scans: &[Vec<SidedOp>], report_seconds: u64) {
         replica.update(&page.0, &page.1, &mut hear);
         assert!(replica.len() <= max_flows);
         replica.end_scan(&BTreeSet::new(), &mut hear);
+        nothing_is_due(&replica);
     }
     replica.finish(&mut hear);
     assert!(replica.is_empty() && listener.living.is_empty());
