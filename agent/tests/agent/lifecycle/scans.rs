@@ -1,8 +1,15 @@
 //! What the status says about the scans, and about the table that they drain.
 
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+use agent_common::Pair;
 use lab::{Lab, privilege::is_root_or_skip};
 
-use crate::support::{Agent, Report, count, pair, wait_until};
+use crate::support::{Agent, Report, count, pair, wait_for_packets, wait_until};
 
 #[test]
 fn the_status_tells_what_the_scans_found_and_took() {
@@ -123,4 +130,54 @@ fn early_scans_make_no_more_records_of_flows_that_go_on() {
         assert_eq!(report.seen(), count(ROUNDS * u64::from(FLOWS), &frames[0]));
     }
     assert_eq!(at_once.sums(), late.sums());
+}
+
+#[test]
+fn an_agent_that_is_stopped_in_the_middle_of_scans_loses_nothing() {
+    const FLOWS: u16 = 8000;
+    const STOP: Duration = Duration::from_millis(600);
+    /// Buckets of the histogram that have only what took more than 0.5 s.
+    const LONG: usize = 9;
+    if !is_root_or_skip("agent::an_agent_that_is_stopped_in_the_middle_of_scans_loses_nothing") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    // Else most of the time would go into records.
+    let agent = Agent::start(&lab, &["--report-interval", "1h"]);
+    let before = lab.agent.counters().unwrap();
+    let frame = lab.peer.frame_v4(&lab.agent);
+    let frames: Vec<_> = (1..=FLOWS)
+        .map(|port| frame.udp(port, 53, &[0; 18]).unwrap())
+        .collect();
+    let goes_on = AtomicBool::new(true);
+    let rounds = thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            let socket = lab.peer.frame_socket().unwrap();
+            let mut rounds = 0;
+            while goes_on.load(Ordering::Relaxed) {
+                socket.send_many(&frames).unwrap();
+                rounds += 1;
+                thread::sleep(Duration::from_millis(50));
+            }
+            rounds
+        });
+        wait_until("three scans are stopped", || {
+            agent.signal(libc::SIGSTOP);
+            thread::sleep(STOP);
+            agent.signal(libc::SIGCONT);
+            let status = agent.status(&lab.agent);
+            let took = status["scans"]["durations"]["counts"].as_array().unwrap();
+            let long = took[LONG..].iter().map(|count| count.as_u64().unwrap());
+            long.sum::<u64>() >= 3
+        });
+        goes_on.store(false, Ordering::Relaxed);
+        sender.join().unwrap()
+    });
+    wait_for_packets(&lab.agent, before, rounds * u64::from(FLOWS));
+    let (_, sums) = agent.stop_and_sum();
+    assert_eq!(sums.len(), usize::from(FLOWS));
+    let expected = [count(rounds, &frames[0]), Pair::default()];
+    for (flow, sum) in sums {
+        assert_eq!(sum, expected, "{flow}");
+    }
 }
