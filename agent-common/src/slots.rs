@@ -83,7 +83,7 @@ impl Hash {
 
     /// Where a search begins in a page of so many windows.
     ///
-    /// Flows come in the order of their hash, however many windows there are.
+    /// Windows come in the order of their flows' hashes, however many there are.
     #[inline(always)]
     pub const fn walk(self, windows: u32) -> Walk {
         let (high, low) = ((self.0 >> 32), self.0 as u32);

@@ -212,7 +212,7 @@ impl Replica {
         }
     }
 
-    /// Notes when the flow ends, and makes room for others, unless more of it comes.
+    /// Notes when the flow ends, and its rank among those that make room, unless more of it comes.
     #[inline]
     fn note_age(&mut self, slot: u32) {
         let entry = &self.slab[slot];
@@ -284,11 +284,11 @@ impl Replica {
             return;
         }
         self.order.shrink();
+        self.untold.shrink_to_fit();
         let chunks = self.slab.shrink();
         if chunks == 0 {
             return;
         }
-        self.untold.shrink_to_fit();
         self.reports.shrink(self.slab.end());
         if self.index.capacity() / 4 > self.index.len() {
             self.index.shrink_to(2 * self.index.len(), |&slot| {

@@ -13,6 +13,16 @@ pub struct Page {
     pub counters: Vec<FlowCounters>,
 }
 
+impl Page {
+    /// Some three in ten of the entries, others for each `choice`.
+    pub fn thinned(&self, choice: u64) -> Self {
+        let entries = self.keys.iter().zip(&self.counters).zip(0..);
+        let chosen = entries.filter(|&(_, number)| mix(choice << 32 | number) % 10 < 3);
+        let (keys, counters) = chosen.map(|((key, counters), _)| (*key, *counters)).unzip();
+        Self { keys, counters }
+    }
+}
+
 /// A set of flows between one host and its peers, [`Profile::PORTS`] on each peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Profile {

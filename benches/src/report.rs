@@ -62,7 +62,8 @@ const NOTES: [&str; 4] = [
     "Every sample is a process of its own. CPU is that of its one thread (CLOCK_THREAD_CPUTIME_ID, which \
      is what getrusage(RUSAGE_THREAD) adds up, without its ticks); allocations are those of its heap.",
     "synthetic: entries made up, as a drained page has them; insert is their first scan, update and \
-     encode a later one's parts, cycle all of a later scan. kernel: entries of the table in the \
+     encode a later one's parts, cycle all of a later scan, sparse the same where about three in ten of \
+     the flows have packets. kernel: entries of the table in the \
      kernel; drain takes them out, first_cycle and drain_and_cycle drain, update the replica and encode.",
     "heap_bytes_per_flow is the replica's; resident_bytes_per_flow is what the process has grown by. \
      resident_peak_bytes contains the bench's own input.",
@@ -73,7 +74,7 @@ const NOTES: [&str; 4] = [
 const STAGES: [(Table, &[&str]); 2] = [
     (
         Table::Synthetic,
-        &["insert", "update", "encode", "end_scan", "cycle"],
+        &["insert", "update", "encode", "end_scan", "cycle", "sparse"],
     ),
     (Table::Kernel, &["drain", "first_cycle", "drain_and_cycle"]),
 ];

@@ -113,6 +113,15 @@ fn synthetic(profile: Profile) -> Result<Figures> {
         Ok(())
     })?;
 
+    let few = [0, 1].map(|page| pages[page as usize].thinned(page));
+    let flows = (few[0].keys.len() + few[1].keys.len()) as u32 / 2;
+    user_space.cycle(&few[0])?;
+    user_space.cycle(&few[1])?;
+    let (cost, ()) = Cost::of(|| {
+        (0..scans).try_for_each(|scan| user_space.cycle(&few[scan as usize % 2]).map(drop))
+    })?;
+    cost.put(&mut figures, "sparse", flows, scans);
+
     let batches_per_scan = delivered.batches as f64 / f64::from(scans + 1);
     figures.insert("batches_per_scan".into(), batches_per_scan);
     let encoded_bytes_per_flow = delivered.encoded_bytes as f64 / delivered.records as f64;

@@ -45,7 +45,8 @@ impl Oldest {
     pub fn take(&mut self, slab: &Slab) -> u32 {
         loop {
             while let Some(Reverse((rank_ns, slot))) = self.candidates.pop() {
-                if slab[slot].rank_ns(self.lifetimes) == rank_ns {
+                let rank_now_ns = slab.get(slot).map(|entry| entry.rank_ns(self.lifetimes));
+                if rank_now_ns == Some(rank_ns) {
                     return slot;
                 }
             }

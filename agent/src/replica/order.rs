@@ -13,6 +13,8 @@ use super::{find::Slots, slab::Slab};
 const AHEAD: usize = 8;
 /// The same for the number of a flow's slot, which costs less to compare than its key.
 const FAR_AHEAD: usize = 512;
+/// Where so many of a group in a row are not found, the rest is not searched: most are new, or most of those before do not come.
+const MISSES: usize = 4;
 
 /// The slots that scans met, one for each entry that they drained.
 #[derive(Default)]
@@ -21,6 +23,8 @@ pub struct Order {
     this: Vec<u32>,
     /// The place in `last` after the flow that was found last.
     at: usize,
+    /// Few of the last group came in order, so those that would come next are not read at once.
+    is_lost: bool,
 }
 
 impl Order {
@@ -28,6 +32,7 @@ impl Order {
         mem::swap(&mut self.last, &mut self.this);
         self.this.clear();
         self.at = 0;
+        self.is_lost = false;
     }
 
     /// The next entry of this scan is of the flow in this slot.
@@ -41,25 +46,39 @@ impl Order {
     /// First each is taken to be the next one, without a look at the others, so that the CPU waits for many reads from memory
     /// at once. Only if some are not does the search go from one to the next.
     pub fn find(&mut self, keys: &[FlowKey], slab: &Slab, slots: &mut Slots) {
-        let next = &self.last[self.at..];
-        let mut found = 0;
-        for ((slot, key), &guess) in slots.iter_mut().zip(keys).zip(next) {
-            let is_it = slab.get(guess).is_some_and(|entry| entry.is(key));
-            *slot = is_it.then_some(guess);
-            found += usize::from(is_it);
-        }
-        if found == keys.len() {
-            self.at += found;
+        if !self.is_lost && self.all_are_next(keys, slab, slots) {
+            self.at += keys.len();
             return;
         }
+        *slots = Slots::default();
+        let (mut found, mut misses) = (0, 0);
         for (slot, key) in slots.iter_mut().zip(keys) {
             let mut next = self.last[self.at..].iter().take(AHEAD);
             let is_it = |&guess: &u32| slab.get(guess).is_some_and(|entry| entry.is(key));
-            *slot = next.position(is_it).map(|after| {
-                self.at += after + 1;
-                self.last[self.at - 1]
-            });
+            let Some(after) = next.position(is_it) else {
+                misses += 1;
+                if misses == MISSES {
+                    break;
+                }
+                continue;
+            };
+            (found, misses) = (found + 1, 0);
+            self.at += after + 1;
+            *slot = Some(self.last[self.at - 1]);
         }
+        self.is_lost = found < keys.len() / 4;
+    }
+
+    /// Whether the flows of these keys are just the next ones.
+    fn all_are_next(&self, keys: &[FlowKey], slab: &Slab, slots: &mut Slots) -> bool {
+        let next = &self.last[self.at..];
+        let mut found = 0;
+        for ((slot, key), &guess) in slots.iter_mut().zip(keys).zip(next) {
+            *slot = Some(guess);
+            let is_it = slab.get(guess).is_some_and(|entry| entry.is(key));
+            found += usize::from(is_it);
+        }
+        found == keys.len()
     }
 
     /// A flow that the last scan met was found by its key: more may have been left out before it than are searched.
@@ -141,13 +160,35 @@ mod tests {
     #[test]
     fn flows_are_found_where_some_are_new_and_others_are_left_out() {
         let (slab, mut order) = met(100);
-        let numbers = [1, 200, 2, 3, 11, 201, 202, 18];
+        let numbers = [1, 200, 2, 3, 11, 201, 202, 18, 203, 204, 205];
         let mut expected = all(numbers);
-        for place in [1, 5, 6] {
+        for place in [1, 5, 6, 8, 9, 10] {
             expected[place] = None;
         }
         assert_eq!(find(&mut order, &slab, &numbers), expected);
         assert_eq!(find(&mut order, &slab, &[19, 20]), all([19, 20]));
+    }
+
+    #[test]
+    fn behind_some_that_are_new_the_rest_of_a_group_is_not_searched_and_the_next_group_is() {
+        let (slab, mut order) = met(100);
+        let mut group = vec![0, 1];
+        group.extend(200..210);
+        group.push(2);
+        let mut expected = all([0, 1]);
+        expected.resize(13, None);
+        for again in 0..2 {
+            assert_eq!(find(&mut order, &slab, &group), expected);
+            assert!(order.is_lost);
+            order.at = 0;
+            assert_eq!(
+                find(&mut order, &slab, &[0, 1, 2]),
+                all([0, 1, 2]),
+                "{again}"
+            );
+            assert!(!order.is_lost);
+            order.at = 0;
+        }
     }
 
     #[test]
