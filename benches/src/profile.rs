@@ -15,6 +15,7 @@ pub struct Page {
 
 impl Page {
     /// Some three in ten of the entries, others for each `choice`.
+    #[must_use]
     pub fn thinned(&self, choice: u64) -> Self {
         let entries = self.keys.iter().zip(&self.counters).zip(0..);
         let chosen = entries.filter(|&(_, number)| mix(choice << 32 | number) % 10 < 3);

@@ -178,8 +178,8 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "a flow in two slots of a window is two",
         file: "agent/src/kernel/pages/page.rs",
-        from: "window[..index].iter().position(is_same)",
-        to: "window[..0].iter().position(is_same)",
+        from: "self.keys[start..].iter().position(",
+        to: "self.keys[start..start].iter().position(",
         target: races("two_cpus_that_bring_the_same_new_flows_at_once_make_one_entry_of_each"),
     },
     Fault {
