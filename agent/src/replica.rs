@@ -233,11 +233,9 @@ impl Replica {
     /// Ends closed flows whose linger is over, flows that were quiet for too long, and all flows of interfaces
     /// that have left.
     pub fn end_scan(&mut self, left: &BTreeSet<InterfaceId>, sink: &mut impl FnMut(&Record)) {
-        while let Some(slot) = self.untold.pop() {
-            self.tell(slot, sink);
-        }
+        self.tell_all(sink);
         if !left.is_empty() {
-            self.end_those_of(left, sink);
+            self.end_those(|key| left.contains(&InterfaceId::of(key)), sink);
         }
         let mut from = 0;
         while let Some(slots) = self.slab.take_due(from, self.clock.boot_ns) {
@@ -249,12 +247,19 @@ impl Replica {
         self.shrink();
     }
 
-    /// Ends all flows of interfaces that have left.
-    fn end_those_of(&mut self, left: &BTreeSet<InterfaceId>, sink: &mut impl FnMut(&Record)) {
+    /// Emits what was put off until the end of the scan.
+    fn tell_all(&mut self, sink: &mut impl FnMut(&Record)) {
+        while let Some(slot) = self.untold.pop() {
+            self.tell(slot, sink);
+        }
+    }
+
+    /// Ends the flows with these keys by force. All must be told.
+    fn end_those(&mut self, which: impl Fn(&FlowKey) -> bool, sink: &mut impl FnMut(&Record)) {
         let mut from = 0;
         while let Some(slot) = self.slab.first_from(from) {
             from = slot + 1;
-            if left.contains(&InterfaceId::of(&self.slab[slot].key)) {
+            if which(&self.slab[slot].key) {
                 self.end_by_force(slot, sink);
             }
         }
@@ -320,12 +325,8 @@ impl Replica {
 
     /// Ends every flow, including those that linger, since the agent stops.
     pub fn finish(&mut self, sink: &mut impl FnMut(&Record)) {
-        let mut from = 0;
-        while let Some(slot) = self.slab.first_from(from) {
-            from = slot + 1;
-            self.tell(slot, sink);
-            self.end_by_force(slot, sink);
-        }
+        self.tell_all(sink);
+        self.end_those(|_| true, sink);
     }
 
     /// Ends a flow that might have gone on.

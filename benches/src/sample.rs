@@ -84,7 +84,8 @@ fn synthetic(profile: Profile) -> Result<Figures> {
     memory.put(&mut figures, profile)?;
 
     let scans = (FLOWS_PER_STAGE / profile.flows).max(2).next_multiple_of(2);
-    let mut stage = |name: &str, work: &mut dyn FnMut(&Page) -> Result<()>| -> Result<()> {
+    let mut stage = |name: &str, pages: &[Page; 2], work: &mut dyn FnMut(&Page) -> Result<()>| {
+        let flows = (pages[0].keys.len() + pages[1].keys.len()) as u32 / 2;
         // Once before it counts, so that buffers have their size.
         work(&pages[1])?;
         let (cost, ()) = Cost::of(|| {
@@ -93,34 +94,30 @@ fn synthetic(profile: Profile) -> Result<Figures> {
             }
             Ok(())
         })?;
-        cost.put(&mut figures, name, profile.flows, scans);
-        Ok(())
+        cost.put(&mut figures, name, flows, scans);
+        anyhow::Ok(())
     };
-    stage("update", &mut |page| {
+    stage("update", &pages, &mut |page| {
         user_space.update(page);
         Ok(())
     })?;
-    stage("end_scan", &mut |_| {
+    stage("end_scan", &pages, &mut |_| {
         user_space.end_scan();
         Ok(())
     })?;
     user_space.take_delivered();
-    stage("cycle", &mut |page| user_space.cycle(page).map(drop))?;
+    stage("cycle", &pages, &mut |page| {
+        user_space.cycle(page).map(drop)
+    })?;
     let delivered = user_space.take_delivered();
     let records = user_space.records(&pages[0]);
-    stage("encode", &mut |_| {
+    stage("encode", &pages, &mut |_| {
         user_space.encode(&records);
         Ok(())
     })?;
 
     let few = [0, 1].map(|page| pages[page as usize].thinned(page));
-    let flows = (few[0].keys.len() + few[1].keys.len()) as u32 / 2;
-    user_space.cycle(&few[0])?;
-    user_space.cycle(&few[1])?;
-    let (cost, ()) = Cost::of(|| {
-        (0..scans).try_for_each(|scan| user_space.cycle(&few[scan as usize % 2]).map(drop))
-    })?;
-    cost.put(&mut figures, "sparse", flows, scans);
+    stage("sparse", &few, &mut |page| user_space.cycle(page).map(drop))?;
 
     let batches_per_scan = delivered.batches as f64 / f64::from(scans + 1);
     figures.insert("batches_per_scan".into(), batches_per_scan);

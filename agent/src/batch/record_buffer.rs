@@ -7,6 +7,9 @@
 
 use agent_common::{Direction, Encapsulation, FlowKey, L4Kind, protocol::TCP};
 
+use prost::encoding::encode_varint;
+
+use super::fields::RECORDS;
 use crate::record::Record;
 
 /// Wire types of protobuf's encoding.
@@ -14,8 +17,7 @@ const VARINT: u32 = 0;
 const FIXED64: u32 = 1;
 const LEN: u32 = 2;
 
-/// `FlowBatch.records`.
-pub(super) const RECORDS_TAG: u8 = 15 << 3 | LEN as u8;
+pub(super) const RECORDS_TAG: u8 = (RECORDS << 3 | LEN) as u8;
 /// The tag, and a length that takes at most two bytes.
 const PREFIX_LEN_BYTES: usize = 3;
 /// A short varint is written with so many bytes, of which only the first ones may be its own.
@@ -33,7 +35,7 @@ impl RecordBuffer {
 
     pub(super) fn new() -> Self {
         Self {
-            bytes: [0; Self::LEN_BYTES + WORD_LEN_BYTES],
+            bytes: [0; size_of::<Room>()],
         }
     }
 
@@ -257,14 +259,10 @@ impl Writer<'_> {
 
 /// One that does not fit into a word. Returns where it ends.
 #[cold]
-fn put_long_varint(bytes: &mut Room, mut at: usize, mut value: u64) -> usize {
-    while value >= 0x80 {
-        bytes[at] = value as u8 | 0x80;
-        value >>= 7;
-        at += 1;
-    }
-    bytes[at] = value as u8;
-    at + 1
+fn put_long_varint(bytes: &mut Room, at: usize, value: u64) -> usize {
+    let mut rest = &mut bytes[at..];
+    encode_varint(value, &mut rest);
+    size_of::<Room>() - rest.len()
 }
 
 /// The varint of 56 bits, in the lower bytes of a word, and how many it has. Without a branch for each byte: lengths vary from field to

@@ -90,8 +90,11 @@ impl Slab {
                 given_back += 1;
             }
         }
-        while let Some(last) = self.chunks.pop_if(|chunk| chunk.entries.is_empty()) {
-            drop(last);
+        while self
+            .chunks
+            .pop_if(|chunk| chunk.entries.is_empty())
+            .is_some()
+        {
             self.with_room.remove(&(self.chunks.len() as u32));
         }
         given_back
