@@ -68,10 +68,27 @@ const _: () = assert!(size_of::<FlowKey>() == 32 + 8 + 4 + 4 + 4 + 4);
 impl FlowKey {
     pub const WORDS: usize = size_of::<Self>() / size_of::<u64>();
 
-    /// The key in words, which its hash is made of.
-    pub const fn words(&self) -> [u64; Self::WORDS] {
+    /// Whether the keys are equal; without a branch for each field, or a call.
+    #[inline(always)]
+    pub fn is(&self, other: &Self) -> bool {
+        let mut differences = 0;
+        for (one, other) in self.words().iter().zip(other.words()) {
+            differences |= one ^ other;
+        }
+        differences == 0
+    }
+
+    #[inline(always)]
+    pub const fn words(&self) -> &[u64; Self::WORDS] {
         // SAFETY: a key has the size and the alignment of its words, and no padding (asserted by size above).
-        unsafe { core::mem::transmute(*self) }
+        unsafe { &*(&raw const *self).cast() }
+    }
+
+    /// The key in 32-bit words, which its hash is made of.
+    #[inline(always)]
+    pub const fn halves(&self) -> &[u32; 2 * Self::WORDS] {
+        // SAFETY: as above.
+        unsafe { &*(&raw const *self).cast() }
     }
 
     const SIDE_SHIFT: u32 = 7;

@@ -62,14 +62,15 @@ impl Hash {
     /// Two for each word of a key, and the start of the sum.
     pub const FACTORS: usize = 2 * FlowKey::WORDS + 1;
 
-    /// Of the words of a key.
+    /// Of a key.
     #[inline(always)]
-    pub fn of(words: &[u64; FlowKey::WORDS], factor: impl Fn(usize) -> u64) -> Self {
+    pub fn of(key: &FlowKey, factor: impl Fn(usize) -> u64) -> Self {
         let mut sum = factor(2 * FlowKey::WORDS);
-        for (index, word) in words.iter().enumerate() {
-            let low = factor(2 * index).wrapping_add(word & u64::from(u32::MAX));
-            let high = factor(2 * index + 1).wrapping_add(word >> 32);
-            sum = sum.wrapping_add(low.wrapping_mul(high));
+        let (pairs, _) = key.halves().as_chunks();
+        for (index, &[one, other]) in pairs.iter().enumerate() {
+            let one = factor(2 * index).wrapping_add(one.into());
+            let other = factor(2 * index + 1).wrapping_add(other.into());
+            sum = sum.wrapping_add(one.wrapping_mul(other));
         }
         Self(mix(sum))
     }
@@ -119,15 +120,29 @@ impl Walk {
     }
 }
 
-/// The states of a window's slots, as one program sees them. Others may change them at any time.
-pub trait States {
+/// The slots of a window, as a program with one packet sees them. Others may change their states at any time.
+pub trait Slots {
     fn state(&self, slot: u32) -> u32;
 
-    /// Whether a published slot has the key that is searched for.
+    /// Whether a published slot has the packet's key.
     fn has_key(&self, slot: u32) -> bool;
 
     /// Takes an empty slot. Returns whether it was still empty.
     fn take(&self, slot: u32) -> bool;
+
+    /// Writes the packet's key and what it counts into a slot, all but the state.
+    ///
+    /// # Safety
+    ///
+    /// The caller took the slot, and has not published it.
+    unsafe fn fill(&self, slot: u32);
+
+    /// Gives a filled slot to all, after everything that was stored before.
+    ///
+    /// # Safety
+    ///
+    /// As for [`fill`](Self::fill).
+    unsafe fn publish(&self, slot: u32, tag: u32);
 
     /// The step after this one. The programs' own keeps the compiler from repeating the body of a loop for each step.
     #[inline(always)]
@@ -138,7 +153,7 @@ pub trait States {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// A slot with the tag of the flow. Whether it has its key remains to be seen; if not, only [`place`] knows more.
+    /// A slot with the tag of the flow. Whether it has its key remains to be seen; if not, only [`begin`] knows more.
     Tag(u32),
     /// There is no such flow, in this window and beyond.
     Nothing,
@@ -148,7 +163,7 @@ pub enum Found {
 
 /// Searches for a flow.
 #[inline(always)]
-pub fn find<W: States>(window: &W, walk: Walk) -> Found {
+pub fn find<W: Slots>(window: &W, walk: Walk) -> Found {
     let mut step = 0;
     while step < u64::from(SLOTS) {
         let slot = walk.slot(step);
@@ -165,31 +180,35 @@ pub fn find<W: States>(window: &W, walk: Walk) -> Found {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// The slot of the flow.
+pub enum Begun {
+    /// The flow was there, and the packet has still to be added to its slot.
     Has(u32),
-    /// A slot that is the caller's, to be filled and published with the walk's tag.
-    Taken(u32),
+    /// It begins in this slot, with the packet.
+    New(u32),
     /// All slots are other flows'.
     Full,
 }
 
-/// Searches for a flow, or takes the slot in which it begins.
+/// Begins a flow with the packet, unless it is there.
 #[inline(always)]
-pub fn place<W: States>(window: &W, walk: Walk) -> Place {
+pub fn begin<W: Slots>(window: &W, walk: Walk) -> Begun {
     let mut step = 0;
     while step < u64::from(SLOTS) {
         let slot = walk.slot(step);
         let state = window.state(slot);
         if state == walk.tag && window.has_key(slot) {
-            return Place::Has(slot);
+            return Begun::Has(slot);
         }
         if state == EMPTY && window.take(slot) {
-            return Place::Taken(slot);
+            // SAFETY: it was just taken.
+            unsafe { window.fill(slot) };
+            // SAFETY: it was taken, and is filled.
+            unsafe { window.publish(slot, walk.tag) };
+            return Begun::New(slot);
         }
         step = W::after(step);
     }
-    Place::Full
+    Begun::Full
 }
 
 #[cfg(test)]

@@ -4,9 +4,9 @@ mod behind;
 mod window;
 
 use agent_common::{
-    FlowCounters, FlowKey, Packet, Reason,
+    FlowCounters, Packet, Reason,
     flow::FlowBits,
-    slots::{self, Found, Hash, Place, States as _, TRIES, WINDOWS_A_BITMAP, Window},
+    slots::{self, Found, Hash, Slots as _, TRIES, WINDOWS_A_BITMAP, Window},
 };
 use aya_ebpf::{
     bindings::{BPF_F_INNER_MAP, BPF_F_MMAPABLE},
@@ -14,7 +14,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
-use self::window::Slots;
+use self::window::Visit;
 use crate::{atomic, clock, fill, pause, switches};
 
 type Page = Array<Window, 1, { (BPF_F_MMAPABLE | BPF_F_INNER_MAP) as usize }>;
@@ -26,9 +26,6 @@ static PAGES: ArrayOfMaps<Page, 2> = ArrayOfMaps::new();
 /// The factors of [`Hash::of`], which userspace chooses when it loads the programs.
 #[unsafe(no_mangle)]
 static HASH_FACTORS: [u64; Hash::FACTORS] = [0; Hash::FACTORS];
-
-/// A key, as the words that its hash is made of.
-type Words = [u64; FlowKey::WORDS];
 
 /// What a packet adds to its flow.
 #[derive(Clone, Copy)]
@@ -51,18 +48,12 @@ impl<'a> Sought<'a> {
     #[inline(always)]
     pub fn new(page: u32, packet: &'a Packet) -> Self {
         Self {
-            hash: Hash::of(words(&packet.key), factor),
+            hash: Hash::of(&packet.key, factor),
             packet,
             page,
             windows: switches::windows(page),
         }
     }
-}
-
-#[inline(always)]
-fn words(key: &FlowKey) -> &Words {
-    // SAFETY: a key has the size and the alignment of its words, and no padding.
-    unsafe { &*(&raw const *key).cast() }
 }
 
 #[inline(always)]
@@ -85,19 +76,19 @@ pub fn grow(sought: &Sought<'_>, size: Counted) -> bool {
         let Some(window) = windows.get_ptr_mut(walk.window) else {
             return false;
         };
-        let window = Slots::new(window, words(&sought.packet.key));
-        match slots::find(&window, walk) {
+        let visit = Visit::new(window, sought.packet, size);
+        match slots::find(&visit, walk) {
             Found::Tag(slot) => {
-                let found = window.has_key(slot);
+                let found = visit.has_key(slot);
                 if found {
-                    add(window.counters(slot), sought.packet, size);
+                    add(visit.counters(slot), sought.packet, size);
                 }
                 return found;
             }
             Found::Nothing => return false,
             Found::Full => hash = hash.again(),
         }
-        tries = Slots::after(tries);
+        tries = Visit::after(tries);
     }
     behind::grow(sought, size)
 }
@@ -149,24 +140,20 @@ fn take_slot(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> u3
         let Some(window) = windows.get_ptr_mut(walk.window) else {
             return NO_PAGE;
         };
-        let window = Slots::new(window, words(&sought.packet.key));
-        match slots::place(&window, walk) {
-            Place::Has(slot) => {
-                add(window.counters(slot), packet, size);
+        let visit = Visit::new(window, sought.packet, size);
+        match slots::begin(&visit, walk) {
+            slots::Begun::Has(slot) => {
+                add(visit.counters(slot), packet, size);
                 return HAD;
             }
-            Place::Taken(slot) => {
-                // SAFETY: this program took the slot, and leaves it alone once it is published.
-                unsafe { window.fill(slot, packet, size) };
-                pause::before_it_is_published();
-                window.publish(slot, first_bits(packet), walk.tag);
+            slots::Begun::New(_) => {
                 note_window(windows, sought.windows, walk.window);
                 fill::note_new_flow(sought.page);
                 return TOOK;
             }
-            Place::Full => hash = hash.again(),
+            slots::Begun::Full => hash = hash.again(),
         }
-        tries = Slots::after(tries);
+        tries = Visit::after(tries);
     }
     FULL
 }

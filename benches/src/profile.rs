@@ -164,7 +164,7 @@ impl Profile {
         arrivals.sort_unstable_by_key(|&number| mix(u64::from(page) << 32 | u64::from(number)));
         for number in arrivals {
             let (key, _) = Self::entry(number);
-            let first = Hash::of(&key.words(), |index| mix(index as u64));
+            let first = Hash::of(&key, |index| mix(index as u64));
             let free = [first, first.again()].into_iter().find_map(|hash| {
                 let Walk { window, start, tag } = hash.walk(windows);
                 let mut slots = (start..start + slots::SLOTS).map(|slot| slot % slots::SLOTS);

@@ -31,7 +31,7 @@ struct View<'a> {
     key: u64,
 }
 
-impl States for View<'_> {
+impl Slots for View<'_> {
     /// As on a processor that may show a slot's state before its key.
     fn state(&self, slot: u32) -> u32 {
         self.shared.states[slot as usize].load(Relaxed)
@@ -46,6 +46,16 @@ impl States for View<'_> {
         state
             .compare_exchange(EMPTY, TAKEN, AcqRel, Relaxed)
             .is_ok()
+    }
+
+    unsafe fn fill(&self, slot: u32) {
+        self.shared.keys[slot as usize].store(self.key, Relaxed);
+        // The slot was empty, and is this thread's alone.
+        self.shared.packets[slot as usize].store(1, Relaxed);
+    }
+
+    unsafe fn publish(&self, slot: u32, tag: u32) {
+        self.shared.states[slot as usize].swap(tag, AcqRel);
     }
 }
 
@@ -73,17 +83,10 @@ impl Shared {
             Found::Full => return false,
             Found::Tag(_) | Found::Nothing => {}
         }
-        match place(&window, walk) {
-            Place::Has(slot) => add(slot),
-            Place::Taken(slot) => {
-                let at = slot as usize;
-                self.keys[at].store(key, Relaxed);
-                // The slot was empty, and is this thread's alone.
-                self.packets[at].store(1, Relaxed);
-                self.states[at].swap(walk.tag, AcqRel);
-                true
-            }
-            Place::Full => false,
+        match begin(&window, walk) {
+            Begun::Has(slot) => add(slot),
+            Begun::New(_) => true,
+            Begun::Full => false,
         }
     }
 
@@ -161,7 +164,7 @@ struct Filled {
 
 struct Filling<'a>(&'a [Cell<u32>; COUNT]);
 
-impl States for Filling<'_> {
+impl Slots for Filling<'_> {
     fn state(&self, slot: u32) -> u32 {
         self.0[slot as usize].get()
     }
@@ -174,6 +177,12 @@ impl States for Filling<'_> {
     fn take(&self, slot: u32) -> bool {
         self.0[slot as usize].set(TAKEN);
         true
+    }
+
+    unsafe fn fill(&self, _: u32) {}
+
+    unsafe fn publish(&self, slot: u32, tag: u32) {
+        self.0[slot as usize].set(tag);
     }
 }
 
@@ -190,12 +199,11 @@ fn filled(windows: u32, flows: u32) -> Filled {
             ..FlowKey::default()
         };
         key.addr_a[..4].copy_from_slice(&flow.to_be_bytes());
-        let mut hash = Hash::of(&key.words(), factors);
+        let mut hash = Hash::of(&key, factors);
         for _ in 0..TRIES {
             let walk = hash.walk(windows);
             let window = &page.windows[walk.window as usize];
-            if let Place::Taken(slot) = place(&Filling(window), walk) {
-                window[slot as usize].set(walk.tag);
+            if let Begun::New(_) = begin(&Filling(window), walk) {
                 continue 'flows;
             }
             hash = hash.again();
@@ -234,9 +242,13 @@ fn every_part_of_a_page_is_used() {
 #[test]
 fn a_flow_keeps_its_place_among_the_others_when_the_page_changes_its_size() {
     let place = |windows| {
-        move |flow: u64| {
-            let words = core::array::from_fn(|word| flow * 77 + word as u64);
-            let hash = Hash::of(&words, |index| (index as u64 + 1) << 32 | 0x1234_5677);
+        move |flow: u32| {
+            let key = FlowKey {
+                addr_a: [flow as u8; 16],
+                tunnel_id: flow * 77,
+                ..FlowKey::default()
+            };
+            let hash = Hash::of(&key, |index| (index as u64 + 1) << 32 | 0x1234_5677);
             (hash.walk(windows).window, flow)
         }
     };
@@ -247,7 +259,7 @@ fn a_flow_keeps_its_place_among_the_others_when_the_page_changes_its_size() {
     };
     let (small, large) = (in_order(1 << 20), in_order(1 << 21));
     let flows =
-        |places: Vec<(u32, u64)>| places.into_iter().map(|(_, flow)| flow).collect::<Vec<_>>();
+        |places: Vec<(u32, u32)>| places.into_iter().map(|(_, flow)| flow).collect::<Vec<_>>();
     assert_eq!(flows(small), flows(large));
 }
 

@@ -1,26 +1,28 @@
-//! A window of the page, as a program reaches it.
+//! A packet's visit to a window of the page.
 
 use agent_common::{
     FlowCounters, Packet,
     flow::FlowBits,
-    slots::{EMPTY, SLOTS, Slot, States, TAKEN, Window},
+    slots::{EMPTY, SLOTS, Slot, Slots, TAKEN, Window},
 };
 
-use super::{Counted, Words};
+use super::{Counted, first_bits};
 use crate::{atomic, bounds::masked, clock, pause};
 
-pub struct Slots<'a> {
+pub struct Visit<'a> {
     first: *mut Slot,
-    words: &'a Words,
+    packet: &'a Packet,
+    size: Counted,
 }
 
-impl<'a> Slots<'a> {
+impl<'a> Visit<'a> {
     /// `window` comes from a look-up in this program run.
     #[inline(always)]
-    pub fn new(window: *mut Window, words: &'a Words) -> Self {
+    pub fn new(window: *mut Window, packet: &'a Packet, size: Counted) -> Self {
         Self {
             first: window.cast(),
-            words,
+            packet,
+            size,
         }
     }
 
@@ -35,41 +37,9 @@ impl<'a> Slots<'a> {
         // SAFETY: the slot lies in the window.
         unsafe { &raw mut (*self.slot(slot)).counters }
     }
-
-    /// Writes all of a slot but its bits and its state.
-    ///
-    /// # Safety
-    ///
-    /// The program took the slot.
-    #[inline(always)]
-    pub unsafe fn fill(&self, slot: u32, packet: &Packet, size: Counted) {
-        let slot = self.slot(slot);
-        let direction = usize::from(packet.direction & 1);
-        // SAFETY: the caller's promise, and the fields lie in the slot.
-        unsafe {
-            let words = (&raw mut (*slot).key).cast::<u64>();
-            for (index, &word) in self.words.iter().enumerate() {
-                words.add(index).write(word);
-            }
-            let counters = &raw mut (*slot).counters;
-            // What is left out is zero in an empty slot.
-            (*counters).packets[direction] = size.packets;
-            (*counters).bytes[direction] = size.bytes;
-            (*counters).ip_bytes[direction] = size.ip_bytes;
-            (*counters).first_seen_ns = clock::boot_ns();
-            (*counters).last_seen_jiffies = clock::jiffies();
-        }
-    }
-
-    /// Gives a filled slot to all, after everything that was stored before.
-    #[inline(always)]
-    pub fn publish(&self, slot: u32, bits: FlowBits, tag: u32) {
-        // SAFETY: the slot lies in the window, and the word is the counters' first.
-        unsafe { atomic::swap(self.counters(slot).cast(), FlowCounters::word(bits, tag)) };
-    }
 }
 
-impl States for Slots<'_> {
+impl Slots for Visit<'_> {
     #[inline(always)]
     fn state(&self, slot: u32) -> u32 {
         // SAFETY: the slot lies in the window; volatile, since other CPUs change the state.
@@ -82,12 +52,8 @@ impl States for Slots<'_> {
     fn has_key(&self, slot: u32) -> bool {
         let slot = self.slot(slot);
         // SAFETY: the key lies in the window, and does not change once it is published.
-        let key = unsafe { (&raw const (*slot).key).cast::<Words>().read() };
-        let mut difference = 0;
-        for (theirs, ours) in key.iter().zip(self.words) {
-            difference |= theirs ^ ours;
-        }
-        difference == 0
+        let key = unsafe { (&raw const (*slot).key).read() };
+        key.is(&self.packet.key)
     }
 
     #[inline(always)]
@@ -96,6 +62,35 @@ impl States for Slots<'_> {
         let word = |state| FlowCounters::word(FlowBits::default(), state);
         // SAFETY: the slot lies in the window, and the word is the counters' first.
         unsafe { atomic::swap_if(self.counters(slot).cast(), word(EMPTY), word(TAKEN)) }
+    }
+
+    #[inline(always)]
+    unsafe fn fill(&self, slot: u32) {
+        let slot = self.slot(slot);
+        let direction = usize::from(self.packet.direction & 1);
+        // SAFETY: the caller's promise, and the fields lie in the slot.
+        unsafe {
+            let words = (&raw mut (*slot).key).cast::<u64>();
+            for (index, &word) in self.packet.key.words().iter().enumerate() {
+                words.add(index).write(word);
+            }
+            let counters = &raw mut (*slot).counters;
+            // What is left out is zero in an empty slot.
+            (*counters).packets[direction] = self.size.packets;
+            (*counters).bytes[direction] = self.size.bytes;
+            (*counters).ip_bytes[direction] = self.size.ip_bytes;
+            (*counters).first_seen_ns = clock::boot_ns();
+            (*counters).last_seen_jiffies = clock::jiffies();
+        }
+    }
+
+    /// With what is known of the packet besides its size, which lies in the same word.
+    #[inline(always)]
+    unsafe fn publish(&self, slot: u32, tag: u32) {
+        pause::before_it_is_published();
+        let word = FlowCounters::word(first_bits(self.packet), tag);
+        // SAFETY: the slot lies in the window, and the word is the counters' first.
+        unsafe { atomic::swap(self.counters(slot).cast(), word) };
     }
 
     #[inline(always)]

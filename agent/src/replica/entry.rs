@@ -32,13 +32,6 @@ pub enum Sides {
     Apart,
 }
 
-/// Without a branch for each field, or a call.
-#[inline]
-fn is_same(one: &FlowKey, other: &FlowKey) -> bool {
-    let words = one.words().into_iter().zip(other.words());
-    words.fold(0, |differences, (one, other)| differences | (one ^ other)) == 0
-}
-
 /// Arrays are indexed by the key's direction, as in the kernel's counters.
 pub struct Entry {
     /// For a joined flow, with the side of the initiator's packets.
@@ -115,7 +108,7 @@ impl Entry {
 
     #[inline]
     pub fn is(&self, key: &FlowKey) -> bool {
-        self.state != State::Free && is_same(&self.key, key)
+        self.state != State::Free && self.key.is(key)
             || self.sides == Sides::Joined && self.is_beside(key)
     }
 

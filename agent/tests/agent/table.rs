@@ -258,7 +258,7 @@ fn flows_of_one_hash_are_all_accounted_for() {
     }
     let (mut kept, mut windows) = (Vec::new(), BTreeSet::new());
     let taken = kernel.pages.take(0, |keys, counters| {
-        let hashes = keys.iter().map(|key| Hash::of(&key.words(), |_| 0));
+        let hashes = keys.iter().map(|key| Hash::of(key, |_| 0));
         let page = Size::with_room_for(MAX_FLOWS).windows;
         windows.extend(
             hashes.flat_map(|hash| [hash, hash.again()].map(|hash| hash.walk(page).window)),

@@ -122,7 +122,7 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "the second to insert a flow forgets its packet",
         file: "agent-ebpf/src/table.rs",
-        from: "add(window.counters(slot), packet, size);\n                return HAD;",
+        from: "add(visit.counters(slot), packet, size);\n                return HAD;",
         to: "return HAD;",
         target: SAME_FLOWS,
     },

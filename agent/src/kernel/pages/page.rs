@@ -118,7 +118,7 @@ impl Page {
         key: &FlowKey,
         counters: &FlowCounters,
     ) -> bool {
-        let mut hash = Hash::of(&key.words(), |index| factors[index]);
+        let mut hash = Hash::of(key, |index| factors[index]);
         for _ in 0..TRIES {
             let walk = hash.walk(self.windows.mapped.windows());
             if self.windows.mapped.put(walk, key, counters) {
