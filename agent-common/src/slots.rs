@@ -121,7 +121,11 @@ impl Walk {
 }
 
 /// The slots of a window, as a program with one packet sees them. Others may change their states at any time.
-pub trait Slots {
+///
+/// # Safety
+///
+/// [`take`](Self::take) returns true to one program alone for each slot that was empty.
+pub unsafe trait Slots {
     fn state(&self, slot: u32) -> u32;
 
     /// Whether a published slot has the packet's key.

@@ -40,8 +40,6 @@ pub struct Sought<'a> {
     packet: &'a Packet,
     hash: Hash,
     page: u32,
-    /// How many the page has.
-    windows: u32,
 }
 
 impl<'a> Sought<'a> {
@@ -51,7 +49,6 @@ impl<'a> Sought<'a> {
             hash: Hash::of(&packet.key, factor),
             packet,
             page,
-            windows: switches::windows(page),
         }
     }
 }
@@ -66,14 +63,14 @@ fn factor(index: usize) -> u64 {
 /// Adds a packet to its flow. Returns whether it has found the flow; if not, [`begin`] looks again.
 #[inline(always)]
 pub fn grow(sought: &Sought<'_>, size: Counted) -> bool {
-    let Some(windows) = PAGES.get(sought.page) else {
+    let Some(page) = PAGES.get(sought.page) else {
         return false;
     };
-    let mut hash = sought.hash;
+    let (mut hash, windows) = (sought.hash, switches::windows(sought.page));
     let mut tries = 0;
     while tries < TRIES {
-        let walk = hash.walk(sought.windows);
-        let Some(window) = windows.get_ptr_mut(walk.window) else {
+        let walk = hash.walk(windows);
+        let Some(window) = page.get_ptr_mut(walk.window) else {
             return false;
         };
         let visit = Visit::new(window, sought.packet, size);
@@ -130,14 +127,14 @@ fn take_slot(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> u3
         bytes,
         ip_bytes,
     };
-    let Some(windows) = PAGES.get(sought.page) else {
+    let Some(page) = PAGES.get(sought.page) else {
         return NO_PAGE;
     };
-    let mut hash = sought.hash;
+    let (mut hash, windows) = (sought.hash, switches::windows(sought.page));
     let mut tries = 0;
     while tries < TRIES {
-        let walk = hash.walk(sought.windows);
-        let Some(window) = windows.get_ptr_mut(walk.window) else {
+        let walk = hash.walk(windows);
+        let Some(window) = page.get_ptr_mut(walk.window) else {
             return NO_PAGE;
         };
         let visit = Visit::new(window, sought.packet, size);
@@ -147,7 +144,7 @@ fn take_slot(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> u3
                 return HAD;
             }
             slots::Begun::New(_) => {
-                note_window(windows, sought.windows, walk.window);
+                note_window(page, windows, walk.window);
                 fill::note_new_flow(sought.page);
                 return TOOK;
             }

@@ -31,7 +31,8 @@ struct View<'a> {
     key: u64,
 }
 
-impl Slots for View<'_> {
+// SAFETY: it is a compare-exchange.
+unsafe impl Slots for View<'_> {
     /// As on a processor that may show a slot's state before its key.
     fn state(&self, slot: u32) -> u32 {
         self.shared.states[slot as usize].load(Relaxed)
@@ -164,7 +165,8 @@ struct Filled {
 
 struct Filling<'a>(&'a [Cell<u32>; COUNT]);
 
-impl Slots for Filling<'_> {
+// SAFETY: there is one thread, and what it takes is empty no more.
+unsafe impl Slots for Filling<'_> {
     fn state(&self, slot: u32) -> u32 {
         self.0[slot as usize].get()
     }

@@ -1,7 +1,7 @@
 //! A packet's visit to a window of the page.
 
 use agent_common::{
-    FlowCounters, Packet,
+    FlowCounters, FlowKey, Packet,
     flow::FlowBits,
     slots::{EMPTY, SLOTS, Slot, Slots, TAKEN, Window},
 };
@@ -39,7 +39,8 @@ impl<'a> Visit<'a> {
     }
 }
 
-impl Slots for Visit<'_> {
+// SAFETY: it is a compare-exchange.
+unsafe impl Slots for Visit<'_> {
     #[inline(always)]
     fn state(&self, slot: u32) -> u32 {
         // SAFETY: the slot lies in the window; volatile, since other CPUs change the state.
@@ -51,9 +52,18 @@ impl Slots for Visit<'_> {
     #[inline(always)]
     fn has_key(&self, slot: u32) -> bool {
         let slot = self.slot(slot);
-        // SAFETY: the key lies in the window, and does not change once it is published.
-        let key = unsafe { (&raw const (*slot).key).read() };
-        key.is(&self.packet.key)
+        // SAFETY: the key lies in the window, and does not change once it is published. In words, since a key would be copied
+        // to the stack, which has no room for it.
+        let key = unsafe {
+            (&raw const (*slot).key)
+                .cast::<[u64; FlowKey::WORDS]>()
+                .read()
+        };
+        let mut differences = 0;
+        for (theirs, ours) in key.iter().zip(self.packet.key.words()) {
+            differences |= theirs ^ ours;
+        }
+        differences == 0
     }
 
     #[inline(always)]

@@ -15,7 +15,7 @@ use agent_common::Direction;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::{
-    instance::{self, Instance},
+    instance::{Instance, Living},
     tc_netlink::{Place, TcSocket},
 };
 use crate::{
@@ -294,13 +294,13 @@ fn remove_stale_on(socket: &mut TcSocket, ifindex: u32, direction: Direction) ->
         return Ok(());
     }
     // Read after the filters: an agent opens its socket before it adds its first filter.
-    let living = instance::living()?;
+    let mut living = Living::default();
     let mut outcome = Ok(());
     for (place, name) in ours {
         let Some(number) = instance_number(place, &name) else {
             continue;
         };
-        if living.contains(&number) {
+        if living.has(number)? {
             continue;
         }
         let tell = |was_there| {

@@ -39,13 +39,25 @@ impl Instance {
 /// nothing but open and close sockets.
 const READINGS: u32 = 3;
 
-/// The numbers of all agents that live in this network namespace, and those of all other sockets.
-pub(super) fn living() -> Result<BTreeSet<u64>> {
-    let mut living = BTreeSet::new();
-    for _ in 0..READINGS {
-        living.append(&mut listed()?);
+/// The numbers of all agents that live in this network namespace, and those of all other sockets, as far as they were read.
+#[derive(Default)]
+pub(super) struct Living {
+    numbers: BTreeSet<u64>,
+    readings: u32,
+}
+
+impl Living {
+    /// Whether this agent lives. Reads until it is found, or often enough.
+    pub(super) fn has(&mut self, number: u64) -> Result<bool> {
+        while !self.numbers.contains(&number) {
+            if self.readings == READINGS {
+                return Ok(false);
+            }
+            self.readings += 1;
+            self.numbers.append(&mut listed()?);
+        }
+        Ok(true)
     }
-    Ok(living)
 }
 
 /// One reading.
@@ -78,7 +90,7 @@ mod tests {
     fn an_instance_lives_until_it_is_dropped() {
         let (instance, other) = (Instance::new().unwrap(), Instance::new().unwrap());
         let numbers = [instance.number, other.number];
-        let alive = |at: usize| living().unwrap().contains(&numbers[at]);
+        let alive = |at: usize| Living::default().has(numbers[at]).unwrap();
         assert!(alive(0) && alive(1));
         drop(instance);
         // A child that another test has forked holds the socket until it executes its program.
@@ -105,14 +117,15 @@ mod tests {
                     }
                 });
             }
-            let missing = (0..600).filter(|_| {
-                let living = living().unwrap();
-                !instances
-                    .iter()
-                    .all(|instance| living.contains(&instance.number))
-            });
-            let missing = missing.count();
+            let all_live = || {
+                let mut living = Living::default();
+                let mut each = instances.iter();
+                each.try_fold(true, |all, one| Ok(all & living.has(one.number)?))
+            };
+            let found: Result<Vec<bool>> = (0..600).map(|_| all_live()).collect();
+            // Before anything fails, since the other threads would be waited for.
             ends.store(true, Relaxed);
+            let missing = found.unwrap().into_iter().filter(|all| !all).count();
             assert_eq!(missing, 0);
         });
     }
