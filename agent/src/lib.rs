@@ -43,6 +43,7 @@ pub mod outputs;
 pub mod pattern;
 pub mod proto;
 pub mod protocols;
+pub mod query;
 pub mod record;
 pub mod replica;
 pub mod rules;

@@ -50,23 +50,16 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Count the flows of interfaces and stream them.
+    // What a command does is said where its arguments are.
     Run(Box<commands::run::Args>),
-    /// Store the flows that agents send.
     Collect(commands::collect::Args),
-    /// Show the flows that a running agent sees.
     Watch(commands::watch::Args),
-    /// List the flows that a running agent tracks.
     Flows(commands::flows::Args),
-    /// Show how a running agent is doing.
+    Query(commands::query::Args),
     Status(commands::status::Args),
-    /// Hold a running agent's account against the interfaces' own counters.
     Audit(commands::audit::Args),
-    /// Show or change the filter rules of a running agent.
     Filter(commands::filter::Args),
-    /// Show the settings, or check a file of settings.
     Config(commands::config::Args),
-    /// Say what works on this kernel for this user, and what is missing.
     Check(commands::check::Args),
     /// Write the manual pages, one for each command, into a directory such as /usr/local/share/man/man1. It is
     /// made if it does not exist.
@@ -218,6 +211,9 @@ fn execute(
     if let Command::Config(args) = command {
         return commands::config::run(args);
     }
+    if let Command::Query(args) = command {
+        return commands::query::run(&args);
+    }
     let settings = settings.transpose().map_err(RefusedSettings)?;
     let passed = passed.map_err(RefusedSettings)?;
     if matches!(command, Command::Run(_)) {
@@ -244,6 +240,7 @@ fn execute(
             Command::Filter(args) => commands::filter::run(args).await,
             Command::Check(_)
             | Command::Config(_)
+            | Command::Query(_)
             | Command::Man { .. }
             | Command::Completions { .. } => {
                 unreachable!("these need no runtime")

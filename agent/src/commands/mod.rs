@@ -17,6 +17,7 @@ mod connect;
 pub mod filter;
 pub mod flows;
 pub mod hyphens;
+pub mod query;
 pub mod run;
 pub mod settings;
 pub mod status;

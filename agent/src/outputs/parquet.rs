@@ -19,7 +19,7 @@ use crate::{
 
 mod columns;
 mod file;
-mod pieces;
+pub(crate) mod pieces;
 
 /// Number of the field `FlowBatch.records`.
 const RECORDS_FIELD: u32 = 15;

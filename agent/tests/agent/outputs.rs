@@ -27,6 +27,7 @@ mod messages;
 mod otlp;
 pub mod parquet;
 mod pbflow;
+mod query;
 mod secured;
 mod serve;
 mod spool;

@@ -10,7 +10,7 @@ use prost::Message as _;
 
 use crate::proto::FlowBatch;
 
-const MARK: [u8; 4] = *b"FLR1";
+pub(crate) const MARK: [u8; 4] = *b"FLR1";
 const HEADER_LEN_BYTES: usize = 12;
 
 /// A piece with the body that `write` appends.
@@ -47,14 +47,14 @@ pub(super) fn whole_len(file: &mut File) -> io::Result<u64> {
 }
 
 /// Reads the pieces of a file, up to the first that is not whole.
-pub(super) struct Pieces<'a> {
+pub(crate) struct Pieces<'a> {
     from: BufReader<&'a mut File>,
     len_bytes: u64,
     read_bytes: u64,
 }
 
 impl<'a> Pieces<'a> {
-    pub(super) fn new(file: &'a mut File) -> io::Result<Self> {
+    pub(crate) fn new(file: &'a mut File) -> io::Result<Self> {
         let len_bytes = file.seek(SeekFrom::End(0))?;
         file.rewind()?;
         Ok(Self {
@@ -64,7 +64,7 @@ impl<'a> Pieces<'a> {
         })
     }
 
-    pub(super) fn next(&mut self) -> io::Result<Option<FlowBatch>> {
+    pub(crate) fn next(&mut self) -> io::Result<Option<FlowBatch>> {
         let before = self.read_bytes;
         let Some(body) = self.body()? else {
             return Ok(None);
@@ -77,7 +77,7 @@ impl<'a> Pieces<'a> {
     }
 
     /// What is behind the last piece that could be read.
-    pub(super) fn rest_bytes(&self) -> u64 {
+    pub(crate) fn rest_bytes(&self) -> u64 {
         self.len_bytes - self.read_bytes
     }
 

@@ -1,0 +1,288 @@
+//! Shows what a query found.
+
+use std::{
+    fmt::Write as _,
+    io::{self, Write},
+    time::{Duration, UNIX_EPOCH},
+};
+
+use serde_json::{Map, Value, json};
+
+use super::Form;
+use crate::{
+    output::{harmless::harmless, human},
+    protocols,
+    query::{Answer, By, Group, Part, Sums},
+};
+
+const GAP: &str = "  ";
+
+/// What CSV and JSON call the sums.
+const SUMS: [&str; 7] = [
+    "records",
+    "packets",
+    "bytes",
+    "reverse_packets",
+    "reverse_bytes",
+    "flows_begun",
+    "flows_ended",
+];
+
+pub(super) fn show(mut out: impl Write, form: Form, by: &[By], answer: &Answer) -> io::Result<()> {
+    match form {
+        Form::Table => table(&mut out, by, answer)?,
+        Form::Json => json_lines(&mut out, by, answer)?,
+        Form::Csv => csv(&mut out, by, answer)?,
+    }
+    out.flush()
+}
+
+/// What the answer does not have, a sentence each.
+pub(super) fn missing(answer: &Answer) -> Vec<String> {
+    let mut texts = Vec::new();
+    let lost = answer.lost;
+    if lost.records > 0 || lost.packets > 0 {
+        texts.push(format!(
+            "{} records with {} packets were lost before they reached these files, since the streams began that are in them",
+            lost.records, lost.packets
+        ));
+    }
+    for (path, bytes) in &answer.damaged {
+        texts.push(format!(
+            "the last {bytes} bytes of {} are not whole: they are being written, or damaged",
+            path.display()
+        ));
+    }
+    if answer.gone_files > 0 {
+        texts.push(format!(
+            "{} files were removed before they could be read",
+            answer.gone_files
+        ));
+    }
+    texts
+}
+
+fn values(sums: &Sums) -> [u64; 7] {
+    let ([packets, reverse_packets], [bytes, reverse_bytes]) = (sums.packets, sums.bytes);
+    [
+        sums.records,
+        packets,
+        bytes,
+        reverse_packets,
+        reverse_bytes,
+        sums.begun,
+        sums.ended,
+    ]
+}
+
+/// What CSV and JSON call the values that a group stands for.
+fn names(by: &[By]) -> Vec<&'static str> {
+    let each = by.iter().flat_map(|one| match one {
+        By::Address => &["address"][..],
+        By::Source => &["src_addr"],
+        By::Destination => &["dst_addr"],
+        // Once, if it was asked for, too.
+        By::Port if by.contains(&By::Protocol) => &["dst_port"],
+        By::Port => &["protocol", "dst_port"],
+        By::Protocol => &["protocol"],
+        By::Interface => &["interface"],
+        By::Host => &["hostname"],
+    });
+    each.copied().collect()
+}
+
+/// As many as there are names.
+fn parts(by: &[By], group: &Group) -> Vec<Value> {
+    let each = group.parts.iter().flat_map(|part| match part {
+        Part::Address(address) => vec![json!(address)],
+        Part::Port(_, port) if by.contains(&By::Protocol) => vec![json!(port)],
+        Part::Port(protocol, port) => vec![json!(protocol), json!(port)],
+        Part::Protocol(protocol) => vec![json!(protocol)],
+        Part::Name(name) => vec![of_a_name(name)],
+    });
+    each.collect()
+}
+
+/// `null` if it is not known.
+fn of_a_name(name: &str) -> Value {
+    if name.is_empty() {
+        Value::Null
+    } else {
+        json!(name)
+    }
+}
+
+fn json_lines(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
+    let sums = |line: &mut Map<String, Value>, sums: &Sums| {
+        let named = SUMS.iter().zip(values(sums));
+        line.extend(named.map(|(name, value)| ((*name).to_owned(), json!(value))));
+    };
+    for group in &answer.groups {
+        let mut line = Map::new();
+        line.insert("type".to_owned(), json!("group"));
+        let named = names(by).into_iter().zip(parts(by, group));
+        line.extend(named.map(|(name, value)| (name.to_owned(), value)));
+        sums(&mut line, &group.sums);
+        writeln!(out, "{}", Value::Object(line))?;
+    }
+    let mut line = Map::new();
+    line.insert("type".to_owned(), json!("total"));
+    sums(&mut line, &answer.total);
+    let windows = answer.windows_us.as_ref();
+    let damaged = answer.damaged.iter().map(|(_, bytes)| bytes).sum::<u64>();
+    for (name, value) in [
+        ("groups", json!(answer.all_groups)),
+        (
+            "window_start_us",
+            json!(windows.map(|windows| windows.start)),
+        ),
+        ("window_end_us", json!(windows.map(|windows| windows.end))),
+        ("files", json!(answer.files)),
+        ("gone_files", json!(answer.gone_files)),
+        ("unread_bytes", json!(damaged)),
+        ("repeated_records", json!(answer.repeated_records)),
+        ("lost_records", json!(answer.lost.records)),
+        ("lost_packets", json!(answer.lost.packets)),
+        ("lost_bytes", json!(answer.lost.bytes)),
+    ] {
+        line.insert(name.to_owned(), value);
+    }
+    writeln!(out, "{}", Value::Object(line))
+}
+
+fn csv(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
+    let mut writer = csv::Writer::from_writer(out);
+    writer.write_record(names(by).iter().chain(&SUMS))?;
+    for group in &answer.groups {
+        let parts = parts(by, group).into_iter().map(|value| match value {
+            Value::String(text) => text,
+            Value::Null => String::new(),
+            value => value.to_string(),
+        });
+        let sums = values(&group.sums).map(|value| value.to_string());
+        writer.write_record(parts.chain(sums))?;
+    }
+    writer.flush()
+}
+
+/// A summary, the groups, and how many more there are.
+fn table(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
+    writeln!(out, "{}", summary(answer))?;
+    if answer.groups.is_empty() {
+        return Ok(());
+    }
+    let figures = if by.contains(&By::Address) {
+        ["SENT PKTS", "SENT", "RECV PKTS", "RECEIVED", "BEGUN"]
+    } else {
+        ["PKTS", "BYTES", "REV PKTS", "REV BYTES", "BEGUN"]
+    };
+    let titles = by.iter().map(|by| title(*by)).chain(figures);
+    let mut rows = vec![titles.map(str::to_owned).collect::<Vec<_>>()];
+    rows.extend(answer.groups.iter().map(cells));
+    let width = |column: usize| {
+        let widths = rows.iter().map(|row| row[column].chars().count());
+        widths.max().unwrap_or_default()
+    };
+    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
+    writeln!(out)?;
+    for row in &rows {
+        let mut line = String::new();
+        for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
+            if column > 0 {
+                line.push_str(GAP);
+            }
+            // Figures are aligned to the right.
+            let written = if column < by.len() {
+                write!(line, "{cell:<width$}")
+            } else {
+                write!(line, "{cell:>width$}")
+            };
+            written.map_err(io::Error::other)?;
+        }
+        writeln!(out, "{}", line.trim_end())?;
+    }
+    let more = answer.all_groups - answer.groups.len();
+    if more > 0 {
+        writeln!(
+            out,
+            "… and {} more; --top 0 shows all",
+            human::count(more as u64)
+        )?;
+    }
+    Ok(())
+}
+
+fn summary(answer: &Answer) -> String {
+    let plural = |number: u64, what: &str| {
+        let ending = if number == 1 { "" } else { "s" };
+        format!("{} {what}{ending}", human::count(number))
+    };
+    let files = plural(answer.files as u64, "file");
+    let Some(windows) = &answer.windows_us else {
+        return format!("{files}: no record is in this time and passes the filter");
+    };
+    let total = &answer.total;
+    let mut text = format!(
+        "{} to {}, {files}: {}, {} began, {}, {} in both directions",
+        time(windows.start),
+        time(windows.end),
+        plural(total.records, "record"),
+        plural(total.begun, "flow"),
+        plural(total.packets.iter().sum(), "packet"),
+        human::bytes(total.bytes.iter().sum()),
+    );
+    if answer.repeated_records > 0 {
+        let repeated = plural(answer.repeated_records, "record");
+        text = format!("{text}; {repeated} came again and count once");
+    }
+    text
+}
+
+fn time(unix_us: i64) -> impl std::fmt::Display {
+    let since = Duration::from_micros(unix_us.try_into().unwrap_or_default());
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + since)
+}
+
+fn title(by: By) -> &'static str {
+    match by {
+        By::Address => "ADDRESS",
+        By::Source => "INITIATOR",
+        By::Destination => "RESPONDER",
+        By::Port => "PORT",
+        By::Protocol => "PROTO",
+        By::Interface => "IFACE",
+        By::Host => "HOST",
+    }
+}
+
+fn cells(group: &Group) -> Vec<String> {
+    let Sums {
+        packets,
+        bytes,
+        begun,
+        ..
+    } = group.sums;
+    let parts = group.parts.iter().map(|part| match part {
+        Part::Address(address) => address.to_string(),
+        Part::Port(number, Some(port)) => format!("{port}/{}", protocol(*number)),
+        Part::Port(number, None) => protocol(*number),
+        Part::Protocol(number) => protocol(*number),
+        Part::Name(name) if name.is_empty() => "?".to_owned(),
+        Part::Name(name) => harmless(name).into_owned(),
+    });
+    let figures = [
+        human::count(packets[0]),
+        human::bytes(bytes[0]),
+        human::count(packets[1]),
+        human::bytes(bytes[1]),
+        human::count(begun),
+    ];
+    parts.chain(figures).collect()
+}
+
+fn protocol(number: u8) -> String {
+    protocols::name(number).map_or_else(|| number.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests;

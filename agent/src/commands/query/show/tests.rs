@@ -1,0 +1,129 @@
+use std::rc::Rc;
+
+use super::*;
+
+fn answer() -> Answer {
+    let sums = |times: u64| Sums {
+        records: times,
+        packets: [10 * times, times],
+        bytes: [15_000 * times, 60 * times],
+        begun: 1,
+        ended: 0,
+    };
+    let group = |parts, times| Group {
+        parts,
+        sums: sums(times),
+    };
+    let name = |text: &str| Part::Name(Rc::from(text));
+    Answer {
+        groups: vec![
+            group(vec![name("eth0"), Part::Port(6, Some(443))], 1000),
+            group(vec![name("red, \x1b[31m\"hot\""), Part::Port(1, None)], 2),
+            group(vec![name(""), Part::Port(200, Some(7))], 1),
+        ],
+        all_groups: 5,
+        total: sums(1010),
+        windows_us: Some(1_767_312_000_000_000..1_767_312_010_500_000),
+        files: 1,
+        repeated_records: 3,
+        ..Answer::default()
+    }
+}
+
+fn shown(form: Form, by: &[By], answer: &Answer) -> String {
+    let mut out = Vec::new();
+    show(&mut out, form, by, answer).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+const BY: &[By] = &[By::Interface, By::Port];
+
+#[test]
+fn a_table_has_aligned_columns_and_says_what_it_leaves_out() {
+    let table = shown(Form::Table, BY, &answer());
+    let expected = "\
+2026-01-02T00:00:00Z to 2026-01-02T00:00:10Z, 1 file: 1.0k records, 1 flow began, 11k packets, 15 MiB in both directions; \
+3 records came again and count once
+
+IFACE                 PORT     PKTS   BYTES  REV PKTS  REV BYTES  BEGUN
+eth0                  443/tcp   10k  14 MiB      1.0k     59 KiB      1
+red, \\u{1b}[31m\"hot\"  icmp       20  29 KiB         2      120 B      1
+?                     7/200      10  15 KiB         1       60 B      1
+… and 2 more; --top 0 shows all
+";
+    assert_eq!(table, expected);
+}
+
+#[test]
+fn a_table_without_rows_says_so() {
+    let none = Answer {
+        files: 2,
+        ..Answer::default()
+    };
+    let expected = "2 files: no record is in this time and passes the filter\n";
+    assert_eq!(shown(Form::Table, BY, &none), expected);
+}
+
+#[test]
+fn csv_quotes_what_would_be_taken_for_a_separator() {
+    let expected = "\
+interface,protocol,dst_port,records,packets,bytes,reverse_packets,reverse_bytes,flows_begun,flows_ended
+eth0,6,443,1000,10000,15000000,1000,60000,1,0
+\"red, \x1b[31m\"\"hot\"\"\",1,,2,20,30000,2,120,1,0
+,200,7,1,10,15000,1,60,1,0
+";
+    assert_eq!(shown(Form::Csv, BY, &answer()), expected);
+}
+
+#[test]
+fn json_has_a_line_for_each_group_and_one_for_the_total() {
+    let text = shown(Form::Json, BY, &answer());
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines.len(), 4);
+    assert_eq!(
+        lines[2],
+        json!({
+            "type": "group", "interface": null, "protocol": 200, "dst_port": 7, "records": 1, "packets": 10,
+            "bytes": 15000, "reverse_packets": 1, "reverse_bytes": 60, "flows_begun": 1, "flows_ended": 0,
+        })
+    );
+    let total = &lines[3];
+    assert_eq!(total["type"], "total");
+    assert_eq!(total["packets"], 10_100);
+    assert_eq!(total["groups"], 5);
+    assert_eq!(total["window_end_us"], 1_767_312_010_500_000_u64);
+}
+
+#[test]
+fn a_protocol_that_was_asked_for_stands_beside_the_port_once() {
+    let by = &[By::Port, By::Protocol];
+    let group = Group {
+        parts: vec![Part::Port(6, Some(80)), Part::Protocol(6)],
+        sums: Sums::default(),
+    };
+    assert_eq!(names(by), ["dst_port", "protocol"]);
+    assert_eq!(parts(by, &group), [json!(80), json!(6)]);
+}
+
+#[test]
+fn what_is_missing_is_said() {
+    assert_eq!(missing(&answer()), Vec::<String>::new());
+    let answer = Answer {
+        lost: crate::query::Lost {
+            records: 4,
+            packets: 9,
+            bytes: 900,
+        },
+        damaged: vec![("/tmp/x".into(), 7)],
+        gone_files: 2,
+        ..answer()
+    };
+    let missing = missing(&answer);
+    assert_eq!(missing.len(), 3);
+    assert!(missing[0].starts_with("4 records with 9 packets were lost"));
+    assert!(missing[1].contains("the last 7 bytes of /tmp/x"));
+    assert!(missing[2].starts_with("2 files were removed"));
+}

@@ -1,0 +1,97 @@
+//! Reads a file that is still in the making: what waits to become a Parquet file.
+
+use std::{
+    fs::File,
+    hash::{BuildHasher as _, RandomState},
+    path::PathBuf,
+    sync::OnceLock,
+};
+
+use anyhow::Result;
+
+use super::{Lost, Question, Source, Sum, is_in, row::Row};
+use crate::{
+    filter::Facts,
+    known_interfaces::KnownInterfaces,
+    outputs::parquet::pieces::Pieces,
+    proto::{FlowBatch, FlowRecord},
+};
+
+pub(super) struct InTheMaking {
+    pub file: File,
+    pub path: PathBuf,
+    pub place: usize,
+}
+
+impl Source for InTheMaking {
+    fn add(mut self, question: &Question, sum: &mut Sum<'_>) -> Result<()> {
+        let mut pieces = Pieces::new(&mut self.file)?;
+        while let Some(batch) = pieces.next()? {
+            if !is_in(&question.time_us, micros(batch.window_end_unix_ns)) {
+                continue;
+            }
+            let agent = batch.agent.clone().unwrap_or_default();
+            let id = if batch.stream_id == 0 {
+                of_an_instance(&agent.instance_id)
+            } else {
+                batch.stream_id
+            };
+            let stream = (self.place, id);
+            let lost = Lost {
+                records: batch.lost_records,
+                packets: batch.lost_packets,
+                bytes: batch.lost_bytes,
+            };
+            sum.note_lost(stream, lost);
+            if !sum.once.is_new(stream, batch.stream_seq) {
+                sum.answer.repeated_records += batch.records.len() as u64;
+                continue;
+            }
+            // A piece names all interfaces of its records.
+            let mut interfaces = KnownInterfaces::default();
+            interfaces.note_all(&batch);
+            for record in &batch.records {
+                let interface = interfaces.of(record);
+                let row = Row {
+                    hostname: &agent.hostname,
+                    interface: interface.map_or("", |one| &one.name),
+                    netns_name: interface.map_or("", |one| &one.netns_name),
+                    ..of_a_record(&batch, record)
+                };
+                sum.row(question, &row)?;
+            }
+        }
+        let rest = pieces.rest_bytes();
+        if rest > 0 {
+            sum.answer.damaged.push((self.path, rest));
+        }
+        Ok(())
+    }
+}
+
+/// Without names.
+fn of_a_record<'a>(batch: &FlowBatch, record: &FlowRecord) -> Row<'a> {
+    let packets = [record.delta_packets, record.delta_reverse_packets];
+    Row {
+        window_us: micros(batch.window_start_unix_ns)..micros(batch.window_end_unix_ns),
+        hostname: "",
+        interface: "",
+        netns_name: "",
+        facts: Facts::from(record),
+        packets,
+        bytes: [record.delta_bytes, record.delta_reverse_bytes],
+        begins: packets == [record.total_packets, record.total_reverse_packets],
+        ends: record.end_reason.is_some(),
+    }
+}
+
+/// As in the files' columns, which have no nanoseconds.
+fn micros(unix_ns: u64) -> i64 {
+    (unix_ns / 1000).cast_signed()
+}
+
+/// What stands for the stream of an agent's own output, which has no number.
+pub(super) fn of_an_instance(instance_id: &str) -> u64 {
+    static HASHER: OnceLock<RandomState> = OnceLock::new();
+    HASHER.get_or_init(RandomState::new).hash_one(instance_id)
+}

@@ -1,0 +1,22 @@
+//! A record as a query sees it, from whatever file it comes.
+
+use std::ops::Range;
+
+use crate::filter::Facts;
+
+pub(super) struct Row<'a> {
+    /// Unix time in microseconds.
+    pub window_us: Range<i64>,
+    /// Empty if it is not known.
+    pub hostname: &'a str,
+    pub interface: &'a str,
+    pub netns_name: &'a str,
+    pub facts: Facts,
+    /// From the source and from the destination, since the flow's last record.
+    pub packets: [u64; 2],
+    pub bytes: [u64; 2],
+    /// It is the flow's first record.
+    pub begins: bool,
+    /// It is the flow's last record.
+    pub ends: bool,
+}

@@ -1,0 +1,474 @@
+use std::{
+    fs::{self, File},
+    io::Write as _,
+    net::IpAddr,
+};
+
+use std::sync::Arc;
+
+use prost::Message as _;
+
+use super::*;
+use crate::{
+    filter::Rules,
+    outputs::{
+        encoder::Encoder as _,
+        files::{Compression, Made},
+        parquet::{MADE, MADE_OF_MANY, Parquet, piece_of},
+    },
+    proto::{AgentIdentity, Direction, EndReason, FlowBatch, FlowRecord, Interface},
+};
+
+const SECOND_NS: u64 = 1_000_000_000;
+const SECOND_US: i64 = 1_000_000;
+/// A little of both ends of a range that the format may confuse.
+const BEGAN_S: u64 = 1_700_000_000;
+
+/// A record of this flow from 10.0.0.N to 192.0.2.1:PORT, of so many packets of 100 bytes there, and one of 60 back.
+fn record(host: u8, port: u32, packets: u64) -> FlowRecord {
+    FlowRecord {
+        ip_version: 4,
+        protocol: 6,
+        src_addr: vec![10, 0, 0, host].into(),
+        dst_addr: vec![192, 0, 2, 1].into(),
+        src_port: Some(40_000),
+        dst_port: Some(port),
+        ifindex: 2,
+        netns: 5,
+        direction: Direction::Egress.into(),
+        reverse_direction: Direction::Ingress.into(),
+        delta_packets: packets,
+        delta_bytes: 100 * packets,
+        delta_reverse_packets: 1,
+        delta_reverse_bytes: 60,
+        total_packets: packets,
+        total_reverse_packets: 1,
+        ..FlowRecord::default()
+    }
+}
+
+/// A batch of the scan whose window is the second before this one.
+fn batch(stream_seq: u64, records: Vec<FlowRecord>) -> FlowBatch {
+    FlowBatch {
+        agent: Some(AgentIdentity {
+            hostname: "one".to_owned(),
+            instance_id: "abc".to_owned(),
+            ..AgentIdentity::default()
+        }),
+        stream_seq,
+        scan_id: stream_seq,
+        window_start_unix_ns: (BEGAN_S + stream_seq - 1) * SECOND_NS,
+        window_end_unix_ns: (BEGAN_S + stream_seq) * SECOND_NS,
+        interfaces: vec![Interface {
+            ifindex: 2,
+            netns: 5,
+            name: "eth0".to_owned(),
+            ..Interface::default()
+        }],
+        records,
+        ..FlowBatch::default()
+    }
+}
+
+/// Of a collector, which has them of many streams.
+fn on_stream(stream_id: u64, batch: FlowBatch) -> FlowBatch {
+    FlowBatch { stream_id, ..batch }
+}
+
+/// As an agent's output keeps them until the file is complete.
+fn pieces(batches: &[FlowBatch]) -> Vec<u8> {
+    let mut encoder = Parquet::default();
+    let each = batches.iter();
+    each.flat_map(|batch| encoder.message(batch, &batch.records).bytes)
+        .collect()
+}
+
+/// The same of a collector.
+fn pieces_of_many(batches: &[FlowBatch]) -> Vec<u8> {
+    let each = batches.iter();
+    each.flat_map(|batch| piece_of(&batch.encode_to_vec()))
+        .collect()
+}
+
+/// A folder, with what the tests put there.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().to_owned()
+    }
+
+    fn in_the_making(&self, pieces: &[u8]) -> &Self {
+        fs::write(self.0.path().join(".flows.parquet.open"), pieces).unwrap();
+        self
+    }
+
+    fn complete(&self, name: &str, made: Made, pieces: &[u8]) -> &Self {
+        let mut from = tempfile::tempfile().unwrap();
+        from.write_all(pieces).unwrap();
+        let to = File::create(self.0.path().join(name)).unwrap();
+        (made.make)(&mut from, to, Compression::Zstd).unwrap();
+        self
+    }
+
+    fn ask(&self, question: &Question) -> Answer {
+        answer(&[self.path()], question, |_, _| {}).unwrap()
+    }
+}
+
+fn everything(by: &[By]) -> Question {
+    Question {
+        time_us: i64::MIN..i64::MAX,
+        rules: Vec::new(),
+        by: by.to_vec(),
+        order: Order::Bytes,
+        top: usize::MAX,
+    }
+}
+
+/// The groups' values with their packets in both directions.
+fn packets(answer: &Answer) -> Vec<(Vec<Part>, [u64; 2])> {
+    let groups = answer.groups.iter();
+    groups
+        .map(|group| (group.parts.clone(), group.sums.packets))
+        .collect()
+}
+
+fn address(text: &str) -> Part {
+    Part::Address(text.parse::<IpAddr>().unwrap())
+}
+
+#[test]
+fn an_address_has_what_it_sent_and_what_it_received() {
+    let folder = Folder::new();
+    let batches = [
+        batch(1, vec![record(1, 443, 5), record(2, 80, 7)]),
+        batch(2, vec![record(1, 22, 10)]),
+    ];
+    let answer = folder
+        .complete("flows-1.parquet", MADE, &pieces(&batches))
+        .ask(&everything(&[By::Address]));
+    let expected = [
+        (vec![address("192.0.2.1")], [3, 22]),
+        (vec![address("10.0.0.1")], [15, 2]),
+        (vec![address("10.0.0.2")], [7, 1]),
+    ];
+    assert_eq!(packets(&answer), expected);
+    // The total has each record once.
+    let total = Sums {
+        records: 3,
+        packets: [22, 3],
+        bytes: [2200, 180],
+        begun: 3,
+        ended: 0,
+    };
+    assert_eq!((answer.total, answer.files), (total, 1));
+    let began = i64::try_from(BEGAN_S).unwrap() * SECOND_US;
+    assert_eq!(answer.windows_us, Some(began..began + 2 * SECOND_US));
+}
+
+#[test]
+fn an_address_that_talks_to_itself_has_its_flow_once() {
+    let mut record = record(1, 443, 5);
+    record.dst_addr = record.src_addr.clone();
+    let answer = Folder::new()
+        .in_the_making(&pieces(&[batch(1, vec![record])]))
+        .ask(&everything(&[By::Address]));
+    let sums = answer.groups[0].sums;
+    assert_eq!((sums.packets, sums.records, sums.begun), ([6, 6], 1, 1));
+}
+
+#[test]
+fn each_way_to_add_up_has_its_groups() {
+    let mut icmp = record(3, 0, 2);
+    (icmp.protocol, icmp.src_port, icmp.dst_port) = (1, None, None);
+    icmp.ifindex = 9;
+    let folder = Folder::new();
+    let batches = [batch(1, vec![record(1, 443, 5), record(2, 443, 7), icmp])];
+    folder.complete("flows-1.parquet", MADE, &pieces(&batches));
+    let groups = |by| packets(&folder.ask(&everything(&[by])));
+    let name = |text: &str| Part::Name(text.into());
+    let port = Part::Port(6, Some(443));
+    assert_eq!(
+        groups(By::Port),
+        [(vec![port], [12, 2]), (vec![Part::Port(1, None)], [2, 1])]
+    );
+    assert_eq!(
+        groups(By::Protocol),
+        [
+            (vec![Part::Protocol(6)], [12, 2]),
+            (vec![Part::Protocol(1)], [2, 1])
+        ]
+    );
+    assert_eq!(
+        groups(By::Interface),
+        [(vec![name("eth0")], [12, 2]), (vec![name("")], [2, 1])]
+    );
+    assert_eq!(groups(By::Host), [(vec![name("one")], [14, 3])]);
+    assert_eq!(groups(By::Source)[0], (vec![address("10.0.0.2")], [7, 1]));
+    assert_eq!(
+        groups(By::Destination),
+        [(vec![address("192.0.2.1")], [14, 3])]
+    );
+    let both = packets(&folder.ask(&everything(&[By::Protocol, By::Source])));
+    assert_eq!(
+        both[0],
+        (vec![Part::Protocol(6), address("10.0.0.2")], [7, 1])
+    );
+    assert_eq!(both.len(), 3);
+}
+
+#[test]
+fn a_record_belongs_to_the_time_in_which_its_window_ends() {
+    let batches: Vec<_> = (1..=5)
+        .map(|seq| batch(seq, vec![record(1, 443, 1 << seq)]))
+        .collect();
+    let (whole, open) = (Folder::new(), Folder::new());
+    whole.complete("flows-1.parquet", MADE, &pieces(&batches));
+    open.in_the_making(&pieces(&batches));
+    let at = |seconds: i64| (i64::try_from(BEGAN_S).unwrap() + seconds) * SECOND_US;
+    for (since, until, expected) in [
+        (at(0), at(5), 0b11_1110),
+        (at(1), at(4), 0b01_1100),
+        (at(1) - 1, at(4) - 1, 0b00_1110),
+        (at(5), at(9), 0),
+        (i64::MIN, at(1), 0b10),
+        (at(4), i64::MAX, 0b10_0000),
+    ] {
+        let question = Question {
+            time_us: since..until,
+            ..everything(&[By::Address])
+        };
+        for folder in [&whole, &open] {
+            let answer = folder.ask(&question);
+            assert_eq!(answer.total.packets[0], expected, "{since}..{until}");
+            assert_eq!(answer.windows_us.is_some(), expected != 0);
+        }
+    }
+}
+
+#[test]
+fn rules_choose_records_as_elsewhere() {
+    let batches = [batch(1, vec![record(1, 443, 5), record(2, 80, 7)])];
+    let (whole, open) = (Folder::new(), Folder::new());
+    whole.complete("flows-1.parquet", MADE, &pieces(&batches));
+    open.in_the_making(&pieces(&batches));
+    for (rules, expected) in [
+        ("exclude port 443", 7),
+        ("include net 10.0.0.1; exclude all", 5),
+        ("exclude on eth0", 0),
+        ("include ingress; exclude all", 12),
+        ("exclude egress; exclude ingress", 0),
+        ("exclude proto udp", 12),
+    ] {
+        let question = Question {
+            rules: rules.parse::<Rules>().unwrap().0,
+            ..everything(&[By::Address])
+        };
+        for folder in [&whole, &open] {
+            assert_eq!(folder.ask(&question).total.packets[0], expected, "{rules}");
+        }
+    }
+}
+
+#[test]
+fn flows_that_begin_and_end_are_counted_by_their_first_and_last_record() {
+    let mut goes_on = record(1, 443, 5);
+    goes_on.total_packets = 50;
+    let mut ends = record(2, 443, 7);
+    ends.end_reason = Some(EndReason::EndOfFlow.into());
+    let batches = [batch(1, vec![goes_on, ends])];
+    for folder in [
+        Folder::new().complete("flows-1.parquet", MADE, &pieces(&batches)),
+        Folder::new().in_the_making(&pieces(&batches)),
+    ] {
+        let total = folder.ask(&everything(&[By::Address])).total;
+        assert_eq!((total.begun, total.ended), (1, 1));
+    }
+}
+
+#[test]
+fn the_most_come_first_and_others_are_counted() {
+    let folder = Folder::new();
+    let mut wide = record(1, 443, 2);
+    wide.delta_bytes = 9000;
+    folder.in_the_making(&pieces(&[batch(
+        1,
+        vec![wide, record(2, 443, 7), record(3, 443, 7)],
+    )]));
+    let first = |order| {
+        let question = Question {
+            order,
+            top: 1,
+            ..everything(&[By::Source])
+        };
+        let answer = folder.ask(&question);
+        assert_eq!((answer.groups.len(), answer.all_groups), (1, 3));
+        answer.groups[0].parts.clone()
+    };
+    assert_eq!(first(Order::Bytes), [address("10.0.0.1")]);
+    // Of two with as much, the one with the lower address.
+    assert_eq!(first(Order::Packets), [address("10.0.0.2")]);
+}
+
+#[test]
+fn what_a_collector_has_twice_counts_once() {
+    let one = on_stream(7, batch(1, vec![record(1, 443, 5), record(2, 443, 7)]));
+    let other = on_stream(8, batch(1, vec![record(3, 443, 9)]));
+    let next = on_stream(7, batch(2, vec![record(1, 443, 1)]));
+    let folder = Folder::new();
+    folder
+        .complete(
+            "flows-1.parquet",
+            MADE_OF_MANY,
+            &pieces_of_many(&[one.clone(), one.clone(), other.clone(), one.clone()]),
+        )
+        .complete(
+            "flows-2.parquet",
+            MADE_OF_MANY,
+            &pieces_of_many(&[other.clone(), next.clone()]),
+        )
+        .in_the_making(&pieces_of_many(&[next, other]));
+    let answer = folder.ask(&everything(&[By::Source]));
+    let expected = [
+        (vec![address("10.0.0.3")], [9, 1]),
+        (vec![address("10.0.0.2")], [7, 1]),
+        (vec![address("10.0.0.1")], [6, 2]),
+    ];
+    assert_eq!(packets(&answer), expected);
+    assert_eq!(answer.repeated_records, 2 + 2 + 1 + 1 + 1);
+}
+
+#[test]
+fn a_file_that_is_completed_meanwhile_counts_once() {
+    let batches = [
+        batch(1, vec![record(1, 443, 5)]),
+        batch(2, vec![record(1, 443, 7)]),
+    ];
+    let folder = Folder::new();
+    folder
+        .in_the_making(&pieces(&batches))
+        .complete("flows-1.parquet", MADE, &pieces(&batches));
+    let answer = folder.ask(&everything(&[By::Source]));
+    assert_eq!(
+        (answer.total.packets, answer.repeated_records),
+        ([12, 2], 2)
+    );
+    // Another folder is another output's.
+    let twice = answer_of(&[&folder, &folder]);
+    assert_eq!(twice.total.packets, [24, 4]);
+}
+
+fn answer_of(folders: &[&Folder]) -> Answer {
+    let paths: Vec<_> = folders.iter().map(|folder| folder.path()).collect();
+    answer(&paths, &everything(&[By::Source]), |_, _| {}).unwrap()
+}
+
+#[test]
+fn what_was_lost_is_told_once_for_each_stream() {
+    let losing = |stream_id, seq, packets| {
+        let batch = on_stream(stream_id, batch(seq, vec![record(1, 443, 1)]));
+        FlowBatch {
+            lost_records: 1,
+            lost_packets: packets,
+            lost_bytes: 100 * packets,
+            ..batch
+        }
+    };
+    let batches = [losing(7, 1, 2), losing(7, 2, 5), losing(8, 1, 3)];
+    let lost = Lost {
+        records: 2,
+        packets: 8,
+        bytes: 800,
+    };
+    for folder in [
+        Folder::new().complete("flows-1.parquet", MADE_OF_MANY, &pieces_of_many(&batches)),
+        Folder::new().in_the_making(&pieces_of_many(&batches)),
+    ] {
+        assert_eq!(folder.ask(&everything(&[By::Source])).lost, lost);
+    }
+    let of_an_agent = [losing(0, 1, 2), losing(0, 2, 5)];
+    let folder = Folder::new();
+    folder.complete("flows-1.parquet", MADE, &pieces(&of_an_agent));
+    assert_eq!(folder.ask(&everything(&[By::Source])).lost.packets, 5);
+}
+
+#[test]
+fn a_damaged_end_is_told_with_its_bytes_and_what_is_before_it_counts() {
+    let mut pieces = pieces(&[
+        batch(1, vec![record(1, 443, 5)]),
+        batch(2, vec![record(1, 443, 7)]),
+    ]);
+    pieces.truncate(pieces.len() - 3);
+    let first = self::pieces(&[batch(1, vec![record(1, 443, 5)])]).len();
+    let folder = Folder::new();
+    let answer = folder
+        .in_the_making(&pieces)
+        .ask(&everything(&[By::Source]));
+    assert_eq!(answer.total.packets, [5, 1]);
+    let file = folder.path().join(".flows.parquet.open");
+    assert_eq!(answer.damaged, [(file, (pieces.len() - first) as u64)]);
+}
+
+/// What is wrong with such a file, or such a folder.
+fn refused(path: &Path) -> String {
+    let error = answer(&[path.to_owned()], &everything(&[By::Source]), |_, _| {}).unwrap_err();
+    format!("{error:#}")
+}
+
+#[test]
+fn what_has_no_flows_is_refused_with_its_name() {
+    let folder = Folder::new();
+    let path = folder.path();
+    fs::write(path.join("notes.txt"), "abc").unwrap();
+    assert!(refused(&path).contains("there is no Parquet file in"));
+    assert!(refused(&path.join("notes.txt")).ends_with("notes.txt is no Parquet file"));
+    assert!(refused(&path.join("none")).contains("none: No such file"));
+    // Complete by its name, and not by what is in it.
+    fs::write(path.join("a.parquet"), "PAR1 and nothing else").unwrap();
+    assert!(refused(&path).contains("a.parquet"), "{}", refused(&path));
+}
+
+#[test]
+fn a_parquet_file_of_something_else_is_refused_with_the_column_that_it_lacks() {
+    use parquet::{
+        data_type::Int64Type, file::writer::SerializedFileWriter,
+        schema::parser::parse_message_type,
+    };
+    let folder = Folder::new();
+    for (schema, error) in [
+        (
+            "message other { required int64 height; }",
+            "it has no column",
+        ),
+        (
+            "message other { required int64 protocol; }",
+            "it has no column",
+        ),
+    ] {
+        let path = folder.path().join("other.parquet");
+        let schema = parse_message_type(schema).unwrap();
+        let file = File::create(&path).unwrap();
+        let mut writer = SerializedFileWriter::new(file, schema.into(), Arc::default()).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        column
+            .typed::<Int64Type>()
+            .write_batch(&[1], None, None)
+            .unwrap();
+        column.close().unwrap();
+        group.close().unwrap();
+        writer.close().unwrap();
+        assert!(
+            refused(&folder.path()).contains(error),
+            "{}",
+            refused(&folder.path())
+        );
+    }
+}
+
+mod whatever_the_records;

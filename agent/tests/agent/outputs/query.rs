@@ -1,0 +1,176 @@
+//! `flow-agent query` over the files of an agent that writes them.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    thread,
+};
+
+use super::*;
+
+fn query(folder: &Path, arguments: &[&str]) -> std::process::Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flow-agent"));
+    command.arg("query").arg(folder).args(arguments);
+    command.output().unwrap()
+}
+
+/// The lines of the answer. Fails if anything is said to be missing.
+fn answer(folder: &Path, arguments: &[&str]) -> Vec<Value> {
+    let output = query(folder, &[arguments, &["--output", "json"]].concat());
+    let (stdout, stderr) = (
+        String::from_utf8(output.stdout).unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    );
+    assert_eq!((output.status.success(), &*stderr), (true, ""), "{stdout}");
+    let lines = stdout.lines();
+    lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+fn total(folder: &Path) -> Pair {
+    let lines = answer(folder, &[]);
+    let total = lines.last().unwrap();
+    let number = |name: &str| total[name].as_u64().unwrap();
+    Pair {
+        packets: number("packets") + number("reverse_packets"),
+        bytes: number("bytes") + number("reverse_bytes"),
+    }
+}
+
+fn folder_of(folder: &Path, more: &str) -> String {
+    format!(
+        r#"{{"kind": "parquet", "address": "{}"{more}}}"#,
+        folder.display()
+    )
+}
+
+#[test]
+fn a_query_has_what_was_sent_while_it_waits_after_a_kill_and_when_files_are_complete() {
+    if !is_root_or_skip(
+        "agent::a_query_has_what_was_sent_while_it_waits_after_a_kill_and_when_files_are_complete",
+    ) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let lab = Lab::quiet().unwrap();
+    let settings = folder_of(folder.path(), "");
+    let mut all = Pair::default();
+    for flows in [20, 50] {
+        let agent = Agent::start(&lab, &["--output", "json", "--output", &settings]);
+        let sent = send(&lab, flows, 2);
+        wait_until_counted(&agent, &lab, sent.packets);
+        wait_until("all is written", || {
+            fates(&output(&agent, &lab, "parquet"), sent)["sent"] == sent
+        });
+        all += sent;
+        assert_eq!(total(folder.path()), all);
+        agent.kill();
+        assert_eq!(total(folder.path()), all);
+    }
+    let agent = Agent::start(&lab, &["--output", "json", "--output", &settings]);
+    let sent = send(&lab, 1, 1);
+    wait_until_counted(&agent, &lab, sent.packets);
+    assert_eq!(agent.stop().seen(), sent);
+    all += sent;
+    assert_eq!(total(folder.path()), all);
+    // The test's flows differ by the source's port, so they are one group.
+    let lines = answer(folder.path(), &["--by", "port,protocol,interface"]);
+    assert_eq!(lines.len(), 2);
+    let expected = serde_json::json!({
+        "type": "group", "dst_port": 9, "protocol": 17, "interface": lab.agent.interface,
+        "packets": all.packets, "bytes": all.bytes, "reverse_packets": 0, "reverse_bytes": 0, "flows_begun": 71,
+    });
+    for (name, value) in expected.as_object().unwrap() {
+        assert_eq!(&lines[0][name], value, "{name}");
+    }
+    // What a filter or a time leaves out is in no sum.
+    for nothing in [["--filter", "exclude port 9"], ["--until", "2020-01-01"]] {
+        let lines = answer(folder.path(), &nothing);
+        assert_eq!(
+            (lines.len(), &lines[0]["records"]),
+            (1, &0.into()),
+            "{nothing:?}"
+        );
+    }
+}
+
+#[test]
+fn a_query_while_files_are_completed_has_no_flow_twice_and_misses_none() {
+    if !is_root_or_skip(
+        "agent::a_query_while_files_are_completed_has_no_flow_twice_and_misses_none",
+    ) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let lab = Lab::quiet().unwrap();
+    // A file for each few batches, and none is removed.
+    let settings = folder_of(
+        folder.path(),
+        r#", "rotate_bytes": 20000, "keep_files": 100000"#,
+    );
+    let agent = Agent::start(&lab, &["--output", &settings]);
+    // Packets that are written for sure, and those that may be.
+    let (written, may_be) = (AtomicU64::new(0), AtomicU64::new(0));
+    let ends = AtomicBool::new(false);
+    let asked = thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let (mut asked, mut last) = (0, 0);
+            while !ends.load(Relaxed) {
+                let least = written.load(Relaxed);
+                if least == 0 {
+                    thread::yield_now();
+                    continue;
+                }
+                let packets = total(folder.path()).packets;
+                let most = may_be.load(Relaxed);
+                assert!(
+                    (least.max(last)..=most).contains(&packets),
+                    "{packets} of {least} to {most}"
+                );
+                last = packets;
+                asked += 1;
+            }
+            asked
+        });
+        let mut sent = Pair::default();
+        for _ in 0..30 {
+            may_be.fetch_add(200, Relaxed);
+            sent += send(&lab, 200, 1);
+            wait_until("all is written", || {
+                pair(&output(&agent, &lab, "parquet")["sent"]) == sent
+            });
+            written.store(sent.packets, Relaxed);
+        }
+        ends.store(true, Relaxed);
+        asking.join().unwrap()
+    });
+    assert!(asked > 3, "{asked}");
+    let files = parquet::complete(folder.path()).len();
+    assert!(files >= 10, "{files}");
+    agent.stop_silent();
+    assert_eq!(total(folder.path()).packets, written.load(Relaxed));
+}
+
+#[test]
+fn a_query_of_something_else_says_what_to_name() {
+    let folder = tempfile::tempdir().unwrap();
+    for (arguments, error) in [
+        (&[][..], "there is no Parquet file in"),
+        (
+            &["--since", "1h", "--until", "2h"],
+            "--since is not before --until",
+        ),
+        (&["--by", "port,port"], "--by has the same twice"),
+        (
+            &["--since", "soon"],
+            "expected a time before now, as in 90m or 2h",
+        ),
+    ] {
+        let output = query(folder.path(), arguments);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && stderr.contains(error),
+            "{stderr}"
+        );
+    }
+}
