@@ -13,7 +13,7 @@ use agent_common::{
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::MapData;
 
-use super::mapped_array::MappedArray;
+use super::{mapped_array::MappedArray, memory::map_memory_bytes};
 
 /// How the accounts lie in their maps: by page, then by hook. What every packet adds to is there for each CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,8 @@ impl Layout {
 /// The maps of the accounts, with the last value of each account, since the kernel's counters only grow.
 pub struct Accounts {
     /// Each is held as long as it is mapped.
-    maps: [MapData; 3],
+    _maps: [MapData; 3],
+    kernel_memory_bytes: u64,
     common: MappedArray,
     rare: MappedArray,
     pending: MappedArray,
@@ -93,7 +94,11 @@ impl Accounts {
             common: map(&common, layout.common_entries(), size_of::<Common>())?,
             rare: map(&rare, layout.rare_entries(), size_of::<Rare>())?,
             pending: map(&pending, layout.pending_entries(), size_of::<AllPending>())?,
-            maps: [common, rare, pending],
+            kernel_memory_bytes: [&common, &rare, &pending]
+                .map(map_memory_bytes)
+                .iter()
+                .sum(),
+            _maps: [common, rare, pending],
             layout,
             before: vec![HookAccount::default(); layout.rare_entries() as usize],
         })
@@ -169,7 +174,7 @@ impl Accounts {
     }
 
     pub fn kernel_memory_bytes(&self) -> u64 {
-        self.maps.iter().map(super::memory::map_memory_bytes).sum()
+        self.kernel_memory_bytes
     }
 }
 

@@ -10,7 +10,7 @@ use agent_common::FlowKey;
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::MapData;
 
-use super::bpf;
+use super::{bpf, memory::map_memory_bytes};
 use crate::netns::InterfaceId;
 
 /// Entries read by one system call.
@@ -23,6 +23,7 @@ const VALUE_LEN_BYTES: usize = 16;
 /// The map of datagrams. The programs write it, and the least recently used entry is evicted.
 pub struct Fragments {
     pub map: MapData,
+    kernel_memory_bytes: u64,
 }
 
 impl Fragments {
@@ -34,7 +35,15 @@ impl Fragments {
             lengths == [KEY_LEN_BYTES, VALUE_LEN_BYTES],
             "the entries of the map of fragments have other lengths: {lengths:?}"
         );
-        Ok(Self { map })
+        Ok(Self {
+            kernel_memory_bytes: map_memory_bytes(&map),
+            map,
+        })
+    }
+
+    /// All of it is allocated at the beginning.
+    pub fn kernel_memory_bytes(&self) -> u64 {
+        self.kernel_memory_bytes
     }
 
     /// Forgets the datagrams of these interfaces, which the programs must not know any more. Another interface

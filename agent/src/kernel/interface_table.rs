@@ -13,7 +13,7 @@ use agent_common::{
 use anyhow::{Context as _, Result};
 use aya::maps::MapData;
 
-use super::mapped_array::MappedArray;
+use super::{mapped_array::MappedArray, memory::map_memory_bytes};
 
 /// An odd number, from the golden ratio.
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -96,7 +96,8 @@ impl Places {
 /// The table in the kernel. Clones share it.
 #[derive(Clone)]
 pub struct InterfaceTable {
-    map: Arc<MapData>,
+    _map: Arc<MapData>,
+    kernel_memory_bytes: u64,
     entries: Arc<MappedArray>,
     places: Arc<Mutex<Places>>,
 }
@@ -107,7 +108,8 @@ impl InterfaceTable {
         let entries = MappedArray::new(map.fd().as_fd(), places.interfaces.len());
         let entries = entries.context("map the programs' table of interfaces")?;
         Ok(Self {
-            map: Arc::new(map),
+            kernel_memory_bytes: map_memory_bytes(&map),
+            _map: Arc::new(map),
             entries: Arc::new(entries),
             places: Arc::new(Mutex::new(places)),
         })
@@ -145,7 +147,7 @@ impl InterfaceTable {
     }
 
     pub(super) fn kernel_memory_bytes(&self) -> u64 {
-        super::memory::map_memory_bytes(&self.map)
+        self.kernel_memory_bytes
     }
 }
 

@@ -21,7 +21,7 @@ use super::{
     interface_table::{InterfaceTable, Places},
     layout::{self, Layout},
     links::netlink::errno,
-    memory::{map_memory_bytes, memory_bytes},
+    memory::memory_bytes,
     outers::Outers,
     pages::{self, Bounds, Pages},
     refusal,
@@ -261,7 +261,7 @@ impl Kernel {
                 .iter()
                 .map(InterfaceTable::kernel_memory_bytes)
                 .sum::<u64>()
-            + map_memory_bytes(&self.fragments.map)
+            + self.fragments.kernel_memory_bytes()
             + self.outers.kernel_memory_bytes()
     }
 }

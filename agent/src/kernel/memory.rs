@@ -1,4 +1,6 @@
 //! The kernel memory that maps take.
+//!
+//! To ask for it takes six system calls for each map. So it is asked for when a map is made, and not in every scan.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 

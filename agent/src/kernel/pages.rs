@@ -28,7 +28,7 @@ use self::{
     page::{Page, Taken, Windows},
     size::Mark,
 };
-use super::{account::possible_cpus, bpf, links::netlink::errno};
+use super::{account::possible_cpus, bpf, links::netlink::errno, memory::map_memory_bytes};
 use crate::log_limit::LogLimit;
 
 /// The programs' maps that belong to the pages.
@@ -67,6 +67,10 @@ pub struct Pages {
     refused: LogLimit,
     /// Flows that found no slot so far.
     behind_flows: u64,
+    /// Some of them were on the page that was taken last.
+    some_were_behind: bool,
+    /// Of the maps that have the pages in them.
+    outer_memory_bytes: u64,
     factors: [u64; Hash::FACTORS],
     taken: Taken,
 }
@@ -91,7 +95,9 @@ impl Pages {
             .value_size() as usize;
         let possible_cpus = possible_cpus()?;
         let sizes = [size.of_page(mark, possible_cpus); 2];
+        let outer = [&maps.windows, &maps.behind, &maps.fill];
         let pages = Self {
+            outer_memory_bytes: outer.map(map_memory_bytes).iter().sum(),
             maps,
             both: pages,
             variables_len_bytes,
@@ -105,6 +111,7 @@ impl Pages {
             making: None,
             refused: LogLimit::default(),
             behind_flows: 0,
+            some_were_behind: false,
             factors,
             taken: Taken::default(),
         };
@@ -218,6 +225,7 @@ impl Pages {
     ) -> Result<u64> {
         let behind_flows = behind_flows(&self.fill_of(idle)?);
         self.behind_flows += behind_flows;
+        self.some_were_behind = behind_flows != 0;
         let page = &mut self.both[idle as usize];
         let mut drained = page.drain_windows(&mut self.taken, &mut sink);
         if behind_flows != 0 {
@@ -350,17 +358,14 @@ impl Pages {
         room.min().unwrap_or_default().min(self.mark.max_flows)
     }
 
-    /// Memory that the kernel charges for both pages.
+    /// Memory that the kernel charges for both pages. Flows that went behind the slots since the last scan are in it if some
+    /// did before, too.
     pub fn kernel_memory_bytes(&self) -> u64 {
-        let maps = [&self.maps.windows, &self.maps.behind, &self.maps.fill];
-        let pages = self
-            .both
-            .iter()
-            .flat_map(|page| [page.windows(), page.behind()]);
-        maps.into_iter()
-            .chain(pages)
-            .map(super::memory::map_memory_bytes)
-            .sum()
+        let pages = self.both.iter();
+        let pages: u64 = pages
+            .map(|page| page.memory_bytes(self.some_were_behind))
+            .sum();
+        self.outer_memory_bytes + pages
     }
 }
 

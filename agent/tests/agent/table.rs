@@ -1,6 +1,12 @@
 //! The flow table: pages that grow and shrink, and flows that find no slot in them.
 
-use std::{collections::BTreeSet, fs, net::Ipv4Addr, ops::Range, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::Ipv4Addr,
+    ops::Range,
+    path::PathBuf,
+};
 
 use agent::{
     client,
@@ -50,6 +56,23 @@ fn descriptors(pid: u32) -> usize {
     maps.count()
 }
 
+/// What the kernel charges for all maps that a process has open.
+fn charged(pid: u32) -> u64 {
+    let open = fs::read_dir(format!("/proc/{pid}/fdinfo"))
+        .unwrap()
+        .flatten();
+    let maps = open.filter_map(|entry| {
+        let info = fs::read_to_string(entry.path()).ok()?;
+        let field = |name: &str| -> Option<u64> {
+            let line = info.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().parse().ok()
+        };
+        Some((field("map_id:")?, field("memlock:")?))
+    });
+    // Each once, however often it is open.
+    maps.collect::<BTreeMap<_, _>>().into_values().sum()
+}
+
 /// What a process has for itself alone (`RssAnon` in `proc_pid_status(5)`).
 fn private_bytes(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -91,6 +114,8 @@ fn pages_grow_with_new_flows_and_shrink_without_them() {
     assert!(private <= 8 * MIB, "{private} bytes");
     let held = || [mappings(pid), descriptors(pid)];
     let idle_held = held();
+    // The status has no maps of the programs' own variables.
+    let others = charged(pid) - idle_bytes;
 
     let before = lab.agent.counters().unwrap();
     let socket = lab.peer.frame_socket().unwrap();
@@ -112,6 +137,9 @@ fn pages_grow_with_new_flows_and_shrink_without_them() {
         let now = status();
         let has_more_memory = number(&now, ["memory", "kernel_map_bytes"]) > idle_bytes;
         number(&now, ["table", "room"]) > LEAST_ROOM && has_more_memory
+    });
+    wait_until("the status has what the kernel charges", || {
+        charged(pid) == number(&status(), ["memory", "kernel_map_bytes"]) + others
     });
     wait_until("both pages have shrunk", || room() == LEAST_ROOM);
     wait_until("their memory is given back", || {

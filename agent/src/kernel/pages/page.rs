@@ -17,6 +17,7 @@ use super::{Size, windows::MappedWindows};
 use crate::kernel::{
     bpf::{self, Shape},
     inner_map,
+    memory::map_memory_bytes,
 };
 
 /// Entries that are handed on together.
@@ -25,11 +26,14 @@ const BATCH_ENTRIES: usize = 512;
 pub struct Page {
     windows: Windows,
     behind: MapData,
+    /// Of what is behind, when there is no flow.
+    empty_behind_memory_bytes: u64,
 }
 
 /// The windows of a page, all of them empty at first.
 pub struct Windows {
     map: MapData,
+    memory_bytes: u64,
     mapped: MappedWindows,
 }
 
@@ -61,6 +65,7 @@ impl Windows {
         let mapped = MappedWindows::new(map.fd().as_fd(), size.windows);
         Ok(Self {
             mapped: mapped.context("map a page of the flow table")?,
+            memory_bytes: map_memory_bytes(&map),
             map,
         })
     }
@@ -91,11 +96,25 @@ impl Page {
             },
         )
         .context("create the map behind a page of the flow table")?;
-        Ok(Self { windows, behind })
+        Ok(Self {
+            windows,
+            empty_behind_memory_bytes: map_memory_bytes(&behind),
+            behind,
+        })
     }
 
     pub fn windows(&self) -> &MapData {
         &self.windows.map
+    }
+
+    /// Asks the kernel only where flows may be behind, since what they take comes and goes with them.
+    pub fn memory_bytes(&self, may_have_behind: bool) -> u64 {
+        let behind = if may_have_behind {
+            map_memory_bytes(&self.behind)
+        } else {
+            self.empty_behind_memory_bytes
+        };
+        self.windows.memory_bytes + behind
     }
 
     pub fn size(&self) -> Size {
