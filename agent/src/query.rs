@@ -1,13 +1,14 @@
 //! Adds up the flow records of Parquet files, and of the files that are still in the making, over a time.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fs::File,
     ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 
 use crate::filter::{Rule, passes};
 
@@ -22,7 +23,7 @@ pub use group::{By, Group, Part, Sums};
 
 use files::{Found, Kind};
 use group::Groups;
-use once::Once;
+use once::{Once, Stream};
 use row::Row;
 
 /// What is asked.
@@ -60,20 +61,49 @@ pub struct Answer {
     pub files: usize,
     /// Records of batches that came again.
     pub repeated_records: u64,
-    /// What did not get into the files, as the streams say that were counted.
-    pub lost: Lost,
+    /// What is not in the files, as the streams say that were counted.
+    pub missing: Told,
+    /// One in so many flows was counted, where that is not every one.
+    pub sample_rates: BTreeSet<u32>,
     /// Files that cannot be read to their end, and the bytes there.
     pub damaged: Vec<(PathBuf, u64)>,
     /// Files that were removed before they could be read.
     pub gone_files: usize,
 }
 
-/// What is missing on a stream since it began.
+/// What a stream says since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lost {
+pub struct Told {
+    /// Did not get into the files.
+    pub lost: Missing,
+    /// Was left out by the settings of an agent's output.
+    pub left_out: Missing,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Missing {
     pub records: u64,
     pub packets: u64,
     pub bytes: u64,
+}
+
+impl Missing {
+    fn with(self, other: Self, of: fn(u64, u64) -> u64) -> Self {
+        Self {
+            records: of(self.records, other.records),
+            packets: of(self.packets, other.packets),
+            bytes: of(self.bytes, other.bytes),
+        }
+    }
+}
+
+impl Told {
+    fn with(self, other: Self, of: fn(u64, u64) -> u64) -> Self {
+        Self {
+            lost: self.lost.with(other.lost, of),
+            left_out: self.left_out.with(other.left_out, of),
+        }
+    }
 }
 
 /// What is read from a file at once: rows, and what else it says.
@@ -86,8 +116,7 @@ struct Sum<'a> {
     answer: Answer,
     groups: Groups<'a>,
     once: Once,
-    /// By stream.
-    lost: HashMap<(usize, u64), Lost>,
+    told: HashMap<Stream, Told>,
 }
 
 impl Sum<'_> {
@@ -104,16 +133,17 @@ impl Sum<'_> {
             .get_or_insert_with(|| row.window_us.clone());
         windows.start = windows.start.min(row.window_us.start);
         windows.end = windows.end.max(row.window_us.end);
-        self.answer.total.add(&Sums::of(row));
+        if row.sample_rate > 1 {
+            self.answer.sample_rates.insert(row.sample_rate);
+        }
+        self.answer.total.add(&Sums::of(row))?;
         self.groups.add(row)
     }
 
-    /// Notes what is lost on a stream, of which the greatest counts, since it grows.
-    fn note_lost(&mut self, stream: (usize, u64), lost: Lost) {
-        let known = self.lost.entry(stream).or_default();
-        known.records = known.records.max(lost.records);
-        known.packets = known.packets.max(lost.packets);
-        known.bytes = known.bytes.max(lost.bytes);
+    /// Notes what is missing on a stream, of which the greatest counts, since it grows.
+    fn note_told(&mut self, stream: Stream, told: Told) {
+        let known = self.told.entry(stream).or_default();
+        *known = known.with(told, u64::max);
     }
 }
 
@@ -132,15 +162,18 @@ pub fn answer(
         answer: Answer::default(),
         groups: Groups::by(&question.by),
         once: Once::default(),
-        lost: HashMap::new(),
+        told: HashMap::new(),
     };
     let all = found.len();
     for (number, found) in found.into_iter().enumerate() {
         match found.open()? {
             Some(file) => {
                 let path = found.path.clone();
-                read(found, file, question, &mut sum)
-                    .with_context(|| format!("read {}", path.display()))?;
+                // The library panics at some damage.
+                let read = AssertUnwindSafe(|| read(found, file, question, &mut sum));
+                let read = catch_unwind(read).unwrap_or_else(|_| Err(anyhow!("it is damaged")));
+                read.with_context(|| format!("read {}", path.display()))
+                    .context("name the other files, or move this one out of the folder")?;
                 sum.answer.files += 1;
             }
             None => sum.answer.gone_files += 1,
@@ -150,21 +183,19 @@ pub fn answer(
     let Sum {
         mut answer,
         groups,
-        lost,
+        told,
         ..
     } = sum;
     (answer.groups, answer.all_groups) = groups.top(question.order, question.top);
-    for lost in lost.into_values() {
-        answer.lost.records += lost.records;
-        answer.lost.packets += lost.packets;
-        answer.lost.bytes += lost.bytes;
+    for told in told.into_values() {
+        answer.missing = answer.missing.with(told, u64::saturating_add);
     }
     Ok(answer)
 }
 
 fn read(found: Found, file: File, question: &Question, sum: &mut Sum<'_>) -> Result<()> {
     match found.kind {
-        Kind::Parquet => columns::Complete::open(file, found.place)?.add(question, sum),
+        Kind::Parquet => columns::Complete::open(file, found.path, found.place)?.add(question, sum),
         Kind::InTheMaking => pieces::InTheMaking {
             file,
             path: found.path,

@@ -152,7 +152,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Err(error) if output::is_broken_pipe(&error) => {}
         written => written.context("write to stdout")?,
     }
-    for text in show::missing(&answer) {
+    for text in show::missing(args.output, &answer) {
         notice(&text);
     }
     Ok(ExitCode::SUCCESS)

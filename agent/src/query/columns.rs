@@ -1,10 +1,11 @@
 //! Reads a complete file: those columns that a query needs, one row group after the other.
 
-use std::{collections::HashMap, fs::File, net::IpAddr};
+use std::{collections::HashMap, fs::File, net::IpAddr, path::PathBuf};
 
 use agent_common::Direction;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use parquet::{
+    basic::{LogicalType, TimeUnit},
     column::reader::get_typed_column_reader,
     data_type::{ByteArray, ByteArrayType, DataType, Int32Type, Int64Type},
     file::{
@@ -15,18 +16,27 @@ use parquet::{
 };
 use serde_json::Value;
 
-use super::{Lost, Question, Source, Sum, pieces::of_an_instance, row::Row};
+use super::{
+    Missing, Question, Source, Sum, Told,
+    once::{Stream, number},
+    pieces::of_an_agent,
+    row::Row,
+};
 use crate::filter::Facts;
+
+/// For which there is room at once. Our own row groups have a tenth of it.
+const MOST_ROWS: usize = 1 << 20;
 
 pub(super) struct Complete {
     file: SerializedFileReader<File>,
+    path: PathBuf,
     place: usize,
     /// The places of columns by their names.
     places: HashMap<String, usize>,
 }
 
 impl Complete {
-    pub(super) fn open(file: File, place: usize) -> Result<Self> {
+    pub(super) fn open(file: File, path: PathBuf, place: usize) -> Result<Self> {
         let file = SerializedFileReader::new(file)?;
         let schema = file.metadata().file_metadata().schema_descr();
         let names = schema.columns().iter().zip(0..);
@@ -35,6 +45,7 @@ impl Complete {
             .collect();
         Ok(Self {
             file,
+            path,
             place,
             places,
         })
@@ -64,16 +75,21 @@ impl Complete {
                 .is_none_or(|&first| first <= question.time_us.end)
     }
 
-    fn note_lost(&self, own: (usize, u64), sum: &mut Sum<'_>) {
-        let number = |lost: &Value, name: &str| lost[name].as_u64().unwrap_or_default();
-        let read = |lost: &Value| Lost {
-            records: number(lost, "records"),
-            packets: number(lost, "packets"),
-            bytes: number(lost, "bytes"),
+    fn note_told(&self, own: Stream, sum: &mut Sum<'_>) {
+        let number = |missing: &Value, name: &str| missing[name].as_u64().unwrap_or_default();
+        let read = |missing: &Value| Missing {
+            records: number(missing, "records"),
+            packets: number(missing, "packets"),
+            bytes: number(missing, "bytes"),
         };
-        if let Some(lost) = self.fact("lost") {
-            sum.note_lost(own, read(&lost));
-        }
+        let of = |name| self.fact(name).as_ref().map(read).unwrap_or_default();
+        sum.note_told(
+            own,
+            Told {
+                lost: of("lost"),
+                left_out: of("left_out"),
+            },
+        );
         for stream in self
             .fact("streams")
             .iter()
@@ -82,7 +98,11 @@ impl Complete {
         {
             let id = stream["stream_id"].as_str().and_then(stream_id);
             if let Some(id) = id {
-                sum.note_lost((self.place, id), read(&stream["lost"]));
+                let told = Told {
+                    lost: read(&stream["lost"]),
+                    ..Told::default()
+                };
+                sum.note_told((self.place, id), told);
             }
         }
     }
@@ -93,8 +113,9 @@ impl Source for Complete {
         let agent = self.fact("agent").unwrap_or_default();
         let text = |name: &str| agent[name].as_str().unwrap_or_default().to_owned();
         let hostname = text("hostname");
-        let own = (self.place, of_an_instance(&text("instance_id")));
-        let mut is_counted = false;
+        let instance_id = text("instance_id");
+        // What has no row tells what was lost all the same.
+        let mut is_counted = self.file.num_row_groups() == 0;
         for number in 0..self.file.num_row_groups() {
             let group = self.file.get_row_group(number)?;
             if !self.may_have(group.metadata(), question) {
@@ -106,10 +127,14 @@ impl Source for Complete {
             };
             let rows = Rows::read(&group)?;
             is_counted |= !rows.window_end.is_empty();
-            rows.add(own, &hostname, question, sum)?;
+            rows.add(self.place, &instance_id, &hostname, question, sum)?;
         }
         if is_counted {
-            self.note_lost(own, sum);
+            self.note_told((self.place, of_an_agent(&instance_id, 0)), sum);
+            let dropped = self.fact("dropped_bytes").and_then(|bytes| bytes.as_u64());
+            sum.answer
+                .damaged
+                .extend(dropped.map(|bytes| (self.path, bytes)));
         }
         Ok(())
     }
@@ -144,7 +169,8 @@ impl Columns<'_> {
             "its column {name} is of another type: these are no flows"
         );
         let mut reader = get_typed_column_reader::<T>(self.group.get_column_reader(place)?);
-        let (mut values, mut levels) = (Vec::with_capacity(rows), Vec::new());
+        // A damaged file may claim any number.
+        let (mut values, mut levels) = (Vec::with_capacity(rows.min(MOST_ROWS)), Vec::new());
         let may_be_none = column.max_def_level() > 0;
         let mut read = 0;
         while read < rows {
@@ -190,7 +216,30 @@ impl Columns<'_> {
 
     fn ports(&self, name: &str) -> Result<Vec<Option<u16>>> {
         let values = self.optional::<Int32Type>(name)?.into_iter();
-        Ok(values.map(|value| value.map(|port| port as u16)).collect())
+        let ports = values.map(|value| value.map(u16::try_from).transpose());
+        let ports: Result<_, _> = ports.collect();
+        ports.with_context(|| format!("its column {name} has what is no port"))
+    }
+
+    fn protocols(&self) -> Result<Vec<u8>> {
+        let values = self.required::<Int32Type>("protocol")?.into_iter();
+        let protocols: Result<_, _> = values.map(u8::try_from).collect();
+        protocols.context("its column protocol has what is no protocol")
+    }
+
+    /// Unix time in microseconds.
+    fn times(&self, name: &str) -> Result<Vec<i64>> {
+        let column = self
+            .group
+            .metadata()
+            .schema_descr()
+            .column(self.place(name)?);
+        let micros = LogicalType::timestamp(true, TimeUnit::MICROS);
+        ensure!(
+            column.logical_type_ref() == Some(&micros),
+            "its column {name} has no times of UTC in microseconds"
+        );
+        self.required::<Int64Type>(name)
     }
 }
 
@@ -198,19 +247,21 @@ impl Columns<'_> {
 struct Rows {
     window_start: Vec<i64>,
     window_end: Vec<i64>,
+    scan_id: Vec<u64>,
     stream_seq: Vec<u64>,
     /// In what a collector stored.
     of_streams: Option<OfStreams>,
     interface: Vec<Option<ByteArray>>,
     netns_name: Vec<Option<ByteArray>>,
     directions: [Vec<Option<ByteArray>>; 2],
-    protocol: Vec<i32>,
+    protocol: Vec<u8>,
     addresses: [Vec<Option<ByteArray>>; 2],
     ports: [Vec<Option<u16>>; 2],
     packets: [Vec<u64>; 2],
     bytes: [Vec<u64>; 2],
     totals: [Vec<u64>; 2],
     end_reason: Vec<Option<ByteArray>>,
+    sample_rate: Vec<i32>,
 }
 
 struct OfStreams {
@@ -232,8 +283,9 @@ impl Rows {
             None
         };
         Ok(Self {
-            window_start: columns.required::<Int64Type>("window_start")?,
-            window_end: columns.required::<Int64Type>("window_end")?,
+            window_start: columns.times("window_start")?,
+            window_end: columns.times("window_end")?,
+            scan_id: columns.counters("scan_id")?,
             stream_seq: columns.counters("stream_seq")?,
             of_streams,
             interface: columns.texts("interface")?,
@@ -242,7 +294,7 @@ impl Rows {
                 columns.texts("direction")?,
                 columns.texts("reverse_direction")?,
             ],
-            protocol: columns.required::<Int32Type>("protocol")?,
+            protocol: columns.protocols()?,
             addresses: [columns.texts("src_addr")?, columns.texts("dst_addr")?],
             ports: [columns.ports("src_port")?, columns.ports("dst_port")?],
             packets: [
@@ -258,34 +310,33 @@ impl Rows {
                 columns.counters("total_reverse_packets")?,
             ],
             end_reason: columns.texts("end_reason")?,
+            sample_rate: columns.required::<Int32Type>("sample_rate")?,
         })
     }
 
-    /// `own` is the stream of rows that have none.
+    /// `instance_id` and `hostname` are those of rows that have none. What others wrote anew may have them in any order, so each
+    /// record is known by its own number where it has one. An agent's own file has each once, and only what was read in the
+    /// making may come again.
     fn add(
         &self,
-        own: (usize, u64),
+        place: usize,
+        instance_id: &str,
         hostname: &str,
         question: &Question,
         sum: &mut Sum<'_>,
     ) -> Result<()> {
-        let mut batch = None;
-        let mut is_new = false;
         for row in 0..self.window_end.len() {
-            let (stream, number, hostname) = match &self.of_streams {
-                Some(of) => {
-                    let id = stream_id(text(&of.stream_id[row])?);
-                    let id = id.context("it has a row without a stream_id")?;
-                    ((own.0, id), Some(of.number[row]), text(&of.hostname[row])?)
-                }
-                None => (own, None, hostname),
+            let seq = self.stream_seq[row];
+            let (is_new, hostname) = if let Some(of) = &self.of_streams {
+                let id = stream_id(text(of.stream_id[row].as_ref())?);
+                let id = id.context("it has a row without a stream_id")?;
+                let number = number(seq, of.number[row].cast_unsigned());
+                let is_new = sum.once.is_new((place, id), number);
+                (is_new, text(of.hostname[row].as_ref())?)
+            } else {
+                let stream = (place, of_an_agent(instance_id, self.scan_id[row]));
+                (!sum.once.has(stream, seq.into()), hostname)
             };
-            // The rows of a batch follow each other. If it comes again at once, it begins anew.
-            let this = (stream, self.stream_seq[row]);
-            if batch != Some(this) || number == Some(0) {
-                batch = Some(this);
-                is_new = sum.once.is_new(stream, this.1);
-            }
             if is_new {
                 sum.row(question, &self.row(row, hostname)?)?;
             } else {
@@ -298,7 +349,7 @@ impl Rows {
     fn row<'a>(&'a self, row: usize, hostname: &'a str) -> Result<Row<'a>> {
         let both = |columns: &[Vec<u64>; 2]| [columns[0][row], columns[1][row]];
         let address = |column: &[Option<ByteArray>]| -> Result<IpAddr> {
-            let address = text(&column[row])?;
+            let address = text(column[row].as_ref())?;
             if address.is_empty() {
                 // As in a record without one, which no agent sends.
                 return Ok(IpAddr::from([0; 16]));
@@ -308,7 +359,7 @@ impl Rows {
                 .map_err(|_| anyhow!("it has {address:?} where an address should be"))
         };
         let direction = |column: &[Option<ByteArray>]| -> Result<Option<Direction>> {
-            Ok(match text(&column[row])? {
+            Ok(match text(column[row].as_ref())? {
                 "ingress" => Some(Direction::Ingress),
                 "egress" => Some(Direction::Egress),
                 _ => None,
@@ -324,10 +375,10 @@ impl Rows {
         Ok(Row {
             window_us: self.window_start[row]..self.window_end[row],
             hostname,
-            interface: text(&self.interface[row])?,
-            netns_name: text(&self.netns_name[row])?,
+            interface: text(self.interface[row].as_ref())?,
+            netns_name: text(self.netns_name[row].as_ref())?,
             facts: Facts {
-                protocol: self.protocol[row] as u8,
+                protocol: self.protocol[row],
                 addresses: [address(source)?, address(destination)?],
                 ports: from[row].zip(to[row]).map(|(from, to)| [from, to]),
                 sent: [
@@ -339,12 +390,13 @@ impl Rows {
             bytes: both(&self.bytes),
             begins: packets == totals,
             ends: self.end_reason[row].is_some(),
+            sample_rate: self.sample_rate[row].cast_unsigned(),
         })
     }
 }
 
 /// An empty one if there is none.
-fn text(value: &Option<ByteArray>) -> Result<&str> {
+fn text(value: Option<&ByteArray>) -> Result<&str> {
     match value {
         Some(text) => Ok(text.as_utf8()?),
         None => Ok(""),

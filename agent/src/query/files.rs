@@ -1,8 +1,10 @@
 //! Finds the files that a query reads.
 
 use std::{
-    fs::{self, File},
+    collections::{HashMap, HashSet},
+    fs::{self, File, Metadata},
     io::{ErrorKind, Read as _},
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -17,7 +19,7 @@ const PARQUET: [u8; 4] = *b"PAR1";
 pub(super) struct Found {
     pub path: PathBuf,
     pub kind: Kind,
-    /// The number of its folder among those that were found, or of the file that was named.
+    /// The number of its folder among those that were found.
     pub place: usize,
     /// What is in the making is opened at once, since it gets another name when it is complete.
     file: Option<File>,
@@ -35,86 +37,158 @@ impl Found {
         if let Some(file) = &self.file {
             return Ok(Some(file.try_clone()?));
         }
-        match File::open(&self.path) {
-            Ok(file) => Ok(Some(file)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("open {}", shown(&self.path))),
-        }
+        open(&self.path)
     }
 }
 
-/// Finds the files in folders, and those that are named. What is in the making comes first: if it is completed meanwhile, it
-/// is found twice and not missed.
+/// Device and inode.
+type Id = (u64, u64);
+
+fn id(metadata: &Metadata) -> Id {
+    (metadata.dev(), metadata.ino())
+}
+
+/// `None` if it is not there. A FIFO is opened without waiting, and refused like all that is no file.
+fn open(path: &Path) -> Result<Option<File>> {
+    let mut options = File::options();
+    options.read(true).custom_flags(libc::O_NONBLOCK);
+    match options.open(path) {
+        Ok(file) => {
+            let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
+            ensure!(is_file, "{} is no file", shown(path));
+            Ok(Some(file))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("open {}", shown(path))),
+    }
+}
+
+/// Finds the files in folders, and those that are named, each once.
 pub(super) fn find(paths: &[PathBuf]) -> Result<Vec<Found>> {
-    let mut found = Vec::new();
-    for (place, path) in paths.iter().enumerate() {
-        let is_folder = fs::metadata(path)
-            .with_context(|| format!("look at {}", shown(path)))?
-            .is_dir();
-        let before = found.len();
-        if is_folder {
-            in_the_making(path, place, &mut found)?;
-            complete(path, place, &mut found)?;
+    let mut finder = Finder::default();
+    for path in paths {
+        let what = || format!("look at {}", shown(path));
+        let metadata = fs::metadata(path).with_context(what)?;
+        if metadata.is_dir() {
+            let place = finder.place(&metadata);
+            let before = finder.met;
+            finder.in_the_making(path, place)?;
+            finder.complete(path, place)?;
+            ensure!(
+                finder.met > before,
+                "there is no Parquet file in {}; name the folder of an --output parquet=FOLDER",
+                shown(path)
+            );
         } else {
-            named(path, place, &mut found)?;
+            let folder = match path.parent() {
+                Some(parent) if parent != Path::new("") => parent,
+                _ => Path::new("."),
+            };
+            let folder = fs::metadata(folder).with_context(what)?;
+            let place = finder.place(&folder);
+            finder.named(path, place)?;
         }
-        ensure!(
-            found.len() > before,
-            "there is no Parquet file in {}; name the folder of an --output parquet=FOLDER",
-            shown(path)
-        );
     }
-    Ok(found)
+    // An agent's complete file has no more than what was in the making, if that is known.
+    finder
+        .found
+        .sort_by_key(|found| found.kind == Kind::Parquet);
+    Ok(finder.found)
 }
 
-fn named(path: &Path, place: usize, found: &mut Vec<Found>) -> Result<()> {
-    let mut file = File::open(path).with_context(|| format!("open {}", shown(path)))?;
-    let kind = match mark(&mut file)? {
-        PARQUET => Kind::Parquet,
-        pieces::MARK => Kind::InTheMaking,
-        _ => bail!("{} is no Parquet file", shown(path)),
-    };
-    found.push(Found {
+#[derive(Default)]
+struct Finder {
+    found: Vec<Found>,
+    /// By folder.
+    places: HashMap<Id, usize>,
+    ids: HashSet<Id>,
+    /// How many files were met, those that were found before among them.
+    met: usize,
+}
+
+impl Finder {
+    fn place(&mut self, folder: &Metadata) -> usize {
+        let next = self.places.len();
+        *self.places.entry(id(folder)).or_insert(next)
+    }
+
+    /// Returns whether it is new.
+    fn add(&mut self, file: File, found: Found) -> Result<bool> {
+        self.met += 1;
+        let is_new = self.ids.insert(id(&file.metadata()?));
+        if is_new {
+            let file = (found.kind == Kind::InTheMaking).then_some(file);
+            self.found.push(Found { file, ..found });
+        }
+        Ok(is_new)
+    }
+
+    fn named(&mut self, path: &Path, place: usize) -> Result<()> {
+        let Some(mut file) = open(path)? else {
+            bail!("{} is not there", shown(path));
+        };
+        let kind = match mark(&mut file)? {
+            PARQUET => Kind::Parquet,
+            pieces::MARK => Kind::InTheMaking,
+            _ => bail!("{} is no Parquet file", shown(path)),
+        };
+        self.add(file, found(path, kind, place))?;
+        Ok(())
+    }
+
+    /// While one is completed, it has another hidden name, and no complete file is there. So the folder is listed until
+    /// a listing has nothing new. It comes before the complete files: what is completed meanwhile is found twice, and not
+    /// missed.
+    fn in_the_making(&mut self, folder: &Path, place: usize) -> Result<()> {
+        let hidden = format!(".{}", parquet::MADE.stem);
+        let lock = format!("{hidden}{}.lock", parquet::MADE.ending[0]);
+        let is_hidden = |name: &str| name.starts_with(&hidden) && name != lock;
+        loop {
+            let mut has_changed = false;
+            for path in entries(folder, is_hidden)? {
+                let Some(mut file) = open(&path)? else {
+                    has_changed = true;
+                    continue;
+                };
+                if mark(&mut file)? == pieces::MARK {
+                    has_changed |= self.add(file, found(&path, Kind::InTheMaking, place))?;
+                }
+            }
+            if !has_changed {
+                return Ok(());
+            }
+        }
+    }
+
+    fn complete(&mut self, folder: &Path, place: usize) -> Result<()> {
+        let is_complete = |name: &str| !name.starts_with('.') && name.ends_with(".parquet");
+        for path in entries(folder, is_complete)? {
+            match fs::metadata(&path) {
+                Ok(metadata) => {
+                    self.met += 1;
+                    if !self.ids.insert(id(&metadata)) {
+                        continue;
+                    }
+                }
+                // It is counted as gone when it is to be read.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => {
+                    return Err(error).with_context(|| format!("look at {}", shown(&path)));
+                }
+            }
+            self.found.push(found(&path, Kind::Parquet, place));
+        }
+        Ok(())
+    }
+}
+
+fn found(path: &Path, kind: Kind, place: usize) -> Found {
+    Found {
         path: path.to_owned(),
         kind,
         place,
-        file: Some(file),
-    });
-    Ok(())
-}
-
-fn in_the_making(folder: &Path, place: usize, found: &mut Vec<Found>) -> Result<()> {
-    let hidden = format!(".{}", parquet::MADE.stem);
-    let is_hidden = |name: &str| name.starts_with(&hidden) && !name.ends_with(".lock");
-    for path in entries(folder, is_hidden)? {
-        let mut file = match File::open(&path) {
-            Ok(file) => file,
-            // It is complete by now, and will be found as such.
-            Err(error) if error.kind() == ErrorKind::NotFound => continue,
-            Err(error) => return Err(error).with_context(|| format!("open {}", shown(&path))),
-        };
-        if mark(&mut file)? == pieces::MARK {
-            found.push(Found {
-                path,
-                kind: Kind::InTheMaking,
-                place,
-                file: Some(file),
-            });
-        }
-    }
-    Ok(())
-}
-
-fn complete(folder: &Path, place: usize, found: &mut Vec<Found>) -> Result<()> {
-    let is_complete = |name: &str| !name.starts_with('.') && name.ends_with(".parquet");
-    let paths = entries(folder, is_complete)?;
-    found.extend(paths.into_iter().map(|path| Found {
-        path,
-        kind: Kind::Parquet,
-        place,
         file: None,
-    }));
-    Ok(())
+    }
 }
 
 fn entries(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
@@ -122,8 +196,8 @@ fn entries(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBu
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).with_context(what)? {
         let entry = entry.with_context(what)?;
-        let is_file = entry.file_type().is_ok_and(|kind| !kind.is_dir());
-        if is_file && entry.file_name().to_str().is_some_and(&is_wanted) {
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if !is_folder && is_wanted(&entry.file_name().to_string_lossy()) {
             paths.push(entry.path());
         }
     }

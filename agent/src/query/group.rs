@@ -7,12 +7,12 @@ use std::{
     rc::Rc,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use super::{Order, row::Row};
 use crate::output::human;
 
-/// A group takes some 200 bytes.
+/// A group takes some 400 bytes.
 const MOST_GROUPS: usize = 5_000_000;
 
 /// What rows have in common that are added up.
@@ -81,20 +81,38 @@ impl Sums {
         self
     }
 
-    pub(super) fn add(&mut self, other: &Self) {
+    /// Fails if a sum would be larger than its type.
+    pub(super) fn add(&mut self, other: &Self) -> Result<()> {
+        let [first, second] = [0, 1].map(|direction| {
+            let packets = self.packets[direction].checked_add(other.packets[direction])?;
+            let bytes = self.bytes[direction].checked_add(other.bytes[direction])?;
+            Some((packets, bytes))
+        });
+        let sums = first.zip(second);
+        let ((packets, bytes), (reverse_packets, reverse_bytes)) =
+            sums.context("packets or bytes add up to more than 2⁶⁴: a file is damaged")?;
+        self.packets = [packets, reverse_packets];
+        self.bytes = [bytes, reverse_bytes];
+        // There are never so many rows.
         self.records += other.records;
-        for direction in [0, 1] {
-            self.packets[direction] += other.packets[direction];
-            self.bytes[direction] += other.bytes[direction];
-        }
         self.begun += other.begun;
         self.ended += other.ended;
+        Ok(())
+    }
+
+    /// Both directions together.
+    pub fn packets(&self) -> u64 {
+        self.packets[0].saturating_add(self.packets[1])
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes[0].saturating_add(self.bytes[1])
     }
 
     fn by(&self, order: Order) -> u64 {
         match order {
-            Order::Bytes => self.bytes.iter().sum(),
-            Order::Packets => self.packets.iter().sum(),
+            Order::Bytes => self.bytes(),
+            Order::Packets => self.packets(),
             Order::Begun => self.begun,
         }
     }
@@ -153,8 +171,7 @@ impl<'a> Groups<'a> {
             });
         }
         if let Some(known) = self.sums.get_mut(&self.parts[..]) {
-            known.add(sums);
-            return Ok(());
+            return known.add(sums);
         }
         ensure!(
             self.sums.len() < MOST_GROUPS,

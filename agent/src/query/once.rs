@@ -1,27 +1,42 @@
-//! Counts each batch once, though a collector's files may have it twice, and a file that is completed meanwhile is read as
+//! Counts each record once, though a collector's files may have it twice, and a file that is completed meanwhile is read as
 //! what it was made of, too.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// The batches that were counted, as ranges of their numbers, by folder and stream.
+/// What was counted, as ranges of numbers, by folder and stream.
 #[derive(Default)]
-pub(super) struct Once(HashMap<(usize, u64), BTreeMap<u64, u64>>);
+pub(super) struct Once(HashMap<Stream, BTreeMap<u128, u128>>);
+
+/// The number of a folder, and what tells streams in it apart.
+pub(super) type Stream = (usize, u64);
+
+/// Of a record: its batch's number on the stream, and its own in the batch.
+pub(super) fn number(stream_seq: u64, record: u32) -> u128 {
+    u128::from(stream_seq) << u32::BITS | u128::from(record)
+}
 
 impl Once {
-    /// Whether the batch comes for the first time.
-    pub(super) fn is_new(&mut self, stream: (usize, u64), seq: u64) -> bool {
+    /// Whether this number was counted.
+    pub(super) fn has(&self, stream: Stream, number: u128) -> bool {
+        let ranges = self.0.get(&stream);
+        let before = ranges.and_then(|ranges| ranges.range(..=number).next_back());
+        before.is_some_and(|(_, &end)| number < end)
+    }
+
+    /// Notes a number. Returns whether it comes for the first time.
+    pub(super) fn is_new(&mut self, stream: Stream, number: u128) -> bool {
         // From the first number of each range to the one behind its last.
         let ranges = self.0.entry(stream).or_default();
-        let before = ranges.range(..=seq).next_back();
+        let before = ranges.range(..=number).next_back();
         let before = before.map(|(&first, &end)| (first, end));
-        if before.is_some_and(|(_, end)| seq < end) {
+        if before.is_some_and(|(_, end)| number < end) {
             return false;
         }
         let first = match before {
-            Some((first, end)) if end == seq => first,
-            _ => seq,
+            Some((first, end)) if end == number => first,
+            _ => number,
         };
-        let next = seq.saturating_add(1);
+        let next = number + 1;
         let end = ranges.remove(&next).unwrap_or(next);
         ranges.insert(first, end);
         true
@@ -36,8 +51,9 @@ mod tests {
     fn each_number_of_a_stream_is_new_once_in_whatever_order_they_come() {
         let mut once = Once::default();
         for seq in [5, 1, 2, 4, 3, 9, 7, 8, 0] {
+            assert!(!once.has((0, 7), seq), "{seq}");
             assert!(once.is_new((0, 7), seq), "{seq}");
-            assert!(!once.is_new((0, 7), seq), "{seq}");
+            assert!(!once.is_new((0, 7), seq) && once.has((0, 7), seq), "{seq}");
         }
         assert_eq!(once.0[&(0, 7)], BTreeMap::from([(0, 6), (7, 10)]));
         assert!(!once.is_new((0, 7), 4) && once.is_new((0, 7), 6));

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 
-use super::{Lost, Question, Source, Sum, is_in, row::Row};
+use super::{Missing, Question, Source, Sum, Told, is_in, once::number, row::Row};
 use crate::{
     filter::Facts,
     known_interfaces::KnownInterfaces,
@@ -31,26 +31,44 @@ impl Source for InTheMaking {
                 continue;
             }
             let agent = batch.agent.clone().unwrap_or_default();
-            let id = if batch.stream_id == 0 {
-                of_an_instance(&agent.instance_id)
+            let is_of_a_collector = batch.stream_id != 0;
+            let stream = if is_of_a_collector {
+                (self.place, batch.stream_id)
             } else {
-                batch.stream_id
+                (self.place, of_an_agent(&agent.instance_id, batch.scan_id))
             };
-            let stream = (self.place, id);
-            let lost = Lost {
-                records: batch.lost_records,
-                packets: batch.lost_packets,
-                bytes: batch.lost_bytes,
+            let told = if is_of_a_collector {
+                stream
+            } else {
+                (self.place, of_an_agent(&agent.instance_id, 0))
             };
-            sum.note_lost(stream, lost);
-            if !sum.once.is_new(stream, batch.stream_seq) {
+            sum.note_told(
+                told,
+                Told {
+                    lost: Missing {
+                        records: batch.lost_records,
+                        packets: batch.lost_packets,
+                        bytes: batch.lost_bytes,
+                    },
+                    left_out: Missing {
+                        records: batch.left_out_records,
+                        packets: batch.left_out_packets,
+                        bytes: batch.left_out_bytes,
+                    },
+                },
+            );
+            if !is_of_a_collector && !sum.once.is_new(stream, batch.stream_seq.into()) {
                 sum.answer.repeated_records += batch.records.len() as u64;
                 continue;
             }
             // A piece names all interfaces of its records.
             let mut interfaces = KnownInterfaces::default();
             interfaces.note_all(&batch);
-            for record in &batch.records {
+            for (record, place) in batch.records.iter().zip(0..) {
+                if is_of_a_collector && !sum.once.is_new(stream, number(batch.stream_seq, place)) {
+                    sum.answer.repeated_records += 1;
+                    continue;
+                }
                 let interface = interfaces.of(record);
                 let row = Row {
                     hostname: &agent.hostname,
@@ -82,6 +100,7 @@ fn of_a_record<'a>(batch: &FlowBatch, record: &FlowRecord) -> Row<'a> {
         bytes: [record.delta_bytes, record.delta_reverse_bytes],
         begins: packets == [record.total_packets, record.total_reverse_packets],
         ends: record.end_reason.is_some(),
+        sample_rate: batch.sample_rate,
     }
 }
 
@@ -90,8 +109,10 @@ fn micros(unix_ns: u64) -> i64 {
     (unix_ns / 1000).cast_signed()
 }
 
-/// What stands for the stream of an agent's own output, which has no number.
-pub(super) fn of_an_instance(instance_id: &str) -> u64 {
+/// What stands for the stream of an agent's own output, which has no number. A scan has one of its own, since batches are
+/// counted anew when a reload changes the output.
+pub(super) fn of_an_agent(instance_id: &str, scan_id: u64) -> u64 {
     static HASHER: OnceLock<RandomState> = OnceLock::new();
-    HASHER.get_or_init(RandomState::new).hash_one(instance_id)
+    let hasher = HASHER.get_or_init(RandomState::new);
+    hasher.hash_one((instance_id, scan_id))
 }

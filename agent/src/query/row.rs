@@ -19,4 +19,6 @@ pub(super) struct Row<'a> {
     pub begins: bool,
     /// It is the flow's last record.
     pub ends: bool,
+    /// One in this many flows is counted; 0 is every flow.
+    pub sample_rate: u32,
 }

@@ -2,6 +2,8 @@ use std::{
     fs::{self, File},
     io::Write as _,
     net::IpAddr,
+    process::Command,
+    slice,
 };
 
 use std::sync::Arc;
@@ -358,14 +360,111 @@ fn a_file_that_is_completed_meanwhile_counts_once() {
         (answer.total.packets, answer.repeated_records),
         ([12, 2], 2)
     );
+    // However often a file is named, in whatever way.
+    let path = folder.path();
+    let paths = [
+        path.join("flows-1.parquet"),
+        path.clone(),
+        path.join("."),
+        path.join(".flows.parquet.open"),
+    ];
+    let named = asked(&paths);
+    assert_eq!((named.total.packets, named.files), ([12, 2], 2));
     // Another folder is another output's.
-    let twice = answer_of(&[&folder, &folder]);
-    assert_eq!(twice.total.packets, [24, 4]);
+    let other = Folder::new();
+    other.in_the_making(&pieces(&batches));
+    let both = [path, other.path()];
+    let both = asked(&both);
+    assert_eq!(both.total.packets, [24, 4]);
 }
 
-fn answer_of(folders: &[&Folder]) -> Answer {
-    let paths: Vec<_> = folders.iter().map(|folder| folder.path()).collect();
-    answer(&paths, &everything(&[By::Source]), |_, _| {}).unwrap()
+fn asked(paths: &[PathBuf]) -> Answer {
+    answer(paths, &everything(&[By::Source]), |_, _| {}).unwrap()
+}
+
+#[test]
+fn a_stream_that_begins_anew_after_a_reload_is_another_one() {
+    let before = batch(1, vec![record(1, 443, 5)]);
+    let after = FlowBatch {
+        scan_id: 9,
+        ..batch(1, vec![record(1, 443, 7)])
+    };
+    let folder = Folder::new();
+    folder
+        .complete("flows-1.parquet", MADE, &pieces(slice::from_ref(&before)))
+        .complete("flows-2.parquet", MADE, &pieces(slice::from_ref(&after)));
+    assert_eq!(
+        folder.ask(&everything(&[By::Source])).total.packets,
+        [12, 2]
+    );
+    folder.in_the_making(&pieces(&[before, after]));
+    let answer = folder.ask(&everything(&[By::Source]));
+    assert_eq!(
+        (answer.total.packets, answer.repeated_records),
+        ([12, 2], 2)
+    );
+}
+
+#[test]
+fn one_of_many_flows_is_said_to_be_that() {
+    let sampled = FlowBatch {
+        sample_rate: 100,
+        ..batch(2, vec![record(1, 443, 5)])
+    };
+    let batches = [batch(1, vec![record(1, 443, 5)]), sampled];
+    for folder in [
+        Folder::new().complete("flows-1.parquet", MADE, &pieces(&batches)),
+        Folder::new().in_the_making(&pieces(&batches)),
+    ] {
+        let answer = folder.ask(&everything(&[By::Source]));
+        assert_eq!(answer.sample_rates, BTreeSet::from([100]));
+    }
+}
+
+#[test]
+fn what_ends_in_damage_before_it_became_a_file_is_told() {
+    let mut pieces = pieces(&[batch(1, vec![record(1, 443, 5)])]);
+    pieces.extend([1, 2, 3]);
+    let folder = Folder::new();
+    folder.complete("flows-1.parquet", MADE, &pieces);
+    let answer = folder.ask(&everything(&[By::Source]));
+    assert_eq!(answer.damaged, [(folder.path().join("flows-1.parquet"), 3)]);
+}
+
+#[test]
+fn sums_that_no_number_can_have_are_an_error() {
+    let folder = Folder::new();
+    let batches = [batch(
+        1,
+        vec![
+            record(1, 443, u64::MAX / 100),
+            record(1, 443, u64::MAX / 100),
+        ],
+    )];
+    folder.in_the_making(&pieces(&batches));
+    assert!(refused(&folder.path()).contains("add up to more than"));
+}
+
+#[test]
+fn damage_anywhere_in_a_file_is_an_error_with_its_name_or_leaves_an_answer() {
+    let whole = Folder::new();
+    let batches = [batch(1, vec![record(1, 443, 5), record(2, 80, 7)])];
+    whole.complete("flows-1.parquet", MADE, &pieces(&batches));
+    let bytes = fs::read(whole.path().join("flows-1.parquet")).unwrap();
+    let folder = Folder::new();
+    let path = folder.path().join("flows-1.parquet");
+    let mut refusals = 0;
+    for place in (4..bytes.len()).step_by(7) {
+        let mut damaged = bytes.clone();
+        damaged[place] ^= 0x55;
+        fs::write(&path, damaged).unwrap();
+        if let Err(error) = answer(&[folder.path()], &everything(&[By::Source]), |_, _| {}) {
+            let error = format!("{error:#}");
+            assert!(error.contains("flows-1.parquet"), "{error}");
+            refusals += 1;
+        }
+    }
+    assert!(refusals > 100, "{refusals}");
 }
 
 #[test]
@@ -380,7 +479,7 @@ fn what_was_lost_is_told_once_for_each_stream() {
         }
     };
     let batches = [losing(7, 1, 2), losing(7, 2, 5), losing(8, 1, 3)];
-    let lost = Lost {
+    let lost = Missing {
         records: 2,
         packets: 8,
         bytes: 800,
@@ -389,12 +488,25 @@ fn what_was_lost_is_told_once_for_each_stream() {
         Folder::new().complete("flows-1.parquet", MADE_OF_MANY, &pieces_of_many(&batches)),
         Folder::new().in_the_making(&pieces_of_many(&batches)),
     ] {
-        assert_eq!(folder.ask(&everything(&[By::Source])).lost, lost);
+        assert_eq!(folder.ask(&everything(&[By::Source])).missing.lost, lost);
     }
     let of_an_agent = [losing(0, 1, 2), losing(0, 2, 5)];
     let folder = Folder::new();
     folder.complete("flows-1.parquet", MADE, &pieces(&of_an_agent));
-    assert_eq!(folder.ask(&everything(&[By::Source])).lost.packets, 5);
+    let missing = folder.ask(&everything(&[By::Source])).missing;
+    assert_eq!((missing.lost.packets, missing.left_out.packets), (5, 0));
+    let leaving_out = |seq, packets| FlowBatch {
+        left_out_packets: packets,
+        ..batch(seq, vec![record(1, 443, 1)])
+    };
+    let batches = [leaving_out(1, 3), leaving_out(2, 4)];
+    for folder in [
+        Folder::new().complete("flows-1.parquet", MADE, &pieces(&batches)),
+        Folder::new().in_the_making(&pieces(&batches)),
+    ] {
+        let missing = folder.ask(&everything(&[By::Source])).missing;
+        assert_eq!((missing.lost.packets, missing.left_out.packets), (0, 4));
+    }
 }
 
 #[test]
@@ -428,6 +540,17 @@ fn what_has_no_flows_is_refused_with_its_name() {
     assert!(refused(&path).contains("there is no Parquet file in"));
     assert!(refused(&path.join("notes.txt")).ends_with("notes.txt is no Parquet file"));
     assert!(refused(&path.join("none")).contains("none: No such file"));
+    // Nobody waits for whoever writes into it.
+    let fifo = path.join(".flows");
+    assert!(
+        Command::new("mkfifo")
+            .arg(&fifo)
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert!(refused(&path).ends_with(".flows is no file"));
+    fs::remove_file(fifo).unwrap();
     // Complete by its name, and not by what is in it.
     fs::write(path.join("a.parquet"), "PAR1 and nothing else").unwrap();
     assert!(refused(&path).contains("a.parquet"), "{}", refused(&path));

@@ -12,10 +12,13 @@ use super::Form;
 use crate::{
     output::{harmless::harmless, human},
     protocols,
-    query::{Answer, By, Group, Part, Sums},
+    query::{Answer, By, Group, Missing, Part, Sums, Told},
 };
 
 const GAP: &str = "  ";
+
+/// The formatter knows no year of five digits.
+const LATEST: Duration = Duration::from_hours(24 * 365 * 8000);
 
 /// What CSV and JSON call the sums.
 const SUMS: [&str; 7] = [
@@ -38,18 +41,38 @@ pub(super) fn show(mut out: impl Write, form: Form, by: &[By], answer: &Answer) 
 }
 
 /// What the answer does not have, a sentence each.
-pub(super) fn missing(answer: &Answer) -> Vec<String> {
+pub(super) fn missing(form: Form, answer: &Answer) -> Vec<String> {
     let mut texts = Vec::new();
-    let lost = answer.lost;
-    if lost.records > 0 || lost.packets > 0 {
+    let shown = answer.groups.len();
+    if form == Form::Csv && shown < answer.all_groups {
+        texts.push(format!(
+            "these are {shown} of {} groups; --top 0 shows all",
+            answer.all_groups
+        ));
+    }
+    let Told { lost, left_out } = answer.missing;
+    if lost != Missing::default() {
         texts.push(format!(
             "{} records with {} packets were lost before they reached these files, since the streams began that are in them",
             lost.records, lost.packets
         ));
     }
+    if left_out != Missing::default() {
+        texts.push(format!(
+            "{} records with {} packets were left out by the settings of the outputs, since they began",
+            left_out.records, left_out.packets
+        ));
+    }
+    if !answer.sample_rates.is_empty() {
+        let rates = answer.sample_rates.iter().map(ToString::to_string);
+        texts.push(format!(
+            "only one in {} flows was counted: the sums are of these",
+            rates.collect::<Vec<_>>().join(" or ")
+        ));
+    }
     for (path, bytes) in &answer.damaged {
         texts.push(format!(
-            "the last {bytes} bytes of {} are not whole: they are being written, or damaged",
+            "{bytes} bytes of {} are not whole: they are being written, or damaged",
             path.display()
         ));
     }
@@ -129,6 +152,7 @@ fn json_lines(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()
     line.insert("type".to_owned(), json!("total"));
     sums(&mut line, &answer.total);
     let windows = answer.windows_us.as_ref();
+    let Told { lost, left_out } = answer.missing;
     let damaged = answer.damaged.iter().map(|(_, bytes)| bytes).sum::<u64>();
     for (name, value) in [
         ("groups", json!(answer.all_groups)),
@@ -141,9 +165,13 @@ fn json_lines(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()
         ("gone_files", json!(answer.gone_files)),
         ("unread_bytes", json!(damaged)),
         ("repeated_records", json!(answer.repeated_records)),
-        ("lost_records", json!(answer.lost.records)),
-        ("lost_packets", json!(answer.lost.packets)),
-        ("lost_bytes", json!(answer.lost.bytes)),
+        ("lost_records", json!(lost.records)),
+        ("lost_packets", json!(lost.packets)),
+        ("lost_bytes", json!(lost.bytes)),
+        ("left_out_records", json!(left_out.records)),
+        ("left_out_packets", json!(left_out.packets)),
+        ("left_out_bytes", json!(left_out.bytes)),
+        ("sample_rates", json!(answer.sample_rates)),
     ] {
         line.insert(name.to_owned(), value);
     }
@@ -154,11 +182,13 @@ fn csv(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
     let mut writer = csv::Writer::from_writer(out);
     writer.write_record(names(by).iter().chain(&SUMS))?;
     for group in &answer.groups {
-        let parts = parts(by, group).into_iter().map(|value| match value {
-            Value::String(text) => text,
-            Value::Null => String::new(),
-            value => value.to_string(),
-        });
+        let parts = parts(by, group)
+            .into_iter()
+            .map(|value| match value.as_str() {
+                Some(text) => text.to_owned(),
+                None if value.is_null() => String::new(),
+                None => value.to_string(),
+            });
         let sums = values(&group.sums).map(|value| value.to_string());
         writer.write_record(parts.chain(sums))?;
     }
@@ -228,8 +258,8 @@ fn summary(answer: &Answer) -> String {
         time(windows.end),
         plural(total.records, "record"),
         plural(total.begun, "flow"),
-        plural(total.packets.iter().sum(), "packet"),
-        human::bytes(total.bytes.iter().sum()),
+        plural(total.packets(), "packet"),
+        human::bytes(total.bytes()),
     );
     if answer.repeated_records > 0 {
         let repeated = plural(answer.repeated_records, "record");
@@ -240,7 +270,7 @@ fn summary(answer: &Answer) -> String {
 
 fn time(unix_us: i64) -> impl std::fmt::Display {
     let since = Duration::from_micros(unix_us.try_into().unwrap_or_default());
-    humantime::format_rfc3339_seconds(UNIX_EPOCH + since)
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + since.min(LATEST))
 }
 
 fn title(by: By) -> &'static str {
@@ -265,8 +295,7 @@ fn cells(group: &Group) -> Vec<String> {
     let parts = group.parts.iter().map(|part| match part {
         Part::Address(address) => address.to_string(),
         Part::Port(number, Some(port)) => format!("{port}/{}", protocol(*number)),
-        Part::Port(number, None) => protocol(*number),
-        Part::Protocol(number) => protocol(*number),
+        Part::Port(number, None) | Part::Protocol(number) => protocol(*number),
         Part::Name(name) if name.is_empty() => "?".to_owned(),
         Part::Name(name) => harmless(name).into_owned(),
     });

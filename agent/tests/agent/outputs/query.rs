@@ -116,16 +116,16 @@ fn a_query_while_files_are_completed_has_no_flow_twice_and_misses_none() {
         let asking = scope.spawn(|| {
             let (mut asked, mut last) = (0, 0);
             while !ends.load(Relaxed) {
-                let least = written.load(Relaxed);
-                if least == 0 {
+                let at_least = written.load(Relaxed);
+                if at_least == 0 {
                     thread::yield_now();
                     continue;
                 }
                 let packets = total(folder.path()).packets;
                 let most = may_be.load(Relaxed);
                 assert!(
-                    (least.max(last)..=most).contains(&packets),
-                    "{packets} of {least} to {most}"
+                    (at_least.max(last)..=most).contains(&packets),
+                    "{packets} of {at_least} to {most}"
                 );
                 last = packets;
                 asked += 1;

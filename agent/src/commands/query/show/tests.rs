@@ -110,20 +110,32 @@ fn a_protocol_that_was_asked_for_stands_beside_the_port_once() {
 
 #[test]
 fn what_is_missing_is_said() {
-    assert_eq!(missing(&answer()), Vec::<String>::new());
+    assert_eq!(missing(Form::Table, &answer()), Vec::<String>::new());
+    let csv = missing(Form::Csv, &answer());
+    assert_eq!(csv, ["these are 3 of 5 groups; --top 0 shows all"]);
     let answer = Answer {
-        lost: crate::query::Lost {
-            records: 4,
-            packets: 9,
-            bytes: 900,
+        missing: Told {
+            lost: Missing {
+                records: 4,
+                packets: 9,
+                bytes: 900,
+            },
+            left_out: Missing {
+                records: 5,
+                packets: 0,
+                bytes: 0,
+            },
         },
+        sample_rates: [10, 20].into(),
         damaged: vec![("/tmp/x".into(), 7)],
         gone_files: 2,
         ..answer()
     };
-    let missing = missing(&answer);
-    assert_eq!(missing.len(), 3);
+    let missing = missing(Form::Json, &answer);
+    assert_eq!(missing.len(), 5);
     assert!(missing[0].starts_with("4 records with 9 packets were lost"));
-    assert!(missing[1].contains("the last 7 bytes of /tmp/x"));
-    assert!(missing[2].starts_with("2 files were removed"));
+    assert!(missing[1].starts_with("5 records with 0 packets were left out"));
+    assert!(missing[2].starts_with("only one in 10 or 20 flows"));
+    assert!(missing[3].starts_with("7 bytes of /tmp/x"));
+    assert!(missing[4].starts_with("2 files were removed"));
 }
