@@ -10,18 +10,22 @@
 use std::{hash::RandomState, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
+use futures_util::future::join_all;
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::{
     clock,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
     limits,
-    outputs::Output,
+    outputs::Prepared,
     proto::CollectorStatus,
     server::{
         CollectorServer, DEFAULT_DRAIN_TIMEOUT, Limits, ListenAddr, Listeners, PassedSockets,
     },
-    tls::server::{InForce, ServerTls},
+    tls::{
+        output::followed,
+        server::{InForce, ServerTls},
+    },
 };
 
 mod export;
@@ -55,7 +59,7 @@ pub struct Config {
     /// Calls of agents at the same time.
     pub max_agents: u32,
     /// Where everything is stored.
-    pub stores: Vec<Output>,
+    pub stores: Vec<Prepared>,
 }
 
 /// A collector whose listeners are open.
@@ -115,6 +119,8 @@ impl Collector {
             stopping,
             started_boot_ns: clock::boot_now_ns(),
         });
+        let followed = stores.iter().map(|store| followed(store.tls()));
+        let followed = join_all(followed.collect::<Vec<_>>());
         let writer = Writer::new(stores, intake.streams.clone(), hub.clone(), entries);
         let mut writer = tokio::spawn(writer.run());
         let (end_server, server_end) = tokio::sync::oneshot::channel::<()>();
@@ -130,6 +136,8 @@ impl Collector {
         }));
         tokio::select! {
             () = stop => {}
+            // It never ends.
+            _ = followed => {}
             ended = &mut server => return ended.context("the server task")?,
             ended = &mut writer => {
                 ended.context("the writer task")?;

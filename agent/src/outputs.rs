@@ -27,6 +27,7 @@ mod ending;
 pub mod files;
 pub mod ipfix;
 mod jsonl;
+pub mod kafka;
 pub mod otlp;
 pub mod parquet;
 pub mod pbflow;

@@ -177,7 +177,7 @@ impl Call {
         if let Some(stream) = &mut self.stream {
             stream.told = facts.told();
         }
-        let bytes = pieces.iter().map(Vec::len).sum::<usize>();
+        let bytes = pieces.iter().map(Bytes::len).sum::<usize>();
         let bytes = bytes + shared.as_ref().map_or(0, |batch| batch.body.len());
         let kib = u32::try_from(bytes >> 10).map_or(ROOM_KIB, |kib| (kib + 1).min(ROOM_KIB));
         let room = Arc::clone(&intake.room).acquire_many_owned(kib).await;

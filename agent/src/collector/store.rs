@@ -1,24 +1,26 @@
-//! Where a collector stores batches: files of JSON Lines or Parquet.
+//! Where a collector stores batches: files of JSON Lines or Parquet, or a topic of Kafka.
 
 use std::{
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
+use bytes::Bytes;
 
-use super::incoming::Incoming;
+use super::{incoming::Incoming, streams::Facts};
 use crate::{
     hub::Volume,
     log_limit::LogLimit,
     output::{LostSoFar, json::JsonLines},
     outputs::{
-        Output,
+        Output, Prepared,
         files::{Rotated, Written},
-        parquet,
-        settings::Kind,
+        kafka::{Kafka, Record},
+        parquet, settings,
     },
     proto::{RecordSum, StoreStatus},
+    tls::output::InForce,
 };
 
 /// A line has some 700 bytes, and a batch some thousand lines.
@@ -29,11 +31,13 @@ const MOST_PIECE_BYTES: usize = 32 << 20;
 pub(crate) enum Form {
     Jsonl,
     Parquet,
+    /// As it came.
+    Batch,
 }
 
 impl Form {
     /// The batch in this form. `lost` is what was told of losses on its stream. Fails if it takes too much room.
-    pub(super) fn piece(self, incoming: &Incoming, mut lost: LostSoFar) -> Result<Vec<u8>> {
+    pub(super) fn piece(self, incoming: &Incoming, mut lost: LostSoFar) -> Result<Bytes> {
         match self {
             Self::Jsonl => {
                 let mut text = Bounded(Vec::new());
@@ -45,9 +49,10 @@ impl Form {
                     lines.end(&mut text, batch)
                 };
                 write().context("the batch as JSON Lines")?;
-                Ok(text.0)
+                Ok(text.0.into())
             }
-            Self::Parquet => Ok(parquet::piece_of(&incoming.raw)),
+            Self::Parquet => Ok(parquet::piece_of(&incoming.raw).into()),
+            Self::Batch => Ok(incoming.raw.clone()),
         }
     }
 }
@@ -70,6 +75,16 @@ impl io::Write for Bounded {
     }
 }
 
+/// What a store is to keep of a batch.
+pub(super) struct Part<'a> {
+    pub facts: &'a Facts,
+    /// The batch in the store's form.
+    pub piece: Bytes,
+}
+
+/// Whether a store has a batch, or why it does not.
+pub(super) type Kept = Result<(), Arc<str>>;
+
 /// How a store does, for whoever asks.
 #[derive(Clone)]
 pub(crate) struct StoreStatuses(Arc<Mutex<StoreStatus>>);
@@ -87,30 +102,45 @@ impl StoreStatuses {
 
 pub(crate) struct Store {
     form: Form,
-    file: Rotated,
+    place: Place,
     stored: Volume,
     status: StoreStatuses,
-    /// A disk that is nearly full takes what is short, and nothing else.
+    /// A disk that is nearly full, or a topic, takes what is short, and nothing else.
     fails: LogLimit,
     works: LogLimit,
 }
 
+/// What is written to.
+enum Place {
+    File(Rotated),
+    Topic(Kafka),
+}
+
 impl Store {
     /// Fails if the output is none in which a collector can store.
-    pub(crate) fn of(output: &Output) -> Result<Self> {
-        let (kind, address) = (output.kind().name(), output.address());
-        let (form, file) = match (output.kind(), output.files_of_a_collector()) {
-            (Kind::Jsonl, Some(file)) => (Form::Jsonl, file),
-            (Kind::Parquet, Some(file)) => (Form::Parquet, file),
-            _ => bail!(
-                "--output {kind}={address} does not say when flows are on a disk: a collector stores in jsonl=PATH or \
-                 parquet=FOLDER"
-            ),
-        };
+    pub(crate) fn refuse_others(output: &Prepared) -> Result<()> {
+        let (kind, address) = named(output.output());
         ensure!(
-            !output.leaves_out(),
+            output.output().is_store(),
+            "--output {kind}={address} does not say when flows are stored for sure: a collector stores in jsonl=PATH, \
+             parquet=FOLDER or kafka=tcp://HOST:PORT/TOPIC"
+        );
+        ensure!(
+            !output.output().leaves_out(),
             "a collector stores all that comes: take filter, only_ended and min_bytes out of --output {kind}={address}"
         );
+        Ok(())
+    }
+
+    /// Fails if the output is none in which a collector can store.
+    pub(crate) fn of(output: &Prepared) -> Result<Self> {
+        Self::refuse_others(output)?;
+        let (kind, address) = named(output.output());
+        let (form, place) = match output.store().context("the output is refused")? {
+            settings::Place::Lines(file) => (Form::Jsonl, Place::File(file)),
+            settings::Place::Columns(file) => (Form::Parquet, Place::File(file)),
+            settings::Place::Topic(kafka) => (Form::Batch, Place::Topic(kafka)),
+        };
         let status = StoreStatus {
             kind: kind.to_owned(),
             address,
@@ -119,7 +149,7 @@ impl Store {
         };
         Ok(Self {
             form,
-            file,
+            place,
             stored: Volume::default(),
             status: StoreStatuses(Arc::new(Mutex::new(status))),
             fails: LogLimit::default(),
@@ -143,62 +173,135 @@ impl Store {
         self.status.get().address
     }
 
-    /// Makes the file, so that a start tells what would be wrong later.
+    /// Its files of TLS, if it speaks TLS.
+    pub(super) fn tls(&self) -> Option<InForce> {
+        match &self.place {
+            Place::File(_) => None,
+            Place::Topic(kafka) => kafka.tls(),
+        }
+    }
+
+    /// Makes the file, or asks for the topic, so that a start tells what would be wrong later.
     pub(super) async fn begin(&mut self) -> Result<()> {
-        self.file.write(&[]).await?;
+        let address = self.address();
+        match &mut self.place {
+            Place::File(file) => {
+                file.write(Bytes::new()).await?;
+            }
+            Place::Topic(kafka) => {
+                let begun = kafka.begin().await;
+                let begun = begun.with_context(|| format!("begin to store in {address}"))?;
+                if let Some(why) = begun {
+                    self.fails(&why);
+                }
+            }
+        }
         Ok(())
     }
 
     /// Completes a file that is old enough although nothing comes. What fails is tried again, and told with the next batch.
     pub(super) async fn look(&mut self) {
-        drop(self.file.complete_if_due().await);
+        if let Place::File(file) = &mut self.place {
+            drop(file.complete_if_due().await);
+        }
     }
 
-    /// Returns when all of it is on the disk. Says once that this fails, and once that it works again.
-    pub(super) async fn keep(&mut self, pieces: &[u8], reports: Volume) -> Result<()> {
-        // It would tell nothing of the disk.
-        if pieces.is_empty() {
-            return Ok(());
+    /// Returns when each of the parts is where it is kept, or will not be. Says once that this fails, and once that it works
+    /// again.
+    pub(super) async fn keep(&mut self, parts: &[Part<'_>]) -> Vec<Kept> {
+        // It would tell nothing of the store.
+        if parts.is_empty() {
+            return Vec::new();
         }
-        let kept = self.write(pieces).await;
-        let mut status = self.status.status();
-        match &kept {
-            Ok(()) => {
-                self.stored += reports;
-                status.stored = Some(self.stored.into());
-                let has_failed = std::mem::take(&mut status.failing);
-                if has_failed && self.works.event().is_some() {
-                    tracing::info!(address = status.address, "flows are stored again");
-                }
+        let kept = match &mut self.place {
+            Place::File(file) => {
+                let written = write(file, parts).await;
+                let kept: Kept = written.map_err(|error| format!("{error:#}").into());
+                vec![kept; parts.len()]
             }
-            Err(error) => {
-                status.last_error = format!("{error:#}");
-                if !std::mem::replace(&mut status.failing, true) {
-                    status.failures += 1;
-                    if let Some(times) = self.fails.event() {
-                        tracing::warn!(
-                            address = status.address,
-                            times,
-                            "flows cannot be stored: {error:#}; agents keep them, and are told to call another collector"
-                        );
-                    }
-                }
+            Place::Topic(kafka) => {
+                let records: Vec<_> = parts.iter().map(Part::record).collect();
+                kafka.keep(&records).await
             }
+        };
+        let mut failure = None;
+        for (part, kept) in parts.iter().zip(&kept) {
+            match kept {
+                Ok(()) => self.stored += part.facts.volume,
+                Err(why) => failure = failure.or(Some(why)),
+            }
+        }
+        self.status.status().stored = Some(self.stored.into());
+        match failure {
+            Some(why) => self.fails(why),
+            None => self.works(),
         }
         kept
     }
 
-    async fn write(&mut self, pieces: &[u8]) -> Result<()> {
-        while self.file.write(pieces).await? == Written::Anew {}
-        self.file.sync().await
+    fn works(&mut self) {
+        let mut status = self.status.status();
+        let has_failed = std::mem::take(&mut status.failing);
+        if has_failed && self.works.event().is_some() {
+            tracing::info!(address = status.address, "flows are stored again");
+        }
+    }
+
+    fn fails(&mut self, why: &str) {
+        let mut status = self.status.status();
+        why.clone_into(&mut status.last_error);
+        if std::mem::replace(&mut status.failing, true) {
+            return;
+        }
+        status.failures += 1;
+        if let Some(times) = self.fails.event() {
+            tracing::warn!(
+                address = status.address,
+                times,
+                "flows cannot be stored: {why}; agents keep them, and are told to call another collector"
+            );
+        }
     }
 
     pub(super) async fn close(mut self) {
-        if let Err(error) = self.file.close().await {
+        let Place::File(file) = &mut self.place else {
+            return;
+        };
+        if let Err(error) = file.close().await {
             tracing::warn!(
                 address = self.address(),
                 "the last file could not be completed: {error:#}; the next start does it"
             );
         }
     }
+}
+
+impl Part<'_> {
+    /// As Kafka gets it.
+    fn record(&self) -> Record<'_> {
+        let Facts {
+            agent,
+            stream_id,
+            seq,
+            ..
+        } = self.facts;
+        Record {
+            agent_id: &agent.agent_id,
+            hostname: &agent.hostname,
+            stream_id: *stream_id,
+            stream_seq: *seq,
+            batch: self.piece.clone(),
+        }
+    }
+}
+
+/// As in the settings.
+fn named(output: &Output) -> (&'static str, String) {
+    (output.kind().name(), output.address())
+}
+
+async fn write(file: &mut Rotated, parts: &[Part<'_>]) -> Result<()> {
+    let pieces: Vec<_> = parts.iter().map(|part| part.piece.clone()).collect();
+    while file.write_all(&pieces).await? == Written::Anew {}
+    file.sync().await
 }

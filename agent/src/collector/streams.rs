@@ -52,7 +52,7 @@ pub(super) struct Facts {
     /// Whoever knows a stream's number could else keep others' batches from being stored.
     pub digest: u64,
     pub volume: Volume,
-    agent: AgentIdentity,
+    pub agent: AgentIdentity,
     window_end_unix_ns: u64,
     lost: (u64, RecordSum),
     /// What was told of losses with it.

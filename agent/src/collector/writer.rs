@@ -1,7 +1,7 @@
 //! Stores what waits of all calls at once, so that bringing it to the disk costs once for all of it.
 
 use std::{
-    collections::HashSet,
+    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -9,19 +9,17 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
     time::{Instant, timeout},
 };
 
 use super::{
-    store::Store,
+    store::{Part, Store},
     streams::{Facts, Streams},
 };
-use crate::{
-    batch::Batch,
-    hub::{Hub, Volume},
-};
+use crate::{batch::Batch, hub::Hub};
 
 /// What is brought to the disk at once, in batches and in bytes of one store. One batch may have more.
 const MOST_BATCHES: usize = 256;
@@ -34,7 +32,7 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(super) struct Entry {
     pub facts: Facts,
     /// What each store keeps of it.
-    pub pieces: Vec<Vec<u8>>,
+    pub pieces: Vec<Bytes>,
     /// For those who observe, if there are any.
     pub shared: Option<Batch>,
     pub call: Arc<CallEnd>,
@@ -105,10 +103,10 @@ impl Writer {
         }
     }
 
-    /// Stores batches, or none of them as far as the calls are told.
+    /// Stores batches, and tells their calls what became of each.
     async fn store(&mut self, entries: Vec<Entry>) {
         let stores = self.stores.len();
-        let mut known = HashSet::new();
+        let mut first = HashMap::new();
         let mut waiting = Vec::new();
         for entry in entries {
             if entry.call.is_broken.load(Relaxed) {
@@ -120,57 +118,74 @@ impl Writer {
                 digest,
                 ..
             } = entry.facts;
-            // What another call has in this very group is in no store yet, and will be in all.
-            let kept = if known.insert((stream_id, seq, digest)) {
+            let place = waiting.len();
+            let first = *first.entry((stream_id, seq, digest)).or_insert(place);
+            // What another call has in this very group is in no store yet.
+            let kept = if first == place {
                 self.streams.kept(&entry.facts)
             } else {
                 stores
             };
-            waiting.push((entry, kept));
+            waiting.push(Waiting {
+                entry,
+                first,
+                kept,
+                failure: None,
+            });
         }
-        if let Err((failed, error)) = self.keep(&waiting).await {
-            let why: Arc<str> = format!("{error:#}").into();
-            for (entry, kept) in &waiting {
-                if *kept < failed {
-                    self.streams.keeps_in_part(&entry.facts, failed);
-                }
-                entry.call.is_broken.store(true, Relaxed);
-                entry.call.tell(Outcome::Failed(Arc::clone(&why)));
-            }
-            return;
-        }
-        for (entry, kept) in waiting {
+        self.keep(&mut waiting).await;
+        let fates: Vec<_> = waiting.iter().map(Waiting::fate).collect();
+        for one in waiting {
             let Entry {
                 facts,
                 shared,
                 call,
                 ..
-            } = entry;
+            } = one.entry;
+            let (kept, failure) = &fates[one.first];
+            let is_first = one.kept < stores;
             let seq = facts.seq;
-            if kept < stores {
-                self.streams.stored(facts, stores);
-                self.publish(shared);
-            } else {
-                self.streams.repeated(facts.stream_id);
+            match failure {
+                None if is_first => {
+                    self.streams.stored(facts, stores);
+                    self.publish(shared);
+                }
+                None => self.streams.repeated(facts.stream_id),
+                Some(_) if is_first && *kept > one.kept => {
+                    self.streams.keeps_in_part(&facts, *kept);
+                }
+                Some(_) => {}
             }
-            call.tell(Outcome::Stored(seq));
+            // A number stands for all before it.
+            match failure {
+                None if !call.is_broken.load(Relaxed) => call.tell(Outcome::Stored(seq)),
+                None => {}
+                Some(why) => {
+                    call.is_broken.store(true, Relaxed);
+                    call.tell(Outcome::Failed(Arc::clone(why)));
+                }
+            }
         }
     }
 
-    /// Brings to each store what it has not yet. Fails with the number of the store that failed.
-    async fn keep(&mut self, waiting: &[(Entry, usize)]) -> Result<(), (usize, anyhow::Error)> {
+    /// Brings to each store what it has not yet. What one of them does not take, those behind it do not get.
+    async fn keep(&mut self, waiting: &mut [Waiting]) {
         for (index, store) in self.stores.iter_mut().enumerate() {
-            let (mut pieces, mut reports) = (Vec::new(), Volume::default());
-            for (entry, kept) in waiting {
-                if *kept <= index {
-                    pieces.push(&entry.pieces[index][..]);
-                    reports += entry.facts.volume;
+            let (mut places, mut parts) = (Vec::new(), Vec::new());
+            for (place, one) in waiting.iter().enumerate() {
+                if one.kept <= index && one.failure.is_none() {
+                    places.push(place);
+                    parts.push(Part {
+                        facts: &one.entry.facts,
+                        piece: one.entry.pieces[index].clone(),
+                    });
                 }
             }
-            let kept = store.keep(&pieces.concat(), reports).await;
-            kept.map_err(|error| (index, error))?;
+            let kept = store.keep(&parts).await;
+            for (place, kept) in places.into_iter().zip(kept) {
+                waiting[place].failure = kept.err().map(|why| (index, why));
+            }
         }
-        Ok(())
     }
 
     fn publish(&mut self, shared: Option<Batch>) {
@@ -184,6 +199,27 @@ impl Writer {
     }
 }
 
+/// A batch that is being stored.
+struct Waiting {
+    entry: Entry,
+    /// The place of the first one in the group that is the same batch.
+    first: usize,
+    /// How many of the stores had it before.
+    kept: usize,
+    /// The place of the store that did not take it, and why.
+    failure: Option<(usize, Arc<str>)>,
+}
+
+impl Waiting {
+    /// How many of the stores have it, and why not all.
+    fn fate(&self) -> (usize, Option<Arc<str>>) {
+        match &self.failure {
+            Some((store, why)) => (*store, Some(Arc::clone(why))),
+            None => (usize::MAX, None),
+        }
+    }
+}
+
 impl CallEnd {
     fn tell(&self, outcome: Outcome) {
         // The call may have ended.
@@ -193,7 +229,14 @@ impl CallEnd {
 
 /// How many of these are brought to the disk together.
 fn together(entries: &[Entry]) -> usize {
-    let longest = |entry: &Entry| entry.pieces.iter().map(Vec::len).max().unwrap_or_default();
+    let longest = |entry: &Entry| {
+        entry
+            .pieces
+            .iter()
+            .map(Bytes::len)
+            .max()
+            .unwrap_or_default()
+    };
     let mut bytes = 0;
     let fits = entries.iter().take_while(|entry| {
         bytes += longest(entry);
@@ -225,7 +268,7 @@ mod tests {
             let Wish::Output(output) = &wishes[0] else {
                 panic!("no output");
             };
-            Store::of(output).unwrap()
+            Store::of(&output.clone().prepare().unwrap()).unwrap()
         };
         let streams = Streams::default();
         let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
@@ -417,7 +460,7 @@ mod tests {
         let mut entries = Vec::new();
         for (seq, bytes) in [(1, 5), (2, 4), (3, 9), (4, 1)] {
             let mut long = entry(&one, seq).await;
-            long.pieces = vec![vec![0; bytes << 20]];
+            long.pieces = vec![vec![0; bytes << 20].into()];
             entries.push(long);
         }
         let mut numbers = Vec::new();

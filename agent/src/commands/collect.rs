@@ -28,8 +28,8 @@ const STORES: &str = "Stores";
 /// and `watch --output json` take a collector's address, too.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Where flows are stored: jsonl=PATH or parquet=FOLDER; repeatable. A table says more, as
-    /// '{"kind": "jsonl", "address": "/var/lib/flow-agent/flows.jsonl"}'. What one of them does not
+    /// Where flows are stored: jsonl=PATH, parquet=FOLDER or kafka=tcp://HOST:PORT/TOPIC (tls:// with TLS); repeatable. A
+    /// table says more, as '{"kind": "jsonl", "address": "/var/lib/flow-agent/flows.jsonl"}'. What one of them does not
     /// take is not acknowledged.
     #[arg(long, value_name = "OUTPUT", env = "FLOW_AGENT_COLLECT_OUTPUT", required = true, help_heading = STORES)]
     pub output: Vec<Wishes>,
@@ -82,7 +82,7 @@ impl Args {
         let tls = listening.tls()?;
         let stores = misfit::stores(&self.output)?;
         for output in &stores {
-            Store::of(output)?;
+            Store::refuse_others(output)?;
         }
         Ok(Config {
             tls,
@@ -125,6 +125,11 @@ mod tests {
             ("--output table", "stores flows"),
             ("--output none", "stores flows"),
             ("--output ipfix=udp://a:1", "jsonl=PATH"),
+            ("--output kafka=a:1/t", "tcp://HOST:PORT/TOPIC"),
+            (
+                "--output kafka=tcp://a:1/t --output kafka=tcp://a:1/t",
+                "twice",
+            ),
             ("--output jsonl=/a --output jsonl=/a", "twice"),
             ("--output jsonl=/a --listen 0.0.0.0:1", "--insecure-listen"),
             ("--output jsonl=/a --listen unix:/a,unix:/a", "twice"),
@@ -134,8 +139,10 @@ mod tests {
             let error = config(arguments).expect_err(arguments).to_string();
             assert!(error.contains(told), "{arguments}: {error}");
         }
-        let config = config("--output jsonl=/a --output parquet=/b --max-agents 5").unwrap();
-        assert_eq!((config.stores.len(), config.max_agents), (2, 5));
+        let three =
+            "--output jsonl=/a --output parquet=/b --output kafka=tcp://a:1/t --max-agents 5";
+        let config = config(three).unwrap();
+        assert_eq!((config.stores.len(), config.max_agents), (3, 5));
         assert!(config.limits.max_connections > 5);
     }
 }

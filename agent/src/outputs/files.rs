@@ -22,6 +22,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use bytes::Bytes;
 use rustix::{
     fs::{FlockOperation, flock},
     io::Errno,
@@ -94,10 +95,10 @@ pub struct Rotated {
     writing: Option<Writing>,
 }
 
-/// A piece that a thread appends. It goes on when nobody waits for it any more.
+/// Pieces that a thread appends. It goes on when nobody waits for it any more.
 struct Writing {
     thread: JoinHandle<Result<Open>>,
-    /// Whoever sets it has the piece: the thread, or the one who does without it.
+    /// Whoever sets it has them: the thread, or the one who does without it.
     is_taken: Arc<AtomicBool>,
 }
 
@@ -172,30 +173,34 @@ impl Rotated {
     }
 
     /// Appends a piece, all of it or nothing.
-    pub async fn write(&mut self, piece: &[u8]) -> Result<Written> {
-        self.append(piece, true).await
+    pub async fn write(&mut self, piece: impl Into<Bytes>) -> Result<Written> {
+        self.append(vec![piece.into()], true).await
+    }
+
+    /// Appends pieces one after the other, all of them or nothing.
+    pub async fn write_all(&mut self, pieces: &[Bytes]) -> Result<Written> {
+        self.append(pieces.to_vec(), true).await
     }
 
     /// Appends a piece of what every file begins with. A file with nothing else is never complete: if such pieces alone
     /// made it too long, nothing else would ever be written.
-    pub async fn write_preface(&mut self, piece: &[u8]) -> Result<Written> {
-        self.append(piece, false).await
+    pub async fn write_preface(&mut self, piece: Bytes) -> Result<Written> {
+        self.append(vec![piece], false).await
     }
 
-    async fn append(&mut self, piece: &[u8], is_more: bool) -> Result<Written> {
-        if self.is_complete(piece.len() as u64) {
+    async fn append(&mut self, pieces: Vec<Bytes>, is_more: bool) -> Result<Written> {
+        if self.is_complete(len_bytes(&pieces)) {
             self.close().await?;
         }
         let Some(mut open) = self.open.take() else {
             self.open = Some(self.begin().await?);
             return Ok(Written::Anew);
         };
-        let piece = piece.to_vec();
         let is_taken = Arc::new(AtomicBool::new(false));
         let mine = Arc::clone(&is_taken);
         let thread = spawn_blocking(move || {
             if !mine.swap(true, Ordering::Relaxed) {
-                open.append(&piece)?;
+                open.append(&pieces)?;
                 if is_more && !open.has_more {
                     // One that was begun long before is not old.
                     open.since = Instant::now();
@@ -310,14 +315,15 @@ impl Rotated {
 }
 
 impl Open {
-    fn append(&mut self, piece: &[u8]) -> Result<()> {
-        let written = self.file.write_all(piece);
+    fn append(&mut self, pieces: &[Bytes]) -> Result<()> {
+        let mut all = pieces.iter();
+        let written = all.try_for_each(|piece| self.file.write_all(piece));
         if written.is_err() {
             // A part of the piece may be there. If it stays, whoever completes the file takes it off.
             drop(self.file.set_len(self.len_bytes));
         }
         written?;
-        self.len_bytes += piece.len() as u64;
+        self.len_bytes += len_bytes(pieces);
         Ok(())
     }
 
@@ -333,6 +339,10 @@ impl Open {
         }
         Ok(())
     }
+}
+
+fn len_bytes(pieces: &[Bytes]) -> u64 {
+    pieces.iter().map(|piece| piece.len() as u64).sum()
 }
 
 /// Keeps other outputs and other processes away from the files. The file of the lock stays there.

@@ -11,6 +11,7 @@ use super::{
     encoder::Encoder,
     files::{Compression, Rotated, Rotation, whole},
     jsonl::Jsonl,
+    kafka::Kafka,
     parquet::{self, Parquet},
     transport::{Endpoint, Transport},
     wanted::Wanted,
@@ -28,6 +29,7 @@ use crate::{
 mod collector;
 mod host;
 mod ipfix;
+mod kafka;
 mod otlp;
 mod pbflow;
 mod table;
@@ -42,16 +44,18 @@ pub enum Kind {
     Collector,
     Ipfix,
     Jsonl,
+    Kafka,
     Otlp,
     Parquet,
     Pbflow,
 }
 
 impl Kind {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Collector,
         Self::Ipfix,
         Self::Jsonl,
+        Self::Kafka,
         Self::Otlp,
         Self::Parquet,
         Self::Pbflow,
@@ -63,6 +67,7 @@ impl Kind {
             Self::Collector => "collector",
             Self::Ipfix => "ipfix",
             Self::Jsonl => "jsonl",
+            Self::Kafka => "kafka",
             Self::Otlp => "otlp",
             Self::Parquet => "parquet",
             Self::Pbflow => "pbflow",
@@ -76,6 +81,7 @@ impl Kind {
                 "udp://HOST:PORT, tcp://HOST:PORT, or a path, as /var/log/flow-agent/flows.ipfix"
             }
             Self::Jsonl => "a path, as /var/log/flow-agent/flows.jsonl",
+            Self::Kafka => "tcp://HOST:PORT/TOPIC, or tls://HOST:PORT/TOPIC",
             Self::Otlp => {
                 "http://HOST or https://HOST, with :PORT and, over HTTP, a /PATH if need be"
             }
@@ -111,6 +117,7 @@ enum Target {
     Collector(collector::Target),
     Ipfix(ipfix::Target),
     Jsonl { path: PathBuf, rotation: Rotation },
+    Kafka(Box<kafka::Target>),
     Otlp(otlp::Target),
     Parquet { folder: PathBuf, rotation: Rotation },
     Pbflow(pbflow::Target),
@@ -124,6 +131,13 @@ pub(super) enum Parts {
     Batches(Vec<Endpoint>, Option<Spooling>),
 }
 
+/// Where a collector stores.
+pub(crate) enum Place {
+    Lines(Rotated),
+    Columns(Rotated),
+    Topic(Kafka),
+}
+
 /// An output whose files of TLS have been read.
 #[derive(Clone, Debug)]
 pub struct Prepared {
@@ -132,6 +146,32 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// As in the settings.
+    pub(crate) fn output(&self) -> &Output {
+        &self.output
+    }
+
+    /// Where a collector stores, if it is of a kind that says when flows are stored.
+    pub(crate) fn store(&self) -> Option<Place> {
+        match &self.output.target {
+            Target::Jsonl { path, rotation } => {
+                let rotated = Rotated::new(path.clone(), rotation.clone(), whole::lines);
+                Some(Place::Lines(rotated))
+            }
+            Target::Parquet { folder, rotation } => {
+                let made = parquet::MADE_OF_MANY;
+                let rotated = Rotated::made(folder.clone(), rotation.clone(), made);
+                Some(Place::Columns(rotated))
+            }
+            Target::Kafka(target) => {
+                let tls = self.tls.clone().map(|read| read.named(Kind::Kafka.name()));
+                let tls = tls.map(InForce::new);
+                Some(Place::Topic(Kafka::new(target.settings().clone(), tls)))
+            }
+            Target::Collector(_) | Target::Ipfix(_) | Target::Otlp(_) | Target::Pbflow(_) => None,
+        }
+    }
+
     /// What may be meant so, and is worth a look.
     pub fn warnings(&self) -> &[String] {
         self.tls.as_ref().map_or(&[], OutputTls::warnings)
@@ -203,6 +243,7 @@ impl Output {
             Target::Collector(_) => Kind::Collector,
             Target::Ipfix(_) => Kind::Ipfix,
             Target::Jsonl { .. } => Kind::Jsonl,
+            Target::Kafka(_) => Kind::Kafka,
             Target::Otlp(_) => Kind::Otlp,
             Target::Parquet { .. } => Kind::Parquet,
             Target::Pbflow(_) => Kind::Pbflow,
@@ -215,6 +256,7 @@ impl Output {
             Target::Collector(target) => target.address(),
             Target::Ipfix(target) => target.address(),
             Target::Jsonl { path, .. } => path.display().to_string(),
+            Target::Kafka(target) => target.address(),
             Target::Otlp(target) => target.address(),
             Target::Parquet { folder, .. } => folder.display().to_string(),
             Target::Pbflow(target) => target.address(),
@@ -225,6 +267,7 @@ impl Output {
     pub fn prepare(self) -> Result<Prepared, FileFault> {
         let tls = match &self.target {
             Target::Collector(target) => target.read_tls()?,
+            Target::Kafka(target) => target.read_tls()?,
             Target::Otlp(target) => target.read_tls()?,
             Target::Pbflow(target) => target.read_tls()?,
             Target::Ipfix(_) | Target::Jsonl { .. } | Target::Parquet { .. } => None,
@@ -243,6 +286,7 @@ impl Output {
                 Box::new(Jsonl::default()),
                 Transport::File(Rotated::new(path.clone(), rotation.clone(), whole::lines)),
             ),
+            Target::Kafka(_) => unreachable!("the settings of an agent refuse it"),
             Target::Otlp(target) => target.parts(hub.accounts(), tls),
             Target::Parquet { folder, rotation } => (
                 Box::new(Parquet::default()),
@@ -257,19 +301,17 @@ impl Output {
         Parts::Messages(encoder, transport)
     }
 
-    /// The files in which a collector stores, if it is of a kind that says when flows are on a disk.
-    pub(crate) fn files_of_a_collector(&self) -> Option<Rotated> {
-        match &self.target {
-            Target::Jsonl { path, rotation } => {
-                let rotated = Rotated::new(path.clone(), rotation.clone(), whole::lines);
-                Some(rotated)
-            }
-            Target::Parquet { folder, rotation } => {
-                let made = parquet::MADE_OF_MANY;
-                Some(Rotated::made(folder.clone(), rotation.clone(), made))
-            }
-            Target::Collector(_) | Target::Ipfix(_) | Target::Otlp(_) | Target::Pbflow(_) => None,
-        }
+    /// Only a collector stores there: an agent's output has nothing that waits until it is acknowledged.
+    pub(crate) fn is_for_a_collector_alone(&self) -> bool {
+        matches!(self.target, Target::Kafka(_))
+    }
+
+    /// Whether it is of a kind that says when flows are stored.
+    pub(crate) fn is_store(&self) -> bool {
+        matches!(
+            self.target,
+            Target::Jsonl { .. } | Target::Kafka(_) | Target::Parquet { .. }
+        )
     }
 
     /// Whether some flows do not get there.
@@ -309,6 +351,7 @@ impl Output {
                 path: address.into(),
                 rotation: table.rotation()?,
             },
+            Kind::Kafka => Target::Kafka(kafka::Target::read(table, &address)?.into()),
             Kind::Otlp => Target::Otlp(otlp::Target::read(table, &address)?),
             Kind::Parquet => Target::parquet(table, &address)?,
             Kind::Pbflow => Target::Pbflow(pbflow::Target::read(table, &address)?),

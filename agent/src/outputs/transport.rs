@@ -18,7 +18,7 @@ mod tcp;
 mod udp;
 mod underway;
 
-pub(super) use endpoint::Endpoint;
+pub(super) use endpoint::{Endpoint, Stream};
 pub(super) use grpc::{
     Grpc,
     stream::{Answers, StreamingCall},
@@ -116,9 +116,9 @@ impl Transport {
             Self::Http(http) => return http.send(bytes, *call).await,
             Self::File(file) => {
                 let written = if message.is_preface {
-                    file.write_preface(bytes).await?
+                    file.write_preface(bytes.clone()).await?
                 } else {
-                    file.write(bytes).await?
+                    file.write(bytes.clone()).await?
                 };
                 match written {
                     Written::Yes => {}

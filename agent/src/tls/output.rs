@@ -16,7 +16,7 @@ pub struct OutputTls {
     /// The output's name, for logs.
     name: Arc<str>,
     files: ClientFiles,
-    /// What is spoken inside.
+    /// What is spoken inside, if that has a name.
     alpn: &'static [u8],
     stamps: Stamps,
     connector: Connector,
@@ -34,7 +34,8 @@ impl OutputTls {
     pub fn read(files: ClientFiles, alpn: &'static [u8]) -> Result<Self, FileFault> {
         // Before they are read: what is written meanwhile is then seen at the next look.
         let stamps = files.stamps();
-        let (config, shown) = files.read_all(&[alpn])?;
+        let spoken = Some(alpn).filter(|alpn| !alpn.is_empty());
+        let (config, shown) = files.read_all(spoken.as_slice())?;
         Ok(Self {
             name: Arc::default(),
             files,

@@ -247,18 +247,29 @@ pub(super) fn stdout(wishes: &[Wishes]) -> Result<Option<Format>, Misfit> {
 
 /// The outputs, with their files of TLS. Fails if two go to the same place, or if a file cannot be used.
 pub(super) fn outputs(wishes: &[Wishes]) -> Result<Vec<Prepared>, Misfit> {
-    named(wishes)?.into_iter().map(prepared).collect()
+    let outputs = named(wishes)?;
+    let alone = |output: &&Output| output.is_for_a_collector_alone();
+    if let Some(output) = outputs.iter().find(alone) {
+        let (kind, address) = (output.kind().name(), output.address());
+        let message = format!(
+            "--output {kind}={address} is for `flow-agent collect` alone: give it to a collector, and send to that with \
+             --output collector=http://HOST:PORT"
+        );
+        refuse(true, message, &["output"])?;
+    }
+    outputs.into_iter().map(prepared).collect()
 }
 
 /// Where a collector stores. Fails if there is nothing of which it could say that it is stored, or if two are the same.
-pub(in crate::commands) fn stores(wishes: &[Wishes]) -> Result<Vec<Output>, Misfit> {
+pub(in crate::commands) fn stores(wishes: &[Wishes]) -> Result<Vec<Prepared>, Misfit> {
     let mut all = wishes.iter().flat_map(|wishes| &wishes.0);
     refuse(
         !all.all(|wish| matches!(wish, Wish::Output(_))),
-        "a collector stores flows: say --output jsonl=PATH or parquet=FOLDER, and see them with `flow-agent watch`",
+        "a collector stores flows: say --output jsonl=PATH, parquet=FOLDER or kafka=tcp://HOST:PORT/TOPIC, and see them with \
+         `flow-agent watch`",
         &["output"],
     )?;
-    named(wishes)
+    named(wishes)?.into_iter().map(prepared).collect()
 }
 
 fn named(wishes: &[Wishes]) -> Result<Vec<Output>, Misfit> {
@@ -399,6 +410,14 @@ mod tests {
         ] {
             assert_eq!(contradiction(arguments), None, "{arguments}");
         }
+    }
+
+    #[test]
+    fn what_a_collector_alone_can_store_in_is_no_output_of_an_agent() {
+        let wishes = args("--output table --output kafka=tcp://a:1/t").output;
+        let refused = outputs(&wishes).unwrap_err();
+        assert!(refused.message.contains("flow-agent collect"), "{refused}");
+        assert_eq!(refused.settings, ["output"]);
     }
 
     #[test]

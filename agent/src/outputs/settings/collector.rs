@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::{HostPort, Kind, Refused, Table, host, tls::Way};
+use super::{
+    HostPort, Kind, Refused, Table, host,
+    tls::{HTTP, Way},
+};
 use crate::{
     outputs::{delivery::Spooling, transport::Endpoint},
     tls::{
@@ -24,7 +27,7 @@ impl Target {
     /// As in the settings.
     pub fn address(&self) -> String {
         let all: Vec<_> = self.all.iter().map(HostPort::to_string).collect();
-        format!("{}://{}", self.way.scheme(), all.join(","))
+        format!("{}://{}", self.way.scheme(HTTP), all.join(","))
     }
 
     pub fn read_tls(&self) -> Result<Option<OutputTls>, FileFault> {
@@ -45,27 +48,10 @@ impl Target {
             let addresses = Kind::Collector.addresses();
             Refused::at("address", format!("expected {addresses}"))
         };
-        let (way, rest) = Way::of(table, address)?.ok_or_else(expected)?;
+        let (way, rest) = Way::of(table, address, HTTP)?.ok_or_else(expected)?;
         let first = HostPort::read(rest).ok_or_else(expected)?;
         way.refuse_host(&first.host)?;
-        let mut all = vec![first];
-        let failover = table.text("failover")?;
-        let failover = failover.filter(|others| !others.trim().is_empty());
-        let others = failover.iter().flat_map(|others| others.split(','));
-        for other in others.map(str::trim) {
-            let refused = |message: String| Refused::at("failover", message);
-            if let Some(fault) = host::fault_of(other) {
-                return Err(refused(fault));
-            }
-            let other = HostPort::read(other)
-                .ok_or_else(|| refused("expected HOST:PORT, or several with commas".to_owned()))?;
-            way.refuse_host(&other.host)
-                .map_err(|error| refused(error.to_string()))?;
-            if all.contains(&other) {
-                return Err(refused(format!("{other} is there twice")));
-            }
-            all.push(other);
-        }
+        let all = host::with_failover(table, &way, first)?;
         let spooling = spooling_of(table)?;
         Ok(Self { all, way, spooling })
     }

@@ -3,6 +3,8 @@
 
 use std::net::Ipv6Addr;
 
+use super::{HostPort, Refused, Table, tls::Way};
+
 /// What is wrong with the host in `SCHEME://HOST...`, whatever the scheme. Paths have none.
 pub(super) fn fault(address: &str) -> Option<String> {
     let (_, rest) = address.split_once("://")?;
@@ -32,4 +34,31 @@ pub(super) fn fault_of(rest: &str) -> Option<String> {
 pub(super) fn is_ipv6(text: &str) -> bool {
     let (address, interface) = text.split_once('%').unwrap_or((text, "any"));
     address.parse::<Ipv6Addr>().is_ok() && !interface.is_empty()
+}
+
+/// The host of the address, and those that are tried when it does not answer.
+pub(super) fn with_failover(
+    table: &Table,
+    way: &Way,
+    first: HostPort,
+) -> Result<Vec<HostPort>, Refused> {
+    let mut all = vec![first];
+    let failover = table.text("failover")?;
+    let failover = failover.filter(|others| !others.trim().is_empty());
+    let others = failover.iter().flat_map(|others| others.split(','));
+    for other in others.map(str::trim) {
+        let refused = |message: String| Refused::at("failover", message);
+        if let Some(fault) = fault_of(other) {
+            return Err(refused(fault));
+        }
+        let other = HostPort::read(other)
+            .ok_or_else(|| refused("expected HOST:PORT, or several with commas".to_owned()))?;
+        way.refuse_host(&other.host)
+            .map_err(|error| refused(error.to_string()))?;
+        if all.contains(&other) {
+            return Err(refused(format!("{other} is there twice")));
+        }
+        all.push(other);
+    }
+    Ok(all)
 }

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::{HostPort, Kind, Refused, Table, tls::Way};
+use super::{
+    HostPort, Kind, Refused, Table,
+    tls::{HTTP, Way},
+};
 use crate::{
     accounts::Accounts,
     outputs::{
@@ -36,7 +39,7 @@ pub(super) struct Target {
 impl Target {
     /// As in the settings.
     pub fn address(&self) -> String {
-        let scheme = self.way.scheme();
+        let scheme = self.way.scheme(HTTP);
         format!("{scheme}://{}{}", self.to, self.base_path)
     }
 
@@ -64,7 +67,7 @@ impl Target {
     pub fn read(table: &Table, address: &str) -> Result<Self, Refused> {
         let wrong = |message: &str| Refused::at("address", message);
         let expected = || Refused::at("address", format!("expected {}", Kind::Otlp.addresses()));
-        let (way, rest) = Way::of(table, address)?.ok_or_else(expected)?;
+        let (way, rest) = Way::of(table, address, HTTP)?.ok_or_else(expected)?;
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let base_path = path.trim_end_matches('/');
         if base_path.ends_with("/v1/logs") || base_path.ends_with("/v1/metrics") {

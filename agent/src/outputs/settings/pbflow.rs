@@ -1,6 +1,9 @@
 //! What the settings say about netobserv's format.
 
-use super::{HostPort, Kind, Refused, Table, tls::Way};
+use super::{
+    HostPort, Kind, Refused, Table,
+    tls::{HTTP, Way},
+};
 use crate::{
     outputs::{
         encoder::Encoder,
@@ -24,7 +27,7 @@ pub(super) struct Target {
 impl Target {
     /// As in the settings.
     pub fn address(&self) -> String {
-        format!("{}://{}", self.way.scheme(), self.to)
+        format!("{}://{}", self.way.scheme(HTTP), self.to)
     }
 
     pub fn read_tls(&self) -> Result<Option<OutputTls>, FileFault> {
@@ -43,7 +46,7 @@ impl Target {
             address.parse().map_err(|_| expected())
         });
         let expected = || Refused::at("address", format!("expected {}", Kind::Pbflow.addresses()));
-        let (way, rest) = Way::of(table, address)?.ok_or_else(expected)?;
+        let (way, rest) = Way::of(table, address, HTTP)?.ok_or_else(expected)?;
         let to = HostPort::read(rest).ok_or_else(expected)?;
         way.refuse_host(&to.host)?;
         Ok(Self {

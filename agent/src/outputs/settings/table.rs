@@ -51,10 +51,19 @@ pub(super) const FILE_KEYS: [&str; 5] = [
 const IPFIX: &[Kind] = &[Kind::Ipfix];
 const OTLP: &[Kind] = &[Kind::Otlp];
 /// Those that pack what they write or send.
-const PACKED: &[Kind] = &[Kind::Ipfix, Kind::Jsonl, Kind::Otlp, Kind::Parquet];
+const PACKED: &[Kind] = &[
+    Kind::Ipfix,
+    Kind::Jsonl,
+    Kind::Kafka,
+    Kind::Otlp,
+    Kind::Parquet,
+];
 const PBFLOW: &[Kind] = &[Kind::Pbflow];
 /// Those that connect to servers.
-const SERVED: &[Kind] = &[Kind::Collector, Kind::Otlp, Kind::Pbflow];
+const SERVED: &[Kind] = &[Kind::Collector, Kind::Kafka, Kind::Otlp, Kind::Pbflow];
+const KAFKA: &[Kind] = &[Kind::Kafka];
+/// Those that have several servers to turn to.
+const FAILING_OVER: &[Kind] = &[Kind::Collector, Kind::Kafka];
 const COLLECTOR: &[Kind] = &[Kind::Collector];
 /// Those that can leave flows out.
 const CHOOSING: &[Kind] = &[
@@ -69,7 +78,15 @@ const KEYS: &[Key] = &[
     Key {
         name: "kind",
         kinds: &[],
-        value: ValueType::Choice(&["collector", "ipfix", "jsonl", "otlp", "parquet", "pbflow"]),
+        value: ValueType::Choice(&[
+            "collector",
+            "ipfix",
+            "jsonl",
+            "kafka",
+            "otlp",
+            "parquet",
+            "pbflow",
+        ]),
         help: "The format.",
     },
     Key {
@@ -130,7 +147,7 @@ const KEYS: &[Key] = &[
         name: "compression",
         kinds: PACKED,
         value: ValueType::Choice(&["none", "gzip", "zstd"]),
-        help: "How complete files are compressed, by default zstd; otlp: how requests are, gzip or none, by default gzip.",
+        help: "How complete files and Kafka's messages are compressed, by default zstd; otlp: how requests are, gzip or none, by default gzip.",
     },
     Key {
         name: "uniflow",
@@ -184,9 +201,9 @@ const KEYS: &[Key] = &[
     },
     Key {
         name: "failover",
-        kinds: COLLECTOR,
+        kinds: FAILING_OVER,
         value: ValueType::Text,
-        help: "Other collectors as HOST:PORT, with commas, for when the one before does not answer.",
+        help: "Other collectors, or other brokers of Kafka, as HOST:PORT, with commas, for when the one before does not answer.",
     },
     Key {
         name: "spool",
@@ -201,16 +218,40 @@ const KEYS: &[Key] = &[
         help: "How many bytes the spool may have, 16 MiB or more; by default 1 GiB.",
     },
     Key {
+        name: "create_topic",
+        kinds: KAFKA,
+        value: ValueType::Boolean,
+        help: "Makes the topic if it is not there, with the cluster's own number of partitions and replicas.",
+    },
+    Key {
+        name: "sasl",
+        kinds: KAFKA,
+        value: ValueType::Choice(&["plain", "scram-sha-256", "scram-sha-512"]),
+        help: "How to log in to Kafka, with user and password_file; by default not at all.",
+    },
+    Key {
+        name: "user",
+        kinds: KAFKA,
+        value: ValueType::Text,
+        help: "The name with which to log in.",
+    },
+    Key {
+        name: "password_file",
+        kinds: KAFKA,
+        value: ValueType::Text,
+        help: "A file with the password in its first line, which is read again for each login.",
+    },
+    Key {
         name: "tls_ca",
         kinds: SERVED,
         value: ValueType::Text,
-        help: "For https://: a file of CAs in PEM, of which the server's certificate has to be; by default those that the system trusts.",
+        help: "For https:// and tls://: a file of CAs in PEM, of which the server's certificate has to be; by default those that the system trusts.",
     },
     Key {
         name: "tls_client_certificate",
         kinds: SERVED,
         value: ValueType::Text,
-        help: "For https://: a certificate in PEM, for a server that asks for one.",
+        help: "For https:// and tls://: a certificate in PEM, for a server that asks for one.",
     },
     Key {
         name: "tls_client_key",
@@ -319,18 +360,20 @@ impl Table {
         time.ok_or_else(expected).map(Some)
     }
 
+    pub(super) fn compression(&self) -> Result<Compression, Refused> {
+        match self.text("compression")?.as_deref() {
+            Some("none") => Ok(Compression::None),
+            Some("gzip") => Ok(Compression::Gzip),
+            None | Some("zstd") => Ok(Compression::Zstd),
+            Some(_) => Err(Refused::at(
+                "compression",
+                "expected one of none, gzip, zstd",
+            )),
+        }
+    }
+
     pub(super) fn rotation(&self) -> Result<Rotation, Refused> {
-        let compression = match self.text("compression")?.as_deref() {
-            Some("none") => Compression::None,
-            Some("gzip") => Compression::Gzip,
-            None | Some("zstd") => Compression::Zstd,
-            Some(_) => {
-                return Err(Refused::at(
-                    "compression",
-                    "expected one of none, gzip, zstd",
-                ));
-            }
-        };
+        let compression = self.compression()?;
         let after = self.time("rotate_after")?;
         if after.is_some_and(|after| after < SHORTEST_ROTATION) {
             return Err(Refused::at(

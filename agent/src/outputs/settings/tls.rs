@@ -13,6 +13,12 @@ const CA: &str = "tls_ca";
 const CERTIFICATE: &str = "tls_client_certificate";
 const KEY: &str = "tls_client_key";
 
+/// How addresses without and with TLS begin.
+pub(super) type Schemes = [&'static str; 2];
+
+pub(super) const HTTP: Schemes = ["http", "https"];
+pub(super) const TCP: Schemes = ["tcp", "tls"];
+
 /// How a server is spoken to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Way {
@@ -21,19 +27,26 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// What an address that begins with `http://` or `https://` and the table's keys say, and the rest of the address.
-    /// `None` if it begins with neither.
-    pub fn of<'a>(table: &Table, address: &'a str) -> Result<Option<(Self, &'a str)>, Refused> {
-        if let Some(rest) = address.strip_prefix("https://") {
-            return Ok(Some((Self::Tls(files(table)?.into()), rest)));
-        }
-        let Some(rest) = address.strip_prefix("http://") else {
+    /// What an address that begins with one of the schemes and the table's keys say, and the rest of the address. `None` if
+    /// it begins with neither.
+    pub fn of<'a>(
+        table: &Table,
+        address: &'a str,
+        [plain, tls]: Schemes,
+    ) -> Result<Option<(Self, &'a str)>, Refused> {
+        let Some((scheme, rest)) = address.split_once("://") else {
             return Ok(None);
         };
+        if scheme == tls {
+            return Ok(Some((Self::Tls(files(table)?.into()), rest)));
+        }
+        if scheme != plain {
+            return Ok(None);
+        }
         for key in [CA, CERTIFICATE, KEY] {
             if table.0.contains_key(key) {
                 let message = format!(
-                    "the address is without TLS, of which this speaks: say https://{rest}, or leave this out"
+                    "the address is without TLS, of which this speaks: say {tls}://{rest}, or leave this out"
                 );
                 return Err(Refused::at(key, message));
             }
@@ -41,10 +54,10 @@ impl Way {
         Ok(Some((Self::Plain, rest)))
     }
 
-    pub fn scheme(&self) -> &'static str {
+    pub fn scheme(&self, [plain, tls]: Schemes) -> &'static str {
         match self {
-            Self::Plain => "http",
-            Self::Tls(_) => "https",
+            Self::Plain => plain,
+            Self::Tls(_) => tls,
         }
     }
 

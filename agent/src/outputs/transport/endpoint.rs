@@ -21,7 +21,10 @@ pub(in crate::outputs) struct Endpoint {
 }
 
 /// A connection of either kind.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(in crate::outputs) trait Stream:
+    AsyncRead + AsyncWrite + Send + Unpin
+{
+}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
@@ -46,7 +49,7 @@ impl Endpoint {
     }
 
     /// A connection whose server is the one that is meant. A handshake has as much time as a connection.
-    pub(super) async fn connect(&self, patience: Duration) -> Result<Box<dyn Stream>> {
+    pub(in crate::outputs) async fn connect(&self, patience: Duration) -> Result<Box<dyn Stream>> {
         let stream = tcp::connect(&self.to, patience).await?;
         let Some(tls) = &self.tls else {
             return Ok(Box::new(stream));

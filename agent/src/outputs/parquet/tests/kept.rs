@@ -30,7 +30,7 @@ fn piece(packets: u64) -> Vec<u8> {
 async fn write(file: &mut Rotated, packets: impl IntoIterator<Item = u64>) {
     for packets in packets {
         let piece = piece(packets);
-        while file.write(&piece).await.unwrap() == Written::Anew {}
+        while file.write(piece.clone()).await.unwrap() == Written::Anew {}
     }
 }
 
@@ -122,9 +122,9 @@ async fn a_file_that_is_old_enough_is_complete() {
         },
     );
     // What the first one left is completed, and this one's own file is too old at the next write.
-    assert_eq!(old.write(&piece(3)).await.unwrap(), Written::Anew);
-    assert_eq!(old.write(&piece(3)).await.unwrap(), Written::Yes);
-    assert_eq!(old.write(&piece(4)).await.unwrap(), Written::Anew);
+    assert_eq!(old.write(piece(3)).await.unwrap(), Written::Anew);
+    assert_eq!(old.write(piece(3)).await.unwrap(), Written::Yes);
+    assert_eq!(old.write(piece(4)).await.unwrap(), Written::Anew);
     assert_eq!(all_packets(&folder), [1, 2, 3]);
     assert_eq!(complete(&folder).len(), 2);
 }
@@ -181,7 +181,7 @@ async fn what_a_killed_process_left_is_completed() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(part), &pieces).unwrap();
         let mut file = rotated(&folder, rotation());
-        assert_eq!(file.write(&piece(9)).await.unwrap(), Written::Anew);
+        assert_eq!(file.write(piece(9)).await.unwrap(), Written::Anew);
         fs::read(folder.path().join(whole)).unwrap()
     };
     for left in [
@@ -223,7 +223,7 @@ async fn what_is_no_file_of_rows_stays_as_it_is() {
     let path = folder.path().join(OPEN);
     fs::write(&path, "root:x:0:0").unwrap();
     let mut file = rotated(&folder, rotation());
-    let error = format!("{:#}", file.write(&piece(1)).await.unwrap_err());
+    let error = format!("{:#}", file.write(piece(1)).await.unwrap_err());
     assert!(error.contains("would not have written"), "{error}");
     assert_eq!(fs::read_to_string(&path).unwrap(), "root:x:0:0");
 }
@@ -264,7 +264,7 @@ async fn what_cannot_be_made_whole_has_no_final_name_and_is_made_later() {
     let mut full = Rotated::made(folder.path().to_owned(), one_each(), no_room);
     write(&mut full, [1]).await;
     for _ in 0..2 {
-        let error = format!("{:#}", full.write(&piece(2)).await.unwrap_err());
+        let error = format!("{:#}", full.write(piece(2)).await.unwrap_err());
         assert!(error.contains("no room"), "{error}");
         assert!(names(&folder).iter().all(|name| name.starts_with('.')));
     }

@@ -1,0 +1,209 @@
+//! Messages on their way to the leaders of their partitions, and what these answer.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use futures_util::future::join_all;
+use rskafka::protocol::{
+    error::Error as Answered,
+    messages::{
+        ProduceRequest, ProduceRequestPartitionData, ProduceRequestTopicData, ProduceResponse,
+    },
+    primitives::{Int16, Int32, NullableString, Records, String_},
+    record::RecordBatch,
+};
+
+use super::{
+    Fault, Settings,
+    cluster::{Cluster, not_allowed, within},
+    connection::Connection,
+};
+
+/// All replicas that are in sync.
+const ACKS_ALL: i16 = -1;
+/// How long a leader may wait for its replicas, and how long to wait for a leader: less than for the group, so that what others
+/// have acknowledged is known.
+const REPLICAS_PATIENCE: Duration = Duration::from_secs(7);
+const LEADER_PATIENCE: Duration = Duration::from_secs(8);
+
+/// What became of the messages for a partition.
+pub(super) enum Answer {
+    Stored,
+    /// Together they are longer than the topic takes.
+    TooLong,
+    Failed(Fault),
+}
+
+/// What came of messages to one leader.
+struct Sent {
+    leader: i32,
+    /// If it still works.
+    connection: Option<Connection>,
+    /// By partition.
+    answers: Vec<(usize, Answer)>,
+    throttled: Duration,
+}
+
+impl Cluster {
+    /// Sends messages to the leaders of their partitions, to all at the same time. Returns what became of them, by partition,
+    /// and how long the cluster asks to be left alone.
+    pub async fn produce(
+        &mut self,
+        batches: Vec<(usize, RecordBatch)>,
+    ) -> (Vec<(usize, Answer)>, Duration) {
+        let (mut answers, mut throttled) = (Vec::new(), Duration::ZERO);
+        let mut by_leader = BTreeMap::<i32, Vec<(usize, RecordBatch)>>::new();
+        for (partition, batch) in batches {
+            if let Some(leader) = self.leaders.get(partition).copied().flatten() {
+                by_leader
+                    .entry(leader)
+                    .or_default()
+                    .push((partition, batch));
+            } else {
+                let topic = &self.settings.topic;
+                let why = format!(
+                    "partition {partition} of topic {topic} has no leader: are its brokers running?"
+                );
+                answers.push((partition, Answer::Failed(Fault::passing(why))));
+            }
+        }
+        let taken = by_leader.into_iter().map(|(leader, batches)| {
+            let connection = self.connections.remove(&leader);
+            (leader, connection, batches)
+        });
+        let taken: Vec<_> = taken.collect();
+        let this = &*self;
+        let sent = taken
+            .into_iter()
+            .map(|(leader, connection, batches)| this.send(leader, connection, batches));
+        for sent in join_all(sent).await {
+            if let Some(connection) = sent.connection {
+                self.connections.insert(sent.leader, connection);
+            }
+            throttled = throttled.max(sent.throttled);
+            answers.extend(sent.answers);
+        }
+        (answers, throttled)
+    }
+
+    /// Sends messages to one leader. The connection is one from before, if there is one that works.
+    async fn send(
+        &self,
+        leader: i32,
+        connection: Option<Connection>,
+        batches: Vec<(usize, RecordBatch)>,
+    ) -> Sent {
+        let partitions: Vec<_> = batches.iter().map(|(partition, _)| *partition).collect();
+        let exchanged = within(LEADER_PATIENCE, self.exchange(leader, connection, batches)).await;
+        let (connection, response) = match exchanged {
+            Ok(exchanged) => exchanged,
+            Err(fault) => {
+                let failed = |partition| (partition, Answer::Failed(fault.clone()));
+                return Sent {
+                    leader,
+                    connection: None,
+                    answers: partitions.into_iter().map(failed).collect(),
+                    throttled: Duration::ZERO,
+                };
+            }
+        };
+        let throttled = response.throttle_time_ms.map_or(0, |time| time.0);
+        let told = response
+            .responses
+            .into_iter()
+            .flat_map(|topic| topic.partition_responses);
+        let told: BTreeMap<_, _> = told.map(|told| (told.index.0, told.error)).collect();
+        let answers = partitions.into_iter().map(|partition| {
+            let told = i32::try_from(partition).ok().and_then(|at| told.get(&at));
+            let answer = match told {
+                Some(None) => Answer::Stored,
+                Some(Some(error)) => self.answer(partition, *error),
+                None => Answer::Failed(Fault::passing(format!(
+                    "broker {leader} does not say what became of the messages for partition {partition}"
+                ))),
+            };
+            (partition, answer)
+        });
+        Sent {
+            leader,
+            connection: Some(connection),
+            answers: answers.collect(),
+            throttled: Duration::from_millis(throttled.try_into().unwrap_or_default()),
+        }
+    }
+
+    async fn exchange(
+        &self,
+        leader: i32,
+        connection: Option<Connection>,
+        batches: Vec<(usize, RecordBatch)>,
+    ) -> Result<(Connection, ProduceResponse), Fault> {
+        let connection = match connection {
+            Some(connection) => connection,
+            None => self.connect(leader).await?,
+        };
+        let partition_data = batches.into_iter().map(|(partition, batch)| {
+            let index = Int32(i32::try_from(partition).unwrap_or(i32::MAX));
+            ProduceRequestPartitionData {
+                index,
+                records: Records(vec![batch]),
+            }
+        });
+        let request = ProduceRequest {
+            transactional_id: NullableString(None),
+            acks: Int16(ACKS_ALL),
+            timeout_ms: Int32(REPLICAS_PATIENCE.as_millis() as i32),
+            topic_data: vec![ProduceRequestTopicData {
+                name: String_(self.settings.topic.clone()),
+                partition_data: partition_data.collect(),
+            }],
+        };
+        let response = connection.request(&request).await?;
+        Ok((connection, response))
+    }
+
+    async fn connect(&self, broker: i32) -> Result<Connection, Fault> {
+        let address = self.brokers.get(&broker).ok_or_else(|| {
+            let why =
+                format!("nobody knows the address of broker {broker}, which leads partitions");
+            Fault::passing(why)
+        })?;
+        let opened = Connection::open(&self.endpoint(address), self.settings.login.as_ref()).await;
+        opened.map_err(|fault| Fault {
+            why: format!("{fault} (broker {broker} gives this address: advertised.listeners)")
+                .into(),
+            ..fault
+        })
+    }
+
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "brokers have a hundred answers, most of them to other requests"
+    )]
+    fn answer(&self, partition: usize, error: Answered) -> Answer {
+        let Settings {
+            topic, compression, ..
+        } = &*self.settings;
+        Answer::Failed(match error {
+            Answered::MessageTooLarge | Answered::RecordListTooLarge => return Answer::TooLong,
+            Answered::TopicAuthorizationFailed | Answered::ClusterAuthorizationFailed => {
+                not_allowed(topic)
+            }
+            Answered::UnsupportedCompressionType => Fault::lasting(format!(
+                "the brokers take no messages with compression {compression:?}: choose gzip or none"
+            )),
+            Answered::NotEnoughReplicas | Answered::NotEnoughReplicasAfterAppend => {
+                Fault::passing(format!(
+                    "too few replicas of partition {partition} of topic {topic} are in sync (min.insync.replicas): are its \
+                     brokers running?"
+                ))
+            }
+            Answered::RequestTimedOut => Fault::passing(format!(
+                "the replicas of partition {partition} of topic {topic} have not acknowledged within {} s",
+                REPLICAS_PATIENCE.as_secs()
+            )),
+            error => Fault::passing(format!(
+                "the broker does not take messages for partition {partition} of topic {topic}: {error}"
+            )),
+        })
+    }
+}
