@@ -1,5 +1,5 @@
 //! Installs programs that are not ours, with which the tests read what an agent offers: clients of gRPC,
-//! Prometheus, collectors of IPFIX, and buf for the protocol itself; and those that a bench holds the agent against. What
+//! Prometheus, collectors of IPFIX, a broker of Kafka, and buf for the protocol itself; and those that a bench holds the agent against. What
 //! Debian does not have, or would start by itself, goes into the user's cache. If a client cannot be had, a message says so and its test skips itself.
 
 use std::{
@@ -15,6 +15,8 @@ use crate::{
     ebpf_toolchain,
     workspace::{has_command, root, run},
 };
+
+mod broker;
 
 const GRPCURL: &str = "github.com/fullstorydev/grpcurl/cmd/grpcurl";
 const GRPCURL_VERSION: &str = "v1.9.3";
@@ -42,7 +44,7 @@ const CPP_PACKAGES: &[&str] = &[
 const MARK: &str = "installed";
 
 pub fn set_up(apt: Option<&Apt>) {
-    let clients: [(&str, Install); 10] = [
+    let clients: [(&str, Install); 12] = [
         ("gRPC for C++", cpp),
         ("gRPC and DuckDB for Python", python),
         ("grpcurl", grpcurl),
@@ -53,6 +55,8 @@ pub fn set_up(apt: Option<&Apt>) {
         ("goflow2", goflow2),
         ("buf", buf),
         ("the consumer in Go", go_consumer),
+        ("a broker of Kafka", broker::install),
+        ("Kafka for Python", broker::install_client),
     ];
     install(&clients, apt);
 }
@@ -103,11 +107,15 @@ fn cpp(apt: Option<&Apt>) -> Result<()> {
 }
 
 fn python(apt: Option<&Apt>) -> Result<()> {
-    let requirements = root().join("deploy/consumers/python/requirements.txt");
-    let wanted = fs::read_to_string(&requirements)
-        .with_context(|| format!("read {}", requirements.display()))?;
+    let wanted = example_requirements()?;
     let wanted = wanted.split_whitespace().chain([DUCKDB]);
     python_packages(apt, "python", &wanted.collect::<Vec<_>>())
+}
+
+/// What the examples of consumers in Python need.
+fn example_requirements() -> Result<String> {
+    let requirements = root().join("deploy/consumers/python/requirements.txt");
+    fs::read_to_string(&requirements).with_context(|| format!("read {}", requirements.display()))
 }
 
 /// It takes some hundred megabytes.

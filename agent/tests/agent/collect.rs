@@ -20,6 +20,7 @@ use crate::{
 
 mod calls;
 mod consumers;
+mod kafka;
 mod secured;
 
 /// A running `flow-agent collect`, on the loopback interface of a host.

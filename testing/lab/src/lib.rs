@@ -10,10 +10,11 @@
 //! second), a [`Tun`] (bare IP), or from real sockets ([`traffic`]). An [`Agent`] is a running
 //! `flow-agent`. A [`Process`] is a program that does not outlive its test, and an
 //! [`AtEnd`] ends threads with it. A [`ControlGroup`] holds programs to a limit. A [`RtnlHold`] keeps the kernel from answering about interfaces, and
-//! [`tcx_programs`] asks it what is attached. TLS takes [`certificates`].
+//! [`tcx_programs`] asks it what is attached. TLS takes [`certificates`]. A [`Broker`] is Kafka's own.
 
 mod agent;
 mod at_end;
+mod broker;
 pub mod certificates;
 mod checksum;
 pub mod control_group;
@@ -35,6 +36,7 @@ mod tun;
 
 pub use agent::Agent;
 pub use at_end::AtEnd;
+pub use broker::{Broker, BrokerOptions};
 pub use control_group::ControlGroup;
 pub use counters::Counters;
 pub use extension::Extension;

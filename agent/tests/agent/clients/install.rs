@@ -43,6 +43,11 @@ pub fn python_with_or_skip(
         skip(test, &format!("no Python with grpcio; {SET_UP}"));
         return None;
     };
+    let descriptors = descriptors_or_skip(test, proto, from, directory)?;
+    Some((python, descriptors))
+}
+
+fn descriptors_or_skip(test: &str, proto: &str, from: &Path, directory: &Path) -> Option<PathBuf> {
     if !succeeds(Command::new("protoc").arg("--version")) {
         skip(test, &format!("no protoc; {SET_UP}"));
         return None;
@@ -50,7 +55,7 @@ pub fn python_with_or_skip(
     let descriptors = directory.join("descriptors");
     let out = option("--descriptor_set_out=", &descriptors);
     protoc(proto, from, &[&out, "--include_imports".as_ref()]);
-    Some((python, descriptors))
+    Some(descriptors)
 }
 
 /// A Python with grpcio and its generator.
@@ -73,6 +78,25 @@ pub fn duckdb_or_skip(test: &str) -> Option<PathBuf> {
         skip(test, &format!("no Python with duckdb; {SET_UP}"));
     }
     python
+}
+
+/// The folder with a broker of Kafka, and a Python with a client of it and the descriptors of flow.proto's messages.
+pub fn kafka_or_skip(test: &str, directory: &Path) -> Option<(PathBuf, PathBuf, PathBuf)> {
+    let python = installed("clients/kafka-client/bin/python");
+    let imports = ["-c", "import confluent_kafka, grpc_tools.protoc"];
+    let python = python.filter(|python| succeeds(Command::new(python).args(imports)));
+    let Some(python) = python else {
+        skip(test, &format!("no Python with confluent-kafka; {SET_UP}"));
+        return None;
+    };
+    let descriptors = descriptors_or_skip(test, PROTO, Path::new(PROTO_FOLDER), directory)?;
+    let jars = installed("clients/kafka/jars");
+    let jars = jars.filter(|_| succeeds(Command::new("java").arg("--version")));
+    let Some(jars) = jars else {
+        skip(test, &format!("no broker of Kafka; {SET_UP}"));
+        return None;
+    };
+    Some((jars, python, descriptors))
 }
 
 /// A Python with pandas.

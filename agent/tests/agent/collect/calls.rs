@@ -23,7 +23,7 @@ use super::*;
 
 const STREAM: u64 = 0x1234_5678_9abc_def0;
 
-fn runtime() -> Runtime {
+pub(super) fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
@@ -40,12 +40,12 @@ fn lines(folder: &TempDir) -> Vec<Value> {
     outputs::jsonl::lines(&folder.path().join("flows"))
 }
 
-async fn connect(socket: &str) -> FlowCollectorClient<Channel> {
+pub(super) async fn connect(socket: &str) -> FlowCollectorClient<Channel> {
     let endpoint = Endpoint::from_shared(socket.to_owned()).unwrap();
     FlowCollectorClient::new(endpoint.connect().await.unwrap())
 }
 
-fn batch(seq: u64, records: usize) -> FlowBatch {
+pub(super) fn batch(seq: u64, records: usize) -> FlowBatch {
     let record = FlowRecord {
         protocol: 17,
         src_addr: vec![10, 0, 0, 1].into(),
@@ -68,7 +68,7 @@ fn batch(seq: u64, records: usize) -> FlowBatch {
 }
 
 /// The acknowledgements of a call with these batches, and how it ends.
-async fn call(
+pub(super) async fn call(
     client: &mut FlowCollectorClient<Channel>,
     batches: Vec<FlowBatch>,
 ) -> (Vec<u64>, Result<(), Status>) {

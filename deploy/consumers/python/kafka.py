@@ -1,0 +1,57 @@
+"""Adds up what flows report, of batches that `flow-agent collect` stores in Kafka, each batch once.
+
+    python -m venv venv && venv/bin/pip install -r requirements.txt confluent-kafka
+    venv/bin/python -m grpc_tools.protoc -I ../proto --python_out=. flow/v1/flow.proto
+    venv/bin/python kafka.py BROKER:9092 TOPIC
+"""
+
+import json
+import sys
+from collections import OrderedDict
+
+from confluent_kafka import Consumer
+from flow.v1 import flow_pb2
+
+# A batch comes again soon after the first time, or not at all. This many are remembered.
+MOST_REMEMBERED = 1_000_000
+
+broker, topic = sys.argv[1:3]
+sums = {"batches": 0, "repeated": 0, "records": 0, "packets": 0, "bytes": 0}
+seen = OrderedDict()
+
+
+def add(message):
+    headers = dict(message.headers())
+    # The name of the batch, for ever.
+    name = headers["stream_id"], headers["stream_seq"]
+    if name in seen:
+        sums["repeated"] += 1
+        return
+    seen[name] = None
+    if len(seen) > MOST_REMEMBERED:
+        seen.popitem(last=False)
+    batch = flow_pb2.FlowBatch.FromString(message.value())
+    sums["batches"] += 1
+    for record in batch.records:
+        sums["records"] += 1
+        sums["packets"] += record.delta_packets + record.delta_reverse_packets
+        sums["bytes"] += record.delta_bytes + record.delta_reverse_bytes
+
+
+settings = {
+    "bootstrap.servers": broker,
+    "group.id": "example",
+    "auto.offset.reset": "earliest",
+    # Sums begin anew with each start, and so does this.
+    "enable.auto.commit": False,
+}
+consumer = Consumer(settings)
+consumer.subscribe([topic])
+while True:
+    messages = consumer.consume(500, timeout=1)
+    for message in messages:
+        if message.error():
+            sys.exit(f"{message.error()}")
+        add(message)
+    if messages:
+        print(json.dumps(sums), flush=True)
