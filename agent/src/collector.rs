@@ -7,7 +7,11 @@
 //! Nothing is kept but what is under way: an agent keeps each batch until it is acknowledged, and sends it again to any
 //! collector. So there may be any number of collectors, and a batch may be stored twice, under the same stream and number.
 
-use std::{hash::RandomState, sync::Arc, time::Duration};
+use std::{
+    hash::RandomState,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail};
 use futures_util::future::join_all;
@@ -122,6 +126,7 @@ impl Collector {
         let followed = stores.iter().map(|store| followed(store.tls()));
         let followed = join_all(followed.collect::<Vec<_>>());
         let writer = Writer::new(stores, intake.streams.clone(), hub.clone(), entries);
+        let leaves_out_ended = writer.leaves_out_ended();
         let mut writer = tokio::spawn(writer.run());
         let (end_server, server_end) = tokio::sync::oneshot::channel::<()>();
         let server = CollectorServer {
@@ -153,6 +158,7 @@ impl Collector {
             tracing::warn!(
                 "calls of agents did not end in time: what is not acknowledged comes again"
             );
+            leaves_out_ended.store(true, Relaxed);
         }
         // The receiver is gone if the server has ended.
         let _ = end_server.send(());

@@ -17,14 +17,17 @@ impl LogFilter {
         let filter: Targets = self.0.parse().expect("it was parsed before");
         // Only --bpf-log-level decides what the kernel programs log.
         let filter = filter.with_target("flow_agent_ebpf", LevelFilter::TRACE);
-        let names_h2 = filter
-            .iter()
-            .any(|(target, _)| target.split(':').next() == Some("h2"));
-        if names_h2 {
-            return filter;
-        }
-        // h2 logs each strange frame, of which a peer may send millions. The server's own lines are limited.
-        filter.with_target("h2", LevelFilter::OFF)
+        // They log each strange frame or answer, of which a peer may send millions. Our own lines are limited.
+        ["h2", "rskafka"].into_iter().fold(filter, |filter, name| {
+            let is_named = filter
+                .iter()
+                .any(|(target, _)| target.split(':').next() == Some(name));
+            if is_named {
+                filter
+            } else {
+                filter.with_target(name, LevelFilter::OFF)
+            }
+        })
     }
 }
 
@@ -109,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn h2_logs_where_it_is_named_alone() {
+    fn libraries_that_a_peer_can_make_log_do_so_where_they_are_named_alone() {
         let enables = |text: &str| {
             let filter: LogFilter = text.parse().unwrap();
             let log = tracing_subscriber::registry().with(filter.for_the_log());

@@ -204,6 +204,11 @@ impl Store {
         if let Place::File(file) = &mut self.place {
             drop(file.complete_if_due().await);
         }
+        if self.status.status().failing
+            && let Some(times) = self.fails.rest()
+        {
+            self.warn(times);
+        }
     }
 
     /// Returns when each of the parts is where it is kept, or will not be. Says once that this fails, and once that it works
@@ -249,18 +254,27 @@ impl Store {
 
     fn fails(&mut self, why: &str) {
         let mut status = self.status.status();
+        let is_told = status.failing && status.last_error == why;
         why.clone_into(&mut status.last_error);
-        if std::mem::replace(&mut status.failing, true) {
-            return;
+        if !std::mem::replace(&mut status.failing, true) {
+            status.failures += 1;
         }
-        status.failures += 1;
-        if let Some(times) = self.fails.event() {
-            tracing::warn!(
-                address = status.address,
-                times,
-                "flows cannot be stored: {why}; agents keep them, and are told to call another collector"
-            );
+        drop(status);
+        // Another reason is told, too.
+        if !is_told && let Some(times) = self.fails.event() {
+            self.warn(times);
         }
+    }
+
+    /// What the limit held back is told by [`look`](Self::look).
+    fn warn(&self, times: u64) {
+        let status = self.status.get();
+        tracing::warn!(
+            address = status.address,
+            times,
+            "flows cannot be stored: {}; agents keep them, and are told to call another collector",
+            status.last_error
+        );
     }
 
     pub(super) async fn close(mut self) {

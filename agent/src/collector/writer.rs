@@ -59,6 +59,9 @@ pub(super) struct Writer {
     hub: Hub,
     entries: mpsc::Receiver<Entry>,
     published: u64,
+    /// At the end, nobody is told any more what became of the batches of calls that have ended. Those come again, and to store
+    /// them would only take time.
+    leaves_out_ended: Arc<AtomicBool>,
 }
 
 impl Writer {
@@ -74,7 +77,13 @@ impl Writer {
             hub,
             entries,
             published: 0,
+            leaves_out_ended: Arc::default(),
         }
+    }
+
+    /// Leaves out the batches of calls that have ended, once it is set.
+    pub(super) fn leaves_out_ended(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.leaves_out_ended)
     }
 
     /// Ends when everything is stored and nothing more will come.
@@ -109,7 +118,9 @@ impl Writer {
         let mut first = HashMap::new();
         let mut waiting = Vec::new();
         for entry in entries {
-            if entry.call.is_broken.load(Relaxed) {
+            let leaves_out = self.leaves_out_ended.load(Relaxed);
+            let is_left_out = leaves_out && entry.call.outcomes.is_closed();
+            if entry.call.is_broken.load(Relaxed) || is_left_out {
                 continue;
             }
             let Facts {
@@ -391,6 +402,22 @@ mod tests {
             assert_eq!(lines.lines().count(), 2);
             assert_eq!((status.stored.unwrap().records, status.failing), (2, false));
         }
+    }
+
+    #[tokio::test]
+    async fn at_the_end_what_nobody_waits_for_is_left_to_come_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut writer, streams) = writer([folder.path()]);
+        let ((gone, outcomes), (here, mut told_here)) = (call(), call());
+        drop(outcomes);
+        // An agent that was killed sends nothing again.
+        writer.store(vec![entry(&gone, 1).await]).await;
+        assert_eq!(stored_seq(&streams), 1);
+        writer.leaves_out_ended().store(true, Relaxed);
+        writer.store(vec![entry(&gone, 2).await]).await;
+        assert_eq!(stored_seq(&streams), 1);
+        writer.store(vec![entry(&here, 2).await]).await;
+        assert_eq!((told(&mut told_here), stored_seq(&streams)), (vec![2], 2));
     }
 
     #[tokio::test]
