@@ -11,7 +11,7 @@ use crate::similar;
 pub const PREFIX: &str = "FLOW_AGENT_";
 
 /// What begins the same and is no setting of `run`.
-pub const OF_OTHERS: [&str; 26] = [
+pub const OF_OTHERS: [&str; 33] = [
     // Other commands.
     "COLLECT_INSECURE_LISTEN",
     "COLLECT_LISTEN",
@@ -26,6 +26,13 @@ pub const OF_OTHERS: [&str; 26] = [
     "FLOWS_LIMIT",
     "FLOWS_OUTPUT",
     "FLOWS_SORT",
+    "QUERY_BY",
+    "QUERY_FILTER",
+    "QUERY_OUTPUT",
+    "QUERY_SINCE",
+    "QUERY_SORT",
+    "QUERY_TOP",
+    "QUERY_UNTIL",
     "TLS_CA",
     "TLS_CLIENT_CERTIFICATE",
     "TLS_CLIENT_KEY",
