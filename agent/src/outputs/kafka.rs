@@ -19,6 +19,7 @@ use crate::tls::output::InForce;
 
 mod cluster;
 mod connection;
+mod cut;
 mod group;
 mod partitioner;
 mod produce;

@@ -1,7 +1,13 @@
 //! A connection to a broker, on which whoever has to has logged in. What fails is told in words that help.
 
-use std::{io::Cursor, time::Duration};
+use std::{
+    fs::OpenOptions,
+    io::{Cursor, Read as _},
+    os::unix::fs::OpenOptionsExt as _,
+    time::Duration,
+};
 
+use anyhow::{Result, ensure};
 use rskafka::{
     SaslError,
     client::{Credentials, SaslConfig},
@@ -11,9 +17,12 @@ use rskafka::{
         messages::{ReadVersionedType, RequestBody, WriteVersionedType},
     },
 };
-use tokio::{io::BufStream, time::timeout};
+use tokio::{io::BufStream, runtime::Handle, sync::Semaphore, task::spawn_blocking, time::timeout};
 
-use super::{Fault, Login, Mechanism};
+use super::{
+    Fault, Login, Mechanism,
+    cut::{Cut, Cuttable},
+};
 use crate::outputs::transport::{Endpoint, Stream};
 
 /// For a connection, and for its login.
@@ -23,9 +32,16 @@ const MOST_ANSWER_BYTES: usize = 16 << 20;
 /// Brokers' logs, metrics and quotas know us by it.
 const CLIENT_ID: &str = "flow-agent";
 
+/// Of a file with a password.
+const MOST_PASSWORD_BYTES: u64 = 4096;
+/// Logins at the same time. A broker says how many rounds a password is hashed in (SCRAM), which may take a CPU for hours.
+static LOGINS: Semaphore = Semaphore::const_new(4);
+
+/// Dropping it ends all that is on its way on it.
 pub(super) struct Connection {
-    messenger: Messenger<BufStream<Box<dyn Stream>>>,
+    messenger: Messenger<BufStream<Cuttable<Box<dyn Stream>>>>,
     address: String,
+    cut: Cut,
 }
 
 impl Connection {
@@ -34,34 +50,65 @@ impl Connection {
         let stream = endpoint.connect(PATIENCE).await.map_err(|error| {
             Fault::passing(format!("the broker {address} cannot be reached: {error:#}"))
         })?;
-        let stream = BufStream::new(stream);
-        let mut connection = Self {
-            messenger: Messenger::new(stream, MOST_ANSWER_BYTES, CLIENT_ID.into()),
-            address,
-        };
-        let greeted = timeout(PATIENCE, connection.greet(login)).await;
+        let mut connection = Self::over(stream, address.clone());
+        let seconds = PATIENCE.as_secs();
+        let greeted = timeout(PATIENCE, connection.greet()).await;
         greeted.map_err(|_| {
-            let seconds = PATIENCE.as_secs();
-            let address = &connection.address;
             Fault::passing(format!("the broker {address} says nothing for {seconds} s"))
         })??;
-        Ok(connection)
+        let Some(login) = login else {
+            return Ok(connection);
+        };
+        let logged_in = timeout(PATIENCE, connection.log_in(login.clone())).await;
+        logged_in.unwrap_or_else(|_| {
+            Err(Fault::passing(format!(
+                "the login at the broker {address} takes longer than {seconds} s"
+            )))
+        })
     }
 
-    async fn greet(&mut self, login: Option<&Login>) -> Result<(), Fault> {
+    fn over(stream: Box<dyn Stream>, address: String) -> Self {
+        let (stream, cut) = Cuttable::new(stream);
+        let stream = BufStream::new(stream);
+        Self {
+            messenger: Messenger::new(stream, MOST_ANSWER_BYTES, CLIENT_ID.into()),
+            address,
+            cut,
+        }
+    }
+
+    async fn greet(&mut self) -> Result<(), Fault> {
         let address = &self.address;
         let versions = self.messenger.sync_versions().await;
         versions.map_err(|error| {
             Fault::passing(format!(
                 "{address} does not answer as a broker of Kafka: {error}; if its listener speaks TLS, say tls://"
             ))
-        })?;
-        let Some(login) = login else {
-            return Ok(());
-        };
-        let config = login.config()?;
-        let logged_in = self.messenger.do_sasl(config).await;
-        logged_in.map_err(|error| self.refused(login, &error))
+        })
+    }
+
+    /// On a thread of its own: no timeout ends a hash that is being made, and a file may be slow. Whatever else it waits for
+    /// ends when the caller no longer waits.
+    async fn log_in(self, login: Login) -> Result<Self, Fault> {
+        let permit = LOGINS.acquire().await;
+        let (address, runtime) = (self.address.clone(), Handle::current());
+        let done = spawn_blocking(move || {
+            let _permit = permit;
+            runtime.block_on(async move {
+                let config = login.config()?;
+                let logged_in = timeout(PATIENCE, self.messenger.do_sasl(config)).await;
+                let logged_in = logged_in.map_err(|_| {
+                    let address = &self.address;
+                    Fault::passing(format!("the broker {address} does not answer a login"))
+                })?;
+                logged_in.map_err(|error| self.refused(&login, &error))?;
+                Ok(self)
+            })
+        });
+        done.await.unwrap_or_else(|error| {
+            let why = format!("the login at the broker {address} broke: {error}");
+            Err(Fault::passing(why))
+        })
     }
 
     #[expect(
@@ -110,12 +157,18 @@ impl Connection {
     }
 }
 
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // The messenger would go on writing what nobody waits for any more, and it is sent again elsewhere.
+        self.cut.now();
+    }
+}
+
 impl Login {
     /// Reads the password.
     fn config(&self) -> Result<SaslConfig, Fault> {
         let file = self.password_file.display();
-        let text = std::fs::read_to_string(&self.password_file);
-        let text = text.map_err(|error| {
+        let text = self.read().map_err(|error| {
             Fault::lasting(format!(
                 "read the password in {file} (password_file): {error}"
             ))
@@ -132,6 +185,22 @@ impl Login {
             Mechanism::ScramSha512 => SaslConfig::ScramSha512(credentials),
         })
     }
+
+    fn read(&self) -> Result<String> {
+        // A pipe would keep whoever opens it.
+        let mut open = OpenOptions::new();
+        open.read(true).custom_flags(libc::O_NONBLOCK);
+        let file = open.open(&self.password_file)?;
+        ensure!(file.metadata()?.is_file(), "it is not a regular file");
+        let mut text = String::new();
+        file.take(MOST_PASSWORD_BYTES + 1)
+            .read_to_string(&mut text)?;
+        ensure!(
+            text.len() as u64 <= MOST_PASSWORD_BYTES,
+            "it has more than {MOST_PASSWORD_BYTES} bytes"
+        );
+        Ok(text)
+    }
 }
 
 impl Mechanism {
@@ -142,5 +211,85 @@ impl Mechanism {
             Self::ScramSha256 => "scram-sha-256",
             Self::ScramSha512 => "scram-sha-512",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::HashMap, fs, path::Path};
+
+    use rskafka::protocol::{
+        api_version::ApiVersionRange,
+        messages::{SaslAuthenticateRequest, SaslHandshakeRequest},
+    };
+    use tokio::{
+        io::AsyncReadExt as _,
+        net::{TcpListener, TcpStream},
+    };
+
+    use super::*;
+
+    /// A connection of which the peer has read nothing, and the peer's end.
+    async fn connected() -> (Connection, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stream = TcpStream::connect(address).await.unwrap();
+        let (peer, _) = listener.accept().await.unwrap();
+        let mut connection = Connection::over(Box::new(stream), address.to_string());
+        let ranges = [
+            range::<SaslAuthenticateRequest>(),
+            range::<SaslHandshakeRequest>(),
+        ];
+        connection
+            .messenger
+            .override_version_ranges(HashMap::from(ranges));
+        (connection, peer)
+    }
+
+    fn range<R: RequestBody>() -> (rskafka::protocol::api_key::ApiKey, ApiVersionRange) {
+        (R::API_KEY, R::API_VERSION_RANGE)
+    }
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_any_more_is_not_sent_to_its_end() {
+        const BYTES: usize = 32 << 20;
+        let (connection, mut peer) = connected().await;
+        let message = SaslAuthenticateRequest::new(vec![7; BYTES]);
+        let answered = timeout(Duration::from_millis(200), connection.request(message)).await;
+        assert!(answered.is_err());
+        drop(connection);
+        let (mut read, mut buffer) = (0, vec![0; 1 << 16]);
+        // The end, and not only a pause.
+        let ended = timeout(Duration::from_secs(30), async {
+            loop {
+                match peer.read(&mut buffer).await {
+                    Ok(0) | Err(_) => return,
+                    Ok(count) => read += count,
+                }
+            }
+        });
+        ended.await.unwrap();
+        assert!(read > 0 && read < BYTES, "{read}");
+    }
+
+    fn login(password_file: &Path) -> Login {
+        Login {
+            mechanism: Mechanism::Plain,
+            user: "me".into(),
+            password_file: password_file.to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_password_is_in_a_short_regular_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("password");
+        fs::write(&path, "secret\nmore\n").unwrap();
+        assert!(login(&path).config().is_ok());
+        fs::write(&path, "x".repeat(4097)).unwrap();
+        let told = |path: &Path| login(path).config().unwrap_err().to_string();
+        assert!(told(&path).contains("more than 4096 bytes"));
+        assert!(told(folder.path()).contains("not a regular file"));
+        assert!(told(Path::new("/dev/zero")).contains("not a regular file"));
     }
 }
