@@ -20,13 +20,15 @@ use crate::tls::output::InForce;
 mod cluster;
 mod connection;
 mod cut;
+mod failures;
 mod group;
 mod partitioner;
 mod produce;
 
 use cluster::Cluster;
+use failures::Failures;
 use group::Group;
-use produce::Answer;
+use produce::{Answer, RESERVE};
 
 /// How long it may take to store a group. An agent waits 30 seconds for an acknowledgement, perhaps behind another group.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -35,8 +37,6 @@ const FIRST_PATIENCE: Duration = Duration::from_secs(5);
 /// Before the next try, at first and in the end.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
-/// For so long after a failure what comes is told the same at once: it has waited for those before it.
-const FAILS_AT_ONCE: Duration = Duration::from_secs(1);
 /// How old what is known of the cluster may be, as for Kafka's own producer (metadata.max.age.ms).
 const KNOWN_FOR: Duration = Duration::from_mins(5);
 
@@ -108,7 +108,15 @@ pub struct Kafka {
     cluster: Option<Cluster>,
     /// The cluster's quota lets nothing through before.
     rests_until: Option<Instant>,
-    failed: Option<(Instant, Arc<str>)>,
+    failures: Failures,
+}
+
+/// Why some of a group still wait.
+enum Unstored {
+    /// The cluster takes nothing.
+    All(Fault),
+    /// By partition, and how many of them there are.
+    In(usize, BTreeMap<usize, Fault>),
 }
 
 impl Kafka {
@@ -118,7 +126,7 @@ impl Kafka {
             tls,
             cluster: None,
             rests_until: None,
-            failed: None,
+            failures: Failures::default(),
         }
     }
 
@@ -138,56 +146,94 @@ impl Kafka {
             );
         }
         match self.bring(&mut Group::of(&[]), FIRST_PATIENCE).await {
-            Some(fault) if fault.is_lasting => bail!("{fault}"),
-            fault => Ok(fault.map(|fault| fault.why)),
+            Some(Unstored::All(fault)) if fault.is_lasting => bail!("{fault}"),
+            Some(Unstored::All(fault)) => Ok(Some(fault.why)),
+            // Nothing was to be stored.
+            Some(Unstored::In(..)) | None => Ok(None),
         }
     }
 
     /// Returns when each of the records is stored or will not be. What fails may be stored nevertheless.
     pub async fn keep(&mut self, records: &[Record<'_>]) -> Vec<Result<(), Arc<str>>> {
-        if let Some((at, why)) = &self.failed
-            && at.elapsed() < FAILS_AT_ONCE
-        {
+        let now = Instant::now();
+        if let Some(why) = self.failures.of_all(now) {
             return vec![Err(Arc::clone(why)); records.len()];
         }
         let mut group = Group::of(records);
-        self.failed = None;
-        if let Some(fault) = self.bring(&mut group, PATIENCE).await {
-            self.failed = Some((Instant::now(), Arc::clone(&fault.why)));
-            group.gives_up(&fault.why);
+        let (partitions, whys) = self.failures.of_partitions(now);
+        group.gives_up_in(partitions, &whys);
+        if !group.waits() {
+            return group.fates();
+        }
+        match self.bring(&mut group, PATIENCE).await {
+            None => {}
+            Some(Unstored::All(fault)) => {
+                self.failures.all_failed(Instant::now(), &fault.why);
+                group.gives_up(&fault.why);
+            }
+            Some(Unstored::In(partitions, faults)) => {
+                let now = Instant::now();
+                let whys = faults.into_iter().map(|(at, fault)| (at, fault.why));
+                let whys: BTreeMap<_, _> = whys.collect();
+                for (&at, why) in &whys {
+                    self.failures.failed(at, partitions, now, why);
+                }
+                group.gives_up_in(partitions, &whys);
+                group.gives_up(&not_in_time(PATIENCE));
+            }
         }
         group.fates()
     }
 
-    /// Stores what waits of the group. Returns why some of it still does when the time is over.
-    async fn bring(&mut self, group: &mut Group<'_>, patience: Duration) -> Option<Fault> {
-        let deadline = Instant::now() + patience;
+    /// Stores what waits of the group. Returns why some of it still does when the time is over, or before, when it waits for
+    /// nothing but partitions that failed for the group before, too.
+    async fn bring(&mut self, group: &mut Group<'_>, patience: Duration) -> Option<Unstored> {
+        let start = Instant::now();
+        let deadline = start + patience;
         let mut pause = FIRST_PAUSE;
         let mut last = None;
         loop {
-            let tried = timeout_at(deadline, self.attempt(group, deadline)).await;
-            let fault = match tried {
-                Ok(Ok(())) => return None,
-                Ok(Err(fault)) => fault,
+            let mut faults = BTreeMap::new();
+            let attempt = self.attempt(group, deadline, &mut faults);
+            let tried = timeout_at(deadline, attempt).await;
+            let (asked, partitions) = self.cluster.as_ref().map_or((deadline, 0), |cluster| {
+                (cluster.asked, cluster.partitions())
+            });
+            let unstored = match tried {
+                Ok(Ok(())) if faults.is_empty() => return None,
+                Ok(Err(fault)) => Unstored::All(fault),
+                Ok(Ok(())) => Unstored::In(partitions, faults),
+                Err(_) if !faults.is_empty() => Unstored::In(partitions, faults),
                 // What was told before says more.
-                Err(_) => last.unwrap_or_else(|| {
-                    Fault::passing(format!(
-                        "the brokers have not answered within {} s",
-                        patience.as_secs()
-                    ))
-                }),
+                Err(_) => {
+                    last.unwrap_or_else(|| Unstored::All(Fault::passing(not_in_time(patience))))
+                }
             };
             self.cluster = None;
-            if fault.is_lasting || Instant::now() + pause >= deadline {
-                return Some(fault);
+            let is_over = match &unstored {
+                Unstored::All(fault) => fault.is_lasting,
+                // What was known of the cluster before may be what is wrong.
+                Unstored::In(_, faults) => faults.iter().all(|(&partition, fault)| {
+                    let is_known = self.failures.is_known(partition, start);
+                    fault.is_lasting || is_known && asked >= start
+                }),
+            };
+            if is_over || Instant::now() + pause + RESERVE >= deadline {
+                return Some(unstored);
             }
-            last = Some(fault);
+            last = Some(unstored);
             sleep(pause).await;
             pause = (2 * pause).min(LAST_PAUSE);
         }
     }
 
-    async fn attempt(&mut self, group: &mut Group<'_>, deadline: Instant) -> Result<(), Fault> {
+    /// Stores what waits of the group, except for partitions with faults.
+    async fn attempt(
+        &mut self,
+        group: &mut Group<'_>,
+        deadline: Instant,
+        faults: &mut BTreeMap<usize, Fault>,
+    ) -> Result<(), Fault> {
         self.rest(deadline).await?;
         let is_known = |cluster: &&mut Cluster| cluster.asked.elapsed() < KNOWN_FOR;
         let cluster = if let Some(cluster) = self.cluster.as_mut().filter(is_known) {
@@ -199,26 +245,29 @@ impl Kafka {
         let Settings {
             topic, compression, ..
         } = &*self.settings;
-        let mut failed = BTreeMap::new();
         loop {
             let mut places = group.next(cluster.partitions());
             // The others go on.
-            places.retain(|partition, _| !failed.contains_key(partition));
+            places.retain(|partition, _| !faults.contains_key(partition));
             if places.is_empty() {
-                return failed.into_values().next().map_or(Ok(()), Err);
+                return Ok(());
             }
             let batches = places
                 .iter()
                 .map(|(&partition, places)| (partition, group.messages(places, *compression)));
-            let (answers, throttled) = cluster.produce(batches.collect()).await;
-            for (partition, answer) in answers {
+            let batches = batches.collect();
+            let told = |partition, answer| {
                 let places = places.get(&partition).map_or(&[][..], Vec::as_slice);
                 match answer {
-                    Answer::Stored => group.stored(places),
+                    Answer::Stored => {
+                        group.stored(places);
+                        self.failures.works(partition);
+                    }
                     Answer::TooLong => group.too_long(places, topic),
-                    Answer::Failed(fault) => drop(failed.insert(partition, fault)),
+                    Answer::Failed(fault) => drop(faults.insert(partition, fault)),
                 }
-            }
+            };
+            let throttled = cluster.produce(batches, deadline, told).await;
             if !throttled.is_zero() {
                 self.rests_until = Some(Instant::now() + throttled);
                 if group.waits() {
@@ -242,6 +291,11 @@ impl Kafka {
         self.rests_until = None;
         Ok(())
     }
+}
+
+fn not_in_time(patience: Duration) -> Arc<str> {
+    let seconds = patience.as_secs();
+    format!("the brokers have not answered within {seconds} s").into()
 }
 
 fn over_quota(rests: Duration) -> String {

@@ -28,10 +28,14 @@ const MADE_PAUSE: Duration = Duration::from_millis(100);
 /// The cluster's own number of partitions, or replicas.
 const BY_DEFAULT: i16 = -1;
 
+/// Of a name in the DNS.
+const MOST_HOST_BYTES: usize = 253;
+
 pub(super) struct Cluster {
     pub(super) settings: Arc<Settings>,
     tls: Option<InForce>,
-    pub(super) brokers: BTreeMap<i32, HostPort>,
+    /// Where they are, as the cluster says.
+    pub(super) brokers: BTreeMap<i32, Result<HostPort, Fault>>,
     /// By partition, if there is one.
     pub(super) leaders: Vec<Option<i32>>,
     pub(super) connections: BTreeMap<i32, Connection>,
@@ -39,7 +43,8 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Asks one broker of the settings after the other.
+    /// Asks one broker of the settings after the other, until one knows the topic. One that has been away for long may not have
+    /// heard of it.
     pub async fn find(settings: Arc<Settings>, tls: Option<InForce>) -> Result<Self, Fault> {
         let mut cluster = Self {
             settings: Arc::clone(&settings),
@@ -50,13 +55,35 @@ impl Cluster {
             asked: Instant::now(),
         };
         let mut faults = Vec::new();
+        let mut without = None;
         for broker in &settings.brokers {
             match cluster.ask(broker).await {
-                Ok(()) => return Ok(cluster),
+                Ok(None) => return Ok(cluster),
+                Ok(Some(connection)) => without = Some(connection),
                 Err(fault) if fault.is_lasting => return Err(fault),
                 Err(fault) => faults.push(fault.to_string()),
             }
         }
+        let Some((connection, controller_id)) = without else {
+            return Err(Fault::passing(faults.join("; ")));
+        };
+        if settings.creates_topic {
+            cluster.make_topic(&connection, controller_id).await?;
+            // Brokers hear of it one after the other. Whoever calls has a deadline.
+            while !cluster.learn(&cluster.metadata(&connection).await?)? {
+                sleep(MADE_PAUSE).await;
+            }
+            return Ok(cluster);
+        }
+        let topic = &settings.topic;
+        let why = format!(
+            "there is no topic {topic}: make it (kafka-topics.sh --create --topic {topic}), or set create_topic"
+        );
+        if faults.is_empty() {
+            return Err(Fault::lasting(why));
+        }
+        // Those that do not answer may have it.
+        faults.insert(0, why);
         Err(Fault::passing(faults.join("; ")))
     }
 
@@ -65,14 +92,13 @@ impl Cluster {
         self.leaders.len()
     }
 
-    async fn ask(&mut self, broker: &HostPort) -> Result<(), Fault> {
-        let Settings {
-            topic,
-            creates_topic,
-            login,
-            ..
-        } = &*Arc::clone(&self.settings);
-        let connection = Connection::open(&self.endpoint(broker), login.as_ref()).await?;
+    /// Learns from a broker. If there is no topic, returns the connection, and the broker that makes topics.
+    async fn ask(
+        &mut self,
+        broker: &HostPort,
+    ) -> Result<Option<(Connection, Option<Int32>)>, Fault> {
+        let login = self.settings.login.as_ref();
+        let connection = Connection::open(&self.endpoint(broker), login).await?;
         let told = self.metadata(&connection).await.map_err(|fault| {
             // A listener with SASL ends the connection of whoever does not begin with a login.
             let hint = match login {
@@ -84,20 +110,8 @@ impl Cluster {
                 ..fault
             }
         })?;
-        if self.learn(&told)? {
-            return Ok(());
-        }
-        if !creates_topic {
-            return Err(Fault::lasting(format!(
-                "there is no topic {topic}: make it (kafka-topics.sh --create --topic {topic}), or set create_topic"
-            )));
-        }
-        self.make_topic(&connection, told.controller_id).await?;
-        // Brokers hear of it one after the other. Whoever calls has a deadline.
-        while !self.learn(&self.metadata(&connection).await?)? {
-            sleep(MADE_PAUSE).await;
-        }
-        Ok(())
+        let is_there = self.learn(&told)?;
+        Ok((!is_there).then_some((connection, told.controller_id)))
     }
 
     pub(super) fn endpoint(&self, to: &HostPort) -> Endpoint {
@@ -119,15 +133,11 @@ impl Cluster {
     fn learn(&mut self, told: &MetadataResponse) -> Result<bool, Fault> {
         let topic = &self.settings.topic;
         let brokers = told.brokers.iter();
-        self.brokers = brokers
-            .map(|broker| {
-                let address = HostPort {
-                    host: broker.host.0.clone(),
-                    port: u16::try_from(broker.port.0).unwrap_or_default(),
-                };
-                (broker.node_id.0, address)
-            })
-            .collect();
+        let brokers = brokers.map(|broker| {
+            let (id, port) = (broker.node_id.0, broker.port.0);
+            (id, advertised(id, &broker.host.0, port))
+        });
+        self.brokers = brokers.collect();
         let found = told.topics.iter().find(|found| found.name.0 == *topic);
         let Some(found) = found else {
             return Ok(false);
@@ -177,7 +187,7 @@ impl Cluster {
             tagged_fields: None,
         };
         // Any broker of a cluster with KRaft passes it on; before, only the controller took it.
-        let controller = controller_id.and_then(|id| self.brokers.get(&id.0));
+        let controller = controller_id.and_then(|id| self.brokers.get(&id.0)?.as_ref().ok());
         let opened = match controller {
             Some(controller) => {
                 let login = self.settings.login.as_ref();
@@ -208,13 +218,31 @@ impl Cluster {
     }
 }
 
+/// Where a broker says that it is. It goes into logs and to whoever asks for the status.
+fn advertised(id: i32, host: &str, port: i32) -> Result<HostPort, Fault> {
+    let is_possible = !host.is_empty()
+        && host.len() <= MOST_HOST_BYTES
+        && !host.contains(|letter: char| letter.is_control() || letter.is_whitespace());
+    let port_of_it = u16::try_from(port).ok().filter(|&port| port != 0);
+    match port_of_it {
+        Some(port) if is_possible => Ok(HostPort {
+            host: host.to_owned(),
+            port,
+        }),
+        _ => Err(Fault::passing(format!(
+            "broker {id} gives an address that cannot be one, host {:?} and port {port}: look at its advertised.listeners",
+            one_line(host)
+        ))),
+    }
+}
+
 pub(super) async fn within<T>(
     patience: Duration,
     answered: impl Future<Output = Result<T, Fault>>,
 ) -> Result<T, Fault> {
     let answered = timeout(patience, answered).await;
     answered.unwrap_or_else(|_| {
-        let seconds = patience.as_secs();
+        let seconds = patience.as_millis().div_ceil(1000);
         let why = format!("a broker has not answered within {seconds} s");
         Err(Fault::passing(why))
     })
@@ -224,4 +252,36 @@ pub(super) fn not_allowed(topic: &str) -> Fault {
     Fault::lasting(format!(
         "the cluster does not let this user write to topic {topic}: allow it (kafka-acls.sh --add --producer --topic {topic})"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_cannot_be_one_is_refused_by_name() {
+        assert_eq!(
+            advertised(1, "kafka.example", 9092),
+            Ok(HostPort {
+                host: "kafka.example".to_owned(),
+                port: 9092
+            })
+        );
+        assert!(advertised(1, "2001:db8::1", 65535).is_ok());
+        let long = "x".repeat(300);
+        for (host, port) in [
+            ("kafka\n2026-01-01 ERROR", 9092),
+            ("\u{1b}[2J", 9092),
+            ("", 9092),
+            (&long, 9092),
+            ("kafka", 0),
+            ("kafka", 65536),
+            ("kafka", -1),
+        ] {
+            let fault = advertised(7, host, port).unwrap_err();
+            let told = fault.to_string();
+            assert!(told.contains("broker 7 gives an address"), "{told}");
+            assert!(!told.contains(char::is_control), "{told}");
+        }
+    }
 }

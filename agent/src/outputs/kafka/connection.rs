@@ -87,8 +87,8 @@ impl Connection {
         })
     }
 
-    /// On a thread of its own: no timeout ends a hash that is being made, and a file may be slow. Whatever else it waits for
-    /// ends when the caller no longer waits.
+    /// On a thread of its own: no timeout ends a hash that is being made, and a file may be slow. Whatever else it waits for has
+    /// a limit of its own.
     async fn log_in(self, login: Login) -> Result<Self, Fault> {
         let permit = LOGINS.acquire().await;
         let (address, runtime) = (self.address.clone(), Handle::current());

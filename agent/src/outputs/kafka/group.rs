@@ -30,9 +30,8 @@ pub(super) struct Group<'a> {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
-    Waits,
-    /// It was in the way of others, or they in its: together they are too long.
-    WaitsAlone,
+    /// With so many others at most, itself included. More of them were too long together.
+    Waits(usize),
     Stored,
     NotStored(Arc<str>),
 }
@@ -42,37 +41,42 @@ impl<'a> Group<'a> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         Self {
             records,
-            states: vec![State::Waits; records.len()],
+            states: vec![State::Waits(usize::MAX); records.len()],
             now_unix_ms: now.unwrap_or(Duration::ZERO).as_millis() as i64,
         }
     }
 
     /// The places of those that go next into each partition.
     pub fn next(&self, partitions: usize) -> BTreeMap<usize, Vec<usize>> {
-        #[derive(Default)]
         struct Next {
             places: Vec<usize>,
             bytes: usize,
+            most: usize,
             is_full: bool,
         }
         let mut all = BTreeMap::<usize, Next>::new();
         for (place, record) in self.records.iter().enumerate() {
-            let is_alone = match self.states[place] {
-                State::Waits => false,
-                State::WaitsAlone => true,
-                State::Stored | State::NotStored(_) => continue,
+            let State::Waits(most) = self.states[place] else {
+                continue;
             };
-            let next = all.entry(partition(&record.key(), partitions)).or_default();
+            let at = partition(&record.key(), partitions);
+            let next = all.entry(at).or_insert_with(|| Next {
+                places: Vec::new(),
+                bytes: 0,
+                most,
+                is_full: false,
+            });
             let bytes = next.bytes + record.len_bytes();
+            let most = next.most.min(most);
             let is_first = next.places.is_empty();
-            if next.is_full || !is_first && (is_alone || bytes > MOST_BYTES) {
+            if next.is_full || !is_first && (next.places.len() >= most || bytes > MOST_BYTES) {
                 // Those behind it must not overtake it.
                 next.is_full = true;
                 continue;
             }
             next.places.push(place);
             next.bytes = bytes;
-            next.is_full = is_alone;
+            next.most = most;
         }
         let all = all.into_iter();
         all.map(|(partition, next)| (partition, next.places))
@@ -127,19 +131,20 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// The topic does not take these together. One that it does not take alone is not stored, nor is what is behind it on its
-    /// stream: an acknowledgement would stand for both.
+    /// The topic does not take these together: they go by halves, so that one in the way is found soon and the others go on
+    /// together. One that it does not take alone is not stored, nor is what is behind it on its stream: an acknowledgement would
+    /// stand for both.
     pub fn too_long(&mut self, places: &[usize], topic: &str) {
         let &[place] = places else {
             for &place in places {
-                self.states[place] = State::WaitsAlone;
+                self.states[place] = State::Waits(places.len().div_ceil(2));
             }
             return;
         };
         let record = &self.records[place];
         let why: Arc<str> = format!(
-            "batch {} of stream {:016x}, from {}, has {} bytes and is longer than topic {topic} takes: raise its \
-             max.message.bytes (kafka-configs.sh --alter --topic {topic} --add-config max.message.bytes=5242880) or \
+            "batch {} of stream {:016x}, from {}, has {} bytes before it is compressed, and compressed it is longer than topic \
+             {topic} takes: raise its max.message.bytes (kafka-configs.sh --alter --topic {topic} --add-config max.message.bytes=5242880) or \
              message.max.bytes of the brokers; until then the batches of this agent wait",
             record.stream_seq,
             record.stream_id,
@@ -166,12 +171,25 @@ impl<'a> Group<'a> {
         }
     }
 
+    /// Those that wait for one of these partitions, of as many as there are, will not be stored.
+    pub fn gives_up_in(&mut self, partitions: usize, whys: &BTreeMap<usize, Arc<str>>) {
+        if whys.is_empty() || partitions == 0 {
+            return;
+        }
+        let waiting = self.records.iter().zip(&mut self.states);
+        for (record, state) in waiting.filter(|(_, state)| state.waits()) {
+            if let Some(why) = whys.get(&partition(&record.key(), partitions)) {
+                *state = State::NotStored(Arc::clone(why));
+            }
+        }
+    }
+
     /// What became of each.
     pub fn fates(self) -> Vec<Result<(), Arc<str>>> {
         let fates = self.states.into_iter().map(|state| match state {
             State::Stored => Ok(()),
             State::NotStored(why) => Err(why),
-            State::Waits | State::WaitsAlone => unreachable!("it was given up"),
+            State::Waits(_) => unreachable!("it was given up"),
         });
         fates.collect()
     }
@@ -179,7 +197,7 @@ impl<'a> Group<'a> {
 
 impl State {
     fn waits(&self) -> bool {
-        matches!(self, Self::Waits | Self::WaitsAlone)
+        matches!(self, Self::Waits(_))
     }
 }
 
@@ -267,15 +285,14 @@ mod tests {
         loop {
             let next = group.next(1);
             let Some(places) = next.get(&0) else { break };
-            sent.extend(places.clone());
-            assert_eq!(places.len(), 1);
-            if records[places[0]].batch.len() > 1 {
+            if places.iter().any(|&place| records[place].batch.len() > 1) {
                 group.too_long(places, "t");
             } else {
+                sent.extend(places.clone());
                 group.stored(places);
             }
         }
-        assert_eq!(sent, [0, 1, 3]);
+        assert_eq!(sent, [0, 3]);
         let fates = group.fates();
         let is_stored: Vec<_> = fates.iter().map(Result::is_ok).collect();
         assert_eq!(is_stored, [true, false, false, true]);
@@ -299,5 +316,48 @@ mod tests {
         assert!(group.waits());
         group.gives_up(&"away".into());
         assert_eq!(group.fates(), [Ok(()), Err("away".into())]);
+    }
+
+    #[test]
+    fn one_that_is_too_long_is_found_by_halves() {
+        let records: Vec<_> = (0..256)
+            .map(|seq| record("a", seq, 1, if seq == 77 { 9 } else { 1 }))
+            .collect();
+        let mut group = Group::of(&records);
+        let mut rounds = 0;
+        let mut sent = Vec::new();
+        while let Some(places) = group.next(1).remove(&0) {
+            rounds += 1;
+            if places.contains(&77) {
+                group.too_long(&places, "t");
+            } else {
+                sent.extend_from_slice(&places);
+                group.stored(&places);
+            }
+        }
+        assert!(rounds <= 20, "{rounds}");
+        assert!(sent.is_sorted() && sent.len() == 255);
+        let fates = group.fates();
+        assert!(
+            fates
+                .iter()
+                .enumerate()
+                .all(|(place, fate)| fate.is_ok() == (place != 77))
+        );
+    }
+
+    #[test]
+    fn who_belongs_to_a_partition_that_works_is_not_given_up() {
+        let records = [record("a", 1, 1, 1), record("b", 2, 1, 1)];
+        let mut group = Group::of(&records);
+        let next = group.next(1000);
+        let (at, places) = next.iter().next().unwrap();
+        group.gives_up_in(1000, &[(*at, "away".into())].into());
+        assert!(group.waits());
+        let other = 1 - places[0];
+        group.stored(&[other]);
+        let fates = group.fates();
+        assert_eq!(fates[other], Ok(()));
+        assert_eq!(fates[places[0]], Err("away".into()));
     }
 }

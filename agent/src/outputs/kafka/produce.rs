@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use futures_util::future::join_all;
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use rskafka::protocol::{
     error::Error as Answered,
     messages::{
@@ -11,6 +11,7 @@ use rskafka::protocol::{
     primitives::{Int16, Int32, NullableString, Records, String_},
     record::RecordBatch,
 };
+use tokio::time::Instant;
 
 use super::{
     Fault, Settings,
@@ -20,10 +21,13 @@ use super::{
 
 /// All replicas that are in sync.
 const ACKS_ALL: i16 = -1;
-/// How long a leader may wait for its replicas, and how long to wait for a leader: less than for the group, so that what others
-/// have acknowledged is known.
+/// How long a leader may wait for its replicas, and how long to wait for a leader.
 const REPLICAS_PATIENCE: Duration = Duration::from_secs(7);
 const LEADER_PATIENCE: Duration = Duration::from_secs(8);
+/// A leader gets less than the time that is left by this, so that it is known which one has not answered.
+pub(super) const RESERVE: Duration = Duration::from_millis(500);
+/// However long a cluster asks to be left alone: its own quotas ask for seconds.
+const LONGEST_REST: Duration = Duration::from_mins(1);
 
 /// What became of the messages for a partition.
 pub(super) enum Answer {
@@ -44,13 +48,15 @@ struct Sent {
 }
 
 impl Cluster {
-    /// Sends messages to the leaders of their partitions, to all at the same time. Returns what became of them, by partition,
-    /// and how long the cluster asks to be left alone.
+    /// Sends messages to the leaders of their partitions, to all at the same time. Tells what became of them, by partition, as
+    /// soon as a leader says it: others may not answer in time. Returns how long the cluster asks to be left alone.
     pub async fn produce(
         &mut self,
         batches: Vec<(usize, RecordBatch)>,
-    ) -> (Vec<(usize, Answer)>, Duration) {
-        let (mut answers, mut throttled) = (Vec::new(), Duration::ZERO);
+        deadline: Instant,
+        mut tell: impl FnMut(usize, Answer),
+    ) -> Duration {
+        let mut throttled = Duration::ZERO;
         let mut by_leader = BTreeMap::<i32, Vec<(usize, RecordBatch)>>::new();
         for (partition, batch) in batches {
             if let Some(leader) = self.leaders.get(partition).copied().flatten() {
@@ -63,7 +69,7 @@ impl Cluster {
                 let why = format!(
                     "partition {partition} of topic {topic} has no leader: are its brokers running?"
                 );
-                answers.push((partition, Answer::Failed(Fault::passing(why))));
+                tell(partition, Answer::Failed(Fault::passing(why)));
             }
         }
         let taken = by_leader.into_iter().map(|(leader, batches)| {
@@ -74,15 +80,19 @@ impl Cluster {
         let this = &*self;
         let sent = taken
             .into_iter()
-            .map(|(leader, connection, batches)| this.send(leader, connection, batches));
-        for sent in join_all(sent).await {
-            if let Some(connection) = sent.connection {
-                self.connections.insert(sent.leader, connection);
-            }
+            .map(|(leader, connection, batches)| this.send(leader, connection, batches, deadline));
+        let mut sent: FuturesUnordered<_> = sent.collect();
+        let mut kept = Vec::new();
+        while let Some(sent) = sent.next().await {
+            kept.extend(sent.connection.map(|connection| (sent.leader, connection)));
             throttled = throttled.max(sent.throttled);
-            answers.extend(sent.answers);
+            for (partition, answer) in sent.answers {
+                tell(partition, answer);
+            }
         }
-        (answers, throttled)
+        drop(sent);
+        self.connections.extend(kept);
+        throttled
     }
 
     /// Sends messages to one leader. The connection is one from before, if there is one that works.
@@ -91,9 +101,12 @@ impl Cluster {
         leader: i32,
         connection: Option<Connection>,
         batches: Vec<(usize, RecordBatch)>,
+        deadline: Instant,
     ) -> Sent {
         let partitions: Vec<_> = batches.iter().map(|(partition, _)| *partition).collect();
-        let exchanged = within(LEADER_PATIENCE, self.exchange(leader, connection, batches)).await;
+        let left = deadline.saturating_duration_since(Instant::now() + RESERVE);
+        let patience = LEADER_PATIENCE.min(left);
+        let exchanged = within(patience, self.exchange(leader, connection, batches)).await;
         let (connection, response) = match exchanged {
             Ok(exchanged) => exchanged,
             Err(fault) => {
@@ -110,6 +123,7 @@ impl Cluster {
         let told = response
             .responses
             .into_iter()
+            .filter(|topic| topic.name.0 == self.settings.topic)
             .flat_map(|topic| topic.partition_responses);
         let told: BTreeMap<_, _> = told.map(|told| (told.index.0, told.error)).collect();
         let answers = partitions.into_iter().map(|partition| {
@@ -127,7 +141,7 @@ impl Cluster {
             leader,
             connection: Some(connection),
             answers: answers.collect(),
-            throttled: Duration::from_millis(throttled.try_into().unwrap_or_default()),
+            throttled: rest(throttled),
         }
     }
 
@@ -167,6 +181,7 @@ impl Cluster {
                 format!("nobody knows the address of broker {broker}, which leads partitions");
             Fault::passing(why)
         })?;
+        let address = address.as_ref().map_err(Fault::clone)?;
         let opened = Connection::open(&self.endpoint(address), self.settings.login.as_ref()).await;
         opened.map_err(|fault| Fault {
             why: format!("{fault} (broker {broker} gives this address: advertised.listeners)")
@@ -205,5 +220,23 @@ impl Cluster {
                 "the broker does not take messages for partition {partition} of topic {topic}: {error}"
             )),
         })
+    }
+}
+
+/// As a broker asks for it.
+fn rest(throttle_time_ms: i32) -> Duration {
+    let asked = Duration::from_millis(throttle_time_ms.try_into().unwrap_or_default());
+    asked.min(LONGEST_REST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_broker_asks_for_a_rest_of_days() {
+        assert_eq!(rest(-1), Duration::ZERO);
+        assert_eq!(rest(1500), Duration::from_millis(1500));
+        assert_eq!(rest(i32::MAX), LONGEST_REST);
     }
 }
