@@ -1,5 +1,5 @@
-//! Runs the tests against foreign programs whose set-up takes minutes, so that CI does without them. They are those tests of
-//! the agent that are marked `#[ignore = "cargo xtask test-consumers"]`.
+//! Runs the tests against foreign programs that take minutes, or whose set-up does, so that CI does without them. They are those
+//! tests of the agent that are marked `#[ignore = "cargo xtask test-consumers"]`.
 
 use std::process::ExitCode;
 

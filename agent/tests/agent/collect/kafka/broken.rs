@@ -1,5 +1,7 @@
 //! Brokers that are killed, that hang, that move their work to others, or that are not there.
 
+use std::time::Duration;
+
 use super::*;
 
 /// The packets that the collector has acknowledged to the agent.
@@ -76,6 +78,7 @@ fn what_is_acknowledged_is_in_the_topic_and_all_else_comes_when_the_broker_is_ba
 }
 
 #[test]
+#[ignore = "cargo xtask test-consumers"]
 fn a_batch_is_acknowledged_when_all_replicas_have_it_and_another_leader_is_found() {
     const TEST: &str =
         "agent::a_batch_is_acknowledged_when_all_replicas_have_it_and_another_leader_is_found";
@@ -148,6 +151,84 @@ fn a_batch_is_acknowledged_when_all_replicas_have_it_and_another_leader_is_found
     second.start_again().unwrap();
     wait_until("all is stored", || {
         store_one_of_each(1).iter().all(|(acks, _)| acks.len() == 1)
+    });
+    let log = collector.stop();
+    assert!(log.contains("flows are stored again"), "{log}");
+}
+
+#[test]
+#[ignore = "cargo xtask test-consumers"]
+fn a_partition_without_a_leader_holds_up_its_own_agents_and_refuses_no_others() {
+    const TEST: &str =
+        "agent::a_partition_without_a_leader_holds_up_its_own_agents_and_refuses_no_others";
+    let Some(kafka) = Kafka::or_skip(TEST) else {
+        return;
+    };
+    let options = BrokerOptions {
+        // Others count as gone soon.
+        settings: vec![("broker.session.timeout.ms".into(), "3000".into())],
+        ..BrokerOptions::default()
+    };
+    let first = kafka.broker(&options);
+    let mut second = kafka.broker(&BrokerOptions { node: 2, ..options });
+    let address = first.address();
+    // Each of the brokers leads one, and nobody else has it. Three of the agents belong to each.
+    kafka.client(&address, &["create", TOPIC, "2"]);
+    let (collector, socket) = kafka.collector(&setting(&address, ""));
+    let names: Vec<_> = (3..9).map(|number| format!("agent-{number}")).collect();
+    let runtime = runtime();
+    let one_of = |place: usize, seq: u64| {
+        let (name, socket) = (names[place].clone(), socket.clone());
+        async move {
+            let mut client = connect(&socket).await;
+            call(&mut client, vec![of_agent(&name, place as u64 + 1, seq)]).await
+        }
+    };
+    runtime.block_on(async {
+        for place in 0..names.len() {
+            let (acks, ended) = one_of(place, 1).await;
+            assert_eq!(acks, [1], "{ended:?}");
+        }
+    });
+    second.kill().unwrap();
+    // Not before they have waited for the leader.
+    let mut without = Vec::new();
+    wait_until("the partition has no leader", || {
+        let told = runtime.block_on(futures_util::future::join_all(
+            (0..names.len()).map(|place| one_of(place, 2)),
+        ));
+        let refused = |told: &(Vec<u64>, Result<(), tonic::Status>)| {
+            let said = told.1.as_ref().err();
+            said.is_some_and(|said| said.message().contains("has no leader"))
+        };
+        without = told.iter().map(refused).collect();
+        without.contains(&true)
+    });
+    assert!(without.contains(&false), "{without:?}");
+    runtime.block_on(async {
+        let (mut healthy, mut refused) = (0, 0);
+        for seq in 3..23 {
+            let all = (0..names.len()).map(|place| one_of(place, seq));
+            let told = futures_util::future::join_all(all).await;
+            for ((acks, ended), without) in told.into_iter().zip(&without) {
+                if *without {
+                    assert!(ended.unwrap_err().message().contains("has no leader"));
+                    refused += 1;
+                } else {
+                    assert_eq!(acks, [seq], "{ended:?}");
+                    healthy += 1;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        assert!(healthy > 0 && refused > 0);
+    });
+    second.start_again().unwrap();
+    wait_until("all is stored", || {
+        (0..names.len()).all(|place| {
+            let (acks, _) = runtime.block_on(one_of(place, 23));
+            acks == [23]
+        })
     });
     let log = collector.stop();
     assert!(log.contains("flows are stored again"), "{log}");

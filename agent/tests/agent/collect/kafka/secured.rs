@@ -51,6 +51,7 @@ fn options(ca: &Ca) -> BrokerOptions {
 }
 
 #[test]
+#[ignore = "cargo xtask test-consumers"]
 fn only_who_is_trusted_and_known_gets_messages_and_stores_them() {
     const TEST: &str = "agent::only_who_is_trusted_and_known_gets_messages_and_stores_them";
     let Some(kafka) = Kafka::or_skip(TEST) else {
@@ -114,9 +115,12 @@ fn only_who_is_trusted_and_known_gets_messages_and_stores_them() {
         (output("tls", "", Some(&ca)), "a login (sasl)"),
         (output("tcp", "", None), "say tls://"),
     ] {
-        let (collector, _) = kafka.collector(&output);
-        let log = collector.stop();
-        assert!(log.contains("flows cannot be stored"), "{log}");
-        assert!(log.contains(told), "{told}: {log}");
+        // A broker that is slow says less.
+        wait_until(told, || {
+            let (collector, _) = kafka.collector(&output);
+            let log = collector.stop();
+            assert!(log.contains("flows cannot be stored"), "{log}");
+            log.contains(told)
+        });
     }
 }
