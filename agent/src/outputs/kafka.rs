@@ -283,7 +283,8 @@ impl Kafka {
         let Some(until) = self.rests_until else {
             return Ok(());
         };
-        if until >= deadline {
+        // A try behind it needs time, too.
+        if until + 2 * RESERVE >= deadline {
             let rests = until.saturating_duration_since(Instant::now());
             return Err(Fault::lasting(over_quota(rests)));
         }

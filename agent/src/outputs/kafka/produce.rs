@@ -106,7 +106,13 @@ impl Cluster {
         let partitions: Vec<_> = batches.iter().map(|(partition, _)| *partition).collect();
         let left = deadline.saturating_duration_since(Instant::now() + RESERVE);
         let patience = LEADER_PATIENCE.min(left);
-        let exchanged = within(patience, self.exchange(leader, connection, batches)).await;
+        let exchanged = if patience < RESERVE {
+            // It would be stored, perhaps, and nobody would know.
+            let why = format!("no time was left to ask broker {leader}");
+            Err(Fault::passing(why))
+        } else {
+            within(patience, self.exchange(leader, connection, batches)).await
+        };
         let (connection, response) = match exchanged {
             Ok(exchanged) => exchanged,
             Err(fault) => {
