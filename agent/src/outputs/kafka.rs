@@ -2,10 +2,10 @@
 //! are in sync have it (`acks=all`).
 //!
 //! A [`group`] is what is to be stored together, in the order of the batches. The [`partitioner`] says in which partition a
-//! message belongs, the [`cluster`] which broker leads that, and [`produce`] brings it there on a [`connection`]. Whatever fails, the cluster is
-//! asked anew, from the brokers of the settings on, and what is not acknowledged is sent again: so a leader that has moved, a
-//! broker with another address, a renewed password or certificate need no care of their own. What is not stored in time is told,
-//! and the agents keep it.
+//! message belongs, the [`cluster`] which broker leads that, and [`produce`] brings it there on a [`connection`]. Whatever
+//! fails, the cluster is asked anew, from the brokers of the settings on, and what is not acknowledged is sent again: so a
+//! leader that has moved, a broker with another address, a renewed password or certificate need no care of their own. What is
+//! not stored in time is told, and the agents keep it.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -59,7 +59,7 @@ pub struct Login {
     pub password_file: PathBuf,
 }
 
-/// Of SASL.
+/// How to log in by SASL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mechanism {
     Plain,
