@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, anyhow};
 use crate::filter::{Rule, passes};
 
 mod columns;
+mod complete;
 mod files;
 mod group;
 mod once;
@@ -106,11 +107,6 @@ impl Told {
     }
 }
 
-/// What is read from a file at once: rows, and what else it says.
-trait Source {
-    fn add(self, question: &Question, sum: &mut Sum<'_>) -> Result<()>;
-}
-
 /// What was counted so far.
 struct Sum<'a> {
     answer: Answer,
@@ -195,7 +191,9 @@ pub fn answer(
 
 fn read(found: Found, file: File, question: &Question, sum: &mut Sum<'_>) -> Result<()> {
     match found.kind {
-        Kind::Parquet => columns::Complete::open(file, found.path, found.place)?.add(question, sum),
+        Kind::Parquet => {
+            complete::Complete::open(file, found.path, found.place)?.add(question, sum)
+        }
         Kind::InTheMaking => pieces::InTheMaking {
             file,
             path: found.path,

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 
-use super::{Missing, Question, Source, Sum, Told, is_in, once::number, row::Row};
+use super::{Missing, Question, Sum, Told, is_in, once::number, row::Row};
 use crate::{
     filter::Facts,
     known_interfaces::KnownInterfaces,
@@ -23,8 +23,8 @@ pub(super) struct InTheMaking {
     pub place: usize,
 }
 
-impl Source for InTheMaking {
-    fn add(mut self, question: &Question, sum: &mut Sum<'_>) -> Result<()> {
+impl InTheMaking {
+    pub(super) fn add(mut self, question: &Question, sum: &mut Sum<'_>) -> Result<()> {
         let mut pieces = Pieces::new(&mut self.file)?;
         while let Some(batch) = pieces.next()? {
             if !is_in(&question.time_us, micros(batch.window_end_unix_ns)) {

@@ -1,0 +1,299 @@
+//! Reads a complete file, one row group after the other.
+
+use std::{collections::HashMap, fs::File, net::IpAddr, path::PathBuf};
+
+use agent_common::Direction;
+use anyhow::{Context as _, Result, anyhow};
+use parquet::{
+    data_type::{ByteArray, Int32Type},
+    file::{
+        metadata::RowGroupMetaData,
+        reader::{FileReader as _, SerializedFileReader},
+        statistics::Statistics,
+    },
+};
+use serde_json::Value;
+
+use super::{
+    Missing, Question, Sum, Told,
+    columns::Columns,
+    once::{Stream, number},
+    pieces::of_an_agent,
+    row::Row,
+};
+use crate::filter::Facts;
+
+pub(super) struct Complete {
+    file: SerializedFileReader<File>,
+    path: PathBuf,
+    place: usize,
+    /// The places of columns by their names.
+    places: HashMap<String, usize>,
+}
+
+impl Complete {
+    pub(super) fn open(file: File, path: PathBuf, place: usize) -> Result<Self> {
+        let file = SerializedFileReader::new(file)?;
+        let schema = file.metadata().file_metadata().schema_descr();
+        let names = schema.columns().iter().zip(0..);
+        let places = names
+            .map(|(column, place)| (column.path().string(), place))
+            .collect();
+        Ok(Self {
+            file,
+            path,
+            place,
+            places,
+        })
+    }
+
+    /// A text of the file's metadata, as JSON.
+    fn fact(&self, name: &str) -> Option<Value> {
+        let facts = self.file.metadata().file_metadata().key_value_metadata()?;
+        let fact = facts
+            .iter()
+            .find(|fact| fact.key.strip_prefix("flow_agent.") == Some(name))?;
+        serde_json::from_str(fact.value.as_ref()?).ok()
+    }
+
+    /// Whether a row may be in the time. A group without its least and greatest value is read.
+    fn may_have(&self, group: &RowGroupMetaData, question: &Question) -> bool {
+        let Some(&place) = self.places.get("window_end") else {
+            return true;
+        };
+        let Some(Statistics::Int64(ends)) = group.column(place).statistics() else {
+            return true;
+        };
+        ends.max_opt()
+            .is_none_or(|&last| question.time_us.start < last)
+            && ends
+                .min_opt()
+                .is_none_or(|&first| first <= question.time_us.end)
+    }
+
+    fn note_told(&self, own: Stream, sum: &mut Sum<'_>) {
+        let number = |missing: &Value, name: &str| missing[name].as_u64().unwrap_or_default();
+        let read = |missing: &Value| Missing {
+            records: number(missing, "records"),
+            packets: number(missing, "packets"),
+            bytes: number(missing, "bytes"),
+        };
+        let of = |name| self.fact(name).as_ref().map(read).unwrap_or_default();
+        sum.note_told(
+            own,
+            Told {
+                lost: of("lost"),
+                left_out: of("left_out"),
+            },
+        );
+        for stream in self
+            .fact("streams")
+            .iter()
+            .filter_map(Value::as_array)
+            .flatten()
+        {
+            let id = stream["stream_id"].as_str().and_then(stream_id);
+            if let Some(id) = id {
+                let told = Told {
+                    lost: read(&stream["lost"]),
+                    ..Told::default()
+                };
+                sum.note_told((self.place, id), told);
+            }
+        }
+    }
+
+    pub(super) fn add(self, question: &Question, sum: &mut Sum<'_>) -> Result<()> {
+        let agent = self.fact("agent").unwrap_or_default();
+        let text = |name: &str| agent[name].as_str().unwrap_or_default().to_owned();
+        let hostname = text("hostname");
+        let instance_id = text("instance_id");
+        // What has no row tells what was lost all the same.
+        let mut is_counted = self.file.num_row_groups() == 0;
+        for number in 0..self.file.num_row_groups() {
+            let group = self.file.get_row_group(number)?;
+            if !self.may_have(group.metadata(), question) {
+                continue;
+            }
+            let group = Columns {
+                group: &*group,
+                places: &self.places,
+            };
+            let rows = Rows::read(&group)?;
+            is_counted |= !rows.window_end.is_empty();
+            rows.add(self.place, &instance_id, &hostname, question, sum)?;
+        }
+        if is_counted {
+            self.note_told((self.place, of_an_agent(&instance_id, 0)), sum);
+            let dropped = self.fact("dropped_bytes").and_then(|bytes| bytes.as_u64());
+            sum.answer
+                .damaged
+                .extend(dropped.map(|bytes| (self.path, bytes)));
+        }
+        Ok(())
+    }
+}
+
+/// Sixteen hexadecimal digits.
+fn stream_id(text: &str) -> Option<u64> {
+    u64::from_str_radix(text, 16).ok()
+}
+/// What a query needs of one row group.
+struct Rows {
+    window_start: Vec<i64>,
+    window_end: Vec<i64>,
+    scan_id: Vec<u64>,
+    stream_seq: Vec<u64>,
+    /// In what a collector stored.
+    of_streams: Option<OfStreams>,
+    interface: Vec<Option<ByteArray>>,
+    netns_name: Vec<Option<ByteArray>>,
+    directions: [Vec<Option<ByteArray>>; 2],
+    protocol: Vec<u8>,
+    addresses: [Vec<Option<ByteArray>>; 2],
+    ports: [Vec<Option<u16>>; 2],
+    packets: [Vec<u64>; 2],
+    bytes: [Vec<u64>; 2],
+    totals: [Vec<u64>; 2],
+    end_reason: Vec<Option<ByteArray>>,
+    sample_rate: Vec<i32>,
+}
+
+struct OfStreams {
+    hostname: Vec<Option<ByteArray>>,
+    stream_id: Vec<Option<ByteArray>>,
+    /// Of the record in its batch.
+    number: Vec<i32>,
+}
+
+impl Rows {
+    fn read(columns: &Columns<'_>) -> Result<Self> {
+        let of_streams = if columns.places.contains_key("stream_id") {
+            Some(OfStreams {
+                hostname: columns.texts("hostname")?,
+                stream_id: columns.texts("stream_id")?,
+                number: columns.required::<Int32Type>("record")?,
+            })
+        } else {
+            None
+        };
+        Ok(Self {
+            window_start: columns.times("window_start")?,
+            window_end: columns.times("window_end")?,
+            scan_id: columns.counters("scan_id")?,
+            stream_seq: columns.counters("stream_seq")?,
+            of_streams,
+            interface: columns.texts("interface")?,
+            netns_name: columns.texts("netns_name")?,
+            directions: [
+                columns.texts("direction")?,
+                columns.texts("reverse_direction")?,
+            ],
+            protocol: columns.protocols()?,
+            addresses: [columns.texts("src_addr")?, columns.texts("dst_addr")?],
+            ports: [columns.ports("src_port")?, columns.ports("dst_port")?],
+            packets: [
+                columns.counters("packets")?,
+                columns.counters("reverse_packets")?,
+            ],
+            bytes: [
+                columns.counters("bytes")?,
+                columns.counters("reverse_bytes")?,
+            ],
+            totals: [
+                columns.counters("total_packets")?,
+                columns.counters("total_reverse_packets")?,
+            ],
+            end_reason: columns.texts("end_reason")?,
+            sample_rate: columns.required::<Int32Type>("sample_rate")?,
+        })
+    }
+
+    /// `instance_id` and `hostname` are those of rows that have none. What others wrote anew may have them in any order, so each
+    /// record is known by its own number where it has one. An agent's own file has each once, and only what was read in the
+    /// making may come again.
+    fn add(
+        &self,
+        place: usize,
+        instance_id: &str,
+        hostname: &str,
+        question: &Question,
+        sum: &mut Sum<'_>,
+    ) -> Result<()> {
+        for row in 0..self.window_end.len() {
+            let seq = self.stream_seq[row];
+            let (is_new, hostname) = if let Some(of) = &self.of_streams {
+                let id = stream_id(text(of.stream_id[row].as_ref())?);
+                let id = id.context("it has a row without a stream_id")?;
+                let number = number(seq, of.number[row].cast_unsigned());
+                let is_new = sum.once.is_new((place, id), number);
+                (is_new, text(of.hostname[row].as_ref())?)
+            } else {
+                let stream = (place, of_an_agent(instance_id, self.scan_id[row]));
+                (!sum.once.has(stream, seq.into()), hostname)
+            };
+            if is_new {
+                sum.row(question, &self.row(row, hostname)?)?;
+            } else {
+                sum.answer.repeated_records += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn row<'a>(&'a self, row: usize, hostname: &'a str) -> Result<Row<'a>> {
+        let both = |columns: &[Vec<u64>; 2]| [columns[0][row], columns[1][row]];
+        let address = |column: &[Option<ByteArray>]| -> Result<IpAddr> {
+            let address = text(column[row].as_ref())?;
+            if address.is_empty() {
+                // As in a record without one, which no agent sends.
+                return Ok(IpAddr::from([0; 16]));
+            }
+            address
+                .parse()
+                .map_err(|_| anyhow!("it has {address:?} where an address should be"))
+        };
+        let direction = |column: &[Option<ByteArray>]| -> Result<Option<Direction>> {
+            Ok(match text(column[row].as_ref())? {
+                "ingress" => Some(Direction::Ingress),
+                "egress" => Some(Direction::Egress),
+                _ => None,
+            })
+        };
+        let [forward, reverse] = &self.directions;
+        let forward = direction(forward)?.unwrap_or(Direction::Ingress);
+        let reverse = direction(reverse)?.unwrap_or(forward.opposite());
+        let totals = both(&self.totals);
+        let packets = both(&self.packets);
+        let [source, destination] = &self.addresses;
+        let [from, to] = &self.ports;
+        Ok(Row {
+            window_us: self.window_start[row]..self.window_end[row],
+            hostname,
+            interface: text(self.interface[row].as_ref())?,
+            netns_name: text(self.netns_name[row].as_ref())?,
+            facts: Facts {
+                protocol: self.protocol[row],
+                addresses: [address(source)?, address(destination)?],
+                ports: from[row].zip(to[row]).map(|(from, to)| [from, to]),
+                sent: [
+                    (totals[0] != 0).then_some(forward),
+                    (totals[1] != 0).then_some(reverse),
+                ],
+            },
+            packets,
+            bytes: both(&self.bytes),
+            begins: packets == totals,
+            ends: self.end_reason[row].is_some(),
+            sample_rate: self.sample_rate[row].cast_unsigned(),
+        })
+    }
+}
+
+/// An empty one if there is none.
+fn text(value: Option<&ByteArray>) -> Result<&str> {
+    match value {
+        Some(text) => Ok(text.as_utf8()?),
+        None => Ok(""),
+    }
+}
