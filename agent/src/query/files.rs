@@ -211,3 +211,37 @@ fn mark(file: &mut File) -> Result<[u8; 4]> {
     file.take(4).read_to_end(&mut first)?;
     Ok(first.try_into().unwrap_or_default())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicBool, Ordering::Relaxed},
+        thread,
+    };
+
+    use super::*;
+
+    #[test]
+    fn what_is_in_the_making_is_found_whatever_name_it_gets_meanwhile() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = [".flows.parquet.open", ".flows-1.part"].map(|name| folder.path().join(name));
+        fs::write(&names[0], pieces::MARK).unwrap();
+        let ends = AtomicBool::new(false);
+        let found: Vec<_> = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ends.load(Relaxed) {
+                    fs::rename(&names[0], &names[1]).unwrap();
+                    fs::rename(&names[1], &names[0]).unwrap();
+                }
+            });
+            let found = (0..2000).map(|_| find(&[folder.path().to_owned()]));
+            let found = found.collect();
+            // Before anything fails, since the other thread would be waited for.
+            ends.store(true, Relaxed);
+            found
+        });
+        for found in found {
+            assert_eq!(found.unwrap().len(), 1);
+        }
+    }
+}
