@@ -5,7 +5,7 @@ use std::{
     fs::File,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use anyhow::{Context as _, Result, anyhow};
@@ -201,11 +201,6 @@ fn read(found: Found, file: File, question: &Question, sum: &mut Sum<'_>) -> Res
         }
         .add(question, sum),
     }
-}
-
-/// Names a file in an error.
-fn shown(path: &Path) -> impl std::fmt::Display + '_ {
-    path.display()
 }
 
 #[cfg(test)]

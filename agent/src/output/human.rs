@@ -79,8 +79,13 @@ pub fn endpoint(address_bytes: &[u8], port: Option<u32>) -> String {
 
 /// The protocol's well-known name, or else its number.
 pub fn protocol(record: &FlowRecord) -> String {
-    let name = u8::try_from(record.protocol).ok().and_then(protocols::name);
-    name.map_or_else(|| record.protocol.to_string(), str::to_owned)
+    protocol_of(record.protocol)
+}
+
+/// The same of IANA's number.
+pub fn protocol_of(number: u32) -> String {
+    let name = u8::try_from(number).ok().and_then(protocols::name);
+    name.map_or_else(|| number.to_string(), str::to_owned)
 }
 
 /// What the flow's packets were wrapped in.

@@ -76,7 +76,7 @@ impl Columns<'_> {
         Ok(values.into_iter().map(i64::cast_unsigned).collect())
     }
 
-    /// As many as there are rows, without a value if there is no such column.
+    /// As many as there are rows.
     pub fn texts(&self, name: &str) -> Result<Vec<Option<ByteArray>>> {
         self.optional::<ByteArrayType>(name)
     }

@@ -10,7 +10,6 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::shown;
 use crate::outputs::parquet::{self, pieces};
 
 /// How a Parquet file begins.
@@ -55,11 +54,11 @@ fn open(path: &Path) -> Result<Option<File>> {
     match options.open(path) {
         Ok(file) => {
             let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
-            ensure!(is_file, "{} is no file", shown(path));
+            ensure!(is_file, "{} is no file", path.display());
             Ok(Some(file))
         }
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("open {}", shown(path))),
+        Err(error) => Err(error).with_context(|| format!("open {}", path.display())),
     }
 }
 
@@ -67,7 +66,7 @@ fn open(path: &Path) -> Result<Option<File>> {
 pub(super) fn find(paths: &[PathBuf]) -> Result<Vec<Found>> {
     let mut finder = Finder::default();
     for path in paths {
-        let what = || format!("look at {}", shown(path));
+        let what = || format!("look at {}", path.display());
         let metadata = fs::metadata(path).with_context(what)?;
         if metadata.is_dir() {
             let place = finder.place(&metadata);
@@ -77,7 +76,7 @@ pub(super) fn find(paths: &[PathBuf]) -> Result<Vec<Found>> {
             ensure!(
                 finder.met > before,
                 "there is no Parquet file in {}; name the folder of an --output parquet=FOLDER",
-                shown(path)
+                path.display()
             );
         } else {
             let folder = match path.parent() {
@@ -125,12 +124,12 @@ impl Finder {
 
     fn named(&mut self, path: &Path, place: usize) -> Result<()> {
         let Some(mut file) = open(path)? else {
-            bail!("{} is not there", shown(path));
+            bail!("{} is not there", path.display());
         };
         let kind = match mark(&mut file)? {
             PARQUET => Kind::Parquet,
             pieces::MARK => Kind::InTheMaking,
-            _ => bail!("{} is no Parquet file", shown(path)),
+            _ => bail!("{} is no Parquet file", path.display()),
         };
         self.add(file, found(path, kind, place))?;
         Ok(())
@@ -173,7 +172,7 @@ impl Finder {
                 // It is counted as gone when it is to be read.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => {
-                    return Err(error).with_context(|| format!("look at {}", shown(&path)));
+                    return Err(error).with_context(|| format!("look at {}", path.display()));
                 }
             }
             self.found.push(found(&path, Kind::Parquet, place));
@@ -192,7 +191,7 @@ fn found(path: &Path, kind: Kind, place: usize) -> Found {
 }
 
 fn entries(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
-    let what = || format!("list {}", shown(folder));
+    let what = || format!("list {}", folder.display());
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).with_context(what)? {
         let entry = entry.with_context(what)?;

@@ -14,7 +14,7 @@ use crate::{
     filter::Facts,
     known_interfaces::KnownInterfaces,
     outputs::parquet::pieces::Pieces,
-    proto::{FlowBatch, FlowRecord},
+    proto::{AgentIdentity, FlowBatch, FlowRecord},
 };
 
 pub(super) struct InTheMaking {
@@ -30,20 +30,18 @@ impl InTheMaking {
             if !is_in(&question.time_us, micros(batch.window_end_unix_ns)) {
                 continue;
             }
-            let agent = batch.agent.clone().unwrap_or_default();
+            let nobody = AgentIdentity::default();
+            let agent = batch.agent.as_ref().unwrap_or(&nobody);
             let is_of_a_collector = batch.stream_id != 0;
-            let stream = if is_of_a_collector {
-                (self.place, batch.stream_id)
+            // Who counts the records, and who tells of losses.
+            let [id, teller] = if is_of_a_collector {
+                [batch.stream_id; 2]
             } else {
-                (self.place, of_an_agent(&agent.instance_id, batch.scan_id))
+                [batch.scan_id, 0].map(|scan_id| of_an_agent(&agent.instance_id, scan_id))
             };
-            let told = if is_of_a_collector {
-                stream
-            } else {
-                (self.place, of_an_agent(&agent.instance_id, 0))
-            };
+            let stream = (self.place, id);
             sum.note_told(
-                told,
+                (self.place, teller),
                 Told {
                     lost: Missing {
                         records: batch.lost_records,

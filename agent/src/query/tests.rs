@@ -2,6 +2,7 @@ use std::{
     fs::{self, File},
     io::Write as _,
     net::IpAddr,
+    path::Path,
     process::Command,
     slice,
 };

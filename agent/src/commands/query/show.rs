@@ -11,7 +11,6 @@ use serde_json::{Map, Value, json};
 use super::Form;
 use crate::{
     output::{harmless::harmless, human},
-    protocols,
     query::{Answer, By, Group, Missing, Part, Sums, Told},
 };
 
@@ -294,8 +293,10 @@ fn cells(group: &Group) -> Vec<String> {
     } = group.sums;
     let parts = group.parts.iter().map(|part| match part {
         Part::Address(address) => address.to_string(),
-        Part::Port(number, Some(port)) => format!("{port}/{}", protocol(*number)),
-        Part::Port(number, None) | Part::Protocol(number) => protocol(*number),
+        Part::Port(number, Some(port)) => {
+            format!("{port}/{}", human::protocol_of((*number).into()))
+        }
+        Part::Port(number, None) | Part::Protocol(number) => human::protocol_of((*number).into()),
         Part::Name(name) if name.is_empty() => "?".to_owned(),
         Part::Name(name) => harmless(name).into_owned(),
     });
@@ -307,10 +308,6 @@ fn cells(group: &Group) -> Vec<String> {
         human::count(begun),
     ];
     parts.chain(figures).collect()
-}
-
-fn protocol(number: u8) -> String {
-    protocols::name(number).map_or_else(|| number.to_string(), str::to_owned)
 }
 
 #[cfg(test)]

@@ -82,7 +82,7 @@ const TYPES: &[(&str, &[&str])] = &[
     ("BOOLEAN", &["later_fragment"]),
 ];
 
-fn table(folder: &Path, more: &str) -> String {
+pub(super) fn table(folder: &Path, more: &str) -> String {
     let folder = folder.display();
     format!(r#"{{"kind": "parquet", "address": "{folder}"{more}}}"#)
 }

@@ -37,13 +37,6 @@ fn total(folder: &Path) -> Pair {
     }
 }
 
-fn folder_of(folder: &Path, more: &str) -> String {
-    format!(
-        r#"{{"kind": "parquet", "address": "{}"{more}}}"#,
-        folder.display()
-    )
-}
-
 #[test]
 fn a_query_has_what_was_sent_while_it_waits_after_a_kill_and_when_files_are_complete() {
     if !is_root_or_skip(
@@ -53,7 +46,7 @@ fn a_query_has_what_was_sent_while_it_waits_after_a_kill_and_when_files_are_comp
     }
     let folder = tempfile::tempdir().unwrap();
     let lab = Lab::quiet().unwrap();
-    let settings = folder_of(folder.path(), "");
+    let settings = parquet::table(folder.path(), "");
     let mut all = Pair::default();
     for flows in [20, 50] {
         let agent = Agent::start(&lab, &["--output", "json", "--output", &settings]);
@@ -104,7 +97,7 @@ fn a_query_while_files_are_completed_has_no_flow_twice_and_misses_none() {
     let folder = tempfile::tempdir().unwrap();
     let lab = Lab::quiet().unwrap();
     // A file for each few batches, and none is removed.
-    let settings = folder_of(
+    let settings = parquet::table(
         folder.path(),
         r#", "rotate_bytes": 20000, "keep_files": 100000"#,
     );
