@@ -16,7 +16,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
@@ -45,29 +45,80 @@ pub struct Arguments {
 
 /// Runs everything to the end, whatever fails. The exit status says whether anything did.
 pub fn test(arguments: &Arguments) -> ExitCode {
-    let mut count = Count::default();
-    match setup(Purpose::Test) {
+    let mut outcome = Outcome::default();
+    match outcome.part("set-up", |_| setup(Purpose::Test)) {
         Ok(()) => {
             let _busy = arguments.busy.then(Busy::begin);
-            if !arguments.quick {
-                checks(&mut count);
-            }
             let mut all = vec!["test", "--workspace", "--no-fail-fast"];
             all.extend(arguments.cargo_test.iter().map(String::as_str));
-            if let Err(error) = tests(&all, &mut count) {
-                count.fail(error);
-            }
-            if !arguments.quick {
-                kernels::on_the_floor(&mut count);
-                service::in_the_suite(&mut count);
-                fuzz_for_a_minute(&mut count);
+            if arguments.quick {
+                outcome.tests(&all);
+            } else {
+                outcome.part("checks", checks);
+                outcome.tests_and_what_goes_beside(&all);
             }
         }
-        Err(error) => {
-            count.fail(error);
+        Err(error) => outcome.count.fail(error),
+    }
+    outcome.report()
+}
+
+/// What was counted, and how long each part took.
+#[derive(Default)]
+struct Outcome {
+    count: Count,
+    times: Vec<(&'static str, Duration)>,
+}
+
+impl Outcome {
+    fn part<T>(&mut self, name: &'static str, work: impl FnOnce(&mut Count) -> T) -> T {
+        let begin = Instant::now();
+        let result = work(&mut self.count);
+        self.times.push((name, begin.elapsed()));
+        result
+    }
+
+    fn tests(&mut self, cargo_test: &[&str]) {
+        if let Err(error) = self.part("tests", |count| tests(cargo_test, count)) {
+            self.count.fail(error);
         }
     }
-    count.report()
+
+    /// Most tests wait for something most of the time, and a virtual machine keeps one CPU busy: together they take not
+    /// much longer than one of them.
+    fn tests_and_what_goes_beside(&mut self, cargo_test: &[&str]) {
+        let build = [&cargo_test[..1], &["--no-run"], &cargo_test[1..]].concat();
+        if let Err(error) = self.part("build", |_| run(&mut cargo(&build))) {
+            return self.count.fail(error);
+        }
+        let beside = thread::scope(|scope| {
+            let beside = scope.spawn(|| {
+                let mut outcome = Self::default();
+                outcome.part("beside them a virtual machine", kernels::on_the_floor);
+                outcome.part("the service", service::in_the_suite);
+                outcome.part("fuzzers", fuzz_for_a_minute);
+                outcome
+            });
+            self.tests(cargo_test);
+            beside.join()
+        });
+        match beside {
+            Ok(beside) => {
+                self.count.add(beside.count);
+                self.times.extend(beside.times);
+            }
+            Err(_) => self.count.fail("what ran beside the tests has panicked"),
+        }
+    }
+
+    fn report(&self) -> ExitCode {
+        let times = self
+            .times
+            .iter()
+            .map(|(part, time)| format!("{part} {} s", time.as_secs()));
+        eprintln!("time: {}", times.collect::<Vec<_>>().join(", "));
+        self.count.report()
+    }
 }
 
 /// A loop for each CPU, until it is dropped.
