@@ -32,6 +32,7 @@ use crate::{
         load::{Kernel, LoadSettings, secret_factors},
         real_time,
         rule_maps::Networks,
+        run_times::RunTimes,
     },
     limits,
     memory_limit::Needs,
@@ -131,7 +132,7 @@ pub struct Agent {
     outputs: Outputs,
     listeners: Listeners,
     tls: Option<InForce>,
-    metrics: Option<MetricsListener>,
+    metrics: Option<(MetricsListener, RunTimes)>,
     kernel: Kernel,
     selected: Vec<(Namespace, Vec<Link>)>,
     slots: Slots,
@@ -193,7 +194,10 @@ impl Agent {
         let listeners = Listeners::bind(&config.listen, passed).await?;
         let listeners = listeners.with_tls(tls.clone());
         let metrics = match config.metrics {
-            Some(address) => Some(MetricsListener::bind(address, kernel.run_times.clone()).await?),
+            Some(address) => {
+                let listener = MetricsListener::bind(address).await?;
+                Some((listener, kernel.run_times.clone()))
+            }
             None => None,
         };
         let all = selected.iter().enumerate();
@@ -316,7 +320,9 @@ impl Agent {
             kernel,
             attachments,
             replica: Replica::new(config.replica),
-            encoder: BatchEncoder::new(Arc::clone(&identity)).sampling(config.sample_rate),
+            encoder: BatchEncoder::new(Arc::clone(&identity))
+                .sampling(config.sample_rate)
+                .reporting(config.replica.report_interval),
             hub: hub.clone(),
             interfaces: Interfaces::open(&namespaces)?,
             tags: tag_watches(&namespaces)?,

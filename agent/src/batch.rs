@@ -4,13 +4,14 @@
 //! [`crate::hub`] puts those fields in front. Records are written by hand, in the order of their field
 //! numbers, so that a flow costs no allocation. prost encodes everything else once a scan.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use agent_common::{HookAccount, Pair};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
 
 use crate::{
+    clock,
     proto::{Account, AgentIdentity, FlowBatch, Interface},
     record::Record,
 };
@@ -80,6 +81,8 @@ pub struct BatchEncoder {
     identity: Arc<Identity>,
     /// The value of `FlowBatch.sample_rate`.
     sample_rate: u32,
+    /// The value of `FlowBatch.report_interval_ns`.
+    report_interval_ns: u64,
     open: OpenBatch,
     record: RecordBuffer,
 }
@@ -89,6 +92,7 @@ impl BatchEncoder {
         Self {
             identity,
             sample_rate: 0,
+            report_interval_ns: 0,
             open: OpenBatch::default(),
             record: RecordBuffer::new(),
         }
@@ -103,10 +107,24 @@ impl BatchEncoder {
         }
     }
 
+    /// The same encoder, which says how late packets may be reported.
+    #[must_use]
+    pub fn reporting(mut self, interval: Duration) -> Self {
+        self.report_every(interval);
+        self
+    }
+
+    /// Says in every batch from the next scan on how late packets may be reported.
+    pub fn report_every(&mut self, interval: Duration) {
+        self.report_interval_ns = clock::nanos(interval);
+    }
+
     /// An encoder of the same agent.
     #[must_use]
     pub fn another(&self) -> Self {
-        Self::new(Arc::clone(&self.identity)).sampling(self.sample_rate)
+        let mut another = Self::new(Arc::clone(&self.identity)).sampling(self.sample_rate);
+        another.report_interval_ns = self.report_interval_ns;
+        another
     }
 
     /// Starts a snapshot after this scan, in the place of a scan.
@@ -129,6 +147,7 @@ impl BatchEncoder {
             refused_in_window: header.refused_in_window,
             interfaces: header.interfaces.to_vec(),
             sample_rate: self.sample_rate,
+            report_interval_ns: self.report_interval_ns,
             snapshot,
             ..FlowBatch::default()
         };

@@ -9,7 +9,8 @@
 
 use std::{
     hash::RandomState,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
@@ -21,8 +22,9 @@ use crate::{
     clock,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
     limits,
+    metrics::MetricsListener,
     outputs::Prepared,
-    proto::CollectorStatus,
+    proto::{CollectorStatus, PairsStatus},
     server::{
         CollectorServer, DEFAULT_DRAIN_TIMEOUT, Limits, ListenAddr, Listeners, PassedSockets,
     },
@@ -34,12 +36,15 @@ use crate::{
 
 mod export;
 mod incoming;
+pub(crate) mod pairs;
 pub(crate) mod store;
 mod streams;
 mod writer;
 
 pub use incoming::MOST_BATCH_BYTES;
 
+use pairs::PairFile;
+pub use pairs::PairSettings;
 use store::{Form, Store, StoreStatuses};
 use streams::Streams;
 use writer::{Entry, Writer};
@@ -64,6 +69,10 @@ pub struct Config {
     pub max_agents: u32,
     /// Where everything is stored.
     pub stores: Vec<Prepared>,
+    /// Where metrics are served, if at all.
+    pub metrics: Option<SocketAddr>,
+    /// Whether agents are compared, and where that is reported.
+    pub pairs: Option<(Prepared, PairSettings)>,
 }
 
 /// A collector whose listeners are open.
@@ -71,7 +80,9 @@ pub struct Collector {
     config: Config,
     hub: Hub,
     listeners: Listeners,
+    metrics: Option<MetricsListener>,
     stores: Vec<Store>,
+    pairs: Option<PairFile>,
 }
 
 impl Collector {
@@ -81,9 +92,19 @@ impl Collector {
         for store in &mut stores {
             store.begin().await?;
         }
+        let pairs = config.pairs.as_ref();
+        let pairs = pairs.map(|(output, settings)| PairFile::of(output, *settings));
+        let mut pairs = pairs.transpose()?;
+        if let Some(pairs) = &mut pairs {
+            pairs.begin().await?;
+        }
         limits::raise_as_far_as_possible()?;
         let listeners = Listeners::bind(&config.listen, PassedSockets::default()).await?;
         let listeners = listeners.with_tls(config.tls.clone().map(InForce::new));
+        let metrics = match config.metrics {
+            Some(address) => Some(MetricsListener::bind(address).await?),
+            None => None,
+        };
         for store in &stores {
             tracing::info!(
                 kind = store.kind(),
@@ -95,7 +116,9 @@ impl Collector {
             config,
             hub: Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES),
             listeners,
+            metrics,
             stores,
+            pairs,
         })
     }
 
@@ -105,7 +128,9 @@ impl Collector {
             config,
             hub,
             listeners,
+            metrics,
             stores,
+            pairs,
         } = self;
         let (queue, entries) = mpsc::channel(QUEUE_BATCHES);
         let (serving, stopping) = watch::channel(());
@@ -114,6 +139,7 @@ impl Collector {
             streams: Streams::default(),
             forms: stores.iter().map(Store::form).collect(),
             stores: stores.iter().map(Store::status).collect(),
+            pairs: pairs.as_ref().map(PairFile::status),
             queue: queue.downgrade(),
             digests: RandomState::new(),
             room: Arc::new(Semaphore::new(ROOM_KIB as usize)),
@@ -125,7 +151,7 @@ impl Collector {
         });
         let followed = stores.iter().map(|store| followed(store.tls()));
         let followed = join_all(followed.collect::<Vec<_>>());
-        let writer = Writer::new(stores, intake.streams.clone(), hub.clone(), entries);
+        let writer = Writer::new(stores, intake.streams.clone(), hub.clone(), pairs, entries);
         let leaves_out_ended = writer.leaves_out_ended();
         let mut writer = tokio::spawn(writer.run());
         let (end_server, server_end) = tokio::sync::oneshot::channel::<()>();
@@ -134,6 +160,7 @@ impl Collector {
             intake: Arc::clone(&intake),
             limits: Limits::fixed(config.limits),
             drain_timeout: DEFAULT_DRAIN_TIMEOUT,
+            metrics,
         };
         let mut server = tokio::spawn(server.run(listeners, async move {
             // An error means that the sender is gone, so the collector is ending, too.
@@ -177,6 +204,7 @@ pub(crate) struct Intake {
     /// Of the stores, in their order.
     forms: Vec<Form>,
     stores: Vec<StoreStatuses>,
+    pairs: Option<Arc<Mutex<PairsStatus>>>,
     /// The collector itself keeps it open: connections may outlive the server.
     queue: mpsc::WeakSender<Entry>,
     /// Digests of batches.
@@ -202,6 +230,10 @@ impl Intake {
             uptime_ns: clock::boot_now_ns().saturating_sub(self.started_boot_ns),
             streams: self.streams.status(),
             stores: self.stores.iter().map(StoreStatuses::get).collect(),
+            pairs: self.pairs.as_ref().map(|pairs| {
+                let pairs = pairs.lock().unwrap_or_else(PoisonError::into_inner);
+                pairs.clone()
+            }),
             ..CollectorStatus::default()
         }
     }

@@ -12,9 +12,11 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::proto::{AgentStatus, pair};
+use crate::proto::{AgentStatus, ServerStatus, pair};
 
 mod address;
+mod agent;
+pub(crate) mod collector;
 mod connections;
 mod families;
 mod health;
@@ -25,10 +27,11 @@ mod programs;
 mod scans;
 
 pub use address::MetricsAddress;
+pub use agent::serve;
 pub use families::Format;
 use families::{Families, Help, Labels};
 pub use health::Health;
-pub use http::{MetricsListener, serve};
+pub use http::MetricsListener;
 use programs::Sampled;
 
 /// The text of all metrics.
@@ -244,58 +247,7 @@ impl Shown {
 
     fn consumers(&self, families: &mut Families<'_>) -> fmt::Result {
         let server = self.status.server.clone().unwrap_or_default();
-        families.gauges([
-            (
-                Help("flow_agent_consumers", "Consumers that observe"),
-                self.status.consumers.len() as f64,
-            ),
-            (
-                Help(
-                    "flow_agent_consumers_held_bytes",
-                    "Bytes of batches that wait for consumers",
-                ),
-                server.held_bytes as f64,
-            ),
-        ])?;
-        families.counters([
-            (
-                Help(
-                    "flow_agent_consumers_delivered_records",
-                    "Records that were handed to the transport, of all consumers, those that have left included",
-                ),
-                server.delivered_records,
-            ),
-            (
-                Help(
-                    "flow_agent_consumers_lost_records",
-                    "Records that consumers lost because they read too slowly",
-                ),
-                server.lost_records,
-            ),
-            (
-                Help(
-                    "flow_agent_consumers_left",
-                    "Consumers that have left",
-                ),
-                server.consumers_left,
-            ),
-        ])?;
-        families.counter(
-            Help(
-                "flow_agent_refused",
-                "What the listeners turned away, by what it was",
-            ),
-            [
-                ("consumer", server.refused_consumers),
-                ("connection", server.refused_connections),
-                ("stream", server.refused_streams),
-                ("silent_connection", server.silent_connections),
-                ("answer", server.refused_answers),
-                ("caller", server.refused_callers),
-                ("handshake", server.refused_handshakes),
-            ]
-            .map(|(what, count)| (vec![("what", what.to_owned())], count)),
-        )
+        consumers(families, self.status.consumers.len(), &server)
     }
 
     /// Of the TCP listeners, which show the same one.
@@ -325,34 +277,105 @@ impl Shown {
 
     fn process(&self, families: &mut Families<'_>) -> fmt::Result {
         let memory = self.status.memory.unwrap_or_default();
-        families.gauges([
-            (
-                Help(
-                    "flow_agent_kernel_map_bytes",
-                    "Memory of the eBPF maps, which the kernel holds for the agent",
-                ),
-                memory.kernel_map_bytes as f64,
+        families.gauges([(
+            Help(
+                "flow_agent_kernel_map_bytes",
+                "Memory of the eBPF maps, which the kernel holds for the agent",
             ),
-            (
-                Help(
-                    "process_resident_memory_bytes",
-                    "Resident memory of the process",
-                ),
-                memory.resident_bytes as f64,
-            ),
-            (
-                Help(
-                    "process_start_time_seconds",
-                    "When the process started, in Unix time",
-                ),
-                seconds(self.status.started_unix_ns),
-            ),
-        ])?;
-        families.counter(
-            Help("process_cpu_seconds", "CPU time of the process"),
-            [(Labels::new(), seconds(self.cpu_ns))],
+            memory.kernel_map_bytes as f64,
+        )])?;
+        process(
+            families,
+            memory.resident_bytes,
+            self.status.started_unix_ns,
+            self.cpu_ns,
         )
     }
+}
+
+/// What Prometheus' own libraries tell of a process.
+fn process(
+    families: &mut Families<'_>,
+    resident_bytes: u64,
+    started_unix_ns: u64,
+    cpu_ns: u64,
+) -> fmt::Result {
+    families.gauges([
+        (
+            Help(
+                "process_resident_memory_bytes",
+                "Resident memory of the process",
+            ),
+            resident_bytes as f64,
+        ),
+        (
+            Help(
+                "process_start_time_seconds",
+                "When the process started, in Unix time",
+            ),
+            seconds(started_unix_ns),
+        ),
+    ])?;
+    families.counter(
+        Help("process_cpu_seconds", "CPU time of the process"),
+        [(Labels::new(), seconds(cpu_ns))],
+    )
+}
+
+/// What listeners let in and turned away, and what consumers got.
+fn consumers(families: &mut Families<'_>, observing: usize, server: &ServerStatus) -> fmt::Result {
+    families.gauges([
+        (
+            Help("flow_agent_consumers", "Consumers that observe"),
+            observing as f64,
+        ),
+        (
+            Help(
+                "flow_agent_consumers_held_bytes",
+                "Bytes of batches that wait for consumers",
+            ),
+            server.held_bytes as f64,
+        ),
+    ])?;
+    families.counters([
+        (
+            Help(
+                "flow_agent_consumers_delivered_records",
+                "Records that were handed to the transport, of all consumers, those that have left included",
+            ),
+            server.delivered_records,
+        ),
+        (
+            Help(
+                "flow_agent_consumers_lost_records",
+                "Records that consumers lost because they read too slowly",
+            ),
+            server.lost_records,
+        ),
+        (
+            Help(
+                "flow_agent_consumers_left",
+                "Consumers that have left",
+            ),
+            server.consumers_left,
+        ),
+    ])?;
+    families.counter(
+        Help(
+            "flow_agent_refused",
+            "What the listeners turned away, by what it was",
+        ),
+        [
+            ("consumer", server.refused_consumers),
+            ("connection", server.refused_connections),
+            ("stream", server.refused_streams),
+            ("silent_connection", server.silent_connections),
+            ("answer", server.refused_answers),
+            ("caller", server.refused_callers),
+            ("handshake", server.refused_handshakes),
+        ]
+        .map(|(what, count)| (vec![("what", what.to_owned())], count)),
+    )
 }
 
 fn seconds(nanoseconds: u64) -> f64 {

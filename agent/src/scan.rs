@@ -519,6 +519,7 @@ impl Scanner {
     /// Changes how often a living flow is reported.
     pub fn report_every(&mut self, interval: Duration) {
         self.replica.report_every(interval);
+        self.encoder.report_every(interval);
     }
 
     pub fn filter_rules(&self) -> u32 {

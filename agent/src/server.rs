@@ -13,6 +13,7 @@ use tracing::warn;
 use crate::{
     asks::Asks,
     hub::Hub,
+    kernel::run_times::RunTimes,
     limits::open_files,
     metrics::{self, Health, MetricsListener},
     outputs::Outputs,
@@ -82,7 +83,7 @@ pub struct Server {
     pub limits: watch::Receiver<Limits>,
     /// How long consumers may take nothing of what is queued at the end.
     pub drain_timeout: Duration,
-    pub metrics: Option<MetricsListener>,
+    pub metrics: Option<(MetricsListener, RunTimes)>,
     /// Whether packets are counted at everything that was selected at the start.
     pub counting: watch::Receiver<bool>,
 }

@@ -223,7 +223,7 @@ fn counters(counters: Counters) -> proto::InterfaceCounters {
 }
 
 /// `VmRSS` of this process; 0 if /proc does not have it.
-fn resident_bytes() -> u64 {
+pub(crate) fn resident_bytes() -> u64 {
     std::fs::read_to_string("/proc/self/status")
         .ok()
         .and_then(|status| {

@@ -16,6 +16,7 @@ use tonic::{Status, Streaming};
 use super::{
     Intake, ROOM_KIB,
     incoming::Incoming,
+    pairs::Sightings,
     streams::{Facts, OpenCall},
     writer::{CallEnd, Entry, Outcome},
 };
@@ -165,20 +166,23 @@ impl Call {
         let told = self.follow(&incoming)?;
         let (forms, digests) = (intake.forms.clone(), intake.digests.clone());
         let is_observed = intake.hub.has_consumers();
+        let is_compared = intake.pairs.is_some();
         let made = spawn_blocking(move || {
             let pieces = forms.iter().map(|form| form.piece(&incoming, told));
             let pieces = pieces.collect::<Result<Vec<_>, _>>()?;
             let facts = Facts::of(&incoming, incoming.digest(&digests), told);
             let shared = is_observed.then(|| shared(&incoming, &facts));
-            anyhow::Ok((facts, pieces, shared, decoding))
+            let sightings = is_compared.then(|| Sightings::of(&incoming));
+            anyhow::Ok((facts, pieces, shared, sightings, decoding))
         });
         let made = made.await.map_err(|error| unexpected(&error))?;
-        let (facts, pieces, shared, decoding) = made.map_err(|error| refused(&error))?;
+        let (facts, pieces, shared, sightings, decoding) = made.map_err(|error| refused(&error))?;
         if let Some(stream) = &mut self.stream {
             stream.told = facts.told();
         }
         let bytes = pieces.iter().map(Bytes::len).sum::<usize>();
         let bytes = bytes + shared.as_ref().map_or(0, |batch| batch.body.len());
+        let bytes = bytes + sightings.as_ref().map_or(0, Sightings::bytes);
         let kib = u32::try_from(bytes >> 10).map_or(ROOM_KIB, |kib| (kib + 1).min(ROOM_KIB));
         let room = Arc::clone(&intake.room).acquire_many_owned(kib).await;
         let room = room.map_err(|error| unexpected(&error))?;
@@ -187,6 +191,7 @@ impl Call {
             facts,
             pieces,
             shared,
+            sightings,
             call: Arc::clone(&self.end),
             _room: room,
         };

@@ -16,6 +16,7 @@ use tokio::{
 };
 
 use super::{
+    pairs::{PairFile, Sightings},
     store::{Part, Store},
     streams::{Facts, Streams},
 };
@@ -35,6 +36,8 @@ pub(super) struct Entry {
     pub pieces: Vec<Bytes>,
     /// For those who observe, if there are any.
     pub shared: Option<Batch>,
+    /// To compare agents, if that is asked for.
+    pub sightings: Option<Sightings>,
     pub call: Arc<CallEnd>,
     pub _room: OwnedSemaphorePermit,
 }
@@ -57,6 +60,7 @@ pub(super) struct Writer {
     stores: Vec<Store>,
     streams: Streams,
     hub: Hub,
+    pairs: Option<PairFile>,
     entries: mpsc::Receiver<Entry>,
     published: u64,
     /// At the end, nobody is told any more what became of the batches of calls that have ended. Those come again, and to store
@@ -69,12 +73,14 @@ impl Writer {
         stores: Vec<Store>,
         streams: Streams,
         hub: Hub,
+        pairs: Option<PairFile>,
         entries: mpsc::Receiver<Entry>,
     ) -> Self {
         Self {
             stores,
             streams,
             hub,
+            pairs,
             entries,
             published: 0,
             leaves_out_ended: Arc::default(),
@@ -99,6 +105,9 @@ impl Writer {
                 for store in &mut self.stores {
                     store.look().await;
                 }
+                if let Some(pairs) = &mut self.pairs {
+                    pairs.look().await;
+                }
             }
             let mut rest = std::mem::take(&mut waiting);
             while !rest.is_empty() {
@@ -109,6 +118,9 @@ impl Writer {
         }
         for store in self.stores {
             store.close().await;
+        }
+        if let Some(pairs) = self.pairs {
+            pairs.close().await;
         }
     }
 
@@ -150,6 +162,7 @@ impl Writer {
             let Entry {
                 facts,
                 shared,
+                sightings,
                 call,
                 ..
             } = one.entry;
@@ -160,6 +173,9 @@ impl Writer {
                 None if is_first => {
                     self.streams.stored(facts, stores);
                     self.publish(shared);
+                    if let (Some(pairs), Some(sightings)) = (&mut self.pairs, &sightings) {
+                        pairs.take(sightings);
+                    }
                 }
                 None => self.streams.repeated(facts.stream_id),
                 Some(_) if is_first && *kept > one.kept => {
@@ -285,7 +301,10 @@ mod tests {
         let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
         let stores = folders.map(store).into();
         let (_, none) = mpsc::channel(1);
-        (Writer::new(stores, streams.clone(), hub, none), streams)
+        (
+            Writer::new(stores, streams.clone(), hub, None, none),
+            streams,
+        )
     }
 
     fn stored_seq(streams: &Streams) -> u64 {
@@ -322,6 +341,7 @@ mod tests {
                     .unwrap(),
             ],
             shared: None,
+            sightings: None,
             call: Arc::clone(call),
             _room: room.unwrap(),
         }

@@ -1,20 +1,30 @@
 //! `flow-agent collect`: stores what agents send, until a signal ends it.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use super::{
     number,
     run::{self, Listening, RefusedSettings, misfit},
+    time,
 };
 use crate::{
-    collector::{Collector, Config, store::Store},
-    outputs::settings::Wishes,
+    collector::{
+        Collector, Config,
+        pairs::{PairFile, PairSettings},
+        store::Store,
+    },
+    metrics::MetricsAddress,
+    outputs::{
+        Prepared,
+        settings::{Wish, Wishes},
+    },
     server::{DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits, ListenAddr},
 };
 
 const DEFAULT_MAX_AGENTS: u32 = 1000;
+const DEFAULT_PAIRS_MAX_FLOWS: u32 = 100_000;
 /// For consumers, and for those who come back before their old connection is known to be gone.
 const MORE_CONNECTIONS: u32 = 256;
 
@@ -33,6 +43,22 @@ pub struct Args {
     /// take is not acknowledged.
     #[arg(long, value_name = "OUTPUT", env = "FLOW_AGENT_COLLECT_OUTPUT", required = true, help_heading = STORES)]
     pub output: Vec<Wishes>,
+
+    /// Compares agents, and reports here what was lost on the way between two of them: jsonl=PATH. A flow is compared when it
+    /// has been quiet, so the two have to send to the same collector.
+    #[arg(long, value_name = "OUTPUT", env = "FLOW_AGENT_COLLECT_PAIRS", help_heading = STORES)]
+    pub pairs: Option<Wishes>,
+
+    /// How long a flow has to be quiet before it is compared: longer than the clocks of two hosts differ and than packets are
+    /// on their way.
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_COLLECT_PAIRS_SETTLE", default_value = "2s",
+          value_parser = time, help_heading = STORES)]
+    pub pairs_settle: Duration,
+
+    /// Flows that are followed at the same time to compare agents. A thousand take some half a MiB.
+    #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_COLLECT_PAIRS_MAX_FLOWS", default_value_t = DEFAULT_PAIRS_MAX_FLOWS,
+          value_parser = number(1..=10_000_000), help_heading = STORES)]
+    pub pairs_max_flows: u32,
 
     /// Where agents and consumers connect: an IP address with a port, or unix:PATH (mode 0660); repeatable.
     #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_COLLECT_LISTEN", value_delimiter = ',',
@@ -56,6 +82,11 @@ pub struct Args {
     /// what he likes.
     #[arg(long, env = "FLOW_AGENT_COLLECT_INSECURE_LISTEN", help_heading = AGENTS)]
     pub insecure_listen: bool,
+
+    /// Metrics for Prometheus at /metrics, with /healthz and /readyz for probes, over HTTP: an IP address with a port, a port of
+    /// 127.0.0.1, or none.
+    #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_COLLECT_METRICS", default_value = "none", help_heading = AGENTS)]
+    pub metrics: MetricsAddress,
 
     /// Agents that may send at the same time. Others are told to call another collector.
     #[arg(long, value_name = "AGENTS", env = "FLOW_AGENT_COLLECT_MAX_AGENTS", default_value_t = DEFAULT_MAX_AGENTS,
@@ -84,6 +115,10 @@ impl Args {
         for output in &stores {
             Store::refuse_others(output)?;
         }
+        let pairs = match &self.pairs {
+            Some(pairs) => Some(self.compared(pairs)?),
+            None => None,
+        };
         Ok(Config {
             tls,
             limits: Limits {
@@ -92,9 +127,25 @@ impl Args {
                 max_streams: DEFAULT_MAX_STREAMS,
             },
             max_agents: self.max_agents,
+            metrics: self.metrics.0,
             stores,
+            pairs,
             listen: self.listen,
         })
+    }
+
+    fn compared(&self, output: &Wishes) -> Result<(Prepared, PairSettings)> {
+        let [Wish::Output(output)] = &output.0[..] else {
+            bail!("--pairs takes one jsonl=PATH");
+        };
+        let output = output.clone().prepare()?;
+        let settings = PairSettings {
+            settle: self.pairs_settle,
+            max_flows: self.pairs_max_flows as usize,
+        };
+        Store::refuse_others(&output)?;
+        PairFile::of(&output, settings)?;
+        Ok((output, settings))
     }
 }
 

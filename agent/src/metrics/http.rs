@@ -5,7 +5,7 @@ use std::{
     convert::Infallible,
     fmt,
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -16,35 +16,38 @@ use hyper::{
     Method, Request, Response, StatusCode,
     header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue},
 };
-use tokio::{net::TcpListener, sync::watch, time::Instant};
+use tokio::{net::TcpListener, time::Instant};
 
 use super::{
     Format,
     connections::{self, PATIENCE},
-    health::{Health, Verdict},
-    programs::Sampler,
-    text,
+    health::Verdict,
 };
-use crate::{clock, kernel::run_times::RunTimes, proto::AgentStatus};
 
 /// A text that is no older is sent again.
 const FRESH: Duration = Duration::from_secs(1);
 
 const PLAIN: &str = "text/plain; charset=utf-8";
-const INDEX: &str = "flow-agent\n\
-                     /metrics  for Prometheus\n\
-                     /healthz  200 as long as scans come, else 503\n\
-                     /readyz   200 while everything that was selected at the start is counted, else 503\n";
+/// What is served.
+pub trait Site: Send + Sync + 'static {
+    /// What `/` says.
+    const INDEX: &str;
 
-/// A bound listener that is not served yet.
-pub struct MetricsListener {
-    listener: TcpListener,
-    run_times: RunTimes,
+    /// The metrics at this moment.
+    fn metrics(&self, format: Format) -> Result<String, fmt::Error>;
+
+    /// For `/healthz`.
+    fn lives(&self) -> Verdict;
+
+    /// For `/readyz`.
+    fn is_ready(&self) -> Verdict;
 }
 
+/// A bound listener that is not served yet.
+pub struct MetricsListener(TcpListener);
+
 impl MetricsListener {
-    /// What is served has the run times of these programs, too.
-    pub async fn bind(address: SocketAddr, run_times: RunTimes) -> Result<Self> {
+    pub async fn bind(address: SocketAddr) -> Result<Self> {
         let bound = TcpListener::bind(address).await.with_context(|| {
             format!("cannot serve metrics on {address}: stop what listens there, or choose another --metrics")
         })?;
@@ -53,24 +56,31 @@ impl MetricsListener {
             .context("ask for the address of the metrics")?;
         // Port 0 asks the kernel for a free one.
         tracing::info!(url = %format_args!("http://{address}/metrics"), "serving metrics");
-        Ok(Self {
-            listener: bound,
-            run_times,
-        })
+        Ok(Self(bound))
+    }
+
+    /// Answers until it is dropped.
+    pub async fn serve(self, site: impl Site) -> Infallible {
+        let page = Page::new(site);
+        connections::accept(&self.0, PATIENCE, move |request| page.answer(request)).await
     }
 }
 
 /// What the answers are made of.
 struct Page<S> {
-    /// Gives the status at this moment.
-    status: S,
-    health: Health,
-    sampler: Sampler,
+    site: S,
     /// The last text of each format, and when it was made.
     made: Mutex<BTreeMap<Format, (Instant, Bytes)>>,
 }
 
-impl<S: Fn() -> AgentStatus> Page<S> {
+impl<S: Site> Page<S> {
+    fn new(site: S) -> Self {
+        Self {
+            site,
+            made: Mutex::default(),
+        }
+    }
+
     fn answer<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut answer = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
@@ -81,9 +91,9 @@ impl<S: Fn() -> AgentStatus> Page<S> {
         }
         match request.uri().path() {
             "/metrics" => self.metrics(format(request)),
-            "/healthz" => told(self.health.lives()),
-            "/readyz" => told(self.health.counts()),
-            "/" => plain(StatusCode::OK, INDEX),
+            "/healthz" => told(self.site.lives()),
+            "/readyz" => told(self.site.is_ready()),
+            "/" => plain(StatusCode::OK, S::INDEX),
             _ => plain(
                 StatusCode::NOT_FOUND,
                 "there is /metrics, /healthz and /readyz\n",
@@ -108,47 +118,9 @@ impl<S: Fn() -> AgentStatus> Page<S> {
         {
             return Ok(text.clone());
         }
-        let cpu_ns = clock::process_cpu().as_nanos() as u64;
-        let sampled = self.sampler.sampled();
-        let text = Bytes::from(text((self.status)(), cpu_ns, sampled, format)?);
+        let text = Bytes::from(self.site.metrics(format)?);
         made.insert(format, (Instant::now(), text.clone()));
         Ok(text)
-    }
-}
-
-/// Answers until it is dropped. `status` gives the status at this moment, and `statuses` tells of each scan.
-pub async fn serve<S>(
-    MetricsListener {
-        listener,
-        run_times,
-    }: MetricsListener,
-    status: S,
-    health: Health,
-    mut statuses: watch::Receiver<Arc<AgentStatus>>,
-) -> Infallible
-where
-    S: Fn() -> AgentStatus + Send + Sync + 'static,
-{
-    let page = Arc::new(Page {
-        status,
-        health,
-        sampler: Sampler::new(run_times),
-        made: Mutex::default(),
-    });
-    page.health.note(&statuses.borrow_and_update());
-    let hears = {
-        let page = Arc::clone(&page);
-        async move {
-            while statuses.changed().await.is_ok() {
-                page.health.note(&statuses.borrow_and_update());
-            }
-            std::future::pending::<Infallible>().await
-        }
-    };
-    let accepts = connections::accept(&listener, PATIENCE, move |request| page.answer(request));
-    tokio::select! {
-        never = hears => never,
-        never = accepts => never,
     }
 }
 
@@ -183,19 +155,27 @@ fn response(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Ful
 
 #[cfg(test)]
 mod tests {
-    use http_body_util::BodyExt as _;
+    use std::sync::Arc;
 
-    use super::*;
+    use http_body_util::BodyExt as _;
+    use tokio::sync::watch;
+
+    use super::{
+        super::{agent::AgentSite, health::Health, programs::Sampler},
+        *,
+    };
+    use crate::{kernel::run_times::RunTimes, proto::AgentStatus};
 
     #[tokio::test]
     async fn a_probe_is_answered_with_503_when_the_agent_is_unwell() {
         let (counting, counts) = watch::channel(false);
         let (serving, stopping) = watch::channel(());
-        let page_since = |started| Page {
-            status: AgentStatus::default,
-            health: Health::new(counts.clone(), stopping.clone(), started),
-            sampler: Sampler::new(RunTimes::default()),
-            made: Mutex::default(),
+        let page_since = |started| {
+            Page::new(AgentSite {
+                status: AgentStatus::default,
+                health: Arc::new(Health::new(counts.clone(), stopping.clone(), started)),
+                sampler: Sampler::new(RunTimes::default()),
+            })
         };
         let page = page_since(Instant::now());
         let asked_of = async |page: &Page<_>, path| {

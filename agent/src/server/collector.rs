@@ -31,6 +31,7 @@ use super::{
 use crate::{
     collector::{Intake, MOST_BATCH_BYTES},
     hub::Hub,
+    metrics::{MetricsListener, collector::CollectorSite},
     proto::{CollectorStatus, ExportAck, GetCollectorStatusRequest, ObserveRequest},
 };
 
@@ -52,6 +53,8 @@ pub(crate) struct CollectorServer {
     pub limits: watch::Receiver<Limits>,
     /// How long consumers may take nothing of what is queued at the end.
     pub drain_timeout: Duration,
+    /// Where metrics are served, if they are.
+    pub metrics: Option<MetricsListener>,
 }
 
 impl CollectorServer {
@@ -66,6 +69,7 @@ impl CollectorServer {
             intake,
             limits,
             drain_timeout,
+            metrics,
         } = self;
         let doors = Arc::new(Doors::new(limits.clone()));
         let (max_streams, files) = {
@@ -76,23 +80,38 @@ impl CollectorServer {
         let (serving, not_serving) = watch::channel(());
         // It is ready as soon as it listens.
         let (_ready, ready) = watch::channel(true);
-        let calls = CollectorCalls {
+        let calls = Arc::new(CollectorCalls {
             hub: hub.clone(),
             intake,
             doors,
             listening: listeners.told(),
             compressor: Arc::default(),
             standard: StandardServices::new(SERVICES, ready, not_serving).await?,
+        });
+        let metrics = metrics.map(|listener| {
+            let calls = Arc::clone(&calls);
+            listener.serve(CollectorSite {
+                status: move || calls.status(),
+            })
+        });
+        let metrics = async {
+            match metrics {
+                Some(serves) => serves.await,
+                None => std::future::pending().await,
+            }
         };
         let server = Serving {
-            calls: Arc::new(calls),
+            calls,
             hub,
             max_streams,
             stream_window_bytes: STREAM_WINDOW_BYTES,
             drain_timeout,
             streams: serving,
         };
-        server.run(listeners, shutdown).await
+        tokio::select! {
+            outcome = server.run(listeners, shutdown) => outcome,
+            never = metrics => match never {},
+        }
     }
 }
 
@@ -151,6 +170,14 @@ impl CollectorCalls {
         Ok(acknowledgements(told, end, open))
     }
 
+    fn status(&self) -> CollectorStatus {
+        CollectorStatus {
+            consumers: self.hub.status(),
+            server: Some(server_status(&self.hub, &self.doors, &self.listening)),
+            ..self.intake.status()
+        }
+    }
+
     async fn get_status(
         &self,
         request: Request<Body>,
@@ -158,12 +185,7 @@ impl CollectorCalls {
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
         let place = place_for::<GetCollectorStatusRequest>(request, caller, &self.doors).await?;
-        let status = CollectorStatus {
-            consumers: self.hub.status(),
-            server: Some(server_status(&self.hub, &self.doors, &self.listening)),
-            ..self.intake.status()
-        };
-        let status = status.encode_to_vec();
+        let status = self.status().encode_to_vec();
         Ok(answer::one(vec![status.into()], (open, place)))
     }
 

@@ -21,6 +21,7 @@ use crate::{
 mod calls;
 mod consumers;
 mod kafka;
+mod pairs;
 mod secured;
 
 /// A running `flow-agent collect`, on the loopback interface of a host.
@@ -32,14 +33,17 @@ struct Collector {
 }
 
 impl Collector {
-    /// At any port, if it is 0.
+    /// At any port, if it is 0, and where the settings say it, if they do.
     fn start(host: &Host, port: u16, settings: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
         let mut command = flow_agent(host);
+        command.arg("collect").args(settings);
+        let mut pairs = settings.iter().zip(settings.iter().skip(1));
+        if !pairs.any(|(name, value)| *name == "--listen" && !value.starts_with("unix:")) {
+            command.args(["--listen", &format!("127.0.0.1:{port}")]);
+        }
         command
-            .args(["collect", "--listen", &format!("127.0.0.1:{port}")])
-            .args(settings)
             .stdout(File::create(folder.path().join("out")).unwrap())
             .stderr(File::create(&log).unwrap());
         let mut process = Process::spawn(&mut command).unwrap();

@@ -32,7 +32,7 @@ const OPEN: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// An answer over HTTP.
 pub struct Answer {
-    status: u16,
+    pub status: u16,
     head: String,
     pub body: String,
 }
@@ -64,7 +64,11 @@ pub fn get(host: &Host, address: &str, path: &str) -> Answer {
 
 /// The agent's address for metrics.
 pub fn address(agent: &Agent) -> String {
-    let log = agent.stderr();
+    address_in(&agent.stderr())
+}
+
+/// The address for metrics that a log tells.
+pub fn address_in(log: &str) -> String {
     let (_, url) = log.split_once("serving metrics url=http://").unwrap();
     url.split_once("/metrics").unwrap().0.to_owned()
 }

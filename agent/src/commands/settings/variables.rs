@@ -11,13 +11,17 @@ use crate::similar;
 pub const PREFIX: &str = "FLOW_AGENT_";
 
 /// What begins the same and is no setting of `run`.
-pub const OF_OTHERS: [&str; 33] = [
+pub const OF_OTHERS: [&str; 37] = [
     // Other commands.
     "COLLECT_INSECURE_LISTEN",
     "COLLECT_LISTEN",
     "COLLECT_MAX_AGENTS",
     "COLLECT_MAX_CONSUMERS",
+    "COLLECT_METRICS",
     "COLLECT_OUTPUT",
+    "COLLECT_PAIRS",
+    "COLLECT_PAIRS_MAX_FLOWS",
+    "COLLECT_PAIRS_SETTLE",
     "COLLECT_TLS_CERTIFICATE",
     "COLLECT_TLS_CLIENT_CA",
     "COLLECT_TLS_KEY",

@@ -4,12 +4,14 @@ use std::time::{Duration, SystemTime};
 
 use crate::{
     output::human,
-    proto::{CollectedStream, CollectorStatus, StoreStatus},
+    proto::{CollectedStream, CollectorStatus, PairsStatus, PathStatus, StoreStatus},
 };
 
 const COLUMNS: [&str; 9] = [
     "AGENT", "FROM", "STATE", "SINCE", "STORED", "BATCHES", "RECORDS", "PACKETS", "LOST",
 ];
+
+const PATH_COLUMNS: [&str; 7] = ["FROM", "TO", "LOSS", "SENT", "LOST", "SURPLUS", "INEXACT"];
 
 /// Lines, of which each may have what others chose.
 pub(super) fn lines(status: &CollectorStatus) -> Vec<String> {
@@ -35,7 +37,56 @@ pub(super) fn lines(status: &CollectorStatus) -> Vec<String> {
         rows.extend(status.streams.iter().map(|stream| row(stream, now)));
         lines.extend(aligned(&rows));
     }
+    if let Some(pairs) = &status.pairs {
+        lines.extend(paths(pairs));
+    }
     lines
+}
+
+/// What was lost on the way between agents.
+fn paths(pairs: &PairsStatus) -> Vec<String> {
+    let mut line = format!(
+        "pairs: {} of at most {} flows followed, {} seen by one agent alone",
+        pairs.flows, pairs.capacity, pairs.unpaired
+    );
+    if pairs.not_followed > 0 {
+        let more = format!(", {} NOT FOLLOWED for want of room", pairs.not_followed);
+        line.push_str(&more);
+    }
+    if pairs.not_written > 0 {
+        let more = format!(
+            ", {} reports NOT WRITTEN: {}",
+            pairs.not_written, pairs.last_error
+        );
+        line.push_str(&more);
+    }
+    let mut lines = vec![line];
+    if !pairs.paths.is_empty() {
+        let mut rows = vec![PATH_COLUMNS.map(str::to_owned)];
+        rows.extend(pairs.paths.iter().map(path));
+        lines.extend(aligned(&rows));
+    }
+    lines
+}
+
+fn path(path: &PathStatus) -> [String; 7] {
+    let name = |hostname: &str| match hostname {
+        "" => "others".to_owned(),
+        name => name.to_owned(),
+    };
+    let share = match path.sent_packets {
+        0 => "-".to_owned(),
+        sent => format!("{:.3} %", 100.0 * path.lost_packets as f64 / sent as f64),
+    };
+    [
+        name(&path.from_hostname),
+        name(&path.to_hostname),
+        share,
+        path.sent_packets.to_string(),
+        path.lost_packets.to_string(),
+        path.surplus_packets.to_string(),
+        path.inexact.to_string(),
+    ]
 }
 
 fn store(store: &StoreStatus) -> String {
@@ -150,6 +201,31 @@ mod tests {
         assert!(lines[4].ends_with("       12     7"), "{}", lines[4]);
         assert!(lines[5].contains("away       ") && lines[5].contains("never"));
         assert_eq!(lines.len(), 6);
+        let with_pairs = CollectorStatus {
+            pairs: Some(PairsStatus {
+                paths: vec![PathStatus {
+                    from_hostname: "a".into(),
+                    to_hostname: "b".into(),
+                    sent_packets: 1000,
+                    lost_packets: 7,
+                    inexact: 3,
+                    ..PathStatus::default()
+                }],
+                flows: 4,
+                capacity: 10,
+                unpaired: 2,
+                not_followed: 9,
+                ..PairsStatus::default()
+            }),
+            ..status
+        };
+        let lines = super::lines(&with_pairs);
+        let expected = "pairs: 4 of at most 10 flows followed, 2 seen by one agent alone, 9 NOT FOLLOWED for want of room";
+        assert_eq!(lines[6], expected);
+        assert_eq!(
+            lines[8],
+            "  a     b   0.700 %  1000     7        0        3"
+        );
         let nobody = CollectorStatus::default();
         assert_eq!(super::lines(&nobody)[1], "no agent has called yet");
     }

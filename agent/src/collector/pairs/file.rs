@@ -1,0 +1,105 @@
+//! Writes the reports into a file, and tells how that goes.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
+
+use super::{PairSettings, Pairs, Sightings};
+use crate::{
+    log_limit::LogLimit,
+    outputs::{Prepared, files::Rotated, settings::Place},
+    proto::PairsStatus,
+};
+
+/// Compares agents, and has a file for what it finds.
+pub(crate) struct PairFile {
+    pairs: Pairs,
+    file: Rotated,
+    address: String,
+    status: Arc<Mutex<PairsStatus>>,
+    not_written: u64,
+    last_error: String,
+    fails: LogLimit,
+}
+
+impl PairFile {
+    /// Fails if the output is no file of lines.
+    pub(crate) fn of(output: &Prepared, settings: PairSettings) -> Result<Self> {
+        let Some(Place::Lines(file)) = output.store() else {
+            anyhow::bail!("--pairs takes jsonl=PATH: a report is a line of JSON");
+        };
+        let pairs = Pairs::new(settings);
+        let status = Arc::new(Mutex::new(pairs.status()));
+        Ok(Self {
+            pairs,
+            address: file.address().display().to_string(),
+            file,
+            status,
+            not_written: 0,
+            last_error: String::new(),
+            fails: LogLimit::default(),
+        })
+    }
+
+    pub(in crate::collector) fn status(&self) -> Arc<Mutex<PairsStatus>> {
+        Arc::clone(&self.status)
+    }
+
+    /// Makes the file, so that a start tells what would be wrong later.
+    pub(in crate::collector) async fn begin(&mut self) -> Result<()> {
+        let begun = self.file.write(Bytes::new()).await;
+        begun.with_context(|| format!("begin to report pairs in {}", self.address))?;
+        tracing::info!(
+            address = self.address,
+            "agents are compared, and reported here"
+        );
+        Ok(())
+    }
+
+    pub(in crate::collector) fn take(&mut self, batch: &Sightings) {
+        self.pairs.take(batch, Instant::now());
+    }
+
+    /// Writes what can be reported by now.
+    pub(in crate::collector) async fn look(&mut self) {
+        let reports = self.pairs.due(Instant::now());
+        let written = if reports.is_empty() {
+            self.file.complete_if_due().await
+        } else {
+            let lines: Vec<u8> = reports.iter().flat_map(super::Report::line).collect();
+            self.file.write(lines).await.map(drop)
+        };
+        if let Err(error) = written {
+            self.not_written += reports.len() as u64;
+            self.last_error = format!("{error:#}");
+            if let Some(times) = self.fails.event() {
+                tracing::warn!(
+                    address = self.address,
+                    times,
+                    "reports of pairs are lost: {}",
+                    self.last_error
+                );
+            }
+        }
+        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        *status = PairsStatus {
+            not_written: self.not_written,
+            last_error: self.last_error.clone(),
+            ..self.pairs.status()
+        };
+    }
+
+    pub(in crate::collector) async fn close(mut self) {
+        self.look().await;
+        if let Err(error) = self.file.close().await {
+            tracing::warn!(
+                address = self.address,
+                "the last file could not be completed: {error:#}; the next start does it"
+            );
+        }
+    }
+}

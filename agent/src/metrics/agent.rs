@@ -1,0 +1,74 @@
+//! What an agent serves.
+
+use std::{convert::Infallible, fmt, sync::Arc};
+
+use tokio::sync::watch;
+
+use super::{
+    Format,
+    health::{Health, Verdict},
+    http::{MetricsListener, Site},
+    programs::Sampler,
+    text,
+};
+use crate::{clock, kernel::run_times::RunTimes, proto::AgentStatus};
+
+/// `status` gives the status at this moment.
+pub(super) struct AgentSite<S> {
+    pub status: S,
+    pub health: Arc<Health>,
+    pub sampler: Sampler,
+}
+
+impl<S> Site for AgentSite<S>
+where
+    S: Fn() -> AgentStatus + Send + Sync + 'static,
+{
+    const INDEX: &str = "flow-agent\n\
+                         /metrics  for Prometheus\n\
+                         /healthz  200 as long as scans come, else 503\n\
+                         /readyz   200 while everything that was selected at the start is counted, else 503\n";
+
+    fn metrics(&self, format: Format) -> Result<String, fmt::Error> {
+        let cpu_ns = clock::process_cpu().as_nanos() as u64;
+        text((self.status)(), cpu_ns, self.sampler.sampled(), format)
+    }
+
+    fn lives(&self) -> Verdict {
+        self.health.lives()
+    }
+
+    fn is_ready(&self) -> Verdict {
+        self.health.counts()
+    }
+}
+
+/// Answers until it is dropped. `status` gives the status at this moment, and `statuses` tells of each scan. What is served has
+/// the run times of these programs, too.
+pub async fn serve<S>(
+    (listener, run_times): (MetricsListener, RunTimes),
+    status: S,
+    health: Health,
+    mut statuses: watch::Receiver<Arc<AgentStatus>>,
+) -> Infallible
+where
+    S: Fn() -> AgentStatus + Send + Sync + 'static,
+{
+    let health = Arc::new(health);
+    health.note(&statuses.borrow_and_update());
+    let site = AgentSite {
+        status,
+        health: Arc::clone(&health),
+        sampler: Sampler::new(run_times),
+    };
+    let hears = async {
+        while statuses.changed().await.is_ok() {
+            health.note(&statuses.borrow_and_update());
+        }
+        std::future::pending::<Infallible>().await
+    };
+    tokio::select! {
+        never = hears => never,
+        never = listener.serve(site) => never,
+    }
+}

@@ -1,0 +1,333 @@
+//! What a collector serves.
+
+use std::{fmt, time::Duration};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, text},
+    registry::Registry,
+};
+
+use super::{
+    Format, consumers,
+    families::{Families, Help, Labels},
+    health::Verdict,
+    http::Site,
+    process,
+};
+use crate::{
+    clock,
+    proto::{CollectorStatus, PairsStatus, PathStatus, StoreStatus},
+    status,
+};
+
+/// `status` gives the status at this moment.
+pub(crate) struct CollectorSite<S> {
+    pub status: S,
+}
+
+impl<S> Site for CollectorSite<S>
+where
+    S: Fn() -> CollectorStatus + Send + Sync + 'static,
+{
+    const INDEX: &str = "flow-agent collect\n\
+                         /metrics  for Prometheus\n\
+                         /healthz  200 as long as it answers\n\
+                         /readyz   200 while every store takes what comes, else 503\n";
+
+    fn metrics(&self, format: Format) -> Result<String, fmt::Error> {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Shown {
+            status: (self.status)(),
+            cpu_ns: clock::process_cpu().as_nanos() as u64,
+            resident_bytes: status::resident_bytes(),
+            format,
+        }));
+        let mut text = String::new();
+        match format {
+            Format::OpenMetrics => text::encode(&mut text, &registry)?,
+            Format::Classic => text::encode_registry(&mut text, &registry)?,
+        }
+        Ok(text)
+    }
+
+    fn lives(&self) -> Verdict {
+        Verdict::Well("it collects".to_owned())
+    }
+
+    fn is_ready(&self) -> Verdict {
+        let status = (self.status)();
+        match status.stores.iter().find(|store| store.failing) {
+            Some(store) => Verdict::Unwell(format!(
+                "{}={} does not take what comes: {}",
+                store.kind, store.address, store.last_error
+            )),
+            None => Verdict::Well(format!("{} agents connected", connected(&status))),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Shown {
+    status: CollectorStatus,
+    cpu_ns: u64,
+    resident_bytes: u64,
+    format: Format,
+}
+
+impl Collector for Shown {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut families = Families::new(encoder, self.format);
+        let Self {
+            status,
+            cpu_ns,
+            resident_bytes,
+            ..
+        } = self;
+        let labels = vec![("version", status.version.clone())];
+        families.gauge(
+            Help("flow_agent_collect_build_info", "Always 1"),
+            [(labels, 1.0)],
+        )?;
+        agents(&mut families, status)?;
+        stores(&mut families, &status.stores)?;
+        if let Some(of_pairs) = &status.pairs {
+            pairs(&mut families, of_pairs)?;
+        }
+        let server = status.server.clone().unwrap_or_default();
+        consumers(&mut families, status.consumers.len(), &server)?;
+        let started = status.started_unix_ns;
+        process(&mut families, *resident_bytes, started, *cpu_ns)
+    }
+}
+
+fn connected(status: &CollectorStatus) -> usize {
+    let streams = status.streams.iter();
+    streams.filter(|stream| stream.connected).count()
+}
+
+/// Agents have no series of their own, since they choose their names.
+fn agents(families: &mut Families<'_>, status: &CollectorStatus) -> fmt::Result {
+    let connected = connected(status);
+    let now = clock::unix_of_boot_ns(clock::boot_now_ns());
+    let streams = status.streams.iter().filter(|stream| stream.connected);
+    let behind = streams.filter(|stream| stream.window_end_unix_ns != 0);
+    let behind = behind.map(|stream| now.saturating_sub(stream.window_end_unix_ns));
+    let away = status.streams.len() - connected;
+    families.gauges([
+        (
+            Help("flow_agent_collect_connected_agents", "Agents that are connected"),
+            connected as f64,
+        ),
+        (
+            Help("flow_agent_collect_away_agents", "Agents that have called within a day, and are away"),
+            away as f64,
+        ),
+        (
+            Help(
+                "flow_agent_collect_most_behind_seconds",
+                "How long ago the last stored scan of a connected agent ended: that of the one furthest behind",
+            ),
+            Duration::from_nanos(behind.max().unwrap_or(0)).as_secs_f64(),
+        ),
+    ])
+}
+
+fn stores(families: &mut Families<'_>, stores: &[StoreStatus]) -> fmt::Result {
+    let labels = |store: &StoreStatus| -> Labels {
+        vec![
+            ("kind", store.kind.clone()),
+            ("address", store.address.clone()),
+        ]
+    };
+    let sums = || {
+        let stores = stores.iter();
+        stores.map(|store| (labels(store), store.stored.unwrap_or_default()))
+    };
+    families.counter(
+        Help(
+            "flow_agent_collect_stored_records",
+            "Records that a store has",
+        ),
+        sums().map(|(labels, sum)| (labels, sum.records)),
+    )?;
+    families.counter(
+        Help(
+            "flow_agent_collect_stored_packets",
+            "Packets that they report",
+        ),
+        sums().map(|(labels, sum)| (labels, sum.packets)),
+    )?;
+    families.counter(
+        Help(
+            "flow_agent_collect_stored_bytes",
+            "Layer-2 bytes that they report",
+        ),
+        sums().map(|(labels, sum)| (labels, sum.bytes)),
+    )?;
+    families.gauge(
+        Help(
+            "flow_agent_collect_store_failing",
+            "1 if what came last could not be stored",
+        ),
+        stores
+            .iter()
+            .map(|store| (labels(store), f64::from(u8::from(store.failing)))),
+    )?;
+    families.counter(
+        Help(
+            "flow_agent_collect_store_failures",
+            "How often a store began to fail",
+        ),
+        stores.iter().map(|store| (labels(store), store.failures)),
+    )
+}
+
+/// Sums of reports that are exact.
+fn pairs(families: &mut Families<'_>, pairs: &PairsStatus) -> fmt::Result {
+    let by_path = |count: fn(&PathStatus) -> u64| {
+        pairs.paths.iter().map(move |path| {
+            let labels: Labels = vec![
+                ("from", path.from_hostname.clone()),
+                ("to", path.to_hostname.clone()),
+            ];
+            (labels, count(path))
+        })
+    };
+    for (help, count) in [
+        (
+            Help(
+                "flow_agent_path_sent_packets",
+                "Packets that one agent saw leave and another one should have seen arrive",
+            ),
+            (|path| path.sent_packets) as fn(&PathStatus) -> u64,
+        ),
+        (
+            Help("flow_agent_path_lost_packets", "Those that did not arrive"),
+            |path| path.lost_packets,
+        ),
+        (
+            Help(
+                "flow_agent_path_surplus_packets",
+                "Packets that arrived and had not left, such as fragments that were made on the way",
+            ),
+            |path| path.surplus_packets,
+        ),
+        (
+            Help(
+                "flow_agent_path_inexact_reports",
+                "Reports of which the loss is not known; their packets are in no sum",
+            ),
+            |path| path.inexact,
+        ),
+    ] {
+        families.counter(help, by_path(count))?;
+    }
+    families.gauges([(
+        Help("flow_agent_pairs_flows", "Flows that are followed"),
+        pairs.flows as f64,
+    )])?;
+    families.counters([
+        (
+            Help(
+                "flow_agent_pairs_not_followed_flows",
+                "Flows that found no place among those that are followed",
+            ),
+            pairs.not_followed,
+        ),
+        (
+            Help(
+                "flow_agent_pairs_unpaired_flows",
+                "Flows that only one agent saw",
+            ),
+            pairs.unpaired,
+        ),
+        (
+            Help(
+                "flow_agent_pairs_not_written_reports",
+                "Reports that could not be written to the file",
+            ),
+            pairs.not_written,
+        ),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{CollectedStream, RecordSum};
+
+    fn site(status: CollectorStatus) -> impl Site {
+        CollectorSite {
+            status: move || status.clone(),
+        }
+    }
+
+    fn status() -> CollectorStatus {
+        CollectorStatus {
+            version: "1.2.3".to_owned(),
+            streams: vec![
+                CollectedStream {
+                    connected: true,
+                    ..CollectedStream::default()
+                },
+                CollectedStream::default(),
+            ],
+            stores: vec![StoreStatus {
+                kind: "jsonl".to_owned(),
+                address: "/a".to_owned(),
+                stored: Some(RecordSum {
+                    records: 1,
+                    packets: 2,
+                    bytes: 3,
+                }),
+                ..StoreStatus::default()
+            }],
+            pairs: Some(PairsStatus {
+                paths: vec![PathStatus {
+                    from_hostname: "here".to_owned(),
+                    to_hostname: "th\"ere".to_owned(),
+                    sent_packets: 100,
+                    lost_packets: 7,
+                    inexact: 1,
+                    ..PathStatus::default()
+                }],
+                unpaired: 5,
+                ..PairsStatus::default()
+            }),
+            ..CollectorStatus::default()
+        }
+    }
+
+    #[test]
+    fn stores_agents_and_paths_have_series() {
+        let text = site(status()).metrics(Format::Classic).unwrap();
+        for line in [
+            "flow_agent_collect_build_info{version=\"1.2.3\"} 1.0",
+            "flow_agent_collect_connected_agents 1.0",
+            "flow_agent_collect_away_agents 1.0",
+            "flow_agent_collect_stored_packets_total{kind=\"jsonl\",address=\"/a\"} 2",
+            "flow_agent_collect_store_failing{kind=\"jsonl\",address=\"/a\"} 0.0",
+            "flow_agent_path_sent_packets_total{from=\"here\",to=\"th\\\"ere\"} 100",
+            "flow_agent_path_lost_packets_total{from=\"here\",to=\"th\\\"ere\"} 7",
+            "flow_agent_pairs_unpaired_flows_total 5",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_collector_is_ready_as_long_as_every_store_takes_what_comes() {
+        assert_eq!(
+            site(status()).is_ready(),
+            Verdict::Well("1 agents connected".to_owned())
+        );
+        let mut status = status();
+        status.stores[0].failing = true;
+        status.stores[0].last_error = "no space".to_owned();
+        assert_eq!(
+            site(status).is_ready(),
+            Verdict::Unwell("jsonl=/a does not take what comes: no space".to_owned())
+        );
+    }
+}
