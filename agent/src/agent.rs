@@ -320,9 +320,7 @@ impl Agent {
             kernel,
             attachments,
             replica: Replica::new(config.replica),
-            encoder: BatchEncoder::new(Arc::clone(&identity))
-                .sampling(config.sample_rate)
-                .reporting(config.replica.report_interval),
+            encoder: encoder(&identity, &config),
             hub: hub.clone(),
             interfaces: Interfaces::open(&namespaces)?,
             tags: tag_watches(&namespaces)?,
@@ -424,6 +422,12 @@ fn name_interface(rules: RunningRules) -> NameInterface {
             Err(error).with_context(|| format!("apply the filter rules to {name}"))
         }
     })
+}
+
+fn encoder(identity: &Arc<Identity>, config: &Config) -> BatchEncoder {
+    BatchEncoder::new(Arc::clone(identity))
+        .sampling(config.sample_rate)
+        .reporting(config.replica.report_interval)
 }
 
 fn status_settings(

@@ -136,9 +136,9 @@ fn what_a_wire_loses_between_two_agents_is_told_to_the_packet() {
         lab.peer.frame_socket().unwrap(),
     );
     for _ in 0..10 {
-        here.send_many(&vec![&kept[..]; 100]).unwrap();
-        here.send_many(&[&lost[..]; 7]).unwrap();
-        far.send_many(&[&back[..]; 50]).unwrap();
+        here.send_many(vec![&kept[..]; 100]).unwrap();
+        here.send_many([&lost[..]; 7]).unwrap();
+        far.send_many([&back[..]; 50]).unwrap();
         sleep(Duration::from_millis(50));
     }
     let expected = [[1070, 1000, 70], [500, 500, 0]];
@@ -178,7 +178,7 @@ fn what_a_wire_loses_between_two_agents_is_told_to_the_packet() {
     // While one of them is away, nothing is said to be exact.
     let [agent, gone] = agents;
     gone.kill();
-    here.send_many(&vec![&kept[..]; 100]).unwrap();
+    here.send_many(vec![&kept[..]; 100]).unwrap();
     sleep(SETTLE);
     let [sent, received, lost] = told(pairs.path(), PORT).0;
     assert_eq!((sent, received, lost), (1070, 1000, 70));
