@@ -32,6 +32,17 @@ const MORE_CONNECTIONS: u32 = 256;
 const AGENTS: &str = "Agents and consumers";
 const STORES: &str = "Stores";
 
+const MOST_SETTLE: Duration = Duration::from_hours(1);
+
+/// Parses how long a flow has to be quiet.
+fn settle(text: &str) -> Result<Duration, String> {
+    let settle = time(text)?;
+    if settle > MOST_SETTLE {
+        return Err("at most 1h".to_owned());
+    }
+    Ok(settle)
+}
+
 /// Store the flows that agents send.
 ///
 /// An agent sends them with `flow-agent run --output collector=ADDRESS`, and keeps each batch until it is stored here. `status`
@@ -52,12 +63,12 @@ pub struct Args {
     /// How long a flow has to be quiet before it is compared: longer than the clocks of two hosts differ and than packets are
     /// on their way.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_COLLECT_PAIRS_SETTLE", default_value = "2s",
-          value_parser = time, help_heading = STORES)]
+          value_parser = settle, help_heading = STORES)]
     pub pairs_settle: Duration,
 
-    /// Flows that are followed at the same time to compare agents. A thousand take some half a MiB.
+    /// Flows that are followed at the same time to compare agents. A thousand take some 600 kB.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_COLLECT_PAIRS_MAX_FLOWS", default_value_t = DEFAULT_PAIRS_MAX_FLOWS,
-          value_parser = number(1..=10_000_000), help_heading = STORES)]
+          value_parser = number(1..=1_000_000), help_heading = STORES)]
     pub pairs_max_flows: u32,
 
     /// Where agents and consumers connect: an IP address with a port, or unix:PATH (mode 0660); repeatable.

@@ -220,6 +220,13 @@ fn pairs(families: &mut Families<'_>, pairs: &PairsStatus) -> fmt::Result {
             ),
             |path| path.inexact,
         ),
+        (
+            Help(
+                "flow_agent_path_going_on_reports",
+                "Reports of flows that go on; their packets are in the sums when the flow has been quiet",
+            ),
+            |path| path.going_on,
+        ),
     ] {
         families.counter(help, by_path(count))?;
     }
@@ -230,15 +237,15 @@ fn pairs(families: &mut Families<'_>, pairs: &PairsStatus) -> fmt::Result {
     families.counters([
         (
             Help(
-                "flow_agent_pairs_not_followed_flows",
-                "Flows that found no place among those that are followed",
+                "flow_agent_pairs_not_followed_records",
+                "Records of flows that found no place among those that are followed",
             ),
             pairs.not_followed,
         ),
         (
             Help(
                 "flow_agent_pairs_unpaired_flows",
-                "Flows that only one agent saw",
+                "How often a flow was quiet that only one agent had seen",
             ),
             pairs.unpaired,
         ),

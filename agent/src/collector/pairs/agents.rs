@@ -1,14 +1,21 @@
 //! What is known of each agent: up to when it has reported, and since when nothing of it is missing.
 
-use std::collections::HashMap;
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use serde::Serialize;
 
 use super::sighting::{Gaps, Sightings};
 use crate::proto::AgentIdentity;
 
-/// Starts of agents. More than that are not compared.
+/// Starts of agents that are known at the same time.
 const MOST: usize = 10_000;
+const MOST_INTERFACES: usize = 4096;
+/// When another stream of an agent is read instead. An agent may have two outputs to this collector.
+const SILENT_STREAM: Duration = Duration::from_secs(30);
 
 /// Why what two agents counted cannot be held against each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -24,53 +31,79 @@ pub(super) enum Doubt {
     Filtered,
     /// An agent has counted super-frames of which it did not know how many packets they were.
     InexactSize,
+    /// An agent has put fragments into flows of their own.
+    Fragments,
+    /// An agent's clock was set.
+    Clock,
+    /// One agent has seen the packets at several interfaces, or at one that came after the flow.
+    Interfaces,
+    /// Nothing has arrived, which an agent also says that does not look there.
+    OneSided,
+    /// What an agent has seen of the flow came after the others' was told.
+    Late,
+    /// A part may have come when there was no room to follow the flow, or before it was forgotten.
+    NoRoom,
     /// An agent has ended, or reports nothing any more.
     Silent,
+    /// The collector stops.
+    Stopped,
     /// The flow goes on: packets are on their way.
     GoesOn,
 }
 
-/// An agent's place in the table.
+/// An agent's number here.
 pub(super) type Index = u32;
 
 #[derive(Default)]
 pub(super) struct Agents {
-    all: Vec<Agent>,
+    all: HashMap<Index, Agent>,
     /// By machine, boot and start.
     by_name: HashMap<[String; 3], Index>,
+    next: Index,
 }
 
 /// What became of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Noted {
     At(Index),
-    /// It has come on another stream of the agent.
+    /// It has come on another stream of the agent, or has nothing that counts.
     Elsewhere,
     /// There are too many agents.
     Nowhere,
 }
 
 pub(super) struct Agent {
-    pub name: AgentIdentity,
-    /// The stream that is read. An agent may have two outputs to this collector.
+    pub name: Arc<AgentIdentity>,
+    pub heard: Instant,
+    /// The stream that is read.
     stream_id: u64,
     seq: u64,
+    /// Of the scan that came last.
+    window: [u64; 2],
     /// When the last scan ended that has come whole.
     pub seen_to: u64,
-    /// When the first scan began of which, and of those after it, nothing is missing.
+    /// When a scan ended after which nothing is missing.
     pub whole_since: u64,
     /// Why what was before is not whole.
     pub why: Doubt,
     pub has_ended: bool,
+    /// How late a record may come.
     pub report_interval_ns: u64,
+    /// Until when records may come that were later before the setting changed.
+    slower_until: u64,
     gaps: Gaps,
+    /// A batch has told of losses, and not of when.
+    has_lost: bool,
+    /// When each interface was there first.
+    interfaces: BTreeMap<(u32, u32), u64>,
 }
 
 impl Agents {
     pub(super) fn get(&self, index: Index) -> &Agent {
-        &self.all[index as usize]
+        &self.all[&index]
     }
 
-    pub(super) fn note(&mut self, batch: &Sightings) -> Noted {
+    pub(super) fn note(&mut self, batch: &Sightings, settle_ns: u64, now: Instant) -> Noted {
         let AgentIdentity {
             agent_id,
             boot_id,
@@ -78,89 +111,150 @@ impl Agents {
             ..
         } = &batch.agent;
         let name = [agent_id, boot_id, instance_id].map(Clone::clone);
-        let index = match self.by_name.get(&name) {
-            Some(&index) => index,
-            None if self.all.len() == MOST => return Noted::Nowhere,
-            None => {
-                let index = self.all.len() as Index;
-                self.all.push(Agent::first(batch));
-                self.by_name.insert(name, index);
-                return Noted::At(index);
-            }
-        };
-        if self.all[index as usize].note(batch) {
-            Noted::At(index)
-        } else {
-            Noted::Elsewhere
+        if let Some(&index) = self.by_name.get(&name) {
+            let agent = self.all.get_mut(&index);
+            let agent = agent.expect("what has a name is there");
+            return if agent.note(batch, settle_ns, now) {
+                Noted::At(index)
+            } else {
+                Noted::Elsewhere
+            };
         }
+        // A batch that does nothing but tell of losses.
+        if batch.window[1] == 0 {
+            return Noted::Elsewhere;
+        }
+        if self.all.len() >= MOST {
+            return Noted::Nowhere;
+        }
+        let index = self.next;
+        self.next = self.next.wrapping_add(1);
+        self.all.insert(index, Agent::first(batch, now));
+        self.by_name.insert(name, index);
+        Noted::At(index)
+    }
+
+    /// Forgets those that have ended or are silent for this time, and that nothing names.
+    pub(super) fn forget(&mut self, named: &HashSet<Index>, silent_for: Duration, now: Instant) {
+        self.all.retain(|index, agent| {
+            let is_gone = agent.has_ended || now.duration_since(agent.heard) >= silent_for;
+            named.contains(index) || !is_gone
+        });
+        self.by_name.retain(|_, index| self.all.contains_key(index));
     }
 }
 
 impl Agent {
-    fn first(batch: &Sightings) -> Self {
+    fn first(batch: &Sightings, now: Instant) -> Self {
+        let end = batch.window[1];
         Self {
-            name: batch.agent.clone(),
+            name: Arc::new(batch.agent.clone()),
+            heard: now,
             stream_id: batch.stream_id,
             seq: batch.seq,
-            seen_to: 0,
-            whole_since: batch.window[0],
+            window: batch.window,
+            seen_to: if batch.is_last_of_scan { end } else { 0 },
+            // A part of this scan may have gone to another collector.
+            whole_since: end,
             why: Doubt::Began,
             has_ended: batch.is_final,
             report_interval_ns: batch.report_interval_ns,
+            slower_until: 0,
             gaps: batch.gaps,
+            has_lost: false,
+            interfaces: batch.interfaces.iter().map(|&one| (one, end)).collect(),
         }
-        .up_to(batch)
-    }
-
-    fn up_to(mut self, batch: &Sightings) -> Self {
-        if batch.is_last_of_scan {
-            self.seen_to = batch.window[1];
-        }
-        self
     }
 
     /// Whether the batch counts.
-    fn note(&mut self, batch: &Sightings) -> bool {
-        let [_, window_end] = batch.window;
-        if batch.stream_id != self.stream_id {
-            // Another output has brought the same scan.
-            if window_end <= self.seen_to {
-                return false;
-            }
+    fn note(&mut self, batch: &Sightings, settle_ns: u64, now: Instant) -> bool {
+        if batch.stream_id == self.stream_id {
+            self.has_lost |= batch.seq != self.seq.wrapping_add(1)
+                || batch.gaps.lost_batches > self.gaps.lost_batches;
+        } else if now.duration_since(self.heard) < SILENT_STREAM {
+            return false;
+        } else {
             self.stream_id = batch.stream_id;
-            self.gaps.lost_batches = batch.gaps.lost_batches;
-            self.is_not_whole(batch, Doubt::Lost);
-        } else if batch.seq != self.seq + 1 || batch.gaps.lost_batches > self.gaps.lost_batches {
-            self.gaps.lost_batches = batch.gaps.lost_batches;
-            self.is_not_whole(batch, Doubt::Lost);
+            self.has_lost = true;
         }
+        self.heard = now;
         self.seq = batch.seq;
-        if batch.has_refused {
-            self.is_not_whole(batch, Doubt::TableFull);
+        self.gaps.lost_batches = batch.gaps.lost_batches;
+        let [begin, end] = batch.window;
+        if end == 0 {
+            return true;
         }
-        if let Some(account) = batch.gaps.account {
-            let before = self.gaps.account.unwrap_or_default();
-            let reasons = [Doubt::TableFull, Doubt::Filtered, Doubt::InexactSize];
-            for (reason, (after, before)) in
-                reasons.into_iter().zip(account.into_iter().zip(before))
-            {
-                if after != before && self.gaps.account.is_some() {
-                    self.is_not_whole(batch, reason);
+        if batch.window != self.window {
+            // Each window begins where the one before has ended, unless batches are missing.
+            if begin.abs_diff(self.window[1]) > settle_ns / 2 {
+                self.seen_to = self.seen_to.min(begin);
+                if !self.has_lost {
+                    self.is_not_whole(end, Doubt::Clock);
                 }
             }
-            self.gaps.account = Some(account);
+            self.window = batch.window;
         }
+        if std::mem::take(&mut self.has_lost) {
+            self.is_not_whole(end, Doubt::Lost);
+        }
+        if batch.has_refused {
+            self.is_not_whole(end, Doubt::TableFull);
+        }
+        self.note_account(batch);
+        for &interface in &batch.interfaces {
+            if self.interfaces.len() >= MOST_INTERFACES {
+                self.interfaces.clear();
+            }
+            self.interfaces.entry(interface).or_insert(end);
+        }
+        self.note_report_interval(batch);
         self.has_ended |= batch.is_final;
-        self.report_interval_ns = batch.report_interval_ns;
         if batch.is_last_of_scan {
-            self.seen_to = self.seen_to.max(window_end);
+            self.seen_to = self.seen_to.max(end);
         }
         true
     }
 
-    /// What passed until the end of this batch's window is not known to be whole.
-    fn is_not_whole(&mut self, batch: &Sightings, why: Doubt) {
-        self.whole_since = self.whole_since.max(batch.window[1]).max(self.seen_to);
+    fn note_account(&mut self, batch: &Sightings) {
+        let Some(account) = batch.gaps.account else {
+            return;
+        };
+        let before = self.gaps.account.replace(account).unwrap_or(account);
+        let reasons = [
+            Doubt::TableFull,
+            Doubt::Filtered,
+            Doubt::InexactSize,
+            Doubt::Fragments,
+        ];
+        for (reason, (after, before)) in reasons.into_iter().zip(account.into_iter().zip(before)) {
+            if after != before {
+                self.is_not_whole(batch.window[1], reason);
+            }
+        }
+    }
+
+    /// Records of before a change may still be as late as they were.
+    fn note_report_interval(&mut self, batch: &Sightings) {
+        let (before, after) = (self.report_interval_ns, batch.report_interval_ns);
+        let end = batch.window[1];
+        if after < before && self.slower_until == 0 {
+            self.slower_until = end.saturating_add(before);
+        }
+        if after >= before || end > self.slower_until {
+            self.report_interval_ns = after;
+            self.slower_until = 0;
+        }
+    }
+
+    /// When the interface was there first. What it passed before, nobody may have counted.
+    pub(super) fn counts_since(&self, interface: (u32, u32)) -> u64 {
+        let since = self.interfaces.get(&interface).copied();
+        since.unwrap_or(u64::MAX)
+    }
+
+    /// What passed until `end` is not known to be whole.
+    fn is_not_whole(&mut self, end: u64, why: Doubt) {
+        self.whole_since = self.whole_since.max(end);
         self.why = why;
     }
 }

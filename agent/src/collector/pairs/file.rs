@@ -8,12 +8,15 @@ use std::{
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 
-use super::{PairSettings, Pairs, Sightings};
+use super::{PairSettings, Pairs, Report, Sightings};
 use crate::{
     log_limit::LogLimit,
     outputs::{Prepared, files::Rotated, settings::Place},
     proto::PairsStatus,
 };
+
+/// Lines that are in memory together.
+const REPORTS_AT_ONCE: usize = 1000;
 
 /// Compares agents, and has a file for what it finds.
 pub(crate) struct PairFile {
@@ -67,13 +70,17 @@ impl PairFile {
     /// Writes what can be reported by now.
     pub(in crate::collector) async fn look(&mut self) {
         let reports = self.pairs.due(Instant::now());
-        let written = if reports.is_empty() {
-            self.file.complete_if_due().await
-        } else {
-            let lines: Vec<u8> = reports.iter().flat_map(super::Report::line).collect();
-            self.file.write(lines).await.map(drop)
-        };
-        if let Err(error) = written {
+        self.write(&reports).await;
+        // What fails is told with the next report.
+        drop(self.file.complete_if_due().await);
+    }
+
+    async fn write(&mut self, reports: &[Report]) {
+        for reports in reports.chunks(REPORTS_AT_ONCE) {
+            let lines: Vec<u8> = reports.iter().flat_map(Report::line).collect();
+            let Err(error) = self.file.write(lines).await else {
+                continue;
+            };
             self.not_written += reports.len() as u64;
             self.last_error = format!("{error:#}");
             if let Some(times) = self.fails.event() {
@@ -95,6 +102,8 @@ impl PairFile {
 
     pub(in crate::collector) async fn close(mut self) {
         self.look().await;
+        let reports = self.pairs.end();
+        self.write(&reports).await;
         if let Err(error) = self.file.close().await {
             tracing::warn!(
                 address = self.address,

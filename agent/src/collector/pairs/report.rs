@@ -1,11 +1,11 @@
 //! What is reported of a flow between two agents, as a line of JSON.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
 use serde::Serialize;
 
 use super::{
-    agents::Doubt,
+    agents::{Doubt, Index},
     sighting::{Ends, Sum},
 };
 use crate::{community_id, proto::AgentIdentity};
@@ -17,8 +17,9 @@ pub(in crate::collector) struct Report {
     pub(super) ends: Ends,
     /// The end that sent the packets.
     pub way: usize,
-    pub from: AgentIdentity,
-    pub to: AgentIdentity,
+    pub(super) agents: [Index; 2],
+    pub from: Arc<AgentIdentity>,
+    pub to: Arc<AgentIdentity>,
     pub since: u64,
     pub until: u64,
     pub(super) sent: Sum,

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use crate::{
     collector::incoming::Incoming,
     output::human,
-    proto::{Account, AgentIdentity, Direction, FlowRecord, pair},
+    proto::{Account, AgentIdentity, Direction, FlowBatch, FlowRecord, pair},
 };
 
 /// A batch, for those who compare agents.
@@ -22,15 +22,17 @@ pub(in crate::collector) struct Sightings {
     pub(super) gaps: Gaps,
     pub has_refused: bool,
     pub is_final: bool,
+    /// Where the scan can have seen flows.
+    pub(super) interfaces: Vec<(u32, u32)>,
     pub(super) flows: Vec<Sighting>,
 }
 
-/// What makes sums incomplete, counted since the stream or the agent began. The last three are absent but in the last batch
-/// of a scan.
+/// What makes sums incomplete, counted since the stream or the agent began. Those of the account are absent but in the last
+/// batch of a scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Gaps {
     pub lost_batches: u64,
-    pub account: Option<[u64; 3]>,
+    pub account: Option<[u64; 4]>,
 }
 
 /// Packets of one record.
@@ -39,9 +41,11 @@ pub(super) struct Sighting {
     pub ends: Ends,
     /// From the first end, then from the second.
     pub ways: [Way; 2],
-    /// When the flow began, if this is its first record.
-    pub began: Option<u64>,
+    /// No packet of the record is older.
+    pub since: u64,
     pub last_seen: u64,
+    /// Where it was seen: the network namespace and the interface's index.
+    pub interface: (u32, u32),
 }
 
 /// The packets from one end to the other.
@@ -99,7 +103,16 @@ impl Sightings {
                 .account
                 .as_ref()
                 .is_some_and(|account| account.r#final),
-            flows: batch.records.iter().filter_map(Sighting::of).collect(),
+            interfaces: batch
+                .interfaces
+                .iter()
+                .map(|interface| (interface.netns, interface.ifindex))
+                .collect(),
+            flows: batch
+                .records
+                .iter()
+                .filter_map(|record| Sighting::of(record, batch))
+                .collect(),
         }
     }
 
@@ -109,26 +122,38 @@ impl Sightings {
     }
 }
 
-/// Packets that no record has although they passed: refused, filtered, and counted without knowing how many there were.
-fn gaps(account: &Account) -> [u64; 3] {
-    let inexact = account
-        .beside
-        .get("inexact")
-        .map_or(0, |count| count.packets);
+/// Packets that no record has although they passed: refused, filtered, counted without knowing how many there were, and
+/// fragments that are in another flow.
+fn gaps(account: &Account) -> [u64; 4] {
+    let beside = |name| account.beside.get(name).map_or(0, |count| count.packets);
     [
         account.not_inserted_sum().packets,
         pair(account.filtered).packets,
-        inexact,
+        beside("inexact"),
+        beside("fragments_unmatched"),
     ]
 }
 
+/// Whether an address means the same host wherever it is seen, as far as one can tell.
+fn is_one_host(addr: IpAddr) -> bool {
+    match addr {
+        IpAddr::V4(v4) => {
+            !(v4.is_unspecified() || v4.is_loopback() || v4.is_link_local() || v4.is_broadcast())
+        }
+        IpAddr::V6(v6) => !(v6.is_unspecified() || v6.is_loopback() || v6.is_unicast_link_local()),
+    }
+}
+
 impl Sighting {
-    /// Nothing, if no agent would have made the record.
-    fn of(record: &FlowRecord) -> Option<Self> {
+    /// Nothing, if no agent would have made the record, or if the flow may be another one at each link.
+    fn of(record: &FlowRecord, batch: &FlowBatch) -> Option<Self> {
         let addr = [&record.src_addr, &record.dst_addr].map(|bytes| human::address(bytes));
         let [Some(src), Some(dst)] = addr else {
             return None;
         };
+        if ![src, dst].into_iter().all(is_one_host) {
+            return None;
+        }
         let community_id = record.community_id[..].try_into().ok()?;
         let forward = side(record.direction());
         let reverse = side(record.reverse_direction()).or(forward.map(Side::opposite));
@@ -167,8 +192,15 @@ impl Sighting {
                 port: ends.map(|(_, port)| port),
             },
             ways,
-            began: is_first.then_some(record.first_seen_unix_ns),
-            last_seen: record.last_seen_unix_ns,
+            since: if is_first {
+                record.first_seen_unix_ns
+            } else {
+                let begin = batch.window_start_unix_ns;
+                begin.saturating_sub(batch.report_interval_ns)
+            },
+            // Whoever says more would hold up the flows of others.
+            last_seen: record.last_seen_unix_ns.min(batch.window_end_unix_ns),
+            interface: (record.netns, record.ifindex),
         })
     }
 }

@@ -2,8 +2,8 @@
 
 use prost::Message as _;
 
-use super::{super::incoming::Incoming, *};
-use crate::proto::{Account, AgentIdentity, Count, Direction, FlowBatch, FlowRecord};
+use super::{super::incoming::Incoming, flow::REPORT_EVERY, *};
+use crate::proto::{Account, AgentIdentity, Count, Direction, FlowBatch, FlowRecord, Interface};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -46,6 +46,7 @@ impl Agent {
             window_end_unix_ns: self.now * SECOND,
             last_of_scan: true,
             account: Some(self.account.clone()),
+            interfaces: [0, 1].map(interface).into(),
             records,
             ..FlowBatch::default()
         }
@@ -54,6 +55,13 @@ impl Agent {
     fn scan(&mut self, pairs: &mut Pairs, records: Vec<FlowRecord>) {
         let batch = self.batch(records);
         take(pairs, &batch);
+    }
+}
+
+fn interface(ifindex: u32) -> Interface {
+    Interface {
+        ifindex,
+        ..Interface::default()
     }
 }
 
@@ -203,17 +211,20 @@ fn whoever_was_taken_for_the_initiator_the_ways_are_the_same() {
 }
 
 #[test]
-fn all_of_one_way_may_be_lost_and_more_may_arrive_than_left() {
+fn where_nothing_arrives_the_loss_is_not_said_and_more_may_arrive_than_left() {
     let mut pairs = pairs();
     let (mut a, mut b) = known(&mut pairs);
-    // The answers are of another connection's end: what was asked came another way.
+    // All may be lost, or come another way, or `b` looks at leaving packets alone.
     a.scan(&mut pairs, leaving([9, 20], Some(12), 19));
     b.scan(&mut pairs, arriving([0, 18], Some(12), 19));
     for agent in [&mut a, &mut b] {
         agent.scan(&mut pairs, Vec::new());
     }
     let reports = due(&mut pairs);
-    let expected = [path("a", "b", 9, 0, Ok(9)), path("b", "a", 18, 20, Ok(0))];
+    let expected = [
+        path("a", "b", 9, 0, Err(Doubt::OneSided)),
+        path("b", "a", 18, 20, Ok(0)),
+    ];
     assert_eq!(told(&reports), expected);
     assert_eq!(reports[1].surplus(), 2);
     assert_eq!(pairs.status().paths[1].surplus_packets, 2);
@@ -490,4 +501,232 @@ fn a_report_is_a_line_whose_source_sent_the_packets() {
         "lost_packets": 2, "surplus_packets": 0, "lost_packets_min": 2, "lost_packets_max": 2, "inexact": null,
     });
     assert_eq!(line, expected);
+}
+
+/// Both agents scan once more.
+fn quiet(pairs: &mut Pairs, agents: [&mut Agent; 2]) {
+    for agent in agents {
+        agent.scan(pairs, Vec::new());
+    }
+}
+
+#[test]
+fn what_found_no_place_makes_what_follows_inexact_once() {
+    let mut pairs = Pairs::new(PairSettings {
+        settle: Duration::from_secs(2),
+        max_flows: 1,
+    });
+    let (mut a, mut b) = known(&mut pairs);
+    let mut other = leaving([1, 0], Some(13), 14);
+    other[0].community_id = vec![9; 20].into();
+    a.scan(&mut pairs, other);
+    a.scan(&mut pairs, leaving([10, 0], Some(22), 29));
+    pairs.due(Instant::now() + WAIT);
+    pairs.due(Instant::now() + WAIT);
+    assert_eq!((pairs.status().flows, pairs.status().not_followed), (0, 1));
+    // The first ten have found no place.
+    a.scan(&mut pairs, leaving([5, 0], None, 39));
+    b.scan(&mut pairs, Vec::new());
+    b.scan(&mut pairs, arriving([15, 0], Some(22), 30));
+    b.scan(&mut pairs, Vec::new());
+    quiet(&mut pairs, [&mut a, &mut b]);
+    let expected = [path("a", "b", 5, 15, Err(Doubt::NoRoom))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+}
+
+#[test]
+fn what_comes_after_the_flow_was_forgotten_is_not_called_exact() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
+    pairs.due(Instant::now() + WAIT);
+    assert_eq!(pairs.status().flows, 0);
+    // The batches of `b` had waited on its disk.
+    b.scan(&mut pairs, arriving([10, 0], Some(13), 19));
+    a.scan(&mut pairs, leaving([7, 0], None, 29));
+    b.scan(&mut pairs, arriving([7, 0], None, 29));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    let expected = [path("a", "b", 7, 17, Err(Doubt::NoRoom))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+}
+
+#[test]
+fn a_third_agent_that_is_late_is_not_held_against_what_was_told() {
+    let mut pairs = pairs();
+    let (mut a, mut r) = known(&mut pairs);
+    let mut late = Agent::new("c", 3);
+    late.scan(&mut pairs, Vec::new());
+    a.scan(&mut pairs, leaving([100, 0], Some(13), 19));
+    r.scan(&mut pairs, arriving([100, 0], Some(13), 19));
+    quiet(&mut pairs, [&mut a, &mut r]);
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 100, 100, Ok(0))]);
+    a.scan(&mut pairs, leaving([50, 0], None, 39));
+    late.scan(&mut pairs, arriving([98, 0], Some(13), 19));
+    late.scan(&mut pairs, Vec::new());
+    late.scan(&mut pairs, arriving([50, 0], None, 39));
+    quiet(&mut pairs, [&mut a, &mut late]);
+    let expected = [path("a", "c", 50, 148, Err(Doubt::Late))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+    a.scan(&mut pairs, leaving([50, 0], None, 58));
+    late.scan(&mut pairs, arriving([49, 0], None, 58));
+    quiet(&mut pairs, [&mut a, &mut late]);
+    assert_eq!(told(&due(&mut pairs)), [path("a", "c", 50, 49, Ok(1))]);
+}
+
+#[test]
+fn of_the_first_scan_that_comes_a_part_may_be_elsewhere() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = (Agent::new("a", 1), Agent::new("b", 2));
+    // The first batch of this scan went to another collector.
+    let mut rest = a.batch(leaving([4, 0], None, 9));
+    rest.batch_index = 1;
+    take(&mut pairs, &rest);
+    b.scan(&mut pairs, arriving([10, 0], Some(3), 9));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    let expected = [path("a", "b", 4, 10, Err(Doubt::Began))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+}
+
+#[test]
+fn a_part_of_a_scan_is_no_whole_one() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    b.scan(&mut pairs, arriving([10, 0], Some(13), 19));
+    a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
+    b.scan(&mut pairs, Vec::new());
+    // Five more are in the second half of a scan, and lost.
+    let mut part = a.batch(Vec::new());
+    (part.last_of_scan, part.account) = (false, None);
+    take(&mut pairs, &part);
+    assert_eq!(due(&mut pairs), []);
+    a.now -= 10;
+    let mut rest = a.batch(leaving([5, 0], None, 21));
+    rest.batch_index = 1;
+    take(&mut pairs, &rest);
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 15, 10, Ok(5))]);
+}
+
+#[test]
+fn packets_at_two_interfaces_of_a_host_or_at_one_that_came_late_may_be_counted_otherwise() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    let mut bridge = record(Direction::Egress, [10, 0], Some(13), 19);
+    bridge.ifindex = 1;
+    let uplink = record(Direction::Egress, [10, 0], Some(13), 19);
+    a.scan(&mut pairs, vec![uplink, bridge]);
+    b.scan(&mut pairs, arriving([10, 0], Some(13), 19));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    let expected = [path("a", "b", 20, 10, Err(Doubt::Interfaces))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+    let mut later = record(Direction::Egress, [10, 0], Some(32), 39);
+    later.ifindex = 5;
+    let mut batch = a.batch(vec![later]);
+    batch.interfaces.push(interface(5));
+    take(&mut pairs, &batch);
+    b.scan(&mut pairs, arriving([12, 0], Some(32), 39));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    let expected = [path("a", "b", 10, 12, Err(Doubt::Interfaces))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+}
+
+#[test]
+fn a_clock_that_is_set_is_noticed_by_the_windows() {
+    for by in [-5, 3600] {
+        let mut pairs = pairs();
+        let (mut a, mut b) = (Agent::new("a", 1), Agent::new("b", 2));
+        (a.now, b.now) = (10_000, 10_000);
+        for _ in 0..3 {
+            quiet(&mut pairs, [&mut a, &mut b]);
+        }
+        b.now = b.now.checked_add_signed(by).unwrap();
+        a.scan(&mut pairs, leaving([10, 0], Some(10_033), 10_039));
+        let (begin, end) = (b.now + 3, b.now + 9);
+        b.scan(&mut pairs, arriving([9, 0], Some(begin), end));
+        for _ in 0..400 {
+            quiet(&mut pairs, [&mut a, &mut b]);
+        }
+        let reports = told(&due(&mut pairs));
+        assert_eq!(reports, [path("a", "b", 10, 9, Err(Doubt::Clock))], "{by}");
+    }
+}
+
+#[test]
+fn a_batch_that_tells_of_losses_alone_makes_the_next_window_doubtful() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
+    b.seq += 1;
+    take(
+        &mut pairs,
+        &FlowBatch {
+            agent: b.batch(Vec::new()).agent,
+            stream_id: 2,
+            stream_seq: b.seq,
+            lost_batches: 1,
+            ..FlowBatch::default()
+        },
+    );
+    (b.seq, b.now) = (b.seq + 1, b.now - 10);
+    b.seq -= 1;
+    b.scan(&mut pairs, arriving([4, 0], Some(13), 19));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    let expected = [path("a", "b", 10, 4, Err(Doubt::Lost))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+}
+
+#[test]
+fn addresses_that_mean_another_host_on_each_link_are_left_out() {
+    let mut pairs = pairs();
+    let (mut a, _) = known(&mut pairs);
+    for addr in [
+        vec![0; 4],
+        vec![127, 0, 0, 1],
+        vec![169, 254, 1, 1],
+        vec![255; 4],
+        [&[0xfe, 0x80][..], &[0; 14]].concat(),
+    ] {
+        let mut flow = leaving([1, 0], Some(13), 19);
+        flow[0].dst_addr = addr.into();
+        a.scan(&mut pairs, flow);
+    }
+    assert_eq!(pairs.status().flows, 0);
+}
+
+#[test]
+fn at_the_end_what_was_not_told_is_reported_without_a_loss() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
+    b.scan(&mut pairs, arriving([9, 0], Some(13), 19));
+    let expected = [path("a", "b", 10, 9, Err(Doubt::Stopped))];
+    assert_eq!(told(&pairs.end()), expected);
+    assert_eq!(pairs.status().paths[0].inexact, 1);
+}
+
+#[test]
+fn an_agent_that_was_killed_does_not_hold_up_those_after_it() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
+    b.scan(&mut pairs, arriving([10, 0], Some(13), 19));
+    // It starts again, as another one.
+    let mut again = Agent::new("b", 5);
+    again.now = b.now;
+    let next = |agent: &mut Agent, pairs: &mut Pairs, records| {
+        let mut batch = agent.batch(records);
+        batch.agent.as_mut().unwrap().instance_id = "b 2".to_owned();
+        take(pairs, &batch);
+    };
+    for _ in 0..3 {
+        a.scan(&mut pairs, Vec::new());
+        next(&mut again, &mut pairs, Vec::new());
+    }
+    let now = Instant::now() + WAIT;
+    let expected = [path("a", "b", 10, 10, Err(Doubt::Silent))];
+    assert_eq!(told(&pairs.due(now)), expected);
+    a.scan(&mut pairs, leaving([10, 0], None, 59));
+    next(&mut again, &mut pairs, arriving([8, 0], None, 59));
+    a.scan(&mut pairs, Vec::new());
+    next(&mut again, &mut pairs, Vec::new());
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 10, 8, Ok(2))]);
 }

@@ -50,7 +50,10 @@ fn paths(pairs: &PairsStatus) -> Vec<String> {
         pairs.flows, pairs.capacity, pairs.unpaired
     );
     if pairs.not_followed > 0 {
-        let more = format!(", {} NOT FOLLOWED for want of room", pairs.not_followed);
+        let more = format!(
+            ", {} records NOT FOLLOWED for want of room",
+            pairs.not_followed
+        );
         line.push_str(&more);
     }
     if pairs.not_written > 0 {
@@ -220,7 +223,7 @@ mod tests {
             ..status
         };
         let lines = super::lines(&with_pairs);
-        let expected = "pairs: 4 of at most 10 flows followed, 2 seen by one agent alone, 9 NOT FOLLOWED for want of room";
+        let expected = "pairs: 4 of at most 10 flows followed, 2 seen by one agent alone, 9 records NOT FOLLOWED for want of room";
         assert_eq!(lines[6], expected);
         assert_eq!(
             lines[8],

@@ -13,6 +13,7 @@ use super::{
 use crate::clients::install;
 
 mod broken;
+mod delivery;
 mod refused;
 mod secured;
 

@@ -1,0 +1,239 @@
+//! Agents, collectors and the broker are killed at random, and in the end nothing is missing but what an agent that was killed
+//! had not handed over.
+
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::support::BINARY;
+
+/// How long something is left alone after a kill, so that there is something to kill.
+const PAUSE: Duration = Duration::from_millis(700);
+/// Scans that an agent may have made and not brought to its disk when it was killed. There are two a second.
+const MOST_UNDELIVERED: usize = 10;
+
+/// The packets of each scan, by the agent's start and the scan's number.
+type Scans = BTreeMap<String, BTreeMap<u64, u64>>;
+
+struct Simulated {
+    command: [String; 3],
+    process: Process,
+}
+
+struct Fleet<'a> {
+    kafka: &'a Kafka,
+    broker: Broker<'a>,
+    collectors: [Option<Collector>; 2],
+    ports: [u16; 2],
+    agents: Vec<Simulated>,
+    random: u64,
+    kills: [u32; 3],
+}
+
+impl Simulated {
+    /// Fails if the example has not been built.
+    fn start(host: &Host, command: [String; 3]) -> Self {
+        let program = Path::new(BINARY).with_file_name("examples/simulated_agent");
+        assert!(
+            program.is_file(),
+            "there is no {}: cargo build --workspace --examples",
+            program.display()
+        );
+        let log = File::options()
+            .append(true)
+            .create(true)
+            .open(format!("{}.log", command[1]))
+            .unwrap();
+        let mut process = host.command(&program);
+        process
+            .args(&command)
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
+        let process = Process::spawn(&mut process).unwrap();
+        Self { command, process }
+    }
+
+    fn kill(&mut self) {
+        self.process.signal(libc::SIGKILL).unwrap();
+        self.process.wait(PATIENCE).unwrap();
+    }
+}
+
+impl<'a> Fleet<'a> {
+    fn start(kafka: &'a Kafka, agents: usize) -> Self {
+        let broker = kafka.broker(&BrokerOptions::default());
+        let host = &kafka.lab.agent;
+        let first = setting(&broker.address(), r#", "create_topic": true"#);
+        let output = ["--output", &first];
+        let collectors = [(); 2].map(|()| Collector::start(host, 0, &output));
+        let ports = collectors.each_ref().map(|one| one.address.port());
+        let folder = kafka.folder.path();
+        let agents = (0..agents).map(|number| {
+            let [one, other] = if number % 2 == 0 {
+                ports
+            } else {
+                [ports[1], ports[0]]
+            };
+            let spool = folder.join(format!("spool-{number}"));
+            let output = format!(
+                r#"{{"kind": "collector", "address": "http://127.0.0.1:{one}", "failover": "127.0.0.1:{other}", "spool": "{}"}}"#,
+                spool.display()
+            );
+            let ledger = folder.join(format!("ledger-{number}"));
+            let ledger = ledger.display().to_string();
+            Simulated::start(host, [format!("simulated-{number}"), ledger, output])
+        });
+        Self {
+            kafka,
+            broker,
+            collectors: collectors.map(Some),
+            ports,
+            agents: agents.collect(),
+            random: 0x9E37_79B9_7F4A_7C15,
+            kills: [0; 3],
+        }
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random % bound as u64) as usize
+    }
+
+    /// Kills for so long, with a kill of each kind at least.
+    fn kill_for(&mut self, time: Duration) {
+        let begin = Instant::now();
+        while begin.elapsed() < time || self.kills.contains(&0) {
+            match self.below(10) {
+                0 => {
+                    self.broker.kill().unwrap();
+                    self.kills[2] += 1;
+                    std::thread::sleep(PAUSE);
+                    self.broker.start_again().unwrap();
+                }
+                1..=3 => {
+                    let place = self.below(2);
+                    self.collectors[place].take().unwrap().kill();
+                    self.kills[1] += 1;
+                    std::thread::sleep(PAUSE);
+                    self.collectors[place] = Some(self.collector(place));
+                }
+                _ => {
+                    let place = self.below(self.agents.len());
+                    let agent = &mut self.agents[place];
+                    agent.kill();
+                    let command = agent.command.clone();
+                    *agent = Simulated::start(&self.kafka.lab.agent, command);
+                    self.kills[0] += 1;
+                }
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn collector(&self, place: usize) -> Collector {
+        let output = setting(&self.broker.address(), "");
+        let port = self.ports[place];
+        Collector::start(&self.kafka.lab.agent, port, &["--output", &output])
+    }
+
+    /// Ends the agents, which wait until everything is acknowledged. Returns what they made, and the last start of each.
+    fn end(&mut self) -> (Scans, Vec<String>) {
+        for agent in &self.agents {
+            agent.process.signal(libc::SIGTERM).unwrap();
+        }
+        let (mut made, mut last) = (Scans::new(), Vec::new());
+        for agent in &mut self.agents {
+            let status = agent.process.wait(PATIENCE).unwrap();
+            let [name, ledger, _] = &agent.command;
+            let log = fs::read_to_string(format!("{ledger}.log")).unwrap();
+            assert!(status.success(), "{name}: {status}: {log}");
+            let text = fs::read_to_string(ledger).unwrap();
+            let mut instance = "";
+            for line in text.lines() {
+                let words: Vec<_> = line.split(' ').collect();
+                let [of, scan, packets] = words[..] else {
+                    panic!("{line}");
+                };
+                instance = of;
+                let scans = made.entry(of.to_owned()).or_default();
+                scans.insert(scan.parse().unwrap(), packets.parse().unwrap());
+            }
+            last.push(instance.to_owned());
+        }
+        (made, last)
+    }
+}
+
+/// What the topic has, each batch once.
+fn in_the_topic(messages: &[Value]) -> Scans {
+    let mut batches = BTreeMap::<(&str, &str), &Value>::new();
+    for message in messages {
+        let headers = &message["headers"];
+        let name = ["stream_id", "stream_seq"].map(|name| headers[name].as_str().unwrap());
+        let before = batches.insert((name[0], name[1]), &message["batch"]);
+        assert!(before.is_none_or(|before| *before == message["batch"]));
+    }
+    let mut scans = Scans::new();
+    for batch in batches.values() {
+        let number = |value: &Value| value.as_str().unwrap_or("0").parse::<u64>().unwrap();
+        let records = batch["records"].as_array().into_iter().flatten();
+        let packets: u64 = records.map(|record| number(&record["delta_packets"])).sum();
+        let instance = batch["agent"]["instance_id"].as_str().unwrap().to_owned();
+        let scan = number(&batch["scan_id"]);
+        let before = scans.entry(instance).or_default().insert(scan, packets);
+        assert_eq!(before, None, "a scan of {} flows is one batch", 20);
+    }
+    scans
+}
+
+fn whatever_is_killed_nothing_else_is_missing(kafka: &Kafka, agents: usize, time: Duration) {
+    let mut fleet = Fleet::start(kafka, agents);
+    fleet.kill_for(time);
+    let (made, last) = fleet.end();
+    let found = in_the_topic(&kafka.messages(&fleet.broker));
+    let (mut packets, mut undelivered) = (0, 0);
+    for (instance, scans) in &made {
+        let found = found.get(instance).cloned().unwrap_or_default();
+        let count = found.len();
+        // From the first one on, without a gap.
+        let expected: BTreeMap<_, _> = scans.clone().into_iter().take(count).collect();
+        assert_eq!(found, expected, "{instance}");
+        packets += found.values().sum::<u64>();
+        let missing = scans.len() - count;
+        if last.contains(instance) {
+            assert_eq!(missing, 0, "{instance} was not killed");
+        }
+        assert!(missing <= MOST_UNDELIVERED, "{instance}: {missing}");
+        undelivered += missing;
+    }
+    assert!(found.keys().all(|instance| made.contains_key(instance)));
+    let [of_agents, of_collectors, of_brokers] = fleet.kills;
+    eprintln!(
+        "{} starts of {agents} agents, {of_agents} of which were killed, {of_collectors} kills of collectors, {of_brokers} of \
+         the broker: {packets} packets delivered, {undelivered} scans had not been handed over",
+        made.len()
+    );
+}
+
+#[test]
+fn agents_collectors_and_the_broker_are_killed_and_nothing_else_is_missing() {
+    const TEST: &str =
+        "agent::agents_collectors_and_the_broker_are_killed_and_nothing_else_is_missing";
+    let Some(kafka) = Kafka::or_skip(TEST) else {
+        return;
+    };
+    whatever_is_killed_nothing_else_is_missing(&kafka, 5, Duration::from_secs(15));
+}
+
+#[test]
+#[ignore = "cargo xtask test-delivery"]
+fn of_fifty_agents_nothing_is_missing_after_minutes_of_kills() {
+    const TEST: &str = "agent::of_fifty_agents_nothing_is_missing_after_minutes_of_kills";
+    let Some(kafka) = Kafka::or_skip(TEST) else {
+        return;
+    };
+    whatever_is_killed_nothing_else_is_missing(&kafka, 50, Duration::from_mins(3));
+}
