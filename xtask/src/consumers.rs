@@ -1,5 +1,5 @@
-//! Runs the tests against foreign programs that take minutes, or whose set-up does, so that CI does without them. They are those
-//! tests of the agent that are marked `#[ignore = "cargo xtask test-consumers"]`.
+//! Runs the tests that take minutes, or whose set-up does, so that CI does without them: those of the agent that are marked
+//! `#[ignore = "cargo xtask test-consumers"]`, with foreign programs, or `#[ignore = "cargo xtask test-delivery"]`.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,11 @@ use crate::{
     count::Count,
     setup::{Purpose, setup},
     test,
+    workspace::{cargo, run},
 };
+
+/// The module of the second kind.
+const DELIVERY: &str = "collect::kafka::delivery";
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -25,8 +29,20 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     setup(Purpose::Test)?;
     clients::set_up_slow(Apt::find().as_ref());
     let mut tests = vec!["test", "--package", "agent", "--test", "agent", "--"];
-    tests.extend(["--ignored", "--test-threads", "1"]);
+    tests.extend(["--ignored", "--test-threads", "1", "--skip", DELIVERY]);
     tests.extend(arguments.name.as_deref());
+    let mut count = Count::default();
+    test::tests(&tests, &mut count)?;
+    Ok(count.report())
+}
+
+/// Runs fifty agents, two collectors and a broker, and kills them for three minutes. Prints what was delivered.
+pub fn test_delivery() -> Result<ExitCode> {
+    setup(Purpose::Test)?;
+    let simulated = ["build", "--workspace", "--example", "simulated_agent"];
+    run(&mut cargo(&simulated))?;
+    let mut tests = vec!["test", "--workspace", "--test", "agent", "--"];
+    tests.extend(["--ignored", "--nocapture", DELIVERY]);
     let mut count = Count::default();
     test::tests(&tests, &mut count)?;
     Ok(count.report())

@@ -40,6 +40,8 @@ enum Task {
     TestKernels(kernels::Arguments),
     /// Run the tests against foreign programs whose set-up takes minutes, such as an OpenTelemetry Collector.
     TestConsumers(consumers::Arguments),
+    /// Kill fifty agents, two collectors and a broker of Kafka at random: nothing is missing afterwards
+    TestDelivery,
     /// Install the Debian package under a systemd of its own, and see that the service holds.
     TestService(service::Arguments),
     /// Put faults into the sources, one at a time, and see that a test fails.
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         Task::Fuzz(arguments) => fuzz::fuzz(&arguments),
         Task::TestKernels(arguments) => kernels::test(&arguments),
         Task::TestConsumers(arguments) => consumers::test(&arguments),
+        Task::TestDelivery => consumers::test_delivery(),
         Task::TestService(arguments) => service::test(&arguments),
         Task::Mutants(arguments) => mutants::mutants(&arguments),
         Task::Deny => deny::deny(),

@@ -25,6 +25,12 @@ struct Fleet<'a> {
     collectors: [Option<Collector>; 2],
     ports: [u16; 2],
     agents: Vec<Simulated>,
+    /// Real ones, of which the second one is killed, too.
+    real: [Option<Agent>; 2],
+    /// How the second one starts.
+    again: String,
+    /// On the wire that both watch.
+    sent: Pair,
     random: u64,
     kills: [u32; 3],
 }
@@ -69,20 +75,28 @@ impl<'a> Fleet<'a> {
         let collectors = [(); 2].map(|()| Collector::start(host, 0, &output));
         let ports = collectors.each_ref().map(|one| one.address.port());
         let folder = kafka.folder.path();
-        let agents = (0..agents).map(|number| {
-            let [one, other] = if number % 2 == 0 {
+        let output = |number: usize| {
+            let [one, other] = if number.is_multiple_of(2) {
                 ports
             } else {
                 [ports[1], ports[0]]
             };
             let spool = folder.join(format!("spool-{number}"));
-            let output = format!(
+            format!(
                 r#"{{"kind": "collector", "address": "http://127.0.0.1:{one}", "failover": "127.0.0.1:{other}", "spool": "{}"}}"#,
                 spool.display()
-            );
+            )
+        };
+        let again = output(agents + 1);
+        let real = [&output(agents), &again].map(|output| {
+            let settings = ["--output", "json", "--output", output];
+            Some(Agent::start(&kafka.lab, &settings))
+        });
+        let agents = (0..agents).map(|number| {
             let ledger = folder.join(format!("ledger-{number}"));
             let ledger = ledger.display().to_string();
-            Simulated::start(host, [format!("simulated-{number}"), ledger, output])
+            let command = [format!("simulated-{number}"), ledger, output(number)];
+            Simulated::start(host, command)
         });
         Self {
             kafka,
@@ -90,6 +104,9 @@ impl<'a> Fleet<'a> {
             collectors: collectors.map(Some),
             ports,
             agents: agents.collect(),
+            real,
+            again,
+            sent: Pair::default(),
             random: 0x9E37_79B9_7F4A_7C15,
             kills: [0; 3],
         }
@@ -120,6 +137,12 @@ impl<'a> Fleet<'a> {
                     std::thread::sleep(PAUSE);
                     self.collectors[place] = Some(self.collector(place));
                 }
+                4 => {
+                    self.real[1].take().unwrap().kill();
+                    self.kills[0] += 1;
+                    let settings = ["--output", "json", "--output", &self.again];
+                    self.real[1] = Some(Agent::start(&self.kafka.lab, &settings));
+                }
                 _ => {
                     let place = self.below(self.agents.len());
                     let agent = &mut self.agents[place];
@@ -129,6 +152,7 @@ impl<'a> Fleet<'a> {
                     self.kills[0] += 1;
                 }
             }
+            self.sent += send(&self.kafka.lab, 300, 3);
             std::thread::sleep(PAUSE);
         }
     }
@@ -139,7 +163,19 @@ impl<'a> Fleet<'a> {
         Collector::start(&self.kafka.lab.agent, port, &["--output", &output])
     }
 
-    /// Ends the agents, which wait until everything is acknowledged. Returns what they made, and the last start of each.
+    /// Ends the real agents when everything is acknowledged.
+    fn end_real(&mut self) {
+        for agent in self.real.each_mut().map(Option::take) {
+            let agent = agent.unwrap();
+            wait_until("everything is acknowledged", || {
+                let output = outputs::output(&agent, &self.kafka.lab, "collector");
+                output["queued"]["records"] == 0 && output["spool"]["oldest_unix_ns"] == 0
+            });
+            agent.stop();
+        }
+    }
+
+    /// Ends the others, which wait until everything is acknowledged. Returns what they made, and the last start of each.
     fn end(&mut self) -> (Scans, Vec<String>) {
         for agent in &self.agents {
             agent.process.signal(libc::SIGTERM).unwrap();
@@ -180,11 +216,14 @@ fn in_the_topic(messages: &[Value]) -> Scans {
     for batch in batches.values() {
         let number = |value: &Value| value.as_str().unwrap_or("0").parse::<u64>().unwrap();
         let records = batch["records"].as_array().into_iter().flatten();
-        let packets: u64 = records.map(|record| number(&record["delta_packets"])).sum();
+        let both = |record: &Value| {
+            ["delta_packets", "delta_reverse_packets"].map(|name| number(&record[name]))
+        };
+        let packets: u64 = records.flat_map(both).sum();
         let instance = batch["agent"]["instance_id"].as_str().unwrap().to_owned();
         let scan = number(&batch["scan_id"]);
         let before = scans.entry(instance).or_default().insert(scan, packets);
-        assert_eq!(before, None, "a scan of {} flows is one batch", 20);
+        assert_eq!(before, None, "a scan of so few flows is one batch");
     }
     scans
 }
@@ -192,6 +231,7 @@ fn in_the_topic(messages: &[Value]) -> Scans {
 fn whatever_is_killed_nothing_else_is_missing(kafka: &Kafka, agents: usize, time: Duration) {
     let mut fleet = Fleet::start(kafka, agents);
     fleet.kill_for(time);
+    fleet.end_real();
     let (made, last) = fleet.end();
     let found = in_the_topic(&kafka.messages(&fleet.broker));
     let (mut packets, mut undelivered) = (0, 0);
@@ -209,12 +249,21 @@ fn whatever_is_killed_nothing_else_is_missing(kafka: &Kafka, agents: usize, time
         assert!(missing <= MOST_UNDELIVERED, "{instance}: {missing}");
         undelivered += missing;
     }
-    assert!(found.keys().all(|instance| made.contains_key(instance)));
+    // The starts of the real agents. One of them was never killed.
+    let real = found
+        .iter()
+        .filter(|(instance, _)| !made.contains_key(*instance));
+    let real: Vec<u64> = real.map(|(_, scans)| scans.values().sum()).collect();
+    let sent = fleet.sent.packets;
+    assert!(real.contains(&sent), "{real:?}, not {sent}");
+    let not_drained = 2 * sent - real.iter().sum::<u64>();
     let [of_agents, of_collectors, of_brokers] = fleet.kills;
     eprintln!(
         "{} starts of {agents} agents, {of_agents} of which were killed, {of_collectors} kills of collectors, {of_brokers} of \
-         the broker: {packets} packets delivered, {undelivered} scans had not been handed over",
-        made.len()
+         the broker: {packets} packets delivered, {undelivered} scans had not been handed over; of {sent} packets on the wire the agent that was \
+         not killed had all, and the other one, in {} starts, all but {not_drained}",
+        made.len(),
+        real.len() - 1
     );
 }
 
