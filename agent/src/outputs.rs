@@ -30,6 +30,7 @@ mod jsonl;
 pub mod kafka;
 pub mod otlp;
 pub mod parquet;
+mod password;
 pub mod pbflow;
 pub mod settings;
 mod spell;

@@ -7,14 +7,14 @@
 //! leader that has moved, a broker with another address, a renewed password or certificate need no care of their own. What is
 //! not stored in time is told, and the agents keep it.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::{Result, bail};
 use bytes::Bytes;
 use thiserror::Error;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use super::{files::Compression, settings::HostPort};
+use super::{files::Compression, password::PasswordFile, settings::HostPort};
 use crate::tls::output::InForce;
 
 mod cluster;
@@ -55,8 +55,7 @@ pub struct Settings {
 pub struct Login {
     pub mechanism: Mechanism,
     pub user: String,
-    /// Its first line is the password.
-    pub password_file: PathBuf,
+    pub password_file: PasswordFile,
 }
 
 /// How to log in by SASL.

@@ -23,7 +23,7 @@ pub(super) use grpc::{
     Grpc,
     stream::{Answers, StreamingCall},
 };
-pub(super) use http::Http;
+pub(super) use http::{Answer, Http, Requests};
 pub(super) use tcp::Tcp;
 pub(super) use udp::Udp;
 pub(super) use underway::Receipts;
@@ -32,7 +32,7 @@ pub(super) use underway::Receipts;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What servers are told that we are.
-const USER_AGENT: &str = concat!("flow-agent/", env!("CARGO_PKG_VERSION"));
+pub(super) const USER_AGENT: &str = concat!("flow-agent/", env!("CARGO_PKG_VERSION"));
 /// Of a server's answer. Real ones have a few bytes, or a sentence.
 const MOST_ANSWER_BYTES: usize = 64 << 10;
 /// However long a server asks to be left alone.
@@ -205,7 +205,7 @@ impl Transport {
             Self::Udp(udp) => udp.to.to_string(),
             Self::Tcp(tcp) => tcp.to.to_string(),
             Self::Grpc(grpc) => grpc.endpoint.to.to_string(),
-            Self::Http(http) => http.endpoint.to.to_string(),
+            Self::Http(http) => http.address(),
             Self::File(file) => file.address().display().to_string(),
         }
     }

@@ -1,13 +1,7 @@
 //! A connection to a broker, on which whoever has to has logged in. What fails is told in words that help.
 
-use std::{
-    fs::OpenOptions,
-    io::{Cursor, Read as _},
-    os::unix::fs::OpenOptionsExt as _,
-    time::Duration,
-};
+use std::{io::Cursor, time::Duration};
 
-use anyhow::{Result, ensure};
 use rskafka::{
     SaslError,
     client::{Credentials, SaslConfig},
@@ -32,8 +26,6 @@ const MOST_ANSWER_BYTES: usize = 16 << 20;
 /// Brokers' logs, metrics and quotas know us by it.
 const CLIENT_ID: &str = "flow-agent";
 
-/// Of a file with a password.
-const MOST_PASSWORD_BYTES: u64 = 4096;
 /// Logins at the same time. A broker says how many rounds a password is hashed in (SCRAM), which may take a CPU for hours.
 static LOGINS: Semaphore = Semaphore::const_new(4);
 
@@ -129,7 +121,7 @@ impl Connection {
             // The broker's signature of SCRAM is wrong if it does not know the password either.
             error => Fault::lasting(format!(
                 "the broker {address} refuses user {user} by sasl {mechanism} ({error}): look at user, and at {}",
-                login.password_file.display()
+                login.password_file
             )),
         }
     }
@@ -167,39 +159,14 @@ impl Drop for Connection {
 impl Login {
     /// Reads the password.
     fn config(&self) -> Result<SaslConfig, Fault> {
-        let file = self.password_file.display();
-        let text = self.read().map_err(|error| {
-            Fault::lasting(format!(
-                "read the password in {file} (password_file): {error}"
-            ))
-        })?;
-        let password = text.lines().next().unwrap_or_default();
-        if password.is_empty() {
-            let why = format!("the first line of {file} (password_file) has no password");
-            return Err(Fault::lasting(why));
-        }
-        let credentials = Credentials::new(self.user.clone(), password.to_owned());
+        let password = self.password_file.read();
+        let password = password.map_err(|fault| Fault::lasting(fault.to_string()))?;
+        let credentials = Credentials::new(self.user.clone(), password);
         Ok(match self.mechanism {
             Mechanism::Plain => SaslConfig::Plain(credentials),
             Mechanism::ScramSha256 => SaslConfig::ScramSha256(credentials),
             Mechanism::ScramSha512 => SaslConfig::ScramSha512(credentials),
         })
-    }
-
-    fn read(&self) -> Result<String> {
-        // A pipe would keep whoever opens it.
-        let mut open = OpenOptions::new();
-        open.read(true).custom_flags(libc::O_NONBLOCK);
-        let file = open.open(&self.password_file)?;
-        ensure!(file.metadata()?.is_file(), "it is not a regular file");
-        let mut text = String::new();
-        file.take(MOST_PASSWORD_BYTES + 1)
-            .read_to_string(&mut text)?;
-        ensure!(
-            text.len() as u64 <= MOST_PASSWORD_BYTES,
-            "it has more than {MOST_PASSWORD_BYTES} bytes"
-        );
-        Ok(text)
     }
 }
 
@@ -216,7 +183,7 @@ impl Mechanism {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::HashMap, fs, path::Path};
+    use std::collections::HashMap;
 
     use rskafka::protocol::{
         api_version::ApiVersionRange,
@@ -270,26 +237,5 @@ mod tests {
         });
         ended.await.unwrap();
         assert!(read > 0 && read < BYTES, "{read}");
-    }
-
-    fn login(password_file: &Path) -> Login {
-        Login {
-            mechanism: Mechanism::Plain,
-            user: "me".into(),
-            password_file: password_file.to_owned(),
-        }
-    }
-
-    #[test]
-    fn a_password_is_in_a_short_regular_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("password");
-        fs::write(&path, "secret\nmore\n").unwrap();
-        assert!(login(&path).config().is_ok());
-        fs::write(&path, "x".repeat(4097)).unwrap();
-        let told = |path: &Path| login(path).config().unwrap_err().to_string();
-        assert!(told(&path).contains("more than 4096 bytes"));
-        assert!(told(folder.path()).contains("not a regular file"));
-        assert!(told(Path::new("/dev/zero")).contains("not a regular file"));
     }
 }

@@ -1,13 +1,14 @@
 //! What the settings say about Kafka: its brokers, the topic, and the login.
 
-use std::path::PathBuf;
-
 use super::{
     HostPort, Kind, Refused, Table, host,
     tls::{TCP, Way},
 };
 use crate::{
-    outputs::kafka::{Login, Mechanism, Settings},
+    outputs::{
+        kafka::{Login, Mechanism, Settings},
+        password::PasswordFile,
+    },
     tls::{output::OutputTls, pem::FileFault},
 };
 
@@ -107,7 +108,7 @@ fn login(table: &Table) -> Result<Option<Login>, Refused> {
     Ok(Some(Login {
         mechanism,
         user: user.unwrap_or_default(),
-        password_file: PathBuf::from(password_file.unwrap_or_default()),
+        password_file: PasswordFile::new(password_file.unwrap_or_default()),
     }))
 }
 
@@ -190,7 +191,7 @@ mod tests {
             Some(Login {
                 mechanism: Mechanism::ScramSha512,
                 user: "me".to_owned(),
-                password_file: "/p".into(),
+                password_file: PasswordFile::new("/p"),
             })
         );
         for (more, told) in [

@@ -3,20 +3,20 @@
 
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context as _, Result, anyhow, bail};
-use bytes::{Bytes, BytesMut};
-use http_body_util::{BodyExt as _, Full};
+use anyhow::{Context as _, Result, anyhow};
+use bytes::Bytes;
+use http_body_util::Full;
 use hyper::{
-    Request, Response, StatusCode,
-    body::Incoming,
-    client::conn::http1::{SendRequest, handshake},
+    Request, StatusCode,
     header::{self, HeaderMap},
 };
-use hyper_util::rt::TokioIo;
-use tokio::{task::JoinHandle, time::timeout};
 
-use super::{Endpoint, Failure, LONGEST_PAUSE, MOST_ANSWER_BYTES, PATIENCE, USER_AGENT, one_line};
+use super::{Endpoint, Failure, LONGEST_PAUSE, PATIENCE, USER_AGENT, one_line};
 use crate::outputs::encoder::Call;
+
+mod requests;
+
+pub(in crate::outputs) use requests::{Answer, Requests};
 
 const PROTOBUF: &str = "application/x-protobuf";
 
@@ -24,73 +24,38 @@ const PROTOBUF: &str = "application/x-protobuf";
 mod tests;
 
 pub(in crate::outputs) struct Http {
-    pub(super) endpoint: Endpoint,
+    requests: Requests,
     /// In front of each method's path.
     base_path: String,
-    connection: Option<Connection>,
-    /// For a connection, and for an answer.
-    patience: Duration,
-}
-
-struct Connection {
-    requests: SendRequest<Full<Bytes>>,
-    /// Moves the bytes.
-    task: JoinHandle<()>,
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
 }
 
 impl Http {
     pub(in crate::outputs) fn new(endpoint: Endpoint, base_path: String) -> Self {
         Self {
-            endpoint,
+            requests: Requests::new(endpoint, PATIENCE),
             base_path,
-            connection: None,
-            patience: PATIENCE,
         }
+    }
+
+    /// The server's host and port.
+    pub(super) fn address(&self) -> String {
+        self.requests.address()
     }
 
     /// Returns the answer.
     pub(super) async fn send(&mut self, message: &Bytes, call: Call) -> Result<Bytes, Failure> {
-        // Taken, so that a future that is dropped in the middle of a request leaves no connection for the next one.
-        let connected = self.connection.take();
-        let mut connection = match connected {
-            // Servers close connections that are old or idle, which is no failure.
-            Some(mut connection) => match connection.requests.ready().await {
-                Ok(()) => connection,
-                Err(_) => self.connect().await?,
-            },
-            None => self.connect().await?,
-        };
         let request = self.request(message, call)?;
-        let answering = answered(&mut connection.requests, request);
-        let answered = timeout(self.patience, answering).await.map_err(|_| {
-            let patience = humantime::format_duration(self.patience);
-            anyhow!("no answer within {patience}")
-        })?;
-        let (status, headers, body) = answered?;
-        self.connection = Some(connection);
+        let Answer {
+            status,
+            headers,
+            body,
+        } = self.requests.send(request).await?;
         judged(status, &headers, body)
-    }
-
-    async fn connect(&self) -> Result<Connection> {
-        let stream = self.endpoint.connect(self.patience).await?;
-        let shaken = timeout(self.patience, handshake(TokioIo::new(stream))).await;
-        let (requests, connection) = shaken.context("nobody answers")?.context("begin HTTP")?;
-        let task = tokio::spawn(async {
-            // What breaks it is told by the request that it breaks.
-            let _ = connection.await;
-        });
-        Ok(Connection { requests, task })
     }
 
     fn request(&self, message: &Bytes, call: Call) -> Result<Request<Full<Bytes>>> {
         let mut request = Request::post(format!("{}{}", self.base_path, call.method))
-            .header(header::HOST, self.endpoint.to.to_string())
+            .header(header::HOST, self.requests.address())
             .header(header::CONTENT_TYPE, PROTOBUF)
             .header(header::USER_AGENT, USER_AGENT);
         if call.is_gzip {
@@ -99,33 +64,6 @@ impl Http {
         let body = Full::new(message.clone());
         request.body(body).context("make a request")
     }
-}
-
-/// Sends a request and reads the whole answer, so that the connection can take the next one.
-async fn answered(
-    requests: &mut SendRequest<Full<Bytes>>,
-    request: Request<Full<Bytes>>,
-) -> Result<(StatusCode, HeaderMap, Bytes)> {
-    let answer = requests.send_request(request).await;
-    let (head, mut body) = answer
-        .context("the request broke off")
-        .map(Response::into_parts)?;
-    Ok((head.status, head.headers, read(&mut body).await?))
-}
-
-async fn read(body: &mut Incoming) -> Result<Bytes> {
-    let mut whole = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.context("the answer broke off")?;
-        let Ok(data) = frame.into_data() else {
-            continue;
-        };
-        if whole.len() + data.len() > MOST_ANSWER_BYTES {
-            bail!("the answer is longer than {MOST_ANSWER_BYTES} bytes");
-        }
-        whole.extend_from_slice(&data);
-    }
-    Ok(whole.freeze())
 }
 
 /// What a status means (OTLP, "OTLP/HTTP Response"): few failures pass, and a request that is refused is not sent again.

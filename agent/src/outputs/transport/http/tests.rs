@@ -102,6 +102,7 @@ async fn requests_follow_each_other_on_one_connection_until_it_is_closed() {
     http.send(&BODY, CALL).await.unwrap();
     // Its end is known once the connection's task has seen it.
     while http
+        .requests
         .connection
         .as_ref()
         .is_some_and(|one| !one.requests.is_closed())
@@ -117,7 +118,7 @@ async fn requests_follow_each_other_on_one_connection_until_it_is_closed() {
         first.starts_with("POST /base/v1/logs HTTP/1.1\r\n"),
         "{first}"
     );
-    let host = format!("host: {}\r\n", http.endpoint.to);
+    let host = format!("host: {}\r\n", http.requests.address());
     for header in [
         &*host,
         "content-type: application/x-protobuf\r\n",
@@ -239,9 +240,9 @@ async fn what_is_no_answer_is_a_failure() {
 #[tokio::test]
 async fn a_server_that_hangs_is_given_up_and_gets_another_connection() {
     let (mut http, requests) = server(vec![Deed::Hang]).await;
-    http.patience = Duration::from_millis(50);
+    http.requests.patience = Duration::from_millis(50);
     let failure = http.send(&BODY, CALL).await.unwrap_err();
     assert_eq!(failure.to_string(), "no answer within 50ms");
-    assert!(http.connection.is_none());
+    assert!(http.requests.connection.is_none());
     drop(requests);
 }
