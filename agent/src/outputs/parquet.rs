@@ -2,7 +2,7 @@
 //!
 //! A Parquet file can be read only when it is whole. Until then the flows wait in a hidden file as [`pieces`], each one a
 //! batch of our own protocol, which is as safe as a line of JSON and cheap to write. [`mod@file`] makes the Parquet file of
-//! them when it is rotated, or after a kill.
+//! them when it is rotated, or after a kill. A database gets its rows as a file that was never on a disk ([`Table`]).
 
 use std::collections::HashSet;
 
@@ -20,6 +20,10 @@ use crate::{
 mod columns;
 mod file;
 pub(crate) mod pieces;
+mod table;
+mod values;
+
+pub use table::Table;
 
 /// Number of the field `FlowBatch.records`.
 const RECORDS_FIELD: u32 = 15;

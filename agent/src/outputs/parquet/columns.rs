@@ -1,16 +1,12 @@
-//! The columns of a file: their names and types, and where a row's values come from. docs/parquet.md says what they mean.
+//! The columns of a file: their names and where a row's values come from. docs/parquet.md says what they mean.
 
-use std::{fmt::Write as _, ops::Range, sync::Arc};
+use std::fmt::Write as _;
 
-use bytes::Bytes;
-use parquet::{
-    basic::{LogicalType, Repetition, TimeUnit, Type as Physical},
-    column::writer::{ColumnWriter, get_typed_column_writer_mut},
-    data_type::{BoolType, ByteArray, ByteArrayType, Int32Type, Int64Type},
-    errors::Result,
-    schema::types::{Type, TypePtr},
+use super::values::{
+    Column,
+    Values::{Boolean, Counter, List, Number, Optional, Text, Time},
+    column,
 };
-
 use crate::{
     output::{
         human,
@@ -26,32 +22,6 @@ pub(super) struct Row<'a> {
     pub(super) number: u32,
     pub(super) record: &'a FlowRecord,
     pub(super) interface: Option<&'a Interface>,
-}
-
-pub(super) struct Column {
-    name: &'static str,
-    values: Values,
-}
-
-enum Values {
-    Boolean(fn(&Row) -> bool),
-    /// Unsigned, with this many bits.
-    Number(i8, fn(&Row) -> u32),
-    Optional(i8, fn(&Row) -> Option<u32>),
-    /// Of 16 bits.
-    List(for<'a> fn(&Row<'a>) -> &'a [u32]),
-    /// Unsigned, with 64 bits.
-    Counter(fn(&Row) -> u64),
-    /// Gets Unix time in nanoseconds. Columns have microseconds, which every reader knows.
-    Time(fn(&Row) -> u64),
-    /// Appends the value, if there is one.
-    Text(fn(&Row, &mut String) -> Option<()>),
-}
-
-use Values::{Boolean, Counter, List, Number, Optional, Text, Time};
-
-const fn column(name: &'static str, values: Values) -> Column {
-    Column { name, values }
 }
 
 /// In front of the others in what a collector stores, which comes from many agents, and may come again.
@@ -176,117 +146,6 @@ pub(super) const COLUMNS: &[Column] = &[
     ),
     column("sample_rate", Number(32, |row| row.batch.sample_rate)),
 ];
-
-pub(super) fn schema(columns: &[&Column]) -> Result<TypePtr> {
-    let fields: Result<Vec<TypePtr>> = columns
-        .iter()
-        .map(|column| column.field().map(Arc::new))
-        .collect();
-    let schema = Type::group_type_builder("flow").with_fields(fields?);
-    Ok(Arc::new(schema.build()?))
-}
-
-impl Column {
-    fn field(&self) -> Result<Type> {
-        let unsigned = |bits: i8| Some(LogicalType::integer(bits, false));
-        let (physical, repetition, logical) = match self.values {
-            Boolean(_) => (Physical::BOOLEAN, Repetition::REQUIRED, None),
-            Number(bits, _) => (Physical::INT32, Repetition::REQUIRED, unsigned(bits)),
-            Optional(bits, _) => (Physical::INT32, Repetition::OPTIONAL, unsigned(bits)),
-            Counter(_) => (Physical::INT64, Repetition::REQUIRED, unsigned(64)),
-            Time(_) => {
-                let micros = LogicalType::timestamp(true, TimeUnit::MICROS);
-                (Physical::INT64, Repetition::REQUIRED, Some(micros))
-            }
-            Text(_) => {
-                let text = Some(LogicalType::String);
-                (Physical::BYTE_ARRAY, Repetition::OPTIONAL, text)
-            }
-            List(_) => return self.list(),
-        };
-        Type::primitive_type_builder(self.name, physical)
-            .with_repetition(repetition)
-            .with_logical_type(logical)
-            .build()
-    }
-
-    /// Three levels, as the format's specification says.
-    fn list(&self) -> Result<Type> {
-        let element = Type::primitive_type_builder("element", Physical::INT32)
-            .with_repetition(Repetition::REQUIRED)
-            .with_logical_type(Some(LogicalType::integer(16, false)))
-            .build()?;
-        let list = Type::group_type_builder("list")
-            .with_repetition(Repetition::REPEATED)
-            .with_fields(vec![Arc::new(element)])
-            .build()?;
-        Type::group_type_builder(self.name)
-            .with_repetition(Repetition::REQUIRED)
-            .with_logical_type(Some(LogicalType::List))
-            .with_fields(vec![Arc::new(list)])
-            .build()
-    }
-
-    /// Appends the values of these rows to the column's writer.
-    pub(super) fn write(&self, writer: &mut ColumnWriter<'_>, rows: &[Row]) -> Result<()> {
-        match self.values {
-            Boolean(of) => {
-                let values: Vec<bool> = rows.iter().map(of).collect();
-                get_typed_column_writer_mut::<BoolType>(writer).write_batch(&values, None, None)
-            }
-            Number(_, of) => {
-                let values: Vec<i32> = rows.iter().map(|row| of(row).cast_signed()).collect();
-                get_typed_column_writer_mut::<Int32Type>(writer).write_batch(&values, None, None)
-            }
-            Optional(_, of) => {
-                let all = rows.iter().map(of);
-                let levels: Vec<i16> = all.clone().map(|value| value.is_some().into()).collect();
-                let values: Vec<i32> = all.flatten().map(u32::cast_signed).collect();
-                let writer = get_typed_column_writer_mut::<Int32Type>(writer);
-                writer.write_batch(&values, Some(&levels), None)
-            }
-            List(of) => {
-                let (mut defined, mut repeated, mut values) = (Vec::new(), Vec::new(), Vec::new());
-                for list in rows.iter().map(of) {
-                    let more = list.len().saturating_sub(1);
-                    defined.push((!list.is_empty()).into());
-                    defined.extend(std::iter::repeat_n(1, more));
-                    repeated.push(0);
-                    repeated.extend(std::iter::repeat_n(1, more));
-                    values.extend(list.iter().map(|value| value.cast_signed()));
-                }
-                let writer = get_typed_column_writer_mut::<Int32Type>(writer);
-                writer.write_batch(&values, Some(&defined), Some(&repeated))
-            }
-            Counter(of) => {
-                let values: Vec<i64> = rows.iter().map(|row| of(row).cast_signed()).collect();
-                get_typed_column_writer_mut::<Int64Type>(writer).write_batch(&values, None, None)
-            }
-            Time(of) => {
-                let micros = |row| (of(row) / 1_000).cast_signed();
-                let values: Vec<i64> = rows.iter().map(micros).collect();
-                get_typed_column_writer_mut::<Int64Type>(writer).write_batch(&values, None, None)
-            }
-            Text(of) => {
-                // One allocation for all values.
-                let (mut text, mut levels) = (String::new(), Vec::with_capacity(rows.len()));
-                let mut ranges: Vec<Range<usize>> = Vec::with_capacity(rows.len());
-                for row in rows {
-                    let begin = text.len();
-                    let is_there = of(row, &mut text).is_some();
-                    levels.push(is_there.into());
-                    ranges.extend(is_there.then_some(begin..text.len()));
-                }
-                let text = Bytes::from(text);
-                let values = ranges.into_iter().map(|range| text.slice(range));
-                let values: Vec<ByteArray> = values.map(ByteArray::from).collect();
-                let writer = get_typed_column_writer_mut::<ByteArrayType>(writer);
-                writer.write_batch(&values, Some(&levels), None)
-            }
-        }
-        .map(drop)
-    }
-}
 
 fn push(text: &mut String, value: Option<&str>) -> Option<()> {
     text.push_str(value?);

@@ -16,8 +16,9 @@ use parquet::{
 use serde_json::{Value, json};
 
 use super::{
-    columns::{COLUMNS, Column, OF_A_COLLECTOR, Row, schema},
+    columns::{COLUMNS, OF_A_COLLECTOR, Row},
     pieces::Pieces,
+    values::{Column, schema},
 };
 use crate::{
     freed_memory,
