@@ -21,6 +21,7 @@ use crate::{
 };
 
 mod backoff;
+pub mod clickhouse;
 mod delivery;
 pub mod encoder;
 mod ending;

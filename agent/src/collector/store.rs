@@ -1,4 +1,4 @@
-//! Where a collector stores batches: files of JSON Lines or Parquet, or a topic of Kafka.
+//! Where a collector stores batches: files of JSON Lines or Parquet, a topic of Kafka, or tables of ClickHouse.
 
 use std::{
     io,
@@ -7,6 +7,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
+use tokio::time::Instant;
 
 use super::{incoming::Incoming, streams::Facts};
 use crate::{
@@ -15,6 +16,7 @@ use crate::{
     output::{LostSoFar, json::JsonLines},
     outputs::{
         Output, Prepared,
+        clickhouse::ClickHouse,
         files::{Rotated, Written},
         kafka::{Kafka, Record},
         parquet, settings,
@@ -114,6 +116,7 @@ pub(crate) struct Store {
 enum Place {
     File(Rotated),
     Topic(Kafka),
+    Tables(Box<ClickHouse>),
 }
 
 impl Store {
@@ -123,7 +126,7 @@ impl Store {
         ensure!(
             output.output().is_store(),
             "--output {kind}={address} does not say when flows are stored for sure: a collector stores in jsonl=PATH, \
-             parquet=FOLDER or kafka=tcp://HOST:PORT/TOPIC"
+             parquet=FOLDER, kafka=tcp://HOST:PORT/TOPIC or clickhouse=http://HOST:PORT/DATABASE/TABLE"
         );
         ensure!(
             !output.output().leaves_out(),
@@ -140,6 +143,7 @@ impl Store {
             settings::Place::Lines(file) => (Form::Jsonl, Place::File(file)),
             settings::Place::Columns(file) => (Form::Parquet, Place::File(file)),
             settings::Place::Topic(kafka) => (Form::Batch, Place::Topic(kafka)),
+            settings::Place::Tables(tables) => (Form::Batch, Place::Tables(tables.into())),
         };
         let status = StoreStatus {
             kind: kind.to_owned(),
@@ -178,25 +182,33 @@ impl Store {
         match &self.place {
             Place::File(_) => None,
             Place::Topic(kafka) => kafka.tls(),
+            Place::Tables(tables) => tables.tls(),
         }
     }
 
-    /// Makes the file, or asks for the topic, so that a start tells what would be wrong later.
+    /// Makes the file, or asks for the topic or the tables, so that a start tells what would be wrong later.
     pub(super) async fn begin(&mut self) -> Result<()> {
-        let address = self.address();
-        match &mut self.place {
+        let begun = match &mut self.place {
             Place::File(file) => {
                 file.write(Bytes::new()).await?;
+                return Ok(());
             }
-            Place::Topic(kafka) => {
-                let begun = kafka.begin().await;
-                let begun = begun.with_context(|| format!("begin to store in {address}"))?;
-                if let Some(why) = begun {
-                    self.fails(&why);
-                }
-            }
+            Place::Topic(kafka) => kafka.begin().await,
+            Place::Tables(tables) => tables.begin().await,
+        };
+        let begun = begun.with_context(|| format!("begin to store in {}", self.address()))?;
+        if let Some(why) = begun {
+            self.fails(&why);
         }
         Ok(())
+    }
+
+    /// Until when it is better to wait for more before something is stored.
+    pub(super) fn gathers_until(&self) -> Option<Instant> {
+        match &self.place {
+            Place::File(_) | Place::Topic(_) => None,
+            Place::Tables(tables) => tables.gathers_until(),
+        }
     }
 
     /// Completes a file that is old enough although nothing comes. What fails is tried again, and told with the next batch.
@@ -227,6 +239,10 @@ impl Store {
             Place::Topic(kafka) => {
                 let records: Vec<_> = parts.iter().map(Part::record).collect();
                 kafka.keep(&records).await
+            }
+            Place::Tables(tables) => {
+                let batches: Vec<_> = parts.iter().map(|part| part.piece.clone()).collect();
+                tables.keep(&batches).await
             }
         };
         let mut failure = None;

@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
-    time::{Instant, timeout},
+    time::{Instant, timeout, timeout_at},
 };
 
 use super::{
@@ -25,6 +25,8 @@ use crate::{batch::Batch, hub::Hub};
 /// What is brought to the disk at once, in batches and in bytes of one store. One batch may have more.
 const MOST_BATCHES: usize = 256;
 const MOST_BYTES: usize = 8 << 20;
+/// Batches that are waited for, if a store asks for it: as many as have room in the queue.
+const MOST_GATHERED: usize = 1024;
 
 /// How often to look whether a file is old enough into which nothing comes.
 const LOOK: Duration = Duration::from_secs(1);
@@ -109,6 +111,7 @@ impl Writer {
                     pairs.look().await;
                 }
             }
+            self.gather(&mut waiting).await;
             let mut rest = std::mem::take(&mut waiting);
             while !rest.is_empty() {
                 let later = rest.split_off(together(&rest));
@@ -121,6 +124,22 @@ impl Writer {
         }
         if let Some(pairs) = self.pairs {
             pairs.close().await;
+        }
+    }
+
+    /// Waits for more as long as a store asks for it.
+    async fn gather(&mut self, waiting: &mut Vec<Entry>) {
+        let until = self.stores.iter().filter_map(Store::gathers_until).max();
+        // What comes is not looked at once more if there is nothing to store.
+        let Some(until) = until.filter(|_| !waiting.is_empty()) else {
+            return;
+        };
+        while waiting.len() < MOST_GATHERED && together(waiting) == waiting.len() {
+            let more = self.entries.recv_many(waiting, MOST_BATCHES);
+            match timeout_at(until, more).await {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
         }
     }
 

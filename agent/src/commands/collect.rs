@@ -49,9 +49,9 @@ fn settle(text: &str) -> Result<Duration, String> {
 /// and `watch --output json` take a collector's address, too.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Where flows are stored: jsonl=PATH, parquet=FOLDER or kafka=tcp://HOST:PORT/TOPIC (tls:// with TLS); repeatable. A
-    /// table says more, as '{"kind": "jsonl", "address": "/var/lib/flow-agent/flows.jsonl"}'. What one of them does not
-    /// take is not acknowledged.
+    /// Where flows are stored: jsonl=PATH, parquet=FOLDER, kafka=tcp://HOST:PORT/TOPIC (tls:// with TLS) or
+    /// clickhouse=http://HOST:PORT/DATABASE/TABLE (https:// with TLS); repeatable. A table says more, as '{"kind": "jsonl",
+    /// "address": "/var/lib/flow-agent/flows.jsonl"}'. What one of them does not take is not acknowledged.
     #[arg(long, value_name = "OUTPUT", env = "FLOW_AGENT_COLLECT_OUTPUT", required = true, help_heading = STORES)]
     pub output: Vec<Wishes>,
 
@@ -191,6 +191,10 @@ mod tests {
             (
                 "--output kafka=tcp://a:1/t --output kafka=tcp://a:1/t",
                 "twice",
+            ),
+            (
+                "--output clickhouse=http://a:1/d",
+                "http://HOST:PORT/DATABASE/TABLE",
             ),
             ("--output jsonl=/a --output jsonl=/a", "twice"),
             ("--output jsonl=/a --listen 0.0.0.0:1", "--insecure-listen"),

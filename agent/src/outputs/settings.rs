@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use thiserror::Error;
 
 use super::{
+    clickhouse::ClickHouse,
     delivery::Spooling,
     encoder::Encoder,
     files::{Compression, Rotated, Rotation, whole},
@@ -26,6 +27,7 @@ use crate::{
     },
 };
 
+mod clickhouse;
 mod collector;
 mod host;
 mod ipfix;
@@ -41,6 +43,7 @@ use table::{FILE_KEYS, Table};
 /// The formats that an output can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    ClickHouse,
     Collector,
     Ipfix,
     Jsonl,
@@ -51,7 +54,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
+        Self::ClickHouse,
         Self::Collector,
         Self::Ipfix,
         Self::Jsonl,
@@ -64,6 +68,7 @@ impl Kind {
     /// As in the settings.
     pub fn name(self) -> &'static str {
         match self {
+            Self::ClickHouse => "clickhouse",
             Self::Collector => "collector",
             Self::Ipfix => "ipfix",
             Self::Jsonl => "jsonl",
@@ -77,6 +82,9 @@ impl Kind {
     /// What an address of this kind looks like.
     fn addresses(self) -> &'static str {
         match self {
+            Self::ClickHouse => {
+                "http://HOST:PORT/DATABASE/TABLE, or https://HOST:PORT/DATABASE/TABLE"
+            }
             Self::Ipfix => {
                 "udp://HOST:PORT, tcp://HOST:PORT, or a path, as /var/log/flow-agent/flows.ipfix"
             }
@@ -114,6 +122,7 @@ pub struct Output {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Target {
+    ClickHouse(Box<clickhouse::Target>),
     Collector(collector::Target),
     Ipfix(ipfix::Target),
     Jsonl { path: PathBuf, rotation: Rotation },
@@ -136,6 +145,7 @@ pub(crate) enum Place {
     Lines(Rotated),
     Columns(Rotated),
     Topic(Kafka),
+    Tables(ClickHouse),
 }
 
 /// An output whose files of TLS have been read.
@@ -164,12 +174,21 @@ impl Prepared {
                 Some(Place::Columns(rotated))
             }
             Target::Kafka(target) => {
-                let tls = self.tls.clone().map(|read| read.named(Kind::Kafka.name()));
-                let tls = tls.map(InForce::new);
-                Some(Place::Topic(Kafka::new(target.settings().clone(), tls)))
+                let kafka = Kafka::new(target.settings().clone(), self.tls_in_force());
+                Some(Place::Topic(kafka))
+            }
+            Target::ClickHouse(target) => {
+                let tables = ClickHouse::new(target.settings().clone(), self.tls_in_force());
+                Some(Place::Tables(tables))
             }
             Target::Collector(_) | Target::Ipfix(_) | Target::Otlp(_) | Target::Pbflow(_) => None,
         }
+    }
+
+    /// Of a store, which is named as its kind.
+    fn tls_in_force(&self) -> Option<InForce> {
+        let read = self.tls.clone()?;
+        Some(InForce::new(read.named(self.output.kind().name())))
     }
 
     /// What may be meant so, and is worth a look.
@@ -240,6 +259,7 @@ impl Refused {
 impl Output {
     pub fn kind(&self) -> Kind {
         match self.target {
+            Target::ClickHouse(_) => Kind::ClickHouse,
             Target::Collector(_) => Kind::Collector,
             Target::Ipfix(_) => Kind::Ipfix,
             Target::Jsonl { .. } => Kind::Jsonl,
@@ -253,6 +273,7 @@ impl Output {
     /// As in the settings.
     pub fn address(&self) -> String {
         match &self.target {
+            Target::ClickHouse(target) => target.address(),
             Target::Collector(target) => target.address(),
             Target::Ipfix(target) => target.address(),
             Target::Jsonl { path, .. } => path.display().to_string(),
@@ -266,6 +287,7 @@ impl Output {
     /// Reads the files of TLS, if it speaks TLS.
     pub fn prepare(self) -> Result<Prepared, FileFault> {
         let tls = match &self.target {
+            Target::ClickHouse(target) => target.read_tls()?,
             Target::Collector(target) => target.read_tls()?,
             Target::Kafka(target) => target.read_tls()?,
             Target::Otlp(target) => target.read_tls()?,
@@ -286,7 +308,9 @@ impl Output {
                 Box::new(Jsonl::default()),
                 Transport::File(Rotated::new(path.clone(), rotation.clone(), whole::lines)),
             ),
-            Target::Kafka(_) => unreachable!("the settings of an agent refuse it"),
+            Target::ClickHouse(_) | Target::Kafka(_) => {
+                unreachable!("the settings of an agent refuse it")
+            }
             Target::Otlp(target) => target.parts(hub.accounts(), tls),
             Target::Parquet { folder, rotation } => (
                 Box::new(Parquet::default()),
@@ -303,14 +327,17 @@ impl Output {
 
     /// Only a collector stores there: an agent's output has nothing that waits until it is acknowledged.
     pub(crate) fn is_for_a_collector_alone(&self) -> bool {
-        matches!(self.target, Target::Kafka(_))
+        matches!(self.target, Target::ClickHouse(_) | Target::Kafka(_))
     }
 
     /// Whether it is of a kind that says when flows are stored.
     pub(crate) fn is_store(&self) -> bool {
         matches!(
             self.target,
-            Target::Jsonl { .. } | Target::Kafka(_) | Target::Parquet { .. }
+            Target::ClickHouse(_)
+                | Target::Jsonl { .. }
+                | Target::Kafka(_)
+                | Target::Parquet { .. }
         )
     }
 
@@ -345,6 +372,9 @@ impl Output {
             return Err(Refused::at("address", fault));
         }
         let target = match kind {
+            Kind::ClickHouse => {
+                Target::ClickHouse(clickhouse::Target::read(table, &address)?.into())
+            }
             Kind::Collector => Target::Collector(collector::Target::read(table, &address)?),
             Kind::Ipfix => Target::Ipfix(ipfix::Target::read(table, &address)?),
             Kind::Jsonl => Target::Jsonl {

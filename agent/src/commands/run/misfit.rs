@@ -265,7 +265,8 @@ pub(in crate::commands) fn stores(wishes: &[Wishes]) -> Result<Vec<Prepared>, Mi
     let mut all = wishes.iter().flat_map(|wishes| &wishes.0);
     refuse(
         !all.all(|wish| matches!(wish, Wish::Output(_))),
-        "a collector stores flows: say --output jsonl=PATH, parquet=FOLDER or kafka=tcp://HOST:PORT/TOPIC, and see them with \
+        "a collector stores flows: say --output jsonl=PATH, parquet=FOLDER, kafka=tcp://HOST:PORT/TOPIC or \
+         clickhouse=http://HOST:PORT/DATABASE/TABLE, and see them with \
          `flow-agent watch`",
         &["output"],
     )?;
@@ -414,10 +415,12 @@ mod tests {
 
     #[test]
     fn what_a_collector_alone_can_store_in_is_no_output_of_an_agent() {
-        let wishes = args("--output table --output kafka=tcp://a:1/t").output;
-        let refused = outputs(&wishes).unwrap_err();
-        assert!(refused.message.contains("flow-agent collect"), "{refused}");
-        assert_eq!(refused.settings, ["output"]);
+        for store in ["kafka=tcp://a:1/t", "clickhouse=http://a:1/d/t"] {
+            let wishes = args(&format!("--output table --output {store}")).output;
+            let refused = outputs(&wishes).unwrap_err();
+            assert!(refused.message.contains("flow-agent collect"), "{refused}");
+            assert_eq!(refused.settings, ["output"]);
+        }
     }
 
     #[test]

@@ -60,8 +60,17 @@ const PACKED: &[Kind] = &[
 ];
 const PBFLOW: &[Kind] = &[Kind::Pbflow];
 /// Those that connect to servers.
-const SERVED: &[Kind] = &[Kind::Collector, Kind::Kafka, Kind::Otlp, Kind::Pbflow];
+const SERVED: &[Kind] = &[
+    Kind::ClickHouse,
+    Kind::Collector,
+    Kind::Kafka,
+    Kind::Otlp,
+    Kind::Pbflow,
+];
 const KAFKA: &[Kind] = &[Kind::Kafka];
+const CLICKHOUSE: &[Kind] = &[Kind::ClickHouse];
+/// Those that have users.
+const LOGGING_IN: &[Kind] = &[Kind::ClickHouse, Kind::Kafka];
 /// Those that have several servers to turn to.
 const FAILING_OVER: &[Kind] = &[Kind::Collector, Kind::Kafka];
 const COLLECTOR: &[Kind] = &[Kind::Collector];
@@ -79,6 +88,7 @@ const KEYS: &[Key] = &[
         name: "kind",
         kinds: &[],
         value: ValueType::Choice(&[
+            "clickhouse",
             "collector",
             "ipfix",
             "jsonl",
@@ -231,15 +241,21 @@ const KEYS: &[Key] = &[
     },
     Key {
         name: "user",
-        kinds: KAFKA,
+        kinds: LOGGING_IN,
         value: ValueType::Text,
         help: "The name with which to log in.",
     },
     Key {
         name: "password_file",
-        kinds: KAFKA,
+        kinds: LOGGING_IN,
         value: ValueType::Text,
         help: "A file with the password in its first line, which is read again for each login.",
+    },
+    Key {
+        name: "insert_every",
+        kinds: CLICKHOUSE,
+        value: ValueType::Time,
+        help: "How long batches are gathered for an INSERT, ten seconds at most; by default a second.",
     },
     Key {
         name: "tls_ca",

@@ -1,0 +1,327 @@
+//! Against a server that takes, refuses and spoils INSERTs as a test wants it.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+};
+
+use parquet::{
+    file::reader::{FileReader as _, SerializedFileReader},
+    record::Field,
+};
+use prost::Message as _;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufStream},
+    net::{TcpListener, TcpStream},
+};
+
+use super::*;
+use crate::proto::FlowRecord;
+
+const TAKEN: &str = "HTTP/1.1 200 OK\r\nx-clickhouse-query-id: 1\r\ncontent-length: 0\r\n\r\n";
+
+/// What a server does with the next INSERT.
+#[derive(Clone, Copy, Debug)]
+enum Deed {
+    Take,
+    Say(&'static str),
+    /// And then it closes the connection.
+    SayAndCut(&'static str),
+    Cut,
+    Hang,
+}
+
+/// What has come, and what to do with what comes.
+#[derive(Default)]
+struct Server {
+    deeds: VecDeque<Deed>,
+    /// An INSERT with one of these batches is refused.
+    refused: Vec<u64>,
+    /// The numbers of the batches of each INSERT that was taken, and whether it was one of batches.
+    taken: Vec<(bool, Vec<u64>)>,
+    heads: Vec<String>,
+}
+
+type Shared = Arc<Mutex<Server>>;
+
+fn lock(server: &Shared) -> std::sync::MutexGuard<'_, Server> {
+    server.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn start(server: Server, patience: Duration) -> (ClickHouse, Shared) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let settings = Settings {
+        to: HostPort {
+            host: "127.0.0.1".to_owned(),
+            port: listener.local_addr().unwrap().port(),
+        },
+        database: "d".to_owned(),
+        table: "t".to_owned(),
+        login: Some(Login {
+            user: "me".to_owned(),
+            password_file: None,
+        }),
+        insert_every: Duration::from_secs(1),
+    };
+    let shared = Arc::new(Mutex::new(server));
+    let seen = Arc::clone(&shared);
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(serve(BufStream::new(stream), Arc::clone(&seen)));
+        }
+    });
+    let mut clickhouse = ClickHouse::new(settings, None);
+    clickhouse.patience = patience;
+    (clickhouse, shared)
+}
+
+async fn serve(mut stream: BufStream<TcpStream>, server: Shared) {
+    while let Some((head, body)) = request(&mut stream).await {
+        let answer = match answer(&server, &head, body) {
+            Deed::Take => TAKEN,
+            Deed::Say(answer) => answer,
+            Deed::SayAndCut(answer) => {
+                stream.write_all(answer.as_bytes()).await.unwrap();
+                stream.flush().await.unwrap();
+                return;
+            }
+            Deed::Cut => return,
+            Deed::Hang => std::future::pending().await,
+        };
+        stream.write_all(answer.as_bytes()).await.unwrap();
+        stream.flush().await.unwrap();
+    }
+}
+
+fn answer(server: &Shared, head: &str, body: Bytes) -> Deed {
+    let mut server = lock(server);
+    server.heads.push(head.to_owned());
+    let deed = server.deeds.pop_front().unwrap_or(Deed::Take);
+    if !matches!(deed, Deed::Take) {
+        return deed;
+    }
+    let numbers = numbers(body);
+    if server.refused.iter().any(|seq| numbers.contains(seq)) {
+        return Deed::Say(
+            "HTTP/1.1 400 Bad Request\r\nx-clickhouse-exception-code: 117\r\ncontent-length: 9\r\n\r\nCode: 117",
+        );
+    }
+    server.taken.push((head.contains("t_batches"), numbers));
+    Deed::Take
+}
+
+/// The head and the body of a request.
+async fn request(stream: &mut BufStream<TcpStream>) -> Option<(String, Bytes)> {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        if stream.read_line(&mut head).await.ok()? == 0 {
+            return None;
+        }
+    }
+    let (_, length) = head.split_once("content-length: ").unwrap();
+    let (length, _) = length.split_once("\r\n").unwrap();
+    let mut body = vec![0; length.parse().unwrap()];
+    stream.read_exact(&mut body).await.ok()?;
+    Some((head, body.into()))
+}
+
+/// Those of the batches whose rows these are.
+fn numbers(rows: Bytes) -> Vec<u64> {
+    let file = SerializedFileReader::new(rows).unwrap();
+    let rows = file.get_row_iter(None).unwrap();
+    let number = |row: parquet::record::Row| {
+        let mut columns = row.into_columns().into_iter();
+        let (_, value) = columns.find(|(name, _)| name == "stream_seq").unwrap();
+        let Field::ULong(number) = value else {
+            panic!("{value}");
+        };
+        number
+    };
+    let mut numbers: Vec<_> = rows.map(|row| number(row.unwrap())).collect();
+    numbers.dedup();
+    numbers
+}
+
+fn batch(seq: u64) -> FlowBatch {
+    FlowBatch {
+        stream_id: 1,
+        stream_seq: seq,
+        records: vec![FlowRecord::default(); 2],
+        ..FlowBatch::default()
+    }
+}
+
+fn encoded(batches: impl IntoIterator<Item = FlowBatch>) -> Vec<Bytes> {
+    let encoded = batches
+        .into_iter()
+        .map(|batch| batch.encode_to_vec().into());
+    encoded.collect()
+}
+
+fn are_stored(fates: &[Kept]) -> Vec<bool> {
+    fates.iter().map(Result::is_ok).collect()
+}
+
+#[tokio::test]
+async fn records_come_before_their_batches_and_a_login_in_headers() {
+    let (mut clickhouse, server) = start(Server::default(), PATIENCE).await;
+    assert_eq!(clickhouse.begin().await.unwrap(), None);
+    let idle = FlowBatch {
+        records: Vec::new(),
+        ..batch(3)
+    };
+    let fates = clickhouse.keep(&encoded([batch(1), batch(2), idle])).await;
+    assert_eq!(fates, [Ok(()), Ok(()), Ok(())]);
+    let server = lock(&server);
+    let expected = [
+        (false, vec![]),
+        (true, vec![]),
+        (false, vec![1, 2]),
+        (true, vec![1, 2, 3]),
+    ];
+    assert_eq!(server.taken, expected);
+    for head in &server.heads {
+        assert!(
+            head.starts_with("POST /?query=INSERT%20INTO%20d.t"),
+            "{head}"
+        );
+        for part in [
+            "%29%20FORMAT%20Parquet&",
+            "&wait_end_of_query=1&async_insert=0&",
+            "x-clickhouse-user: me\r\n",
+        ] {
+            assert!(head.contains(part), "{head}");
+        }
+        assert!(!head.contains("x-clickhouse-key"), "{head}");
+    }
+}
+
+#[tokio::test]
+async fn what_passes_is_tried_again_until_it_is_stored() {
+    const LATE: &str = "HTTP/1.1 200 OK\r\nx-clickhouse-query-id: 1\r\ncontent-length: 28\r\n\r\nCode: 241. DB::Exception: Too";
+    for deed in [
+        Deed::Say(
+            "HTTP/1.1 500 Oh\r\nx-clickhouse-exception-code: 241\r\ncontent-length: 0\r\n\r\n",
+        ),
+        Deed::Say(
+            "HTTP/1.1 200 OK\r\nx-clickhouse-exception-code: 241\r\ncontent-length: 0\r\n\r\n",
+        ),
+        Deed::Say("HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n"),
+        Deed::Say(LATE),
+        Deed::Say("what is this\r\n\r\n"),
+        Deed::SayAndCut(
+            "HTTP/1.1 200 OK\r\nx-clickhouse-query-id: 1\r\ncontent-length: 9\r\n\r\nhalf",
+        ),
+        Deed::Cut,
+    ] {
+        let deeds = [deed, Deed::Cut, deed].into();
+        let server = Server {
+            deeds,
+            ..Server::default()
+        };
+        let (mut clickhouse, server) = start(server, PATIENCE).await;
+        let fates = clickhouse.keep(&encoded([batch(1)])).await;
+        assert_eq!(fates, [Ok(())], "{deed:?}");
+        let server = lock(&server);
+        assert_eq!(server.taken, [(false, vec![1]), (true, vec![1])]);
+        assert_eq!(server.heads.len(), 5, "{deed:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_is_given_up_and_what_comes_next_is_told_at_once() {
+    let server = Server {
+        deeds: vec![Deed::Hang; 1].into(),
+        ..Server::default()
+    };
+    let (mut clickhouse, server) = start(server, Duration::from_secs(1)).await;
+    let fates = clickhouse.keep(&encoded([batch(1), batch(2)])).await;
+    for fate in &fates {
+        let why = fate.as_ref().unwrap_err();
+        assert!(why.contains("has not answered in time"), "{why}");
+    }
+    assert_eq!(
+        are_stored(&clickhouse.keep(&encoded([batch(1)])).await),
+        [false]
+    );
+    assert_eq!(lock(&server).heads.len(), 1);
+    clickhouse.failed = None;
+    assert_eq!(
+        are_stored(&clickhouse.keep(&encoded([batch(1)])).await),
+        [true]
+    );
+}
+
+#[tokio::test]
+async fn batches_that_are_refused_are_refused_alone() {
+    let server = Server {
+        refused: vec![3, 8],
+        ..Server::default()
+    };
+    let (mut clickhouse, server) = start(server, PATIENCE).await;
+    let fates = clickhouse.keep(&encoded((1..=10).map(batch))).await;
+    let stored: Vec<_> = (1..=10).map(|seq| ![3, 8].contains(&seq)).collect();
+    assert_eq!(are_stored(&fates), stored);
+    let taken = &lock(&server).taken;
+    for is_of_batches in [false, true] {
+        let of_it = taken.iter().filter(|one| one.0 == is_of_batches);
+        let numbers: Vec<_> = of_it.flat_map(|one| one.1.clone()).collect();
+        assert_eq!(numbers, [1, 2, 4, 5, 6, 7, 9, 10]);
+    }
+}
+
+#[tokio::test]
+async fn what_somebody_has_to_change_is_told_at_once_and_nothing_else_is_tried() {
+    const NO_TABLE: &str =
+        "HTTP/1.1 404 No\r\nx-clickhouse-exception-code: 60\r\ncontent-length: 8\r\n\r\nCode: 60";
+    let server = Server {
+        deeds: vec![Deed::Say(NO_TABLE); 2].into(),
+        ..Server::default()
+    };
+    let (mut clickhouse, server) = start(server, PATIENCE).await;
+    let refusal = clickhouse.begin().await.unwrap_err().to_string();
+    assert_eq!(
+        refusal,
+        "there is no table d.t, make it with flows.sql: ClickHouse says: Code: 60"
+    );
+    let fates = clickhouse.keep(&encoded([batch(1), batch(2)])).await;
+    assert_eq!(are_stored(&fates), [false, false]);
+    assert_eq!(lock(&server).heads.len(), 2);
+}
+
+#[tokio::test]
+async fn what_is_not_come_to_is_not_stored() {
+    const NO_TABLE: &str =
+        "HTTP/1.1 404 No\r\nx-clickhouse-exception-code: 60\r\ncontent-length: 8\r\n\r\nCode: 60";
+    let server = Server {
+        deeds: [Deed::Take, Deed::Take, Deed::Take, Deed::Say(NO_TABLE)].into(),
+        ..Server::default()
+    };
+    let (mut clickhouse, server) = start(server, PATIENCE).await;
+    let days = (1..=150).map(|day| FlowBatch {
+        window_end_unix_ns: day * DAY_NS,
+        ..batch(day)
+    });
+    let fates = clickhouse.keep(&encoded(days)).await;
+    // Of the second group the records are there, and the batches are not.
+    let stored: Vec<_> = (1..=150).map(|day| day <= 50).collect();
+    assert_eq!(are_stored(&fates), stored);
+    assert_eq!(lock(&server).heads.len(), 4);
+}
+
+#[test]
+fn an_insert_has_few_days() {
+    let of_day = |day: u64| FlowBatch {
+        window_end_unix_ns: day * DAY_NS + 1,
+        ..FlowBatch::default()
+    };
+    let same: Vec<_> = (0..500).map(|_| of_day(7)).collect();
+    let whole = of_few_days(&same);
+    assert_eq!((whole.len(), whole[0].clone()), (1, 0..500));
+    let many: Vec<_> = (0..120)
+        .flat_map(|day| [of_day(day), of_day(day)])
+        .collect();
+    assert_eq!(of_few_days(&many), [200..240, 100..200, 0..100]);
+    assert!(of_few_days(&[]).is_empty());
+}
