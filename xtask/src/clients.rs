@@ -1,5 +1,5 @@
 //! Installs programs that are not ours, with which the tests read what an agent offers: clients of gRPC,
-//! Prometheus, collectors of IPFIX, a broker of Kafka, and buf for the protocol itself; and those that a bench holds the agent against. What
+//! Prometheus, collectors of IPFIX, a broker of Kafka, ClickHouse's engine, and buf for the protocol itself; and those that a bench holds the agent against. What
 //! Debian does not have, or would start by itself, goes into the user's cache. If a client cannot be had, a message says so and its test skips itself.
 
 use std::{
@@ -29,6 +29,9 @@ const COLLECTOR_FILES: &str =
     "github.com/open-telemetry/opentelemetry-collector-contrib/exporter/fileexporter";
 /// Of Python's package index. They read an agent's Parquet files.
 const DUCKDB: &str = "duckdb==2.0.0";
+/// ClickHouse's engine. All that it asks for would be pandas and pyarrow, several hundred megabytes, which it needs only for
+/// their own types.
+const CHDB: [&str; 2] = ["--no-deps", "chdb-core==26.9.0"];
 const PANDAS: [&str; 2] = ["pandas==3.1.1", "pyarrow==26.0.1"];
 
 const CPP_PACKAGES: &[&str] = &[
@@ -44,7 +47,7 @@ const CPP_PACKAGES: &[&str] = &[
 const MARK: &str = "installed";
 
 pub fn set_up(apt: Option<&Apt>) {
-    let clients: [(&str, Install); 12] = [
+    let clients: [(&str, Install); 13] = [
         ("gRPC for C++", cpp),
         ("gRPC and DuckDB for Python", python),
         ("grpcurl", grpcurl),
@@ -57,6 +60,7 @@ pub fn set_up(apt: Option<&Apt>) {
         ("the consumer in Go", go_consumer),
         ("a broker of Kafka", broker::install),
         ("Kafka for Python", broker::install_client),
+        ("ClickHouse's engine for Python", chdb),
     ];
     install(&clients, apt);
 }
@@ -116,6 +120,11 @@ fn python(apt: Option<&Apt>) -> Result<()> {
 fn example_requirements() -> Result<String> {
     let requirements = root().join("deploy/consumers/python/requirements.txt");
     fs::read_to_string(&requirements).with_context(|| format!("read {}", requirements.display()))
+}
+
+/// It takes 530 megabytes, of which 160 are fetched.
+fn chdb(apt: Option<&Apt>) -> Result<()> {
+    python_packages(apt, "chdb", &CHDB)
 }
 
 /// It takes some hundred megabytes.

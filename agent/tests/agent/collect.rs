@@ -19,6 +19,7 @@ use crate::{
 };
 
 mod calls;
+mod clickhouse;
 mod consumers;
 mod kafka;
 mod pairs;

@@ -80,6 +80,17 @@ pub fn duckdb_or_skip(test: &str) -> Option<PathBuf> {
     python
 }
 
+/// A Python with ClickHouse's engine.
+pub fn chdb_or_skip(test: &str) -> Option<PathBuf> {
+    let python = installed("clients/chdb/bin/python");
+    let imports = ["-c", "import chdb.session"];
+    let python = python.filter(|python| succeeds(Command::new(python).args(imports)));
+    if python.is_none() {
+        skip(test, &format!("no Python with chdb-core; {SET_UP}"));
+    }
+    python
+}
+
 /// The folder with a broker of Kafka, and a Python with a client of it and the descriptors of flow.proto's messages.
 pub fn kafka_or_skip(test: &str, directory: &Path) -> Option<(PathBuf, PathBuf, PathBuf)> {
     let python = installed("clients/kafka-client/bin/python");

@@ -1,0 +1,188 @@
+//! Each value is in ClickHouse as it was counted, in a type of its own; and what the documentation asks can be asked.
+
+use agent::proto::{Account, Count, Direction, Encapsulation, EndReason, FlowRecord, Interface};
+use serde_json::json;
+
+use super::*;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// What has all that a record can have, and what has as little as possible.
+fn records() -> Vec<FlowRecord> {
+    let full = FlowRecord {
+        protocol: 6,
+        src_addr: vec![192, 0, 2, 1].into(),
+        dst_addr: vec![192, 0, 2, 2].into(),
+        src_port: Some(65535),
+        dst_port: Some(0),
+        delta_packets: u64::MAX,
+        delta_bytes: 2,
+        delta_reverse_packets: 3,
+        delta_reverse_bytes: 4,
+        total_packets: 5,
+        total_bytes: 6,
+        total_reverse_packets: 7,
+        total_reverse_bytes: 8,
+        first_seen_unix_ns: 1_700_000_000 * SECOND_NS + 123_456_789,
+        last_seen_unix_ns: 1_700_000_001 * SECOND_NS + 1,
+        ip_version: 4,
+        ifindex: 2,
+        netns: u32::MAX,
+        vlan_ids: vec![1, 4095],
+        direction: Direction::Ingress.into(),
+        tcp_flags: Some(0xff),
+        reverse_tcp_flags: Some(0),
+        dscp: Some(46),
+        end_reason: Some(EndReason::EndOfFlow.into()),
+        encapsulation: Some(Encapsulation::Vxlan.into()),
+        tunnel_id: Some(u32::MAX),
+        outer_src_addr: vec![10, 0, 0, 1].into(),
+        outer_dst_addr: vec![10, 0, 0, 2].into(),
+        outer_vlan_ids: vec![7],
+        ..FlowRecord::default()
+    };
+    let mut v6 = [0; 16];
+    (v6[0], v6[1], v6[15]) = (0x20, 0x01, 1);
+    let sparse = FlowRecord {
+        protocol: 58,
+        src_addr: v6.to_vec().into(),
+        icmp_type: Some(128),
+        icmp_code: Some(0),
+        icmp_identifier: Some(65535),
+        ip_version: 6,
+        later_fragment: true,
+        // Later than a column can say.
+        last_seen_unix_ns: u64::MAX,
+        ..FlowRecord::default()
+    };
+    vec![full, sparse]
+}
+
+fn whole() -> FlowBatch {
+    FlowBatch {
+        agent: Some(AgentIdentity {
+            agent_id: "machine".into(),
+            hostname: "there".into(),
+            boot_id: "boot".into(),
+            instance_id: "instance".into(),
+            version: "1".into(),
+        }),
+        scan_id: 8,
+        batch_index: 2,
+        last_of_scan: true,
+        window_start_unix_ns: 1_700_000_000 * SECOND_NS,
+        window_end_unix_ns: 1_700_000_001 * SECOND_NS + 5,
+        interfaces: vec![Interface {
+            ifindex: 2,
+            netns: u32::MAX,
+            name: "eth0".into(),
+            netns_name: "blue".into(),
+            ..Interface::default()
+        }],
+        records: records(),
+        lost_batches: 1,
+        lost_records: 2,
+        lost_packets: 3,
+        lost_bytes: 4,
+        refused_in_window: true,
+        tracked_flows: Some(9),
+        sample_rate: 16,
+        account: Some(Account {
+            r#final: true,
+            seen: Some(Count {
+                packets: 10,
+                bytes: 11,
+            }),
+            flows: Some(Count {
+                packets: 12,
+                bytes: 13,
+            }),
+            ..Account::default()
+        }),
+        ..batch(7, 0)
+    }
+}
+
+#[test]
+#[ignore = "cargo xtask test-consumers"]
+fn every_column_has_what_was_sent_and_every_documented_query_runs() {
+    const TEST: &str = "agent::every_column_has_what_was_sent_and_every_documented_query_runs";
+    let Some(clickhouse) = ClickHouse::or_skip(TEST) else {
+        return;
+    };
+    let (collector, socket) = clickhouse.collector(&output(""));
+    let (acks, ended) = export(&socket, vec![whole()]);
+    assert_eq!(acks, [7], "{ended:?}");
+    collector.stop();
+    let rows = clickhouse.ask("SELECT * FROM flows_once ORDER BY record");
+    let agent = json!({
+        "agent_id": "machine", "hostname": "there", "boot_id": "boot", "instance_id": "instance",
+        "stream_id": "123456789abcdef0", "stream_seq": 7, "scan_id": 8, "sample_rate": 16,
+        "window_start": "2023-11-14 22:13:20.000000000", "window_end": "2023-11-14 22:13:21.000000005",
+    });
+    let full = json!({
+        "record": 0, "interface": "eth0", "ifindex": 2, "netns": u32::MAX, "netns_name": "blue",
+        "direction": "ingress", "vlan_ids": [1, 4095], "ip_version": 4, "protocol": 6,
+        "src_addr": "::ffff:192.0.2.1", "dst_addr": "::ffff:192.0.2.2", "src": "192.0.2.1", "dst": "192.0.2.2",
+        "src_port": 65535, "dst_port": 0, "icmp_type": null, "icmp_code": null, "icmp_identifier": null,
+        "later_fragment": false, "packets": u64::MAX, "bytes": 2, "reverse_packets": 3, "reverse_bytes": 4,
+        "total_packets": 5, "total_bytes": 6, "total_reverse_packets": 7, "total_reverse_bytes": 8,
+        "first_seen": "2023-11-14 22:13:20.123456789", "last_seen": "2023-11-14 22:13:21.000000001",
+        "tcp_flags": 255, "reverse_tcp_flags": 0, "dscp": 46, "end_reason": "end_of_flow",
+        "encapsulation": "vxlan", "tunnel_id": u32::MAX, "outer_src_addr": "::ffff:10.0.0.1",
+        "outer_dst_addr": "::ffff:10.0.0.2", "outer_vlan_ids": [7], "outer_pppoe_session": null,
+    });
+    let sparse = json!({
+        "record": 1, "interface": "", "netns_name": "", "direction": "", "vlan_ids": [], "ip_version": 6,
+        "protocol": 58, "src_addr": "2001::1", "dst_addr": "::", "src": "2001::1", "src_port": null, "dst_port": null,
+        "icmp_type": 128, "icmp_code": 0, "icmp_identifier": 65535, "later_fragment": true, "packets": 0,
+        "first_seen": "1970-01-01 00:00:00.000000000", "last_seen": "2262-04-11 23:47:16.854775807",
+        "tcp_flags": null, "dscp": null, "end_reason": "", "community_id": "", "encapsulation": "", "tunnel_id": null,
+        "outer_src_addr": null, "outer_vlan_ids": [],
+    });
+    for (row, expected) in rows.iter().zip([&full, &sparse]) {
+        for (name, value) in [&agent, expected]
+            .into_iter()
+            .flat_map(|all| all.as_object().unwrap())
+        {
+            assert_eq!(row[name], *value, "{name}");
+        }
+    }
+    let of_batches = clickhouse.ask("SELECT * FROM flows_batches FINAL");
+    let expected = json!({
+        "version": "1", "batch_index": 2, "last_of_scan": true, "records": 2, "packets": 2, "bytes": 6,
+        "lost_batches": 1, "lost_records": 2, "lost_packets": 3, "lost_bytes": 4, "refused_in_window": true,
+        "tracked_flows": 9, "final": true, "seen_packets": 10, "seen_bytes": 11, "flows_packets": 12,
+        "flows_bytes": 13,
+    });
+    for (name, value) in [&agent, &expected]
+        .into_iter()
+        .flat_map(|all| all.as_object().unwrap())
+    {
+        assert_eq!(of_batches[0][name], *value, "{name}");
+    }
+    let loose = clickhouse.ask("SELECT * FROM flows_streams");
+    assert_eq!(loose[0]["lost_packets"], 3);
+    assert_eq!(loose[0]["batches_with_refusals"], 1);
+    for statement in documented() {
+        clickhouse.ask(&statement);
+    }
+}
+
+/// The statements of the documentation.
+fn documented() -> Vec<String> {
+    let text = include_str!("../../../../../docs/clickhouse.md");
+    let mut statements = Vec::new();
+    for block in text.split("```sql\n").skip(1) {
+        let (block, _) = block.split_once("```").unwrap();
+        let lines = block.lines().filter(|line| !line.starts_with("--"));
+        let block = lines.collect::<Vec<_>>().join("\n");
+        let all = block
+            .split(';')
+            .map(str::trim)
+            .filter(|one| !one.is_empty());
+        statements.extend(all.map(str::to_owned));
+    }
+    assert!(statements.len() > 5);
+    statements
+}

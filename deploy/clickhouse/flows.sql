@@ -1,0 +1,143 @@
+-- The tables in which `flow-agent collect --output clickhouse=http://HOST:8123/DATABASE/flows` stores. docs/clickhouse.md says
+-- what the columns mean.
+--
+--     clickhouse-client --database DATABASE --multiquery < flows.sql
+--
+-- Rows come at least once. What came again has the same sorting key and the same partition, so ReplacingMergeTree makes one row
+-- of them, when it merges the parts, and before that in each query that says FINAL. So a sum is right if it says FINAL.
+
+-- A row for each record of a flow.
+CREATE TABLE IF NOT EXISTS flows
+(
+    agent_id LowCardinality(String),
+    hostname LowCardinality(String),
+    boot_id LowCardinality(String),
+    instance_id LowCardinality(String),
+    stream_id LowCardinality(String),
+    record UInt32,
+    scan_id UInt64,
+    stream_seq UInt64 CODEC(Delta, ZSTD),
+    window_start DateTime64(9, 'UTC') CODEC(Delta, ZSTD),
+    window_end DateTime64(9, 'UTC') CODEC(Delta, ZSTD),
+    interface LowCardinality(String),
+    ifindex UInt32,
+    netns UInt32,
+    netns_name LowCardinality(String),
+    -- No Enum: a later agent may know more values, and inserts must not fail then.
+    direction LowCardinality(String),
+    reverse_direction LowCardinality(String),
+    vlan_ids Array(UInt16),
+    ip_version UInt8,
+    protocol UInt8,
+    -- An IPv4 address is there as ::ffff:192.0.2.1, and equal to toIPv6('192.0.2.1').
+    src_addr IPv6,
+    src_port Nullable(UInt16),
+    dst_addr IPv6,
+    dst_port Nullable(UInt16),
+    icmp_type Nullable(UInt8),
+    icmp_code Nullable(UInt8),
+    icmp_identifier Nullable(UInt16),
+    later_fragment Bool,
+    packets UInt64,
+    bytes UInt64,
+    reverse_packets UInt64,
+    reverse_bytes UInt64,
+    ip_bytes UInt64,
+    reverse_ip_bytes UInt64,
+    total_packets UInt64,
+    total_bytes UInt64,
+    total_reverse_packets UInt64,
+    total_reverse_bytes UInt64,
+    total_ip_bytes UInt64,
+    total_reverse_ip_bytes UInt64,
+    first_seen DateTime64(9, 'UTC') CODEC(Delta, ZSTD),
+    last_seen DateTime64(9, 'UTC') CODEC(Delta, ZSTD),
+    tcp_flags Nullable(UInt8),
+    reverse_tcp_flags Nullable(UInt8),
+    dscp Nullable(UInt8),
+    end_reason LowCardinality(String),
+    community_id String,
+    encapsulation LowCardinality(String),
+    tunnel_id Nullable(UInt32),
+    outer_src_addr Nullable(IPv6),
+    outer_dst_addr Nullable(IPv6),
+    outer_vlan_ids Array(UInt16),
+    outer_pppoe_session Nullable(UInt16),
+    sample_rate UInt32,
+    -- As people write them.
+    src String ALIAS replaceOne(toString(src_addr), '::ffff:', ''),
+    dst String ALIAS replaceOne(toString(dst_addr), '::ffff:', '')
+)
+ENGINE = ReplacingMergeTree
+-- Of the flow's window and not of the insert, so that what comes again is in the same partition.
+PARTITION BY toDate(window_end)
+ORDER BY (agent_id, boot_id, instance_id, stream_id, stream_seq, record)
+-- TTL toDateTime(window_end) + INTERVAL 90 DAY
+-- A batch is acknowledged, and forgotten by its agent, when the insert is answered. So it should be on the disk by then.
+SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
+
+-- A row for each batch. It comes after the batch's records, so they are there if it is; and it says what was lost before it.
+CREATE TABLE IF NOT EXISTS flows_batches
+(
+    agent_id LowCardinality(String),
+    hostname LowCardinality(String),
+    boot_id LowCardinality(String),
+    instance_id LowCardinality(String),
+    stream_id LowCardinality(String),
+    version LowCardinality(String),
+    stream_seq UInt64 CODEC(Delta, ZSTD),
+    scan_id UInt64 CODEC(Delta, ZSTD),
+    batch_index UInt32,
+    last_of_scan Bool,
+    window_start DateTime64(9, 'UTC') CODEC(Delta, ZSTD),
+    window_end DateTime64(9, 'UTC') CODEC(Delta, ZSTD),
+    -- What its rows in flows sum up to, of both directions.
+    records UInt64,
+    packets UInt64,
+    bytes UInt64,
+    -- Since the stream began, before any collector had it.
+    lost_batches UInt64,
+    lost_records UInt64,
+    lost_packets UInt64,
+    lost_bytes UInt64,
+    refused_in_window Bool,
+    sample_rate UInt32,
+    -- The rest is of a scan, and in its last batch alone.
+    tracked_flows UInt64,
+    final Bool,
+    seen_packets UInt64,
+    seen_bytes UInt64,
+    flows_packets UInt64,
+    flows_bytes UInt64,
+    account String
+)
+ENGINE = ReplacingMergeTree
+PARTITION BY toDate(window_end)
+ORDER BY (agent_id, boot_id, instance_id, stream_id, stream_seq)
+-- A batch that only tells what was lost at the end has no window.
+-- TTL toDateTime(window_end) + INTERVAL 90 DAY DELETE WHERE scan_id != 0
+SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
+
+-- Each record once.
+CREATE VIEW IF NOT EXISTS flows_once AS SELECT *, src, dst FROM flows FINAL;
+
+-- What each stream of an agent should sum up to, and what it lost. `lost_packets` above zero, or fewer packets in `flows_once` than
+-- here, say that a sum is not whole.
+CREATE VIEW IF NOT EXISTS flows_streams AS
+SELECT
+    agent_id,
+    argMax(hostname, stream_seq) AS hostname,
+    stream_id,
+    min(window_start) AS since,
+    max(window_end) AS until,
+    count() AS batches,
+    sum(records) AS records,
+    sum(packets) AS packets,
+    sum(bytes) AS bytes,
+    max(lost_batches) AS lost_batches,
+    max(lost_records) AS lost_records,
+    max(lost_packets) AS lost_packets,
+    max(lost_bytes) AS lost_bytes,
+    countIf(refused_in_window) AS batches_with_refusals
+FROM flows_batches FINAL
+GROUP BY agent_id, stream_id;
