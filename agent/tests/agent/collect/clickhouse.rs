@@ -11,6 +11,7 @@ use super::{
 use crate::clients::install;
 
 mod broken;
+mod kafka;
 mod refused;
 mod types;
 

@@ -1,0 +1,132 @@
+//! From a topic of Kafka to ClickHouse, by the program that ships with the schema.
+
+use lab::{Broker, BrokerOptions};
+
+use super::*;
+
+const TOPIC: &str = "flows";
+const GROUP: &str = "flow-agent-clickhouse";
+
+#[test]
+#[ignore = "cargo xtask test-consumers"]
+fn what_is_in_the_topic_gets_into_clickhouse_and_offsets_follow() {
+    const TEST: &str = "agent::what_is_in_the_topic_gets_into_clickhouse_and_offsets_follow";
+    let Some(clickhouse) = ClickHouse::or_skip(TEST) else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let Some((jars, python, _)) = install::kafka_or_skip(TEST, folder.path()) else {
+        return;
+    };
+    let lab = &clickhouse.lab;
+    let namespace = &lab.agent.namespace;
+    let broker = Broker::start(namespace, &jars, PATIENCE, &BrokerOptions::default()).unwrap();
+    let topic = format!(
+        r#"{{"kind": "kafka", "address": "tcp://{}/{TOPIC}", "create_topic": true}}"#,
+        broker.address()
+    );
+    let first_socket = format!("unix:{}", folder.path().join("socket").display());
+    let settings = ["--output", &topic, "--listen", &first_socket];
+    let first = Collector::start(&lab.agent, 0, &settings);
+    let agent = Agent::start(lab, &["--output", "json", "--output", &first.setting()]);
+    let mut sent = send(lab, 300, 2);
+    wait_until_acknowledged(&agent, lab, sent);
+
+    let (mut second, _) = clickhouse.collector(&output(""));
+    let port = second.address.port();
+    let generated = Command::new(&python)
+        .args(["-m", "grpc_tools.protoc", "-I", install::PROTO_FOLDER])
+        .args(["--python_out=.", "flow/v1/flow.proto"])
+        .current_dir(folder.path())
+        .status();
+    assert!(generated.unwrap().success());
+    let source =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/clickhouse/kafka_to_collector.py");
+    fs::copy(source, folder.path().join("bring.py")).unwrap();
+    let log = folder.path().join("log");
+    let bring = || {
+        let mut command = lab.agent.command(&python);
+        command
+            .arg(folder.path().join("bring.py"))
+            .args([&broker.address(), TOPIC, &format!("127.0.0.1:{port}")])
+            .stderr(
+                File::options()
+                    .append(true)
+                    .create(true)
+                    .open(&log)
+                    .unwrap(),
+            );
+        Process::spawn(&mut command).unwrap()
+    };
+    let mut program = bring();
+    let there = |clickhouse: &ClickHouse| clickhouse.sums().into_values().sum::<Pair>();
+    wait_until("it is in ClickHouse", || {
+        assert!(program.exited().unwrap().is_none());
+        there(&clickhouse) == sent
+    });
+
+    // ClickHouse fails, then the collector is away, and then the program itself is killed.
+    clickhouse.behaves("cut", -1);
+    sent += send(lab, 200, 1);
+    wait_until("it says so", || {
+        fs::read_to_string(&log).unwrap().contains("tried again")
+    });
+    second.kill();
+    clickhouse.behaves("well", 0);
+    sent += send(lab, 100, 1);
+    wait_until_acknowledged(&agent, lab, sent);
+    program.signal(libc::SIGKILL).unwrap();
+    program.wait(PATIENCE).unwrap();
+    let socket = format!("unix:{}", folder.path().join("other").display());
+    let to_clickhouse = output("");
+    let settings = ["--output", &to_clickhouse, "--listen", &socket];
+    second = Collector::start(&lab.agent, port, &settings);
+    let mut program = bring();
+    assert_eq!(agent.stop().seen(), sent);
+    // What comes again with a number that was there before is behind others.
+    runtime().block_on(async {
+        let mut client = connect(&first_socket).await;
+        call(&mut client, batches(1..=3)).await.1.unwrap();
+    });
+    first.stop();
+    sent += Pair {
+        packets: 18,
+        bytes: 1800,
+    };
+    wait_until("all of it is in ClickHouse", || {
+        assert!(program.exited().unwrap().is_none());
+        there(&clickhouse) == sent
+    });
+
+    // One that starts later has nothing to bring.
+    wait_until("all offsets are committed", || {
+        lag(lab, &python, &broker) == "0"
+    });
+    program.signal(libc::SIGKILL).unwrap();
+    program.wait(PATIENCE).unwrap();
+    second.stop();
+    let whole = clickhouse.number("SELECT sum(packets) FROM flows_streams");
+    assert_eq!(whole, sent.packets);
+    // Also those without flows, of which there may be none but these while something is away.
+    for row in clickhouse.ask(
+        "SELECT count() AS batches, max(stream_seq) AS last FROM flows_batches FINAL GROUP BY stream_id",
+    ) {
+        assert_eq!(row["batches"], row["last"]);
+    }
+}
+
+/// How many messages the group has not committed yet.
+fn lag(lab: &Lab, python: &Path, broker: &Broker<'_>) -> String {
+    let script = "import sys, confluent_kafka as k
+broker, topic, group = sys.argv[1:]
+consumer = k.Consumer({'bootstrap.servers': broker, 'group.id': group})
+parts = [k.TopicPartition(topic, part) for part in consumer.list_topics(topic).topics[topic].partitions]
+done = {part.partition: max(part.offset, 0) for part in consumer.committed(parts)}
+print(sum(consumer.get_watermark_offsets(part)[1] - done[part.partition] for part in parts))";
+    let mut command = lab.agent.command(python);
+    command.args(["-c", script, &broker.address(), TOPIC, GROUP]);
+    let output = command.output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
