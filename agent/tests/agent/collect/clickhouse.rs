@@ -132,7 +132,10 @@ impl ClickHouse {
     fn collector(&self, setting: &str) -> (Collector, String) {
         let socket = format!("unix:{}", self.folder.path().join("socket").display());
         let settings = ["--output", setting, "--listen", &socket];
-        (Collector::start(&self.lab.agent, 0, &settings), socket)
+        let collector = Collector::start(&self.lab.agent, 0, &settings);
+        // The port was there first.
+        collector.wait_until_logged(&format!("address={socket}"));
+        (collector, socket)
     }
 
     fn store(&self, collector: &Collector) -> Value {

@@ -28,6 +28,7 @@ fn what_is_in_the_topic_gets_into_clickhouse_and_offsets_follow() {
     let first_socket = format!("unix:{}", folder.path().join("socket").display());
     let settings = ["--output", &topic, "--listen", &first_socket];
     let first = Collector::start(&lab.agent, 0, &settings);
+    first.wait_until_logged(&format!("address={first_socket}"));
     let agent = Agent::start(lab, &["--output", "json", "--output", &first.setting()]);
     let mut sent = send(lab, 300, 2);
     wait_until_acknowledged(&agent, lab, sent);
