@@ -79,7 +79,9 @@ async fn main() {
         };
         let instance = &identity.instance_id;
         scans.publish(&hub, is_last, |scan_id, packets| {
-            writeln!(ledger, "{instance} {scan_id} {packets}").unwrap();
+            // At once, since it may be killed at any time.
+            let line = format!("{instance} {scan_id} {packets}\n");
+            ledger.write_all(line.as_bytes()).unwrap();
         });
         if is_last {
             break;

@@ -65,8 +65,8 @@ CREATE TABLE IF NOT EXISTS flows
     outer_pppoe_session Nullable(UInt16),
     sample_rate UInt32,
     -- As people write them.
-    src String ALIAS replaceOne(toString(src_addr), '::ffff:', ''),
-    dst String ALIAS replaceOne(toString(dst_addr), '::ffff:', '')
+    src String ALIAS replaceRegexpOne(toString(src_addr), '^::ffff:([0-9.]+)$', '\\1'),
+    dst String ALIAS replaceRegexpOne(toString(dst_addr), '^::ffff:([0-9.]+)$', '\\1')
 )
 ENGINE = ReplacingMergeTree
 -- Of the flow's window and not of the insert, so that what comes again is in the same partition.

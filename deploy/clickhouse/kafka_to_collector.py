@@ -15,11 +15,15 @@ import time
 from pathlib import Path
 
 import grpc
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from flow.v1 import flow_pb2
 
 # Messages that are brought there together, each of some 256 KiB at most.
 TOGETHER = 500
+# A collector takes 32 calls on a connection.
+CALLS_ON_A_CONNECTION = 30
+# What to do about a message that cannot be brought.
+PASS_OVER = "to pass over it, set the offset of the group behind it (kafka-consumer-groups.sh --reset-offsets)"
 # An answer takes as long as the collector's stores do, which is half a minute at most.
 PATIENCE_SECONDS = 60
 LONGEST_PAUSE_SECONDS = 15
@@ -29,10 +33,15 @@ def named(message):
     """The stream and the number of the batch in a message."""
     headers = dict(message.headers() or [])
     try:
-        return int(headers["stream_id"], 16), int(headers["stream_seq"])
-    except (KeyError, ValueError):
-        place = f"partition {message.partition()}, offset {message.offset()}"
-        sys.exit(f"{place}: no flow-agent wrote this message; nothing behind it is read")
+        if message.value():
+            return int(headers["stream_id"], 16), int(headers["stream_seq"])
+    except (KeyError, TypeError, ValueError):
+        pass
+    sys.exit(f"{place(message)}: no flow-agent wrote this message; {PASS_OVER}")
+
+
+def place(message):
+    return f"partition {message.partition()}, offset {message.offset()}"
 
 
 def rounds(messages):
@@ -43,37 +52,65 @@ def rounds(messages):
     all_rounds, last = [], {}
     for message in messages:
         stream, number = named(message)
-        place, before = last.get(stream, (0, 0))
+        call, before = last.get(stream, (0, 0))
         if number <= before:
-            place += 1
-        last[stream] = place, number
-        if place == len(all_rounds):
+            call += 1
+        last[stream] = call, number
+        if call == len(all_rounds):
             all_rounds.append({})
-        all_rounds[place].setdefault(stream, []).append((number, message.value()))
+        all_rounds[call].setdefault(stream, []).append(message)
     return all_rounds
 
 
-def bring(export, calls):
+class Collector:
+    """As many connections as there are calls for."""
+
+    def __init__(self, arguments):
+        self.arguments = arguments
+        self.connections = []
+
+    def export(self, number, values):
+        """The call with this number among those at the same time."""
+        place = number // CALLS_ON_A_CONNECTION
+        while place >= len(self.connections):
+            self.connections.append(
+                channel(self.arguments).stream_stream(
+                    "/flow.v1.FlowCollector/Export",
+                    # As they are in the topic.
+                    request_serializer=bytes,
+                    response_deserializer=flow_pb2.ExportAck.FromString,
+                )
+            )
+        return self.connections[place](values, timeout=PATIENCE_SECONDS)
+
+
+def bring(collector, calls):
     """Returns when the collector has acknowledged all batches of these calls."""
     started = []
-    for batches in calls.values():
-        values = iter([value for _, value in batches])
-        started.append((export(values, timeout=PATIENCE_SECONDS), batches[-1][0]))
-    for answers, last_number in started:
-        acknowledged = 0
-        for answer in answers:
-            acknowledged = answer.last_seq
+    for number, messages in enumerate(calls.values()):
+        values = iter([message.value() for message in messages])
+        started.append((collector.export(number, values), messages))
+    for answers, messages in started:
+        acknowledged, last_number = 0, named(messages[-1])[1]
+        try:
+            for answer in answers:
+                acknowledged = answer.last_seq
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                refused = next(one for one in messages if named(one)[1] > acknowledged)
+                sys.exit(f"{place(refused)}: the collector refuses it: {error.details()}; {PASS_OVER}")
+            raise
         if acknowledged < last_number:
             raise RuntimeError(f"the collector has acknowledged {acknowledged} of {last_number} batches")
 
 
-def bring_all(export, messages):
+def bring_all(collector, messages):
     """Tries until everything is acknowledged."""
     pause = 0.1
     while True:
         try:
             for calls in rounds(messages):
-                bring(export, calls)
+                bring(collector, calls)
             return
         except (grpc.RpcError, RuntimeError) as error:
             why = error.details() if isinstance(error, grpc.RpcError) else error
@@ -87,11 +124,41 @@ def tell(what):
 
 
 def channel(arguments):
+    # Otherwise channels to the same address share a connection.
+    options = [("grpc.use_local_subchannel_pool", 1)]
     if not arguments.tls_ca:
-        return grpc.insecure_channel(arguments.collector)
+        return grpc.insecure_channel(arguments.collector, options)
     paths = [arguments.tls_ca, arguments.tls_key, arguments.tls_certificate]
     files = [path and Path(path).read_bytes() for path in paths]
-    return grpc.secure_channel(arguments.collector, grpc.ssl_channel_credentials(*files))
+    return grpc.secure_channel(arguments.collector, grpc.ssl_channel_credentials(*files), options)
+
+
+def read(consumer, topic):
+    """The next messages, perhaps none."""
+    messages = []
+    for message in consumer.consume(TOGETHER, timeout=1):
+        error = message.error()
+        if error is None:
+            messages.append(message)
+        elif error.code() == KafkaError._MAX_POLL_EXCEEDED:
+            tell("the collector was away for long, so what is not committed is read again")
+        else:
+            sys.exit(f"read {topic}: {error}")
+    return messages
+
+
+def run(consumer, topic, collector):
+    consumer.subscribe([topic])
+    while True:
+        messages = read(consumer, topic)
+        if not messages:
+            continue
+        bring_all(collector, messages)
+        try:
+            consumer.commit(asynchronous=False)
+        except KafkaException as error:
+            # Another one of the group reads the partition from here on, and brings this once more.
+            tell(f"the offsets are not committed: {error}")
 
 
 def main():
@@ -110,12 +177,6 @@ def main():
     parser.add_argument("--tls-certificate", metavar="FILE", help="what to show to the collector, in PEM")
     parser.add_argument("--tls-key", metavar="FILE", help="its key in PEM")
     arguments = parser.parse_args()
-    export = channel(arguments).stream_stream(
-        "/flow.v1.FlowCollector/Export",
-        # As they are in the topic.
-        request_serializer=bytes,
-        response_deserializer=flow_pb2.ExportAck.FromString,
-    )
     settings = json.loads(Path(arguments.kafka_settings).read_text()) if arguments.kafka_settings else {}
     consumer = Consumer(
         {
@@ -124,22 +185,14 @@ def main():
             "group.id": arguments.group,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
+            # The collector may be away for so long before another one of the group gets what is read here.
+            "max.poll.interval.ms": 3_600_000,
         }
     )
-    consumer.subscribe([arguments.topic])
-    while True:
-        messages = consumer.consume(TOGETHER, timeout=1)
-        for message in messages:
-            if message.error():
-                sys.exit(f"read {arguments.topic}: {message.error()}")
-        if not messages:
-            continue
-        bring_all(export, messages)
-        try:
-            consumer.commit(asynchronous=False)
-        except KafkaException as error:
-            # Another one of the group reads the partition from here on, and brings this once more.
-            tell(f"the offsets are not committed: {error}")
+    try:
+        run(consumer, arguments.topic, Collector(arguments))
+    finally:
+        consumer.close()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The module of the second kind.
-const DELIVERY: &str = "collect::kafka::delivery";
+const DELIVERY: &str = "collect::delivery";
 
 #[derive(clap::Args)]
 pub struct Arguments {

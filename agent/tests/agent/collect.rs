@@ -21,6 +21,7 @@ use crate::{
 mod calls;
 mod clickhouse;
 mod consumers;
+mod delivery;
 mod kafka;
 mod pairs;
 mod secured;

@@ -1,6 +1,8 @@
 //! ClickHouse as a store: its engine (chdb) behind a small server of the test's, which speaks as much HTTP as it takes. The tables,
 //! the types, the reading of Parquet and what becomes of repetitions are ClickHouse's own.
 
+use std::rc::Rc;
+
 use agent::proto::{AgentIdentity, FlowBatch};
 use tonic::Code;
 
@@ -11,7 +13,7 @@ use super::{
 use crate::clients::install;
 
 mod broken;
-mod kafka;
+pub(super) mod kafka;
 mod refused;
 mod types;
 
@@ -22,9 +24,9 @@ const SCHEMA: &str = concat!(
     "/../deploy/clickhouse/flows.sql"
 );
 
-/// A server in a host of its own laboratory. What it has stored outlives it.
-struct ClickHouse {
-    lab: Lab,
+/// A server in a host. What it has stored outlives it.
+pub(super) struct ClickHouse {
+    lab: Rc<Lab>,
     python: PathBuf,
     folder: TempDir,
     options: Vec<String>,
@@ -37,12 +39,17 @@ impl ClickHouse {
     }
 
     fn with_or_skip(test: &str, options: &[&str]) -> Option<Self> {
+        Self::on_or_skip(test, options, || Rc::new(Lab::quiet().unwrap()))
+    }
+
+    /// On hosts that may be there already.
+    pub fn on_or_skip(test: &str, options: &[&str], lab: impl FnOnce() -> Rc<Lab>) -> Option<Self> {
         if !is_root_or_skip(test) {
             return None;
         }
         let mut clickhouse = Self {
             python: install::chdb_or_skip(test)?,
-            lab: Lab::quiet().unwrap(),
+            lab: lab(),
             folder: tempfile::tempdir().unwrap(),
             options: options.iter().map(ToString::to_string).collect(),
             process: None,
@@ -91,7 +98,7 @@ impl ClickHouse {
     }
 
     /// The rows that a statement returns.
-    fn ask(&self, statement: &str) -> Vec<Value> {
+    pub fn ask(&self, statement: &str) -> Vec<Value> {
         let lines = self.told(&["ask", statement]);
         let rows = lines
             .lines()
@@ -129,7 +136,7 @@ impl ClickHouse {
     }
 
     /// A collector that stores there, and its address for clients of the test.
-    fn collector(&self, setting: &str) -> (Collector, String) {
+    pub fn collector(&self, setting: &str) -> (Collector, String) {
         let socket = format!("unix:{}", self.folder.path().join("socket").display());
         let settings = ["--output", setting, "--listen", &socket];
         let collector = Collector::start(&self.lab.agent, 0, &settings);
@@ -144,7 +151,7 @@ impl ClickHouse {
 }
 
 /// What a collector is told.
-fn output(more: &str) -> String {
+pub(super) fn output(more: &str) -> String {
     format!(
         r#"{{"kind": "clickhouse", "address": "http://127.0.0.1:{PORT}/{DATABASE}/flows"{more}}}"#
     )

@@ -1,15 +1,28 @@
 //! Agents, collectors and the broker are killed at random, and in the end nothing is missing but what an agent that was killed
 //! had not handed over.
 
-use std::time::{Duration, Instant};
+use std::{
+    process::Stdio,
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
-use super::*;
+use lab::{Broker, BrokerOptions};
+
+use super::{
+    clickhouse::{self, ClickHouse, kafka::Bringer},
+    kafka::{Kafka, setting},
+    *,
+};
 use crate::support::BINARY;
 
 /// How long something is left alone after a kill, so that there is something to kill.
 const PAUSE: Duration = Duration::from_millis(700);
 /// Scans that an agent may have made and not brought to its disk when it was killed. There are two a second.
-const MOST_UNDELIVERED: usize = 10;
+const MOST_UNDELIVERED: usize = 4;
+
+/// Packets on the wire after each kill.
+const SENT_EACH: u64 = 900;
 
 /// The packets of each scan, by the agent's start and the scan's number.
 type Scans = BTreeMap<String, BTreeMap<u64, u64>>;
@@ -31,6 +44,7 @@ struct Fleet<'a> {
     again: String,
     /// On the wire that both watch.
     sent: Pair,
+    onward: Option<Onward>,
     random: u64,
     kills: [u32; 3],
 }
@@ -107,6 +121,7 @@ impl<'a> Fleet<'a> {
             real,
             again,
             sent: Pair::default(),
+            onward: None,
             random: 0x9E37_79B9_7F4A_7C15,
             kills: [0; 3],
         }
@@ -130,12 +145,26 @@ impl<'a> Fleet<'a> {
                     std::thread::sleep(PAUSE);
                     self.broker.start_again().unwrap();
                 }
-                1..=3 => {
-                    let place = self.below(2);
-                    self.collectors[place].take().unwrap().kill();
-                    self.kills[1] += 1;
+                which @ 1..=3 => {
+                    // Or both.
+                    let places = if which == 1 {
+                        0..=1
+                    } else {
+                        which - 2..=which - 2
+                    };
+                    for place in places.clone() {
+                        self.collectors[place].take().unwrap().kill();
+                        self.kills[1] += 1;
+                    }
                     std::thread::sleep(PAUSE);
-                    self.collectors[place] = Some(self.collector(place));
+                    for place in places {
+                        self.collectors[place] = Some(self.collector(place));
+                    }
+                }
+                5 if self.onward.is_some() => {
+                    let onward = self.onward.as_mut().unwrap();
+                    onward.kill(self.kafka, &self.broker);
+                    self.kills[1] += 1;
                 }
                 4 => {
                     self.real[1].take().unwrap().kill();
@@ -152,7 +181,7 @@ impl<'a> Fleet<'a> {
                     self.kills[0] += 1;
                 }
             }
-            self.sent += send(&self.kafka.lab, 300, 3);
+            self.sent += send(&self.kafka.lab, 300, SENT_EACH / 300);
             std::thread::sleep(PAUSE);
         }
     }
@@ -228,8 +257,68 @@ fn in_the_topic(messages: &[Value]) -> Scans {
     scans
 }
 
-fn whatever_is_killed_nothing_else_is_missing(kafka: &Kafka, agents: usize, time: Duration) {
+/// A collector that stores in ClickHouse, and the program that brings there what is in the topic. Both are killed, too.
+struct Onward {
+    clickhouse: ClickHouse,
+    collector: Option<Collector>,
+    port: u16,
+    bringer: Bringer,
+    bring: Process,
+}
+
+impl Onward {
+    fn start(clickhouse: ClickHouse, kafka: &Kafka, broker: &Broker<'_>) -> Self {
+        let host = &kafka.lab.agent;
+        let output = clickhouse::output("");
+        let collector = Collector::start(host, 0, &["--output", &output]);
+        let port = collector.address.port();
+        let bringer = Bringer::new(&kafka.python, kafka.folder.path());
+        Self {
+            clickhouse,
+            collector: Some(collector),
+            port,
+            bring: bringer.start(host, broker, port),
+            bringer,
+        }
+    }
+
+    fn kill(&mut self, kafka: &Kafka, broker: &Broker<'_>) {
+        let host = &kafka.lab.agent;
+        self.bring.signal(libc::SIGKILL).unwrap();
+        self.bring.wait(PATIENCE).unwrap();
+        self.collector.take().unwrap().kill();
+        let output = clickhouse::output("");
+        self.collector = Some(Collector::start(host, self.port, &["--output", &output]));
+        self.bring = self.bringer.start(host, broker, self.port);
+    }
+
+    /// What ClickHouse has, each record once.
+    fn found(&self) -> Scans {
+        let rows = self.clickhouse.ask(
+            "SELECT instance_id, scan_id, sum(packets + reverse_packets) AS packets FROM flows FINAL \
+             GROUP BY instance_id, scan_id",
+        );
+        let mut scans = Scans::new();
+        for row in rows {
+            let instance = row["instance_id"].as_str().unwrap().to_owned();
+            let number = |name: &str| row[name].as_u64().unwrap();
+            let scans = scans.entry(instance).or_default();
+            scans.insert(number("scan_id"), number("packets"));
+        }
+        scans
+    }
+}
+
+/// Kills for so long, and returns what was found in the end, if nothing is missing.
+fn whatever_is_killed_nothing_else_is_missing(
+    kafka: &Kafka,
+    agents: usize,
+    time: Duration,
+    clickhouse: Option<ClickHouse>,
+) {
     let mut fleet = Fleet::start(kafka, agents);
+    let onward = clickhouse.map(|clickhouse| Onward::start(clickhouse, kafka, &fleet.broker));
+    fleet.onward = onward;
     fleet.kill_for(time);
     fleet.end_real();
     let (made, last) = fleet.end();
@@ -257,32 +346,63 @@ fn whatever_is_killed_nothing_else_is_missing(kafka: &Kafka, agents: usize, time
     let sent = fleet.sent.packets;
     assert!(real.contains(&sent), "{real:?}, not {sent}");
     let not_drained = 2 * sent - real.iter().sum::<u64>();
+    // What was sent since the kill before, at most.
+    let starts = real.len() as u64 - 1;
+    assert!(
+        not_drained <= starts * SENT_EACH,
+        "{not_drained} in {starts} starts"
+    );
     let [of_agents, of_collectors, of_brokers] = fleet.kills;
     eprintln!(
         "{} starts of {agents} agents, {of_agents} of which were killed, {of_collectors} kills of collectors, {of_brokers} of \
-         the broker: {packets} packets delivered, {undelivered} scans had not been handed over; of {sent} packets on the wire the agent that was \
-         not killed had all, and the other one, in {} starts, all but {not_drained}",
+         the broker: {packets} packets delivered, {undelivered} scans had not been handed over; of {sent} packets on the wire \
+         the agent that was not killed had all, and the other one, in {starts} starts, all but {not_drained}",
         made.len(),
-        real.len() - 1
     );
+    if let Some(onward) = &fleet.onward {
+        let flows = |scans: Scans| -> Scans {
+            // Scans without a packet have no row.
+            let with_packets = |scans: BTreeMap<u64, u64>| {
+                scans
+                    .into_iter()
+                    .filter(|(_, packets)| *packets > 0)
+                    .collect()
+            };
+            let all = scans
+                .into_iter()
+                .map(|(name, scans)| (name, with_packets(scans)));
+            all.filter(|(_, scans): &(_, BTreeMap<_, _>)| !scans.is_empty())
+                .collect()
+        };
+        let expected = flows(found);
+        wait_until("all of it is in ClickHouse", || {
+            flows(onward.found()) == expected
+        });
+        eprintln!("ClickHouse has the same, each record once");
+    }
 }
 
 #[test]
 fn agents_collectors_and_the_broker_are_killed_and_nothing_else_is_missing() {
     const TEST: &str =
         "agent::agents_collectors_and_the_broker_are_killed_and_nothing_else_is_missing";
-    let Some(kafka) = Kafka::or_skip(TEST) else {
+    let Some(kafka) = Kafka::on_or_skip(TEST, || Rc::new(Lab::quiet().unwrap())) else {
         return;
     };
-    whatever_is_killed_nothing_else_is_missing(&kafka, 5, Duration::from_secs(15));
+    whatever_is_killed_nothing_else_is_missing(&kafka, 5, Duration::from_secs(15), None);
 }
 
 #[test]
 #[ignore = "cargo xtask test-delivery"]
 fn of_fifty_agents_nothing_is_missing_after_minutes_of_kills() {
     const TEST: &str = "agent::of_fifty_agents_nothing_is_missing_after_minutes_of_kills";
-    let Some(kafka) = Kafka::or_skip(TEST) else {
+    let lab = || Rc::new(Lab::quiet().unwrap());
+    let Some(kafka) = Kafka::on_or_skip(TEST, lab) else {
         return;
     };
-    whatever_is_killed_nothing_else_is_missing(&kafka, 50, Duration::from_mins(3));
+    let Some(clickhouse) = ClickHouse::on_or_skip(TEST, &[], || Rc::clone(&kafka.lab)) else {
+        return;
+    };
+    let time = Duration::from_mins(3);
+    whatever_is_killed_nothing_else_is_missing(&kafka, 50, time, Some(clickhouse));
 }

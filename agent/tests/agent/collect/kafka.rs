@@ -1,6 +1,6 @@
 //! Kafka as a store, with Apache's own broker, and librdkafka to read what is there.
 
-use std::process::Stdio;
+use std::{process::Stdio, rc::Rc};
 
 use agent::proto::{AgentIdentity, FlowBatch};
 use lab::{Broker, BrokerOptions};
@@ -13,30 +13,34 @@ use super::{
 use crate::clients::install;
 
 mod broken;
-mod delivery;
 mod refused;
 mod secured;
 
-const TOPIC: &str = "flows";
+pub(super) const TOPIC: &str = "flows";
 
 /// A host with what it takes to run a broker and to read from it.
-struct Kafka {
-    lab: Lab,
+pub(super) struct Kafka {
+    pub lab: Rc<Lab>,
     jars: PathBuf,
-    python: PathBuf,
+    pub python: PathBuf,
     descriptors: PathBuf,
-    folder: TempDir,
+    pub folder: TempDir,
 }
 
 impl Kafka {
     fn or_skip(test: &str) -> Option<Self> {
+        Self::on_or_skip(test, || Rc::new(Lab::quiet().unwrap()))
+    }
+
+    /// On hosts that may be there already.
+    pub fn on_or_skip(test: &str, lab: impl FnOnce() -> Rc<Lab>) -> Option<Self> {
         if !is_root_or_skip(test) {
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
         let (jars, python, descriptors) = install::kafka_or_skip(test, folder.path())?;
         Some(Self {
-            lab: Lab::quiet().unwrap(),
+            lab: lab(),
             jars,
             python,
             descriptors,
@@ -44,7 +48,7 @@ impl Kafka {
         })
     }
 
-    fn broker(&self, options: &BrokerOptions) -> Broker<'_> {
+    pub fn broker(&self, options: &BrokerOptions) -> Broker<'_> {
         let namespace = &self.lab.agent.namespace;
         Broker::start(namespace, &self.jars, PATIENCE, options).unwrap()
     }
@@ -96,7 +100,7 @@ impl Kafka {
     }
 
     /// All messages of the topic, by partition and offset.
-    fn messages(&self, broker: &Broker<'_>) -> Vec<Value> {
+    pub fn messages(&self, broker: &Broker<'_>) -> Vec<Value> {
         let descriptors = self.descriptors.to_str().unwrap();
         let arguments = ["read", TOPIC, descriptors];
         let lines = self.client(&broker.plain_address(), &arguments);
@@ -105,7 +109,7 @@ impl Kafka {
     }
 }
 
-fn setting(broker: &str, more: &str) -> String {
+pub(super) fn setting(broker: &str, more: &str) -> String {
     format!(r#"{{"kind": "kafka", "address": "tcp://{broker}/{TOPIC}"{more}}}"#)
 }
 

@@ -2,10 +2,52 @@
 
 use lab::{Broker, BrokerOptions};
 
-use super::*;
+use super::{super::kafka::TOPIC, *};
 
-const TOPIC: &str = "flows";
 const GROUP: &str = "flow-agent-clickhouse";
+
+/// The program, with what is generated for it.
+pub(in super::super) struct Bringer {
+    python: PathBuf,
+    folder: PathBuf,
+}
+
+impl Bringer {
+    pub fn new(python: &Path, folder: &Path) -> Self {
+        let generated = Command::new(python)
+            .args(["-m", "grpc_tools.protoc", "-I", install::PROTO_FOLDER])
+            .args(["--python_out=.", "flow/v1/flow.proto"])
+            .current_dir(folder)
+            .status();
+        assert!(generated.unwrap().success());
+        let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../deploy/clickhouse/kafka_to_collector.py");
+        fs::copy(source, folder.join("bring.py")).unwrap();
+        Self {
+            python: python.to_owned(),
+            folder: folder.to_owned(),
+        }
+    }
+
+    pub fn log(&self) -> PathBuf {
+        self.folder.join("bring.log")
+    }
+
+    /// Brings to the collector at this port.
+    pub fn start(&self, host: &Host, broker: &Broker<'_>, port: u16) -> Process {
+        let log = File::options()
+            .append(true)
+            .create(true)
+            .open(self.log())
+            .unwrap();
+        let mut command = host.command(&self.python);
+        command
+            .arg(self.folder.join("bring.py"))
+            .args([&broker.address(), TOPIC, &format!("127.0.0.1:{port}")])
+            .stderr(log);
+        Process::spawn(&mut command).unwrap()
+    }
+}
 
 #[test]
 #[ignore = "cargo xtask test-consumers"]
@@ -35,30 +77,9 @@ fn what_is_in_the_topic_gets_into_clickhouse_and_offsets_follow() {
 
     let (mut second, _) = clickhouse.collector(&output(""));
     let port = second.address.port();
-    let generated = Command::new(&python)
-        .args(["-m", "grpc_tools.protoc", "-I", install::PROTO_FOLDER])
-        .args(["--python_out=.", "flow/v1/flow.proto"])
-        .current_dir(folder.path())
-        .status();
-    assert!(generated.unwrap().success());
-    let source =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/clickhouse/kafka_to_collector.py");
-    fs::copy(source, folder.path().join("bring.py")).unwrap();
-    let log = folder.path().join("log");
-    let bring = || {
-        let mut command = lab.agent.command(&python);
-        command
-            .arg(folder.path().join("bring.py"))
-            .args([&broker.address(), TOPIC, &format!("127.0.0.1:{port}")])
-            .stderr(
-                File::options()
-                    .append(true)
-                    .create(true)
-                    .open(&log)
-                    .unwrap(),
-            );
-        Process::spawn(&mut command).unwrap()
-    };
+    let bringer = Bringer::new(&python, folder.path());
+    let log = bringer.log();
+    let bring = || bringer.start(&lab.agent, &broker, port);
     let mut program = bring();
     let there = |clickhouse: &ClickHouse| clickhouse.sums().into_values().sum::<Pair>();
     wait_until("it is in ClickHouse", || {

@@ -1,5 +1,7 @@
 //! Each value is in ClickHouse as it was counted, in a type of its own; and what the documentation asks can be asked.
 
+use std::net::Ipv6Addr;
+
 use agent::proto::{Account, Count, Direction, Encapsulation, EndReason, FlowRecord, Interface};
 use serde_json::json;
 
@@ -41,11 +43,11 @@ fn records() -> Vec<FlowRecord> {
         outer_vlan_ids: vec![7],
         ..FlowRecord::default()
     };
-    let mut v6 = [0; 16];
-    (v6[0], v6[1], v6[15]) = (0x20, 0x01, 1);
+    // With a part as in an IPv4 address.
+    let v6: Ipv6Addr = "2001:db8::ffff:1:2".parse().unwrap();
     let sparse = FlowRecord {
         protocol: 58,
-        src_addr: v6.to_vec().into(),
+        src_addr: v6.octets().to_vec().into(),
         icmp_type: Some(128),
         icmp_code: Some(0),
         icmp_identifier: Some(65535),
@@ -134,7 +136,7 @@ fn every_column_has_what_was_sent_and_every_documented_query_runs() {
     });
     let sparse = json!({
         "record": 1, "interface": "", "netns_name": "", "direction": "", "vlan_ids": [], "ip_version": 6,
-        "protocol": 58, "src_addr": "2001::1", "dst_addr": "::", "src": "2001::1", "src_port": null, "dst_port": null,
+        "protocol": 58, "src_addr": "2001:db8::ffff:1:2", "dst_addr": "::", "src": "2001:db8::ffff:1:2", "src_port": null, "dst_port": null,
         "icmp_type": 128, "icmp_code": 0, "icmp_identifier": 65535, "later_fragment": true, "packets": 0,
         "first_seen": "1970-01-01 00:00:00.000000000", "last_seen": "2262-04-11 23:47:16.854775807",
         "tcp_flags": null, "dscp": null, "end_reason": "", "community_id": "", "encapsulation": "", "tunnel_id": null,
