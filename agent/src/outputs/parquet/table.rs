@@ -208,3 +208,45 @@ fn account(row: &Row, text: &mut String) -> Option<()> {
     text.push_str(std::str::from_utf8(&line).ok()?.trim_end());
     Some(())
 }
+
+#[cfg(test)]
+mod tests {
+    use parquet::{
+        file::reader::{FileReader as _, SerializedFileReader},
+        record::Field,
+    };
+
+    use super::*;
+    use crate::proto::Interface;
+
+    #[test]
+    fn texts_that_are_too_much_for_memory_at_once_are_all_there() {
+        let interface = |ifindex: u32| Interface {
+            ifindex,
+            // One of three has none.
+            netns_name: ifindex.to_string().repeat(ifindex as usize * 2_000),
+            ..Interface::default()
+        };
+        let record = |number: u32| FlowRecord {
+            ifindex: number % 3,
+            ..FlowRecord::default()
+        };
+        let batch = FlowBatch {
+            interfaces: (0..3).map(interface).collect(),
+            records: (0..2_000).map(record).collect(),
+            ..FlowBatch::default()
+        };
+        let file = Table::Flows.file(&[batch]).unwrap();
+        let file = SerializedFileReader::new(file).unwrap();
+        for (row, number) in file.get_row_iter(None).unwrap().zip(0..2_000) {
+            let mut columns = row.unwrap().into_columns().into_iter();
+            let (_, name) = columns.find(|(name, _)| name == "netns_name").unwrap();
+            let expected = match interface(number % 3).netns_name {
+                name if name.is_empty() => Field::Null,
+                name => Field::Str(name),
+            };
+            assert_eq!(name, expected, "{number}");
+        }
+        assert_eq!(file.metadata().file_metadata().num_rows(), 2_000);
+    }
+}

@@ -1,11 +1,11 @@
 //! The types that columns have, and how the values of rows are written.
 
-use std::{net::Ipv6Addr, ops::Range, sync::Arc};
+use std::{net::Ipv6Addr, sync::Arc};
 
 use bytes::Bytes;
 use parquet::{
     basic::{LogicalType, Repetition, TimeUnit, Type as Physical},
-    column::writer::{ColumnWriter, get_typed_column_writer_mut},
+    column::writer::{ColumnWriter, ColumnWriterImpl, get_typed_column_writer_mut},
     data_type::{
         BoolType, ByteArray, ByteArrayType, FixedLenByteArray, FixedLenByteArrayType, Int32Type,
         Int64Type,
@@ -17,6 +17,8 @@ use parquet::{
 use super::columns::Row;
 
 const ADDRESS_LEN_BYTES: i32 = 16;
+/// Of a column, in memory at once. A long name of one interface may be in each row.
+const MUCH_TEXT_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Copy)]
 pub(super) struct Column {
@@ -173,25 +175,37 @@ impl Column {
                 let writer = get_typed_column_writer_mut::<FixedLenByteArrayType>(writer);
                 writer.write_batch(&values, Some(&levels), None)
             }
-            Text(of) => {
-                // One allocation for all values.
-                let (mut text, mut levels) = (String::new(), Vec::with_capacity(rows.len()));
-                let mut ranges: Vec<Range<usize>> = Vec::with_capacity(rows.len());
-                for row in rows {
-                    let begin = text.len();
-                    let is_there = of(row, &mut text).is_some();
-                    levels.push(is_there.into());
-                    ranges.extend(is_there.then_some(begin..text.len()));
-                }
-                let text = Bytes::from(text);
-                let values = ranges.into_iter().map(|range| text.slice(range));
-                let values: Vec<ByteArray> = values.map(ByteArray::from).collect();
-                let writer = get_typed_column_writer_mut::<ByteArrayType>(writer);
-                writer.write_batch(&values, Some(&levels), None)
-            }
+            Text(of) => write_texts(get_typed_column_writer_mut(writer), rows, of),
         }
         .map(drop)
     }
+}
+
+/// Returns how many there are.
+fn write_texts(
+    writer: &mut ColumnWriterImpl<'_, ByteArrayType>,
+    rows: &[Row],
+    of: fn(&Row, &mut String) -> Option<()>,
+) -> Result<usize> {
+    let (mut rest, mut written) = (rows.iter(), 0);
+    while rest.len() > 0 {
+        // One allocation for many values.
+        let (mut text, mut levels, mut ranges) = (String::new(), Vec::new(), Vec::new());
+        for row in rest.by_ref() {
+            let begin = text.len();
+            let is_there = of(row, &mut text).is_some();
+            levels.push(is_there.into());
+            ranges.extend(is_there.then_some(begin..text.len()));
+            if text.len() >= MUCH_TEXT_BYTES {
+                break;
+            }
+        }
+        let text = Bytes::from(text);
+        let values = ranges.into_iter().map(|range| text.slice(range));
+        let values: Vec<ByteArray> = values.map(ByteArray::from).collect();
+        written += writer.write_batch(&values, Some(&levels), None)?;
+    }
+    Ok(written)
 }
 
 fn bytes_of(address: Ipv6Addr) -> FixedLenByteArray {
