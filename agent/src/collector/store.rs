@@ -16,7 +16,7 @@ use crate::{
     output::{LostSoFar, json::JsonLines},
     outputs::{
         Output, Prepared,
-        clickhouse::ClickHouse,
+        clickhouse::{self, ClickHouse},
         files::{Rotated, Written},
         kafka::{Kafka, Record},
         parquet, settings,
@@ -35,6 +35,8 @@ pub(crate) enum Form {
     Parquet,
     /// As it came.
     Batch,
+    /// The same, for tables: its rows are made later.
+    Rows,
 }
 
 impl Form {
@@ -55,6 +57,10 @@ impl Form {
             }
             Self::Parquet => Ok(parquet::piece_of(&incoming.raw).into()),
             Self::Batch => Ok(incoming.raw.clone()),
+            Self::Rows => {
+                clickhouse::refuse_too_large(&incoming.raw)?;
+                Ok(incoming.raw.clone())
+            }
         }
     }
 }
@@ -143,7 +149,7 @@ impl Store {
             settings::Place::Lines(file) => (Form::Jsonl, Place::File(file)),
             settings::Place::Columns(file) => (Form::Parquet, Place::File(file)),
             settings::Place::Topic(kafka) => (Form::Batch, Place::Topic(kafka)),
-            settings::Place::Tables(tables) => (Form::Batch, Place::Tables(tables.into())),
+            settings::Place::Tables(tables) => (Form::Rows, Place::Tables(tables.into())),
         };
         let status = StoreStatus {
             kind: kind.to_owned(),

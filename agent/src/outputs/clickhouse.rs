@@ -2,10 +2,11 @@
 //! of another one, which says what was lost. A batch counts as stored when ClickHouse has answered that both have it.
 //!
 //! [`insert`] brings rows there, and [`answer`] says what an answer means. What is stored together is one INSERT for each table.
-//! If ClickHouse does not take the rows, it is tried in halves, so that a batch is refused alone. Whatever else fails is tried
-//! again for a while, and then told: the agents keep it. What comes again is there twice until ClickHouse merges it away.
+//! If ClickHouse does not take it, fewer batches are tried, at once or the next time, so that a batch is refused alone and a slow
+//! server gets on. What ClickHouse may take later is tried again for a while, and then told: the agents keep it. What comes again
+//! is there twice until ClickHouse merges it away.
 
-use std::{collections::BTreeSet, ops::Range, sync::Arc, time::Duration};
+use std::{fmt::Display, sync::Arc, time::Duration};
 
 use anyhow::{Result, bail};
 use bytes::Bytes;
@@ -24,11 +25,14 @@ use crate::{batch, freed_memory, proto::FlowBatch, tls::output::InForce};
 
 mod answer;
 mod insert;
+mod size;
 #[cfg(test)]
 mod tests;
 
 use answer::Fault;
 use insert::Insert;
+use size::Size;
+pub use size::refuse_too_large;
 
 /// How long it may take to store a group. An agent waits 30 seconds for an acknowledgement, perhaps behind another group.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -39,14 +43,12 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 /// No try begins with less time than this.
 const RESERVE: Duration = Duration::from_millis(500);
+/// A group that fails is tried for a part of the patience, and then fewer of its batches.
+const TURNS: u32 = 8;
 /// For so long after a failure what comes is told the same at once: it has waited for those before it.
 const FAILS_AT_ONCE: Duration = Duration::from_secs(1);
-/// An INSERT may have a hundred partitions (`max_partitions_per_insert_block`), of which the tables have one a day. Agents whose
-/// clocks are wrong must not keep those of others from being stored.
-const MOST_DAYS: usize = 50;
 /// Batches of a group that are refused alone. With more of them it is not the batches that are wrong.
 const MOST_REFUSED: usize = 32;
-const DAY_NS: u64 = 24 * 3600 * 1_000_000_000;
 
 /// What the settings say.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +78,8 @@ pub struct ClickHouse {
     /// When the last group began.
     began: Option<Instant>,
     failed: Option<(Instant, Arc<str>)>,
+    /// Batches of an INSERT. Fewer after one that failed, and more again after one that did not.
+    most: usize,
 }
 
 /// Whether a batch is stored, or why it is not.
@@ -92,6 +96,7 @@ impl ClickHouse {
             patience: PATIENCE,
             began: None,
             failed: None,
+            most: usize::MAX,
         }
     }
 
@@ -117,9 +122,9 @@ impl ClickHouse {
         let deadline = Instant::now() + FIRST_PATIENCE;
         for table in [Table::Flows, Table::Batches] {
             let rows = table.file(&[])?;
-            match self.bring(table, &rows, deadline).await {
+            match self.bring(table, &rows, Until::of(deadline)).await {
                 Ok(()) => {}
-                Err(Fault::Passing(why)) => return Ok(Some(why)),
+                Err(Fault::Passing(why) | Fault::Tried(why)) => return Ok(Some(why)),
                 Err(Fault::Lasting(why) | Fault::OfTheRows(why)) => bail!("{why}"),
             }
         }
@@ -143,54 +148,85 @@ impl ClickHouse {
         fates
     }
 
-    /// Fails with what is wrong with more than the rows, and then with those that it has not come to.
+    /// Fails with what is wrong with more than the rows of a batch, and then with those that it has not come to.
     async fn keep_all(&mut self, raw: &[Bytes], deadline: Instant, fates: &mut [Kept]) -> Kept {
-        let encoded = raw.to_vec();
-        let batches = decoded(encoded).await;
-        let batches = batches.inspect_err(|why| fates.fill(Err(Arc::clone(why))))?;
-        // The first one is the last.
-        let mut waiting = of_few_days(&batches);
-        let mut refused = 0;
-        while let Some(group) = waiting.pop() {
-            match self.store(&batches, group.clone(), deadline).await {
-                Ok(()) => fates[group].fill(Ok(())),
-                Err(Fault::OfTheRows(_)) if group.len() > 1 => {
-                    let middle = group.start + group.len() / 2;
-                    waiting.push(middle..group.end);
-                    waiting.push(group.start..middle);
+        let sizes = sizes(raw.to_vec()).await;
+        let sizes = sizes.inspect_err(|why| fates.fill(Err(Arc::clone(why))))?;
+        let (mut start, mut refused, mut stores) = (0, 0, false);
+        let mut failure = None;
+        while start < raw.len() {
+            let group = start..start + size::together(&sizes[start..]).min(self.most);
+            let began = Instant::now();
+            let is_single = group.len() == 1;
+            let until = if is_single && group.end == raw.len() {
+                Until::of(deadline)
+            } else {
+                Until {
+                    gives_up: deadline.min(began + self.patience / TURNS),
+                    // A single batch leaves time to the others.
+                    deadline: if is_single {
+                        deadline.min(began + self.patience / 2)
+                    } else {
+                        deadline
+                    },
                 }
-                Err(Fault::OfTheRows(why)) if refused < MOST_REFUSED => {
+            };
+            let fault = match self.store(&raw[group.clone()], until).await {
+                Ok(()) => {
+                    fates[group.clone()].fill(Ok(()));
+                    (start, stores) = (group.end, true);
+                    if began.elapsed() < self.patience / 4 {
+                        self.most = self.most.saturating_mul(2);
+                    }
+                    continue;
+                }
+                Err(fault) => fault,
+            };
+            let has_time = Instant::now() + RESERVE < deadline;
+            // What was cut short by those before it may not be too large.
+            let had_its_turn = began.elapsed() >= self.patience / 2;
+            if !is_single && fault.may_be_of_the_rows(has_time) && (has_time || had_its_turn) {
+                self.most = group.len() / 2;
+                if has_time {
+                    continue;
+                }
+            }
+            match fault {
+                Fault::OfTheRows(why) if is_single && refused < MOST_REFUSED => {
                     refused += 1;
-                    fates[group].fill(Err(why));
+                    fates[start] = Err(why);
                 }
-                Err(Fault::Passing(why) | Fault::Lasting(why) | Fault::OfTheRows(why)) => {
-                    fates[group.start..].fill(Err(Arc::clone(&why)));
+                Fault::Tried(why) if is_single && has_time => {
+                    fates[start] = Err(Arc::clone(&why));
+                    failure = Some(why);
+                }
+                Fault::Passing(why)
+                | Fault::Tried(why)
+                | Fault::Lasting(why)
+                | Fault::OfTheRows(why) => {
+                    fates[start..].fill(Err(Arc::clone(&why)));
                     return Err(why);
                 }
             }
+            start = group.end;
         }
-        Ok(())
+        failure.filter(|_| !stores).map_or(Ok(()), Err)
     }
 
     /// The records come first, so that a row of a batch says that they are there.
-    async fn store(
-        &mut self,
-        batches: &Arc<[FlowBatch]>,
-        group: Range<usize>,
-        deadline: Instant,
-    ) -> Result<(), Fault> {
-        let has_records = |batch: &FlowBatch| !batch.records.is_empty();
-        let flows = batches[group.clone()].iter().any(has_records);
+    async fn store(&mut self, raw: &[Bytes], until: Until) -> Result<(), Fault> {
+        let batches = decoded(raw.to_vec()).await?;
+        let flows = batches.iter().any(|batch| !batch.records.is_empty());
         let flows = flows.then_some(Table::Flows);
         for table in flows.into_iter().chain([Table::Batches]) {
-            let rows = rows(table, Arc::clone(batches), group.clone()).await?;
-            self.bring(table, &rows, deadline).await?;
+            let rows = rows(table, Arc::clone(&batches)).await?;
+            self.bring(table, &rows, until).await?;
         }
         Ok(())
     }
 
     /// Inserts the rows, and tries again what may work in a moment.
-    async fn bring(&mut self, table: Table, rows: &Bytes, deadline: Instant) -> Result<(), Fault> {
+    async fn bring(&mut self, table: Table, rows: &Bytes, until: Until) -> Result<(), Fault> {
         let mut pause = FIRST_PAUSE;
         let mut last = None;
         loop {
@@ -199,13 +235,18 @@ impl ClickHouse {
                 table,
                 rows,
             };
-            let fault = match insert.send(&mut self.requests, deadline).await {
+            let fault = match insert.send(&mut self.requests, until.deadline).await {
                 Ok(()) => return Ok(()),
-                Err(Fault::Passing(why)) => Fault::Passing(why),
-                Err(fault) => return Err(fault),
+                Err(fault) => fault,
             };
+            let next = Instant::now() + pause;
+            let has_time = next + RESERVE < until.deadline
+                && match &fault {
+                    Fault::Passing(_) => true,
+                    Fault::Tried(_) => next < until.gives_up,
+                    Fault::Lasting(_) | Fault::OfTheRows(_) => return Err(fault),
+                };
             // A try that was cut short says less than the one before it.
-            let has_time = Instant::now() + pause + RESERVE < deadline;
             if !has_time {
                 return Err(last.unwrap_or(fault));
             }
@@ -216,50 +257,50 @@ impl ClickHouse {
     }
 }
 
-async fn decoded(raw: Vec<Bytes>) -> Result<Arc<[FlowBatch]>, Arc<str>> {
-    let read = spawn_blocking(move || raw.iter().map(batch::read).collect::<Result<Arc<_>, _>>());
-    match read.await {
-        Ok(Ok(batches)) => Ok(batches),
+/// How long a group is tried.
+#[derive(Clone, Copy)]
+struct Until {
+    /// No other try begins after this if fewer rows may do better.
+    gives_up: Instant,
+    deadline: Instant,
+}
+
+impl Until {
+    fn of(deadline: Instant) -> Self {
+        Self {
+            gives_up: deadline,
+            deadline,
+        }
+    }
+}
+
+async fn sizes(raw: Vec<Bytes>) -> Result<Vec<Size>, Arc<str>> {
+    let measured = spawn_blocking(move || raw.iter().map(Size::of).collect::<Result<_, _>>());
+    match measured.await {
+        Ok(Ok(sizes)) => Ok(sizes),
         Ok(Err(error)) => Err(error.to_string().into()),
         Err(error) => Err(error.to_string().into()),
     }
 }
 
-async fn rows(
-    table: Table,
-    batches: Arc<[FlowBatch]>,
-    group: Range<usize>,
-) -> Result<Bytes, Fault> {
+async fn decoded(raw: Vec<Bytes>) -> Result<Arc<[FlowBatch]>, Fault> {
+    let read = spawn_blocking(move || raw.iter().map(batch::read).collect::<Result<Arc<_>, _>>());
+    let of_the_rows =
+        |error: &dyn Display| Fault::OfTheRows(format!("read a batch: {error}").into());
+    let read = read.await.map_err(|error| of_the_rows(&error))?;
+    read.map_err(|error| of_the_rows(&error))
+}
+
+async fn rows(table: Table, batches: Arc<[FlowBatch]>) -> Result<Bytes, Fault> {
     let made = spawn_blocking(move || {
-        let made = table.file(&batches[group]);
+        let made = table.file(&batches);
         drop(batches);
         // Each thread of tokio's pool would keep as much.
         freed_memory::give_back();
         made
     });
-    let of_the_rows = |error: &dyn std::fmt::Display| {
-        Fault::OfTheRows(format!("make Parquet of a batch: {error}").into())
-    };
+    let of_the_rows =
+        |error: &dyn Display| Fault::OfTheRows(format!("make Parquet of a batch: {error}").into());
     let made = made.await.map_err(|error| of_the_rows(&error))?;
     made.map_err(|error| of_the_rows(&format!("{error:#}")))
-}
-
-/// Groups of neighbours, the last one first.
-fn of_few_days(batches: &[FlowBatch]) -> Vec<Range<usize>> {
-    let mut groups: Vec<Range<usize>> = Vec::new();
-    let mut days = BTreeSet::new();
-    for (place, batch) in batches.iter().enumerate() {
-        let day = batch.window_end_unix_ns / DAY_NS;
-        let is_full = days.len() >= MOST_DAYS && !days.contains(&day);
-        match groups.last_mut() {
-            Some(group) if !is_full => group.end = place + 1,
-            _ => {
-                days.clear();
-                groups.push(place..place + 1);
-            }
-        }
-        days.insert(day);
-    }
-    groups.reverse();
-    groups
 }

@@ -31,12 +31,27 @@ pub(super) enum Fault {
     /// Another try may work.
     #[error("{0}")]
     Passing(Arc<str>),
+    /// ClickHouse has tried, and failed or taken too long. Another try may work, or one with other rows: a materialized view, a
+    /// partition or the memory may fail for these.
+    #[error("{0}")]
+    Tried(Arc<str>),
     /// Somebody has to change something.
     #[error("{0}")]
     Lasting(Arc<str>),
     /// ClickHouse does not take these rows. It may take others.
     #[error("{0}")]
     OfTheRows(Arc<str>),
+}
+
+impl Fault {
+    /// Whether fewer rows may do better. Without more time that is so if it was not reached, too, since an INSERT may end a server.
+    pub(super) fn may_be_of_the_rows(&self, has_time: bool) -> bool {
+        match self {
+            Self::Passing(_) => !has_time,
+            Self::Lasting(_) => false,
+            Self::Tried(_) | Self::OfTheRows(_) => true,
+        }
+    }
 }
 
 /// Fails unless ClickHouse says that the rows are in the table of this name.
@@ -102,7 +117,7 @@ pub(super) fn judged(
             format!("table {table} does not take a batch: ClickHouse says: {said}").into(),
         )
     } else {
-        Fault::Passing(format!("ClickHouse at {address} cannot store in {table}: {said}").into())
+        Fault::Tried(format!("ClickHouse at {address} cannot store in {table}: {said}").into())
     })
 }
 
@@ -190,16 +205,17 @@ mod tests {
         assert_eq!(judge(200, &[QUERY], ""), Ok(()));
         assert_eq!(judge(200, &[QUERY], "\n"), Ok(()));
         let passing = |answer| matches!(answer, Err(Fault::Passing(_)));
-        assert!(passing(judge(
+        let tried = |answer| matches!(answer, Err(Fault::Tried(_)));
+        assert!(tried(judge(
             200,
             &[QUERY],
             "Code: 241. DB::Exception: Memory"
         )));
-        assert!(passing(judge(200, &[QUERY], "__exception__")));
-        assert!(passing(judge(200, &exception("241"), "")));
-        assert!(passing(judge(500, &exception("241"), "")));
+        assert!(tried(judge(200, &[QUERY], "__exception__")));
+        assert!(tried(judge(200, &exception("241"), "")));
+        assert!(tried(judge(500, &exception("241"), "")));
         assert!(passing(judge(503, &[], "<html>")));
-        assert!(passing(judge(429, &[QUERY], "")));
+        assert!(tried(judge(429, &[QUERY], "")));
         for status in [200, 204, 302, 404] {
             let answer = judge(status, &[], "");
             assert!(matches!(answer, Err(Fault::Lasting(_))), "{status}");

@@ -56,7 +56,9 @@ impl Insert<'_> {
         let password = password.map_err(|_| failed("waits for its password".to_owned()))??;
         let request = self.request(&address, password)?;
         let answered = timeout_at(deadline, requests.send(request)).await;
-        let answer = answered.map_err(|_| failed("has not answered in time".to_owned()))?;
+        let late =
+            |_| Fault::Tried(format!("ClickHouse at {address} has not answered in time").into());
+        let answer = answered.map_err(late)?;
         let answer = answer.map_err(|error| failed(format!("cannot be reached: {error:#}")))?;
         answer::judged(self.settings, &address, &self.name(), &answer)
     }

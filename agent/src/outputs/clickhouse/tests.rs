@@ -18,12 +18,14 @@ use tokio::{
 use super::*;
 use crate::proto::FlowRecord;
 
+const DAY_NS: u64 = 24 * 3600 * 1_000_000_000;
 const TAKEN: &str = "HTTP/1.1 200 OK\r\nx-clickhouse-query-id: 1\r\ncontent-length: 0\r\n\r\n";
 
 /// What a server does with the next INSERT.
 #[derive(Clone, Copy, Debug)]
 enum Deed {
     Take,
+    TakeLate(Duration),
     Say(&'static str),
     /// And then it closes the connection.
     SayAndCut(&'static str),
@@ -37,6 +39,10 @@ struct Server {
     deeds: VecDeque<Deed>,
     /// An INSERT with one of these batches is refused.
     refused: Vec<u64>,
+    /// One with one of these fails in a materialized view.
+    thrown: Vec<u64>,
+    /// How long it takes for each batch.
+    slow: Duration,
     /// The numbers of the batches of each INSERT that was taken, and whether it was one of batches.
     taken: Vec<(bool, Vec<u64>)>,
     heads: Vec<String>,
@@ -78,8 +84,12 @@ async fn start(server: Server, patience: Duration) -> (ClickHouse, Shared) {
 
 async fn serve(mut stream: BufStream<TcpStream>, server: Shared) {
     while let Some((head, body)) = request(&mut stream).await {
-        let answer = match answer(&server, &head, body) {
-            Deed::Take => TAKEN,
+        let deed = answer(&server, &head, body);
+        if let Deed::TakeLate(pause) = deed {
+            sleep(pause).await;
+        }
+        let answer = match deed {
+            Deed::Take | Deed::TakeLate(_) => TAKEN,
             Deed::Say(answer) => answer,
             Deed::SayAndCut(answer) => {
                 stream.write_all(answer.as_bytes()).await.unwrap();
@@ -107,8 +117,14 @@ fn answer(server: &Shared, head: &str, body: Bytes) -> Deed {
             "HTTP/1.1 400 Bad Request\r\nx-clickhouse-exception-code: 117\r\ncontent-length: 9\r\n\r\nCode: 117",
         );
     }
+    if server.thrown.iter().any(|seq| numbers.contains(seq)) {
+        return Deed::Say(
+            "HTTP/1.1 500 Oh\r\nx-clickhouse-exception-code: 395\r\ncontent-length: 9\r\n\r\nCode: 395",
+        );
+    }
+    let pause = server.slow * u32::try_from(numbers.len()).unwrap();
     server.taken.push((head.contains("t_batches"), numbers));
-    Deed::Take
+    Deed::TakeLate(pause)
 }
 
 /// The head and the body of a request.
@@ -310,18 +326,60 @@ async fn what_is_not_come_to_is_not_stored() {
     assert_eq!(lock(&server).heads.len(), 4);
 }
 
-#[test]
-fn an_insert_has_few_days() {
-    let of_day = |day: u64| FlowBatch {
-        window_end_unix_ns: day * DAY_NS + 1,
-        ..FlowBatch::default()
+/// Keeps those that are not stored yet, as agents send them again, until it fails with no others than these. Returns how often.
+async fn keep_until_only(clickhouse: &mut ClickHouse, failing: &[u64], batches: Vec<u64>) -> usize {
+    let mut waiting = batches;
+    for times in 1..=20 {
+        let fates = clickhouse
+            .keep(&encoded(waiting.iter().copied().map(batch)))
+            .await;
+        let mut is_stored = are_stored(&fates).into_iter();
+        waiting.retain(|_| !is_stored.next().unwrap());
+        // An agent waits for longer.
+        clickhouse.failed = None;
+        if waiting == failing {
+            return times;
+        }
+    }
+    panic!("{waiting:?} are not stored");
+}
+
+#[tokio::test]
+async fn a_batch_that_fails_in_a_view_does_not_keep_others_from_being_stored() {
+    // Wherever it is.
+    for bad in [1, 7, 16] {
+        let server = Server {
+            thrown: vec![bad],
+            ..Server::default()
+        };
+        let (mut clickhouse, server) = start(server, Duration::from_secs(2)).await;
+        let times = keep_until_only(&mut clickhouse, &[bad], (1..=16).collect()).await;
+        assert!(times <= 8, "{times}");
+        // It is told, and others go on.
+        let fates = clickhouse.keep(&encoded([bad, 17].map(batch))).await;
+        assert_eq!(are_stored(&fates), [false, true]);
+        assert!(fates[0].as_ref().unwrap_err().contains("Code: 395"));
+        lock(&server).thrown.clear();
+        let all: Vec<_> = (1..=16).collect();
+        while !lock(&server).taken.contains(&(true, all.clone())) {
+            keep_until_only(&mut clickhouse, &[], all.clone()).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_slow_server_gets_fewer_at_once_and_gets_on() {
+    let server = Server {
+        slow: Duration::from_millis(200),
+        ..Server::default()
     };
-    let same: Vec<_> = (0..500).map(|_| of_day(7)).collect();
-    let whole = of_few_days(&same);
-    assert_eq!((whole.len(), whole[0].clone()), (1, 0..500));
-    let many: Vec<_> = (0..120)
-        .flat_map(|day| [of_day(day), of_day(day)])
-        .collect();
-    assert_eq!(of_few_days(&many), [200..240, 100..200, 0..100]);
-    assert!(of_few_days(&[]).is_empty());
+    // Half of them take longer.
+    let (mut clickhouse, server) = start(server, Duration::from_secs(2)).await;
+    let times = keep_until_only(&mut clickhouse, &[], (1..=16).collect()).await;
+    assert!(times > 1);
+    assert!(clickhouse.most < 16, "{}", clickhouse.most);
+    lock(&server).slow = Duration::ZERO;
+    while clickhouse.most < 16 {
+        keep_until_only(&mut clickhouse, &[], (1..=16).collect()).await;
+    }
 }
