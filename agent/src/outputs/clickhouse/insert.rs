@@ -27,11 +27,14 @@ const USER: &str = "x-clickhouse-user";
 const PASSWORD: &str = "x-clickhouse-key";
 
 /// Whatever the profile of the user says.
-const SETTINGS: [(&str, &str); 3] = [
+const SETTINGS: [(&str, &str); 4] = [
     // The answer comes when all is stored, so that its status says what became of it.
     ("wait_end_of_query", "1"),
     // What waits in the server's memory is not stored.
     ("async_insert", "0"),
+    // A Distributed table would answer before a shard has the rows. Its name is `distributed_foreground_insert` since 23.12, and
+    // all know this one.
+    ("insert_distributed_sync", "1"),
     // Texts that a flow does not have are empty.
     ("input_format_null_as_default", "1"),
 ];

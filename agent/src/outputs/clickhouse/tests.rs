@@ -204,7 +204,7 @@ async fn records_come_before_their_batches_and_a_login_in_headers() {
         );
         for part in [
             "%29%20FORMAT%20Parquet&",
-            "&wait_end_of_query=1&async_insert=0&",
+            "&wait_end_of_query=1&async_insert=0&insert_distributed_sync=1&",
             "x-clickhouse-user: me\r\n",
         ] {
             assert!(head.contains(part), "{head}");
