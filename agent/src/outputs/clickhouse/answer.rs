@@ -12,6 +12,9 @@ use crate::outputs::transport::{Answer, one_line};
 const OF_CLICKHOUSE: &str = "x-clickhouse-";
 const EXCEPTION: &str = "x-clickhouse-exception-code";
 
+/// Some servers say the headers that they got.
+const MASK: &str = "***";
+
 /// Codes of ClickHouse's exceptions (src/Common/ErrorCodes.cpp). They say more than the status, which may be 200: what fails
 /// after an answer has begun is told in its body.
 const NO_TABLE: [u32; 2] = [60, 81];
@@ -54,11 +57,12 @@ impl Fault {
     }
 }
 
-/// Fails unless ClickHouse says that the rows are in the table of this name.
+/// Fails unless ClickHouse says that the rows are in the table of this name. What it says is told without the password.
 pub(super) fn judged(
     settings: &Settings,
     address: &str,
     table: &str,
+    password: Option<&str>,
     answer: &Answer,
 ) -> Result<(), Fault> {
     let Answer {
@@ -66,8 +70,13 @@ pub(super) fn judged(
         headers,
         body,
     } = answer;
-    let said = one_line(&String::from_utf8_lossy(body));
-    let code = code(headers, &said);
+    let said = String::from_utf8_lossy(body);
+    let code = code(headers, &one_line(&said));
+    let said = match password {
+        // What is cut off for a log may be its end.
+        Some(password) if !password.is_empty() => one_line(&said.replace(password, MASK)),
+        Some(_) | None => one_line(&said),
+    };
     if code.is_none()
         && !headers
             .keys()
@@ -191,9 +200,10 @@ mod tests {
             headers: headers.collect(),
             body: body.into(),
         };
-        judged(&settings, "a:1", "d.t", &answer)
+        judged(&settings, "a:1", "d.t", Some(PASSWORD), &answer)
     }
 
+    const PASSWORD: &str = "open sesame";
     const QUERY: (&str, &str) = ("x-clickhouse-query-id", "1");
 
     fn exception(code: &'static str) -> [(&'static str, &'static str); 2] {
@@ -260,5 +270,21 @@ mod tests {
         }
         let refused = judge(401, &[QUERY], "");
         assert!(matches!(refused, Err(Fault::Lasting(_))));
+    }
+
+    #[test]
+    fn a_password_that_comes_back_is_not_told() {
+        const ECHO: &str = "X-ClickHouse-Key: open sesame, X-ClickHouse-User: me";
+        for (status, headers) in [(200, &[][..]), (503, &[]), (500, &[QUERY])] {
+            let why = judge(status, headers, ECHO).unwrap_err().to_string();
+            assert!(
+                why.ends_with("X-ClickHouse-Key: ***, X-ClickHouse-User: me"),
+                "{why}"
+            );
+        }
+        // Where a long answer is cut off.
+        let long: &'static str = format!("{}{PASSWORD}", "a".repeat(195)).leak();
+        let why = judge(200, &[], long).unwrap_err().to_string();
+        assert!(!why.contains("open"), "{why}");
     }
 }

@@ -57,13 +57,19 @@ impl Insert<'_> {
         let failed = |why: String| Fault::Passing(format!("ClickHouse at {address} {why}").into());
         let password = timeout_at(deadline, self.password()).await;
         let password = password.map_err(|_| failed("waits for its password".to_owned()))??;
-        let request = self.request(&address, password)?;
+        let request = self.request(&address, password.as_deref())?;
         let answered = timeout_at(deadline, requests.send(request)).await;
         let late =
             |_| Fault::Tried(format!("ClickHouse at {address} has not answered in time").into());
         let answer = answered.map_err(late)?;
         let answer = answer.map_err(|error| failed(format!("cannot be reached: {error:#}")))?;
-        answer::judged(self.settings, &address, &self.name(), &answer)
+        answer::judged(
+            self.settings,
+            &address,
+            &self.name(),
+            password.as_deref(),
+            &answer,
+        )
     }
 
     /// If the login has one.
@@ -82,7 +88,7 @@ impl Insert<'_> {
     fn request(
         &self,
         address: &str,
-        password: Option<String>,
+        password: Option<&str>,
     ) -> Result<Request<Full<Bytes>>, Fault> {
         let mut request = Request::post(self.path())
             .header(header::HOST, address)
@@ -93,7 +99,7 @@ impl Insert<'_> {
                 .map_err(|_| lasting("user has letters that a request cannot have".to_owned()))?;
             request = request.header(USER, user);
             if let Some(password) = password {
-                let password = header_value(&password).map_err(|_| {
+                let password = header_value(password).map_err(|_| {
                     lasting("the password has letters that a request cannot have".to_owned())
                 })?;
                 request = request.header(PASSWORD, password);
