@@ -189,7 +189,11 @@ impl Agent {
             if begin.abs_diff(self.window[1]) > settle_ns / 2 {
                 self.seen_to = self.seen_to.min(begin);
                 if !self.has_lost {
-                    self.is_not_whole(end, Doubt::Clock);
+                    // Times that the clock had before may be ahead of those that it has now.
+                    (self.whole_since, self.why) = (end, Doubt::Clock);
+                    for since in self.interfaces.values_mut() {
+                        *since = (*since).min(end);
+                    }
                 }
             }
             self.window = batch.window;

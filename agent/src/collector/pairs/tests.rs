@@ -651,6 +651,24 @@ fn a_clock_that_is_set_is_noticed_by_the_windows() {
 }
 
 #[test]
+fn what_an_agent_reported_by_a_clock_that_was_ahead_is_not_what_it_has_seen_since() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    for by in [1000, -1000] {
+        b.now = b.now.checked_add_signed(by).unwrap();
+        quiet(&mut pairs, [&mut a, &mut b]);
+    }
+    assert_eq!((a.now, b.now), (30, 30));
+    a.scan(&mut pairs, leaving([10, 0], Some(33), 39));
+    b.scan(&mut pairs, arriving([5, 0], Some(33), 39));
+    a.scan(&mut pairs, Vec::new());
+    assert_eq!(due(&mut pairs), []);
+    b.scan(&mut pairs, arriving([4, 0], None, 41));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 10, 9, Ok(1))]);
+}
+
+#[test]
 fn a_batch_that_tells_of_losses_alone_makes_the_next_window_doubtful() {
     let mut pairs = pairs();
     let (mut a, mut b) = known(&mut pairs);
