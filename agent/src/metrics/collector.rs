@@ -62,7 +62,7 @@ where
                 "{}={} does not take what comes: {}",
                 store.kind, store.address, store.last_error
             )),
-            None => Verdict::Well(format!("{} agents connected", connected(&status))),
+            None => Verdict::Well(format!("agents connected: {}", connected(&status))),
         }
     }
 }
@@ -327,7 +327,7 @@ mod tests {
     fn a_collector_is_ready_as_long_as_every_store_takes_what_comes() {
         assert_eq!(
             site(status()).is_ready(),
-            Verdict::Well("1 agents connected".to_owned())
+            Verdict::Well("agents connected: 1".to_owned())
         );
         let mut status = status();
         status.stores[0].failing = true;
