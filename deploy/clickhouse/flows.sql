@@ -100,6 +100,10 @@ CREATE TABLE IF NOT EXISTS flows_batches
     lost_records UInt64,
     lost_packets UInt64,
     lost_bytes UInt64,
+    -- Since the stream began: what the agent's own settings of its output keep out.
+    left_out_records UInt64,
+    left_out_packets UInt64,
+    left_out_bytes UInt64,
     refused_in_window Bool,
     sample_rate UInt32,
     -- The rest is of a scan, and in its last batch alone.
@@ -138,6 +142,9 @@ SELECT
     max(lost_records) AS lost_records,
     max(lost_packets) AS lost_packets,
     max(lost_bytes) AS lost_bytes,
+    max(left_out_records) AS left_out_records,
+    max(left_out_packets) AS left_out_packets,
+    max(left_out_bytes) AS left_out_bytes,
     countIf(refused_in_window) AS batches_with_refusals
 FROM flows_batches FINAL
 GROUP BY agent_id, stream_id;

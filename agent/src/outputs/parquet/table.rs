@@ -60,6 +60,15 @@ const OF_A_BATCH: &[Column] = &[
     column("lost_packets", Counter(|row| row.batch.lost_packets)),
     column("lost_bytes", Counter(|row| row.batch.lost_bytes)),
     column(
+        "left_out_records",
+        Counter(|row| row.batch.left_out_records),
+    ),
+    column(
+        "left_out_packets",
+        Counter(|row| row.batch.left_out_packets),
+    ),
+    column("left_out_bytes", Counter(|row| row.batch.left_out_bytes)),
+    column(
         "refused_in_window",
         Boolean(|row| row.batch.refused_in_window),
     ),

@@ -86,6 +86,9 @@ fn whole() -> FlowBatch {
         lost_records: 2,
         lost_packets: 3,
         lost_bytes: 4,
+        left_out_records: 5,
+        left_out_packets: 6,
+        left_out_bytes: 7,
         refused_in_window: true,
         tracked_flows: Some(9),
         sample_rate: 16,
@@ -154,6 +157,7 @@ fn every_column_has_what_was_sent_and_every_documented_query_runs() {
     let expected = json!({
         "version": "1", "batch_index": 2, "last_of_scan": true, "records": 2, "packets": 2, "bytes": 6,
         "lost_batches": 1, "lost_records": 2, "lost_packets": 3, "lost_bytes": 4, "refused_in_window": true,
+        "left_out_records": 5, "left_out_packets": 6, "left_out_bytes": 7,
         "tracked_flows": 9, "final": true, "seen_packets": 10, "seen_bytes": 11, "flows_packets": 12,
         "flows_bytes": 13,
     });
