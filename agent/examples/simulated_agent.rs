@@ -29,7 +29,7 @@ use agent::{
 use agent_common::{Counts, Direction, FlowKey, HookAccount, L4Kind, Reason, protocol::UDP};
 use tokio::{
     signal::unix::{SignalKind, signal},
-    time::{MissedTickBehavior, interval, sleep},
+    time::{MissedTickBehavior, interval},
 };
 
 const EVERY: Duration = Duration::from_millis(500);
@@ -88,9 +88,7 @@ async fn main() {
         }
     }
     hub.close();
-    outputs.clone().end(PATIENCE).await;
-    // All that waited is acknowledged, or counted.
-    sleep(Duration::ZERO).await;
+    outputs.end(PATIENCE).await;
 }
 
 struct Scans {

@@ -41,13 +41,20 @@ fn text(
     sampled: Sampled,
     format: Format,
 ) -> Result<String, fmt::Error> {
-    let mut registry = Registry::default();
-    registry.register_collector(Box::new(Shown {
-        status,
-        cpu_ns,
-        sampled,
+    encoded(
+        Shown {
+            status,
+            cpu_ns,
+            sampled,
+            format,
+        },
         format,
-    }));
+    )
+}
+
+fn encoded(shown: impl Collector, format: Format) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(shown));
     let mut text = String::new();
     match format {
         Format::OpenMetrics => text::encode(&mut text, &registry)?,

@@ -39,6 +39,16 @@ impl From<Count> for Pair {
     }
 }
 
+impl Direction {
+    pub fn side(self) -> Option<agent_common::Direction> {
+        match self {
+            Self::Unspecified => None,
+            Self::Ingress => Some(agent_common::Direction::Ingress),
+            Self::Egress => Some(agent_common::Direction::Egress),
+        }
+    }
+}
+
 impl FlowRecord {
     /// What it reports, in both directions. Wraps like the counters, whatever a collector was sent.
     pub fn delta(&self) -> Pair {

@@ -300,14 +300,8 @@ impl Store {
     }
 
     pub(super) async fn close(mut self) {
-        let Place::File(file) = &mut self.place else {
-            return;
-        };
-        if let Err(error) = file.close().await {
-            tracing::warn!(
-                address = self.address(),
-                "the last file could not be completed: {error:#}; the next start does it"
-            );
+        if let Place::File(file) = &mut self.place {
+            file.close_at_the_end().await;
         }
     }
 }

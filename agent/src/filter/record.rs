@@ -13,10 +13,7 @@ use std::net::IpAddr;
 use agent_common::{Direction, L4Kind};
 
 use super::{Action, Net, Ports, Rule, Sides};
-use crate::{
-    proto::{self, FlowRecord},
-    record::Record,
-};
+use crate::{proto::FlowRecord, record::Record};
 
 /// What rules look at in a record. `[0]` is the source's, `[1]` the destination's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,15 +122,9 @@ impl From<&Record> for Facts {
 
 impl From<&FlowRecord> for Facts {
     fn from(record: &FlowRecord) -> Self {
-        let direction = match record.direction() {
-            proto::Direction::Egress => Direction::Egress,
-            proto::Direction::Ingress | proto::Direction::Unspecified => Direction::Ingress,
-        };
-        let reverse_direction = match record.reverse_direction() {
-            proto::Direction::Ingress => Direction::Ingress,
-            proto::Direction::Egress => Direction::Egress,
-            proto::Direction::Unspecified => direction.opposite(),
-        };
+        let direction = record.direction().side().unwrap_or(Direction::Ingress);
+        let reverse_direction = record.reverse_direction().side();
+        let reverse_direction = reverse_direction.unwrap_or(direction.opposite());
         let port = |port: Option<u32>| port.and_then(|port| u16::try_from(port).ok());
         let ports = port(record.src_port).zip(port(record.dst_port));
         Self {

@@ -2,14 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, text},
-    registry::Registry,
-};
+use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
 
 use super::{
-    Format, consumers,
+    Format, consumers, encoded,
     families::{Families, Help, Labels},
     health::Verdict,
     http::Site,
@@ -36,19 +32,13 @@ where
                          /readyz   200 while every store takes what comes, else 503\n";
 
     fn metrics(&self, format: Format) -> Result<String, fmt::Error> {
-        let mut registry = Registry::default();
-        registry.register_collector(Box::new(Shown {
+        let shown = Shown {
             status: (self.status)(),
             cpu_ns: clock::process_cpu().as_nanos() as u64,
             resident_bytes: status::resident_bytes(),
             format,
-        }));
-        let mut text = String::new();
-        match format {
-            Format::OpenMetrics => text::encode(&mut text, &registry)?,
-            Format::Classic => text::encode_registry(&mut text, &registry)?,
-        }
-        Ok(text)
+        };
+        encoded(shown, format)
     }
 
     fn lives(&self) -> Verdict {

@@ -272,6 +272,16 @@ impl Rotated {
         })
     }
 
+    /// Completes the file at the end of the process, where nobody else would tell that this fails.
+    pub async fn close_at_the_end(&mut self) {
+        if let Err(error) = self.close().await {
+            tracing::warn!(
+                address = %self.address.display(),
+                "the last file could not be completed: {error:#}; the next start does it"
+            );
+        }
+    }
+
     /// Completes the file, if there is one.
     pub async fn close(&mut self) -> Result<()> {
         let Some(open) = self.open.take() else {

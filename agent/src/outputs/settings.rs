@@ -483,7 +483,7 @@ mod tests {
 
     use super::*;
 
-    fn read(text: &str) -> Result<Vec<Wish>, String> {
+    pub(super) fn read(text: &str) -> Result<Vec<Wish>, String> {
         let read: Result<Wishes, _> = text.parse();
         read.map(|wishes| wishes.0).map_err(|refused| {
             let key = refused.key.clone().unwrap_or_default();

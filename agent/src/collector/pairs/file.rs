@@ -104,11 +104,6 @@ impl PairFile {
         self.look().await;
         let reports = self.pairs.end();
         self.write(&reports).await;
-        if let Err(error) = self.file.close().await {
-            tracing::warn!(
-                address = self.address,
-                "the last file could not be completed: {error:#}; the next start does it"
-            );
-        }
+        self.file.close_at_the_end().await;
     }
 }

@@ -5,10 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_common::Direction;
+
 use super::{
     agents::{Agents, Doubt, Index},
     report::{Bounds, Moment, Report},
-    sighting::{Ends, FlowId, Side, Sighting, Sum, Way},
+    sighting::{Ends, FlowId, Sighting, Sum, Way},
 };
 
 /// How often a flow is reported that goes on.
@@ -132,7 +134,7 @@ impl Flow {
                 let why = self.doubt(agents, now.settle_ns, from, to);
                 why.or((sums[1].packets == 0).then_some(Doubt::OneSided))
             });
-            self.is_told(agents, now);
+            self.tell(agents, now);
             return reports;
         }
         if now.at.duration_since(self.told) < REPORT_EVERY {
@@ -163,7 +165,7 @@ impl Flow {
     }
 
     /// What was seen up to here is told, and begins anew. An agent that comes later has what no one counted.
-    fn is_told(&mut self, agents: &Agents, now: &Now) {
+    fn tell(&mut self, agents: &Agents, now: &Now) {
         let told_to = self.sights.iter().map(|sight| {
             let agent = agents.get(sight.agent);
             agent.seen_to.saturating_sub(agent.report_interval_ns)
@@ -196,8 +198,8 @@ impl Flow {
                     if !is_path(from, to, way) {
                         continue;
                     }
-                    let sent = from.now[way][Side::Leaving as usize];
-                    let received = to.now[way][Side::Arriving as usize];
+                    let sent = from.now[way][Direction::Egress as usize];
+                    let received = to.now[way][Direction::Ingress as usize];
                     let why = judge(from, to, [sent, received]);
                     let name = |sight: &Sight| Arc::clone(&agents.get(sight.agent).name);
                     reports.push(Report {
@@ -227,8 +229,8 @@ impl Flow {
         let late = [from, to].map(|sight| agents.get(sight.agent).report_interval_ns);
         let margin = late.into_iter().fold(settle_ns, u64::saturating_add);
         Some(Bounds::between(
-            from.moments(agents, report.way, Side::Leaving),
-            to.moments(agents, report.way, Side::Arriving),
+            from.moments(agents, report.way, Direction::Egress),
+            to.moments(agents, report.way, Direction::Ingress),
             margin,
         ))
     }
@@ -236,7 +238,7 @@ impl Flow {
     /// Why the sums of these two may not be of the same packets.
     fn doubt(&self, agents: &Agents, settle_ns: u64, from: &Sight, to: &Sight) -> Option<Doubt> {
         let (whole_since, why) = self.whole_since;
-        if whole_since != 0 && self.since < whole_since.saturating_add(1) {
+        if whole_since != 0 && self.since <= whole_since {
             return Some(why);
         }
         [from, to].into_iter().find_map(|sight| {
@@ -261,9 +263,10 @@ fn is_path(from: &Sight, to: &Sight, way: usize) -> bool {
     if from.agent == to.agent {
         return false;
     }
-    let packets = |sight: &Sight, way: usize, side: Side| sight.now[way][side as usize].packets;
-    let arriving = |sight, way| packets(sight, way, Side::Arriving);
-    let leaving = |sight, way| packets(sight, way, Side::Leaving);
+    let packets =
+        |sight: &Sight, way: usize, side: Direction| sight.now[way][side as usize].packets;
+    let arriving = |sight, way| packets(sight, way, Direction::Ingress);
+    let leaving = |sight, way| packets(sight, way, Direction::Egress);
     let sends = leaving(from, way) > 0;
     // All may be lost that went to the one that only answers.
     let answers = leaving(to, 1 - way) > 0 && arriving(to, 1 - way) == 0;
@@ -302,7 +305,7 @@ impl Sight {
     }
 
     /// What had passed, and when: as late as it is known, and earlier.
-    fn moments(&self, agents: &Agents, way: usize, side: Side) -> [Option<Moment>; 2] {
+    fn moments(&self, agents: &Agents, way: usize, side: Direction) -> [Option<Moment>; 2] {
         let moment = |passed: &Passed, at| Moment {
             sum: passed[way][side as usize],
             at,

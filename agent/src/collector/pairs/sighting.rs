@@ -3,10 +3,12 @@
 
 use std::net::IpAddr;
 
+use agent_common::Direction;
+
 use crate::{
     collector::incoming::Incoming,
     output::human,
-    proto::{Account, AgentIdentity, Direction, FlowBatch, FlowRecord, pair},
+    proto::{Account, AgentIdentity, FlowBatch, FlowRecord, pair},
 };
 
 /// A batch, for those who compare agents.
@@ -52,14 +54,8 @@ pub(super) struct Sighting {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Way {
     /// Absent if that is not known.
-    pub side: Option<Side>,
+    pub side: Option<Direction>,
     pub sum: Sum,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
-    Arriving,
-    Leaving,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -155,8 +151,7 @@ impl Sighting {
             return None;
         }
         let community_id = record.community_id[..].try_into().ok()?;
-        let forward = side(record.direction());
-        let reverse = side(record.reverse_direction()).or(forward.map(Side::opposite));
+        let [forward, reverse] = human::directions(record).map(|side| side?.side());
         let mut ends = [(src, record.src_port), (dst, record.dst_port)];
         let mut ways = [
             Way {
@@ -202,23 +197,6 @@ impl Sighting {
             last_seen: record.last_seen_unix_ns.min(batch.window_end_unix_ns),
             interface: (record.netns, record.ifindex),
         })
-    }
-}
-
-fn side(direction: Direction) -> Option<Side> {
-    match direction {
-        Direction::Unspecified => None,
-        Direction::Ingress => Some(Side::Arriving),
-        Direction::Egress => Some(Side::Leaving),
-    }
-}
-
-impl Side {
-    fn opposite(self) -> Self {
-        match self {
-            Self::Arriving => Self::Leaving,
-            Self::Leaving => Self::Arriving,
-        }
     }
 }
 

@@ -8,7 +8,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use super::wire::{Attributes, Key, Text, varint};
 use crate::{
     output::{human, json},
-    proto::{self, FlowBatch, FlowRecord, Interface},
+    proto::{FlowBatch, FlowRecord, Interface},
     protocols,
 };
 
@@ -114,14 +114,6 @@ pub(super) fn io_direction(side: Direction) -> &'static str {
     }
 }
 
-fn side(of: proto::Direction) -> Option<Direction> {
-    match of {
-        proto::Direction::Unspecified => None,
-        proto::Direction::Ingress => Some(Direction::Ingress),
-        proto::Direction::Egress => Some(Direction::Egress),
-    }
-}
-
 /// Appends the flow's report to the records of a `ScopeLogs`.
 #[inline]
 pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, interface: &[u8]) {
@@ -155,10 +147,10 @@ pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, int
     let version = if flow.ip_version == 6 { "ipv6" } else { "ipv4" };
     attributes.text(key::NETWORK_TYPE, version);
     attributes.written(interface);
-    if let Some(side) = side(flow.direction()) {
+    if let Some(side) = flow.direction().side() {
         attributes.text(key::IO_DIRECTION, io_direction(side));
     }
-    if let Some(side) = side(flow.reverse_direction()) {
+    if let Some(side) = flow.reverse_direction().side() {
         attributes.text(key::REVERSE_DIRECTION, io_direction(side));
     }
     counts(attributes, flow);

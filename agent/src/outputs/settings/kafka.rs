@@ -114,16 +114,11 @@ fn login(table: &Table) -> Result<Option<Login>, Refused> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Compression, Output, Wish, Wishes};
+    use super::super::{Compression, Output, Wish, tests::read};
     use super::*;
 
     fn output(text: &str) -> Result<Output, String> {
-        let read: Result<Wishes, _> = text.parse();
-        let Wishes(mut wishes) = read.map_err(|refused| {
-            let key = refused.key.clone().unwrap_or_default();
-            format!("{key}: {refused}")
-        })?;
-        match wishes.pop() {
+        match read(text)?.pop() {
             Some(Wish::Output(output)) => Ok(output),
             other => panic!("{other:?}"),
         }
