@@ -1,7 +1,8 @@
 //! Compiles the programs for the kernel: each binary of an eBPF crate becomes an object, `$OUT_DIR/NAME`.
 
 use std::{
-    env, fs,
+    env,
+    fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
@@ -94,7 +95,8 @@ pub fn build(object: &Object) -> Result<()> {
     println!("cargo::rerun-if-changed={}", toolchain.linker.display());
 
     let rust_flags = rust_flags(&toolchain.linker)?;
-    let target_dir = shared_target_dir(&out_dir, object.features)?;
+    let target_dir = shared_target_dir(&out_dir)?;
+    let _alone = alone_in(&target_dir)?;
     let built = compile(object, &package, &toolchain, &rust_flags, &target_dir)?;
     let whole = fs::read(&built).with_context(|| format!("read {}", built.display()))?;
     let small = without_dwarf(&whole).with_context(|| format!("strip {}", built.display()))?;
@@ -123,15 +125,24 @@ fn without_dwarf(object: &[u8]) -> object::build::Result<Vec<u8>> {
 }
 
 /// `target/PROFILE/ebpf`, shared by every object and every build script, since they have the same sources. It
-/// cannot be the outer build's folder, which is locked meanwhile. Objects with features get a folder of their
-/// own, since cargo gives them the same name.
-fn shared_target_dir(out_dir: &Path, features: &[&str]) -> Result<PathBuf> {
+/// cannot be the outer build's folder, which is locked meanwhile.
+fn shared_target_dir(out_dir: &Path) -> Result<PathBuf> {
     // $OUT_DIR is target/PROFILE/build/PACKAGE-HASH/out.
     let profile_dir = out_dir.ancestors().nth(3);
-    let name = [&["ebpf"], features].concat().join("-");
     Ok(profile_dir
         .with_context(|| format!("{} lies in a target folder", out_dir.display()))?
-        .join(name))
+        .join("ebpf"))
+}
+
+/// Keeps other build scripts out until the file is closed: cargo gives an object the same name with and without its
+/// features.
+fn alone_in(target_dir: &Path) -> Result<File> {
+    let path = target_dir.join("build-script.lock");
+    fs::create_dir_all(target_dir).with_context(|| format!("make {}", target_dir.display()))?;
+    let file = File::create(&path).with_context(|| format!("make {}", path.display()))?;
+    file.lock()
+        .with_context(|| format!("lock {}", path.display()))?;
+    Ok(file)
 }
 
 /// Runs cargo on the object's crate.
