@@ -5,7 +5,6 @@ use std::{ffi::OsString, os::unix::process::CommandExt as _, process::ExitCode};
 use anyhow::{Context as _, Result};
 
 use crate::{
-    apt::Apt,
     clients,
     setup::{Purpose, setup},
     workspace::{as_root, build_agent, cargo, root, run, target_dir},
@@ -34,7 +33,7 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
     command.current_dir(root()).arg("--agent").arg(agent);
     let mut arguments = arguments.bench.clone();
     if wants_peers(&arguments) {
-        let packages = clients::set_up_peers(Apt::find().as_ref())?;
+        let packages = clients::set_up_peers()?;
         tell_peers(&mut arguments, packages.into());
     }
     let error = command.args(arguments).exec();

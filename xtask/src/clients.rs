@@ -46,7 +46,7 @@ const CPP_PACKAGES: &[&str] = &[
 /// A file that is written last and says what was installed.
 const MARK: &str = "installed";
 
-pub fn set_up(apt: Option<&Apt>) {
+pub fn set_up() {
     let clients: [(&str, Install); 13] = [
         ("gRPC for C++", cpp),
         ("gRPC and DuckDB for Python", python),
@@ -62,24 +62,25 @@ pub fn set_up(apt: Option<&Apt>) {
         ("Kafka for Python", broker::install_client),
         ("ClickHouse's engine for Python", chdb),
     ];
-    install(&clients, apt);
+    install(&clients);
 }
 
 /// What takes minutes: for `cargo xtask test-consumers`.
-pub fn set_up_slow(apt: Option<&Apt>) {
+pub fn set_up_slow() {
     let clients: [(&str, Install); 2] = [
         ("the OpenTelemetry Collector", collector),
         ("pandas", pandas),
     ];
-    install(&clients, apt);
+    install(&clients);
 }
 
 /// The exporters that `cargo xtask bench peers` measures beside the agent. Returns the folder that their packages are
 /// unpacked in, each in one of its name.
-pub fn set_up_peers(apt: Option<&Apt>) -> Result<PathBuf> {
+pub fn set_up_peers() -> Result<PathBuf> {
+    let apt = Apt::find();
     for package in ["softflowd", "pmacct"] {
         let why = "the agent is measured beside it";
-        unpack(apt, package, why, Links::Libraries)
+        unpack(apt.as_ref(), package, why, Links::Libraries)
             .with_context(|| format!("install {package}, without which there is no bench peers"))?;
     }
     folder("")
@@ -87,9 +88,10 @@ pub fn set_up_peers(apt: Option<&Apt>) -> Result<PathBuf> {
 
 type Install = fn(Option<&Apt>) -> Result<()>;
 
-fn install(clients: &[(&str, Install)], apt: Option<&Apt>) {
+fn install(clients: &[(&str, Install)]) {
+    let apt = Apt::find();
     for (name, install) in clients {
-        if let Err(error) = install(apt) {
+        if let Err(error) = install(apt.as_ref()) {
             eprintln!("setup: without {name} its test is skipped: {error:#}");
         }
     }

@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::{
-    apt::Apt,
     clients,
     count::Count,
     setup::{Purpose, setup},
@@ -27,7 +26,8 @@ pub struct Arguments {
 /// skip themselves, with the reason.
 pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     setup(Purpose::Test)?;
-    clients::set_up_slow(Apt::find().as_ref());
+    clients::set_up();
+    clients::set_up_slow();
     let mut tests = vec!["test", "--package", "agent", "--test", "agent", "--"];
     tests.extend(["--ignored", "--test-threads", "1", "--skip", DELIVERY]);
     tests.extend(arguments.name.as_deref());
@@ -39,6 +39,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
 /// Runs fifty agents, two collectors and a broker, and kills them for three minutes. Prints what was delivered.
 pub fn test_delivery() -> Result<ExitCode> {
     setup(Purpose::Test)?;
+    clients::set_up();
     let simulated = ["build", "--workspace", "--example", "simulated_agent"];
     run(&mut cargo(&simulated))?;
     let mut tests = vec!["test", "--workspace", "--test", "agent", "--"];

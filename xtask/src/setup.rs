@@ -139,6 +139,7 @@ const TOOLS: &[Tool] = &[
 /// Installs everything that is missing and prints what will compile the eBPF programs.
 pub fn report() -> Result<ExitCode> {
     setup(Purpose::Test)?;
+    clients::set_up();
     eprintln!(
         "setup: complete; the eBPF programs are built by: {}",
         ebpf_toolchain::find()?
@@ -146,7 +147,7 @@ pub fn report() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Installs what is missing for the purpose.
+/// Installs what is missing for the purpose, but for the tests' [`clients`].
 pub fn setup(purpose: Purpose) -> Result<()> {
     let apt = Apt::find();
     for tool in TOOLS {
@@ -170,7 +171,6 @@ pub fn setup(purpose: Purpose) -> Result<()> {
     }
     if purpose >= Purpose::Test {
         rustup_components()?;
-        clients::set_up(apt.as_ref());
     }
     Ok(())
 }

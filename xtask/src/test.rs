@@ -23,6 +23,7 @@ use anyhow::{Context as _, Result};
 use tempfile::TempDir;
 
 use crate::{
+    clients,
     count::Count,
     fuzz::TARGETS,
     kernels, service,
@@ -52,10 +53,10 @@ pub fn test(arguments: &Arguments) -> ExitCode {
             let mut all = vec!["test", "--workspace", "--no-fail-fast"];
             all.extend(arguments.cargo_test.iter().map(String::as_str));
             if arguments.quick {
+                outcome.part("clients", |_| clients::set_up());
                 outcome.tests(&all);
             } else {
-                outcome.part("checks", checks);
-                outcome.tests_and_what_goes_beside(&all);
+                outcome.everything(&all);
             }
         }
         Err(error) => outcome.count.fail(error),
@@ -84,31 +85,35 @@ impl Outcome {
         }
     }
 
-    /// Most tests wait for something most of the time, and a virtual machine keeps one CPU busy: together they take not
-    /// much longer than one of them.
-    fn tests_and_what_goes_beside(&mut self, cargo_test: &[&str]) {
+    /// No step but the tests needs the clients, which are waited for rather than computed. Most tests wait for
+    /// something, too, and a virtual machine keeps one CPU busy: together they take not much longer than one of them.
+    fn everything(&mut self, cargo_test: &[&str]) {
         let build = [&cargo_test[..1], &["--no-run"], &cargo_test[1..]].concat();
-        if let Err(error) = self.part("build", |_| run(&mut cargo(&build))) {
+        let (others, result) = beside(
+            |outcome| outcome.part("clients", |_| clients::set_up()),
+            || {
+                self.part("checks", checks);
+                self.part("build", |_| run(&mut cargo(&build)))
+            },
+        );
+        self.add(others);
+        if let Err(error) = result {
             return self.count.fail(error);
         }
-        let beside = thread::scope(|scope| {
-            let beside = scope.spawn(|| {
-                let mut outcome = Self::default();
+        let (others, ()) = beside(
+            |outcome| {
                 outcome.part("beside them a virtual machine", kernels::on_the_floor);
                 outcome.part("the service", service::in_the_suite);
                 outcome.part("fuzzers", fuzz_for_a_minute);
-                outcome
-            });
-            self.tests(cargo_test);
-            beside.join()
-        });
-        match beside {
-            Ok(beside) => {
-                self.count.add(beside.count);
-                self.times.extend(beside.times);
-            }
-            Err(_) => self.count.fail("what ran beside the tests has panicked"),
-        }
+            },
+            || self.tests(cargo_test),
+        );
+        self.add(others);
+    }
+
+    fn add(&mut self, other: Self) {
+        self.count.add(other.count);
+        self.times.extend(other.times);
     }
 
     fn report(&self) -> ExitCode {
@@ -119,6 +124,24 @@ impl Outcome {
         eprintln!("time: {}", times.collect::<Vec<_>>().join(", "));
         self.count.report()
     }
+}
+
+/// Does two things at once. Returns the outcome of the first and the result of the second.
+fn beside<T>(first: impl FnOnce(&mut Outcome) + Send, second: impl FnOnce() -> T) -> (Outcome, T) {
+    thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            let mut outcome = Outcome::default();
+            first(&mut outcome);
+            outcome
+        });
+        let result = second();
+        let outcome = first.join().unwrap_or_else(|_| {
+            let mut outcome = Outcome::default();
+            outcome.count.fail("what ran beside the tests has panicked");
+            outcome
+        });
+        (outcome, result)
+    })
 }
 
 /// A loop for each CPU, until it is dropped.
@@ -157,7 +180,7 @@ fn checks(count: &mut Count) {
         // Built for the host, since clippy needs the compiler that it came with. Built for release, since
         // only that profile aborts on a panic, and a program without `std` cannot unwind.
         checks.push(words(&format!(
-            "clippy --release {manifest} --bins -- -D warnings"
+            "clippy --release {manifest} --target-dir target/ebpf-checks --bins -- -D warnings"
         )));
     }
     for check in checks {

@@ -33,7 +33,7 @@ const BY_PORTS: [&str; 3] = [
 ];
 
 fn no_packet_passes_between_two_sets(settings: &[&str]) {
-    let changes = kernel::packets(200, 10);
+    let changes = kernel::packets(100, 10);
     let at_once = kernel::packets(50_000, 500) as u32;
     let lab = Lab::quiet().unwrap();
     // A veth end takes generated frames only where it polls.
