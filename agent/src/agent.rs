@@ -331,8 +331,7 @@ impl Agent {
         let times = config.times();
         let (publisher, statuses) =
             Publisher::start(status::of(&settings, times, &scanner, 0), qdiscs);
-        let print = |format| Printing::start(hub.subscribe("stdout", "this process"), format);
-        let printer = config.stdout.map(print);
+        let printer = print(&hub, config.stdout);
         let (counts, counting) = watch::channel(false);
         let (end_server, server_end) = oneshot::channel::<()>();
         let (asks, asked) = Asks::channel();
@@ -359,6 +358,7 @@ impl Agent {
             snapshot_bytes: asks.bytes.clone(),
             hub: hub.clone(),
             times,
+            asked_interval: outputs.asked_interval(),
             wakes: Wakes::new(config.scan_interval, filled, scan_wanted),
             reports,
             watchdog: manager.watchdog(),
@@ -391,6 +391,10 @@ impl Agent {
         ended?;
         outcome.context("serve gRPC consumers")
     }
+}
+
+fn print(hub: &Hub, format: Option<Format>) -> Option<Printing> {
+    format.map(|format| Printing::start(hub.subscribe("stdout", "this process"), format))
 }
 
 /// The number of flows at which a page is drained early: at least one if the setting is not 0.

@@ -83,6 +83,8 @@ pub struct BatchEncoder {
     sample_rate: u32,
     /// The value of `FlowBatch.report_interval_ns`.
     report_interval_ns: u64,
+    /// The value of `FlowBatch.report_interval_asked`.
+    report_interval_asked: bool,
     open: OpenBatch,
     record: RecordBuffer,
 }
@@ -93,6 +95,7 @@ impl BatchEncoder {
             identity,
             sample_rate: 0,
             report_interval_ns: 0,
+            report_interval_asked: false,
             open: OpenBatch::default(),
             record: RecordBuffer::new(),
         }
@@ -110,13 +113,14 @@ impl BatchEncoder {
     /// The same encoder, which says how late packets may be reported.
     #[must_use]
     pub fn reporting(mut self, interval: Duration) -> Self {
-        self.report_every(interval);
+        self.report_every(interval, false);
         self
     }
 
-    /// Says in every batch from the next scan on how late packets may be reported.
-    pub fn report_every(&mut self, interval: Duration) {
+    /// Says in every batch from the next scan on how late packets may be reported, and whether a collector asked for that.
+    pub fn report_every(&mut self, interval: Duration, is_asked: bool) {
         self.report_interval_ns = clock::nanos(interval);
+        self.report_interval_asked = is_asked;
     }
 
     /// An encoder of the same agent.
@@ -124,6 +128,7 @@ impl BatchEncoder {
     pub fn another(&self) -> Self {
         let mut another = Self::new(Arc::clone(&self.identity)).sampling(self.sample_rate);
         another.report_interval_ns = self.report_interval_ns;
+        another.report_interval_asked = self.report_interval_asked;
         another
     }
 
@@ -148,6 +153,7 @@ impl BatchEncoder {
             interfaces: header.interfaces.to_vec(),
             sample_rate: self.sample_rate,
             report_interval_ns: self.report_interval_ns,
+            report_interval_asked: self.report_interval_asked,
             snapshot,
             ..FlowBatch::default()
         };

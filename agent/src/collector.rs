@@ -67,6 +67,8 @@ pub struct Config {
     pub limits: Limits,
     /// Calls of agents at the same time.
     pub max_agents: u32,
+    /// How often agents are asked to report flows that go on, at most; zero leaves it to them.
+    pub report_interval: Duration,
     /// Where everything is stored.
     pub stores: Vec<Prepared>,
     /// Where metrics are served, if at all.
@@ -146,6 +148,7 @@ impl Collector {
             decoding: Arc::new(Semaphore::new(DECODED_AT_ONCE)),
             calls: Arc::new(Semaphore::new(config.max_agents as usize)),
             max_agents: config.max_agents,
+            report_interval_ns: clock::nanos(config.report_interval),
             stopping,
             started_boot_ns: clock::boot_now_ns(),
         });
@@ -214,6 +217,8 @@ pub(crate) struct Intake {
     decoding: Arc<Semaphore>,
     calls: Arc<Semaphore>,
     max_agents: u32,
+    /// What agents are asked for.
+    report_interval_ns: u64,
     /// Its sender goes when the collector stops.
     stopping: watch::Receiver<()>,
     started_boot_ns: u64,
@@ -234,6 +239,7 @@ impl Intake {
                 let pairs = pairs.lock().unwrap_or_else(PoisonError::into_inner);
                 pairs.clone()
             }),
+            report_interval_ns: self.report_interval_ns,
             ..CollectorStatus::default()
         }
     }

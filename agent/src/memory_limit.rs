@@ -12,6 +12,7 @@ use crate::{
     hub::DEFAULT_QUEUED_BYTES,
     kernel::{account, pages::Size},
     output::human,
+    outputs::Prepared,
 };
 
 /// As docs/memory.md has them.
@@ -58,7 +59,7 @@ impl Needs {
             max_interfaces,
             possible_cpus,
             decapsulates: config.decapsulate,
-            reports_late: !config.replica.report_interval.is_zero(),
+            reports_late: reports_late(config),
             outputs: config.outputs.len(),
         }
     }
@@ -67,7 +68,7 @@ impl Needs {
     #[must_use]
     pub(crate) fn reloaded(self, read: &Config) -> Self {
         Self {
-            reports_late: !read.replica.report_interval.is_zero(),
+            reports_late: reports_late(read),
             outputs: read.outputs.len(),
             ..self
         }
@@ -110,6 +111,12 @@ impl Needs {
             + accounts.process_bytes()
             + BASE_BYTES
     }
+}
+
+/// Whether the settings, or a collector that they name, may let reports wait.
+fn reports_late(config: &Config) -> bool {
+    let may_ask = |output: &Prepared| output.output().may_ask();
+    !config.replica.report_interval.is_zero() || config.outputs.iter().any(may_ask)
 }
 
 /// The lowest limit of the groups that `/proc/self/cgroup` names, and of those that they are in. `None` if there is

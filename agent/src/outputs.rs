@@ -20,6 +20,7 @@ use crate::{
     tls::output::InForce,
 };
 
+mod asked;
 mod backoff;
 pub mod clickhouse;
 mod delivery;
@@ -41,6 +42,8 @@ mod transport;
 mod wanted;
 mod worker;
 
+pub use asked::LongestAsked;
+use asked::ReportIntervals;
 use delivery::Delivery;
 use ending::Ending;
 use settings::Parts;
@@ -52,6 +55,7 @@ use worker::Worker;
 #[derive(Clone)]
 pub struct Outputs {
     hub: Hub,
+    asked: ReportIntervals,
     all: Arc<Mutex<All>>,
 }
 
@@ -79,6 +83,7 @@ impl Outputs {
     pub fn start(hub: &Hub, outputs: Vec<Prepared>) -> Self {
         let started = Self {
             hub: hub.clone(),
+            asked: ReportIntervals::default(),
             all: Arc::default(),
         };
         started.replace(outputs);
@@ -148,11 +153,12 @@ impl Outputs {
                 let worker = Worker::new(&name, &output, parts, files, subscription, fates, ending);
                 tokio::spawn(worker.run())
             }
-            Parts::Batches(collectors, spooling) => {
+            Parts::Batches(collectors) => {
+                let asked = self.asked.of_output(collectors.max_report_interval);
                 let delivery = Delivery::new(
                     &name,
-                    (collectors, spooling),
-                    files,
+                    collectors,
+                    (files, asked),
                     subscription,
                     fates,
                     ending,
@@ -180,6 +186,11 @@ impl Outputs {
             ..one.tally.status()
         });
         statuses.collect()
+    }
+
+    /// How often the collectors among them want reports of flows that go on.
+    pub fn asked_interval(&self) -> LongestAsked {
+        self.asked.longest()
     }
 
     /// The sums of those that the settings do not name any more.

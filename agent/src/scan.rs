@@ -516,10 +516,10 @@ impl Scanner {
         self.replica.keep_flows_for(idle_timeout, linger);
     }
 
-    /// Changes how often a living flow is reported.
-    pub fn report_every(&mut self, interval: Duration) {
+    /// Changes how often a living flow is reported. `is_asked` if that is not of the settings.
+    pub fn report_every(&mut self, interval: Duration, is_asked: bool) {
         self.replica.report_every(interval);
-        self.encoder.report_every(interval);
+        self.encoder.report_every(interval, is_asked);
     }
 
     pub fn filter_rules(&self) -> u32 {

@@ -19,6 +19,7 @@ use crate::{
     hub::Hub,
     kernel::attach::Reports,
     log_limit::LogLimit,
+    outputs::LongestAsked,
     scan::Scanner,
     service_manager::Watchdog,
 };
@@ -33,8 +34,10 @@ pub(super) struct Scanning {
     pub asks: mpsc::Receiver<Ask>,
     pub snapshot_bytes: SnapshotBytes,
     pub hub: Hub,
-    /// Those in force.
+    /// Those of the settings.
     pub times: Times,
+    /// How seldom collectors want reports of flows that go on.
+    pub asked_interval: LongestAsked,
     pub wakes: Wakes,
     pub reports: Reports,
     /// Fed between requests, so a scan that hangs starves it.
@@ -53,6 +56,30 @@ impl Made {
     fn tell(self) {
         // Whoever asked may have left.
         let _ = self.done.send(self.outcome);
+    }
+}
+
+/// Scans that took longer than the interval.
+#[derive(Default)]
+struct LateScans {
+    count: u64,
+    log: LogLimit,
+}
+
+impl LateScans {
+    fn note(&mut self, took: Duration, interval: Duration) {
+        if took <= interval {
+            return;
+        }
+        self.count += 1;
+        if let Some(scans) = self.log.event() {
+            tracing::warn!(
+                ?took,
+                ?interval,
+                scans,
+                "a scan took longer than the scan interval; the next ones are skipped, not piled up"
+            );
+        }
     }
 }
 
@@ -82,20 +109,28 @@ impl Scanning {
         publish_status: impl Fn(&Scanner, Times, u64, bool),
         tell: impl Fn(&Scanner),
     ) -> Result<()> {
-        let (mut late, mut late_log) = (0, LogLimit::default());
+        let mut late = LateScans::default();
         let (mut is_attaching, mut failed) = (true, None);
         let mut selected_anew = Vec::new();
         let mut asked = Asked::new();
+        // A spool may have brought a wish before.
+        let mut times = self.report_as_asked(&mut scanner, self.times);
         tokio::pin!(shutdown);
         loop {
             let wake = tokio::select! {
                 Some(request) = self.requests.recv() => {
                     let made;
                     (scanner, made) = self.make(request, scanner).await?;
-                    publish_status(&scanner, self.times, late, false);
+                    times = self.report_as_asked(&mut scanner, times);
+                    publish_status(&scanner, times, late.count, false);
                     if let Some(made) = made {
                         made.tell();
                     }
+                    continue;
+                }
+                () = self.asked_interval.changed() => {
+                    times = self.report_as_asked(&mut scanner, times);
+                    publish_status(&scanner, times, late.count, false);
                     continue;
                 }
                 Some(ask) = self.asks.recv() => {
@@ -118,7 +153,7 @@ impl Scanning {
                     match outcome.context("the thread that attaches").flatten() {
                         Ok(()) => {
                             scanner.note_progress();
-                            publish_status(&scanner, self.times, late, false);
+                            publish_status(&scanner, times, late.count, false);
                             tell(&scanner);
                             continue;
                         }
@@ -160,19 +195,10 @@ impl Scanning {
             self.watchdog.feed();
             asked.step(Duration::ZERO, scanner.completed_snapshot());
             asked.scanned(scanner.stats.count, started.elapsed());
-            let interval = self.times.scan_interval;
-            if started.elapsed() > interval && !is_final {
-                late += 1;
-                if let Some(scans) = late_log.event() {
-                    tracing::warn!(
-                        took = ?started.elapsed(),
-                        ?interval,
-                        scans,
-                        "a scan took longer than the scan interval; the next ones are skipped, not piled up"
-                    );
-                }
+            if !is_final {
+                late.note(started.elapsed(), self.times.scan_interval);
             }
-            publish_status(&scanner, self.times, late, is_final);
+            publish_status(&scanner, times, late.count, is_final);
             selected_anew.drain(..).for_each(Made::tell);
             if is_final {
                 log_final(&scanner);
@@ -217,7 +243,6 @@ impl Scanning {
                 self.times = times;
                 self.wakes.set_interval(times.scan_interval);
                 scanner.keep_flows_for(times.idle_timeout, times.linger);
-                scanner.report_every(times.report_interval);
                 outcome = Ok(());
             }
             Change::Selection(selection) => {
@@ -230,6 +255,25 @@ impl Scanning {
             }
         }
         Ok((scanner, Some(Made { done, outcome })))
+    }
+
+    /// Reports flows that go on as seldom as the settings say, or a collector asks for. Returns the times in force, which were
+    /// `before` so far.
+    fn report_as_asked(&self, scanner: &mut Scanner, before: Times) -> Times {
+        let own = self.times.report_interval;
+        let interval = own.max(self.asked_interval.get());
+        scanner.report_every(interval, interval != own);
+        if interval != before.report_interval {
+            tracing::info!(
+                report_interval = ?interval,
+                of_the_settings = ?own,
+                "collectors ask for fewer reports, or no longer do: flows that go on are reported this often"
+            );
+        }
+        Times {
+            report_interval: interval,
+            ..self.times
+        }
     }
 
     /// Answers everybody who asks for a change. The end waits for the thread that attaches, and that thread may

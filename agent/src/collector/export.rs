@@ -104,7 +104,11 @@ impl Call {
                 }
                 place = acks.reserve(), if self.stored_seq.is_some() => {
                     if let (Ok(place), Some(last_seq)) = (place, self.stored_seq.take()) {
-                        place.send(ExportAck { last_seq });
+                        let report_interval_ns = self.intake.report_interval_ns;
+                        place.send(ExportAck {
+                            last_seq,
+                            report_interval_ns,
+                        });
                     }
                 }
                 _ = stopping.changed(), if ended.is_none() => ended = Some(Err(stops())),

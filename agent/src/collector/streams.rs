@@ -58,6 +58,7 @@ pub(super) struct Facts {
     /// What was told of losses with it.
     told: LostSoFar,
     account: Option<Account>,
+    report_interval_ns: u64,
 }
 
 impl Facts {
@@ -75,6 +76,7 @@ impl Facts {
             lost: incoming.lost(),
             told,
             account: batch.account.clone(),
+            report_interval_ns: batch.report_interval_ns,
         }
     }
 
@@ -148,6 +150,7 @@ impl Streams {
         told.stored_unix_ns = clock::nanos(now);
         if facts.window_end_unix_ns != 0 {
             told.window_end_unix_ns = facts.window_end_unix_ns;
+            told.report_interval_ns = facts.report_interval_ns;
         }
         told.batches += 1;
         stream.stored += facts.volume;

@@ -33,6 +33,17 @@ const AGENTS: &str = "Agents and consumers";
 const STORES: &str = "Stores";
 
 const MOST_SETTLE: Duration = Duration::from_hours(1);
+/// As `run --report-interval` has it.
+const MOST_REPORT_INTERVAL: Duration = Duration::from_hours(1);
+
+/// Parses how often agents are to report.
+fn report_interval(text: &str) -> Result<Duration, String> {
+    let interval = time(text)?;
+    if interval > MOST_REPORT_INTERVAL {
+        return Err("at most 1h".to_owned());
+    }
+    Ok(interval)
+}
 
 /// Parses how long a flow has to be quiet.
 fn settle(text: &str) -> Result<Duration, String> {
@@ -104,6 +115,12 @@ pub struct Args {
           value_parser = number(1..=100_000), help_heading = AGENTS)]
     pub max_agents: u32,
 
+    /// Asks agents to report a flow that goes on at most this often, unless their settings have a longer time: fewer records, of
+    /// which none lacks a packet. 0s leaves it to them.
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_COLLECT_REPORT_INTERVAL", default_value = "0s",
+          value_parser = report_interval, help_heading = AGENTS)]
+    pub report_interval: Duration,
+
     /// Consumers that may observe flows at the same time.
     #[arg(long, value_name = "CONSUMERS", env = "FLOW_AGENT_COLLECT_MAX_CONSUMERS", default_value_t = DEFAULT_MAX_CONSUMERS,
           value_parser = number(1..=10_000), help_heading = AGENTS)]
@@ -138,6 +155,7 @@ impl Args {
                 max_streams: DEFAULT_MAX_STREAMS,
             },
             max_agents: self.max_agents,
+            report_interval: self.report_interval,
             metrics: self.metrics.0,
             stores,
             pairs,

@@ -248,6 +248,12 @@ fn output_lines(output: &OutputStatus, lines: &mut Vec<String>) {
             ));
         }
     }
+    if output.asked_report_interval_ns != 0 {
+        lines.push(format!(
+            "  asks for reports every {} at most of flows that go on",
+            duration(output.asked_report_interval_ns)
+        ));
+    }
     if let Some(spool) = &output.spool {
         spool_lines(spool, lines);
     }

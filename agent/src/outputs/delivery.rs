@@ -21,6 +21,7 @@ use tokio::{
 };
 
 use super::{
+    asked::AskedInterval,
     backoff::Backoff,
     ending::Ending,
     tally::Tally,
@@ -86,17 +87,27 @@ struct Sender {
     /// The call has acknowledged something.
     has_progressed: bool,
     backoff: Backoff,
+    /// How often they want reports of flows that go on.
+    asked: AskedInterval,
     ending: Ending,
     telling: Telling,
     tally: Arc<Tally>,
+}
+
+/// Where batches go, and how.
+pub(super) struct Collectors {
+    pub endpoints: Vec<Endpoint>,
+    pub spooling: Option<Spooling>,
+    /// How seldom the agent reports flows that go on, if one of them asks for that.
+    pub max_report_interval: Duration,
 }
 
 impl Delivery {
     /// To the first of these collectors that answers.
     pub(super) fn new(
         name: &str,
-        (collectors, spooling): (Vec<Endpoint>, Option<Spooling>),
-        tls: Option<InForce>,
+        collectors: Collectors,
+        (tls, asked): (Option<InForce>, AskedInterval),
         subscription: Subscription,
         tally: Arc<Tally>,
         ending: Ending,
@@ -106,16 +117,17 @@ impl Delivery {
             is_drained: false,
             taken: None,
             backlog: Backlog::new(RandomState::new().hash_one(name)),
-            spooling,
+            spooling: collectors.spooling,
             told_lost: Volume::default(),
             agent: Bytes::new(),
             patience: PATIENCE,
-            collectors,
+            collectors: collectors.endpoints,
             at: 0,
             handed_seq: 0,
             failed: 0,
             has_progressed: false,
             backoff: Backoff::default(),
+            asked,
             ending: ending.clone(),
             telling: Telling::of(name, &tally),
             tally,
@@ -437,13 +449,17 @@ impl Sender {
 
     /// Returns whether batches were acknowledged that were not before.
     async fn acknowledge(&mut self, answer: Bytes) -> Result<bool> {
-        let ExportAck { last_seq } =
-            ExportAck::decode(answer).context("read an acknowledgement")?;
+        let ExportAck {
+            last_seq,
+            report_interval_ns,
+        } = ExportAck::decode(answer).context("read an acknowledgement")?;
         ensure!(
             last_seq <= self.handed_seq,
             "the collector acknowledges batch {last_seq}, and {} was the last one",
             self.handed_seq
         );
+        let asked = self.asked.set(Duration::from_nanos(report_interval_ns));
+        self.tally.is_asked(asked);
         let Some((arrived, done)) = self.backlog.acknowledge(last_seq) else {
             return Ok(false);
         };

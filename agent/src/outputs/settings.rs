@@ -8,13 +8,13 @@ use thiserror::Error;
 
 use super::{
     clickhouse::ClickHouse,
-    delivery::Spooling,
+    delivery::Collectors,
     encoder::Encoder,
     files::{Compression, Rotated, Rotation, whole},
     jsonl::Jsonl,
     kafka::Kafka,
     parquet::{self, Parquet},
-    transport::{Endpoint, Transport},
+    transport::Transport,
     wanted::Wanted,
 };
 use crate::{
@@ -137,7 +137,7 @@ pub(super) enum Parts {
     /// Flows in another format, message by message.
     Messages(Box<dyn Encoder>, Transport),
     /// Our own batches, to the first of these that answers, and perhaps by way of the disk.
-    Batches(Vec<Endpoint>, Option<Spooling>),
+    Batches(Collectors),
 }
 
 /// Where a collector stores.
@@ -301,7 +301,7 @@ impl Output {
     pub(super) fn parts(&self, hub: &Hub, tls: Option<InForce>) -> Parts {
         let (encoder, transport): (Box<dyn Encoder>, _) = match &self.target {
             Target::Collector(target) => {
-                return Parts::Batches(target.endpoints(tls.as_ref()), target.spooling());
+                return Parts::Batches(target.collectors(tls.as_ref()));
             }
             Target::Ipfix(target) => target.parts(),
             Target::Jsonl { path, rotation } => (
@@ -339,6 +339,11 @@ impl Output {
                 | Target::Kafka(_)
                 | Target::Parquet { .. }
         )
+    }
+
+    /// Whether it may ask the agent to report less often.
+    pub(crate) fn may_ask(&self) -> bool {
+        matches!(&self.target, Target::Collector(target) if target.may_ask())
     }
 
     /// Whether some flows do not get there.
@@ -482,6 +487,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::outputs::delivery::Spooling;
 
     pub(super) fn read(text: &str) -> Result<Vec<Wish>, String> {
         let read: Result<Wishes, _> = text.parse();
@@ -629,7 +635,7 @@ mod tests {
             let Target::Collector(target) = &output.target else {
                 panic!("{output:?}")
             };
-            target.spooling()
+            target.collectors(None).spooling
         };
         assert_eq!(spooling(""), None);
         assert_eq!(spooling(r#", "spool": "" "#), None);

@@ -3,14 +3,19 @@
 use std::{
     mem::take,
     ops::{AddAssign, SubAssign},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     task::Poll,
+    time::Duration,
 };
 
 use agent_common::Pair;
 
 use super::transport::Receipts;
 use crate::{
+    clock,
     hub::{Backlog, OutgoingBatch},
     proto::{DepartedOutputs, FlowRecord, OutputSpoolStatus, OutputStatus, RecordSum},
 };
@@ -21,6 +26,7 @@ pub(super) struct Tally {
     fates: Mutex<Fates>,
     health: Mutex<Health>,
     spool: Mutex<Option<OutputSpoolStatus>>,
+    asked_report_interval_ns: AtomicU64,
 }
 
 /// Behind one lock, under which flows also leave the queue: at every moment a flow is in one sum.
@@ -64,6 +70,7 @@ impl Tally {
             fates: Mutex::default(),
             health: Mutex::default(),
             spool: Mutex::default(),
+            asked_report_interval_ns: AtomicU64::default(),
         }
     }
 
@@ -123,6 +130,12 @@ impl Tally {
             oldest_unix_ns,
             error: error.to_owned(),
         });
+    }
+
+    /// How often the collector wants reports of flows that go on.
+    pub(super) fn is_asked(&self, interval: Duration) {
+        self.asked_report_interval_ns
+            .store(clock::nanos(interval), Relaxed);
     }
 
     /// What became of some that were doubted.
@@ -227,6 +240,7 @@ impl Tally {
             lost: Some(lost),
             left_out: Some(left_out),
             spool: self.spool().clone(),
+            asked_report_interval_ns: self.asked_report_interval_ns.load(Relaxed),
             ..OutputStatus::default()
         }
     }

@@ -24,6 +24,7 @@ mod consumers;
 mod delivery;
 mod kafka;
 mod pairs;
+mod reports;
 mod secured;
 
 /// A running `flow-agent collect`, on the loopback interface of a host.

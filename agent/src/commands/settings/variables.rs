@@ -11,7 +11,7 @@ use crate::similar;
 pub const PREFIX: &str = "FLOW_AGENT_";
 
 /// What begins the same and is no setting of `run`.
-pub const OF_OTHERS: [&str; 37] = [
+pub const OF_OTHERS: [&str; 38] = [
     // Other commands.
     "COLLECT_INSECURE_LISTEN",
     "COLLECT_LISTEN",
@@ -22,6 +22,7 @@ pub const OF_OTHERS: [&str; 37] = [
     "COLLECT_PAIRS",
     "COLLECT_PAIRS_MAX_FLOWS",
     "COLLECT_PAIRS_SETTLE",
+    "COLLECT_REPORT_INTERVAL",
     "COLLECT_TLS_CERTIFICATE",
     "COLLECT_TLS_CLIENT_CA",
     "COLLECT_TLS_KEY",

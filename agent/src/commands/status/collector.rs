@@ -37,10 +37,30 @@ pub(super) fn lines(status: &CollectorStatus) -> Vec<String> {
         rows.extend(status.streams.iter().map(|stream| row(stream, now)));
         lines.extend(aligned(&rows));
     }
+    lines.extend(reports(status));
     if let Some(pairs) = &status.pairs {
         lines.extend(paths(pairs));
     }
     lines
+}
+
+/// How often agents are asked to report, and who does it more often.
+fn reports(status: &CollectorStatus) -> Option<String> {
+    let asked = status.report_interval_ns;
+    if asked == 0 {
+        return None;
+    }
+    let more_often =
+        |stream: &&CollectedStream| stream.connected && stream.report_interval_ns < asked;
+    let more_often = status.streams.iter().filter(more_often).count();
+    let interval = human::duration(Duration::from_nanos(asked));
+    Some(match more_often {
+        0 => format!("asks for reports every {interval} at most of flows that go on"),
+        count => format!(
+            "asks for reports every {interval} at most of flows that go on; {count} of the connected agents have reported more \
+             often so far"
+        ),
+    })
 }
 
 /// What was lost on the way between agents.

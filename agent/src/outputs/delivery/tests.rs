@@ -22,7 +22,10 @@ use super::*;
 use crate::{
     batch::Batch,
     hub::{DEFAULT_QUEUED_BYTES, Hub},
-    outputs::settings::HostPort,
+    outputs::{
+        asked::{LongestAsked, ReportIntervals},
+        settings::HostPort,
+    },
     proto::{
         AgentIdentity, FlowRecord, OutputStatus,
         flow_collector_server::{FlowCollector, FlowCollectorServer},
@@ -38,12 +41,15 @@ struct Script {
     acknowledges: u64,
     /// What it adds to the numbers that it acknowledges.
     too_much: u64,
+    /// How often it wants reports.
+    wants: Duration,
 }
 
 const WELL: Script = Script {
     stores: u64::MAX,
     acknowledges: u64::MAX,
     too_much: 0,
+    wants: Duration::ZERO,
 };
 
 /// What collectors have stored together, as a database would that knows each batch once.
@@ -125,6 +131,7 @@ impl FlowCollector for Store {
                 store.store(call, &batch);
                 let ack = (stored < script.acknowledges).then_some(Ok(ExportAck {
                     last_seq: batch.stream_seq + script.too_much,
+                    report_interval_ns: script.wants.as_nanos() as u64,
                 }));
                 Some((ack, (batches, stored + 1)))
             }
@@ -224,6 +231,7 @@ fn listen_on(store: &Store, socket: TcpSocket) -> (HostPort, JoinHandle<()>) {
 struct Output {
     hub: Hub,
     tally: Arc<Tally>,
+    longest_asked: LongestAsked,
     deadline: watch::Sender<Option<Instant>>,
     task: JoinHandle<()>,
 }
@@ -238,11 +246,18 @@ impl Output {
         let tally = Arc::new(Tally::new(subscription.backlog()));
         let (deadline, until) = watch::channel(None);
         let endpoint = |to| Endpoint::new(to, None);
-        let collectors = collectors.into_iter().map(endpoint).collect();
+        let collectors = Collectors {
+            endpoints: collectors.into_iter().map(endpoint).collect(),
+            spooling: None,
+            max_report_interval: Duration::from_mins(5),
+        };
+        let asked = ReportIntervals::default();
+        let longest_asked = asked.longest();
+        let asked = asked.of_output(collectors.max_report_interval);
         let mut delivery = Delivery::new(
             "collector",
-            (collectors, None),
-            None,
+            collectors,
+            (None, asked),
             subscription,
             Arc::clone(&tally),
             Ending::new(until),
@@ -251,6 +266,7 @@ impl Output {
         Self {
             hub,
             tally,
+            longest_asked,
             deadline,
             task: tokio::spawn(delivery.run()),
         }
@@ -308,7 +324,7 @@ async fn every_batch_is_stored_once_however_often_calls_break() {
     let scripts = breaks.map(|(stores, acknowledges)| Script {
         stores,
         acknowledges,
-        too_much: 0,
+        ..WELL
     });
     let store = Store::with(&scripts);
     let (collector, _task) = listen(&store);
@@ -349,11 +365,39 @@ async fn every_batch_is_stored_once_however_often_calls_break() {
 }
 
 #[tokio::test]
+async fn what_the_last_collector_asked_for_holds_until_one_asks_for_something_else() {
+    let wants = |minutes, stores| Script {
+        stores,
+        wants: Duration::from_mins(minutes),
+        ..WELL
+    };
+    // The last one asks for nothing.
+    let store = Store::with(&[wants(10, 1), wants(2, 2)]);
+    let (collector, _task) = listen(&store);
+    let output = Output::start(roomy_hub(), vec![collector], PATIENCE);
+    let asked = |output: &Output| {
+        let told = output.tally.status().asked_report_interval_ns;
+        assert_eq!(output.longest_asked.get().as_nanos(), told.into());
+        told / 60_000_000_000
+    };
+    assert_eq!(asked(&output), 0);
+    // Of the ten minutes the settings allow five.
+    for (scan_id, minutes) in [(1, 2), (2, 2), (3, 5), (4, 0)] {
+        output.hub.publish(&batch(scan_id, 1));
+        output.wait_until_sent(scan_id).await;
+        assert_eq!(asked(&output), minutes, "{scan_id}");
+    }
+    let longest_asked = output.longest_asked.clone();
+    output.end().await;
+    assert_eq!(longest_asked.get(), Duration::ZERO);
+}
+
+#[tokio::test]
 async fn another_collector_stands_in_for_one_that_breaks_off() {
     let breaks = |acknowledges| Script {
         stores: 1,
         acknowledges,
-        too_much: 0,
+        ..WELL
     };
     let [first, second] = [Store::with(&[breaks(0), breaks(1)]), Store::default()];
     let nobody = host("127.0.0.1:1".parse().unwrap());
@@ -461,7 +505,7 @@ async fn what_no_collector_took_before_the_end_is_lost_to_the_record() {
     let silent = Script {
         stores: 2,
         acknowledges: 1,
-        too_much: 0,
+        ..WELL
     };
     let store = Store::with(&[silent; 100]);
     let (collector, task) = listen(&store);
@@ -682,7 +726,7 @@ async fn what_no_collector_took_survives_the_agent_in_order() {
     let store = Store::with(&[Script {
         stores: 1000,
         acknowledges: 500,
-        too_much: 0,
+        ..WELL
     }]);
     let (collector, _task) = listen(&store);
     let output = Output::spooled(roomy_hub(), vec![collector], spooling());

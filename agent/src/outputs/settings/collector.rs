@@ -1,13 +1,16 @@
 //! What the settings say about collectors of our own interface.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use super::{
     HostPort, Kind, Refused, Table, host,
     tls::{HTTP, Way},
 };
 use crate::{
-    outputs::{delivery::Spooling, transport::Endpoint},
+    outputs::{
+        delivery::{Collectors, Spooling},
+        transport::Endpoint,
+    },
     tls::{
         ALPN_H2,
         output::{InForce, OutputTls},
@@ -15,12 +18,16 @@ use crate::{
     },
 };
 
+/// Of a dashboard a report in five minutes is not too late, and a collector has a thirtieth of the work of every ten seconds.
+const MAX_REPORT_INTERVAL: Duration = Duration::from_mins(5);
+
 /// Collectors, of which the first that answers gets all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     all: Vec<HostPort>,
     way: Way,
     spooling: Option<Spooling>,
+    max_report_interval: Duration,
 }
 
 impl Target {
@@ -34,13 +41,18 @@ impl Target {
         self.way.read(ALPN_H2)
     }
 
-    pub fn spooling(&self) -> Option<Spooling> {
-        self.spooling.clone()
+    pub fn collectors(&self, tls: Option<&InForce>) -> Collectors {
+        let endpoint = |to: &HostPort| Endpoint::new(to.clone(), tls.cloned());
+        Collectors {
+            endpoints: self.all.iter().map(endpoint).collect(),
+            spooling: self.spooling.clone(),
+            max_report_interval: self.max_report_interval,
+        }
     }
 
-    pub fn endpoints(&self, tls: Option<&InForce>) -> Vec<Endpoint> {
-        let endpoint = |to: &HostPort| Endpoint::new(to.clone(), tls.cloned());
-        self.all.iter().map(endpoint).collect()
+    /// Whether its collectors may ask the agent to report less often.
+    pub fn may_ask(&self) -> bool {
+        !self.max_report_interval.is_zero()
     }
 
     pub fn read(table: &Table, address: &str) -> Result<Self, Refused> {
@@ -53,7 +65,13 @@ impl Target {
         way.refuse_host(&first.host)?;
         let all = host::with_failover(table, &way, first)?;
         let spooling = spooling_of(table)?;
-        Ok(Self { all, way, spooling })
+        let max_report_interval = table.time_or_zero("max_report_interval")?;
+        Ok(Self {
+            all,
+            way,
+            spooling,
+            max_report_interval: max_report_interval.unwrap_or(MAX_REPORT_INTERVAL),
+        })
     }
 }
 

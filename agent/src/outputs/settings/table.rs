@@ -228,6 +228,12 @@ const KEYS: &[Key] = &[
         help: "How many bytes the spool may have, 16 MiB or more; by default 1 GiB.",
     },
     Key {
+        name: "max_report_interval",
+        kinds: COLLECTOR,
+        value: ValueType::Time,
+        help: "How seldom flows that go on are reported if the collector asks for that; 0s does not listen to it; by default 5m.",
+    },
+    Key {
         name: "create_topic",
         kinds: KAFKA,
         value: ValueType::Boolean,
@@ -366,14 +372,17 @@ impl Table {
     }
 
     pub(super) fn time(&self, key: &str) -> Result<Option<Duration>, Refused> {
-        let Some(text) = self.text(key)? else {
-            return Ok(None);
-        };
-        let time = humantime::parse_duration(&text)
-            .ok()
-            .filter(|time| !time.is_zero());
-        let expected = || Refused::at(key, "expected a time, as \"10s\" or \"1h 30m\"");
-        time.ok_or_else(expected).map(Some)
+        let time = self.time_or_zero(key)?;
+        if time.is_some_and(|time| time.is_zero()) {
+            return Err(no_time(key));
+        }
+        Ok(time)
+    }
+
+    pub(super) fn time_or_zero(&self, key: &str) -> Result<Option<Duration>, Refused> {
+        let text = self.text(key)?;
+        let time = text.map(|text| humantime::parse_duration(&text).map_err(|_| no_time(key)));
+        time.transpose()
     }
 
     pub(super) fn compression(&self) -> Result<Compression, Refused> {
@@ -406,4 +415,8 @@ impl Table {
             compression,
         })
     }
+}
+
+fn no_time(key: &str) -> Refused {
+    Refused::at(key, "expected a time, as \"10s\" or \"1h 30m\"")
 }

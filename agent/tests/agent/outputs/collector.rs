@@ -83,7 +83,10 @@ impl FlowCollector for Store {
                 assert!(before.is_none_or(|before| before == batch));
                 store.arrived.fetch_add(1, Relaxed);
                 let is_told = stores == u64::MAX || stored == 0;
-                let ack = is_told.then_some(Ok(ExportAck { last_seq }));
+                let ack = is_told.then_some(Ok(ExportAck {
+                    last_seq,
+                    report_interval_ns: 0,
+                }));
                 Some((ack, (batches, stored + 1)))
             }
         });
