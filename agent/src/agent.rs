@@ -58,7 +58,7 @@ mod wakes;
 
 use printing::Printing;
 use publish::{Publisher, QdiscDrops};
-use scanning::Scanning;
+use scanning::{AskedReports, Scanning};
 use wakes::Wakes;
 
 /// How often the programs' log is copied to the agent's log, if it is on.
@@ -328,9 +328,8 @@ impl Agent {
         freed_memory::give_back();
 
         let settings = status_settings(&config, max_interfaces, identity);
-        let times = config.times();
         let (publisher, statuses) =
-            Publisher::start(status::of(&settings, times, &scanner, 0), qdiscs);
+            Publisher::start(status::of(&settings, config.times(), &scanner, 0), qdiscs);
         let printer = print(&hub, config.stdout);
         let (counts, counting) = watch::channel(false);
         let (end_server, server_end) = oneshot::channel::<()>();
@@ -357,8 +356,9 @@ impl Agent {
             asks: asked,
             snapshot_bytes: asks.bytes.clone(),
             hub: hub.clone(),
-            times,
-            asked_interval: outputs.asked_interval(),
+            times: config.times(),
+            outputs: outputs.clone(),
+            asked_reports: AskedReports::default(),
             wakes: Wakes::new(config.scan_interval, filled, scan_wanted),
             reports,
             watchdog: manager.watchdog(),

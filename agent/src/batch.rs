@@ -85,6 +85,8 @@ pub struct BatchEncoder {
     report_interval_ns: u64,
     /// The value of `FlowBatch.report_interval_asked`.
     report_interval_asked: bool,
+    /// The same two of before the last scan. What waited until now comes with the next one.
+    slower: Option<(u64, bool)>,
     open: OpenBatch,
     record: RecordBuffer,
 }
@@ -96,6 +98,7 @@ impl BatchEncoder {
             sample_rate: 0,
             report_interval_ns: 0,
             report_interval_asked: false,
+            slower: None,
             open: OpenBatch::default(),
             record: RecordBuffer::new(),
         }
@@ -117,8 +120,11 @@ impl BatchEncoder {
         self
     }
 
-    /// Says in every batch from the next scan on how late packets may be reported, and whether a collector asked for that.
+    /// Says in every batch from the next scan on how late packets may be reported, and whether a collector asked for that. Where
+    /// it was later before, the next scan still says that.
     pub fn report_every(&mut self, interval: Duration, is_asked: bool) {
+        let before = (self.report_interval_ns, self.report_interval_asked);
+        self.slower = Some(self.slower.map_or(before, |slower| slower.max(before)));
         self.report_interval_ns = clock::nanos(interval);
         self.report_interval_asked = is_asked;
     }
@@ -129,6 +135,7 @@ impl BatchEncoder {
         let mut another = Self::new(Arc::clone(&self.identity)).sampling(self.sample_rate);
         another.report_interval_ns = self.report_interval_ns;
         another.report_interval_asked = self.report_interval_asked;
+        another.slower = self.slower;
         another
     }
 
@@ -143,6 +150,12 @@ impl BatchEncoder {
     }
 
     fn start(&mut self, header: &ScanHeader, snapshot: bool) {
+        let now = (self.report_interval_ns, self.report_interval_asked);
+        let slower = self.slower.filter(|(interval, _)| *interval > now.0);
+        let (report_interval_ns, report_interval_asked) = slower.unwrap_or(now);
+        if !snapshot {
+            self.slower = None;
+        }
         let head = FlowBatch {
             agent: Some((*self.identity).clone()),
             scan_id: header.scan_id,
@@ -152,8 +165,8 @@ impl BatchEncoder {
             refused_in_window: header.refused_in_window,
             interfaces: header.interfaces.to_vec(),
             sample_rate: self.sample_rate,
-            report_interval_ns: self.report_interval_ns,
-            report_interval_asked: self.report_interval_asked,
+            report_interval_ns,
+            report_interval_asked,
             snapshot,
             ..FlowBatch::default()
         };

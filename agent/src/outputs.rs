@@ -42,7 +42,6 @@ mod transport;
 mod wanted;
 mod worker;
 
-pub use asked::LongestAsked;
 use asked::ReportIntervals;
 use delivery::Delivery;
 use ending::Ending;
@@ -189,7 +188,7 @@ impl Outputs {
     }
 
     /// How often the collectors among them want reports of flows that go on.
-    pub fn asked_interval(&self) -> LongestAsked {
+    pub fn asked_interval(&self) -> Duration {
         self.asked.longest()
     }
 

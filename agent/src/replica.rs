@@ -115,8 +115,9 @@ impl Replica {
 
     /// Changes how often a living flow is reported.
     pub fn report_every(&mut self, interval: Duration) {
-        self.reports.set_interval(interval);
-        self.slab.all_are_due();
+        if self.reports.set_interval(interval) {
+            self.slab.all_are_due();
+        }
     }
 
     /// Changes when flows end. Those that have been quiet for too long by then end with the next scan.

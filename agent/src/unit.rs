@@ -71,6 +71,12 @@ fn what_waits_for_reports_and_each_output_need_memory() {
     let two = format!("{waiting}output = ['parquet=/a', 'parquet=/b']\n");
     let needed = ["", waiting, &one, &two].map(most);
     assert!(needed.is_sorted_by(|less, more| less < more), "{needed:?}");
+    let to_collector = |more: &str| {
+        let address = "kind = 'collector'\naddress = 'http://a:1'";
+        most(&format!("[[output]]\n{address}\n{more}"))
+    };
+    let [may_ask, may_not] = ["", "max_report_interval = '0s'\n"].map(to_collector);
+    assert_eq!(may_ask - may_not, needed[1] - needed[0]);
 }
 
 /// In one network namespace, on a Unix socket and a TCP address.

@@ -19,7 +19,7 @@ use crate::{
     hub::Hub,
     kernel::attach::Reports,
     log_limit::LogLimit,
-    outputs::LongestAsked,
+    outputs::Outputs,
     scan::Scanner,
     service_manager::Watchdog,
 };
@@ -36,8 +36,9 @@ pub(super) struct Scanning {
     pub hub: Hub,
     /// Those of the settings.
     pub times: Times,
-    /// How seldom collectors want reports of flows that go on.
-    pub asked_interval: LongestAsked,
+    /// Of which collectors may ask for fewer reports.
+    pub outputs: Outputs,
+    pub asked_reports: AskedReports,
     pub wakes: Wakes,
     pub reports: Reports,
     /// Fed between requests, so a scan that hangs starves it.
@@ -56,6 +57,40 @@ impl Made {
     fn tell(self) {
         // Whoever asked may have left.
         let _ = self.done.send(self.outcome);
+    }
+}
+
+/// Tells when collectors ask for something else than the settings say.
+#[derive(Default)]
+pub(super) struct AskedReports {
+    told: Option<Duration>,
+    log: LogLimit,
+}
+
+impl AskedReports {
+    fn tell(&mut self, own: Duration, asked: Duration) {
+        let in_force = (asked > own).then_some(asked);
+        if in_force == self.told {
+            return;
+        }
+        self.told = in_force;
+        let Some(changes) = self.log.event() else {
+            return;
+        };
+        if let Some(report_interval) = in_force {
+            tracing::info!(
+                ?report_interval,
+                of_the_settings = ?own,
+                changes,
+                "a collector asks for fewer reports of flows that go on"
+            );
+        } else {
+            tracing::info!(
+                report_interval = ?own,
+                changes,
+                "no collector asks for fewer reports any more than the settings say"
+            );
+        }
     }
 }
 
@@ -113,24 +148,18 @@ impl Scanning {
         let (mut is_attaching, mut failed) = (true, None);
         let mut selected_anew = Vec::new();
         let mut asked = Asked::new();
-        // A spool may have brought a wish before.
-        let mut times = self.report_as_asked(&mut scanner, self.times);
+        let mut times = self.times;
         tokio::pin!(shutdown);
         loop {
             let wake = tokio::select! {
                 Some(request) = self.requests.recv() => {
                     let made;
                     (scanner, made) = self.make(request, scanner).await?;
-                    times = self.report_as_asked(&mut scanner, times);
+                    times = self.report_as_asked(&mut scanner);
                     publish_status(&scanner, times, late.count, false);
                     if let Some(made) = made {
                         made.tell();
                     }
-                    continue;
-                }
-                () = self.asked_interval.changed() => {
-                    times = self.report_as_asked(&mut scanner, times);
-                    publish_status(&scanner, times, late.count, false);
                     continue;
                 }
                 Some(ask) = self.asks.recv() => {
@@ -184,6 +213,8 @@ impl Scanning {
             if is_final {
                 self.refuse_changes().await;
             }
+            // Not sooner, however often collectors change what they ask for.
+            times = self.report_as_asked(&mut scanner);
             let started = Instant::now();
             let outcome;
             (scanner, outcome) = scan(scanner, wake).await?;
@@ -257,19 +288,13 @@ impl Scanning {
         Ok((scanner, Some(Made { done, outcome })))
     }
 
-    /// Reports flows that go on as seldom as the settings say, or a collector asks for. Returns the times in force, which were
-    /// `before` so far.
-    fn report_as_asked(&self, scanner: &mut Scanner, before: Times) -> Times {
+    /// Reports flows that go on as seldom as the settings say, or a collector asks for. Returns the times in force.
+    fn report_as_asked(&mut self, scanner: &mut Scanner) -> Times {
         let own = self.times.report_interval;
-        let interval = own.max(self.asked_interval.get());
+        let asked = self.outputs.asked_interval();
+        let interval = own.max(asked);
         scanner.report_every(interval, interval != own);
-        if interval != before.report_interval {
-            tracing::info!(
-                report_interval = ?interval,
-                of_the_settings = ?own,
-                "collectors ask for fewer reports, or no longer do: flows that go on are reported this often"
-            );
-        }
+        self.asked_reports.tell(own, asked);
         Times {
             report_interval: interval,
             ..self.times

@@ -47,6 +47,49 @@ fn trailer(account: &HookAccount) -> ScanTrailer<'_> {
     }
 }
 
+#[test]
+fn the_first_scan_after_a_longer_report_interval_still_says_how_late_its_records_may_be() {
+    let mut encoder = BatchEncoder::new(identity()).reporting(Duration::from_secs(10));
+    let mut said = Vec::new();
+    let mut scan = |asked: Option<u64>, is_snapshot: bool| {
+        if let Some(seconds) = asked {
+            encoder.report_every(Duration::from_secs(seconds), seconds > 10);
+        }
+        let mut sink = |batch: Batch| {
+            let batch = FlowBatch::decode(batch.body).unwrap();
+            said.push((
+                batch.report_interval_ns / 1_000_000_000,
+                batch.report_interval_asked,
+            ));
+        };
+        if is_snapshot {
+            encoder.another().begin_snapshot(&header(1));
+            return;
+        }
+        encoder.begin(&header(1));
+        encoder.finish(&trailer(&HookAccount::default()), &mut sink);
+    };
+    scan(None, false);
+    scan(Some(300), false);
+    scan(Some(300), false);
+    // Before the next scan, one asks for less, and then for more again.
+    scan(Some(10), true);
+    scan(Some(60), false);
+    scan(Some(60), false);
+    scan(Some(10), false);
+    scan(Some(10), false);
+    let expected = [
+        (10, false),
+        (300, true),
+        (300, true),
+        (300, true),
+        (60, true),
+        (60, true),
+        (10, false),
+    ];
+    assert_eq!(said, expected);
+}
+
 pub(super) fn encode(header: &ScanHeader, records: &[Record]) -> Vec<Batch> {
     let mut encoder = BatchEncoder::new(identity());
     let mut batches = Vec::new();

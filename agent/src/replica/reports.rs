@@ -29,9 +29,10 @@ impl Reports {
         reports
     }
 
-    /// Holds from the next report of each flow on.
-    pub fn set_interval(&mut self, interval: Duration) {
-        self.interval_ns = clock::nanos(interval);
+    /// Returns whether it is another one.
+    pub fn set_interval(&mut self, interval: Duration) -> bool {
+        let before = std::mem::replace(&mut self.interval_ns, clock::nanos(interval));
+        before != self.interval_ns
     }
 
     /// A flow begins in this slot.
@@ -91,6 +92,10 @@ impl Reports {
 
     /// No slot from this one on has a flow.
     pub fn shrink(&mut self, slots: u32) {
+        let waits = |waiting: &Waiting| waiting.delta != [Counts::default(); 2];
+        if self.interval_ns == 0 && !self.waiting.iter().any(waits) {
+            self.waiting = Vec::new();
+        }
         if self.waiting.len() > slots as usize {
             self.waiting.truncate(slots as usize);
             self.waiting.shrink_to_fit();

@@ -50,14 +50,15 @@ fn reports(status: &CollectorStatus) -> Option<String> {
     if asked == 0 {
         return None;
     }
-    let more_often =
-        |stream: &&CollectedStream| stream.connected && stream.report_interval_ns < asked;
+    let more_often = |stream: &&CollectedStream| {
+        stream.connected && stream.batches > 0 && stream.report_interval_ns < asked
+    };
     let more_often = status.streams.iter().filter(more_often).count();
     let interval = human::duration(Duration::from_nanos(asked));
     Some(match more_often {
         0 => format!("asks for reports every {interval} at most of flows that go on"),
         count => format!(
-            "asks for reports every {interval} at most of flows that go on; {count} of the connected agents have reported more \
+            "asks for reports every {interval} at most of flows that go on; {count} of the connected streams have reported more \
              often so far"
         ),
     })

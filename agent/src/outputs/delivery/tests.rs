@@ -22,10 +22,7 @@ use super::*;
 use crate::{
     batch::Batch,
     hub::{DEFAULT_QUEUED_BYTES, Hub},
-    outputs::{
-        asked::{LongestAsked, ReportIntervals},
-        settings::HostPort,
-    },
+    outputs::{asked::ReportIntervals, settings::HostPort},
     proto::{
         AgentIdentity, FlowRecord, OutputStatus,
         flow_collector_server::{FlowCollector, FlowCollectorServer},
@@ -231,7 +228,7 @@ fn listen_on(store: &Store, socket: TcpSocket) -> (HostPort, JoinHandle<()>) {
 struct Output {
     hub: Hub,
     tally: Arc<Tally>,
-    longest_asked: LongestAsked,
+    all_asked: ReportIntervals,
     deadline: watch::Sender<Option<Instant>>,
     task: JoinHandle<()>,
 }
@@ -252,7 +249,7 @@ impl Output {
             max_report_interval: Duration::from_mins(5),
         };
         let asked = ReportIntervals::default();
-        let longest_asked = asked.longest();
+        let all_asked = asked.clone();
         let asked = asked.of_output(collectors.max_report_interval);
         let mut delivery = Delivery::new(
             "collector",
@@ -266,7 +263,7 @@ impl Output {
         Self {
             hub,
             tally,
-            longest_asked,
+            all_asked,
             deadline,
             task: tokio::spawn(delivery.run()),
         }
@@ -377,7 +374,7 @@ async fn what_the_last_collector_asked_for_holds_until_one_asks_for_something_el
     let output = Output::start(roomy_hub(), vec![collector], PATIENCE);
     let asked = |output: &Output| {
         let told = output.tally.status().asked_report_interval_ns;
-        assert_eq!(output.longest_asked.get().as_nanos(), told.into());
+        assert_eq!(output.all_asked.longest().as_nanos(), told.into());
         told / 60_000_000_000
     };
     assert_eq!(asked(&output), 0);
@@ -387,9 +384,9 @@ async fn what_the_last_collector_asked_for_holds_until_one_asks_for_something_el
         output.wait_until_sent(scan_id).await;
         assert_eq!(asked(&output), minutes, "{scan_id}");
     }
-    let longest_asked = output.longest_asked.clone();
+    let all_asked = output.all_asked.clone();
     output.end().await;
-    assert_eq!(longest_asked.get(), Duration::ZERO);
+    assert_eq!(all_asked.longest(), Duration::ZERO);
 }
 
 #[tokio::test]
