@@ -76,17 +76,21 @@ pub struct Batch {
     pub last_of_scan: bool,
 }
 
+/// The values of `FlowBatch.report_interval_ns` and `FlowBatch.report_interval_asked`.
+#[derive(Clone, Copy, Default)]
+struct ReportInterval {
+    ns: u64,
+    is_asked: bool,
+}
+
 /// Encodes one scan after another: `begin`, `push` for each record, `finish`.
 pub struct BatchEncoder {
     identity: Arc<Identity>,
     /// The value of `FlowBatch.sample_rate`.
     sample_rate: u32,
-    /// The value of `FlowBatch.report_interval_ns`.
-    report_interval_ns: u64,
-    /// The value of `FlowBatch.report_interval_asked`.
-    report_interval_asked: bool,
-    /// The same two of before the last scan. What waited until now comes with the next one.
-    slower: Option<(u64, bool)>,
+    reports: ReportInterval,
+    /// The longest since the last scan. What has waited that long comes with the next one.
+    longest: ReportInterval,
     open: OpenBatch,
     record: RecordBuffer,
 }
@@ -96,9 +100,8 @@ impl BatchEncoder {
         Self {
             identity,
             sample_rate: 0,
-            report_interval_ns: 0,
-            report_interval_asked: false,
-            slower: None,
+            reports: ReportInterval::default(),
+            longest: ReportInterval::default(),
             open: OpenBatch::default(),
             record: RecordBuffer::new(),
         }
@@ -123,19 +126,20 @@ impl BatchEncoder {
     /// Says in every batch from the next scan on how late packets may be reported, and whether a collector asked for that. Where
     /// it was later before, the next scan still says that.
     pub fn report_every(&mut self, interval: Duration, is_asked: bool) {
-        let before = (self.report_interval_ns, self.report_interval_asked);
-        self.slower = Some(self.slower.map_or(before, |slower| slower.max(before)));
-        self.report_interval_ns = clock::nanos(interval);
-        self.report_interval_asked = is_asked;
+        self.reports = ReportInterval {
+            ns: clock::nanos(interval),
+            is_asked,
+        };
+        if self.reports.ns >= self.longest.ns {
+            self.longest = self.reports;
+        }
     }
 
     /// An encoder of the same agent.
     #[must_use]
     pub fn another(&self) -> Self {
         let mut another = Self::new(Arc::clone(&self.identity)).sampling(self.sample_rate);
-        another.report_interval_ns = self.report_interval_ns;
-        another.report_interval_asked = self.report_interval_asked;
-        another.slower = self.slower;
+        (another.reports, another.longest) = (self.reports, self.longest);
         another
     }
 
@@ -150,11 +154,9 @@ impl BatchEncoder {
     }
 
     fn start(&mut self, header: &ScanHeader, snapshot: bool) {
-        let now = (self.report_interval_ns, self.report_interval_asked);
-        let slower = self.slower.filter(|(interval, _)| *interval > now.0);
-        let (report_interval_ns, report_interval_asked) = slower.unwrap_or(now);
+        let reports = self.longest;
         if !snapshot {
-            self.slower = None;
+            self.longest = self.reports;
         }
         let head = FlowBatch {
             agent: Some((*self.identity).clone()),
@@ -165,8 +167,8 @@ impl BatchEncoder {
             refused_in_window: header.refused_in_window,
             interfaces: header.interfaces.to_vec(),
             sample_rate: self.sample_rate,
-            report_interval_ns,
-            report_interval_asked,
+            report_interval_ns: reports.ns,
+            report_interval_asked: reports.is_asked,
             snapshot,
             ..FlowBatch::default()
         };

@@ -32,26 +32,16 @@ const MORE_CONNECTIONS: u32 = 256;
 const AGENTS: &str = "Agents and consumers";
 const STORES: &str = "Stores";
 
-const MOST_SETTLE: Duration = Duration::from_hours(1);
-/// As `run --report-interval` has it.
-const MOST_REPORT_INTERVAL: Duration = Duration::from_hours(1);
+/// What a flow may wait for at most, here or at an agent.
+const MOST_TIME: Duration = Duration::from_hours(1);
 
-/// Parses how often agents are to report.
-fn report_interval(text: &str) -> Result<Duration, String> {
-    let interval = time(text)?;
-    if interval > MOST_REPORT_INTERVAL {
+/// Parses how long flows wait.
+fn waiting_time(text: &str) -> Result<Duration, String> {
+    let waiting = time(text)?;
+    if waiting > MOST_TIME {
         return Err("at most 1h".to_owned());
     }
-    Ok(interval)
-}
-
-/// Parses how long a flow has to be quiet.
-fn settle(text: &str) -> Result<Duration, String> {
-    let settle = time(text)?;
-    if settle > MOST_SETTLE {
-        return Err("at most 1h".to_owned());
-    }
-    Ok(settle)
+    Ok(waiting)
 }
 
 /// Store the flows that agents send.
@@ -74,7 +64,7 @@ pub struct Args {
     /// How long a flow has to be quiet before it is compared: longer than the clocks of two hosts differ and than packets are
     /// on their way.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_COLLECT_PAIRS_SETTLE", default_value = "2s",
-          value_parser = settle, help_heading = STORES)]
+          value_parser = waiting_time, help_heading = STORES)]
     pub pairs_settle: Duration,
 
     /// Flows that are followed at the same time to compare agents. A thousand take some 600 kB.
@@ -118,7 +108,7 @@ pub struct Args {
     /// Asks agents to report a flow that goes on at most this often, unless their settings have a longer time: fewer records, of
     /// which none lacks a packet. 0s leaves it to them.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_COLLECT_REPORT_INTERVAL", default_value = "0s",
-          value_parser = report_interval, help_heading = AGENTS)]
+          value_parser = waiting_time, help_heading = AGENTS)]
     pub report_interval: Duration,
 
     /// Consumers that may observe flows at the same time.
