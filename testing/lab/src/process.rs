@@ -10,6 +10,11 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
+/// The program that enters a namespace.
+pub(crate) const ENTER: &str = "nsenter";
+/// The command that lets another one die with the thread that started it.
+pub(crate) const DYING_WITH_PARENT: [&str; 3] = ["setpriv", "--pdeathsig", "KILL"];
+
 /// A running program. It is killed when dropped. The kernel kills it if the thread that started it ends
 /// first (`PR_SET_PDEATHSIG`), so it does not outlive a killed test.
 #[derive(Debug)]
@@ -21,8 +26,10 @@ pub struct Process {
 impl Process {
     pub fn spawn(command: &mut Command) -> Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
-        // SAFETY: between fork and exec it makes one system call and touches no memory.
-        unsafe { command.pre_exec(die_with_parent) };
+        if command.get_program() != ENTER {
+            // SAFETY: between fork and exec it makes one system call and touches no memory.
+            unsafe { command.pre_exec(die_with_parent) };
+        }
         let child = command.spawn().with_context(|| format!("start {name}"))?;
         Ok(Self { child, name })
     }

@@ -40,7 +40,9 @@ const MODULES: &[(&str, u64)] = &[
 ];
 
 /// The commands that the tests start, besides the agent.
-pub const COMMANDS: &[&str] = &["ip", "tc", "ethtool", "ping", "ss", "wg"];
+pub const COMMANDS: &[&str] = &[
+    "ip", "tc", "ethtool", "ping", "ss", "wg", "nsenter", "setpriv",
+];
 
 /// The tests of the modules that were `asked` for, or of all modules. `arguments` are those of the test
 /// program, and may name tests.

@@ -437,10 +437,16 @@ pub fn answered(command: impl Fn() -> Command) -> Output {
     output.unwrap()
 }
 
+/// Most conditions start a process to ask: they get a quarter of the time, and what they wait for has the rest.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let (least, most) = (Duration::from_millis(20), Duration::from_millis(300));
     let deadline = Instant::now() + PATIENCE;
-    while !condition() {
+    loop {
+        let begin = Instant::now();
+        if condition() {
+            break;
+        }
         assert!(Instant::now() < deadline, "in vain: {what}");
-        thread::sleep(Duration::from_millis(20));
+        thread::sleep((3 * begin.elapsed()).clamp(least, most));
     }
 }
