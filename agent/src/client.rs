@@ -22,6 +22,7 @@ use crate::{
         client::{BrokenOff, ClientFiles, ConnectError, Connector, LastWords},
         pem::FileFault,
     },
+    token::{TokenFault, TokenFile},
 };
 
 mod channel;
@@ -53,12 +54,26 @@ const WINDOW_BYTES: u32 = 2 << 20;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     Unix(String),
-    Tcp(String),
+    Tcp {
+        address: String,
+        /// What is shown to a collector.
+        token: Option<TokenFile>,
+    },
     /// The files are read for each connection.
     Tls {
         address: String,
         files: Box<ClientFiles>,
+        token: Option<TokenFile>,
     },
+}
+
+impl Target {
+    fn token(&self) -> Option<&TokenFile> {
+        match self {
+            Self::Unix(_) => None,
+            Self::Tcp { token, .. } | Self::Tls { token, .. } => token.as_ref(),
+        }
+    }
 }
 
 impl FromStr for Target {
@@ -84,9 +99,13 @@ impl FromStr for Target {
             return Ok(Self::Tls {
                 address: address.to_owned(),
                 files: Box::default(),
+                token: None,
             });
         }
-        Ok(Self::Tcp(address.to_owned()))
+        Ok(Self::Tcp {
+            address: address.to_owned(),
+            token: None,
+        })
     }
 }
 
@@ -94,7 +113,7 @@ impl fmt::Display for Target {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(path) => write!(formatter, "unix:{path}"),
-            Self::Tcp(address) => formatter.write_str(address),
+            Self::Tcp { address, .. } => formatter.write_str(address),
             Self::Tls { address, .. } => write!(formatter, "https://{address}"),
         }
     }
@@ -159,6 +178,8 @@ pub enum ClientError {
     Insecure { target: Target, why: String },
     #[error("no secure connection to {target}")]
     File { target: Target, source: FileFault },
+    #[error("no token for {target} (--token-file)")]
+    Token { target: Target, source: TokenFault },
 }
 
 impl ClientError {
@@ -174,6 +195,7 @@ impl ClientError {
             | Self::Untrusted { .. }
             | Self::Insecure { .. }
             | Self::File { .. }
+            | Self::Token { .. }
             | Self::Broken { .. } => true,
             Self::TooOld { .. }
             | Self::Refused { .. }
@@ -218,7 +240,10 @@ impl ClientError {
             Self::TooOld { target, call }
         } else if matches!(
             code,
-            Code::InvalidArgument | Code::FailedPrecondition | Code::PermissionDenied
+            Code::InvalidArgument
+                | Code::FailedPrecondition
+                | Code::PermissionDenied
+                | Code::Unauthenticated
         ) {
             Self::Refused {
                 target,
@@ -287,7 +312,7 @@ async fn connect(target: &Target) -> Result<FlowAgentClient<AgentChannel>, Clien
 async fn channel(target: &Target) -> Result<AgentChannel, ClientError> {
     let uri = match target {
         Target::Unix(path) => format!("unix:{path}"),
-        Target::Tcp(address) => format!("http://{address}"),
+        Target::Tcp { address, .. } => format!("http://{address}"),
         Target::Tls { address, .. } => format!("https://{address}"),
     };
     let endpoint = Endpoint::from_shared(uri)
@@ -300,9 +325,16 @@ async fn channel(target: &Target) -> Result<AgentChannel, ClientError> {
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(2 * WINDOW_BYTES);
+    let shown = match target.token().map(TokenFile::header).transpose() {
+        Ok(shown) => shown,
+        Err(source) => {
+            let target = target.clone();
+            return Err(ClientError::Token { target, source });
+        }
+    };
     let mut last_words = LastWords::default();
     let connected = match target {
-        Target::Unix(_) | Target::Tcp(_) => endpoint.connect().await,
+        Target::Unix(_) | Target::Tcp { .. } => endpoint.connect().await,
         Target::Tls { files, .. } => {
             let config = files.read(&[ALPN_H2]).map_err(|source| ClientError::File {
                 target: target.clone(),
@@ -314,7 +346,7 @@ async fn channel(target: &Target) -> Result<AgentChannel, ClientError> {
         }
     };
     connected
-        .map(|channel| AgentChannel::new(channel, last_words))
+        .map(|channel| AgentChannel::new(channel, last_words, shown))
         .map_err(|error| ClientError::from_connect(target, error))
 }
 
@@ -635,7 +667,7 @@ mod tests {
     #[tokio::test]
     async fn a_request_that_was_not_heard_is_asked_again_and_no_other() {
         let unheard = || ClientError::Unheard {
-            target: Target::Tcp("here".to_owned()),
+            target: "here:1".parse().unwrap(),
         };
         for (unheard_times, attempts) in [(0, 1), (3, 4), (4, 5), (9, 5)] {
             let asked = Cell::new(0);

@@ -32,17 +32,21 @@ use crate::{
         output::followed,
         server::{InForce, ServerTls},
     },
+    token::{self, Tokens, followed as followed_tokens},
 };
 
+mod addresses;
 mod export;
 mod incoming;
 pub(crate) mod pairs;
+mod rate;
 pub(crate) mod store;
 mod streams;
 mod writer;
 
 pub use incoming::MOST_BATCH_BYTES;
 
+use addresses::Addresses;
 use pairs::PairFile;
 pub use pairs::PairSettings;
 use store::{Form, Store, StoreStatuses};
@@ -58,6 +62,17 @@ const DECODED_AT_ONCE: usize = 2;
 /// How long calls may take at the end for what they have sent.
 const LAST_CALLS: Duration = Duration::from_secs(5);
 
+/// What agents may do.
+#[derive(Debug, Clone, Copy)]
+pub struct AgentLimits {
+    /// Calls at the same time.
+    pub most: u32,
+    /// The same of one address.
+    pub most_per_address: u32,
+    /// Records that are taken of one agent in a second; without it as many as it sends.
+    pub records_per_second: Option<u32>,
+}
+
 /// What a collector does, resolved from options and variables.
 #[derive(Debug)]
 pub struct Config {
@@ -65,8 +80,9 @@ pub struct Config {
     /// What TCP listeners speak, if it is TLS.
     pub tls: Option<ServerTls>,
     pub limits: Limits,
-    /// Calls of agents at the same time.
-    pub max_agents: u32,
+    /// Those that callers over TCP need, if they need one.
+    pub tokens: Option<Tokens>,
+    pub agents: AgentLimits,
     /// How often agents are asked to report flows that go on, at most; zero leaves it to them.
     pub report_interval: Duration,
     /// Where everything is stored.
@@ -134,6 +150,8 @@ impl Collector {
             stores,
             pairs,
         } = self;
+        let tokens = config.tokens.map(token::InForce::new);
+        let max_agents = config.agents.most;
         let (queue, entries) = mpsc::channel(QUEUE_BATCHES);
         let (serving, stopping) = watch::channel(());
         let intake = Arc::new(Intake {
@@ -146,14 +164,16 @@ impl Collector {
             digests: RandomState::new(),
             room: Arc::new(Semaphore::new(ROOM_KIB as usize)),
             decoding: Arc::new(Semaphore::new(DECODED_AT_ONCE)),
-            calls: Arc::new(Semaphore::new(config.max_agents as usize)),
-            max_agents: config.max_agents,
+            calls: Arc::new(Semaphore::new(max_agents as usize)),
+            addresses: Addresses::default(),
+            limits: config.agents,
             report_interval_ns: clock::nanos(config.report_interval),
             stopping,
             started_boot_ns: clock::boot_now_ns(),
         });
         let followed = stores.iter().map(|store| followed(store.tls()));
         let followed = join_all(followed.collect::<Vec<_>>());
+        let tokens_followed = followed_tokens(tokens.clone());
         let writer = Writer::new(stores, intake.streams.clone(), hub.clone(), pairs, entries);
         let leaves_out_ended = writer.leaves_out_ended();
         let mut writer = tokio::spawn(writer.run());
@@ -164,6 +184,7 @@ impl Collector {
             limits: Limits::fixed(config.limits),
             drain_timeout: DEFAULT_DRAIN_TIMEOUT,
             metrics,
+            tokens,
         };
         let mut server = tokio::spawn(server.run(listeners, async move {
             // An error means that the sender is gone, so the collector is ending, too.
@@ -173,6 +194,7 @@ impl Collector {
             () = stop => {}
             // It never ends.
             _ = followed => {}
+            never = tokens_followed => match never {},
             ended = &mut server => return ended.context("the server task")?,
             ended = &mut writer => {
                 ended.context("the writer task")?;
@@ -182,7 +204,7 @@ impl Collector {
         tracing::info!("stopping: what has come is stored and acknowledged first");
         // Calls take nothing more, and end when what they have is stored.
         drop(serving);
-        let all = intake.calls.acquire_many(config.max_agents);
+        let all = intake.calls.acquire_many(max_agents);
         let calls_ended = tokio::time::timeout(LAST_CALLS, all).await.is_ok();
         if !calls_ended {
             tracing::warn!(
@@ -216,7 +238,8 @@ pub(crate) struct Intake {
     room: Arc<Semaphore>,
     decoding: Arc<Semaphore>,
     calls: Arc<Semaphore>,
-    max_agents: u32,
+    addresses: Addresses,
+    limits: AgentLimits,
     /// What agents are asked for.
     report_interval_ns: u64,
     /// Its sender goes when the collector stops.

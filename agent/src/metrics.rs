@@ -380,6 +380,8 @@ fn consumers(families: &mut Families<'_>, observing: usize, server: &ServerStatu
             ("answer", server.refused_answers),
             ("caller", server.refused_callers),
             ("handshake", server.refused_handshakes),
+            ("token", server.refused_tokens),
+            ("agent", server.refused_agents),
         ]
         .map(|(what, count)| (vec![("what", what.to_owned())], count)),
     )

@@ -52,6 +52,7 @@ pub(crate) use collector::CollectorServer;
 pub use limits::{DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits};
 pub use listen::Listeners;
 pub use passed::PassedSockets;
+pub(crate) use peer::Peer;
 
 use calls::Serving;
 use filter_rules::FilterRules;

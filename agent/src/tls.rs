@@ -1,8 +1,8 @@
 //! TLS by rustls: for those who connect to the agent, and for what its commands and outputs connect to.
 //!
 //! [`pem`] reads the files of certificates and keys, and says what is wrong with them. [`server`] makes the
-//! listeners' side of them, [`client`] the other side, and [`output`] that of outputs. [`in_force`] reads them again when
-//! they change.
+//! listeners' side of them, [`client`] the other side, and [`output`] that of outputs. [`crate::in_force`] reads
+//! them again when they change.
 
 use std::{io, sync::Arc};
 
@@ -13,7 +13,6 @@ use rustls::{
 };
 
 pub mod client;
-pub mod in_force;
 pub mod output;
 pub mod pem;
 pub mod server;

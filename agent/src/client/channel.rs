@@ -14,7 +14,7 @@ use tonic::{
     body::Body,
     codegen::{
         BoxFuture, Bytes, Service,
-        http::{Request, Response},
+        http::{HeaderValue, Request, Response, header::AUTHORIZATION},
     },
     transport::Channel,
 };
@@ -27,13 +27,16 @@ const DETAILS: &str = "grpc-status-details-bin";
 pub(super) struct AgentChannel {
     channel: Channel,
     last_words: LastWords,
+    /// With each request.
+    shown: Option<HeaderValue>,
 }
 
 impl AgentChannel {
-    pub(super) fn new(channel: Channel, last_words: LastWords) -> Self {
+    pub(super) fn new(channel: Channel, last_words: LastWords, shown: Option<HeaderValue>) -> Self {
         Self {
             channel,
             last_words,
+            shown,
         }
     }
 }
@@ -47,7 +50,10 @@ impl Service<Request<Body>> for AgentChannel {
         self.channel.poll_ready(context).map_err(Into::into)
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        if let Some(shown) = &self.shown {
+            request.headers_mut().insert(AUTHORIZATION, shown.clone());
+        }
         let answering = self.channel.call(request);
         let last_words = self.last_words.clone();
         Box::pin(async move {

@@ -9,18 +9,20 @@ use bytes::Bytes;
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
     task::spawn_blocking,
-    time::sleep,
+    time::{Instant, sleep, sleep_until},
 };
 use tonic::{Status, Streaming};
 
 use super::{
     Intake, ROOM_KIB,
+    addresses::AddressPlace,
     incoming::Incoming,
     pairs::Sightings,
+    rate::Rate,
     streams::{Facts, OpenCall},
     writer::{CallEnd, Entry, Outcome},
 };
-use crate::{batch::Batch, output::LostSoFar, proto::ExportAck};
+use crate::{batch::Batch, output::LostSoFar, proto::ExportAck, server::Peer};
 
 /// Batches of a call that wait to be stored. What an agent sends beyond them waits at the agent.
 const MOST_WAITING: usize = 64;
@@ -38,7 +40,9 @@ pub(crate) struct Call {
     waiting: usize,
     /// Stored, and not acknowledged yet.
     stored_seq: Option<u64>,
+    rate: Option<Rate>,
     _place: OwnedSemaphorePermit,
+    _place_of_address: Option<AddressPlace>,
 }
 
 /// The stream that the call is about.
@@ -52,7 +56,7 @@ struct Stream {
 
 impl Intake {
     /// A place for a call, if there is one.
-    pub(crate) fn call(self: &Arc<Self>, peer: String) -> Result<Call, Status> {
+    pub(crate) fn call(self: &Arc<Self>, peer: &Peer) -> Result<Call, Status> {
         if self.stopping.has_changed().is_err() {
             return Err(stops());
         }
@@ -60,13 +64,25 @@ impl Intake {
         let place = place.map_err(|_| {
             Status::resource_exhausted(format!(
                 "{} agents send to this collector, and --max-agents allows no more",
-                self.max_agents
+                self.limits.most
             ))
         })?;
+        let most = self.limits.most_per_address;
+        let place_of_address = match peer {
+            Peer::Tcp(address) => {
+                let place = self.addresses.place(address.ip(), most);
+                Some(place.ok_or_else(|| {
+                    Status::resource_exhausted(format!(
+                        "{most} agents send from this address, and --max-agents-per-address of the collector allows no more"
+                    ))
+                })?)
+            }
+            Peer::Unix { .. } | Peer::Unknown => None,
+        };
         let (told, outcomes) = mpsc::unbounded_channel();
         Ok(Call {
             intake: Arc::clone(self),
-            peer,
+            peer: peer.to_string(),
             end: Arc::new(CallEnd {
                 outcomes: told,
                 is_broken: AtomicBool::new(false),
@@ -75,7 +91,9 @@ impl Intake {
             stream: None,
             waiting: 0,
             stored_seq: None,
+            rate: self.limits.records_per_second.map(Rate::new),
             _place: place,
+            _place_of_address: place_of_address,
         })
     }
 }
@@ -85,6 +103,16 @@ impl Call {
     /// is what the agent reads.
     pub(crate) async fn run(
         mut self,
+        messages: Streaming<Bytes>,
+        acks: &mpsc::Sender<ExportAck>,
+    ) -> Result<(), Status> {
+        let ended = self.exchange(messages, acks).await;
+        self.note_waiting();
+        ended
+    }
+
+    async fn exchange(
+        &mut self,
         mut messages: Streaming<Bytes>,
         acks: &mpsc::Sender<ExportAck>,
     ) -> Result<(), Status> {
@@ -94,6 +122,7 @@ impl Call {
         let first = sleep(FIRST_BATCH);
         tokio::pin!(first);
         while ended.is_none() || self.waiting > 0 || self.stored_seq.is_some() {
+            let held_until = self.held_until();
             tokio::select! {
                 biased;
                 () = acks.closed() => return Err(gone()),
@@ -117,7 +146,8 @@ impl Call {
                     let late = format!("no batch came within {seconds} s");
                     ended = Some(Err(Status::deadline_exceeded(late)));
                 }
-                message = messages.message(), if ended.is_none() && self.waiting < MOST_WAITING => {
+                () = sleep_until(held_until.unwrap_or_else(Instant::now)), if ended.is_none() && held_until.is_some() => {}
+                message = messages.message(), if ended.is_none() && held_until.is_none() && self.waiting < MOST_WAITING => {
                     let taken = match message {
                         Ok(Some(raw)) => tokio::select! {
                             biased;
@@ -184,6 +214,10 @@ impl Call {
         if let Some(stream) = &mut self.stream {
             stream.told = facts.told();
         }
+        self.note_waiting();
+        if let Some(rate) = &mut self.rate {
+            rate.takes(facts.volume.records, Instant::now());
+        }
         let bytes = pieces.iter().map(Bytes::len).sum::<usize>();
         let bytes = bytes + shared.as_ref().map_or(0, |batch| batch.body.len());
         let bytes = bytes + sightings.as_ref().map_or(0, Sightings::bytes);
@@ -204,6 +238,19 @@ impl Call {
         queue.send(entry).await.map_err(|_| stops())?;
         self.waiting += 1;
         Ok(())
+    }
+
+    /// When the next batch may be read, if that is not now.
+    fn held_until(&self) -> Option<Instant> {
+        self.rate.as_ref()?.holds_until(Instant::now())
+    }
+
+    /// Notes for how long the agent was not read.
+    fn note_waiting(&mut self) {
+        if let (Some(rate), Some(stream)) = (&mut self.rate, &self.stream) {
+            let waited = rate.waited(Instant::now());
+            self.intake.streams.holds_back(stream.id, waited);
+        }
     }
 
     /// Checks that the batch follows those before it. Returns what was told of losses on its stream.

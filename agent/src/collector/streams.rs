@@ -161,6 +161,16 @@ impl Streams {
         }
     }
 
+    /// Notes how long a call was not read.
+    pub(super) fn holds_back(&self, stream_id: u64, time: Duration) {
+        if time.is_zero() {
+            return;
+        }
+        if let Some(stream) = self.streams().get_mut(&stream_id) {
+            stream.told.held_back_ns += clock::nanos(time);
+        }
+    }
+
     /// Notes a batch that was stored before.
     pub(super) fn repeated(&self, stream_id: u64) {
         if let Some(stream) = self.streams().get_mut(&stream_id) {

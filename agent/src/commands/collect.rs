@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use super::{
     number,
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     collector::{
-        Collector, Config,
+        AgentLimits, Collector, Config,
         pairs::{PairFile, PairSettings},
         store::Store,
     },
@@ -21,6 +21,7 @@ use crate::{
         settings::{Wish, Wishes},
     },
     server::{DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits, ListenAddr},
+    token::Tokens,
 };
 
 const DEFAULT_MAX_AGENTS: u32 = 1000;
@@ -95,6 +96,11 @@ pub struct Args {
     #[arg(long, env = "FLOW_AGENT_COLLECT_INSECURE_LISTEN", help_heading = AGENTS)]
     pub insecure_listen: bool,
 
+    /// Tokens, one in each line: over TCP, only agents and consumers that show one of them are served. Agents have a file, too, in
+    /// their output, and commands --token-file. This one is read again when it changes.
+    #[arg(long, value_name = "FILE", env = "FLOW_AGENT_COLLECT_TOKEN_FILE", help_heading = AGENTS)]
+    pub token_file: Option<PathBuf>,
+
     /// Metrics for Prometheus at /metrics, with /healthz and /readyz for probes, over HTTP: an IP address with a port, a port of
     /// 127.0.0.1, or none.
     #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_COLLECT_METRICS", default_value = "none", help_heading = AGENTS)]
@@ -104,6 +110,17 @@ pub struct Args {
     #[arg(long, value_name = "AGENTS", env = "FLOW_AGENT_COLLECT_MAX_AGENTS", default_value_t = DEFAULT_MAX_AGENTS,
           value_parser = number(1..=100_000), help_heading = AGENTS)]
     pub max_agents: u32,
+
+    /// The same of one address [default: as many as --max-agents].
+    #[arg(long, value_name = "AGENTS", env = "FLOW_AGENT_COLLECT_MAX_AGENTS_PER_ADDRESS",
+          value_parser = number(1..=100_000), help_heading = AGENTS)]
+    pub max_agents_per_address: Option<u32>,
+
+    /// Records that are taken of one agent in a second. One that sends more keeps the rest, in its memory or spool, until they are
+    /// taken [default: as many as it sends].
+    #[arg(long, value_name = "RECORDS", env = "FLOW_AGENT_COLLECT_MAX_AGENT_RECORDS",
+          value_parser = number(1_000..=u32::MAX), help_heading = AGENTS)]
+    pub max_agent_records: Option<u32>,
 
     /// Asks agents to report a flow that goes on at most this often, unless their settings have a longer time: fewer records, of
     /// which none lacks a packet. 0s leaves it to them.
@@ -137,14 +154,21 @@ impl Args {
             Some(pairs) => Some(self.compared(pairs)?),
             None => None,
         };
+        let tokens = self.token_file.map(Tokens::read).transpose();
+        let tokens = tokens.context("--token-file")?;
         Ok(Config {
             tls,
+            tokens,
             limits: Limits {
                 max_consumers: self.max_consumers,
                 max_connections: self.max_agents + self.max_consumers + MORE_CONNECTIONS,
                 max_streams: DEFAULT_MAX_STREAMS,
             },
-            max_agents: self.max_agents,
+            agents: AgentLimits {
+                most: self.max_agents,
+                most_per_address: self.max_agents_per_address.unwrap_or(self.max_agents),
+                records_per_second: self.max_agent_records,
+            },
             report_interval: self.report_interval,
             metrics: self.metrics.0,
             stores,
@@ -216,7 +240,7 @@ mod tests {
         let three =
             "--output jsonl=/a --output parquet=/b --output kafka=tcp://a:1/t --max-agents 5";
         let config = config(three).unwrap();
-        assert_eq!((config.stores.len(), config.max_agents), (3, 5));
+        assert_eq!((config.stores.len(), config.agents.most), (3, 5));
         assert!(config.limits.max_connections > 5);
     }
 }

@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 use crate::{
     client::{self, Target},
     tls::client::ClientFiles,
+    token::TokenFile,
 };
 
 #[derive(Debug, clap::Args)]
@@ -45,6 +46,15 @@ pub struct Connect {
         help_heading = TLS
     )]
     tls_client_key: Option<PathBuf>,
+
+    /// A file whose first line is a token, for a collector that asks for one; not for a Unix socket, which needs none.
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "FLOW_AGENT_TOKEN_FILE",
+        global = true
+    )]
+    token_file: Option<PathBuf>,
 }
 
 const TLS: &str = "For https://";
@@ -61,18 +71,23 @@ impl Connect {
             files.certificate.is_some() == files.key.is_some(),
             "--tls-client-certificate and --tls-client-key go together: give both, or neither"
         );
+        let token = self.token_file.clone().map(TokenFile::new);
         match &self.target {
             Target::Tls { address, .. } => Ok(Target::Tls {
                 address: address.clone(),
                 files: Box::new(files),
+                token,
             }),
-            Target::Tcp(address) => {
+            Target::Tcp { address, .. } => {
                 ensure!(
                     files.is_empty(),
                     "--connect {address} is without TLS, of which other options speak: say https://{address}, or leave \
                      them out"
                 );
-                Ok(self.target.clone())
+                Ok(Target::Tcp {
+                    address: address.clone(),
+                    token,
+                })
             }
             Target::Unix(_) => Ok(self.target.clone()),
         }
@@ -94,7 +109,7 @@ mod tests {
     #[test]
     fn nobody_who_speaks_of_tls_is_connected_without_it() {
         let all = "--tls-ca a --tls-client-certificate b --tls-client-key c";
-        let Target::Tls { address, files } =
+        let Target::Tls { address, files, .. } =
             target(&format!("--connect https://h:1 {all}")).unwrap()
         else {
             panic!("no TLS");

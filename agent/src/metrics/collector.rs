@@ -104,6 +104,18 @@ fn agents(families: &mut Families<'_>, status: &CollectorStatus) -> fmt::Result 
     let behind = streams.filter(|stream| stream.window_end_unix_ns != 0);
     let behind = behind.map(|stream| now.saturating_sub(stream.window_end_unix_ns));
     let away = status.streams.len() - connected;
+    let held_back: u64 = status
+        .streams
+        .iter()
+        .map(|stream| stream.held_back_ns)
+        .sum();
+    families.gauge(
+        Help(
+            "flow_agent_collect_held_back_seconds",
+            "How long agents waited, in all, since they sent more records than --max-agent-records allows; of those that are known still",
+        ),
+        [(Labels::new(), Duration::from_nanos(held_back).as_secs_f64())],
+    )?;
     families.gauges([
         (
             Help("flow_agent_collect_connected_agents", "Agents that are connected"),

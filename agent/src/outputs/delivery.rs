@@ -32,6 +32,7 @@ use crate::{
     hub::{OutgoingBatch, Subscription, Volume},
     proto::{ExportAck, FlowBatch, RecordSum},
     tls::output::{InForce, followed},
+    token::TokenFile,
 };
 
 mod backlog;
@@ -78,6 +79,8 @@ struct Sender {
     agent: Bytes,
     patience: Duration,
     collectors: Vec<Endpoint>,
+    /// What is shown to them.
+    token: Option<TokenFile>,
     /// The place of the one that is spoken to.
     at: usize,
     /// The number of the last batch that was handed over as a whole, in this call or before.
@@ -100,6 +103,7 @@ pub(super) struct Collectors {
     pub spooling: Option<Spooling>,
     /// How seldom the agent reports flows that go on, if one of them asks for that.
     pub max_report_interval: Duration,
+    pub token: Option<TokenFile>,
 }
 
 impl Delivery {
@@ -122,6 +126,7 @@ impl Delivery {
             agent: Bytes::new(),
             patience: PATIENCE,
             collectors: collectors.endpoints,
+            token: collectors.token,
             at: 0,
             handed_seq: 0,
             failed: 0,
@@ -165,6 +170,9 @@ pub(super) struct Spooling {
 impl Sender {
     /// Opens the spool. An output that leaves may still have it.
     async fn begin(&mut self) {
+        if self.token.is_some() && self.collectors.iter().any(|to| !to.has_tls()) {
+            self.telling.token_is_plain();
+        }
         let Some(Spooling { folder, most_bytes }) = self.spooling.clone() else {
             return;
         };
@@ -285,7 +293,9 @@ impl Sender {
             return Ok(());
         }
         let collector = self.collectors[self.at].clone();
-        let call = StreamingCall::begin(&collector, METHOD);
+        let token = self.token.as_ref().map(TokenFile::header).transpose();
+        let token = token.context("there is no token for it (token_file)")?;
+        let call = StreamingCall::begin(&collector, METHOD, token);
         let mut call = self.meanwhile(call).await?;
         let exchanged = self.exchange(&mut call).await;
         self.handed_seq = self.handed_seq.max(call.outbox.sent());

@@ -1,14 +1,10 @@
 //! A password in a file, which is read anew whenever it is needed, so that a new one needs no restart.
 
-use std::{
-    fmt,
-    fs::OpenOptions,
-    io::{self, Read as _},
-    os::unix::fs::OpenOptionsExt as _,
-    path::{Path, PathBuf},
-};
+use std::{fmt, io, path::PathBuf};
 
 use thiserror::Error;
+
+use crate::regular_file;
 
 const MOST_BYTES: u64 = 4096;
 
@@ -31,7 +27,9 @@ impl PasswordFile {
     }
 
     pub(super) fn read(&self) -> Result<String, PasswordFault> {
-        let text = read(&self.0).map_err(|error| PasswordFault::Unread(self.clone(), error))?;
+        let unread = |error| PasswordFault::Unread(self.clone(), error);
+        let (text, _) = regular_file::read(&self.0, MOST_BYTES).map_err(unread)?;
+        let text = String::from_utf8(text).map_err(|error| unread(io::Error::other(error)))?;
         match text.lines().next() {
             Some(password) if !password.is_empty() => Ok(password.to_owned()),
             _ => Err(PasswordFault::Empty(self.clone())),
@@ -45,26 +43,9 @@ impl fmt::Display for PasswordFile {
     }
 }
 
-fn read(path: &Path) -> io::Result<String> {
-    // A pipe would keep whoever opens it.
-    let mut open = OpenOptions::new();
-    let file = open.read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
-    let mut text = String::new();
-    file.take(MOST_BYTES + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MOST_BYTES {
-        return Err(io::Error::other(format!(
-            "it has more than {MOST_BYTES} bytes"
-        )));
-    }
-    Ok(text)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, path::Path};
 
     use super::*;
 

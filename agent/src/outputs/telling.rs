@@ -50,6 +50,13 @@ impl Telling {
         }
     }
 
+    pub(super) fn token_is_plain(&self) {
+        tracing::warn!(
+            output = self.output,
+            "the token is sent as it is, and without TLS everyone on the way can read it: say https://",
+        );
+    }
+
     /// What is found in the spool of an earlier run.
     pub(super) fn spool_has(&self, waits: RecordSum) {
         self.in_the_spool(waits, "since before the start, and go first");

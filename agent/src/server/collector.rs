@@ -9,9 +9,9 @@ use http_body::Frame;
 use prost::Message as _;
 use tokio::sync::{mpsc, oneshot, watch};
 use tonic::{
-    Status,
+    Code, Status,
     body::Body,
-    codegen::http::{Request, Response},
+    codegen::http::{HeaderMap, Request, Response},
 };
 
 use super::{
@@ -20,9 +20,10 @@ use super::{
     caller::{Caller, OpenRequest},
     calls::{Calls, Serving, place_for},
     encoding::Compressor,
-    limits::Doors,
+    limits::{Doors, Refusal},
     listen::Listening,
     live_status::server_status,
+    peer::Peer,
     request,
     service::consumer_name,
     standard::StandardServices,
@@ -33,6 +34,7 @@ use crate::{
     hub::Hub,
     metrics::{MetricsListener, collector::CollectorSite},
     proto::{CollectorStatus, ExportAck, GetCollectorStatusRequest, ObserveRequest},
+    token::InForce,
 };
 
 /// How much an agent may send before we read it.
@@ -55,6 +57,8 @@ pub(crate) struct CollectorServer {
     pub drain_timeout: Duration,
     /// Where metrics are served, if they are.
     pub metrics: Option<MetricsListener>,
+    /// Those that callers over TCP need, if they need one.
+    pub tokens: Option<InForce>,
 }
 
 impl CollectorServer {
@@ -70,6 +74,7 @@ impl CollectorServer {
             limits,
             drain_timeout,
             metrics,
+            tokens,
         } = self;
         let doors = Arc::new(Doors::new(limits.clone()));
         let (max_streams, files) = {
@@ -86,6 +91,7 @@ impl CollectorServer {
             doors,
             listening: listeners.told(),
             compressor: Arc::default(),
+            tokens,
             standard: StandardServices::new(SERVICES, ready, not_serving).await?,
         });
         let metrics = metrics.map(|listener| {
@@ -122,6 +128,7 @@ struct CollectorCalls {
     listening: Vec<Listening>,
     compressor: Arc<Compressor>,
     standard: StandardServices,
+    tokens: Option<InForce>,
 }
 
 impl Calls for CollectorCalls {
@@ -139,6 +146,7 @@ impl Calls for CollectorCalls {
         caller: &Caller,
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
+        self.admit(request.headers(), &caller.peer)?;
         match request.uri().path() {
             "/flow.v1.FlowCollector/Export" => self.export(request, caller, open),
             "/flow.v1.FlowCollectorControl/GetCollectorStatus" => {
@@ -151,6 +159,20 @@ impl Calls for CollectorCalls {
 }
 
 impl CollectorCalls {
+    /// Whoever reaches a Unix socket may use it: its owner and group.
+    fn admit(&self, headers: &HeaderMap, peer: &Peer) -> Result<(), Status> {
+        let Some(tokens) = &self.tokens else {
+            return Ok(());
+        };
+        if peer.is_on_a_unix_socket() {
+            return Ok(());
+        }
+        tokens.admits(headers).map_err(|unknown| {
+            self.doors.refuse(Refusal::Token, peer);
+            Status::unauthenticated(unknown.to_string())
+        })
+    }
+
     fn export(
         &self,
         request: Request<Body>,
@@ -159,7 +181,11 @@ impl CollectorCalls {
     ) -> Result<Response<Body>, Status> {
         let (head, body) = request.into_parts();
         let messages = request::messages(&head.headers, body, MOST_BATCH_BYTES)?;
-        let call = self.intake.call(caller.peer.to_string())?;
+        let call = self.intake.call(&caller.peer).inspect_err(|refused| {
+            if refused.code() == Code::ResourceExhausted {
+                self.doors.refuse(Refusal::Agent, &caller.peer);
+            }
+        })?;
         let (acks, told) = mpsc::channel(UNREAD_ACKS);
         let (ended, end) = oneshot::channel();
         tokio::spawn(async move {

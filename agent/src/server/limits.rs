@@ -147,10 +147,12 @@ pub(super) enum Refusal {
     Answer,
     Caller,
     Handshake,
+    Token,
+    Agent,
 }
 
 impl Refusal {
-    const COUNT: usize = 7;
+    const COUNT: usize = 9;
 
     fn text(self) -> &'static str {
         match self {
@@ -165,6 +167,10 @@ impl Refusal {
             Self::Answer => "a request was refused: too many answers wait to be read",
             Self::Caller => "a caller was refused who may not see or change the filter rules",
             Self::Handshake => "a TLS handshake failed",
+            Self::Token => "a call was refused: it showed none of the collector's tokens",
+            Self::Agent => {
+                "an agent was refused: there are as many as --max-agents or --max-agents-per-address allows"
+            }
         }
     }
 }
@@ -269,6 +275,8 @@ impl Doors {
             refused_answers: count(Refusal::Answer),
             refused_callers: count(Refusal::Caller),
             refused_handshakes: count(Refusal::Handshake),
+            refused_tokens: count(Refusal::Token),
+            refused_agents: count(Refusal::Agent),
             ..ServerStatus::default()
         }
     }
@@ -337,6 +345,8 @@ mod tests {
             Refusal::Answer,
             Refusal::Caller,
             Refusal::Handshake,
+            Refusal::Token,
+            Refusal::Agent,
         ];
         for (refusal, times) in refusals.into_iter().zip(1..) {
             for _ in 0..times {
@@ -354,6 +364,8 @@ mod tests {
             refused_answers: 5,
             refused_callers: 6,
             refused_handshakes: 7,
+            refused_tokens: 8,
+            refused_agents: 9,
             ..ServerStatus::default()
         };
         assert_eq!(doors.status(), expected);
@@ -373,6 +385,8 @@ mod tests {
             (Refusal::Consumer, "--max-consumers"),
             (Refusal::Answer, "too many answers"),
             (Refusal::Caller, "the filter rules"),
+            (Refusal::Token, "none of the collector's tokens"),
+            (Refusal::Agent, "--max-agents-per-address"),
         ] {
             let log = logged(|| doors.refuse(refusal, &Peer::Unknown));
             assert!(log.contains(words) && log.contains("peer=unknown"), "{log}");

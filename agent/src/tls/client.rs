@@ -26,9 +26,10 @@ use tonic::codegen::{Service, http::Uri};
 
 use super::{
     VERSIONS, of_tls,
-    pem::{self, FileFault, Identity, Stamps, Use, Validity},
+    pem::{self, FileFault, Identity, Use, Validity},
     provider,
 };
+use crate::in_force::Stamps;
 
 /// Where settings say that the files are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

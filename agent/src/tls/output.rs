@@ -1,14 +1,14 @@
 //! An output's side: what it trusts and shows, read from files and read again when these change.
 
-use std::{convert::Infallible, fmt, future::pending, path::Path, sync::Arc};
+use std::{convert::Infallible, fmt, future::pending, sync::Arc};
 
 use tracing::{error, info, warn};
 
 use super::{
     client::{ClientFiles, Connector, Shown},
-    in_force::{self, FromFiles},
-    pem::{self, FileFault, Stamps, Validity},
+    pem::{self, FileFault, Validity, expired_instead},
 };
+use crate::in_force::{self, FromFiles, Stamps};
 
 /// What was read from the files at one time.
 #[derive(Clone)]
@@ -86,13 +86,13 @@ pub struct Told {
 
 impl InForce {
     pub fn connector(&self) -> Connector {
-        self.state().tls.connector.clone()
+        self.state().held.connector.clone()
     }
 
     pub fn told(&self) -> Told {
         let state = self.state();
         Told {
-            validity: state.tls.shown.as_ref().map(|shown| shown.validity),
+            validity: state.held.shown.as_ref().map(|shown| shown.validity),
             fault: state.fault.clone(),
         }
     }
@@ -107,6 +107,8 @@ pub async fn followed(tls: Option<InForce>) -> Infallible {
 }
 
 impl FromFiles for OutputTls {
+    type Fault = FileFault;
+
     fn stamps(&self) -> &Stamps {
         &self.stamps
     }
@@ -124,9 +126,10 @@ impl FromFiles for OutputTls {
         self.files == other.files
     }
 
-    fn certificate(&self) -> Option<(&Path, Validity)> {
+    fn yields_to(&self, before: &Self) -> Option<String> {
         let path = self.files.certificate.as_ref()?;
-        Some((path, self.shown.as_ref()?.validity))
+        let before = before.shown.as_ref().map(|shown| shown.validity);
+        expired_instead(path, self.shown.as_ref()?.validity, before)
     }
 
     fn tell_first(&self) {

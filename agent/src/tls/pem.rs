@@ -1,10 +1,7 @@
 //! Reads certificates and keys from PEM files (RFC 7468), and says what is wrong with a file.
 
 use std::{
-    fs::{self, File},
-    io::Read as _,
-    os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -18,11 +15,10 @@ use rustls::{
 use thiserror::Error;
 use webpki::{EndEntityCert, KeyUsage};
 
+use crate::regular_file::{self, READABLE_BY_OTHERS};
+
 /// A file of every CA that there is has some 200 KB.
 const MOST_BYTES: u64 = 1 << 20;
-
-/// Who others are: everybody, in the bits of a file's mode.
-const READABLE_BY_OTHERS: u32 = 0o004;
 
 /// What a file is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,6 +82,20 @@ impl Validity {
 /// A certificate may hold until the year 9999.
 fn time(since_epoch: Duration) -> SystemTime {
     SystemTime::UNIX_EPOCH + since_epoch
+}
+
+/// What is wrong with a certificate that has expired in the place of one that has not, if there was one.
+pub fn expired_instead(
+    path: &Path,
+    validity: Validity,
+    before: Option<Validity>,
+) -> Option<String> {
+    let now = SystemTime::now();
+    let was_valid = before.is_none_or(|before| !before.has_ended(now));
+    (validity.has_ended(now) && was_valid).then(|| {
+        let (path, end) = (path.display(), shown(validity.end()));
+        format!("the certificate in {path} expired at {end}")
+    })
 }
 
 /// As in RFC 3339.
@@ -207,23 +217,8 @@ fn no_pem(path: &Path, of: Use, error: &pem::Error) -> FileFault {
 
 /// The contents and the mode of a regular file.
 fn read(path: &Path, of: Use) -> Result<(Vec<u8>, u32), FileFault> {
-    let refuse = |why: String| FileFault::new(of, format!("{}: {why}", path.display()));
-    let failed = |error: std::io::Error| refuse(error.to_string());
-    // A pipe would be waited for, and could be read only once.
-    if !fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(refuse("this is no regular file".to_owned()));
-    }
-    let file = File::open(path).map_err(failed)?;
-    let mode = file.metadata().map_err(failed)?.mode();
-    let mut text = Vec::new();
-    let read = file
-        .take(MOST_BYTES + 1)
-        .read_to_end(&mut text)
-        .map_err(failed)?;
-    if read as u64 > MOST_BYTES {
-        return Err(refuse("this is larger than 1 MiB".to_owned()));
-    }
-    Ok((text, mode))
+    regular_file::read(path, MOST_BYTES)
+        .map_err(|error| FileFault::new(of, format!("{}: {error}", path.display())))
 }
 
 /// webpki tells when a certificate begins and ends only where it does not hold.
@@ -250,25 +245,6 @@ fn validity(certificate: &CertificateDer<'_>) -> Result<Validity, webpki::Error>
         not_before: Duration::from_secs(not_before),
         not_after: Duration::from_secs(not_after),
     })
-}
-
-/// What tells one state of a file from another. Certificates are often links to files that replace each other.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stamps(Vec<Option<Stamp>>);
-
-/// Device, inode, length, and the times of the last writing and change.
-type Stamp = (u64, u64, u64, (i64, i64), (i64, i64));
-
-impl Stamps {
-    pub fn of<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Self {
-        let stamp = |path| {
-            let file = fs::metadata(path).ok()?;
-            let written = (file.mtime(), file.mtime_nsec());
-            let changed = (file.ctime(), file.ctime_nsec());
-            Some((file.dev(), file.ino(), file.len(), written, changed))
-        };
-        Self(paths.into_iter().map(stamp).collect())
-    }
 }
 
 #[cfg(test)]

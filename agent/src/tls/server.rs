@@ -1,10 +1,6 @@
 //! The listeners' side: what they show and ask for, read from files and read again when these change.
 
-use std::{
-    fmt,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{fmt, path::PathBuf, sync::Arc};
 
 use rustls::{
     ServerConfig,
@@ -16,10 +12,10 @@ use tracing::{info, warn};
 
 use super::{
     ALPN_H2, VERSIONS,
-    in_force::{self, FromFiles},
-    pem::{self, FileFault, Identity, Stamps, Use, Validity},
+    pem::{self, FileFault, Identity, Use, Validity, expired_instead},
     provider,
 };
+use crate::in_force::{self, FromFiles, Stamps};
 
 /// Where the settings say that they are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,20 +99,22 @@ pub struct Told {
 
 impl InForce {
     pub fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(Arc::clone(&self.state().tls.config))
+        TlsAcceptor::from(Arc::clone(&self.state().held.config))
     }
 
     pub fn told(&self) -> Told {
         let state = self.state();
         Told {
-            validity: state.tls.validity,
-            asks_for_certificates: state.tls.files.client_ca.is_some(),
+            validity: state.held.validity,
+            asks_for_certificates: state.held.files.client_ca.is_some(),
             fault: state.fault.clone(),
         }
     }
 }
 
 impl FromFiles for ServerTls {
+    type Fault = FileFault;
+
     fn stamps(&self) -> &Stamps {
         &self.stamps
     }
@@ -133,8 +131,9 @@ impl FromFiles for ServerTls {
         self.files == other.files
     }
 
-    fn certificate(&self) -> Option<(&Path, Validity)> {
-        Some((&self.files.certificate, self.validity))
+    fn yields_to(&self, before: &Self) -> Option<String> {
+        let path = &self.files.certificate;
+        expired_instead(path, self.validity, Some(before.validity))
     }
 
     fn tell_first(&self) {

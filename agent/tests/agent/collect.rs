@@ -23,9 +23,12 @@ mod clickhouse;
 mod consumers;
 mod delivery;
 mod kafka;
+mod limits;
 mod pairs;
 mod reports;
+
 mod secured;
+mod tokens;
 
 /// A running `flow-agent collect`, on the loopback interface of a host.
 struct Collector {

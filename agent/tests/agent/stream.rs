@@ -1,7 +1,7 @@
 //! The way of an encoded batch to a consumer, over real sockets. Needs no privilege.
 
 use std::{
-    net::TcpListener,
+    net::{SocketAddr, TcpListener},
     os::unix::fs::PermissionsExt as _,
     sync::Arc,
     time::{Duration, Instant},
@@ -202,6 +202,10 @@ fn socket(directory: &TempDir) -> (ListenAddr, Target) {
     (ListenAddr::Unix(path), target.parse().unwrap())
 }
 
+fn on_tcp(address: SocketAddr) -> Target {
+    address.to_string().parse().unwrap()
+}
+
 async fn event(observer: &mut Observer) -> Event {
     timeout(PATIENCE, observer.next()).await.unwrap().unwrap()
 }
@@ -225,7 +229,7 @@ async fn two_consumers_see_the_same_scans() {
     )
     .await
     .unwrap();
-    let tcp = Target::Tcp(listeners.tcp_addresses()[0].to_string());
+    let tcp = on_tcp(listeners.tcp_addresses()[0]);
     let mut agent = Agent::serve("one", 1024, listeners);
     let mut observers = [
         Observer::connect(target.clone(), "first").await.unwrap(),
@@ -519,7 +523,7 @@ async fn an_old_peer_is_told_from_a_stranger() {
         .unwrap();
     let collector = flow_collector_server::FlowCollectorServer::new(Collector);
     tokio::spawn(tonic::transport::Server::builder().serve(free, collector));
-    let target = Target::Tcp(free.to_string());
+    let target = on_tcp(free);
     let ask = async {
         loop {
             match client::status(&target).await {
@@ -538,7 +542,7 @@ async fn an_old_peer_is_told_from_a_stranger() {
 
     // An HTTP/1 server.
     let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
-    let target = Target::Tcp(stranger.local_addr().unwrap().to_string());
+    let target = on_tcp(stranger.local_addr().unwrap());
     std::thread::spawn(move || {
         use std::io::{Read as _, Write as _};
         while let Ok((mut stream, _)) = stranger.accept() {

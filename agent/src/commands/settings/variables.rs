@@ -11,11 +11,13 @@ use crate::similar;
 pub const PREFIX: &str = "FLOW_AGENT_";
 
 /// What begins the same and is no setting of `run`.
-pub const OF_OTHERS: [&str; 38] = [
+pub const OF_OTHERS: [&str; 42] = [
     // Other commands.
     "COLLECT_INSECURE_LISTEN",
     "COLLECT_LISTEN",
     "COLLECT_MAX_AGENTS",
+    "COLLECT_MAX_AGENTS_PER_ADDRESS",
+    "COLLECT_MAX_AGENT_RECORDS",
     "COLLECT_MAX_CONSUMERS",
     "COLLECT_METRICS",
     "COLLECT_OUTPUT",
@@ -26,6 +28,7 @@ pub const OF_OTHERS: [&str; 38] = [
     "COLLECT_TLS_CERTIFICATE",
     "COLLECT_TLS_CLIENT_CA",
     "COLLECT_TLS_KEY",
+    "COLLECT_TOKEN_FILE",
     "CONNECT",
     "FLOWS_FILTER",
     "FLOWS_LIMIT",
@@ -41,6 +44,7 @@ pub const OF_OTHERS: [&str; 38] = [
     "TLS_CA",
     "TLS_CLIENT_CERTIFICATE",
     "TLS_CLIENT_KEY",
+    "TOKEN_FILE",
     "WATCH_DURATION",
     "WATCH_FILTER",
     "WATCH_LIMIT",

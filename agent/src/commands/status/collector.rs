@@ -37,11 +37,38 @@ pub(super) fn lines(status: &CollectorStatus) -> Vec<String> {
         rows.extend(status.streams.iter().map(|stream| row(stream, now)));
         lines.extend(aligned(&rows));
     }
+    lines.extend(turned_away(status));
+    lines.extend(held_back(status));
     lines.extend(reports(status));
     if let Some(pairs) = &status.pairs {
         lines.extend(paths(pairs));
     }
     lines
+}
+
+/// Who called in vain.
+fn turned_away(status: &CollectorStatus) -> Option<String> {
+    let server = status.server.as_ref()?;
+    let (tokens, agents) = (server.refused_tokens, server.refused_agents);
+    (tokens > 0 || agents > 0).then(|| {
+        format!("refused: {tokens} calls without a token of this collector, {agents} agents for want of a place")
+    })
+}
+
+/// Who waits because of a setting.
+fn held_back(status: &CollectorStatus) -> Option<String> {
+    let held = status
+        .streams
+        .iter()
+        .filter(|stream| stream.held_back_ns > 0);
+    let most = held.clone().max_by_key(|stream| stream.held_back_ns)?;
+    let time = human::duration(Duration::from_nanos(most.held_back_ns));
+    let agent = most.agent.clone().unwrap_or_default();
+    Some(format!(
+        "held back to --max-agent-records: {} of the streams, most of all that of {}, for {time} in all",
+        held.count(),
+        agent.hostname
+    ))
 }
 
 /// How often agents are asked to report, and who does it more often.
@@ -182,7 +209,7 @@ fn aligned<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::{AgentIdentity, RecordSum};
+    use crate::proto::{AgentIdentity, RecordSum, ServerStatus};
 
     #[test]
     fn each_stream_has_a_line_and_a_store_that_fails_says_why() {
@@ -249,6 +276,29 @@ mod tests {
         assert_eq!(
             lines[8],
             "  a     b   0.700 %  1000     7        0        3"
+        );
+        let refusing = CollectorStatus {
+            server: Some(ServerStatus {
+                refused_tokens: 3,
+                refused_agents: 4,
+                ..ServerStatus::default()
+            }),
+            streams: vec![
+                stream("fast", true, 1),
+                CollectedStream {
+                    held_back_ns: 2_000_000_000,
+                    ..stream("faster", true, 1)
+                },
+            ],
+            ..CollectorStatus::default()
+        };
+        let lines = super::lines(&refusing);
+        assert_eq!(
+            lines[5..],
+            [
+                "refused: 3 calls without a token of this collector, 4 agents for want of a place",
+                "held back to --max-agent-records: 1 of the streams, most of all that of faster, for 2s in all",
+            ]
         );
         let nobody = CollectorStatus::default();
         assert_eq!(super::lines(&nobody)[1], "no agent has called yet");

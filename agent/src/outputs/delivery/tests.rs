@@ -247,6 +247,7 @@ impl Output {
             endpoints: collectors.into_iter().map(endpoint).collect(),
             spooling: None,
             max_report_interval: Duration::from_mins(5),
+            token: None,
         };
         let asked = ReportIntervals::default();
         let all_asked = asked.clone();

@@ -16,6 +16,7 @@ use crate::{
         output::{InForce, OutputTls},
         pem::FileFault,
     },
+    token::TokenFile,
 };
 
 /// Of a dashboard a report in five minutes is not too late, and a collector has a thirtieth of the work of every ten seconds.
@@ -28,6 +29,7 @@ pub(super) struct Target {
     way: Way,
     spooling: Option<Spooling>,
     max_report_interval: Duration,
+    token: Option<TokenFile>,
 }
 
 impl Target {
@@ -47,6 +49,7 @@ impl Target {
             endpoints: self.all.iter().map(endpoint).collect(),
             spooling: self.spooling.clone(),
             max_report_interval: self.max_report_interval,
+            token: self.token.clone(),
         }
     }
 
@@ -71,6 +74,7 @@ impl Target {
             way,
             spooling,
             max_report_interval: max_report_interval.unwrap_or(MAX_REPORT_INTERVAL),
+            token: table.text("token_file")?.map(TokenFile::new),
         })
     }
 }

@@ -234,6 +234,12 @@ const KEYS: &[Key] = &[
         help: "How seldom flows that go on are reported if the collector asks for that; 0s does not listen to it; by default 5m.",
     },
     Key {
+        name: "token_file",
+        kinds: COLLECTOR,
+        value: ValueType::Text,
+        help: "A file whose first line is a token of the collector, which is read again for each call.",
+    },
+    Key {
         name: "create_topic",
         kinds: KAFKA,
         value: ValueType::Boolean,

@@ -44,6 +44,10 @@ impl Endpoint {
         self.to.to_string()
     }
 
+    pub(in crate::outputs) fn has_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
     pub(super) fn scheme(&self) -> &'static str {
         if self.tls.is_some() { "https" } else { "http" }
     }

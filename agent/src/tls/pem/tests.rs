@@ -1,8 +1,9 @@
-use std::os::unix::fs::PermissionsExt as _;
+use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use lab::certificates::{Ca, Issued, pem, replace};
 
 use super::{super::provider, *};
+use crate::in_force::Stamps;
 
 fn read(issued: &Issued) -> Result<Identity, FileFault> {
     Identity::read(&issued.certificate, &issued.key, &provider())
@@ -113,7 +114,7 @@ fn what_is_wrong_with_a_file_is_told_with_its_name_and_its_use() {
                 ..good.clone()
             },
             Use::Certificate,
-            "/dev/zero: this is no regular file",
+            "/dev/zero: it is not a regular file",
         ),
         (
             Issued {
@@ -121,7 +122,7 @@ fn what_is_wrong_with_a_file_is_told_with_its_name_and_its_use() {
                 ..good.clone()
             },
             Use::Certificate,
-            "large.pem: this is larger than 1 MiB",
+            "large.pem: it has more than 1048576 bytes",
         ),
         (
             with_key(ca.path("gone.key")),

@@ -1,14 +1,14 @@
 //! The calls beside the stream of batches: the status and the filter rules.
 
 use agent::{
-    client::{self, Observer, Target},
+    client::{self, Observer},
     proto::{ObserveRequest, flow_agent_client::FlowAgentClient},
     server::{Listeners, PassedSockets},
 };
 use tokio::time::timeout;
 use tonic::codec::CompressionEncoding;
 
-use super::{Agent, PATIENCE, batch, socket};
+use super::{Agent, PATIENCE, batch, on_tcp, socket};
 
 #[tokio::test]
 async fn the_status_tells_who_left_and_what_is_held_for_those_who_do_not_read() {
@@ -41,7 +41,7 @@ async fn the_rules_are_told_and_changed_on_the_unix_socket_alone() {
     )
     .await
     .unwrap();
-    let on_tcp = Target::Tcp(listeners.tcp_addresses()[0].to_string());
+    let on_tcp = on_tcp(listeners.tcp_addresses()[0]);
     let agent = Agent::serve("one", 1, listeners);
     assert_eq!(client::filters(&on_unix).await.unwrap().generation, 1);
     let error = client::filters(&on_tcp).await.unwrap_err().to_string();

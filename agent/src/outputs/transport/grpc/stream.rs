@@ -6,7 +6,7 @@ use anyhow::{Context as _, anyhow, bail, ensure};
 use bytes::{Buf as _, Bytes, BytesMut};
 use h2::{RecvStream, SendStream, client::ResponseFuture};
 use tokio::time::timeout;
-use tonic::codegen::http::HeaderMap;
+use tonic::codegen::http::{HeaderMap, HeaderValue, header};
 
 use super::{Connection, MESSAGE_HEADER_BYTES, header_of, request, status};
 use crate::outputs::transport::{Endpoint, Failure, MOST_ANSWER_BYTES, PATIENCE};
@@ -22,10 +22,14 @@ impl StreamingCall {
     pub(in crate::outputs) async fn begin(
         endpoint: &Endpoint,
         method: &str,
+        authorization: Option<HeaderValue>,
     ) -> Result<Self, Failure> {
         let connection = Connection::to(endpoint, PATIENCE).await?;
-        let request = request(endpoint, method).body(());
-        let request = request.context("make a request")?;
+        let mut request = request(endpoint, method);
+        if let Some(authorization) = authorization {
+            request = request.header(header::AUTHORIZATION, authorization);
+        }
+        let request = request.body(()).context("make a request")?;
         let ready = timeout(PATIENCE, connection.requests.clone().ready()).await;
         let mut requests = ready.context("nobody answers")?.context("begin a call")?;
         let (answer, stream) = requests

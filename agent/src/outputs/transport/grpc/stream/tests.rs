@@ -34,7 +34,7 @@ where
         serve(server, request.into_body(), respond).await;
     });
     let endpoint = Endpoint::plain(to);
-    let call = StreamingCall::begin(&endpoint, "/test.Receiver/Stream").await;
+    let call = StreamingCall::begin(&endpoint, "/test.Receiver/Stream", None).await;
     call.unwrap()
 }
 

@@ -2,15 +2,10 @@
 //! used.
 
 use std::{
-    convert::Infallible,
-    fmt,
-    path::Path,
-    time::{Duration, SystemTime},
+    convert::Infallible, fmt, fs, os::unix::fs::MetadataExt as _, path::PathBuf, time::Duration,
 };
 
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
-
-use super::pem::{self, FileFault, Stamps, Validity};
 
 /// How often the files are looked at. One that has changed is read when it has stayed the same until the next look, so
 /// that whoever writes several is done.
@@ -18,6 +13,9 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What was read from files at one time.
 pub trait FromFiles: Clone + fmt::Debug + Send + Sync + 'static {
+    /// Why files cannot be used.
+    type Fault: fmt::Display;
+
     /// Of the files as they were when they were read.
     fn stamps(&self) -> &Stamps;
 
@@ -25,12 +23,12 @@ pub trait FromFiles: Clone + fmt::Debug + Send + Sync + 'static {
     fn stamps_now(&self) -> Stamps;
 
     /// Reads the same files again.
-    fn read_again(&self) -> Result<Self, FileFault>;
+    fn read_again(&self) -> Result<Self, Self::Fault>;
 
     fn is_of_the_same_files(&self, other: &Self) -> bool;
 
-    /// The file of the certificate that is shown, and when it holds, if one is shown.
-    fn certificate(&self) -> Option<(&Path, Validity)>;
+    /// Why what was in force `before` stays although this could be read.
+    fn yields_to(&self, before: &Self) -> Option<String>;
 
     /// Tells what is in force from the start on.
     fn tell_first(&self);
@@ -47,37 +45,37 @@ pub trait FromFiles: Clone + fmt::Debug + Send + Sync + 'static {
 pub struct InForce<T>(watch::Sender<State<T>>);
 
 #[derive(Debug)]
-pub(super) struct State<T> {
-    pub(super) tls: T,
+pub(crate) struct State<T> {
+    pub(crate) held: T,
     /// The files that were read last, or could not be.
     judged: Stamps,
     /// Why those of now are not in force.
-    pub(super) fault: Option<String>,
+    pub(crate) fault: Option<String>,
 }
 
 impl<T: FromFiles> InForce<T> {
-    pub fn new(tls: T) -> Self {
-        tls.tell_first();
+    pub fn new(held: T) -> Self {
+        held.tell_first();
         Self(watch::Sender::new(State {
-            judged: tls.stamps().clone(),
-            tls,
+            judged: held.stamps().clone(),
+            held,
             fault: None,
         }))
     }
 
-    pub(super) fn state(&self) -> watch::Ref<'_, State<T>> {
+    pub(crate) fn state(&self) -> watch::Ref<'_, State<T>> {
         self.0.borrow()
     }
 
     /// Takes over what was read at a reload of the settings. Does nothing if the settings name other files: these take
     /// a restart.
-    pub fn replace(&self, tls: T) {
+    pub fn replace(&self, held: T) {
         let state = self.state();
-        let is_same = state.tls.is_of_the_same_files(&tls);
-        let is_judged = state.judged == *tls.stamps() && state.fault.is_none();
+        let is_same = state.held.is_of_the_same_files(&held);
+        let is_judged = state.judged == *held.stamps() && state.fault.is_none();
         drop(state);
         if is_same && !is_judged {
-            self.judge(tls.stamps().clone(), Ok(tls));
+            self.judge(held.stamps().clone(), Ok(held));
         }
     }
 
@@ -94,18 +92,18 @@ impl<T: FromFiles> InForce<T> {
         }
     }
 
-    pub(super) fn judged(&self) -> Stamps {
+    pub(crate) fn judged(&self) -> Stamps {
         self.state().judged.clone()
     }
 
     /// Reads the files if they have changed, and not since the `last` look. Returns what was seen.
-    pub(super) fn look(&self, last: &Stamps) -> Stamps {
+    pub(crate) fn look(&self, last: &Stamps) -> Stamps {
         let state = self.state();
-        let (tls, judged) = (state.tls.clone(), state.judged.clone());
+        let (held, judged) = (state.held.clone(), state.judged.clone());
         drop(state);
-        let stamps = tls.stamps_now();
+        let stamps = held.stamps_now();
         if stamps == *last && stamps != judged {
-            let read = tls.read_again().map_err(|fault| fault.to_string());
+            let read = held.read_again().map_err(|fault| fault.to_string());
             self.judge(stamps.clone(), read);
         }
         stamps
@@ -113,36 +111,42 @@ impl<T: FromFiles> InForce<T> {
 
     /// Puts what was read in force, or says once why it stays as it was.
     fn judge(&self, judged: Stamps, read: Result<T, String>) {
-        let read = read.and_then(|tls| match self.has_expired_instead(&tls) {
+        let read = read.and_then(|held| match held.yields_to(&self.state().held) {
             Some(fault) => Err(fault),
-            None => Ok(tls),
+            None => Ok(held),
         });
         match &read {
-            Ok(tls) => tls.tell_again(),
-            Err(fault) => self.state().tls.tell_kept(fault),
+            Ok(held) => held.tell_again(),
+            Err(fault) => self.state().held.tell_kept(fault),
         }
         self.0.send_modify(|state| {
             state.judged = judged;
             match read {
-                Ok(tls) => {
-                    state.tls = tls;
+                Ok(held) => {
+                    state.held = held;
                     state.fault = None;
                 }
                 Err(fault) => state.fault = Some(fault),
             }
         });
     }
+}
 
-    /// What is wrong with a certificate that has expired in the place of one that has not.
-    fn has_expired_instead(&self, read: &T) -> Option<String> {
-        let now = SystemTime::now();
-        let (path, validity) = read.certificate()?;
-        let state = self.state();
-        let before = state.tls.certificate();
-        let was_valid = before.is_none_or(|(_, before)| !before.has_ended(now));
-        (validity.has_ended(now) && was_valid).then(|| {
-            let (path, end) = (path.display(), pem::shown(validity.end()));
-            format!("the certificate in {path} expired at {end}")
-        })
+/// What tells one state of a file from another. Certificates are often links to files that replace each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stamps(Vec<Option<Stamp>>);
+
+/// Device, inode, length, and the times of the last writing and change.
+type Stamp = (u64, u64, u64, (i64, i64), (i64, i64));
+
+impl Stamps {
+    pub fn of<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Self {
+        let stamp = |path| {
+            let file = fs::metadata(path).ok()?;
+            let written = (file.mtime(), file.mtime_nsec());
+            let changed = (file.ctime(), file.ctime_nsec());
+            Some((file.dev(), file.ino(), file.len(), written, changed))
+        };
+        Self(paths.into_iter().map(stamp).collect())
     }
 }

@@ -1,0 +1,189 @@
+//! A collector that takes flows from those alone who have one of its tokens.
+
+use std::{path::PathBuf, process::Output};
+
+use agent::proto::{ObserveRequest, flow_agent_client::FlowAgentClient};
+use lab::certificates::replace;
+use tonic::{Code, Request, transport::Endpoint};
+
+use super::{
+    calls::{batch, call, connect, runtime},
+    *,
+};
+
+const FIRST: &str = "first-0123456789abcdef";
+const SECOND: &str = "second-0123456789abcdef";
+
+/// A file with this token.
+fn token(folder: &TempDir, name: &str, token: &str) -> PathBuf {
+    let path = folder.path().join(name);
+    replace(&path, &format!("{token}\n")).unwrap();
+    path
+}
+
+fn to(address: SocketAddr, token: Option<&Path>) -> String {
+    let token = token.map(|path| format!(r#", "token_file": "{}""#, path.display()));
+    let token = token.unwrap_or_default();
+    format!(r#"{{"kind": "collector", "address": "http://{address}"{token}}}"#)
+}
+
+fn error_of(agent: &Agent, lab: &Lab) -> String {
+    let output = outputs::output(agent, lab, "collector");
+    assert_eq!(pair(&output["sent"]), Pair::default(), "{output}");
+    output["last_error"].as_str().unwrap().to_owned()
+}
+
+fn status_with(host: &Host, address: &str, token: Option<&Path>) -> Output {
+    answered(|| {
+        let mut command = flow_agent(host);
+        command.args(["status", "--output", "json", "--connect", address]);
+        if let Some(token) = token {
+            command.arg("--token-file").arg(token);
+        }
+        command
+    })
+}
+
+/// Asserts that those who read need a token, too, but not on a Unix socket, which has its own rights. Returns what these two read.
+fn readers(
+    host: &Host,
+    collector: &Collector,
+    socket: &str,
+    [known, other, missing]: [&Path; 3],
+) -> [Value; 2] {
+    let address = collector.address.to_string();
+    for (token, words) in [
+        (None, "name a file with one (token_file"),
+        (Some(other), "the token is none of this collector's"),
+        (Some(missing), "(--token-file)"),
+    ] {
+        let refused = status_with(host, &address, token);
+        let stderr = String::from_utf8(refused.stderr).unwrap();
+        let is_told = !refused.status.success() && stderr.contains(words);
+        assert!(is_told, "{stderr}");
+    }
+    let observed = host.namespace.enter(|| {
+        Ok(runtime().block_on(async {
+            let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+            let mut client = FlowAgentClient::new(endpoint.connect().await.unwrap());
+            let observe = client.observe(Request::new(ObserveRequest::default()));
+            observe.await.map(drop)
+        }))
+    });
+    assert_eq!(observed.unwrap().unwrap_err().code(), Code::Unauthenticated);
+    [(&*address, Some(known)), (socket, None)].map(|(address, token)| {
+        let asked = status_with(host, address, token);
+        serde_json::from_slice(&asked.stdout).unwrap()
+    })
+}
+
+#[test]
+fn over_tcp_only_those_with_a_token_are_served_and_tokens_change_without_a_restart() {
+    const TEST: &str =
+        "agent::over_tcp_only_those_with_a_token_are_served_and_tokens_change_without_a_restart";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let [folder, stored_in] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let tokens = token(&folder, "tokens", FIRST);
+    let [known, other] =
+        [("known", FIRST), ("other", SECOND)].map(|(name, text)| token(&folder, name, text));
+    let socket = format!("unix:{}", folder.path().join("socket").display());
+    let output = jsonl(stored_in.path());
+    let settings = [
+        "--output",
+        &output,
+        "--token-file",
+        tokens.to_str().unwrap(),
+        "--listen",
+        &socket,
+    ];
+    let collector = Collector::start(&lab.agent, 0, &settings);
+    let address = collector.address;
+    let missing = folder.path().join("missing");
+    let start = |token| Agent::start(&lab, &["--output", "json", "--output", &to(address, token)]);
+    let [without, lost, stranger, mut agent] =
+        [None, Some(&*missing), Some(&*other), Some(&*known)].map(start);
+    let mut sent = send(&lab, 20, 2);
+    wait_until_acknowledged(&agent, &lab, sent);
+    for (refused, words) in [
+        (&without, "name a file with one (token_file"),
+        (&lost, "there is no token for it (token_file): "),
+        (&stranger, "the token is none of this collector's"),
+    ] {
+        wait_until("it is refused", || error_of(refused, &lab).contains(words));
+    }
+    agent.wait_until_logged("the token is sent as it is");
+
+    let stream_of = |status: &Value| status["streams"].as_array().unwrap().len();
+    for status in readers(&lab.agent, &collector, &socket, [&known, &other, &missing]) {
+        assert_eq!(stream_of(&status), 1, "{status}");
+        let refused = &status["server"]["refused_tokens"];
+        assert!(refused.as_u64() >= Some(4), "{status}");
+    }
+    runtime().block_on(async {
+        let (acks, ended) = call(&mut connect(&socket).await, vec![batch(1, 1)]).await;
+        ended.unwrap();
+        assert_eq!(acks, [1]);
+    });
+
+    // Another token is handed out, and the stranger turns out to have it.
+    replace(&tokens, &format!("{FIRST}\n{SECOND}\n")).unwrap();
+    collector.wait_until_logged("the tokens have been read again");
+    sent += send(&lab, 20, 1);
+    wait_until_acknowledged(&stranger, &lab, sent);
+    // An agent reads its own again for each call.
+    replace(&missing, SECOND).unwrap();
+    wait_until_acknowledged(&lost, &lab, sent);
+    wait_until_acknowledged(&agent, &lab, sent);
+    for agent in [agent, stranger, lost, without] {
+        assert_eq!(agent.stop().seen(), sent);
+    }
+    let log = collector.stop();
+    assert!(!log.contains(FIRST) && !log.contains(SECOND), "{log}");
+    assert!(
+        log.contains("it showed none of the collector's tokens"),
+        "{log}"
+    );
+    let sums: Vec<_> = stored(&[stored_in.path()]).into_values().collect();
+    let by_hand = Pair {
+        packets: 3,
+        bytes: 300,
+    };
+    assert_eq!(
+        sums.iter().filter(|sum| **sum == sent).count(),
+        3,
+        "{sums:?}"
+    );
+    assert_eq!(
+        sums.iter().filter(|sum| **sum == by_hand).count(),
+        1,
+        "{sums:?}"
+    );
+    assert_eq!(sums.len(), 4, "{sums:?}");
+}
+
+#[test]
+fn a_collector_starts_with_no_file_of_tokens_that_nobody_could_show() {
+    let folder = tempfile::tempdir().unwrap();
+    let short = token(&folder, "short", "secret");
+    let output = jsonl(folder.path());
+    for (path, words) in [
+        (short, "line 1 of "),
+        (folder.path().join("missing"), "No such file"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flow-agent"));
+        command
+            .args(["collect", "--output", &output, "--token-file"])
+            .arg(path);
+        let refused = command.output().unwrap();
+        let stderr = String::from_utf8(refused.stderr).unwrap();
+        assert!(!refused.status.success(), "{stderr}");
+        assert!(
+            stderr.contains("--token-file") && stderr.contains(words),
+            "{stderr}"
+        );
+        assert!(!stderr.contains("secret"), "{stderr}");
+    }
+}
