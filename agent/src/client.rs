@@ -6,6 +6,7 @@ use std::{collections::VecDeque, error::Error as StdError, fmt, io, str::FromStr
 use anyhow::Chain;
 use prost::Message as _;
 use thiserror::Error;
+use tokio::task::spawn_blocking;
 use tonic::{Code, Response, Status, Streaming, transport::Endpoint};
 
 use crate::{
@@ -325,11 +326,16 @@ async fn channel(target: &Target) -> Result<AgentChannel, ClientError> {
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(2 * WINDOW_BYTES);
-    let shown = match target.token().map(TokenFile::header).transpose() {
-        Ok(shown) => shown,
-        Err(source) => {
-            let target = target.clone();
-            return Err(ClientError::Token { target, source });
+    let shown = match target.token().cloned() {
+        None => None,
+        Some(file) => {
+            // A file may be slow.
+            let read = spawn_blocking(move || file.header()).await;
+            let read = read.expect("reading does not panic");
+            Some(read.map_err(|source| ClientError::Token {
+                target: target.clone(),
+                source,
+            })?)
         }
     };
     let mut last_words = LastWords::default();

@@ -4,7 +4,7 @@
 //! listeners' side of them, [`client`] the other side, and [`output`] that of outputs. [`crate::in_force`] reads
 //! them again when they change.
 
-use std::{io, sync::Arc};
+use std::{io, net::IpAddr, sync::Arc};
 
 use rustls::{
     SupportedProtocolVersion,
@@ -29,6 +29,14 @@ const VERSIONS: [&SupportedProtocolVersion; 2] = [&TLS13, &TLS12];
 /// What rustls says of an error of a connection, if it is one of TLS.
 pub fn of_tls(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
+}
+
+/// Whether what is sent to this host, by name or address, is seen by nobody on the way.
+pub fn stays_here(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse();
+    address.map_or(host == "localhost", |address: IpAddr| {
+        address.to_canonical().is_loopback()
+    })
 }
 
 fn provider() -> Arc<CryptoProvider> {

@@ -133,6 +133,11 @@ impl Tokens {
 }
 
 impl InForce {
+    /// Why the file of now is not in force.
+    pub fn fault(&self) -> Option<String> {
+        self.state().fault.clone()
+    }
+
     /// Whether the headers of a call show one of them.
     pub fn admits(&self, headers: &HeaderMap) -> Result<(), Unknown> {
         let shown = headers.get(AUTHORIZATION).ok_or(Unknown::NotShown)?;

@@ -18,7 +18,6 @@ use super::{
     addresses::AddressPlace,
     incoming::Incoming,
     pairs::Sightings,
-    rate::Rate,
     streams::{Facts, OpenCall},
     writer::{CallEnd, Entry, Outcome},
 };
@@ -40,9 +39,17 @@ pub(crate) struct Call {
     waiting: usize,
     /// Stored, and not acknowledged yet.
     stored_seq: Option<u64>,
-    rate: Option<Rate>,
+    /// The stream that the call is known to be about.
+    stream_id: Option<u64>,
+    /// What has come and was not taken yet.
+    next: Option<Next>,
     _place: OwnedSemaphorePermit,
     _place_of_address: Option<AddressPlace>,
+}
+
+struct Next {
+    raw: Bytes,
+    came_at: Instant,
 }
 
 /// The stream that the call is about.
@@ -91,7 +98,8 @@ impl Intake {
             stream: None,
             waiting: 0,
             stored_seq: None,
-            rate: self.limits.records_per_second.map(Rate::new),
+            stream_id: None,
+            next: None,
             _place: place,
             _place_of_address: place_of_address,
         })
@@ -107,7 +115,9 @@ impl Call {
         acks: &mpsc::Sender<ExportAck>,
     ) -> Result<(), Status> {
         let ended = self.exchange(messages, acks).await;
-        self.note_waiting();
+        if let (Some(next), Some(id)) = (&self.next, self.stream_id) {
+            self.intake.streams.has_waited(id, next.came_at);
+        }
         ended
     }
 
@@ -122,7 +132,9 @@ impl Call {
         let first = sleep(FIRST_BATCH);
         tokio::pin!(first);
         while ended.is_none() || self.waiting > 0 || self.stored_seq.is_some() {
-            let held_until = self.held_until();
+            let held = self
+                .stream_id
+                .and_then(|id| self.intake.streams.is_held_until(id));
             tokio::select! {
                 biased;
                 () = acks.closed() => return Err(gone()),
@@ -141,24 +153,24 @@ impl Call {
                     }
                 }
                 _ = stopping.changed(), if ended.is_none() => ended = Some(Err(stops())),
-                () = &mut first, if ended.is_none() && self.stream.is_none() => {
+                () = &mut first, if ended.is_none() && self.stream_id.is_none() => {
                     let seconds = FIRST_BATCH.as_secs();
                     let late = format!("no batch came within {seconds} s");
                     ended = Some(Err(Status::deadline_exceeded(late)));
                 }
-                () = sleep_until(held_until.unwrap_or_else(Instant::now)), if ended.is_none() && held_until.is_some() => {}
-                message = messages.message(), if ended.is_none() && held_until.is_none() && self.waiting < MOST_WAITING => {
-                    let taken = match message {
-                        Ok(Some(raw)) => tokio::select! {
-                            biased;
-                            () = acks.closed() => return Err(gone()),
-                            taken = self.take(raw) => taken,
-                        },
-                        Ok(None) => {
-                            ended = Some(Ok(()));
-                            continue;
-                        }
-                        Err(status) => Err(status),
+                // It is read before its time comes, so that a call ends when the agent ends it.
+                message = messages.message(), if ended.is_none() && self.next.is_none() && self.waiting < MOST_WAITING => {
+                    match message {
+                        Ok(Some(raw)) => self.next = Some(Next { raw, came_at: Instant::now() }),
+                        Ok(None) => ended = Some(Ok(())),
+                        Err(status) => ended = Some(Err(status)),
+                    }
+                }
+                () = at(held), if ended.is_none() && self.next.is_some() => {
+                    let taken = tokio::select! {
+                        biased;
+                        () = acks.closed() => return Err(gone()),
+                        taken = self.take_next() => taken,
                     };
                     if let Err(failure) = taken {
                         ended = Some(Err(failure));
@@ -186,17 +198,33 @@ impl Call {
         }
     }
 
-    /// Puts a batch into the writer's queue.
-    async fn take(&mut self, raw: Bytes) -> Result<(), Status> {
+    /// Puts the batch that has come into the writer's queue, unless its stream turns out to have had too much already.
+    async fn take_next(&mut self) -> Result<(), Status> {
+        let Some(Next { raw, came_at }) = self.next.take() else {
+            return Ok(());
+        };
         let refused = |error: &anyhow::Error| Status::invalid_argument(format!("{error:#}"));
         let unexpected = |error: &dyn std::error::Error| Status::internal(error.to_string());
         let intake = Arc::clone(&self.intake);
         let decoding = Arc::clone(&intake.decoding).acquire_owned().await;
         let decoding = decoding.map_err(|error| unexpected(&error))?;
         // A thread goes on when the call is gone, so it has the permit.
+        let again = raw.clone();
         let read = spawn_blocking(|| (Incoming::read(raw), decoding)).await;
         let (incoming, decoding) = read.map_err(|error| unexpected(&error))?;
         let incoming = incoming.map_err(|error| refused(&error))?;
+        let id = incoming.batch.stream_id;
+        if self.stream_id.is_none() {
+            self.stream_id = Some(id);
+            if intake.streams.is_held_until(id).is_some() {
+                // An earlier call has brought too much.
+                self.next = Some(Next {
+                    raw: again,
+                    came_at,
+                });
+                return Ok(());
+            }
+        }
         let told = self.follow(&incoming)?;
         let (forms, digests) = (intake.forms.clone(), intake.digests.clone());
         let is_observed = intake.hub.has_consumers();
@@ -214,9 +242,9 @@ impl Call {
         if let Some(stream) = &mut self.stream {
             stream.told = facts.told();
         }
-        self.note_waiting();
-        if let Some(rate) = &mut self.rate {
-            rate.takes(facts.volume.records, Instant::now());
+        if let Some(most) = intake.limits.records_per_second {
+            intake.streams.has_waited(id, came_at);
+            intake.streams.takes(id, facts.volume.records, most);
         }
         let bytes = pieces.iter().map(Bytes::len).sum::<usize>();
         let bytes = bytes + shared.as_ref().map_or(0, |batch| batch.body.len());
@@ -238,19 +266,6 @@ impl Call {
         queue.send(entry).await.map_err(|_| stops())?;
         self.waiting += 1;
         Ok(())
-    }
-
-    /// When the next batch may be read, if that is not now.
-    fn held_until(&self) -> Option<Instant> {
-        self.rate.as_ref()?.holds_until(Instant::now())
-    }
-
-    /// Notes for how long the agent was not read.
-    fn note_waiting(&mut self) {
-        if let (Some(rate), Some(stream)) = (&mut self.rate, &self.stream) {
-            let waited = rate.waited(Instant::now());
-            self.intake.streams.holds_back(stream.id, waited);
-        }
     }
 
     /// Checks that the batch follows those before it. Returns what was told of losses on its stream.
@@ -277,6 +292,13 @@ impl Call {
         }
         stream.last_seq = seq;
         Ok(stream.told)
+    }
+}
+
+/// Returns at that moment, or now.
+async fn at(moment: Option<Instant>) {
+    if let Some(moment) = moment {
+        sleep_until(moment).await;
     }
 }
 

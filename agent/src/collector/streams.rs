@@ -6,7 +6,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::incoming::Incoming;
+use tokio::time::Instant;
+
+use super::{incoming::Incoming, rate::Debt};
 use crate::{
     clock,
     hub::Volume,
@@ -35,6 +37,7 @@ struct Stream {
     last: Duration,
     lost: LostSoFar,
     kept: VecDeque<Kept>,
+    debt: Debt,
 }
 
 /// A batch that is in some of the stores or in all.
@@ -161,13 +164,25 @@ impl Streams {
         }
     }
 
-    /// Notes how long a call was not read.
-    pub(super) fn holds_back(&self, stream_id: u64, time: Duration) {
-        if time.is_zero() {
-            return;
-        }
+    /// When more of a stream may be taken, if that is not now.
+    pub(super) fn is_held_until(&self, stream_id: u64) -> Option<Instant> {
+        let streams = self.streams();
+        streams.get(&stream_id)?.debt.is_owed_until(Instant::now())
+    }
+
+    /// Notes a batch that is taken of a stream that has a limit.
+    pub(super) fn takes(&self, stream_id: u64, records: u64, records_per_second: u32) {
         if let Some(stream) = self.streams().get_mut(&stream_id) {
-            stream.told.held_back_ns += clock::nanos(time);
+            let now = Instant::now();
+            stream.debt.grows(records, records_per_second, now);
+        }
+    }
+
+    /// Notes that a batch came at this moment, and waits no longer.
+    pub(super) fn has_waited(&self, stream_id: u64, since: Instant) {
+        if let Some(stream) = self.streams().get_mut(&stream_id) {
+            let waited = stream.debt.waited(since, Instant::now());
+            stream.told.held_back_ns += clock::nanos(waited);
         }
     }
 

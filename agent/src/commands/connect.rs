@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 
+use super::notice;
 use crate::{
     client::{self, Target},
-    tls::client::ClientFiles,
+    tls::{client::ClientFiles, stays_here},
     token::TokenFile,
 };
 
@@ -47,7 +48,7 @@ pub struct Connect {
     )]
     tls_client_key: Option<PathBuf>,
 
-    /// A file whose first line is a token, for a collector that asks for one; not for a Unix socket, which needs none.
+    /// A file whose first token is shown to a collector that asks for one. A Unix socket needs none.
     #[arg(
         long,
         value_name = "FILE",
@@ -79,6 +80,12 @@ impl Connect {
                 token,
             }),
             Target::Tcp { address, .. } => {
+                let host = address.rsplit_once(':').map_or("", |(host, _)| host);
+                if token.is_some() && !stays_here(host) {
+                    notice(
+                        "the token is sent as it is, and without TLS everyone on the way can read it: say https://",
+                    );
+                }
                 ensure!(
                     files.is_empty(),
                     "--connect {address} is without TLS, of which other options speak: say https://{address}, or leave \
@@ -109,8 +116,11 @@ mod tests {
     #[test]
     fn nobody_who_speaks_of_tls_is_connected_without_it() {
         let all = "--tls-ca a --tls-client-certificate b --tls-client-key c";
-        let Target::Tls { address, files, .. } =
-            target(&format!("--connect https://h:1 {all}")).unwrap()
+        let Target::Tls {
+            address,
+            files,
+            token,
+        } = target(&format!("--connect https://h:1 --token-file d {all}")).unwrap()
         else {
             panic!("no TLS");
         };
@@ -119,6 +129,9 @@ mod tests {
             [files.ca, files.certificate, files.key],
             ["a", "b", "c"].map(|path| Some(path.into()))
         );
+        assert_eq!(token, Some(TokenFile::new("d")));
+        let plain = target("--connect h:1 --token-file d").unwrap();
+        assert!(matches!(plain, Target::Tcp { token: Some(_), .. }));
         for arguments in [
             "--tls-ca a",
             "--tls-client-certificate b --tls-client-key c",

@@ -80,6 +80,14 @@ impl Collector for Shown {
             [(labels, 1.0)],
         )?;
         agents(&mut families, status)?;
+        let is_failing = !status.tokens_reload_error.is_empty();
+        families.gauges([(
+            Help(
+                "flow_agent_collect_tokens_reload_failing",
+                "1 if the file of tokens has changed and cannot be used, so that those read before hold",
+            ),
+            f64::from(u8::from(is_failing)),
+        )])?;
         stores(&mut families, &status.stores)?;
         if let Some(of_pairs) = &status.pairs {
             pairs(&mut families, of_pairs)?;

@@ -19,6 +19,7 @@ use tokio::{
     task::{coop::unconstrained, spawn_blocking},
     time::{Instant, sleep, sleep_until, timeout},
 };
+use tonic::codegen::http::HeaderValue;
 
 use super::{
     asked::AskedInterval,
@@ -170,7 +171,7 @@ pub(super) struct Spooling {
 impl Sender {
     /// Opens the spool. An output that leaves may still have it.
     async fn begin(&mut self) {
-        if self.token.is_some() && self.collectors.iter().any(|to| !to.has_tls()) {
+        if self.token.is_some() && self.collectors.iter().any(Endpoint::is_read_on_the_way) {
             self.telling.token_is_plain();
         }
         let Some(Spooling { folder, most_bytes }) = self.spooling.clone() else {
@@ -293,8 +294,8 @@ impl Sender {
             return Ok(());
         }
         let collector = self.collectors[self.at].clone();
-        let token = self.token.as_ref().map(TokenFile::header).transpose();
-        let token = token.context("there is no token for it (token_file)")?;
+        let token = shown(self.token.clone());
+        let token = self.meanwhile(token).await?;
         let call = StreamingCall::begin(&collector, METHOD, token);
         let mut call = self.meanwhile(call).await?;
         let exchanged = self.exchange(&mut call).await;
@@ -549,6 +550,19 @@ impl Sender {
     fn takes_now(&mut self) -> bool {
         !self.is_drained && unconstrained(self.take()).now_or_never().is_some()
     }
+}
+
+/// What is shown to a collector. The file may be on a disk that does not answer.
+async fn shown(file: Option<TokenFile>) -> Result<Option<HeaderValue>> {
+    let Some(file) = file else {
+        return Ok(None);
+    };
+    let read = timeout(PATIENCE, spawn_blocking(move || file.header())).await;
+    let read = read.context("the disk of its token does not answer (token_file)")?;
+    let token = read.expect("reading does not panic");
+    Ok(Some(
+        token.context("there is no token for it (token_file)")?,
+    ))
 }
 
 /// Returns at that moment, and never without one.

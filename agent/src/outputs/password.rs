@@ -29,7 +29,8 @@ impl PasswordFile {
     pub(super) fn read(&self) -> Result<String, PasswordFault> {
         let unread = |error| PasswordFault::Unread(self.clone(), error);
         let (text, _) = regular_file::read(&self.0, MOST_BYTES).map_err(unread)?;
-        let text = String::from_utf8(text).map_err(|error| unread(io::Error::other(error)))?;
+        let text = String::from_utf8(text)
+            .map_err(|error| unread(io::Error::other(error.utf8_error())))?;
         match text.lines().next() {
             Some(password) if !password.is_empty() => Ok(password.to_owned()),
             _ => Err(PasswordFault::Empty(self.clone())),

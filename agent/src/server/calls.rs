@@ -18,7 +18,7 @@ use tonic::{
     body::Body,
     codegen::{
         Service,
-        http::{Request, Response},
+        http::{HeaderMap, Request, Response},
     },
     transport,
 };
@@ -29,7 +29,9 @@ use super::{
     certificates, drained_or_given_up,
     grpc_only::GrpcOnly,
     limits::{Doors, Place},
-    log_undelivered, request,
+    log_undelivered,
+    peer::Peer,
+    request,
     standard::StandardServices,
 };
 use crate::hub::Hub;
@@ -49,6 +51,11 @@ pub(super) trait Calls: Send + Sync + 'static {
     fn doors(&self) -> &Arc<Doors>;
 
     fn standard(&self) -> &StandardServices;
+
+    /// Whether the caller may call at all, also gRPC's own services.
+    fn admit(&self, _headers: &HeaderMap, _peer: &Peer) -> Result<(), Status> {
+        Ok(())
+    }
 
     /// Answers one that is none of gRPC's own.
     fn answer(
@@ -89,6 +96,8 @@ impl<C: Calls> Service<Request<Body>> for Services<C> {
 async fn answer(calls: &impl Calls, request: Request<Body>) -> Result<Response<Body>, Status> {
     let caller = request.extensions().get::<Caller>().cloned();
     let caller = caller.ok_or_else(|| Status::internal("nobody knows who is asking"))?;
+    // A connection whose calls are all refused loses its place as one without calls does.
+    calls.admit(request.headers(), &caller.peer)?;
     let doors = calls.doors();
     let open = caller.open(doors)?;
     let Some(call) = calls.standard().find(request.uri().path()) else {

@@ -140,25 +140,6 @@ impl Calls for CollectorCalls {
         &self.standard
     }
 
-    async fn answer(
-        &self,
-        request: Request<Body>,
-        caller: &Caller,
-        open: OpenRequest,
-    ) -> Result<Response<Body>, Status> {
-        self.admit(request.headers(), &caller.peer)?;
-        match request.uri().path() {
-            "/flow.v1.FlowCollector/Export" => self.export(request, caller, open),
-            "/flow.v1.FlowCollectorControl/GetCollectorStatus" => {
-                self.get_status(request, caller, open).await
-            }
-            "/flow.v1.FlowAgent/Observe" => self.observe(request, caller, open).await,
-            path => Err(unknown(path)),
-        }
-    }
-}
-
-impl CollectorCalls {
     /// Whoever reaches a Unix socket may use it: its owner and group.
     fn admit(&self, headers: &HeaderMap, peer: &Peer) -> Result<(), Status> {
         let Some(tokens) = &self.tokens else {
@@ -173,6 +154,24 @@ impl CollectorCalls {
         })
     }
 
+    async fn answer(
+        &self,
+        request: Request<Body>,
+        caller: &Caller,
+        open: OpenRequest,
+    ) -> Result<Response<Body>, Status> {
+        match request.uri().path() {
+            "/flow.v1.FlowCollector/Export" => self.export(request, caller, open),
+            "/flow.v1.FlowCollectorControl/GetCollectorStatus" => {
+                self.get_status(request, caller, open).await
+            }
+            "/flow.v1.FlowAgent/Observe" => self.observe(request, caller, open).await,
+            path => Err(unknown(path)),
+        }
+    }
+}
+
+impl CollectorCalls {
     fn export(
         &self,
         request: Request<Body>,
@@ -200,6 +199,11 @@ impl CollectorCalls {
         CollectorStatus {
             consumers: self.hub.status(),
             server: Some(server_status(&self.hub, &self.doors, &self.listening)),
+            tokens_reload_error: self
+                .tokens
+                .as_ref()
+                .and_then(InForce::fault)
+                .unwrap_or_default(),
             ..self.intake.status()
         }
     }

@@ -21,7 +21,7 @@ impl Peer {
         }
     }
 
-    /// Whether it may see the filter rules.
+    /// Whether the rights of a file let it in, so that it may see the filter rules and needs no token.
     pub(super) fn is_on_a_unix_socket(&self) -> bool {
         matches!(self, Self::Unix { .. })
     }

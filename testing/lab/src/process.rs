@@ -25,8 +25,15 @@ pub struct Process {
 
 impl Process {
     pub fn spawn(command: &mut Command) -> Result<Self> {
-        let name = command.get_program().to_string_lossy().into_owned();
-        if command.get_program() != ENTER {
+        let dies_with_parent = command.get_args().any(|word| word == DYING_WITH_PARENT[1]);
+        let name = if dies_with_parent {
+            // Behind nsenter's option and setpriv's.
+            command.get_args().nth(1 + DYING_WITH_PARENT.len())
+        } else {
+            Some(command.get_program())
+        };
+        let name = name.unwrap_or_default().to_string_lossy().into_owned();
+        if !dies_with_parent {
             // SAFETY: between fork and exec it makes one system call and touches no memory.
             unsafe { command.pre_exec(die_with_parent) };
         }

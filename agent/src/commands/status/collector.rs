@@ -37,6 +37,12 @@ pub(super) fn lines(status: &CollectorStatus) -> Vec<String> {
         rows.extend(status.streams.iter().map(|stream| row(stream, now)));
         lines.extend(aligned(&rows));
     }
+    if !status.tokens_reload_error.is_empty() {
+        lines.push(format!(
+            "the file of tokens HAS CHANGED and is not in force, those read before hold: {}",
+            status.tokens_reload_error
+        ));
+    }
     lines.extend(turned_away(status));
     lines.extend(held_back(status));
     lines.extend(reports(status));
@@ -51,7 +57,7 @@ fn turned_away(status: &CollectorStatus) -> Option<String> {
     let server = status.server.as_ref()?;
     let (tokens, agents) = (server.refused_tokens, server.refused_agents);
     (tokens > 0 || agents > 0).then(|| {
-        format!("refused: {tokens} calls without a token of this collector, {agents} agents for want of a place")
+        format!("refused: {tokens} calls without a token of this collector, {agents} calls of agents for want of a place")
     })
 }
 
@@ -296,7 +302,7 @@ mod tests {
         assert_eq!(
             lines[5..],
             [
-                "refused: 3 calls without a token of this collector, 4 agents for want of a place",
+                "refused: 3 calls without a token of this collector, 4 calls of agents for want of a place",
                 "held back to --max-agent-records: 1 of the streams, most of all that of faster, for 2s in all",
             ]
         );

@@ -237,7 +237,7 @@ const KEYS: &[Key] = &[
         name: "token_file",
         kinds: COLLECTOR,
         value: ValueType::Text,
-        help: "A file whose first line is a token of the collector, which is read again for each call.",
+        help: "A file whose first token is shown to the collector, read again for each call.",
     },
     Key {
         name: "create_topic",

@@ -11,7 +11,7 @@ use tokio::{
 use super::tcp;
 use crate::{
     outputs::settings::HostPort,
-    tls::{client::ConnectError, output::InForce},
+    tls::{client::ConnectError, output::InForce, stays_here},
 };
 
 #[derive(Clone)]
@@ -44,8 +44,9 @@ impl Endpoint {
         self.to.to_string()
     }
 
-    pub(in crate::outputs) fn has_tls(&self) -> bool {
-        self.tls.is_some()
+    /// Whether others can read what is sent: without TLS, unless it stays on this host.
+    pub(in crate::outputs) fn is_read_on_the_way(&self) -> bool {
+        self.tls.is_none() && !stays_here(&self.to.host)
     }
 
     pub(super) fn scheme(&self) -> &'static str {
@@ -84,6 +85,32 @@ mod tests {
         client::ClientFiles,
         output::{InForce, OutputTls},
     };
+
+    #[test]
+    fn what_stays_on_this_host_or_has_tls_is_not_read_on_the_way() {
+        let to = |host: &str| HostPort {
+            host: host.to_owned(),
+            port: 1,
+        };
+        for (host, is_read) in [
+            ("127.0.0.2", false),
+            ("::1", false),
+            ("::ffff:127.0.0.1", false),
+            ("localhost", false),
+            ("collector.example", true),
+            ("192.0.2.1", true),
+        ] {
+            let plain = Endpoint::plain(to(host));
+            assert_eq!(plain.is_read_on_the_way(), is_read, "{host}");
+        }
+        let ca = Ca::new().unwrap();
+        let files = ClientFiles {
+            ca: Some(ca.file()),
+            ..ClientFiles::default()
+        };
+        let tls = InForce::new(OutputTls::read(files, ALPN_H2).unwrap());
+        assert!(!Endpoint::new(to("192.0.2.1"), Some(tls)).is_read_on_the_way());
+    }
 
     #[tokio::test]
     async fn a_handshake_that_nobody_answers_is_given_up() {

@@ -1,5 +1,7 @@
 //! What one agent, or one address, may take of a collector.
 
+use std::time::{Duration, Instant};
+
 use agent::proto::FlowBatch;
 use tokio::sync::mpsc;
 
@@ -88,64 +90,122 @@ fn an_agent_that_sends_more_than_it_may_waits_and_loses_nothing() {
     assert_eq!(sums, [sent]);
 }
 
+/// A collector that takes a thousand records a second of each agent, with a Unix socket.
+fn limited(lab: &Lab, folder: &TempDir) -> (Collector, String) {
+    let output = jsonl(folder.path());
+    let socket = format!("unix:{}", folder.path().join("socket").display());
+    let settings = ["--output", &output, "--max-agent-records", "1000"];
+    let settings = [&settings[..], &["--listen", &socket]].concat();
+    (Collector::start(&lab.agent, 0, &settings), socket)
+}
+
+/// The stream of the calls by hand.
+fn stream_of(status: &Value) -> Value {
+    let streams = status["streams"].as_array().unwrap();
+    let is_it = |stream: &&Value| stream["agent"]["hostname"] == "there";
+    streams.iter().find(is_it).unwrap().clone()
+}
+
 #[test]
-fn whoever_sends_within_the_limit_does_not_wait_for_one_who_does_not() {
-    const TEST: &str = "agent::whoever_sends_within_the_limit_does_not_wait_for_one_who_does_not";
-    const RECORDS: usize = 4000;
-    const BATCHES: u64 = 4;
+fn nobody_waits_for_one_who_sends_too_much_not_even_the_end_of_the_collector() {
+    const TEST: &str =
+        "agent::nobody_waits_for_one_who_sends_too_much_not_even_the_end_of_the_collector";
+    // It would take eight minutes.
+    const RECORDS: usize = 10_000;
+    const BATCHES: u64 = 50;
     if !is_root_or_skip(TEST) {
         return;
     }
     let lab = Lab::quiet().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let output = jsonl(folder.path());
-    let socket = format!("unix:{}", folder.path().join("socket").display());
-    let settings = ["--output", &output, "--max-agent-records", "1000"];
-    let settings = [&settings[..], &["--listen", &socket]].concat();
-    let collector = Collector::start(&lab.agent, 0, &settings);
-    runtime().block_on(async {
+    let (collector, socket) = limited(&lab, &folder);
+    let begin = Instant::now();
+    let too_much = |first_seq| {
+        let seqs = first_seq..first_seq + BATCHES;
+        futures_util::stream::iter(seqs.map(|seq| batch(seq, RECORDS)))
+    };
+    let of_fast = || stream_of(&collector.status(&lab.agent));
+    let is_connected = || of_fast()["connected"] == true;
+    let fast = runtime();
+    let _open = fast.block_on(async {
         let mut client = connect(&socket).await;
-        let all = (1..=BATCHES).map(|seq| batch(seq, RECORDS));
-        let sending = futures_util::stream::iter(all);
-        let mut fast = client.clone().export(sending).await.unwrap().into_inner();
-        assert_eq!(fast.message().await.unwrap().unwrap().last_seq, 1);
-        let modest = FlowBatch {
-            stream_id: 6,
-            ..batch(1, 1)
-        };
-        let (acks, ended) = call(&mut client, vec![modest]).await;
-        ended.unwrap();
-        assert_eq!(acks, [1]);
-        let status = collector.status(&lab.agent);
-        let streams = status["streams"].as_array().unwrap();
-        let fast_one = |stream: &&Value| stream["batches"].as_u64() < Some(BATCHES);
-        let fast_one = streams
-            .iter()
-            .find(|stream| stream["stream_id"] != 6 && fast_one(stream));
-        assert!(fast_one.is_some(), "{status}");
-        let mut last = 1;
-        while let Some(ack) = fast.message().await.unwrap() {
-            last = ack.last_seq;
+        let mut acks = client.export(too_much(1)).await.unwrap().into_inner();
+        assert_eq!(acks.message().await.unwrap().unwrap().last_seq, 1);
+        acks
+    });
+    let modest = FlowBatch {
+        stream_id: 6,
+        agent: None,
+        ..batch(1, 1)
+    };
+    let modest = async { call(&mut connect(&socket).await, vec![modest]).await };
+    let (acks, ended) = runtime().block_on(modest);
+    ended.unwrap();
+    assert_eq!(acks, [1]);
+    let stream = of_fast();
+    assert!(stream["batches"].as_u64() < Some(BATCHES), "{stream}");
+
+    // It goes, and what it owes stays: another call of the same stream is no way round.
+    drop(fast);
+    wait_until("it is noticed", || !is_connected());
+    let again = runtime();
+    let _open = again.block_on(async {
+        let mut client = connect(&socket).await;
+        let answers = client.export(too_much(BATCHES + 1)).await.unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while !is_connected() {
+            assert!(Instant::now() < deadline, "it calls in vain");
+            // The connection goes on meanwhile.
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        assert_eq!(last, BATCHES);
+        answers
     });
     let status = collector.status(&lab.agent);
+    let (stream, elapsed) = (stream_of(&status), begin.elapsed());
+    let held = stream["held_back_ns"].as_u64().unwrap();
+    assert!(u128::from(held) <= elapsed.as_nanos(), "{stream}");
+    // A second that was saved, and a batch too much.
+    let most = elapsed.as_secs() * 1000 + RECORDS as u64 + 2000;
+    let stored = stream["stored"]["records"].as_u64();
+    assert!(stored <= Some(most), "{stream}");
     let streams = status["streams"].as_array().unwrap();
-    let held = streams
-        .iter()
-        .map(|stream| stream["held_back_ns"].as_u64().unwrap());
-    // A second is free at first, and up to one more for each that the collector takes for something else.
-    let second = 1_000_000_000;
-    let most = (BATCHES * RECORDS as u64 / 1000 - 1) * second;
-    let least = most - RECORDS as u64 / 1000 * second - (BATCHES - 1) * second;
-    let held: Vec<_> = held.collect();
-    assert!(
-        held.iter().any(|held| (least..=most).contains(held)),
-        "{held:?}"
-    );
-    assert!(held.contains(&0), "{held:?}");
+    assert!(streams.iter().any(|stream| stream["held_back_ns"] == 0));
+    let log = collector.stop();
+    assert!(!log.contains("did not end in time"), "{log}");
+}
+
+#[test]
+fn what_waited_is_counted_and_a_call_ends_when_the_agent_ends_it() {
+    const TEST: &str = "agent::what_waited_is_counted_and_a_call_ends_when_the_agent_ends_it";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (collector, socket) = limited(&lab, &folder);
+    let held = || {
+        stream_of(&collector.status(&lab.agent))["held_back_ns"]
+            .as_u64()
+            .unwrap()
+    };
+    runtime().block_on(async {
+        let mut client = connect(&socket).await;
+        // Nothing waits behind it, though it owes a quarter of a minute.
+        let (acks, ended) = call(&mut client, vec![batch(1, 16_000)]).await;
+        ended.unwrap();
+        assert_eq!((acks, held()), (vec![1], 0));
+        let begin = Instant::now();
+        let (acks, ended) = call(&mut client, vec![batch(2, 1)]).await;
+        ended.unwrap();
+        assert_eq!(acks, [2]);
+        let (held, elapsed) = (held(), begin.elapsed());
+        assert!(
+            held > 0 && u128::from(held) <= elapsed.as_nanos(),
+            "{held} {elapsed:?}"
+        );
+    });
     collector.stop();
-    let lines = outputs::jsonl::lines(folder.path());
-    let flows = lines.iter().filter(|line| line["type"] == "flow");
-    assert_eq!(flows.count(), BATCHES as usize * RECORDS + 1);
+    let flows = outputs::jsonl::lines(folder.path());
+    let flows = flows.iter().filter(|line| line["type"] == "flow");
+    assert_eq!(flows.count(), 16_001);
 }

@@ -5,6 +5,7 @@ use std::{path::PathBuf, process::Output};
 use agent::proto::{ObserveRequest, flow_agent_client::FlowAgentClient};
 use lab::certificates::replace;
 use tonic::{Code, Request, transport::Endpoint};
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 use super::{
     calls::{batch, call, connect, runtime},
@@ -71,6 +72,15 @@ fn readers(
         }))
     });
     assert_eq!(observed.unwrap().unwrap_err().code(), Code::Unauthenticated);
+    let health = host.namespace.enter(|| {
+        Ok(runtime().block_on(async {
+            let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+            let mut client = HealthClient::new(endpoint.connect().await.unwrap());
+            let all = HealthCheckRequest::default();
+            client.check(all).await.map(drop)
+        }))
+    });
+    assert_eq!(health.unwrap().unwrap_err().code(), Code::Unauthenticated);
     [(&*address, Some(known)), (socket, None)].map(|(address, token)| {
         let asked = status_with(host, address, token);
         serde_json::from_slice(&asked.stdout).unwrap()
@@ -103,7 +113,7 @@ fn over_tcp_only_those_with_a_token_are_served_and_tokens_change_without_a_resta
     let address = collector.address;
     let missing = folder.path().join("missing");
     let start = |token| Agent::start(&lab, &["--output", "json", "--output", &to(address, token)]);
-    let [without, lost, stranger, mut agent] =
+    let [without, lost, stranger, agent] =
         [None, Some(&*missing), Some(&*other), Some(&*known)].map(start);
     let mut sent = send(&lab, 20, 2);
     wait_until_acknowledged(&agent, &lab, sent);
@@ -114,7 +124,8 @@ fn over_tcp_only_those_with_a_token_are_served_and_tokens_change_without_a_resta
     ] {
         wait_until("it is refused", || error_of(refused, &lab).contains(words));
     }
-    agent.wait_until_logged("the token is sent as it is");
+    // It stays on this host.
+    assert!(!agent.stderr().contains("the token is sent as it is"));
 
     let stream_of = |status: &Value| status["streams"].as_array().unwrap().len();
     for status in readers(&lab.agent, &collector, &socket, [&known, &other, &missing]) {
@@ -138,7 +149,9 @@ fn over_tcp_only_those_with_a_token_are_served_and_tokens_change_without_a_resta
     wait_until_acknowledged(&lost, &lab, sent);
     wait_until_acknowledged(&agent, &lab, sent);
     for agent in [agent, stranger, lost, without] {
-        assert_eq!(agent.stop().seen(), sent);
+        let report = agent.stop();
+        assert_eq!(report.seen(), sent);
+        assert!(!report.log.contains("0123456789abcdef"), "{}", report.log);
     }
     let log = collector.stop();
     assert!(!log.contains(FIRST) && !log.contains(SECOND), "{log}");
@@ -177,13 +190,13 @@ fn a_collector_starts_with_no_file_of_tokens_that_nobody_could_show() {
         command
             .args(["collect", "--output", &output, "--token-file"])
             .arg(path);
-        let refused = command.output().unwrap();
-        let stderr = String::from_utf8(refused.stderr).unwrap();
-        assert!(!refused.status.success(), "{stderr}");
-        assert!(
-            stderr.contains("--token-file") && stderr.contains(words),
-            "{stderr}"
-        );
+        let stderr = folder.path().join("stderr");
+        command.stderr(File::create(&stderr).unwrap());
+        let mut process = Process::spawn(&mut command).unwrap();
+        let status = process.wait(PATIENCE).unwrap();
+        let stderr = fs::read_to_string(stderr).unwrap();
+        let is_told = stderr.contains("--token-file") && stderr.contains(words);
+        assert!(!status.success() && is_told, "{stderr}");
         assert!(!stderr.contains("secret"), "{stderr}");
     }
 }

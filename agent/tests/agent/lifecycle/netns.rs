@@ -1,6 +1,6 @@
 //! One agent in several network namespaces, with one table.
 
-use std::fs;
+use std::{fs, os::unix::fs::MetadataExt as _};
 
 use agent_common::Pair;
 use lab::{Counters, FrameSocket, Host, Lab, Namespace, Process, privilege::is_root_or_skip};
@@ -72,7 +72,13 @@ fn a_namespace_is_given_by_its_name_a_path_a_process_or_as_the_agents_own() {
     let labs = [(); 4].map(|()| Lab::quiet().unwrap());
     let [named, pathed, processed, own] = &labs;
     let mut process = Process::spawn(processed.agent.command("sleep").arg("inf")).unwrap();
-    let process = format!("pid:{}", process.child().id());
+    let id = process.child().id();
+    let inode = processed.agent.namespace.inode().unwrap();
+    wait_until("it has entered", || {
+        let entered = fs::metadata(format!("/proc/{id}/ns/net")).unwrap();
+        entered.ino() == inode
+    });
+    let process = format!("pid:{id}");
     let path = pathed.agent.namespace.path().display().to_string();
     let name = named.agent.namespace.name();
     // The first again, by its path.
