@@ -284,7 +284,7 @@ fn a_kill_leaves_no_half_file_and_loses_nothing_that_was_sent() {
 #[test]
 fn many_files_take_no_more_memory_than_a_few() {
     const FLOWS: u16 = 50_000;
-    const ROUNDS: u64 = 12;
+    const ROUNDS: u64 = 30;
     const MOST_BYTES: u64 = 72 * MIB;
     if !is_root_or_skip("agent::many_files_take_no_more_memory_than_a_few") {
         return;
