@@ -6,7 +6,6 @@ use std::{collections::VecDeque, error::Error as StdError, fmt, io, str::FromStr
 use anyhow::Chain;
 use prost::Message as _;
 use thiserror::Error;
-use tokio::task::spawn_blocking;
 use tonic::{Code, Response, Status, Streaming, transport::Endpoint};
 
 use crate::{
@@ -326,17 +325,12 @@ async fn channel(target: &Target) -> Result<AgentChannel, ClientError> {
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(2 * WINDOW_BYTES);
-    let shown = match target.token().cloned() {
+    let shown = match target.token() {
         None => None,
-        Some(file) => {
-            // A file may be slow.
-            let read = spawn_blocking(move || file.header()).await;
-            let read = read.expect("reading does not panic");
-            Some(read.map_err(|source| ClientError::Token {
-                target: target.clone(),
-                source,
-            })?)
-        }
+        Some(file) => Some(file.header().await.map_err(|source| ClientError::Token {
+            target: target.clone(),
+            source,
+        })?),
     };
     let mut last_words = LastWords::default();
     let connected = match target {

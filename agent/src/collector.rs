@@ -21,6 +21,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use crate::{
     clock,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
+    in_force::followed,
     limits,
     metrics::MetricsListener,
     outputs::Prepared,
@@ -28,11 +29,8 @@ use crate::{
     server::{
         CollectorServer, DEFAULT_DRAIN_TIMEOUT, Limits, ListenAddr, Listeners, PassedSockets,
     },
-    tls::{
-        output::followed,
-        server::{InForce, ServerTls},
-    },
-    token::{self, Tokens, followed as followed_tokens},
+    tls::server::{InForce, ServerTls},
+    token::{self, Tokens},
 };
 
 mod addresses;
@@ -171,9 +169,9 @@ impl Collector {
             stopping,
             started_boot_ns: clock::boot_now_ns(),
         });
-        let followed = stores.iter().map(|store| followed(store.tls()));
-        let followed = join_all(followed.collect::<Vec<_>>());
-        let tokens_followed = followed_tokens(tokens.clone());
+        let stores_followed = stores.iter().map(|store| followed(store.tls()));
+        let stores_followed = join_all(stores_followed.collect::<Vec<_>>());
+        let tokens_followed = followed(tokens.clone());
         let writer = Writer::new(stores, intake.streams.clone(), hub.clone(), pairs, entries);
         let leaves_out_ended = writer.leaves_out_ended();
         let mut writer = tokio::spawn(writer.run());
@@ -193,7 +191,7 @@ impl Collector {
         tokio::select! {
             () = stop => {}
             // It never ends.
-            _ = followed => {}
+            _ = stores_followed => {}
             never = tokens_followed => match never {},
             ended = &mut server => return ended.context("the server task")?,
             ended = &mut writer => {

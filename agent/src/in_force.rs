@@ -2,7 +2,8 @@
 //! used.
 
 use std::{
-    convert::Infallible, fmt, fs, os::unix::fs::MetadataExt as _, path::PathBuf, time::Duration,
+    convert::Infallible, fmt, fs, future::pending, os::unix::fs::MetadataExt as _, path::PathBuf,
+    time::Duration,
 };
 
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
@@ -129,6 +130,14 @@ impl<T: FromFiles> InForce<T> {
                 Err(fault) => state.fault = Some(fault),
             }
         });
+    }
+}
+
+/// Looks at the files for ever, if there are any.
+pub async fn followed<T: FromFiles>(in_force: Option<InForce<T>>) -> Infallible {
+    match in_force {
+        Some(in_force) => in_force.follow().await,
+        None => pending().await,
     }
 }
 

@@ -19,7 +19,6 @@ use crate::{
     outputs::Outputs,
     proto::{AgentStatus, SettingsInForce},
     rules::RunningRules,
-    tls::server::InForce,
 };
 
 pub mod address;
@@ -163,14 +162,6 @@ impl Server {
             never = other_limits => match never {},
             never = metrics => match never {},
         }
-    }
-}
-
-/// Reads those of the listeners again when their files change.
-async fn certificates(tls: Option<InForce>) -> Infallible {
-    match tls {
-        Some(tls) => tls.follow().await,
-        None => std::future::pending().await,
     }
 }
 

@@ -5,16 +5,14 @@
 //! with `#` say nothing.
 
 use std::{
-    convert::Infallible,
-    fmt,
-    future::pending,
-    io,
+    fmt, io,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use subtle::{Choice, ConstantTimeEq as _};
 use thiserror::Error;
+use tokio::task::spawn_blocking;
 use tonic::codegen::http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
 use tracing::{info, warn};
 
@@ -57,8 +55,11 @@ impl TokenFile {
     }
 
     /// What a call shows.
-    pub fn header(&self) -> Result<HeaderValue, TokenFault> {
-        let (tokens, _) = read(&self.0)?;
+    pub async fn header(&self) -> Result<HeaderValue, TokenFault> {
+        let path = self.0.clone();
+        // A file may be slow.
+        let read = spawn_blocking(move || read(&path)).await;
+        let (tokens, _) = read.expect("reading does not panic")?;
         let value = format!("{SCHEME} {}", tokens[0]);
         let mut value = HeaderValue::from_str(&value).expect("a token is of visible characters");
         value.set_sensitive(true);
@@ -146,14 +147,6 @@ impl InForce {
         let is_ours =
             scheme.eq_ignore_ascii_case(SCHEME) && self.state().held.has(token.trim_start());
         is_ours.then_some(()).ok_or(Unknown::NotOurs)
-    }
-}
-
-/// Reads the tokens again when their file changes, if there is one.
-pub async fn followed(tokens: Option<InForce>) -> Infallible {
-    match tokens {
-        Some(tokens) => tokens.follow().await,
-        None => pending().await,
     }
 }
 

@@ -139,7 +139,6 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
 /// skipped.
 pub fn on_the_floor(count: &mut Count) {
     const MODULES: [&str; 3] = ["exact", "devices", "lockdown"];
-    const COMMANDS: [&str; 6] = ["ip", "tc", "ethtool", "ping", "nsenter", "setpriv"];
     const TESTS: [&str; 9] = [
         // Loads them with and without opened tunnels.
         "every_program",
@@ -163,7 +162,7 @@ pub fn on_the_floor(count: &mut Count) {
     };
     let filter = TESTS.map(str::to_owned);
     let modules = MODULES.map(str::to_owned);
-    match programs::build(&modules, &filter, &COMMANDS) {
+    match programs::build(&modules, &filter, &["ip", "tc", "ethtool", "ping"]) {
         Ok(programs) => {
             let load = Load {
                 programs,

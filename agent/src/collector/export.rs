@@ -54,7 +54,6 @@ struct Next {
 
 /// The stream that the call is about.
 struct Stream {
-    id: u64,
     /// The number of the last batch that came.
     last_seq: u64,
     told: LostSoFar,
@@ -116,7 +115,7 @@ impl Call {
     ) -> Result<(), Status> {
         let ended = self.exchange(messages, acks).await;
         if let (Some(next), Some(id)) = (&self.next, self.stream_id) {
-            self.intake.streams.has_waited(id, next.came_at);
+            self.intake.streams.goes(id, next.came_at);
         }
         ended
     }
@@ -132,9 +131,7 @@ impl Call {
         let first = sleep(FIRST_BATCH);
         tokio::pin!(first);
         while ended.is_none() || self.waiting > 0 || self.stored_seq.is_some() {
-            let held = self
-                .stream_id
-                .and_then(|id| self.intake.streams.is_held_until(id));
+            let held = self.is_held_until();
             tokio::select! {
                 biased;
                 () = acks.closed() => return Err(gone()),
@@ -181,6 +178,12 @@ impl Call {
         ended.unwrap_or(Ok(()))
     }
 
+    /// When the next batch may be taken, if that is not now.
+    fn is_held_until(&self) -> Option<Instant> {
+        self.intake.limits.records_per_second?;
+        self.intake.streams.is_held_until(self.stream_id?)
+    }
+
     fn learn(&mut self, outcome: Option<Outcome>) -> Result<(), Status> {
         match outcome {
             Some(Outcome::Stored(seq)) => {
@@ -216,7 +219,7 @@ impl Call {
         let id = incoming.batch.stream_id;
         if self.stream_id.is_none() {
             self.stream_id = Some(id);
-            if intake.streams.is_held_until(id).is_some() {
+            if self.is_held_until().is_some() {
                 // An earlier call has brought too much.
                 self.next = Some(Next {
                     raw: again,
@@ -243,8 +246,8 @@ impl Call {
             stream.told = facts.told();
         }
         if let Some(most) = intake.limits.records_per_second {
-            intake.streams.has_waited(id, came_at);
-            intake.streams.takes(id, facts.volume.records, most);
+            let records = facts.volume.records;
+            intake.streams.takes(id, came_at, records, most);
         }
         let bytes = pieces.iter().map(Bytes::len).sum::<usize>();
         let bytes = bytes + shared.as_ref().map_or(0, |batch| batch.body.len());
@@ -270,18 +273,17 @@ impl Call {
 
     /// Checks that the batch follows those before it. Returns what was told of losses on its stream.
     fn follow(&mut self, incoming: &Incoming) -> Result<LostSoFar, Status> {
-        let (id, seq) = (incoming.batch.stream_id, incoming.batch.stream_seq);
+        let seq = incoming.batch.stream_seq;
         let Some(stream) = &mut self.stream else {
             let (open, told) = self.intake.streams.begin(incoming, &self.peer);
             self.stream = Some(Stream {
-                id,
                 last_seq: seq,
                 told,
                 _open: open,
             });
             return Ok(told);
         };
-        if id != stream.id {
+        if self.stream_id != Some(incoming.batch.stream_id) {
             return Err(Status::invalid_argument("a call has batches of one stream"));
         }
         if seq <= stream.last_seq {

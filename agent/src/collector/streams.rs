@@ -170,19 +170,19 @@ impl Streams {
         streams.get(&stream_id)?.debt.is_owed_until(Instant::now())
     }
 
-    /// Notes a batch that is taken of a stream that has a limit.
-    pub(super) fn takes(&self, stream_id: u64, records: u64, records_per_second: u32) {
+    /// Notes a batch that came at this moment and is taken, of a stream that has a limit.
+    pub(super) fn takes(&self, stream_id: u64, came_at: Instant, records: u64, most: u32) {
         if let Some(stream) = self.streams().get_mut(&stream_id) {
             let now = Instant::now();
-            stream.debt.grows(records, records_per_second, now);
+            stream.has_waited(came_at, now);
+            stream.debt.grows(records, most, now);
         }
     }
 
-    /// Notes that a batch came at this moment, and waits no longer.
-    pub(super) fn has_waited(&self, stream_id: u64, since: Instant) {
+    /// Notes a batch that came at this moment and is not taken.
+    pub(super) fn goes(&self, stream_id: u64, came_at: Instant) {
         if let Some(stream) = self.streams().get_mut(&stream_id) {
-            let waited = stream.debt.waited(since, Instant::now());
-            stream.told.held_back_ns += clock::nanos(waited);
+            stream.has_waited(came_at, Instant::now());
         }
     }
 
@@ -217,6 +217,10 @@ impl Streams {
 }
 
 impl Stream {
+    fn has_waited(&mut self, since: Instant, now: Instant) {
+        self.told.held_back_ns += clock::nanos(self.debt.waited(since, now));
+    }
+
     fn remember(&mut self, facts: &Facts, stores: usize) {
         let is_it = |kept: &&mut Kept| kept.seq == facts.seq && kept.digest == facts.digest;
         if let Some(kept) = self.kept.iter_mut().rev().find(is_it) {

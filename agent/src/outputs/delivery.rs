@@ -31,8 +31,9 @@ use super::{
 };
 use crate::{
     hub::{OutgoingBatch, Subscription, Volume},
+    in_force::followed,
     proto::{ExportAck, FlowBatch, RecordSum},
-    tls::output::{InForce, followed},
+    tls::output::InForce,
     token::TokenFile,
 };
 
@@ -557,9 +558,8 @@ async fn shown(file: Option<TokenFile>) -> Result<Option<HeaderValue>> {
     let Some(file) = file else {
         return Ok(None);
     };
-    let read = timeout(PATIENCE, spawn_blocking(move || file.header())).await;
-    let read = read.context("the disk of its token does not answer (token_file)")?;
-    let token = read.expect("reading does not panic");
+    let token = timeout(PATIENCE, file.header()).await;
+    let token = token.context("the disk of its token does not answer (token_file)")?;
     Ok(Some(
         token.context("there is no token for it (token_file)")?,
     ))

@@ -22,8 +22,9 @@ use super::{
 };
 use crate::{
     hub::{OutgoingBatch, Subscription},
+    in_force::followed,
     proto::{FlowBatch, FlowRecord, RecordSum},
-    tls::output::{InForce, followed},
+    tls::output::InForce,
 };
 
 /// See [`Spell`].

@@ -26,7 +26,7 @@ use tonic::{
 use super::{
     Listeners,
     caller::{Caller, OpenRequest},
-    certificates, drained_or_given_up,
+    drained_or_given_up,
     grpc_only::GrpcOnly,
     limits::{Doors, Place},
     log_undelivered,
@@ -34,7 +34,7 @@ use super::{
     request,
     standard::StandardServices,
 };
-use crate::hub::Hub;
+use crate::{hub::Hub, in_force::followed};
 
 /// An unanswered ping shows that a peer's machine is gone.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
@@ -188,7 +188,7 @@ impl<C: Calls> Serving<C> {
                 log_undelivered(&hub);
                 Ok(())
             }
-            never = certificates(tls) => match never {},
+            never = followed(tls) => match never {},
         };
         drop(socket_files);
         served

@@ -1,6 +1,6 @@
 //! An output's side: what it trusts and shows, read from files and read again when these change.
 
-use std::{convert::Infallible, fmt, future::pending, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use tracing::{error, info, warn};
 
@@ -95,14 +95,6 @@ impl InForce {
             validity: state.held.shown.as_ref().map(|shown| shown.validity),
             fault: state.fault.clone(),
         }
-    }
-}
-
-/// Reads the files of TLS again when they change, if there are any.
-pub async fn followed(tls: Option<InForce>) -> Infallible {
-    match tls {
-        Some(tls) => tls.follow().await,
-        None => pending().await,
     }
 }
 

@@ -44,12 +44,12 @@ fn a_call_is_admitted_with_any_of_the_tokens_and_with_nothing_else() {
     assert_eq!(refused, Err(Unknown::NotShown));
 }
 
-#[test]
-fn the_first_token_of_a_file_is_shown_and_no_log_has_it() {
+#[tokio::test]
+async fn the_first_token_of_a_file_is_shown_and_no_log_has_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("token");
     fs::write(&path, format!("{ONE}\n{OTHER}\n")).unwrap();
-    let header = TokenFile::new(&path).header().unwrap();
+    let header = TokenFile::new(&path).header().await.unwrap();
     assert_eq!(header, format!("Bearer {ONE}"));
     let (tokens, shown) = (Tokens::read(path).unwrap(), format!("{header:?}"));
     assert!(!format!("{tokens:?}{shown}").contains(ONE));

@@ -26,7 +26,6 @@ mod kafka;
 mod limits;
 mod pairs;
 mod reports;
-
 mod secured;
 mod tokens;
 

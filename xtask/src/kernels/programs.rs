@@ -40,9 +40,10 @@ const MODULES: &[(&str, u64)] = &[
 ];
 
 /// The commands that the tests start, besides the agent.
-pub const COMMANDS: &[&str] = &[
-    "ip", "tc", "ethtool", "ping", "ss", "wg", "nsenter", "setpriv",
-];
+pub const COMMANDS: &[&str] = &["ip", "tc", "ethtool", "ping", "ss", "wg"];
+
+/// Those with which a test starts any other.
+const STARTING: [&str; 2] = ["nsenter", "setpriv"];
 
 /// The tests of the modules that were `asked` for, or of all modules. `arguments` are those of the test
 /// program, and may name tests.
@@ -87,7 +88,7 @@ pub fn build(
         "no test of these modules has such a name: {}",
         arguments.join(" ")
     );
-    for command in commands {
+    for command in commands.iter().chain(&STARTING) {
         archive.program(&find(command)?)?;
     }
     let busybox = find("busybox")?;

@@ -97,8 +97,7 @@ fn refuse_name(name: &str) -> Result<(), Refused> {
 }
 
 fn login(table: &Table) -> Result<Option<Login>, Refused> {
-    let given = |key| Ok(table.text(key)?.filter(|text| !text.is_empty()));
-    match (given("user")?, given("password_file")?) {
+    match (table.given("user")?, table.given("password_file")?) {
         (None, None) => Ok(None),
         (None, Some(_)) => Err(Refused::at("password_file", "a password needs a user")),
         (Some(user), file) => Ok(Some(Login {

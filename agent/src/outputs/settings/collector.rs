@@ -74,20 +74,14 @@ impl Target {
             way,
             spooling,
             max_report_interval: max_report_interval.unwrap_or(MAX_REPORT_INTERVAL),
-            token: given(table, "token_file")?.map(TokenFile::new),
+            token: table.given("token_file")?.map(TokenFile::new),
         })
     }
 }
 
-/// A text that says something.
-fn given(table: &Table, key: &str) -> Result<Option<String>, Refused> {
-    let text = table.text(key)?;
-    Ok(text.filter(|text| !text.is_empty()))
-}
-
 fn spooling_of(table: &Table) -> Result<Option<Spooling>, Refused> {
     let most_bytes = table.integer("spool_bytes")?;
-    let Some(folder) = given(table, "spool")? else {
+    let Some(folder) = table.given("spool")? else {
         return match most_bytes {
             Some(_) => Err(Refused::at(
                 "spool_bytes",

@@ -342,6 +342,11 @@ impl Table {
         Ok(text.transpose()?.map(str::to_owned))
     }
 
+    /// A text that says something.
+    pub(super) fn given(&self, key: &str) -> Result<Option<String>, Refused> {
+        Ok(self.text(key)?.filter(|text| !text.is_empty()))
+    }
+
     pub(super) fn filter(&self) -> Result<Filter, Refused> {
         let text = self.text("filter")?.unwrap_or_default();
         let parsed: Result<Filter, _> = text.parse();

@@ -28,7 +28,7 @@ pub(super) fn runtime() -> Runtime {
 }
 
 /// A collector that also listens on a Unix socket, and a client of it.
-fn start(lab: &Lab, folder: &TempDir, settings: &[&str]) -> (Collector, String) {
+pub(super) fn start(lab: &Lab, folder: &TempDir, settings: &[&str]) -> (Collector, String) {
     let socket = format!("unix:{}", folder.path().join("socket").display());
     let output = jsonl(&folder.path().join("flows"));
     fs::create_dir(folder.path().join("flows")).unwrap();
@@ -36,7 +36,7 @@ fn start(lab: &Lab, folder: &TempDir, settings: &[&str]) -> (Collector, String) 
     (Collector::start(&lab.agent, 0, &all), socket)
 }
 
-fn lines(folder: &TempDir) -> Vec<Value> {
+pub(super) fn lines(folder: &TempDir) -> Vec<Value> {
     outputs::jsonl::lines(&folder.path().join("flows"))
 }
 

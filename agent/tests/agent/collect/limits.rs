@@ -6,9 +6,12 @@ use agent::proto::FlowBatch;
 use tokio::sync::mpsc;
 
 use super::{
-    calls::{batch, call, connect, runtime},
+    calls::{batch, call, connect, lines, runtime, start},
     *,
 };
+
+/// A thousand records a second of each agent.
+const LIMITED: [&str; 2] = ["--max-agent-records", "1000"];
 
 #[test]
 fn an_address_has_no_more_agents_than_it_may_and_others_have_their_own() {
@@ -18,17 +21,14 @@ fn an_address_has_no_more_agents_than_it_may_and_others_have_their_own() {
     }
     let lab = Lab::quiet().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let output = jsonl(folder.path());
-    let socket = format!("unix:{}", folder.path().join("socket").display());
-    let settings = ["--output", &output, "--max-agents-per-address", "1"];
-    let settings = [&settings[..], &["--listen", &socket]].concat();
-    let collector = Collector::start(&lab.agent, 0, &settings);
+    let settings = ["--max-agents-per-address", "1"];
+    let (collector, socket) = start(&lab, &folder, &settings);
     let to = collector.setting();
-    let start = || Agent::start(&lab, &["--output", "json", "--output", &to]);
-    let first = start();
+    let agent = || Agent::start(&lab, &["--output", "json", "--output", &to]);
+    let first = agent();
     let sent = send(&lab, 10, 2);
     wait_until_acknowledged(&first, &lab, sent);
-    let second = start();
+    let second = agent();
     wait_until("it is refused", || {
         let output = outputs::output(&second, &lab, "collector");
         let error = output["last_error"].as_str().unwrap();
@@ -56,7 +56,7 @@ fn an_address_has_no_more_agents_than_it_may_and_others_have_their_own() {
     assert_eq!(second.stop().seen(), more);
     let log = collector.stop();
     assert!(log.contains("--max-agents-per-address"), "{log}");
-    assert_eq!(stored(&[folder.path()]).len(), 3);
+    assert_eq!(stored(&[&folder.path().join("flows")]).len(), 3);
 }
 
 #[test]
@@ -68,9 +68,7 @@ fn an_agent_that_sends_more_than_it_may_waits_and_loses_nothing() {
     }
     let lab = Lab::quiet().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let output = jsonl(folder.path());
-    let settings = ["--output", &output, "--max-agent-records", "1000"];
-    let collector = Collector::start(&lab.agent, 0, &settings);
+    let (collector, _) = start(&lab, &folder, &LIMITED);
     let to = collector.setting();
     let agent = Agent::start(&lab, &["--output", "json", "--output", &to]);
     let sent = send(&lab, FLOWS, 1);
@@ -86,17 +84,9 @@ fn an_agent_that_sends_more_than_it_may_waits_and_loses_nothing() {
     assert!(shown.contains(line), "{shown}");
     assert_eq!(agent.stop().seen(), sent);
     collector.stop();
-    let sums: Vec<_> = stored(&[folder.path()]).into_values().collect();
+    let streams = stored(&[&folder.path().join("flows")]);
+    let sums: Vec<_> = streams.into_values().collect();
     assert_eq!(sums, [sent]);
-}
-
-/// A collector that takes a thousand records a second of each agent, with a Unix socket.
-fn limited(lab: &Lab, folder: &TempDir) -> (Collector, String) {
-    let output = jsonl(folder.path());
-    let socket = format!("unix:{}", folder.path().join("socket").display());
-    let settings = ["--output", &output, "--max-agent-records", "1000"];
-    let settings = [&settings[..], &["--listen", &socket]].concat();
-    (Collector::start(&lab.agent, 0, &settings), socket)
 }
 
 /// The stream of the calls by hand.
@@ -118,7 +108,7 @@ fn nobody_waits_for_one_who_sends_too_much_not_even_the_end_of_the_collector() {
     }
     let lab = Lab::quiet().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let (collector, socket) = limited(&lab, &folder);
+    let (collector, socket) = start(&lab, &folder, &LIMITED);
     let begin = Instant::now();
     let too_much = |first_seq| {
         let seqs = first_seq..first_seq + BATCHES;
@@ -182,7 +172,7 @@ fn what_waited_is_counted_and_a_call_ends_when_the_agent_ends_it() {
     }
     let lab = Lab::quiet().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let (collector, socket) = limited(&lab, &folder);
+    let (collector, socket) = start(&lab, &folder, &LIMITED);
     let held = || {
         stream_of(&collector.status(&lab.agent))["held_back_ns"]
             .as_u64()
@@ -205,7 +195,7 @@ fn what_waited_is_counted_and_a_call_ends_when_the_agent_ends_it() {
         );
     });
     collector.stop();
-    let flows = outputs::jsonl::lines(folder.path());
+    let flows = lines(&folder);
     let flows = flows.iter().filter(|line| line["type"] == "flow");
     assert_eq!(flows.count(), 16_001);
 }

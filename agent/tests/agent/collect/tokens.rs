@@ -63,24 +63,20 @@ fn readers(
         let is_told = !refused.status.success() && stderr.contains(words);
         assert!(is_told, "{stderr}");
     }
-    let observed = host.namespace.enter(|| {
+    let refused = host.namespace.enter(|| {
         Ok(runtime().block_on(async {
             let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
-            let mut client = FlowAgentClient::new(endpoint.connect().await.unwrap());
-            let observe = client.observe(Request::new(ObserveRequest::default()));
-            observe.await.map(drop)
+            let channel = endpoint.connect().await.unwrap();
+            let observe = Request::new(ObserveRequest::default());
+            let observed = FlowAgentClient::new(channel.clone()).observe(observe).await;
+            let check = HealthCheckRequest::default();
+            let checked = HealthClient::new(channel).check(check).await;
+            [observed.unwrap_err(), checked.unwrap_err()]
         }))
     });
-    assert_eq!(observed.unwrap().unwrap_err().code(), Code::Unauthenticated);
-    let health = host.namespace.enter(|| {
-        Ok(runtime().block_on(async {
-            let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
-            let mut client = HealthClient::new(endpoint.connect().await.unwrap());
-            let all = HealthCheckRequest::default();
-            client.check(all).await.map(drop)
-        }))
-    });
-    assert_eq!(health.unwrap().unwrap_err().code(), Code::Unauthenticated);
+    for refused in refused.unwrap() {
+        assert_eq!(refused.code(), Code::Unauthenticated);
+    }
     [(&*address, Some(known)), (socket, None)].map(|(address, token)| {
         let asked = status_with(host, address, token);
         serde_json::from_slice(&asked.stdout).unwrap()
