@@ -27,6 +27,7 @@ use agent::{
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
+use tokio::runtime::Builder;
 use tracing_subscriber::{
     Layer as _, layer::SubscriberExt as _, reload, util::SubscriberInitExt as _,
 };
@@ -221,10 +222,15 @@ fn execute(
     } else {
         try_threads(WORKERS)?;
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(WORKERS)
-        .enable_all()
-        .build()?;
+    let runtime = match command {
+        Command::Run(_) | Command::Collect(_) => Builder::new_multi_thread()
+            .worker_threads(WORKERS)
+            .enable_all()
+            .build()?,
+        // A request that one thread queues while another one ends its connection stays in tokio's queue for as long as
+        // tonic holds that connection's sender, so nobody answers it. One thread does one after the other.
+        _ => Builder::new_current_thread().enable_all().build()?,
+    };
     let outcome = runtime.block_on(async {
         match command {
             Command::Run(_) => {

@@ -2,12 +2,14 @@
 //! of a library.
 
 use std::{
+    fs,
+    io::{BufRead as _, BufReader},
     os::unix::net::UnixListener,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     thread,
 };
 
-use lab::{Lab, privilege::is_root_or_skip};
+use lab::{Lab, Process, privilege::is_root_or_skip};
 use tempfile::TempDir;
 
 use crate::support::{Agent, flow_agent};
@@ -97,5 +99,45 @@ fn a_watch_without_an_answer_or_a_scan_says_so_at_its_end() {
             .any(|line| line.contains("no scan came within 20s")),
         "{lines:?}"
     );
+    agent.stop();
+}
+
+/// The threads of a process that run tokio's tasks.
+fn workers(pid: u32) -> usize {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let names = threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("comm")));
+    let are_workers = names.filter(|name| name.as_ref().unwrap().starts_with("tokio-"));
+    are_workers.count()
+}
+
+/// With more than one, a request can be queued while its connection ends, and nobody answers it: that happened to one
+/// `status` of 16,000 that were asked of a server that hangs up.
+#[test]
+fn whoever_asks_does_so_on_one_thread() {
+    if !is_root_or_skip("agent::whoever_asks_does_so_on_one_thread") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let mut agent = Agent::start(&lab, &[]);
+    // An agent has some, so they are counted by their name.
+    assert!(workers(agent.pid()) > 1);
+    agent.signal(libc::SIGSTOP);
+    let address = agent.address();
+    for asked in [
+        &["status"][..],
+        &["audit"],
+        &["filter", "show"],
+        &["flows"],
+        &["watch"],
+    ] {
+        let mut command = flow_agent(&lab.agent);
+        command.args(asked).args(["--connect", &address]);
+        let mut asking = Process::spawn(command.stderr(Stdio::piped())).unwrap();
+        let stderr = BufReader::new(asking.child().stderr.take().unwrap());
+        let waiting = stderr.lines().next().unwrap().unwrap();
+        assert!(waiting.contains("waiting for the agent"), "{waiting}");
+        assert_eq!(workers(asking.child().id()), 0, "{asked:?}");
+    }
+    agent.signal(libc::SIGCONT);
     agent.stop();
 }
