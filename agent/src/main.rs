@@ -222,15 +222,14 @@ fn execute(
     } else {
         try_threads(WORKERS)?;
     }
-    let runtime = match command {
-        Command::Run(_) | Command::Collect(_) => Builder::new_multi_thread()
-            .worker_threads(WORKERS)
-            .enable_all()
-            .build()?,
+    let mut runtime = if matches!(command, Command::Run(_) | Command::Collect(_)) {
+        Builder::new_multi_thread()
+    } else {
         // A request that one thread queues while another one ends its connection stays in tokio's queue for as long as
         // tonic holds that connection's sender, so nobody answers it. One thread does one after the other.
-        _ => Builder::new_current_thread().enable_all().build()?,
+        Builder::new_current_thread()
     };
+    let runtime = runtime.worker_threads(WORKERS).enable_all().build()?;
     let outcome = runtime.block_on(async {
         match command {
             Command::Run(_) => {
