@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 use anyhow::{Context as _, Result};
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    task::JoinSet,
+    task::{JoinHandle, JoinSet, spawn_blocking},
 };
 
 use crate::{
@@ -379,18 +379,41 @@ impl Agent {
             let told = (manager.clone(), counts.clone());
             tell_that_it_counts(scanner, statuses.clone(), &config, told);
         };
+        // Dropping it detaches what is not yet. Nobody who is to have the last records waits for that.
+        let mut detaching = None;
+        let end = |scanner: Scanner| detaching = Some(spawn_blocking(move || drop(scanner)));
         // The scanner holds accounts, which are too large for the caller's stack.
-        let ended = Box::pin(scanning.run(stop, scanner, publish_status, tell)).await;
+        let ended = Box::pin(scanning.run(stop, scanner, publish_status, tell, end)).await;
         // The receiver is gone if the server ended early. Its error is reported below.
         let _ = end_server.send(());
-        let (outcome, ()) = tokio::join!(server, outputs.end(DEFAULT_DRAIN_TIMEOUT));
-        let outcome = outcome.context("the server task")?;
-        if let Some(printer) = printer {
-            printer.end().await?;
-        }
+        let given_away = give_away(server, outputs, printer).await;
+        detached(detaching).await?;
         ended?;
-        outcome.context("serve gRPC consumers")
+        given_away
     }
+}
+
+async fn detached(detaching: Option<JoinHandle<()>>) -> Result<()> {
+    match detaching {
+        Some(detaching) => detaching.await.context("the task that detaches"),
+        // The scanner failed, and was dropped.
+        None => Ok(()),
+    }
+}
+
+/// Waits until everybody has what is left, or does not take it.
+async fn give_away(
+    server: JoinHandle<Result<()>>,
+    outputs: Outputs,
+    printer: Option<Printing>,
+) -> Result<()> {
+    let (outcome, ()) = tokio::join!(server, outputs.end(DEFAULT_DRAIN_TIMEOUT));
+    if let Some(printer) = printer {
+        printer.end().await?;
+    }
+    outcome
+        .context("the server task")?
+        .context("serve gRPC consumers")
 }
 
 fn print(hub: &Hub, format: Option<Format>) -> Option<Printing> {

@@ -13,6 +13,7 @@
 pub mod accounts;
 pub mod agent;
 pub mod asks;
+pub mod background;
 pub mod batch;
 pub mod changes;
 pub mod client;

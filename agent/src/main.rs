@@ -36,10 +36,10 @@ mod variables;
 
 /// The threads of tokio that run tasks.
 const WORKERS: usize = 2;
-/// Those that a start of `run` takes beside: for rules, links, network namespaces, the log, work that blocks.
-const OTHER_THREADS: usize = 8;
+/// Those that a start of `run` takes beside: for rules, reloads, links, network namespaces, the log, work that blocks.
+const OTHER_THREADS: usize = 9;
 /// How long the process waits at its end for whoever reads stderr.
-const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Keeps the network flow table inside the kernel and streams exact flow records over gRPC.
 #[derive(Parser)]

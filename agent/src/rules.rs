@@ -5,7 +5,7 @@
 //! ones. When an interface comes or is renamed, rules that name interfaces take the same way with the networks that are in
 //! force. That waits for no networks of another set, since nothing is counted at the interface until then.
 
-use std::{sync::Arc, thread};
+use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
 use bytes::{Bytes, BytesMut};
@@ -14,6 +14,7 @@ use thiserror::Error;
 use tokio::sync::{Mutex, oneshot, watch};
 
 use crate::{
+    background,
     changes::{Change, Changes, Stopping},
     filter::{MAX_NETWORKS, Rule, bounds::MAX_RULES},
     kernel::rule_maps::{Networks, RuleMaps},
@@ -110,9 +111,7 @@ impl RunningRules {
         let turn = Arc::clone(&self.turn).lock_owned().await;
         let running = self.clone();
         let (sender, outcome) = oneshot::channel();
-        let thread = thread::Builder::new().name("rules".to_owned());
-        let started = thread.spawn(move || {
-            give_way();
+        let started = background::start("rules", move || {
             let outcome = running.fill_and_replace(&rules, author);
             drop(turn);
             if let Err(Err(ReplaceError::Refused(error))) = sender.send(outcome) {
@@ -201,19 +200,6 @@ impl RunningRules {
 
 fn refused(error: &anyhow::Error) -> ReplaceError {
     ReplaceError::Refused(format!("{error:#}"))
-}
-
-/// Lowers the calling thread's priority below the agent's other threads, whatever nice value it was started
-/// with. The kernel stops at 19.
-fn give_way() {
-    const NICER_BY: i32 = 5;
-    // setpriority(2), "C library/kernel differences": without a process id, this affects the calling thread
-    // only.
-    let nicer = rustix::process::getpriority_process(None)
-        .and_then(|own| rustix::process::setpriority_process(None, own + NICER_BY));
-    if let Err(error) = nicer {
-        tracing::warn!(%error, "a change of rules has the same priority as the scans");
-    }
 }
 
 impl InForce {

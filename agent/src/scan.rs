@@ -82,10 +82,14 @@ pub struct Departed {
     pub account: HookAccount,
 }
 
+/// How long the end waits for what is quick to detach. Others may hold the locks that it needs for as long as they like, while
+/// packets come and nothing is drained.
+const DETACH_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Owns the kernel's half and the replica. Only one task has it at a time.
 pub struct Scanner {
     kernel: Kernel,
-    attachments: Option<Attachments>,
+    attachments: Attachments,
     /// By network namespace.
     tags: BTreeMap<u32, TagWatch>,
     replica: Replica,
@@ -129,7 +133,7 @@ impl Scanner {
         let clock = clock::at(parts.kernel.clocks()?, 0);
         Ok(Self {
             kernel: parts.kernel,
-            attachments: Some(parts.attachments),
+            attachments: parts.attachments,
             tags: parts.tags,
             replica: parts.replica,
             taking: None,
@@ -165,12 +169,10 @@ impl Scanner {
         self.run(false)
     }
 
-    /// Detaches, or, if that would take long, switches the programs off and detaches afterwards. Drains what
-    /// is left on both pages and ends every flow.
+    /// Detaches, or, if that takes long, switches the programs off, and detaches when the scanner is dropped. Drains what is
+    /// left on both pages and ends every flow.
     pub fn finish(&mut self) -> Result<()> {
-        let outcome = self.run(true);
-        self.attachments.take();
-        outcome
+        self.run(true)
     }
 
     fn run(&mut self, is_final: bool) -> Result<()> {
@@ -180,12 +182,14 @@ impl Scanner {
 
         // The programs do not know these any more, so all that they counted there is on the pages that this
         // scan drains.
-        let left = self.attachments.as_ref().map(Attachments::left);
-        let left = left.unwrap_or_default();
+        let left = self.attachments.left();
         self.interfaces.read_before_flip()?;
         let idle = if is_final {
-            if let Some(attachments) = &mut self.attachments {
-                attachments.detach_few();
+            if !self.attachments.detach_few(DETACH_PATIENCE) {
+                tracing::warn!(
+                    after = ?DETACH_PATIENCE,
+                    "the kernel has not detached the programs yet: they are switched off first"
+                );
             }
             // When this returns, a program that ran while it was detached has read its page.
             self.kernel.pages.stop()?.to_vec()
@@ -287,8 +291,7 @@ impl Scanner {
     /// Takes in the hooks that were attached meanwhile. During a scan this happens after the flip, so that
     /// every hook that counted on the idle page is known.
     pub fn note_progress(&mut self) {
-        let progress = self.attachments.as_ref().map(Attachments::progress);
-        for attached in progress.unwrap_or_default() {
+        for attached in self.attachments.progress() {
             if let Some(place) = attached.hook.tag_place
                 && !attached.hook.tags_unknown
                 && let Some(tags) = self.tags.get(&attached.hook.id.netns)
@@ -475,35 +478,24 @@ impl Scanner {
             self.departed.interfaces += u64::from(self.interfaces.watched(slot as usize).is_some());
             self.interfaces.forget(slot as usize, why);
         }
-        if let Some(attachments) = &self.attachments {
-            attachments.settle(left);
-        }
+        self.attachments.settle(left);
         Ok(())
     }
 
     /// Counts on the interfaces of this selection soon, and no longer on others. The future resolves when that is
     /// so; scans go on meanwhile. It never does if the agent ends first.
     pub fn select(&self, selection: &Selection) -> impl Future<Output = ()> + Send + use<> {
-        let attachments = self.attachments.as_ref();
-        let selecting = attachments.map(|attachments| attachments.select(selection));
-        async move {
-            match selecting {
-                Some(selecting) => selecting.await,
-                None => std::future::pending().await,
-            }
-        }
+        self.attachments.select(selection)
     }
 
     /// The interfaces that are selected and not counted.
     pub fn not_counted(&self) -> NotCounted {
-        let attachments = self.attachments.as_ref();
-        attachments.map_or_else(NotCounted::default, Attachments::not_counted)
+        self.attachments.not_counted()
     }
 
     /// The names that are selected and that no interface has.
     pub fn absent(&self) -> Absent {
-        let attachments = self.attachments.as_ref();
-        attachments.map_or_else(Absent::default, Attachments::absent)
+        self.attachments.absent()
     }
 
     /// Turns the programs to a set of filter rules. If this fails, the previous set stays.

@@ -136,13 +136,14 @@ async fn in_force(
 impl Scanning {
     /// Scans at every interval, and earlier if a page fills, until `shutdown` or until a hook cannot be
     /// attached or interfaces cannot be followed. Then scans once more with the programs off. `tell` is called when all
-    /// of the first hooks are attached.
+    /// of the first hooks are attached, and `end` with the scanner when all that it found is told.
     pub(super) async fn run(
         mut self,
         shutdown: impl Future<Output = ()>,
         mut scanner: Scanner,
         publish_status: impl Fn(&Scanner, Times, u64, bool),
         tell: impl Fn(&Scanner),
+        end: impl FnOnce(Scanner),
     ) -> Result<()> {
         let mut late = LateScans::default();
         let (mut is_attaching, mut failed) = (true, None);
@@ -233,6 +234,7 @@ impl Scanning {
             selected_anew.drain(..).for_each(Made::tell);
             if is_final {
                 log_final(&scanner);
+                end(scanner);
                 return failed.map_or(Ok(()), Err);
             }
         }
@@ -330,7 +332,7 @@ fn log_final(scanner: &Scanner) {
     tracing::info!(
         seen = scanner.account.get(agent_common::Reason::Seen).packets,
         missing = missing.packets,
-        "detached; final account"
+        "detached or off; final account"
     );
 }
 

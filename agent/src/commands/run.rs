@@ -65,7 +65,7 @@ pub async fn run(
         needs: agent.needs(),
     };
     let in_force = reload.settings();
-    reload.start(running, manager.clone());
+    reload.start(running, manager.clone())?;
     // From here on a signal leads to a final scan.
     let stop = shutdown()?;
     // The agent holds accounts, which are too large for the caller's stack.

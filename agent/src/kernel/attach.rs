@@ -6,9 +6,14 @@
 //! TCX and XDP attachments are BPF links, which the kernel removes with the process, however it ends. Filters
 //! on clsact stay after a SIGKILL; the next start removes them.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc::RecvTimeoutError,
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use agent_common::{Direction, LinkType, direction::slot_of_hook};
@@ -187,6 +192,8 @@ pub struct Attachments {
     stop: Arc<AtomicBool>,
     /// By network namespace.
     watches: Vec<Watch>,
+    /// At the end.
+    detaching: Option<JoinHandle<()>>,
 }
 
 /// What to attach to.
@@ -257,6 +264,7 @@ impl Attachments {
             slots,
             stop,
             watches: watches.into_iter().flatten().collect(),
+            detaching: None,
         };
         match failed.into_iter().find_map(Result::err) {
             Some(error) => Err(error),
@@ -318,22 +326,46 @@ impl Attachments {
         self.slots.progress()
     }
 
-    /// Stops attaching, and detaches what is quick to detach: filters, and links if there are few.
-    pub fn detach_few(&mut self) {
+    /// Stops attaching, and detaches what is quick to detach: filters, and links if there are few. Waits for that no
+    /// longer than `patience`, since it needs locks that others may hold. Returns whether it is done.
+    pub fn detach_few(&mut self, patience: Duration) -> bool {
+        self.stop();
+        let mut watches = std::mem::take(&mut self.watches);
+        let slots = self.slots.clone();
+        let (done, is_done) = std::sync::mpsc::channel::<()>();
+        let detaching = move || {
+            end_all(&mut watches);
+            if slots.links() <= release::FEW {
+                drop(slots.take_links());
+            }
+            drop(done);
+        };
+        // Without a thread it was dropped, so filters are gone, and links go with this value.
+        let thread = thread::Builder::new().name("end".to_owned());
+        self.detaching = thread.spawn(detaching).ok();
+        is_done.recv_timeout(patience) == Err(RecvTimeoutError::Disconnected)
+    }
+
+    fn stop(&self) {
         self.stop.store(true, Relaxed);
         self.tell_all(Changes::stop);
-        for watch in &mut self.watches {
-            watch.join();
-        }
-        if self.slots.links() <= release::FEW {
-            drop(self.slots.take_links());
-        }
+    }
+}
+
+/// Waits until these attach and detach nothing any more. Their filters are gone then.
+fn end_all(watches: &mut [Watch]) {
+    for watch in watches {
+        watch.join();
     }
 }
 
 impl Drop for Attachments {
     fn drop(&mut self) {
-        self.detach_few();
+        self.stop();
+        end_all(&mut self.watches);
+        if let Some(Err(_)) = self.detaching.take().map(JoinHandle::join) {
+            tracing::error!("the thread that detaches failed: filters may stay");
+        }
         release::release(self.slots.take_links());
     }
 }

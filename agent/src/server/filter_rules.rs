@@ -8,7 +8,7 @@ use prost::{
     DecodeError, Message as _,
     encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 use tonic::{Status, body::Body, codegen::http::HeaderMap};
 
 use super::{
@@ -17,6 +17,7 @@ use super::{
     request,
 };
 use crate::{
+    background,
     changes::Stopping,
     fault::Fault,
     filter::{self, Rule, bounds},
@@ -52,9 +53,13 @@ impl FilterRules {
         let stopping = |_| Status::unavailable(Stopping.to_string());
         let _turn = self.one_at_a_time.acquire().await.map_err(stopping)?;
         let message = request::bytes(headers, body, MAX_MESSAGE_BYTES).await?;
-        let rules = tokio::task::spawn_blocking(move || rules(message))
-            .await
-            .map_err(|error| Status::internal(format!("the rules could not be read: {error}")))??;
+        let (sender, read) = oneshot::channel();
+        // Who asks may have left.
+        background::start("rules", move || drop(sender.send(rules(message)))).map_err(|error| {
+            Status::unavailable(format!("no thread to read the rules: {error}"))
+        })?;
+        let failed = |_| Status::internal("the thread that reads the rules has failed");
+        let rules = read.await.map_err(failed)??;
         match self.running.replace(rules, Author::Client).await {
             Ok(replaced) => Ok(answer(replaced)),
             Err(error @ ReplaceError::Refused(_)) => {

@@ -137,7 +137,7 @@ pub struct Args {
     /// Flows that a page always has room for, and up to which it shrinks when few flows come; no more than --max-flows. A
     /// quarter of --max-flows, or 65,536 if that is less, find room beside them while a page has not yet grown. Raise this
     /// where more new flows than that may come while the agent gets no CPU.
-    #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MIN_FLOWS", default_value_t = 6144,
+    #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MIN_FLOWS", default_value_t = DEFAULT_MIN_FLOWS,
           value_parser = number(1..=100_000_000), help_heading = TABLE)]
     pub min_flows: u32,
 
@@ -287,6 +287,7 @@ pub enum BpfLogLevel {
     Trace = 5,
 }
 
+pub(super) const DEFAULT_MIN_FLOWS: u32 = 6144;
 /// A flip alone waits for some milliseconds.
 const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(10);
 

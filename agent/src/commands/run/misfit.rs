@@ -6,7 +6,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use anyhow::Result;
 use thiserror::Error;
 
-use super::Args;
+use super::{Args, args::DEFAULT_MIN_FLOWS};
 use crate::{
     fault::Fault,
     filter::{self, Compiled, Rule},
@@ -79,6 +79,12 @@ pub(super) fn refuse_contradictions(args: &Args) -> Result<(), Misfit> {
         args.tc_attach == TcAttach::Clsact && args.tcx_order != TcxOrder::First,
         "--tcx-order does nothing with --tc-attach clsact: remove one of them",
         &["tcx_order", "tc_attach"],
+    )?;
+    refuse(
+        args.early_scan == 0 && args.min_flows != DEFAULT_MIN_FLOWS,
+        "--min-flows does nothing with --early-scan 0, with which pages have their full size from the start: remove one \
+         of them",
+        &["min_flows", "early_scan"],
     )?;
     refuse(
         !args.report_interval.is_zero() && args.report_interval < args.scan_interval,
@@ -374,6 +380,10 @@ mod tests {
                 "--listen 127.0.0.1:1,127.0.0.1:1",
                 ["--listen 127.0.0.1:1", "twice"],
             ),
+            (
+                "--early-scan 0 --min-flows 10",
+                ["--min-flows", "--early-scan 0"],
+            ),
             ("--tls-certificate a", ["--tls-certificate", "--tls-key"]),
             ("--tls-key a", ["--tls-certificate", "--tls-key"]),
             ("--tls-client-ca a", ["--tls-client-ca", "--tls-key"]),
@@ -400,6 +410,8 @@ mod tests {
             "--ingress-hook xdp --direction ingress --xdp-mode generic",
             "--xdp-mode auto",
             "--report-interval 0s",
+            "--early-scan 0",
+            "--early-scan 1 --min-flows 10",
             "--report-interval 5s --scan-interval 5s",
             "--listen 127.0.0.1:0,127.0.0.1:0,unix:/a,unix:/b",
             "--listen 127.9.9.9:1,[::1]:1,[::ffff:127.0.0.1]:1,localhost:1",

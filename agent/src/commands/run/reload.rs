@@ -6,12 +6,14 @@ use std::{collections::BTreeMap, fs, io::IsTerminal as _, path::Path};
 use anyhow::{Context as _, Error, Result, ensure};
 use sha1::{Digest as _, Sha1};
 use tokio::{
+    runtime::Handle,
     signal::unix::{Signal, SignalKind, signal},
     sync::watch,
 };
 
 use crate::{
     agent::Config,
+    background,
     changes::{Change, Changes, Stopping},
     commands::settings::{DEFAULT_FILE, Layers, Setting, Settings},
     fault,
@@ -131,11 +133,11 @@ impl Reload {
     }
 
     /// Reads the settings again at every SIGHUP, including one that came since [`Reload::listen`].
-    pub(super) fn start(mut self, mut running: Running, manager: ServiceManager) {
+    pub(super) fn start(mut self, mut running: Running, manager: ServiceManager) -> Result<()> {
         let Some(mut hangup) = self.hangup.take() else {
-            return;
+            return Ok(());
         };
-        tokio::spawn(async move {
+        let reloading = async move {
             while hangup.recv().await.is_some() {
                 let reloading = manager.reloading().await;
                 let outcome = self.take_over(&mut running).await;
@@ -150,7 +152,12 @@ impl Reload {
                 }
                 reloading.done(outcome).await;
             }
-        });
+        };
+        // It reads files, may compile a million networks and asks the kernel, which may wait for a lock. A task would do
+        // that on a thread which wakes the scans.
+        let runtime = Handle::current();
+        background::start("reload", move || runtime.block_on(reloading))
+            .context("start the thread that reads the settings again")
     }
 
     /// If this fails, nothing has changed.

@@ -147,6 +147,12 @@ impl Attacher {
         } else {
             if self.clsact.is_none() {
                 self.open_clsact()?;
+                if self.settings.tcx_order != TcxOrder::First {
+                    tracing::warn!(
+                        "--tcx-order does nothing here, since this kernel has no TCX (it has it from 6.6): the programs are \
+                         attached by clsact"
+                    );
+                }
             }
             let program = self.programs.get(name)?.try_clone_to_owned();
             let program = program.context("duplicate a program's descriptor")?;

@@ -252,15 +252,19 @@ fn a_start_on_many_interfaces_says_once_what_is_faster_than_tcx() {
             let mut kernel = kernel();
             let (mut watcher, _) = watcher(&mut kernel, "new0", settings);
             watcher.slots.take(links[0].ifindex, &links[0].name);
-            watcher.start(&links)?;
+            let started = logged(|| watcher.start(&links).unwrap());
             let few = logged(|| watcher.tell_progress(1, 200));
             let many = logged(|| {
                 watcher.tell_progress(1, 201);
                 watcher.tell_progress(100, 201);
             });
-            Ok((few, many))
+            Ok((started, few, many))
         };
-        let (few, many) = namespace.enter(start).unwrap();
+        let (started, few, many) = namespace.enter(start).unwrap();
+        assert!(
+            started.contains("attaching attached=1 interfaces=1"),
+            "{started}"
+        );
         assert!(few.contains("attaching attached=1 interfaces=200"), "{few}");
         assert_eq!(many.matches("attached=").count(), 2, "{many}");
         let advised = many.matches("--tc-attach clsact is faster").count();

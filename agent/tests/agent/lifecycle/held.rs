@@ -4,14 +4,16 @@ use std::{
     io::{self, Read as _, Write as _},
     net::Ipv4Addr,
     os::fd::AsRawFd as _,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use lab::{Host, Lab, Process, RtnlHold, privilege::is_root_or_skip, privilege::skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{Agent, PATIENCE, count, flow_agent, wait_until};
+use crate::support::{
+    Agent, PATIENCE, attached::nothing_is_attached, count, flow_agent, wait_for_packets, wait_until,
+};
 
 #[test]
 fn a_lock_on_all_interfaces_delays_no_scan() {
@@ -57,6 +59,74 @@ fn a_lock_on_all_interfaces_delays_no_scan_at_xdp() {
     // More than a second, after which the agent asks whether tags are hidden.
     agent.wait_for_scans(&lab.agent, 60);
     assert!(held.release(), "they go on while RTNL is held");
+    agent.stop();
+}
+
+/// The last records wait for nothing that detaching waits for.
+#[test]
+fn a_lock_on_all_interfaces_delays_no_last_record() {
+    const NAME: &str = "agent::a_lock_on_all_interfaces_delays_no_last_record";
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--scan-interval", "1h"]);
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
+    let before = lab.agent.counters().unwrap();
+    let socket = lab.peer.frame_socket().unwrap();
+    socket.send_many(std::iter::repeat_n(&frame, 100)).unwrap();
+    wait_for_packets(&lab.agent, before, 100);
+    let held = match RtnlHold::take() {
+        Ok(held) => held,
+        Err(error) => return skip(NAME, &format!("RTNL cannot be held: {error:#}")),
+    };
+    agent.signal(libc::SIGTERM);
+    wait_until("the last account is out", || {
+        let last = agent.stdout();
+        let last = last.lines().last().map(serde_json::from_str::<Value>);
+        last.is_some_and(|last| last.is_ok_and(|last| last["final"] == true))
+    });
+    assert!(held.release(), "it is out while RTNL is held");
+    let report = agent.ended();
+    assert_eq!(report.seen(), count(100, &frame));
+    assert_eq!(report.sums().len(), 1);
+    assert!(nothing_is_attached(&lab.agent));
+}
+
+/// A reload asks the kernel which interfaces there are, and the kernel answers under that lock.
+#[test]
+fn a_reload_that_waits_delays_no_scan() {
+    const NAME: &str = "agent::a_reload_that_waits_delays_no_scan";
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let directory = TempDir::new().unwrap();
+    let file = directory.path().join("agent.toml");
+    let settings = |interfaces: &str| {
+        let text = format!(
+            "interface = [{interfaces}]\nscan_interval = \"20ms\"\nmax_flows = 1000\noutput = [\"json\"]\n"
+        );
+        std::fs::write(&file, text).unwrap();
+    };
+    let interface = format!("{:?}", lab.agent.interface);
+    settings(&interface);
+    let mut agent = Agent::start_by_file(&lab.agent, "", &file);
+    let held = match RtnlHold::take() {
+        Ok(held) => held,
+        Err(error) => return skip(NAME, &format!("RTNL cannot be held: {error:#}")),
+    };
+    settings(&format!("{interface}, \"lo\""));
+    agent.signal(libc::SIGHUP);
+    // On a thread of its own: one that also wakes the scans would hold them up, sometimes.
+    let tasks = format!("/proc/{}/task", agent.pid());
+    wait_until("the reload waits for the lock", || {
+        let task = thread_of(Path::new(&tasks), "reload");
+        task.is_some_and(|task| field_of_stat(&task, 0).is_some_and(|state| state == "D"))
+    });
+    agent.wait_for_scans(&lab.agent, 60);
+    assert!(held.release(), "they go on while RTNL is held");
+    agent.wait_until_logged("the settings have been read again");
     agent.stop();
 }
 
@@ -142,27 +212,32 @@ fn rules_are_made_ready_behind_the_scans() {
     let mut nice = None;
     while nice.is_none() && change.exited().unwrap().is_none() {
         let has_given_way = |nice: &i64| *nice != own;
-        nice = nice_of_thread(Path::new(&tasks), "rules").filter(has_given_way);
+        let task = thread_of(Path::new(&tasks), "rules");
+        nice = task.as_deref().and_then(nice_of).filter(has_given_way);
     }
     assert_eq!(nice, Some((own + 5).min(19)));
     assert!(change.wait(PATIENCE).unwrap().success());
     agent.stop();
 }
 
-/// The niceness of the thread with that name, if there is one.
-fn nice_of_thread(tasks: &Path, name: &str) -> Option<i64> {
+/// The directory in /proc of the thread with that name, if there is one.
+fn thread_of(tasks: &Path, name: &str) -> Option<PathBuf> {
     let tasks = std::fs::read_dir(tasks).ok()?;
-    let is_wanted = |task: &std::fs::DirEntry| {
-        let comm = std::fs::read_to_string(task.path().join("comm"));
+    let is_wanted = |task: &PathBuf| {
+        let comm = std::fs::read_to_string(task.join("comm"));
         comm.is_ok_and(|comm| comm.trim_end() == name)
     };
-    let mut wanted = tasks.flatten().filter(is_wanted);
-    wanted.find_map(|task| nice_of(&task.path()))
+    tasks.flatten().map(|task| task.path()).find(is_wanted)
 }
 
-/// The niceness of a process or thread, by its directory in /proc: the 19th field of `stat`.
+/// The niceness of a process or thread, by its directory in /proc.
 fn nice_of(task: &Path) -> Option<i64> {
+    field_of_stat(task, 16)?.parse().ok()
+}
+
+/// A field of `stat`, counted from the state, which comes behind the name.
+fn field_of_stat(task: &Path, number: usize) -> Option<String> {
     let stat = std::fs::read_to_string(task.join("stat")).ok()?;
     let (_, behind_name) = stat.rsplit_once(") ")?;
-    behind_name.split(' ').nth(16)?.parse().ok()
+    behind_name.split(' ').nth(number).map(str::to_owned)
 }
