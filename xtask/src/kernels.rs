@@ -39,6 +39,21 @@ const SUITES: &[(&str, &str)] = &[
 
 const FLOOR: (&str, &str) = ("bookworm", "6.1");
 
+/// What `cargo xtask test` runs there: modules of the agent's tests, and parts of the names of tests in them.
+const FLOOR_MODULES: [&str; 3] = ["exact", "devices", "lockdown"];
+const FLOOR_TESTS: [&str; 9] = [
+    // Loads them with and without opened tunnels.
+    "every_program",
+    "both_directions_are_one_flow",
+    "an_elephant_from_two_cpus",
+    "a_clock_that_is_set",
+    "a_bond_is_counted_at_tc",
+    "on_a_bonds_lower_device",
+    "a_packet_over_a_bond",
+    "a_packet_over_a_vlan_device",
+    "on_a_kernel_that_is_locked_down",
+];
+
 /// The modules that the tests need, among them one for every device that they make. Each of [`SUITES`] has
 /// all of them, so a test that misses one has failed.
 const MODULES: &[&str] = &[
@@ -135,33 +150,22 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 /// Tests that the oldest kernel takes every program and counts exactly at TC, at XDP and on devices that the kernel of a
-/// CI machine often lacks, for `cargo xtask test`. The results go into `count`. If that kernel cannot be had, they are
-/// skipped.
+/// CI machine often lacks, for `cargo xtask test`. The results go into `count`.
 pub fn on_the_floor(count: &mut Count) {
-    const MODULES: [&str; 3] = ["exact", "devices", "lockdown"];
-    const TESTS: [&str; 9] = [
-        // Loads them with and without opened tunnels.
-        "every_program",
-        "both_directions_are_one_flow",
-        "an_elephant_from_two_cpus",
-        "a_clock_that_is_set",
-        "a_bond_is_counted_at_tc",
-        "on_a_bonds_lower_device",
-        "a_packet_over_a_bond",
-        "a_packet_over_a_vlan_device",
-        "on_a_kernel_that_is_locked_down",
-    ];
     let (_, version) = FLOOR;
-    let mut skip = |error: String| count.skipped.push(format!("kernel {version}: {error}"));
     if !cfg!(target_arch = "x86_64") {
-        return skip("the virtual machine is an x86-64 PC".to_owned());
+        let skipped = format!("kernel {version}: the virtual machine is an x86-64 PC");
+        return count.skipped.push(skipped);
     }
     let kernel = match packages::kernel(FLOOR.0, false) {
         Ok(kernel) => kernel,
-        Err(error) => return skip(format!("{error:#}")),
+        Err(error) => {
+            count.fail(error.context(format!("kernel {version}")));
+            return;
+        }
     };
-    let filter = TESTS.map(str::to_owned);
-    let modules = MODULES.map(str::to_owned);
+    let filter = FLOOR_TESTS.map(str::to_owned);
+    let modules = FLOOR_MODULES.map(str::to_owned);
     match programs::build(&modules, &filter, &["ip", "tc", "ethtool", "ping"]) {
         Ok(programs) => {
             let load = Load {
@@ -270,4 +274,34 @@ fn report(mut rows: Vec<Row>) -> ExitCode {
         total.add(row.count);
     }
     total.report()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::workspace::root;
+
+    #[test]
+    fn every_test_on_the_floor_is_in_the_sources() {
+        let folder = root().join("agent/tests/agent");
+        let mut sources = String::new();
+        for module in FLOOR_MODULES {
+            sources += &fs::read_to_string(folder.join(module).with_extension("rs")).unwrap();
+            for file in fs::read_dir(folder.join(module)).into_iter().flatten() {
+                sources += &fs::read_to_string(file.unwrap().path()).unwrap();
+            }
+        }
+        let functions: Vec<&str> = sources.split("#[test]\nfn ").skip(1).collect();
+        for name in FLOOR_TESTS {
+            let is_part = |function: &&str| {
+                function
+                    .split('(')
+                    .next()
+                    .is_some_and(|all| all.contains(name))
+            };
+            assert!(functions.iter().any(is_part), "{name}");
+        }
+    }
 }

@@ -35,6 +35,9 @@ pub struct Arguments {
     /// Try the kept table of faults instead: in the kernel's programs, the flip, the end
     #[arg(long)]
     faults: bool,
+    /// With --faults, how often each test has to catch its fault: one that catches it by chance misses it some day
+    #[arg(long, default_value_t = 1, requires = "faults", value_parser = clap::value_parser!(u32).range(1..))]
+    times: u32,
     /// With --faults, those whose names contain this; else files for cargo-mutants [default: all]
     only: Vec<String>,
     /// Further arguments of cargo-mutants, such as `--list` or `--shard 1/8`
@@ -45,7 +48,7 @@ pub struct Arguments {
 pub fn mutants(arguments: &Arguments) -> Result<ExitCode> {
     setup(Purpose::Test)?;
     if arguments.faults {
-        kept_faults(&arguments.only)
+        kept_faults(&arguments.only, arguments.times)
     } else {
         made_faults(arguments)
     }
@@ -112,8 +115,9 @@ fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
     })
 }
 
-/// Tries each fault of the table whose name contains one of the words; without words, all of them.
-fn kept_faults(words: &[String]) -> Result<ExitCode> {
+/// Tries each fault of the table whose name contains one of the words; without words, all of them. Its test has to fail this
+/// often, one time after the other.
+fn kept_faults(words: &[String], times: u32) -> Result<ExitCode> {
     let wanted = |fault: &&Fault| {
         words.is_empty() || words.iter().any(|word| fault.name.contains(word.as_str()))
     };
@@ -139,7 +143,14 @@ fn kept_faults(words: &[String]) -> Result<ExitCode> {
             Verdict::Passed => {
                 sound.push(fault.target);
                 let _put_back = tree.replace(fault)?;
-                bench.run(&fault.target)?
+                let mut verdict = Verdict::Failed;
+                for _ in 0..times {
+                    verdict = bench.run(&fault.target)?;
+                    if !matches!(verdict, Verdict::Failed) {
+                        break;
+                    }
+                }
+                verdict
             }
             Verdict::Failed => {
                 println!("BROKEN  {}: {} fails without it", fault.name, fault.target);
@@ -150,7 +161,12 @@ fn kept_faults(words: &[String]) -> Result<ExitCode> {
         };
         match verdict {
             Verdict::Failed => {
-                println!("caught  {}: {}", fault.name, fault.target);
+                let often = if times == 1 {
+                    String::new()
+                } else {
+                    format!(" {times} times of {times}")
+                };
+                println!("caught  {}{often}: {}", fault.name, fault.target);
                 count.passed += 1;
             }
             Verdict::Passed => {
