@@ -123,7 +123,7 @@ impl Fuzzer {
             .arg(format!("-max_total_time={}", time.as_secs().max(1)))
             .arg(format!("-max_len={LONGEST_INPUT_BYTES}"))
             .arg(format!("-artifact_prefix={}/", folder.display()))
-            .args(["-timeout=10", "-print_final_stats=1"])
+            .args(["-timeout=120", "-print_final_stats=1"])
             .args(arguments);
         // A given input is run alone.
         if !arguments

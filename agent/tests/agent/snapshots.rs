@@ -1,6 +1,6 @@
 //! What an agent tells between two scans: the flows that it tracks, at once, and a scan before the interval is over.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Instant};
 
 use agent::{
     client::{self, Event, Observer, Target},
@@ -261,11 +261,13 @@ async fn those_who_wait_for_a_scan_share_one() {
     let agent = Agent::start(&lab, SELDOM);
     let target: Target = agent.address().parse().unwrap();
     assert_eq!(client::scan_now(&target).await.unwrap(), 1);
-    // The first of them waits until a second has passed, and the others come meanwhile.
+    // The first of them waits until a second has passed, and the others come meanwhile, or later where they are held up.
+    let begun = Instant::now();
     let waiting = (0..5).map(|_| client::scan_now(&target));
     let scans = futures_util::future::try_join_all(waiting).await.unwrap();
+    let most = 3 + begun.elapsed().as_secs();
     assert!(
-        scans.iter().all(|&scan| scan == 2 || scan == 3),
+        scans.iter().all(|scan| (2..=most).contains(scan)),
         "{scans:?}"
     );
     agent.stop_silent();

@@ -82,11 +82,11 @@ impl Agent {
             // Asked before the log is read, so that the log of an agent that has ended is complete.
             let status = self.process.exited()?;
             let log = self.log()?;
-            if let Some(status) = status {
-                bail!("flow-agent ended with {status}: {}", log.trim());
-            }
             if log.contains(text) {
                 return Ok(());
+            }
+            if let Some(status) = status {
+                bail!("flow-agent ended with {status}: {}", log.trim());
             }
             ensure!(
                 Instant::now() < deadline,

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 // linux/userfaultfd.h, linux/if_tun.h.
 const UFFD_API: u64 = 0xaa;
@@ -38,7 +38,7 @@ pub struct RtnlHold {
 }
 
 impl RtnlHold {
-    /// Fails if the kernel has no userfaultfd or tun, or does not let this process use them.
+    /// Returns when it is held. Fails if the kernel has no userfaultfd or tun, or does not let this process use them.
     pub fn take() -> Result<Self> {
         let tun = OpenOptions::new()
             .read(true)
@@ -48,6 +48,8 @@ impl RtnlHold {
         let faults = userfaultfd().context("open a userfaultfd")?;
         let page = missing_page(&faults).context("make a page whose content is yet to come")?;
         let holder = thread::spawn(move || hold(&tun, page));
+        // The kernel tells of the fault when the holder has the lock.
+        wait_for_fault(&faults, &holder)?;
         let (release, asked) = mpsc::channel();
         let releaser = thread::spawn(move || {
             let is_asked = asked.recv_timeout(MOST).is_ok();
@@ -90,7 +92,7 @@ fn hold(tun: &File, page: usize) {
 
 fn userfaultfd() -> io::Result<OwnedFd> {
     // SAFETY: no pointers.
-    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -98,6 +100,30 @@ fn userfaultfd() -> io::Result<OwnedFd> {
     let faults = unsafe { OwnedFd::from_raw_fd(fd as i32) };
     ioctl(&faults, UFFDIO_API, &mut [UFFD_API, 0, 0])?;
     Ok(faults)
+}
+
+fn wait_for_fault(faults: &OwnedFd, holder: &JoinHandle<()>) -> Result<()> {
+    // `struct uffd_msg`.
+    let mut message = [0_u8; 32];
+    loop {
+        // SAFETY: the buffer is as long as the call says, and outlives it.
+        let read = unsafe {
+            libc::read(
+                faults.as_raw_fd(),
+                message.as_mut_ptr().cast(),
+                message.len(),
+            )
+        };
+        if read > 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::WouldBlock {
+            return Err(error).context("wait until the lock is held");
+        }
+        ensure!(!holder.is_finished(), "the kernel did not take the lock");
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Maps a page without content and returns its address. It stays mapped.

@@ -129,8 +129,9 @@ impl Service {
 
     /// The last line of its log that has this in it, if any.
     fn said(&self, part: &str) -> Option<String> {
+        // The journal may not have read yet what a service wrote that has ended.
         let log = self.machine.output(&format!(
-            "journalctl --no-pager --output cat --unit {UNIT} | grep -F '{part}' | tail -n 1"
+            "journalctl --sync; journalctl --no-pager --output cat --unit {UNIT} | grep -F '{part}' | tail -n 1"
         ));
         (!log.is_empty()).then_some(log)
     }
@@ -390,7 +391,7 @@ fn killed(service: &mut Service) -> Result<String> {
 fn hangs(service: &mut Service) -> Result<String> {
     let machine = &service.machine;
     let drop_in = "/run/systemd/system/flow-agent.service.d/watchdog.conf";
-    machine.write(drop_in, "[Service]\nWatchdogSec=4s\nTimeoutAbortSec=1s\n")?;
+    machine.write(drop_in, "[Service]\nWatchdogSec=10s\nTimeoutAbortSec=1s\n")?;
     machine.run(&format!(
         "systemctl daemon-reload && systemctl restart {UNIT}"
     ))?;

@@ -355,7 +355,7 @@ async fn a_batch_that_fails_in_a_view_does_not_keep_others_from_being_stored() {
             thrown: vec![bad],
             ..Server::default()
         };
-        let (mut clickhouse, server) = start(server, Duration::from_secs(2)).await;
+        let (mut clickhouse, server) = start(server, Duration::from_secs(20)).await;
         let times = keep_until_only(&mut clickhouse, &[bad], (1..=16).collect()).await;
         assert!(times <= 8, "{times}");
         // It is told, and others go on.

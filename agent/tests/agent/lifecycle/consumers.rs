@@ -161,9 +161,14 @@ fn a_stalled_consumer_loses_its_own_batches_and_nobody_elses() {
     wait_until("both get batches", || {
         !quick.scans().is_empty() && waiting_bytes(&unread) > 0
     });
-    // Fills what the transport holds for a consumer (2 MiB and the socket's buffer).
+    // Fills what the transport holds for a consumer (2 MiB and the socket's buffer). The others have the time that they need.
     for _ in 0..3 {
         send(&lab, 1..=30_000);
+        let scans = agent.status(&lab.agent)["scans"]["count"].as_u64();
+        wait_until("the others keep up", || {
+            let printed = agent.stdout().matches(r#""type":"account""#).count() as u64;
+            quick.scans().last().copied() >= scans && Some(printed) >= scans
+        });
     }
     let mut scans = 0;
     while !agent.stderr().contains("it loses batches") {

@@ -160,7 +160,7 @@ fn an_index_that_comes_back_unheard_of_is_attached_to_again() {
         });
         wait_until_watched(&lab, &agent, "new0");
         send(&lab, ["new0", "far0"], &frame, 20);
-        assert!(agent.stderr().contains(MISSED));
+        wait_until("the log says so", || agent.stderr().contains(MISSED));
         let report = agent.stop();
         assert_eq!(report.seen(), count(120, &frame), "{hooks:?}");
         assert_eq!(packets_on(&report, "new0"), 120);

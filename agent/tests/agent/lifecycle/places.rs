@@ -40,7 +40,9 @@ fn an_interface_beyond_the_most_is_said_and_counted_when_another_leaves() {
             hooks_of(&status, &near) == 2 || status["interfaces"]["not_counted"] == 1
         });
     }
-    assert!(agent.stderr().contains("--max-interfaces"));
+    wait_until("the log names the setting", || {
+        agent.stderr().contains("--max-interfaces")
+    });
     assert_eq!(hooks_of(&status(&lab, &agent), "new1"), 0);
     let text = agent.asked(&lab.agent, &["status"]).stdout;
     let text = String::from_utf8(text).unwrap();
@@ -182,7 +184,9 @@ fn an_interface_of_which_one_hook_is_refused_keeps_no_program() {
         uncounted = status(&lab, &agent)["interfaces"]["uncounted"][0].clone();
         uncounted["reason"] == "refused"
     });
-    assert!(agent.stderr().contains("not counted"), "{}", agent.stderr());
+    wait_until("the log says so, too", || {
+        agent.stderr().contains("not counted")
+    });
     assert_eq!(uncounted["interface"]["name"], "new0");
     let detail = uncounted["detail"].as_str().unwrap();
     assert!(

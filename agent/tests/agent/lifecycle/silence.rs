@@ -41,7 +41,7 @@ fn whoever_asks_a_stopped_agent_is_told_that_it_does_not_answer() {
             &["filter", "show"],
             &["filter", "set", "exclude port 9"],
             &["flows"],
-            &["watch", "--duration", "3s"],
+            &["watch", "--duration", "20s"],
         ] {
             scope.spawn(move || {
                 let mut command = flow_agent(host);

@@ -30,7 +30,7 @@ fn packets_of_an_unknown_interface_are_counted_as_such() {
         let account = &agent.status(&lab.agent)["account"];
         pair(&account["unparsed"]["unknown_interface"]) == count(30, &frame)
     });
-    assert!(is_warned_of());
+    wait_until("the log says so, too", is_warned_of);
     let report = agent.stop();
     assert_eq!(report.seen(), count(80, &frame));
     assert_eq!(pair(&report.last()["flows"]), count(50, &frame));

@@ -215,7 +215,9 @@ fn nfdump_has_every_flow_in_both_directions() {
     fs::create_dir(&files).unwrap();
     let mut command = lab.agent.command(nfcapd);
     command
-        .args(["-b", "127.0.0.1", "-p", &PORT.to_string(), "-v", "-w"])
+        .args(["-b", "127.0.0.1", "-p", &PORT.to_string(), "-v"])
+        // It begins a new file at whole multiples of this time, of five minutes by default.
+        .args(["-t", "86400", "-w"])
         .arg(&files);
     let mut nfcapd = collector(&lab, &mut command, folder.path());
     let (sent, report) = report(&lab, &udp(""));
@@ -287,7 +289,9 @@ fn nfdump_scales_by_the_sampling() {
     fs::create_dir(&files).unwrap();
     let mut command = lab.agent.command(nfcapd);
     command
-        .args(["-b", "127.0.0.1", "-p", &PORT.to_string(), "-v", "-w"])
+        .args(["-b", "127.0.0.1", "-p", &PORT.to_string(), "-v"])
+        // It begins a new file at whole multiples of this time, of five minutes by default.
+        .args(["-t", "86400", "-w"])
         .arg(&files);
     let mut nfcapd = collector(&lab, &mut command, folder.path());
     let output = udp(r#", "uniflow": true, "octets": "layer2""#);

@@ -16,9 +16,18 @@ use crate::{
     support::{Agent, flow_agent, wait_until},
 };
 
+/// Those that failed so far.
 fn handshakes(agent: &Agent, host: &Host) -> u64 {
     let status = agent.status(host);
     status["server"]["refused_handshakes"].as_u64().unwrap()
+}
+
+/// Waits for these failures, since an agent counts one when the client may have read its answer.
+fn wait_for_handshakes(agent: &Agent, host: &Host, failures: u64) -> u64 {
+    wait_until("each failure is counted", || {
+        handshakes(agent, host) >= failures
+    });
+    handshakes(agent, host)
 }
 
 #[test]
@@ -47,8 +56,7 @@ fn an_agent_is_trusted_by_its_ca_and_its_address() {
     // The certificate is for the address, not for the name.
     let error = refused(host, "https://localhost:50051", &good);
     assert!(error.contains("its certificate is refused"), "{error}");
-    let by_tls = handshakes(&agent, host);
-    assert!(by_tls >= 3, "{by_tls}");
+    let by_tls = wait_for_handshakes(&agent, host, 3);
 
     // Without TLS nobody is answered, and nothing is sent by mistake.
     let error = refused(host, ADDRESS, &good);
@@ -102,8 +110,7 @@ fn a_client_without_a_certificate_of_the_ca_is_refused() {
         error.contains("it refuses the client's certificate"),
         "{error}"
     );
-    let refused = handshakes(&agent, host);
-    assert!(refused >= 2, "{refused}");
+    wait_for_handshakes(&agent, host, 2);
     assert_eq!(told(&agent, host)["tls"]["client_certificates"], true);
     agent.stop();
 }
@@ -134,8 +141,7 @@ fn grpcurl_is_held_to_the_same() {
     assert!(!listed(&stranger, Some(&certificates.client)));
     let of_stranger = stranger.issue("client", "somebody").unwrap();
     assert!(!listed(ca, Some(&of_stranger)));
-    let refused = handshakes(&agent, &lab.agent);
-    assert!(refused >= 3, "{refused}");
+    wait_for_handshakes(&agent, &lab.agent, 3);
     agent.stop();
 }
 
@@ -203,7 +209,7 @@ async fn plain_http2_is_refused_and_counted() {
         client.call(GET_STATUS, &GetStatusRequest {}).await
     };
     called.await.unwrap_err();
-    assert_eq!(handshakes(&agent, &lab.agent), 1);
+    assert_eq!(wait_for_handshakes(&agent, &lab.agent, 1), 1);
     // Whoever looks whether the port is open does no harm.
     drop(connect_by_tcp(&lab.agent, &agent.stderr()));
     assert!(is_answered(&lab.agent, &trusting(&certificates.ca)));

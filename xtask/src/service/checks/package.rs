@@ -128,7 +128,7 @@ pub(super) fn upgrades(service: &mut Service) -> Result<String> {
     ensure!(version.ends_with("+next"), "{version}");
     // What the first process saw until its end, and the second since its start.
     let log = service.machine.run(&format!(
-        "journalctl --no-pager --output cat --unit {UNIT} _PID={before} | grep -F 'final account'"
+        "journalctl --sync; journalctl --no-pager --output cat --unit {UNIT} _PID={before} | grep -F 'final account'"
     ))?;
     ensure!(log.contains(" missing=0"), "{log}");
     let of_log = log.split(" seen=").nth(1).and_then(|rest| {

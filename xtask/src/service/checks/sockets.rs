@@ -1,8 +1,8 @@
 //! The service behind a socket that systemd holds, by the commands of the document.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 
-use super::{SERVICE_PAGE, SOCKET, Service, UNIT, commands};
+use super::{SERVICE_PAGE, SOCKET, Service, UNIT, commands, wait_for};
 
 const SYSTEM: &str = "/etc/systemd/system";
 
@@ -18,7 +18,7 @@ pub(super) fn waits_behind_a_socket(service: &mut Service) -> Result<String> {
     let state = service.show("ActiveState");
     ensure!(state == "inactive", "{state}");
     // The one who connects has it started, and is answered.
-    service.status().context("the request is not answered")?;
+    wait_for("the request is answered", || Ok(service.status()))?;
     let before = service.wait_for_another(0)?;
     service.counts_from_zero()?;
     machine.run(&format!("systemctl restart {UNIT}"))?;

@@ -41,13 +41,11 @@ fn what_is_acknowledged_is_in_the_topic_and_all_else_comes_when_the_broker_is_ba
     wait_until_acknowledged(&agent, lab, sent);
     assert_eq!(store(&collector, &kafka)["failing"], false);
     let lines = |text: &str| collector.log().matches(text).count();
-    assert_eq!(
-        (
-            lines("flows cannot be stored"),
-            lines("flows are stored again")
-        ),
-        (1, 1)
-    );
+    wait_until("the log says that it stores again", || {
+        lines("flows are stored again") > 0
+    });
+    // Another line for each other reason: the broker is gone, it has no leader yet, it is slow.
+    assert!((1..=4).contains(&lines("flows cannot be stored")));
 
     // It hangs: its connections stay, and nobody answers.
     broker.signal(libc::SIGSTOP).unwrap();
@@ -280,6 +278,8 @@ fn without_a_broker_agents_keep_their_batches_and_a_collector_ends_when_it_is_to
     });
     // Its agent has batches in it.
     let log = collector.stop();
-    assert_eq!(log.matches("flows cannot be stored").count(), 1, "{log}");
+    // Another line for each other reason, since a resolver may be slow.
+    let lines = log.matches("flows cannot be stored").count();
+    assert!((1..=2).contains(&lines), "{log}");
     agent.kill();
 }
