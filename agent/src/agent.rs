@@ -379,7 +379,7 @@ impl Agent {
             let told = (manager.clone(), counts.clone());
             tell_that_it_counts(scanner, statuses.clone(), &config, told);
         };
-        // Dropping it detaches what is not yet. Nobody who is to have the last records waits for that.
+        // Dropping it detaches what is still attached. Nobody who is to have the last records waits for that.
         let mut detaching = None;
         let end = |scanner: Scanner| detaching = Some(spawn_blocking(move || drop(scanner)));
         // The scanner holds accounts, which are too large for the caller's stack.
@@ -396,7 +396,7 @@ impl Agent {
 async fn detached(detaching: Option<JoinHandle<()>>) -> Result<()> {
     match detaching {
         Some(detaching) => detaching.await.context("the task that detaches"),
-        // The scanner failed, and was dropped.
+        // A task of the scanner's has panicked.
         None => Ok(()),
     }
 }

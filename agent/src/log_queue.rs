@@ -18,6 +18,9 @@ use tracing_subscriber::fmt::MakeWriter;
 
 const QUEUED_LINES: usize = 1024;
 
+/// How long the process waits at its end for whoever reads the log.
+pub const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Passes lines to the thread. Clones write to the same queue.
 #[derive(Clone)]
 pub struct LogQueue {

@@ -8,7 +8,6 @@ use std::{
     process::ExitCode,
     sync::Mutex,
     thread,
-    time::Duration,
 };
 
 use agent::{
@@ -20,7 +19,7 @@ use agent::{
     fault::{self, Fault},
     journal::{Journal, JournalFormat},
     log_filter::{LogControl, LogFilter},
-    log_queue::LogQueue,
+    log_queue::{LOG_FLUSH_TIMEOUT, LogQueue},
     output::{self, harmless::harmless},
     server::PassedSockets,
 };
@@ -38,8 +37,6 @@ mod variables;
 const WORKERS: usize = 2;
 /// Those that a start of `run` takes beside: for rules, reloads, links, network namespaces, the log, work that blocks.
 const OTHER_THREADS: usize = 9;
-/// How long the process waits at its end for whoever reads stderr.
-const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Keeps the network flow table inside the kernel and streams exact flow records over gRPC.
 #[derive(Parser)]
@@ -223,13 +220,15 @@ fn execute(
         try_threads(WORKERS)?;
     }
     let mut runtime = if matches!(command, Command::Run(_) | Command::Collect(_)) {
-        Builder::new_multi_thread()
+        let mut runtime = Builder::new_multi_thread();
+        runtime.worker_threads(WORKERS);
+        runtime
     } else {
         // A request that one thread queues while another one ends its connection stays in tokio's queue for as long as
         // tonic holds that connection's sender, so nobody answers it. One thread does one after the other.
         Builder::new_current_thread()
     };
-    let runtime = runtime.worker_threads(WORKERS).enable_all().build()?;
+    let runtime = runtime.enable_all().build()?;
     let outcome = runtime.block_on(async {
         match command {
             Command::Run(_) => {

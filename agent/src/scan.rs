@@ -2,7 +2,8 @@
 //! account to the hub as batches.
 //!
 //! A scan blocks (a grace period, system calls), so it runs on a thread of its own; see [`crate::agent`]. It
-//! never waits for another process: other code does what needs the RTNL lock, such as netlink.
+//! never waits for another process: other code does what needs the RTNL lock, such as netlink. The last one waits for two
+//! seconds at most.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -84,7 +85,7 @@ pub struct Departed {
 
 /// How long the end waits for what is quick to detach. Others may hold the locks that it needs for as long as they like, while
 /// packets come and nothing is drained.
-const DETACH_PATIENCE: Duration = Duration::from_secs(2);
+pub const DETACH_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Owns the kernel's half and the replica. Only one task has it at a time.
 pub struct Scanner {

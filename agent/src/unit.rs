@@ -6,7 +6,9 @@ use crate::{
     agent::{Config, room_for_interfaces},
     commands::settings::{Layers, schema::schema},
     limits,
+    log_queue::LOG_FLUSH_TIMEOUT,
     memory_limit::Needs,
+    scan::DETACH_PATIENCE,
     server::{DEFAULT_DRAIN_TIMEOUT, Limits, MAX_DRAIN_TIMEOUTS},
 };
 
@@ -96,7 +98,8 @@ fn the_units_open_files_are_enough_whatever_the_settings() {
 #[test]
 fn systemd_waits_longer_for_the_end_than_the_agent_for_its_consumers() {
     let timeout = Duration::from_secs(number("TimeoutStopSec", "s"));
-    let needed = LAST_SCAN + DEFAULT_DRAIN_TIMEOUT * MAX_DRAIN_TIMEOUTS + DEFAULT_DRAIN_TIMEOUT;
+    let told = DEFAULT_DRAIN_TIMEOUT * MAX_DRAIN_TIMEOUTS + DEFAULT_DRAIN_TIMEOUT;
+    let needed = DETACH_PATIENCE + LAST_SCAN + told + LOG_FLUSH_TIMEOUT;
     assert!(needed <= timeout, "{needed:?} of {timeout:?}");
 }
 

@@ -221,8 +221,9 @@ impl Scanning {
             (scanner, outcome) = scan(scanner, wake).await?;
             if outcome.is_err() {
                 self.refuse_changes().await;
+                end(scanner);
+                return outcome;
             }
-            outcome?;
             // If scans follow each other without a pause, chance decides which branch above comes first.
             self.watchdog.feed();
             asked.step(Duration::ZERO, scanner.completed_snapshot());
@@ -332,7 +333,7 @@ fn log_final(scanner: &Scanner) {
     tracing::info!(
         seen = scanner.account.get(agent_common::Reason::Seen).packets,
         missing = missing.packets,
-        "detached or off; final account"
+        "final account"
     );
 }
 

@@ -3,6 +3,7 @@
 use std::io::{self, Write as _};
 
 use anyhow::{Context as _, Result};
+use tokio::task::spawn_blocking;
 
 use crate::output::is_broken_pipe;
 
@@ -11,6 +12,12 @@ use crate::output::is_broken_pipe;
 pub enum Format {
     Text,
     Json,
+}
+
+/// The same beside a connection, which ends meanwhile: whoever reads stdout may take long.
+pub async fn show(text: String) -> Result<()> {
+    let shown = spawn_blocking(move || print(&text)).await;
+    shown.context("write to stdout")?
 }
 
 /// Writes to stdout. It is no error if the reader stops early, as `head` does: it has what it wanted.

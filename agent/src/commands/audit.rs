@@ -59,7 +59,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         }
         Format::Json => serde_json::to_string_pretty(&report)? + "\n",
     };
-    answer::print(&text)?;
+    answer::show(text).await?;
     let verdicts = report
         .comparisons
         .iter()

@@ -63,7 +63,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         // The rules are in force, even if nobody reads this.
         notice(&format!("warning: {warning}"));
     }
-    answer::print(&text(&filters))?;
+    answer::show(text(&filters)).await?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,8 +1,9 @@
 //! `flow-agent flows`: lists the flows that an agent tracks, once.
 
-use std::process::ExitCode;
+use std::{io, process::ExitCode};
 
 use anyhow::{Context as _, Result};
+use tokio::task::spawn_blocking;
 
 use super::{connect::Connect, patiently};
 use crate::{
@@ -96,12 +97,18 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     } else {
         limit as usize
     };
-    let mut printer = Printer::once(args.output, rows);
-    for batch in &batches {
-        match printer.batch(batch) {
-            Err(error) if output::is_broken_pipe(&error) => break,
-            written => written.context("write to stdout")?,
+    let print = move || {
+        let mut printer = Printer::once(args.output, rows);
+        for batch in &batches {
+            match printer.batch(batch) {
+                Err(error) if output::is_broken_pipe(&error) => break,
+                written => written?,
+            }
         }
-    }
+        Ok(())
+    };
+    // The connection ends meanwhile: whoever reads stdout may take long.
+    let printed: io::Result<()> = spawn_blocking(print).await.context("write to stdout")?;
+    printed.context("write to stdout")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -65,11 +65,13 @@ pub async fn run(
         needs: agent.needs(),
     };
     let in_force = reload.settings();
-    reload.start(running, manager.clone())?;
+    let reloading = reload.start(running, manager.clone())?;
     // From here on a signal leads to a final scan.
     let stop = shutdown()?;
     // The agent holds accounts, which are too large for the caller's stack.
-    Box::pin(agent.run(stop, manager, in_force)).await?;
+    let ended = Box::pin(agent.run(stop, manager, in_force)).await;
+    drop(reloading);
+    ended?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -50,7 +50,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
                 Format::Text => harmless::lines(collector::lines(&status)),
                 Format::Json => serde_json::to_string_pretty(&status)? + "\n",
             };
-            answer::print(&text)?;
+            answer::show(text).await?;
             return Ok(ExitCode::SUCCESS);
         }
         status => status?,
@@ -59,7 +59,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         Format::Text => text(&status),
         Format::Json => serde_json::to_string_pretty(&status)? + "\n",
     };
-    answer::print(&text)?;
+    answer::show(text).await?;
     Ok(ExitCode::SUCCESS)
 }
 

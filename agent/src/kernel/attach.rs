@@ -330,25 +330,43 @@ impl Attachments {
     /// longer than `patience`, since it needs locks that others may hold. Returns whether it is done.
     pub fn detach_few(&mut self, patience: Duration) -> bool {
         self.stop();
-        let mut watches = std::mem::take(&mut self.watches);
-        let slots = self.slots.clone();
+        let (give, given) = std::sync::mpsc::channel::<Vec<Watch>>();
         let (done, is_done) = std::sync::mpsc::channel::<()>();
+        let slots = self.slots.clone();
         let detaching = move || {
-            end_all(&mut watches);
-            if slots.links() <= release::FEW {
-                drop(slots.take_links());
+            if let Ok(mut watches) = given.recv() {
+                detach_few_of(&mut watches, &slots);
             }
             drop(done);
         };
-        // Without a thread it was dropped, so filters are gone, and links go with this value.
-        let thread = thread::Builder::new().name("end".to_owned());
-        self.detaching = thread.spawn(detaching).ok();
-        is_done.recv_timeout(patience) == Err(RecvTimeoutError::Disconnected)
+        match thread::Builder::new()
+            .name("end".to_owned())
+            .spawn(detaching)
+        {
+            Ok(thread) => {
+                self.detaching = Some(thread);
+                // It receives until it has them.
+                let _ = give.send(std::mem::take(&mut self.watches));
+                is_done.recv_timeout(patience) == Err(RecvTimeoutError::Disconnected)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no thread to detach on, so the end waits for it");
+                detach_few_of(&mut self.watches, &self.slots);
+                true
+            }
+        }
     }
 
     fn stop(&self) {
         self.stop.store(true, Relaxed);
         self.tell_all(Changes::stop);
+    }
+}
+
+fn detach_few_of(watches: &mut [Watch], slots: &Slots) {
+    end_all(watches);
+    if slots.links() <= release::FEW {
+        drop(slots.take_links());
     }
 }
 

@@ -3,6 +3,8 @@
 //! Rules are read in place from the message, and one set at a time. So a set never takes more than a small
 //! multiple of its message, whatever is in it.
 
+use std::sync::Arc;
+
 use bytes::{Buf as _, Bytes};
 use prost::{
     DecodeError, Message as _,
@@ -27,23 +29,23 @@ use crate::{
 
 pub(super) struct FilterRules {
     running: RunningRules,
-    one_at_a_time: Semaphore,
+    one_at_a_time: Arc<Semaphore>,
 }
 
 impl FilterRules {
     pub(super) fn new(running: RunningRules) -> Self {
         Self {
             running,
-            one_at_a_time: Semaphore::new(1),
+            one_at_a_time: Arc::new(Semaphore::new(1)),
         }
     }
 
-    /// The rules in force, as an encoded `Filters`.
     /// Whether other rules than those of the settings are in force.
     pub(super) fn are_by_client(&self) -> bool {
         self.running.in_force().author == Author::Client
     }
 
+    /// The rules in force, as an encoded `Filters`.
     pub(super) fn in_force(&self) -> Bytes {
         self.running.in_force().message.clone()
     }
@@ -51,15 +53,19 @@ impl FilterRules {
     /// Replaces the rules by those in the body. Returns the parts of an encoded `Filters`.
     pub(super) async fn set(&self, headers: &HeaderMap, body: Body) -> Result<Vec<Bytes>, Status> {
         let stopping = |_| Status::unavailable(Stopping.to_string());
-        let _turn = self.one_at_a_time.acquire().await.map_err(stopping)?;
+        let turn = Arc::clone(&self.one_at_a_time).acquire_owned().await;
+        let turn = turn.map_err(stopping)?;
         let message = request::bytes(headers, body, MAX_MESSAGE_BYTES).await?;
         let (sender, read) = oneshot::channel();
-        // Who asks may have left.
-        background::start("rules", move || drop(sender.send(rules(message)))).map_err(|error| {
+        let work = move || {
+            // Whoever asks may leave meanwhile. The next set has to wait all the same.
+            drop(sender.send(rules(message).map(|rules| (rules, turn))));
+        };
+        background::start("read-rules", work).map_err(|error| {
             Status::unavailable(format!("no thread to read the rules: {error}"))
         })?;
         let failed = |_| Status::internal("the thread that reads the rules has failed");
-        let rules = read.await.map_err(failed)??;
+        let (rules, _turn) = read.await.map_err(failed)??;
         match self.running.replace(rules, Author::Client).await {
             Ok(replaced) => Ok(answer(replaced)),
             Err(error @ ReplaceError::Refused(_)) => {

@@ -1,14 +1,14 @@
 //! SIGHUP: reads the settings again, takes over those that can change without losing a packet, and says which
 //! of the others need a restart.
 
-use std::{collections::BTreeMap, fs, io::IsTerminal as _, path::Path};
+use std::{collections::BTreeMap, convert::Infallible, fs, io::IsTerminal as _, path::Path};
 
 use anyhow::{Context as _, Error, Result, ensure};
 use sha1::{Digest as _, Sha1};
 use tokio::{
     runtime::Handle,
     signal::unix::{Signal, SignalKind, signal},
-    sync::watch,
+    sync::{oneshot, watch},
 };
 
 use crate::{
@@ -132,10 +132,16 @@ impl Reload {
         Ok(config)
     }
 
-    /// Reads the settings again at every SIGHUP, including one that came since [`Reload::listen`].
-    pub(super) fn start(mut self, mut running: Running, manager: ServiceManager) -> Result<()> {
+    /// Reads the settings again at every SIGHUP, including one that came since [`Reload::listen`], until what it returns is
+    /// dropped.
+    pub(super) fn start(
+        mut self,
+        mut running: Running,
+        manager: ServiceManager,
+    ) -> Result<oneshot::Sender<Infallible>> {
+        let (goes_on, ended) = oneshot::channel();
         let Some(mut hangup) = self.hangup.take() else {
-            return Ok(());
+            return Ok(goes_on);
         };
         let reloading = async move {
             while hangup.recv().await.is_some() {
@@ -155,9 +161,16 @@ impl Reload {
         };
         // It reads files, may compile a million networks and asks the kernel, which may wait for a lock. A task would do
         // that on a thread which wakes the scans.
+        let until_the_end = async move {
+            tokio::select! {
+                () = reloading => {}
+                _ = ended => {}
+            }
+        };
         let runtime = Handle::current();
-        background::start("reload", move || runtime.block_on(reloading))
-            .context("start the thread that reads the settings again")
+        background::start("reload", move || runtime.block_on(until_the_end))
+            .context("start the thread that reads the settings again")?;
+        Ok(goes_on)
     }
 
     /// If this fails, nothing has changed.
