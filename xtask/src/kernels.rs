@@ -207,7 +207,7 @@ fn suites(asked: &[String]) -> Result<Vec<&'static (&'static str, &'static str)>
         .collect()
 }
 
-/// Runs one kernel. A kernel that cannot be had is skipped; a guest that does not come to its end has failed.
+/// Runs one kernel. One that cannot be had, or a guest that does not come to its end, has failed.
 fn run(
     &(suite, version): &'static (&'static str, &'static str),
     kernel: Result<KernelPackage>,
@@ -223,9 +223,8 @@ fn run(
     let kernel = match kernel {
         Ok(kernel) => kernel,
         Err(error) => {
-            row.count
-                .skipped
-                .push(format!("kernel {version}: {error:#}"));
+            let error = error.context(format!("kernel {version}"));
+            row.count.fail(format!("{error:#}"));
             return row;
         }
     };

@@ -31,8 +31,13 @@ mod tokens;
 
 /// Whether all that it warns of is that its store was slow, as one is on a busy machine.
 fn warns_of_slowness_alone(log: &str) -> bool {
-    let mut warnings = log.lines().filter(|line| line.contains("WARN"));
-    warnings.all(|line| line.contains("flows cannot be stored"))
+    let is_slow = |line: &str| {
+        line.contains("flows cannot be stored")
+            && (line.contains("within") || line.contains("nothing for"))
+    };
+    log.lines()
+        .filter(|line| line.contains("WARN"))
+        .all(is_slow)
 }
 
 /// A running `flow-agent collect`, on the loopback interface of a host.

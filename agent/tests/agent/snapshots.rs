@@ -1,6 +1,9 @@
 //! What an agent tells between two scans: the flows that it tracks, at once, and a scan before the interval is over.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
 
 use agent::{
     client::{self, Event, Observer, Target},
@@ -270,5 +273,7 @@ async fn those_who_wait_for_a_scan_share_one() {
         scans.iter().all(|scan| (2..=most).contains(scan)),
         "{scans:?}"
     );
+    let made: BTreeSet<_> = scans.iter().collect();
+    assert!(made.len() < scans.len(), "{scans:?}");
     agent.stop_silent();
 }

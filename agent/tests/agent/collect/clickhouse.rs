@@ -215,13 +215,17 @@ fn every_packet_is_in_clickhouse_and_counts_once_however_often_it_comes() {
     let (acks, ended) = export(&socket, batches(1..=6));
     assert_eq!(acks.last(), Some(&6), "{ended:?}");
     assert_eq!(pair(&clickhouse.store(&collector)["stored"]).packets, 36);
-    collector.stop();
+    let log = log + &collector.stop();
     let stream = "stream_id = '123456789abcdef0'";
     let of = |table: &str, what: &str| {
         clickhouse.number(&format!("SELECT {what} FROM {table} WHERE {stream}"))
     };
     // A server that is slow to say that it has them is given them again.
-    assert!(of("flows", "count()") >= 22);
+    let count = of("flows", "count()");
+    assert!(
+        count == 22 || count > 22 && log.contains("flows cannot be stored"),
+        "{count}"
+    );
     assert_eq!(of("flows_once", "count()"), 12);
     assert_eq!(of("flows_once", "sum(packets)"), 36);
     assert_eq!(of("flows_streams", "packets"), 36);

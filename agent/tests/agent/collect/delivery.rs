@@ -20,7 +20,7 @@ use crate::support::BINARY;
 const PAUSE: Duration = Duration::from_millis(700);
 /// Scans that an agent may have made and not brought to its disk when it was killed. There are two a second, and disk and CPU
 /// may be busy for some time.
-const MOST_UNDELIVERED: usize = 40;
+const MOST_UNDELIVERED: usize = 10;
 
 /// Packets on the wire after each kill.
 const SENT_EACH: u64 = 900;

@@ -1,6 +1,6 @@
 //! How long a first fragment is remembered, so that a later one joins its flow.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use agent_common::{FlowKey, Reason};
 use corpus::entries;
@@ -28,7 +28,14 @@ fn a_later_fragment_joins_its_flow_for_thirty_seconds() {
         (last == first, joined, unmatched)
     };
     assert_eq!(run(0), (true, 1, 0));
-    assert_eq!(run(20), (true, 1, 0));
+    // Two seconds are left for what is between the two.
+    while {
+        let begun = Instant::now();
+        let joined = run(28);
+        let is_in_time = begun.elapsed() < Duration::from_secs(2);
+        assert!(!is_in_time || joined == (true, 1, 0), "{joined:?}");
+        !is_in_time
+    } {}
     assert_eq!(run(31), (false, 0, 1));
 }
 

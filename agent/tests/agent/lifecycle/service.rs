@@ -337,7 +337,7 @@ fn the_watchdog_is_fed_between_scans_and_starves_while_one_hangs() {
     let mut agent = Agent::start_by(watched(&manager), interface, &["--scan-interval", "20ms"]);
     manager.wait_for("WATCHDOG=1");
     // A scan makes this system call, and it does not begin before strace ends. So does the thread that looks at links.
-    let looking = thread_of(agent.pid(), "detach");
+    let looking = thread_of(agent.pid(), "detach") + " ";
     let pid = agent.pid().to_string();
     let trace = manager.path("trace");
     let mut strace = Command::new("strace");

@@ -236,9 +236,14 @@ fn prometheus_scrapes_what_was_counted_and_answers_the_dashboard_and_the_alerts(
     });
     // A scrape that takes longer than its second takes all values away until the next one.
     let is = |query: &str, expected: &str| {
-        wait_until(query, || value(query).as_deref() == Some(expected));
+        let mut found = None;
+        wait_until(query, || {
+            found = value(query);
+            found.is_some()
+        });
+        assert_eq!(found.as_deref(), Some(expected), "{query}");
     };
-    is("up", "1");
+    wait_until("it is up", || value("up").as_deref() == Some("1"));
     let closes = "sum(flow_agent_seen_bytes_total)-sum(flow_agent_flow_bytes_total)\
                   -sum(flow_agent_left_out_bytes_total)-sum(flow_agent_unparsed_bytes_total)\
                   -sum(flow_agent_lost_bytes_total)";

@@ -24,7 +24,7 @@ use lab::{
     privilege::{is_root_or_skip, skip},
 };
 use runs::{Counting, Runs};
-use support::{Agent, Both, GENERIC_XDP, count, name, wait_for_packets, wait_until};
+use support::{Agent, Both, GENERIC_XDP, NATIVE_XDP, count, name, wait_for_packets, wait_until};
 
 const CPUS: [usize; 2] = [0, 1];
 
@@ -218,8 +218,15 @@ fn no_end_of_generic_xdp_under_full_load_loses_a_packet() {
 }
 
 #[test]
+fn no_end_of_native_xdp_under_full_load_loses_a_packet() {
+    if can_race_or_skip("races::no_end_of_native_xdp_under_full_load_loses_a_packet") {
+        an_end_loses_no_packet(&[NATIVE_XDP, &["--direction", "ingress"]].concat(), 4);
+    }
+}
+
+#[test]
 fn no_end_of_tcx_under_full_load_loses_a_packet() {
     if can_race_or_skip("races::no_end_of_tcx_under_full_load_loses_a_packet") {
-        an_end_loses_no_packet(&["--direction", "ingress"], 2);
+        an_end_loses_no_packet(&["--direction", "ingress"], 4);
     }
 }

@@ -18,7 +18,14 @@ pub(super) fn waits_behind_a_socket(service: &mut Service) -> Result<String> {
     let state = service.show("ActiveState");
     ensure!(state == "inactive", "{state}");
     // The one who connects has it started, and is answered.
-    wait_for("the request is answered", || Ok(service.status()))?;
+    wait_for("the request is answered", || {
+        let said = machine.output("flow-agent status --output json 2>&1");
+        if said.contains("did not answer within") {
+            return Ok(None);
+        }
+        ensure!(said.contains("\"instance_id\""), "{said}");
+        Ok(Some(()))
+    })?;
     let before = service.wait_for_another(0)?;
     service.counts_from_zero()?;
     machine.run(&format!("systemctl restart {UNIT}"))?;
