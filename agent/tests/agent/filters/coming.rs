@@ -6,17 +6,12 @@ use lab::{Lab, Process, kernel, privilege::is_root_or_skip};
 
 use crate::{
     lifecycle::coming::{packets_on, selection, send, wait_until_watched},
-    support::{Agent, PATIENCE, count, flow_agent, pair, wait_until},
+    support::{Agent, PATIENCE, count, flow_agent, pair, threads::thread_named, wait_until},
 };
 
 /// Whether it fills the maps of a set, or has just done so.
 fn is_changing_rules(agent: &mut Agent) -> bool {
-    let tasks = format!("/proc/{}/task", agent.pid());
-    let mut tasks = fs::read_dir(tasks).unwrap().flatten();
-    tasks.any(|task| {
-        let name = fs::read_to_string(task.path().join("comm"));
-        name.is_ok_and(|name| name == "rules\n")
-    })
+    thread_named(agent.pid(), "rules").is_some()
 }
 
 /// The ids of the maps that it keeps networks in.

@@ -4,7 +4,7 @@ use std::{
     io::{self, Read as _, Write as _},
     net::Ipv4Addr,
     os::fd::AsRawFd as _,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use lab::{Host, Lab, Process, RtnlHold, privilege::is_root_or_skip, privilege::skip};
@@ -12,7 +12,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::support::{
-    Agent, PATIENCE, attached::nothing_is_attached, count, flow_agent, wait_for_packets, wait_until,
+    Agent, PATIENCE, attached::nothing_is_attached, count, flow_agent, threads::thread_named,
+    wait_for_packets, wait_until,
 };
 
 #[test]
@@ -126,10 +127,10 @@ fn a_reload_that_waits_delays_no_scan() {
     settings(&format!("{interface}, \"lo\""));
     agent.signal(libc::SIGHUP);
     // On a thread of its own: one that also wakes the scans would hold them up, sometimes.
-    let tasks = format!("/proc/{}/task", agent.pid());
+    let pid = agent.pid();
     let mut reload = None;
     wait_until("the reload waits for the lock", || {
-        reload = thread_of(Path::new(&tasks), "reload");
+        reload = thread_named(pid, "reload");
         let state = reload.as_deref().and_then(|task| field_of_stat(task, 0));
         state.is_some_and(|state| state == "D")
     });
@@ -217,14 +218,14 @@ fn rules_are_made_ready_behind_the_scans() {
         .arg(file)
         .stdout(std::process::Stdio::null());
     let mut change = Process::spawn(&mut command).unwrap();
-    let tasks = format!("/proc/{}/task", agent.pid());
+    let pid = agent.pid();
     // The agent's niceness, with which the thread begins.
     let own = nice_of(Path::new("/proc/self")).unwrap();
     let mut nice = [None; 2];
     while nice.contains(&None) && change.exited().unwrap().is_none() {
         let has_given_way = |nice: &i64| *nice != own;
         for (name, nice) in ["read-rules", "rules"].iter().zip(&mut nice) {
-            let task = thread_of(Path::new(&tasks), name);
+            let task = thread_named(pid, name);
             let seen = task.as_deref().and_then(nice_of).filter(has_given_way);
             *nice = nice.or(seen);
         }
@@ -232,16 +233,6 @@ fn rules_are_made_ready_behind_the_scans() {
     assert_eq!(nice, [Some((own + 5).min(19)); 2]);
     assert!(change.wait(PATIENCE).unwrap().success());
     agent.stop();
-}
-
-/// The directory in /proc of the thread with that name, if there is one.
-fn thread_of(tasks: &Path, name: &str) -> Option<PathBuf> {
-    let tasks = std::fs::read_dir(tasks).ok()?;
-    let is_wanted = |task: &PathBuf| {
-        let comm = std::fs::read_to_string(task.join("comm"));
-        comm.is_ok_and(|comm| comm.trim_end() == name)
-    };
-    tasks.flatten().map(|task| task.path()).find(is_wanted)
 }
 
 /// The niceness of a process or thread, by its directory in /proc.

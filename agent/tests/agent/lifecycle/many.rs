@@ -12,7 +12,9 @@ use super::{CLSACT, coming::batch};
 use crate::support::{
     Agent,
     attached::{filters, tcx_programs_on},
-    count, flow_agent, wait_until,
+    count, flow_agent,
+    threads::{status_line, thread_named},
+    wait_until,
 };
 
 /// Wires with both ends on the agent's host.
@@ -61,8 +63,8 @@ fn the_end_waits_for_no_link_of_many() {
     assert_eq!(attached(), 40);
     // What asks the kernel about interfaces waits for RTNL, at the end too. The thread that looks at links every five seconds
     // has just done so.
-    let pid = agent.pid();
-    let looks = || switches(pid, "detach");
+    let looking = thread_named(agent.pid(), "detach").unwrap();
+    let looks = || status_line(&looking, "voluntary_ctxt_switches:");
     let before = looks();
     wait_until("links were looked at", || looks() != before);
     agent.wait_until_idle();
@@ -73,17 +75,6 @@ fn the_end_waits_for_no_link_of_many() {
     agent.stop();
     assert!(held.release(), "it ends while RTNL is held");
     wait_until("the kernel has detached them", || attached() == 0);
-}
-
-/// How often a thread of this process has gone to sleep.
-fn switches(pid: u32, name: &str) -> String {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let states = threads.flatten().map(|thread| thread.path().join("status"));
-    let mut states = states.flat_map(std::fs::read_to_string);
-    let is_it = |state: &String| state.starts_with(&format!("Name:\t{name}\n"));
-    let state = states.find(is_it).unwrap();
-    let line = state.lines().find(|line| line.starts_with("voluntary"));
-    line.unwrap().to_owned()
 }
 
 /// Over clsact, whose filters come and go without a grace period for each.

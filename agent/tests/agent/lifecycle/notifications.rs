@@ -3,7 +3,7 @@
 use std::{
     fmt::Write as _,
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
 };
 
@@ -14,7 +14,11 @@ use super::{
     coming::{IFINDEX, batch, hooks_of, ip, packets_on, send, status, wait_until_watched},
 };
 use crate::support::{
-    Agent, NATIVE_XDP, attached::nothing_is_attached, count, wait_for_packets, wait_until,
+    Agent, NATIVE_XDP,
+    attached::nothing_is_attached,
+    count,
+    threads::{id_of, status_line, thread_named},
+    wait_for_packets, wait_until,
 };
 
 const MISSED: &str = "more changes of interfaces than were read in time";
@@ -82,7 +86,7 @@ fn an_agent_that_cannot_follow_interfaces_any_more_drains_and_ends_with_the_erro
     lab.peer.frame_socket().unwrap().send_many(frames).unwrap();
     wait_for_packets(&lab.agent, before, 100);
 
-    let thread = thread_of(&mut agent, "interfaces").to_string();
+    let thread = id_of(&thread_named(agent.pid(), "interfaces").unwrap());
     let mut strace = Command::new("strace");
     strace
         .args(["-p", &thread, "-e", "trace=recvfrom"])
@@ -92,15 +96,6 @@ fn an_agent_that_cannot_follow_interfaces_any_more_drains_and_ends_with_the_erro
     let report = agent.ended_by("follow the interfaces that come and leave");
     assert_eq!(report.seen(), count(100, &frame));
     assert!(nothing_is_attached(&lab.agent));
-}
-
-fn thread_of(agent: &mut Agent, name: &str) -> u32 {
-    let threads = fs::read_dir(format!("/proc/{}/task", agent.pid())).unwrap();
-    let is_it = |thread: &fs::DirEntry| {
-        fs::read_to_string(thread.path().join("comm")).is_ok_and(|comm| comm.trim() == name)
-    };
-    let thread = threads.flatten().find(is_it).unwrap();
-    thread.file_name().into_string().unwrap().parse().unwrap()
 }
 
 /// How many notifications the sockets of the agent's namespace did not take.
@@ -167,24 +162,6 @@ fn an_index_that_comes_back_unheard_of_is_attached_to_again() {
     }
 }
 
-/// The directory of a thread of the agent in /proc.
-fn thread_named(agent: &mut Agent, name: &str) -> PathBuf {
-    let tasks = fs::read_dir(format!("/proc/{}/task", agent.pid())).unwrap();
-    let mut tasks = tasks.map(|task| task.unwrap().path());
-    let is_it = |task: &PathBuf| fs::read_to_string(task.join("comm")).unwrap().trim_end() == name;
-    tasks.find(is_it).unwrap()
-}
-
-/// The line of a thread's status that begins so.
-fn status_line(task: &Path, title: &str) -> String {
-    let status = fs::read_to_string(task.join("status")).unwrap();
-    status
-        .lines()
-        .find(|line| line.starts_with(title))
-        .unwrap()
-        .to_owned()
-}
-
 /// What waits in the netlink sockets of the agent's namespace.
 fn waiting_bytes(lab: &Lab) -> u64 {
     column_sum(lab, 4)
@@ -203,7 +180,7 @@ fn changes_of_an_interface_that_is_not_selected_wake_nobody_who_attaches() {
     namespace.add_wire(["busy0", "busy1"]).unwrap();
     let mut agent = Agent::start_on(&lab.agent, &lab.agent.interface, &["--scan-interval", "1h"]);
     let (attach, follow) = ("attach", "interfaces");
-    let [attach, follow] = [attach, follow].map(|name| thread_named(&mut agent, name));
+    let [attach, follow] = [attach, follow].map(|name| thread_named(agent.pid(), name).unwrap());
     let is_asleep = |task: &Path| status_line(task, "State:").contains('S');
     agent.wait_until_idle();
     let woken = || status_line(&attach, "voluntary_ctxt_switches:");

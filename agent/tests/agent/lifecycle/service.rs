@@ -19,8 +19,11 @@ use tempfile::TempDir;
 
 use super::many::add_wires;
 use crate::support::{
-    Agent, PATIENCE, attached::tcx_programs_on, count, flow_agent, pair, wait_for_packets,
-    wait_until,
+    Agent, PATIENCE,
+    attached::tcx_programs_on,
+    count, flow_agent, pair,
+    threads::{id_of, thread_named},
+    wait_for_packets, wait_until,
 };
 
 /// A service manager that keeps what it is told.
@@ -299,18 +302,6 @@ fn a_reload_that_is_refused_is_in_the_line_for_people_until_one_is_not() {
     }
 }
 
-/// The id of the thread with this name.
-fn thread_of(pid: u32, name: &str) -> String {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let is_it = |path: &PathBuf| {
-        let named = fs::read_to_string(path.join("comm"));
-        named.is_ok_and(|named| named.trim_end() == name)
-    };
-    let mut paths = threads.flatten().map(|thread| thread.path());
-    let path = paths.find(is_it).unwrap();
-    path.file_name().unwrap().to_str().unwrap().to_owned()
-}
-
 #[test]
 fn the_watchdog_is_fed_between_scans_and_starves_while_one_hangs() {
     const NAME: &str = "agent::the_watchdog_is_fed_between_scans_and_starves_while_one_hangs";
@@ -337,7 +328,7 @@ fn the_watchdog_is_fed_between_scans_and_starves_while_one_hangs() {
     let mut agent = Agent::start_by(watched(&manager), interface, &["--scan-interval", "20ms"]);
     manager.wait_for("WATCHDOG=1");
     // A scan makes this system call, and it does not begin before strace ends. So does the thread that looks at links.
-    let looking = thread_of(agent.pid(), "detach") + " ";
+    let looking = id_of(&thread_named(agent.pid(), "detach").unwrap()) + " ";
     let pid = agent.pid().to_string();
     let trace = manager.path("trace");
     let mut strace = Command::new("strace");

@@ -2,7 +2,6 @@
 //! of a library.
 
 use std::{
-    fs,
     io::{BufRead as _, BufReader},
     os::unix::net::UnixListener,
     process::{Command, Output, Stdio},
@@ -12,7 +11,7 @@ use std::{
 use lab::{Lab, Process, privilege::is_root_or_skip};
 use tempfile::TempDir;
 
-use crate::support::{Agent, flow_agent};
+use crate::support::{Agent, flow_agent, threads::threads_named};
 
 /// The exit status and the lines of stderr.
 fn said(mut command: Command) -> (bool, Vec<String>) {
@@ -104,13 +103,7 @@ fn a_watch_without_an_answer_or_a_scan_says_so_at_its_end() {
 
 /// The threads of a process that run tokio's tasks.
 fn workers(pid: u32) -> usize {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let names = threads
-        .flatten()
-        .map(|thread| fs::read_to_string(thread.path().join("comm")));
-    // Some may end meanwhile.
-    let are_workers = names.flatten().filter(|name| name.starts_with("tokio-"));
-    are_workers.count()
+    threads_named(pid, "tokio-")
 }
 
 /// With more than one, a request can be queued while its connection ends, and nobody answers it: that happened to one

@@ -5,6 +5,7 @@
 pub mod attached;
 pub mod disk;
 pub mod hook;
+pub mod threads;
 pub mod wire;
 
 use std::{
