@@ -1,14 +1,17 @@
 //! What a collector costs: streams of agents send flows as fast as they are acknowledged, by the agent's own output.
 //!
 //!     cargo run --release -p benches --bin collect-bench -- target/release/flow-agent --output jsonl=/var/tmp/flows.jsonl
+//!
+//! With `--beside`, goflow2 takes the same flows in turn, as IPFIX over UDP, and writes JSON to a file. Nothing slows a
+//! sender down there, so both get the flows at the same pace (`--interval`), and what goflow2 lost is part of its figures.
 
 #![expect(clippy::print_stdout, reason = "the figures are what it is for")]
 
 use std::{
-    fs,
+    fs::{self, File},
     io::{BufRead as _, BufReader},
-    net::Ipv4Addr,
-    path::PathBuf,
+    net::{Ipv4Addr, UdpSocket},
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::Arc,
     time::{Duration, Instant},
@@ -26,7 +29,9 @@ use agent::{
 };
 use agent_common::{Counts, Direction, FlowKey, HookAccount, L4Kind, protocol::TCP};
 use anyhow::{Context as _, Result, bail};
+use benches::live::result::Figure;
 use clap::Parser;
+use serde_json::{Value, json};
 use tokio::time::sleep;
 
 /// Measures what a collector takes of streams of agents.
@@ -49,15 +54,30 @@ struct Arguments {
     /// Between two scans, at least
     #[arg(long, default_value = "0s", value_parser = humantime::parse_duration)]
     interval: Duration,
+    /// goflow2's binary, which takes the same flows in turn
+    #[arg(long)]
+    beside: Option<PathBuf>,
+    /// How often to measure
+    #[arg(long, default_value_t = 1)]
+    rounds: u32,
 }
 
-struct Collector {
+impl Arguments {
+    /// The flows that all agents send.
+    fn all(&self) -> u64 {
+        self.scans * self.streams as u64 * u64::from(self.flows)
+    }
+}
+
+/// A process that takes flows.
+struct Receiver {
     process: Child,
-    address: String,
+    /// What an agent's output gets to send there.
+    output: String,
 }
 
-impl Collector {
-    fn start(arguments: &Arguments) -> Result<Self> {
+impl Receiver {
+    fn ours(arguments: &Arguments) -> Result<Self> {
         let mut command = Command::new(&arguments.binary);
         command.args(["collect", "--listen", "127.0.0.1:0"]);
         command.args(["--max-agents", "10000"]);
@@ -87,7 +107,38 @@ impl Collector {
                 eprintln!("{line}");
             }
         });
-        Ok(Self { process, address })
+        let output = format!("collector=http://{address}");
+        Ok(Self { process, output })
+    }
+
+    fn goflow2(program: &Path, file: &Path) -> Result<Self> {
+        let socket = UdpSocket::bind("127.0.0.1:0").context("find a free port")?;
+        let port = socket.local_addr()?.port();
+        drop(socket);
+        let process = Command::new(program)
+            .args(["-listen", &format!("netflow://127.0.0.1:{port}?workers=1")])
+            .args(["-addr", "127.0.0.1:0", "-format", "json"])
+            .args(["-transport", "file", "-transport.file"])
+            .arg(file)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("start goflow2")?;
+        let listening = format!("0100007F:{port:04X} ");
+        for _ in 0..1000 {
+            if fs::read_to_string("/proc/net/udp")?.contains(&listening) {
+                let output = json!({
+                    "kind": "ipfix",
+                    "address": format!("udp://127.0.0.1:{port}"),
+                    // A record for each direction: goflow2 reads no counts of the other one.
+                    "uniflow": true,
+                });
+                let output = output.to_string();
+                return Ok(Self { process, output });
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        bail!("goflow2 does not listen after ten seconds");
     }
 
     /// In user space and in the kernel, since it started, to 10 ms.
@@ -108,7 +159,7 @@ impl Collector {
     }
 }
 
-impl Drop for Collector {
+impl Drop for Receiver {
     fn drop(&mut self) {
         // It may have ended.
         let _ = self.process.kill();
@@ -116,79 +167,158 @@ impl Drop for Collector {
     }
 }
 
+/// Agents that send to one receiver.
+struct Agents<'a> {
+    arguments: &'a Arguments,
+    agents: Vec<(Hub, Outputs, Vec<Batch>)>,
+}
+
+impl<'a> Agents<'a> {
+    fn start(arguments: &'a Arguments, output: &str) -> Result<Self> {
+        let agent = |number| {
+            let Wishes(wishes) = output.parse()?;
+            let [Wish::Output(output)] = &wishes[..] else {
+                bail!("{output} is one output");
+            };
+            let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
+            let outputs = Outputs::start(&hub, vec![output.clone().prepare()?]);
+            Ok((hub, outputs, scan(number, arguments.flows)))
+        };
+        Ok(Self {
+            arguments,
+            agents: (0..arguments.streams).map(agent).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Before compression.
+    fn bytes_per_flow(&self) -> f64 {
+        let batches = self.agents.iter().flat_map(|(_, _, scan)| scan);
+        let bytes: usize = batches.map(|batch| batch.body.len()).sum();
+        let flows = self.arguments.all() / self.arguments.scans;
+        bytes as f64 / flows.max(1) as f64
+    }
+
+    /// Sends all scans, and waits until the outputs have sent the flows.
+    async fn send(&self) -> Result<()> {
+        for number in 1..=self.arguments.scans {
+            let next = Instant::now() + self.arguments.interval;
+            for (hub, outputs, scan) in &self.agents {
+                // The queue has a bound.
+                while outputs.status()[0].queued.unwrap_or_default().records > 0 {
+                    sleep(Duration::from_millis(1)).await;
+                }
+                for batch in scan {
+                    hub.publish(&Batch {
+                        scan_id: number,
+                        ..batch.clone()
+                    });
+                }
+            }
+            sleep(next.saturating_duration_since(Instant::now())).await;
+        }
+        loop {
+            let (mut sent, mut lost) = (0, 0);
+            for (_, outputs, _) in &self.agents {
+                let output = &outputs.status()[0];
+                sent += output.sent.unwrap_or_default().records;
+                lost += output.lost.unwrap_or_default().records;
+            }
+            if lost > 0 {
+                bail!("{lost} records were lost on the way");
+            }
+            if sent == self.arguments.all() {
+                return Ok(());
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    let collector = Collector::start(&arguments)?;
-    let mut agents = Vec::new();
-    for number in 0..arguments.streams {
-        let output = format!("collector=http://{}", collector.address);
-        let Wishes(wishes) = output.parse()?;
-        let [Wish::Output(output)] = &wishes[..] else {
-            bail!("{output} is one output");
-        };
-        let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
-        let outputs = Outputs::start(&hub, vec![output.clone().prepare()?]);
-        let scan = scan(number, arguments.flows);
-        agents.push((hub, outputs, scan));
+    let mut ratios = Vec::new();
+    for round in 1..=arguments.rounds {
+        let (figures, ours) = ours(&arguments).await?;
+        println!("{figures:#}");
+        if let Some(program) = &arguments.beside {
+            let (figures, theirs) = goflow2(&arguments, program).await?;
+            println!("{figures:#}");
+            ratios.push(ours / theirs);
+            println!(
+                "round {round}: {:.3} of goflow2's CPU for a flow",
+                ours / theirs
+            );
+        }
     }
-    let bytes: usize = agents
-        .iter()
-        .flat_map(|(_, _, scan)| scan)
-        .map(|batch| batch.body.len())
-        .sum();
-    let all = arguments.scans * arguments.streams as u64 * u64::from(arguments.flows);
+    if let Some(Figure { median, low, high }) = Figure::of(&ratios) {
+        println!("median {median:.3} (lowest {low:.3}, highest {high:.3})");
+    }
+    Ok(())
+}
 
-    let (begin, cpu) = (Instant::now(), collector.cpu()?);
-    for number in 1..=arguments.scans {
-        let next = Instant::now() + arguments.interval;
-        for (hub, outputs, scan) in &agents {
-            // The queue has a bound.
-            while outputs.status()[0].queued.unwrap_or_default().records > 0 {
-                sleep(Duration::from_millis(1)).await;
-            }
-            for batch in scan {
-                hub.publish(&Batch {
-                    scan_id: number,
-                    ..batch.clone()
-                });
-            }
-        }
-        sleep(next.saturating_duration_since(Instant::now())).await;
-    }
-    loop {
-        let sent = agents
-            .iter()
-            .map(|(_, outputs, _)| outputs.status()[0].clone());
-        let (mut acknowledged, mut lost) = (0, 0);
-        for output in sent {
-            acknowledged += output.sent.unwrap_or_default().records;
-            lost += output.lost.unwrap_or_default().records;
-        }
-        if lost > 0 {
-            bail!("{lost} records were lost on the way");
-        }
-        if acknowledged == all {
-            break;
-        }
-        sleep(Duration::from_millis(1)).await;
-    }
-    let (took, cpu) = (begin.elapsed(), collector.cpu()?.saturating_sub(cpu));
-
-    let figures = serde_json::json!({
+/// Also returns the CPU time for a flow, in nanoseconds.
+async fn ours(arguments: &Arguments) -> Result<(Value, f64)> {
+    let receiver = Receiver::ours(arguments)?;
+    let agents = Agents::start(arguments, &receiver.output)?;
+    let (begin, cpu) = (Instant::now(), receiver.cpu()?);
+    agents.send().await?;
+    let (took, cpu) = (begin.elapsed(), receiver.cpu()?.saturating_sub(cpu));
+    let all = arguments.all();
+    let each = cpu.as_nanos() as f64 / all.max(1) as f64;
+    let figures = json!({
         "outputs": arguments.output,
         "streams": arguments.streams,
         "flows": all,
         "seconds": took.as_secs_f64(),
         "flows_per_second": all as f64 / took.as_secs_f64(),
-        "cpu_ns_per_flow": cpu.as_nanos() as f64 / all.max(1) as f64,
+        "cpu_ns_per_flow": each,
         "cpu_seconds": cpu.as_secs_f64(),
-        "bytes_per_flow": bytes as f64 / (all / arguments.scans).max(1) as f64,
-        "resident_bytes": collector.memory("VmRSS:")?,
-        "peak_resident_bytes": collector.memory("VmHWM:")?,
+        "bytes_per_flow": agents.bytes_per_flow(),
+        "resident_bytes": receiver.memory("VmRSS:")?,
+        "peak_resident_bytes": receiver.memory("VmHWM:")?,
     });
-    println!("{figures:#}");
-    Ok(())
+    Ok((figures, each))
+}
+
+/// The same of goflow2, for a flow that it wrote.
+async fn goflow2(arguments: &Arguments, program: &Path) -> Result<(Value, f64)> {
+    let folder = tempfile::tempdir_in("/var/tmp").context("make a folder")?;
+    let file = folder.path().join("flows.json");
+    let receiver = Receiver::goflow2(program, &file)?;
+    let agents = Agents::start(arguments, &receiver.output)?;
+    let (begin, cpu) = (Instant::now(), receiver.cpu()?);
+    agents.send().await?;
+    let took = begin.elapsed();
+    // It says nothing, so it is done when it writes no more.
+    let mut written = 0;
+    loop {
+        sleep(Duration::from_secs(1)).await;
+        let now = fs::metadata(&file).map_or(0, |file| file.len());
+        if now == written {
+            break;
+        }
+        written = now;
+    }
+    let cpu = receiver.cpu()?.saturating_sub(cpu);
+    let all = arguments.all();
+    let lines = BufReader::new(File::open(&file)?).lines().count();
+    // Each flow has answers, and so two records.
+    let stored = lines as f64 / 2.0;
+    let each = cpu.as_nanos() as f64 / stored.max(1.0);
+    let figures = json!({
+        "goflow2": program,
+        "streams": arguments.streams,
+        "flows": all,
+        "lost_percent": 100.0 * (1.0 - stored / all.max(1) as f64),
+        "seconds": took.as_secs_f64(),
+        "flows_per_second": all as f64 / took.as_secs_f64(),
+        "cpu_ns_per_flow": each,
+        "cpu_seconds": cpu.as_secs_f64(),
+        "resident_bytes": receiver.memory("VmRSS:")?,
+        "peak_resident_bytes": receiver.memory("VmHWM:")?,
+    });
+    Ok((figures, each))
 }
 
 /// The batches of one scan of an agent.
