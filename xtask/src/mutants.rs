@@ -130,6 +130,10 @@ fn kept_faults(words: &[String], times: u32) -> Result<ExitCode> {
         target: folder.join("target"),
         skipped: folder.join("skipped"),
     };
+    let of_times = |time: u32| match times {
+        1 => String::new(),
+        _ => format!(" {time} times of {times}"),
+    };
     let mut count = Count::default();
     let mut sound: Vec<Target> = Vec::new();
     for fault in faults {
@@ -139,16 +143,15 @@ fn kept_faults(words: &[String], times: u32) -> Result<ExitCode> {
         } else {
             bench.run(&fault.target)
         };
+        let mut caught = 0;
         let verdict = match verdict? {
             Verdict::Passed => {
                 sound.push(fault.target);
                 let _put_back = tree.replace(fault)?;
                 let mut verdict = Verdict::Failed;
-                for _ in 0..times {
+                while caught < times && matches!(verdict, Verdict::Failed) {
                     verdict = bench.run(&fault.target)?;
-                    if !matches!(verdict, Verdict::Failed) {
-                        break;
-                    }
+                    caught += u32::from(matches!(verdict, Verdict::Failed));
                 }
                 verdict
             }
@@ -161,16 +164,19 @@ fn kept_faults(words: &[String], times: u32) -> Result<ExitCode> {
         };
         match verdict {
             Verdict::Failed => {
-                let often = if times == 1 {
-                    String::new()
-                } else {
-                    format!(" {times} times of {times}")
-                };
+                let often = of_times(caught);
                 println!("caught  {}{often}: {}", fault.name, fault.target);
                 count.passed += 1;
             }
             Verdict::Passed => {
-                println!("MISSED  {}: {} passes with it", fault.name, fault.target);
+                let before = match caught {
+                    0 => String::new(),
+                    _ => format!(", caught{} before", of_times(caught)),
+                };
+                println!(
+                    "MISSED  {}: {} passes with it{before}",
+                    fault.name, fault.target
+                );
                 count.failed += 1;
             }
             Verdict::Skipped(reason) => count.skipped.push(format!("{}: {reason}", fault.name)),
