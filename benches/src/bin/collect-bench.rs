@@ -237,17 +237,22 @@ impl<'a> Agents<'a> {
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    if arguments.beside.is_some() && arguments.interval.is_zero() {
+        bail!(
+            "nothing slows down who sends to goflow2: say how often each agent sends (--interval)"
+        );
+    }
     let mut ratios = Vec::new();
     for round in 1..=arguments.rounds {
         let (figures, ours) = ours(&arguments).await?;
         println!("{figures:#}");
         if let Some(program) = &arguments.beside {
-            let (figures, theirs) = goflow2(&arguments, program).await?;
+            let (figures, theirs, lost) = goflow2(&arguments, program).await?;
             println!("{figures:#}");
-            ratios.push(ours / theirs);
+            let ratio = ours / theirs;
+            ratios.push(ratio);
             println!(
-                "round {round}: {:.3} of goflow2's CPU for a flow",
-                ours / theirs
+                "round {round}: {ratio:.3} of goflow2's CPU for a flow; goflow2 lost {lost:.2} %"
             );
         }
     }
@@ -281,8 +286,8 @@ async fn ours(arguments: &Arguments) -> Result<(Value, f64)> {
     Ok((figures, each))
 }
 
-/// The same of goflow2, for a flow that it wrote.
-async fn goflow2(arguments: &Arguments, program: &Path) -> Result<(Value, f64)> {
+/// The same of goflow2, for a flow that it wrote, and how many of a hundred it lost.
+async fn goflow2(arguments: &Arguments, program: &Path) -> Result<(Value, f64, f64)> {
     let folder = tempfile::tempdir_in("/var/tmp").context("make a folder")?;
     let file = folder.path().join("flows.json");
     let receiver = Receiver::goflow2(program, &file)?;
@@ -306,11 +311,12 @@ async fn goflow2(arguments: &Arguments, program: &Path) -> Result<(Value, f64)> 
     // Each flow has answers, and so two records.
     let stored = lines as f64 / 2.0;
     let each = cpu.as_nanos() as f64 / stored.max(1.0);
+    let lost = 100.0 * (1.0 - stored / all.max(1) as f64);
     let figures = json!({
         "goflow2": program,
         "streams": arguments.streams,
         "flows": all,
-        "lost_percent": 100.0 * (1.0 - stored / all.max(1) as f64),
+        "lost_percent": lost,
         "seconds": took.as_secs_f64(),
         "flows_per_second": all as f64 / took.as_secs_f64(),
         "cpu_ns_per_flow": each,
@@ -318,7 +324,7 @@ async fn goflow2(arguments: &Arguments, program: &Path) -> Result<(Value, f64)> 
         "resident_bytes": receiver.memory("VmRSS:")?,
         "peak_resident_bytes": receiver.memory("VmHWM:")?,
     });
-    Ok((figures, each))
+    Ok((figures, each, lost))
 }
 
 /// The batches of one scan of an agent.
