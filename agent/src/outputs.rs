@@ -132,7 +132,9 @@ impl Outputs {
         }
     }
 
-    fn run(&self, name: String, Prepared { output, tls }: Prepared) -> Running {
+    fn run(&self, name: String, prepared: Prepared) -> Running {
+        prepared.tell_of_secret(&name);
+        let Prepared { output, tls, .. } = prepared;
         let subscription = self.hub.subscribe_output(&name, &output.address());
         let tally = Arc::new(Tally::new(subscription.backlog()));
         let (deadline, until) = watch::channel(None);

@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use crate::{
     in_force::{self, FromFiles, Stamps},
-    regular_file::{self, READABLE_BY_OTHERS},
+    regular_file,
 };
 
 /// Whoever calls makes a collector compare with each of them.
@@ -28,6 +28,7 @@ const MOST_FILE_BYTES: u64 = 128 << 10;
 const LEAST_LEN: usize = 16;
 const MOST_LEN: usize = 1024;
 const SCHEME: &str = "Bearer";
+const TOKENS: &str = "the tokens";
 
 /// Why a file of tokens cannot be used. None of them has a token in it.
 #[derive(Debug, Error)]
@@ -52,6 +53,11 @@ pub struct TokenFile(PathBuf);
 impl TokenFile {
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
+    }
+
+    /// What is worth a look, as the file is now.
+    pub fn warning(&self) -> Option<String> {
+        regular_file::open_to_all_now(&self.0, TOKENS)
     }
 
     /// What a call shows.
@@ -79,7 +85,7 @@ pub struct Tokens {
     file: PathBuf,
     stamps: Stamps,
     all: Arc<[String]>,
-    is_readable_by_others: bool,
+    warning: Option<String>,
 }
 
 /// Without the tokens.
@@ -112,7 +118,7 @@ impl Tokens {
         Ok(Self {
             stamps,
             all: tokens.into(),
-            is_readable_by_others: mode & READABLE_BY_OTHERS != 0,
+            warning: regular_file::open_to_all(&file, TOKENS, mode),
             file,
         })
     }
@@ -127,8 +133,8 @@ impl Tokens {
     fn log(&self, what: &str) {
         let file = self.file.display();
         info!(%file, tokens = self.all.len(), "{what}");
-        if self.is_readable_by_others {
-            warn!("{file}: every user can read the tokens: chmod o= {file}");
+        if let Some(warning) = &self.warning {
+            warn!("{warning}");
         }
     }
 }

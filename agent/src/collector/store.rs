@@ -145,6 +145,7 @@ impl Store {
     pub(crate) fn of(output: &Prepared) -> Result<Self> {
         Self::refuse_others(output)?;
         let (kind, address) = named(output.output());
+        output.tell_of_secret(kind);
         let (form, place) = match output.store().context("the output is refused")? {
             settings::Place::Lines(file) => (Form::Jsonl, Place::File(file)),
             settings::Place::Columns(file) => (Form::Parquet, Place::File(file)),

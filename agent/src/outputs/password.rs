@@ -26,6 +26,11 @@ impl PasswordFile {
         Self(path.into())
     }
 
+    /// What is worth a look, as the file is now.
+    pub(super) fn warning(&self) -> Option<String> {
+        regular_file::open_to_all_now(&self.0, "this password")
+    }
+
     pub(super) fn read(&self) -> Result<String, PasswordFault> {
         let unread = |error| PasswordFault::Unread(self.clone(), error);
         let (text, _) = regular_file::read(&self.0, MOST_BYTES).map_err(unread)?;

@@ -1,4 +1,9 @@
-use std::{fs, pin::pin, sync::mpsc};
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt as _,
+    pin::pin,
+    sync::mpsc,
+};
 
 use agent_common::Pair;
 use futures_util::poll;
@@ -22,6 +27,37 @@ fn output(text: &str) -> Prepared {
         panic!("{text}: {wishes:?}");
     };
     output.clone().prepare().unwrap()
+}
+
+#[test]
+fn a_secret_that_everybody_can_read_is_worth_a_look() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("secret");
+    fs::write(&file, "0123456789abcdef\n").unwrap();
+    let (path, only_group, everybody) = (file.display(), 0o640, 0o644);
+    for (settings, what) in [
+        (
+            r#""kind": "collector", "address": "http://127.0.0.1:1", "token_file""#,
+            "the tokens",
+        ),
+        (
+            r#""kind": "kafka", "address": "tcp://127.0.0.1:1/t", "sasl": "scram-sha-512", "user": "me", "password_file""#,
+            "this password",
+        ),
+        (
+            r#""kind": "clickhouse", "address": "http://127.0.0.1:1/d/t", "user": "me", "password_file""#,
+            "this password",
+        ),
+    ] {
+        let warnings = |mode| -> Vec<String> {
+            fs::set_permissions(&file, Permissions::from_mode(mode)).unwrap();
+            let prepared = output(&format!(r#"{{{settings}: "{path}"}}"#));
+            prepared.warnings().cloned().collect()
+        };
+        assert_eq!(warnings(only_group), [""; 0], "{settings}");
+        let expected = format!("{path}: every user can read {what}: chmod o= {path}");
+        assert_eq!(warnings(everybody), [expected]);
+    }
 }
 
 /// A batch of one record, of three packets with 300 bytes.

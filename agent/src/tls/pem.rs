@@ -15,7 +15,7 @@ use rustls::{
 use thiserror::Error;
 use webpki::{EndEntityCert, KeyUsage};
 
-use crate::regular_file::{self, READABLE_BY_OTHERS};
+use crate::regular_file;
 
 /// A file of every CA that there is has some 200 KB.
 const MOST_BYTES: u64 = 1 << 20;
@@ -139,13 +139,7 @@ impl Identity {
                 FileFault::new(Use::Key, format!("{key}: {error}"))
             }
         })?;
-        let mut warnings = Vec::new();
-        if mode & READABLE_BY_OTHERS != 0 {
-            let path = key.display();
-            warnings.push(format!(
-                "{path}: every user can read this key: chmod o= {path}"
-            ));
-        }
+        let mut warnings = Vec::from_iter(regular_file::open_to_all(key, "this key", mode));
         if let Some(fault) = validity.fault(SystemTime::now()) {
             warnings.push(format!(
                 "the certificate in {} {fault}",

@@ -43,6 +43,10 @@ impl Target {
         self.way.read(ALPN_H2)
     }
 
+    pub fn token_warning(&self) -> Option<String> {
+        self.token.as_ref().and_then(TokenFile::warning)
+    }
+
     pub fn collectors(&self, tls: Option<&InForce>) -> Collectors {
         let endpoint = |to: &HostPort| Endpoint::new(to.clone(), tls.cloned());
         Collectors {
