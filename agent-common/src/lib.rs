@@ -9,6 +9,7 @@
 //! - [`segmentation`] and [`wire_size`] say how many frames on the wire a packet stands for.
 //! - [`filter`] and [`sample`] leave packets out.
 //! - [`account`] has a counter for every way that a packet can end.
+//! - [`kernel_call`] marks what the loader completes.
 //! - [`pages`] is what userspace and the programs tell each other: which page is filled, and how full it is.
 //!
 //! Everything here is `no_std`, allocates nothing, and is the same source in the kernel, in the
@@ -23,6 +24,7 @@ pub mod flow;
 pub mod frame;
 pub mod interface;
 mod ip;
+pub mod kernel_call;
 mod link;
 pub mod pages;
 pub mod parse;

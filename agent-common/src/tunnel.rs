@@ -33,6 +33,8 @@ pub mod outcome {
     pub const UNOPENED: u32 = 2;
     /// The packet is a tunnel's, inside [`super::MAX_DEPTH`] others.
     pub const DEEPER: u32 = 4;
+    /// No tunnel's: the driver does not say which VLAN tag it took out of the frame.
+    pub const TAG_UNKNOWN: u32 = 8;
 }
 
 impl Packet {

@@ -83,6 +83,9 @@ fn count_on(page: u32, packet: &mut Packet, arrival: &Arrival) {
     beside(&account, arrival.skb, packet, size);
     pause::on_the_page();
 
+    if arrival.tunnel & outcome::TAG_UNKNOWN != 0 {
+        account.note(Reason::TagsUnknown, size.packets, size.bytes);
+    }
     let reason = if is_parsed {
         place(page, &account, packet, arrival, size) as u32
     } else {

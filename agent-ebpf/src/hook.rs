@@ -12,10 +12,11 @@ use aya_ebpf::{
 
 use crate::{
     count::{Arrival, count},
-    packet::{Fragmented, Linear, OneBuffer, Paged},
+    packet::{Fragmented, Linear, OneBuffer, Paged, Tagged},
     segmentation::read_segmentation,
     steps::{Steps, reason},
     tunnels,
+    vlan_tag::{self, Answer},
 };
 
 /// Counts an skb. A header that the linear part cuts off may continue in the skb's pages.
@@ -64,7 +65,7 @@ pub fn xdp(ctx: &XdpContext, link_type: LinkType) {
     let len_bytes = (linear.data_end - linear.data) as u32;
     let mut packet = Packet::default();
     let (reason, tunnel) = read(&OneBuffer(ctx.ctx), &linear, link_type, None, &mut packet);
-    count_frame(ctx.ctx, len_bytes, &mut packet, reason, tunnel);
+    count_frame(ctx.ctx, single(len_bytes), &mut packet, reason, tunnel);
 }
 
 /// Counts a frame in one buffer or more.
@@ -74,7 +75,37 @@ pub fn xdp_frags(ctx: &XdpContext, link_type: LinkType) {
     let len_bytes = buffers.len_bytes();
     let mut packet = Packet::default();
     let (reason, tunnel) = read(&buffers, &buffers.front(), link_type, None, &mut packet);
-    count_frame(ctx.ctx, len_bytes, &mut packet, reason, tunnel);
+    count_frame(ctx.ctx, single(len_bytes), &mut packet, reason, tunnel);
+}
+
+/// Counts an Ethernet frame in one buffer or more, whose VLAN tag the driver may have taken out.
+#[inline(always)]
+pub fn xdp_tagged(ctx: &XdpContext) {
+    let buffers = Fragmented(ctx.ctx);
+    let len_bytes = buffers.len_bytes();
+    let mut packet = Packet::default();
+    let answer = vlan_tag::of(ctx.ctx);
+    let (reason, mut tunnel) = read(
+        &Tagged(ctx.ctx),
+        &buffers.front(),
+        LinkType::Ethernet,
+        answer.tci(),
+        &mut packet,
+    );
+    let lacking_len_bytes = match answer {
+        Answer::Taken(_) => TAG_LEN,
+        Answer::Nothing => 0,
+        Answer::Unknown => {
+            tunnel |= outcome::TAG_UNKNOWN;
+            0
+        }
+    };
+    let skb = Skb {
+        len_bytes,
+        lacking_len_bytes,
+        ..Skb::default()
+    };
+    count_frame(ctx.ctx, skb, &mut packet, reason, tunnel);
 }
 
 /// Parses a packet: first from `front`, which is read in place, then step by step if that may find more, and
@@ -102,18 +133,24 @@ fn read<S: Steps>(
     (reason, tunnel)
 }
 
+/// A frame as it came.
 #[inline(always)]
-fn count_frame(frame: *mut xdp_md, len_bytes: u32, packet: &mut Packet, reason: u32, tunnel: u32) {
+fn single(len_bytes: u32) -> Skb {
+    Skb {
+        len_bytes,
+        ..Skb::default()
+    }
+}
+
+#[inline(always)]
+fn count_frame(frame: *mut xdp_md, skb: Skb, packet: &mut Packet, reason: u32, tunnel: u32) {
     let arrival = Arrival {
         context: frame as usize,
         is_xdp: 1,
         direction: Direction::Ingress as u16,
         // SAFETY: the context pointer is valid for the program's run; the verifier checks the field.
         ifindex: unsafe { (*frame).ingress_ifindex },
-        skb: Skb {
-            len_bytes,
-            ..Skb::default()
-        },
+        skb,
         reason,
         tunnel,
     };

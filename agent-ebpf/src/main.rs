@@ -39,6 +39,7 @@ mod steps;
 mod switches;
 mod table;
 mod tunnels;
+mod vlan_tag;
 
 use agent_common::{Clocks, Direction, LinkType};
 use aya_ebpf::{
@@ -87,6 +88,14 @@ pub fn xdp_ingress_ip(ctx: XdpContext) -> u32 {
 #[xdp(frags)]
 pub fn xdp_frags(ctx: XdpContext) -> u32 {
     hook::xdp_frags(&ctx, LinkType::Ethernet);
+    XDP_PASS
+}
+
+/// The same for a driver that says which VLAN tag it took out of a frame. Userspace completes its code, and binds it to
+/// the interface whose driver it asks.
+#[xdp(frags)]
+pub fn xdp_tagged(ctx: XdpContext) -> u32 {
+    hook::xdp_tagged(&ctx);
     XDP_PASS
 }
 

@@ -278,6 +278,10 @@ impl Frame for Fragmented {
     }
 }
 
+/// An XDP frame in several buffers, whose VLAN tag the driver may have taken out.
+#[derive(Clone, Copy)]
+pub struct Tagged(pub *mut xdp_md);
+
 /// The bytes that `load` writes, without zeroing them first.
 #[inline(always)]
 fn loaded<const N: usize>(load: impl FnOnce(*mut c_void, u32) -> c_long) -> Option<[u8; N]> {

@@ -10,7 +10,10 @@ use agent_common::{
 };
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
 
-use crate::packet::{Fragmented, Linear, OneBuffer, Paged};
+use crate::{
+    packet::{Fragmented, Linear, OneBuffer, Paged, Tagged},
+    vlan_tag,
+};
 
 /// A reader that has the steps.
 pub trait Steps {
@@ -128,6 +131,46 @@ steps!(
     tunnel_header_of_buffers,
     tunnels_packet_of_buffers
 );
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn parse_tagged(frame: *mut xdp_md, packet: *mut Packet) -> u32 {
+    // SAFETY: as above, for a packet.
+    let Some(packet) = (unsafe { packet.as_mut() }) else {
+        return Reason::Vanished as u32;
+    };
+    let tci = vlan_tag::of(frame).tci();
+    reason(parse_all(
+        &Fragmented(frame),
+        LinkType::Ethernet,
+        tci,
+        packet,
+    ))
+}
+
+/// A tag makes a difference to the outermost headers alone.
+impl Steps for Tagged {
+    #[inline(always)]
+    fn may_find_more(&self, reason: Reason) -> bool {
+        Fragmented(self.0).may_find_more(reason)
+    }
+
+    #[inline(always)]
+    fn parse_slowly(&self, _: LinkType, packet: &mut Packet) -> u32 {
+        *packet = Packet::default();
+        parse_tagged(self.0, packet)
+    }
+
+    #[inline(always)]
+    fn read_header(&self, opening: &mut Opening) -> bool {
+        Fragmented(self.0).read_header(opening)
+    }
+
+    #[inline(always)]
+    fn parse_inner(&self, opening: &mut Opening) -> bool {
+        Fragmented(self.0).parse_inner(opening)
+    }
+}
 
 /// The parser's result as a number: [`Reason::Flows`] on success.
 #[inline(always)]

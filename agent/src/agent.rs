@@ -165,7 +165,9 @@ impl Agent {
             tracing::warn!("{}", real_time::LOSS);
         }
         let links: usize = selected.iter().map(|(_, links)| links.len()).sum();
-        limits::raise_open_files(links * config.attach.directions.count(), namespaces.len())?;
+        let hooks = links * config.attach.directions.count();
+        let asks_drivers = config.attach.may_ask_drivers();
+        limits::raise_open_files(hooks, namespaces.len(), asks_drivers)?;
         let cpus = possible_cpus()?;
         let max_interfaces = match config.max_interfaces {
             0 => room_for_interfaces(links, config.selection.has_patterns(), cpus),
@@ -183,6 +185,7 @@ impl Agent {
             netns: namespaces.iter().map(Namespace::number).collect(),
             max_interfaces,
             sample_rate: config.sample_rate,
+            asks_drivers,
             log_level: config.bpf_log_level,
             hash_factors: secret_factors(),
         };

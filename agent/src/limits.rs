@@ -6,16 +6,21 @@
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
+use crate::kernel::bound::TaggedPrograms;
+
 /// Descriptors for maps, programs, listeners, consumers and the log.
 const OTHERS: u64 = 64;
 
 /// Sockets, maps and programs for each network namespace but the first.
 const FOR_NAMESPACE: u64 = 48;
 
+/// Kept for programs that ask drivers for VLAN tags, of each network namespace, beside the programs themselves.
+const MAPS: u64 = 24;
+
 /// Fails if `attachments` descriptors cannot be open in addition to all others, in this many network namespaces.
-pub fn raise_open_files(attachments: usize, namespaces: usize) -> Result<()> {
+pub fn raise_open_files(attachments: usize, namespaces: usize, asks_drivers: bool) -> Result<()> {
     let most = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
-    ensure_within(most, attachments, namespaces)?;
+    ensure_within(most, attachments, namespaces, asks_drivers)?;
     raise_as_far_as_possible()
 }
 
@@ -27,12 +32,17 @@ pub fn raise_as_far_as_possible() -> Result<()> {
 }
 
 /// Fails if so many attachments would leave too few descriptors for the rest.
-pub fn ensure_open_files(attachments: usize, namespaces: usize) -> Result<()> {
-    ensure_within(open_files(), attachments, namespaces)
+pub fn ensure_open_files(attachments: usize, namespaces: usize, asks_drivers: bool) -> Result<()> {
+    ensure_within(open_files(), attachments, namespaces, asks_drivers)
 }
 
-fn ensure_within(most: u64, attachments: usize, namespaces: usize) -> Result<()> {
-    let needed = needed(attachments, namespaces);
+fn ensure_within(
+    most: u64,
+    attachments: usize,
+    namespaces: usize,
+    asks_drivers: bool,
+) -> Result<()> {
+    let needed = needed(attachments, namespaces, asks_drivers);
     ensure!(
         needed <= most,
         "{attachments} hooks need {needed} open files, and the limit of open files is {most}: raise it \
@@ -42,9 +52,14 @@ fn ensure_within(most: u64, attachments: usize, namespaces: usize) -> Result<()>
 }
 
 /// The open files of an agent with so many attachments, in this many network namespaces.
-pub(crate) fn needed(attachments: usize, namespaces: usize) -> u64 {
+pub(crate) fn needed(attachments: usize, namespaces: usize, asks_drivers: bool) -> u64 {
     let further = namespaces.saturating_sub(1) as u64;
-    attachments as u64 + OTHERS + further * FOR_NAMESPACE
+    let asking = if asks_drivers {
+        namespaces.max(1) as u64 * (MAPS + TaggedPrograms::MOST as u64)
+    } else {
+        0
+    };
+    attachments as u64 + OTHERS + further * FOR_NAMESPACE + asking
 }
 
 /// How many files may be open at the same time.

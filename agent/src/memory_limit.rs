@@ -10,7 +10,7 @@ use crate::{
     agent::Config,
     asks::MAX_SNAPSHOT_BYTES,
     hub::DEFAULT_QUEUED_BYTES,
-    kernel::{account, pages::Size},
+    kernel::{account, bound::TaggedPrograms, pages::Size},
     output::human,
     outputs::Prepared,
 };
@@ -31,6 +31,8 @@ const TUNNEL_BYTES_PER_FLOW: u64 = 160;
 const SNAPSHOT_BYTES_PER_FLOW: u64 = 180;
 /// Beside its queue.
 const BYTES_PER_OUTPUT: u64 = 42 << 20;
+/// Its instructions as they were given, as the verifier left them, and as machine code.
+const BYTES_PER_TAGGED_PROGRAM: u64 = 256 << 10;
 /// The process before it has a flow.
 const BASE_BYTES: u64 = 32 << 20;
 
@@ -45,6 +47,8 @@ pub(crate) struct Needs {
     max_interfaces: u32,
     possible_cpus: u32,
     decapsulates: bool,
+    /// Programs of one interface each.
+    tagged: u64,
     reports_late: bool,
     outputs: usize,
 }
@@ -59,6 +63,11 @@ impl Needs {
             max_interfaces,
             possible_cpus,
             decapsulates: config.decapsulate,
+            tagged: if config.attach.may_ask_drivers() {
+                TaggedPrograms::MOST as u64 * config.netns.len().max(1) as u64
+            } else {
+                0
+            },
             reports_late: reports_late(config),
             outputs: config.outputs.len(),
         }
@@ -105,6 +114,7 @@ impl Needs {
             + (tracked * TRACKED_BYTES_PER_FLOW + waiting * WAITING_BYTES_PER_FLOW) * GROWTH
             + u64::from(self.max_fragments) * BYTES_PER_FRAGMENT
             + tunnels * TUNNEL_BYTES_PER_FLOW
+            + self.tagged * BYTES_PER_TAGGED_PROGRAM
             + DEFAULT_QUEUED_BYTES
             + self.outputs as u64 * BYTES_PER_OUTPUT
             + MAX_SNAPSHOT_BYTES.min(tracked * SNAPSHOT_BYTES_PER_FLOW)

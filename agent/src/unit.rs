@@ -90,7 +90,7 @@ fn the_units_open_files_are_enough_whatever_the_settings() {
         max_connections: most("max_connections") as u32,
         ..Limits::default()
     };
-    let needed = limits::needed(hooks, 1) + limits.files(2) as u64;
+    let needed = limits::needed(hooks, 1, true) + limits.files(2) as u64;
     assert!(needed <= limit, "{needed} files of {limit}");
 }
 

@@ -31,6 +31,7 @@ impl KernelTable {
             netns: vec![0],
             max_interfaces: 1,
             sample_rate: 0,
+            asks_drivers: false,
             log_level: 0,
             hash_factors: secret_factors(),
         })?;

@@ -269,7 +269,7 @@ fn selected_interfaces(
     checks.extend(across::across(&selected)?.iter().map(twice_across));
     for (namespace, links) in selected {
         checks.extend(namespace.enter(|| {
-            let mut xdp = xdp::Features::open();
+            let mut xdp = xdp::Asker::default();
             let lines = links
                 .iter()
                 .flat_map(|link| [interface(link), xdp::mode(&mut xdp, link)]);
@@ -308,7 +308,7 @@ fn devices_in(
     };
     Ok(Findings {
         checks: located(known.twice(), namespace),
-        devices: known.tree(&mut xdp::Features::open()),
+        devices: known.tree(&mut xdp::Asker::default()),
     })
 }
 

@@ -60,7 +60,7 @@ pub use programs::load_all;
 use slots::Place;
 pub use slots::{AttachedHook, Left, Slots, Why};
 pub use watcher::NameInterface;
-pub use xdp::{InsteadOfXdp, instead_of_xdp, warn_of_hidden_tags};
+pub use xdp::{AtXdp, InsteadOfXdp, at_xdp, cannot_be_asked, warn_of_hidden_tags};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum IngressHook {
@@ -137,6 +137,12 @@ impl AttachSettings {
         }
     }
 
+    /// Whether arriving packets may be counted at XDP by a program that asks the driver for VLAN tags.
+    pub fn may_ask_drivers(self) -> bool {
+        let is_xdp = self.ingress_hook == IngressHook::Xdp && self.directions != Directions::Egress;
+        is_xdp && self.xdp_mode != XdpMode::Generic && !self.xdp_without_tags
+    }
+
     pub fn has_hooks(self, link: &Link) -> bool {
         self.has_hook(link, Direction::Ingress) || self.has_hook(link, Direction::Egress)
     }
@@ -163,7 +169,7 @@ pub struct Hook {
     pub direction: Direction,
     pub mode: Mode,
     pub instead_of_xdp: Option<InsteadOfXdp>,
-    /// Only an XDP program has one.
+    /// Only an XDP program has one, and not one that asks the driver.
     pub tag_place: Option<TagPlace>,
     /// The program may have missed VLAN tags.
     pub tags_unknown: bool,

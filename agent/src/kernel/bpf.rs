@@ -2,17 +2,17 @@
 //! form that may leave something behind.
 
 use std::{
-    ffi::c_char,
+    ffi::{CString, c_char},
     io, mem, ops,
-    os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
     time::Duration,
 };
 
 use agent_common::Direction;
 use aya_obj::generated::{
-    BPF_F_AFTER, BPF_F_BEFORE, BPF_OBJ_NAME_LEN, XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE,
-    bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_type, bpf_prog_info, bpf_prog_type,
-    bpf_stats_type,
+    BPF_F_AFTER, BPF_F_BEFORE, BPF_F_XDP_DEV_BOUND_ONLY, BPF_F_XDP_HAS_FRAGS, BPF_OBJ_NAME_LEN,
+    XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_func_info,
+    bpf_insn, bpf_link_info, bpf_map_type, bpf_prog_info, bpf_prog_type, bpf_stats_type,
 };
 
 /// Where a link attaches its program to an interface.
@@ -94,19 +94,72 @@ pub fn create_map(
     attr.__bindgen_anon_1.value_size = shape.value_len_bytes;
     attr.__bindgen_anon_1.max_entries = shape.max_entries;
     attr.__bindgen_anon_1.map_flags = shape.flags;
-    let mut map_name = [0; BPF_OBJ_NAME_LEN as usize];
+    attr.__bindgen_anon_1.map_name = cut(name);
+    attr.__bindgen_anon_1.btf_fd = fd(types);
+    attr.__bindgen_anon_1.btf_key_type_id = key_type;
+    attr.__bindgen_anon_1.btf_value_type_id = value_type;
+    bpf_fd(bpf_cmd::BPF_MAP_CREATE, &mut attr)
+}
+
+fn cut(name: &str) -> [c_char; BPF_OBJ_NAME_LEN as usize] {
+    let mut cut = [0; BPF_OBJ_NAME_LEN as usize];
     // The last byte stays zero.
-    for (to, from) in map_name[..BPF_OBJ_NAME_LEN as usize - 1]
+    for (to, from) in cut[..BPF_OBJ_NAME_LEN as usize - 1]
         .iter_mut()
         .zip(name.bytes())
     {
         *to = c_char::from_ne_bytes([from]);
     }
-    attr.__bindgen_anon_1.map_name = map_name;
-    attr.__bindgen_anon_1.btf_fd = fd(types);
-    attr.__bindgen_anon_1.btf_key_type_id = key_type;
-    attr.__bindgen_anon_1.btf_value_type_id = value_type;
-    bpf_fd(bpf_cmd::BPF_MAP_CREATE, &mut attr)
+    cut
+}
+
+/// An XDP program that is loaded for one interface.
+pub struct BoundProgram {
+    pub name: &'static str,
+    pub license: CString,
+    pub instructions: Vec<bpf_insn>,
+    pub functions: Vec<bpf_func_info>,
+    /// The types that the functions refer to.
+    pub types: OwnedFd,
+}
+
+impl BoundProgram {
+    /// Loads it for the native hook of this interface of the calling thread's network namespace. An error comes with the
+    /// verifier's log.
+    pub fn load(&self, ifindex: u32) -> Result<OwnedFd, (io::Error, String)> {
+        /// Has the verifier say why it refuses, as aya has it.
+        const LOG_LEVEL: u32 = 1;
+        let refusal = match bpf_fd(bpf_cmd::BPF_PROG_LOAD, &mut self.attributes(ifindex)) {
+            Ok(program) => return Ok(program),
+            Err(error) => error,
+        };
+        let mut log = vec![0_u8; 1 << 24];
+        let mut attr = self.attributes(ifindex);
+        attr.__bindgen_anon_3.log_level = LOG_LEVEL;
+        attr.__bindgen_anon_3.log_buf = log.as_mut_ptr() as u64;
+        attr.__bindgen_anon_3.log_size = log.len() as u32;
+        bpf_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr).map_err(|_| {
+            let log = log.split(|byte| *byte == 0).next().unwrap_or_default();
+            (refusal, String::from_utf8_lossy(log).into_owned())
+        })
+    }
+
+    fn attributes(&self, ifindex: u32) -> bpf_attr {
+        let mut attr = attributes();
+        attr.__bindgen_anon_3.prog_type = bpf_prog_type::BPF_PROG_TYPE_XDP as u32;
+        attr.__bindgen_anon_3.expected_attach_type = bpf_attach_type::BPF_XDP as u32;
+        attr.__bindgen_anon_3.prog_name = cut(self.name);
+        attr.__bindgen_anon_3.prog_flags = BPF_F_XDP_HAS_FRAGS | BPF_F_XDP_DEV_BOUND_ONLY;
+        attr.__bindgen_anon_3.prog_ifindex = ifindex;
+        attr.__bindgen_anon_3.license = self.license.as_ptr() as u64;
+        attr.__bindgen_anon_3.insns = self.instructions.as_ptr() as u64;
+        attr.__bindgen_anon_3.insn_cnt = self.instructions.len() as u32;
+        attr.__bindgen_anon_3.prog_btf_fd = fd(self.types.as_fd());
+        attr.__bindgen_anon_3.func_info = self.functions.as_ptr() as u64;
+        attr.__bindgen_anon_3.func_info_cnt = self.functions.len() as u32;
+        attr.__bindgen_anon_3.func_info_rec_size = size_of::<bpf_func_info>() as u32;
+        attr
+    }
 }
 
 /// Loads type information (BTF).
@@ -274,7 +327,12 @@ pub fn count_runs() -> io::Result<OwnedFd> {
     bpf_fd(bpf_cmd::BPF_ENABLE_STATS, &mut attr)
 }
 
-pub fn runs(program: BorrowedFd<'_>) -> io::Result<Runs> {
+/// How many instructions the verifier walked, of a million at most.
+pub fn verified_instructions(program: BorrowedFd<'_>) -> io::Result<u32> {
+    Ok(program_info(program)?.verified_insns)
+}
+
+fn program_info(program: BorrowedFd<'_>) -> io::Result<bpf_prog_info> {
     // SAFETY: `struct bpf_prog_info` is made of integers and of arrays of integers.
     let mut info: bpf_prog_info = unsafe { mem::zeroed() };
     let mut attr = attributes();
@@ -282,6 +340,11 @@ pub fn runs(program: BorrowedFd<'_>) -> io::Result<Runs> {
     attr.info.info_len = size_of::<bpf_prog_info>() as u32;
     attr.info.info = &raw mut info as u64;
     bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+    Ok(info)
+}
+
+pub fn runs(program: BorrowedFd<'_>) -> io::Result<Runs> {
+    let info = program_info(program)?;
     Ok(Runs {
         count: info.run_cnt,
         time: Duration::from_nanos(info.run_time_ns),

@@ -20,6 +20,7 @@ const MAX_DEPTH: u32 = 16;
 const STRUCT: u32 = 4;
 const UNION: u32 = 5;
 const ENUM: u32 = 6;
+const FUNCTION: u32 = 12;
 const ENUM64: u32 = 19;
 
 /// The contents of a file such as `/sys/kernel/btf/vmlinux`.
@@ -84,6 +85,16 @@ impl Btf {
             }
         }
         anyhow::bail!("the kernel's BTF has no {name}")
+    }
+
+    /// The number of the type of a function.
+    pub fn function(&self, name: &str) -> Result<u32> {
+        for (number, &at) in (1..).zip(&self.types_at) {
+            if kind(word(&self.bytes, at + 4)?) == FUNCTION && self.name(at)? == name.as_bytes() {
+                return Ok(number);
+            }
+        }
+        anyhow::bail!("the kernel's BTF has no function {name}")
     }
 
     /// Where the types of a kind are, and how many members each has.
@@ -169,10 +180,10 @@ fn word(bytes: &[u8], at: usize) -> Result<u32> {
 mod tests {
     use super::*;
 
-    /// `struct a { int b; struct { int c:24; union { int d; int e; }; }; }; enum { f = 6, g = 0x40 };` and `h` of an
-    /// enum of 64 bits.
+    /// `struct a { int b; struct { int c:24; union { int d; int e; }; }; }; enum { f = 6, g = 0x40 };` `h` of an
+    /// enum of 64 bits, and a function `i`.
     fn example() -> Vec<u8> {
-        let strings = b"\0a\0b\0c\0d\0e\0f\0g\0h\0";
+        let strings = b"\0a\0b\0c\0d\0e\0f\0g\0h\0i\0";
         let offset = |name: u8| strings.iter().position(|it| *it == name).unwrap() as u32;
         let info = |kind: u32, members: u32| kind << 24 | members;
         let types: Vec<u32> = [
@@ -202,6 +213,7 @@ mod tests {
             vec![0, info(UNION, 2), 4, offset(b'd'), 1, 0, offset(b'e'), 1, 0],
             vec![0, info(ENUM, 2), 4, offset(b'f'), 6, offset(b'g'), 0x40],
             vec![0, info(ENUM64, 1), 8, offset(b'h'), 7, 1],
+            vec![offset(b'i'), info(FUNCTION, 0), 0],
         ]
         .concat();
         let mut bytes = MAGIC.to_ne_bytes().to_vec();
@@ -233,11 +245,19 @@ mod tests {
     }
 
     #[test]
+    fn functions_are_found_by_name() {
+        let btf = Btf::parse(example()).unwrap();
+        assert_eq!(btf.function("i").unwrap(), 7);
+        // The name of a struct.
+        assert!(btf.function("a").is_err());
+    }
+
+    #[test]
     fn what_is_cut_is_an_error() {
         let whole = example();
         for len in 0..whole.len() - 2 {
             let cut = Btf::parse(whole[..len].to_vec());
-            assert!(cut.and_then(|btf| btf.constant("h")).is_err(), "{len}");
+            assert!(cut.and_then(|btf| btf.function("i")).is_err(), "{len}");
         }
     }
 }

@@ -126,6 +126,7 @@ mod tests {
             netns: vec![0],
             max_interfaces: 1,
             sample_rate: 1,
+            asks_drivers: false,
             log_level: 0,
             hash_factors: secret_factors(),
         })

@@ -43,8 +43,13 @@ pub fn of_this_kernel() -> Result<Layout> {
         };
         anyhow::Error::new(error).context(why)
     })?;
+    read(&types_of_this_kernel()?).with_context(|| format!("read the types in {BTF}"))
+}
+
+/// The running kernel's type information.
+pub fn types_of_this_kernel() -> Result<Btf> {
     let btf = fs::read(BTF).with_context(|| format!("read {BTF} (CONFIG_DEBUG_INFO_BTF)"))?;
-    read(&Btf::parse(btf)?).with_context(|| format!("read the types in {BTF}"))
+    Btf::parse(btf).with_context(|| format!("read the types in {BTF}"))
 }
 
 /// Everything, or an error that names the first thing that is missing.

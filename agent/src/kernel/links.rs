@@ -21,6 +21,7 @@ use libc::{
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
 
+pub mod driver;
 pub(crate) mod events;
 pub(crate) mod generic;
 pub(crate) mod netlink;

@@ -16,6 +16,7 @@ use aya::{
 
 use super::{
     account::{self, Accounts},
+    bound::TaggedPrograms,
     bpf,
     fragments::Fragments,
     interface_table::{InterfaceTable, Places},
@@ -55,6 +56,8 @@ pub struct LoadSettings {
     pub max_interfaces: u32,
     /// One flow in this many is counted; 0 counts every flow.
     pub sample_rate: u32,
+    /// Whether drivers may be asked for VLAN tags.
+    pub asks_drivers: bool,
     /// 0 is off, 1 to 5 are error to trace (aya-log's levels).
     pub log_level: u8,
     /// Of the table's hash. Whoever knows them can choose flows that fall into one place.
@@ -65,6 +68,8 @@ pub struct LoadSettings {
 /// the other sets.
 pub struct ProgramSet {
     pub programs: Ebpf,
+    /// If drivers may be asked for VLAN tags.
+    pub tagged: Option<TaggedPrograms>,
     pub interfaces: InterfaceTable,
     pub run_times: RunTimes,
 }
@@ -107,7 +112,7 @@ impl Kernel {
     }
 
     /// Loads an object that was built differently from [`OBJECT`], but from the same source.
-    pub fn load_object(object: &[u8], settings: &LoadSettings) -> Result<Self> {
+    pub fn load_object(object: &'static [u8], settings: &LoadSettings) -> Result<Self> {
         let layout = layout::of_this_kernel().unwrap_or_else(|error| {
             tracing::warn!("{}: {error:#}: {}", layout::LOSS, layout::REMEDY);
             Layout::UNKNOWN
@@ -116,7 +121,11 @@ impl Kernel {
     }
 
     /// Loads programs that read kernel memory as `layout` says. Warns of nothing.
-    pub fn load_with(object: &[u8], settings: &LoadSettings, layout: &Layout) -> Result<Self> {
+    pub fn load_with(
+        object: &'static [u8],
+        settings: &LoadSettings,
+        layout: &Layout,
+    ) -> Result<Self> {
         let _held = signals::Held::new();
         let shape = Shape::of(settings, layout)?;
         let shared = match settings.netns[..] {
@@ -129,10 +138,15 @@ impl Kernel {
             let mut programs = shape
                 .load(object, *netns, shared.as_ref())
                 .map_err(|error| explain(error, settings))?;
+            let tagged = settings
+                .asks_drivers
+                .then(|| TaggedPrograms::new(object, &programs))
+                .transpose()?;
             let table = take(&mut programs, INTERFACES)?;
             let places = Places::for_up_to(settings.max_interfaces);
             sets.push(ProgramSet {
                 programs,
+                tagged,
                 interfaces: InterfaceTable::new(table, places)?,
                 run_times: run_times.clone(),
             });
@@ -424,6 +438,7 @@ mod tests {
             netns: vec![0],
             max_interfaces: 2,
             sample_rate: 1,
+            asks_drivers: false,
             log_level: 0,
             hash_factors: secret_factors(),
         };

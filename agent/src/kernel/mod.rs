@@ -1,13 +1,15 @@
 //! Everything that touches the kernel.
 //!
-//! [`load`] loads the programs and maps ([`shared_maps`] if there are several sets), and [`attach`] attaches the programs to interfaces. [`pages`] flips
-//! and drains the flow table, [`filled`] hears of pages that fill early, [`rule_maps`] hold the filter rules,
-//! [`account`] reads the counters, [`outers`] has the tunnels of flows, and [`fragments`] their datagrams. [`links`] knows the interfaces.
-//! [`bpf`] is the system call, [`btf`] reads the kernel's types, and [`layout`] is made from them.
-//! [`run_times`] has what the programs cost, [`loaded`] names programs of others, [`refusal`] explains why a program was refused, and [`capabilities`] what this process may do.
+//! [`load`] loads the programs and maps ([`shared_maps`] if there are several sets; [`bound`] has programs of one interface
+//! each), and [`attach`] attaches the programs to interfaces. [`pages`] flips and drains the flow table, [`filled`] hears of
+//! pages that fill early, [`rule_maps`] hold the filter rules, [`account`] reads the counters, [`outers`] has the tunnels of
+//! flows, and [`fragments`] their datagrams. [`links`] knows the interfaces. [`bpf`] is the system call, [`btf`] reads the
+//! kernel's types, and [`layout`] is made from them. [`run_times`] has what the programs cost, [`loaded`] names programs of
+//! others, [`refusal`] explains why a program was refused, and [`capabilities`] what this process may do.
 
 pub mod account;
 pub mod attach;
+pub mod bound;
 pub mod bpf;
 pub mod btf;
 pub mod capabilities;

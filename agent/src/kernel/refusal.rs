@@ -1,6 +1,8 @@
 //! Explains in one line why the kernel refused a program and what to do. The verifier's whole log goes to our
 //! own log at the level debug.
 
+use std::io;
+
 use anyhow::anyhow;
 use aya::programs::ProgramError;
 
@@ -15,11 +17,15 @@ pub fn explain(name: &str, error: ProgramError) -> anyhow::Error {
     else {
         return anyhow!(error).context(format!("load the program {name}"));
     };
-    let log = verifier_log.to_string();
-    tracing::debug!(program = name, %log, "the verifier's log");
-    let error = anyhow!(io_error);
+    explain_log(name, io_error, &verifier_log.to_string())
+}
+
+/// The same of an error that comes with the verifier's log.
+pub fn explain_log(name: &str, error: io::Error, log: &str) -> anyhow::Error {
+    tracing::debug!(program = name, log, "the verifier's log");
+    let error = anyhow!(error);
     let capabilities = Capabilities::of_this_process();
-    let Some(reason) = reason(&log) else {
+    let Some(reason) = reason(log) else {
         let what = format!("load the program {name}");
         let lacking = capabilities.map_or_else(|_| Vec::new(), lacking);
         return if lacking.is_empty() {

@@ -8,7 +8,7 @@ use std::{
     collections::BTreeMap,
     fs, io,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, Weak},
     thread,
     time::{Duration, Instant},
 };
@@ -17,11 +17,21 @@ use super::bpf::{self, Runs};
 
 /// The programs of all network namespaces. Clones share them.
 #[derive(Clone, Default)]
-pub struct RunTimes(Arc<Mutex<Vec<Watched>>>);
+pub struct RunTimes(Arc<Mutex<Programs>>);
+
+#[derive(Default)]
+struct Programs {
+    watched: Vec<Watched>,
+    /// How many there have been.
+    numbered: u64,
+}
 
 struct Watched {
+    number: u64,
     hook: &'static str,
-    program: OwnedFd,
+    program: Weak<OwnedFd>,
+    /// Those that stay loaded as long as the agent runs.
+    _kept: Option<Arc<OwnedFd>>,
 }
 
 /// What the programs did in a while.
@@ -34,10 +44,29 @@ pub struct Window {
 impl RunTimes {
     /// From now on this program is among them.
     pub fn watch(&self, name: &str, program: BorrowedFd<'_>) -> io::Result<()> {
-        let program = program.try_clone_to_owned()?;
-        let hook = hook(name);
-        self.programs(|programs| programs.push(Watched { hook, program }));
+        let program = Arc::new(program.try_clone_to_owned()?);
+        self.add(name, &program, Some(Arc::clone(&program)));
         Ok(())
+    }
+
+    /// The same for a program that others let go of.
+    pub fn watch_while_held(&self, name: &str, program: &Arc<OwnedFd>) {
+        self.add(name, program, None);
+    }
+
+    fn add(&self, name: &str, program: &Arc<OwnedFd>, kept: Option<Arc<OwnedFd>>) {
+        self.programs(|programs| {
+            programs
+                .watched
+                .retain(|one| one.program.strong_count() > 0);
+            programs.watched.push(Watched {
+                number: programs.numbered,
+                hook: hook(name),
+                program: Arc::downgrade(program),
+                _kept: kept,
+            });
+            programs.numbered += 1;
+        });
     }
 
     /// Has the kernel count for this long, and reads what it counted. Fails with EPERM if this process may not ask for it
@@ -57,23 +86,27 @@ impl RunTimes {
             return Ok(None);
         }
         let mut by_hook = BTreeMap::<_, Runs>::new();
-        for (place, (hook, after)) in after.into_iter().enumerate() {
+        for (number, (hook, after)) in after {
             // One that is not there was loaded meanwhile.
-            let before = before.get(place).map(|&(_, before)| before);
+            let before = before.get(&number).map(|&(_, before)| before);
             *by_hook.entry(hook).or_default() += after - before.unwrap_or_default();
         }
         Ok(Some(Window { length, by_hook }))
     }
 
-    fn read(&self) -> io::Result<Vec<(&'static str, Runs)>> {
+    /// By the number of the program.
+    fn read(&self) -> io::Result<BTreeMap<u64, (&'static str, Runs)>> {
         self.programs(|programs| {
-            let programs = programs.iter();
-            let read = |one: &Watched| Ok((one.hook, bpf::runs(one.program.as_fd())?));
-            programs.map(read).collect()
+            let read = |one: &Watched| {
+                let program = one.program.upgrade()?;
+                let runs = bpf::runs(program.as_fd());
+                Some(runs.map(|runs| (one.number, (one.hook, runs))))
+            };
+            programs.watched.iter().filter_map(read).collect()
         })
     }
 
-    fn programs<T>(&self, work: impl FnOnce(&mut Vec<Watched>) -> T) -> T {
+    fn programs<T>(&self, work: impl FnOnce(&mut Programs) -> T) -> T {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

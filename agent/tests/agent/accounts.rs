@@ -34,6 +34,7 @@ fn cpus_that_share_counters_lose_nothing() {
         netns: vec![netns(); SLOTS.len() + 1],
         max_interfaces: MAX_INTERFACES,
         sample_rate: 0,
+        asks_drivers: false,
         log_level: 0,
         hash_factors: secret_factors(),
     })

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     net::{Ipv4Addr, TcpListener},
+    os::fd::AsFd as _,
     thread,
     time::{Duration, Instant},
 };
@@ -13,6 +14,8 @@ use crate::support::{
 };
 use agent::kernel::{
     attach,
+    bound::TaggedPrograms,
+    bpf,
     load::{Kernel, LoadSettings, secret_factors},
 };
 use agent_common::Pair;
@@ -37,6 +40,7 @@ fn every_program_is_taken(decapsulate: bool) {
         netns: vec![1],
         max_interfaces: 1,
         sample_rate: 2,
+        asks_drivers: true,
         log_level: 0,
         hash_factors: secret_factors(),
     })
@@ -51,7 +55,20 @@ fn every_program_is_taken(decapsulate: bool) {
             program.load().unwrap();
         }
     }
-    let programs = &kernel.sets[0].programs;
+    let set = &mut kernel.sets[0];
+    if kernel::is_at_least(6, 8) {
+        let lab = Lab::quiet().unwrap();
+        let host = &lab.agent;
+        let ifindex = host.namespace.ifindex(&host.interface).unwrap();
+        let tagged = set.tagged.as_mut().unwrap();
+        let load = || Ok(bpf::verified_instructions(tagged.load(ifindex)?.as_fd())?);
+        let count = host.namespace.enter(load).unwrap();
+        eprintln!(
+            "decapsulate {decapsulate}: {}: {count}",
+            TaggedPrograms::NAME
+        );
+    }
+    let programs = &set.programs;
     let mut walked: Vec<_> = programs
         .programs()
         .filter_map(|(name, program)| {

@@ -271,6 +271,7 @@ fn flows_of_one_hash_are_all_accounted_for() {
         netns: vec![netns()],
         max_interfaces: 1,
         sample_rate: 0,
+        asks_drivers: false,
         log_level: 0,
         // Each word of a key adds the product of its halves: with factors of 0 only the ports of these flows differ, and the
         // other half of their word is 0.

@@ -205,6 +205,20 @@ pub const FAULTS: &[Fault] = &[
         target: EVERY_FRAME,
     },
     Fault {
+        name: "XDP drops what it has counted with the driver's tag",
+        file: "agent-ebpf/src/main.rs",
+        from: "hook::xdp_tagged(&ctx);\n    XDP_PASS",
+        to: "hook::xdp_tagged(&ctx);\n    XDP_PASS - 1",
+        target: agent("xdp::what_the_driver_tells_goes_before_what_the_frame_has"),
+    },
+    Fault {
+        name: "the driver has a tag for every frame",
+        file: "agent-ebpf/src/vlan_tag.rs",
+        from: "error if error == -ENODATA => Answer::Nothing,",
+        to: "error if error == -ENODATA => Answer::Taken(tci),",
+        target: agent("xdp::what_the_driver_tells_goes_before_what_the_frame_has"),
+    },
+    Fault {
         name: "TC ends the chain",
         file: "agent-ebpf/src/main.rs",
         from: "hook::tc(&ctx, Direction::Egress, LinkType::Ethernet);\n    TC_ACT_UNSPEC",

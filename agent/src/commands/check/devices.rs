@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{
     Check,
-    xdp::{self, Features},
+    xdp::{self, Asker},
 };
 use crate::{
     devices::{Devices, is_tunnel},
@@ -65,7 +65,7 @@ impl Known<'_> {
     }
 
     /// Each device after those that stand on it. One on which several stand comes several times.
-    pub(super) fn tree(&self, features: &mut Features) -> Vec<Device> {
+    pub(super) fn tree(&self, asker: &mut Asker) -> Vec<Device> {
         let (devices, uplinks) = (Devices::new(self.links), self.uplinks());
         let mut tree = Vec::new();
         let mut seen = BTreeSet::new();
@@ -77,7 +77,7 @@ impl Known<'_> {
             let mut to_show = vec![(0, top)];
             while let Some((depth, link)) = to_show.pop() {
                 let is_repeated = !seen.insert(link.ifindex);
-                let mut device = self.device(link, &devices, &uplinks, features);
+                let mut device = self.device(link, &devices, &uplinks, asker);
                 (device.depth, device.is_repeated) = (depth, is_repeated);
                 tree.push(device);
                 if !is_repeated {
@@ -94,7 +94,7 @@ impl Known<'_> {
         link: &Link,
         devices: &Devices,
         uplinks: &Uplinks,
-        features: &mut Features,
+        asker: &mut Asker,
     ) -> Device {
         let choice = self.selection.choice(link, uplinks);
         let under = devices.under(link);
@@ -107,7 +107,7 @@ impl Known<'_> {
         }
         let attach = self.attach.filter(|_| is_counted);
         let ingress = attach.filter(|it| it.has_hook(link, Direction::Ingress));
-        let ingress = ingress.map(|attach| xdp::ingress_hook(features, link, attach));
+        let ingress = ingress.map(|attach| xdp::ingress_hook(asker, link, attach));
         let (ingress_hook, ingress_detail) = ingress.unzip();
         let has_egress = attach.is_some_and(|it| it.has_hook(link, Direction::Egress));
         Device {
@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn the_tree_has_each_device_above_those_it_stands_on_and_why_it_is_counted() {
         let (links, carriers) = (stack(), BTreeSet::from([4, 5, 7]));
-        let tree = known(&links, &Selection::default(), &carriers).tree(&mut Features::open());
+        let tree = known(&links, &Selection::default(), &carriers).tree(&mut Asker::default());
         let expected = "\
 devices, each above those that its packets pass, too; * is counted:
     vxlan0        vxlan   a default route leads over it, and its packets are counted at bond0
@@ -324,7 +324,7 @@ devices, each above those that its packets pass, too; * is counted:
         links[6].is_up = false;
         let (selection, carriers) = (selection(&["bond*", "veth0"]), BTreeSet::new());
         let known = known(&links, &selection, &carriers);
-        let text = lines(&known.tree(&mut Features::open())).join("\n");
+        let text = lines(&known.tree(&mut Asker::default())).join("\n");
         assert_eq!(
             text.matches("'bond*' matches it; ingress").count(),
             3,
@@ -340,7 +340,7 @@ devices, each above those that its packets pass, too; * is counted:
     #[test]
     fn a_line_of_json_has_the_same() {
         let (links, carriers) = (stack(), BTreeSet::from([4]));
-        let tree = known(&links, &Selection::default(), &carriers).tree(&mut Features::open());
+        let tree = known(&links, &Selection::default(), &carriers).tree(&mut Asker::default());
         let bond = tree.iter().find(|device| device.name == "bond0").unwrap();
         assert_eq!(
             serde_json::to_value(bond).unwrap(),
@@ -370,7 +370,7 @@ devices, each above those that its packets pass, too; * is counted:
             }),
             ..known(&links, &selection, &carriers)
         };
-        for device in known.tree(&mut Features::open()) {
+        for device in known.tree(&mut Asker::default()) {
             let hook = (device.ingress_hook, device.egress_hook);
             if device.name == "vf0" {
                 assert_eq!(hook, (None, None));
@@ -396,7 +396,7 @@ devices, each above those that its packets pass, too; * is counted:
                 }),
                 ..known(&links, &selection, &carriers)
             };
-            let tree = known.tree(&mut Features::open());
+            let tree = known.tree(&mut Asker::default());
             assert_eq!((tree[0].is_counted, tree[0].reason), (false, reason));
             assert_eq!((tree[0].ingress_hook, tree[0].egress_hook), (None, None));
         }
@@ -410,7 +410,7 @@ devices, each above those that its packets pass, too; * is counted:
         links.push(link(5000, "eth0", ""));
         let carriers = BTreeSet::from([5000]);
         let selection = Selection::default();
-        let tree = known(&links, &selection, &carriers).tree(&mut Features::open());
+        let tree = known(&links, &selection, &carriers).tree(&mut Asker::default());
         assert_eq!(tree.len(), 2001);
         let text = lines(&tree);
         assert_eq!(text.len(), MOST_LINES + 2);

@@ -6,7 +6,7 @@ use anyhow::Result;
 use super::Check;
 use crate::kernel::{
     attach,
-    layout::Layout,
+    layout::{self, Layout},
     links::netns_inode,
     load::{Kernel, LoadSettings, OBJECT, secret_factors},
 };
@@ -31,8 +31,21 @@ pub(super) fn programs(layout: &Layout) -> [Check; 2] {
     [plain, decapsulating]
 }
 
+/// What a start with `--ingress-hook xdp` has, on this kernel.
+pub(super) fn kernel_that_asks() -> Result<Kernel> {
+    let layout = layout::of_this_kernel().unwrap_or(Layout::UNKNOWN);
+    let settings = settings(false, true)?;
+    Kernel::load_with(OBJECT, &settings, &layout)
+}
+
 fn load(layout: &Layout, decapsulate: bool) -> Result<()> {
-    let settings = LoadSettings {
+    let settings = settings(decapsulate, false)?;
+    let mut kernel = Kernel::load_with(OBJECT, &settings, layout)?;
+    attach::load_all(&mut kernel.sets[0].programs)
+}
+
+fn settings(decapsulate: bool, asks_drivers: bool) -> Result<LoadSettings> {
+    Ok(LoadSettings {
         min_flows: 1,
         max_flows: 1,
         max_fragments: 1,
@@ -41,9 +54,8 @@ fn load(layout: &Layout, decapsulate: bool) -> Result<()> {
         netns: vec![netns_inode()?],
         max_interfaces: 1,
         sample_rate: 0,
+        asks_drivers,
         log_level: 0,
         hash_factors: secret_factors(),
-    };
-    let mut kernel = Kernel::load_with(OBJECT, &settings, layout)?;
-    attach::load_all(&mut kernel.sets[0].programs)
+    })
 }

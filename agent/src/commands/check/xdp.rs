@@ -1,53 +1,59 @@
-//! Checks whether a link's driver has native XDP, by generic netlink's family `netdev` (kernel 6.3).
+//! Checks how XDP would count on a link.
 
-use anyhow::{Context as _, Result};
+use std::collections::BTreeSet;
 
-use super::Check;
+use anyhow::{Context as _, Result, anyhow};
+
+use super::{Check, programs};
 use crate::kernel::{
-    attach::{AttachSettings, IngressHook, XdpMode, instead_of_xdp},
-    links::{
-        AttachedXdp, Link,
-        generic::{GenericSocket, attribute},
-        netlink::{field, push_attribute},
-        tags,
-    },
+    attach::{AtXdp, AttachSettings, IngressHook, XdpMode, at_xdp, cannot_be_asked},
+    bound::TaggedPrograms,
+    links::{AttachedXdp, Link, driver::Drivers, tags::Features},
     loaded,
 };
 
-// linux/netdev.h.
-const NETDEV_CMD_DEV_GET: u8 = 1;
-const NETDEV_A_DEV_IFINDEX: u16 = 1;
-const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
-const NETDEV_XDP_ACT_BASIC: u64 = 1;
+/// Asks about links, in the network namespace of the calling thread.
+#[derive(Default)]
+pub(super) struct Asker {
+    features: Option<Features>,
+    drivers: Drivers,
+    /// Those that would have a program of their own.
+    asked: BTreeSet<u32>,
+    /// Whether the kernel takes such a program, which is the same for all of them.
+    taken: Option<Result<(), String>>,
+}
+
+impl Asker {
+    /// How XDP would count on a link, if the kernel takes the program.
+    fn at_xdp(&mut self, link: &Link, mode: XdpMode, without_tags: bool) -> AtXdp {
+        let features = self.features.get_or_insert_with(Features::open);
+        at_xdp((features, &mut self.drivers), link, mode, without_tags)
+    }
+
+    /// Why the driver of a link cannot be asked for VLAN tags. Loads the program that asks, as a start would, for the first
+    /// link, and attaches it to nothing.
+    fn refusal(&mut self, link: &Link, hidden: &str) -> Option<String> {
+        if !self.asked.contains(&link.ifindex) && self.asked.len() >= TaggedPrograms::MOST {
+            let error = TaggedPrograms::too_many(TaggedPrograms::MOST);
+            return Some(cannot_be_asked(hidden, &error).1);
+        }
+        self.asked.insert(link.ifindex);
+        let load = || load(link.ifindex).map_err(|error| format!("{error:#}"));
+        let refusal = self.taken.get_or_insert_with(load).as_ref().err()?;
+        Some(cannot_be_asked(hidden, &anyhow!("{refusal}")).1)
+    }
+}
+
+fn load(ifindex: u32) -> Result<()> {
+    let mut kernel = programs::kernel_that_asks()?;
+    let set = kernel.sets.first_mut();
+    let tagged = set.and_then(|set| set.tagged.as_mut());
+    let tagged = tagged.context("the programs were loaded without it")?;
+    tagged.load(ifindex).map(drop)
+}
 
 /// What libxdp calls the program that it puts on an interface, to run those of several owners in turn.
 const DISPATCHER: &str = "xdp_dispatcher";
-
-/// Asks for the features of links.
-pub(super) struct Features {
-    /// An error if the kernel does not know the family.
-    netdev: Result<GenericSocket>,
-    tags: tags::Features,
-}
-
-impl Features {
-    pub(super) fn open() -> Self {
-        Self {
-            netdev: GenericSocket::open("netdev"),
-            tags: tags::Features::open(),
-        }
-    }
-
-    fn of(netdev: &mut GenericSocket, ifindex: u32) -> Result<u64> {
-        let mut request = Vec::new();
-        push_attribute(&mut request, NETDEV_A_DEV_IFINDEX, &ifindex.to_ne_bytes());
-        let answer = netdev
-            .get(NETDEV_CMD_DEV_GET, &request)
-            .context("ask for the XDP features of a link")?;
-        let features = attribute(&answer, NETDEV_A_DEV_XDP_FEATURES)?;
-        Ok(u64::from_ne_bytes(field(features, 0)?))
-    }
-}
 
 /// What the driver of a link does with a native XDP program.
 enum Driver {
@@ -59,13 +65,9 @@ enum Driver {
 }
 
 /// Only asks the driver: attaching in native mode may reset a NIC, and changes a veth peer's offloads.
-fn driver(features: &mut Features, link: &Link) -> Driver {
-    let features = match &mut features.netdev {
-        Ok(netdev) => Features::of(netdev, link.ifindex),
-        Err(_) => return Driver::Unknown("the kernel says it from 6.3".to_owned()),
-    };
-    match features {
-        Ok(features) if features & NETDEV_XDP_ACT_BASIC != 0 => Driver::Takes,
+fn driver(asker: &mut Asker, link: &Link) -> Driver {
+    match asker.drivers.of(link.ifindex) {
+        Ok(driver) if driver.has_native_xdp => Driver::Takes,
         Ok(_) => Driver::Refuses,
         Err(error) => Driver::Unknown(error.root_cause().to_string()),
     }
@@ -91,17 +93,26 @@ fn taken(link: &Link) -> Option<String> {
 }
 
 /// How `--ingress-hook xdp` would attach to `link`.
-pub(super) fn mode(features: &mut Features, link: &Link) -> Check {
+pub(super) fn mode(asker: &mut Asker, link: &Link) -> Check {
     let name = format!("xdp {}", link.name);
     let remedy = "stay with --ingress-hook tc, the default";
     if let Some(whose) = taken(link) {
         return Check::warn(name, format!("taken: {whose}"), remedy);
     }
-    if let Some((_, why)) = instead_of_xdp(&mut features.tags, link, XdpMode::Auto, false) {
-        return Check::warn(name, format!("tc: {why}"), remedy);
-    }
-    match driver(features, link) {
-        Driver::Takes => Check::ok(name, "native"),
+    let tags = match asker.at_xdp(link, XdpMode::Auto, false) {
+        AtXdp::Counts => "",
+        AtXdp::AsksDriver(hidden) => {
+            if let Some(why) = asker.refusal(link, &hidden) {
+                return Check::warn(name, format!("tc: {why}"), remedy);
+            }
+            ", with the VLAN tags that the driver tells"
+        }
+        AtXdp::Miscounts(_, why) => {
+            return Check::warn(name, format!("tc: {why}"), remedy);
+        }
+    };
+    match driver(asker, link) {
+        Driver::Takes => Check::ok(name, format!("native{tags}")),
         Driver::Refuses => Check::warn(name, "tc: the driver has no native XDP", remedy),
         Driver::Unknown(why) => Check::ok(
             name,
@@ -112,7 +123,7 @@ pub(super) fn mode(features: &mut Features, link: &Link) -> Check {
 
 /// The hook at which arriving packets are counted with these settings, and why it is not the one they ask for.
 pub(super) fn ingress_hook(
-    features: &mut Features,
+    asker: &mut Asker,
     link: &Link,
     settings: AttachSettings,
 ) -> (&'static str, Option<String>) {
@@ -120,7 +131,8 @@ pub(super) fn ingress_hook(
         return ("tc", None);
     }
     let (mode, without_tags) = (settings.xdp_mode, settings.xdp_without_tags);
-    if let Some((_, why)) = instead_of_xdp(&mut features.tags, link, mode, without_tags) {
+    let at_xdp = asker.at_xdp(link, mode, without_tags);
+    if let AtXdp::Miscounts(_, why) = at_xdp {
         return ("tc", Some(why));
     }
     // Modes that are asked for by name end the start where there is no such hook.
@@ -131,10 +143,15 @@ pub(super) fn ingress_hook(
     if let Some(whose) = taken(link) {
         return without(format!("XDP is taken {whose}"));
     }
+    if let AtXdp::AsksDriver(hidden) = at_xdp
+        && let Some(why) = asker.refusal(link, &hidden)
+    {
+        return ("tc", Some(why));
+    }
     if mode == XdpMode::Generic {
         return ("xdp_generic", None);
     }
-    match driver(features, link) {
+    match driver(asker, link) {
         Driver::Takes => ("xdp_native", None),
         Driver::Refuses => without("the driver has no native XDP".to_owned()),
         Driver::Unknown(why) => ("xdp_native", Some(format!("or TC: {why}"))),

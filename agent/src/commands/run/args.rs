@@ -78,7 +78,7 @@ pub struct Args {
 
     /// Count at XDP even where the driver keeps VLAN tags beside the frames, out of its sight. Flows of
     /// different VLANs may then become one, and the account says "tags unknown". Without this option such
-    /// an interface is counted at TC.
+    /// an interface is counted at XDP if its driver tells tags to XDP programs (from kernel 6.8), else at TC.
     #[arg(long, value_name = "BOOL", env = "FLOW_AGENT_XDP_WITHOUT_TAGS", action = ArgAction::Set,
           num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", hide_possible_values = true, help_heading = WATCH)]

@@ -19,7 +19,7 @@ use super::{
     programs::{Programs, tc_name},
     slots::{AttachedHook, Slots},
 };
-use crate::kernel::links::{AttachedXdp, Link, LinkSocket, tags::Features};
+use crate::kernel::links::{AttachedXdp, Link, LinkSocket, driver::Drivers, tags::Features};
 
 pub(super) struct Attacher {
     pub programs: Programs,
@@ -27,6 +27,7 @@ pub(super) struct Attacher {
     pub slots: Slots,
     pub counters: LinkSocket,
     pub features: Features,
+    pub drivers: Drivers,
     pub clsact: Option<Clsact>,
     /// The interfaces of the start, while it lasts.
     pub first: Vec<Link>,
@@ -46,8 +47,9 @@ impl Attacher {
                     })?;
                 }
                 IngressHook::Xdp => {
+                    let plan = self.plan_xdp(link)?;
                     self.hook(link, slot, Direction::Ingress, |attacher, hook| {
-                        attacher.xdp_or_tc(link, hook)
+                        attacher.xdp_or_tc(link, plan, hook)
                     })?;
                 }
             }
@@ -180,7 +182,11 @@ impl Attacher {
         };
         let program = self.programs.get(program)?;
         let tcx = create_link(program, link.ifindex, place);
-        Ok(tcx.map(|fd| HeldLink { fd, place }))
+        Ok(tcx.map(|fd| HeldLink {
+            fd,
+            place,
+            _program: None,
+        }))
     }
 
     pub(super) fn hold(&self, link: &Link, held: HeldLink) {

@@ -3,6 +3,7 @@
 use std::{
     io,
     os::fd::{AsFd as _, OwnedFd},
+    sync::Arc,
 };
 
 use crate::kernel::{
@@ -14,6 +15,8 @@ use crate::kernel::{
 pub(super) struct HeldLink {
     pub fd: OwnedFd,
     pub place: LinkPlace,
+    /// The program, if it was loaded for this link alone.
+    pub _program: Option<Arc<OwnedFd>>,
 }
 
 impl HeldLink {

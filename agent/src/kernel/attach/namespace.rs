@@ -25,7 +25,7 @@ use super::{
 use crate::{
     interfaces::Selection,
     kernel::{
-        links::{Link, LinkSocket, tags::Features},
+        links::{Link, LinkSocket, driver::Drivers, tags::Features},
         load::ProgramSet,
     },
     netns::Namespace,
@@ -87,26 +87,22 @@ impl Watch {
         let slots = slots.in_netns(namespace.number());
         let not_counted = Arc::<Mutex<NotCounted>>::default();
         let changes = Changes::new(selection.clone());
-        let closer = Closer::start(slots.clone(), set.interfaces.clone(), changes.clone())?;
+        let table = set.interfaces.clone();
+        let closer = Closer::start(slots.clone(), table.clone(), changes.clone())?;
         let mut watcher = Watcher {
             attacher: Attacher {
-                programs: Programs::load(
-                    set.programs,
-                    set.run_times,
-                    &selected,
-                    &selection,
-                    settings,
-                )?,
+                programs: Programs::load(set, &selected, &selection, settings)?,
                 settings,
                 slots: slots.clone(),
                 counters: LinkSocket::open()?,
                 features: Features::open(),
+                drivers: Drivers::default(),
                 clsact: None,
                 first: Vec::new(),
                 lines: Lines::default(),
             },
             slots: slots.clone(),
-            table: set.interfaces.clone(),
+            table: table.clone(),
             links: LinkSocket::open()?,
             name_interface,
             stop,
@@ -126,7 +122,7 @@ impl Watch {
         };
         changes::follow(
             slots,
-            set.interfaces,
+            table,
             changes.clone(),
             closer,
             &namespace,

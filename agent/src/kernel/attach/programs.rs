@@ -1,8 +1,11 @@
 //! Loads the programs that hooks need: those of the first interfaces, and of the usual ones that may come, before
 //! any hook is attached, so that none of them waits for the verifier. Others when an interface of another kind
-//! comes.
+//! comes, or one whose driver has to be asked for VLAN tags, which takes a program of its own.
 
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::{
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    sync::Arc,
+};
 
 use agent_common::{Direction, LinkType};
 use anyhow::{Context as _, Result};
@@ -15,11 +18,14 @@ use aya::{
 use super::{AttachSettings, Directions, IngressHook, link_type};
 use crate::{
     interfaces::Selection,
-    kernel::{links::Link, refusal, run_times::RunTimes, signals},
+    kernel::{
+        bound::TaggedPrograms, links::Link, load::ProgramSet, refusal, run_times::RunTimes, signals,
+    },
 };
 
 pub(super) struct Programs {
     ebpf: Ebpf,
+    tagged: Option<TaggedPrograms>,
     run_times: RunTimes,
 }
 
@@ -27,13 +33,16 @@ impl Programs {
     /// Loads the programs that hooks of these interfaces may need, and of one that may come. An
     /// XDP hook may need TC instead.
     pub(super) fn load(
-        ebpf: Ebpf,
-        run_times: RunTimes,
+        set: ProgramSet,
         links: &[Link],
         selection: &Selection,
         settings: AttachSettings,
     ) -> Result<Self> {
-        let mut programs = Self { ebpf, run_times };
+        let mut programs = Self {
+            ebpf: set.programs,
+            tagged: set.tagged,
+            run_times: set.run_times,
+        };
         let here: Vec<_> = links.iter().map(link_type).collect::<Result<_>>()?;
         let to_come = selection.may_wait().then_some(LinkType::Ethernet);
         for link_type in here.into_iter().chain(to_come) {
@@ -61,6 +70,16 @@ impl Programs {
             let watched = self.run_times.watch(name, program);
             watched.context("duplicate a program's descriptor")?;
         }
+        Ok(program)
+    }
+
+    /// Loads the XDP program that asks the driver of this interface for VLAN tags.
+    pub(super) fn tagged(&mut self, ifindex: u32) -> Result<Arc<OwnedFd>> {
+        let tagged = self.tagged.as_mut();
+        let tagged = tagged.context("the programs were loaded without it")?;
+        let program = tagged.load(ifindex)?;
+        self.run_times
+            .watch_while_held(TaggedPrograms::NAME, &program);
         Ok(program)
     }
 }

@@ -451,6 +451,7 @@ mod tests {
         let link = || HeldLink {
             fd: std::fs::File::open("/dev/null").unwrap().into(),
             place: LinkPlace::TcxFirst(Direction::Ingress),
+            _program: None,
         };
         slots.take(7, "a");
         assert!(slots.hold(7, link()).is_none());

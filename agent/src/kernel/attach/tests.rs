@@ -20,11 +20,12 @@ use super::{
     programs::Programs,
     slots::Place,
     watcher::{Look, Watcher, WatcherLog},
+    xdp::Plan,
     *,
 };
 use crate::{
     kernel::{
-        links::{LinkSocket, netlink::errno, tags::Features},
+        links::{LinkSocket, driver::Drivers, netlink::errno, tags::Features},
         load::{LoadSettings, secret_factors},
     },
     logged::logged,
@@ -49,6 +50,7 @@ pub(super) fn kernel() -> Kernel {
         netns: vec![0],
         max_interfaces: 4,
         sample_rate: 1,
+        asks_drivers: false,
         log_level: 0,
         hash_factors: secret_factors(),
     })
@@ -59,7 +61,7 @@ pub(super) fn kernel() -> Kernel {
 pub(super) fn programs(kernel: &mut Kernel) -> Programs {
     let set = kernel.sets.remove(0);
     let nothing = Selection::default();
-    Programs::load(set.programs, set.run_times, &[], &nothing, SETTINGS).unwrap()
+    Programs::load(set, &[], &nothing, SETTINGS).unwrap()
 }
 
 /// The thread that attaches, for wires that are called so, and what it gives to the thread that detaches. Both
@@ -77,20 +79,21 @@ fn watcher(
     let slots = Slots::new(4, 0);
     let (closer, to_detach) = Closer::channel();
     let set = kernel.sets.remove(0);
+    let table = set.interfaces.clone();
     let watcher = Watcher {
         attacher: Attacher {
-            programs: Programs::load(set.programs, set.run_times, &[], &selection, settings)
-                .unwrap(),
+            programs: Programs::load(set, &[], &selection, settings).unwrap(),
             settings,
             slots: slots.clone(),
             counters: LinkSocket::open().unwrap(),
             features: Features::open(),
+            drivers: Drivers::default(),
             clsact: None,
             first: Vec::new(),
             lines: Lines::default(),
         },
         slots,
-        table: set.interfaces,
+        table,
         links: LinkSocket::open().unwrap(),
         name_interface: Arc::new(|_, _| Ok(())),
         stop: Arc::new(AtomicBool::new(false)),
@@ -140,13 +143,48 @@ fn an_interface_that_is_gone_is_not_one_without_native_xdp() {
             let (mut watcher, _) = watcher(&mut kernel, "new*", settings);
             let attacher = &mut watcher.attacher;
             let mut hook = attacher.planned(&link, 0, Direction::Ingress);
-            Ok(attacher.xdp_or_tc(&link, &mut hook).unwrap_err())
+            Ok(attacher
+                .xdp_or_tc(&link, Plan::Xdp(None), &mut hook)
+                .unwrap_err())
         };
         let error = namespace.enter(attach).unwrap();
         let chain = format!("{error:#}");
         assert_eq!(errno(&error), Some(libc::ENODEV), "{xdp_mode:?}: {chain}");
         assert!(!chain.contains("attach tc"), "{xdp_mode:?}: {chain}");
     }
+}
+
+#[test]
+fn an_interface_whose_driver_cannot_be_asked_is_counted_at_tc() {
+    const NAME: &str = "agent::an_interface_whose_driver_cannot_be_asked_is_counted_at_tc";
+    if !kernel::is_at_least(6, 8) {
+        skip(NAME, "drivers tell XDP the tags from 6.8");
+        return;
+    }
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    let namespace = Namespace::new("unasked").unwrap();
+    let link = wires(&namespace, 1).swap_remove(0);
+    let settings = AttachSettings {
+        ingress_hook: IngressHook::Xdp,
+        xdp_without_tags: false,
+        ..SETTINGS
+    };
+    let plan = || {
+        // Loaded without the program that asks.
+        let mut kernel = kernel();
+        let (mut watcher, _) = watcher(&mut kernel, "new*", settings);
+        watcher.attacher.plan_xdp(&link)
+    };
+    let Plan::Tc(why, in_words) = namespace.enter(plan).unwrap() else {
+        panic!("it is counted at XDP");
+    };
+    assert_eq!(why, InsteadOfXdp::HiddenTags);
+    assert!(
+        in_words.contains("its driver cannot be asked: "),
+        "{in_words}"
+    );
 }
 
 #[test]

@@ -11,8 +11,9 @@ impl Watcher {
     /// Attaches the hooks of an interface that came, or says why not.
     pub(super) fn watch(&mut self, link: &Link) -> Result<Option<Pending>> {
         super::link_type(link)?;
-        let hooks = self.attacher.settings.directions.count();
-        limits::ensure_open_files(self.slots.links() + hooks, self.namespaces)?;
+        let settings = self.attacher.settings;
+        let hooks = self.slots.links() + settings.directions.count();
+        limits::ensure_open_files(hooks, self.namespaces, settings.may_ask_drivers())?;
         let slot = match self.slots.take(link.ifindex, &link.name) {
             Place::Slot(slot) => slot,
             Place::Draining | Place::NoneYet => return Ok(Some(Pending::Drain)),

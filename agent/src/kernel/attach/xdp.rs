@@ -1,6 +1,11 @@
 //! Attaches to a link's XDP hook if XDP counts right there. Otherwise attaches to TC, and says why.
 
-use std::{fmt::Display, io};
+use std::{
+    fmt::Display,
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+    sync::Arc,
+};
 
 use agent_common::Direction;
 use anyhow::{Result, anyhow};
@@ -11,6 +16,7 @@ use super::{
 };
 use crate::kernel::links::{
     Link,
+    driver::Drivers,
     tags::{Features, TagPlace},
 };
 
@@ -30,19 +36,57 @@ pub enum InsteadOfXdp {
     SuperFrames,
 }
 
-/// Why XDP would count wrong on a link, with the reason in words, unless `without_tags` says to bear with hidden
-/// tags. Generic XDP miscounts on every link, and the account says so.
-pub fn instead_of_xdp(
-    features: &mut Features,
+/// Where XDP would find the VLAN tags of a link's frames.
+#[derive(Debug)]
+pub enum AtXdp {
+    /// In the frames.
+    Counts,
+    /// The driver takes them out, and tells them to a program that asks. The text says why.
+    AsksDriver(String),
+    /// Nowhere, or XDP would count wrong in another way, with the reason in words.
+    Miscounts(InsteadOfXdp, String),
+}
+
+/// How XDP would count on a link. `without_tags` says to bear with hidden tags. Generic XDP miscounts on every link,
+/// and the account says so.
+pub fn at_xdp(
+    (features, drivers): (&mut Features, &mut Drivers),
     link: &Link,
     mode: XdpMode,
     without_tags: bool,
-) -> Option<(InsteadOfXdp, String)> {
-    let miscounted = miscounted(link).filter(|_| mode != XdpMode::Generic);
-    if miscounted.is_some() || without_tags {
-        return miscounted;
+) -> AtXdp {
+    if mode != XdpMode::Generic
+        && let Some((why, in_words)) = miscounted(link)
+    {
+        return AtXdp::Miscounts(why, in_words);
     }
-    hidden_tags(features, link)
+    if without_tags {
+        return AtXdp::Counts;
+    }
+    let Some(why) = features.hiding_tags(TagPlace::of(link)) else {
+        return AtXdp::Counts;
+    };
+    // No driver runs a generic program.
+    let (why, in_words) = if mode == XdpMode::Generic {
+        hidden_tags(&why)
+    } else {
+        match drivers.of(link.ifindex) {
+            Ok(driver) if driver.tells_vlan_tags => return AtXdp::AsksDriver(why),
+            Ok(_) => hidden_tags(&format!(
+                "{why}, and its driver does not tell them (some do, from kernel 6.8 on)"
+            )),
+            Err(error) => hidden_tags(&format!("{why}, and its driver cannot be asked: {error:#}")),
+        }
+    };
+    AtXdp::Miscounts(why, in_words)
+}
+
+/// What is to be attached to a link's XDP hook.
+pub(super) enum Plan {
+    /// The program that all such links share, or the link's own.
+    Xdp(Option<Arc<OwnedFd>>),
+    /// Nothing, since TC counts there, with the reason in words.
+    Tc(InsteadOfXdp, String),
 }
 
 /// Why XDP would count packets or bytes wrong.
@@ -66,35 +110,72 @@ fn super_frames(link: &Link) -> Option<(InsteadOfXdp, String)> {
     })
 }
 
-fn hidden_tags(features: &mut Features, link: &Link) -> Option<(InsteadOfXdp, String)> {
-    let why = features.hiding_tags(TagPlace::of(link))?;
-    let why =
+fn hidden_tags(why: &str) -> (InsteadOfXdp, String) {
+    let in_words =
         format!("XDP may miss VLAN tags: {why}; --xdp-without-tags counts at XDP all the same");
-    Some((InsteadOfXdp::HiddenTags, why))
+    (InsteadOfXdp::HiddenTags, in_words)
+}
+
+/// Why XDP would count wrong on a link whose program the kernel refuses.
+pub fn cannot_be_asked(hidden: &str, error: &anyhow::Error) -> (InsteadOfXdp, String) {
+    hidden_tags(&format!(
+        "{hidden}, and its driver cannot be asked: {error:#}"
+    ))
 }
 
 impl Attacher {
-    /// Attaches to XDP, or to TC if XDP would not count right. The log and the hook say which it is.
-    pub(super) fn xdp_or_tc(&mut self, link: &Link, hook: &mut Hook) -> Result<()> {
+    /// Decides where arriving packets are counted, and loads a program of the link's own if it takes one. That takes the
+    /// verifier's time, so it comes before the counters are read between which the hook is attached.
+    pub(super) fn plan_xdp(&mut self, link: &Link) -> Result<Plan> {
         let settings = self.settings;
         let (mode, without_tags) = (settings.xdp_mode, settings.xdp_without_tags);
-        if let Some((why, in_words)) = instead_of_xdp(&mut self.features, link, mode, without_tags)
-        {
-            return self.tc_instead(link, hook, (why, &in_words));
+        let ask = (&mut self.features, &mut self.drivers);
+        let hidden = match at_xdp(ask, link, mode, without_tags) {
+            AtXdp::Counts => return Ok(Plan::Xdp(None)),
+            AtXdp::Miscounts(why, in_words) => return Ok(Plan::Tc(why, in_words)),
+            AtXdp::AsksDriver(hidden) => hidden,
+        };
+        match self.programs.tagged(link.ifindex) {
+            Ok(program) => Ok(Plan::Xdp(Some(program))),
+            Err(error) => {
+                // The kernel answers EINVAL for an interface that is gone, too. This says ENODEV then.
+                self.counters.counters(link.ifindex)?;
+                let (why, in_words) = cannot_be_asked(&hidden, &error);
+                Ok(Plan::Tc(why, in_words))
+            }
         }
-        let tags_unknown = without_tags && hidden_tags(&mut self.features, link).is_some();
-        let name = xdp_name(link_type(link)?);
+    }
+
+    /// Attaches to XDP, or to TC if XDP would not count right. The log and the hook say which it is.
+    pub(super) fn xdp_or_tc(&mut self, link: &Link, plan: Plan, hook: &mut Hook) -> Result<()> {
+        let tagged = match plan {
+            Plan::Xdp(tagged) => tagged,
+            Plan::Tc(why, in_words) => return self.tc_instead(link, hook, (why, &in_words)),
+        };
+        let settings = self.settings;
+        let place = TagPlace::of(link);
+        let tags_unknown = settings.xdp_without_tags && self.features.hiding_tags(place).is_some();
+        // What the driver tells needs no watch over where tags are.
+        let tag_place = tagged.is_none().then_some(place);
         let (place, mode) = match settings.xdp_mode {
             XdpMode::Auto | XdpMode::Native => (LinkPlace::XdpNative, Mode::XdpNative),
             XdpMode::Generic => (LinkPlace::XdpGeneric, Mode::XdpGeneric),
         };
-        let xdp = create_link(self.programs.get(name)?, link.ifindex, place);
+        let program = match &tagged {
+            Some(program) => program.as_fd(),
+            None => self.programs.get(xdp_name(link_type(link)?))?,
+        };
+        let xdp = create_link(program, link.ifindex, place);
         if xdp.as_ref().is_err_and(is_invalid) {
             // `bpf_xdp_link_attach` answers so for an interface that is gone, too. This says ENODEV then.
             self.counters.counters(link.ifindex)?;
         }
         let xdp = match xdp {
-            Ok(fd) => HeldLink { fd, place },
+            Ok(fd) => HeldLink {
+                fd,
+                place,
+                _program: tagged,
+            },
             Err(error) if settings.xdp_mode == XdpMode::Auto && is_taken(&error) => {
                 let in_words = "another XDP program is there (`ip link` shows it); what it drops, sends \
                                 back or redirects is not counted";
@@ -117,7 +198,7 @@ impl Attacher {
         }
         self.hold(link, xdp);
         hook.mode = mode;
-        hook.tag_place = Some(TagPlace::of(link));
+        hook.tag_place = tag_place;
         hook.tags_unknown = tags_unknown;
         Ok(())
     }

@@ -138,6 +138,7 @@ impl Programs {
             netns: vec![netns()],
             max_interfaces: 1,
             sample_rate: 0,
+            asks_drivers: false,
             log_level: 0,
             hash_factors: secret_factors(),
         })

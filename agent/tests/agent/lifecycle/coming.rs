@@ -198,17 +198,6 @@ fn an_interface_that_is_renamed_into_the_selection_is_counted() {
     agent.stop();
 }
 
-/// The programs that an agent has loaded.
-fn programs(agent: &mut Agent) -> usize {
-    let folder = format!("/proc/{}/fdinfo", agent.pid());
-    let files = fs::read_dir(folder).unwrap().flatten();
-    let is_program = |file: &fs::DirEntry| {
-        let info = fs::read_to_string(file.path()).unwrap_or_default();
-        info.contains("prog_jited:")
-    };
-    files.filter(is_program).count()
-}
-
 /// Verifying them takes longer than attaching them.
 #[test]
 fn the_first_interface_that_comes_waits_for_no_verifier() {
@@ -218,10 +207,10 @@ fn the_first_interface_that_comes_waits_for_no_verifier() {
     for settings in [&[][..], NATIVE_XDP] {
         let lab = Lab::quiet().unwrap();
         let mut agent = Agent::start_on(&lab.agent, "new*", settings);
-        let before = programs(&mut agent);
+        let before = agent.programs();
         lab.agent.namespace.add_wire(["new0", "far0"]).unwrap();
         wait_until_watched(&lab, &agent, "new0");
-        assert_eq!(programs(&mut agent), before);
+        assert_eq!(agent.programs(), before);
         assert!(before >= 2);
         agent.stop();
     }

@@ -119,6 +119,18 @@ impl Agent {
         self.0.pid()
     }
 
+    /// How many programs it has loaded and not let go of.
+    pub fn programs(&mut self) -> usize {
+        let folder = format!("/proc/{}/fdinfo", self.pid());
+        let files = fs::read_dir(folder).unwrap().flatten();
+        // A descriptor may be closed meanwhile.
+        let is_program = |file: &DirEntry| {
+            let info = fs::read_to_string(file.path()).unwrap_or_default();
+            info.contains("prog_jited:")
+        };
+        files.filter(is_program).count()
+    }
+
     /// Waits until none of its threads does anything, not even wait for a lock in the kernel.
     pub fn wait_until_idle(&mut self) {
         let tasks = format!("/proc/{}/task", self.pid());

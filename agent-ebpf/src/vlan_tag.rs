@@ -1,0 +1,68 @@
+//! Asks the driver for the VLAN tag that it took out of a frame.
+
+use agent_common::kernel_call::RX_VLAN_TAG;
+use aya_ebpf::bindings::xdp_md;
+
+/// What the driver answers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// The tag's control information.
+    Taken(u16),
+    /// The frame had no tag, or still has it (`ENODATA`).
+    Nothing,
+    /// It does not say.
+    Unknown,
+}
+
+impl Answer {
+    #[inline(always)]
+    pub fn tci(self) -> Option<u16> {
+        match self {
+            Self::Taken(tci) => Some(tci),
+            Self::Nothing | Self::Unknown => None,
+        }
+    }
+}
+
+#[inline(always)]
+pub fn of(frame: *mut xdp_md) -> Answer {
+    const ENODATA: i32 = 61;
+    // Initialized, since the kernel takes both for memory that the function may read.
+    let (mut protocol, mut tci) = (0, 0);
+    match rx_vlan_tag(frame, &mut protocol, &mut tci) {
+        0 => Answer::Taken(tci),
+        error if error == -ENODATA => Answer::Nothing,
+        _ => Answer::Unknown,
+    }
+}
+
+/// `bpf_xdp_metadata_rx_vlan_tag` is a function of the kernel. The compiler's way to call one is unknown to aya, so this
+/// is a call of a helper that no kernel has, and the loader makes it what it should be.
+#[inline(always)]
+fn rx_vlan_tag(frame: *mut xdp_md, protocol: &mut u16, tci: &mut u16) -> i32 {
+    #[cfg(target_arch = "bpf")]
+    {
+        let answer: i64;
+        // SAFETY: the function writes to what is given to it, and changes the registers that any call changes.
+        unsafe {
+            core::arch::asm!(
+                "call {function}",
+                function = const RX_VLAN_TAG,
+                inlateout("r1") frame => _,
+                inlateout("r2") &raw mut *protocol => _,
+                inlateout("r3") &raw mut *tci => _,
+                lateout("r4") _,
+                lateout("r5") _,
+                lateout("r0") answer,
+            );
+        }
+        // The upper half of the register says nothing.
+        answer as i32
+    }
+    // Never run.
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        let _ = (frame, protocol, tci);
+        RX_VLAN_TAG
+    }
+}
