@@ -20,7 +20,10 @@ use agent::kernel::{
 };
 use agent_common::Pair;
 use aya::programs::Xdp;
-use lab::{Lab, kernel, privilege::is_root_or_skip};
+use lab::{
+    Lab, kernel,
+    privilege::{is_root_or_skip, skip},
+};
 
 mod clock;
 mod netns;
@@ -93,6 +96,27 @@ fn every_program_that_opens_tunnels_is_taken_by_the_kernel() {
     if is_root_or_skip("agent::every_program_that_opens_tunnels_is_taken_by_the_kernel") {
         every_program_is_taken(true);
     }
+}
+
+#[test]
+fn an_order_at_tcx_is_said_to_do_nothing_where_there_is_no_tcx() {
+    const NAME: &str = "agent::an_order_at_tcx_is_said_to_do_nothing_where_there_is_no_tcx";
+    if kernel::is_at_least(6, 6) {
+        skip(NAME, "the kernel has TCX");
+        return;
+    }
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--tcx-order", "last"]);
+    let said = agent.stderr();
+    assert_eq!(
+        said.matches("--tcx-order does nothing").count(),
+        1,
+        "{said}"
+    );
+    agent.stop();
 }
 
 #[test]

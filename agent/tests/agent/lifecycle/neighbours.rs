@@ -2,10 +2,7 @@
 
 use std::{net::UdpSocket, thread, time::Duration};
 
-use lab::{
-    Lab, kernel,
-    privilege::{is_root_or_skip, skip},
-};
+use lab::{Lab, kernel, privilege::is_root_or_skip};
 
 use super::{CLSACT, TCX};
 use crate::support::{
@@ -217,27 +214,6 @@ fn the_order_at_tcx_decides_whether_what_a_stranger_drops_is_counted() {
         assert_eq!(agent.stop().seen().packets, seen, "{order}");
         drop(theirs);
     }
-}
-
-#[test]
-fn an_order_at_tcx_is_said_to_do_nothing_where_there_is_no_tcx() {
-    const NAME: &str = "agent::an_order_at_tcx_is_said_to_do_nothing_where_there_is_no_tcx";
-    if kernel::is_at_least(6, 6) {
-        skip(NAME, "the kernel has TCX");
-        return;
-    }
-    if !is_root_or_skip(NAME) {
-        return;
-    }
-    let lab = Lab::quiet().unwrap();
-    let agent = Agent::start(&lab, &["--tcx-order", "last"]);
-    let said = agent.stderr();
-    assert_eq!(
-        said.matches("--tcx-order does nothing").count(),
-        1,
-        "{said}"
-    );
-    agent.stop();
 }
 
 #[test]
