@@ -24,6 +24,7 @@ impl Answer {
     }
 }
 
+/// Asks for the tag of a frame.
 #[inline(always)]
 pub fn of(frame: *mut xdp_md) -> Answer {
     const ENODATA: i32 = 61;

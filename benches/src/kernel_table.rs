@@ -1,7 +1,7 @@
 //! The kernel's flow table as the agent makes it, filled with a profile's entries in place of the programs and
 //! drained as by a scan.
 
-use agent::kernel::load::{Kernel, LoadSettings, secret_factors};
+use agent::kernel::load::{Kernel, LoadSettings};
 use agent_common::{FlowCounters, FlowKey};
 use anyhow::{Result, ensure};
 
@@ -25,15 +25,7 @@ impl KernelTable {
         let kernel = Kernel::load(&LoadSettings {
             min_flows: max_flows,
             max_flows,
-            max_fragments: 1,
-            decapsulate: false,
-            early_scan_flows: 0,
-            netns: vec![0],
-            max_interfaces: 1,
-            sample_rate: 0,
-            asks_drivers: false,
-            log_level: 0,
-            hash_factors: secret_factors(),
+            ..LoadSettings::smallest(vec![0])
         })?;
         Ok(Self { kernel })
     }

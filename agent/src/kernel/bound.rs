@@ -180,7 +180,7 @@ mod tests {
         privilege::{is_root_or_skip, skip},
     };
 
-    use crate::kernel::load::{Kernel, LoadSettings, secret_factors};
+    use crate::kernel::load::{Kernel, LoadSettings};
 
     #[test]
     fn no_more_programs_are_there_at_a_time_than_may_be() {
@@ -197,17 +197,8 @@ mod tests {
         let ifindexes = ["here", "there"].map(|name| namespace.ifindex(name).unwrap());
         let loads = || {
             let mut kernel = Kernel::load(&LoadSettings {
-                min_flows: 1,
-                max_flows: 1,
-                max_fragments: 1,
-                decapsulate: false,
-                early_scan_flows: 0,
-                netns: vec![1],
-                max_interfaces: 1,
-                sample_rate: 0,
                 asks_drivers: true,
-                log_level: 0,
-                hash_factors: secret_factors(),
+                ..LoadSettings::smallest(vec![1])
             })?;
             let tagged = kernel.sets[0].tagged.as_mut().unwrap();
             tagged.most = 1;

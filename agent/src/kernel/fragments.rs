@@ -108,7 +108,7 @@ mod tests {
     use lab::privilege::is_root_or_skip;
 
     use super::*;
-    use crate::kernel::load::{Kernel, LoadSettings, secret_factors};
+    use crate::kernel::load::{Kernel, LoadSettings};
 
     #[test]
     fn the_datagrams_of_these_interfaces_alone_are_forgotten() {
@@ -121,14 +121,8 @@ mod tests {
             min_flows: 16,
             max_flows: 16,
             max_fragments: 65_536,
-            decapsulate: false,
-            early_scan_flows: 0,
-            netns: vec![0],
-            max_interfaces: 1,
             sample_rate: 1,
-            asks_drivers: false,
-            log_level: 0,
-            hash_factors: secret_factors(),
+            ..LoadSettings::smallest(vec![0])
         })
         .unwrap();
         let fragments = &kernel.fragments;

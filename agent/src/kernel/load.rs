@@ -64,6 +64,25 @@ pub struct LoadSettings {
     pub hash_factors: [u64; Hash::FACTORS],
 }
 
+impl LoadSettings {
+    /// The least of everything, and every flow counted.
+    pub fn smallest(netns: Vec<u32>) -> Self {
+        Self {
+            min_flows: 1,
+            max_flows: 1,
+            max_fragments: 1,
+            decapsulate: false,
+            early_scan_flows: 0,
+            netns,
+            max_interfaces: 1,
+            sample_rate: 0,
+            asks_drivers: false,
+            log_level: 0,
+            hash_factors: secret_factors(),
+        }
+    }
+}
+
 /// The programs for the interfaces of one network namespace. They share all maps but that of the interfaces with
 /// the other sets.
 pub struct ProgramSet {

@@ -381,7 +381,7 @@ fn behind_flows(fill: &[u8; size_of::<PageFill>()]) -> u64 {
 mod tests {
     use lab::privilege::is_root_or_skip;
 
-    use crate::kernel::load::{Kernel, LoadSettings, secret_factors};
+    use crate::kernel::load::{Kernel, LoadSettings};
 
     /// What is drained first decides about a flow's first packet and its initiator.
     #[test]
@@ -393,15 +393,8 @@ mod tests {
             let mut kernel = Kernel::load(&LoadSettings {
                 min_flows: 16,
                 max_flows: 16,
-                max_fragments: 1,
-                decapsulate: false,
-                early_scan_flows: 0,
-                netns: vec![0],
-                max_interfaces: 1,
                 sample_rate: 1,
-                asks_drivers: false,
-                log_level: 0,
-                hash_factors: secret_factors(),
+                ..LoadSettings::smallest(vec![0])
             })
             .unwrap();
             for _ in 0..flips {

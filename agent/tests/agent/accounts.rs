@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use agent::kernel::load::{Kernel, LoadSettings, ProgramSet, secret_factors};
+use agent::kernel::load::{Kernel, LoadSettings, ProgramSet};
 use agent_common::{Pair, Reason, account::PENDING_PLACES, direction::hook_number};
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use lab::{kernel, pin_to, privilege::is_root_or_skip};
@@ -26,17 +26,8 @@ fn cpus_that_share_counters_lose_nothing() {
     let each = kernel::packets(200_000, 2_000);
     // Sets of programs have one interface in two slots, and in none.
     let mut kernel = Kernel::load(&LoadSettings {
-        min_flows: 1,
-        max_flows: 1,
-        max_fragments: 1,
-        decapsulate: false,
-        early_scan_flows: 0,
-        netns: vec![netns(); SLOTS.len() + 1],
         max_interfaces: MAX_INTERFACES,
-        sample_rate: 0,
-        asks_drivers: false,
-        log_level: 0,
-        hash_factors: secret_factors(),
+        ..LoadSettings::smallest(vec![netns(); SLOTS.len() + 1])
     })
     .unwrap();
     for (set, slot) in SLOTS.into_iter().enumerate() {

@@ -16,7 +16,7 @@ use agent::kernel::{
     attach,
     bound::TaggedPrograms,
     bpf,
-    load::{Kernel, LoadSettings, secret_factors},
+    load::{Kernel, LoadSettings},
 };
 use agent_common::Pair;
 use aya::programs::Xdp;
@@ -35,17 +35,11 @@ const ACK: u8 = 0x10;
 
 fn every_program_is_taken(decapsulate: bool) {
     let mut kernel = Kernel::load(&LoadSettings {
-        min_flows: 1,
-        max_flows: 1,
-        max_fragments: 1,
         decapsulate,
         early_scan_flows: 1,
-        netns: vec![1],
-        max_interfaces: 1,
         sample_rate: 2,
         asks_drivers: true,
-        log_level: 0,
-        hash_factors: secret_factors(),
+        ..LoadSettings::smallest(vec![1])
     })
     .unwrap();
     attach::load_all(&mut kernel.sets[0].programs).unwrap();

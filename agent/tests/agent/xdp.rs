@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, net::Ipv4Addr};
 
 use crate::support::attached::{LongFrames, TCX_INGRESS, tag_beside, tag_beside_on};
 use crate::support::{
-    Agent, BINARY, Both, GENERIC_XDP, NATIVE_XDP, Report, count, name, pair, wait_for_packets,
-    wait_for_silence, wait_until,
+    Agent, Both, GENERIC_XDP, NATIVE_XDP, Report, as_the_service, count, name, pair,
+    wait_for_packets, wait_for_silence, wait_until,
 };
 use agent_common::Pair;
 use lab::{
@@ -202,13 +202,8 @@ fn vlans_whose_tags_the_driver_tells_are_counted_at_xdp() {
     }
     for mode in ["auto", "native"] {
         let lab = Lab::quiet().unwrap();
-        let mut command = lab.agent.command("setpriv");
-        command
-            .args(["--bounding-set", "-all,+bpf,+net_admin,+perfmon", BINARY])
-            .env("FLOW_AGENT_CONFIG", "/dev/null")
-            .env("NO_COLOR", "1");
         let settings = ["--ingress-hook", "xdp", "--xdp-mode", mode];
-        let agent = Agent::start_by(command, &lab.agent.interface, &settings);
+        let agent = Agent::start_by(as_the_service(&lab.agent), &lab.agent.interface, &settings);
         let hook = &agent.status(&lab.agent)["hooks"][0];
         assert_eq!(hook["hook"], "xdp", "{mode}: {}", agent.stderr());
         assert_eq!(hook["mode"], "native", "{mode}");

@@ -8,7 +8,7 @@ use crate::kernel::{
     attach,
     layout::{self, Layout},
     links::netns_inode,
-    load::{Kernel, LoadSettings, OBJECT, secret_factors},
+    load::{Kernel, LoadSettings, OBJECT},
 };
 
 pub(super) fn programs(layout: &Layout) -> [Check; 2] {
@@ -46,16 +46,8 @@ fn load(layout: &Layout, decapsulate: bool) -> Result<()> {
 
 fn settings(decapsulate: bool, asks_drivers: bool) -> Result<LoadSettings> {
     Ok(LoadSettings {
-        min_flows: 1,
-        max_flows: 1,
-        max_fragments: 1,
         decapsulate,
-        early_scan_flows: 0,
-        netns: vec![netns_inode()?],
-        max_interfaces: 1,
-        sample_rate: 0,
         asks_drivers,
-        log_level: 0,
-        hash_factors: secret_factors(),
+        ..LoadSettings::smallest(vec![netns_inode()?])
     })
 }

@@ -26,7 +26,7 @@ use super::{
 use crate::{
     kernel::{
         links::{LinkSocket, driver::Drivers, netlink::errno, tags::Features},
-        load::{LoadSettings, secret_factors},
+        load::LoadSettings,
     },
     logged::logged,
 };
@@ -44,15 +44,9 @@ pub(super) fn kernel() -> Kernel {
     Kernel::load(&LoadSettings {
         min_flows: 16,
         max_flows: 16,
-        max_fragments: 1,
-        decapsulate: false,
-        early_scan_flows: 0,
-        netns: vec![0],
         max_interfaces: 4,
         sample_rate: 1,
-        asks_drivers: false,
-        log_level: 0,
-        hash_factors: secret_factors(),
+        ..LoadSettings::smallest(vec![0])
     })
     .unwrap()
 }

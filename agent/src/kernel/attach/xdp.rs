@@ -67,16 +67,14 @@ pub fn at_xdp(
         return AtXdp::Counts;
     };
     // No driver runs a generic program.
-    let (why, in_words) = if mode == XdpMode::Generic {
-        hidden_tags(&why)
-    } else {
-        match drivers.of(link.ifindex) {
-            Ok(driver) if driver.tells_vlan_tags => return AtXdp::AsksDriver(why),
-            Ok(_) => hidden_tags(&format!(
-                "{why}, and its driver does not tell them (some do, from kernel 6.8 on)"
-            )),
-            Err(error) => hidden_tags(&format!("{why}, and its driver cannot be asked: {error:#}")),
-        }
+    let asked = (mode != XdpMode::Generic).then(|| drivers.of(link.ifindex));
+    let (why, in_words) = match asked {
+        None => hidden_tags(&why),
+        Some(Ok(driver)) if driver.tells_vlan_tags => return AtXdp::AsksDriver(why),
+        Some(Ok(_)) => hidden_tags(&format!(
+            "{why}, and its driver does not tell them (some do, from kernel 6.8 on)"
+        )),
+        Some(Err(error)) => cannot_be_asked(&why, &error),
     };
     AtXdp::Miscounts(why, in_words)
 }
@@ -116,7 +114,7 @@ fn hidden_tags(why: &str) -> (InsteadOfXdp, String) {
     (InsteadOfXdp::HiddenTags, in_words)
 }
 
-/// Why XDP would count wrong on a link whose program the kernel refuses.
+/// Why XDP would count wrong on a link whose driver does not answer, or whose program the kernel refuses.
 pub fn cannot_be_asked(hidden: &str, error: &anyhow::Error) -> (InsteadOfXdp, String) {
     hidden_tags(&format!(
         "{hidden}, and its driver cannot be asked: {error:#}"

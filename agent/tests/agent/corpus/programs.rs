@@ -4,7 +4,7 @@ use std::{io, os::fd::AsFd as _, sync::LazyLock};
 
 use agent::kernel::{
     links,
-    load::{Kernel, LoadSettings, secret_factors},
+    load::{Kernel, LoadSettings},
 };
 use agent_common::{FlowCounters, FlowKey, HookAccount, LinkType, Outer};
 use aya::{
@@ -134,13 +134,7 @@ impl Programs {
             max_flows: MAX_FLOWS,
             max_fragments: 1024,
             decapsulate,
-            early_scan_flows: 0,
-            netns: vec![netns()],
-            max_interfaces: 1,
-            sample_rate: 0,
-            asks_drivers: false,
-            log_level: 0,
-            hash_factors: secret_factors(),
+            ..LoadSettings::smallest(vec![netns()])
         })
         .unwrap();
         kernel.register(0, IFINDEX, "lo", 0).unwrap();

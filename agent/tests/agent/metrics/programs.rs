@@ -8,7 +8,7 @@ use lab::{
 };
 
 use super::{address, get, samples, sum};
-use crate::support::{Agent, BINARY, wait_until};
+use crate::support::{Agent, as_the_service, wait_until};
 
 /// Descriptors for which the kernel counts the runs of programs.
 fn counting_runs(pid: u32) -> usize {
@@ -80,14 +80,8 @@ fn without_the_right_the_run_times_are_absent_and_a_family_says_so() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    // What the service has.
-    let mut command = lab.agent.command("setpriv");
-    command
-        .args(["--bounding-set", "-all,+bpf,+net_admin,+perfmon", BINARY])
-        .env("FLOW_AGENT_CONFIG", "/dev/null")
-        .env("NO_COLOR", "1");
     let settings = ["--metrics", "0", "--output", "none"];
-    let agent = Agent::start_by(command, &lab.agent.interface, &settings);
+    let agent = Agent::start_by(as_the_service(&lab.agent), &lab.agent.interface, &settings);
     let address = address(&agent);
     let samples = || samples(&get(&lab.agent, &address, "/metrics").body);
     let refused = r#"flow_agent_program_sampling{state="not_permitted"}"#;

@@ -270,7 +270,17 @@ pub const BINARY: &str = match (
 
 /// A command for the binary on a host, with a log in plain text.
 pub fn flow_agent(host: &Host) -> Command {
-    let mut command = host.command(BINARY);
+    in_plain_text(host.command(BINARY))
+}
+
+/// The same with the capabilities that the service has.
+pub fn as_the_service(host: &Host) -> Command {
+    let mut command = host.command("setpriv");
+    command.args(["--bounding-set", "-all,+bpf,+net_admin,+perfmon", BINARY]);
+    in_plain_text(command)
+}
+
+fn in_plain_text(mut command: Command) -> Command {
     command.env("NO_COLOR", "1").env_remove("RUST_LOG");
     command.env("FLOW_AGENT_CONFIG", "/dev/null");
     command
