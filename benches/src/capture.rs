@@ -231,9 +231,13 @@ mod tests {
 
     use super::*;
 
+    /// All together are more than the ring holds, so that it comes round.
     const FRAMES: u32 = 100_000;
+    /// Fewer than it holds, so that none is lost while nobody has the CPU to read them.
+    const AT_ONCE: usize = 20_000;
     const FLOWS: u32 = 1_000;
     const LEN_BYTES: u64 = 1_024;
+    const PATIENCE: Duration = Duration::from_secs(100);
 
     #[test]
     fn every_frame_is_counted_in_its_flow() {
@@ -250,12 +254,29 @@ mod tests {
             let port = 1 + (number % FLOWS) as u16;
             frame.udp(port, 53, &payload).unwrap()
         });
+        let frames: Vec<_> = frames.collect();
         let socket = lab.peer.frame_socket().unwrap();
-        std::thread::scope(|scope| {
-            scope.spawn(|| socket.send_many(frames).unwrap());
-            let deadline = Instant::now() + Duration::from_millis(100);
-            capture.count_until(deadline).unwrap();
-        });
+        let mut sent = 0;
+        for frames in frames.chunks(AT_ONCE) {
+            std::thread::scope(|scope| {
+                scope.spawn(|| socket.send_many(frames).unwrap());
+                let deadline = Instant::now() + Duration::from_millis(20);
+                capture.count_until(deadline).unwrap();
+            });
+            sent += frames.len() as u64;
+            let give_up = Instant::now() + PATIENCE;
+            let counted = |capture: &Capture| {
+                let flows = capture.table.values();
+                flows
+                    .map(|flow| flow.packets[0] + flow.packets[1])
+                    .sum::<u64>()
+            };
+            while counted(&capture) < sent {
+                assert!(Instant::now() < give_up, "{} of {sent}", counted(&capture));
+                let deadline = Instant::now() + Duration::from_millis(20);
+                capture.count_until(deadline).unwrap();
+            }
+        }
         let first = capture.drain().unwrap();
         let arp = lab.peer.mac;
         let not_ip: Vec<u8> = [&[0xff; 6][..], &arp, &[0x08, 0x06], &[0; 46]].concat();
