@@ -234,7 +234,7 @@ pub mod tcp_flags {
 /// atomic OR.
 ///
 /// For each direction nine bits: those of the TCP header's flag byte, where SYN stands for SYN without ACK, then SYN with
-/// ACK. Above them what is known of the packet that made the entry.
+/// ACK. Above them what is known of the packet that made the entry, and in which directions the sender was asked for.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowBits(pub u32);
@@ -245,6 +245,21 @@ impl FlowBits {
     const FIRST_DIRECTION_SHIFT: u32 = 2 * Self::BITS_A_DIRECTION;
     const DSCP_SHIFT: u32 = Self::FIRST_DIRECTION_SHIFT + 1;
     const DSCP_BITS: u32 = 6;
+    const ASKED_SHIFT: u32 = Self::DSCP_SHIFT + Self::DSCP_BITS;
+
+    pub const NONE: Self = Self(0);
+
+    /// A packet in this direction has been asked for its sender: see [`senders`](crate::senders).
+    #[inline(always)]
+    #[must_use]
+    pub const fn asked(direction: u8) -> Self {
+        Self(1 << (Self::ASKED_SHIFT + (direction & 1) as u32))
+    }
+
+    /// Whether a packet has been asked for its sender, in either direction.
+    pub const fn was_asked(self) -> bool {
+        self.0 >> Self::ASKED_SHIFT != 0
+    }
 
     /// A TCP segment with these flags, in this direction.
     #[inline(always)]
@@ -554,6 +569,21 @@ mod tests {
             assert_eq!(of(0, EGRESS), of(1, INGRESS));
             assert_ne!(of(0, INGRESS), of(0, EGRESS));
             assert_eq!((of(0, INGRESS).side(), of(0, EGRESS).side()), (0, 1));
+        }
+    }
+
+    #[test]
+    fn who_was_asked_changes_nothing_else() {
+        let plain = FlowBits::segment(0, 0xff)
+            .and(FlowBits::segment(1, 0xff))
+            .and(FlowBits::first(1, 0x3f));
+        assert!(!plain.was_asked());
+        for direction in [0, 1] {
+            let asked = plain.and(FlowBits::asked(direction));
+            assert!(asked.was_asked() && asked.has(FlowBits::asked(direction)));
+            assert!(!asked.has(FlowBits::asked(1 - direction)));
+            assert_eq!(asked.flags(), plain.flags());
+            assert_eq!((asked.dscp(), asked.first_direction()), (0x3f, 1));
         }
     }
 

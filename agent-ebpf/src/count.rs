@@ -2,6 +2,7 @@
 
 use agent_common::{
     Packet, Reason,
+    senders::Question,
     tunnel::outcome,
     wire_size::{Skb, TAG_LEN, WireSize, ip_bytes, wire_size},
 };
@@ -9,7 +10,7 @@ use aya_log_ebpf::debug;
 
 use crate::{
     account::{self, Account},
-    filter, fragments, namespace, pause, switches,
+    filter, fragments, namespace, pause, senders, switches,
     table::{self, Begun, Counted, Sought},
     tunnels,
 };
@@ -41,31 +42,31 @@ const _: () = assert!(size_of::<Arrival>() == 8 + 2 + 2 + 4 + size_of::<Skb>() +
 ///
 /// A global function, which the verifier walks once, for arbitrary arguments. As a part of the programs it
 /// would be walked once for each way through the parser. A global function has to check its pointers for
-/// null and to return a number.
+/// null and to return a number. This one is a [`Question`]: only the program itself has the packet's socket.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn count(packet: *mut Packet, arrival: *const Arrival) -> u32 {
+pub extern "C" fn count(packet: *mut Packet, arrival: *const Arrival) -> u64 {
     // SAFETY: the verifier makes sure that every caller passes a packet or null.
     let Some(packet) = (unsafe { packet.as_mut() }) else {
-        return 0;
+        return Question::NONE.0;
     };
     // SAFETY: as above.
     let Some(arrival) = (unsafe { arrival.as_ref() }) else {
-        return 0;
+        return Question::NONE.0;
     };
     pause::before_the_page();
-    if let Some(page) = switches::current() {
-        count_on(page, packet, arrival);
-    }
-    0
+    let Some(page) = switches::current() else {
+        return Question::NONE.0;
+    };
+    count_on(page, packet, arrival).0
 }
 
 /// `seen` is added before any branch on what the parser said.
 #[inline(always)]
-fn count_on(page: u32, packet: &mut Packet, arrival: &Arrival) {
+fn count_on(page: u32, packet: &mut Packet, arrival: &Arrival) -> Question {
     let hook = account::hook(arrival.ifindex, arrival.direction.into());
     let Some(account) = Account::of(page, hook) else {
-        return;
+        return Question::NONE;
     };
     let reason = if hook.is_some() {
         arrival.reason
@@ -86,10 +87,13 @@ fn count_on(page: u32, packet: &mut Packet, arrival: &Arrival) {
     if arrival.tunnel & outcome::TAG_UNKNOWN != 0 {
         account.note(Reason::TagsUnknown, size.packets, size.bytes);
     }
-    let reason = if is_parsed {
-        place(page, &account, packet, arrival, size) as u32
+    let (reason, question) = if is_parsed {
+        match place(page, &account, packet, arrival, size) {
+            Ok(question) => (Reason::Flows as u32, question),
+            Err(reason) => (reason as u32, Question::NONE),
+        }
     } else {
-        reason
+        (reason, Question::NONE)
     };
     account.place(reason, size.packets, size.bytes);
     if reason != Reason::Flows as u32 {
@@ -98,9 +102,10 @@ fn count_on(page: u32, packet: &mut Packet, arrival: &Arrival) {
             "ifindex {} not in a flow: reason {}", arrival.ifindex, reason
         );
     }
+    question
 }
 
-/// Adds a parsed packet to its flow. Returns [`Reason::Flows`], or the reason why it is in none.
+/// Adds a parsed packet to its flow. Returns what the flow asks of it, or the reason why it is in none.
 #[inline(always)]
 fn place(
     page: u32,
@@ -108,7 +113,7 @@ fn place(
     packet: &mut Packet,
     arrival: &Arrival,
     size: WireSize,
-) -> Reason {
+) -> Result<Question, Reason> {
     packet.key.netns = namespace::number();
     packet.key.ifindex = arrival.ifindex;
     let mut tunnel = arrival.tunnel;
@@ -121,9 +126,7 @@ fn place(
     if tunnel != 0 {
         tunnels::facts(tunnel, |fact| account.note(fact, size.packets, size.bytes));
     }
-    if let Err(reason) = filter::select(packet, arrival.direction.into()) {
-        return reason;
-    }
+    filter::select(packet, arrival.direction.into())?;
     packet
         .key
         .set_side(packet.direction, arrival.direction as u8);
@@ -133,22 +136,23 @@ fn place(
         bytes: size.bytes,
         ip_bytes: ip_bytes(arrival.skb, size, ip),
     };
-    let sought = Sought::new(page, packet);
-    if table::grow(&sought, size) {
-        return Reason::Flows;
+    let asked = senders::bits(packet, arrival.is_xdp != 0);
+    let sought = Sought::new(page, packet, asked);
+    if let Some(question) = table::grow(&sought, size) {
+        return Ok(question);
     }
     if namespace::has_left(arrival.context, arrival.is_xdp.into()) {
-        return Reason::UnknownInterface;
+        return Err(Reason::UnknownInterface);
     }
     match table::begin(&sought, size) {
-        Begun::Here => {
+        Begun::Here(question) => {
             if tunnel & outcome::DECAPSULATED != 0 {
                 tunnels::remember_outer(&packet.key);
             }
-            Reason::Flows
+            Ok(question)
         }
-        Begun::Elsewhere => Reason::Flows,
-        Begun::Not(reason) => reason,
+        Begun::Elsewhere(question) => Ok(question),
+        Begun::Not(reason) => Err(reason),
     }
 }
 

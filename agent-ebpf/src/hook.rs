@@ -14,6 +14,7 @@ use crate::{
     count::{Arrival, count},
     packet::{Fragmented, Linear, OneBuffer, Paged, Tagged},
     segmentation::read_segmentation,
+    senders,
     steps::{Steps, reason},
     tunnels,
     vlan_tag::{self, Answer},
@@ -55,7 +56,8 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
         reason,
         tunnel,
     };
-    count(&raw mut packet, &raw const arrival);
+    let question = count(&raw mut packet, &raw const arrival);
+    senders::note(paged.0, question, &packet);
 }
 
 /// Counts a frame in one buffer.
@@ -154,5 +156,6 @@ fn count_frame(frame: *mut xdp_md, skb: Skb, packet: &mut Packet, reason: u32, t
         reason,
         tunnel,
     };
-    count(packet, &raw const arrival);
+    // No frame has a socket yet, so it asks nothing.
+    let _ = count(packet, &raw const arrival);
 }

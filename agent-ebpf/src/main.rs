@@ -8,6 +8,7 @@
 //!   parsing, [`tunnels`]). For a super-frame it asks the kernel how that will be cut ([`segmentation`]).
 //! - [`mod@count`] gives later fragments their ports ([`fragments`]), asks the [`filter`], and counts in the
 //!   [`account`] and the [`table`], both on the page that [`switches`] names.
+//! - [`senders`] are noted by [`hook`] at last, where the flow asks for one.
 
 #![no_std]
 #![no_main]
@@ -35,6 +36,7 @@ mod packet;
 mod pause;
 mod runtime;
 mod segmentation;
+mod senders;
 mod steps;
 mod switches;
 mod table;

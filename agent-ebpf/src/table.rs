@@ -6,6 +6,7 @@ mod window;
 use agent_common::{
     FlowCounters, Packet, Reason,
     flow::FlowBits,
+    senders::Question,
     slots::{self, Found, Hash, Slots as _, TRIES, WINDOWS_A_BITMAP, Window},
 };
 use aya_ebpf::{
@@ -38,18 +39,59 @@ pub struct Counted {
 /// The flow of a packet, whose key is complete.
 pub struct Sought<'a> {
     packet: &'a Packet,
+    /// What the packet leaves in the flow's bits beside its TCP flags.
+    asked: FlowBits,
     hash: Hash,
     page: u32,
 }
 
 impl<'a> Sought<'a> {
     #[inline(always)]
-    pub fn new(page: u32, packet: &'a Packet) -> Self {
+    pub fn new(page: u32, packet: &'a Packet, asked: FlowBits) -> Self {
         Self {
             hash: Hash::of(&packet.key, factor),
             packet,
+            asked,
             page,
         }
+    }
+
+    /// Of a packet that is the first one to be asked in its direction, if it is to be asked at all.
+    #[inline(always)]
+    fn question(&self, window: u32, slot: u32, is_first: bool) -> Question {
+        if is_first {
+            Question::in_slot(self.page, window, slot, self.packet.direction)
+        } else {
+            Question::NONE
+        }
+    }
+
+    /// The same of a flow behind the slots.
+    #[inline(always)]
+    fn question_behind(&self, is_first: bool) -> Question {
+        if is_first {
+            Question::behind(self.page, self.packet.direction)
+        } else {
+            Question::NONE
+        }
+    }
+
+    /// Whether the packet may be asked.
+    #[inline(always)]
+    fn asks(&self) -> bool {
+        self.asked != FlowBits::NONE
+    }
+
+    /// What is known of the packet when it begins a flow.
+    #[inline(always)]
+    fn first_bits(&self) -> FlowBits {
+        FlowBits::first(self.packet.initiator, self.packet.dscp).and(self.bits())
+    }
+
+    /// What every packet leaves in the bits of its flow.
+    #[inline(always)]
+    fn bits(&self) -> FlowBits {
+        FlowBits::segment(self.packet.direction, self.packet.tcp_flags).and(self.asked)
     }
 }
 
@@ -60,29 +102,23 @@ fn factor(index: usize) -> u64 {
     unsafe { (&raw const HASH_FACTORS[index]).read_volatile() }
 }
 
-/// Adds a packet to its flow. Returns whether it has found the flow; if not, [`begin`] looks again.
+/// Adds a packet to its flow. Returns what that asks of the packet, or `None` if it has not found the flow: then [`begin`]
+/// looks again.
 #[inline(always)]
-pub fn grow(sought: &Sought<'_>, size: Counted) -> bool {
-    let Some(page) = PAGES.get(sought.page) else {
-        return false;
-    };
+pub fn grow(sought: &Sought<'_>, size: Counted) -> Option<Question> {
+    let page = PAGES.get(sought.page)?;
     let (mut hash, windows) = (sought.hash, switches::windows(sought.page));
     let mut tries = 0;
     while tries < TRIES {
         let walk = hash.walk(windows);
-        let Some(window) = page.get_ptr_mut(walk.window) else {
-            return false;
-        };
-        let visit = Visit::new(window, sought.packet, size);
+        let window = page.get_ptr_mut(walk.window)?;
+        let visit = Visit::new(window, sought, size);
         match slots::find(&visit, walk) {
-            Found::Tag(slot) => {
-                let found = visit.has_key(slot);
-                if found {
-                    add(visit.counters(slot), sought.packet, size);
-                }
-                return found;
+            Found::Tag(slot) if visit.has_key(slot) => {
+                let is_first = add(visit.counters(slot), sought, size);
+                return Some(sought.question(walk.window, slot, is_first));
             }
-            Found::Nothing => return false,
+            Found::Tag(_) | Found::Nothing => return None,
             Found::Full => hash = hash.again(),
         }
         tries = Visit::after(tries);
@@ -94,9 +130,9 @@ pub fn grow(sought: &Sought<'_>, size: Counted) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Begun {
     /// It begins a flow.
-    Here,
+    Here(Question),
     /// Another CPU began the flow first.
-    Elsewhere,
+    Elsewhere(Question),
     Not(Reason),
 }
 
@@ -104,62 +140,57 @@ pub enum Begun {
 #[inline(always)]
 pub fn begin(sought: &Sought<'_>, size: Counted) -> Begun {
     pause::before_the_insert();
-    match take_slot(sought, size.packets, size.bytes, size.ip_bytes) {
-        TOOK => Begun::Here,
-        HAD => Begun::Elsewhere,
+    let answer = take_slot(sought, size.packets, size.bytes, size.ip_bytes);
+    let question = Question(answer & ((1 << Question::BITS) - 1));
+    match answer >> Question::BITS {
+        TOOK => Begun::Here(question),
+        HAD => Begun::Elsewhere(question),
         FULL => behind::begin(sought, size),
         _ => Begun::Not(Reason::Vanished),
     }
 }
 
 /// What [`take_slot`] did.
-const TOOK: u32 = 0;
-const HAD: u32 = 1;
-const FULL: u32 = 2;
-const NO_PAGE: u32 = 3;
+const TOOK: u64 = 0;
+const HAD: u64 = 1;
+const FULL: u64 = 2;
+const NO_PAGE: u64 = 3;
 
-/// A function of its own: most packets find their flow.
+/// A function of its own: most packets find their flow. Returns what it did, in the bits above those of a [`Question`].
 #[inline(never)]
-fn take_slot(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> u32 {
-    let packet = sought.packet;
+fn take_slot(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> u64 {
+    let did = |what: u64, question: Question| what << Question::BITS | question.0;
     let size = Counted {
         packets,
         bytes,
         ip_bytes,
     };
     let Some(page) = PAGES.get(sought.page) else {
-        return NO_PAGE;
+        return did(NO_PAGE, Question::NONE);
     };
     let (mut hash, windows) = (sought.hash, switches::windows(sought.page));
     let mut tries = 0;
     while tries < TRIES {
         let walk = hash.walk(windows);
         let Some(window) = page.get_ptr_mut(walk.window) else {
-            return NO_PAGE;
+            return did(NO_PAGE, Question::NONE);
         };
-        let visit = Visit::new(window, sought.packet, size);
+        let visit = Visit::new(window, sought, size);
         match slots::begin(&visit, walk) {
             slots::Begun::Has(slot) => {
-                add(visit.counters(slot), packet, size);
-                return HAD;
+                let is_first = add(visit.counters(slot), sought, size);
+                return did(HAD, sought.question(walk.window, slot, is_first));
             }
-            slots::Begun::New(_) => {
+            slots::Begun::New(slot) => {
                 note_window(page, windows, walk.window);
                 fill::note_new_flow(sought.page);
-                return TOOK;
+                return did(TOOK, sought.question(walk.window, slot, sought.asks()));
             }
             slots::Begun::Full => hash = hash.again(),
         }
         tries = Visit::after(tries);
     }
-    FULL
-}
-
-/// What is known of the packet that begins a flow.
-#[inline(always)]
-fn first_bits(packet: &Packet) -> FlowBits {
-    FlowBits::first(packet.initiator, packet.dscp)
-        .and(FlowBits::segment(packet.direction, packet.tcp_flags))
+    did(FULL, Question::NONE)
 }
 
 /// Sets the bit of a window that has a flow, so that a scan reads it.
@@ -180,9 +211,11 @@ fn note_window(page: &Page, windows: u32, window: u32) {
     }
 }
 
-/// Several CPUs may write the same entry, so counters grow by atomic adds, and flags by an atomic OR.
+/// Several CPUs may write the same entry, so counters grow by atomic adds, and flags by an atomic OR. Returns whether the packet is the
+/// first one in its direction to be asked for its sender, if it is to be asked.
 #[inline(always)]
-fn add(flow: *mut FlowCounters, packet: &Packet, size: Counted) {
+fn add(flow: *mut FlowCounters, sought: &Sought<'_>, size: Counted) -> bool {
+    let packet = sought.packet;
     let now_jiffies = clock::jiffies();
     let direction = usize::from(packet.direction & 1);
     // SAFETY: `flow` comes from a lookup in this program run, entries are not deleted while a
@@ -196,9 +229,12 @@ fn add(flow: *mut FlowCounters, packet: &Packet, size: Counted) {
             (*flow).last_seen_jiffies = now_jiffies;
         }
         // Usually they are all there, and nothing is written.
-        let bits = FlowBits::segment(packet.direction, packet.tcp_flags);
-        if !(&raw const (*flow).bits).read_volatile().has(bits) {
-            atomic::or(flow.cast(), FlowCounters::word(bits, 0));
+        let bits = sought.bits();
+        let before = (&raw const (*flow).bits).read_volatile();
+        if before.has(bits) {
+            return false;
         }
+        atomic::or(flow.cast(), FlowCounters::word(bits, 0));
+        !before.has(sought.asked)
     }
 }

@@ -175,6 +175,7 @@ fn record(port: u16, delta: Counts, total: Counts, [begin, end]: [u64; 2]) -> Re
         end_reason: None,
         community_id: community_id(&key, 0),
         outer: None,
+        cgroup_ids: [0; 2],
     }
 }
 

@@ -7,7 +7,12 @@
 //! [`publish`] completes and publishes a status after each scan, [`printing`] is the agent's own consumer on
 //! stdout, and the server gives batches and status to all other consumers.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use tokio::{
@@ -18,8 +23,10 @@ use tokio::{
 use crate::{
     asks::Asks,
     batch::{BatchEncoder, Identity},
+    cgroups::Cgroups,
     changes::{Changes, Request, Times},
     devices::{self, across},
+    enrichment::Enrichment,
     filter::Rule,
     freed_memory,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
@@ -81,6 +88,8 @@ pub struct Config {
     pub max_flows: u32,
     pub max_fragments: u32,
     pub decapsulate: bool,
+    /// What to find out about flows beyond their packets.
+    pub enrich: BTreeSet<Enrichment>,
     /// How full a page may get, in percent, before it is drained early. 0 always waits for the interval.
     pub early_scan_percent: u32,
     pub scan_interval: Duration,
@@ -138,6 +147,7 @@ pub struct Agent {
     slots: Slots,
     max_interfaces: u32,
     needs: Needs,
+    cgroups: Option<Cgroups>,
     filled: FilledPages,
     rules: RunningRules,
     changes: Changes,
@@ -176,12 +186,14 @@ impl Agent {
         let needs = Needs::of(&config, max_interfaces, cpus);
         needs.warn_if_limit_is_low();
         let slots = attach::first_slots(max_interfaces, &selected)?;
+        let cgroups = cgroups(&config);
         let settings = LoadSettings {
             min_flows: config.min_flows,
             max_flows: config.max_flows,
             max_fragments: config.max_fragments,
             early_scan_flows: early_scan_flows(config.max_flows, config.early_scan_percent),
             decapsulate: config.decapsulate,
+            keeps_senders: cgroups.is_some(),
             netns: namespaces.iter().map(Namespace::number).collect(),
             max_interfaces,
             sample_rate: config.sample_rate,
@@ -236,6 +248,7 @@ impl Agent {
             slots,
             max_interfaces,
             needs,
+            cgroups,
             filled,
             rules,
             changes,
@@ -304,6 +317,7 @@ impl Agent {
             slots,
             max_interfaces,
             needs: _,
+            cgroups,
             filled,
             rules,
             changes: _,
@@ -323,7 +337,7 @@ impl Agent {
             kernel,
             attachments,
             replica: Replica::new(config.replica),
-            encoder: encoder(&identity, &config),
+            encoder: encoder(&identity, &config, cgroups),
             hub: hub.clone(),
             interfaces: Interfaces::open(&namespaces)?,
             tags: tag_watches(&namespaces)?,
@@ -454,10 +468,24 @@ fn name_interface(rules: RunningRules) -> NameInterface {
     })
 }
 
-fn encoder(identity: &Arc<Identity>, config: &Config) -> BatchEncoder {
-    BatchEncoder::new(Arc::clone(identity))
+fn encoder(identity: &Arc<Identity>, config: &Config, cgroups: Option<Cgroups>) -> BatchEncoder {
+    let encoder = BatchEncoder::new(Arc::clone(identity))
         .sampling(config.sample_rate)
-        .reporting(config.replica.report_interval)
+        .reporting(config.replica.report_interval);
+    match cgroups {
+        Some(cgroups) => encoder.naming(cgroups),
+        None => encoder,
+    }
+}
+
+/// The cgroups of the host, if units are to be named. Without them the agent counts as ever.
+fn cgroups(config: &Config) -> Option<Cgroups> {
+    if !config.enrich.contains(&Enrichment::Unit) {
+        return None;
+    }
+    Cgroups::follow()
+        .inspect_err(|error| tracing::warn!("flows have no unit and no container: {error:#}"))
+        .ok()
 }
 
 fn status_settings(

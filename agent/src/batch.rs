@@ -4,13 +4,14 @@
 //! [`crate::hub`] puts those fields in front. Records are written by hand, in the order of their field
 //! numbers, so that a flow costs no allocation. prost encodes everything else once a scan.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use agent_common::{HookAccount, Pair};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
 
 use crate::{
+    cgroups::Cgroups,
     clock,
     proto::{Account, AgentIdentity, FlowBatch, Interface},
     record::Record,
@@ -23,9 +24,12 @@ mod record_buffer;
 pub use reader::read;
 use record_buffer::RecordBuffer;
 
-/// A batch is closed before it would be longer than this, not counting the scan's own fields. Those grow by
-/// at most 33 bytes for each interface, so gRPC's default limit of 4 MiB is far away.
+/// A batch is closed before it would be longer than this, not counting the scan's own fields, and the cgroups that its records
+/// name. The former grow by at most 33 bytes for each interface, the latter by some 300 bytes for each cgroup, and 1.6 KB at most
+/// (`cgroups::MOST_PATH_BYTES`). So gRPC's default limit of 4 MiB is far away.
 const BATCH_LEN_BYTES: usize = 256 << 10;
+/// A batch is closed, too, when its records name so many cgroups, or one more.
+const MOST_CGROUPS: usize = 500;
 /// Room for the account, which closes the last batch of a scan.
 const TRAILER_LEN_BYTES: usize = 4 << 10;
 
@@ -91,6 +95,8 @@ pub struct BatchEncoder {
     reports: ReportInterval,
     /// The longest since the last scan. What has waited that long comes with the next one.
     longest: ReportInterval,
+    /// What the cgroups of the records are called.
+    cgroups: Option<Cgroups>,
     open: OpenBatch,
     record: RecordBuffer,
 }
@@ -102,6 +108,7 @@ impl BatchEncoder {
             sample_rate: 0,
             reports: ReportInterval::default(),
             longest: ReportInterval::default(),
+            cgroups: None,
             open: OpenBatch::default(),
             record: RecordBuffer::new(),
         }
@@ -123,6 +130,15 @@ impl BatchEncoder {
         self
     }
 
+    /// The same encoder, which says what the cgroups are called that records name.
+    #[must_use]
+    pub fn naming(self, cgroups: Cgroups) -> Self {
+        Self {
+            cgroups: Some(cgroups),
+            ..self
+        }
+    }
+
     /// Says in every batch from the next scan on how late packets may be reported, and whether a collector asked for that. Where
     /// it was later before, the next scan still says that.
     pub fn report_every(&mut self, interval: Duration, is_asked: bool) {
@@ -140,6 +156,7 @@ impl BatchEncoder {
     pub fn another(&self) -> Self {
         let mut another = Self::new(Arc::clone(&self.identity)).sampling(self.sample_rate);
         (another.reports, another.longest) = (self.reports, self.longest);
+        another.cgroups.clone_from(&self.cgroups);
         another
     }
 
@@ -182,10 +199,14 @@ impl BatchEncoder {
     pub fn push(&mut self, record: &Record, sink: &mut impl FnMut(Batch)) {
         let encoded = self.record.write(record);
         if !self.open.has_room(encoded.len()) {
+            self.open.append_cgroups(self.cgroups.as_ref());
             sink(self.open.take(false));
             self.open.start(self.open.index + 1);
         }
         self.open.append(encoded);
+        if record.cgroup_ids != [0; 2] {
+            self.open.names(record.cgroup_ids);
+        }
         for delta in record.delta {
             self.open.count(delta.pair());
         }
@@ -203,6 +224,7 @@ impl BatchEncoder {
             }),
             ..FlowBatch::default()
         };
+        self.open.append_cgroups(self.cgroups.as_ref());
         self.open.append_fields(&fields);
         sink(self.open.take(true));
         self.open.body.clear();
@@ -219,6 +241,9 @@ struct OpenBatch {
     body: BytesMut,
     records: u32,
     delta: Pair,
+    /// What its records name.
+    cgroup_ids: BTreeSet<u64>,
+    last_cgroup_ids: [u64; 2],
 }
 
 impl OpenBatch {
@@ -226,6 +251,8 @@ impl OpenBatch {
         self.index = index;
         self.records = 0;
         self.delta = Pair::default();
+        self.cgroup_ids.clear();
+        self.last_cgroup_ids = [0; 2];
         self.body.clear();
         self.body
             .reserve(self.head.len() + BATCH_LEN_BYTES + TRAILER_LEN_BYTES);
@@ -250,8 +277,34 @@ impl OpenBatch {
         self.delta.bytes = self.delta.bytes.wrapping_add(delta.bytes);
     }
 
+    /// A record names these, or 0 for none.
+    fn names(&mut self, cgroup_ids: [u64; 2]) {
+        // Often they are those of the record before.
+        if self.last_cgroup_ids != cgroup_ids {
+            self.last_cgroup_ids = cgroup_ids;
+            self.cgroup_ids
+                .extend(cgroup_ids.into_iter().filter(|&id| id != 0));
+        }
+    }
+
+    fn append_cgroups(&mut self, known: Option<&Cgroups>) {
+        self.last_cgroup_ids = [0; 2];
+        if self.cgroup_ids.is_empty() {
+            return;
+        }
+        let ids = std::mem::take(&mut self.cgroup_ids);
+        if let Some(known) = known {
+            let cgroups = known.of(ids);
+            self.append_fields(&FlowBatch {
+                cgroups,
+                ..FlowBatch::default()
+            });
+        }
+    }
+
     fn has_room(&self, record_len: usize) -> bool {
         self.body.len() - self.head.len() + record_len <= BATCH_LEN_BYTES
+            && self.cgroup_ids.len() < MOST_CGROUPS
     }
 
     #[inline]

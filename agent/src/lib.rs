@@ -3,7 +3,7 @@
 //! The modules in the order of the data: [`interfaces`] chooses where to count, in each of the network
 //! namespaces of [`netns`], knowing which of the [`devices`] stand on each other. The [`kernel`] half counts the
 //! packets that the [`filter`] rules let through. A [`scan`] drains it into the [`replica`]. A [`record`] is what
-//! one scan says about one flow, and a [`batch`] holds many records encoded as [`proto`] messages.
+//! one scan says about one flow, [`cgroups`] says who sent it, and a [`batch`] holds many records encoded as [`proto`] messages.
 //! The [`hub`] gives batches to every consumer, and the [`server`] sends them and the [`status`] over gRPC.
 //! The [`client`] is the other end, and its [`output`] is what people and programs read. [`log_filter`] says what
 //! is logged, [`log_limit`] keeps the log short, and [`log_queue`] keeps a slow reader of the log from holding up
@@ -15,6 +15,7 @@ pub mod agent;
 pub mod asks;
 pub mod background;
 pub mod batch;
+pub mod cgroups;
 pub mod changes;
 pub mod client;
 pub mod clock;
@@ -22,6 +23,7 @@ pub mod collector;
 pub mod commands;
 pub mod community_id;
 pub mod devices;
+pub mod enrichment;
 pub mod fault;
 pub mod filter;
 pub mod freed_memory;

@@ -9,6 +9,8 @@ use std::{
 use crate::{
     agent::Config,
     asks::MAX_SNAPSHOT_BYTES,
+    cgroups::Cgroups,
+    enrichment::Enrichment,
     hub::DEFAULT_QUEUED_BYTES,
     kernel::{account, bound::TaggedPrograms, pages::Size},
     output::human,
@@ -27,6 +29,11 @@ const WAITING_BYTES_PER_FLOW: u64 = 56;
 const GROWTH: u64 = 2;
 const BYTES_PER_FRAGMENT: u64 = 150;
 const TUNNEL_BYTES_PER_FLOW: u64 = 160;
+/// Who sent it, in four slots for three flows.
+const SENDERS_BYTES_PER_FLOW: u64 = 22;
+const SENDERS_BYTES_PER_TRACKED_FLOW: u64 = 16;
+/// In the kernel, and in the process while they are drained.
+const SENDERS_BYTES_PER_FLOW_BEHIND: u64 = 250;
 /// A record with all that it can have is twice as long, and one of IPv4 without a tunnel shorter.
 const SNAPSHOT_BYTES_PER_FLOW: u64 = 180;
 /// Beside its queue.
@@ -47,6 +54,7 @@ pub(crate) struct Needs {
     max_interfaces: u32,
     possible_cpus: u32,
     decapsulates: bool,
+    keeps_senders: bool,
     /// Programs of one interface each.
     tagged: u64,
     reports_late: bool,
@@ -63,6 +71,7 @@ impl Needs {
             max_interfaces,
             possible_cpus,
             decapsulates: config.decapsulate,
+            keeps_senders: config.enrich.contains(&Enrichment::Unit),
             tagged: if config.attach.may_ask_drivers() {
                 TaggedPrograms::MOST as u64 * config.netns.len().max(1) as u64
             } else {
@@ -108,12 +117,21 @@ impl Needs {
         let tunnels = if self.decapsulates { flows } else { 0 };
         let tracked = self.max_tracked_flows;
         let waiting = if self.reports_late { tracked } else { 0 };
+        let senders = if self.keeps_senders {
+            flows * PAGES * SENDERS_BYTES_PER_FLOW
+                + tracked * SENDERS_BYTES_PER_TRACKED_FLOW * GROWTH
+                + 2 * u64::from(Size::behind_flows(self.max_flows)) * SENDERS_BYTES_PER_FLOW_BEHIND
+                + Cgroups::MOST_BYTES
+        } else {
+            0
+        };
         let accounts = account::Layout::of(self.max_interfaces, self.possible_cpus);
         flows * PAGES * PAGE_BYTES_PER_FLOW
             + 2 * u64::from(Size::behind_flows(self.max_flows)) * BYTES_PER_FLOW_BEHIND
             + (tracked * TRACKED_BYTES_PER_FLOW + waiting * WAITING_BYTES_PER_FLOW) * GROWTH
             + u64::from(self.max_fragments) * BYTES_PER_FRAGMENT
             + tunnels * TUNNEL_BYTES_PER_FLOW
+            + senders
             + self.tagged * BYTES_PER_TAGGED_PROGRAM
             + DEFAULT_QUEUED_BYTES
             + self.outputs as u64 * BYTES_PER_OUTPUT

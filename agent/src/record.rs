@@ -47,4 +47,6 @@ pub struct Record {
     pub community_id: [u8; 20],
     /// The endpoints of the tunnel that the flow came through.
     pub outer: Option<Outer>,
+    /// The cgroups of the sockets that sent the packets; 0 where none is known.
+    pub cgroup_ids: [u64; 2],
 }

@@ -8,6 +8,7 @@ mod oldest;
 mod order;
 mod outers;
 mod reports;
+mod senders;
 mod sides;
 mod slab;
 #[cfg(test)]
@@ -16,7 +17,7 @@ mod waiting;
 
 use std::{collections::BTreeSet, hash::BuildHasher as _, ops::Range, time::Duration};
 
-use agent_common::{Counts, Encapsulation, FlowCounters, FlowKey};
+use agent_common::{Counts, Encapsulation, FlowCounters, FlowKey, Senders};
 use foldhash::{SharedSeed, fast::SeedableRandomState};
 use hashbrown::HashTable;
 
@@ -27,6 +28,7 @@ use self::{
     order::Order,
     outers::Outers,
     reports::Reports,
+    senders::KnownSenders,
     slab::Slab,
     waiting::Waiting,
 };
@@ -86,6 +88,7 @@ pub struct Replica {
     evicted: u64,
     outers: Outers,
     reports: Reports,
+    senders: KnownSenders,
 }
 
 impl Replica {
@@ -110,6 +113,7 @@ impl Replica {
             evicted: 0,
             outers: Outers::default(),
             reports: Reports::every(settings.report_interval),
+            senders: KnownSenders::default(),
         }
     }
 
@@ -154,10 +158,26 @@ impl Replica {
         counters: &[FlowCounters],
         sink: &mut impl FnMut(&Record),
     ) {
+        self.update_with(keys, counters, &[], sink);
+    }
+
+    /// The same, with who sent each of the flows, if that is kept.
+    pub fn update_with(
+        &mut self,
+        keys: &[FlowKey],
+        counters: &[FlowCounters],
+        senders: &[Senders],
+        sink: &mut impl FnMut(&Record),
+    ) {
         assert_eq!(keys.len(), counters.len(), "a key for each of the counters");
+        assert!(senders.is_empty() || senders.len() == keys.len());
+        let mut senders = senders.iter();
         for (keys, counters) in keys.chunks(GROUP).zip(counters.chunks(GROUP)) {
             let guesses = self.look_up(keys);
             for ((key, counters), guess) in keys.iter().zip(counters).zip(guesses) {
+                if let Some(senders) = senders.next() {
+                    self.senders.come(*senders);
+                }
                 // Entries before this one may have ended its flow, or created it.
                 let found = match guess {
                     Guess::Slot(slot) if self.slab[slot].is(key) => Found::Flow(slot),
@@ -168,6 +188,7 @@ impl Replica {
                 self.order.push(slot);
             }
         }
+        self.senders.take_coming();
         self.settle_outers();
     }
 
@@ -200,13 +221,16 @@ impl Replica {
     fn add(&mut self, slot: u32, counters: &FlowCounters, sink: &mut impl FnMut(&Record)) {
         let entry = &mut self.slab[slot];
         if entry.is_followed_by(counters, self.scan) {
+            let senders = self.senders.take_coming();
             self.tell_end(slot, EndReason::EndOfFlow, sink);
             self.slab[slot] = self.slab[slot].next(counters, self.clock, self.scan);
+            self.senders.begin(slot, senders);
             self.begin(slot, sink);
             return;
         }
         let delta = entry.add(counters, self.clock, self.scan);
         let is_told = entry.is_told;
+        self.senders.note(slot);
         self.note_age(slot);
         if is_told {
             self.report(slot, delta, sink);
@@ -296,6 +320,7 @@ impl Replica {
             return;
         }
         self.reports.shrink(self.slab.end());
+        self.senders.shrink(self.slab.end());
         if self.index.capacity() / 4 > self.index.len() {
             self.index.shrink_to(2 * self.index.len(), |&slot| {
                 hash_of(&self.seed, &self.slab[slot].key)
@@ -357,7 +382,7 @@ impl Replica {
                 let told = [0, 1].map(|side| entry.total[side] - held[side]);
                 sink(&Record {
                     outer: self.outers.of(&entry.key, is_joined),
-                    ..entry.record(clock, told, None)
+                    ..entry.record(clock, told, self.senders.of(slot), None)
                 });
             }
         }
@@ -388,10 +413,13 @@ impl Replica {
 
     /// Returns the slot of the flow.
     fn insert(&mut self, hash: u64, entry: Entry, sink: &mut impl FnMut(&Record)) -> u32 {
+        // Making room may take in a half of another flow.
+        let senders = self.senders.take_coming();
         while self.len() >= self.max_flows {
             self.make_room(sink);
         }
         let slot = self.slab.insert(entry);
+        self.senders.begin(slot, senders);
         self.index.insert_unique(hash, slot, |&other| {
             hash_of(&self.seed, &self.slab[other].key)
         });
@@ -442,7 +470,8 @@ impl Replica {
             let delta = entry.total;
             self.report(slot, delta, sink);
         }
-        if let Some(half) = self.take_waiting(slot) {
+        if let Some((half, senders)) = self.take_waiting(slot) {
+            self.senders.come(senders);
             self.add(slot, &half, sink);
         }
     }
@@ -452,7 +481,7 @@ impl Replica {
         let is_joined = entry.sides == Sides::Joined;
         Record {
             outer: self.outers.of(&entry.key, is_joined),
-            ..entry.record(self.clock, delta, end_reason)
+            ..entry.record(self.clock, delta, self.senders.of(slot), end_reason)
         }
     }
 

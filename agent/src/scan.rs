@@ -402,7 +402,7 @@ impl Scanner {
         let mut sink = sink(encoder, hub, encode);
         let Kernel { pages, outers, .. } = kernel;
         let count = pages
-            .drain(page, |keys, counters| {
+            .drain(page, |keys, counters, senders| {
                 sum += drained.add(keys, counters);
                 if outers.are_kept() {
                     for (key, counters) in keys.iter().zip(counters) {
@@ -411,7 +411,7 @@ impl Scanner {
                         }
                     }
                 }
-                replica.update(keys, counters, &mut sink);
+                replica.update_with(keys, counters, senders, &mut sink);
             })
             .context("drain the flow table")?;
         account.add(Reason::Flows, sum.packets, sum.bytes);

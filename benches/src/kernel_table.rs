@@ -59,7 +59,8 @@ pub struct IdlePage<'a> {
 }
 
 impl Source for IdlePage<'_> {
-    fn drain(self, sink: impl FnMut(&[FlowKey], &[FlowCounters])) -> Result<u64> {
-        self.table.kernel.pages.drain(self.index, sink)
+    fn drain(self, mut sink: impl FnMut(&[FlowKey], &[FlowCounters])) -> Result<u64> {
+        let pages = &mut self.table.kernel.pages;
+        pages.drain(self.index, |keys, counters, _| sink(keys, counters))
     }
 }

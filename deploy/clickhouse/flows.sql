@@ -63,6 +63,13 @@ CREATE TABLE IF NOT EXISTS flows
     outer_dst_addr Nullable(IPv6),
     outer_vlan_ids Array(UInt16),
     outer_pppoe_session Nullable(UInt16),
+    -- Who sent the packets of each end, as far as the agent looks for it (--enrich unit). Empty if it is not known.
+    src_unit LowCardinality(String),
+    dst_unit LowCardinality(String),
+    src_container_id LowCardinality(String),
+    dst_container_id LowCardinality(String),
+    src_cgroup LowCardinality(String),
+    dst_cgroup LowCardinality(String),
     sample_rate UInt32,
     -- As people write them.
     src String ALIAS replaceRegexpOne(toString(src_addr), '^::ffff:([0-9.]+)$', '\\1'),
@@ -75,6 +82,15 @@ ORDER BY (agent_id, boot_id, instance_id, stream_id, stream_seq, record)
 -- TTL toDateTime(window_end) + INTERVAL 90 DAY
 -- A batch is acknowledged, and forgotten by its agent, when the insert is answered. So it should be on the disk by then.
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
+
+-- For a table of an earlier version. Do this before the collector is upgraded, since it names all columns.
+ALTER TABLE flows
+    ADD COLUMN IF NOT EXISTS src_unit LowCardinality(String) AFTER outer_pppoe_session,
+    ADD COLUMN IF NOT EXISTS dst_unit LowCardinality(String) AFTER src_unit,
+    ADD COLUMN IF NOT EXISTS src_container_id LowCardinality(String) AFTER dst_unit,
+    ADD COLUMN IF NOT EXISTS dst_container_id LowCardinality(String) AFTER src_container_id,
+    ADD COLUMN IF NOT EXISTS src_cgroup LowCardinality(String) AFTER dst_container_id,
+    ADD COLUMN IF NOT EXISTS dst_cgroup LowCardinality(String) AFTER src_cgroup;
 
 -- A row for each batch. It comes after the batch's records, so they are there if it is; and it says what was lost before it.
 CREATE TABLE IF NOT EXISTS flows_batches
@@ -123,7 +139,7 @@ ORDER BY (agent_id, boot_id, instance_id, stream_id, stream_seq)
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
 
 -- Each record once.
-CREATE VIEW IF NOT EXISTS flows_once AS SELECT *, src, dst FROM flows FINAL;
+CREATE OR REPLACE VIEW flows_once AS SELECT *, src, dst FROM flows FINAL;
 
 -- What each stream of an agent should sum up to, and what it lost. `lost_packets` above zero, or fewer packets in `flows_once` than
 -- here, say that a sum is not whole.

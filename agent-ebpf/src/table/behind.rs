@@ -1,13 +1,13 @@
 //! A small hash map of the kernel behind the slots of each page. It takes flows that find their windows full.
 
-use agent_common::{FlowCounters, FlowKey, Reason};
+use agent_common::{FlowCounters, FlowKey, Reason, senders::Question};
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
     btf_maps::{ArrayOfMaps, HashMap},
     macros::btf_map,
 };
 
-use super::{Begun, Counted, Sought, add, first_bits};
+use super::{Begun, Counted, Sought, add};
 use crate::{clock, fill};
 
 /// By page. Userspace puts an inner map of its size into each slot.
@@ -27,10 +27,16 @@ const EEXIST: i32 = -17;
 const EDEADLK: i32 = -35;
 const ETIMEDOUT: i32 = -110;
 
-/// Adds a packet to its flow. Returns whether there is such a flow.
+/// What [`find_and_add`] did.
+const NOTHING: u32 = 0;
+const ADDED: u32 = 1;
+const ADDED_FIRST: u32 = 2;
+
+/// Adds a packet to its flow, if there is one. Returns what that asks.
 #[inline(always)]
-pub fn grow(sought: &Sought<'_>, size: Counted) -> bool {
-    find_and_add(sought, size.packets, size.bytes, size.ip_bytes) != 0
+pub fn grow(sought: &Sought<'_>, size: Counted) -> Option<Question> {
+    let did = find_and_add(sought, size.packets, size.bytes, size.ip_bytes);
+    (did != NOTHING).then(|| sought.question_behind(did == ADDED_FIRST))
 }
 
 /// A function of its own, like the next one: few packets need its stack. 6.1 accepts no key in memory that was passed to
@@ -40,34 +46,38 @@ fn find_and_add(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) ->
     let key = sought.packet.key;
     let map = BEHIND.get(sought.page);
     let Some(flow) = map.and_then(|map| map.get_ptr_mut(&key)) else {
-        return 0;
+        return NOTHING;
     };
     let size = Counted {
         packets,
         bytes,
         ip_bytes,
     };
-    add(flow, sought.packet, size);
-    1
+    if add(flow, sought, size) {
+        ADDED_FIRST
+    } else {
+        ADDED
+    }
 }
 
 #[inline(never)]
 fn insert(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> i32 {
+    // In an order in which few values live at the same time, since each of them takes stack.
     let packet = sought.packet;
-    let key = packet.key;
-    let Some(map) = BEHIND.get(sought.page) else {
-        return NO_MAP;
-    };
     let mut first = FlowCounters {
-        bits: first_bits(packet),
-        first_seen_ns: clock::boot_ns(),
-        last_seen_jiffies: clock::jiffies(),
+        bits: sought.first_bits(),
         ..FlowCounters::default()
     };
     let direction = usize::from(packet.direction & 1);
     first.packets[direction] = packets;
     first.bytes[direction] = bytes;
     first.ip_bytes[direction] = ip_bytes;
+    first.first_seen_ns = clock::boot_ns();
+    first.last_seen_jiffies = clock::jiffies();
+    let key = packet.key;
+    let Some(map) = BEHIND.get(sought.page) else {
+        return NO_MAP;
+    };
     map.insert(&key, &first, BPF_NOEXIST)
         .err()
         .unwrap_or_default()
@@ -81,17 +91,17 @@ pub fn begin(sought: &Sought<'_>, size: Counted) -> Begun {
         0 => {
             fill::note_behind(page);
             fill::note_new_flow(page);
-            Begun::Here
+            Begun::Here(sought.question_behind(sought.asks()))
         }
         // Another CPU was first.
-        EEXIST if grow(sought, size) => Begun::Elsewhere,
+        EEXIST => grow(sought, size).map_or(Begun::Not(Reason::Vanished), Begun::Elsewhere),
         E2BIG => {
             fill::note_full(page);
             Begun::Not(Reason::TableFull)
         }
         ENOMEM => Begun::Not(Reason::NoMemory),
         EBUSY | EDEADLK | ETIMEDOUT => Begun::Not(Reason::Busy),
-        NO_MAP | EEXIST => Begun::Not(Reason::Vanished),
+        NO_MAP => Begun::Not(Reason::Vanished),
         _ => Begun::Not(Reason::Refused),
     }
 }

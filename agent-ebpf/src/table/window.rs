@@ -1,27 +1,27 @@
 //! A packet's visit to a window of the page.
 
 use agent_common::{
-    FlowCounters, FlowKey, Packet,
+    FlowCounters, FlowKey,
     flow::FlowBits,
     slots::{EMPTY, SLOTS, Slot, Slots, TAKEN, Window},
 };
 
-use super::{Counted, first_bits};
+use super::{Counted, Sought};
 use crate::{atomic, bounds::masked, clock, pause};
 
 pub struct Visit<'a> {
     first: *mut Slot,
-    packet: &'a Packet,
+    sought: &'a Sought<'a>,
     size: Counted,
 }
 
 impl<'a> Visit<'a> {
     /// `window` comes from a look-up in this program run.
     #[inline(always)]
-    pub fn new(window: *mut Window, packet: &'a Packet, size: Counted) -> Self {
+    pub fn new(window: *mut Window, sought: &'a Sought<'a>, size: Counted) -> Self {
         Self {
             first: window.cast(),
-            packet,
+            sought,
             size,
         }
     }
@@ -60,7 +60,7 @@ unsafe impl Slots for Visit<'_> {
                 .read()
         };
         let mut differences = 0;
-        for (theirs, ours) in key.iter().zip(self.packet.key.words()) {
+        for (theirs, ours) in key.iter().zip(self.sought.packet.key.words()) {
             differences |= theirs ^ ours;
         }
         differences == 0
@@ -77,11 +77,11 @@ unsafe impl Slots for Visit<'_> {
     #[inline(always)]
     unsafe fn fill(&self, slot: u32) {
         let slot = self.slot(slot);
-        let direction = usize::from(self.packet.direction & 1);
+        let direction = usize::from(self.sought.packet.direction & 1);
         // SAFETY: the caller's promise, and the fields lie in the slot.
         unsafe {
             let words = (&raw mut (*slot).key).cast::<u64>();
-            for (index, &word) in self.packet.key.words().iter().enumerate() {
+            for (index, &word) in self.sought.packet.key.words().iter().enumerate() {
                 words.add(index).write(word);
             }
             let counters = &raw mut (*slot).counters;
@@ -98,7 +98,7 @@ unsafe impl Slots for Visit<'_> {
     #[inline(always)]
     unsafe fn publish(&self, slot: u32, tag: u32) {
         pause::before_it_is_published();
-        let word = FlowCounters::word(first_bits(self.packet), tag);
+        let word = FlowCounters::word(self.sought.first_bits(), tag);
         // SAFETY: the slot lies in the window, and the word is the counters' first.
         unsafe { atomic::swap(self.counters(slot).cast(), word) };
     }

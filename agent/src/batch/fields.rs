@@ -10,6 +10,8 @@ use prost::{
 
 /// The number of `FlowBatch.records`.
 pub const RECORDS: u32 = 15;
+/// That of `FlowBatch.cgroups`, which come behind the records that name them.
+pub const CGROUPS: u32 = 28;
 
 /// A field of a batch.
 pub struct Field {

@@ -30,8 +30,8 @@ pub(super) struct RecordBuffer {
 type Room = [u8; RecordBuffer::LEN_BYTES + WORD_LEN_BYTES];
 
 impl RecordBuffer {
-    /// A record takes 351 bytes with its prefix if every field is at its longest.
-    pub(super) const LEN_BYTES: usize = 368;
+    /// A record takes 375 bytes with its prefix if every field is at its longest.
+    pub(super) const LEN_BYTES: usize = 392;
 
     pub(super) fn new() -> Self {
         Self {
@@ -144,6 +144,9 @@ impl Writer<'_> {
         self.count::<39>(record.delta[1].ip_bytes);
         self.count::<40>(record.total[0].ip_bytes);
         self.count::<41>(record.total[1].ip_bytes);
+        let [source, destination] = record.cgroup_ids;
+        self.count::<42>(source);
+        self.count::<43>(destination);
     }
 
     #[inline(always)]

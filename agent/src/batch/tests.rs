@@ -187,6 +187,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
         0..64u8,
         any::<[u8; 20]>(),
         proptest::option::of(outer()),
+        (0..3_u64, any::<u64>()).prop_map(<[u64; 2]>::from),
     );
     let directions = (any::<bool>(), any::<bool>());
     (key(), 0..=1u8, directions, counters, rest, 0..=5u8).prop_map(
@@ -195,7 +196,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
             initiator,
             directions,
             (delta, total),
-            (first, last, tcp_flags, dscp, community_id, outer),
+            (first, last, tcp_flags, dscp, community_id, outer, cgroup_ids),
             end,
         )| {
             Record {
@@ -219,6 +220,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
                 },
                 community_id,
                 outer: outer.filter(|_| key.encapsulation != 0),
+                cgroup_ids,
             }
         },
     )
@@ -303,6 +305,8 @@ fn expected(record: &Record) -> FlowRecord {
             .outer
             .filter(|outer| outer.has_pppoe_session != 0)
             .map(|outer| outer.pppoe_session.into()),
+        src_cgroup_id: Some(record.cgroup_ids[0]).filter(|&id| id != 0),
+        dst_cgroup_id: Some(record.cgroup_ids[1]).filter(|&id| id != 0),
     }
 }
 
@@ -383,6 +387,7 @@ fn longest_record() -> Record {
             pppoe_session: u16::MAX,
             vlan_ids: [0xfff; 2],
         }),
+        cgroup_ids: [u64::MAX; 2],
     }
 }
 
@@ -406,6 +411,53 @@ fn many_long_records_make_batches_under_the_limit_and_lose_none() {
         decoded += message.records.len();
     }
     assert_eq!(decoded, records.len());
+}
+
+#[test]
+fn each_batch_names_the_cgroups_of_its_own_records() {
+    let named = |cgroup_ids| Record {
+        cgroup_ids,
+        ..longest_record()
+    };
+    let known = [(3, "/a.service"), (5, "/b.service")];
+    let encoder = BatchEncoder::new(identity()).naming(Cgroups::of_these(&known));
+    for mut encoder in [encoder.another(), encoder] {
+        let mut batches = Vec::new();
+        let mut sink = |batch: Batch| batches.push(decode(&batch));
+        encoder.begin(&header(1));
+        for _ in 0..1_000 {
+            encoder.push(&named([5, 3]), &mut sink);
+        }
+        encoder.push(&named([0, 5]), &mut sink);
+        encoder.push(&named([9, 0]), &mut sink);
+        encoder.finish(&trailer(&HookAccount::default()), &mut sink);
+        encoder.begin(&header(1));
+        encoder.push(&named([0, 0]), &mut sink);
+        encoder.push(&named([3, 0]), &mut sink);
+        encoder.finish(&trailer(&HookAccount::default()), &mut sink);
+        let mut said = batches.iter().map(|batch| {
+            let cgroups = batch.cgroups.iter();
+            cgroups
+                .map(|one| (one.id, one.path.as_str()))
+                .collect::<Vec<_>>()
+        });
+        let unknown = (9, "");
+        let all = [known[0], known[1], unknown];
+        assert!(batches.len() > 2);
+        assert_eq!(said.clone().next().unwrap(), known);
+        // The records of the last batch may name fewer.
+        let last_of_first = said.clone().nth(batches.len() - 2).unwrap();
+        assert!(
+            last_of_first.ends_with(&[unknown])
+                && last_of_first.iter().all(|one| all.contains(one))
+        );
+        assert_eq!(said.next_back().unwrap(), [known[0]]);
+        assert!(
+            batches
+                .iter()
+                .all(|batch| batch.account.is_some() == batch.last_of_scan)
+        );
+    }
 }
 
 #[test]

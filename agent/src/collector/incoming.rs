@@ -14,8 +14,9 @@ use crate::{
         self,
         fields::{RECORDS, each_field},
     },
+    cgroups,
     hub::Volume,
-    proto::{AgentIdentity, Count, FlowBatch, Interface, RecordSum},
+    proto::{AgentIdentity, Cgroup, Count, FlowBatch, Interface, RecordSum},
 };
 
 /// gRPC's own default. Agents' batches have some 256 KiB.
@@ -84,6 +85,22 @@ impl Incoming {
         ensure!(
             incoming.batch.interfaces.iter().all(is_short),
             "an interface's name has at most {MOST_NAME_BYTES} bytes, and that of its network namespace {MOST_PATH_BYTES}"
+        );
+        let is_short = |cgroup: &Cgroup| {
+            let texts = [
+                &cgroup.unit,
+                &cgroup.slice,
+                &cgroup.container_id,
+                &cgroup.container_runtime,
+            ];
+            let mut texts = texts.into_iter();
+            cgroup.path.len() <= cgroups::MOST_PATH_BYTES
+                && texts.all(|text| text.len() <= MOST_NAME_BYTES)
+        };
+        ensure!(
+            incoming.batch.cgroups.iter().all(is_short),
+            "a cgroup's path has at most {} bytes, and its other texts {MOST_NAME_BYTES}",
+            cgroups::MOST_PATH_BYTES
         );
         let is_short = |reasons: &BTreeMap<String, Count>| {
             let mut names = reasons.keys();
@@ -224,7 +241,18 @@ mod tests {
                 ..batch()
             }
         };
+        let in_cgroup = |path_bytes, unit_bytes| FlowBatch {
+            cgroups: vec![Cgroup {
+                path: "p".repeat(path_bytes),
+                unit: "u".repeat(unit_bytes),
+                ..Cgroup::default()
+            }],
+            ..batch()
+        };
         for (raw, is_taken) in [
+            (in_cgroup(1024, 256).encode_to_vec(), true),
+            (in_cgroup(1025, 1).encode_to_vec(), false),
+            (in_cgroup(1, 257).encode_to_vec(), false),
             (many(MOST_RECORDS, 1).encode_to_vec(), true),
             (many(MOST_RECORDS + 1, 1).encode_to_vec(), false),
             (many(1, MOST_OTHER_FIELDS).encode_to_vec(), false),

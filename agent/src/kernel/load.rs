@@ -48,6 +48,8 @@ pub struct LoadSettings {
     pub max_fragments: u32,
     /// Count the flows of the packets inside tunnels.
     pub decapsulate: bool,
+    /// Note which cgroups the senders of flows are in.
+    pub keeps_senders: bool,
     /// Flows on a page at which the programs ask for a scan; 0 leaves scans to the interval.
     pub early_scan_flows: u32,
     /// Inode numbers of the interfaces' network namespaces. Each gets a set of programs.
@@ -72,6 +74,7 @@ impl LoadSettings {
             max_flows: 1,
             max_fragments: 1,
             decapsulate: false,
+            keeps_senders: false,
             early_scan_flows: 0,
             netns,
             max_interfaces: 1,
@@ -176,6 +179,8 @@ impl Kernel {
         let maps = pages::Maps {
             windows: take(ebpf, "PAGES")?,
             behind: take(ebpf, "BEHIND")?,
+            senders: take(ebpf, "SENDERS")?,
+            senders_behind: take(ebpf, "SENDERS_BEHIND")?,
             fill: take(ebpf, "FILL")?,
             variables: take(ebpf, ".bss")?,
         };
@@ -183,6 +188,7 @@ impl Kernel {
             min_flows: settings.min_flows,
             max_flows: settings.max_flows,
             early_scan_flows: settings.early_scan_flows,
+            keeps_senders: settings.keeps_senders,
         };
         let pages = Pages::create(maps, bounds, settings.hash_factors)
             .map_err(|error| explain_memory(error, &bounds))?;
@@ -307,6 +313,7 @@ struct Shape<'a> {
     places: Places,
     layout: &'a Layout,
     decapsulate: u32,
+    keeps_senders: u32,
 }
 
 impl<'a> Shape<'a> {
@@ -319,6 +326,7 @@ impl<'a> Shape<'a> {
             places: Places::for_up_to(settings.max_interfaces),
             layout,
             decapsulate: u32::from(settings.decapsulate),
+            keeps_senders: u32::from(settings.keeps_senders),
         })
     }
 
@@ -350,6 +358,7 @@ impl<'a> Shape<'a> {
             .override_global("SKB_LAYOUT", &self.layout.skb, true)
             .override_global("DEVICE_LAYOUT", &self.layout.device, true)
             .override_global("DECAPSULATE", &self.decapsulate, true)
+            .override_global("SENDERS_KEPT", &self.keeps_senders, true)
             .map_max_entries(FRAGMENTS, settings.max_fragments)
             .map_max_entries(OUTER, outers);
         if let Some(shared) = shared {
@@ -453,6 +462,7 @@ mod tests {
             max_flows: 1000,
             max_fragments: 77,
             decapsulate: true,
+            keeps_senders: false,
             early_scan_flows: 0,
             netns: vec![0],
             max_interfaces: 2,

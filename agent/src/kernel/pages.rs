@@ -7,6 +7,7 @@
 
 mod growth;
 mod page;
+mod senders;
 mod size;
 mod windows;
 
@@ -18,7 +19,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use agent_common::{FlowCounters, FlowKey, PageFill, Switches, slots::Hash};
+use agent_common::{FlowCounters, FlowKey, PageFill, Senders, Switches, slots::Hash};
 use anyhow::{Context as _, Result, anyhow, bail};
 use aya::maps::MapData;
 
@@ -36,6 +37,10 @@ pub struct Maps {
     /// The maps of maps: of windows, and of what finds no slot in them.
     pub windows: MapData,
     pub behind: MapData,
+    /// The map of maps of who sent the flows in the windows.
+    pub senders: MapData,
+    /// The same for the flows behind them.
+    pub senders_behind: MapData,
     /// How full each page is, as the programs count it.
     pub fill: MapData,
     /// The map of the programs' static variables. [`Switches`] is the only one.
@@ -52,6 +57,8 @@ pub struct Bounds {
     /// The programs ask for a scan of a page when they have put that share of its room into it that this is of
     /// `max_flows`. With 0 they never ask, and pages have all of their room from the start.
     pub early_scan_flows: u32,
+    /// Whether the programs note who sent the flows.
+    pub keeps_senders: bool,
 }
 
 pub struct Pages {
@@ -61,6 +68,7 @@ pub struct Pages {
     switches: Switches,
     mark: Mark,
     possible_cpus: u32,
+    keeps_senders: bool,
     growth: Growth,
     /// Windows of another size, which are made beside the scans.
     making: Option<JoinHandle<Result<Windows>>>,
@@ -85,7 +93,7 @@ impl Pages {
         let growth = Growth::new(bounds.min_flows, mark);
         let size = growth.wanted();
         let behind_flows = Size::behind_flows(bounds.max_flows);
-        let pages = [0, 1].map(|_| Page::create(size, behind_flows));
+        let pages = [0, 1].map(|_| Page::create(size, behind_flows, bounds.keeps_senders));
         let [first, second] = pages;
         let pages = [first?, second?];
         let variables_len_bytes = maps
@@ -95,7 +103,13 @@ impl Pages {
             .value_size() as usize;
         let possible_cpus = possible_cpus()?;
         let sizes = [size.of_page(mark, possible_cpus); 2];
-        let outer = [&maps.windows, &maps.behind, &maps.fill];
+        let outer = [
+            &maps.windows,
+            &maps.behind,
+            &maps.senders,
+            &maps.senders_behind,
+            &maps.fill,
+        ];
         let pages = Self {
             outer_memory_bytes: outer.map(map_memory_bytes).iter().sum(),
             maps,
@@ -107,6 +121,7 @@ impl Pages {
             },
             mark,
             possible_cpus,
+            keeps_senders: bounds.keeps_senders,
             growth,
             making: None,
             refused: LogLimit::default(),
@@ -129,12 +144,27 @@ impl Pages {
         let behind = self.both[index as usize].behind();
         let (map, descriptor) = (self.maps.behind.fd().as_fd(), behind.fd().as_fd());
         bpf::update(map, index, &descriptor.as_raw_fd().to_ne_bytes())?;
-        self.place(index, self.both[index as usize].windows())
+        if let Some(senders) = self.both[index as usize].senders_behind() {
+            let (map, descriptor) = (self.maps.senders_behind.fd().as_fd(), senders.fd().as_fd());
+            bpf::update(map, index, &descriptor.as_raw_fd().to_ne_bytes())?;
+        }
+        let windows = self.both[index as usize].windows();
+        self.place_senders(index, windows)?;
+        self.place(index, windows)
     }
 
     /// Puts the windows of page `index` into their slot. Returns after every program that was running has finished.
-    fn place(&self, index: u32, windows: &MapData) -> io::Result<()> {
-        let (map, descriptor) = (self.maps.windows.fd().as_fd(), windows.fd().as_fd());
+    fn place(&self, index: u32, windows: &Windows) -> io::Result<()> {
+        let (map, descriptor) = (self.maps.windows.fd().as_fd(), windows.map().fd().as_fd());
+        bpf::update(map, index, &descriptor.as_raw_fd().to_ne_bytes())
+    }
+
+    /// Puts what lies beside the windows of page `index` into its slot, if there is something.
+    fn place_senders(&self, index: u32, windows: &Windows) -> io::Result<()> {
+        let Some(senders) = windows.senders() else {
+            return Ok(());
+        };
+        let (map, descriptor) = (self.maps.senders.fd().as_fd(), senders.fd().as_fd());
         bpf::update(map, index, &descriptor.as_raw_fd().to_ne_bytes())
     }
 
@@ -198,14 +228,14 @@ impl Pages {
         bpf::update(self.maps.variables.fd().as_fd(), 0, &variables)
     }
 
-    /// Moves every entry of the idle page to `sink`, many at a time, with a key for each of the counters. Returns how
-    /// many there were. After that the page counts as empty.
+    /// Moves every entry of the idle page to `sink`, many at a time, with a key for each of the counters, and who sent each
+    /// flow if that is kept. Returns how many there were. After that the page counts as empty.
     ///
     /// A key may come twice, if two CPUs began its flow at the same moment.
     pub fn drain(
         &mut self,
         idle: u32,
-        sink: impl FnMut(&[FlowKey], &[FlowCounters]),
+        sink: impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
     ) -> Result<u64> {
         if idle == self.switches.page {
             bail!("page {idle} is in use by the programs");
@@ -221,7 +251,7 @@ impl Pages {
     pub fn take(
         &mut self,
         idle: u32,
-        mut sink: impl FnMut(&[FlowKey], &[FlowCounters]),
+        mut sink: impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
     ) -> Result<u64> {
         let behind_flows = behind_flows(&self.fill_of(idle)?);
         self.behind_flows += behind_flows;
@@ -257,7 +287,8 @@ impl Pages {
             drop(self.made());
         } else if self.making.is_none() && self.growth.may_ask() {
             let maker = thread::Builder::new().name("flow-table-page".to_owned());
-            match maker.spawn(move || Windows::create(wanted)) {
+            let keeps_senders = self.keeps_senders;
+            match maker.spawn(move || Windows::create(wanted, keeps_senders)) {
                 Ok(making) => self.making = Some(making),
                 Err(error) => {
                     self.stays(&anyhow!(error).context("start a thread that makes a page"));
@@ -278,9 +309,12 @@ impl Pages {
     /// If the kernel refuses, the page stays as it is.
     fn resize(&mut self, idle: u32, windows: Windows) -> Result<()> {
         let size = windows.size();
-        if let Err(error) = self.place(idle, windows.map()) {
+        let placed = self.place_senders(idle, &windows);
+        if let Err(error) = placed.and_then(|()| self.place(idle, &windows)) {
             self.stays(&anyhow!(error).context("place a page of another size"));
-            return Ok(());
+            // What lies beside the windows has to be of their size.
+            let restored = self.place_senders(idle, self.both[idle as usize].windows());
+            return restored.context("place who sent the flows of a page again");
         }
         self.both[idle as usize].change(windows);
         self.switches.sizes[idle as usize] = size.of_page(self.mark, self.possible_cpus);

@@ -10,13 +10,17 @@ use std::{
 use base64::{display::Base64Display, engine::general_purpose::STANDARD};
 use serde::{Serialize, Serializer};
 
+use self::senders::{OfDestination, OfSource};
 use super::{LostSoFar, human};
 use crate::{
+    cgroups::Sender,
     known_interfaces::KnownInterfaces,
     proto::{
         Account, AgentIdentity, Count, Direction, EndReason, FlowBatch, FlowRecord, Interface,
     },
 };
+
+mod senders;
 
 /// Writes each batch whole, then flushes.
 pub struct JsonWriter<W: Write> {
@@ -220,6 +224,11 @@ struct FlowLine<'a> {
     outer_dst_addr: Option<IpAddr>,
     outer_vlan_ids: &'a [u32],
     outer_pppoe_session: Option<u32>,
+    /// Only if the agent looks for them, and of the end that has one.
+    #[serde(flatten)]
+    source: Option<OfSource<'a>>,
+    #[serde(flatten)]
+    destination: Option<OfDestination<'a>>,
     sample_rate: u32,
 }
 
@@ -227,6 +236,7 @@ impl<'a> FlowLine<'a> {
     fn new(batch: &'a FlowBatch, record: &'a FlowRecord, interface: Option<&'a Interface>) -> Self {
         let [direction, reverse_direction] =
             human::directions(record).map(|side| side.map(direction_name));
+        let [source, destination] = Sender::both(batch, record);
         Self {
             r#type: "flow",
             origin: Origin::of(batch),
@@ -279,6 +289,8 @@ impl<'a> FlowLine<'a> {
             outer_dst_addr: human::address(&record.outer_dst_addr),
             outer_vlan_ids: &record.outer_vlan_ids,
             outer_pppoe_session: record.outer_pppoe_session,
+            source: source.map(Into::into),
+            destination: destination.map(Into::into),
             sample_rate: batch.sample_rate,
         }
     }
@@ -417,7 +429,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::proto::{Encapsulation, Interface};
+    use crate::proto::{Cgroup, Encapsulation, Interface};
 
     fn lines(batches: &[FlowBatch]) -> Vec<Value> {
         let mut out = Vec::new();
@@ -557,6 +569,48 @@ mod tests {
             (&line["interface"], &line["netns"], &line["netns_name"]),
             (&json!("eth0"), &json!(5), &json!("blue"))
         );
+    }
+
+    #[test]
+    fn whoever_sent_the_packets_is_named_at_the_end_that_is_known() {
+        let cgroup = |id, unit: &str| Cgroup {
+            id,
+            path: format!("/system.slice/{unit}"),
+            unit: unit.into(),
+            slice: "system.slice".into(),
+            ..Cgroup::default()
+        };
+        let records = [
+            (Some(7), None),
+            (Some(9), Some(7)),
+            (Some(8), None),
+            (None, None),
+        ];
+        let records = records.map(|(src_cgroup_id, dst_cgroup_id)| FlowRecord {
+            src_cgroup_id,
+            dst_cgroup_id,
+            ..tcp_record()
+        });
+        let lines = lines(&[FlowBatch {
+            cgroups: vec![cgroup(7, "a.service"), cgroup(9, "b.service")],
+            ..batch(records.to_vec())
+        }]);
+        let texts = |name: &str| {
+            let of = lines.iter().map(|line| line.get(name).cloned());
+            of.collect::<Vec<_>>()
+        };
+        let (a, b) = (Some(json!("a.service")), Some(json!("b.service")));
+        // Its cgroup is not in the batch, so its id is all.
+        let unnamed = Some(json!(null));
+        assert_eq!(texts("src_unit"), [a.clone(), b, unnamed.clone(), None]);
+        assert_eq!(texts("dst_unit"), [None, a, None, None]);
+        assert_eq!(
+            texts("src_cgroup_id"),
+            [Some(json!(7)), Some(json!(9)), Some(json!(8)), None]
+        );
+        assert_eq!(lines[0]["src_cgroup"], "/system.slice/a.service");
+        assert_eq!(lines[0]["src_slice"], "system.slice");
+        assert_eq!(lines[0]["src_container_id"], json!(null));
     }
 
     #[test]

@@ -44,6 +44,8 @@ struct Scan {
     ended: u64,
     /// The busiest flows, which come first once sorted. Never more than twice as many as are shown.
     busiest: Vec<FlowRecord>,
+    /// By the ids of cgroups: what they are called in the column.
+    units: HashMap<u64, String>,
 }
 
 impl<W: Write> TableWriter<W> {
@@ -88,6 +90,11 @@ impl<W: Write> TableWriter<W> {
             let name = harmless(&name).into_owned();
             self.interfaces
                 .insert((interface.netns, interface.ifindex), name);
+        }
+        for cgroup in &batch.cgroups {
+            if let Some(name) = layout::sender(cgroup) {
+                self.scan.units.insert(cgroup.id, name);
+            }
         }
         let most = self.limit.unwrap_or(if self.in_place {
             TERMINAL_ROWS
@@ -211,6 +218,10 @@ impl<W: Write> TableWriter<W> {
         Row::new(
             record,
             self.interfaces.get(&(record.netns, record.ifindex)),
+            [record.src_cgroup_id, record.dst_cgroup_id].map(|id| {
+                let name = self.scan.units.get(&id?)?;
+                Some(name.as_str())
+            }),
             batch.window_end_unix_ns,
         )
     }

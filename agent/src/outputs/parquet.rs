@@ -4,7 +4,7 @@
 //! batch of our own protocol, which is as safe as a line of JSON and cheap to write. [`mod@file`] makes the Parquet file of
 //! them when it is rotated, or after a kill. A database gets its rows as a file that was never on a disk ([`Table`]).
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use prost::Message as _;
 
@@ -60,11 +60,19 @@ impl Encoder for Parquet {
         self.interfaces.note_all(batch);
         self.named.clear();
         let mut interfaces = Vec::new();
+        let mut cgroup_ids = BTreeSet::new();
         for flow in flows {
             if self.named.insert((flow.netns, flow.ifindex)) {
                 interfaces.extend(self.interfaces.of(flow).cloned());
             }
+            cgroup_ids.extend(
+                [flow.src_cgroup_id, flow.dst_cgroup_id]
+                    .into_iter()
+                    .flatten(),
+            );
         }
+        let cgroups = batch.cgroups.iter();
+        let cgroups = cgroups.filter(|cgroup| cgroup_ids.contains(&cgroup.id));
         let head = FlowBatch {
             agent: batch.agent.clone(),
             stream_seq: batch.stream_seq,
@@ -87,6 +95,7 @@ impl Encoder for Parquet {
             sample_rate: batch.sample_rate,
             account: batch.account.clone(),
             interfaces,
+            cgroups: cgroups.cloned().collect(),
             ..FlowBatch::default()
         };
         let bytes = pieces::piece(|body| {

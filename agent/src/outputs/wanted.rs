@@ -1,7 +1,7 @@
 //! Which flows an output wants. What it does not want of a flow at first it still gets when the flow turns out to be
 //! wanted, so that the sums of a flow that it got are whole.
 
-use std::str::FromStr;
+use std::{collections::HashSet, str::FromStr};
 
 use super::tally;
 use crate::{
@@ -97,6 +97,10 @@ impl Sieve {
             }
             true
         });
+        let named = records.iter();
+        let named = named.flat_map(|record| [record.src_cgroup_id, record.dst_cgroup_id]);
+        let named: HashSet<_> = named.flatten().collect();
+        batch.cgroups.retain(|cgroup| named.contains(&cgroup.id));
         (records, left_out)
     }
 

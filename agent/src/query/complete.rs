@@ -15,7 +15,7 @@ use parquet::{
 use serde_json::Value;
 
 use super::{
-    Missing, Question, Sum, Told,
+    By, Missing, Question, Sum, Told,
     columns::Columns,
     once::{Stream, number},
     pieces::of_an_agent,
@@ -119,7 +119,7 @@ impl Complete {
                 group: &*group,
                 places: &self.places,
             };
-            let rows = Rows::read(&group)?;
+            let rows = Rows::read(&group, question)?;
             is_counted |= !rows.window_end.is_empty();
             rows.add(self.place, &instance_id, &hostname, question, sum)?;
         }
@@ -148,6 +148,8 @@ struct Rows {
     of_streams: Option<OfStreams>,
     interface: Vec<Option<ByteArray>>,
     netns_name: Vec<Option<ByteArray>>,
+    /// If they are asked for, and the file has them.
+    units: [Option<Vec<Option<ByteArray>>>; 2],
     directions: [Vec<Option<ByteArray>>; 2],
     protocol: Vec<u8>,
     addresses: [Vec<Option<ByteArray>>; 2],
@@ -167,7 +169,11 @@ struct OfStreams {
 }
 
 impl Rows {
-    fn read(columns: &Columns<'_>) -> Result<Self> {
+    fn read(columns: &Columns<'_>, question: &Question) -> Result<Self> {
+        let units = |name| {
+            let is_there = question.by.contains(&By::Unit) && columns.places.contains_key(name);
+            is_there.then(|| columns.texts(name)).transpose()
+        };
         let of_streams = if columns.places.contains_key("stream_id") {
             Some(OfStreams {
                 hostname: columns.texts("hostname")?,
@@ -185,6 +191,7 @@ impl Rows {
             of_streams,
             interface: columns.texts("interface")?,
             netns_name: columns.texts("netns_name")?,
+            units: [units("src_unit")?, units("dst_unit")?],
             directions: [
                 columns.texts("direction")?,
                 columns.texts("reverse_direction")?,
@@ -265,6 +272,11 @@ impl Rows {
         let reverse = direction(reverse)?.unwrap_or(forward.opposite());
         let totals = both(&self.totals);
         let packets = both(&self.packets);
+        let unit = |column: &'a Option<Vec<Option<ByteArray>>>| {
+            let column = column.as_ref();
+            text(column.and_then(|column| column[row].as_ref()))
+        };
+        let [source_unit, destination_unit] = &self.units;
         let [source, destination] = &self.addresses;
         let [from, to] = &self.ports;
         Ok(Row {
@@ -272,6 +284,7 @@ impl Rows {
             hostname,
             interface: text(self.interface[row].as_ref())?,
             netns_name: text(self.netns_name[row].as_ref())?,
+            units: [unit(source_unit)?, unit(destination_unit)?],
             facts: Facts {
                 protocol: self.protocol[row],
                 addresses: [address(source)?, address(destination)?],

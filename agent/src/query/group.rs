@@ -32,6 +32,8 @@ pub enum By {
     Interface,
     /// The host whose agent saw the flow.
     Host,
+    /// The systemd unit, at either end: what it sent, and what it received. Of agents that look for it (`--enrich unit`).
+    Unit,
 }
 
 /// One value that a group stands for.
@@ -138,11 +140,21 @@ impl<'a> Groups<'a> {
 
     pub(super) fn add(&mut self, row: &Row<'_>) -> Result<()> {
         let sums = Sums::of(row);
-        let [source, destination] = row.facts.addresses;
-        self.add_as(row, source, &sums)?;
-        if self.by.contains(&By::Address) {
+        let by_address = self.by.contains(&By::Address);
+        let by_unit = self.by.contains(&By::Unit);
+        // An end without a unit is no group of its own if the other one has a unit.
+        let [is_source, is_destination] = row
+            .units
+            .map(|unit| by_address || by_unit && !unit.is_empty());
+        if is_source || !is_destination {
+            self.add_as(row, 0, &sums)?;
+        }
+        if is_destination {
             let mut sums = sums.reversed();
-            if source == destination {
+            let [source, destination] = row.facts.addresses;
+            let is_same = (!by_address || source == destination)
+                && (!by_unit || row.units[0] == row.units[1]);
+            if is_source && is_same {
                 // The flow was counted a moment ago.
                 sums = Sums {
                     packets: sums.packets,
@@ -150,18 +162,19 @@ impl<'a> Groups<'a> {
                     ..Sums::default()
                 };
             }
-            self.add_as(row, destination, &sums)?;
+            self.add_as(row, 1, &sums)?;
         }
         Ok(())
     }
 
-    /// Adds to the group of a row, in which [`By::Address`] is this one.
-    fn add_as(&mut self, row: &Row<'_>, address: IpAddr, sums: &Sums) -> Result<()> {
+    /// Adds to the group of a row, in which [`By::Address`] and [`By::Unit`] are those of this end: 0 is the source.
+    fn add_as(&mut self, row: &Row<'_>, end: usize, sums: &Sums) -> Result<()> {
         self.parts.clear();
         let facts = &row.facts;
         for by in self.by {
             self.parts.push(match by {
-                By::Address => Part::Address(address),
+                By::Address => Part::Address(facts.addresses[end]),
+                By::Unit => self.names.name(row.units[end]),
                 By::Source => Part::Address(facts.addresses[0]),
                 By::Destination => Part::Address(facts.addresses[1]),
                 By::Port => Part::Port(facts.protocol, facts.ports.map(|[_, port]| port)),

@@ -9,8 +9,9 @@ use std::{
 
 use anyhow::Result;
 
-use super::{Missing, Question, Sum, Told, is_in, once::number, row::Row};
+use super::{By, Missing, Question, Sum, Told, is_in, once::number, row::Row};
 use crate::{
+    cgroups::Sender,
     filter::Facts,
     known_interfaces::KnownInterfaces,
     outputs::parquet::pieces::Pieces,
@@ -72,6 +73,12 @@ impl InTheMaking {
                     hostname: &agent.hostname,
                     interface: interface.map_or("", |one| &one.name),
                     netns_name: interface.map_or("", |one| &one.netns_name),
+                    units: if question.by.contains(&By::Unit) {
+                        let senders = Sender::both(&batch, record);
+                        senders.map(|sender| sender.and_then(Sender::unit).unwrap_or_default())
+                    } else {
+                        [""; 2]
+                    },
                     ..of_a_record(&batch, record)
                 };
                 sum.row(question, &row)?;
@@ -93,6 +100,7 @@ fn of_a_record<'a>(batch: &FlowBatch, record: &FlowRecord) -> Row<'a> {
         hostname: "",
         interface: "",
         netns_name: "",
+        units: [""; 2],
         facts: Facts::from(record),
         packets,
         bytes: [record.delta_bytes, record.delta_reverse_bytes],

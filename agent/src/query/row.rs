@@ -11,6 +11,8 @@ pub(super) struct Row<'a> {
     pub hostname: &'a str,
     pub interface: &'a str,
     pub netns_name: &'a str,
+    /// The systemd units of source and destination. Empty if they are not known, or if nobody asks.
+    pub units: [&'a str; 2],
     pub facts: Facts,
     /// From the source and from the destination, since the flow's last record.
     pub packets: [u64; 2],

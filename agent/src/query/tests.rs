@@ -19,7 +19,7 @@ use crate::{
         files::{Compression, Made},
         parquet::{MADE, MADE_OF_MANY, Parquet, piece_of},
     },
-    proto::{AgentIdentity, Direction, EndReason, FlowBatch, FlowRecord, Interface},
+    proto::{AgentIdentity, Cgroup, Direction, EndReason, FlowBatch, FlowRecord, Interface},
 };
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -223,6 +223,66 @@ fn each_way_to_add_up_has_its_groups() {
         (vec![Part::Protocol(6), address("10.0.0.2")], [7, 1])
     );
     assert_eq!(both.len(), 3);
+}
+
+/// A batch whose records name these units, each in a cgroup of its number.
+fn with_units(batch: FlowBatch, units: &[(u64, &str)]) -> FlowBatch {
+    let cgroups = units.iter().map(|&(id, unit)| Cgroup {
+        id,
+        unit: unit.to_owned(),
+        ..Cgroup::default()
+    });
+    FlowBatch {
+        cgroups: cgroups.collect(),
+        ..batch
+    }
+}
+
+#[test]
+fn a_unit_has_what_it_sent_and_what_it_received_at_either_end() {
+    let of = |ids: [u64; 2], packets: u64| FlowRecord {
+        src_cgroup_id: Some(ids[0]).filter(|&id| id != 0),
+        dst_cgroup_id: Some(ids[1]).filter(|&id| id != 0),
+        ..record(1, 443, packets)
+    };
+    let units = [(1, "web.service"), (2, "db.service"), (3, "")];
+    let records = vec![
+        of([1, 0], 10),
+        of([0, 1], 20),
+        of([1, 2], 40),
+        of([2, 2], 80),
+        of([0, 0], 160),
+        // In a cgroup that is in no unit.
+        of([3, 2], 320),
+    ];
+    let batches = [with_units(batch(1, records), &units)];
+    let name = |text: &str| Part::Name(text.into());
+    let expected = [
+        (
+            vec![name("db.service")],
+            [1 + 80 + 1 + 1, 40 + 80 + 1 + 320],
+        ),
+        (vec![name("")], [160, 1]),
+        (vec![name("web.service")], [10 + 1 + 40, 1 + 20 + 1]),
+    ];
+    let (whole, open) = (Folder::new(), Folder::new());
+    whole.complete("flows-1.parquet", MADE, &pieces(&batches));
+    open.in_the_making(&pieces(&batches));
+    for folder in [&whole, &open] {
+        let answer = folder.ask(&everything(&[By::Unit]));
+        assert_eq!(packets(&answer), expected);
+        let db = &answer.groups[0].sums;
+        assert_eq!((db.records, db.begun), (3, 3), "one of them is with itself");
+        assert_eq!(answer.total.records, 6);
+        // With addresses each end has its own unit, or none.
+        let both = packets(&folder.ask(&everything(&[By::Address, By::Unit])));
+        let of_web = (vec![address("10.0.0.1"), name("web.service")], [50, 2]);
+        let of_nobody = (vec![address("192.0.2.1"), name("")], [2, 170]);
+        assert!(
+            both.contains(&of_web) && both.contains(&of_nobody),
+            "{both:?}"
+        );
+    }
 }
 
 #[test]

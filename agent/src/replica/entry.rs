@@ -1,6 +1,6 @@
 //! One flow of the replica: its totals, its state and its records.
 
-use agent_common::{Counts, Direction, FlowCounters, FlowKey, flow::tcp_flags};
+use agent_common::{Counts, Direction, FlowCounters, FlowKey, Senders, flow::tcp_flags};
 
 use super::{
     Lifetimes,
@@ -237,6 +237,7 @@ impl Entry {
         &self,
         clock: ScanClock,
         delta: [Counts; 2],
+        senders: Senders,
         end_reason: Option<EndReason>,
     ) -> Record {
         let forward = usize::from(self.initiator);
@@ -262,6 +263,7 @@ impl Entry {
             end_reason,
             community_id: self.community_id,
             outer: None,
+            cgroup_ids: [senders.cgroup_ids[forward], senders.cgroup_ids[reverse]],
         }
     }
 }

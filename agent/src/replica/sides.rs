@@ -5,7 +5,7 @@
 //! the halves are joined to one flow. Or one direction was seen on both sides, as at a router with one
 //! interface; then each side is a flow of its own, as with two interfaces.
 
-use agent_common::{FlowCounters, FlowKey};
+use agent_common::{FlowCounters, FlowKey, Senders};
 
 use super::{
     Replica,
@@ -38,6 +38,7 @@ impl Replica {
         }
         if !entry.is_told {
             entry.join(counters, self.clock);
+            self.senders.note(known);
             self.note_age(known);
         } else if direction != Some(entry.initiator) {
             // The records so far took the answers for a plain flow's, so they name the wrong side.
@@ -62,13 +63,21 @@ impl Replica {
             return;
         }
         match self.take_waiting(slot) {
-            Some(half) if only_direction(half.packets) == Some(direction) => {
+            Some((half, senders)) if only_direction(half.packets) == Some(direction) => {
+                let coming = self.senders.take_coming();
+                self.senders.come(senders);
                 self.add(slot, &half, sink);
+                self.senders.come(coming);
                 self.add(slot, counters, sink);
             }
-            Some(half) => self.add(slot, &merged(&half, counters), sink),
+            Some((half, mut senders)) => {
+                senders.unite(&self.senders.take_coming());
+                self.senders.come(senders);
+                self.add(slot, &merged(&half, counters), sink);
+            }
             None => {
-                self.slab[slot].waiting = self.waiting.put(counters);
+                let senders = self.senders.take_coming();
+                self.slab[slot].waiting = self.waiting.put(counters, senders);
                 self.untold.push(slot);
             }
         }
@@ -93,7 +102,8 @@ impl Replica {
             let first = self.entry(key, counters).apart(initiator);
             self.replace(slot, EndReason::ForcedEnd, first, sink);
         }
-        if let Some(half) = half {
+        if let Some((half, senders)) = half {
+            self.senders.come(senders);
             let direction = only_direction(half.packets).unwrap_or(initiator);
             let key = key.with_side(direction ^ hook);
             self.update_flow(self.find(&key), &key, &half, sink);
@@ -108,12 +118,14 @@ impl Replica {
         next: Entry,
         sink: &mut impl FnMut(&Record),
     ) {
+        let senders = self.senders.take_coming();
         self.tell_end(slot, reason, sink);
         let hash = self.remove(slot);
+        self.senders.come(senders);
         self.insert(hash, next, sink);
     }
 
-    pub(super) fn take_waiting(&mut self, slot: u32) -> Option<FlowCounters> {
+    pub(super) fn take_waiting(&mut self, slot: u32) -> Option<(FlowCounters, Senders)> {
         let number = std::mem::replace(&mut self.slab[slot].waiting, waiting::NONE);
         (number != waiting::NONE).then(|| self.waiting.take(number))
     }

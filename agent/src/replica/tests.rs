@@ -9,6 +9,7 @@ use crate::community_id::community_id;
 mod ends;
 mod promises;
 mod reports;
+mod senders;
 mod sides;
 mod tunnels;
 

@@ -1,6 +1,6 @@
 //! Keeps what one side of a joined flow counted, until the other side's half comes or the scan ends.
 
-use agent_common::FlowCounters;
+use agent_common::{FlowCounters, Senders};
 
 /// Stands for no waiting half.
 pub const NONE: u32 = u32::MAX;
@@ -8,22 +8,22 @@ pub const NONE: u32 = u32::MAX;
 /// Halves by number. It keeps its memory, so that a scan like the previous one allocates nothing.
 #[derive(Default)]
 pub struct Waiting {
-    halves: Vec<FlowCounters>,
+    halves: Vec<(FlowCounters, Senders)>,
     free: Vec<u32>,
 }
 
 impl Waiting {
     /// Keeps a half and returns the number with which to take it back.
-    pub fn put(&mut self, half: &FlowCounters) -> u32 {
+    pub fn put(&mut self, half: &FlowCounters, senders: Senders) -> u32 {
         if let Some(number) = self.free.pop() {
-            self.halves[number as usize] = *half;
+            self.halves[number as usize] = (*half, senders);
             return number;
         }
-        self.halves.push(*half);
+        self.halves.push((*half, senders));
         (self.halves.len() - 1) as u32
     }
 
-    pub fn take(&mut self, number: u32) -> FlowCounters {
+    pub fn take(&mut self, number: u32) -> (FlowCounters, Senders) {
         self.free.push(number);
         self.halves[number as usize]
     }

@@ -1,16 +1,18 @@
 //! A consumer's own filter: leaves records out of its batches, and counts what it leaves out.
 
+use std::collections::HashSet;
+
 use bytes::Bytes;
 use prost::{DecodeError, Message as _};
 use tonic::Status;
 
 use crate::{
-    batch::fields::{Field, RECORDS, each_field},
+    batch::fields::{CGROUPS, Field, RECORDS, each_field},
     fault::Fault,
     filter::{Rule, Rules, passes},
     hub::Volume,
     known_interfaces::KnownInterfaces,
-    proto::{FlowBatch, FlowRecord, Interface},
+    proto::{Cgroup, FlowBatch, FlowRecord, Interface},
 };
 
 /// Bounds for the rules of a stream, which are applied one by one to each record.
@@ -70,14 +72,24 @@ impl StreamFilter {
         let mut left_out = Volume::default();
         let mut passed = Vec::with_capacity(body.len());
         let mut interfaces = KnownInterfaces::default();
+        let mut cgroup_ids = HashSet::new();
         each_field(body, |field| {
             note(&mut interfaces, &field)?;
             if field.tag == RECORDS {
-                let record = FlowRecord::decode(field.message)?;
+                let record = FlowRecord::decode(field.message.clone())?;
                 if !passes(&self.rules, &record, interfaces.name(&record)) {
                     left_out += Volume::of_record(record.delta());
                     return Ok(());
                 }
+                cgroup_ids.extend(
+                    [record.src_cgroup_id, record.dst_cgroup_id]
+                        .into_iter()
+                        .flatten(),
+                );
+            }
+            // They come behind the records.
+            if field.tag == CGROUPS && !cgroup_ids.contains(&Cgroup::decode(field.message)?.id) {
+                return Ok(());
             }
             passed.extend_from_slice(&body[field.whole]);
             Ok(())

@@ -1,6 +1,9 @@
 //! `ListFlows`: chooses from a snapshot, puts it in order, and writes it as batches.
 
-use std::cmp::Reverse;
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::{DecodeError, Message as _, encoding::encode_varint};
@@ -9,11 +12,11 @@ use tonic::Status;
 use super::filtered::{StreamFilter, note, told};
 use crate::{
     asks::{AskError, Snapshot, SnapshotBytes, SnapshotPlace},
-    batch::fields::{RECORDS, each_field},
+    batch::fields::{CGROUPS, RECORDS, each_field},
     filter::passes,
     hub::Volume,
     known_interfaces::KnownInterfaces,
-    proto::{FlowBatch, FlowOrder, FlowRecord},
+    proto::{Cgroup, FlowBatch, FlowOrder, FlowRecord},
 };
 
 /// A batch is closed when it has this length.
@@ -35,6 +38,8 @@ struct Row {
     rank: u64,
     record: Bytes,
     volume: Volume,
+    /// Those that the record names.
+    cgroup_ids: [Option<u64>; 2],
 }
 
 /// The flows that are asked for, with what surrounds them in batches.
@@ -43,6 +48,8 @@ pub(super) struct Listed {
     head: Vec<u8>,
     /// Those that the last one ends with.
     last: Vec<u8>,
+    /// What the rows' cgroups are called.
+    cgroups: BTreeMap<u64, Cgroup>,
     rows: std::vec::IntoIter<Row>,
     batches: u32,
     is_over: bool,
@@ -56,6 +63,7 @@ impl Choice {
         let broken = |error: DecodeError| Status::internal(format!("a batch of our own: {error}"));
         let no_room = |error: AskError| Status::resource_exhausted(error.to_string());
         let (mut head, mut last, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+        let mut cgroups = BTreeMap::new();
         let (mut interfaces, mut left_out) = (KnownInterfaces::default(), Volume::default());
         for (number, batch) in snapshot.batches.into_iter().enumerate() {
             let body = batch.body;
@@ -66,6 +74,9 @@ impl Choice {
                         Chosen::Yes(row) => rows.push(row),
                         Chosen::No(volume) => left_out += volume,
                     }
+                } else if field.tag == CGROUPS {
+                    let cgroup = Cgroup::decode(field.message)?;
+                    cgroups.insert(cgroup.id, cgroup);
                 } else if LAST_TAGS.contains(&field.tag) {
                     last.extend_from_slice(&body[field.whole]);
                 } else if number == 0 && field.tag != BATCH_INDEX_TAG {
@@ -96,6 +107,7 @@ impl Choice {
         Ok(Listed {
             head,
             last,
+            cgroups,
             rows: rows.into_iter(),
             batches: 0,
             is_over: false,
@@ -121,6 +133,7 @@ impl Choice {
             },
             record: message.clone(),
             volume: sums,
+            cgroup_ids: [record.src_cgroup_id, record.dst_cgroup_id],
         }))
     }
 }
@@ -160,6 +173,7 @@ impl Iterator for Listed {
         let mut batch = BytesMut::with_capacity(self.head.len() + 16);
         batch.put_slice(&self.head);
         batch.put_slice(&own.encode_to_vec());
+        let mut cgroup_ids = BTreeSet::new();
         loop {
             let Some(row) = self.rows.next() else {
                 batch.put_slice(&self.last);
@@ -169,10 +183,17 @@ impl Iterator for Listed {
             encode_varint(u64::from(RECORDS << 3 | 2), &mut batch);
             encode_varint(row.record.len() as u64, &mut batch);
             batch.put_slice(&row.record);
+            cgroup_ids.extend(row.cgroup_ids.into_iter().flatten());
             if batch.len() >= BATCH_LEN_BYTES {
                 break;
             }
         }
+        let named = cgroup_ids.iter().filter_map(|id| self.cgroups.get(id));
+        let named = FlowBatch {
+            cgroups: named.cloned().collect(),
+            ..FlowBatch::default()
+        };
+        batch.put_slice(&named.encode_to_vec());
         Some(batch.freeze())
     }
 }
@@ -276,6 +297,69 @@ mod tests {
         }
         let (numbers, batch) = list("exclude src port 10-99", FlowOrder::Packets, Some(3));
         assert_eq!((numbers, batch.left_out_records), (vec![9, 8, 7], 97));
+    }
+
+    #[test]
+    fn each_batch_names_the_cgroups_of_its_flows_whichever_batch_of_the_snapshot_did() {
+        let batches = (0..40).map(|index: u32| {
+            // Each has cgroups of its own, and one that all have.
+            let cgroup = |id: u64| Cgroup {
+                id,
+                unit: format!("{id}.service"),
+                ..Cgroup::default()
+            };
+            let own = 100 + u64::from(index);
+            let record = |number| FlowRecord {
+                src_cgroup_id: Some(own),
+                dst_cgroup_id: Some(7),
+                ..record(number)
+            };
+            let message = FlowBatch {
+                scan_id: 3,
+                batch_index: index,
+                snapshot: true,
+                last_of_scan: index == 39,
+                records: (0..300).map(record).collect(),
+                cgroups: vec![cgroup(7), cgroup(own)],
+                ..FlowBatch::default()
+            };
+            Batch {
+                body: message.encode_to_vec().into(),
+                records: 300,
+                delta: agent_common::Pair::default(),
+                scan_id: 3,
+                index,
+                last_of_scan: index == 39,
+            }
+        });
+        let snapshot = Snapshot {
+            batches: batches.collect(),
+        };
+        let choice = Choice {
+            filter: None,
+            order: FlowOrder::Packets,
+            limit: None,
+        };
+        let listed = choice.of(snapshot, &SnapshotBytes::default()).unwrap();
+        let batches: Vec<_> = listed
+            .map(|body| FlowBatch::decode(body).unwrap())
+            .collect();
+        assert!(batches.len() > 1);
+        for batch in &batches {
+            let named = batch.records.iter();
+            let named: BTreeSet<_> = named
+                .flat_map(|record| [record.src_cgroup_id, record.dst_cgroup_id])
+                .flatten()
+                .collect();
+            let told: Vec<_> = batch.cgroups.iter().map(|cgroup| cgroup.id).collect();
+            assert_eq!(told, named.into_iter().collect::<Vec<_>>());
+            assert!(
+                batch
+                    .cgroups
+                    .iter()
+                    .all(|one| one.unit == format!("{}.service", one.id))
+            );
+        }
     }
 
     #[test]

@@ -33,9 +33,11 @@ const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
 const ACK: u8 = 0x10;
 
-fn every_program_is_taken(decapsulate: bool) {
+/// With all that they may have to do beyond counting, or with nothing of it.
+fn every_program_is_taken(all: bool) {
     let mut kernel = Kernel::load(&LoadSettings {
-        decapsulate,
+        decapsulate: all,
+        keeps_senders: all,
         early_scan_flows: 1,
         sample_rate: 2,
         asks_drivers: true,
@@ -60,10 +62,7 @@ fn every_program_is_taken(decapsulate: bool) {
         let tagged = set.tagged.as_mut().unwrap();
         let load = || Ok(bpf::verified_instructions(tagged.load(ifindex)?.as_fd())?);
         let count = host.namespace.enter(load).unwrap();
-        eprintln!(
-            "decapsulate {decapsulate}: {}: {count}",
-            TaggedPrograms::NAME
-        );
+        eprintln!("all {all}: {}: {count}", TaggedPrograms::NAME);
     }
     let programs = &set.programs;
     let mut walked: Vec<_> = programs
@@ -75,7 +74,7 @@ fn every_program_is_taken(decapsulate: bool) {
         .collect();
     walked.sort_unstable();
     // The verifier walks at most a million. Before 5.16 the kernel does not give the number.
-    eprintln!("decapsulate {decapsulate}: {walked:?}");
+    eprintln!("all {all}: {walked:?}");
 }
 
 #[test]
@@ -86,8 +85,10 @@ fn every_program_is_taken_by_the_kernel() {
 }
 
 #[test]
-fn every_program_that_opens_tunnels_is_taken_by_the_kernel() {
-    if is_root_or_skip("agent::every_program_that_opens_tunnels_is_taken_by_the_kernel") {
+fn every_program_that_opens_tunnels_and_notes_senders_is_taken_by_the_kernel() {
+    if is_root_or_skip(
+        "agent::every_program_that_opens_tunnels_and_notes_senders_is_taken_by_the_kernel",
+    ) {
         every_program_is_taken(true);
     }
 }

@@ -26,6 +26,7 @@ mod lockdown;
 mod metrics;
 mod outputs;
 mod pressure;
+mod senders;
 mod settings;
 mod snapshots;
 mod stream;

@@ -193,6 +193,7 @@ fn record(number: u32) -> Record {
         end_reason: None,
         community_id: [1; 20],
         outer: None,
+        cgroup_ids: [0; 2],
     }
 }
 

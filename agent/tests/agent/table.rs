@@ -267,6 +267,7 @@ fn flows_of_one_hash_are_all_accounted_for() {
         max_flows: MAX_FLOWS,
         max_fragments: 1,
         decapsulate: false,
+        keeps_senders: false,
         early_scan_flows: 0,
         netns: vec![netns()],
         max_interfaces: 1,
@@ -295,7 +296,7 @@ fn flows_of_one_hash_are_all_accounted_for() {
         program.test_run(options).unwrap();
     }
     let (mut kept, mut windows) = (Vec::new(), BTreeSet::new());
-    let taken = kernel.pages.take(0, |keys, counters| {
+    let taken = kernel.pages.take(0, |keys, counters, _| {
         let hashes = keys.iter().map(|key| Hash::of(key, |_| 0));
         let page = Size::with_room_for(MAX_FLOWS).windows;
         windows.extend(

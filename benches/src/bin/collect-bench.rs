@@ -409,5 +409,6 @@ fn record(flow: u32, begin: u64) -> Record {
         end_reason: None,
         community_id: community_id(&key, 0),
         outer: None,
+        cgroup_ids: [0; 2],
     }
 }

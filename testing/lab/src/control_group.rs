@@ -46,6 +46,21 @@ impl ControlGroup {
         Ok(group)
     }
 
+    /// A group for groups that look like systemd's, in the hierarchy of version 2: a slice by its name.
+    pub fn slice() -> Result<Self> {
+        let mounts = mounts()?;
+        let hierarchy = find(&mounts, "cgroup2", None);
+        let hierarchy = hierarchy.context("no control groups are mounted (cgroup2)")?;
+        Self::named(&hierarchy, Version::Two, ".slice")
+    }
+
+    /// Makes a group in this one, and has `sh` become a process of that, as [`run_by`](Self::run_by) does.
+    pub fn run_below<'a>(&self, name: &str, sh: &'a mut Command) -> Result<&'a mut Command> {
+        let below = self.path.join(name);
+        fs::create_dir_all(&below).with_context(|| format!("make {}", below.display()))?;
+        Ok(entering(&below, sh))
+    }
+
     /// A group for processes alone, in the hierarchy of version 2.
     pub fn unified() -> Result<Self> {
         let mounts = mounts()?;
@@ -55,10 +70,14 @@ impl ControlGroup {
     }
 
     fn new(hierarchy: &Path, version: Version) -> Result<Self> {
+        Self::named(hierarchy, version, "")
+    }
+
+    fn named(hierarchy: &Path, version: Version, suffix: &str) -> Result<Self> {
         remove_orphans(hierarchy);
         loop {
             let mut name = tempfile::Builder::new();
-            let made = name.prefix(PREFIX).tempdir_in(hierarchy);
+            let made = name.prefix(PREFIX).suffix(suffix).tempdir_in(hierarchy);
             let made = made.with_context(|| format!("make a group in {}", hierarchy.display()))?;
             let path = made.keep();
             // Another run may have taken it for an orphan before it was locked.
@@ -83,8 +102,7 @@ impl ControlGroup {
     /// Has `sh`, a command of the shell, become a process of the group and then the program that the next
     /// arguments name.
     pub fn run_by<'a>(&self, sh: &'a mut Command) -> &'a mut Command {
-        sh.args(["-c", "echo $$ > \"$1\"; shift; exec \"$@\"", "sh"])
-            .arg(self.path.join("cgroup.procs"))
+        entering(&self.path, sh)
     }
 
     /// Writes to a file of the group, such as `memory.max` or `cgroup.procs`.
@@ -108,6 +126,11 @@ impl Drop for ControlGroup {
             thread::sleep(PAUSE);
         }
     }
+}
+
+fn entering<'a>(group: &Path, sh: &'a mut Command) -> &'a mut Command {
+    sh.args(["-c", "echo $$ > \"$1\"; shift; exec \"$@\"", "sh"])
+        .arg(group.join("cgroup.procs"))
 }
 
 /// Removes what killed runs left. A group with processes stays.

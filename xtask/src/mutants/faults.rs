@@ -122,8 +122,8 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "the second to insert a flow forgets its packet",
         file: "agent-ebpf/src/table.rs",
-        from: "add(visit.counters(slot), packet, size);\n                return HAD;",
-        to: "return HAD;",
+        from: "let is_first = add(visit.counters(slot), sought, size);\n                return did(HAD, sought.question(walk.window, slot, is_first));",
+        to: "return did(HAD, Question::NONE);",
         target: SAME_FLOWS,
     },
     Fault {
@@ -143,8 +143,8 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "the second to insert a flow behind the slots forgets its packet",
         file: "agent-ebpf/src/table/behind.rs",
-        from: "EEXIST if grow(sought, size) => Begun::Elsewhere,",
-        to: "EEXIST => Begun::Elsewhere,",
+        from: "EEXIST => grow(sought, size).map_or(Begun::Not(Reason::Vanished), Begun::Elsewhere),",
+        to: "EEXIST => Begun::Elsewhere(Question::NONE),",
         target: races("two_cpus_that_bring_the_same_new_flows_to_a_full_page_are_both_counted"),
     },
     Fault {
@@ -171,9 +171,32 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "windows are replaced on the page in use",
         file: "agent/src/kernel/pages.rs",
-        from: "if let Err(error) = self.place(idle, windows.map()) {",
-        to: "if let Err(error) = self.place(1 - idle, windows.map()) {",
+        from: "placed.and_then(|()| self.place(idle, &windows))",
+        to: "placed.and_then(|()| self.place(1 - idle, &windows))",
         target: races("pages_that_grow_and_shrink_under_full_load_lose_nothing"),
+    },
+    Fault {
+        name: "who sent a flow stays on the page",
+        file: "agent/src/kernel/pages/senders.rs",
+        from: "place.replace(Senders::default())",
+        to: "place.read()",
+        target: agent("senders::a_slot_that_another_flow_had_names_nobody"),
+    },
+    Fault {
+        name: "one direction of a flow alone is asked for its sender",
+        file: "agent-ebpf/src/senders.rs",
+        from: "FlowBits::asked(packet.direction)",
+        to: "FlowBits::asked(0)",
+        target: agent(
+            "senders::both_ends_of_a_flow_have_the_unit_and_the_container_that_sent_its_packets",
+        ),
+    },
+    Fault {
+        name: "a page that grows has no room for who sent its flows",
+        file: "agent/src/kernel/pages.rs",
+        from: "let placed = self.place_senders(idle, &windows);",
+        to: "let placed = self.place_senders(idle, self.both[idle as usize].windows());",
+        target: agent("senders::pages_that_grow_name_all_of_their_flows"),
     },
     Fault {
         name: "a flow in two slots of a window is two",

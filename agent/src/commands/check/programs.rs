@@ -4,6 +4,7 @@
 use anyhow::Result;
 
 use super::Check;
+use crate::cgroups;
 use crate::kernel::{
     attach,
     layout::{self, Layout},
@@ -11,8 +12,8 @@ use crate::kernel::{
     load::{Kernel, LoadSettings, OBJECT},
 };
 
-pub(super) fn programs(layout: &Layout) -> [Check; 2] {
-    let plain = match load(layout, false) {
+pub(super) fn programs(layout: &Layout) -> [Check; 3] {
+    let plain = match load(layout, PLAIN) {
         Ok(()) => Check::ok("programs", "the kernel takes all of the agent's programs"),
         Err(error) => Check::missing(
             "programs",
@@ -20,7 +21,13 @@ pub(super) fn programs(layout: &Layout) -> [Check; 2] {
             "see `bpf` and the capabilities above; else report it with the kernel's version",
         ),
     };
-    let decapsulating = match load(layout, true) {
+    let decapsulating = match load(
+        layout,
+        Wanted {
+            decapsulate: true,
+            ..PLAIN
+        },
+    ) {
         Ok(()) => Check::ok("decapsulation", "and with --decapsulate too"),
         Err(error) => Check::warn(
             "decapsulation",
@@ -28,25 +35,73 @@ pub(super) fn programs(layout: &Layout) -> [Check; 2] {
             "run without --decapsulate, and report it with the kernel's version",
         ),
     };
-    [plain, decapsulating]
+    [plain, decapsulating, units(layout)]
 }
+
+/// What `--enrich unit` needs.
+fn units(layout: &Layout) -> Check {
+    let taken = load(
+        layout,
+        Wanted {
+            keeps_senders: true,
+            ..PLAIN
+        },
+    );
+    match taken.and_then(|()| cgroups::find()) {
+        Ok(folder) => Check::ok(
+            "enrichment",
+            format!(
+                "and with --enrich unit; cgroups are at {}",
+                folder.display()
+            ),
+        ),
+        Err(error) => Check::warn(
+            "enrichment",
+            format!("{error:#}"),
+            "run without --enrich unit: flows then have no unit and no container",
+        ),
+    }
+}
+
+/// What the programs are to do beyond counting.
+#[derive(Clone, Copy)]
+struct Wanted {
+    decapsulate: bool,
+    keeps_senders: bool,
+    asks_drivers: bool,
+}
+
+const PLAIN: Wanted = Wanted {
+    decapsulate: false,
+    keeps_senders: false,
+    asks_drivers: false,
+};
 
 /// What a start with `--ingress-hook xdp` has, on this kernel.
 pub(super) fn kernel_that_asks() -> Result<Kernel> {
     let layout = layout::of_this_kernel().unwrap_or(Layout::UNKNOWN);
-    let settings = settings(false, true)?;
+    let settings = settings(Wanted {
+        asks_drivers: true,
+        ..PLAIN
+    })?;
     Kernel::load_with(OBJECT, &settings, &layout)
 }
 
-fn load(layout: &Layout, decapsulate: bool) -> Result<()> {
-    let settings = settings(decapsulate, false)?;
+fn load(layout: &Layout, wanted: Wanted) -> Result<()> {
+    let settings = settings(wanted)?;
     let mut kernel = Kernel::load_with(OBJECT, &settings, layout)?;
     attach::load_all(&mut kernel.sets[0].programs)
 }
 
-fn settings(decapsulate: bool, asks_drivers: bool) -> Result<LoadSettings> {
+fn settings(wanted: Wanted) -> Result<LoadSettings> {
+    let Wanted {
+        decapsulate,
+        keeps_senders,
+        asks_drivers,
+    } = wanted;
     Ok(LoadSettings {
         decapsulate,
+        keeps_senders,
         asks_drivers,
         ..LoadSettings::smallest(vec![netns_inode()?])
     })

@@ -109,6 +109,7 @@ fn names(by: &[By]) -> Vec<&'static str> {
         By::Protocol => &["protocol"],
         By::Interface => &["interface"],
         By::Host => &["hostname"],
+        By::Unit => &["unit"],
     });
     each.copied().collect()
 }
@@ -200,7 +201,7 @@ fn table(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
     if answer.groups.is_empty() {
         return Ok(());
     }
-    let figures = if by.contains(&By::Address) {
+    let figures = if by.contains(&By::Address) || by.contains(&By::Unit) {
         ["SENT PKTS", "SENT", "RECV PKTS", "RECEIVED", "BEGUN"]
     } else {
         ["PKTS", "BYTES", "REV PKTS", "REV BYTES", "BEGUN"]
@@ -281,6 +282,7 @@ fn title(by: By) -> &'static str {
         By::Protocol => "PROTO",
         By::Interface => "IFACE",
         By::Host => "HOST",
+        By::Unit => "UNIT",
     }
 }
 

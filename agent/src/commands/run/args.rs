@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     agent::Config,
+    enrichment::Enrichment,
     filter::{self, Rules},
     kernel::{
         attach::{AttachSettings, Directions, IngressHook, TcAttach, TcxOrder, XdpMode},
@@ -127,6 +128,12 @@ pub struct Args {
           num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", hide_possible_values = true, help_heading = COUNT)]
     pub decapsulate: bool,
+
+    /// What to find out about flows beyond their packets; repeatable. unit: the systemd unit and the container whose sockets
+    /// send the packets. Packets that this host forwards for others have no socket. It takes 44 bytes more of kernel memory for each
+    /// of --max-flows.
+    #[arg(long, value_name = "WHAT", env = "FLOW_AGENT_ENRICH", value_enum, value_delimiter = ',', help_heading = COUNT)]
+    pub enrich: Vec<Enrichment>,
 
     /// Flows up to which each of the two pages of the kernel's table grows. At its full size a page takes 200 bytes of
     /// kernel memory for each of these flows.
@@ -327,6 +334,7 @@ impl Args {
             max_flows: self.max_flows,
             max_fragments: self.max_fragments,
             decapsulate: self.decapsulate,
+            enrich: self.enrich.into_iter().collect(),
             early_scan_percent: self.early_scan,
             scan_interval: self.scan_interval,
             replica: ReplicaSettings {

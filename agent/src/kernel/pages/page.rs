@@ -1,9 +1,9 @@
 //! One page of the flow table: its windows, in this process's memory, and the hash map behind them.
 
-use std::{io, os::fd::AsFd as _, slice};
+use std::{collections::HashMap, io, os::fd::AsFd as _, slice};
 
 use agent_common::{
-    FlowCounters, FlowKey,
+    FlowCounters, FlowKey, Senders,
     slots::{self, EMPTY, Hash, SLOTS, Slot, TRIES, Window},
 };
 use anyhow::{Context as _, Result};
@@ -13,7 +13,11 @@ use aya_obj::generated::{
     bpf_map_type::{BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_HASH},
 };
 
-use super::{Size, windows::MappedWindows};
+use super::{
+    Size,
+    senders::{SendersBehind, SendersOfPage},
+    windows::MappedWindows,
+};
 use crate::kernel::{
     bpf::{self, Shape},
     inner_map,
@@ -26,6 +30,8 @@ const BATCH_ENTRIES: usize = 512;
 pub struct Page {
     windows: Windows,
     behind: MapData,
+    /// If they are kept.
+    senders_behind: Option<SendersBehind>,
     /// Of what is behind, when there is no flow.
     empty_behind_memory_bytes: u64,
 }
@@ -35,17 +41,21 @@ pub struct Windows {
     map: MapData,
     memory_bytes: u64,
     mapped: MappedWindows,
+    /// If they are kept.
+    senders: Option<SendersOfPage>,
 }
 
 /// Entries on their way out of a page.
 pub struct Taken {
     keys: Vec<FlowKey>,
     values: Vec<FlowCounters>,
+    /// Of each of them, if they are kept.
+    senders: Vec<Senders>,
 }
 
 impl Windows {
     /// The kernel allocates all of their memory at once, and zeroes it.
-    pub fn create(size: Size) -> Result<Self> {
+    pub fn create(size: Size, keeps_senders: bool) -> Result<Self> {
         let map = inner_map::create(
             "flows",
             Shape {
@@ -63,11 +73,20 @@ impl Windows {
             )
         })?;
         let mapped = MappedWindows::new(map.fd().as_fd(), size.windows);
+        let senders = keeps_senders.then(|| SendersOfPage::create(size.windows));
+        let senders = senders.transpose()?;
+        let of_senders = senders.as_ref().map_or(0, SendersOfPage::memory_bytes);
         Ok(Self {
             mapped: mapped.context("map a page of the flow table")?,
-            memory_bytes: map_memory_bytes(&map),
+            memory_bytes: map_memory_bytes(&map) + of_senders,
             map,
+            senders,
         })
+    }
+
+    /// The array beside them.
+    pub fn senders(&self) -> Option<&MapData> {
+        self.senders.as_ref().map(SendersOfPage::map)
     }
 
     pub fn map(&self) -> &MapData {
@@ -83,8 +102,8 @@ impl Windows {
 
 impl Page {
     /// Makes an empty page.
-    pub fn create(size: Size, behind_flows: u32) -> Result<Self> {
-        let windows = Windows::create(size)?;
+    pub fn create(size: Size, behind_flows: u32, keeps_senders: bool) -> Result<Self> {
+        let windows = Windows::create(size, keeps_senders)?;
         let behind = inner_map::create(
             "flows_behind",
             Shape {
@@ -96,21 +115,28 @@ impl Page {
             },
         )
         .context("create the map behind a page of the flow table")?;
+        let senders_behind = keeps_senders.then(|| SendersBehind::create(behind_flows));
+        let senders_behind = senders_behind.transpose()?;
+        let memory = |one: &SendersBehind| map_memory_bytes(one.map());
         Ok(Self {
             windows,
-            empty_behind_memory_bytes: map_memory_bytes(&behind),
+            empty_behind_memory_bytes: map_memory_bytes(&behind)
+                + senders_behind.as_ref().map_or(0, memory),
+            senders_behind,
             behind,
         })
     }
 
-    pub fn windows(&self) -> &MapData {
-        &self.windows.map
+    pub fn windows(&self) -> &Windows {
+        &self.windows
     }
 
     /// Asks the kernel only where flows may be behind, since what they take comes and goes with them.
     pub fn memory_bytes(&self, may_have_behind: bool) -> u64 {
         let behind = if may_have_behind {
+            let senders = self.senders_behind.as_ref();
             map_memory_bytes(&self.behind)
+                + senders.map_or(0, |senders| map_memory_bytes(senders.map()))
         } else {
             self.empty_behind_memory_bytes
         };
@@ -128,6 +154,10 @@ impl Page {
 
     pub fn behind(&self) -> &MapData {
         &self.behind
+    }
+
+    pub fn senders_behind(&self) -> Option<&MapData> {
+        self.senders_behind.as_ref().map(SendersBehind::map)
     }
 
     /// Puts a flow into the slot that a program would take. Returns whether there was one.
@@ -161,11 +191,14 @@ impl Page {
     pub fn drain_windows(
         &mut self,
         taken: &mut Taken,
-        sink: &mut impl FnMut(&[FlowKey], &[FlowCounters]),
+        sink: &mut impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
     ) -> u64 {
         let mut drained = 0;
-        self.windows.mapped.take(|window| {
-            taken.add(window);
+        let Windows {
+            mapped, senders, ..
+        } = &mut self.windows;
+        mapped.take(senders.as_mut(), |window, senders| {
+            taken.add(window, senders);
             if taken.keys.len() + window.len() > BATCH_ENTRIES {
                 drained += taken.hand_on(sink);
             }
@@ -177,11 +210,22 @@ impl Page {
     pub fn drain_behind(
         &mut self,
         taken: &mut Taken,
-        sink: &mut impl FnMut(&[FlowKey], &[FlowCounters]),
+        sink: &mut impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
     ) -> io::Result<u64> {
+        let known = self.senders_behind.as_ref().map(|senders| {
+            // The flows count, whoever sent them.
+            senders.take().unwrap_or_else(|error| {
+                tracing::warn!(%error, "who sent the flows behind the slots cannot be read");
+                HashMap::new()
+            })
+        });
         let mut drained = 0;
         let mut cursor = None;
-        let Taken { keys, values } = taken;
+        let Taken {
+            keys,
+            values,
+            senders,
+        } = taken;
         loop {
             keys.resize(keys.capacity(), FlowKey::default());
             values.resize(keys.len(), FlowCounters::default());
@@ -199,7 +243,12 @@ impl Page {
                         return Err(error);
                     }
                 };
-            sink(&keys[..count], &values[..count]);
+            if let Some(known) = &known {
+                let of = |key| known.get(key).copied().unwrap_or_default();
+                senders.extend(keys[..count].iter().map(of));
+            }
+            sink(&keys[..count], &values[..count], senders);
+            senders.clear();
             drained += count as u64;
             if last {
                 keys.clear();
@@ -220,14 +269,15 @@ impl Default for Taken {
         Self {
             keys: Vec::with_capacity(BATCH_ENTRIES),
             values: Vec::with_capacity(BATCH_ENTRIES),
+            senders: Vec::new(),
         }
     }
 }
 
 impl Taken {
     /// Adds the flows of a window, in the order of their tags, so that the same flows come in the same order from any page. Two CPUs
-    /// may have begun a flow at the same moment, each in a slot of its own.
-    fn add(&mut self, window: &[Slot]) {
+    /// may have begun a flow at the same moment, each in a slot of its own. `senders` are those of each flow, or none.
+    fn add(&mut self, window: &[Slot], senders: &[Senders]) {
         let mut flows = [(EMPTY, 0); SLOTS as usize];
         let flows = &mut flows[..window.len()];
         for (index, slot) in window.iter().enumerate() {
@@ -243,6 +293,9 @@ impl Taken {
             }
             if let Some(first) = self.keys[start..].iter().position(|other| other == key) {
                 self.values[start + first].unite(counters);
+                if let Some(senders) = senders.get(index) {
+                    self.senders[start + first].unite(senders);
+                }
                 continue;
             }
             self.keys.push(*key);
@@ -250,16 +303,18 @@ impl Taken {
                 state: EMPTY,
                 ..*counters
             });
+            self.senders.extend(senders.get(index));
         }
     }
 
-    fn hand_on(&mut self, sink: &mut impl FnMut(&[FlowKey], &[FlowCounters])) -> u64 {
+    fn hand_on(&mut self, sink: &mut impl FnMut(&[FlowKey], &[FlowCounters], &[Senders])) -> u64 {
         let count = self.keys.len();
         if count > 0 {
-            sink(&self.keys, &self.values);
+            sink(&self.keys, &self.values, &self.senders);
         }
         self.keys.clear();
         self.values.clear();
+        self.senders.clear();
         count as u64
     }
 }
@@ -278,7 +333,7 @@ mod tests {
     /// The interface's index and the packets of each flow, as they come out of a window.
     fn taken(window: &[Slot]) -> Vec<(u32, u64)> {
         let mut taken = Taken::default();
-        taken.add(window);
+        taken.add(window, &[]);
         assert!(taken.values.iter().all(|value| value.state == EMPTY));
         let flows = taken.keys.iter().zip(&taken.values);
         flows
@@ -304,5 +359,18 @@ mod tests {
             slot(5, 2, 20),
         ];
         assert_eq!(taken(&window), [(1, 100), (1, 3), (2, 30)]);
+    }
+
+    #[test]
+    fn who_sent_a_flow_goes_with_it_and_is_united_with_it() {
+        let window = [slot(5, 1, 1), slot(3, 2, 2), slot(5, 1, 3)];
+        let senders = [[7, 0], [0, 8], [6, 9]].map(|cgroup_ids| Senders { cgroup_ids });
+        let mut taken = Taken::default();
+        taken.add(&window, &senders);
+        let of: Vec<_> = taken.senders.iter().map(|one| one.cgroup_ids).collect();
+        let flows: Vec<_> = taken.keys.iter().map(|key| key.ifindex).collect();
+        assert_eq!((flows, of), (vec![2, 1], vec![[0, 8], [7, 9]]));
+        taken.hand_on(&mut |_, _, senders| assert_eq!(senders.len(), 2));
+        assert!(taken.senders.is_empty());
     }
 }

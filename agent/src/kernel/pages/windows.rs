@@ -3,10 +3,11 @@
 use std::{io, os::fd::BorrowedFd, ptr::NonNull};
 
 use agent_common::{
-    FlowCounters, FlowKey,
+    FlowCounters, FlowKey, Senders,
     slots::{self, EMPTY, SLOTS, Slot, Walk, Window},
 };
 
+use super::senders::SendersOfPage;
 use crate::kernel::mapped_array::mapped;
 
 pub(super) struct MappedWindows {
@@ -53,16 +54,32 @@ impl MappedWindows {
     }
 
     /// Hands on the flows of each window that has some, in the order of the windows, and empties it. No program may
-    /// use the page meanwhile.
-    pub(super) fn take(&mut self, mut each: impl FnMut(&[Slot])) {
+    /// use the page meanwhile. With each flow comes who sent it, if that is kept.
+    pub(super) fn take(
+        &mut self,
+        mut senders: Option<&mut SendersOfPage>,
+        mut each: impl FnMut(&[Slot], &[Senders]),
+    ) {
         let mut flows = [Slot::default(); SLOTS as usize];
+        let mut of_flows = [Senders::default(); SLOTS as usize];
         for word in 0..self.windows.div_ceil(u64::BITS) {
             let mut bits = self.take_word(word);
             while bits != 0 {
                 let window = word * u64::BITS + bits.trailing_zeros();
                 bits &= bits - 1;
-                let count = self.take_window(window, &mut flows);
-                each(&flows[..count]);
+                let count = if let Some(senders) = &mut senders {
+                    self.take_window(window, &mut flows, |flow, at, slot| {
+                        of_flows[at] = if flow.counters.bits.was_asked() {
+                            senders.take(window, slot)
+                        } else {
+                            Senders::default()
+                        };
+                    })
+                } else {
+                    self.take_window(window, &mut flows, |_, _, _| ())
+                };
+                let known = if senders.is_some() { count } else { 0 };
+                each(&flows[..count], &of_flows[..known]);
             }
         }
     }
@@ -82,20 +99,28 @@ impl MappedWindows {
         unsafe { bitmaps.cast::<u64>().add(word as usize) }
     }
 
-    /// Copies the flows of a window and empties it. Returns how many there are.
-    fn take_window(&mut self, window: u32, flows: &mut [Slot; SLOTS as usize]) -> usize {
+    /// Copies the flows of a window and empties it. Returns how many there are. Calls `each` with a flow, its place among
+    /// them, and its slot.
+    #[inline]
+    fn take_window(
+        &mut self,
+        window: u32,
+        flows: &mut [Slot; SLOTS as usize],
+        mut each: impl FnMut(&Slot, usize, usize),
+    ) -> usize {
         assert!(window < self.windows, "{window} of {}", self.windows);
         // SAFETY: the window lies in the array, as was just checked.
         let window = unsafe { self.start.add(window as usize) }.cast::<Slot>();
         let mut count = 0;
-        for slot in 0..SLOTS as usize {
+        for number in 0..SLOTS as usize {
             // SAFETY: a window has so many slots.
-            let slot = unsafe { window.add(slot) };
+            let slot = unsafe { window.add(number) };
             // SAFETY: no program uses the page, and any bytes are a slot.
             let flow = unsafe { slot.read() };
             if flow.counters.state != EMPTY {
                 // SAFETY: as above.
                 unsafe { slot.write_bytes(0, 1) };
+                each(&flow, count, number);
                 flows[count] = flow;
                 count += 1;
             }

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use crate::{
-    output::human,
-    proto::{Direction, EndReason, FlowRecord},
+    output::{harmless::harmless, human},
+    proto::{Cgroup, Direction, EndReason, FlowRecord},
 };
 
 const GAP: &str = "  ";
-const COLUMNS: usize = 11;
+const COLUMNS: usize = 12;
 const TITLES: [&str; COLUMNS] = [
     "IFACE",
     "DIR",
@@ -21,13 +21,18 @@ const TITLES: [&str; COLUMNS] = [
     "REV BYTES",
     "AGE",
     "STATE",
+    "UNIT",
 ];
 const INITIATOR: usize = 3;
 const RESPONDER: usize = 4;
+/// Shown only if a flow has one.
+const UNIT: usize = 11;
+/// A longer unit is shortened.
+const UNIT_WIDTH: usize = 30;
 /// The columns with figures, which are aligned to the right.
 const FIGURES: std::ops::RangeInclusive<usize> = 5..=9;
 /// The columns to leave out, in this order, if a line is too long.
-const DISPENSABLE: [usize; 6] = [9, 7, 5, 1, 0, 10];
+const DISPENSABLE: [usize; 7] = [9, 7, 5, 1, 0, 10, UNIT];
 /// An endpoint is not shortened below this width while a column can still be left out.
 const ENDPOINT_WIDTH: usize = 21;
 
@@ -40,6 +45,7 @@ impl Row {
     pub(super) fn new(
         record: &FlowRecord,
         interface: Option<&String>,
+        units: [Option<&str>; 2],
         scan_end_unix_ns: u64,
     ) -> Self {
         let age = scan_end_unix_ns.saturating_sub(record.first_seen_unix_ns);
@@ -55,6 +61,7 @@ impl Row {
             human::bytes(record.delta_reverse_bytes),
             human::duration(Duration::from_nanos(age)),
             state(record).to_owned(),
+            unit(units),
         ];
         Self { cells }
     }
@@ -91,6 +98,35 @@ fn direction(record: &FlowRecord) -> String {
         format!("{name} {name}")
     } else {
         name.to_owned()
+    }
+}
+
+/// The container by the first digits of its id, as its runtime shows it; else the unit, or the path. `None` if nothing is known.
+pub(super) fn sender(cgroup: &Cgroup) -> Option<String> {
+    const SHORT_ID: usize = 12;
+    let container = cgroup.container_id.get(..SHORT_ID).map(|id| {
+        let runtime = match cgroup.container_runtime.as_str() {
+            "" => "container",
+            runtime => runtime,
+        };
+        format!("{runtime}:{id}")
+    });
+    let name = container.unwrap_or_else(|| {
+        let unit = if cgroup.unit.is_empty() {
+            &cgroup.path
+        } else {
+            &cgroup.unit
+        };
+        human::shortened(&harmless(unit), UNIT_WIDTH).to_string()
+    });
+    (!name.is_empty()).then_some(name)
+}
+
+/// Of the host's end, or `initiator > responder` if both are here.
+fn unit(units: [Option<&str>; 2]) -> String {
+    match units {
+        [Some(source), Some(destination)] => format!("{source} > {destination}"),
+        [one, other] => one.or(other).unwrap_or_default().to_owned(),
     }
 }
 
@@ -143,7 +179,10 @@ fn fit(rows: &[Row], width: usize) -> (Vec<usize>, [usize; COLUMNS]) {
             *width = (*width).max(cell.chars().count());
         }
     }
-    let mut columns: Vec<usize> = (0..COLUMNS).collect();
+    let has_units = rows.iter().any(|row| !row.cells[UNIT].is_empty());
+    let mut columns: Vec<usize> = (0..COLUMNS)
+        .filter(|&column| column != UNIT || has_units)
+        .collect();
     for dispensable in DISPENSABLE {
         let endpoints =
             widths[INITIATOR].min(ENDPOINT_WIDTH) + widths[RESPONDER].min(ENDPOINT_WIDTH);
@@ -194,8 +233,13 @@ mod tests {
         };
         let name = "eth0".to_owned();
         vec![
-            Row::new(&long, Some(&name), 1),
-            Row::new(&FlowRecord::default(), None, 0),
+            Row::new(
+                &long,
+                Some(&name),
+                [Some("nginx.service"), Some("php.service")],
+                1,
+            ),
+            Row::new(&FlowRecord::default(), None, [None; 2], 0),
         ]
     }
 
@@ -214,6 +258,43 @@ mod tests {
         assert!(TITLES.iter().all(|title| lines[0].contains(title)));
         assert!(lines[1].contains("eth0.10.20") && lines[1].contains("icmp6 128/0"));
         assert!(lines[1].contains("fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd"));
+    }
+
+    #[test]
+    fn units_have_a_column_only_if_there_are_any() {
+        let with = lines(&rows(), 200);
+        assert!(
+            with[1].ends_with("nginx.service > php.service"),
+            "{}",
+            with[1]
+        );
+        let without = lines(&rows()[1..], 200);
+        assert!(!without[0].contains("UNIT"), "{}", without[0]);
+        assert_eq!(unit([None, Some("sshd.service")]), "sshd.service");
+    }
+
+    #[test]
+    fn a_sender_has_a_short_and_harmless_name() {
+        let cgroup = |unit: &str, container_id: &str, runtime: &str| Cgroup {
+            path: "/somewhere".to_owned(),
+            unit: unit.to_owned(),
+            container_id: container_id.to_owned(),
+            container_runtime: runtime.to_owned(),
+            ..Cgroup::default()
+        };
+        let shown = |cgroup: &Cgroup| sender(cgroup).unwrap();
+        let id = "0123456789abcdef";
+        assert_eq!(
+            shown(&cgroup("docker-01.scope", id, "docker")),
+            "docker:0123456789ab"
+        );
+        assert_eq!(shown(&cgroup("", id, "")), "container:0123456789ab");
+        assert_eq!(shown(&cgroup("a.service", "", "")), "a.service");
+        assert_eq!(shown(&cgroup("", "", "")), "/somewhere");
+        assert!(!shown(&cgroup("\x1b[2Ja.service", "", "")).contains('\x1b'));
+        let long = shown(&cgroup(&"u".repeat(255), "", ""));
+        assert_eq!(long.chars().count(), UNIT_WIDTH);
+        assert_eq!(sender(&Cgroup::default()), None);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 
 use super::wire::{Attributes, Key, Text, varint};
 use crate::{
+    cgroups::Sender,
     output::{human, json},
     proto::{FlowBatch, FlowRecord, Interface},
     protocols,
@@ -88,6 +89,14 @@ pub(super) mod key {
         TUNNEL_INNER_VLAN = "flow.tunnel.vlan.inner_id";
         TUNNEL_PPPOE = "flow.tunnel.pppoe_session";
         SAMPLE_RATE = "flow.sample_rate";
+        SOURCE_UNIT = "flow.source.unit";
+        SOURCE_CONTAINER_ID = "flow.source.container.id";
+        SOURCE_CONTAINER_RUNTIME = "flow.source.container.runtime";
+        SOURCE_CGROUP = "flow.source.cgroup";
+        DESTINATION_UNIT = "flow.destination.unit";
+        DESTINATION_CONTAINER_ID = "flow.destination.container.id";
+        DESTINATION_CONTAINER_RUNTIME = "flow.destination.container.runtime";
+        DESTINATION_CGROUP = "flow.destination.cgroup";
     }
 }
 
@@ -117,7 +126,7 @@ pub(super) fn io_direction(side: Direction) -> &'static str {
 /// Appends the flow's report to the records of a `ScopeLogs`.
 #[inline]
 pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, interface: &[u8]) {
-    // Its length takes two bytes: a record has some 900 bytes, and no more than two names of people.
+    // Its length takes two bytes: a record has some 900 bytes, and no more than eight names of people.
     out.extend_from_slice(&[LOG_RECORDS, 0, 0]);
     let start = out.len();
     out.push(TIME_UNIX_NANO);
@@ -162,6 +171,13 @@ pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, int
     tags(attributes, [outer, inner], &flow.vlan_ids);
     if flow.encapsulation.is_some() {
         tunnel(attributes, flow);
+    }
+    let [of_source, of_destination] = Sender::both(batch, flow);
+    if let Some(known) = of_source {
+        sender(attributes, SOURCE, known);
+    }
+    if let Some(known) = of_destination {
+        sender(attributes, DESTINATION, known);
     }
     if batch.sample_rate > 1 {
         attributes.number(key::SAMPLE_RATE, batch.sample_rate);
@@ -256,6 +272,36 @@ fn transport(attributes: &mut Attributes, flow: &FlowRecord) {
 fn tags(attributes: &mut Attributes, keys: [&Key; 2], ids: &[u32]) {
     for (key, &id) in keys.into_iter().zip(ids) {
         attributes.number(key, id);
+    }
+}
+
+/// For unit, container and cgroup.
+type SenderKeys = [&'static Key; 4];
+const SOURCE: SenderKeys = [
+    key::SOURCE_UNIT,
+    key::SOURCE_CONTAINER_ID,
+    key::SOURCE_CONTAINER_RUNTIME,
+    key::SOURCE_CGROUP,
+];
+const DESTINATION: SenderKeys = [
+    key::DESTINATION_UNIT,
+    key::DESTINATION_CONTAINER_ID,
+    key::DESTINATION_CONTAINER_RUNTIME,
+    key::DESTINATION_CGROUP,
+];
+
+/// What is known of who sent the packets of one end.
+fn sender(attributes: &mut Attributes, keys: SenderKeys, sender: Sender<'_>) {
+    let texts = [
+        sender.unit(),
+        sender.container_id(),
+        sender.container_runtime(),
+        sender.path(),
+    ];
+    for (key, text) in keys.into_iter().zip(texts) {
+        if let Some(text) = text {
+            attributes.text(key, short(text));
+        }
     }
 }
 

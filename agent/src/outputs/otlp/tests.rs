@@ -14,7 +14,11 @@ use opentelemetry_proto::tonic::{
 };
 
 use super::*;
-use crate::{accounts::AccountOfHook, outputs::ipfix::tests::flows, proto};
+use crate::{
+    accounts::AccountOfHook,
+    outputs::ipfix::tests::flows,
+    proto::{self, Cgroup},
+};
 
 mod written;
 
@@ -214,6 +218,69 @@ fn a_name_that_a_person_gave_and_that_is_long_is_cut() {
     let record = &records(&logs[0])[0];
     let name = value(&record.attributes, "flow.netns.name");
     assert_eq!(name, Some(Value::StringValue("ä".repeat(127))));
+}
+
+#[test]
+fn who_sent_the_packets_is_said_of_each_end_that_is_known() {
+    let cgroup = |id, name: &str| Cgroup {
+        id,
+        path: format!("/system.slice/{name}"),
+        unit: name.to_owned(),
+        slice: "system.slice".to_owned(),
+        container_id: if id == 8 {
+            "c".repeat(4_000)
+        } else {
+            String::new()
+        },
+        container_runtime: if id == 8 {
+            "docker".to_owned()
+        } else {
+            String::new()
+        },
+    };
+    let batch = FlowBatch {
+        cgroups: vec![cgroup(7, "a.service"), cgroup(8, &"b".repeat(4_000))],
+        ..batch()
+    };
+    let flow = |src_cgroup_id, dst_cgroup_id| FlowRecord {
+        src_cgroup_id,
+        dst_cgroup_id,
+        ..flows::in_vxlan()
+    };
+    let all = [
+        flow(Some(7), Some(8)),
+        flow(None, Some(7)),
+        flow(Some(9), None),
+    ];
+    let (logs, _) = send(&mut encoder(plain()), &batch, &all);
+    let records = records(&logs[0]);
+    let text = |record: usize, key: &str| match value(&records[record].attributes, key) {
+        Some(Value::StringValue(text)) => Some(text),
+        None => None,
+        other => panic!("{key}: {other:?}"),
+    };
+    assert_eq!(text(0, "flow.source.unit").as_deref(), Some("a.service"));
+    assert_eq!(
+        text(0, "flow.source.cgroup").as_deref(),
+        Some("/system.slice/a.service")
+    );
+    assert_eq!(text(0, "flow.source.container.id"), None);
+    assert_eq!(
+        text(0, "flow.destination.container.id"),
+        Some("c".repeat(255))
+    );
+    assert_eq!(
+        text(0, "flow.destination.container.runtime").as_deref(),
+        Some("docker")
+    );
+    assert_eq!(text(0, "flow.destination.unit"), Some("b".repeat(255)));
+    assert_eq!(text(1, "flow.source.unit"), None);
+    assert_eq!(
+        text(1, "flow.destination.unit").as_deref(),
+        Some("a.service")
+    );
+    assert_eq!(text(2, "flow.source.cgroup"), None, "it has no name");
+    assert!(records[0].encoded_len() < SLACK_LEN_BYTES);
 }
 
 #[test]

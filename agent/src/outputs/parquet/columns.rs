@@ -8,6 +8,7 @@ use super::values::{
     column,
 };
 use crate::{
+    cgroups::Sender,
     output::{
         human,
         json::{StreamId, community_id, direction_name, end_reason},
@@ -144,8 +145,41 @@ pub(super) const COLUMNS: &[Column] = &[
         "outer_pppoe_session",
         Optional(16, |row| row.record.outer_pppoe_session),
     ),
+    column(
+        "src_unit",
+        Text(|row, text| sender(row, 0, text, Sender::unit)),
+    ),
+    column(
+        "dst_unit",
+        Text(|row, text| sender(row, 1, text, Sender::unit)),
+    ),
+    column(
+        "src_container_id",
+        Text(|row, text| sender(row, 0, text, Sender::container_id)),
+    ),
+    column(
+        "dst_container_id",
+        Text(|row, text| sender(row, 1, text, Sender::container_id)),
+    ),
+    column(
+        "src_cgroup",
+        Text(|row, text| sender(row, 0, text, Sender::path)),
+    ),
+    column(
+        "dst_cgroup",
+        Text(|row, text| sender(row, 1, text, Sender::path)),
+    ),
     column("sample_rate", Number(32, |row| row.batch.sample_rate)),
 ];
+
+fn sender<'a>(
+    row: &Row<'a>,
+    end: usize,
+    text: &mut String,
+    of: fn(Sender<'a>) -> Option<&'a str>,
+) -> Option<()> {
+    push(text, of(Sender::both(row.batch, row.record)[end]?))
+}
 
 fn push(text: &mut String, value: Option<&str>) -> Option<()> {
     text.push_str(value?);

@@ -6,7 +6,7 @@ use agent::kernel::{
     links,
     load::{Kernel, LoadSettings},
 };
-use agent_common::{FlowCounters, FlowKey, HookAccount, LinkType, Outer};
+use agent_common::{FlowCounters, FlowKey, HookAccount, LinkType, Outer, Senders};
 use aya::{
     maps::{HashMap, Map, MapData},
     programs::{ProgramError, SchedClassifier, TestRun as _, TestRunOptions, Xdp},
@@ -229,7 +229,7 @@ impl Programs {
 
     fn take_flows(&mut self) -> Vec<(FlowKey, FlowCounters)> {
         let mut flows = Vec::new();
-        let take = |keys: &[FlowKey], counters: &[FlowCounters]| {
+        let take = |keys: &[FlowKey], counters: &[FlowCounters], _: &[Senders]| {
             flows.extend(keys.iter().copied().zip(counters.iter().copied()));
         };
         self.kernel.pages.take(0, take).unwrap();

@@ -3,6 +3,7 @@
 use parquet::file::metadata::RowGroupMetaData;
 
 use super::*;
+use crate::proto::Cgroup;
 
 const COUNTER: &str = "REQUIRED INT64 (INTEGER(64,false))";
 const TIME: &str = "REQUIRED INT64 (TIMESTAMP(MICROS,true))";
@@ -86,6 +87,17 @@ const EXPECTED: &[(&str, &str, &str, &str)] = &[
     ("outer_dst_addr", TEXT, "\"192.0.2.2\"", "null"),
     ("outer_vlan_ids", "LIST", "[7]", "[]"),
     ("outer_pppoe_session", U16_OR_NULL, "1", "null"),
+    ("src_unit", TEXT, "\"web.service\"", "null"),
+    ("dst_unit", TEXT, "\"db.service\"", "null"),
+    ("src_container_id", TEXT, "\"web-container\"", "null"),
+    ("dst_container_id", TEXT, "\"db-container\"", "null"),
+    (
+        "src_cgroup",
+        TEXT,
+        "\"/system.slice/web.service/x\"",
+        "null",
+    ),
+    ("dst_cgroup", TEXT, "\"/system.slice/db.service/x\"", "null"),
     ("sample_rate", U32, "100", "100"),
 ];
 
@@ -126,7 +138,21 @@ fn full() -> FlowRecord {
         outer_vlan_ids: vec![7],
         outer_pppoe_session: Some(1),
         direction: Direction::Egress.into(),
+        src_cgroup_id: Some(77),
+        dst_cgroup_id: Some(78),
         ..flow(0)
+    }
+}
+
+/// A container's cgroup.
+fn named((id, name): (u64, &str)) -> Cgroup {
+    Cgroup {
+        id,
+        path: format!("/system.slice/{name}.service/x"),
+        unit: format!("{name}.service"),
+        slice: "system.slice".to_owned(),
+        container_id: format!("{name}-container"),
+        container_runtime: "docker".to_owned(),
     }
 }
 
@@ -171,6 +197,7 @@ fn each_column_has_its_type_and_its_values() {
     };
     batch.interfaces[0].netns = 4_026_531_840;
     batch.interfaces[0].netns_name = "blue".to_owned();
+    batch.cgroups = [(77, "web"), (78, "db")].map(named).to_vec();
     let file = made(&pieces(&[(batch, vec![full(), empty()])]));
     let expected = EXPECTED
         .iter()

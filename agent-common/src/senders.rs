@@ -1,0 +1,143 @@
+//! Who sent a flow's packets: what the programs note of the sockets that packets belong to, beside the flow table.
+//!
+//! Only a packet that leaves, or one whose socket the kernel still keeps with it, has a socket. So each direction has a
+//! sender of its own, and often one of them has none.
+
+use crate::slots::SLOTS;
+
+/// The cgroups of the sockets that sent a flow's packets, by direction: a → b, b → a. 0 where none was seen.
+///
+/// A cgroup's id is the inode number of its folder (`bpf_skb_cgroup_id`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Senders {
+    pub cgroup_ids: [u64; 2],
+}
+
+impl Senders {
+    /// The root of the hierarchy. The kernel's own sockets are in it, which answer for others: for a connection that is
+    /// refused, or over. So it says less than any other.
+    pub const ROOT: u64 = 1;
+
+    /// Takes over what is known of the same packets there and not here.
+    pub fn unite(&mut self, other: &Self) {
+        for (ours, theirs) in self.cgroup_ids.iter_mut().zip(other.cgroup_ids) {
+            if *ours == 0 || *ours == Self::ROOT && theirs != 0 {
+                *ours = theirs;
+            }
+        }
+    }
+}
+
+/// What is noted of the flows of a window, by slot.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendersOfWindow {
+    pub slots: [Senders; SLOTS as usize],
+}
+
+const _: () = assert!(size_of::<SendersOfWindow>() == 128);
+
+/// Which sender is to be noted, as one function of the programs tells another one: the first packet of a direction, flow
+/// and scan asks. Zero asks nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Question(pub u64);
+
+impl Question {
+    pub const NONE: Self = Self(0);
+
+    const PAGE_SHIFT: u32 = 32;
+    const DIRECTION_SHIFT: u32 = 33;
+    /// How many bits it has.
+    pub const BITS: u32 = 34;
+    /// Stands for the map behind the slots, which is more than slots can be.
+    const BEHIND: u32 = u32::MAX;
+
+    /// Of a flow in a slot.
+    #[inline(always)]
+    #[must_use]
+    pub const fn in_slot(page: u32, window: u32, slot: u32, direction: u8) -> Self {
+        Self::of(page, window.wrapping_mul(SLOTS) + slot + 1, direction)
+    }
+
+    /// Of a flow behind the slots.
+    #[inline(always)]
+    #[must_use]
+    pub const fn behind(page: u32, direction: u8) -> Self {
+        Self::of(page, Self::BEHIND, direction)
+    }
+
+    #[inline(always)]
+    const fn of(page: u32, place: u32, direction: u8) -> Self {
+        Self(
+            place as u64
+                | (page as u64 & 1) << Self::PAGE_SHIFT
+                | (direction as u64 & 1) << Self::DIRECTION_SHIFT,
+        )
+    }
+
+    #[inline(always)]
+    pub const fn page(self) -> u32 {
+        (self.0 >> Self::PAGE_SHIFT) as u32 & 1
+    }
+
+    #[inline(always)]
+    pub const fn direction(self) -> u32 {
+        (self.0 >> Self::DIRECTION_SHIFT) as u32 & 1
+    }
+
+    /// Window and slot, or `None` behind the slots.
+    #[inline(always)]
+    pub const fn place(self) -> Option<(u32, u32)> {
+        let place = self.0 as u32;
+        if place == Self::BEHIND {
+            return None;
+        }
+        let place = place.wrapping_sub(1);
+        Some((place / SLOTS, place % SLOTS))
+    }
+}
+
+#[cfg(feature = "user")]
+mod pod {
+    // SAFETY: repr(C), integers only, no padding (asserted by size above).
+    unsafe impl aya::Pod for super::Senders {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::SendersOfWindow {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_says_where_and_which_and_is_never_zero() {
+        for page in [0, 1] {
+            for direction in [0, 1] {
+                for (window, slot) in [(0, 0), (0, 7), (1, 3), (16_666_667, 7)] {
+                    let question = Question::in_slot(page, window, slot, direction);
+                    assert_ne!(question, Question::NONE);
+                    assert_eq!(question.place(), Some((window, slot)));
+                    assert_eq!(question.page(), page);
+                    assert_eq!(question.direction(), u32::from(direction));
+                    assert!(question.0 < 1 << Question::BITS);
+                }
+                let question = Question::behind(page, direction);
+                assert_eq!(question.place(), None);
+                assert_eq!(question.page(), page);
+                assert_eq!(question.direction(), u32::from(direction));
+                assert!(question.0 < 1 << Question::BITS);
+            }
+        }
+    }
+
+    #[test]
+    fn who_is_known_stays_when_two_are_united() {
+        let of = |cgroup_ids| Senders { cgroup_ids };
+        let mut senders = of([1, 0]);
+        senders.unite(&of([2, 3]));
+        assert_eq!(senders, of([2, 3]), "the root gives way");
+        senders.unite(&of([4, 1]));
+        assert_eq!(senders, of([2, 3]));
+    }
+}

@@ -1,0 +1,335 @@
+//! The cgroups of this host (cgroup v2): which systemd unit and which container a cgroup's id stands for.
+//!
+//! The programs note ids, which are inode numbers. A thread keeps the tree of their folders: it reads it when the agent starts,
+//! and hears by inotify of folders that come and go. Those that have gone keep their name for a while, since flows outlive
+//! them.
+
+mod name;
+mod tree;
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use anyhow::{Context as _, Result};
+
+use self::tree::{Mount, Tree};
+use crate::proto::{Cgroup, FlowBatch, FlowRecord};
+
+/// A longer path is not kept, since whoever has a cgroup of their own may make folders in folders in it.
+pub const MOST_PATH_BYTES: usize = 1024;
+/// What one takes with the longest path. Those of Kubernetes take some 1,100.
+const BYTES_PER_CGROUP: u64 = 3_500;
+/// Names that are known at the same time.
+const MOST_LIVING: usize = 1 << 14;
+/// Names of cgroups that have gone.
+const MOST_GONE: usize = 1 << 12;
+const MOST_MISSED: usize = 1 << 12;
+
+/// What the cgroups are called. Clones share it.
+#[derive(Clone)]
+pub struct Cgroups {
+    known: Arc<Mutex<Known>>,
+    wake: tree::Wake,
+}
+
+/// Where the hierarchy is.
+pub fn find() -> Result<PathBuf> {
+    Ok(Mount::find()?.path)
+}
+
+impl Cgroups {
+    /// What all names may take.
+    pub const MOST_BYTES: u64 = (MOST_LIVING + MOST_GONE) as u64 * BYTES_PER_CGROUP;
+
+    /// Reads the tree, and follows it from then on.
+    pub fn follow() -> Result<Self> {
+        let known = Arc::new(Mutex::new(Known::default()));
+        let (tree, wake) = Tree::new(Mount::find()?, &known)?;
+        std::thread::Builder::new()
+            .name("cgroups".to_owned())
+            .spawn(move || tree.follow())
+            .context("start a thread that follows the cgroups")?;
+        Ok(Self { known, wake })
+    }
+
+    /// What is known of these, in their order. Nothing but the id if one was gone before it was seen. Whoever reads the tree holds
+    /// it up for moments alone.
+    pub fn of(&self, ids: BTreeSet<u64>) -> Vec<Cgroup> {
+        let mut is_new = false;
+        let known: Vec<_> = {
+            let mut known = lock(&self.known);
+            let of = |id| (id, known.of(id, &mut is_new));
+            ids.into_iter().map(of).collect()
+        };
+        if is_new {
+            self.wake.look_again();
+        }
+        let cgroups = known.into_iter().map(|(id, known)| {
+            let nameless = || Cgroup {
+                id,
+                ..Cgroup::default()
+            };
+            known.map_or_else(nameless, |known| (*known).clone())
+        });
+        cgroups.collect()
+    }
+
+    /// Those with these ids and paths, which nobody follows.
+    #[cfg(test)]
+    pub fn of_these(cgroups: &[(u64, &str)]) -> Self {
+        let mut known = Known::default();
+        for (id, path) in cgroups {
+            assert!(known.add(name::of(*id, path)));
+        }
+        Self {
+            known: Arc::new(Mutex::new(known)),
+            wake: tree::Wake::silent(),
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        lock(&self.known).living.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Who sent the packets of one direction of a record, and what the batch says about that. Nothing that is empty.
+#[derive(Clone, Copy)]
+pub struct Sender<'a> {
+    pub cgroup_id: u64,
+    cgroup: Option<&'a Cgroup>,
+}
+
+impl<'a> Sender<'a> {
+    /// Of the source's packets, and of the destination's.
+    pub fn both(batch: &'a FlowBatch, record: &FlowRecord) -> [Option<Self>; 2] {
+        [record.src_cgroup_id, record.dst_cgroup_id].map(|id| id.map(|id| Self::of(batch, id)))
+    }
+
+    fn of(batch: &'a FlowBatch, cgroup_id: u64) -> Self {
+        let place = batch
+            .cgroups
+            .binary_search_by_key(&cgroup_id, |cgroup| cgroup.id);
+        Self {
+            cgroup_id,
+            cgroup: place.ok().map(|place| &batch.cgroups[place]),
+        }
+    }
+
+    pub fn path(self) -> Option<&'a str> {
+        self.text(|cgroup| &cgroup.path)
+    }
+
+    pub fn unit(self) -> Option<&'a str> {
+        self.text(|cgroup| &cgroup.unit)
+    }
+
+    pub fn slice(self) -> Option<&'a str> {
+        self.text(|cgroup| &cgroup.slice)
+    }
+
+    pub fn container_id(self) -> Option<&'a str> {
+        self.text(|cgroup| &cgroup.container_id)
+    }
+
+    pub fn container_runtime(self) -> Option<&'a str> {
+        self.text(|cgroup| &cgroup.container_runtime)
+    }
+
+    fn text(self, of: impl FnOnce(&'a Cgroup) -> &'a str) -> Option<&'a str> {
+        self.cgroup.map(of).filter(|text| !text.is_empty())
+    }
+}
+
+/// The names, by id.
+#[derive(Default)]
+struct Known {
+    living: HashMap<u64, Arc<Cgroup>>,
+    gone: HashMap<u64, Arc<Cgroup>>,
+    /// Their ids, the first to go first.
+    gone_ids: VecDeque<u64>,
+    /// Ids that were asked for in vain, so that each is looked for once.
+    missed: HashSet<u64>,
+}
+
+impl Known {
+    /// Sets `is_new` if it is not known, and is asked for for the first time.
+    fn of(&mut self, id: u64, is_new: &mut bool) -> Option<Arc<Cgroup>> {
+        let known = self.living.get(&id).or_else(|| self.gone.get(&id));
+        if let Some(known) = known {
+            return Some(Arc::clone(known));
+        }
+        if self.missed.len() == MOST_MISSED {
+            self.missed.clear();
+        }
+        *is_new |= self.missed.insert(id);
+        None
+    }
+
+    /// Returns whether there is room for it.
+    fn add(&mut self, cgroup: Cgroup) -> bool {
+        let id = cgroup.id;
+        if self.living.contains_key(&id) {
+            return true;
+        }
+        if self.living.len() == MOST_LIVING {
+            return false;
+        }
+        if self.gone.remove(&id).is_some() {
+            self.gone_ids.retain(|gone| *gone != id);
+        }
+        self.missed.remove(&id);
+        self.living.insert(id, Arc::new(cgroup));
+        true
+    }
+
+    fn remove(&mut self, id: u64) {
+        let Some(cgroup) = self.living.remove(&id) else {
+            return;
+        };
+        if self.gone_ids.len() == MOST_GONE
+            && let Some(first) = self.gone_ids.pop_front()
+        {
+            self.gone.remove(&first);
+        }
+        self.gone_ids.push_back(id);
+        self.gone.insert(id, cgroup);
+    }
+}
+
+fn lock(known: &Mutex<Known>) -> std::sync::MutexGuard<'_, Known> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        os::unix::fs::MetadataExt as _,
+        time::{Duration, Instant},
+    };
+
+    use lab::{ControlGroup, privilege::is_root_or_skip};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(100);
+
+    fn path_of(cgroups: &Cgroups, id: u64) -> String {
+        cgroups.of([id].into()).remove(0).path
+    }
+
+    fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !is_so() {
+            assert!(Instant::now() < deadline, "{what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn folders_that_come_and_go_are_followed() {
+        if !is_root_or_skip("agent::folders_that_come_and_go_are_followed") {
+            return;
+        }
+        let group = ControlGroup::slice().unwrap();
+        let slice = format!("/{}", group.path().file_name().unwrap().to_str().unwrap());
+        let make = |name: &str| {
+            let path = group.path().join(name);
+            fs::create_dir_all(&path).unwrap();
+            fs::metadata(path).unwrap().ino()
+        };
+        let before = make("before.service");
+        let cgroups = Cgroups::follow().unwrap();
+        // What is there at the start is known at once.
+        assert_eq!(path_of(&cgroups, before), format!("{slice}/before.service"));
+        let root = fs::metadata(find().unwrap()).unwrap().ino();
+        assert_eq!(path_of(&cgroups, root), "/");
+        // Folders in folders that were just made, too.
+        for name in [
+            "one.slice/two.slice/three.service",
+            "one.slice/four.service",
+        ] {
+            let id = make(name);
+            // Without being asked for, since that makes it look.
+            let is_known = || lock(&cgroups.known).living.contains_key(&id);
+            wait_until("it is known", is_known);
+            assert_eq!(path_of(&cgroups, id), format!("{slice}/{name}"));
+        }
+        let known = cgroups.len();
+        fs::remove_dir(group.path().join("before.service")).unwrap();
+        wait_until("it is gone", || {
+            !lock(&cgroups.known).living.contains_key(&before)
+        });
+        assert_eq!(path_of(&cgroups, before), format!("{slice}/before.service"));
+        // Others may come and go meanwhile.
+        assert!(known > 0 && !cgroups.is_empty());
+    }
+
+    #[test]
+    fn what_nobody_told_of_is_found_when_it_is_asked_for() {
+        if !is_root_or_skip("agent::what_nobody_told_of_is_found_when_it_is_asked_for") {
+            return;
+        }
+        let group = ControlGroup::slice().unwrap();
+        let cgroups = Cgroups::follow().unwrap();
+        let id = fs::metadata(group.path()).unwrap().ino();
+        // As if the news had been lost.
+        lock(&cgroups.known).living.remove(&id).unwrap();
+        wait_until("it is looked for", || !path_of(&cgroups, id).is_empty());
+        // And what has gone unnoticed is.
+        lock(&cgroups.known).add(name::of(u64::MAX, "/gone"));
+        cgroups.of([u64::MAX - 1].into());
+        wait_until("it is looked for again", || {
+            !lock(&cgroups.known).living.contains_key(&u64::MAX)
+        });
+    }
+
+    #[test]
+    fn names_outlive_their_cgroups_as_long_as_there_is_room() {
+        let mut known = Known::default();
+        let add = |known: &mut Known, id| known.add(name::of(id, "/system.slice/a.service"));
+        let count = MOST_GONE as u64 + 1;
+        for id in 1..=count {
+            assert!(add(&mut known, id));
+            known.remove(id);
+            known.remove(id);
+        }
+        // One that is there after all.
+        assert!(add(&mut known, 2));
+        known.remove(2);
+        let mut is_new = false;
+        for (id, is_known) in [(1, false), (2, true), (count, true)] {
+            let found = known.of(id, &mut is_new);
+            let unit = found.map(|one| one.unit.clone());
+            assert_eq!(unit.as_deref(), is_known.then_some("a.service"), "{id}");
+        }
+        assert!(is_new && known.living.is_empty());
+        is_new = false;
+        known.of(1, &mut is_new);
+        assert!(!is_new, "it is looked for once");
+        assert_eq!(
+            (known.gone.len(), known.gone_ids.len()),
+            (MOST_GONE, MOST_GONE)
+        );
+    }
+
+    #[test]
+    fn there_is_a_bound() {
+        let mut known = Known::default();
+        for id in 0..MOST_LIVING as u64 {
+            assert!(known.add(name::of(id, "/")));
+        }
+        assert!(known.add(name::of(5, "/")), "it is there");
+        assert!(!known.add(name::of(MOST_LIVING as u64, "/")));
+        known.remove(5);
+        assert!(known.add(name::of(MOST_LIVING as u64, "/")));
+    }
+}
