@@ -53,14 +53,14 @@ impl Question {
     /// Stands for the map behind the slots, which is more than slots can be.
     const BEHIND: u32 = u32::MAX;
 
-    /// Of a flow in a slot.
+    /// Asks for a sender of a flow in a slot.
     #[inline(always)]
     #[must_use]
     pub const fn in_slot(page: u32, window: u32, slot: u32, direction: u8) -> Self {
         Self::of(page, window.wrapping_mul(SLOTS) + slot + 1, direction)
     }
 
-    /// Of a flow behind the slots.
+    /// Asks for a sender of a flow behind the slots.
     #[inline(always)]
     #[must_use]
     pub const fn behind(page: u32, direction: u8) -> Self {

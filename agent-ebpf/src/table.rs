@@ -56,7 +56,7 @@ impl<'a> Sought<'a> {
         }
     }
 
-    /// Of a packet that is the first one to be asked in its direction, if it is to be asked at all.
+    /// What the flow in a slot asks of the packet, if that is the first one to be asked in its direction.
     #[inline(always)]
     fn question(&self, window: u32, slot: u32, is_first: bool) -> Question {
         if is_first {
@@ -66,7 +66,7 @@ impl<'a> Sought<'a> {
         }
     }
 
-    /// The same of a flow behind the slots.
+    /// The same for a flow behind the slots.
     #[inline(always)]
     fn question_behind(&self, is_first: bool) -> Question {
         if is_first {

@@ -51,6 +51,12 @@ const TYPES: &[(&str, &[&str])] = &[
             "encapsulation",
             "outer_src_addr",
             "outer_dst_addr",
+            "src_unit",
+            "dst_unit",
+            "src_container_id",
+            "dst_container_id",
+            "src_cgroup",
+            "dst_cgroup",
         ],
     ),
     (
@@ -135,6 +141,16 @@ fn as_row(line: &Value) -> Value {
         let nanos = fields.remove(&format!("{time}_ns")).unwrap();
         fields.insert(time.to_owned(), json!(nanos.as_u64().unwrap() / 1000));
     }
+    for end in ["src", "dst"] {
+        for other in ["cgroup_id", "slice", "container_runtime"] {
+            fields.remove(&format!("{end}_{other}"));
+        }
+        for column in ["unit", "container_id", "cgroup"] {
+            fields
+                .entry(format!("{end}_{column}"))
+                .or_insert(Value::Null);
+        }
+    }
     row
 }
 
@@ -142,7 +158,10 @@ fn as_row(line: &Value) -> Value {
 fn written(folder: &Path) -> (Pair, Report) {
     let lab = Lab::quiet().unwrap();
     let settings = table(folder, r#", "rotate_bytes": 5000"#);
-    let agent = Agent::start(&lab, &["--output", "json", "--output", &settings]);
+    let settings = [
+        "--output", "json", "--output", &settings, "--enrich", "unit",
+    ];
+    let agent = Agent::start(&lab, &settings);
     let mut sent = Pair::default();
     for _ in 0..3 {
         sent += send(&lab, 20, 3);

@@ -2,7 +2,9 @@
 
 use std::net::Ipv6Addr;
 
-use agent::proto::{Account, Count, Direction, Encapsulation, EndReason, FlowRecord, Interface};
+use agent::proto::{
+    Account, Cgroup, Count, Direction, Encapsulation, EndReason, FlowRecord, Interface,
+};
 use serde_json::json;
 
 use super::*;
@@ -41,6 +43,8 @@ fn records() -> Vec<FlowRecord> {
         outer_src_addr: vec![10, 0, 0, 1].into(),
         outer_dst_addr: vec![10, 0, 0, 2].into(),
         outer_vlan_ids: vec![7],
+        src_cgroup_id: Some(77),
+        dst_cgroup_id: Some(78),
         ..FlowRecord::default()
     };
     // With a part as in an IPv4 address.
@@ -82,6 +86,13 @@ fn whole() -> FlowBatch {
             ..Interface::default()
         }],
         records: records(),
+        cgroups: vec![Cgroup {
+            id: 77,
+            path: "/system.slice/web.service".into(),
+            unit: "web.service".into(),
+            container_id: "c0ffee".into(),
+            ..Cgroup::default()
+        }],
         lost_batches: 1,
         lost_records: 2,
         lost_packets: 3,
@@ -125,7 +136,7 @@ fn every_column_has_what_was_sent_and_every_documented_query_runs() {
         "stream_id": "123456789abcdef0", "stream_seq": 7, "scan_id": 8, "sample_rate": 16,
         "window_start": "2023-11-14 22:13:20.000000000", "window_end": "2023-11-14 22:13:21.000000005",
     });
-    let full = json!({
+    let mut full = json!({
         "record": 0, "interface": "eth0", "ifindex": 2, "netns": u32::MAX, "netns_name": "blue",
         "direction": "ingress", "vlan_ids": [1, 4095], "ip_version": 4, "protocol": 6,
         "src_addr": "::ffff:192.0.2.1", "dst_addr": "::ffff:192.0.2.2", "src": "192.0.2.1", "dst": "192.0.2.2",
@@ -137,6 +148,14 @@ fn every_column_has_what_was_sent_and_every_documented_query_runs() {
         "encapsulation": "vxlan", "tunnel_id": u32::MAX, "outer_src_addr": "::ffff:10.0.0.1",
         "outer_dst_addr": "::ffff:10.0.0.2", "outer_vlan_ids": [7], "outer_pppoe_session": null,
     });
+    // More than one macro takes. The destination's cgroup has no name.
+    let senders = json!({
+        "src_unit": "web.service", "src_container_id": "c0ffee", "src_cgroup": "/system.slice/web.service",
+        "dst_unit": "", "dst_container_id": "", "dst_cgroup": "",
+    });
+    full.as_object_mut()
+        .unwrap()
+        .extend(senders.as_object().unwrap().clone());
     let sparse = json!({
         "record": 1, "interface": "", "netns_name": "", "direction": "", "vlan_ids": [], "ip_version": 6,
         "protocol": 58, "src_addr": "2001:db8::ffff:1:2", "dst_addr": "::", "src": "2001:db8::ffff:1:2", "src_port": null, "dst_port": null,
