@@ -288,7 +288,6 @@ impl OpenBatch {
     }
 
     fn append_cgroups(&mut self, known: Option<&Cgroups>) {
-        self.last_cgroup_ids = [0; 2];
         if self.cgroup_ids.is_empty() {
             return;
         }

@@ -91,10 +91,12 @@ impl Cgroups {
     }
 
     /// How many there are.
+    #[cfg(test)]
     pub fn len(&self) -> usize {
         lock(&self.known).living.len()
     }
 
+    #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -110,7 +112,9 @@ pub struct Sender<'a> {
 impl<'a> Sender<'a> {
     /// Of the source's packets, and of the destination's.
     pub fn both(batch: &'a FlowBatch, record: &FlowRecord) -> [Option<Self>; 2] {
-        [record.src_cgroup_id, record.dst_cgroup_id].map(|id| id.map(|id| Self::of(batch, id)))
+        record
+            .cgroup_ids()
+            .map(|id| id.map(|id| Self::of(batch, id)))
     }
 
     fn of(batch: &'a FlowBatch, cgroup_id: u64) -> Self {

@@ -58,6 +58,11 @@ impl FlowRecord {
         }
     }
 
+    /// The cgroups that it names: of who sent the source's packets, and the destination's.
+    pub fn cgroup_ids(&self) -> [Option<u64>; 2] {
+        [self.src_cgroup_id, self.dst_cgroup_id]
+    }
+
     /// What its flow has counted since its first packet, in both directions.
     pub fn total(&self) -> Pair {
         Pair {

@@ -142,11 +142,9 @@ impl Pages {
 
     fn place_all(&self, index: u32) -> io::Result<()> {
         let behind = self.both[index as usize].behind();
-        let (map, descriptor) = (self.maps.behind.fd().as_fd(), behind.fd().as_fd());
-        bpf::update(map, index, &descriptor.as_raw_fd().to_ne_bytes())?;
+        place_in(&self.maps.behind, index, behind)?;
         if let Some(senders) = self.both[index as usize].senders_behind() {
-            let (map, descriptor) = (self.maps.senders_behind.fd().as_fd(), senders.fd().as_fd());
-            bpf::update(map, index, &descriptor.as_raw_fd().to_ne_bytes())?;
+            place_in(&self.maps.senders_behind, index, senders)?;
         }
         let windows = self.both[index as usize].windows();
         self.place_senders(index, windows)?;
@@ -155,17 +153,15 @@ impl Pages {
 
     /// Puts the windows of page `index` into their slot. Returns after every program that was running has finished.
     fn place(&self, index: u32, windows: &Windows) -> io::Result<()> {
-        let (map, descriptor) = (self.maps.windows.fd().as_fd(), windows.map().fd().as_fd());
-        bpf::update(map, index, &descriptor.as_raw_fd().to_ne_bytes())
+        place_in(&self.maps.windows, index, windows.map())
     }
 
     /// Puts what lies beside the windows of page `index` into its slot, if there is something.
     fn place_senders(&self, index: u32, windows: &Windows) -> io::Result<()> {
-        let Some(senders) = windows.senders() else {
-            return Ok(());
-        };
-        let (map, descriptor) = (self.maps.senders.fd().as_fd(), senders.fd().as_fd());
-        bpf::update(map, index, &descriptor.as_raw_fd().to_ne_bytes())
+        match windows.senders() {
+            Some(senders) => place_in(&self.maps.senders, index, senders),
+            None => Ok(()),
+        }
     }
 
     /// Makes the other page the active one and waits for the grace period. Returns the number of the page
@@ -401,6 +397,12 @@ impl Pages {
             .sum();
         self.outer_memory_bytes + pages
     }
+}
+
+/// Puts a map into a slot of a map of maps.
+fn place_in(outer: &MapData, index: u32, inner: &MapData) -> io::Result<()> {
+    let descriptor = inner.fd().as_fd().as_raw_fd();
+    bpf::update(outer.fd().as_fd(), index, &descriptor.to_ne_bytes())
 }
 
 const BEHIND: usize = offset_of!(PageFill, behind);

@@ -10,7 +10,7 @@ use std::{
 use base64::{display::Base64Display, engine::general_purpose::STANDARD};
 use serde::{Serialize, Serializer};
 
-use self::senders::{OfDestination, OfSource};
+use self::senders::{DESTINATION, OfEnd, SOURCE};
 use super::{LostSoFar, human};
 use crate::{
     cgroups::Sender,
@@ -226,9 +226,9 @@ struct FlowLine<'a> {
     outer_pppoe_session: Option<u32>,
     /// Only if the agent looks for them, and of the end that has one.
     #[serde(flatten)]
-    source: Option<OfSource<'a>>,
+    source: Option<OfEnd<'a>>,
     #[serde(flatten)]
-    destination: Option<OfDestination<'a>>,
+    destination: Option<OfEnd<'a>>,
     sample_rate: u32,
 }
 
@@ -289,8 +289,8 @@ impl<'a> FlowLine<'a> {
             outer_dst_addr: human::address(&record.outer_dst_addr),
             outer_vlan_ids: &record.outer_vlan_ids,
             outer_pppoe_session: record.outer_pppoe_session,
-            source: source.map(Into::into),
-            destination: destination.map(Into::into),
+            source: source.map(|sender| OfEnd(SOURCE, sender)),
+            destination: destination.map(|sender| OfEnd(DESTINATION, sender)),
             sample_rate: batch.sample_rate,
         }
     }

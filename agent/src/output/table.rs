@@ -218,7 +218,7 @@ impl<W: Write> TableWriter<W> {
         Row::new(
             record,
             self.interfaces.get(&(record.netns, record.ifindex)),
-            [record.src_cgroup_id, record.dst_cgroup_id].map(|id| {
+            record.cgroup_ids().map(|id| {
                 let name = self.scan.units.get(&id?)?;
                 Some(name.as_str())
             }),

@@ -65,11 +65,7 @@ impl Encoder for Parquet {
             if self.named.insert((flow.netns, flow.ifindex)) {
                 interfaces.extend(self.interfaces.of(flow).cloned());
             }
-            cgroup_ids.extend(
-                [flow.src_cgroup_id, flow.dst_cgroup_id]
-                    .into_iter()
-                    .flatten(),
-            );
+            cgroup_ids.extend(flow.cgroup_ids().into_iter().flatten());
         }
         let cgroups = batch.cgroups.iter();
         let cgroups = cgroups.filter(|cgroup| cgroup_ids.contains(&cgroup.id));

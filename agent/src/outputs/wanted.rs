@@ -98,7 +98,7 @@ impl Sieve {
             true
         });
         let named = records.iter();
-        let named = named.flat_map(|record| [record.src_cgroup_id, record.dst_cgroup_id]);
+        let named = named.flat_map(FlowRecord::cgroup_ids);
         let named: HashSet<_> = named.flatten().collect();
         batch.cgroups.retain(|cgroup| named.contains(&cgroup.id));
         (records, left_out)

@@ -81,11 +81,7 @@ impl StreamFilter {
                     left_out += Volume::of_record(record.delta());
                     return Ok(());
                 }
-                cgroup_ids.extend(
-                    [record.src_cgroup_id, record.dst_cgroup_id]
-                        .into_iter()
-                        .flatten(),
-                );
+                cgroup_ids.extend(record.cgroup_ids().into_iter().flatten());
             }
             // They come behind the records.
             if field.tag == CGROUPS && !cgroup_ids.contains(&Cgroup::decode(field.message)?.id) {

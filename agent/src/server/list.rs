@@ -133,7 +133,7 @@ impl Choice {
             },
             record: message.clone(),
             volume: sums,
-            cgroup_ids: [record.src_cgroup_id, record.dst_cgroup_id],
+            cgroup_ids: record.cgroup_ids(),
         }))
     }
 }

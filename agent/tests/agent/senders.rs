@@ -13,6 +13,15 @@ use serde_json::{Value, json};
 use crate::support::{Agent, Report, as_the_service, pair, wait_until};
 
 const UNIT: &[&str] = &["--enrich", "unit"];
+/// A table for 16 flows, which have 24 slots; as many again as they are find room behind them. It is drained when it is asked for.
+const SMALL: &[&str] = &[
+    "--max-flows",
+    "16",
+    "--early-scan",
+    "0",
+    "--scan-interval",
+    "1h",
+];
 const CONTAINER: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 const PORT: &str = "7000";
 
@@ -131,8 +140,8 @@ fn ends_of(report: &Report, port: u16) -> Value {
 
 /// Packets that arrived and left since then.
 fn packets(host: &Host, before: Counters) -> u64 {
-    let now = host.counters().unwrap();
-    now.rx_packets - before.rx_packets + now.tx_packets - before.tx_packets
+    let since = host.counters().unwrap() - before;
+    since.rx_packets + since.tx_packets
 }
 
 #[test]
@@ -241,16 +250,7 @@ fn flows_that_find_no_slot_have_their_unit_too() {
     }
     let lab = Lab::addressed().unwrap();
     let group = ControlGroup::slice().unwrap();
-    // 16 flows have 24 slots, and as many again as they are find room behind them.
-    let settings = [
-        "--max-flows",
-        "16",
-        "--early-scan",
-        "0",
-        "--scan-interval",
-        "1h",
-    ];
-    let agent = Agent::start(&lab, &[UNIT, &settings].concat());
+    let agent = Agent::start(&lab, &[UNIT, SMALL].concat());
     let arguments = [&*lab.peer.ipv4.to_string(), "9", "5000", &FLOWS.to_string()];
     Program::start(&group, "many.service", &lab.agent, SENDER, &arguments).ends();
     let report = agent.stop();
@@ -277,16 +277,7 @@ fn a_slot_that_another_flow_had_names_nobody() {
     // What the generator sends arrives only then, and has no socket.
     lab.agent.set_offloads(&["gro"], true).unwrap();
     let group = ControlGroup::slice().unwrap();
-    // 16 flows have 24 slots.
-    let settings = [
-        "--max-flows",
-        "16",
-        "--early-scan",
-        "0",
-        "--scan-interval",
-        "1h",
-    ];
-    let agent = Agent::start(&lab, &[UNIT, &settings].concat());
+    let agent = Agent::start(&lab, &[UNIT, SMALL].concat());
     let to = lab.peer.ipv4.to_string();
     let generator = lab.peer.generator().unwrap();
     for round in 0..4_u16 {

@@ -39,7 +39,7 @@ impl ControlGroup {
         let (hierarchy, version) = hierarchy_of(controller, &mounts()?).with_context(|| {
             format!("no control group hierarchy has the controller {controller}")
         })?;
-        let group = Self::new(&hierarchy, version)?;
+        let group = Self::new(&hierarchy, version, "")?;
         // In version 2 the parent decides which controllers its children have.
         let limit = group.path.join(limit(version));
         ensure!(limit.exists(), "{} is not there", limit.display());
@@ -48,10 +48,7 @@ impl ControlGroup {
 
     /// A group for groups that look like systemd's, in the hierarchy of version 2: a slice by its name.
     pub fn slice() -> Result<Self> {
-        let mounts = mounts()?;
-        let hierarchy = find(&mounts, "cgroup2", None);
-        let hierarchy = hierarchy.context("no control groups are mounted (cgroup2)")?;
-        Self::named(&hierarchy, Version::Two, ".slice")
+        Self::in_unified(".slice")
     }
 
     /// Makes a group in this one, and has `sh` become a process of that, as [`run_by`](Self::run_by) does.
@@ -63,17 +60,17 @@ impl ControlGroup {
 
     /// A group for processes alone, in the hierarchy of version 2.
     pub fn unified() -> Result<Self> {
+        Self::in_unified("")
+    }
+
+    fn in_unified(suffix: &str) -> Result<Self> {
         let mounts = mounts()?;
         let hierarchy = find(&mounts, "cgroup2", None);
         let hierarchy = hierarchy.context("no control groups are mounted (cgroup2)")?;
-        Self::new(&hierarchy, Version::Two)
+        Self::new(&hierarchy, Version::Two, suffix)
     }
 
-    fn new(hierarchy: &Path, version: Version) -> Result<Self> {
-        Self::named(hierarchy, version, "")
-    }
-
-    fn named(hierarchy: &Path, version: Version, suffix: &str) -> Result<Self> {
+    fn new(hierarchy: &Path, version: Version, suffix: &str) -> Result<Self> {
         remove_orphans(hierarchy);
         loop {
             let mut name = tempfile::Builder::new();

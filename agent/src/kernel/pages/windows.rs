@@ -67,17 +67,15 @@ impl MappedWindows {
             while bits != 0 {
                 let window = word * u64::BITS + bits.trailing_zeros();
                 bits &= bits - 1;
-                let count = if let Some(senders) = &mut senders {
-                    self.take_window(window, &mut flows, |flow, at, slot| {
+                let count = self.take_window(window, &mut flows, |flow, at, slot| {
+                    if let Some(senders) = &mut senders {
                         of_flows[at] = if flow.counters.bits.was_asked() {
                             senders.take(window, slot)
                         } else {
                             Senders::default()
                         };
-                    })
-                } else {
-                    self.take_window(window, &mut flows, |_, _, _| ())
-                };
+                    }
+                });
                 let known = if senders.is_some() { count } else { 0 };
                 each(&flows[..count], &of_flows[..known]);
             }

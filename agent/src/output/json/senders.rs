@@ -1,65 +1,47 @@
-//! The fields of a flow's line that say who sent its packets. A name of its own for each end, since a line is flat.
+//! The fields of a flow's line that say who sent the packets of one end. A line is flat, so each end has names of its own.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
 use crate::cgroups::Sender;
 
-/// Who sent the source's packets.
-#[derive(Serialize)]
-pub(super) struct OfSource<'a> {
-    #[serde(rename = "src_cgroup_id")]
-    cgroup_id: u64,
-    #[serde(rename = "src_cgroup")]
-    cgroup: Option<&'a str>,
-    #[serde(rename = "src_unit")]
-    unit: Option<&'a str>,
-    #[serde(rename = "src_slice")]
-    slice: Option<&'a str>,
-    #[serde(rename = "src_container_id")]
-    container_id: Option<&'a str>,
-    #[serde(rename = "src_container_runtime")]
-    container_runtime: Option<&'a str>,
-}
+/// In the order of the values.
+pub(super) type Names = [&'static str; 6];
 
-impl<'a> From<Sender<'a>> for OfSource<'a> {
-    fn from(sender: Sender<'a>) -> Self {
-        Self {
-            cgroup_id: sender.cgroup_id,
-            cgroup: sender.path(),
-            unit: sender.unit(),
-            slice: sender.slice(),
-            container_id: sender.container_id(),
-            container_runtime: sender.container_runtime(),
+pub(super) const SOURCE: Names = [
+    "src_cgroup_id",
+    "src_cgroup",
+    "src_unit",
+    "src_slice",
+    "src_container_id",
+    "src_container_runtime",
+];
+pub(super) const DESTINATION: Names = [
+    "dst_cgroup_id",
+    "dst_cgroup",
+    "dst_unit",
+    "dst_slice",
+    "dst_container_id",
+    "dst_container_runtime",
+];
+
+/// A sender under the names of its end.
+pub(super) struct OfEnd<'a>(pub Names, pub Sender<'a>);
+
+impl Serialize for OfEnd<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self([id, names @ ..], sender) = self;
+        let values = [
+            sender.path(),
+            sender.unit(),
+            sender.slice(),
+            sender.container_id(),
+            sender.container_runtime(),
+        ];
+        let mut map = serializer.serialize_map(Some(1 + values.len()))?;
+        map.serialize_entry(id, &sender.cgroup_id)?;
+        for (name, value) in names.iter().zip(values) {
+            map.serialize_entry(name, &value)?;
         }
-    }
-}
-
-/// Who sent the destination's packets.
-#[derive(Serialize)]
-pub(super) struct OfDestination<'a> {
-    #[serde(rename = "dst_cgroup_id")]
-    cgroup_id: u64,
-    #[serde(rename = "dst_cgroup")]
-    cgroup: Option<&'a str>,
-    #[serde(rename = "dst_unit")]
-    unit: Option<&'a str>,
-    #[serde(rename = "dst_slice")]
-    slice: Option<&'a str>,
-    #[serde(rename = "dst_container_id")]
-    container_id: Option<&'a str>,
-    #[serde(rename = "dst_container_runtime")]
-    container_runtime: Option<&'a str>,
-}
-
-impl<'a> From<Sender<'a>> for OfDestination<'a> {
-    fn from(sender: Sender<'a>) -> Self {
-        Self {
-            cgroup_id: sender.cgroup_id,
-            cgroup: sender.path(),
-            unit: sender.unit(),
-            slice: sender.slice(),
-            container_id: sender.container_id(),
-            container_runtime: sender.container_runtime(),
-        }
+        map.end()
     }
 }
