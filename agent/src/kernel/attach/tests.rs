@@ -319,6 +319,14 @@ fn what_is_deselected_is_detached_from_by_another_thread() {
         let of = |link: &Link| tcx_programs(&namespace, link.ifindex).unwrap();
         links.iter().map(of).collect::<Vec<_>>()
     };
+    // A child of another test has the links' descriptors until it executes its program.
+    let attached_becomes = |expected: [[u32; 2]; 3]| {
+        let deadline = Instant::now() + Duration::from_mins(1);
+        while attached() != expected && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(attached(), expected);
+    };
     let reselect = || {
         let mut kernel = kernel();
         let (mut watcher, to_detach) = watcher(&mut kernel, "new*", SETTINGS);
@@ -351,11 +359,12 @@ fn what_is_deselected_is_detached_from_by_another_thread() {
         watcher.table.forget(deselected[0]);
         drop(watcher.slots.leave(deselected[0]));
         watcher.slots.settle(&watcher.slots.left());
+        attached_becomes([[0, 0], [1, 1], [1, 1]]);
         assert_eq!(watcher.watch(&links[0])?, None);
         for ifindex in deselected {
             work.end(ifindex);
         }
-        assert_eq!(attached(), [[1, 1], [0, 0], [1, 1]]);
+        attached_becomes([[1, 1], [0, 0], [1, 1]]);
         let left = watcher.slots.left();
         assert_eq!(left.len(), 1);
         assert_eq!(left[0].why, Why::Deselected);
