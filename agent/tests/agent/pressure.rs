@@ -1,11 +1,14 @@
 //! More new flows than the table has room for: with early scans none may be lost, and without them the lost
 //! ones must be counted.
 
-use std::{fs, net::Ipv4Addr, ops::Range, process::Stdio, thread, time::Instant};
+use std::{
+    collections::BTreeMap, fs, net::Ipv4Addr, ops::Range, process::Stdio, thread, time::Instant,
+};
 
-use crate::support::{Agent, Report, count, flow_agent, pair, wait_for_packets, wait_until};
+use crate::support::{Agent, Both, count, flow_agent, pair, wait_for_packets, wait_until};
 use agent_common::Pair;
 use lab::{Lab, privilege::is_root_or_skip};
+use serde_json::Value;
 
 /// Sends flows of one frame each, `at_once` at a time, however long the machine takes for them.
 struct Offer {
@@ -82,9 +85,31 @@ fn early_scans(lab: &Lab, agent: &Agent) -> u64 {
     agent.status(&lab.agent)["scans"]["early"].as_u64().unwrap()
 }
 
-/// Runs an agent with these settings on the offer. Returns its report, how many of its scans came early, and
+/// What is left of an agent's report: all of its records would take gigabytes.
+struct Counted {
+    account: Value,
+    sums: BTreeMap<String, Both>,
+}
+
+impl Counted {
+    fn by(agent: Agent) -> Self {
+        let (mut accounts, sums) = agent.stop_and_sum();
+        let account = accounts.pop().expect("an account");
+        Self { account, sums }
+    }
+
+    fn seen(&self) -> Pair {
+        pair(&self.account["seen"])
+    }
+
+    fn refused(&self, reason: &str) -> Pair {
+        pair(&self.account["not_inserted"][reason])
+    }
+}
+
+/// Runs an agent with these settings on the offer. Returns what it counted, how many of its scans came early, and
 /// the length of a frame.
-fn count_offer(offer: &Offer, settings: &[&str]) -> (Report, u64, usize) {
+fn count_offer(offer: &Offer, settings: &[&str]) -> (Counted, u64, usize) {
     let lab = Lab::quiet().unwrap();
     let begin = Instant::now();
     let agent = Agent::start(&lab, settings);
@@ -102,7 +127,7 @@ fn count_offer(offer: &Offer, settings: &[&str]) -> (Report, u64, usize) {
         "a line a scan would be too many: {}",
         agent.stderr()
     );
-    (agent.stop(), early, frame_len_bytes)
+    (Counted::by(agent), early, frame_len_bytes)
 }
 
 fn none_is_lost(offer: &Offer, settings: &[&str], least_scans: u64) {
@@ -111,12 +136,11 @@ fn none_is_lost(offer: &Offer, settings: &[&str], least_scans: u64) {
     let frame = vec![0; frame_len_bytes];
     assert_eq!(report.seen(), count(offer.flows.into(), &frame));
     let one = [count(1, &frame), Pair::default()];
-    let sums = report.sums();
-    assert_eq!(sums.len(), offer.flows as usize, "{}", report.last());
-    assert!(sums.values().all(|sum| *sum == one));
+    let flows = report.sums.len();
+    assert_eq!(flows, offer.flows as usize, "{}", report.account);
+    assert!(report.sums.values().all(|sum| *sum == one));
     for reason in ["table_full", "busy", "no_memory", "vanished", "refused"] {
-        let refused = pair(&report.last()["not_inserted"][reason]);
-        assert_eq!(refused, Pair::default(), "{reason}");
+        assert_eq!(report.refused(reason), Pair::default(), "{reason}");
     }
 }
 
@@ -191,10 +215,9 @@ fn a_large_set_of_rules_holds_up_no_scan() {
     // One that was held up could come once the set is there.
     assert!(scans > 2, "{scans} scans while the set was made ready");
     wait_for_packets(&lab.agent, before, flows.into());
-    let report = agent.stop();
-    assert_eq!(report.sums().len(), flows as usize);
-    let refused = pair(&report.last()["not_inserted"]["table_full"]);
-    assert_eq!(refused, Pair::default());
+    let report = Counted::by(agent);
+    assert_eq!(report.sums.len(), flows as usize);
+    assert_eq!(report.refused("table_full"), Pair::default());
 }
 
 #[test]
@@ -212,11 +235,10 @@ fn without_early_scans_a_full_table_loses_and_counts_what_it_loses() {
     let (report, early, frame_len_bytes) = count_offer(&offer, &off);
     let frame = vec![0; frame_len_bytes];
     assert_eq!(early, 0);
-    let kept = report.sums().len() as u64;
+    let kept = report.sums.len() as u64;
     assert!((4096..8192).contains(&kept), "{kept}");
     assert_eq!(report.seen(), count(40_960, &frame));
-    let refused = pair(&report.last()["not_inserted"]["table_full"]);
-    assert_eq!(refused, count(40_960 - kept, &frame));
+    assert_eq!(report.refused("table_full"), count(40_960 - kept, &frame));
 }
 
 #[test]
@@ -234,5 +256,5 @@ fn a_page_that_is_full_at_its_mark_is_drained_all_the_same() {
     let (report, early, frame_len_bytes) = count_offer(&offer, &settings);
     assert!(early > 2, "{early} early scans");
     assert_eq!(report.seen(), count(2000, &vec![0; frame_len_bytes]));
-    assert!(report.sums().len() > 30);
+    assert!(report.sums.len() > 30);
 }
