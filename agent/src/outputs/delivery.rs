@@ -85,7 +85,7 @@ struct Sender {
     token: Option<TokenFile>,
     /// The place of the one that is spoken to.
     at: usize,
-    /// The number of the last batch that was handed over as a whole, in this call or before.
+    /// The number of the last batch that a collector can have got as a whole, in this call or before.
     handed_seq: u64,
     /// How many failed one after the other.
     failed: usize,
@@ -335,7 +335,7 @@ impl Sender {
                 answer = answers.next() => match answer {
                     Ok(answer) => {
                         self.handed_seq = self.handed_seq.max(outbox.sent());
-                        if self.acknowledge(answer).await? {
+                        if self.acknowledge(answer, outbox.sent()).await? {
                             deadline = Instant::now() + self.patience;
                         }
                     }
@@ -346,7 +346,7 @@ impl Sender {
                     if let Err(failure) = flushed {
                         // The collector may have said why.
                         self.handed_seq = self.handed_seq.max(outbox.sent());
-                        return Err(self.last_words(answers).await?.unwrap_or(failure));
+                        return Err(self.last_words(answers, outbox.sent()).await?.unwrap_or(failure));
                     }
                 }
                 () = at(sync_at), if sync_at.is_some() => self.sync().await,
@@ -369,11 +369,12 @@ impl Sender {
     async fn last_words(
         &mut self,
         answers: &mut Answers,
+        sent_seq: u64,
     ) -> std::result::Result<Option<Failure>, Failure> {
         loop {
             match timeout(LAST_WORDS, answers.next()).await {
                 Ok(Ok(answer)) => {
-                    self.acknowledge(answer).await?;
+                    self.acknowledge(answer, sent_seq).await?;
                 }
                 Ok(Err(failure)) => return Ok(Some(failure)),
                 Err(_) => return Ok(None),
@@ -459,8 +460,9 @@ impl Sender {
         batch
     }
 
-    /// Returns whether batches were acknowledged that were not before.
-    async fn acknowledge(&mut self, answer: Bytes) -> Result<bool> {
+    /// Returns whether batches were acknowledged that were not before. What another call has brought, to this collector or to
+    /// another one, counts only once this call has brought it up to `sent_seq`.
+    async fn acknowledge(&mut self, answer: Bytes, sent_seq: u64) -> Result<bool> {
         let ExportAck {
             last_seq,
             report_interval_ns,
@@ -472,7 +474,7 @@ impl Sender {
         );
         let asked = self.asked.set(Duration::from_nanos(report_interval_ns));
         self.tally.is_asked(asked);
-        let Some((arrived, done)) = self.backlog.acknowledge(last_seq) else {
+        let Some((arrived, done)) = self.backlog.acknowledge(last_seq.min(sent_seq)) else {
             return Ok(false);
         };
         self.tally.learns(Receipts {

@@ -18,7 +18,7 @@ use super::{
     By, Missing, Question, Sum, Told,
     columns::Columns,
     once::{Stream, number},
-    pieces::of_an_agent,
+    pieces::{of_a_stream, of_an_agent},
     row::Row,
 };
 use crate::filter::Facts;
@@ -162,6 +162,7 @@ struct Rows {
 }
 
 struct OfStreams {
+    instance_id: Vec<Option<ByteArray>>,
     hostname: Vec<Option<ByteArray>>,
     stream_id: Vec<Option<ByteArray>>,
     /// Of the record in its batch.
@@ -176,6 +177,7 @@ impl Rows {
         };
         let of_streams = if columns.places.contains_key("stream_id") {
             Some(OfStreams {
+                instance_id: columns.texts("instance_id")?,
                 hostname: columns.texts("hostname")?,
                 stream_id: columns.texts("stream_id")?,
                 number: columns.required::<Int32Type>("record")?,
@@ -233,7 +235,8 @@ impl Rows {
                 let id = stream_id(text(of.stream_id[row].as_ref())?);
                 let id = id.context("it has a row without a stream_id")?;
                 let number = number(seq, of.number[row].cast_unsigned());
-                let is_new = sum.once.is_new((place, id), number);
+                let stream = of_a_stream(text(of.instance_id[row].as_ref())?, id);
+                let is_new = sum.once.is_new((place, stream), number);
                 (is_new, text(of.hostname[row].as_ref())?)
             } else {
                 let stream = (place, of_an_agent(instance_id, self.scan_id[row]));

@@ -407,6 +407,25 @@ fn what_a_collector_has_twice_counts_once() {
 }
 
 #[test]
+fn two_starts_that_gave_a_batch_the_same_number_are_told_apart() {
+    let one = on_stream(7, batch(1, vec![record(1, 443, 5)]));
+    let mut other = on_stream(7, batch(1, vec![record(1, 443, 9)]));
+    other.agent.as_mut().unwrap().instance_id = "of a clone".to_owned();
+    for is_complete in [true, false] {
+        let folder = Folder::new();
+        let pieces = pieces_of_many(&[one.clone(), other.clone(), one.clone()]);
+        if is_complete {
+            folder.complete("flows-1.parquet", MADE_OF_MANY, &pieces);
+        } else {
+            folder.in_the_making(&pieces);
+        }
+        let answer = folder.ask(&everything(&[By::Source]));
+        assert_eq!(packets(&answer), [(vec![address("10.0.0.1")], [14, 2])]);
+        assert_eq!(answer.repeated_records, 1);
+    }
+}
+
+#[test]
 fn a_file_that_is_completed_meanwhile_counts_once() {
     let batches = [
         batch(1, vec![record(1, 443, 5)]),

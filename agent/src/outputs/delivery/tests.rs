@@ -470,6 +470,34 @@ async fn what_was_never_sent_cannot_be_acknowledged() {
     assert_eq!(store.calls(), [[1], [1]]);
 }
 
+/// A collector may claim what only an earlier call has brought, to itself or to another one.
+#[tokio::test]
+async fn what_this_call_has_not_brought_is_not_acknowledged_yet() {
+    const BATCHES: u64 = 100;
+    let silent = Script {
+        stores: BATCHES,
+        acknowledges: 0,
+        ..WELL
+    };
+    let claims = Script {
+        stores: 1,
+        too_much: BATCHES - 1,
+        ..WELL
+    };
+    let [one, other] = [&[silent], &[claims]].map(|scripts| Store::with(scripts));
+    let [(first, _first), (second, _second)] = [&one, &other].map(listen);
+    let output = Output::start(roomy_hub(), vec![first, second], PATIENCE);
+    for scan_id in 1..=BATCHES {
+        output.hub.publish(&long(scan_id, 1, 256 << 10));
+    }
+    output.wait_until_sent(BATCHES).await;
+    // The claims are believed for what fits into a transport, and no more.
+    let calls = one.calls();
+    assert_eq!((calls.len(), other.calls()), (2, vec![vec![1]]));
+    assert_eq!(calls[1].last(), Some(&BATCHES));
+    assert!(calls[1].len() as u64 > BATCHES / 2, "{calls:?}");
+}
+
 #[tokio::test]
 async fn a_collector_that_never_acknowledges_is_left_and_its_batches_sent_again() {
     let silent = Script {

@@ -2,6 +2,7 @@
 //! not have read all of it.
 
 use std::{
+    hash::{BuildHasher as _, RandomState},
     mem::{replace, take},
     net::{Shutdown, SocketAddr},
     time::Duration,
@@ -215,13 +216,21 @@ pub(super) async fn connect(to: &HostPort, patience: Duration) -> Result<TcpStre
         .await
         .context("nobody tells the address of the host")?
         .context("look up the host")?;
-    let stream = connect_to_one(&found.collect::<Vec<_>>(), patience).await?;
+    let mut addresses: Vec<_> = found.collect();
+    begin_anywhere(&mut addresses);
+    let stream = connect_to_one(&addresses, patience).await?;
     let socket = SockRef::from(&stream);
     socket.set_tcp_nodelay(true).context("send without delay")?;
     socket
         .set_tcp_user_timeout(Some(UNANSWERED))
         .context("notice a receiver that is gone")?;
     Ok(stream)
+}
+
+/// Receivers that share a name share the work, and one that takes the connection but nothing more is not met for ever.
+fn begin_anywhere(addresses: &mut [SocketAddr]) {
+    let random = RandomState::new().hash_one(0) as usize;
+    addresses.rotate_left(random % addresses.len().max(1));
 }
 
 /// Tries one address after the other. Each has its share of the time, so that one from which nothing comes back does not
@@ -249,6 +258,8 @@ fn is_open(stream: &TcpStream) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use futures_util::FutureExt as _;
     use socket2::{Domain, Socket, Type};
 
@@ -271,6 +282,21 @@ mod tests {
         assert_eq!(connected.unwrap().peer_addr().unwrap(), other);
         let alone = connect_to_one(&[address], Duration::from_millis(100)).await;
         assert_eq!(alone.unwrap_err().to_string(), "nobody answers");
+    }
+
+    #[test]
+    fn each_address_of_a_name_is_the_first_one_at_times() {
+        let all = ["10.0.0.1:1", "10.0.0.2:1", "[::1]:1"].map(|one| one.parse().unwrap());
+        let mut firsts = BTreeSet::new();
+        for _ in 0..1000 {
+            let mut addresses = all;
+            begin_anywhere(&mut addresses);
+            firsts.insert(addresses[0]);
+            addresses.sort_unstable();
+            assert_eq!(addresses, all, "none is forgotten");
+        }
+        assert_eq!(firsts.len(), all.len());
+        begin_anywhere(&mut []);
     }
 
     /// The first message gets into the receiver's kernel. The others do not, since they are longer than its buffer.
