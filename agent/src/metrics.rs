@@ -377,6 +377,7 @@ fn consumers(families: &mut Families<'_>, observing: usize, server: &ServerStatu
             ("connection", server.refused_connections),
             ("stream", server.refused_streams),
             ("silent_connection", server.silent_connections),
+            ("unread_connection", server.unread_connections),
             ("answer", server.refused_answers),
             ("caller", server.refused_callers),
             ("handshake", server.refused_handshakes),

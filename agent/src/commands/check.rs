@@ -389,7 +389,7 @@ fn json_lines(findings: &Findings) -> Result<String> {
     let devices = findings.devices.iter().filter(|device| !device.is_repeated);
     let mut lines = String::new();
     for line in checks.chain(devices.map(serde_json::to_string)) {
-        lines += &line?;
+        lines += &harmless::json(&line?);
         lines.push('\n');
     }
     Ok(lines)

@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::Result;
+use serde::Serialize;
 
 use super::{
     answer::{self, Format},
@@ -48,7 +49,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
             })?;
             let text = match args.output {
                 Format::Text => harmless::lines(collector::lines(&status)),
-                Format::Json => serde_json::to_string_pretty(&status)? + "\n",
+                Format::Json => json(&status)?,
             };
             answer::show(text).await?;
             return Ok(ExitCode::SUCCESS);
@@ -57,10 +58,15 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     };
     let text = match args.output {
         Format::Text => text(&status),
-        Format::Json => serde_json::to_string_pretty(&status)? + "\n",
+        Format::Json => json(&status)?,
     };
     answer::show(text).await?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn json(status: &impl Serialize) -> Result<String> {
+    let json = serde_json::to_string_pretty(status)?;
+    Ok(harmless::json(&json).into_owned() + "\n")
 }
 
 fn text(status: &AgentStatus) -> String {
@@ -410,7 +416,7 @@ fn listener_lines(listener: &ListenerStatus, lines: &mut Vec<String>) {
 fn server_line(server: &ServerStatus) -> String {
     format!(
         "server    {} held for consumers, {} consumers have left; refused: {} consumers, {} connections, \
-         {} requests, {} answers, {} callers, {} TLS handshakes; {} silent connections closed",
+         {} requests, {} answers, {} callers, {} TLS handshakes; {} silent connections closed, {} that did not read",
         human::bytes(server.held_bytes),
         server.consumers_left,
         server.refused_consumers,
@@ -419,7 +425,8 @@ fn server_line(server: &ServerStatus) -> String {
         server.refused_answers,
         server.refused_callers,
         server.refused_handshakes,
-        server.silent_connections
+        server.silent_connections,
+        server.unread_connections
     )
 }
 

@@ -7,8 +7,10 @@ pub use agent_common::filter::MAX_RULES;
 
 use super::MAX_NETWORKS;
 
+/// Rules that are read before they are counted.
+pub const MAX_READ_RULES: usize = 64 << 10;
 /// Semicolons between rules. The limit on rules is checked where rules are counted.
-const MAX_SEMICOLONS: usize = 64 << 10;
+const MAX_SEMICOLONS: usize = MAX_READ_RULES;
 /// Commas between the values of all terms: the networks, and room for ports, protocols and interfaces.
 const MAX_COMMAS: usize = MAX_NETWORKS + 100_000;
 /// Spaces between words, and bytes of characters that are not ASCII.
@@ -26,26 +28,43 @@ pub struct TooMuch {
 
 /// Fails if parsing the rules would take much more memory than their text does.
 pub fn check(texts: &[&str]) -> Result<(), TooMuch> {
-    let (mut semicolons, mut commas, mut spaces) = (0, 0, 0);
-    for byte in texts.iter().flat_map(|text| text.bytes()) {
-        match byte {
-            b';' => semicolons += 1,
-            b',' => commas += 1,
-            // Unicode has more white space than ASCII.
-            _ if byte.is_ascii_whitespace() || byte == 0x0b || !byte.is_ascii() => spaces += 1,
-            _ => {}
+    let mut bounds = Bounds::default();
+    texts.iter().try_for_each(|text| bounds.add(text))
+}
+
+/// What the text of a set has that takes memory.
+#[derive(Default)]
+pub struct Bounds {
+    semicolons: usize,
+    commas: usize,
+    spaces: usize,
+}
+
+impl Bounds {
+    /// Adds a part of the text, and fails as [`check`] does.
+    pub fn add(&mut self, text: &str) -> Result<(), TooMuch> {
+        for byte in text.bytes() {
+            match byte {
+                b';' => self.semicolons += 1,
+                b',' => self.commas += 1,
+                // Unicode has more white space than ASCII.
+                _ if byte.is_ascii_whitespace() || byte == 0x0b || !byte.is_ascii() => {
+                    self.spaces += 1;
+                }
+                _ => {}
+            }
         }
-    }
-    for (count, most, what) in [
-        (semicolons, MAX_SEMICOLONS, "semicolons"),
-        (commas, MAX_COMMAS, "commas"),
-        (spaces, MAX_SPACES, "spaces"),
-    ] {
-        if count > most {
-            return Err(TooMuch { most, what });
+        for (count, most, what) in [
+            (self.semicolons, MAX_SEMICOLONS, "semicolons"),
+            (self.commas, MAX_COMMAS, "commas"),
+            (self.spaces, MAX_SPACES, "spaces"),
+        ] {
+            if count > most {
+                return Err(TooMuch { most, what });
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -8,7 +8,11 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{Rule, Rules, parse};
+use super::{
+    Rule, Rules,
+    bounds::{Bounds, MAX_READ_RULES, MAX_RULES},
+    parse,
+};
 use crate::fault::Fault;
 
 /// Some editors put it at the beginning of a file.
@@ -31,6 +35,7 @@ pub fn read(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
         // first line.
         let mut file = BufReader::new(file.take(MAX_FILE_BYTES + 1));
         let (mut line, mut number, mut read_bytes) = (Vec::new(), 0_u64, 0);
+        let mut bounds = Bounds::default();
         loop {
             line.clear();
             let line_bytes = file.read_until(b'\n', &mut line).with_context(what)? as u64;
@@ -45,9 +50,19 @@ pub fn read(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
                 MAX_FILE_BYTES >> 20
             );
             number += 1;
-            let parsed = Fault::utf8(without_frame(&line, number)).and_then(parse::line_of_file);
-            rules
-                .extend(parsed.map_err(|fault| fault.at(&format!("{}:{number}", path.display())))?);
+            let place = || format!("{}:{number}", path.display());
+            let text =
+                Fault::utf8(without_frame(&line, number)).map_err(|fault| fault.at(&place()))?;
+            if !text.starts_with('#') {
+                bounds.add(text).with_context(place)?;
+            }
+            rules.extend(parse::line_of_file(text).map_err(|fault| fault.at(&place()))?);
+            ensure!(
+                rules.len() <= MAX_READ_RULES,
+                "{}: more than {MAX_READ_RULES} filter rules; a set has at most {MAX_RULES} (a term takes several \
+                 values: net A,B)",
+                place(),
+            );
         }
     }
     Ok(rules)
@@ -140,6 +155,21 @@ mod tests {
             utf_16.starts_with("1:1: the byte 0xff is not UTF-8"),
             "{utf_16}"
         );
+    }
+
+    /// In memory they take many times what they take in the file.
+    #[test]
+    fn what_no_set_can_have_is_refused_where_it_is_too_much() {
+        let (_folder, path) = written(&b"exclude all\n".repeat(5_000_000));
+        let error = read(&[], Some(&path)).unwrap_err().to_string();
+        let told = "65537: more than 65536 filter rules; a set has at most 1024";
+        assert!(error.contains(told), "{error}");
+        let (_folder, path) = written(&[b"exclude all\n#", &b", ".repeat(2_000_000)[..]].concat());
+        assert_eq!(read(&[], Some(&path)).unwrap().len(), 1);
+        let lines = format!("exclude port {}1\n", "1,".repeat(100)).repeat(20_000);
+        let (_folder, path) = written(lines.as_bytes());
+        let error = format!("{:#}", read(&[], Some(&path)).unwrap_err());
+        assert!(error.contains("more than 1100000 commas"), "{error}");
     }
 
     #[test]

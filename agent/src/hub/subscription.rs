@@ -36,7 +36,7 @@ pub struct Subscription {
 }
 
 /// Batches that are the consumer's own. They can be given up while they wait.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct First(Arc<Mutex<VecDeque<Batch>>>, Arc<AtomicBool>);
 
 impl First {
@@ -66,10 +66,13 @@ impl Subscription {
     /// Puts batches in front of all others. If they are not taken within `patience`, the subscription ends.
     pub fn begin_with(&mut self, batches: Vec<Batch>, patience: Duration) {
         self.first = First(Arc::new(Mutex::new(batches.into())), Arc::default());
-        let first = self.first.clone();
+        // A consumer that leaves before takes its batches along.
+        let (batches, was_given_up) = (Arc::downgrade(&self.first.0), Arc::clone(&self.first.1));
         tokio::spawn(async move {
             tokio::time::sleep(patience).await;
-            first.give_up();
+            if let Some(batches) = batches.upgrade() {
+                First(batches, was_given_up).give_up();
+            }
         });
     }
 

@@ -5,7 +5,7 @@ use std::fs;
 use agent_common::{interface::DeviceLayout, segmentation::SkbLayout};
 use anyhow::{Context as _, Result, ensure};
 
-use super::{bpf, btf::Btf};
+use super::{bpf, btf::Btf, signals};
 
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 
@@ -34,6 +34,8 @@ impl Layout {
 
 /// The layout of the running kernel, if its BTF has it and programs may read kernel memory.
 pub fn of_this_kernel() -> Result<Layout> {
+    // Else a signal would be taken for a kernel that refuses.
+    let _held = signals::Held::new();
     bpf::load_reader_of_kernel_memory().map_err(|error| {
         let why = if error.raw_os_error() == Some(libc::EPERM) {
             "this process may load no program that reads the kernel's memory (CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON)"

@@ -24,6 +24,26 @@ pub fn harmless(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
+/// The same for JSON, in which nothing but texts has such characters. Whoever reads it gets them back.
+pub fn json(text: &str) -> Cow<'_, str> {
+    let may_stay = |character| character == '\n' || is_harmless(character);
+    if text.chars().all(may_stay) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for character in text.chars() {
+        if may_stay(character) {
+            shown.push(character);
+        } else {
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                // Writing to a string does not fail.
+                let _ = write!(shown, "\\u{unit:04x}");
+            }
+        }
+    }
+    Cow::Owned(shown)
+}
+
 /// The lines, escaped, so that each stays one line whatever it contains.
 pub fn lines<S: AsRef<str>>(lines: impl IntoIterator<Item = S>) -> String {
     let mut text = String::new();
@@ -134,6 +154,22 @@ mod tests {
             assert_eq!(harmless(&shown), shown);
         }
         assert_eq!(harmless("a\u{1b}[2Jb\u{202e}c"), "a\\u{1b}[2Jb\\u{202e}c");
+    }
+
+    #[test]
+    fn json_stays_the_same_to_whoever_reads_it() {
+        let names = [
+            "Zürich 🦀",
+            "a\u{7f}\u{9b}b\u{202e}",
+            "\u{e0001}\"\\\u{1b}\n",
+        ];
+        let plain = serde_json::to_string_pretty(&names).unwrap();
+        let shown = json(&plain);
+        assert!(shown.contains(r"a\u007f\u009bb\u202e"), "{shown}");
+        assert!(shown.contains(r#"\udb40\udc01\"\\\u001b\n"#), "{shown}");
+        assert!(shown.contains("Zürich 🦀"), "{shown}");
+        assert_eq!(serde_json::from_str::<Vec<String>>(&shown).unwrap(), names);
+        assert!(matches!(json("{\n  \"a\": 1\n}"), Cow::Borrowed(_)));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use base64::{display::Base64Display, engine::general_purpose::STANDARD};
 use serde::{Serialize, Serializer};
 
 use self::senders::{DESTINATION, OfEnd, SOURCE};
-use super::{LostSoFar, human};
+use super::{LostSoFar, harmless, human};
 use crate::{
     cgroups::Sender,
     known_interfaces::KnownInterfaces,
@@ -116,11 +116,19 @@ impl JsonLines {
     }
 }
 
+/// The one of ASCII's control characters that JSON has not escaped.
+const DELETE: u8 = 0x7f;
+
 fn write_line(out: &mut impl Write, buffer: &mut Vec<u8>, line: &impl Serialize) -> io::Result<()> {
     buffer.clear();
     serde_json::to_writer(&mut *buffer, line)?;
     buffer.push(b'\n');
-    out.write_all(buffer)
+    if buffer.is_ascii() && !buffer.contains(&DELETE) {
+        return out.write_all(buffer);
+    }
+    // A person may read it on a terminal.
+    let line = String::from_utf8_lossy(buffer);
+    out.write_all(harmless::json(&line).as_bytes())
 }
 
 /// Where a batch comes from that went through a collector. Others are of one agent, which whoever reads them knows.

@@ -403,6 +403,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_consumer_that_leaves_takes_its_first_batches_along() {
+        let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
+        let mut consumer = hub.subscribe("", "test");
+        let (held, mut dropped) = tokio::sync::oneshot::channel::<()>();
+        let body = Bytes::from_owner(Kept {
+            bytes: Bytes::from_static(b"a"),
+            _kept: held,
+        });
+        let first = Batch { body, ..batch("a") };
+        consumer.begin_with(vec![first], Duration::from_hours(1));
+        drop(consumer);
+        let gone = dropped.try_recv();
+        assert_eq!(gone, Err(tokio::sync::oneshot::error::TryRecvError::Closed));
+    }
+
+    #[tokio::test]
     async fn what_does_not_shrink_is_sent_as_it_is() {
         let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
         let mut form = Form {

@@ -1,6 +1,7 @@
 //! Who is at the other end of a connection, and whether the connection is idle.
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -9,7 +10,7 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::{
-    limits::{Doors, Refusal},
+    limits::{Doors, Place, Refusal},
     peer::Peer,
 };
 
@@ -17,6 +18,8 @@ use super::{
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it keeps its place without an open request later on.
 const IDLE_TIMEOUT: Duration = Duration::from_mins(5);
+/// How long a peer may take to read an answer. A list of flows is given up before.
+pub(super) const UNREAD_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The caller of a connection. Every request of the connection carries it.
 #[derive(Clone)]
@@ -29,6 +32,10 @@ struct Activity {
     open: u32,
     /// When the connection loses its place if nothing is open.
     ends_at: Instant,
+    /// By number, until when answers have to be read that were given and are not.
+    unread: BTreeMap<u64, Instant>,
+    /// Of the next answer.
+    number: u64,
 }
 
 impl Caller {
@@ -38,7 +45,12 @@ impl Caller {
 
     /// A caller whose connection loses its place at this time unless a request comes.
     pub(super) fn silent_until(peer: Peer, ends_at: Instant) -> Self {
-        let activity = Activity { open: 0, ends_at };
+        let activity = Activity {
+            open: 0,
+            ends_at,
+            unread: BTreeMap::new(),
+            number: 0,
+        };
         Self {
             peer,
             activity: Arc::new(Mutex::new(activity)),
@@ -59,6 +71,31 @@ impl Caller {
             "{most} requests are open on this connection, and --max-streams allows no more: use \
              another connection"
         )))
+    }
+
+    /// A place for an answer, which the peer has to read before long.
+    pub(super) async fn answer(&self, doors: &Doors) -> Result<Unread, Status> {
+        let place = doors.answer(&self.peer).await?;
+        Ok(self.unread(place, Instant::now() + UNREAD_TIMEOUT))
+    }
+
+    /// The same, until then.
+    pub(super) fn unread(&self, place: Place, until: Instant) -> Unread {
+        let mut activity = self.activity();
+        let number = activity.number;
+        activity.number += 1;
+        activity.unread.insert(number, until);
+        Unread {
+            caller: self.clone(),
+            number,
+            _place: place,
+        }
+    }
+
+    /// When the connection ends unless the oldest of its unread answers is read.
+    pub(super) fn unread_until(&self) -> Option<Instant> {
+        let activity = self.activity();
+        activity.unread.first_key_value().map(|(_, until)| *until)
     }
 
     /// When the connection loses its place unless a request comes; `None` while it is not idle.
@@ -83,8 +120,21 @@ impl Drop for OpenRequest {
     }
 }
 
-/// How long to wait before checking again a connection that is not idle.
-pub(super) const NEXT_LOOK: Duration = IDLE_TIMEOUT;
+/// An answer that its peer has not read yet. It keeps a place from others.
+pub(super) struct Unread {
+    caller: Caller,
+    number: u64,
+    _place: Place,
+}
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        self.caller.activity().unread.remove(&self.number);
+    }
+}
+
+/// How long to wait at most before checking a connection again.
+pub(super) const NEXT_LOOK: Duration = Duration::from_secs(15);
 
 #[cfg(test)]
 mod tests {

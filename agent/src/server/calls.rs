@@ -25,10 +25,10 @@ use tonic::{
 
 use super::{
     Listeners,
-    caller::{Caller, OpenRequest},
+    caller::{Caller, OpenRequest, Unread},
     drained_or_given_up,
     grpc_only::GrpcOnly,
-    limits::{Doors, Place},
+    limits::Doors,
     log_undelivered,
     peer::Peer,
     request,
@@ -103,12 +103,13 @@ async fn answer(calls: &impl Calls, request: Request<Body>) -> Result<Response<B
     let Some(call) = calls.standard().find(request.uri().path()) else {
         return calls.answer(request, &caller, open).await;
     };
-    let place = if call.is_stream {
-        doors.consumer(&caller.peer)?
+    let (place, unread) = if call.is_stream {
+        (Some(doors.consumer(&caller.peer)?), None)
     } else {
-        doors.answer(&caller.peer).await?
+        (None, Some(caller.answer(doors).await?))
     };
-    Ok(calls.standard().answer(call, request, (open, place)).await)
+    let kept = (open, place, unread);
+    Ok(calls.standard().answer(call, request, kept).await)
 }
 
 /// Reads a request that asks for one message, and takes a place for the answer.
@@ -116,10 +117,10 @@ pub(super) async fn place_for<M: Message + Default>(
     request: Request<Body>,
     caller: &Caller,
     doors: &Doors,
-) -> Result<Place, Status> {
+) -> Result<Unread, Status> {
     let (head, body) = request.into_parts();
     let _: M = request::message(&head.headers, body).await?;
-    doors.answer(&caller.peer).await
+    caller.answer(doors).await
 }
 
 /// How to serve.

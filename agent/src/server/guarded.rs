@@ -44,8 +44,8 @@ pub(super) struct Guarded {
 enum Phase {
     /// `look` is when to check whether the connection is idle.
     Open,
-    /// The connection was idle for too long.
-    Idle,
+    /// The connection was idle for too long, or the peer did not read.
+    Ending,
     /// It is shut down, and `look` is until when the peer is waited for.
     Leaving { peer_was_told: bool },
 }
@@ -69,7 +69,7 @@ impl Guarded {
         }
     }
 
-    /// Fails once the connection has been idle for too long, or the peer was waited for long enough. Called at every read,
+    /// Fails once the connection has been idle or an answer unread for too long, or the peer was waited for long enough. Called at every read,
     /// write and flush: if the peer takes nothing, only one of them may be polled. At the end this is the flush (hyper's
     /// `Buffered::poll_shutdown`), and TLS is not flushed before it has said goodbye.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
@@ -78,13 +78,22 @@ impl Guarded {
                 return Err(io::ErrorKind::TimedOut.into());
             };
             let now = Instant::now();
-            match self.caller.ends_at() {
-                Some(ends_at) if ends_at <= now => {
-                    self.phase = Phase::Idle;
-                    self.doors.refuse(Refusal::Silent, &self.caller.peer);
-                }
-                Some(ends_at) => self.look.as_mut().reset(ends_at),
-                None => self.look.as_mut().reset(now + NEXT_LOOK),
+            let ends = [
+                (self.caller.unread_until(), Refusal::Unread),
+                (self.caller.ends_at(), Refusal::Silent),
+            ];
+            let over = ends
+                .iter()
+                .find(|(at, _)| at.is_some_and(|ends_at| ends_at <= now));
+            if let Some((_, refusal)) = over {
+                self.phase = Phase::Ending;
+                self.doors.refuse(*refusal, &self.caller.peer);
+            } else {
+                let next = ends.iter().filter_map(|(at, _)| *at).min();
+                // An answer may come meanwhile.
+                let latest = now + NEXT_LOOK;
+                let next = next.map_or(latest, |ends_at| ends_at.min(latest));
+                self.look.as_mut().reset(next);
             }
         }
         Ok(())
@@ -158,7 +167,7 @@ impl AsyncWrite for Guarded {
         let this = self.get_mut();
         let peer_was_told = match this.phase {
             Phase::Leaving { peer_was_told } => peer_was_told,
-            Phase::Open | Phase::Idle => {
+            Phase::Open | Phase::Ending => {
                 this.look.as_mut().reset(Instant::now() + this.patience);
                 this.phase = Phase::Leaving {
                     peer_was_told: false,

@@ -149,10 +149,11 @@ pub(super) enum Refusal {
     Handshake,
     Token,
     Agent,
+    Unread,
 }
 
 impl Refusal {
-    const COUNT: usize = 9;
+    const COUNT: usize = 10;
 
     fn text(self) -> &'static str {
         match self {
@@ -171,6 +172,7 @@ impl Refusal {
             Self::Agent => {
                 "an agent was refused: there are as many as --max-agents or --max-agents-per-address allows"
             }
+            Self::Unread => "a connection was closed: an answer was not read for too long",
         }
     }
 }
@@ -277,6 +279,7 @@ impl Doors {
             refused_handshakes: count(Refusal::Handshake),
             refused_tokens: count(Refusal::Token),
             refused_agents: count(Refusal::Agent),
+            unread_connections: count(Refusal::Unread),
             ..ServerStatus::default()
         }
     }
@@ -347,6 +350,7 @@ mod tests {
             Refusal::Handshake,
             Refusal::Token,
             Refusal::Agent,
+            Refusal::Unread,
         ];
         for (refusal, times) in refusals.into_iter().zip(1..) {
             for _ in 0..times {
@@ -366,6 +370,7 @@ mod tests {
             refused_handshakes: 7,
             refused_tokens: 8,
             refused_agents: 9,
+            unread_connections: 10,
             ..ServerStatus::default()
         };
         assert_eq!(doors.status(), expected);

@@ -53,8 +53,8 @@ pub(super) struct Listed {
     rows: std::vec::IntoIter<Row>,
     batches: u32,
     is_over: bool,
-    /// For the rows.
-    _place: SnapshotPlace,
+    /// For the rows and what was copied for them.
+    _places: Vec<SnapshotPlace>,
 }
 
 impl Choice {
@@ -62,11 +62,13 @@ impl Choice {
     pub(super) fn of(self, snapshot: Snapshot, room: &SnapshotBytes) -> Result<Listed, Status> {
         let broken = |error: DecodeError| Status::internal(format!("a batch of our own: {error}"));
         let no_room = |error: AskError| Status::resource_exhausted(error.to_string());
-        let (mut head, mut last, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut head, mut last) = (Vec::new(), Vec::new());
+        let (mut rows, mut places) = (Vec::new(), Vec::new());
         let mut cgroups = BTreeMap::new();
         let (mut interfaces, mut left_out) = (KnownInterfaces::default(), Volume::default());
         for (number, batch) in snapshot.batches.into_iter().enumerate() {
             let body = batch.body;
+            places.extend(make_room(&mut rows, batch.records as usize, room).map_err(no_room)?);
             each_field(&body, |field| {
                 note(&mut interfaces, &field)?;
                 if field.tag == RECORDS {
@@ -94,12 +96,12 @@ impl Choice {
         if let Some(limit) = self.limit {
             cut(&mut rows, limit, &mut left_out);
             // The others' bytes go with the snapshot.
+            let copied: usize = rows.iter().map(|row| row.record.len()).sum();
+            places.push(room.take(copied as u64).map_err(no_room)?);
             for row in &mut rows {
                 row.record = Bytes::copy_from_slice(&row.record);
             }
         }
-        let bytes = rows.len() * size_of::<Row>();
-        let place = room.take(bytes as u64).map_err(no_room)?;
         if self.order != FlowOrder::Unspecified {
             rows.sort_by_key(|row| Reverse(row.rank));
         }
@@ -111,7 +113,7 @@ impl Choice {
             rows: rows.into_iter(),
             batches: 0,
             is_over: false,
-            _place: place,
+            _places: places,
         })
     }
 
@@ -141,6 +143,22 @@ impl Choice {
 enum Chosen {
     Yes(Row),
     No(Volume),
+}
+
+/// Makes room for so many more rows, if there is none. Returns what of `room` that takes.
+fn make_room(
+    rows: &mut Vec<Row>,
+    more: usize,
+    room: &SnapshotBytes,
+) -> Result<Option<SnapshotPlace>, AskError> {
+    if rows.capacity() - rows.len() >= more {
+        return Ok(None);
+    }
+    // More at once, so that rows are not moved for each batch.
+    let more = more.max(rows.capacity() / 8);
+    let place = room.take((more * size_of::<Row>()) as u64)?;
+    rows.reserve_exact(more);
+    Ok(Some(place))
 }
 
 /// Leaves the rows with the highest ranks, in no order.
@@ -201,7 +219,7 @@ impl Iterator for Listed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{batch::Batch, proto::Account};
+    use crate::{asks::MAX_SNAPSHOT_BYTES, batch::Batch, proto::Account};
 
     fn record(number: u64) -> FlowRecord {
         FlowRecord {
@@ -297,6 +315,39 @@ mod tests {
         }
         let (numbers, batch) = list("exclude src port 10-99", FlowOrder::Packets, Some(3));
         assert_eq!((numbers, batch.left_out_records), (vec![9, 8, 7], 97));
+    }
+
+    #[test]
+    fn rows_and_copies_have_room_before_they_are_made() {
+        let choice = |limit| Choice {
+            filter: None,
+            order: FlowOrder::Packets,
+            limit,
+        };
+        let rows = 100 * size_of::<Row>() as u64;
+        let room = SnapshotBytes::default();
+        let listed = choice(None).of(snapshot(), &room).unwrap();
+        assert!(room.get() >= rows, "{}", room.get());
+        drop(listed);
+        assert_eq!(room.get(), 0);
+        let listed = choice(Some(10)).of(snapshot(), &room).unwrap();
+        let copied: usize = listed
+            .rows
+            .as_slice()
+            .iter()
+            .map(|row| row.record.len())
+            .sum();
+        assert_eq!(room.get(), rows + copied as u64);
+        drop(listed);
+        // Whoever leaves no room is refused, and takes nothing meanwhile.
+        for (left, is_for_rows) in [(rows / 2 - 1, false), (rows - 1, false), (rows + 10, true)] {
+            let _others = room.take(MAX_SNAPSHOT_BYTES - left).unwrap();
+            for limit in [None, Some(10)] {
+                let is_there = choice(limit).of(snapshot(), &room).is_ok();
+                assert_eq!(is_there, is_for_rows && limit.is_none(), "{left} {limit:?}");
+                assert_eq!(room.get(), MAX_SNAPSHOT_BYTES - left);
+            }
+        }
     }
 
     #[test]

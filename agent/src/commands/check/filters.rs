@@ -35,7 +35,7 @@ pub(super) fn explain(rules: &[Rule], probes: &[Probe], as_json: bool) -> Result
         let rules = explained.iter().map(Line::Rule);
         let mut text = String::new();
         for line in rules.chain(verdicts.iter().map(Line::Packet)) {
-            text += &serde_json::to_string(&line)?;
+            text += &harmless::json(&serde_json::to_string(&line)?);
             text.push('\n');
         }
         return Ok(text);

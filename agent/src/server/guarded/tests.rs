@@ -212,6 +212,52 @@ async fn an_idle_connection_ends_whatever_is_polled_and_is_counted_once() {
     assert_eq!(doors.status().silent_connections, 1);
 }
 
+/// Other requests on it, and those that it reads, make no difference.
+#[tokio::test]
+async fn a_connection_with_an_answer_that_is_not_read_ends() {
+    let doors = doors();
+    let (mut guarded, caller, mut peer) = silent_until(Instant::now(), &doors);
+    let _open = caller.open(&doors).unwrap();
+    let until = |until| {
+        let place = doors.consumer(&Peer::Unknown).unwrap();
+        caller.unread(place, until)
+    };
+    let read = until(Instant::now());
+    let unread = until(Instant::now() + LONG);
+    drop(read);
+    peer.write_all(b"a").await.unwrap();
+    assert_eq!(guarded.read_u8().await.unwrap(), b'a');
+    drop(unread);
+    let _unread = until(Instant::now());
+    let _later = until(Instant::now() + LONG);
+    guarded.look.as_mut().reset(Instant::now());
+    let error = guarded.read_u8().await.unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    let status = doors.status();
+    assert_eq!(
+        (status.unread_connections, status.silent_connections),
+        (1, 0)
+    );
+}
+
+/// Whatever it was, so that what comes meanwhile is seen.
+#[tokio::test]
+async fn a_connection_is_looked_at_again_before_long() {
+    let doors = doors();
+    let (mut guarded, caller, _peer) = silent_until(Instant::now(), &doors);
+    let open = caller.open(&doors).unwrap();
+    for _ in 0..2 {
+        guarded.look.as_mut().reset(Instant::now());
+        assert!(poll!(pin!(guarded.read_u8())).is_pending());
+        let next = guarded.look.deadline();
+        assert!(next <= Instant::now() + NEXT_LOOK, "{next:?}");
+    }
+    drop(open);
+    guarded.look.as_mut().reset(Instant::now());
+    assert!(poll!(pin!(guarded.read_u8())).is_pending());
+    assert!(guarded.look.deadline() <= Instant::now() + NEXT_LOOK);
+}
+
 #[tokio::test]
 async fn a_request_keeps_its_connection_open_and_so_does_one_that_has_just_ended() {
     let doors = doors();

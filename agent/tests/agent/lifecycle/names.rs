@@ -10,6 +10,8 @@ use crate::support::{Agent, answered, flow_agent, wait_until};
 /// Unescaped it would reset the terminal and reverse the writing direction. U+009B begins an escape sequence
 /// too.
 const INTERFACE: &str = "w\u{1b}c\u{202e}\u{9b}\u{7f}";
+/// A part of it that serde leaves as it is.
+const INTERFACE_AND_REST: &str = "c\u{202e}\u{9b}\u{7f}";
 const INTERFACE_SHOWN: &str = r"w\u{1b}c\u{202e}\u{9b}\u{7f}";
 /// Unescaped it would do the same, and add a line to the list.
 const CONSUMER: &str = "c\u{1b}c\u{202e}\u{200b}\nconsumer  root";
@@ -67,15 +69,21 @@ fn names_from_elsewhere_move_nothing_on_a_terminal() {
     let refused = shown(&["check", "--interface", "nowhere7"]);
     let (log, table) = (agent.stderr(), agent.stdout());
     assert!(log.contains(SOCKET_SHOWN), "{log:?}");
-    let shown = [&status, &audit, &filter, &check, &refused, &log, &table];
-    for text in shown {
+    let all = [&status, &audit, &filter, &check, &refused, &log, &table];
+    for text in all {
         assert!(text.contains(INTERFACE_SHOWN), "{text:?}");
     }
-    for text in shown {
-        let acts = |character: char| {
-            (character.is_control() && character != '\n') || "\u{202e}\u{200b}".contains(character)
-        };
+    let acts = |character: char| {
+        (character.is_control() && character != '\n') || "\u{202e}\u{200b}".contains(character)
+    };
+    for text in all {
         assert!(!text.contains(acts), "{text:?}");
+    }
+    for command in ["status", "audit"] {
+        let json = shown(&[&[command, "--output", "json"][..], &connect].concat());
+        assert!(!json.contains(acts), "{json:?}");
+        let read: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert!(read.to_string().contains(INTERFACE_AND_REST), "{read}");
     }
     drop(consumer);
     agent.kill();
