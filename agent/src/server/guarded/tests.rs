@@ -231,7 +231,8 @@ async fn a_connection_with_an_answer_that_is_not_read_ends() {
     let _unread = until(Instant::now());
     let _later = until(Instant::now() + LONG);
     guarded.look.as_mut().reset(Instant::now());
-    let error = guarded.read_u8().await.unwrap_err();
+    let ended = timeout(BOUND, guarded.read_u8()).await;
+    let error = ended.expect("it ends").unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     let status = doors.status();
     assert_eq!(
