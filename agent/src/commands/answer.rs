@@ -3,9 +3,10 @@
 use std::io::{self, Write as _};
 
 use anyhow::{Context as _, Result};
+use serde::Serialize;
 use tokio::task::spawn_blocking;
 
-use crate::output::is_broken_pipe;
+use crate::output::{harmless, is_broken_pipe};
 
 /// The forms of such an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -14,7 +15,13 @@ pub enum Format {
     Json,
 }
 
-/// The same beside a connection, which ends meanwhile: whoever reads stdout may take long.
+/// As [`Format::Json`], for a program or a person.
+pub fn json(answer: &impl Serialize) -> Result<String> {
+    let json = serde_json::to_string_pretty(answer)?;
+    Ok(harmless::json(&json).into_owned() + "\n")
+}
+
+/// [`print()`] beside a connection, which ends meanwhile: whoever reads stdout may take long.
 pub async fn show(text: String) -> Result<()> {
     let shown = spawn_blocking(move || print(&text)).await;
     shown.context("write to stdout")?

@@ -57,7 +57,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
                 .then(|| format!("{left} interfaces have left, and cannot be compared any more\n"));
             texts.chain(note).collect()
         }
-        Format::Json => harmless::json(&serde_json::to_string_pretty(&report)?).into_owned() + "\n",
+        Format::Json => answer::json(&report)?,
     };
     answer::show(text).await?;
     let verdicts = report

@@ -7,7 +7,6 @@ use std::{
 };
 
 use anyhow::Result;
-use serde::Serialize;
 
 use super::{
     answer::{self, Format},
@@ -49,7 +48,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
             })?;
             let text = match args.output {
                 Format::Text => harmless::lines(collector::lines(&status)),
-                Format::Json => json(&status)?,
+                Format::Json => answer::json(&status)?,
             };
             answer::show(text).await?;
             return Ok(ExitCode::SUCCESS);
@@ -58,15 +57,10 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     };
     let text = match args.output {
         Format::Text => text(&status),
-        Format::Json => json(&status)?,
+        Format::Json => answer::json(&status)?,
     };
     answer::show(text).await?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn json(status: &impl Serialize) -> Result<String> {
-    let json = serde_json::to_string_pretty(status)?;
-    Ok(harmless::json(&json).into_owned() + "\n")
 }
 
 fn text(status: &AgentStatus) -> String {

@@ -9,25 +9,29 @@ use std::{borrow::Cow, fmt::Write as _};
 /// and line breaks, Unicode's format characters, which reverse the writing direction or join characters, and
 /// spaces other than the usual one. Everything else stays as it is, including text that is already escaped.
 pub fn harmless(text: &str) -> Cow<'_, str> {
-    if text.chars().all(is_harmless) {
-        return Cow::Borrowed(text);
-    }
-    let mut shown = String::with_capacity(text.len() + 16);
-    for character in text.chars() {
-        if is_harmless(character) {
-            shown.push(character);
-        } else {
-            // Writing to a string does not fail.
-            let _ = write!(shown, "{}", character.escape_unicode());
-        }
-    }
-    Cow::Owned(shown)
+    escaped(text, is_harmless, |shown, character| {
+        shown.extend(character.escape_unicode());
+    })
 }
 
 /// The same for JSON, in which nothing but texts has such characters. Whoever reads it gets them back.
 pub fn json(text: &str) -> Cow<'_, str> {
     let may_stay = |character| character == '\n' || is_harmless(character);
-    if text.chars().all(may_stay) {
+    escaped(text, may_stay, |shown, character| {
+        for unit in character.encode_utf16(&mut [0; 2]) {
+            // Writing to a string does not fail.
+            let _ = write!(shown, "\\u{unit:04x}");
+        }
+    })
+}
+
+/// The text with others in the place of the characters that may not stay.
+fn escaped(
+    text: &str,
+    may_stay: impl Fn(char) -> bool,
+    write: impl Fn(&mut String, char),
+) -> Cow<'_, str> {
+    if text.chars().all(&may_stay) {
         return Cow::Borrowed(text);
     }
     let mut shown = String::with_capacity(text.len() + 16);
@@ -35,10 +39,7 @@ pub fn json(text: &str) -> Cow<'_, str> {
         if may_stay(character) {
             shown.push(character);
         } else {
-            for unit in character.encode_utf16(&mut [0; 2]) {
-                // Writing to a string does not fail.
-                let _ = write!(shown, "\\u{unit:04x}");
-            }
+            write(&mut shown, character);
         }
     }
     Cow::Owned(shown)

@@ -334,7 +334,6 @@ impl Sender {
                 biased;
                 answer = answers.next() => match answer {
                     Ok(answer) => {
-                        self.handed_seq = self.handed_seq.max(outbox.sent());
                         if self.acknowledge(answer, outbox.sent()).await? {
                             deadline = Instant::now() + self.patience;
                         }
@@ -345,7 +344,6 @@ impl Sender {
                 flushed = outbox.flush(), if !outbox.is_empty() => {
                     if let Err(failure) = flushed {
                         // The collector may have said why.
-                        self.handed_seq = self.handed_seq.max(outbox.sent());
                         return Err(self.last_words(answers, outbox.sent()).await?.unwrap_or(failure));
                     }
                 }
@@ -467,6 +465,7 @@ impl Sender {
             last_seq,
             report_interval_ns,
         } = ExportAck::decode(answer).context("read an acknowledgement")?;
+        self.handed_seq = self.handed_seq.max(sent_seq);
         ensure!(
             last_seq <= self.handed_seq,
             "the collector acknowledges batch {last_seq}, and {} was the last one",

@@ -18,7 +18,7 @@ use super::{
     By, Missing, Question, Sum, Told,
     columns::Columns,
     once::{Stream, number},
-    pieces::{of_a_stream, of_an_agent},
+    pieces::of_an_agent,
     row::Row,
 };
 use crate::filter::Facts;
@@ -235,7 +235,7 @@ impl Rows {
                 let id = stream_id(text(of.stream_id[row].as_ref())?);
                 let id = id.context("it has a row without a stream_id")?;
                 let number = number(seq, of.number[row].cast_unsigned());
-                let stream = of_a_stream(text(of.instance_id[row].as_ref())?, id);
+                let stream = of_an_agent(text(of.instance_id[row].as_ref())?, id);
                 let is_new = sum.once.is_new((place, stream), number);
                 (is_new, text(of.hostname[row].as_ref())?)
             } else {

@@ -36,7 +36,7 @@ impl InTheMaking {
             let is_of_a_collector = batch.stream_id != 0;
             // Who counts the records, and who tells of losses.
             let [id, teller] = if is_of_a_collector {
-                let counts = of_a_stream(&agent.instance_id, batch.stream_id);
+                let counts = of_an_agent(&agent.instance_id, batch.stream_id);
                 [counts, batch.stream_id]
             } else {
                 [batch.scan_id, 0].map(|scan_id| of_an_agent(&agent.instance_id, scan_id))
@@ -117,18 +117,9 @@ fn micros(unix_ns: u64) -> i64 {
 }
 
 /// What stands for the stream of an agent's own output, which has no number. A scan has one of its own, since batches are
-/// counted anew when a reload changes the output.
-pub(super) fn of_an_agent(instance_id: &str, scan_id: u64) -> u64 {
-    hash(instance_id, scan_id)
-}
-
-/// What stands for a stream of a collector. Its numbers are those of one start of the agent: a machine that is cloned with its
-/// spool goes on with the numbers of the other one.
-pub(super) fn of_a_stream(instance_id: &str, stream_id: u64) -> u64 {
-    hash(instance_id, stream_id)
-}
-
-fn hash(instance_id: &str, number: u64) -> u64 {
+/// counted anew when a reload changes the output. A stream of a collector has its id: a machine that is cloned with its spool
+/// goes on with the numbers of the other one, so each start of an agent counts for itself.
+pub(super) fn of_an_agent(instance_id: &str, number: u64) -> u64 {
     static HASHER: OnceLock<RandomState> = OnceLock::new();
     let hasher = HASHER.get_or_init(RandomState::new);
     hasher.hash_one((instance_id, number))

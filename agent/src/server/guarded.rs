@@ -69,9 +69,9 @@ impl Guarded {
         }
     }
 
-    /// Fails once the connection has been idle or an answer unread for too long, or the peer was waited for long enough. Called at every read,
-    /// write and flush: if the peer takes nothing, only one of them may be polled. At the end this is the flush (hyper's
-    /// `Buffered::poll_shutdown`), and TLS is not flushed before it has said goodbye.
+    /// Fails once the connection has been idle or an answer unread for too long, or the peer was waited for long enough.
+    /// Called at every read, write and flush: if the peer takes nothing, only one of them may be polled. At the end this is the
+    /// flush (hyper's `Buffered::poll_shutdown`), and TLS is not flushed before it has said goodbye.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         while self.look.as_mut().poll(context).is_ready() {
             let Phase::Open = self.phase else {

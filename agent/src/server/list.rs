@@ -156,7 +156,8 @@ fn make_room(
     }
     // More at once, so that rows are not moved for each batch.
     let more = more.max(rows.capacity() / 8);
-    let place = room.take((more * size_of::<Row>()) as u64)?;
+    let grows = rows.len() + more - rows.capacity();
+    let place = room.take((grows * size_of::<Row>()) as u64)?;
     rows.reserve_exact(more);
     Ok(Some(place))
 }
