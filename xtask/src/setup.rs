@@ -86,6 +86,12 @@ const TOOLS: &[Tool] = &[
         needed_from: Purpose::Test,
     },
     Tool {
+        command: "mkfs.ext4",
+        packages: &["e2fsprogs"],
+        why: "makes a file system that loses its power",
+        needed_from: Purpose::Test,
+    },
+    Tool {
         command: "mmdebstrap",
         packages: &["mmdebstrap"],
         why: "makes a root file system for the service",

@@ -15,7 +15,11 @@ use tempfile::TempDir;
 
 use crate::{
     outputs::{self, send},
-    support::{Agent, PATIENCE, answered, disk::SmallDisk, flow_agent, pair, wait_until},
+    support::{
+        Agent, PATIENCE, answered,
+        disk::{PowerlessDisk, SmallDisk},
+        flow_agent, pair, wait_until,
+    },
 };
 
 mod calls;
@@ -206,6 +210,40 @@ fn every_packet_of_two_agents_is_stored_however_often_the_collector_is_killed() 
         assert_eq!(sum, sent);
     }
     assert_eq!(in_parquet(files.path()), [sent, sent]);
+}
+
+#[test]
+fn what_is_acknowledged_is_there_after_the_power_fails() {
+    if !is_root_or_skip("agent::what_is_acknowledged_is_there_after_the_power_fails") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let disk = PowerlessDisk::new();
+    let [lines, files] = ["lines", "files"].map(|name| disk.path().join(name));
+    for folder in [&lines, &files] {
+        fs::create_dir(folder).unwrap();
+        // The operator has made them long before.
+        File::open(folder).unwrap().sync_all().unwrap();
+    }
+    let (as_lines, as_files) = (jsonl(&lines), parquet(&files));
+    let settings = ["--output", &as_lines, "--output", &as_files];
+    let mut collector = Collector::start(&lab.agent, 0, &settings);
+    let port = collector.address.port();
+    let to = collector.setting();
+    let agent = Agent::start(&lab, &["--output", "json", "--output", &to]);
+    let mut sent = Pair::default();
+    // Into new files, and into what the power has left of them.
+    for _ in 0..3 {
+        sent += send(&lab, 50, 2);
+        wait_until_acknowledged(&agent, &lab, sent);
+        collector.kill();
+        disk.loses_power();
+        collector = Collector::start(&lab.agent, port, &settings);
+    }
+    assert_eq!(agent.stop().seen(), sent);
+    collector.stop();
+    assert_eq!(stored(&[&lines]).into_values().collect::<Vec<_>>(), [sent]);
+    assert_eq!(in_parquet(&files), [sent]);
 }
 
 /// What the rows of all files report by stream, each record once.

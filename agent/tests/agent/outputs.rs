@@ -30,7 +30,7 @@ mod pbflow;
 mod query;
 mod secured;
 mod serve;
-mod spool;
+pub mod spool;
 
 /// The output of this name in the agent's status.
 pub fn output(agent: &Agent, lab: &Lab, name: &str) -> Value {

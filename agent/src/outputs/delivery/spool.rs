@@ -59,12 +59,19 @@ pub(super) struct Spool {
     written_seq: u64,
     /// The last number that was removed to make room.
     evicted_seq: u64,
-    /// Something is not on disk for sure.
-    is_dirty: bool,
+    unsure: Unsure,
     /// The mark says how far it has come.
     is_marked: bool,
     /// It has been told that a segment cannot be removed.
     has_told_stays: bool,
+}
+
+/// What is not on disk for sure.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unsure {
+    has_batch: bool,
+    /// A segment may not be in its folder.
+    has_name: bool,
 }
 
 /// Where a spool goes on.
@@ -166,7 +173,7 @@ impl Spool {
             last,
             written_seq: found.map_or(0, |found| found.seq),
             evicted_seq: 0,
-            is_dirty: false,
+            unsure: Unsure::default(),
             is_marked: false,
             has_told_stays: false,
         };
@@ -237,6 +244,7 @@ impl Spool {
             let created = Segment::create(&self.folder, self.stream_id, batch.seq);
             let (segment, file) = created?;
             self.segments.push_back(segment);
+            self.unsure.has_name = true;
             self.writer = Some(Writer::new(file));
         }
         let (Some(writer), Some(segment)) = (&self.writer, self.segments.back_mut()) else {
@@ -244,7 +252,7 @@ impl Spool {
         };
         writer.append(segment, header, &batch.parts)?;
         self.written_seq = batch.seq;
-        self.is_dirty = true;
+        self.unsure.has_batch = true;
         Ok(())
     }
 
@@ -301,11 +309,15 @@ impl Spool {
     /// Brings everything to the disk for sure, says how far it has come, and removes what is not needed. With `end`, no number
     /// is given afterwards, and so much is told to be lost that is in memory alone.
     pub(super) fn sync(&mut self, lost_in_queue: Volume, end: Option<Volume>) -> Result<()> {
-        if self.is_dirty
+        if self.unsure.has_batch
             && let Some(writer) = &self.writer
         {
             writer.sync().context("write a segment to the disk")?;
-            self.is_dirty = false;
+            self.unsure.has_batch = false;
+        }
+        if self.unsure.has_name {
+            self.sync_folder()?;
+            self.unsure.has_name = false;
         }
         if self.is_marked && end.is_none() {
             return Ok(());
@@ -315,10 +327,15 @@ impl Spool {
             self.forget_done();
             self.mark(lost_in_queue, end)?;
         }
-        if end.is_some() {
+        // What is removed and not marked would be taken for a loss.
+        if end.is_some()
+            || self
+                .segments
+                .front()
+                .is_some_and(|oldest| self.is_done(oldest))
+        {
             self.sync_folder()?;
         }
-        // Only now: what is removed and not marked would be taken for a loss.
         self.forget_done();
         Ok(())
     }
@@ -385,12 +402,17 @@ impl Spool {
         Ok(())
     }
 
+    /// Nothing of the oldest segment is needed, and it is not written any more.
+    fn is_done(&self, oldest: &Segment) -> bool {
+        let is_written = self.segments.len() == 1 && self.writer.is_some();
+        let is_done = oldest.last_seq().is_none_or(|last| last <= self.done.seq);
+        is_done && !is_written
+    }
+
     /// Removes segments of which nothing is needed. The newest one stays as long as it is written.
     fn forget_done(&mut self) {
         while let Some(oldest) = self.segments.front() {
-            let is_written = self.segments.len() == 1 && self.writer.is_some();
-            let is_done = oldest.last_seq().is_none_or(|last| last <= self.done.seq);
-            if is_written || !is_done {
+            if !self.is_done(oldest) {
                 return;
             }
             if let Err(error) = remove(oldest) {

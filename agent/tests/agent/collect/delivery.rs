@@ -14,7 +14,7 @@ use super::{
     kafka::{Kafka, setting},
     *,
 };
-use crate::support::BINARY;
+use crate::{outputs::spool::taken, support::BINARY};
 
 /// How long something is left alone after a kill, so that there is something to kill.
 const PAUSE: Duration = Duration::from_millis(700);
@@ -43,7 +43,11 @@ struct Fleet<'a> {
     real: [Option<Agent>; 2],
     /// How the second one starts.
     again: String,
+    /// Its spool.
+    spool: PathBuf,
     starts_again: u64,
+    /// Packets that it saw and had not in its spool when it was killed.
+    not_drained: u64,
     /// On the wire that both watch.
     sent: Pair,
     onward: Option<Onward>,
@@ -91,19 +95,21 @@ impl<'a> Fleet<'a> {
         let collectors = [(); 2].map(|()| Collector::start(host, 0, &output));
         let ports = collectors.each_ref().map(|one| one.address.port());
         let folder = kafka.folder.path();
+        let spool = |number: usize| folder.join(format!("spool-{number}"));
         let output = |number: usize| {
             let [one, other] = if number.is_multiple_of(2) {
                 ports
             } else {
                 [ports[1], ports[0]]
             };
-            let spool = folder.join(format!("spool-{number}"));
+            let spool = spool(number);
             format!(
                 r#"{{"kind": "collector", "address": "http://127.0.0.1:{one}", "failover": "127.0.0.1:{other}", "spool": "{}"}}"#,
                 spool.display()
             )
         };
-        let again = output(agents + 1);
+        let again_number = agents + 1;
+        let again = output(again_number);
         let real = [&output(agents), &again].map(|output| {
             let settings = ["--output", "json", "--output", output];
             Some(Agent::start(&kafka.lab, &settings))
@@ -122,7 +128,9 @@ impl<'a> Fleet<'a> {
             agents: agents.collect(),
             real,
             again,
+            spool: spool(again_number),
             starts_again: 0,
+            not_drained: 0,
             sent: Pair::default(),
             onward: None,
             random: 0x9E37_79B9_7F4A_7C15,
@@ -137,11 +145,13 @@ impl<'a> Fleet<'a> {
         (self.random % bound as u64) as usize
     }
 
-    /// Kills for so long, with a kill of each kind at least.
+    /// Kills for so long, with a kill of each kind at least, and of the real agent in both ways.
     fn kill_for(&mut self, time: Duration) {
         let begin = Instant::now();
-        while begin.elapsed() < time || self.kills.contains(&0) {
-            match self.below(10) {
+        while begin.elapsed() < time || self.starts_again < 2 || self.kills.contains(&0) {
+            let lacks_real = begin.elapsed() >= time && self.starts_again < 2;
+            let which = if lacks_real { 4 } else { self.below(10) };
+            match which {
                 0 => {
                     self.broker.kill().unwrap();
                     self.kills[2] += 1;
@@ -170,11 +180,8 @@ impl<'a> Fleet<'a> {
                     self.kills[1] += 1;
                 }
                 4 => {
-                    self.real[1].take().unwrap().kill();
+                    self.kill_real();
                     self.kills[0] += 1;
-                    let settings = ["--output", "json", "--output", &self.again];
-                    self.real[1] = Some(Agent::start(&self.kafka.lab, &settings));
-                    self.starts_again += 1;
                 }
                 _ => {
                     let place = self.below(self.agents.len());
@@ -188,6 +195,20 @@ impl<'a> Fleet<'a> {
             self.sent += send(&self.kafka.lab, 300, SENT_EACH / 300);
             std::thread::sleep(PAUSE);
         }
+    }
+
+    /// Kills the second of the real agents: every second time once all is in its spool, and else whatever it does.
+    fn kill_real(&mut self) {
+        let agent = self.real[1].take().unwrap();
+        if self.starts_again.is_multiple_of(2) {
+            let drained = self.sent.packets - self.not_drained;
+            wait_until("all is in the spool", || taken(&self.spool) == drained);
+        }
+        agent.kill();
+        self.not_drained = self.sent.packets - taken(&self.spool);
+        let settings = ["--output", "json", "--output", &self.again];
+        self.real[1] = Some(Agent::start(&self.kafka.lab, &settings));
+        self.starts_again += 1;
     }
 
     fn collector(&self, place: usize) -> Collector {
@@ -350,11 +371,10 @@ fn whatever_is_killed_nothing_else_is_missing(
     let sent = fleet.sent.packets;
     assert!(real.contains(&sent), "{real:?}, not {sent}");
     let not_drained = 2 * sent - real.iter().sum::<u64>();
-    // What was sent since the kill before, at most. Some starts may have delivered nothing.
     let starts = fleet.starts_again;
-    assert!(
-        not_drained <= (starts + 1) * SENT_EACH,
-        "{not_drained} in {starts} starts"
+    assert_eq!(
+        not_drained, fleet.not_drained,
+        "what was not in the spool of the agent in {starts} starts"
     );
     let [of_agents, of_collectors, of_brokers] = fleet.kills;
     eprintln!(

@@ -4,7 +4,7 @@
 use std::{fs::File, io::Write as _, sync::atomic::Ordering::Relaxed};
 
 use super::{collector::Store, *};
-use crate::support::disk::SmallDisk;
+use crate::support::disk::{PowerlessDisk, SmallDisk};
 
 /// What a segment begins with, and what each batch in it begins with.
 const FRONT_BYTES: usize = 20;
@@ -109,6 +109,71 @@ fn what_killed_agents_had_drained_gets_to_a_collector_that_comes_later() {
     let waits = fates(&output(&agent, &lab, "collector"), Pair::default());
     assert_eq!(waits["queued"], Pair::default());
     agent.stop();
+}
+
+/// The packets of all batches that have ever come into the spool, as its mark and its batches say.
+pub fn taken(folder: &Path) -> u64 {
+    let read = |path: PathBuf| through(&fs::read(path).unwrap());
+    let all = segments(folder).into_iter().map(read);
+    all.chain([marked(folder)]).max().unwrap()
+}
+
+/// The packets up to the last batch of a segment, since the first one of the stream.
+fn through(segment: &[u8]) -> u64 {
+    let is_whole = |at: usize| {
+        let len = segment[at - HEADER_BYTES + 8..][..4].try_into().unwrap();
+        at + u32::from_le_bytes(len) as usize <= segment.len()
+    };
+    let whole = batches(segment).into_iter().rev();
+    let last = whole.into_iter().find(|(at, _)| is_whole(*at));
+    last.map_or(0, |(at, reports)| {
+        let before = segment[at - HEADER_BYTES + 72..][..8].try_into().unwrap();
+        u64::from_le_bytes(before) + reports.packets
+    })
+}
+
+/// The packets of all batches when the mark was written, after it had brought them to the disk.
+fn marked(folder: &Path) -> u64 {
+    let Ok(text) = fs::read_to_string(folder.join("mark.json")) else {
+        return 0;
+    };
+    let mark: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    mark["last"]["sum"]["packets"].as_u64().unwrap()
+}
+
+#[test]
+fn what_the_spool_has_brought_to_the_disk_is_there_after_the_power_fails() {
+    const TEST: &str =
+        "agent::what_the_spool_has_brought_to_the_disk_is_there_after_the_power_fails";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let disk = PowerlessDisk::new();
+    let folder = disk.path().join("spool");
+    let mut sent = Pair::default();
+    // Into a new segment each time: once an agent is killed, and once it ends by itself.
+    for ends in [false, true, false, true] {
+        let agent = start(&lab, &setting(1, &folder));
+        sent += send(&lab, 50, 2);
+        if ends {
+            wait_until_counted(&agent, &lab, 100);
+            agent.stop();
+        } else {
+            wait_until("it is brought to the disk", || {
+                marked(&folder) == sent.packets
+            });
+            agent.kill();
+        }
+        disk.loses_power();
+        assert_eq!(on_disk(&folder), sent);
+    }
+    let store = Store::default();
+    let agent = start(&lab, &setting(store.listen(&lab), &folder));
+    wait_until("all is at the collector", || store.records() == sent);
+    agent.stop();
+    assert_eq!(store.records(), sent);
+    assert_eq!(store.lost(), Pair::default());
 }
 
 #[test]

@@ -1,6 +1,11 @@
-//! File systems with little room.
+//! File systems with little room, and one that loses its power.
 
-use std::{path::Path, process::Command};
+use std::{
+    fs::File,
+    os::fd::AsRawFd as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use tempfile::TempDir;
 
@@ -24,6 +29,63 @@ impl SmallDisk {
 impl Drop for SmallDisk {
     fn drop(&mut self) {
         // Whoever still has a file of it open, since a test failed, does not keep it.
+        run(Command::new("umount").arg("--lazy").arg(self.path()));
+    }
+}
+
+/// A file system (ext4) on a device of its own, which can lose its power.
+pub struct PowerlessDisk {
+    folder: TempDir,
+}
+
+/// `EXT4_IOC_SHUTDOWN`, which is `_IOR('X', 125, __u32)`, and what it takes: the journal keeps nothing that is in memory alone.
+const SHUTDOWN: libc::Ioctl = 0x8004_587D;
+const WITHOUT_LOG: u32 = 2;
+
+impl PowerlessDisk {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = Self { folder };
+        File::create(disk.image())
+            .and_then(|image| image.set_len(64 << 20))
+            .unwrap();
+        run(Command::new("mkfs.ext4")
+            .args(["-q", "-F"])
+            .arg(disk.image()));
+        std::fs::create_dir(disk.path()).unwrap();
+        disk.mount();
+        disk
+    }
+
+    fn image(&self) -> PathBuf {
+        self.folder.path().join("image")
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.folder.path().join("mounted")
+    }
+
+    /// Nothing is brought to the device before somebody asks for it.
+    fn mount(&self) {
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "ext4", "-o", "loop,commit=3600"]);
+        run(mount.args([self.image(), self.path()]));
+    }
+
+    /// What no `fsync` has brought to the device is gone. Nobody may have a file of it open any more.
+    pub fn loses_power(&self) {
+        let root = File::open(self.path()).unwrap();
+        // SAFETY: The number that it takes outlives the call.
+        let done = unsafe { libc::ioctl(root.as_raw_fd(), SHUTDOWN, &WITHOUT_LOG) };
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+        drop(root);
+        run(Command::new("umount").arg(self.path()));
+        self.mount();
+    }
+}
+
+impl Drop for PowerlessDisk {
+    fn drop(&mut self) {
         run(Command::new("umount").arg("--lazy").arg(self.path()));
     }
 }
