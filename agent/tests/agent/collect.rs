@@ -218,7 +218,7 @@ fn what_is_acknowledged_is_there_after_the_power_fails() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    let disk = PowerlessDisk::new();
+    let mut disk = PowerlessDisk::new();
     let [lines, files] = ["lines", "files"].map(|name| disk.path().join(name));
     for folder in [&lines, &files] {
         fs::create_dir(folder).unwrap();

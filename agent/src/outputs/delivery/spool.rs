@@ -185,6 +185,11 @@ impl Spool {
             waits: RecordSum::from(waits),
             faults,
         };
+        // Whoever wrote them may have been killed before that.
+        for segment in &spool.segments {
+            let synced = segment.sync();
+            synced.with_context(|| format!("write {} to the disk", segment.path.display()))?;
+        }
         // Numbers are given from here on, and this says that the last one is not known.
         spool.mark(lost_in_queue, None)?;
         spool.sync_folder()?;

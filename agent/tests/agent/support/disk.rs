@@ -36,6 +36,8 @@ impl Drop for SmallDisk {
 /// A file system (ext4) on a device of its own, which can lose its power.
 pub struct PowerlessDisk {
     folder: TempDir,
+    /// How often it has lost its power.
+    losses: usize,
 }
 
 /// `EXT4_IOC_SHUTDOWN`, which is `_IOR('X', 125, __u32)`, and what it takes: the journal keeps nothing that is in memory alone.
@@ -45,7 +47,7 @@ const WITHOUT_LOG: u32 = 2;
 impl PowerlessDisk {
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let disk = Self { folder };
+        let disk = Self { folder, losses: 0 };
         File::create(disk.image())
             .and_then(|image| image.set_len(64 << 20))
             .unwrap();
@@ -58,7 +60,8 @@ impl PowerlessDisk {
     }
 
     fn image(&self) -> PathBuf {
-        self.folder.path().join("image")
+        let name = format!("image-{}", self.losses);
+        self.folder.path().join(name)
     }
 
     pub fn path(&self) -> PathBuf {
@@ -72,21 +75,30 @@ impl PowerlessDisk {
         run(mount.args([self.image(), self.path()]));
     }
 
-    /// What no `fsync` has brought to the device is gone. Nobody may have a file of it open any more.
-    pub fn loses_power(&self) {
+    /// What no `fsync` has brought to the device is gone.
+    pub fn loses_power(&mut self) {
         let root = File::open(self.path()).unwrap();
         // SAFETY: The number that it takes outlives the call.
         let done = unsafe { libc::ioctl(root.as_raw_fd(), SHUTDOWN, &WITHOUT_LOG) };
         assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
         drop(root);
-        run(Command::new("umount").arg(self.path()));
+        run(Command::new("umount").arg("--lazy").arg(self.path()));
+        // Other tests' processes in mount namespaces of their own may have what was mounted for a while, and with it the device.
+        let before = self.image();
+        self.losses += 1;
+        std::fs::copy(&before, self.image()).unwrap();
+        std::fs::remove_file(before).unwrap();
         self.mount();
     }
 }
 
 impl Drop for PowerlessDisk {
     fn drop(&mut self) {
-        run(Command::new("umount").arg("--lazy").arg(self.path()));
+        // It may not be mounted, since a test failed.
+        let _ = Command::new("umount")
+            .arg("--lazy")
+            .arg(self.path())
+            .status();
     }
 }
 

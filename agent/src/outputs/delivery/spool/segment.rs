@@ -99,6 +99,11 @@ impl Segment {
         }
     }
 
+    /// Brings to the disk what others have written.
+    pub fn sync(&self) -> io::Result<()> {
+        File::open(&self.path)?.sync_data()
+    }
+
     pub fn last_seq(&self) -> Option<u64> {
         self.last.map(|last| last.seq)
     }
