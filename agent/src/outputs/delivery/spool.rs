@@ -333,12 +333,7 @@ impl Spool {
             self.mark(lost_in_queue, end)?;
         }
         // What is removed and not marked would be taken for a loss.
-        if end.is_some()
-            || self
-                .segments
-                .front()
-                .is_some_and(|oldest| self.is_done(oldest))
-        {
+        if end.is_some() || self.first_done().is_some() {
             self.sync_folder()?;
         }
         self.forget_done();
@@ -407,19 +402,20 @@ impl Spool {
         Ok(())
     }
 
-    /// Nothing of the oldest segment is needed, and it is not written any more.
-    fn is_done(&self, oldest: &Segment) -> bool {
+    /// The oldest segment, if nothing of it is needed. The newest one is as long as it is written.
+    fn first_done(&self) -> Option<&Segment> {
         let is_written = self.segments.len() == 1 && self.writer.is_some();
-        let is_done = oldest.last_seq().is_none_or(|last| last <= self.done.seq);
-        is_done && !is_written
+        let is_done =
+            |oldest: &&Segment| oldest.last_seq().is_none_or(|last| last <= self.done.seq);
+        self.segments
+            .front()
+            .filter(is_done)
+            .filter(|_| !is_written)
     }
 
-    /// Removes segments of which nothing is needed. The newest one stays as long as it is written.
+    /// Removes segments of which nothing is needed.
     fn forget_done(&mut self) {
-        while let Some(oldest) = self.segments.front() {
-            if !self.is_done(oldest) {
-                return;
-            }
+        while let Some(oldest) = self.first_done() {
             if let Err(error) = remove(oldest) {
                 if !self.has_told_stays {
                     let path = oldest.path.display();

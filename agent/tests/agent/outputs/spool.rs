@@ -57,6 +57,36 @@ fn on_disk(folder: &Path) -> Pair {
     all.map(|(_, reports)| reports).sum()
 }
 
+/// The packets of all batches that have ever come into the spool, as its mark and its batches say.
+pub fn taken(folder: &Path) -> u64 {
+    // What is not needed any more may go meanwhile. The mark has it.
+    let read = |path: PathBuf| fs::read(path).map_or(0, |segment| through(&segment));
+    let all = segments(folder).into_iter().map(read);
+    all.chain([marked(folder)]).max().unwrap()
+}
+
+/// The packets up to the last batch of a segment, since the first one of the stream.
+fn through(segment: &[u8]) -> u64 {
+    let is_whole = |at: usize| {
+        let len = segment[at - HEADER_BYTES + 8..][..4].try_into().unwrap();
+        at + u32::from_le_bytes(len) as usize <= segment.len()
+    };
+    let last = batches(segment).into_iter().rfind(|(at, _)| is_whole(*at));
+    last.map_or(0, |(at, reports)| {
+        let before = segment[at - HEADER_BYTES + 72..][..8].try_into().unwrap();
+        u64::from_le_bytes(before) + reports.packets
+    })
+}
+
+/// The packets of all batches when the mark was written, after it had brought them to the disk.
+fn marked(folder: &Path) -> u64 {
+    let Ok(text) = fs::read_to_string(folder.join("mark.json")) else {
+        return 0;
+    };
+    let mark: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    mark["last"]["sum"]["packets"].as_u64().unwrap()
+}
+
 fn wait_until_on_disk(folder: &Path, expected: Pair) {
     wait_until("it is on disk", || on_disk(folder) == expected);
 }
@@ -109,37 +139,6 @@ fn what_killed_agents_had_drained_gets_to_a_collector_that_comes_later() {
     let waits = fates(&output(&agent, &lab, "collector"), Pair::default());
     assert_eq!(waits["queued"], Pair::default());
     agent.stop();
-}
-
-/// The packets of all batches that have ever come into the spool, as its mark and its batches say.
-pub fn taken(folder: &Path) -> u64 {
-    // What is not needed any more may go meanwhile. The mark has it.
-    let read = |path: PathBuf| fs::read(path).map_or(0, |segment| through(&segment));
-    let all = segments(folder).into_iter().map(read);
-    all.chain([marked(folder)]).max().unwrap()
-}
-
-/// The packets up to the last batch of a segment, since the first one of the stream.
-fn through(segment: &[u8]) -> u64 {
-    let is_whole = |at: usize| {
-        let len = segment[at - HEADER_BYTES + 8..][..4].try_into().unwrap();
-        at + u32::from_le_bytes(len) as usize <= segment.len()
-    };
-    let whole = batches(segment).into_iter().rev();
-    let last = whole.into_iter().find(|(at, _)| is_whole(*at));
-    last.map_or(0, |(at, reports)| {
-        let before = segment[at - HEADER_BYTES + 72..][..8].try_into().unwrap();
-        u64::from_le_bytes(before) + reports.packets
-    })
-}
-
-/// The packets of all batches when the mark was written, after it had brought them to the disk.
-fn marked(folder: &Path) -> u64 {
-    let Ok(text) = fs::read_to_string(folder.join("mark.json")) else {
-        return 0;
-    };
-    let mark: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
-    mark["last"]["sum"]["packets"].as_u64().unwrap()
 }
 
 #[test]
