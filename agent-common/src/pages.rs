@@ -14,7 +14,7 @@ pub struct Switches {
     pub sizes: [PageSize; 2],
 }
 
-/// How large a page is.
+/// How large a page is, and what share of the flows is counted on it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageSize {
@@ -23,7 +23,8 @@ pub struct PageSize {
     pub mark_flows: u32,
     /// How many new flows a CPU counts privately before it adds them to the page's [`PageFill`]; a power of two.
     pub fill_step: u32,
-    pub reserved: u32,
+    /// [`sample::threshold`](crate::sample::threshold) of the flows that are counted on the page; 0 counts every flow.
+    pub sample_below: u32,
 }
 
 impl Switches {
@@ -35,7 +36,14 @@ impl Switches {
     /// The bytes as they lie in the programs' memory.
     pub fn to_bytes(self) -> [u8; Self::LEN_BYTES] {
         let [first, second] = self.sizes;
-        let of = |size: PageSize| [size.windows, size.mark_flows, size.fill_step, size.reserved];
+        let of = |size: PageSize| {
+            [
+                size.windows,
+                size.mark_flows,
+                size.fill_step,
+                size.sample_below,
+            ]
+        };
         let words = [self.page, self.rule_set];
         let words = words.into_iter().chain(of(first)).chain(of(second));
         let mut bytes = [0; Self::LEN_BYTES];
@@ -73,14 +81,14 @@ mod tests {
             windows: first,
             mark_flows: first + 1,
             fill_step: first + 2,
-            reserved: 0,
+            sample_below: first + 3,
         };
         let switches = Switches {
             page: 1,
             rule_set: 2,
             sizes: [size(3), size(7)],
         };
-        let words = [1, 2, 3, 4, 5, 0, 7, 8, 9, 0].map(u32::to_ne_bytes);
+        let words = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10].map(u32::to_ne_bytes);
         assert_eq!(switches.to_bytes(), words.concat()[..]);
         let at = |offset: usize| switches.to_bytes()[offset..][..4].to_vec();
         assert_eq!(at(core::mem::offset_of!(Switches, rule_set)), words[1]);

@@ -126,7 +126,7 @@ fn place(
     if tunnel != 0 {
         tunnels::facts(tunnel, |fact| account.note(fact, size.packets, size.bytes));
     }
-    filter::select(packet, arrival.direction.into())?;
+    filter::select(page, packet, arrival.direction.into())?;
     packet
         .key
         .set_side(packet.direction, arrival.direction as u8);
@@ -146,7 +146,8 @@ fn place(
     }
     match table::begin(&sought, size) {
         Begun::Here(question) => {
-            if tunnel & outcome::DECAPSULATED != 0 {
+            // What was opened, the parser said. To keep `tunnel` until here would take stack.
+            if arrival.tunnel & outcome::DECAPSULATED != 0 {
                 tunnels::remember_outer(&packet.key);
             }
             Ok(question)

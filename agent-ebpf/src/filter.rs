@@ -6,7 +6,6 @@ use agent_common::{
     sample,
 };
 use aya_ebpf::{
-    Global,
     btf_maps::{Array, ArrayOfMaps, LpmTrie, lpm_trie::Key},
     macros::btf_map,
 };
@@ -24,24 +23,29 @@ static RULE_NETS_V4: ArrayOfMaps<LpmTrie<[u8; 8], NetRows, 1>, 2> = ArrayOfMaps:
 #[btf_map]
 static RULE_NETS_V6: ArrayOfMaps<LpmTrie<[u8; 16], NetRows, 1>, 2> = ArrayOfMaps::new();
 
-/// [`sample::threshold`]; 0 counts every flow.
-#[unsafe(no_mangle)]
-static SAMPLE_BELOW: Global<u32> = Global::new(0);
-
-/// Returns why the packet stays out of the flow table, if it does. Its key must have the interface index.
+/// Returns why the packet stays out of this page of the flow table, if it does. Its key must have the interface index.
 #[inline(always)]
-pub fn select(packet: &Packet, direction: u32) -> Result<(), Reason> {
+pub fn select(page: u32, packet: &Packet, direction: u32) -> Result<(), Reason> {
     if let Some(slot) = switches::rule_set()
         && is_excluded(packet, slot, direction) != 0
     {
         return Err(Reason::Filtered);
     }
-    // A constant, so without sampling the verifier removes the branch.
-    let below = SAMPLE_BELOW.load();
-    if below != 0 && !sample::is_sampled(&packet.key, below) {
+    // Read again there, since to keep it would take stack here.
+    if switches::sample_below(page) != 0 && is_left_out(page, packet) != 0 {
         return Err(Reason::SampledOut);
     }
     Ok(())
+}
+
+/// A function of its own, so that the hash takes no registers and no stack of its caller. The rate of the page must not be that
+/// of every flow.
+#[inline(never)]
+fn is_left_out(page: u32, packet: &Packet) -> u32 {
+    u32::from(!sample::is_sampled(
+        &packet.key,
+        switches::sample_below(page),
+    ))
 }
 
 /// A function of its own, so that it takes no registers when there are no rules. If a part of the set is

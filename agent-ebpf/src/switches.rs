@@ -17,7 +17,7 @@ static SWITCHES: Shared = Shared(UnsafeCell::new(Switches {
             windows: 0,
             mark_flows: 0,
             fill_step: 0,
-            reserved: 0,
+            sample_below: 0,
         }
     }; 2],
 }));
@@ -62,6 +62,14 @@ pub fn mark_and_step(page: u32) -> (u32, u32) {
         let mark = (&raw const (*size).mark_flows).read_volatile();
         (mark, (&raw const (*size).fill_step).read_volatile())
     }
+}
+
+/// Which flows are counted on a page: see [`PageSize::sample_below`].
+#[inline(always)]
+pub fn sample_below(page: u32) -> u32 {
+    let size = size(page);
+    // SAFETY: as above.
+    unsafe { (&raw const (*size).sample_below).read_volatile() }
 }
 
 #[inline(always)]

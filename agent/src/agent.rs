@@ -65,7 +65,7 @@ mod wakes;
 
 use printing::Printing;
 use publish::{Publisher, QdiscDrops};
-use scanning::{AskedReports, Scanning};
+use scanning::{ReliefLog, Scanning};
 use wakes::Wakes;
 
 /// How often the programs' log is copied to the agent's log, if it is on.
@@ -375,7 +375,7 @@ impl Agent {
             hub: hub.clone(),
             times: config.times(),
             outputs: outputs.clone(),
-            asked_reports: AskedReports::default(),
+            relief_log: ReliefLog::default(),
             wakes: Wakes::new(config.scan_interval, filled, scan_wanted),
             reports,
             watchdog: manager.watchdog(),
@@ -498,7 +498,6 @@ fn status_settings(
         max_interfaces,
         max_tracked_flows: config.replica.max_flows as u64,
         early_scan_percent: config.early_scan_percent,
-        sample_rate: config.sample_rate,
     }
 }
 

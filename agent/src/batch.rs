@@ -87,11 +87,17 @@ struct ReportInterval {
     is_asked: bool,
 }
 
+/// The values of `FlowBatch.sample_rate` and `FlowBatch.sample_rate_asked`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sampling {
+    pub rate: u32,
+    pub is_asked: bool,
+}
+
 /// Encodes one scan after another: `begin`, `push` for each record, `finish`.
 pub struct BatchEncoder {
     identity: Arc<Identity>,
-    /// The value of `FlowBatch.sample_rate`.
-    sample_rate: u32,
+    sampling: Sampling,
     reports: ReportInterval,
     /// The longest since the last scan. What has waited that long comes with the next one.
     longest: ReportInterval,
@@ -105,7 +111,7 @@ impl BatchEncoder {
     pub fn new(identity: Arc<Identity>) -> Self {
         Self {
             identity,
-            sample_rate: 0,
+            sampling: Sampling::default(),
             reports: ReportInterval::default(),
             longest: ReportInterval::default(),
             cgroups: None,
@@ -114,13 +120,20 @@ impl BatchEncoder {
         }
     }
 
-    /// Says in every batch that one flow in `rate` is counted; 0 is every flow.
+    /// The same encoder, which says that one flow in `rate` is counted; 0 is every flow.
     #[must_use]
-    pub fn sampling(self, rate: u32) -> Self {
-        Self {
-            sample_rate: rate,
-            ..self
-        }
+    pub fn sampling(mut self, rate: u32) -> Self {
+        self.sampling.rate = rate;
+        self
+    }
+
+    pub fn sample_rate(&self) -> u32 {
+        self.sampling.rate
+    }
+
+    /// Says in every batch from the next scan on which flows are counted.
+    pub fn sample(&mut self, sampling: Sampling) {
+        self.sampling = sampling;
     }
 
     /// The same encoder, which says how late packets may be reported.
@@ -154,7 +167,8 @@ impl BatchEncoder {
     /// An encoder of the same agent.
     #[must_use]
     pub fn another(&self) -> Self {
-        let mut another = Self::new(Arc::clone(&self.identity)).sampling(self.sample_rate);
+        let mut another = Self::new(Arc::clone(&self.identity));
+        another.sampling = self.sampling;
         (another.reports, another.longest) = (self.reports, self.longest);
         another.cgroups.clone_from(&self.cgroups);
         another
@@ -183,7 +197,8 @@ impl BatchEncoder {
             table_capacity: header.capacity,
             refused_in_window: header.refused_in_window,
             interfaces: header.interfaces.to_vec(),
-            sample_rate: self.sample_rate,
+            sample_rate: self.sampling.rate,
+            sample_rate_asked: self.sampling.is_asked,
             report_interval_ns: reports.ns,
             report_interval_asked: reports.is_asked,
             snapshot,
@@ -219,7 +234,7 @@ impl BatchEncoder {
             table_occupancy: Some(trailer.occupancy),
             tracked_flows: Some(trailer.tracked),
             account: Some(Account {
-                sample_rate: self.sample_rate,
+                sample_rate: self.sampling.rate,
                 ..Account::from_hook(trailer.account, trailer.is_final)
             }),
             ..FlowBatch::default()

@@ -24,7 +24,7 @@ use crate::{
     in_force::followed,
     limits,
     metrics::MetricsListener,
-    outputs::Prepared,
+    outputs::{Prepared, Relief},
     proto::{CollectorStatus, PairsStatus},
     server::{
         CollectorServer, DEFAULT_DRAIN_TIMEOUT, Limits, ListenAddr, Listeners, PassedSockets,
@@ -81,8 +81,8 @@ pub struct Config {
     /// Those that callers over TCP need, if they need one.
     pub tokens: Option<Tokens>,
     pub agents: AgentLimits,
-    /// How often agents are asked to report flows that go on, at most; zero leaves it to them.
-    pub report_interval: Duration,
+    /// What agents are asked for.
+    pub asks: Relief,
     /// Where everything is stored.
     pub stores: Vec<Prepared>,
     /// Where metrics are served, if at all.
@@ -165,7 +165,7 @@ impl Collector {
             calls: Arc::new(Semaphore::new(max_agents as usize)),
             addresses: Addresses::default(),
             limits: config.agents,
-            report_interval_ns: clock::nanos(config.report_interval),
+            asks: config.asks,
             stopping,
             started_boot_ns: clock::boot_now_ns(),
         });
@@ -239,7 +239,7 @@ pub(crate) struct Intake {
     addresses: Addresses,
     limits: AgentLimits,
     /// What agents are asked for.
-    report_interval_ns: u64,
+    asks: Relief,
     /// Its sender goes when the collector stops.
     stopping: watch::Receiver<()>,
     started_boot_ns: u64,
@@ -260,7 +260,8 @@ impl Intake {
                 let pairs = pairs.lock().unwrap_or_else(PoisonError::into_inner);
                 pairs.clone()
             }),
-            report_interval_ns: self.report_interval_ns,
+            report_interval_ns: clock::nanos(self.asks.report_interval),
+            sample_rate: self.asks.sample_rate,
             ..CollectorStatus::default()
         }
     }

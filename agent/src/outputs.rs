@@ -20,7 +20,6 @@ use crate::{
     tls::output::InForce,
 };
 
-mod asked;
 mod backoff;
 pub mod clickhouse;
 mod delivery;
@@ -34,6 +33,7 @@ pub mod otlp;
 pub mod parquet;
 mod password;
 pub mod pbflow;
+mod relief;
 pub mod settings;
 mod spell;
 mod tally;
@@ -42,9 +42,10 @@ mod transport;
 mod wanted;
 mod worker;
 
-use asked::ReportIntervals;
 use delivery::Delivery;
 use ending::Ending;
+use relief::AskedByAll;
+pub use relief::{MOST_SAMPLE_RATE, Relief};
 use settings::Parts;
 pub use settings::{Output, Prepared};
 use tally::Tally;
@@ -54,7 +55,7 @@ use worker::Worker;
 #[derive(Clone)]
 pub struct Outputs {
     hub: Hub,
-    asked: ReportIntervals,
+    asked: AskedByAll,
     all: Arc<Mutex<All>>,
 }
 
@@ -82,7 +83,7 @@ impl Outputs {
     pub fn start(hub: &Hub, outputs: Vec<Prepared>) -> Self {
         let started = Self {
             hub: hub.clone(),
-            asked: ReportIntervals::default(),
+            asked: AskedByAll::default(),
             all: Arc::default(),
         };
         started.replace(outputs);
@@ -155,7 +156,7 @@ impl Outputs {
                 tokio::spawn(worker.run())
             }
             Parts::Batches(collectors) => {
-                let asked = self.asked.of_output(collectors.max_report_interval);
+                let asked = self.asked.of_output(collectors.most_asked);
                 let delivery = Delivery::new(
                     &name,
                     collectors,
@@ -189,9 +190,9 @@ impl Outputs {
         statuses.collect()
     }
 
-    /// How often the collectors among them want reports of flows that go on.
-    pub fn asked_interval(&self) -> Duration {
-        self.asked.longest()
+    /// What the collectors among them ask for.
+    pub fn asked(&self) -> Relief {
+        self.asked.most()
     }
 
     /// The sums of those that the settings do not name any more.

@@ -66,6 +66,8 @@ pub struct Answer {
     pub missing: Told,
     /// One in so many flows was counted, where that is not every one.
     pub sample_rates: BTreeSet<u32>,
+    /// Whether there are records of every flow, too.
+    pub has_whole: bool,
     /// Files that cannot be read to their end, and the bytes there.
     pub damaged: Vec<(PathBuf, u64)>,
     /// Files that were removed before they could be read.
@@ -131,6 +133,8 @@ impl Sum<'_> {
         windows.end = windows.end.max(row.window_us.end);
         if row.sample_rate > 1 {
             self.answer.sample_rates.insert(row.sample_rate);
+        } else {
+            self.answer.has_whole = true;
         }
         self.answer.total.add(&Sums::of(row))?;
         self.groups.add(row)

@@ -124,6 +124,12 @@ impl Replica {
         }
     }
 
+    /// Reports all that waits with the scan that has begun, since what comes with the next one is of another kind.
+    pub fn report_all(&mut self) {
+        self.reports.set_over(true);
+        self.slab.all_are_due();
+    }
+
     /// Changes when flows end. Those that have been quiet for too long by then end with the next scan.
     pub fn keep_flows_for(&mut self, idle_timeout: Duration, linger: Duration) {
         let lifetimes = Lifetimes::new(idle_timeout, linger);
@@ -269,6 +275,7 @@ impl Replica {
                 self.look_at(slot, sink);
             }
         }
+        self.reports.set_over(false);
         self.shrink();
     }
 

@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result};
 use crate::{
     accounts::{AccountOfHook, Accounts},
     asks::{AskError, Snapshot},
-    batch::{BatchEncoder, ScanHeader, ScanTrailer},
+    batch::{BatchEncoder, Sampling, ScanHeader, ScanTrailer},
     clock::{self, ScanClock, Sleep},
     hub::Hub,
     interfaces::Selection,
@@ -83,6 +83,30 @@ pub struct Departed {
     pub account: HookAccount,
 }
 
+/// One flow in so many is counted; 0 is every flow.
+#[derive(Clone, Copy)]
+pub struct SampleRates {
+    /// By the settings alone.
+    pub own: u32,
+    /// What the last scan drained was counted at this rate.
+    pub scanned: u32,
+    /// Packets are counted at this rate now.
+    pub current: u32,
+    /// They are from the next scan on.
+    next: u32,
+}
+
+impl SampleRates {
+    fn all(rate: u32) -> Self {
+        Self {
+            own: rate,
+            scanned: rate,
+            current: rate,
+            next: rate,
+        }
+    }
+}
+
 /// How long the end waits for what is quick to detach. Others may hold the locks that it needs for as long as they like, while
 /// packets come and nothing is drained.
 pub const DETACH_PATIENCE: Duration = Duration::from_secs(2);
@@ -98,6 +122,7 @@ pub struct Scanner {
     taking: Option<Taking>,
     completed: Option<Result<Snapshot, AskError>>,
     encoder: BatchEncoder,
+    sample_rates: SampleRates,
     hub: Hub,
     interfaces: Interfaces,
     pub hooks: Vec<HookState>,
@@ -122,6 +147,7 @@ pub struct ScannerParts {
     pub kernel: Kernel,
     pub attachments: Attachments,
     pub replica: Replica,
+    /// It says the sample rate of the settings.
     pub encoder: BatchEncoder,
     pub hub: Hub,
     pub interfaces: Interfaces,
@@ -139,6 +165,7 @@ impl Scanner {
             replica: parts.replica,
             taking: None,
             completed: None,
+            sample_rates: SampleRates::all(parts.encoder.sample_rate()),
             encoder: parts.encoder,
             hub: parts.hub,
             interfaces: parts.interfaces,
@@ -195,7 +222,7 @@ impl Scanner {
             // When this returns, a program that ran while it was detached has read its page.
             self.kernel.pages.stop()?.to_vec()
         } else {
-            vec![self.kernel.pages.flip()?]
+            vec![self.kernel.pages.flip_sampling(self.sample_rates.next)?]
         };
         let flip_wait = started.elapsed();
         self.stats.last_flip_wait_ns = clock::nanos(flip_wait);
@@ -206,6 +233,7 @@ impl Scanner {
         // Not before: a snapshot has the times of the scan that it shows.
         self.follow_set_clock(set_by_ns);
         self.replica.begin_scan(scan_clock);
+        self.note_sampling(is_final);
         self.note_progress();
         let left_ids = left.iter().map(|left| left.id).collect();
         self.interfaces.read_after_flip(&left_ids)?;
@@ -263,6 +291,23 @@ impl Scanner {
             tracing::error!(?missing, "the account does not close: please report this");
         }
         Ok(())
+    }
+
+    /// What this scan drains was counted at one rate, which holds for all of its records. So nothing may wait until the next
+    /// scan if that has another one.
+    fn note_sampling(&mut self, is_final: bool) {
+        let rates = &mut self.sample_rates;
+        rates.scanned = rates.current;
+        if !is_final {
+            rates.current = rates.next;
+        }
+        self.encoder.sample(Sampling {
+            rate: rates.scanned,
+            is_asked: rates.scanned != rates.own,
+        });
+        if rates.current != rates.scanned {
+            self.replica.report_all();
+        }
     }
 
     /// The clocks now, and by how much Unix time was set since the last scan.
@@ -513,6 +558,15 @@ impl Scanner {
     pub fn report_every(&mut self, interval: Duration, is_asked: bool) {
         self.replica.report_every(interval);
         self.encoder.report_every(interval, is_asked);
+    }
+
+    /// Counts one flow in `rate` from the next scan on; 0 is every flow.
+    pub fn sample(&mut self, rate: u32) {
+        self.sample_rates.next = rate;
+    }
+
+    pub fn sample_rates(&self) -> SampleRates {
+        self.sample_rates
     }
 
     pub fn filter_rules(&self) -> u32 {

@@ -23,8 +23,6 @@ pub struct StatusSettings {
     pub max_interfaces: u32,
     pub max_tracked_flows: u64,
     pub early_scan_percent: u32,
-    /// 0 if every flow is counted.
-    pub sample_rate: u32,
 }
 
 /// Makes the status. `times` are those in force, and `late` is how many scans took longer than the interval.
@@ -51,13 +49,13 @@ pub fn of(
             linger_ns: clock::nanos(times.linger),
             report_interval_ns: clock::nanos(times.report_interval),
             early_scan_percent: settings.early_scan_percent,
-            sample_rate: settings.sample_rate,
+            sample_rate: scanner.sample_rates().current,
             filter_rules: scanner.filter_rules(),
         }),
         hooks: scanner
             .hooks
             .iter()
-            .filter_map(|state| hook(scanner, state, settings.sample_rate))
+            .filter_map(|state| hook(scanner, state))
             .collect(),
         table: Some(proto::TableStatus {
             capacity,
@@ -102,12 +100,12 @@ pub fn of(
             absent_names: absent.first,
             departed: scanner.departed.interfaces,
             departed_account: Some(proto::Account {
-                sample_rate: settings.sample_rate,
+                sample_rate: scanner.sample_rates().scanned,
                 ..proto::Account::from_hook(&scanner.departed.account, false)
             }),
         }),
         account: Some(proto::Account {
-            sample_rate: settings.sample_rate,
+            sample_rate: scanner.sample_rates().scanned,
             ..proto::Account::from_hook(&scanner.account, false)
         }),
         traffic: Some(proto::Traffic {
@@ -140,7 +138,7 @@ fn suggested_max_flows(high_water: u64) -> u64 {
 }
 
 /// `None` while the hook is being attached.
-fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> Option<proto::HookStatus> {
+fn hook(scanner: &Scanner, state: &HookState) -> Option<proto::HookStatus> {
     let after_attach = state.after_attach?;
     let watched = scanner.interfaces().watched(state.hook.slot())?;
     Some(proto::HookStatus {
@@ -153,7 +151,7 @@ fn hook(scanner: &Scanner, state: &HookState, sample_rate: u32) -> Option<proto:
             Mode::XdpGeneric => proto::AttachMode::Generic,
         } as i32,
         account: Some(proto::Account {
-            sample_rate,
+            sample_rate: scanner.sample_rates().scanned,
             ..proto::Account::from_hook(&state.account, false)
         }),
         before_attach: Some(counters(state.before_attach)),

@@ -64,16 +64,14 @@ fn find_and_add(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) ->
 fn insert(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> i32 {
     // In an order in which few values live at the same time, since each of them takes stack.
     let packet = sought.packet;
-    let mut first = FlowCounters {
-        bits: sought.first_bits(),
-        ..FlowCounters::default()
-    };
+    let mut first = FlowCounters::default();
     let direction = usize::from(packet.direction & 1);
     first.packets[direction] = packets;
     first.bytes[direction] = bytes;
     first.ip_bytes[direction] = ip_bytes;
     first.first_seen_ns = clock::boot_ns();
     first.last_seen_jiffies = clock::jiffies();
+    first.bits = sought.first_bits();
     let key = packet.key;
     let Some(map) = BEHIND.get(sought.page) else {
         return NO_MAP;

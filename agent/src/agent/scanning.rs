@@ -19,7 +19,7 @@ use crate::{
     hub::Hub,
     kernel::attach::Reports,
     log_limit::LogLimit,
-    outputs::Outputs,
+    outputs::{Outputs, Relief},
     scan::Scanner,
     service_manager::Watchdog,
 };
@@ -36,9 +36,9 @@ pub(super) struct Scanning {
     pub hub: Hub,
     /// Those of the settings.
     pub times: Times,
-    /// Of which collectors may ask for fewer reports.
+    /// Of which collectors may ask for less.
     pub outputs: Outputs,
-    pub asked_reports: AskedReports,
+    pub relief_log: ReliefLog,
     pub wakes: Wakes,
     pub reports: Reports,
     /// Fed between requests, so a scan that hangs starves it.
@@ -62,34 +62,58 @@ impl Made {
 
 /// Tells when collectors ask for something else than the settings say.
 #[derive(Default)]
-pub(super) struct AskedReports {
-    told: Option<Duration>,
-    log: LogLimit,
+pub(super) struct ReliefLog {
+    /// Beyond what the settings say.
+    told: Relief,
+    intervals: LogLimit,
+    rates: LogLimit,
 }
 
-impl AskedReports {
-    fn tell(&mut self, own: Duration, asked: Duration) {
-        let in_force = (asked > own).then_some(asked);
-        if in_force == self.told {
-            return;
+/// How many changes are to be told of now, this one among them.
+fn changes(log: &mut LogLimit, is_change: bool) -> Option<u64> {
+    if is_change { log.event() } else { log.rest() }
+}
+
+impl ReliefLog {
+    fn tell(&mut self, own: Relief, in_force: Relief) {
+        let beyond = in_force.beyond(own);
+        let before = std::mem::replace(&mut self.told, beyond);
+        if let Some(changes) = changes(
+            &mut self.intervals,
+            before.report_interval != beyond.report_interval,
+        ) {
+            let report_interval = in_force.report_interval;
+            if beyond.report_interval.is_zero() {
+                tracing::info!(
+                    ?report_interval,
+                    changes,
+                    "no collector asks for fewer reports any more than the settings say"
+                );
+            } else {
+                tracing::info!(
+                    ?report_interval,
+                    of_the_settings = ?own.report_interval,
+                    changes,
+                    "a collector asks for fewer reports of flows that go on"
+                );
+            }
         }
-        self.told = in_force;
-        let Some(changes) = self.log.event() else {
-            return;
-        };
-        if let Some(report_interval) = in_force {
-            tracing::info!(
-                ?report_interval,
-                of_the_settings = ?own,
-                changes,
-                "a collector asks for fewer reports of flows that go on"
-            );
-        } else {
-            tracing::info!(
-                report_interval = ?own,
-                changes,
-                "no collector asks for fewer reports any more than the settings say"
-            );
+        if let Some(changes) = changes(&mut self.rates, before.sample_rate != beyond.sample_rate) {
+            let one_flow_in = in_force.sample_rate.max(1);
+            if beyond.sample_rate == 0 {
+                tracing::info!(
+                    one_flow_in,
+                    changes,
+                    "no collector asks to count fewer flows any more than the settings say"
+                );
+            } else {
+                tracing::warn!(
+                    one_flow_in,
+                    of_the_settings = own.sample_rate.max(1),
+                    changes,
+                    "a collector asks to count fewer flows, and the others are left out (sampled_out)"
+                );
+            }
         }
     }
 }
@@ -156,7 +180,7 @@ impl Scanning {
                 Some(request) = self.requests.recv() => {
                     let made;
                     (scanner, made) = self.make(request, scanner).await?;
-                    times = self.report_as_asked(&mut scanner);
+                    times = self.relieve(&mut scanner);
                     publish_status(&scanner, times, late.count, false);
                     if let Some(made) = made {
                         made.tell();
@@ -213,9 +237,10 @@ impl Scanning {
             let is_final = wake == Wake::End;
             if is_final {
                 self.refuse_changes().await;
+            } else {
+                // Not sooner, however often collectors change what they ask for.
+                times = self.relieve(&mut scanner);
             }
-            // Not sooner, however often collectors change what they ask for.
-            times = self.report_as_asked(&mut scanner);
             let started = Instant::now();
             let outcome;
             (scanner, outcome) = scan(scanner, wake).await?;
@@ -291,15 +316,23 @@ impl Scanning {
         Ok((scanner, Some(Made { done, outcome })))
     }
 
-    /// Reports flows that go on as seldom as the settings say, or a collector asks for. Returns the times in force.
-    fn report_as_asked(&mut self, scanner: &mut Scanner) -> Times {
-        let own = self.times.report_interval;
-        let asked = self.outputs.asked_interval();
-        let interval = own.max(asked);
-        scanner.report_every(interval, interval != own);
-        self.asked_reports.tell(own, asked);
+    /// Reports flows that go on as seldom, and counts as few, as the settings say or a collector asks for. Returns the times in
+    /// force.
+    fn relieve(&mut self, scanner: &mut Scanner) -> Times {
+        let own = Relief {
+            report_interval: self.times.report_interval,
+            sample_rate: scanner.sample_rates().own,
+        };
+        let in_force = own.max(self.outputs.asked());
+        let Relief {
+            report_interval,
+            sample_rate,
+        } = in_force;
+        scanner.report_every(report_interval, report_interval != own.report_interval);
+        scanner.sample(sample_rate);
+        self.relief_log.tell(own, in_force);
         Times {
-            report_interval: interval,
+            report_interval,
             ..self.times
         }
     }

@@ -601,7 +601,11 @@ fn a_small_batch_that_waits_holds_no_large_buffer() {
 fn the_rate_of_sampling_is_told_where_flows_are_left_out() {
     let account = HookAccount::default();
     for rate in [0, 2, 100] {
-        let mut encoder = BatchEncoder::new(identity()).sampling(rate);
+        let mut encoder = BatchEncoder::new(identity());
+        encoder.sample(Sampling {
+            rate,
+            is_asked: rate > 1,
+        });
         encoder.begin(&header(1));
         encoder.finish(&trailer(&account), &mut |batch| {
             let message = decode(&batch);

@@ -21,7 +21,7 @@ use super::{
     streams::{Facts, OpenCall},
     writer::{CallEnd, Entry, Outcome},
 };
-use crate::{batch::Batch, output::LostSoFar, proto::ExportAck, server::Peer};
+use crate::{batch::Batch, clock, output::LostSoFar, proto::ExportAck, server::Peer};
 
 /// Batches of a call that wait to be stored. What an agent sends beyond them waits at the agent.
 const MOST_WAITING: usize = 64;
@@ -142,10 +142,11 @@ impl Call {
                 }
                 place = acks.reserve(), if self.stored_seq.is_some() => {
                     if let (Ok(place), Some(last_seq)) = (place, self.stored_seq.take()) {
-                        let report_interval_ns = self.intake.report_interval_ns;
+                        let wanted = self.intake.asks;
                         place.send(ExportAck {
                             last_seq,
-                            report_interval_ns,
+                            report_interval_ns: clock::nanos(wanted.report_interval),
+                            sample_rate: wanted.sample_rate,
                         });
                     }
                 }

@@ -62,6 +62,7 @@ pub(super) struct Facts {
     told: LostSoFar,
     account: Option<Account>,
     report_interval_ns: u64,
+    sample_rate: u32,
 }
 
 impl Facts {
@@ -80,6 +81,7 @@ impl Facts {
             told,
             account: batch.account.clone(),
             report_interval_ns: batch.report_interval_ns,
+            sample_rate: batch.sample_rate,
         }
     }
 
@@ -154,6 +156,7 @@ impl Streams {
         if facts.window_end_unix_ns != 0 {
             told.window_end_unix_ns = facts.window_end_unix_ns;
             told.report_interval_ns = facts.report_interval_ns;
+            told.sample_rate = facts.sample_rate;
         }
         told.batches += 1;
         stream.stored += facts.volume;

@@ -17,7 +17,7 @@ use crate::{
     },
     metrics::MetricsAddress,
     outputs::{
-        Prepared,
+        MOST_SAMPLE_RATE, Prepared, Relief,
         settings::{Wish, Wishes},
     },
     server::{DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits, ListenAddr},
@@ -128,6 +128,12 @@ pub struct Args {
           value_parser = waiting_time, help_heading = AGENTS)]
     pub report_interval: Duration,
 
+    /// Asks agents to count one flow in so many, with all of its packets, where their settings allow it (`max_sample_rate` of the
+    /// output); 1 leaves it to them.
+    #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_COLLECT_SAMPLE", default_value_t = 1,
+          value_parser = number(1..=MOST_SAMPLE_RATE), help_heading = AGENTS)]
+    pub sample: u32,
+
     /// Consumers that may observe flows at the same time.
     #[arg(long, value_name = "CONSUMERS", env = "FLOW_AGENT_COLLECT_MAX_CONSUMERS", default_value_t = DEFAULT_MAX_CONSUMERS,
           value_parser = number(1..=10_000), help_heading = AGENTS)]
@@ -169,7 +175,10 @@ impl Args {
                 most_per_address: self.max_agents_per_address.unwrap_or(self.max_agents),
                 records_per_second: self.max_agent_records,
             },
-            report_interval: self.report_interval,
+            asks: Relief {
+                report_interval: self.report_interval,
+                sample_rate: if self.sample == 1 { 0 } else { self.sample },
+            },
             metrics: self.metrics.0,
             stores,
             pairs,

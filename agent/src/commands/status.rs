@@ -254,6 +254,12 @@ fn output_lines(output: &OutputStatus, lines: &mut Vec<String>) {
             duration(output.asked_report_interval_ns)
         ));
     }
+    if output.asked_sample_rate != 0 {
+        lines.push(format!(
+            "  asks to count one flow in {}",
+            output.asked_sample_rate
+        ));
+    }
     if let Some(spool) = &output.spool {
         spool_lines(spool, lines);
     }

@@ -6,7 +6,7 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
 };
 
-use agent_common::{Clocks, sample, slots::Hash};
+use agent_common::{Clocks, slots::Hash};
 use anyhow::{Chain, Context as _, Result, anyhow, bail, ensure};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -189,6 +189,7 @@ impl Kernel {
             max_flows: settings.max_flows,
             early_scan_flows: settings.early_scan_flows,
             keeps_senders: settings.keeps_senders,
+            sample_rate: settings.sample_rate,
         };
         let pages = Pages::create(maps, bounds, settings.hash_factors)
             .map_err(|error| explain_memory(error, &bounds))?;
@@ -308,7 +309,6 @@ impl Kernel {
 /// What every set of programs is loaded with.
 struct Shape<'a> {
     settings: &'a LoadSettings,
-    sample_below: u32,
     accounts: account::Layout,
     places: Places,
     layout: &'a Layout,
@@ -321,7 +321,6 @@ impl<'a> Shape<'a> {
         let cpus = account::possible_cpus()?;
         Ok(Self {
             settings,
-            sample_below: sample::threshold(settings.sample_rate),
             accounts: account::Layout::of(settings.max_interfaces, cpus),
             places: Places::for_up_to(settings.max_interfaces),
             layout,
@@ -346,7 +345,6 @@ impl<'a> Shape<'a> {
         loader
             .override_global("NETNS", &netns, true)
             .override_global("ACCOUNTS_PER_PAGE", &self.accounts.per_page, true)
-            .override_global("SAMPLE_BELOW", &self.sample_below, true)
             .override_global("HASH_FACTORS", &settings.hash_factors[..], true)
             .override_global(aya_log::LEVEL, &settings.log_level, false)
             .map_max_entries(COMMON, self.accounts.common_entries())

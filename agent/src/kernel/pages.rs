@@ -19,7 +19,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use agent_common::{FlowCounters, FlowKey, PageFill, Senders, Switches, slots::Hash};
+use agent_common::{FlowCounters, FlowKey, PageFill, Senders, Switches, sample, slots::Hash};
 use anyhow::{Context as _, Result, anyhow, bail};
 use aya::maps::MapData;
 
@@ -59,6 +59,8 @@ pub struct Bounds {
     pub early_scan_flows: u32,
     /// Whether the programs note who sent the flows.
     pub keeps_senders: bool,
+    /// One flow in so many is counted, until another rate comes; 0 is every flow.
+    pub sample_rate: u32,
 }
 
 pub struct Pages {
@@ -102,7 +104,8 @@ impl Pages {
             .context("ask for the size of the programs' variables")?
             .value_size() as usize;
         let possible_cpus = possible_cpus()?;
-        let sizes = [size.of_page(mark, possible_cpus); 2];
+        let sample_below = sample::threshold(bounds.sample_rate);
+        let sizes = [size.of_page(mark, possible_cpus, sample_below); 2];
         let outer = [
             &maps.windows,
             &maps.behind,
@@ -169,12 +172,33 @@ impl Pages {
     ///
     /// The caller must have drained the other page before: a flip to a page with entries would mix two scans.
     pub fn flip(&mut self) -> Result<u32> {
+        let active = self.switches.page as usize;
+        self.flip_to(self.switches.sizes[active].sample_below)
+    }
+
+    /// The same, and from then on one flow in `sample_rate` is counted; 0 is every flow.
+    pub fn flip_sampling(&mut self, sample_rate: u32) -> Result<u32> {
+        self.flip_to(sample::threshold(sample_rate))
+    }
+
+    fn flip_to(&mut self, sample_below: u32) -> Result<u32> {
         let idle = self.switches.page;
-        self.switch(Switches {
-            page: 1 - idle,
+        let page = 1 - idle;
+        let mut switches = Switches {
+            page,
             ..self.switches
-        })
-        .context("flip the page")?;
+        };
+        let next = &mut switches.sizes[page as usize].sample_below;
+        if *next != sample_below {
+            *next = sample_below;
+            // Programs may see the page's number first, and whoever has it counts by its rate.
+            self.store(Switches {
+                page: idle,
+                ..switches
+            })
+            .context("tell the programs which flows are counted")?;
+        }
+        self.switch(switches).context("flip the page")?;
         Ok(idle)
     }
 
@@ -313,7 +337,8 @@ impl Pages {
             return restored.context("place who sent the flows of a page again");
         }
         self.both[idle as usize].change(windows);
-        self.switches.sizes[idle as usize] = size.of_page(self.mark, self.possible_cpus);
+        let of_page = &mut self.switches.sizes[idle as usize];
+        *of_page = size.of_page(self.mark, self.possible_cpus, of_page.sample_below);
         // Before the flip, whose store may show the programs the page's number first.
         self.store(self.switches)
             .context("tell the programs the size of a page")?;

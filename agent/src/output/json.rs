@@ -350,6 +350,12 @@ impl fmt::Display for CommunityId<'_> {
 }
 
 #[derive(Serialize)]
+struct Sampling {
+    sample_rate: u32,
+    sample_rate_asked: bool,
+}
+
+#[derive(Serialize)]
 struct AccountLine<'a> {
     r#type: &'static str,
     #[serde(flatten)]
@@ -361,7 +367,8 @@ struct AccountLine<'a> {
     flows: Count,
     filtered: Count,
     sampled_out: Count,
-    sample_rate: u32,
+    #[serde(flatten)]
+    sampling: Sampling,
     unparsed: &'a BTreeMap<String, Count>,
     not_inserted: &'a BTreeMap<String, Count>,
     beside: &'a BTreeMap<String, Count>,
@@ -394,7 +401,10 @@ impl<'a> AccountLine<'a> {
             flows: account.flows.unwrap_or_default(),
             filtered: account.filtered.unwrap_or_default(),
             sampled_out: account.sampled_out.unwrap_or_default(),
-            sample_rate: account.sample_rate,
+            sampling: Sampling {
+                sample_rate: account.sample_rate,
+                sample_rate_asked: batch.sample_rate_asked,
+            },
             unparsed: &account.unparsed,
             not_inserted: &account.not_inserted,
             beside: &account.beside,

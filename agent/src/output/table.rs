@@ -261,12 +261,14 @@ impl Scan {
 pub fn closing(account: &Account) -> String {
     let seen = proto::pair(account.seen);
     let missing = account.missing();
-    let sampled_out = match account.sample_rate {
-        0 => String::new(),
-        rate => format!(
-            " + sampled out {} (1 flow in {rate} is counted)",
-            proto::pair(account.sampled_out).packets
-        ),
+    let sampled_out = match (
+        account.sample_rate,
+        proto::pair(account.sampled_out).packets,
+    ) {
+        (0, 0) => String::new(),
+        // A collector asked for it, and does not any more.
+        (0, packets) => format!(" + sampled out {packets}"),
+        (rate, packets) => format!(" + sampled out {packets} (1 flow in {rate} is counted)"),
     };
     let equation = format!(
         "seen {} = flows {} + unparsed {}{} + not inserted {}{} + filtered {}{sampled_out}",

@@ -22,9 +22,9 @@ use tokio::{
 use tonic::codegen::http::HeaderValue;
 
 use super::{
-    asked::AskedInterval,
     backoff::Backoff,
     ending::Ending,
+    relief::{AskedByOne, Relief},
     tally::Tally,
     telling::Telling,
     transport::{Answers, Endpoint, Failure, Receipts, StreamingCall},
@@ -92,8 +92,8 @@ struct Sender {
     /// The call has acknowledged something.
     has_progressed: bool,
     backoff: Backoff,
-    /// How often they want reports of flows that go on.
-    asked: AskedInterval,
+    /// What they ask for.
+    asked: AskedByOne,
     ending: Ending,
     telling: Telling,
     tally: Arc<Tally>,
@@ -103,8 +103,8 @@ struct Sender {
 pub(super) struct Collectors {
     pub endpoints: Vec<Endpoint>,
     pub spooling: Option<Spooling>,
-    /// How seldom the agent reports flows that go on, if one of them asks for that.
-    pub max_report_interval: Duration,
+    /// What the agent follows, if one of them asks for it.
+    pub most_asked: Relief,
     pub token: Option<TokenFile>,
 }
 
@@ -113,7 +113,7 @@ impl Delivery {
     pub(super) fn new(
         name: &str,
         collectors: Collectors,
-        (tls, asked): (Option<InForce>, AskedInterval),
+        (tls, asked): (Option<InForce>, AskedByOne),
         subscription: Subscription,
         tally: Arc<Tally>,
         ending: Ending,
@@ -464,6 +464,7 @@ impl Sender {
         let ExportAck {
             last_seq,
             report_interval_ns,
+            sample_rate,
         } = ExportAck::decode(answer).context("read an acknowledgement")?;
         self.handed_seq = self.handed_seq.max(sent_seq);
         ensure!(
@@ -471,7 +472,10 @@ impl Sender {
             "the collector acknowledges batch {last_seq}, and {} was the last one",
             self.handed_seq
         );
-        let asked = self.asked.set(Duration::from_nanos(report_interval_ns));
+        let asked = self.asked.set(Relief {
+            report_interval: Duration::from_nanos(report_interval_ns),
+            sample_rate,
+        });
         self.tally.is_asked(asked);
         let Some((arrived, done)) = self.backlog.acknowledge(last_seq.min(sent_seq)) else {
             return Ok(false);

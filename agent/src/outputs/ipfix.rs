@@ -87,6 +87,8 @@ pub struct Ipfix {
     batch: BatchFacts,
     refreshed: Option<Instant>,
     refreshes: u32,
+    /// Receivers have been told to scale. One that misses when that ends is told again, like one that misses the rate.
+    has_sampled: bool,
     process_id: u32,
     export_time_s: fn() -> u32,
 }
@@ -156,6 +158,7 @@ impl Ipfix {
             batch: BatchFacts::default(),
             refreshed: None,
             refreshes: 0,
+            has_sampled: false,
             process_id: std::process::id(),
             export_time_s: unix_time_s,
         }
@@ -173,7 +176,7 @@ impl Ipfix {
         self.refreshed = Some(Instant::now());
         self.told.forget_templates();
         self.refreshes += 1;
-        if self.refreshes.is_multiple_of(OPTIONS_REFRESH) || self.told.sampling > Some(1) {
+        if self.refreshes.is_multiple_of(OPTIONS_REFRESH) || self.has_sampled {
             self.told.forget();
         }
     }
@@ -217,6 +220,7 @@ impl Ipfix {
         if telling.sampling != Some(rate) {
             tell(About::Sampling { domain, rate }, &mut telling, &mut writer);
             telling.sampling = Some(rate);
+            self.has_sampled |= rate > 1;
         }
         for interface in unknown {
             let about = if facts.has_netns {

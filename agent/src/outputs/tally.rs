@@ -5,15 +5,14 @@ use std::{
     ops::{AddAssign, SubAssign},
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     task::Poll,
-    time::Duration,
 };
 
 use agent_common::Pair;
 
-use super::transport::Receipts;
+use super::{Relief, transport::Receipts};
 use crate::{
     clock,
     hub::{Backlog, OutgoingBatch},
@@ -27,6 +26,7 @@ pub(super) struct Tally {
     health: Mutex<Health>,
     spool: Mutex<Option<OutputSpoolStatus>>,
     asked_report_interval_ns: AtomicU64,
+    asked_sample_rate: AtomicU32,
 }
 
 /// Behind one lock, under which flows also leave the queue: at every moment a flow is in one sum.
@@ -71,6 +71,7 @@ impl Tally {
             health: Mutex::default(),
             spool: Mutex::default(),
             asked_report_interval_ns: AtomicU64::default(),
+            asked_sample_rate: AtomicU32::default(),
         }
     }
 
@@ -132,10 +133,11 @@ impl Tally {
         });
     }
 
-    /// How often the collector wants reports of flows that go on.
-    pub(super) fn is_asked(&self, interval: Duration) {
-        self.asked_report_interval_ns
-            .store(clock::nanos(interval), Relaxed);
+    /// What the collector asks for.
+    pub(super) fn is_asked(&self, asked: Relief) {
+        let interval_ns = clock::nanos(asked.report_interval);
+        self.asked_report_interval_ns.store(interval_ns, Relaxed);
+        self.asked_sample_rate.store(asked.sample_rate, Relaxed);
     }
 
     /// What became of some that were doubted.
@@ -241,6 +243,7 @@ impl Tally {
             left_out: Some(left_out),
             spool: self.spool().clone(),
             asked_report_interval_ns: self.asked_report_interval_ns.load(Relaxed),
+            asked_sample_rate: self.asked_sample_rate.load(Relaxed),
             ..OutputStatus::default()
         }
     }

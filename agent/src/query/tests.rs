@@ -498,6 +498,7 @@ fn one_of_many_flows_is_said_to_be_that() {
     ] {
         let answer = folder.ask(&everything(&[By::Source]));
         assert_eq!(answer.sample_rates, BTreeSet::from([100]));
+        assert!(answer.has_whole);
     }
 }
 

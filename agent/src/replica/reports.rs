@@ -11,6 +11,8 @@ use crate::clock;
 #[derive(Default)]
 pub struct Reports {
     interval_ns: u64,
+    /// All that waits is due.
+    is_over: bool,
     waiting: Vec<Waiting>,
 }
 
@@ -33,6 +35,11 @@ impl Reports {
     pub fn set_interval(&mut self, interval: Duration) -> bool {
         let before = std::mem::replace(&mut self.interval_ns, clock::nanos(interval));
         before != self.interval_ns
+    }
+
+    /// Whether all that waits is due, however short it has waited.
+    pub fn set_over(&mut self, is_over: bool) {
+        self.is_over = is_over;
     }
 
     /// A flow begins in this slot.
@@ -70,6 +77,9 @@ impl Reports {
         let waiting = self.waiting.get(slot as usize)?;
         let waits = waiting.delta != [Counts::default(); 2];
         waits.then(|| {
+            if self.is_over {
+                return 0;
+            }
             waiting
                 .since_boot_ns
                 .saturating_add(self.interval_ns - tolerance_ns)

@@ -30,6 +30,7 @@ mod kafka;
 mod limits;
 mod pairs;
 mod reports;
+mod samples;
 mod secured;
 mod tokens;
 

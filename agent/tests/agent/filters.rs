@@ -236,7 +236,17 @@ fn a_sampled_flow_has_all_its_packets_and_the_others_are_in_the_account() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    let agent = Agent::start(&lab, &["--sample", "10", "--filter", "exclude dst port 9"]);
+    let agent = Agent::start(
+        &lab,
+        &[
+            "--sample",
+            "10",
+            "--filter",
+            "exclude dst port 9",
+            "--report-interval",
+            "1h",
+        ],
+    );
     let (client, server) = (&lab.peer, &lab.agent);
     let (up, down) = (client.frame_v6(server), server.frame_v6(client));
     let before = lab.agent.counters().unwrap();
@@ -251,6 +261,9 @@ fn a_sampled_flow_has_all_its_packets_and_the_others_are_in_the_account() {
     client.frame_socket().unwrap().send_many(&requests).unwrap();
     server.frame_socket().unwrap().send_many(&answers).unwrap();
     wait_for_packets(&lab.agent, before, requests.len() as u64);
+    let status = agent.status(&lab.agent);
+    assert_eq!(status["settings"]["sample_rate"], RATE);
+    assert_eq!(status["account"]["sample_rate"], RATE);
     let report = agent.stop();
 
     let whole = [count(2, &requests[0]), count(1, &answers[0])];
@@ -268,6 +281,8 @@ fn a_sampled_flow_has_all_its_packets_and_the_others_are_in_the_account() {
     assert_eq!(pair(&last["filtered"]), count(FLOWS.into(), &requests[0]));
     assert_eq!(last["sample_rate"], RATE);
     assert!(report.flows.iter().all(|line| line["sample_rate"] == RATE));
+    // The end reports each flow once, since no other rate follows.
+    assert_eq!(report.flows.len() as u64, sampled);
 }
 
 #[test]

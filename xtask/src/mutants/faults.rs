@@ -90,6 +90,15 @@ pub const FAULTS: &[Fault] = &[
         target: agent("collect::what_is_acknowledged_is_there_after_the_power_fails"),
     },
     Fault {
+        name: "what waits when the sample rate changes is reported with the next scan",
+        file: "agent/src/scan.rs",
+        from: "self.replica.report_all();",
+        to: "",
+        target: agent(
+            "collect::samples::a_collector_that_wants_fewer_flows_gets_them_whole_and_each_record_says_so",
+        ),
+    },
+    Fault {
         name: "a segment of the spool is not brought to the disk",
         file: "agent/src/outputs/delivery/spool/segment.rs",
         from: "self.file.sync_data()",

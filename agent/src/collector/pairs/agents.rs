@@ -29,6 +29,8 @@ pub(super) enum Doubt {
     TableFull,
     /// An agent's filter has left out packets.
     Filtered,
+    /// An agent has counted fewer flows, or more, than before.
+    Sampled,
     /// An agent has counted super-frames of which it did not know how many packets they were.
     InexactSize,
     /// An agent has put fragments into flows of their own.
@@ -89,6 +91,7 @@ pub(super) struct Agent {
     pub has_ended: bool,
     /// How late a record may come.
     pub report_interval_ns: u64,
+    sample_rate: u32,
     /// Until when records may come that were later before the setting changed.
     slower_until: u64,
     gaps: Gaps,
@@ -159,6 +162,7 @@ impl Agent {
             why: Doubt::Began,
             has_ended: batch.is_final,
             report_interval_ns: batch.report_interval_ns,
+            sample_rate: batch.sample_rate,
             slower_until: 0,
             gaps: batch.gaps,
             has_lost: false,
@@ -203,6 +207,10 @@ impl Agent {
         }
         if batch.has_refused {
             self.is_not_whole(end, Doubt::TableFull);
+        }
+        if batch.sample_rate != self.sample_rate {
+            self.sample_rate = batch.sample_rate;
+            self.is_not_whole(end, Doubt::Sampled);
         }
         self.note_account(batch);
         for &interface in &batch.interfaces {

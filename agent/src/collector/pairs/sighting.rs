@@ -21,6 +21,8 @@ pub(in crate::collector) struct Sightings {
     pub is_last_of_scan: bool,
     /// Packets may be reported that much later than the scan that counted them.
     pub report_interval_ns: u64,
+    /// One flow in so many was counted.
+    pub sample_rate: u32,
     pub(super) gaps: Gaps,
     pub has_refused: bool,
     pub is_final: bool,
@@ -90,6 +92,7 @@ impl Sightings {
             window: [batch.window_start_unix_ns, batch.window_end_unix_ns],
             is_last_of_scan: batch.last_of_scan,
             report_interval_ns: batch.report_interval_ns,
+            sample_rate: batch.sample_rate,
             gaps: Gaps {
                 lost_batches: batch.lost_batches,
                 account: batch.account.as_ref().map(gaps),

@@ -45,6 +45,7 @@ impl Agent {
             window_start_unix_ns: (self.now - 10) * SECOND,
             window_end_unix_ns: self.now * SECOND,
             last_of_scan: true,
+            sample_rate: self.account.sample_rate,
             account: Some(self.account.clone()),
             interfaces: [0, 1].map(interface).into(),
             records,
@@ -233,12 +234,16 @@ fn where_nothing_arrives_the_loss_is_not_said_and_more_may_arrive_than_left() {
 #[test]
 fn of_what_one_may_have_missed_in_part_the_loss_is_not_said() {
     type Fault = fn(&mut FlowBatch, &mut Agent);
-    let faults: [(Doubt, Fault); 6] = [
+    let faults: [(Doubt, Fault); 7] = [
         (Doubt::Lost, |batch, agent| {
             agent.seq += 1;
             batch.stream_seq += 1;
         }),
         (Doubt::Lost, |batch, _| batch.lost_batches = 1),
+        (Doubt::Sampled, |batch, _| {
+            batch.sample_rate = 10;
+            batch.account.as_mut().unwrap().sample_rate = 10;
+        }),
         (Doubt::TableFull, |batch, _| batch.refused_in_window = true),
         (Doubt::TableFull, |batch, _| {
             let account = batch.account.as_mut().unwrap();

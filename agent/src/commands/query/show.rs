@@ -64,8 +64,13 @@ pub(super) fn missing(form: Form, answer: &Answer) -> Vec<String> {
     }
     if !answer.sample_rates.is_empty() {
         let rates = answer.sample_rates.iter().map(ToString::to_string);
+        let whole = if answer.has_whole {
+            "of some agents, or for some of the time, "
+        } else {
+            ""
+        };
         texts.push(format!(
-            "only one in {} flows was counted: the sums are of these",
+            "{whole}only one in {} flows was counted: the sums are of these",
             rates.collect::<Vec<_>>().join(" or ")
         ));
     }

@@ -20,7 +20,7 @@ use crate::{
     log_filter::LogFilter,
     metrics::MetricsAddress,
     netns::Netns,
-    outputs::settings::Wishes,
+    outputs::{MOST_SAMPLE_RATE, settings::Wishes},
     pattern::Patterns,
     replica::ReplicaSettings,
     server::{
@@ -119,7 +119,7 @@ pub struct Args {
     /// Count one flow in this many, with all of its packets; 1 counts every flow. A hash of endpoints and
     /// protocol decides, so every agent samples the same flows.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_SAMPLE", default_value_t = 1,
-          value_parser = number(1..=1_000_000), help_heading = COUNT)]
+          value_parser = number(1..=MOST_SAMPLE_RATE), help_heading = COUNT)]
     pub sample: u32,
 
     /// Count the flows inside tunnels (VXLAN, Geneve, GRE, IP in IP), up to two tunnels deep. Without this

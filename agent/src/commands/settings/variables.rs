@@ -11,7 +11,7 @@ use crate::similar;
 pub const PREFIX: &str = "FLOW_AGENT_";
 
 /// What begins the same and is no setting of `run`.
-pub const OF_OTHERS: [&str; 42] = [
+pub const OF_OTHERS: [&str; 43] = [
     // Other commands.
     "COLLECT_INSECURE_LISTEN",
     "COLLECT_LISTEN",
@@ -25,6 +25,7 @@ pub const OF_OTHERS: [&str; 42] = [
     "COLLECT_PAIRS_MAX_FLOWS",
     "COLLECT_PAIRS_SETTLE",
     "COLLECT_REPORT_INTERVAL",
+    "COLLECT_SAMPLE",
     "COLLECT_TLS_CERTIFICATE",
     "COLLECT_TLS_CLIENT_CA",
     "COLLECT_TLS_KEY",

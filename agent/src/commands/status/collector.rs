@@ -46,6 +46,7 @@ pub(super) fn lines(status: &CollectorStatus) -> Vec<String> {
     lines.extend(turned_away(status));
     lines.extend(held_back(status));
     lines.extend(reports(status));
+    lines.extend(samples(status));
     if let Some(pairs) = &status.pairs {
         lines.extend(paths(pairs));
     }
@@ -93,6 +94,25 @@ fn reports(status: &CollectorStatus) -> Option<String> {
         count => format!(
             "asks for reports every {interval} at most of flows that go on; {count} of the connected streams have reported more \
              often so far"
+        ),
+    })
+}
+
+/// Which share of the flows agents are asked to count, and who counts more.
+fn samples(status: &CollectorStatus) -> Option<String> {
+    let asked = status.sample_rate;
+    if asked == 0 {
+        return None;
+    }
+    let counts_more = |stream: &&CollectedStream| {
+        stream.connected && stream.batches > 0 && stream.sample_rate < asked
+    };
+    let count = status.streams.iter().filter(counts_more).count();
+    Some(match count {
+        0 => format!("asks to count one flow in {asked}"),
+        count => format!(
+            "asks to count one flow in {asked}; connected streams that have counted more so far: {count} (max_sample_rate of the \
+             agent's output)"
         ),
     })
 }

@@ -51,13 +51,13 @@ impl Size {
     }
 
     /// What the programs are told.
-    pub(super) fn of_page(self, mark: Mark, possible_cpus: u32) -> PageSize {
+    pub(super) fn of_page(self, mark: Mark, possible_cpus: u32, sample_below: u32) -> PageSize {
         let mark_flows = mark.of(self);
         PageSize {
             windows: self.windows,
             mark_flows,
             fill_step: fill_step(mark.room(self), mark_flows, possible_cpus),
-            reserved: 0,
+            sample_below,
         }
     }
 }

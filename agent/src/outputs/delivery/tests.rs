@@ -22,7 +22,7 @@ use super::*;
 use crate::{
     batch::Batch,
     hub::{DEFAULT_QUEUED_BYTES, Hub},
-    outputs::{asked::ReportIntervals, settings::HostPort},
+    outputs::{relief::AskedByAll, settings::HostPort},
     proto::{
         AgentIdentity, FlowRecord, OutputStatus,
         flow_collector_server::{FlowCollector, FlowCollectorServer},
@@ -129,6 +129,8 @@ impl FlowCollector for Store {
                 let ack = (stored < script.acknowledges).then_some(Ok(ExportAck {
                     last_seq: batch.stream_seq + script.too_much,
                     report_interval_ns: script.wants.as_nanos() as u64,
+                    // Ten for each minute.
+                    sample_rate: script.wants.as_secs() as u32 / 6,
                 }));
                 Some((ack, (batches, stored + 1)))
             }
@@ -228,7 +230,7 @@ fn listen_on(store: &Store, socket: TcpSocket) -> (HostPort, JoinHandle<()>) {
 struct Output {
     hub: Hub,
     tally: Arc<Tally>,
-    all_asked: ReportIntervals,
+    all_asked: AskedByAll,
     deadline: watch::Sender<Option<Instant>>,
     task: JoinHandle<()>,
 }
@@ -246,12 +248,15 @@ impl Output {
         let collectors = Collectors {
             endpoints: collectors.into_iter().map(endpoint).collect(),
             spooling: None,
-            max_report_interval: Duration::from_mins(5),
+            most_asked: Relief {
+                report_interval: Duration::from_mins(5),
+                sample_rate: 50,
+            },
             token: None,
         };
-        let asked = ReportIntervals::default();
+        let asked = AskedByAll::default();
         let all_asked = asked.clone();
-        let asked = asked.of_output(collectors.max_report_interval);
+        let asked = asked.of_output(collectors.most_asked);
         let mut delivery = Delivery::new(
             "collector",
             collectors,
@@ -375,7 +380,14 @@ async fn what_the_last_collector_asked_for_holds_until_one_asks_for_something_el
     let output = Output::start(roomy_hub(), vec![collector], PATIENCE);
     let asked = |output: &Output| {
         let told = output.tally.status().asked_report_interval_ns;
-        assert_eq!(output.all_asked.longest().as_nanos(), told.into());
+        let most = output.all_asked.most();
+        assert_eq!(most.report_interval.as_nanos(), told.into());
+        let rate = output.tally.status().asked_sample_rate;
+        // See the script.
+        assert_eq!(
+            (most.sample_rate, u64::from(rate)),
+            (rate, told / 6_000_000_000)
+        );
         told / 60_000_000_000
     };
     assert_eq!(asked(&output), 0);
@@ -387,7 +399,7 @@ async fn what_the_last_collector_asked_for_holds_until_one_asks_for_something_el
     }
     let all_asked = output.all_asked.clone();
     output.end().await;
-    assert_eq!(all_asked.longest(), Duration::ZERO);
+    assert_eq!(all_asked.most(), Relief::default());
 }
 
 #[tokio::test]

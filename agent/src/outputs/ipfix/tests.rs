@@ -101,19 +101,21 @@ fn templates_are_sent_once_until_they_are_due_or_the_connection_is_another() {
     datagrams.refreshed = Instant::now().checked_sub(DEFAULT_TEMPLATE_REFRESH);
     assert_eq!(count(&mut datagrams, &mut collector), 1);
     assert_eq!(count(&mut datagrams, &mut collector), 0);
-    // With sampling they all do.
-    let sampled = FlowBatch {
-        sample_rate: 10,
-        ..flows::batch(1)
-    };
-    for _ in 0..20 {
-        datagrams.refreshed = None;
-        let records = read(&mut collector, &send(&mut datagrams, &sampled, &flow));
-        let rates: Vec<_> = records
-            .iter()
-            .filter_map(|record| record.number(34))
-            .collect();
-        assert_eq!(rates, [10]);
+    // With sampling they all do, also when it has ended: who missed that would still scale.
+    for sample_rate in [10, 0] {
+        let batch = FlowBatch {
+            sample_rate,
+            ..flows::batch(1)
+        };
+        for _ in 0..20 {
+            datagrams.refreshed = None;
+            let records = read(&mut collector, &send(&mut datagrams, &batch, &flow));
+            let rates: Vec<_> = records
+                .iter()
+                .filter_map(|record| record.number(34))
+                .collect();
+            assert_eq!(rates, [u64::from(sample_rate.max(1))]);
+        }
     }
 }
 

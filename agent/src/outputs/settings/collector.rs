@@ -9,6 +9,7 @@ use super::{
 use crate::{
     outputs::{
         delivery::{Collectors, Spooling},
+        relief::{MOST_SAMPLE_RATE, Relief},
         transport::Endpoint,
     },
     tls::{
@@ -28,7 +29,7 @@ pub(super) struct Target {
     all: Vec<HostPort>,
     way: Way,
     spooling: Option<Spooling>,
-    max_report_interval: Duration,
+    most_asked: Relief,
     token: Option<TokenFile>,
 }
 
@@ -52,14 +53,14 @@ impl Target {
         Collectors {
             endpoints: self.all.iter().map(endpoint).collect(),
             spooling: self.spooling.clone(),
-            max_report_interval: self.max_report_interval,
+            most_asked: self.most_asked,
             token: self.token.clone(),
         }
     }
 
     /// Whether its collectors may ask the agent to report less often.
     pub fn may_ask(&self) -> bool {
-        !self.max_report_interval.is_zero()
+        !self.most_asked.report_interval.is_zero()
     }
 
     pub fn read(table: &Table, address: &str) -> Result<Self, Refused> {
@@ -77,10 +78,25 @@ impl Target {
             all,
             way,
             spooling,
-            max_report_interval: max_report_interval.unwrap_or(MAX_REPORT_INTERVAL),
+            most_asked: Relief {
+                report_interval: max_report_interval.unwrap_or(MAX_REPORT_INTERVAL),
+                sample_rate: max_sample_rate_of(table)?,
+            },
             token: table.given("token_file")?.map(TokenFile::new),
         })
     }
+}
+
+fn max_sample_rate_of(table: &Table) -> Result<u32, Refused> {
+    const KEY: &str = "max_sample_rate";
+    let rate = table.integer(KEY)?.unwrap_or(1);
+    let rate = u32::try_from(rate)
+        .ok()
+        .filter(|rate| *rate <= MOST_SAMPLE_RATE);
+    rate.ok_or_else(|| {
+        let message = format!("expected a number up to {MOST_SAMPLE_RATE}");
+        Refused::at(KEY, message)
+    })
 }
 
 fn spooling_of(table: &Table) -> Result<Option<Spooling>, Refused> {

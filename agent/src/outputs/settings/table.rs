@@ -234,6 +234,12 @@ const KEYS: &[Key] = &[
         help: "How seldom flows that go on are reported if the collector asks for that; 0s does not listen to it; by default 5m.",
     },
     Key {
+        name: "max_sample_rate",
+        kinds: COLLECTOR,
+        value: ValueType::Integer { least: 1 },
+        help: "How far the agent follows a collector that asks it to count one flow in so many, for all outputs; by default 1, which follows none.",
+    },
+    Key {
         name: "token_file",
         kinds: COLLECTOR,
         value: ValueType::Text,

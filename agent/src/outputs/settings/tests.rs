@@ -351,6 +351,14 @@ fn what_is_refused_of_collectors_says_where() {
             "spool_bytes: expected a number, 16777216 or more",
         ),
         (
+            r#"{"kind": "collector", "address": "http://a:1", "max_sample_rate": 0}"#,
+            "max_sample_rate: expected a number, 1 or more",
+        ),
+        (
+            r#"{"kind": "collector", "address": "http://a:1", "max_sample_rate": 1000001}"#,
+            "max_sample_rate: expected a number up to 1000000",
+        ),
+        (
             r#"{"kind": "jsonl", "address": "/a", "spool": "/b"}"#,
             "spool: jsonl has no such setting",
         ),

@@ -50,6 +50,27 @@ fn without_an_interval_any_more_what_waits_comes_with_the_next_scan() {
 }
 
 #[test]
+fn all_that_waits_is_reported_where_a_scan_is_the_last_of_its_kind_and_the_next_one_waits_again() {
+    let mut replica = replica(8);
+    replica.keep_flows_for(Duration::from_hours(1), Duration::ZERO);
+    replica.report_every(Duration::from_mins(1));
+    let counted = |second| [(1, counters(second, &[ACK], &[]))];
+    assert_eq!(packets(&scan(&mut replica, 0, &counted(0))), []);
+    assert_eq!(packets(&scan(&mut replica, 10, &counted(10))), []);
+    let last = scan_with(&mut replica, 20, &counted(20), Replica::report_all);
+    assert_eq!(packets(&last), [(3, None)]);
+    assert_eq!(packets(&scan(&mut replica, 30, &counted(30))), []);
+    assert_eq!(packets(&scan(&mut replica, 90, &[])), [(1, None)]);
+    // The same scan may take the interval away.
+    scan(&mut replica, 100, &counted(100));
+    replica.report_every(Duration::ZERO);
+    let last = scan_with(&mut replica, 110, &counted(110), Replica::report_all);
+    assert_eq!(packets(&last), [(2, None)]);
+    let next = scan_with(&mut replica, 120, &counted(120), Replica::report_all);
+    assert_eq!(packets(&next), [(1, None)]);
+}
+
+#[test]
 fn the_next_flow_with_the_same_ports_begins_with_nothing_of_the_last() {
     let mut replica = replica(8);
     replica.report_every(Duration::from_mins(1));

@@ -85,7 +85,7 @@ impl FlowCollector for Store {
                 let is_told = stores == u64::MAX || stored == 0;
                 let ack = is_told.then_some(Ok(ExportAck {
                     last_seq,
-                    report_interval_ns: 0,
+                    ..ExportAck::default()
                 }));
                 Some((ack, (batches, stored + 1)))
             }

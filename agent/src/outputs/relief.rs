@@ -1,0 +1,145 @@
+//! What collectors ask the agent for, so that they have less to do. All outputs get the same records, so of what several ask for,
+//! the longest interval counts, and the smallest share of the flows.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+/// The largest sample rate.
+pub const MOST_SAMPLE_RATE: u32 = 1_000_000;
+
+/// What makes less to do. Zero asks for nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Relief {
+    /// The least time between two reports of a flow that goes on.
+    pub report_interval: Duration,
+    /// To count one flow in so many.
+    pub sample_rate: u32,
+}
+
+/// What is asked of the agent. Clones share it.
+#[derive(Clone, Default)]
+pub(super) struct AskedByAll(Arc<Mutex<BTreeMap<u64, Relief>>>);
+
+/// What the collector of one output asks for, until it is dropped.
+pub(super) struct AskedByOne {
+    all: AskedByAll,
+    id: u64,
+    /// What the output's settings allow.
+    most: Relief,
+}
+
+impl Relief {
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            report_interval: self.report_interval.max(other.report_interval),
+            sample_rate: self.sample_rate.max(other.sample_rate),
+        }
+    }
+
+    /// What is more than in `own`, and else zero.
+    #[must_use]
+    pub fn beyond(self, own: Self) -> Self {
+        let is_longer = self.report_interval > own.report_interval;
+        let is_rarer = self.sample_rate > own.sample_rate;
+        Self {
+            report_interval: self.report_interval * u32::from(is_longer),
+            sample_rate: self.sample_rate * u32::from(is_rarer),
+        }
+    }
+
+    fn within(self, most: Self) -> Self {
+        let sample_rate = self.sample_rate.min(most.sample_rate);
+        Self {
+            report_interval: self.report_interval.min(most.report_interval),
+            // One in one is every flow.
+            sample_rate: if sample_rate < 2 { 0 } else { sample_rate },
+        }
+    }
+}
+
+impl AskedByAll {
+    pub fn of_output(&self, most: Relief) -> AskedByOne {
+        let mut all = self.all();
+        let id = all.last_key_value().map_or(0, |(id, _)| id + 1);
+        all.insert(id, Relief::default());
+        drop(all);
+        AskedByOne {
+            all: self.clone(),
+            id,
+            most,
+        }
+    }
+
+    pub fn most(&self) -> Relief {
+        let all = self.all();
+        all.values().copied().fold(Relief::default(), Relief::max)
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<u64, Relief>> {
+        // Nothing under the lock can fail halfway.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AskedByOne {
+    /// Returns what is asked for now, as far as the settings allow it.
+    pub fn set(&self, asked: Relief) -> Relief {
+        let asked = asked.within(self.most);
+        self.all.all().insert(self.id, asked);
+        asked
+    }
+}
+
+impl Drop for AskedByOne {
+    fn drop(&mut self) {
+        self.all.all().remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(minutes: u64, sample_rate: u32) -> Relief {
+        Relief {
+            report_interval: Duration::from_mins(minutes),
+            sample_rate,
+        }
+    }
+
+    #[test]
+    fn what_asks_for_the_least_counts_within_what_the_output_allows_and_as_long_as_the_output_is_there()
+     {
+        let all = AskedByAll::default();
+        let first = all.of_output(asked(5, 100));
+        assert_eq!(all.most(), Relief::default());
+        assert_eq!(first.set(asked(1, 10)), asked(1, 10));
+        assert_eq!(all.most(), asked(1, 10));
+
+        let second = all.of_output(asked(3, 5));
+        let endless = Relief {
+            report_interval: Duration::MAX,
+            sample_rate: u32::MAX,
+        };
+        assert_eq!(second.set(endless), asked(3, 5));
+        assert_eq!(all.most(), asked(3, 10));
+        let deaf = all.of_output(asked(0, 0));
+        let almost_deaf = all.of_output(asked(0, 1));
+        for deaf in [&deaf, &almost_deaf] {
+            assert_eq!(deaf.set(asked(10, 1000)), Relief::default());
+        }
+        assert_eq!(all.most(), asked(3, 10));
+        drop(second);
+        assert_eq!(all.most(), asked(1, 10));
+        let third = all.of_output(asked(5, 100));
+        third.set(asked(2, 3));
+        first.set(asked(0, 1));
+        assert_eq!(all.most(), asked(2, 3));
+        drop((first, third, deaf, almost_deaf));
+        assert_eq!(all.most(), Relief::default());
+    }
+}
