@@ -171,9 +171,7 @@ impl Agent {
             })?;
         }
         across::warn_of_across(&selected)?;
-        if real_time::may_interleave() {
-            tracing::warn!("{}", real_time::LOSS);
-        }
+        real_time::warn_if(real_time::may_interleave());
         let links: usize = selected.iter().map(|(_, links)| links.len()).sum();
         let hooks = links * config.attach.directions.count();
         let asks_drivers = config.attach.may_ask_drivers();

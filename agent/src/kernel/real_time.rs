@@ -22,6 +22,13 @@ pub fn may_interleave() -> bool {
     KernelVersion::current().is_ok_and(|kernel| interleaves(is_real_time, kernel))
 }
 
+/// Says at the start that exactness is not promised.
+pub fn warn_if(may_interleave: bool) {
+    if may_interleave {
+        tracing::warn!("{LOSS}");
+    }
+}
+
 fn interleaves(is_real_time: bool, kernel: KernelVersion) -> bool {
     is_real_time && kernel >= KernelVersion::new(6, 18, 0)
 }
@@ -33,6 +40,17 @@ fn is_real_time(realtime: &str, version: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::logged::logged;
+
+    #[test]
+    fn the_start_says_that_exactness_is_not_promised() {
+        assert_eq!(logged(|| warn_if(false)), "");
+        let log = logged(|| warn_if(true));
+        assert!(
+            log.contains("WARN") && log.contains("exactness is not promised"),
+            "{log}"
+        );
+    }
 
     #[test]
     fn a_real_time_kernel_is_known_by_either_file() {

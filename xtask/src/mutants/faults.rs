@@ -90,6 +90,13 @@ pub const FAULTS: &[Fault] = &[
         target: agent("collect::what_is_acknowledged_is_there_after_the_power_fails"),
     },
     Fault {
+        name: "signals reach a thread while the verifier works for it",
+        file: "agent/src/kernel/attach/programs.rs",
+        from: "let _held = signals::Held::new();",
+        to: "let _ = signals::Held::new();",
+        target: agent("lifecycle::signals::signals_do_not_keep_the_programs_out"),
+    },
+    Fault {
         name: "what waits when the sample rate changes is reported with the next scan",
         file: "agent/src/scan.rs",
         from: "self.replica.report_all();",
@@ -189,8 +196,8 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "programs do not hear of a page's size",
         file: "agent/src/kernel/pages.rs",
-        from: "self.switches.sizes[idle as usize] = size",
-        to: "self.switches.sizes[0 * idle as usize] = size",
+        from: "&mut self.switches.sizes[idle as usize];",
+        to: "&mut self.switches.sizes[0 * idle as usize];",
         target: agent("table::pages_grow_with_new_flows_and_shrink_without_them"),
     },
     Fault {

@@ -184,8 +184,10 @@ impl Programs {
         let program = &self.kernel.sets[0].programs;
         let program = program.program(name).unwrap();
         let skb = skb_of(segments);
+        let mut left = vec![0; bytes.len() + 1];
         let options = TestRunOptions {
             data_in: Some(bytes),
+            data_out: Some(&mut left),
             ctx_in: (segments != 0).then_some(&skb),
             ..TestRunOptions::new()
         };
@@ -195,8 +197,10 @@ impl Programs {
                 .test_run(options),
             Hook::Xdp | Hook::XdpFrags => <&Xdp>::try_from(program).unwrap().test_run(options),
         };
-        let verdict = result.map_err(os_error)?.return_value;
-        assert_eq!(verdict, hook.verdict(), "the packet goes on");
+        let result = result.map_err(os_error)?;
+        assert_eq!(result.return_value, hook.verdict(), "the packet goes on");
+        left.truncate(result.data_size_out as usize);
+        assert!(left == bytes, "the packet is as it came");
         Ok(Counted {
             hook,
             segments,

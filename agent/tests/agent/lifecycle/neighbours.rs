@@ -232,8 +232,14 @@ fn a_strangers_redirect_still_redirects() {
              mirred egress redirect dev out0"
         ),
     );
-    for hooks in [TCX, CLSACT] {
-        let arrived = || lab::Counters::read(&lab.agent.namespace, "out1").unwrap();
+    let arrived = || lab::Counters::read(&lab.agent.namespace, "out1").unwrap();
+    let before = arrived();
+    assert_eq!(delivered(&lab, 0), 0);
+    wait_until("the packets are redirected without an agent", || {
+        (arrived() - before).rx_packets >= PACKETS
+    });
+    let whole = arrived() - before;
+    for hooks in [TCX, CLSACT, NATIVE_XDP] {
         let before = arrived();
         let agent = Agent::start(&lab, hooks);
         assert_eq!(delivered(&lab, 0), 0, "{hooks:?}");
@@ -242,7 +248,10 @@ fn a_strangers_redirect_still_redirects() {
         });
         // Gives further packets time to arrive.
         thread::sleep(Duration::from_millis(50));
-        assert_eq!((arrived() - before).rx_packets, PACKETS, "{hooks:?}");
+        let redirected = arrived() - before;
+        assert_eq!(redirected.rx_packets, PACKETS, "{hooks:?}");
+        // With their headers.
+        assert_eq!(redirected.rx_bytes, whole.rx_bytes, "{hooks:?}");
         assert_eq!(agent.stop().seen().packets, PACKETS, "{hooks:?}");
     }
 }

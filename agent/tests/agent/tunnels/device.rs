@@ -8,10 +8,7 @@ use lab::{
 };
 
 use super::{DECAPSULATE, beside, carrier::INNER_V4, sums_of};
-use crate::support::{
-    Agent, Report, assert_ip_octets, wait_for_silence,
-    wire::{on_the_wire, veth_merges},
-};
+use crate::support::{Agent, Report, assert_ip_octets, wait_for_silence, wire::on_the_wire};
 
 /// Puts a VXLAN device over the wire on both hosts, and makes the tunnel's addresses the hosts'.
 fn with_vxlan(mut lab: Lab, port: u16) -> Lab {
@@ -47,9 +44,6 @@ fn with_vxlan(mut lab: Lab, port: u16) -> Lab {
 fn bulk_in_a_tunnel(port: u16, settings: &[&str], check: impl Fn(&Report)) {
     const BYTES: u64 = 10_000_000;
     for is_upload in [true, false] {
-        if !is_upload && !veth_merges() {
-            continue;
-        }
         let lab = with_vxlan(Lab::addressed().unwrap(), port);
         lab.agent
             .set_offloads(&["tx", "sg", "gso", "gro"], true)
