@@ -9,6 +9,14 @@ use crate::{flow::FlowKey, frame::Header as _};
 /// The golden ratio as an odd 64-bit fraction: spreads each input bit into the upper half of the product.
 const MULTIPLIER: u64 = 0x9E37_79B9_7F4A_7C15;
 
+/// The largest rate.
+pub const MOST_RATE: u32 = 1_000_000;
+
+/// One flow in `flows` as a rate: 0 for every flow, which one in one is, too.
+pub const fn rate(flows: u32) -> u32 {
+    if flows < 2 { 0 } else { flows }
+}
+
 /// The threshold that samples one flow in `rate`: a flow is sampled if the upper half of its hash is below
 /// it. 0 stands for every flow.
 pub const fn threshold(rate: u32) -> u32 {

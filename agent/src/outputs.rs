@@ -45,7 +45,7 @@ mod worker;
 use delivery::Delivery;
 use ending::Ending;
 use relief::AskedByAll;
-pub use relief::{MOST_SAMPLE_RATE, Relief};
+pub use relief::Relief;
 use settings::Parts;
 pub use settings::{Output, Prepared};
 use tally::Tally;

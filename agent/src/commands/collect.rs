@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
+use agent_common::sample;
 use anyhow::{Context as _, Result, bail};
 
 use super::{
@@ -17,7 +18,7 @@ use crate::{
     },
     metrics::MetricsAddress,
     outputs::{
-        MOST_SAMPLE_RATE, Prepared, Relief,
+        Prepared, Relief,
         settings::{Wish, Wishes},
     },
     server::{DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits, ListenAddr},
@@ -131,7 +132,7 @@ pub struct Args {
     /// Asks agents to count one flow in so many, with all of its packets, where their settings allow it (`max_sample_rate` of the
     /// output); 1 leaves it to them.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_COLLECT_SAMPLE", default_value_t = 1,
-          value_parser = number(1..=MOST_SAMPLE_RATE), help_heading = AGENTS)]
+          value_parser = number(1..=sample::MOST_RATE), help_heading = AGENTS)]
     pub sample: u32,
 
     /// Consumers that may observe flows at the same time.
@@ -177,7 +178,7 @@ impl Args {
             },
             asks: Relief {
                 report_interval: self.report_interval,
-                sample_rate: if self.sample == 1 { 0 } else { self.sample },
+                sample_rate: sample::rate(self.sample),
             },
             metrics: self.metrics.0,
             stores,

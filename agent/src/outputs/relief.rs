@@ -7,8 +7,7 @@ use std::{
     time::Duration,
 };
 
-/// The largest sample rate.
-pub const MOST_SAMPLE_RATE: u32 = 1_000_000;
+use agent_common::sample;
 
 /// What makes less to do. Zero asks for nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,11 +51,9 @@ impl Relief {
     }
 
     fn within(self, most: Self) -> Self {
-        let sample_rate = self.sample_rate.min(most.sample_rate);
         Self {
             report_interval: self.report_interval.min(most.report_interval),
-            // One in one is every flow.
-            sample_rate: if sample_rate < 2 { 0 } else { sample_rate },
+            sample_rate: sample::rate(self.sample_rate.min(most.sample_rate)),
         }
     }
 }

@@ -73,18 +73,8 @@ fn clock(second: u64) -> ScanClock {
 }
 
 fn scan(replica: &mut Replica, second: u64, updates: &[(u32, FlowCounters)]) -> Vec<Record> {
-    scan_with(replica, second, updates, |_| ())
-}
-
-/// `change` changes the replica when the scan has begun.
-fn scan_with(
-    replica: &mut Replica,
-    second: u64,
-    updates: &[(u32, FlowCounters)],
-    change: fn(&mut Replica),
-) -> Vec<Record> {
     let keyed: Vec<_> = updates.iter().map(|&(n, c)| (key(n), c)).collect();
-    scan_keys_with(replica, second, &keyed, change)
+    scan_keys(replica, second, &keyed)
 }
 
 fn scan_keys(
@@ -92,19 +82,9 @@ fn scan_keys(
     second: u64,
     updates: &[(FlowKey, FlowCounters)],
 ) -> Vec<Record> {
-    scan_keys_with(replica, second, updates, |_| ())
-}
-
-fn scan_keys_with(
-    replica: &mut Replica,
-    second: u64,
-    updates: &[(FlowKey, FlowCounters)],
-    change: fn(&mut Replica),
-) -> Vec<Record> {
     let mut records = Vec::new();
     let mut sink = |record: &Record| records.push(*record);
     replica.begin_scan(clock(second));
-    change(replica);
     let (keys, counters): (Vec<_>, Vec<_>) = updates.iter().copied().unzip();
     replica.update(&keys, &counters, &mut sink);
     replica.end_scan(&BTreeSet::new(), &mut sink);

@@ -124,6 +124,12 @@ impl Collector {
     }
 }
 
+/// An output to it, with more settings.
+fn to(collector: &Collector, more: &str) -> String {
+    let address = collector.address;
+    format!(r#"{{"kind": "collector", "address": "http://{address}"{more}}}"#)
+}
+
 fn jsonl(folder: &Path) -> String {
     let path = folder.join("flows.jsonl");
     let path = path.display();

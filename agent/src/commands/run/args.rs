@@ -2,6 +2,7 @@
 
 use std::{fmt, path::PathBuf, time::Duration};
 
+use agent_common::sample;
 use anyhow::Result;
 use clap::ArgAction;
 
@@ -20,7 +21,7 @@ use crate::{
     log_filter::LogFilter,
     metrics::MetricsAddress,
     netns::Netns,
-    outputs::{MOST_SAMPLE_RATE, settings::Wishes},
+    outputs::settings::Wishes,
     pattern::Patterns,
     replica::ReplicaSettings,
     server::{
@@ -119,7 +120,7 @@ pub struct Args {
     /// Count one flow in this many, with all of its packets; 1 counts every flow. A hash of endpoints and
     /// protocol decides, so every agent samples the same flows.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_SAMPLE", default_value_t = 1,
-          value_parser = number(1..=MOST_SAMPLE_RATE), help_heading = COUNT)]
+          value_parser = number(1..=sample::MOST_RATE), help_heading = COUNT)]
     pub sample: u32,
 
     /// Count the flows inside tunnels (VXLAN, Geneve, GRE, IP in IP), up to two tunnels deep. Without this
@@ -343,7 +344,7 @@ impl Args {
                 linger: self.linger,
                 report_interval: self.report_interval,
             },
-            sample_rate: if self.sample == 1 { 0 } else { self.sample },
+            sample_rate: sample::rate(self.sample),
             limits: Limits {
                 max_consumers: self.max_consumers,
                 max_connections: self.max_connections,

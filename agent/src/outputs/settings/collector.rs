@@ -2,6 +2,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use agent_common::sample;
+
 use super::{
     HostPort, Kind, Refused, Table, host,
     tls::{HTTP, Way},
@@ -9,7 +11,7 @@ use super::{
 use crate::{
     outputs::{
         delivery::{Collectors, Spooling},
-        relief::{MOST_SAMPLE_RATE, Relief},
+        relief::Relief,
         transport::Endpoint,
     },
     tls::{
@@ -92,9 +94,9 @@ fn max_sample_rate_of(table: &Table) -> Result<u32, Refused> {
     let rate = table.integer(KEY)?.unwrap_or(1);
     let rate = u32::try_from(rate)
         .ok()
-        .filter(|rate| *rate <= MOST_SAMPLE_RATE);
+        .filter(|rate| *rate <= sample::MOST_RATE);
     rate.ok_or_else(|| {
-        let message = format!("expected a number up to {MOST_SAMPLE_RATE}");
+        let message = format!("expected a number up to {}", sample::MOST_RATE);
         Refused::at(KEY, message)
     })
 }

@@ -57,16 +57,19 @@ fn all_that_waits_is_reported_where_a_scan_is_the_last_of_its_kind_and_the_next_
     let counted = |second| [(1, counters(second, &[ACK], &[]))];
     assert_eq!(packets(&scan(&mut replica, 0, &counted(0))), []);
     assert_eq!(packets(&scan(&mut replica, 10, &counted(10))), []);
-    let last = scan_with(&mut replica, 20, &counted(20), Replica::report_all);
+    replica.report_all();
+    let last = scan(&mut replica, 20, &counted(20));
     assert_eq!(packets(&last), [(3, None)]);
     assert_eq!(packets(&scan(&mut replica, 30, &counted(30))), []);
     assert_eq!(packets(&scan(&mut replica, 90, &[])), [(1, None)]);
     // The same scan may take the interval away.
     scan(&mut replica, 100, &counted(100));
     replica.report_every(Duration::ZERO);
-    let last = scan_with(&mut replica, 110, &counted(110), Replica::report_all);
+    replica.report_all();
+    let last = scan(&mut replica, 110, &counted(110));
     assert_eq!(packets(&last), [(2, None)]);
-    let next = scan_with(&mut replica, 120, &counted(120), Replica::report_all);
+    replica.report_all();
+    let next = scan(&mut replica, 120, &counted(120));
     assert_eq!(packets(&next), [(1, None)]);
 }
 

@@ -3,7 +3,7 @@
 use lab::{Lab, privilege::is_root_or_skip};
 use serde_json::Value;
 
-use super::{Collector, jsonl, stored, wait_until_acknowledged};
+use super::{Collector, jsonl, stored, to, wait_until_acknowledged};
 use crate::{
     outputs::{self, send},
     support::{Agent, pair, wait_until},
@@ -25,11 +25,6 @@ fn wait_until_in_force(agent: &Agent, lab: &Lab, in_force: u64, asked: u64) {
     wait_until("the interval is in force", || {
         intervals(agent, lab) == [in_force, asked]
     });
-}
-
-fn to(collector: &Collector, more: &str) -> String {
-    let address = collector.address;
-    format!(r#"{{"kind": "collector", "address": "http://{address}"{more}}}"#)
 }
 
 #[test]

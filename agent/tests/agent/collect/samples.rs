@@ -3,18 +3,13 @@
 use lab::{Lab, privilege::is_root_or_skip};
 use serde_json::{Value, json};
 
-use super::{Collector, jsonl, stored, wait_until_acknowledged};
+use super::{Collector, jsonl, stored, to, wait_until_acknowledged};
 use crate::{
     outputs::{self, send},
     support::{Agent, answered, flow_agent, pair, wait_until},
 };
 
 const FLOWS: u16 = 200;
-
-fn to(collector: &Collector, more: &str) -> String {
-    let address = collector.address;
-    format!(r#"{{"kind": "collector", "address": "http://{address}"{more}}}"#)
-}
 
 /// The sample rate that is in force, and the one that the collector asks for.
 fn wait_until_in_force(agent: &Agent, lab: &Lab, rates: [u32; 2]) {
