@@ -3,7 +3,7 @@
 //! Publishing never waits. Each queue is bounded in batches, and all of them together in bytes, which count while a
 //! batch waits in a queue or in the transport. Where there is no room, the oldest batches that wait are lost to those
 //! for whom they wait. So a consumer that keeps up with what is published within the bound loses nothing, whatever
-//! others do. The next batch that a consumer gets says how many it has lost so far.
+//! others do. The next batch that a consumer gets says how many it has lost so far. [`copies`] are within the bound, too.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -16,6 +16,7 @@ use tracing::info;
 use crate::{accounts::Accounts, batch::Batch, proto::ConsumerStatus};
 
 mod consumer;
+mod copies;
 mod held;
 mod pace;
 mod queue;
@@ -23,6 +24,7 @@ mod subscription;
 
 use consumer::Consumer;
 pub use consumer::{Fate, Volume};
+pub use copies::{COPIES_BYTES, CopyRoom};
 use held::Held;
 pub use held::SharedHeld;
 use pace::{Logs, Pace};
@@ -35,6 +37,9 @@ pub const DEFAULT_QUEUE_BATCHES: usize = 1024;
 /// How many encoded bytes may wait for all consumers together.
 pub const DEFAULT_QUEUED_BYTES: u64 = 256 << 20;
 
+/// Consumers with copies of their own that find a place when others have taken all.
+const COPIES_OF_ROOT: u64 = 4;
+
 /// Publishes batches to consumers. Clones share the consumers.
 #[derive(Clone)]
 pub struct Hub {
@@ -43,6 +48,9 @@ pub struct Hub {
     queued_bytes: u64,
     /// The bytes of all batches that wait in a queue or in the transport. Each batch counts once.
     held_bytes: Arc<AtomicU64>,
+    /// The bytes of all copies that consumers have for themselves, and what is reserved for them.
+    copied_bytes: Arc<AtomicU64>,
+    reserved_bytes: Arc<AtomicU64>,
     accounts: Arc<watch::Sender<Arc<Accounts>>>,
 }
 
@@ -90,6 +98,8 @@ impl Hub {
             queue_batches: queue_batches.max(1),
             queued_bytes,
             held_bytes: Arc::default(),
+            copied_bytes: Arc::default(),
+            reserved_bytes: Arc::default(),
             accounts: Arc::default(),
         }
     }
@@ -168,8 +178,27 @@ impl Hub {
 
     /// One batch always has room, however long it is.
     fn has_room(&self, bytes: u64) -> bool {
-        let held_bytes = self.held_bytes();
-        held_bytes == 0 || held_bytes + bytes <= self.queued_bytes
+        let held_bytes = self.held_bytes.load(Relaxed);
+        let reserved_bytes = self.reserved_bytes.load(Relaxed);
+        held_bytes == 0 || held_bytes + reserved_bytes + bytes <= self.queued_bytes
+    }
+
+    /// Reserves room for the copies of one consumer. `None` if those of others take half of the bound, or if transports hold
+    /// the rest.
+    pub fn room_for_copies(&self, runs_the_agent: bool) -> Option<CopyRoom> {
+        let registry = self.registry();
+        let others = if runs_the_agent { 0 } else { COPIES_OF_ROOT };
+        let after = self.reserved_bytes.load(Relaxed) + (1 + others) * u64::from(COPIES_BYTES);
+        if after > self.queued_bytes / 2 {
+            return None;
+        }
+        let room = CopyRoom::new(&self.reserved_bytes, &self.copied_bytes);
+        while !self.has_room(0) {
+            if !registry.lose_oldest() {
+                return None;
+            }
+        }
+        Some(room)
     }
 
     /// Ends every subscription after what its queue holds.
@@ -231,7 +260,7 @@ impl Hub {
 
     /// The encoded bytes that wait for consumers, in queues and in the transport.
     pub fn held_bytes(&self) -> u64 {
-        self.held_bytes.load(Relaxed)
+        self.held_bytes.load(Relaxed) + self.copied_bytes.load(Relaxed)
     }
 
     /// Forgets a consumer that has left.

@@ -17,7 +17,6 @@ use prost::{DecodeError, Message as _};
 use super::{
     Hub,
     consumer::{Consumer, Fate, Volume},
-    held::SharedHeld,
     queue::Queued,
 };
 use crate::{
@@ -95,13 +94,6 @@ impl Subscription {
             hub: self.hub.clone(),
             consumer: Arc::clone(&self.consumer),
         }
-    }
-
-    /// Bytes that take the place of a batch's shared part. They count as held, once for the agent, until the transport
-    /// drops them.
-    pub fn charge(&self, bytes: Bytes, held: &SharedHeld) -> Bytes {
-        let held = held.of(bytes.len() as u64, &self.hub.held_bytes);
-        held.attach(bytes)
     }
 
     /// Records of delivered batches that the consumer's own filter left out.

@@ -24,10 +24,11 @@ use tonic::{
 use super::{
     encoding::{Compressor, Encoding},
     filtered::StreamFilter,
+    limits::Doors,
     peer::Peer,
 };
 use crate::{
-    hub::{OutgoingBatch, SharedHeld, Subscription},
+    hub::{CopyRoom, Hub, OutgoingBatch, SharedHeld, Subscription},
     proto::ObserveRequest,
 };
 
@@ -51,9 +52,16 @@ pub(super) fn one<T: Send + Sync + 'static>(parts: Vec<Bytes>, kept: T) -> Respo
 
 /// What becomes of a consumer's batches before they are sent.
 pub(super) struct Form {
-    pub(super) filter: Option<StreamFilter>,
-    pub(super) encoding: Option<Encoding>,
-    pub(super) compressor: Arc<Compressor>,
+    /// `None` if they are sent as they are.
+    own: Option<Own>,
+    compressor: Arc<Compressor>,
+}
+
+/// How a consumer's batches become its own, and the room for that.
+struct Own {
+    filter: Option<StreamFilter>,
+    encoding: Option<Encoding>,
+    room: CopyRoom,
 }
 
 /// An answer with a message for each batch, until the hub is closed.
@@ -62,7 +70,7 @@ pub(super) fn batches<T: Send + 'static>(
     form: Form,
     kept: T,
 ) -> Response<Body> {
-    let encoding = form.encoding;
+    let encoding = form.own.as_ref().and_then(|own| own.encoding);
     // The fields are dropped in this order, so a consumer's place is free before the hub notes that it left.
     let state = (kept, subscription, form);
     let batches = stream::unfold(Some(state), |state| async move {
@@ -89,16 +97,30 @@ pub(super) fn batches<T: Send + 'static>(
 }
 
 impl Form {
-    /// As the request asks for it.
+    /// As the request asks for it. Without room for the consumer's copies nothing is compressed for it, and one with a filter
+    /// is refused.
     pub(super) fn asked(
         request: &ObserveRequest,
         headers: &HeaderMap,
         peer: &Peer,
+        (hub, doors): (&Hub, &Doors),
         compressor: &Arc<Compressor>,
     ) -> Result<Self, Status> {
+        let filter = StreamFilter::read(&request.filter)?;
+        let encoding = Encoding::asked(headers, peer.is_on_a_unix_socket());
+        let has_own = filter.is_some() || encoding.is_some();
+        let room = has_own
+            .then(|| hub.room_for_copies(peer.runs_the_agent()))
+            .flatten();
+        if filter.is_some() && room.is_none() {
+            return Err(doors.no_copies(peer));
+        }
         Ok(Self {
-            filter: StreamFilter::read(&request.filter)?,
-            encoding: Encoding::asked(headers, peer.is_on_a_unix_socket()),
+            own: room.map(|room| Own {
+                filter,
+                encoding,
+                room,
+            }),
             compressor: Arc::clone(compressor),
         })
     }
@@ -111,32 +133,42 @@ impl Form {
     ) -> Option<Vec<Bytes>> {
         let mut id = batch.id();
         let [prefix, mut body] = batch.into_parts();
-        if let Some(mut filter) = self.filter.take() {
+        let Some(own) = &mut self.own else {
+            return Some(plain(prefix, body));
+        };
+        let copies = usize::from(own.filter.is_some()) + usize::from(own.encoding.is_some());
+        let mut claim = own.room.take(copies * body.len()).await?;
+        if let Some(mut filter) = own.filter.take() {
             let (filter, filtered) = spawn_blocking(move || {
                 let filtered = filter.apply(&body);
                 (filter, filtered)
             })
             .await
             .ok()?;
-            self.filter = Some(filter);
+            own.filter = Some(filter);
             // Our own batches can be decoded.
             let (filtered, left_out) = filtered.ok()?;
             subscription.note_left_out(left_out);
-            body = subscription.charge(filtered, &SharedHeld::default());
+            body = claim.hold(filtered, &SharedHeld::default());
             id = None;
         }
-        if let Some(encoding) = self.encoding
+        if let Some(encoding) = own.encoding
             && let Some(compressed) = self.compressor.compress(encoding, id, body.clone()).await
             && let Some([before, after]) = compressed.around(&prefix)
         {
             let len = before.len() + compressed.bytes.len() + after.len();
             let first = [header(true, len), before].concat();
-            let shared = subscription.charge(compressed.bytes.clone(), &compressed.held);
+            let shared = claim.hold(compressed.bytes.clone(), &compressed.held);
             return Some(vec![first.into(), shared, after]);
         }
-        let first = [header(false, prefix.len() + body.len()), prefix].concat();
-        Some(vec![first.into(), body])
+        Some(plain(prefix, body))
     }
+}
+
+/// A message that is not compressed.
+fn plain(prefix: Bytes, body: Bytes) -> Vec<Bytes> {
+    let first = [header(false, prefix.len() + body.len()), prefix].concat();
+    vec![first.into(), body]
 }
 
 /// An answer with these messages, which are made as they are sent. What is not sent within `patience` is given up.
@@ -287,14 +319,22 @@ mod tests {
         }
     }
 
+    fn own(hub: &Hub, filter: &str, encoding: Option<Encoding>) -> Form {
+        let own = Own {
+            filter: StreamFilter::read(filter).unwrap(),
+            encoding,
+            room: hub.room_for_copies(false).unwrap(),
+        };
+        Form {
+            own: Some(own),
+            compressor: Arc::default(),
+        }
+    }
+
     #[tokio::test]
     async fn a_compressed_batch_is_held_once_at_its_length_until_the_last_consumer_has_taken_it() {
         let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
-        let mut form = Form {
-            filter: None,
-            encoding: Some(Encoding::Gzip),
-            compressor: Arc::default(),
-        };
+        let mut form = own(&hub, "", Some(Encoding::Gzip));
         let mut consumers = ["one", "two"].map(|name| hub.subscribe(name, "test"));
         let hostname = "a".repeat(10_000);
         hub.publish(&batch(&hostname));
@@ -328,11 +368,7 @@ mod tests {
     #[tokio::test]
     async fn a_filtered_batch_is_held_at_its_own_length_and_its_records_are_not_delivered() {
         let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
-        let mut form = Form {
-            filter: StreamFilter::read("exclude all").unwrap(),
-            encoding: None,
-            compressor: Arc::default(),
-        };
+        let mut form = own(&hub, "exclude all", None);
         let mut consumer = hub.subscribe("", "test");
         let whole = FlowBatch {
             scan_id: 7,
@@ -356,6 +392,119 @@ mod tests {
         assert_eq!(hub.fate().delivered.records, 0);
     }
 
+    /// A batch that is as long as they get, and hardly shrinks.
+    fn long(scan_id: u64) -> Batch {
+        let mut state = scan_id.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut address = || {
+            let mut next = || {
+                // xorshift64.
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                state.to_be_bytes()
+            };
+            Bytes::from([next(), next()].concat())
+        };
+        let mut record = |port| crate::proto::FlowRecord {
+            protocol: 17,
+            src_addr: address(),
+            dst_addr: address(),
+            src_port: Some(port),
+            dst_port: Some(port),
+            delta_packets: 1,
+            total_packets: 1,
+            ..Default::default()
+        };
+        let message = FlowBatch {
+            scan_id,
+            records: (0..4500).map(&mut record).collect(),
+            ..FlowBatch::default()
+        };
+        let body: Bytes = message.encode_to_vec().into();
+        assert!((200_000..260_000).contains(&body.len()), "{}", body.len());
+        Batch { body, ..batch("") }
+    }
+
+    #[tokio::test]
+    async fn the_next_copy_is_made_when_the_transport_has_dropped_enough_of_those_before() {
+        for encoding in [None, Some(Encoding::Gzip)] {
+            let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
+            let mut form = own(&hub, "include all", encoding);
+            let mut consumer = hub.subscribe("", "test");
+            for scan_id in 1..=4 {
+                hub.publish(&long(scan_id));
+            }
+            let mut held = Vec::new();
+            let mut most = 0;
+            for _ in 0..4 {
+                let batch = consumer.next().await.unwrap();
+                let mut message = Box::pin(form.message(&consumer, batch));
+                // The transport drops what it has sent, and only then there is a next message.
+                let message = loop {
+                    match tokio::time::timeout(Duration::from_millis(200), &mut message).await {
+                        Ok(message) => break message.unwrap(),
+                        Err(_) => drop(held.remove(0)),
+                    }
+                };
+                held.push(message);
+                let bytes = held.iter().flatten().map(Bytes::len).sum();
+                most = usize::max(most, bytes);
+            }
+            assert!((150_000..=600_000).contains(&most), "{encoding:?}: {most}");
+            drop(held);
+            assert_eq!(hub.held_bytes(), 0);
+        }
+    }
+
+    #[tokio::test]
+    async fn without_room_for_copies_nothing_is_compressed_and_a_filter_is_refused() {
+        let hub = Hub::new(10, 16 * u64::from(crate::hub::COPIES_BYTES));
+        let doors = Doors::new(super::super::limits::Limits::default().fixed());
+        let asked = |filter: &str, peer: &Peer| {
+            let request = ObserveRequest {
+                filter: filter.into(),
+                ..ObserveRequest::default()
+            };
+            let mut headers = HeaderMap::new();
+            let accepted = HeaderName::from_static("grpc-accept-encoding");
+            headers.insert(accepted, HeaderValue::from_static("gzip"));
+            Form::asked(&request, &headers, peer, (&hub, &doors), &Arc::default())
+        };
+        let stranger = Peer::Tcp(([127, 0, 0, 1], 1).into());
+        let root = Peer::Unix { pid: None, uid: 0 };
+        let mut forms: Vec<Form> = Vec::new();
+        loop {
+            let form = asked("", &stranger).unwrap();
+            if form.own.is_none() {
+                break;
+            }
+            forms.push(form);
+        }
+        // Half of the bound, without the places of root.
+        assert_eq!(forms.len(), 4);
+        let refused = asked("exclude all", &stranger).err().unwrap();
+        assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+        assert_eq!(doors.status().refused_consumers, 1);
+        for _ in 0..4 {
+            forms.push(asked("exclude all", &root).unwrap());
+        }
+        assert!(asked("exclude all", &root).is_err());
+
+        // A share is free again when the last copy is dropped.
+        let Form {
+            own: Some(last), ..
+        } = forms.pop().unwrap()
+        else {
+            panic!("it has room");
+        };
+        let mut claim = last.room.take(3).await.unwrap();
+        let copy = claim.hold(Bytes::from_static(b"abc"), &SharedHeld::default());
+        drop((claim, last));
+        assert!(asked("exclude all", &root).is_err());
+        drop(copy);
+        assert!(asked("exclude all", &root).is_ok());
+    }
+
     /// The messages, and the status in the trailers.
     async fn read(response: Response<Body>) -> (Bytes, String) {
         let collected = response.into_body().collect().await.unwrap();
@@ -368,8 +517,7 @@ mod tests {
     async fn flows_that_are_not_read_in_time_are_given_up_and_that_is_told() {
         let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
         let form = || Form {
-            filter: None,
-            encoding: None,
+            own: None,
             compressor: Arc::default(),
         };
         let mut slow = hub.subscribe("slow", "test");
@@ -421,11 +569,7 @@ mod tests {
     #[tokio::test]
     async fn what_does_not_shrink_is_sent_as_it_is() {
         let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
-        let mut form = Form {
-            filter: None,
-            encoding: Some(Encoding::Zstd),
-            compressor: Arc::default(),
-        };
+        let mut form = own(&hub, "", Some(Encoding::Zstd));
         let mut consumer = hub.subscribe("", "test");
         hub.publish(&batch("a"));
         let sent = consumer.next().await.unwrap();

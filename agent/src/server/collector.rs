@@ -233,8 +233,9 @@ impl CollectorCalls {
                  (flow-agent watch --output json)",
             ));
         }
-        let form = Form::asked(&request, &head.headers, &caller.peer, &self.compressor)?;
         let place = self.doors.consumer(&caller.peer)?;
+        let (peer, shared) = (&caller.peer, (&self.hub, &*self.doors));
+        let form = Form::asked(&request, &head.headers, peer, shared, &self.compressor)?;
         let subscription = self
             .hub
             .subscribe(&consumer_name(&request), &caller.peer.to_string());

@@ -150,10 +150,11 @@ pub(super) enum Refusal {
     Token,
     Agent,
     Unread,
+    Copies,
 }
 
 impl Refusal {
-    const COUNT: usize = 10;
+    const COUNT: usize = 11;
 
     fn text(self) -> &'static str {
         match self {
@@ -173,6 +174,9 @@ impl Refusal {
                 "an agent was refused: there are as many as --max-agents or --max-agents-per-address allows"
             }
             Self::Unread => "a connection was closed: an answer was not read for too long",
+            Self::Copies => {
+                "a consumer was refused: others with filters or compression hold the memory for such copies"
+            }
         }
     }
 }
@@ -248,6 +252,15 @@ impl Doors {
         })
     }
 
+    /// Refuses a consumer for whose copies there is no room.
+    pub(super) fn no_copies(&self, peer: &Peer) -> Status {
+        self.refuse(Refusal::Copies, peer);
+        Status::resource_exhausted(
+            "the batches of consumers with filters or compression take all the memory that there is for them: observe \
+             without a filter, or later",
+        )
+    }
+
     /// A place for an answer, to be held until the peer has taken it. Waits a little, since peers that read
     /// make room in no time.
     pub(super) async fn answer(&self, peer: &Peer) -> Result<Place, Status> {
@@ -273,7 +286,7 @@ impl Doors {
             refused_connections: count(Refusal::Connection),
             silent_connections: count(Refusal::Silent),
             refused_streams: count(Refusal::Stream),
-            refused_consumers: count(Refusal::Consumer),
+            refused_consumers: count(Refusal::Consumer) + count(Refusal::Copies),
             refused_answers: count(Refusal::Answer),
             refused_callers: count(Refusal::Caller),
             refused_handshakes: count(Refusal::Handshake),
@@ -351,6 +364,7 @@ mod tests {
             Refusal::Token,
             Refusal::Agent,
             Refusal::Unread,
+            Refusal::Copies,
         ];
         for (refusal, times) in refusals.into_iter().zip(1..) {
             for _ in 0..times {
@@ -364,7 +378,8 @@ mod tests {
             refused_connections: 1,
             silent_connections: 2,
             refused_streams: 3,
-            refused_consumers: 4,
+            // For want of places, and of memory for copies.
+            refused_consumers: 4 + 11,
             refused_answers: 5,
             refused_callers: 6,
             refused_handshakes: 7,
@@ -377,7 +392,7 @@ mod tests {
         let _place = doors.consumer(&Peer::Unknown).unwrap();
         let refused = doors.consumer(&Peer::Unknown).unwrap_err();
         assert!(refused.message().starts_with("1 consumers observe"));
-        assert_eq!(doors.status().refused_consumers, 5);
+        assert_eq!(doors.status().refused_consumers, 16);
     }
 
     #[test]
@@ -392,6 +407,7 @@ mod tests {
             (Refusal::Caller, "the filter rules"),
             (Refusal::Token, "none of the collector's tokens"),
             (Refusal::Agent, "--max-agents-per-address"),
+            (Refusal::Copies, "filters or compression"),
         ] {
             let log = logged(|| doors.refuse(refusal, &Peer::Unknown));
             assert!(log.contains(words) && log.contains("peer=unknown"), "{log}");

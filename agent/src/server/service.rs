@@ -101,8 +101,9 @@ impl AgentCalls {
     ) -> Result<Response<Body>, Status> {
         let (head, body) = request.into_parts();
         let request: ObserveRequest = request::message(&head.headers, body).await?;
-        let form = Form::asked(&request, &head.headers, &caller.peer, &self.compressor)?;
         let place = self.doors.consumer(&caller.peer)?;
+        let (peer, shared) = (&caller.peer, (&self.hub, &*self.doors));
+        let form = Form::asked(&request, &head.headers, peer, shared, &self.compressor)?;
         let name = consumer_name(&request);
         let peer = caller.peer.to_string();
         let subscription = if request.snapshot {

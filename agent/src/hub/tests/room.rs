@@ -227,3 +227,40 @@ fn what_a_transport_holds_counts_and_is_not_taken_back() {
     assert_eq!(next(second), Some((3, 5, 2, 8)));
     assert_eq!(hub.held_bytes(), 0);
 }
+
+#[test]
+fn what_is_reserved_for_copies_is_no_room_for_batches() {
+    let bytes = u64::from(COPIES_BYTES);
+    let hub = Hub::new(1000, 10 * bytes);
+    let mut consumer = hub.subscribe("", "test");
+    let long = |scan_id| Batch {
+        body: vec![0; COPIES_BYTES as usize].into(),
+        ..batch(scan_id, 1)
+    };
+    let publish = |scan_ids: std::ops::RangeInclusive<u64>| {
+        for scan_id in scan_ids {
+            hub.publish(&long(scan_id));
+        }
+    };
+    publish(1..=12);
+    assert_eq!((hub.held_bytes(), lost(&hub)), (10 * bytes, vec![2]));
+    // The room is made at once, and five shares are half of the bound.
+    let shares: Vec<CopyRoom> = (0..5).map_while(|_| hub.room_for_copies(true)).collect();
+    assert_eq!((shares.len(), hub.held_bytes()), (5, 5 * bytes));
+    assert!(hub.room_for_copies(true).is_none());
+    publish(13..=14);
+    assert_eq!((hub.held_bytes(), lost(&hub)), (5 * bytes, vec![9]));
+    drop(shares);
+    publish(15..=16);
+    assert_eq!((hub.held_bytes(), lost(&hub)), (7 * bytes, vec![9]));
+
+    // What the transport has nobody can take back.
+    let taken: Vec<_> = (0..7)
+        .map(|_| waiting(&mut consumer).unwrap().into_parts())
+        .collect();
+    publish(17..=18);
+    let shares: Vec<CopyRoom> = (0..4).map_while(|_| hub.room_for_copies(true)).collect();
+    assert_eq!((shares.len(), hub.held_bytes()), (3, 7 * bytes));
+    drop(taken);
+    assert!(hub.room_for_copies(true).is_some());
+}

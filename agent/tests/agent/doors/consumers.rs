@@ -2,12 +2,15 @@
 
 use std::{fs, os::unix::process::CommandExt as _, process::Command};
 
-use agent::proto::{AgentStatus, GetStatusRequest, ObserveRequest};
+use agent::proto::{AgentStatus, FlowBatch, GetStatusRequest, ObserveRequest};
+use bytes::BytesMut;
+use h2::RecvStream;
 use lab::{Lab, privilege::is_root_or_skip};
 use prost::Message as _;
 use tonic::Code;
 
 use super::{
+    PATIENCE,
     client::{Begun, Client, GET_STATUS, NOBODY, OBSERVE, ROOT, connect_as, open_to_all},
     memory::{MIB, Memory, reset_peak},
 };
@@ -122,6 +125,124 @@ async fn what_consumers_that_never_read_hold_is_shared_in_the_transport_too() {
         agent.status(&lab.agent)["server"]["held_bytes"] == 0
     });
     agent.stop_silent();
+}
+
+/// Each has copies that nobody shares, so the bound holds only so many of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn consumers_with_filters_that_never_read_keep_the_bound_and_take_nothing_from_who_reads() {
+    const FLOWS: u16 = 30_000;
+    const ASKING: usize = 300;
+    /// Half of 256 MiB, at 512 KiB each.
+    const MOST: usize = 256;
+    if !is_root_or_skip(
+        "agent::consumers_with_filters_that_never_read_keep_the_bound_and_take_nothing_from_who_reads",
+    ) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let many = ["--max-consumers", "2000", "--max-streams", "200"];
+    // All flows find room at once.
+    let table = ["--max-flows", "100000", "--min-flows", "100000"];
+    let settings = ["--scan-interval", "1s", "--output", "none"];
+    let mut agent = Agent::start(&lab, &[many, table, settings].concat());
+    let address = agent.address();
+    let client = |window_bytes| Client::new(connect_as(&address, ROOT).unwrap(), window_bytes);
+    let filtered = ObserveRequest {
+        filter: "exclude port 1; include all".into(),
+        ..ObserveRequest::default()
+    };
+    let (mut one, mut other) = (
+        client(1 << 20).await.unwrap(),
+        client(1 << 20).await.unwrap(),
+    );
+    let filtered_reader = one.begin(OBSERVE, &filtered).await.unwrap();
+
+    let before = Memory::of(agent.pid());
+    reset_peak(agent.pid());
+    let mut unread: Vec<(Client, Vec<Begun>)> = Vec::new();
+    let mut refused = Vec::new();
+    for _ in 0..ASKING / 100 {
+        let mut client = client(100).await.unwrap();
+        let mut streams = Vec::new();
+        for _ in 0..100 {
+            let begun = client.begin(OBSERVE, &filtered).await.unwrap();
+            match begun.refusal() {
+                None => streams.push(begun),
+                Some(refusal) => refused.push(refusal),
+            }
+        }
+        unread.push((client, streams));
+    }
+    assert_eq!(refused.len(), ASKING + 1 - MOST);
+    for refusal in &refused {
+        assert_eq!(refusal.code, Code::ResourceExhausted, "{refusal:?}");
+        assert!(refusal.message.contains("without a filter"), "{refusal:?}");
+    }
+    // One without a filter has no copies.
+    let plain_reader = other
+        .begin(OBSERVE, &ObserveRequest::default())
+        .await
+        .unwrap();
+    let readers = [(filtered_reader, 1), (plain_reader, 0)].map(|(begun, left_out)| {
+        tokio::spawn(async move { packets(begun, u64::from(FLOWS) - left_out).await })
+    });
+    let frame = lab.peer.frame_v4(&lab.agent);
+    let frames = (1..=FLOWS).map(|port| frame.udp(port, 53, &[0; 18]).unwrap());
+    lab.peer.frame_socket().unwrap().send_many(frames).unwrap();
+    let mut read = Vec::new();
+    for reader in readers {
+        read.push(reader.await.unwrap());
+    }
+    wait_until("each consumer was handed what it does not read", || {
+        let status = agent.status(&lab.agent);
+        let consumers = status["consumers"].as_array().unwrap();
+        assert_eq!(consumers.len(), MOST + 1);
+        let delivered = |consumer: &serde_json::Value| consumer["delivered_batches"].as_u64();
+        consumers
+            .iter()
+            .all(|consumer| delivered(consumer) >= Some(2))
+    });
+    let status = agent.status(&lab.agent);
+    assert_eq!(status["server"]["refused_consumers"], refused.len());
+    let held = status["server"]["held_bytes"].as_u64().unwrap();
+    assert!((40 * MIB..136 * MIB).contains(&held), "{held}");
+    let after = Memory::of(agent.pid());
+    assert!(
+        after.peak < before.resident + 256 * MIB,
+        "{before:?} {after:?}"
+    );
+    drop((unread, read));
+    wait_until("nothing is held, and there is room again", || {
+        agent.status(&lab.agent)["server"]["held_bytes"] == 0
+    });
+    let begun = one.begin(OBSERVE, &filtered).await.unwrap();
+    assert!(begun.refusal().is_none(), "{:?}", begun.refusal());
+    agent.stop_silent();
+}
+
+/// Reads batches until they have reported so many packets, and none was lost. Returns what is still open.
+async fn packets(begun: Begun, expected: u64) -> RecvStream {
+    let mut body = begun.0.into_body();
+    let mut read = BytesMut::new();
+    let mut packets = 0;
+    while packets < expected {
+        let data = tokio::time::timeout(PATIENCE, body.data()).await;
+        let data = data.expect("more comes").expect("it goes on").unwrap();
+        body.flow_control().release_capacity(data.len()).unwrap();
+        read.extend_from_slice(&data);
+        while read.len() >= 5 {
+            let len = 5 + u32::from_be_bytes(read[1..5].try_into().unwrap()) as usize;
+            if read.len() < len {
+                break;
+            }
+            let batch = FlowBatch::decode(&read.split_to(len)[5..]).unwrap();
+            assert_eq!(batch.lost_batches, 0);
+            let records = batch.records.iter();
+            packets += records.map(|record| record.delta_packets).sum::<u64>();
+        }
+    }
+    assert_eq!(packets, expected);
+    body
 }
 
 #[tokio::test(flavor = "multi_thread")]
