@@ -169,10 +169,7 @@ impl LinkSocket {
             .map(|answer| link(&answer.body).context("read a link"));
         let mut links: Vec<_> = links.collect::<Result<_>>()?;
         links.sort_by_key(|link| link.ifindex);
-        let masters: BTreeSet<u32> = links
-            .iter()
-            .filter_map(|link| link.master_ifindex)
-            .collect();
+        let masters = masters(&links);
         for link in &mut links {
             link.has_lower = masters.contains(&link.ifindex);
         }
@@ -186,8 +183,7 @@ impl LinkSocket {
         let mut link = link(&answer.body).with_context(what)?;
         // Of other kinds it does not matter, and listing takes longer the more links there are.
         if link.kind.is_empty() {
-            let is_lower = |other: &Link| other.master_ifindex == Some(ifindex);
-            link.has_lower = self.links()?.iter().any(is_lower);
+            link.has_lower = masters(&self.links()?).contains(&ifindex);
         }
         Ok(link)
     }
@@ -219,6 +215,14 @@ impl LinkSocket {
         let answer = self.netlink.get(link_request(ifindex)).with_context(what)?;
         Ok(link(&answer.body).with_context(what)?.counters)
     }
+}
+
+/// Who has ports, slaves or virtual functions among these.
+fn masters(links: &[Link]) -> BTreeSet<u32> {
+    links
+        .iter()
+        .filter_map(|link| link.master_ifindex)
+        .collect()
 }
 
 /// A request for a link, as `struct ifinfomsg`. Index 0 asks for all links.
@@ -339,6 +343,8 @@ fn counters(stats: &[u8]) -> Result<Counters> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use lab::{Namespace, privilege::is_root_or_skip};
+
     use super::{netlink::errno, *};
 
     pub(in crate::kernel) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
@@ -374,6 +380,26 @@ pub(super) mod tests {
             errno(&socket.link(0x7fff_fff0).unwrap_err()),
             Some(libc::ENODEV)
         );
+    }
+
+    /// As the device with a virtual function that it stands for would.
+    #[test]
+    fn a_link_with_a_port_has_a_lower_one() {
+        if !is_root_or_skip("links::a_link_with_a_port_has_a_lower_one") {
+            return;
+        }
+        let namespace = Namespace::new("lower").unwrap();
+        namespace.add_wire(["port0", "far0"]).unwrap();
+        namespace
+            .ip(&["link", "add", "br0", "type", "bridge"])
+            .unwrap();
+        namespace
+            .ip(&["link", "set", "port0", "master", "br0"])
+            .unwrap();
+        let links = namespace.enter(links).unwrap();
+        let with_lower = links.iter().filter(|link| link.has_lower);
+        let with_lower: Vec<&str> = with_lower.map(|link| link.name.as_str()).collect();
+        assert_eq!(with_lower, ["br0"]);
     }
 
     #[test]

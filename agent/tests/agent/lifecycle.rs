@@ -28,5 +28,26 @@ mod stacks;
 mod strangers;
 mod unknown;
 
+use lab::{
+    kernel,
+    privilege::{is_root_or_skip, skip},
+};
+
 pub const CLSACT: &[&str] = &["--tc-attach", "clsact"];
 pub const TCX: &[&str] = &["--tc-attach", "tcx"];
+
+/// Those of some ways to attach that this kernel has.
+pub fn here<'a>(
+    ways: impl IntoIterator<Item = &'a [&'a str]>,
+) -> impl Iterator<Item = &'a [&'a str]> {
+    let has_tcx = kernel::has_tcx();
+    ways.into_iter().filter(move |way| has_tcx || *way != TCX)
+}
+
+fn has_tcx_or_skip(test: &str) -> bool {
+    let has_tcx = kernel::has_tcx();
+    if !has_tcx {
+        skip(test, "the kernel has TCX from 6.6");
+    }
+    has_tcx && is_root_or_skip(test)
+}

@@ -137,7 +137,7 @@ fn a_tag_beside_a_super_frame_is_on_each_segment() {
     if !is_root_or_skip(NAME) {
         return;
     }
-    if !kernel::is_at_least(6, 6) {
+    if !kernel::has_tcx() {
         return skip(NAME, "the tag is put there by TCX, from 6.6");
     }
     let lab = with_super_frames(Lab::quiet().unwrap());
@@ -251,7 +251,7 @@ fn big_tcp_equals_the_wire() {
     if !is_root_or_skip("agent::big_tcp_equals_the_wire") {
         return;
     }
-    if !kernel::is_at_least(6, 6) {
+    if !kernel::has_tcx() {
         skip(
             "agent::big_tcp_equals_the_wire",
             "a veth has BIG TCP from 6.3, and the length of its frames is seen by TCX, from 6.6",

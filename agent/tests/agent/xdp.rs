@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
-use crate::support::attached::{LongFrames, TCX_INGRESS, tag_beside, tag_beside_on};
+use crate::support::attached::{Attached, LongFrames, TCX_INGRESS, tag_beside, tag_beside_on};
 use crate::support::{
     Agent, Both, GENERIC_XDP, NATIVE_XDP, Report, as_the_service, count, name, pair,
     wait_for_packets, wait_for_silence, wait_until,
@@ -115,15 +115,6 @@ fn super_frames_of_a_virtual_machine_are_counted_at_tc() {
     }
 }
 
-/// `is_root_or_skip`, for tests that need tags beside the frames.
-fn has_tcx_or_skip(test: &str) -> bool {
-    let has_tcx = kernel::is_at_least(6, 6);
-    if !has_tcx {
-        skip(test, "the program that tags frames hangs on TCX, from 6.6");
-    }
-    has_tcx && is_root_or_skip(test)
-}
-
 const TAG_LEN: u64 = 4;
 
 /// Lets fifty frames of each of two VLANs arrive with their tags beside them. Returns a frame without the
@@ -132,13 +123,30 @@ fn send_two_vlans(lab: &Lab) -> Vec<u8> {
     lab.peer.set_offloads(&["txvlan"], true).unwrap();
     let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 50]).unwrap();
     let before = lab.agent.counters().unwrap();
-    let socket = lab.peer.frame_socket().unwrap();
     for vlan_id in [10, 20] {
-        let _tagger = tag_beside(&lab.peer, vlan_id);
+        let (socket, _tagger) = tagged_socket(&lab.peer, &lab.peer.interface, vlan_id);
         socket.send_many((0..50).map(|_| &frame)).unwrap();
     }
     wait_for_packets(&lab.agent, before, 100);
     frame
+}
+
+/// Sends frames that leave an interface of the host with a tag beside them, until both values are dropped. A VLAN device
+/// puts it there where the kernel has no TCX for a program that does.
+fn tagged_socket(host: &Host, interface: &str, vlan_id: u16) -> (FrameSocket, Option<Attached>) {
+    let namespace = &host.namespace;
+    if kernel::has_tcx() {
+        let tagger = tag_beside_on(host, namespace.ifindex(interface).unwrap(), vlan_id);
+        return (
+            FrameSocket::new(namespace, interface).unwrap(),
+            Some(tagger),
+        );
+    }
+    let (device, id) = (format!("vlan{vlan_id}"), vlan_id.to_string());
+    let add = ["link", "add", "link", interface, "name", &device];
+    let kind = ["up", "type", "vlan", "id", &id];
+    namespace.ip(&[&add[..], &kind].concat()).unwrap();
+    (FrameSocket::new(namespace, &device).unwrap(), None)
 }
 
 /// What is counted of them, where the tags are known.
@@ -158,7 +166,7 @@ fn flow_of(lab: &Lab, vlans: &str) -> String {
 
 #[test]
 fn vlans_whose_tags_are_hidden_from_xdp_are_counted_at_tc() {
-    if !has_tcx_or_skip("agent::vlans_whose_tags_are_hidden_from_xdp_are_counted_at_tc") {
+    if !is_root_or_skip("agent::vlans_whose_tags_are_hidden_from_xdp_are_counted_at_tc") {
         return;
     }
     // No driver tells them to generic XDP.
@@ -389,7 +397,7 @@ fn a_program_that_asks_a_driver_is_gone_with_its_interface() {
 
 #[test]
 fn who_insists_on_xdp_without_tags_is_told_of_every_packet() {
-    if !has_tcx_or_skip("agent::who_insists_on_xdp_without_tags_is_told_of_every_packet") {
+    if !is_root_or_skip("agent::who_insists_on_xdp_without_tags_is_told_of_every_packet") {
         return;
     }
     let lab = Lab::quiet().unwrap();
@@ -405,7 +413,7 @@ fn who_insists_on_xdp_without_tags_is_told_of_every_packet() {
 
 #[test]
 fn an_offload_that_is_switched_on_under_xdp_marks_the_account() {
-    if !has_tcx_or_skip("agent::an_offload_that_is_switched_on_under_xdp_marks_the_account") {
+    if !is_root_or_skip("agent::an_offload_that_is_switched_on_under_xdp_marks_the_account") {
         return;
     }
     let lab = Lab::quiet().unwrap();
@@ -428,8 +436,7 @@ fn an_offload_that_is_switched_on_under_xdp_marks_the_account() {
     let settings = ["--ingress-hook", "xdp", "--xdp-mode", "native"];
     let agent = Agent::start_on(&lab.agent, "own0", &settings);
     let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 50]).unwrap();
-    let socket = FrameSocket::new(namespace, "own1").unwrap();
-    let program = tag_beside_on(&lab.agent, namespace.ifindex("own1").unwrap(), 10);
+    let (socket, _tagger) = tagged_socket(&lab.agent, "own1", 10);
     let status = || agent.status(&lab.agent)["hooks"][0].clone();
     assert_eq!(status()["mode"], "native");
     socket.send_many((0..10).map(|_| &frame)).unwrap();
@@ -457,5 +464,4 @@ fn an_offload_that_is_switched_on_under_xdp_marks_the_account() {
     assert_eq!(agent.stderr().matches("tags_unknown").count(), 1);
     let report = agent.stop();
     assert_eq!(beside(&report, "tags_unknown"), count(20, &frame));
-    drop(program);
 }

@@ -25,6 +25,11 @@ pub fn is_at_least(major: u32, minor: u32) -> bool {
     version(&release) >= Some((major, minor))
 }
 
+/// Whether programs can be attached by TCX.
+pub fn has_tcx() -> bool {
+    is_at_least(6, 6)
+}
+
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     let mut next = || numbers.next()?.parse().ok();

@@ -1,10 +1,10 @@
 //! Two network namespaces in one table.
 
-use lab::{Lab, kernel, privilege::is_root_or_skip};
+use lab::{Lab, privilege::is_root_or_skip};
 
 use crate::{
     lifecycle::{
-        CLSACT, TCX,
+        CLSACT, TCX, here,
         netns::{names, number, send, start, status, sum_in},
     },
     support::{NATIVE_XDP, attached::nothing_is_attached, count, pair, wait_until},
@@ -17,9 +17,7 @@ fn two_namespaces_with_one_index_and_one_name_are_counted_apart_in_one_table() {
     ) {
         return;
     }
-    let has_tcx = kernel::is_at_least(6, 6);
-    let all = [TCX, CLSACT, NATIVE_XDP].into_iter();
-    for hooks in all.filter(|hooks| has_tcx || *hooks != TCX) {
+    for hooks in here([TCX, CLSACT, NATIVE_XDP]) {
         let (a, b) = (Lab::quiet().unwrap(), Lab::quiet().unwrap());
         assert_eq!(a.agent.ifindex, b.agent.ifindex);
         // The same flow in both.

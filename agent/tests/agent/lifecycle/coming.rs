@@ -133,7 +133,7 @@ fn an_index_that_comes_back_is_another_interface_with_flows_of_its_own() {
 pub(super) const IFINDEX: u32 = 4000;
 
 fn programs_on_new0(lab: &Lab) -> u32 {
-    if kernel::is_at_least(6, 6) {
+    if kernel::has_tcx() {
         tcx_programs_on(&lab.agent, IFINDEX).iter().sum()
     } else {
         filters(&lab.agent, "new0").matches("flow-agent:").count() as u32

@@ -1,11 +1,12 @@
 //! An interface that goes away while the agent counts on it.
 
-use lab::{Host, Lab, Namespace, kernel, privilege::is_root_or_skip};
+use lab::{Host, Lab, Namespace, privilege::is_root_or_skip};
 use serde_json::Value;
 
 use super::{
     CLSACT, TCX,
     coming::{IFINDEX, ip, send as send_over, wait_until_watched},
+    here,
 };
 use crate::support::{
     Agent, Both, NATIVE_XDP, attached::nothing_is_attached, count, pair, wait_for_packets,
@@ -14,9 +15,7 @@ use crate::support::{
 
 /// The ways to attach that this kernel has.
 fn every_way() -> impl Iterator<Item = &'static [&'static str]> {
-    let has_tcx = kernel::is_at_least(6, 6);
-    let all = [TCX, CLSACT, NATIVE_XDP];
-    all.into_iter().skip(usize::from(!has_tcx))
+    here([TCX, CLSACT, NATIVE_XDP])
 }
 
 fn status(lab: &Lab, agent: &Agent, format: &str) -> String {

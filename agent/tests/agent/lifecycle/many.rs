@@ -33,7 +33,7 @@ pub(super) fn add_wires(lab: &Lab, count: usize) -> Vec<u32> {
 #[test]
 fn the_end_waits_for_no_link_of_many() {
     const NAME: &str = "agent::the_end_waits_for_no_link_of_many";
-    if !kernel::is_at_least(6, 6) {
+    if !kernel::has_tcx() {
         return skip(NAME, "the kernel has TCX from 6.6");
     }
     if !is_root_or_skip(NAME) {
@@ -147,7 +147,7 @@ fn more_files_than_the_soft_limit_are_opened() {
 fn interfaces_that_come_leave_some_files_to_open() {
     const NAME: &str = "agent::interfaces_that_come_leave_some_files_to_open";
     const WIRES: usize = 20;
-    if !kernel::is_at_least(6, 6) {
+    if !kernel::has_tcx() {
         return skip(NAME, "the kernel has TCX from 6.6");
     }
     if !is_root_or_skip(NAME) {

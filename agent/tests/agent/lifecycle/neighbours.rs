@@ -2,9 +2,9 @@
 
 use std::{net::UdpSocket, thread, time::Duration};
 
-use lab::{Lab, kernel, privilege::is_root_or_skip};
+use lab::{Lab, privilege::is_root_or_skip};
 
-use super::{CLSACT, TCX};
+use super::{CLSACT, TCX, has_tcx_or_skip, here};
 use crate::support::{
     Agent, NATIVE_XDP, PATIENCE,
     attached::{
@@ -35,7 +35,8 @@ fn two_agents_count_the_same_and_one_outlives_the_other() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    for (first, second) in [(TCX, TCX), (CLSACT, CLSACT), (TCX, CLSACT), (CLSACT, TCX)] {
+    let ways = || here([TCX, CLSACT]);
+    for (first, second) in ways().flat_map(|first| ways().map(move |second| (first, second))) {
         let agents = [first, second].map(|hooks| Agent::start(&lab, hooks));
         let [first_agent, second_agent] = agents;
         let frame = send(&lab, PORT, 1000);
@@ -87,8 +88,7 @@ fn links_that_somebody_detaches_are_attached_again() {
     if !is_root_or_skip("agent::links_that_somebody_detaches_are_attached_again") {
         return;
     }
-    let has_tcx = kernel::is_at_least(6, 6);
-    for hooks in [TCX, NATIVE_XDP].into_iter().skip(usize::from(!has_tcx)) {
+    for hooks in here([TCX, NATIVE_XDP]) {
         let lab = Lab::quiet().unwrap();
         let agent = Agent::start(&lab, &[hooks, &["--scan-interval", "1h"]].concat());
         let frame = send(&lab, PORT, 10);
@@ -117,7 +117,7 @@ fn a_strangers_generic_xdp_is_warned_of_and_hides_no_packet_from_the_account() {
     let lab = Lab::quiet().unwrap();
     let theirs = xdp(&lab.agent);
     let their_id = xdp_id(&lab.agent);
-    let agent = Agent::start(&lab, TCX);
+    let agent = Agent::start(&lab, &[]);
     assert!(agent.stderr().contains("a generic XDP program"));
     assert_eq!(xdp_id(&lab.agent), their_id, "beside us");
     send(&lab, PORT, PACKETS);
@@ -163,7 +163,7 @@ fn a_strangers_filter_decides_as_without_us() {
             let place = format!("ingress prio {priority}");
             add_filter(&lab.agent, &place, verdict);
             assert_eq!(delivered(&lab, expected), expected, "without us");
-            for hooks in [TCX, CLSACT] {
+            for hooks in here([TCX, CLSACT]) {
                 let agent = Agent::start(&lab, hooks);
                 let what = format!("{verdict} at {priority} with {hooks:?}");
                 assert_eq!(delivered(&lab, expected), expected, "{what}");
@@ -179,7 +179,7 @@ fn a_strangers_filter_decides_as_without_us() {
 
 #[test]
 fn a_strangers_tcx_program_decides_as_without_us() {
-    if !is_root_or_skip("agent::a_strangers_tcx_program_decides_as_without_us") {
+    if !has_tcx_or_skip("agent::a_strangers_tcx_program_decides_as_without_us") {
         return;
     }
     for (verdict, expected) in [(OK, PACKETS), (NEXT, PACKETS), (DROP, 0)] {
@@ -202,7 +202,7 @@ fn a_strangers_tcx_program_decides_as_without_us() {
 
 #[test]
 fn the_order_at_tcx_decides_whether_what_a_stranger_drops_is_counted() {
-    if !is_root_or_skip("agent::the_order_at_tcx_decides_whether_what_a_stranger_drops_is_counted")
+    if !has_tcx_or_skip("agent::the_order_at_tcx_decides_whether_what_a_stranger_drops_is_counted")
     {
         return;
     }
@@ -239,7 +239,7 @@ fn a_strangers_redirect_still_redirects() {
         (arrived() - before).rx_packets >= PACKETS
     });
     let whole = arrived() - before;
-    for hooks in [TCX, CLSACT, NATIVE_XDP] {
+    for hooks in here([TCX, CLSACT, NATIVE_XDP]) {
         let before = arrived();
         let agent = Agent::start(&lab, hooks);
         assert_eq!(delivered(&lab, 0), 0, "{hooks:?}");

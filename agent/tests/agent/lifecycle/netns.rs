@@ -8,7 +8,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::{
-    CLSACT, TCX,
+    CLSACT, TCX, here,
     refusals::{assert_says, refusal, with_capabilities},
 };
 use crate::support::{
@@ -132,8 +132,8 @@ fn a_namespace_that_cannot_be_watched_is_told_and_nothing_is_attached_anywhere()
     let here = ["--interface", interface.as_str()];
     let error = refused(&format!("{name_a},nowhere7"), &here);
     assert_says(&error, &["'nowhere7'", "ip netns list", name_a, "pid:N"]);
-    let error = refused(&format!("{name_a},/etc/hostname"), &here);
-    assert_says(&error, &["/etc/hostname is no network namespace"]);
+    let error = refused(&format!("{name_a},/proc/version"), &here);
+    assert_says(&error, &["/proc/version is no network namespace"]);
     let error = refused(&format!("{name_a},pid:4194304"), &here);
     assert_says(&error, &["no process 4194304"]);
     let error = refused(&names(&[&a, &b]), &["--interface", "nowhere7"]);
@@ -250,7 +250,7 @@ fn an_interface_that_moves_between_two_watched_namespaces_is_counted_in_both() {
     ) {
         return;
     }
-    for hooks in [TCX, CLSACT] {
+    for hooks in here([TCX, CLSACT]) {
         let lab = Lab::quiet().unwrap();
         let other = Namespace::new("other").unwrap();
         for scope in ["all", "default"] {

@@ -138,7 +138,7 @@ fn a_reload_gives_the_places_of_the_first_interfaces_to_others_before_it_is_over
     };
     let nothing_is_on = |interface: &str| {
         let ifindex = namespace.ifindex(interface).unwrap();
-        let has_tcx = kernel::is_at_least(6, 6);
+        let has_tcx = kernel::has_tcx();
         !filters(&lab.agent, interface).contains("flow-agent")
             && (!has_tcx || tcx_programs_on(&lab.agent, ifindex) == [0, 0])
     };

@@ -221,7 +221,7 @@ fn the_manager_sees_flows_rate_and_loss_and_each_reload() {
 fn a_reload_is_over_when_what_it_selects_counts_and_nothing_else_does() {
     const NAME: &str = "agent::a_reload_is_over_when_what_it_selects_counts_and_nothing_else_does";
     const WIRES: usize = 30;
-    if !kernel::is_at_least(6, 6) {
+    if !kernel::has_tcx() {
         return skip(NAME, "the kernel has TCX from 6.6");
     }
     if !is_root_or_skip(NAME) {

@@ -88,7 +88,7 @@ pub fn nothing_is_attached_anywhere(host: &Host) -> bool {
 }
 
 fn nothing_is_attached_to(host: &Host, interface: &str, ifindex: u32) -> bool {
-    let has_tcx = kernel::is_at_least(6, 6);
+    let has_tcx = kernel::has_tcx();
     (!has_tcx || tcx_programs_on(host, ifindex) == [0, 0])
         && xdp_of(host, interface).is_null()
         && !filters(host, interface).contains("flow-agent")
