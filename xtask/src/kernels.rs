@@ -62,6 +62,8 @@ const MODULES: &[&str] = &[
     "sch_ingress",
     "cls_bpf",
     "act_bpf",
+    "cls_u32",
+    "act_mirred",
     "dummy",
     "8021q",
     "bridge",
