@@ -10,7 +10,7 @@
 //! second), a [`Tun`] (bare IP), or from real sockets ([`traffic`]). An [`Agent`] is a running
 //! `flow-agent`. A [`Process`] is a program that does not outlive its test, and an
 //! [`AtEnd`] ends threads with it. A [`ControlGroup`] holds programs to a limit. A [`RtnlHold`] keeps the kernel from answering about interfaces, and
-//! [`tcx_programs`] asks it what is attached. TLS takes [`certificates`]. A [`Broker`] is Kafka's own.
+//! [`tcx_programs`] asks it what is attached. A [`Disk`] fails when it is told to. TLS takes [`certificates`]. A [`Broker`] is Kafka's own.
 
 mod agent;
 mod at_end;
@@ -19,6 +19,7 @@ pub mod certificates;
 mod checksum;
 pub mod control_group;
 mod counters;
+mod disk;
 mod extension;
 mod frame;
 mod frame_socket;
@@ -39,6 +40,7 @@ pub use at_end::AtEnd;
 pub use broker::{Broker, BrokerOptions};
 pub use control_group::ControlGroup;
 pub use counters::Counters;
+pub use disk::Disk;
 pub use extension::Extension;
 pub use frame::Frame;
 pub use frame_socket::FrameSocket;

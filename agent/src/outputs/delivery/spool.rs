@@ -314,11 +314,8 @@ impl Spool {
     /// Brings everything to the disk for sure, says how far it has come, and removes what is not needed. With `end`, no number
     /// is given afterwards, and so much is told to be lost that is in memory alone.
     pub(super) fn sync(&mut self, lost_in_queue: Volume, end: Option<Volume>) -> Result<()> {
-        if self.unsure.has_batch
-            && let Some(writer) = &self.writer
-        {
-            writer.sync().context("write a segment to the disk")?;
-            self.unsure.has_batch = false;
+        if self.unsure.has_batch {
+            self.sync_segment().context("write a segment to the disk")?;
         }
         if self.unsure.has_name {
             self.sync_folder()?;
@@ -337,6 +334,20 @@ impl Spool {
             self.sync_folder()?;
         }
         self.forget_done();
+        Ok(())
+    }
+
+    /// The newest one, if it is written.
+    fn sync_segment(&mut self) -> io::Result<()> {
+        let (Some(writer), Some(segment)) = (&mut self.writer, self.segments.back()) else {
+            return Ok(());
+        };
+        if writer.sync(segment)? {
+            // In the file that is open for it, nothing follows.
+            self.reader = None;
+            self.unsure.has_name = true;
+        }
+        self.unsure.has_batch = false;
         Ok(())
     }
 
@@ -395,9 +406,7 @@ impl Spool {
 
     /// If this fails, the segment goes on.
     fn end_segment(&mut self) -> io::Result<()> {
-        if let Some(writer) = &self.writer {
-            writer.sync()?;
-        }
+        self.sync_segment()?;
         self.writer = None;
         Ok(())
     }

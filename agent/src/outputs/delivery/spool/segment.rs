@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read as _},
+    io::{self, ErrorKind, Read as _, Seek as _},
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
 };
@@ -205,11 +205,15 @@ impl Reader {
 /// Writes batches behind each other.
 pub struct Writer {
     file: File,
+    has_failed: bool,
 }
 
 impl Writer {
     pub fn new(file: File) -> Self {
-        Self { file }
+        Self {
+            file,
+            has_failed: false,
+        }
     }
 
     /// What fails leaves nothing that would be taken for a batch.
@@ -223,7 +227,32 @@ impl Writer {
         Ok(())
     }
 
-    pub fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
+    /// Brings everything to the disk for sure. The kernel tells once that it could not write something, and then takes it for
+    /// written (`fsync`(2)). So after a failure all is copied to another file. Returns whether that has the name now.
+    pub fn sync(&mut self, segment: &Segment) -> io::Result<bool> {
+        if self.has_failed {
+            self.file = self.copied(segment)?;
+            self.has_failed = false;
+            return Ok(true);
+        }
+        let synced = self.file.sync_data();
+        self.has_failed = synced.is_err();
+        synced.map(|()| false)
+    }
+
+    /// Out of the kernel's memory, which most likely has it still. Otherwise the checksums tell when it is read.
+    fn copied(&self, segment: &Segment) -> io::Result<File> {
+        let new = segment.path.with_file_name("segment.new");
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(true);
+        let mut file = options.open(&new)?;
+        (&self.file).rewind()?;
+        let copied = io::copy(&mut (&self.file).take(segment.end), &mut file)?;
+        if copied != segment.end {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        file.sync_data()?;
+        fs::rename(&new, &segment.path)?;
+        Ok(file)
     }
 }

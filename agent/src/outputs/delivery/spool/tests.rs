@@ -1,3 +1,8 @@
+use lab::{
+    Disk,
+    privilege::{is_root_or_skip, skip},
+};
+
 use super::*;
 
 const MOST_BYTES: u64 = 16 << 20;
@@ -444,4 +449,53 @@ fn what_is_no_part_of_a_spool_is_set_aside() {
     assert!(path("00000000000000000005.spool.bad").is_file());
     assert!(path("6.spool.bad").is_dir());
     assert_eq!(stream.read(), (vec![1], Volume::default()));
+}
+
+/// For the kernel, pages that it could not write are written once it has said so.
+#[test]
+fn what_a_disk_did_not_take_is_written_again_when_it_does() {
+    const NAME: &str = "spool::what_a_disk_did_not_take_is_written_again_when_it_does";
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    let disk = match Disk::new() {
+        Ok(disk) => disk,
+        Err(error) => return skip(NAME, &format!("no disk can be made to fail: {error:#}")),
+    };
+    let folder = disk.folder().join("spool");
+    let mut stream = Stream::open(&folder);
+    stream.append(1000);
+    stream.sync();
+    disk.fail().unwrap();
+    // The disk has no room for what does not compress, and more than one piece is written again.
+    let mut batch = stream.give(0);
+    let mut bytes = vec![0; 3 << 20];
+    getrandom(&mut bytes);
+    batch.parts = [Bytes::new(), bytes.into()];
+    stream.spool.append(&batch, IN_QUEUE).unwrap();
+    for _ in 0..2 {
+        let error = stream.spool.sync(IN_QUEUE, None).unwrap_err();
+        assert!(
+            format!("{error:#}").contains("write a segment to the disk"),
+            "{error:#}"
+        );
+    }
+    disk.recover().unwrap();
+    stream.sync();
+    drop(stream);
+    disk.remount().unwrap();
+    let mut stream = Stream::open(&folder);
+    let mut read = Vec::new();
+    while stream.spool.stand().is_ahead {
+        let batches = stream.spool.read(100, 1).unwrap();
+        read.extend(batches.iter().map(|batch| batch.seq));
+    }
+    assert_eq!(read, [1, 2]);
+    assert_eq!(stream.lost(), Volume::default());
+    drop(stream);
+}
+
+fn getrandom(bytes: &mut [u8]) {
+    let mut source = File::open("/dev/urandom").unwrap();
+    io::Read::read_exact(&mut source, bytes).unwrap();
 }
