@@ -24,7 +24,7 @@ mod subscription;
 
 use consumer::Consumer;
 pub use consumer::{Fate, Volume};
-pub use copies::{COPIES_BYTES, CopyRoom};
+pub use copies::{COPIES_BYTES, CopyRoom, Turn};
 use held::Held;
 pub use held::SharedHeld;
 use pace::{Logs, Pace};
@@ -36,9 +36,6 @@ pub const DEFAULT_QUEUE_BATCHES: usize = 1024;
 
 /// How many encoded bytes may wait for all consumers together.
 pub const DEFAULT_QUEUED_BYTES: u64 = 256 << 20;
-
-/// Consumers with copies of their own that find a place when others have taken all.
-const COPIES_OF_ROOT: u64 = 4;
 
 /// Publishes batches to consumers. Clones share the consumers.
 #[derive(Clone)]
@@ -183,22 +180,27 @@ impl Hub {
         held_bytes == 0 || held_bytes + reserved_bytes + bytes <= self.queued_bytes
     }
 
-    /// Reserves room for the copies of one consumer. `None` if those of others take half of the bound, or if transports hold
-    /// the rest.
-    pub fn room_for_copies(&self, runs_the_agent: bool) -> Option<CopyRoom> {
+    /// Reserves room for the copies of one consumer, if afterwards so many others would find room. `None` if not, or if
+    /// transports hold what there is.
+    pub fn room_for_copies(&self, others: u64) -> Option<CopyRoom> {
+        let share = self.reserve(COPIES_BYTES, others * COPIES_BYTES)?;
+        Some(CopyRoom::new(self.clone(), share))
+    }
+
+    /// Takes room from batches, up to half of the bound, and leaves so many bytes of that.
+    fn reserve(&self, bytes: u64, left: u64) -> Option<Held> {
         let registry = self.registry();
-        let others = if runs_the_agent { 0 } else { COPIES_OF_ROOT };
-        let after = self.reserved_bytes.load(Relaxed) + (1 + others) * u64::from(COPIES_BYTES);
-        if after > self.queued_bytes / 2 {
+        let reserved_bytes = self.reserved_bytes.load(Relaxed);
+        if reserved_bytes + bytes + left > self.queued_bytes / 2 {
             return None;
         }
-        let room = CopyRoom::new(&self.reserved_bytes, &self.copied_bytes);
+        let reserved = Held::new(bytes, &self.reserved_bytes);
         while !self.has_room(0) {
             if !registry.lose_oldest() {
                 return None;
             }
         }
-        Some(room)
+        Some(reserved)
     }
 
     /// Ends every subscription after what its queue holds.

@@ -1,67 +1,81 @@
 //! Room for what a consumer has for itself: its batches without what its filter leaves out, or compressed.
 //!
-//! Others cannot share such a copy, and nobody can take back what the transport has. So each consumer that needs copies
-//! has its share of the bound from the beginning, and waits within it: one that never reads takes no more than that, and
-//! leaves others theirs.
+//! Nobody can take back what the transport has. So each consumer that needs copies has its share of the bound from the
+//! beginning, and makes the next one when the transport has dropped those before: one that never reads takes no more
+//! than its share, and leaves others theirs.
 
-use std::sync::{Arc, atomic::AtomicU64};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::held::{Held, SharedHeld};
+use super::{
+    Hub,
+    held::{Held, SharedHeld},
+};
 
-/// What the copies of one consumer take together. A single one may be longer.
-pub const COPIES_BYTES: u32 = 512 << 10;
+/// A share: room for a batch as its filter leaves it and as it is compressed.
+pub const COPIES_BYTES: u64 = 512 << 10;
 
 /// A consumer's share of the bound.
 pub struct CopyRoom {
-    free: Arc<Semaphore>,
+    hub: Hub,
     share: Arc<Held>,
-    /// The bytes of all copies.
-    total: Arc<AtomicU64>,
+    turns: Arc<Semaphore>,
 }
 
 impl CopyRoom {
-    /// `reserved_bytes` has the shares of all.
-    pub(super) fn new(reserved_bytes: &Arc<AtomicU64>, total: &Arc<AtomicU64>) -> Self {
+    pub(super) fn new(hub: Hub, share: Held) -> Self {
         Self {
-            free: Arc::new(Semaphore::new(COPIES_BYTES as usize)),
-            share: Arc::new(Held::new(COPIES_BYTES.into(), reserved_bytes)),
-            total: Arc::clone(total),
+            hub,
+            share: Arc::new(share),
+            turns: Arc::new(Semaphore::new(1)),
         }
     }
 
-    /// Waits until there is room for copies of this length. `None` never comes, as the room is never closed.
-    pub async fn take(&self, bytes: usize) -> Option<Claim> {
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(COPIES_BYTES);
-        let free = Arc::clone(&self.free).acquire_many_owned(bytes).await;
-        Some(Claim {
-            permit: free.ok()?,
-            share: Arc::clone(&self.share),
-            total: Arc::clone(&self.total),
-        })
+    /// Waits until all copies made before were dropped.
+    pub async fn turn(&self) -> Turn {
+        let turn = Arc::clone(&self.turns).acquire_owned().await;
+        Turn {
+            hub: self.hub.clone(),
+            _share: Arc::clone(&self.share),
+            _more: None,
+            _permit: turn.expect("turns are never closed"),
+        }
     }
 }
 
-/// Room for copies that are about to be made. What they do not need is free again when it is dropped.
-pub struct Claim {
-    permit: OwnedSemaphorePermit,
-    share: Arc<Held>,
-    total: Arc<AtomicU64>,
+/// The right to make copies of one batch. The next turn begins when this and all these copies were dropped.
+pub struct Turn {
+    hub: Hub,
+    _share: Arc<Held>,
+    _more: Option<Held>,
+    _permit: OwnedSemaphorePermit,
 }
 
-impl Claim {
+impl Turn {
+    /// For copies that take so many bytes. `None` if that is more than a share, and the bound has no room for the rest.
+    pub fn of(self, bytes: u64) -> Option<Arc<Self>> {
+        let more = bytes.checked_sub(COPIES_BYTES).filter(|more| *more > 0);
+        let more = more.map(|more| self.hub.reserve(more, 0));
+        let more = match more {
+            Some(reserved) => Some(reserved?),
+            None => None,
+        };
+        Some(Arc::new(Self {
+            _more: more,
+            ..self
+        }))
+    }
+
     /// A copy, which takes its room until the transport drops it. `held` counts the bytes once for the agent where others have
     /// the same.
-    pub fn hold(&mut self, bytes: Bytes, held: &SharedHeld) -> Bytes {
-        let room = bytes.len().min(self.permit.num_permits());
-        let held = held.of(bytes.len() as u64, &self.total);
+    pub fn hold(self: &Arc<Self>, bytes: Bytes, held: &SharedHeld) -> Bytes {
+        let held = held.of(bytes.len() as u64, &self.hub.copied_bytes);
         Bytes::from_owner(Copied {
             bytes,
             _held: held,
-            _permit: self.permit.split(room),
-            _share: Arc::clone(&self.share),
+            _turn: Arc::clone(self),
         })
     }
 }
@@ -69,8 +83,7 @@ impl Claim {
 struct Copied {
     bytes: Bytes,
     _held: Arc<Held>,
-    _permit: Option<OwnedSemaphorePermit>,
-    _share: Arc<Held>,
+    _turn: Arc<Turn>,
 }
 
 impl AsRef<[u8]> for Copied {

@@ -143,6 +143,13 @@ impl Queue {
         self.state().fate.delivered += volume;
     }
 
+    /// Counts a delivered batch as lost.
+    pub(super) fn lose_taken(&self, volume: Volume) {
+        let fate = &mut self.state().fate;
+        fate.delivered -= volume;
+        fate.lost += volume;
+    }
+
     /// Counts records of delivered batches that do not reach the consumer.
     pub(super) fn leave_out(&self, volume: Volume) {
         let fate = &mut self.state().fate;

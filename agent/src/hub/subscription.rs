@@ -101,6 +101,11 @@ impl Subscription {
         self.consumer.queue.leave_out(volume);
     }
 
+    /// A batch that was taken and cannot be sent.
+    pub fn note_lost(&self, volume: Volume) {
+        self.consumer.queue.lose_taken(volume);
+    }
+
     /// [`next`](Self::next), for callers that do something else at the same moment.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<OutgoingBatch>> {
         if self.was_too_slow_at_first() {

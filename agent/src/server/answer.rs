@@ -28,9 +28,14 @@ use super::{
     peer::Peer,
 };
 use crate::{
-    hub::{CopyRoom, Hub, OutgoingBatch, SharedHeld, Subscription},
+    hub::{CopyRoom, Hub, OutgoingBatch, SharedHeld, Subscription, Turn},
     proto::ObserveRequest,
 };
+
+/// How many consumers with filters find room for their copies when others have all that they get, and how many of those
+/// that run the agent.
+const FOR_FILTERS: u64 = 64;
+const FOR_ROOT: u64 = 4;
 
 /// A byte that says whether the message is compressed, and the length, big-endian.
 const MESSAGE_HEADER_BYTES: usize = 5;
@@ -75,14 +80,11 @@ pub(super) fn batches<T: Send + 'static>(
     let state = (kept, subscription, form);
     let batches = stream::unfold(Some(state), |state| async move {
         let mut state = state?;
-        if let Some(batch) = state.1.next().await {
-            let message = state.2.message(&state.1, batch).await?;
-            return Some((stream::iter(data(message)), Some(state)));
-        }
-        let trailers = if state.1.was_too_slow_at_first() {
-            too_slow()
-        } else {
-            ok()
+        let trailers = match state.2.next(&mut state.1).await {
+            Some(Ok(message)) => return Some((stream::iter(data(message)), Some(state))),
+            Some(Err(status)) => trailers(Err(status)),
+            None if state.1.was_too_slow_at_first() => too_slow(),
+            None => ok(),
         };
         Some((stream::iter(vec![Frame::trailers(trailers)]), None))
     });
@@ -109,9 +111,10 @@ impl Form {
         let filter = StreamFilter::read(&request.filter)?;
         let encoding = Encoding::asked(headers, peer.is_on_a_unix_socket());
         let has_own = filter.is_some() || encoding.is_some();
-        let room = has_own
-            .then(|| hub.room_for_copies(peer.runs_the_agent()))
-            .flatten();
+        // Without compression a consumer gets the same, without its filter it does not.
+        let others = if filter.is_some() { 0 } else { FOR_FILTERS };
+        let others = others + if peer.runs_the_agent() { 0 } else { FOR_ROOT };
+        let room = has_own.then(|| hub.room_for_copies(others)).flatten();
         if filter.is_some() && room.is_none() {
             return Err(doors.no_copies(peer));
         }
@@ -125,43 +128,69 @@ impl Form {
         })
     }
 
-    /// The batch as gRPC frames it, in parts. `None` if a thread ended that works on it.
+    /// The next batch as gRPC frames it, in parts. `None` at the end.
+    async fn next(
+        &mut self,
+        subscription: &mut Subscription,
+    ) -> Option<Result<Vec<Bytes>, Status>> {
+        let Some(own) = &mut self.own else {
+            let [prefix, body] = subscription.next().await?.into_parts();
+            return Some(Ok(plain(prefix, body)));
+        };
+        // Meanwhile the hub has what waits, and can give it up.
+        let turn = own.room.turn().await;
+        let batch = subscription.next().await?;
+        Some(
+            own.message(subscription, batch, turn, &self.compressor)
+                .await,
+        )
+    }
+}
+
+impl Own {
     async fn message(
         &mut self,
         subscription: &Subscription,
         batch: OutgoingBatch,
-    ) -> Option<Vec<Bytes>> {
-        let mut id = batch.id();
+        turn: Turn,
+        compressor: &Compressor,
+    ) -> Result<Vec<Bytes>, Status> {
+        let (mut id, volume) = (batch.id(), batch.volume());
         let [prefix, mut body] = batch.into_parts();
-        let Some(own) = &mut self.own else {
-            return Some(plain(prefix, body));
+        let copies = u64::from(self.filter.is_some()) + u64::from(self.encoding.is_some());
+        let Some(turn) = turn.of(copies * body.len() as u64) else {
+            subscription.note_lost(volume);
+            let len = body.len();
+            return Err(Status::resource_exhausted(format!(
+                "there is no memory for a copy of a batch of {len} bytes: observe without a filter, or later"
+            )));
         };
-        let copies = usize::from(own.filter.is_some()) + usize::from(own.encoding.is_some());
-        let mut claim = own.room.take(copies * body.len()).await?;
-        if let Some(mut filter) = own.filter.take() {
-            let (filter, filtered) = spawn_blocking(move || {
+        if let Some(mut filter) = self.filter.take() {
+            let held = Arc::clone(&turn);
+            let filtered = spawn_blocking(move || {
                 let filtered = filter.apply(&body);
-                (filter, filtered)
-            })
-            .await
-            .ok()?;
-            own.filter = Some(filter);
-            // Our own batches can be decoded.
-            let (filtered, left_out) = filtered.ok()?;
+                (filter, filtered, held)
+            });
+            let filtered = filtered.await;
+            let (filter, filtered, _held) =
+                filtered.map_err(|error| Status::internal(error.to_string()))?;
+            self.filter = Some(filter);
+            let (filtered, left_out) =
+                filtered.map_err(|error| Status::internal(error.to_string()))?;
             subscription.note_left_out(left_out);
-            body = claim.hold(filtered, &SharedHeld::default());
+            body = turn.hold(filtered, &SharedHeld::default());
             id = None;
         }
-        if let Some(encoding) = own.encoding
-            && let Some(compressed) = self.compressor.compress(encoding, id, body.clone()).await
+        if let Some(encoding) = self.encoding
+            && let Some(compressed) = compressor.compress(encoding, id, body.clone()).await
             && let Some([before, after]) = compressed.around(&prefix)
         {
             let len = before.len() + compressed.bytes.len() + after.len();
             let first = [header(true, len), before].concat();
-            let shared = claim.hold(compressed.bytes.clone(), &compressed.held);
-            return Some(vec![first.into(), shared, after]);
+            let shared = turn.hold(compressed.bytes.clone(), &compressed.held);
+            return Ok(vec![first.into(), shared, after]);
         }
-        Some(plain(prefix, body))
+        Ok(plain(prefix, body))
     }
 }
 
@@ -289,13 +318,14 @@ mod tests {
     use std::io::Read as _;
 
     use flate2::read::GzDecoder;
+    use futures_util::FutureExt as _;
     use http_body_util::BodyExt as _;
     use prost::Message as _;
 
     use super::*;
     use crate::{
         batch::Batch,
-        hub::{DEFAULT_QUEUED_BYTES, Hub},
+        hub::{COPIES_BYTES, DEFAULT_QUEUED_BYTES, Hub},
         proto::FlowBatch,
     };
 
@@ -323,7 +353,7 @@ mod tests {
         let own = Own {
             filter: StreamFilter::read(filter).unwrap(),
             encoding,
-            room: hub.room_for_copies(false).unwrap(),
+            room: hub.room_for_copies(0).unwrap(),
         };
         Form {
             own: Some(own),
@@ -334,15 +364,16 @@ mod tests {
     #[tokio::test]
     async fn a_compressed_batch_is_held_once_at_its_length_until_the_last_consumer_has_taken_it() {
         let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
-        let mut form = own(&hub, "", Some(Encoding::Gzip));
+        let compressor = Arc::<Compressor>::default();
         let mut consumers = ["one", "two"].map(|name| hub.subscribe(name, "test"));
         let hostname = "a".repeat(10_000);
         hub.publish(&batch(&hostname));
         assert!(hub.held_bytes() > 10_000);
         let mut messages = Vec::new();
         for consumer in &mut consumers {
-            let batch = consumer.next().await.unwrap();
-            messages.push(form.message(consumer, batch).await.unwrap());
+            let mut form = own(&hub, "", Some(Encoding::Gzip));
+            form.compressor = Arc::clone(&compressor);
+            messages.push(form.next(consumer).await.unwrap().unwrap());
         }
         for message in &messages {
             let message = message.concat();
@@ -380,8 +411,7 @@ mod tests {
             records: 100,
             ..batch("")
         });
-        let sent = consumer.next().await.unwrap();
-        let message = form.message(&consumer, sent).await.unwrap();
+        let message = form.next(&mut consumer).await.unwrap().unwrap();
         assert_eq!(hub.held_bytes(), message[1].len() as u64);
         assert!(hub.held_bytes() < 20);
         drop(message);
@@ -426,7 +456,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_next_copy_is_made_when_the_transport_has_dropped_enough_of_those_before() {
+    async fn the_next_copy_is_made_when_the_transport_has_dropped_the_one_before() {
         for encoding in [None, Some(Encoding::Gzip)] {
             let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
             let mut form = own(&hub, "include all", encoding);
@@ -434,31 +464,57 @@ mod tests {
             for scan_id in 1..=4 {
                 hub.publish(&long(scan_id));
             }
-            let mut held = Vec::new();
-            let mut most = 0;
-            for _ in 0..4 {
-                let batch = consumer.next().await.unwrap();
-                let mut message = Box::pin(form.message(&consumer, batch));
-                // The transport drops what it has sent, and only then there is a next message.
-                let message = loop {
-                    match tokio::time::timeout(Duration::from_millis(200), &mut message).await {
-                        Ok(message) => break message.unwrap(),
-                        Err(_) => drop(held.remove(0)),
-                    }
-                };
-                held.push(message);
-                let bytes = held.iter().flatten().map(Bytes::len).sum();
-                most = usize::max(most, bytes);
+            for taken in 1..=4 {
+                let message = form.next(&mut consumer).await.unwrap().unwrap();
+                assert!(message[1].len() > 150_000, "{}", message[1].len());
+                // One that cannot be copied yet waits in the queue, where it can be lost.
+                assert!(form.next(&mut consumer).now_or_never().is_none());
+                assert_eq!(hub.status()[0].delivered_batches, taken);
+                let held = hub.held_bytes();
+                drop(message);
+                assert!(held - hub.held_bytes() > 150_000);
             }
-            assert!((150_000..=600_000).contains(&most), "{encoding:?}: {most}");
-            drop(held);
             assert_eq!(hub.held_bytes(), 0);
         }
     }
 
     #[tokio::test]
+    async fn a_batch_longer_than_a_share_is_copied_or_lost_and_that_ends_the_stream() {
+        // Half of it is for a share and a half.
+        let hub = Hub::new(10, 3 * COPIES_BYTES);
+        let mut form = own(&hub, "include all", None);
+        let mut consumer = hub.subscribe("", "test");
+        let padded = |bytes: u64| {
+            let long = long(1);
+            let padding = FlowBatch {
+                agent: Some(crate::proto::AgentIdentity {
+                    hostname: "a".repeat((bytes - long.body.len() as u64) as usize),
+                    ..Default::default()
+                }),
+                ..FlowBatch::default()
+            };
+            let body = [&long.body[..], &padding.encode_to_vec()].concat();
+            Batch {
+                body: body.into(),
+                records: 4500,
+                ..long
+            }
+        };
+        hub.publish(&padded(COPIES_BYTES * 5 / 4));
+        let message = form.next(&mut consumer).await.unwrap().unwrap();
+        assert!(hub.held_bytes() > COPIES_BYTES);
+        drop(message);
+        hub.publish(&padded(COPIES_BYTES * 7 / 4));
+        let status = form.next(&mut consumer).await.unwrap().unwrap_err();
+        assert_eq!(status.code(), tonic::Code::ResourceExhausted);
+        let status = &hub.status()[0];
+        assert_eq!((status.delivered_batches, status.lost_records), (1, 4500));
+    }
+
+    #[tokio::test]
     async fn without_room_for_copies_nothing_is_compressed_and_a_filter_is_refused() {
-        let hub = Hub::new(10, 16 * u64::from(crate::hub::COPIES_BYTES));
+        let shares = FOR_FILTERS + FOR_ROOT + 2;
+        let hub = Hub::new(10, 2 * shares * COPIES_BYTES);
         let doors = Doors::new(super::super::limits::Limits::default().fixed());
         let asked = |filter: &str, peer: &Peer| {
             let request = ObserveRequest {
@@ -480,12 +536,15 @@ mod tests {
             }
             forms.push(form);
         }
-        // Half of the bound, without the places of root.
-        assert_eq!(forms.len(), 4);
+        // Half of the bound, without what is left to others.
+        assert_eq!(forms.len(), 2);
+        for _ in 0..FOR_FILTERS {
+            forms.push(asked("exclude all", &stranger).unwrap());
+        }
         let refused = asked("exclude all", &stranger).err().unwrap();
         assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
         assert_eq!(doors.status().refused_consumers, 1);
-        for _ in 0..4 {
+        for _ in 0..FOR_ROOT {
             forms.push(asked("exclude all", &root).unwrap());
         }
         assert!(asked("exclude all", &root).is_err());
@@ -497,9 +556,9 @@ mod tests {
         else {
             panic!("it has room");
         };
-        let mut claim = last.room.take(3).await.unwrap();
-        let copy = claim.hold(Bytes::from_static(b"abc"), &SharedHeld::default());
-        drop((claim, last));
+        let turn = last.room.turn().await.of(3).unwrap();
+        let copy = turn.hold(Bytes::from_static(b"abc"), &SharedHeld::default());
+        drop((turn, last));
         assert!(asked("exclude all", &root).is_err());
         drop(copy);
         assert!(asked("exclude all", &root).is_ok());
@@ -572,8 +631,8 @@ mod tests {
         let mut form = own(&hub, "", Some(Encoding::Zstd));
         let mut consumer = hub.subscribe("", "test");
         hub.publish(&batch("a"));
-        let sent = consumer.next().await.unwrap();
-        let message = form.message(&consumer, sent).await.unwrap().concat();
+        let message = form.next(&mut consumer).await.unwrap().unwrap();
+        let message = message.concat();
         assert_eq!(message[0], 0);
         let decoded = FlowBatch::decode(&message[5..]).unwrap();
         assert_eq!((decoded.stream_seq, decoded.scan_id), (1, 7));

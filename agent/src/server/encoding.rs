@@ -87,6 +87,8 @@ impl Compressed {
             }
             Encoding::Zstd => zstd::bulk::compress(body, 1)?,
         };
+        // Both may have made room for more than that.
+        let bytes = bytes.into_boxed_slice();
         Ok(Self {
             encoding,
             bytes: bytes.into(),

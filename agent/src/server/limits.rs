@@ -175,7 +175,7 @@ impl Refusal {
             }
             Self::Unread => "a connection was closed: an answer was not read for too long",
             Self::Copies => {
-                "a consumer was refused: others with filters or compression hold the memory for such copies"
+                "a consumer was refused: others hold the memory for the batches of consumers with filters"
             }
         }
     }
@@ -256,8 +256,8 @@ impl Doors {
     pub(super) fn no_copies(&self, peer: &Peer) -> Status {
         self.refuse(Refusal::Copies, peer);
         Status::resource_exhausted(
-            "the batches of consumers with filters or compression take all the memory that there is for them: observe \
-             without a filter, or later",
+            "other consumers hold all the memory for the batches of consumers with filters: observe without a filter, \
+             or later",
         )
     }
 
@@ -407,7 +407,7 @@ mod tests {
             (Refusal::Caller, "the filter rules"),
             (Refusal::Token, "none of the collector's tokens"),
             (Refusal::Agent, "--max-agents-per-address"),
-            (Refusal::Copies, "filters or compression"),
+            (Refusal::Copies, "consumers with filters"),
         ] {
             let log = logged(|| doors.refuse(refusal, &Peer::Unknown));
             assert!(log.contains(words) && log.contains("peer=unknown"), "{log}");

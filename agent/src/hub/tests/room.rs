@@ -230,7 +230,7 @@ fn what_a_transport_holds_counts_and_is_not_taken_back() {
 
 #[test]
 fn what_is_reserved_for_copies_is_no_room_for_batches() {
-    let bytes = u64::from(COPIES_BYTES);
+    let bytes = COPIES_BYTES;
     let hub = Hub::new(1000, 10 * bytes);
     let mut consumer = hub.subscribe("", "test");
     let long = |scan_id| Batch {
@@ -245,9 +245,9 @@ fn what_is_reserved_for_copies_is_no_room_for_batches() {
     publish(1..=12);
     assert_eq!((hub.held_bytes(), lost(&hub)), (10 * bytes, vec![2]));
     // The room is made at once, and five shares are half of the bound.
-    let shares: Vec<CopyRoom> = (0..5).map_while(|_| hub.room_for_copies(true)).collect();
+    let shares: Vec<CopyRoom> = (0..5).map_while(|_| hub.room_for_copies(0)).collect();
     assert_eq!((shares.len(), hub.held_bytes()), (5, 5 * bytes));
-    assert!(hub.room_for_copies(true).is_none());
+    assert!(hub.room_for_copies(0).is_none());
     publish(13..=14);
     assert_eq!((hub.held_bytes(), lost(&hub)), (5 * bytes, vec![9]));
     drop(shares);
@@ -259,8 +259,8 @@ fn what_is_reserved_for_copies_is_no_room_for_batches() {
         .map(|_| waiting(&mut consumer).unwrap().into_parts())
         .collect();
     publish(17..=18);
-    let shares: Vec<CopyRoom> = (0..4).map_while(|_| hub.room_for_copies(true)).collect();
+    let shares: Vec<CopyRoom> = (0..4).map_while(|_| hub.room_for_copies(0)).collect();
     assert_eq!((shares.len(), hub.held_bytes()), (3, 7 * bytes));
     drop(taken);
-    assert!(hub.room_for_copies(true).is_some());
+    assert!(hub.room_for_copies(0).is_some());
 }
