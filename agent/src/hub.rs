@@ -3,7 +3,8 @@
 //! Publishing never waits. Each queue is bounded in batches, and all of them together in bytes, which count while a
 //! batch waits in a queue or in the transport. Where there is no room, the oldest batches that wait are lost to those
 //! for whom they wait. So a consumer that keeps up with what is published within the bound loses nothing, whatever
-//! others do. The next batch that a consumer gets says how many it has lost so far. [`copies`] are within the bound, too.
+//! others do. The next batch that a consumer gets says how many it has lost so far. Shares for [`copies`] are taken from the
+//! bound.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -183,8 +184,9 @@ impl Hub {
     /// Reserves room for the copies of one consumer, if afterwards so many others would find room. `None` if not, or if
     /// transports hold what there is.
     pub fn room_for_copies(&self, others: u64) -> Option<CopyRoom> {
-        let share = self.reserve(COPIES_BYTES, others * COPIES_BYTES)?;
-        Some(CopyRoom::new(self.clone(), share))
+        let left_bytes = others * COPIES_BYTES;
+        let share = self.reserve(COPIES_BYTES, left_bytes)?;
+        Some(CopyRoom::new(self.clone(), share, left_bytes))
     }
 
     /// Takes room from batches, up to half of the bound, and leaves so many bytes of that.

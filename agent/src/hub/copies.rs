@@ -14,21 +14,24 @@ use super::{
     held::{Held, SharedHeld},
 };
 
-/// A share: room for a batch as its filter leaves it and as it is compressed.
-pub const COPIES_BYTES: u64 = 512 << 10;
+/// A share: room for a batch of some 260 KiB as its filter leaves it and as it is compressed.
+pub const COPIES_BYTES: u64 = 640 << 10;
 
 /// A consumer's share of the bound.
 pub struct CopyRoom {
     hub: Hub,
     share: Arc<Held>,
+    /// What it leaves to others when it takes more.
+    left_bytes: u64,
     turns: Arc<Semaphore>,
 }
 
 impl CopyRoom {
-    pub(super) fn new(hub: Hub, share: Held) -> Self {
+    pub(super) fn new(hub: Hub, share: Held, left_bytes: u64) -> Self {
         Self {
             hub,
             share: Arc::new(share),
+            left_bytes,
             turns: Arc::new(Semaphore::new(1)),
         }
     }
@@ -39,6 +42,7 @@ impl CopyRoom {
         Turn {
             hub: self.hub.clone(),
             _share: Arc::clone(&self.share),
+            left_bytes: self.left_bytes,
             _more: None,
             _permit: turn.expect("turns are never closed"),
         }
@@ -49,6 +53,7 @@ impl CopyRoom {
 pub struct Turn {
     hub: Hub,
     _share: Arc<Held>,
+    left_bytes: u64,
     _more: Option<Held>,
     _permit: OwnedSemaphorePermit,
 }
@@ -57,7 +62,7 @@ impl Turn {
     /// For copies that take so many bytes. `None` if that is more than a share, and the bound has no room for the rest.
     pub fn of(self, bytes: u64) -> Option<Arc<Self>> {
         let more = bytes.checked_sub(COPIES_BYTES).filter(|more| *more > 0);
-        let more = more.map(|more| self.hub.reserve(more, 0));
+        let more = more.map(|more| self.hub.reserve(more, self.left_bytes));
         let more = match more {
             Some(reserved) => Some(reserved?),
             None => None,

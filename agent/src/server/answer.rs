@@ -2,6 +2,7 @@
 //! never read it.
 
 use std::{
+    fmt::Display,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -76,14 +77,14 @@ pub(super) fn batches<T: Send + 'static>(
     kept: T,
 ) -> Response<Body> {
     let encoding = form.own.as_ref().and_then(|own| own.encoding);
-    // The fields are dropped in this order, so a consumer's place is free before the hub notes that it left.
-    let state = (kept, subscription, form);
+    // The fields are dropped in this order, so a consumer's place and room are free before the hub notes that it left.
+    let state = (kept, form, subscription);
     let batches = stream::unfold(Some(state), |state| async move {
         let mut state = state?;
-        let trailers = match state.2.next(&mut state.1).await {
+        let trailers = match state.1.next(&mut state.2).await {
             Some(Ok(message)) => return Some((stream::iter(data(message)), Some(state))),
             Some(Err(status)) => trailers(Err(status)),
-            None if state.1.was_too_slow_at_first() => too_slow(),
+            None if state.2.was_too_slow_at_first() => too_slow(),
             None => ok(),
         };
         Some((stream::iter(vec![Frame::trailers(trailers)]), None))
@@ -165,6 +166,10 @@ impl Own {
                 "there is no memory for a copy of a batch of {len} bytes: observe without a filter, or later"
             )));
         };
+        let failed = |error: &dyn Display| {
+            subscription.note_lost(volume);
+            Status::internal(error.to_string())
+        };
         if let Some(mut filter) = self.filter.take() {
             let held = Arc::clone(&turn);
             let filtered = spawn_blocking(move || {
@@ -172,11 +177,9 @@ impl Own {
                 (filter, filtered, held)
             });
             let filtered = filtered.await;
-            let (filter, filtered, _held) =
-                filtered.map_err(|error| Status::internal(error.to_string()))?;
+            let (filter, filtered, _held) = filtered.map_err(|error| failed(&error))?;
             self.filter = Some(filter);
-            let (filtered, left_out) =
-                filtered.map_err(|error| Status::internal(error.to_string()))?;
+            let (filtered, left_out) = filtered.map_err(|error| failed(&error))?;
             subscription.note_left_out(left_out);
             body = turn.hold(filtered, &SharedHeld::default());
             id = None;

@@ -177,7 +177,7 @@ impl Spool {
             is_marked: false,
             has_told_stays: false,
         };
-        let beginning = Beginning {
+        let mut beginning = Beginning {
             stream_id: spool.stream_id,
             last,
             lost_in_queue,
@@ -187,6 +187,17 @@ impl Spool {
         };
         // Whoever wrote them may have been killed before that.
         for segment in &spool.segments {
+            let is_last =
+                Some(segment.first_seq) == spool.segments.back().map(|last| last.first_seq);
+            if is_last
+                && !is_intact
+                && let Err(error) = segment.renew()
+            {
+                let path = segment.path.display();
+                beginning.faults.push(format!(
+                    "{path} could not be written anew: {error}; a power cut may take what the disk refused before"
+                ));
+            }
             let synced = segment.sync();
             synced.with_context(|| format!("write {} to the disk", segment.path.display()))?;
         }
@@ -315,7 +326,13 @@ impl Spool {
     /// is given afterwards, and so much is told to be lost that is in memory alone.
     pub(super) fn sync(&mut self, lost_in_queue: Volume, end: Option<Volume>) -> Result<()> {
         if self.unsure.has_batch {
-            self.sync_segment().context("write a segment to the disk")?;
+            let synced = self.sync_segment(end.is_some());
+            if synced.is_err() {
+                // It may be room that is missing.
+                let _ = self.mark(lost_in_queue, None);
+                self.forget_done();
+            }
+            synced.context("write a segment to the disk")?;
         }
         if self.unsure.has_name {
             self.sync_folder()?;
@@ -338,11 +355,11 @@ impl Spool {
     }
 
     /// The newest one, if it is written.
-    fn sync_segment(&mut self) -> io::Result<()> {
+    fn sync_segment(&mut self, is_urgent: bool) -> io::Result<()> {
         let (Some(writer), Some(segment)) = (&mut self.writer, self.segments.back()) else {
             return Ok(());
         };
-        if writer.sync(segment)? {
+        if writer.sync(segment, is_urgent)? {
             // In the file that is open for it, nothing follows.
             self.reader = None;
             self.unsure.has_name = true;
@@ -406,7 +423,7 @@ impl Spool {
 
     /// If this fails, the segment goes on.
     fn end_segment(&mut self) -> io::Result<()> {
-        self.sync_segment()?;
+        self.sync_segment(false)?;
         self.writer = None;
         Ok(())
     }
@@ -458,7 +475,9 @@ impl Spool {
                 |segment: &&Segment| segment.first_seq > behind && self.is_unread(segment);
             let Some(next) = segments.find(is_next) else {
                 if self.written_seq > reached {
-                    // The newest one is damaged: the next batch begins another one.
+                    // The newest one is damaged: the next batch begins another one. Of those before the damage all that matters
+                    // is with the reader.
+                    let _ = self.sync_segment(true);
                     self.reader = None;
                     self.writer = None;
                     self.written_seq = reached;

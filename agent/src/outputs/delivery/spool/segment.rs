@@ -2,9 +2,10 @@
 
 use std::{
     fs::{self, File},
-    io::{self, ErrorKind, Read as _, Seek as _},
+    io::{self, Read as _},
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -104,6 +105,29 @@ impl Segment {
         File::open(&self.path)?.sync_data()
     }
 
+    /// Brings it to the disk although others may have failed to. They would have been told, and nobody else is.
+    pub fn renew(&self) -> io::Result<()> {
+        self.copied(&File::open(&self.path)?).map(drop)
+    }
+
+    /// Another file on the disk, which has its name from here on.
+    fn copied(&self, file: &File) -> io::Result<File> {
+        let new = self.path.with_file_name("segment.new");
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(true);
+        let copied = options.open(&new).and_then(|copy| {
+            copy_pieces(file, &copy, self.end)?;
+            copy.sync_data()?;
+            fs::rename(&new, &self.path)?;
+            Ok(copy)
+        });
+        if copied.is_err() {
+            // It takes room that the spool may not have.
+            let _ = fs::remove_file(&new);
+        }
+        copied
+    }
+
     pub fn last_seq(&self) -> Option<u64> {
         self.last.map(|last| last.seq)
     }
@@ -133,6 +157,22 @@ fn front(stream_id: u64) -> [u8; FRONT_BYTES] {
     let crc = crc32fast::hash(&front[..16]);
     front[16..].copy_from_slice(&crc.to_le_bytes());
     front
+}
+
+/// Out of the kernel's memory, which most likely has it still: `copy_file_range` could take what the disk has. What cannot be
+/// read is found to be damaged when its batch is read.
+fn copy_pieces(from: &File, to: &File, len: u64) -> io::Result<()> {
+    const PIECE_BYTES: u64 = 64 << 10;
+    let mut piece = vec![0; PIECE_BYTES as usize];
+    for at in (0..len).step_by(PIECE_BYTES as usize) {
+        let piece = &mut piece[..PIECE_BYTES.min(len - at) as usize];
+        match from.read_exact_at(piece, at) {
+            Err(error) if is_damage(&error) => piece.fill(0),
+            read => read?,
+        }
+        to.write_all_at(piece, at)?;
+    }
+    Ok(())
 }
 
 /// From here on nothing can be read.
@@ -205,14 +245,23 @@ impl Reader {
 /// Writes batches behind each other.
 pub struct Writer {
     file: File,
-    has_failed: bool,
+    refused: Option<Refused>,
 }
+
+/// What the disk did not take.
+struct Refused {
+    again_at: Instant,
+    pause: Duration,
+}
+
+/// Copies are not made more often than this, since each has all of a segment.
+const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_mins(1)];
 
 impl Writer {
     pub fn new(file: File) -> Self {
         Self {
             file,
-            has_failed: false,
+            refused: None,
         }
     }
 
@@ -228,31 +277,27 @@ impl Writer {
     }
 
     /// Brings everything to the disk for sure. The kernel tells once that it could not write something, and then takes it for
-    /// written (`fsync`(2)). So after a failure all is copied to another file. Returns whether that has the name now.
-    pub fn sync(&mut self, segment: &Segment) -> io::Result<bool> {
-        if self.has_failed {
-            self.file = self.copied(segment)?;
-            self.has_failed = false;
-            return Ok(true);
+    /// written (`fsync`(2)). So after a failure all is copied to another file, at once with `is_urgent` and else after a
+    /// pause. Returns whether that file has the name now.
+    pub fn sync(&mut self, segment: &Segment, is_urgent: bool) -> io::Result<bool> {
+        let Some(refused) = &mut self.refused else {
+            let synced = self.file.sync_data();
+            if synced.is_err() {
+                self.refused = Some(Refused {
+                    again_at: Instant::now(),
+                    pause: PAUSES[0],
+                });
+            }
+            return synced.map(|()| false);
+        };
+        if !is_urgent && Instant::now() < refused.again_at {
+            return Err(io::Error::other("the disk has not taken all of it"));
         }
-        let synced = self.file.sync_data();
-        self.has_failed = synced.is_err();
-        synced.map(|()| false)
-    }
-
-    /// Out of the kernel's memory, which most likely has it still. Otherwise the checksums tell when it is read.
-    fn copied(&self, segment: &Segment) -> io::Result<File> {
-        let new = segment.path.with_file_name("segment.new");
-        let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(true);
-        let mut file = options.open(&new)?;
-        (&self.file).rewind()?;
-        let copied = io::copy(&mut (&self.file).take(segment.end), &mut file)?;
-        if copied != segment.end {
-            return Err(ErrorKind::UnexpectedEof.into());
-        }
-        file.sync_data()?;
-        fs::rename(&new, &segment.path)?;
-        Ok(file)
+        let copied = segment.copied(&self.file);
+        refused.again_at = Instant::now() + refused.pause;
+        refused.pause = PAUSES[1].min(2 * refused.pause);
+        self.file = copied?;
+        self.refused = None;
+        Ok(true)
     }
 }

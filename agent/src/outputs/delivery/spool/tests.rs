@@ -1,3 +1,8 @@
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
 use lab::{
     Disk,
     privilege::{is_root_or_skip, skip},
@@ -466,33 +471,79 @@ fn what_a_disk_did_not_take_is_written_again_when_it_does() {
     let mut stream = Stream::open(&folder);
     stream.append(1000);
     stream.sync();
+    // A reader has the file open.
+    assert_eq!(seqs(&mut stream), [1]);
     disk.fail().unwrap();
-    // The disk has no room for what does not compress, and more than one piece is written again.
+    // The disk has no room for what does not compress.
     let mut batch = stream.give(0);
     let mut bytes = vec![0; 3 << 20];
     getrandom(&mut bytes);
     batch.parts = [Bytes::new(), bytes.into()];
     stream.spool.append(&batch, IN_QUEUE).unwrap();
-    for _ in 0..2 {
+    for _ in 0..3 {
         let error = stream.spool.sync(IN_QUEUE, None).unwrap_err();
-        assert!(
-            format!("{error:#}").contains("write a segment to the disk"),
-            "{error:#}"
-        );
+        let told = format!("{error:#}");
+        assert!(told.contains("write a segment to the disk"), "{told}");
     }
     disk.recover().unwrap();
+    wait_until_synced(&mut stream);
+    stream.append(1000);
     stream.sync();
+    assert_eq!(seqs(&mut stream), [2, 3]);
     drop(stream);
     disk.remount().unwrap();
     let mut stream = Stream::open(&folder);
-    let mut read = Vec::new();
+    assert_eq!(seqs(&mut stream), [1, 2, 3]);
+    assert_eq!(stream.lost(), Volume::default());
+    assert!(!folder.join("segment.new").exists());
+    drop(stream);
+}
+
+/// The one that was told of the failure is gone.
+#[test]
+fn what_a_disk_did_not_take_is_written_again_by_the_next_start() {
+    const NAME: &str = "spool::what_a_disk_did_not_take_is_written_again_by_the_next_start";
+    if !is_root_or_skip(NAME) {
+        return;
+    }
+    let disk = match Disk::new() {
+        Ok(disk) => disk,
+        Err(error) => return skip(NAME, &format!("no disk can be made to fail: {error:#}")),
+    };
+    let folder = disk.folder().join("spool");
+    let mut stream = Stream::open(&folder);
+    disk.fail().unwrap();
+    let mut batch = stream.give(0);
+    let mut bytes = vec![0; 3 << 20];
+    getrandom(&mut bytes);
+    batch.parts = [Bytes::new(), bytes.into()];
+    stream.spool.append(&batch, IN_QUEUE).unwrap();
+    stream.spool.sync(IN_QUEUE, None).unwrap_err();
+    drop(stream);
+    disk.recover().unwrap();
+    drop(Stream::open(&folder));
+    disk.remount().unwrap();
+    let mut stream = Stream::open(&folder);
+    assert_eq!(seqs(&mut stream), [1]);
+    drop(stream);
+}
+
+fn wait_until_synced(stream: &mut Stream) {
+    let deadline = Instant::now() + Duration::from_mins(5);
+    while let Err(error) = stream.spool.sync(IN_QUEUE, None) {
+        assert!(Instant::now() < deadline, "{error:#}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The numbers of those that can be read.
+fn seqs(stream: &mut Stream) -> Vec<u64> {
+    let mut seqs = Vec::new();
     while stream.spool.stand().is_ahead {
         let batches = stream.spool.read(100, 1).unwrap();
-        read.extend(batches.iter().map(|batch| batch.seq));
+        seqs.extend(batches.iter().map(|batch| batch.seq));
     }
-    assert_eq!(read, [1, 2]);
-    assert_eq!(stream.lost(), Volume::default());
-    drop(stream);
+    seqs
 }
 
 fn getrandom(bytes: &mut [u8]) {
