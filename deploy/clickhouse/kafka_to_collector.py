@@ -81,7 +81,13 @@ class Collector:
                     response_deserializer=flow_pb2.ExportAck.FromString,
                 )
             )
-        return self.connections[place](values, timeout=PATIENCE_SECONDS)
+        return self.connections[place](values, timeout=PATIENCE_SECONDS, metadata=self.token())
+
+    def token(self):
+        """As the file has it now, since tokens are replaced."""
+        if not self.arguments.token_file:
+            return None
+        return [("authorization", "Bearer " + Path(self.arguments.token_file).read_text().strip())]
 
 
 def bring(collector, calls):
@@ -112,7 +118,7 @@ def bring_all(collector, messages):
             for calls in rounds(messages):
                 bring(collector, calls)
             return
-        except (grpc.RpcError, RuntimeError) as error:
+        except (grpc.RpcError, RuntimeError, OSError) as error:
             why = error.details() if isinstance(error, grpc.RpcError) else error
             tell(f"the collector does not take what is here, which is tried again: {why}")
             time.sleep(pause)
@@ -176,6 +182,7 @@ def main():
     parser.add_argument("--tls-ca", metavar="FILE", help="CAs in PEM, of which the collector's certificate is")
     parser.add_argument("--tls-certificate", metavar="FILE", help="what to show to the collector, in PEM")
     parser.add_argument("--tls-key", metavar="FILE", help="its key in PEM")
+    parser.add_argument("--token-file", metavar="FILE", help="a file with a token of the collector, read for each call")
     arguments = parser.parse_args()
     settings = json.loads(Path(arguments.kafka_settings).read_text()) if arguments.kafka_settings else {}
     consumer = Consumer(

@@ -35,6 +35,17 @@ impl Bringer {
 
     /// Brings to the collector at this port.
     pub fn start(&self, host: &Host, broker: &Broker<'_>, port: u16) -> Process {
+        self.start_with(host, broker, port, &[])
+    }
+
+    /// The same with more arguments.
+    fn start_with(
+        &self,
+        host: &Host,
+        broker: &Broker<'_>,
+        port: u16,
+        arguments: &[&str],
+    ) -> Process {
         let log = File::options()
             .append(true)
             .create(true)
@@ -44,6 +55,7 @@ impl Bringer {
         command
             .arg(self.folder.join("bring.py"))
             .args([&broker.address(), TOPIC, &format!("127.0.0.1:{port}")])
+            .args(arguments)
             .stderr(log);
         Process::spawn(&mut command).unwrap()
     }
@@ -79,8 +91,7 @@ fn what_is_in_the_topic_gets_into_clickhouse_and_offsets_follow() {
     let port = second.address.port();
     let bringer = Bringer::new(&python, folder.path());
     let log = bringer.log();
-    let bring = || bringer.start(&lab.agent, &broker, port);
-    let mut program = bring();
+    let mut program = bringer.start(&lab.agent, &broker, port);
     let there = |clickhouse: &ClickHouse| clickhouse.sums().into_values().sum::<Pair>();
     wait_until("it is in ClickHouse", || {
         assert!(program.exited().unwrap().is_none());
@@ -101,9 +112,22 @@ fn what_is_in_the_topic_gets_into_clickhouse_and_offsets_follow() {
     program.wait(PATIENCE).unwrap();
     let socket = format!("unix:{}", folder.path().join("other").display());
     let to_clickhouse = output("");
+    // This one wants a token, which the program gets late.
+    let [tokens, token] = ["tokens", "token"].map(|name| folder.path().join(name));
+    fs::write(&tokens, "first-0123456789abcdef\n").unwrap();
+    fs::write(&token, "other-0123456789abcdef\n").unwrap();
     let settings = ["--output", &to_clickhouse, "--listen", &socket];
-    second = Collector::start(&lab.agent, port, &settings);
-    let mut program = bring();
+    let wants = ["--token-file", tokens.to_str().unwrap()];
+    second = Collector::start(&lab.agent, port, &[&settings[..], &wants].concat());
+    let shows = ["--token-file", token.to_str().unwrap()];
+    let mut program = bringer.start_with(&lab.agent, &broker, port, &shows);
+    wait_until("it is told that the token is another one", || {
+        assert!(program.exited().unwrap().is_none());
+        fs::read_to_string(&log)
+            .unwrap()
+            .contains("the token is none of this collector's")
+    });
+    fs::copy(&tokens, &token).unwrap();
     assert_eq!(agent.stop().seen(), sent);
     // What comes again with a number that was there before is behind others.
     runtime().block_on(async {
