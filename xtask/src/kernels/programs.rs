@@ -37,7 +37,6 @@ const MODULES: &[(&str, u64)] = &[
     ("lifecycle::neighbours", 1_800),
     ("lifecycle::netns", 1_800),
     ("lifecycle::signals", 900),
-    ("senders", 1_800),
     ("table", 1_800),
     ("tunnels", 2_700),
     ("xdp", 1_800),
@@ -46,7 +45,7 @@ const MODULES: &[(&str, u64)] = &[
 ];
 
 /// The commands that the tests start, besides the agent.
-pub const COMMANDS: &[&str] = &["ip", "tc", "ethtool", "ping", "ss", "wg"];
+pub const COMMANDS: &[&str] = &["ip", "tc", "ethtool", "ping", "ss", "wg", "prlimit"];
 
 /// Those with which a test starts any other.
 const STARTING: [&str; 2] = ["nsenter", "setpriv"];
