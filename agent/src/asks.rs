@@ -14,6 +14,7 @@ use crate::{
     batch::Batch,
     changes::Stopping,
     hub::{Hub, Subscription},
+    kept::keeping,
 };
 
 /// How many bytes the flows may take that are asked for and not sent yet, for all who ask together.
@@ -61,10 +62,7 @@ impl SnapshotBytes {
     /// The same bytes, which count until their last slice is dropped.
     pub fn hold(&self, bytes: Bytes) -> Result<Bytes, AskError> {
         let place = self.take(bytes.len() as u64)?;
-        Ok(Bytes::from_owner(Counted {
-            bytes,
-            _place: place,
-        }))
+        Ok(keeping(bytes, place))
     }
 }
 
@@ -76,17 +74,6 @@ pub struct SnapshotPlace {
 impl Drop for SnapshotPlace {
     fn drop(&mut self) {
         self.all.0.fetch_sub(self.bytes, Relaxed);
-    }
-}
-
-struct Counted {
-    bytes: Bytes,
-    _place: SnapshotPlace,
-}
-
-impl AsRef<[u8]> for Counted {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
     }
 }
 

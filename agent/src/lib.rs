@@ -31,6 +31,7 @@ pub mod hub;
 pub mod in_force;
 pub mod interfaces;
 pub mod journal;
+mod kept;
 pub mod kernel;
 pub mod known_interfaces;
 pub mod limits;

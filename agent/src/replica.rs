@@ -124,7 +124,8 @@ impl Replica {
         }
     }
 
-    /// Reports all that waits with the scan that has begun, or else with the next one, since what comes with the next one is of another kind.
+    /// Reports all that waits with the scan that has begun, or else with the next one, since what comes with the next one is
+    /// of another kind.
     pub fn report_all(&mut self) {
         self.reports.set_over(true);
         self.slab.all_are_due();

@@ -7,6 +7,8 @@ use std::sync::{
 
 use bytes::Bytes;
 
+use crate::kept::keeping;
+
 /// A batch's part of the agent's total. The queues and the transport share it.
 pub(super) struct Held {
     bytes: u64,
@@ -25,7 +27,7 @@ impl Held {
     /// The batch's bytes, which count until the last slice of them is dropped. The transport keeps them until
     /// its peer has taken them.
     pub(super) fn attach(self: Arc<Self>, body: Bytes) -> Bytes {
-        Bytes::from_owner(Charged { body, _held: self })
+        keeping(body, self)
     }
 }
 
@@ -47,16 +49,5 @@ impl SharedHeld {
             *shared = Arc::downgrade(&held);
             held
         })
-    }
-}
-
-struct Charged {
-    body: Bytes,
-    _held: Arc<Held>,
-}
-
-impl AsRef<[u8]> for Charged {
-    fn as_ref(&self) -> &[u8] {
-        &self.body
     }
 }

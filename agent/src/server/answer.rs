@@ -30,6 +30,7 @@ use super::{
 };
 use crate::{
     hub::{CopyRoom, Hub, OutgoingBatch, SharedHeld, Subscription, Turn},
+    kept::keeping,
     proto::ObserveRequest,
 };
 
@@ -48,10 +49,7 @@ pub(super) fn one<T: Send + Sync + 'static>(parts: Vec<Bytes>, kept: T) -> Respo
     frames.extend(parts);
     // Tied to the last part, since the transport sends them in order.
     if let Some(last) = frames.pop() {
-        frames.push(Bytes::from_owner(Kept {
-            bytes: last,
-            _kept: kept,
-        }));
+        frames.push(keeping(last, kept));
     }
     response(stream::iter(frames))
 }
@@ -303,17 +301,6 @@ pub(super) fn trailers(outcome: Result<(), Status>) -> HeaderMap {
 fn ok() -> HeaderMap {
     let status = HeaderName::from_static("grpc-status");
     HeaderMap::from_iter([(status, HeaderValue::from_static("0"))])
-}
-
-struct Kept<T> {
-    bytes: Bytes,
-    _kept: T,
-}
-
-impl<T> AsRef<[u8]> for Kept<T> {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
 }
 
 #[cfg(test)]
@@ -617,10 +604,7 @@ mod tests {
         let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
         let mut consumer = hub.subscribe("", "test");
         let (held, mut dropped) = tokio::sync::oneshot::channel::<()>();
-        let body = Bytes::from_owner(Kept {
-            bytes: Bytes::from_static(b"a"),
-            _kept: held,
-        });
+        let body = keeping(Bytes::from_static(b"a"), held);
         let first = Batch { body, ..batch("a") };
         consumer.begin_with(vec![first], Duration::from_hours(1));
         drop(consumer);

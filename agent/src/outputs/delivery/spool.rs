@@ -186,18 +186,16 @@ impl Spool {
             faults,
         };
         // Whoever wrote them may have been killed before that.
+        if !is_intact
+            && let Some(newest) = spool.segments.back()
+            && let Err(error) = newest.renew()
+        {
+            let path = newest.path.display();
+            beginning.faults.push(format!(
+                "{path} could not be written anew: {error}; a power cut may take what the disk refused before"
+            ));
+        }
         for segment in &spool.segments {
-            let is_last =
-                Some(segment.first_seq) == spool.segments.back().map(|last| last.first_seq);
-            if is_last
-                && !is_intact
-                && let Err(error) = segment.renew()
-            {
-                let path = segment.path.display();
-                beginning.faults.push(format!(
-                    "{path} could not be written anew: {error}; a power cut may take what the disk refused before"
-                ));
-            }
             let synced = segment.sync();
             synced.with_context(|| format!("write {} to the disk", segment.path.display()))?;
         }
@@ -329,7 +327,9 @@ impl Spool {
             let synced = self.sync_segment(end.is_some());
             if synced.is_err() {
                 // It may be room that is missing.
-                let _ = self.mark(lost_in_queue, None);
+                if !self.is_marked {
+                    let _ = self.mark(lost_in_queue, None);
+                }
                 self.forget_done();
             }
             synced.context("write a segment to the disk")?;

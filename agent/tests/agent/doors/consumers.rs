@@ -2,9 +2,10 @@
 
 use std::{fs, os::unix::process::CommandExt as _, process::Command};
 
-use agent::proto::{AgentStatus, FlowBatch, GetStatusRequest, ObserveRequest};
-use bytes::BytesMut;
-use h2::RecvStream;
+use agent::{
+    client::{Event, Observer, Target},
+    proto::{AgentStatus, GetStatusRequest, ObserveRequest},
+};
 use lab::{Lab, privilege::is_root_or_skip};
 use prost::Message as _;
 use tonic::Code;
@@ -151,11 +152,9 @@ async fn consumers_with_filters_that_never_read_keep_the_bound_and_take_nothing_
         filter: "exclude port 1; include all".into(),
         ..ObserveRequest::default()
     };
-    let (mut one, mut other) = (
-        client(1 << 20).await.unwrap(),
-        client(1 << 20).await.unwrap(),
-    );
-    let filtered_reader = one.begin(OBSERVE, &filtered).await.unwrap();
+    let target: Target = address.parse().unwrap();
+    let observe = |request| Observer::connect_with(target.clone(), request);
+    let filtered_reader = observe(filtered.clone()).await.unwrap();
 
     let before = Memory::of(agent.pid());
     reset_peak(agent.pid());
@@ -179,21 +178,15 @@ async fn consumers_with_filters_that_never_read_keep_the_bound_and_take_nothing_
         assert!(refusal.message.contains("without a filter"), "{refusal:?}");
     }
     // One without a filter has no copies.
-    let plain_reader = other
-        .begin(OBSERVE, &ObserveRequest::default())
-        .await
-        .unwrap();
-    let readers = [(filtered_reader, 1), (plain_reader, 0)].map(|(begun, left_out)| {
-        tokio::spawn(async move { packets(begun, u64::from(FLOWS) - left_out).await })
-    });
+    let plain_reader = observe(ObserveRequest::default()).await.unwrap();
+    let readers = [(filtered_reader, 1), (plain_reader, 0)]
+        .map(|(reader, left_out)| tokio::spawn(packets(reader, u64::from(FLOWS) - left_out)));
     let frame = lab.peer.frame_v4(&lab.agent);
     let frames = (1..=FLOWS).map(|port| frame.udp(port, 53, &[0; 18]).unwrap());
     let before_counters = lab.agent.counters().unwrap();
     lab.peer.frame_socket().unwrap().send_many(frames).unwrap();
     wait_for_packets(&lab.agent, before_counters, u64::from(FLOWS));
-    agent::client::scan_now(&address.parse().unwrap())
-        .await
-        .unwrap();
+    agent::client::scan_now(&target).await.unwrap();
     let mut read = Vec::new();
     for reader in readers {
         read.push(reader.await.unwrap());
@@ -224,34 +217,24 @@ async fn consumers_with_filters_that_never_read_keep_the_bound_and_take_nothing_
     wait_until("nothing is held, and there is room again", || {
         agent.status(&lab.agent)["server"]["held_bytes"] == 0
     });
-    let begun = one.begin(OBSERVE, &filtered).await.unwrap();
-    assert!(begun.refusal().is_none(), "{:?}", begun.refusal());
+    observe(filtered).await.unwrap();
     agent.stop_silent();
 }
 
-/// Reads batches until they have reported so many packets, and none was lost. Returns what is still open.
-async fn packets(begun: Begun, expected: u64) -> RecvStream {
-    let mut body = begun.0.into_body();
-    let mut read = BytesMut::new();
+/// Reads batches until they have reported so many packets, and none was lost. Returns the consumer, which stays.
+async fn packets(mut reader: Observer, expected: u64) -> Observer {
     let mut packets = 0;
     while packets < expected {
-        let data = tokio::time::timeout(PATIENCE, body.data()).await;
-        let data = data.expect("more comes").expect("it goes on").unwrap();
-        body.flow_control().release_capacity(data.len()).unwrap();
-        read.extend_from_slice(&data);
-        while read.len() >= 5 {
-            let len = 5 + u32::from_be_bytes(read[1..5].try_into().unwrap()) as usize;
-            if read.len() < len {
-                break;
-            }
-            let batch = FlowBatch::decode(&read.split_to(len)[5..]).unwrap();
-            assert_eq!(batch.lost_batches, 0);
-            let records = batch.records.iter();
-            packets += records.map(|record| record.delta_packets).sum::<u64>();
-        }
+        let event = tokio::time::timeout(PATIENCE, reader.next()).await;
+        let Event::Batch(batch) = event.expect("more comes").unwrap() else {
+            panic!("it goes on");
+        };
+        assert_eq!(batch.lost_batches, 0);
+        let records = batch.records.iter();
+        packets += records.map(|record| record.delta_packets).sum::<u64>();
     }
     assert_eq!(packets, expected);
-    body
+    reader
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -91,8 +91,8 @@ fn an_agent_of_another_namespace_is_neither_seen_nor_needed() {
     assert_eq!((agents_on(&lab), agents_on(&elsewhere)), (1, 1));
     // With TCX where the kernel has it.
     let agent = Agent::start(&lab, &[]);
-    let filters_of = usize::from(!kernel::has_tcx());
-    assert_eq!((agents_on(&lab), agents_on(&elsewhere)), (filters_of, 1));
+    let ours = usize::from(!kernel::has_tcx());
+    assert_eq!((agents_on(&lab), agents_on(&elsewhere)), (ours, 1));
     agent.stop();
     other.stop();
 }

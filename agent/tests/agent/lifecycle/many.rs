@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use lab::{
-    FrameSocket, Lab, RtnlHold, kernel,
+    FrameSocket, Lab, RtnlHold,
     privilege::{is_root_or_skip, skip},
 };
 use serde_json::Value;
 
-use super::{CLSACT, coming::batch};
+use super::{CLSACT, coming::batch, has_tcx_or_skip};
 use crate::support::{
     Agent,
     attached::{filters, tcx_programs_on},
@@ -33,10 +33,7 @@ pub(super) fn add_wires(lab: &Lab, count: usize) -> Vec<u32> {
 #[test]
 fn the_end_waits_for_no_link_of_many() {
     const NAME: &str = "agent::the_end_waits_for_no_link_of_many";
-    if !kernel::has_tcx() {
-        return skip(NAME, "the kernel has TCX from 6.6");
-    }
-    if !is_root_or_skip(NAME) {
+    if !has_tcx_or_skip(NAME) {
         return;
     }
     let lab = Lab::quiet().unwrap();
@@ -147,10 +144,7 @@ fn more_files_than_the_soft_limit_are_opened() {
 fn interfaces_that_come_leave_some_files_to_open() {
     const NAME: &str = "agent::interfaces_that_come_leave_some_files_to_open";
     const WIRES: usize = 20;
-    if !kernel::has_tcx() {
-        return skip(NAME, "the kernel has TCX from 6.6");
-    }
-    if !is_root_or_skip(NAME) {
+    if !has_tcx_or_skip(NAME) {
         return;
     }
     let lab = Lab::quiet().unwrap();

@@ -11,13 +11,13 @@ use std::{
 };
 
 use lab::{
-    Lab, Process, RtnlHold, kernel,
+    Lab, Process, RtnlHold,
     privilege::{is_root_or_skip, skip},
 };
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::many::add_wires;
+use super::{has_tcx_or_skip, many::add_wires};
 use crate::support::{
     Agent, PATIENCE,
     attached::tcx_programs_on,
@@ -221,10 +221,7 @@ fn the_manager_sees_flows_rate_and_loss_and_each_reload() {
 fn a_reload_is_over_when_what_it_selects_counts_and_nothing_else_does() {
     const NAME: &str = "agent::a_reload_is_over_when_what_it_selects_counts_and_nothing_else_does";
     const WIRES: usize = 30;
-    if !kernel::has_tcx() {
-        return skip(NAME, "the kernel has TCX from 6.6");
-    }
-    if !is_root_or_skip(NAME) {
+    if !has_tcx_or_skip(NAME) {
         return;
     }
     let lab = Lab::quiet().unwrap();

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use rustix::io::Errno;
 
 use super::entry::{HEADER_BYTES, Header, SEQS};
+use crate::outputs::backoff::Backoff;
 
 const MAGIC: [u8; 8] = *b"flowspl1";
 /// Magic, stream, and a checksum of both.
@@ -251,11 +252,11 @@ pub struct Writer {
 /// What the disk did not take.
 struct Refused {
     again_at: Instant,
-    pause: Duration,
+    backoff: Backoff,
 }
 
 /// Copies are not made more often than this, since each has all of a segment.
-const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_mins(1)];
+const PAUSE: Duration = Duration::from_secs(1);
 
 impl Writer {
     pub fn new(file: File) -> Self {
@@ -285,7 +286,7 @@ impl Writer {
             if synced.is_err() {
                 self.refused = Some(Refused {
                     again_at: Instant::now(),
-                    pause: PAUSES[0],
+                    backoff: Backoff::default(),
                 });
             }
             return synced.map(|()| false);
@@ -294,8 +295,7 @@ impl Writer {
             return Err(io::Error::other("the disk has not taken all of it"));
         }
         let copied = segment.copied(&self.file);
-        refused.again_at = Instant::now() + refused.pause;
-        refused.pause = PAUSES[1].min(2 * refused.pause);
+        refused.again_at = Instant::now() + refused.backoff.next(Some(PAUSE));
         self.file = copied?;
         self.refused = None;
         Ok(true)

@@ -460,12 +460,8 @@ fn what_is_no_part_of_a_spool_is_set_aside() {
 #[test]
 fn what_a_disk_did_not_take_is_written_again_when_it_does() {
     const NAME: &str = "spool::what_a_disk_did_not_take_is_written_again_when_it_does";
-    if !is_root_or_skip(NAME) {
+    let Some(disk) = failing_disk_or_skip(NAME) else {
         return;
-    }
-    let disk = match Disk::new() {
-        Ok(disk) => disk,
-        Err(error) => return skip(NAME, &format!("no disk can be made to fail: {error:#}")),
     };
     let folder = disk.folder().join("spool");
     let mut stream = Stream::open(&folder);
@@ -474,12 +470,7 @@ fn what_a_disk_did_not_take_is_written_again_when_it_does() {
     // A reader has the file open.
     assert_eq!(seqs(&mut stream), [1]);
     disk.fail().unwrap();
-    // The disk has no room for what does not compress.
-    let mut batch = stream.give(0);
-    let mut bytes = vec![0; 3 << 20];
-    getrandom(&mut bytes);
-    batch.parts = [Bytes::new(), bytes.into()];
-    stream.spool.append(&batch, IN_QUEUE).unwrap();
+    append_noise(&mut stream);
     for _ in 0..3 {
         let error = stream.spool.sync(IN_QUEUE, None).unwrap_err();
         let told = format!("{error:#}");
@@ -503,21 +494,13 @@ fn what_a_disk_did_not_take_is_written_again_when_it_does() {
 #[test]
 fn what_a_disk_did_not_take_is_written_again_by_the_next_start() {
     const NAME: &str = "spool::what_a_disk_did_not_take_is_written_again_by_the_next_start";
-    if !is_root_or_skip(NAME) {
+    let Some(disk) = failing_disk_or_skip(NAME) else {
         return;
-    }
-    let disk = match Disk::new() {
-        Ok(disk) => disk,
-        Err(error) => return skip(NAME, &format!("no disk can be made to fail: {error:#}")),
     };
     let folder = disk.folder().join("spool");
     let mut stream = Stream::open(&folder);
     disk.fail().unwrap();
-    let mut batch = stream.give(0);
-    let mut bytes = vec![0; 3 << 20];
-    getrandom(&mut bytes);
-    batch.parts = [Bytes::new(), bytes.into()];
-    stream.spool.append(&batch, IN_QUEUE).unwrap();
+    append_noise(&mut stream);
     stream.spool.sync(IN_QUEUE, None).unwrap_err();
     drop(stream);
     disk.recover().unwrap();
@@ -546,7 +529,23 @@ fn seqs(stream: &mut Stream) -> Vec<u64> {
     seqs
 }
 
-fn getrandom(bytes: &mut [u8]) {
+fn failing_disk_or_skip(name: &str) -> Option<Disk> {
+    if !is_root_or_skip(name) {
+        return None;
+    }
+    let disk = Disk::new();
+    if let Err(error) = &disk {
+        skip(name, &format!("no disk can be made to fail: {error:#}"));
+    }
+    disk.ok()
+}
+
+/// A batch that does not compress, so a failing disk has no room for it.
+fn append_noise(stream: &mut Stream) {
+    let mut noise = vec![0; 3 << 20];
     let mut source = File::open("/dev/urandom").unwrap();
-    io::Read::read_exact(&mut source, bytes).unwrap();
+    io::Read::read_exact(&mut source, &mut noise).unwrap();
+    let mut batch = stream.give(0);
+    batch.parts = [Bytes::new(), noise.into()];
+    stream.spool.append(&batch, IN_QUEUE).unwrap();
 }
