@@ -99,13 +99,14 @@ pub struct Arguments {
 
 /// What every guest gets.
 struct Load<'a> {
-    programs: (Vec<Test>, Archive),
+    tests: Vec<Test>,
+    archive: Archive,
     modules: &'a [&'a str],
     parameters: &'a [String],
     filter: &'a [String],
 }
 
-/// One kernel's result.
+/// The result of a guest, or of all on one kernel.
 struct Row {
     suite: &'static str,
     release: String,
@@ -120,28 +121,39 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
         bail!("the virtual machines are x86-64 PCs, and this machine builds for another kind");
     }
     setup(Purpose::Kernels)?;
+    let (tests, archive) =
+        programs::build(&arguments.tests, &arguments.filter, programs::COMMANDS)?;
     let load = Load {
-        programs: programs::build(&arguments.tests, &arguments.filter, programs::COMMANDS)?,
+        tests,
+        archive,
         modules: MODULES,
         parameters: &arguments.parameters,
         filter: &arguments.filter,
     };
+    // Each guest keeps one CPU busy.
+    let at_once = thread::available_parallelism().map_or(1, usize::from);
+    let shares = shares(&load.tests, at_once);
     // Fetched one after the other, since apt locks its lists.
     let kernels: Vec<_> = suites
         .into_iter()
         .map(|suite| (suite, packages::kernel(suite.0, arguments.renew)))
         .collect();
-    let waiting = Mutex::new(kernels.into_iter());
+    let guests = kernels.iter().flat_map(|(suite, kernel)| {
+        let numbered = (1..).zip(&shares);
+        numbered.map(move |(number, tests)| (*suite, kernel, number, tests))
+    });
+    let waiting = Mutex::new(guests);
     let rows = Mutex::new(Vec::new());
-    // Each guest keeps one CPU busy.
-    let at_once = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {
         for _ in 0..at_once {
             scope.spawn(|| {
                 loop {
                     let next = waiting.lock().expect("nobody panics with it").next();
-                    let Some((suite, kernel)) = next else { break };
-                    let row = run(suite, kernel, &load);
+                    let Some((suite, kernel, number, tests)) = next else {
+                        break;
+                    };
+                    let place = format!("{}/{number}", suite.1);
+                    let row = run(suite, kernel, tests, &place, &load);
                     rows.lock().expect("nobody panics with it").push(row);
                 }
             });
@@ -149,6 +161,13 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     });
     let rows = rows.into_inner().expect("nobody panics with it");
     Ok(report(rows))
+}
+
+/// The tests in that many parts of about the same length, each in the order of all, so that no CPU is idle at the end.
+fn shares(tests: &[Test], most: usize) -> Vec<Vec<Test>> {
+    let shares = (0..most).map(|first| tests.iter().skip(first).step_by(most));
+    let shares = shares.map(|share| share.cloned().collect::<Vec<_>>());
+    shares.filter(|share| !share.is_empty()).collect()
 }
 
 /// Tests that the oldest kernel takes every program and counts exactly at TC, at XDP and on devices that the kernel of a
@@ -163,9 +182,10 @@ pub fn on_the_floor(count: &mut Count) {
     let filter = FLOOR_TESTS.map(str::to_owned);
     let modules = FLOOR_MODULES.map(str::to_owned);
     match programs::build(&modules, &filter, &["ip", "tc", "ethtool", "ping"]) {
-        Ok(programs) => {
+        Ok((tests, archive)) => {
             let load = Load {
-                programs,
+                tests,
+                archive,
                 modules: &[
                     "veth",
                     "sch_ingress",
@@ -177,7 +197,7 @@ pub fn on_the_floor(count: &mut Count) {
                 parameters: &[],
                 filter: &filter,
             };
-            let row = run(&FLOOR, kernel, &load);
+            let row = run(&FLOOR, &kernel, &load.tests, version, &load);
             eprintln!("test: {} took {} s", row.release, row.seconds);
             count.add(row.count);
         }
@@ -203,13 +223,14 @@ fn suites(asked: &[String]) -> Result<Vec<&'static (&'static str, &'static str)>
         .collect()
 }
 
-/// Runs one kernel. One that cannot be had, or a guest that does not come to its end, has failed.
+/// Runs these tests on one kernel. `place` is the folder for what a guest prints. One that cannot be had, or a guest that does not come to its end, has failed.
 fn run(
     &(suite, version): &'static (&'static str, &'static str),
-    kernel: Result<KernelPackage>,
+    kernel: &Result<KernelPackage>,
+    tests: &[Test],
+    place: &str,
     load: &Load<'_>,
 ) -> Row {
-    let (tests, archive) = &load.programs;
     let mut row = Row {
         suite,
         release: version.to_owned(),
@@ -219,27 +240,31 @@ fn run(
     let kernel = match kernel {
         Ok(kernel) => kernel,
         Err(error) => {
-            row.count.fail(error.context(format!("kernel {version}")));
+            row.count.fail(format!("kernel {version}: {error:#}"));
             return row;
         }
     };
     row.release.clone_from(&kernel.release);
-    eprintln!("test: {} in a virtual machine", kernel.release);
+    let names: Vec<&str> = tests.iter().map(|test| test.module).collect();
+    eprintln!(
+        "test: {} in a virtual machine: {}",
+        kernel.release,
+        names.join(", ")
+    );
     let outcome = (|| {
         let modules = Modules::under(&kernel.modules)?.with_dependencies(load.modules)?;
-        let logs = target_dir()?.join("kernels").join(version);
+        let logs = target_dir()?.join("kernels").join(place);
         let work = guest::Work {
             tests,
             arguments: load.filter,
             parameters: load.parameters,
         };
-        guest::run(&kernel, modules, archive.clone(), &work, &logs)
+        guest::run(kernel, modules, load.archive.clone(), &work, &logs)
     })();
     match outcome {
         Ok(outcome) => {
             row.seconds = outcome.took.as_secs();
-            let modules: Vec<&str> = tests.iter().map(|test| test.module).collect();
-            judge(&outcome, &modules, &kernel.release, &mut row.count);
+            judge(&outcome, &names, &kernel.release, &mut row.count);
         }
         Err(error) => {
             row.count.fail(error);
@@ -248,7 +273,17 @@ fn run(
     row
 }
 
-fn report(mut rows: Vec<Row>) -> ExitCode {
+fn report(guests: Vec<Row>) -> ExitCode {
+    let mut rows: Vec<Row> = Vec::new();
+    for guest in guests {
+        match rows.iter_mut().find(|row| row.suite == guest.suite) {
+            Some(row) => {
+                row.seconds += guest.seconds;
+                row.count.add(guest.count);
+            }
+            None => rows.push(guest),
+        }
+    }
     rows.sort_by_key(|row| SUITES.iter().position(|(suite, _)| *suite == row.suite));
     println!(
         "{:<10} {:<28} {:>7} {:>6} {:>6} {:>7}",
@@ -274,8 +309,33 @@ fn report(mut rows: Vec<Row>) -> ExitCode {
 mod tests {
     use std::fs;
 
+    use std::time::Duration;
+
     use super::*;
     use crate::workspace::root;
+
+    #[test]
+    fn guests_share_the_tests_and_none_is_left_out() {
+        let test = |module| Test {
+            module,
+            program: "/tests".into(),
+            names: Vec::new(),
+            timeout: Duration::from_mins(15),
+        };
+        let modules = ["exact", "corpus", "devices", "xdp", "lockdown"];
+        let tests = modules.map(test);
+        let named = |most| {
+            let shares = shares(&tests, most);
+            let names = |share: Vec<Test>| share.iter().map(|test| test.module).collect::<Vec<_>>();
+            shares.into_iter().map(names).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            named(2),
+            [vec!["exact", "devices", "lockdown"], vec!["corpus", "xdp"]]
+        );
+        assert_eq!(named(1).concat(), modules);
+        assert_eq!(named(9).len(), 5);
+    }
 
     #[test]
     fn every_test_on_the_floor_is_in_the_sources() {

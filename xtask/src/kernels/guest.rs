@@ -27,6 +27,7 @@ const MEMORY: &str = "2G";
 const CPUS: &str = "2";
 
 /// Tests of one module, and how long they may run on an idle machine.
+#[derive(Clone)]
 pub struct Test {
     pub module: &'static str,
     pub program: PathBuf,
