@@ -22,7 +22,7 @@ use crate::{
 
 mod backoff;
 pub mod clickhouse;
-mod delivery;
+pub(crate) mod delivery;
 pub mod encoder;
 mod ending;
 pub mod files;

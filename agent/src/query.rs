@@ -1,4 +1,4 @@
-//! Adds up the flow records of Parquet files, and of the files that are still in the making, over a time.
+//! Adds up the flow records of Parquet files, of those that are still in the making, and of spools, over a time.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -10,14 +10,17 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow};
 
-use crate::filter::{Rule, passes};
+use crate::{
+    filter::{Rule, passes},
+    outputs::{delivery::spool::Stored, parquet::pieces::Pieces},
+};
 
+mod batch;
 mod columns;
 mod complete;
 mod files;
 mod group;
 mod once;
-mod pieces;
 mod row;
 
 pub use group::{By, Group, Part, Sums};
@@ -168,12 +171,19 @@ pub fn answer(
     for (number, found) in found.into_iter().enumerate() {
         match found.open()? {
             Some(file) => {
-                let path = found.path.clone();
+                let (path, kind) = (found.path.clone(), found.kind);
                 // The library panics at some damage.
                 let read = AssertUnwindSafe(|| read(found, file, question, &mut sum));
                 let read = catch_unwind(read).unwrap_or_else(|_| Err(anyhow!("it is damaged")));
+                let advice = match kind {
+                    Kind::Parquet | Kind::InTheMaking => {
+                        "name the other files, or move this one out of the folder"
+                    }
+                    // Flows wait in it, so it stays where it is.
+                    Kind::Segment { .. } => "name the other files of the spool",
+                };
                 read.with_context(|| format!("read {}", path.display()))
-                    .context("name the other files, or move this one out of the folder")?;
+                    .context(advice)?;
                 sum.answer.files += 1;
             }
             None => sum.answer.gone_files += 1,
@@ -193,18 +203,33 @@ pub fn answer(
     Ok(answer)
 }
 
-fn read(found: Found, file: File, question: &Question, sum: &mut Sum<'_>) -> Result<()> {
-    match found.kind {
+fn read(found: Found, mut file: File, question: &Question, sum: &mut Sum<'_>) -> Result<()> {
+    let Found {
+        path, kind, place, ..
+    } = found;
+    let unread_bytes = match kind {
         Kind::Parquet => {
-            complete::Complete::open(file, found.path, found.place)?.add(question, sum)
+            return complete::Complete::open(file, path, place)?.add(question, sum);
         }
-        Kind::InTheMaking => pieces::InTheMaking {
-            file,
-            path: found.path,
-            place: found.place,
+        Kind::InTheMaking => {
+            let mut pieces = Pieces::new(&mut file)?;
+            while let Some(batch) = pieces.next()? {
+                batch::add(&batch, place, question, sum)?;
+            }
+            pieces.rest_bytes()
         }
-        .add(question, sum),
+        Kind::Segment { acknowledged_seq } => {
+            let mut stored = Stored::in_file(file, acknowledged_seq)?;
+            while let Some(batch) = stored.next()? {
+                batch::add(&batch, place, question, sum)?;
+            }
+            stored.unread_bytes()
+        }
+    };
+    if unread_bytes > 0 {
+        sum.answer.damaged.push((path, unread_bytes));
     }
+    Ok(())
 }
 
 #[cfg(test)]

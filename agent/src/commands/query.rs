@@ -1,4 +1,4 @@
-//! `flow-agent query`: adds up what Parquet files of flows have, without a server.
+//! `flow-agent query`: adds up what Parquet files of flows and spools have, without a server.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
@@ -21,11 +21,12 @@ mod show;
 /// How often to say how far it is.
 const PROGRESS: Duration = Duration::from_millis(500);
 
-/// Add up the flows that Parquet files have.
+/// Add up the flows that Parquet files or a spool have.
 ///
 /// The files are those of `--output parquet=FOLDER`, of an agent or of `flow-agent collect`. Those that are still in the making
-/// are read, too. A record belongs to the time in which its scan window ends, so the
-/// answer says which windows it has. A flow that was seen at several interfaces or by several hosts is counted by each.
+/// are read, too. A spool is the folder in which an agent keeps what no collector has acknowledged. A record belongs to
+/// the time in which its scan window ends, so the answer says which windows it has. A flow that was seen at several
+/// interfaces or by several hosts is counted by each.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folders, or files of them.

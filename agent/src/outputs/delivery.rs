@@ -38,7 +38,7 @@ use crate::{
 };
 
 mod backlog;
-mod spool;
+pub(crate) mod spool;
 mod waiting;
 
 use backlog::Backlog;

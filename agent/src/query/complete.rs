@@ -16,9 +16,9 @@ use serde_json::Value;
 
 use super::{
     By, Missing, Question, Sum, Told,
+    batch::of_an_agent,
     columns::Columns,
     once::{Stream, number},
-    pieces::of_an_agent,
     row::Row,
 };
 use crate::filter::Facts;

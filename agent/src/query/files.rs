@@ -10,10 +10,15 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::outputs::parquet::{self, pieces};
+use crate::outputs::{
+    delivery::spool,
+    parquet::{self, pieces},
+};
 
 /// How a Parquet file begins.
-const PARQUET: [u8; 4] = *b"PAR1";
+const PARQUET: &[u8] = b"PAR1";
+/// How many bytes tell what a file is.
+const MARK_BYTES: u64 = 8;
 
 pub(super) struct Found {
     pub path: PathBuf,
@@ -28,6 +33,10 @@ pub(super) struct Found {
 pub(super) enum Kind {
     Parquet,
     InTheMaking,
+    /// Of a spool, of which so much was acknowledged.
+    Segment {
+        acknowledged_seq: u64,
+    },
 }
 
 impl Found {
@@ -72,10 +81,13 @@ pub(super) fn find(paths: &[PathBuf]) -> Result<Vec<Found>> {
             let place = finder.place(&metadata);
             let before = finder.met;
             finder.in_the_making(path, place)?;
-            finder.complete(path, place)?;
+            finder.by_name(path, place, Kind::Parquet)?;
+            // Before the files are listed, since what is acknowledged from then on is still there to be read, or gone.
+            let acknowledged_seq = spool::acknowledged(path);
+            finder.by_name(path, place, Kind::Segment { acknowledged_seq })?;
             ensure!(
-                finder.met > before,
-                "there is no Parquet file in {}; name the folder of an --output parquet=FOLDER",
+                finder.met > before || spool::is_spool(path),
+                "there is no Parquet file in {}; name the folder of an --output parquet=FOLDER, or a spool",
                 path.display()
             );
         } else {
@@ -83,9 +95,9 @@ pub(super) fn find(paths: &[PathBuf]) -> Result<Vec<Found>> {
                 Some(parent) if parent != Path::new("") => parent,
                 _ => Path::new("."),
             };
-            let folder = fs::metadata(folder).with_context(what)?;
-            let place = finder.place(&folder);
-            finder.named(path, place)?;
+            let metadata = fs::metadata(folder).with_context(what)?;
+            let place = finder.place(&metadata);
+            finder.named(path, folder, place)?;
         }
     }
     // An agent's complete file has no more than what was in the making, if that is known.
@@ -122,14 +134,24 @@ impl Finder {
         Ok(is_new)
     }
 
-    fn named(&mut self, path: &Path, place: usize) -> Result<()> {
+    fn named(&mut self, path: &Path, folder: &Path, place: usize) -> Result<()> {
         let Some(mut file) = open(path)? else {
             bail!("{} is not there", path.display());
         };
-        let kind = match mark(&mut file)? {
-            PARQUET => Kind::Parquet,
-            pieces::MARK => Kind::InTheMaking,
-            _ => bail!("{} is no Parquet file", path.display()),
+        let first = mark(&mut file)?;
+        let kind = if first.starts_with(PARQUET) {
+            Kind::Parquet
+        } else if first.starts_with(&pieces::MARK) {
+            Kind::InTheMaking
+        } else if first.starts_with(&spool::MAGIC) {
+            Kind::Segment {
+                acknowledged_seq: spool::acknowledged(folder),
+            }
+        } else {
+            bail!(
+                "{} is no Parquet file, and no file of a spool",
+                path.display()
+            );
         };
         self.add(file, found(path, kind, place))?;
         Ok(())
@@ -149,7 +171,7 @@ impl Finder {
                     has_changed = true;
                     continue;
                 };
-                if mark(&mut file)? == pieces::MARK {
+                if mark(&mut file)?.starts_with(&pieces::MARK) {
                     has_changed |= self.add(file, found(&path, Kind::InTheMaking, place))?;
                 }
             }
@@ -159,9 +181,15 @@ impl Finder {
         }
     }
 
-    fn complete(&mut self, folder: &Path, place: usize) -> Result<()> {
-        let is_complete = |name: &str| !name.starts_with('.') && name.ends_with(".parquet");
-        for path in entries(folder, is_complete)? {
+    /// Those whose names say what they are. They are opened one after the other.
+    fn by_name(&mut self, folder: &Path, place: usize, kind: Kind) -> Result<()> {
+        let is_one = |name: &str| match kind {
+            Kind::Segment { .. } => spool::is_segment(Path::new(name)),
+            Kind::Parquet | Kind::InTheMaking => {
+                !name.starts_with('.') && name.ends_with(".parquet")
+            }
+        };
+        for path in entries(folder, is_one)? {
             match fs::metadata(&path) {
                 Ok(metadata) => {
                     self.met += 1;
@@ -175,7 +203,7 @@ impl Finder {
                     return Err(error).with_context(|| format!("look at {}", path.display()));
                 }
             }
-            self.found.push(found(&path, Kind::Parquet, place));
+            self.found.push(found(&path, kind, place));
         }
         Ok(())
     }
@@ -204,11 +232,11 @@ fn entries(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBu
     Ok(paths)
 }
 
-/// The first bytes; zeros of a file that is shorter.
-fn mark(file: &mut File) -> Result<[u8; 4]> {
+/// The first bytes.
+fn mark(file: &mut File) -> Result<Vec<u8>> {
     let mut first = Vec::new();
-    file.take(4).read_to_end(&mut first)?;
-    Ok(first.try_into().unwrap_or_default())
+    file.take(MARK_BYTES).read_to_end(&mut first)?;
+    Ok(first)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use super::*;
 use crate::{
     filter::Rules,
     outputs::{
+        delivery::spool::{acknowledge, segment_of},
         encoder::Encoder as _,
         files::{Compression, Made},
         parquet::{MADE, MADE_OF_MANY, Parquet, piece_of},
@@ -107,6 +108,11 @@ impl Folder {
 
     fn in_the_making(&self, pieces: &[u8]) -> &Self {
         fs::write(self.0.path().join(".flows.parquet.open"), pieces).unwrap();
+        self
+    }
+
+    fn segment(&self, name: &str, segment: &[u8]) -> &Self {
+        fs::write(self.0.path().join(name), segment).unwrap();
         self
     }
 
@@ -591,6 +597,24 @@ fn what_was_lost_is_told_once_for_each_stream() {
 }
 
 #[test]
+fn what_was_lost_is_told_of_each_stream_however_many_there_are() {
+    let batches: Vec<_> = (1..=2_000)
+        .map(|id| FlowBatch {
+            lost_batches: id % 2,
+            lost_packets: id % 2,
+            ..on_stream(id, batch(1, vec![record(1, 443, 1)]))
+        })
+        .collect();
+    let folder = Folder::new();
+    // Each of the files has all of them.
+    for name in ["flows-1.parquet", "flows-2.parquet"] {
+        folder.complete(name, MADE_OF_MANY, &pieces_of_many(&batches));
+    }
+    let missing = folder.ask(&everything(&[By::Source])).missing;
+    assert_eq!(missing.lost.packets, 1_000);
+}
+
+#[test]
 fn a_damaged_end_is_told_with_its_bytes_and_what_is_before_it_counts() {
     let mut pieces = pieces(&[
         batch(1, vec![record(1, 443, 5)]),
@@ -607,6 +631,95 @@ fn a_damaged_end_is_told_with_its_bytes_and_what_is_before_it_counts() {
     assert_eq!(answer.damaged, [(file, (pieces.len() - first) as u64)]);
 }
 
+#[test]
+fn a_spool_counts_with_all_its_segments_and_a_damaged_batch_is_told_with_its_bytes() {
+    let batches: Vec<_> = (1..=4)
+        .map(|seq| {
+            on_stream(
+                7,
+                FlowBatch {
+                    lost_records: 1,
+                    lost_packets: 9,
+                    ..batch(seq, vec![record(1, 443, 1 << seq), record(2, 80, 1 << seq)])
+                },
+            )
+        })
+        .collect();
+    let names = [1, 3].map(|seq| format!("{seq:020}.spool"));
+    let folder = Folder::new();
+    folder
+        .segment(&names[0], &segment_of(&batches[..2]))
+        .segment(&names[1], &segment_of(&batches[2..]))
+        .segment("00000000000000000003.spool.bad", b"something")
+        .segment("segment.new", &segment_of(&batches[2..]));
+    let answer = folder.ask(&everything(&[By::Interface]));
+    let eth0 = vec![Part::Name("eth0".into())];
+    assert_eq!(packets(&answer), [(eth0, [2 * 0b1_1110, 8])]);
+    assert_eq!((answer.files, answer.repeated_records), (2, 0));
+    assert_eq!(answer.missing.lost.packets, 9);
+    assert!(answer.damaged.is_empty());
+    // A file by its name, and again with its folder.
+    let path = folder.path().join(&names[1]);
+    assert_eq!(asked(slice::from_ref(&path)).total.packets[0], 2 * 0b1_1000);
+    assert_eq!(
+        asked(&[path.clone(), folder.path()]).total.packets[0],
+        2 * 0b1_1110
+    );
+
+    // The last batch of the first one has another bit, and the other one ends in the middle of a batch.
+    let mut damaged = segment_of(&batches[..2]);
+    let all = damaged.len();
+    let first = segment_of(&batches[..1]).len();
+    damaged[all - 1] ^= 1;
+    let cut = segment_of(&batches[2..]);
+    let whole = segment_of(&batches[2..3]).len();
+    folder
+        .segment(&names[0], &damaged)
+        .segment(&names[1], &cut[..cut.len() - 1]);
+    let answer = folder.ask(&everything(&[By::Source]));
+    assert_eq!(answer.total.packets[0], 2 * 0b1010);
+    let unread = [all - first, cut.len() - 1 - whole];
+    let expected = names.iter().zip(unread);
+    let expected: Vec<_> = expected
+        .map(|(name, bytes)| (folder.path().join(name), bytes as u64))
+        .collect();
+    assert_eq!(answer.damaged, expected);
+}
+
+#[test]
+fn what_a_collector_has_acknowledged_of_a_spool_does_not_wait() {
+    let batches: Vec<_> = (1..=5)
+        .map(|seq| on_stream(7, batch(seq, vec![record(1, 443, 1 << seq)])))
+        .collect();
+    let folder = Folder::new();
+    let name = format!("{:020}.spool", 1);
+    folder.segment(&name, &segment_of(&batches));
+    let path = folder.path().join(name);
+    for (seq, expected) in [(0, 0b11_1110), (3, 0b11_0000), (5, 0)] {
+        acknowledge(&folder.path(), seq);
+        for paths in [[folder.path()], [path.clone()]] {
+            let answer = asked(&paths);
+            assert_eq!(answer.total.packets[0], expected, "{seq}");
+            assert!(answer.damaged.is_empty());
+        }
+    }
+    // If nobody knows, nothing is left out.
+    folder.segment("mark.json", b"{");
+    assert_eq!(asked(&[path]).total.packets[0], 0b11_1110);
+}
+
+#[test]
+fn a_spool_in_which_nothing_waits_is_an_answer() {
+    let folder = Folder::new();
+    folder.segment("mark.json", b"{}").segment("lock", b"");
+    let answer = folder.ask(&everything(&[By::Source]));
+    assert_eq!((answer.files, answer.total), (0, Sums::default()));
+    // Just begun, too.
+    folder.segment("00000000000000000001.spool", &segment_of(&[]));
+    let answer = folder.ask(&everything(&[By::Source]));
+    assert_eq!((answer.files, answer.damaged.len()), (1, 0));
+}
+
 /// What is wrong with such a file, or such a folder.
 fn refused(path: &Path) -> String {
     let error = answer(&[path.to_owned()], &everything(&[By::Source]), |_, _| {}).unwrap_err();
@@ -619,7 +732,10 @@ fn what_has_no_flows_is_refused_with_its_name() {
     let path = folder.path();
     fs::write(path.join("notes.txt"), "abc").unwrap();
     assert!(refused(&path).contains("there is no Parquet file in"));
-    assert!(refused(&path.join("notes.txt")).ends_with("notes.txt is no Parquet file"));
+    assert!(
+        refused(&path.join("notes.txt"))
+            .ends_with("notes.txt is no Parquet file, and no file of a spool")
+    );
     assert!(refused(&path.join("none")).contains("none: No such file"));
     // Nobody waits for whoever writes into it.
     let fifo = path.join(".flows");

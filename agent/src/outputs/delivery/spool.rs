@@ -26,6 +26,12 @@ mod entry;
 mod losses;
 mod mark;
 mod segment;
+mod stored;
+
+pub(crate) use segment::MAGIC;
+pub(crate) use stored::{Stored, acknowledged, is_segment, is_spool};
+#[cfg(test)]
+pub(crate) use stored::{acknowledge, segment_of};
 
 use entry::Header;
 use losses::Losses;

@@ -88,6 +88,37 @@ fn a_query_has_what_was_sent_while_it_waits_after_a_kill_and_when_files_are_comp
 }
 
 #[test]
+fn a_query_of_a_spool_has_what_waits_there_beside_the_agent_and_after_a_kill() {
+    if !is_root_or_skip(
+        "agent::a_query_of_a_spool_has_what_waits_there_beside_the_agent_and_after_a_kill",
+    ) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let spool = folder.path().join("spool");
+    let lab = Lab::quiet().unwrap();
+    let mut all = Pair::default();
+    for flows in [20, 50] {
+        // Nobody listens there.
+        let agent = spool::start(&lab, &spool::setting(1, &spool));
+        let sent = send(&lab, flows, 2);
+        all += sent;
+        spool::wait_until_on_disk(&spool, all);
+        assert_eq!(total(&spool), all);
+        agent.kill();
+        assert_eq!(total(&spool), all);
+    }
+    let store = collector::Store::default();
+    let agent = spool::start(&lab, &spool::setting(store.listen(&lab), &spool));
+    wait_until("all is at the collector", || store.records() == all);
+    let sent = send(&lab, 1, 1);
+    wait_until("that, too", || store.records() == all + sent);
+    agent.stop();
+    // What is acknowledged is gone with its file, so nothing is left, and that is no error.
+    assert_eq!(total(&spool), Pair::default());
+}
+
+#[test]
 fn a_query_while_files_are_completed_has_no_flow_twice_and_misses_none() {
     if !is_root_or_skip(
         "agent::a_query_while_files_are_completed_has_no_flow_twice_and_misses_none",

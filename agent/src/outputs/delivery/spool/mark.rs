@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::super::waiting::{Point, without};
 use crate::hub::Volume;
 
-const NAME: &str = "mark.json";
+pub const NAME: &str = "mark.json";
 
 /// As of one moment. In the file it is a line of JSON, and its checksum (CRC-32 in hexadecimal) is the next one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::entry::{HEADER_BYTES, Header, SEQS};
 use crate::outputs::backoff::Backoff;
 
-const MAGIC: [u8; 8] = *b"flowspl1";
+pub const MAGIC: [u8; 8] = *b"flowspl1";
 /// Magic, stream, and a checksum of both.
 const FRONT_BYTES: usize = 20;
 const SUFFIX: &str = "spool";
@@ -151,7 +151,7 @@ pub fn is_damage(error: &io::Error) -> bool {
         .is_some_and(|error| passes.contains(&error))
 }
 
-fn front(stream_id: u64) -> [u8; FRONT_BYTES] {
+pub fn front(stream_id: u64) -> [u8; FRONT_BYTES] {
     let mut front = [0; FRONT_BYTES];
     front[..8].copy_from_slice(&MAGIC);
     front[8..16].copy_from_slice(&stream_id.to_le_bytes());
@@ -196,10 +196,17 @@ enum Next {
 
 impl Reader {
     pub fn open(segment: &Segment) -> io::Result<Self> {
-        Ok(Self {
-            file: File::open(&segment.path)?,
-            at: FRONT_BYTES as u64,
-        })
+        Ok(Self::of(File::open(&segment.path)?))
+    }
+
+    pub fn of(file: File) -> Self {
+        let at = FRONT_BYTES as u64;
+        Self { file, at }
+    }
+
+    /// Where the next batch begins.
+    pub fn at(&self) -> u64 {
+        self.at
     }
 
     /// The next batch, with its bytes if they are whole. `None` at the end, and where the rest is damaged.
