@@ -31,8 +31,10 @@ use crate::{
 /// A row group has that many rows, and those of one more piece at most. Its columns are in memory until it is whole.
 const ROWS_IN_A_GROUP: usize = 100_000;
 
-/// Of those that a file tells about beside its rows. Others are in the rows alone.
+/// Of those whose agents and accounts a file has beside its rows. Of others it has what they lost.
 const MOST_STREAMS: usize = 1_000;
+/// A sender may begin streams without end.
+const MOST_OTHERS: usize = 100_000;
 
 /// Writes the file and returns it. Pieces that cannot be read end it, and are told.
 pub(super) fn make(pieces: &mut File, to: File, compression: Compression) -> Result<File> {
@@ -91,6 +93,12 @@ pub(super) fn in_groups_of(
         tracing::warn!(
             bytes = facts.unread_bytes,
             "what waited to become a Parquet file is damaged, and its end is dropped"
+        );
+    }
+    if facts.is_told_in_part {
+        tracing::warn!(
+            streams = MOST_OTHERS,
+            "a Parquet file does not tell the losses of all its streams, since there are more than that which lost something"
         );
     }
     for (key, value) in facts.metadata() {
@@ -172,12 +180,18 @@ impl Rows<'_> {
 pub(super) struct Facts {
     of: Of,
     unread_bytes: u64,
+    /// The losses of further streams are not told.
+    is_told_in_part: bool,
 }
 
 /// As of the last piece, or of the last one of each stream.
 enum Of {
     Agent(Box<Told>),
-    Many(BTreeMap<u64, Told>),
+    Many {
+        told: BTreeMap<u64, Told>,
+        /// What others lost, without those that lost nothing.
+        lost_of_others: BTreeMap<u64, Lost>,
+    },
 }
 
 #[derive(Default)]
@@ -193,24 +207,42 @@ impl Facts {
         Self {
             of: Of::Agent(Box::default()),
             unread_bytes: 0,
+            is_told_in_part: false,
         }
     }
 
     pub(super) fn of_many() -> Self {
         Self {
-            of: Of::Many(BTreeMap::new()),
+            of: Of::Many {
+                told: BTreeMap::new(),
+                lost_of_others: BTreeMap::new(),
+            },
             unread_bytes: 0,
+            is_told_in_part: false,
         }
     }
 
     fn note(&mut self, batch: &FlowBatch) -> Result<()> {
         match &mut self.of {
             Of::Agent(told) => told.note(batch),
-            Of::Many(streams) => {
-                if streams.len() >= MOST_STREAMS && !streams.contains_key(&batch.stream_id) {
+            Of::Many {
+                told,
+                lost_of_others,
+            } => {
+                let id = batch.stream_id;
+                if told.len() < MOST_STREAMS || told.contains_key(&id) {
+                    return told.entry(id).or_default().note(batch);
+                }
+                let lost = Lost::by(batch);
+                if lost == Lost::default() {
                     return Ok(());
                 }
-                streams.entry(batch.stream_id).or_default().note(batch)
+                if lost_of_others.len() < MOST_OTHERS || lost_of_others.contains_key(&id) {
+                    lost_of_others.insert(id, lost);
+                } else {
+                    self.is_told_in_part = true;
+                }
+                Ok(())
             }
         }
     }
@@ -225,8 +257,11 @@ impl Facts {
                 facts.push(("left_out", left_out.to_string()));
                 facts.extend(told.account.map(|account| ("account", account)));
             }
-            Of::Many(streams) => {
-                let streams = streams.into_iter().map(|(id, told)| {
+            Of::Many {
+                told,
+                lost_of_others,
+            } => {
+                let told = told.into_iter().map(|(id, told)| {
                     let [agent, lost, _] = told.facts();
                     let account = told.account.as_deref().map(serde_json::from_str::<Value>);
                     json!({
@@ -236,7 +271,11 @@ impl Facts {
                         "account": account.and_then(Result::ok),
                     })
                 });
-                facts.push(("streams", streams.collect::<Value>().to_string()));
+                let others = lost_of_others
+                    .into_iter()
+                    .map(|(id, lost)| json!({"stream_id": StreamId(id).to_string(), "lost": lost.json()}));
+                let streams = told.chain(others).collect::<Value>();
+                facts.push(("streams", streams.to_string()));
             }
         }
         if self.unread_bytes > 0 {
@@ -279,17 +318,32 @@ impl Told {
             "instance_id": agent.instance_id,
             "version": agent.version,
         });
-        let lost = json!({
-            "batches": batch.lost_batches,
-            "records": batch.lost_records,
-            "packets": batch.lost_packets,
-            "bytes": batch.lost_bytes,
-        });
         let left_out = json!({
             "records": batch.left_out_records,
             "packets": batch.left_out_packets,
             "bytes": batch.left_out_bytes,
         });
-        [agent, lost, left_out]
+        [agent, Lost::by(batch).json(), left_out]
+    }
+}
+
+/// What was lost on a stream so far.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Lost([u64; 4]);
+
+impl Lost {
+    /// As a batch says.
+    fn by(batch: &FlowBatch) -> Self {
+        Self([
+            batch.lost_batches,
+            batch.lost_records,
+            batch.lost_packets,
+            batch.lost_bytes,
+        ])
+    }
+
+    fn json(self) -> Value {
+        let Self([batches, records, packets, bytes]) = self;
+        json!({"batches": batches, "records": records, "packets": packets, "bytes": bytes})
     }
 }
