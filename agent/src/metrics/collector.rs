@@ -334,6 +334,35 @@ mod tests {
     }
 
     #[test]
+    fn the_connected_agent_that_is_furthest_behind_is_told() {
+        let now = clock::unix_of_boot_ns(clock::boot_now_ns());
+        let stream = |connected, behind_s: u64| CollectedStream {
+            connected,
+            window_end_unix_ns: now - Duration::from_secs(behind_s).as_nanos() as u64,
+            ..CollectedStream::default()
+        };
+        let status = CollectorStatus {
+            // The last one has brought no scan yet.
+            streams: vec![
+                stream(true, 40),
+                stream(true, 1000),
+                stream(false, 100_000),
+                CollectedStream {
+                    connected: true,
+                    ..CollectedStream::default()
+                },
+            ],
+            ..status()
+        };
+        let text = site(status).metrics(Format::Classic).unwrap();
+        let (_, behind) = text
+            .split_once("\nflow_agent_collect_most_behind_seconds ")
+            .unwrap();
+        let behind: f64 = behind.lines().next().unwrap().parse().unwrap();
+        assert!((1000.0..10_000.0).contains(&behind), "{behind}");
+    }
+
+    #[test]
     fn a_collector_is_ready_as_long_as_every_store_takes_what_comes() {
         assert_eq!(
             site(status()).is_ready(),

@@ -21,16 +21,15 @@ seen = OrderedDict()
 
 
 def add(message):
-    headers = dict(message.headers())
-    # The name of the batch, for ever.
-    name = headers["stream_id"], headers["stream_seq"]
+    batch = flow_pb2.FlowBatch.FromString(message.value())
+    # The name of the batch, for ever. Machines that were cloned with a spool share the stream.
+    name = batch.agent.instance_id, batch.stream_id, batch.stream_seq
     if name in seen:
         sums["repeated"] += 1
         return
     seen[name] = None
     if len(seen) > MOST_REMEMBERED:
         seen.popitem(last=False)
-    batch = flow_pb2.FlowBatch.FromString(message.value())
     sums["batches"] += 1
     for record in batch.records:
         sums["records"] += 1

@@ -7,8 +7,8 @@ use crate::{
     proto::{CollectedStream, CollectorStatus, PairsStatus, PathStatus, StoreStatus},
 };
 
-const COLUMNS: [&str; 9] = [
-    "AGENT", "FROM", "STATE", "SINCE", "STORED", "BATCHES", "RECORDS", "PACKETS", "LOST",
+const COLUMNS: [&str; 10] = [
+    "AGENT", "FROM", "STATE", "SINCE", "STORED", "BEHIND", "BATCHES", "RECORDS", "PACKETS", "LOST",
 ];
 
 const PATH_COLUMNS: [&str; 7] = ["FROM", "TO", "LOSS", "SENT", "LOST", "SURPLUS", "INEXACT"];
@@ -183,12 +183,10 @@ fn store(store: &StoreStatus) -> String {
     )
 }
 
-fn row(stream: &CollectedStream, now: Duration) -> [String; 9] {
+fn row(stream: &CollectedStream, now: Duration) -> [String; 10] {
     let agent = stream.agent.clone().unwrap_or_default();
-    let ago = |unix_ns| {
-        let ago = now.saturating_sub(Duration::from_nanos(unix_ns));
-        format!("{} ago", human::duration(ago))
-    };
+    let since = |unix_ns| human::duration(now.saturating_sub(Duration::from_nanos(unix_ns)));
+    let ago = |unix_ns| format!("{} ago", since(unix_ns));
     let stored = stream.stored.unwrap_or_default();
     [
         agent.hostname,
@@ -203,6 +201,11 @@ fn row(stream: &CollectedStream, now: Duration) -> [String; 9] {
         match stream.stored_unix_ns {
             0 => "never".to_owned(),
             stored => ago(stored),
+        },
+        // By the agent's clock.
+        match stream.window_end_unix_ns {
+            0 => "-".to_owned(),
+            end => since(end),
         },
         stream.batches.to_string(),
         stored.records.to_string(),
@@ -278,6 +281,15 @@ mod tests {
         assert!(lines[4].ends_with("       12     7"), "{}", lines[4]);
         assert!(lines[5].contains("away       ") && lines[5].contains("never"));
         assert_eq!(lines.len(), 6);
+        let mut behind = status.clone();
+        let then = SystemTime::now()
+            .checked_sub(Duration::from_hours(50))
+            .unwrap();
+        let then = then.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        behind.streams[0].window_end_unix_ns = then.as_nanos() as u64;
+        let lines = super::lines(&behind);
+        assert!(lines[4].contains(" ago  2d02h  "), "{}", lines[4]);
+        assert!(lines[5].contains("  never  "), "{}", lines[5]);
         let with_pairs = CollectorStatus {
             pairs: Some(PairsStatus {
                 paths: vec![PathStatus {

@@ -57,7 +57,9 @@ pub(super) struct Backlog {
 #[derive(Default)]
 struct Faults {
     hangs: Option<String>,
+    /// Until it has taken one and has it for sure: a disk that is nearly full takes a short one now and then.
     takes_no_batch: Option<String>,
+    has_taken_last: bool,
     cannot_be_read: Option<String>,
     cannot_be_synced: Option<String>,
 }
@@ -128,6 +130,7 @@ impl Backlog {
             takes_no_batch,
             cannot_be_read,
             cannot_be_synced,
+            ..
         } = &self.faults;
         let faults = [hangs, takes_no_batch, cannot_be_read, cannot_be_synced];
         faults.into_iter().flatten().next().map(String::as_str)
@@ -200,8 +203,10 @@ impl Backlog {
         });
         if let Some(appended) = appended.await {
             batch.is_on_disk = appended.is_ok();
-            let fault = |error| format!("the spool takes no batch: {error}");
-            self.faults.takes_no_batch = appended.err().map(fault);
+            self.faults.has_taken_last = appended.is_ok();
+            if let Err(error) = appended {
+                self.faults.takes_no_batch = Some(format!("the spool takes no batch: {error}"));
+            }
         }
         if is_next || self.spool.is_none() {
             self.push(batch);
@@ -293,6 +298,9 @@ impl Backlog {
         let synced = self.on_disk(move |spool| spool.sync(lost_in_queues, end));
         if let Some(synced) = synced.await {
             self.is_synced = synced.is_ok();
+            if self.is_synced && self.faults.has_taken_last {
+                self.faults.takes_no_batch = None;
+            }
             self.faults.cannot_be_synced = synced.err().map(|error| format!("{error:#}"));
         }
     }
