@@ -180,7 +180,7 @@ ip link set lo up
         let name = test.module;
         // Tests run by their whole names, which `test.names` has. With `--exact` a part of a name among
         // the arguments matches nothing.
-let given = arguments
+        let given = arguments
             .iter()
             .filter(|argument| *argument != "--exact" && !names.contains(argument));
         let arguments: Vec<String> = given.chain(&test.names).map(|word| quoted(word)).collect();

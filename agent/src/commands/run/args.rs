@@ -65,7 +65,8 @@ pub struct Args {
     #[arg(long, env = "FLOW_AGENT_DIRECTION", value_enum, default_value = "both", help_heading = WATCH)]
     pub direction: Directions,
 
-    /// Where arriving packets are counted. TC sees them after GRO has merged some; XDP sees each frame.
+    /// Where arriving packets are counted. TC sees them after GRO has merged some; XDP sees each frame. Bonds, devices with a
+    /// virtual function, tun and tap are counted at TC all the same.
     #[arg(
         long,
         env = "FLOW_AGENT_INGRESS_HOOK",
@@ -73,7 +74,8 @@ pub struct Args {
         default_value = "tc", help_heading = WATCH)]
     pub ingress_hook: IngressHook,
 
-    /// How XDP programs are attached. auto attaches native XDP, and counts at TC if the driver has none.
+    /// How XDP programs are attached. auto attaches native XDP, and counts at TC if the driver has none or somebody else's
+    /// program is there.
     /// Attaching native XDP may reset a NIC.
     #[arg(long, env = "FLOW_AGENT_XDP_MODE", value_enum, default_value = "auto", help_heading = WATCH)]
     pub xdp_mode: XdpMode,

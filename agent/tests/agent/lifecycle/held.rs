@@ -217,21 +217,25 @@ fn rules_are_made_ready_behind_the_scans() {
         .args(["filter", "set", "--connect", &agent.address(), "--file"])
         .arg(file)
         .stdout(std::process::Stdio::null());
-    let mut change = Process::spawn(&mut command).unwrap();
     let pid = agent.pid();
     // The agent's niceness, with which the thread begins.
     let own = nice_of(Path::new("/proc/self")).unwrap();
     let mut nice = [None; 2];
-    while nice.contains(&None) && change.exited().unwrap().is_none() {
-        let has_given_way = |nice: &i64| *nice != own;
-        for (name, nice) in ["read-rules", "rules"].iter().zip(&mut nice) {
-            let task = thread_named(pid, name);
-            let seen = task.as_deref().and_then(nice_of).filter(has_given_way);
-            *nice = nice.or(seen);
+    // They live for moments, in which this may get no CPU.
+    wait_until("both threads are seen", || {
+        let mut change = Process::spawn(&mut command).unwrap();
+        while nice.contains(&None) && change.exited().unwrap().is_none() {
+            let has_given_way = |nice: &i64| *nice != own;
+            for (name, nice) in ["read-rules", "rules"].iter().zip(&mut nice) {
+                let task = thread_named(pid, name);
+                let seen = task.as_deref().and_then(nice_of).filter(has_given_way);
+                *nice = nice.or(seen);
+            }
         }
-    }
+        assert!(change.wait(PATIENCE).unwrap().success());
+        !nice.contains(&None)
+    });
     assert_eq!(nice, [Some((own + 5).min(19)); 2]);
-    assert!(change.wait(PATIENCE).unwrap().success());
     agent.stop();
 }
 
