@@ -14,6 +14,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{
+    clients::install,
     outputs::{self, send},
     support::{
         Agent, PATIENCE, answered,
@@ -251,6 +252,60 @@ fn what_is_acknowledged_is_there_after_the_power_fails() {
     collector.stop();
     assert_eq!(stored(&[&lines]).into_values().collect::<Vec<_>>(), [sent]);
     assert_eq!(in_parquet(&files), [sent]);
+}
+
+/// The query in `docs/collect.md`, over files in this folder.
+fn documented_query(folder: &Path) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/collect.md");
+    let text = fs::read_to_string(path).unwrap();
+    let (_, query) = text.split_once("\n    SELECT hostname").unwrap();
+    let (query, _) = query.split_once("\n\n").unwrap();
+    let files = "/var/lib/flow-agent/";
+    assert!(query.contains(files), "{query}");
+    format!("SELECT hostname{query}").replace(files, &format!("{}/", folder.display()))
+}
+
+#[test]
+fn duckdb_counts_each_record_of_a_collectors_files_once_by_the_documented_query() {
+    let test =
+        "agent::duckdb_counts_each_record_of_a_collectors_files_once_by_the_documented_query";
+    if !is_root_or_skip(test) {
+        return;
+    }
+    let Some(python) = install::duckdb_or_skip(test) else {
+        return;
+    };
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let collector = Collector::start(&lab.agent, 0, &["--output", &parquet(folder.path())]);
+    let to = collector.setting();
+    let agent = Agent::start(&lab, &["--output", "json", "--output", &to]);
+    let sent = send(&lab, 300, 2);
+    wait_until_acknowledged(&agent, &lab, sent);
+    agent.stop();
+    collector.stop();
+    // As if a collector that was killed had stored all of it again.
+    let files = outputs::parquet::complete(folder.path());
+    for (number, file) in files.iter().enumerate() {
+        fs::copy(file, folder.path().join(format!("again-{number}.parquet"))).unwrap();
+    }
+    assert_eq!(in_parquet(folder.path()), [sent]);
+    let script = "import duckdb, sys; print(duckdb.execute(sys.argv[1]).fetchall())";
+    let mut command = Command::new(python);
+    let output = command
+        .args(["-c", script, &documented_query(folder.path())])
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        stdout
+            .trim_end()
+            .ends_with(&format!(", {})]", sent.packets)),
+        "{stdout}"
+    );
+    assert_eq!(stdout.matches("), (").count(), 0, "one host: {stdout}");
 }
 
 /// What the rows of all files report by stream, each record once.

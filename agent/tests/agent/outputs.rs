@@ -17,7 +17,7 @@ use crate::{
     support::{Agent, count, pair, wait_until},
 };
 
-mod collector;
+pub mod collector;
 mod full_disk;
 mod hostile;
 mod ipfix;

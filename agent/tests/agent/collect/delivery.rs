@@ -2,6 +2,7 @@
 //! had not handed over.
 
 use std::{
+    hash::{BuildHasher as _, RandomState},
     process::Stdio,
     rc::Rc,
     time::{Duration, Instant},
@@ -22,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(700);
 /// may be busy for some time.
 const MOST_UNDELIVERED: usize = 10;
 
-/// Packets on the wire after each kill.
+/// Packets on the wire during and after each kill.
 const SENT_EACH: u64 = 900;
 
 /// The packets of each scan, by the agent's start and the scan's number.
@@ -88,6 +89,8 @@ impl Simulated {
 
 impl<'a> Fleet<'a> {
     fn start(kafka: &'a Kafka, agents: usize) -> Self {
+        let seed = RandomState::new().hash_one(agents) | 1;
+        eprintln!("what is killed is drawn from {seed:#x}");
         let broker = kafka.broker(&BrokerOptions::default());
         let host = &kafka.lab.agent;
         let first = setting(&broker.address(), r#", "create_topic": true"#);
@@ -133,7 +136,7 @@ impl<'a> Fleet<'a> {
             not_drained: 0,
             sent: Pair::default(),
             onward: None,
-            random: 0x9E37_79B9_7F4A_7C15,
+            random: seed,
             kills: [0; 3],
         }
     }
@@ -155,6 +158,7 @@ impl<'a> Fleet<'a> {
                 0 => {
                     self.broker.kill().unwrap();
                     self.kills[2] += 1;
+                    self.traffic();
                     std::thread::sleep(PAUSE);
                     self.broker.start_again().unwrap();
                 }
@@ -169,6 +173,7 @@ impl<'a> Fleet<'a> {
                         self.collectors[place].take().unwrap().kill();
                         self.kills[1] += 1;
                     }
+                    self.traffic();
                     std::thread::sleep(PAUSE);
                     for place in places {
                         self.collectors[place] = Some(self.collector(place));
@@ -192,9 +197,14 @@ impl<'a> Fleet<'a> {
                     self.kills[0] += 1;
                 }
             }
-            self.sent += send(&self.kafka.lab, 300, SENT_EACH / 300);
+            self.traffic();
             std::thread::sleep(PAUSE);
         }
+    }
+
+    /// Packets on the wire of the real agents.
+    fn traffic(&mut self) {
+        self.sent += send(&self.kafka.lab, 300, SENT_EACH / 300);
     }
 
     /// Kills the second of the real agents: every second time once all is in its spool, and else whatever it does.
@@ -341,6 +351,7 @@ fn whatever_is_killed_nothing_else_is_missing(
     time: Duration,
     clickhouse: Option<ClickHouse>,
 ) {
+    let before = kafka.lab.agent.counters().unwrap();
     let mut fleet = Fleet::start(kafka, agents);
     let onward = clickhouse.map(|clickhouse| Onward::start(clickhouse, kafka, &fleet.broker));
     fleet.onward = onward;
@@ -369,6 +380,8 @@ fn whatever_is_killed_nothing_else_is_missing(
         .filter(|(instance, _)| !made.contains_key(*instance));
     let real: Vec<u64> = real.map(|(_, scans)| scans.values().sum()).collect();
     let sent = fleet.sent.packets;
+    let after = kafka.lab.agent.counters().unwrap();
+    assert_eq!((after - before).rx_packets, sent, "the interface's own");
     assert!(real.contains(&sent), "{real:?}, not {sent}");
     let not_drained = 2 * sent - real.iter().sum::<u64>();
     let starts = fleet.starts_again;

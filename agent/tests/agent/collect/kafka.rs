@@ -209,7 +209,19 @@ fn every_packet_of_two_agents_is_in_the_topic_in_order_and_where_kafka_itself_wo
     sums.sort_by_key(|sum| sum.packets);
     assert_eq!(sums[13..], [sent, sent]);
     check_layout(&messages);
-    example_adds_up(&kafka, &broker, 2 * sent.packets + 13 * 3 * 6);
+    // Machines that were cloned with a spool share a stream and its numbers.
+    let (collector, socket) = kafka.collector(&output);
+    runtime().block_on(async {
+        let batches = (1..=3).map(|seq| {
+            let mut batch = of_agent(&names[0], 1, seq);
+            batch.agent.as_mut().unwrap().instance_id = "of a clone".to_owned();
+            batch
+        });
+        let (acks, ended) = call(&mut connect(&socket).await, batches.collect()).await;
+        assert_eq!(acks.last(), Some(&3), "{ended:?}");
+    });
+    collector.stop();
+    example_adds_up(&kafka, &broker, 2 * sent.packets + 14 * 3 * 6);
     // Kafka's own hash, of keys on another topic with as many partitions.
     let mut arguments = vec!["partitions", "other"];
     arguments.extend(names.iter().map(String::as_str));

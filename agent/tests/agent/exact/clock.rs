@@ -1,12 +1,17 @@
 //! Unix time that is set while the agent runs.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use lab::{
     FrameSocket, Lab,
     privilege::{is_root_or_skip, is_virtual_machine_or_skip},
 };
 use rustix::time::{ClockId, Timespec, clock_gettime, clock_settime};
 
-use crate::support::{Agent, Report, count, wait_for_packets, wait_until};
+use crate::{
+    outputs::{collector::Store, spool},
+    support::{Agent, Report, count, wait_for_packets, wait_until},
+};
 
 const HOUR_S: i64 = 3600;
 const HOUR_NS: u64 = HOUR_S.cast_unsigned() * 1_000_000_000;
@@ -26,6 +31,23 @@ fn a_clock_that_is_set_is_told_and_no_packet_is_lost() {
         // Before the first scan.
         let agent = Agent::start(&lab, &["--scan-interval", "1d", "--idle-timeout", "1d"]);
         assert_follows_the_clock(&lab, agent, hours, |_| ());
+    }
+    // What waits on disk for a collector gets there, too.
+    for hours in [1, -1] {
+        let spool = tempfile::tempdir().unwrap();
+        let spool = spool.path().join("spool");
+        let store = Store::default();
+        store.is_away.store(true, Relaxed);
+        let setting = spool::setting(store.listen(&lab), &spool);
+        let settings = ["--scan-interval", "500ms", "--idle-timeout", "1h"];
+        let outputs = ["--output", "json", "--output", &setting];
+        let agent = Agent::start(&lab, &[settings, outputs].concat());
+        assert_follows_the_clock(&lab, agent, hours, |agent| {
+            wait_until_told(agent);
+            store.is_away.store(false, Relaxed);
+        });
+        assert_eq!(store.records().packets, 20, "{hours} h");
+        assert_eq!(store.lost().packets, 0);
     }
 }
 

@@ -15,11 +15,13 @@ use agent::proto::{
     ExportAck, FlowBatch, FlowRecord,
     flow_collector_server::{FlowCollector, FlowCollectorServer},
 };
+use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _, stream};
+use http::{HeaderMap, HeaderValue};
 use lab::certificates::Ca;
 use rustls::ServerConfig;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf},
     net::TcpStream,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -29,6 +31,7 @@ use tonic::{
 };
 
 use super::{ipfix, secured::receiver::identity, serve::serve_each, *};
+use crate::support::BINARY;
 
 /// Calls that break.
 const BREAKS: u64 = 12;
@@ -38,10 +41,10 @@ type Batches = BTreeMap<(u64, u64), FlowBatch>;
 
 /// What collectors have stored together.
 #[derive(Clone, Default)]
-pub(super) struct Store {
+pub struct Store {
     batches: Arc<Mutex<Batches>>,
     /// Refuses every call.
-    pub(super) is_away: Arc<AtomicBool>,
+    pub is_away: Arc<AtomicBool>,
     /// All that came, again or not.
     arrived: Arc<AtomicU64>,
     calls: Arc<AtomicU64>,
@@ -97,7 +100,7 @@ impl FlowCollector for Store {
 
 impl Store {
     /// Listens on the agent's host.
-    pub(super) fn listen(&self, lab: &Lab) -> u16 {
+    pub fn listen(&self, lab: &Lab) -> u16 {
         let store = self.clone();
         let serve = move |stream| serve(store.clone(), stream);
         serve_each(lab, serve).port()
@@ -117,7 +120,7 @@ impl Store {
     }
 
     /// What all records report together, and what the last batch has of the account. Asserts that no number is missing.
-    pub(super) fn sums(&self) -> (Pair, Pair) {
+    pub fn sums(&self) -> (Pair, Pair) {
         let batches = self.batches.lock().unwrap();
         let records = batches.values().flat_map(|batch| &batch.records);
         let numbers = batches.keys().map(|(_, number)| *number);
@@ -131,7 +134,7 @@ impl Store {
     }
 
     /// How many streams they came on, of how many starts of the agent.
-    pub(super) fn origins(&self) -> (usize, usize) {
+    pub fn origins(&self) -> (usize, usize) {
         let batches = self.batches.lock().unwrap();
         let streams: BTreeSet<_> = batches.keys().map(|(stream, _)| stream).collect();
         let agents = batches.values().filter_map(|batch| batch.agent.as_ref());
@@ -140,14 +143,14 @@ impl Store {
     }
 
     /// What all records report together.
-    pub(super) fn records(&self) -> Pair {
+    pub fn records(&self) -> Pair {
         let batches = self.batches.lock().unwrap();
         let records = batches.values().flat_map(|batch| &batch.records);
         records.map(FlowRecord::delta).sum()
     }
 
     /// What the last batch calls lost.
-    pub(super) fn lost(&self) -> Pair {
+    pub fn lost(&self) -> Pair {
         let batches = self.batches.lock().unwrap();
         let (_, last) = batches.last_key_value().expect("a batch");
         Pair {
@@ -244,6 +247,150 @@ fn collectors_that_break_off_have_every_packet_once() {
         "{log}"
     );
     assert!(log.contains("flows get to 127.0.0.1:"), "{log}");
+}
+
+/// What something that is no collector says.
+#[derive(Clone, Copy, Debug)]
+enum Garbage {
+    /// Before anything else.
+    Bytes(&'static [u8]),
+    /// As the answer to a call, and then no more.
+    Answer(&'static [u8]),
+    /// As how the call went.
+    Status(&'static str),
+}
+
+impl Garbage {
+    async fn serve(self, mut stream: TcpStream) {
+        if let Self::Bytes(bytes) = self {
+            // The agent may have gone, here and below.
+            let _ = stream.write_all(bytes).await;
+            while stream.read(&mut [0; 4096]).await.is_ok_and(|read| read > 0) {}
+            return;
+        }
+        let Ok(mut connection) = h2::server::handshake(stream).await else {
+            return;
+        };
+        // With all calls, until the agent goes.
+        let mut calls = Vec::new();
+        while let Some(Ok((request, mut answer))) = connection.accept().await {
+            let head = http::Response::builder()
+                .header("content-type", "application/grpc")
+                .body(())
+                .unwrap();
+            let mut body = answer.send_response(head, false).unwrap();
+            match self {
+                Self::Answer(bytes) => body.send_data(Bytes::from_static(bytes), false).unwrap(),
+                Self::Status(status) => {
+                    let mut trailers = HeaderMap::new();
+                    trailers.insert("grpc-status", HeaderValue::from_static(status));
+                    body.send_trailers(trailers).unwrap();
+                }
+                Self::Bytes(_) => unreachable!("it is no HTTP"),
+            }
+            calls.push((request, body));
+        }
+    }
+}
+
+#[test]
+fn a_collector_that_answers_with_garbage_is_told_once_and_has_every_packet_when_it_does_not() {
+    let test = "agent::a_collector_that_answers_with_garbage_is_told_once_and_has_every_packet_when_it_does_not";
+    if !is_root_or_skip(test) {
+        return;
+    }
+    for (garbage, why) in [
+        (
+            Garbage::Bytes(b"220 mail.example ESMTP\r\n"),
+            "connection error",
+        ),
+        // A message of five bytes that is none.
+        (
+            Garbage::Answer(&[0, 0, 0, 0, 5, 0xff, 0xff, 0xff, 0xff, 0xff]),
+            "read an acknowledgement",
+        ),
+        // One that is four gigabytes long.
+        (
+            Garbage::Answer(&[0, 0xff, 0xff, 0xff, 0xff, 1]),
+            "an answer is longer than",
+        ),
+        // It is packed, which nobody asked for.
+        (Garbage::Answer(&[1, 0, 0, 0, 1, 7]), "packs its answers"),
+        // There is no such thing.
+        (Garbage::Status("many"), "UNKNOWN"),
+    ] {
+        let lab = Lab::quiet().unwrap();
+        let store = Store::default();
+        let (stores, connections) = (store.clone(), AtomicU64::new(0));
+        let port = serve_each(&lab, move |stream| {
+            let is_garbage = connections.fetch_add(1, Relaxed) < 2;
+            let store = stores.clone();
+            async move {
+                if is_garbage {
+                    garbage.serve(stream).await;
+                } else {
+                    serve(store, stream).await;
+                }
+            }
+        })
+        .port();
+        let setting = format!("collector=http://127.0.0.1:{port}");
+        let agent = Agent::start(&lab, &["--output", "json", "--output", &setting]);
+        let sent = send(&lab, 50, 2);
+        wait_until_counted(&agent, &lab, sent.packets);
+        wait_until("all is acknowledged", || {
+            fates(&output(&agent, &lab, "collector"), sent)["sent"] == sent
+        });
+        let report = agent.stop();
+        assert_eq!(report.seen(), sent);
+        assert_eq!(store.sums(), (sent, sent), "{garbage:?}");
+        // Once, with what is wrong, and once that it is over.
+        let log = &report.log;
+        let told = format!("flows do not get to 127.0.0.1:{port}: ");
+        let lines: Vec<_> = log.lines().filter(|line| line.contains(&told)).collect();
+        let [line] = lines[..] else {
+            panic!("{garbage:?}: {log}")
+        };
+        assert!(line.contains(why), "{garbage:?}: {line}");
+        let told = format!("flows get to 127.0.0.1:{port} again");
+        assert_eq!(log.matches(&told).count(), 1, "{garbage:?}: {log}");
+    }
+}
+
+#[test]
+fn a_collector_whose_name_gets_another_address_is_found() {
+    if !is_root_or_skip("agent::a_collector_whose_name_gets_another_address_is_found") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let store = Store::default();
+    let port = store.listen(&lab);
+    let hosts = tempfile::NamedTempFile::new().unwrap();
+    let name = "collector.test";
+    // Nobody listens there.
+    fs::write(hosts.path(), format!("127.0.0.3 {name}\n")).unwrap();
+    let script = r#"mount --bind "$1" /etc/hosts && shift && exec "$@""#;
+    let mut command = lab.agent.command("unshare");
+    command
+        .args(["--mount", "sh", "-c", script, "sh"])
+        .arg(hosts.path())
+        .arg(BINARY);
+    let setting = format!("collector=http://{name}:{port}");
+    let settings = ["--output", "json", "--output", &setting];
+    let agent = Agent::start_by(command, &lab.agent.interface, &settings);
+    let sent = send(&lab, 50, 2);
+    wait_until_counted(&agent, &lab, sent.packets);
+    wait_until("nobody is there", || {
+        let output = output(&agent, &lab, "collector");
+        assert_eq!(fates(&output, sent)["queued"], sent);
+        output["last_error"].as_str().unwrap().contains("refused")
+    });
+    fs::write(hosts.path(), format!("127.0.0.1 {name}\n")).unwrap();
+    wait_until("all is acknowledged", || {
+        fates(&output(&agent, &lab, "collector"), sent)["sent"] == sent
+    });
+    assert_eq!(agent.stop().seen(), sent);
+    assert_eq!(store.sums(), (sent, sent));
 }
 
 #[test]

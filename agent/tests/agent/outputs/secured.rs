@@ -2,13 +2,15 @@
 //! replaced.
 
 use std::{
+    collections::HashMap,
     fs, thread,
     time::{Duration, SystemTime},
 };
 
+use agent::proto::{FlowBatch, FlowRecord};
 use lab::certificates::{Ca, Issued, replace};
 use prost::Message as _;
-use receiver::{H2, HTTP1, Receiver, identity, identity_of_tls12};
+use receiver::{EXPORT, H2, HTTP1, Receiver, identity, identity_of_tls12};
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 
 use super::*;
@@ -25,9 +27,10 @@ enum Way {
     OtlpGrpc,
     OtlpHttp,
     Pbflow,
+    Collector,
 }
 
-const WAYS: [Way; 3] = [Way::OtlpGrpc, Way::OtlpHttp, Way::Pbflow];
+const WAYS: [Way; 4] = [Way::OtlpGrpc, Way::OtlpHttp, Way::Pbflow, Way::Collector];
 
 /// At the same time: most of what it does is to wait.
 fn by_each_way(test: impl Fn(Way) + Sync) {
@@ -44,12 +47,13 @@ impl Way {
         match self {
             Self::OtlpGrpc | Self::OtlpHttp => "otlp",
             Self::Pbflow => "pbflow",
+            Self::Collector => "collector",
         }
     }
 
     fn alpn(self) -> &'static [u8] {
         match self {
-            Self::OtlpGrpc | Self::Pbflow => H2,
+            Self::OtlpGrpc | Self::Pbflow | Self::Collector => H2,
             Self::OtlpHttp => HTTP1,
         }
     }
@@ -61,7 +65,7 @@ impl Way {
             "kind": kind,
             "address": format!("https://{host}:{port}"),
         });
-        if self != Self::Pbflow {
+        if kind == "otlp" {
             let protocol = if self == Self::OtlpHttp {
                 "http"
             } else {
@@ -102,6 +106,17 @@ impl Way {
                 let path = "/pbflow.Collector/Send";
                 assert!(requests.iter().all(|one| one.path == path));
                 requests.iter().map(|one| pbflow_sum(&one.body)).sum()
+            }
+            Self::Collector => {
+                assert!(requests.iter().all(|one| one.path == EXPORT));
+                // One that is not acknowledged in time comes again.
+                let batches = requests.iter().map(|one| {
+                    let batch = FlowBatch::decode(&one.body[..]).unwrap();
+                    ((batch.stream_id, batch.stream_seq), batch)
+                });
+                let batches = batches.collect::<HashMap<_, _>>().into_values();
+                let records = batches.flat_map(|batch| batch.records);
+                records.map(|record| FlowRecord::delta(&record)).sum()
             }
         }
     }

@@ -1,21 +1,24 @@
 //! What no collector has acknowledged, on disk: through the agent's end, however it comes, and through disks that are full or
 //! damaged.
 
-use std::{fs::File, io::Write as _, sync::atomic::Ordering::Relaxed};
+use std::{fs::File, io::Write as _, sync::atomic::Ordering::Relaxed, time::SystemTime};
 
 use super::{collector::Store, *};
-use crate::support::disk::{PowerlessDisk, SmallDisk};
+use crate::{
+    metrics,
+    support::disk::{PowerlessDisk, SmallDisk},
+};
 
 /// What a segment begins with, and what each batch in it begins with.
 const FRONT_BYTES: usize = 20;
 const HEADER_BYTES: usize = 120;
 
-fn setting(port: u16, folder: &Path) -> String {
+pub fn setting(port: u16, folder: &Path) -> String {
     let folder = folder.display();
     format!(r#"{{"kind": "collector", "address": "http://127.0.0.1:{port}", "spool": "{folder}"}}"#)
 }
 
-fn start(lab: &Lab, setting: &str) -> Agent {
+pub fn start(lab: &Lab, setting: &str) -> Agent {
     Agent::start(lab, &["--output", "json", "--output", setting])
 }
 
@@ -87,7 +90,7 @@ fn marked(folder: &Path) -> u64 {
     mark["last"]["sum"]["packets"].as_u64().unwrap()
 }
 
-fn wait_until_on_disk(folder: &Path, expected: Pair) {
+pub fn wait_until_on_disk(folder: &Path, expected: Pair) {
     wait_until("it is on disk", || on_disk(folder) == expected);
 }
 
@@ -262,8 +265,109 @@ fn a_full_disk_keeps_nothing_from_a_collector() {
         fates(&output(&agent, &lab, "collector"), sent)["sent"] == sent
     });
     assert_eq!(spool_error(&agent, &lab), "");
-    assert_eq!(agent.stop().seen(), sent);
+    let report = agent.stop();
+    assert_eq!(report.seen(), sent);
+    for once in ["the spool cannot be used", "the spool is written again"] {
+        assert_eq!(report.log.matches(once).count(), 1, "{}", report.log);
+    }
     assert_eq!(store.sums(), (sent, sent));
+}
+
+/// What the metrics say of a collector's spool: its bytes, since when the oldest batch waits, and whether it fails.
+fn measured(agent: &Agent, lab: &Lab) -> [Option<f64>; 3] {
+    let text = metrics::get(&lab.agent, &metrics::address(agent), "/metrics").body;
+    let samples = metrics::samples(&text);
+    ["bytes", "oldest_time_seconds", "failing"].map(|what| {
+        let begin = format!("flow_agent_output_spool_{what}{{");
+        let mut found = samples.iter().filter(|(name, _)| name.starts_with(&begin));
+        let (_, value) = found.next()?;
+        assert!(found.next().is_none(), "{text}");
+        Some(value.parse().unwrap())
+    })
+}
+
+#[test]
+fn a_spool_is_in_the_status_and_the_metrics_as_it_is_on_the_disk() {
+    if !is_root_or_skip("agent::a_spool_is_in_the_status_and_the_metrics_as_it_is_on_the_disk") {
+        return;
+    }
+    let unix_time = || {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        since.unwrap().as_secs_f64()
+    };
+    let text = |agent: &Agent, lab: &Lab| {
+        let shown = agent.asked(&lab.agent, &["status"]);
+        String::from_utf8(shown.stdout).unwrap()
+    };
+    let disk = SmallDisk::mount("size=8m");
+    let folder = disk.path().join("spool");
+    let lab = Lab::quiet().unwrap();
+    let store = Store::default();
+    store.is_away.store(true, Relaxed);
+    let setting = setting(store.listen(&lab), &folder);
+    let began = unix_time();
+    let settings = ["--metrics", "0", "--output", "json", "--output", &setting];
+    let mut agent = Agent::start(&lab, &settings);
+    let mut sent = send(&lab, 20, 2);
+    wait_until_on_disk(&folder, sent);
+    let until = unix_time();
+    let bytes = || {
+        let sizes = segments(&folder).into_iter();
+        let sizes = sizes.map(|path| fs::metadata(path).map_or(0, |metadata| metadata.len()));
+        sizes.sum::<u64>()
+    };
+    // Scans without a flow add to it, and what was written last is said a little later.
+    let before = bytes() as f64;
+    let mut measures = [None; 3];
+    wait_until("it is said", || {
+        measures = measured(&agent, &lab);
+        measures[0].is_some_and(|said| said >= before)
+    });
+    let [said, oldest, failing] = measures;
+    let status = &output(&agent, &lab, "collector")["spool"];
+    let all = [
+        said.unwrap(),
+        status["bytes"].as_f64().unwrap(),
+        bytes() as f64,
+    ];
+    assert!(all.is_sorted(), "{all:?}");
+    let at = oldest.unwrap();
+    assert!(began < at && at < until, "{began} {at} {until}");
+    let oldest_ns = status["oldest_unix_ns"].as_u64().unwrap();
+    assert!((at - oldest_ns as f64 / 1e9).abs() < 1e-3, "{status}");
+    assert_eq!((failing, &status["error"]), (Some(0.0), &Value::from("")));
+    let shown = text(&agent, &lab);
+    let line = "of the disk; the oldest batch that is not acknowledged dates from 20";
+    assert!(
+        shown.contains("  the spool takes ") && shown.contains(line),
+        "{shown}"
+    );
+
+    let rest = disk.path().join("rest");
+    let mut file = File::create(&rest).unwrap();
+    while file.write_all(&[0; 4096]).is_ok() {}
+    drop(file);
+    sent += send(&lab, 300, 2);
+    wait_until("it is said to fail", || {
+        measured(&agent, &lab)[2] == Some(1.0)
+    });
+    wait_until("people are told, too", || {
+        text(&agent, &lab).contains("  the spool cannot be used: ")
+    });
+
+    fs::remove_file(rest).unwrap();
+    agent.wait_until_logged("the spool is written again");
+    store.is_away.store(false, Relaxed);
+    wait_until_counted(&agent, &lab, sent.packets);
+    wait_until("nothing waits", || {
+        let [_, oldest, failing] = measured(&agent, &lab);
+        oldest.is_none() && failing == Some(0.0)
+    });
+    wait_until("that is said, too", || {
+        text(&agent, &lab).contains("of the disk; everything is acknowledged")
+    });
+    agent.stop();
+    assert_eq!(store.records(), sent);
 }
 
 #[test]
@@ -288,6 +392,38 @@ fn a_spool_that_cannot_be_written_keeps_nothing_from_a_collector() {
         (sent, agent.stop())
     };
     assert_eq!(report.seen(), sent);
+    assert_eq!(store.sums(), (sent, sent));
+}
+
+#[test]
+fn a_disk_that_becomes_read_only_keeps_nothing_from_a_collector() {
+    if !is_root_or_skip("agent::a_disk_that_becomes_read_only_keeps_nothing_from_a_collector") {
+        return;
+    }
+    let disk = PowerlessDisk::new();
+    let folder = disk.path().join("spool");
+    let lab = Lab::quiet().unwrap();
+    let store = Store::default();
+    store.is_away.store(true, Relaxed);
+    let mut agent = start(&lab, &setting(store.listen(&lab), &folder));
+    let mut sent = send(&lab, 20, 2);
+    wait_until_on_disk(&folder, sent);
+
+    disk.becomes_read_only();
+    sent += send(&lab, 300, 2);
+    wait_until_counted(&agent, &lab, sent.packets);
+    agent.wait_until_logged("the spool cannot be used; meanwhile batches wait in memory");
+    wait_until("it is said", || {
+        spool_error(&agent, &lab).contains("Read-only file system")
+    });
+    let fates = fates(&output(&agent, &lab, "collector"), sent);
+    assert_eq!(fates["queued"], sent);
+
+    store.is_away.store(false, Relaxed);
+    wait_until("all is acknowledged", || {
+        pair(&output(&agent, &lab, "collector")["sent"]) == sent
+    });
+    assert_eq!(agent.stop().seen(), sent);
     assert_eq!(store.sums(), (sent, sent));
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    os::fd::AsRawFd as _,
+    os::{fd::AsRawFd as _, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -73,6 +73,21 @@ impl PowerlessDisk {
         let mut mount = Command::new("mount");
         mount.args(["-t", "ext4", "-o", "loop,commit=3600"]);
         run(mount.args([self.image(), self.path()]));
+    }
+
+    /// As a disk on which the file system has found an error. Files stay open.
+    pub fn becomes_read_only(&self) {
+        let mut mount = Command::new("mount");
+        mount.args(["-o", "remount,errors=remount-ro"]);
+        run(mount.arg(self.path()));
+        let device = std::fs::metadata(self.path()).unwrap().dev();
+        let (major, minor) = (libc::major(device), libc::minor(device));
+        let device = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}")).unwrap();
+        let name = device.file_name().unwrap();
+        let trigger = Path::new("/sys/fs/ext4")
+            .join(name)
+            .join("trigger_fs_error");
+        std::fs::write(trigger, "a test").unwrap();
     }
 
     /// What no `fsync` has brought to the device is gone.

@@ -7,9 +7,10 @@ use std::{
     time::Instant,
 };
 
-use bytes::Bytes;
+use agent::proto::{ExportAck, FlowBatch};
+use bytes::{Buf as _, Bytes, BytesMut};
 use flate2::read::GzDecoder;
-use h2::server::SendResponse;
+use h2::{RecvStream, server::SendResponse};
 use http::{HeaderMap, HeaderValue, Response};
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, service::service_fn};
@@ -18,6 +19,7 @@ use lab::{
     Lab,
     certificates::{Ca, Issued},
 };
+use prost::Message as _;
 use rustls::{
     RootCertStore, ServerConfig, SupportedProtocolVersion,
     crypto::ring,
@@ -32,6 +34,8 @@ use super::super::{otlp::receiver::Request, serve::serve_each};
 
 pub const H2: &[u8] = b"h2";
 pub const HTTP1: &[u8] = b"http/1.1";
+/// A call with many batches, each of which is acknowledged.
+pub const EXPORT: &str = "/flow.v1.FlowCollector/Export";
 
 const ANY_VERSION: &[&SupportedProtocolVersion] = &[&TLS13, &TLS12];
 const ONLY_TLS12: &[&SupportedProtocolVersion] = &[&TLS12];
@@ -177,20 +181,67 @@ impl Receiver {
             tokio::spawn(async move {
                 let (head, mut body) = request.into_parts();
                 assert_eq!(head.uri.scheme_str(), Some("https"));
-                let mut message = Vec::new();
-                while let Some(Ok(data)) = body.data().await {
-                    body.flow_control().release_capacity(data.len()).unwrap();
-                    message.extend_from_slice(&data);
+                let path = head.uri.path();
+                if path == EXPORT {
+                    // The agent may have gone.
+                    let _ = this.acknowledge_each(body, answer).await;
+                    return;
                 }
-                // Behind a byte that says whether it is packed, and the length.
-                if let [is_packed, _, _, _, _, message @ ..] = &message[..] {
-                    this.note(head.uri.path(), *is_packed == 1, message);
+                let mut buffer = BytesMut::new();
+                while receive(&mut body, &mut buffer).await {}
+                if let Some((is_packed, message)) = next_message(&mut buffer) {
+                    this.note(path, is_packed, &message);
                     // The agent may have gone.
                     let _ = take(answer);
                 }
             });
         }
     }
+
+    /// Takes batches until the agent has sent the last one.
+    async fn acknowledge_each(
+        &self,
+        mut batches: RecvStream,
+        mut answer: SendResponse<Bytes>,
+    ) -> Result<(), h2::Error> {
+        let mut acknowledgements = answer.send_response(Response::new(()), false)?;
+        let mut buffer = BytesMut::new();
+        while receive(&mut batches, &mut buffer).await {
+            while let Some((is_packed, message)) = next_message(&mut buffer) {
+                self.note(EXPORT, is_packed, &message);
+                let batch = FlowBatch::decode(message).unwrap();
+                let ack = ExportAck {
+                    last_seq: batch.stream_seq,
+                    ..ExportAck::default()
+                };
+                let ack = ack.encode_to_vec();
+                let framed = [&[0, 0, 0, 0, ack.len() as u8], &ack[..]].concat();
+                acknowledgements.send_data(framed.into(), false)?;
+            }
+        }
+        acknowledgements.send_trailers(went_well())
+    }
+}
+
+/// More of the bytes that a client sends. Returns whether there were any.
+async fn receive(body: &mut RecvStream, buffer: &mut BytesMut) -> bool {
+    let Some(Ok(data)) = body.data().await else {
+        return false;
+    };
+    body.flow_control().release_capacity(data.len()).unwrap();
+    buffer.extend_from_slice(&data);
+    true
+}
+
+/// Takes a message that is there as a whole, which is behind a byte that says whether it is packed, and the length.
+fn next_message(buffer: &mut BytesMut) -> Option<(bool, Bytes)> {
+    let (&[is_packed, ref length @ ..], rest) = buffer.split_first_chunk::<5>()?;
+    let length = u32::from_be_bytes(*length.first_chunk()?) as usize;
+    if rest.len() < length {
+        return None;
+    }
+    buffer.advance(5);
+    Some((is_packed == 1, buffer.split_to(length).freeze()))
 }
 
 fn told(stream: &TlsStream<TcpStream>) -> Shaken {
@@ -206,9 +257,13 @@ fn told(stream: &TlsStream<TcpStream>) -> Shaken {
 fn take(mut answer: SendResponse<Bytes>) -> Result<(), h2::Error> {
     let mut body = answer.send_response(Response::new(()), false)?;
     body.send_data(Bytes::from_static(&[0; 5]), false)?;
+    body.send_trailers(went_well())
+}
+
+fn went_well() -> HeaderMap {
     let mut trailers = HeaderMap::new();
     trailers.insert("grpc-status", HeaderValue::from_static("0"));
-    body.send_trailers(trailers)
+    trailers
 }
 
 fn unpacked(body: &[u8]) -> Vec<u8> {

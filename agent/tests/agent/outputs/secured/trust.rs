@@ -68,6 +68,16 @@ fn a_receiver_that_is_not_the_one_that_is_meant_gets_nothing() {
         ),
         (Way::OtlpHttp, &stranger, &["of no CA that is trusted here"]),
         (Way::Pbflow, &other_name, &["other.example"]),
+        (
+            Way::Collector,
+            &old,
+            &["it expired at", "has to be renewed"],
+        ),
+        (
+            Way::Collector,
+            &stranger,
+            &["of no CA that is trusted here"],
+        ),
     ] {
         let lab = Lab::quiet().unwrap();
         let receiver = Receiver::start(&lab, identity(shown, None));
