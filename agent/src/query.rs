@@ -75,6 +75,8 @@ pub struct Answer {
     pub damaged: Vec<(PathBuf, u64)>,
     /// Files that were removed before they could be read.
     pub gone_files: usize,
+    /// Files of spools of which is not known what was acknowledged.
+    pub unmarked_files: usize,
 }
 
 /// What a stream says since it began.
@@ -180,12 +182,14 @@ pub fn answer(
                         "name the other files, or move this one out of the folder"
                     }
                     // Flows wait in it, so it stays where it is.
-                    Kind::Segment { .. } => "name the other files of the spool",
+                    Kind::Segment(_) => "name the other files of the spool",
                 };
                 read.with_context(|| format!("read {}", path.display()))
                     .context(advice)?;
                 sum.answer.files += 1;
             }
+            // A collector has it.
+            None if matches!(found.kind, Kind::Segment(_)) => {}
             None => sum.answer.gone_files += 1,
         }
         progress(number + 1, all);
@@ -218,8 +222,9 @@ fn read(found: Found, mut file: File, question: &Question, sum: &mut Sum<'_>) ->
             }
             pieces.rest_bytes()
         }
-        Kind::Segment { acknowledged_seq } => {
-            let mut stored = Stored::in_file(file, acknowledged_seq)?;
+        Kind::Segment(acknowledged) => {
+            sum.answer.unmarked_files += usize::from(acknowledged.is_none());
+            let mut stored = Stored::in_file(file, acknowledged.unwrap_or_default())?;
             while let Some(batch) = stored.next()? {
                 batch::add(&batch, place, question, sum)?;
             }

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::outputs::{
-    delivery::spool,
+    delivery::spool::{self, Acknowledged},
     parquet::{self, pieces},
 };
 
@@ -33,10 +33,8 @@ pub(super) struct Found {
 pub(super) enum Kind {
     Parquet,
     InTheMaking,
-    /// Of a spool, of which so much was acknowledged.
-    Segment {
-        acknowledged_seq: u64,
-    },
+    /// Of a spool, of which so much was acknowledged, if that is known.
+    Segment(Option<Acknowledged>),
 }
 
 impl Found {
@@ -83,8 +81,8 @@ pub(super) fn find(paths: &[PathBuf]) -> Result<Vec<Found>> {
             finder.in_the_making(path, place)?;
             finder.by_name(path, place, Kind::Parquet)?;
             // Before the files are listed, since what is acknowledged from then on is still there to be read, or gone.
-            let acknowledged_seq = spool::acknowledged(path);
-            finder.by_name(path, place, Kind::Segment { acknowledged_seq })?;
+            let acknowledged = Acknowledged::in_folder(path)?;
+            finder.by_name(path, place, Kind::Segment(acknowledged))?;
             ensure!(
                 finder.met > before || spool::is_spool(path),
                 "there is no Parquet file in {}; name the folder of an --output parquet=FOLDER, or a spool",
@@ -144,9 +142,7 @@ impl Finder {
         } else if first.starts_with(&pieces::MARK) {
             Kind::InTheMaking
         } else if first.starts_with(&spool::MAGIC) {
-            Kind::Segment {
-                acknowledged_seq: spool::acknowledged(folder),
-            }
+            Kind::Segment(Acknowledged::in_folder(folder)?)
         } else {
             bail!(
                 "{} is no Parquet file, and no file of a spool",
@@ -184,7 +180,7 @@ impl Finder {
     /// Those whose names say what they are. They are opened one after the other.
     fn by_name(&mut self, folder: &Path, place: usize, kind: Kind) -> Result<()> {
         let is_one = |name: &str| match kind {
-            Kind::Segment { .. } => spool::is_segment(Path::new(name)),
+            Kind::Segment(_) => spool::is_segment(Path::new(name)),
             Kind::Parquet | Kind::InTheMaking => {
                 !name.starts_with('.') && name.ends_with(".parquet")
             }

@@ -597,7 +597,7 @@ fn what_was_lost_is_told_once_for_each_stream() {
 }
 
 #[test]
-fn what_was_lost_is_told_of_each_stream_however_many_there_are() {
+fn what_was_lost_is_told_of_each_stream_up_to_a_bound() {
     let batches: Vec<_> = (1..=2_000)
         .map(|id| FlowBatch {
             lost_batches: id % 2,
@@ -612,6 +612,16 @@ fn what_was_lost_is_told_of_each_stream_however_many_there_are() {
     }
     let missing = folder.ask(&everything(&[By::Source])).missing;
     assert_eq!(missing.lost.packets, 1_000);
+    // A sender that begins streams without end.
+    let losing = (1..=12_000).map(|id| FlowBatch {
+        lost_packets: 1,
+        ..on_stream(id, batch(1, Vec::new()))
+    });
+    let pieces = pieces_of_many(&losing.collect::<Vec<_>>());
+    let folder = Folder::new();
+    folder.complete("flows-1.parquet", MADE_OF_MANY, &pieces);
+    let missing = folder.ask(&everything(&[By::Source])).missing;
+    assert_eq!(missing.lost.packets, 11_000);
 }
 
 #[test]
@@ -696,16 +706,23 @@ fn what_a_collector_has_acknowledged_of_a_spool_does_not_wait() {
     folder.segment(&name, &segment_of(&batches));
     let path = folder.path().join(name);
     for (seq, expected) in [(0, 0b11_1110), (3, 0b11_0000), (5, 0)] {
-        acknowledge(&folder.path(), seq);
+        acknowledge(&folder.path(), 7, seq);
         for paths in [[folder.path()], [path.clone()]] {
             let answer = asked(&paths);
             assert_eq!(answer.total.packets[0], expected, "{seq}");
-            assert!(answer.damaged.is_empty());
+            assert!(answer.damaged.is_empty() && answer.unmarked_files == 0);
         }
     }
-    // If nobody knows, nothing is left out.
+    // What is of another stream has numbers of its own.
+    acknowledge(&folder.path(), 8, 5);
+    assert_eq!(asked(slice::from_ref(&path)).total.packets[0], 0b11_1110);
+    // If nobody knows, nothing is left out, and that is said.
     folder.segment("mark.json", b"{");
-    assert_eq!(asked(&[path]).total.packets[0], 0b11_1110);
+    let answer = asked(&[path]);
+    assert_eq!(
+        (answer.total.packets[0], answer.unmarked_files),
+        (0b11_1110, 1)
+    );
 }
 
 #[test]
@@ -715,9 +732,14 @@ fn a_spool_in_which_nothing_waits_is_an_answer() {
     let answer = folder.ask(&everything(&[By::Source]));
     assert_eq!((answer.files, answer.total), (0, Sums::default()));
     // Just begun, too.
-    folder.segment("00000000000000000001.spool", &segment_of(&[]));
+    let name = "00000000000000000001.spool";
+    folder.segment(name, &segment_of(&[]));
     let answer = folder.ask(&everything(&[By::Source]));
     assert_eq!((answer.files, answer.damaged.len()), (1, 0));
+    // What is none is told with its bytes.
+    folder.segment(name, b"something else");
+    let answer = folder.ask(&everything(&[By::Source]));
+    assert_eq!(answer.damaged, [(folder.path().join(name), 14)]);
 }
 
 /// What is wrong with such a file, or such a folder.

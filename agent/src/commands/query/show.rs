@@ -86,6 +86,12 @@ pub(super) fn missing(form: Form, answer: &Answer) -> Vec<String> {
             answer.gone_files
         ));
     }
+    if answer.unmarked_files > 0 {
+        texts.push(format!(
+            "of {} files of a spool it is not known what a collector has acknowledged (mark.json), so all of it counts",
+            answer.unmarked_files
+        ));
+    }
     texts
 }
 
@@ -168,6 +174,7 @@ fn json_lines(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()
         ("window_end_us", json!(windows.map(|windows| windows.end))),
         ("files", json!(answer.files)),
         ("gone_files", json!(answer.gone_files)),
+        ("unmarked_files", json!(answer.unmarked_files)),
         ("unread_bytes", json!(damaged)),
         ("repeated_records", json!(answer.repeated_records)),
         ("lost_records", json!(lost.records)),

@@ -29,7 +29,7 @@ mod segment;
 mod stored;
 
 pub(crate) use segment::MAGIC;
-pub(crate) use stored::{Stored, acknowledged, is_segment, is_spool};
+pub(crate) use stored::{Acknowledged, Stored, is_segment, is_spool};
 #[cfg(test)]
 pub(crate) use stored::{acknowledge, segment_of};
 
@@ -222,6 +222,14 @@ impl Spool {
             lost: self.losses.all(),
             evicted_seq: self.evicted_seq,
         }
+    }
+
+    /// What the file system has left, if it says so.
+    pub(super) fn room_bytes(&self) -> u64 {
+        let found = rustix::fs::statvfs(&self.folder);
+        found.map_or(u64::MAX, |found| {
+            found.f_bavail.saturating_mul(found.f_frsize)
+        })
     }
 
     fn bytes(&self) -> u64 {

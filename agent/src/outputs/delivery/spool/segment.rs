@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read as _},
+    io,
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -70,14 +70,8 @@ impl Segment {
 
     /// Opens a file whose batches have not been looked for. Returns the number of its stream, too; `None` if it is no segment.
     pub fn open(path: PathBuf, first_seq: u64) -> io::Result<Option<(Self, u64)>> {
-        let mut read = [0; FRONT_BYTES];
-        match File::open(&path)?.read_exact(&mut read) {
-            Err(error) if is_damage(&error) => return Ok(None),
-            done => done?,
-        }
-        let stream_id = u64::from_le_bytes(read[8..16].try_into().expect("eight"));
-        let is_one = read == front(stream_id);
-        Ok(is_one.then(|| (Self::new(path, first_seq), stream_id)))
+        let stream_id = stream_of(&File::open(&path)?)?;
+        Ok(stream_id.map(|stream_id| (Self::new(path, first_seq), stream_id)))
     }
 
     /// Looks for its batches, one after the other. Says where that ends if the file goes on.
@@ -140,6 +134,17 @@ impl Segment {
         self.last = Some(header);
         self.end = end;
     }
+}
+
+/// The number of the stream that a file begins with; `None` if it is no segment.
+pub fn stream_of(file: &File) -> io::Result<Option<u64>> {
+    let mut read = [0; FRONT_BYTES];
+    match file.read_exact_at(&mut read, 0) {
+        Err(error) if is_damage(&error) => return Ok(None),
+        done => done?,
+    }
+    let stream_id = u64::from_le_bytes(read[8..16].try_into().expect("eight"));
+    Ok((read == front(stream_id)).then_some(stream_id))
 }
 
 /// Whether trying again is of no use.

@@ -2,6 +2,7 @@
 
 use std::{fs::File, io, path::Path};
 
+use anyhow::Result;
 use prost::Message as _;
 
 #[cfg(test)]
@@ -9,7 +10,7 @@ use super::super::waiting::Point;
 use super::{
     mark::{self, Mark},
     next_of,
-    segment::{Reader, Segment, is_damage},
+    segment::{self, Reader, Segment, is_damage},
 };
 use crate::proto::FlowBatch;
 
@@ -22,35 +23,53 @@ pub(crate) fn is_segment(path: &Path) -> bool {
     Segment::seq_of(path).is_some()
 }
 
-/// Up to which number collectors have acknowledged what is in a spool, as of the last second. 0 if that is not known.
-pub(crate) fn acknowledged(folder: &Path) -> u64 {
-    let mark = Mark::read(folder).ok().flatten();
-    mark.and_then(Result::ok).map_or(0, |mark| mark.done.seq)
+/// What collectors have acknowledged of the stream in a spool, as of the last second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Acknowledged {
+    stream_id: u64,
+    through_seq: u64,
+}
+
+impl Acknowledged {
+    /// As the mark in a folder says. `None` if there is none, or a damaged one.
+    pub(crate) fn in_folder(folder: &Path) -> Result<Option<Self>> {
+        let mark = Mark::read(folder)?.and_then(Result::ok);
+        Ok(mark.map(|mark| Self {
+            stream_id: mark.stream_id,
+            through_seq: mark.done.seq,
+        }))
+    }
 }
 
 /// The batches of a segment that wait, from front to end.
 pub(crate) struct Stored {
-    reader: Reader,
+    /// `None` if it is no segment.
+    reader: Option<Reader>,
     acknowledged_seq: u64,
     len_bytes: u64,
     damaged_bytes: u64,
 }
 
 impl Stored {
-    /// Of a file that begins with [`super::MAGIC`].
-    pub(crate) fn in_file(file: File, acknowledged_seq: u64) -> io::Result<Self> {
+    pub(crate) fn in_file(file: File, acknowledged: Acknowledged) -> io::Result<Self> {
+        let len_bytes = file.metadata()?.len();
+        let stream_id = segment::stream_of(&file)?;
+        let is_its = stream_id == Some(acknowledged.stream_id);
         Ok(Self {
-            len_bytes: file.metadata()?.len(),
-            reader: Reader::of(file),
-            acknowledged_seq,
+            reader: stream_id.map(|_| Reader::of(file)),
+            acknowledged_seq: if is_its { acknowledged.through_seq } else { 0 },
+            len_bytes,
             damaged_bytes: 0,
         })
     }
 
     /// The next one that is whole. What a disk does not give back is damage, as it is to the agent.
     pub(crate) fn next(&mut self) -> io::Result<Option<FlowBatch>> {
+        let Some(reader) = &mut self.reader else {
+            return Ok(None);
+        };
         loop {
-            let next = match next_of(&mut self.reader, self.acknowledged_seq) {
+            let next = match next_of(reader, self.acknowledged_seq) {
                 Err(error) if is_damage(&error) => None,
                 next => next?,
             };
@@ -67,7 +86,8 @@ impl Stored {
 
     /// What could not be read: damaged batches, and what is behind the last one that was found.
     pub(crate) fn unread_bytes(&self) -> u64 {
-        self.damaged_bytes + self.len_bytes.saturating_sub(self.reader.at())
+        let read_bytes = self.reader.as_ref().map_or(0, Reader::at);
+        self.damaged_bytes + self.len_bytes.saturating_sub(read_bytes)
     }
 }
 
@@ -90,14 +110,15 @@ pub(crate) fn segment_of(batches: &[FlowBatch]) -> Vec<u8> {
     bytes
 }
 
-/// Notes in a folder that collectors have acknowledged what has numbers up to this one.
+/// Notes in a folder that collectors have acknowledged what has numbers up to this one on this stream.
 #[cfg(test)]
-pub(crate) fn acknowledge(folder: &Path, seq: u64) {
+pub(crate) fn acknowledge(folder: &Path, stream_id: u64, seq: u64) {
     let point = Point {
         seq,
         ..Point::default()
     };
     let mark = Mark {
+        stream_id,
         done: point,
         last: point,
         ..Mark::default()
