@@ -94,7 +94,7 @@ impl Telling {
         }
         if fault.is_empty() {
             tracing::info!(output = self.output, "the spool is written again");
-        } else {
+        } else if self.told_spool.is_empty() {
             self.spool_fails(fault);
         }
         fault.clone_into(&mut self.told_spool);

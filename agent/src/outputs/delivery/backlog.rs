@@ -3,6 +3,7 @@
 
 use std::{
     collections::VecDeque,
+    io,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
@@ -57,11 +58,30 @@ pub(super) struct Backlog {
 #[derive(Default)]
 struct Faults {
     hangs: Option<String>,
-    /// Until it has taken one and has it for sure: a disk that is nearly full takes a short one now and then.
+    /// Until it has taken a batch for sure, and has room for the longest that it refused: one that is nearly full takes a short one
+    /// now and then.
     takes_no_batch: Option<String>,
+    refused_bytes: usize,
     has_taken_last: bool,
     cannot_be_read: Option<String>,
     cannot_be_synced: Option<String>,
+}
+
+impl Faults {
+    fn appended(&mut self, len_bytes: usize, appended: io::Result<()>) {
+        self.has_taken_last = appended.is_ok();
+        if let Err(error) = appended {
+            self.refused_bytes = self.refused_bytes.max(len_bytes);
+            self.takes_no_batch = Some(format!("the spool takes no batch: {error}"));
+        }
+    }
+
+    fn synced(&mut self, synced: anyhow::Result<()>, room_bytes: u64) {
+        if synced.is_ok() && self.has_taken_last && room_bytes >= self.refused_bytes as u64 {
+            (self.takes_no_batch, self.refused_bytes) = (None, 0);
+        }
+        self.cannot_be_synced = synced.err().map(|error| format!("{error:#}"));
+    }
 }
 
 impl Backlog {
@@ -203,10 +223,7 @@ impl Backlog {
         });
         if let Some(appended) = appended.await {
             batch.is_on_disk = appended.is_ok();
-            self.faults.has_taken_last = appended.is_ok();
-            if let Err(error) = appended {
-                self.faults.takes_no_batch = Some(format!("the spool takes no batch: {error}"));
-            }
+            self.faults.appended(batch.len_bytes(), appended);
         }
         if is_next || self.spool.is_none() {
             self.push(batch);
@@ -295,13 +312,13 @@ impl Backlog {
 
     async fn sync_until(&mut self, end: Option<Volume>) {
         let lost_in_queues = self.lost_in_queues();
-        let synced = self.on_disk(move |spool| spool.sync(lost_in_queues, end));
-        if let Some(synced) = synced.await {
+        let synced = self.on_disk(move |spool| {
+            let synced = spool.sync(lost_in_queues, end);
+            (synced, spool.room_bytes())
+        });
+        if let Some((synced, room_bytes)) = synced.await {
             self.is_synced = synced.is_ok();
-            if self.is_synced && self.faults.has_taken_last {
-                self.faults.takes_no_batch = None;
-            }
-            self.faults.cannot_be_synced = synced.err().map(|error| format!("{error:#}"));
+            self.faults.synced(synced, room_bytes);
         }
     }
 
@@ -359,5 +376,28 @@ impl Backlog {
         let (done, stand) = done.expect("the spool does not panic");
         self.stand = stand;
         Some(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_takes_short_batches_alone_stays_at_fault_until_it_has_room() {
+        let mut faults = Faults::default();
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        faults.appended(1000, Err(full()));
+        faults.appended(100, Ok(()));
+        faults.synced(Ok(()), 999);
+        assert!(faults.takes_no_batch.is_some());
+        faults.synced(Err(full().into()), 5000);
+        assert!(faults.takes_no_batch.is_some() && faults.cannot_be_synced.is_some());
+        faults.synced(Ok(()), 1000);
+        assert!(faults.takes_no_batch.is_none() && faults.cannot_be_synced.is_none());
+        // With room, it may be read-only.
+        faults.appended(10, Err(full()));
+        faults.synced(Ok(()), 5000);
+        assert!(faults.takes_no_batch.is_some());
     }
 }
