@@ -13,7 +13,7 @@ mod modules;
 pub mod packages;
 mod programs;
 
-use std::{process::ExitCode, sync::Mutex, thread};
+use std::{cmp::Reverse, fs, process::ExitCode, sync::Mutex, thread, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -130,8 +130,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
         parameters: &arguments.parameters,
         filter: &arguments.filter,
     };
-    // Each guest keeps one CPU busy.
-    let at_once = thread::available_parallelism().map_or(1, usize::from);
+    let at_once = at_once();
     let shares = shares(&load.tests, at_once);
     // Fetched one after the other, since apt locks its lists.
     let kernels: Vec<_> = suites
@@ -139,7 +138,9 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
         .map(|suite| (suite, packages::kernel(suite.0, arguments.renew)))
         .collect();
     let guests = kernels.iter().flat_map(|(suite, kernel)| {
-        let numbered = (1..).zip(&shares);
+        // What cannot be had has failed once.
+        let guests = if kernel.is_ok() { shares.len() } else { 1 };
+        let numbered = (1..).zip(&shares).take(guests);
         numbered.map(move |(number, tests)| (*suite, kernel, number, tests))
     });
     let waiting = Mutex::new(guests);
@@ -163,11 +164,36 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     Ok(report(rows))
 }
 
-/// The tests in that many parts of about the same length, each in the order of all, so that no CPU is idle at the end.
+/// The tests in up to so many parts that may take as long, each in the order of all, so that no CPU is idle at the end.
 fn shares(tests: &[Test], most: usize) -> Vec<Vec<Test>> {
-    let shares = (0..most).map(|first| tests.iter().skip(first).step_by(most));
-    let shares = shares.map(|share| share.cloned().collect::<Vec<_>>());
-    shares.filter(|share| !share.is_empty()).collect()
+    let mut shares = vec![(Duration::ZERO, Vec::new()); most.min(tests.len())];
+    let mut longest_first: Vec<_> = tests.iter().enumerate().collect();
+    longest_first.sort_by_key(|(_, test)| Reverse(test.timeout));
+    for (place, test) in longest_first {
+        let least = shares.iter_mut().min_by_key(|(time, _)| *time);
+        let (time, share) = least.expect("there is a test, and so a share");
+        *time += test.timeout;
+        share.push((place, test));
+    }
+    let in_order = |(_, mut share): (Duration, Vec<(usize, &Test)>)| {
+        share.sort_by_key(|(place, _)| *place);
+        share.into_iter().map(|(_, test)| test.clone()).collect()
+    };
+    shares.into_iter().map(in_order).collect()
+}
+
+/// How many guests run at the same time: each keeps one CPU busy, and has its memory.
+fn at_once() -> usize {
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = text.lines().find_map(|line| {
+        line.strip_prefix("MemAvailable:")?
+            .split_whitespace()
+            .next()
+    });
+    let available_kib = available.and_then(|kib| kib.parse::<u64>().ok());
+    let fitting = available_kib.map_or(1, |kib| kib / guest::MEMORY_KIB);
+    cpus.min(usize::try_from(fitting).unwrap_or(cpus)).max(1)
 }
 
 /// Tests that the oldest kernel takes every program and counts exactly at TC, at XDP and on devices that the kernel of a
@@ -223,7 +249,8 @@ fn suites(asked: &[String]) -> Result<Vec<&'static (&'static str, &'static str)>
         .collect()
 }
 
-/// Runs these tests on one kernel. `place` is the folder for what a guest prints. One that cannot be had, or a guest that does not come to its end, has failed.
+/// Runs these tests on one kernel. A kernel that cannot be had, or a guest that does not come to its end, has failed. `place` is
+/// the folder for what the guest prints.
 fn run(
     &(suite, version): &'static (&'static str, &'static str),
     kernel: &Result<KernelPackage>,
@@ -307,34 +334,28 @@ fn report(guests: Vec<Row>) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
-    use std::time::Duration;
-
     use super::*;
     use crate::workspace::root;
 
     #[test]
     fn guests_share_the_tests_and_none_is_left_out() {
-        let test = |module| Test {
+        let test = |(module, minutes)| Test {
             module,
             program: "/tests".into(),
             names: Vec::new(),
-            timeout: Duration::from_mins(15),
+            timeout: Duration::from_mins(minutes),
         };
-        let modules = ["exact", "corpus", "devices", "xdp", "lockdown"];
+        let modules = [("a", 45), ("b", 15), ("c", 45), ("d", 30), ("e", 15)];
         let tests = modules.map(test);
         let named = |most| {
             let shares = shares(&tests, most);
-            let names = |share: Vec<Test>| share.iter().map(|test| test.module).collect::<Vec<_>>();
+            let names = |share: Vec<Test>| share.iter().map(|test| test.module).collect::<String>();
             shares.into_iter().map(names).collect::<Vec<_>>()
         };
-        assert_eq!(
-            named(2),
-            [vec!["exact", "devices", "lockdown"], vec!["corpus", "xdp"]]
-        );
-        assert_eq!(named(1).concat(), modules);
-        assert_eq!(named(9).len(), 5);
+        assert_eq!(named(2), ["ad", "bce"]);
+        assert_eq!(named(1), ["abcde"]);
+        assert_eq!(named(9).concat().len(), 5);
+        assert!(named(9).iter().all(|share| share.len() == 1));
     }
 
     #[test]

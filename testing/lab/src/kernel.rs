@@ -6,7 +6,7 @@ use std::{env, fs};
 /// The variable that is set if an emulator runs the kernel, some thirty times slower than a CPU.
 pub const EMULATED: &str = "FLOW_AGENT_EMULATED";
 
-/// A number of packets or bytes: `many`, or `few` in an emulator.
+/// How many packets, bytes or rounds: `many`, or `few` in an emulator.
 pub fn packets(many: u64, few: u64) -> u64 {
     if env::var_os(EMULATED).is_some() {
         few

@@ -24,6 +24,8 @@ pub const MARK: &str = "@@ ";
 pub const END: &str = "@@ end";
 
 const MEMORY: &str = "2G";
+/// With what QEMU itself takes.
+pub const MEMORY_KIB: u64 = (5 << 20) / 2;
 const CPUS: &str = "2";
 
 /// Tests of one module, and how long they may run on an idle machine.
