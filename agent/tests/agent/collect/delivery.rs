@@ -2,6 +2,7 @@
 //! had not handed over.
 
 use std::{
+    env,
     hash::{BuildHasher as _, RandomState},
     process::Stdio,
     rc::Rc,
@@ -23,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(700);
 /// may be busy for some time.
 const MOST_UNDELIVERED: usize = 10;
 
-/// Packets on the wire during and after each kill.
+/// Packets on the wire while something is away, and after each kill.
 const SENT_EACH: u64 = 900;
 
 /// The packets of each scan, by the agent's start and the scan's number.
@@ -89,8 +90,12 @@ impl Simulated {
 
 impl<'a> Fleet<'a> {
     fn start(kafka: &'a Kafka, agents: usize) -> Self {
-        let seed = RandomState::new().hash_one(agents) | 1;
-        eprintln!("what is killed is drawn from {seed:#x}");
+        let asked = env::var("KILLS_SEED").ok();
+        let seed = asked.map_or_else(
+            || RandomState::new().hash_one(agents) | 1,
+            |seed| seed.parse().expect("KILLS_SEED is a number, and not 0"),
+        );
+        eprintln!("what is killed is drawn as with KILLS_SEED={seed}");
         let broker = kafka.broker(&BrokerOptions::default());
         let host = &kafka.lab.agent;
         let first = setting(&broker.address(), r#", "create_topic": true"#);

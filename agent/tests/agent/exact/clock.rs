@@ -27,10 +27,10 @@ fn a_clock_that_is_set_is_told_and_no_packet_is_lost() {
     let lab = Lab::quiet().unwrap();
     for hours in [1, -1] {
         let agent = Agent::start(&lab, &["--scan-interval", "500ms", "--idle-timeout", "1h"]);
-        assert_follows_the_clock(&lab, agent, hours, wait_until_told);
+        assert_follows_the_clock(&lab, agent, hours, wait_until_told, || ());
         // Before the first scan.
         let agent = Agent::start(&lab, &["--scan-interval", "1d", "--idle-timeout", "1d"]);
-        assert_follows_the_clock(&lab, agent, hours, |_| ());
+        assert_follows_the_clock(&lab, agent, hours, |_| (), || ());
     }
     // What waits on disk for a collector gets there, too.
     for hours in [1, -1] {
@@ -42,12 +42,14 @@ fn a_clock_that_is_set_is_told_and_no_packet_is_lost() {
         let settings = ["--scan-interval", "500ms", "--idle-timeout", "1h"];
         let outputs = ["--output", "json", "--output", &setting];
         let agent = Agent::start(&lab, &[settings, outputs].concat());
-        assert_follows_the_clock(&lab, agent, hours, |agent| {
+        let wait = |agent: &Agent| {
             wait_until_told(agent);
             store.is_away.store(false, Relaxed);
-        });
-        assert_eq!(store.records().packets, 20, "{hours} h");
-        assert_eq!(store.lost().packets, 0);
+        };
+        // At the end it would have five seconds for that.
+        let arrive = || wait_until("all is there", || store.records().packets == 20);
+        assert_follows_the_clock(&lab, agent, hours, wait, arrive);
+        assert_eq!((store.records().packets, store.lost().packets), (20, 0));
     }
 }
 
@@ -55,8 +57,14 @@ fn wait_until_told(agent: &Agent) {
     wait_until("it is told", || agent.stderr().contains(TOLD));
 }
 
-/// Sets the clock by `hours` while the agent counts, and lets more be counted after `wait`.
-fn assert_follows_the_clock(lab: &Lab, agent: Agent, hours: i64, wait: impl Fn(&Agent)) {
+/// Sets the clock by `hours` while the agent counts, lets more be counted after `wait`, and ends it after `arrive`.
+fn assert_follows_the_clock(
+    lab: &Lab,
+    agent: Agent,
+    hours: i64,
+    wait: impl Fn(&Agent),
+    arrive: impl Fn(),
+) {
     let frame = lab
         .peer
         .frame_v4(&lab.agent)
@@ -69,6 +77,7 @@ fn assert_follows_the_clock(lab: &Lab, agent: Agent, hours: i64, wait: impl Fn(&
     wait(&agent);
     send(lab, &socket, &frame);
     let status = agent.status(&lab.agent);
+    arrive();
     agent.signal(libc::SIGTERM);
     wait_until_told(&agent);
     let log = agent.stderr();

@@ -278,16 +278,18 @@ impl Garbage {
                 .header("content-type", "application/grpc")
                 .body(())
                 .unwrap();
-            let mut body = answer.send_response(head, false).unwrap();
-            match self {
-                Self::Answer(bytes) => body.send_data(Bytes::from_static(bytes), false).unwrap(),
+            let Ok(mut body) = answer.send_response(head, false) else {
+                return;
+            };
+            let _ = match self {
+                Self::Answer(bytes) => body.send_data(Bytes::from_static(bytes), false),
                 Self::Status(status) => {
                     let mut trailers = HeaderMap::new();
                     trailers.insert("grpc-status", HeaderValue::from_static(status));
-                    body.send_trailers(trailers).unwrap();
+                    body.send_trailers(trailers)
                 }
                 Self::Bytes(_) => unreachable!("it is no HTTP"),
-            }
+            };
             calls.push((request, body));
         }
     }
