@@ -1,5 +1,7 @@
 //! TLS and logins, with the real broker.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use lab::certificates::Ca;
 
 use super::*;
@@ -63,6 +65,8 @@ fn only_who_is_trusted_and_known_gets_messages_and_stores_them() {
     kafka.client(&broker.plain_address(), &["create", TOPIC, "1"]);
     let password = kafka.folder.path().join("password");
     fs::write(&password, "secret\n").unwrap();
+    // One that every user can read is warned of.
+    fs::set_permissions(&password, fs::Permissions::from_mode(0o600)).unwrap();
     let output = |scheme: &str, mechanism: &str, ca: Option<&Ca>| {
         let mut output = serde_json::json!({
             "kind": "kafka",
