@@ -17,7 +17,6 @@ use agent::proto::{
 };
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _, stream};
-use http::{HeaderMap, HeaderValue};
 use lab::certificates::Ca;
 use rustls::ServerConfig;
 use tokio::{
@@ -30,7 +29,12 @@ use tonic::{
     transport::{Server, server::Connected},
 };
 
-use super::{ipfix, secured::receiver::identity, serve::serve_each, *};
+use super::{
+    ipfix,
+    secured::receiver::{ended_with, identity},
+    serve::serve_each,
+    *,
+};
 use crate::support::BINARY;
 
 /// Calls that break.
@@ -283,11 +287,7 @@ impl Garbage {
             };
             let _ = match self {
                 Self::Answer(bytes) => body.send_data(Bytes::from_static(bytes), false),
-                Self::Status(status) => {
-                    let mut trailers = HeaderMap::new();
-                    trailers.insert("grpc-status", HeaderValue::from_static(status));
-                    body.send_trailers(trailers)
-                }
+                Self::Status(status) => body.send_trailers(ended_with(status)),
                 Self::Bytes(_) => unreachable!("it is no HTTP"),
             };
             calls.push((request, body));

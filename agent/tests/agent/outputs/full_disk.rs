@@ -1,7 +1,5 @@
 //! A disk that is full for a while.
 
-use std::{fs, fs::File, io::Write as _};
-
 use super::*;
 use crate::support::disk::SmallDisk;
 
@@ -34,10 +32,7 @@ fn flows_wait_while_the_disk_is_full_and_are_in_whole_files_when_it_is_not() {
         });
     }
 
-    let rest = disk.path().join("rest");
-    let mut file = File::create(&rest).unwrap();
-    while file.write_all(&[0; 4096]).is_ok() {}
-    drop(file);
+    let rest = disk.fill();
     let later = send(&lab, 300, 2);
     sent += later;
     wait_until_counted(&agent, &lab, sent.packets);

@@ -1,7 +1,7 @@
 //! What no collector has acknowledged, on disk: through the agent's end, however it comes, and through disks that are full or
 //! damaged.
 
-use std::{fs::File, io::Write as _, sync::atomic::Ordering::Relaxed, time::SystemTime};
+use std::{sync::atomic::Ordering::Relaxed, time::SystemTime};
 
 use super::{collector::Store, *};
 use crate::{
@@ -92,6 +92,17 @@ fn marked(folder: &Path) -> u64 {
 
 pub fn wait_until_on_disk(folder: &Path, expected: Pair) {
     wait_until("it is on disk", || on_disk(folder) == expected);
+}
+
+/// An agent, and a collector that is away, so that flows wait in this folder. Returns what they sum to, too.
+fn with_flows_on_disk(folder: &Path) -> (Lab, Store, Agent, Pair) {
+    let lab = Lab::quiet().unwrap();
+    let store = Store::default();
+    store.is_away.store(true, Relaxed);
+    let agent = start(&lab, &setting(store.listen(&lab), folder));
+    let sent = send(&lab, 20, 2);
+    wait_until_on_disk(folder, sent);
+    (lab, store, agent, sent)
 }
 
 fn spool_error(agent: &Agent, lab: &Lab) -> String {
@@ -234,17 +245,8 @@ fn a_full_disk_keeps_nothing_from_a_collector() {
     }
     let disk = SmallDisk::mount("size=1m");
     let folder = disk.path().join("spool");
-    let lab = Lab::quiet().unwrap();
-    let store = Store::default();
-    store.is_away.store(true, Relaxed);
-    let mut agent = start(&lab, &setting(store.listen(&lab), &folder));
-    let mut sent = send(&lab, 20, 2);
-    wait_until_on_disk(&folder, sent);
-
-    let rest = disk.path().join("rest");
-    let mut file = File::create(&rest).unwrap();
-    while file.write_all(&[0; 4096]).is_ok() {}
-    drop(file);
+    let (lab, store, mut agent, mut sent) = with_flows_on_disk(&folder);
+    let rest = disk.fill();
     sent += send(&lab, 300, 2);
     wait_until_counted(&agent, &lab, sent.packets);
     agent.wait_until_logged("the spool cannot be used; meanwhile batches wait in memory");
@@ -343,10 +345,7 @@ fn a_spool_is_in_the_status_and_the_metrics_as_it_is_on_the_disk() {
         "{shown}"
     );
 
-    let rest = disk.path().join("rest");
-    let mut file = File::create(&rest).unwrap();
-    while file.write_all(&[0; 4096]).is_ok() {}
-    drop(file);
+    let rest = disk.fill();
     sent += send(&lab, 300, 2);
     wait_until("it is said to fail", || {
         measured(&agent, &lab)[2] == Some(1.0)
@@ -402,13 +401,7 @@ fn a_disk_that_becomes_read_only_keeps_nothing_from_a_collector() {
     }
     let disk = PowerlessDisk::new();
     let folder = disk.path().join("spool");
-    let lab = Lab::quiet().unwrap();
-    let store = Store::default();
-    store.is_away.store(true, Relaxed);
-    let mut agent = start(&lab, &setting(store.listen(&lab), &folder));
-    let mut sent = send(&lab, 20, 2);
-    wait_until_on_disk(&folder, sent);
-
+    let (lab, store, mut agent, mut sent) = with_flows_on_disk(&folder);
     disk.becomes_read_only();
     sent += send(&lab, 300, 2);
     wait_until_counted(&agent, &lab, sent.packets);

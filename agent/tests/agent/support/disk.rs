@@ -2,6 +2,7 @@
 
 use std::{
     fs::File,
+    io::Write as _,
     os::{fd::AsRawFd as _, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
     process::Command,
@@ -23,6 +24,14 @@ impl SmallDisk {
 
     pub fn path(&self) -> &Path {
         self.0.path()
+    }
+
+    /// Takes all the room that is left. Returns the file that has it.
+    pub fn fill(&self) -> PathBuf {
+        let path = self.path().join("rest");
+        let mut file = File::create(&path).unwrap();
+        while file.write_all(&[0; 4096]).is_ok() {}
+        path
     }
 }
 

@@ -219,7 +219,7 @@ impl Receiver {
                 acknowledgements.send_data(framed.into(), false)?;
             }
         }
-        acknowledgements.send_trailers(went_well())
+        acknowledgements.send_trailers(ended_with("0"))
     }
 }
 
@@ -257,12 +257,13 @@ fn told(stream: &TlsStream<TcpStream>) -> Shaken {
 fn take(mut answer: SendResponse<Bytes>) -> Result<(), h2::Error> {
     let mut body = answer.send_response(Response::new(()), false)?;
     body.send_data(Bytes::from_static(&[0; 5]), false)?;
-    body.send_trailers(went_well())
+    body.send_trailers(ended_with("0"))
 }
 
-fn went_well() -> HeaderMap {
+/// The trailers of a call that ends with this status.
+pub fn ended_with(status: &'static str) -> HeaderMap {
     let mut trailers = HeaderMap::new();
-    trailers.insert("grpc-status", HeaderValue::from_static("0"));
+    trailers.insert("grpc-status", HeaderValue::from_static(status));
     trailers
 }
 
