@@ -28,7 +28,6 @@ use crate::{
     devices::{self, across},
     enrichment::Enrichment,
     filter::Rule,
-    freed_memory,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
     interfaces::{Selection, everywhere::Everywhere},
     kernel::{
@@ -340,7 +339,6 @@ impl Agent {
             interfaces: Interfaces::open(&namespaces)?,
             tags: tag_watches(&namespaces)?,
         })?;
-        freed_memory::give_back();
 
         let settings = status_settings(&config, max_interfaces, identity);
         let (publisher, statuses) =

@@ -16,6 +16,7 @@ use super::{
 use crate::{
     asks::{Ask, SnapshotBytes},
     changes::{Change, Request, Times},
+    freed_memory,
     hub::Hub,
     kernel::attach::Reports,
     log_limit::LogLimit,
@@ -206,6 +207,8 @@ impl Scanning {
                     is_attaching = false;
                     match outcome.context("the thread that attaches").flatten() {
                         Ok(()) => {
+                            // Those that attach have loaded the programs.
+                            freed_memory::give_back();
                             scanner.note_progress();
                             publish_status(&scanner, times, late.count, false);
                             tell(&scanner);
