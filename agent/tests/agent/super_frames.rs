@@ -240,8 +240,10 @@ fn without_btf_a_super_frame_of_udp_is_inexact() {
     let report = agent.stop();
     let super_frames = 2 + u64::from(has_datagrams);
     assert_eq!(beside(&report, "super_frames").packets, super_frames);
-    // 3,042 bytes in frames of 1,000, since the headers are not known.
-    assert_eq!(beside(&report, "inexact").packets, 4 * (super_frames - 1));
+    // 3,042 bytes in frames of 1,000, since the headers are not known. Late kernels (7.3) say that the other one of UDP is three frames.
+    let inexact = beside(&report, "inexact").packets;
+    let expected = [4, 3].map(|frames| 4 + if has_datagrams { frames } else { 0 });
+    assert!(expected.contains(&inexact), "{inexact}");
 }
 
 /// The kernel makes super-frames that are longer than the length field can say. Up to 6.19 it puts a
