@@ -8,7 +8,7 @@
 //! - [`slots`] is how programs on several CPUs share the entries of the table.
 //! - [`segmentation`] and [`wire_size`] say how many frames on the wire a packet stands for.
 //! - [`filter`] and [`sample`] leave packets out.
-//! - [`senders`] is what is noted of the sockets that packets belong to.
+//! - [`senders`] is what is noted of the sockets that packets belong to, and [`process`] of who made these.
 //! - [`account`] has a counter for every way that a packet can end.
 //! - [`kernel_call`] marks what the loader completes.
 //! - [`pages`] is what userspace and the programs tell each other: which page is filled, and how full it is.
@@ -29,6 +29,7 @@ pub mod kernel_call;
 mod link;
 pub mod pages;
 pub mod parse;
+pub mod process;
 pub mod protocol;
 pub mod sample;
 pub mod segmentation;
@@ -45,4 +46,5 @@ pub use frame::{Frame, Header};
 pub use interface::Interface;
 pub use pages::{PageFill, PageSize, Switches};
 pub use parse::{LinkType, Packet, Part, parse, parse_all};
+pub use process::Process;
 pub use senders::Senders;

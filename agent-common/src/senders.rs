@@ -5,13 +5,55 @@
 
 use crate::slots::SLOTS;
 
-/// The cgroups of the sockets that sent a flow's packets, by direction: a → b, b → a. 0 where none was seen.
-///
-/// A cgroup's id is the inode number of its folder (`bpf_skb_cgroup_id`).
+/// The cgroups of the sockets that sent a flow's packets, and the processes that made these sockets, by direction: a → b, b → a.
+/// 0 where none was seen.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Senders {
+    /// A cgroup's id is the inode number of its folder (`bpf_skb_cgroup_id`).
     pub cgroup_ids: [u64; 2],
+    /// See [`Process::key`](crate::Process::key).
+    pub process_keys: [u64; 2],
+}
+
+/// What is noted of the senders: bits.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kinds(pub u32);
+
+impl Kinds {
+    pub const NONE: Self = Self(0);
+    pub const CGROUPS: Self = Self(1);
+    pub const PROCESSES: Self = Self(2);
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// How many elements a page has for each window of the flow table: one for each kind.
+    #[inline(always)]
+    #[must_use]
+    pub const fn planes(self) -> u32 {
+        (self.0 & 1) + (self.0 >> 1 & 1)
+    }
+
+    /// Which of them is that of the cgroups.
+    pub const CGROUP_PLANE: u32 = 0;
+
+    /// Which of them is that of the processes.
+    #[inline(always)]
+    #[must_use]
+    pub const fn process_plane(self) -> u32 {
+        self.0 & 1
+    }
 }
 
 impl Senders {
@@ -26,17 +68,24 @@ impl Senders {
                 *ours = theirs;
             }
         }
+        for (ours, theirs) in self.process_keys.iter_mut().zip(other.process_keys) {
+            if *ours == 0 {
+                *ours = theirs;
+            }
+        }
     }
 }
 
-/// What is noted of the flows of a window, by slot.
+const _: () = assert!(size_of::<Senders>() == 32);
+
+/// What is noted of one kind for the flows of a window: by slot and direction.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SendersOfWindow {
-    pub slots: [Senders; SLOTS as usize],
+pub struct PlaneOfWindow {
+    pub slots: [[u64; 2]; SLOTS as usize],
 }
 
-const _: () = assert!(size_of::<SendersOfWindow>() == 128);
+const _: () = assert!(size_of::<PlaneOfWindow>() == 128);
 
 /// Which sender is to be noted, as one function of the programs tells another one: the first packet of a direction, flow
 /// and scan asks. Zero asks nothing.
@@ -103,7 +152,7 @@ mod pod {
     // SAFETY: repr(C), integers only, no padding (asserted by size above).
     unsafe impl aya::Pod for super::Senders {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for super::SendersOfWindow {}
+    unsafe impl aya::Pod for super::PlaneOfWindow {}
 }
 
 #[cfg(test)]
@@ -133,11 +182,28 @@ mod tests {
 
     #[test]
     fn who_is_known_stays_when_two_are_united() {
-        let of = |cgroup_ids| Senders { cgroup_ids };
-        let mut senders = of([1, 0]);
-        senders.unite(&of([2, 3]));
-        assert_eq!(senders, of([2, 3]), "the root gives way");
-        senders.unite(&of([4, 1]));
-        assert_eq!(senders, of([2, 3]));
+        let of = |cgroup_ids, process_keys| Senders {
+            cgroup_ids,
+            process_keys,
+        };
+        let mut senders = of([1, 0], [5, 0]);
+        senders.unite(&of([2, 3], [6, 7]));
+        assert_eq!(senders, of([2, 3], [5, 7]), "the root gives way");
+        senders.unite(&of([4, 1], [8, 0]));
+        assert_eq!(senders, of([2, 3], [5, 7]));
+    }
+
+    #[test]
+    fn each_kind_that_is_kept_has_a_plane_of_its_own() {
+        for (kinds, planes, of_processes) in [
+            (Kinds::NONE, 0, None),
+            (Kinds::CGROUPS, 1, None),
+            (Kinds::PROCESSES, 1, Some(0)),
+            (Kinds::CGROUPS.and(Kinds::PROCESSES), 2, Some(1)),
+        ] {
+            assert_eq!(kinds.planes(), planes);
+            let has = kinds.has(Kinds::PROCESSES);
+            assert_eq!(has.then(|| kinds.process_plane()), of_processes);
+        }
     }
 }

@@ -8,7 +8,8 @@
 //!   parsing, [`tunnels`]). For a super-frame it asks the kernel how that will be cut ([`segmentation`]).
 //! - [`mod@count`] gives later fragments their ports ([`fragments`]), asks the [`filter`], and counts in the
 //!   [`account`] and the [`table`], both on the page that [`switches`] names.
-//! - [`senders`] are noted by [`hook`] at last, where the flow asks for one.
+//! - [`senders`] are noted by [`hook`] at last, where the flow asks for one: the cgroup, and the process that [`processes`] has noted
+//!   with the socket.
 
 #![no_std]
 #![no_main]
@@ -34,6 +35,7 @@ mod kernel_memory;
 mod namespace;
 mod packet;
 mod pause;
+mod processes;
 mod runtime;
 mod segmentation;
 mod senders;
@@ -45,9 +47,10 @@ mod vlan_tag;
 
 use agent_common::{Clocks, Direction, LinkType};
 use aya_ebpf::{
+    EbpfContext as _,
     bindings::{TC_ACT_UNSPEC, xdp_action::XDP_PASS},
-    macros::{classifier, xdp},
-    programs::{TcContext, XdpContext},
+    macros::{cgroup_sock, classifier, xdp},
+    programs::{SockContext, TcContext, XdpContext},
 };
 
 #[classifier]
@@ -105,6 +108,35 @@ pub fn xdp_tagged(ctx: XdpContext) -> u32 {
 pub fn xdp_frags_ip(ctx: XdpContext) -> u32 {
     hook::xdp_frags(&ctx, LinkType::Ip);
     XDP_PASS
+}
+
+/// Runs where any process makes a socket for IP, in all network namespaces. Always allows it.
+#[cgroup_sock(sock_create)]
+pub fn sock_create(ctx: SockContext) -> i32 {
+    processes::note_maker(ctx.as_ptr());
+    1
+}
+
+/// Runs where a process binds a socket, for those that the kernel has made on its behalf: such as the one with which a listener of
+/// MPTCP takes connections. Always allows it.
+#[cgroup_sock(post_bind4)]
+pub fn post_bind4(ctx: SockContext) -> i32 {
+    processes::note_maker(ctx.as_ptr());
+    1
+}
+
+#[cgroup_sock(post_bind6)]
+pub fn post_bind6(ctx: SockContext) -> i32 {
+    processes::note_maker(ctx.as_ptr());
+    1
+}
+
+/// Userspace has it run once for each file that a process has open.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task_file")]
+pub extern "C" fn open_files(open: *mut processes::OpenFile) -> i32 {
+    processes::note_holder(open);
+    0
 }
 
 /// Never attached. Userspace runs it with `BPF_PROG_TEST_RUN` on a packet that has room for [`Clocks`], and

@@ -1,10 +1,10 @@
-//! Notes which cgroup the socket of a packet belongs to, for the first packet of each direction, flow and scan. See
-//! [`agent_common::senders`].
+//! Notes which cgroup the socket of a packet belongs to, and which process made it, for the first packet of each direction, flow and
+//! scan. See [`agent_common::senders`].
 
 use agent_common::{
     FlowKey, Packet, Senders,
     flow::FlowBits,
-    senders::{Question, SendersOfWindow},
+    senders::{Kinds, PlaneOfWindow, Question},
     slots::SLOTS,
 };
 use aya_ebpf::{
@@ -15,17 +15,18 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
-use crate::bounds::masked;
+use crate::{bounds::masked, processes, switches};
 
 /// Fixed when the programs are loaded, so that the verifier removes what it is not needed for.
 #[unsafe(no_mangle)]
-static SENDERS_KEPT: Global<u32> = Global::new(0);
+static SENDERS_KEPT: Global<Kinds> = Global::new(Kinds::NONE);
 
 const BPF_NOEXIST: u64 = 1;
 
-type Page = Array<SendersOfWindow, 1, { (BPF_F_MMAPABLE | BPF_F_INNER_MAP) as usize }>;
+type Page = Array<PlaneOfWindow, 1, { (BPF_F_MMAPABLE | BPF_F_INNER_MAP) as usize }>;
 
-/// By page, a window for each of those of the flow table. Userspace puts them into the slots.
+/// By page: for each window of the flow table, an element for each kind that is kept, one kind behind the other. Userspace puts them
+/// into the slots.
 #[btf_map]
 static SENDERS: ArrayOfMaps<Page, 2> = ArrayOfMaps::new();
 
@@ -40,7 +41,7 @@ static SENDERS_BEHIND: ArrayOfMaps<
 /// The bit that a packet which may have a socket sets in its flow.
 #[inline(always)]
 pub fn bits(packet: &Packet, is_xdp: bool) -> FlowBits {
-    if SENDERS_KEPT.load() == 0 || is_xdp {
+    if SENDERS_KEPT.load() == Kinds::NONE || is_xdp {
         FlowBits::NONE
     } else {
         FlowBits::asked(packet.direction)
@@ -50,7 +51,7 @@ pub fn bits(packet: &Packet, is_xdp: bool) -> FlowBits {
 /// Answers a [`Question`] of a packet's flow, which [`count`](crate::count) returned.
 #[inline(always)]
 pub fn note(skb: *mut __sk_buff, question: u64, packet: &Packet) {
-    if SENDERS_KEPT.load() != 0 && question != Question::NONE.0 {
+    if SENDERS_KEPT.load() != Kinds::NONE && question != Question::NONE.0 {
         answer(skb, question, packet);
     }
 }
@@ -59,50 +60,65 @@ pub fn note(skb: *mut __sk_buff, question: u64, packet: &Packet) {
 /// shared with programs of another kind.
 #[inline(never)]
 fn answer(skb: *mut __sk_buff, question: u64, packet: &Packet) -> u32 {
-    // SAFETY: the context is valid for the program's run.
-    let cgroup_id = unsafe { bpf_skb_cgroup_id(skb) };
-    if cgroup_id == 0 {
-        return 0;
-    }
+    let kinds = SENDERS_KEPT.load();
+    let cgroup_id = if kinds.has(Kinds::CGROUPS) {
+        // SAFETY: the context is valid for the program's run.
+        unsafe { bpf_skb_cgroup_id(skb) }
+    } else {
+        0
+    };
+    let process_key = if kinds.has(Kinds::PROCESSES) {
+        processes::of_packet(skb)
+    } else {
+        0
+    };
     let question = Question(question);
-    let direction = question.direction();
     let Some((window, slot)) = question.place() else {
-        note_behind(question.page(), packet, direction, cgroup_id);
+        if cgroup_id | process_key != 0 {
+            note_behind(question, packet, cgroup_id, process_key);
+        }
         return 0;
     };
-    let page = SENDERS.get(question.page());
-    let Some(window) = page.and_then(|page| page.get_ptr_mut(window)) else {
-        return 0;
-    };
-    let index = masked::<{ 2 * SLOTS as u64 - 1 }>((2 * slot + direction).into());
-    // SAFETY: a window has two numbers for each slot, and elements of an array stay where they are. Another CPU may
-    // write the same number.
-    unsafe { window.cast::<u64>().add(index).write_volatile(cgroup_id) };
+    if cgroup_id != 0 {
+        note_in_plane(question, Kinds::CGROUP_PLANE, window, slot, cgroup_id);
+    }
+    if process_key != 0 {
+        note_in_plane(question, kinds.process_plane(), window, slot, process_key);
+    }
     0
 }
 
 #[inline(always)]
-fn note_behind(page: u32, packet: &Packet, direction: u32, cgroup_id: u64) {
-    let key = packet.key;
-    let Some(map) = SENDERS_BEHIND.get(page) else {
+fn note_in_plane(question: Question, plane: u32, window: u32, slot: u32, number: u64) {
+    let windows = switches::windows(question.page());
+    let page = SENDERS.get(question.page());
+    let Some(window) = page.and_then(|page| page.get_ptr_mut(plane * windows + window)) else {
         return;
     };
-    let cgroup_ids = if direction == 0 {
-        [cgroup_id, 0]
-    } else {
-        [0, cgroup_id]
+    let index = masked::<{ 2 * SLOTS as u64 - 1 }>((2 * slot + question.direction()).into());
+    // SAFETY: a window has two numbers for each slot, and elements of an array stay where they are. Another CPU may
+    // write the same number.
+    unsafe { window.cast::<u64>().add(index).write_volatile(number) };
+}
+
+#[inline(always)]
+fn note_behind(question: Question, packet: &Packet, cgroup_id: u64, process_key: u64) {
+    let key = packet.key;
+    let Some(map) = SENDERS_BEHIND.get(question.page()) else {
+        return;
     };
-    let senders = Senders { cgroup_ids };
-    // If there is no room, the sender is not known.
-    let _ = map.insert(&key, &senders, BPF_NOEXIST);
-    // It may have been there, with the other direction.
+    // If there is no room, the sender is not known. If it was there, it may be with the other direction.
+    let _ = map.insert(&key, &Senders::default(), BPF_NOEXIST);
     let Some(senders) = map.get_ptr_mut(&key) else {
         return;
     };
-    // SAFETY: it comes from a look-up in this program run, and there are two numbers. Another CPU may write the same one.
+    let direction = masked::<1>(question.direction().into());
+    // SAFETY: it comes from a look-up in this program run, and there are two numbers of each kind. Another CPU may write the
+    // same ones.
     unsafe {
         let ids = (&raw mut (*senders).cgroup_ids).cast::<u64>();
-        ids.add(masked::<1>(direction.into()))
-            .write_volatile(cgroup_id);
+        ids.add(direction).write_volatile(cgroup_id);
+        let keys = (&raw mut (*senders).process_keys).cast::<u64>();
+        keys.add(direction).write_volatile(process_key);
     }
 }

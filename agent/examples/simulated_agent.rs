@@ -176,6 +176,7 @@ fn record(port: u16, delta: Counts, total: Counts, [begin, end]: [u64; 2]) -> Re
         community_id: community_id(&key, 0),
         outer: None,
         cgroup_ids: [0; 2],
+        process_keys: [0; 2],
     }
 }
 

@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use agent_common::{process::TaskLayout, senders::Kinds};
 use anyhow::{Context as _, Result};
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -22,18 +23,20 @@ use tokio::{
 
 use crate::{
     asks::Asks,
-    batch::{BatchEncoder, Identity},
+    batch::{BatchEncoder, Identity, Names},
     cgroups::Cgroups,
     changes::{Changes, Request, Times},
     devices::{self, across},
     enrichment::Enrichment,
     filter::Rule,
+    freed_memory,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
     interfaces::{Selection, everywhere::Everywhere},
     kernel::{
         account::possible_cpus,
         attach::{self, AttachSettings, Attachments, NameInterface, Slots},
         filled::FilledPages,
+        layout,
         links::{self, Link, tags::TagWatch},
         load::{Kernel, LoadSettings, secret_factors},
         real_time,
@@ -46,6 +49,7 @@ use crate::{
     netns::{Namespace, Netns},
     output::Format,
     outputs::{Outputs, Prepared},
+    processes::Processes,
     proto::{AgentStatus, SettingsInForce},
     replica::{Replica, ReplicaSettings},
     rules::{ReplaceError, RunningRules},
@@ -66,6 +70,8 @@ use printing::Printing;
 use publish::{Publisher, QdiscDrops};
 use scanning::{ReliefLog, Scanning};
 use wakes::Wakes;
+
+const WITHOUT_PROCESSES: &str = "flows have no process";
 
 /// How often the programs' log is copied to the agent's log, if it is on.
 const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
@@ -146,7 +152,7 @@ pub struct Agent {
     slots: Slots,
     max_interfaces: u32,
     needs: Needs,
-    cgroups: Option<Cgroups>,
+    names: Names,
     filled: FilledPages,
     rules: RunningRules,
     changes: Changes,
@@ -158,6 +164,7 @@ impl Agent {
     /// Chooses the interfaces, loads the programs, puts the rules in force and opens the listeners beside the `passed`
     /// sockets. What the configuration calls the agent's own network namespace is that of the calling thread.
     pub async fn start(config: Config, passed: PassedSockets) -> Result<Self> {
+        freed_memory::in_small_pages();
         let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
         let identity = Arc::new(identity()?);
         let namespaces = Namespace::open_all(&config.netns)?;
@@ -183,14 +190,14 @@ impl Agent {
         let needs = Needs::of(&config, max_interfaces, cpus);
         needs.warn_if_limit_is_low();
         let slots = attach::first_slots(max_interfaces, &selected)?;
-        let cgroups = cgroups(&config);
         let settings = LoadSettings {
             min_flows: config.min_flows,
             max_flows: config.max_flows,
             max_fragments: config.max_fragments,
             early_scan_flows: early_scan_flows(config.max_flows, config.early_scan_percent),
             decapsulate: config.decapsulate,
-            keeps_senders: cgroups.is_some(),
+            senders: Kinds::NONE,
+            tasks: TaskLayout::default(),
             netns: namespaces.iter().map(Namespace::number).collect(),
             max_interfaces,
             sample_rate: config.sample_rate,
@@ -198,7 +205,7 @@ impl Agent {
             log_level: config.bpf_log_level,
             hash_factors: secret_factors(),
         };
-        let mut kernel = Kernel::load_object(config.object, &settings)?;
+        let (mut kernel, names) = load(&config, settings)?;
         let filled = kernel.filled.take().context("the ring of filled pages")?;
         let filled = FilledPages::listen(filled)?;
         // Before anything is attached, so that a port in use leaves nothing behind.
@@ -245,7 +252,7 @@ impl Agent {
             slots,
             max_interfaces,
             needs,
-            cgroups,
+            names,
             filled,
             rules,
             changes,
@@ -314,7 +321,7 @@ impl Agent {
             slots,
             max_interfaces,
             needs: _,
-            cgroups,
+            names,
             filled,
             rules,
             changes: _,
@@ -334,7 +341,7 @@ impl Agent {
             kernel,
             attachments,
             replica: Replica::new(config.replica),
-            encoder: encoder(&identity, &config, cgroups),
+            encoder: encoder(&identity, &config, names),
             hub: hub.clone(),
             interfaces: Interfaces::open(&namespaces)?,
             tags: tag_watches(&namespaces)?,
@@ -464,14 +471,11 @@ fn name_interface(rules: RunningRules) -> NameInterface {
     })
 }
 
-fn encoder(identity: &Arc<Identity>, config: &Config, cgroups: Option<Cgroups>) -> BatchEncoder {
-    let encoder = BatchEncoder::new(Arc::clone(identity))
+fn encoder(identity: &Arc<Identity>, config: &Config, names: Names) -> BatchEncoder {
+    BatchEncoder::new(Arc::clone(identity))
         .sampling(config.sample_rate)
-        .reporting(config.replica.report_interval);
-    match cgroups {
-        Some(cgroups) => encoder.naming(cgroups),
-        None => encoder,
-    }
+        .reporting(config.replica.report_interval)
+        .naming(names)
 }
 
 /// The cgroups of the host, if units are to be named. Without them the agent counts as ever.
@@ -481,6 +485,45 @@ fn cgroups(config: &Config) -> Option<Cgroups> {
     }
     Cgroups::follow()
         .inspect_err(|error| tracing::warn!("flows have no unit and no container: {error:#}"))
+        .ok()
+}
+
+/// Loads the programs, and has them note what is to be named, as far as they can.
+fn load(config: &Config, mut settings: LoadSettings) -> Result<(Kernel, Names)> {
+    let cgroups = cgroups(config);
+    if cgroups.is_some() {
+        settings.senders = Kinds::CGROUPS;
+    }
+    let without_processes = settings.senders;
+    let tasks = tasks(config);
+    if let Some(tasks) = tasks {
+        settings.senders = settings.senders.and(Kinds::PROCESSES);
+        settings.tasks = tasks;
+    }
+    let mut kernel = Kernel::load_object(config.object, &settings)?;
+    let processes = tasks.and_then(|_| processes(&mut kernel));
+    if processes.is_none() && settings.senders != without_processes {
+        // They need not look for what nobody notes.
+        drop(kernel);
+        settings.senders = without_processes;
+        kernel = Kernel::load_object(config.object, &settings)?;
+    }
+    Ok((kernel, Names { cgroups, processes }))
+}
+
+/// What the programs need to know to note processes, if these are to be named. Without them the agent counts as ever.
+fn tasks(config: &Config) -> Option<TaskLayout> {
+    if !config.enrich.contains(&Enrichment::Process) {
+        return None;
+    }
+    layout::tasks_of_this_kernel()
+        .inspect_err(|error| tracing::warn!("{WITHOUT_PROCESSES}: {error:#}"))
+        .ok()
+}
+
+fn processes(kernel: &mut Kernel) -> Option<Processes> {
+    Processes::note(kernel)
+        .inspect_err(|error| tracing::warn!("{WITHOUT_PROCESSES}: {error:#}"))
         .ok()
 }
 

@@ -13,6 +13,7 @@ use prost::Message as _;
 use crate::{
     cgroups::Cgroups,
     clock,
+    processes::Processes,
     proto::{Account, AgentIdentity, FlowBatch, Interface},
     record::Record,
 };
@@ -26,7 +27,8 @@ use record_buffer::RecordBuffer;
 
 /// A batch is closed before it would be longer than this, not counting the scan's own fields, and the cgroups that its records
 /// name. The former grow by at most 33 bytes for each interface, the latter by some 300 bytes for each cgroup, and 1.6 KB at most
-/// (`cgroups::MOST_PATH_BYTES`). So gRPC's default limit of 4 MiB is far away.
+/// (`cgroups::MOST_PATH_BYTES`). Processes take 80 bytes each at most, and a record names two of them at most. So gRPC's default
+/// limit of 4 MiB is far away.
 const BATCH_LEN_BYTES: usize = 256 << 10;
 /// A batch is closed, too, when its records name so many cgroups, or one more.
 const MOST_CGROUPS: usize = 500;
@@ -101,8 +103,8 @@ pub struct BatchEncoder {
     reports: ReportInterval,
     /// The longest since the last scan. What has waited that long comes with the next one.
     longest: ReportInterval,
-    /// What the cgroups of the records are called.
-    cgroups: Option<Cgroups>,
+    /// What the cgroups and the processes of the records are called.
+    names: Names,
     open: OpenBatch,
     record: RecordBuffer,
 }
@@ -114,7 +116,7 @@ impl BatchEncoder {
             sampling: Sampling::default(),
             reports: ReportInterval::default(),
             longest: ReportInterval::default(),
-            cgroups: None,
+            names: Names::default(),
             open: OpenBatch::default(),
             record: RecordBuffer::new(),
         }
@@ -143,13 +145,16 @@ impl BatchEncoder {
         self
     }
 
-    /// The same encoder, which says what the cgroups are called that records name.
+    /// How many processes have been named by their number alone.
+    pub fn nameless_processes(&self) -> u64 {
+        let processes = self.names.processes.as_ref();
+        processes.map_or(0, Processes::nameless)
+    }
+
+    /// The same encoder, which says what those are called that records name.
     #[must_use]
-    pub fn naming(self, cgroups: Cgroups) -> Self {
-        Self {
-            cgroups: Some(cgroups),
-            ..self
-        }
+    pub fn naming(self, names: Names) -> Self {
+        Self { names, ..self }
     }
 
     /// Says in every batch from the next scan on how late packets may be reported, and whether a collector asked for that. Where
@@ -170,7 +175,7 @@ impl BatchEncoder {
         let mut another = Self::new(Arc::clone(&self.identity));
         another.sampling = self.sampling;
         (another.reports, another.longest) = (self.reports, self.longest);
-        another.cgroups.clone_from(&self.cgroups);
+        another.names.clone_from(&self.names);
         another
     }
 
@@ -214,13 +219,16 @@ impl BatchEncoder {
     pub fn push(&mut self, record: &Record, sink: &mut impl FnMut(Batch)) {
         let encoded = self.record.write(record);
         if !self.open.has_room(encoded.len()) {
-            self.open.append_cgroups(self.cgroups.as_ref());
+            self.open.append_names(&self.names);
             sink(self.open.take(false));
             self.open.start(self.open.index + 1);
         }
         self.open.append(encoded);
         if record.cgroup_ids != [0; 2] {
-            self.open.names(record.cgroup_ids);
+            self.open.cgroups.add(record.cgroup_ids);
+        }
+        if record.process_keys != [0; 2] {
+            self.open.processes.add(record.process_keys);
         }
         for delta in record.delta {
             self.open.count(delta.pair());
@@ -239,10 +247,43 @@ impl BatchEncoder {
             }),
             ..FlowBatch::default()
         };
-        self.open.append_cgroups(self.cgroups.as_ref());
+        self.open.append_names(&self.names);
         self.open.append_fields(&fields);
         sink(self.open.take(true));
         self.open.body.clear();
+    }
+}
+
+/// What cgroups and processes are called, where that is asked for.
+#[derive(Clone, Default)]
+pub struct Names {
+    pub cgroups: Option<Cgroups>,
+    pub processes: Option<Processes>,
+}
+
+/// What the records of a batch name, of one kind.
+#[derive(Default)]
+struct Named {
+    all: BTreeSet<u64>,
+    last: [u64; 2],
+}
+
+impl Named {
+    /// A record names these, or 0 for none.
+    fn add(&mut self, both: [u64; 2]) {
+        // Often they are those of the record before.
+        if self.last != both {
+            self.last = both;
+            self.all.extend(both.into_iter().filter(|&one| one != 0));
+        }
+    }
+
+    fn take(&mut self) -> BTreeSet<u64> {
+        std::mem::take(&mut self.all)
+    }
+
+    fn clear(&mut self) {
+        *self = Self::default();
     }
 }
 
@@ -257,8 +298,8 @@ struct OpenBatch {
     records: u32,
     delta: Pair,
     /// What its records name.
-    cgroup_ids: BTreeSet<u64>,
-    last_cgroup_ids: [u64; 2],
+    cgroups: Named,
+    processes: Named,
 }
 
 impl OpenBatch {
@@ -266,8 +307,8 @@ impl OpenBatch {
         self.index = index;
         self.records = 0;
         self.delta = Pair::default();
-        self.cgroup_ids.clear();
-        self.last_cgroup_ids = [0; 2];
+        self.cgroups.clear();
+        self.processes.clear();
         self.body.clear();
         self.body
             .reserve(self.head.len() + BATCH_LEN_BYTES + TRAILER_LEN_BYTES);
@@ -292,33 +333,23 @@ impl OpenBatch {
         self.delta.bytes = self.delta.bytes.wrapping_add(delta.bytes);
     }
 
-    /// A record names these, or 0 for none.
-    fn names(&mut self, cgroup_ids: [u64; 2]) {
-        // Often they are those of the record before.
-        if self.last_cgroup_ids != cgroup_ids {
-            self.last_cgroup_ids = cgroup_ids;
-            self.cgroup_ids
-                .extend(cgroup_ids.into_iter().filter(|&id| id != 0));
-        }
-    }
-
-    fn append_cgroups(&mut self, known: Option<&Cgroups>) {
-        if self.cgroup_ids.is_empty() {
+    fn append_names(&mut self, known: &Names) {
+        let (cgroup_ids, process_keys) = (self.cgroups.take(), self.processes.take());
+        if cgroup_ids.is_empty() && process_keys.is_empty() {
             return;
         }
-        let ids = std::mem::take(&mut self.cgroup_ids);
-        if let Some(known) = known {
-            let cgroups = known.of(ids);
-            self.append_fields(&FlowBatch {
-                cgroups,
-                ..FlowBatch::default()
-            });
-        }
+        let cgroups = known.cgroups.as_ref().map(|known| known.of(cgroup_ids));
+        let processes = known.processes.as_ref().map(|known| known.of(process_keys));
+        self.append_fields(&FlowBatch {
+            cgroups: cgroups.unwrap_or_default(),
+            processes: processes.unwrap_or_default(),
+            ..FlowBatch::default()
+        });
     }
 
     fn has_room(&self, record_len: usize) -> bool {
         self.body.len() - self.head.len() + record_len <= BATCH_LEN_BYTES
-            && self.cgroup_ids.len() < MOST_CGROUPS
+            && self.cgroups.all.len() < MOST_CGROUPS
     }
 
     #[inline]

@@ -41,11 +41,13 @@ pub mod log_queue;
 #[cfg(test)]
 mod logged;
 mod memory_limit;
+pub mod mentions;
 pub mod metrics;
 pub mod netns;
 pub mod output;
 pub mod outputs;
 pub mod pattern;
+pub mod processes;
 pub mod proto;
 pub mod protocols;
 pub mod query;

@@ -6,15 +6,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use agent_common::senders::Kinds;
+
 use crate::{
     agent::Config,
     asks::MAX_SNAPSHOT_BYTES,
     cgroups::Cgroups,
     enrichment::Enrichment,
     hub::DEFAULT_QUEUED_BYTES,
-    kernel::{account, bound::TaggedPrograms, pages::Size},
+    kernel::{account, bound::TaggedPrograms, pages::Size, processes::MOST_IN_THE_KERNEL},
     output::human,
     outputs::Prepared,
+    processes::Processes,
 };
 
 /// As docs/memory.md has them.
@@ -29,13 +32,15 @@ const WAITING_BYTES_PER_FLOW: u64 = 56;
 const GROWTH: u64 = 2;
 const BYTES_PER_FRAGMENT: u64 = 150;
 const TUNNEL_BYTES_PER_FLOW: u64 = 160;
-/// Who sent it, in four slots for three flows.
+/// Who sent it, in four slots for three flows, for each kind that is noted.
 const SENDERS_BYTES_PER_FLOW: u64 = 22;
-const SENDERS_BYTES_PER_TRACKED_FLOW: u64 = 16;
+const SENDERS_BYTES_PER_TRACKED_FLOW: u64 = 32;
 /// In the kernel, and in the process while they are drained.
-const SENDERS_BYTES_PER_FLOW_BEHIND: u64 = 250;
+const SENDERS_BYTES_PER_FLOW_BEHIND: u64 = 280;
+/// In the kernel.
+const BYTES_PER_PROCESS: u64 = 120;
 /// A record with all that it can have is twice as long, and one of IPv4 without a tunnel shorter.
-const SNAPSHOT_BYTES_PER_FLOW: u64 = 180;
+const SNAPSHOT_BYTES_PER_FLOW: u64 = 200;
 /// Beside its queue.
 const BYTES_PER_OUTPUT: u64 = 42 << 20;
 /// Its instructions as they were given, as the verifier left them, and as machine code.
@@ -54,7 +59,7 @@ pub(crate) struct Needs {
     max_interfaces: u32,
     possible_cpus: u32,
     decapsulates: bool,
-    keeps_senders: bool,
+    senders: Kinds,
     /// Programs of one interface each.
     tagged: u64,
     reports_late: bool,
@@ -71,7 +76,7 @@ impl Needs {
             max_interfaces,
             possible_cpus,
             decapsulates: config.decapsulate,
-            keeps_senders: config.enrich.contains(&Enrichment::Unit),
+            senders: Enrichment::kinds(&config.enrich),
             tagged: if config.attach.may_ask_drivers() {
                 TaggedPrograms::MOST as u64 * config.netns.len().max(1) as u64
             } else {
@@ -117,11 +122,21 @@ impl Needs {
         let tunnels = if self.decapsulates { flows } else { 0 };
         let tracked = self.max_tracked_flows;
         let waiting = if self.reports_late { tracked } else { 0 };
-        let senders = if self.keeps_senders {
-            flows * PAGES * SENDERS_BYTES_PER_FLOW
+        let planes = u64::from(self.senders.planes());
+        let senders = if planes == 0 {
+            0
+        } else {
+            flows * PAGES * SENDERS_BYTES_PER_FLOW * planes
                 + tracked * SENDERS_BYTES_PER_TRACKED_FLOW * GROWTH
                 + 2 * u64::from(Size::behind_flows(self.max_flows)) * SENDERS_BYTES_PER_FLOW_BEHIND
-                + Cgroups::MOST_BYTES
+        };
+        let cgroups = if self.senders.has(Kinds::CGROUPS) {
+            Cgroups::MOST_BYTES
+        } else {
+            0
+        };
+        let processes = if self.senders.has(Kinds::PROCESSES) {
+            Processes::MOST_BYTES + u64::from(MOST_IN_THE_KERNEL) * BYTES_PER_PROCESS
         } else {
             0
         };
@@ -132,6 +147,8 @@ impl Needs {
             + u64::from(self.max_fragments) * BYTES_PER_FRAGMENT
             + tunnels * TUNNEL_BYTES_PER_FLOW
             + senders
+            + cgroups
+            + processes
             + self.tagged * BYTES_PER_TAGGED_PROGRAM
             + DEFAULT_QUEUED_BYTES
             + self.outputs as u64 * BYTES_PER_OUTPUT

@@ -243,13 +243,22 @@ impl Shown {
                 replica.tracked as f64,
             ),
         ])?;
-        families.counters([(
-            Help(
-                "flow_agent_evicted_flows",
-                "Flows that were ended early, to make room for others",
+        families.counters([
+            (
+                Help(
+                    "flow_agent_evicted_flows",
+                    "Flows that were ended early, to make room for others",
+                ),
+                replica.evicted,
             ),
-            replica.evicted,
-        )])
+            (
+                Help(
+                    "flow_agent_nameless_processes",
+                    "How often a batch named a process by its number alone, since the kernel had no more room for names",
+                ),
+                replica.nameless_processes,
+            ),
+        ])
     }
 
     fn consumers(&self, families: &mut Families<'_>) -> fmt::Result {

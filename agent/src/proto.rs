@@ -63,6 +63,11 @@ impl FlowRecord {
         [self.src_cgroup_id, self.dst_cgroup_id]
     }
 
+    /// The keys of the processes that it names, likewise.
+    pub fn process_keys(&self) -> [Option<u64>; 2] {
+        [self.src_process_key, self.dst_process_key]
+    }
+
     /// What its flow has counted since its first packet, in both directions.
     pub fn total(&self) -> Pair {
         Pair {

@@ -49,4 +49,6 @@ pub struct Record {
     pub outer: Option<Outer>,
     /// The cgroups of the sockets that sent the packets; 0 where none is known.
     pub cgroup_ids: [u64; 2],
+    /// The processes that made them: [`Process::key`](agent_common::Process::key); 0 where none is known.
+    pub process_keys: [u64; 2],
 }

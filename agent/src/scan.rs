@@ -577,6 +577,11 @@ impl Scanner {
         &self.replica
     }
 
+    /// How many processes records named by their number alone.
+    pub fn nameless_processes(&self) -> u64 {
+        self.encoder.nameless_processes()
+    }
+
     pub fn interfaces(&self) -> &Interfaces {
         &self.interfaces
     }

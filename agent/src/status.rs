@@ -69,6 +69,7 @@ pub fn of(
             tracked: scanner.replica().len() as u64,
             capacity: scanner.replica().capacity() as u64,
             evicted: scanner.replica().evicted(),
+            nameless_processes: scanner.nameless_processes(),
         }),
         scans: Some(proto::ScanStatus {
             count: stats.count,

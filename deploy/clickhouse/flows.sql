@@ -70,6 +70,13 @@ CREATE TABLE IF NOT EXISTS flows
     dst_container_id LowCardinality(String),
     src_cgroup LowCardinality(String),
     dst_cgroup LowCardinality(String),
+    -- The process that made the socket of each end, likewise (--enrich process).
+    src_process LowCardinality(String),
+    dst_process LowCardinality(String),
+    src_pid Nullable(UInt32),
+    dst_pid Nullable(UInt32),
+    src_uid Nullable(UInt32),
+    dst_uid Nullable(UInt32),
     sample_rate UInt32,
     -- As people write them.
     src String ALIAS replaceRegexpOne(toString(src_addr), '^::ffff:([0-9.]+)$', '\\1'),
@@ -90,7 +97,13 @@ ALTER TABLE flows
     ADD COLUMN IF NOT EXISTS src_container_id LowCardinality(String) AFTER dst_unit,
     ADD COLUMN IF NOT EXISTS dst_container_id LowCardinality(String) AFTER src_container_id,
     ADD COLUMN IF NOT EXISTS src_cgroup LowCardinality(String) AFTER dst_container_id,
-    ADD COLUMN IF NOT EXISTS dst_cgroup LowCardinality(String) AFTER src_cgroup;
+    ADD COLUMN IF NOT EXISTS dst_cgroup LowCardinality(String) AFTER src_cgroup,
+    ADD COLUMN IF NOT EXISTS src_process LowCardinality(String) AFTER dst_cgroup,
+    ADD COLUMN IF NOT EXISTS dst_process LowCardinality(String) AFTER src_process,
+    ADD COLUMN IF NOT EXISTS src_pid Nullable(UInt32) AFTER dst_process,
+    ADD COLUMN IF NOT EXISTS dst_pid Nullable(UInt32) AFTER src_pid,
+    ADD COLUMN IF NOT EXISTS src_uid Nullable(UInt32) AFTER dst_pid,
+    ADD COLUMN IF NOT EXISTS dst_uid Nullable(UInt32) AFTER src_uid;
 
 -- A row for each batch. It comes after the batch's records, so they are there if it is; and it says what was lost before it.
 CREATE TABLE IF NOT EXISTS flows_batches

@@ -12,6 +12,8 @@ use prost::{
 pub const RECORDS: u32 = 15;
 /// That of `FlowBatch.cgroups`, which come behind the records that name them.
 pub const CGROUPS: u32 = 28;
+/// That of `FlowBatch.processes`, likewise.
+pub const PROCESSES: u32 = 30;
 
 /// A field of a batch.
 pub struct Field {

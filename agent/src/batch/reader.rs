@@ -125,6 +125,8 @@ fn set_number(record: &mut FlowRecord, field: u32, value: u64) -> Option<()> {
         41 => record.total_reverse_ip_bytes = value,
         42 => record.src_cgroup_id = Some(value),
         43 => record.dst_cgroup_id = Some(value),
+        44 => record.src_process_key = Some(value),
+        45 => record.dst_process_key = Some(value),
         _ => return None,
     }
     Some(())
@@ -235,7 +237,7 @@ mod tests {
     prop_compose! {
         /// A field of any number and wire type, sound or not.
         fn field()(
-            number in 0_u64..46,
+            number in 0_u64..48,
             wire_type in 0_u32..8,
             value: u64,
             shift in 0_u32..64,
@@ -259,7 +261,7 @@ mod tests {
     prop_compose! {
         /// The number and type that a field of a record has, and no varint of ten bytes.
         fn usual()(
-            number in (1_u64..44).prop_filter("it is reserved", |number| *number != 29),
+            number in (1_u64..46).prop_filter("it is reserved", |number| *number != 29),
             value: u64,
             shift in 1_usize..64,
             [of_key, of_value] in [padding(3), padding(3)],
@@ -367,8 +369,10 @@ mod tests {
                 count.bytes &= u64::MAX >> 1;
                 count.ip_bytes &= u64::MAX >> 1;
             }
-            for id in records.iter_mut().flat_map(|record| &mut record.cgroup_ids) {
-                *id &= u64::MAX >> 1;
+            for record in &mut records {
+                for id in record.cgroup_ids.iter_mut().chain(&mut record.process_keys) {
+                    *id &= u64::MAX >> 1;
+                }
             }
             for batch in encode(&header(2), &records) {
                 let theirs = FlowBatch::decode(batch.body.clone()).unwrap();

@@ -30,8 +30,8 @@ pub(super) struct RecordBuffer {
 type Room = [u8; RecordBuffer::LEN_BYTES + WORD_LEN_BYTES];
 
 impl RecordBuffer {
-    /// A record takes 375 bytes with its prefix if every field is at its longest.
-    pub(super) const LEN_BYTES: usize = 392;
+    /// A record takes 399 bytes with its prefix if every field is at its longest.
+    pub(super) const LEN_BYTES: usize = 416;
 
     pub(super) fn new() -> Self {
         Self {
@@ -147,6 +147,9 @@ impl Writer<'_> {
         let [source, destination] = record.cgroup_ids;
         self.count::<42>(source);
         self.count::<43>(destination);
+        let [source, destination] = record.process_keys;
+        self.count::<44>(source);
+        self.count::<45>(destination);
     }
 
     #[inline(always)]

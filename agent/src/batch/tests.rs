@@ -178,6 +178,12 @@ fn outer() -> impl Strategy<Value = Outer> {
     )
 }
 
+/// Cgroups and processes.
+fn senders() -> impl Strategy<Value = ([u64; 2], [u64; 2])> {
+    let both = || (0..3_u64, any::<u64>()).prop_map(<[u64; 2]>::from);
+    (both(), both())
+}
+
 pub(super) fn record() -> impl Strategy<Value = Record> {
     let counters = ([counts(), counts()], [counts(), counts()]);
     let rest = (
@@ -187,7 +193,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
         0..64u8,
         any::<[u8; 20]>(),
         proptest::option::of(outer()),
-        (0..3_u64, any::<u64>()).prop_map(<[u64; 2]>::from),
+        senders(),
     );
     let directions = (any::<bool>(), any::<bool>());
     (key(), 0..=1u8, directions, counters, rest, 0..=5u8).prop_map(
@@ -196,7 +202,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
             initiator,
             directions,
             (delta, total),
-            (first, last, tcp_flags, dscp, community_id, outer, cgroup_ids),
+            (first, last, tcp_flags, dscp, community_id, outer, (cgroup_ids, process_keys)),
             end,
         )| {
             Record {
@@ -221,6 +227,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
                 community_id,
                 outer: outer.filter(|_| key.encapsulation != 0),
                 cgroup_ids,
+                process_keys,
             }
         },
     )
@@ -307,6 +314,8 @@ fn expected(record: &Record) -> FlowRecord {
             .map(|outer| outer.pppoe_session.into()),
         src_cgroup_id: Some(record.cgroup_ids[0]).filter(|&id| id != 0),
         dst_cgroup_id: Some(record.cgroup_ids[1]).filter(|&id| id != 0),
+        src_process_key: Some(record.process_keys[0]).filter(|&key| key != 0),
+        dst_process_key: Some(record.process_keys[1]).filter(|&key| key != 0),
     }
 }
 
@@ -388,6 +397,7 @@ fn longest_record() -> Record {
             vlan_ids: [0xfff; 2],
         }),
         cgroup_ids: [u64::MAX; 2],
+        process_keys: [u64::MAX; 2],
     }
 }
 
@@ -420,7 +430,10 @@ fn each_batch_names_the_cgroups_of_its_own_records() {
         ..longest_record()
     };
     let known = [(3, "/a.service"), (5, "/b.service")];
-    let encoder = BatchEncoder::new(identity()).naming(Cgroups::of_these(&known));
+    let encoder = BatchEncoder::new(identity()).naming(Names {
+        cgroups: Some(Cgroups::of_these(&known)),
+        processes: None,
+    });
     for mut encoder in [encoder.another(), encoder] {
         let mut batches = Vec::new();
         let mut sink = |batch: Batch| batches.push(decode(&batch));
@@ -458,6 +471,47 @@ fn each_batch_names_the_cgroups_of_its_own_records() {
                 .all(|batch| batch.account.is_some() == batch.last_of_scan)
         );
     }
+}
+
+#[test]
+fn a_batch_names_the_processes_of_its_records_each_once() {
+    let process = |pid| agent_common::Process {
+        name: [u64::from_ne_bytes(*b"nginx\0\0\0"), 0],
+        uid: 33,
+        pid,
+    };
+    let [first, second, third] = [7, 5, 9].map(process);
+    let mut encoder = BatchEncoder::new(identity()).naming(Names {
+        cgroups: None,
+        processes: Some(Processes::of_these(vec![first, second, third])),
+    });
+    let mut batches = Vec::new();
+    let mut sink = |batch: Batch| batches.push(decode(&batch));
+    let named = |process_keys| Record {
+        process_keys,
+        ..longest_record()
+    };
+    for keys in [
+        &[[first.key(), second.key()], [0, first.key()], [0, 0]][..],
+        &[[0, third.key()]],
+    ] {
+        encoder.begin(&header(1));
+        for keys in keys {
+            encoder.push(&named(*keys), &mut sink);
+        }
+        encoder.finish(&trailer(&HookAccount::default()), &mut sink);
+    }
+    let said = batches.iter().map(|batch| {
+        let processes = batch.processes.iter();
+        processes
+            .map(|one| (one.key, one.pid, one.name.as_str(), one.uid))
+            .collect::<Vec<_>>()
+    });
+    let of = |process: agent_common::Process| (process.key(), process.pid, "nginx", Some(33));
+    assert_eq!(
+        said.collect::<Vec<_>>(),
+        [vec![of(second), of(first)], vec![of(third)]]
+    );
 }
 
 #[test]

@@ -16,6 +16,7 @@ use crate::{
     },
     cgroups,
     hub::Volume,
+    processes,
     proto::{AgentIdentity, Cgroup, Count, FlowBatch, Interface, RecordSum},
 };
 
@@ -102,6 +103,12 @@ impl Incoming {
             "a cgroup's path has at most {} bytes, and its other texts {MOST_NAME_BYTES}",
             cgroups::MOST_PATH_BYTES
         );
+        let mut commands = incoming.batch.processes.iter().map(|one| one.name.len());
+        ensure!(
+            commands.all(|len| len <= processes::MOST_NAME_BYTES),
+            "a process's name has at most {} bytes",
+            processes::MOST_NAME_BYTES
+        );
         let is_short = |reasons: &BTreeMap<String, Count>| {
             let mut names = reasons.keys();
             reasons.len() <= MOST_REASONS && names.all(|name| name.len() <= MOST_REASON_BYTES)
@@ -166,7 +173,7 @@ impl Incoming {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::{Account, FlowRecord};
+    use crate::proto::{Account, FlowRecord, Process};
 
     fn batch() -> FlowBatch {
         FlowBatch {
@@ -249,10 +256,19 @@ mod tests {
             }],
             ..batch()
         };
+        let of_process = |name_bytes| FlowBatch {
+            processes: vec![Process {
+                name: "n".repeat(name_bytes),
+                ..Process::default()
+            }],
+            ..batch()
+        };
         for (raw, is_taken) in [
             (in_cgroup(1024, 256).encode_to_vec(), true),
             (in_cgroup(1025, 1).encode_to_vec(), false),
             (in_cgroup(1, 257).encode_to_vec(), false),
+            (of_process(45).encode_to_vec(), true),
+            (of_process(46).encode_to_vec(), false),
             (many(MOST_RECORDS, 1).encode_to_vec(), true),
             (many(MOST_RECORDS + 1, 1).encode_to_vec(), false),
             (many(1, MOST_OTHER_FIELDS).encode_to_vec(), false),

@@ -347,6 +347,12 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
             "replica   {} of {} flows tracked, {} evicted",
             replica.tracked, replica.capacity, replica.evicted
         ));
+        if replica.nameless_processes > 0 {
+            lines.push(format!(
+                "  processes that were named by their number alone: {}",
+                replica.nameless_processes
+            ));
+        }
     }
     if let Some(scans) = &status.scans {
         lines.push(format!(

@@ -114,7 +114,8 @@ fn data(map: &Map) -> Option<&MapData> {
         | Map::LruHashMap(data)
         | Map::PerCpuArray(data)
         | Map::PerCpuHashMap(data)
-        | Map::RingBuf(data) => Some(data),
+        | Map::RingBuf(data)
+        | Map::SkStorage(data) => Some(data),
         _ => None,
     }
 }

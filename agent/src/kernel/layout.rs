@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use agent_common::{interface::DeviceLayout, segmentation::SkbLayout};
+use agent_common::{interface::DeviceLayout, process::TaskLayout, segmentation::SkbLayout};
 use anyhow::{Context as _, Result, ensure};
 
 use super::{bpf, btf::Btf, signals};
@@ -46,6 +46,24 @@ pub fn of_this_kernel() -> Result<Layout> {
         anyhow::Error::new(error).context(why)
     })?;
     read(&types_of_this_kernel()?).with_context(|| format!("read the types in {BTF}"))
+}
+
+/// What the programs read of tasks and sockets that the verifier knows as such.
+pub fn tasks_of_this_kernel() -> Result<TaskLayout> {
+    tasks(&types_of_this_kernel()?).with_context(|| format!("read the types in {BTF}"))
+}
+
+fn tasks(btf: &Btf) -> Result<TaskLayout> {
+    Ok(TaskLayout {
+        group_leader: btf.offset_of("task_struct", "group_leader")?,
+        comm: btf.offset_of("task_struct", "comm")?,
+        tgid: btf.offset_of("task_struct", "tgid")?,
+        cred: btf.offset_of("task_struct", "cred")?,
+        cred_uid: btf.offset_of("cred", "uid")?,
+        socket_sock: btf.offset_of("socket", "sk")?,
+        sock_family: btf.offset_of("sock", "__sk_common")?
+            + btf.offset_of("sock_common", "skc_family")?,
+    })
 }
 
 /// The running kernel's type information.

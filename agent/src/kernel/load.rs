@@ -4,9 +4,10 @@ use std::{
     hash::{BuildHasher as _, RandomState},
     mem::offset_of,
     os::fd::{AsFd as _, OwnedFd},
+    path::Path,
 };
 
-use agent_common::{Clocks, slots::Hash};
+use agent_common::{Clocks, process::TaskLayout, senders::Kinds, slots::Hash};
 use anyhow::{Chain, Context as _, Result, anyhow, bail, ensure};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -25,6 +26,7 @@ use super::{
     memory::memory_bytes,
     outers::Outers,
     pages::{self, Bounds, Pages},
+    processes::{self, Noting, ProcessNames},
     refusal,
     rule_maps::{PlacedRules, RuleMaps},
     run_times::RunTimes,
@@ -48,8 +50,10 @@ pub struct LoadSettings {
     pub max_fragments: u32,
     /// Count the flows of the packets inside tunnels.
     pub decapsulate: bool,
-    /// Note which cgroups the senders of flows are in.
-    pub keeps_senders: bool,
+    /// What to note of the senders of flows.
+    pub senders: Kinds,
+    /// Where the kernel keeps what is read of processes. Needed only to note these.
+    pub tasks: TaskLayout,
     /// Flows on a page at which the programs ask for a scan; 0 leaves scans to the interval.
     pub early_scan_flows: u32,
     /// Inode numbers of the interfaces' network namespaces. Each gets a set of programs.
@@ -74,7 +78,8 @@ impl LoadSettings {
             max_flows: 1,
             max_fragments: 1,
             decapsulate: false,
-            keeps_senders: false,
+            senders: Kinds::NONE,
+            tasks: TaskLayout::default(),
             early_scan_flows: 0,
             netns,
             max_interfaces: 1,
@@ -103,6 +108,7 @@ const PENDING: &str = "PENDING";
 const FRAGMENTS: &str = "FRAGMENTS";
 const INTERFACES: &str = "INTERFACES";
 const OUTER: &str = "OUTER";
+const PROCESSES: &str = "PROCESSES";
 
 /// The loaded object, in its parts.
 pub struct Kernel {
@@ -126,6 +132,7 @@ pub struct Kernel {
     interface_names: Vec<Option<String>>,
     pub fragments: Fragments,
     pub outers: Outers,
+    process_names: ProcessNames,
 }
 
 impl Kernel {
@@ -188,7 +195,7 @@ impl Kernel {
             min_flows: settings.min_flows,
             max_flows: settings.max_flows,
             early_scan_flows: settings.early_scan_flows,
-            keeps_senders: settings.keeps_senders,
+            senders: settings.senders,
             sample_rate: settings.sample_rate,
         };
         let pages = Pages::create(maps, bounds, settings.hash_factors)
@@ -206,6 +213,7 @@ impl Kernel {
         ];
         let fragments = Fragments::new(take(ebpf, FRAGMENTS)?)?;
         let outers = Outers::new(take(ebpf, OUTER)?, settings.decapsulate)?;
+        let process_names = ProcessNames::new(take(ebpf, PROCESSES)?)?;
         let filled = ebpf
             .take_map("FILLED")
             .context("the object has no map FILLED")?;
@@ -234,6 +242,7 @@ impl Kernel {
             interface_names: vec![None; settings.max_interfaces as usize],
             fragments,
             outers,
+            process_names,
         })
     }
 
@@ -271,6 +280,16 @@ impl Kernel {
         Ok(())
     }
 
+    /// Has the programs note from now on who makes sockets, and looks for who made those that there are. `cgroups` is the root of the
+    /// hierarchy. Before the sets are taken.
+    pub fn note_processes(&mut self, cgroups: &Path) -> Result<(ProcessNames, Noting)> {
+        let _held = signals::Held::new();
+        let first = self.sets.first_mut();
+        let set = first.context("the programs have been taken")?;
+        let noting = Noting::start(&mut set.programs, &set.run_times, cgroups)?;
+        Ok((self.process_names.clone(), noting))
+    }
+
     /// The current values of the programs' clocks.
     pub fn clocks(&self) -> Result<Clocks> {
         const JIFFIES: usize = offset_of!(Clocks, jiffies);
@@ -303,6 +322,7 @@ impl Kernel {
                 .sum::<u64>()
             + self.fragments.kernel_memory_bytes()
             + self.outers.kernel_memory_bytes()
+            + self.process_names.kernel_memory_bytes()
     }
 }
 
@@ -313,7 +333,6 @@ struct Shape<'a> {
     places: Places,
     layout: &'a Layout,
     decapsulate: u32,
-    keeps_senders: u32,
 }
 
 impl<'a> Shape<'a> {
@@ -325,7 +344,6 @@ impl<'a> Shape<'a> {
             places: Places::for_up_to(settings.max_interfaces),
             layout,
             decapsulate: u32::from(settings.decapsulate),
-            keeps_senders: u32::from(settings.keeps_senders),
         })
     }
 
@@ -338,6 +356,11 @@ impl<'a> Shape<'a> {
         let settings = self.settings;
         let outers = if settings.decapsulate {
             settings.max_flows
+        } else {
+            1
+        };
+        let processes = if settings.senders.has(Kinds::PROCESSES) {
+            processes::MOST_IN_THE_KERNEL
         } else {
             1
         };
@@ -356,7 +379,9 @@ impl<'a> Shape<'a> {
             .override_global("SKB_LAYOUT", &self.layout.skb, true)
             .override_global("DEVICE_LAYOUT", &self.layout.device, true)
             .override_global("DECAPSULATE", &self.decapsulate, true)
-            .override_global("SENDERS_KEPT", &self.keeps_senders, true)
+            .override_global("SENDERS_KEPT", &settings.senders.0, true)
+            .override_global("TASK_LAYOUT", &settings.tasks, true)
+            .map_max_entries(PROCESSES, processes)
             .map_max_entries(FRAGMENTS, settings.max_fragments)
             .map_max_entries(OUTER, outers);
         if let Some(shared) = shared {
@@ -425,6 +450,7 @@ fn remedy(map: &str, settings: &LoadSettings) -> Option<String> {
             "the accounts of {} interfaces: lower --max-interfaces",
             settings.max_interfaces
         ),
+        PROCESSES => "the names of processes: run without --enrich process".to_owned(),
         INTERFACES => format!(
             "the table of {} interfaces: lower --max-interfaces",
             settings.max_interfaces
@@ -460,7 +486,8 @@ mod tests {
             max_flows: 1000,
             max_fragments: 77,
             decapsulate: true,
-            keeps_senders: false,
+            senders: Kinds::NONE,
+            tasks: TaskLayout::default(),
             early_scan_flows: 0,
             netns: vec![0],
             max_interfaces: 2,

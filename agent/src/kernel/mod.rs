@@ -25,6 +25,7 @@ mod mapped_array;
 pub mod memory;
 pub mod outers;
 pub mod pages;
+pub mod processes;
 pub mod real_time;
 pub mod refusal;
 pub mod rule_maps;

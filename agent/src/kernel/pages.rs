@@ -19,7 +19,9 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use agent_common::{FlowCounters, FlowKey, PageFill, Senders, Switches, sample, slots::Hash};
+use agent_common::{
+    FlowCounters, FlowKey, PageFill, Senders, Switches, sample, senders::Kinds, slots::Hash,
+};
 use anyhow::{Context as _, Result, anyhow, bail};
 use aya::maps::MapData;
 
@@ -57,8 +59,8 @@ pub struct Bounds {
     /// The programs ask for a scan of a page when they have put that share of its room into it that this is of
     /// `max_flows`. With 0 they never ask, and pages have all of their room from the start.
     pub early_scan_flows: u32,
-    /// Whether the programs note who sent the flows.
-    pub keeps_senders: bool,
+    /// What the programs note of who sent the flows.
+    pub senders: Kinds,
     /// One flow in so many is counted, until another rate comes; 0 is every flow.
     pub sample_rate: u32,
 }
@@ -70,7 +72,7 @@ pub struct Pages {
     switches: Switches,
     mark: Mark,
     possible_cpus: u32,
-    keeps_senders: bool,
+    senders: Kinds,
     growth: Growth,
     /// Windows of another size, which are made beside the scans.
     making: Option<JoinHandle<Result<Windows>>>,
@@ -95,7 +97,7 @@ impl Pages {
         let growth = Growth::new(bounds.min_flows, mark);
         let size = growth.wanted();
         let behind_flows = Size::behind_flows(bounds.max_flows);
-        let pages = [0, 1].map(|_| Page::create(size, behind_flows, bounds.keeps_senders));
+        let pages = [0, 1].map(|_| Page::create(size, behind_flows, bounds.senders));
         let [first, second] = pages;
         let pages = [first?, second?];
         let variables_len_bytes = maps
@@ -124,7 +126,7 @@ impl Pages {
             },
             mark,
             possible_cpus,
-            keeps_senders: bounds.keeps_senders,
+            senders: bounds.senders,
             growth,
             making: None,
             refused: LogLimit::default(),
@@ -307,8 +309,8 @@ impl Pages {
             drop(self.made());
         } else if self.making.is_none() && self.growth.may_ask() {
             let maker = thread::Builder::new().name("flow-table-page".to_owned());
-            let keeps_senders = self.keeps_senders;
-            match maker.spawn(move || Windows::create(wanted, keeps_senders)) {
+            let kinds = self.senders;
+            match maker.spawn(move || Windows::create(wanted, kinds)) {
                 Ok(making) => self.making = Some(making),
                 Err(error) => {
                     self.stays(&anyhow!(error).context("start a thread that makes a page"));

@@ -115,6 +115,8 @@ impl RunTimes {
 fn hook(name: &str) -> &'static str {
     if name.starts_with("xdp") {
         "xdp"
+    } else if matches!(name, "sock_create" | "post_bind4" | "post_bind6") {
+        "sockets"
     } else if name.starts_with("tc_egress") {
         "tc_egress"
     } else {
@@ -139,6 +141,8 @@ mod tests {
             ("tc_ingress_ip", "tc_ingress"),
             ("tc_egress", "tc_egress"),
             ("tc_egress_ip", "tc_egress"),
+            ("sock_create", "sockets"),
+            ("post_bind6", "sockets"),
             ("xdp_ingress", "xdp"),
             ("xdp_ingress_ip", "xdp"),
             ("xdp_frags", "xdp"),

@@ -10,11 +10,14 @@ use std::{
 use base64::{display::Base64Display, engine::general_purpose::STANDARD};
 use serde::{Serialize, Serializer};
 
-use self::senders::{DESTINATION, OfEnd, SOURCE};
+use self::senders::{
+    DESTINATION, DESTINATION_PROCESS, OfEnd, ProcessOfEnd, SOURCE, SOURCE_PROCESS,
+};
 use super::{LostSoFar, harmless, human};
 use crate::{
     cgroups::Sender,
     known_interfaces::KnownInterfaces,
+    processes::Maker,
     proto::{
         Account, AgentIdentity, Count, Direction, EndReason, FlowBatch, FlowRecord, Interface,
     },
@@ -237,6 +240,10 @@ struct FlowLine<'a> {
     source: Option<OfEnd<'a>>,
     #[serde(flatten)]
     destination: Option<OfEnd<'a>>,
+    #[serde(flatten)]
+    source_process: Option<ProcessOfEnd<'a>>,
+    #[serde(flatten)]
+    destination_process: Option<ProcessOfEnd<'a>>,
     sample_rate: u32,
 }
 
@@ -245,6 +252,7 @@ impl<'a> FlowLine<'a> {
         let [direction, reverse_direction] =
             human::directions(record).map(|side| side.map(direction_name));
         let [source, destination] = Sender::both(batch, record);
+        let [source_process, destination_process] = Maker::both(batch, record);
         Self {
             r#type: "flow",
             origin: Origin::of(batch),
@@ -299,6 +307,9 @@ impl<'a> FlowLine<'a> {
             outer_pppoe_session: record.outer_pppoe_session,
             source: source.map(|sender| OfEnd(SOURCE, sender)),
             destination: destination.map(|sender| OfEnd(DESTINATION, sender)),
+            source_process: source_process.map(|maker| ProcessOfEnd(SOURCE_PROCESS, maker)),
+            destination_process: destination_process
+                .map(|maker| ProcessOfEnd(DESTINATION_PROCESS, maker)),
             sample_rate: batch.sample_rate,
         }
     }
@@ -447,7 +458,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::proto::{Cgroup, Encapsulation, Interface};
+    use crate::proto::{Cgroup, Encapsulation, Interface, Process};
 
     fn lines(batches: &[FlowBatch]) -> Vec<Value> {
         let mut out = Vec::new();
@@ -629,6 +640,35 @@ mod tests {
         assert_eq!(lines[0]["src_cgroup"], "/system.slice/a.service");
         assert_eq!(lines[0]["src_slice"], "system.slice");
         assert_eq!(lines[0]["src_container_id"], json!(null));
+    }
+
+    #[test]
+    fn the_process_of_an_end_has_its_number_even_where_it_has_no_name() {
+        let [named, nameless] = [7, 8].map(|pid| pid << 32 | 1);
+        let lines = lines(&[FlowBatch {
+            processes: vec![Process {
+                key: named,
+                pid: 7,
+                name: "nginx".to_owned(),
+                uid: Some(33),
+            }],
+            ..batch(vec![FlowRecord {
+                src_process_key: Some(named),
+                dst_process_key: Some(nameless),
+                ..tcp_record()
+            }])
+        }]);
+        for (name, value) in [
+            ("src_process", json!("nginx")),
+            ("src_pid", json!(7)),
+            ("src_uid", json!(33)),
+            ("dst_process", json!(null)),
+            ("dst_pid", json!(8)),
+            ("dst_uid", json!(null)),
+        ] {
+            assert_eq!(lines[0][name], value, "{name}");
+        }
+        assert!(lines[0].get("src_unit").is_none());
     }
 
     #[test]

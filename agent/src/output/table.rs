@@ -46,6 +46,8 @@ struct Scan {
     busiest: Vec<FlowRecord>,
     /// By the ids of cgroups: what they are called in the column.
     units: HashMap<u64, String>,
+    /// By the keys of processes, likewise.
+    processes: HashMap<u64, String>,
 }
 
 impl<W: Write> TableWriter<W> {
@@ -95,6 +97,10 @@ impl<W: Write> TableWriter<W> {
             if let Some(name) = layout::sender(cgroup) {
                 self.scan.units.insert(cgroup.id, name);
             }
+        }
+        for process in &batch.processes {
+            let name = layout::process(process);
+            self.scan.processes.insert(process.key, name);
         }
         let most = self.limit.unwrap_or(if self.in_place {
             TERMINAL_ROWS
@@ -218,10 +224,11 @@ impl<W: Write> TableWriter<W> {
         Row::new(
             record,
             self.interfaces.get(&(record.netns, record.ifindex)),
-            record.cgroup_ids().map(|id| {
-                let name = self.scan.units.get(&id?)?;
-                Some(name.as_str())
-            }),
+            [
+                (record.cgroup_ids(), &self.scan.units),
+                (record.process_keys(), &self.scan.processes),
+            ]
+            .map(|(ends, names)| ends.map(|end| Some(names.get(&end?)?.as_str()))),
             batch.window_end_unix_ns,
         )
     }

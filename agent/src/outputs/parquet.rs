@@ -4,7 +4,7 @@
 //! batch of our own protocol, which is as safe as a line of JSON and cheap to write. [`mod@file`] makes the Parquet file of
 //! them when it is rotated, or after a kill. A database gets its rows as a file that was never on a disk ([`Table`]).
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 
 use prost::Message as _;
 
@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     known_interfaces::KnownInterfaces,
+    mentions::Mentions,
     proto::{FlowBatch, FlowRecord},
 };
 
@@ -60,15 +61,12 @@ impl Encoder for Parquet {
         self.interfaces.note_all(batch);
         self.named.clear();
         let mut interfaces = Vec::new();
-        let mut cgroup_ids = BTreeSet::new();
         for flow in flows {
             if self.named.insert((flow.netns, flow.ifindex)) {
                 interfaces.extend(self.interfaces.of(flow).cloned());
             }
-            cgroup_ids.extend(flow.cgroup_ids().into_iter().flatten());
         }
-        let cgroups = batch.cgroups.iter();
-        let cgroups = cgroups.filter(|cgroup| cgroup_ids.contains(&cgroup.id));
+        let mentions = Mentions::of(flows);
         let head = FlowBatch {
             agent: batch.agent.clone(),
             stream_seq: batch.stream_seq,
@@ -91,7 +89,8 @@ impl Encoder for Parquet {
             sample_rate: batch.sample_rate,
             account: batch.account.clone(),
             interfaces,
-            cgroups: cgroups.cloned().collect(),
+            cgroups: mentions.cgroups(&batch.cgroups).cloned().collect(),
+            processes: mentions.processes(&batch.processes).cloned().collect(),
             ..FlowBatch::default()
         };
         let bytes = pieces::piece(|body| {

@@ -1,13 +1,14 @@
 //! Which flows an output wants. What it does not want of a flow at first it still gets when the flow turns out to be
 //! wanted, so that the sums of a flow that it got are whole.
 
-use std::{collections::HashSet, str::FromStr};
+use std::str::FromStr;
 
 use super::tally;
 use crate::{
     fault::Fault,
     filter::{Facts, Rule, Rules, passes},
     known_interfaces::KnownInterfaces,
+    mentions::Mentions,
     proto::{FlowBatch, FlowRecord, RecordSum},
 };
 
@@ -97,10 +98,7 @@ impl Sieve {
             }
             true
         });
-        let named = records.iter();
-        let named = named.flat_map(FlowRecord::cgroup_ids);
-        let named: HashSet<_> = named.flatten().collect();
-        batch.cgroups.retain(|cgroup| named.contains(&cgroup.id));
+        Mentions::of(&records).retain_in(batch);
         (records, left_out)
     }
 

@@ -12,6 +12,7 @@ use crate::{
     cgroups::Sender,
     filter::Facts,
     known_interfaces::KnownInterfaces,
+    processes::Maker,
     proto::{AgentIdentity, FlowBatch, FlowRecord},
 };
 
@@ -79,6 +80,12 @@ pub(super) fn add(
             } else {
                 [""; 2]
             },
+            processes: if question.by.contains(&By::Process) {
+                let makers = Maker::both(batch, record);
+                makers.map(|maker| maker.and_then(Maker::name).unwrap_or_default())
+            } else {
+                [""; 2]
+            },
             ..of_a_record(batch, record)
         };
         sum.row(question, &row)?;
@@ -95,6 +102,7 @@ fn of_a_record<'a>(batch: &FlowBatch, record: &FlowRecord) -> Row<'a> {
         interface: "",
         netns_name: "",
         units: [""; 2],
+        processes: [""; 2],
         facts: Facts::from(record),
         packets,
         bytes: [record.delta_bytes, record.delta_reverse_bytes],

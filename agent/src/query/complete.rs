@@ -150,6 +150,7 @@ struct Rows {
     netns_name: Vec<Option<ByteArray>>,
     /// If they are asked for, and the file has them.
     units: [Option<Vec<Option<ByteArray>>>; 2],
+    processes: [Option<Vec<Option<ByteArray>>>; 2],
     directions: [Vec<Option<ByteArray>>; 2],
     protocol: Vec<u8>,
     addresses: [Vec<Option<ByteArray>>; 2],
@@ -171,8 +172,8 @@ struct OfStreams {
 
 impl Rows {
     fn read(columns: &Columns<'_>, question: &Question) -> Result<Self> {
-        let units = |name| {
-            let is_there = question.by.contains(&By::Unit) && columns.places.contains_key(name);
+        let names = |by, name| {
+            let is_there = question.by.contains(&by) && columns.places.contains_key(name);
             is_there.then(|| columns.texts(name)).transpose()
         };
         let of_streams = if columns.places.contains_key("stream_id") {
@@ -193,7 +194,11 @@ impl Rows {
             of_streams,
             interface: columns.texts("interface")?,
             netns_name: columns.texts("netns_name")?,
-            units: [units("src_unit")?, units("dst_unit")?],
+            units: [names(By::Unit, "src_unit")?, names(By::Unit, "dst_unit")?],
+            processes: [
+                names(By::Process, "src_process")?,
+                names(By::Process, "dst_process")?,
+            ],
             directions: [
                 columns.texts("direction")?,
                 columns.texts("reverse_direction")?,
@@ -275,11 +280,12 @@ impl Rows {
         let reverse = direction(reverse)?.unwrap_or(forward.opposite());
         let totals = both(&self.totals);
         let packets = both(&self.packets);
-        let unit = |column: &'a Option<Vec<Option<ByteArray>>>| {
+        let name = |column: &'a Option<Vec<Option<ByteArray>>>| {
             let column = column.as_ref();
             text(column.and_then(|column| column[row].as_ref()))
         };
         let [source_unit, destination_unit] = &self.units;
+        let [source_process, destination_process] = &self.processes;
         let [source, destination] = &self.addresses;
         let [from, to] = &self.ports;
         Ok(Row {
@@ -287,7 +293,8 @@ impl Rows {
             hostname,
             interface: text(self.interface[row].as_ref())?,
             netns_name: text(self.netns_name[row].as_ref())?,
-            units: [unit(source_unit)?, unit(destination_unit)?],
+            units: [name(source_unit)?, name(destination_unit)?],
+            processes: [name(source_process)?, name(destination_process)?],
             facts: Facts {
                 protocol: self.protocol[row],
                 addresses: [address(source)?, address(destination)?],

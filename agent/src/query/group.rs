@@ -34,6 +34,8 @@ pub enum By {
     Host,
     /// The systemd unit, at either end: what it sent, and what it received. Of agents that look for it (`--enrich unit`).
     Unit,
+    /// The name of the process that made the socket, at either end, likewise. Of agents that look for it (`--enrich process`).
+    Process,
 }
 
 /// One value that a group stands for.
@@ -142,10 +144,13 @@ impl<'a> Groups<'a> {
         let sums = Sums::of(row);
         let by_address = self.by.contains(&By::Address);
         let by_unit = self.by.contains(&By::Unit);
-        // An end without a unit is no group of its own if the other one has a unit.
-        let [is_source, is_destination] = row
-            .units
-            .map(|unit| by_address || by_unit && !unit.is_empty());
+        let by_process = self.by.contains(&By::Process);
+        // An end without a name is no group of its own if the other one has a name.
+        let [is_source, is_destination] = [0, 1].map(|end| {
+            by_address
+                || by_unit && !row.units[end].is_empty()
+                || by_process && !row.processes[end].is_empty()
+        });
         if is_source || !is_destination {
             self.add_as(row, 0, &sums)?;
         }
@@ -153,7 +158,8 @@ impl<'a> Groups<'a> {
             let mut sums = sums.reversed();
             let [source, destination] = row.facts.addresses;
             let is_same = (!by_address || source == destination)
-                && (!by_unit || row.units[0] == row.units[1]);
+                && (!by_unit || row.units[0] == row.units[1])
+                && (!by_process || row.processes[0] == row.processes[1]);
             if is_source && is_same {
                 // The flow was counted a moment ago.
                 sums = Sums {
@@ -167,7 +173,7 @@ impl<'a> Groups<'a> {
         Ok(())
     }
 
-    /// Adds to the group of a row, in which [`By::Address`] and [`By::Unit`] are those of this end: 0 is the source.
+    /// Adds to the group of a row, in which addresses, units and processes are those of this end: 0 is the source.
     fn add_as(&mut self, row: &Row<'_>, end: usize, sums: &Sums) -> Result<()> {
         self.parts.clear();
         let facts = &row.facts;
@@ -175,6 +181,7 @@ impl<'a> Groups<'a> {
             self.parts.push(match by {
                 By::Address => Part::Address(facts.addresses[end]),
                 By::Unit => self.names.name(row.units[end]),
+                By::Process => self.names.name(row.processes[end]),
                 By::Source => Part::Address(facts.addresses[0]),
                 By::Destination => Part::Address(facts.addresses[1]),
                 By::Port => Part::Port(facts.protocol, facts.ports.map(|[_, port]| port)),

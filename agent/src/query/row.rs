@@ -13,6 +13,8 @@ pub(super) struct Row<'a> {
     pub netns_name: &'a str,
     /// The systemd units of source and destination. Empty if they are not known, or if nobody asks.
     pub units: [&'a str; 2],
+    /// The names of the processes that made their sockets, likewise.
+    pub processes: [&'a str; 2],
     pub facts: Facts,
     /// From the source and from the destination, since the flow's last record.
     pub packets: [u64; 2],

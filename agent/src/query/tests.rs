@@ -20,7 +20,9 @@ use crate::{
         files::{Compression, Made},
         parquet::{MADE, MADE_OF_MANY, Parquet, piece_of},
     },
-    proto::{AgentIdentity, Cgroup, Direction, EndReason, FlowBatch, FlowRecord, Interface},
+    proto::{
+        AgentIdentity, Cgroup, Direction, EndReason, FlowBatch, FlowRecord, Interface, Process,
+    },
 };
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -231,24 +233,32 @@ fn each_way_to_add_up_has_its_groups() {
     assert_eq!(both.len(), 3);
 }
 
-/// A batch whose records name these units, each in a cgroup of its number.
+/// A batch whose records name these units, each in a cgroup of its number, and processes that are called like them.
 fn with_units(batch: FlowBatch, units: &[(u64, &str)]) -> FlowBatch {
     let cgroups = units.iter().map(|&(id, unit)| Cgroup {
         id,
         unit: unit.to_owned(),
         ..Cgroup::default()
     });
+    let processes = units.iter().map(|&(id, unit)| Process {
+        key: id,
+        name: unit.trim_end_matches(".service").to_owned(),
+        ..Process::default()
+    });
     FlowBatch {
         cgroups: cgroups.collect(),
+        processes: processes.collect(),
         ..batch
     }
 }
 
 #[test]
-fn a_unit_has_what_it_sent_and_what_it_received_at_either_end() {
+fn a_unit_or_process_has_what_it_sent_and_what_it_received_at_either_end() {
     let of = |ids: [u64; 2], packets: u64| FlowRecord {
         src_cgroup_id: Some(ids[0]).filter(|&id| id != 0),
         dst_cgroup_id: Some(ids[1]).filter(|&id| id != 0),
+        src_process_key: Some(ids[0]).filter(|&id| id != 0),
+        dst_process_key: Some(ids[1]).filter(|&id| id != 0),
         ..record(1, 443, packets)
     };
     let units = [(1, "web.service"), (2, "db.service"), (3, "")];
@@ -277,6 +287,15 @@ fn a_unit_has_what_it_sent_and_what_it_received_at_either_end() {
     for folder in [&whole, &open] {
         let answer = folder.ask(&everything(&[By::Unit]));
         assert_eq!(packets(&answer), expected);
+        let by_process = packets(&folder.ask(&everything(&[By::Process])));
+        let named = expected.clone().map(|(parts, sums)| {
+            let unit = parts.into_iter().next();
+            let Some(Part::Name(unit)) = unit else {
+                panic!("{unit:?}");
+            };
+            (vec![name(unit.trim_end_matches(".service"))], sums)
+        });
+        assert_eq!(by_process, named);
         let db = &answer.groups[0].sums;
         assert_eq!((db.records, db.begun), (3, 3), "one of them is with itself");
         assert_eq!(answer.total.records, 6);

@@ -264,6 +264,7 @@ impl Entry {
             community_id: self.community_id,
             outer: None,
             cgroup_ids: [senders.cgroup_ids[forward], senders.cgroup_ids[reverse]],
+            process_keys: [senders.process_keys[forward], senders.process_keys[reverse]],
         }
     }
 }

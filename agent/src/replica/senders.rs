@@ -35,9 +35,14 @@ impl KnownSenders {
         if coming == Senders::default() {
             return;
         }
-        let known = &mut self.at(slot).cgroup_ids;
-        for (known, coming) in known.iter_mut().zip(coming.cgroup_ids) {
+        let known = self.at(slot);
+        for (known, coming) in known.cgroup_ids.iter_mut().zip(coming.cgroup_ids) {
             if coming != 0 && (coming != Senders::ROOT || *known == 0) {
+                *known = coming;
+            }
+        }
+        for (known, coming) in known.process_keys.iter_mut().zip(coming.process_keys) {
+            if coming != 0 {
                 *known = coming;
             }
         }

@@ -1,18 +1,17 @@
 //! A consumer's own filter: leaves records out of its batches, and counts what it leaves out.
 
-use std::collections::HashSet;
-
 use bytes::Bytes;
 use prost::{DecodeError, Message as _};
 use tonic::Status;
 
 use crate::{
-    batch::fields::{CGROUPS, Field, RECORDS, each_field},
+    batch::fields::{Field, RECORDS, each_field},
     fault::Fault,
     filter::{Rule, Rules, passes},
     hub::Volume,
     known_interfaces::KnownInterfaces,
-    proto::{Cgroup, FlowBatch, FlowRecord, Interface},
+    mentions::{Mentions, OfRecord},
+    proto::{FlowBatch, FlowRecord, Interface},
 };
 
 /// Bounds for the rules of a stream, which are applied one by one to each record.
@@ -72,7 +71,7 @@ impl StreamFilter {
         let mut left_out = Volume::default();
         let mut passed = Vec::with_capacity(body.len());
         let mut interfaces = KnownInterfaces::default();
-        let mut cgroup_ids = HashSet::new();
+        let mut mentions = Mentions::default();
         each_field(body, |field| {
             note(&mut interfaces, &field)?;
             if field.tag == RECORDS {
@@ -81,10 +80,10 @@ impl StreamFilter {
                     left_out += Volume::of_record(record.delta());
                     return Ok(());
                 }
-                cgroup_ids.extend(record.cgroup_ids().into_iter().flatten());
+                mentions.note(OfRecord::new(&record));
             }
             // They come behind the records.
-            if field.tag == CGROUPS && !cgroup_ids.contains(&Cgroup::decode(field.message)?.id) {
+            if mentions.lack(&field)? {
                 return Ok(());
             }
             passed.extend_from_slice(&body[field.whole]);

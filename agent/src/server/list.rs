@@ -1,9 +1,6 @@
 //! `ListFlows`: chooses from a snapshot, puts it in order, and writes it as batches.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet},
-};
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::{DecodeError, Message as _, encoding::encode_varint};
@@ -12,11 +9,12 @@ use tonic::Status;
 use super::filtered::{StreamFilter, note, told};
 use crate::{
     asks::{AskError, Snapshot, SnapshotBytes, SnapshotPlace},
-    batch::fields::{CGROUPS, RECORDS, each_field},
+    batch::fields::{CGROUPS, PROCESSES, RECORDS, each_field},
     filter::passes,
     hub::Volume,
     known_interfaces::KnownInterfaces,
-    proto::{Cgroup, FlowBatch, FlowOrder, FlowRecord},
+    mentions::{Mentions, OfRecord},
+    proto::{Cgroup, FlowBatch, FlowOrder, FlowRecord, Process},
 };
 
 /// A batch is closed when it has this length.
@@ -34,12 +32,14 @@ pub(super) struct Choice {
     pub limit: Option<usize>,
 }
 
+/// With its name, in a map.
+const BYTES_PER_PROCESS: u64 = 100;
+
 struct Row {
     rank: u64,
     record: Bytes,
     volume: Volume,
-    /// Those that the record names.
-    cgroup_ids: [Option<u64>; 2],
+    mentions: OfRecord,
 }
 
 /// The flows that are asked for, with what surrounds them in batches.
@@ -48,8 +48,9 @@ pub(super) struct Listed {
     head: Vec<u8>,
     /// Those that the last one ends with.
     last: Vec<u8>,
-    /// What the rows' cgroups are called.
+    /// What the rows mention, each once.
     cgroups: BTreeMap<u64, Cgroup>,
+    processes: BTreeMap<u64, Process>,
     rows: std::vec::IntoIter<Row>,
     batches: u32,
     is_over: bool,
@@ -64,10 +65,11 @@ impl Choice {
         let no_room = |error: AskError| Status::resource_exhausted(error.to_string());
         let (mut head, mut last) = (Vec::new(), Vec::new());
         let (mut rows, mut places) = (Vec::new(), Vec::new());
-        let mut cgroups = BTreeMap::new();
+        let (mut cgroups, mut processes) = (BTreeMap::new(), BTreeMap::new());
         let (mut interfaces, mut left_out) = (KnownInterfaces::default(), Volume::default());
         for (number, batch) in snapshot.batches.into_iter().enumerate() {
             let body = batch.body;
+            let named = processes.len();
             places.extend(make_room(&mut rows, batch.records as usize, room).map_err(no_room)?);
             each_field(&body, |field| {
                 note(&mut interfaces, &field)?;
@@ -79,6 +81,9 @@ impl Choice {
                 } else if field.tag == CGROUPS {
                     let cgroup = Cgroup::decode(field.message)?;
                     cgroups.insert(cgroup.id, cgroup);
+                } else if field.tag == PROCESSES {
+                    let process = Process::decode(field.message)?;
+                    processes.insert(process.key, process);
                 } else if LAST_TAGS.contains(&field.tag) {
                     last.extend_from_slice(&body[field.whole]);
                 } else if number == 0 && field.tag != BATCH_INDEX_TAG {
@@ -87,6 +92,9 @@ impl Choice {
                 Ok(())
             })
             .map_err(broken)?;
+            // There may be as many as flows.
+            let named = (processes.len() - named) as u64;
+            places.push(room.take(named * BYTES_PER_PROCESS).map_err(no_room)?);
             if let Some(limit) = self.limit
                 && rows.len() > 2 * limit + 10_000
             {
@@ -110,6 +118,7 @@ impl Choice {
             head,
             last,
             cgroups,
+            processes,
             rows: rows.into_iter(),
             batches: 0,
             is_over: false,
@@ -135,7 +144,7 @@ impl Choice {
             },
             record: message.clone(),
             volume: sums,
-            cgroup_ids: record.cgroup_ids(),
+            mentions: OfRecord::new(&record),
         }))
     }
 }
@@ -192,7 +201,7 @@ impl Iterator for Listed {
         let mut batch = BytesMut::with_capacity(self.head.len() + 16);
         batch.put_slice(&self.head);
         batch.put_slice(&own.encode_to_vec());
-        let mut cgroup_ids = BTreeSet::new();
+        let mut mentions = Mentions::default();
         loop {
             let Some(row) = self.rows.next() else {
                 batch.put_slice(&self.last);
@@ -202,14 +211,17 @@ impl Iterator for Listed {
             encode_varint(u64::from(RECORDS << 3 | 2), &mut batch);
             encode_varint(row.record.len() as u64, &mut batch);
             batch.put_slice(&row.record);
-            cgroup_ids.extend(row.cgroup_ids.into_iter().flatten());
+            mentions.note(row.mentions);
             if batch.len() >= BATCH_LEN_BYTES {
                 break;
             }
         }
-        let named = cgroup_ids.iter().filter_map(|id| self.cgroups.get(id));
+        let cgroups = mentions.cgroup_ids().filter_map(|id| self.cgroups.get(id));
+        let processes = mentions.process_keys();
+        let processes = processes.filter_map(|key| self.processes.get(key));
         let named = FlowBatch {
-            cgroups: named.cloned().collect(),
+            cgroups: cgroups.cloned().collect(),
+            processes: processes.cloned().collect(),
             ..FlowBatch::default()
         };
         batch.put_slice(&named.encode_to_vec());
@@ -219,6 +231,8 @@ impl Iterator for Listed {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::{asks::MAX_SNAPSHOT_BYTES, batch::Batch, proto::Account};
 

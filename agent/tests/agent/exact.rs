@@ -15,10 +15,11 @@ use crate::support::{
 use agent::kernel::{
     attach,
     bound::TaggedPrograms,
-    bpf,
+    bpf, layout,
     load::{Kernel, LoadSettings},
+    processes,
 };
-use agent_common::Pair;
+use agent_common::{Pair, senders::Kinds};
 use aya::programs::Xdp;
 use lab::{
     Lab, kernel,
@@ -37,7 +38,12 @@ const ACK: u8 = 0x10;
 fn every_program_is_taken(all: bool) {
     let mut kernel = Kernel::load(&LoadSettings {
         decapsulate: all,
-        keeps_senders: all,
+        senders: if all {
+            Kinds::CGROUPS.and(Kinds::PROCESSES)
+        } else {
+            Kinds::NONE
+        },
+        tasks: layout::tasks_of_this_kernel().unwrap(),
         early_scan_flows: 1,
         sample_rate: 2,
         asks_drivers: true,
@@ -45,6 +51,7 @@ fn every_program_is_taken(all: bool) {
     })
     .unwrap();
     attach::load_all(&mut kernel.sets[0].programs).unwrap();
+    processes::load(&mut kernel.sets[0].programs).unwrap();
     // Those for kernels that know no frames of several buffers, which this one may.
     for name in ["xdp_ingress", "xdp_ingress_ip"] {
         let program = kernel.sets[0].programs.program_mut(name).unwrap();

@@ -1,5 +1,8 @@
-//! Who sent the packets of a flow, by real sockets of processes in control groups: records name the unit and the container, and
-//! the counts are what they are without.
+//! Who sent the packets of a flow, by real sockets of processes in control groups: records name the unit, the container and the process,
+//! and the counts are what they are without.
+
+mod processes;
+mod sockets;
 
 use std::{
     fs,
@@ -13,6 +16,7 @@ use serde_json::{Value, json};
 use crate::support::{Agent, Report, as_the_service, pair, wait_until};
 
 const UNIT: &[&str] = &["--enrich", "unit"];
+const WHO: &[&str] = &["--enrich", "unit,process"];
 /// A table for 16 flows, which have 24 slots; as many again as they are find room behind them. It is drained when it is asked for.
 const SMALL: &[&str] = &[
     "--max-flows",
@@ -77,6 +81,10 @@ impl Program {
         let mut process = command.spawn().unwrap();
         let says = BufReader::new(process.stdout.take().unwrap());
         Self { process, says }
+    }
+
+    fn pid(&self) -> u32 {
+        self.process.id()
     }
 
     /// What it says next.
@@ -250,7 +258,7 @@ fn flows_that_find_no_slot_have_their_unit_too() {
     }
     let lab = Lab::addressed().unwrap();
     let group = ControlGroup::slice().unwrap();
-    let agent = Agent::start(&lab, &[UNIT, SMALL].concat());
+    let agent = Agent::start(&lab, &[WHO, SMALL].concat());
     let arguments = [&*lab.peer.ipv4.to_string(), "9", "5000", &FLOWS.to_string()];
     Program::start(&group, "many.service", &lab.agent, SENDER, &arguments).ends();
     let report = agent.stop();
@@ -260,7 +268,10 @@ fn flows_that_find_no_slot_have_their_unit_too() {
     let mut named = 0;
     for line in report.flows.iter().filter(|line| line["dst_port"] == 9) {
         assert_eq!(line["src_unit"], "many.service", "{line}");
-        assert!(line.get("dst_unit").is_none(), "{line}");
+        assert_eq!(line["src_process"], "perl", "{line}");
+        for end in ["dst_unit", "dst_pid"] {
+            assert!(line.get(end).is_none(), "{line}");
+        }
         named += line["packets"].as_u64().unwrap();
     }
     assert_eq!(named + refused, FLOWS);
@@ -277,7 +288,7 @@ fn a_slot_that_another_flow_had_names_nobody() {
     // What the generator sends arrives only then, and has no socket.
     lab.agent.set_offloads(&["gro"], true).unwrap();
     let group = ControlGroup::slice().unwrap();
-    let agent = Agent::start(&lab, &[UNIT, SMALL].concat());
+    let agent = Agent::start(&lab, &[WHO, SMALL].concat());
     let to = lab.peer.ipv4.to_string();
     let generator = lab.peer.generator().unwrap();
     for round in 0..4_u16 {
@@ -317,9 +328,10 @@ fn a_slot_that_another_flow_had_names_nobody() {
     );
     for line in of(9) {
         assert_eq!(line["src_unit"], "one.service", "{line}");
+        assert_eq!(line["src_process"], "perl", "{line}");
     }
     for line in of(10) {
-        for end in ["src_cgroup_id", "dst_cgroup_id"] {
+        for end in ["src_cgroup_id", "dst_cgroup_id", "src_pid", "dst_pid"] {
             assert!(line.get(end).is_none(), "{line}");
         }
     }
@@ -341,7 +353,7 @@ fn pages_that_grow_name_all_of_their_flows() {
         "--scan-interval",
         "1h",
     ];
-    let agent = Agent::start(&lab, &[UNIT, &settings].concat());
+    let agent = Agent::start(&lab, &[WHO, &settings].concat());
     let to = lab.peer.ipv4.to_string();
     let room = || {
         let status = agent.status(&lab.agent);
@@ -365,6 +377,7 @@ fn pages_that_grow_name_all_of_their_flows() {
     let mut named = 0;
     for line in report.flows.iter().filter(|line| line["dst_port"] == 9) {
         assert_eq!(line["src_unit"], "many.service", "{line}");
+        assert_eq!(line["src_process"], "perl", "{line}");
         named += line["packets"].as_u64().unwrap();
     }
     assert_eq!(named + refused, 4 * FLOWS);
@@ -382,4 +395,5 @@ fn without_the_setting_nobody_is_named() {
     Program::start(&group, "one.service", &lab.agent, SENDER, &arguments).ends();
     let report = agent.stop();
     assert_eq!(ends_of(&report, 5000), json!({}));
+    assert_eq!(processes::of(&report, 5000), json!({}));
 }

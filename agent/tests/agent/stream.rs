@@ -194,6 +194,7 @@ fn record(number: u32) -> Record {
         community_id: [1; 20],
         outer: None,
         cgroup_ids: [0; 2],
+        process_keys: [0; 2],
     }
 }
 

@@ -17,6 +17,8 @@ use agent::{
 };
 use agent_common::{
     Counts, FlowCounters, Pair, Reason,
+    process::TaskLayout,
+    senders::Kinds,
     slots::{Hash, SLOTS},
 };
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
@@ -83,6 +85,33 @@ fn private_bytes(pid: u32) -> u64 {
     kib.parse::<u64>().unwrap() * 1024
 }
 
+/// The mappings that have more of it than 256 KiB, by `/proc/PID/smaps`.
+fn largest_private(pid: u32) -> Vec<String> {
+    let mappings = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let mut all = Vec::<(String, Vec<&str>)>::new();
+    for line in mappings.lines() {
+        let is_field = line
+            .split_whitespace()
+            .next()
+            .is_some_and(|word| word.ends_with(':'));
+        match all.last_mut() {
+            Some((_, fields)) if is_field => fields.push(line),
+            _ => all.push((line.to_owned(), Vec::new())),
+        }
+    }
+    let kib = |fields: &[&str], name: &str| {
+        let line = fields.iter().find_map(|line| line.strip_prefix(name));
+        let number = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        number.unwrap_or_default()
+    };
+    let large = all.into_iter().filter_map(|(mapping, fields)| {
+        let private = kib(&fields, "Anonymous:");
+        let huge = kib(&fields, "AnonHugePages:");
+        (private > 256).then(|| format!("{private} KiB, {huge} KiB in huge pages: {mapping}"))
+    });
+    large.collect()
+}
+
 fn number(status: &Value, path: [&str; 2]) -> u64 {
     status[path[0]][path[1]].as_u64().unwrap()
 }
@@ -111,7 +140,11 @@ fn pages_grow_with_new_flows_and_shrink_without_them() {
     assert!(idle_bytes <= most, "{idle_bytes} bytes");
     // It has some 4, and 17 with what loading the programs took.
     let private = private_bytes(pid);
-    assert!(private <= 8 * MIB, "{private} bytes");
+    assert!(
+        private <= 8 * MIB,
+        "{private} bytes: {:#?}",
+        largest_private(pid)
+    );
     let held = || [mappings(pid), descriptors(pid)];
     let idle_held = held();
     // The status has no maps of the programs' own variables.
@@ -267,7 +300,8 @@ fn flows_of_one_hash_are_all_accounted_for() {
         max_flows: MAX_FLOWS,
         max_fragments: 1,
         decapsulate: false,
-        keeps_senders: false,
+        senders: Kinds::NONE,
+        tasks: TaskLayout::default(),
         early_scan_flows: 0,
         netns: vec![netns()],
         max_interfaces: 1,

@@ -410,5 +410,6 @@ fn record(flow: u32, begin: u64) -> Record {
         community_id: community_id(&key, 0),
         outer: None,
         cgroup_ids: [0; 2],
+        process_keys: [0; 2],
     }
 }

@@ -168,6 +168,7 @@ stty -F /dev/ttyS1 raw
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t bpf bpf /sys/fs/bpf
+mount -t cgroup2 cgroup /sys/fs/cgroup
 ip link set lo up
 {MEASURE}
 ",

@@ -210,8 +210,8 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "who sent a flow stays on the page",
         file: "agent/src/kernel/pages/senders.rs",
-        from: "place.replace(Senders::default())",
-        to: "place.read()",
+        from: "both.replace([0; 2])",
+        to: "both.read()",
         target: agent("senders::a_slot_that_another_flow_had_names_nobody"),
     },
     Fault {

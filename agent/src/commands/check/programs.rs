@@ -1,6 +1,7 @@
 //! Checks whether this kernel's verifier accepts the agent's own programs. Nothing is attached, and what was
 //! loaded is freed at the end.
 
+use agent_common::senders::Kinds;
 use anyhow::Result;
 
 use super::Check;
@@ -10,9 +11,10 @@ use crate::kernel::{
     layout::{self, Layout},
     links::netns_inode,
     load::{Kernel, LoadSettings, OBJECT},
+    processes,
 };
 
-pub(super) fn programs(layout: &Layout) -> [Check; 3] {
+pub(super) fn programs(layout: &Layout) -> [Check; 4] {
     let plain = match load(layout, PLAIN) {
         Ok(()) => Check::ok("programs", "the kernel takes all of the agent's programs"),
         Err(error) => Check::missing(
@@ -35,7 +37,7 @@ pub(super) fn programs(layout: &Layout) -> [Check; 3] {
             "run without --decapsulate, and report it with the kernel's version",
         ),
     };
-    [plain, decapsulating, units(layout)]
+    [plain, decapsulating, units(layout), processes(layout)]
 }
 
 /// What `--enrich unit` needs.
@@ -43,7 +45,7 @@ fn units(layout: &Layout) -> Check {
     let taken = load(
         layout,
         Wanted {
-            keeps_senders: true,
+            senders: Kinds::CGROUPS,
             ..PLAIN
         },
     );
@@ -63,17 +65,42 @@ fn units(layout: &Layout) -> Check {
     }
 }
 
+/// What `--enrich process` needs.
+fn processes(layout: &Layout) -> Check {
+    let taken = || {
+        let settings = LoadSettings {
+            tasks: layout::tasks_of_this_kernel()?,
+            ..settings(Wanted {
+                senders: Kinds::PROCESSES,
+                ..PLAIN
+            })?
+        };
+        let mut kernel = Kernel::load_with(OBJECT, &settings, layout)?;
+        attach::load_all(&mut kernel.sets[0].programs)?;
+        processes::load(&mut kernel.sets[0].programs)?;
+        cgroups::find()
+    };
+    match taken() {
+        Ok(_) => Check::ok("processes", "and with --enrich process"),
+        Err(error) => Check::warn(
+            "processes",
+            format!("{error:#}"),
+            "run without --enrich process: flows then have no process",
+        ),
+    }
+}
+
 /// What the programs are to do beyond counting.
 #[derive(Clone, Copy)]
 struct Wanted {
     decapsulate: bool,
-    keeps_senders: bool,
+    senders: Kinds,
     asks_drivers: bool,
 }
 
 const PLAIN: Wanted = Wanted {
     decapsulate: false,
-    keeps_senders: false,
+    senders: Kinds::NONE,
     asks_drivers: false,
 };
 
@@ -96,12 +123,12 @@ fn load(layout: &Layout, wanted: Wanted) -> Result<()> {
 fn settings(wanted: Wanted) -> Result<LoadSettings> {
     let Wanted {
         decapsulate,
-        keeps_senders,
+        senders,
         asks_drivers,
     } = wanted;
     Ok(LoadSettings {
         decapsulate,
-        keeps_senders,
+        senders,
         asks_drivers,
         ..LoadSettings::smallest(vec![netns_inode()?])
     })

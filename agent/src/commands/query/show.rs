@@ -121,6 +121,7 @@ fn names(by: &[By]) -> Vec<&'static str> {
         By::Interface => &["interface"],
         By::Host => &["hostname"],
         By::Unit => &["unit"],
+        By::Process => &["process"],
     });
     each.copied().collect()
 }
@@ -213,7 +214,10 @@ fn table(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
     if answer.groups.is_empty() {
         return Ok(());
     }
-    let figures = if by.contains(&By::Address) || by.contains(&By::Unit) {
+    let figures = if [By::Address, By::Unit, By::Process]
+        .iter()
+        .any(|one| by.contains(one))
+    {
         ["SENT PKTS", "SENT", "RECV PKTS", "RECEIVED", "BEGUN"]
     } else {
         ["PKTS", "BYTES", "REV PKTS", "REV BYTES", "BEGUN"]
@@ -295,6 +299,7 @@ fn title(by: By) -> &'static str {
         By::Interface => "IFACE",
         By::Host => "HOST",
         By::Unit => "UNIT",
+        By::Process => "PROCESS",
     }
 }
 

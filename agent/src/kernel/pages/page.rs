@@ -4,6 +4,7 @@ use std::{collections::HashMap, io, os::fd::AsFd as _, slice};
 
 use agent_common::{
     FlowCounters, FlowKey, Senders,
+    senders::Kinds,
     slots::{self, EMPTY, Hash, SLOTS, Slot, TRIES, Window},
 };
 use anyhow::{Context as _, Result};
@@ -55,7 +56,7 @@ pub struct Taken {
 
 impl Windows {
     /// The kernel allocates all of their memory at once, and zeroes it.
-    pub fn create(size: Size, keeps_senders: bool) -> Result<Self> {
+    pub fn create(size: Size, kinds: Kinds) -> Result<Self> {
         let map = inner_map::create(
             "flows",
             Shape {
@@ -73,7 +74,8 @@ impl Windows {
             )
         })?;
         let mapped = MappedWindows::new(map.fd().as_fd(), size.windows);
-        let senders = keeps_senders.then(|| SendersOfPage::create(size.windows));
+        let keeps_senders = kinds != Kinds::NONE;
+        let senders = keeps_senders.then(|| SendersOfPage::create(size.windows, kinds));
         let senders = senders.transpose()?;
         let of_senders = senders.as_ref().map_or(0, SendersOfPage::memory_bytes);
         Ok(Self {
@@ -102,8 +104,8 @@ impl Windows {
 
 impl Page {
     /// Makes an empty page.
-    pub fn create(size: Size, behind_flows: u32, keeps_senders: bool) -> Result<Self> {
-        let windows = Windows::create(size, keeps_senders)?;
+    pub fn create(size: Size, behind_flows: u32, kinds: Kinds) -> Result<Self> {
+        let windows = Windows::create(size, kinds)?;
         let behind = inner_map::create(
             "flows_behind",
             Shape {
@@ -115,6 +117,7 @@ impl Page {
             },
         )
         .context("create the map behind a page of the flow table")?;
+        let keeps_senders = kinds != Kinds::NONE;
         let senders_behind = keeps_senders.then(|| SendersBehind::create(behind_flows));
         let senders_behind = senders_behind.transpose()?;
         let memory = |one: &SendersBehind| map_memory_bytes(one.map());
@@ -364,7 +367,10 @@ mod tests {
     #[test]
     fn who_sent_a_flow_goes_with_it_and_is_united_with_it() {
         let window = [slot(5, 1, 1), slot(3, 2, 2), slot(5, 1, 3)];
-        let senders = [[7, 0], [0, 8], [6, 9]].map(|cgroup_ids| Senders { cgroup_ids });
+        let senders = [[7, 0], [0, 8], [6, 9]].map(|cgroup_ids| Senders {
+            cgroup_ids,
+            ..Senders::default()
+        });
         let mut taken = Taken::default();
         taken.add(&window, &senders);
         let of: Vec<_> = taken.senders.iter().map(|one| one.cgroup_ids).collect();

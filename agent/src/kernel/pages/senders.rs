@@ -3,7 +3,11 @@
 
 use std::{collections::HashMap, io, os::fd::AsFd as _, ptr::NonNull};
 
-use agent_common::{FlowKey, Senders, senders::SendersOfWindow, slots::SLOTS};
+use agent_common::{
+    FlowKey, Senders,
+    senders::{Kinds, PlaneOfWindow},
+    slots::SLOTS,
+};
 use anyhow::{Context as _, Result};
 use aya::maps::MapData;
 use aya_obj::generated::{
@@ -21,8 +25,10 @@ use crate::kernel::{
 pub struct SendersOfPage {
     map: MapData,
     memory_bytes: u64,
-    start: NonNull<SendersOfWindow>,
+    /// For each window, an element for each kind that is kept, one kind behind the other.
+    start: NonNull<PlaneOfWindow>,
     windows: u32,
+    kinds: Kinds,
 }
 
 // SAFETY: the memory belongs to the value alone in this process.
@@ -30,29 +36,31 @@ unsafe impl Send for SendersOfPage {}
 
 impl SendersOfPage {
     /// For a page of so many windows. Nothing is noted at first.
-    pub fn create(windows: u32) -> Result<Self> {
+    pub fn create(windows: u32, kinds: Kinds) -> Result<Self> {
+        let elements = windows * kinds.planes();
         let map = inner_map::create(
             "senders",
             Shape {
                 map_type: BPF_MAP_TYPE_ARRAY as u32,
                 key_len_bytes: size_of::<u32>() as u32,
-                value_len_bytes: size_of::<SendersOfWindow>() as u32,
-                max_entries: windows,
+                value_len_bytes: size_of::<PlaneOfWindow>() as u32,
+                max_entries: elements,
                 flags: BPF_F_MMAPABLE | BPF_F_INNER_MAP,
             },
         )
         .context("create a page of the flows' senders")?;
-        let start = Self::mapped(&map, windows).context("map a page of the flows' senders")?;
+        let start = Self::mapped(&map, elements).context("map a page of the flows' senders")?;
         Ok(Self {
             memory_bytes: map_memory_bytes(&map),
             map,
             start,
             windows,
+            kinds,
         })
     }
 
-    fn mapped(map: &MapData, windows: u32) -> io::Result<NonNull<SendersOfWindow>> {
-        Ok(mapped(map.fd().as_fd(), len_bytes(windows))?.cast())
+    fn mapped(map: &MapData, elements: u32) -> io::Result<NonNull<PlaneOfWindow>> {
+        Ok(mapped(map.fd().as_fd(), len_bytes(elements))?.cast())
     }
 
     pub fn map(&self) -> &MapData {
@@ -65,25 +73,35 @@ impl SendersOfPage {
 
     /// Takes what is noted of a flow out. No program may use the page meanwhile.
     pub fn take(&mut self, window: u32, slot: usize) -> Senders {
-        let place = self.place(window, slot);
-        // SAFETY: no program uses the page, and any bytes are numbers.
-        unsafe { place.replace(Senders::default()) }
+        let mut taken = Senders::default();
+        if self.kinds.has(Kinds::CGROUPS) {
+            taken.cgroup_ids = self.take_of(Kinds::CGROUP_PLANE, window, slot);
+        }
+        if self.kinds.has(Kinds::PROCESSES) {
+            taken.process_keys = self.take_of(self.kinds.process_plane(), window, slot);
+        }
+        taken
     }
 
-    fn place(&self, window: u32, slot: usize) -> NonNull<Senders> {
+    fn take_of(&mut self, plane: u32, window: u32, slot: usize) -> [u64; 2] {
         assert!(window < self.windows, "{window} of {}", self.windows);
+        assert!(plane < self.kinds.planes(), "{plane} of {:?}", self.kinds);
         assert!(slot < SLOTS as usize, "{slot}");
-        // SAFETY: the window lies in the array, as was just checked.
-        let window = unsafe { self.start.add(window as usize) };
+        let element = (plane * self.windows + window) as usize;
+        // SAFETY: the element lies in the array, as was just checked.
+        let element = unsafe { self.start.add(element) };
         // SAFETY: a window has so many slots.
-        unsafe { window.cast::<Senders>().add(slot) }
+        let both = unsafe { element.cast::<[u64; 2]>().add(slot) };
+        // SAFETY: no program uses the page, and any bytes are numbers.
+        unsafe { both.replace([0; 2]) }
     }
 }
 
 impl Drop for SendersOfPage {
     fn drop(&mut self) {
+        let elements = self.windows * self.kinds.planes();
         // SAFETY: this is what was mapped, and nobody has a reference into it any more.
-        let refused = unsafe { libc::munmap(self.start.as_ptr().cast(), len_bytes(self.windows)) };
+        let refused = unsafe { libc::munmap(self.start.as_ptr().cast(), len_bytes(elements)) };
         debug_assert_eq!(refused, 0, "what was mapped can be unmapped");
     }
 }
@@ -138,6 +156,6 @@ impl SendersBehind {
     }
 }
 
-fn len_bytes(windows: u32) -> usize {
-    windows as usize * size_of::<SendersOfWindow>()
+fn len_bytes(elements: u32) -> usize {
+    elements as usize * size_of::<PlaneOfWindow>()
 }

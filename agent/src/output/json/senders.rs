@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
-use crate::cgroups::Sender;
+use crate::{cgroups::Sender, processes::Maker};
 
 /// In the order of the values.
 pub(super) type Names = [&'static str; 6];
@@ -42,6 +42,26 @@ impl Serialize for OfEnd<'_> {
         for (name, value) in names.iter().zip(values) {
             map.serialize_entry(name, &value)?;
         }
+        map.end()
+    }
+}
+
+/// Name, number, user.
+pub(super) type ProcessNames = [&'static str; 3];
+
+pub(super) const SOURCE_PROCESS: ProcessNames = ["src_process", "src_pid", "src_uid"];
+pub(super) const DESTINATION_PROCESS: ProcessNames = ["dst_process", "dst_pid", "dst_uid"];
+
+/// A process under the names of its end.
+pub(super) struct ProcessOfEnd<'a>(pub ProcessNames, pub Maker<'a>);
+
+impl Serialize for ProcessOfEnd<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self([name, pid, uid], maker) = self;
+        let mut map = serializer.serialize_map(Some(3))?;
+        map.serialize_entry(name, &maker.name())?;
+        map.serialize_entry(pid, &maker.pid())?;
+        map.serialize_entry(uid, &maker.uid())?;
         map.end()
     }
 }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use crate::{
     output::{harmless::harmless, human},
-    proto::{Cgroup, Direction, EndReason, FlowRecord},
+    proto::{Cgroup, Direction, EndReason, FlowRecord, Process},
 };
 
 const GAP: &str = "  ";
-const COLUMNS: usize = 12;
+const COLUMNS: usize = 13;
 const TITLES: [&str; COLUMNS] = [
     "IFACE",
     "DIR",
@@ -22,17 +22,19 @@ const TITLES: [&str; COLUMNS] = [
     "AGE",
     "STATE",
     "UNIT",
+    "PROCESS",
 ];
 const INITIATOR: usize = 3;
 const RESPONDER: usize = 4;
-/// Shown only if a flow has one.
+/// Shown only if a flow has one, like the next one.
 const UNIT: usize = 11;
+const PROCESS: usize = 12;
 /// A longer unit is shortened.
 const UNIT_WIDTH: usize = 30;
 /// The columns with figures, which are aligned to the right.
 const FIGURES: std::ops::RangeInclusive<usize> = 5..=9;
 /// The columns to leave out, in this order, if a line is too long.
-const DISPENSABLE: [usize; 7] = [9, 7, 5, 1, 0, 10, UNIT];
+const DISPENSABLE: [usize; 8] = [9, 7, 5, 1, 0, 10, UNIT, PROCESS];
 /// An endpoint is not shortened below this width while a column can still be left out.
 const ENDPOINT_WIDTH: usize = 21;
 
@@ -45,7 +47,7 @@ impl Row {
     pub(super) fn new(
         record: &FlowRecord,
         interface: Option<&String>,
-        units: [Option<&str>; 2],
+        [units, processes]: [[Option<&str>; 2]; 2],
         scan_end_unix_ns: u64,
     ) -> Self {
         let age = scan_end_unix_ns.saturating_sub(record.first_seen_unix_ns);
@@ -61,7 +63,8 @@ impl Row {
             human::bytes(record.delta_reverse_bytes),
             human::duration(Duration::from_nanos(age)),
             state(record).to_owned(),
-            unit(units),
+            both(units),
+            both(processes),
         ];
         Self { cells }
     }
@@ -122,9 +125,19 @@ pub(super) fn sender(cgroup: &Cgroup) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
+/// Its name and number, as `nginx/1234`.
+pub(super) fn process(process: &Process) -> String {
+    let name = harmless(&process.name);
+    if name.is_empty() {
+        process.pid.to_string()
+    } else {
+        format!("{name}/{}", process.pid)
+    }
+}
+
 /// Of the host's end, or `initiator > responder` if both are here.
-fn unit(units: [Option<&str>; 2]) -> String {
-    match units {
+fn both(ends: [Option<&str>; 2]) -> String {
+    match ends {
         [Some(source), Some(destination)] => format!("{source} > {destination}"),
         [one, other] => one.or(other).unwrap_or_default().to_owned(),
     }
@@ -179,9 +192,9 @@ fn fit(rows: &[Row], width: usize) -> (Vec<usize>, [usize; COLUMNS]) {
             *width = (*width).max(cell.chars().count());
         }
     }
-    let has_units = rows.iter().any(|row| !row.cells[UNIT].is_empty());
+    let has_some = |column: usize| rows.iter().any(|row| !row.cells[column].is_empty());
     let mut columns: Vec<usize> = (0..COLUMNS)
-        .filter(|&column| column != UNIT || has_units)
+        .filter(|&column| ![UNIT, PROCESS].contains(&column) || has_some(column))
         .collect();
     for dispensable in DISPENSABLE {
         let endpoints =
@@ -236,10 +249,13 @@ mod tests {
             Row::new(
                 &long,
                 Some(&name),
-                [Some("nginx.service"), Some("php.service")],
+                [
+                    [Some("nginx.service"), Some("php.service")],
+                    [None, Some("php/12")],
+                ],
                 1,
             ),
-            Row::new(&FlowRecord::default(), None, [None; 2], 0),
+            Row::new(&FlowRecord::default(), None, [[None; 2]; 2], 0),
         ]
     }
 
@@ -261,16 +277,34 @@ mod tests {
     }
 
     #[test]
-    fn units_have_a_column_only_if_there_are_any() {
+    fn units_and_processes_have_a_column_only_if_there_are_any() {
         let with = lines(&rows(), 200);
         assert!(
-            with[1].ends_with("nginx.service > php.service"),
+            with[1].ends_with("nginx.service > php.service  php/12"),
             "{}",
             with[1]
         );
         let without = lines(&rows()[1..], 200);
-        assert!(!without[0].contains("UNIT"), "{}", without[0]);
-        assert_eq!(unit([None, Some("sshd.service")]), "sshd.service");
+        assert!(
+            !without[0].contains("UNIT") && !without[0].contains("PROCESS"),
+            "{}",
+            without[0]
+        );
+        assert_eq!(both([None, Some("sshd.service")]), "sshd.service");
+    }
+
+    #[test]
+    fn a_process_has_its_number_and_a_harmless_name() {
+        let shown = |name: &str| {
+            process(&Process {
+                pid: 12,
+                name: name.to_owned(),
+                ..Process::default()
+            })
+        };
+        assert_eq!(shown("php"), "php/12");
+        assert_eq!(shown(""), "12");
+        assert!(!shown("\x1b[2J").contains('\x1b'));
     }
 
     #[test]

@@ -28,7 +28,7 @@ const OTHER_TEXT_BYTES: usize = 128;
 pub(super) struct Size {
     /// With its interfaces.
     rows: usize,
-    /// At most: as if all records were on the interface with the longest names, and of the cgroup with the longest ones.
+    /// At most: as if all records were on the interface with the longest names, and of the cgroup and process with the longest ones.
     text_bytes: usize,
     /// Since 1970.
     day: u64,
@@ -62,10 +62,12 @@ impl Size {
             // The columns that a row has of it.
             one.path.len() + one.unit.len() + one.container_id.len()
         });
+        let of_process = batch.processes.iter().map(|one| one.name.len());
         let of_row = of_agent
             + of_interface.max().unwrap_or_default()
             // Of both ends.
             + 2 * of_cgroup.max().unwrap_or_default()
+            + 2 * of_process.max().unwrap_or_default()
             + OTHER_TEXT_BYTES;
         Ok(Self {
             rows: records + batch.interfaces.len(),

@@ -9,6 +9,7 @@ use super::wire::{Attributes, Key, Text, varint};
 use crate::{
     cgroups::Sender,
     output::{human, json},
+    processes::Maker,
     proto::{FlowBatch, FlowRecord, Interface},
     protocols,
 };
@@ -97,6 +98,12 @@ pub(super) mod key {
         DESTINATION_CONTAINER_ID = "flow.destination.container.id";
         DESTINATION_CONTAINER_RUNTIME = "flow.destination.container.runtime";
         DESTINATION_CGROUP = "flow.destination.cgroup";
+        SOURCE_PROCESS = "flow.source.process.name";
+        SOURCE_PID = "flow.source.process.pid";
+        SOURCE_UID = "flow.source.process.real_user.id";
+        DESTINATION_PROCESS = "flow.destination.process.name";
+        DESTINATION_PID = "flow.destination.process.pid";
+        DESTINATION_UID = "flow.destination.process.real_user.id";
     }
 }
 
@@ -126,7 +133,7 @@ pub(super) fn io_direction(side: Direction) -> &'static str {
 /// Appends the flow's report to the records of a `ScopeLogs`.
 #[inline]
 pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, interface: &[u8]) {
-    // Its length takes two bytes: a record has some 900 bytes, and no more than eight names of people.
+    // Its length takes two bytes: a record has some 900 bytes, and no more than ten names of people.
     out.extend_from_slice(&[LOG_RECORDS, 0, 0]);
     let start = out.len();
     out.push(TIME_UNIX_NANO);
@@ -178,6 +185,13 @@ pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, int
     }
     if let Some(known) = of_destination {
         sender(attributes, DESTINATION, known);
+    }
+    let [of_source, of_destination] = Maker::both(batch, flow);
+    if let Some(known) = of_source {
+        process(attributes, SOURCE_PROCESS, known);
+    }
+    if let Some(known) = of_destination {
+        process(attributes, DESTINATION_PROCESS, known);
     }
     if batch.sample_rate > 1 {
         attributes.number(key::SAMPLE_RATE, batch.sample_rate);
@@ -302,6 +316,26 @@ fn sender(attributes: &mut Attributes, keys: SenderKeys, sender: Sender<'_>) {
         if let Some(text) = text {
             attributes.text(key, short(text));
         }
+    }
+}
+
+/// For name, number and user.
+type ProcessKeys = [&'static Key; 3];
+const SOURCE_PROCESS: ProcessKeys = [key::SOURCE_PROCESS, key::SOURCE_PID, key::SOURCE_UID];
+const DESTINATION_PROCESS: ProcessKeys = [
+    key::DESTINATION_PROCESS,
+    key::DESTINATION_PID,
+    key::DESTINATION_UID,
+];
+
+/// What is known of who made the socket of one end.
+fn process(attributes: &mut Attributes, [name, pid, uid]: ProcessKeys, maker: Maker<'_>) {
+    if let Some(text) = maker.name() {
+        attributes.text(name, short(text));
+    }
+    attributes.number(pid, maker.pid());
+    if let Some(number) = maker.uid() {
+        attributes.number(uid, number);
     }
 }
 

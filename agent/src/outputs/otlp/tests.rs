@@ -17,7 +17,7 @@ use super::*;
 use crate::{
     accounts::AccountOfHook,
     outputs::ipfix::tests::flows,
-    proto::{self, Cgroup},
+    proto::{self, Cgroup, Process},
 };
 
 mod written;
@@ -240,6 +240,12 @@ fn who_sent_the_packets_is_said_of_each_end_that_is_known() {
     };
     let batch = FlowBatch {
         cgroups: vec![cgroup(7, "a.service"), cgroup(8, &"b".repeat(4_000))],
+        processes: vec![Process {
+            key: 5 << 32 | 1,
+            pid: 5,
+            name: "nginx".to_owned(),
+            uid: Some(33),
+        }],
         ..batch()
     };
     let flow = |src_cgroup_id, dst_cgroup_id| FlowRecord {
@@ -247,11 +253,13 @@ fn who_sent_the_packets_is_said_of_each_end_that_is_known() {
         dst_cgroup_id,
         ..flows::in_vxlan()
     };
-    let all = [
-        flow(Some(7), Some(8)),
-        flow(None, Some(7)),
-        flow(Some(9), None),
-    ];
+    let of_processes = FlowRecord {
+        src_process_key: Some(5 << 32 | 1),
+        // Nobody knows its name.
+        dst_process_key: Some(6 << 32 | 1),
+        ..flow(Some(7), Some(8))
+    };
+    let all = [of_processes, flow(None, Some(7)), flow(Some(9), None)];
     let (logs, _) = send(&mut encoder(plain()), &batch, &all);
     let records = records(&logs[0]);
     let text = |record: usize, key: &str| match value(&records[record].attributes, key) {
@@ -280,6 +288,20 @@ fn who_sent_the_packets_is_said_of_each_end_that_is_known() {
         Some("a.service")
     );
     assert_eq!(text(2, "flow.source.cgroup"), None, "it has no name");
+    assert_eq!(
+        text(0, "flow.source.process.name").as_deref(),
+        Some("nginx")
+    );
+    assert_eq!(text(0, "flow.destination.process.name"), None);
+    let number = |key: &str| match value(&records[0].attributes, key) {
+        Some(Value::IntValue(number)) => Some(number),
+        None => None,
+        other => panic!("{key}: {other:?}"),
+    };
+    assert_eq!(number("flow.source.process.pid"), Some(5));
+    assert_eq!(number("flow.source.process.real_user.id"), Some(33));
+    assert_eq!(number("flow.destination.process.pid"), Some(6));
+    assert_eq!(number("flow.destination.process.real_user.id"), None);
     assert!(records[0].encoded_len() < SLACK_LEN_BYTES);
 }
 

@@ -13,6 +13,7 @@ use crate::{
         human,
         json::{StreamId, community_id, direction_name, end_reason},
     },
+    processes::Maker,
     proto::{AgentIdentity, FlowBatch, FlowRecord, Interface},
 };
 
@@ -169,8 +170,24 @@ pub(super) const COLUMNS: &[Column] = &[
         "dst_cgroup",
         Text(|row, text| sender(row, 1, text, Sender::path)),
     ),
+    column(
+        "src_process",
+        Text(|row, text| push(text, maker(row, 0)?.name())),
+    ),
+    column(
+        "dst_process",
+        Text(|row, text| push(text, maker(row, 1)?.name())),
+    ),
+    column("src_pid", Optional(32, |row| maker(row, 0).map(Maker::pid))),
+    column("dst_pid", Optional(32, |row| maker(row, 1).map(Maker::pid))),
+    column("src_uid", Optional(32, |row| maker(row, 0)?.uid())),
+    column("dst_uid", Optional(32, |row| maker(row, 1)?.uid())),
     column("sample_rate", Number(32, |row| row.batch.sample_rate)),
 ];
+
+fn maker<'a>(row: &Row<'a>, end: usize) -> Option<Maker<'a>> {
+    Maker::both(row.batch, row.record)[end]
+}
 
 fn sender<'a>(
     row: &Row<'a>,

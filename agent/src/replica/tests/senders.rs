@@ -14,7 +14,13 @@ fn scan_sent(
     let mut sink = |record: &Record| records.push(*record);
     let keys: Vec<_> = updates.iter().map(|one| one.0).collect();
     let counters: Vec<_> = updates.iter().map(|one| one.1).collect();
-    let senders = updates.iter().map(|one| Senders { cgroup_ids: one.2 });
+    // Both kinds at once: what is no cgroup's has a process, and the root is none's.
+    let senders = updates.iter().map(|one| Senders {
+        cgroup_ids: one.2,
+        process_keys: one
+            .2
+            .map(|id| if id == Senders::ROOT { 0 } else { id << 32 }),
+    });
     let senders: Vec<_> = senders.collect();
     replica.begin_scan(clock(second));
     replica.update_with(&keys, &counters, &senders, &mut sink);
@@ -22,8 +28,16 @@ fn scan_sent(
     records
 }
 
+/// The cgroups; the processes go with them.
 fn named(records: &[Record]) -> Vec<[u64; 2]> {
-    records.iter().map(|record| record.cgroup_ids).collect()
+    let of = |record: &Record| {
+        for (id, key) in record.cgroup_ids.into_iter().zip(record.process_keys) {
+            let expected = if id == Senders::ROOT { 0 } else { id << 32 };
+            assert_eq!(key, expected, "{record:?}");
+        }
+        record.cgroup_ids
+    };
+    records.iter().map(of).collect()
 }
 
 #[test]
@@ -119,7 +133,11 @@ fn memory_for_senders_is_taken_and_given_back_with_the_flows() {
     let mut known = KnownSenders::default();
     known.begin(1000, Senders::default());
     assert_eq!(known.room(), 0, "nobody is known");
-    known.begin(1000, Senders { cgroup_ids: [1, 2] });
+    let senders = Senders {
+        cgroup_ids: [1, 2],
+        ..Senders::default()
+    };
+    known.begin(1000, senders);
     assert_eq!(known.room(), 1001);
     known.begin(1000, Senders::default());
     assert_eq!(known.of(1000), Senders::default());

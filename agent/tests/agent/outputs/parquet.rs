@@ -57,6 +57,8 @@ const TYPES: &[(&str, &[&str])] = &[
             "dst_container_id",
             "src_cgroup",
             "dst_cgroup",
+            "src_process",
+            "dst_process",
         ],
     ),
     (
@@ -82,7 +84,16 @@ const TYPES: &[(&str, &[&str])] = &[
     ),
     (
         "UINTEGER",
-        &["ifindex", "netns", "tunnel_id", "sample_rate"],
+        &[
+            "ifindex",
+            "netns",
+            "tunnel_id",
+            "sample_rate",
+            "src_pid",
+            "dst_pid",
+            "src_uid",
+            "dst_uid",
+        ],
     ),
     ("USMALLINT[]", &["vlan_ids", "outer_vlan_ids"]),
     ("BOOLEAN", &["later_fragment"]),
@@ -145,7 +156,7 @@ fn as_row(line: &Value) -> Value {
         for other in ["cgroup_id", "slice", "container_runtime"] {
             fields.remove(&format!("{end}_{other}"));
         }
-        for column in ["unit", "container_id", "cgroup"] {
+        for column in ["unit", "container_id", "cgroup", "process", "pid", "uid"] {
             fields
                 .entry(format!("{end}_{column}"))
                 .or_insert(Value::Null);

@@ -1,8 +1,11 @@
 //! Asks the kernel what is attached to an interface, and attaches programs there as a stranger would.
 
 use std::{
+    collections::BTreeSet,
+    fs::File,
     io,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    path::Path,
     process::Command,
 };
 
@@ -21,9 +24,11 @@ const BPF_LINK_DETACH: libc::c_long = 34;
 const ARRAY: u32 = 2;
 const SCHED_CLS: u32 = 3;
 const XDP: u32 = 6;
+const CGROUP_SOCK: u32 = 9;
 pub const TCX_INGRESS: u32 = 46;
 pub const TCX_EGRESS: u32 = 47;
 const XDP_HOOK: u32 = 37;
+const SOCK_CREATE: u32 = 2;
 const XDP_GENERIC: u32 = 1 << 1;
 const XDP_NATIVE: u32 = 1 << 2;
 const BEFORE: u32 = 1 << 3;
@@ -152,6 +157,30 @@ pub fn tcx_ingress_id(host: &Host) -> u32 {
         .enter(|| Ok(bpf(BPF_PROG_QUERY, &mut query)?))
         .unwrap();
     id
+}
+
+/// The ids of the programs at the root of the cgroups that run where sockets are made.
+pub fn sock_create_programs() -> BTreeSet<u32> {
+    const MOST: usize = 64;
+    let root = File::open(agent::cgroups::find().unwrap()).unwrap();
+    let mut ids = [0_u32; MOST];
+    let mut query = [0_u64; 8];
+    query[0] = u64::from(root.as_raw_fd().cast_unsigned()) | u64::from(SOCK_CREATE) << 32;
+    query[2] = ids.as_mut_ptr() as u64;
+    query[3] = MOST as u64;
+    bpf(BPF_PROG_QUERY, &mut query).unwrap();
+    ids.into_iter().filter(|&id| id != 0).collect()
+}
+
+/// A stranger's program that refuses sockets to the processes of a cgroup, until the value is dropped.
+pub fn no_sockets_in(cgroup: &Path) -> Attached {
+    let program = load(CGROUP_SOCK, 0);
+    let folder = File::open(cgroup).unwrap();
+    let mut attr = [0_u32; 16];
+    attr[0] = program.as_raw_fd().cast_unsigned();
+    attr[1] = folder.as_raw_fd().cast_unsigned();
+    attr[2] = SOCK_CREATE;
+    Attached(owned(bpf(BPF_LINK_CREATE, &mut attr).unwrap()))
 }
 
 /// Detaches the links of a program, as root may with `bpftool link detach`. Returns how many there were.

@@ -3,7 +3,7 @@
 use parquet::file::metadata::RowGroupMetaData;
 
 use super::*;
-use crate::proto::Cgroup;
+use crate::proto::{Cgroup, Process};
 
 const COUNTER: &str = "REQUIRED INT64 (INTEGER(64,false))";
 const TIME: &str = "REQUIRED INT64 (TIMESTAMP(MICROS,true))";
@@ -98,6 +98,12 @@ const EXPECTED: &[(&str, &str, &str, &str)] = &[
         "null",
     ),
     ("dst_cgroup", TEXT, "\"/system.slice/db.service/x\"", "null"),
+    ("src_process", TEXT, "\"nginx\"", "null"),
+    ("dst_process", TEXT, "null", "null"),
+    ("src_pid", U32_OR_NULL, "4194303", "null"),
+    ("dst_pid", U32_OR_NULL, "4711", "null"),
+    ("src_uid", U32_OR_NULL, "33", "null"),
+    ("dst_uid", U32_OR_NULL, "null", "null"),
     ("sample_rate", U32, "100", "100"),
 ];
 
@@ -140,6 +146,9 @@ fn full() -> FlowRecord {
         direction: Direction::Egress.into(),
         src_cgroup_id: Some(77),
         dst_cgroup_id: Some(78),
+        src_process_key: Some(4_194_303 << 32 | 5),
+        // Nobody knows its name.
+        dst_process_key: Some(4711 << 32 | 5),
         ..flow(0)
     }
 }
@@ -198,6 +207,12 @@ fn each_column_has_its_type_and_its_values() {
     batch.interfaces[0].netns = 4_026_531_840;
     batch.interfaces[0].netns_name = "blue".to_owned();
     batch.cgroups = [(77, "web"), (78, "db")].map(named).to_vec();
+    batch.processes = vec![Process {
+        key: 4_194_303 << 32 | 5,
+        pid: 4_194_303,
+        name: "nginx".to_owned(),
+        uid: Some(33),
+    }];
     let file = made(&pieces(&[(batch, vec![full(), empty()])]));
     let expected = EXPECTED
         .iter()

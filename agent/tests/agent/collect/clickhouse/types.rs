@@ -3,7 +3,7 @@
 use std::net::Ipv6Addr;
 
 use agent::proto::{
-    Account, Cgroup, Count, Direction, Encapsulation, EndReason, FlowRecord, Interface,
+    Account, Cgroup, Count, Direction, Encapsulation, EndReason, FlowRecord, Interface, Process,
 };
 use serde_json::json;
 
@@ -45,6 +45,7 @@ fn records() -> Vec<FlowRecord> {
         outer_vlan_ids: vec![7],
         src_cgroup_id: Some(77),
         dst_cgroup_id: Some(78),
+        src_process_key: Some(4711 << 32 | 1),
         ..FlowRecord::default()
     };
     // With a part as in an IPv4 address.
@@ -92,6 +93,12 @@ fn whole() -> FlowBatch {
             unit: "web.service".into(),
             container_id: "c0ffee".into(),
             ..Cgroup::default()
+        }],
+        processes: vec![Process {
+            key: 4711 << 32 | 1,
+            pid: 4711,
+            name: "nginx".into(),
+            uid: Some(33),
         }],
         lost_batches: 1,
         lost_records: 2,
@@ -152,6 +159,7 @@ fn every_column_has_what_was_sent_and_every_documented_query_runs() {
     let senders = json!({
         "src_unit": "web.service", "src_container_id": "c0ffee", "src_cgroup": "/system.slice/web.service",
         "dst_unit": "", "dst_container_id": "", "dst_cgroup": "",
+        "src_process": "nginx", "src_pid": 4711, "src_uid": 33, "dst_process": "", "dst_pid": null, "dst_uid": null,
     });
     full.as_object_mut()
         .unwrap()

@@ -1,0 +1,96 @@
+//! The process that made a socket, as the programs note it.
+
+/// What is known of one. It says who made a socket, and not who uses it: a socket can be passed on.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// The name of its first thread (`comm`), padded with zeros. A word at a time, since programs read it so.
+    pub name: [u64; 2],
+    /// The user, as the first user namespace numbers it.
+    pub uid: u32,
+    /// The number of the process, as the first PID namespace gives it (the kernel's `tgid`).
+    pub pid: u32,
+}
+
+const _: () = assert!(size_of::<Process>() == 24);
+
+impl Process {
+    /// Stands for all of it where there is room for one number: the process's own number, and half a hash of the rest. So two
+    /// processes have the same key only if they had the same number one after the other, and then the same name and user but for
+    /// one case in four billion. Never 0, since no process that makes sockets has the number 0.
+    #[inline(always)]
+    #[must_use]
+    pub const fn key(&self) -> u64 {
+        let hash = mixed(mixed(mixed(self.uid as u64) ^ self.name[0]) ^ self.name[1]);
+        (self.pid as u64) << 32 | hash >> 32
+    }
+
+    /// The number of the process that a key stands for.
+    #[must_use]
+    pub const fn pid_of(key: u64) -> u32 {
+        (key >> 32) as u32
+    }
+}
+
+/// As in the finalizer of `splitmix64`.
+#[inline(always)]
+const fn mixed(word: u64) -> u64 {
+    let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ word >> 31
+}
+
+/// Where the running kernel keeps what the programs read of tasks and of sockets, in bytes. All are known, or the programs that read
+/// them are not loaded.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TaskLayout {
+    pub group_leader: u32,
+    pub comm: u32,
+    pub tgid: u32,
+    pub cred: u32,
+    pub cred_uid: u32,
+    /// Of a `socket`: its `sock`.
+    pub socket_sock: u32,
+    /// Of a `sock`: its address family.
+    pub sock_family: u32,
+}
+
+#[cfg(feature = "user")]
+mod pod {
+    // SAFETY: repr(C), integers only, no padding (asserted by size above).
+    unsafe impl aya::Pod for super::Process {}
+    // SAFETY: repr(C), integers of one size only.
+    unsafe impl aya::Pod for super::TaskLayout {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_tells_processes_apart_and_has_their_number() {
+        let first = Process {
+            name: [u64::from_ne_bytes(*b"nginx\0\0\0"), 0],
+            uid: 33,
+            pid: 4711,
+        };
+        let others = [
+            Process { pid: 4712, ..first },
+            Process { uid: 34, ..first },
+            Process {
+                name: [first.name[0], 1],
+                ..first
+            },
+            Process {
+                name: [first.name[0] ^ 1, 0],
+                ..first
+            },
+        ];
+        for other in others {
+            assert_ne!(other.key(), first.key());
+            assert_eq!(Process::pid_of(other.key()), other.pid);
+        }
+        assert_eq!(first.key(), Process { ..first }.key());
+    }
+}

@@ -1,0 +1,202 @@
+//! Which process made a socket. Programs that run where sockets are made leave that with the socket, and every connection that a
+//! socket accepts inherits it. What a packet's flow asks for is its key; what the key stands for goes into a map that userspace
+//! reads. See [`agent_common::process`].
+//!
+//! Sockets that were there before are found by a program that userspace runs once over all open files.
+
+use core::{ffi::c_void, ptr};
+
+use agent_common::{Process, process::TaskLayout};
+use aya_ebpf::{
+    bindings::{
+        __sk_buff, BPF_F_CLONE, BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_map_type,
+    },
+    btf_maps::LruHashMap,
+    helpers::generated::{
+        bpf_get_current_task_btf, bpf_get_current_uid_gid, bpf_get_listener_sock,
+        bpf_sk_storage_get, bpf_sock_from_file,
+    },
+    macros::btf_map,
+};
+
+const AF_INET: u16 = 2;
+const AF_INET6: u16 = 10;
+
+/// Fixed when the programs are loaded: the verifier takes offsets into the kernel's structures only if it knows them.
+#[unsafe(no_mangle)]
+static TASK_LAYOUT: TaskLayout = TaskLayout {
+    group_leader: 0,
+    comm: 0,
+    tgid: 0,
+    cred: 0,
+    cred_uid: 0,
+    socket_sock: 0,
+    sock_family: 0,
+};
+
+/// What the keys stand for that flows have asked for. Those that none has asked for in the longest time make room. Userspace sets
+/// its size.
+#[btf_map]
+static PROCESSES: LruHashMap<u64, Process, 1> = LruHashMap::new();
+
+/// With each socket, the process that made it. The type of the library has no way to say that accepted sockets inherit.
+#[btf_map]
+static SOCKETS: Sockets = Sockets {
+    r#type: ptr::null(),
+    key: ptr::null(),
+    value: ptr::null(),
+    max_entries: ptr::null(),
+    map_flags: ptr::null(),
+};
+
+#[repr(C)]
+struct Maker {
+    key: u64,
+    process: Process,
+}
+
+#[repr(C)]
+struct Sockets {
+    r#type: *const [i32; bpf_map_type::BPF_MAP_TYPE_SK_STORAGE as usize],
+    key: *const i32,
+    value: *const Maker,
+    max_entries: *const [i32; 0],
+    map_flags: *const [i32; (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize],
+}
+
+// SAFETY: the pointers say what the map is like. Nobody follows them.
+unsafe impl Sync for Sockets {}
+
+impl Sockets {
+    /// Who made a socket; null if nobody knows, or it is no whole socket. `socket` is what the program's kind takes: a socket, or the
+    /// context.
+    #[inline(always)]
+    unsafe fn maker(&self, socket: *mut c_void) -> *mut Maker {
+        let map = ptr::from_ref(self).cast_mut().cast();
+        // SAFETY: the verifier makes sure of what the helper is given.
+        unsafe { bpf_sk_storage_get(map, socket, ptr::null_mut(), 0) }.cast()
+    }
+
+    /// Notes who made a socket, unless somebody is noted. If there is no memory, nobody is.
+    #[inline(always)]
+    unsafe fn note(&self, socket: *mut c_void, process: Process) {
+        let mut maker = Maker {
+            key: process.key(),
+            process,
+        };
+        let map = ptr::from_ref(self).cast_mut().cast();
+        let flags = BPF_SK_STORAGE_GET_F_CREATE.into();
+        // SAFETY: the verifier makes sure of what the helper is given.
+        let _ = unsafe { bpf_sk_storage_get(map, socket, (&raw mut maker).cast(), flags) };
+    }
+}
+
+/// The key of the process that made the packet's socket; 0 if it has none, or nobody knows.
+#[inline(always)]
+pub fn of_packet(skb: *mut __sk_buff) -> u64 {
+    // SAFETY: the context is valid for the program's run.
+    let socket = unsafe { (*skb).__bindgen_anon_2.sk };
+    if socket.is_null() {
+        return 0;
+    }
+    // SAFETY: it is not null, as was just checked.
+    let mut maker = unsafe { SOCKETS.maker(socket.cast()) };
+    if maker.is_null() {
+        // What answers a SYN is no whole socket, but has a listener.
+        // SAFETY: as above.
+        let listener = unsafe { bpf_get_listener_sock(socket) };
+        if listener.is_null() {
+            return 0;
+        }
+        // SAFETY: as above.
+        maker = unsafe { SOCKETS.maker(listener.cast()) };
+    }
+    if maker.is_null() {
+        return 0;
+    }
+    // SAFETY: the value stays for the program's run, and is not changed once it is there.
+    let Maker { key, process } = unsafe { maker.read() };
+    // Looking it up says that it is in use.
+    if PROCESSES.get_ptr(&key).is_none() {
+        // If it fails, another CPU may have been first.
+        let _ = PROCESSES.insert(&key, &process, 0);
+    }
+    key
+}
+
+/// Notes who makes a socket, or binds one that nobody has made by himself. `context` is that of a program at one of these
+/// hooks of a cgroup.
+#[inline(always)]
+pub fn note_maker(context: *mut c_void) {
+    // SAFETY: these look at the task that runs.
+    let (task, ids) = unsafe { (bpf_get_current_task_btf(), bpf_get_current_uid_gid()) };
+    // SAFETY: the context stands for the socket.
+    unsafe { SOCKETS.note(context, process_of(task.cast(), ids as u32)) };
+}
+
+/// What the kernel passes to a program at `iter/task_file`: `struct bpf_iter__task_file`.
+#[repr(C)]
+pub struct OpenFile {
+    meta: *mut c_void,
+    task: *mut c_void,
+    fd: u64,
+    file: *mut c_void,
+}
+
+/// Notes who has a socket open that was made before anybody noted that.
+#[inline(always)]
+pub fn note_holder(open: *mut OpenFile) {
+    // SAFETY: the context is valid for the program's run.
+    let (task, file) = unsafe { ((*open).task, (*open).file) };
+    if task.is_null() || file.is_null() {
+        return;
+    }
+    // SAFETY: a file of the kernel's, as was just checked.
+    let socket = unsafe { bpf_sock_from_file(file.cast()) };
+    if socket.is_null() {
+        return;
+    }
+    // SAFETY: the kernel reads its own structures for the program, and gives zeros for what is not there.
+    let sock: *mut c_void = unsafe { at(socket.cast(), &raw const TASK_LAYOUT.socket_sock) };
+    if sock.is_null() {
+        return;
+    }
+    // SAFETY: as above.
+    let family: u16 = unsafe { at(sock, &raw const TASK_LAYOUT.sock_family) };
+    if family != AF_INET && family != AF_INET6 {
+        return;
+    }
+    // SAFETY: as above.
+    let cred: *mut c_void = unsafe { at(task, &raw const TASK_LAYOUT.cred) };
+    // SAFETY: as above.
+    let uid: u32 = unsafe { at(cred, &raw const TASK_LAYOUT.cred_uid) };
+    // SAFETY: the socket is the kernel's.
+    unsafe { SOCKETS.note(sock, process_of(task, uid)) };
+}
+
+/// `task` is one of the kernel's, which the verifier knows as such.
+#[inline(always)]
+fn process_of(task: *mut c_void, uid: u32) -> Process {
+    // SAFETY: the kernel reads its own structures for the program, and gives zeros for what is not there.
+    unsafe {
+        let leader: *mut c_void = at(task, &raw const TASK_LAYOUT.group_leader);
+        Process {
+            name: at(leader, &raw const TASK_LAYOUT.comm),
+            uid,
+            pid: at(task, &raw const TASK_LAYOUT.tgid),
+        }
+    }
+}
+
+/// What a structure of the kernel's has at one of the offsets in [`TASK_LAYOUT`].
+#[inline(always)]
+unsafe fn at<T>(structure: *mut c_void, offset_bytes: *const u32) -> T {
+    // SAFETY: a static lives as long as the program. Volatile, since its value here is not the one that the compiler sees. The
+    // verifier makes sure that the field is there.
+    unsafe {
+        structure
+            .byte_add(offset_bytes.read_volatile() as usize)
+            .cast::<T>()
+            .read_volatile()
+    }
+}

@@ -1,0 +1,174 @@
+//! Has the programs note which processes make sockets, and reads what they note of these.
+//!
+//! Programs at the root of the cgroups run wherever a process makes or binds a socket. Another one runs once over all files that are
+//! open, for the sockets that were there before.
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    os::fd::AsFd as _,
+    path::Path,
+    sync::Arc,
+    thread,
+};
+
+use agent_common::Process;
+use anyhow::{Context as _, Result};
+use aya::{
+    Btf, Ebpf,
+    maps::{HashMap, Map, MapData, MapError},
+    programs::{CgroupAttachMode, CgroupSock, Iter, cgroup_sock::CgroupSockLink},
+};
+
+use super::{memory::map_memory_bytes, refusal, run_times::RunTimes};
+
+/// Processes whose names the kernel keeps until the agent asks for them. Those of which no flow has asked for the longest time make room.
+pub const MOST_IN_THE_KERNEL: u32 = 1 << 15;
+
+/// Those that run in cgroups.
+const MAKERS: [&str; 3] = ["sock_create", "post_bind4", "post_bind6"];
+const OPEN: &str = "open_files";
+const FILES: &str = "task_file";
+
+/// What the programs have noted of processes. Clones share it.
+#[derive(Clone)]
+pub struct ProcessNames {
+    map: Arc<HashMap<MapData, u64, Process>>,
+    kernel_memory_bytes: u64,
+}
+
+impl ProcessNames {
+    pub fn new(map: MapData) -> Result<Self> {
+        let kernel_memory_bytes = map_memory_bytes(&map);
+        let map = HashMap::try_from(Map::LruHashMap(map)).context("the map of processes")?;
+        Ok(Self {
+            map: Arc::new(map),
+            kernel_memory_bytes,
+        })
+    }
+
+    /// `None` if it has made room for others.
+    pub fn of(&self, key: u64) -> Result<Option<Process>> {
+        match self.map.get(&key, 0) {
+            Ok(process) => Ok(Some(process)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(error) => Err(error).context("look up a process in the kernel's map"),
+        }
+    }
+
+    /// All of it is allocated at the beginning.
+    pub fn kernel_memory_bytes(&self) -> u64 {
+        self.kernel_memory_bytes
+    }
+}
+
+/// Notes who makes sockets until it is dropped.
+pub struct Noting {
+    _links: Vec<CgroupSockLink>,
+}
+
+impl Noting {
+    /// `cgroups` is the root of the hierarchy. Sockets that are there already are found a little later, if the kernel allows that.
+    pub fn start(programs: &mut Ebpf, run_times: &RunTimes, cgroups: &Path) -> Result<Self> {
+        let folder = File::open(cgroups);
+        let folder = folder.with_context(|| format!("open {}", cgroups.display()))?;
+        // First, so that no socket comes in between.
+        let mut links = Vec::new();
+        for name in MAKERS {
+            let program = load_maker(programs, name)?;
+            // A link lets others keep their programs, and have more, here and in cgroups within. It takes no flag that says so.
+            let link = program.attach(&folder, CgroupAttachMode::Single);
+            let link = link.with_context(|| {
+                format!(
+                    "attach {name} at {}, where another program may be that allows none beside it",
+                    cgroups.display()
+                )
+            })?;
+            let fd = program.fd().context("a loaded program has a descriptor")?;
+            run_times
+                .watch(name, fd.as_fd())
+                .context("duplicate a program's descriptor")?;
+            links.push(
+                program
+                    .take_link(link)
+                    .context("keep the program attached")?,
+            );
+        }
+        let looking = open_files(programs).and_then(|files| {
+            let thread = thread::Builder::new().name("open-files".to_owned());
+            let look =
+                || run_to_the_end(files).unwrap_or_else(|error| old_are_unknown(&error.into()));
+            thread
+                .spawn(look)
+                .context("start a thread that looks for sockets")
+        });
+        if let Err(error) = looking {
+            old_are_unknown(&error);
+        }
+        Ok(Self { _links: links })
+    }
+}
+
+fn old_are_unknown(error: &anyhow::Error) {
+    tracing::warn!("nobody knows who made the sockets that were there before the agent: {error:#}");
+}
+
+/// Loads all of the programs, and attaches none.
+pub fn load(programs: &mut Ebpf) -> Result<()> {
+    for name in MAKERS {
+        load_maker(programs, name)?;
+    }
+    load_open_files(programs).map(drop)
+}
+
+fn load_maker<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut CgroupSock> {
+    let program = programs.program_mut(name);
+    let program = program.with_context(|| format!("the object has no program {name}"))?;
+    let program: &mut CgroupSock = program.try_into().context("a program of cgroups")?;
+    program
+        .load()
+        .map_err(|error| refusal::explain(name, error))?;
+    Ok(program)
+}
+
+fn load_open_files(programs: &mut Ebpf) -> Result<&mut Iter> {
+    let program = programs.program_mut(OPEN);
+    let program = program.with_context(|| format!("the object has no program {OPEN}"))?;
+    let program: &mut Iter = program.try_into().context("an iterator")?;
+    // What the library makes of the kernel's types takes some 50 MiB, until this function returns.
+    let types = Btf::from_sys_fs().context("read the kernel's type information (BTF)")?;
+    program
+        .load(FILES, &types)
+        .map_err(|error| refusal::explain(OPEN, error))?;
+    Ok(program)
+}
+
+/// Reading the file runs the program over all open files.
+fn open_files(programs: &mut Ebpf) -> Result<File> {
+    let program = load_open_files(programs)?;
+    let link = program.attach();
+    let link = link.context("attach the program to the list of open files")?;
+    let link = program
+        .take_link(link)
+        .context("keep the program attached")?;
+    link.into_file()
+        .context("open the kernel's list of open files")
+}
+
+/// The program writes nothing, so there is nothing to read.
+fn run_to_the_end(mut files: File) -> io::Result<()> {
+    let mut nothing = [0; 8];
+    loop {
+        match files.read(&mut nothing) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            // It has looked at a million files without a word, and goes on from there.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

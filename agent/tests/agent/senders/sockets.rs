@@ -1,0 +1,68 @@
+//! The processes by sockets of this very process, on kernels in machines that have nothing but the tests.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{TcpListener, TcpStream, UdpSocket},
+    thread,
+};
+
+use lab::{Lab, privilege::is_root_or_skip};
+use serde_json::Value;
+
+use super::processes::{PROCESS, asked_for};
+use crate::support::{Agent, wait_until};
+
+const OLDER: u16 = 5001;
+const NEWER: u16 = 5002;
+const LISTENING: u16 = 7000;
+
+fn is_this_process(pid: &Value) -> bool {
+    *pid == std::process::id()
+}
+
+#[test]
+fn this_process_is_known_by_old_and_new_and_accepted_sockets() {
+    if !is_root_or_skip("agent::this_process_is_known_by_old_and_new_and_accepted_sockets") {
+        return;
+    }
+    let lab = Lab::addressed().unwrap();
+    let here = lab.agent.ipv4;
+    let socket = |port| {
+        let bind = || Ok(UdpSocket::bind((here, port))?);
+        let socket = lab.agent.namespace.enter(bind).unwrap();
+        socket.connect((lab.peer.ipv4, 9)).unwrap();
+        socket
+    };
+    let older = socket(OLDER);
+    let agent = Agent::start(&lab, PROCESS);
+    let newer = socket(NEWER);
+    newer.send(b"hello").unwrap();
+    let bind = || Ok(TcpListener::bind((here, LISTENING))?);
+    let listener = lab.agent.namespace.enter(bind).unwrap();
+    let connect = || Ok(TcpStream::connect((here, LISTENING))?);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut accepted, _) = listener.accept().unwrap();
+            accepted.write_all(b"hello").unwrap();
+        });
+        let mut stream = lab.peer.namespace.enter(connect).unwrap();
+        stream.read_exact(&mut [0; 5]).unwrap();
+    });
+    for (port, end) in [(NEWER, "src"), (LISTENING, "dst")] {
+        // A scan that has begun may come without it.
+        let mut told = None;
+        wait_until("the flow is told", || {
+            told = asked_for(&agent, &lab, &format!("{end}_port"), port);
+            told.is_some()
+        });
+        let flow = told.unwrap();
+        assert!(is_this_process(&flow[format!("{end}_pid")]), "{flow}");
+        assert!(flow[format!("{end}_process")].is_string(), "{flow}");
+    }
+    wait_until("the older socket is found", || {
+        older.send(b"hello").unwrap();
+        let flow = asked_for(&agent, &lab, "src_port", OLDER);
+        flow.is_some_and(|flow| is_this_process(&flow["src_pid"]))
+    });
+    agent.stop();
+}
