@@ -71,13 +71,6 @@ const STEPS: &[Step] = &[
         environment: &[("FLOW_AGENT_DECAPSULATE", "true")],
         consumers: 0,
     },
-    // The traffic arrives without sockets: this is what it costs to look for them.
-    Step {
-        name: "units and processes",
-        arguments: &["--enrich", "unit,process"],
-        environment: &[],
-        consumers: 0,
-    },
     Step {
         name: "ten filter rules",
         arguments: &["--filter", FILTER],

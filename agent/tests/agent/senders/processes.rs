@@ -231,19 +231,16 @@ fn who_refuses_sockets_to_others_does_so_beside_us() {
         let before = is_before.then(|| no_sockets_in(&folder));
         let agent = Agent::start(&lab, PROCESS);
         let after = (!is_before).then(|| no_sockets_in(&folder));
+        let mut pid = 0;
         for (unit, answer) in [("refused.service", "refused"), ("other.service", "made")] {
             let arguments = [&*to, &port.to_string()];
             let mut program = Program::start(&group, unit, &lab.agent, ASKING, &arguments);
             let line = program.line();
             assert!(line.starts_with(answer), "{unit}: {line}");
-            let pid = program.pid();
+            pid = program.pid();
             program.ends();
-            if answer == "made" {
-                let report = asked_for(&agent, &lab, "src_port", port).unwrap();
-                assert_eq!(report["src_pid"], pid, "{report}");
-            }
         }
-        agent.stop();
+        assert_eq!(of(&agent.stop(), port)["src_pid"], pid);
         drop((before, after));
     }
 }

@@ -48,21 +48,16 @@ fn this_process_is_known_by_old_and_new_and_accepted_sockets() {
         let mut stream = lab.peer.namespace.enter(connect).unwrap();
         stream.read_exact(&mut [0; 5]).unwrap();
     });
-    for (port, end) in [(NEWER, "src"), (LISTENING, "dst")] {
-        // A scan that has begun may come without it.
-        let mut told = None;
-        wait_until("the flow is told", || {
-            told = asked_for(&agent, &lab, &format!("{end}_port"), port);
-            told.is_some()
-        });
-        let flow = told.unwrap();
-        assert!(is_this_process(&flow[format!("{end}_pid")]), "{flow}");
-        assert!(flow[format!("{end}_process")].is_string(), "{flow}");
-    }
     wait_until("the older socket is found", || {
         older.send(b"hello").unwrap();
         let flow = asked_for(&agent, &lab, "src_port", OLDER);
         flow.is_some_and(|flow| is_this_process(&flow["src_pid"]))
     });
-    agent.stop();
+    let report = agent.stop();
+    for (port, end) in [(OLDER, "src"), (NEWER, "src"), (LISTENING, "dst")] {
+        let is_of_it = |line: &&Value| line[format!("{end}_port")] == port;
+        let last = report.flows.iter().rfind(is_of_it).unwrap();
+        assert!(is_this_process(&last[format!("{end}_pid")]), "{last}");
+        assert!(last[format!("{end}_process")].is_string(), "{last}");
+    }
 }

@@ -66,7 +66,6 @@ pub static LADDER: Experiment = Experiment {
         ("four consumers", "arm=four consumers"),
         ("JSON output", "arm=json output"),
         ("decapsulation", "arm=decapsulation"),
-        ("units and processes", "arm=units and processes"),
         ("ten filter rules", "arm=ten filter rules"),
         ("debug logging", "arm=debug logging"),
     ],
