@@ -16,6 +16,15 @@ use serde_json::{Value, json};
 use crate::support::{Agent, Report, as_the_service, pair, wait_until};
 
 const UNIT: &[&str] = &["--enrich", "unit"];
+/// The fields that each of them adds, behind `src_` and `dst_`.
+const OF_UNIT: &[&str] = &[
+    "cgroup",
+    "unit",
+    "slice",
+    "container_id",
+    "container_runtime",
+];
+const OF_PROCESS: &[&str] = &["process", "pid", "uid"];
 const WHO: &[&str] = &["--enrich", "unit,process"];
 /// A table for 16 flows, which have 24 slots; as many again as they are find room behind them. It is drained when it is asked for.
 const SMALL: &[&str] = &[
@@ -118,23 +127,16 @@ impl Drop for Program {
     }
 }
 
-/// What the records of flows to or from a port say of both ends. The same in all of them.
-fn ends_of(report: &Report, port: u16) -> Value {
+/// What the records of flows to or from a port say of both ends under these names. The same in all of them.
+fn ends_of(report: &Report, port: u16, names: &[&str]) -> Value {
     let is_of_it = |line: &&Value| line["src_port"] == port || line["dst_port"] == port;
     let ends = report.flows.iter().filter(is_of_it).map(|line| {
         let line = line.as_object().unwrap();
-        let is_of_senders = |name: &str| {
+        let is_wanted = |name: &str| {
             let name = name.trim_start_matches("src_").trim_start_matches("dst_");
-            [
-                "cgroup",
-                "unit",
-                "slice",
-                "container_id",
-                "container_runtime",
-            ]
-            .contains(&name)
+            names.contains(&name)
         };
-        let ends = line.iter().filter(|(name, _)| is_of_senders(name));
+        let ends = line.iter().filter(|(name, _)| is_wanted(name));
         Value::Object(
             ends.map(|(name, value)| (name.clone(), value.clone()))
                 .collect(),
@@ -188,7 +190,7 @@ fn both_ends_of_a_flow_have_the_unit_and_the_container_that_sent_its_packets() {
     agent.wait_for_scans(&lab.agent, 2);
     let report = agent.stop();
     assert_eq!(
-        ends_of(&report, port),
+        ends_of(&report, port, OF_UNIT),
         json!({
             "src_cgroup": format!("/{slice}/{container}"),
             "src_unit": container,
@@ -228,7 +230,7 @@ fn a_unit_that_is_gone_before_its_flow_is_reported_is_named() {
         });
     }
     let report = agent.stop();
-    assert_eq!(ends_of(&report, 5001)["src_unit"], "one.service");
+    assert_eq!(ends_of(&report, 5001, OF_UNIT)["src_unit"], "one.service");
     // Whether it was heard of in time depends on who got the CPU. It is told that there was one.
     let second = report
         .flows
@@ -394,6 +396,6 @@ fn without_the_setting_nobody_is_named() {
     let arguments = [&*lab.peer.ipv4.to_string(), "9", "5000", "1"];
     Program::start(&group, "one.service", &lab.agent, SENDER, &arguments).ends();
     let report = agent.stop();
-    assert_eq!(ends_of(&report, 5000), json!({}));
-    assert_eq!(processes::of(&report, 5000), json!({}));
+    assert_eq!(ends_of(&report, 5000, OF_UNIT), json!({}));
+    assert_eq!(ends_of(&report, 5000, OF_PROCESS), json!({}));
 }

@@ -85,33 +85,6 @@ fn private_bytes(pid: u32) -> u64 {
     kib.parse::<u64>().unwrap() * 1024
 }
 
-/// The mappings that have more of it than 256 KiB, by `/proc/PID/smaps`.
-fn largest_private(pid: u32) -> Vec<String> {
-    let mappings = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
-    let mut all = Vec::<(String, Vec<&str>)>::new();
-    for line in mappings.lines() {
-        let is_field = line
-            .split_whitespace()
-            .next()
-            .is_some_and(|word| word.ends_with(':'));
-        match all.last_mut() {
-            Some((_, fields)) if is_field => fields.push(line),
-            _ => all.push((line.to_owned(), Vec::new())),
-        }
-    }
-    let kib = |fields: &[&str], name: &str| {
-        let line = fields.iter().find_map(|line| line.strip_prefix(name));
-        let number = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-        number.unwrap_or_default()
-    };
-    let large = all.into_iter().filter_map(|(mapping, fields)| {
-        let private = kib(&fields, "Anonymous:");
-        let huge = kib(&fields, "AnonHugePages:");
-        (private > 256).then(|| format!("{private} KiB, {huge} KiB in huge pages: {mapping}"))
-    });
-    large.collect()
-}
-
 fn number(status: &Value, path: [&str; 2]) -> u64 {
     status[path[0]][path[1]].as_u64().unwrap()
 }
@@ -143,7 +116,7 @@ fn pages_grow_with_new_flows_and_shrink_without_them() {
     assert!(
         private <= 8 * MIB,
         "{private} bytes: {:#?}",
-        largest_private(pid)
+        fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))
     );
     let held = || [mappings(pid), descriptors(pid)];
     let idle_held = held();

@@ -8,9 +8,9 @@ use lab::{
 };
 use serde_json::{Value, json};
 
-use super::{CLIENT, Program, SERVER, packets};
+use super::{CLIENT, OF_PROCESS, Program, SERVER, ends_of, packets};
 use crate::support::{
-    Agent, Report, as_the_service,
+    Agent, as_the_service,
     attached::{no_sockets_in, sock_create_programs},
     pair, wait_until,
 };
@@ -78,27 +78,6 @@ my $socket = IO::Socket::INET->new(Proto => 'udp', PeerAddr => $ARGV[0], PeerPor
 print $socket ? "made\n" : "refused: $!\n";
 $socket->send("hello") if $socket;
 "#;
-
-/// What the records of flows to or from a port say of the processes of both ends. The same in all of them.
-pub(super) fn of(report: &Report, port: u16) -> Value {
-    let is_of_it = |line: &&Value| line["src_port"] == port || line["dst_port"] == port;
-    let ends = report.flows.iter().filter(is_of_it).map(|line| {
-        let line = line.as_object().unwrap();
-        let is_of_processes = |name: &str| {
-            let name = name.trim_start_matches("src_").trim_start_matches("dst_");
-            ["process", "pid", "uid"].contains(&name)
-        };
-        let ends = line.iter().filter(|(name, _)| is_of_processes(name));
-        Value::Object(
-            ends.map(|(name, value)| (name.clone(), value.clone()))
-                .collect(),
-        )
-    });
-    let mut ends: Vec<_> = ends.collect();
-    ends.dedup();
-    assert_eq!(ends.len(), 1, "{ends:#?}");
-    ends.remove(0)
-}
 
 fn start(host: &Host, script: &str, arguments: &[&str]) -> (ControlGroup, Program) {
     let group = ControlGroup::slice().unwrap();
@@ -240,7 +219,7 @@ fn who_refuses_sockets_to_others_does_so_beside_us() {
             pid = program.pid();
             program.ends();
         }
-        assert_eq!(of(&agent.stop(), port)["src_pid"], pid);
+        assert_eq!(ends_of(&agent.stop(), port, OF_PROCESS)["src_pid"], pid);
         drop((before, after));
     }
 }
@@ -271,7 +250,7 @@ fn a_socket_that_is_handed_on_stays_that_of_its_maker() {
     program.ends();
     let report = agent.stop();
     assert_eq!(
-        of(&report, SOURCE),
+        ends_of(&report, SOURCE, OF_PROCESS),
         json!({ "src_process": "maker", "src_pid": maker, "src_uid": 0 })
     );
 }
@@ -301,7 +280,7 @@ fn processes_that_are_gone_before_the_scan_are_named_each_by_its_own_name() {
     program.ends();
     for (number, pid) in (0..COUNT).zip(&pids) {
         assert_eq!(
-            of(&report, FIRST + number),
+            ends_of(&report, FIRST + number, OF_PROCESS),
             json!({ "src_process": format!("child{number}"), "src_pid": pid, "src_uid": 0 }),
             "{number}"
         );
