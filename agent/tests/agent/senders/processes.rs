@@ -170,6 +170,37 @@ fn a_connection_is_said_to_be_of_the_process_that_made_the_listening_socket_and_
     assert_eq!(last["src_pid"], client_pid, "{last}");
 }
 
+/// Its first packets are answered for by the listener, so it takes a flow that begins anew.
+#[test]
+fn an_accepted_connection_has_its_process_by_itself() {
+    if !is_root_or_skip("agent::an_accepted_connection_has_its_process_by_itself") {
+        return;
+    }
+    let lab = Lab::addressed().unwrap();
+    let agent = Agent::start(&lab, &[PROCESS, &["--idle-timeout", "1s"]].concat());
+    let to = [&*lab.agent.ipv4.to_string(), PORT];
+    let (_group, mut server) = start(&lab.agent, SERVER, &to);
+    assert_eq!(server.line(), "ready");
+    let (_group, mut client) = start(&lab.peer, CLIENT, &to);
+    let port: u16 = client.line().parse().unwrap();
+    client.goes_on();
+    wait_until("the flow has ended by its idle timeout", || {
+        asked_for(&agent, &lab, "src_port", port).is_none()
+    });
+    client.goes_on();
+    client.ends();
+    let server_pid = server.pid();
+    let report = agent.stop();
+    let is_of_it = |line: &&Value| line["src_port"] == port || line["dst_port"] == port;
+    let last = report.flows.iter().rfind(is_of_it).unwrap();
+    let end = if last["src_port"] == port {
+        "dst"
+    } else {
+        "src"
+    };
+    assert_eq!(last[format!("{end}_pid")], server_pid, "{last}");
+}
+
 /// Many servers ask for MPTCP without a word, such as those in Go.
 #[test]
 fn a_server_of_mptcp_is_known_to_clients_of_tcp() {
