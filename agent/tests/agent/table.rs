@@ -101,8 +101,14 @@ fn pages_grow_with_new_flows_and_shrink_without_them() {
     let part = kernel::packets(20_000, 10_000) as u32;
     let lab = Lab::quiet().unwrap();
     let max_flows = MAX_FLOWS.to_string();
-    let settings = ["--max-flows", &max_flows, "--idle-timeout", "5m"];
-    let mut agent = Agent::start(&lab, &settings);
+    // Pages shrink after sixteen quiet scans, and an emulator needs seconds to see that they have grown.
+    let interval = format!("{}ms", kernel::packets(100, 1000));
+    let settings = [
+        ["--max-flows", &max_flows],
+        ["--idle-timeout", "5m"],
+        ["--scan-interval", &interval],
+    ];
+    let mut agent = Agent::start(&lab, settings.as_flattened());
     let pid = agent.pid();
     let status = || agent.status(&lab.agent);
     let room = || number(&status(), ["table", "room"]);
