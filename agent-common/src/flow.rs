@@ -256,6 +256,13 @@ impl FlowBits {
         Self(1 << (Self::ASKED_SHIFT + (direction & 1) as u32))
     }
 
+    /// The same of a packet that answers a SYN, if the next one is to be asked, too: it has no whole socket yet.
+    #[inline(always)]
+    #[must_use]
+    pub const fn asked_early(direction: u8) -> Self {
+        Self(1 << (Self::ASKED_SHIFT + 2 + (direction & 1) as u32))
+    }
+
     /// Whether a packet has been asked for its sender, in either direction.
     pub const fn was_asked(self) -> bool {
         self.0 >> Self::ASKED_SHIFT != 0
@@ -582,6 +589,12 @@ mod tests {
             let asked = plain.and(FlowBits::asked(direction));
             assert!(asked.was_asked() && asked.has(FlowBits::asked(direction)));
             assert!(!asked.has(FlowBits::asked(1 - direction)));
+            let early = plain.and(FlowBits::asked_early(direction));
+            assert!(early.was_asked() && early.flags() == plain.flags());
+            assert!(
+                !early.has(FlowBits::asked(direction))
+                    && early.has(FlowBits::asked_early(direction))
+            );
             assert_eq!(asked.flags(), plain.flags());
             assert_eq!((asked.dscp(), asked.first_direction()), (0x3f, 1));
         }

@@ -8,7 +8,8 @@
 //! - [`slots`] is how programs on several CPUs share the entries of the table.
 //! - [`segmentation`] and [`wire_size`] say how many frames on the wire a packet stands for.
 //! - [`filter`] and [`sample`] leave packets out.
-//! - [`senders`] is what is noted of the sockets that packets belong to, and [`process`] of who made these.
+//! - [`senders`] is what is noted of the sockets that packets belong to, [`process`] of who made these, and [`tcp`] of their
+//!   connections.
 //! - [`account`] has a counter for every way that a packet can end.
 //! - [`kernel_call`] marks what the loader completes.
 //! - [`pages`] is what userspace and the programs tell each other: which page is filled, and how full it is.
@@ -35,6 +36,7 @@ pub mod sample;
 pub mod segmentation;
 pub mod senders;
 pub mod slots;
+pub mod tcp;
 pub mod transport;
 pub mod tunnel;
 pub mod wire_size;
@@ -48,3 +50,4 @@ pub use pages::{PageFill, PageSize, Switches};
 pub use parse::{LinkType, Packet, Part, parse, parse_all};
 pub use process::Process;
 pub use senders::Senders;
+pub use tcp::TcpInfo;

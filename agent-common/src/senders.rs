@@ -3,10 +3,10 @@
 //! Only a packet that leaves, or one whose socket the kernel still keeps with it, has a socket. So each direction has a
 //! sender of its own, and often one of them has none.
 
-use crate::slots::SLOTS;
+use crate::{TcpInfo, slots::SLOTS};
 
-/// The cgroups of the sockets that sent a flow's packets, and the processes that made these sockets, by direction: a → b, b → a.
-/// 0 where none was seen.
+/// The cgroups of the sockets that sent a flow's packets, the processes that made these sockets, and what their connections are like, by
+/// direction: a → b, b → a. 0 where none was seen.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Senders {
@@ -14,6 +14,8 @@ pub struct Senders {
     pub cgroup_ids: [u64; 2],
     /// See [`Process::key`](crate::Process::key).
     pub process_keys: [u64; 2],
+    /// What TCP knows on their side of the connection.
+    pub tcp: [TcpInfo; 2],
 }
 
 /// What is noted of the senders: bits.
@@ -25,6 +27,7 @@ impl Kinds {
     pub const NONE: Self = Self(0);
     pub const CGROUPS: Self = Self(1);
     pub const PROCESSES: Self = Self(2);
+    pub const TCP: Self = Self(4);
 
     #[inline(always)]
     #[must_use]
@@ -38,11 +41,11 @@ impl Kinds {
         self.0 & other.0 != 0
     }
 
-    /// How many elements a page has for each window of the flow table: one for each kind.
+    /// How many elements a page has for each window of the flow table: one for each kind, and for TCP one for each of its words.
     #[inline(always)]
     #[must_use]
     pub const fn planes(self) -> u32 {
-        (self.0 & 1) + (self.0 >> 1 & 1)
+        self.tcp_plane() + (self.0 >> 2 & 1) * TcpInfo::WORDS as u32
     }
 
     /// Which of them is that of the cgroups.
@@ -53,6 +56,13 @@ impl Kinds {
     #[must_use]
     pub const fn process_plane(self) -> u32 {
         self.0 & 1
+    }
+
+    /// Which of them is that of the first word of TCP. The others follow it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn tcp_plane(self) -> u32 {
+        (self.0 & 1) + (self.0 >> 1 & 1)
     }
 }
 
@@ -73,10 +83,13 @@ impl Senders {
                 *ours = theirs;
             }
         }
+        for (ours, theirs) in self.tcp.iter_mut().zip(&other.tcp) {
+            ours.unite(theirs);
+        }
     }
 }
 
-const _: () = assert!(size_of::<Senders>() == 32);
+const _: () = assert!(size_of::<Senders>() == 80);
 
 /// What is noted of one kind for the flows of a window: by slot and direction.
 #[repr(C)]
@@ -185,6 +198,7 @@ mod tests {
         let of = |cgroup_ids, process_keys| Senders {
             cgroup_ids,
             process_keys,
+            ..Senders::default()
         };
         let mut senders = of([1, 0], [5, 0]);
         senders.unite(&of([2, 3], [6, 7]));
@@ -195,15 +209,21 @@ mod tests {
 
     #[test]
     fn each_kind_that_is_kept_has_a_plane_of_its_own() {
-        for (kinds, planes, of_processes) in [
-            (Kinds::NONE, 0, None),
-            (Kinds::CGROUPS, 1, None),
-            (Kinds::PROCESSES, 1, Some(0)),
-            (Kinds::CGROUPS.and(Kinds::PROCESSES), 2, Some(1)),
+        let both = Kinds::CGROUPS.and(Kinds::PROCESSES);
+        for (kinds, planes, of_processes, of_tcp) in [
+            (Kinds::NONE, 0, None, None),
+            (Kinds::CGROUPS, 1, None, None),
+            (Kinds::PROCESSES, 1, Some(0), None),
+            (both, 2, Some(1), None),
+            (Kinds::TCP, 3, None, Some(0)),
+            (Kinds::CGROUPS.and(Kinds::TCP), 4, None, Some(1)),
+            (both.and(Kinds::TCP), 5, Some(1), Some(2)),
         ] {
             assert_eq!(kinds.planes(), planes);
             let has = kinds.has(Kinds::PROCESSES);
             assert_eq!(has.then(|| kinds.process_plane()), of_processes);
+            let has = kinds.has(Kinds::TCP);
+            assert_eq!(has.then(|| kinds.tcp_plane()), of_tcp);
         }
     }
 }

@@ -8,8 +8,8 @@
 //!   parsing, [`tunnels`]). For a super-frame it asks the kernel how that will be cut ([`segmentation`]).
 //! - [`mod@count`] gives later fragments their ports ([`fragments`]), asks the [`filter`], and counts in the
 //!   [`account`] and the [`table`], both on the page that [`switches`] names.
-//! - [`senders`] are noted by [`hook`] at last, where the flow asks for one: the cgroup, and the process that [`processes`] has noted
-//!   with the socket.
+//! - [`senders`] are noted by [`hook`] at last, where the flow asks for one: the cgroup, the process that [`processes`] has noted
+//!   with the socket, and what TCP knows of its [`connections`].
 
 #![no_std]
 #![no_main]
@@ -26,12 +26,14 @@ mod account;
 mod atomic;
 mod bounds;
 mod clock;
+mod connections;
 mod count;
 mod fill;
 mod filter;
 mod fragments;
 mod hook;
 mod kernel_memory;
+mod kernel_types;
 mod namespace;
 mod packet;
 mod pause;
@@ -39,6 +41,7 @@ mod processes;
 mod runtime;
 mod segmentation;
 mod senders;
+mod socket_storage;
 mod steps;
 mod switches;
 mod table;
@@ -49,8 +52,8 @@ use agent_common::{Clocks, Direction, LinkType};
 use aya_ebpf::{
     EbpfContext as _,
     bindings::{TC_ACT_UNSPEC, xdp_action::XDP_PASS},
-    macros::{cgroup_sock, classifier, xdp},
-    programs::{SockContext, TcContext, XdpContext},
+    macros::{btf_tracepoint, cgroup_sock, classifier, xdp},
+    programs::{BtfTracePointContext, SockContext, TcContext, XdpContext},
 };
 
 #[classifier]
@@ -136,6 +139,13 @@ pub fn post_bind6(ctx: SockContext) -> i32 {
 #[unsafe(link_section = "iter/task_file")]
 pub extern "C" fn open_files(open: *mut processes::OpenFile) -> i32 {
     processes::note_holder(open);
+    0
+}
+
+/// Runs where the kernel takes down a socket of TCP, in all network namespaces.
+#[btf_tracepoint(function = "tcp_destroy_sock")]
+pub fn tcp_destroy_sock(ctx: BtfTracePointContext) -> i32 {
+    connections::note_end(ctx.arg(0));
     0
 }
 

@@ -4,20 +4,20 @@
 //!
 //! Sockets that were there before are found by a program that userspace runs once over all open files.
 
-use core::{ffi::c_void, ptr};
+use core::ffi::c_void;
 
 use agent_common::{Process, process::TaskLayout};
 use aya_ebpf::{
-    bindings::{
-        __sk_buff, BPF_F_CLONE, BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_map_type,
-    },
+    bindings::{__sk_buff, BPF_F_CLONE, BPF_F_NO_PREALLOC},
     btf_maps::LruHashMap,
     helpers::generated::{
         bpf_get_current_task_btf, bpf_get_current_uid_gid, bpf_get_listener_sock,
-        bpf_sk_storage_get, bpf_sock_from_file,
+        bpf_sock_from_file,
     },
     macros::btf_map,
 };
+
+use crate::{kernel_types::at, socket_storage::SocketStorage};
 
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
@@ -39,15 +39,10 @@ static TASK_LAYOUT: TaskLayout = TaskLayout {
 #[btf_map]
 static PROCESSES: LruHashMap<u64, Process, 1> = LruHashMap::new();
 
-/// With each socket, the process that made it. The type of the library has no way to say that accepted sockets inherit.
+/// With each socket, the process that made it.
 #[btf_map]
-static SOCKETS: Sockets = Sockets {
-    r#type: ptr::null(),
-    key: ptr::null(),
-    value: ptr::null(),
-    max_entries: ptr::null(),
-    map_flags: ptr::null(),
-};
+static SOCKETS: SocketStorage<Maker, { (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize }> =
+    SocketStorage::new();
 
 #[repr(C)]
 struct Maker {
@@ -55,39 +50,13 @@ struct Maker {
     process: Process,
 }
 
-#[repr(C)]
-struct Sockets {
-    r#type: *const [i32; bpf_map_type::BPF_MAP_TYPE_SK_STORAGE as usize],
-    key: *const i32,
-    value: *const Maker,
-    max_entries: *const [i32; 0],
-    map_flags: *const [i32; (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize],
-}
-
-// SAFETY: the pointers say what the map is like. Nobody follows them.
-unsafe impl Sync for Sockets {}
-
-impl Sockets {
-    /// Who made a socket; null if nobody knows, or it is no whole socket. `socket` is what the program's kind takes: a socket, or the
-    /// context.
+impl Maker {
     #[inline(always)]
-    unsafe fn maker(&self, socket: *mut c_void) -> *mut Maker {
-        let map = ptr::from_ref(self).cast_mut().cast();
-        // SAFETY: the verifier makes sure of what the helper is given.
-        unsafe { bpf_sk_storage_get(map, socket, ptr::null_mut(), 0) }.cast()
-    }
-
-    /// Notes who made a socket, unless somebody is noted. If there is no memory, nobody is.
-    #[inline(always)]
-    unsafe fn note(&self, socket: *mut c_void, process: Process) {
-        let mut maker = Maker {
+    fn of(process: Process) -> Self {
+        Self {
             key: process.key(),
             process,
-        };
-        let map = ptr::from_ref(self).cast_mut().cast();
-        let flags = BPF_SK_STORAGE_GET_F_CREATE.into();
-        // SAFETY: the verifier makes sure of what the helper is given.
-        let _ = unsafe { bpf_sk_storage_get(map, socket, (&raw mut maker).cast(), flags) };
+        }
     }
 }
 
@@ -100,7 +69,7 @@ pub fn of_packet(skb: *mut __sk_buff) -> u64 {
         return 0;
     }
     // SAFETY: it is not null, as was just checked.
-    let mut maker = unsafe { SOCKETS.maker(socket.cast()) };
+    let mut maker = unsafe { SOCKETS.get(socket.cast()) };
     if maker.is_null() {
         // What answers a SYN is no whole socket, but has a listener.
         // SAFETY: as above.
@@ -109,7 +78,7 @@ pub fn of_packet(skb: *mut __sk_buff) -> u64 {
             return 0;
         }
         // SAFETY: as above.
-        maker = unsafe { SOCKETS.maker(listener.cast()) };
+        maker = unsafe { SOCKETS.get(listener.cast()) };
     }
     if maker.is_null() {
         return 0;
@@ -131,7 +100,7 @@ pub fn note_maker(context: *mut c_void) {
     // SAFETY: these look at the task that runs.
     let (task, ids) = unsafe { (bpf_get_current_task_btf(), bpf_get_current_uid_gid()) };
     // SAFETY: the context stands for the socket.
-    unsafe { SOCKETS.note(context, process_of(task.cast(), ids as u32)) };
+    unsafe { SOCKETS.get_or_put(context, Maker::of(process_of(task.cast(), ids as u32))) };
 }
 
 /// What the kernel passes to a program at `iter/task_file`: `struct bpf_iter__task_file`.
@@ -171,7 +140,7 @@ pub fn note_holder(open: *mut OpenFile) {
     // SAFETY: as above.
     let uid: u32 = unsafe { at(cred, &raw const TASK_LAYOUT.cred_uid) };
     // SAFETY: the socket is the kernel's.
-    unsafe { SOCKETS.note(sock, process_of(task, uid)) };
+    unsafe { SOCKETS.get_or_put(sock, Maker::of(process_of(task, uid))) };
 }
 
 /// `task` is one of the kernel's, which the verifier knows as such.
@@ -185,18 +154,5 @@ fn process_of(task: *mut c_void, uid: u32) -> Process {
             uid,
             pid: at(task, &raw const TASK_LAYOUT.tgid),
         }
-    }
-}
-
-/// What a structure of the kernel's has at one of the offsets in [`TASK_LAYOUT`].
-#[inline(always)]
-unsafe fn at<T>(structure: *mut c_void, offset_bytes: *const u32) -> T {
-    // SAFETY: a static lives as long as the program. Volatile, since its value here is not the one that the compiler sees. The
-    // verifier makes sure that the field is there.
-    unsafe {
-        structure
-            .byte_add(offset_bytes.read_volatile() as usize)
-            .cast::<T>()
-            .read_volatile()
     }
 }

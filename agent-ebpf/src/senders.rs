@@ -1,9 +1,9 @@
-//! Notes which cgroup the socket of a packet belongs to, and which process made it, for the first packet of each direction, flow and
-//! scan. See [`agent_common::senders`].
+//! Notes which cgroup the socket of a packet belongs to, which process made it, and what TCP knows of its connection, for the first
+//! packet of each direction, flow and scan. See [`agent_common::senders`].
 
 use agent_common::{
-    FlowKey, Packet, Senders,
-    flow::FlowBits,
+    FlowKey, Packet, Senders, TcpInfo,
+    flow::{FlowBits, tcp_flags},
     senders::{Kinds, PlaneOfWindow, Question},
     slots::SLOTS,
 };
@@ -15,7 +15,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
-use crate::{bounds::masked, processes, switches};
+use crate::{bounds::masked, connections, processes, switches};
 
 /// Fixed when the programs are loaded, so that the verifier removes what it is not needed for.
 #[unsafe(no_mangle)]
@@ -38,13 +38,24 @@ static SENDERS_BEHIND: ArrayOfMaps<
     2,
 > = ArrayOfMaps::new();
 
-/// The bit that a packet which may have a socket sets in its flow.
+/// The bits that a packet which may have a socket sets in its flow. If one of them is new there, the flow asks. A connection that
+/// closes is asked again, and one that answers a SYN with its next packet, since only then it has a whole socket.
 #[inline(always)]
 pub fn bits(packet: &Packet, is_xdp: bool) -> FlowBits {
-    if SENDERS_KEPT.load() == Kinds::NONE || is_xdp {
-        FlowBits::NONE
+    const CLOSING: u8 = tcp_flags::FIN | tcp_flags::RST;
+    const SYN_AND_ACK: u8 = tcp_flags::SYN | tcp_flags::ACK;
+    let kinds = SENDERS_KEPT.load();
+    if kinds == Kinds::NONE || is_xdp {
+        return FlowBits::NONE;
+    }
+    let asked = FlowBits::asked(packet.direction);
+    if !kinds.has(Kinds::TCP) {
+        asked
+    } else if packet.tcp_flags & SYN_AND_ACK == SYN_AND_ACK {
+        FlowBits::asked_early(packet.direction)
     } else {
-        FlowBits::asked(packet.direction)
+        let closing = FlowBits::segment(packet.direction, packet.tcp_flags & CLOSING);
+        asked.and(closing)
     }
 }
 
@@ -73,36 +84,75 @@ fn answer(skb: *mut __sk_buff, question: u64, packet: &Packet) -> u32 {
         0
     };
     let question = Question(question);
+    let tcp = if kinds.has(Kinds::TCP) {
+        connections::of_packet(skb, packet, question)
+    } else {
+        TcpInfo::default()
+    };
     let Some((window, slot)) = question.place() else {
-        if cgroup_id | process_key != 0 {
-            note_behind(question, packet, cgroup_id, process_key);
+        if cgroup_id | process_key != 0 || tcp.is_known() {
+            note_behind(question, packet, cgroup_id, process_key, &tcp);
         }
         return 0;
     };
     if cgroup_id != 0 {
-        note_in_plane(question, Kinds::CGROUP_PLANE, window, slot, cgroup_id);
+        note_cgroup(question, window, slot, cgroup_id);
     }
     if process_key != 0 {
         note_in_plane(question, kinds.process_plane(), window, slot, process_key);
     }
+    if tcp.is_known() {
+        let [first, second, third] = tcp.words();
+        let plane = kinds.tcp_plane();
+        note_in_plane(question, plane, window, slot, first);
+        note_in_plane(question, plane + 1, window, slot, second);
+        note_in_plane(question, plane + 2, window, slot, third);
+    }
     0
+}
+
+/// The kernel's own sockets, which are in the root, do not take the place of another one that was asked before.
+#[inline(always)]
+fn note_cgroup(question: Question, window: u32, slot: u32, id: u64) {
+    if let Some(noted) = place(question, Kinds::CGROUP_PLANE, window, slot) {
+        // SAFETY: see `place`.
+        unsafe {
+            if id != Senders::ROOT || noted.read_volatile() == 0 {
+                noted.write_volatile(id);
+            }
+        }
+    }
 }
 
 #[inline(always)]
 fn note_in_plane(question: Question, plane: u32, window: u32, slot: u32, number: u64) {
-    let windows = switches::windows(question.page());
-    let page = SENDERS.get(question.page());
-    let Some(window) = page.and_then(|page| page.get_ptr_mut(plane * windows + window)) else {
-        return;
-    };
-    let index = masked::<{ 2 * SLOTS as u64 - 1 }>((2 * slot + question.direction()).into());
-    // SAFETY: a window has two numbers for each slot, and elements of an array stay where they are. Another CPU may
-    // write the same number.
-    unsafe { window.cast::<u64>().add(index).write_volatile(number) };
+    if let Some(noted) = place(question, plane, window, slot) {
+        // SAFETY: see `place`.
+        unsafe { noted.write_volatile(number) };
+    }
 }
 
+/// Where a number is noted, which is there for the program's run. Another CPU may write it at the same time, for a packet of the same
+/// direction: then one of the two stays.
 #[inline(always)]
-fn note_behind(question: Question, packet: &Packet, cgroup_id: u64, process_key: u64) {
+fn place(question: Question, plane: u32, window: u32, slot: u32) -> Option<*mut u64> {
+    let windows = switches::windows(question.page());
+    let page = SENDERS.get(question.page())?;
+    let window = page.get_ptr_mut(plane * windows + window)?;
+    let index = masked::<{ 2 * SLOTS as u64 - 1 }>((2 * slot + question.direction()).into());
+    // SAFETY: a window has two numbers for each slot, and elements of an array stay where they are.
+    Some(unsafe { window.cast::<u64>().add(index) })
+}
+
+/// A function of its own: few packets need its stack.
+#[inline(never)]
+fn note_behind(
+    question: Question,
+    packet: &Packet,
+    cgroup_id: u64,
+    process_key: u64,
+    tcp: &TcpInfo,
+) {
     let key = packet.key;
     let Some(map) = SENDERS_BEHIND.get(question.page()) else {
         return;
@@ -113,12 +163,26 @@ fn note_behind(question: Question, packet: &Packet, cgroup_id: u64, process_key:
         return;
     };
     let direction = masked::<1>(question.direction().into());
-    // SAFETY: it comes from a look-up in this program run, and there are two numbers of each kind. Another CPU may write the
-    // same ones.
+    // SAFETY: it comes from a look-up in this program run, and there are two numbers of each kind. Another CPU may write them at the
+    // same time, as in a slot.
     unsafe {
-        let ids = (&raw mut (*senders).cgroup_ids).cast::<u64>();
-        ids.add(direction).write_volatile(cgroup_id);
-        let keys = (&raw mut (*senders).process_keys).cast::<u64>();
-        keys.add(direction).write_volatile(process_key);
+        if cgroup_id != 0 {
+            let ids = (&raw mut (*senders).cgroup_ids).cast::<u64>();
+            let noted = ids.add(direction);
+            if cgroup_id != Senders::ROOT || noted.read_volatile() == 0 {
+                noted.write_volatile(cgroup_id);
+            }
+        }
+        if process_key != 0 {
+            let keys = (&raw mut (*senders).process_keys).cast::<u64>();
+            keys.add(direction).write_volatile(process_key);
+        }
+        if tcp.is_known() {
+            let sides = (&raw mut (*senders).tcp).cast::<[u64; TcpInfo::WORDS]>();
+            let words = sides.add(direction).cast::<u64>();
+            for (index, word) in tcp.words().into_iter().enumerate() {
+                words.add(index).write_volatile(word);
+            }
+        }
     }
 }

@@ -26,7 +26,9 @@ use agent::{
     },
     record::Record,
 };
-use agent_common::{Counts, Direction, FlowKey, HookAccount, L4Kind, Reason, protocol::UDP};
+use agent_common::{
+    Counts, Direction, FlowKey, HookAccount, L4Kind, Reason, TcpInfo, protocol::UDP,
+};
 use tokio::{
     signal::unix::{SignalKind, signal},
     time::{MissedTickBehavior, interval},
@@ -177,6 +179,7 @@ fn record(port: u16, delta: Counts, total: Counts, [begin, end]: [u64; 2]) -> Re
         outer: None,
         cgroup_ids: [0; 2],
         process_keys: [0; 2],
+        tcp: [TcpInfo::default(); 2],
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use agent_common::{process::TaskLayout, senders::Kinds};
+use agent_common::{process::TaskLayout, senders::Kinds, tcp::TcpLayout};
 use anyhow::{Context as _, Result};
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -72,6 +72,7 @@ use scanning::{ReliefLog, Scanning};
 use wakes::Wakes;
 
 const WITHOUT_PROCESSES: &str = "flows have no process";
+const WITHOUT_ENDS: &str = "what TCP knew of a connection at its end is in no record, only what it knew at an earlier packet";
 
 /// How often the programs' log is copied to the agent's log, if it is on.
 const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
@@ -198,6 +199,7 @@ impl Agent {
             decapsulate: config.decapsulate,
             senders: Kinds::NONE,
             tasks: TaskLayout::default(),
+            tcp: TcpLayout::default(),
             netns: namespaces.iter().map(Namespace::number).collect(),
             max_interfaces,
             sample_rate: config.sample_rate,
@@ -494,6 +496,11 @@ fn load(config: &Config, mut settings: LoadSettings) -> Result<(Kernel, Names)> 
     if cgroups.is_some() {
         settings.senders = Kinds::CGROUPS;
     }
+    let ends = ends(config);
+    if config.enrich.contains(&Enrichment::Tcp) {
+        settings.senders = settings.senders.and(Kinds::TCP);
+        settings.tcp = ends.unwrap_or_default();
+    }
     let without_processes = settings.senders;
     let tasks = tasks(config);
     if let Some(tasks) = tasks {
@@ -508,7 +515,23 @@ fn load(config: &Config, mut settings: LoadSettings) -> Result<(Kernel, Names)> 
         settings.senders = without_processes;
         kernel = Kernel::load_object(config.object, &settings)?;
     }
+    if ends.is_some()
+        && let Err(error) = kernel.note_ends()
+    {
+        tracing::warn!("{WITHOUT_ENDS}: {error:#}");
+    }
     Ok((kernel, Names { cgroups, processes }))
+}
+
+/// What the programs need to know to note what TCP knew at last, if it is to be told. Without that, records have what it knew at an
+/// earlier packet.
+fn ends(config: &Config) -> Option<TcpLayout> {
+    if !config.enrich.contains(&Enrichment::Tcp) {
+        return None;
+    }
+    layout::tcp_of_this_kernel()
+        .inspect_err(|error| tracing::warn!("{WITHOUT_ENDS}: {error:#}"))
+        .ok()
 }
 
 /// What the programs need to know to note processes, if these are to be named. Without them the agent counts as ever.

@@ -11,6 +11,8 @@ pub enum Enrichment {
     Unit,
     /// The process that made the sockets which send a flow's packets
     Process,
+    /// What TCP knows of the connections of this host: round trips, and what was sent again
+    Tcp,
 }
 
 impl Enrichment {
@@ -20,6 +22,7 @@ impl Enrichment {
             kinds.and(match one {
                 Self::Unit => Kinds::CGROUPS,
                 Self::Process => Kinds::PROCESSES,
+                Self::Tcp => Kinds::TCP,
             })
         })
     }

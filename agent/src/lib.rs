@@ -60,6 +60,7 @@ pub mod server;
 pub mod service_manager;
 pub mod similar;
 pub mod status;
+pub mod tcp;
 pub mod tls;
 pub mod token;
 #[cfg(test)]

@@ -14,7 +14,13 @@ use crate::{
     cgroups::Cgroups,
     enrichment::Enrichment,
     hub::DEFAULT_QUEUED_BYTES,
-    kernel::{account, bound::TaggedPrograms, pages::Size, processes::MOST_IN_THE_KERNEL},
+    kernel::{
+        account,
+        bound::TaggedPrograms,
+        connections::{MOST_ENDED, RING_LEN_BYTES},
+        pages::Size,
+        processes::MOST_IN_THE_KERNEL,
+    },
     output::human,
     outputs::Prepared,
     processes::Processes,
@@ -32,15 +38,18 @@ const WAITING_BYTES_PER_FLOW: u64 = 56;
 const GROWTH: u64 = 2;
 const BYTES_PER_FRAGMENT: u64 = 150;
 const TUNNEL_BYTES_PER_FLOW: u64 = 160;
-/// Who sent it, in four slots for three flows, for each kind that is noted.
+/// Who sent it, in four slots for three flows, for each number that is noted of both directions.
 const SENDERS_BYTES_PER_FLOW: u64 = 22;
 const SENDERS_BYTES_PER_TRACKED_FLOW: u64 = 32;
+const TCP_BYTES_PER_TRACKED_FLOW: u64 = 56;
 /// In the kernel, and in the process while they are drained.
-const SENDERS_BYTES_PER_FLOW_BEHIND: u64 = 280;
+const SENDERS_BYTES_PER_FLOW_BEHIND: u64 = 380;
+/// In the process, of a connection that has ended: for two scans.
+const BYTES_PER_END: u64 = 500;
 /// In the kernel.
 const BYTES_PER_PROCESS: u64 = 120;
 /// A record with all that it can have is twice as long, and one of IPv4 without a tunnel shorter.
-const SNAPSHOT_BYTES_PER_FLOW: u64 = 200;
+const SNAPSHOT_BYTES_PER_FLOW: u64 = 230;
 /// Beside its queue.
 const BYTES_PER_OUTPUT: u64 = 42 << 20;
 /// Its instructions as they were given, as the verifier left them, and as machine code.
@@ -130,6 +139,13 @@ impl Needs {
                 + tracked * SENDERS_BYTES_PER_TRACKED_FLOW * GROWTH
                 + 2 * u64::from(Size::behind_flows(self.max_flows)) * SENDERS_BYTES_PER_FLOW_BEHIND
         };
+        let tcp = if self.senders.has(Kinds::TCP) {
+            tracked * TCP_BYTES_PER_TRACKED_FLOW * GROWTH
+                + u64::from(RING_LEN_BYTES)
+                + MOST_ENDED * BYTES_PER_END
+        } else {
+            0
+        };
         let cgroups = if self.senders.has(Kinds::CGROUPS) {
             Cgroups::MOST_BYTES
         } else {
@@ -147,6 +163,7 @@ impl Needs {
             + u64::from(self.max_fragments) * BYTES_PER_FRAGMENT
             + tunnels * TUNNEL_BYTES_PER_FLOW
             + senders
+            + tcp
             + cgroups
             + processes
             + self.tagged * BYTES_PER_TAGGED_PROGRAM

@@ -258,6 +258,13 @@ impl Shown {
                 ),
                 replica.nameless_processes,
             ),
+            (
+                Help(
+                    "flow_agent_lost_tcp_ends",
+                    "Sockets of TCP that were taken down without room to say what they knew at last",
+                ),
+                replica.lost_tcp_ends,
+            ),
         ])
     }
 

@@ -1,6 +1,6 @@
 //! The flow record: what the replica reports about one flow after one scan, before it is encoded.
 
-use agent_common::{Counts, Direction, FlowKey, Outer};
+use agent_common::{Counts, Direction, FlowKey, Outer, TcpInfo};
 
 /// Why a flow ended: the values of IPFIX element 136, `flowEndReason` (RFC 5102).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,4 +51,6 @@ pub struct Record {
     pub cgroup_ids: [u64; 2],
     /// The processes that made them: [`Process::key`](agent_common::Process::key); 0 where none is known.
     pub process_keys: [u64; 2],
+    /// What TCP knows on their sides of the connection, as of the last packet that was asked, or at the end.
+    pub tcp: [TcpInfo; 2],
 }

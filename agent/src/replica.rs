@@ -15,9 +15,9 @@ mod slab;
 mod tests;
 mod waiting;
 
-use std::{collections::BTreeSet, hash::BuildHasher as _, ops::Range, time::Duration};
+use std::{collections::BTreeSet, hash::BuildHasher as _, mem, ops::Range, time::Duration};
 
-use agent_common::{Counts, Encapsulation, FlowCounters, FlowKey, Senders};
+use agent_common::{Counts, Encapsulation, FlowCounters, FlowKey, Senders, tcp::EndedConnection};
 use foldhash::{SharedSeed, fast::SeedableRandomState};
 use hashbrown::HashTable;
 
@@ -168,6 +168,21 @@ impl Replica {
         self.update_with(keys, counters, &[], sink);
     }
 
+    /// What TCP knew of a connection at its end. To be called before the page is taken in.
+    pub fn note_end(&mut self, ended: &EndedConnection) {
+        self.senders.note_end(ended);
+    }
+
+    /// What is left of these, for flows that did not come with this scan.
+    fn settle_ends(&mut self) {
+        let mut senders = mem::take(&mut self.senders);
+        senders.settle_ends(|key| match self.find(key) {
+            Found::Flow(slot) => Some(slot),
+            Found::OtherSide(_) | Found::Nothing { .. } => None,
+        });
+        self.senders = senders;
+    }
+
     /// The same, with who sent each of the flows, if that is kept.
     pub fn update_with(
         &mut self,
@@ -183,7 +198,8 @@ impl Replica {
             let guesses = self.look_up(keys);
             for ((key, counters), guess) in keys.iter().zip(counters).zip(guesses) {
                 if let Some(senders) = senders.next() {
-                    self.senders.come(*senders);
+                    self.senders
+                        .come_with(key, *senders, counters.first_seen_ns);
                 }
                 // Entries before this one may have ended its flow, or created it.
                 let found = match guess {
@@ -228,10 +244,11 @@ impl Replica {
     fn add(&mut self, slot: u32, counters: &FlowCounters, sink: &mut impl FnMut(&Record)) {
         let entry = &mut self.slab[slot];
         if entry.is_followed_by(counters, self.scan) {
-            let senders = self.senders.take_coming();
+            let mut coming = self.senders.take_coming();
+            self.senders.end(slot, &mut coming);
             self.tell_end(slot, EndReason::EndOfFlow, sink);
             self.slab[slot] = self.slab[slot].next(counters, self.clock, self.scan);
-            self.senders.begin(slot, senders);
+            self.senders.begin(slot, coming);
             self.begin(slot, sink);
             return;
         }
@@ -265,6 +282,7 @@ impl Replica {
     /// Ends closed flows whose linger is over, flows that were quiet for too long, and all flows of interfaces
     /// that have left.
     pub fn end_scan(&mut self, left: &BTreeSet<InterfaceId>, sink: &mut impl FnMut(&Record)) {
+        self.settle_ends();
         self.tell_all(sink);
         if !left.is_empty() {
             self.end_those(|key| left.contains(&InterfaceId::of(key)), sink);
@@ -359,6 +377,7 @@ impl Replica {
 
     /// Ends every flow, including those that linger, since the agent stops.
     pub fn finish(&mut self, sink: &mut impl FnMut(&Record)) {
+        self.settle_ends();
         self.tell_all(sink);
         self.end_those(|_| true, sink);
     }
@@ -422,12 +441,12 @@ impl Replica {
     /// Returns the slot of the flow.
     fn insert(&mut self, hash: u64, entry: Entry, sink: &mut impl FnMut(&Record)) -> u32 {
         // Making room may take in a half of another flow.
-        let senders = self.senders.take_coming();
+        let coming = self.senders.take_coming();
         while self.len() >= self.max_flows {
             self.make_room(sink);
         }
         let slot = self.slab.insert(entry);
-        self.senders.begin(slot, senders);
+        self.senders.begin(slot, coming);
         self.index.insert_unique(hash, slot, |&other| {
             hash_of(&self.seed, &self.slab[other].key)
         });
@@ -478,8 +497,8 @@ impl Replica {
             let delta = entry.total;
             self.report(slot, delta, sink);
         }
-        if let Some((half, senders)) = self.take_waiting(slot) {
-            self.senders.come(senders);
+        if let Some((half, coming)) = self.take_waiting(slot) {
+            self.senders.come(coming);
             self.add(slot, &half, sink);
         }
     }

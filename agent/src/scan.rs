@@ -445,6 +445,11 @@ impl Scanner {
         } = self;
         let mut sum = Pair::default();
         let mut sink = sink(encoder, hub, encode);
+        let ended = kernel.ended.take(|ended| replica.note_end(ended));
+        if let Err(error) = ended {
+            // The flows count, whatever TCP knew of them.
+            tracing::warn!("what TCP knew of connections that ended: {error:#}");
+        }
         let Kernel { pages, outers, .. } = kernel;
         let count = pages
             .drain(page, |keys, counters, senders| {
@@ -580,6 +585,11 @@ impl Scanner {
     /// How many processes records named by their number alone.
     pub fn nameless_processes(&self) -> u64 {
         self.encoder.nameless_processes()
+    }
+
+    /// How many connections ended of which the kernel had no room to tell.
+    pub fn lost_tcp_ends(&self) -> u64 {
+        self.kernel.ended.lost()
     }
 
     pub fn interfaces(&self) -> &Interfaces {

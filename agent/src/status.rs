@@ -70,6 +70,7 @@ pub fn of(
             capacity: scanner.replica().capacity() as u64,
             evicted: scanner.replica().evicted(),
             nameless_processes: scanner.nameless_processes(),
+            lost_tcp_ends: scanner.lost_tcp_ends(),
         }),
         scans: Some(proto::ScanStatus {
             count: stats.count,

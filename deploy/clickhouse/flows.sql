@@ -77,6 +77,19 @@ CREATE TABLE IF NOT EXISTS flows
     dst_pid Nullable(UInt32),
     src_uid Nullable(UInt32),
     dst_uid Nullable(UInt32),
+    -- What TCP knows of the connection on the side of each end, likewise (--enrich tcp).
+    src_tcp_rtt_us Nullable(UInt32),
+    dst_tcp_rtt_us Nullable(UInt32),
+    src_tcp_min_rtt_us Nullable(UInt32),
+    dst_tcp_min_rtt_us Nullable(UInt32),
+    src_tcp_total_retrans Nullable(UInt32),
+    dst_tcp_total_retrans Nullable(UInt32),
+    src_tcp_delivered Nullable(UInt32),
+    dst_tcp_delivered Nullable(UInt32),
+    src_tcp_delivered_ce Nullable(UInt32),
+    dst_tcp_delivered_ce Nullable(UInt32),
+    src_tcp_data_segs_out Nullable(UInt32),
+    dst_tcp_data_segs_out Nullable(UInt32),
     sample_rate UInt32,
     -- As people write them.
     src String ALIAS replaceRegexpOne(toString(src_addr), '^::ffff:([0-9.]+)$', '\\1'),
@@ -103,7 +116,19 @@ ALTER TABLE flows
     ADD COLUMN IF NOT EXISTS src_pid Nullable(UInt32) AFTER dst_process,
     ADD COLUMN IF NOT EXISTS dst_pid Nullable(UInt32) AFTER src_pid,
     ADD COLUMN IF NOT EXISTS src_uid Nullable(UInt32) AFTER dst_pid,
-    ADD COLUMN IF NOT EXISTS dst_uid Nullable(UInt32) AFTER src_uid;
+    ADD COLUMN IF NOT EXISTS dst_uid Nullable(UInt32) AFTER src_uid,
+    ADD COLUMN IF NOT EXISTS src_tcp_rtt_us Nullable(UInt32) AFTER dst_uid,
+    ADD COLUMN IF NOT EXISTS dst_tcp_rtt_us Nullable(UInt32) AFTER src_tcp_rtt_us,
+    ADD COLUMN IF NOT EXISTS src_tcp_min_rtt_us Nullable(UInt32) AFTER dst_tcp_rtt_us,
+    ADD COLUMN IF NOT EXISTS dst_tcp_min_rtt_us Nullable(UInt32) AFTER src_tcp_min_rtt_us,
+    ADD COLUMN IF NOT EXISTS src_tcp_total_retrans Nullable(UInt32) AFTER dst_tcp_min_rtt_us,
+    ADD COLUMN IF NOT EXISTS dst_tcp_total_retrans Nullable(UInt32) AFTER src_tcp_total_retrans,
+    ADD COLUMN IF NOT EXISTS src_tcp_delivered Nullable(UInt32) AFTER dst_tcp_total_retrans,
+    ADD COLUMN IF NOT EXISTS dst_tcp_delivered Nullable(UInt32) AFTER src_tcp_delivered,
+    ADD COLUMN IF NOT EXISTS src_tcp_delivered_ce Nullable(UInt32) AFTER dst_tcp_delivered,
+    ADD COLUMN IF NOT EXISTS dst_tcp_delivered_ce Nullable(UInt32) AFTER src_tcp_delivered_ce,
+    ADD COLUMN IF NOT EXISTS src_tcp_data_segs_out Nullable(UInt32) AFTER dst_tcp_delivered_ce,
+    ADD COLUMN IF NOT EXISTS dst_tcp_data_segs_out Nullable(UInt32) AFTER src_tcp_data_segs_out;
 
 -- A row for each batch. It comes after the batch's records, so they are there if it is; and it says what was lost before it.
 CREATE TABLE IF NOT EXISTS flows_batches

@@ -127,6 +127,18 @@ fn set_number(record: &mut FlowRecord, field: u32, value: u64) -> Option<()> {
         43 => record.dst_cgroup_id = Some(value),
         44 => record.src_process_key = Some(value),
         45 => record.dst_process_key = Some(value),
+        46 => record.src_tcp_rtt_us = Some(short),
+        47 => record.dst_tcp_rtt_us = Some(short),
+        48 => record.src_tcp_min_rtt_us = Some(short),
+        49 => record.dst_tcp_min_rtt_us = Some(short),
+        50 => record.src_tcp_total_retrans = Some(short),
+        51 => record.dst_tcp_total_retrans = Some(short),
+        52 => record.src_tcp_delivered = Some(short),
+        53 => record.dst_tcp_delivered = Some(short),
+        54 => record.src_tcp_delivered_ce = Some(short),
+        55 => record.dst_tcp_delivered_ce = Some(short),
+        56 => record.src_tcp_data_segs_out = Some(short),
+        57 => record.dst_tcp_data_segs_out = Some(short),
         _ => return None,
     }
     Some(())
@@ -237,7 +249,7 @@ mod tests {
     prop_compose! {
         /// A field of any number and wire type, sound or not.
         fn field()(
-            number in 0_u64..48,
+            number in 0_u64..60,
             wire_type in 0_u32..8,
             value: u64,
             shift in 0_u32..64,
@@ -261,7 +273,7 @@ mod tests {
     prop_compose! {
         /// The number and type that a field of a record has, and no varint of ten bytes.
         fn usual()(
-            number in (1_u64..46).prop_filter("it is reserved", |number| *number != 29),
+            number in (1_u64..58).prop_filter("it is reserved", |number| *number != 29),
             value: u64,
             shift in 1_usize..64,
             [of_key, of_value] in [padding(3), padding(3)],

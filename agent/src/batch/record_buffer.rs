@@ -5,12 +5,12 @@
     reason = "a writer's length is in a register only if all that writes is one function"
 )]
 
-use agent_common::{Direction, Encapsulation, FlowKey, L4Kind, protocol::TCP};
+use agent_common::{Direction, Encapsulation, FlowKey, L4Kind, TcpInfo, protocol::TCP};
 
 use prost::encoding::encode_varint;
 
 use super::fields::RECORDS;
-use crate::record::Record;
+use crate::{record::Record, tcp::Tcp};
 
 /// Wire types of protobuf's encoding.
 const VARINT: u32 = 0;
@@ -30,8 +30,8 @@ pub(super) struct RecordBuffer {
 type Room = [u8; RecordBuffer::LEN_BYTES + WORD_LEN_BYTES];
 
 impl RecordBuffer {
-    /// A record takes 399 bytes with its prefix if every field is at its longest.
-    pub(super) const LEN_BYTES: usize = 416;
+    /// A record takes 483 bytes with its prefix if every field is at its longest.
+    pub(super) const LEN_BYTES: usize = 496;
 
     pub(super) fn new() -> Self {
         Self {
@@ -150,6 +150,34 @@ impl Writer<'_> {
         let [source, destination] = record.process_keys;
         self.count::<44>(source);
         self.count::<45>(destination);
+        if record.tcp.iter().any(TcpInfo::is_known) {
+            self.len = put_tcp(self.bytes, self.len, record);
+        }
+    }
+
+    /// In the order of the field numbers, in which those of both ends take turns.
+    #[inline(always)]
+    fn tcp(&mut self, record: &Record) {
+        let [source, destination] = record.tcp.map(Tcp::of);
+        self.optional::<46>(source.rtt_us);
+        self.optional::<47>(destination.rtt_us);
+        self.optional::<48>(source.min_rtt_us);
+        self.optional::<49>(destination.min_rtt_us);
+        self.optional::<50>(source.total_retrans);
+        self.optional::<51>(destination.total_retrans);
+        self.optional::<52>(source.delivered);
+        self.optional::<53>(destination.delivered);
+        self.optional::<54>(source.delivered_ce);
+        self.optional::<55>(destination.delivered_ce);
+        self.optional::<56>(source.data_segs_out);
+        self.optional::<57>(destination.data_segs_out);
+    }
+
+    #[inline(always)]
+    fn optional<const FIELD: u32>(&mut self, value: Option<u32>) {
+        if let Some(value) = value {
+            self.value::<FIELD>(value.into());
+        }
     }
 
     #[inline(always)]
@@ -261,6 +289,14 @@ impl Writer<'_> {
         self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
         self.len += bytes.len();
     }
+}
+
+/// What TCP knows, which few records have. Returns where it ends.
+#[cold]
+fn put_tcp(bytes: &mut Room, at: usize, record: &Record) -> usize {
+    let mut writer = Writer { bytes, len: at };
+    writer.tcp(record);
+    writer.len
 }
 
 /// One that does not fit into a word. Returns where it ends.

@@ -1,4 +1,6 @@
-use agent_common::{Counts, Direction, Encapsulation, FlowKey, L4Kind, Outer, Pair, Reason};
+use agent_common::{
+    Counts, Direction, Encapsulation, FlowKey, L4Kind, Outer, Pair, Reason, TcpInfo,
+};
 use proptest::prelude::*;
 
 use super::*;
@@ -6,6 +8,7 @@ use crate::{
     filter::Facts,
     proto::{self, FlowRecord},
     record::EndReason,
+    tcp::Tcp,
 };
 
 /// gRPC's default limit.
@@ -178,10 +181,26 @@ fn outer() -> impl Strategy<Value = Outer> {
     )
 }
 
-/// Cgroups and processes.
-fn senders() -> impl Strategy<Value = ([u64; 2], [u64; 2])> {
+/// Cgroups, processes, and what TCP knows.
+fn senders() -> impl Strategy<Value = ([u64; 2], [u64; 2], [TcpInfo; 2])> {
     let both = || (0..3_u64, any::<u64>()).prop_map(<[u64; 2]>::from);
-    (both(), both())
+    (both(), both(), [tcp_info(), tcp_info()])
+}
+
+/// Often without round trips, or nothing at all.
+fn tcp_info() -> impl Strategy<Value = TcpInfo> {
+    let min_rtt_us = prop_oneof![Just(0), Just(TcpInfo::NO_RTT), any::<u32>()];
+    (0..3_u32, min_rtt_us, any::<[u32; 4]>()).prop_map(|(rtt_us, min_rtt_us, counts)| {
+        let [total_retrans, delivered, delivered_ce, data_segs_out] = counts;
+        TcpInfo {
+            rtt_us,
+            min_rtt_us,
+            total_retrans,
+            delivered,
+            delivered_ce,
+            data_segs_out,
+        }
+    })
 }
 
 pub(super) fn record() -> impl Strategy<Value = Record> {
@@ -202,7 +221,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
             initiator,
             directions,
             (delta, total),
-            (first, last, tcp_flags, dscp, community_id, outer, (cgroup_ids, process_keys)),
+            (first, last, tcp_flags, dscp, community_id, outer, (cgroup_ids, process_keys, tcp)),
             end,
         )| {
             Record {
@@ -228,6 +247,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
                 outer: outer.filter(|_| key.encapsulation != 0),
                 cgroup_ids,
                 process_keys,
+                tcp,
             }
         },
     )
@@ -255,6 +275,7 @@ fn expected(record: &Record) -> FlowRecord {
     let has_ports = kind == L4Kind::Ports;
     let is_icmp = matches!(kind, L4Kind::Icmp | L4Kind::IcmpQuery);
     let is_tcp = has_ports && key.protocol == TCP;
+    let tcp = record.tcp.map(Tcp::of);
     FlowRecord {
         protocol: key.protocol.into(),
         src_addr: Bytes::copy_from_slice(&ends[0].0[..len]),
@@ -316,6 +337,18 @@ fn expected(record: &Record) -> FlowRecord {
         dst_cgroup_id: Some(record.cgroup_ids[1]).filter(|&id| id != 0),
         src_process_key: Some(record.process_keys[0]).filter(|&key| key != 0),
         dst_process_key: Some(record.process_keys[1]).filter(|&key| key != 0),
+        src_tcp_rtt_us: tcp[0].rtt_us,
+        dst_tcp_rtt_us: tcp[1].rtt_us,
+        src_tcp_min_rtt_us: tcp[0].min_rtt_us,
+        dst_tcp_min_rtt_us: tcp[1].min_rtt_us,
+        src_tcp_total_retrans: tcp[0].total_retrans,
+        dst_tcp_total_retrans: tcp[1].total_retrans,
+        src_tcp_delivered: tcp[0].delivered,
+        dst_tcp_delivered: tcp[1].delivered,
+        src_tcp_delivered_ce: tcp[0].delivered_ce,
+        dst_tcp_delivered_ce: tcp[1].delivered_ce,
+        src_tcp_data_segs_out: tcp[0].data_segs_out,
+        dst_tcp_data_segs_out: tcp[1].data_segs_out,
     }
 }
 
@@ -398,6 +431,14 @@ fn longest_record() -> Record {
         }),
         cgroup_ids: [u64::MAX; 2],
         process_keys: [u64::MAX; 2],
+        tcp: [TcpInfo {
+            rtt_us: u32::MAX,
+            min_rtt_us: u32::MAX - 1,
+            total_retrans: u32::MAX,
+            delivered: u32::MAX,
+            delivered_ce: u32::MAX,
+            data_segs_out: u32::MAX,
+        }; 2],
     }
 }
 
@@ -570,6 +611,7 @@ fn an_encoder_starts_every_scan_anew() {
 fn record_of(len_bytes: usize) -> Record {
     let mut record = longest_record();
     (record.delta, record.total) = ([Counts::default(); 2], [Counts::default(); 2]);
+    record.tcp = [TcpInfo::default(); 2];
     let taken = |record: &Record| {
         let [one, two] = [1, 2].map(|count| encode(&header(1), &vec![*record; count]));
         two[0].body.len() - one[0].body.len()

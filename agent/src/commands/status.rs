@@ -353,6 +353,12 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
                 replica.nameless_processes
             ));
         }
+        if replica.lost_tcp_ends > 0 {
+            lines.push(format!(
+                "  connections of which TCP's last values were lost: {}",
+                replica.lost_tcp_ends
+            ));
+        }
     }
     if let Some(scans) = &status.scans {
         lines.push(format!(

@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use agent_common::{interface::DeviceLayout, process::TaskLayout, segmentation::SkbLayout};
+use agent_common::{
+    interface::DeviceLayout, process::TaskLayout, segmentation::SkbLayout, tcp::TcpLayout,
+};
 use anyhow::{Context as _, Result, ensure};
 
 use super::{bpf, btf::Btf, signals};
@@ -51,6 +53,26 @@ pub fn of_this_kernel() -> Result<Layout> {
 /// What the programs read of tasks and sockets that the verifier knows as such.
 pub fn tasks_of_this_kernel() -> Result<TaskLayout> {
     tasks(&types_of_this_kernel()?).with_context(|| format!("read the types in {BTF}"))
+}
+
+/// What the programs read of connections whose sockets are taken down.
+pub fn tcp_of_this_kernel() -> Result<TcpLayout> {
+    tcp(&types_of_this_kernel()?).with_context(|| format!("read the types in {BTF}"))
+}
+
+fn tcp(btf: &Btf) -> Result<TcpLayout> {
+    let of = |member| btf.offset_of("tcp_sock", member);
+    Ok(TcpLayout {
+        srtt_us: of("srtt_us")?,
+        // The best of the last while is the first of its samples.
+        rtt_min: of("rtt_min")?
+            + btf.offset_of("minmax", "s")?
+            + btf.offset_of("minmax_sample", "v")?,
+        total_retrans: of("total_retrans")?,
+        delivered: of("delivered")?,
+        delivered_ce: of("delivered_ce")?,
+        data_segs_out: of("data_segs_out")?,
+    })
 }
 
 fn tasks(btf: &Btf) -> Result<TaskLayout> {

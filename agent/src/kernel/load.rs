@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use agent_common::{Clocks, process::TaskLayout, senders::Kinds, slots::Hash};
+use agent_common::{Clocks, process::TaskLayout, senders::Kinds, slots::Hash, tcp::TcpLayout};
 use anyhow::{Chain, Context as _, Result, anyhow, bail, ensure};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -19,6 +19,7 @@ use super::{
     account::{self, Accounts},
     bound::TaggedPrograms,
     bpf,
+    connections::{self, EndedConnections},
     fragments::Fragments,
     interface_table::{InterfaceTable, Places},
     layout::{self, Layout},
@@ -54,6 +55,8 @@ pub struct LoadSettings {
     pub senders: Kinds,
     /// Where the kernel keeps what is read of processes. Needed only to note these.
     pub tasks: TaskLayout,
+    /// Where it keeps what is read of connections that end. Needed only to note these.
+    pub tcp: TcpLayout,
     /// Flows on a page at which the programs ask for a scan; 0 leaves scans to the interval.
     pub early_scan_flows: u32,
     /// Inode numbers of the interfaces' network namespaces. Each gets a set of programs.
@@ -80,6 +83,7 @@ impl LoadSettings {
             decapsulate: false,
             senders: Kinds::NONE,
             tasks: TaskLayout::default(),
+            tcp: TcpLayout::default(),
             early_scan_flows: 0,
             netns,
             max_interfaces: 1,
@@ -109,6 +113,7 @@ const FRAGMENTS: &str = "FRAGMENTS";
 const INTERFACES: &str = "INTERFACES";
 const OUTER: &str = "OUTER";
 const PROCESSES: &str = "PROCESSES";
+const ENDED: &str = "ENDED";
 
 /// The loaded object, in its parts.
 pub struct Kernel {
@@ -133,6 +138,7 @@ pub struct Kernel {
     pub fragments: Fragments,
     pub outers: Outers,
     process_names: ProcessNames,
+    pub ended: EndedConnections,
 }
 
 impl Kernel {
@@ -214,6 +220,10 @@ impl Kernel {
         let fragments = Fragments::new(take(ebpf, FRAGMENTS)?)?;
         let outers = Outers::new(take(ebpf, OUTER)?, settings.decapsulate)?;
         let process_names = ProcessNames::new(take(ebpf, PROCESSES)?)?;
+        let ended = EndedConnections::new(connections::Maps {
+            ended: take(ebpf, ENDED)?,
+            lost: take(ebpf, "ENDS_LOST")?,
+        })?;
         let filled = ebpf
             .take_map("FILLED")
             .context("the object has no map FILLED")?;
@@ -243,6 +253,7 @@ impl Kernel {
             fragments,
             outers,
             process_names,
+            ended,
         })
     }
 
@@ -290,6 +301,14 @@ impl Kernel {
         Ok((self.process_names.clone(), noting))
     }
 
+    /// Has the programs note from now on what TCP knew of connections that end. Before the sets are taken.
+    pub fn note_ends(&mut self) -> Result<()> {
+        let _held = signals::Held::new();
+        let first = self.sets.first_mut();
+        let set = first.context("the programs have been taken")?;
+        self.ended.note(&mut set.programs, &set.run_times)
+    }
+
     /// The current values of the programs' clocks.
     pub fn clocks(&self) -> Result<Clocks> {
         const JIFFIES: usize = offset_of!(Clocks, jiffies);
@@ -323,6 +342,7 @@ impl Kernel {
             + self.fragments.kernel_memory_bytes()
             + self.outers.kernel_memory_bytes()
             + self.process_names.kernel_memory_bytes()
+            + self.ended.kernel_memory_bytes()
     }
 }
 
@@ -364,6 +384,12 @@ impl<'a> Shape<'a> {
         } else {
             1
         };
+        let ended = if settings.senders.has(Kinds::TCP) {
+            connections::RING_LEN_BYTES
+        } else {
+            // As small as a ring can be.
+            4096
+        };
         let mut loader = EbpfLoader::new();
         loader
             .override_global("NETNS", &netns, true)
@@ -381,7 +407,9 @@ impl<'a> Shape<'a> {
             .override_global("DECAPSULATE", &self.decapsulate, true)
             .override_global("SENDERS_KEPT", &settings.senders.0, true)
             .override_global("TASK_LAYOUT", &settings.tasks, true)
+            .override_global("TCP_LAYOUT", &settings.tcp, true)
             .map_max_entries(PROCESSES, processes)
+            .map_max_entries(ENDED, ended)
             .map_max_entries(FRAGMENTS, settings.max_fragments)
             .map_max_entries(OUTER, outers);
         if let Some(shared) = shared {
@@ -410,7 +438,8 @@ fn take(ebpf: &mut Ebpf, name: &str) -> Result<MapData> {
         Map::Array(data)
         | Map::ArrayOfMaps(data)
         | Map::LruHashMap(data)
-        | Map::PerCpuArray(data) => Ok(data),
+        | Map::PerCpuArray(data)
+        | Map::RingBuf(data) => Ok(data),
         _ => bail!("map {name} is of another kind"),
     }
 }
@@ -451,6 +480,7 @@ fn remedy(map: &str, settings: &LoadSettings) -> Option<String> {
             settings.max_interfaces
         ),
         PROCESSES => "the names of processes: run without --enrich process".to_owned(),
+        ENDED => "the connections that end: run without --enrich tcp".to_owned(),
         INTERFACES => format!(
             "the table of {} interfaces: lower --max-interfaces",
             settings.max_interfaces
@@ -488,6 +518,7 @@ mod tests {
             decapsulate: true,
             senders: Kinds::NONE,
             tasks: TaskLayout::default(),
+            tcp: TcpLayout::default(),
             early_scan_flows: 0,
             netns: vec![0],
             max_interfaces: 2,

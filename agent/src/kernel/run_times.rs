@@ -115,7 +115,10 @@ impl RunTimes {
 fn hook(name: &str) -> &'static str {
     if name.starts_with("xdp") {
         "xdp"
-    } else if matches!(name, "sock_create" | "post_bind4" | "post_bind6") {
+    } else if matches!(
+        name,
+        "sock_create" | "post_bind4" | "post_bind6" | "tcp_destroy_sock"
+    ) {
         "sockets"
     } else if name.starts_with("tc_egress") {
         "tc_egress"
@@ -143,6 +146,7 @@ mod tests {
             ("tc_egress_ip", "tc_egress"),
             ("sock_create", "sockets"),
             ("post_bind6", "sockets"),
+            ("tcp_destroy_sock", "sockets"),
             ("xdp_ingress", "xdp"),
             ("xdp_ingress_ip", "xdp"),
             ("xdp_frags", "xdp"),

@@ -11,7 +11,8 @@ use base64::{display::Base64Display, engine::general_purpose::STANDARD};
 use serde::{Serialize, Serializer};
 
 use self::senders::{
-    DESTINATION, DESTINATION_PROCESS, OfEnd, ProcessOfEnd, SOURCE, SOURCE_PROCESS,
+    DESTINATION, DESTINATION_PROCESS, DESTINATION_TCP, OfEnd, ProcessOfEnd, SOURCE, SOURCE_PROCESS,
+    SOURCE_TCP, TcpOfEnd,
 };
 use super::{LostSoFar, harmless, human};
 use crate::{
@@ -21,6 +22,7 @@ use crate::{
     proto::{
         Account, AgentIdentity, Count, Direction, EndReason, FlowBatch, FlowRecord, Interface,
     },
+    tcp::Tcp,
 };
 
 mod senders;
@@ -244,6 +246,10 @@ struct FlowLine<'a> {
     source_process: Option<ProcessOfEnd<'a>>,
     #[serde(flatten)]
     destination_process: Option<ProcessOfEnd<'a>>,
+    #[serde(flatten)]
+    source_tcp: Option<TcpOfEnd>,
+    #[serde(flatten)]
+    destination_tcp: Option<TcpOfEnd>,
     sample_rate: u32,
 }
 
@@ -253,6 +259,7 @@ impl<'a> FlowLine<'a> {
             human::directions(record).map(|side| side.map(direction_name));
         let [source, destination] = Sender::both(batch, record);
         let [source_process, destination_process] = Maker::both(batch, record);
+        let [source_tcp, destination_tcp] = Tcp::both(record);
         Self {
             r#type: "flow",
             origin: Origin::of(batch),
@@ -310,6 +317,8 @@ impl<'a> FlowLine<'a> {
             source_process: source_process.map(|maker| ProcessOfEnd(SOURCE_PROCESS, maker)),
             destination_process: destination_process
                 .map(|maker| ProcessOfEnd(DESTINATION_PROCESS, maker)),
+            source_tcp: source_tcp.map(|tcp| TcpOfEnd(SOURCE_TCP, tcp)),
+            destination_tcp: destination_tcp.map(|tcp| TcpOfEnd(DESTINATION_TCP, tcp)),
             sample_rate: batch.sample_rate,
         }
     }
@@ -669,6 +678,29 @@ mod tests {
             assert_eq!(lines[0][name], value, "{name}");
         }
         assert!(lines[0].get("src_unit").is_none());
+    }
+
+    #[test]
+    fn what_tcp_knows_is_said_of_the_ends_that_are_here() {
+        let lines = lines(&[batch(vec![FlowRecord {
+            dst_tcp_min_rtt_us: Some(70),
+            dst_tcp_total_retrans: Some(0),
+            dst_tcp_delivered: Some(5),
+            dst_tcp_delivered_ce: Some(1),
+            dst_tcp_data_segs_out: Some(4),
+            ..tcp_record()
+        }])]);
+        for (name, value) in [
+            ("dst_tcp_rtt_us", json!(null)),
+            ("dst_tcp_min_rtt_us", json!(70)),
+            ("dst_tcp_total_retrans", json!(0)),
+            ("dst_tcp_delivered", json!(5)),
+            ("dst_tcp_delivered_ce", json!(1)),
+            ("dst_tcp_data_segs_out", json!(4)),
+        ] {
+            assert_eq!(lines[0][name], value, "{name}");
+        }
+        assert!(lines[0].get("src_tcp_delivered").is_none());
     }
 
     #[test]

@@ -265,6 +265,7 @@ impl Entry {
             outer: None,
             cgroup_ids: [senders.cgroup_ids[forward], senders.cgroup_ids[reverse]],
             process_keys: [senders.process_keys[forward], senders.process_keys[reverse]],
+            tcp: [senders.tcp[forward], senders.tcp[reverse]],
         }
     }
 }

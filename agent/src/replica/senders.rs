@@ -1,76 +1,256 @@
-//! Who sent the flows' packets, as the scans have seen it.
+//! Who sent the flows' packets, and what TCP knows of their connections, as the scans have seen it.
 
-use agent_common::Senders;
+use std::collections::HashMap;
+
+use agent_common::{FlowKey, Senders, TcpInfo, tcp::EndedConnection};
 
 /// What is known of the flow in each slot. Nothing is kept as long as no scan brings any.
 #[derive(Default)]
 pub struct KnownSenders {
-    by_slot: Vec<Senders>,
-    /// Those that came with the entry that is being taken in.
-    coming: Senders,
+    names: BySlot<Names>,
+    connections: BySlot<Connection>,
+    /// Whether TCP has ever told anything. Before that nothing is kept of connections.
+    has_tcp: bool,
+    /// What came with the entry that is being taken in.
+    coming: Coming,
+    ends: Ends,
+}
+
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Names {
+    cgroup_ids: [u64; 2],
+    process_keys: [u64; 2],
+}
+
+impl Names {
+    fn of(senders: &Senders) -> Self {
+        Self {
+            cgroup_ids: senders.cgroup_ids,
+            process_keys: senders.process_keys,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Connection {
+    /// When its flow began, since boot.
+    first_ns: u64,
+    tcp: [TcpInfo; 2],
+}
+
+impl Connection {
+    /// Takes in what was noted at the end, unless it is of another connection, of which no packet came since.
+    fn end(&mut self, end: &End) {
+        for ((known, at_end), asked_ns) in self.tcp.iter_mut().zip(&end.tcp).zip(end.asked_ns) {
+            if asked_ns >= self.first_ns {
+                known.unite(at_end);
+            }
+        }
+    }
+}
+
+/// What comes with the counters of a flow, or with those of a half of one.
+#[derive(Clone, Copy, Default)]
+pub struct Coming {
+    senders: Senders,
+    /// When the flow began on its page, since boot.
+    first_ns: u64,
+    /// What was noted of the end of its connection.
+    end: Option<End>,
+}
+
+impl Coming {
+    /// Takes over what is known of the same packets there and not here.
+    pub fn unite(&mut self, other: &Self) {
+        self.senders.unite(&other.senders);
+        self.first_ns = self.first_ns.min(other.first_ns);
+        self.end = self.end.or(other.end);
+    }
 }
 
 impl KnownSenders {
     /// The next flow that `begin` or `note` is called for has these.
-    pub fn come(&mut self, senders: Senders) {
-        self.coming = senders;
+    pub fn come(&mut self, coming: Coming) {
+        self.coming = coming;
     }
 
-    /// Takes back those of the last `come`, if no flow has taken them.
-    pub fn take_coming(&mut self) -> Senders {
+    /// The same for the flow with this key, with what was noted of the end of its connection.
+    pub fn come_with(&mut self, key: &FlowKey, senders: Senders, first_ns: u64) {
+        self.has_tcp |= senders.tcp.iter().any(TcpInfo::is_known);
+        self.coming = Coming {
+            senders,
+            first_ns,
+            end: self.ends.of(key),
+        };
+    }
+
+    /// Takes back what the last `come` brought, if no flow has taken it.
+    pub fn take_coming(&mut self) -> Coming {
         std::mem::take(&mut self.coming)
     }
 
-    /// A flow begins in this slot.
-    pub fn begin(&mut self, slot: u32, senders: Senders) {
-        if senders == Senders::default() && self.by_slot.len() <= slot as usize {
-            return;
+    /// Another connection follows in this slot: the end that comes is of the one before.
+    pub fn end(&mut self, slot: u32, coming: &mut Coming) {
+        if let Some(end) = coming.end.take() {
+            self.connections.at(slot).end(&end);
         }
-        *self.at(slot) = senders;
+    }
+
+    /// A flow begins in this slot.
+    pub fn begin(&mut self, slot: u32, mut coming: Coming) {
+        self.names.begin(slot, Names::of(&coming.senders));
+        if self.has_tcp {
+            let connection = Connection {
+                first_ns: coming.first_ns,
+                tcp: coming.senders.tcp,
+            };
+            self.connections.begin(slot, connection);
+            self.end(slot, &mut coming);
+        }
     }
 
     /// More of the flow in this slot has come.
     pub fn note(&mut self, slot: u32) {
-        let coming = self.take_coming();
-        if coming == Senders::default() {
-            return;
+        let mut coming = self.take_coming();
+        if coming.senders != Senders::default() {
+            self.take_in(slot, &coming.senders);
         }
-        let known = self.at(slot);
-        for (known, coming) in known.cgroup_ids.iter_mut().zip(coming.cgroup_ids) {
-            if coming != 0 && (coming != Senders::ROOT || *known == 0) {
-                *known = coming;
+        self.end(slot, &mut coming);
+    }
+
+    fn take_in(&mut self, slot: u32, coming: &Senders) {
+        if Names::of(coming) != Names::default() {
+            let known = self.names.at(slot);
+            for (known, coming) in known.cgroup_ids.iter_mut().zip(coming.cgroup_ids) {
+                if coming != 0 && (coming != Senders::ROOT || *known == 0) {
+                    *known = coming;
+                }
+            }
+            for (known, coming) in known.process_keys.iter_mut().zip(coming.process_keys) {
+                if coming != 0 {
+                    *known = coming;
+                }
             }
         }
-        for (known, coming) in known.process_keys.iter_mut().zip(coming.process_keys) {
-            if coming != 0 {
-                *known = coming;
+        if coming.tcp.iter().any(TcpInfo::is_known) {
+            let known = self.connections.at(slot);
+            for (known, coming) in known.tcp.iter_mut().zip(coming.tcp) {
+                if coming.is_known() {
+                    *known = coming;
+                }
             }
         }
     }
 
     pub fn of(&self, slot: u32) -> Senders {
-        self.by_slot.get(slot as usize).copied().unwrap_or_default()
+        let names = self.names.of(slot);
+        Senders {
+            cgroup_ids: names.cgroup_ids,
+            process_keys: names.process_keys,
+            tcp: self.connections.of(slot).tcp,
+        }
     }
 
     /// No slot from this one on has a flow.
     pub fn shrink(&mut self, slots: u32) {
-        if self.by_slot.len() > slots as usize {
-            self.by_slot.truncate(slots as usize);
-            self.by_slot.shrink_to_fit();
-        }
+        self.names.shrink(slots);
+        self.connections.shrink(slots);
+    }
+
+    /// A connection has ended. Its flow has come before, or comes with this scan or the next one.
+    pub fn note_end(&mut self, ended: &EndedConnection) {
+        self.has_tcp = true;
+        self.ends.note(ended);
+    }
+
+    /// Has the flows that `slot_of` finds take in what was noted of their ends. That stays for the next scan, which may bring what the
+    /// flow asked before.
+    pub fn settle_ends(&mut self, slot_of: impl Fn(&FlowKey) -> Option<u32>) {
+        let connections = &mut self.connections;
+        self.ends.by_flow.retain(|key, end| {
+            if let Some(slot) = slot_of(key) {
+                connections.at(slot).end(end);
+            }
+            !std::mem::replace(&mut end.has_waited, true)
+        });
+        self.ends.give_back();
     }
 
     /// For how many slots.
     #[cfg(test)]
     pub fn room(&self) -> usize {
-        self.by_slot.len()
+        self.names.0.len()
+    }
+}
+
+/// Values of slots, of which those behind the last one that was set have none.
+#[derive(Default)]
+struct BySlot<T>(Vec<T>);
+
+impl<T: Clone + Copy + Default + PartialEq> BySlot<T> {
+    fn begin(&mut self, slot: u32, value: T) {
+        if value != T::default() || self.0.len() > slot as usize {
+            *self.at(slot) = value;
+        }
     }
 
-    fn at(&mut self, slot: u32) -> &mut Senders {
+    fn at(&mut self, slot: u32) -> &mut T {
         let slot = slot as usize;
-        if slot >= self.by_slot.len() {
-            self.by_slot.resize_with(slot + 1, Senders::default);
+        if slot >= self.0.len() {
+            self.0.resize(slot + 1, T::default());
         }
-        &mut self.by_slot[slot]
+        &mut self.0[slot]
+    }
+
+    fn of(&self, slot: u32) -> T {
+        self.0.get(slot as usize).copied().unwrap_or_default()
+    }
+
+    fn shrink(&mut self, slots: u32) {
+        if self.0.len() > slots as usize {
+            self.0.truncate(slots as usize);
+            self.0.shrink_to_fit();
+        }
+    }
+}
+
+/// What TCP knew of connections at their end, for two scans.
+#[derive(Default)]
+struct Ends {
+    by_flow: HashMap<FlowKey, End>,
+}
+
+/// By direction.
+#[derive(Clone, Copy, Default)]
+struct End {
+    tcp: [TcpInfo; 2],
+    asked_ns: [u64; 2],
+    /// It has been there for a scan.
+    has_waited: bool,
+}
+
+impl Ends {
+    /// Of two connections with the same endpoints, the later one stays.
+    fn note(&mut self, ended: &EndedConnection) {
+        let end = self.by_flow.entry(ended.key).or_default();
+        let side = usize::from(ended.direction != 0);
+        if ended.asked_ns >= end.asked_ns[side] {
+            (end.tcp[side], end.asked_ns[side]) = (ended.info, ended.asked_ns);
+        }
+        end.has_waited = false;
+    }
+
+    fn of(&self, key: &FlowKey) -> Option<End> {
+        if self.by_flow.is_empty() {
+            return None;
+        }
+        self.by_flow.get(key).copied()
+    }
+
+    /// What many connections took that ended at once.
+    fn give_back(&mut self) {
+        if self.by_flow.is_empty() && self.by_flow.capacity() > 1 << 12 {
+            self.by_flow = HashMap::new();
+        }
     }
 }

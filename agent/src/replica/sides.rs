@@ -5,12 +5,13 @@
 //! the halves are joined to one flow. Or one direction was seen on both sides, as at a router with one
 //! interface; then each side is a flow of its own, as with two interfaces.
 
-use agent_common::{FlowCounters, FlowKey, Senders};
+use agent_common::{FlowCounters, FlowKey};
 
 use super::{
     Replica,
     entry::{Entry, Sides},
     find::hash_of,
+    senders::Coming,
     waiting::{self, merged, only_direction},
 };
 use crate::record::{EndReason, Record};
@@ -63,21 +64,21 @@ impl Replica {
             return;
         }
         match self.take_waiting(slot) {
-            Some((half, senders)) if only_direction(half.packets) == Some(direction) => {
+            Some((half, of_half)) if only_direction(half.packets) == Some(direction) => {
                 let coming = self.senders.take_coming();
-                self.senders.come(senders);
+                self.senders.come(of_half);
                 self.add(slot, &half, sink);
                 self.senders.come(coming);
                 self.add(slot, counters, sink);
             }
-            Some((half, mut senders)) => {
-                senders.unite(&self.senders.take_coming());
-                self.senders.come(senders);
+            Some((half, mut coming)) => {
+                coming.unite(&self.senders.take_coming());
+                self.senders.come(coming);
                 self.add(slot, &merged(&half, counters), sink);
             }
             None => {
-                let senders = self.senders.take_coming();
-                self.slab[slot].waiting = self.waiting.put(counters, senders);
+                let coming = self.senders.take_coming();
+                self.slab[slot].waiting = self.waiting.put(counters, coming);
                 self.untold.push(slot);
             }
         }
@@ -102,8 +103,8 @@ impl Replica {
             let first = self.entry(key, counters).apart(initiator);
             self.replace(slot, EndReason::ForcedEnd, first, sink);
         }
-        if let Some((half, senders)) = half {
-            self.senders.come(senders);
+        if let Some((half, coming)) = half {
+            self.senders.come(coming);
             let direction = only_direction(half.packets).unwrap_or(initiator);
             let key = key.with_side(direction ^ hook);
             self.update_flow(self.find(&key), &key, &half, sink);
@@ -118,14 +119,14 @@ impl Replica {
         next: Entry,
         sink: &mut impl FnMut(&Record),
     ) {
-        let senders = self.senders.take_coming();
+        let coming = self.senders.take_coming();
         self.tell_end(slot, reason, sink);
         let hash = self.remove(slot);
-        self.senders.come(senders);
+        self.senders.come(coming);
         self.insert(hash, next, sink);
     }
 
-    pub(super) fn take_waiting(&mut self, slot: u32) -> Option<(FlowCounters, Senders)> {
+    pub(super) fn take_waiting(&mut self, slot: u32) -> Option<(FlowCounters, Coming)> {
         let number = std::mem::replace(&mut self.slab[slot].waiting, waiting::NONE);
         (number != waiting::NONE).then(|| self.waiting.take(number))
     }

@@ -1,6 +1,8 @@
 //! Keeps what one side of a joined flow counted, until the other side's half comes or the scan ends.
 
-use agent_common::{FlowCounters, Senders};
+use agent_common::FlowCounters;
+
+use super::senders::Coming;
 
 /// Stands for no waiting half.
 pub const NONE: u32 = u32::MAX;
@@ -8,22 +10,22 @@ pub const NONE: u32 = u32::MAX;
 /// Halves by number. It keeps its memory, so that a scan like the previous one allocates nothing.
 #[derive(Default)]
 pub struct Waiting {
-    halves: Vec<(FlowCounters, Senders)>,
+    halves: Vec<(FlowCounters, Coming)>,
     free: Vec<u32>,
 }
 
 impl Waiting {
     /// Keeps a half and returns the number with which to take it back.
-    pub fn put(&mut self, half: &FlowCounters, senders: Senders) -> u32 {
+    pub fn put(&mut self, half: &FlowCounters, coming: Coming) -> u32 {
         if let Some(number) = self.free.pop() {
-            self.halves[number as usize] = (*half, senders);
+            self.halves[number as usize] = (*half, coming);
             return number;
         }
-        self.halves.push((*half, senders));
+        self.halves.push((*half, coming));
         (self.halves.len() - 1) as u32
     }
 
-    pub fn take(&mut self, number: u32) -> (FlowCounters, Senders) {
+    pub fn take(&mut self, number: u32) -> (FlowCounters, Coming) {
         self.free.push(number);
         self.halves[number as usize]
     }

@@ -15,7 +15,7 @@ use crate::support::{
 use agent::kernel::{
     attach,
     bound::TaggedPrograms,
-    bpf, layout,
+    bpf, connections, layout,
     load::{Kernel, LoadSettings},
     processes,
 };
@@ -39,11 +39,12 @@ fn every_program_is_taken(all: bool) {
     let mut kernel = Kernel::load(&LoadSettings {
         decapsulate: all,
         senders: if all {
-            Kinds::CGROUPS.and(Kinds::PROCESSES)
+            Kinds::CGROUPS.and(Kinds::PROCESSES).and(Kinds::TCP)
         } else {
             Kinds::NONE
         },
         tasks: layout::tasks_of_this_kernel().unwrap(),
+        tcp: layout::tcp_of_this_kernel().unwrap(),
         early_scan_flows: 1,
         sample_rate: 2,
         asks_drivers: true,
@@ -52,6 +53,7 @@ fn every_program_is_taken(all: bool) {
     .unwrap();
     attach::load_all(&mut kernel.sets[0].programs).unwrap();
     processes::load(&mut kernel.sets[0].programs).unwrap();
+    connections::load(&mut kernel.sets[0].programs).unwrap();
     // Those for kernels that know no frames of several buffers, which this one may.
     for name in ["xdp_ingress", "xdp_ingress_ip"] {
         let program = kernel.sets[0].programs.program_mut(name).unwrap();

@@ -25,8 +25,8 @@ fn on_a_kernel_that_is_locked_down_what_is_lost_is_told_and_all_else_is_counted(
     lock_down();
     let lab = Lab::quiet().unwrap();
     let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, b"locked").unwrap();
-    // The programs that note processes read what the verifier knows, which is allowed.
-    for hook in [&["--enrich", "process"][..], NATIVE_XDP] {
+    // The programs that note processes and connections read what the verifier knows, which is allowed.
+    for hook in [&["--enrich", "process,tcp"][..], NATIVE_XDP] {
         let agent = Agent::start(&lab, hook);
         let before = lab.agent.counters().unwrap();
         let socket = lab.peer.frame_socket().unwrap();
@@ -43,6 +43,7 @@ fn on_a_kernel_that_is_locked_down_what_is_lost_is_told_and_all_else_is_counted(
         assert!(log.contains("locked down (confidentiality)"), "{log}");
         assert!(log.contains(REMEDY), "{log}");
         assert!(!log.contains("have no process"), "{log}");
+        assert!(!log.contains("at its end is in no record"), "{log}");
     }
     let check = flow_agent(&lab.agent).arg("check").output().unwrap();
     let check = String::from_utf8_lossy(&check.stdout);

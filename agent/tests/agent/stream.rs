@@ -18,7 +18,7 @@ use agent::{
     rules::RunningRules,
     server::{self, ListenAddr, ListenError, Listeners, PassedSockets, Server},
 };
-use agent_common::{Counts, Direction, FlowKey, HookAccount, L4Kind};
+use agent_common::{Counts, Direction, FlowKey, HookAccount, L4Kind, TcpInfo};
 use tempfile::TempDir;
 use tokio::{
     sync::{oneshot, watch},
@@ -195,6 +195,7 @@ fn record(number: u32) -> Record {
         outer: None,
         cgroup_ids: [0; 2],
         process_keys: [0; 2],
+        tcp: [TcpInfo::default(); 2],
     }
 }
 

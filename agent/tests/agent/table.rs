@@ -20,6 +20,7 @@ use agent_common::{
     process::TaskLayout,
     senders::Kinds,
     slots::{Hash, SLOTS},
+    tcp::TcpLayout,
 };
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use lab::{Lab, kernel, privilege::is_root_or_skip};
@@ -281,6 +282,7 @@ fn flows_of_one_hash_are_all_accounted_for() {
         decapsulate: false,
         senders: Kinds::NONE,
         tasks: TaskLayout::default(),
+        tcp: TcpLayout::default(),
         early_scan_flows: 0,
         netns: vec![netns()],
         max_interfaces: 1,

@@ -28,7 +28,7 @@ use agent::{
     },
     record::Record,
 };
-use agent_common::{Counts, Direction, FlowKey, HookAccount, L4Kind, protocol::TCP};
+use agent_common::{Counts, Direction, FlowKey, HookAccount, L4Kind, TcpInfo, protocol::TCP};
 use anyhow::{Context as _, Result, bail};
 use benches::live::result::Figure;
 use clap::Parser;
@@ -411,5 +411,6 @@ fn record(flow: u32, begin: u64) -> Record {
         outer: None,
         cgroup_ids: [0; 2],
         process_keys: [0; 2],
+        tcp: [TcpInfo::default(); 2],
     }
 }

@@ -217,10 +217,28 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "one direction of a flow alone is asked for its sender",
         file: "agent-ebpf/src/senders.rs",
-        from: "FlowBits::asked(packet.direction)",
-        to: "FlowBits::asked(0)",
+        from: "FlowBits::asked(packet.direction);",
+        to: "FlowBits::asked(0);",
         target: agent(
             "senders::both_ends_of_a_flow_have_the_unit_and_the_container_that_sent_its_packets",
+        ),
+    },
+    Fault {
+        name: "what a socket knew at last is told of the other end",
+        file: "agent-ebpf/src/connections.rs",
+        from: "(*told).direction = (*flow).direction;",
+        to: "(*told).direction = 1 - (*flow).direction;",
+        target: agent(
+            "senders::connections::over_a_wire_that_delays_and_loses_and_marks_records_say_at_the_end_what_the_kernel_does",
+        ),
+    },
+    Fault {
+        name: "a connection that closes is not asked again",
+        file: "agent-ebpf/src/senders.rs",
+        from: "asked.and(closing)",
+        to: "asked",
+        target: agent(
+            "senders::connections::a_connection_that_one_end_closes_is_told_of_as_it_was_then",
         ),
     },
     Fault {

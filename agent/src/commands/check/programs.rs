@@ -7,14 +7,14 @@ use anyhow::Result;
 use super::Check;
 use crate::cgroups;
 use crate::kernel::{
-    attach,
+    attach, connections,
     layout::{self, Layout},
     links::netns_inode,
     load::{Kernel, LoadSettings, OBJECT},
     processes,
 };
 
-pub(super) fn programs(layout: &Layout) -> [Check; 4] {
+pub(super) fn programs(layout: &Layout) -> [Check; 5] {
     let plain = match load(layout, PLAIN) {
         Ok(()) => Check::ok("programs", "the kernel takes all of the agent's programs"),
         Err(error) => Check::missing(
@@ -37,7 +37,13 @@ pub(super) fn programs(layout: &Layout) -> [Check; 4] {
             "run without --decapsulate, and report it with the kernel's version",
         ),
     };
-    [plain, decapsulating, units(layout), processes(layout)]
+    [
+        plain,
+        decapsulating,
+        units(layout),
+        processes(layout),
+        tcp(layout),
+    ]
 }
 
 /// What `--enrich unit` needs.
@@ -86,6 +92,30 @@ fn processes(layout: &Layout) -> Check {
             "processes",
             format!("{error:#}"),
             "run without --enrich process: flows then have no process",
+        ),
+    }
+}
+
+/// What `--enrich tcp` needs.
+fn tcp(layout: &Layout) -> Check {
+    let taken = || {
+        let settings = LoadSettings {
+            tcp: layout::tcp_of_this_kernel()?,
+            ..settings(Wanted {
+                senders: Kinds::TCP,
+                ..PLAIN
+            })?
+        };
+        let mut kernel = Kernel::load_with(OBJECT, &settings, layout)?;
+        attach::load_all(&mut kernel.sets[0].programs)?;
+        connections::load(&mut kernel.sets[0].programs).map(drop)
+    };
+    match taken() {
+        Ok(()) => Check::ok("tcp", "and with --enrich tcp"),
+        Err(error) => Check::warn(
+            "tcp",
+            format!("{error:#}"),
+            "run without --enrich tcp: records then say nothing of round trips",
         ),
     }
 }

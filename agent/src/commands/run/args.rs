@@ -133,8 +133,9 @@ pub struct Args {
     pub decapsulate: bool,
 
     /// What to find out about flows beyond their packets; repeatable. unit: the systemd unit and the container whose sockets
-    /// send the packets. process: the process that made these sockets. Packets that this host forwards for others have no socket.
-    /// Each takes 44 bytes more of kernel memory for each of --max-flows.
+    /// send the packets. process: the process that made these sockets. tcp: round trips, and what was sent again, as TCP knows it
+    /// on this host's side. Packets that this host forwards for others have no socket. Each takes 44 bytes more of kernel memory for
+    /// each of --max-flows, and tcp takes three times that.
     #[arg(long, value_name = "WHAT", env = "FLOW_AGENT_ENRICH", value_enum, value_delimiter = ',', help_heading = COUNT)]
     pub enrich: Vec<Enrichment>,
 

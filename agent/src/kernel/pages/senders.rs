@@ -4,7 +4,7 @@
 use std::{collections::HashMap, io, os::fd::AsFd as _, ptr::NonNull};
 
 use agent_common::{
-    FlowKey, Senders,
+    FlowKey, Senders, TcpInfo,
     senders::{Kinds, PlaneOfWindow},
     slots::SLOTS,
 };
@@ -79,6 +79,12 @@ impl SendersOfPage {
         }
         if self.kinds.has(Kinds::PROCESSES) {
             taken.process_keys = self.take_of(self.kinds.process_plane(), window, slot);
+        }
+        if self.kinds.has(Kinds::TCP) {
+            let first = self.kinds.tcp_plane();
+            let words: [_; TcpInfo::WORDS] =
+                std::array::from_fn(|word| self.take_of(first + word as u32, window, slot));
+            taken.tcp = [0, 1].map(|side| TcpInfo::of_words(words.map(|both| both[side])));
         }
         taken
     }

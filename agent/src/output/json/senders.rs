@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
-use crate::{cgroups::Sender, processes::Maker};
+use crate::{cgroups::Sender, processes::Maker, tcp::Tcp};
 
 /// In the order of the values.
 pub(super) type Names = [&'static str; 6];
@@ -62,6 +62,48 @@ impl Serialize for ProcessOfEnd<'_> {
         map.serialize_entry(name, &maker.name())?;
         map.serialize_entry(pid, &maker.pid())?;
         map.serialize_entry(uid, &maker.uid())?;
+        map.end()
+    }
+}
+
+/// In the order of the values.
+pub(super) type TcpNames = [&'static str; 6];
+
+pub(super) const SOURCE_TCP: TcpNames = [
+    "src_tcp_rtt_us",
+    "src_tcp_min_rtt_us",
+    "src_tcp_total_retrans",
+    "src_tcp_delivered",
+    "src_tcp_delivered_ce",
+    "src_tcp_data_segs_out",
+];
+pub(super) const DESTINATION_TCP: TcpNames = [
+    "dst_tcp_rtt_us",
+    "dst_tcp_min_rtt_us",
+    "dst_tcp_total_retrans",
+    "dst_tcp_delivered",
+    "dst_tcp_delivered_ce",
+    "dst_tcp_data_segs_out",
+];
+
+/// What TCP knows under the names of its end.
+pub(super) struct TcpOfEnd(pub TcpNames, pub Tcp);
+
+impl Serialize for TcpOfEnd {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self(names, tcp) = self;
+        let values = [
+            tcp.rtt_us,
+            tcp.min_rtt_us,
+            tcp.total_retrans,
+            tcp.delivered,
+            tcp.delivered_ce,
+            tcp.data_segs_out,
+        ];
+        let mut map = serializer.serialize_map(Some(values.len()))?;
+        for (name, value) in names.iter().zip(values) {
+            map.serialize_entry(name, &value)?;
+        }
         map.end()
     }
 }

@@ -5,10 +5,11 @@ use std::time::Duration;
 use crate::{
     output::{harmless::harmless, human},
     proto::{Cgroup, Direction, EndReason, FlowRecord, Process},
+    tcp::Tcp,
 };
 
 const GAP: &str = "  ";
-const COLUMNS: usize = 13;
+const COLUMNS: usize = 15;
 const TITLES: [&str; COLUMNS] = [
     "IFACE",
     "DIR",
@@ -23,18 +24,22 @@ const TITLES: [&str; COLUMNS] = [
     "STATE",
     "UNIT",
     "PROCESS",
+    "RTT",
+    "RETRANS",
 ];
 const INITIATOR: usize = 3;
 const RESPONDER: usize = 4;
-/// Shown only if a flow has one, like the next one.
+/// Shown only if a flow has one, like the next ones.
 const UNIT: usize = 11;
 const PROCESS: usize = 12;
+const RTT: usize = 13;
+const RETRANS: usize = 14;
 /// A longer unit is shortened.
 const UNIT_WIDTH: usize = 30;
 /// The columns with figures, which are aligned to the right.
 const FIGURES: std::ops::RangeInclusive<usize> = 5..=9;
 /// The columns to leave out, in this order, if a line is too long.
-const DISPENSABLE: [usize; 8] = [9, 7, 5, 1, 0, 10, UNIT, PROCESS];
+const DISPENSABLE: [usize; 10] = [9, 7, 5, 1, 0, 10, UNIT, PROCESS, RETRANS, RTT];
 /// An endpoint is not shortened below this width while a column can still be left out.
 const ENDPOINT_WIDTH: usize = 21;
 
@@ -50,6 +55,7 @@ impl Row {
         [units, processes]: [[Option<&str>; 2]; 2],
         scan_end_unix_ns: u64,
     ) -> Self {
+        let tcp = Tcp::both(record).map(Option::unwrap_or_default);
         let age = scan_end_unix_ns.saturating_sub(record.first_seen_unix_ns);
         let cells = [
             place(record, interface),
@@ -65,6 +71,8 @@ impl Row {
             state(record).to_owned(),
             both(units),
             both(processes),
+            ends(&tcp.map(|end| end.rtt_us.map(round_trip))),
+            ends(&tcp.map(|end| end.total_retrans.map(|count| human::count(count.into())))),
         ];
         Self { cells }
     }
@@ -135,6 +143,22 @@ pub(super) fn process(process: &Process) -> String {
     }
 }
 
+/// In three digits or so.
+fn round_trip(us: u32) -> String {
+    let ms = f64::from(us) / 1e3;
+    match us {
+        0..1_000 => format!("{us}us"),
+        1_000..10_000 => format!("{ms:.2}ms"),
+        10_000..100_000 => format!("{ms:.1}ms"),
+        100_000..1_000_000 => format!("{ms:.0}ms"),
+        _ => format!("{:.1}s", ms / 1e3),
+    }
+}
+
+fn ends(ends: &[Option<String>; 2]) -> String {
+    both(ends.each_ref().map(Option::as_deref))
+}
+
 /// Of the host's end, or `initiator > responder` if both are here.
 fn both(ends: [Option<&str>; 2]) -> String {
     match ends {
@@ -194,7 +218,7 @@ fn fit(rows: &[Row], width: usize) -> (Vec<usize>, [usize; COLUMNS]) {
     }
     let has_some = |column: usize| rows.iter().any(|row| !row.cells[column].is_empty());
     let mut columns: Vec<usize> = (0..COLUMNS)
-        .filter(|&column| ![UNIT, PROCESS].contains(&column) || has_some(column))
+        .filter(|&column| column < UNIT || has_some(column))
         .collect();
     for dispensable in DISPENSABLE {
         let endpoints =
@@ -242,6 +266,9 @@ mod tests {
             icmp_code: Some(0),
             vlan_ids: vec![10, 20],
             delta_bytes: u64::MAX,
+            src_tcp_rtt_us: Some(1_234),
+            dst_tcp_rtt_us: Some(99_999),
+            dst_tcp_total_retrans: Some(u32::MAX),
             ..FlowRecord::default()
         };
         let name = "eth0".to_owned();
@@ -270,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_wide_terminal_shows_everything() {
-        let lines = lines(&rows(), 200);
+        let lines = lines(&rows(), 240);
         assert!(TITLES.iter().all(|title| lines[0].contains(title)));
         assert!(lines[1].contains("eth0.10.20") && lines[1].contains("icmp6 128/0"));
         assert!(lines[1].contains("fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd"));
@@ -280,7 +307,7 @@ mod tests {
     fn units_and_processes_have_a_column_only_if_there_are_any() {
         let with = lines(&rows(), 200);
         assert!(
-            with[1].ends_with("nginx.service > php.service  php/12"),
+            with[1].contains("  nginx.service > php.service  php/12  "),
             "{}",
             with[1]
         );
@@ -291,6 +318,27 @@ mod tests {
             without[0]
         );
         assert_eq!(both([None, Some("sshd.service")]), "sshd.service");
+    }
+
+    #[test]
+    fn what_tcp_knows_is_shown_of_the_ends_that_are_here() {
+        let known = FlowRecord {
+            dst_tcp_rtt_us: Some(1_234),
+            src_tcp_total_retrans: Some(0),
+            dst_tcp_total_retrans: Some(3),
+            ..FlowRecord::default()
+        };
+        let lines = lines(&[Row::new(&known, None, [[None; 2]; 2], 0)], 200);
+        assert!(lines[0].ends_with("RTT     RETRANS"), "{}", lines[0]);
+        assert!(lines[1].ends_with("1.23ms  0 > 3"), "{}", lines[1]);
+        for (us, shown) in [
+            (999, "999us"),
+            (12_345, "12.3ms"),
+            (123_456, "123ms"),
+            (u32::MAX, "4295.0s"),
+        ] {
+            assert_eq!(round_trip(us), shown);
+        }
     }
 
     #[test]

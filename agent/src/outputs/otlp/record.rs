@@ -12,6 +12,7 @@ use crate::{
     processes::Maker,
     proto::{FlowBatch, FlowRecord, Interface},
     protocols,
+    tcp::Tcp,
 };
 
 /// The field of `ScopeLogs`, and those of `LogRecord`.
@@ -104,6 +105,18 @@ pub(super) mod key {
         DESTINATION_PROCESS = "flow.destination.process.name";
         DESTINATION_PID = "flow.destination.process.pid";
         DESTINATION_UID = "flow.destination.process.real_user.id";
+        SOURCE_TCP_RTT_US = "flow.source.tcp.rtt_us";
+        SOURCE_TCP_MIN_RTT_US = "flow.source.tcp.min_rtt_us";
+        SOURCE_TCP_TOTAL_RETRANS = "flow.source.tcp.total_retrans";
+        SOURCE_TCP_DELIVERED = "flow.source.tcp.delivered";
+        SOURCE_TCP_DELIVERED_CE = "flow.source.tcp.delivered_ce";
+        SOURCE_TCP_DATA_SEGS_OUT = "flow.source.tcp.data_segs_out";
+        DESTINATION_TCP_RTT_US = "flow.destination.tcp.rtt_us";
+        DESTINATION_TCP_MIN_RTT_US = "flow.destination.tcp.min_rtt_us";
+        DESTINATION_TCP_TOTAL_RETRANS = "flow.destination.tcp.total_retrans";
+        DESTINATION_TCP_DELIVERED = "flow.destination.tcp.delivered";
+        DESTINATION_TCP_DELIVERED_CE = "flow.destination.tcp.delivered_ce";
+        DESTINATION_TCP_DATA_SEGS_OUT = "flow.destination.tcp.data_segs_out";
     }
 }
 
@@ -133,7 +146,7 @@ pub(super) fn io_direction(side: Direction) -> &'static str {
 /// Appends the flow's report to the records of a `ScopeLogs`.
 #[inline]
 pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, interface: &[u8]) {
-    // Its length takes two bytes: a record has some 900 bytes, and no more than ten names of people.
+    // Its length takes two bytes: a record has some 1,500 bytes, and no more than ten names of people.
     out.extend_from_slice(&[LOG_RECORDS, 0, 0]);
     let start = out.len();
     out.push(TIME_UNIX_NANO);
@@ -192,6 +205,13 @@ pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, int
     }
     if let Some(known) = of_destination {
         process(attributes, DESTINATION_PROCESS, known);
+    }
+    let [of_source, of_destination] = Tcp::both(flow);
+    if let Some(known) = of_source {
+        tcp(attributes, SOURCE_TCP, known);
+    }
+    if let Some(known) = of_destination {
+        tcp(attributes, DESTINATION_TCP, known);
     }
     if batch.sample_rate > 1 {
         attributes.number(key::SAMPLE_RATE, batch.sample_rate);
@@ -336,6 +356,42 @@ fn process(attributes: &mut Attributes, [name, pid, uid]: ProcessKeys, maker: Ma
     attributes.number(pid, maker.pid());
     if let Some(number) = maker.uid() {
         attributes.number(uid, number);
+    }
+}
+
+/// In the order of the values.
+type TcpKeys = [&'static Key; 6];
+const SOURCE_TCP: TcpKeys = [
+    key::SOURCE_TCP_RTT_US,
+    key::SOURCE_TCP_MIN_RTT_US,
+    key::SOURCE_TCP_TOTAL_RETRANS,
+    key::SOURCE_TCP_DELIVERED,
+    key::SOURCE_TCP_DELIVERED_CE,
+    key::SOURCE_TCP_DATA_SEGS_OUT,
+];
+const DESTINATION_TCP: TcpKeys = [
+    key::DESTINATION_TCP_RTT_US,
+    key::DESTINATION_TCP_MIN_RTT_US,
+    key::DESTINATION_TCP_TOTAL_RETRANS,
+    key::DESTINATION_TCP_DELIVERED,
+    key::DESTINATION_TCP_DELIVERED_CE,
+    key::DESTINATION_TCP_DATA_SEGS_OUT,
+];
+
+/// What TCP knows on the side of one end.
+fn tcp(attributes: &mut Attributes, keys: TcpKeys, known: Tcp) {
+    let values = [
+        known.rtt_us,
+        known.min_rtt_us,
+        known.total_retrans,
+        known.delivered,
+        known.delivered_ce,
+        known.data_segs_out,
+    ];
+    for (key, value) in keys.into_iter().zip(values) {
+        if let Some(number) = value {
+            attributes.number(key, number);
+        }
     }
 }
 

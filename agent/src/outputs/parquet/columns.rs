@@ -182,6 +182,54 @@ pub(super) const COLUMNS: &[Column] = &[
     column("dst_pid", Optional(32, |row| maker(row, 1).map(Maker::pid))),
     column("src_uid", Optional(32, |row| maker(row, 0)?.uid())),
     column("dst_uid", Optional(32, |row| maker(row, 1)?.uid())),
+    column(
+        "src_tcp_rtt_us",
+        Optional(32, |row| row.record.src_tcp_rtt_us),
+    ),
+    column(
+        "dst_tcp_rtt_us",
+        Optional(32, |row| row.record.dst_tcp_rtt_us),
+    ),
+    column(
+        "src_tcp_min_rtt_us",
+        Optional(32, |row| row.record.src_tcp_min_rtt_us),
+    ),
+    column(
+        "dst_tcp_min_rtt_us",
+        Optional(32, |row| row.record.dst_tcp_min_rtt_us),
+    ),
+    column(
+        "src_tcp_total_retrans",
+        Optional(32, |row| row.record.src_tcp_total_retrans),
+    ),
+    column(
+        "dst_tcp_total_retrans",
+        Optional(32, |row| row.record.dst_tcp_total_retrans),
+    ),
+    column(
+        "src_tcp_delivered",
+        Optional(32, |row| row.record.src_tcp_delivered),
+    ),
+    column(
+        "dst_tcp_delivered",
+        Optional(32, |row| row.record.dst_tcp_delivered),
+    ),
+    column(
+        "src_tcp_delivered_ce",
+        Optional(32, |row| row.record.src_tcp_delivered_ce),
+    ),
+    column(
+        "dst_tcp_delivered_ce",
+        Optional(32, |row| row.record.dst_tcp_delivered_ce),
+    ),
+    column(
+        "src_tcp_data_segs_out",
+        Optional(32, |row| row.record.src_tcp_data_segs_out),
+    ),
+    column(
+        "dst_tcp_data_segs_out",
+        Optional(32, |row| row.record.dst_tcp_data_segs_out),
+    ),
     column("sample_rate", Number(32, |row| row.batch.sample_rate)),
 ];
 

@@ -1,8 +1,9 @@
-//! Who sent the packets: it stays with its flow, and is that of no other.
+//! Who sent the packets, and what TCP knows of the connection: it stays with its flow, and is that of no other.
 
-use agent_common::Senders;
+use agent_common::{Senders, TcpInfo, tcp::EndedConnection};
 
 use super::*;
+use crate::replica::senders::Coming;
 
 /// Takes in flows with who sent them.
 fn scan_sent(
@@ -20,6 +21,7 @@ fn scan_sent(
         process_keys: one
             .2
             .map(|id| if id == Senders::ROOT { 0 } else { id << 32 }),
+        ..Senders::default()
     });
     let senders: Vec<_> = senders.collect();
     replica.begin_scan(clock(second));
@@ -131,15 +133,17 @@ fn the_senders_of_both_halves_of_a_mirror_port_are_known() {
 #[test]
 fn memory_for_senders_is_taken_and_given_back_with_the_flows() {
     let mut known = KnownSenders::default();
-    known.begin(1000, Senders::default());
+    known.begin(1000, Coming::default());
     assert_eq!(known.room(), 0, "nobody is known");
     let senders = Senders {
         cgroup_ids: [1, 2],
         ..Senders::default()
     };
-    known.begin(1000, senders);
+    known.come_with(&key(1), senders, 0);
+    let coming = known.take_coming();
+    known.begin(1000, coming);
     assert_eq!(known.room(), 1001);
-    known.begin(1000, Senders::default());
+    known.begin(1000, Coming::default());
     assert_eq!(known.of(1000), Senders::default());
     known.shrink(10);
     assert_eq!(known.room(), 10);
@@ -168,4 +172,124 @@ fn a_half_that_begins_the_next_flow_takes_its_sender_along() {
     next.reverse();
     let records = scan_sent(&mut replica, 4, &next);
     assert_eq!(named(&records), [[9, 10], [11, 12]]);
+}
+
+/// What TCP knows of a connection that has sent so many segments.
+fn sent(data_segs_out: u32) -> TcpInfo {
+    TcpInfo {
+        min_rtt_us: 1,
+        data_segs_out,
+        ..TcpInfo::default()
+    }
+}
+
+/// Takes in flows with what TCP noted with their packets, and at the end of connections.
+fn scan_tcp(
+    replica: &mut Replica,
+    second: u64,
+    updates: &[(FlowKey, FlowCounters, [TcpInfo; 2])],
+    ends: &[(FlowKey, u64, TcpInfo, u64)],
+) -> Vec<[u32; 2]> {
+    let mut told = Vec::new();
+    let mut sink = |record: &Record| told.push(record.tcp.map(|tcp| tcp.data_segs_out));
+    replica.begin_scan(clock(second));
+    for &(key, direction, info, asked_second) in ends {
+        replica.note_end(&EndedConnection {
+            key,
+            direction,
+            asked_ns: asked_second * SECOND,
+            info,
+        });
+    }
+    let keys: Vec<_> = updates.iter().map(|one| one.0).collect();
+    let counters: Vec<_> = updates.iter().map(|one| one.1).collect();
+    let senders = updates.iter().map(|one| Senders {
+        tcp: one.2,
+        ..Senders::default()
+    });
+    let senders: Vec<_> = senders.collect();
+    replica.update_with(&keys, &counters, &senders, &mut sink);
+    replica.end_scan(&BTreeSet::new(), &mut sink);
+    told
+}
+
+#[test]
+fn what_tcp_knew_last_is_said_from_the_initiator_on() {
+    let mut replica = replica(8);
+    let nothing = TcpInfo::default();
+    let mut at = |second: u64, tcp: [TcpInfo; 2], ends: &[(FlowKey, u64, TcpInfo, u64)]| {
+        let mut both = counters(second, &[ACK], &[ACK]);
+        // b began.
+        began(&mut both, 1, 0);
+        scan_tcp(&mut replica, second, &[(key(1), both, tcp)], ends)
+    };
+    assert_eq!(at(1, [nothing, sent(7)], &[]), [[7, 0]]);
+    assert_eq!(at(2, [sent(3), nothing], &[]), [[7, 3]]);
+    // The end is later than the packet, however the two come: also if the packet is on the page that follows.
+    let ends = [(key(1), 1, sent(9), 3), (key(1), 0, sent(4), 3)];
+    assert_eq!(at(3, [sent(3), nothing], &ends), [[9, 4]]);
+    assert_eq!(at(4, [nothing, sent(8)], &[]), [[9, 4]]);
+    // Another connection, whose beginning nobody saw.
+    assert_eq!(at(5, [sent(1), nothing], &[]), [[9, 1]]);
+}
+
+#[test]
+fn an_end_goes_to_a_flow_that_came_before_or_comes_with_the_next_scan_and_then_to_none() {
+    let mut replica = replica(8);
+    let of = |number, second| {
+        (
+            key(number),
+            counters(second, &[ACK], &[]),
+            [TcpInfo::default(); 2],
+        )
+    };
+    assert_eq!(scan_tcp(&mut replica, 1, &[of(1, 1)], &[]), [[0, 0]]);
+    // Its flow has no packet any more.
+    let none = scan_tcp(&mut replica, 2, &[], &[(key(1), 0, sent(5), 1)]);
+    assert_eq!(none, [[0; 2]; 0]);
+    assert_eq!(scan_tcp(&mut replica, 3, &[of(1, 3)], &[]), [[5, 0]]);
+    // These flows begin on the page that follows, and one scan later.
+    let ends = [(key(2), 0, sent(6), 5), (key(3), 1, sent(7), 6)];
+    scan_tcp(&mut replica, 4, &[], &ends);
+    assert_eq!(scan_tcp(&mut replica, 5, &[of(2, 5)], &[]), [[6, 0]]);
+    assert_eq!(scan_tcp(&mut replica, 6, &[of(3, 6)], &[]), [[0, 0]]);
+    // Of a connection that had asked before the flow began.
+    let ends = [(key(4), 0, sent(8), 6)];
+    assert_eq!(scan_tcp(&mut replica, 7, &[of(4, 7)], &ends), [[0, 0]]);
+}
+
+#[test]
+fn the_next_flow_with_the_same_ports_has_a_connection_of_its_own() {
+    let mut replica = replica(8);
+    let nothing = TcpInfo::default();
+    let whole = counters(1, &[SYN, ACK, FIN], &[SYN | ACK, FIN]);
+    let first = [(key(1), whole, [sent(7), sent(8)])];
+    scan_tcp(&mut replica, 1, &first, &[]);
+    let next = counters(2, &[SYN], &[]);
+    // The end is that of the connection before.
+    let ends = [(key(1), 0, sent(9), 1), (key(1), 1, sent(10), 1)];
+    let updates = [(key(1), next, [sent(1), nothing])];
+    let told = scan_tcp(&mut replica, 2, &updates, &ends);
+    assert_eq!(told, [[9, 10], [1, 0]]);
+    let more = [(key(1), counters(3, &[ACK], &[]), [nothing; 2])];
+    assert_eq!(scan_tcp(&mut replica, 3, &more, &[]), [[1, 0]]);
+}
+
+/// Its own end is not that of who makes room.
+#[test]
+fn who_makes_room_for_a_flow_does_not_get_its_end() {
+    let mut replica = replica(1);
+    let nothing = [TcpInfo::default(); 2];
+    let forth = counters(1, &[ACK], &[]);
+    let back = counters(1, &[], &[ACK]);
+    let other_side = key(1).with_side(1);
+    let halves = [(key(1), forth, nothing), (other_side, back, nothing)];
+    scan_tcp(&mut replica, 1, &halves, &[]);
+    let more = counters(2, &[ACK], &[]);
+    let updates = [(key(1), more, nothing), (key(2), more, nothing)];
+    let told = scan_tcp(&mut replica, 2, &updates, &[(key(2), 0, sent(5), 2)]);
+    assert_eq!(told.last(), Some(&[5, 0]));
+    let others = &told[..told.len() - 1];
+    assert!(others.iter().all(|told| *told == [0, 0]), "{others:?}");
+    assert_eq!(replica.evicted(), 1);
 }

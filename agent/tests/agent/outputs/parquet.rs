@@ -93,6 +93,18 @@ const TYPES: &[(&str, &[&str])] = &[
             "dst_pid",
             "src_uid",
             "dst_uid",
+            "src_tcp_rtt_us",
+            "dst_tcp_rtt_us",
+            "src_tcp_min_rtt_us",
+            "dst_tcp_min_rtt_us",
+            "src_tcp_total_retrans",
+            "dst_tcp_total_retrans",
+            "src_tcp_delivered",
+            "dst_tcp_delivered",
+            "src_tcp_delivered_ce",
+            "dst_tcp_delivered_ce",
+            "src_tcp_data_segs_out",
+            "dst_tcp_data_segs_out",
         ],
     ),
     ("USMALLINT[]", &["vlan_ids", "outer_vlan_ids"]),
@@ -156,7 +168,20 @@ fn as_row(line: &Value) -> Value {
         for other in ["cgroup_id", "slice", "container_runtime"] {
             fields.remove(&format!("{end}_{other}"));
         }
-        for column in ["unit", "container_id", "cgroup", "process", "pid", "uid"] {
+        for column in [
+            "unit",
+            "container_id",
+            "cgroup",
+            "process",
+            "pid",
+            "uid",
+            "tcp_rtt_us",
+            "tcp_min_rtt_us",
+            "tcp_total_retrans",
+            "tcp_delivered",
+            "tcp_delivered_ce",
+            "tcp_data_segs_out",
+        ] {
             fields
                 .entry(format!("{end}_{column}"))
                 .or_insert(Value::Null);

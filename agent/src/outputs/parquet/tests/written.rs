@@ -104,6 +104,18 @@ const EXPECTED: &[(&str, &str, &str, &str)] = &[
     ("dst_pid", U32_OR_NULL, "4711", "null"),
     ("src_uid", U32_OR_NULL, "33", "null"),
     ("dst_uid", U32_OR_NULL, "null", "null"),
+    ("src_tcp_rtt_us", U32_OR_NULL, "812", "null"),
+    ("dst_tcp_rtt_us", U32_OR_NULL, "null", "null"),
+    ("src_tcp_min_rtt_us", U32_OR_NULL, "70", "null"),
+    ("dst_tcp_min_rtt_us", U32_OR_NULL, "null", "null"),
+    ("src_tcp_total_retrans", U32_OR_NULL, "3", "null"),
+    ("dst_tcp_total_retrans", U32_OR_NULL, "0", "null"),
+    ("src_tcp_delivered", U32_OR_NULL, "4294967295", "null"),
+    ("dst_tcp_delivered", U32_OR_NULL, "1", "null"),
+    ("src_tcp_delivered_ce", U32_OR_NULL, "2", "null"),
+    ("dst_tcp_delivered_ce", U32_OR_NULL, "0", "null"),
+    ("src_tcp_data_segs_out", U32_OR_NULL, "40", "null"),
+    ("dst_tcp_data_segs_out", U32_OR_NULL, "1", "null"),
     ("sample_rate", U32, "100", "100"),
 ];
 
@@ -149,6 +161,18 @@ fn full() -> FlowRecord {
         src_process_key: Some(4_194_303 << 32 | 5),
         // Nobody knows its name.
         dst_process_key: Some(4711 << 32 | 5),
+        src_tcp_rtt_us: Some(812),
+        dst_tcp_rtt_us: None,
+        src_tcp_min_rtt_us: Some(70),
+        dst_tcp_min_rtt_us: None,
+        src_tcp_total_retrans: Some(3),
+        dst_tcp_total_retrans: Some(0),
+        src_tcp_delivered: Some(u32::MAX),
+        dst_tcp_delivered: Some(1),
+        src_tcp_delivered_ce: Some(2),
+        dst_tcp_delivered_ce: Some(0),
+        src_tcp_data_segs_out: Some(40),
+        dst_tcp_data_segs_out: Some(1),
         ..flow(0)
     }
 }

@@ -46,6 +46,11 @@ fn records() -> Vec<FlowRecord> {
         src_cgroup_id: Some(77),
         dst_cgroup_id: Some(78),
         src_process_key: Some(4711 << 32 | 1),
+        src_tcp_min_rtt_us: Some(70),
+        src_tcp_total_retrans: Some(0),
+        src_tcp_delivered: Some(u32::MAX),
+        src_tcp_delivered_ce: Some(1),
+        src_tcp_data_segs_out: Some(2),
         ..FlowRecord::default()
     };
     // With a part as in an IPv4 address.
@@ -160,6 +165,8 @@ fn every_column_has_what_was_sent_and_every_documented_query_runs() {
         "src_unit": "web.service", "src_container_id": "c0ffee", "src_cgroup": "/system.slice/web.service",
         "dst_unit": "", "dst_container_id": "", "dst_cgroup": "",
         "src_process": "nginx", "src_pid": 4711, "src_uid": 33, "dst_process": "", "dst_pid": null, "dst_uid": null,
+        "src_tcp_rtt_us": null, "src_tcp_min_rtt_us": 70, "src_tcp_total_retrans": 0, "src_tcp_delivered": u32::MAX,
+        "src_tcp_delivered_ce": 1, "src_tcp_data_segs_out": 2, "dst_tcp_rtt_us": null, "dst_tcp_delivered": null,
     });
     full.as_object_mut()
         .unwrap()

@@ -1,0 +1,212 @@
+//! What TCP knows of a connection of this host: how long the way is, what was sent again. See [`agent_common::tcp`].
+//!
+//! A packet that is asked for its sender tells what its socket knows. Once a connection is over, it has no packet any more: a program
+//! where the kernel takes down a socket notes what that knew at last, for the flow that asked for it.
+
+use core::ffi::c_void;
+
+use agent_common::{
+    FlowKey, L4Kind, Packet, TcpInfo,
+    flow::tcp_flags,
+    protocol::TCP,
+    senders::Question,
+    tcp::{EndedConnection, TcpLayout},
+};
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_F_NO_PREALLOC, BPF_TCP_LISTEN, bpf_sock},
+    btf_maps::{Array, RingBuf},
+    helpers::generated::{bpf_sk_fullsock, bpf_skc_to_tcp_sock, bpf_tcp_sock},
+    macros::btf_map,
+};
+
+use crate::{atomic, clock, kernel_types::at, socket_storage::SocketStorage};
+
+const BPF_RB_NO_WAKEUP: u64 = 1;
+
+/// Fixed when the programs are loaded: the verifier takes offsets into the kernel's structures only if it knows them.
+#[unsafe(no_mangle)]
+static TCP_LAYOUT: TcpLayout = TcpLayout {
+    srtt_us: 0,
+    rtt_min: 0,
+    total_retrans: 0,
+    delivered: 0,
+    delivered_ce: 0,
+    data_segs_out: 0,
+};
+
+/// With each socket, the flow that its packets are in.
+#[btf_map]
+static FLOWS: SocketStorage<FlowOfSocket, { BPF_F_NO_PREALLOC as usize }> = SocketStorage::new();
+
+/// What was known of connections whose sockets are gone. Userspace sets its size, and reads it at each scan.
+#[btf_map]
+static ENDED: RingBuf<EndedConnection, 4096> = RingBuf::new();
+
+/// How often there was no room: in the ring, or beside a socket.
+#[btf_map]
+static ENDS_LOST: Array<u64, 1> = Array::new();
+
+#[repr(C)]
+struct FlowOfSocket {
+    key: FlowKey,
+    direction: u64,
+    asked_ns: u64,
+}
+
+/// What TCP knows on the side that sent the packet; of nothing if the packet is of another protocol, or no connection of this host
+/// has sent it. From then on the socket's end is this flow's.
+#[inline(always)]
+pub fn of_packet(skb: *mut __sk_buff, packet: &Packet, question: Question) -> TcpInfo {
+    if packet.key.protocol != TCP || packet.key.kind() != Some(L4Kind::Ports) {
+        return TcpInfo::default();
+    }
+    // SAFETY: the context is valid for the program's run.
+    let socket = unsafe { (*skb).__bindgen_anon_2.sk };
+    if socket.is_null() {
+        return TcpInfo::default();
+    }
+    // SAFETY: it is not null, as was just checked.
+    let socket = unsafe { bpf_sk_fullsock(socket) };
+    if socket.is_null() || !is_connection(socket) {
+        return TcpInfo::default();
+    }
+    // SAFETY: as above.
+    let tcp = unsafe { bpf_tcp_sock(socket) };
+    if tcp.is_null() {
+        return TcpInfo::default();
+    }
+    // SAFETY: it is not null, as was just checked. Volatile, since each field is to be read for itself.
+    let info = unsafe {
+        TcpInfo {
+            rtt_us: (&raw const (*tcp).srtt_us).read_volatile() >> SRTT_SHIFT,
+            min_rtt_us: (&raw const (*tcp).rtt_min).read_volatile(),
+            total_retrans: (&raw const (*tcp).total_retrans).read_volatile(),
+            delivered: (&raw const (*tcp).delivered).read_volatile(),
+            delivered_ce: (&raw const (*tcp).delivered_ce).read_volatile(),
+            data_segs_out: (&raw const (*tcp).data_segs_out).read_volatile(),
+        }
+    };
+    // Whatever has been answered has delivered something. A socket that its program has reset has forgotten that, and may do so
+    // before its RST comes here.
+    if info.delivered == 0 && packet.tcp_flags & tcp_flags::SYN == 0 {
+        return TcpInfo::default();
+    }
+    note_flow(socket.cast(), &packet.key, question);
+    info
+}
+
+/// The kernel answers some packets by sockets of its own, which only have the protocol of TCP, and some by the one that listens.
+#[inline(always)]
+fn is_connection(socket: *mut bpf_sock) -> bool {
+    const SOCK_STREAM: u32 = 1;
+    // SAFETY: the caller has a whole socket.
+    let (kind, state) = unsafe {
+        (
+            (&raw const (*socket).type_).read_volatile(),
+            (&raw const (*socket).state).read_volatile(),
+        )
+    };
+    kind == SOCK_STREAM && state != BPF_TCP_LISTEN
+}
+
+/// The kernel has eight times the smoothed round trip.
+const SRTT_SHIFT: u32 = 3;
+
+/// A function of its own: a key takes stack.
+#[inline(never)]
+fn note_flow(socket: *mut c_void, key: &FlowKey, question: Question) {
+    if !ends_are_told() {
+        return;
+    }
+    let asked_ns = clock::boot_ns();
+    let flow = FlowOfSocket {
+        key: *key,
+        direction: question.direction().into(),
+        asked_ns,
+    };
+    // SAFETY: the socket is the kernel's.
+    let kept = unsafe { FLOWS.get_or_put(socket, flow) };
+    if kept.is_null() {
+        note_lost();
+        return;
+    }
+    // A connection that is seen on several interfaces has several flows. The one that asked last is told of its end. If two ask at
+    // the same moment, what becomes of their words may be no flow's, and none is told.
+    // SAFETY: the value stays for the program's run.
+    unsafe {
+        let words = (&raw mut (*kept).key).cast::<u64>();
+        for (index, &word) in key.words().iter().enumerate() {
+            words.add(index).write_volatile(word);
+        }
+        (&raw mut (*kept).direction).write_volatile(question.direction().into());
+        (&raw mut (*kept).asked_ns).write_volatile(asked_ns);
+    }
+}
+
+/// Whether userspace has found where a socket keeps what it knows.
+#[inline(always)]
+fn ends_are_told() -> bool {
+    // SAFETY: a static lives as long as the program. Volatile, since its value here is not the one that the compiler sees.
+    unsafe { (&raw const TCP_LAYOUT.srtt_us).read_volatile() != 0 }
+}
+
+#[inline(always)]
+fn note_lost() {
+    if let Some(lost) = ENDS_LOST.get_ptr_mut(0) {
+        // SAFETY: elements of an array stay where they are.
+        unsafe { atomic::add(lost, 1) };
+    }
+}
+
+/// Notes what a socket knew that is taken down. `socket` is one of the kernel's, which the verifier knows as such.
+#[inline(always)]
+pub fn note_end(socket: *mut c_void) {
+    // SAFETY: the socket is the kernel's.
+    let flow = unsafe { FLOWS.get(socket) };
+    if flow.is_null() {
+        return;
+    }
+    // SAFETY: as above.
+    let tcp: *mut c_void = unsafe { bpf_skc_to_tcp_sock(socket) }.cast();
+    if tcp.is_null() {
+        return;
+    }
+    let info = known(tcp);
+    // Nothing was answered, or its program has reset it, by which it has forgotten what it knew.
+    if info.delivered == 0 && info.total_retrans == 0 {
+        return;
+    }
+    let Some(mut ended) = ENDED.reserve(0) else {
+        note_lost();
+        return;
+    };
+    let told = ended.as_mut_ptr();
+    // SAFETY: the value stays for the program's run, and what is reserved has room. A word at a time, since a copy on the stack would
+    // take room there.
+    unsafe {
+        let from = (&raw const (*flow).key).cast::<u64>();
+        let to = (&raw mut (*told).key).cast::<u64>();
+        for index in 0..FlowKey::WORDS {
+            to.add(index)
+                .write_volatile(from.add(index).read_volatile());
+        }
+        (*told).direction = (*flow).direction;
+        (*told).asked_ns = (*flow).asked_ns;
+        (*told).info = info;
+    }
+    ended.submit(BPF_RB_NO_WAKEUP);
+}
+
+#[inline(always)]
+fn known(tcp: *mut c_void) -> TcpInfo {
+    // SAFETY: the kernel reads its own structures for the program.
+    let word = |offset_bytes: *const u32| -> u32 { unsafe { at(tcp, offset_bytes) } };
+    TcpInfo {
+        rtt_us: word(&raw const TCP_LAYOUT.srtt_us) >> SRTT_SHIFT,
+        min_rtt_us: word(&raw const TCP_LAYOUT.rtt_min),
+        total_retrans: word(&raw const TCP_LAYOUT.total_retrans),
+        delivered: word(&raw const TCP_LAYOUT.delivered),
+        delivered_ce: word(&raw const TCP_LAYOUT.delivered_ce),
+        data_segs_out: word(&raw const TCP_LAYOUT.data_segs_out),
+    }
+}
