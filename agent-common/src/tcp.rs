@@ -16,7 +16,7 @@ pub struct TcpInfo {
     pub total_retrans: u32,
     /// Segments that have arrived, as far as the other side has said so.
     pub delivered: u32,
-    /// Those that the other side saw marked by a congested router (ECN).
+    /// Those of which the acknowledgment reports congestion (ECN): with ECN as of RFC 3168 more than routers have marked.
     pub delivered_ce: u32,
     /// Segments with data that were sent, those that were sent again among them.
     pub data_segs_out: u32,

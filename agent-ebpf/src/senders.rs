@@ -4,6 +4,7 @@
 use agent_common::{
     FlowKey, Packet, Senders, TcpInfo,
     flow::{FlowBits, tcp_flags},
+    protocol::TCP,
     senders::{Kinds, PlaneOfWindow, Question},
     slots::SLOTS,
 };
@@ -45,7 +46,8 @@ pub fn bits(packet: &Packet, is_xdp: bool) -> FlowBits {
     const CLOSING: u8 = tcp_flags::FIN | tcp_flags::RST;
     const SYN_AND_ACK: u8 = tcp_flags::SYN | tcp_flags::ACK;
     let kinds = SENDERS_KEPT.load();
-    if kinds == Kinds::NONE || is_xdp {
+    let is_of_none = kinds == Kinds::TCP && packet.key.protocol != TCP;
+    if kinds == Kinds::NONE || is_xdp || is_of_none {
         return FlowBits::NONE;
     }
     let asked = FlowBits::asked(packet.direction);

@@ -45,7 +45,7 @@ const TCP_BYTES_PER_TRACKED_FLOW: u64 = 56;
 /// In the kernel, and in the process while they are drained.
 const SENDERS_BYTES_PER_FLOW_BEHIND: u64 = 380;
 /// In the process, of a connection that has ended: for two scans.
-const BYTES_PER_END: u64 = 500;
+const BYTES_PER_END: u64 = 600;
 /// In the kernel.
 const BYTES_PER_PROCESS: u64 = 120;
 /// A record with all that it can have is twice as long, and one of IPv4 without a tunnel shorter.

@@ -261,7 +261,7 @@ impl Shown {
             (
                 Help(
                     "flow_agent_lost_tcp_ends",
-                    "Sockets of TCP that were taken down without room to say what they knew at last",
+                    "How often the kernel had no room to keep, or to tell, what a socket of TCP knew at last",
                 ),
                 replica.lost_tcp_ends,
             ),

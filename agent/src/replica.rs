@@ -244,8 +244,8 @@ impl Replica {
     fn add(&mut self, slot: u32, counters: &FlowCounters, sink: &mut impl FnMut(&Record)) {
         let entry = &mut self.slab[slot];
         if entry.is_followed_by(counters, self.scan) {
-            let mut coming = self.senders.take_coming();
-            self.senders.end(slot, &mut coming);
+            let coming = self.senders.take_coming();
+            self.senders.follow(slot, &coming);
             self.tell_end(slot, EndReason::EndOfFlow, sink);
             self.slab[slot] = self.slab[slot].next(counters, self.clock, self.scan);
             self.senders.begin(slot, coming);

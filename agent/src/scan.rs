@@ -587,7 +587,7 @@ impl Scanner {
         self.encoder.nameless_processes()
     }
 
-    /// How many connections ended of which the kernel had no room to tell.
+    /// How often the kernel had no room to tell of a connection that ended.
     pub fn lost_tcp_ends(&self) -> u64 {
         self.kernel.ended.lost()
     }

@@ -355,7 +355,7 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
         }
         if replica.lost_tcp_ends > 0 {
             lines.push(format!(
-                "  connections of which TCP's last values were lost: {}",
+                "  no room for what TCP knew of a connection at its end: {} times",
                 replica.lost_tcp_ends
             ));
         }

@@ -95,15 +95,16 @@ impl EndedConnections {
             if self.log.event().is_some() {
                 tracing::warn!(
                     so_far = lost,
-                    "more connections ended between two scans than the kernel had room to tell of: what records say of TCP is for some \
-                     of them that of an earlier packet; lower --scan-interval"
+                    "the kernel had no room to tell of connections that ended, since more of them did between two scans, or no memory \
+                     beside their sockets: what records say of TCP is for some of them that of an earlier packet; lower \
+                     --scan-interval"
                 );
             }
         }
         Ok(())
     }
 
-    /// How many connections had no room.
+    /// How often there was no room.
     pub fn lost(&self) -> u64 {
         self.told_lost
     }

@@ -11,8 +11,9 @@ pub struct KnownSenders {
     connections: BySlot<Connection>,
     /// Whether TCP has ever told anything. Before that nothing is kept of connections.
     has_tcp: bool,
-    /// What came with the entry that is being taken in.
+    /// What came with the entry that is being taken in, if something did.
     coming: Coming,
+    comes: bool,
     ends: Ends,
 }
 
@@ -50,7 +51,7 @@ impl Connection {
 }
 
 /// What comes with the counters of a flow, or with those of a half of one.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct Coming {
     senders: Senders,
     /// When the flow began on its page, since boot.
@@ -71,12 +72,14 @@ impl Coming {
 impl KnownSenders {
     /// The next flow that `begin` or `note` is called for has these.
     pub fn come(&mut self, coming: Coming) {
+        self.comes = coming != Coming::default();
         self.coming = coming;
     }
 
     /// The same for the flow with this key, with what was noted of the end of its connection.
     pub fn come_with(&mut self, key: &FlowKey, senders: Senders, first_ns: u64) {
         self.has_tcp |= senders.tcp.iter().any(TcpInfo::is_known);
+        self.comes = true;
         self.coming = Coming {
             senders,
             first_ns,
@@ -86,18 +89,33 @@ impl KnownSenders {
 
     /// Takes back what the last `come` brought, if no flow has taken it.
     pub fn take_coming(&mut self) -> Coming {
+        if !self.comes {
+            return Coming::default();
+        }
+        self.comes = false;
         std::mem::take(&mut self.coming)
     }
 
-    /// Another connection follows in this slot: the end that comes is of the one before.
-    pub fn end(&mut self, slot: u32, coming: &mut Coming) {
-        if let Some(end) = coming.end.take() {
+    /// Another connection follows in this slot: the one before takes what of the end that comes was asked before the other began.
+    pub fn follow(&mut self, slot: u32, coming: &Coming) {
+        if let Some(mut end) = coming.end {
+            for side in [0, 1] {
+                if end.asked_ns[side] >= coming.first_ns {
+                    end.tcp[side] = TcpInfo::default();
+                }
+            }
+            self.connections.at(slot).end(&end);
+        }
+    }
+
+    fn end(&mut self, slot: u32, end: Option<End>) {
+        if let Some(end) = end {
             self.connections.at(slot).end(&end);
         }
     }
 
     /// A flow begins in this slot.
-    pub fn begin(&mut self, slot: u32, mut coming: Coming) {
+    pub fn begin(&mut self, slot: u32, coming: Coming) {
         self.names.begin(slot, Names::of(&coming.senders));
         if self.has_tcp {
             let connection = Connection {
@@ -105,17 +123,20 @@ impl KnownSenders {
                 tcp: coming.senders.tcp,
             };
             self.connections.begin(slot, connection);
-            self.end(slot, &mut coming);
+            self.end(slot, coming.end);
         }
     }
 
     /// More of the flow in this slot has come.
     pub fn note(&mut self, slot: u32) {
-        let mut coming = self.take_coming();
+        if !self.comes {
+            return;
+        }
+        let coming = self.take_coming();
         if coming.senders != Senders::default() {
             self.take_in(slot, &coming.senders);
         }
-        self.end(slot, &mut coming);
+        self.end(slot, coming.end);
     }
 
     fn take_in(&mut self, slot: u32, coming: &Senders) {
@@ -185,10 +206,10 @@ impl KnownSenders {
 
 /// Values of slots, of which those behind the last one that was set have none.
 #[derive(Default)]
-struct BySlot<T>(Vec<T>);
+pub struct BySlot<T>(Vec<T>);
 
 impl<T: Clone + Copy + Default + PartialEq> BySlot<T> {
-    fn begin(&mut self, slot: u32, value: T) {
+    pub fn begin(&mut self, slot: u32, value: T) {
         if value != T::default() || self.0.len() > slot as usize {
             *self.at(slot) = value;
         }
@@ -202,7 +223,7 @@ impl<T: Clone + Copy + Default + PartialEq> BySlot<T> {
         &mut self.0[slot]
     }
 
-    fn of(&self, slot: u32) -> T {
+    pub fn of(&self, slot: u32) -> T {
         self.0.get(slot as usize).copied().unwrap_or_default()
     }
 
@@ -221,7 +242,7 @@ struct Ends {
 }
 
 /// By direction.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 struct End {
     tcp: [TcpInfo; 2],
     asked_ns: [u64; 2],

@@ -2,7 +2,7 @@
 
 use agent_common::FlowCounters;
 
-use super::senders::Coming;
+use super::senders::{BySlot, Coming};
 
 /// Stands for no waiting half.
 pub const NONE: u32 = u32::MAX;
@@ -10,24 +10,29 @@ pub const NONE: u32 = u32::MAX;
 /// Halves by number. It keeps its memory, so that a scan like the previous one allocates nothing.
 #[derive(Default)]
 pub struct Waiting {
-    halves: Vec<(FlowCounters, Coming)>,
+    halves: Vec<FlowCounters>,
+    /// What came with them.
+    coming: BySlot<Coming>,
     free: Vec<u32>,
 }
 
 impl Waiting {
     /// Keeps a half and returns the number with which to take it back.
     pub fn put(&mut self, half: &FlowCounters, coming: Coming) -> u32 {
-        if let Some(number) = self.free.pop() {
-            self.halves[number as usize] = (*half, coming);
-            return number;
-        }
-        self.halves.push((*half, coming));
-        (self.halves.len() - 1) as u32
+        let number = if let Some(number) = self.free.pop() {
+            self.halves[number as usize] = *half;
+            number
+        } else {
+            self.halves.push(*half);
+            (self.halves.len() - 1) as u32
+        };
+        self.coming.begin(number, coming);
+        number
     }
 
     pub fn take(&mut self, number: u32) -> (FlowCounters, Coming) {
         self.free.push(number);
-        self.halves[number as usize]
+        (self.halves[number as usize], self.coming.of(number))
     }
 }
 

@@ -96,26 +96,34 @@ fn processes(layout: &Layout) -> Check {
     }
 }
 
-/// What `--enrich tcp` needs.
+/// What `--enrich tcp` needs, and what it needs at the end of a connection.
 fn tcp(layout: &Layout) -> Check {
-    let taken = || {
+    let wanted = Wanted {
+        senders: Kinds::TCP,
+        ..PLAIN
+    };
+    if let Err(error) = load(layout, wanted) {
+        return Check::warn(
+            "tcp",
+            format!("{error:#}"),
+            "run without --enrich tcp: records then say nothing of round trips",
+        );
+    }
+    let at_the_end = || {
         let settings = LoadSettings {
             tcp: layout::tcp_of_this_kernel()?,
-            ..settings(Wanted {
-                senders: Kinds::TCP,
-                ..PLAIN
-            })?
+            ..settings(wanted)?
         };
         let mut kernel = Kernel::load_with(OBJECT, &settings, layout)?;
-        attach::load_all(&mut kernel.sets[0].programs)?;
         connections::load(&mut kernel.sets[0].programs).map(drop)
     };
-    match taken() {
+    match at_the_end() {
         Ok(()) => Check::ok("tcp", "and with --enrich tcp"),
         Err(error) => Check::warn(
             "tcp",
             format!("{error:#}"),
-            "run without --enrich tcp: records then say nothing of round trips",
+            "use a kernel with CONFIG_DEBUG_INFO_BTF=y; else --enrich tcp tells what TCP knew at an earlier packet, and not at the end of \
+             a connection",
         ),
     }
 }

@@ -275,6 +275,19 @@ fn the_next_flow_with_the_same_ports_has_a_connection_of_its_own() {
     assert_eq!(scan_tcp(&mut replica, 3, &more, &[]), [[1, 0]]);
 }
 
+#[test]
+fn the_next_flow_with_the_same_ports_has_its_own_end_also_within_a_scan() {
+    let mut replica = replica(8);
+    let closed = |second| counters(second, &[SYN, ACK, FIN], &[SYN | ACK, FIN]);
+    let first = [(key(1), closed(1), [sent(7), sent(8)])];
+    scan_tcp(&mut replica, 1, &first, &[]);
+    let next = [(key(1), closed(2), [sent(1), sent(2)])];
+    // One end of the first connection, and one of the second.
+    let ends = [(key(1), 0, sent(9), 1), (key(1), 1, sent(10), 2)];
+    let told = scan_tcp(&mut replica, 2, &next, &ends);
+    assert_eq!(told, [[9, 8], [1, 10]]);
+}
+
 /// Its own end is not that of who makes room.
 #[test]
 fn who_makes_room_for_a_flow_does_not_get_its_end() {

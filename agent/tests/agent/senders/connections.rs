@@ -18,6 +18,8 @@ use super::{SMALL, asked_for_flows, packets};
 use crate::support::{Agent, Report, as_the_service, pair, wait_for_silence, wait_until};
 
 const TCP: &[&str] = &["--enrich", "tcp"];
+/// A slow machine takes its time to take a socket down.
+const LINGER: &[&str] = &["--linger", "1m"];
 const PORT: u16 = 7000;
 /// The ends of the wire that [`relay`] is.
 const NEAR: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
@@ -208,7 +210,8 @@ fn over_a_wire_that_delays_and_loses_and_marks_records_say_at_the_end_what_the_k
     for addresses in [[NEAR, FAR], [FAR, NEAR]] {
         let lab = Lab::quiet().unwrap();
         let ends = wire(&lab, addresses);
-        let agent = Agent::start_by(as_the_service(&lab.agent), "wire0", TCP);
+        let settings = [TCP, LINGER].concat();
+        let agent = Agent::start_by(as_the_service(&lab.agent), "wire0", &settings);
         let (port, expected) = over_the_wire(&lab, &ends, addresses[1]);
         agent.wait_for_scans(&lab.agent, 2);
         let report = agent.stop();
@@ -232,11 +235,11 @@ fn both_ends_of_a_connection_on_this_host_are_told_of_also_if_it_is_reset() {
         return;
     }
     let lab = Lab::addressed().unwrap();
-    let listener = listen(&lab.agent, lab.agent.ipv4);
+    let listener = listen(&lab.peer, lab.peer.ipv4);
     // Older than the agent, which does not matter.
-    let mut client = connect(&lab.peer, lab.agent.ipv4);
+    let mut client = connect(&lab.agent, lab.peer.ipv4);
     let (mut server, _) = listener.accept().unwrap();
-    let agent = Agent::start(&lab, TCP);
+    let agent = Agent::start(&lab, &[TCP, LINGER].concat());
     for _ in 0..3 {
         ask(&mut client, &mut server);
     }
@@ -248,7 +251,7 @@ fn both_ends_of_a_connection_on_this_host_are_told_of_also_if_it_is_reset() {
         io::ErrorKind::ConnectionReset
     );
     let mut expected = known(&server, "dst");
-    assert_eq!(expected["dst_tcp_data_segs_out"], 3);
+    assert!(expected["dst_tcp_data_segs_out"].as_u64() >= Some(3));
     expected.extend(of_client);
     drop(server);
     agent.wait_for_scans(&lab.agent, 2);
@@ -290,6 +293,7 @@ fn what_the_kernel_answers_by_itself_says_nothing_of_a_connection() {
     let closed = port(&client);
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(server.read(&mut [0]).unwrap(), 0);
+    let expected = known(&server, "dst");
     drop(server);
     assert_eq!(client.read(&mut [0]).unwrap(), 0);
     drop(client);
@@ -319,8 +323,15 @@ fn what_the_kernel_answers_by_itself_says_nothing_of_a_connection() {
         assert!(record.get("dst_tcp_delivered").is_none(), "{record}");
     }
     let told = told(&report, closed);
-    assert_eq!(told["dst_tcp_data_segs_out"], 1, "{told:?}");
-    assert_eq!(told["dst_tcp_total_retrans"], 0, "{told:?}");
+    let sent = "dst_tcp_data_segs_out";
+    assert_eq!(told[sent], expected[sent], "{told:?}");
+    // A FIN may be sent again.
+    let [told, expected] = [told, expected].map(|all| all["dst_tcp_total_retrans"].as_u64());
+    let expected = expected.unwrap();
+    assert!(
+        (expected..expected + 20).contains(&told.unwrap()),
+        "{told:?}"
+    );
 }
 
 /// Closes with RST.
@@ -357,11 +368,15 @@ fn a_connection_that_one_end_closes_is_told_of_as_it_was_then() {
     for _ in 0..3 {
         ask(&mut client, &mut server);
     }
+    // All of it has arrived.
+    let expected = known(&client, "src");
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(server.read(&mut [0]).unwrap(), 0);
     let report = agent.stop();
     let told = told(&report, port(&client));
-    assert_eq!(told["src_tcp_data_segs_out"], 3, "{told:?}");
+    let sent = "src_tcp_data_segs_out";
+    assert!(told[sent].as_u64() >= Some(3));
+    assert_eq!(told[sent], expected[sent], "{told:?}");
     // The other end has not closed. Its first packet had no whole socket, so the next one was asked.
     assert!(
         told["dst_tcp_data_segs_out"].as_u64() <= Some(1),
@@ -399,22 +414,38 @@ fn living_connections_are_told_of_as_they_were_at_the_first_packet_of_a_scan() {
         let behind = agent.status(&lab.agent)["table"]["behind"].as_u64();
         behind.unwrap()
     };
+    let both = |pairs: &[(TcpStream, TcpStream)]| {
+        let of = |(client, server): &(TcpStream, TcpStream)| {
+            let mut all = known(client, "src");
+            all.extend(known(server, "dst"));
+            all
+        };
+        pairs.iter().map(of).collect::<Vec<_>>()
+    };
+    let before = both(&pairs);
     // With the first scan, what was asked is the SYN.
     asked_for_flows(&agent, &lab);
     assert_ne!(behind(), 0);
     for (client, server) in &mut pairs {
         ask(client, server);
-        ask(client, server);
     }
     let report = agent.stop();
+    let after = both(&pairs);
     for (number, (client, _)) in (0..).zip(&pairs) {
         let told = told(&report, port(client));
-        // The first of the last two segments is asked, or an ACK just before it.
         for end in ["src", "dst"] {
-            let sent = told[&format!("{end}_tcp_data_segs_out")].as_u64().unwrap();
-            let expected = segments(number)..=segments(number) + 1;
-            assert!(expected.contains(&sent), "{told:?}");
-            assert_eq!(told[&format!("{end}_tcp_total_retrans")], 0, "{told:?}");
+            // The next segment is asked, or an ACK just before it.
+            for name in ["data_segs_out", "delivered", "total_retrans"] {
+                let name = format!("{end}_tcp_{name}");
+                let [least, told, most] =
+                    [&before[number], &told, &after[number]].map(|all| all[&name].as_u64());
+                assert!(
+                    least <= told && told <= most,
+                    "{name}: {least:?}, {told:?}, {most:?}"
+                );
+            }
+            let sent = told[&format!("{end}_tcp_data_segs_out")].as_u64();
+            assert!(sent >= Some(segments(number as u64)), "{told:?}");
             assert!(told[&format!("{end}_tcp_rtt_us")].is_u64(), "{told:?}");
         }
         let last = report
@@ -424,8 +455,6 @@ fn living_connections_are_told_of_as_they_were_at_the_first_packet_of_a_scan() {
         for end in ["src_pid", "dst_pid"] {
             assert_eq!(last.unwrap()[end], std::process::id(), "{last:?}");
         }
-        // All had arrived, and the SYN.
-        assert_eq!(told["src_tcp_delivered"], segments(number) + 1, "{told:?}");
     }
     assert_eq!(pair(&report.last()["flows"]), report.seen());
 }
