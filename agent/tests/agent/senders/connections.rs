@@ -2,7 +2,6 @@
 
 use std::{
     collections::VecDeque,
-    fs,
     io::{self, Read as _, Write as _},
     net::{Ipv4Addr, Shutdown, TcpListener, TcpStream},
     os::fd::AsRawFd as _,
@@ -15,7 +14,9 @@ use lab::{AtEnd, Host, Lab, Tun, privilege::is_root_or_skip};
 use serde_json::{Map, Value, json};
 
 use super::{SMALL, asked_for_flows, packets};
-use crate::support::{Agent, Report, as_the_service, pair, wait_for_silence, wait_until};
+use crate::support::{
+    Agent, Report, as_the_service, attached::programs_of_links, pair, wait_for_silence, wait_until,
+};
 
 const TCP: &[&str] = &["--enrich", "tcp"];
 /// A slow machine takes its time to take a socket down.
@@ -469,7 +470,9 @@ fn nobody_notes_connections_that_end_once_the_agent_has_ended_or_was_killed() {
     let lab = Lab::addressed().unwrap();
     for is_killed in [false, true] {
         let mut agent = Agent::start(&lab, TCP);
-        let program = program_of_tracepoint(agent.pid());
+        let programs = programs_of_links(agent.pid(), "raw_tracepoint");
+        assert_eq!(programs.len(), 1);
+        let program = programs.into_iter().next().unwrap();
         assert!(is_loaded(program));
         if is_killed {
             agent.kill();
@@ -478,26 +481,6 @@ fn nobody_notes_connections_that_end_once_the_agent_has_ended_or_was_killed() {
         }
         wait_until("its program is gone", || !is_loaded(program));
     }
-}
-
-/// As `/proc` says of the link that a process has open.
-fn program_of_tracepoint(pid: u32) -> u32 {
-    let files = fs::read_dir(format!("/proc/{pid}/fdinfo"));
-    let infos = files
-        .unwrap()
-        .flatten()
-        .filter_map(|file| fs::read_to_string(file.path()).ok());
-    let mut programs = infos.filter_map(|info| {
-        let value = |name: &str| {
-            let mut lines = info.lines();
-            lines.find_map(|line| Some(line.strip_prefix(name)?.trim()))
-        };
-        value("tp_name:")?;
-        value("prog_id:")?.parse().ok()
-    });
-    let program = programs.next().unwrap();
-    assert_eq!(programs.next(), None);
-    program
 }
 
 fn is_loaded(program: u32) -> bool {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{CLIENT, OF_PROCESS, Program, SERVER, ends_of, packets};
 use crate::support::{
     Agent, as_the_service,
-    attached::{no_sockets_in, sock_create_programs},
+    attached::{no_sockets_in, programs_of_links, sock_create_programs},
     pair, wait_until,
 };
 
@@ -330,7 +330,7 @@ fn nobody_notes_who_makes_sockets_once_the_agent_has_ended_or_was_killed() {
     let lab = Lab::addressed().unwrap();
     for is_killed in [false, true] {
         let mut agent = Agent::start(&lab, PROCESS);
-        let of_this = programs_of_cgroup_links(agent.pid());
+        let of_this = programs_of_links(agent.pid(), "cgroup");
         // Where sockets are made, and where they are bound over IPv4 and IPv6.
         assert_eq!(of_this.len(), 3);
         assert!(!sock_create_programs().is_disjoint(&of_this));
@@ -344,19 +344,4 @@ fn nobody_notes_who_makes_sockets_once_the_agent_has_ended_or_was_killed() {
             sock_create_programs().is_disjoint(&of_this)
         });
     }
-}
-
-/// As `/proc` says of the links that a process has open.
-fn programs_of_cgroup_links(pid: u32) -> BTreeSet<u32> {
-    let files = fs::read_dir(format!("/proc/{pid}/fdinfo"));
-    let files = files.unwrap().flatten();
-    let infos = files.filter_map(|file| fs::read_to_string(file.path()).ok());
-    let programs = infos.filter_map(|info| {
-        let value = |name: &str| {
-            let mut lines = info.lines();
-            lines.find_map(|line| Some(line.strip_prefix(name)?.trim()))
-        };
-        (value("link_type:")? == "cgroup").then(|| value("prog_id:")?.parse().ok())?
-    });
-    programs.collect()
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs::File,
+    fs::{self, File},
     io,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
     path::Path,
@@ -170,6 +170,21 @@ pub fn sock_create_programs() -> BTreeSet<u32> {
     query[3] = MOST as u64;
     bpf(BPF_PROG_QUERY, &mut query).unwrap();
     ids.into_iter().filter(|&id| id != 0).collect()
+}
+
+/// The ids of the programs of this type's links that a process has open, as `/proc` says it.
+pub fn programs_of_links(pid: u32, link_type: &str) -> BTreeSet<u32> {
+    let files = fs::read_dir(format!("/proc/{pid}/fdinfo"));
+    let files = files.unwrap().flatten();
+    let infos = files.filter_map(|file| fs::read_to_string(file.path()).ok());
+    let programs = infos.filter_map(|info| {
+        let value = |name: &str| {
+            let mut lines = info.lines();
+            lines.find_map(|line| Some(line.strip_prefix(name)?.trim()))
+        };
+        (value("link_type:")? == link_type).then(|| value("prog_id:")?.parse().ok())?
+    });
+    programs.collect()
 }
 
 /// A stranger's program that refuses sockets to the processes of a cgroup, until the value is dropped.
