@@ -97,8 +97,11 @@ fn answer(skb: *mut __sk_buff, question: u64, packet: &Packet) -> u32 {
         }
         return 0;
     };
-    if cgroup_id != 0 {
-        note_cgroup(question, window, slot, cgroup_id);
+    if cgroup_id != 0
+        && let Some(noted) = place(question, Kinds::CGROUP_PLANE, window, slot)
+    {
+        // SAFETY: see `place`.
+        unsafe { note_cgroup(noted, cgroup_id) };
     }
     if process_key != 0 {
         note_in_plane(question, kinds.process_plane(), window, slot, process_key);
@@ -114,14 +117,16 @@ fn answer(skb: *mut __sk_buff, question: u64, packet: &Packet) -> u32 {
 }
 
 /// The kernel's own sockets, which are in the root, do not take the place of another one that was asked before.
+///
+/// # Safety
+///
+/// It must point to a number in a live map value.
 #[inline(always)]
-fn note_cgroup(question: Question, window: u32, slot: u32, id: u64) {
-    if let Some(noted) = place(question, Kinds::CGROUP_PLANE, window, slot) {
-        // SAFETY: see `place`.
-        unsafe {
-            if id != Senders::ROOT || noted.read_volatile() == 0 {
-                noted.write_volatile(id);
-            }
+unsafe fn note_cgroup(noted: *mut u64, id: u64) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if id != Senders::ROOT || noted.read_volatile() == 0 {
+            noted.write_volatile(id);
         }
     }
 }
@@ -170,10 +175,7 @@ fn note_behind(
     unsafe {
         if cgroup_id != 0 {
             let ids = (&raw mut (*senders).cgroup_ids).cast::<u64>();
-            let noted = ids.add(direction);
-            if cgroup_id != Senders::ROOT || noted.read_volatile() == 0 {
-                noted.write_volatile(cgroup_id);
-            }
+            note_cgroup(ids.add(direction), cgroup_id);
         }
         if process_key != 0 {
             let keys = (&raw mut (*senders).process_keys).cast::<u64>();
