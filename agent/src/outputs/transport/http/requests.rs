@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Full};
 use hyper::{
-    Request, Response, StatusCode,
+    Request, StatusCode,
     body::Incoming,
     client::conn::http1::{SendRequest, handshake},
     header::HeaderMap,
@@ -14,7 +14,7 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use tokio::{task::JoinHandle, time::timeout};
 
-use super::super::{Endpoint, MOST_ANSWER_BYTES};
+use super::super::{Endpoint, MOST_ANSWER_BYTES, PATIENCE};
 
 pub(in crate::outputs) struct Requests {
     pub(super) endpoint: Endpoint,
@@ -26,7 +26,21 @@ pub(in crate::outputs) struct Requests {
 pub(super) struct Connection {
     pub(super) requests: SendRequest<Full<Bytes>>,
     /// Moves the bytes.
-    task: JoinHandle<()>,
+    task: JoinHandle<hyper::Result<()>>,
+}
+
+impl Connection {
+    /// What broke the connection: where that was before the request was handed to it, the request hears only that there is
+    /// none.
+    async fn why(&mut self, error: hyper::Error) -> hyper::Error {
+        if !error.is_canceled() && !error.is_closed() {
+            return error;
+        }
+        match timeout(PATIENCE, &mut self.task).await {
+            Ok(Ok(Err(why))) => why,
+            Ok(Ok(Ok(())) | Err(_)) | Err(_) => error,
+        }
+    }
 }
 
 impl Drop for Connection {
@@ -71,7 +85,7 @@ impl Requests {
             },
             None => self.connect().await?,
         };
-        let answering = answered(&mut connection.requests, request);
+        let answering = answered(&mut connection, request);
         let answered = timeout(self.patience, answering).await.map_err(|_| {
             let patience = humantime::format_duration(self.patience);
             anyhow!("no answer within {patience}")
@@ -85,23 +99,18 @@ impl Requests {
         let stream = self.endpoint.connect(self.patience).await?;
         let shaken = timeout(self.patience, handshake(TokioIo::new(stream))).await;
         let (requests, connection) = shaken.context("nobody answers")?.context("begin HTTP")?;
-        let task = tokio::spawn(async {
-            // What breaks it is told by the request that it breaks.
-            let _ = connection.await;
-        });
+        let task = tokio::spawn(connection);
         Ok(Connection { requests, task })
     }
 }
 
 /// Sends a request and reads the whole answer, so that the connection can take the next one.
-async fn answered(
-    requests: &mut SendRequest<Full<Bytes>>,
-    request: Request<Full<Bytes>>,
-) -> Result<Answer> {
-    let answer = requests.send_request(request).await;
-    let (head, mut body) = answer
-        .context("the request broke off")
-        .map(Response::into_parts)?;
+async fn answered(connection: &mut Connection, request: Request<Full<Bytes>>) -> Result<Answer> {
+    let answer = match connection.requests.send_request(request).await {
+        Ok(answer) => answer,
+        Err(error) => return Err(connection.why(error).await).context("the request broke off"),
+    };
+    let (head, mut body) = answer.into_parts();
     Ok(Answer {
         status: head.status,
         headers: head.headers,
@@ -122,4 +131,60 @@ async fn read(body: &mut Incoming) -> Result<Bytes> {
         whole.extend_from_slice(&data);
     }
     Ok(whole.freeze())
+}
+
+#[cfg(test)]
+mod tests {
+    use lab::certificates::Ca;
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::{
+        outputs::settings::HostPort,
+        tls::{
+            ALPN_H2,
+            client::ClientFiles,
+            output::{InForce, OutputTls},
+            server::{InForce as ServerInForce, ServerFiles},
+        },
+    };
+
+    /// With TLS 1.3 the connection may break before the request is handed to it.
+    #[tokio::test]
+    async fn a_request_that_comes_after_a_refusal_hears_why() {
+        let ca = Ca::new().unwrap();
+        let issued = ca.issue("server", "localhost").unwrap();
+        let server = ServerFiles {
+            certificate: issued.certificate,
+            key: issued.key,
+            client_ca: Some(ca.file()),
+        };
+        let server = ServerInForce::new(server.read().unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let to = HostPort {
+            host: "localhost".to_owned(),
+            port: listener.local_addr().unwrap().port(),
+        };
+        let refusing = tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            server.acceptor().accept(stream).await.is_ok()
+        });
+        let files = ClientFiles {
+            ca: Some(ca.file()),
+            ..ClientFiles::default()
+        };
+        // What the server speaks. Nothing is said in it.
+        let tls = InForce::new(OutputTls::read(files, ALPN_H2).unwrap());
+        let requests = Requests::new(Endpoint::new(to, Some(tls)), PATIENCE);
+        let mut connection = requests.connect().await.unwrap();
+        assert!(!refusing.await.unwrap());
+        while !connection.requests.is_closed() {
+            tokio::task::yield_now().await;
+        }
+        let request = Request::post("/").body(Full::default()).unwrap();
+        let error = answered(&mut connection, request).await.err().unwrap();
+        let error = format!("{error:#}");
+        let words = "it asks for a client's certificate";
+        assert!(error.contains(words), "{error}");
+    }
 }
