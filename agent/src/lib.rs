@@ -63,5 +63,6 @@ pub mod status;
 pub mod tcp;
 pub mod tls;
 pub mod token;
+pub mod top;
 #[cfg(test)]
 mod unit;

@@ -53,6 +53,7 @@ enum Command {
     Collect(commands::collect::Args),
     Watch(commands::watch::Args),
     Flows(commands::flows::Args),
+    Top(commands::top::Args),
     Query(commands::query::Args),
     Status(commands::status::Args),
     Audit(commands::audit::Args),
@@ -237,6 +238,7 @@ fn execute(
                 Box::pin(commands::run::run(layers, settings, passed, log)).await
             }
             Command::Collect(args) => commands::collect::run(args).await,
+            Command::Top(args) => commands::top::run(args).await,
             Command::Watch(args) => commands::watch::run(args).await,
             Command::Flows(args) => commands::flows::run(args).await,
             Command::Status(args) => commands::status::run(args).await,

@@ -21,6 +21,7 @@ pub mod query;
 pub mod run;
 pub mod settings;
 pub mod status;
+pub mod top;
 pub mod watch;
 
 /// The longest time that a setting may have: the clocks can add it to any point in time.

@@ -4,10 +4,13 @@ use std::io::{self, IsTerminal as _, Write};
 
 use crate::proto::FlowBatch;
 
+pub mod cells;
+pub mod columns;
 pub mod harmless;
 pub mod human;
 pub mod json;
 pub mod log;
+pub mod names;
 pub mod table;
 
 pub use json::JsonWriter;

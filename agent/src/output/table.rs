@@ -4,11 +4,10 @@
 
 use std::{
     cmp::Reverse,
-    collections::HashMap,
     io::{self, Write},
 };
 
-use super::{harmless::harmless, human};
+use super::{harmless::harmless, human, names::Names};
 use crate::proto::{self, Account, FlowBatch, FlowRecord};
 
 mod layout;
@@ -32,7 +31,7 @@ pub struct TableWriter<W: Write> {
     limit: Option<usize>,
     drawn: bool,
     keeps_order: bool,
-    interfaces: HashMap<(u32, u32), String>,
+    names: Names,
     scan: Scan,
 }
 
@@ -44,10 +43,6 @@ struct Scan {
     ended: u64,
     /// The busiest flows, which come first once sorted. Never more than twice as many as are shown.
     busiest: Vec<FlowRecord>,
-    /// By the ids of cgroups: what they are called in the column.
-    units: HashMap<u64, String>,
-    /// By the keys of processes, likewise.
-    processes: HashMap<u64, String>,
 }
 
 impl<W: Write> TableWriter<W> {
@@ -74,7 +69,7 @@ impl<W: Write> TableWriter<W> {
             limit,
             drawn: false,
             keeps_order: false,
-            interfaces: HashMap::new(),
+            names: Names::default(),
             scan: Scan::default(),
         }
     }
@@ -86,22 +81,9 @@ impl<W: Write> TableWriter<W> {
                 id: batch.scan_id,
                 ..Scan::default()
             };
+            self.names.forget_senders();
         }
-        for interface in &batch.interfaces {
-            let name = human::interface(&interface.netns_name, &interface.name);
-            let name = harmless(&name).into_owned();
-            self.interfaces
-                .insert((interface.netns, interface.ifindex), name);
-        }
-        for cgroup in &batch.cgroups {
-            if let Some(name) = layout::sender(cgroup) {
-                self.scan.units.insert(cgroup.id, name);
-            }
-        }
-        for process in &batch.processes {
-            let name = layout::process(process);
-            self.scan.processes.insert(process.key, name);
-        }
+        self.names.note(batch);
         let most = self.limit.unwrap_or(if self.in_place {
             TERMINAL_ROWS
         } else {
@@ -223,12 +205,8 @@ impl<W: Write> TableWriter<W> {
     fn row(&self, record: &FlowRecord, batch: &FlowBatch) -> Row {
         Row::new(
             record,
-            self.interfaces.get(&(record.netns, record.ifindex)),
-            [
-                (record.cgroup_ids(), &self.scan.units),
-                (record.process_keys(), &self.scan.processes),
-            ]
-            .map(|(ends, names)| ends.map(|end| Some(names.get(&end?)?.as_str()))),
+            self.names.interface(record),
+            [self.names.units(record), self.names.processes(record)],
             batch.window_end_unix_ns,
         )
     }

@@ -34,5 +34,6 @@ mod super_frames;
 mod support;
 mod table;
 mod tls;
+mod top;
 mod tunnels;
 mod xdp;

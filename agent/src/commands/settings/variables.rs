@@ -11,7 +11,7 @@ use crate::similar;
 pub const PREFIX: &str = "FLOW_AGENT_";
 
 /// What begins the same and is no setting of `run`.
-pub const OF_OTHERS: [&str; 43] = [
+pub const OF_OTHERS: [&str; 49] = [
     // Other commands.
     "COLLECT_INSECURE_LISTEN",
     "COLLECT_LISTEN",
@@ -46,6 +46,12 @@ pub const OF_OTHERS: [&str; 43] = [
     "TLS_CLIENT_CERTIFICATE",
     "TLS_CLIENT_KEY",
     "TOKEN_FILE",
+    "TOP_EVERY",
+    "TOP_FILTER",
+    "TOP_LIMIT",
+    "TOP_OUTPUT",
+    "TOP_SORT",
+    "TOP_VIEW",
     "WATCH_DURATION",
     "WATCH_FILTER",
     "WATCH_LIMIT",

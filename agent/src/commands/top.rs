@@ -1,0 +1,301 @@
+//! `flow-agent top`: a live view of an agent's flows at a terminal, or once on stdout.
+
+use std::{
+    convert::Infallible,
+    io::{self, IsTerminal as _},
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::{connect::Connect, notice, patiently};
+use crate::{
+    client::{self, ClientError, Event, Observer, Target},
+    filter::{self, Rules},
+    output::{self, Format},
+    proto::{FlowBatch, ObserveRequest},
+    top::{
+        Sort, View,
+        picture::Picture,
+        print,
+        screen::{Screen, Wish},
+    },
+};
+
+mod own;
+mod terminal;
+
+use own::OwnAgent;
+use terminal::Terminal;
+
+/// Rows of `--once` without `--limit`.
+const ROWS: usize = 50;
+
+/// Show what a host is talking to: its flows, peers, processes, units and interfaces, live.
+///
+/// Figures are those of a running agent, or of one that runs as long as this command if arguments of `flow-agent run` follow
+/// `--`, as in `flow-agent top -- --interface eth0 --enrich process,tcp`. `?` tells what keys do.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    pub connect: Connect,
+
+    /// What a row stands for.
+    #[arg(
+        long,
+        value_name = "VIEW",
+        env = "FLOW_AGENT_TOP_VIEW",
+        value_enum,
+        default_value = "flows"
+    )]
+    pub view: View,
+
+    /// What comes first.
+    #[arg(
+        long,
+        value_name = "ORDER",
+        env = "FLOW_AGENT_TOP_SORT",
+        value_enum,
+        default_value = "rate"
+    )]
+    pub sort: Sort,
+
+    /// Show only flows that these rules would count a packet of; repeatable, or separated by semicolons, as
+    /// `flow-agent run --filter` takes them.
+    #[arg(long, value_name = "RULES", env = "FLOW_AGENT_TOP_FILTER")]
+    pub filter: Vec<Rules>,
+
+    /// How often to ask the agent for a scan, as in 1s; 0s never asks and shows the agent's own scans. All consumers get
+    /// the records of such scans, so these are more and report less each. Only an agent's Unix socket takes such requests.
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "FLOW_AGENT_TOP_EVERY",
+        value_parser = super::time,
+        default_value = "2s"
+    )]
+    pub every: Duration,
+
+    /// Show the figures of one scan on stdout, and end.
+    #[arg(long)]
+    pub once: bool,
+
+    /// With --once: a table, or JSON Lines.
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        env = "FLOW_AGENT_TOP_OUTPUT",
+        value_enum,
+        default_value = "table"
+    )]
+    pub output: Format,
+
+    /// With --once: the most rows; 0 shows all [default: 50].
+    #[arg(long, value_name = "ROWS", env = "FLOW_AGENT_TOP_LIMIT")]
+    pub limit: Option<usize>,
+
+    /// Arguments of `flow-agent run` for an agent that runs as long as this command. It listens on a socket of its own, and
+    /// reads no file of settings unless --config names one.
+    #[arg(last = true, value_name = "RUN ARGUMENTS")]
+    pub own: Vec<String>,
+}
+
+pub async fn run(args: Args) -> Result<ExitCode> {
+    ensure!(
+        args.view.sorts().contains(&args.sort),
+        "--sort {} is nothing that --view {} has: it has {}",
+        args.sort.title(),
+        args.view.title().to_lowercase(),
+        names_of(args.view.sorts()),
+    );
+    ensure!(
+        args.once || io::stdout().is_terminal() && io::stdin().is_terminal(),
+        "this is no terminal: add --once for one table, or use `flow-agent watch` for one with each scan"
+    );
+    let mut own = match &args.own[..] {
+        [] => None,
+        arguments => Some(OwnAgent::start(arguments)?),
+    };
+    let target = match &own {
+        Some(own) => own.target(),
+        None => args.connect.target()?,
+    };
+    let shown = async {
+        if let Some(own) = &mut own {
+            own.ready().await?;
+        }
+        if args.once {
+            once(&args, &target).await
+        } else {
+            live(&args, &target).await
+        }
+    };
+    let shown = tokio::select! {
+        shown = shown => shown,
+        interrupted = tokio::signal::ctrl_c() => interrupted.context("wait for SIGINT"),
+        () = terminated() => Ok(()),
+    };
+    if let Some(own) = own {
+        own.stop().await?;
+    }
+    shown.map(|()| ExitCode::SUCCESS)
+}
+
+fn names_of(sorts: &[Sort]) -> String {
+    let names: Vec<_> = sorts.iter().map(|sort| sort.title()).collect();
+    names.join(", ")
+}
+
+/// Returns at SIGTERM, so that the terminal is left as it was.
+async fn terminated() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match signal(SignalKind::terminate()) {
+        Ok(mut signal) => {
+            signal.recv().await;
+        }
+        // The kernel's default ends the process then.
+        Err(_) => std::future::pending().await,
+    }
+}
+
+fn request(filter: String) -> ObserveRequest {
+    ObserveRequest {
+        filter,
+        consumer: format!("top pid={}", std::process::id()),
+        snapshot: true,
+    }
+}
+
+/// Refuses the batches of a collector, whose streams are those of many agents.
+fn take(picture: &mut Picture, batch: &FlowBatch) -> Result<bool> {
+    ensure!(
+        batch.stream_id == 0,
+        "a collector answers, which has the flows of many agents: connect to one of these, or use `flow-agent watch`"
+    );
+    Ok(picture.take(batch))
+}
+
+/// Whether scans are asked for.
+fn asks(target: &Target, every: Duration) -> bool {
+    !every.is_zero() && matches!(target, Target::Unix(_))
+}
+
+/// Asks for scans, one after another. Returns, with the reason, if the agent does not take such requests.
+async fn ask_for_scans(target: &Target, every: Duration) -> String {
+    if !asks(target, every) {
+        return "at the agent's own scans".to_owned();
+    }
+    let mut pace = tokio::time::interval(every);
+    pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        pace.tick().await;
+        match client::scan_now(target).await {
+            Err(ClientError::Refused { message, .. }) => {
+                return format!("at the agent's own scans: {message}");
+            }
+            // The stream tells what is wrong, and when it is over.
+            Ok(_) | Err(_) => {}
+        }
+    }
+}
+
+async fn once(args: &Args, target: &Target) -> Result<()> {
+    let observer = Observer::connect_with(target.clone(), request(filter::text(&args.filter)));
+    let mut observer = patiently(target, observer).await?;
+    let mut picture = Picture::default();
+    // The first scan that is asked for may end a window that has just begun.
+    let windows = if asks(target, args.every) { 2 } else { 1 };
+    let scan = async {
+        let why = ask_for_scans(target, args.every).await;
+        notice(&format!("waiting for a scan, {why}"));
+        std::future::pending::<Infallible>().await
+    };
+    let first = async {
+        loop {
+            match observer.next().await? {
+                Event::Batch(batch) => {
+                    if take(&mut picture, &batch)? && picture.windows() >= windows {
+                        return Ok(());
+                    }
+                }
+                Event::Disconnected { reason } => anyhow::bail!("{reason}"),
+                Event::Gap { batches } => picture.missing.gaps += batches,
+                Event::Reconnected { .. } => {}
+            }
+        }
+    };
+    tokio::select! {
+        got = first => got?,
+        never = scan => match never {},
+    }
+    let most = match args.limit {
+        None => ROWS,
+        Some(0) => usize::MAX,
+        Some(most) => most,
+    };
+    let stdout = io::stdout();
+    let width = terminal_size::terminal_size_of(&stdout).map(|(width, _)| width.0.into());
+    let out = output::buffered(stdout);
+    let chosen = (args.view, args.sort);
+    let printed = match args.output {
+        Format::Table => print::table(out, &picture, chosen, (most, width.unwrap_or(usize::MAX))),
+        Format::Json => print::json(out, &picture, chosen, most),
+    };
+    match printed {
+        Err(error) if output::is_broken_pipe(&error) => Ok(()),
+        printed => printed.context("write to stdout"),
+    }
+}
+
+async fn live(args: &Args, target: &Target) -> Result<()> {
+    let filter = filter::text(&args.filter);
+    let has_color = std::env::var_os("NO_COLOR").is_none();
+    let mut screen = Screen::new(args.view, args.sort, filter.clone(), has_color);
+    screen.pace = format!("every {}", humantime::format_duration(args.every));
+    // Errors of the first connection are told on a terminal that is as it was.
+    let observer = Observer::connect_with(target.clone(), request(filter));
+    let mut observer = patiently(target, observer).await?;
+    let mut terminal = Terminal::open()?;
+    let mut scans = std::pin::pin!(ask_for_scans(target, args.every));
+    let mut is_asking = true;
+    loop {
+        terminal.draw(&mut screen)?;
+        tokio::select! {
+            event = observer.next() => {
+                if !note(&mut screen, event?)? {
+                    continue;
+                }
+            }
+            why = &mut scans, if is_asking => (is_asking, screen.pace) = (false, why),
+            event = terminal.event() => match screen.event(&event?) {
+                Wish::Nothing => {}
+                Wish::Quit => return Ok(()),
+                Wish::Observe(filter) => {
+                    screen.trouble = "waiting for the agent".to_owned();
+                    terminal.draw(&mut screen)?;
+                    observer = Observer::connect_with(target.clone(), request(filter)).await?;
+                    screen.trouble.clear();
+                }
+            },
+        }
+    }
+}
+
+/// Returns whether there is something new to see.
+fn note(screen: &mut Screen, event: Event) -> Result<bool> {
+    match event {
+        Event::Batch(batch) => return take(screen.picture_mut(), &batch),
+        Event::Disconnected { reason } => {
+            screen.trouble = format!("{reason}; waiting for the agent to come back");
+        }
+        Event::Reconnected { missed_scans, .. } => {
+            // A stream begins with a snapshot.
+            screen.picture_mut().restart();
+            screen.picture_mut().missing.missed_scans += missed_scans;
+            screen.trouble.clear();
+        }
+        Event::Gap { batches } => screen.picture_mut().missing.gaps += batches,
+    }
+    Ok(true)
+}

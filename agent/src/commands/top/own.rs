@@ -1,0 +1,145 @@
+//! An agent that runs as long as the command that shows its flows.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use tokio::{
+    process::{Child, Command},
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{client::Target, output::harmless::harmless};
+
+/// How long it may take to load its programs, and to end.
+const PATIENCE: Duration = Duration::from_mins(2);
+const LOOK: Duration = Duration::from_millis(50);
+/// Of what it logged when it failed.
+const MOST_LINES: usize = 20;
+
+pub struct OwnAgent {
+    child: Child,
+    folder: PathBuf,
+}
+
+impl OwnAgent {
+    /// With these arguments of `flow-agent run`.
+    pub fn start(arguments: &[String]) -> Result<Self> {
+        let folder = std::env::temp_dir().join(format!("flow-agent-top-{}", std::process::id()));
+        // Others could not have made it with this mode, nor looked into it.
+        let made = DirBuilder::new().mode(0o700).create(&folder);
+        made.with_context(|| format!("make {}", folder.display()))?;
+        let started = Self::spawn(&folder, arguments);
+        let child = started.inspect_err(|_| {
+            let _ = fs::remove_dir_all(&folder);
+        })?;
+        Ok(Self { child, folder })
+    }
+
+    fn spawn(folder: &Path, arguments: &[String]) -> Result<Child> {
+        let program = std::env::current_exe().context("find this program")?;
+        let log = fs::File::create(log_of(folder)).context("make a file for the agent's log")?;
+        let names_settings = |one: &String| one == "--config" || one.starts_with("--config=");
+        // Those of a service would have it send flows to a collector as well.
+        let settings = if arguments.iter().any(names_settings) {
+            Vec::new()
+        } else {
+            let empty = folder.join("config.toml");
+            fs::write(&empty, "").context("make a file of settings")?;
+            vec!["--config".into(), empty.into_os_string()]
+        };
+        let mut command = Command::new(program);
+        command
+            .args(["run", "--listen"])
+            .arg(format!("unix:{}", socket_of(folder).display()))
+            .args(settings)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            // Keys go to the screen: an interrupt is no signal there, and the agent is told to end by us.
+            .process_group(0)
+            .kill_on_drop(true);
+        // SAFETY: it makes a system call and nothing else.
+        unsafe {
+            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
+        }
+        command.spawn().context("start an agent")
+    }
+
+    pub fn target(&self) -> Target {
+        Target::Unix(socket_of(&self.folder).display().to_string())
+    }
+
+    /// Returns when it listens. Fails with what it says if it cannot start.
+    pub async fn ready(&mut self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !socket_of(&self.folder).exists() {
+            if let Some(status) = self.child.try_wait().context("look after the agent")? {
+                bail!("the agent did not start ({status}):\n{}", self.said());
+            }
+            if Instant::now() > deadline {
+                let patience = humantime::format_duration(PATIENCE);
+                bail!(
+                    "the agent did not start within {patience}:\n{}",
+                    self.said()
+                );
+            }
+            sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
+    /// The last lines of its log.
+    fn said(&self) -> String {
+        let log = fs::read(log_of(&self.folder)).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<_> = log.lines().collect();
+        let last = &lines[lines.len().saturating_sub(MOST_LINES)..];
+        let last: Vec<_> = last.iter().map(|line| harmless(line)).collect();
+        last.join("\n")
+    }
+
+    /// Lets it take its programs off.
+    pub async fn stop(mut self) -> Result<()> {
+        let pid = self
+            .child
+            .id()
+            .and_then(|id| Pid::from_raw(id.cast_signed()));
+        if let Some(pid) = pid {
+            match kill_process(pid, Signal::TERM) {
+                Err(error) if io::Error::from(error).kind() != io::ErrorKind::NotFound => {
+                    return Err(error).context("tell the agent to end");
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+        let ended = timeout(PATIENCE, self.child.wait()).await;
+        ended
+            .context("the agent does not end")?
+            .context("wait for the agent")?;
+        Ok(())
+    }
+}
+
+impl Drop for OwnAgent {
+    fn drop(&mut self) {
+        // Nobody but us has anything in it.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn socket_of(folder: &Path) -> PathBuf {
+    folder.join("socket")
+}
+
+fn log_of(folder: &Path) -> PathBuf {
+    folder.join("log")
+}

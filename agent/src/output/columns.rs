@@ -1,0 +1,101 @@
+//! Chooses the columns of a table and their widths, so that its lines fit.
+
+use super::human;
+
+/// Between two columns.
+pub const GAP: &str = "  ";
+
+/// The columns that a table may have.
+pub struct Columns<'a> {
+    pub titles: &'a [&'a str],
+    /// Those that become narrower if nothing else can be left out.
+    pub elastic: &'a [usize],
+    /// An elastic column is not shortened below this width while another one can still be left out.
+    pub least_width: usize,
+    /// Those that are left out, in this order, if a line is too long.
+    pub dispensable: &'a [usize],
+    /// Those with figures, which are aligned to the right.
+    pub figures: &'a [usize],
+}
+
+/// A column that is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fitted {
+    pub column: usize,
+    pub width: usize,
+}
+
+impl Columns<'_> {
+    /// Those of `shown` that fit, and the width of each. A row has a cell for each column.
+    pub fn fit(
+        &self,
+        rows: &[impl AsRef<[String]>],
+        mut shown: Vec<usize>,
+        width: usize,
+    ) -> Vec<Fitted> {
+        let mut widths: Vec<_> = self.titles.iter().map(|title| width_of(title)).collect();
+        for row in rows {
+            for (width, cell) in widths.iter_mut().zip(row.as_ref()) {
+                *width = (*width).max(width_of(cell));
+            }
+        }
+        for dispensable in self.dispensable {
+            let elastic = self.elastic.iter();
+            let least: usize = elastic
+                .map(|&column| widths[column].min(self.least_width))
+                .sum();
+            if self.others(&shown, &widths) + least <= width {
+                break;
+            }
+            shown.retain(|column| column != dispensable);
+        }
+        let room = width.saturating_sub(self.others(&shown, &widths));
+        self.shorten(&mut widths, room);
+        let fitted = shown.into_iter().map(|column| Fitted {
+            column,
+            width: widths[column],
+        });
+        fitted.collect()
+    }
+
+    /// What all columns but the elastic ones take, with the gaps.
+    fn others(&self, shown: &[usize], widths: &[usize]) -> usize {
+        let fixed = shown.iter().filter(|column| !self.elastic.contains(column));
+        let cells: usize = fixed.map(|&column| widths[column]).sum();
+        cells + shown.len().saturating_sub(1) * GAP.len()
+    }
+
+    /// The shorter ones get what they need, as far as it is their share of the room.
+    fn shorten(&self, widths: &mut [usize], mut room: usize) {
+        let mut elastic = self.elastic.to_vec();
+        elastic.sort_by_key(|&column| widths[column]);
+        let mut left = elastic.len();
+        for column in elastic {
+            widths[column] = widths[column].min(room / left);
+            room -= widths[column];
+            left -= 1;
+        }
+    }
+
+    pub fn line(&self, cells: &[impl AsRef<str>], fitted: &[Fitted]) -> String {
+        let padded = fitted
+            .iter()
+            .map(|one| self.padded(cells[one.column].as_ref(), *one));
+        let line = padded.collect::<Vec<_>>().join(GAP);
+        line.trim_end().to_owned()
+    }
+
+    /// A cell as wide as its column.
+    pub fn padded(&self, cell: &str, Fitted { column, width }: Fitted) -> String {
+        let cell = human::shortened(cell, width).to_string();
+        if self.figures.contains(&column) {
+            format!("{cell:>width$}")
+        } else {
+            format!("{cell:<width$}")
+        }
+    }
+}
+
+fn width_of(text: &str) -> usize {
+    text.chars().count()
+}

@@ -1,0 +1,118 @@
+//! What `flow-agent top` shows: the flows of a stream added up, and the screen that they are on.
+//!
+//! Batches go into a [`picture::Picture`], whose rows [`rows`] makes cells of. A [`screen::Screen`] knows what the person has
+//! chosen, and [`draw`] paints it. `--once` prints the same rows ([`print`]).
+
+use clap::ValueEnum;
+
+pub mod draw;
+pub mod picture;
+pub mod print;
+pub mod rows;
+pub mod screen;
+
+#[cfg(test)]
+mod tests;
+
+/// What a row stands for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum)]
+pub enum View {
+    /// A flow.
+    #[default]
+    Flows,
+    /// An address beyond the interface: it sent what arrived, or got what left.
+    Peers,
+    /// A process that made the socket at one end (`--enrich process`).
+    Processes,
+    /// A systemd unit or container at one end (`--enrich unit`).
+    Units,
+    /// An interface.
+    Interfaces,
+}
+
+/// What comes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Sort {
+    /// The most bytes in the last window.
+    #[default]
+    Rate,
+    /// The most packets in the last window.
+    Packets,
+    /// The most bytes in all.
+    Bytes,
+    /// Names, or endpoints, from A to Z.
+    Name,
+    /// The most flows with packets in the last window. Not of flows.
+    Flows,
+    /// The longest smoothed round trip (`--enrich tcp`). Of flows alone, like the next two.
+    Rtt,
+    /// The most segments that were sent again (`--enrich tcp`).
+    Retrans,
+    /// The latest first packet.
+    Newest,
+}
+
+impl View {
+    pub const ALL: [Self; 5] = [
+        Self::Flows,
+        Self::Peers,
+        Self::Processes,
+        Self::Units,
+        Self::Interfaces,
+    ];
+
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Flows => "Flows",
+            Self::Peers => "Peers",
+            Self::Processes => "Processes",
+            Self::Units => "Units",
+            Self::Interfaces => "Interfaces",
+        }
+    }
+
+    /// What the row of all flows is called that have no name here.
+    pub fn unnamed(self) -> &'static str {
+        match self {
+            Self::Flows | Self::Peers | Self::Interfaces => "(no name)",
+            Self::Processes => "(no process is known)",
+            Self::Units => "(no unit is known)",
+        }
+    }
+
+    pub fn sorts(self) -> &'static [Sort] {
+        match self {
+            Self::Flows => &[
+                Sort::Rate,
+                Sort::Packets,
+                Sort::Bytes,
+                Sort::Rtt,
+                Sort::Retrans,
+                Sort::Newest,
+                Sort::Name,
+            ],
+            Self::Peers | Self::Processes | Self::Units | Self::Interfaces => &[
+                Sort::Rate,
+                Sort::Packets,
+                Sort::Bytes,
+                Sort::Flows,
+                Sort::Name,
+            ],
+        }
+    }
+}
+
+impl Sort {
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Rate => "rate",
+            Self::Packets => "packets",
+            Self::Bytes => "bytes",
+            Self::Name => "name",
+            Self::Flows => "flows",
+            Self::Rtt => "rtt",
+            Self::Retrans => "retrans",
+            Self::Newest => "newest",
+        }
+    }
+}

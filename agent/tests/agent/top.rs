@@ -1,0 +1,281 @@
+//! `flow-agent top`, on stdout and at a terminal.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    path::Path,
+    process::{Child, ChildStdin, Command, ExitStatus, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use agent_common::Pair;
+use lab::{Host, Lab, privilege::is_root_or_skip};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::support::{
+    Agent, BINARY, attached::nothing_is_attached, count, flow_agent, wait_for_packets, wait_until,
+};
+
+const SIZE: (u16, u16) = (24, 100);
+
+/// Sends packets of these source ports, the more the higher the port, and waits until they are counted.
+fn send(lab: &Lab, ports: std::ops::RangeInclusive<u16>) -> Pair {
+    let before = lab.agent.counters().unwrap();
+    let frame = lab.peer.frame_v4(&lab.agent);
+    let socket = lab.peer.frame_socket().unwrap();
+    let mut sent = Pair::default();
+    for port in ports {
+        let frame = frame.udp(port, 53, &[7; 100]).unwrap();
+        for _ in 0..port % 10 + 1 {
+            socket.send(&frame).unwrap();
+            sent += count(1, &frame);
+        }
+    }
+    wait_for_packets(&lab.agent, before, sent.packets);
+    sent
+}
+
+fn pair(line: &Value, direction: &str) -> Pair {
+    let of = |what: &str| line[format!("{direction}_{what}")].as_u64().unwrap();
+    Pair {
+        packets: of("packets"),
+        bytes: of("bytes"),
+    }
+}
+
+/// The rows, and what all have together.
+fn once(agent: &Agent, host: &Host, view: &str) -> (Vec<Value>, Value) {
+    let arguments = [
+        "top", "--once", "--output", "json", "--every", "200ms", "--view", view,
+    ];
+    let answer = agent.asked(host, &arguments);
+    let stderr = String::from_utf8_lossy(&answer.stderr);
+    assert!(answer.status.success(), "{stderr}");
+    let lines = std::str::from_utf8(&answer.stdout).unwrap().lines();
+    let mut lines: Vec<Value> = lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let total = lines.pop().unwrap();
+    assert_eq!(total["type"], "total");
+    (lines, total)
+}
+
+#[test]
+fn one_scan_on_stdout_has_every_packet_in_each_view() {
+    if !is_root_or_skip("agent::one_scan_on_stdout_has_every_packet_in_each_view") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--scan-interval", "1h", "--output", "none"]);
+    let sent = send(&lab, 1001..=1005);
+    let peer = lab.peer.ipv4.to_string();
+    for (view, rows, name, direction) in [
+        ("flows", 5, None, "total_sent"),
+        ("peers", 1, Some(peer.as_str()), "total_received"),
+        (
+            "interfaces",
+            1,
+            Some(lab.agent.interface.as_str()),
+            "total_received",
+        ),
+        ("units", 1, None, "total_received"),
+        ("processes", 1, None, "total_received"),
+    ] {
+        let (lines, total) = once(&agent, &lab.agent, view);
+        assert_eq!(lines.len(), rows, "{view}: {lines:?}");
+        let sum: Pair = lines.iter().map(|line| pair(line, direction)).sum();
+        assert_eq!(sum, sent, "{view}: {lines:?}");
+        assert_eq!(lines[0]["name"].as_str(), name, "{view}");
+        assert_eq!(total["account_closes"], true);
+        assert_eq!(total["tracked_flows"], 5);
+    }
+    let table = agent.asked(
+        &lab.agent,
+        &["top", "--once", "--every", "200ms", "--limit", "2"],
+    );
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(
+        table.contains("INITIATOR") && table.ends_with("… and 3 more\n"),
+        "{table}"
+    );
+    // Without a terminal it says what else there is.
+    let refused = agent.asked(&lab.agent, &["top"]);
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        !refused.status.success() && error.contains("--once"),
+        "{error}"
+    );
+    agent.stop_silent();
+}
+
+/// `flow-agent top` at a terminal that `script` makes.
+struct AtTerminal {
+    process: Child,
+    keys: ChildStdin,
+    terminal: Arc<Mutex<vt100::Parser>>,
+    written: Arc<Mutex<Vec<u8>>>,
+}
+
+impl AtTerminal {
+    fn start(host: &Host, arguments: &str) -> Self {
+        let (rows, columns) = SIZE;
+        let program = Path::new(BINARY).display();
+        let command = format!("stty rows {rows} cols {columns}; exec {program} top {arguments}");
+        let mut process = host
+            .command("script")
+            .args(["-qefc", &command, "/dev/null"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = process.stdout.take().unwrap();
+        let terminal = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 0)));
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let (shows, keeps) = (Arc::clone(&terminal), Arc::clone(&written));
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(read @ 1..) = output.read(&mut bytes) {
+                shows.lock().unwrap().process(&bytes[..read]);
+                keeps.lock().unwrap().extend_from_slice(&bytes[..read]);
+            }
+        });
+        Self {
+            keys: process.stdin.take().unwrap(),
+            process,
+            terminal,
+            written,
+        }
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+
+    fn shown(&self) -> String {
+        self.terminal.lock().unwrap().screen().contents()
+    }
+
+    /// Waits until these words are there.
+    fn shows(&self, words: &str) {
+        wait_until(words, || self.shown().contains(words));
+    }
+
+    fn ended(&mut self) -> ExitStatus {
+        let mut status = None;
+        wait_until("it ended", || {
+            status = self.process.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+}
+
+impl Drop for AtTerminal {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn a_terminal_shows_what_is_chosen_and_is_given_back() {
+    if !is_root_or_skip("agent::a_terminal_shows_what_is_chosen_and_is_given_back") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--scan-interval", "1h", "--output", "none"]);
+    send(&lab, 1001..=1005);
+    let arguments = format!("--every 300ms --connect {}", agent.address());
+    let mut top = AtTerminal::start(&lab.agent, &arguments);
+    let peer = lab.peer.ipv4;
+    top.shows(&format!("{peer}:1005"));
+    // What comes while it is open is there with the next scan.
+    send(&lab, 1009..=1009);
+    top.shows(&format!("{peer}:1009"));
+    top.press("2");
+    top.shows("TX BIT/S");
+    assert!(!top.shown().contains(":1009"), "{}", top.shown());
+    top.press("1/port 1003\r");
+    top.shows("filter: include port 1003");
+    top.shows(&format!("{peer}:1003"));
+    assert!(!top.shown().contains(":1005"), "{}", top.shown());
+    top.press("\r");
+    top.shows("sent in all         4 packets");
+    agent.stop_silent();
+    top.shows("initiator");
+    top.press("\x1b");
+    top.shows("waiting for the agent to come back");
+    top.press("q");
+    assert!(top.ended().success());
+    let written = top.written.lock().unwrap();
+    let written = String::from_utf8_lossy(&written);
+    for gives_back in ["\x1b[?1049l", "\x1b[?25h", "\x1b[?1000l"] {
+        assert!(written.contains(gives_back), "{gives_back:?}");
+    }
+}
+
+/// `flow-agent top` with an agent of its own, whose first scan is over and whose second one is far away.
+fn with_own_agent(host: &Host, folder: &Path) -> Command {
+    let mut command = flow_agent(host);
+    command
+        .args([
+            "top",
+            "--once",
+            "--output",
+            "json",
+            "--every",
+            "1h",
+            "--",
+            "--interface",
+        ])
+        .arg(&host.interface)
+        .env("TMPDIR", folder)
+        .stdout(Stdio::null());
+    command
+}
+
+#[test]
+fn an_agent_of_its_own_counts_and_ends_with_it_however_that_is() {
+    if !is_root_or_skip("agent::an_agent_of_its_own_counts_and_ends_with_it_however_that_is") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let host = &lab.agent;
+    for signal in [Signal::TERM, Signal::INT, Signal::KILL] {
+        let mut top = with_own_agent(host, folder.path()).spawn().unwrap();
+        wait_until("it counts", || !nothing_is_attached(host));
+        let pid = Pid::from_child(&top);
+        kill_process(pid, signal).unwrap();
+        let status = top.wait().unwrap();
+        if signal == Signal::KILL {
+            wait_until("the agent ended, too", || nothing_is_attached(host));
+            for left in fs::read_dir(folder.path()).unwrap() {
+                fs::remove_dir_all(left.unwrap().path()).unwrap();
+            }
+        } else {
+            assert!(status.success(), "{signal:?}: {status}");
+            assert!(nothing_is_attached(host), "{signal:?}");
+        }
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            0,
+            "{signal:?}"
+        );
+    }
+    // One that cannot start says why.
+    let mut refused = flow_agent(host);
+    refused
+        .args(["top", "--once", "--", "--interface", "nowhere0"])
+        .env("TMPDIR", folder.path());
+    let refused = refused.output().unwrap();
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success());
+    assert!(
+        error.contains("there is no interface 'nowhere0'"),
+        "{error}"
+    );
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
