@@ -190,12 +190,11 @@ async fn ask_for_scans(target: &Target, every: Duration) -> String {
     pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         pace.tick().await;
-        match client::scan_now(target).await {
-            Err(ClientError::Refused { message, .. }) => {
-                return format!("at the agent's own scans: {message}");
-            }
-            // The stream tells what is wrong, and when it is over.
-            Ok(_) | Err(_) => {}
+        // What else is wrong the stream tells, and when it is over.
+        if let Err(error @ (ClientError::Refused { .. } | ClientError::TooOld { .. })) =
+            client::scan_now(target).await
+        {
+            return format!("at the agent's own scans: {error}");
         }
     }
 }
@@ -259,26 +258,29 @@ async fn live(args: &Args, target: &Target) -> Result<()> {
     let mut terminal = Terminal::open()?;
     let mut scans = std::pin::pin!(ask_for_scans(target, args.every));
     let mut is_asking = true;
+    let mut is_new = true;
     loop {
-        terminal.draw(&mut screen)?;
-        tokio::select! {
-            event = observer.next() => {
-                if !note(&mut screen, event?)? {
-                    continue;
-                }
+        if is_new {
+            terminal.draw(&mut screen)?;
+        }
+        is_new = tokio::select! {
+            event = observer.next() => note(&mut screen, event?)?,
+            why = &mut scans, if is_asking => {
+                (is_asking, screen.pace) = (false, why);
+                true
             }
-            why = &mut scans, if is_asking => (is_asking, screen.pace) = (false, why),
             event = terminal.event() => match screen.event(&event?) {
-                Wish::Nothing => {}
+                Wish::Nothing => true,
                 Wish::Quit => return Ok(()),
                 Wish::Observe(filter) => {
-                    screen.trouble = "waiting for the agent".to_owned();
+                    "waiting for the agent".clone_into(&mut screen.trouble);
                     terminal.draw(&mut screen)?;
                     observer = Observer::connect_with(target.clone(), request(filter)).await?;
                     screen.trouble.clear();
+                    true
                 }
             },
-        }
+        };
     }
 }
 

@@ -60,22 +60,29 @@ fn line(mut out: impl Write, line: &impl Serialize) -> io::Result<()> {
 #[derive(Serialize)]
 struct Line<'a> {
     r#type: &'static str,
-    /// Of a group. `null` for all that has none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<Option<&'a str>>,
     #[serde(flatten)]
-    flow: Option<FlowPart<'a>>,
+    of: Named<'a>,
     /// In the last window.
     sent_packets: u64,
     sent_bytes: u64,
     received_packets: u64,
     received_bytes: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    flows: Option<u64>,
     total_sent_packets: u64,
     total_sent_bytes: u64,
     total_received_packets: u64,
     total_received_bytes: u64,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Named<'a> {
+    Flow(FlowPart<'a>),
+    Group {
+        /// `null` for all that has none.
+        name: Option<&'a str>,
+        /// Those with packets in the last window.
+        flows: u64,
+    },
 }
 
 #[derive(Serialize)]
@@ -111,12 +118,12 @@ impl<'a> FlowPart<'a> {
 impl<'a> Line<'a> {
     fn of(view: View, row: &Row<'a>) -> Self {
         let (recent, total) = (row.recent, row.figures.total);
-        let (name, flow, flows) = match row.of {
-            Of::Flow(_, flow) => (None, Some(FlowPart::of(flow)), None),
-            Of::Group(name) => {
-                let name = Some(name).filter(|name| !name.is_empty());
-                (Some(name), None, Some(row.flows))
-            }
+        let of = match row.of {
+            Of::Flow(_, flow) => Named::Flow(FlowPart::of(flow)),
+            Of::Group(name) => Named::Group {
+                name: Some(name).filter(|name| !name.is_empty()),
+                flows: row.flows,
+            },
         };
         let r#type = match view {
             View::Flows => "flow",
@@ -127,13 +134,11 @@ impl<'a> Line<'a> {
         };
         Self {
             r#type,
-            name,
-            flow,
+            of,
             sent_packets: recent.packets[0],
             sent_bytes: recent.bytes[0],
             received_packets: recent.packets[1],
             received_bytes: recent.bytes[1],
-            flows,
             total_sent_packets: total.packets[0],
             total_sent_bytes: total.bytes[0],
             total_received_packets: total.packets[1],

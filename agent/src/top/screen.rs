@@ -138,11 +138,13 @@ impl Screen {
         }
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "all other keys do nothing")]
     fn key(&mut self, key: KeyEvent) -> Wish {
         if key.modifiers.contains(KeyModifiers::CONTROL) {
-            return match key.code {
-                KeyCode::Char('c') => Wish::Quit,
-                _ => Wish::Nothing,
+            return if key.code == KeyCode::Char('c') {
+                Wish::Quit
+            } else {
+                Wish::Nothing
             };
         }
         match self.mode {
@@ -193,6 +195,7 @@ impl Screen {
         Wish::Nothing
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "all other keys do nothing")]
     fn key_of_filter(&mut self, code: KeyCode) -> Wish {
         let Mode::Filter { text: typed, fault } = &mut self.mode else {
             return Wish::Nothing;

@@ -325,7 +325,7 @@ fn a_terminal_of_80_by_24_shows_what_there_is() {
 
     press(&mut screen, KeyCode::Char('2'));
     let lines = shown(&mut screen, 80, 24);
-    let first = "10.0.0.9        800      1.2k    200 B    300 B         1         2      1";
+    let first = "10.0.0.9       800      1.2k    200 B    300 B         1         2      1";
     assert!(lines[5].starts_with(first), "{}", lines[5]);
     press(&mut screen, KeyCode::Tab);
     let lines = shown(&mut screen, 80, 24);

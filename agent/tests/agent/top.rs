@@ -28,7 +28,7 @@ fn send(lab: &Lab, ports: std::ops::RangeInclusive<u16>) -> Pair {
     let mut sent = Pair::default();
     for port in ports {
         let frame = frame.udp(port, 53, &[7; 100]).unwrap();
-        for _ in 0..port % 10 + 1 {
+        for _ in 0..=port % 10 {
             socket.send(&frame).unwrap();
             sent += count(1, &frame);
         }
