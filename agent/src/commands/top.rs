@@ -113,6 +113,14 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         args.once || io::stdout().is_terminal() && io::stdin().is_terminal(),
         "this is no terminal: add --once for one table, or use `flow-agent watch` for one with each scan"
     );
+    ensure!(
+        args.once || args.limit.is_none() && args.output == Format::Table,
+        "--limit and --output say what --once prints: add it, or leave them out"
+    );
+    ensure!(
+        args.own.is_empty() || args.connect.target()?.to_string() == client::DEFAULT_TARGET,
+        "--connect names an agent, and the arguments after -- start another one: leave one of them out"
+    );
     let mut own = match &args.own[..] {
         [] => None,
         arguments => Some(OwnAgent::start(arguments)?),
@@ -122,13 +130,13 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         None => args.connect.target()?,
     };
     let shown = async {
-        if let Some(own) = &mut own {
-            own.ready().await?;
-        }
-        if args.once {
-            once(&args, &target).await
-        } else {
-            live(&args, &target).await
+        let Some(own) = &mut own else {
+            return show(&args, &target).await;
+        };
+        own.ready().await?;
+        tokio::select! {
+            shown = show(&args, &target) => shown,
+            error = own.ended() => Err(error),
         }
     };
     let shown = tokio::select! {
@@ -140,6 +148,14 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         own.stop().await?;
     }
     shown.map(|()| ExitCode::SUCCESS)
+}
+
+async fn show(args: &Args, target: &Target) -> Result<()> {
+    if args.once {
+        once(args, target).await
+    } else {
+        live(args, target).await
+    }
 }
 
 fn names_of(sorts: &[Sort]) -> String {
@@ -275,12 +291,32 @@ async fn live(args: &Args, target: &Target) -> Result<()> {
                 Wish::Observe(filter) => {
                     "waiting for the agent".clone_into(&mut screen.trouble);
                     terminal.draw(&mut screen)?;
-                    observer = Observer::connect_with(target.clone(), request(filter)).await?;
+                    let connecting = Observer::connect_with(target.clone(), request(filter));
+                    let connecting = std::pin::pin!(connecting);
+                    let Some(connected) = unless_quit(&mut terminal, connecting).await? else {
+                        return Ok(());
+                    };
+                    observer = connected?;
                     screen.trouble.clear();
                     true
                 }
             },
         };
+    }
+}
+
+/// Waits for something, or returns `None` if the person quits first.
+async fn unless_quit<T>(
+    terminal: &mut Terminal,
+    mut awaited: std::pin::Pin<&mut impl Future<Output = T>>,
+) -> Result<Option<T>> {
+    loop {
+        tokio::select! {
+            got = &mut awaited => return Ok(Some(got)),
+            event = terminal.event() => if Screen::quits(&event?) {
+                return Ok(None);
+            },
+        }
     }
 }
 
@@ -291,10 +327,15 @@ fn note(screen: &mut Screen, event: Event) -> Result<bool> {
         Event::Disconnected { reason } => {
             screen.trouble = format!("{reason}; waiting for the agent to come back");
         }
-        Event::Reconnected { missed_scans, .. } => {
+        Event::Reconnected {
+            restarted,
+            missed_scans,
+        } => {
             // A stream begins with a snapshot.
-            screen.picture_mut().restart();
-            screen.picture_mut().missing.missed_scans += missed_scans;
+            let picture = screen.picture_mut();
+            picture.restart();
+            picture.missing.missed_scans += missed_scans;
+            picture.missing.restarts += u64::from(restarted);
             screen.trouble.clear();
         }
         Event::Gap { batches } => screen.picture_mut().missing.gaps += batches,

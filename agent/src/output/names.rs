@@ -5,6 +5,9 @@ use std::collections::HashMap;
 use super::{cells, harmless::harmless, human};
 use crate::proto::{FlowBatch, FlowRecord};
 
+/// How many interfaces that have gone are kept at least, for flows of theirs that end.
+const MAX_GONE: usize = 4096;
+
 #[derive(Clone, Default)]
 pub struct Names {
     /// By network namespace and index.
@@ -23,6 +26,9 @@ impl Names {
     }
 
     pub fn note(&mut self, batch: &FlowBatch) {
+        if self.interfaces.len() > 2 * batch.interfaces.len() + MAX_GONE {
+            self.interfaces.clear();
+        }
         for interface in &batch.interfaces {
             let name = human::interface(&interface.netns_name, &interface.name);
             let name = harmless(&name).into_owned();

@@ -71,7 +71,11 @@ impl Theme {
 /// Two lines: where the figures are from, and what they are in all.
 pub fn summary(picture: &Picture) -> [String; 2] {
     let window = match picture.length() {
-        Some(length) => format!("scan {}, {} long", picture.scan_id, human::duration(length)),
+        Some(length) => format!(
+            "scan {}, {} long",
+            picture.scan_id(),
+            human::duration(length)
+        ),
         None => "waiting for the next scan, totals until then".to_owned(),
     };
     let tracked = picture.tracked_flows.unwrap_or_default();
@@ -115,6 +119,10 @@ fn warnings(picture: &Picture) -> String {
         (missing.lost_records, "records were lost: read too slowly"),
         (missing.gaps, "batches are missing on the stream"),
         (missing.missed_scans, "scans were missed"),
+        (
+            missing.restarts,
+            "restarts of the agent, sums are since the last",
+        ),
         (missing.forgotten_rows, "rows with the least were left out"),
     ] {
         if count > 0 {
@@ -123,6 +131,12 @@ fn warnings(picture: &Picture) -> String {
     }
     if missing.sample_rate > 1 {
         said.push(format!("1 flow in {} is counted", missing.sample_rate));
+    }
+    if !missing.report_interval.is_zero() {
+        let interval = human::duration(missing.report_interval);
+        said.push(format!(
+            "a flow is reported every {interval}, so rates come late (--report-interval)"
+        ));
     }
     said.join("; ")
 }

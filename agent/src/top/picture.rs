@@ -178,10 +178,13 @@ pub struct Missing {
     pub lost_records: u64,
     pub gaps: u64,
     pub missed_scans: u64,
+    pub restarts: u64,
     pub forgotten_rows: u64,
     pub refused_in_window: bool,
     /// One flow in this many is counted; 0 is every flow.
     pub sample_rate: u32,
+    /// Packets may be reported this much later than the scan that counted them.
+    pub report_interval: Duration,
 }
 
 #[derive(Clone, Default)]
@@ -195,7 +198,8 @@ pub struct Picture {
     window: u64,
     /// How long the last ones were.
     lengths: VecDeque<Duration>,
-    pub scan_id: u64,
+    /// Its number, and whether it is a snapshot after it.
+    scan: (u64, bool),
     pub hostname: String,
     pub end_unix_ns: u64,
     pub tracked_flows: Option<u64>,
@@ -206,15 +210,23 @@ pub struct Picture {
 impl Picture {
     /// Takes a batch in. Returns whether it is the last one of its scan.
     pub fn take(&mut self, batch: &FlowBatch) -> bool {
-        if batch.batch_index == 0 {
+        self.missing.lost_records = batch.lost_records;
+        if batch.scan_id == 0 && !batch.snapshot {
+            // It tells of losses at the end of a stream alone.
+            return true;
+        }
+        // The first batch of a scan may be lost.
+        let scan = (batch.scan_id, batch.snapshot);
+        if batch.batch_index == 0 || scan != self.scan {
+            self.scan = scan;
             self.begin(batch);
         }
         self.names.note(batch);
         for record in &batch.records {
             self.take_record(record, batch.snapshot);
         }
-        self.missing.lost_records = batch.lost_records;
         self.missing.sample_rate = batch.sample_rate;
+        self.missing.report_interval = Duration::from_nanos(batch.report_interval_ns);
         if self.flows.len() > 2 * MOST_FLOWS {
             self.forget_flows();
         }
@@ -234,7 +246,6 @@ impl Picture {
 
     fn begin(&mut self, batch: &FlowBatch) {
         self.names.forget_senders();
-        self.scan_id = batch.scan_id;
         self.end_unix_ns = batch.window_end_unix_ns;
         if let Some(agent) = &batch.agent {
             self.hostname.clone_from(&agent.hostname);
@@ -270,8 +281,10 @@ impl Picture {
         let mut at_interface = Traffic::default();
         for (direction, side) in [forward, reverse].into_iter().enumerate() {
             let to = usize::from(!is_out(side));
-            at_interface.packets[to] += delta.packets[direction];
-            at_interface.bytes[to] = at_interface.bytes[to].saturating_add(delta.bytes[direction]);
+            let mut one = Traffic::default();
+            one.packets[to] = delta.packets[direction];
+            one.bytes[to] = delta.bytes[direction];
+            at_interface.add(one);
         }
         count(&mut self.all, at_interface);
 
@@ -370,6 +383,10 @@ impl Picture {
         }
     }
 
+    pub fn scan_id(&self) -> u64 {
+        self.scan.0
+    }
+
     pub fn windows(&self) -> u64 {
         self.window
     }
@@ -403,6 +420,7 @@ impl Picture {
         let missing = Missing {
             gaps: self.missing.gaps,
             missed_scans: self.missing.missed_scans,
+            restarts: self.missing.restarts,
             ..Missing::default()
         };
         *self = Self {

@@ -174,7 +174,7 @@ impl Total {
         Self {
             r#type: "total",
             hostname: picture.hostname.clone(),
-            scan_id: picture.scan_id,
+            scan_id: picture.scan_id(),
             window_ns: picture
                 .length()
                 .map(|length| u64::try_from(length.as_nanos()).unwrap_or(u64::MAX)),

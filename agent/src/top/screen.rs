@@ -118,6 +118,13 @@ impl Screen {
         rows.iter().position(|row| row.id(self.view) == *chosen)
     }
 
+    /// Whether a key asks to quit while nothing else can be done.
+    pub fn quits(event: &Event) -> bool {
+        let Event::Key(key) = event else { return false };
+        key.code == KeyCode::Char('q')
+            || key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL)
+    }
+
     pub fn event(&mut self, event: &Event) -> Wish {
         match event {
             Event::Key(key) if key.kind != KeyEventKind::Release => self.key(*key),

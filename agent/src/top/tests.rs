@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use crossterm::event::{
     Event, KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent, MouseEventKind,
 };
@@ -226,6 +228,26 @@ fn those_with_the_least_are_left_out_and_counted() {
     assert_eq!(picture.all().total.bytes, [bytes, 0]);
 }
 
+/// One whose begin is lost is a window of its own all the same, and a batch that tells of losses alone is none.
+#[test]
+fn losses_do_not_put_two_windows_into_one() {
+    let mut picture = Picture::default();
+    picture.take(&batch(1, vec![flow(1, [1, 60, 0, 0], [1, 60, 0, 0])]));
+    let mut rest = batch(2, vec![flow(1, [2, 120, 0, 0], [9, 540, 0, 0])]);
+    (rest.batch_index, rest.lost_records) = (1, 4);
+    picture.take(&rest);
+    assert_eq!(picture.windows(), 2);
+    let (recent, _) = picture.recent(picture.all());
+    assert_eq!(recent, traffic([2, 0], [120, 0]));
+    let end = FlowBatch {
+        lost_records: 7,
+        ..FlowBatch::default()
+    };
+    assert!(picture.take(&end));
+    assert_eq!((picture.windows(), picture.scan_id()), (2, 2));
+    assert_eq!(picture.missing.lost_records, 7);
+}
+
 #[test]
 fn rows_come_as_they_are_asked_for() {
     let mut picture = Picture::default();
@@ -382,7 +404,7 @@ fn what_others_chose_moves_nothing() {
 fn what_is_missing_is_said() {
     let mut screen = screen();
     let warning = |screen: &mut Screen| {
-        let lines = shown(screen, 200, 24);
+        let lines = shown(screen, 300, 24);
         lines[4].clone()
     };
     assert!(warning(&mut screen).starts_with("INITIATOR"));
@@ -409,11 +431,15 @@ fn what_is_missing_is_said() {
         assert!(said.contains(part), "{said}");
     }
     screen.picture_mut().account = Some(Account::default());
+    screen.picture_mut().missing.restarts = 1;
+    screen.picture_mut().missing.report_interval = Duration::from_mins(1);
     let said = warning(&mut screen);
     for part in [
         "3 records were lost",
         "2 batches are missing",
+        "1 restarts of the agent",
         "1 flow in 10 is counted",
+        "a flow is reported every 1m00s",
     ] {
         assert!(said.contains(part), "{said}");
     }

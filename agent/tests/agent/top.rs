@@ -107,6 +107,22 @@ fn one_scan_on_stdout_has_every_packet_in_each_view() {
         !refused.status.success() && error.contains("--once"),
         "{error}"
     );
+    for (arguments, said) in [
+        (&["--limit", "2"][..], "--once"),
+        (
+            &["--once", "--connect", "unix:/x", "--", "--interface", "lo"],
+            "leave one of them out",
+        ),
+        (
+            &["--once", "--view", "peers", "--sort", "rtt"],
+            "it has rate, packets",
+        ),
+    ] {
+        let mut refused = flow_agent(&lab.agent);
+        let refused = refused.arg("top").args(arguments).output().unwrap();
+        let error = String::from_utf8(refused.stderr).unwrap();
+        assert!(!refused.status.success() && error.contains(said), "{error}");
+    }
     agent.stop_silent();
 }
 

@@ -1,16 +1,16 @@
 //! An agent that runs as long as the command that shows its flows.
 
 use std::{
-    fs::{self, DirBuilder},
-    io,
-    os::unix::fs::DirBuilderExt as _,
+    fs, io,
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use tempfile::TempDir;
 use tokio::{
     process::{Child, Command},
     time::{Instant, sleep, timeout},
@@ -26,20 +26,19 @@ const MOST_LINES: usize = 20;
 
 pub struct OwnAgent {
     child: Child,
-    folder: PathBuf,
+    /// Goes with it.
+    folder: TempDir,
 }
 
 impl OwnAgent {
     /// With these arguments of `flow-agent run`.
     pub fn start(arguments: &[String]) -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!("flow-agent-top-{}", std::process::id()));
-        // Others could not have made it with this mode, nor looked into it.
-        let made = DirBuilder::new().mode(0o700).create(&folder);
-        made.with_context(|| format!("make {}", folder.display()))?;
-        let started = Self::spawn(&folder, arguments);
-        let child = started.inspect_err(|_| {
-            let _ = fs::remove_dir_all(&folder);
-        })?;
+        // Nobody else can look into it.
+        let folder = tempfile::Builder::new()
+            .prefix("flow-agent-top-")
+            .tempdir()
+            .context("make a folder for the agent's socket")?;
+        let child = Self::spawn(folder.path(), arguments)?;
         Ok(Self { child, folder })
     }
 
@@ -75,13 +74,13 @@ impl OwnAgent {
     }
 
     pub fn target(&self) -> Target {
-        Target::Unix(socket_of(&self.folder).display().to_string())
+        Target::Unix(socket_of(self.folder.path()).display().to_string())
     }
 
     /// Returns when it listens. Fails with what it says if it cannot start.
     pub async fn ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
-        while !socket_of(&self.folder).exists() {
+        while UnixStream::connect(socket_of(self.folder.path())).is_err() {
             if let Some(status) = self.child.try_wait().context("look after the agent")? {
                 bail!("the agent did not start ({status}):\n{}", self.said());
             }
@@ -97,9 +96,17 @@ impl OwnAgent {
         Ok(())
     }
 
+    /// Returns when it has ended by itself. Cancel safe.
+    pub async fn ended(&mut self) -> anyhow::Error {
+        match self.child.wait().await {
+            Ok(status) => anyhow!("the agent ended ({status}):\n{}", self.said()),
+            Err(error) => anyhow!(error).context("wait for the agent"),
+        }
+    }
+
     /// The last lines of its log.
     fn said(&self) -> String {
-        let log = fs::read(log_of(&self.folder)).unwrap_or_default();
+        let log = fs::read(log_of(self.folder.path())).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
         let lines: Vec<_> = log.lines().collect();
         let last = &lines[lines.len().saturating_sub(MOST_LINES)..];
@@ -126,13 +133,6 @@ impl OwnAgent {
             .context("the agent does not end")?
             .context("wait for the agent")?;
         Ok(())
-    }
-}
-
-impl Drop for OwnAgent {
-    fn drop(&mut self) {
-        // Nobody but us has anything in it.
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 

@@ -4,7 +4,10 @@ use std::{io, thread, time::Duration};
 
 use anyhow::{Context as _, Result};
 use crossterm::{
-    event::{self, DisableMouseCapture, EnableMouseCapture, Event},
+    event::{
+        self, DisableBracketedPaste, DisableMouseCapture, EnableBracketedPaste, EnableMouseCapture,
+        Event,
+    },
     execute,
 };
 use ratatui::DefaultTerminal;
@@ -28,7 +31,8 @@ impl Terminal {
         let terminal = ratatui::try_init().context("take the terminal")?;
         let (sender, events) = mpsc::channel(EVENTS);
         let opened = Self { terminal, events };
-        execute!(io::stdout(), EnableMouseCapture).context("ask the terminal for the mouse")?;
+        execute!(io::stdout(), EnableMouseCapture, EnableBracketedPaste)
+            .context("ask the terminal for the mouse")?;
         thread::Builder::new()
             .name("keys".to_owned())
             .spawn(move || read(&sender))
@@ -52,7 +56,7 @@ impl Terminal {
 impl Drop for Terminal {
     fn drop(&mut self) {
         // If the terminal is gone there is nothing to give back.
-        let _ = execute!(io::stdout(), DisableMouseCapture);
+        let _ = execute!(io::stdout(), DisableMouseCapture, DisableBracketedPaste);
         let _ = ratatui::try_restore();
     }
 }
