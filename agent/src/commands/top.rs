@@ -2,12 +2,15 @@
 
 use std::{
     convert::Infallible,
+    future::poll_fn,
     io::{self, IsTerminal as _},
     process::ExitCode,
+    task::Poll,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::{connect::Connect, notice, patiently};
 use crate::{
@@ -15,19 +18,15 @@ use crate::{
     filter::{self, Rules},
     output::{self, Format},
     proto::{FlowBatch, ObserveRequest},
-    top::{
-        Sort, View,
-        picture::Picture,
-        print,
-        screen::{Screen, Wish},
-    },
+    top::{Sort, View, picture::Picture, print},
 };
 
+mod live;
 mod own;
 mod terminal;
 
+use live::live;
 use own::OwnAgent;
-use terminal::Terminal;
 
 /// Rows of `--once` without `--limit`.
 const ROWS: usize = 50;
@@ -141,13 +140,19 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     };
     let shown = tokio::select! {
         shown = shown => shown,
-        interrupted = tokio::signal::ctrl_c() => interrupted.context("wait for SIGINT"),
-        () = terminated() => Ok(()),
+        () = interrupted() => {
+            if args.once {
+                Err(anyhow!("it was told to end before a scan was over"))
+            } else {
+                Ok(())
+            }
+        }
     };
-    if let Some(own) = own {
-        own.stop().await?;
-    }
-    shown.map(|()| ExitCode::SUCCESS)
+    let stopped = match own {
+        Some(own) => own.stop().await,
+        None => Ok(()),
+    };
+    shown.and(stopped).map(|()| ExitCode::SUCCESS)
 }
 
 async fn show(args: &Args, target: &Target) -> Result<()> {
@@ -163,16 +168,27 @@ fn names_of(sorts: &[Sort]) -> String {
     names.join(", ")
 }
 
-/// Returns at SIGTERM, so that the terminal is left as it was.
-async fn terminated() {
-    use tokio::signal::unix::{SignalKind, signal};
-    match signal(SignalKind::terminate()) {
-        Ok(mut signal) => {
-            signal.recv().await;
+/// Returns at a signal to end, so that the terminal is left as it was, and an agent of ours is told.
+async fn interrupted() {
+    let kinds = [
+        SignalKind::interrupt(),
+        SignalKind::terminate(),
+        SignalKind::hangup(),
+        SignalKind::quit(),
+    ];
+    // Where one cannot be waited for, the kernel ends the process.
+    let mut signals: Vec<_> = kinds
+        .into_iter()
+        .filter_map(|kind| signal(kind).ok())
+        .collect();
+    poll_fn(|context| {
+        let mut signals = signals.iter_mut();
+        if signals.any(|signal| signal.poll_recv(context).is_ready()) {
+            return Poll::Ready(());
         }
-        // The kernel's default ends the process then.
-        Err(_) => std::future::pending().await,
-    }
+        Poll::Pending
+    })
+    .await;
 }
 
 fn request(filter: String) -> ObserveRequest {
@@ -207,8 +223,12 @@ async fn ask_for_scans(target: &Target, every: Duration) -> String {
     loop {
         pace.tick().await;
         // What else is wrong the stream tells, and when it is over.
-        if let Err(error @ (ClientError::Refused { .. } | ClientError::TooOld { .. })) =
-            client::scan_now(target).await
+        let asked = client::scan_now(target).await;
+        if let Err(
+            error @ (ClientError::Refused { .. }
+            | ClientError::TooOld { .. }
+            | ClientError::NoRoom { .. }),
+        ) = asked
         {
             return format!("at the agent's own scans: {error}");
         }
@@ -234,7 +254,7 @@ async fn once(args: &Args, target: &Target) -> Result<()> {
                         return Ok(());
                     }
                 }
-                Event::Disconnected { reason } => anyhow::bail!("{reason}"),
+                Event::Disconnected { reason } => bail!("{reason}"),
                 Event::Gap { batches } => picture.missing.gaps += batches,
                 Event::Reconnected { .. } => {}
             }
@@ -261,84 +281,4 @@ async fn once(args: &Args, target: &Target) -> Result<()> {
         Err(error) if output::is_broken_pipe(&error) => Ok(()),
         printed => printed.context("write to stdout"),
     }
-}
-
-async fn live(args: &Args, target: &Target) -> Result<()> {
-    let filter = filter::text(&args.filter);
-    let has_color = std::env::var_os("NO_COLOR").is_none();
-    let mut screen = Screen::new(args.view, args.sort, filter.clone(), has_color);
-    screen.pace = format!("every {}", humantime::format_duration(args.every));
-    // Errors of the first connection are told on a terminal that is as it was.
-    let observer = Observer::connect_with(target.clone(), request(filter));
-    let mut observer = patiently(target, observer).await?;
-    let mut terminal = Terminal::open()?;
-    let mut scans = std::pin::pin!(ask_for_scans(target, args.every));
-    let mut is_asking = true;
-    let mut is_new = true;
-    loop {
-        if is_new {
-            terminal.draw(&mut screen)?;
-        }
-        is_new = tokio::select! {
-            event = observer.next() => note(&mut screen, event?)?,
-            why = &mut scans, if is_asking => {
-                (is_asking, screen.pace) = (false, why);
-                true
-            }
-            event = terminal.event() => match screen.event(&event?) {
-                Wish::Nothing => true,
-                Wish::Quit => return Ok(()),
-                Wish::Observe(filter) => {
-                    "waiting for the agent".clone_into(&mut screen.trouble);
-                    terminal.draw(&mut screen)?;
-                    let connecting = Observer::connect_with(target.clone(), request(filter));
-                    let connecting = std::pin::pin!(connecting);
-                    let Some(connected) = unless_quit(&mut terminal, connecting).await? else {
-                        return Ok(());
-                    };
-                    observer = connected?;
-                    screen.trouble.clear();
-                    true
-                }
-            },
-        };
-    }
-}
-
-/// Waits for something, or returns `None` if the person quits first.
-async fn unless_quit<T>(
-    terminal: &mut Terminal,
-    mut awaited: std::pin::Pin<&mut impl Future<Output = T>>,
-) -> Result<Option<T>> {
-    loop {
-        tokio::select! {
-            got = &mut awaited => return Ok(Some(got)),
-            event = terminal.event() => if Screen::quits(&event?) {
-                return Ok(None);
-            },
-        }
-    }
-}
-
-/// Returns whether there is something new to see.
-fn note(screen: &mut Screen, event: Event) -> Result<bool> {
-    match event {
-        Event::Batch(batch) => return take(screen.picture_mut(), &batch),
-        Event::Disconnected { reason } => {
-            screen.trouble = format!("{reason}; waiting for the agent to come back");
-        }
-        Event::Reconnected {
-            restarted,
-            missed_scans,
-        } => {
-            // A stream begins with a snapshot.
-            let picture = screen.picture_mut();
-            picture.restart();
-            picture.missing.missed_scans += missed_scans;
-            picture.missing.restarts += u64::from(restarted);
-            screen.trouble.clear();
-        }
-        Event::Gap { batches } => screen.picture_mut().missing.gaps += batches,
-    }
-    Ok(true)
 }

@@ -56,9 +56,14 @@ pub fn sender(cgroup: &Cgroup) -> Option<String> {
         } else {
             &cgroup.unit
         };
-        human::shortened(&harmless(unit), UNIT_WIDTH).to_string()
+        harmless(unit).into_owned()
     });
     (!name.is_empty()).then_some(name)
+}
+
+/// As a column has it.
+pub fn short_unit(name: &str) -> String {
+    human::shortened(name, UNIT_WIDTH).to_string()
 }
 
 /// Its name and number, as `nginx/1234`.
@@ -153,7 +158,7 @@ mod tests {
         assert_eq!(shown(&cgroup("", "", "")), "/somewhere");
         assert!(!shown(&cgroup("\x1b[2Ja.service", "", "")).contains('\x1b'));
         let long = shown(&cgroup(&"u".repeat(255), "", ""));
-        assert_eq!(long.chars().count(), UNIT_WIDTH);
+        assert_eq!(short_unit(&long).chars().count(), UNIT_WIDTH);
         assert_eq!(sender(&Cgroup::default()), None);
     }
 

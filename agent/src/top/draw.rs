@@ -78,7 +78,10 @@ pub fn summary(picture: &Picture) -> [String; 2] {
         ),
         None => "waiting for the next scan, totals until then".to_owned(),
     };
-    let tracked = picture.tracked_flows.unwrap_or_default();
+    let tracked = match picture.tracked_flows {
+        Some(flows) => flows.to_string(),
+        None => "?".to_owned(),
+    };
     let (recent, _) = picture.recent(picture.all());
     let rate = |direction: usize| {
         let bits = picture.per_second(recent.bytes[direction].saturating_mul(8));
@@ -104,9 +107,12 @@ fn spaced(value: u64) -> String {
 }
 
 /// What makes figures other than they seem. Empty if nothing does.
-fn warnings(picture: &Picture) -> String {
+pub(super) fn warnings(picture: &Picture) -> String {
     let missing = picture.missing;
     let mut said = Vec::new();
+    if picture.length() == Some(Duration::ZERO) {
+        said.push("the clock was set back in this window: rates are not known".to_owned());
+    }
     if let Some(account) = picture.account.as_ref().filter(|account| !closes(account)) {
         said.push(table::closing(account));
     }
@@ -123,7 +129,7 @@ fn warnings(picture: &Picture) -> String {
             missing.restarts,
             "restarts of the agent, sums are since the last",
         ),
-        (missing.forgotten_rows, "rows with the least were left out"),
+        (missing.forgotten_rows, "rows with the least are left out"),
     ] {
         if count > 0 {
             said.push(format!("{count} {what}"));
@@ -195,7 +201,10 @@ fn draw_head(frame: &mut Frame<'_>, screen: &Screen, theme: Theme, area: Rect) {
     }
     let second = vec![
         Span::styled(sums, Style::new().add_modifier(Modifier::BOLD)),
-        Span::styled(format!("  {}", screen.pace), theme.of(Color::DarkGray)),
+        Span::styled(
+            format!("  {}", harmless(&screen.pace)),
+            theme.of(Color::DarkGray),
+        ),
     ];
     let lines = vec![Line::from(first), Line::from(second)];
     frame.render_widget(Paragraph::new(lines), area);

@@ -200,6 +200,8 @@ pub struct Picture {
     lengths: VecDeque<Duration>,
     /// Its number, and whether it is a snapshot after it.
     scan: (u64, bool),
+    /// More batches of the scan are to come.
+    is_partial: bool,
     pub hostname: String,
     pub end_unix_ns: u64,
     pub tracked_flows: Option<u64>,
@@ -233,7 +235,8 @@ impl Picture {
         if self.groups.len() > 2 * MOST_GROUPS {
             self.forget_groups();
         }
-        if !batch.last_of_scan {
+        self.is_partial = !batch.last_of_scan;
+        if self.is_partial {
             return false;
         }
         self.tracked_flows = batch.tracked_flows;
@@ -246,6 +249,7 @@ impl Picture {
 
     fn begin(&mut self, batch: &FlowBatch) {
         self.names.forget_senders();
+        self.missing.forgotten_rows = 0;
         self.end_unix_ns = batch.window_end_unix_ns;
         if let Some(agent) = &batch.agent {
             self.hostname.clone_from(&agent.hostname);
@@ -323,7 +327,7 @@ impl Picture {
         for (view, name, traffic) in groups {
             let figures = self.groups.entry((view, name)).or_default();
             count(figures, traffic);
-            figures.flows += u64::from(window.is_some());
+            figures.flows += u64::from(window.is_some() && traffic.all_packets() > 0);
         }
 
         let flow = self
@@ -381,6 +385,16 @@ impl Picture {
             0 => Default::default(),
             window => figures.in_window(window),
         }
+    }
+
+    /// Whether sums of the window are not whole yet.
+    pub fn is_partial(&self) -> bool {
+        self.is_partial
+    }
+
+    /// What has come is all that is shown of the scan, since the rest takes long.
+    pub fn take_as_whole(&mut self) {
+        self.is_partial = false;
     }
 
     pub fn scan_id(&self) -> u64 {

@@ -1,6 +1,9 @@
 //! Rows on stdout, once: as a table, or as JSON Lines.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
 
 use serde::Serialize;
 
@@ -9,7 +12,10 @@ use super::{
     picture::{self, Flow, Picture},
     rows::{Of, Row, cells, columns, rows},
 };
-use crate::output::human;
+use crate::output::{
+    harmless::{self, harmless},
+    human,
+};
 
 /// The head, and the rows that come first. `width` is that of the terminal, if it is one.
 pub fn table(
@@ -20,6 +26,10 @@ pub fn table(
 ) -> io::Result<()> {
     for line in super::draw::summary(picture) {
         writeln!(out, "{}", human::shortened(&line, width))?;
+    }
+    let warnings = super::draw::warnings(picture);
+    if !warnings.is_empty() {
+        writeln!(out, "{}", harmless(&warnings))?;
     }
     writeln!(out)?;
     let all = rows(picture, view, sort, false);
@@ -53,8 +63,8 @@ pub fn json(
 }
 
 fn line(mut out: impl Write, line: &impl Serialize) -> io::Result<()> {
-    serde_json::to_writer(&mut out, line)?;
-    writeln!(out)
+    let line = serde_json::to_string(line)?;
+    writeln!(out, "{}", harmless::json(&line))
 }
 
 #[derive(Serialize)]
@@ -162,9 +172,11 @@ struct Total {
     /// Whether all packets that were seen are in it.
     account_closes: Option<bool>,
     lost_records: u64,
+    missing_batches: u64,
     forgotten_rows: u64,
     refused_in_window: bool,
     sample_rate: u32,
+    report_interval_ns: u64,
 }
 
 impl Total {
@@ -175,9 +187,7 @@ impl Total {
             r#type: "total",
             hostname: picture.hostname.clone(),
             scan_id: picture.scan_id(),
-            window_ns: picture
-                .length()
-                .map(|length| u64::try_from(length.as_nanos()).unwrap_or(u64::MAX)),
+            window_ns: picture.length().map(nanos),
             tracked_flows: picture.tracked_flows,
             sent_packets: recent.packets[0],
             sent_bytes: recent.bytes[0],
@@ -185,9 +195,15 @@ impl Total {
             received_bytes: recent.bytes[1],
             account_closes: picture.account.as_ref().map(picture::closes),
             lost_records: missing.lost_records,
+            missing_batches: missing.gaps,
             forgotten_rows: missing.forgotten_rows,
             refused_in_window: missing.refused_in_window,
             sample_rate: missing.sample_rate,
+            report_interval_ns: nanos(missing.report_interval),
         }
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

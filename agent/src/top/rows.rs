@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     output::{
-        cells::{both, direction, ends, place, protocol, round_trip, state},
+        cells::{both, direction, ends, place, protocol, round_trip, short_unit, state},
         columns::Columns,
         human,
     },
@@ -222,7 +222,12 @@ pub fn cells(picture: &Picture, view: View, row: &Row<'_>) -> Cells {
                 place(record, flow.interface.as_ref()),
                 direction(record),
                 state(record).to_owned(),
-                named(&flow.units),
+                ends(
+                    &flow
+                        .units
+                        .each_ref()
+                        .map(|unit| unit.as_deref().map(short_unit)),
+                ),
                 named(&flow.processes),
                 history,
             ])

@@ -12,7 +12,10 @@ use super::{
 };
 use crate::{
     filter::{Rules, text},
-    output::columns::{Fitted, GAP},
+    output::{
+        columns::{Fitted, GAP},
+        harmless::harmless,
+    },
 };
 
 /// What the program is asked to do.
@@ -118,6 +121,17 @@ impl Screen {
         rows.iter().position(|row| row.id(self.view) == *chosen)
     }
 
+    /// Whether nothing can come of it, as of moves of the mouse.
+    pub fn ignores(event: &Event) -> bool {
+        let Event::Mouse(mouse) = event else {
+            return false;
+        };
+        matches!(
+            mouse.kind,
+            MouseEventKind::Moved | MouseEventKind::Drag(_) | MouseEventKind::Up(_)
+        )
+    }
+
     /// Whether a key asks to quit while nothing else can be done.
     pub fn quits(event: &Event) -> bool {
         let Event::Key(key) = event else { return false };
@@ -220,7 +234,9 @@ impl Screen {
             KeyCode::Enter => match rules_of(typed) {
                 Ok(rules) => {
                     self.mode = Mode::Table;
-                    return self.observe(rules);
+                    if rules != self.filter {
+                        return Wish::Observe(rules);
+                    }
                 }
                 Err(error) => *fault = Some(error),
             },
@@ -229,14 +245,19 @@ impl Screen {
         Wish::Nothing
     }
 
-    fn observe(&mut self, rules: String) -> Wish {
-        if rules == self.filter {
-            return Wish::Nothing;
-        }
-        self.filter.clone_from(&rules);
+    /// The agent has taken these rules, and a new stream begins.
+    pub fn begin_with(&mut self, rules: String) {
+        self.filter = rules;
         (self.frozen, self.first, self.chosen) = (None, 0, None);
         self.picture = Picture::default();
-        Wish::Observe(rules)
+    }
+
+    /// The agent has not taken them, so the stream goes on as it was.
+    pub fn refuse(&mut self, rules: String, why: &str) {
+        self.mode = Mode::Filter {
+            text: rules,
+            fault: Some(harmless(why).into_owned()),
+        };
     }
 
     fn pause(&mut self) {

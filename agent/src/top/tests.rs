@@ -566,7 +566,14 @@ fn rules_that_are_typed_are_asked_for_or_said_to_be_none() {
     };
     let same: crate::filter::Rules = rules.parse().unwrap();
     assert_eq!(asked, crate::filter::text(&[same]));
-    // Another stream begins, and so do its figures.
+    // One that the agent does not take changes nothing but is said.
+    screen.refuse(asked.clone(), "no room");
+    assert_eq!((screen.picture().flows().count(), &*screen.filter), (3, ""));
+    let lines = shown(&mut screen, 120, 24);
+    assert!(lines[23].contains("no room"), "{}", lines[23]);
+    // With one that it takes another stream begins, and so do its figures.
+    screen.begin_with(asked.clone());
+    press(&mut screen, KeyCode::Esc);
     assert_eq!(screen.picture().flows().count(), 0);
     press(&mut screen, KeyCode::Char('/'));
     press(&mut screen, KeyCode::Esc);

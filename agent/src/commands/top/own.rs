@@ -8,8 +8,11 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, anyhow, bail};
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use rustix::{
+    io::Errno,
+    process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal},
+};
 use tempfile::TempDir;
 use tokio::{
     process::{Child, Command},
@@ -55,6 +58,12 @@ impl OwnAgent {
             vec!["--config".into(), empty.into_os_string()]
         };
         let mut command = Command::new(program);
+        // Nor do the variables of a service hold here.
+        for (name, _) in std::env::vars_os() {
+            if name.as_encoded_bytes().starts_with(b"FLOW_AGENT_") || name == "RUST_LOG" {
+                command.env_remove(name);
+            }
+        }
         command
             .args(["run", "--listen"])
             .arg(format!("unix:{}", socket_of(folder).display()))
@@ -66,9 +75,18 @@ impl OwnAgent {
             // Keys go to the screen: an interrupt is no signal there, and the agent is told to end by us.
             .process_group(0)
             .kill_on_drop(true);
-        // SAFETY: it makes a system call and nothing else.
+        let parent = getpid();
+        // SAFETY: it makes two system calls and nothing else.
         unsafe {
-            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
+            command.pre_exec(move || {
+                set_parent_process_death_signal(Some(Signal::TERM))?;
+                // It may have ended a moment before.
+                if getppid() == Some(parent) {
+                    Ok(())
+                } else {
+                    Err(io::ErrorKind::Interrupted.into())
+                }
+            });
         }
         command.spawn().context("start an agent")
     }
@@ -122,16 +140,19 @@ impl OwnAgent {
             .and_then(|id| Pid::from_raw(id.cast_signed()));
         if let Some(pid) = pid {
             match kill_process(pid, Signal::TERM) {
-                Err(error) if io::Error::from(error).kind() != io::ErrorKind::NotFound => {
-                    return Err(error).context("tell the agent to end");
-                }
-                Ok(()) | Err(_) => {}
+                Ok(()) | Err(Errno::SRCH) => {}
+                Err(error) => return Err(error).context("tell the agent to end"),
             }
         }
         let ended = timeout(PATIENCE, self.child.wait()).await;
-        ended
+        let status = ended
             .context("the agent does not end")?
             .context("wait for the agent")?;
+        ensure!(
+            status.success(),
+            "the agent ended in trouble ({status}):\n{}",
+            self.said()
+        );
         Ok(())
     }
 }

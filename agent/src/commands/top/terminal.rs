@@ -28,7 +28,10 @@ pub struct Terminal {
 impl Terminal {
     pub fn open() -> Result<Self> {
         // Gives the terminal back at a panic, too.
-        let terminal = ratatui::try_init().context("take the terminal")?;
+        let terminal = ratatui::try_init().inspect_err(|_| {
+            let _ = ratatui::try_restore();
+        });
+        let terminal = terminal.context("take the terminal")?;
         let (sender, events) = mpsc::channel(EVENTS);
         let opened = Self { terminal, events };
         execute!(io::stdout(), EnableMouseCapture, EnableBracketedPaste)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     output::{
-        cells::{both, direction, ends, place, protocol, round_trip, state},
+        cells::{both, direction, ends, place, protocol, round_trip, short_unit, state},
         columns::Columns,
         human,
     },
@@ -76,7 +76,7 @@ impl Row {
             human::bytes(record.delta_reverse_bytes),
             human::duration(Duration::from_nanos(age)),
             state(record).to_owned(),
-            both(units),
+            ends(&units.map(|unit| unit.map(short_unit))),
             both(processes),
             ends(&tcp.map(|end| end.rtt_us.map(round_trip))),
             ends(&tcp.map(|end| end.total_retrans.map(|count| human::count(count.into())))),

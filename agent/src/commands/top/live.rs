@@ -1,0 +1,163 @@
+//! At a terminal, until the person quits.
+
+use std::{pin::pin, time::Duration};
+
+use anyhow::{Context as _, Result};
+use tokio::{sync::mpsc, task::JoinSet, time::sleep};
+
+use super::{Args, ask_for_scans, request, take, terminal::Terminal};
+use crate::{
+    client::{ClientError, Event, Observer, Target},
+    commands::patiently,
+    filter,
+    top::screen::{Screen, Wish},
+};
+
+/// Keys wait until a scan is there as a whole, so that nobody sees or keeps the sums of a part. A pause in the middle of one
+/// ends that.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Batches that wait while the screen is drawn.
+const BATCHES: usize = 4;
+
+/// A stream whose connection is made again meanwhile, whatever keys are pressed. It ends with this.
+struct Watching {
+    events: mpsc::Receiver<Result<Event, ClientError>>,
+    _task: JoinSet<()>,
+}
+
+impl Watching {
+    fn of(mut observer: Observer) -> Self {
+        let (sender, events) = mpsc::channel(BATCHES);
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            loop {
+                let event = observer.next().await;
+                let is_last = event.is_err();
+                if sender.send(event).await.is_err() || is_last {
+                    return;
+                }
+            }
+        });
+        Self {
+            events,
+            _task: task,
+        }
+    }
+
+    async fn next(&mut self) -> Result<Event> {
+        let event = self.events.recv().await;
+        Ok(event.context("the stream is over")??)
+    }
+}
+
+pub async fn live(args: &Args, target: &Target) -> Result<()> {
+    let rules = filter::text(&args.filter);
+    let has_color = std::env::var_os("NO_COLOR").is_none();
+    let mut screen = Screen::new(args.view, args.sort, rules.clone(), has_color);
+    screen.pace = format!("every {}", humantime::format_duration(args.every));
+    // Errors of the first connection are told on a terminal that is as it was.
+    let observer = Observer::connect_with(target.clone(), request(rules));
+    let mut watching = Watching::of(patiently(target, observer).await?);
+    let mut terminal = Terminal::open()?;
+    let mut scans = pin!(ask_for_scans(target, args.every));
+    let mut is_asking = true;
+    let mut is_new = true;
+    loop {
+        if is_new {
+            terminal.draw(&mut screen)?;
+        }
+        let is_partial = screen.picture_mut().is_partial();
+        is_new = tokio::select! {
+            event = watching.next() => note(&mut screen, event?)?,
+            () = sleep(LONGEST_PAUSE), if is_partial => {
+                screen.picture_mut().take_as_whole();
+                true
+            }
+            why = &mut scans, if is_asking => {
+                (is_asking, screen.pace) = (false, why);
+                !is_partial
+            }
+            event = terminal.event(), if !is_partial => {
+                let event = event?;
+                if Screen::ignores(&event) {
+                    continue;
+                }
+                match screen.event(&event) {
+                    Wish::Nothing => {}
+                    Wish::Quit => return Ok(()),
+                    Wish::Observe(rules) => match begin_with(rules, target, &mut screen, &mut terminal).await? {
+                        Begun::Anew(observer) => watching = Watching::of(*observer),
+                        Begun::No => {}
+                        Begun::Quit => return Ok(()),
+                    },
+                }
+                true
+            }
+        };
+    }
+}
+
+enum Begun {
+    Anew(Box<Observer>),
+    No,
+    Quit,
+}
+
+/// Asks for the flows that these rules let pass. The stream that there is goes on until the agent has taken them.
+async fn begin_with(
+    rules: String,
+    target: &Target,
+    screen: &mut Screen,
+    terminal: &mut Terminal,
+) -> Result<Begun> {
+    let trouble = std::mem::replace(&mut screen.trouble, "waiting for the agent".to_owned());
+    terminal.draw(screen)?;
+    let mut connecting = pin!(Observer::connect_with(
+        target.clone(),
+        request(rules.clone())
+    ));
+    let connected = loop {
+        tokio::select! {
+            connected = &mut connecting => break connected,
+            event = terminal.event() => if Screen::quits(&event?) {
+                return Ok(Begun::Quit);
+            },
+        }
+    };
+    match connected {
+        Ok(observer) => {
+            screen.begin_with(rules);
+            screen.trouble.clear();
+            Ok(Begun::Anew(Box::new(observer)))
+        }
+        Err(error) => {
+            screen.refuse(rules, &error.to_string());
+            screen.trouble = trouble;
+            Ok(Begun::No)
+        }
+    }
+}
+
+/// Returns whether there is something new to see.
+fn note(screen: &mut Screen, event: Event) -> Result<bool> {
+    match event {
+        Event::Batch(batch) => return take(screen.picture_mut(), &batch),
+        Event::Disconnected { reason } => {
+            screen.picture_mut().take_as_whole();
+            screen.trouble = format!("{reason}; waiting for the agent to come back");
+        }
+        Event::Reconnected {
+            restarted,
+            missed_scans,
+        } => {
+            // A stream begins with a snapshot.
+            let picture = screen.picture_mut();
+            picture.restart();
+            picture.missing.missed_scans += missed_scans;
+            picture.missing.restarts += u64::from(restarted);
+            screen.trouble.clear();
+        }
+        Event::Gap { batches } => screen.picture_mut().missing.gaps += batches,
+    }
+    Ok(true)
+}
