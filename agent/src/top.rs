@@ -1,7 +1,7 @@
 //! What `flow-agent top` shows: the flows of a stream added up, and the screen that they are on.
 //!
 //! Batches go into a [`picture::Picture`], whose rows [`rows`] makes cells of. A [`screen::Screen`] knows what the person has
-//! chosen, and [`draw`] paints it. `--once` prints the same rows ([`print`]).
+//! chosen, and [`draw`] paints it. `--once` prints the same rows ([`mod@print`]).
 
 use clap::ValueEnum;
 
