@@ -71,8 +71,16 @@ impl View {
         }
     }
 
-    /// What the row of all flows is called that have no name here.
-    pub fn unnamed(self) -> &'static str {
+    /// A group's name, or what the one of all flows is called that have none.
+    pub fn shown(self, name: &str) -> &str {
+        if name.is_empty() {
+            self.unnamed()
+        } else {
+            name
+        }
+    }
+
+    fn unnamed(self) -> &'static str {
         match self {
             Self::Flows | Self::Peers | Self::Interfaces => "(no name)",
             Self::Processes => "(no process is known)",

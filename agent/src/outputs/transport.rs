@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thiserror::Error;
+use tokio::{task::JoinHandle, time::timeout};
 
 use super::{
     encoder::Message,
@@ -45,6 +46,12 @@ pub(super) fn one_line(said: &str) -> String {
     let said = said.trim().chars().take(MOST_SAID_CHARS);
     said.map(|letter| if letter.is_control() { ' ' } else { letter })
         .collect()
+}
+
+/// What ended the task that moves a connection's bytes, if it broke off.
+async fn broken_by<E>(task: &mut JoinHandle<Result<(), E>>) -> Option<E> {
+    let ended = timeout(PATIENCE, task).await.ok()?;
+    ended.ok()?.err()
 }
 
 /// Takes one message after another.

@@ -12,7 +12,7 @@ use ratatui::{
 
 use super::{
     View,
-    picture::{Flow, Id, Picture, Traffic, closes},
+    picture::{Figures, Flow, Id, Picture, Traffic, closes},
     rows::{cells, columns, sort_of, sparkline},
     screen::{Mode, Places, Screen},
 };
@@ -342,26 +342,9 @@ fn draw_detail(frame: &mut Frame<'_>, screen: &Screen, theme: Theme) {
         },
         Some(Id::Group(view, name)) => {
             let found = picture.groups(*view).find(|(one, _)| one == name);
-            let facts = match found {
-                Some((name, _)) => {
-                    let rows = screen.rows();
-                    let row = screen.chosen_at(&rows).map(|at| rows[at]);
-                    let name = if name.is_empty() {
-                        view.unnamed()
-                    } else {
-                        name
-                    };
-                    let mut facts = vec![("name", name.to_owned())];
-                    if let Some(row) = row {
-                        facts.extend(facts_of_traffic(picture, row.recent, row.figures.total));
-                        facts.push(("flows in the window", row.flows.to_string()));
-                        let history = picture.history(row.figures);
-                        facts.push(("history", sparkline(&history, history.len())));
-                    }
-                    facts
-                }
-                None => gone(),
-            };
+            let facts = found.map_or_else(gone, |(name, figures)| {
+                facts_of_group(picture, *view, name, figures)
+            });
             (view.title(), facts)
         }
         None => ("Nothing", gone()),
@@ -404,6 +387,20 @@ fn facts_of_traffic(picture: &Picture, recent: Traffic, total: Traffic) -> Facts
         ("sent in all", sum(0)),
         ("back in all", sum(1)),
     ]
+}
+
+fn facts_of_group(picture: &Picture, view: View, name: &str, figures: &Figures) -> Facts {
+    let (recent, flows) = picture.recent(figures);
+    let mut facts = vec![("name", view.shown(name).to_owned())];
+    facts.extend(facts_of_traffic(picture, recent, figures.total));
+    facts.push(("flows in the window", flows.to_string()));
+    facts.push(history_of(picture, figures));
+    facts
+}
+
+fn history_of(picture: &Picture, figures: &Figures) -> (&'static str, String) {
+    let history = picture.history(figures);
+    ("history", sparkline(&history, history.len()))
 }
 
 fn facts_of_flow(picture: &Picture, flow: &Flow) -> Facts {
@@ -452,8 +449,7 @@ fn facts_of_flow(picture: &Picture, flow: &Flow) -> Facts {
         let flags = format!("{forward:#04x} and back {reverse:#04x}");
         facts.push(("TCP flags", flags));
     }
-    let history = picture.history(&flow.figures);
-    facts.push(("history", sparkline(&history, history.len())));
+    facts.push(history_of(picture, &flow.figures));
     facts
 }
 

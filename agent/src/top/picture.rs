@@ -307,16 +307,15 @@ impl Picture {
             (View::Peers, peer, with_peer),
         ];
         for (view, ends) in [(View::Units, &units), (View::Processes, &processes)] {
-            let both = delta;
             match ends {
                 [None, None] => groups.push((view, String::new(), at_interface)),
                 [Some(source), Some(destination)] if source == destination => {
-                    let mut all = both;
-                    all.add(both.reversed());
+                    let mut all = delta;
+                    all.add(delta.reversed());
                     groups.push((view, source.clone(), all));
                 }
                 [source, destination] => {
-                    let ends = [(source, both), (destination, both.reversed())];
+                    let ends = [(source, delta), (destination, delta.reversed())];
                     let named = ends.into_iter().filter_map(|(name, traffic)| {
                         Some((view, name.as_ref()?.clone(), traffic))
                     });

@@ -1,9 +1,6 @@
 //! Rows on stdout, once: as a table, or as JSON Lines.
 
-use std::{
-    io::{self, Write},
-    time::Duration,
-};
+use std::io::{self, Write};
 
 use serde::Serialize;
 
@@ -12,9 +9,12 @@ use super::{
     picture::{self, Flow, Picture},
     rows::{Of, Row, cells, columns, rows},
 };
-use crate::output::{
-    harmless::{self, harmless},
-    human,
+use crate::{
+    clock::nanos,
+    output::{
+        harmless::{self, harmless},
+        human,
+    },
 };
 
 /// The head, and the rows that come first. `width` is that of the terminal, if it is one.
@@ -202,8 +202,4 @@ impl Total {
             report_interval_ns: nanos(missing.report_interval),
         }
     }
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -59,19 +59,17 @@ impl Row<'_> {
             Sort::Bytes => self.figures.total.all_bytes(),
             Sort::Flows => self.flows,
             Sort::Name => 0,
-            Sort::Rtt => of_flow(|flow| {
-                let ends = Tcp::both(&flow.record).into_iter().flatten();
-                ends.filter_map(|end| end.rtt_us).max().map(u64::from)
-            }),
-            Sort::Retrans => of_flow(|flow| {
-                let ends = Tcp::both(&flow.record).into_iter().flatten();
-                ends.filter_map(|end| end.total_retrans)
-                    .max()
-                    .map(u64::from)
-            }),
+            Sort::Rtt => of_flow(|flow| worst(flow, |end| end.rtt_us)),
+            Sort::Retrans => of_flow(|flow| worst(flow, |end| end.total_retrans)),
             Sort::Newest => of_flow(|flow| Some(flow.record.first_seen_unix_ns)),
         }
     }
+}
+
+/// The larger one of both ends.
+fn worst(flow: &Flow, of: fn(Tcp) -> Option<u32>) -> Option<u64> {
+    let ends = Tcp::both(&flow.record).into_iter().flatten();
+    ends.filter_map(of).max().map(u64::from)
 }
 
 /// Those with as much come with the most bytes first, then by their names, so that they keep their places.
@@ -233,15 +231,10 @@ pub fn cells(picture: &Picture, view: View, row: &Row<'_>) -> Cells {
             ])
         }
         Of::Group(name) => {
-            let name = if name.is_empty() {
-                view.unnamed()
-            } else {
-                name
-            };
             let packets = row.recent.packets;
             let [sent, received] = packets.map(|packets| human::count(picture.per_second(packets)));
             Cells(vec![
-                name.to_owned(),
+                view.shown(name).to_owned(),
                 forward,
                 reverse,
                 bytes,

@@ -79,9 +79,6 @@ pub async fn live(args: &Args, target: &Target) -> Result<()> {
             }
             event = terminal.event(), if !is_partial => {
                 let event = event?;
-                if Screen::ignores(&event) {
-                    continue;
-                }
                 match screen.event(&event) {
                     Wish::Nothing => {}
                     Wish::Quit => return Ok(()),
@@ -91,7 +88,7 @@ pub async fn live(args: &Args, target: &Target) -> Result<()> {
                         Begun::Quit => return Ok(()),
                     },
                 }
-                true
+                !Screen::ignores(&event)
             }
         };
     }

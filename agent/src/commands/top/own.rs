@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::{client::Target, output::harmless::harmless};
+use crate::{client::Target, commands::settings::variables::PREFIX, output::harmless::harmless};
 
 /// How long it may take to load its programs, and to end.
 const PATIENCE: Duration = Duration::from_mins(2);
@@ -60,7 +60,7 @@ impl OwnAgent {
         let mut command = Command::new(program);
         // Nor do the variables of a service hold here.
         for (name, _) in std::env::vars_os() {
-            if name.as_encoded_bytes().starts_with(b"FLOW_AGENT_") || name == "RUST_LOG" {
+            if name.as_encoded_bytes().starts_with(PREFIX.as_bytes()) || name == "RUST_LOG" {
                 command.env_remove(name);
             }
         }

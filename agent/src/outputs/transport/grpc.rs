@@ -15,7 +15,7 @@ use h2::{
 use tokio::{task::JoinHandle, time::timeout};
 use tonic::codegen::http::{HeaderMap, Request, Response, header, request};
 
-use super::{Endpoint, Failure, MOST_ANSWER_BYTES, PATIENCE, USER_AGENT};
+use super::{Endpoint, Failure, MOST_ANSWER_BYTES, PATIENCE, USER_AGENT, broken_by};
 use crate::outputs::encoder::Call;
 
 mod status;
@@ -63,10 +63,7 @@ impl Connection {
         if !error.is_io() {
             return error;
         }
-        match timeout(PATIENCE, &mut self.task).await {
-            Ok(Ok(Err(why))) => why,
-            Ok(Ok(Ok(())) | Err(_)) | Err(_) => error,
-        }
+        broken_by(&mut self.task).await.unwrap_or(error)
     }
 }
 

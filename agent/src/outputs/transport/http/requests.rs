@@ -14,7 +14,7 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use tokio::{task::JoinHandle, time::timeout};
 
-use super::super::{Endpoint, MOST_ANSWER_BYTES, PATIENCE};
+use super::super::{Endpoint, MOST_ANSWER_BYTES, broken_by};
 
 pub(in crate::outputs) struct Requests {
     pub(super) endpoint: Endpoint,
@@ -36,10 +36,7 @@ impl Connection {
         if !error.is_canceled() && !error.is_closed() {
             return error;
         }
-        match timeout(PATIENCE, &mut self.task).await {
-            Ok(Ok(Err(why))) => why,
-            Ok(Ok(Ok(())) | Err(_)) | Err(_) => error,
-        }
+        broken_by(&mut self.task).await.unwrap_or(error)
     }
 }
 
@@ -138,7 +135,7 @@ mod tests {
     use lab::certificates::Ca;
     use tokio::net::TcpListener;
 
-    use super::*;
+    use super::{super::super::PATIENCE, *};
     use crate::{
         outputs::settings::HostPort,
         tls::{
