@@ -71,6 +71,13 @@ const STEPS: &[Step] = &[
         environment: &[("FLOW_AGENT_DECAPSULATE", "true")],
         consumers: 0,
     },
+    // The traffic has no sockets: this is what it costs to look for them.
+    Step {
+        name: "units, processes, tcp",
+        arguments: &["--enrich", "unit,process,tcp"],
+        environment: &[],
+        consumers: 0,
+    },
     Step {
         name: "ten filter rules",
         arguments: &["--filter", FILTER],
