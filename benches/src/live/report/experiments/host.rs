@@ -66,6 +66,7 @@ pub static LADDER: Experiment = Experiment {
         ("four consumers", "arm=four consumers"),
         ("JSON output", "arm=json output"),
         ("decapsulation", "arm=decapsulation"),
+        ("units, processes, TCP", "arm=units, processes, tcp"),
         ("ten filter rules", "arm=ten filter rules"),
         ("debug logging", "arm=debug logging"),
     ],
